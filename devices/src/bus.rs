@@ -1,0 +1,180 @@
+//! Address decoding for trapped accesses: port I/O and MMIO.
+//!
+//! Lookups happen on every exit that user space handles, so they take no lock: readers load the
+//! current map (one atomic load) and search it; a change publishes a new map.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use arc_swap::ArcSwap;
+
+/// A device that answers trapped accesses.
+///
+/// Methods take `&self`: vCPUs call them concurrently, and each device protects only the state
+/// that they share. `data` is 1, 2, 4 or 8 bytes long on port I/O and MMIO.
+pub trait BusDevice: Send + Sync {
+    /// Fills `data` from the registers at `offset` within the range the device was inserted with.
+    fn read(&self, offset: u64, data: &mut [u8]);
+
+    /// Writes `data` to the registers at `offset`.
+    fn write(&self, offset: u64, data: &[u8]);
+}
+
+/// Why a range could not be inserted.
+#[derive(Debug, thiserror::Error)]
+pub enum BusError {
+    /// Another device decodes part of the range.
+    #[error("addresses {base:#x} to {end:#x} overlap another device's")]
+    Overlap {
+        /// First address of the range.
+        base: u64,
+        /// Last address of the range.
+        end: u64,
+    },
+    /// The range is empty or wraps around.
+    #[error("{len:#x} bytes at {base:#x} are not an address range")]
+    InvalidRange {
+        /// First address.
+        base: u64,
+        /// Length in bytes.
+        len: u64,
+    },
+}
+
+#[derive(Clone)]
+struct Entry {
+    base: u64,
+    end: u64,
+    device: Arc<dyn BusDevice>,
+}
+
+/// An address space that is decoded to devices.
+#[derive(Default)]
+pub struct Bus {
+    /// Sorted by base, without overlaps.
+    entries: ArcSwap<Vec<Entry>>,
+    changes: Mutex<()>,
+}
+
+impl Bus {
+    /// An empty bus: reads return all ones, writes are dropped.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Lets `device` decode `len` bytes from `base`.
+    pub fn insert(&self, base: u64, len: u64, device: Arc<dyn BusDevice>) -> Result<(), BusError> {
+        let Some(end) = len.checked_sub(1).and_then(|last| base.checked_add(last)) else {
+            return Err(BusError::InvalidRange { base, len });
+        };
+        let _guard = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = Vec::clone(&self.entries.load());
+        let at = entries.partition_point(|entry| entry.end < base);
+        if entries.get(at).is_some_and(|next| next.base <= end) {
+            return Err(BusError::Overlap { base, end });
+        }
+        entries.insert(at, Entry { base, end, device });
+        self.entries.store(Arc::new(entries));
+        Ok(())
+    }
+
+    /// Stops decoding the range that was inserted at `base`; false if there is none.
+    pub fn remove(&self, base: u64) -> bool {
+        let _guard = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = Vec::clone(&self.entries.load());
+        let before = entries.len();
+        entries.retain(|entry| entry.base != base);
+        let removed = entries.len() != before;
+        self.entries.store(Arc::new(entries));
+        removed
+    }
+
+    /// Reads from whatever decodes `address`; false (and all ones) if nothing does.
+    pub fn read(&self, address: u64, data: &mut [u8]) -> bool {
+        match lookup(&self.entries.load(), address, data.len()) {
+            Some((device, offset)) => {
+                device.read(offset, data);
+                true
+            }
+            None => {
+                data.fill(0xff);
+                false
+            }
+        }
+    }
+
+    /// Writes to whatever decodes `address`; false if nothing does.
+    pub fn write(&self, address: u64, data: &[u8]) -> bool {
+        match lookup(&self.entries.load(), address, data.len()) {
+            Some((device, offset)) => {
+                device.write(offset, data);
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+/// The device that decodes all `len` bytes at `address`, and the offset into its range.
+fn lookup(entries: &[Entry], address: u64, len: usize) -> Option<(&dyn BusDevice, u64)> {
+    let at = entries.partition_point(|entry| entry.end < address);
+    let entry = entries.get(at)?;
+    let last = address.checked_add((len as u64).checked_sub(1)?)?;
+    (entry.base <= address && last <= entry.end)
+        .then(|| (entry.device.as_ref(), address - entry.base))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    #[derive(Default)]
+    struct Register(AtomicU64);
+
+    impl BusDevice for Register {
+        fn read(&self, offset: u64, data: &mut [u8]) {
+            data.fill(self.0.load(Ordering::Relaxed) as u8 + offset as u8);
+        }
+        fn write(&self, offset: u64, data: &[u8]) {
+            self.0.store(u64::from(data[0]) + offset, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn accesses_reach_the_device_that_decodes_them() {
+        let bus = Bus::new();
+        bus.insert(0x10, 0x10, Arc::<Register>::default()).unwrap();
+        bus.insert(0x20, 0x10, Arc::<Register>::default()).unwrap();
+        assert!(bus.write(0x24, &[1]));
+        let mut data = [0; 2];
+        assert!(bus.read(0x20, &mut data));
+        assert_eq!(data, [5, 5]);
+        assert!(bus.read(0x1e, &mut data));
+        assert_eq!(data, [0xe, 0xe]);
+    }
+
+    #[test]
+    fn an_access_that_straddles_a_border_or_hits_nothing_reads_ones() {
+        let bus = Bus::new();
+        bus.insert(0x10, 0x10, Arc::<Register>::default()).unwrap();
+        for address in [0, 0xf, 0x1f, 0x20, u64::MAX] {
+            let mut data = [0; 2];
+            assert!(!bus.read(address, &mut data), "{address:#x}");
+            assert_eq!(data, [0xff, 0xff]);
+        }
+    }
+
+    #[test]
+    fn overlapping_and_wrapping_ranges_are_refused() {
+        let bus = Bus::new();
+        bus.insert(0x10, 0x10, Arc::<Register>::default()).unwrap();
+        for (base, len) in [(0, 0x11), (0x1f, 1), (0x18, 4), (0, 0x100)] {
+            assert!(bus.insert(base, len, Arc::<Register>::default()).is_err());
+        }
+        assert!(bus.insert(1, 0, Arc::<Register>::default()).is_err());
+        assert!(bus.insert(u64::MAX, 2, Arc::<Register>::default()).is_err());
+        bus.insert(u64::MAX, 1, Arc::<Register>::default()).unwrap();
+        assert!(bus.remove(0x10));
+        assert!(!bus.remove(0x10));
+    }
+}

@@ -1,0 +1,21 @@
+//! What a guest finds on its buses: PCI, MSI-X, virtio, legacy devices and the ACPI controllers.
+//!
+//! Nothing here knows KVM or the machine that a device is plugged into. A device asks for what it
+//! needs through small traits (an interrupt, a thread, a place in the guest's address space), so
+//! every device runs in a unit test or a fuzzer exactly as it runs in a VM:
+//!
+//! ```text
+//!   vCPU exit ──> Bus ──> BusDevice::write            (trapped register access)
+//!   ioeventfd ──────────────> DeviceWorker            (queue kick, no vCPU involved)
+//!                                 │ guest memory through virtio_queue::Queue
+//!                                 └─> VirtioInterrupt  (irqfd, no vCPU involved)
+//! ```
+//!
+//! Everything that a guest can write is hostile: it is bounds checked, read once, and handled in
+//! bounded time and memory, without a panic.
+
+pub mod bus;
+pub mod memory;
+pub mod msi;
+pub mod thread;
+pub mod virtio;

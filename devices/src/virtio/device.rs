@@ -1,0 +1,162 @@
+//! The contract between a virtio device and its transport.
+//!
+//! A device is either *inactive* (it owns its backend, the transport owns the queues) or *active*
+//! (its worker owns both). Reset, pause and snapshot are all the same step back to inactive:
+//!
+//! ```text
+//!              activate(queues)
+//!   inactive ────────────────────> active
+//!      ^  │ save, restore            │
+//!      │  └─────                     │
+//!      └──────── deactivate() ───────┘   (in-flight requests finished, queues handed back)
+//! ```
+//!
+//! After a pause or a restore the transport activates the device again with the queues as they
+//! were; after a reset it forgets them.
+
+use std::{io, sync::Arc};
+
+use virtio_queue::Queue;
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::memory::GuestMemory;
+
+/// Device type numbers (virtio 1.2, section 5).
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[repr(u16)]
+pub enum DeviceType {
+    /// Network card.
+    Net = 1,
+    /// Block device.
+    Block = 2,
+    /// Console.
+    Console = 3,
+    /// Entropy source.
+    Rng = 4,
+    /// Traditional memory balloon.
+    Balloon = 5,
+    /// Socket device.
+    Vsock = 19,
+    /// Memory device (virtio-mem).
+    Mem = 24,
+    /// Persistent memory.
+    Pmem = 27,
+}
+
+/// A device could not be started with the queues that the driver set up.
+#[derive(Debug, thiserror::Error)]
+pub enum ActivateError {
+    /// The driver enabled fewer queues than the device needs.
+    #[error("the driver set up {got} queues, the device needs {needed}")]
+    MissingQueues {
+        /// Queues that the driver enabled.
+        got: usize,
+        /// Queues that the device needs.
+        needed: usize,
+    },
+    /// A host resource could not be had.
+    #[error("cannot {action}")]
+    Host {
+        /// What was tried.
+        action: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
+}
+
+/// A device's state could not be saved or restored.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// The saved state is not one of this device.
+    #[error("the saved state does not parse")]
+    Format(#[from] serde_json::Error),
+    /// The saved state contradicts the device's configuration.
+    #[error("the saved state does not fit the device: {0}")]
+    Mismatch(String),
+    /// A host resource could not be had.
+    #[error("cannot {action}")]
+    Host {
+        /// What was tried.
+        action: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
+}
+
+/// Raises a device's interrupts. Safe to call from any thread; costs one write to an eventfd.
+pub trait VirtioInterrupt: Send + Sync {
+    /// Used-buffer notification for queue `index`.
+    fn queue(&self, index: u16) -> io::Result<()>;
+
+    /// Configuration-change notification.
+    fn config(&self) -> io::Result<()>;
+
+    /// Tells the driver that the device is broken until it is reset (virtio 1.2, 2.1.1,
+    /// `DEVICE_NEEDS_RESET`). For queues that the guest has made unusable.
+    fn needs_reset(&self);
+}
+
+/// A queue that the driver enabled.
+#[derive(Debug)]
+pub struct ActiveQueue {
+    /// Its number.
+    pub index: u16,
+    /// The queue; `is_valid` was checked by the transport.
+    pub queue: Queue,
+    /// Becomes readable when the driver notifies the device (ioeventfd).
+    pub kick: EventFd,
+}
+
+/// All that a device needs to run.
+pub struct Activation {
+    /// Guest RAM.
+    pub memory: GuestMemory,
+    /// Interrupts.
+    pub interrupt: Arc<dyn VirtioInterrupt>,
+    /// The queues that the driver enabled, by ascending index.
+    pub queues: Vec<ActiveQueue>,
+    /// The features that were negotiated; a subset of [`VirtioDevice::features`].
+    pub features: u64,
+}
+
+/// A virtio device without its transport.
+///
+/// The transport calls every method from one thread at a time, and `deactivate` before it drops
+/// an active device.
+pub trait VirtioDevice: Send {
+    /// The kind of device.
+    fn device_type(&self) -> DeviceType;
+
+    /// The largest size of each queue: powers of two, fixed for the life of the device.
+    fn queue_sizes(&self) -> &[u16];
+
+    /// The features offered: the device's own, `VIRTIO_F_VERSION_1` and the ring's.
+    fn features(&self) -> u64;
+
+    /// Reads the device-specific configuration at `offset`; bytes outside of it read as zero.
+    fn read_config(&self, offset: u64, data: &mut [u8]);
+
+    /// Writes the device-specific configuration; what is read-only or outside is ignored.
+    fn write_config(&mut self, offset: u64, data: &[u8]) {
+        let _ = (offset, data);
+    }
+
+    /// Starts serving the queues.
+    fn activate(&mut self, activation: Activation) -> Result<(), ActivateError>;
+
+    /// Stops serving: finishes what is in flight in bounded time and hands the queues back, in
+    /// the order they came. An inactive device returns none.
+    fn deactivate(&mut self) -> Vec<ActiveQueue>;
+
+    /// The device's own state, while it is inactive. Queues, features and interrupts are the
+    /// transport's to save.
+    fn save(&self) -> Result<serde_json::Value, StateError>;
+
+    /// Takes a saved state over, before the first activation. It is untrusted input.
+    fn restore(&mut self, state: serde_json::Value) -> Result<(), StateError>;
+
+    /// Counters of this device for `vm.counters` and the metrics: name and value.
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+}

@@ -1,0 +1,11 @@
+//! Virtio 1.2 devices, split virtqueues.
+//!
+//! - [`device`]: what a device must say and do; the transport (PCI) does the rest.
+//! - [`worker`]: the thread in which a device's queues are served.
+
+pub mod device;
+pub mod worker;
+
+pub use device::{
+    ActivateError, Activation, ActiveQueue, DeviceType, StateError, VirtioDevice, VirtioInterrupt,
+};

@@ -1,0 +1,1 @@
+//! The rigs and the integration scenarios that run in them.

@@ -1,0 +1,2 @@
+//! Gantry's development commands.
+fn main() {}
