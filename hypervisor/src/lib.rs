@@ -1,1 +1,33 @@
-//! hypervisor
+//! KVM behind a small API.
+//!
+//! This crate owns everything that talks to `/dev/kvm`: a [`Kvm`] is the host's hypervisor, a
+//! [`Vm`] one guest's address space and interrupt controllers, a [`Vcpu`] one virtual processor.
+//! What stands above works with guest-physical addresses, eventfds and messages, and never sees
+//! an ioctl.
+//!
+//! ```text
+//!   Kvm ──create_vm──> Vm ──create_vcpu──> Vcpu ──run──> Exits (port I/O, MMIO: trait)
+//!                       │                    └─ kicker: interrupts a run from another thread
+//!                       ├─ map: memory slots, dirty log
+//!                       ├─ Gsis: interrupt routing table, MSI vectors as irqfds
+//!                       └─ ioeventfds, irqfds
+//! ```
+//!
+//! Interrupt controllers (local APICs, I/O APIC, PICs, PIT) are emulated by the kernel.
+
+pub mod error;
+pub mod gsi;
+pub mod kvm;
+pub mod state;
+pub mod vcpu;
+pub mod vm;
+
+pub use error::Error;
+pub use gsi::{Gsis, MsiRoute};
+pub use kvm::Kvm;
+pub use state::{VcpuState, VmState};
+pub use vcpu::{Exit, Exits, Kicker, Vcpu, install_kick_handler};
+pub use vm::{MemorySlot, SlotId, Vm};
+
+/// Result of this crate's operations.
+pub type Result<T> = std::result::Result<T, Error>;

@@ -1,0 +1,67 @@
+//! What can go wrong with KVM.
+
+use std::{io, path::PathBuf};
+
+/// An operation on KVM failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The device node cannot be opened.
+    #[error(
+        "cannot open {path}: load the module kvm_intel or kvm_amd, check that virtualization is \
+         enabled in the firmware, and that this user may read and write the device"
+    )]
+    Open {
+        /// The device node.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The kernel's KVM lacks something that Gantry needs.
+    #[error("this host's KVM lacks {missing}; a Linux kernel of 5.10 or newer has it")]
+    Missing {
+        /// Names of the missing capabilities, separated by commas.
+        missing: String,
+    },
+    /// KVM speaks another version of the API.
+    #[error("KVM has API version {0}, Gantry needs 12")]
+    ApiVersion(i32),
+    /// An ioctl failed.
+    #[error("KVM cannot {action}")]
+    Ioctl {
+        /// What was asked of KVM.
+        action: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// KVM took over only part of a list of model-specific registers.
+    #[error("KVM refused MSR {index:#x} (value {value:#x}) of a saved or initial state")]
+    Msr {
+        /// Index of the first register that was refused.
+        index: u32,
+        /// The value it should have got.
+        value: u64,
+    },
+    /// The processor could not go on.
+    #[error("vCPU {vcpu} stopped: {reason}")]
+    Stopped {
+        /// Number of the vCPU.
+        vcpu: u8,
+        /// What KVM reported.
+        reason: String,
+    },
+    /// All interrupt routes are taken.
+    #[error("no interrupt route is left: KVM has {limit}")]
+    NoRoute {
+        /// How many KVM has.
+        limit: u32,
+    },
+}
+
+impl Error {
+    pub(crate) fn ioctl(action: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> Self {
+        move |error| Self::Ioctl {
+            action,
+            source: error.into(),
+        }
+    }
+}

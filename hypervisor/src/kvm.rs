@@ -1,0 +1,111 @@
+//! The host's hypervisor: `/dev/kvm`.
+
+use std::{
+    ffi::CString,
+    os::{fd::FromRawFd, unix::ffi::OsStrExt},
+    path::Path,
+};
+
+use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES};
+use kvm_ioctls::Cap;
+
+use crate::{Error, Result, Vm};
+
+/// Version of the KVM API, unchanged since Linux 2.6.22.
+const API_VERSION: i32 = 12;
+
+/// Capabilities that Gantry relies on without a fallback.
+const REQUIRED: [(Cap, &str); 9] = [
+    (Cap::Irqchip, "an in-kernel interrupt controller"),
+    (Cap::UserMemory, "user memory slots"),
+    (Cap::SetTssAddr, "a TSS address"),
+    (Cap::ExtCpuid, "CPUID setup"),
+    (Cap::MpState, "processor run states"),
+    (Cap::Irqfd, "irqfd"),
+    (Cap::Ioeventfd, "ioeventfd"),
+    (Cap::IoeventfdNoLength, "ioeventfd for any access width"),
+    (Cap::ImmediateExit, "immediate exit"),
+];
+
+/// An open `/dev/kvm` with all that Gantry needs.
+#[derive(Debug)]
+pub struct Kvm {
+    fd: kvm_ioctls::Kvm,
+}
+
+impl Kvm {
+    /// Opens `/dev/kvm` and checks its capabilities.
+    pub fn open() -> Result<Self> {
+        Self::open_at(Path::new("/dev/kvm"))
+    }
+
+    /// Like [`Kvm::open`], for a device node elsewhere.
+    pub fn open_at(path: &Path) -> Result<Self> {
+        let failed = |source| Error::Open {
+            path: path.to_owned(),
+            source,
+        };
+        let name = CString::new(path.as_os_str().as_bytes()).map_err(|e| failed(e.into()))?;
+        let raw =
+            kvm_ioctls::Kvm::open_with_cloexec_at(&name, true).map_err(|e| failed(e.into()))?;
+        // SAFETY: `raw` was opened just now and nobody else owns it.
+        let fd = unsafe { kvm_ioctls::Kvm::from_raw_fd(raw) };
+        let version = fd.get_api_version();
+        if version != API_VERSION {
+            return Err(Error::ApiVersion(version));
+        }
+        let missing: Vec<_> = REQUIRED
+            .iter()
+            .filter(|(cap, _)| !fd.check_extension(*cap))
+            .map(|(_, name)| *name)
+            .collect();
+        if !missing.is_empty() {
+            return Err(Error::Missing {
+                missing: missing.join(", "),
+            });
+        }
+        Ok(Self { fd })
+    }
+
+    /// The CPUID leaves that this host's KVM can offer to a guest.
+    pub fn supported_cpuid(&self) -> Result<CpuId> {
+        self.fd
+            .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
+            .map_err(Error::ioctl("list the CPUID leaves that it supports"))
+    }
+
+    /// Indices of the model-specific registers that make up a vCPU's state.
+    pub fn msr_indices(&self) -> Result<Vec<u32>> {
+        let list = self
+            .fd
+            .get_msr_index_list()
+            .map_err(Error::ioctl("list its MSRs"))?;
+        Ok(list.as_slice().to_vec())
+    }
+
+    /// The largest number of vCPUs of a VM.
+    pub fn max_vcpus(&self) -> usize {
+        self.fd.get_max_vcpus()
+    }
+
+    /// Whether the local APIC's TSC-deadline timer is emulated.
+    pub fn has_tsc_deadline_timer(&self) -> bool {
+        self.fd.check_extension(Cap::TscDeadlineTimer)
+    }
+
+    /// Creates a VM with its in-kernel interrupt controllers and timer.
+    ///
+    /// KVM for Intel processors keeps three pages for itself at `tss` and one at `identity_map`:
+    /// guest-physical addresses below 4 GiB that nothing else uses.
+    pub fn create_vm(&self, tss: u64, identity_map: u64) -> Result<Vm> {
+        let fd = loop {
+            match self.fd.create_vm() {
+                Ok(fd) => break fd,
+                // Creating a VM takes kernel locks and is interrupted by any signal.
+                Err(error) if error.errno() == libc::EINTR => {}
+                Err(error) => return Err(Error::ioctl("create a VM")(error)),
+            }
+        };
+        Vm::new(fd, tss, identity_map)
+    }
+}

@@ -1,0 +1,449 @@
+//! One virtual processor.
+
+use std::{
+    fmt,
+    ptr::NonNull,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU8, Ordering},
+    },
+};
+
+use kvm_bindings::{
+    CpuId, KVM_MAX_CPUID_ENTRIES, Msrs, kvm_cpuid_entry2, kvm_fpu, kvm_lapic_state, kvm_msr_entry,
+    kvm_regs, kvm_run, kvm_sregs,
+};
+use kvm_ioctls::{VcpuExit, VcpuFd};
+
+use crate::{Error, Result, VcpuState};
+
+/// The signal that makes a vCPU leave the guest. Its handler does nothing.
+fn kick_signal() -> libc::c_int {
+    libc::SIGRTMIN()
+}
+
+/// Receives the accesses that the kernel does not handle itself.
+///
+/// Called on the vCPU's thread while the guest waits, with 1, 2, 4 or 8 bytes of data.
+pub trait Exits {
+    /// The guest reads from an I/O port.
+    fn pio_read(&self, port: u16, data: &mut [u8]);
+    /// The guest writes to an I/O port.
+    fn pio_write(&self, port: u16, data: &[u8]);
+    /// The guest reads from an address that no memory backs.
+    fn mmio_read(&self, address: u64, data: &mut [u8]);
+    /// The guest writes to an address that no memory backs.
+    fn mmio_write(&self, address: u64, data: &[u8]);
+}
+
+/// Why [`Vcpu::run`] came back.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Exit {
+    /// An access was handled; run again.
+    Handled,
+    /// A [`Kicker`] or a signal asked for attention.
+    Interrupted,
+    /// The guest reset itself (triple fault).
+    Shutdown,
+    /// The guest executed HLT and no in-kernel local APIC caught it.
+    Halted,
+    /// The guest asked for a debugger.
+    Debug,
+}
+
+/// A vCPU. It is run by one thread, and interrupted by others through a [`Kicker`].
+#[derive(Debug)]
+pub struct Vcpu {
+    fd: VcpuFd,
+    id: u8,
+    run_page: NonNull<kvm_run>,
+    kicker: Kicker,
+}
+
+// SAFETY: `run_page` points into the mapping that `fd` owns; it moves with it.
+unsafe impl Send for Vcpu {}
+
+impl Vcpu {
+    pub(crate) fn new(mut fd: VcpuFd, id: u8) -> Self {
+        let run_page = NonNull::from(fd.get_kvm_run());
+        let target = Target {
+            run_page,
+            thread: None,
+        };
+        Self {
+            fd,
+            id,
+            run_page,
+            kicker: Kicker(Arc::new(Mutex::new(Some(target)))),
+        }
+    }
+
+    /// Its number, from 0.
+    pub fn id(&self) -> u8 {
+        self.id
+    }
+
+    /// A handle that interrupts [`Vcpu::run`] from any thread.
+    pub fn kicker(&self) -> Kicker {
+        self.kicker.clone()
+    }
+
+    /// Binds the vCPU to the calling thread, which is the one that a [`Kicker`] will signal.
+    pub fn enter_thread(&self) {
+        // SAFETY: gettid has no preconditions.
+        let thread = unsafe { libc::gettid() };
+        let mut target = self.kicker.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(target) = target.as_mut() {
+            target.thread = Some(thread);
+        }
+    }
+
+    /// Runs the guest until an exit, and passes port and MMIO accesses to `exits`.
+    ///
+    /// Beyond the ioctl this costs a branch on the exit reason and one call.
+    pub fn run(&mut self, exits: &impl Exits) -> Result<Exit> {
+        let run_page = self.run_page;
+        let exit = match self.fd.run() {
+            Ok(exit) => exit,
+            Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
+                return Ok(Exit::Interrupted);
+            }
+            Err(error) => return Err(Error::ioctl("run a vCPU")(error)),
+        };
+        match exit {
+            VcpuExit::IoOut(port, data) => {
+                let width = pio_width(run_page);
+                for item in data.chunks(width) {
+                    exits.pio_write(port, item);
+                }
+            }
+            VcpuExit::IoIn(port, data) => {
+                let width = pio_width(run_page);
+                for item in data.chunks_mut(width) {
+                    exits.pio_read(port, item);
+                }
+            }
+            VcpuExit::MmioRead(address, data) => exits.mmio_read(address, data),
+            VcpuExit::MmioWrite(address, data) => exits.mmio_write(address, data),
+            VcpuExit::Intr => return Ok(Exit::Interrupted),
+            VcpuExit::Shutdown => return Ok(Exit::Shutdown),
+            VcpuExit::Hlt => return Ok(Exit::Halted),
+            VcpuExit::Debug(_) => return Ok(Exit::Debug),
+            VcpuExit::InternalError => {
+                // SAFETY: the page is mapped as long as `self.fd` lives, and KVM filled in this
+                // member of the union for this exit reason.
+                let internal = unsafe { run_page.as_ref().__bindgen_anon_1.internal };
+                let reason = format!(
+                    "KVM internal error {} (data {:x?}); this host's KVM may lack an instruction",
+                    internal.suberror,
+                    internal
+                        .data
+                        .get(..(internal.ndata as usize).min(4))
+                        .unwrap_or_default()
+                );
+                return Err(Error::Stopped {
+                    vcpu: self.id,
+                    reason,
+                });
+            }
+            other => {
+                let reason = format!("unexpected exit {other:?}");
+                return Err(Error::Stopped {
+                    vcpu: self.id,
+                    reason,
+                });
+            }
+        }
+        Ok(Exit::Handled)
+    }
+
+    /// Lets KVM finish an access whose exit has been handled, without running the guest: needed
+    /// before the state is saved.
+    pub fn complete_access(&mut self) -> Result<()> {
+        self.fd.set_kvm_immediate_exit(1);
+        let result = self.fd.run().map(|_| ());
+        self.fd.set_kvm_immediate_exit(0);
+        match result {
+            Err(error) if error.errno() != libc::EINTR => Err(Error::ioctl("run a vCPU")(error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes back the request of a [`Kicker`]; call it after acting on an interruption.
+    pub fn clear_kick(&mut self) {
+        self.fd.set_kvm_immediate_exit(0);
+    }
+
+    /// Sets the CPUID leaves that the guest sees.
+    pub fn set_cpuid(&self, entries: &[kvm_cpuid_entry2]) -> Result<()> {
+        let cpuid = CpuId::from_entries(entries).map_err(|_| Error::Ioctl {
+            action: "take so many CPUID leaves",
+            source: std::io::Error::from_raw_os_error(libc::E2BIG),
+        })?;
+        self.fd
+            .set_cpuid2(&cpuid)
+            .map_err(Error::ioctl("set a vCPU's CPUID"))
+    }
+
+    /// Sets general registers.
+    pub fn set_regs(&self, regs: &kvm_regs) -> Result<()> {
+        self.fd
+            .set_regs(regs)
+            .map_err(Error::ioctl("set a vCPU's registers"))
+    }
+
+    /// General registers.
+    pub fn regs(&self) -> Result<kvm_regs> {
+        self.fd
+            .get_regs()
+            .map_err(Error::ioctl("read a vCPU's registers"))
+    }
+
+    /// Sets segment and control registers.
+    pub fn set_sregs(&self, sregs: &kvm_sregs) -> Result<()> {
+        self.fd
+            .set_sregs(sregs)
+            .map_err(Error::ioctl("set a vCPU's control registers"))
+    }
+
+    /// Segment and control registers.
+    pub fn sregs(&self) -> Result<kvm_sregs> {
+        self.fd
+            .get_sregs()
+            .map_err(Error::ioctl("read a vCPU's control registers"))
+    }
+
+    /// Sets floating-point registers.
+    pub fn set_fpu(&self, fpu: &kvm_fpu) -> Result<()> {
+        self.fd
+            .set_fpu(fpu)
+            .map_err(Error::ioctl("set a vCPU's floating-point registers"))
+    }
+
+    /// The local APIC.
+    pub fn lapic(&self) -> Result<kvm_lapic_state> {
+        self.fd
+            .get_lapic()
+            .map_err(Error::ioctl("read a vCPU's local APIC"))
+    }
+
+    /// Sets the local APIC.
+    pub fn set_lapic(&self, lapic: &kvm_lapic_state) -> Result<()> {
+        self.fd
+            .set_lapic(lapic)
+            .map_err(Error::ioctl("set a vCPU's local APIC"))
+    }
+
+    /// Sets model-specific registers, all of them or an error.
+    pub fn set_msrs(&self, entries: &[kvm_msr_entry]) -> Result<()> {
+        // KVM takes at most KVM_MAX_MSR_ENTRIES at once.
+        for chunk in entries.chunks(kvm_bindings::KVM_MAX_MSR_ENTRIES) {
+            let msrs = Msrs::from_entries(chunk).map_err(|_| Error::Ioctl {
+                action: "take so many MSRs",
+                source: std::io::Error::from_raw_os_error(libc::E2BIG),
+            })?;
+            let done = self
+                .fd
+                .set_msrs(&msrs)
+                .map_err(Error::ioctl("set a vCPU's MSRs"))?;
+            if let Some(refused) = chunk.get(done) {
+                return Err(Error::Msr {
+                    index: refused.index,
+                    value: refused.data,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads those of the registers `indices` that the vCPU has.
+    fn msrs(&self, indices: &[u32]) -> Result<Vec<kvm_msr_entry>> {
+        let mut entries = Vec::with_capacity(indices.len());
+        let mut rest = indices;
+        while !rest.is_empty() {
+            let chunk = &rest[..rest.len().min(kvm_bindings::KVM_MAX_MSR_ENTRIES)];
+            let wanted: Vec<_> = chunk
+                .iter()
+                .map(|&index| kvm_msr_entry {
+                    index,
+                    ..Default::default()
+                })
+                .collect();
+            let mut msrs = Msrs::from_entries(&wanted).map_err(|_| Error::Ioctl {
+                action: "read so many MSRs",
+                source: std::io::Error::from_raw_os_error(libc::E2BIG),
+            })?;
+            let done = self
+                .fd
+                .get_msrs(&mut msrs)
+                .map_err(Error::ioctl("read a vCPU's MSRs"))?;
+            entries.extend_from_slice(&msrs.as_slice()[..done]);
+            // KVM stops at the first register that this vCPU lacks: leave that one out.
+            rest = &rest[(done + 1).min(chunk.len()).max(done)..];
+        }
+        Ok(entries)
+    }
+
+    /// Raises a non-maskable interrupt.
+    pub fn nmi(&self) -> Result<()> {
+        self.fd.nmi().map_err(Error::ioctl("raise an NMI"))
+    }
+
+    /// Frequency of the guest's time-stamp counter in kHz.
+    pub fn tsc_khz(&self) -> Result<u32> {
+        self.fd
+            .get_tsc_khz()
+            .map_err(Error::ioctl("read a vCPU's TSC frequency"))
+    }
+
+    /// Tells a guest with a paravirtual clock that it was paused, so that its watchdogs do not
+    /// take the gap for a lock-up. Guests without that clock are not affected.
+    pub fn tell_paused(&self) {
+        if let Err(error) = self.fd.kvmclock_ctrl() {
+            log::debug!("vCPU {}: no paused flag set: {error}", self.id);
+        }
+    }
+
+    /// The processor's state; `msr_indices` as from [`crate::Kvm::msr_indices`]. The vCPU must
+    /// not be running and its last access must be complete.
+    pub fn save(&self, msr_indices: &[u32]) -> Result<VcpuState> {
+        // The order matters: reading the run state first makes KVM deliver what is pending.
+        let mp_state = self
+            .fd
+            .get_mp_state()
+            .map_err(Error::ioctl("read a vCPU's run state"))?;
+        let regs = self.regs()?;
+        let sregs = self.sregs()?;
+        let xsave = self
+            .fd
+            .get_xsave()
+            .map_err(Error::ioctl("read a vCPU's vector state"))?;
+        let xcrs = self
+            .fd
+            .get_xcrs()
+            .map_err(Error::ioctl("read a vCPU's XCRs"))?;
+        let debug = self
+            .fd
+            .get_debug_regs()
+            .map_err(Error::ioctl("read a vCPU's debug registers"))?;
+        let lapic = self.lapic()?;
+        let msrs = self.msrs(msr_indices)?;
+        let events = self
+            .fd
+            .get_vcpu_events()
+            .map_err(Error::ioctl("read a vCPU's pending events"))?;
+        let cpuid = self
+            .fd
+            .get_cpuid2(KVM_MAX_CPUID_ENTRIES)
+            .map_err(Error::ioctl("read a vCPU's CPUID"))?;
+        Ok(VcpuState {
+            cpuid: cpuid.as_slice().to_vec(),
+            tsc_khz: self.tsc_khz().ok(),
+            mp_state,
+            regs,
+            sregs,
+            xsave,
+            xcrs,
+            debug,
+            lapic,
+            msrs,
+            events,
+        })
+    }
+
+    /// Takes over a saved state, before the first run.
+    pub fn restore(&self, state: &VcpuState) -> Result<()> {
+        self.set_cpuid(&state.cpuid)?;
+        if let Some(khz) = state.tsc_khz
+            && self.tsc_khz().ok() != Some(khz)
+        {
+            self.fd
+                .set_tsc_khz(khz)
+                .map_err(Error::ioctl("scale the TSC to the saved frequency"))?;
+        }
+        self.fd
+            .set_mp_state(state.mp_state)
+            .map_err(Error::ioctl("set a vCPU's run state"))?;
+        self.set_regs(&state.regs)?;
+        self.set_sregs(&state.sregs)?;
+        // SAFETY: `state.xsave` is a whole kvm_xsave without dynamic states: this process never
+        // asks the kernel for any (arch_prctl), so KVM reads no more than that.
+        unsafe { self.fd.set_xsave(&state.xsave) }
+            .map_err(Error::ioctl("set a vCPU's vector state"))?;
+        self.fd
+            .set_xcrs(&state.xcrs)
+            .map_err(Error::ioctl("set a vCPU's XCRs"))?;
+        self.fd
+            .set_debug_regs(&state.debug)
+            .map_err(Error::ioctl("set a vCPU's debug registers"))?;
+        // The APIC before the MSRs: IA32_TSC_DEADLINE is only taken in the right timer mode.
+        self.set_lapic(&state.lapic)?;
+        self.set_msrs(&state.msrs)?;
+        self.fd
+            .set_vcpu_events(&state.events)
+            .map_err(Error::ioctl("set a vCPU's pending events"))
+    }
+}
+
+impl Drop for Vcpu {
+    fn drop(&mut self) {
+        *self.kicker.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+/// Width in bytes of each item of a port access; string instructions move several at once.
+fn pio_width(run_page: NonNull<kvm_run>) -> usize {
+    // SAFETY: called while the `Vcpu` that owns the mapping is borrowed by `run`, for an exit
+    // for which KVM filled in this member of the union.
+    let size = unsafe { run_page.as_ref().__bindgen_anon_1.io.size };
+    usize::from(size).max(1)
+}
+
+struct Target {
+    run_page: NonNull<kvm_run>,
+    thread: Option<libc::pid_t>,
+}
+
+// SAFETY: the page is only accessed through `immediate_exit`, atomically, under the mutex that
+// `Vcpu`'s drop takes before the page is unmapped.
+unsafe impl Send for Target {}
+
+/// Interrupts a vCPU that may be in the guest.
+#[derive(Clone)]
+pub struct Kicker(Arc<Mutex<Option<Target>>>);
+
+impl fmt::Debug for Kicker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Kicker")
+    }
+}
+
+impl Kicker {
+    /// Makes the current or the next [`Vcpu::run`] return [`Exit::Interrupted`].
+    ///
+    /// The flag is set before the signal is sent: a thread that is just about to enter the guest
+    /// finds the flag, one that is inside finds the signal.
+    pub fn kick(&self) {
+        let target = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(target) = target.as_ref() else {
+            return;
+        };
+        // SAFETY: the page is mapped while the target is present; KVM and the vCPU's thread
+        // treat this byte as one that changes at any time.
+        let flag =
+            unsafe { AtomicU8::from_ptr(&raw mut (*target.run_page.as_ptr()).immediate_exit) };
+        flag.store(1, Ordering::SeqCst);
+        if let Some(thread) = target.thread {
+            // SAFETY: plain system call; the thread owns the `Vcpu`, which is alive, so the id
+            // has not been reused.
+            unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, kick_signal()) };
+        }
+    }
+}
+
+/// Installs the handler of the signal that [`Kicker`] sends. Call it once, before any vCPU runs.
+pub fn install_kick_handler() -> Result<()> {
+    extern "C" fn ignore(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
+    vmm_sys_util::signal::register_signal_handler(kick_signal(), ignore)
+        .map_err(Error::ioctl("have its threads signalled"))
+}

@@ -1,0 +1,264 @@
+//! One guest: its memory slots, interrupt controllers and doorbells.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use kvm_bindings::{
+    KVM_CLOCK_TSC_STABLE, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE,
+    KVM_MEM_LOG_DIRTY_PAGES, KVM_MEM_READONLY, KVM_PIT_SPEAKER_DUMMY, kvm_clock_data, kvm_irqchip,
+    kvm_pit_config, kvm_userspace_memory_region,
+};
+use kvm_ioctls::{Cap, IoEventAddress, NoDatamatch, VmFd};
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::{Error, Gsis, Result, Vcpu, VmState};
+
+/// Identifies a memory slot of a [`Vm`].
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct SlotId(u32);
+
+/// A range of guest-physical addresses that is backed by host memory.
+#[derive(Clone, Copy, Debug)]
+pub struct MemorySlot {
+    /// Guest-physical address, page aligned.
+    pub guest: u64,
+    /// Length in bytes, a multiple of the page size.
+    pub len: u64,
+    /// Host virtual address, page aligned.
+    pub host: *mut u8,
+    /// Guest writes exit instead of reaching the memory.
+    pub read_only: bool,
+    /// Keep a log of the pages that the guest writes.
+    pub log_dirty: bool,
+}
+
+#[derive(Debug)]
+struct Slots {
+    used: Vec<Option<u64>>,
+    limit: usize,
+}
+
+/// A virtual machine in KVM.
+#[derive(Debug)]
+pub struct Vm {
+    fd: Arc<VmFd>,
+    slots: Mutex<Slots>,
+    gsis: Arc<Gsis>,
+}
+
+impl Vm {
+    pub(crate) fn new(fd: VmFd, tss: u64, identity_map: u64) -> Result<Self> {
+        let tss = usize::try_from(tss).unwrap_or(usize::MAX);
+        fd.set_identity_map_address(identity_map)
+            .map_err(Error::ioctl("place the identity map"))?;
+        fd.set_tss_address(tss)
+            .map_err(Error::ioctl("place the TSS"))?;
+        fd.create_irq_chip()
+            .map_err(Error::ioctl("create interrupt controllers"))?;
+        let pit = kvm_pit_config {
+            flags: KVM_PIT_SPEAKER_DUMMY,
+            ..Default::default()
+        };
+        fd.create_pit2(pit)
+            .map_err(Error::ioctl("create a timer (PIT)"))?;
+        let limit = usize::try_from(fd.check_extension_int(Cap::NrMemslots))
+            .unwrap_or(0)
+            .max(32);
+        let fd = Arc::new(fd);
+        Ok(Self {
+            gsis: Arc::new(Gsis::new(Arc::clone(&fd))?),
+            slots: Mutex::new(Slots {
+                used: Vec::new(),
+                limit,
+            }),
+            fd,
+        })
+    }
+
+    /// Creates vCPU number `id` with local APIC `apic_id`.
+    pub fn create_vcpu(&self, id: u8, apic_id: u32) -> Result<Vcpu> {
+        let fd = self
+            .fd
+            .create_vcpu(u64::from(apic_id))
+            .map_err(Error::ioctl("create a vCPU"))?;
+        Ok(Vcpu::new(fd, id))
+    }
+
+    /// The interrupt routing table.
+    pub fn gsis(&self) -> &Arc<Gsis> {
+        &self.gsis
+    }
+
+    /// Maps host memory into the guest.
+    ///
+    /// # Safety
+    ///
+    /// `slot.host` must be a mapping of at least `slot.len` bytes that stays in place until
+    /// [`Vm::unmap`] for the returned slot or the end of the VM, and that nothing in this process
+    /// uses as Rust memory: the guest changes it at any time.
+    pub unsafe fn map(&self, slot: MemorySlot) -> Result<SlotId> {
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let free = slots
+            .used
+            .iter()
+            .position(Option::is_none)
+            .unwrap_or(slots.used.len());
+        if free >= slots.limit {
+            return Err(Error::Ioctl {
+                action: "map more memory: all its memory slots are taken",
+                source: std::io::Error::from_raw_os_error(libc::ENOSPC),
+            });
+        }
+        // `free` is below the limit, which came from an i32.
+        let id = SlotId(free as u32);
+        // SAFETY: the caller vouches for the memory.
+        unsafe { self.set_region(id, slot, slot.len) }.map_err(Error::ioctl("map memory"))?;
+        if free == slots.used.len() {
+            slots.used.push(None);
+        }
+        slots.used[free] = Some(slot.guest);
+        Ok(id)
+    }
+
+    /// Removes a slot from the guest's address space. The host memory may be unmapped afterwards.
+    pub fn unmap(&self, id: SlotId) -> Result<()> {
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(guest) = slots.used.get_mut(id.0 as usize).and_then(Option::take) else {
+            return Ok(());
+        };
+        let slot = MemorySlot {
+            guest,
+            len: 0,
+            host: std::ptr::null_mut(),
+            read_only: false,
+            log_dirty: false,
+        };
+        // SAFETY: length 0 removes the slot; no memory is involved.
+        unsafe { self.set_region(id, slot, 0) }.map_err(Error::ioctl("unmap memory"))
+    }
+
+    /// Switches the dirty log of a slot on or off. `slot` must describe the memory as mapped.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Vm::map`].
+    pub unsafe fn set_dirty_log(&self, id: SlotId, slot: MemorySlot) -> Result<()> {
+        // SAFETY: the caller vouches for the memory.
+        unsafe { self.set_region(id, slot, slot.len) }.map_err(Error::ioctl("log dirty pages"))
+    }
+
+    /// The pages of a slot of `len` bytes that were written since the last call, one bit each.
+    pub fn dirty_log(&self, id: SlotId, len: usize) -> Result<Vec<u64>> {
+        self.fd
+            .get_dirty_log(id.0, len)
+            .map_err(Error::ioctl("read the log of dirty pages"))
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Vm::map`].
+    unsafe fn set_region(
+        &self,
+        id: SlotId,
+        slot: MemorySlot,
+        len: u64,
+    ) -> std::result::Result<(), kvm_ioctls::Error> {
+        let mut flags = 0;
+        if slot.read_only {
+            flags |= KVM_MEM_READONLY;
+        }
+        if slot.log_dirty {
+            flags |= KVM_MEM_LOG_DIRTY_PAGES;
+        }
+        let region = kvm_userspace_memory_region {
+            slot: id.0,
+            flags,
+            guest_phys_addr: slot.guest,
+            memory_size: len,
+            userspace_addr: slot.host as u64,
+        };
+        // SAFETY: the caller vouches for the memory.
+        unsafe { self.fd.set_user_memory_region(region) }
+    }
+
+    /// Lets writes to `fd` raise the interrupt line `gsi`.
+    pub fn register_irqfd(&self, fd: &EventFd, gsi: u32) -> Result<()> {
+        self.fd
+            .register_irqfd(fd, gsi)
+            .map_err(Error::ioctl("attach an eventfd to an interrupt"))
+    }
+
+    /// Undoes [`Vm::register_irqfd`].
+    pub fn unregister_irqfd(&self, fd: &EventFd, gsi: u32) -> Result<()> {
+        self.fd
+            .unregister_irqfd(fd, gsi)
+            .map_err(Error::ioctl("detach an eventfd from an interrupt"))
+    }
+
+    /// Lets guest writes of any width to the MMIO address `address` signal `fd` without an exit
+    /// to user space.
+    pub fn register_doorbell(&self, fd: &EventFd, address: u64) -> Result<()> {
+        self.fd
+            .register_ioevent(fd, &IoEventAddress::Mmio(address), NoDatamatch)
+            .map_err(Error::ioctl("attach an eventfd to an address"))
+    }
+
+    /// Undoes [`Vm::register_doorbell`].
+    pub fn unregister_doorbell(&self, fd: &EventFd, address: u64) -> Result<()> {
+        self.fd
+            .unregister_ioevent(fd, &IoEventAddress::Mmio(address), NoDatamatch)
+            .map_err(Error::ioctl("detach an eventfd from an address"))
+    }
+
+    /// The state of clock, timer and interrupt controllers. All vCPUs must be stopped.
+    pub fn save(&self) -> Result<VmState> {
+        let chip = |chip_id| {
+            let mut chip = kvm_irqchip {
+                chip_id,
+                ..Default::default()
+            };
+            self.fd
+                .get_irqchip(&mut chip)
+                .map_err(Error::ioctl("read an interrupt controller"))?;
+            Ok(chip)
+        };
+        let mut clock = self
+            .fd
+            .get_clock()
+            .map_err(Error::ioctl("read the clock"))?;
+        // A flag that KVM reports but does not accept.
+        clock.flags &= !KVM_CLOCK_TSC_STABLE;
+        Ok(VmState {
+            clock,
+            pit: self
+                .fd
+                .get_pit2()
+                .map_err(Error::ioctl("read the timer (PIT)"))?,
+            pic_master: chip(KVM_IRQCHIP_PIC_MASTER)?,
+            pic_slave: chip(KVM_IRQCHIP_PIC_SLAVE)?,
+            ioapic: chip(KVM_IRQCHIP_IOAPIC)?,
+        })
+    }
+
+    /// Takes over a saved state, before any vCPU runs. The guest's clock goes on from where it
+    /// was saved.
+    pub fn restore(&self, state: &VmState) -> Result<()> {
+        for chip in [&state.pic_master, &state.pic_slave, &state.ioapic] {
+            self.fd
+                .set_irqchip(chip)
+                .map_err(Error::ioctl("set an interrupt controller"))?;
+        }
+        self.fd
+            .set_pit2(&state.pit)
+            .map_err(Error::ioctl("set the timer (PIT)"))?;
+        let clock = kvm_clock_data {
+            clock: state.clock.clock,
+            ..Default::default()
+        };
+        self.fd
+            .set_clock(&clock)
+            .map_err(Error::ioctl("set the clock"))
+    }
+}
+
+// SAFETY: `Vm` holds no pointer of its own; host addresses are only passed through to KVM.
+unsafe impl Sync for Vm {}

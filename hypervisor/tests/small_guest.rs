@@ -1,0 +1,154 @@
+//! A few bytes of guest code on the host's own KVM.
+
+use std::{
+    sync::{Mutex, mpsc},
+    thread,
+};
+
+use hypervisor::{Exit, Exits, Kvm, MemorySlot, Vcpu, Vm, install_kick_handler};
+
+const CODE: u64 = 0x1000;
+
+/// Runs real-mode `code` at [`CODE`] in a page of memory of its own, or says why it cannot.
+fn guest(code: &[u8]) -> Option<(Vm, Vcpu)> {
+    let kvm = match Kvm::open() {
+        Ok(kvm) => kvm,
+        Err(error) => {
+            eprintln!("skipped: {error}");
+            return None;
+        }
+    };
+    install_kick_handler().unwrap();
+    let vm = kvm.create_vm(0xfffb_d000, 0xfffb_c000).unwrap();
+    // SAFETY: a fresh anonymous mapping; it is never unmapped, so it outlives the VM.
+    let host = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            0x1000,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        )
+    };
+    assert_ne!(host, libc::MAP_FAILED);
+    // SAFETY: the page is large enough for the code and not shared yet.
+    unsafe { std::ptr::copy_nonoverlapping(code.as_ptr(), host.cast::<u8>(), code.len()) };
+    let slot = MemorySlot {
+        guest: CODE,
+        len: 0x1000,
+        host: host.cast(),
+        read_only: false,
+        log_dirty: false,
+    };
+    // SAFETY: as above.
+    unsafe { vm.map(slot) }.unwrap();
+    let vcpu = vm.create_vcpu(0, 0).unwrap();
+    let mut sregs = vcpu.sregs().unwrap();
+    sregs.cs.base = 0;
+    sregs.cs.selector = 0;
+    vcpu.set_sregs(&sregs).unwrap();
+    let mut regs = vcpu.regs().unwrap();
+    regs.rip = CODE;
+    regs.rflags = 2;
+    regs.rsi = CODE;
+    regs.rcx = 3;
+    regs.rdx = 0xe9;
+    vcpu.set_regs(&regs).unwrap();
+    Some((vm, vcpu))
+}
+
+#[derive(Default)]
+struct Recorder(Mutex<Vec<(u64, Vec<u8>)>>);
+
+impl Exits for Recorder {
+    fn pio_read(&self, _port: u16, data: &mut [u8]) {
+        data.fill(0x5a);
+    }
+    fn pio_write(&self, port: u16, data: &[u8]) {
+        self.0.lock().unwrap().push((port.into(), data.to_vec()));
+    }
+    fn mmio_read(&self, _address: u64, data: &mut [u8]) {
+        data.fill(0xa5);
+    }
+    fn mmio_write(&self, address: u64, data: &[u8]) {
+        self.0.lock().unwrap().push((address, data.to_vec()));
+    }
+}
+
+impl Recorder {
+    fn run_until(&self, vcpu: &mut Vcpu, writes: usize) -> Vec<(u64, Vec<u8>)> {
+        while self.0.lock().unwrap().len() < writes {
+            assert_eq!(vcpu.run(self).unwrap(), Exit::Handled);
+        }
+        self.0.lock().unwrap().clone()
+    }
+}
+
+#[test]
+fn accesses_arrive_with_their_width_and_reads_get_their_answer() {
+    // in al, 0x10; out 0x80, al; mov [0x8000], ax; jmp $
+    let code = [0xe4, 0x10, 0xe6, 0x80, 0xa3, 0x00, 0x80, 0xeb, 0xfe];
+    let Some((_vm, mut vcpu)) = guest(&code) else {
+        return;
+    };
+    let writes = Recorder::default().run_until(&mut vcpu, 2);
+    assert_eq!(writes, [(0x80, vec![0x5a]), (0x8000, vec![0x5a, 0])]);
+}
+
+#[test]
+fn a_string_write_arrives_item_by_item() {
+    // rep outsb; jmp $
+    let code = [0xf3, 0x6e, 0xeb, 0xfe];
+    let Some((_vm, mut vcpu)) = guest(&code) else {
+        return;
+    };
+    let writes = Recorder::default().run_until(&mut vcpu, 3);
+    assert_eq!(
+        writes,
+        [(0xe9, vec![0xf3]), (0xe9, vec![0x6e]), (0xe9, vec![0xeb])]
+    );
+}
+
+#[test]
+fn a_kick_ends_a_run_that_never_exits_by_itself() {
+    // out 0x80, al; jmp $
+    let code = [0xe6, 0x80, 0xeb, 0xfe];
+    let Some((_vm, mut vcpu)) = guest(&code) else {
+        return;
+    };
+    let kicker = vcpu.kicker();
+    let (sender, running) = mpsc::channel();
+    let thread = thread::spawn(move || {
+        vcpu.enter_thread();
+        Recorder::default().run_until(&mut vcpu, 1);
+        sender.send(()).unwrap();
+        vcpu.run(&Recorder::default()).unwrap()
+    });
+    running.recv().unwrap();
+    kicker.kick();
+    assert_eq!(thread.join().unwrap(), Exit::Interrupted);
+    // The vCPU is gone: a late kick reaches nobody.
+    kicker.kick();
+}
+
+#[test]
+fn a_saved_vcpu_goes_on_in_another_vm() {
+    // out 0x80, al; out 0x81, al; jmp $
+    let code = [0xe6, 0x80, 0xe6, 0x81, 0xeb, 0xfe];
+    let Some((vm, mut vcpu)) = guest(&code) else {
+        return;
+    };
+    Recorder::default().run_until(&mut vcpu, 1);
+    vcpu.complete_access().unwrap();
+    let msrs = Kvm::open().unwrap().msr_indices().unwrap();
+    let json = serde_json::to_string(&(vm.save().unwrap(), vcpu.save(&msrs).unwrap())).unwrap();
+    drop((vm, vcpu));
+
+    let (vm, mut vcpu) = guest(&code).unwrap();
+    let (vm_state, vcpu_state) = serde_json::from_str(&json).unwrap();
+    vcpu.restore(&vcpu_state).unwrap();
+    vm.restore(&vm_state).unwrap();
+    let writes = Recorder::default().run_until(&mut vcpu, 1);
+    assert_eq!(writes[0].0, 0x81);
+}
