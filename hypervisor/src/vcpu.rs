@@ -157,15 +157,16 @@ impl Vcpu {
         Ok(Exit::Handled)
     }
 
-    /// Lets KVM finish an access whose exit has been handled, without running the guest: needed
-    /// before the state is saved.
-    pub fn complete_access(&mut self) -> Result<()> {
-        self.fd.set_kvm_immediate_exit(1);
-        let result = self.fd.run().map(|_| ());
-        self.fd.set_kvm_immediate_exit(0);
-        match result {
-            Err(error) if error.errno() != libc::EINTR => Err(Error::ioctl("run a vCPU")(error)),
-            _ => Ok(()),
+    /// Lets KVM finish the access whose exit was handled last, without running the guest: needed
+    /// before the state is saved. An access in several parts goes to `exits` to its end.
+    pub fn complete_access(&mut self, exits: &impl Exits) -> Result<()> {
+        loop {
+            self.fd.set_kvm_immediate_exit(1);
+            let exit = self.run(exits);
+            self.fd.set_kvm_immediate_exit(0);
+            if exit? != Exit::Handled {
+                return Ok(());
+            }
         }
     }
 

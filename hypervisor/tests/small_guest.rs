@@ -140,7 +140,7 @@ fn a_saved_vcpu_goes_on_in_another_vm() {
         return;
     };
     Recorder::default().run_until(&mut vcpu, 1);
-    vcpu.complete_access().unwrap();
+    vcpu.complete_access(&Recorder::default()).unwrap();
     let msrs = Kvm::open().unwrap().msr_indices().unwrap();
     let json = serde_json::to_string(&(vm.save().unwrap(), vcpu.save(&msrs).unwrap())).unwrap();
     drop((vm, vcpu));

@@ -1,1 +1,5 @@
-//! vmm
+//! The machine.
+pub mod cpu;
+pub mod machine;
+pub mod memory;
+pub mod seccomp;

@@ -1,0 +1,249 @@
+//! The loop around `KVM_RUN`.
+//!
+//! A vCPU's thread owns its [`Vcpu`] while it is in the guest. Others ask for something by
+//! setting a wish and kicking the vCPU; the thread notices after the next exit:
+//!
+//! ```text
+//!          wish = Run          wish = Stop
+//!   parked ───────────> guest ───────────> thread ends and gives its `Vcpu` back
+//!      ^                  │
+//!      └──────────────────┘
+//!          wish = Park      (requests are carried out while parked)
+//! ```
+
+use std::{
+    io,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU8, Ordering},
+        mpsc,
+    },
+    thread::JoinHandle,
+};
+
+use devices::thread::{ThreadRole, ThreadSpawner};
+use hypervisor::{Exit, Exits, Kicker, Vcpu};
+
+/// What a vCPU reports to the machine's control loop.
+#[derive(Debug)]
+pub enum CpuEvent {
+    /// The guest reset itself with a triple fault.
+    Reset,
+    /// The vCPU cannot go on; the guest is lost.
+    Failed(hypervisor::Error),
+}
+
+/// Where vCPU threads report to; called on their threads.
+pub type ReportCpuEvent = Arc<dyn Fn(CpuEvent) + Send + Sync>;
+
+const PARK: u8 = 0;
+const RUN: u8 = 1;
+const STOP: u8 = 2;
+
+/// Work that a parked vCPU's thread does on its vCPU.
+type Request = Box<dyn FnOnce(&mut Vcpu) + Send>;
+
+#[derive(Default)]
+struct Parking {
+    parked: bool,
+    request: Option<Request>,
+}
+
+struct Shared {
+    /// One of PARK, RUN, STOP: read after every exit without a lock.
+    wish: AtomicU8,
+    parking: Mutex<Parking>,
+    changed: Condvar,
+}
+
+impl Shared {
+    fn parking(&self) -> MutexGuard<'_, Parking> {
+        self.parking.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, guard: MutexGuard<'a, Parking>) -> MutexGuard<'a, Parking> {
+        self.changed
+            .wait(guard)
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A vCPU on its thread.
+pub struct VcpuThread {
+    shared: Arc<Shared>,
+    kicker: Kicker,
+    thread: JoinHandle<()>,
+    returned: mpsc::Receiver<Vcpu>,
+}
+
+impl VcpuThread {
+    /// Starts a thread for `vcpu`, parked.
+    pub fn spawn<E: Exits + Send + Sync + 'static>(
+        vcpu: Vcpu,
+        exits: Arc<E>,
+        report: ReportCpuEvent,
+        affinity: Option<Vec<usize>>,
+        spawner: &dyn ThreadSpawner,
+    ) -> io::Result<Self> {
+        let shared = Arc::new(Shared {
+            wish: AtomicU8::new(PARK),
+            parking: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        let kicker = vcpu.kicker();
+        let (sender, returned) = mpsc::sync_channel(1);
+        let name = format!("vcpu{}", vcpu.id());
+        let of_thread = Arc::clone(&shared);
+        let body = move || {
+            let mut vcpu = vcpu;
+            vcpu.enter_thread();
+            if let Some(cpus) = affinity {
+                pin(vcpu.id(), &cpus);
+            }
+            run(&mut vcpu, &*exits, &report, &of_thread);
+            // A send fails only when nobody waits for the vCPU any more.
+            let _ = sender.send(vcpu);
+        };
+        let thread = spawner.spawn(ThreadRole::Vcpu, &name, Box::new(body))?;
+        Ok(Self {
+            shared,
+            kicker,
+            thread,
+            returned,
+        })
+    }
+
+    /// Lets the vCPU enter the guest.
+    pub fn resume(&self) {
+        self.wish(RUN);
+    }
+
+    /// Asks the vCPU to leave the guest; [`VcpuThread::wait_parked`] waits until it has.
+    pub fn request_park(&self) {
+        self.wish(PARK);
+        self.kicker.kick();
+    }
+
+    /// Waits until the vCPU is out of the guest and its last access is complete.
+    pub fn wait_parked(&self) {
+        let mut parking = self.shared.parking();
+        while !parking.parked {
+            parking = self.shared.wait(parking);
+        }
+    }
+
+    /// Does `work` on the parked vCPU, on its own thread, and returns what it returns.
+    ///
+    /// KVM expects ioctls on a vCPU from the thread that runs it: others are slow, and the
+    /// thread's seccomp filter is the one that allows them.
+    pub fn with<R: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Vcpu) -> R + Send + 'static,
+    ) -> Option<R> {
+        let (sender, result) = mpsc::sync_channel(1);
+        let mut parking = self.shared.parking();
+        if !parking.parked {
+            return None;
+        }
+        parking.request = Some(Box::new(move |vcpu: &mut Vcpu| {
+            // The receiver waits below.
+            let _ = sender.send(work(vcpu));
+        }));
+        drop(parking);
+        self.shared.changed.notify_all();
+        result.recv().ok()
+    }
+
+    /// Ends the thread and gives the vCPU back; `None` if the thread died.
+    pub fn stop(self) -> Option<Vcpu> {
+        self.wish(STOP);
+        self.kicker.kick();
+        let vcpu = self.returned.recv().ok();
+        if self.thread.join().is_err() {
+            log::error!("a vCPU thread panicked");
+        }
+        vcpu
+    }
+
+    fn wish(&self, wish: u8) {
+        let _parking = self.shared.parking();
+        self.shared.wish.store(wish, Ordering::SeqCst);
+        self.shared.changed.notify_all();
+    }
+}
+
+/// The thread's body.
+fn run(vcpu: &mut Vcpu, exits: &impl Exits, report: &ReportCpuEvent, shared: &Shared) {
+    let mut ran = false;
+    loop {
+        match shared.wish.load(Ordering::SeqCst) {
+            STOP => return,
+            RUN => {}
+            _ => {
+                // What KVM still has to hand to the guest for the last access: without it a saved
+                // state would miss the result of a read.
+                if ran && let Err(error) = vcpu.complete_access(exits) {
+                    report(CpuEvent::Failed(error));
+                }
+                park(vcpu, shared);
+                continue;
+            }
+        }
+        ran = true;
+        match vcpu.run(exits) {
+            Ok(Exit::Handled) => {}
+            Ok(Exit::Interrupted) => vcpu.clear_kick(),
+            Ok(Exit::Shutdown) => {
+                report(CpuEvent::Reset);
+                give_up(shared);
+            }
+            // With the in-kernel local APIC a halted vCPU waits inside of KVM_RUN.
+            Ok(Exit::Halted | Exit::Debug) => {}
+            Err(error) => {
+                report(CpuEvent::Failed(error));
+                give_up(shared);
+            }
+        }
+    }
+}
+
+/// Waits until the vCPU may run again, and does what it is asked meanwhile.
+fn park(vcpu: &mut Vcpu, shared: &Shared) {
+    let mut parking = shared.parking();
+    parking.parked = true;
+    shared.changed.notify_all();
+    while shared.wish.load(Ordering::SeqCst) == PARK {
+        if let Some(request) = parking.request.take() {
+            drop(parking);
+            request(vcpu);
+            parking = shared.parking();
+        } else {
+            parking = shared.wait(parking);
+        }
+    }
+    parking.parked = false;
+}
+
+/// Out of the guest until the machine decides what to do with it.
+fn give_up(shared: &Shared) {
+    let _parking = shared.parking();
+    // A wish to stop that came in between stays.
+    let _ = shared
+        .wish
+        .compare_exchange(RUN, PARK, Ordering::SeqCst, Ordering::SeqCst);
+}
+
+/// Pins the calling thread. A failure costs only speed.
+fn pin(vcpu: u8, cpus: &[usize]) {
+    // SAFETY: cpu_set_t is plain data for which all zeroes are valid; CPU_SET checks its index.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    for &cpu in cpus {
+        // SAFETY: as above.
+        unsafe { libc::CPU_SET(cpu, &mut set) };
+    }
+    // SAFETY: the set outlives the call; 0 is the calling thread.
+    if unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) } != 0 {
+        let error = io::Error::last_os_error();
+        log::warn!("vCPU {vcpu} is not pinned to host CPUs {cpus:?}: {error}");
+    }
+}

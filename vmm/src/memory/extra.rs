@@ -1,0 +1,100 @@
+//! Memory at guest-physical addresses that is not RAM, for devices that ask for it.
+
+use std::{
+    io,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use devices::memory::{AddressSpace, HostMemory, Mapping};
+use hypervisor::{MemorySlot, SlotId, Vm};
+use vm_allocator::{AddressAllocator, AllocPolicy, RangeInclusive};
+use vm_memory::GuestAddress;
+
+/// A window of guest-physical addresses from which devices get space for memory of their own.
+pub struct ExtraMemory {
+    vm: Arc<Vm>,
+    window: Arc<Mutex<AddressAllocator>>,
+}
+
+struct Placed {
+    vm: Arc<Vm>,
+    window: Arc<Mutex<AddressAllocator>>,
+    range: RangeInclusive,
+    slot: SlotId,
+}
+
+impl ExtraMemory {
+    /// Hands out addresses from `start`, `len` bytes of them.
+    pub fn new(vm: Arc<Vm>, start: u64, len: u64) -> io::Result<Self> {
+        let window = AddressAllocator::new(start, len).map_err(io::Error::other)?;
+        Ok(Self {
+            vm,
+            window: Arc::new(Mutex::new(window)),
+        })
+    }
+}
+
+impl AddressSpace for ExtraMemory {
+    fn map(
+        &self,
+        memory: HostMemory,
+        align: u64,
+        at: Option<GuestAddress>,
+    ) -> io::Result<Box<dyn Mapping>> {
+        let policy = at.map_or(AllocPolicy::FirstMatch, |address| {
+            AllocPolicy::ExactMatch(address.0)
+        });
+        let range = self
+            .window
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .allocate(memory.len, align, policy)
+            .map_err(io::Error::other)?;
+        let slot = MemorySlot {
+            guest: range.start(),
+            len: memory.len,
+            host: memory.address,
+            read_only: memory.read_only,
+            log_dirty: false,
+        };
+        // SAFETY: `HostMemory` promises that the memory stays mapped until the result is dropped,
+        // which unmaps the slot.
+        match unsafe { self.vm.map(slot) } {
+            Ok(slot) => Ok(Box::new(Placed {
+                vm: Arc::clone(&self.vm),
+                window: Arc::clone(&self.window),
+                range,
+                slot,
+            })),
+            Err(error) => {
+                free(&self.window, &range);
+                Err(io::Error::other(error))
+            }
+        }
+    }
+}
+
+fn free(window: &Mutex<AddressAllocator>, range: &RangeInclusive) {
+    if let Err(error) = window
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .free(range)
+    {
+        log::warn!("addresses from {:#x} are lost: {error}", range.start());
+    }
+}
+
+impl Mapping for Placed {
+    fn guest_address(&self) -> GuestAddress {
+        GuestAddress(self.range.start())
+    }
+}
+
+impl Drop for Placed {
+    fn drop(&mut self) {
+        match self.vm.unmap(self.slot) {
+            Ok(()) => free(&self.window, &self.range),
+            Err(error) => log::warn!("memory at {:#x} stays mapped: {error}", self.range.start()),
+        }
+    }
+}

@@ -1,0 +1,412 @@
+//! Host memory behind guest RAM.
+
+use std::{
+    ffi::CStr,
+    fs::{File, OpenOptions},
+    io,
+    os::{
+        fd::{AsRawFd, FromRawFd},
+        unix::fs::OpenOptionsExt,
+    },
+    path::PathBuf,
+    ptr::NonNull,
+    sync::Arc,
+};
+
+/// Alignment of every mapping: nested page tables can then use 2 MiB pages, because guest
+/// addresses of RAM regions are multiples of it too.
+const ALIGNMENT: usize = 2 << 20;
+
+/// Where a region's memory comes from.
+#[derive(Clone, Debug, Default)]
+pub struct Backing {
+    /// Other processes can map it: a memfd or the file itself, instead of private memory.
+    pub shared: bool,
+    /// Size of the huge pages to take, in bytes; `Some(0)` for the host's default size.
+    pub hugepages: Option<u64>,
+    /// A file, or a directory for an unnamed file (hugetlbfs, tmpfs).
+    pub file: Option<PathBuf>,
+    /// Let the kernel use transparent huge pages.
+    pub transparent_hugepages: bool,
+    /// Let the kernel merge equal pages (KSM).
+    pub mergeable: bool,
+    /// Touch every page now.
+    pub prefault: bool,
+    /// Count the memory against the host's commit limit (swap space).
+    pub reserve: bool,
+    /// Take the memory from this NUMA node of the host.
+    pub host_numa_node: Option<u32>,
+}
+
+/// Memory could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum MappingError {
+    /// The backing file failed.
+    #[error("cannot use {path} as guest memory")]
+    File {
+        /// The file or directory.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// No memory file.
+    #[error("cannot create a memory file of {len} bytes")]
+    Memfd {
+        /// Wanted length in bytes.
+        len: u64,
+        /// Why.
+        source: io::Error,
+    },
+    /// No memory.
+    #[error("cannot map {len} bytes of memory{}", hugepage_hint(.hugepages))]
+    Map {
+        /// Wanted length in bytes.
+        len: u64,
+        /// Whether huge pages were asked for.
+        hugepages: bool,
+        /// Why.
+        source: io::Error,
+    },
+    /// The size does not fit the pages.
+    #[error("{len} bytes of guest memory are not a multiple of the page size {page}")]
+    Unaligned {
+        /// Wanted length in bytes.
+        len: u64,
+        /// Page size in bytes.
+        page: u64,
+    },
+    /// The NUMA node is not there.
+    #[error("cannot take guest memory from the host's NUMA node {node}")]
+    Numa {
+        /// The host's node.
+        node: u32,
+        /// Why.
+        source: io::Error,
+    },
+    /// Prefaulting failed.
+    #[error("cannot prefault {len} bytes of guest memory: too little memory is free")]
+    Prefault {
+        /// Length in bytes.
+        len: u64,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+fn hugepage_hint(hugepages: &bool) -> &'static str {
+    if *hugepages {
+        ": reserve more huge pages (/sys/kernel/mm/hugepages/*/nr_hugepages)"
+    } else {
+        ""
+    }
+}
+
+/// An owned mapping, unmapped when dropped.
+#[derive(Debug)]
+pub struct Mapping {
+    address: NonNull<u8>,
+    len: usize,
+    file: Option<Arc<File>>,
+}
+
+// SAFETY: a mapping is plain memory that belongs to this value; what is in it is only accessed
+// through volatile or atomic accesses of crate vm-memory.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; `&Mapping` gives out only numbers.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `len` bytes of zeroed memory (or of the backing file's contents).
+    pub fn new(len: u64, backing: &Backing) -> Result<Self, MappingError> {
+        let page = match backing.hugepages {
+            Some(0) => default_hugepage_size(),
+            Some(size) => size,
+            None => 4096,
+        };
+        let size = usize::try_from(len)
+            .ok()
+            .filter(|&size| size > 0 && page.is_power_of_two() && len.is_multiple_of(page));
+        let Some(size) = size else {
+            return Err(MappingError::Unaligned { len, page });
+        };
+        let file = open(len, backing)?.map(Arc::new);
+        let failed = |source| MappingError::Map {
+            len,
+            hugepages: backing.hugepages.is_some(),
+            source,
+        };
+        let mut flags = if backing.shared {
+            libc::MAP_SHARED
+        } else {
+            libc::MAP_PRIVATE
+        };
+        if !backing.reserve {
+            flags |= libc::MAP_NORESERVE;
+        }
+        let fd = match &file {
+            Some(file) => file.as_raw_fd(),
+            None => {
+                flags |= libc::MAP_ANONYMOUS;
+                -1
+            }
+        };
+        let align = ALIGNMENT.max(usize::try_from(page).unwrap_or(ALIGNMENT));
+        let address = map_aligned(size, align, flags, fd).map_err(failed)?;
+        let mapping = Self {
+            address,
+            len: size,
+            file,
+        };
+        mapping.advise(backing);
+        if let Some(node) = backing.host_numa_node {
+            mapping
+                .bind(node)
+                .map_err(|source| MappingError::Numa { node, source })?;
+        }
+        if backing.prefault {
+            mapping
+                .prefault()
+                .map_err(|source| MappingError::Prefault { len, source })?;
+        }
+        Ok(mapping)
+    }
+
+    /// First address, a multiple of 2 MiB.
+    pub fn address(&self) -> *mut u8 {
+        self.address.as_ptr()
+    }
+
+    /// Length in bytes.
+    pub fn size(&self) -> usize {
+        self.len
+    }
+
+    /// The file whose first bytes are mapped, if the memory has one.
+    pub fn file(&self) -> Option<&Arc<File>> {
+        self.file.as_ref()
+    }
+
+    /// Hints only: a kernel without the feature goes without.
+    fn advise(&self, backing: &Backing) {
+        let mut advice = vec![(libc::MADV_DONTDUMP, "leave guest memory out of core dumps")];
+        if backing.transparent_hugepages && backing.hugepages.is_none() {
+            advice.push((libc::MADV_HUGEPAGE, "use transparent huge pages"));
+        }
+        if backing.mergeable {
+            advice.push((libc::MADV_MERGEABLE, "merge equal pages"));
+        }
+        for (advice, what) in advice {
+            // SAFETY: the range is this mapping; none of the hints changes its contents.
+            if unsafe { libc::madvise(self.address.as_ptr().cast(), self.len, advice) } != 0 {
+                log::debug!("the kernel does not {what}: {}", io::Error::last_os_error());
+            }
+        }
+    }
+
+    fn bind(&self, node: u32) -> io::Result<()> {
+        const MPOL_BIND: libc::c_ulong = 2;
+        let mut mask = [0_u64; 16];
+        let word = mask
+            .get_mut(node as usize / 64)
+            .ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
+        *word = 1 << (node % 64);
+        // SAFETY: the range is this mapping and the mask outlives the call.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_mbind,
+                self.address.as_ptr(),
+                self.len,
+                MPOL_BIND,
+                mask.as_ptr(),
+                mask.len() * 64,
+                0,
+            )
+        };
+        if result == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    }
+
+    fn prefault(&self) -> io::Result<()> {
+        /// Linux 5.14; not in every libc.
+        const MADV_POPULATE_WRITE: libc::c_int = 23;
+        loop {
+            // SAFETY: the range is this mapping; populating does not change its contents.
+            let result = unsafe {
+                libc::madvise(self.address.as_ptr().cast(), self.len, MADV_POPULATE_WRITE)
+            };
+            if result == 0 {
+                return Ok(());
+            }
+            let error = io::Error::last_os_error();
+            match error.raw_os_error() {
+                Some(libc::EINTR | libc::EAGAIN) => {}
+                _ => return Err(error),
+            }
+        }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range was mapped by `new` and is owned by this value.
+        unsafe { libc::munmap(self.address.as_ptr().cast(), self.len) };
+    }
+}
+
+/// Maps `size` bytes at a multiple of `align`, by cutting them out of a larger reservation.
+fn map_aligned(
+    size: usize,
+    align: usize,
+    flags: libc::c_int,
+    fd: libc::c_int,
+) -> io::Result<NonNull<u8>> {
+    let out_of_space = || io::Error::from_raw_os_error(libc::ENOMEM);
+    let reserved = size.checked_add(align).ok_or_else(out_of_space)?;
+    let mmap = |at: usize, len, prot, flags, fd| {
+        // SAFETY: without MAP_FIXED the kernel picks unused addresses; with it (below) the range
+        // lies inside of a reservation that nobody else knows.
+        let address = unsafe { libc::mmap(at as *mut _, len, prot, flags, fd, 0) };
+        if address == libc::MAP_FAILED {
+            Err(io::Error::last_os_error())
+        } else {
+            Ok(address as usize)
+        }
+    };
+    let munmap = |at: usize, len: usize| {
+        if len > 0 {
+            // SAFETY: part of the reservation, which nobody else knows.
+            unsafe { libc::munmap(at as *mut _, len) };
+        }
+    };
+    let quiet = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let start = mmap(0, reserved, libc::PROT_NONE, quiet, -1)?;
+    let aligned = start.next_multiple_of(align);
+    let prot = libc::PROT_READ | libc::PROT_WRITE;
+    let mapped = match mmap(aligned, size, prot, flags | libc::MAP_FIXED, fd) {
+        Ok(address) => address,
+        Err(error) => {
+            munmap(start, reserved);
+            return Err(error);
+        }
+    };
+    munmap(start, aligned - start);
+    munmap(aligned + size, start + reserved - aligned - size);
+    NonNull::new(mapped as *mut u8).ok_or_else(out_of_space)
+}
+
+/// The file behind the memory: none for private memory without huge pages or a path.
+fn open(len: u64, backing: &Backing) -> Result<Option<File>, MappingError> {
+    if let Some(path) = &backing.file {
+        let failed = |source| MappingError::File {
+            path: path.clone(),
+            source,
+        };
+        let mut options = OpenOptions::new();
+        options.read(true).write(true);
+        let file = if path.is_dir() {
+            options.custom_flags(libc::O_TMPFILE).mode(0o600).open(path)
+        } else {
+            options.create(true).truncate(false).mode(0o600).open(path)
+        }
+        .map_err(failed)?;
+        if file.metadata().map_err(failed)?.len() < len {
+            file.set_len(len).map_err(failed)?;
+        }
+        return Ok(Some(file));
+    }
+    if !backing.shared && backing.hugepages.is_none() {
+        return Ok(None);
+    }
+    let mut flags = libc::MFD_CLOEXEC;
+    if let Some(size) = backing.hugepages {
+        flags |= libc::MFD_HUGETLB;
+        if size > 0 {
+            flags |= size.trailing_zeros() << libc::MFD_HUGE_SHIFT;
+        }
+    }
+    let name: &CStr = c"guest-ram";
+    // SAFETY: the name is a C string; the result is checked.
+    let fd = unsafe { libc::memfd_create(name.as_ptr(), flags) };
+    if fd < 0 {
+        return Err(MappingError::Memfd {
+            len,
+            source: io::Error::last_os_error(),
+        });
+    }
+    // SAFETY: the descriptor was created just now and nobody else owns it.
+    let file = unsafe { File::from_raw_fd(fd) };
+    file.set_len(len)
+        .map_err(|source| MappingError::Memfd { len, source })?;
+    Ok(Some(file))
+}
+
+/// The host's default huge page size in bytes (`Hugepagesize` of /proc/meminfo).
+fn default_hugepage_size() -> u64 {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix("Hugepagesize:"))
+        .and_then(|rest| rest.trim().strip_suffix("kB"))
+        .and_then(|number| number.trim().parse::<u64>().ok())
+        .map_or(2 << 20, |kib| kib << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mappings_are_aligned_for_huge_pages() {
+        for backing in [
+            Backing::default(),
+            Backing {
+                shared: true,
+                ..Default::default()
+            },
+        ] {
+            let mapping = Mapping::new(3 << 20, &backing).unwrap();
+            assert_eq!(mapping.address() as usize % ALIGNMENT, 0);
+            assert_eq!(mapping.size(), 3 << 20);
+            assert_eq!(mapping.file().is_some(), backing.shared);
+        }
+    }
+
+    #[test]
+    fn memory_backed_by_a_file_is_the_files_contents() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ram");
+        std::fs::write(&path, b"hello").unwrap();
+        let backing = Backing {
+            shared: true,
+            file: Some(path.clone()),
+            ..Default::default()
+        };
+        let mapping = Mapping::new(4096, &backing).unwrap();
+        // SAFETY: inside of the mapping, which nobody else uses.
+        unsafe {
+            assert_eq!(*mapping.address(), b'h');
+            *mapping.address() = b'j';
+        }
+        drop(mapping);
+        assert!(std::fs::read(&path).unwrap().starts_with(b"jello\0"));
+    }
+
+    #[test]
+    fn odd_sizes_and_missing_directories_are_named() {
+        let error = Mapping::new(5000, &Backing::default()).unwrap_err();
+        assert!(error.to_string().contains("5000"), "{error}");
+        let file = Some("/nonexistent/ram".into());
+        let error = Mapping::new(
+            4096,
+            &Backing {
+                file,
+                ..Default::default()
+            },
+        )
+        .unwrap_err();
+        assert!(error.to_string().contains("/nonexistent/ram"), "{error}");
+    }
+}

@@ -1,0 +1,13 @@
+//! Guest memory: where it comes from and where the guest sees it.
+//!
+//! - [`mapping`]: memory of the host, with the options of `--memory`.
+//! - [`ram`]: the guest's RAM, a set of mappings in KVM's memory slots.
+//! - [`extra`]: other memory at guest-physical addresses (persistent memory).
+
+pub mod extra;
+pub mod mapping;
+pub mod ram;
+
+pub use extra::ExtraMemory;
+pub use mapping::{Backing, Mapping, MappingError};
+pub use ram::{Ram, RamError, Region, RegionKind};

@@ -1,0 +1,171 @@
+//! The guest's RAM.
+
+use std::sync::{Arc, PoisonError};
+
+use devices::memory::{GuestMemory, GuestRam};
+use hypervisor::{MemorySlot, SlotId, Vm};
+use vm_memory::{
+    FileOffset, GuestAddress, GuestAddressSpace, GuestRegionMmap, mmap::MmapRegionBuilder,
+};
+
+use super::{Backing, Mapping, MappingError};
+
+/// What a region of RAM is to the guest.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum RegionKind {
+    /// In the memory map at boot.
+    Boot,
+    /// Plugged while running, announced by ACPI.
+    Hotplugged,
+    /// Managed by a virtio-mem device, which says how much of it is plugged.
+    VirtioMem,
+}
+
+/// A contiguous range of guest-physical addresses with memory behind it.
+#[derive(Debug)]
+pub struct Region {
+    /// Name of the memory zone it belongs to.
+    pub zone: String,
+    /// What it is to the guest.
+    pub kind: RegionKind,
+    /// Guest-physical address, a multiple of 2 MiB except for the first.
+    pub guest: u64,
+    /// The memory.
+    pub mapping: Mapping,
+    slot: SlotId,
+}
+
+/// RAM could not be given to the guest.
+#[derive(Debug, thiserror::Error)]
+pub enum RamError {
+    /// The host has no such memory.
+    #[error("cannot get memory for the guest")]
+    Mapping(#[from] MappingError),
+    /// KVM refused the memory.
+    #[error("cannot map memory at {guest:#x} into the guest")]
+    Slot {
+        /// Guest-physical address.
+        guest: u64,
+        /// Why.
+        source: hypervisor::Error,
+    },
+    /// The range is taken or wraps around.
+    #[error("{len} bytes at {guest:#x} do not fit between the guest's other memory")]
+    Overlap {
+        /// Guest-physical address.
+        guest: u64,
+        /// Length in bytes.
+        len: u64,
+    },
+}
+
+/// All RAM of a guest.
+///
+/// Must be dropped after everything that accesses guest memory (vCPUs, devices).
+#[derive(Debug)]
+pub struct Ram {
+    vm: Arc<Vm>,
+    memory: GuestMemory,
+    regions: Vec<Region>,
+}
+
+impl Ram {
+    /// A guest without any memory yet.
+    pub fn new(vm: Arc<Vm>) -> Self {
+        Self {
+            vm,
+            memory: GuestMemory::new(GuestRam::default()),
+            regions: Vec::new(),
+        }
+    }
+
+    /// The memory as devices see it.
+    pub fn memory(&self) -> &GuestMemory {
+        &self.memory
+    }
+
+    /// All regions, in the order in which they were added.
+    pub fn regions(&self) -> &[Region] {
+        &self.regions
+    }
+
+    /// Bytes of RAM at boot and plugged by ACPI since.
+    pub fn size(&self) -> u64 {
+        self.regions
+            .iter()
+            .filter(|region| region.kind != RegionKind::VirtioMem)
+            .map(|region| region.mapping.size() as u64)
+            .sum()
+    }
+
+    /// Adds `len` bytes at `guest`.
+    pub fn add(
+        &mut self,
+        zone: &str,
+        kind: RegionKind,
+        guest: u64,
+        len: u64,
+        backing: &Backing,
+    ) -> Result<(), RamError> {
+        let overlap = || RamError::Overlap { guest, len };
+        let mapping = Mapping::new(len, backing)?;
+        let mut builder = MmapRegionBuilder::<()>::new(mapping.size());
+        if let Some(file) = mapping.file() {
+            builder = builder.with_file_offset(FileOffset::from_arc(Arc::clone(file), 0));
+        }
+        // SAFETY: `Ram` keeps the mapping until it is dropped, which is after every user.
+        let region = unsafe { builder.with_raw_mmap_pointer(mapping.address()) }
+            .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
+            .with_mmap_flags(if backing.shared {
+                libc::MAP_SHARED
+            } else {
+                libc::MAP_PRIVATE
+            })
+            .with_hugetlbfs(backing.hugepages.is_some())
+            .build()
+            .ok()
+            .and_then(|region| GuestRegionMmap::new(region, GuestAddress(guest)))
+            .ok_or_else(overlap)?;
+        let map = self
+            .memory
+            .memory()
+            .insert_region(Arc::new(region))
+            .map_err(|_| overlap())?;
+        let slot = MemorySlot {
+            guest,
+            len,
+            host: mapping.address(),
+            read_only: false,
+            log_dirty: false,
+        };
+        // SAFETY: the mapping lives as long as `self`, whose drop unmaps the slot first.
+        let slot =
+            unsafe { self.vm.map(slot) }.map_err(|source| RamError::Slot { guest, source })?;
+        self.memory
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .replace(map);
+        self.regions.push(Region {
+            zone: zone.to_owned(),
+            kind,
+            guest,
+            mapping,
+            slot,
+        });
+        Ok(())
+    }
+}
+
+impl Drop for Ram {
+    fn drop(&mut self) {
+        self.memory
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .replace(GuestRam::default());
+        for region in &self.regions {
+            if let Err(error) = self.vm.unmap(region.slot) {
+                log::warn!("memory at {:#x} stays mapped: {error}", region.guest);
+            }
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Which system calls each kind of thread may make.
+//!
+//! - [`table`]: the calls, per [`ThreadRole`].
+//! - here: compiling them to filters, and starting threads under them.
+//!
+//! A thread inherits the filter of the thread that starts it, and both have to allow a call. The
+//! control thread starts all others while the machine runs, so what it may do is what any of
+//! them may do, and the protection lies in the filters of the threads that face the guest.
+
+pub mod table;
+
+use std::{collections::HashMap, io, str::FromStr, sync::Arc, thread};
+
+use devices::thread::{ThreadRole, ThreadSpawner};
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
+
+/// What happens on a call that is not in the table.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Enforcement {
+    /// The whole process is killed.
+    #[default]
+    Kill,
+    /// The kernel's audit log names the call, and it is carried out.
+    Log,
+    /// No filter at all.
+    Off,
+}
+
+impl FromStr for Enforcement {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "true" => Ok(Self::Kill),
+            "log" => Ok(Self::Log),
+            "false" => Ok(Self::Off),
+            _ => Err(format!("'{text}' is none of true, false, log")),
+        }
+    }
+}
+
+/// A filter could not be made or installed.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot confine the {role:?} thread; start with --seccomp false to go without")]
+pub struct Error {
+    role: ThreadRole,
+    source: seccompiler::Error,
+}
+
+/// The compiled filters.
+#[derive(Clone)]
+pub struct Filters(Arc<HashMap<ThreadRole, BpfProgram>>);
+
+impl Filters {
+    /// Compiles the table.
+    pub fn new(enforcement: Enforcement) -> Result<Self, Error> {
+        let action = match enforcement {
+            Enforcement::Kill => SeccompAction::KillProcess,
+            Enforcement::Log => SeccompAction::Log,
+            Enforcement::Off => return Ok(Self(Arc::default())),
+        };
+        let mut programs = HashMap::new();
+        for role in table::ROLES {
+            let failed = |source: seccompiler::BackendError| Error {
+                role,
+                source: source.into(),
+            };
+            let rules = table::rules(role).map_err(failed)?;
+            let filter = SeccompFilter::new(
+                rules,
+                action.clone(),
+                SeccompAction::Allow,
+                TargetArch::x86_64,
+            )
+            .map_err(failed)?;
+            programs.insert(role, filter.try_into().map_err(failed)?);
+        }
+        Ok(Self(Arc::new(programs)))
+    }
+
+    /// Confines the calling thread, for good.
+    pub fn apply(&self, role: ThreadRole) -> Result<(), Error> {
+        match self.0.get(&role) {
+            Some(program) => {
+                seccompiler::apply_filter(program).map_err(|source| Error { role, source })
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl ThreadSpawner for Filters {
+    fn spawn(
+        &self,
+        role: ThreadRole,
+        name: &str,
+        body: Box<dyn FnOnce() + Send>,
+    ) -> io::Result<thread::JoinHandle<()>> {
+        let filters = self.clone();
+        thread::Builder::new().name(name.to_owned()).spawn(move || {
+            if let Err(error) = filters.apply(role) {
+                // Going on without confinement would be worse than going down.
+                log::error!("{error}: {}", error.source);
+                std::process::abort();
+            }
+            body();
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs `body` in a child process and returns its wait status.
+    fn in_child(body: impl FnOnce()) -> libc::c_int {
+        // SAFETY: the child only runs `body` and leaves without returning to the test harness.
+        let pid = unsafe { libc::fork() };
+        assert!(pid >= 0);
+        if pid == 0 {
+            body();
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(0) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child that was just made.
+        assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+        status
+    }
+
+    #[test]
+    fn a_forbidden_call_on_any_thread_kills_the_process() {
+        for role in table::ROLES {
+            if role == ThreadRole::Vmm {
+                continue;
+            }
+            let filters = Filters::new(Enforcement::Kill).unwrap();
+            let status = in_child(|| {
+                if filters.apply(role).is_ok() {
+                    // SAFETY: a call that no device needs.
+                    unsafe { libc::syscall(libc::SYS_execve, 0, 0, 0) };
+                }
+            });
+            assert!(libc::WIFSIGNALED(status), "{role:?}: status {status:#x}");
+            assert_eq!(libc::WTERMSIG(status), libc::SIGSYS, "{role:?}");
+        }
+    }
+
+    #[test]
+    fn allowed_calls_go_through() {
+        let filters = Filters::new(Enforcement::Kill).unwrap();
+        let status = in_child(|| {
+            if filters.apply(ThreadRole::Disk).is_ok() {
+                // SAFETY: no preconditions.
+                unsafe { libc::syscall(libc::SYS_gettid) };
+            }
+        });
+        assert_eq!(status, 0);
+    }
+
+    #[test]
+    fn without_enforcement_nothing_is_filtered() {
+        let filters = Filters::new(Enforcement::Off).unwrap();
+        let status = in_child(|| {
+            if filters.apply(ThreadRole::Rng).is_ok() {
+                // SAFETY: fails with EFAULT.
+                unsafe { libc::syscall(libc::SYS_execve, 0, 0, 0) };
+            }
+        });
+        assert_eq!(status, 0);
+    }
+}

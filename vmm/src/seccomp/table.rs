@@ -1,0 +1,273 @@
+//! The table of allowed system calls.
+
+use std::collections::BTreeMap;
+
+use devices::thread::ThreadRole;
+use seccompiler::{
+    BackendError, SeccompCmpArgLen as Len, SeccompCmpOp as Op, SeccompCondition, SeccompRule,
+};
+
+/// All roles.
+pub const ROLES: [ThreadRole; 12] = [
+    ThreadRole::Vmm,
+    ThreadRole::Api,
+    ThreadRole::Vcpu,
+    ThreadRole::Signal,
+    ThreadRole::Console,
+    ThreadRole::Disk,
+    ThreadRole::Net,
+    ThreadRole::Rng,
+    ThreadRole::Vsock,
+    ThreadRole::Memory,
+    ThreadRole::Pmem,
+    ThreadRole::PageFault,
+];
+
+/// Rust's and libc's own needs on any thread: memory, locks, time, logging, leaving.
+const EVERY_THREAD: &[i64] = &[
+    libc::SYS_brk,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_close,
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_wait,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    libc::SYS_futex,
+    libc::SYS_getpid,
+    libc::SYS_getrandom,
+    libc::SYS_gettid,
+    libc::SYS_madvise,
+    libc::SYS_mmap,
+    libc::SYS_mprotect,
+    libc::SYS_mremap,
+    libc::SYS_munmap,
+    libc::SYS_nanosleep,
+    libc::SYS_poll,
+    libc::SYS_ppoll,
+    libc::SYS_read,
+    libc::SYS_readv,
+    libc::SYS_restart_syscall,
+    libc::SYS_rseq,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_sched_setaffinity,
+    libc::SYS_sched_yield,
+    libc::SYS_set_robust_list,
+    libc::SYS_sigaltstack,
+    libc::SYS_statx,
+    libc::SYS_tgkill,
+    libc::SYS_timerfd_settime,
+    libc::SYS_write,
+    libc::SYS_writev,
+];
+
+/// A vCPU activates devices (epoll and event file descriptors, threads) when the guest's driver
+/// is ready.
+const VCPU: &[i64] = &[
+    libc::SYS_clone,
+    libc::SYS_clone3,
+    libc::SYS_dup,
+    libc::SYS_epoll_create1,
+    libc::SYS_eventfd2,
+    libc::SYS_fcntl,
+    libc::SYS_io_uring_enter,
+    libc::SYS_io_uring_register,
+    libc::SYS_io_uring_setup,
+    libc::SYS_prctl,
+    libc::SYS_seccomp,
+    libc::SYS_timerfd_create,
+    libc::SYS_tkill,
+];
+
+const API: &[i64] = &[
+    libc::SYS_accept4,
+    libc::SYS_fcntl,
+    libc::SYS_getsockopt,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_sendmsg,
+    libc::SYS_sendto,
+    libc::SYS_shutdown,
+    libc::SYS_unlink,
+];
+
+const CONSOLE: &[i64] = &[
+    libc::SYS_accept4,
+    libc::SYS_fcntl,
+    libc::SYS_recvfrom,
+    libc::SYS_sendto,
+    libc::SYS_shutdown,
+];
+
+const DISK: &[i64] = &[
+    libc::SYS_eventfd2,
+    libc::SYS_fallocate,
+    libc::SYS_fcntl,
+    libc::SYS_fdatasync,
+    libc::SYS_fsync,
+    libc::SYS_fstat,
+    libc::SYS_ftruncate,
+    libc::SYS_io_uring_enter,
+    libc::SYS_lseek,
+    libc::SYS_pread64,
+    libc::SYS_preadv,
+    libc::SYS_pwrite64,
+    libc::SYS_pwritev,
+];
+
+const VSOCK: &[i64] = &[
+    libc::SYS_accept4,
+    libc::SYS_connect,
+    libc::SYS_dup,
+    libc::SYS_fcntl,
+    libc::SYS_getsockopt,
+    libc::SYS_recvfrom,
+    libc::SYS_sendto,
+    libc::SYS_shutdown,
+    libc::SYS_socket,
+    libc::SYS_timerfd_create,
+];
+
+const MEMORY: &[i64] = &[libc::SYS_fallocate];
+
+const PMEM: &[i64] = &[libc::SYS_fdatasync, libc::SYS_fsync, libc::SYS_msync];
+
+const PAGE_FAULT: &[i64] = &[libc::SYS_pread64];
+
+/// The control thread opens, places and removes what the others use.
+const VMM: &[i64] = &[
+    libc::SYS_access,
+    libc::SYS_bind,
+    libc::SYS_chmod,
+    libc::SYS_clone,
+    libc::SYS_clone3,
+    libc::SYS_dup,
+    libc::SYS_dup2,
+    libc::SYS_epoll_create1,
+    libc::SYS_eventfd2,
+    libc::SYS_faccessat2,
+    libc::SYS_fallocate,
+    libc::SYS_fchmod,
+    libc::SYS_fcntl,
+    libc::SYS_flock,
+    libc::SYS_fstat,
+    libc::SYS_fstatfs,
+    libc::SYS_fsync,
+    libc::SYS_ftruncate,
+    libc::SYS_getcwd,
+    libc::SYS_getdents64,
+    libc::SYS_getpgid,
+    libc::SYS_getrlimit,
+    libc::SYS_getsockname,
+    libc::SYS_getsockopt,
+    libc::SYS_ioctl,
+    libc::SYS_io_uring_enter,
+    libc::SYS_io_uring_register,
+    libc::SYS_io_uring_setup,
+    libc::SYS_kill,
+    libc::SYS_landlock_add_rule,
+    libc::SYS_landlock_create_ruleset,
+    libc::SYS_landlock_restrict_self,
+    libc::SYS_listen,
+    libc::SYS_lseek,
+    libc::SYS_mbind,
+    libc::SYS_memfd_create,
+    libc::SYS_mkdir,
+    libc::SYS_mlock,
+    libc::SYS_msync,
+    libc::SYS_newfstatat,
+    libc::SYS_open,
+    libc::SYS_openat,
+    libc::SYS_pipe2,
+    libc::SYS_prctl,
+    libc::SYS_pread64,
+    libc::SYS_prlimit64,
+    libc::SYS_pwrite64,
+    libc::SYS_pwritev,
+    libc::SYS_readlink,
+    libc::SYS_readlinkat,
+    libc::SYS_rename,
+    libc::SYS_renameat,
+    libc::SYS_renameat2,
+    libc::SYS_rmdir,
+    libc::SYS_seccomp,
+    libc::SYS_setsockopt,
+    libc::SYS_signalfd4,
+    libc::SYS_socket,
+    libc::SYS_socketpair,
+    libc::SYS_stat,
+    libc::SYS_sysinfo,
+    libc::SYS_timerfd_create,
+    libc::SYS_tkill,
+    libc::SYS_umask,
+    libc::SYS_uname,
+    libc::SYS_unlink,
+    libc::SYS_unlinkat,
+    libc::SYS_userfaultfd,
+    libc::SYS_wait4,
+];
+
+/// `ioctl` request types (bits 8 to 15 of the request) that a role may use.
+fn ioctl_types(role: ThreadRole) -> &'static [u8] {
+    /// `KVMIO`.
+    const KVM: u8 = 0xae;
+    /// Terminals and sockets (`TIOC*`, `FIO*`).
+    const TERMINAL: u8 = b'T';
+    /// Network interfaces (`TUN*`).
+    const TUN: u8 = b'T';
+    /// `UFFDIO_*`.
+    const UFFD: u8 = 0xaa;
+    match role {
+        ThreadRole::Vcpu => &[KVM, TUN],
+        ThreadRole::Console => &[TERMINAL],
+        ThreadRole::Net => &[TUN],
+        ThreadRole::Vsock => &[TERMINAL],
+        ThreadRole::PageFault => &[UFFD],
+        _ => &[],
+    }
+}
+
+/// Calls by number, beyond [`EVERY_THREAD`].
+fn calls(role: ThreadRole) -> &'static [i64] {
+    match role {
+        ThreadRole::Vmm => VMM,
+        ThreadRole::Api => API,
+        ThreadRole::Vcpu => VCPU,
+        ThreadRole::Console => CONSOLE,
+        ThreadRole::Disk => DISK,
+        ThreadRole::Vsock => VSOCK,
+        ThreadRole::Memory => MEMORY,
+        ThreadRole::Pmem => PMEM,
+        ThreadRole::PageFault => PAGE_FAULT,
+        ThreadRole::Signal | ThreadRole::Net | ThreadRole::Rng => &[],
+    }
+}
+
+/// The rules of one role, by system call; an empty list allows any arguments.
+pub fn rules(role: ThreadRole) -> Result<BTreeMap<i64, Vec<SeccompRule>>, BackendError> {
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
+    let mut allow = |role| {
+        for call in EVERY_THREAD.iter().chain(calls(role)) {
+            rules.insert(*call, Vec::new());
+        }
+    };
+    if role == ThreadRole::Vmm {
+        // A new thread starts under the filter of the control thread.
+        ROLES.into_iter().for_each(&mut allow);
+    } else {
+        allow(role);
+    }
+    for kind in ioctl_types(role) {
+        let request =
+            SeccompCondition::new(1, Len::Dword, Op::MaskedEq(0xff00), u64::from(*kind) << 8)?;
+        rules
+            .entry(libc::SYS_ioctl)
+            .or_default()
+            .push(SeccompRule::new(vec![request])?);
+    }
+    Ok(rules)
+}
