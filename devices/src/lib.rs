@@ -15,6 +15,9 @@
 //! bounded time and memory, without a panic.
 
 pub mod bus;
+pub mod console;
+pub mod guest_event;
+pub mod legacy;
 pub mod memory;
 pub mod msi;
 pub mod thread;

@@ -1,0 +1,297 @@
+//! Opening the host's end of a console.
+
+use std::{
+    fs::{File, OpenOptions},
+    io,
+    os::{
+        fd::{AsRawFd, FromRawFd, RawFd},
+        unix::fs::{FileTypeExt, OpenOptionsExt},
+    },
+    path::{Path, PathBuf},
+};
+
+use super::{
+    output::{ConsoleOutput, Target},
+    socket::ConsoleSocket,
+    terminal::{Pty, RawTerminal, window_size},
+};
+
+/// Where a console leads.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum ConsoleMode {
+    /// The guest has no such device. Opened, it behaves like [`ConsoleMode::Null`].
+    Off,
+    /// Output is thrown away, there is no input.
+    Null,
+    /// Standard output and standard input; a terminal on standard input becomes raw.
+    Tty,
+    /// A new pseudo terminal; see [`ConsoleBackend::pty_path`].
+    Pty,
+    /// A file, created or truncated; there is no input.
+    File(PathBuf),
+    /// A Unix socket that Gantry listens on. One client at a time is served, others are turned
+    /// away; who connects first sees up to [`OUTPUT_BACKLOG`](super::OUTPUT_BACKLOG) bytes of
+    /// earlier output.
+    Socket(PathBuf),
+}
+
+/// A console could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum ConsoleError {
+    /// The output file could not be created.
+    #[error("cannot create the console's output file {}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The socket could not be bound.
+    #[error("cannot listen on the console's socket {}", path.display())]
+    Socket {
+        /// The socket.
+        path: PathBuf,
+        /// Why. `AddrInUse`: another process listens there; `AlreadyExists`: a file of another
+        /// kind is in the way.
+        source: io::Error,
+    },
+    /// No pseudo terminal could be had.
+    #[error("cannot open a pseudo terminal for the console")]
+    Pty(#[source] io::Error),
+    /// Standard input or output could not be prepared.
+    #[error("cannot use the terminal as console")]
+    Tty(#[source] io::Error),
+    /// The kernel has no eventfd left.
+    #[error("cannot create the console's event")]
+    Event(#[source] io::Error),
+}
+
+/// Where input comes from.
+#[derive(Debug)]
+pub(super) enum Input {
+    None,
+    Stream(File),
+    Socket(ConsoleSocket),
+}
+
+/// What has to stay open, or be undone when the console goes.
+#[derive(Debug)]
+pub(super) struct Kept {
+    _sub: Option<File>,
+    _terminal: Option<RawTerminal>,
+}
+
+/// An open console: its output goes to a device, the rest to a [`ConsoleLine`](super::ConsoleLine).
+pub struct ConsoleBackend {
+    pub(super) output: ConsoleOutput,
+    pub(super) input: Input,
+    pub(super) kept: Kept,
+    pty: Option<PathBuf>,
+    terminal: Option<RawFd>,
+}
+
+impl ConsoleBackend {
+    /// Opens the host's end of a console. Wants to happen before the process is confined: it opens
+    /// files, among them `/dev/ptmx` and `/proc/self/fd`.
+    pub fn open(mode: &ConsoleMode) -> Result<Self, ConsoleError> {
+        match mode {
+            ConsoleMode::Off | ConsoleMode::Null => Self::new(Target::Discard, Input::None),
+            ConsoleMode::Tty => {
+                let mut backend = stdio(libc::STDIN_FILENO, libc::STDOUT_FILENO)?;
+                backend.kept._terminal = RawTerminal::enter().map_err(ConsoleError::Tty)?;
+                backend.terminal = Some(libc::STDOUT_FILENO);
+                Ok(backend)
+            }
+            ConsoleMode::Pty => {
+                let Pty { main, sub, path } = Pty::open().map_err(ConsoleError::Pty)?;
+                let input = main.try_clone().map_err(ConsoleError::Pty)?;
+                let mut backend = Self::new(Target::Direct(main), Input::Stream(input))?;
+                backend.terminal = Some(sub.as_raw_fd());
+                backend.kept._sub = Some(sub);
+                backend.pty = Some(path);
+                Ok(backend)
+            }
+            ConsoleMode::File(path) => {
+                // Non-blocking for the sake of FIFOs and devices; regular files ignore it.
+                let file = OpenOptions::new()
+                    .write(true)
+                    .create(true)
+                    .truncate(true)
+                    .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+                    .open(path)
+                    .map_err(|source| ConsoleError::File {
+                        path: path.clone(),
+                        source,
+                    })?;
+                Self::new(Target::Direct(file), Input::None)
+            }
+            ConsoleMode::Socket(path) => {
+                let socket = ConsoleSocket::bind(path).map_err(|source| ConsoleError::Socket {
+                    path: path.clone(),
+                    source,
+                })?;
+                Self::new(Target::Absent, Input::Socket(socket))
+            }
+        }
+    }
+
+    /// Like [`ConsoleBackend::open`] for a device without input (the debug console): leaves
+    /// standard input and its terminal alone.
+    pub fn open_output(mode: &ConsoleMode) -> Result<Self, ConsoleError> {
+        if *mode == ConsoleMode::Tty {
+            let output = output_of(libc::STDOUT_FILENO).map_err(ConsoleError::Tty)?;
+            return Self::new(output, Input::None);
+        }
+        Self::open(mode)
+    }
+
+    fn new(target: Target, input: Input) -> Result<Self, ConsoleError> {
+        Ok(Self {
+            output: ConsoleOutput::new(target).map_err(ConsoleError::Event)?,
+            input,
+            kept: Kept {
+                _sub: None,
+                _terminal: None,
+            },
+            pty: None,
+            terminal: None,
+        })
+    }
+
+    /// Where the device writes.
+    pub fn output(&self) -> ConsoleOutput {
+        self.output.clone()
+    }
+
+    /// The path of the pseudo terminal that was opened, for `vm.info` (`/dev/pts/N`).
+    pub fn pty_path(&self) -> Option<&Path> {
+        self.pty.as_deref()
+    }
+
+    /// Columns and rows of the terminal behind the console, if there is one that knows them.
+    pub fn window_size(&self) -> Option<(u16, u16)> {
+        self.terminal.and_then(window_size)
+    }
+}
+
+/// A console on two descriptors of this process, which stay as they are.
+fn stdio(input: RawFd, output: RawFd) -> Result<ConsoleBackend, ConsoleError> {
+    let output = output_of(output).map_err(ConsoleError::Tty)?;
+    let input = match reopen(input, OpenOptions::new().read(true)) {
+        Ok((file, _)) => Input::Stream(file),
+        // Closed: there will be no input.
+        Err(error) if error.raw_os_error() == Some(libc::EBADF) => Input::None,
+        Err(error) => return Err(ConsoleError::Tty(error)),
+    };
+    ConsoleBackend::new(output, input)
+}
+
+fn output_of(fd: RawFd) -> io::Result<Target> {
+    match reopen(fd, OpenOptions::new().write(true)) {
+        Ok((file, true)) => Ok(Target::Direct(file)),
+        Ok((file, false)) => Ok(Target::Cautious(file)),
+        Err(error) if error.raw_os_error() == Some(libc::EBADF) => Ok(Target::Discard),
+        Err(error) => Err(error),
+    }
+}
+
+/// Another descriptor for what `fd` refers to, and whether it is sure not to block.
+///
+/// `O_NONBLOCK` belongs to the open file, which the parent shell and others may share, so
+/// terminals and pipes are opened anew. A regular file does not block, and its position has to
+/// stay shared.
+fn reopen(fd: RawFd, how: &mut OpenOptions) -> io::Result<(File, bool)> {
+    // SAFETY: no memory is passed; a descriptor that is not open is an error like any other.
+    let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3) };
+    if copy < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor was just made, and nobody else owns it.
+    let file = unsafe { File::from_raw_fd(copy) };
+    let kind = file.metadata()?.file_type();
+    if kind.is_char_device() || kind.is_fifo() {
+        let path = format!("/proc/self/fd/{fd}");
+        let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+        if let Ok(file) = how.custom_flags(flags).open(path) {
+            return Ok((file, true));
+        }
+        // For instance after a change of user: use it as it is, carefully.
+    }
+    Ok((file, kind.is_file()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{
+        fs,
+        io::{Read, Write},
+    };
+
+    #[test]
+    fn a_file_console_starts_empty_and_gets_all_output() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        fs::write(&path, "old").unwrap();
+        let backend = ConsoleBackend::open(&ConsoleMode::File(path.clone())).unwrap();
+        backend.output().write_all(b"new\n").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new\n");
+    }
+
+    #[test]
+    fn errors_name_the_file_that_is_the_matter() {
+        let path = PathBuf::from("/nonexistent/console");
+        for mode in [ConsoleMode::File(path.clone()), ConsoleMode::Socket(path)] {
+            let error = ConsoleBackend::open(&mode).err().unwrap();
+            assert!(error.to_string().contains("/nonexistent/console"));
+        }
+    }
+
+    #[test]
+    fn a_pty_console_reports_its_path_and_is_readable_there() {
+        let backend = ConsoleBackend::open(&ConsoleMode::Pty).unwrap();
+        backend.output().write_all(b"hello").unwrap();
+        let mut seen = [0; 5];
+        File::open(backend.pty_path().unwrap())
+            .unwrap()
+            .read_exact(&mut seen)
+            .unwrap();
+        assert_eq!(&seen, b"hello");
+    }
+
+    #[test]
+    fn opening_pipes_leaves_the_blocking_mode_of_shared_descriptors_alone() {
+        let (reader, writer) = io::pipe().unwrap();
+        let backend = stdio(reader.as_raw_fd(), writer.as_raw_fd()).unwrap();
+        for fd in [reader.as_raw_fd(), writer.as_raw_fd()] {
+            // SAFETY: F_GETFL only reads the flags of an open descriptor.
+            let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+            assert_eq!(flags & libc::O_NONBLOCK, 0);
+        }
+        let Input::Stream(mut input) = backend.input else {
+            panic!("a pipe is an input");
+        };
+        let error = input.read(&mut [0]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+    }
+
+    #[test]
+    fn output_to_a_shared_regular_file_keeps_its_position() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(b"before ").unwrap();
+        let null = File::open("/dev/null").unwrap();
+        let backend = stdio(null.as_raw_fd(), file.as_raw_fd()).unwrap();
+        backend.output().write_all(b"guest ").unwrap();
+        file.write_all(b"after").unwrap();
+        let mut text = String::new();
+        io::Seek::rewind(&mut file).unwrap();
+        file.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "before guest after");
+    }
+
+    #[test]
+    fn closed_standard_streams_make_a_silent_console() {
+        let backend = stdio(-1, -1);
+        assert!(backend.is_ok_and(|backend| matches!(backend.input, Input::None)));
+    }
+}

@@ -1,0 +1,56 @@
+//! Where a guest's consoles come out on the host: terminal, pseudo terminal, file or socket.
+//!
+//! Serial port, virtio console and debug console use the same backends:
+//!
+//! ```text
+//!  guest writes ──> device ──> ConsoleOutput ──────────────> host, if it takes the bytes now
+//!                                    └─ backlog ─┐              ^
+//!                                            _console thread ───┘ when the host takes more
+//!  guest reads <── device <── InputSink::enqueue <──┴───────── host
+//! ```
+//!
+//! - **A vCPU never waits for the host.** What the host does not take at once goes to a backlog of
+//!   at most [`OUTPUT_BACKLOG`] bytes; when that is full, its oldest bytes are dropped and counted
+//!   ([`ConsoleOutput::dropped`]). A socket that nobody is connected to and a pseudo terminal that
+//!   nobody reads keep their newest output that way for whoever comes.
+//! - **Input is never dropped.** What the device has no room for is held back, and nothing more is
+//!   read from the host until the device says that there is room.
+//! - **An idle console costs nothing.** End of input (a closed pipe, `/dev/null`) ends the watch.
+//!
+//! ```no_run
+//! # use std::sync::Arc;
+//! # use devices::{console::*, legacy::Serial, thread::Unconfined};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let irq = vmm_sys_util::eventfd::EventFd::new(0)?;
+//! let backend = ConsoleBackend::open(&ConsoleMode::Pty)?;
+//! let serial = Arc::new(Serial::new(irq, Box::new(backend.output()))?);
+//! let mut service = ConsoleService::new(vec![ConsoleLine::new(backend, Some(serial))]);
+//! service.start(&Unconfined)?;
+//! # Ok(())
+//! # }
+//! ```
+
+mod backend;
+mod output;
+mod service;
+mod socket;
+mod terminal;
+
+use vmm_sys_util::eventfd::EventFd;
+
+pub use backend::{ConsoleBackend, ConsoleError, ConsoleMode};
+pub use output::{ConsoleOutput, OUTPUT_BACKLOG};
+pub use service::{ConsoleLine, ConsoleService};
+pub use terminal::restore_terminal;
+
+/// A device that receives what is typed on a console.
+pub trait InputSink: Send + Sync {
+    /// Takes a prefix of `data` and says how many bytes it took; 0 if there is no room.
+    ///
+    /// A device that takes less than all of it writes [`InputSink::room_event`] once it has room
+    /// again. Called on the console thread; must not block.
+    fn enqueue(&self, data: &[u8]) -> usize;
+
+    /// Becomes readable when there is room for input that was turned away. Non-blocking.
+    fn room_event(&self) -> &EventFd;
+}

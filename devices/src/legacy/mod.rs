@@ -1,0 +1,20 @@
+//! Devices from the PC's past that kernels and firmware still expect at fixed ports.
+//!
+//! | ports | device |
+//! |---|---|
+//! | 0x3f8-0x3ff | [`Serial`], a 16550A |
+//! | 0x60-0x64 | [`I8042`]: the reset line, and a keyboard controller without a keyboard |
+//! | 0x80 | [`DebugPort`]: boot progress codes, logged with their time |
+//! | 0xe9 | [`DebugConsole`]: a console that works before any driver does |
+//!
+//! There is no CMOS clock. Linux takes the wall clock from kvm-clock; the FADT's "CMOS RTC not
+//! present" flag keeps it from probing ports 0x70 and 0x71, each of which would cost a few hundred
+//! exits at boot (the kernel reads the clock until the seconds turn).
+
+mod debug;
+mod i8042;
+mod serial;
+
+pub use debug::{DebugConsole, DebugPort};
+pub use i8042::{I8042, I8042State};
+pub use serial::{Serial, SerialAml, SerialRestoreError, SerialState};
