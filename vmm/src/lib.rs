@@ -3,3 +3,4 @@ pub mod cpu;
 pub mod machine;
 pub mod memory;
 pub mod seccomp;
+pub mod snapshot;

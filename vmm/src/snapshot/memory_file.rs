@@ -1,0 +1,278 @@
+//! RAM in a file.
+//!
+//! Regions follow each other without gaps. Pages of zeroes are left out as holes, which costs a
+//! scan at memory speed and saves what is slower, the disk.
+
+use std::{
+    fs::File,
+    io,
+    os::{fd::AsRawFd, unix::fs::FileExt},
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::memory::{Ram, Region};
+
+/// Granularity of holes in the file, in bytes.
+const CHUNK: usize = 64 << 10;
+
+/// Bytes that are written with one system call at most.
+const MAX_WRITE: usize = 4 << 20;
+
+/// A region of RAM in the file.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct MemoryRange {
+    /// Guest-physical address.
+    pub guest: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// Where the region starts in the file, in bytes.
+    pub offset: u64,
+}
+
+/// RAM could not be written or read.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryFileError {
+    /// The file failed.
+    #[error("cannot {action} {path}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The state describes other memory than the machine has.
+    #[error("the snapshot has {len} bytes of RAM at {guest:#x}, the machine does not")]
+    Mismatch {
+        /// Guest-physical address.
+        guest: u64,
+        /// Length in bytes.
+        len: u64,
+    },
+    /// The file is shorter than the state says.
+    #[error("{path} is truncated: {found} bytes instead of {expected}")]
+    Truncated {
+        /// The file.
+        path: PathBuf,
+        /// Its length in bytes.
+        found: u64,
+        /// The length that it should have.
+        expected: u64,
+    },
+}
+
+/// Bytes of a region of RAM. The guest and devices must be stopped.
+fn bytes(region: &Region) -> &[u8] {
+    // SAFETY: the mapping is that long and lives as long as the region; nothing writes to it
+    // while the machine is paused, which callers of this module ensure.
+    unsafe { std::slice::from_raw_parts(region.mapping.address(), region.mapping.size()) }
+}
+
+/// Writes all of `ram` to a new file and says where each region went.
+pub fn write(path: &Path, ram: &Ram) -> Result<Vec<MemoryRange>, MemoryFileError> {
+    let failed = |action| {
+        move |source| MemoryFileError::Io {
+            action,
+            path: path.to_owned(),
+            source,
+        }
+    };
+    let file = File::create(path).map_err(failed("create"))?;
+    let mut ranges = Vec::new();
+    let mut offset = 0;
+    for region in ram.regions() {
+        let len = region.mapping.size() as u64;
+        write_sparse(&file, offset, bytes(region)).map_err(failed("write"))?;
+        ranges.push(MemoryRange {
+            guest: region.guest,
+            len,
+            offset,
+        });
+        offset += len;
+    }
+    file.set_len(offset).map_err(failed("extend"))?;
+    file.sync_all().map_err(failed("flush"))?;
+    Ok(ranges)
+}
+
+/// Writes those chunks of `bytes` that are not all zero, several at once where they touch.
+fn write_sparse(file: &File, offset: u64, bytes: &[u8]) -> io::Result<()> {
+    let mut run = 0..0;
+    for (index, chunk) in bytes.chunks(CHUNK).enumerate() {
+        let start = index * CHUNK;
+        if is_zero(chunk) {
+            flush(file, offset, bytes, &mut run)?;
+            continue;
+        }
+        if run.is_empty() {
+            run = start..start;
+        }
+        run.end = start + chunk.len();
+        if run.len() >= MAX_WRITE {
+            flush(file, offset, bytes, &mut run)?;
+        }
+    }
+    flush(file, offset, bytes, &mut run)
+}
+
+fn flush(
+    file: &File,
+    offset: u64,
+    bytes: &[u8],
+    run: &mut std::ops::Range<usize>,
+) -> io::Result<()> {
+    let pending = std::mem::take(run);
+    if pending.is_empty() {
+        return Ok(());
+    }
+    file.write_all_at(&bytes[pending.clone()], offset + pending.start as u64)
+}
+
+fn is_zero(chunk: &[u8]) -> bool {
+    // SAFETY: any bits make a valid u128.
+    let (head, words, tail) = unsafe { chunk.align_to::<u128>() };
+    head.iter().chain(tail).all(|&byte| byte == 0) && words.iter().all(|&word| word == 0)
+}
+
+/// Where each of `ranges` goes in `ram`, after checking that they are the same memory and that
+/// the file at `path` holds all of it.
+pub fn matching<'a>(
+    file: &File,
+    path: &Path,
+    ram: &'a Ram,
+    ranges: &[MemoryRange],
+) -> Result<Vec<(&'a Region, MemoryRange)>, MemoryFileError> {
+    let found = file
+        .metadata()
+        .map_err(|source| MemoryFileError::Io {
+            action: "examine",
+            path: path.to_owned(),
+            source,
+        })?
+        .len();
+    let mut pairs = Vec::new();
+    for range in ranges {
+        let region = ram
+            .regions()
+            .iter()
+            .find(|region| region.guest == range.guest && region.mapping.size() as u64 == range.len)
+            .ok_or(MemoryFileError::Mismatch {
+                guest: range.guest,
+                len: range.len,
+            })?;
+        let expected = range.offset.saturating_add(range.len);
+        if found < expected {
+            let path = path.to_owned();
+            return Err(MemoryFileError::Truncated {
+                path,
+                found,
+                expected,
+            });
+        }
+        pairs.push((region, range.clone()));
+    }
+    if let Some(region) = ram
+        .regions()
+        .iter()
+        .find(|region| !ranges.iter().any(|range| range.guest == region.guest))
+    {
+        let len = region.mapping.size() as u64;
+        return Err(MemoryFileError::Mismatch {
+            guest: region.guest,
+            len,
+        });
+    }
+    Ok(pairs)
+}
+
+/// Reads all of RAM back, before anything runs.
+pub fn read(path: &Path, ram: &Ram, ranges: &[MemoryRange]) -> Result<(), MemoryFileError> {
+    let failed = |action| {
+        move |source| MemoryFileError::Io {
+            action,
+            path: path.to_owned(),
+            source,
+        }
+    };
+    let file = File::open(path).map_err(failed("open"))?;
+    for (region, range) in matching(&file, path, ram, ranges)? {
+        for extent in data_extents(&file, &range).map_err(failed("examine"))? {
+            // In bounds of the region: `data_extents` stays within the range, and both have the
+            // same length.
+            let start = (extent.start - range.offset) as usize;
+            let len = (extent.end - extent.start) as usize;
+            // SAFETY: the mapping is that long, lives as long as the region, and nothing else
+            // accesses it yet.
+            let target =
+                unsafe { std::slice::from_raw_parts_mut(region.mapping.address().add(start), len) };
+            file.read_exact_at(target, extent.start)
+                .map_err(failed("read"))?;
+        }
+    }
+    Ok(())
+}
+
+/// The parts of `range` that are no holes, as offsets in the file.
+pub fn data_extents(file: &File, range: &MemoryRange) -> io::Result<Vec<std::ops::Range<u64>>> {
+    let end = range.offset + range.len;
+    let mut extents = Vec::new();
+    let mut at = range.offset;
+    while at < end {
+        let Some(start) = seek(file, at, libc::SEEK_DATA)?.filter(|&start| start < end) else {
+            break;
+        };
+        let stop = seek(file, start, libc::SEEK_HOLE)?.unwrap_or(end).min(end);
+        extents.push(start..stop);
+        at = stop;
+    }
+    Ok(extents)
+}
+
+fn seek(file: &File, at: u64, whence: libc::c_int) -> io::Result<Option<u64>> {
+    let at = libc::off_t::try_from(at).map_err(io::Error::other)?;
+    // SAFETY: seeking in an open file has no preconditions.
+    let found = unsafe { libc::lseek(file.as_raw_fd(), at, whence) };
+    if found >= 0 {
+        return Ok(Some(found as u64));
+    }
+    let error = io::Error::last_os_error();
+    // Nothing of the kind up to the end of the file.
+    if error.raw_os_error() == Some(libc::ENXIO) {
+        Ok(None)
+    } else {
+        Err(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zero_chunks_become_holes_and_the_rest_is_written() {
+        let mut bytes = vec![0; 16 * CHUNK + 4096];
+        for at in [3 * CHUNK + 17, 4 * CHUNK, 16 * CHUNK + 4095] {
+            bytes[at] = 7;
+        }
+        let file = tempfile::tempfile().unwrap();
+        write_sparse(&file, 4096, &bytes).unwrap();
+        file.set_len(4096 + bytes.len() as u64).unwrap();
+        let mut back = vec![1; bytes.len()];
+        file.read_exact_at(&mut back, 4096).unwrap();
+        assert_eq!(back, bytes);
+        let range = MemoryRange {
+            guest: 0,
+            len: bytes.len() as u64,
+            offset: 4096,
+        };
+        let data: u64 = data_extents(&file, &range)
+            .unwrap()
+            .iter()
+            .map(|e| e.end - e.start)
+            .sum();
+        assert!(data < 5 * CHUNK as u64, "{data} bytes of data");
+    }
+}

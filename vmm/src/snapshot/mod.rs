@@ -1,0 +1,24 @@
+//! What a snapshot is on disk, and how memory comes back from it.
+//!
+//! A snapshot is a directory:
+//!
+//! | file            | contents                                                             |
+//! |-----------------|----------------------------------------------------------------------|
+//! | `config.json`   | the machine's configuration, as `vm.create` takes it                  |
+//! | `state.json`    | a header line (format, version, checksum), then vCPUs and devices     |
+//! | `memory-ranges` | RAM, region after region; zero pages are holes in the file            |
+//!
+//! - [`state_file`]: versioned and checksummed state.
+//! - [`memory_file`]: writing and reading RAM.
+//! - [`lazy`]: bringing RAM in while the guest runs already.
+
+pub mod lazy;
+pub mod memory_file;
+pub mod state_file;
+
+/// The machine's configuration in a snapshot directory.
+pub const CONFIG: &str = "config.json";
+/// The state of vCPUs and devices in a snapshot directory.
+pub const STATE: &str = "state.json";
+/// RAM in a snapshot directory.
+pub const MEMORY: &str = "memory-ranges";

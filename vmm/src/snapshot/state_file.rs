@@ -1,0 +1,148 @@
+//! Versioned, checksummed state.
+//!
+//! The file is two lines of JSON: a header and the state. Whatever is damaged, truncated, foreign
+//! or too new is told apart before anything of the state is looked at.
+
+use std::{fs, io, path::Path};
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+/// Identifies the format.
+const FORMAT: &str = "gantry-state";
+
+/// Version of everything that a state contains. It goes up with each incompatible change.
+pub const VERSION: u32 = 1;
+
+/// Larger states are refused: 255 vCPUs and 32 devices in each of 16 segments stay far below.
+const MAX_BYTES: u64 = 256 << 20;
+
+#[derive(Serialize, Deserialize)]
+struct Header {
+    format: String,
+    version: u32,
+    gantry: String,
+    bytes: usize,
+    crc32: u32,
+}
+
+/// A state could not be written or read.
+#[derive(Debug, thiserror::Error)]
+pub enum StateFileError {
+    /// The file itself failed.
+    #[error("cannot access the file")]
+    Io(#[from] io::Error),
+    /// No state of this program.
+    #[error("it is no state of Gantry: its first line is not the header that it should be")]
+    Foreign,
+    /// Another version's state.
+    #[error("it has format version {found} (Gantry {gantry}), this Gantry reads version {VERSION}")]
+    Version {
+        /// Version in the file.
+        found: u32,
+        /// The Gantry that wrote it.
+        gantry: String,
+    },
+    /// The contents are not what was written.
+    #[error("it is damaged or truncated: the checksum does not match")]
+    Damaged,
+    /// Implausibly large.
+    #[error("it has {0} bytes, more than any state has")]
+    TooLarge(u64),
+    /// The parts of the state are not as expected.
+    #[error("its contents do not parse")]
+    Contents(#[from] serde_json::Error),
+}
+
+/// Writes `state`, durably.
+pub fn write(path: &Path, state: &impl Serialize) -> Result<(), StateFileError> {
+    let file = fs::File::create(path)?;
+    io::Write::write_all(&mut &file, &encode(state)?)?;
+    file.sync_all()?;
+    Ok(())
+}
+
+/// Reads a state back.
+pub fn read<T: DeserializeOwned>(path: &Path) -> Result<T, StateFileError> {
+    let len = fs::metadata(path)?.len();
+    if len > MAX_BYTES {
+        return Err(StateFileError::TooLarge(len));
+    }
+    decode(&fs::read(path)?)
+}
+
+/// The bytes of a state file.
+pub fn encode(state: &impl Serialize) -> Result<Vec<u8>, StateFileError> {
+    let body = serde_json::to_vec(state)?;
+    let header = Header {
+        format: FORMAT.to_owned(),
+        version: VERSION,
+        gantry: env!("CARGO_PKG_VERSION").to_owned(),
+        bytes: body.len(),
+        crc32: crc32fast::hash(&body),
+    };
+    let mut bytes = serde_json::to_vec(&header)?;
+    bytes.push(b'\n');
+    bytes.extend_from_slice(&body);
+    bytes.push(b'\n');
+    Ok(bytes)
+}
+
+/// The state in the bytes of a state file, which may be anything.
+pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, StateFileError> {
+    let end = bytes
+        .iter()
+        .position(|&byte| byte == b'\n')
+        .ok_or(StateFileError::Foreign)?;
+    let (first, rest) = bytes.split_at(end);
+    let header: Header = serde_json::from_slice(first).map_err(|_| StateFileError::Foreign)?;
+    if header.format != FORMAT {
+        return Err(StateFileError::Foreign);
+    }
+    if header.version != VERSION {
+        return Err(StateFileError::Version {
+            found: header.version,
+            gantry: header.gantry,
+        });
+    }
+    let body = rest.get(1..).and_then(|rest| rest.get(..header.bytes));
+    let body = body.ok_or(StateFileError::Damaged)?;
+    if crc32fast::hash(body) != header.crc32 {
+        return Err(StateFileError::Damaged);
+    }
+    Ok(serde_json::from_slice(body)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_comes_back_as_it_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state.json");
+        write(&path, &vec![1_u64, 2, 3]).unwrap();
+        assert_eq!(read::<Vec<u64>>(&path).unwrap(), [1, 2, 3]);
+    }
+
+    #[test]
+    fn any_flipped_bit_or_cut_is_noticed() {
+        let bytes = encode(&vec![1_u64, 2, 3]).unwrap();
+        for at in 0..bytes.len() - 1 {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 1;
+            if let Ok(state) = decode::<Vec<u64>>(&damaged) {
+                // The header names the program that wrote it; that is for people only.
+                assert_eq!(state, [1, 2, 3], "byte {at}");
+            }
+            assert!(decode::<Vec<u64>>(&bytes[..at]).is_err(), "cut at {at}");
+        }
+    }
+
+    #[test]
+    fn another_version_is_named() {
+        let text = String::from_utf8(encode(&0).unwrap()).unwrap();
+        let newer = text.replace("\"version\":1", "\"version\":7");
+        let error = decode::<u64>(newer.as_bytes()).unwrap_err();
+        assert!(error.to_string().contains("version 7"), "{error}");
+    }
+}
