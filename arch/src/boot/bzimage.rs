@@ -1,0 +1,234 @@
+//! The bzImage format (Documentation/arch/x86/boot.rst).
+
+use std::io::{Read, Seek};
+
+use linux_loader::loader::bootparam::setup_header;
+use linux_loader::loader::{BzImage, KernelLoader};
+use vm_memory::{ByteValued, GuestAddress, GuestMemoryMmap};
+
+use super::error::CMDLINE_LIMIT;
+use super::kernel::{check_footprint, read_at, size_of};
+use super::{BootError, BootProtocol, Image, LoadedKernel};
+use crate::layout::{self, AddressMap, AddressRange, HIGH_RAM_START};
+
+/// Offset of the setup header in the file.
+const HEADER_OFFSET: u64 = 0x1f1;
+/// "HdrS".
+const HEADER_MAGIC: u32 = 0x5372_6448;
+/// First boot protocol with `xloadflags`, and thus a documented 64-bit entry point.
+const VERSION_2_12: u16 = 0x20c;
+/// `loadflags` bit: protected-mode code is loaded at 1 MiB, as in any bzImage.
+const LOADED_HIGH: u8 = 1;
+/// `xloadflags` bit: there is a 64-bit entry point at 0x200.
+const KERNEL_64: u16 = 1;
+/// The 64-bit entry point within the protected-mode code.
+const ENTRY_64: u64 = 0x200;
+const SECTOR: u64 = 512;
+/// What `setup_sects` of zero means.
+const DEFAULT_SETUP_SECTORS: u64 = 4;
+
+/// How the kernel in a bzImage is packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compression {
+    /// An ELF file as it is.
+    None,
+    /// gzip.
+    Gzip,
+    /// xz.
+    Xz,
+    /// LZ4, the legacy frame format.
+    Lz4,
+    /// Zstandard.
+    Zstd,
+    /// bzip2.
+    Bzip2,
+    /// LZMA.
+    Lzma,
+    /// LZO.
+    Lzo,
+}
+
+/// Where the packed ELF kernel lies in a bzImage file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Payload {
+    /// First byte in the file.
+    pub offset: u64,
+    /// Length in bytes. The four bytes at its end are the unpacked size, except with gzip, whose
+    /// own trailer says the same.
+    pub len: u64,
+    /// How it is packed.
+    pub compression: Compression,
+}
+
+/// Finds the packed kernel in a bzImage, for a caller that would rather unpack it itself and boot
+/// the ELF kernel through PVH than have the guest unpack it.
+///
+/// None if the file is no bzImage, or does not say where its payload is.
+///
+/// # Errors
+///
+/// [`BootError`] if the file cannot be read or its header contradicts its size.
+pub fn payload<K: Read + Seek>(image: &mut K) -> Result<Option<Payload>, BootError> {
+    let size = size_of(image).map_err(|source| BootError::ReadKernel {
+        what: "the size",
+        source,
+    })?;
+    let Some(header) = read_header(image, size)? else {
+        return Ok(None);
+    };
+    let len = u64::from(header.payload_length);
+    // Two 32-bit numbers and at most 128 KiB: no overflow.
+    let offset = setup_size(&header) + u64::from(header.payload_offset);
+    let needed = offset + len;
+    if needed > size {
+        return Err(BootError::Truncated {
+            what: "the packed kernel",
+            needed,
+            size,
+        });
+    }
+    let mut magic = [0; 6];
+    if len < magic.len() as u64 {
+        return Ok(None);
+    }
+    read_at(image, offset, &mut magic, size, "the packed kernel")?;
+    Ok(compression(&magic).map(|compression| Payload {
+        offset,
+        len,
+        compression,
+    }))
+}
+
+fn compression(magic: &[u8; 6]) -> Option<Compression> {
+    Some(match magic {
+        [0x7f, b'E', b'L', b'F', ..] => Compression::None,
+        [0x1f, 0x8b, ..] => Compression::Gzip,
+        [0xfd, b'7', b'z', b'X', b'Z', 0] => Compression::Xz,
+        [0x02, 0x21, 0x4c, 0x18, ..] => Compression::Lz4,
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => Compression::Zstd,
+        [b'B', b'Z', b'h', ..] => Compression::Bzip2,
+        [0x5d, 0, 0, ..] => Compression::Lzma,
+        [0x89, b'L', b'Z', b'O', ..] => Compression::Lzo,
+        _ => return None,
+    })
+}
+
+/// The setup header; None if the file has none.
+pub(super) fn read_header<K: Read + Seek>(
+    image: &mut K,
+    size: u64,
+) -> Result<Option<setup_header>, BootError> {
+    // The magic number decides, so a file that is long enough for it is a bzImage or is not.
+    let magic_end = HEADER_OFFSET + core::mem::offset_of!(setup_header, header) as u64 + 4;
+    if size < magic_end {
+        return Ok(None);
+    }
+    let mut header = setup_header::default();
+    let bytes = header.as_mut_slice();
+    // A short file leaves the rest of the header zero; the size check of the protected-mode code
+    // reports it.
+    let len = (bytes.len() as u64).min(size - HEADER_OFFSET) as usize;
+    read_at(
+        image,
+        HEADER_OFFSET,
+        &mut bytes[..len],
+        size,
+        "the setup header",
+    )?;
+    Ok((header.header == HEADER_MAGIC).then_some(header))
+}
+
+/// Bytes of real-mode code before the protected-mode code.
+fn setup_size(header: &setup_header) -> u64 {
+    let sectors = match header.setup_sects {
+        0 => DEFAULT_SETUP_SECTORS,
+        n => u64::from(n),
+    };
+    (sectors + 1) * SECTOR
+}
+
+/// Loads the protected-mode code of the bzImage with this `header`.
+pub(super) fn load<K: Image>(
+    memory: &GuestMemoryMmap<()>,
+    map: &AddressMap,
+    image: &mut K,
+    size: u64,
+    header: setup_header,
+) -> Result<LoadedKernel, BootError> {
+    let version = header.version;
+    if version < VERSION_2_12
+        || header.xloadflags & KERNEL_64 == 0
+        || header.loadflags & LOADED_HIGH == 0
+    {
+        return Err(BootError::No64BitEntry { version });
+    }
+    let start = setup_size(&header);
+    // `syssize` counts paragraphs of 16 bytes. What follows them (a signature, padding) is not
+    // part of the kernel, but harmless.
+    let needed = start + u64::from(header.syssize) * 16;
+    if needed > size || start + ENTRY_64 >= size {
+        return Err(BootError::Truncated {
+            what: "the protected-mode code",
+            needed: needed.max(start + ENTRY_64 + 1),
+            size,
+        });
+    }
+    let load = load_address(&header)?;
+    check_footprint(
+        map,
+        AddressRange {
+            start: load,
+            size: size - start,
+        },
+    )?;
+    let footprint = footprint(&header, load, size - start)?;
+    check_footprint(map, footprint)?;
+    BzImage::load(memory, Some(GuestAddress(load)), image, None)?;
+    Ok(LoadedKernel {
+        protocol: BootProtocol::Linux64,
+        // Cannot overflow: the load address is in low RAM.
+        entry: GuestAddress(load + ENTRY_64),
+        footprint,
+        cmdline_max: (header.cmdline_size as usize).min(CMDLINE_LIMIT),
+        initramfs_last: u64::from(header.initrd_addr_max),
+        header: Some(header),
+    })
+}
+
+/// Where the protected-mode code goes: 1 MiB if it can run anywhere, else where it must be.
+fn load_address(header: &setup_header) -> Result<u64, BootError> {
+    let preferred = header.pref_address;
+    if preferred > layout::HOLE_START {
+        return Err(BootError::BadHeader {
+            what: "its preferred load address",
+            value: preferred,
+        });
+    }
+    Ok(if header.relocatable_kernel != 0 {
+        HIGH_RAM_START
+    } else {
+        preferred.max(HIGH_RAM_START)
+    })
+}
+
+/// Memory that the kernel overwrites while it unpacks itself: `init_size` bytes from where it
+/// decides to run (boot.rst, "init_size").
+fn footprint(header: &setup_header, load: u64, len: u64) -> Result<AddressRange, BootError> {
+    let alignment = u64::from(header.kernel_alignment);
+    if header.relocatable_kernel != 0 && !alignment.is_power_of_two() {
+        return Err(BootError::BadHeader {
+            what: "its alignment",
+            value: alignment,
+        });
+    }
+    let runtime = if header.relocatable_kernel != 0 {
+        // Cannot overflow: 1 MiB, aligned to at most 2 GiB.
+        ((load + alignment - 1) & !(alignment - 1)).max(header.pref_address)
+    } else {
+        load
+    };
+    // Neither sum can overflow: addresses of at most 3 GiB, plus at most 4 GiB; the length was
+    // checked to fit in RAM.
+    let end = (runtime + u64::from(header.init_size)).max(load + len);
+    Ok(AddressRange::from_bounds(load, end))
+}

@@ -1,0 +1,142 @@
+//! What can be wrong with the things that a machine boots from.
+
+use std::io;
+
+use vm_memory::GuestMemoryError;
+
+use crate::layout::{CMDLINE_MAX_SIZE, MIB};
+
+/// Why a guest cannot be made to boot.
+#[derive(Debug, thiserror::Error)]
+pub enum BootError {
+    /// The kernel file cannot be read.
+    #[error("cannot read {what} of the kernel; it must be a readable regular file")]
+    ReadKernel {
+        /// The part that was being read.
+        what: &'static str,
+        /// The system's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The kernel file ends early.
+    #[error(
+        "the kernel is truncated: {what} ends at byte {needed}, the file has {size}; fetch or \
+         build it again"
+    )]
+    Truncated {
+        /// The part that is cut off.
+        what: &'static str,
+        /// Least size of the whole file in bytes.
+        needed: u64,
+        /// Size that it has in bytes.
+        size: u64,
+    },
+    /// The file has the format of something else.
+    #[error("the kernel file is {found}, not a kernel; give a bzImage or an ELF vmlinux with PVH")]
+    NotAKernel {
+        /// What it looks like.
+        found: &'static str,
+    },
+    /// The ELF file is for 32-bit processors.
+    #[error("the kernel is a 32-bit ELF file; give one that is built for x86-64")]
+    Elf32,
+    /// The ELF file is for another processor or byte order.
+    #[error("the kernel is an ELF file for machine type {machine}; give one built for x86-64 (62)")]
+    ElfMachine {
+        /// The `e_machine` field.
+        machine: u16,
+    },
+    /// The ELF file has no entry point for PVH.
+    #[error(
+        "the ELF kernel has no PVH entry point (note XEN_ELFNOTE_PHYS32_ENTRY); build it with \
+         CONFIG_PVH=y or give its bzImage"
+    )]
+    NoPvhNote,
+    /// A header field is impossible.
+    #[error("the kernel is damaged: {what} is {value:#x}; fetch or build it again")]
+    BadHeader {
+        /// The field.
+        what: &'static str,
+        /// Its value.
+        value: u64,
+    },
+    /// The bzImage has no 64-bit entry point.
+    #[error(
+        "the bzImage (boot protocol {version:#x}) has no 64-bit entry point; give a 64-bit kernel \
+         of version 3.8 or newer"
+    )]
+    No64BitEntry {
+        /// Version of the boot protocol, major in the high byte.
+        version: u16,
+    },
+    /// The kernel needs addresses where there is no RAM.
+    #[error(
+        "the kernel needs memory at {start:#x} to {end:#x}, the guest has {ram} MiB below 3 GiB; \
+         give it at least {} MiB of memory", end.div_ceil(MIB)
+    )]
+    KernelDoesNotFit {
+        /// First address the kernel needs.
+        start: u64,
+        /// End (exclusive) of the addresses it needs.
+        end: u64,
+        /// MiB of RAM below the hole.
+        ram: u64,
+    },
+    /// The loader library refused the image.
+    #[error("cannot load the kernel")]
+    Load(#[from] linux_loader::loader::Error),
+    /// The initramfs file cannot be read.
+    #[error("cannot read the initramfs; it must be a readable regular file")]
+    ReadInitramfs(#[source] io::Error),
+    /// The initramfs cannot be copied to guest memory.
+    #[error("cannot copy the initramfs of {size} bytes to guest memory")]
+    CopyInitramfs {
+        /// Its size in bytes.
+        size: u64,
+        /// The reason.
+        #[source]
+        source: GuestMemoryError,
+    },
+    /// The initramfs file is empty.
+    #[error("the initramfs is empty; give a cpio archive or leave the option out")]
+    EmptyInitramfs,
+    /// There is no room for the initramfs.
+    #[error(
+        "the initramfs of {size} bytes does not fit between the kernel's end at {from:#x} and \
+         {to:#x}; give the guest more memory or shrink the initramfs"
+    )]
+    InitramfsDoesNotFit {
+        /// Its size in bytes.
+        size: u64,
+        /// End of what the kernel uses while it starts.
+        from: u64,
+        /// End of what the kernel can take an initramfs from.
+        to: u64,
+    },
+    /// The command line is longer than the kernel takes.
+    #[error("the command line has {len} bytes, this kernel takes at most {max}; shorten it")]
+    CmdlineTooLong {
+        /// Its length in bytes.
+        len: usize,
+        /// Most bytes, the terminating zero not counted.
+        max: usize,
+    },
+    /// The command line contains a zero byte.
+    #[error("the command line has a zero byte at position {at}; remove it")]
+    CmdlineZeroByte {
+        /// Its position.
+        at: usize,
+    },
+    /// Boot data could not be written.
+    #[error("cannot write {what} to guest memory")]
+    Write {
+        /// What was being written.
+        what: &'static str,
+        /// The reason.
+        #[source]
+        source: GuestMemoryError,
+    },
+}
+
+/// Most bytes of a command line that any kernel gets, the terminating zero not counted.
+pub(super) const CMDLINE_LIMIT: usize = CMDLINE_MAX_SIZE as usize - 1;

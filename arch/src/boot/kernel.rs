@@ -1,0 +1,253 @@
+//! Recognizing and loading kernels.
+
+use std::io::{self, Read, Seek, SeekFrom};
+
+use linux_loader::loader::{Elf, KernelLoader, PvhBootCapability};
+use vm_memory::{GuestAddress, GuestMemoryMmap};
+
+use super::error::CMDLINE_LIMIT;
+use super::{BootError, BootProtocol, Image, LoadedKernel, bzimage};
+use crate::layout::{AddressMap, AddressRange, HIGH_RAM_START, MIB};
+
+/// Size of `Elf64_Ehdr` in bytes.
+const ELF_HEADER_SIZE: usize = 64;
+/// Size of `Elf64_Phdr` in bytes.
+const PROGRAM_HEADER_SIZE: usize = 56;
+const ELF_MAGIC: &[u8] = b"\x7fELF";
+const ELF_CLASS_64: u8 = 2;
+const ELF_LITTLE_ENDIAN: u8 = 1;
+const ELF_MACHINE_X86_64: u16 = 62;
+const SEGMENT_LOAD: u32 = 1;
+/// Segments that are looked at. Linux has five; a hostile file with 65,535 that overlap would
+/// have the same bytes copied again and again.
+const MAX_SEGMENTS: u16 = 64;
+/// Longest command line of Linux on x86 (COMMAND_LINE_SIZE less the terminating zero), which PVH
+/// does not announce. Linux silently cuts off what is longer.
+const LINUX_CMDLINE_MAX: usize = 2047;
+
+/// Loads a bzImage or an ELF kernel with a PVH entry point into `memory`.
+///
+/// # Errors
+///
+/// [`BootError`], with what is wrong with the file and what to do.
+pub fn load_kernel<K: Image>(
+    memory: &GuestMemoryMmap<()>,
+    map: &AddressMap,
+    image: &mut K,
+) -> Result<LoadedKernel, BootError> {
+    let size = size_of(image).map_err(|source| BootError::ReadKernel {
+        what: "the size",
+        source,
+    })?;
+    let mut magic = [0; 6];
+    let len = read_start(image, &mut magic).map_err(|source| BootError::ReadKernel {
+        what: "the first bytes",
+        source,
+    })?;
+    if magic[..len].starts_with(ELF_MAGIC) {
+        load_elf(memory, map, image, size)
+    } else if let Some(header) = bzimage::read_header(image, size)? {
+        bzimage::load(memory, map, image, size, header)
+    } else {
+        Err(BootError::NotAKernel {
+            found: describe(&magic[..len]),
+        })
+    }
+}
+
+/// What a file that is no kernel seems to be.
+fn describe(start: &[u8]) -> &'static str {
+    match start {
+        [] => "empty",
+        [0x1f, 0x8b, ..] => "compressed with gzip",
+        [0xfd, b'7', b'z', b'X', b'Z', ..] => "compressed with xz",
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => "compressed with zstd",
+        [b'B', b'Z', b'h', ..] => "compressed with bzip2",
+        [b'0', b'7', b'0', b'7', b'0', ..] => "a cpio archive (an initramfs?)",
+        [b'M', b'Z', ..] => "an EFI program without a Linux setup header",
+        [b'Q', b'F', b'I', 0xfb, ..] => "a qcow2 disk image",
+        _ => "in an unknown format",
+    }
+}
+
+/// The size of the file; its position is at the start afterwards.
+pub(super) fn size_of<F: Seek>(file: &mut F) -> io::Result<u64> {
+    let size = file.seek(SeekFrom::End(0))?;
+    file.rewind()?;
+    Ok(size)
+}
+
+/// Fills `buf` from the start of the file, as far as it goes.
+fn read_start<F: Read + Seek>(file: &mut F, buf: &mut [u8]) -> io::Result<usize> {
+    file.rewind()?;
+    let mut len = 0;
+    while len < buf.len() {
+        match file.read(&mut buf[len..]) {
+            Ok(0) => break,
+            Ok(n) => len += n,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(len)
+}
+
+/// Reads all of `buf` at `at`; `what` names it in errors.
+pub(super) fn read_at<F: Read + Seek>(
+    file: &mut F,
+    at: u64,
+    buf: &mut [u8],
+    size: u64,
+    what: &'static str,
+) -> Result<(), BootError> {
+    let needed = at.saturating_add(buf.len() as u64);
+    if needed > size {
+        return Err(BootError::Truncated { what, needed, size });
+    }
+    file.seek(SeekFrom::Start(at))
+        .and_then(|_| file.read_exact(buf))
+        .map_err(|source| BootError::ReadKernel { what, source })
+}
+
+/// Checks that the guest has RAM for all of `range`, above the boot data.
+pub(super) fn check_footprint(map: &AddressMap, range: AddressRange) -> Result<(), BootError> {
+    if range.start < HIGH_RAM_START {
+        return Err(BootError::BadHeader {
+            what: "its load address",
+            value: range.start,
+        });
+    }
+    if range.end() > map.low_ram().end() {
+        return Err(BootError::KernelDoesNotFit {
+            start: range.start,
+            end: range.end(),
+            ram: map.low_ram().size / MIB,
+        });
+    }
+    Ok(())
+}
+
+/// The little-endian number of up to eight bytes at `at`, which is within `bytes`.
+fn field<const N: usize>(bytes: &[u8], at: usize) -> u64 {
+    let mut value = [0; 8];
+    value[..N].copy_from_slice(&bytes[at..at + N]);
+    u64::from_le_bytes(value)
+}
+
+/// Loads an ELF kernel. Everything that the loader library takes for granted is checked first.
+fn load_elf<K: Image>(
+    memory: &GuestMemoryMmap<()>,
+    map: &AddressMap,
+    image: &mut K,
+    size: u64,
+) -> Result<LoadedKernel, BootError> {
+    let footprint = check_elf(map, image, size)?;
+    let loaded = Elf::load(memory, None, image, None)?;
+    let PvhBootCapability::PvhEntryPresent(entry) = loaded.pvh_boot_cap else {
+        return Err(BootError::NoPvhNote);
+    };
+    let in_kernel = AddressRange {
+        start: entry.0,
+        size: 1,
+    };
+    if !footprint.contains(&in_kernel) {
+        return Err(BootError::BadHeader {
+            what: "its PVH entry point",
+            value: entry.0,
+        });
+    }
+    Ok(LoadedKernel {
+        protocol: BootProtocol::Pvh,
+        entry: GuestAddress(entry.0),
+        footprint,
+        cmdline_max: LINUX_CMDLINE_MAX.min(CMDLINE_LIMIT),
+        initramfs_last: u64::from(u32::MAX),
+        header: None,
+    })
+}
+
+/// The memory that the segments of an ELF kernel take, all of it guest RAM.
+fn check_elf<K: Image>(
+    map: &AddressMap,
+    image: &mut K,
+    size: u64,
+) -> Result<AddressRange, BootError> {
+    // The class comes first: the header of a 32-bit file is shorter.
+    let mut ident = [0; 20];
+    read_at(image, 0, &mut ident, size, "the ELF header")?;
+    if ident[4] != ELF_CLASS_64 {
+        return Err(BootError::Elf32);
+    }
+    let machine = u16::from_le_bytes([ident[18], ident[19]]);
+    if machine != ELF_MACHINE_X86_64 || ident[5] != ELF_LITTLE_ENDIAN {
+        return Err(BootError::ElfMachine { machine });
+    }
+    let mut header = [0; ELF_HEADER_SIZE];
+    read_at(image, 0, &mut header, size, "the ELF header")?;
+    let table = field::<8>(&header, 32);
+    let entry_size = field::<2>(&header, 54) as usize;
+    let count = field::<2>(&header, 56) as u16;
+    if entry_size != PROGRAM_HEADER_SIZE {
+        return Err(BootError::BadHeader {
+            what: "the size of its program headers",
+            value: entry_size as u64,
+        });
+    }
+    if table < ELF_HEADER_SIZE as u64 {
+        return Err(BootError::BadHeader {
+            what: "the offset of its program headers",
+            value: table,
+        });
+    }
+    if !(1..=MAX_SEGMENTS).contains(&count) {
+        return Err(BootError::BadHeader {
+            what: "the number of its segments",
+            value: u64::from(count),
+        });
+    }
+    let mut headers = vec![0; usize::from(count) * PROGRAM_HEADER_SIZE];
+    read_at(image, table, &mut headers, size, "the program headers")?;
+    let mut bounds: Option<(u64, u64)> = None;
+    for segment in headers.chunks_exact(PROGRAM_HEADER_SIZE) {
+        if let Some(range) = check_segment(segment, size)? {
+            check_footprint(map, range)?;
+            let (start, end) = bounds.unwrap_or((range.start, range.end()));
+            bounds = Some((start.min(range.start), end.max(range.end())));
+        }
+    }
+    let (start, end) = bounds.ok_or(BootError::BadHeader {
+        what: "the number of segments to load",
+        value: 0,
+    })?;
+    Ok(AddressRange::from_bounds(start, end))
+}
+
+/// The memory of a segment with a header of `PROGRAM_HEADER_SIZE` bytes; None if it takes none.
+fn check_segment(header: &[u8], size: u64) -> Result<Option<AddressRange>, BootError> {
+    let kind = field::<4>(header, 0) as u32;
+    let offset = field::<8>(header, 8);
+    let address = field::<8>(header, 24);
+    let in_file = field::<8>(header, 32);
+    let in_memory = field::<8>(header, 40);
+    let needed = offset.saturating_add(in_file);
+    if needed > size {
+        return Err(BootError::Truncated {
+            what: "a segment",
+            needed,
+            size,
+        });
+    }
+    if kind != SEGMENT_LOAD || in_memory == 0 && in_file == 0 {
+        return Ok(None);
+    }
+    if in_memory < in_file || address.checked_add(in_memory).is_none() {
+        return Err(BootError::BadHeader {
+            what: "the size of a segment in memory",
+            value: in_memory,
+        });
+    }
+    Ok(Some(AddressRange {
+        start: address,
+        size: in_memory,
+    }))
+}

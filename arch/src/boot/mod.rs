@@ -1,0 +1,180 @@
+//! Loading a kernel and describing the machine to it.
+//!
+//! Two ways to enter Linux:
+//! - an uncompressed ELF kernel through PVH (Xen's x86/HVM direct boot ABI): 32-bit protected
+//!   mode, `hvm_start_info` in EBX;
+//! - a bzImage through the 64-bit boot protocol (Documentation/arch/x86/boot.rst): long mode with
+//!   identity-mapped low 4 GiB, `boot_params` in RSI. The kernel unpacks itself, which takes much
+//!   of the boot time; [`bzimage::payload`] tells a caller where the packed ELF kernel is.
+
+mod error;
+mod kernel;
+mod paging;
+mod pvh;
+mod zero_page;
+
+pub mod bzimage;
+
+use std::io::{Read, Seek};
+
+use linux_loader::loader::bootparam::setup_header;
+use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryMmap, ReadVolatile};
+
+pub use error::BootError;
+pub use kernel::load_kernel;
+
+use crate::layout::{self, AddressMap, AddressRange};
+
+/// A file to load, or its content.
+pub trait Image: Read + ReadVolatile + Seek {}
+
+impl<T: Read + ReadVolatile + Seek> Image for T {}
+
+/// How the kernel is entered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BootProtocol {
+    /// 32-bit protected mode without paging.
+    Pvh,
+    /// Long mode, Linux boot protocol 2.12 or newer.
+    Linux64,
+}
+
+/// A kernel in guest memory.
+#[derive(Clone, Debug)]
+pub struct LoadedKernel {
+    /// How it is entered.
+    pub protocol: BootProtocol,
+    /// Where it is entered.
+    pub entry: GuestAddress,
+    /// Memory that it uses before it reads the memory map.
+    pub footprint: AddressRange,
+    /// Longest command line in bytes, the terminating zero not counted.
+    pub cmdline_max: usize,
+    /// Last address that an initramfs may occupy.
+    initramfs_last: u64,
+    /// Setup header of a bzImage.
+    header: Option<setup_header>,
+}
+
+/// What [`load`] placed in guest memory.
+#[derive(Clone, Debug)]
+pub struct LoadedGuest {
+    /// The kernel.
+    pub kernel: LoadedKernel,
+    /// The initramfs; its size is not rounded up.
+    pub initramfs: Option<AddressRange>,
+}
+
+/// Where and how the first vCPU starts; see [`crate::registers`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EntryPoint {
+    /// The state that the processor has to be in.
+    pub protocol: BootProtocol,
+    /// First instruction.
+    pub rip: GuestAddress,
+    /// The structure that describes the machine: `hvm_start_info` or `boot_params`.
+    pub info: GuestAddress,
+}
+
+/// Loads a kernel, an initramfs and a command line into `memory`, which has the RAM of `map`.
+///
+/// # Errors
+///
+/// [`BootError`] says what is wrong with which of them, and what to do. Memory may have been
+/// written by then; it is not to be run.
+pub fn load<K: Image, I: Image>(
+    memory: &GuestMemoryMmap<()>,
+    map: &AddressMap,
+    kernel: &mut K,
+    initramfs: Option<&mut I>,
+    cmdline: &str,
+) -> Result<LoadedGuest, BootError> {
+    let kernel = load_kernel(memory, map, kernel)?;
+    write_cmdline(memory, cmdline, kernel.cmdline_max)?;
+    let initramfs = initramfs
+        .map(|file| load_initramfs(memory, map, &kernel, file))
+        .transpose()?;
+    Ok(LoadedGuest { kernel, initramfs })
+}
+
+/// Writes what the kernel is handed at its entry: the memory map, the places of command line,
+/// initramfs and ACPI tables (`rsdp`), descriptor and page tables.
+///
+/// # Errors
+///
+/// [`BootError::Write`] if `memory` lacks the low RAM of `map`.
+pub fn write_boot_data(
+    memory: &GuestMemoryMmap<()>,
+    map: &AddressMap,
+    guest: &LoadedGuest,
+    rsdp: GuestAddress,
+) -> Result<EntryPoint, BootError> {
+    paging::write_gdt(memory, guest.kernel.protocol)?;
+    let info = match guest.kernel.protocol {
+        BootProtocol::Pvh => pvh::write_start_info(memory, map, guest, rsdp)?,
+        BootProtocol::Linux64 => {
+            paging::write_identity_map(memory)?;
+            zero_page::write(memory, map, guest, rsdp)?
+        }
+    };
+    Ok(EntryPoint {
+        protocol: guest.kernel.protocol,
+        rip: guest.kernel.entry,
+        info,
+    })
+}
+
+pub(crate) use paging::{GDT_LIMIT, code_segment, data_segment, task_segment};
+
+fn write_cmdline(memory: &GuestMemoryMmap<()>, cmdline: &str, max: usize) -> Result<(), BootError> {
+    if cmdline.len() > max {
+        return Err(BootError::CmdlineTooLong {
+            len: cmdline.len(),
+            max,
+        });
+    }
+    if let Some(at) = cmdline.bytes().position(|byte| byte == 0) {
+        return Err(BootError::CmdlineZeroByte { at });
+    }
+    let start = GuestAddress(layout::CMDLINE_START);
+    let write = |bytes: &[u8], at: GuestAddress| {
+        memory
+            .write_slice(bytes, at)
+            .map_err(|source| BootError::Write {
+                what: "the command line",
+                source,
+            })
+    };
+    write(cmdline.as_bytes(), start)?;
+    // Cannot overflow: the length is at most 64 KiB.
+    write(&[0], start.unchecked_add(cmdline.len() as u64))
+}
+
+/// Places the initramfs as high in low RAM as the kernel allows, away from what the kernel
+/// overwrites while it starts.
+fn load_initramfs<I: Image>(
+    memory: &GuestMemoryMmap<()>,
+    map: &AddressMap,
+    kernel: &LoadedKernel,
+    file: &mut I,
+) -> Result<AddressRange, BootError> {
+    let size = kernel::size_of(file).map_err(BootError::ReadInitramfs)?;
+    if size == 0 {
+        return Err(BootError::EmptyInitramfs);
+    }
+    let to = map
+        .low_ram()
+        .end()
+        .min(kernel.initramfs_last.saturating_add(1));
+    let from = kernel.footprint.end();
+    let start = to
+        .checked_sub(size)
+        .map(|start| layout::align_down(start, layout::PAGE_SIZE))
+        .filter(|start| *start >= from)
+        .ok_or(BootError::InitramfsDoesNotFit { size, from, to })?;
+    memory
+        // `size` fits: it is below the 3 GiB of low RAM.
+        .read_exact_volatile_from(GuestAddress(start), file, size as usize)
+        .map_err(|source| BootError::CopyInitramfs { size, source })?;
+    Ok(AddressRange { start, size })
+}

@@ -1,0 +1,655 @@
+//! The guest's physical address space: fixed places, and the ranges that depend on its size.
+//!
+//! ```text
+//!            0  real-mode vectors                     3 GiB  BARs below 4 GiB   [mmio32]
+//!        0x500  GDT, IDT                        0xe800_0000  ECAM, 1 MiB a segment
+//!       0x6000  PVH start info                  0xfe80_0000  ACPI controllers (hot-plug, GED)
+//!       0x7000  zero page                       0xfec0_0000  IOAPIC
+//!       0x8000  boot stack (grows down to it)   0xfee0_0000  local APIC
+//!       0x9000  page tables                     0xfeff_c000  KVM identity map and TSS
+//!      0x20000  command line                         4 GiB  RAM, the rest
+//!      0x9fc00  end of conventional memory     next 1 GiB   RAM that can be plugged  [hotplug]
+//!      0xa0000  ACPI tables                     next 1 GiB  memory of devices (pmem)
+//!                                                                      [device_memory]
+//!      0xe0000  RSDP                            next 1 TiB  BARs above 4 GiB  [mmio64]
+//!      0xf0000  SMBIOS
+//!        1 MiB  kernel
+//!      ... RAM up to 3 GiB, initramfs at its end
+//! ```
+//!
+//! [`AddressMap::new`] is deterministic: a restored or migrated machine gets the same map from
+//! the same four arguments, so save those.
+
+use serde::{Deserialize, Serialize};
+
+/// One KiB in bytes.
+pub const KIB: u64 = 1 << 10;
+/// One MiB in bytes.
+pub const MIB: u64 = 1 << 20;
+/// One GiB in bytes.
+pub const GIB: u64 = 1 << 30;
+/// One TiB in bytes.
+pub const TIB: u64 = 1 << 40;
+/// Size of a small page in bytes.
+pub const PAGE_SIZE: u64 = 4 * KIB;
+
+// Low memory. All of it is guest RAM up to the ACPI tables.
+
+/// The GDT that a Linux kernel is entered with, four 8-byte descriptors.
+pub const GDT_START: u64 = 0x500;
+/// An empty IDT: the guest loads its own before it enables interrupts.
+pub const IDT_START: u64 = 0x520;
+/// `hvm_start_info` of the PVH boot protocol.
+pub const PVH_INFO_START: u64 = 0x6000;
+/// `hvm_modlist_entry` of the initramfs.
+pub const PVH_MODLIST_START: u64 = 0x6040;
+/// `hvm_memmap_table_entry` array, up to the zero page.
+pub const PVH_MEMMAP_START: u64 = 0x6100;
+/// `boot_params` of the Linux boot protocol, one page.
+pub const ZERO_PAGE_START: u64 = 0x7000;
+/// Initial stack pointer of the 64-bit entry.
+pub const BOOT_STACK_POINTER: u64 = 0x8ff0;
+/// Page map level 4, one page.
+pub const PML4_START: u64 = 0x9000;
+/// Page directory pointer table, one page.
+pub const PDPT_START: u64 = 0xa000;
+/// Page directories, four pages: 4 GiB in pages of 2 MiB.
+pub const PD_START: u64 = 0xb000;
+/// The kernel command line, zero terminated.
+pub const CMDLINE_START: u64 = 0x2_0000;
+/// Room for the command line, terminating zero included.
+pub const CMDLINE_MAX_SIZE: u64 = 64 * KIB;
+/// End of conventional memory; the page fragment above it is where a BIOS keeps its data (EBDA).
+pub const EBDA_START: u64 = 0x9_fc00;
+/// First ACPI table. Tables are written upward from here.
+pub const ACPI_TABLES_START: u64 = 0xa_0000;
+/// End (exclusive) of the room for ACPI tables.
+pub const ACPI_TABLES_END: u64 = 0xe_0000;
+/// The ACPI root pointer, in the area that an operating system scans for it.
+pub const RSDP_START: u64 = 0xe_0000;
+/// SMBIOS entry point and structures.
+pub const SMBIOS_START: u64 = 0xf_0000;
+/// End (exclusive) of the room for SMBIOS.
+pub const SMBIOS_END: u64 = HIGH_RAM_START;
+/// Where memory that a kernel may occupy starts, and where relocatable kernels are loaded.
+pub const HIGH_RAM_START: u64 = MIB;
+
+// The hole below 4 GiB.
+
+/// End (exclusive) of RAM below 4 GiB, and start of the 32-bit BAR window.
+pub const HOLE_START: u64 = 3 * GIB;
+/// End (exclusive) of the hole.
+pub const HOLE_END: u64 = 4 * GIB;
+/// PCI configuration space (ECAM) of segment 0; segment n follows at n times
+/// [`ECAM_SEGMENT_SIZE`].
+pub const ECAM_START: u64 = 0xe800_0000;
+/// Buses that each PCI segment has.
+pub const PCI_BUSES_PER_SEGMENT: u64 = 1;
+/// Configuration space of one segment: 4 KiB for each of 256 functions a bus.
+pub const ECAM_SEGMENT_SIZE: u64 = PCI_BUSES_PER_SEGMENT * MIB;
+/// Most PCI segments.
+pub const MAX_PCI_SEGMENTS: u16 = 96;
+/// Registers of the CPU hot-plug controller.
+pub const CPU_HOTPLUG_START: u64 = 0xfe80_0000;
+/// Size of the CPU hot-plug registers.
+pub const CPU_HOTPLUG_SIZE: u64 = PAGE_SIZE;
+/// Registers of the memory hot-plug controller.
+pub const MEMORY_HOTPLUG_START: u64 = 0xfe80_1000;
+/// Size of the memory hot-plug registers.
+pub const MEMORY_HOTPLUG_SIZE: u64 = PAGE_SIZE;
+/// Registers of the generic event device.
+pub const GED_START: u64 = 0xfe80_2000;
+/// Size of the generic event device's registers.
+pub const GED_SIZE: u64 = PAGE_SIZE;
+/// Registers of the PCI hot-plug controller.
+pub const PCI_HOTPLUG_START: u64 = 0xfe80_3000;
+/// Size of the PCI hot-plug registers, those of all segments together.
+pub const PCI_HOTPLUG_SIZE: u64 = PAGE_SIZE;
+/// The in-kernel IOAPIC.
+pub const IOAPIC_START: u64 = 0xfec0_0000;
+/// Size of the IOAPIC's registers.
+pub const IOAPIC_SIZE: u64 = PAGE_SIZE;
+/// The local APICs.
+pub const LAPIC_START: u64 = 0xfee0_0000;
+/// Size of the local APIC window, in which message-signalled interrupts are decoded too.
+pub const LAPIC_SIZE: u64 = MIB;
+/// Page that KVM uses for its identity map (`KVM_SET_IDENTITY_MAP_ADDR`).
+pub const KVM_IDENTITY_MAP_START: u64 = 0xfeff_c000;
+/// Three pages that KVM uses for its task state segment (`KVM_SET_TSS_ADDR`).
+pub const KVM_TSS_START: u64 = 0xfeff_d000;
+/// Size of [`KVM_TSS_START`]'s range.
+pub const KVM_TSS_SIZE: u64 = 3 * PAGE_SIZE;
+
+// I/O ports.
+
+/// Keyboard controller data, first of ports 0x60 to 0x64.
+pub const I8042_PORT: u16 = 0x60;
+/// Ports that the keyboard controller decodes.
+pub const I8042_PORT_COUNT: u16 = 5;
+/// POST codes.
+pub const DEBUG_PORT: u16 = 0x80;
+/// Debug console: bytes written appear in the log.
+pub const DEBUG_CONSOLE_PORT: u16 = 0xe9;
+/// First serial port, eight ports.
+pub const SERIAL_PORT: u16 = 0x3f8;
+/// Ports that a serial port decodes.
+pub const SERIAL_PORT_COUNT: u16 = 8;
+/// ACPI reset register (FADT `RESET_REG`): writing [`ACPI_RESET_VALUE`] resets the machine.
+pub const ACPI_RESET_PORT: u16 = 0x600;
+/// What resets the machine when written to [`ACPI_RESET_PORT`].
+pub const ACPI_RESET_VALUE: u8 = 1;
+/// ACPI sleep control register (FADT `SLEEP_CONTROL_REG`; ACPI 6.5, 4.8.3.7).
+pub const ACPI_SLEEP_CONTROL_PORT: u16 = 0x601;
+/// ACPI sleep status register (FADT `SLEEP_STATUS_REG`; ACPI 6.5, 4.8.3.7).
+pub const ACPI_SLEEP_STATUS_PORT: u16 = 0x602;
+/// The sleep type of S5 (soft off) in the sleep control register's bits 2 to 4.
+pub const ACPI_SLEEP_TYPE_S5: u8 = 5;
+/// ACPI power management timer, four ports.
+pub const ACPI_PM_TIMER_PORT: u16 = 0x608;
+/// Ports that the timer decodes.
+pub const ACPI_PM_TIMER_PORT_COUNT: u16 = 4;
+
+// Interrupts.
+
+/// Interrupt line of the first serial port.
+pub const SERIAL_GSI: u32 = 4;
+/// Interrupt line of the generic event device.
+pub const GED_GSI: u32 = 5;
+/// First interrupt line for PCI INTx, of four.
+pub const PCI_INTX_GSI: u32 = 16;
+/// Interrupt lines of the IOAPIC.
+pub const IOAPIC_PINS: u32 = 24;
+
+/// Least guest RAM in bytes.
+pub const MIN_RAM: u64 = MIB;
+/// Physical address bits of the smallest processor that is supported.
+pub const MIN_PHYS_BITS: u8 = 36;
+/// Address bits that the map uses at most: Linux with four-level page tables handles 46, and
+/// KVM with four-level nested page tables 48, whatever the processor announces.
+pub const MAX_USED_PHYS_BITS: u8 = 46;
+/// BARs that the 64-bit window is made for. The window is twice that per segment where the
+/// address width allows, because a BAR is aligned to its own size.
+const BAR_SPACE: u64 = TIB;
+/// Addresses that AMD processors keep for HyperTransport; an IOMMU does not translate them, so a
+/// passed-through device could not reach a BAR there.
+const HYPERTRANSPORT: AddressRange = AddressRange {
+    start: 0xfd_0000_0000,
+    size: 3 * 4 * GIB,
+};
+
+/// A range of guest-physical addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AddressRange {
+    /// First address.
+    pub start: u64,
+    /// Length in bytes; may be zero.
+    pub size: u64,
+}
+
+impl AddressRange {
+    /// From the first address to the one before `end`; empty if `end` is not above `start`.
+    pub const fn from_bounds(start: u64, end: u64) -> Self {
+        Self {
+            start,
+            size: end.saturating_sub(start),
+        }
+    }
+
+    /// The first address after the range.
+    pub const fn end(&self) -> u64 {
+        self.start.saturating_add(self.size)
+    }
+
+    /// There is no address in it.
+    pub const fn is_empty(&self) -> bool {
+        self.size == 0
+    }
+
+    /// Both ranges are not empty and share an address.
+    pub const fn overlaps(&self, other: &Self) -> bool {
+        !self.is_empty()
+            && !other.is_empty()
+            && self.start < other.end()
+            && other.start < self.end()
+    }
+
+    /// All of `other` lies within.
+    pub const fn contains(&self, other: &Self) -> bool {
+        self.start <= other.start && other.end() <= self.end()
+    }
+}
+
+/// What a firmware memory map (e820 or PVH) says about a range; the values are those of both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum MemoryKind {
+    /// Usable RAM.
+    Ram = 1,
+    /// Not for the operating system to use as it likes.
+    Reserved = 2,
+}
+
+/// An entry of the firmware memory map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryMapEntry {
+    /// The addresses.
+    pub range: AddressRange,
+    /// What they are.
+    pub kind: MemoryKind,
+}
+
+/// Why no address map can be made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LayoutError {
+    /// Less RAM than the boot data structures take.
+    #[error("guest memory of {size} bytes is too small; give it at least {MIN_RAM} bytes")]
+    RamTooSmall {
+        /// RAM asked for, in bytes.
+        size: u64,
+    },
+    /// The amount of RAM is not a number of pages.
+    #[error("memory size {size} is not a multiple of {PAGE_SIZE} bytes; round it to whole pages")]
+    RamNotPageAligned {
+        /// The odd size in bytes.
+        size: u64,
+    },
+    /// Too few or unusably many address bits.
+    #[error(
+        "{bits} physical address bits are not supported; use {MIN_PHYS_BITS} to 52 (the host's \
+         processor must have them)"
+    )]
+    PhysBits {
+        /// Address bits asked for.
+        bits: u8,
+    },
+    /// No or too many PCI segments.
+    #[error("{segments} PCI segments are not supported; use 1 to {MAX_PCI_SEGMENTS}")]
+    Segments {
+        /// Segments asked for.
+        segments: u16,
+    },
+    /// RAM and the smallest BAR windows do not fit in the address space.
+    #[error(
+        "{ram} bytes of memory, {hotplug} bytes of hot-plug memory and {segments} PCI segments \
+         do not fit in {bits} physical address bits; use less memory or raise max_phys_bits"
+    )]
+    NoRoom {
+        /// RAM in bytes.
+        ram: u64,
+        /// Memory that can be plugged, in bytes.
+        hotplug: u64,
+        /// PCI segments.
+        segments: u16,
+        /// Address bits.
+        bits: u8,
+    },
+}
+
+/// The BAR windows of one PCI segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SegmentWindows {
+    /// Configuration space.
+    pub ecam: AddressRange,
+    /// For 32-bit BARs; start and size are multiples of 1 MiB.
+    pub mmio32: AddressRange,
+    /// For 64-bit BARs; start and size are multiples of 1 GiB.
+    pub mmio64: AddressRange,
+}
+
+/// Where RAM, hot-plug memory and device windows of one machine are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AddressMap {
+    phys_bits: u8,
+    segments: u16,
+    low_ram: AddressRange,
+    high_ram: AddressRange,
+    hotplug: AddressRange,
+    device_memory: AddressRange,
+    mmio64: AddressRange,
+}
+
+impl AddressMap {
+    /// Places `ram_size` bytes of RAM, room for `hotplug_size` more, and the windows of
+    /// `segments` PCI segments in an address space of `phys_bits` bits.
+    ///
+    /// `phys_bits` is what CPUID tells the guest. If devices are passed through, it must not
+    /// exceed the width of the addresses that the IOMMU takes.
+    ///
+    /// # Errors
+    ///
+    /// [`LayoutError`] if an argument is out of range or not everything fits. On processors with
+    /// 36 to 41 address bits the 64-bit window is whatever room memory leaves, at least 1 GiB
+    /// per segment.
+    pub fn new(
+        ram_size: u64,
+        hotplug_size: u64,
+        phys_bits: u8,
+        segments: u16,
+    ) -> Result<Self, LayoutError> {
+        if ram_size < MIN_RAM {
+            return Err(LayoutError::RamTooSmall { size: ram_size });
+        }
+        if !ram_size.is_multiple_of(PAGE_SIZE) {
+            return Err(LayoutError::RamNotPageAligned { size: ram_size });
+        }
+        if !(MIN_PHYS_BITS..=52).contains(&phys_bits) {
+            return Err(LayoutError::PhysBits { bits: phys_bits });
+        }
+        if !(1..=MAX_PCI_SEGMENTS).contains(&segments) {
+            return Err(LayoutError::Segments { segments });
+        }
+        Self::place(ram_size, hotplug_size, phys_bits, segments).ok_or(LayoutError::NoRoom {
+            ram: ram_size,
+            hotplug: hotplug_size,
+            segments,
+            bits: phys_bits,
+        })
+    }
+
+    /// The map for arguments that are each in range; None if they do not fit together.
+    fn place(ram_size: u64, hotplug_size: u64, phys_bits: u8, segments: u16) -> Option<Self> {
+        let top = 1u64 << phys_bits.min(MAX_USED_PHYS_BITS);
+        let low_ram = AddressRange::from_bounds(0, ram_size.min(HOLE_START));
+        let high_ram = AddressRange {
+            start: HOLE_END,
+            size: ram_size - low_ram.size,
+        };
+        let hotplug = AddressRange {
+            start: align_up(high_ram.start.checked_add(high_ram.size)?, GIB)?,
+            size: align_up(hotplug_size, GIB)?,
+        };
+        let hotplug_end = hotplug.start.checked_add(hotplug.size)?;
+        let room = top.checked_sub(hotplug_end)?;
+        // An eighth of what is left keeps persistent memory useful on narrow processors.
+        let device_memory = AddressRange {
+            start: hotplug_end,
+            size: align_down((room / 8).min(TIB), GIB),
+        };
+        let mmio64 = mmio64_window(device_memory.end(), top, segments)?;
+        Some(Self {
+            phys_bits,
+            segments,
+            low_ram,
+            high_ram,
+            hotplug,
+            device_memory,
+            mmio64,
+        })
+    }
+
+    /// Physical address bits that the map was made for.
+    pub fn phys_bits(&self) -> u8 {
+        self.phys_bits
+    }
+
+    /// PCI segments that the windows are split between.
+    pub fn segments(&self) -> u16 {
+        self.segments
+    }
+
+    /// RAM below the hole.
+    pub fn low_ram(&self) -> AddressRange {
+        self.low_ram
+    }
+
+    /// RAM from 4 GiB on; empty if all of it fits below the hole.
+    pub fn high_ram(&self) -> AddressRange {
+        self.high_ram
+    }
+
+    /// The ranges of RAM present at boot, in ascending order.
+    pub fn ram(&self) -> impl Iterator<Item = AddressRange> {
+        [self.low_ram, self.high_ram]
+            .into_iter()
+            .filter(|range| !range.is_empty())
+    }
+
+    /// Room for memory that is plugged later; start and size are multiples of 1 GiB.
+    pub fn hotplug(&self) -> AddressRange {
+        self.hotplug
+    }
+
+    /// Room for memory that devices bring along (virtio-pmem); a multiple of 1 GiB, which can be
+    /// zero on a full address space.
+    pub fn device_memory(&self) -> AddressRange {
+        self.device_memory
+    }
+
+    /// BARs below 4 GiB, of all segments.
+    pub fn mmio32(&self) -> AddressRange {
+        AddressRange::from_bounds(HOLE_START, ECAM_START)
+    }
+
+    /// BARs above 4 GiB, of all segments.
+    pub fn mmio64(&self) -> AddressRange {
+        self.mmio64
+    }
+
+    /// Configuration space of all segments.
+    pub fn ecam(&self) -> AddressRange {
+        AddressRange {
+            start: ECAM_START,
+            size: u64::from(self.segments) * ECAM_SEGMENT_SIZE,
+        }
+    }
+
+    /// The windows of `segment`; None if there is no such segment.
+    pub fn segment(&self, segment: u16) -> Option<SegmentWindows> {
+        if segment >= self.segments {
+            return None;
+        }
+        let n = u64::from(segment);
+        Some(SegmentWindows {
+            ecam: AddressRange {
+                start: ECAM_START + n * ECAM_SEGMENT_SIZE,
+                size: ECAM_SEGMENT_SIZE,
+            },
+            mmio32: self.share(self.mmio32(), n, MIB),
+            mmio64: self.share(self.mmio64, n, GIB),
+        })
+    }
+
+    /// The `n`-th of as many equal shares of `window` as there are segments.
+    fn share(&self, window: AddressRange, n: u64, granularity: u64) -> AddressRange {
+        let size = align_down(window.size / u64::from(self.segments), granularity);
+        AddressRange {
+            // Cannot overflow: n is below the number of segments, so this stays in the window.
+            start: window.start + n * size,
+            size,
+        }
+    }
+
+    /// The firmware memory map, ascending and without overlaps.
+    ///
+    /// Hot-plug memory is not in it: ACPI or virtio-mem announces that.
+    pub fn memory_map(&self) -> Vec<MemoryMapEntry> {
+        let ram = |start, end| MemoryMapEntry {
+            range: AddressRange::from_bounds(start, end),
+            kind: MemoryKind::Ram,
+        };
+        let reserved = |start, end| MemoryMapEntry {
+            range: AddressRange::from_bounds(start, end),
+            kind: MemoryKind::Reserved,
+        };
+        [
+            ram(0, EBDA_START),
+            reserved(EBDA_START, HIGH_RAM_START),
+            ram(HIGH_RAM_START, self.low_ram.end()),
+            reserved(ECAM_START, self.ecam().end()),
+            reserved(KVM_IDENTITY_MAP_START, KVM_TSS_START + KVM_TSS_SIZE),
+            ram(self.high_ram.start, self.high_ram.end()),
+        ]
+        .into_iter()
+        .filter(|entry| !entry.range.is_empty())
+        .collect()
+    }
+}
+
+/// The window for 64-bit BARs between `start` (a multiple of 1 GiB) and `top`; None without 1 GiB
+/// for each segment.
+fn mmio64_window(start: u64, top: u64, segments: u16) -> Option<AddressRange> {
+    let segments = u64::from(segments);
+    // At most 96 * 2 TiB, no overflow.
+    let wanted = segments * 2 * BAR_SPACE;
+    // A start at a multiple of 1 TiB lets a BAR of 1 TiB fit, and lies above HyperTransport's
+    // addresses.
+    let roomy = align_up(start, TIB)?;
+    let window = if roomy
+        .checked_add(2 * BAR_SPACE)
+        .is_some_and(|end| end <= top)
+    {
+        AddressRange::from_bounds(roomy, top)
+    } else {
+        let below = AddressRange::from_bounds(start, top.min(HYPERTRANSPORT.start));
+        let above = AddressRange::from_bounds(start.max(HYPERTRANSPORT.end()), top);
+        if below.size >= above.size {
+            below
+        } else {
+            above
+        }
+    };
+    let size = align_down(window.size.min(wanted), GIB);
+    (size >= segments * GIB).then_some(AddressRange {
+        start: window.start,
+        size,
+    })
+}
+
+/// The next multiple of `align` (a power of two) at or above `value`.
+pub(crate) fn align_up(value: u64, align: u64) -> Option<u64> {
+    value
+        .checked_add(align - 1)
+        .map(|value| align_down(value, align))
+}
+
+/// The next multiple of `align` (a power of two) at or below `value`.
+pub(crate) const fn align_down(value: u64, align: u64) -> u64 {
+    value & !(align - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn fixed_ranges() -> Vec<AddressRange> {
+        [
+            (CPU_HOTPLUG_START, CPU_HOTPLUG_SIZE),
+            (MEMORY_HOTPLUG_START, MEMORY_HOTPLUG_SIZE),
+            (GED_START, GED_SIZE),
+            (PCI_HOTPLUG_START, PCI_HOTPLUG_SIZE),
+            (IOAPIC_START, IOAPIC_SIZE),
+            (LAPIC_START, LAPIC_SIZE),
+            (KVM_IDENTITY_MAP_START, PAGE_SIZE),
+            (KVM_TSS_START, KVM_TSS_SIZE),
+        ]
+        .into_iter()
+        .map(|(start, size)| AddressRange { start, size })
+        .collect()
+    }
+
+    fn all_ranges(map: &AddressMap) -> Vec<AddressRange> {
+        let mut all = vec![map.low_ram()];
+        for n in 0..map.segments() {
+            all.push(map.segment(n).unwrap().mmio32);
+        }
+        for n in 0..map.segments() {
+            all.push(map.segment(n).unwrap().ecam);
+        }
+        all.extend(fixed_ranges());
+        all.extend([map.high_ram(), map.hotplug(), map.device_memory()]);
+        for n in 0..map.segments() {
+            all.push(map.segment(n).unwrap().mmio64);
+        }
+        all
+    }
+
+    proptest! {
+        #[test]
+        fn ranges_ascend_without_overlap_within_the_address_width(
+            pages in MIB / PAGE_SIZE..=6 * TIB / PAGE_SIZE,
+            hotplug in prop_oneof![Just(0), 0..2 * TIB],
+            bits in MIN_PHYS_BITS..=52,
+            segments in 1..=MAX_PCI_SEGMENTS,
+        ) {
+            let Ok(map) = AddressMap::new(pages * PAGE_SIZE, hotplug, bits, segments) else {
+                // Only narrow processors may lack room for these sizes.
+                prop_assert!(bits < 44);
+                return Ok(());
+            };
+            let ranges = all_ranges(&map);
+            for pair in ranges.windows(2) {
+                prop_assert!(pair[0].end() <= pair[1].start, "{pair:x?}");
+            }
+            prop_assert!(ranges.last().unwrap().end() <= 1 << bits);
+            prop_assert_eq!(map.ram().map(|r| r.size).sum::<u64>(), pages * PAGE_SIZE);
+            prop_assert!(map.hotplug().size >= hotplug);
+            prop_assert_eq!(map.hotplug().start % GIB, 0);
+            prop_assert!(!map.mmio64().overlaps(&HYPERTRANSPORT));
+            for n in 0..segments {
+                let windows = map.segment(n).unwrap();
+                prop_assert!(windows.mmio32.size >= MIB && windows.mmio32.start % MIB == 0);
+                prop_assert!(windows.mmio64.size >= GIB && windows.mmio64.start % GIB == 0);
+            }
+            prop_assert!(map.segment(segments).is_none());
+            let memory_map = map.memory_map();
+            for pair in memory_map.windows(2) {
+                prop_assert!(pair[0].range.end() <= pair[1].range.start);
+            }
+        }
+
+        #[test]
+        fn any_arguments_give_a_map_or_an_error(
+            ram in any::<u64>(), hotplug in any::<u64>(), bits in any::<u8>(), segments in any::<u16>(),
+        ) {
+            let _ = AddressMap::new(ram, hotplug, bits, segments);
+        }
+    }
+
+    #[test]
+    fn one_segment_gets_two_tebibytes_for_bars_where_the_width_allows() {
+        for (ram, bits) in [(GIB, 42), (6 * TIB, 46), (512 * GIB, 43)] {
+            let map = AddressMap::new(ram, 0, bits, 1).unwrap();
+            assert!(map.mmio64().size >= 2 * TIB, "{ram:#x} {bits}");
+            assert_eq!(map.mmio64().start % TIB, 0);
+        }
+    }
+
+    #[test]
+    fn narrow_processors_get_the_room_that_memory_leaves() {
+        let map = AddressMap::new(4 * GIB, 0, 36, 2).unwrap();
+        assert!(map.mmio64().size >= 48 * GIB, "{map:x?}");
+        let map = AddressMap::new(16 * GIB, 0, 39, 2).unwrap();
+        assert!(map.mmio64().size >= 400 * GIB && map.mmio64().end() <= 1 << 39);
+        let map = AddressMap::new(16 * GIB, 0, 40, 1).unwrap();
+        assert!(map.mmio64().size >= 800 * GIB);
+        assert!(matches!(
+            AddressMap::new(63 * GIB, 0, 36, 1),
+            Err(LayoutError::NoRoom { .. })
+        ));
+    }
+
+    #[test]
+    fn arguments_out_of_range_are_refused_by_name() {
+        let new = AddressMap::new;
+        assert_eq!(
+            new(MIB - PAGE_SIZE, 0, 40, 1),
+            Err(LayoutError::RamTooSmall {
+                size: MIB - PAGE_SIZE
+            })
+        );
+        assert_eq!(
+            new(GIB + 1, 0, 40, 1),
+            Err(LayoutError::RamNotPageAligned { size: GIB + 1 })
+        );
+        for bits in [0, 35, 53, 255] {
+            assert_eq!(new(GIB, 0, bits, 1), Err(LayoutError::PhysBits { bits }));
+        }
+        for segments in [0, 97] {
+            assert_eq!(
+                new(GIB, 0, 40, segments),
+                Err(LayoutError::Segments { segments })
+            );
+        }
+    }
+}
