@@ -16,6 +16,7 @@
 
 pub mod bus;
 pub mod console;
+pub mod disk;
 pub mod guest_event;
 pub mod legacy;
 pub mod memory;

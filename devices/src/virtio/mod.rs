@@ -3,6 +3,7 @@
 //! - [`device`]: what a device must say and do; the transport (PCI) does the rest.
 //! - [`worker`]: the thread in which a device's queues are served.
 
+pub mod blk;
 pub mod device;
 pub mod worker;
 

@@ -1,0 +1,86 @@
+//! Sizes and alignments of the storage under an image.
+
+use std::{
+    fs::File,
+    io::{self, Seek, SeekFrom},
+    os::{
+        fd::AsRawFd,
+        unix::fs::{FileTypeExt, MetadataExt},
+    },
+};
+
+use super::SECTOR;
+
+/// What the storage prefers and demands.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Geometry {
+    /// Smallest unit of transfer in bytes, as the guest is told: a power of two from 512 on.
+    pub logical_block: u32,
+    /// Unit in which the storage works, in bytes; at least `logical_block`.
+    pub physical_block: u32,
+    /// Alignment of memory in bytes that transfers need; 1 without `O_DIRECT`.
+    pub memory_alignment: usize,
+}
+
+/// `BLKSSZGET` and `BLKPBSZGET` of linux/fs.h: `_IO(0x12, 104)` and `_IO(0x12, 123)`.
+const BLKSSZGET: libc::Ioctl = 0x1268;
+const BLKPBSZGET: libc::Ioctl = 0x127b;
+
+/// Size in bytes of a file or block device.
+pub fn size(file: &mut File) -> io::Result<u64> {
+    file.seek(SeekFrom::End(0))
+}
+
+/// Asks for the geometry of `file`.
+pub fn probe(file: &File, direct: bool) -> io::Result<Geometry> {
+    let metadata = file.metadata()?;
+    let (mut logical, physical) = if metadata.file_type().is_block_device() {
+        (ioctl(file, BLKSSZGET), ioctl(file, BLKPBSZGET))
+    } else {
+        (None, u32::try_from(metadata.blksize()).ok())
+    };
+    if direct {
+        let found = direct_alignment(file)?;
+        logical = Some(logical.unwrap_or(found).max(found));
+    }
+    let logical_block = sane(logical);
+    Ok(Geometry {
+        logical_block,
+        physical_block: sane(physical).max(logical_block),
+        memory_alignment: if direct { logical_block as usize } else { 1 },
+    })
+}
+
+/// A block size that can be shown to a guest.
+fn sane(size: Option<u32>) -> u32 {
+    size.filter(|size| size.is_power_of_two() && (512..=65536).contains(size))
+        .unwrap_or(SECTOR as u32)
+}
+
+fn ioctl(file: &File, request: libc::Ioctl) -> Option<u32> {
+    let mut value: libc::c_int = 0;
+    // SAFETY: both requests write an int (or unsigned int) to the address given.
+    let result = unsafe { libc::ioctl(file.as_raw_fd(), request, &mut value) };
+    u32::try_from(value).ok().filter(|_| result == 0)
+}
+
+/// The smallest transfer that `O_DIRECT` allows, found by trying: this works on every kernel and
+/// file system, unlike asking.
+fn direct_alignment(file: &File) -> io::Result<u32> {
+    #[repr(align(4096))]
+    struct Page([u8; 4096]);
+    let mut page = Page([0; 4096]);
+    let mut error = None;
+    for size in [512, 1024, 2048, 4096] {
+        // Memory that is aligned to `size` and to nothing more, if it is less than a page.
+        let memory = &mut page.0[size % 4096..];
+        let len = size.min(memory.len());
+        // SAFETY: `memory` holds `len` bytes.
+        let result = unsafe { libc::pread(file.as_raw_fd(), memory.as_mut_ptr().cast(), len, 0) };
+        if result >= 0 {
+            return Ok(size as u32);
+        }
+        error = Some(io::Error::last_os_error());
+    }
+    Err(error.unwrap_or_else(|| io::ErrorKind::InvalidInput.into()))
+}

@@ -1,0 +1,249 @@
+//! qcow2 images, through the crate `imago`.
+//!
+//! The library works in host memory: guest memory may change while it is looked at, which Rust
+//! references do not allow. Requests go through the bounce buffer in bounded steps.
+
+use std::{
+    fs::File,
+    io,
+    os::unix::fs::FileExt,
+    path::Path,
+    sync::{PoisonError, RwLock},
+};
+
+use imago::{
+    DenyImplicitOpenGate, FormatAccess, FormatDriverBuilder, StorageOpenOptions,
+    format::gate::ImplicitOpenGate, qcow2::Qcow2,
+};
+
+use super::{
+    image::{DiskError, DiskOptions},
+    io::{Io, Operation},
+    lock::{self, LockGranularity},
+    pool::Blocking,
+};
+
+/// What the library reads and writes.
+type ImageFile = imago::file::File;
+
+/// Backing files may have backing files; a loop of them must end.
+const MAX_BACKING_DEPTH: u32 = 32;
+
+/// Longest L1 table that is read for the truncation check: what QEMU allows (32 MiB).
+const MAX_L1_ENTRIES: u64 = (32 << 20) / 8;
+
+/// An open qcow2 image.
+pub struct Qcow2Image {
+    /// Reads and writes share it; discarding needs it alone.
+    access: RwLock<FormatAccess<ImageFile>>,
+    size: u64,
+}
+
+impl Qcow2Image {
+    /// Opens the image in `file`, which is `file_size` bytes long and locked. `buffered` is the
+    /// same file without `O_DIRECT`.
+    pub fn open(
+        file: File,
+        buffered: &File,
+        file_size: u64,
+        options: &DiskOptions,
+    ) -> Result<Self, DiskError> {
+        let path = &options.path;
+        let inspect = |action| {
+            move |source| DiskError::Inspect {
+                path: path.clone(),
+                action,
+                source,
+            }
+        };
+        check_complete(path, buffered, file_size)?;
+        let storage_options = StorageOpenOptions::new()
+            .filename(path)
+            .write(!options.read_only)
+            .direct(options.direct);
+        let storage =
+            ImageFile::from_open_file(file, storage_options).map_err(inspect("examine"))?;
+        let mut image: Qcow2<ImageFile> = Qcow2::open_image(storage, !options.read_only)
+            .map_err(inspect("interpret the qcow2 header of"))?;
+        if image.requires_external_data_file() {
+            return Err(DiskError::ExternalData { path: path.clone() });
+        }
+        let opened = match image.implicit_backing_file() {
+            None => image.open_implicit_dependencies_gated(DenyImplicitOpenGate::default()),
+            Some(backing) if !options.backing_files => {
+                return Err(DiskError::BackingFile {
+                    path: path.clone(),
+                    backing: backing.clone(),
+                });
+            }
+            Some(backing) if image.implicit_backing_format().is_none() => {
+                return Err(DiskError::BackingFormat {
+                    path: path.clone(),
+                    backing: backing.clone(),
+                });
+            }
+            Some(_) => image.open_implicit_dependencies_gated(BackingGate {
+                remaining: MAX_BACKING_DEPTH,
+                granularity: options.lock_granularity,
+            }),
+        };
+        opened.map_err(inspect("open the backing file of"))?;
+        let access = FormatAccess::new(image);
+        Ok(Self {
+            size: access.size(),
+            access: RwLock::new(access),
+        })
+    }
+
+    /// Size of the disk in bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn read(&self, io: &mut Io) -> io::Result<()> {
+        let access = self.access.read().unwrap_or_else(PoisonError::into_inner);
+        while !io.buffers.is_empty() {
+            let offset = io.offset;
+            let bytes = io.bounce()?;
+            let count = bytes.len();
+            access.read(bytes, offset)?;
+            io.advance(count);
+        }
+        Ok(())
+    }
+
+    fn write(&self, io: &mut Io) -> io::Result<()> {
+        let access = self.access.read().unwrap_or_else(PoisonError::into_inner);
+        while !io.buffers.is_empty() {
+            let offset = io.offset;
+            let bytes = &*io.bounce()?;
+            let count = bytes.len();
+            access.write(bytes, offset)?;
+            io.advance(count);
+        }
+        Ok(())
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        let access = self.access.read().unwrap_or_else(PoisonError::into_inner);
+        access.flush()?;
+        access.sync()
+    }
+}
+
+impl Blocking for Qcow2Image {
+    fn perform(&self, io: &mut Io) -> io::Result<()> {
+        match io.operation {
+            Operation::Read => self.read(io),
+            Operation::Write { durable } => {
+                self.write(io)?;
+                if durable { self.flush() } else { Ok(()) }
+            }
+            Operation::Flush => self.flush(),
+            Operation::WriteZeroes { may_unmap: false } => {
+                let access = self.access.read().unwrap_or_else(PoisonError::into_inner);
+                access.write_zeroes(io.offset, io.len)
+            }
+            Operation::Discard | Operation::WriteZeroes { may_unmap: true } => {
+                let mut access = self.access.write().unwrap_or_else(PoisonError::into_inner);
+                access.discard_to_zero(io.offset, io.len)
+            }
+        }
+    }
+}
+
+/// Opens backing files read-only through the page cache, with a shared lock, down to a depth;
+/// nothing else.
+struct BackingGate {
+    remaining: u32,
+    granularity: LockGranularity,
+}
+
+impl ImplicitOpenGate<ImageFile> for BackingGate {
+    fn open_format<F: FormatDriverBuilder<ImageFile>>(
+        &mut self,
+        builder: F,
+    ) -> io::Result<FormatAccess<ImageFile>> {
+        let remaining = self
+            .remaining
+            .checked_sub(1)
+            .ok_or_else(|| io::Error::other("the chain of backing files is too long"))?;
+        let gate = Self { remaining, ..*self };
+        Ok(FormatAccess::new(builder.open(gate)?))
+    }
+
+    fn open_storage(&mut self, builder: StorageOpenOptions) -> io::Result<ImageFile> {
+        // Only the data file of an image is asked for as writable.
+        if builder.get_writable() {
+            return Err(io::Error::other("it keeps its data in another file"));
+        }
+        let path = builder
+            .get_filename()
+            .ok_or_else(|| io::Error::other("a backing file without a name"))?
+            .to_owned();
+        let mut file = File::open(&path)?;
+        if !file.metadata()?.file_type().is_file() {
+            return Err(io::Error::other("it is not a regular file"));
+        }
+        let size = super::geometry::size(&mut file)?;
+        lock::lock(&file, size, true, self.granularity)
+            .map_err(|error| io::Error::other(format!("it is in use elsewhere ({error})")))?;
+        ImageFile::from_open_file(file, StorageOpenOptions::new().filename(path))
+    }
+}
+
+/// Checks that the tables which the header names lie within the file. (The library reads what is
+/// behind the end as zeroes, which would turn a half-copied image into silent loss.)
+fn check_complete(path: &Path, file: &File, file_size: u64) -> Result<(), DiskError> {
+    let needed = needed_size(file).map_err(|source| DiskError::Inspect {
+        path: path.to_owned(),
+        action: "read the tables of",
+        source,
+    })?;
+    if needed > file_size {
+        return Err(DiskError::Truncated {
+            path: path.to_owned(),
+            needed,
+            size: file_size,
+        });
+    }
+    Ok(())
+}
+
+/// The end of the last table in bytes, as far as the tables can be read.
+fn needed_size(file: &File) -> io::Result<u64> {
+    let mut header = [0; 72];
+    if file.read_at(&mut header, 0)? < header.len() {
+        return Ok(header.len() as u64);
+    }
+    let number = |at: usize, len: usize| {
+        header[at..at + len]
+            .iter()
+            .fold(0_u64, |value, byte| value << 8 | u64::from(*byte))
+    };
+    let cluster_bits = number(20, 4);
+    // QEMU's limits; the library reports what is outside of them.
+    if !(9..=21).contains(&cluster_bits) {
+        return Ok(0);
+    }
+    let cluster = 1_u64 << cluster_bits;
+    let l1_entries = number(36, 4).min(MAX_L1_ENTRIES);
+    let l1_offset = number(40, 8);
+    let refcount_end = number(48, 8).saturating_add(number(56, 4).saturating_mul(cluster));
+    let l1_end = l1_offset.saturating_add(l1_entries * 8);
+    let mut needed = l1_end.max(refcount_end);
+    // Bounded by MAX_L1_ENTRIES above.
+    let mut l1 = vec![0; (l1_entries * 8) as usize];
+    if file.read_exact_at(&mut l1, l1_offset).is_err() {
+        return Ok(needed);
+    }
+    let (entries, _) = l1.as_chunks::<8>();
+    for entry in entries {
+        // Bits 9 to 55: where the L2 table is, 0 if there is none.
+        let table = u64::from_be_bytes(*entry) & 0x00ff_ffff_ffff_fe00;
+        if table != 0 {
+            needed = needed.max(table + cluster);
+        }
+    }
+    Ok(needed)
+}

@@ -1,0 +1,165 @@
+//! What the queues of a disk, its device and the machine share.
+
+use std::{
+    io,
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use virtio_bindings::bindings::virtio_blk::{VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_UNSUPP};
+
+use super::{config::MAX_RANGE, counters::Counters, request::Range};
+use crate::{
+    disk::{Disk, DiskError, Operation, SECTOR},
+    virtio::device::VirtioInterrupt,
+};
+
+/// Bytes of the serial number that `GET_ID` returns (virtio 1.2, 5.2.6).
+pub const ID_LEN: usize = 20;
+
+/// Least time between two log lines on failed requests of one disk.
+const REPORT_INTERVAL: Duration = Duration::from_secs(10);
+
+/// One disk's state that more than one thread looks at.
+pub struct Shared {
+    /// The image, for messages.
+    pub path: PathBuf,
+    /// What `GET_ID` returns, padded with zeroes.
+    pub id: [u8; ID_LEN],
+    /// The guest may not write.
+    pub read_only: bool,
+    /// Discarding was offered.
+    pub can_discard: bool,
+    /// Zeroing was offered.
+    pub can_write_zeroes: bool,
+    /// For `vm.counters`.
+    pub counters: Counters,
+    /// Size of the disk as the guest knows it, in bytes.
+    capacity: AtomicU64,
+    writeback: AtomicBool,
+    reported: Mutex<Option<Instant>>,
+    disk: Mutex<Disk>,
+    link: Mutex<Link>,
+}
+
+/// The way to the driver.
+#[derive(Default)]
+struct Link {
+    /// While the device is active.
+    interrupt: Option<Arc<dyn VirtioInterrupt>>,
+    /// The configuration changed while it was not.
+    changed: bool,
+}
+
+impl Shared {
+    /// The state of a new device on `disk`, with write-back caching.
+    pub fn new(disk: Disk, read_only: bool, id: [u8; ID_LEN]) -> Self {
+        Self {
+            path: disk.path().to_owned(),
+            id,
+            read_only,
+            can_discard: disk.can_discard(),
+            can_write_zeroes: disk.can_write_zeroes(),
+            counters: Counters::default(),
+            capacity: AtomicU64::new(disk.size()),
+            writeback: AtomicBool::new(true),
+            reported: Mutex::new(None),
+            disk: Mutex::new(disk),
+            link: Mutex::default(),
+        }
+    }
+
+    /// Size in bytes.
+    pub fn capacity(&self) -> u64 {
+        self.capacity.load(Ordering::Relaxed)
+    }
+
+    /// Sets the size that the guest sees, at restore.
+    pub fn set_capacity(&self, bytes: u64) {
+        self.capacity.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Completed writes may still be in volatile memory until a flush.
+    pub fn is_writeback(&self) -> bool {
+        self.writeback.load(Ordering::Relaxed)
+    }
+
+    /// The driver's choice of cache mode.
+    pub fn set_writeback(&self, on: bool) {
+        self.writeback.store(on, Ordering::Relaxed);
+    }
+
+    /// Runs `f` on the image.
+    pub fn with_disk<T>(&self, f: impl FnOnce(&mut Disk) -> T) -> T {
+        f(&mut self.disk.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Grows the image to `bytes` and tells the driver.
+    pub fn resize(&self, bytes: u64) -> Result<(), DiskError> {
+        self.with_disk(|disk| disk.resize(bytes))?;
+        self.set_capacity(bytes);
+        let mut link = self.link.lock().unwrap_or_else(PoisonError::into_inner);
+        link.changed = true;
+        link.tell();
+        Ok(())
+    }
+
+    /// Connects the driver, or disconnects it. A change in between is reported at once.
+    pub fn connect(&self, interrupt: Option<Arc<dyn VirtioInterrupt>>) {
+        let mut link = self.link.lock().unwrap_or_else(PoisonError::into_inner);
+        link.interrupt = interrupt;
+        link.tell();
+    }
+
+    /// The offset of `len` bytes from `sector`, if they are whole sectors of the disk.
+    pub fn check_extent(&self, sector: u64, len: u64) -> Result<u64, u32> {
+        sector
+            .checked_mul(SECTOR)
+            .filter(|offset| {
+                len.is_multiple_of(SECTOR)
+                    && offset
+                        .checked_add(len)
+                        .is_some_and(|end| end <= self.capacity())
+            })
+            .ok_or(VIRTIO_BLK_S_IOERR)
+    }
+
+    /// First sector and length in bytes of a range, if it is one that the driver may ask for.
+    pub fn check_range(&self, range: Range, flags: u32) -> Result<(u64, u64), u32> {
+        if range.flags & !flags != 0 {
+            // Required: virtio 1.2, 5.2.6.2.
+            return Err(VIRTIO_BLK_S_UNSUPP);
+        }
+        if range.count > MAX_RANGE {
+            return Err(VIRTIO_BLK_S_IOERR);
+        }
+        Ok((range.sector, u64::from(range.count) * SECTOR))
+    }
+
+    /// Logs a failed request, unless another one was logged just now.
+    pub fn report(&self, operation: Operation, offset: u64, error: &io::Error) {
+        let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
+        if reported.is_some_and(|at| at.elapsed() < REPORT_INTERVAL) {
+            return;
+        }
+        *reported = Some(Instant::now());
+        let path = self.path.display();
+        log::warn!("disk {path}: {operation:?} at byte {offset} failed: {error}");
+    }
+}
+
+impl Link {
+    fn tell(&mut self) {
+        let Some(interrupt) = self.interrupt.as_ref().filter(|_| self.changed) else {
+            return;
+        };
+        match interrupt.config() {
+            Ok(()) => self.changed = false,
+            Err(error) => log::error!("cannot tell the guest its disk's new size: {error}"),
+        }
+    }
+}
