@@ -21,5 +21,6 @@ pub mod guest_event;
 pub mod legacy;
 pub mod memory;
 pub mod msi;
+pub mod rate_limiter;
 pub mod thread;
 pub mod virtio;

@@ -1,4 +1,5 @@
 //! The machine.
+pub mod config;
 pub mod cpu;
 pub mod machine;
 pub mod memory;

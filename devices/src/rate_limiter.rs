@@ -1,0 +1,295 @@
+//! Rate limits: token buckets for bytes and operations.
+//!
+//! A device takes tokens before it carries out a request. When a bucket is empty the limiter is
+//! *blocked* until a timer (a timerfd for the device's event loop) says that it may go on.
+//! A request larger than the whole bucket passes when the bucket is full, and the debt delays
+//! what follows, so that no request waits for ever.
+
+use std::{
+    io,
+    os::fd::{AsRawFd, RawFd},
+    time::{Duration, Instant},
+};
+
+use serde::{Deserialize, Serialize};
+use vmm_sys_util::timerfd::TimerFd;
+
+/// How long a blocked limiter waits before it looks again.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// Limits of one kind, as in the REST API.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+pub struct TokenBucketConfig {
+    /// Tokens that the bucket holds; 0 for no limit.
+    pub size: u64,
+    /// Tokens beyond `size` that are there once, at the start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub one_time_burst: Option<u64>,
+    /// Milliseconds in which an empty bucket fills up; 0 for no limit.
+    pub refill_time: u64,
+}
+
+/// Limits of a device, as in the REST API.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+pub struct RateLimiterConfig {
+    /// Bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth: Option<TokenBucketConfig>,
+    /// Operations.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ops: Option<TokenBucketConfig>,
+}
+
+/// What a token stands for.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum TokenType {
+    /// A byte.
+    Bytes,
+    /// An operation.
+    Ops,
+}
+
+/// A bucket that fills up with time.
+#[derive(Clone, Debug)]
+struct TokenBucket {
+    size: u64,
+    refill: Duration,
+    burst: u64,
+    /// Negative while a request that was larger than the bucket is paid off.
+    budget: i128,
+    updated: Instant,
+}
+
+impl TokenBucket {
+    fn new(config: TokenBucketConfig, now: Instant) -> Option<Self> {
+        (config.size > 0 && config.refill_time > 0).then(|| Self {
+            size: config.size,
+            refill: Duration::from_millis(config.refill_time),
+            burst: config.one_time_burst.unwrap_or(0),
+            budget: i128::from(config.size),
+            updated: now,
+        })
+    }
+
+    fn replenish(&mut self, now: Instant) {
+        let elapsed = now.saturating_duration_since(self.updated).as_nanos();
+        let size = i128::from(self.size);
+        // Cannot overflow: years of nanoseconds times a u64 stay below 2^127, and `min` comes
+        // before the addition.
+        let nanos = i128::try_from(elapsed.min(1 << 60)).unwrap_or(0);
+        let refill = i128::try_from(self.refill.as_nanos())
+            .unwrap_or(i128::MAX)
+            .max(1);
+        let tokens = nanos * size / refill;
+        if tokens > 0 {
+            self.budget = (self.budget + tokens).min(size);
+            self.updated = now;
+        }
+    }
+
+    fn take(&mut self, tokens: u64, now: Instant) -> bool {
+        let from_burst = self.burst.min(tokens);
+        if from_burst == tokens {
+            self.burst -= tokens;
+            self.updated = now;
+            return true;
+        }
+        self.replenish(now);
+        let needed = i128::from(tokens - from_burst);
+        let size = i128::from(self.size);
+        if self.budget < needed.min(size) {
+            return false;
+        }
+        self.burst -= from_burst;
+        self.budget -= needed;
+        true
+    }
+
+    fn give_back(&mut self, tokens: u64) {
+        self.budget = (self.budget + i128::from(tokens)).min(i128::from(self.size));
+    }
+}
+
+/// Limits of a device, or of several that share it behind a lock.
+pub struct RateLimiter {
+    bytes: Option<TokenBucket>,
+    ops: Option<TokenBucket>,
+    timer: TimerFd,
+    blocked: bool,
+}
+
+impl RateLimiter {
+    /// A limiter with full buckets.
+    pub fn new(config: &RateLimiterConfig) -> io::Result<Self> {
+        let now = Instant::now();
+        let bucket = |config: Option<TokenBucketConfig>| {
+            config.and_then(|config| TokenBucket::new(config, now))
+        };
+        Ok(Self {
+            bytes: bucket(config.bandwidth),
+            ops: bucket(config.ops),
+            timer: TimerFd::new()?,
+            blocked: false,
+        })
+    }
+
+    /// Takes `tokens`, or takes nothing, blocks the limiter and returns false.
+    pub fn consume(&mut self, tokens: u64, kind: TokenType) -> bool {
+        self.consume_at(tokens, kind, Instant::now())
+    }
+
+    fn consume_at(&mut self, tokens: u64, kind: TokenType, now: Instant) -> bool {
+        if self.blocked {
+            return false;
+        }
+        let Some(bucket) = self.bucket(kind) else {
+            return true;
+        };
+        if bucket.take(tokens, now) {
+            return true;
+        }
+        match self.timer.reset(RETRY, None) {
+            Ok(()) => {
+                self.blocked = true;
+                false
+            }
+            Err(error) => {
+                // Without a timer nothing would ever go on.
+                log::error!("rate limit not applied, its timer does not start: {error}");
+                true
+            }
+        }
+    }
+
+    /// Puts tokens back that were taken for a request that was not carried out.
+    pub fn refund(&mut self, tokens: u64, kind: TokenType) {
+        if let Some(bucket) = self.bucket(kind) {
+            bucket.give_back(tokens);
+        }
+    }
+
+    /// Whether requests have to wait for the timer.
+    pub fn is_blocked(&self) -> bool {
+        self.blocked
+    }
+
+    /// To be called when the timer's descriptor is readable: the limiter may go on.
+    pub fn handle_event(&mut self) -> io::Result<()> {
+        self.blocked = false;
+        self.timer.wait().map_err(io::Error::from)?;
+        Ok(())
+    }
+
+    fn bucket(&mut self, kind: TokenType) -> Option<&mut TokenBucket> {
+        match kind {
+            TokenType::Bytes => self.bytes.as_mut(),
+            TokenType::Ops => self.ops.as_mut(),
+        }
+    }
+}
+
+impl AsRawFd for RateLimiter {
+    /// The timer; readable when a blocked limiter may go on.
+    fn as_raw_fd(&self) -> RawFd {
+        self.timer.as_raw_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limiter(size: u64, one_time_burst: Option<u64>, refill_time: u64) -> RateLimiter {
+        let bandwidth = Some(TokenBucketConfig {
+            size,
+            one_time_burst,
+            refill_time,
+        });
+        RateLimiter::new(&RateLimiterConfig {
+            bandwidth,
+            ops: None,
+        })
+        .unwrap()
+    }
+
+    fn consume(limiter: &mut RateLimiter, tokens: u64, now: Instant) -> bool {
+        limiter.blocked = false;
+        limiter.consume_at(tokens, TokenType::Bytes, now)
+    }
+
+    #[test]
+    fn tokens_come_back_at_the_configured_rate() {
+        let mut limiter = limiter(1000, None, 1000);
+        let start = limiter.bytes.as_ref().unwrap().updated;
+        assert!(consume(&mut limiter, 1000, start));
+        assert!(!consume(&mut limiter, 1, start));
+        assert!(!consume(
+            &mut limiter,
+            101,
+            start + Duration::from_millis(100)
+        ));
+        assert!(consume(
+            &mut limiter,
+            100,
+            start + Duration::from_millis(100)
+        ));
+        assert!(!consume(
+            &mut limiter,
+            1,
+            start + Duration::from_millis(100)
+        ));
+    }
+
+    #[test]
+    fn the_burst_is_there_once() {
+        let mut limiter = limiter(10, Some(100), 1000);
+        let start = limiter.bytes.as_ref().unwrap().updated;
+        assert!(consume(&mut limiter, 105, start));
+        assert!(consume(&mut limiter, 5, start));
+        assert!(!consume(&mut limiter, 1, start));
+        assert!(!consume(
+            &mut limiter,
+            11,
+            start + Duration::from_millis(500)
+        ));
+    }
+
+    #[test]
+    fn a_request_larger_than_the_bucket_passes_and_delays_the_next() {
+        let mut limiter = limiter(10, None, 1000);
+        let start = limiter.bytes.as_ref().unwrap().updated;
+        assert!(consume(&mut limiter, 30, start));
+        assert!(!consume(
+            &mut limiter,
+            1,
+            start + Duration::from_millis(2000)
+        ));
+        assert!(consume(
+            &mut limiter,
+            1,
+            start + Duration::from_millis(2100)
+        ));
+    }
+
+    #[test]
+    fn extreme_numbers_do_not_overflow() {
+        let mut limiter = limiter(u64::MAX, Some(u64::MAX), u64::MAX);
+        let start = limiter.bytes.as_ref().unwrap().updated;
+        for _ in 0..5 {
+            consume(&mut limiter, u64::MAX, start + Duration::from_secs(1 << 40));
+            limiter.refund(u64::MAX, TokenType::Bytes);
+        }
+    }
+
+    #[test]
+    fn a_blocked_limiter_waits_for_its_timer() {
+        let mut limiter = limiter(1, None, 1_000_000);
+        assert!(limiter.consume(1, TokenType::Bytes));
+        assert!(!limiter.consume(1, TokenType::Bytes));
+        assert!(limiter.is_blocked());
+        assert!(!limiter.consume(1, TokenType::Ops));
+        limiter.handle_event().unwrap();
+        assert!(!limiter.is_blocked());
+        assert!(limiter.consume(1, TokenType::Ops));
+    }
+}

@@ -1,0 +1,28 @@
+//! Memory balloon.
+
+use serde::{Deserialize, Serialize};
+
+/// Memory balloon.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+pub struct BalloonConfig {
+    /// Bytes that the guest gives up.
+    pub size: u64,
+    /// The guest takes them back before it runs out of memory.
+    #[serde(default)]
+    pub deflate_on_oom: bool,
+    /// The guest tells which pages it does not use.
+    #[serde(default)]
+    pub free_page_reporting: bool,
+    /// Behind a virtual IOMMU.
+    #[serde(default)]
+    pub iommu: bool,
+    /// Name of the device in the API; made up if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// PCI segment to plug it into.
+    #[serde(default)]
+    pub pci_segment: u16,
+    /// Device number on the segment's bus, 1 to 31; the first free one if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pci_device_id: Option<u8>,
+}

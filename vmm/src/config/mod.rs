@@ -1,0 +1,35 @@
+//! The machine's configuration, as the REST API and `config.json` of a snapshot carry it.
+//!
+//! Names, defaults and types are those of Cloud Hypervisor's API, so that its clients can drive
+//! Gantry. One file per topic.
+
+mod balloon;
+mod console;
+mod cpus;
+mod disk;
+mod memory;
+mod net;
+mod payload;
+mod platform;
+mod pmem;
+mod rng;
+mod unsupported;
+mod vm;
+mod vsock;
+
+pub use balloon::BalloonConfig;
+pub use console::{ConsoleConfig, ConsoleMode, DebugConsoleConfig, SerialConfig};
+pub use cpus::{CoreScheduling, CpuAffinity, CpuFeatures, CpuTopology, CpusConfig};
+pub use disk::{DiskConfig, ImageType, LockGranularity, RateLimitGroupConfig, VirtQueueAffinity};
+pub use memory::{HotplugMethod, MemoryConfig, MemoryZoneConfig};
+pub use net::NetConfig;
+pub use payload::PayloadConfig;
+pub use platform::{NumaConfig, NumaDistance, PciSegmentConfig, PlatformConfig};
+pub use pmem::PmemConfig;
+pub use rng::RngConfig;
+pub use unsupported::{
+    DeviceConfig, FsConfig, GenericVhostUserConfig, RtcConfig, TpmConfig, UserDeviceConfig,
+    VdpaConfig,
+};
+pub use vm::{LandlockConfig, VmConfig};
+pub use vsock::VsockConfig;
