@@ -17,10 +17,14 @@
 pub mod bus;
 pub mod console;
 pub mod disk;
+pub mod doorbell;
 pub mod guest_event;
 pub mod legacy;
 pub mod memory;
 pub mod msi;
+pub mod pci;
 pub mod rate_limiter;
+#[cfg(any(test, feature = "test-support"))]
+pub mod testing;
 pub mod thread;
 pub mod virtio;

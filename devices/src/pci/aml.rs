@@ -1,0 +1,388 @@
+//! The ACPI view of the segments: host bridges, slots and the hot-plug methods.
+//!
+//! ```text
+//!   \_SB.PHPR          registers of the hot-plug controller, mutex BLCK
+//!       PCEJ(slot, segment)   ejects
+//!       PSCN()                asks every segment for news; for the event handler (GED _EVT)
+//!   \_SB.PCI0 ...      a host bridge per segment
+//!       PCNT()                reads the announcements of the segment
+//!       DVNT(mask, what)      notifies the slots in the mask
+//!       S001 ... S031         slots: _ADR, _SUN, _EJ0
+//!   \_SB.MBRD          reserves the ECAM windows, without which Linux does not use them
+//! ```
+
+use acpi_tables::{
+    Aml, AmlSink,
+    aml::{
+        Acquire, AddressSpace, AddressSpaceCacheable, And, Arg, Device, EISAName, Field,
+        FieldAccessType, FieldEntry, FieldLockRule, FieldUpdateRule, IO, If, Memory32Fixed, Method,
+        MethodCall, Mutex, Name, Notify, OpRegion, OpRegionSpace, Path, Release, ResourceTemplate,
+        Store, ZERO,
+    },
+};
+
+use super::{
+    access::{CONFIG_PORTS_BASE, CONFIG_PORTS_LEN, ECAM_SIZE},
+    bdf::SLOTS,
+    hotplug::HOTPLUG_SIZE,
+    segment::SegmentConfig,
+};
+
+/// Notification: look for a new device.
+const DEVICE_CHECK: u8 = 1;
+/// Notification: please eject.
+const EJECT_REQUEST: u8 = 3;
+/// Wait for a mutex without limit.
+const FOREVER: u16 = 0xffff;
+const LOCK: &str = "\\_SB_.PHPR.BLCK";
+
+/// A segment and where its ECAM window is.
+#[derive(Clone, Copy, Debug)]
+pub struct SegmentAml {
+    /// Number and windows. The I/O window must leave out the configuration ports.
+    pub config: SegmentConfig,
+    /// Address of the ECAM window.
+    pub ecam: u64,
+}
+
+/// Everything that the DSDT says about PCI.
+#[derive(Clone, Debug)]
+pub struct PciAml {
+    /// All segments.
+    pub segments: Vec<SegmentAml>,
+    /// Address of the [`HotplugController`](super::HotplugController) in memory space.
+    pub hotplug: u64,
+}
+
+impl PciAml {
+    /// The method that the handler of the hot-plug event calls.
+    pub const SCAN_METHOD: &str = "\\_SB_.PHPR.PSCN";
+}
+
+/// Name of a segment's host bridge: four characters.
+fn bridge_name(segment: u16) -> String {
+    match segment {
+        0..=9 => format!("PCI{segment}"),
+        10..=0xff => format!("PC{segment:02X}"),
+        _ => format!("P{segment:03X}"),
+    }
+}
+
+impl Aml for PciAml {
+    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
+        self.controller(sink);
+        for segment in &self.segments {
+            bridge(&segment.config, sink);
+        }
+        self.motherboard(sink);
+    }
+}
+
+impl PciAml {
+    fn controller(&self, sink: &mut dyn AmlSink) {
+        let fields = [*b"PCIU", *b"PCID", *b"B0EJ", *b"PSEG"];
+        let scans: Vec<_> = self
+            .segments
+            .iter()
+            .map(|segment| {
+                let bridge = bridge_name(segment.config.segment);
+                MethodCall::new(Path::new(&format!("\\_SB_.{bridge}.PCNT")), vec![])
+            })
+            .collect();
+        let last = self.hotplug.saturating_add(HOTPLUG_SIZE - 1);
+        Device::new(
+            Path::new("_SB_.PHPR"),
+            vec![
+                &Name::new(Path::new("_HID"), &EISAName::new("PNP0A06")),
+                &Name::new(Path::new("_UID"), &"PCI Hotplug Controller"),
+                &Name::new(Path::new("_STA"), &0x0bu8),
+                &Name::new(
+                    Path::new("_CRS"),
+                    &ResourceTemplate::new(vec![&AddressSpace::<u64>::new_memory(
+                        AddressSpaceCacheable::NotCacheable,
+                        true,
+                        self.hotplug,
+                        last,
+                        None,
+                    )]),
+                ),
+                &Mutex::new(Path::new("BLCK"), 0),
+                &OpRegion::new(
+                    Path::new("PCST"),
+                    OpRegionSpace::SystemMemory,
+                    &self.hotplug,
+                    &HOTPLUG_SIZE,
+                ),
+                &Field::new(
+                    Path::new("PCST"),
+                    FieldAccessType::DWord,
+                    FieldLockRule::NoLock,
+                    FieldUpdateRule::WriteAsZeroes,
+                    fields.map(|name| FieldEntry::Named(name, 32)).to_vec(),
+                ),
+                &Method::new(
+                    Path::new("PCEJ"),
+                    2,
+                    true,
+                    vec![
+                        &Acquire::new(Path::new("BLCK"), FOREVER),
+                        &Store::new(&Path::new("PSEG"), &Arg(1)),
+                        &Store::new(&Path::new("B0EJ"), &Arg(0)),
+                        &Release::new(Path::new("BLCK")),
+                    ],
+                ),
+                &Method::new(
+                    Path::new("PSCN"),
+                    0,
+                    true,
+                    scans.iter().map(|scan| scan as &dyn Aml).collect(),
+                ),
+            ],
+        )
+        .to_aml_bytes(sink);
+    }
+
+    fn motherboard(&self, sink: &mut dyn AmlSink) {
+        let windows: Vec<Box<dyn Aml>> = self
+            .segments
+            .iter()
+            .map(|segment| match u32::try_from(segment.ecam) {
+                Ok(base) => {
+                    // The size of one bus fits 32 bits.
+                    Box::new(Memory32Fixed::new(true, base, ECAM_SIZE as u32)) as Box<dyn Aml>
+                }
+                Err(_) => Box::new(AddressSpace::<u64>::new_memory(
+                    AddressSpaceCacheable::NotCacheable,
+                    true,
+                    segment.ecam,
+                    segment.ecam.saturating_add(ECAM_SIZE - 1),
+                    None,
+                )),
+            })
+            .collect();
+        let windows = windows.iter().map(AsRef::as_ref).collect();
+        Device::new(
+            Path::new("_SB_.MBRD"),
+            vec![
+                &Name::new(Path::new("_HID"), &EISAName::new("PNP0C02")),
+                &Name::new(Path::new("_UID"), &ZERO),
+                &Name::new(Path::new("_CRS"), &ResourceTemplate::new(windows)),
+            ],
+        )
+        .to_aml_bytes(sink);
+    }
+}
+
+/// Writes a host bridge with its slots. There is no `_PRT`: functions interrupt by MSI-X only.
+fn bridge(config: &SegmentConfig, sink: &mut dyn AmlSink) {
+    let resources = resources(config);
+    let resources = resources.iter().map(AsRef::as_ref).collect();
+    let mut children: Vec<Box<dyn Aml>> = vec![
+        Box::new(Name::new(Path::new("_HID"), &EISAName::new("PNP0A08"))),
+        Box::new(Name::new(Path::new("_CID"), &EISAName::new("PNP0A03"))),
+        Box::new(Name::new(Path::new("_UID"), &config.segment)),
+        Box::new(Name::new(Path::new("_SEG"), &config.segment)),
+        Box::new(Name::new(Path::new("_BBN"), &ZERO)),
+        Box::new(Name::new(Path::new("_CCA"), &1u8)),
+        Box::new(Name::new(
+            Path::new("_CRS"),
+            &ResourceTemplate::new(resources),
+        )),
+    ];
+    for slot in 1..SLOTS {
+        children.push(Box::new(SlotAml {
+            segment: config.segment,
+            slot,
+        }));
+    }
+    children.push(Box::new(NotifyAml));
+    children.push(Box::new(ScanAml {
+        segment: config.segment,
+    }));
+    Device::new(
+        Path::new(&format!("_SB_.{}", bridge_name(config.segment))),
+        children.iter().map(AsRef::as_ref).collect(),
+    )
+    .to_aml_bytes(sink);
+}
+
+/// `_CRS`: what the bridge forwards.
+fn resources(config: &SegmentConfig) -> Vec<Box<dyn Aml>> {
+    let mut resources: Vec<Box<dyn Aml>> =
+        vec![Box::new(AddressSpace::<u16>::new_bus_number(0, 0))];
+    if config.segment == 0 {
+        let (base, len) = (CONFIG_PORTS_BASE as u16, CONFIG_PORTS_LEN as u8);
+        resources.push(Box::new(IO::new(base, base, 1, len)));
+    }
+    let narrow = |address: u64| u32::try_from(address).ok();
+    if let Some(window) = config.io
+        && let (Some(first), Some(last)) = (narrow(window.first), narrow(window.last))
+    {
+        resources.push(Box::new(AddressSpace::<u32>::new_io(first, last, None)));
+    }
+    let cacheable = AddressSpaceCacheable::NotCacheable;
+    if let Some(window) = config.mmio32
+        && let (Some(first), Some(last)) = (narrow(window.first), narrow(window.last))
+    {
+        resources.push(Box::new(AddressSpace::<u32>::new_memory(
+            cacheable, true, first, last, None,
+        )));
+    }
+    if let Some(window) = config.mmio64 {
+        resources.push(Box::new(AddressSpace::<u64>::new_memory(
+            cacheable,
+            true,
+            window.first,
+            window.last,
+            None,
+        )));
+    }
+    resources
+}
+
+fn slot_name(slot: u8) -> String {
+    format!("S{slot:03}")
+}
+
+/// The device object of a slot.
+struct SlotAml {
+    segment: u16,
+    slot: u8,
+}
+
+impl Aml for SlotAml {
+    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
+        // Unique in the machine, so that the guest need not invent names for its slots.
+        let number = u32::from(self.segment) * u32::from(SLOTS) + u32::from(self.slot);
+        let bit = 1u32 << (self.slot % SLOTS);
+        Device::new(
+            Path::new(&slot_name(self.slot)),
+            vec![
+                &Name::new(Path::new("_SUN"), &number),
+                &Name::new(Path::new("_ADR"), &(u32::from(self.slot) << 16)),
+                &Method::new(
+                    Path::new("_EJ0"),
+                    1,
+                    true,
+                    vec![&MethodCall::new(
+                        Path::new("\\_SB_.PHPR.PCEJ"),
+                        vec![&bit, &self.segment],
+                    )],
+                ),
+            ],
+        )
+        .to_aml_bytes(sink);
+    }
+}
+
+/// `DVNT(mask, what)`: notifies the slots in the mask.
+struct NotifyAml;
+
+impl Aml for NotifyAml {
+    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
+        let slots: Vec<_> = (1..SLOTS)
+            .map(|slot| (1u32 << slot, Path::new(&slot_name(slot))))
+            .collect();
+        let tests: Vec<_> = slots
+            .iter()
+            .map(|(bit, path)| (And::new(&ZERO, &Arg(0), bit), Notify::new(path, &Arg(1))))
+            .collect();
+        let branches: Vec<_> = tests
+            .iter()
+            .map(|(test, notify)| If::new(test, vec![notify]))
+            .collect();
+        let branches = branches.iter().map(|branch| branch as &dyn Aml).collect();
+        Method::new(Path::new("DVNT"), 2, true, branches).to_aml_bytes(sink);
+    }
+}
+
+/// `PCNT()`: reads the announcements of a segment and passes them on.
+struct ScanAml {
+    segment: u16,
+}
+
+impl Aml for ScanAml {
+    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
+        let notify = |register: &dyn Aml, what: u8, sink: &mut dyn AmlSink| {
+            MethodCall::new(Path::new("DVNT"), vec![register, &what]).to_aml_bytes(sink);
+        };
+        let mut calls = Vec::new();
+        notify(&Path::new("\\_SB_.PHPR.PCIU"), DEVICE_CHECK, &mut calls);
+        notify(&Path::new("\\_SB_.PHPR.PCID"), EJECT_REQUEST, &mut calls);
+        Method::new(
+            Path::new("PCNT"),
+            0,
+            true,
+            vec![
+                &Acquire::new(Path::new(LOCK), FOREVER),
+                &Store::new(&Path::new("\\_SB_.PHPR.PSEG"), &self.segment),
+                &Raw(calls),
+                &Release::new(Path::new(LOCK)),
+            ],
+        )
+        .to_aml_bytes(sink);
+    }
+}
+
+/// Bytes that are AML already.
+struct Raw(Vec<u8>);
+
+impl Aml for Raw {
+    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
+        sink.vec(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pci::Window;
+
+    fn aml(segments: u16) -> Vec<u8> {
+        let segment = |segment| SegmentAml {
+            config: SegmentConfig {
+                segment,
+                mmio32: Some(Window {
+                    first: 0xc000_0000,
+                    last: 0xdfff_ffff,
+                }),
+                mmio64: Some(Window {
+                    first: 1 << 40,
+                    last: (1 << 41) - 1,
+                }),
+                io: (segment == 0).then_some(Window {
+                    first: 0x1000,
+                    last: 0xffff,
+                }),
+            },
+            ecam: 0xe800_0000 + u64::from(segment) * ECAM_SIZE,
+        };
+        let mut bytes = Vec::new();
+        PciAml {
+            segments: (0..segments).map(segment).collect(),
+            hotplug: 0xfe00_0000,
+        }
+        .to_aml_bytes(&mut bytes);
+        bytes
+    }
+
+    fn count(bytes: &[u8], needle: &[u8]) -> usize {
+        bytes
+            .windows(needle.len())
+            .filter(|at| *at == needle)
+            .count()
+    }
+
+    #[test]
+    fn every_segment_has_a_bridge_with_31_slots_that_can_be_ejected() {
+        let bytes = aml(12);
+        assert_eq!(count(&bytes, b"_EJ0"), 12 * 31);
+        assert_eq!(count(&bytes, b"_SEG"), 12);
+        assert_eq!(
+            count(&bytes, b"S031"),
+            2 * 12,
+            "a device and a notification"
+        );
+        assert_eq!(count(&bytes, b"PC0B"), 2, "a device and a scan");
+    }
+}

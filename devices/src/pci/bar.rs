@@ -1,0 +1,117 @@
+//! Base address registers: what a function asks for, and what the guest made of it.
+
+use serde::{Deserialize, Serialize};
+
+use super::config::offsets;
+
+/// Number of a base address register, 0 to 5. A 64-bit BAR goes by its lower register.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize, Deserialize)]
+#[serde(try_from = "u8", into = "u8")]
+pub struct BarIndex(u8);
+
+impl BarIndex {
+    /// The first register.
+    pub const ZERO: Self = Self(0);
+
+    /// `None` unless `index` is 0 to 5.
+    pub const fn new(index: u8) -> Option<Self> {
+        if index < 6 { Some(Self(index)) } else { None }
+    }
+
+    /// The number.
+    pub const fn get(self) -> u8 {
+        self.0
+    }
+
+    /// Offset of the register in configuration space.
+    pub const fn offset(self) -> usize {
+        offsets::BAR0 + 4 * self.0 as usize
+    }
+}
+
+impl From<BarIndex> for u8 {
+    fn from(index: BarIndex) -> Self {
+        index.0
+    }
+}
+
+impl TryFrom<u8> for BarIndex {
+    type Error = String;
+
+    fn try_from(index: u8) -> Result<Self, Self::Error> {
+        Self::new(index).ok_or_else(|| format!("there is no BAR {index}"))
+    }
+}
+
+/// Address space and width of a BAR.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum BarKind {
+    /// Port I/O.
+    Io,
+    /// Memory below 4 GiB.
+    Memory32 {
+        /// Reads have no side effects.
+        prefetchable: bool,
+    },
+    /// Memory anywhere; takes two registers.
+    Memory64 {
+        /// Reads have no side effects.
+        prefetchable: bool,
+    },
+}
+
+impl BarKind {
+    /// The read-only low bits of the register (PCI 3.0, 6.2.5.1).
+    pub(super) fn flags(self) -> u8 {
+        match self {
+            Self::Io => 1,
+            Self::Memory32 { prefetchable } => u8::from(prefetchable) << 3,
+            Self::Memory64 { prefetchable } => 4 | u8::from(prefetchable) << 3,
+        }
+    }
+
+    /// Which bits of the lower register are address bits.
+    pub(super) fn address_mask(self) -> u32 {
+        match self {
+            Self::Io => !0x3,
+            Self::Memory32 { .. } | Self::Memory64 { .. } => !0xf,
+        }
+    }
+
+    /// All address bits set.
+    pub(super) fn largest_address(self) -> u64 {
+        match self {
+            Self::Io | Self::Memory32 { .. } => u64::from(u32::MAX),
+            Self::Memory64 { .. } => u64::MAX,
+        }
+    }
+}
+
+/// A BAR that a function has.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct BarRequest {
+    /// The (lower) register.
+    pub index: BarIndex,
+    /// Address space and width.
+    pub kind: BarKind,
+    /// Bytes, a power of two.
+    pub size: u64,
+}
+
+/// A BAR whose address the guest has enabled.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct DecodedBar {
+    /// The BAR.
+    pub bar: BarRequest,
+    /// Its first address.
+    pub address: u64,
+}
+
+/// An address for a BAR.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct BarAddress {
+    /// The (lower) register.
+    pub index: BarIndex,
+    /// The first address, a multiple of the BAR's size.
+    pub address: u64,
+}

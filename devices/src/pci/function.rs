@@ -1,0 +1,128 @@
+//! What every PCI function can do.
+
+use std::{io, sync::Arc};
+
+use serde_json::Value;
+
+use super::{
+    bar::BarIndex,
+    bdf::Bdf,
+    config::{ConfigError, ConfigSpace},
+};
+use crate::{
+    bus::BusDevice,
+    virtio::{ActivateError, StateError},
+};
+
+/// A step of a function's life failed.
+#[derive(Debug, thiserror::Error)]
+pub enum LifecycleError {
+    /// This kind of function cannot do it.
+    #[error("this kind of device does not support {0}")]
+    Unsupported(&'static str),
+    /// The function is running, or still needs a state, and must not be for this step.
+    #[error("{0}")]
+    WrongState(&'static str),
+    /// The device's state could not be saved or restored.
+    #[error("cannot save or restore the device")]
+    State(#[from] StateError),
+    /// The configuration space could not be restored.
+    #[error("cannot restore the configuration space")]
+    Config(#[from] ConfigError),
+    /// The device did not start again.
+    #[error("cannot start the device again")]
+    Activate(#[from] ActivateError),
+    /// A host resource could not be had.
+    #[error("cannot {action}")]
+    Host {
+        /// What was tried.
+        action: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
+}
+
+impl From<serde_json::Error> for LifecycleError {
+    fn from(error: serde_json::Error) -> Self {
+        Self::State(StateError::Format(error))
+    }
+}
+
+/// A PCI function that can be plugged into a [`PciSegment`](super::PciSegment).
+///
+/// The segment calls every method with the function's lock held. A vCPU that touches a trapped
+/// BAR does not take that lock: it goes to the device that `bar_device` gave out.
+///
+/// The lifecycle methods refuse unless a function implements them.
+pub trait PciFunction: Send {
+    /// The configuration space; its BARs are what the function asks the segment for.
+    fn config(&self) -> &ConfigSpace;
+
+    /// The configuration space, for the segment to place BARs.
+    fn config_mut(&mut self) -> &mut ConfigSpace;
+
+    /// A guest's read of configuration space, any offset and width.
+    fn read_config(&mut self, offset: usize, data: &mut [u8]) {
+        self.config().read(offset, data);
+    }
+
+    /// A guest's write to configuration space, any offset and width. The segment looks at the
+    /// BARs and the command register afterwards.
+    fn write_config(&mut self, offset: usize, data: &[u8]) {
+        self.config_mut().write(offset, data);
+    }
+
+    /// What decodes accesses to a BAR; `None` for a BAR that is memory, which the function maps
+    /// itself when it hears of the address.
+    fn bar_device(&self, index: BarIndex) -> Option<Arc<dyn BusDevice>> {
+        let _ = index;
+        None
+    }
+
+    /// A BAR is decoded at an address from now on (`Some`), or nowhere (`None`). What follows the
+    /// address (ioeventfds, memory slots) is changed here. A move is a `None` and a `Some`.
+    fn bar_mapped(&mut self, index: BarIndex, address: Option<u64>) {
+        let _ = (index, address);
+    }
+
+    /// The function got its place on the bus, before the guest can see it.
+    fn plugged(&mut self, bdf: Bdf) -> io::Result<()> {
+        let _ = bdf;
+        Ok(())
+    }
+
+    /// The function was taken off the bus: it stops and gives up what it holds of the guest.
+    fn unplugged(&mut self) {}
+
+    /// Stops touching guest memory and raising interrupts.
+    fn pause(&mut self) -> Result<(), LifecycleError> {
+        Err(LifecycleError::Unsupported("pause"))
+    }
+
+    /// Goes on after a pause or a restore.
+    fn resume(&mut self) -> Result<(), LifecycleError> {
+        Err(LifecycleError::Unsupported("resume"))
+    }
+
+    /// The whole state of a paused function, configuration space included.
+    fn save(&mut self) -> Result<Value, LifecycleError> {
+        Err(LifecycleError::Unsupported("snapshots"))
+    }
+
+    /// Takes a saved state over; the function stays paused until `resume`. It is untrusted input.
+    /// Call [`PciSegment::restore`](super::PciSegment::restore) rather than this: the BARs move.
+    fn restore(&mut self, state: Value) -> Result<(), LifecycleError> {
+        let _ = state;
+        Err(LifecycleError::Unsupported("snapshots"))
+    }
+
+    /// Back to the state after power-on.
+    fn reset(&mut self) -> Result<(), LifecycleError> {
+        Err(LifecycleError::Unsupported("reset"))
+    }
+
+    /// Counters for `vm.counters` and the metrics: name and value.
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+}

@@ -1,0 +1,69 @@
+//! The host bridge at device 0 of each segment: it only says that there is a bus.
+
+use serde_json::Value;
+
+use super::{
+    config::{ConfigSpace, Identity},
+    function::{LifecycleError, PciFunction},
+};
+
+/// A generic PCI Express host bridge, for which no operating system has quirks.
+const IDENTITY: Identity = Identity {
+    vendor: 0x1b36,
+    device: 0x0008,
+    subsystem_vendor: 0,
+    subsystem: 0,
+    revision: 0,
+    class: 0x06_0000,
+};
+
+/// The function 00.0 of a segment.
+pub struct HostBridge {
+    config: ConfigSpace,
+}
+
+impl HostBridge {
+    /// A host bridge after power-on.
+    pub fn new() -> Self {
+        Self {
+            config: ConfigSpace::new(IDENTITY),
+        }
+    }
+}
+
+impl Default for HostBridge {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl PciFunction for HostBridge {
+    fn config(&self) -> &ConfigSpace {
+        &self.config
+    }
+
+    fn config_mut(&mut self) -> &mut ConfigSpace {
+        &mut self.config
+    }
+
+    fn pause(&mut self) -> Result<(), LifecycleError> {
+        Ok(())
+    }
+
+    fn resume(&mut self) -> Result<(), LifecycleError> {
+        Ok(())
+    }
+
+    fn save(&mut self) -> Result<Value, LifecycleError> {
+        Ok(serde_json::to_value(self.config.save())?)
+    }
+
+    fn restore(&mut self, state: Value) -> Result<(), LifecycleError> {
+        Ok(self.config.restore(&serde_json::from_value(state)?)?)
+    }
+
+    fn reset(&mut self) -> Result<(), LifecycleError> {
+        self.config.reset();
+        Ok(())
+    }
+}

@@ -1,0 +1,215 @@
+//! The registers behind the ACPI methods that announce and eject PCI devices.
+//!
+//! ```text
+//!   offset 0   up       slots with a new device; reading clears it
+//!          4   down     slots that the guest is asked to give up; reading clears it
+//!          8   eject    write: bit n ejects slot n of the selected segment
+//!         12   segment  which segment the other registers are about
+//! ```
+//!
+//! The machine announces a device or asks for one back, then raises the ACPI event whose handler
+//! calls `\_SB.PHPR.PSCN` (see [`PciAml`](super::PciAml)). The guest's `_EJ0` arrives here as a
+//! write to `eject`.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+use super::bdf::SLOTS;
+use crate::bus::BusDevice;
+
+/// Bytes of the register block.
+pub const HOTPLUG_SIZE: u64 = 16;
+
+const UP: u64 = 0;
+const DOWN: u64 = 4;
+const EJECT: u64 = 8;
+const SEGMENT: u64 = 12;
+
+/// What the machine does when the guest ejects the device in a slot: (segment, slot). Called on a
+/// vCPU thread, so it only hands the request on.
+pub type EjectHandler = Box<dyn Fn(u16, u8) + Send + Sync>;
+
+/// Announcements that the guest has not read yet.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+pub struct HotplugState {
+    /// Per segment: slots with a new device, and slots to give up.
+    pending: Vec<(u32, u32)>,
+    selected: u32,
+}
+
+/// The register block.
+pub struct HotplugController {
+    state: Mutex<HotplugState>,
+    eject: EjectHandler,
+}
+
+impl HotplugController {
+    /// Registers for `segments` segments.
+    pub fn new(segments: u16, eject: EjectHandler) -> Self {
+        Self {
+            state: Mutex::new(HotplugState {
+                pending: vec![(0, 0); usize::from(segments)],
+                selected: 0,
+            }),
+            eject,
+        }
+    }
+
+    /// There is a new device. The guest looks when it gets the ACPI event. False if there is no
+    /// such slot.
+    pub fn announce(&self, segment: u16, slot: u8) -> bool {
+        self.set(segment, slot, |(up, down), bit| {
+            *down &= !bit;
+            *up |= bit;
+        })
+    }
+
+    /// The guest is asked to eject a device. False if there is no such slot.
+    pub fn request_eject(&self, segment: u16, slot: u8) -> bool {
+        self.set(segment, slot, |(_, down), bit| *down |= bit)
+    }
+
+    fn set(&self, segment: u16, slot: u8, change: impl FnOnce(&mut (u32, u32), u32)) -> bool {
+        if slot == 0 || slot >= SLOTS {
+            return false;
+        }
+        match self.lock().pending.get_mut(usize::from(segment)) {
+            Some(pending) => {
+                change(pending, 1 << slot);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// The announcements, for a snapshot.
+    pub fn save(&self) -> HotplugState {
+        self.lock().clone()
+    }
+
+    /// Takes saved announcements over; those of segments that do not exist are dropped.
+    pub fn restore(&self, saved: &HotplugState) {
+        let mut state = self.lock();
+        for (pending, saved) in state.pending.iter_mut().zip(&saved.pending) {
+            *pending = *saved;
+        }
+        state.selected = saved.selected;
+    }
+
+    /// Forgets all announcements: a guest that boots finds its devices by itself.
+    pub fn reset(&self) {
+        let mut state = self.lock();
+        state.pending.fill((0, 0));
+        state.selected = 0;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HotplugState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl HotplugState {
+    fn selected(&mut self) -> Option<&mut (u32, u32)> {
+        self.pending.get_mut(usize::try_from(self.selected).ok()?)
+    }
+}
+
+impl BusDevice for HotplugController {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        if data.len() != 4 {
+            return;
+        }
+        let mut state = self.lock();
+        let value = match offset {
+            UP => state.selected().map(|(up, _)| std::mem::take(up)),
+            DOWN => state.selected().map(|(_, down)| std::mem::take(down)),
+            SEGMENT => Some(state.selected),
+            _ => None,
+        };
+        data.copy_from_slice(&value.unwrap_or(0).to_le_bytes());
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) {
+        let Ok(bytes) = data.try_into() else { return };
+        let value = u32::from_le_bytes(bytes);
+        match offset {
+            SEGMENT => self.lock().selected = value,
+            EJECT => {
+                let segment = {
+                    let mut state = self.lock();
+                    match state.selected() {
+                        Some(_) => u16::try_from(state.selected).unwrap_or(u16::MAX),
+                        None => return,
+                    }
+                };
+                for slot in (1..SLOTS).filter(|slot| value & 1 << slot != 0) {
+                    (self.eject)(segment, slot);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    type Ejected = Arc<Mutex<Vec<(u16, u8)>>>;
+
+    fn controller() -> (HotplugController, Ejected) {
+        let ejected = Arc::new(Mutex::new(Vec::new()));
+        let log = Arc::clone(&ejected);
+        let eject = move |segment, slot| log.lock().unwrap().push((segment, slot));
+        (HotplugController::new(2, Box::new(eject)), ejected)
+    }
+
+    fn read(controller: &HotplugController, offset: u64) -> u32 {
+        let mut data = [0; 4];
+        controller.read(offset, &mut data);
+        u32::from_le_bytes(data)
+    }
+
+    #[test]
+    fn an_announcement_is_read_once_and_only_in_its_segment() {
+        let (controller, _) = controller();
+        assert!(controller.announce(1, 3));
+        assert!(controller.request_eject(1, 4));
+        assert_eq!(read(&controller, UP), 0);
+        controller.write(SEGMENT, &1u32.to_le_bytes());
+        assert_eq!(read(&controller, UP), 1 << 3);
+        assert_eq!(read(&controller, UP), 0);
+        assert_eq!(read(&controller, DOWN), 1 << 4);
+        assert_eq!(read(&controller, DOWN), 0);
+    }
+
+    #[test]
+    fn slots_that_do_not_exist_are_refused() {
+        let (controller, _) = controller();
+        assert!(!controller.announce(2, 3));
+        assert!(!controller.announce(0, 0));
+        assert!(!controller.request_eject(0, 32));
+    }
+
+    #[test]
+    fn an_eject_reaches_the_machine_for_existing_segments_only() {
+        let (controller, ejected) = controller();
+        controller.write(EJECT, &0x8000_0003u32.to_le_bytes());
+        controller.write(SEGMENT, &7u32.to_le_bytes());
+        controller.write(EJECT, &u32::MAX.to_le_bytes());
+        controller.write(EJECT, &[0xff]);
+        assert_eq!(*ejected.lock().unwrap(), [(0, 1), (0, 31)]);
+    }
+
+    #[test]
+    fn announcements_survive_a_snapshot() {
+        let (before, _) = controller();
+        before.announce(0, 5);
+        let (after, _) = controller();
+        after.restore(&before.save());
+        assert_eq!(read(&after, UP), 1 << 5);
+    }
+}

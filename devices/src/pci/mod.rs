@@ -1,0 +1,56 @@
+//! PCI: segments, functions, configuration space, MSI-X and hot-plug.
+//!
+//! A machine makes a [`PciSegment`] with address windows, puts [`Ecam`] (and, for segment 0,
+//! [`ConfigPorts`]) on its buses, and plugs functions in. The segment follows what the guest
+//! writes to BARs and command registers:
+//!
+//! ```text
+//!  vCPU: config access                          vCPU: BAR access
+//!    │ Ecam / ConfigPorts                         │ Bus (no lock)
+//!    v                                            v
+//!  PciSegment ──lock──> PciFunction ─bar_device─> BusDevice of the BAR
+//!    │                    │  ^                    │
+//!    │ BAR moved?         │  └── bar_mapped(addr) │ (virtio: Transport, which has its own lock)
+//!    └─> Bus::insert /    │      ioeventfds and   v
+//!        Bus::remove      │      memory slots    MsixTable <── trigger() from workers:
+//!                         └─> MSI-X control ──────^            one load, one eventfd write
+//!
+//!  control thread:  plug, unplug, restore, reset   on the segment
+//!                   pause, resume, save, counters  on the function, under its lock
+//! ```
+//!
+//! A BAR is decoded only inside the segment's windows and where no other BAR is: a guest that
+//! programs it elsewhere gets a BAR that does not answer, and one line in the log.
+//!
+//! Hot-plug: `plug`, then [`HotplugController::announce`], then the ACPI event; removal:
+//! [`HotplugController::request_eject`], the event, and when the guest's eject arrives at the
+//! handler, `unplug`. [`PciAml`] describes all of it to the guest.
+//!
+//! Only function 0 of each device exists, and there are no INTx interrupts.
+
+mod access;
+mod aml;
+mod bar;
+mod bdf;
+pub mod config;
+mod function;
+mod host_bridge;
+mod hotplug;
+mod msix;
+mod segment;
+
+pub use access::{CONFIG_PORTS_BASE, CONFIG_PORTS_LEN, ConfigPorts, ECAM_SIZE, Ecam};
+pub use aml::{PciAml, SegmentAml};
+pub use bar::{BarAddress, BarIndex, BarKind, BarRequest, DecodedBar};
+pub use bdf::{Bdf, ParseBdfError, SLOTS};
+pub use config::{ConfigError, ConfigSpace, ConfigSpaceState, Identity};
+pub use function::{LifecycleError, PciFunction};
+pub use host_bridge::HostBridge;
+pub use hotplug::{EjectHandler, HOTPLUG_SIZE, HotplugController, HotplugState};
+pub use msix::{
+    Delivery, MAX_VECTORS, MsixCapability, MsixEntryState, MsixState, MsixTable, TABLE_ENTRY_SIZE,
+};
+pub use segment::{PciError, PciSegment, SegmentConfig, SharedFunction, Window};
+
+#[cfg(test)]
+mod tests;

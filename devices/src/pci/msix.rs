@@ -1,0 +1,379 @@
+//! MSI-X: the capability, the vector table and the pending bits (PCI 3.0, 6.8.2).
+//!
+//! An unmasked vector is routed to an eventfd of the platform, so that raising it is one atomic
+//! load and one write to the eventfd, from any thread. A masked vector is unrouted; raising it
+//! takes a lock and sets its pending bit.
+
+use std::{
+    io,
+    sync::{
+        Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    bar::BarIndex,
+    config::{ConfigError, ConfigSpace},
+};
+use crate::{
+    msi::{MsiMessage, MsiVectors},
+    virtio::StateError,
+};
+
+/// Most vectors that a function can have.
+pub const MAX_VECTORS: u16 = 2048;
+/// Bytes of the table per vector.
+pub const TABLE_ENTRY_SIZE: u64 = 16;
+
+const CAPABILITY_ID: u8 = 0x11;
+/// Message control: MSI-X is on.
+const CONTROL_ENABLE: u16 = 1 << 15;
+/// Message control: all vectors are masked.
+const CONTROL_FUNCTION_MASK: u16 = 1 << 14;
+/// Vector control: this vector is masked.
+const VECTOR_MASKED: u32 = 1;
+
+/// What became of an interrupt.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Delivery {
+    /// It was raised.
+    Sent,
+    /// The vector is masked; it will be raised when the guest unmasks it.
+    Pending,
+    /// The guest has not enabled MSI-X, or there is no such vector.
+    Disabled,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    message: MsiMessage,
+    masked: bool,
+    pending: bool,
+    routed: Option<MsiMessage>,
+}
+
+impl Default for Entry {
+    fn default() -> Self {
+        Self {
+            message: MsiMessage::default(),
+            // Vectors are masked after a reset (PCI 3.0, 6.8.2.9).
+            masked: true,
+            pending: false,
+            routed: None,
+        }
+    }
+}
+
+struct State {
+    enabled: bool,
+    function_masked: bool,
+    entries: Vec<Entry>,
+}
+
+/// A saved table.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+pub struct MsixState {
+    enabled: bool,
+    function_masked: bool,
+    entries: Vec<MsixEntryState>,
+}
+
+/// A saved vector.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+pub struct MsixEntryState {
+    message: MsiMessage,
+    masked: bool,
+    pending: bool,
+}
+
+/// Vector table and pending bits, shared by the BAR, the capability and whoever raises interrupts.
+pub struct MsixTable {
+    vectors: OnceLock<Box<dyn MsiVectors>>,
+    /// Vectors whose eventfd reaches the guest. Changed with `state` locked.
+    open: Box<[AtomicBool]>,
+    state: Mutex<State>,
+}
+
+impl MsixTable {
+    /// A table of `count` vectors (1 to [`MAX_VECTORS`]; larger counts are cut), all masked.
+    pub fn new(count: u16) -> Self {
+        let count = usize::from(count.clamp(1, MAX_VECTORS));
+        Self {
+            vectors: OnceLock::new(),
+            open: (0..count).map(|_| AtomicBool::new(false)).collect(),
+            state: Mutex::new(State {
+                enabled: false,
+                function_masked: false,
+                entries: vec![Entry::default(); count],
+            }),
+        }
+    }
+
+    /// Number of vectors.
+    pub fn count(&self) -> u16 {
+        // At most MAX_VECTORS.
+        self.open.len() as u16
+    }
+
+    /// Bytes of the table.
+    pub fn table_len(&self) -> u64 {
+        self.open.len() as u64 * TABLE_ENTRY_SIZE
+    }
+
+    /// Bytes of the pending bits.
+    pub fn pending_len(&self) -> u64 {
+        (self.open.len() as u64).div_ceil(64) * 8
+    }
+
+    /// Connects the table to the platform. Only the first call counts.
+    pub fn attach(&self, vectors: Box<dyn MsiVectors>) {
+        let mut state = self.lock();
+        if self.vectors.set(vectors).is_ok() {
+            self.update_all(&mut state);
+        }
+    }
+
+    /// Raises `vector`: one atomic load and one write if it is unmasked.
+    pub fn trigger(&self, vector: u16) -> io::Result<Delivery> {
+        let Some(open) = self.open.get(usize::from(vector)) else {
+            return Ok(Delivery::Disabled);
+        };
+        if open.load(Ordering::Acquire) {
+            return self.signal(vector);
+        }
+        let mut state = self.lock();
+        if open.load(Ordering::Acquire) {
+            return self.signal(vector);
+        }
+        if !state.enabled {
+            return Ok(Delivery::Disabled);
+        }
+        state.entries[usize::from(vector)].pending = true;
+        Ok(Delivery::Pending)
+    }
+
+    fn signal(&self, vector: u16) -> io::Result<Delivery> {
+        if let Some(irqfd) = self.vectors.get().and_then(|all| all.irqfd(vector)) {
+            irqfd.write(1)?;
+        }
+        Ok(Delivery::Sent)
+    }
+
+    /// The guest changed the message control register.
+    pub fn set_control(&self, enabled: bool, function_masked: bool) {
+        let mut state = self.lock();
+        if state.enabled == enabled && state.function_masked == function_masked {
+            return;
+        }
+        state.enabled = enabled;
+        state.function_masked = function_masked;
+        if !enabled {
+            for entry in &mut state.entries {
+                entry.pending = false;
+            }
+        }
+        self.update_all(&mut state);
+    }
+
+    /// Masks and forgets everything, as after power-on.
+    pub fn reset(&self) {
+        let mut state = self.lock();
+        state.enabled = false;
+        state.function_masked = false;
+        for entry in &mut state.entries {
+            *entry = Entry {
+                routed: entry.routed,
+                ..Entry::default()
+            };
+        }
+        self.update_all(&mut state);
+    }
+
+    /// A guest's read of the table. What no entry covers reads as zero.
+    pub fn read_table(&self, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        let state = self.lock();
+        let within = (offset % TABLE_ENTRY_SIZE) as usize;
+        let Some(entry) = entry_at(offset).and_then(|at| state.entries.get(at)) else {
+            return;
+        };
+        let mut bytes = [0; TABLE_ENTRY_SIZE as usize];
+        bytes[..8].copy_from_slice(&entry.message.address.to_le_bytes());
+        bytes[8..12].copy_from_slice(&entry.message.data.to_le_bytes());
+        bytes[12..].copy_from_slice(&u32::from(entry.masked).to_le_bytes());
+        for (to, from) in data.iter_mut().zip(&bytes[within..]) {
+            *to = *from;
+        }
+    }
+
+    /// A guest's write to the table: 4 or 8 bytes, aligned (6.8.2). Others are dropped.
+    pub fn write_table(&self, offset: u64, data: &[u8]) {
+        if !matches!(data.len(), 4 | 8) || !offset.is_multiple_of(data.len() as u64) {
+            return;
+        }
+        let mut state = self.lock();
+        for (word, bytes) in data.chunks_exact(4).enumerate() {
+            // The offset lies in a BAR and the word is 0 or 1.
+            let offset = offset.saturating_add(4 * word as u64);
+            let Some(at) = entry_at(offset).filter(|&at| at < state.entries.len()) else {
+                return;
+            };
+            let mut value = [0; 4];
+            value.copy_from_slice(bytes);
+            let value = u32::from_le_bytes(value);
+            let entry = &mut state.entries[at];
+            let message = &mut entry.message;
+            match offset % TABLE_ENTRY_SIZE {
+                0 => message.address = message.address & !0xffff_ffff | u64::from(value & !3),
+                4 => message.address = message.address & 0xffff_ffff | u64::from(value) << 32,
+                8 => message.data = value,
+                _ => entry.masked = value & VECTOR_MASKED != 0,
+            }
+            self.update(&mut state, at);
+        }
+    }
+
+    /// A guest's read of the pending bits.
+    pub fn read_pending(&self, offset: u64, data: &mut [u8]) {
+        let state = self.lock();
+        for (at, byte) in data.iter_mut().enumerate() {
+            let first = usize::try_from(offset)
+                .ok()
+                .and_then(|offset| offset.checked_add(at)?.checked_mul(8))
+                .unwrap_or(usize::MAX);
+            *byte = (0..8)
+                .filter(|bit| {
+                    let at = first.saturating_add(*bit);
+                    state.entries.get(at).is_some_and(|entry| entry.pending)
+                })
+                .fold(0, |byte, bit| byte | 1 << bit);
+        }
+    }
+
+    /// The eventfd of a vector, for the kernel or another process to raise.
+    pub fn vectors(&self) -> Option<&dyn MsiVectors> {
+        self.vectors.get().map(AsRef::as_ref)
+    }
+
+    /// The table and the pending bits.
+    pub fn save(&self) -> MsixState {
+        let state = self.lock();
+        let entries = state.entries.iter().map(|entry| MsixEntryState {
+            message: entry.message,
+            masked: entry.masked,
+            pending: entry.pending,
+        });
+        MsixState {
+            enabled: state.enabled,
+            function_masked: state.function_masked,
+            entries: entries.collect(),
+        }
+    }
+
+    /// Takes a saved table over and routes its vectors.
+    pub fn restore(&self, saved: &MsixState) -> Result<(), StateError> {
+        let mut state = self.lock();
+        if saved.entries.len() != state.entries.len() {
+            return Err(StateError::Mismatch(format!(
+                "{} interrupt vectors were saved, the device has {}",
+                saved.entries.len(),
+                state.entries.len()
+            )));
+        }
+        state.enabled = saved.enabled;
+        state.function_masked = saved.function_masked;
+        for (entry, from) in state.entries.iter_mut().zip(&saved.entries) {
+            entry.message = from.message;
+            entry.masked = from.masked;
+            entry.pending = from.pending && saved.enabled;
+        }
+        self.update_all(&mut state);
+        Ok(())
+    }
+
+    fn update_all(&self, state: &mut State) {
+        for at in 0..state.entries.len() {
+            self.update(state, at);
+        }
+    }
+
+    /// Makes the platform's route of a vector what the table says, and raises what was pending.
+    fn update(&self, state: &mut State, at: usize) {
+        let Some(vectors) = self.vectors.get() else {
+            return;
+        };
+        // Fewer than MAX_VECTORS entries.
+        let vector = at as u16;
+        let unmasked = state.enabled && !state.function_masked;
+        let entry = &mut state.entries[at];
+        let wanted = (unmasked && !entry.masked).then_some(entry.message);
+        if wanted != entry.routed {
+            if wanted.is_none() {
+                self.open[at].store(false, Ordering::Release);
+            }
+            match vectors.route(vector, wanted) {
+                Ok(()) => entry.routed = wanted,
+                Err(error) => {
+                    log::warn!("cannot route interrupt vector {vector}: {error}");
+                    entry.routed = None;
+                }
+            }
+            let open = entry.routed.is_some();
+            self.open[at].store(open, Ordering::Release);
+        }
+        if entry.routed.is_some() && entry.pending {
+            entry.pending = false;
+            if let Err(error) = self.signal(vector) {
+                log::warn!("cannot raise pending interrupt vector {vector}: {error}");
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Index of the entry that covers a table offset.
+fn entry_at(offset: u64) -> Option<usize> {
+    usize::try_from(offset / TABLE_ENTRY_SIZE).ok()
+}
+
+/// The MSI-X capability in a configuration space.
+#[derive(Clone, Copy, Debug)]
+pub struct MsixCapability {
+    control: usize,
+}
+
+impl MsixCapability {
+    /// Appends the capability. Both places are BAR and offset, a multiple of 8.
+    pub fn add(
+        config: &mut ConfigSpace,
+        count: u16,
+        table: (BarIndex, u32),
+        pending: (BarIndex, u32),
+    ) -> Result<Self, ConfigError> {
+        let mut body = [0; 10];
+        let last = count.clamp(1, MAX_VECTORS) - 1;
+        let place = |(bar, offset): (BarIndex, u32)| (offset & !7) | u32::from(bar.get());
+        body[..2].copy_from_slice(&last.to_le_bytes());
+        body[2..6].copy_from_slice(&place(table).to_le_bytes());
+        body[6..].copy_from_slice(&place(pending).to_le_bytes());
+        let writable = CONTROL_ENABLE | CONTROL_FUNCTION_MASK;
+        let at = config.add_capability(CAPABILITY_ID, &body, &writable.to_le_bytes())?;
+        Ok(Self { control: at + 2 })
+    }
+
+    /// Tells the table what the guest wrote to the message control register. For use after every
+    /// write to configuration space.
+    pub fn update(&self, config: &ConfigSpace, table: &MsixTable) {
+        let control = config.read_u16(self.control);
+        table.set_control(
+            control & CONTROL_ENABLE != 0,
+            control & CONTROL_FUNCTION_MASK != 0,
+        );
+    }
+}

@@ -1,0 +1,14 @@
+//! The other side of a device, for tests and fuzz targets: a machine without KVM and a driver
+//! without a guest.
+//!
+//! - [`Rig`]: a segment with its buses; accesses as a vCPU would make them.
+//! - [`VirtioDriver`]: drives a virtio function through its configuration space and BAR.
+//! - [`FakeMsi`], [`FakeDoorbells`]: the platform, with what happened kept for inspection.
+
+mod driver;
+mod platform;
+mod rig;
+
+pub use driver::VirtioDriver;
+pub use platform::{FakeDoorbells, FakeMsi, guest_memory};
+pub use rig::{ECAM_BASE, MMIO32, MMIO64, PORTS, Rig};

@@ -1,0 +1,129 @@
+//! Interrupts, doorbells and memory of a machine that does not exist.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use vm_memory::GuestAddress;
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use crate::{
+    doorbell::Doorbells,
+    memory::{GuestMemory, GuestRam},
+    msi::{MsiController, MsiMessage, MsiVectors},
+};
+
+/// `len` bytes of guest RAM from address 0.
+///
+/// # Panics
+/// If the host has no memory.
+#[allow(clippy::unwrap_used, reason = "a test without memory can only fail")]
+pub fn guest_memory(len: usize) -> GuestMemory {
+    GuestMemory::new(GuestRam::from_ranges(&[(GuestAddress(0), len)]).unwrap())
+}
+
+struct FakeVector {
+    irqfd: EventFd,
+    route: Option<MsiMessage>,
+}
+
+/// An interrupt controller that counts. Clones share their vectors.
+#[derive(Clone, Default)]
+pub struct FakeMsi {
+    vectors: Arc<Mutex<Vec<FakeVector>>>,
+}
+
+impl FakeMsi {
+    /// Interrupts on `vector` since the last call.
+    pub fn take(&self, vector: u16) -> u64 {
+        let vectors = lock(&self.vectors);
+        let vector = vectors.get(usize::from(vector));
+        vector.map_or(0, |vector| vector.irqfd.read().unwrap_or(0))
+    }
+
+    /// Where `vector` goes.
+    pub fn route(&self, vector: u16) -> Option<MsiMessage> {
+        lock(&self.vectors).get(usize::from(vector))?.route
+    }
+}
+
+impl MsiController for FakeMsi {
+    /// All functions share the vectors of the first one: a rig tests one function at a time.
+    fn allocate(&self, count: u16, _source: u16) -> io::Result<Box<dyn MsiVectors>> {
+        let mut fds = Vec::new();
+        let mut vectors = lock(&self.vectors);
+        for at in 0..usize::from(count) {
+            if at >= vectors.len() {
+                vectors.push(FakeVector {
+                    irqfd: EventFd::new(EFD_NONBLOCK)?,
+                    route: None,
+                });
+            }
+            fds.push(vectors[at].irqfd.try_clone()?);
+        }
+        Ok(Box::new(FakeVectors {
+            vectors: Arc::clone(&self.vectors),
+            fds,
+        }))
+    }
+}
+
+struct FakeVectors {
+    vectors: Arc<Mutex<Vec<FakeVector>>>,
+    fds: Vec<EventFd>,
+}
+
+impl MsiVectors for FakeVectors {
+    fn route(&self, vector: u16, message: Option<MsiMessage>) -> io::Result<()> {
+        match lock(&self.vectors).get_mut(usize::from(vector)) {
+            Some(at) => at.route = message,
+            None => return Err(io::ErrorKind::InvalidInput.into()),
+        }
+        Ok(())
+    }
+
+    fn irqfd(&self, vector: u16) -> Option<&EventFd> {
+        self.fds.get(usize::from(vector))
+    }
+}
+
+/// Doorbells that are registered, by address. Clones share them.
+#[derive(Clone, Default)]
+pub struct FakeDoorbells {
+    registered: Arc<Mutex<BTreeMap<u64, EventFd>>>,
+}
+
+impl FakeDoorbells {
+    /// The addresses, ascending.
+    pub fn addresses(&self) -> Vec<u64> {
+        lock(&self.registered).keys().copied().collect()
+    }
+
+    /// What KVM does at a write: true if a doorbell was at `address`.
+    pub fn ring(&self, address: u64) -> bool {
+        lock(&self.registered)
+            .get(&address)
+            .is_some_and(|fd| fd.write(1).is_ok())
+    }
+}
+
+impl Doorbells for FakeDoorbells {
+    fn register(&self, fd: &EventFd, address: u64) -> io::Result<()> {
+        let fd = fd.try_clone()?;
+        match lock(&self.registered).insert(address, fd) {
+            Some(_) => Err(io::ErrorKind::AlreadyExists.into()),
+            None => Ok(()),
+        }
+    }
+
+    fn unregister(&self, _fd: &EventFd, address: u64) -> io::Result<()> {
+        let removed = lock(&self.registered).remove(&address);
+        removed.map(drop).ok_or(io::ErrorKind::NotFound.into())
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
