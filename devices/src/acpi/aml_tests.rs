@@ -1,0 +1,105 @@
+//! All AML of these devices in one table, read back by ACPICA where it is installed.
+
+use std::{fs, process::Command};
+
+use acpi_tables::{Aml, aml, sdt::Sdt};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::*;
+use crate::legacy::SerialAml;
+
+fn dsdt(boot: u32, max: u32) -> Vec<u8> {
+    let irq = EventFd::new(0).unwrap();
+    let ged = GenericEventDevice::new(irq, 5, 0xfe80_2000, Notification::all());
+    let cpus = CpuHotplug::new(0xfe80_0000, boot, max, |n| 3 * n, Box::new(|_| ()));
+    let cpus = cpus.unwrap().with_nodes(|vcpu| vcpu % 2);
+    let memory = MemoryHotplug::new(0xfe80_1000);
+    let serial = SerialAml {
+        port: 0x3f8,
+        gsi: 4,
+    };
+    // Stands for what the PCI code contributes.
+    let scan = aml::Method::new("PSCN".into(), 0, true, vec![]);
+    let hid = aml::Name::new("_HID".into(), &aml::EISAName::new("PNP0A06"));
+    let pci = aml::Device::new("\\_SB_.PHPR".into(), vec![&hid, &scan]);
+    let mut body = Vec::new();
+    let parts: [&dyn Aml; 5] = [&ged, &cpus, &memory, &serial, &pci];
+    for part in parts {
+        part.to_aml_bytes(&mut body);
+    }
+    let mut table = Sdt::new(*b"DSDT", 36, 6, *b"GANTRY", *b"GANTRYVM", 1);
+    table.append_slice(&body);
+    table.as_slice().to_vec()
+}
+
+/// Runs a tool of ACPICA (Debian: acpica-tools) on a table and returns its output; `None` if it
+/// is not installed.
+fn run(tool: &str, arguments: &[&str], table: &[u8]) -> Option<(tempfile::TempDir, String)> {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("dsdt.aml"), table).unwrap();
+    let mut command = Command::new(tool);
+    let output = match command.args(arguments).current_dir(&dir).output() {
+        Ok(output) => output,
+        Err(error) => {
+            eprintln!("{tool} (Debian package acpica-tools) does not run, skipped: {error}");
+            return None;
+        }
+    };
+    let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.push_str(&String::from_utf8_lossy(&output.stderr));
+    Some((dir, text))
+}
+
+#[test]
+fn the_aml_disassembles_and_compiles_again_without_errors() {
+    for (boot, max) in [(1, 1), (2, 4), (1, 255)] {
+        let table = dsdt(boot, max);
+        let Some((dir, text)) = run("iasl", &["-d", "dsdt.aml"], &table) else {
+            return;
+        };
+        assert!(!text.contains("Error"), "{text}");
+        let source = fs::read(dir.path().join("dsdt.dsl")).unwrap();
+        let source = String::from_utf8_lossy(&source);
+        for part in [
+            "Device (\\_SB.GED)",
+            "Method (_EVT, 1, Serialized)",
+            "Method (ESCN, 0, Serialized)",
+            "\\_SB.CPUS.CSCN ()",
+            "\\_SB.MHPC.MSCN ()",
+            "\\_SB.PHPR.PSCN ()",
+            "Notify (\\_SB.PWRB, 0x80)",
+            "Device (\\_SB.PWRB)",
+            "Device (C000)",
+            "Method (CSCN, 0, Serialized)",
+            "Device (M007)",
+            "Method (MSCN, 0, Serialized)",
+            "Device (\\_SB.COM1)",
+        ] {
+            assert!(source.contains(part), "{part} is missing in\n{source}");
+        }
+        let ejectable = source.matches("Method (_EJ0, 1, NotSerialized)").count();
+        assert_eq!(ejectable, max as usize - 1);
+        fs::write(dir.path().join("again.dsl"), source.as_bytes()).unwrap();
+        let again = Command::new("iasl")
+            .args(["-p", "again", "again.dsl"])
+            .current_dir(&dir)
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&again.stdout);
+        assert!(text.contains("0 Errors, 0 Warnings"), "{text}");
+    }
+}
+
+#[test]
+fn an_interpreter_gets_status_and_resources_from_the_methods() {
+    // The interpreter's memory reads 0, apart from what it has written itself.
+    let batch = "evaluate \\_SB.CPUS.C001._STA, evaluate \\_SB.MHPC.M003._CRS, \
+                 evaluate \\_SB.CPUS.C003._MAT, evaluate \\_SB.GED._EVT 5";
+    let Some((_dir, text)) = run("acpiexec", &["-b", batch, "dsdt.aml"], &dsdt(2, 4)) else {
+        return;
+    };
+    assert!(
+        !text.contains("ACPI Error") && !text.contains("AE_"),
+        "{text}"
+    );
+}
