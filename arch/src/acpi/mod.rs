@@ -264,3 +264,6 @@ fn mcfg(map: &AddressMap) -> Vec<u8> {
     }
     bytes_of(&mcfg)
 }
+
+#[cfg(test)]
+mod tests;

@@ -123,19 +123,15 @@ pub(super) fn read_header<K: Read + Seek>(
     if size < magic_end {
         return Ok(None);
     }
+    let what = "the setup header";
+    let mut magic = [0; 4];
+    read_at(image, magic_end - 4, &mut magic, size, what)?;
+    if u32::from_le_bytes(magic) != HEADER_MAGIC {
+        return Ok(None);
+    }
     let mut header = setup_header::default();
-    let bytes = header.as_mut_slice();
-    // A short file leaves the rest of the header zero; the size check of the protected-mode code
-    // reports it.
-    let len = (bytes.len() as u64).min(size - HEADER_OFFSET) as usize;
-    read_at(
-        image,
-        HEADER_OFFSET,
-        &mut bytes[..len],
-        size,
-        "the setup header",
-    )?;
-    Ok((header.header == HEADER_MAGIC).then_some(header))
+    read_at(image, HEADER_OFFSET, header.as_mut_slice(), size, what)?;
+    Ok(Some(header))
 }
 
 /// Bytes of real-mode code before the protected-mode code.

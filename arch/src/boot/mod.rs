@@ -178,3 +178,6 @@ fn load_initramfs<I: Image>(
         .map_err(|source| BootError::CopyInitramfs { size, source })?;
     Ok(AddressRange { start, size })
 }
+
+#[cfg(test)]
+mod tests;

@@ -396,3 +396,6 @@ fn set_max_leaves(cpuid: &mut Vec<kvm_cpuid_entry2>) {
     let [ebx, ecx, edx] = KVM_SIGNATURE;
     replace(cpuid, LEAF_HYPERVISOR, &[[hypervisor, ebx, ecx, edx]]);
 }
+
+#[cfg(test)]
+mod tests;
