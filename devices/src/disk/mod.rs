@@ -10,10 +10,10 @@
 //! Ownership of an [`Io`] passes to the engine and comes back when the kernel is done with its
 //! memory, so no buffer can vanish under a transfer.
 
-mod geometry;
+pub(crate) mod geometry;
 pub mod image;
 pub mod io;
-mod lock;
+pub(crate) mod lock;
 mod pool;
 mod qcow2;
 mod raw;

@@ -7,6 +7,7 @@
 pub mod blk;
 pub mod device;
 pub mod pci;
+pub mod pmem;
 pub mod worker;
 
 pub use device::{

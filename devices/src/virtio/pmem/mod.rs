@@ -1,0 +1,14 @@
+//! Persistent memory (virtio 1.2, 5.19): a file that the guest sees as memory.
+//!
+//! The file is mapped into the guest's address space once, when the device is made; reads and
+//! writes are then the guest's own. The queue carries only flush requests, which a worker turns
+//! into `fsync`.
+
+mod backing;
+mod device;
+#[cfg(test)]
+mod tests;
+mod worker;
+
+pub use backing::{ALIGNMENT, Error};
+pub use device::{Options, Pmem, State};
