@@ -91,15 +91,69 @@ fn the_aml_disassembles_and_compiles_again_without_errors() {
 }
 
 #[test]
-fn an_interpreter_gets_status_and_resources_from_the_methods() {
-    // The interpreter's memory reads 0, apart from what it has written itself.
-    let batch = "evaluate \\_SB.CPUS.C001._STA, evaluate \\_SB.MHPC.M003._CRS, \
-                 evaluate \\_SB.CPUS.C003._MAT, evaluate \\_SB.GED._EVT 5";
-    let Some((_dir, text)) = run("acpiexec", &["-b", batch, "dsdt.aml"], &dsdt(2, 4)) else {
+fn an_interpreter_runs_the_event_handler_and_reads_status_and_resources() {
+    // The interpreter's registers are plain memory: this method gives them their contents.
+    let mut prepare = Vec::new();
+    for (register, value) in [
+        ("\\_SB_.GEC_.GDAT", 0x0f),
+        ("\\_SB_.PRES.CNXT", u32::MAX),
+        ("\\_SB_.PRES.CPEN", 1),
+        ("\\_SB_.MHPC.MNXT", u32::MAX),
+        ("\\_SB_.MHPC.MBAL", 0x4000_0000),
+        ("\\_SB_.MHPC.MBAH", 0x12),
+        ("\\_SB_.MHPC.MLNL", 0x8000_0000),
+        ("\\_SB_.MHPC.MLNH", 0x1),
+        ("\\_SB_.MHPC.MEN_", 1),
+        ("\\_SB_.MHPC.MPXM", 7),
+    ] {
+        let register = aml::Path::new(register);
+        aml::Store::new(&register, &value).to_aml_bytes(&mut prepare);
+    }
+    let prepare = registers::Raw(&prepare);
+    let prepare = aml::Method::new("\\PREP".into(), 0, true, vec![&prepare]);
+    let mut table = Sdt::new(*b"DSDT", 36, 6, *b"GANTRY", *b"GANTRYVM", 1);
+    table.append_slice(&dsdt(2, 4)[36..]);
+    let mut method = Vec::new();
+    prepare.to_aml_bytes(&mut method);
+    table.append_slice(&method);
+
+    let evaluations = [
+        "\\PREP",
+        "\\_SB.GED._EVT 5",
+        "\\_SB.CPUS.C001._STA",
+        "\\_SB.CPUS.C003._MAT",
+        "\\_SB.CPUS.C002._PXM",
+        "\\_SB.CPUS.C002._EJ0 1",
+        "\\_SB.CPUS.CTFY 3 3",
+        "\\_SB.MHPC.M003._STA",
+        "\\_SB.MHPC.M003._PXM",
+        "\\_SB.MHPC.M003._CRS",
+        "\\_SB.MHPC.MTFY 7 1",
+    ];
+    let batch = evaluations.map(|name| format!("evaluate {name}")).join(";");
+    let Some((_dir, text)) = run("acpiexec", &["-b", &batch, "dsdt.aml"], table.as_slice()) else {
         return;
     };
     assert!(
         !text.contains("ACPI Error") && !text.contains("AE_"),
         "{text}"
     );
+    for found in [
+        "Notify on [PWRB]",
+        "Notify on [C003]",
+        "Value 0x03 (Eject Request)",
+        "Notify on [M007]",
+        "Value 0x01 (Device Check)",
+        // Status of processor and memory, and the memory's node.
+        "[Integer] = 000000000000000F",
+        "[Integer] = 0000000000000007",
+        // The processor's local APIC structure.
+        "00 08 03 09 01 00 00 00",
+        // The memory's descriptor: from 0x12_4000_0000 to 0x13_bfff_ffff, 0x1_8000_0000 bytes.
+        "8A 2B 00 00 0C 03 00 00 00 00 00 00 00 00 00 00",
+        "00 40 12 00 00 00 FF FF FF BF 13 00 00 00 00 00",
+        "00 00 00 00 00 00 00 00 00 80 01 00 00 00 79 00",
+    ] {
+        assert!(text.contains(found), "{found} is missing in\n{text}");
+    }
 }
