@@ -67,15 +67,13 @@ impl BlockingRaw {
                 // SAFETY: the vectors describe memory that `io` keeps alive.
                 check(unsafe { libc::preadv(fd, vectors.as_ptr(), count, offset) })
             }
-            Operation::Write { durable } => {
-                let flags = if durable { libc::RWF_DSYNC } else { 0 };
+            Operation::Write { .. } => {
                 let vectors = io.vectors(self.path)?;
                 let count = vectors.len().min(MAX_VECTORS) as i32;
                 // SAFETY: as above.
-                check(unsafe { libc::pwritev2(fd, vectors.as_ptr(), count, offset, flags) })
+                check(unsafe { libc::pwritev(fd, vectors.as_ptr(), count, offset) })
             }
-            // SAFETY: no memory is involved.
-            Operation::Flush => check(unsafe { libc::fdatasync(fd) } as isize),
+            Operation::Flush => self.file.sync_data().map(|()| 0),
             Operation::Discard => fallocate(&self.file, discard_mode(), io.offset, io.len),
             Operation::WriteZeroes { may_unmap } => {
                 fallocate(&self.file, zero_mode(may_unmap), io.offset, io.len)
@@ -88,8 +86,12 @@ impl Blocking for BlockingRaw {
     fn perform(&self, io: &mut Io) -> io::Result<()> {
         loop {
             let outcome = self.step(io);
-            if let Step::Done(result) = step(io, outcome) {
-                return result;
+            match step(io, outcome) {
+                Step::Done(Ok(())) if io.operation == (Operation::Write { durable: true }) => {
+                    return self.file.sync_data();
+                }
+                Step::Done(result) => return result,
+                Step::Again => {}
             }
         }
     }

@@ -185,6 +185,7 @@ const VMM: &[i64] = &[
     libc::SYS_pipe2,
     libc::SYS_prctl,
     libc::SYS_pread64,
+    libc::SYS_preadv,
     libc::SYS_prlimit64,
     libc::SYS_pwrite64,
     libc::SYS_pwritev,

@@ -13,6 +13,7 @@ use super::{
     config::{self, Config, WRITEBACK, has},
     queue::{QueueWorker, Setup},
     shared::{ID_LEN, Shared},
+    throttle::{SharedRateLimiter, Throttle},
 };
 use crate::{
     disk::{AsyncIo, Disk, DiskError, DiskOptions, SECTOR},
@@ -31,7 +32,7 @@ use crate::{
 const MAX_DEPTH: u16 = 1024;
 
 /// A block device's configuration.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Options {
     /// Start of the thread names: `_disk0` makes `_disk0_q0`, `_disk0_q1` ...
     pub thread_name: String,
@@ -44,6 +45,9 @@ pub struct Options {
     /// Serial number, of which the guest sees the first 20 bytes; by default made from the
     /// image's device and inode numbers.
     pub serial: Option<String>,
+    /// Limits of bytes and operations, for the disk or, if others have the same one, for all of
+    /// them together.
+    pub rate_limiter: Option<SharedRateLimiter>,
     /// Host CPUs for the workers of some queues: queue number and CPUs.
     pub affinity: Vec<(u16, Vec<usize>)>,
 }
@@ -107,6 +111,12 @@ impl Handle {
     }
 }
 
+/// What a queue needs beside the driver's part, made in advance.
+struct Engine {
+    io: Box<dyn AsyncIo>,
+    throttle: Option<Throttle>,
+}
+
 /// A block device.
 pub struct Blk {
     shared: Arc<Shared>,
@@ -116,8 +126,9 @@ pub struct Blk {
     affinity: Vec<Vec<usize>>,
     thread_name: String,
     spawner: Arc<dyn ThreadSpawner>,
+    rate_limiter: Option<SharedRateLimiter>,
     /// One per queue; none while the queue's worker has it.
-    engines: Vec<Option<Box<dyn AsyncIo>>>,
+    engines: Vec<Option<Engine>>,
     workers: Vec<Worker<QueueWorker>>,
 }
 
@@ -151,6 +162,7 @@ impl Blk {
             affinity,
             thread_name: options.thread_name,
             spawner,
+            rate_limiter: options.rate_limiter,
             engines: Vec::new(),
             workers: Vec::new(),
         };
@@ -168,10 +180,15 @@ impl Blk {
         }
     }
 
-    fn engine(&self, index: u16) -> io::Result<Box<dyn AsyncIo>> {
+    fn engine(&self, index: u16) -> io::Result<Engine> {
         let name = self.queue_name(index);
-        self.shared
-            .with_disk(|disk| disk.async_io(self.depth(), &*self.spawner, &name))
+        let limiter = self.rate_limiter.clone();
+        Ok(Engine {
+            io: self
+                .shared
+                .with_disk(|disk| disk.async_io(self.depth(), &*self.spawner, &name))?,
+            throttle: limiter.map(Throttle::new).transpose()?,
+        })
     }
 
     /// Requests of a queue that are in flight at a time.
@@ -200,7 +217,8 @@ impl Blk {
             active,
             memory: common.memory.clone(),
             interrupt: Arc::clone(&common.interrupt),
-            engine,
+            engine: engine.io,
+            throttle: engine.throttle,
             shared: Arc::clone(&self.shared),
             affinity: self
                 .affinity
@@ -292,9 +310,9 @@ impl VirtioDevice for Blk {
             let Some(worker) = worker.stop() else {
                 continue;
             };
-            let (active, engine) = worker.into_parts();
+            let (active, io, throttle) = worker.into_parts();
             if let Some(slot) = self.engines.get_mut(active.index as usize) {
-                *slot = Some(engine);
+                *slot = Some(Engine { io, throttle });
             }
             queues.push(active);
         }

@@ -18,5 +18,7 @@ mod request;
 mod shared;
 #[cfg(test)]
 mod tests;
+mod throttle;
 
 pub use device::{Blk, Error, Handle, Options, State};
+pub use throttle::SharedRateLimiter;

@@ -13,6 +13,7 @@ use vmm_sys_util::epoll::EventSet;
 use super::{
     request::{Command, Parser},
     shared::Shared,
+    throttle::Throttle,
 };
 use crate::{
     disk::{AsyncIo, Buffers, Finished, Io, Operation},
@@ -25,6 +26,7 @@ use crate::{
 
 const KICK: u32 = 0;
 const COMPLETION: u32 = 1;
+const TIMER: u32 = 2;
 
 /// A request that the engine has.
 struct Pending {
@@ -55,6 +57,8 @@ enum Stop {
     Empty,
     /// As many as the engine takes are in flight.
     Full,
+    /// The rate limit is reached; the timer says when to go on.
+    Throttled,
     /// Its turn is over, though the driver has more.
     Turn,
 }
@@ -65,6 +69,7 @@ pub struct QueueWorker {
     memory: GuestMemory,
     interrupt: Arc<dyn VirtioInterrupt>,
     engine: Box<dyn AsyncIo>,
+    throttle: Option<Throttle>,
     shared: Arc<Shared>,
     /// Host CPUs on which the worker runs; empty for all.
     affinity: Vec<usize>,
@@ -94,6 +99,8 @@ pub struct Setup {
     pub engine: Box<dyn AsyncIo>,
     /// See there.
     pub depth: u16,
+    /// The rate limit.
+    pub throttle: Option<Throttle>,
     /// The device's part.
     pub shared: Arc<Shared>,
     /// Host CPUs on which the worker runs; empty for all.
@@ -111,6 +118,7 @@ impl QueueWorker {
             memory: setup.memory,
             interrupt: setup.interrupt,
             engine: setup.engine,
+            throttle: setup.throttle,
             shared: setup.shared,
             affinity: setup.affinity,
             write_through_always: setup.write_through_always,
@@ -124,8 +132,11 @@ impl QueueWorker {
     }
 
     /// Gives back what it was made of.
-    pub fn into_parts(self) -> (ActiveQueue, Box<dyn AsyncIo>) {
-        (self.active, self.engine)
+    pub fn into_parts(mut self) -> (ActiveQueue, Box<dyn AsyncIo>, Option<Throttle>) {
+        if let Some(throttle) = &mut self.throttle {
+            throttle.reset();
+        }
+        (self.active, self.engine, self.throttle)
     }
 
     fn serve(&mut self) {
@@ -168,6 +179,11 @@ impl QueueWorker {
             if let Some(chain) = chain {
                 let head = chain.head_index();
                 match self.parser.parse(chain, memory) {
+                    Some((command, _)) if !self.admit(command) => {
+                        // It is read again, and checked again, when its time has come.
+                        self.active.queue.go_to_previous_position();
+                        return Stop::Throttled;
+                    }
                     Some((command, status)) => self.start(memory, head, command, status),
                     // Nowhere to put a status.
                     None => self.add_used(memory, head, 0),
@@ -181,6 +197,19 @@ impl QueueWorker {
             }
         }
         Stop::Empty
+    }
+
+    /// Asks the rate limit; requests without I/O are free.
+    fn admit(&mut self, command: Command) -> bool {
+        let Some(throttle) = &mut self.throttle else {
+            return true;
+        };
+        match command {
+            Command::Read { .. } => throttle.admit(self.parser.writable.len()),
+            Command::Write { .. } => throttle.admit(self.parser.readable.len()),
+            Command::Flush | Command::Discard(_) | Command::WriteZeroes(_) => throttle.admit(0),
+            Command::GetId | Command::Unknown(_) | Command::Invalid => true,
+        }
     }
 
     fn start(&mut self, memory: &Arc<GuestRam>, head: u16, command: Command, status: GuestAddress) {
@@ -382,7 +411,11 @@ impl MutEventSubscriber for QueueWorker {
             Events::with_data(&self.active.kick, KICK, EventSet::IN),
             Events::with_data(self.engine.completion(), COMPLETION, EventSet::IN),
         ];
-        for event in events {
+        let timer = self
+            .throttle
+            .as_ref()
+            .map(|throttle| Events::with_data(throttle, TIMER, EventSet::IN));
+        for event in events.into_iter().chain(timer) {
             if let Err(error) = ops.add(event) {
                 log::error!("a disk worker cannot watch its events: {error}");
             }
@@ -392,13 +425,13 @@ impl MutEventSubscriber for QueueWorker {
     }
 
     fn process(&mut self, events: Events, _ops: &mut EventOps) {
-        let event = match events.data() {
-            KICK => &self.active.kick,
-            COMPLETION => self.engine.completion(),
+        // Reading fails only if someone else has done it; there is something to do anyway.
+        match (events.data(), &mut self.throttle) {
+            (KICK, _) => drop(self.active.kick.read()),
+            (COMPLETION, _) => drop(self.engine.completion().read()),
+            (TIMER, Some(throttle)) => throttle.wake(),
             _ => return,
-        };
-        // Fails only if someone else has read it; there is something to do anyway.
-        let _ = event.read();
+        }
         self.serve();
     }
 }

@@ -6,7 +6,7 @@ use std::{
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
@@ -22,6 +22,7 @@ use super::{Blk, Options, State};
 use crate::{
     disk::{DiskOptions, ImageType, LockGranularity},
     memory::{GuestMemory, GuestRam},
+    rate_limiter::{RateLimiter, RateLimiterConfig, TokenBucketConfig},
     thread::Unconfined,
     virtio::device::{Activation, ActiveQueue, StateError, VirtioDevice, VirtioInterrupt},
 };
@@ -100,6 +101,7 @@ impl Image {
             num_queues: 1,
             queue_size: QUEUE_SIZE,
             serial: None,
+            rate_limiter: None,
             affinity: Vec::new(),
         }
     }
@@ -829,5 +831,130 @@ fn two_disks_share_an_image_only_for_reading() {
         let _reader = new_blk(options(true)).unwrap();
         let _another = new_blk(options(true)).unwrap();
         new_blk(options(false)).err().unwrap();
+    }
+}
+
+#[test]
+fn queues_and_disks_that_share_a_rate_limit_all_go_on_in_the_end() {
+    let limit = |size, refill_time| {
+        Some(TokenBucketConfig {
+            size,
+            one_time_burst: None,
+            refill_time,
+        })
+    };
+    let limiter = RateLimiter::new(&RateLimiterConfig {
+        bandwidth: limit(1024, 50),
+        ops: limit(1, 10),
+    });
+    let limiter = Arc::new(Mutex::new(limiter.unwrap()));
+    let (one, two) = (Image::raw(&pattern(64)), Image::raw(&pattern(64)));
+    let mut rigs = [&one, &two].map(|image| {
+        let mut options = image.options();
+        options.num_queues = 2;
+        options.rate_limiter = Some(Arc::clone(&limiter));
+        Rig::new(options)
+    });
+    for rig in &mut rigs {
+        for k in 0..2 {
+            let header = HEADER + 16 * k as u64;
+            let data = DATA + 0x1000 * k as u64;
+            let status = STATUS + k as u64;
+            rig.header(header, IN, 8 * k as u64);
+            let chain = [(header, 16, 0), (data, 4096, WRITE), (status, 1, WRITE)];
+            rig.describe(rings(k), 0, &chain);
+            rig.offer(k, 0);
+            rig.offer(k, 0);
+            rig.kicks[k].write(1).unwrap();
+        }
+    }
+    for rig in &mut rigs {
+        for k in 0..2 {
+            wait_for(|| rig.used_index(k) == 2);
+            let data = DATA + 0x1000 * k as u64;
+            assert_eq!(rig.bytes(data, 4096), pattern(64)[4096 * k..4096 * (k + 1)]);
+        }
+    }
+}
+
+#[test]
+fn a_request_held_back_by_a_rate_limit_survives_a_pause() {
+    let bandwidth = Some(TokenBucketConfig {
+        size: 512,
+        one_time_burst: None,
+        refill_time: 60,
+    });
+    let config = RateLimiterConfig {
+        bandwidth,
+        ops: None,
+    };
+    let image = Image::raw(&pattern(64));
+    let mut options = image.options();
+    options.rate_limiter = Some(Arc::new(Mutex::new(RateLimiter::new(&config).unwrap())));
+    let mut rig = Rig::new(options);
+    rig.header(HEADER, IN, 5);
+    let chain = [(HEADER, 16, 0), (DATA, 512, WRITE), (STATUS, 1, WRITE)];
+    rig.describe(rings(0), 0, &chain);
+    for _ in 0..3 {
+        rig.offer(0, 0);
+    }
+    rig.kicks[0].write(1).unwrap();
+    wait_for(|| rig.used_index(0) > 0);
+    let queues = rig.blk.deactivate();
+    assert_eq!(queues[0].queue.next_avail(), rig.used_index(0));
+    rig.activate(queues);
+    wait_for(|| rig.used_index(0) == 3);
+    assert_eq!(rig.bytes(DATA, 512), pattern(64)[5 * 512..6 * 512]);
+}
+
+#[test]
+fn an_image_that_shrinks_under_the_guest_gives_errors_and_no_stale_data() {
+    on_both_engines(&pattern(64), |image, rig| {
+        let file = File::options().write(true).open(&image.path).unwrap();
+        file.set_len(16 * 512).unwrap();
+        assert_eq!(rig.request(IN, 8, (DATA, 16 * 512, WRITE)).0, 1);
+        assert_eq!(rig.request(IN, 15, (DATA, 512, WRITE)).0, 0);
+    });
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(48))]
+
+    /// Whatever stands in the rings, the device neither panics nor hangs, touches nothing but
+    /// its image and RAM, and stops when it is told to.
+    #[test]
+    fn no_content_of_the_rings_harms_the_device(
+        descriptors in proptest::collection::vec(
+            (0..0x20_u64, 0..3_u32, 0..8_u16, 0..QUEUE_SIZE), QUEUE_SIZE as usize),
+        heads in proptest::collection::vec(0..QUEUE_SIZE + 1, 1..QUEUE_SIZE as usize),
+        headers in proptest::collection::vec((0..16_u32, 0..10_u64), 32),
+        io_uring in proptest::bool::ANY,
+    ) {
+        let image = Image::raw(&pattern(8));
+        let mut options = image.options();
+        options.disk.io_uring = io_uring;
+        let mut rig = Rig::new(options);
+        for (k, (kind, sector)) in headers.iter().enumerate() {
+            rig.header(0x1000 * k as u64, *kind, *sector);
+        }
+        for (k, (page, len, flags, next)) in descriptors.iter().enumerate() {
+            let at = rings(0) + 16 * k as u64;
+            // Lengths of a header, a sector and a status; indirect tables lie in data.
+            let len = [16, 512, 1][*len as usize];
+            rig.write(page * 0x1000, at);
+            rig.write(len, at + 8);
+            rig.write(*flags, at + 12);
+            rig.write(*next, at + 14);
+        }
+        for head in heads {
+            rig.offer(0, head);
+        }
+        rig.kicks[0].write(1).unwrap();
+        wait_for(|| {
+            rig.used_index(0) == rig.available[0]
+                || rig.interrupts.resets.load(Ordering::SeqCst) > 0
+        });
+        proptest::prop_assert_eq!(rig.blk.deactivate().len(), 1);
+        proptest::prop_assert_eq!(image.content().len(), 8 * 512);
     }
 }
