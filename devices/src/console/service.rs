@@ -4,7 +4,7 @@ use std::{
     fs::File,
     io::{self, ErrorKind, Read},
     mem,
-    os::fd::{AsRawFd, OwnedFd, RawFd},
+    os::fd::{OwnedFd, RawFd},
     os::unix::net::UnixStream,
     sync::Arc,
     time::{Duration, Instant},
@@ -268,11 +268,10 @@ impl ConsoleLine {
 
     /// The host sends no more.
     fn end_of_input(&mut self, line: u32, ops: &mut EventOps) {
+        let socket = is_socket(&self.source);
         match self.source.stream() {
             // A client that only closed its sending side still reads.
-            Some(stream) if !stream.hung_up && is_stream_socket(stream) => {
-                stream.watch(line, Watch::HangUp, ops);
-            }
+            Some(stream) if socket && !stream.hung_up => stream.watch(line, Watch::HangUp, ops),
             _ => self.hang_up(line, ops),
         }
     }
@@ -386,25 +385,9 @@ impl ConsoleLine {
     }
 }
 
+/// True for a socket, whose client's two directions end one by one.
 fn is_socket(source: &Source) -> bool {
     matches!(source, Source::Socket { .. })
-}
-
-/// True for the connection of a socket's client, whose two directions end one by one.
-fn is_stream_socket(stream: &Stream) -> bool {
-    let mut kind: libc::c_int = 0;
-    let mut len = mem::size_of_val(&kind) as libc::socklen_t;
-    // SAFETY: `kind` and `len` are valid for the call, and `len` is the size of `kind`.
-    let result = unsafe {
-        libc::getsockopt(
-            stream.file.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_TYPE,
-            (&raw mut kind).cast(),
-            &mut len,
-        )
-    };
-    result == 0
 }
 
 fn add(events: Events, ops: &mut EventOps) {

@@ -180,6 +180,53 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
     }
 
+    const CHILD: &str = "GANTRY_TEST_TERMINAL";
+
+    /// Runs in a process of its own, with a terminal on standard input.
+    #[test]
+    fn child_with_a_raw_terminal() {
+        let Ok(end) = std::env::var(CHILD) else {
+            return;
+        };
+        let raw = RawTerminal::enter().unwrap().unwrap();
+        let flags = settings(libc::STDIN_FILENO).unwrap().c_lflag;
+        assert_eq!(flags & (libc::ICANON | libc::ECHO | libc::ISIG), 0);
+        mem::forget(raw);
+        match end.as_str() {
+            "exit" => std::process::exit(7),
+            _ => panic!("expected by the test"),
+        }
+    }
+
+    #[test]
+    fn a_raw_terminal_is_restored_at_exit_and_after_a_panic() {
+        for end in ["exit", "panic"] {
+            let pty = Pty::open().unwrap();
+            // The opposite of raw.
+            let mut cooked = settings(pty.sub.as_raw_fd()).unwrap();
+            cooked.c_lflag |= libc::ICANON | libc::ECHO | libc::ISIG;
+            cooked.c_oflag |= libc::OPOST;
+            // SAFETY: the settings are valid.
+            let set = unsafe { libc::tcsetattr(pty.sub.as_raw_fd(), libc::TCSANOW, &cooked) };
+            assert_eq!(set, 0);
+            let status = std::process::Command::new(std::env::current_exe().unwrap())
+                .args([
+                    "--exact",
+                    "console::terminal::tests::child_with_a_raw_terminal",
+                ])
+                .env(CHILD, end)
+                .stdin(pty.sub.try_clone().unwrap())
+                .output()
+                .unwrap()
+                .status;
+            assert_eq!(status.code() == Some(7), end == "exit", "{status}");
+            assert!(!status.success());
+            let after = settings(pty.sub.as_raw_fd()).unwrap();
+            assert_eq!(after.c_lflag, cooked.c_lflag, "{end}");
+            assert_eq!(after.c_oflag, cooked.c_oflag, "{end}");
+        }
+    }
+
     #[test]
     fn what_is_no_terminal_has_no_settings_and_no_size() {
         let file = File::open("/dev/null").unwrap();
