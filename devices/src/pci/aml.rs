@@ -2,27 +2,25 @@
 //!
 //! ```text
 //!   \_SB.PHPR          registers of the hot-plug controller, mutex BLCK
-//!       PCEJ(slot, segment)   ejects
+//!       PCEJ(slots, segment)  ejects the slots in a bit mask
 //!       PSCN()                asks every segment for news; for the event handler (GED _EVT)
 //!   \_SB.PCI0 ...      a host bridge per segment
 //!       PCNT()                reads the announcements of the segment
 //!       DVNT(mask, what)      notifies the slots in the mask
 //!       S001 ... S031         slots: _ADR, _SUN, _EJ0
-//!   \_SB.MBRD          reserves the ECAM windows, without which Linux does not use them
 //! ```
 
 use acpi_tables::{
     Aml, AmlSink,
     aml::{
         Acquire, AddressSpace, AddressSpaceCacheable, And, Arg, Device, EISAName, Field,
-        FieldAccessType, FieldEntry, FieldLockRule, FieldUpdateRule, IO, If, Memory32Fixed, Method,
-        MethodCall, Mutex, Name, Notify, OpRegion, OpRegionSpace, Path, Release, ResourceTemplate,
-        Store, ZERO,
+        FieldAccessType, FieldEntry, FieldLockRule, FieldUpdateRule, IO, If, Method, MethodCall,
+        Mutex, Name, Notify, OpRegion, OpRegionSpace, Path, Release, ResourceTemplate, Store, ZERO,
     },
 };
 
 use super::{
-    access::{CONFIG_PORTS_BASE, CONFIG_PORTS_LEN, ECAM_SIZE},
+    access::{CONFIG_PORTS_BASE, CONFIG_PORTS_LEN},
     bdf::SLOTS,
     hotplug::HOTPLUG_SIZE,
     segment::SegmentConfig,
@@ -36,20 +34,12 @@ const EJECT_REQUEST: u8 = 3;
 const FOREVER: u16 = 0xffff;
 const LOCK: &str = "\\_SB_.PHPR.BLCK";
 
-/// A segment and where its ECAM window is.
-#[derive(Clone, Copy, Debug)]
-pub struct SegmentAml {
-    /// Number and windows. The I/O window must leave out the configuration ports.
-    pub config: SegmentConfig,
-    /// Address of the ECAM window.
-    pub ecam: u64,
-}
-
-/// Everything that the DSDT says about PCI.
+/// What the DSDT says about PCI. The ECAM windows are reserved elsewhere in it, without which
+/// Linux does not use them.
 #[derive(Clone, Debug)]
 pub struct PciAml {
-    /// All segments.
-    pub segments: Vec<SegmentAml>,
+    /// All segments. An I/O window must leave out the configuration ports.
+    pub segments: Vec<SegmentConfig>,
     /// Address of the [`HotplugController`](super::HotplugController) in memory space.
     pub hotplug: u64,
 }
@@ -72,9 +62,8 @@ impl Aml for PciAml {
     fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
         self.controller(sink);
         for segment in &self.segments {
-            bridge(&segment.config, sink);
+            bridge(segment, sink);
         }
-        self.motherboard(sink);
     }
 }
 
@@ -85,7 +74,7 @@ impl PciAml {
             .segments
             .iter()
             .map(|segment| {
-                let bridge = bridge_name(segment.config.segment);
+                let bridge = bridge_name(segment.segment);
                 MethodCall::new(Path::new(&format!("\\_SB_.{bridge}.PCNT")), vec![])
             })
             .collect();
@@ -137,36 +126,6 @@ impl PciAml {
                     true,
                     scans.iter().map(|scan| scan as &dyn Aml).collect(),
                 ),
-            ],
-        )
-        .to_aml_bytes(sink);
-    }
-
-    fn motherboard(&self, sink: &mut dyn AmlSink) {
-        let windows: Vec<Box<dyn Aml>> = self
-            .segments
-            .iter()
-            .map(|segment| match u32::try_from(segment.ecam) {
-                Ok(base) => {
-                    // The size of one bus fits 32 bits.
-                    Box::new(Memory32Fixed::new(true, base, ECAM_SIZE as u32)) as Box<dyn Aml>
-                }
-                Err(_) => Box::new(AddressSpace::<u64>::new_memory(
-                    AddressSpaceCacheable::NotCacheable,
-                    true,
-                    segment.ecam,
-                    segment.ecam.saturating_add(ECAM_SIZE - 1),
-                    None,
-                )),
-            })
-            .collect();
-        let windows = windows.iter().map(AsRef::as_ref).collect();
-        Device::new(
-            Path::new("_SB_.MBRD"),
-            vec![
-                &Name::new(Path::new("_HID"), &EISAName::new("PNP0C02")),
-                &Name::new(Path::new("_UID"), &ZERO),
-                &Name::new(Path::new("_CRS"), &ResourceTemplate::new(windows)),
             ],
         )
         .to_aml_bytes(sink);
@@ -335,32 +294,24 @@ impl Aml for Raw {
 
 #[cfg(test)]
 mod tests {
+    use std::{fs, process::Command};
+
+    use acpi_tables::sdt::Sdt;
+
     use super::*;
-    use crate::pci::Window;
+    use crate::testing::{MMIO32, MMIO64, PORTS};
 
     fn aml(segments: u16) -> Vec<u8> {
-        let segment = |segment| SegmentAml {
-            config: SegmentConfig {
-                segment,
-                mmio32: Some(Window {
-                    first: 0xc000_0000,
-                    last: 0xdfff_ffff,
-                }),
-                mmio64: Some(Window {
-                    first: 1 << 40,
-                    last: (1 << 41) - 1,
-                }),
-                io: (segment == 0).then_some(Window {
-                    first: 0x1000,
-                    last: 0xffff,
-                }),
-            },
-            ecam: 0xe800_0000 + u64::from(segment) * ECAM_SIZE,
+        let segment = |segment| SegmentConfig {
+            segment,
+            mmio32: Some(MMIO32),
+            mmio64: Some(MMIO64),
+            io: (segment == 0).then_some(PORTS),
         };
         let mut bytes = Vec::new();
         PciAml {
             segments: (0..segments).map(segment).collect(),
-            hotplug: 0xfe00_0000,
+            hotplug: 0xfe80_3000,
         }
         .to_aml_bytes(&mut bytes);
         bytes
@@ -378,11 +329,30 @@ mod tests {
         let bytes = aml(12);
         assert_eq!(count(&bytes, b"_EJ0"), 12 * 31);
         assert_eq!(count(&bytes, b"_SEG"), 12);
-        assert_eq!(
-            count(&bytes, b"S031"),
-            2 * 12,
-            "a device and a notification"
-        );
-        assert_eq!(count(&bytes, b"PC0B"), 2, "a device and a scan");
+        assert_eq!(count(&bytes, b"S031"), 2 * 12, "a device, a notification");
+        assert_eq!(count(&bytes, b"PC0B"), 2, "a device, a scan");
+    }
+
+    #[test]
+    fn acpica_loads_the_tables_and_runs_the_methods() {
+        let mut table = Sdt::new(*b"DSDT", 36, 6, *b"GANTRY", *b"GANTRYVM", 1);
+        table.append_slice(&aml(2));
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("dsdt.aml"), table.as_slice()).unwrap();
+        for method in ["\\_SB.PHPR.PSCN", "\\_SB.PCI1.S003._EJ0 1"] {
+            let mut command = Command::new("acpiexec");
+            let batch = format!("evaluate {method}");
+            command.args(["-b", &batch, "dsdt.aml"]).current_dir(&dir);
+            let output = match command.output() {
+                Ok(output) => output,
+                Err(error) => {
+                    eprintln!("acpiexec (Debian package acpica-tools) is missing: {error}");
+                    return;
+                }
+            };
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert!(text.contains("Evaluating"), "{text}");
+            assert!(!text.contains("AE_"), "{text}");
+        }
     }
 }

@@ -40,7 +40,7 @@ mod msix;
 mod segment;
 
 pub use access::{CONFIG_PORTS_BASE, CONFIG_PORTS_LEN, ConfigPorts, ECAM_SIZE, Ecam};
-pub use aml::{PciAml, SegmentAml};
+pub use aml::PciAml;
 pub use bar::{BarAddress, BarIndex, BarKind, BarRequest, DecodedBar};
 pub use bdf::{Bdf, ParseBdfError, SLOTS};
 pub use config::{ConfigError, ConfigSpace, ConfigSpaceState, Identity};

@@ -30,6 +30,12 @@ pub struct Window {
 }
 
 impl Window {
+    /// `len` bytes from `first`; `None` if that is empty or wraps around.
+    pub fn new(first: u64, len: u64) -> Option<Self> {
+        let last = first.checked_add(len.checked_sub(1)?)?;
+        Some(Self { first, last })
+    }
+
     /// Whether `len` bytes (not 0) from `address` lie inside.
     fn contains(&self, address: u64, len: u64) -> bool {
         let last = len.checked_sub(1).and_then(|len| address.checked_add(len));

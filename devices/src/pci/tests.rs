@@ -2,6 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
+use proptest::prelude::*;
+
 use super::{
     BarAddress, BarIndex, BarKind, BarRequest, Bdf, ConfigError, ConfigSpace, Identity, PciError,
     PciFunction,
@@ -341,4 +343,81 @@ fn an_address_in_another_segment_is_not_here() {
         ..Bdf::default()
     };
     assert!(rig.segment.function(bdf).is_none());
+}
+
+/// What a guest does to one of three functions.
+#[derive(Clone, Debug)]
+enum Step {
+    Enable(u8, bool),
+    Low(u8, u32),
+    High(u8, u32),
+    Replug(u8),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    // Few places, so that BARs collide, and some that are none.
+    let low = prop_oneof![0u32..5, Just(u32::MAX >> 12)].prop_map(|page| page << 12);
+    let high = prop_oneof![Just(MMIO64.first >> 32), Just(0), Just(u64::from(u32::MAX))];
+    prop_oneof![
+        (1u8..4, any::<bool>()).prop_map(|(slot, on)| Step::Enable(slot, on)),
+        (1u8..4, low).prop_map(|(slot, low)| Step::Low(slot, low)),
+        (1u8..4, high).prop_map(|(slot, high)| Step::High(slot, high as u32)),
+        (1u8..4).prop_map(Step::Replug),
+    ]
+}
+
+fn plug_in(rig: &Rig, slot: u8) {
+    // Sizes of 4, 8 and 16 KiB.
+    let bars = [(0, MEMORY64, 0x800u64 << slot)];
+    let function = Arc::new(Mutex::new(Plain::new(slot, &bars)));
+    rig.segment.plug(function, Some(slot), &[]).unwrap();
+}
+
+proptest! {
+    #[test]
+    fn whatever_a_guest_does_the_bus_decodes_what_the_registers_say(
+        steps in proptest::collection::vec(step(), 0..60)
+    ) {
+        let rig = Rig::new();
+        let bdf = |device| Bdf { device, ..Bdf::default() };
+        for slot in 1..4 {
+            plug_in(&rig, slot);
+        }
+        for step in steps {
+            match step {
+                Step::Enable(slot, on) => rig.enable(bdf(slot), on),
+                Step::Low(slot, low) => rig.config_write(bdf(slot), 0x10, &low.to_le_bytes()),
+                Step::High(slot, high) => rig.config_write(bdf(slot), 0x14, &high.to_le_bytes()),
+                Step::Replug(slot) => {
+                    rig.segment.unplug(bdf(slot)).unwrap();
+                    plug_in(&rig, slot);
+                }
+            }
+            // Where each function says that it decodes, if that is in the window.
+            let claims: Vec<_> = (1..4u8)
+                .filter(|&slot| rig.config_read(bdf(slot), 4) & 2 != 0)
+                .map(|slot| (slot, rig.bar64(bdf(slot), BAR), 0x800u64 << slot))
+                .filter(|(_, base, len)| {
+                    *base >= MMIO64.first && *base <= MMIO64.last - (len - 1)
+                })
+                .collect();
+            for page in (0..16).map(|page| MMIO64.first + (page << 12)) {
+                let claimants: Vec<u8> = claims
+                    .iter()
+                    .filter(|(_, base, len)| (*base..base + len).contains(&page))
+                    .map(|(slot, _, _)| *slot)
+                    .collect();
+                let answer = tag_at(&rig, page);
+                if answer == 0xff {
+                    // Nobody, or a BAR that another one keeps out elsewhere.
+                    let alone = claims.iter().all(|one| claims.iter().all(|other| {
+                        one.0 == other.0 || one.1 + one.2 <= other.1 || other.1 + other.2 <= one.1
+                    }));
+                    prop_assert!(claimants.is_empty() || !alone, "{page:#x} is lost");
+                } else {
+                    prop_assert!(claimants.contains(&answer), "{page:#x} is stale: {answer}");
+                }
+            }
+        }
+    }
 }

@@ -27,6 +27,8 @@ const QUEUE: [u64; 3] = [0x1000, 0x2000, 0x3000];
 struct Seen {
     active: Vec<ActiveQueue>,
     features: u64,
+    /// The worker finds the queue broken while it is told to stop.
+    breaks_when_stopped: bool,
     interrupt: Option<Arc<dyn VirtioInterrupt>>,
     activations: usize,
 }
@@ -78,7 +80,16 @@ impl VirtioDevice for Device {
         Ok(())
     }
     fn deactivate(&mut self) -> Vec<ActiveQueue> {
-        std::mem::take(&mut self.seen.lock().unwrap().active)
+        let mut seen = self.seen.lock().unwrap();
+        if seen.breaks_when_stopped {
+            let interrupt = Arc::clone(seen.interrupt.as_ref().unwrap());
+            let worker = std::thread::spawn(move || {
+                interrupt.queue(0).unwrap();
+                interrupt.needs_reset();
+            });
+            worker.join().unwrap();
+        }
+        std::mem::take(&mut seen.active)
     }
     fn save(&self) -> Result<Value, StateError> {
         Ok(json!(self.state))
@@ -320,13 +331,26 @@ fn without_msix_interrupts_only_show_in_the_isr_status() {
 }
 
 #[test]
-fn a_worker_can_ask_for_a_reset_while_the_transport_waits_for_it() {
+fn a_device_that_breaks_says_so() {
     let rig = Rig::new();
     let (bdf, seen) = plug(&rig);
     let driver = started(&rig, bdf);
     seen.lock().unwrap().interrupt().needs_reset();
     assert_eq!(driver.status() & NEEDS_RESET, NEEDS_RESET);
     assert_eq!(rig.msi.take(0), 1, "a configuration change");
+    driver.set_status(0);
+    assert_eq!(driver.status(), 0);
+}
+
+#[test]
+fn a_worker_can_ask_for_a_reset_while_the_transport_waits_for_it() {
+    let rig = Rig::new();
+    let (bdf, seen) = plug(&rig);
+    let driver = started(&rig, bdf);
+    seen.lock().unwrap().breaks_when_stopped = true;
+    with_function(&rig, bdf, |function| function.pause().unwrap());
+    assert_eq!(driver.status() & NEEDS_RESET, NEEDS_RESET);
+    assert_eq!((rig.msi.take(0), rig.msi.take(1)), (1, 1));
 }
 
 #[test]
