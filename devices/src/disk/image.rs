@@ -134,7 +134,9 @@ pub enum DiskError {
     /// A size that a disk cannot have.
     #[error(
         "the disk image {path} is {size} bytes long, which is not a multiple of {block}; \
-         `truncate --size=%{block} {path}` rounds it up"
+         `{} {path}{}` rounds it up",
+        if *.qcow2 { "qemu-img resize".into() } else { format!("truncate --size=%{block}") },
+        if *.qcow2 { format!(" {}", size.next_multiple_of(*.block)) } else { String::new() }
     )]
     Size {
         /// The image.
@@ -143,9 +145,11 @@ pub enum DiskError {
         size: u64,
         /// What it must be a multiple of.
         block: u64,
+        /// It is a qcow2 image; then the size is the disk's.
+        qcow2: bool,
     },
     /// Nothing in it.
-    #[error("the disk image {path} is empty; give it a size with `truncate --size`")]
+    #[error("the disk image {path} is empty; give it a size with `truncate` or `qemu-img resize`")]
     Empty {
         /// The image.
         path: PathBuf,
@@ -292,7 +296,8 @@ impl Disk {
         };
         // The lock has a descriptor of its own: the kernel closes what an io_uring holds only
         // some time after the ring, and a lock that lingers would stop the next start.
-        let mut lock_file = open_file(options, 0)?;
+        // O_NONBLOCK: a FIFO must not block the VMM. Not for I/O, where io_uring would obey it.
+        let mut lock_file = open_file(options, libc::O_NONBLOCK)?;
         let file_type = lock_file
             .metadata()
             .map_err(inspect("examine"))?
@@ -386,7 +391,12 @@ impl Disk {
         let path = self.path.clone();
         match self.size {
             0 => Err(DiskError::Empty { path }),
-            size if !size.is_multiple_of(block) => Err(DiskError::Size { path, size, block }),
+            size if !size.is_multiple_of(block) => Err(DiskError::Size {
+                path,
+                size,
+                block,
+                qcow2: matches!(self.backend, Backend::Qcow2(_)),
+            }),
             _ => Ok(()),
         }
     }
@@ -490,8 +500,7 @@ fn open_file(options: &DiskOptions, flags: i32) -> Result<File, DiskError> {
     let opened = OpenOptions::new()
         .read(true)
         .write(!options.read_only)
-        // A FIFO must not block the VMM.
-        .custom_flags(flags | libc::O_NONBLOCK)
+        .custom_flags(flags)
         .open(&options.path);
     opened.map_err(|source| match source.raw_os_error() {
         Some(libc::EISDIR) => DiskError::NotAnImage {

@@ -21,6 +21,9 @@ pub const MAX_VECTORS: usize = 1024;
 /// cannot make the VMM allocate in proportion to what it asks for.
 const MAX_BOUNCE: u64 = 256 << 10;
 
+/// How often in a row an interrupted step is tried again: a worker must not spin for ever.
+const MAX_RETRIES: u8 = 100;
+
 /// What is to be done with a range of the disk.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Operation {
@@ -207,6 +210,8 @@ pub struct Io {
     pub buffers: Buffers,
     /// The caller's mark, to recognise the request when it comes back.
     pub tag: usize,
+    /// Steps in a row that came to nothing and may be tried again.
+    retries: u8,
     bounce: Option<AlignedBuffer>,
     /// The vector that describes `bounce`, while it is in use.
     bounce_vector: libc::iovec,
@@ -234,6 +239,7 @@ impl Io {
             len,
             buffers,
             tag,
+            retries: 0,
             bounce: None,
             bounce_vector: libc::iovec {
                 iov_base: std::ptr::null_mut(),
@@ -242,9 +248,8 @@ impl Io {
         }
     }
 
-    /// The next vectors to hand to the kernel, at `self.offset`. They stay valid, at their
-    /// addresses, until `advance` is called or the Io is dropped (moving the Io moves neither the
-    /// guest's vectors nor the bounce buffer; the returned slice itself is borrowed).
+    /// The next vectors to hand to the kernel, at `self.offset`. They and the memory that they
+    /// describe stay valid until `advance` is called, or the Io is moved or dropped.
     pub(super) fn vectors(&mut self, path: Path) -> io::Result<&[libc::iovec]> {
         let guarded = path.guard_format
             && self.offset == 0
@@ -309,6 +314,7 @@ impl Io {
             let bytes = self.bounced();
             self.buffers.copy_from(&bytes[..count.min(bytes.len())]);
         }
+        self.retries = 0;
         self.buffers.advance(count);
         self.offset = self.offset.saturating_add(count as u64);
         self.buffers.is_empty()
@@ -360,7 +366,10 @@ pub(super) fn step(io: &mut Io, outcome: io::Result<usize>) -> Step {
         Ok(0) => Step::Done(Err(io::ErrorKind::UnexpectedEof.into())),
         Ok(count) if io.advance(count) => Step::Done(Ok(())),
         Ok(_) => Step::Again,
-        Err(error) if error.kind() == io::ErrorKind::Interrupted => Step::Again,
+        Err(error) if error.kind() == io::ErrorKind::Interrupted && io.retries < MAX_RETRIES => {
+            io.retries += 1;
+            Step::Again
+        }
         Err(error) => Step::Done(Err(error)),
     }
 }
@@ -441,5 +450,9 @@ mod tests {
         assert!(matches!(step(&mut io, Ok(0)), Step::Done(Err(_))));
         assert!(matches!(step(&mut io, Ok(100)), Step::Again));
         assert!(matches!(step(&mut io, Ok(412)), Step::Done(Ok(()))));
+        let mut io = Io::range(Operation::Flush, 0, 0, 0);
+        let interrupted = || Err(io::ErrorKind::Interrupted.into());
+        let again = (0..1000).take_while(|_| matches!(step(&mut io, interrupted()), Step::Again));
+        assert_eq!(again.count(), usize::from(MAX_RETRIES));
     }
 }

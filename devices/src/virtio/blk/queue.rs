@@ -24,6 +24,10 @@ use crate::{
     },
 };
 
+/// How often a worker fills a queue that empties at once before it looks at other events, such
+/// as the one that stops it.
+const ROUNDS: u32 = 8;
+
 const KICK: u32 = 0;
 const COMPLETION: u32 = 1;
 const TIMER: u32 = 2;
@@ -140,7 +144,7 @@ impl QueueWorker {
     }
 
     fn serve(&mut self) {
-        loop {
+        for _ in 0..ROUNDS {
             let memory = self.memory.memory().into_inner();
             let stop = self.take_requests(&memory);
             self.engine.submit();
@@ -148,14 +152,13 @@ impl QueueWorker {
             self.notify(&memory);
             match stop {
                 Stop::Full if finished => {}
-                Stop::Turn => {
-                    // Other events first. Fails only when the counter is full: also readable.
-                    let _ = self.active.kick.write(1);
-                    return;
-                }
-                _ => return,
+                Stop::Full | Stop::Empty | Stop::Throttled => return,
+                Stop::Turn => break,
             }
         }
+        // There is more to do, after other events. Fails only when the counter is full, in which
+        // case it is readable too.
+        let _ = self.active.kick.write(1);
     }
 
     /// Starts what the driver has put in the queue, up to a queue's worth of it.

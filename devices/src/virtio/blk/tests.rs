@@ -3,7 +3,10 @@
 use std::{
     fs::{self, File},
     io::Write,
-    os::unix::fs::FileExt,
+    os::{
+        fd::{AsRawFd, FromRawFd},
+        unix::fs::FileExt,
+    },
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex,
@@ -797,6 +800,8 @@ fn unusable_images_are_refused_with_the_reason_and_a_cure() {
     assert!(refused(with(|o| o.affinity = vec![(1, vec![0])])).contains("1 queues"));
     assert!(refused(Image::raw(&[]).options()).contains("is empty"));
     assert!(refused(Image::raw(&[1; 1000]).options()).contains("multiple of 512"));
+    let odd = Image::qcow2(1000);
+    assert!(refused(odd.options()).contains("`qemu-img resize"));
     let mut vhd = pattern(8);
     vhd[7 * 512..7 * 512 + 8].copy_from_slice(b"conectix");
     assert!(refused(Image::raw(&vhd).options()).contains("is VHD"));
@@ -915,6 +920,32 @@ fn an_image_that_shrinks_under_the_guest_gives_errors_and_no_stale_data() {
         assert_eq!(rig.request(IN, 8, (DATA, 16 * 512, WRITE)).0, 1);
         assert_eq!(rig.request(IN, 15, (DATA, 512, WRITE)).0, 0);
     });
+}
+
+#[test]
+fn a_write_that_the_host_refuses_is_an_error_and_the_device_goes_on() {
+    for io_uring in [true, false] {
+        // SAFETY: the name is a C string; the descriptor is new, and owned by the File.
+        let file = unsafe {
+            let fd = libc::memfd_create(c"disk".as_ptr(), libc::MFD_ALLOW_SEALING);
+            assert!(fd >= 0);
+            File::from_raw_fd(fd)
+        };
+        file.write_all_at(&pattern(8), 0).unwrap();
+        let mut options = Image::raw(&[]).options();
+        options.disk.path = format!("/proc/self/fd/{}", file.as_raw_fd()).into();
+        options.disk.io_uring = io_uring;
+        let mut rig = Rig::new(options);
+        // SAFETY: no memory is involved.
+        let sealed =
+            unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_WRITE) };
+        assert_eq!(sealed, 0);
+        assert_eq!(rig.request(OUT, 1, (DATA, 512, 0)), (1, 1));
+        assert_eq!(rig.request(IN, 1, (DATA, 512, WRITE)), (0, 513));
+        assert_eq!(rig.bytes(DATA, 512), pattern(8)[512..1024]);
+        let counters = rig.blk.counters();
+        assert!(counters.contains(&("write_ops", 0)));
+    }
 }
 
 proptest::proptest! {
