@@ -15,8 +15,8 @@
 //!        Bus::remove      │      memory slots    MsixTable <── trigger() from workers:
 //!                         └─> MSI-X control ──────^            one load, one eventfd write
 //!
-//!  control thread:  plug, unplug, restore, reset   on the segment
-//!                   pause, resume, save, counters  on the function, under its lock
+//!  control thread:  plug, plug_saved, unplug, reset   on the segment
+//!                   pause, resume, save, counters     on the function, under its lock
 //! ```
 //!
 //! A BAR is decoded only inside the segment's windows and where no other BAR is: a guest that

@@ -95,6 +95,8 @@ pub struct MsixTable {
     /// Vectors whose eventfd reaches the guest. Changed with `state` locked.
     open: Box<[AtomicBool]>,
     state: Mutex<State>,
+    /// A failure of the platform is logged once: the guest could repeat it at will.
+    warned: AtomicBool,
 }
 
 impl MsixTable {
@@ -109,6 +111,7 @@ impl MsixTable {
                 function_masked: false,
                 entries: vec![Entry::default(); count],
             }),
+            warned: AtomicBool::new(false),
         }
     }
 
@@ -317,7 +320,7 @@ impl MsixTable {
             match vectors.route(vector, wanted) {
                 Ok(()) => entry.routed = wanted,
                 Err(error) => {
-                    log::warn!("cannot route interrupt vector {vector}: {error}");
+                    self.warn("route", vector, &error);
                     entry.routed = None;
                 }
             }
@@ -327,8 +330,14 @@ impl MsixTable {
         if entry.routed.is_some() && entry.pending {
             entry.pending = false;
             if let Err(error) = self.signal(vector) {
-                log::warn!("cannot raise pending interrupt vector {vector}: {error}");
+                self.warn("raise", vector, &error);
             }
+        }
+    }
+
+    fn warn(&self, action: &str, vector: u16, error: &io::Error) {
+        if !self.warned.swap(true, Ordering::Relaxed) {
+            log::warn!("cannot {action} interrupt vector {vector}: {error}");
         }
     }
 
@@ -375,5 +384,97 @@ impl MsixCapability {
             control & CONTROL_ENABLE != 0,
             control & CONTROL_FUNCTION_MASK != 0,
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{msi::MsiController, testing::FakeMsi};
+
+    fn table() -> (MsixTable, FakeMsi) {
+        let msi = FakeMsi::default();
+        let table = MsixTable::new(3);
+        table.attach(msi.allocate(3, 0).unwrap());
+        (table, msi)
+    }
+
+    fn write(table: &MsixTable, vector: u64, message: MsiMessage, masked: bool) {
+        table.write_table(vector * 16, &message.address.to_le_bytes());
+        let rest = u64::from(message.data) | u64::from(masked) << 32;
+        table.write_table(vector * 16 + 8, &rest.to_le_bytes());
+    }
+
+    const MESSAGE: MsiMessage = MsiMessage {
+        address: 0x1_fee0_1000,
+        data: 0x4021,
+    };
+
+    #[test]
+    fn a_vector_is_routed_while_it_and_the_function_are_unmasked() {
+        let (table, msi) = table();
+        write(&table, 1, MESSAGE, false);
+        assert_eq!(msi.route(1), None, "MSI-X is off");
+        table.set_control(true, true);
+        assert_eq!(msi.route(1), None, "the function is masked");
+        assert_eq!(table.trigger(1).unwrap(), Delivery::Pending);
+        table.set_control(true, false);
+        assert_eq!(msi.route(1), Some(MESSAGE));
+        assert_eq!(msi.take(1), 1);
+        write(&table, 1, MESSAGE, true);
+        assert_eq!(msi.route(1), None);
+        assert_eq!(msi.route(0), None, "masked since power-on");
+    }
+
+    #[test]
+    fn an_entry_reads_back_as_it_was_written() {
+        let (table, _) = table();
+        write(&table, 2, MESSAGE, true);
+        let mut data = [0; 8];
+        table.read_table(32, &mut data);
+        assert_eq!(u64::from_le_bytes(data), MESSAGE.address);
+        table.read_table(40, &mut data);
+        assert_eq!(u64::from_le_bytes(data), 1 << 32 | u64::from(MESSAGE.data));
+    }
+
+    #[test]
+    fn switching_msix_off_forgets_what_was_pending() {
+        let (table, msi) = table();
+        table.set_control(true, true);
+        table.trigger(0).unwrap();
+        table.set_control(false, true);
+        write(&table, 0, MESSAGE, false);
+        table.set_control(true, false);
+        assert_eq!(msi.take(0), 0);
+        assert_eq!(table.trigger(3).unwrap(), Delivery::Disabled, "no such");
+    }
+
+    #[test]
+    fn pending_interrupts_survive_a_snapshot() {
+        let (before, _) = table();
+        before.set_control(true, false);
+        write(&before, 0, MESSAGE, true);
+        before.trigger(0).unwrap();
+        let (after, msi) = table();
+        after.restore(&before.save()).unwrap();
+        assert_eq!(msi.take(0), 0);
+        write(&after, 0, MESSAGE, false);
+        assert_eq!(msi.take(0), 1);
+        assert_eq!(msi.route(0), Some(MESSAGE));
+    }
+
+    #[test]
+    fn accesses_beyond_the_table_do_no_harm() {
+        let (table, _) = table();
+        for offset in [48, 0x7fff, u64::MAX - 7] {
+            for len in [1, 2, 4, 8] {
+                table.write_table(offset, &[0xff; 8][..len]);
+                let mut data = [1; 8];
+                table.read_table(offset, &mut data[..len]);
+                assert_eq!(data[..len], [0; 8][..len]);
+                table.read_pending(offset, &mut data[..len]);
+                assert_eq!(data[..len], [0; 8][..len]);
+            }
+        }
     }
 }

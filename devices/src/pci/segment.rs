@@ -195,13 +195,63 @@ impl PciSegment {
             let plugged = function.plugged(bdf);
             plugged.map_err(|source| PciError::Plug { bdf, source })?;
         }
+        self.seat(bdf, function, home);
+        Ok(bdf)
+    }
+
+    /// Puts a function with a saved state where it was, its BARs included. Unlike `plug` and
+    /// `restore`, it depends on no address being free that the function does not need.
+    pub fn plug_saved(
+        &self,
+        function: SharedFunction,
+        slot: u8,
+        state: Value,
+    ) -> Result<Bdf, PciError> {
+        let _decoding = lock(&self.decoding);
+        let bdf = self.free_slot(Some(slot))?;
+        {
+            let mut function = lock(&function);
+            let plugged = function.plugged(bdf);
+            plugged.map_err(|source| PciError::Plug { bdf, source })?;
+            if let Err(source) = function.restore(state) {
+                function.unplugged();
+                return Err(PciError::Function { bdf, source });
+            }
+        }
+        let home = self.home_of(&function);
+        self.seat(bdf, function, home);
+        Ok(bdf)
+    }
+
+    /// Makes a function part of the bus.
+    fn seat(&self, bdf: Bdf, function: SharedFunction, home: Vec<BarAddress>) {
         lock(&self.slots)[usize::from(bdf.device)] = Some(Slot {
             function,
             placements: Default::default(),
             home,
         });
         self.settle(bdf.device);
-        Ok(bdf)
+    }
+
+    /// Where a reset should put a restored function's BARs: where they are, if that is possible.
+    fn home_of(&self, function: &SharedFunction) -> Vec<BarAddress> {
+        let mut requests = Vec::new();
+        let mut here = Vec::new();
+        {
+            let function = lock(function);
+            let config = function.config();
+            for bar in config.bars() {
+                requests.push(bar);
+                let address = config.bar_address(bar.index).unwrap_or(0);
+                let mut windows = self.config.windows(bar.kind);
+                if windows.any(|window| window.contains(address, bar.size)) {
+                    let index = bar.index;
+                    here.push(BarAddress { index, address });
+                }
+            }
+        }
+        // A BAR that the guest had put nowhere may stay there.
+        self.place(&requests, &here).unwrap_or(here)
     }
 
     /// Takes a function off the bus and stops it.
@@ -243,7 +293,8 @@ impl PciSegment {
         functions.collect()
     }
 
-    /// Gives a function its saved state, and its BARs the addresses of that state.
+    /// Gives a function that is plugged in its saved state, and its BARs the addresses of that
+    /// state.
     pub fn restore(&self, bdf: Bdf, state: Value) -> Result<(), PciError> {
         self.change(bdf, |function| function.restore(state))
     }

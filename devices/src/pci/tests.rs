@@ -3,10 +3,11 @@
 use std::sync::{Arc, Mutex};
 
 use proptest::prelude::*;
+use serde_json::Value;
 
 use super::{
-    BarAddress, BarIndex, BarKind, BarRequest, Bdf, ConfigError, ConfigSpace, Identity, PciError,
-    PciFunction,
+    BarAddress, BarIndex, BarKind, BarRequest, Bdf, ConfigError, ConfigSpace, Identity,
+    LifecycleError, PciError, PciFunction,
 };
 use crate::{
     bus::BusDevice,
@@ -67,6 +68,16 @@ impl PciFunction for Plain {
     }
     fn bar_mapped(&mut self, _index: BarIndex, address: Option<u64>) {
         self.moves.lock().unwrap().push(address);
+    }
+    fn save(&mut self) -> Result<Value, LifecycleError> {
+        Ok(serde_json::to_value(self.config.save())?)
+    }
+    fn restore(&mut self, state: Value) -> Result<(), LifecycleError> {
+        Ok(self.config.restore(&serde_json::from_value(state)?)?)
+    }
+    fn reset(&mut self) -> Result<(), LifecycleError> {
+        self.config.reset();
+        Ok(())
     }
 }
 
@@ -328,10 +339,69 @@ fn capabilities_form_a_list() {
 }
 
 #[test]
+fn saved_functions_return_to_their_places_in_any_order() {
+    let bars = [(0, MEMORY64, 1 << 41)];
+    let small = [(0, MEMORY64, 0x1000)];
+    let rig = Rig::new();
+    let one = rig.plug(Plain::new(1, &small));
+    let two = rig.plug(Plain::new(2, &bars));
+    rig.enable(one, true);
+    rig.enable(two, true);
+    let places = [rig.bar64(one, BAR), rig.bar64(two, BAR)];
+    let saved = [one, two].map(|bdf| {
+        let function = rig.segment.function(bdf).unwrap();
+        function.lock().unwrap().save().unwrap()
+    });
+
+    let target = Rig::new();
+    let plug = |function, slot, state: &Value| {
+        let function = Arc::new(Mutex::new(function));
+        target.segment.plug_saved(function, slot, state.clone())
+    };
+    plug(Plain::new(2, &bars), two.device, &saved[1]).unwrap();
+    plug(Plain::new(1, &small), one.device, &saved[0]).unwrap();
+    assert_eq!([one, two].map(|bdf| target.bar64(bdf, BAR)), places);
+    assert_eq!(places.map(|at| tag_at(&target, at)), [1, 2]);
+    assert!(plug(Plain::new(3, &small), 5, &Value::Null).is_err());
+    assert_eq!(target.segment.functions().len(), 3);
+    target.segment.reset(two).unwrap();
+    assert_eq!(target.bar64(two, BAR), places[1]);
+}
+
+#[test]
+fn a_reset_brings_bars_back_and_stops_decoding() {
+    let rig = Rig::new();
+    let bdf = rig.plug(Plain::new(1, &[(0, MEMORY64, 0x1000)]));
+    let home = rig.bar64(bdf, BAR);
+    rig.enable(bdf, true);
+    rig.set_bar64(bdf, BAR, home + 0x5000);
+    rig.segment.reset(bdf).unwrap();
+    assert_eq!(rig.bar64(bdf, BAR), home);
+    assert_eq!(tag_at(&rig, home + 0x5000), 0xff);
+    assert_eq!(tag_at(&rig, home), 0xff);
+    rig.enable(bdf, true);
+    assert_eq!(tag_at(&rig, home), 1);
+}
+
+/// A function that implements nothing.
+struct Bare(ConfigSpace);
+
+impl PciFunction for Bare {
+    fn config(&self) -> &ConfigSpace {
+        &self.0
+    }
+    fn config_mut(&mut self) -> &mut ConfigSpace {
+        &mut self.0
+    }
+}
+
+#[test]
 fn functions_refuse_what_they_do_not_implement() {
-    let mut function = Plain::new(1, &[]);
+    let mut function = Bare(ConfigSpace::new(Identity::default()));
     assert!(function.pause().is_err());
+    assert!(function.resume().is_err());
     assert!(function.save().is_err());
+    assert!(function.restore(Value::Null).is_err());
     assert!(function.reset().is_err());
 }
 

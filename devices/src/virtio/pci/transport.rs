@@ -107,8 +107,10 @@ struct Registers {
     queue_select: u16,
     queues: Vec<QueueRegisters>,
     run: Run,
-    /// A misbehaving driver is logged once.
+    /// A misbehaving driver is logged once, a host that lacks something once too: the driver can
+    /// repeat both at will.
     warned: AtomicBool,
+    host_warned: AtomicBool,
 }
 
 impl Transport {
@@ -144,6 +146,7 @@ impl Transport {
                 queues,
                 run: Run::Idle,
                 warned: AtomicBool::new(false),
+                host_warned: AtomicBool::new(false),
             }),
             interrupt,
             msix,
@@ -425,8 +428,7 @@ impl Registers {
             Ok(queues) => {
                 // Whatever is wrong with the device, the driver sees DEVICE_NEEDS_RESET.
                 if let Err(error) = self.activate(queues) {
-                    let kind = self.device.device_type();
-                    log::error!("virtio device {kind:?} does not start: {error}");
+                    self.lament(&format!("does not start: {}", chain(&error)));
                 }
             }
             Err(error) => {
@@ -579,17 +581,18 @@ impl Registers {
             {
                 Ok(()) => self.connected.push((index, address)),
                 Err(error) => {
-                    log::warn!("queue {index} is notified through an exit: {error}");
+                    let what = format!("is notified of queue {index} through exits: {error}");
+                    self.lament(&what);
                 }
             }
         }
     }
 
     fn disconnect(&mut self) {
-        for (index, address) in self.connected.drain(..) {
+        for (index, address) in std::mem::take(&mut self.connected) {
             let kick = &self.kicks[usize::from(index)];
             if let Err(error) = self.doorbells.unregister(kick, address) {
-                log::warn!("cannot disconnect the doorbell at {address:#x}: {error}");
+                self.lament(&format!("keeps its doorbell at {address:#x}: {error}"));
             }
         }
     }
@@ -635,6 +638,7 @@ impl Registers {
                 "only a device that does not run can be restored",
             ));
         }
+        // First, because what a device offers may depend on its state.
         self.device.restore(device)?;
         self.check(state)?;
         self.reset();
@@ -687,6 +691,14 @@ impl Registers {
         expect(known && ordered, "an impossible device status")
     }
 
+    /// Says once what the host could not do.
+    fn lament(&self, what: &str) {
+        if !self.host_warned.swap(true, Ordering::Relaxed) {
+            let kind = self.device.device_type();
+            log::error!("virtio device {kind:?} {what}");
+        }
+    }
+
     /// Says once what the driver does wrong.
     fn complain(&self, what: &str) {
         if !self.warned.swap(true, Ordering::Relaxed) {
@@ -694,6 +706,17 @@ impl Registers {
             log::warn!("the driver of virtio device {kind:?} {what}");
         }
     }
+}
+
+/// An error and its causes, outermost first.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(error) = next {
+        text = format!("{text}: {error}");
+        next = error.source();
+    }
+    text
 }
 
 impl Drop for Registers {
