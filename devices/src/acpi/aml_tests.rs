@@ -6,7 +6,11 @@ use acpi_tables::{Aml, aml, sdt::Sdt};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::*;
-use crate::legacy::SerialAml;
+use crate::{
+    legacy::SerialAml,
+    pci::{PciAml, SegmentConfig},
+    testing::{MMIO32, MMIO64, PORTS},
+};
 
 fn dsdt(boot: u32, max: u32) -> Vec<u8> {
     let irq = EventFd::new(0).unwrap();
@@ -18,10 +22,16 @@ fn dsdt(boot: u32, max: u32) -> Vec<u8> {
         port: 0x3f8,
         gsi: 4,
     };
-    // Stands for what the PCI code contributes.
-    let scan = aml::Method::new("PSCN".into(), 0, true, vec![]);
-    let hid = aml::Name::new("_HID".into(), &aml::EISAName::new("PNP0A06"));
-    let pci = aml::Device::new("\\_SB_.PHPR".into(), vec![&hid, &scan]);
+    let segment = |segment| SegmentConfig {
+        segment,
+        mmio32: Some(MMIO32),
+        mmio64: Some(MMIO64),
+        io: (segment == 0).then_some(PORTS),
+    };
+    let pci = PciAml {
+        segments: vec![segment(0), segment(1)],
+        hotplug: 0xfe80_3000,
+    };
     let mut body = Vec::new();
     let parts: [&dyn Aml; 5] = [&ged, &cpus, &memory, &serial, &pci];
     for part in parts {

@@ -5,6 +5,7 @@ use std::{
     time::Instant,
 };
 
+use arch::layout::{ACPI_RESET_VALUE, ACPI_SLEEP_TYPE_S5};
 use serde::{Deserialize, Serialize};
 
 use super::registers;
@@ -20,11 +21,6 @@ const SLEEP_CONTROL: u64 = 1;
 const SLEEP_ENABLE: u8 = 1 << 5;
 const SLEEP_TYPE_SHIFT: u8 = 2;
 const SLEEP_TYPE_MASK: u8 = 0b111;
-
-/// What the FADT names as the reset register's value.
-const ACPI_RESET_VALUE: u8 = 1;
-/// Sleep type of `\\_S5`.
-const ACPI_SLEEP_TYPE_S5: u8 = 5;
 
 /// Rate of the power management timer in Hz (ACPI 6.5, 4.8.2.1).
 pub const PM_TIMER_HZ: u32 = 3_579_545;

@@ -283,6 +283,7 @@ impl Aml for SerialAml {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     const DATA: u64 = 0;
     const INTERRUPT_ENABLE: u64 = 1;
@@ -371,5 +372,50 @@ mod tests {
         serial.write(u64::MAX, &[1, 2]);
         serial.read(u64::MAX, &mut data);
         assert_eq!(data, [0xff; 4]);
+    }
+
+    proptest! {
+        #[test]
+        fn input_arrives_complete_and_in_order_however_the_guest_reads(
+            steps in prop::collection::vec((0usize..100, 0usize..100), 1..50)
+        ) {
+            let (serial, _irq) = port();
+            let (mut sent, mut seen) = (0u8, Vec::new());
+            for (offered, reads) in steps {
+                let bytes: Vec<u8> = (0..offered).map(|n| sent.wrapping_add(n as u8)).collect();
+                let taken = serial.enqueue(&bytes);
+                sent = sent.wrapping_add(taken as u8);
+                for _ in 0..reads {
+                    if read(&serial, LINE_STATUS) & 1 != 0 {
+                        seen.push(read(&serial, DATA));
+                    }
+                }
+                if taken < offered && read(&serial, LINE_STATUS) & 1 == 0 {
+                    prop_assert!(serial.room_event().read().is_ok());
+                }
+            }
+            seen.extend(serial.save().input);
+            prop_assert!(seen.iter().enumerate().all(|(n, &byte)| byte == n as u8));
+            prop_assert_eq!(seen.len() as u8, sent);
+        }
+
+        #[test]
+        fn hostile_register_accesses_leave_a_state_that_restores(
+            accesses in prop::collection::vec(
+                (prop_oneof![0u64..10, any::<u64>()], prop::collection::vec(any::<u8>(), 0..9)),
+                0..200,
+            )
+        ) {
+            let (serial, _irq) = port();
+            for (offset, mut data) in accesses {
+                serial.write(offset, &data);
+                serial.read(offset, &mut data);
+            }
+            let state = serial.save();
+            prop_assert!(state.input.len() <= FIFO_SIZE);
+            let (restored, _irq) = port();
+            restored.restore(state.clone()).unwrap();
+            prop_assert_eq!(restored.save(), state);
+        }
     }
 }
