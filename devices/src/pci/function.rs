@@ -94,7 +94,8 @@ pub trait PciFunction: Send {
     /// The function was taken off the bus: it stops and gives up what it holds of the guest.
     fn unplugged(&mut self) {}
 
-    /// Stops touching guest memory and raising interrupts.
+    /// Stops touching guest memory and raising interrupts. The machine stops the vCPUs before, and
+    /// saves the interrupt controllers after: what was in flight may still raise an interrupt.
     fn pause(&mut self) -> Result<(), LifecycleError> {
         Err(LifecycleError::Unsupported("pause"))
     }

@@ -504,3 +504,43 @@ fn accesses_of_any_width_at_any_place_do_no_harm() {
     }
     assert!(driver.negotiate(VERSION_1));
 }
+
+#[test]
+fn vcpus_and_the_control_thread_do_not_wait_for_each_other_in_a_circle() {
+    let rig = Rig::new();
+    let (bdf, seen) = plug(&rig);
+    started(&rig, bdf);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for on in [false, true].repeat(200) {
+                rig.enable(bdf, on);
+            }
+        });
+        scope.spawn(|| {
+            for _ in 0..100 {
+                let driver = VirtioDriver::new(&rig, bdf);
+                driver.negotiate(VERSION_1);
+                driver.enable_queue(0, 16, QUEUE);
+                driver.start();
+                driver.notify(0);
+            }
+        });
+        scope.spawn(|| {
+            for _ in 0..200 {
+                with_function(&rig, bdf, |function| {
+                    function.pause().unwrap();
+                    function.resume().unwrap();
+                });
+            }
+        });
+        scope.spawn(|| {
+            let interrupt = seen.lock().unwrap().interrupt.clone().unwrap();
+            for queue in 0..400 {
+                interrupt.queue(queue % 3).unwrap();
+            }
+        });
+    });
+    rig.segment.unplug(bdf).unwrap();
+    assert!(rig.doorbells.addresses().is_empty());
+    assert!(seen.lock().unwrap().active.is_empty());
+}
