@@ -74,18 +74,12 @@ pub(super) enum Input {
     Socket(ConsoleSocket),
 }
 
-/// What has to stay open, or be undone when the console goes.
-#[derive(Debug)]
-pub(super) struct Kept {
-    _sub: Option<File>,
-    _terminal: Option<RawTerminal>,
-}
-
 /// An open console: its output goes to a device, the rest to a [`ConsoleLine`](super::ConsoleLine).
 pub struct ConsoleBackend {
     pub(super) output: ConsoleOutput,
     pub(super) input: Input,
-    pub(super) kept: Kept,
+    /// What has to stay open, or is undone when it is dropped.
+    pub(super) guards: Vec<Box<dyn Send>>,
     pty: Option<PathBuf>,
     terminal: Option<RawFd>,
 }
@@ -98,7 +92,9 @@ impl ConsoleBackend {
             ConsoleMode::Off | ConsoleMode::Null => Self::new(Target::Discard, Input::None),
             ConsoleMode::Tty => {
                 let mut backend = stdio(libc::STDIN_FILENO, libc::STDOUT_FILENO)?;
-                backend.kept._terminal = RawTerminal::enter().map_err(ConsoleError::Tty)?;
+                if let Some(raw) = RawTerminal::enter().map_err(ConsoleError::Tty)? {
+                    backend.guards.push(Box::new(raw));
+                }
                 backend.terminal = Some(libc::STDOUT_FILENO);
                 Ok(backend)
             }
@@ -107,7 +103,7 @@ impl ConsoleBackend {
                 let input = main.try_clone().map_err(ConsoleError::Pty)?;
                 let mut backend = Self::new(Target::Direct(main), Input::Stream(input))?;
                 backend.terminal = Some(sub.as_raw_fd());
-                backend.kept._sub = Some(sub);
+                backend.guards.push(Box::new(sub));
                 backend.pty = Some(path);
                 Ok(backend)
             }
@@ -149,10 +145,7 @@ impl ConsoleBackend {
         Ok(Self {
             output: ConsoleOutput::new(target).map_err(ConsoleError::Event)?,
             input,
-            kept: Kept {
-                _sub: None,
-                _terminal: None,
-            },
+            guards: Vec::new(),
             pty: None,
             terminal: None,
         })

@@ -15,7 +15,7 @@ use vmm_sys_util::epoll::EventSet;
 
 use super::{
     InputSink,
-    backend::{ConsoleBackend, Input, Kept},
+    backend::{ConsoleBackend, Input},
     output::{ConsoleOutput, Flushed, Target, writable},
     socket::ConsoleSocket,
 };
@@ -119,7 +119,7 @@ pub struct ConsoleLine {
     held: Vec<u8>,
     /// The output's descriptor while it is watched.
     blocked_on: Option<RawFd>,
-    _kept: Kept,
+    _guards: Vec<Box<dyn Send>>,
 }
 
 impl ConsoleLine {
@@ -141,7 +141,7 @@ impl ConsoleLine {
             sink,
             held: Vec::new(),
             blocked_on: None,
-            _kept: backend.kept,
+            _guards: backend.guards,
         }
     }
 
