@@ -91,19 +91,19 @@ pub const ECAM_SEGMENT_SIZE: u64 = PCI_BUSES_PER_SEGMENT * MIB;
 pub const MAX_PCI_SEGMENTS: u16 = 96;
 /// Registers of the CPU hot-plug controller.
 pub const CPU_HOTPLUG_START: u64 = 0xfe80_0000;
-/// Size of the CPU hot-plug registers.
+/// Room for the CPU hot-plug registers, in bytes.
 pub const CPU_HOTPLUG_SIZE: u64 = PAGE_SIZE;
 /// Registers of the memory hot-plug controller.
 pub const MEMORY_HOTPLUG_START: u64 = 0xfe80_1000;
-/// Size of the memory hot-plug registers.
+/// Room for the memory hot-plug registers, in bytes.
 pub const MEMORY_HOTPLUG_SIZE: u64 = PAGE_SIZE;
 /// Registers of the generic event device.
 pub const GED_START: u64 = 0xfe80_2000;
-/// Size of the generic event device's registers.
+/// Room for the generic event device's registers, in bytes.
 pub const GED_SIZE: u64 = PAGE_SIZE;
 /// Registers of the PCI hot-plug controller.
 pub const PCI_HOTPLUG_START: u64 = 0xfe80_3000;
-/// Size of the PCI hot-plug registers, those of all segments together.
+/// Room for the PCI hot-plug registers, those of all segments together, in bytes.
 pub const PCI_HOTPLUG_SIZE: u64 = PAGE_SIZE;
 /// The in-kernel IOAPIC.
 pub const IOAPIC_START: u64 = 0xfec0_0000;
@@ -170,6 +170,8 @@ pub const MAX_USED_PHYS_BITS: u8 = 46;
 /// BARs that the 64-bit window is made for. The window is twice that per segment where the
 /// address width allows, because a BAR is aligned to its own size.
 const BAR_SPACE: u64 = TIB;
+/// Most room for memory that devices bring along.
+const DEVICE_MEMORY_MAX: u64 = TIB / 2;
 /// Addresses that AMD processors keep for HyperTransport; an IOMMU does not translate them, so a
 /// passed-through device could not reach a BAR there.
 const HYPERTRANSPORT: AddressRange = AddressRange {
@@ -360,10 +362,11 @@ impl AddressMap {
         };
         let hotplug_end = hotplug.start.checked_add(hotplug.size)?;
         let room = top.checked_sub(hotplug_end)?;
-        // An eighth of what is left keeps persistent memory useful on narrow processors.
+        // An eighth of what is left keeps persistent memory useful on narrow processors; the limit
+        // keeps it away from HyperTransport's addresses on machines of common size.
         let device_memory = AddressRange {
             start: hotplug_end,
-            size: align_down((room / 8).min(TIB), GIB),
+            size: align_down((room / 8).min(DEVICE_MEMORY_MAX), GIB),
         };
         let mmio64 = mmio64_window(device_memory.end(), top, segments)?;
         Some(Self {

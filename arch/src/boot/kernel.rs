@@ -2,7 +2,7 @@
 
 use std::io::{self, Read, Seek, SeekFrom};
 
-use linux_loader::loader::{Elf, KernelLoader, PvhBootCapability};
+use linux_loader::loader::{Elf, KernelLoader};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
 use super::error::CMDLINE_LIMIT;
@@ -18,6 +18,12 @@ const ELF_CLASS_64: u8 = 2;
 const ELF_LITTLE_ENDIAN: u8 = 1;
 const ELF_MACHINE_X86_64: u16 = 62;
 const SEGMENT_LOAD: u32 = 1;
+const SEGMENT_NOTE: u32 = 4;
+/// Size of `Elf64_Nhdr` in bytes.
+const NOTE_HEADER_SIZE: usize = 12;
+const NOTE_PHYS32_ENTRY: u64 = 18;
+/// Bytes of a note segment that are searched. Linux has 500.
+const MAX_NOTES: u64 = 64 * 1024;
 /// Segments that are looked at. Linux has five; a hostile file with 65,535 that overlap would
 /// have the same bytes copied again and again.
 const MAX_SEGMENTS: u16 = 64;
@@ -141,24 +147,22 @@ fn load_elf<K: Image>(
     image: &mut K,
     size: u64,
 ) -> Result<LoadedKernel, BootError> {
-    let footprint = check_elf(map, image, size)?;
-    let loaded = Elf::load(memory, None, image, None)?;
-    let PvhBootCapability::PvhEntryPresent(entry) = loaded.pvh_boot_cap else {
-        return Err(BootError::NoPvhNote);
-    };
+    let (footprint, entry) = check_elf(map, image, size)?;
     let in_kernel = AddressRange {
-        start: entry.0,
+        start: entry,
         size: 1,
     };
     if !footprint.contains(&in_kernel) {
         return Err(BootError::BadHeader {
             what: "its PVH entry point",
-            value: entry.0,
+            value: entry,
         });
     }
+    // The library finds the note as well, but forgets it when another note segment follows.
+    Elf::load(memory, None, image, None)?;
     Ok(LoadedKernel {
         protocol: BootProtocol::Pvh,
-        entry: GuestAddress(entry.0),
+        entry: GuestAddress(entry),
         footprint,
         cmdline_max: LINUX_CMDLINE_MAX.min(CMDLINE_LIMIT),
         initramfs_last: u64::from(u32::MAX),
@@ -166,12 +170,13 @@ fn load_elf<K: Image>(
     })
 }
 
-/// The memory that the segments of an ELF kernel take, all of it guest RAM.
+/// The memory that the segments of an ELF kernel take, all of it guest RAM, and its PVH entry
+/// point.
 fn check_elf<K: Image>(
     map: &AddressMap,
     image: &mut K,
     size: u64,
-) -> Result<AddressRange, BootError> {
+) -> Result<(AddressRange, u64), BootError> {
     // The class comes first: the header of a 32-bit file is shorter.
     let mut ident = [0; 20];
     read_at(image, 0, &mut ident, size, "the ELF header")?;
@@ -208,18 +213,49 @@ fn check_elf<K: Image>(
     let mut headers = vec![0; usize::from(count) * PROGRAM_HEADER_SIZE];
     read_at(image, table, &mut headers, size, "the program headers")?;
     let mut bounds: Option<(u64, u64)> = None;
+    let mut entry = None;
     for segment in headers.chunks_exact(PROGRAM_HEADER_SIZE) {
         if let Some(range) = check_segment(segment, size)? {
             check_footprint(map, range)?;
             let (start, end) = bounds.unwrap_or((range.start, range.end()));
             bounds = Some((start.min(range.start), end.max(range.end())));
         }
+        if entry.is_none() && field::<4>(segment, 0) as u32 == SEGMENT_NOTE {
+            // `check_segment` found all of it in the file.
+            let len = field::<8>(segment, 32).min(MAX_NOTES);
+            let mut notes = vec![0; len as usize];
+            read_at(image, field::<8>(segment, 8), &mut notes, size, "its notes")?;
+            entry = pvh_entry(&notes);
+        }
     }
     let (start, end) = bounds.ok_or(BootError::BadHeader {
         what: "the number of segments to load",
         value: 0,
     })?;
-    Ok(AddressRange::from_bounds(start, end))
+    let entry = entry.ok_or(BootError::NoPvhNote)?;
+    Ok((AddressRange::from_bounds(start, end), entry))
+}
+
+/// The PVH entry point among these ELF notes: name "Xen", type `XEN_ELFNOTE_PHYS32_ENTRY`, and a
+/// number of at least 32 bits.
+fn pvh_entry(mut notes: &[u8]) -> Option<u64> {
+    loop {
+        let (header, rest) = notes.split_at_checked(NOTE_HEADER_SIZE)?;
+        let name_len = field::<4>(header, 0) as usize;
+        let len = field::<4>(header, 4) as usize;
+        let (name, rest) = split_padded(rest, name_len)?;
+        let (value, rest) = split_padded(rest, len)?;
+        if name == b"Xen\0" && field::<4>(header, 8) == NOTE_PHYS32_ENTRY {
+            return value.get(..4).map(|value| field::<4>(value, 0));
+        }
+        notes = rest;
+    }
+}
+
+/// The first `len` bytes, and what follows them and their padding to a multiple of four.
+fn split_padded(bytes: &[u8], len: usize) -> Option<(&[u8], &[u8])> {
+    let padded = len.checked_next_multiple_of(4)?.min(bytes.len());
+    Some((bytes.get(..len)?, &bytes[padded..]))
 }
 
 /// The memory of a segment with a header of `PROGRAM_HEADER_SIZE` bytes; None if it takes none.

@@ -315,6 +315,27 @@ fn elf_files_that_cannot_boot_say_why() {
 }
 
 #[test]
+fn the_pvh_entry_point_is_found_behind_and_before_other_notes() {
+    // A second note segment with a note of another kind, whose name and value have padding.
+    let mut file = patched(elf(), 56, &3u16.to_le_bytes());
+    let notes = 64 + 56;
+    file.copy_within(notes..notes + 56, notes + 56);
+    let second = patched(file, notes + 56 + 8, &0x300u64.to_le_bytes());
+    let other = b"\x05\0\0\0\x02\0\0\0\x12\0\0\0Xena\0\0\0\0xy\0\0";
+    let after = patched(second.clone(), 0x300, other);
+    let after = patched(after, notes + 56 + 32, &(other.len() as u64).to_le_bytes());
+    // The same note in front of the right one, in one segment.
+    let mut before = patched(elf(), 0x200, other);
+    before[0x200 + other.len()..][..20].copy_from_slice(&elf()[0x200..0x214]);
+    let before = patched(before, notes + 32, &(other.len() as u64 + 20).to_le_bytes());
+    for kernel in [after, before] {
+        let (map, memory) = small();
+        let kernel = load_kernel(&memory, &map, &mut Cursor::new(kernel)).unwrap();
+        assert_eq!(kernel.entry, GuestAddress(0x100_0040));
+    }
+}
+
+#[test]
 fn bzimages_that_cannot_boot_say_why() {
     let error = |change: fn(&mut setup_header)| error_of(changed(change));
     assert!(matches!(
