@@ -10,7 +10,7 @@ mod profile;
 use kvm_bindings::{KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 
 pub use check::{Missing, missing};
-pub use profile::Profile;
+pub use profile::{Profile, UnknownProfile};
 
 use crate::layout::MIN_PHYS_BITS;
 use crate::topology::Topology;

@@ -1,7 +1,10 @@
 //! Virtual processors: one thread each, and what the rest of the machine asks of them.
 //!
 //! - [`thread`]: the loop around `KVM_RUN`.
+//! - [`set`]: all vCPUs of a machine: start, pause, save, plug and unplug.
 
+pub mod set;
 pub mod thread;
 
-pub use thread::{CpuEvent, VcpuThread};
+pub use set::{CpuSetup, Cpus, CpusError, SavedCpu};
+pub use thread::CpuEvent;

@@ -1,5 +1,7 @@
 //! The machine's address spaces as its vCPUs see them.
 
+use std::sync::Arc;
+
 use devices::bus::Bus;
 use hypervisor::Exits;
 
@@ -7,9 +9,9 @@ use hypervisor::Exits;
 #[derive(Default)]
 pub struct Buses {
     /// I/O ports.
-    pub pio: Bus,
+    pub pio: Arc<Bus>,
     /// Physical addresses that are not memory.
-    pub mmio: Bus,
+    pub mmio: Arc<Bus>,
 }
 
 impl Exits for Buses {

@@ -1,8 +1,14 @@
 //! Message-signalled interrupts and doorbells of devices, over KVM's irqfds and ioeventfds.
 
-use std::{io, sync::Arc};
+use std::{
+    io,
+    sync::{Arc, Mutex, PoisonError},
+};
 
-use devices::msi::{MsiController, MsiMessage, MsiVectors};
+use devices::{
+    doorbell::Doorbells,
+    msi::{MsiController, MsiMessage, MsiVectors},
+};
 use hypervisor::{MsiRoute, Vm};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -12,6 +18,9 @@ pub struct KvmMsis(Arc<Vm>);
 struct Vector {
     gsi: u32,
     irqfd: EventFd,
+    /// Writes to `irqfd` reach the guest. While a vector is masked they stay in the eventfd, and
+    /// KVM delivers them when it is attached again.
+    attached: Mutex<bool>,
 }
 
 struct Vectors {
@@ -35,15 +44,28 @@ impl MsiController for KvmMsis {
         for _ in 0..count {
             let irqfd = EventFd::new(EFD_NONBLOCK)?;
             let gsi = self.0.gsis().allocate().map_err(io::Error::other)?;
-            // An unrouted GSI swallows what is signalled, so the irqfd can be there from the
-            // start; masking a vector then only changes the route.
-            if let Err(error) = self.0.register_irqfd(&irqfd, gsi) {
-                release(&self.0, gsi);
-                return Err(io::Error::other(error));
-            }
-            vectors.vectors.push(Vector { gsi, irqfd });
+            vectors.vectors.push(Vector {
+                gsi,
+                irqfd,
+                attached: Mutex::new(false),
+            });
         }
         Ok(Box::new(vectors))
+    }
+}
+
+impl Vector {
+    fn attach(&self, vm: &Vm, attach: bool) -> hypervisor::Result<()> {
+        let mut attached = self.attached.lock().unwrap_or_else(PoisonError::into_inner);
+        if *attached != attach {
+            if attach {
+                vm.register_irqfd(&self.irqfd, self.gsi)?;
+            } else {
+                vm.unregister_irqfd(&self.irqfd, self.gsi)?;
+            }
+            *attached = attach;
+        }
+        Ok(())
     }
 }
 
@@ -53,10 +75,14 @@ impl MsiVectors for Vectors {
             return Err(io::ErrorKind::InvalidInput.into());
         };
         let route = message.map(|MsiMessage { address, data }| MsiRoute { address, data });
-        self.vm
-            .gsis()
-            .route(vector.gsi, route)
-            .map_err(io::Error::other)
+        let changed = if route.is_some() {
+            let routed = self.vm.gsis().route(vector.gsi, route);
+            routed.and_then(|()| vector.attach(&self.vm, true))
+        } else {
+            let detached = vector.attach(&self.vm, false);
+            detached.and_then(|()| self.vm.gsis().route(vector.gsi, None))
+        };
+        changed.map_err(io::Error::other)
     }
 
     fn irqfd(&self, vector: u16) -> Option<&EventFd> {
@@ -69,16 +95,43 @@ impl MsiVectors for Vectors {
 impl Drop for Vectors {
     fn drop(&mut self) {
         for vector in &self.vectors {
-            if let Err(error) = self.vm.unregister_irqfd(&vector.irqfd, vector.gsi) {
-                log::warn!("interrupt {} stays attached: {error}", vector.gsi);
+            let released = vector
+                .attach(&self.vm, false)
+                .and_then(|()| self.vm.gsis().release(vector.gsi));
+            if let Err(error) = released {
+                log::warn!("interrupt {} stays routed: {error}", vector.gsi);
             }
-            release(&self.vm, vector.gsi);
         }
     }
 }
 
-fn release(vm: &Vm, gsi: u32) {
-    if let Err(error) = vm.gsis().release(gsi) {
-        log::warn!("interrupt {gsi} stays routed: {error}");
+/// Connects guest addresses to eventfds of devices.
+pub struct KvmDoorbells(Arc<Vm>);
+
+impl KvmDoorbells {
+    /// For devices of `vm`.
+    pub fn new(vm: Arc<Vm>) -> Self {
+        Self(vm)
     }
+}
+
+impl Doorbells for KvmDoorbells {
+    fn register(&self, fd: &EventFd, address: u64) -> io::Result<()> {
+        self.0
+            .register_doorbell(fd, address)
+            .map_err(io::Error::other)
+    }
+
+    fn unregister(&self, fd: &EventFd, address: u64) -> io::Result<()> {
+        self.0
+            .unregister_doorbell(fd, address)
+            .map_err(io::Error::other)
+    }
+}
+
+/// An eventfd that raises an edge on the interrupt line `gsi`.
+pub fn line(vm: &Vm, gsi: u32) -> io::Result<EventFd> {
+    let irqfd = EventFd::new(EFD_NONBLOCK)?;
+    vm.register_irqfd(&irqfd, gsi).map_err(io::Error::other)?;
+    Ok(irqfd)
 }

@@ -1,4 +1,307 @@
-//! The machine: buses, memory, processors and devices put together.
+//! The machine: memory, buses, processors and devices put together.
+//!
+//! ```text
+//!   VmConfig ──assemble──> Machine ──load────> kernel in memory, vCPUs at its entry ─┐
+//!                             │                                                       ├─ resume
+//!                             └────restore───> memory, devices, vCPUs as saved ──────┘
+//! ```
+//!
+//! - [`platform`]: fixed devices; [`devices`]: those on PCI, each kind in [`kinds`].
+//! - [`boot`]: kernel, ACPI and SMBIOS; [`placement`] and [`numa`]: which memory goes where.
+//! - [`events`]: what a machine reports to the control loop.
 
+mod boot;
 pub mod buses;
+pub mod devices;
+pub mod error;
+pub mod events;
+pub mod host;
 pub mod interrupts;
+pub mod kinds;
+mod numa;
+pub mod placement;
+pub mod platform;
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use ::devices::{
+    acpi::Notification,
+    console::{ConsoleBackend, ConsoleLine, ConsoleService},
+    virtio::blk::SharedRateLimiter,
+};
+use arch::{cpuid::Profile, layout::AddressMap, topology::Topology};
+use hypervisor::Vm;
+
+use self::{
+    buses::Buses,
+    devices::{Devices, Kind, Surroundings},
+    error::MachineError,
+    events::MachineEvent,
+    host::Host,
+    platform::{Platform, PlatformSetup},
+};
+use crate::{
+    config::{CpusConfig, VmConfig},
+    cpu::{CpuSetup, Cpus},
+    memory::{ExtraMemory, Ram},
+};
+
+/// A virtual machine.
+///
+/// The order of the fields is the order in which they go away: first whoever touches guest
+/// memory, memory last.
+pub struct Machine {
+    cpus: Cpus,
+    consoles: ConsoleService,
+    devices: Devices,
+    platform: Platform,
+    ram: Ram,
+    topology: Topology,
+    map: AddressMap,
+    vm: Arc<Vm>,
+}
+
+impl Machine {
+    /// A machine that is about to boot, paused. Devices without a name get one in `config`.
+    pub fn boot(config: &mut VmConfig, host: &Host) -> Result<Self, MachineError> {
+        let mut machine = Self::assemble(config, host)?;
+        machine.plug_all(config)?;
+        machine.load(config)?;
+        Ok(machine)
+    }
+
+    /// A machine without devices on PCI and without vCPUs.
+    fn assemble(config: &VmConfig, host: &Host) -> Result<Self, MachineError> {
+        let supported = host.kvm.supported_cpuid()?;
+        let phys_bits = arch::cpuid::phys_bits(supported.as_slice());
+        let phys_bits = config
+            .cpus
+            .max_phys_bits
+            .unwrap_or(phys_bits)
+            .min(phys_bits);
+        let platform_config = config.platform.clone().unwrap_or_default();
+        let segments = platform_config.num_pci_segments;
+        let map = AddressMap::new(
+            placement::boot_size(config),
+            placement::hotplug_size(config),
+            phys_bits,
+            segments,
+        )?;
+        let topology = topology(&config.cpus)?;
+        let profile: Profile =
+            config
+                .cpus
+                .profile
+                .parse()
+                .map_err(|error: arch::cpuid::UnknownProfile| {
+                    MachineError::Invalid(error.to_string())
+                })?;
+        let vm = Arc::new(host.kvm.create_vm(
+            arch::layout::KVM_TSS_START,
+            arch::layout::KVM_IDENTITY_MAP_START,
+        )?);
+        let mut ram = Ram::new(Arc::clone(&vm));
+        placement::add_boot_ram(&mut ram, &map, &config.memory)?;
+        let buses = Arc::new(Buses::default());
+
+        let serial_mode = kinds::console::serial_mode(&config.serial)?;
+        let serial_backend = match &serial_mode {
+            Some(mode) => Some(open_console("serial port", mode)?),
+            None => None,
+        };
+        let platform = Platform::new(PlatformSetup {
+            vm: &vm,
+            buses: &buses,
+            events: &host.events,
+            topology,
+            boot_vcpus: config.cpus.boot_vcpus,
+            segments,
+            serial: serial_backend
+                .as_ref()
+                .map(|backend| Box::new(backend.output()) as Box<_>),
+            start: host.start,
+        })?;
+        let mut lines = Vec::new();
+        if let (Some(backend), Some(serial)) = (serial_backend, platform.serial()) {
+            lines.push(ConsoleLine::new(backend, Some(serial.clone())));
+        }
+        let mut consoles = ConsoleService::new(lines);
+        consoles
+            .start(&*host.spawner)
+            .map_err(|source| MachineError::Host {
+                action: "start the console thread",
+                source,
+            })?;
+        let extra = map.device_memory();
+        let address_space =
+            ExtraMemory::new(Arc::clone(&vm), extra.start, extra.size).map_err(|source| {
+                MachineError::Host {
+                    action: "lay out device memory",
+                    source,
+                }
+            })?;
+        let surroundings = Surroundings {
+            spawner: Arc::clone(&host.spawner),
+            address_space: Arc::new(address_space),
+            memory: ram.memory().clone(),
+            rate_limit_groups: rate_limit_groups(config)?,
+        };
+        let devices = Devices::new(&vm, &map, &buses, surroundings)?;
+        let events = host.events.clone();
+        let setup = CpuSetup {
+            supported_cpuid: supported.as_slice().to_vec(),
+            cpuid: arch::cpuid::Config {
+                topology,
+                profile,
+                phys_bits,
+                nested: config.cpus.nested,
+                tsc_khz: None,
+            },
+            affinity: affinity(&config.cpus),
+            report: Arc::new(move |event| events.send(MachineEvent::Cpu(event))),
+            spawner: Arc::clone(&host.spawner),
+        };
+        let cpus = Cpus::new(&host.kvm, Arc::clone(&vm), buses, setup)?;
+        Ok(Self {
+            cpus,
+            consoles,
+            devices,
+            platform,
+            ram,
+            topology,
+            map,
+            vm,
+        })
+    }
+
+    fn plug_all(&mut self, config: &mut VmConfig) -> Result<(), MachineError> {
+        for disk in config.disks.iter_mut().flatten() {
+            self.devices.plug(disk)?;
+        }
+        Ok(())
+    }
+
+    /// Lets devices and vCPUs run.
+    pub fn resume(&mut self) -> Result<(), MachineError> {
+        self.devices.resume()?;
+        self.cpus.resume();
+        Ok(())
+    }
+
+    /// Stops vCPUs, then devices.
+    pub fn pause(&mut self) -> Result<(), MachineError> {
+        self.cpus.pause();
+        self.devices.pause()
+    }
+
+    /// Plugs a device into the running machine and tells the guest.
+    pub fn add_device<K: Kind>(
+        &mut self,
+        config: &mut K,
+    ) -> Result<(String, ::devices::pci::Bdf), MachineError> {
+        let (id, bdf) = self.devices.plug(config)?;
+        self.platform.pci.announce(bdf.segment, bdf.device);
+        self.notify(Notification::PCI)?;
+        Ok((id, bdf))
+    }
+
+    /// Asks the guest to give a device up; [`MachineEvent::PciEjected`] follows when it has.
+    pub fn remove_device(&mut self, id: &str) -> Result<(), MachineError> {
+        let bdf = self.devices.start_removal(id)?;
+        self.platform.pci.request_eject(bdf.segment, bdf.device);
+        self.notify(Notification::PCI)
+    }
+
+    /// The guest has given up the device in a slot: takes it away and returns its name.
+    pub fn ejected(&mut self, segment: u16, slot: u8) -> Result<Option<String>, MachineError> {
+        self.devices.remove_at(segment, slot)
+    }
+
+    /// Presses the power button.
+    pub fn power_button(&self) -> Result<(), MachineError> {
+        self.notify(Notification::POWER_BUTTON)
+    }
+
+    /// Raises a non-maskable interrupt on every vCPU.
+    pub fn nmi(&mut self) -> Result<(), MachineError> {
+        Ok(self.cpus.nmi()?)
+    }
+
+    /// The devices on PCI.
+    pub fn devices(&self) -> &Devices {
+        &self.devices
+    }
+
+    fn notify(&self, what: Notification) -> Result<(), MachineError> {
+        self.platform
+            .ged
+            .notify(what)
+            .map_err(|source| MachineError::Host {
+                action: "raise an ACPI event",
+                source,
+            })
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.cpus.pause();
+        self.consoles.stop();
+    }
+}
+
+fn open_console(
+    what: &'static str,
+    mode: &::devices::console::ConsoleMode,
+) -> Result<ConsoleBackend, MachineError> {
+    ConsoleBackend::open(mode).map_err(|source| MachineError::Console { what, source })
+}
+
+/// The configured arrangement of vCPUs; without one, all in one package.
+fn topology(cpus: &CpusConfig) -> Result<Topology, MachineError> {
+    let topology = match &cpus.topology {
+        Some(t) => Topology::new(
+            t.threads_per_core,
+            t.cores_per_die,
+            t.dies_per_package,
+            t.packages,
+        )?,
+        // Larger numbers than an u16 are refused there as well as 65,535.
+        None => Topology::flat(u16::try_from(cpus.max_vcpus).unwrap_or(u16::MAX))?,
+    };
+    if topology.vcpus() != cpus.max_vcpus {
+        return Err(MachineError::Invalid(format!(
+            "the CPU topology has {} vCPUs, cpus.max_vcpus says {}: make them equal",
+            topology.vcpus(),
+            cpus.max_vcpus
+        )));
+    }
+    Ok(topology)
+}
+
+fn rate_limit_groups(
+    config: &VmConfig,
+) -> Result<BTreeMap<String, SharedRateLimiter>, MachineError> {
+    config
+        .rate_limit_groups
+        .iter()
+        .flatten()
+        .map(|group| {
+            let limiter = kinds::disk::rate_limiter(&group.rate_limiter_config);
+            let failed = |source| MachineError::Device {
+                kind: "rate limit group",
+                id: group.id.clone(),
+                source: Box::new(source),
+            };
+            Ok((group.id.clone(), limiter.map_err(failed)?))
+        })
+        .collect()
+}
+
+fn affinity(cpus: &CpusConfig) -> BTreeMap<u32, Vec<usize>> {
+    cpus.affinity
+        .iter()
+        .flatten()
+        .map(|affinity| (affinity.vcpu, affinity.host_cpus.clone()))
+        .collect()
+}

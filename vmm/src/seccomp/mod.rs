@@ -3,13 +3,19 @@
 //! - [`table`]: the calls, per [`ThreadRole`].
 //! - here: compiling them to filters, and starting threads under them.
 //!
-//! A thread inherits the filter of the thread that starts it, and both have to allow a call. The
-//! control thread starts all others while the machine runs, so what it may do is what any of
-//! them may do, and the protection lies in the filters of the threads that face the guest.
+//! A thread inherits the filter of the thread that starts it, and both have to allow a call. So
+//! one thread, which may do what any of them may do, starts all others; the protection lies in
+//! the filters of the threads that face the guest.
 
 pub mod table;
 
-use std::{collections::HashMap, io, str::FromStr, sync::Arc, thread};
+use std::{
+    collections::HashMap,
+    io,
+    str::FromStr,
+    sync::{Arc, mpsc},
+    thread,
+};
 
 use devices::thread::{ThreadRole, ThreadSpawner};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
@@ -87,24 +93,76 @@ impl Filters {
             None => Ok(()),
         }
     }
+
+    /// Confines the calling thread. Going on without confinement would be worse than going down.
+    fn apply_or_abort(&self, role: ThreadRole) {
+        if let Err(error) = self.apply(role) {
+            log::error!("{error}: {}", error.source);
+            std::process::abort();
+        }
+    }
 }
 
-impl ThreadSpawner for Filters {
+/// A thread to start.
+struct Order {
+    role: ThreadRole,
+    name: String,
+    body: Box<dyn FnOnce() + Send>,
+    reply: mpsc::SyncSender<io::Result<thread::JoinHandle<()>>>,
+}
+
+/// Starts threads, each under the filter of its role.
+///
+/// A device's worker is started when the guest's driver is ready, that is on a vCPU's thread. It
+/// must not inherit the vCPU's filter, so a thread of its own, `_spawner`, starts all others.
+#[derive(Clone)]
+pub struct Spawner(mpsc::Sender<Order>);
+
+impl Spawner {
+    /// Starts the `_spawner` thread, which ends with the last clone of the result.
+    pub fn new(filters: Filters) -> io::Result<Self> {
+        let (sender, orders) = mpsc::channel::<Order>();
+        thread::Builder::new()
+            .name("_spawner".to_owned())
+            .spawn(move || {
+                filters.apply_or_abort(ThreadRole::Vmm);
+                for Order {
+                    role,
+                    name,
+                    body,
+                    reply,
+                } in orders
+                {
+                    let filters = filters.clone();
+                    let thread = thread::Builder::new().name(name).spawn(move || {
+                        filters.apply_or_abort(role);
+                        body();
+                    });
+                    // Whoever ordered the thread waits for it.
+                    let _ = reply.send(thread);
+                }
+            })?;
+        Ok(Self(sender))
+    }
+}
+
+impl ThreadSpawner for Spawner {
     fn spawn(
         &self,
         role: ThreadRole,
         name: &str,
         body: Box<dyn FnOnce() + Send>,
     ) -> io::Result<thread::JoinHandle<()>> {
-        let filters = self.clone();
-        thread::Builder::new().name(name.to_owned()).spawn(move || {
-            if let Err(error) = filters.apply(role) {
-                // Going on without confinement would be worse than going down.
-                log::error!("{error}: {}", error.source);
-                std::process::abort();
-            }
-            body();
-        })
+        let (reply, thread) = mpsc::sync_channel(1);
+        let gone = || io::Error::other("the thread that starts threads is gone");
+        let order = Order {
+            role,
+            name: name.to_owned(),
+            body,
+            reply,
+        };
+        self.0.send(order).map_err(|_| gone())?;
+        thread.recv().map_err(|_| gone())?
     }
 }
 

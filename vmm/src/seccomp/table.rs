@@ -65,11 +65,8 @@ const EVERY_THREAD: &[i64] = &[
     libc::SYS_writev,
 ];
 
-/// A vCPU activates devices (epoll and event file descriptors, threads) when the guest's driver
-/// is ready.
+/// A vCPU activates devices (epoll and event file descriptors) when the guest's driver is ready.
 const VCPU: &[i64] = &[
-    libc::SYS_clone,
-    libc::SYS_clone3,
     libc::SYS_dup,
     libc::SYS_epoll_create1,
     libc::SYS_eventfd2,
@@ -77,10 +74,7 @@ const VCPU: &[i64] = &[
     libc::SYS_io_uring_enter,
     libc::SYS_io_uring_register,
     libc::SYS_io_uring_setup,
-    libc::SYS_prctl,
-    libc::SYS_seccomp,
     libc::SYS_timerfd_create,
-    libc::SYS_tkill,
 ];
 
 const API: &[i64] = &[
@@ -98,6 +92,7 @@ const API: &[i64] = &[
 const CONSOLE: &[i64] = &[
     libc::SYS_accept4,
     libc::SYS_fcntl,
+    libc::SYS_getsockopt,
     libc::SYS_recvfrom,
     libc::SYS_sendto,
     libc::SYS_shutdown,
@@ -257,7 +252,7 @@ pub fn rules(role: ThreadRole) -> Result<BTreeMap<i64, Vec<SeccompRule>>, Backen
         }
     };
     if role == ThreadRole::Vmm {
-        // A new thread starts under the filter of the control thread.
+        // Also the filter of the thread that starts all others, which they inherit.
         ROLES.into_iter().for_each(&mut allow);
     } else {
         allow(role);

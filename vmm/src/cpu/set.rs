@@ -1,0 +1,311 @@
+//! All vCPUs of a machine.
+
+use std::{collections::BTreeMap, io, sync::Arc};
+
+use arch::{boot::EntryPoint, cpuid::CpuidError, registers};
+use devices::thread::ThreadSpawner;
+use hypervisor::{Kvm, Vcpu, VcpuState, Vm};
+use kvm_bindings::kvm_cpuid_entry2;
+
+use super::thread::{ReportCpuEvent, VcpuThread};
+use crate::machine::buses::Buses;
+
+/// vCPUs could not be started, stopped or saved.
+#[derive(Debug, thiserror::Error)]
+pub enum CpusError {
+    /// The CPUID leaves could not be made.
+    #[error("cannot make up the CPUID of vCPU {vcpu}")]
+    Cpuid {
+        /// The vCPU.
+        vcpu: u32,
+        /// Why.
+        source: CpuidError,
+    },
+    /// KVM refused something.
+    #[error("cannot set up vCPU {vcpu}")]
+    Kvm {
+        /// The vCPU.
+        vcpu: u32,
+        /// Why.
+        source: hypervisor::Error,
+    },
+    /// No thread.
+    #[error("cannot start the thread of vCPU {vcpu}")]
+    Thread {
+        /// The vCPU.
+        vcpu: u32,
+        /// Why.
+        source: io::Error,
+    },
+    /// The vCPU's thread is gone or runs the guest.
+    #[error("vCPU {vcpu} does not answer")]
+    Unresponsive {
+        /// The vCPU.
+        vcpu: u32,
+    },
+    /// A saved vCPU does not fit the machine.
+    #[error("the snapshot has a vCPU {vcpu}, the machine has at most {max}")]
+    TooMany {
+        /// The vCPU.
+        vcpu: u32,
+        /// How many the machine can have.
+        max: u32,
+    },
+    /// The saved guest has seen features that this host lacks.
+    #[error("the snapshot's guest uses features that this host lacks: {missing}")]
+    MissingFeatures {
+        /// Names of the features.
+        missing: String,
+    },
+}
+
+/// A saved vCPU.
+#[derive(serde::Serialize, serde::Deserialize)]
+pub struct SavedCpu {
+    /// Its number.
+    pub vcpu: u32,
+    /// Its state.
+    pub state: VcpuState,
+}
+
+/// What all vCPUs have in common.
+pub struct CpuSetup {
+    /// What KVM can offer to a guest.
+    pub supported_cpuid: Vec<kvm_cpuid_entry2>,
+    /// What the guest is offered.
+    pub cpuid: arch::cpuid::Config,
+    /// Host processors for each vCPU; missing ones run anywhere.
+    pub affinity: BTreeMap<u32, Vec<usize>>,
+    /// Who hears of a vCPU that cannot go on.
+    pub report: ReportCpuEvent,
+    /// Starts the threads.
+    pub spawner: Arc<dyn ThreadSpawner>,
+}
+
+/// All vCPUs of a machine.
+pub struct Cpus {
+    vm: Arc<Vm>,
+    buses: Arc<Buses>,
+    setup: CpuSetup,
+    msrs: Vec<u32>,
+    running: bool,
+    threads: BTreeMap<u32, VcpuThread>,
+    /// Unplugged: KVM cannot remove a vCPU from a VM, so it waits here for another plug.
+    spares: BTreeMap<u32, Vcpu>,
+}
+
+impl Cpus {
+    /// A machine without vCPUs.
+    pub fn new(
+        kvm: &Kvm,
+        vm: Arc<Vm>,
+        buses: Arc<Buses>,
+        setup: CpuSetup,
+    ) -> Result<Self, CpusError> {
+        let msrs = kvm
+            .msr_indices()
+            .map_err(|source| CpusError::Kvm { vcpu: 0, source })?;
+        Ok(Self {
+            vm,
+            buses,
+            setup,
+            msrs: arch::msrs::to_save(&msrs),
+            running: false,
+            threads: BTreeMap::new(),
+            spares: BTreeMap::new(),
+        })
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> u32 {
+        // At most 255.
+        self.threads.len() as u32
+    }
+
+    /// How many there can be.
+    pub fn max(&self) -> u32 {
+        self.setup.cpuid.topology.vcpus()
+    }
+
+    /// Whether there is a vCPU of that number.
+    pub fn is_present(&self, vcpu: u32) -> bool {
+        self.threads.contains_key(&vcpu)
+    }
+
+    /// Adds the vCPUs 0 to `count` for a boot; the first starts at `entry`, paused.
+    pub fn boot(&mut self, count: u32, entry: &EntryPoint) -> Result<(), CpusError> {
+        for index in 0..count {
+            let vcpu = self.create(index)?;
+            if index == 0 {
+                let kvm = |source| CpusError::Kvm {
+                    vcpu: index,
+                    source,
+                };
+                let reset = vcpu.sregs().map_err(kvm)?;
+                vcpu.set_sregs(&registers::sregs(reset, entry))
+                    .map_err(kvm)?;
+                vcpu.set_regs(&registers::regs(entry)).map_err(kvm)?;
+            }
+            self.start(index, vcpu)?;
+        }
+        Ok(())
+    }
+
+    /// Adds a vCPU that waits for the guest to start it.
+    pub fn plug(&mut self, index: u32) -> Result<(), CpusError> {
+        let vcpu = match self.spares.remove(&index) {
+            Some(vcpu) => vcpu,
+            None => self.create(index)?,
+        };
+        self.start(index, vcpu)?;
+        if self.running
+            && let Some(thread) = self.threads.get(&index)
+        {
+            thread.resume();
+        }
+        Ok(())
+    }
+
+    /// Takes a vCPU away that the guest has given up.
+    pub fn unplug(&mut self, index: u32) {
+        if let Some(vcpu) = self.threads.remove(&index).and_then(VcpuThread::stop) {
+            self.spares.insert(index, vcpu);
+        }
+    }
+
+    /// Lets all vCPUs run.
+    pub fn resume(&mut self) {
+        self.running = true;
+        self.threads.values().for_each(VcpuThread::resume);
+    }
+
+    /// Gets all vCPUs out of the guest, and tells the guest that it was paused.
+    pub fn pause(&mut self) {
+        self.running = false;
+        // All of them first, so that they leave at the same time.
+        self.threads.values().for_each(VcpuThread::request_park);
+        self.threads.values().for_each(VcpuThread::wait_parked);
+        for thread in self.threads.values() {
+            thread.with(|vcpu| vcpu.tell_paused());
+        }
+    }
+
+    /// Raises a non-maskable interrupt on every vCPU.
+    pub fn nmi(&mut self) -> Result<(), CpusError> {
+        let running = self.running;
+        self.pause();
+        let result = self.for_each(|vcpu| vcpu.nmi());
+        if running {
+            self.resume();
+        }
+        result.map(|_| ())
+    }
+
+    /// The state of all vCPUs, paused.
+    pub fn save(&self) -> Result<Vec<SavedCpu>, CpusError> {
+        let msrs = Arc::new(self.msrs.clone());
+        let states = self.for_each(move |vcpu| vcpu.save(&msrs))?;
+        Ok(states
+            .into_iter()
+            .map(|(vcpu, state)| SavedCpu { vcpu, state })
+            .collect())
+    }
+
+    /// Adds vCPUs with saved states, paused.
+    pub fn restore(&mut self, saved: &[SavedCpu]) -> Result<(), CpusError> {
+        let max = self.max();
+        for SavedCpu { vcpu: index, state } in saved {
+            let index = *index;
+            if index >= max || self.is_present(index) {
+                return Err(CpusError::TooMany { vcpu: index, max });
+            }
+            let missing = arch::cpuid::missing(&state.cpuid, &self.setup.supported_cpuid);
+            if !missing.is_empty() {
+                let names: Vec<_> = missing.iter().map(ToString::to_string).collect();
+                return Err(CpusError::MissingFeatures {
+                    missing: names.join(", "),
+                });
+            }
+            let vcpu = self.create(index)?;
+            vcpu.restore(state).map_err(|source| CpusError::Kvm {
+                vcpu: index,
+                source,
+            })?;
+            self.start(index, vcpu)?;
+        }
+        Ok(())
+    }
+
+    fn for_each<R: Send + 'static>(
+        &self,
+        work: impl Fn(&mut Vcpu) -> hypervisor::Result<R> + Clone + Send + 'static,
+    ) -> Result<Vec<(u32, R)>, CpusError> {
+        self.threads
+            .iter()
+            .map(|(&vcpu, thread)| {
+                let result = thread
+                    .with(work.clone())
+                    .ok_or(CpusError::Unresponsive { vcpu })?;
+                Ok((
+                    vcpu,
+                    result.map_err(|source| CpusError::Kvm { vcpu, source })?,
+                ))
+            })
+            .collect()
+    }
+
+    /// A vCPU as it is after power-on: the first would start at the reset vector, the others
+    /// wait for a start-up interrupt.
+    fn create(&self, index: u32) -> Result<Vcpu, CpusError> {
+        let kvm = |source| CpusError::Kvm {
+            vcpu: index,
+            source,
+        };
+        let topology = &self.setup.cpuid.topology;
+        // `for_vcpu` refuses numbers that the topology does not have, all of which fit a u8.
+        let mut cpuid = self.setup.cpuid.clone();
+        let vcpu = self
+            .vm
+            .create_vcpu(index as u8, topology.apic_id(index))
+            .map_err(kvm)?;
+        cpuid.tsc_khz = vcpu.tsc_khz().ok().filter(|&khz| khz > 0);
+        let leaves = arch::cpuid::for_vcpu(&self.setup.supported_cpuid, &cpuid, index).map_err(
+            |source| CpusError::Cpuid {
+                vcpu: index,
+                source,
+            },
+        )?;
+        vcpu.set_cpuid(&leaves).map_err(kvm)?;
+        vcpu.set_msrs(&arch::msrs::boot()).map_err(kvm)?;
+        vcpu.set_fpu(&registers::fpu()).map_err(kvm)?;
+        let mut lapic = vcpu.lapic().map_err(kvm)?;
+        registers::set_lint(&mut lapic);
+        vcpu.set_lapic(&lapic).map_err(kvm)?;
+        Ok(vcpu)
+    }
+
+    fn start(&mut self, index: u32, vcpu: Vcpu) -> Result<(), CpusError> {
+        let thread = VcpuThread::spawn(
+            vcpu,
+            Arc::clone(&self.buses),
+            Arc::clone(&self.setup.report),
+            self.setup.affinity.get(&index).cloned(),
+            &*self.setup.spawner,
+        )
+        .map_err(|source| CpusError::Thread {
+            vcpu: index,
+            source,
+        })?;
+        self.threads.insert(index, thread);
+        Ok(())
+    }
+}
+
+impl Drop for Cpus {
+    fn drop(&mut self) {
+        // Devices and memory go away after this.
+        for thread in std::mem::take(&mut self.threads).into_values() {
+            thread.stop();
+        }
+    }
+}

@@ -1,0 +1,424 @@
+//! Devices that can be plugged: one generic path for all of them.
+//!
+//! A kind of device describes itself in a file under [`kinds`](super::kinds) by implementing
+//! [`Kind`] for its configuration: where it wants to sit and how it is made. Everything else
+//! (names, slots, plugging, removal, saving, restoring, counters) happens here, once.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use acpi_tables::Aml;
+use arch::layout::{self, AddressMap};
+use devices::{
+    memory::{AddressSpace, GuestMemory},
+    pci::{
+        Bdf, CONFIG_PORTS_BASE, CONFIG_PORTS_LEN, ConfigPorts, Ecam, PciAml, PciError, PciSegment,
+        SegmentConfig, SharedFunction, Window,
+    },
+    thread::ThreadSpawner,
+    virtio::{
+        VirtioDevice,
+        blk::SharedRateLimiter,
+        pci::{VirtioPciFunction, VirtioPciResources},
+    },
+};
+use hypervisor::Vm;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{
+    buses::Buses,
+    error::{DeviceError, MachineError},
+    interrupts::{KvmDoorbells, KvmMsis},
+    kinds::Handle,
+};
+
+/// Where a device wants to sit.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Slot {
+    /// PCI segment.
+    pub segment: u16,
+    /// Device number, 1 to 31; the first free one if absent.
+    pub device: Option<u8>,
+}
+
+/// What a device may use while it is made.
+pub struct Surroundings {
+    /// Starts its threads.
+    pub spawner: Arc<dyn ThreadSpawner>,
+    /// Places memory of its own in the guest.
+    pub address_space: Arc<dyn AddressSpace>,
+    /// Guest RAM.
+    pub memory: GuestMemory,
+    /// Limits that several disks share, by name.
+    pub rate_limit_groups: BTreeMap<String, SharedRateLimiter>,
+}
+
+/// A device, ready to be plugged.
+pub struct Made {
+    /// The device.
+    pub device: Box<dyn VirtioDevice>,
+    /// Reaches it while it is plugged.
+    pub handle: Handle,
+}
+
+/// A kind of device, implemented by its configuration.
+pub trait Kind {
+    /// What it is called in messages and in made-up names (`_disk0`).
+    const NAME: &'static str;
+
+    /// Whether a running guest can lose it.
+    const REMOVABLE: bool = true;
+
+    /// Its name in the API.
+    fn id(&mut self) -> &mut Option<String>;
+
+    /// Where it wants to sit.
+    fn slot(&self) -> Slot;
+
+    /// Makes the device. `id` is its name.
+    fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError>;
+}
+
+/// A device that is plugged in.
+pub struct Plugged {
+    /// Kind of device.
+    pub kind: &'static str,
+    /// Where it is.
+    pub bdf: Bdf,
+    /// Reaches it.
+    pub handle: Handle,
+    /// Whether a running guest can lose it.
+    pub removable: bool,
+    /// The guest was asked to give it up.
+    pub removing: bool,
+    function: SharedFunction,
+}
+
+/// Saved state of a plugged device.
+#[derive(Serialize, Deserialize)]
+pub struct SavedDevice {
+    /// Its name.
+    pub id: String,
+    /// Where it is.
+    pub bdf: String,
+    /// State of function and device.
+    pub state: Value,
+}
+
+/// PCI segments and all that is plugged into them.
+pub struct Devices {
+    segments: Vec<Arc<PciSegment>>,
+    ports: Arc<ConfigPorts>,
+    aml: PciAml,
+    resources: VirtioPciResources,
+    surroundings: Surroundings,
+    plugged: BTreeMap<String, Plugged>,
+}
+
+impl Devices {
+    /// Empty segments, on the buses.
+    pub fn new(
+        vm: &Arc<Vm>,
+        map: &AddressMap,
+        buses: &Buses,
+        surroundings: Surroundings,
+    ) -> Result<Self, MachineError> {
+        let mut segments = Vec::new();
+        let mut described = Vec::new();
+        for number in 0..map.segments() {
+            let Some(windows) = map.segment(number) else {
+                break;
+            };
+            let window = |range: layout::AddressRange| {
+                (!range.is_empty()).then(|| Window {
+                    first: range.start,
+                    last: range.end() - 1,
+                })
+            };
+            let config = SegmentConfig {
+                segment: number,
+                mmio32: window(windows.mmio32),
+                mmio64: window(windows.mmio64),
+                io: None,
+            };
+            let segment = PciSegment::new(config, Arc::clone(&buses.mmio), Arc::clone(&buses.pio));
+            buses
+                .mmio
+                .insert(windows.ecam.start, windows.ecam.size, Ecam::new(&segment))?;
+            described.push(config);
+            segments.push(segment);
+        }
+        let Some(first) = segments.first() else {
+            return Err(MachineError::NoSegment {
+                segment: 0,
+                count: 0,
+            });
+        };
+        let ports = ConfigPorts::new(first);
+        buses
+            .pio
+            .insert(CONFIG_PORTS_BASE, CONFIG_PORTS_LEN, ports.clone())?;
+        let resources = VirtioPciResources {
+            memory: surroundings.memory.clone(),
+            msi: Arc::new(KvmMsis::new(Arc::clone(vm))),
+            doorbells: Arc::new(KvmDoorbells::new(Arc::clone(vm))),
+        };
+        Ok(Self {
+            segments,
+            ports,
+            aml: PciAml {
+                segments: described,
+                hotplug: layout::PCI_HOTPLUG_START,
+            },
+            resources,
+            surroundings,
+            plugged: BTreeMap::new(),
+        })
+    }
+
+    /// What the DSDT says about PCI.
+    pub fn aml(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        self.aml.to_aml_bytes(&mut bytes);
+        bytes
+    }
+
+    /// Makes a device and plugs it in. Gives it a name if it has none.
+    pub fn plug<K: Kind>(&mut self, config: &mut K) -> Result<(String, Bdf), MachineError> {
+        let slot = config.slot();
+        self.plug_at(config, slot, None)
+    }
+
+    /// Makes a device as it was saved and plugs it in where it was.
+    pub fn restore<K: Kind>(
+        &mut self,
+        config: &mut K,
+        saved: &mut BTreeMap<String, SavedDevice>,
+    ) -> Result<(), MachineError> {
+        let id = config.id().clone().unwrap_or_default();
+        let found = saved.remove(&id).ok_or_else(|| {
+            MachineError::SnapshotMismatch(format!("no state of {} {id:?}", K::NAME))
+        })?;
+        let bdf: Bdf = found.bdf.parse().map_err(|_| {
+            MachineError::SnapshotMismatch(format!("{:?} is no place of {id:?}", found.bdf))
+        })?;
+        let slot = Slot {
+            segment: bdf.segment,
+            device: Some(bdf.device),
+        };
+        self.plug_at(config, slot, Some(found.state))?;
+        Ok(())
+    }
+
+    fn plug_at<K: Kind>(
+        &mut self,
+        config: &mut K,
+        slot: Slot,
+        saved: Option<Value>,
+    ) -> Result<(String, Bdf), MachineError> {
+        let id = match config.id() {
+            Some(id) => id.clone(),
+            None => self.free_id(K::NAME),
+        };
+        if self.plugged.contains_key(&id) {
+            return Err(MachineError::DuplicateId(id));
+        }
+        let segment = Arc::clone(self.segment(slot.segment)?);
+        let made = config
+            .make(&id, &self.surroundings)
+            .map_err(|source| MachineError::Device {
+                kind: K::NAME,
+                id: id.clone(),
+                source: Box::new(source),
+            })?;
+        let function =
+            VirtioPciFunction::new(made.device, self.resources.clone()).map_err(|source| {
+                MachineError::Function {
+                    id: id.clone(),
+                    source,
+                }
+            })?;
+        let function: SharedFunction = Arc::new(std::sync::Mutex::new(function));
+        let shared = Arc::clone(&function);
+        let bdf = match (saved, slot.device) {
+            (Some(state), Some(device)) => segment.plug_saved(shared, device, state),
+            (_, device) => segment.plug(shared, device, &[]),
+        }
+        .map_err(|source| MachineError::Pci {
+            id: id.clone(),
+            source,
+        })?;
+        let plugged = Plugged {
+            kind: K::NAME,
+            bdf,
+            handle: made.handle,
+            removable: K::REMOVABLE,
+            removing: false,
+            function,
+        };
+        self.plugged.insert(id.clone(), plugged);
+        *config.id() = Some(id.clone());
+        Ok((id, bdf))
+    }
+
+    /// A name that no device has: `_disk0`, `_disk1` ...
+    fn free_id(&self, kind: &str) -> String {
+        let mut number = 0;
+        loop {
+            let id = format!("_{kind}{number}");
+            if !self.plugged.contains_key(&id) {
+                return id;
+            }
+            number += 1;
+        }
+    }
+
+    fn segment(&self, number: u16) -> Result<&Arc<PciSegment>, MachineError> {
+        let count = self.segments.len() as u16;
+        self.segments
+            .get(usize::from(number))
+            .ok_or(MachineError::NoSegment {
+                segment: number,
+                count,
+            })
+    }
+
+    /// The device of that name.
+    pub fn get(&self, id: &str) -> Option<&Plugged> {
+        self.plugged.get(id)
+    }
+
+    /// Notes that the guest was asked to give up a device, and says where it is.
+    pub fn start_removal(&mut self, id: &str) -> Result<Bdf, MachineError> {
+        let device = self
+            .plugged
+            .get_mut(id)
+            .ok_or_else(|| MachineError::NoDevice(id.to_owned()))?;
+        if !device.removable {
+            return Err(MachineError::NotRemovable(id.to_owned()));
+        }
+        device.removing = true;
+        Ok(device.bdf)
+    }
+
+    /// Unplugs the device in a slot and returns its name, if there is one.
+    pub fn remove_at(&mut self, segment: u16, slot: u8) -> Result<Option<String>, MachineError> {
+        let found = self
+            .plugged
+            .iter()
+            .find(|(_, device)| device.bdf.segment == segment && device.bdf.device == slot)
+            .map(|(id, _)| id.clone());
+        if let Some(id) = &found {
+            self.remove(id)?;
+        }
+        Ok(found)
+    }
+
+    /// Unplugs a device without asking the guest.
+    pub fn remove(&mut self, id: &str) -> Result<(), MachineError> {
+        let device = self
+            .plugged
+            .remove(id)
+            .ok_or_else(|| MachineError::NoDevice(id.to_owned()))?;
+        self.segment(device.bdf.segment)?
+            .unplug(device.bdf)
+            .map_err(|source| MachineError::Pci {
+                id: id.to_owned(),
+                source,
+            })?;
+        Ok(())
+    }
+
+    /// All devices by name.
+    pub fn iter(&self) -> impl Iterator<Item = (&String, &Plugged)> {
+        self.plugged.iter()
+    }
+
+    /// Counters of all devices.
+    pub fn counters(&self) -> BTreeMap<String, BTreeMap<&'static str, u64>> {
+        self.plugged
+            .iter()
+            .map(|(id, device)| {
+                let counters = lock(&device.function).counters().into_iter().collect();
+                (id.clone(), counters)
+            })
+            .filter(|(_, counters): &(_, BTreeMap<_, _>)| !counters.is_empty())
+            .collect()
+    }
+
+    /// Stops all devices.
+    pub fn pause(&self) -> Result<(), MachineError> {
+        self.each(|function| function.pause())
+    }
+
+    /// Lets all devices go on.
+    pub fn resume(&self) -> Result<(), MachineError> {
+        self.each(|function| function.resume())
+    }
+
+    fn each(
+        &self,
+        step: impl Fn(&mut dyn devices::pci::PciFunction) -> Result<(), devices::pci::LifecycleError>,
+    ) -> Result<(), MachineError> {
+        for (id, device) in &self.plugged {
+            step(&mut *lock(&device.function)).map_err(|source| MachineError::Lifecycle {
+                id: id.clone(),
+                source,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// State of all devices, paused.
+    pub fn save(&self) -> Result<Vec<SavedDevice>, MachineError> {
+        self.plugged
+            .iter()
+            .map(|(id, device)| {
+                let state =
+                    lock(&device.function)
+                        .save()
+                        .map_err(|source| MachineError::Lifecycle {
+                            id: id.clone(),
+                            source,
+                        })?;
+                Ok(SavedDevice {
+                    id: id.clone(),
+                    bdf: device.bdf.to_string(),
+                    state,
+                })
+            })
+            .collect()
+    }
+
+    /// The address latch of the configuration ports, for a snapshot.
+    pub fn config_address(&self) -> u32 {
+        self.ports.address()
+    }
+
+    /// Takes the saved address latch over.
+    pub fn set_config_address(&self, address: u32) {
+        self.ports.set_address(address);
+    }
+}
+
+impl Drop for Devices {
+    fn drop(&mut self) {
+        for (id, device) in std::mem::take(&mut self.plugged) {
+            let unplugged: Result<_, PciError> = match self.segment(device.bdf.segment) {
+                Ok(segment) => segment.unplug(device.bdf).map(|_| ()),
+                Err(_) => Ok(()),
+            };
+            if let Err(error) = unplugged {
+                log::warn!("device {id:?} was not unplugged: {error}");
+            }
+        }
+    }
+}
+
+fn lock(
+    function: &SharedFunction,
+) -> std::sync::MutexGuard<'_, dyn devices::pci::PciFunction + 'static> {
+    function
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}

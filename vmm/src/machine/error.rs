@@ -1,0 +1,236 @@
+//! Why a machine could not be made, changed or saved.
+
+use std::{io, path::PathBuf};
+
+use arch::{
+    acpi::AcpiError, boot::BootError, layout::LayoutError, smbios::SmbiosError,
+    topology::TopologyError,
+};
+use devices::{
+    acpi::{CpuHotplugError, MemoryHotplugError},
+    bus::BusError,
+    console::ConsoleError,
+    legacy::SerialRestoreError,
+    pci::{LifecycleError, PciError},
+    virtio::pci::VirtioPciError,
+};
+
+use crate::{
+    cpu::CpusError,
+    memory::RamError,
+    snapshot::{lazy::LazyError, memory_file::MemoryFileError, state_file::StateFileError},
+};
+
+/// A device could not be made from its configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// A disk.
+    #[error(transparent)]
+    Disk(#[from] devices::virtio::blk::Error),
+    /// A console's backend.
+    #[error(transparent)]
+    Console(#[from] ConsoleError),
+    /// Anything else that the host refused.
+    #[error("cannot {action}")]
+    Host {
+        /// What was tried.
+        action: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+    /// The configuration does not make sense.
+    #[error("{0}")]
+    Invalid(String),
+}
+
+/// An operation on a machine failed.
+#[derive(Debug, thiserror::Error)]
+pub enum MachineError {
+    /// KVM.
+    #[error("the hypervisor failed")]
+    Hypervisor(#[from] hypervisor::Error),
+    /// The address space.
+    #[error("the machine does not fit its address space")]
+    Layout(#[from] LayoutError),
+    /// The topology.
+    #[error("the vCPUs cannot be arranged as configured")]
+    Topology(#[from] TopologyError),
+    /// The configuration does not make sense.
+    #[error("{0}")]
+    Invalid(String),
+    /// Memory.
+    #[error("the guest's memory cannot be set up")]
+    Ram(#[from] RamError),
+    /// vCPUs.
+    #[error("the vCPUs failed")]
+    Cpus(#[from] CpusError),
+    /// The file to boot from.
+    #[error("cannot open the {what} {}", path.display())]
+    OpenPayload {
+        /// Kernel or initramfs.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Nothing to boot.
+    #[error("there is no kernel to boot: set payload.kernel (--kernel)")]
+    NoKernel,
+    /// The kernel.
+    #[error("cannot boot {}", kernel.display())]
+    Boot {
+        /// The kernel.
+        kernel: PathBuf,
+        /// Why.
+        source: BootError,
+    },
+    /// ACPI tables.
+    #[error("cannot describe the machine to the guest (ACPI)")]
+    Acpi(#[from] AcpiError),
+    /// SMBIOS tables.
+    #[error("cannot describe the machine to the guest (SMBIOS)")]
+    Smbios(#[from] SmbiosError),
+    /// A register range.
+    #[error("two devices claim the same addresses")]
+    Bus(#[from] BusError),
+    /// A console.
+    #[error("cannot set up the {what}")]
+    Console {
+        /// Which.
+        what: &'static str,
+        /// Why.
+        source: ConsoleError,
+    },
+    /// Something of the host.
+    #[error("cannot {action}")]
+    Host {
+        /// What was tried.
+        action: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+    /// A device.
+    #[error("cannot add {kind} {id:?}")]
+    Device {
+        /// Kind of device.
+        kind: &'static str,
+        /// Its name.
+        id: String,
+        /// Why.
+        source: Box<DeviceError>,
+    },
+    /// A device as a PCI function.
+    #[error("cannot make a PCI function of device {id:?}")]
+    Function {
+        /// Its name.
+        id: String,
+        /// Why.
+        source: VirtioPciError,
+    },
+    /// PCI.
+    #[error("device {id:?} has no place")]
+    Pci {
+        /// Its name.
+        id: String,
+        /// Why.
+        source: PciError,
+    },
+    /// A device's life.
+    #[error("device {id:?} failed")]
+    Lifecycle {
+        /// Its name.
+        id: String,
+        /// Why.
+        source: LifecycleError,
+    },
+    /// The name is taken.
+    #[error("there is a device {0:?} already: choose another id")]
+    DuplicateId(String),
+    /// No such device.
+    #[error("there is no device {0:?}")]
+    NoDevice(String),
+    /// The device cannot be taken away.
+    #[error("device {0:?} is part of the machine and cannot be removed")]
+    NotRemovable(String),
+    /// The PCI segment is not there.
+    #[error(
+        "there is no PCI segment {segment}: the machine has {count} (platform.num_pci_segments)"
+    )]
+    NoSegment {
+        /// Asked for.
+        segment: u16,
+        /// How many there are.
+        count: u16,
+    },
+    /// vCPU hot-plug.
+    #[error("cannot change the number of vCPUs")]
+    CpuHotplug(#[from] CpuHotplugError),
+    /// A vCPU is still being removed.
+    #[error("the guest is still removing vCPUs: try again when it has")]
+    CpuRemovalPending,
+    /// Memory hot-plug.
+    #[error("cannot plug memory")]
+    MemoryHotplug(#[from] MemoryHotplugError),
+    /// A resize that cannot be done.
+    #[error("{0}")]
+    Resize(String),
+    /// Not this kind of device.
+    #[error("device {id:?} is no {expected}")]
+    WrongKind {
+        /// Its name.
+        id: String,
+        /// What it should be.
+        expected: &'static str,
+    },
+    /// A disk could not be resized.
+    #[error("cannot resize disk {id:?}")]
+    ResizeDisk {
+        /// Its name.
+        id: String,
+        /// Why.
+        source: devices::disk::DiskError,
+    },
+    /// The serial port's state.
+    #[error("the snapshot's serial port is not valid")]
+    SerialState(#[from] SerialRestoreError),
+    /// The snapshot lacks a device or has one too many.
+    #[error("the snapshot does not fit its configuration: {0}")]
+    SnapshotMismatch(String),
+    /// Memory of a snapshot.
+    #[error("the snapshot's memory failed")]
+    MemoryFile(#[from] MemoryFileError),
+    /// State of a snapshot.
+    #[error("cannot use the state file {}", path.display())]
+    StateFile {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: StateFileError,
+    },
+    /// Configuration of a snapshot.
+    #[error("cannot use the configuration {}", path.display())]
+    ConfigFile {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// On-demand restore.
+    #[error("memory cannot be restored on demand")]
+    Lazy(#[from] LazyError),
+    /// Where to save.
+    #[error("{url:?} is no place for this: give file:///absolute/path")]
+    Url {
+        /// What was given.
+        url: String,
+    },
+    /// A coredump.
+    #[error("cannot write the core dump {}", path.display())]
+    Coredump {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}

@@ -1,0 +1,122 @@
+//! Disks.
+
+use std::sync::{Arc, Mutex};
+
+use devices::{
+    disk,
+    rate_limiter::{RateLimiter, RateLimiterConfig},
+    virtio::blk::{self, SharedRateLimiter},
+};
+
+use super::{
+    super::{
+        devices::{Kind, Made, Slot, Surroundings},
+        error::DeviceError,
+    },
+    Handle,
+};
+use crate::config::{DiskConfig, ImageType, LockGranularity};
+
+impl Kind for DiskConfig {
+    const NAME: &'static str = "disk";
+
+    fn id(&mut self) -> &mut Option<String> {
+        &mut self.id
+    }
+
+    fn slot(&self) -> Slot {
+        Slot {
+            segment: self.pci_segment,
+            device: self.pci_device_id,
+        }
+    }
+
+    fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
+        let Some(path) = self.path.clone() else {
+            return Err(DeviceError::Invalid("a disk needs a path".to_owned()));
+        };
+        let options = blk::Options {
+            thread_name: thread_name(id),
+            disk: disk::DiskOptions {
+                path,
+                read_only: self.readonly,
+                direct: self.direct,
+                image_type: image_type(self.image_type)?,
+                backing_files: self.backing_files,
+                sparse: self.sparse,
+                lock_granularity: match self.lock_granularity {
+                    LockGranularity::ByteRange => disk::LockGranularity::ByteRange,
+                    LockGranularity::Full => disk::LockGranularity::Full,
+                },
+                io_uring: true,
+            },
+            num_queues: self.num_queues,
+            queue_size: self.queue_size,
+            serial: self.serial.clone(),
+            rate_limiter: self.limiter(surroundings)?,
+            affinity: self
+                .queue_affinity
+                .iter()
+                .flatten()
+                .map(|affinity| (affinity.queue_index, affinity.host_cpus.clone()))
+                .collect(),
+        };
+        let disk = blk::Blk::new(options, Arc::clone(&surroundings.spawner))?;
+        let handle = Handle::Disk(disk.handle());
+        Ok(Made {
+            device: Box::new(disk),
+            handle,
+        })
+    }
+}
+
+impl DiskConfig {
+    fn limiter(
+        &self,
+        surroundings: &Surroundings,
+    ) -> Result<Option<SharedRateLimiter>, DeviceError> {
+        match (&self.rate_limiter_config, &self.rate_limit_group) {
+            (None, None) => Ok(None),
+            (Some(config), None) => rate_limiter(config).map(Some),
+            (None, Some(group)) => match surroundings.rate_limit_groups.get(group) {
+                Some(limiter) => Ok(Some(Arc::clone(limiter))),
+                None => Err(DeviceError::Invalid(format!(
+                    "there is no rate limit group {group:?}: define it in rate_limit_groups"
+                ))),
+            },
+            (Some(_), Some(group)) => Err(DeviceError::Invalid(format!(
+                "a disk of rate limit group {group:?} cannot have limits of its own"
+            ))),
+        }
+    }
+}
+
+/// A limiter with full buckets.
+pub fn rate_limiter(config: &RateLimiterConfig) -> Result<SharedRateLimiter, DeviceError> {
+    let limiter = RateLimiter::new(config).map_err(|source| DeviceError::Host {
+        action: "start a rate limit's timer",
+        source,
+    })?;
+    Ok(Arc::new(Mutex::new(limiter)))
+}
+
+/// Thread names start with an underscore and the kind, as management tools expect.
+fn thread_name(id: &str) -> String {
+    if id.starts_with("_disk") {
+        id.to_owned()
+    } else {
+        format!("_disk_{id}")
+    }
+}
+
+fn image_type(configured: ImageType) -> Result<disk::ImageType, DeviceError> {
+    match configured {
+        ImageType::Raw => Ok(disk::ImageType::Raw),
+        ImageType::Qcow2 => Ok(disk::ImageType::Qcow2),
+        ImageType::Unknown => Ok(disk::ImageType::Unknown),
+        ImageType::FixedVhd | ImageType::Vhdx => Err(DeviceError::Invalid(format!(
+            "{configured:?} images are not supported: convert the image with qemu-img to raw or \
+             qcow2"
+        ))),
+    }
+}

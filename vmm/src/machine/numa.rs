@@ -1,0 +1,59 @@
+//! NUMA nodes of the guest.
+
+use arch::{acpi::NumaNode, layout::AddressMap};
+
+use super::error::MachineError;
+use crate::{
+    config::VmConfig,
+    memory::{Ram, RegionKind},
+};
+
+/// The nodes of a configuration, by number.
+pub fn nodes(
+    config: &VmConfig,
+    map: &AddressMap,
+    ram: &Ram,
+) -> Result<Vec<NumaNode>, MachineError> {
+    let Some(configured) = &config.numa else {
+        return Ok(Vec::new());
+    };
+    let mut nodes = Vec::new();
+    for number in 0..configured.len() as u32 {
+        let node = configured
+            .iter()
+            .find(|node| node.guest_numa_id == number)
+            .ok_or_else(|| {
+                MachineError::Invalid(format!(
+                    "NUMA nodes are numbered from 0 without gaps; node {number} is missing"
+                ))
+            })?;
+        let zones = node.memory_zones.clone().unwrap_or_default();
+        let regions = |kind: RegionKind| {
+            ram.regions()
+                .iter()
+                .filter(|region| region.kind == kind && zones.contains(&region.zone))
+                .map(|region| arch::layout::AddressRange {
+                    start: region.guest,
+                    size: region.mapping.size() as u64,
+                })
+                .collect::<Vec<_>>()
+        };
+        let mut hotplug = regions(RegionKind::VirtioMem);
+        // Memory that is plugged by ACPI belongs to the first node.
+        if number == 0 && hotplug.is_empty() && !map.hotplug().is_empty() {
+            hotplug.push(map.hotplug());
+        }
+        nodes.push(NumaNode {
+            memory: regions(RegionKind::Boot),
+            hotplug,
+            vcpus: node.cpus.clone().unwrap_or_default(),
+            distances: node
+                .distances
+                .iter()
+                .flatten()
+                .map(|distance| (distance.destination, distance.distance))
+                .collect(),
+        });
+    }
+    Ok(nodes)
+}

@@ -1,0 +1,99 @@
+//! Which memory goes where in the guest's address space.
+
+use arch::layout::AddressMap;
+
+use super::error::MachineError;
+use crate::{
+    config::{HotplugMethod, MemoryConfig, MemoryZoneConfig, VmConfig},
+    memory::{Backing, Ram, RegionKind},
+};
+
+/// Name of the only zone of a machine that is configured without zones.
+pub const DEFAULT_ZONE: &str = "mem0";
+
+/// The zones of a configuration, a single one for `memory.size`.
+pub fn zones(memory: &MemoryConfig) -> Vec<MemoryZoneConfig> {
+    if let Some(zones) = &memory.zones {
+        return zones.clone();
+    }
+    vec![MemoryZoneConfig {
+        id: DEFAULT_ZONE.to_owned(),
+        size: memory.size,
+        mergeable: memory.mergeable,
+        shared: memory.shared,
+        hugepages: memory.hugepages,
+        hugepage_size: memory.hugepage_size,
+        hotplug_size: match memory.hotplug_method {
+            HotplugMethod::VirtioMem => memory.hotplug_size,
+            HotplugMethod::Acpi => None,
+        },
+        prefault: memory.prefault,
+        reserve: memory.reserve,
+        ..Default::default()
+    }]
+}
+
+/// Bytes at boot, over all zones.
+pub fn boot_size(config: &VmConfig) -> u64 {
+    zones(&config.memory)
+        .iter()
+        .fold(0, |sum, zone| sum.saturating_add(zone.size))
+}
+
+/// Bytes that can be plugged in, over all zones and methods.
+pub fn hotplug_size(config: &VmConfig) -> u64 {
+    let zones = zones(&config.memory);
+    let of_zones = zones.iter().fold(0_u64, |sum, zone| {
+        sum.saturating_add(zone.hotplug_size.unwrap_or(0))
+    });
+    let by_acpi = match config.memory.hotplug_method {
+        HotplugMethod::Acpi => config.memory.hotplug_size.unwrap_or(0),
+        HotplugMethod::VirtioMem => 0,
+    };
+    of_zones.saturating_add(by_acpi)
+}
+
+/// How the memory of a zone is had.
+pub fn backing(memory: &MemoryConfig, zone: &MemoryZoneConfig) -> Backing {
+    Backing {
+        shared: zone.shared,
+        hugepages: zone.hugepages.then(|| zone.hugepage_size.unwrap_or(0)),
+        file: zone.file.clone(),
+        transparent_hugepages: memory.thp,
+        mergeable: zone.mergeable,
+        prefault: zone.prefault,
+        reserve: zone.reserve,
+        host_numa_node: zone.host_numa_node,
+    }
+}
+
+/// Adds the RAM that is there at boot: zones in their order, around the hole below 4 GiB.
+pub fn add_boot_ram(
+    ram: &mut Ram,
+    map: &AddressMap,
+    memory: &MemoryConfig,
+) -> Result<(), MachineError> {
+    let mut ranges = map.ram();
+    let mut free = ranges.next();
+    for zone in zones(memory) {
+        let mut rest = zone.size;
+        while rest > 0 {
+            let Some(range) = &mut free else { break };
+            let len = rest.min(range.size);
+            ram.add(
+                &zone.id,
+                RegionKind::Boot,
+                range.start,
+                len,
+                &backing(memory, &zone),
+            )?;
+            rest -= len;
+            range.start += len;
+            range.size -= len;
+            if range.is_empty() {
+                free = ranges.next();
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,253 @@
+//! What every machine has besides processors, memory and PCI devices: the serial port, the
+//! registers for reset and power-off, and the controllers that announce changes through ACPI.
+
+use std::sync::Arc;
+
+use acpi_tables::Aml;
+use arch::{layout, topology::Topology};
+use devices::{
+    acpi::{
+        CPU_HOTPLUG_SIZE, CpuHotplug, CpuHotplugState, GED_SIZE, GedState, GenericEventDevice,
+        MEMORY_HOTPLUG_SIZE, MemoryHotplug, MemoryHotplugState, Notification, PmTimer,
+        PmTimerState, PowerRegisters,
+    },
+    bus::{BusDevice, BusError},
+    guest_event::GuestEventHandler,
+    legacy::{DebugPort, I8042, I8042State, Serial, SerialAml, SerialState},
+    pci::{HOTPLUG_SIZE, HotplugController, HotplugState},
+};
+use hypervisor::Vm;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    buses::Buses,
+    error::MachineError,
+    events::{EventSender, MachineEvent},
+    interrupts,
+};
+
+/// The fixed devices.
+pub struct Platform {
+    /// Announces changes.
+    pub ged: Arc<GenericEventDevice>,
+    /// vCPUs that come and go.
+    pub cpus: Arc<CpuHotplug>,
+    /// Memory that is plugged.
+    pub memory: Arc<MemoryHotplug>,
+    /// PCI devices that come and go.
+    pub pci: Arc<HotplugController>,
+    serial: Option<Arc<Serial>>,
+    i8042: Arc<I8042>,
+    pm_timer: Arc<PmTimer>,
+}
+
+/// State of the fixed devices.
+#[derive(Serialize, Deserialize)]
+pub struct PlatformState {
+    ged: GedState,
+    cpus: CpuHotplugState,
+    memory: MemoryHotplugState,
+    pci: HotplugState,
+    serial: Option<SerialState>,
+    i8042: I8042State,
+    pm_timer: PmTimerState,
+}
+
+/// What the fixed devices depend on.
+pub struct PlatformSetup<'a> {
+    /// Raises their interrupts.
+    pub vm: &'a Vm,
+    /// They answer here.
+    pub buses: &'a Buses,
+    /// They report here.
+    pub events: &'a EventSender,
+    /// vCPUs that there can be.
+    pub topology: Topology,
+    /// vCPUs that are there at boot.
+    pub boot_vcpus: u32,
+    /// PCI segments.
+    pub segments: u16,
+    /// Output of the serial port; `None` for no port.
+    pub serial: Option<Box<dyn std::io::Write + Send>>,
+    /// When the process started.
+    pub start: std::time::Instant,
+}
+
+impl Platform {
+    /// Makes the devices and puts them on the buses.
+    pub fn new(setup: PlatformSetup<'_>) -> Result<Self, MachineError> {
+        let PlatformSetup {
+            vm,
+            buses,
+            events,
+            topology,
+            boot_vcpus,
+            segments,
+            serial,
+            start,
+        } = setup;
+        let line = |gsi| {
+            interrupts::line(vm, gsi).map_err(|source| MachineError::Host {
+                action: "wire an interrupt",
+                source,
+            })
+        };
+        let guest_events = || -> GuestEventHandler {
+            let events = events.clone();
+            Box::new(move |event| events.send(MachineEvent::Guest(event)))
+        };
+        let ged = Arc::new(GenericEventDevice::new(
+            line(layout::GED_GSI)?,
+            layout::GED_GSI,
+            layout::GED_START,
+            Notification::all(),
+        ));
+        let cpus = Arc::new(CpuHotplug::new(
+            layout::CPU_HOTPLUG_START,
+            boot_vcpus,
+            topology.vcpus(),
+            move |vcpu| topology.apic_id(vcpu),
+            guest_events(),
+        )?);
+        let memory = Arc::new(MemoryHotplug::new(layout::MEMORY_HOTPLUG_START));
+        let ejected = events.clone();
+        let pci = Arc::new(HotplugController::new(
+            segments,
+            Box::new(move |segment, slot| {
+                ejected.send(MachineEvent::PciEjected { segment, slot });
+            }),
+        ));
+        let serial = match serial {
+            Some(output) => {
+                let serial = Serial::new(line(layout::SERIAL_GSI)?, output).map_err(|source| {
+                    MachineError::Host {
+                        action: "make a serial port",
+                        source,
+                    }
+                })?;
+                Some(Arc::new(serial))
+            }
+            None => None,
+        };
+        let i8042 = Arc::new(I8042::new(guest_events()));
+        let pm_timer = Arc::new(PmTimer::new());
+        let platform = Self {
+            ged,
+            cpus,
+            memory,
+            pci,
+            serial,
+            i8042,
+            pm_timer,
+        };
+        let power = Arc::new(PowerRegisters::new(guest_events()));
+        platform.connect(buses, power, start)?;
+        Ok(platform)
+    }
+
+    fn connect(
+        &self,
+        buses: &Buses,
+        power: Arc<PowerRegisters>,
+        start: std::time::Instant,
+    ) -> Result<(), BusError> {
+        let mmio: [(u64, u64, Arc<dyn BusDevice>); 4] = [
+            (layout::GED_START, GED_SIZE, self.ged.clone()),
+            (
+                layout::CPU_HOTPLUG_START,
+                CPU_HOTPLUG_SIZE,
+                self.cpus.clone(),
+            ),
+            (
+                layout::MEMORY_HOTPLUG_START,
+                MEMORY_HOTPLUG_SIZE,
+                self.memory.clone(),
+            ),
+            (layout::PCI_HOTPLUG_START, HOTPLUG_SIZE, self.pci.clone()),
+        ];
+        for (start, len, device) in mmio {
+            buses.mmio.insert(start, len, device)?;
+        }
+        let mut ports: Vec<(u16, u16, Arc<dyn BusDevice>)> = vec![
+            (
+                layout::I8042_PORT,
+                layout::I8042_PORT_COUNT,
+                self.i8042.clone(),
+            ),
+            (layout::DEBUG_PORT, 1, Arc::new(DebugPort::new(start))),
+            (layout::ACPI_RESET_PORT, 3, power),
+            (
+                layout::ACPI_PM_TIMER_PORT,
+                layout::ACPI_PM_TIMER_PORT_COUNT,
+                self.pm_timer.clone(),
+            ),
+        ];
+        if let Some(serial) = &self.serial {
+            ports.push((
+                layout::SERIAL_PORT,
+                layout::SERIAL_PORT_COUNT,
+                serial.clone(),
+            ));
+        }
+        for (start, len, device) in ports {
+            buses.pio.insert(start.into(), len.into(), device)?;
+        }
+        Ok(())
+    }
+
+    /// The serial port, for its input.
+    pub fn serial(&self) -> Option<&Arc<Serial>> {
+        self.serial.as_ref()
+    }
+
+    /// What the DSDT says about these devices.
+    pub fn aml(&self) -> Vec<Vec<u8>> {
+        let bytes = |aml: &dyn Aml| {
+            let mut bytes = Vec::new();
+            aml.to_aml_bytes(&mut bytes);
+            bytes
+        };
+        let mut all = vec![bytes(&*self.cpus), bytes(&*self.memory)];
+        if self.serial.is_some() {
+            let port = layout::SERIAL_PORT;
+            all.push(bytes(&SerialAml {
+                port,
+                gsi: layout::SERIAL_GSI,
+            }));
+        }
+        // Last, because its methods refer to the others.
+        all.push(bytes(&*self.ged));
+        all
+    }
+
+    /// The state, with the vCPUs paused.
+    pub fn save(&self) -> PlatformState {
+        PlatformState {
+            ged: self.ged.save(),
+            cpus: self.cpus.save(),
+            memory: self.memory.save(),
+            pci: self.pci.save(),
+            serial: self.serial.as_ref().map(|serial| serial.save()),
+            i8042: self.i8042.save(),
+            pm_timer: self.pm_timer.save(),
+        }
+    }
+
+    /// Takes a saved state over, before the vCPUs run.
+    pub fn restore(&self, state: PlatformState) -> Result<(), MachineError> {
+        self.cpus.restore(state.cpus)?;
+        self.memory.restore(state.memory)?;
+        self.pci.restore(&state.pci);
+        self.i8042.restore(state.i8042);
+        self.pm_timer.restore(state.pm_timer);
+        if let (Some(serial), Some(state)) = (&self.serial, state.serial) {
+            serial.restore(state)?;
+        }
+        self.ged
+            .restore(state.ged)
+            .map_err(|source| MachineError::Host {
+                action: "raise a saved interrupt",
+                source,
+            })
+    }
+}
