@@ -186,6 +186,16 @@ pub enum DiskError {
         /// Bytes that it has.
         size: u64,
     },
+    /// A qcow2 image whose tables make no sense.
+    #[error(
+        "the qcow2 image {path} is damaged: {what}; `qemu-img check -r all {path}` may mend it"
+    )]
+    Damaged {
+        /// The image.
+        path: PathBuf,
+        /// What is wrong.
+        what: &'static str,
+    },
     /// A backing file where none is allowed.
     #[error(
         "the qcow2 image {path} has the backing file {backing:?}; allow it with backing_files=on \

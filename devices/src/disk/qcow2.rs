@@ -193,57 +193,121 @@ impl ImplicitOpenGate<ImageFile> for BackingGate {
 }
 
 /// Checks that the tables which the header names lie within the file. (The library reads what is
-/// behind the end as zeroes, which would turn a half-copied image into silent loss.)
+/// behind the end as zeroes, which would turn a half-copied image into silent loss, and relies on
+/// some of what is checked here.)
 fn check_complete(path: &Path, file: &File, file_size: u64) -> Result<(), DiskError> {
-    let needed = needed_size(file).map_err(|source| DiskError::Inspect {
+    let tables = Tables::read(file).map_err(|source| DiskError::Inspect {
         path: path.to_owned(),
         action: "read the tables of",
         source,
     })?;
-    if needed > file_size {
+    if tables.end > file_size {
         return Err(DiskError::Truncated {
             path: path.to_owned(),
-            needed,
+            needed: tables.end,
             size: file_size,
         });
     }
-    Ok(())
+    match tables.fault {
+        Some(what) => Err(DiskError::Damaged {
+            path: path.to_owned(),
+            what,
+        }),
+        None => Ok(()),
+    }
 }
 
-/// The end of the last table in bytes, as far as the tables can be read.
-fn needed_size(file: &File) -> io::Result<u64> {
-    let mut header = [0; 72];
-    if file.read_at(&mut header, 0)? < header.len() {
-        return Ok(header.len() as u64);
-    }
-    let number = |at: usize, len: usize| {
-        header[at..at + len]
-            .iter()
-            .fold(0_u64, |value, byte| value << 8 | u64::from(*byte))
-    };
-    let cluster_bits = number(20, 4);
-    // QEMU's limits; the library reports what is outside of them.
-    if !(9..=21).contains(&cluster_bits) {
-        return Ok(0);
-    }
-    let cluster = 1_u64 << cluster_bits;
-    let l1_entries = number(36, 4).min(MAX_L1_ENTRIES);
-    let l1_offset = number(40, 8);
-    let refcount_end = number(48, 8).saturating_add(number(56, 4).saturating_mul(cluster));
-    let l1_end = l1_offset.saturating_add(l1_entries * 8);
-    let mut needed = l1_end.max(refcount_end);
-    // Bounded by MAX_L1_ENTRIES above.
-    let mut l1 = vec![0; (l1_entries * 8) as usize];
-    if file.read_exact_at(&mut l1, l1_offset).is_err() {
-        return Ok(needed);
-    }
-    let (entries, _) = l1.as_chunks::<8>();
-    for entry in entries {
-        // Bits 9 to 55: where the L2 table is, 0 if there is none.
-        let table = u64::from_be_bytes(*entry) & 0x00ff_ffff_ffff_fe00;
-        if table != 0 {
-            needed = needed.max(table + cluster);
+/// What a first look at the tables shows.
+struct Tables {
+    /// The end of the last table in bytes, as far as the tables can be read.
+    end: u64,
+    /// Something that cannot be.
+    fault: Option<&'static str>,
+}
+
+impl Tables {
+    fn read(file: &File) -> io::Result<Self> {
+        let mut header = [0; 72];
+        if file.read_at(&mut header, 0)? < header.len() {
+            return Ok(Self {
+                end: header.len() as u64,
+                fault: None,
+            });
         }
+        let number = |at: usize, len: usize| {
+            header[at..at + len]
+                .iter()
+                .fold(0_u64, |value, byte| value << 8 | u64::from(*byte))
+        };
+        let damaged = |what| {
+            Ok(Self {
+                end: 0,
+                fault: Some(what),
+            })
+        };
+        let cluster_bits = number(20, 4);
+        // QEMU's limits.
+        if !(9..=21).contains(&cluster_bits) {
+            return damaged("its cluster size is not one");
+        }
+        let cluster = 1_u64 << cluster_bits;
+        let (l1_entries, l1_offset) = (number(36, 4), number(40, 8));
+        let (refcounts, refcount_clusters) = (number(48, 8), number(56, 4));
+        if l1_entries > MAX_L1_ENTRIES {
+            return damaged("its L1 table is too long");
+        }
+        if refcount_clusters == 0 || refcounts == 0 {
+            return damaged("it has no reference counts");
+        }
+        if !l1_offset.is_multiple_of(cluster) || !refcounts.is_multiple_of(cluster) {
+            return damaged("its tables are not aligned");
+        }
+        if number(4, 4) > 2 && !has_sound_extensions(file, cluster)? {
+            return damaged("its header extensions are cut short");
+        }
+        let refcount_end = refcounts.saturating_add(refcount_clusters.saturating_mul(cluster));
+        let l1_end = l1_offset.saturating_add(l1_entries * 8);
+        let mut end = l1_end.max(refcount_end);
+        // Bounded by MAX_L1_ENTRIES above.
+        let mut l1 = vec![0; (l1_entries * 8) as usize];
+        if file.read_exact_at(&mut l1, l1_offset).is_ok() {
+            let (entries, _) = l1.as_chunks::<8>();
+            for entry in entries {
+                // Bits 9 to 55: where the L2 table is, 0 if there is none.
+                let table = u64::from_be_bytes(*entry) & 0x00ff_ffff_ffff_fe00;
+                if table != 0 {
+                    end = end.max(table + cluster);
+                }
+            }
+        }
+        Ok(Self { end, fault: None })
     }
-    Ok(needed)
+}
+
+/// Whether the table of feature names, if there is one, has whole entries: the library takes that
+/// for granted. Version 3 headers only.
+fn has_sound_extensions(file: &File, cluster: u64) -> io::Result<bool> {
+    /// Type of the extension and size of an entry (QEMU's docs/interop/qcow2.rst).
+    const FEATURE_NAMES: u32 = 0x6803_f857;
+    const FEATURE_NAME: u32 = 48;
+    /// Type, and length of the data.
+    const HEAD: u64 = 8;
+    let word = |at: u64| -> io::Result<u32> {
+        let mut bytes = [0; 4];
+        file.read_exact_at(&mut bytes, at)?;
+        Ok(u32::from_be_bytes(bytes))
+    };
+    // Where the header ends, and the extensions begin, in the first cluster.
+    let mut at = u64::from(word(100)?);
+    while at + HEAD <= cluster {
+        let (kind, len) = (word(at)?, word(at + 4)?);
+        if kind == 0 {
+            return Ok(true);
+        }
+        if kind == FEATURE_NAMES && !len.is_multiple_of(FEATURE_NAME) {
+            return Ok(false);
+        }
+        at += HEAD + u64::from(len).next_multiple_of(8);
+    }
+    Ok(at <= cluster)
 }

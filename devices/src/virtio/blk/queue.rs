@@ -289,21 +289,23 @@ impl QueueWorker {
             Operation::Write { .. } => Some(&self.parser.readable),
             _ => None,
         };
-        let mut buffers = self.spare.pop().unwrap_or_default();
-        if let Some(pieces) = pieces {
-            buffers.reset(Arc::clone(memory));
-            // `all` stops at the first piece that is not RAM.
-            if !pieces
-                .iter()
-                .all(|(address, len)| buffers.push(address, len as usize))
-            {
-                return Err(VIRTIO_BLK_S_IOERR);
+        let buffers = match pieces {
+            Some(pieces) => {
+                let mut buffers = self.spare.pop().unwrap_or_default();
+                buffers.reset(Arc::clone(memory));
+                // `all` stops at the first piece that is not RAM.
+                let mut pieces = pieces.iter();
+                if !pieces.all(|(address, len)| buffers.push(address, len as usize)) {
+                    return Err(VIRTIO_BLK_S_IOERR);
+                }
+                Some(buffers)
             }
-        }
+            None => None,
+        };
         // `take_requests` checked that there is one.
         let tag = self.free.pop().ok_or(VIRTIO_BLK_S_IOERR)?;
-        let io = match pieces {
-            Some(_) => Io::transfer(operation, offset, buffers, tag),
+        let io = match buffers {
+            Some(buffers) => Io::transfer(operation, offset, buffers, tag),
             None => Io::range(operation, offset, len, tag),
         };
         Ok(Prepared::Io(io))
@@ -324,8 +326,10 @@ impl QueueWorker {
             return;
         };
         self.free.push(io.tag);
-        io.buffers.clear();
-        self.spare.push(io.buffers);
+        if self.spare.len() < self.pending.len() {
+            io.buffers.clear();
+            self.spare.push(io.buffers);
+        }
         let code = match result {
             Ok(()) => VIRTIO_BLK_S_OK,
             Err(error) if is_unsupported(&error) => VIRTIO_BLK_S_UNSUPP,

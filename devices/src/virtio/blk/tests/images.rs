@@ -180,3 +180,58 @@ fn a_write_that_the_host_refuses_is_an_error_and_the_device_goes_on() {
         assert!(counters.contains(&("write_ops", 0)));
     }
 }
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(64))]
+
+    /// A damaged qcow2 image is refused or answers with errors; nothing panics or hangs.
+    #[test]
+    fn damaged_qcow2_images_harm_nobody(
+        damage in proptest::collection::vec((0..8_u64, 0..112_u64, 0..=255_u8), 1..4),
+    ) {
+        let image = Image::qcow2(1 << 20);
+        let file = File::options().write(true).open(&image.path).unwrap();
+        for (place, offset, value) in damage {
+            // Mostly the header; otherwise the start of a table.
+            file.write_all_at(&[value], place.saturating_sub(3) * 0x10000 + offset).unwrap();
+        }
+        if let Ok(blk) = new_blk(image.options()) {
+            let features = blk.features();
+            let mut rig = Rig::with(blk, features);
+            for sector in [0, 100, 1 << 11, 1 << 30] {
+                rig.request(OUT, sector, (DATA, 4096, 0));
+                rig.request(IN, sector, (DATA, 4096, WRITE));
+            }
+            rig.flush();
+        }
+    }
+}
+
+#[test]
+fn qcow2_images_that_the_library_would_stumble_over_are_refused() {
+    for (offset, value, reason) in [
+        (0x3b, 0, "no reference counts"),
+        (0, 0, "cut short"),
+        (0x17, 30, "cluster size"),
+        (0x24, 1, "L1 table is too long"),
+        (0x2f, 1, "not aligned"),
+    ] {
+        let image = Image::qcow2(1 << 20);
+        let file = File::options().write(true).open(&image.path).unwrap();
+        if reason == "cut short" {
+            // The table of feature names is the first extension: shorten it.
+            let start = image.content()[100..104].try_into().unwrap();
+            let start = u64::from(u32::from_be_bytes(start));
+            file.write_all_at(&0x6803_f857_u32.to_be_bytes(), start)
+                .unwrap();
+            file.write_all_at(&1_u32.to_be_bytes(), start + 4).unwrap();
+        } else {
+            file.write_all_at(&[value], offset).unwrap();
+        }
+        let error = new_blk(image.options()).err().unwrap().to_string();
+        assert!(
+            error.contains("is damaged") && error.contains(reason),
+            "{error}"
+        );
+    }
+}
