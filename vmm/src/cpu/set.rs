@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, io, sync::Arc};
 use arch::{boot::EntryPoint, cpuid::CpuidError, registers};
 use devices::thread::ThreadSpawner;
 use hypervisor::{Kvm, Vcpu, VcpuState, Vm};
-use kvm_bindings::kvm_cpuid_entry2;
+use kvm_bindings::{kvm_cpuid_entry2, kvm_regs, kvm_sregs};
 
 use super::thread::{ReportCpuEvent, VcpuThread};
 use crate::machine::buses::Buses;
@@ -67,6 +67,9 @@ pub struct SavedCpu {
     /// Its state.
     pub state: VcpuState,
 }
+
+/// General and control registers.
+pub type Registers = (kvm_regs, kvm_sregs);
 
 /// What all vCPUs have in common.
 pub struct CpuSetup {
@@ -234,6 +237,11 @@ impl Cpus {
             self.start(index, vcpu)?;
         }
         Ok(())
+    }
+
+    /// General and control registers of every vCPU, paused.
+    pub fn registers(&self) -> Result<Vec<(u32, Registers)>, CpusError> {
+        self.for_each(|vcpu| Ok((vcpu.regs()?, vcpu.sregs()?)))
     }
 
     fn for_each<R: Send + 'static>(

@@ -79,6 +79,33 @@ pub trait Kind {
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError>;
 }
 
+/// A configured device of any kind.
+pub trait Pluggable {
+    /// Makes it and plugs it in.
+    fn plug(&mut self, devices: &mut Devices) -> Result<(), MachineError>;
+
+    /// Makes it as it was saved and plugs it in where it was.
+    fn restore(
+        &mut self,
+        devices: &mut Devices,
+        saved: &mut BTreeMap<String, SavedDevice>,
+    ) -> Result<(), MachineError>;
+}
+
+impl<K: Kind> Pluggable for K {
+    fn plug(&mut self, devices: &mut Devices) -> Result<(), MachineError> {
+        devices.plug(self).map(|_| ())
+    }
+
+    fn restore(
+        &mut self,
+        devices: &mut Devices,
+        saved: &mut BTreeMap<String, SavedDevice>,
+    ) -> Result<(), MachineError> {
+        devices.restore(self, saved)
+    }
+}
+
 /// A device that is plugged in.
 pub struct Plugged {
     /// Kind of device.

@@ -27,6 +27,9 @@ pub enum DeviceError {
     /// A disk.
     #[error(transparent)]
     Disk(#[from] devices::virtio::blk::Error),
+    /// Persistent memory.
+    #[error(transparent)]
+    Pmem(#[from] devices::virtio::pmem::Error),
     /// A console's backend.
     #[error(transparent)]
     Console(#[from] ConsoleError),
@@ -172,9 +175,6 @@ pub enum MachineError {
     /// Memory hot-plug.
     #[error("cannot plug memory")]
     MemoryHotplug(#[from] MemoryHotplugError),
-    /// A resize that cannot be done.
-    #[error("{0}")]
-    Resize(String),
     /// Not this kind of device.
     #[error("device {id:?} is no {expected}")]
     WrongKind {

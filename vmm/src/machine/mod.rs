@@ -8,10 +8,12 @@
 //!
 //! - [`platform`]: fixed devices; [`devices`]: those on PCI, each kind in [`kinds`].
 //! - [`boot`]: kernel, ACPI and SMBIOS; [`placement`] and [`numa`]: which memory goes where.
+//! - [`save`]: snapshots; `coredump`: a dump for debuggers; `resize`: machines that grow.
 //! - [`events`]: what a machine reports to the control loop.
 
 mod boot;
 pub mod buses;
+mod coredump;
 pub mod devices;
 pub mod error;
 pub mod events;
@@ -21,6 +23,8 @@ pub mod kinds;
 mod numa;
 pub mod placement;
 pub mod platform;
+mod resize;
+pub mod save;
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -34,7 +38,7 @@ use hypervisor::Vm;
 
 use self::{
     buses::Buses,
-    devices::{Devices, Kind, Surroundings},
+    devices::{Devices, Kind, Pluggable, SavedDevice, Surroundings},
     error::MachineError,
     events::MachineEvent,
     host::Host,
@@ -44,6 +48,7 @@ use crate::{
     config::{CpusConfig, VmConfig},
     cpu::{CpuSetup, Cpus},
     memory::{ExtraMemory, Ram},
+    snapshot::lazy::LazyRestore,
 };
 
 /// A virtual machine.
@@ -54,6 +59,8 @@ pub struct Machine {
     cpus: Cpus,
     consoles: ConsoleService,
     devices: Devices,
+    /// Memory that is still on its way in; vCPUs and devices wait for it.
+    lazy: Option<LazyRestore>,
     platform: Platform,
     ram: Ram,
     topology: Topology,
@@ -166,6 +173,7 @@ impl Machine {
             cpus,
             consoles,
             devices,
+            lazy: None,
             platform,
             ram,
             topology,
@@ -175,10 +183,17 @@ impl Machine {
     }
 
     fn plug_all(&mut self, config: &mut VmConfig) -> Result<(), MachineError> {
-        for disk in config.disks.iter_mut().flatten() {
-            self.devices.plug(disk)?;
-        }
-        Ok(())
+        let devices = &mut self.devices;
+        for_each_device(config, |device| device.plug(devices))
+    }
+
+    fn restore_all(
+        &mut self,
+        config: &mut VmConfig,
+        saved: &mut BTreeMap<String, SavedDevice>,
+    ) -> Result<(), MachineError> {
+        let devices = &mut self.devices;
+        for_each_device(config, |device| device.restore(devices, saved))
     }
 
     /// Lets devices and vCPUs run.
@@ -248,6 +263,20 @@ impl Drop for Machine {
         self.cpus.pause();
         self.consoles.stop();
     }
+}
+
+/// Calls `visit` for each device of a configuration, in the order in which they are plugged.
+fn for_each_device(
+    config: &mut VmConfig,
+    mut visit: impl FnMut(&mut dyn Pluggable) -> Result<(), MachineError>,
+) -> Result<(), MachineError> {
+    for disk in config.disks.iter_mut().flatten() {
+        visit(disk)?;
+    }
+    for pmem in config.pmem.iter_mut().flatten() {
+        visit(pmem)?;
+    }
+    Ok(())
 }
 
 fn open_console(

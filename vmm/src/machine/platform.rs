@@ -53,6 +53,16 @@ pub struct PlatformState {
     pm_timer: PmTimerState,
 }
 
+impl PlatformState {
+    /// Memory that was plugged by ACPI: address and length of each module.
+    pub fn plugged_memory(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.memory
+            .slots
+            .iter()
+            .map(|slot| (slot.base, slot.length))
+    }
+}
+
 /// What the fixed devices depend on.
 pub struct PlatformSetup<'a> {
     /// Raises their interrupts.

@@ -85,7 +85,7 @@ pub fn write(path: &Path, ram: &Ram) -> Result<Vec<MemoryRange>, MemoryFileError
     let mut offset = 0;
     for region in ram.regions() {
         let len = region.mapping.size() as u64;
-        write_sparse(&file, offset, bytes(region)).map_err(failed("write"))?;
+        write_region(&file, offset, region).map_err(failed("write"))?;
         ranges.push(MemoryRange {
             guest: region.guest,
             len,
@@ -96,6 +96,11 @@ pub fn write(path: &Path, ram: &Ram) -> Result<Vec<MemoryRange>, MemoryFileError
     file.set_len(offset).map_err(failed("extend"))?;
     file.sync_all().map_err(failed("flush"))?;
     Ok(ranges)
+}
+
+/// Writes one region to `offset` of an open file, with holes for what is zero.
+pub fn write_region(file: &File, offset: u64, region: &Region) -> io::Result<()> {
+    write_sparse(file, offset, bytes(region))
 }
 
 /// Writes those chunks of `bytes` that are not all zero, several at once where they touch.

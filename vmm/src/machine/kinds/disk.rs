@@ -13,7 +13,7 @@ use super::{
         devices::{Kind, Made, Slot, Surroundings},
         error::DeviceError,
     },
-    Handle,
+    Handle, thread_name,
 };
 use crate::config::{DiskConfig, ImageType, LockGranularity};
 
@@ -36,7 +36,7 @@ impl Kind for DiskConfig {
             return Err(DeviceError::Invalid("a disk needs a path".to_owned()));
         };
         let options = blk::Options {
-            thread_name: thread_name(id),
+            thread_name: thread_name(Self::NAME, id),
             disk: disk::DiskOptions {
                 path,
                 read_only: self.readonly,
@@ -98,15 +98,6 @@ pub fn rate_limiter(config: &RateLimiterConfig) -> Result<SharedRateLimiter, Dev
         source,
     })?;
     Ok(Arc::new(Mutex::new(limiter)))
-}
-
-/// Thread names start with an underscore and the kind, as management tools expect.
-fn thread_name(id: &str) -> String {
-    if id.starts_with("_disk") {
-        id.to_owned()
-    } else {
-        format!("_disk_{id}")
-    }
 }
 
 fn image_type(configured: ImageType) -> Result<disk::ImageType, DeviceError> {

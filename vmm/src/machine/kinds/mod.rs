@@ -2,6 +2,7 @@
 
 pub mod console;
 pub mod disk;
+mod pmem;
 
 /// Reaches a plugged device, for what is particular to its kind.
 pub enum Handle {
@@ -9,4 +10,15 @@ pub enum Handle {
     None,
     /// A disk.
     Disk(devices::virtio::blk::Handle),
+}
+
+/// Name of a device's thread: an underscore and the kind first, as management tools expect, then
+/// the device's own name, cut to what the kernel keeps.
+fn thread_name(kind: &str, id: &str) -> String {
+    let name = if id.starts_with(&format!("_{kind}")) {
+        id.to_owned()
+    } else {
+        format!("_{kind}_{id}")
+    };
+    name.chars().take(11).collect()
 }

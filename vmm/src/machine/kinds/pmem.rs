@@ -1,0 +1,47 @@
+//! Persistent memory.
+
+use std::sync::Arc;
+
+use devices::virtio::pmem;
+
+use super::{
+    super::{
+        devices::{Kind, Made, Slot, Surroundings},
+        error::DeviceError,
+    },
+    Handle, thread_name,
+};
+use crate::config::PmemConfig;
+
+impl Kind for PmemConfig {
+    const NAME: &'static str = "pmem";
+
+    fn id(&mut self) -> &mut Option<String> {
+        &mut self.id
+    }
+
+    fn slot(&self) -> Slot {
+        Slot {
+            segment: self.pci_segment,
+            device: self.pci_device_id,
+        }
+    }
+
+    fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
+        let options = pmem::Options {
+            thread_name: thread_name(Self::NAME, id),
+            file: self.file.clone(),
+            size: self.size,
+            discard_writes: self.discard_writes,
+        };
+        let pmem = pmem::Pmem::new(
+            options,
+            Arc::clone(&surroundings.address_space),
+            Arc::clone(&surroundings.spawner),
+        )?;
+        Ok(Made {
+            device: Box::new(pmem),
+            handle: Handle::None,
+        })
+    }
+}

@@ -1,0 +1,162 @@
+//! Machines that grow and shrink while they run.
+
+use devices::acpi::{CpuSlot, Notification};
+
+use super::{Machine, error::MachineError, kinds::Handle, placement};
+use crate::{
+    config::{HotplugMethod, VmConfig},
+    memory::RegionKind,
+};
+
+/// Memory is plugged in multiples of this many bytes: Linux manages blocks of that size.
+const MEMORY_BLOCK: u64 = 128 << 20;
+
+impl Machine {
+    /// Brings the number of vCPUs to `wanted`: plugs them in, or asks the guest to give up those
+    /// with the highest numbers.
+    pub fn resize_cpus(&mut self, wanted: u32) -> Result<(), MachineError> {
+        let max = self.cpus.max();
+        if !(1..=max).contains(&wanted) {
+            return Err(MachineError::Invalid(format!(
+                "{wanted} vCPUs are not possible: this machine can have 1 to {max}"
+            )));
+        }
+        let removing = |slot| matches!(slot, CpuSlot::RemovalRequested | CpuSlot::RemovalSeen);
+        if (0..max).any(|vcpu| self.platform.cpus.slot(vcpu).is_some_and(removing)) {
+            return Err(MachineError::CpuRemovalPending);
+        }
+        let present: Vec<u32> = (0..max)
+            .filter(|&vcpu| self.cpus.is_present(vcpu))
+            .collect();
+        let mut changed = false;
+        let missing = (wanted as usize).saturating_sub(present.len());
+        for vcpu in (0..max)
+            .filter(|vcpu| !present.contains(vcpu))
+            .take(missing)
+        {
+            self.cpus.plug(vcpu)?;
+            self.platform.cpus.insert(vcpu)?;
+            changed = true;
+        }
+        for &vcpu in present.iter().skip(wanted as usize) {
+            self.platform.cpus.remove(vcpu)?;
+            changed = true;
+        }
+        if changed {
+            self.notify(Notification::CPU)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// The guest has given up a vCPU.
+    pub fn cpu_ejected(&mut self, vcpu: u32) {
+        self.cpus.unplug(vcpu);
+    }
+
+    /// vCPUs that there are.
+    pub fn vcpus(&self) -> u32 {
+        self.cpus.count()
+    }
+
+    /// Brings memory to `wanted` bytes in all, by the configured method. `config` follows.
+    pub fn resize_memory(
+        &mut self,
+        config: &mut VmConfig,
+        wanted: u64,
+    ) -> Result<(), MachineError> {
+        match config.memory.hotplug_method {
+            HotplugMethod::Acpi => self.plug_memory(config, wanted),
+            HotplugMethod::VirtioMem => self.resize_zone(config, placement::DEFAULT_ZONE, wanted),
+        }
+    }
+
+    fn plug_memory(&mut self, config: &mut VmConfig, wanted: u64) -> Result<(), MachineError> {
+        let now = self.ram.size();
+        if wanted == now {
+            return Ok(());
+        }
+        let Some(more) = wanted.checked_sub(now) else {
+            return Err(MachineError::Invalid(format!(
+                "memory cannot shrink from {now} to {wanted} bytes: \
+                 use memory.hotplug_method=VirtioMem or a balloon for that"
+            )));
+        };
+        if !more.is_multiple_of(MEMORY_BLOCK) {
+            return Err(MachineError::Invalid(format!(
+                "memory grows in multiples of {MEMORY_BLOCK} bytes: \
+                 {more} bytes more than now are none"
+            )));
+        }
+        let plugged = now - placement::boot_size(config);
+        let limit = config.memory.hotplug_size.unwrap_or(0);
+        if plugged + more > limit {
+            return Err(MachineError::Invalid(format!(
+                "{} bytes of plugged memory are more than memory.hotplug_size allows ({limit})",
+                plugged + more
+            )));
+        }
+        let zones = placement::zones(&config.memory);
+        let backing = zones
+            .first()
+            .map(|zone| placement::backing(&config.memory, zone))
+            .unwrap_or_default();
+        let base = self.map.hotplug().start + plugged;
+        if self.platform.memory.slots().len() >= devices::acpi::MEMORY_SLOTS as usize {
+            return Err(devices::acpi::MemoryHotplugError::NoSlot.into());
+        }
+        self.ram.add(
+            placement::DEFAULT_ZONE,
+            RegionKind::Hotplugged,
+            base,
+            more,
+            &backing,
+        )?;
+        self.platform.memory.insert(base, more, 0)?;
+        config.memory.hotplugged_size = Some(plugged + more);
+        self.notify(Notification::MEMORY)
+    }
+
+    /// Brings a memory zone to `wanted` bytes in all, through its virtio-mem device.
+    pub fn resize_zone(
+        &mut self,
+        config: &mut VmConfig,
+        zone: &str,
+        wanted: u64,
+    ) -> Result<(), MachineError> {
+        let zones = placement::zones(&config.memory);
+        let Some(found) = zones.iter().find(|candidate| candidate.id == zone) else {
+            return Err(MachineError::NoDevice(zone.to_owned()));
+        };
+        let limit = found.hotplug_size.unwrap_or(0);
+        let Some(more) = wanted.checked_sub(found.size).filter(|more| *more <= limit) else {
+            return Err(MachineError::Invalid(format!(
+                "memory zone {zone:?} can have {} to {} bytes, not {wanted}",
+                found.size,
+                found.size + limit
+            )));
+        };
+        let _ = more;
+        Err(MachineError::NoDevice(zone.to_owned()))
+    }
+
+    /// Changes the size of a disk.
+    pub fn resize_disk(&mut self, id: &str, bytes: u64) -> Result<(), MachineError> {
+        let device = self
+            .devices
+            .get(id)
+            .ok_or_else(|| MachineError::NoDevice(id.to_owned()))?;
+        match &device.handle {
+            Handle::Disk(disk) => disk
+                .resize(bytes)
+                .map_err(|source| MachineError::ResizeDisk {
+                    id: id.to_owned(),
+                    source,
+                }),
+            _ => Err(MachineError::WrongKind {
+                id: id.to_owned(),
+                expected: "disk",
+            }),
+        }
+    }
+}

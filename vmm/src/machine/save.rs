@@ -1,0 +1,151 @@
+//! Snapshots: a paused machine to a directory, and back.
+
+use std::{collections::BTreeMap, fs, path::Path};
+
+use hypervisor::VmState;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Machine, devices::SavedDevice, error::MachineError, host::Host, placement,
+    platform::PlatformState,
+};
+use crate::{
+    config::VmConfig,
+    cpu::SavedCpu,
+    memory::RegionKind,
+    snapshot::{
+        self,
+        lazy::LazyRestore,
+        memory_file::{self, MemoryRange},
+        state_file,
+    },
+};
+
+/// Everything of a machine but its memory and its configuration.
+#[derive(Serialize, Deserialize)]
+pub struct SavedMachine {
+    vm: VmState,
+    cpus: Vec<SavedCpu>,
+    platform: PlatformState,
+    devices: Vec<SavedDevice>,
+    /// Address latch of PCI's configuration ports.
+    config_address: u32,
+    memory: Vec<MemoryRange>,
+}
+
+/// How memory comes back.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum MemorySource {
+    /// All of it before the guest goes on.
+    Copy,
+    /// When it is touched.
+    OnDemand,
+}
+
+impl Machine {
+    /// Writes the paused machine to a directory, which is created if need be. The state file
+    /// comes last: without it a directory is no snapshot.
+    pub fn save(&self, config: &VmConfig, directory: &Path) -> Result<(), MachineError> {
+        let io = |path: &Path| {
+            let path = path.to_owned();
+            move |source| MachineError::ConfigFile { path, source }
+        };
+        let state_path = directory.join(snapshot::STATE);
+        fs::create_dir_all(directory).map_err(io(directory))?;
+        match fs::remove_file(&state_path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(io(&state_path)(error));
+            }
+            _ => {}
+        }
+        let cpus = self.cpus.save()?;
+        let devices = self.devices.save()?;
+        let memory = memory_file::write(&directory.join(snapshot::MEMORY), &self.ram)?;
+        let state = SavedMachine {
+            vm: self.vm.save()?,
+            cpus,
+            platform: self.platform.save(),
+            devices,
+            config_address: self.devices.config_address(),
+            memory,
+        };
+        let config_path = directory.join(snapshot::CONFIG);
+        let text = serde_json::to_vec_pretty(config).map_err(std::io::Error::from);
+        text.and_then(|text| fs::write(&config_path, text))
+            .map_err(io(&config_path))?;
+        state_file::write(&state_path, &state).map_err(|source| MachineError::StateFile {
+            path: state_path,
+            source,
+        })
+    }
+
+    /// The configuration of a snapshot.
+    pub fn saved_config(directory: &Path) -> Result<VmConfig, MachineError> {
+        /// Larger configurations are refused.
+        const MAX_BYTES: u64 = 16 << 20;
+        let path = directory.join(snapshot::CONFIG);
+        let read = || {
+            let len = fs::metadata(&path)?.len();
+            if len > MAX_BYTES {
+                return Err(std::io::Error::other(format!("{len} bytes are too many")));
+            }
+            Ok(serde_json::from_slice(&fs::read(&path)?)?)
+        };
+        read().map_err(|source| MachineError::ConfigFile {
+            path: path.clone(),
+            source,
+        })
+    }
+
+    /// The machine of a snapshot, paused.
+    pub fn restore(
+        config: &mut VmConfig,
+        directory: &Path,
+        source: MemorySource,
+        host: &Host,
+    ) -> Result<Self, MachineError> {
+        let path = directory.join(snapshot::STATE);
+        let state: SavedMachine =
+            state_file::read(&path).map_err(|source| MachineError::StateFile { path, source })?;
+        let mut machine = Self::assemble(config, host)?;
+        for (base, length) in state.platform.plugged_memory() {
+            let zones = placement::zones(&config.memory);
+            let backing = zones
+                .first()
+                .map(|zone| placement::backing(&config.memory, zone));
+            machine.ram.add(
+                placement::DEFAULT_ZONE,
+                RegionKind::Hotplugged,
+                base,
+                length,
+                &backing.unwrap_or_default(),
+            )?;
+        }
+        let mut saved: BTreeMap<_, _> = state
+            .devices
+            .into_iter()
+            .map(|device| (device.id.clone(), device))
+            .collect();
+        machine.restore_all(config, &mut saved)?;
+        if let Some(id) = saved.keys().next() {
+            return Err(MachineError::SnapshotMismatch(format!(
+                "device {id:?} is not in the configuration"
+            )));
+        }
+        machine.devices.set_config_address(state.config_address);
+        let memory = directory.join(snapshot::MEMORY);
+        match source {
+            MemorySource::Copy => memory_file::read(&memory, &machine.ram, &state.memory)?,
+            MemorySource::OnDemand => {
+                let lazy =
+                    LazyRestore::start(&memory, &machine.ram, &state.memory, &*host.spawner)?;
+                machine.lazy = Some(lazy);
+            }
+        }
+        machine.cpus.restore(&state.cpus)?;
+        machine.vm.restore(&state.vm)?;
+        // Last, because it may raise an interrupt.
+        machine.platform.restore(state.platform)?;
+        Ok(machine)
+    }
+}
