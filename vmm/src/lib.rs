@@ -1,7 +1,9 @@
 //! The machine.
+pub mod api;
 pub mod config;
 pub mod cpu;
 pub mod machine;
 pub mod memory;
+pub mod metrics;
 pub mod seccomp;
 pub mod snapshot;

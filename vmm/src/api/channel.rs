@@ -1,0 +1,162 @@
+//! The way from whoever asks to the thread that owns the machine, and back.
+
+use std::{io, sync::mpsc};
+
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use super::{ApiError, Handler, Request, Response, Status};
+
+/// Where the answer goes. Answered exactly once: if it is dropped unanswered, because the thread
+/// that owns the machine is gone, whoever asked gets an error.
+pub struct Reply(Option<Box<dyn FnOnce(Result<Response, ApiError>) + Send>>);
+
+impl Reply {
+    /// `deliver` runs on the thread that answers and must not block.
+    pub fn new(deliver: impl FnOnce(Result<Response, ApiError>) + Send + 'static) -> Self {
+        Self(Some(Box::new(deliver)))
+    }
+
+    /// Answers.
+    pub fn send(mut self, answer: Result<Response, ApiError>) {
+        if let Some(deliver) = self.0.take() {
+            deliver(answer);
+        }
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        if let Some(deliver) = self.0.take() {
+            deliver(Err(gone()));
+        }
+    }
+}
+
+fn gone() -> ApiError {
+    ApiError::message(Status::Internal, "the VMM is shutting down")
+}
+
+struct Call {
+    request: Request,
+    reply: Reply,
+}
+
+/// Sends requests to the machine; one for each thread that asks.
+pub struct ApiSender {
+    calls: mpsc::Sender<Call>,
+    event: EventFd,
+}
+
+/// Receives requests on the thread that owns the machine.
+pub struct ApiReceiver {
+    calls: mpsc::Receiver<Call>,
+    event: EventFd,
+}
+
+/// A way for requests.
+pub fn channel() -> io::Result<(ApiSender, ApiReceiver)> {
+    let event = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
+    let (sender, calls) = mpsc::channel();
+    let sender = ApiSender {
+        calls: sender,
+        event: event.try_clone()?,
+    };
+    Ok((sender, ApiReceiver { calls, event }))
+}
+
+impl ApiSender {
+    /// Another sender for the same machine.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        Ok(Self {
+            calls: self.calls.clone(),
+            event: self.event.try_clone()?,
+        })
+    }
+
+    /// Queues a request and returns at once.
+    pub fn send(&self, request: Request, reply: Reply) {
+        // If the receiver is gone, the call comes back and its reply is dropped, which answers.
+        if self.calls.send(Call { request, reply }).is_ok()
+            && let Err(error) = self.event.write(1)
+        {
+            log::error!("cannot wake the VMM thread: {error}");
+        }
+    }
+
+    /// Asks and waits for the answer. Not for the thread that owns the machine.
+    pub fn call(&self, request: Request) -> Result<Response, ApiError> {
+        let (sender, answer) = mpsc::sync_channel(1);
+        // A failed delivery means that this function has returned, which it does not before.
+        let reply = Reply::new(move |result| drop(sender.send(result)));
+        self.send(request, reply);
+        answer.recv().unwrap_or_else(|_| Err(gone()))
+    }
+}
+
+impl ApiReceiver {
+    /// Readable when requests wait. Non-blocking.
+    pub fn event(&self) -> &EventFd {
+        &self.event
+    }
+
+    /// Carries out the requests that wait, in order; to be called when the event is readable.
+    /// Returns after a `vmm.shutdown` even if more wait; those are answered with an error when
+    /// the receiver is dropped.
+    pub fn serve(&self, handler: &mut dyn Handler) {
+        // Nothing to read means that an earlier call has served everything.
+        let _ = self.event.read();
+        while let Ok(Call { request, reply }) = self.calls.try_recv() {
+            let last = matches!(request, Request::VmmShutdown);
+            reply.send(handler.handle(request));
+            if last {
+                break;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+    use crate::api::VmmPingResponse;
+
+    struct Ping(u32);
+
+    impl Handler for Ping {
+        fn handle(&mut self, _request: Request) -> Result<Response, ApiError> {
+            self.0 += 1;
+            Ok(Response::Ping(VmmPingResponse::current()))
+        }
+    }
+
+    #[test]
+    fn a_call_is_carried_out_by_the_receiving_thread() {
+        let (sender, receiver) = channel().unwrap();
+        let asker = thread::spawn(move || sender.call(Request::VmmPing));
+        let mut handler = Ping(0);
+        while handler.0 == 0 {
+            receiver.serve(&mut handler);
+            thread::yield_now();
+        }
+        assert!(matches!(asker.join().unwrap(), Ok(Response::Ping(_))));
+    }
+
+    #[test]
+    fn a_call_to_a_machine_that_is_gone_fails_instead_of_hanging() {
+        let (sender, receiver) = channel().unwrap();
+        let (answered, answer) = mpsc::channel();
+        let reply = Reply::new(move |result| answered.send(result).unwrap());
+        sender.send(Request::VmmPing, reply);
+        drop(receiver);
+        assert_eq!(
+            answer.recv().unwrap().unwrap_err().status(),
+            Status::Internal
+        );
+        assert_eq!(
+            sender.call(Request::VmmPing).unwrap_err().status(),
+            Status::Internal
+        );
+    }
+}

@@ -1,0 +1,155 @@
+//! Errors as clients see them.
+
+use std::{error::Error, fmt};
+
+/// Kind of failure, as an HTTP status.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Status {
+    /// 400: the request itself is wrong.
+    BadRequest,
+    /// 404: there is no VM, no such device, or no such path.
+    NotFound,
+    /// 405: the VM is in a state in which this cannot be done, or the method is wrong.
+    MethodNotAllowed,
+    /// 408: the request did not arrive in time.
+    RequestTimeout,
+    /// 409: a device with this name or path exists.
+    Conflict,
+    /// 411: a body without a length.
+    LengthRequired,
+    /// 413: the body is too long.
+    PayloadTooLarge,
+    /// 417: an expectation that is not known.
+    ExpectationFailed,
+    /// 429: an earlier request of this kind is still going on.
+    TooManyRequests,
+    /// 431: the head of the request is too long.
+    HeadersTooLarge,
+    /// 500: it was tried and failed.
+    Internal,
+    /// 501: a way of transfer that the server does not have.
+    NotImplemented,
+    /// 503: too many connections.
+    Unavailable,
+    /// 505: not HTTP/1.x.
+    VersionNotSupported,
+}
+
+impl Status {
+    /// The number.
+    pub fn code(self) -> u16 {
+        match self {
+            Self::BadRequest => 400,
+            Self::NotFound => 404,
+            Self::MethodNotAllowed => 405,
+            Self::RequestTimeout => 408,
+            Self::Conflict => 409,
+            Self::LengthRequired => 411,
+            Self::PayloadTooLarge => 413,
+            Self::ExpectationFailed => 417,
+            Self::TooManyRequests => 429,
+            Self::HeadersTooLarge => 431,
+            Self::Internal => 500,
+            Self::NotImplemented => 501,
+            Self::Unavailable => 503,
+            Self::VersionNotSupported => 505,
+        }
+    }
+}
+
+/// A request failed. Goes to the client as a JSON array of the chain of causes.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct ApiError {
+    status: Status,
+    chain: Vec<String>,
+}
+
+impl ApiError {
+    /// An error with all its causes.
+    pub fn new(status: Status, error: &dyn Error) -> Self {
+        Self {
+            status,
+            chain: error_chain(error),
+        }
+    }
+
+    /// An error in one sentence.
+    pub fn message(status: Status, message: impl Into<String>) -> Self {
+        Self {
+            status,
+            chain: vec![message.into()],
+        }
+    }
+
+    /// 404: there is no VM.
+    pub fn not_created() -> Self {
+        Self::message(Status::NotFound, "no VM has been created; use vm.create")
+    }
+
+    /// 405: the VM is in a state in which this cannot be done.
+    pub fn wrong_state(message: impl Into<String>) -> Self {
+        Self::message(Status::MethodNotAllowed, message)
+    }
+
+    /// 500: it was tried and failed.
+    pub fn internal(error: &dyn Error) -> Self {
+        Self::new(Status::Internal, error)
+    }
+
+    /// The same error as the cause of `message`.
+    #[must_use]
+    pub fn context(mut self, message: impl Into<String>) -> Self {
+        self.chain.insert(0, message.into());
+        self
+    }
+
+    /// Kind of failure.
+    pub fn status(&self) -> Status {
+        self.status
+    }
+
+    /// What happened and why, outermost first; at least one sentence.
+    pub fn chain(&self) -> &[String] {
+        &self.chain
+    }
+}
+
+impl fmt::Display for ApiError {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(&self.chain.join(": "))
+    }
+}
+
+impl Error for ApiError {}
+
+/// What happened and why, outermost first. A cause that only repeats what stands before it is
+/// left out.
+pub fn error_chain(error: &dyn Error) -> Vec<String> {
+    let mut chain = vec![error.to_string()];
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let text = cause.to_string();
+        if chain.last() != Some(&text) {
+            chain.push(text);
+        }
+        source = cause.source();
+    }
+    chain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("outer")]
+    struct Outer(#[source] std::io::Error);
+
+    #[test]
+    fn the_chain_starts_with_what_was_tried() {
+        let error = Outer(std::io::Error::other("inner"));
+        let error = ApiError::internal(&error).context("cannot boot");
+        assert_eq!(error.chain(), ["cannot boot", "outer", "inner"]);
+        assert_eq!(error.to_string(), "cannot boot: outer: inner");
+    }
+}

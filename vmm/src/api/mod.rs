@@ -1,0 +1,27 @@
+//! The REST API: what clients ask, and how the question reaches the machine.
+//!
+//! ```text
+//!  client ── HTTP on a Unix socket ──> Server (thread http-server)
+//!                                        │ routes: path and body -> Request
+//!                                        v
+//!                                      ApiSender ──> queue + eventfd ──> ApiReceiver (vmm thread)
+//!                                        ^                                  │ Handler::handle
+//!                                        └────────── Result<Response, ApiError> ─┘
+//! ```
+//!
+//! Requests are carried out one after the other by the thread that owns the machine; meanwhile
+//! the server goes on accepting connections and reading requests.
+
+mod channel;
+mod error;
+pub mod model;
+mod request;
+
+pub use channel::{ApiReceiver, ApiSender, Reply, channel};
+pub use error::{ApiError, Status, error_chain};
+pub use model::{
+    DeviceNode, MemoryRestoreMode, PciDeviceInfo, RestoreConfig, RestoredNet, VmCoredumpData,
+    VmCounters, VmInfo, VmMemoryZoneUpdate, VmRemoveDevice, VmResize, VmResizeDisk, VmResizeZone,
+    VmSnapshotConfig, VmState, VmmPingResponse,
+};
+pub use request::{Handler, Request, Response};

@@ -1,0 +1,254 @@
+//! Bodies of requests and responses, except the machine's configuration ([`crate::config`]).
+
+use std::{collections::BTreeMap, path::Path};
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::VmConfig;
+
+/// Version of Cloud Hypervisor whose API this is: clients look at it to know what they may ask.
+pub const COMPATIBLE_VERSION: &str = "54.0.0";
+
+/// Who answers.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct VmmPingResponse {
+    /// The version with its `v`.
+    pub build_version: String,
+    /// The version of the API.
+    pub version: String,
+    /// The VMM's process.
+    pub pid: i64,
+    /// Which hypervisors it was built for.
+    pub features: Vec<String>,
+}
+
+impl VmmPingResponse {
+    /// This process.
+    pub fn current() -> Self {
+        Self {
+            build_version: format!("v{COMPATIBLE_VERSION}"),
+            version: COMPATIBLE_VERSION.to_owned(),
+            pid: i64::from(std::process::id()),
+            features: vec!["kvm".to_owned()],
+        }
+    }
+}
+
+/// What a VM is doing.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub enum VmState {
+    /// Made, never booted.
+    Created,
+    /// Its vCPUs run.
+    Running,
+    /// Switched off.
+    Shutdown,
+    /// Its vCPUs are stopped.
+    Paused,
+    /// Stopped by a debugger.
+    BreakPoint,
+}
+
+/// A node of the device tree.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+pub struct DeviceNode {
+    /// The device's name.
+    pub id: String,
+    /// Addresses and interrupts that it takes.
+    pub resources: Vec<serde_json::Value>,
+    /// Names of the devices behind it.
+    pub children: Vec<String>,
+    /// Its PCI function, `0000:00:03.0`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pci_bdf: Option<String>,
+}
+
+/// Configuration and state.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct VmInfo {
+    /// The configuration, with the devices plugged in since.
+    pub config: Box<VmConfig>,
+    /// What the VM is doing.
+    pub state: VmState,
+    /// Bytes of memory that the guest has: boot size and hot-plugged, less the balloon.
+    pub memory_actual_size: u64,
+    /// Devices by name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_tree: Option<BTreeMap<String, DeviceNode>>,
+}
+
+/// Counters by device name and counter name.
+pub type VmCounters = BTreeMap<String, BTreeMap<String, u64>>;
+
+/// A device that was plugged in.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct PciDeviceInfo {
+    /// Its name.
+    pub id: String,
+    /// Its PCI function, `0000:00:03.0`.
+    pub bdf: String,
+}
+
+/// New sizes; what is absent stays.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+pub struct VmResize {
+    /// vCPUs, from 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub desired_vcpus: Option<u32>,
+    /// Bytes of memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub desired_ram: Option<u64>,
+    /// Bytes in the balloon.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub desired_balloon: Option<u64>,
+}
+
+/// New size of a disk.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+pub struct VmResizeDisk {
+    /// Name of the disk.
+    pub id: String,
+    /// Bytes.
+    pub desired_size: u64,
+}
+
+/// New size of a memory zone.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+pub struct VmResizeZone {
+    /// Name of the zone.
+    pub id: String,
+    /// Bytes.
+    pub desired_ram: u64,
+}
+
+/// Which device to unplug.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+pub struct VmRemoveDevice {
+    /// Name of the device.
+    pub id: String,
+}
+
+/// Where to save a VM.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+pub struct VmSnapshotConfig {
+    /// `file://` and a directory.
+    pub destination_url: String,
+}
+
+impl VmSnapshotConfig {
+    /// The directory.
+    pub fn directory(&self) -> Option<&Path> {
+        file_url(&self.destination_url)
+    }
+}
+
+/// Where to write a core file.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+pub struct VmCoredumpData {
+    /// `file://` and a file.
+    pub destination_url: String,
+}
+
+impl VmCoredumpData {
+    /// The file.
+    pub fn file(&self) -> Option<&Path> {
+        file_url(&self.destination_url)
+    }
+}
+
+/// When memory is read from a snapshot.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+pub enum MemoryRestoreMode {
+    /// All of it before the VM is ready.
+    #[default]
+    Copy,
+    /// Each page when the guest touches it (userfaultfd), the others in the background.
+    OnDemand,
+}
+
+/// Descriptors that a restored network card gets instead of those that it had.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+pub struct RestoredNet {
+    /// Name of the card.
+    pub id: String,
+    /// How many of the descriptors that come with the request are its.
+    pub num_fds: usize,
+    /// Their numbers, if they were inherited (command line).
+    #[serde(skip)]
+    pub fds: Vec<i32>,
+}
+
+/// A memory zone that moves to another node of the host.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+pub struct VmMemoryZoneUpdate {
+    /// Name of the zone.
+    pub id: String,
+    /// Node of the host.
+    pub host_numa_node: u32,
+}
+
+/// Where a VM comes from.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+pub struct RestoreConfig {
+    /// `file://` and a directory.
+    pub source_url: String,
+    /// Touch every page of memory.
+    #[serde(default)]
+    pub prefault: bool,
+    /// When memory is read.
+    #[serde(default)]
+    pub memory_restore_mode: MemoryRestoreMode,
+    /// Network cards that get new descriptors.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub net_fds: Option<Vec<RestoredNet>>,
+    /// Let the vCPUs run at once.
+    #[serde(default)]
+    pub resume: bool,
+    /// Zones that move.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zone_updates: Option<Vec<VmMemoryZoneUpdate>>,
+}
+
+impl RestoreConfig {
+    /// The directory.
+    pub fn directory(&self) -> Option<&Path> {
+        file_url(&self.source_url)
+    }
+}
+
+/// The absolute path of a `file://` URL. No escapes: what stands in it is the path.
+fn file_url(url: &str) -> Option<&Path> {
+    let path = Path::new(url.strip_prefix("file://")?);
+    path.is_absolute().then_some(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_file_urls_with_absolute_paths_name_a_directory() {
+        let directory = |url: &str| {
+            let config = VmSnapshotConfig {
+                destination_url: url.to_owned(),
+            };
+            config.directory().map(Path::to_owned)
+        };
+        assert_eq!(directory("file:///a/b").unwrap(), Path::new("/a/b"));
+        for url in ["", "/a/b", "file://a", "http://a", "file:/a"] {
+            assert_eq!(directory(url), None, "{url}");
+        }
+    }
+
+    #[test]
+    fn a_restore_request_of_the_command_line_client_is_understood() {
+        let config: RestoreConfig = serde_json::from_str(
+            r#"{"source_url":"file:///s","prefault":false,"memory_restore_mode":"OnDemand",
+            "net_fds":null,"vfio_fds":null,"iommufd_fd":null,"resume":true,"zone_updates":[]}"#,
+        )
+        .unwrap();
+        assert_eq!(config.memory_restore_mode, MemoryRestoreMode::OnDemand);
+        assert!(config.resume);
+        assert_eq!(config.net_fds, None);
+    }
+}

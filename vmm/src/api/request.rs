@@ -1,0 +1,96 @@
+//! The API as one type.
+
+use std::os::fd::OwnedFd;
+
+use super::{
+    ApiError, PciDeviceInfo, RestoreConfig, VmCoredumpData, VmCounters, VmInfo, VmRemoveDevice,
+    VmResize, VmResizeDisk, VmResizeZone, VmSnapshotConfig, VmmPingResponse,
+};
+use crate::{
+    config::{DiskConfig, NetConfig, PmemConfig, VmConfig, VsockConfig},
+    metrics::Metrics,
+};
+
+/// What a client can ask for. Configurations in it have passed their `validate`.
+///
+/// Requests about the VM fail with 404 when there is none, and with 405 in a state in which they
+/// make no sense.
+#[derive(Debug)]
+pub enum Request {
+    /// Who are you? Always answered with [`Response::Ping`].
+    VmmPing,
+    /// End the VM and the process.
+    VmmShutdown,
+    /// What there is to measure; always answered with [`Response::Metrics`].
+    VmmMetrics,
+    /// Make a VM, without booting it; 500 if there is one.
+    VmCreate(Box<VmConfig>),
+    /// Forget the VM, shutting it down first.
+    VmDelete,
+    /// Start a created or shut down VM.
+    VmBoot,
+    /// Stop its vCPUs.
+    VmPause,
+    /// Let its vCPUs run on.
+    VmResume,
+    /// Switch it off; it can be booted again.
+    VmShutdown,
+    /// Switch it off and boot it.
+    VmReboot,
+    /// Press the power button.
+    VmPowerButton,
+    /// Send every vCPU a non-maskable interrupt.
+    VmNmi,
+    /// Configuration and state, answered with [`Response::Info`].
+    VmInfo,
+    /// Counters of its devices, answered with [`Response::Counters`].
+    VmCounters,
+    /// More or fewer vCPUs, bytes of memory, bytes in the balloon; 429 while vCPUs are still
+    /// being removed.
+    VmResize(VmResize),
+    /// Change the size of a disk.
+    VmResizeDisk(VmResizeDisk),
+    /// Change the size of a memory zone.
+    VmResizeZone(VmResizeZone),
+    /// Plug in a disk. Answered, like the other additions, with [`Response::Device`] if the VM
+    /// runs and with [`Response::Empty`] if it has not booted; 409 if its name is taken.
+    VmAddDisk(Box<DiskConfig>),
+    /// Plug in a network card, with the descriptors of its tap if the client sent any (one for
+    /// each pair of queues).
+    VmAddNet(Box<NetConfig>, Vec<OwnedFd>),
+    /// Plug in persistent memory.
+    VmAddPmem(PmemConfig),
+    /// Plug in a socket device.
+    VmAddVsock(VsockConfig),
+    /// Unplug a device; 404 if there is none of this name.
+    VmRemoveDevice(VmRemoveDevice),
+    /// Save a paused VM in a directory.
+    VmSnapshot(VmSnapshotConfig),
+    /// Make a VM from such a directory. The descriptors are those that `net_fds` names, in order.
+    VmRestore(RestoreConfig, Vec<OwnedFd>),
+    /// Write the memory of a paused VM to an ELF core file.
+    VmCoredump(VmCoredumpData),
+}
+
+/// A request was carried out.
+#[derive(Clone, Debug)]
+pub enum Response {
+    /// There is nothing to say.
+    Empty,
+    /// Who answers.
+    Ping(VmmPingResponse),
+    /// Configuration and state.
+    Info(Box<VmInfo>),
+    /// Counters of devices.
+    Counters(VmCounters),
+    /// A device was plugged in.
+    Device(PciDeviceInfo),
+    /// What there is to measure.
+    Metrics(Metrics),
+}
+
+/// Carries out requests, on the thread that owns the machine.
+pub trait Handler {
+    /// Carries out one request.
+    fn handle(&mut self, request: Request) -> Result<Response, ApiError>;
+}
