@@ -1,7 +1,10 @@
 //! The machine.
 pub mod api;
 pub mod config;
+pub mod control;
 pub mod cpu;
+pub mod events;
+pub mod landlock;
 pub mod machine;
 pub mod memory;
 pub mod metrics;

@@ -54,6 +54,21 @@ impl Machine {
         self.cpus.unplug(vcpu);
     }
 
+    /// Asks the guest to give up `bytes` of memory through its balloon.
+    pub fn resize_balloon(
+        &mut self,
+        config: &mut VmConfig,
+        bytes: u64,
+    ) -> Result<(), MachineError> {
+        let _ = (config, bytes);
+        Err(MachineError::NoDevice("balloon".to_owned()))
+    }
+
+    /// Bytes of memory that the guest has.
+    pub fn memory_size(&self) -> u64 {
+        self.ram.size()
+    }
+
     /// vCPUs that there are.
     pub fn vcpus(&self) -> u32 {
         self.cpus.count()

@@ -1,0 +1,310 @@
+//! The control loop: one thread that owns the machine and everything that happens to it.
+//!
+//! ```text
+//!   REST API ──ApiReceiver──┐
+//!   guest, vCPUs ──events───┼──> Control ──> Machine
+//!   SIGTERM, SIGINT ────────┘       └──────> event monitor
+//! ```
+//!
+//! - [`life`]: the states of a VM.
+//! - [`requests`]: what each API call does.
+
+mod life;
+mod requests;
+
+use std::{
+    io,
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    time::Instant,
+};
+
+use devices::guest_event::GuestEvent;
+use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, SubscriberOps};
+use vmm_sys_util::epoll::EventSet;
+
+use self::life::Life;
+use crate::{
+    api::{ApiError, ApiReceiver, Handler, Request, RestoreConfig, error_chain},
+    config::VmConfig,
+    cpu::CpuEvent,
+    events::EventMonitor,
+    machine::events::{self, EventReceiver, EventSender, MachineEvent},
+    seccomp::Enforcement,
+};
+
+/// What to do before the first request.
+#[derive(Debug, Default)]
+pub enum Start {
+    /// Wait for requests.
+    #[default]
+    Wait,
+    /// Create a VM and boot it.
+    Boot(Box<VmConfig>),
+    /// Restore a VM.
+    Restore(RestoreConfig),
+}
+
+/// How the loop starts.
+#[derive(Debug)]
+pub struct StartOptions {
+    /// What to do first.
+    pub start: Start,
+    /// How system calls are filtered.
+    pub seccomp: Enforcement,
+    /// When the process started.
+    pub started: Instant,
+}
+
+/// Why the loop ended.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum ExitReason {
+    /// The guest powered off.
+    GuestShutdown,
+    /// A client asked for it.
+    Request,
+    /// A signal asked for it.
+    Signal,
+    /// The guest was lost; the log says why.
+    GuestFailed,
+}
+
+/// The loop could not start or go on.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Something of the host.
+    #[error("cannot {action}")]
+    Host {
+        /// What was tried.
+        action: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+    /// The hypervisor.
+    #[error("cannot use the hypervisor")]
+    Hypervisor(#[from] hypervisor::Error),
+    /// Confinement.
+    #[error("cannot confine the control loop")]
+    Seccomp(#[from] crate::seccomp::Error),
+    /// The first VM.
+    #[error("cannot start the VM: {0}")]
+    Start(ApiError),
+    /// The event loop.
+    #[error("the control loop failed")]
+    Loop(#[source] event_manager::Error),
+}
+
+const TOKEN_API: u32 = 0;
+const TOKEN_MACHINE: u32 = 1;
+const TOKEN_SIGNAL: u32 = 2;
+
+/// Everything that the control thread owns.
+pub struct Control {
+    api: Option<ApiReceiver>,
+    monitor: EventMonitor,
+    life: Life,
+    sender: EventSender,
+    receiver: EventReceiver,
+    signals: OwnedFd,
+    seccomp: Enforcement,
+    started: Instant,
+    exit: Option<ExitReason>,
+}
+
+/// Runs until the VMM is to end. Call it on a thread that has blocked the signals of
+/// [`block_signals`], as all threads started earlier must have.
+pub fn run(
+    options: StartOptions,
+    api: ApiReceiver,
+    monitor: EventMonitor,
+) -> Result<ExitReason, Error> {
+    let host = |action| move |source| Error::Host { action, source };
+    hypervisor::install_kick_handler()?;
+    let (sender, receiver) = events::queue().map_err(host("create an event queue"))?;
+    let signals = signal_fd().map_err(host("listen to signals"))?;
+    crate::seccomp::Filters::new(options.seccomp)?.apply(devices::thread::ThreadRole::Vmm)?;
+    let mut control = Control {
+        api: Some(api),
+        monitor,
+        life: Life::default(),
+        sender,
+        receiver,
+        signals,
+        seccomp: options.seccomp,
+        started: options.started,
+        exit: None,
+    };
+    control.monitor.emit("vmm", "starting", &[]);
+    let first = match options.start {
+        Start::Wait => Ok(()),
+        Start::Boot(config) => control
+            .handle(Request::VmCreate(config))
+            .and_then(|_| control.handle(Request::VmBoot))
+            .map(|_| ()),
+        Start::Restore(config) => control
+            .handle(Request::VmRestore(config, Vec::new()))
+            .map(|_| ()),
+    };
+    first.map_err(Error::Start)?;
+    let mut manager = EventManager::new().map_err(Error::Loop)?;
+    let id = manager.add_subscriber(control);
+    loop {
+        let control = manager.subscriber_mut(id).map_err(Error::Loop)?;
+        if let Some(reason) = control.exit {
+            control.life = Life::default();
+            control.monitor.emit("vmm", "shutdown", &[]);
+            return Ok(reason);
+        }
+        manager.run().map_err(Error::Loop)?;
+    }
+}
+
+impl MutEventSubscriber for Control {
+    fn init(&mut self, ops: &mut EventOps) {
+        let sources = [
+            (
+                self.api.as_ref().map(|api| api.event().as_raw_fd()),
+                TOKEN_API,
+            ),
+            (Some(self.receiver.wake_event().as_raw_fd()), TOKEN_MACHINE),
+            (Some(self.signals.as_raw_fd()), TOKEN_SIGNAL),
+        ];
+        for (fd, token) in sources {
+            let Some(fd) = fd else { continue };
+            if let Err(error) = ops.add(Events::with_data_raw(fd, token, EventSet::IN)) {
+                log::error!("cannot watch the control loop's events: {error}");
+                self.exit = Some(ExitReason::Signal);
+            }
+        }
+    }
+
+    fn process(&mut self, events: Events, _ops: &mut EventOps) {
+        match events.data() {
+            TOKEN_API => {
+                if let Some(api) = self.api.take() {
+                    api.serve(self);
+                    self.api = Some(api);
+                }
+            }
+            TOKEN_MACHINE => {
+                while let Some(event) = self.receiver.next() {
+                    self.machine_event(event);
+                }
+            }
+            _ => self.signal(),
+        }
+    }
+}
+
+impl Control {
+    fn machine_event(&mut self, event: MachineEvent) {
+        match event {
+            MachineEvent::Guest(GuestEvent::Shutdown) => {
+                log::info!("the guest has powered off");
+                self.monitor.emit("guest", "shutdown", &[]);
+                self.exit = Some(ExitReason::GuestShutdown);
+            }
+            MachineEvent::Guest(GuestEvent::Reset) | MachineEvent::Cpu(CpuEvent::Reset) => {
+                log::info!("the guest has asked for a reset");
+                self.monitor.emit("guest", "reset", &[]);
+                if let Err(error) = self.reboot() {
+                    log::error!("the guest cannot be reset: {error}");
+                    self.exit = Some(ExitReason::GuestFailed);
+                }
+            }
+            MachineEvent::Guest(GuestEvent::CpuEjected(vcpu)) => {
+                if let Some(machine) = self.life.machine_mut() {
+                    machine.cpu_ejected(vcpu);
+                    log::info!("the guest has given up vCPU {vcpu}");
+                    self.monitor
+                        .emit("vm", "vcpu-removed", &[("vcpu", &vcpu.to_string())]);
+                }
+            }
+            MachineEvent::Cpu(CpuEvent::Failed(error)) => {
+                log::error!("the guest is lost: {}", error_chain(&error).join(": "));
+                self.monitor
+                    .emit("guest", "failed", &[("reason", &error.to_string())]);
+                self.exit = Some(ExitReason::GuestFailed);
+            }
+            MachineEvent::PciEjected { segment, slot } => self.ejected(segment, slot),
+        }
+    }
+
+    fn ejected(&mut self, segment: u16, slot: u8) {
+        let Life::Live {
+            config, machine, ..
+        } = &mut self.life
+        else {
+            return;
+        };
+        match machine.ejected(segment, slot) {
+            Ok(Some(id)) => {
+                life::forget_device(config, &id);
+                log::info!("device {id:?} has been removed");
+                self.monitor.emit("vm", "device-removed", &[("id", &id)]);
+            }
+            Ok(None) => log::debug!("the guest ejects an empty PCI slot {slot}"),
+            Err(error) => {
+                log::error!(
+                    "an ejected device stays: {}",
+                    error_chain(&error).join(": ")
+                );
+            }
+        }
+    }
+
+    fn signal(&mut self) {
+        // SAFETY: all zeroes are a valid value of this plain struct.
+        let mut info: libc::signalfd_siginfo = unsafe { std::mem::zeroed() };
+        let size = size_of_val(&info);
+        // SAFETY: the buffer is the struct, and has its size.
+        let read = unsafe { libc::read(self.signals.as_raw_fd(), (&raw mut info).cast(), size) };
+        if usize::try_from(read).is_ok_and(|read| read == size) {
+            log::info!(
+                "ending on signal {} from process {}",
+                info.ssi_signo,
+                info.ssi_pid
+            );
+            self.exit = Some(ExitReason::Signal);
+        }
+    }
+}
+
+/// Signals that end the VMM in an orderly way.
+const SIGNALS: [libc::c_int; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
+
+fn signal_set() -> libc::sigset_t {
+    // SAFETY: all zeroes are a valid value, and the calls below only fill it in.
+    unsafe {
+        let mut set = std::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        for signal in SIGNALS {
+            libc::sigaddset(&raw mut set, signal);
+        }
+        set
+    }
+}
+
+/// Keeps the signals that end the VMM from doing so abruptly, in the calling thread and all that
+/// it starts: [`run`] listens to them. Call it first in `main`.
+pub fn block_signals() -> io::Result<()> {
+    let set = signal_set();
+    // SAFETY: the set outlives the call.
+    let result =
+        unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::from_raw_os_error(result))
+    }
+}
+
+fn signal_fd() -> io::Result<OwnedFd> {
+    let set = signal_set();
+    // SAFETY: the set outlives the call.
+    let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: created just now, owned by nobody else.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}

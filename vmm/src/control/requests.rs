@@ -1,0 +1,525 @@
+//! What each API call does.
+
+use std::{
+    collections::BTreeMap,
+    error::Error as StdError,
+    mem,
+    os::fd::{IntoRawFd, OwnedFd},
+    path::Path,
+    sync::Arc,
+};
+
+use super::{
+    Control, ExitReason,
+    life::{self, Life},
+};
+use crate::{
+    api::{
+        ApiError, DeviceNode, Handler, MemoryRestoreMode, PciDeviceInfo, Request, Response,
+        RestoreConfig, Status, VmCounters, VmInfo, VmResize, VmState, VmmPingResponse,
+    },
+    config::VmConfig,
+    machine::{Machine, devices::Kind, error::MachineError, host::Host, save::MemorySource},
+    metrics::{Metrics, VmMetrics},
+    seccomp::{Filters, Spawner},
+};
+
+type Answer = Result<Response, ApiError>;
+
+impl Handler for Control {
+    fn handle(&mut self, request: Request) -> Answer {
+        match request {
+            Request::VmmPing => Ok(Response::Ping(VmmPingResponse::current())),
+            Request::VmmShutdown => {
+                self.exit = Some(ExitReason::Request);
+                Ok(Response::Empty)
+            }
+            Request::VmmMetrics => Ok(Response::Metrics(self.metrics())),
+            Request::VmCreate(config) => self.create(config),
+            Request::VmDelete => self.delete(),
+            Request::VmBoot => self.boot(),
+            Request::VmPause => self.pause(),
+            Request::VmResume => self.resume(),
+            Request::VmShutdown => self.shutdown(),
+            Request::VmReboot => self.reboot().map(|()| Response::Empty),
+            Request::VmPowerButton => self.on_live(|machine, _| machine.power_button()),
+            Request::VmNmi => self.on_live(|machine, _| machine.nmi()),
+            Request::VmInfo => self.info(),
+            Request::VmCounters => self.counters().map(Response::Counters),
+            Request::VmResize(resize) => self.resize(&resize),
+            Request::VmResizeDisk(resize) => {
+                self.on_live(|machine, _| machine.resize_disk(&resize.id, resize.desired_size))
+            }
+            Request::VmResizeZone(resize) => self.on_live(|machine, config| {
+                machine.resize_zone(config, &resize.id, resize.desired_ram)
+            }),
+            Request::VmAddDisk(config) => self.add(*config, |vm, disk| {
+                vm.disks.get_or_insert_default().push(disk)
+            }),
+            Request::VmAddNet(mut config, fds) => {
+                config.fds = keep(fds);
+                Err(ApiError::message(Status::NotImplemented, "LANDING: net"))
+            }
+            Request::VmAddPmem(config) => self.add(config, |vm, pmem| {
+                vm.pmem.get_or_insert_default().push(pmem)
+            }),
+            Request::VmAddVsock(config) => {
+                if self
+                    .life
+                    .config()
+                    .is_some_and(|config| config.vsock.is_some())
+                {
+                    return Err(ApiError::message(
+                        Status::Conflict,
+                        "the VM has a socket device already, and can have only one",
+                    ));
+                }
+                let _ = config;
+                Err(ApiError::message(Status::NotImplemented, "LANDING: vsock"))
+            }
+            Request::VmRemoveDevice(device) => self.remove(&device.id),
+            Request::VmSnapshot(snapshot) => {
+                let directory = place(snapshot.directory(), &snapshot.destination_url)?;
+                self.on_paused("saved", |machine, config| machine.save(config, directory))?;
+                self.monitor.emit("vm", "snapshotted", &[]);
+                Ok(Response::Empty)
+            }
+            Request::VmRestore(config, fds) => self.restore(&config, fds),
+            Request::VmCoredump(dump) => {
+                let file = place(dump.file(), &dump.destination_url)?;
+                self.on_paused("dumped", |machine, _| machine.coredump(file))
+            }
+        }
+    }
+}
+
+impl Control {
+    fn create(&mut self, config: Box<VmConfig>) -> Answer {
+        if self.life.config().is_some() {
+            return Err(ApiError::message(
+                Status::Internal,
+                "there is a VM already: delete it first (vm.delete)",
+            ));
+        }
+        if config.landlock_enable {
+            crate::landlock::restrict(&config).map_err(|error| ApiError::internal(&error))?;
+        }
+        self.life = Life::Created(config);
+        Ok(Response::Empty)
+    }
+
+    fn delete(&mut self) -> Answer {
+        if self.life.config().is_none() {
+            return Err(ApiError::not_created());
+        }
+        self.end_machine();
+        self.life = Life::None;
+        self.monitor.emit("vm", "deleted", &[]);
+        Ok(Response::Empty)
+    }
+
+    fn boot(&mut self) -> Answer {
+        let mut config = match &self.life {
+            Life::None => return Err(ApiError::not_created()),
+            Life::Live { .. } => return Err(ApiError::wrong_state("the VM has booted already")),
+            Life::Created(config) | Life::Shutdown(config) => config.clone(),
+        };
+        self.monitor.emit("vm", "booting", &[]);
+        let host = self.host()?;
+        let mut machine = Machine::boot(&mut config, &host).map_err(|e| failed(&e))?;
+        machine.resume().map_err(|e| failed(&e))?;
+        log::info!("the VM has booted after {:?}", self.started.elapsed());
+        self.life = Life::Live {
+            config,
+            machine: Box::new(machine),
+            paused: false,
+        };
+        self.monitor.emit("vm", "booted", &[]);
+        Ok(Response::Empty)
+    }
+
+    fn pause(&mut self) -> Answer {
+        let Life::Live {
+            machine, paused, ..
+        } = &mut self.life
+        else {
+            return Err(self.not_live());
+        };
+        if *paused {
+            return Err(ApiError::wrong_state("the VM is paused already"));
+        }
+        self.monitor.emit("vm", "pausing", &[]);
+        machine.pause().map_err(|e| failed(&e))?;
+        *paused = true;
+        self.monitor.emit("vm", "paused", &[]);
+        Ok(Response::Empty)
+    }
+
+    fn resume(&mut self) -> Answer {
+        let Life::Live {
+            machine, paused, ..
+        } = &mut self.life
+        else {
+            return Err(self.not_live());
+        };
+        if !*paused {
+            return Err(ApiError::wrong_state("the VM is not paused"));
+        }
+        self.monitor.emit("vm", "resuming", &[]);
+        machine.resume().map_err(|e| failed(&e))?;
+        *paused = false;
+        self.monitor.emit("vm", "resumed", &[]);
+        Ok(Response::Empty)
+    }
+
+    fn shutdown(&mut self) -> Answer {
+        if self.life.machine_mut().is_none() {
+            return Err(self.not_live());
+        }
+        self.end_machine();
+        self.monitor.emit("vm", "shutdown", &[]);
+        Ok(Response::Empty)
+    }
+
+    /// Switches the machine off and boots the same configuration again.
+    pub(super) fn reboot(&mut self) -> Result<(), ApiError> {
+        if self.life.machine_mut().is_none() {
+            return Err(self.not_live());
+        }
+        self.monitor.emit("vm", "rebooting", &[]);
+        self.end_machine();
+        self.boot()?;
+        self.monitor.emit("vm", "rebooted", &[]);
+        Ok(())
+    }
+
+    fn end_machine(&mut self) {
+        self.life = match mem::take(&mut self.life) {
+            Life::Live {
+                config, machine, ..
+            } => {
+                drop(machine);
+                // What the old machine still had to say must not reach a new one.
+                self.receiver.clear();
+                Life::Shutdown(config)
+            }
+            other => other,
+        };
+    }
+
+    fn restore(&mut self, request: &RestoreConfig, fds: Vec<OwnedFd>) -> Answer {
+        if self.life.config().is_some() {
+            return Err(ApiError::message(
+                Status::NotFound,
+                "there is a VM already: delete it first (vm.delete)",
+            ));
+        }
+        let directory = place(request.directory(), &request.source_url)?;
+        let mut config = Box::new(Machine::saved_config(directory).map_err(|e| failed(&e))?);
+        self.assign_fds(&mut config, request, fds)?;
+        for update in request.zone_updates.iter().flatten() {
+            let zones = config.memory.zones.iter_mut().flatten();
+            match zones.into_iter().find(|zone| zone.id == update.id) {
+                Some(zone) => zone.host_numa_node = Some(update.host_numa_node),
+                None => {
+                    return Err(ApiError::message(
+                        Status::BadRequest,
+                        format!("the snapshot has no memory zone {:?}", update.id),
+                    ));
+                }
+            }
+        }
+        let source = match request.memory_restore_mode {
+            MemoryRestoreMode::Copy => MemorySource::Copy,
+            MemoryRestoreMode::OnDemand => MemorySource::OnDemand,
+        };
+        self.monitor.emit("vm", "restoring", &[]);
+        let host = self.host()?;
+        let mut machine =
+            Machine::restore(&mut config, directory, source, &host).map_err(|e| failed(&e))?;
+        if request.resume {
+            machine.resume().map_err(|e| failed(&e))?;
+        }
+        let paused = !request.resume;
+        self.life = Life::Live {
+            config,
+            machine: Box::new(machine),
+            paused,
+        };
+        log::info!(
+            "the VM has been restored after {:?}",
+            self.started.elapsed()
+        );
+        self.monitor.emit("vm", "restored", &[]);
+        Ok(Response::Empty)
+    }
+
+    /// Gives the network cards of a snapshot the descriptors that came with the request.
+    fn assign_fds(
+        &self,
+        config: &mut VmConfig,
+        request: &RestoreConfig,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(), ApiError> {
+        let mut fds = keep(fds).into_iter();
+        for restored in request.net_fds.iter().flatten() {
+            let cards = config.net.iter_mut().flatten();
+            let card = cards
+                .into_iter()
+                .find(|net| net.id.as_deref() == Some(&restored.id));
+            let own: Vec<_> = if restored.fds.is_empty() {
+                fds.by_ref().take(restored.num_fds).collect()
+            } else {
+                restored.fds.clone()
+            };
+            match card {
+                Some(card) if own.len() == restored.num_fds => card.fds = own,
+                _ => {
+                    return Err(ApiError::message(
+                        Status::BadRequest,
+                        format!(
+                            "network card {:?} of net_fds is not in the snapshot, or came with \
+                             {} descriptors instead of {}",
+                            restored.id,
+                            own.len(),
+                            restored.num_fds
+                        ),
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What a new machine shares with the process. Threads inherit how the control thread is
+    /// confined by now.
+    fn host(&self) -> Result<Host, ApiError> {
+        let failed = |error: &dyn StdError| {
+            ApiError::internal(error).context("cannot prepare the host for a VM")
+        };
+        let filters = Filters::new(self.seccomp).map_err(|e| failed(&e))?;
+        Ok(Host {
+            kvm: hypervisor::Kvm::open().map_err(|e| failed(&e))?,
+            spawner: Arc::new(Spawner::new(filters).map_err(|e| failed(&e))?),
+            events: self.sender.clone(),
+            start: self.started,
+        })
+    }
+
+    fn info(&mut self) -> Answer {
+        let (Some(config), Some(state)) = (self.life.config(), self.life.state()) else {
+            return Err(ApiError::not_created());
+        };
+        let config = Box::new(config.clone());
+        let (memory_actual_size, device_tree) = match &self.life {
+            Life::Live { machine, .. } => (machine.memory_size(), Some(device_tree(machine))),
+            _ => (crate::machine::placement::boot_size(&config), None),
+        };
+        Ok(Response::Info(Box::new(VmInfo {
+            config,
+            state,
+            memory_actual_size,
+            device_tree,
+        })))
+    }
+
+    fn counters(&mut self) -> Result<VmCounters, ApiError> {
+        let Life::Live { machine, .. } = &self.life else {
+            return Err(self.not_live());
+        };
+        let named = |counters: BTreeMap<&'static str, u64>| {
+            counters
+                .into_iter()
+                .map(|(name, value)| (name.to_owned(), value))
+                .collect()
+        };
+        Ok(machine
+            .devices()
+            .counters()
+            .into_iter()
+            .map(|(id, counters)| (id, named(counters)))
+            .collect())
+    }
+
+    fn metrics(&mut self) -> Metrics {
+        let Some(state) = self.life.state() else {
+            return Metrics { vm: None };
+        };
+        let counters = self.counters().unwrap_or_default();
+        let (vcpus, memory_bytes) = match &self.life {
+            Life::Live { machine, .. } => (machine.vcpus(), machine.memory_size()),
+            _ => (0, 0),
+        };
+        Metrics {
+            vm: Some(VmMetrics {
+                state,
+                vcpus,
+                memory_bytes,
+                counters,
+            }),
+        }
+    }
+
+    fn resize(&mut self, resize: &VmResize) -> Answer {
+        if let Life::Created(config) | Life::Shutdown(config) = &mut self.life {
+            // Takes effect at the next boot.
+            if let Some(vcpus) = resize.desired_vcpus {
+                let max = config.cpus.max_vcpus;
+                if !(1..=max).contains(&vcpus) {
+                    let message = format!("{vcpus} vCPUs are not 1 to {max} (cpus.max_vcpus)");
+                    return Err(ApiError::message(Status::BadRequest, message));
+                }
+                config.cpus.boot_vcpus = vcpus;
+            }
+            if let Some(size) = resize.desired_ram {
+                config.memory.size = size;
+            }
+            if let (Some(size), Some(balloon)) = (resize.desired_balloon, &mut config.balloon) {
+                balloon.size = size;
+            }
+            return Ok(Response::Empty);
+        }
+        self.monitor.emit("vm", "resizing", &[]);
+        self.on_live(|machine, config| {
+            if let Some(vcpus) = resize.desired_vcpus {
+                machine.resize_cpus(vcpus)?;
+                config.cpus.boot_vcpus = vcpus;
+            }
+            if let Some(size) = resize.desired_ram {
+                machine.resize_memory(config, size)?;
+            }
+            if let Some(size) = resize.desired_balloon {
+                machine.resize_balloon(config, size)?;
+            }
+            Ok(())
+        })?;
+        self.monitor.emit("vm", "resized", &[]);
+        Ok(Response::Empty)
+    }
+
+    /// Plugs a device into a live machine, or notes it for the next boot.
+    fn add<K: Kind>(&mut self, mut config: K, note: impl FnOnce(&mut VmConfig, K)) -> Answer {
+        if let (Some(vm), Some(id)) = (self.life.config(), config.id())
+            && life::has_device(vm, id)
+        {
+            return Err(failed(&MachineError::DuplicateId(id.clone())));
+        }
+        match &mut self.life {
+            Life::None => Err(ApiError::not_created()),
+            Life::Created(vm) | Life::Shutdown(vm) => {
+                note(vm, config);
+                Ok(Response::Empty)
+            }
+            Life::Live {
+                config: vm,
+                machine,
+                ..
+            } => {
+                let (id, bdf) = machine.add_device(&mut config).map_err(|e| failed(&e))?;
+                note(vm, config);
+                self.monitor.emit("vm", "device-added", &[("id", &id)]);
+                Ok(Response::Device(PciDeviceInfo {
+                    id,
+                    bdf: bdf.to_string(),
+                }))
+            }
+        }
+    }
+
+    fn remove(&mut self, id: &str) -> Answer {
+        match &mut self.life {
+            Life::None => Err(ApiError::not_created()),
+            Life::Created(vm) | Life::Shutdown(vm) => {
+                if life::forget_device(vm, id) {
+                    Ok(Response::Empty)
+                } else {
+                    Err(failed(&MachineError::NoDevice(id.to_owned())))
+                }
+            }
+            Life::Live { machine, .. } => {
+                machine.remove_device(id).map_err(|e| failed(&e))?;
+                self.monitor.emit("vm", "device-removing", &[("id", id)]);
+                Ok(Response::Empty)
+            }
+        }
+    }
+
+    fn on_live(
+        &mut self,
+        work: impl FnOnce(&mut Machine, &mut VmConfig) -> Result<(), MachineError>,
+    ) -> Answer {
+        match &mut self.life {
+            Life::Live {
+                machine, config, ..
+            } => {
+                work(machine, config).map_err(|e| failed(&e))?;
+                Ok(Response::Empty)
+            }
+            _ => Err(self.not_live()),
+        }
+    }
+
+    fn on_paused(
+        &mut self,
+        what: &str,
+        work: impl FnOnce(&mut Machine, &mut VmConfig) -> Result<(), MachineError>,
+    ) -> Answer {
+        if self.life.state() == Some(VmState::Running) {
+            let message = format!("a running VM cannot be {what}: pause it first (vm.pause)");
+            return Err(ApiError::wrong_state(message));
+        }
+        self.on_live(work)
+    }
+
+    fn not_live(&self) -> ApiError {
+        match self.life {
+            Life::None => ApiError::not_created(),
+            _ => ApiError::wrong_state("the VM has not booted: use vm.boot"),
+        }
+    }
+}
+
+/// Descriptors that belong to the VM from now on, through every reboot. They are closed with the
+/// process.
+fn keep(fds: Vec<OwnedFd>) -> Vec<i32> {
+    fds.into_iter().map(IntoRawFd::into_raw_fd).collect()
+}
+
+fn place<'a>(path: Option<&'a Path>, url: &str) -> Result<&'a Path, ApiError> {
+    path.ok_or_else(|| {
+        failed(&MachineError::Url {
+            url: url.to_owned(),
+        })
+    })
+}
+
+/// The status that fits an error.
+fn failed(error: &MachineError) -> ApiError {
+    let status = match error {
+        MachineError::NoDevice(_) => Status::NotFound,
+        MachineError::DuplicateId(_) => Status::Conflict,
+        MachineError::CpuRemovalPending => Status::TooManyRequests,
+        MachineError::Invalid(_)
+        | MachineError::Url { .. }
+        | MachineError::NoSegment { .. }
+        | MachineError::NotRemovable(_)
+        | MachineError::WrongKind { .. } => Status::BadRequest,
+        _ => Status::Internal,
+    };
+    ApiError::new(status, error)
+}
+
+fn device_tree(machine: &Machine) -> BTreeMap<String, DeviceNode> {
+    machine
+        .devices()
+        .iter()
+        .map(|(id, device)| {
+            let node = DeviceNode {
+                id: id.clone(),
+                pci_bdf: Some(device.bdf.to_string()),
+                ..Default::default()
+            };
+            (id.clone(), node)
+        })
+        .collect()
+}

@@ -1,0 +1,125 @@
+//! Landlock: the process may use only the files of its configuration.
+
+use std::path::{Path, PathBuf};
+
+use landlock::{
+    ABI, Access, AccessFs, PathBeneath, PathFd, Ruleset, RulesetAttr, RulesetCreatedAttr,
+    RulesetStatus,
+};
+
+use crate::config::VmConfig;
+
+/// Linux 6.1 and newer. Older kernels enforce what they know.
+const VERSION: ABI = ABI::V2;
+
+/// The process could not be restricted.
+#[derive(Debug, thiserror::Error)]
+pub enum LandlockError {
+    /// The kernel does not do it.
+    #[error("this kernel has no Landlock: start without --landlock, or add landlock to lsm=")]
+    Unsupported,
+    /// A rule cannot be made.
+    #[error("cannot allow access to {}", path.display())]
+    Path {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: landlock::PathFdError,
+    },
+    /// The kernel refused.
+    #[error("cannot restrict access to files")]
+    Ruleset(#[from] landlock::RulesetError),
+    /// A rule of the configuration does not make sense.
+    #[error("{0:?} is no access of a Landlock rule: use r, w or rw")]
+    Access(String),
+}
+
+/// Restricts the calling thread, and those that it starts from now on, to the files that the
+/// configuration names.
+pub fn restrict(config: &VmConfig) -> Result<(), LandlockError> {
+    let all = AccessFs::from_all(VERSION);
+    let mut rules = Ruleset::default().handle_access(all)?.create()?;
+    for (path, access) in paths(config)? {
+        let fd = PathFd::new(&path).map_err(|source| LandlockError::Path { path, source })?;
+        rules = rules.add_rule(PathBeneath::new(fd, access))?;
+    }
+    let status = rules.restrict_self()?;
+    if status.ruleset == RulesetStatus::NotEnforced {
+        return Err(LandlockError::Unsupported);
+    }
+    log::info!(
+        "Landlock: access to files is restricted ({:?})",
+        status.ruleset
+    );
+    Ok(())
+}
+
+type Rule = (PathBuf, landlock::BitFlags<AccessFs>);
+
+/// Every path that the machine will open, and how.
+fn paths(config: &VmConfig) -> Result<Vec<Rule>, LandlockError> {
+    let read = AccessFs::ReadFile | AccessFs::ReadDir;
+    let write = read | AccessFs::WriteFile | AccessFs::Truncate;
+    let mut rules: Vec<Rule> = vec![
+        (PathBuf::from("/dev/kvm"), write),
+        (PathBuf::from("/proc/meminfo"), read),
+        (config.rng.src.clone(), read),
+    ];
+    // What is created has to be allowed in its directory.
+    let created = |path: &Path| {
+        let directory = match path.parent() {
+            Some(parent) if parent != Path::new("") => parent,
+            _ => Path::new("."),
+        };
+        (directory.to_owned(), AccessFs::from_all(VERSION))
+    };
+    let payload = &config.payload;
+    rules.extend(
+        payload
+            .kernel
+            .iter()
+            .chain(&payload.initramfs)
+            .map(|path| (path.clone(), read)),
+    );
+    for disk in config.disks.iter().flatten() {
+        rules.extend(
+            disk.path
+                .iter()
+                .map(|path| (path.clone(), if disk.readonly { read } else { write })),
+        );
+    }
+    for pmem in config.pmem.iter().flatten() {
+        rules.push((
+            pmem.file.clone(),
+            if pmem.discard_writes { read } else { write },
+        ));
+    }
+    if config.net.is_some() {
+        rules.push((PathBuf::from("/dev/net/tun"), write));
+    }
+    for zone in config.memory.zones.iter().flatten() {
+        rules.extend(zone.file.iter().map(|path| created(path)));
+    }
+    rules.extend(config.vsock.iter().map(|vsock| created(&vsock.socket)));
+    let consoles = [
+        (&config.serial.file, &config.serial.socket),
+        (&config.console.file, &config.console.socket),
+        (&config.debug_console.file, &None),
+    ];
+    for (file, socket) in consoles {
+        rules.extend(file.iter().chain(socket).map(|path| created(path)));
+    }
+    if Path::new("/dev/pts").exists() {
+        rules.push((PathBuf::from("/dev/ptmx"), write));
+        rules.push((PathBuf::from("/dev/pts"), write));
+    }
+    for rule in config.landlock_rules.iter().flatten() {
+        let access = match rule.access.as_str() {
+            "r" => read,
+            "w" | "rw" | "wr" => AccessFs::from_all(VERSION),
+            other => return Err(LandlockError::Access(other.to_owned())),
+        };
+        rules.push((rule.path.clone(), access));
+    }
+    Ok(rules)
+}
