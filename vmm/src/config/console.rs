@@ -4,6 +4,11 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::{
+    check::{self, Invalid, Placement, Problem},
+    syntax::{IOMMU, Key, Kind, PLACE, Parsed, SyntaxError, SyntaxProblem, parse},
+};
+
 /// Where a console goes.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub enum ConsoleMode {
@@ -104,5 +109,120 @@ impl Default for DebugConsoleConfig {
             file: None,
             iobase: None,
         }
+    }
+}
+
+const MODES: &[Key] = &[
+    Key::named("off", "mode.off", Kind::Word("Off")),
+    Key::named("null", "mode.null", Kind::Word("Null")),
+    Key::named("tty", "mode.tty", Kind::Word("Tty")),
+    Key::named("pty", "mode.pty", Kind::Word("Pty")),
+    Key::new("file", Kind::Text),
+];
+
+const SOCKET: &[Key] = &[Key::new("socket", Kind::Text)];
+
+const IOBASE: &[Key] = &[Key::new("iobase", Kind::Number)];
+
+/// Turns the one mode that was written into the field `mode`.
+fn settle_mode(parsed: &mut Parsed) -> Result<(), SyntaxError> {
+    let one = "write one of off, null, tty, pty, file=PATH, socket=PATH";
+    let mut modes = Vec::new();
+    if let Some(serde_json::Value::Object(words)) = parsed.object.remove("mode") {
+        modes.extend(words.into_iter().map(|(_, mode)| mode));
+    }
+    for (field, mode) in [("file", "File"), ("socket", "Socket")] {
+        if parsed.object.contains_key(field) {
+            modes.push(mode.into());
+        }
+    }
+    match (modes.pop(), modes.is_empty()) {
+        (Some(mode), true) => parsed.default("mode", mode),
+        _ => return Err(parsed.error(SyntaxProblem::Other(one.to_owned()))),
+    }
+    Ok(())
+}
+
+/// Fails if the mode needs a path that is not there.
+fn validate_mode(
+    mode: ConsoleMode,
+    file: Option<&PathBuf>,
+    socket: Option<&PathBuf>,
+) -> Result<(), Invalid> {
+    match mode {
+        ConsoleMode::File if file.is_none() => {
+            Err(Problem::Missing("mode File needs a path").at("file"))
+        }
+        ConsoleMode::Socket if socket.is_none() => {
+            Err(Problem::Missing("mode Socket needs a path").at("socket"))
+        }
+        _ => Ok(()),
+    }
+}
+
+impl ConsoleConfig {
+    /// How it is written on the command line.
+    pub const SYNTAX: &[&[Key]] = &[MODES, SOCKET, IOMMU, PLACE];
+
+    /// Parses the value of `--console`.
+    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
+        let mut parsed = parse("--console", input, Self::SYNTAX)?;
+        settle_mode(&mut parsed)?;
+        parsed.build()
+    }
+
+    /// What it says can be done.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        validate_mode(self.mode, self.file.as_ref(), self.socket.as_ref())?;
+        self.placement().validate()
+    }
+
+    pub(super) fn placement(&self) -> Placement<'_> {
+        Placement {
+            id: self.id.as_deref(),
+            segment: self.pci_segment,
+            device: self.pci_device_id,
+            iommu: self.iommu,
+        }
+    }
+}
+
+impl SerialConfig {
+    /// How it is written on the command line.
+    pub const SYNTAX: &[&[Key]] = &[MODES, SOCKET];
+
+    /// Parses the value of `--serial`.
+    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
+        let mut parsed = parse("--serial", input, Self::SYNTAX)?;
+        settle_mode(&mut parsed)?;
+        parsed.build()
+    }
+
+    /// What it says can be done.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        validate_mode(self.mode, self.file.as_ref(), self.socket.as_ref())
+    }
+}
+
+impl DebugConsoleConfig {
+    /// How it is written on the command line.
+    pub const SYNTAX: &[&[Key]] = &[MODES, IOBASE];
+
+    /// Parses the value of `--debug-console`.
+    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
+        let mut parsed = parse("--debug-console", input, Self::SYNTAX)?;
+        settle_mode(&mut parsed)?;
+        parsed.build()
+    }
+
+    /// What it says can be done.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        check::unsupported(
+            self.mode == ConsoleMode::Socket,
+            "mode",
+            "a debug console on a socket",
+            "send it to a file, a pty or the terminal",
+        )?;
+        validate_mode(self.mode, self.file.as_ref(), None)
     }
 }

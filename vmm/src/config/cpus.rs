@@ -2,6 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::{
+    check::{self, Invalid},
+    syntax::{Key, Kind, Part, SyntaxError, parse},
+};
+
 /// Host processors that a vCPU may run on.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct CpuAffinity {
@@ -99,5 +104,110 @@ impl Default for CpusConfig {
             core_scheduling: CoreScheduling::default(),
             profile: host(),
         }
+    }
+}
+
+const KEYS: &[Key] = &[
+    Key::named("boot", "boot_vcpus", Kind::Number),
+    Key::named("max", "max_vcpus", Kind::Number),
+    Key::new(
+        "topology",
+        Kind::Fields(&[
+            "threads_per_core",
+            "cores_per_die",
+            "dies_per_package",
+            "packages",
+        ]),
+    ),
+    Key::new("kvm_hyperv", Kind::Switch),
+    Key::new("max_phys_bits", Kind::Number),
+    Key::new("nested", Kind::Switch),
+    Key::new(
+        "affinity",
+        Kind::Pairs(
+            Part("vcpu", &Kind::Number),
+            Part("host_cpus", &Kind::Numbers),
+        ),
+    ),
+    Key::new("features", Kind::Switches),
+    Key::new(
+        "core_scheduling",
+        Kind::Choice(&[("vm", "Vm"), ("vcpu", "Vcpu"), ("off", "Off")]),
+    ),
+    Key::new("profile", Kind::Text),
+];
+
+impl CpusConfig {
+    /// How it is written on the command line.
+    pub const SYNTAX: &[&[Key]] = &[KEYS];
+
+    /// vCPUs at most: local APIC ids have 8 bits, and the last is the broadcast address.
+    pub const MAX: u32 = 255;
+
+    /// Parses the value of `--cpus`. A bare number is the number at boot.
+    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
+        if input.parse::<u32>().is_ok() {
+            return Self::parse(&format!("boot={input}"));
+        }
+        let mut parsed = parse("--cpus", input, Self::SYNTAX)?;
+        parsed.default("boot_vcpus", 1);
+        if let Some(boot) = parsed.object.get("boot_vcpus").cloned() {
+            parsed.default("max_vcpus", boot);
+        }
+        parsed.build()
+    }
+
+    /// What it says can be done.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        check::range("boot_vcpus", self.boot_vcpus, 1, u64::from(Self::MAX))?;
+        check::range(
+            "max_vcpus",
+            self.max_vcpus,
+            u64::from(self.boot_vcpus),
+            u64::from(Self::MAX),
+        )?;
+        if let Some(topology) = &self.topology {
+            let vcpus = [
+                topology.threads_per_core,
+                topology.cores_per_die,
+                topology.dies_per_package,
+                topology.packages,
+            ]
+            .into_iter()
+            // Cannot overflow: four factors of 16 bits.
+            .fold(1, |product, factor| product * u64::from(factor));
+            check::number(
+                "topology",
+                vcpus,
+                vcpus == u64::from(self.max_vcpus),
+                "the number of vCPUs (max_vcpus), as the product of all levels",
+            )?;
+        }
+        for (index, affinity) in self.affinity.iter().flatten().enumerate() {
+            let place = format!("affinity[{index}].vcpu");
+            check::range(&place, affinity.vcpu, 0, u64::from(self.max_vcpus) - 1)?;
+        }
+        if let Some(bits) = self.max_phys_bits {
+            check::range("max_phys_bits", bits, 32, 52)?;
+        }
+        check::unsupported(
+            self.kvm_hyperv,
+            "kvm_hyperv",
+            "Hyper-V enlightenments",
+            "leave kvm_hyperv out or off",
+        )?;
+        check::unsupported(self.features.amx, "features.amx", "AMX", "leave amx out")?;
+        check::unsupported(
+            self.core_scheduling == CoreScheduling::Vcpu,
+            "core_scheduling",
+            "core scheduling per vCPU",
+            "leave core_scheduling out",
+        )?;
+        check::text(
+            "profile",
+            &self.profile,
+            self.profile.parse::<arch::cpuid::Profile>().is_ok(),
+            "a CPU profile: host, x86-64-v2 or x86-64-v3",
+        )
     }
 }

@@ -4,6 +4,11 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::{
+    check::{self, Invalid, Placement, Problem},
+    syntax::{IOMMU, Key, Kind, LIMITS, PLACE, Part, SyntaxError, parse},
+};
+
 /// Format of a disk image.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub enum ImageType {
@@ -144,6 +149,135 @@ impl Default for DiskConfig {
             sparse: true,
             image_type: ImageType::default(),
             lock_granularity: LockGranularity::default(),
+        }
+    }
+}
+
+const KEYS: &[Key] = &[
+    Key::new("path", Kind::Text),
+    Key::new("readonly", Kind::Switch),
+    Key::new("direct", Kind::Switch),
+    Key::new("num_queues", Kind::Number),
+    Key::new("queue_size", Kind::Number),
+    Key::new("vhost_user", Kind::Switch),
+    Key::named("socket", "vhost_socket", Kind::Text),
+    Key::new("rate_limit_group", Kind::Text),
+    Key::new("serial", Kind::Text),
+    Key::new(
+        "queue_affinity",
+        Kind::Pairs(
+            Part("queue_index", &Kind::Number),
+            Part("host_cpus", &Kind::Numbers),
+        ),
+    ),
+    Key::new("backing_files", Kind::Switch),
+    Key::new("sparse", Kind::Switch),
+    Key::new(
+        "image_type",
+        Kind::Choice(&[
+            ("raw", "Raw"),
+            ("qcow2", "Qcow2"),
+            ("fixedvhd", "FixedVhd"),
+            ("vhd", "FixedVhd"),
+            ("vhdx", "Vhdx"),
+            ("unknown", "Unknown"),
+        ]),
+    ),
+    Key::new(
+        "lock_granularity",
+        Kind::Choice(&[("byte-range", "ByteRange"), ("full", "Full")]),
+    ),
+];
+
+const GROUP: &[Key] = &[Key::new("id", Kind::Text)];
+
+impl RateLimitGroupConfig {
+    /// How it is written on the command line.
+    pub const SYNTAX: &[&[Key]] = &[GROUP, LIMITS];
+
+    /// Parses the value of `--rate-limit-group`.
+    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
+        let mut parsed = parse("--rate-limit-group", input, Self::SYNTAX)?;
+        parsed.require("id", "id")?;
+        parsed.default("rate_limiter_config", serde_json::Map::new());
+        parsed.build()
+    }
+}
+
+impl DiskConfig {
+    /// How it is written on the command line.
+    pub const SYNTAX: &[&[Key]] = &[KEYS, LIMITS, IOMMU, PLACE];
+
+    /// Queues at most: one for each vCPU.
+    const MAX_QUEUES: u64 = 255;
+
+    /// Parses the value of `--disk`. Text without `=` is the path.
+    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
+        if !input.contains('=') && !input.is_empty() {
+            return Ok(Self {
+                path: Some(PathBuf::from(input)),
+                ..Self::default()
+            });
+        }
+        parse("--disk", input, Self::SYNTAX)?.build()
+    }
+
+    /// What it says can be done.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        check::unsupported(
+            self.vhost_user || self.vhost_socket.is_some(),
+            "vhost_user",
+            "disks of other processes (vhost-user)",
+            "give the disk a path",
+        )?;
+        if self
+            .path
+            .as_ref()
+            .is_none_or(|path| path.as_os_str().is_empty())
+        {
+            return Err(Problem::Missing("name an image file or a block device").at("path"));
+        }
+        check::unsupported(
+            matches!(self.image_type, ImageType::FixedVhd | ImageType::Vhdx),
+            "image_type",
+            "VHD and VHDX images",
+            "convert the image with qemu-img convert -O qcow2",
+        )?;
+        check::range("num_queues", self.num_queues, 1, Self::MAX_QUEUES)?;
+        check::queue_size(self.queue_size)?;
+        if let Some(serial) = &self.serial {
+            // virtio 1.2, 5.2.6.1.
+            let valid = serial.len() <= 20;
+            check::text(
+                "serial",
+                serial,
+                valid,
+                "a serial number of at most 20 bytes",
+            )?;
+        }
+        if self.rate_limit_group.is_some() && self.rate_limiter_config.is_some() {
+            let with = "rate_limiter_config";
+            let advice = "a disk has limits of its own or those of a group";
+            return Err(Problem::Conflict { with, advice }.at("rate_limit_group"));
+        }
+        for (index, affinity) in self.queue_affinity.iter().flatten().enumerate() {
+            let place = format!("queue_affinity[{index}].queue_index");
+            check::range(
+                &place,
+                affinity.queue_index,
+                0,
+                u64::from(self.num_queues) - 1,
+            )?;
+        }
+        self.placement().validate()
+    }
+
+    pub(super) fn placement(&self) -> Placement<'_> {
+        Placement {
+            id: self.id.as_deref(),
+            segment: self.pci_segment,
+            device: self.pci_device_id,
+            iommu: self.iommu,
         }
     }
 }

@@ -4,6 +4,11 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::{
+    check::{self, Invalid, Problem},
+    syntax::{Key, Kind, SyntaxError, parse},
+};
+
 /// How memory is plugged in while the guest runs.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub enum HotplugMethod {
@@ -113,5 +118,153 @@ impl Default for MemoryConfig {
             thp: true,
             zones: None,
         }
+    }
+}
+
+const BACKING: &[Key] = &[
+    Key::new("size", Kind::Size),
+    Key::new("hotplug_size", Kind::Size),
+    Key::new("hotplugged_size", Kind::Size),
+    Key::new("mergeable", Kind::Switch),
+    Key::new("shared", Kind::Switch),
+    Key::new("hugepages", Kind::Switch),
+    Key::new("hugepage_size", Kind::Size),
+    Key::new("prefault", Kind::Switch),
+    Key::new("reserve", Kind::Switch),
+];
+
+const MEMORY: &[Key] = &[
+    Key::new(
+        "hotplug_method",
+        Kind::Choice(&[("acpi", "Acpi"), ("virtio-mem", "VirtioMem")]),
+    ),
+    Key::new("thp", Kind::Switch),
+];
+
+const ZONE: &[Key] = &[
+    Key::new("id", Kind::Text),
+    Key::new("file", Kind::Text),
+    Key::new("host_numa_node", Kind::Number),
+];
+
+/// Sizes of memory are multiples of this, as virtio-mem's blocks and huge pages are.
+const UNIT: u64 = 2 << 20;
+
+/// What memory and its zones have in common.
+struct Sizes {
+    size: u64,
+    hotplug: Option<u64>,
+    hotplugged: Option<u64>,
+    hugepages: bool,
+    hugepage_size: Option<u64>,
+}
+
+impl Sizes {
+    fn validate(&self) -> Result<(), Invalid> {
+        let unit = match (self.hugepages, self.hugepage_size) {
+            (true, Some(size)) => size,
+            (false, Some(_)) => {
+                let advice = "switch hugepages on";
+                let with = "hugepages=off";
+                return Err(Problem::Conflict { with, advice }.at("hugepage_size"));
+            }
+            (_, None) => UNIT,
+        };
+        check::number(
+            "hugepage_size",
+            unit,
+            unit.is_power_of_two() && unit >= UNIT,
+            "a size of huge pages, such as 2 MiB or 1 GiB",
+        )?;
+        let multiple = "a multiple of the page size (2 MiB without hugepage_size)";
+        check::number("size", self.size, self.size.is_multiple_of(unit), multiple)?;
+        let hotplug = self.hotplug.unwrap_or(0);
+        check::number(
+            "hotplug_size",
+            hotplug,
+            hotplug.is_multiple_of(unit),
+            multiple,
+        )?;
+        let hotplugged = self.hotplugged.unwrap_or(0);
+        check::range("hotplugged_size", hotplugged, 0, hotplug)?;
+        let total = self.size.checked_add(hotplug);
+        check::number(
+            "size",
+            self.size,
+            total.is_some_and(|total| total <= 1 << 46),
+            "a size that fits 64 TiB together with hotplug_size",
+        )
+    }
+}
+
+impl MemoryZoneConfig {
+    /// How it is written on the command line.
+    pub const SYNTAX: &[&[Key]] = &[ZONE, BACKING];
+
+    /// Parses the value of `--memory-zone`.
+    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
+        let parsed = parse("--memory-zone", input, Self::SYNTAX)?;
+        parsed.require("id", "id")?;
+        parsed.require("size", "size")?;
+        parsed.build()
+    }
+
+    /// What it says can be done.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        check::text("id", &self.id, !self.id.is_empty(), "a name")?;
+        check::number("size", self.size, self.size > 0, "more than 0")?;
+        let sizes = Sizes {
+            size: self.size,
+            hotplug: self.hotplug_size,
+            hotplugged: self.hotplugged_size,
+            hugepages: self.hugepages,
+            hugepage_size: self.hugepage_size,
+        };
+        sizes.validate()
+    }
+}
+
+impl MemoryConfig {
+    /// How it is written on the command line.
+    pub const SYNTAX: &[&[Key]] = &[BACKING, MEMORY];
+
+    /// Parses the value of `--memory`. A bare size is the size.
+    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
+        if !input.contains('=') && !input.is_empty() {
+            return Self::parse(&format!("size={input}"));
+        }
+        let mut parsed = parse("--memory", input, Self::SYNTAX)?;
+        parsed.default("size", Self::default().size);
+        parsed.build()
+    }
+
+    /// What it says can be done.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        let sizes = Sizes {
+            size: self.size,
+            hotplug: self.hotplug_size,
+            hotplugged: self.hotplugged_size,
+            hugepages: self.hugepages,
+            hugepage_size: self.hugepage_size,
+        };
+        sizes.validate()?;
+        let Some(zones) = self.zones.as_deref().filter(|zones| !zones.is_empty()) else {
+            return check::number("size", self.size, self.size > 0, "more than 0");
+        };
+        if self.size > 0 {
+            let advice = "set size to 0: the zones are all the memory there is";
+            let with = "zones";
+            return Err(Problem::Conflict { with, advice }.at("size"));
+        }
+        for (index, zone) in zones.iter().enumerate() {
+            let place = format!("zones[{index}]");
+            zone.validate().map_err(|invalid| invalid.within(&place))?;
+            if let Some(other) = zones[..index].iter().position(|other| other.id == zone.id) {
+                let what = format!("'{}'", zone.id);
+                let other = format!("memory.zones[{other}]");
+                return Err(Problem::Taken { what, other }.at(format!("{place}.id")));
+            }
+        }
+        Ok(())
     }
 }

@@ -1,9 +1,10 @@
 //! The machine's configuration, as the REST API and `config.json` of a snapshot carry it.
 //!
 //! Names, defaults and types are those of Cloud Hypervisor's API, so that its clients can drive
-//! Gantry. One file per topic.
+//! Gantry. One file per topic: the type, its command-line syntax, and what of it can be done.
 
 mod balloon;
+mod check;
 mod console;
 mod cpus;
 mod disk;
@@ -13,11 +14,13 @@ mod payload;
 mod platform;
 mod pmem;
 mod rng;
+pub mod syntax;
 mod unsupported;
 mod vm;
 mod vsock;
 
 pub use balloon::BalloonConfig;
+pub use check::{Invalid, Problem};
 pub use console::{ConsoleConfig, ConsoleMode, DebugConsoleConfig, SerialConfig};
 pub use cpus::{CoreScheduling, CpuAffinity, CpuFeatures, CpuTopology, CpusConfig};
 pub use disk::{DiskConfig, ImageType, LockGranularity, RateLimitGroupConfig, VirtQueueAffinity};
@@ -33,3 +36,6 @@ pub use unsupported::{
 };
 pub use vm::{LandlockConfig, VmConfig};
 pub use vsock::VsockConfig;
+
+#[cfg(test)]
+mod tests;

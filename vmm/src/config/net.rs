@@ -4,6 +4,11 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::{
+    check::{self, Invalid, Placement, Problem},
+    syntax::{IOMMU, Key, Kind, LIMITS, PLACE, SyntaxError, parse},
+};
+
 /// A network card.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct NetConfig {
@@ -106,4 +111,118 @@ impl Default for NetConfig {
             fds: Vec::new(),
         }
     }
+}
+
+const KEYS: &[Key] = &[
+    Key::new("tap", Kind::Text),
+    Key::new("ip", Kind::Text),
+    Key::new("mask", Kind::Text),
+    Key::new("mac", Kind::Text),
+    Key::new("host_mac", Kind::Text),
+    Key::new("mtu", Kind::Number),
+    Key::named("fd", "", Kind::Numbers),
+    Key::new("num_queues", Kind::Number),
+    Key::new("queue_size", Kind::Number),
+    Key::new("vhost_user", Kind::Switch),
+    Key::named("socket", "vhost_socket", Kind::Text),
+    Key::new(
+        "vhost_mode",
+        Kind::Choice(&[("client", "Client"), ("server", "Server")]),
+    ),
+    Key::new("offload_tso", Kind::Switch),
+    Key::new("offload_ufo", Kind::Switch),
+    Key::new("offload_csum", Kind::Switch),
+];
+
+impl NetConfig {
+    /// How it is written on the command line.
+    pub const SYNTAX: &[&[Key]] = &[KEYS, LIMITS, IOMMU, PLACE];
+
+    /// Queues at most: those of 128 pairs, the bound of Linux' tap is 256.
+    const MAX_QUEUES: u64 = 256;
+
+    /// Parses the value of `--net`. `num_queues` defaults to two for each descriptor.
+    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
+        let mut parsed = parse("--net", input, Self::SYNTAX)?;
+        let fds = parsed.numbers("fd").unwrap_or_default();
+        if !fds.is_empty() {
+            parsed.default("num_queues", 2 * fds.len());
+        }
+        let mut config: Self = parsed.build()?;
+        config.fds = fds;
+        Ok(config)
+    }
+
+    /// What it says can be done.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        check::unsupported(
+            self.vhost_user || self.vhost_socket.is_some(),
+            "vhost_user",
+            "network cards of other processes (vhost-user)",
+            "use a tap interface",
+        )?;
+        check::range("num_queues", self.num_queues, 2, Self::MAX_QUEUES)?;
+        let even = self.num_queues.is_multiple_of(2);
+        check::number("num_queues", self.num_queues, even, "a multiple of 2")?;
+        check::queue_size(self.queue_size)?;
+        if let Some(tap) = &self.tap {
+            // IFNAMSIZ, with the terminating zero.
+            let valid = (1..16).contains(&tap.len())
+                && !tap.contains(|c: char| c == '/' || c.is_whitespace());
+            check::text("tap", tap, valid, "an interface name of 1 to 15 bytes")?;
+        }
+        for (place, mac) in [("mac", &self.mac), ("host_mac", &self.host_mac)] {
+            if let Some(mac) = mac {
+                let expected = "a unicast MAC address such as 52:54:00:12:34:56";
+                check::text(place, mac, is_unicast_mac(mac), expected)?;
+            }
+        }
+        if let Some(mtu) = self.mtu {
+            // The smallest that IPv4 allows.
+            check::range("mtu", mtu, 68, u64::from(u16::MAX))?;
+        }
+        if let (Some(ip), Some(mask)) = (self.ip, self.mask)
+            && ip.is_ipv4() != mask.is_ipv4()
+        {
+            let expected = "a network mask of the address's family";
+            check::text("mask", &mask.to_string(), false, expected)?;
+        }
+        if !self.fds.is_empty() {
+            if self.tap.is_some() {
+                let advice = "leave tap out";
+                let with = "descriptors (fd)";
+                return Err(Problem::Conflict { with, advice }.at("tap"));
+            }
+            check::number(
+                "num_queues",
+                self.num_queues,
+                usize::from(self.num_queues) == 2 * self.fds.len(),
+                "twice the number of descriptors",
+            )?;
+        }
+        self.placement().validate()
+    }
+
+    pub(super) fn placement(&self) -> Placement<'_> {
+        Placement {
+            id: self.id.as_deref(),
+            segment: self.pci_segment,
+            device: self.pci_device_id,
+            iommu: self.iommu,
+        }
+    }
+}
+
+/// Six bytes in hexadecimal between colons, not all zero, without the group bit.
+fn is_unicast_mac(text: &str) -> bool {
+    let byte = |part: &str| match part.len() {
+        1 | 2 if part.bytes().all(|byte| byte.is_ascii_hexdigit()) => {
+            u8::from_str_radix(part, 16).ok()
+        }
+        _ => None,
+    };
+    let bytes: Option<Vec<u8>> = text.split(':').map(byte).collect();
+    bytes.is_some_and(|bytes| {
+        bytes.len() == 6 && bytes[0] & 1 == 0 && bytes.iter().any(|byte| *byte != 0)
+    })
 }

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::check::{self, Invalid, Problem};
+
 /// What the guest boots.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct PayloadConfig {
@@ -25,4 +27,23 @@ pub struct PayloadConfig {
     /// Host data for confidential guests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_data: Option<String>,
+}
+
+impl PayloadConfig {
+    /// What it says can be done.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        let unsupported = [
+            ("firmware", self.firmware.is_some(), "booting firmware"),
+            ("igvm", self.igvm.is_some(), "IGVM files"),
+            ("host_data", self.host_data.is_some(), "confidential guests"),
+        ];
+        for (place, wanted, what) in unsupported {
+            check::unsupported(wanted, place, what, "boot a Linux kernel (kernel)")?;
+        }
+        if self.kernel.is_none() {
+            let advice = "name a bzImage or an ELF kernel with a PVH entry";
+            return Err(Problem::Missing(advice).at("kernel"));
+        }
+        Ok(())
+    }
 }

@@ -2,6 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::{
+    check::{self, Invalid, Problem},
+    syntax::{Key, Kind, Part, SyntaxError, parse},
+};
+
 /// How a segment shares the windows for BARs.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct PciSegmentConfig {
@@ -136,4 +141,185 @@ pub struct NumaConfig {
     /// A device that is the node's initiator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_id: Option<String>,
+}
+
+const SEGMENT: &[Key] = &[
+    Key::new("pci_segment", Kind::Number),
+    Key::new("mmio32_aperture_weight", Kind::Number),
+    Key::new("mmio64_aperture_weight", Kind::Number),
+];
+
+const PLATFORM: &[Key] = &[
+    Key::new("num_pci_segments", Kind::Number),
+    Key::new("iommu_segments", Kind::Numbers),
+    Key::named(
+        "iommu_address_width",
+        "iommu_address_width_bits",
+        Kind::Number,
+    ),
+    Key::named("serial_number", "system_serial_number", Kind::Text),
+    Key::named("uuid", "system_uuid", Kind::Text),
+    Key::new("system_serial_number", Kind::Text),
+    Key::new("system_uuid", Kind::Text),
+    Key::new("oem_strings", Kind::Texts),
+    Key::new("system_manufacturer", Kind::Text),
+    Key::new("system_product_name", Kind::Text),
+    Key::new("system_version", Kind::Text),
+    Key::new("system_family", Kind::Text),
+    Key::new("system_sku_number", Kind::Text),
+    Key::new("chassis_asset_tag", Kind::Text),
+    Key::new("tdx", Kind::Switch),
+    Key::new("sev_snp", Kind::Switch),
+    Key::new("iommufd", Kind::Switch),
+    Key::new("vfio_p2p_dma", Kind::Switch),
+];
+
+const NUMA: &[Key] = &[
+    Key::new("guest_numa_id", Kind::Number),
+    Key::new("cpus", Kind::Numbers),
+    Key::new(
+        "distances",
+        Kind::Pairs(
+            Part("destination", &Kind::Number),
+            Part("distance", &Kind::Number),
+        ),
+    ),
+    Key::new("memory_zones", Kind::Texts),
+    Key::new("pci_segments", Kind::Numbers),
+    Key::new("device_id", Kind::Text),
+];
+
+impl PciSegmentConfig {
+    /// How it is written on the command line.
+    pub const SYNTAX: &[&[Key]] = &[SEGMENT];
+
+    /// Parses the value of `--pci-segment`.
+    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
+        let parsed = parse("--pci-segment", input, Self::SYNTAX)?;
+        parsed.require("pci_segment", "pci_segment")?;
+        parsed.build()
+    }
+
+    /// What it says can be done.
+    pub fn validate(&self, segments: u16) -> Result<(), Invalid> {
+        let last = u64::from(segments.saturating_sub(1));
+        check::range("pci_segment", self.pci_segment, 0, last)?;
+        for (place, weight) in [
+            ("mmio32_aperture_weight", self.mmio32_aperture_weight),
+            ("mmio64_aperture_weight", self.mmio64_aperture_weight),
+        ] {
+            check::range(place, weight, 1, u64::from(u32::MAX))?;
+        }
+        Ok(())
+    }
+}
+
+impl PlatformConfig {
+    /// How it is written on the command line.
+    pub const SYNTAX: &[&[Key]] = &[PLATFORM];
+
+    /// PCI segments at most.
+    pub const MAX_SEGMENTS: u16 = 96;
+
+    /// Parses the value of `--platform`.
+    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
+        parse("--platform", input, Self::SYNTAX)?.build()
+    }
+
+    /// What it says can be done.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        check::range(
+            "num_pci_segments",
+            self.num_pci_segments,
+            1,
+            u64::from(Self::MAX_SEGMENTS),
+        )?;
+        let iommu = self
+            .iommu_segments
+            .as_ref()
+            .is_some_and(|list| !list.is_empty());
+        for (place, wanted, what) in [
+            ("iommu_segments", iommu, "a virtual IOMMU"),
+            (
+                "iommu_address_width_bits",
+                self.iommu_address_width_bits.is_some(),
+                "a virtual IOMMU",
+            ),
+            ("tdx", self.tdx, "confidential guests (Intel TDX)"),
+            ("sev_snp", self.sev_snp, "confidential guests (AMD SEV-SNP)"),
+            ("iommufd", self.iommufd, "physical devices (VFIO)"),
+        ] {
+            check::unsupported(wanted, place, what, "leave it out")?;
+        }
+        if let Some(uuid) = &self.system_uuid {
+            let valid = is_uuid(uuid);
+            let expected = "a UUID such as 123e4567-e89b-12d3-a456-426614174000";
+            check::text("system_uuid", uuid, valid, expected)?;
+        }
+        Ok(())
+    }
+}
+
+fn is_uuid(text: &str) -> bool {
+    text.len() == 36
+        && text.bytes().enumerate().all(|(index, byte)| match index {
+            8 | 13 | 18 | 23 => byte == b'-',
+            _ => byte.is_ascii_hexdigit(),
+        })
+}
+
+impl NumaConfig {
+    /// How it is written on the command line.
+    pub const SYNTAX: &[&[Key]] = &[NUMA];
+
+    /// Parses the value of `--numa`.
+    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
+        let parsed = parse("--numa", input, Self::SYNTAX)?;
+        parsed.require("guest_numa_id", "guest_numa_id")?;
+        parsed.build()
+    }
+
+    /// What it says can be done in a machine with these nodes, vCPUs, zones and segments.
+    pub fn validate(
+        &self,
+        nodes: &[Self],
+        vcpus: u32,
+        zones: &[super::MemoryZoneConfig],
+        segments: u16,
+    ) -> Result<(), Invalid> {
+        check::unsupported(
+            self.device_id.is_some(),
+            "device_id",
+            "NUMA nodes of a device (generic initiators)",
+            "leave device_id out",
+        )?;
+        for (index, cpu) in self.cpus.iter().flatten().enumerate() {
+            let place = format!("cpus[{index}]");
+            check::range(&place, *cpu, 0, u64::from(vcpus.saturating_sub(1)))?;
+        }
+        for (index, distance) in self.distances.iter().flatten().enumerate() {
+            let place = format!("distances[{index}].distance");
+            check::range(&place, distance.distance, 10, 254)?;
+            let known = |node: &Self| node.guest_numa_id == distance.destination;
+            if !nodes.iter().any(known) {
+                let name = distance.destination.to_string();
+                let what = "NUMA node";
+                let place = format!("distances[{index}].destination");
+                return Err(Problem::Unknown { what, name }.at(place));
+            }
+        }
+        for (index, zone) in self.memory_zones.iter().flatten().enumerate() {
+            if !zones.iter().any(|known| known.id == *zone) {
+                let name = zone.clone();
+                let what = "memory zone";
+                let place = format!("memory_zones[{index}]");
+                return Err(Problem::Unknown { what, name }.at(place));
+            }
+        }
+        for (index, segment) in self.pci_segments.iter().flatten().enumerate() {
+            let place = format!("pci_segments[{index}]");
+            check::range(&place, *segment, 0, u64::from(segments.saturating_sub(1)))?;
+        }
+        Ok(())
+    }
 }

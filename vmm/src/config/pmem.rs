@@ -4,6 +4,11 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::{
+    check::{self, Invalid, Placement, Problem},
+    syntax::{IOMMU, Key, Kind, PLACE, SyntaxError, parse},
+};
+
 /// Persistent memory.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct PmemConfig {
@@ -27,4 +32,43 @@ pub struct PmemConfig {
     /// Device number on the segment's bus, 1 to 31; the first free one if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pci_device_id: Option<u8>,
+}
+
+const KEYS: &[Key] = &[
+    Key::new("file", Kind::Text),
+    Key::new("size", Kind::Size),
+    Key::new("discard_writes", Kind::Switch),
+];
+
+impl PmemConfig {
+    /// How it is written on the command line.
+    pub const SYNTAX: &[&[Key]] = &[KEYS, IOMMU, PLACE];
+
+    /// Parses the value of `--pmem`.
+    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
+        let parsed = parse("--pmem", input, Self::SYNTAX)?;
+        parsed.require("file", "file")?;
+        parsed.build()
+    }
+
+    /// What it says can be done.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        if self.file.as_os_str().is_empty() {
+            return Err(Problem::Missing("name a file").at("file"));
+        }
+        if let Some(size) = self.size {
+            let valid = size > 0 && size.is_multiple_of(2 << 20);
+            check::number("size", size, valid, "a multiple of 2 MiB (2097152)")?;
+        }
+        self.placement().validate()
+    }
+
+    pub(super) fn placement(&self) -> Placement<'_> {
+        Placement {
+            id: self.id.as_deref(),
+            segment: self.pci_segment,
+            device: self.pci_device_id,
+            iommu: self.iommu,
+        }
+    }
 }

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::syntax::{IOMMU, Key, Kind, PLACE, SyntaxError, parse};
+
 /// A physical device (VFIO).
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct DeviceConfig {
@@ -55,8 +57,10 @@ pub struct FsConfig {
     /// The server's socket.
     pub socket: PathBuf,
     /// Queues.
+    #[serde(default = "one")]
     pub num_queues: u16,
     /// Entries of a queue.
+    #[serde(default = "fs_queue_size")]
     pub queue_size: u16,
     /// Name of the device in the API; made up if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -95,6 +99,7 @@ pub struct VdpaConfig {
     /// Its device node.
     pub path: PathBuf,
     /// Queues.
+    #[serde(default = "one")]
     pub num_queues: u16,
     /// Behind a virtual IOMMU.
     #[serde(default)]
@@ -132,4 +137,101 @@ pub struct RtcConfig {
     /// Device number on the segment's bus, 1 to 31; the first free one if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pci_device_id: Option<u8>,
+}
+
+fn one() -> u16 {
+    1
+}
+
+fn fs_queue_size() -> u16 {
+    1024
+}
+
+const DEVICE: &[Key] = &[
+    Key::new("path", Kind::Text),
+    Key::new("x_nv_gpudirect_clique", Kind::Number),
+    Key::new("x_exclude_mmap_bars", Kind::Numbers),
+];
+const SOCKET: &[Key] = &[Key::new("socket", Kind::Text)];
+const FS: &[Key] = &[
+    Key::new("tag", Kind::Text),
+    Key::new("num_queues", Kind::Number),
+    Key::new("queue_size", Kind::Number),
+];
+const VHOST_USER: &[Key] = &[
+    Key::new("queue_sizes", Kind::Numbers),
+    Key::named("virtio_id", "device_type", Kind::Number),
+    Key::new("device_type", Kind::Number),
+];
+const VDPA: &[Key] = &[
+    Key::new("path", Kind::Text),
+    Key::new("num_queues", Kind::Number),
+];
+
+impl DeviceConfig {
+    /// Parses the value of `--device`.
+    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
+        let parsed = parse("--device", input, &[DEVICE, IOMMU, PLACE])?;
+        parsed.require("path", "path")?;
+        parsed.build()
+    }
+}
+
+impl UserDeviceConfig {
+    /// Parses the value of `--user-device`.
+    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
+        let parsed = parse("--user-device", input, &[SOCKET, PLACE])?;
+        parsed.require("socket", "socket")?;
+        parsed.build()
+    }
+}
+
+impl FsConfig {
+    /// Parses the value of `--fs`.
+    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
+        let mut parsed = parse("--fs", input, &[FS, SOCKET, PLACE])?;
+        parsed.require("tag", "tag")?;
+        parsed.require("socket", "socket")?;
+        parsed.default("num_queues", 1);
+        parsed.default("queue_size", 1024);
+        parsed.build()
+    }
+}
+
+impl GenericVhostUserConfig {
+    /// Parses the value of `--generic-vhost-user`.
+    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
+        let tables = &[VHOST_USER, SOCKET, PLACE];
+        let parsed = parse("--generic-vhost-user", input, tables)?;
+        parsed.require("socket", "socket")?;
+        parsed.require("queue_sizes", "queue_sizes")?;
+        parsed.require("virtio_id", "device_type")?;
+        parsed.build()
+    }
+}
+
+impl VdpaConfig {
+    /// Parses the value of `--vdpa`.
+    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
+        let mut parsed = parse("--vdpa", input, &[VDPA, IOMMU, PLACE])?;
+        parsed.require("path", "path")?;
+        parsed.default("num_queues", 1);
+        parsed.build()
+    }
+}
+
+impl TpmConfig {
+    /// Parses the value of `--tpm`.
+    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
+        let parsed = parse("--tpm", input, &[SOCKET])?;
+        parsed.require("socket", "socket")?;
+        parsed.build()
+    }
+}
+
+impl RtcConfig {
+    /// Parses the value of `--rtc`.
+    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
+        parse("--rtc", input, &[IOMMU, PLACE])?.build()
+    }
 }

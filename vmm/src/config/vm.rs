@@ -5,6 +5,11 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::{
+    check::{self, Invalid, Placement, Problem},
+    syntax::{Key, Kind, SyntaxError, parse},
+};
+
+use super::{
     BalloonConfig, ConsoleConfig, CpusConfig, DebugConsoleConfig, DeviceConfig, DiskConfig,
     FsConfig, GenericVhostUserConfig, MemoryConfig, NetConfig, NumaConfig, PayloadConfig,
     PciSegmentConfig, PlatformConfig, PmemConfig, RateLimitGroupConfig, RngConfig, RtcConfig,
@@ -106,4 +111,195 @@ pub struct VmConfig {
     /// Further files that it may use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub landlock_rules: Option<Vec<LandlockConfig>>,
+}
+
+const LANDLOCK: &[Key] = &[Key::new("path", Kind::Text), Key::new("access", Kind::Text)];
+
+impl LandlockConfig {
+    /// How it is written on the command line.
+    pub const SYNTAX: &[&[Key]] = &[LANDLOCK];
+
+    /// Parses the value of `--landlock-rules`.
+    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
+        let parsed = parse("--landlock-rules", input, Self::SYNTAX)?;
+        parsed.require("path", "path")?;
+        parsed.require("access", "access")?;
+        parsed.build()
+    }
+
+    /// What it says can be done.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        let valid = matches!(self.access.as_str(), "r" | "w" | "rw");
+        check::text("access", &self.access, valid, "one of r, w, rw")
+    }
+}
+
+impl VmConfig {
+    /// Whether a machine can be built from it, as far as can be said without looking at files.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        let within = |place: &'static str| move |invalid: Invalid| invalid.within(place);
+        self.refuse_unsupported()?;
+        self.cpus.validate().map_err(within("cpus"))?;
+        self.memory.validate().map_err(within("memory"))?;
+        self.payload.validate().map_err(within("payload"))?;
+        if let Some(platform) = &self.platform {
+            platform.validate().map_err(within("platform"))?;
+        }
+        self.rng.validate().map_err(within("rng"))?;
+        self.serial.validate().map_err(within("serial"))?;
+        self.console.validate().map_err(within("console"))?;
+        self.debug_console
+            .validate()
+            .map_err(within("debug_console"))?;
+        if let Some(balloon) = &self.balloon {
+            balloon.validate().map_err(within("balloon"))?;
+        }
+        if let Some(vsock) = &self.vsock {
+            vsock.validate().map_err(within("vsock"))?;
+        }
+        each("disks", self.disks.as_deref(), DiskConfig::validate)?;
+        each("net", self.net.as_deref(), NetConfig::validate)?;
+        each("pmem", self.pmem.as_deref(), PmemConfig::validate)?;
+        let rules = self.landlock_rules.as_deref();
+        each("landlock_rules", rules, LandlockConfig::validate)?;
+        let segments = self.segments();
+        each("pci_segments", self.pci_segments.as_deref(), |segment| {
+            segment.validate(segments)
+        })?;
+        let nodes = self.numa.as_deref().unwrap_or_default();
+        let zones = self.memory.zones.as_deref().unwrap_or_default();
+        each("numa", self.numa.as_deref(), |node| {
+            node.validate(nodes, self.cpus.max_vcpus, zones, segments)
+        })?;
+        self.validate_groups()?;
+        self.validate_placements()
+    }
+
+    /// PCI segments.
+    fn segments(&self) -> u16 {
+        self.platform
+            .as_ref()
+            .map_or(1, |platform| platform.num_pci_segments)
+    }
+
+    fn refuse_unsupported(&self) -> Result<(), Invalid> {
+        let has = |count: Option<usize>| count.is_some_and(|count| count > 0);
+        let lists = [
+            (
+                "fs",
+                self.fs.as_ref().map(Vec::len),
+                "shared folders (virtio-fs)",
+            ),
+            (
+                "generic_vhost_user",
+                self.generic_vhost_user.as_ref().map(Vec::len),
+                "devices of other processes (vhost-user)",
+            ),
+            (
+                "devices",
+                self.devices.as_ref().map(Vec::len),
+                "physical devices (VFIO)",
+            ),
+            (
+                "user_devices",
+                self.user_devices.as_ref().map(Vec::len),
+                "devices of other processes (vfio-user)",
+            ),
+            ("vdpa", self.vdpa.as_ref().map(Vec::len), "vDPA devices"),
+        ];
+        for (place, count, what) in lists {
+            check::unsupported(has(count), place, what, "leave them out")?;
+        }
+        let switches = [
+            ("tpm", self.tpm.is_some(), "a trusted platform module"),
+            ("rtc", self.rtc.is_some(), "a virtio clock"),
+            ("iommu", self.iommu, "a virtual IOMMU"),
+            ("watchdog", self.watchdog, "a watchdog"),
+            ("pvpanic", self.pvpanic, "a panic device"),
+        ];
+        for (place, wanted, what) in switches {
+            check::unsupported(wanted, place, what, "leave it out")?;
+        }
+        Ok(())
+    }
+
+    /// Disks name groups that exist.
+    fn validate_groups(&self) -> Result<(), Invalid> {
+        let groups = self.rate_limit_groups.as_deref().unwrap_or_default();
+        each("disks", self.disks.as_deref(), |disk| {
+            match &disk.rate_limit_group {
+                Some(name) if !groups.iter().any(|group| group.id == *name) => {
+                    let what = "rate limit group";
+                    let name = name.clone();
+                    Err(Problem::Unknown { what, name }.at("rate_limit_group"))
+                }
+                _ => Ok(()),
+            }
+        })
+    }
+
+    /// No two devices have the same name or the same slot, and all segments exist.
+    fn validate_placements(&self) -> Result<(), Invalid> {
+        let last = u64::from(self.segments().saturating_sub(1));
+        let placements = self.placements();
+        for (index, (place, placement)) in placements.iter().enumerate() {
+            let field = |field: &str| format!("{place}.{field}");
+            check::range(&field("pci_segment"), placement.segment, 0, last)?;
+            let others = &placements[..index];
+            if let Some(id) = placement.id
+                && let Some((other, _)) = others.iter().find(|(_, other)| other.id == Some(id))
+            {
+                let what = format!("'{id}'");
+                let other = other.clone();
+                return Err(Problem::Taken { what, other }.at(field("id")));
+            }
+            let same = |other: &Placement| {
+                other.device == placement.device && other.segment == placement.segment
+            };
+            if let Some(device) = placement.device
+                && let Some((other, _)) = others.iter().find(|(_, other)| same(other))
+            {
+                let what = format!("slot {device} of segment {}", placement.segment);
+                let other = other.clone();
+                return Err(Problem::Taken { what, other }.at(field("pci_device_id")));
+            }
+        }
+        Ok(())
+    }
+
+    /// All PCI devices, by their place in the configuration.
+    fn placements(&self) -> Vec<(String, Placement<'_>)> {
+        fn list<'a, T>(
+            name: &'a str,
+            items: Option<&'a Vec<T>>,
+            placement: fn(&T) -> Placement<'_>,
+        ) -> impl Iterator<Item = (String, Placement<'a>)> {
+            let items = items.into_iter().flatten().enumerate();
+            items.map(move |(index, item)| (format!("{name}[{index}]"), placement(item)))
+        }
+        let mut all = vec![
+            ("rng".to_owned(), self.rng.placement()),
+            ("console".to_owned(), self.console.placement()),
+        ];
+        let balloon = self.balloon.iter().map(BalloonConfig::placement);
+        all.extend(balloon.map(|placement| ("balloon".to_owned(), placement)));
+        let vsock = self.vsock.iter().map(VsockConfig::placement);
+        all.extend(vsock.map(|placement| ("vsock".to_owned(), placement)));
+        all.extend(list("disks", self.disks.as_ref(), DiskConfig::placement));
+        all.extend(list("net", self.net.as_ref(), NetConfig::placement));
+        all.extend(list("pmem", self.pmem.as_ref(), PmemConfig::placement));
+        all
+    }
+}
+
+/// Validates every item of a list.
+fn each<T>(
+    name: &str,
+    items: Option<&[T]>,
+    validate: impl Fn(&T) -> Result<(), Invalid>,
+) -> Result<(), Invalid> {
+    for (index, item) in items.unwrap_or_default().iter().enumerate() {
+        validate(item).map_err(|invalid| invalid.within(&format!("{name}[{index}]")))?;
+    }
+    Ok(())
 }

@@ -4,6 +4,11 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::{
+    check::{self, Invalid, Placement, Problem},
+    syntax::{IOMMU, Key, Kind, PLACE, SyntaxError, parse},
+};
+
 /// Sockets between guest and host.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct VsockConfig {
@@ -23,4 +28,41 @@ pub struct VsockConfig {
     /// Device number on the segment's bus, 1 to 31; the first free one if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pci_device_id: Option<u8>,
+}
+
+const KEYS: &[Key] = &[
+    Key::new("cid", Kind::Number),
+    Key::new("socket", Kind::Text),
+];
+
+impl VsockConfig {
+    /// How it is written on the command line.
+    pub const SYNTAX: &[&[Key]] = &[KEYS, IOMMU, PLACE];
+
+    /// Parses the value of `--vsock`.
+    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
+        let parsed = parse("--vsock", input, Self::SYNTAX)?;
+        parsed.require("cid", "cid")?;
+        parsed.require("socket", "socket")?;
+        parsed.build()
+    }
+
+    /// What it says can be done.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        // 0 to 2 are well known, the last one means "any" (virtio 1.2, 5.10.4).
+        check::range("cid", self.cid, 3, u64::from(u32::MAX) - 1)?;
+        if self.socket.as_os_str().is_empty() {
+            return Err(Problem::Missing("name a path for the socket").at("socket"));
+        }
+        self.placement().validate()
+    }
+
+    pub(super) fn placement(&self) -> Placement<'_> {
+        Placement {
+            id: self.id.as_deref(),
+            segment: self.pci_segment,
+            device: self.pci_device_id,
+            iommu: self.iommu,
+        }
+    }
 }

@@ -1,0 +1,202 @@
+//! What a configuration that parses can still have wrong.
+
+/// A value of the configuration that the machine cannot be built with.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("{place}: {problem}")]
+pub struct Invalid {
+    place: String,
+    problem: Problem,
+}
+
+/// What is wrong with a value, and what would be right.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum Problem {
+    /// Gantry does not have it.
+    #[error("not supported by Gantry: {what}; {advice}")]
+    Unsupported {
+        /// The feature.
+        what: &'static str,
+        /// What to do instead.
+        advice: &'static str,
+    },
+    /// It has to be there.
+    #[error("is missing; {0}")]
+    Missing(&'static str),
+    /// A number is too small or too large.
+    #[error("{value} is not between {min} and {max}")]
+    Range {
+        /// The number.
+        value: u64,
+        /// Smallest allowed.
+        min: u64,
+        /// Largest allowed.
+        max: u64,
+    },
+    /// A number is not of the form that it has to be.
+    #[error("{value} is not {expected}")]
+    Number {
+        /// The number.
+        value: u64,
+        /// What would be right.
+        expected: &'static str,
+    },
+    /// A text is not of the form that it has to be.
+    #[error("'{value}' is not {expected}")]
+    Text {
+        /// The text.
+        value: String,
+        /// What would be right.
+        expected: &'static str,
+    },
+    /// Another device or zone has the same name or place.
+    #[error("{what} is already taken by {other}")]
+    Taken {
+        /// The name or place.
+        what: String,
+        /// Who has it.
+        other: String,
+    },
+    /// A name that nothing has.
+    #[error("there is no {what} '{name}'")]
+    Unknown {
+        /// Kind of thing.
+        what: &'static str,
+        /// The name.
+        name: String,
+    },
+    /// Two settings exclude each other.
+    #[error("cannot go together with {with}; {advice}")]
+    Conflict {
+        /// The other setting.
+        with: &'static str,
+        /// What to do.
+        advice: &'static str,
+    },
+}
+
+impl Problem {
+    /// With the place where it is: a path in the JSON form.
+    pub(super) fn at(self, place: impl Into<String>) -> Invalid {
+        Invalid {
+            place: place.into(),
+            problem: self,
+        }
+    }
+}
+
+impl Invalid {
+    /// Where: a path in the JSON form, `disks[0].num_queues`.
+    pub fn place(&self) -> &str {
+        &self.place
+    }
+
+    /// What.
+    pub fn problem(&self) -> &Problem {
+        &self.problem
+    }
+
+    /// The same, seen from further out.
+    #[must_use]
+    pub(super) fn within(mut self, place: &str) -> Self {
+        self.place = format!("{place}.{}", self.place);
+        self
+    }
+}
+
+/// Fails with "not supported" if `wanted`.
+pub(super) fn unsupported(
+    wanted: bool,
+    place: &str,
+    what: &'static str,
+    advice: &'static str,
+) -> Result<(), Invalid> {
+    if wanted {
+        Err(Problem::Unsupported { what, advice }.at(place))
+    } else {
+        Ok(())
+    }
+}
+
+/// Fails unless `min <= value <= max`.
+pub(super) fn range(place: &str, value: impl Into<u64>, min: u64, max: u64) -> Result<(), Invalid> {
+    let value = value.into();
+    if (min..=max).contains(&value) {
+        Ok(())
+    } else {
+        Err(Problem::Range { value, min, max }.at(place))
+    }
+}
+
+/// Fails unless `valid`.
+pub(super) fn number(
+    place: &str,
+    value: impl Into<u64>,
+    valid: bool,
+    expected: &'static str,
+) -> Result<(), Invalid> {
+    if valid {
+        Ok(())
+    } else {
+        let value = value.into();
+        Err(Problem::Number { value, expected }.at(place))
+    }
+}
+
+/// Fails unless `valid`.
+pub(super) fn text(
+    place: &str,
+    value: &str,
+    valid: bool,
+    expected: &'static str,
+) -> Result<(), Invalid> {
+    if valid {
+        Ok(())
+    } else {
+        let value = value.to_owned();
+        Err(Problem::Text { value, expected }.at(place))
+    }
+}
+
+/// A queue's length: a power of two up to the 32768 of virtio 1.2, 2.7.
+pub(super) fn queue_size(value: u16) -> Result<(), Invalid> {
+    let valid = value.is_power_of_two() && value >= 2;
+    number(
+        "queue_size",
+        value,
+        valid,
+        "a power of two between 2 and 32768",
+    )
+}
+
+/// Name and place of a PCI device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Placement<'a> {
+    pub id: Option<&'a str>,
+    pub segment: u16,
+    pub device: Option<u8>,
+    pub iommu: bool,
+}
+
+impl Placement<'_> {
+    pub fn validate(&self) -> Result<(), Invalid> {
+        unsupported(
+            self.iommu,
+            "iommu",
+            "a virtual IOMMU",
+            "leave iommu out or off",
+        )?;
+        if let Some(id) = self.id {
+            let valid = !id.is_empty() && !id.starts_with("__") && !id.contains('/');
+            text(
+                "id",
+                id,
+                valid,
+                "a device name: not empty, without '/', not starting with '__'",
+            )?;
+        }
+        if let Some(device) = self.device {
+            range("pci_device_id", device, 1, 31)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,620 @@
+//! The `key=value,key=value` syntax of the command line.
+//!
+//! Each topic has a table of [`Key`]s that says how a key is written and which field of the JSON
+//! form it stands for; an option becomes JSON and then the type, so names and defaults exist once.
+//!
+//! - Options are separated by commas; a comma inside of `[...]` or `"..."` separates nothing.
+//! - `""` inside of quotes is a quote. A key without a value (`key=`) counts as absent.
+//! - Switches are `on`, `off`, `true`, `false`. Sizes take a suffix K, M, G or T (powers of 1024).
+//! - Lists are `[1-3,5]` or `[a,b]`, lists of pairs `[1@20,2@30]` or `[0@[1,2],1@[3]]`.
+
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+/// Numbers in a list at most: more than any machine has of anything.
+const MAX_LIST: usize = 4096;
+
+/// How a value is written.
+#[derive(Clone, Copy, Debug)]
+pub enum Kind {
+    /// Text.
+    Text,
+    /// A number, decimal or `0x` and hexadecimal.
+    Number,
+    /// Bytes.
+    Size,
+    /// `on` or `off`.
+    Switch,
+    /// One of some words (in lower case); the second of each pair is its JSON form.
+    Choice(&'static [(&'static str, &'static str)]),
+    /// The bare key is a value of `Choice` kind: `off`, `null`.
+    Word(&'static str),
+    /// A list of numbers and ranges.
+    Numbers,
+    /// A list of texts.
+    Texts,
+    /// Names of switches in the object that the field is.
+    Switches,
+    /// Numbers between colons; the fields of the object that the field is.
+    Fields(&'static [&'static str]),
+    /// `[a@b,...]`: a list of objects.
+    Pairs(Part, Part),
+}
+
+/// Half of a pair: its field in the object, and how it is written.
+#[derive(Clone, Copy, Debug)]
+pub struct Part(pub &'static str, pub &'static Kind);
+
+/// A key of an option.
+#[derive(Clone, Copy, Debug)]
+pub struct Key {
+    /// As it is written.
+    pub name: &'static str,
+    /// Where it goes in the JSON form; levels are separated by dots. Empty: nowhere.
+    pub field: &'static str,
+    /// How its value is written.
+    pub kind: Kind,
+}
+
+impl Key {
+    /// A key that is called like its field.
+    pub const fn new(name: &'static str, kind: Kind) -> Self {
+        Self {
+            name,
+            field: name,
+            kind,
+        }
+    }
+
+    /// A key that is not called like its field.
+    pub const fn named(name: &'static str, field: &'static str, kind: Kind) -> Self {
+        Self { name, field, kind }
+    }
+}
+
+/// Limits on bytes and operations.
+pub const LIMITS: &[Key] = &[
+    limit("bw_size", "rate_limiter_config.bandwidth.size"),
+    limit(
+        "bw_one_time_burst",
+        "rate_limiter_config.bandwidth.one_time_burst",
+    ),
+    limit(
+        "bw_refill_time",
+        "rate_limiter_config.bandwidth.refill_time",
+    ),
+    limit("ops_size", "rate_limiter_config.ops.size"),
+    limit(
+        "ops_one_time_burst",
+        "rate_limiter_config.ops.one_time_burst",
+    ),
+    limit("ops_refill_time", "rate_limiter_config.ops.refill_time"),
+];
+
+const fn limit(name: &'static str, field: &'static str) -> Key {
+    Key::named(name, field, Kind::Size)
+}
+
+/// What every PCI device has.
+pub const PLACE: &[Key] = &[
+    Key::new("id", Kind::Text),
+    Key::new("pci_segment", Kind::Number),
+    Key::new("pci_device_id", Kind::Number),
+];
+
+/// `iommu=on|off`.
+pub const IOMMU: &[Key] = &[Key::new("iommu", Kind::Switch)];
+
+/// An option of the command line cannot be understood.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("{option} {input}: {problem}")]
+pub struct SyntaxError {
+    option: &'static str,
+    input: String,
+    problem: SyntaxProblem,
+}
+
+/// What is wrong.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum SyntaxProblem {
+    /// A quote or bracket has no partner.
+    #[error("a quote or bracket has no partner")]
+    Unbalanced,
+    /// There is no such key.
+    #[error("unknown key '{key}'; known are {known}")]
+    UnknownKey {
+        /// As written.
+        key: String,
+        /// The keys.
+        known: String,
+    },
+    /// A key has no value.
+    #[error("'{0}' needs a value: {0}=...")]
+    NoValue(String),
+    /// A key stands there twice.
+    #[error("'{0}' stands there twice")]
+    Twice(&'static str),
+    /// A value is of the wrong kind.
+    #[error("{key}={value} is not {expected}")]
+    Value {
+        /// Its key.
+        key: &'static str,
+        /// As written.
+        value: String,
+        /// What would be right.
+        expected: String,
+    },
+    /// A key that has to be there.
+    #[error("{0}= is missing")]
+    Missing(&'static str),
+    /// Anything else.
+    #[error("{0}")]
+    Other(String),
+}
+
+/// A parsed option, on its way to becoming a configuration.
+#[derive(Debug)]
+pub struct Parsed {
+    option: &'static str,
+    input: String,
+    /// The JSON form.
+    pub object: Map<String, Value>,
+    aside: Vec<(&'static str, Value)>,
+}
+
+/// Parses `input`, the value of `option`, with the keys of all `tables`.
+pub fn parse(
+    option: &'static str,
+    input: &str,
+    tables: &[&'static [Key]],
+) -> Result<Parsed, SyntaxError> {
+    let mut parsed = Parsed {
+        option,
+        input: input.to_owned(),
+        object: Map::new(),
+        aside: Vec::new(),
+    };
+    match parsed.fill(input, tables) {
+        Ok(()) => Ok(parsed),
+        Err(problem) => Err(parsed.error(problem)),
+    }
+}
+
+/// How an option is written, for help texts.
+pub fn usage(tables: &[&'static [Key]]) -> String {
+    let mut words = Vec::new();
+    for key in tables.iter().copied().flatten() {
+        words.push(match key.kind {
+            Kind::Word(_) => key.name.to_owned(),
+            _ => format!("{}={}", key.name, placeholder(&key.kind)),
+        });
+    }
+    words.join(",")
+}
+
+fn placeholder(kind: &Kind) -> String {
+    match kind {
+        Kind::Text | Kind::Word(_) => "TEXT".to_owned(),
+        Kind::Number => "N".to_owned(),
+        Kind::Size => "SIZE".to_owned(),
+        Kind::Switch => "on|off".to_owned(),
+        Kind::Choice(choices) => {
+            let words: Vec<&str> = choices.iter().map(|choice| choice.0).collect();
+            words.join("|")
+        }
+        Kind::Numbers => "[N,N-N]".to_owned(),
+        Kind::Texts | Kind::Switches => "[TEXT,TEXT]".to_owned(),
+        Kind::Fields(fields) => fields.join(":"),
+        Kind::Pairs(first, second) => {
+            format!("[{}@{}]", placeholder(first.1), placeholder(second.1))
+        }
+    }
+}
+
+impl Parsed {
+    fn fill(&mut self, input: &str, tables: &[&'static [Key]]) -> Result<(), SyntaxProblem> {
+        let mut seen = Vec::new();
+        for item in split(input)? {
+            let item = item.trim();
+            if item.is_empty() {
+                continue;
+            }
+            let (name, value) = match item.split_once('=') {
+                Some((name, value)) => (name.trim(), Some(value.trim())),
+                None => (item, None),
+            };
+            let key = tables.iter().copied().flatten().find(|key| {
+                key.name == name && matches!(key.kind, Kind::Word(_)) == value.is_none()
+            });
+            let Some(key) = key else {
+                let keys = || tables.iter().copied().flatten();
+                if value.is_none() && keys().any(|key| key.name == name) {
+                    return Err(SyntaxProblem::NoValue(name.to_owned()));
+                }
+                let known: Vec<&str> = keys().map(|key| key.name).collect();
+                return Err(SyntaxProblem::UnknownKey {
+                    key: name.to_owned(),
+                    known: known.join(", "),
+                });
+            };
+            if seen.contains(&key.name) {
+                return Err(SyntaxProblem::Twice(key.name));
+            }
+            seen.push(key.name);
+            if value == Some("") {
+                continue;
+            }
+            let value = convert(&key.kind, value.unwrap_or_default())?.map_err(|expected| {
+                SyntaxProblem::Value {
+                    key: key.name,
+                    value: value.unwrap_or_default().to_owned(),
+                    expected,
+                }
+            })?;
+            if key.field.is_empty() {
+                self.aside.push((key.name, value));
+            } else {
+                insert(&mut self.object, key.field, value);
+            }
+        }
+        self.check_limits()
+    }
+
+    /// A limit needs its size and its time; one of 0 is none.
+    fn check_limits(&mut self) -> Result<(), SyntaxProblem> {
+        let Some(Value::Object(limits)) = self.object.get_mut("rate_limiter_config") else {
+            return Ok(());
+        };
+        for (field, size_key, time_key) in [
+            ("bandwidth", "bw_size", "bw_refill_time"),
+            ("ops", "ops_size", "ops_refill_time"),
+        ] {
+            let Some(bucket) = limits.get(field) else {
+                continue;
+            };
+            let size = bucket.get("size").ok_or(SyntaxProblem::Missing(size_key))?;
+            let time = bucket
+                .get("refill_time")
+                .ok_or(SyntaxProblem::Missing(time_key))?;
+            if size == 0 || time == 0 {
+                limits.remove(field);
+            }
+        }
+        if limits.is_empty() {
+            self.object.remove("rate_limiter_config");
+        }
+        Ok(())
+    }
+
+    /// An error about this option.
+    pub fn error(&self, problem: SyntaxProblem) -> SyntaxError {
+        SyntaxError {
+            option: self.option,
+            input: self.input.clone(),
+            problem,
+        }
+    }
+
+    /// Fails unless the key that stands for `field` was there.
+    pub fn require(&self, key: &'static str, field: &str) -> Result<(), SyntaxError> {
+        if self.object.contains_key(field) {
+            Ok(())
+        } else {
+            Err(self.error(SyntaxProblem::Missing(key)))
+        }
+    }
+
+    /// Takes a list of numbers that has no field.
+    pub fn numbers(&mut self, key: &str) -> Option<Vec<i32>> {
+        let index = self.aside.iter().position(|(name, _)| *name == key)?;
+        serde_json::from_value(self.aside.remove(index).1).ok()
+    }
+
+    /// Uses `value` for `field` if it has none.
+    pub fn default(&mut self, field: &str, value: impl Into<Value>) {
+        self.object.entry(field).or_insert_with(|| value.into());
+    }
+
+    /// The configuration.
+    pub fn build<T: DeserializeOwned>(self) -> Result<T, SyntaxError> {
+        serde_json::from_value(Value::Object(self.object)).map_err(|error| SyntaxError {
+            option: self.option,
+            input: self.input,
+            problem: SyntaxProblem::Other(error.to_string()),
+        })
+    }
+}
+
+/// Puts a value into nested objects.
+fn insert(object: &mut Map<String, Value>, field: &str, value: Value) {
+    match field.split_once('.') {
+        None => {
+            object.insert(field.to_owned(), value);
+        }
+        Some((first, rest)) => {
+            let inner = object
+                .entry(first)
+                .or_insert_with(|| Value::Object(Map::new()));
+            if let Value::Object(inner) = inner {
+                insert(inner, rest, value);
+            }
+        }
+    }
+}
+
+/// The value as JSON. The inner error says what was expected.
+fn convert(kind: &Kind, text: &str) -> Result<Result<Value, String>, SyntaxProblem> {
+    Ok(match kind {
+        Kind::Text => Ok(Value::from(unquote(text))),
+        Kind::Number => number(text).map(Value::from).ok_or("a number".to_owned()),
+        Kind::Size => size(text)
+            .map(Value::from)
+            .ok_or("a size, such as 4096, 512M or 2G".to_owned()),
+        Kind::Switch => match text.to_ascii_lowercase().as_str() {
+            "on" | "true" => Ok(Value::from(true)),
+            "off" | "false" => Ok(Value::from(false)),
+            _ => Err("on or off".to_owned()),
+        },
+        Kind::Choice(choices) => choices
+            .iter()
+            .find(|(word, _)| word.eq_ignore_ascii_case(&unquote(text)))
+            .map(|(_, json)| Value::from(*json))
+            .ok_or_else(|| format!("one of {}", placeholder(kind).replace('|', ", "))),
+        Kind::Word(json) => Ok(Value::from(*json)),
+        Kind::Numbers => numbers(text).ok_or("a list of numbers, such as [0-3,5]".to_owned()),
+        Kind::Texts => {
+            let items = split(in_brackets(text).unwrap_or(text))?;
+            Ok(items.iter().map(|item| unquote(item.trim())).collect())
+        }
+        Kind::Switches => {
+            let items = split(in_brackets(text).unwrap_or(text))?;
+            let switch = |item: &String| (unquote(item.trim()), Value::from(true));
+            Ok(Value::Object(items.iter().map(switch).collect()))
+        }
+        Kind::Fields(fields) => {
+            let parts: Option<Vec<u64>> = text.split(':').map(number).collect();
+            match parts {
+                Some(parts) if parts.len() == fields.len() => {
+                    let names = fields.iter().map(|field| (*field).to_owned());
+                    Ok(Value::Object(
+                        names.zip(parts.into_iter().map(Value::from)).collect(),
+                    ))
+                }
+                _ => Err(format!("of the form {}", fields.join(":"))),
+            }
+        }
+        Kind::Pairs(first, second) => {
+            let expected = || format!("a list of the form {}", placeholder(kind));
+            let Some(inner) = in_brackets(text) else {
+                return Ok(Err(expected()));
+            };
+            let mut list = Vec::new();
+            for item in split(inner)? {
+                let Some((left, right)) = split_pair(item.trim()) else {
+                    return Ok(Err(expected()));
+                };
+                let (Ok(left), Ok(right)) = (convert(first.1, left)?, convert(second.1, right)?)
+                else {
+                    return Ok(Err(expected()));
+                };
+                list.push(Value::Object(Map::from_iter([
+                    (first.0.to_owned(), left),
+                    (second.0.to_owned(), right),
+                ])));
+            }
+            Ok(Value::from(list))
+        }
+    })
+}
+
+/// Splits at commas outside of quotes and brackets.
+fn split(text: &str) -> Result<Vec<String>, SyntaxProblem> {
+    let mut items = Vec::new();
+    let mut item = String::new();
+    let mut depth = 0_u32;
+    let mut quoted = false;
+    for character in text.chars() {
+        match character {
+            '"' => quoted = !quoted,
+            '[' if !quoted => depth += 1,
+            ']' if !quoted => depth = depth.checked_sub(1).ok_or(SyntaxProblem::Unbalanced)?,
+            ',' if !quoted && depth == 0 => {
+                items.push(std::mem::take(&mut item));
+                continue;
+            }
+            _ => {}
+        }
+        item.push(character);
+    }
+    if quoted || depth > 0 {
+        return Err(SyntaxProblem::Unbalanced);
+    }
+    items.push(item);
+    Ok(items)
+}
+
+/// Splits at the first `@` outside of quotes.
+fn split_pair(text: &str) -> Option<(&str, &str)> {
+    let mut quoted = false;
+    let at = text.find(|character| {
+        quoted ^= character == '"';
+        character == '@' && !quoted
+    })?;
+    Some((&text[..at], &text[at + 1..]))
+}
+
+fn in_brackets(text: &str) -> Option<&str> {
+    text.strip_prefix('[')?.strip_suffix(']')
+}
+
+/// The text without its quotes; two in a row inside of quotes are one.
+fn unquote(text: &str) -> String {
+    let mut result = String::with_capacity(text.len());
+    let mut quoted = false;
+    let mut closed = false;
+    for character in text.chars() {
+        if character == '"' {
+            if closed && !quoted {
+                result.push('"');
+            }
+            closed = quoted;
+            quoted = !quoted;
+        } else {
+            closed = false;
+            result.push(character);
+        }
+    }
+    result
+}
+
+fn number(text: &str) -> Option<u64> {
+    match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16).ok(),
+        None => text.parse().ok(),
+    }
+}
+
+fn size(text: &str) -> Option<u64> {
+    let shift = match text.as_bytes().last()? {
+        b'K' | b'k' => 10,
+        b'M' | b'm' => 20,
+        b'G' | b'g' => 30,
+        b'T' | b't' => 40,
+        _ => return number(text),
+    };
+    // The last byte is ASCII, so the text can be cut before it.
+    number(&text[..text.len() - 1])?.checked_mul(1 << shift)
+}
+
+fn numbers(text: &str) -> Option<Value> {
+    let mut list = Vec::new();
+    for range in in_brackets(text).unwrap_or(text).split(',') {
+        let range = range.trim();
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (first, last) = (number(first)?, number(last)?);
+        if first > last || last - first >= MAX_LIST as u64 {
+            return None;
+        }
+        list.extend((first..=last).map(Value::from));
+        if list.len() > MAX_LIST {
+            return None;
+        }
+    }
+    Some(Value::from(list))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    const ALL: &[Key] = &[
+        Key::new("text", Kind::Text),
+        Key::new("number", Kind::Number),
+        Key::new("size", Kind::Size),
+        Key::new("switch", Kind::Switch),
+        Key::new("choice", Kind::Choice(&[("one", "One"), ("two", "Two")])),
+        Key::named("null", "mode", Kind::Word("Null")),
+        Key::new("numbers", Kind::Numbers),
+        Key::new("texts", Kind::Texts),
+        Key::new("switches", Kind::Switches),
+        Key::new("fields", Kind::Fields(&["a", "b"])),
+        Key::new(
+            "pairs",
+            Kind::Pairs(Part("k", &Kind::Number), Part("v", &Kind::Numbers)),
+        ),
+    ];
+
+    fn object(input: &str) -> Value {
+        Value::Object(parse("--test", input, &[ALL, LIMITS]).unwrap().object)
+    }
+
+    fn problem(input: &str) -> String {
+        parse("--test", input, &[ALL, LIMITS])
+            .unwrap_err()
+            .to_string()
+    }
+
+    #[test]
+    fn every_kind_of_value_is_understood() {
+        assert_eq!(
+            object("text=a b,number=0x10,size=2G,switch=on,choice=Two,null"),
+            json!({"text":"a b","number":16,"size":2_147_483_648_u64,"switch":true,
+                   "choice":"Two","mode":"Null"})
+        );
+        assert_eq!(
+            object("numbers=[1-3,5],texts=[a,b],switches=[amx],fields=1:2,pairs=[0@[1,2],1@[4-5]]"),
+            json!({"numbers":[1,2,3,5],"texts":["a","b"],"switches":{"amx":true},
+                   "fields":{"a":1,"b":2},
+                   "pairs":[{"k":0,"v":[1,2]},{"k":1,"v":[4,5]}]})
+        );
+        assert_eq!(object("numbers=7"), json!({"numbers":[7]}));
+        assert_eq!(object(""), json!({}));
+        assert_eq!(object("text=,number=1"), json!({"number":1}));
+    }
+
+    #[test]
+    fn quotes_protect_commas_brackets_and_quotes() {
+        assert_eq!(object(r#"text="a,b=[c""#), json!({"text":"a,b=[c"}));
+        assert_eq!(object(r#"text="a""b""#), json!({"text":"a\"b"}));
+        assert_eq!(object(r#"texts=["a,b",c]"#), json!({"texts":["a,b","c"]}));
+    }
+
+    #[test]
+    fn errors_name_the_option_the_key_and_what_would_be_right() {
+        assert_eq!(
+            problem("switch=maybe"),
+            "--test switch=maybe: switch=maybe is not on or off"
+        );
+        assert!(problem("colour=red").contains("unknown key 'colour'; known are text, number"));
+        assert!(problem("text").contains("'text' needs a value"));
+        assert!(problem("number=1,number=2").contains("'number' stands there twice"));
+        assert!(problem("choice=three").contains("one of one, two"));
+        assert!(problem("size=99999999999G").contains("is not a size"));
+        assert!(problem("fields=1:2:3").contains("of the form a:b"));
+        assert!(problem("numbers=[3-1]").contains("list of numbers"));
+        for input in ["text=\"a", "numbers=[1", "numbers=1]"] {
+            assert!(problem(input).contains("no partner"), "{input}");
+        }
+    }
+
+    #[test]
+    fn a_list_is_bounded_whatever_range_is_asked_for() {
+        assert!(problem("numbers=[0-18446744073709551615]").contains("list of numbers"));
+        assert!(problem("numbers=[0-4095,0-4095]").contains("list of numbers"));
+    }
+
+    #[test]
+    fn half_a_rate_limit_is_an_error_and_one_of_zero_is_none() {
+        assert!(problem("bw_size=1M").contains("bw_refill_time= is missing"));
+        assert!(problem("ops_refill_time=10").contains("ops_size= is missing"));
+        assert_eq!(object("bw_size=0,bw_refill_time=100"), json!({}));
+        assert_eq!(
+            object("ops_size=5,ops_refill_time=10"),
+            json!({"rate_limiter_config":{"ops":{"size":5,"refill_time":10}}})
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn no_input_makes_the_parser_panic(input in "\\PC*") {
+            let _ = parse("--test", &input, &[ALL, LIMITS]);
+        }
+
+        #[test]
+        fn no_input_that_looks_right_makes_the_parser_panic(
+            input in "((text|number|size|numbers|texts|pairs|fields)=[\\[\\]\"@:0-9a-zKé,-]{0,12},?){0,4}",
+        ) {
+            let _ = parse("--test", &input, &[ALL, LIMITS]);
+        }
+
+        #[test]
+        fn quoted_text_arrives_as_it_was(text in "\\PC*") {
+            let quoted = format!("text=\"{}\"", text.replace('"', "\"\""));
+            prop_assume!(!text.is_empty());
+            prop_assert_eq!(object(&quoted), json!({"text": text}));
+        }
+    }
+}
