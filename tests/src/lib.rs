@@ -1,1 +1,31 @@
 //! The rigs and the integration scenarios that run in them.
+//!
+//! The nested rig boots Debian's kernel as *L1* in QEMU, which emulates a processor with AMD-V.
+//! In L1 the `runner` program starts Gantry, which boots the same kernel as *L2* under real
+//! nested KVM:
+//!
+//! ```text
+//!   host: cargo xtask test ──> rig::Rig ── QEMU (TCG, SVM)
+//!                                 ^          └─ L1: runner ──> scenario functions
+//!            one line per result  │                  └─ gantry ──> L2: Debian, busybox, agent
+//!                                 └── second serial port of L1 ──┘
+//! ```
+//!
+//! - [`rig`]: on the host: packages, images, booting L1, collecting results.
+//! - [`scenarios`]: what is tested, one file per topic; runs in L1.
+//! - [`gantry`], [`guest`], [`http`], [`net`]: what scenarios are written with.
+//! - [`agent`]: what runs in L2 besides busybox.
+
+#![allow(
+    clippy::needless_pass_by_value,
+    reason = "json! values are written where they are used"
+)]
+
+pub mod agent;
+pub mod gantry;
+pub mod guest;
+pub mod http;
+pub mod net;
+pub mod report;
+pub mod rig;
+pub mod scenarios;

@@ -1,0 +1,90 @@
+//! What runs in L2 besides busybox: sockets between guest and host.
+
+use std::{
+    io::{Read, Write},
+    os::fd::{FromRawFd, OwnedFd},
+};
+
+use anyhow::{Context, Result, bail};
+
+/// The host's context id.
+const HOST_CID: u32 = 2;
+/// Accept from anywhere.
+const ANY_CID: u32 = u32::MAX;
+
+/// Runs an agent command: `vsock-echo PORT` serves one connection, `vsock-send PORT TEXT` sends a
+/// text to the host and prints the answer.
+pub fn run(args: &[String]) -> Result<()> {
+    match args {
+        [command, port] if command == "vsock-echo" => echo(port.parse()?),
+        [command, port, text] if command == "vsock-send" => send(port.parse()?, text),
+        _ => bail!("agent commands: vsock-echo PORT, vsock-send PORT TEXT"),
+    }
+}
+
+fn echo(port: u32) -> Result<()> {
+    let socket = socket()?;
+    let address = address(ANY_CID, port);
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&socket);
+    // SAFETY: the address is a sockaddr_vm of the given size; the descriptor is open.
+    let listening = unsafe {
+        libc::bind(fd, (&raw const address).cast(), address_len()) == 0 && libc::listen(fd, 1) == 0
+    };
+    if !listening {
+        return Err(std::io::Error::last_os_error()).context("cannot listen on vsock");
+    }
+    println!("listening");
+    // SAFETY: accept without an address to fill in.
+    let client = unsafe { libc::accept(fd, std::ptr::null_mut(), std::ptr::null_mut()) };
+    if client < 0 {
+        return Err(std::io::Error::last_os_error()).context("cannot accept on vsock");
+    }
+    // SAFETY: the descriptor was created just now.
+    let mut client = std::fs::File::from(unsafe { OwnedFd::from_raw_fd(client) });
+    let mut buffer = [0; 65536];
+    loop {
+        match client.read(&mut buffer)? {
+            0 => return Ok(()),
+            read => client.write_all(&buffer[..read])?,
+        }
+    }
+}
+
+fn send(port: u32, text: &str) -> Result<()> {
+    let socket = socket()?;
+    let address = address(HOST_CID, port);
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&socket);
+    // SAFETY: the address is a sockaddr_vm of the given size; the descriptor is open.
+    if unsafe { libc::connect(fd, (&raw const address).cast(), address_len()) } != 0 {
+        return Err(std::io::Error::last_os_error()).context("cannot connect to the host");
+    }
+    let mut stream = std::fs::File::from(socket);
+    stream.write_all(text.as_bytes())?;
+    let mut answer = vec![0; text.len()];
+    stream.read_exact(&mut answer)?;
+    println!("{}", String::from_utf8_lossy(&answer));
+    Ok(())
+}
+
+fn socket() -> Result<OwnedFd> {
+    // SAFETY: no pointers involved.
+    let fd = unsafe { libc::socket(libc::AF_VSOCK, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
+    if fd < 0 {
+        return Err(std::io::Error::last_os_error()).context("no vsock in this kernel");
+    }
+    // SAFETY: the descriptor was created just now.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn address(cid: u32, port: u32) -> libc::sockaddr_vm {
+    // SAFETY: all zeroes are a valid value of this plain struct.
+    let mut address: libc::sockaddr_vm = unsafe { std::mem::zeroed() };
+    address.svm_family = libc::AF_VSOCK as libc::sa_family_t;
+    address.svm_cid = cid;
+    address.svm_port = port;
+    address
+}
+
+fn address_len() -> libc::socklen_t {
+    size_of::<libc::sockaddr_vm>() as libc::socklen_t
+}

@@ -1,0 +1,111 @@
+//! Runs scenarios in L1, and is the agent in L2.
+
+use std::{
+    fs,
+    io::Write,
+    panic,
+    path::Path,
+    sync::{Arc, Mutex},
+    time::Instant,
+};
+
+use gantry_tests::{
+    agent,
+    report::{Outcome, Report},
+    scenarios::{self, Context, Scenario},
+};
+
+/// Longest log that is sent to the host, in lines from the end.
+const LOG_LINES: usize = 400;
+
+fn main() -> anyhow::Result<()> {
+    let args: Vec<String> = std::env::args().collect();
+    if args.first().is_some_and(|name| name.ends_with("agent")) {
+        return agent::run(&args[1..]);
+    }
+    // `runner PORT [NAME ...]`: reports go to PORT; scenarios whose names contain any of the
+    // words run, all without words.
+    let port = args.get(1).map_or("/dev/stdout", String::as_str);
+    let words = args.get(2..).unwrap_or_default();
+    let out = Arc::new(Mutex::new(fs::File::options().write(true).open(port)?));
+    let report = |report: &Report| {
+        let mut out = out
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        // Without a host there is nobody to complain to.
+        let _ = writeln!(out, "{}", report.to_line());
+    };
+    report(&Report::Ready);
+    for scenario in scenarios::all() {
+        if words.is_empty()
+            || words
+                .iter()
+                .any(|word| scenario.name.contains(word.as_str()))
+        {
+            run(&scenario, &report);
+        }
+    }
+    report(&Report::Done);
+    Ok(())
+}
+
+fn run(scenario: &Scenario, report: &dyn Fn(&Report)) {
+    let name = scenario.name.to_owned();
+    report(&Report::Started { name: name.clone() });
+    let dir = Path::new("/tmp/scenario");
+    // Left over only if an earlier removal failed.
+    let _ = fs::remove_dir_all(dir);
+    let start = Instant::now();
+    let outcome = match fs::create_dir_all(dir) {
+        Err(error) => Outcome::Failed(vec![format!("cannot create {}: {error}", dir.display())]),
+        Ok(()) => {
+            let context = Context {
+                dir: dir.to_owned(),
+            };
+            let result = panic::catch_unwind(panic::AssertUnwindSafe(|| (scenario.run)(&context)));
+            match result {
+                Ok(Ok(())) => Outcome::Passed,
+                Ok(Err(error)) => Outcome::Failed(error.chain().map(ToString::to_string).collect()),
+                Err(_) => Outcome::Failed(vec!["the scenario panicked".to_owned()]),
+            }
+        }
+    };
+    if matches!(outcome, Outcome::Failed(_)) {
+        send_logs(dir, report);
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    report(&Report::Finished {
+        name,
+        outcome,
+        seconds,
+    });
+    // Mounts of a scenario go first.
+    let _ = std::process::Command::new("/bin/sh")
+        .args(["-c", "umount /tmp/scenario/* 2>/dev/null"])
+        .status();
+    let _ = fs::remove_dir_all(dir);
+}
+
+fn send_logs(dir: &Path, report: &dyn Fn(&Report)) {
+    let mut logs = vec![dir.join("gantry.log")];
+    logs.extend(["restored", "second", "again"].map(|sub| dir.join(sub).join("gantry.log")));
+    for path in logs {
+        let Ok(text) = fs::read_to_string(&path) else {
+            continue;
+        };
+        let lines: Vec<_> = text.lines().collect();
+        for line in &lines[lines.len().saturating_sub(LOG_LINES)..] {
+            report(&Report::Log {
+                file: path.display().to_string(),
+                line: (*line).to_owned(),
+            });
+        }
+    }
+    let dmesg = gantry_tests::net::sh("dmesg | tail -n 15").unwrap_or_default();
+    for line in dmesg.lines() {
+        report(&Report::Log {
+            file: "L1 kernel".to_owned(),
+            line: line.to_owned(),
+        });
+    }
+}

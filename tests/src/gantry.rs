@@ -1,0 +1,269 @@
+//! The program under test, as a process.
+
+use std::{
+    fs::File,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+
+use crate::{
+    guest::Guest,
+    http::{self, Answer},
+};
+
+/// The binary in L1.
+pub const GANTRY: &str = "/bin/gantry";
+/// Debian's kernel as it comes.
+pub const BZIMAGE: &str = "/images/vmlinuz";
+/// The same kernel, unpacked.
+pub const VMLINUX: &str = "/images/vmlinux";
+/// L2's initial file system.
+pub const INITRAMFS: &str = "/images/l2.cpio.gz";
+/// Command line that makes L2 boot fast in the rig.
+pub const CMDLINE: &str = "console=ttyS0 panic=-1 quiet tsc=reliable no_timer_check \
+     cryptomgr.notests random.trust_cpu=on nokaslr mitigations=off";
+
+/// A Gantry process. It is killed when dropped.
+pub struct Gantry {
+    child: Child,
+    /// Folder of the scenario.
+    dir: PathBuf,
+    /// Its API socket.
+    pub socket: PathBuf,
+    /// The serial port's socket.
+    pub serial: PathBuf,
+}
+
+/// Configuration of a small guest whose console is at `serial`.
+pub fn vm(serial: &Path) -> Value {
+    json!({
+        "cpus": {"boot_vcpus": 1, "max_vcpus": 1},
+        "memory": {"size": 256_u64 << 20},
+        "payload": {"kernel": BZIMAGE, "initramfs": INITRAMFS, "cmdline": CMDLINE},
+        "serial": {"mode": "Socket", "socket": serial},
+        "console": {"mode": "Off"},
+    })
+}
+
+/// Merges `more` into `config`: objects are merged, everything else is replaced.
+pub fn merge(config: &mut Value, more: Value) {
+    match (config, more) {
+        (Value::Object(config), Value::Object(more)) => {
+            for (key, value) in more {
+                merge(config.entry(key).or_insert(Value::Null), value);
+            }
+        }
+        (config, more) => *config = more,
+    }
+}
+
+impl Gantry {
+    /// Starts Gantry with an API socket in `dir` and further arguments, and waits until it
+    /// answers.
+    pub fn start(dir: &Path, args: &[&str]) -> Result<Self> {
+        let mut gantry = Self::spawn(dir, args)?;
+        gantry.wait_api()?;
+        Ok(gantry)
+    }
+
+    /// Starts Gantry without waiting.
+    pub fn spawn(dir: &Path, args: &[&str]) -> Result<Self> {
+        let socket = dir.join("api.sock");
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(dir.join("gantry.log"))?;
+        let child = Command::new(GANTRY)
+            .arg("--api-socket")
+            .arg(&socket)
+            .args(["-v", "--seccomp", "true"])
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()
+            .context("cannot start gantry")?;
+        Ok(Self {
+            child,
+            dir: dir.to_owned(),
+            socket,
+            serial: dir.join("serial.sock"),
+        })
+    }
+
+    /// Starts Gantry, creates a guest like [`vm`] with `more` merged in, boots it and waits for
+    /// its shell.
+    pub fn boot(dir: &Path, more: Value) -> Result<(Self, Guest)> {
+        let gantry = Self::start(dir, &[])?;
+        let guest = gantry.create_and_boot(more)?;
+        Ok((gantry, guest))
+    }
+
+    /// Creates and boots a guest like [`vm`] with `more` merged in, and waits for its shell.
+    pub fn create_and_boot(&self, more: Value) -> Result<Guest> {
+        let mut config = vm(&self.serial);
+        merge(&mut config, more);
+        self.ok("PUT", "vm.create", Some(&config))?;
+        self.ok("PUT", "vm.boot", None)?;
+        let mut guest = Guest::connect(&self.serial)?;
+        guest.wait_ready()?;
+        Ok(guest)
+    }
+
+    fn wait_api(&mut self) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            if http::request(&self.socket, "GET", "vmm.ping", None).is_ok() {
+                return Ok(());
+            }
+            if let Some(status) = self.child.try_wait()? {
+                bail!("gantry ended with {status}:\n{}", self.log());
+            }
+            ensure!(
+                Instant::now() < deadline,
+                "gantry does not answer:\n{}",
+                self.log()
+            );
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// What Gantry has logged.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.dir.join("gantry.log")).unwrap_or_default()
+    }
+
+    /// Process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends a request.
+    pub fn request(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Answer> {
+        let body = body.map(ToString::to_string);
+        http::request(&self.socket, method, path, body.as_deref())
+    }
+
+    /// Sends a request that has to succeed.
+    pub fn ok(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value> {
+        let answer = self.request(method, path, body)?;
+        ensure!(
+            matches!(answer.status, 200 | 204),
+            "{method} {path} was answered with {}: {}\n{}",
+            answer.status,
+            answer.text,
+            self.log()
+        );
+        Ok(answer.body)
+    }
+
+    /// Sends a PUT request that has to succeed.
+    pub fn put(&self, path: &str, body: Value) -> Result<Value> {
+        self.ok("PUT", path, Some(&body))
+    }
+
+    /// Sends a PUT request without a body that has to succeed.
+    pub fn act(&self, path: &str) -> Result<()> {
+        self.ok("PUT", path, None).map(|_| ())
+    }
+
+    /// Sends a PUT request that has to fail with `status`, in words that contain `words`.
+    pub fn refused(&self, path: &str, body: Option<Value>, status: u16, words: &str) -> Result<()> {
+        let answer = self.request("PUT", path, body.as_ref())?;
+        ensure!(
+            answer.status == status && answer.text.contains(words),
+            "{path} was answered with {} instead of {status} ({words:?}): {}",
+            answer.status,
+            answer.text
+        );
+        ensure!(
+            answer.body.is_array(),
+            "the error is no list of causes: {}",
+            answer.text
+        );
+        Ok(())
+    }
+
+    /// `vm.info`.
+    pub fn info(&self) -> Result<Value> {
+        self.ok("GET", "vm.info", None)
+    }
+
+    /// State of the VM according to `vm.info`.
+    pub fn state(&self) -> Result<String> {
+        Ok(self.info()?["state"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned())
+    }
+
+    /// Waits until `vm.info` satisfies `is`.
+    pub fn info_until(&self, what: &str, is: impl Fn(&Value) -> bool) -> Result<Value> {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            let info = self.info()?;
+            if is(&info) {
+                return Ok(info);
+            }
+            ensure!(
+                Instant::now() < deadline,
+                "vm.info never said that {what}: {info}"
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Waits for the process to end.
+    pub fn wait_exit(&mut self, limit: Duration) -> Result<ExitStatus> {
+        let deadline = Instant::now() + limit;
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            ensure!(
+                Instant::now() < deadline,
+                "gantry is still there after {limit:?}"
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Kills the process with SIGKILL and waits for its end.
+    pub fn kill(&mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    /// CPU time of the whole process so far.
+    pub fn cpu_time(&self) -> Result<Duration> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid()))?;
+        let fields: Vec<_> = stat
+            .rsplit(')')
+            .next()
+            .unwrap_or("")
+            .split_whitespace()
+            .collect();
+        let ticks: u64 = [11, 12]
+            .iter()
+            .filter_map(|&field| fields.get(field)?.parse::<u64>().ok())
+            .sum();
+        // SAFETY: sysconf has no preconditions.
+        let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) }
+            .max(1)
+            .unsigned_abs();
+        Ok(Duration::from_millis(ticks * 1000 / per_second))
+    }
+}
+
+impl Drop for Gantry {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,24 @@
+//! The host's end of a guest's network, in L1.
+
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+/// Runs a command of L1 that has to succeed.
+pub fn sh(command: &str) -> Result<String> {
+    let output = Command::new("/bin/sh")
+        .args(["-c", command])
+        .output()
+        .with_context(|| format!("cannot run {command:?}"))?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned()
+        + &String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{command:?} failed: {text}");
+    Ok(text)
+}
+
+/// Whether there is a network interface of that name.
+pub fn exists(interface: &str) -> bool {
+    std::path::Path::new("/sys/class/net")
+        .join(interface)
+        .exists()
+}

@@ -1,0 +1,81 @@
+//! Results on their way from L1 to the host: one line each.
+//!
+//! Lines that belong to the protocol start with a marker, because the kernel writes to serial
+//! ports as well.
+
+use serde::{Deserialize, Serialize};
+
+const MARKER: &str = "@gantry@";
+
+/// What L1 tells the host.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Report {
+    /// L1 is up and the runner has started.
+    Ready,
+    /// A scenario starts.
+    Started {
+        /// Its name.
+        name: String,
+    },
+    /// A scenario is over.
+    Finished {
+        /// Its name.
+        name: String,
+        /// How.
+        outcome: Outcome,
+        /// Seconds that it took.
+        seconds: f64,
+    },
+    /// A line of a log of the scenario that just failed.
+    Log {
+        /// Where it comes from.
+        file: String,
+        /// The line.
+        line: String,
+    },
+    /// A line for people.
+    Note(String),
+    /// All scenarios are over.
+    Done,
+}
+
+/// How a scenario ended.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub enum Outcome {
+    /// As it should.
+    Passed,
+    /// With an error, outermost sentence first.
+    Failed(Vec<String>),
+    /// Not run, and why.
+    Skipped(String),
+}
+
+impl Report {
+    /// The line that carries the report, without its end.
+    pub fn to_line(&self) -> String {
+        // Strings and finite numbers always serialize.
+        format!(
+            "{MARKER}{}",
+            serde_json::to_string(self).unwrap_or_default()
+        )
+    }
+
+    /// The report in a line, if there is one.
+    pub fn parse(line: &str) -> Option<Self> {
+        let at = line.find(MARKER)?;
+        serde_json::from_str(line[at + MARKER.len()..].trim_end()).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reports_survive_the_serial_port_and_kernel_messages_are_no_reports() {
+        let report = Report::Note("two\nlines".to_owned());
+        let line = format!("[    1.2] noise {}\r\n", report.to_line());
+        assert_eq!(Report::parse(&line), Some(report));
+        assert_eq!(Report::parse("[    1.2] virtio_blk virtio0"), None);
+    }
+}

@@ -1,0 +1,320 @@
+//! Initial file systems of L1 and L2.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    os::unix::fs::{PermissionsExt, symlink},
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, bail};
+
+use super::packages::{Cache, Kernel, output, run};
+use crate::guest::{READY, STATUS};
+
+/// Modules that L1 loads, in order.
+const L1_MODULES: &[&str] = &["irqbypass", "kvm", "ccp", "kvm-amd", "tun"];
+
+/// Modules that L2 loads at start, in order.
+const L2_MODULES: &[&str] = &[
+    "virtio_ring",
+    "virtio",
+    "virtio_pci_legacy_dev",
+    "virtio_pci_modern_dev",
+    "virtio_pci",
+    "virtio_blk",
+    "failover",
+    "net_failover",
+    "virtio_net",
+    "virtio-rng",
+    "virtio_console",
+    "virtio_balloon",
+    "virtio_mem",
+    "vsock",
+    "vmw_vsock_virtio_transport_common",
+    "vmw_vsock_virtio_transport",
+    "evdev",
+    "button",
+];
+
+/// Modules that are there for scenarios to load.
+const L2_EXTRA: &[&str] = &["libnvdimm", "nd_virtio", "virtio_pmem", "nd_btt", "nd_pmem"];
+
+/// The programs under test.
+pub struct Binaries {
+    /// `gantry`.
+    pub gantry: PathBuf,
+    /// `runner`.
+    pub runner: PathBuf,
+}
+
+/// What QEMU boots.
+pub struct Images {
+    /// The kernel.
+    pub kernel: Kernel,
+    /// L1's initial file system.
+    pub l1: PathBuf,
+    /// L2's initial file system, which is also in L1's.
+    pub l2: PathBuf,
+}
+
+impl Images {
+    /// Builds both file systems under `work`.
+    pub fn build(cache: &Cache, binaries: &Binaries, work: &Path) -> Result<Self> {
+        let kernel = cache.kernel()?;
+        let busybox = cache.unpacked("busybox-static")?.join("bin/busybox");
+        fs::create_dir_all(work)?;
+        let l2 = work.join("l2.cpio.gz");
+        build_l2(&kernel, &busybox, &binaries.runner, &work.join("l2"), &l2)?;
+        let l1 = work.join("l1.cpio.gz");
+        build_l1(
+            cache,
+            &kernel,
+            &busybox,
+            binaries,
+            &l2,
+            &work.join("l1"),
+            &l1,
+        )?;
+        Ok(Self { kernel, l1, l2 })
+    }
+}
+
+fn build_l2(
+    kernel: &Kernel,
+    busybox: &Path,
+    runner: &Path,
+    root: &Path,
+    archive: &Path,
+) -> Result<()> {
+    start(root, busybox)?;
+    let loaded = modules(kernel, L2_MODULES, &root.join("modules"))?;
+    modules(kernel, L2_EXTRA, &root.join("modules"))?;
+    program(runner, root, "bin/agent")?;
+    script(&root.join("bin/agent-power-button"), POWER_BUTTON)?;
+    let init = format!(
+        "{PREAMBLE}
+for m in {loaded}; do insmod /modules/$m.ko; done
+stty -F /dev/ttyS0 -echo -onlcr 2>/dev/null
+exec 0</dev/ttyS0 1>/dev/ttyS0 2>&1
+echo init at $(cut -d' ' -f1 /proc/uptime)
+for a in $(cat /proc/cmdline); do case $a in then=*) sh -c \"$(echo ${{a#then=}} | tr + ' ')\";; esac; done
+echo {READY}
+while read -r line; do
+  (eval \"$line\")
+  echo {STATUS}$?@
+done
+sleep 1000000
+"
+    );
+    script(&root.join("init"), &init)?;
+    pack(root, archive)
+}
+
+/// Waits for the power button as a session manager would, and shuts down.
+const POWER_BUTTON: &str = "#!/bin/sh
+echo waiting for the button
+for e in /dev/input/event*; do
+  (dd if=$e of=/dev/null bs=24 count=1 2>/dev/null && poweroff -f) &
+done
+wait
+";
+
+const PREAMBLE: &str = "#!/bin/busybox sh
+/bin/busybox mkdir -p /proc /sys /dev /tmp
+/bin/busybox --install -s /bin
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t devtmpfs dev /dev
+mount -t tmpfs -o size=90% tmp /tmp
+mkdir -p /dev/pts && mount -t devpts pts /dev/pts
+ifconfig lo 127.0.0.1 up 2>/dev/null";
+
+fn build_l1(
+    cache: &Cache,
+    kernel: &Kernel,
+    busybox: &Path,
+    binaries: &Binaries,
+    l2: &Path,
+    root: &Path,
+    archive: &Path,
+) -> Result<()> {
+    start(root, busybox)?;
+    let loaded = modules(kernel, L1_MODULES, &root.join("modules"))?;
+    program(&binaries.gantry, root, "bin/gantry")?;
+    program(&binaries.runner, root, "bin/runner")?;
+    let images = root.join("images");
+    fs::create_dir_all(&images)?;
+    fs::copy(&kernel.image, images.join("vmlinuz"))?;
+    fs::copy(unpacked_kernel(cache, kernel)?, images.join("vmlinux"))?;
+    fs::copy(l2, images.join("l2.cpio.gz"))?;
+    run(Command::new("qemu-img")
+        .args(["create", "-q", "-f", "qcow2"])
+        .arg(images.join("empty.qcow2"))
+        .arg("16M"))?;
+    let init = format!(
+        "{PREAMBLE}
+mount -t securityfs sec /sys/kernel/security 2>/dev/null
+for m in {loaded}; do insmod /modules/$m.ko; done
+mkdir -p /dev/net; [ -e /dev/net/tun ] || mknod /dev/net/tun c 10 200
+ulimit -n 4096
+eval \"set -- $(cat /names)\"
+/bin/runner /dev/ttyS1 \"$@\"
+poweroff -f
+"
+    );
+    script(&root.join("init"), &init)?;
+    fs::write(root.join("names"), "")?;
+    pack(root, archive)
+}
+
+/// Debian's kernel without its compression, as an ELF file with a PVH entry.
+fn unpacked_kernel(cache: &Cache, kernel: &Kernel) -> Result<PathBuf> {
+    let path = cache.dir.join(format!("vmlinux-{}", kernel.release));
+    if path.exists() {
+        return Ok(path);
+    }
+    let image = fs::read(&kernel.image)?;
+    // The payload's place is in the setup header (Documentation/arch/x86/boot.rst).
+    let word = |at: usize| -> Result<usize> {
+        let bytes = image
+            .get(at..at + 4)
+            .context("the kernel image is truncated")?;
+        Ok(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]) as usize)
+    };
+    let setup = (usize::from(image.get(0x1f1).copied().unwrap_or(0)) + 1) * 512;
+    let start = setup + word(0x248)?;
+    let payload = image
+        .get(start..start + word(0x24c)?)
+        .context("the kernel image is truncated")?;
+    let compressed = cache.dir.join("vmlinux.compressed");
+    // The last four bytes are the unpacked size.
+    fs::write(&compressed, &payload[..payload.len() - 4])?;
+    let partial = cache.dir.join("vmlinux.partial");
+    let tool = match payload {
+        [0x02, 0x21, 0x4c, 0x18, ..] => "lz4",
+        [0xfd, b'7', b'z', ..] => "xz",
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => "zstd",
+        [0x1f, 0x8b, ..] => "gzip",
+        _ => bail!(
+            "the kernel {} is compressed in an unknown way",
+            kernel.release
+        ),
+    };
+    super::packages::install(&[(tool, if tool == "xz" { "xz-utils" } else { tool })])?;
+    let out = fs::File::create(&partial)?;
+    let status = Command::new(tool)
+        .arg("-dc")
+        .arg(&compressed)
+        .stdout(out)
+        .status()?;
+    // lz4 warns about the end of the stream; what counts is that an ELF file came out.
+    if !fs::read(&partial)?.starts_with(b"\x7fELF") {
+        bail!("{tool} did not unpack the kernel ({status})");
+    }
+    fs::remove_file(compressed)?;
+    fs::rename(&partial, &path)?;
+    Ok(path)
+}
+
+/// An empty root with busybox.
+fn start(root: &Path, busybox: &Path) -> Result<()> {
+    if root.exists() {
+        fs::remove_dir_all(root)?;
+    }
+    for dir in ["bin", "dev", "etc", "modules"] {
+        fs::create_dir_all(root.join(dir))?;
+    }
+    fs::copy(busybox, root.join("bin/busybox"))?;
+    symlink("busybox", root.join("bin/sh"))?;
+    Ok(())
+}
+
+fn script(path: &Path, text: &str) -> Result<()> {
+    fs::write(path, text)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755))?;
+    Ok(())
+}
+
+/// Copies a program and the shared objects that it needs.
+fn program(from: &Path, root: &Path, to: &str) -> Result<()> {
+    let target = root.join(to);
+    fs::copy(from, &target).with_context(|| format!("cannot copy {}", from.display()))?;
+    fs::set_permissions(&target, fs::Permissions::from_mode(0o755))?;
+    let text = output(Command::new("ldd").arg(from)).unwrap_or_default();
+    for word in text.split_whitespace().filter(|word| word.starts_with('/')) {
+        let target = root.join(&word[1..]);
+        if !target.exists() {
+            if let Some(parent) = target.parent() {
+                fs::create_dir_all(parent)?;
+            }
+            fs::copy(word, target)?;
+        }
+    }
+    Ok(())
+}
+
+/// Copies modules and returns the names of those that the kernel has as modules.
+fn modules(kernel: &Kernel, names: &[&str], to: &Path) -> Result<String> {
+    let mut files = Vec::new();
+    find_modules(&kernel.modules, &mut files)?;
+    let mut copied = BTreeSet::new();
+    for file in files {
+        let Some(name) = file.file_stem().and_then(|name| name.to_str()) else {
+            continue;
+        };
+        if names.contains(&name) {
+            fs::copy(&file, to.join(format!("{name}.ko")))?;
+            copied.insert(name.to_owned());
+        }
+    }
+    // What is missing is built into the kernel; a scenario would notice otherwise.
+    let loaded: Vec<_> = names
+        .iter()
+        .copied()
+        .filter(|name| copied.contains(*name))
+        .collect();
+    Ok(loaded.join(" "))
+}
+
+fn find_modules(dir: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(dir).with_context(|| format!("no modules in {}", dir.display()))? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            find_modules(&entry.path(), found)?;
+        } else if entry
+            .path()
+            .extension()
+            .is_some_and(|extension| extension == "ko")
+        {
+            found.push(entry.path());
+        }
+    }
+    Ok(())
+}
+
+/// Packs a folder as an initial file system.
+pub fn pack(root: &Path, archive: &Path) -> Result<()> {
+    let command = format!(
+        "cd '{}' && find . | LC_ALL=C sort | cpio --quiet -o -H newc | gzip -1 > '{}'",
+        root.display(),
+        std::path::absolute(archive)?.display()
+    );
+    run(Command::new("sh").args(["-c", &command]))
+}
+
+/// A small archive with the names of the scenarios to run, to be appended to L1's: the kernel
+/// unpacks one after the other.
+pub fn names_archive(names: &[String], work: &Path) -> Result<Vec<u8>> {
+    let root = work.join("names-root");
+    if root.exists() {
+        fs::remove_dir_all(&root)?;
+    }
+    fs::create_dir_all(&root)?;
+    let quoted: Vec<_> = names.iter().map(|name| format!("'{name}'")).collect();
+    fs::write(root.join("names"), quoted.join(" "))?;
+    let archive = work.join("names.cpio.gz");
+    pack(&root, &archive)?;
+    Ok(fs::read(archive)?)
+}

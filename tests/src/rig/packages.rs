@@ -1,0 +1,210 @@
+//! What comes from Debian: packages that are installed, and packages that are only unpacked.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+
+/// What is downloaded and built, kept between runs: `$GANTRY_CACHE` or `~/.cache/gantry`.
+#[derive(Clone, Debug)]
+pub struct Cache {
+    /// The folder.
+    pub dir: PathBuf,
+}
+
+impl Cache {
+    /// Opens the cache, creating it if need be.
+    pub fn open() -> Result<Self> {
+        let dir = match (std::env::var_os("GANTRY_CACHE"), std::env::var_os("HOME")) {
+            (Some(dir), _) => PathBuf::from(dir),
+            (None, Some(home)) => PathBuf::from(home).join(".cache/gantry"),
+            (None, None) => bail!("neither GANTRY_CACHE nor HOME is set: set one"),
+        };
+        fs::create_dir_all(&dir)
+            .with_context(|| format!("cannot create the cache folder {}", dir.display()))?;
+        Ok(Self { dir })
+    }
+
+    /// The contents of a Debian package, unpacked into a folder of the cache without being
+    /// installed. The newest version that the package manager knows is fetched once.
+    pub fn unpacked(&self, package: &str) -> Result<PathBuf> {
+        let kept = self.dir.join("packages").join(package);
+        if kept.join(".complete").exists() {
+            return Ok(kept);
+        }
+        update_lists(&self.dir)?;
+        let work = self.dir.join("packages").join(format!("{package}.partial"));
+        if work.exists() {
+            fs::remove_dir_all(&work)?;
+        }
+        fs::create_dir_all(&work)?;
+        run(Command::new("apt-get").args(["download", package]).current_dir(&work)).with_context(
+            || format!("cannot download the Debian package {package}: check the network and /etc/apt/sources.list"),
+        )?;
+        let deb = fs::read_dir(&work)?
+            .filter_map(Result::ok)
+            .map(|entry| entry.path())
+            .find(|path| path.extension().is_some_and(|extension| extension == "deb"))
+            .with_context(|| format!("apt-get downloaded nothing for {package}"))?;
+        run(Command::new("dpkg-deb").arg("-x").arg(&deb).arg(&work))?;
+        fs::remove_file(deb)?;
+        fs::write(work.join(".complete"), "")?;
+        if kept.exists() {
+            fs::remove_dir_all(&kept)?;
+        }
+        fs::rename(&work, &kept)?;
+        Ok(kept)
+    }
+
+    /// Unpacks the kernel image that the meta package `linux-image-cloud-amd64` stands for.
+    pub fn kernel(&self) -> Result<Kernel> {
+        let root = match fs::read_to_string(self.dir.join("kernel-package")) {
+            Ok(package) => self.unpacked(package.trim())?,
+            Err(_) => {
+                update_lists(&self.dir)?;
+                let text = output(Command::new("apt-cache").args([
+                    "depends",
+                    "--important",
+                    "linux-image-cloud-amd64",
+                ]))?;
+                let package = text
+                    .lines()
+                    .filter_map(|line| line.trim().strip_prefix("Depends: "))
+                    .find(|name| name.starts_with("linux-image-"))
+                    .context(
+                        "Debian's linux-image-cloud-amd64 is not to be found: run apt-get update",
+                    )?
+                    .to_owned();
+                let root = self.unpacked(&package)?;
+                fs::write(self.dir.join("kernel-package"), &package)?;
+                root
+            }
+        };
+        let boot = root.join("boot");
+        let release = fs::read_dir(&boot)?
+            .filter_map(Result::ok)
+            .find_map(|entry| {
+                entry
+                    .file_name()
+                    .to_str()?
+                    .strip_prefix("vmlinuz-")
+                    .map(str::to_owned)
+            })
+            .with_context(|| format!("no kernel in {}", boot.display()))?;
+        Ok(Kernel {
+            image: boot.join(format!("vmlinuz-{release}")),
+            modules: root.join("lib/modules").join(&release),
+            release,
+        })
+    }
+}
+
+/// An unpacked kernel package.
+#[derive(Clone, Debug)]
+pub struct Kernel {
+    /// Its release, as `uname -r` says it.
+    pub release: String,
+    /// The bzImage.
+    pub image: PathBuf,
+    /// Its modules.
+    pub modules: PathBuf,
+}
+
+/// Installs Debian packages of which a program is missing.
+pub fn install(programs: &[(&str, &str)]) -> Result<()> {
+    let missing: Vec<_> = programs
+        .iter()
+        .filter(|(program, _)| !is_there(program))
+        .map(|(_, package)| *package)
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    eprintln!("installing {} ...", missing.join(" "));
+    let cache = Cache::open()?;
+    update_lists(&cache.dir)?;
+    let mut command = as_root("apt-get")?;
+    command
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .args(["install", "-y", "--no-install-recommends"])
+        .args(&missing);
+    run(&mut command).with_context(|| {
+        format!(
+            "cannot install {}: install it by hand and try again",
+            missing.join(" ")
+        )
+    })
+}
+
+/// Whether a program (by name) or a file (by path) is there.
+pub fn is_there(program: &str) -> bool {
+    if program.contains('/') {
+        return Path::new(program).exists();
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain([PathBuf::from("/usr/sbin"), PathBuf::from("/sbin")])
+        .any(|dir| dir.join(program).is_file())
+}
+
+/// Fetches the package manager's lists, once a day.
+fn update_lists(cache: &Path) -> Result<()> {
+    let stamp = cache.join("lists-updated");
+    let age = fs::metadata(&stamp)
+        .and_then(|meta| meta.modified())
+        .ok()
+        .and_then(|at| at.elapsed().ok());
+    // The stamp may come from a machine whose lists are not this one's.
+    let lists = fs::read_dir("/var/lib/apt/lists").is_ok_and(|entries| {
+        entries
+            .filter_map(Result::ok)
+            .any(|entry| entry.file_name().to_string_lossy().ends_with("_Packages"))
+    });
+    if lists && age.is_some_and(|age| age.as_secs() < 24 * 3600) {
+        return Ok(());
+    }
+    run(as_root("apt-get")?.args(["update", "-q"]))
+        .context("cannot fetch the package lists: check the network and /etc/apt/sources.list")?;
+    fs::write(stamp, "")?;
+    Ok(())
+}
+
+/// A command that is run by root, through sudo if need be.
+fn as_root(program: &str) -> Result<Command> {
+    // SAFETY: no preconditions.
+    if unsafe { libc::geteuid() } == 0 {
+        return Ok(Command::new(program));
+    }
+    ensure!(
+        is_there("sudo"),
+        "{program} has to be run by root: become root, or install sudo"
+    );
+    let mut command = Command::new("sudo");
+    command.arg(program);
+    Ok(command)
+}
+
+/// Runs a command; what it printed is shown if it fails.
+pub fn run(command: &mut Command) -> Result<()> {
+    output(command).map(|_| ())
+}
+
+/// Runs a command and returns what it printed.
+pub fn output(command: &mut Command) -> Result<String> {
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("cannot run {}", command.get_program().display()))?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    ensure!(
+        output.status.success(),
+        "{:?} failed ({}):\n{text}{}",
+        command,
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok(text)
+}

@@ -1,0 +1,132 @@
+//! Memory that comes and goes.
+
+use std::fs;
+
+use anyhow::{Result, ensure};
+use serde_json::json;
+
+use super::{Context, Entry};
+use crate::{gantry::Gantry, guest::Guest};
+
+pub const SCENARIOS: &[Entry] = &[
+    ("memory: balloon inflates and deflates", balloon),
+    ("memory: free pages are reported to the host", reporting),
+    ("memory: plugged by ACPI", acpi),
+    ("memory: virtio-mem grows and shrinks", virtio_mem),
+];
+
+const MIB: u64 = 1 << 20;
+
+fn total(guest: &mut Guest) -> Result<u64> {
+    Ok(guest
+        .run("awk '/MemTotal/ {print $2}' /proc/meminfo")?
+        .parse::<u64>()?
+        * 1024)
+}
+
+/// Memory that the process holds, in bytes.
+fn resident(gantry: &Gantry) -> Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{}/status", gantry.pid()))?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .unwrap_or("0 kB");
+    Ok(line.trim().trim_end_matches(" kB").parse::<u64>()? * 1024)
+}
+
+fn balloon(context: &Context) -> Result<()> {
+    let more = json!({"balloon": {"size": 0}, "memory": {"thp": false}});
+    let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    // Touch much of the memory first.
+    guest.run("dd if=/dev/zero of=/tmp/fill bs=1M count=120 2>/dev/null; rm /tmp/fill")?;
+    let (before, held) = (total(&mut guest)?, resident(&gantry)?);
+    gantry.put("vm.resize", json!({"desired_balloon": 64 * MIB}))?;
+    gantry.info_until("the balloon has inflated", |info| {
+        info["memory_actual_size"] == 192 * MIB
+    })?;
+    let (inflated, holds) = (total(&mut guest)?, resident(&gantry)?);
+    ensure!(
+        inflated + 60 * MIB < before,
+        "{before} bytes before, {inflated} inflated"
+    );
+    ensure!(
+        holds + 48 * MIB < held,
+        "the host holds {holds} bytes, {held} before"
+    );
+    gantry.put("vm.resize", json!({"desired_balloon": 0}))?;
+    gantry.info_until("the balloon has deflated", |info| {
+        info["memory_actual_size"] == 256 * MIB
+    })?;
+    ensure!(total(&mut guest)? == before);
+    Ok(())
+}
+
+fn reporting(context: &Context) -> Result<()> {
+    let more =
+        json!({"balloon": {"size": 0, "free_page_reporting": true}, "memory": {"thp": false}});
+    let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    guest.run("dd if=/dev/zero of=/tmp/fill bs=1M count=120 2>/dev/null")?;
+    let full = resident(&gantry)?;
+    guest.run(
+        "rm /tmp/fill; echo 3 > /proc/sys/vm/drop_caches; echo 1 > /proc/sys/vm/compact_memory",
+    )?;
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while resident(&gantry)? + 60 * MIB > full {
+        ensure!(
+            std::time::Instant::now() < deadline,
+            "the host still holds {} of {full} bytes",
+            resident(&gantry)?
+        );
+        std::thread::sleep(std::time::Duration::from_millis(200));
+    }
+    Ok(())
+}
+
+fn acpi(context: &Context) -> Result<()> {
+    let more = json!({"memory": {"hotplug_size": 1024 * MIB}});
+    let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    let before = total(&mut guest)?;
+    gantry.put("vm.resize", json!({"desired_ram": 512 * MIB}))?;
+    guest.eventually(
+        "ls -d /sys/devices/system/memory/memory* | wc -l",
+        |blocks| blocks.parse::<u32>().is_ok_and(|blocks| blocks >= 4),
+    )?;
+    guest.run("for m in /sys/devices/system/memory/memory*/state; do echo online > $m 2>/dev/null; done; true")?;
+    let after = total(&mut guest)?;
+    ensure!(
+        after >= before + 240 * MIB,
+        "{before} bytes before, {after} after"
+    );
+    let info = gantry.info()?;
+    ensure!(info["memory_actual_size"] == 512 * MIB, "{info}");
+    let odd = json!({"desired_ram": 513 * MIB});
+    gantry.refused("vm.resize", Some(odd), 400, "multiples")?;
+    gantry.refused(
+        "vm.resize",
+        Some(json!({"desired_ram": 8192 * MIB})),
+        400,
+        "hotplug_size",
+    )
+}
+
+fn virtio_mem(context: &Context) -> Result<()> {
+    let more = json!({"memory": {"hotplug_size": 512 * MIB, "hotplug_method": "VirtioMem"}});
+    let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    guest.run("echo online_movable > /sys/devices/system/memory/auto_online_blocks")?;
+    let before = total(&mut guest)?;
+    gantry.put("vm.resize", json!({"desired_ram": 512 * MIB}))?;
+    gantry.info_until("memory has grown", |info| {
+        info["memory_actual_size"] == 512 * MIB
+    })?;
+    let grown = total(&mut guest)?;
+    ensure!(
+        grown >= before + 200 * MIB,
+        "{before} bytes before, {grown} after"
+    );
+    gantry.put("vm.resize", json!({"desired_ram": 256 * MIB}))?;
+    gantry.info_until("memory has shrunk", |info| {
+        info["memory_actual_size"] == 256 * MIB
+    })?;
+    ensure!(total(&mut guest)? <= before + 16 * MIB);
+    Ok(())
+}

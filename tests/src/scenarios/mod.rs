@@ -1,0 +1,53 @@
+//! What is tested in L1, one file per topic.
+
+mod boot;
+mod disks;
+mod errors;
+mod hotplug;
+mod lifecycle;
+mod memory;
+mod network;
+mod process;
+mod small_devices;
+mod snapshots;
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+
+/// What a scenario works with.
+pub struct Context {
+    /// An empty folder of its own, in memory. Its files are the logs of a failure.
+    pub dir: PathBuf,
+}
+
+/// A scenario.
+pub struct Scenario {
+    /// What it protects, in the words of the summary.
+    pub name: &'static str,
+    /// Runs it.
+    pub run: fn(&Context) -> Result<()>,
+}
+
+/// All scenarios.
+pub fn all() -> Vec<Scenario> {
+    [
+        boot::SCENARIOS,
+        lifecycle::SCENARIOS,
+        disks::SCENARIOS,
+        network::SCENARIOS,
+        small_devices::SCENARIOS,
+        memory::SCENARIOS,
+        hotplug::SCENARIOS,
+        snapshots::SCENARIOS,
+        errors::SCENARIOS,
+        process::SCENARIOS,
+    ]
+    .into_iter()
+    .flatten()
+    .map(|&(name, run)| Scenario { name, run })
+    .collect()
+}
+
+/// A table entry: name and function.
+type Entry = (&'static str, fn(&Context) -> Result<()>);

@@ -1,0 +1,85 @@
+//! Network cards over tap interfaces.
+
+use anyhow::{Result, ensure};
+use serde_json::json;
+
+use super::{Context, Entry};
+use crate::{
+    gantry::Gantry,
+    guest::Guest,
+    net::{exists, sh},
+};
+
+pub const SCENARIOS: &[Entry] = &[
+    ("net: ping and 10 MiB each way over tap", transfer),
+    ("net: several queues", queues),
+    ("net: a missing tap is made and goes with the VM", made),
+];
+
+const HOST: &str = "192.168.77.1";
+const GUEST: &str = "192.168.77.2";
+
+/// Configures the guest's first card and pings the host.
+pub fn set_up(guest: &mut Guest, interface: &str) -> Result<()> {
+    guest.run(&format!(
+        "ifconfig {interface} {GUEST} netmask 255.255.255.0 up"
+    ))?;
+    guest.run(&format!("ping -c 3 -W 2 {HOST}"))?;
+    Ok(())
+}
+
+fn transfer(context: &Context) -> Result<()> {
+    let net = json!({"tap": "tap-t", "ip": HOST, "mask": "255.255.255.0",
+        "mac": "12:34:56:78:9a:bc"});
+    let (gantry, mut guest) = Gantry::boot(&context.dir, json!({"net": [net]}))?;
+    ensure!(guest.run("cat /sys/class/net/eth0/address")? == "12:34:56:78:9a:bc");
+    set_up(&mut guest, "eth0")?;
+    let file = context.dir.join("data");
+    sh(&format!(
+        "dd if=/dev/urandom of={} bs=1M count=10 2>/dev/null",
+        file.display()
+    ))?;
+    let sum = sh(&format!("md5sum < {}", file.display()))?;
+    // To the guest.
+    guest.run("nc -l -p 5000 > /tmp/data & true")?;
+    sh(&format!(
+        "sleep 0.5; nc -w 10 {GUEST} 5000 < {}",
+        file.display()
+    ))?;
+    guest.eventually("md5sum < /tmp/data", |text| text.trim() == sum.trim())?;
+    // And back.
+    let back = context.dir.join("back");
+    let listener = format!("nc -l -p 5001 > {}", back.display());
+    let receiver = std::thread::spawn(move || sh(&listener));
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    guest.run(&format!("nc -w 10 {HOST} 5001 < /tmp/data"))?;
+    receiver
+        .join()
+        .map_err(|_| anyhow::anyhow!("the receiver panicked"))??;
+    ensure!(sh(&format!("md5sum < {}", back.display()))? == sum);
+    let counters = gantry.ok("GET", "vm.counters", None)?;
+    let received = counters["_net0"]["rx_bytes"].as_u64().unwrap_or(0);
+    ensure!(received >= 10 << 20, "counters: {counters}");
+    Ok(())
+}
+
+fn queues(context: &Context) -> Result<()> {
+    let net = json!({"tap": "tap-q", "ip": HOST, "mask": "255.255.255.0", "num_queues": 4});
+    let more = json!({"cpus": {"boot_vcpus": 2, "max_vcpus": 2}, "net": [net]});
+    let (_gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    set_up(&mut guest, "eth0")?;
+    ensure!(guest.run("ls -d /sys/class/net/eth0/queues/rx-* | wc -l")? == "2");
+    Ok(())
+}
+
+fn made(context: &Context) -> Result<()> {
+    let net = json!({"tap": "tap-m", "ip": HOST, "mask": "255.255.255.0"});
+    let (mut gantry, _guest) = Gantry::boot(&context.dir, json!({"net": [net.clone()]}))?;
+    ensure!(exists("tap-m"));
+    gantry.kill()?;
+    ensure!(!exists("tap-m"), "the tap outlives a killed VM");
+    let dir = context.dir.join("again");
+    std::fs::create_dir(&dir)?;
+    let (_gantry, mut guest) = Gantry::boot(&dir, json!({"net": [net]}))?;
+    set_up(&mut guest, "eth0")
+}

@@ -1,0 +1,136 @@
+//! Entropy, consoles and sockets.
+
+use std::{
+    io::{Read, Write},
+    os::unix::net::{UnixListener, UnixStream},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::json;
+
+use super::{Context, Entry};
+use crate::{
+    gantry::Gantry,
+    guest::{BOOT, Guest},
+};
+
+pub const SCENARIOS: &[Entry] = &[
+    ("rng: the guest gets entropy", rng),
+    ("console: virtio console both ways", console),
+    ("console: a pseudo-terminal is named in vm.info", pty),
+    ("console: the debug port is a console", debug_console),
+    ("vsock: echo from host to guest, 1 MiB", vsock_to_guest),
+    (
+        "vsock: the guest reaches a socket of the host",
+        vsock_to_host,
+    ),
+];
+
+fn rng(context: &Context) -> Result<()> {
+    let (_gantry, mut guest) = Gantry::boot(&context.dir, json!({}))?;
+    let current = guest.run("cat /sys/class/misc/hw_random/rng_current")?;
+    ensure!(
+        current.starts_with("virtio_rng"),
+        "current source: {current}"
+    );
+    let bytes = guest.run("dd if=/dev/hwrng bs=64 count=4 2>/dev/null | wc -c")?;
+    ensure!(bytes == "256", "{bytes} bytes");
+    Ok(())
+}
+
+fn console(context: &Context) -> Result<()> {
+    let socket = context.dir.join("console.sock");
+    let more = json!({"console": {"mode": "Socket", "socket": socket}});
+    let (_gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    guest.run("(read line < /dev/hvc0; echo got $line > /dev/hvc0) & true")?;
+    let mut console = Guest::connect(&socket)?;
+    console.send("hello")?;
+    console.wait_for("got hello", BOOT)?;
+    Ok(())
+}
+
+fn pty(context: &Context) -> Result<()> {
+    let gantry = Gantry::start(&context.dir, &[])?;
+    let mut config = crate::gantry::vm(&gantry.serial);
+    config["serial"] = json!({"mode": "Pty"});
+    gantry.put("vm.create", config)?;
+    gantry.act("vm.boot")?;
+    let info = gantry.info()?;
+    let path = info["config"]["serial"]["file"]
+        .as_str()
+        .context("vm.info names no terminal")?;
+    let mut terminal = std::fs::File::open(path)?;
+    let mut seen = Vec::new();
+    let mut buffer = [0; 1024];
+    while !String::from_utf8_lossy(&seen).contains(crate::guest::READY) {
+        let read = terminal.read(&mut buffer)?;
+        seen.extend_from_slice(&buffer[..read]);
+    }
+    Ok(())
+}
+
+fn debug_console(context: &Context) -> Result<()> {
+    let file = context.dir.join("debug.txt");
+    let more = json!({"debug_console": {"mode": "File", "file": file}});
+    let (_gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    guest.run("echo -n 'from port e9' > /tmp/t; dd if=/tmp/t of=/dev/port bs=1 seek=233 count=1 2>/dev/null")?;
+    let text = std::fs::read_to_string(&file)?;
+    ensure!(text.starts_with('f'), "debug console: {text:?}");
+    Ok(())
+}
+
+fn vsock_to_guest(context: &Context) -> Result<()> {
+    let socket = context.dir.join("vsock");
+    let more = json!({"vsock": {"cid": 3, "socket": socket}});
+    let (_gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    guest.run("agent vsock-echo 1234 & true")?;
+    guest.wait_for("listening", BOOT)?;
+    let mut stream = UnixStream::connect(&socket)?;
+    stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+    stream.write_all(b"CONNECT 1234\n")?;
+    let mut line = Vec::new();
+    let mut byte = [0];
+    while !line.ends_with(b"\n") {
+        stream.read_exact(&mut byte)?;
+        line.push(byte[0]);
+    }
+    ensure!(
+        line.starts_with(b"OK "),
+        "{}",
+        String::from_utf8_lossy(&line)
+    );
+    let data: Vec<u8> = (0..1_u32 << 20)
+        .map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8)
+        .collect();
+    let mut sender = stream.try_clone()?;
+    let sent = data.clone();
+    let sending = thread::spawn(move || sender.write_all(&sent));
+    let mut back = vec![0; data.len()];
+    stream.read_exact(&mut back)?;
+    sending
+        .join()
+        .map_err(|_| anyhow::anyhow!("the sender panicked"))??;
+    ensure!(back == data, "what came back is not what was sent");
+    Ok(())
+}
+
+fn vsock_to_host(context: &Context) -> Result<()> {
+    let socket = context.dir.join("vsock");
+    let listener = UnixListener::bind(context.dir.join("vsock_77"))?;
+    let server = thread::spawn(move || -> std::io::Result<()> {
+        let (mut stream, _) = listener.accept()?;
+        let mut buffer = [0; 64];
+        let read = stream.read(&mut buffer)?;
+        stream.write_all(&buffer[..read])
+    });
+    let more = json!({"vsock": {"cid": 42, "socket": socket}});
+    let (_gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    let answer = guest.run("agent vsock-send 77 over-vsock")?;
+    ensure!(answer == "over-vsock", "{answer}");
+    server
+        .join()
+        .map_err(|_| anyhow::anyhow!("the server panicked"))??;
+    Ok(())
+}

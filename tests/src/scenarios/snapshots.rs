@@ -1,0 +1,127 @@
+//! Snapshots.
+
+use std::fs;
+
+use anyhow::{Result, ensure};
+use serde_json::{Value, json};
+
+use super::{
+    Context, Entry,
+    disks::{image, write_pattern},
+    lifecycle::{next_count, start_counting},
+};
+use crate::{gantry::Gantry, guest::Guest};
+
+pub const SCENARIOS: &[Entry] = &[
+    (
+        "snapshot: kill -9, restore, and the guest goes on counting",
+        |c| restore(c, "Copy"),
+    ),
+    ("snapshot: restore on demand", |c| restore(c, "OnDemand")),
+    ("snapshot: devices work after a restore", devices),
+    (
+        "snapshot: a damaged or foreign snapshot is refused",
+        damaged,
+    ),
+];
+
+fn url(context: &Context) -> String {
+    format!("file://{}", context.dir.join("snapshot").display())
+}
+
+fn take(gantry: &Gantry, context: &Context) -> Result<()> {
+    let body = json!({"destination_url": url(context)});
+    gantry.refused("vm.snapshot", Some(body.clone()), 405, "pause")?;
+    gantry.act("vm.pause")?;
+    gantry.put("vm.snapshot", body)?;
+    Ok(())
+}
+
+/// Starts a new process for the restored guest.
+fn restored(context: &Context, more: Value) -> Result<(Gantry, Guest)> {
+    let dir = context.dir.join("restored");
+    fs::create_dir_all(&dir)?;
+    let gantry = Gantry::start(&dir, &[])?;
+    let mut body = json!({"source_url": url(context), "resume": true});
+    crate::gantry::merge(&mut body, more);
+    gantry.put("vm.restore", body)?;
+    // The serial port's socket is where the configuration says.
+    let guest = Guest::connect(&context.dir.join("serial.sock"))?;
+    Ok((gantry, guest))
+}
+
+fn restore(context: &Context, mode: &str) -> Result<()> {
+    let more = json!({"cpus": {"boot_vcpus": 2, "max_vcpus": 2}});
+    let (mut gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    start_counting(&mut guest)?;
+    let before = next_count(&mut guest)?;
+    take(&gantry, context)?;
+    gantry.kill()?;
+    let (gantry, mut guest) = restored(context, json!({"memory_restore_mode": mode}))?;
+    let after = next_count(&mut guest)?;
+    ensure!(after >= before, "{before} before, {after} after");
+    ensure!(after < before + 100, "{before} before, {after} after");
+    ensure!(next_count(&mut guest)? > after);
+    ensure!(gantry.state()? == "Running");
+    ensure!(guest.run("nproc")?.ends_with('2'));
+    Ok(())
+}
+
+fn devices(context: &Context) -> Result<()> {
+    let path = context.dir.join("disk.raw");
+    image(&path, 32 << 20)?;
+    let more = json!({
+        "disks": [{"path": path, "image_type": "Raw"}],
+        "net": [{"tap": "tap-s", "ip": "192.168.77.1", "mask": "255.255.255.0"}],
+        "balloon": {"size": 0},
+        "vsock": {"cid": 3, "socket": context.dir.join("vsock")},
+    });
+    let (mut gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    super::network::set_up(&mut guest, "eth0")?;
+    let sum = write_pattern(&mut guest, "/dev/vda", 8)?;
+    take(&gantry, context)?;
+    gantry.kill()?;
+    let (gantry, mut guest) = restored(context, json!({}))?;
+    guest.run("echo 3 > /proc/sys/vm/drop_caches")?;
+    ensure!(guest.run("dd if=/dev/vda bs=1M count=8 2>/dev/null | md5sum")? == sum);
+    write_pattern(&mut guest, "/dev/vda", 8)?;
+    guest.run("ping -c 3 -W 2 192.168.77.1")?;
+    guest.run("dd if=/dev/hwrng bs=64 count=1 2>/dev/null | wc -c")?;
+    // Hot-plug still works, too.
+    let hot = context.dir.join("hot.raw");
+    image(&hot, 1 << 20)?;
+    gantry.put("vm.add-disk", json!({"path": hot}))?;
+    guest.eventually("ls /dev/vdb", |text| text == "/dev/vdb")?;
+    Ok(())
+}
+
+fn damaged(context: &Context) -> Result<()> {
+    let (gantry, _guest) = Gantry::boot(&context.dir, json!({}))?;
+    take(&gantry, context)?;
+    gantry.act("vm.delete")?;
+    let snapshot = context.dir.join("snapshot");
+    let request = json!({"source_url": url(context)});
+    let state = fs::read(snapshot.join("state.json"))?;
+    let mut broken = state.clone();
+    let middle = broken.len() / 2;
+    broken[middle] ^= 1;
+    fs::write(snapshot.join("state.json"), &broken)?;
+    gantry.refused("vm.restore", Some(request.clone()), 500, "damaged")?;
+    let text = String::from_utf8_lossy(&state).replacen("\"version\":1", "\"version\":99", 1);
+    fs::write(snapshot.join("state.json"), text)?;
+    gantry.refused("vm.restore", Some(request.clone()), 500, "version 99")?;
+    fs::write(snapshot.join("state.json"), &state)?;
+    let memory = fs::File::options()
+        .write(true)
+        .open(snapshot.join("memory-ranges"))?;
+    memory.set_len(1 << 20)?;
+    gantry.refused("vm.restore", Some(request), 500, "truncated")?;
+    let nowhere = json!({"source_url": "file:///nowhere"});
+    gantry.refused("vm.restore", Some(nowhere), 500, "nowhere")?;
+    gantry.refused(
+        "vm.restore",
+        Some(json!({"source_url": "nowhere"})),
+        400,
+        "file://",
+    )
+}
