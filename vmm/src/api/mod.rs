@@ -12,16 +12,29 @@
 //! Requests are carried out one after the other by the thread that owns the machine; meanwhile
 //! the server goes on accepting connections and reading requests.
 
+mod body;
 mod channel;
+mod connection;
 mod error;
+mod http;
+mod listener;
 pub mod model;
 mod request;
+mod routes;
+mod server;
 
 pub use channel::{ApiReceiver, ApiSender, Reply, channel};
 pub use error::{ApiError, Status, error_chain};
+pub use http::{MAX_BODY, MAX_HEAD};
+pub use listener::{ApiSocket, ListenError, Listener};
 pub use model::{
     DeviceNode, MemoryRestoreMode, PciDeviceInfo, RestoreConfig, RestoredNet, VmCoredumpData,
     VmCounters, VmInfo, VmMemoryZoneUpdate, VmRemoveDevice, VmResize, VmResizeDisk, VmResizeZone,
     VmSnapshotConfig, VmState, VmmPingResponse,
 };
 pub use request::{Handler, Request, Response};
+pub use routes::{PREFIX, ROUTES, Route};
+pub use server::{MAX_CONNECTIONS, Server};
+
+#[cfg(test)]
+mod tests;

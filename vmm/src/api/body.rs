@@ -1,0 +1,185 @@
+//! Bodies of requests: JSON to types, with errors that say where.
+
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::Value;
+
+use super::{ApiError, Status};
+
+/// Names under which a field is known besides its own.
+const ALIASES: &[&str] = &["serial_number", "uuid"];
+
+/// Parses a body. Fields that are not known are ignored, as Cloud Hypervisor does, and logged.
+pub fn parse<T: DeserializeOwned + Serialize>(path: &str, body: &[u8]) -> Result<T, ApiError> {
+    if body.is_empty() {
+        let message = format!("{path} needs a JSON body");
+        return Err(ApiError::message(Status::BadRequest, message));
+    }
+    let parsed: T = serde_json::from_slice(body).map_err(|error| {
+        let place = place(body, offset(body, error.line(), error.column()));
+        let place = if place.is_empty() {
+            String::new()
+        } else {
+            format!(" at {place}")
+        };
+        ApiError::new(Status::BadRequest, &error)
+            .context(format!("the body of {path} is not as it should be{place}"))
+    })?;
+    let mut unknown = Vec::new();
+    // Both have been parsed or made from what was parsed, so neither fails.
+    if let (Ok(sent), Ok(known)) = (
+        serde_json::from_slice::<Value>(body),
+        serde_json::to_value(&parsed),
+    ) {
+        unknown_fields(&sent, &known, "", &mut unknown);
+    }
+    if !unknown.is_empty() {
+        log::warn!("{path}: unknown fields are ignored: {}", unknown.join(", "));
+    }
+    Ok(parsed)
+}
+
+/// Fields that were sent and are not in what was understood. `null` and empty lists say nothing.
+fn unknown_fields(sent: &Value, known: &Value, place: &str, found: &mut Vec<String>) {
+    match (sent, known) {
+        (Value::Object(sent), Value::Object(known)) => {
+            for (name, value) in sent {
+                let place = if place.is_empty() {
+                    name.clone()
+                } else {
+                    format!("{place}.{name}")
+                };
+                match known.get(name) {
+                    Some(known) => unknown_fields(value, known, &place, found),
+                    None if value.is_null() || *value == Value::Array(Vec::new()) => {}
+                    None if ALIASES.contains(&name.as_str()) => {}
+                    None => found.push(place),
+                }
+            }
+        }
+        (Value::Array(sent), Value::Array(known)) => {
+            for (index, (sent, known)) in sent.iter().zip(known).enumerate() {
+                unknown_fields(sent, known, &format!("{place}[{index}]"), found);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Byte offset of a line and column, both from 1.
+fn offset(body: &[u8], line: usize, column: usize) -> usize {
+    let before: usize = body
+        .split_inclusive(|byte| *byte == b'\n')
+        .take(line.saturating_sub(1))
+        .map(<[u8]>::len)
+        .sum();
+    (before + column).min(body.len())
+}
+
+enum Level {
+    Object { key: String },
+    Array { index: usize },
+}
+
+/// Path of the value that ends at or encloses `end`: `disks[1].readonly`.
+fn place(body: &[u8], end: usize) -> String {
+    let mut levels: Vec<Level> = Vec::new();
+    let mut text: Option<String> = None;
+    let mut escaped = false;
+    let mut last = String::new();
+    for &byte in &body[..end.min(body.len())] {
+        if let Some(current) = &mut text {
+            match byte {
+                _ if escaped => escaped = false,
+                b'\\' => escaped = true,
+                b'"' => {
+                    last = text.take().unwrap_or_default();
+                    continue;
+                }
+                _ => {}
+            }
+            current.push(char::from(byte));
+            continue;
+        }
+        match byte {
+            b'"' => text = Some(String::new()),
+            b'{' => levels.push(Level::Object { key: String::new() }),
+            b'[' => levels.push(Level::Array { index: 0 }),
+            // The last byte read may close the very value that the error is about.
+            b'}' | b']' => drop(levels.pop()),
+            b':' => {
+                if let Some(Level::Object { key }) = levels.last_mut() {
+                    *key = std::mem::take(&mut last);
+                }
+            }
+            b',' => match levels.last_mut() {
+                Some(Level::Array { index }) => *index += 1,
+                Some(Level::Object { key }) => key.clear(),
+                None => {}
+            },
+            _ => {}
+        }
+    }
+    let mut place = String::new();
+    for level in levels {
+        match level {
+            Level::Object { key } if key.is_empty() => {}
+            Level::Object { key } => {
+                if !place.is_empty() {
+                    place.push('.');
+                }
+                place.push_str(&key);
+            }
+            Level::Array { index } => place.push_str(&format!("[{index}]")),
+        }
+    }
+    place
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::config::VmConfig;
+
+    fn error(body: &str) -> String {
+        parse::<VmConfig>("vm.create", body.as_bytes())
+            .unwrap_err()
+            .to_string()
+    }
+
+    #[test]
+    fn an_error_says_where_the_body_is_wrong() {
+        let text = error(r#"{"payload":{},"disks":[{"path":"a"},{"readonly":"no"}]}"#);
+        assert!(
+            text.contains("at disks[1].readonly: invalid type"),
+            "{text}"
+        );
+        assert!(text.contains("line 1 column 52"), "{text}");
+        let text = error("{\"payload\":{},\n\"cpus\":{\"boot_vcpus\":1}}");
+        assert!(
+            text.contains("at cpus: missing field `max_vcpus`"),
+            "{text}"
+        );
+        assert!(error("").contains("needs a JSON body"));
+        assert!(error("{").contains("EOF"));
+        assert!(error("[]]").contains("invalid length 0") || error("[]]").contains("invalid"));
+    }
+
+    #[test]
+    fn fields_that_mean_something_and_are_not_known_are_found() {
+        let sent = serde_json::json!({"a": {"b": 1, "x": 2, "n": null}, "l": [{"y": 0}], "e": []});
+        let known = serde_json::json!({"a": {"b": 1}, "l": [{"z": 1}]});
+        let mut found = Vec::new();
+        unknown_fields(&sent, &known, "", &mut found);
+        assert_eq!(found, ["a.x", "l[0].y"]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_body_makes_the_parser_panic(body in "[\\[\\]{}\",:a\\\\\n0-9]{0,64}") {
+            let _ = parse::<VmConfig>("vm.create", body.as_bytes());
+            let _ = place(body.as_bytes(), body.len());
+        }
+    }
+}

@@ -1,0 +1,326 @@
+//! The paths of the API: which request each one is.
+
+use std::os::fd::OwnedFd;
+
+use serde::{Serialize, de::DeserializeOwned};
+
+use super::{ApiError, Request, RestoreConfig, Status, body};
+use crate::config::{
+    DeviceConfig, DiskConfig, FsConfig, GenericVhostUserConfig, Invalid, NetConfig, PmemConfig,
+    UserDeviceConfig, VdpaConfig, VmConfig, VsockConfig,
+};
+
+/// What all paths start with.
+pub const PREFIX: &str = "/api/v1/";
+
+/// How a path becomes a request.
+#[derive(Clone, Copy)]
+enum Action {
+    /// Without a body.
+    Plain(fn() -> Request),
+    /// With a body.
+    Body(fn(&str, &[u8]) -> Result<Request, ApiError>),
+    /// With a body and descriptors.
+    Descriptors(fn(&str, &[u8], Vec<OwnedFd>) -> Result<Request, ApiError>),
+    /// Not done by Gantry: the body is checked, then refused.
+    Unsupported(
+        Status,
+        fn(&str, &[u8]) -> Result<(), ApiError>,
+        &'static str,
+    ),
+}
+
+/// One path.
+#[derive(Clone, Copy)]
+pub struct Route {
+    /// `GET` or `PUT`.
+    pub method: &'static str,
+    /// What follows [`PREFIX`].
+    pub path: &'static str,
+    action: Action,
+}
+
+const fn get(path: &'static str, request: fn() -> Request) -> Route {
+    let method = "GET";
+    let action = Action::Plain(request);
+    Route {
+        method,
+        path,
+        action,
+    }
+}
+
+const fn put(path: &'static str, action: Action) -> Route {
+    let method = "PUT";
+    Route {
+        method,
+        path,
+        action,
+    }
+}
+
+/// All paths.
+pub const ROUTES: &[Route] = &[
+    get("vmm.ping", || Request::VmmPing),
+    get("vmm.metrics", || Request::VmmMetrics),
+    put("vmm.shutdown", Action::Plain(|| Request::VmmShutdown)),
+    get("vm.info", || Request::VmInfo),
+    get("vm.counters", || Request::VmCounters),
+    put("vm.create", Action::Body(create)),
+    put("vm.delete", Action::Plain(|| Request::VmDelete)),
+    put("vm.boot", Action::Plain(|| Request::VmBoot)),
+    put("vm.pause", Action::Plain(|| Request::VmPause)),
+    put("vm.resume", Action::Plain(|| Request::VmResume)),
+    put("vm.shutdown", Action::Plain(|| Request::VmShutdown)),
+    put("vm.reboot", Action::Plain(|| Request::VmReboot)),
+    put("vm.power-button", Action::Plain(|| Request::VmPowerButton)),
+    put("vm.nmi", Action::Plain(|| Request::VmNmi)),
+    put(
+        "vm.resize",
+        Action::Body(|p, b| plain(p, b, Request::VmResize)),
+    ),
+    put(
+        "vm.resize-disk",
+        Action::Body(|p, b| plain(p, b, Request::VmResizeDisk)),
+    ),
+    put(
+        "vm.resize-zone",
+        Action::Body(|p, b| plain(p, b, Request::VmResizeZone)),
+    ),
+    put("vm.add-disk", Action::Body(add_disk)),
+    put("vm.add-net", Action::Descriptors(add_net)),
+    put("vm.add-pmem", Action::Body(add_pmem)),
+    put("vm.add-vsock", Action::Body(add_vsock)),
+    put(
+        "vm.remove-device",
+        Action::Body(|p, b| plain(p, b, Request::VmRemoveDevice)),
+    ),
+    put(
+        "vm.snapshot",
+        Action::Body(|p, b| plain(p, b, Request::VmSnapshot)),
+    ),
+    put("vm.restore", Action::Descriptors(restore)),
+    put(
+        "vm.coredump",
+        Action::Body(|p, b| plain(p, b, Request::VmCoredump)),
+    ),
+    unsupported::<DeviceConfig>("vm.add-device", "physical devices (VFIO)"),
+    unsupported::<UserDeviceConfig>(
+        "vm.add-user-device",
+        "devices of other processes (vfio-user)",
+    ),
+    unsupported::<FsConfig>("vm.add-fs", "shared folders (virtio-fs)"),
+    unsupported::<GenericVhostUserConfig>(
+        "vm.add-generic-vhost-user",
+        "devices of other processes (vhost-user)",
+    ),
+    unsupported::<VdpaConfig>("vm.add-vdpa", "vDPA devices"),
+    put(
+        "vm.send-migration",
+        Action::Unsupported(Status::Internal, |_, _| Ok(()), "live migration"),
+    ),
+    put(
+        "vm.receive-migration",
+        Action::Unsupported(Status::Internal, |_, _| Ok(()), "live migration"),
+    ),
+];
+
+const fn unsupported<T: DeserializeOwned + Serialize>(
+    path: &'static str,
+    what: &'static str,
+) -> Route {
+    let check = |path: &str, body: &[u8]| body::parse::<T>(path, body).map(drop);
+    put(path, Action::Unsupported(Status::BadRequest, check, what))
+}
+
+/// A request cannot be made from what a client sent.
+#[derive(Debug)]
+pub struct Refusal {
+    /// What to answer.
+    pub error: ApiError,
+    /// The method that the path has, if that is what was wrong.
+    pub allow: Option<&'static str>,
+}
+
+impl From<ApiError> for Refusal {
+    fn from(error: ApiError) -> Self {
+        Self { error, allow: None }
+    }
+}
+
+/// Finds out what is asked for.
+pub fn route(method: &str, path: &str, body: &[u8], fds: Vec<OwnedFd>) -> Result<Request, Refusal> {
+    let name = path.strip_prefix(PREFIX);
+    let Some(route) = ROUTES.iter().find(|route| Some(route.path) == name) else {
+        let message = format!("there is no '{path}'; paths start with {PREFIX}");
+        return Err(ApiError::message(Status::NotFound, message).into());
+    };
+    if route.method != method {
+        let message = format!("{} is asked for with {}", route.path, route.method);
+        return Err(Refusal {
+            error: ApiError::message(Status::MethodNotAllowed, message),
+            allow: Some(route.method),
+        });
+    }
+    if let Action::Descriptors(request) = route.action {
+        return Ok(request(route.path, body, fds)?);
+    }
+    if !fds.is_empty() {
+        let message = format!("{} takes no descriptors; vm.add-net does", route.path);
+        return Err(ApiError::message(Status::BadRequest, message).into());
+    }
+    match route.action {
+        Action::Plain(request) => Ok(request()),
+        Action::Body(request) => Ok(request(route.path, body)?),
+        Action::Descriptors(request) => Ok(request(route.path, body, fds)?),
+        Action::Unsupported(status, check, what) => {
+            check(route.path, body)?;
+            let message = format!("not supported by Gantry: {what}");
+            Err(ApiError::message(status, message).into())
+        }
+    }
+}
+
+fn plain<T: DeserializeOwned + Serialize>(
+    path: &str,
+    body: &[u8],
+    request: fn(T) -> Request,
+) -> Result<Request, ApiError> {
+    body::parse(path, body).map(request)
+}
+
+fn invalid(error: &Invalid) -> ApiError {
+    ApiError::new(Status::BadRequest, error).context("the configuration is not valid")
+}
+
+fn create(path: &str, body: &[u8]) -> Result<Request, ApiError> {
+    let config: Box<VmConfig> = body::parse(path, body)?;
+    config.validate().map_err(|error| invalid(&error))?;
+    Ok(Request::VmCreate(config))
+}
+
+fn add_disk(path: &str, body: &[u8]) -> Result<Request, ApiError> {
+    let config: Box<DiskConfig> = body::parse(path, body)?;
+    config.validate().map_err(|error| invalid(&error))?;
+    Ok(Request::VmAddDisk(config))
+}
+
+fn add_net(path: &str, body: &[u8], fds: Vec<OwnedFd>) -> Result<Request, ApiError> {
+    let config: Box<NetConfig> = body::parse(path, body)?;
+    config.validate().map_err(|error| invalid(&error))?;
+    if !fds.is_empty() && usize::from(config.num_queues) != 2 * fds.len() {
+        let message = format!(
+            "{} descriptors came with the request, but num_queues is {}: one is needed for each \
+             pair of queues",
+            fds.len(),
+            config.num_queues
+        );
+        return Err(ApiError::message(Status::BadRequest, message));
+    }
+    Ok(Request::VmAddNet(config, fds))
+}
+
+fn add_pmem(path: &str, body: &[u8]) -> Result<Request, ApiError> {
+    let config: PmemConfig = body::parse(path, body)?;
+    config.validate().map_err(|error| invalid(&error))?;
+    Ok(Request::VmAddPmem(config))
+}
+
+fn add_vsock(path: &str, body: &[u8]) -> Result<Request, ApiError> {
+    let config: VsockConfig = body::parse(path, body)?;
+    config.validate().map_err(|error| invalid(&error))?;
+    Ok(Request::VmAddVsock(config))
+}
+
+fn restore(path: &str, body: &[u8], fds: Vec<OwnedFd>) -> Result<Request, ApiError> {
+    let config: RestoreConfig = body::parse(path, body)?;
+    let named = config
+        .net_fds
+        .iter()
+        .flatten()
+        .try_fold(0_usize, |sum, net| sum.checked_add(net.num_fds));
+    if named != Some(fds.len()) {
+        let message = format!(
+            "{} descriptors came with the request, but net_fds is about {}",
+            fds.len(),
+            named.unwrap_or(usize::MAX)
+        );
+        return Err(ApiError::message(Status::BadRequest, message));
+    }
+    Ok(Request::VmRestore(config, fds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(method: &str, path: &str, body: &str) -> (u16, String) {
+        let refusal = route(method, path, body.as_bytes(), Vec::new()).unwrap_err();
+        (refusal.error.status().code(), refusal.error.to_string())
+    }
+
+    #[test]
+    fn a_path_with_its_method_and_body_is_a_request() {
+        let route = |method, path, body: &str| route(method, path, body.as_bytes(), Vec::new());
+        assert!(matches!(
+            route("GET", "/api/v1/vm.info", ""),
+            Ok(Request::VmInfo)
+        ));
+        let body = r#"{"desired_vcpus":4,"desired_ram":2147483648,"desired_balloon":null}"#;
+        let Ok(Request::VmResize(resize)) = route("PUT", "/api/v1/vm.resize", body) else {
+            panic!("no resize");
+        };
+        assert_eq!(resize.desired_vcpus, Some(4));
+        let body = r#"{"payload":{"kernel":"/k"}}"#;
+        assert!(matches!(
+            route("PUT", "/api/v1/vm.create", body),
+            Ok(Request::VmCreate(_))
+        ));
+    }
+
+    #[test]
+    fn what_is_no_request_is_refused_with_its_status() {
+        assert_eq!(refused("GET", "/api/v1/vm.dance", "").0, 404);
+        assert_eq!(refused("GET", "/vm.info", "").0, 404);
+        assert_eq!(refused("PUT", "/api/v1/vm.info", "").0, 405);
+        assert_eq!(refused("GET", "/api/v1/vm.boot", "").0, 405);
+        assert_eq!(refused("PUT", "/api/v1/vm.resize", "").0, 400);
+        assert_eq!(refused("PUT", "/api/v1/vm.create", "{}").0, 400);
+        let (status, message) = refused("PUT", "/api/v1/vm.add-disk", "{}");
+        assert_eq!(status, 400);
+        assert!(message.contains("path: is missing"), "{message}");
+    }
+
+    #[test]
+    fn what_gantry_does_not_do_is_refused_after_the_body_was_understood() {
+        let (status, message) = refused("PUT", "/api/v1/vm.add-fs", "{}");
+        assert_eq!(status, 400);
+        assert!(message.contains("missing field `tag`"), "{message}");
+        let body = r#"{"tag":"t","socket":"/s"}"#;
+        let (status, message) = refused("PUT", "/api/v1/vm.add-fs", body);
+        assert_eq!(status, 400);
+        assert!(message.contains("not supported by Gantry"), "{message}");
+        let device = r#"{"path":"/sys/bus/pci/devices/0000:01:00.0","iommu":false}"#;
+        assert_eq!(refused("PUT", "/api/v1/vm.add-device", device).0, 400);
+        let migration = r#"{"destination_url":"unix:/x"}"#;
+        assert_eq!(
+            refused("PUT", "/api/v1/vm.send-migration", migration).0,
+            500
+        );
+    }
+
+    #[test]
+    fn descriptors_have_to_be_expected_and_as_many_as_expected() {
+        let fd = || vec![OwnedFd::from(std::fs::File::open("/dev/null").unwrap())];
+        let ping = route("GET", "/api/v1/vmm.ping", b"", fd()).unwrap_err();
+        assert_eq!(ping.error.status(), Status::BadRequest);
+        let request = route("PUT", "/api/v1/vm.add-net", b"{}", fd()).unwrap();
+        assert!(matches!(request, Request::VmAddNet(_, fds) if fds.len() == 1));
+        let body = br#"{"num_queues":4}"#;
+        let refusal = route("PUT", "/api/v1/vm.add-net", body, fd()).unwrap_err();
+        assert_eq!(refusal.error.status(), Status::BadRequest);
+        let body = br#"{"source_url":"file:///s","net_fds":[{"id":"n","num_fds":1}]}"#;
+        assert!(route("PUT", "/api/v1/vm.restore", body, fd()).is_ok());
+        assert!(route("PUT", "/api/v1/vm.restore", body, Vec::new()).is_err());
+    }
+}

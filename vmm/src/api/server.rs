@@ -1,0 +1,306 @@
+//! The thread that serves the API's socket.
+//!
+//! One thread, one epoll instance, non-blocking sockets: a client that sends nothing, half a
+//! request, or does not read its response costs a connection, of which there are
+//! [`MAX_CONNECTIONS`]; when they are used up, the one that has been idle longest goes.
+
+use std::{
+    collections::HashMap,
+    io,
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    sync::{Arc, mpsc},
+    thread,
+    time::{Duration, Instant},
+};
+
+use devices::thread::{ThreadRole, ThreadSpawner};
+use vmm_sys_util::{
+    epoll::{ControlOperation, Epoll, EpollEvent, EventSet},
+    eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd},
+};
+
+use super::{
+    ApiError, ApiSender, Reply, Response,
+    connection::{Connection, Progress},
+    listener::Listener,
+};
+
+/// Connections at a time.
+pub const MAX_CONNECTIONS: usize = 64;
+
+/// Connections accepted before the others get their turn.
+const ACCEPTS: usize = 64;
+
+/// How long responses may take to leave when the server stops.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// How long accepting rests when the process has no descriptor left.
+const NO_DESCRIPTOR: Duration = Duration::from_millis(50);
+
+const LISTENER: u64 = 0;
+const ANSWERS: u64 = 1;
+const STOP: u64 = 2;
+const FIRST_CONNECTION: u64 = 3;
+
+type Answer = (u64, Result<Response, ApiError>);
+
+/// A running server.
+pub struct Server {
+    stop: EventFd,
+    thread: thread::JoinHandle<()>,
+}
+
+impl Server {
+    /// Starts to serve, on a thread called `http-server`.
+    pub fn start(
+        listener: Listener,
+        sender: ApiSender,
+        spawner: &dyn ThreadSpawner,
+    ) -> io::Result<Self> {
+        let stop = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
+        let mut server = Loop::new(listener, sender, stop.try_clone()?)?;
+        let body = Box::new(move || server.run());
+        let thread = spawner.spawn(ThreadRole::Api, "http-server", body)?;
+        Ok(Self { stop, thread })
+    }
+
+    /// Stops: no new requests, responses still leave, the socket's file is removed.
+    pub fn stop(self) {
+        if let Err(error) = self.stop.write(1) {
+            log::error!("cannot stop the API server: {error}");
+        } else if self.thread.join().is_err() {
+            log::error!("the API server panicked");
+        }
+    }
+}
+
+struct Loop {
+    epoll: Epoll,
+    listener: Option<Listener>,
+    sender: ApiSender,
+    stop: EventFd,
+    answers: mpsc::Receiver<Answer>,
+    answer_sender: mpsc::Sender<Answer>,
+    answered: Arc<EventFd>,
+    connections: HashMap<u64, Connection>,
+    next: u64,
+}
+
+impl Loop {
+    fn new(listener: Listener, sender: ApiSender, stop: EventFd) -> io::Result<Self> {
+        let epoll = Epoll::new()?;
+        let answered = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?);
+        for (fd, token) in [
+            (listener.socket().as_raw_fd(), LISTENER),
+            (answered.as_raw_fd(), ANSWERS),
+            (stop.as_raw_fd(), STOP),
+        ] {
+            let event = EpollEvent::new(EventSet::IN, token);
+            epoll.ctl(ControlOperation::Add, fd, event)?;
+        }
+        let (answer_sender, answers) = mpsc::channel();
+        Ok(Self {
+            epoll,
+            listener: Some(listener),
+            sender,
+            stop,
+            answers,
+            answer_sender,
+            answered,
+            connections: HashMap::new(),
+            next: FIRST_CONNECTION,
+        })
+    }
+
+    fn run(&mut self) {
+        let mut events = [EpollEvent::default(); 64];
+        let mut end: Option<Instant> = None;
+        loop {
+            let wait = self.timeout(end, Instant::now());
+            let ready = match self.epoll.wait(wait, &mut events) {
+                Ok(ready) => ready,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
+                Err(error) => {
+                    log::error!("the API server cannot wait for events: {error}");
+                    break;
+                }
+            };
+            let now = Instant::now();
+            for event in &events[..ready] {
+                match event.data() {
+                    LISTENER => self.accept(now),
+                    ANSWERS => drop(self.answered.read()),
+                    STOP => {
+                        drop(self.stop.read());
+                        end = Some(now + LAST_WORDS);
+                        self.stop_accepting();
+                    }
+                    id => self.serve(id, event.event_set(), now),
+                }
+            }
+            while let Ok((id, answer)) = self.answers.try_recv() {
+                self.on(id, |connection| connection.answer(&answer, now));
+            }
+            self.expire(now);
+            if let Some(end) = end
+                && (now >= end || !self.connections.values().any(Connection::is_busy))
+            {
+                break;
+            }
+        }
+        self.stop_accepting();
+        self.connections.clear();
+    }
+
+    /// Milliseconds until something has to happen; -1 for never.
+    fn timeout(&self, end: Option<Instant>, now: Instant) -> i32 {
+        let deadlines = self.connections.values().filter_map(Connection::deadline);
+        match deadlines.chain(end).min() {
+            Some(first) => {
+                let wait = first.saturating_duration_since(now).as_millis() + 1;
+                i32::try_from(wait).unwrap_or(i32::MAX)
+            }
+            None => -1,
+        }
+    }
+
+    /// Closes the socket, which removes its file.
+    fn stop_accepting(&mut self) {
+        if let Some(listener) = self.listener.take() {
+            let fd = listener.socket().as_raw_fd();
+            // Closing the socket would remove it, too.
+            let _ = self
+                .epoll
+                .ctl(ControlOperation::Delete, fd, EpollEvent::default());
+        }
+    }
+
+    fn accept(&mut self, now: Instant) {
+        for _ in 0..ACCEPTS {
+            let Some(listener) = &self.listener else {
+                return;
+            };
+            // SAFETY: the address is not asked for.
+            let fd = unsafe {
+                libc::accept4(
+                    listener.socket().as_raw_fd(),
+                    std::ptr::null_mut(),
+                    std::ptr::null_mut(),
+                    libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC,
+                )
+            };
+            if fd < 0 {
+                let error = io::Error::last_os_error();
+                match error.raw_os_error() {
+                    Some(libc::EINTR | libc::ECONNABORTED) => continue,
+                    Some(libc::EAGAIN) => {}
+                    Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS)
+                        if self.evict() => {}
+                    _ => {
+                        log::warn!("cannot accept a connection to the API: {error}");
+                        // The listener stays readable: without a rest this would be a busy loop.
+                        thread::sleep(NO_DESCRIPTOR);
+                    }
+                }
+                return;
+            }
+            // SAFETY: accepted just now, owned by nobody else.
+            let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+            if self.connections.len() >= MAX_CONNECTIONS && !self.evict() {
+                // All carry out requests, which only serve one at a time: the client sees its
+                // connection closed.
+                log::warn!("the API has {MAX_CONNECTIONS} requests in progress and takes no more");
+                continue;
+            }
+            let id = self.next;
+            self.next += 1;
+            let event = EpollEvent::new(EventSet::IN, id);
+            match self.epoll.ctl(ControlOperation::Add, fd, event) {
+                Ok(()) => drop(self.connections.insert(id, Connection::new(socket, now))),
+                Err(error) => log::warn!("cannot serve a connection to the API: {error}"),
+            }
+        }
+    }
+
+    /// Closes the connection that is missed least; false if all are in use.
+    fn evict(&mut self) -> bool {
+        let candidates = self
+            .connections
+            .iter()
+            .filter_map(|(id, connection)| Some((connection.evictable()?, *id)));
+        match candidates.min() {
+            Some((_, id)) => self.connections.remove(&id).is_some(),
+            None => false,
+        }
+    }
+
+    fn serve(&mut self, id: u64, events: EventSet, now: Instant) {
+        let gone = events.intersects(EventSet::HANG_UP | EventSet::ERROR);
+        self.on(id, |connection| {
+            if connection.wants_input() && events.intersects(EventSet::IN | EventSet::HANG_UP) {
+                connection.readable(now)
+            } else if gone {
+                // Nobody is there to read a response.
+                Progress::Closed
+            } else {
+                connection.writable(now)
+            }
+        });
+    }
+
+    fn expire(&mut self, now: Instant) {
+        let due = |(id, connection): (&u64, &Connection)| {
+            connection
+                .deadline()
+                .is_some_and(|deadline| deadline <= now)
+                .then_some(*id)
+        };
+        let ids: Vec<u64> = self.connections.iter().filter_map(due).collect();
+        for id in ids {
+            self.on(id, |connection| connection.expire(now));
+        }
+    }
+
+    /// Does something with a connection, and what follows from it.
+    fn on(&mut self, id: u64, work: impl FnOnce(&mut Connection) -> Progress) {
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        match work(connection) {
+            Progress::Open => {}
+            Progress::Request(request) => {
+                let reply = self.reply(id);
+                self.sender.send(request, reply);
+            }
+            Progress::Closed => {
+                self.connections.remove(&id);
+                return;
+            }
+        }
+        let Some(connection) = self.connections.get(&id) else {
+            return;
+        };
+        let mut interest = EventSet::empty();
+        interest.set(EventSet::IN, connection.wants_input());
+        interest.set(EventSet::OUT, connection.wants_output());
+        let event = EpollEvent::new(interest, id);
+        let fd = connection.as_raw_fd();
+        if let Err(error) = self.epoll.ctl(ControlOperation::Modify, fd, event) {
+            log::warn!("cannot serve a connection to the API: {error}");
+            self.connections.remove(&id);
+        }
+    }
+
+    fn reply(&self, id: u64) -> Reply {
+        let sender = self.answer_sender.clone();
+        let answered = Arc::clone(&self.answered);
+        Reply::new(move |answer| {
+            // A server that has stopped does not listen any more.
+            if sender.send((id, answer)).is_ok()
+                && let Err(error) = answered.write(1)
+            {
+                log::error!("cannot wake the API server: {error}");
+            }
+        })
+    }
+}
