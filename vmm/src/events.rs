@@ -7,9 +7,9 @@
 
 use std::{
     collections::BTreeMap,
-    fs::{File, OpenOptions},
+    fs::{self, File, OpenOptions},
     io::{self, Write},
-    os::unix::fs::OpenOptionsExt,
+    os::unix::fs::{FileTypeExt, OpenOptionsExt},
     path::{Path, PathBuf},
     time::Instant,
 };
@@ -18,7 +18,7 @@ use serde::Serialize;
 
 /// The stream could not be opened.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot open the event monitor {}: give a file, or a FIFO that is being read", path.display())]
+#[error("cannot open the event monitor {}: give a file or a FIFO", path.display())]
 pub struct OpenError {
     path: PathBuf,
     source: io::Error,
@@ -59,13 +59,17 @@ impl EventMonitor {
         }
     }
 
-    /// Writes to a file (appended to, created) or a FIFO.
+    /// Writes to a file (appended to, created) or a FIFO. A FIFO keeps what it has room for until
+    /// its reader comes.
     pub fn open(path: &Path, start: Instant) -> Result<Self, OpenError> {
         let open = || {
+            let fifo = fs::metadata(path).is_ok_and(|file| file.file_type().is_fifo());
             OpenOptions::new()
+                // Linux opens a FIFO for both directions even if nobody reads it.
+                .read(fifo)
                 .append(true)
-                .create(true)
-                // For FIFOs: fails without a reader, and writes do not block later.
+                .create(!fifo)
+                // Writes to a FIFO that is full do not block.
                 .custom_flags(libc::O_NONBLOCK)
                 .open(path)
         };
@@ -161,6 +165,21 @@ mod tests {
         assert!(events[0]["properties"].is_null());
         assert_eq!(events[1]["source"], "vm");
         assert_eq!(events[1]["properties"]["id"], "disk0");
+    }
+
+    #[test]
+    fn a_fifo_keeps_events_until_its_reader_comes() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("fifo");
+        let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+        // SAFETY: a C string.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        let mut monitor = EventMonitor::open(&path, Instant::now()).unwrap();
+        monitor.emit("vmm", "starting", &[]);
+        let mut reader = File::open(&path).unwrap();
+        let mut bytes = [0; 16];
+        io::Read::read_exact(&mut reader, &mut bytes).unwrap();
+        assert_eq!(bytes[0], b'{');
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! The machine.
 pub mod api;
+pub mod cli;
 pub mod config;
 pub mod control;
 pub mod cpu;
 pub mod events;
 pub mod landlock;
+pub mod logging;
 pub mod machine;
 pub mod memory;
 pub mod metrics;

@@ -8,7 +8,9 @@ use super::{ApiError, Handler, Request, Response, Status};
 
 /// Where the answer goes. Answered exactly once: if it is dropped unanswered, because the thread
 /// that owns the machine is gone, whoever asked gets an error.
-pub struct Reply(Option<Box<dyn FnOnce(Result<Response, ApiError>) + Send>>);
+pub struct Reply(Option<Box<Deliver>>);
+
+type Deliver = dyn FnOnce(Result<Response, ApiError>) + Send;
 
 impl Reply {
     /// `deliver` runs on the thread that answers and must not block.

@@ -4,10 +4,16 @@ use std::{collections::BTreeMap, path::Path};
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::VmConfig;
+use crate::config::{
+    VmConfig,
+    syntax::{Key, Kind, Part, SyntaxError, parse},
+};
 
 /// Version of Cloud Hypervisor whose API this is: clients look at it to know what they may ask.
 pub const COMPATIBLE_VERSION: &str = "54.0.0";
+
+/// The same with its `v`.
+pub const COMPATIBLE_BUILD: &str = "v54.0.0";
 
 /// Who answers.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
@@ -26,7 +32,7 @@ impl VmmPingResponse {
     /// This process.
     pub fn current() -> Self {
         Self {
-            build_version: format!("v{COMPATIBLE_VERSION}"),
+            build_version: COMPATIBLE_BUILD.to_owned(),
             version: COMPATIBLE_VERSION.to_owned(),
             pid: i64::from(std::process::id()),
             features: vec!["kvm".to_owned()],
@@ -209,11 +215,67 @@ pub struct RestoreConfig {
     pub zone_updates: Option<Vec<VmMemoryZoneUpdate>>,
 }
 
+const RESTORE: &[Key] = &[
+    Key::new("source_url", Kind::Text),
+    Key::new("prefault", Kind::Switch),
+    Key::new("resume", Kind::Switch),
+    Key::new(
+        "memory_restore_mode",
+        Kind::Choice(&[("copy", "Copy"), ("ondemand", "OnDemand")]),
+    ),
+    Key::named(
+        "net_fds",
+        "",
+        Kind::Pairs(Part("id", &Kind::Text), Part("fds", &Kind::Numbers)),
+    ),
+];
+
 impl RestoreConfig {
+    /// How it is written on the command line.
+    pub const SYNTAX: &[&[Key]] = &[RESTORE];
+
+    /// Parses the value of `--restore`. Text without `=` is a directory.
+    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
+        #[derive(Deserialize)]
+        struct Inherited {
+            id: String,
+            fds: Vec<i32>,
+        }
+        if !input.contains('=') && !input.is_empty() {
+            return Ok(Self {
+                source_url: to_url(input),
+                ..Self::default()
+            });
+        }
+        let mut parsed = parse("--restore", input, Self::SYNTAX)?;
+        parsed.require("source_url", "source_url")?;
+        let inherited: Option<Vec<Inherited>> = parsed.take("net_fds");
+        let mut config: Self = parsed.build()?;
+        config.net_fds = inherited.map(|cards| {
+            let restored = |Inherited { id, fds }| RestoredNet {
+                id,
+                num_fds: fds.len(),
+                fds,
+            };
+            cards.into_iter().map(restored).collect()
+        });
+        Ok(config)
+    }
+
     /// The directory.
     pub fn directory(&self) -> Option<&Path> {
         file_url(&self.source_url)
     }
+}
+
+/// The `file://` URL of a path; a URL stays as it is.
+pub fn to_url(path: &str) -> String {
+    if path.contains("://") {
+        return path.to_owned();
+    }
+    // Fails only without a current directory; the server then says what is wrong with the URL.
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
+    format!("file://{}", path.display())
 }
 
 /// The absolute path of a `file://` URL. No escapes: what stands in it is the path.
@@ -238,6 +300,21 @@ mod tests {
         for url in ["", "/a/b", "file://a", "http://a", "file:/a"] {
             assert_eq!(directory(url), None, "{url}");
         }
+    }
+
+    #[test]
+    fn a_restore_is_written_like_a_device() {
+        let config = RestoreConfig::parse(
+            "source_url=file:///s,prefault=on,resume=true,memory_restore_mode=ondemand,\
+             net_fds=[n0@[3,4],n1@[5]]",
+        )
+        .unwrap();
+        assert!(config.prefault && config.resume);
+        let cards = config.net_fds.unwrap();
+        assert_eq!((cards[0].id.as_str(), cards[0].num_fds), ("n0", 2));
+        assert_eq!(cards[1].fds, [5]);
+        assert_eq!(RestoreConfig::parse("/s").unwrap().source_url, "file:///s");
+        assert!(RestoreConfig::parse("resume=on").is_err());
     }
 
     #[test]

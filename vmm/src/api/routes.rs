@@ -13,15 +13,17 @@ use crate::config::{
 /// What all paths start with.
 pub const PREFIX: &str = "/api/v1/";
 
+type Outcome = Result<Request, ApiError>;
+
 /// How a path becomes a request.
 #[derive(Clone, Copy)]
 enum Action {
     /// Without a body.
     Plain(fn() -> Request),
     /// With a body.
-    Body(fn(&str, &[u8]) -> Result<Request, ApiError>),
+    Body(fn(&str, &[u8]) -> Outcome),
     /// With a body and descriptors.
-    Descriptors(fn(&str, &[u8], Vec<OwnedFd>) -> Result<Request, ApiError>),
+    Descriptors(fn(&str, &[u8], Vec<OwnedFd>) -> Outcome),
     /// Not done by Gantry: the body is checked, then refused.
     Unsupported(
         Status,
@@ -185,7 +187,7 @@ fn plain<T: DeserializeOwned + Serialize>(
     path: &str,
     body: &[u8],
     request: fn(T) -> Request,
-) -> Result<Request, ApiError> {
+) -> Outcome {
     body::parse(path, body).map(request)
 }
 
@@ -193,19 +195,19 @@ fn invalid(error: &Invalid) -> ApiError {
     ApiError::new(Status::BadRequest, error).context("the configuration is not valid")
 }
 
-fn create(path: &str, body: &[u8]) -> Result<Request, ApiError> {
+fn create(path: &str, body: &[u8]) -> Outcome {
     let config: Box<VmConfig> = body::parse(path, body)?;
     config.validate().map_err(|error| invalid(&error))?;
     Ok(Request::VmCreate(config))
 }
 
-fn add_disk(path: &str, body: &[u8]) -> Result<Request, ApiError> {
+fn add_disk(path: &str, body: &[u8]) -> Outcome {
     let config: Box<DiskConfig> = body::parse(path, body)?;
     config.validate().map_err(|error| invalid(&error))?;
     Ok(Request::VmAddDisk(config))
 }
 
-fn add_net(path: &str, body: &[u8], fds: Vec<OwnedFd>) -> Result<Request, ApiError> {
+fn add_net(path: &str, body: &[u8], fds: Vec<OwnedFd>) -> Outcome {
     let config: Box<NetConfig> = body::parse(path, body)?;
     config.validate().map_err(|error| invalid(&error))?;
     if !fds.is_empty() && usize::from(config.num_queues) != 2 * fds.len() {
@@ -220,19 +222,19 @@ fn add_net(path: &str, body: &[u8], fds: Vec<OwnedFd>) -> Result<Request, ApiErr
     Ok(Request::VmAddNet(config, fds))
 }
 
-fn add_pmem(path: &str, body: &[u8]) -> Result<Request, ApiError> {
+fn add_pmem(path: &str, body: &[u8]) -> Outcome {
     let config: PmemConfig = body::parse(path, body)?;
     config.validate().map_err(|error| invalid(&error))?;
     Ok(Request::VmAddPmem(config))
 }
 
-fn add_vsock(path: &str, body: &[u8]) -> Result<Request, ApiError> {
+fn add_vsock(path: &str, body: &[u8]) -> Outcome {
     let config: VsockConfig = body::parse(path, body)?;
     config.validate().map_err(|error| invalid(&error))?;
     Ok(Request::VmAddVsock(config))
 }
 
-fn restore(path: &str, body: &[u8], fds: Vec<OwnedFd>) -> Result<Request, ApiError> {
+fn restore(path: &str, body: &[u8], fds: Vec<OwnedFd>) -> Outcome {
     let config: RestoreConfig = body::parse(path, body)?;
     let named = config
         .net_fds

@@ -144,7 +144,7 @@ impl NetConfig {
     /// Parses the value of `--net`. `num_queues` defaults to two for each descriptor.
     pub fn parse(input: &str) -> Result<Self, SyntaxError> {
         let mut parsed = parse("--net", input, Self::SYNTAX)?;
-        let fds = parsed.numbers("fd").unwrap_or_default();
+        let fds: Vec<i32> = parsed.take("fd").unwrap_or_default();
         if !fds.is_empty() {
             parsed.default("num_queues", 2 * fds.len());
         }

@@ -114,6 +114,13 @@ pub struct SyntaxError {
     problem: SyntaxProblem,
 }
 
+impl SyntaxError {
+    /// What is wrong, without the option and its value.
+    pub fn problem(&self) -> &SyntaxProblem {
+        &self.problem
+    }
+}
+
 /// What is wrong.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum SyntaxProblem {
@@ -304,8 +311,8 @@ impl Parsed {
         }
     }
 
-    /// Takes a list of numbers that has no field.
-    pub fn numbers(&mut self, key: &str) -> Option<Vec<i32>> {
+    /// Takes the value of a key that has no field; `None` if it is absent or does not fit.
+    pub fn take<T: DeserializeOwned>(&mut self, key: &str) -> Option<T> {
         let index = self.aside.iter().position(|(name, _)| *name == key)?;
         serde_json::from_value(self.aside.remove(index).1).ok()
     }
@@ -474,7 +481,8 @@ fn number(text: &str) -> Option<u64> {
     }
 }
 
-fn size(text: &str) -> Option<u64> {
+/// Bytes, with a suffix K, M, G or T.
+pub fn size(text: &str) -> Option<u64> {
     let shift = match text.as_bytes().last()? {
         b'K' | b'k' => 10,
         b'M' | b'm' => 20,

@@ -1,0 +1,159 @@
+//! A client of the REST API: one request on one connection.
+
+use std::{
+    io::{self, Read, Write},
+    os::{fd::RawFd, unix::net::UnixStream},
+    path::{Path, PathBuf},
+};
+
+use vmm_sys_util::sock_ctrl_msg::ScmSocket;
+
+use crate::api::PREFIX;
+
+/// Bytes of a response at most: the description of a VM with very many devices.
+const MAX_RESPONSE: u64 = 64 << 20;
+
+/// Header lines of a response at most.
+const MAX_HEADERS: usize = 32;
+
+/// A request was not carried out.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// Nobody listens.
+    #[error("cannot connect to {}; is a VMM running with this API socket?", path.display())]
+    Connect {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The connection broke.
+    #[error("lost the connection to the VMM")]
+    Connection(#[from] io::Error),
+    /// The answer is no HTTP.
+    #[error("the VMM's answer cannot be understood")]
+    NotHttp(#[from] httparse::Error),
+    /// The answer ended too early.
+    #[error("the VMM's answer is not complete; it may have ended")]
+    Incomplete,
+    /// The VMM says no.
+    #[error("{} (HTTP status {status})", chain.join(": "))]
+    Refused {
+        /// HTTP status.
+        status: u16,
+        /// What happened and why, outermost first.
+        chain: Vec<String>,
+    },
+}
+
+/// A client of the REST API.
+#[derive(Clone, Debug)]
+pub struct Client {
+    socket: PathBuf,
+}
+
+impl Client {
+    /// A client for the VMM that serves this socket.
+    pub fn new(socket: impl Into<PathBuf>) -> Self {
+        Self {
+            socket: socket.into(),
+        }
+    }
+
+    /// The socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Sends a request, with descriptors if there are any, and returns the body of the answer.
+    pub fn request(
+        &self,
+        method: &str,
+        path: &str,
+        body: Option<&[u8]>,
+        fds: &[RawFd],
+    ) -> Result<Vec<u8>, ClientError> {
+        let mut stream =
+            UnixStream::connect(&self.socket).map_err(|source| ClientError::Connect {
+                path: self.socket.clone(),
+                source,
+            })?;
+        let length = match body {
+            Some(body) => format!("Content-Length: {}\r\n", body.len()),
+            None => String::new(),
+        };
+        let head = format!(
+            "{method} {PREFIX}{path} HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\
+             Connection: close\r\n{length}\r\n"
+        );
+        if fds.is_empty() {
+            stream.write_all(head.as_bytes())?;
+        } else {
+            let sent = stream
+                .send_with_fds(&[head.as_bytes()], fds)
+                .map_err(io::Error::from)?;
+            stream.write_all(&head.as_bytes()[sent..])?;
+        }
+        if let Some(body) = body
+            && let Err(error) = stream.write_all(body)
+            && error.kind() != io::ErrorKind::BrokenPipe
+        {
+            // A server that refuses a body closes early, and its answer says why.
+            return Err(error.into());
+        }
+        let mut answer = Vec::new();
+        stream.take(MAX_RESPONSE).read_to_end(&mut answer)?;
+        parse(answer)
+    }
+}
+
+fn parse(mut answer: Vec<u8>) -> Result<Vec<u8>, ClientError> {
+    let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
+    let mut response = httparse::Response::new(&mut headers);
+    let httparse::Status::Complete(head) = response.parse(&answer)? else {
+        return Err(ClientError::Incomplete);
+    };
+    let status = response.code.unwrap_or_default();
+    let length = response
+        .headers
+        .iter()
+        .find(|header| header.name.eq_ignore_ascii_case("content-length"))
+        .and_then(|header| std::str::from_utf8(header.value).ok()?.trim().parse().ok())
+        .unwrap_or(0);
+    let mut body = answer.split_off(head);
+    if body.len() < length {
+        return Err(ClientError::Incomplete);
+    }
+    body.truncate(length);
+    if (200..300).contains(&status) {
+        return Ok(body);
+    }
+    let chain = serde_json::from_slice(&body)
+        .unwrap_or_else(|_| vec![String::from_utf8_lossy(&body).into_owned()]);
+    Err(ClientError::Refused { status, chain })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_of_the_vmm_is_shown_with_its_causes() {
+        let text = "HTTP/1.1 404 \r\nContent-Length: 9\r\n\r\n[\"a\",\"b\"]";
+        let error = parse(text.into()).unwrap_err();
+        assert_eq!(error.to_string(), "a: b (HTTP status 404)");
+    }
+
+    #[test]
+    fn an_answer_that_is_cut_off_is_an_error() {
+        for text in [
+            "",
+            "HTTP/1.1 2",
+            "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{",
+        ] {
+            let error = parse(text.into()).unwrap_err();
+            assert!(matches!(error, ClientError::Incomplete), "{text}");
+        }
+        assert_eq!(parse("HTTP/1.1 204 \r\n\r\n".into()).unwrap(), b"");
+    }
+}

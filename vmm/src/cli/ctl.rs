@@ -1,0 +1,294 @@
+//! `gantry ctl`: asks a running VMM for something.
+
+use std::{
+    fs, io,
+    io::{Read, Write},
+    path::PathBuf,
+};
+
+use clap::{Args, Subcommand};
+use serde::Serialize;
+
+use super::{Client, ClientError, option};
+use crate::{
+    api::{
+        RestoreConfig, VmCoredumpData, VmRemoveDevice, VmResize, VmResizeDisk, VmResizeZone,
+        VmSnapshotConfig, model::to_url,
+    },
+    config::{DiskConfig, NetConfig, PmemConfig, VsockConfig, syntax},
+};
+
+/// Ask a running Gantry for something.
+#[derive(Args, Clone, Debug)]
+#[command(disable_help_subcommand = true)]
+pub struct Ctl {
+    /// API socket of the VMM.
+    #[arg(long, visible_alias = "api-socket", value_name = "PATH")]
+    pub socket: PathBuf,
+
+    /// What to ask for.
+    #[command(subcommand)]
+    pub action: Action,
+}
+
+/// What to ask for.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Action {
+    /// Ask who answers.
+    Ping,
+    /// Show configuration and state of the VM.
+    Info,
+    /// Show the counters of its devices.
+    Counters,
+    /// Show what there is to measure, for Prometheus.
+    Metrics,
+    /// Create a VM.
+    Create {
+        /// JSON file with its configuration; - for standard input.
+        #[arg(default_value = "-")]
+        config: PathBuf,
+    },
+    /// Boot the VM.
+    Boot,
+    /// Stop its vCPUs.
+    Pause,
+    /// Let its vCPUs run on.
+    Resume,
+    /// Switch it off.
+    Shutdown,
+    /// Switch it off and boot it again.
+    Reboot,
+    /// Press its power button.
+    PowerButton,
+    /// Send it a non-maskable interrupt.
+    Nmi,
+    /// Forget it.
+    Delete,
+    /// End the VMM.
+    ShutdownVmm,
+    /// Give the VM more or less of something.
+    #[command(arg_required_else_help = true)]
+    Resize {
+        /// vCPUs.
+        #[arg(long, value_name = "N")]
+        cpus: Option<u32>,
+        /// Memory, such as 2G.
+        #[arg(long, value_name = "SIZE", value_parser = size)]
+        memory: Option<u64>,
+        /// What the balloon takes away, such as 512M.
+        #[arg(long, value_name = "SIZE", value_parser = size)]
+        balloon: Option<u64>,
+    },
+    /// Change the size of a disk.
+    ResizeDisk {
+        /// Name of the disk.
+        #[arg(long, visible_alias = "id", value_name = "ID")]
+        disk: String,
+        /// New size, such as 10G.
+        #[arg(long, value_name = "SIZE", value_parser = size)]
+        size: u64,
+    },
+    /// Change the size of a memory zone.
+    ResizeZone {
+        /// Name of the zone.
+        #[arg(long, value_name = "ID")]
+        id: String,
+        /// New size, such as 2G.
+        #[arg(long, value_name = "SIZE", value_parser = size)]
+        size: u64,
+    },
+    /// Plug in a disk.
+    AddDisk {
+        /// As for --disk: path=FILE,readonly=on|off,id=NAME,...
+        #[arg(value_name = "KEYS", value_parser = option(|text| DiskConfig::parse(text).map(Box::new)))]
+        config: Box<DiskConfig>,
+    },
+    /// Plug in a network card.
+    AddNet {
+        /// As for --net: tap=NAME,mac=MAC,fd=[N,N],id=NAME,...; descriptors are passed on.
+        #[arg(value_name = "KEYS", value_parser = option(|text| NetConfig::parse(text).map(Box::new)))]
+        config: Box<NetConfig>,
+    },
+    /// Plug in persistent memory.
+    AddPmem {
+        /// As for --pmem: file=FILE,size=SIZE,id=NAME,...
+        #[arg(value_name = "KEYS", value_parser = option(PmemConfig::parse))]
+        config: PmemConfig,
+    },
+    /// Plug in sockets between guest and host.
+    AddVsock {
+        /// As for --vsock: cid=N,socket=PATH,id=NAME,...
+        #[arg(value_name = "KEYS", value_parser = option(VsockConfig::parse))]
+        config: VsockConfig,
+    },
+    /// Unplug a device.
+    RemoveDevice {
+        /// Name of the device.
+        id: String,
+    },
+    /// Save a paused VM.
+    Snapshot {
+        /// Directory, as a path or a file:// URL.
+        destination: String,
+    },
+    /// Bring a saved VM back.
+    Restore {
+        /// Directory, or source_url=URL,resume=on|off,memory_restore_mode=copy|ondemand,...
+        #[arg(value_name = "SOURCE", value_parser = option(RestoreConfig::parse))]
+        config: RestoreConfig,
+    },
+    /// Write the memory of a paused VM to an ELF core file.
+    Coredump {
+        /// File, as a path or a file:// URL.
+        destination: String,
+    },
+}
+
+/// A request was not made or not carried out.
+#[derive(Debug, thiserror::Error)]
+pub enum CtlError {
+    /// The VMM was not reached or says no.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// A file cannot be read.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The answer cannot be shown.
+    #[error("cannot write the answer")]
+    Write(#[source] io::Error),
+    /// The request cannot be written as JSON.
+    #[error("cannot write the request")]
+    Json(#[from] serde_json::Error),
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    syntax::size(text).ok_or_else(|| "this is no size, such as 4096, 512M or 2G".to_owned())
+}
+
+impl Ctl {
+    /// Sends the request and writes the answer to `out`.
+    pub fn run(&self, out: &mut dyn Write) -> Result<(), CtlError> {
+        let (method, path, body, fds) = self.action.request()?;
+        let client = Client::new(&self.socket);
+        let answer = client.request(method, path, body.as_deref(), &fds)?;
+        match show(&answer, out) {
+            // Whoever reads the answer has seen enough of it.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+            shown => shown.map_err(CtlError::Write),
+        }
+    }
+}
+
+/// JSON is indented, other text shown as it is.
+fn show(answer: &[u8], out: &mut dyn Write) -> io::Result<()> {
+    if answer.is_empty() {
+        return Ok(());
+    }
+    match serde_json::from_slice::<serde_json::Value>(answer) {
+        Ok(value) => {
+            serde_json::to_writer_pretty(&mut *out, &value)?;
+            writeln!(out)
+        }
+        Err(_) => out.write_all(answer),
+    }
+}
+
+type Parts = (&'static str, &'static str, Option<Vec<u8>>, Vec<i32>);
+
+impl Action {
+    /// Method, path, body and descriptors.
+    fn request(&self) -> Result<Parts, CtlError> {
+        let get = |path| Ok(("GET", path, None, Vec::new()));
+        let put = |path| Ok(("PUT", path, None, Vec::new()));
+        match self {
+            Self::Ping => get("vmm.ping"),
+            Self::Info => get("vm.info"),
+            Self::Counters => get("vm.counters"),
+            Self::Metrics => get("vmm.metrics"),
+            Self::Boot => put("vm.boot"),
+            Self::Pause => put("vm.pause"),
+            Self::Resume => put("vm.resume"),
+            Self::Shutdown => put("vm.shutdown"),
+            Self::Reboot => put("vm.reboot"),
+            Self::PowerButton => put("vm.power-button"),
+            Self::Nmi => put("vm.nmi"),
+            Self::Delete => put("vm.delete"),
+            Self::ShutdownVmm => put("vmm.shutdown"),
+            Self::Create { config } => {
+                let body = read(config).map_err(|source| CtlError::Read {
+                    path: config.clone(),
+                    source,
+                })?;
+                Ok(("PUT", "vm.create", Some(body), Vec::new()))
+            }
+            Self::Resize {
+                cpus,
+                memory,
+                balloon,
+            } => {
+                let body = VmResize {
+                    desired_vcpus: *cpus,
+                    desired_ram: *memory,
+                    desired_balloon: *balloon,
+                };
+                with_body("vm.resize", &body)
+            }
+            Self::ResizeDisk { disk, size } => {
+                let body = VmResizeDisk {
+                    id: disk.clone(),
+                    desired_size: *size,
+                };
+                with_body("vm.resize-disk", &body)
+            }
+            Self::ResizeZone { id, size } => {
+                let body = VmResizeZone {
+                    id: id.clone(),
+                    desired_ram: *size,
+                };
+                with_body("vm.resize-zone", &body)
+            }
+            Self::AddDisk { config } => with_body("vm.add-disk", config),
+            Self::AddNet { config } => {
+                let (method, path, body, _) = with_body("vm.add-net", config)?;
+                Ok((method, path, body, config.fds.clone()))
+            }
+            Self::AddPmem { config } => with_body("vm.add-pmem", config),
+            Self::AddVsock { config } => with_body("vm.add-vsock", config),
+            Self::RemoveDevice { id } => {
+                with_body("vm.remove-device", &VmRemoveDevice { id: id.clone() })
+            }
+            Self::Snapshot { destination } => {
+                let destination_url = to_url(destination);
+                with_body("vm.snapshot", &VmSnapshotConfig { destination_url })
+            }
+            Self::Restore { config } => {
+                let (method, path, body, _) = with_body("vm.restore", config)?;
+                let cards = config.net_fds.iter().flatten();
+                let fds = cards.flat_map(|net| net.fds.iter().copied()).collect();
+                Ok((method, path, body, fds))
+            }
+            Self::Coredump { destination } => {
+                let destination_url = to_url(destination);
+                with_body("vm.coredump", &VmCoredumpData { destination_url })
+            }
+        }
+    }
+}
+
+fn with_body(path: &'static str, body: &impl Serialize) -> Result<Parts, CtlError> {
+    Ok(("PUT", path, Some(serde_json::to_vec(body)?), Vec::new()))
+}
+
+fn read(path: &PathBuf) -> io::Result<Vec<u8>> {
+    if path.as_os_str() != "-" {
+        return fs::read(path);
+    }
+    let mut text = Vec::new();
+    io::stdin().read_to_end(&mut text)?;
+    Ok(text)
+}

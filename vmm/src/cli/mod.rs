@@ -1,0 +1,175 @@
+//! The command line: the options of Cloud Hypervisor for starting a VM, and Gantry's commands.
+
+mod client;
+mod ctl;
+mod vm;
+
+use std::{os::fd::RawFd, path::PathBuf, str::FromStr};
+
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+
+pub use self::{
+    client::{Client, ClientError},
+    ctl::{Ctl, CtlError},
+    vm::{VmArgs, VmArgsError},
+};
+use crate::{
+    api::{ApiSocket, RestoreConfig, model::COMPATIBLE_BUILD},
+    config::syntax::{SyntaxError, SyntaxProblem},
+    seccomp::Enforcement,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  Boot a kernel with a disk and a network card:
+    gantry --kernel vmlinuz --cmdline 'console=hvc0 root=/dev/vda' \\
+           --cpus boot=2 --memory size=1G --disk path=disk.img --net tap=tap0
+  Wait for requests, and send them:
+    gantry --api-socket /tmp/gantry.sock &
+    gantry ctl --socket /tmp/gantry.sock create vm.json
+    gantry ctl --socket /tmp/gantry.sock boot
+  Bring a saved VM back:
+    gantry --api-socket /tmp/gantry.sock --restore source_url=file:///var/vm,resume=on
+
+Exit status: 0 the VM or the command ended as it should; 1 an error, printed with its causes;
+2 the command line is wrong; 3 the guest was lost.
+
+Called under the name cloud-hypervisor (a link), --version names the version of Cloud Hypervisor
+whose interface Gantry has, for programs that look at it.";
+
+/// A virtual machine monitor for Linux and KVM.
+#[derive(Debug, Parser)]
+#[command(
+    name = "gantry",
+    after_help = EXAMPLES,
+    args_conflicts_with_subcommands = true,
+    disable_help_subcommand = true
+)]
+pub struct Cli {
+    /// What to do instead of running a VM.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+
+    /// The virtual machine.
+    #[command(flatten)]
+    pub vm: VmArgs,
+
+    /// Unix socket to serve the REST API on: PATH, path=PATH, or fd=N for one that is inherited.
+    #[arg(long, value_name = "SOCKET", help_heading = "Gantry")]
+    pub api_socket: Option<ApiSocket>,
+
+    /// Where to report events as JSON: path=FILE or fd=N.
+    #[arg(long, value_name = "TARGET", help_heading = "Gantry")]
+    pub event_monitor: Option<EventTarget>,
+
+    /// File to append the log to, instead of standard error.
+    #[arg(long, value_name = "FILE", help_heading = "Gantry")]
+    pub log_file: Option<PathBuf>,
+
+    /// Log more; can be repeated.
+    #[arg(short, long = "verbose", action = clap::ArgAction::Count, help_heading = "Gantry")]
+    pub verbosity: u8,
+
+    /// Filter system calls: true kills the VMM on a forbidden one, log only logs it.
+    #[arg(
+        long,
+        value_name = "true|false|log",
+        default_value = "true",
+        hide_default_value = false,
+        help_heading = "Gantry"
+    )]
+    pub seccomp: Enforcement,
+
+    /// Bring back a saved VM: source_url=URL,prefault=on|off,resume=on|off,
+    /// memory_restore_mode=copy|ondemand,net_fds=[ID@[FD,FD]].
+    #[arg(
+        long,
+        value_name = "RESTORE",
+        value_parser = option(RestoreConfig::parse),
+        conflicts_with_all = ["kernel", "firmware"],
+        help_heading = "Gantry"
+    )]
+    pub restore: Option<RestoreConfig>,
+}
+
+/// What to do instead of running a VM.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Ask a running Gantry for something.
+    Ctl(Ctl),
+    /// Print a completion script.
+    Completions {
+        /// For which shell.
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page.
+    Man,
+}
+
+/// Where events go.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum EventTarget {
+    /// A file or FIFO.
+    Path(PathBuf),
+    /// An inherited descriptor.
+    Fd(RawFd),
+}
+
+impl FromStr for EventTarget {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once('=') {
+            Some(("path", path)) if !path.is_empty() => Ok(Self::Path(PathBuf::from(path))),
+            Some(("fd", fd)) => match fd.parse() {
+                Ok(fd) if fd > 0 => Ok(Self::Fd(fd)),
+                _ => Err(format!("'{fd}' is no number of a descriptor")),
+            },
+            _ => Err("write path=FILE or fd=N".to_owned()),
+        }
+    }
+}
+
+impl Cli {
+    /// Parses the arguments of the process; ends it if they ask for help or are wrong.
+    pub fn from_process() -> Self {
+        let name = std::env::args_os().next().unwrap_or_default();
+        let matches = command(&name).get_matches();
+        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+    }
+
+    /// Parses arguments, the first of which is the name of the program.
+    pub fn from_arguments(arguments: &[&str]) -> Result<Self, clap::Error> {
+        let name = arguments.first().copied().unwrap_or_default();
+        let matches = command(name.as_ref()).try_get_matches_from(arguments)?;
+        Self::from_arg_matches(&matches)
+    }
+
+    /// Whether there is anything to do.
+    pub fn is_idle(&self) -> bool {
+        self.command.is_none()
+            && self.api_socket.is_none()
+            && self.restore.is_none()
+            && self.vm == VmArgs::default()
+    }
+}
+
+/// The description of the command line, as it is called by `name`.
+pub fn command(name: &std::ffi::OsStr) -> clap::Command {
+    let stem = std::path::Path::new(name).file_name();
+    if stem.is_some_and(|stem| stem == "cloud-hypervisor") {
+        let command = Cli::command().name("cloud-hypervisor");
+        return command.version(COMPATIBLE_BUILD);
+    }
+    Cli::command().version(concat!("v", env!("CARGO_PKG_VERSION")))
+}
+
+/// A value parser of clap: clap itself says which option and value it is about.
+fn option<T: 'static>(
+    parse: fn(&str) -> Result<T, SyntaxError>,
+) -> impl Fn(&str) -> Result<T, SyntaxProblem> + Clone + Send + Sync + 'static {
+    move |text| parse(text).map_err(|error| error.problem().clone())
+}
+
+#[cfg(test)]
+mod tests;

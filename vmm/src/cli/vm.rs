@@ -1,0 +1,213 @@
+//! The options that describe a virtual machine.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::option;
+use crate::config::{
+    BalloonConfig, ConsoleConfig, CpusConfig, DebugConsoleConfig, DeviceConfig, DiskConfig,
+    FsConfig, GenericVhostUserConfig, Invalid, LandlockConfig, MemoryConfig, MemoryZoneConfig,
+    NetConfig, NumaConfig, PayloadConfig, PciSegmentConfig, PlatformConfig, PmemConfig,
+    RateLimitGroupConfig, RngConfig, RtcConfig, SerialConfig, TpmConfig, UserDeviceConfig,
+    VdpaConfig, VmConfig, VsockConfig,
+};
+
+/// A virtual machine cannot be made of the options.
+#[derive(Debug, thiserror::Error)]
+pub enum VmArgsError {
+    /// There is nothing to boot.
+    #[error("the options describe a VM, but not what it boots; add --kernel")]
+    NoPayload,
+    /// The options contradict each other or ask for what cannot be done.
+    #[error("the options describe no valid VM")]
+    Invalid(#[from] Invalid),
+}
+
+/// The virtual machine.
+#[derive(Args, Clone, Debug, Default, PartialEq)]
+#[command(next_help_heading = "Virtual machine")]
+pub struct VmArgs {
+    /// Linux kernel to boot: a bzImage, or an ELF file with a PVH entry.
+    #[arg(long, value_name = "FILE")]
+    pub kernel: Option<PathBuf>,
+
+    /// Kernel command line.
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub cmdline: Option<String>,
+
+    /// Initial file system.
+    #[arg(long, value_name = "FILE")]
+    pub initramfs: Option<PathBuf>,
+
+    /// Firmware to boot (not supported yet).
+    #[arg(long, value_name = "FILE")]
+    pub firmware: Option<PathBuf>,
+
+    /// Virtual processors: boot=N,max=N,topology=threads:cores:dies:packages,
+    /// affinity=[VCPU@[CPUS]],profile=host|x86-64-v2|x86-64-v3,nested=on|off,...
+    #[arg(long = "cpus", value_name = "KEYS", value_parser = option(CpusConfig::parse))]
+    pub cpus: Option<CpusConfig>,
+
+    /// Memory: size=SIZE,shared=on|off,hugepages=on|off,hugepage_size=SIZE,
+    /// hotplug_size=SIZE,hotplug_method=acpi|virtio-mem,prefault=on|off,thp=on|off,...
+    #[arg(long = "memory", value_name = "KEYS", value_parser = option(MemoryConfig::parse))]
+    pub memory: Option<MemoryConfig>,
+
+    /// A part of memory with its own backing: id=NAME,size=SIZE,file=PATH,host_numa_node=N,...
+    #[arg(long = "memory-zone", value_name = "KEYS", num_args = 1.., value_parser = option(MemoryZoneConfig::parse))]
+    pub memory_zone: Vec<MemoryZoneConfig>,
+
+    /// Disks: path=FILE,readonly=on|off,direct=on|off,image_type=raw|qcow2,num_queues=N,
+    /// bw_size=SIZE,bw_refill_time=MS,ops_size=N,ops_refill_time=MS,serial=TEXT,id=NAME,...
+    #[arg(long = "disk", value_name = "KEYS", num_args = 1.., value_parser = option(DiskConfig::parse))]
+    pub disk: Vec<DiskConfig>,
+
+    /// Network cards: tap=NAME,mac=MAC,ip=ADDRESS,mask=MASK,fd=[N,N],num_queues=N,mtu=N,id=NAME,...
+    #[arg(long = "net", value_name = "KEYS", num_args = 1.., value_parser = option(NetConfig::parse))]
+    pub net: Vec<NetConfig>,
+
+    /// Source of entropy: src=FILE (/dev/urandom).
+    #[arg(long = "rng", value_name = "KEYS", value_parser = option(RngConfig::parse))]
+    pub rng: Option<RngConfig>,
+
+    /// Memory balloon: size=SIZE,deflate_on_oom=on|off,free_page_reporting=on|off.
+    #[arg(long = "balloon", value_name = "KEYS", value_parser = option(BalloonConfig::parse))]
+    pub balloon: Option<BalloonConfig>,
+
+    /// Persistent memory: file=FILE,size=SIZE,discard_writes=on|off,id=NAME.
+    #[arg(long = "pmem", value_name = "KEYS", num_args = 1.., value_parser = option(PmemConfig::parse))]
+    pub pmem: Vec<PmemConfig>,
+
+    /// Sockets between guest and host: cid=N,socket=PATH.
+    #[arg(long = "vsock", value_name = "KEYS", value_parser = option(VsockConfig::parse))]
+    pub vsock: Option<VsockConfig>,
+
+    /// Serial port: off|null|pty|tty|file=PATH|socket=PATH.
+    #[arg(long = "serial", value_name = "KEYS", value_parser = option(SerialConfig::parse))]
+    pub serial: Option<SerialConfig>,
+
+    /// Virtio console: off|null|pty|tty|file=PATH|socket=PATH.
+    #[arg(long = "console", value_name = "KEYS", value_parser = option(ConsoleConfig::parse))]
+    pub console: Option<ConsoleConfig>,
+
+    /// Debug console: off|pty|tty|file=PATH,iobase=PORT.
+    #[arg(long = "debug-console", value_name = "KEYS", value_parser = option(DebugConsoleConfig::parse))]
+    pub debug_console: Option<DebugConsoleConfig>,
+
+    /// NUMA nodes: guest_numa_id=N,cpus=[N-N],distances=[N@N],memory_zones=[NAME].
+    #[arg(long = "numa", value_name = "KEYS", num_args = 1.., value_parser = option(NumaConfig::parse))]
+    pub numa: Vec<NumaConfig>,
+
+    /// Platform: num_pci_segments=N,serial_number=TEXT,uuid=UUID,oem_strings=[TEXT],...
+    #[arg(long = "platform", value_name = "KEYS", value_parser = option(PlatformConfig::parse))]
+    pub platform: Option<PlatformConfig>,
+
+    /// Shares of PCI segments: pci_segment=N,mmio32_aperture_weight=N,mmio64_aperture_weight=N.
+    #[arg(long = "pci-segment", value_name = "KEYS", num_args = 1.., value_parser = option(PciSegmentConfig::parse))]
+    pub pci_segment: Vec<PciSegmentConfig>,
+
+    /// Limits that disks share: id=NAME,bw_size=SIZE,bw_refill_time=MS,...
+    #[arg(long = "rate-limit-group", value_name = "KEYS", num_args = 1.., value_parser = option(RateLimitGroupConfig::parse))]
+    pub rate_limit_group: Vec<RateLimitGroupConfig>,
+
+    /// Further files that Landlock allows: path=PATH,access=r|w|rw.
+    #[arg(long = "landlock-rules", value_name = "KEYS", num_args = 1.., value_parser = option(LandlockConfig::parse))]
+    pub landlock_rules: Vec<LandlockConfig>,
+
+    /// Physical devices (not supported yet).
+    #[arg(long = "device", value_name = "KEYS", num_args = 1.., value_parser = option(DeviceConfig::parse))]
+    pub device: Vec<DeviceConfig>,
+
+    /// Devices of other processes, vfio-user (not supported yet).
+    #[arg(long = "user-device", value_name = "KEYS", num_args = 1.., value_parser = option(UserDeviceConfig::parse))]
+    pub user_device: Vec<UserDeviceConfig>,
+
+    /// Shared folders (not supported yet).
+    #[arg(long = "fs", value_name = "KEYS", num_args = 1.., value_parser = option(FsConfig::parse))]
+    pub fs: Vec<FsConfig>,
+
+    /// Devices of other processes, vhost-user (not supported yet).
+    #[arg(long = "generic-vhost-user", value_name = "KEYS", num_args = 1.., value_parser = option(GenericVhostUserConfig::parse))]
+    pub generic_vhost_user: Vec<GenericVhostUserConfig>,
+
+    /// vDPA devices (not supported yet).
+    #[arg(long = "vdpa", value_name = "KEYS", num_args = 1.., value_parser = option(VdpaConfig::parse))]
+    pub vdpa: Vec<VdpaConfig>,
+
+    /// Trusted platform module (not supported yet).
+    #[arg(long = "tpm", value_name = "KEYS", value_parser = option(TpmConfig::parse))]
+    pub tpm: Option<TpmConfig>,
+
+    /// Virtio clock (not supported yet).
+    #[arg(long = "rtc", value_name = "KEYS", value_parser = option(RtcConfig::parse), num_args = 0..=1, default_missing_value = "")]
+    pub rtc: Option<RtcConfig>,
+
+    /// Watchdog (not supported yet).
+    #[arg(long)]
+    pub watchdog: bool,
+
+    /// Panic device (not supported yet).
+    #[arg(long)]
+    pub pvpanic: bool,
+
+    /// Restrict the VMM to the files that the options name.
+    #[arg(long)]
+    pub landlock: bool,
+}
+
+impl VmArgs {
+    /// The configuration; `None` if no option describes a VM.
+    pub fn into_config(self) -> Result<Option<Box<VmConfig>>, VmArgsError> {
+        if self == Self::default() {
+            return Ok(None);
+        }
+        if self.kernel.is_none() && self.firmware.is_none() {
+            return Err(VmArgsError::NoPayload);
+        }
+        let mut memory = self.memory.unwrap_or_default();
+        memory.zones = list(self.memory_zone);
+        let config = VmConfig {
+            cpus: self.cpus.unwrap_or_default(),
+            memory,
+            payload: PayloadConfig {
+                kernel: self.kernel,
+                cmdline: self.cmdline,
+                initramfs: self.initramfs,
+                firmware: self.firmware,
+                ..PayloadConfig::default()
+            },
+            rate_limit_groups: list(self.rate_limit_group),
+            disks: list(self.disk),
+            net: list(self.net),
+            rng: self.rng.unwrap_or_default(),
+            balloon: self.balloon,
+            fs: list(self.fs),
+            generic_vhost_user: list(self.generic_vhost_user),
+            pmem: list(self.pmem),
+            serial: self.serial.unwrap_or_default(),
+            console: self.console.unwrap_or_default(),
+            debug_console: self.debug_console.unwrap_or_default(),
+            devices: list(self.device),
+            user_devices: list(self.user_device),
+            vdpa: list(self.vdpa),
+            vsock: self.vsock,
+            numa: list(self.numa),
+            iommu: false,
+            watchdog: self.watchdog,
+            rtc: self.rtc,
+            pvpanic: self.pvpanic,
+            pci_segments: list(self.pci_segment),
+            platform: self.platform,
+            tpm: self.tpm,
+            landlock_enable: self.landlock,
+            landlock_rules: list(self.landlock_rules),
+        };
+        config.validate()?;
+        Ok(Some(Box::new(config)))
+    }
+}
+
+fn list<T>(items: Vec<T>) -> Option<Vec<T>> {
+    (!items.is_empty()).then_some(items)
+}

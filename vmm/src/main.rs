@@ -1,0 +1,153 @@
+//! The `gantry` binary: reads the command line and starts what it asks for.
+
+use std::{
+    error::Error as StdError,
+    fs::File,
+    io::{self, Write},
+    os::fd::{FromRawFd, RawFd},
+    process::ExitCode,
+    time::Instant,
+};
+
+use vmm::{
+    api::{self, ListenError, Listener, Server},
+    cli::{Cli, Command, CtlError, EventTarget, VmArgsError, command},
+    control::{self, ExitReason, Start, StartOptions},
+    events::{self, EventMonitor},
+    logging,
+    seccomp::{self, Filters, Spawner},
+};
+
+/// The command line is wrong.
+const USAGE: u8 = 2;
+
+/// The guest was lost.
+const LOST: u8 = 3;
+
+/// Gantry cannot do what it is asked for.
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error(transparent)]
+    Ctl(#[from] CtlError),
+    #[error(transparent)]
+    Vm(#[from] VmArgsError),
+    #[error(transparent)]
+    Log(#[from] logging::Error),
+    #[error(transparent)]
+    Events(#[from] events::OpenError),
+    #[error("descriptor {fd} for events cannot be used")]
+    EventFd { fd: RawFd, source: io::Error },
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    #[error(transparent)]
+    Seccomp(#[from] seccomp::Error),
+    #[error("cannot serve the API")]
+    Api(#[source] io::Error),
+    #[error("cannot prepare for signals")]
+    Signals(#[source] io::Error),
+    #[error(transparent)]
+    Control(#[from] control::Error),
+    #[error("cannot write to standard output")]
+    Output(#[source] io::Error),
+}
+
+fn main() -> ExitCode {
+    let started = Instant::now();
+    let cli = Cli::from_process();
+    if cli.is_idle() {
+        eprintln!("gantry: nothing to do; describe a VM (--kernel ...) or wait for requests");
+        eprintln!("  (--api-socket PATH); gantry --help has examples");
+        return ExitCode::from(USAGE);
+    }
+    match run(cli, started) {
+        Ok(code) => code,
+        Err(error) => {
+            complain(&error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Prints an error and its causes, outermost first.
+fn complain(error: &dyn StdError) {
+    let mut text = String::from("gantry: ");
+    text.push_str(&api::error_chain(error).join("\n  because: "));
+    text.push('\n');
+    // If standard error is closed, the exit status has to do.
+    let _ = io::stderr().write_all(text.as_bytes());
+}
+
+fn run(cli: Cli, started: Instant) -> Result<ExitCode, Error> {
+    match cli.command {
+        Some(Command::Ctl(ctl)) => {
+            ctl.run(&mut io::stdout().lock())?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        Some(Command::Completions { shell }) => {
+            let mut script = Vec::new();
+            let mut command = command("gantry".as_ref());
+            clap_complete::generate(shell, &mut command, "gantry", &mut script);
+            io::stdout().write_all(&script).map_err(Error::Output)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        Some(Command::Man) => {
+            clap_mangen::Man::new(command("gantry".as_ref()))
+                .render(&mut io::stdout())
+                .map_err(Error::Output)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        None => {}
+    }
+    control::block_signals().map_err(Error::Signals)?;
+    logging::start(cli.log_file.as_deref(), cli.verbosity, started)?;
+    let monitor = match &cli.event_monitor {
+        None => EventMonitor::disabled(started),
+        Some(EventTarget::Path(path)) => EventMonitor::open(path, started)?,
+        Some(EventTarget::Fd(fd)) => EventMonitor::to_file(event_file(*fd)?, started),
+    };
+    let start = match (cli.vm.into_config()?, cli.restore) {
+        (Some(config), _) => Start::Boot(config),
+        (None, Some(restore)) => Start::Restore(restore),
+        (None, None) => Start::Wait,
+    };
+    let (sender, receiver) = api::channel().map_err(Error::Api)?;
+    let server = match &cli.api_socket {
+        None => None,
+        Some(socket) => {
+            let listener = Listener::open(socket)?;
+            let spawner = Spawner::new(Filters::new(cli.seccomp)?).map_err(Error::Api)?;
+            Some(Server::start(listener, sender, &spawner).map_err(Error::Api)?)
+        }
+    };
+    let options = StartOptions {
+        start,
+        seccomp: cli.seccomp,
+        started,
+    };
+    let result = control::run(options, receiver, monitor);
+    // Also after an error: responses leave, and the socket's file goes.
+    if let Some(server) = server {
+        server.stop();
+    }
+    Ok(match result? {
+        ExitReason::GuestFailed => ExitCode::from(LOST),
+        ExitReason::GuestShutdown | ExitReason::Request | ExitReason::Signal => ExitCode::SUCCESS,
+    })
+}
+
+/// An inherited descriptor for events. Writing to it must not block.
+fn event_file(fd: RawFd) -> Result<File, Error> {
+    // SAFETY: asks for and sets flags of whatever the number stands for; failures are checked.
+    let result = unsafe {
+        match libc::fcntl(fd, libc::F_GETFL) {
+            -1 => -1,
+            flags => libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK),
+        }
+    };
+    if result < 0 {
+        let source = io::Error::last_os_error();
+        return Err(Error::EventFd { fd, source });
+    }
+    // SAFETY: the descriptor is open, and whoever started this process gave it away for events.
+    Ok(unsafe { File::from_raw_fd(fd) })
+}
