@@ -3,11 +3,13 @@
 //!
 //! - [`Rig`]: a segment with its buses; accesses as a vCPU would make them.
 //! - [`VirtioDriver`]: drives a virtio function through its configuration space and BAR.
+//! - [`simple`]: a guest with queues and no transport.
 //! - [`FakeMsi`], [`FakeDoorbells`]: the platform, with what happened kept for inspection.
 
 mod driver;
 mod platform;
 mod rig;
+pub mod simple;
 
 pub use driver::VirtioDriver;
 pub use platform::{FakeDoorbells, FakeMsi, guest_memory};

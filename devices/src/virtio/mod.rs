@@ -3,11 +3,20 @@
 //! - [`device`]: what a device must say and do; the transport (PCI) does the rest.
 //! - [`pci`]: the transport.
 //! - [`worker`]: the thread in which a device's queues are served.
+//! - [`served`]: a queue of a device that answers requests as soon as it sees them.
+//! - [`discard`]: giving guest memory back to the host.
+//!
+//! The devices are in a folder each.
 
+pub mod balloon;
 pub mod blk;
+pub mod console;
 pub mod device;
+pub mod discard;
 pub mod pci;
 pub mod pmem;
+pub mod rng;
+pub mod served;
 pub mod worker;
 
 pub use device::{

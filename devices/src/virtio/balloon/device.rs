@@ -1,0 +1,233 @@
+//! The device: size, features, activation.
+
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicU32, AtomicU64, Ordering},
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::queues::BalloonWorker;
+use crate::{
+    thread::{ThreadRole, ThreadSpawner},
+    virtio::{
+        device::{
+            ActivateError, Activation, ActiveQueue, DeviceType, StateError, VirtioDevice,
+            VirtioInterrupt,
+        },
+        served::{COMMON_FEATURES, ServedQueue, read_config_bytes},
+        worker::Worker,
+    },
+};
+
+/// Inflate, deflate, and free page reporting. Queues of features that are not negotiated do not
+/// exist, so that reporting is number 2: statistics and hinting are not offered.
+const QUEUE_SIZES: [u16; 3] = [128, 128, 32];
+
+/// Feature bits (5.5.3).
+const VIRTIO_BALLOON_F_DEFLATE_ON_OOM: u32 = 2;
+const VIRTIO_BALLOON_F_REPORTING: u32 = 5;
+
+/// The unit of sizes in the configuration, in bytes.
+const PAGE: u64 = 4096;
+
+/// Offset of `actual` in the configuration, the only field that a driver writes.
+const ACTUAL: u64 = 4;
+
+/// A balloon's configuration.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Name of the worker: `_balloon0`.
+    pub thread_name: String,
+    /// Bytes that the guest is to give up at first.
+    pub size: u64,
+    /// The guest takes memory back before it runs out of it.
+    pub deflate_on_oom: bool,
+    /// The guest reports free pages.
+    pub free_page_reporting: bool,
+}
+
+/// What a snapshot keeps of a balloon.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct State {
+    /// Pages that the guest is to give up.
+    pub wanted: u32,
+    /// Pages that it has given up.
+    pub actual: u32,
+}
+
+/// What the device, its worker and its handles share.
+#[derive(Default)]
+pub struct Shared {
+    wanted: AtomicU32,
+    actual: AtomicU32,
+    /// Bytes given back to the host so far.
+    pub discarded: AtomicU64,
+    interrupt: Mutex<Option<Arc<dyn VirtioInterrupt>>>,
+}
+
+/// Reaches a balloon while it is plugged in.
+#[derive(Clone)]
+pub struct Handle(Arc<Shared>);
+
+impl Handle {
+    /// Asks the guest to give up `bytes` in all, rounded down to pages of 4 KiB.
+    pub fn set_size(&self, bytes: u64) {
+        let pages = u32::try_from(bytes / PAGE).unwrap_or(u32::MAX);
+        self.0.wanted.store(pages, Ordering::SeqCst);
+        let interrupt = self
+            .0
+            .interrupt
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(interrupt) = interrupt.as_ref()
+            && let Err(error) = interrupt.config()
+        {
+            log::error!("cannot tell the guest about its balloon: {error}");
+        }
+    }
+
+    /// Bytes that the guest has given up.
+    pub fn actual(&self) -> u64 {
+        u64::from(self.0.actual.load(Ordering::SeqCst)) * PAGE
+    }
+}
+
+/// A memory balloon.
+pub struct Balloon {
+    options: Options,
+    shared: Arc<Shared>,
+    spawner: Arc<dyn ThreadSpawner>,
+    worker: Option<Worker<BalloonWorker>>,
+}
+
+impl Balloon {
+    /// A balloon that wants `options.size` bytes.
+    pub fn new(options: Options, spawner: Arc<dyn ThreadSpawner>) -> Self {
+        let shared = Arc::<Shared>::default();
+        Handle(Arc::clone(&shared)).set_size(options.size);
+        Self {
+            options,
+            shared,
+            spawner,
+            worker: None,
+        }
+    }
+
+    /// Reaches the device once it is plugged in.
+    pub fn handle(&self) -> Handle {
+        Handle(Arc::clone(&self.shared))
+    }
+
+    fn connect(&self, interrupt: Option<Arc<dyn VirtioInterrupt>>) {
+        *self
+            .shared
+            .interrupt
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = interrupt;
+    }
+}
+
+impl VirtioDevice for Balloon {
+    fn device_type(&self) -> DeviceType {
+        DeviceType::Balloon
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        if self.options.free_page_reporting {
+            &QUEUE_SIZES
+        } else {
+            &QUEUE_SIZES[..2]
+        }
+    }
+
+    fn features(&self) -> u64 {
+        COMMON_FEATURES
+            | u64::from(self.options.deflate_on_oom) << VIRTIO_BALLOON_F_DEFLATE_ON_OOM
+            | u64::from(self.options.free_page_reporting) << VIRTIO_BALLOON_F_REPORTING
+    }
+
+    fn read_config(&self, offset: u64, data: &mut [u8]) {
+        let mut config = [0; 16];
+        config[..4].copy_from_slice(&self.shared.wanted.load(Ordering::SeqCst).to_le_bytes());
+        config[4..8].copy_from_slice(&self.shared.actual.load(Ordering::SeqCst).to_le_bytes());
+        read_config_bytes(&config, offset, data);
+    }
+
+    fn write_config(&mut self, offset: u64, data: &[u8]) {
+        if let (ACTUAL, Ok(bytes)) = (offset, <[u8; 4]>::try_from(data)) {
+            self.shared
+                .actual
+                .store(u32::from_le_bytes(bytes), Ordering::SeqCst);
+        }
+    }
+
+    fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
+        let Activation {
+            memory,
+            interrupt,
+            queues,
+            features,
+        } = activation;
+        let got = queues.len();
+        let name = &self.options.thread_name;
+        let mut queues = queues.into_iter().map(|active| {
+            ServedQueue::new(active, memory.clone(), interrupt.clone(), features, name)
+        });
+        let (Some(inflate), Some(deflate)) = (queues.next(), queues.next()) else {
+            return Err(ActivateError::MissingQueues { got, needed: 2 });
+        };
+        let reporting = features & 1 << VIRTIO_BALLOON_F_REPORTING != 0;
+        let report = queues.next().filter(|_| reporting);
+        drop(queues);
+        self.connect(Some(interrupt));
+        let shared = Arc::clone(&self.shared);
+        let worker = BalloonWorker {
+            inflate,
+            deflate,
+            report,
+            shared,
+            failing: false,
+        };
+        let worker = Worker::spawn(&*self.spawner, ThreadRole::Memory, name, worker);
+        self.worker = Some(worker.map_err(|source| ActivateError::Host {
+            action: "start a balloon's thread",
+            source,
+        })?);
+        Ok(())
+    }
+
+    fn deactivate(&mut self) -> Vec<ActiveQueue> {
+        self.connect(None);
+        let Some(worker) = self.worker.take().and_then(Worker::stop) else {
+            return Vec::new();
+        };
+        let report = worker.report.map(|queue| queue.active);
+        [worker.inflate.active, worker.deflate.active]
+            .into_iter()
+            .chain(report)
+            .collect()
+    }
+
+    fn save(&self) -> Result<serde_json::Value, StateError> {
+        Ok(serde_json::to_value(State {
+            wanted: self.shared.wanted.load(Ordering::SeqCst),
+            actual: self.shared.actual.load(Ordering::SeqCst),
+        })?)
+    }
+
+    fn restore(&mut self, state: serde_json::Value) -> Result<(), StateError> {
+        let state: State = serde_json::from_value(state)?;
+        self.shared.wanted.store(state.wanted, Ordering::SeqCst);
+        self.shared.actual.store(state.actual, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        vec![(
+            "discarded_bytes",
+            self.shared.discarded.load(Ordering::Relaxed),
+        )]
+    }
+}

@@ -1,0 +1,8 @@
+//! Entropy source (virtio 1.2, 5.4).
+
+mod device;
+
+pub use device::{Error, Options, Rng};
+
+#[cfg(test)]
+mod tests;
