@@ -9,6 +9,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use acpi_tables::Aml;
 use arch::layout::{self, AddressMap};
 use devices::{
+    console::ConsoleOutput,
     memory::{AddressSpace, GuestMemory},
     pci::{
         Bdf, CONFIG_PORTS_BASE, CONFIG_PORTS_LEN, ConfigPorts, Ecam, PciAml, PciError, PciSegment,
@@ -49,6 +50,8 @@ pub struct Surroundings {
     pub address_space: Arc<dyn AddressSpace>,
     /// Guest RAM.
     pub memory: GuestMemory,
+    /// Output of the virtio console and its columns and rows, if there is one.
+    pub console: Option<(ConsoleOutput, Option<(u16, u16)>)>,
     /// Limits that several disks share, by name.
     pub rate_limit_groups: BTreeMap<String, SharedRateLimiter>,
 }

@@ -30,6 +30,9 @@ pub enum DeviceError {
     /// Persistent memory.
     #[error(transparent)]
     Pmem(#[from] devices::virtio::pmem::Error),
+    /// Entropy.
+    #[error(transparent)]
+    Rng(#[from] devices::virtio::rng::Error),
     /// A console's backend.
     #[error(transparent)]
     Console(#[from] ConsoleError),

@@ -13,6 +13,7 @@
 
 mod boot;
 pub mod buses;
+mod consoles;
 mod coredump;
 pub mod devices;
 pub mod error;
@@ -28,16 +29,13 @@ pub mod save;
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use ::devices::{
-    acpi::Notification,
-    console::{ConsoleBackend, ConsoleLine, ConsoleService},
-    virtio::blk::SharedRateLimiter,
-};
+use ::devices::{acpi::Notification, legacy::DebugConsole, virtio::blk::SharedRateLimiter};
 use arch::{cpuid::Profile, layout::AddressMap, topology::Topology};
 use hypervisor::Vm;
 
 use self::{
     buses::Buses,
+    consoles::Consoles,
     devices::{Devices, Kind, Pluggable, SavedDevice, Surroundings},
     error::MachineError,
     events::MachineEvent,
@@ -45,7 +43,7 @@ use self::{
     platform::{Platform, PlatformSetup},
 };
 use crate::{
-    config::{CpusConfig, VmConfig},
+    config::{ConsoleMode, CpusConfig, VmConfig},
     cpu::{CpuSetup, Cpus},
     memory::{ExtraMemory, Ram},
     snapshot::lazy::LazyRestore,
@@ -57,7 +55,7 @@ use crate::{
 /// memory, memory last.
 pub struct Machine {
     cpus: Cpus,
-    consoles: ConsoleService,
+    consoles: Consoles,
     devices: Devices,
     /// Memory that is still on its way in; vCPUs and devices wait for it.
     lazy: Option<LazyRestore>,
@@ -78,7 +76,7 @@ impl Machine {
     }
 
     /// A machine without devices on PCI and without vCPUs.
-    fn assemble(config: &VmConfig, host: &Host) -> Result<Self, MachineError> {
+    fn assemble(config: &mut VmConfig, host: &Host) -> Result<Self, MachineError> {
         let supported = host.kvm.supported_cpuid()?;
         let phys_bits = arch::cpuid::phys_bits(supported.as_slice());
         let phys_bits = config
@@ -111,11 +109,7 @@ impl Machine {
         placement::add_boot_ram(&mut ram, &map, &config.memory)?;
         let buses = Arc::new(Buses::default());
 
-        let serial_mode = kinds::console::serial_mode(&config.serial)?;
-        let serial_backend = match &serial_mode {
-            Some(mode) => Some(open_console("serial port", mode)?),
-            None => None,
-        };
+        let backends = consoles::open(config)?;
         let platform = Platform::new(PlatformSetup {
             vm: &vm,
             buses: &buses,
@@ -123,22 +117,20 @@ impl Machine {
             topology,
             boot_vcpus: config.cpus.boot_vcpus,
             segments,
-            serial: serial_backend
+            serial: backends
+                .serial
                 .as_ref()
                 .map(|backend| Box::new(backend.output()) as Box<_>),
             start: host.start,
         })?;
-        let mut lines = Vec::new();
-        if let (Some(backend), Some(serial)) = (serial_backend, platform.serial()) {
-            lines.push(ConsoleLine::new(backend, Some(serial.clone())));
+        if let Some(backend) = &backends.debug {
+            let port = config
+                .debug_console
+                .iobase
+                .unwrap_or(arch::layout::DEBUG_CONSOLE_PORT);
+            let console = DebugConsole::new(Box::new(backend.output()));
+            buses.pio.insert(port.into(), 1, Arc::new(console))?;
         }
-        let mut consoles = ConsoleService::new(lines);
-        consoles
-            .start(&*host.spawner)
-            .map_err(|source| MachineError::Host {
-                action: "start the console thread",
-                source,
-            })?;
         let extra = map.device_memory();
         let address_space =
             ExtraMemory::new(Arc::clone(&vm), extra.start, extra.size).map_err(|source| {
@@ -151,6 +143,10 @@ impl Machine {
             spawner: Arc::clone(&host.spawner),
             address_space: Arc::new(address_space),
             memory: ram.memory().clone(),
+            console: backends
+                .console
+                .as_ref()
+                .map(|backend| (backend.output(), backend.window_size())),
             rate_limit_groups: rate_limit_groups(config)?,
         };
         let devices = Devices::new(&vm, &map, &buses, surroundings)?;
@@ -171,7 +167,7 @@ impl Machine {
         let cpus = Cpus::new(&host.kvm, Arc::clone(&vm), buses, setup)?;
         Ok(Self {
             cpus,
-            consoles,
+            consoles: Consoles::new(backends, Arc::clone(&host.spawner)),
             devices,
             lazy: None,
             platform,
@@ -199,6 +195,7 @@ impl Machine {
     /// Lets devices and vCPUs run.
     pub fn resume(&mut self) -> Result<(), MachineError> {
         self.devices.resume()?;
+        self.consoles.start(&self.platform, &self.devices)?;
         self.cpus.resume();
         Ok(())
     }
@@ -206,6 +203,7 @@ impl Machine {
     /// Stops vCPUs, then devices.
     pub fn pause(&mut self) -> Result<(), MachineError> {
         self.cpus.pause();
+        self.consoles.stop();
         self.devices.pause()
     }
 
@@ -270,20 +268,20 @@ fn for_each_device(
     config: &mut VmConfig,
     mut visit: impl FnMut(&mut dyn Pluggable) -> Result<(), MachineError>,
 ) -> Result<(), MachineError> {
+    visit(&mut config.rng)?;
+    if config.console.mode != ConsoleMode::Off {
+        visit(&mut config.console)?;
+    }
     for disk in config.disks.iter_mut().flatten() {
         visit(disk)?;
     }
     for pmem in config.pmem.iter_mut().flatten() {
         visit(pmem)?;
     }
+    if let Some(balloon) = &mut config.balloon {
+        visit(balloon)?;
+    }
     Ok(())
-}
-
-fn open_console(
-    what: &'static str,
-    mode: &::devices::console::ConsoleMode,
-) -> Result<ConsoleBackend, MachineError> {
-    ConsoleBackend::open(mode).map_err(|source| MachineError::Console { what, source })
 }
 
 /// The configured arrangement of vCPUs; without one, all in one package.

@@ -60,13 +60,31 @@ impl Machine {
         config: &mut VmConfig,
         bytes: u64,
     ) -> Result<(), MachineError> {
-        let _ = (config, bytes);
-        Err(MachineError::NoDevice("balloon".to_owned()))
+        let (Some(balloon), Some(handle)) = (&mut config.balloon, self.balloon()) else {
+            return Err(MachineError::Invalid(
+                "the machine has no balloon: configure one (balloon, --balloon)".to_owned(),
+            ));
+        };
+        handle.set_size(bytes);
+        balloon.size = bytes;
+        Ok(())
+    }
+
+    fn balloon(&self) -> Option<&devices::virtio::balloon::Handle> {
+        self.devices
+            .iter()
+            .find_map(|(_, device)| match &device.handle {
+                Handle::Balloon(handle) => Some(handle),
+                _ => None,
+            })
     }
 
     /// Bytes of memory that the guest has.
     pub fn memory_size(&self) -> u64 {
-        self.ram.size()
+        let given_up = self
+            .balloon()
+            .map_or(0, devices::virtio::balloon::Handle::actual);
+        self.ram.size().saturating_sub(given_up)
     }
 
     /// vCPUs that there are.

@@ -1,11 +1,17 @@
-//! Consoles.
+//! Consoles: where they lead, and the virtio console.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc};
 
-use devices::console::ConsoleMode as Backend;
+use devices::{console::ConsoleMode as Backend, virtio::console};
 
-use super::super::error::MachineError;
-use crate::config::{ConsoleMode, SerialConfig};
+use super::{
+    super::{
+        devices::{Kind, Made, Slot, Surroundings},
+        error::{DeviceError, MachineError},
+    },
+    Handle, thread_name,
+};
+use crate::config::{ConsoleConfig, ConsoleMode};
 
 /// Where a console leads; `None` if there is no such device.
 pub fn backend_mode(
@@ -28,7 +34,41 @@ pub fn backend_mode(
     }))
 }
 
-/// Where the serial port leads; `None` if there is none.
-pub fn serial_mode(config: &SerialConfig) -> Result<Option<Backend>, MachineError> {
-    backend_mode(config.mode, config.file.as_ref(), config.socket.as_ref())
+impl Kind for ConsoleConfig {
+    const NAME: &'static str = "console";
+    const REMOVABLE: bool = false;
+
+    fn id(&mut self) -> &mut Option<String> {
+        &mut self.id
+    }
+
+    fn slot(&self) -> Slot {
+        Slot {
+            segment: self.pci_segment,
+            device: self.pci_device_id,
+        }
+    }
+
+    fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
+        let Some((output, size)) = surroundings.console.clone() else {
+            return Err(DeviceError::Invalid("the console leads nowhere".to_owned()));
+        };
+        let options = console::Options {
+            thread_name: thread_name(Self::NAME, id),
+            size,
+        };
+        let spawner = Arc::clone(&surroundings.spawner);
+        let console =
+            console::Console::new(options, Box::new(output), spawner).map_err(|source| {
+                DeviceError::Host {
+                    action: "make a console",
+                    source,
+                }
+            })?;
+        let handle = Handle::Console(console.input());
+        Ok(Made {
+            device: Box::new(console),
+            handle,
+        })
+    }
 }

@@ -1,8 +1,10 @@
 //! The kinds of devices: how each is made from its configuration.
 
+mod balloon;
 pub mod console;
 pub mod disk;
 mod pmem;
+mod rng;
 
 /// Reaches a plugged device, for what is particular to its kind.
 pub enum Handle {
@@ -10,6 +12,10 @@ pub enum Handle {
     None,
     /// A disk.
     Disk(devices::virtio::blk::Handle),
+    /// A balloon.
+    Balloon(devices::virtio::balloon::Handle),
+    /// A console, by where its input goes.
+    Console(std::sync::Arc<dyn devices::console::InputSink>),
 }
 
 /// Name of a device's thread: an underscore and the kind first, as management tools expect, then

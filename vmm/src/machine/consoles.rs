@@ -1,0 +1,131 @@
+//! The machine's consoles: opening what they lead to, and the thread that serves them.
+
+use std::sync::Arc;
+
+use devices::{
+    console::{ConsoleBackend, ConsoleLine, ConsoleMode as Backend, ConsoleService, InputSink},
+    thread::ThreadSpawner,
+};
+
+use super::{
+    devices::Devices,
+    error::MachineError,
+    kinds::{Handle, console::backend_mode},
+    platform::Platform,
+};
+use crate::config::{ConsoleMode, VmConfig};
+
+/// What the configured consoles lead to.
+pub struct Backends {
+    /// The serial port's, if there is one.
+    pub serial: Option<ConsoleBackend>,
+    /// The virtio console's, if there is one.
+    pub console: Option<ConsoleBackend>,
+    /// The debug console's, if there is one.
+    pub debug: Option<ConsoleBackend>,
+}
+
+/// Opens what the consoles lead to. Terminals that are made are named in the configuration.
+pub fn open(config: &mut VmConfig) -> Result<Backends, MachineError> {
+    if config.serial.mode == ConsoleMode::Tty && config.console.mode == ConsoleMode::Tty {
+        return Err(MachineError::Invalid(
+            "serial port and console cannot both use the terminal: switch one off \
+             (--serial off or --console off)"
+                .to_owned(),
+        ));
+    }
+    let open = |what, mode: Option<Backend>| {
+        mode.map(|mode| ConsoleBackend::open(&mode))
+            .transpose()
+            .map_err(|source| MachineError::Console { what, source })
+    };
+    let (serial, console, debug) = (&config.serial, &config.console, &config.debug_console);
+    let serial = backend_mode(serial.mode, serial.file.as_ref(), serial.socket.as_ref())?;
+    let console = backend_mode(console.mode, console.file.as_ref(), console.socket.as_ref())?;
+    let debug = backend_mode(debug.mode, debug.file.as_ref(), None)?;
+    let serial = open("serial port", serial)?;
+    let console = open("console", console)?;
+    let debug = debug
+        .map(|mode| ConsoleBackend::open_output(&mode))
+        .transpose()
+        .map_err(|source| MachineError::Console {
+            what: "debug console",
+            source,
+        })?;
+    let path = |backend: &Option<ConsoleBackend>| {
+        backend
+            .as_ref()
+            .and_then(ConsoleBackend::pty_path)
+            .map(std::path::Path::to_owned)
+    };
+    if let Some(path) = path(&serial) {
+        config.serial.file = Some(path);
+    }
+    if let Some(path) = path(&console) {
+        config.console.file = Some(path);
+    }
+    Ok(Backends {
+        serial,
+        console,
+        debug,
+    })
+}
+
+/// Serves the consoles while the machine runs.
+pub struct Consoles {
+    /// Until the first start.
+    backends: Option<Backends>,
+    service: Option<ConsoleService>,
+    spawner: Arc<dyn ThreadSpawner>,
+}
+
+impl Consoles {
+    /// Consoles of a machine that does not run yet.
+    pub fn new(backends: Backends, spawner: Arc<dyn ThreadSpawner>) -> Self {
+        Self {
+            backends: Some(backends),
+            service: None,
+            spawner,
+        }
+    }
+
+    /// Connects the consoles with their devices, the first time, and starts to serve them.
+    pub fn start(&mut self, platform: &Platform, devices: &Devices) -> Result<(), MachineError> {
+        if let Some(Backends {
+            serial,
+            console,
+            debug,
+        }) = self.backends.take()
+        {
+            let virtio = devices.iter().find_map(|(_, device)| match &device.handle {
+                Handle::Console(input) => Some(Arc::clone(input)),
+                _ => None,
+            });
+            let serial_input = platform
+                .serial()
+                .map(|serial| serial.clone() as Arc<dyn InputSink>);
+            let lines = [(serial, serial_input), (console, virtio), (debug, None)];
+            let lines = lines
+                .into_iter()
+                .filter_map(|(backend, input)| Some(ConsoleLine::new(backend?, input)))
+                .collect();
+            self.service = Some(ConsoleService::new(lines));
+        }
+        match &mut self.service {
+            Some(service) => service
+                .start(&*self.spawner)
+                .map_err(|source| MachineError::Host {
+                    action: "start the console thread",
+                    source,
+                }),
+            None => Ok(()),
+        }
+    }
+
+    /// Stops serving: devices may be saved now.
+    pub fn stop(&mut self) {
+        if let Some(service) = &mut self.service {
+            service.stop();
+        }
+    }
+}

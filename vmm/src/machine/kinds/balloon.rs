@@ -1,0 +1,45 @@
+//! Memory balloon.
+
+use std::sync::Arc;
+
+use devices::virtio::balloon;
+
+use super::{
+    super::{
+        devices::{Kind, Made, Slot, Surroundings},
+        error::DeviceError,
+    },
+    Handle, thread_name,
+};
+use crate::config::BalloonConfig;
+
+impl Kind for BalloonConfig {
+    const NAME: &'static str = "balloon";
+    const REMOVABLE: bool = false;
+
+    fn id(&mut self) -> &mut Option<String> {
+        &mut self.id
+    }
+
+    fn slot(&self) -> Slot {
+        Slot {
+            segment: self.pci_segment,
+            device: self.pci_device_id,
+        }
+    }
+
+    fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
+        let options = balloon::Options {
+            thread_name: thread_name(Self::NAME, id),
+            size: self.size,
+            deflate_on_oom: self.deflate_on_oom,
+            free_page_reporting: self.free_page_reporting,
+        };
+        let balloon = balloon::Balloon::new(options, Arc::clone(&surroundings.spawner));
+        let handle = Handle::Balloon(balloon.handle());
+        Ok(Made {
+            device: Box::new(balloon),
+            handle,
+        })
+    }
+}

@@ -1,0 +1,42 @@
+//! Entropy.
+
+use std::sync::Arc;
+
+use devices::virtio::rng;
+
+use super::{
+    super::{
+        devices::{Kind, Made, Slot, Surroundings},
+        error::DeviceError,
+    },
+    Handle, thread_name,
+};
+use crate::config::RngConfig;
+
+impl Kind for RngConfig {
+    const NAME: &'static str = "rng";
+    const REMOVABLE: bool = false;
+
+    fn id(&mut self) -> &mut Option<String> {
+        &mut self.id
+    }
+
+    fn slot(&self) -> Slot {
+        Slot {
+            segment: self.pci_segment,
+            device: self.pci_device_id,
+        }
+    }
+
+    fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
+        let options = rng::Options {
+            thread_name: thread_name(Self::NAME, id),
+            source: self.src.clone(),
+        };
+        let rng = rng::Rng::new(options, Arc::clone(&surroundings.spawner))?;
+        Ok(Made {
+            device: Box::new(rng),
+            handle: Handle::None,
+        })
+    }
+}
