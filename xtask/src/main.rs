@@ -1,2 +1,41 @@
 //! Gantry's development commands.
-fn main() {}
+//!
+//! - [`demo`]: boots a stock Debian guest and shows it.
+//! - [`test`]: every test, nested ones included.
+//! - [`programs`]: building what the others run; [`progress`]: what they say meanwhile.
+
+mod demo;
+mod programs;
+mod progress;
+mod test;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Gantry's development commands")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Boot a stock Debian guest under Gantry and show its console.
+    Demo(demo::Options),
+    /// Run every test; with words, only the nested scenarios whose names contain one of them.
+    Test(test::Options),
+}
+
+fn main() {
+    let result = match Arguments::parse().command {
+        Command::Demo(options) => demo::run(&options),
+        Command::Test(options) => test::run(&options),
+    };
+    if let Err(error) = result {
+        eprintln!("error: {error}");
+        for cause in error.chain().skip(1) {
+            eprintln!("  because: {cause}");
+        }
+        std::process::exit(1);
+    }
+}

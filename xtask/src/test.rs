@@ -1,0 +1,292 @@
+//! Every test, one line each, and a line that counts them.
+
+use std::{
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, bail};
+use gantry_tests::{
+    report::Outcome,
+    rig::{Cache, Images, Rig, ScenarioResult, packages},
+};
+
+use crate::{
+    programs::{self, cargo, root, target},
+    progress::Step,
+};
+
+/// Programs that tests need, and the Debian packages that have them.
+const PROGRAMS: &[(&str, &str)] = &[
+    ("qemu-system-x86_64", "qemu-system-x86"),
+    ("/usr/share/seabios/bios-256k.bin", "seabios"),
+    ("qemu-img", "qemu-utils"),
+    ("cpio", "cpio"),
+    ("iasl", "acpica-tools"),
+    ("lz4", "lz4"),
+];
+
+/// Crates whose unit tests are run.
+const CRATES: &[&str] = &["hypervisor", "arch", "devices", "vmm", "gantry-tests"];
+
+/// Options of `cargo xtask test`.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Only nested scenarios whose names contain one of these words.
+    words: Vec<String>,
+    /// Leave the nested scenarios out.
+    #[arg(long, conflicts_with = "words")]
+    no_rig: bool,
+}
+
+#[derive(Default)]
+struct Count {
+    passed: usize,
+    failed: Vec<String>,
+    skipped: usize,
+}
+
+impl Count {
+    fn add(&mut self, name: &str, outcome: &Outcome, seconds: Option<f64>) {
+        let time = seconds
+            .map(|seconds| format!(" ({seconds:.1} s)"))
+            .unwrap_or_default();
+        match outcome {
+            Outcome::Passed => {
+                self.passed += 1;
+                println!("test {name} ... ok{time}");
+            }
+            Outcome::Failed(chain) => {
+                self.failed.push(name.to_owned());
+                println!("test {name} ... FAILED{time}");
+                for line in chain.iter().flat_map(|cause| cause.lines()) {
+                    println!("    {line}");
+                }
+            }
+            Outcome::Skipped(why) => {
+                self.skipped += 1;
+                println!("test {name} ... skipped: {why}");
+            }
+        }
+    }
+}
+
+/// Runs the tests. An error means that not all of them passed.
+pub fn run(options: &Options) -> Result<()> {
+    packages::install(PROGRAMS)?;
+    let mut count = Count::default();
+    if options.words.is_empty() {
+        checks(&mut count)?;
+        unit_tests(&mut count)?;
+    }
+    if !options.no_rig {
+        nested(options, &mut count)?;
+    }
+    for name in &count.failed {
+        println!("failed: {name}");
+    }
+    println!(
+        "{} passed, {} failed, {} skipped",
+        count.passed,
+        count.failed.len(),
+        count.skipped
+    );
+    if !count.failed.is_empty() {
+        bail!("{} tests failed", count.failed.len());
+    }
+    Ok(())
+}
+
+/// Format, lints, licences and advisories.
+fn checks(count: &mut Count) -> Result<()> {
+    let mut fmt = cargo();
+    fmt.args(["fmt", "--all", "--check"]);
+    count.add("check: source is formatted", &outcome(fmt)?, None);
+    let step = Step::new("linting");
+    let mut clippy = cargo();
+    clippy.args([
+        "clippy",
+        "--workspace",
+        "--all-targets",
+        "--quiet",
+        "--",
+        "-D",
+        "warnings",
+    ]);
+    let result = outcome(clippy)?;
+    drop(step);
+    count.add("check: clippy has nothing to say", &result, None);
+    let deny = deny()?;
+    for (what, name) in [
+        (
+            "licenses",
+            "check: licences of all dependencies are allowed",
+        ),
+        ("bans", "check: no dependency is banned"),
+        ("sources", "check: all dependencies come from the registry"),
+    ] {
+        let mut check = Command::new(&deny);
+        check.args(["--offline", "check", what]).current_dir(root());
+        count.add(name, &outcome(check)?, None);
+    }
+    count.add(
+        "check: no dependency has a known advisory",
+        &advisories(&deny)?,
+        None,
+    );
+    Ok(())
+}
+
+/// `cargo-deny`, built once and kept in the cache.
+fn deny() -> Result<std::path::PathBuf> {
+    let tools = Cache::open()?.dir.join("tools");
+    let deny = tools.join("bin/cargo-deny");
+    if !deny.exists() {
+        let step = Step::new("building cargo-deny (once)");
+        let mut install = cargo();
+        install
+            .args([
+                "install",
+                "--quiet",
+                "--locked",
+                "--debug",
+                "cargo-deny",
+                "--root",
+            ])
+            .arg(&tools)
+            // It is no part of this workspace, and its profile is about build time.
+            .current_dir(tools.parent().unwrap_or(&tools))
+            .env("CARGO_PROFILE_DEV_DEBUG", "false")
+            .env("CARGO_TARGET_DIR", tools.join("target"));
+        std::fs::create_dir_all(&tools)?;
+        packages::run(&mut install).context("cannot build cargo-deny: check the network")?;
+        // Only what was installed is needed.
+        let _ = std::fs::remove_dir_all(tools.join("target"));
+        step.finish();
+    }
+    Ok(deny)
+}
+
+/// Advisories need a database that is fetched from elsewhere than the registry.
+fn advisories(deny: &Path) -> Result<Outcome> {
+    let step = Step::new("fetching the advisory database");
+    let fetched = Command::new("timeout")
+        .arg("60")
+        .arg(deny)
+        .args(["fetch", "db"])
+        .current_dir(root())
+        .stdin(Stdio::null())
+        .output()?;
+    drop(step);
+    if !fetched.status.success() {
+        return Ok(Outcome::Skipped(
+            "the RustSec advisory database cannot be reached from here".to_owned(),
+        ));
+    }
+    let mut check = Command::new(deny);
+    check
+        .args(["--offline", "check", "advisories"])
+        .current_dir(root());
+    outcome(check)
+}
+
+/// How a command ended; what it printed if it failed.
+fn outcome(mut command: Command) -> Result<Outcome> {
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("cannot run {}", command.get_program().display()))?;
+    if output.status.success() {
+        return Ok(Outcome::Passed);
+    }
+    let text = String::from_utf8_lossy(&output.stdout).into_owned()
+        + &String::from_utf8_lossy(&output.stderr);
+    Ok(Outcome::Failed(vec![text]))
+}
+
+fn unit_tests(count: &mut Count) -> Result<()> {
+    let step = Step::new("building unit tests");
+    let mut build = cargo();
+    build.args(["test", "--quiet", "--no-run"]);
+    CRATES.iter().for_each(|name| {
+        build.args(["--package", name]);
+    });
+    let built = outcome(build)?;
+    drop(step);
+    if built != Outcome::Passed {
+        count.add("unit tests build", &built, None);
+        return Ok(());
+    }
+    for name in CRATES {
+        let output = Command::new("timeout")
+            .args(["600", "cargo", "test", "--no-fail-fast", "--package", name])
+            .current_dir(root())
+            .stdin(Stdio::null())
+            .output()?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let mut seen = 0;
+        for line in text.lines() {
+            let Some((test, result)) = line
+                .strip_prefix("test ")
+                .and_then(|rest| rest.rsplit_once(" ... "))
+            else {
+                continue;
+            };
+            let result = match result {
+                "ok" => Outcome::Passed,
+                ignored if ignored.starts_with("ignored") => Outcome::Skipped(ignored.to_owned()),
+                _ => Outcome::Failed(vec![failure(&text, test)]),
+            };
+            seen += 1;
+            count.add(&format!("{name}: {test}"), &result, None);
+        }
+        if !output.status.success() && !text.contains("test result: FAILED") || seen == 0 {
+            let text = text.into_owned() + &String::from_utf8_lossy(&output.stderr);
+            count.add(
+                &format!("{name}: tests run to their end"),
+                &Outcome::Failed(vec![text]),
+                None,
+            );
+        }
+    }
+    Ok(())
+}
+
+/// What a failed unit test printed.
+fn failure(text: &str, test: &str) -> String {
+    let head = format!("---- {test} stdout ----");
+    let start = text.find(&head).map_or(0, |at| at + head.len());
+    let rest = &text[start..];
+    rest[..rest.find("\n---- ").unwrap_or(rest.len().min(3000))]
+        .trim()
+        .to_owned()
+}
+
+fn nested(options: &Options, count: &mut Count) -> Result<()> {
+    let binaries = programs::build()?;
+    let step = Step::new("fetching Debian's kernel and building images");
+    let work = target().join("rig");
+    let images = Images::build(&Cache::open()?, &binaries, &work)?;
+    step.finish();
+    let rig = Rig {
+        images,
+        logs: target().join("rig-logs"),
+    };
+    eprintln!("booting L1 (QEMU, emulated AMD-V) for the nested scenarios ...");
+    rig.run(
+        &options.words,
+        |ScenarioResult {
+             name,
+             outcome,
+             seconds,
+             log,
+         }| {
+            count.add(&name, &outcome, Some(seconds));
+            if matches!(outcome, Outcome::Failed(_)) {
+                for line in log.iter().rev().take(40).rev() {
+                    println!("    | {line}");
+                }
+            }
+        },
+    )
+}
