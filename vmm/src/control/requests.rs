@@ -58,7 +58,7 @@ impl Handler for Control {
             }),
             Request::VmAddNet(mut config, fds) => {
                 config.fds = keep(fds);
-                Err(ApiError::message(Status::NotImplemented, "LANDING: net"))
+                self.add(*config, |vm, net| vm.net.get_or_insert_default().push(net))
             }
             Request::VmAddPmem(config) => self.add(config, |vm, pmem| {
                 vm.pmem.get_or_insert_default().push(pmem)

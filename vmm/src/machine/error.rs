@@ -30,6 +30,9 @@ pub enum DeviceError {
     /// Persistent memory.
     #[error(transparent)]
     Pmem(#[from] devices::virtio::pmem::Error),
+    /// A network card.
+    #[error(transparent)]
+    Net(#[from] devices::virtio::net::Error),
     /// Entropy.
     #[error(transparent)]
     Rng(#[from] devices::virtio::rng::Error),

@@ -275,6 +275,9 @@ fn for_each_device(
     for disk in config.disks.iter_mut().flatten() {
         visit(disk)?;
     }
+    for net in config.net.iter_mut().flatten() {
+        visit(net)?;
+    }
     for pmem in config.pmem.iter_mut().flatten() {
         visit(pmem)?;
     }

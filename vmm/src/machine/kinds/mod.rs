@@ -3,6 +3,7 @@
 mod balloon;
 pub mod console;
 pub mod disk;
+mod net;
 mod pmem;
 mod rng;
 

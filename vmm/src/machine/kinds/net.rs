@@ -1,0 +1,108 @@
+//! Network cards.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    os::fd::{BorrowedFd, OwnedFd},
+    sync::Arc,
+};
+
+use devices::virtio::net;
+
+use super::{
+    super::{
+        devices::{Kind, Made, Slot, Surroundings},
+        error::DeviceError,
+    },
+    Handle, thread_name,
+};
+use crate::config::NetConfig;
+
+/// The host's address of an interface that Gantry makes up.
+const DEFAULT_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 168, 249, 1));
+
+impl Kind for NetConfig {
+    const NAME: &'static str = "net";
+
+    fn id(&mut self) -> &mut Option<String> {
+        &mut self.id
+    }
+
+    fn slot(&self) -> Slot {
+        Slot {
+            segment: self.pci_segment,
+            device: self.pci_device_id,
+        }
+    }
+
+    fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
+        let options = net::Options {
+            thread_name: thread_name(Self::NAME, id),
+            tap: self.tap.clone(),
+            fds: self.own_fds()?,
+            address: self.address(),
+            mac: self.mac.as_deref().map(parse_mac).transpose()?,
+            host_mac: self.host_mac.as_deref().map(parse_mac).transpose()?,
+            mtu: self.mtu,
+            num_queues: self.num_queues,
+            queue_size: self.queue_size,
+            offload_tso: self.offload_tso,
+            offload_ufo: self.offload_ufo,
+            offload_csum: self.offload_csum,
+            rate_limiter: self.rate_limiter_config,
+        };
+        let net = net::Net::new(options, Arc::clone(&surroundings.spawner))?;
+        Ok(Made {
+            device: Box::new(net),
+            handle: Handle::None,
+        })
+    }
+}
+
+impl NetConfig {
+    /// Descriptors for one machine: the configured ones stay, for the next boot.
+    fn own_fds(&self) -> Result<Vec<OwnedFd>, DeviceError> {
+        self.fds
+            .iter()
+            .map(|&fd| {
+                // SAFETY: the descriptor came with a request or the command line and belongs to
+                // the VM until the process ends.
+                let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+                borrowed
+                    .try_clone_to_owned()
+                    .map_err(|source| DeviceError::Host {
+                        action: "use the descriptor of a tap",
+                        source,
+                    })
+            })
+            .collect()
+    }
+
+    fn address(&self) -> Option<(IpAddr, IpAddr)> {
+        let made_up = self.tap.is_none() && self.fds.is_empty();
+        let ip = self.ip.or(made_up.then_some(DEFAULT_ADDRESS))?;
+        let mask = self.mask.unwrap_or(match ip {
+            IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::new(255, 255, 255, 0)),
+            IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::from(u128::MAX << 64)),
+        });
+        Some((ip, mask))
+    }
+}
+
+/// Six bytes in hexadecimal, with colons.
+fn parse_mac(text: &str) -> Result<[u8; 6], DeviceError> {
+    let bytes: Option<Vec<u8>> = text
+        .split(':')
+        .map(|part| {
+            u8::from_str_radix(part, 16)
+                .ok()
+                .filter(|_| part.len() == 2)
+        })
+        .collect();
+    bytes
+        .and_then(|bytes| bytes.try_into().ok())
+        .ok_or_else(|| {
+            DeviceError::Invalid(format!(
+                "{text:?} is no MAC address such as 12:34:56:78:9a:bc"
+            ))
+        })
+}
