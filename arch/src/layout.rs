@@ -70,7 +70,9 @@ pub const RSDP_START: u64 = 0xe_0000;
 /// SMBIOS entry point and structures.
 pub const SMBIOS_START: u64 = 0xf_0000;
 /// End (exclusive) of the room for SMBIOS.
-pub const SMBIOS_END: u64 = HIGH_RAM_START;
+pub const SMBIOS_END: u64 = RESET_VECTOR;
+/// Where a processor in real mode starts after a reset by the BIOS's entry point.
+pub const RESET_VECTOR: u64 = 0xf_fff0;
 /// Where memory that a kernel may occupy starts, and where relocatable kernels are loaded.
 pub const HIGH_RAM_START: u64 = MIB;
 

@@ -13,13 +13,33 @@ const HOST_CID: u32 = 2;
 const ANY_CID: u32 = u32::MAX;
 
 /// Runs an agent command: `vsock-echo PORT` serves one connection, `vsock-send PORT TEXT` sends a
-/// text to the host and prints the answer.
+/// text to the host and prints the answer; `port-write PORT TEXT` writes bytes to an I/O port.
 pub fn run(args: &[String]) -> Result<()> {
     match args {
         [command, port] if command == "vsock-echo" => echo(port.parse()?),
         [command, port, text] if command == "vsock-send" => send(port.parse()?, text),
-        _ => bail!("agent commands: vsock-echo PORT, vsock-send PORT TEXT"),
+        [command, port, text] if command == "port-write" => port_write(port.parse()?, text),
+        _ => bail!("agent commands: vsock-echo PORT, vsock-send PORT TEXT, port-write PORT TEXT"),
     }
+}
+
+fn port_write(port: u16, text: &str) -> Result<()> {
+    // SAFETY: no pointers involved.
+    if unsafe { libc::ioperm(port.into(), 1, 1) } != 0 {
+        return Err(std::io::Error::last_os_error()).context("no access to the port");
+    }
+    for byte in text.bytes() {
+        // SAFETY: the kernel has allowed access to this port; no memory is involved.
+        unsafe {
+            std::arch::asm!(
+                "out dx, al",
+                in("dx") port,
+                in("al") byte,
+                options(nomem, nostack, preserves_flags)
+            );
+        }
+    }
+    Ok(())
 }
 
 fn echo(port: u32) -> Result<()> {

@@ -9,8 +9,8 @@ use landlock::{
 
 use crate::config::VmConfig;
 
-/// Linux 6.1 and newer. Older kernels enforce what they know.
-const VERSION: ABI = ABI::V2;
+/// Linux 6.2 and newer. Older kernels enforce what they know.
+const VERSION: ABI = ABI::V3;
 
 /// The process could not be restricted.
 #[derive(Debug, thiserror::Error)]

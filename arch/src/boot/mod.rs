@@ -110,6 +110,7 @@ pub fn write_boot_data(
     rsdp: GuestAddress,
 ) -> Result<EntryPoint, BootError> {
     paging::write_gdt(memory, guest.kernel.protocol)?;
+    write_reset_code(memory)?;
     let info = match guest.kernel.protocol {
         BootProtocol::Pvh => pvh::write_start_info(memory, map, guest, rsdp)?,
         BootProtocol::Linux64 => {
@@ -125,6 +126,33 @@ pub fn write_boot_data(
 }
 
 pub(crate) use paging::{GDT_LIMIT, code_segment, data_segment, task_segment};
+
+/// Puts code at the BIOS's entry point that resets the machine.
+///
+/// Linux takes a platform with reduced hardware for one with EFI, tries to restart through it,
+/// and without EFI jumps to the BIOS, which there is none of here.
+fn write_reset_code(memory: &GuestMemoryMmap<()>) -> Result<(), BootError> {
+    let [low, high] = layout::ACPI_RESET_PORT.to_le_bytes();
+    // mov dx, port; mov al, value; out dx, al; cli; hlt; jmp to the hlt
+    let code = [
+        0xba,
+        low,
+        high,
+        0xb0,
+        layout::ACPI_RESET_VALUE,
+        0xee,
+        0xfa,
+        0xf4,
+        0xeb,
+        0xfd,
+    ];
+    memory
+        .write_slice(&code, GuestAddress(layout::RESET_VECTOR))
+        .map_err(|source| BootError::Write {
+            what: "the reset code",
+            source,
+        })
+}
 
 fn write_cmdline(memory: &GuestMemoryMmap<()>, cmdline: &str, max: usize) -> Result<(), BootError> {
     if cmdline.len() > max {

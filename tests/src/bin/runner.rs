@@ -23,10 +23,10 @@ fn main() -> anyhow::Result<()> {
     if args.first().is_some_and(|name| name.ends_with("agent")) {
         return agent::run(&args[1..]);
     }
-    // `runner PORT [NAME ...]`: reports go to PORT; scenarios whose names contain any of the
-    // words run, all without words.
+    // `runner PORT [NAME ...]`: reports go to PORT; the scenarios of these names run, all without
+    // names.
     let port = args.get(1).map_or("/dev/stdout", String::as_str);
-    let words = args.get(2..).unwrap_or_default();
+    let names = args.get(2..).unwrap_or_default();
     let out = Arc::new(Mutex::new(fs::File::options().write(true).open(port)?));
     let report = |report: &Report| {
         let mut out = out
@@ -37,11 +37,7 @@ fn main() -> anyhow::Result<()> {
     };
     report(&Report::Ready);
     for scenario in scenarios::all() {
-        if words.is_empty()
-            || words
-                .iter()
-                .any(|word| scenario.name.contains(word.as_str()))
-        {
+        if names.is_empty() || names.iter().any(|name| scenario.name == name.as_str()) {
             run(&scenario, &report);
         }
     }

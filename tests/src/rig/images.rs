@@ -114,10 +114,11 @@ sleep 1000000
 
 /// Waits for the power button as a session manager would, and shuts down.
 const POWER_BUTTON: &str = "#!/bin/sh
-echo waiting for the button
 for e in /dev/input/event*; do
   (dd if=$e of=/dev/null bs=24 count=1 2>/dev/null && poweroff -f) &
 done
+sleep 1
+echo waiting for the button
 wait
 ";
 

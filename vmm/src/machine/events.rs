@@ -59,6 +59,7 @@ pub fn queue() -> io::Result<(EventSender, EventReceiver)> {
 impl EventSender {
     /// Queues an event and wakes the control loop.
     pub fn send(&self, event: MachineEvent) {
+        log::debug!("{event:?}");
         // Nobody listens any more only while the process ends.
         if self.queue.send(event).is_ok()
             && let Err(error) = self.wake.write(1)
