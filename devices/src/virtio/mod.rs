@@ -18,6 +18,7 @@ pub mod pci;
 pub mod pmem;
 pub mod rng;
 pub mod served;
+pub mod vsock;
 pub mod worker;
 
 pub use device::{

@@ -46,7 +46,11 @@ fn transfer(context: &Context) -> Result<()> {
         "sleep 0.5; nc -w 10 {GUEST} 5000 < {}",
         file.display()
     ))?;
-    guest.eventually("md5sum < /tmp/data", |text| text.trim() == sum.trim())?;
+    guest.eventually("wc -c < /tmp/data", |text| text == "10485760")?;
+    ensure!(
+        guest.run("md5sum < /tmp/data")? == sum.trim(),
+        "data was damaged on its way"
+    );
     // And back.
     let back = context.dir.join("back");
     let listener = format!("nc -l -p 5001 > {}", back.display());

@@ -72,7 +72,9 @@ fn devices(context: &Context) -> Result<()> {
     image(&path, 32 << 20)?;
     let more = json!({
         "disks": [{"path": path, "image_type": "Raw"}],
-        "net": [{"tap": "tap-s", "ip": "192.168.77.1", "mask": "255.255.255.0"}],
+        "net": [{"tap": "tap-s", "ip": "192.168.77.1", "mask": "255.255.255.0",
+            // The guest knows its neighbour by this address.
+            "host_mac": "02:00:00:00:77:01"}],
         "balloon": {"size": 0},
         "vsock": {"cid": 3, "socket": context.dir.join("vsock")},
     });

@@ -74,8 +74,7 @@ impl Handler for Control {
                         "the VM has a socket device already, and can have only one",
                     ));
                 }
-                let _ = config;
-                Err(ApiError::message(Status::NotImplemented, "LANDING: vsock"))
+                self.add(config, |vm, vsock| vm.vsock = Some(vsock))
             }
             Request::VmRemoveDevice(device) => self.remove(&device.id),
             Request::VmSnapshot(snapshot) => {

@@ -33,6 +33,9 @@ pub enum DeviceError {
     /// A network card.
     #[error(transparent)]
     Net(#[from] devices::virtio::net::Error),
+    /// Sockets.
+    #[error(transparent)]
+    Vsock(#[from] devices::virtio::vsock::Error),
     /// Entropy.
     #[error(transparent)]
     Rng(#[from] devices::virtio::rng::Error),

@@ -284,6 +284,9 @@ fn for_each_device(
     if let Some(balloon) = &mut config.balloon {
         visit(balloon)?;
     }
+    if let Some(vsock) = &mut config.vsock {
+        visit(vsock)?;
+    }
     Ok(())
 }
 

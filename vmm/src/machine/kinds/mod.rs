@@ -6,6 +6,7 @@ pub mod disk;
 mod net;
 mod pmem;
 mod rng;
+mod vsock;
 
 /// Reaches a plugged device, for what is particular to its kind.
 pub enum Handle {

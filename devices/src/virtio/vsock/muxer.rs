@@ -1,0 +1,503 @@
+//! All connections of a device.
+//!
+//! The muxer never blocks: sockets are non-blocking, every buffer is bounded, and what the guest
+//! sends stays in its queue while there is no room for answers.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    io::{self, Read, Write},
+    os::{
+        fd::{AsRawFd, FromRawFd, RawFd},
+        unix::{
+            ffi::OsStrExt,
+            net::{UnixListener, UnixStream},
+        },
+    },
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use super::{
+    connection::{Connection, Got, Stage},
+    packet::{HEADER, HOST_CID, Header, STREAM, op, shutdown},
+};
+
+/// Connections and handshakes at most.
+pub const MAX_CONNECTIONS: usize = 1023;
+
+/// Answers that wait for the guest at most; what could cause more of them waits as well.
+pub const MAX_ANSWERS: usize = 2048;
+
+/// Payload of one packet to the guest at most.
+const MAX_PAYLOAD: usize = 64 << 10;
+
+/// How long a guest has to answer a request, or to agree to an end.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long a client has to say which port it wants.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// Longest `CONNECT` line.
+const MAX_LINE: usize = 32;
+
+/// First port that is given to connections of the host.
+const FIRST_HOST_PORT: u32 = 1 << 30;
+
+/// Ports of a connection: the host's, then the guest's.
+pub type Ports = (u32, u32);
+
+/// Changes that the event loop has to make.
+#[derive(Debug)]
+pub enum Watch {
+    /// Watch a new descriptor (edge triggered, both directions).
+    Add(RawFd, u32),
+    /// Stop watching a stream, and close it then.
+    Remove(UnixStream, u32),
+}
+
+struct Handshake {
+    stream: UnixStream,
+    since: Instant,
+}
+
+/// All connections.
+pub struct Muxer {
+    cid: u64,
+    path: PathBuf,
+    listener: UnixListener,
+    connections: BTreeMap<Ports, Connection>,
+    handshakes: BTreeMap<u32, Handshake>,
+    tokens: BTreeMap<u32, Ports>,
+    next_token: u32,
+    next_port: u32,
+    answers: VecDeque<Header>,
+    /// Connections whose sockets may have something to read, in turn.
+    readable: VecDeque<Ports>,
+    /// What the event loop has not been told yet.
+    pub watches: Vec<Watch>,
+    buffer: Vec<u8>,
+}
+
+impl Muxer {
+    pub fn new(cid: u64, path: PathBuf, listener: UnixListener) -> Self {
+        Self {
+            cid,
+            path,
+            listener,
+            connections: BTreeMap::new(),
+            handshakes: BTreeMap::new(),
+            tokens: BTreeMap::new(),
+            next_token: 0,
+            next_port: FIRST_HOST_PORT,
+            answers: VecDeque::new(),
+            readable: VecDeque::new(),
+            watches: Vec::new(),
+            buffer: vec![0; MAX_PAYLOAD],
+        }
+    }
+
+    pub fn listener(&self) -> &UnixListener {
+        &self.listener
+    }
+
+    /// Descriptors that a new event loop has to watch.
+    pub fn watched(&self) -> Vec<(RawFd, u32)> {
+        let handshakes = self
+            .handshakes
+            .iter()
+            .map(|(token, open)| (open.stream.as_raw_fd(), *token));
+        let connections = self
+            .connections
+            .values()
+            .map(|open| (open.stream.as_raw_fd(), open.token));
+        handshakes.chain(connections).collect()
+    }
+
+    pub fn connections(&self) -> usize {
+        self.connections.len()
+    }
+
+    /// Whether there is something for the guest to receive.
+    pub fn has_output(&self) -> bool {
+        !self.answers.is_empty() || !self.readable.is_empty()
+    }
+
+    /// Whether what the guest sends can be answered.
+    pub fn has_room(&self) -> bool {
+        self.answers.len() < MAX_ANSWERS
+    }
+
+    fn new_token(&mut self) -> u32 {
+        loop {
+            self.next_token = (self.next_token + 1) % (1 << 30);
+            let token = self.next_token;
+            if !self.tokens.contains_key(&token) && !self.handshakes.contains_key(&token) {
+                return token;
+            }
+        }
+    }
+
+    /// Takes new clients of the host.
+    pub fn accept(&mut self) {
+        // The listener is non-blocking; a client that is too much is turned away at once.
+        while let Ok((stream, _)) = self.listener.accept() {
+            if self.connections.len() + self.handshakes.len() >= MAX_CONNECTIONS {
+                log::warn!("vsock: a client is turned away, {MAX_CONNECTIONS} are connected");
+                continue;
+            }
+            if stream.set_nonblocking(true).is_err() {
+                continue;
+            }
+            let token = self.new_token();
+            self.watches.push(Watch::Add(stream.as_raw_fd(), token));
+            self.handshakes.insert(
+                token,
+                Handshake {
+                    stream,
+                    since: Instant::now(),
+                },
+            );
+        }
+    }
+
+    /// A watched descriptor is ready.
+    pub fn ready(&mut self, token: u32, hung_up: bool) {
+        if self.handshakes.contains_key(&token) {
+            self.handshake(token);
+        } else if let Some(&ports) = self.tokens.get(&token) {
+            if hung_up && let Some(connection) = self.connections.get_mut(&ports) {
+                connection.host_ended = true;
+            }
+            self.flush(ports);
+            self.mark_readable(ports);
+        }
+    }
+
+    fn mark_readable(&mut self, ports: Ports) {
+        let open = self
+            .connections
+            .get(&ports)
+            .is_some_and(|c| c.stage == Stage::Open);
+        if open && !self.readable.contains(&ports) {
+            self.readable.push_back(ports);
+        }
+    }
+
+    /// Reads `CONNECT <port>\n`, no byte more.
+    fn handshake(&mut self, token: u32) {
+        let Some(handshake) = self.handshakes.get(&token) else {
+            return;
+        };
+        match read_port(&handshake.stream) {
+            Ok(Some(port)) => {
+                let Some(Handshake { stream, .. }) = self.handshakes.remove(&token) else {
+                    return;
+                };
+                let Some(host_port) = self.free_port(port) else {
+                    return;
+                };
+                let ports = (host_port, port);
+                let stage = Stage::Connecting(Instant::now());
+                self.connections
+                    .insert(ports, Connection::new(stream, stage, token));
+                self.tokens.insert(token, ports);
+                self.answer(ports, op::REQUEST, 0);
+            }
+            Ok(None) => {}
+            Err(_) => self.drop_handshake(token),
+        }
+    }
+
+    fn drop_handshake(&mut self, token: u32) {
+        if let Some(handshake) = self.handshakes.remove(&token) {
+            self.watches.push(Watch::Remove(handshake.stream, token));
+        }
+    }
+
+    fn free_port(&mut self, guest_port: u32) -> Option<u32> {
+        for _ in 0..=MAX_CONNECTIONS {
+            let port = self.next_port;
+            self.next_port = port.checked_add(1).unwrap_or(FIRST_HOST_PORT);
+            if !self.connections.contains_key(&(port, guest_port)) {
+                return Some(port);
+            }
+        }
+        None
+    }
+
+    /// Queues a packet without payload.
+    fn answer(&mut self, ports: Ports, op: u16, flags: u32) {
+        let (buf_alloc, fwd_cnt) = self
+            .connections
+            .get_mut(&ports)
+            .map_or((0, 0), Connection::credit);
+        let header = Header {
+            src_cid: HOST_CID,
+            dst_cid: self.cid,
+            src_port: ports.0,
+            dst_port: ports.1,
+            len: 0,
+            kind: STREAM,
+            op,
+            flags,
+            buf_alloc,
+            fwd_cnt,
+        };
+        self.answers.push_back(header);
+    }
+
+    fn remove(&mut self, ports: Ports) {
+        if let Some(connection) = self.connections.remove(&ports) {
+            self.tokens.remove(&connection.token);
+            self.readable.retain(|other| *other != ports);
+            self.watches
+                .push(Watch::Remove(connection.stream, connection.token));
+        }
+    }
+
+    fn reset(&mut self, ports: Ports) {
+        self.remove(ports);
+        self.answer(ports, op::RST, 0);
+    }
+
+    /// The next packet for the guest, in a buffer of `room` bytes; `None` if there is nothing.
+    pub fn next_packet(&mut self, room: usize) -> Option<(Header, &[u8])> {
+        if let Some(header) = self.answers.pop_front() {
+            return Some((header, &[]));
+        }
+        let room = room.saturating_sub(HEADER).min(MAX_PAYLOAD);
+        while let Some(ports) = self.readable.pop_front() {
+            let Some(connection) = self.connections.get_mut(&ports) else {
+                continue;
+            };
+            match connection.read(&mut self.buffer[..room]) {
+                Got::Bytes(len) => {
+                    // In turn: the others come first now.
+                    self.readable.push_back(ports);
+                    let (buf_alloc, fwd_cnt) = connection.credit();
+                    let header = Header {
+                        src_cid: HOST_CID,
+                        dst_cid: self.cid,
+                        src_port: ports.0,
+                        dst_port: ports.1,
+                        // At most `MAX_PAYLOAD`.
+                        len: len as u32,
+                        kind: STREAM,
+                        op: op::RW,
+                        flags: 0,
+                        buf_alloc,
+                        fwd_cnt,
+                    };
+                    return Some((header, &self.buffer[..len]));
+                }
+                // It comes back with the next event, or with the guest's next credit.
+                Got::Nothing | Got::NoCredit => {}
+                Got::End => {
+                    let flags = if connection.host_ended {
+                        connection.stage = Stage::Closing(Instant::now());
+                        shutdown::BOTH
+                    } else {
+                        shutdown::SEND
+                    };
+                    self.answer(ports, op::SHUTDOWN, flags);
+                    return self.answers.pop_front().map(|header| (header, &[][..]));
+                }
+            }
+        }
+        None
+    }
+
+    /// A packet of the guest.
+    pub fn receive(&mut self, header: &Header, payload: &[u8]) {
+        if header.src_cid != self.cid || header.dst_cid != HOST_CID {
+            return;
+        }
+        let ports = (header.dst_port, header.src_port);
+        if header.kind != STREAM {
+            return self.answer(ports, op::RST, 0);
+        }
+        if header.op == op::REQUEST {
+            return self.connect(ports, header);
+        }
+        let Some(connection) = self.connections.get_mut(&ports) else {
+            if header.op != op::RST {
+                self.answer(ports, op::RST, 0);
+            }
+            return;
+        };
+        connection.update_credit(header);
+        match (header.op, connection.stage) {
+            (op::RESPONSE, Stage::Connecting(_)) => {
+                connection.stage = Stage::Open;
+                let line = format!("OK {}\n", ports.0);
+                // A fresh socket has room for a line; if it is gone, the next read says so.
+                let _ = connection.stream.write_all(line.as_bytes());
+                self.mark_readable(ports);
+            }
+            (op::RST, _) => self.remove(ports),
+            (op::SHUTDOWN, _) => {
+                if connection.shut_down(header.flags) {
+                    self.reset(ports);
+                } else {
+                    self.flush(ports);
+                }
+            }
+            (op::RW, Stage::Open) => {
+                if connection.accept(payload) {
+                    self.flush(ports);
+                } else {
+                    self.reset(ports);
+                }
+                self.mark_readable(ports);
+            }
+            (op::CREDIT_UPDATE, _) => self.mark_readable(ports),
+            (op::CREDIT_REQUEST, _) => self.answer(ports, op::CREDIT_UPDATE, 0),
+            // What a closing host would no longer read.
+            (op::RW, Stage::Closing(_)) => {}
+            _ => self.reset(ports),
+        }
+    }
+
+    /// The guest connects to a port of the host.
+    fn connect(&mut self, ports: Ports, header: &Header) {
+        let taken = self.connections.contains_key(&ports);
+        let full = self.connections.len() + self.handshakes.len() >= MAX_CONNECTIONS;
+        if taken {
+            return self.reset(ports);
+        }
+        let path = socket_path(&self.path, ports.0);
+        match connect(&path) {
+            Ok(stream) if !full => {
+                let token = self.new_token();
+                self.watches.push(Watch::Add(stream.as_raw_fd(), token));
+                let mut connection = Connection::new(stream, Stage::Open, token);
+                connection.update_credit(header);
+                self.connections.insert(ports, connection);
+                self.tokens.insert(token, ports);
+                self.answer(ports, op::RESPONSE, 0);
+                self.mark_readable(ports);
+            }
+            Ok(_) => self.answer(ports, op::RST, 0),
+            Err(error) => {
+                log::debug!(
+                    "vsock: the guest does not reach {}: {error}",
+                    path.display()
+                );
+                self.answer(ports, op::RST, 0);
+            }
+        }
+    }
+
+    /// Hands the guest's bytes on.
+    fn flush(&mut self, ports: Ports) {
+        let Some(connection) = self.connections.get_mut(&ports) else {
+            return;
+        };
+        if connection.flush().is_err() || connection.is_finished() {
+            self.reset(ports);
+        } else if connection.owes_credit() {
+            self.answer(ports, op::CREDIT_UPDATE, 0);
+        }
+    }
+
+    /// Ends what has taken too long.
+    pub fn expire(&mut self, now: Instant) {
+        let late = |since: Instant, limit| now.saturating_duration_since(since) > limit;
+        let over: Vec<_> = self
+            .connections
+            .iter()
+            .filter(|(_, connection)| match connection.stage {
+                Stage::Connecting(since) | Stage::Closing(since) => late(since, PATIENCE),
+                Stage::Open => false,
+            })
+            .map(|(ports, _)| *ports)
+            .collect();
+        for ports in over {
+            self.reset(ports);
+        }
+        let silent: Vec<_> = self
+            .handshakes
+            .iter()
+            .filter(|(_, handshake)| late(handshake.since, HANDSHAKE))
+            .map(|(token, _)| *token)
+            .collect();
+        for token in silent {
+            self.drop_handshake(token);
+        }
+    }
+}
+
+/// The Unix socket for a port of the host.
+fn socket_path(path: &Path, port: u32) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!("_{port}"));
+    PathBuf::from(name)
+}
+
+/// The port of a `CONNECT` line, once it is complete; takes the line and nothing more.
+fn read_port(stream: &UnixStream) -> io::Result<Option<u32>> {
+    let mut line = [0; MAX_LINE];
+    // SAFETY: the buffer outlives the call and has the length given.
+    let seen = unsafe {
+        libc::recv(
+            stream.as_raw_fd(),
+            line.as_mut_ptr().cast(),
+            MAX_LINE,
+            libc::MSG_PEEK,
+        )
+    };
+    let seen = match usize::try_from(seen) {
+        Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+        Ok(seen) => seen,
+        Err(_) => {
+            let error = io::Error::last_os_error();
+            return if error.kind() == io::ErrorKind::WouldBlock {
+                Ok(None)
+            } else {
+                Err(error)
+            };
+        }
+    };
+    let Some(end) = line[..seen].iter().position(|&byte| byte == b'\n') else {
+        return if seen == MAX_LINE {
+            Err(io::ErrorKind::InvalidData.into())
+        } else {
+            Ok(None)
+        };
+    };
+    (&*stream).read_exact(&mut line[..=end])?;
+    let port = std::str::from_utf8(&line[..end])
+        .ok()
+        .and_then(|text| text.strip_prefix("CONNECT "))
+        .and_then(|port| port.trim().parse().ok());
+    port.map(Some)
+        .ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// Connects without waiting: a listener whose queue is full refuses.
+fn connect(path: &Path) -> io::Result<UnixStream> {
+    let bytes = path.as_os_str().as_bytes();
+    // SAFETY: all zeroes are a valid value of this plain struct.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    if bytes.len() >= address.sun_path.len() {
+        return Err(io::ErrorKind::InvalidFilename.into());
+    }
+    for (slot, byte) in address.sun_path.iter_mut().zip(bytes) {
+        *slot = byte.cast_signed();
+    }
+    let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: no pointers involved.
+    let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor was created just now.
+    let stream = unsafe { UnixStream::from_raw_fd(fd) };
+    let len = size_of::<libc::sockaddr_un>() as libc::socklen_t;
+    // SAFETY: the address is a sockaddr_un of that size, terminated by a zero.
+    if unsafe { libc::connect(fd, (&raw const address).cast(), len) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(stream)
+}
