@@ -13,6 +13,7 @@ pub mod blk;
 pub mod console;
 pub mod device;
 pub mod discard;
+pub mod mem;
 pub mod net;
 pub mod pci;
 pub mod pmem;

@@ -145,7 +145,6 @@ fn devices(context: &Context) -> Result<()> {
             json!({"vsock": {"cid": 3, "socket": "/no/such/dir/sock"}}),
             "/no/such/dir/sock",
         ),
-        (json!({"memory": {"size": 1_u64 << 50}}), "memory"),
     ] {
         boot_fails(&gantry, more, words)?;
     }

@@ -36,6 +36,9 @@ pub enum DeviceError {
     /// Sockets.
     #[error(transparent)]
     Vsock(#[from] devices::virtio::vsock::Error),
+    /// Memory.
+    #[error(transparent)]
+    Mem(#[from] devices::virtio::mem::Error),
     /// Entropy.
     #[error(transparent)]
     Rng(#[from] devices::virtio::rng::Error),

@@ -40,12 +40,13 @@ use self::{
     error::MachineError,
     events::MachineEvent,
     host::Host,
+    kinds::mem::ZoneMemory,
     platform::{Platform, PlatformSetup},
 };
 use crate::{
     config::{ConsoleMode, CpusConfig, VmConfig},
     cpu::{CpuSetup, Cpus},
-    memory::{ExtraMemory, Ram},
+    memory::{ExtraMemory, Ram, RegionKind},
     snapshot::lazy::LazyRestore,
 };
 
@@ -107,6 +108,7 @@ impl Machine {
         )?);
         let mut ram = Ram::new(Arc::clone(&vm));
         placement::add_boot_ram(&mut ram, &map, &config.memory)?;
+        placement::add_virtio_mem(&mut ram, &map, &config.memory)?;
         let buses = Arc::new(Buses::default());
 
         let backends = consoles::open(config)?;
@@ -180,7 +182,11 @@ impl Machine {
 
     fn plug_all(&mut self, config: &mut VmConfig) -> Result<(), MachineError> {
         let devices = &mut self.devices;
-        for_each_device(config, |device| device.plug(devices))
+        for_each_device(config, |device| device.plug(devices))?;
+        for mut zone in zone_memory(&self.ram, config) {
+            self.devices.plug(&mut zone)?;
+        }
+        Ok(())
     }
 
     fn restore_all(
@@ -189,7 +195,11 @@ impl Machine {
         saved: &mut BTreeMap<String, SavedDevice>,
     ) -> Result<(), MachineError> {
         let devices = &mut self.devices;
-        for_each_device(config, |device| device.restore(devices, saved))
+        for_each_device(config, |device| device.restore(devices, saved))?;
+        for mut zone in zone_memory(&self.ram, config) {
+            self.devices.restore(&mut zone, saved)?;
+        }
+        Ok(())
     }
 
     /// Lets devices and vCPUs run.
@@ -288,6 +298,21 @@ fn for_each_device(
         visit(vsock)?;
     }
     Ok(())
+}
+
+/// The devices of zones that virtio-mem plugs.
+fn zone_memory(ram: &Ram, config: &VmConfig) -> Vec<ZoneMemory> {
+    let zones = placement::zones(&config.memory);
+    ram.regions()
+        .iter()
+        .filter(|region| region.kind == RegionKind::VirtioMem)
+        .map(|region| {
+            let zone = zones.iter().find(|zone| zone.id == region.zone);
+            let requested = zone.and_then(|zone| zone.hotplugged_size).unwrap_or(0);
+            let len = region.mapping.size() as u64;
+            ZoneMemory::new(&region.zone, region.guest, len, requested)
+        })
+        .collect()
 }
 
 /// The configured arrangement of vCPUs; without one, all in one package.

@@ -11,6 +11,9 @@ use crate::{
 /// Name of the only zone of a machine that is configured without zones.
 pub const DEFAULT_ZONE: &str = "mem0";
 
+/// Regions of virtio-mem start at multiples of this: a block of Linux's memory.
+const ZONE_ALIGNMENT: u64 = 128 << 20;
+
 /// The zones of a configuration, a single one for `memory.size`.
 pub fn zones(memory: &MemoryConfig) -> Vec<MemoryZoneConfig> {
     if let Some(zones) = &memory.zones {
@@ -27,6 +30,7 @@ pub fn zones(memory: &MemoryConfig) -> Vec<MemoryZoneConfig> {
             HotplugMethod::VirtioMem => memory.hotplug_size,
             HotplugMethod::Acpi => None,
         },
+        hotplugged_size: memory.hotplugged_size,
         prefault: memory.prefault,
         reserve: memory.reserve,
         ..Default::default()
@@ -44,7 +48,11 @@ pub fn boot_size(config: &VmConfig) -> u64 {
 pub fn hotplug_size(config: &VmConfig) -> u64 {
     let zones = zones(&config.memory);
     let of_zones = zones.iter().fold(0_u64, |sum, zone| {
-        sum.saturating_add(zone.hotplug_size.unwrap_or(0))
+        let size = zone.hotplug_size.unwrap_or(0);
+        sum.saturating_add(
+            size.checked_next_multiple_of(ZONE_ALIGNMENT)
+                .unwrap_or(u64::MAX),
+        )
     });
     let by_acpi = match config.memory.hotplug_method {
         HotplugMethod::Acpi => config.memory.hotplug_size.unwrap_or(0),
@@ -65,6 +73,30 @@ pub fn backing(memory: &MemoryConfig, zone: &MemoryZoneConfig) -> Backing {
         reserve: zone.reserve,
         host_numa_node: zone.host_numa_node,
     }
+}
+
+/// Adds the regions that virtio-mem devices plug and unplug: one for each zone with a
+/// `hotplug_size`, one after the other in the hot-plug window.
+pub fn add_virtio_mem(
+    ram: &mut Ram,
+    map: &AddressMap,
+    memory: &MemoryConfig,
+) -> Result<(), MachineError> {
+    let mut guest = map.hotplug().start;
+    for zone in zones(memory) {
+        let Some(len) = zone.hotplug_size.filter(|&len| len > 0) else {
+            continue;
+        };
+        // Only what the guest plugs costs memory.
+        let backing = Backing {
+            prefault: false,
+            reserve: false,
+            ..backing(memory, &zone)
+        };
+        ram.add(&zone.id, RegionKind::VirtioMem, guest, len, &backing)?;
+        guest += len.next_multiple_of(ZONE_ALIGNMENT);
+    }
+    Ok(())
 }
 
 /// Adds the RAM that is there at boot: zones in their order, around the hole below 4 GiB.

@@ -84,7 +84,16 @@ impl Machine {
         let given_up = self
             .balloon()
             .map_or(0, devices::virtio::balloon::Handle::actual);
-        self.ram.size().saturating_sub(given_up)
+        let plugged = |handle: &Handle| match handle {
+            Handle::Memory { device, .. } => device.plugged(),
+            _ => 0,
+        };
+        let by_devices: u64 = self
+            .devices
+            .iter()
+            .map(|(_, device)| plugged(&device.handle))
+            .sum();
+        (self.ram.size() + by_devices).saturating_sub(given_up)
     }
 
     /// vCPUs that there are.
@@ -169,8 +178,26 @@ impl Machine {
                 found.size + limit
             )));
         };
-        let _ = more;
-        Err(MachineError::NoDevice(zone.to_owned()))
+        let device = self
+            .devices
+            .iter()
+            .find_map(|(_, device)| match &device.handle {
+                Handle::Memory { zone: of, device } if of == zone => Some(device),
+                _ => None,
+            });
+        let Some(device) = device else {
+            return Err(MachineError::NoDevice(zone.to_owned()));
+        };
+        device.resize(more);
+        match &mut config.memory.zones {
+            Some(zones) => {
+                for found in zones.iter_mut().filter(|found| found.id == zone) {
+                    found.hotplugged_size = Some(more);
+                }
+            }
+            None => config.memory.hotplugged_size = Some(more),
+        }
+        Ok(())
     }
 
     /// Changes the size of a disk.

@@ -3,6 +3,7 @@
 mod balloon;
 pub mod console;
 pub mod disk;
+pub mod mem;
 mod net;
 mod pmem;
 mod rng;
@@ -16,6 +17,13 @@ pub enum Handle {
     Disk(devices::virtio::blk::Handle),
     /// A balloon.
     Balloon(devices::virtio::balloon::Handle),
+    /// Memory of a zone.
+    Memory {
+        /// The zone.
+        zone: String,
+        /// Its device.
+        device: devices::virtio::mem::Handle,
+    },
     /// A console, by where its input goes.
     Console(std::sync::Arc<dyn devices::console::InputSink>),
 }

@@ -1,0 +1,376 @@
+//! The device and its worker.
+
+use std::{
+    io::{Read, Write},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use event_manager::{EventOps, Events, MutEventSubscriber};
+use serde::{Deserialize, Serialize};
+use virtio_queue::DescriptorChain;
+use vm_memory::GuestAddress;
+use vmm_sys_util::epoll::EventSet;
+
+use super::blocks::{Blocks, Plugged};
+use crate::{
+    memory::GuestRam,
+    thread::{ThreadRole, ThreadSpawner},
+    virtio::{
+        device::{
+            ActivateError, Activation, ActiveQueue, DeviceType, StateError, VirtioDevice,
+            VirtioInterrupt,
+        },
+        discard::discard,
+        served::{COMMON_FEATURES, Chain, ServedQueue, read_config_bytes},
+        worker::{DeviceWorker, Worker},
+    },
+};
+
+const QUEUE_SIZES: [u16; 1] = [64];
+
+/// Bytes of a block: what a transparent huge page has.
+pub const BLOCK: u64 = 2 << 20;
+
+/// Requests (5.15.6).
+const PLUG: u16 = 0;
+const UNPLUG: u16 = 1;
+const UNPLUG_ALL: u16 = 2;
+const STATE: u16 = 3;
+const REQUEST: usize = 24;
+
+/// Responses.
+const ACK: u16 = 0;
+const NACK: u16 = 1;
+const ERROR: u16 = 3;
+
+/// A memory device's configuration.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Name of the worker: `_mem0`.
+    pub thread_name: String,
+    /// Where the region is.
+    pub address: GuestAddress,
+    /// Its length in bytes.
+    pub len: u64,
+    /// Bytes that the guest is to plug at first.
+    pub requested: u64,
+}
+
+/// A memory device cannot be made.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "memory that is plugged by virtio-mem comes in blocks of {BLOCK} bytes: {len} at {address:#x} do not fit"
+)]
+pub struct Error {
+    address: u64,
+    len: u64,
+}
+
+/// What a snapshot keeps of a memory device.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct State {
+    /// Bytes that the guest is to plug.
+    pub requested: u64,
+    /// Which blocks are plugged.
+    pub blocks: Blocks,
+}
+
+struct Shared {
+    requested: AtomicU64,
+    blocks: Mutex<Blocks>,
+    interrupt: Mutex<Option<Arc<dyn VirtioInterrupt>>>,
+}
+
+impl Shared {
+    fn blocks(&self) -> MutexGuard<'_, Blocks> {
+        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Reaches a memory device while it is plugged in.
+#[derive(Clone)]
+pub struct Handle(Arc<Shared>);
+
+impl Handle {
+    /// Asks the guest to have `bytes` plugged, rounded down to whole blocks.
+    pub fn resize(&self, bytes: u64) {
+        self.0
+            .requested
+            .store(bytes / BLOCK * BLOCK, Ordering::SeqCst);
+        let interrupt = self
+            .0
+            .interrupt
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(interrupt) = interrupt.as_ref()
+            && let Err(error) = interrupt.config()
+        {
+            log::error!("cannot tell the guest about its memory: {error}");
+        }
+    }
+
+    /// Bytes that the guest has plugged.
+    pub fn plugged(&self) -> u64 {
+        self.0.blocks().plugged() * BLOCK
+    }
+}
+
+/// A memory device.
+pub struct Mem {
+    options: Options,
+    shared: Arc<Shared>,
+    spawner: Arc<dyn ThreadSpawner>,
+    worker: Option<Worker<MemWorker>>,
+}
+
+impl Mem {
+    /// A device for a region of RAM that the machine has.
+    pub fn new(options: Options, spawner: Arc<dyn ThreadSpawner>) -> Result<Self, Error> {
+        let Options {
+            address,
+            len,
+            requested,
+            ..
+        } = options;
+        let blocks = usize::try_from(len / BLOCK).unwrap_or(0);
+        let fits = address.0.is_multiple_of(BLOCK) && len.is_multiple_of(BLOCK);
+        if !fits || blocks == 0 || requested > len {
+            return Err(Error {
+                address: address.0,
+                len,
+            });
+        }
+        let shared = Shared {
+            requested: AtomicU64::new(requested / BLOCK * BLOCK),
+            blocks: Mutex::new(Blocks::new(blocks)),
+            interrupt: Mutex::default(),
+        };
+        Ok(Self {
+            options,
+            shared: Arc::new(shared),
+            spawner,
+            worker: None,
+        })
+    }
+
+    /// Reaches the device once it is plugged in.
+    pub fn handle(&self) -> Handle {
+        Handle(Arc::clone(&self.shared))
+    }
+
+    fn connect(&self, interrupt: Option<Arc<dyn VirtioInterrupt>>) {
+        *self
+            .shared
+            .interrupt
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = interrupt;
+    }
+}
+
+impl VirtioDevice for Mem {
+    fn device_type(&self) -> DeviceType {
+        DeviceType::Mem
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &QUEUE_SIZES
+    }
+
+    fn features(&self) -> u64 {
+        COMMON_FEATURES
+    }
+
+    fn read_config(&self, offset: u64, data: &mut [u8]) {
+        let plugged = self.shared.blocks().plugged() * BLOCK;
+        let requested = self.shared.requested.load(Ordering::SeqCst);
+        // Block size, node (not offered), address, region, usable part, plugged, requested.
+        let (address, len) = (self.options.address.0, self.options.len);
+        let fields = [BLOCK, 0, address, len, len, plugged, requested];
+        let config: Vec<u8> = fields
+            .iter()
+            .flat_map(|field| field.to_le_bytes())
+            .collect();
+        read_config_bytes(&config, offset, data);
+    }
+
+    fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
+        let Activation {
+            memory,
+            interrupt,
+            queues,
+            features,
+        } = activation;
+        let Some(active) = queues.into_iter().next() else {
+            return Err(ActivateError::MissingQueues { got: 0, needed: 1 });
+        };
+        let name = &self.options.thread_name;
+        let queue = ServedQueue::new(active, memory, interrupt.clone(), features, name);
+        self.connect(Some(interrupt));
+        let worker = MemWorker {
+            queue,
+            start: self.options.address.0,
+            shared: Arc::clone(&self.shared),
+        };
+        let worker = Worker::spawn(&*self.spawner, ThreadRole::Memory, name, worker);
+        self.worker = Some(worker.map_err(|source| ActivateError::Host {
+            action: "start a memory device's thread",
+            source,
+        })?);
+        Ok(())
+    }
+
+    fn deactivate(&mut self) -> Vec<ActiveQueue> {
+        self.connect(None);
+        let worker = self.worker.take().and_then(Worker::stop);
+        worker
+            .map(|worker| worker.queue.active)
+            .into_iter()
+            .collect()
+    }
+
+    fn save(&self) -> Result<serde_json::Value, StateError> {
+        Ok(serde_json::to_value(State {
+            requested: self.shared.requested.load(Ordering::SeqCst),
+            blocks: self.shared.blocks().clone(),
+        })?)
+    }
+
+    fn restore(&mut self, state: serde_json::Value) -> Result<(), StateError> {
+        let State { requested, blocks } = serde_json::from_value(state)?;
+        let count = self.shared.blocks().count();
+        if blocks.count() != count || !blocks.is_consistent() || requested > self.options.len {
+            return Err(StateError::Mismatch(format!(
+                "memory of {} blocks was saved, the device has {count}",
+                blocks.count()
+            )));
+        }
+        *self.shared.blocks() = blocks;
+        self.shared.requested.store(requested, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        vec![("plugged_bytes", self.handle().plugged())]
+    }
+}
+
+struct MemWorker {
+    queue: ServedQueue,
+    start: u64,
+    shared: Arc<Shared>,
+}
+
+impl MemWorker {
+    fn serve(&mut self) {
+        let (start, shared) = (self.start, &self.shared);
+        self.queue.serve(|chain, ram| {
+            let (result, state) = request(chain.clone(), ram, start, shared);
+            let mut response = [0; 10];
+            response[..2].copy_from_slice(&result.to_le_bytes());
+            response[8..].copy_from_slice(&state.to_le_bytes());
+            match chain
+                .writer(ram)
+                .map(|mut writer| writer.write_all(&response))
+            {
+                Ok(Ok(())) => Chain::Used(response.len() as u32),
+                _ => Chain::Used(0),
+            }
+        });
+    }
+}
+
+/// Carries out a request: the response, and a state for those that ask for one.
+fn request(
+    chain: DescriptorChain<&GuestRam>,
+    ram: &GuestRam,
+    start: u64,
+    shared: &Shared,
+) -> (u16, u16) {
+    let mut bytes = [0; REQUEST];
+    let read = chain
+        .reader(ram)
+        .map(|mut reader| reader.read_exact(&mut bytes));
+    if !matches!(read, Ok(Ok(()))) {
+        return (ERROR, 0);
+    }
+    let half = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+    let mut address = [0; 8];
+    address.copy_from_slice(&bytes[8..16]);
+    let address = u64::from_le_bytes(address);
+    let mut blocks = shared.blocks();
+    if half(0) == UNPLUG_ALL {
+        let all = 0..blocks.count();
+        return (unplug(ram, start, &mut blocks, all), 0);
+    }
+    let Some(range) = range(start, blocks.count(), address, half(16)) else {
+        return (ERROR, 0);
+    };
+    match half(0) {
+        PLUG => {
+            let more = range.len() as u64 * BLOCK;
+            let plugged = blocks.plugged() * BLOCK;
+            if blocks.state(range.clone()) != Plugged::None {
+                return (ERROR, 0);
+            }
+            // The guest may not take more than it was offered.
+            if plugged + more > shared.requested.load(Ordering::SeqCst) {
+                return (NACK, 0);
+            }
+            blocks.set(range, true);
+            (ACK, 0)
+        }
+        UNPLUG if blocks.state(range.clone()) == Plugged::All => {
+            (unplug(ram, start, &mut blocks, range), 0)
+        }
+        STATE => (
+            ACK,
+            match blocks.state(range) {
+                Plugged::All => 0,
+                Plugged::None => 1,
+                Plugged::Some => 2,
+            },
+        ),
+        _ => (ERROR, 0),
+    }
+}
+
+/// The blocks that a request names; `None` if they are not all in the region.
+fn range(start: u64, count: usize, address: u64, blocks: u16) -> Option<std::ops::Range<usize>> {
+    let offset = address.checked_sub(start)?;
+    let first = usize::try_from(offset / BLOCK).ok()?;
+    let end = first.checked_add(blocks.into())?;
+    (offset.is_multiple_of(BLOCK) && blocks > 0 && end <= count).then_some(first..end)
+}
+
+fn unplug(ram: &GuestRam, start: u64, blocks: &mut Blocks, range: std::ops::Range<usize>) -> u16 {
+    let address = GuestAddress(start + range.start as u64 * BLOCK);
+    match discard(ram, address, range.len() as u64 * BLOCK) {
+        Ok(_) => {
+            blocks.set(range, false);
+            ACK
+        }
+        Err(error) => {
+            log::warn!("unplugged memory stays with the guest: {error}");
+            NACK
+        }
+    }
+}
+
+impl MutEventSubscriber for MemWorker {
+    fn init(&mut self, ops: &mut EventOps) {
+        if let Err(error) = ops.add(Events::new(&self.queue.active.kick, EventSet::IN)) {
+            log::error!("a memory device cannot watch its queue: {error}");
+        }
+    }
+
+    fn process(&mut self, _events: Events, _ops: &mut EventOps) {
+        self.queue.acknowledge_kick();
+        self.serve();
+    }
+}
+
+impl DeviceWorker for MemWorker {}

@@ -1,0 +1,119 @@
+use std::sync::Arc;
+
+use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
+
+use super::{BLOCK, Mem, Options};
+use crate::{
+    testing::simple::{Guest, GuestQueue},
+    thread::Unconfined,
+    virtio::VirtioDevice,
+};
+
+const START: u64 = 4 * BLOCK;
+
+fn mem() -> Mem {
+    let options = Options {
+        thread_name: "_mem0".to_owned(),
+        address: GuestAddress(START),
+        len: 8 * BLOCK,
+        requested: 2 * BLOCK,
+    };
+    Mem::new(options, Arc::new(Unconfined)).unwrap()
+}
+
+fn ask(queue: &GuestQueue, kind: u16, address: u64, blocks: u16) -> (u16, u16) {
+    let mut request = kind.to_le_bytes().to_vec();
+    request.resize(8, 0);
+    request.extend(address.to_le_bytes());
+    request.extend(blocks.to_le_bytes());
+    request.resize(24, 0);
+    let (len, response) = queue.request(&request, 10);
+    assert_eq!(len, 10);
+    let half = |at: usize| u16::from_le_bytes([response[at], response[at + 1]]);
+    (half(0), half(8))
+}
+
+#[test]
+fn blocks_are_plugged_as_far_as_requested_and_discarded_when_unplugged() {
+    let guest = Guest::new();
+    let queue = guest.queue(0, 16);
+    let mut mem = mem();
+    let handle = mem.handle();
+    mem.activate(guest.activation(&[&queue])).unwrap();
+    assert_eq!(ask(&queue, 0, START, 3), (1, 0), "more than requested");
+    assert_eq!(ask(&queue, 0, START, 2), (0, 0));
+    assert_eq!(ask(&queue, 0, START + BLOCK, 1), (3, 0), "plugged already");
+    assert_eq!(handle.plugged(), 2 * BLOCK);
+    assert_eq!(ask(&queue, 3, START, 2), (0, 0));
+    assert_eq!(ask(&queue, 3, START, 4), (0, 2));
+    assert_eq!(ask(&queue, 3, START + 2 * BLOCK, 2), (0, 1));
+    let memory = guest.memory.memory();
+    memory
+        .write_slice(&[7; 64], GuestAddress(START + BLOCK))
+        .unwrap();
+    assert_eq!(ask(&queue, 1, START + BLOCK, 1), (0, 0));
+    assert_eq!(
+        memory.read_obj::<u8>(GuestAddress(START + BLOCK)).unwrap(),
+        0
+    );
+    assert_eq!(ask(&queue, 1, START + BLOCK, 1), (3, 0), "not plugged");
+    assert_eq!(ask(&queue, 2, 0, 0), (0, 0));
+    assert_eq!(handle.plugged(), 0);
+    mem.deactivate();
+}
+
+#[test]
+fn requests_outside_of_the_region_are_errors() {
+    let guest = Guest::new();
+    let queue = guest.queue(0, 16);
+    let mut mem = mem();
+    mem.activate(guest.activation(&[&queue])).unwrap();
+    for (address, blocks) in [
+        (0, 1),
+        (START - BLOCK, 1),
+        (START + 1, 1),
+        (START, 0),
+        (START, 9),
+        (START + 7 * BLOCK, 2),
+        (u64::MAX - BLOCK + 1, u16::MAX),
+    ] {
+        for kind in [0, 1, 3, 77] {
+            assert_eq!(
+                ask(&queue, kind, address, blocks).0,
+                3,
+                "{kind} {address:#x} {blocks}"
+            );
+        }
+    }
+    assert_eq!(queue.request(&[0; 3], 10).1[0], 3);
+    mem.deactivate();
+}
+
+#[test]
+fn a_resize_is_announced_and_the_state_survives_a_snapshot() {
+    let guest = Guest::new();
+    let queue = guest.queue(0, 16);
+    let mut mem = mem();
+    mem.activate(guest.activation(&[&queue])).unwrap();
+    mem.handle().resize(5 * BLOCK + 1);
+    assert_eq!(
+        guest
+            .interrupts
+            .config
+            .load(std::sync::atomic::Ordering::SeqCst),
+        1
+    );
+    assert_eq!(ask(&queue, 0, START + 3 * BLOCK, 5), (0, 0));
+    mem.deactivate();
+    let state = mem.save().unwrap();
+    let mut other = self::mem();
+    other.restore(state.clone()).unwrap();
+    assert_eq!(other.save().unwrap(), state);
+    assert_eq!(other.handle().plugged(), 5 * BLOCK);
+    let mut config = [0; 8];
+    other.read_config(48, &mut config);
+    assert_eq!(u64::from_le_bytes(config), 5 * BLOCK);
+    let mut broken = state;
+    broken["blocks"]["words"] = serde_json::json!([u64::MAX]);
+    assert!(other.restore(broken).is_err());
+}
