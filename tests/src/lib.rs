@@ -14,7 +14,7 @@
 //! - [`rig`]: on the host: packages, images, booting L1, collecting results.
 //! - [`scenarios`]: what is tested, one file per topic; runs in L1.
 //! - [`gantry`], [`guest`], [`http`], [`net`]: what scenarios are written with.
-//! - [`agent`]: what runs in L2 besides busybox.
+//! - [`agent`]: what runs in L2 besides busybox; [`demo`]: the demonstration.
 
 #![allow(
     clippy::needless_pass_by_value,
@@ -22,6 +22,7 @@
 )]
 
 pub mod agent;
+pub mod demo;
 pub mod gantry;
 pub mod guest;
 pub mod http;

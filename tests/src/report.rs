@@ -7,6 +7,9 @@ use serde::{Deserialize, Serialize};
 
 const MARKER: &str = "@gantry@";
 
+/// Stands for the demonstration among the names of scenarios.
+pub const DEMO: &str = "--demo";
+
 /// What L1 tells the host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Report {

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Programs that tests need, and the Debian packages that have them.
-const PROGRAMS: &[(&str, &str)] = &[
+pub const PROGRAMS: &[(&str, &str)] = &[
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("/usr/share/seabios/bios-256k.bin", "seabios"),
     ("qemu-img", "qemu-utils"),

@@ -11,7 +11,7 @@ use std::{
 
 use gantry_tests::{
     agent,
-    report::{Outcome, Report},
+    report::{DEMO, Outcome, Report},
     scenarios::{self, Context, Scenario},
 };
 
@@ -36,6 +36,23 @@ fn main() -> anyhow::Result<()> {
         let _ = writeln!(out, "{}", report.to_line());
     };
     report(&Report::Ready);
+    if names == [DEMO] {
+        let result = demo(&report);
+        let outcome = match result {
+            Ok(proven) => {
+                report(&Report::Note(proven));
+                Outcome::Passed
+            }
+            Err(error) => Outcome::Failed(error.chain().map(ToString::to_string).collect()),
+        };
+        report(&Report::Finished {
+            name: DEMO.to_owned(),
+            outcome,
+            seconds: 0.0,
+        });
+        report(&Report::Done);
+        return Ok(());
+    }
     for scenario in scenarios::all() {
         if names.is_empty() || names.iter().any(|name| scenario.name == name.as_str()) {
             run(&scenario, &report);
@@ -43,6 +60,18 @@ fn main() -> anyhow::Result<()> {
     }
     report(&Report::Done);
     Ok(())
+}
+
+fn demo(report: &dyn Fn(&Report)) -> anyhow::Result<String> {
+    let disk = Path::new("/tmp/demo.raw");
+    fs::File::create(disk)?.set_len(64 << 20)?;
+    let parts = gantry_tests::demo::Parts {
+        gantry: Path::new(gantry_tests::gantry::GANTRY),
+        kernel: Path::new(gantry_tests::gantry::BZIMAGE),
+        initramfs: Path::new(gantry_tests::gantry::INITRAMFS),
+        disk,
+    };
+    gantry_tests::demo::run(&parts, |line| report(&Report::Note(line.to_owned())))
 }
 
 fn run(scenario: &Scenario, report: &dyn Fn(&Report)) {

@@ -93,12 +93,14 @@ fn build_l2(
     modules(kernel, L2_EXTRA, &root.join("modules"))?;
     program(runner, root, "bin/agent")?;
     script(&root.join("bin/agent-power-button"), POWER_BUTTON)?;
+    script(&root.join("bin/demo"), DEMO)?;
     let init = format!(
         "{PREAMBLE}
+cut -d' ' -f1 /proc/uptime > /tmp/init-at
 for m in {loaded}; do insmod /modules/$m.ko; done
 stty -F /dev/ttyS0 -echo -onlcr 2>/dev/null
 exec 0</dev/ttyS0 1>/dev/ttyS0 2>&1
-echo init at $(cut -d' ' -f1 /proc/uptime)
+echo init at $(cat /tmp/init-at)
 for a in $(cat /proc/cmdline); do case $a in then=*) sh -c \"$(echo ${{a#then=}} | tr + ' ')\";; esac; done
 echo {READY}
 while read -r line; do
@@ -111,6 +113,23 @@ sleep 1000000
     script(&root.join("init"), &init)?;
     pack(root, archive)
 }
+
+/// Shows what the guest has, and powers off.
+const DEMO: &str = "#!/bin/sh
+uname -a
+echo 'a disk that is written and read back:'
+dd if=/dev/urandom of=/tmp/p bs=1M count=8 2>/dev/null
+dd if=/tmp/p of=/dev/vda bs=1M conv=fsync
+echo 3 > /proc/sys/vm/drop_caches
+a=$(md5sum < /tmp/p); b=$(dd if=/dev/vda bs=1M count=8 2>/dev/null | md5sum)
+[ \"$a\" = \"$b\" ] && disk='8 MiB written to a disk and read back'
+echo fact kernel $(uname -r) booted
+echo fact $(nproc) vCPUs
+echo fact virtio devices: $(for d in /sys/bus/virtio/devices/*; do basename $(readlink $d/driver); done)
+[ -n \"$disk\" ] && echo fact $disk
+echo fact init after $(cat /tmp/init-at) s of guest uptime
+poweroff -f
+";
 
 /// Waits for the power button as a session manager would, and shuts down.
 const POWER_BUTTON: &str = "#!/bin/sh

@@ -10,13 +10,13 @@ pub mod packages;
 
 use std::{path::PathBuf, time::Duration};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
 pub use images::{Binaries, Images};
 pub use l1::{L1, Line};
 pub use packages::Cache;
 
-use crate::report::{Outcome, Report};
+use crate::report::{DEMO, Outcome, Report};
 
 /// Longest silence of L1: no scenario waits that long for anything.
 const SILENCE: Duration = Duration::from_secs(100);
@@ -69,6 +69,27 @@ impl Rig {
             }
         }
         Ok(())
+    }
+
+    /// Shows a guest in L1: every line that it prints, then what was proven.
+    pub fn demo(&self, mut show: impl FnMut(&str)) -> Result<()> {
+        let mut l1 = L1::boot(&self.images, &[DEMO.to_owned()])?;
+        loop {
+            match l1.next(SILENCE)? {
+                Line::Report(Report::Note(line)) => show(&line),
+                Line::Report(Report::Finished {
+                    outcome: Outcome::Failed(chain),
+                    ..
+                }) => {
+                    bail!("the guest did not boot: {}", chain.join(": "))
+                }
+                Line::Report(Report::Done) => return Ok(()),
+                Line::Report(_) => {}
+                Line::Dead(why) => {
+                    bail!("L1 died: {why}\n{}", l1.console_tail().join("\n"))
+                }
+            }
+        }
     }
 
     /// One boot of L1. Takes finished scenarios out of `names`; the scenario in which L1 died, if

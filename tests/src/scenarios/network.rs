@@ -41,7 +41,8 @@ fn transfer(context: &Context) -> Result<()> {
     ))?;
     let sum = sh(&format!("md5sum < {}", file.display()))?;
     // To the guest.
-    guest.run("nc -l -p 5000 > /tmp/data & true")?;
+    // busybox's nc ends when its own input does: a FIFO without a writer never does.
+    guest.run("mkfifo /tmp/hold; nc -l -p 5000 <>/tmp/hold > /tmp/data & true")?;
     sh(&format!(
         "sleep 0.5; nc -w 10 {GUEST} 5000 < {}",
         file.display()
@@ -53,7 +54,12 @@ fn transfer(context: &Context) -> Result<()> {
     );
     // And back.
     let back = context.dir.join("back");
-    let listener = format!("nc -l -p 5001 > {}", back.display());
+    let hold = context.dir.join("hold");
+    let listener = format!(
+        "mkfifo {0}; nc -l -p 5001 <>{0} > {1}",
+        hold.display(),
+        back.display()
+    );
     let receiver = std::thread::spawn(move || sh(&listener));
     std::thread::sleep(std::time::Duration::from_millis(300));
     guest.run(&format!("nc -w 10 {HOST} 5001 < /tmp/data"))?;

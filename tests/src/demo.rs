@@ -1,0 +1,72 @@
+//! The demonstration: one guest with a disk, shown line by line.
+
+use std::{
+    io::{BufRead, BufReader},
+    path::Path,
+    process::{Command, Stdio},
+    time::Instant,
+};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::gantry::CMDLINE;
+
+/// What the guest prints before its facts.
+const FACT: &str = "fact ";
+
+/// Where the parts of the demonstration are.
+pub struct Parts<'a> {
+    /// Gantry's binary.
+    pub gantry: &'a Path,
+    /// The kernel.
+    pub kernel: &'a Path,
+    /// The guest's initial file system.
+    pub initramfs: &'a Path,
+    /// An image for its disk.
+    pub disk: &'a Path,
+}
+
+/// Boots the guest, hands on each line that it prints, and returns what was proven.
+pub fn run(parts: &Parts<'_>, mut show: impl FnMut(&str)) -> Result<String> {
+    let start = Instant::now();
+    let mut gantry = Command::new(parts.gantry)
+        .arg("--kernel")
+        .arg(parts.kernel)
+        .arg("--initramfs")
+        .arg(parts.initramfs)
+        .args([
+            "--cmdline",
+            &format!("{} then=demo", CMDLINE.replace(" quiet", "")),
+        ])
+        .args([
+            "--cpus",
+            "boot=2",
+            "--memory",
+            "size=512M",
+            "--serial",
+            "tty",
+        ])
+        .args(["--console", "off", "--balloon", "size=0", "--disk"])
+        .arg(format!("path={},image_type=raw", parts.disk.display()))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot start gantry")?;
+    let output = gantry.stdout.take().context("gantry has no output")?;
+    let mut facts = Vec::new();
+    for line in BufReader::new(output).split(b'\n') {
+        let line = String::from_utf8_lossy(&line?).trim_end().to_owned();
+        match line.split_once(FACT) {
+            Some((_, fact)) => facts.push(fact.to_owned()),
+            None => show(&line),
+        }
+    }
+    let status = gantry.wait()?;
+    ensure!(status.success(), "gantry ended with {status}");
+    ensure!(!facts.is_empty(), "the guest did not get to its shell");
+    Ok(format!(
+        "proven: {}; {:.1} s from start to power-off",
+        facts.join(", "),
+        start.elapsed().as_secs_f64()
+    ))
+}
