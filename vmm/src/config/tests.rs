@@ -225,7 +225,7 @@ fn references_lead_somewhere() {
         |c| {
             c.disks = Some(vec![
                 DiskConfig::parse("path=/d,rate_limit_group=g").unwrap(),
-            ])
+            ]);
         },
         "disks[0].rate_limit_group: there is no rate limit group 'g'",
     );
@@ -233,7 +233,7 @@ fn references_lead_somewhere() {
         |c| {
             c.numa = Some(vec![
                 NumaConfig::parse("guest_numa_id=0,memory_zones=[z]").unwrap(),
-            ])
+            ]);
         },
         "numa[0].memory_zones[0]: there is no memory zone 'z'",
     );
@@ -241,7 +241,7 @@ fn references_lead_somewhere() {
         |c| {
             c.numa = Some(vec![
                 NumaConfig::parse("guest_numa_id=0,distances=[7@20]").unwrap(),
-            ])
+            ]);
         },
         "numa[0].distances[0].destination: there is no NUMA node '7'",
     );

@@ -1,0 +1,174 @@
+//! The binary as a user or a management tool runs it. None of this needs KVM.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{
+    fs,
+    io::Write,
+    os::unix::{fs::symlink, net::UnixListener, process::CommandExt},
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+const GANTRY: &str = env!("CARGO_BIN_EXE_gantry");
+
+/// Longer than any machine needs to start a process.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn gantry(arguments: &[&str]) -> Output {
+    Command::new(GANTRY).args(arguments).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// A VMM that waits for requests; killed with the test.
+struct Waiting {
+    process: Child,
+    socket: PathBuf,
+}
+
+impl Waiting {
+    fn start(dir: &Path, more: &[&str]) -> Self {
+        let socket = dir.join("api");
+        let process = Command::new(GANTRY)
+            .arg("--api-socket")
+            .arg(&socket)
+            .args(more)
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let waiting = Self { process, socket };
+        waiting.until_it_answers();
+        waiting
+    }
+
+    fn until_it_answers(&self) {
+        let start = Instant::now();
+        while !self.ctl(&["ping"]).status.success() {
+            assert!(start.elapsed() < PATIENCE, "the VMM does not answer");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn ctl(&self, arguments: &[&str]) -> Output {
+        let socket = self.socket.to_str().unwrap();
+        gantry(&[&["ctl", "--socket", socket], arguments].concat())
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[test]
+fn the_version_is_that_of_the_name_that_was_called() {
+    let output = gantry(&["--version"]);
+    let expected = format!("gantry v{}\n", env!("CARGO_PKG_VERSION"));
+    assert_eq!(text(&output.stdout), expected);
+    let dir = tempfile::tempdir().unwrap();
+    let link = dir.path().join("cloud-hypervisor");
+    symlink(GANTRY, &link).unwrap();
+    let output = Command::new(link).arg("--version").output().unwrap();
+    assert_eq!(text(&output.stdout), "cloud-hypervisor v54.0.0\n");
+}
+
+#[test]
+fn a_wrong_command_line_has_exit_status_2_and_a_failure_1() {
+    assert_eq!(gantry(&[]).status.code(), Some(2));
+    assert_eq!(gantry(&["--disk", "nonsense=1"]).status.code(), Some(2));
+    let output = gantry(&["ctl", "--socket", "/nonexistent/api", "ping"]);
+    assert_eq!(output.status.code(), Some(1));
+    let message = text(&output.stderr);
+    assert!(
+        message.starts_with("gantry: cannot connect to /nonexistent/api"),
+        "{message}"
+    );
+    assert!(message.contains("\n  because: "), "{message}");
+}
+
+#[test]
+fn requests_of_the_client_are_carried_out_under_the_seccomp_filter() {
+    let dir = tempfile::tempdir().unwrap();
+    let events = dir.path().join("events");
+    let mut vmm = Waiting::start(
+        dir.path(),
+        &["--event-monitor", &format!("path={}", events.display())],
+    );
+    let output = vmm.ctl(&["info"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("404"));
+    let config = dir.path().join("vm.json");
+    fs::write(&config, r#"{"payload":{"kernel":"/nonexistent"}}"#).unwrap();
+    let create = ["create", config.to_str().unwrap()];
+    assert!(vmm.ctl(&create).status.success());
+    assert!(text(&vmm.ctl(&create).stderr).contains("500"));
+    assert!(text(&vmm.ctl(&["info"]).stdout).contains(r#""state": "Created""#));
+    assert!(text(&vmm.ctl(&["metrics"]).stdout).contains(r#"{state="created"} 1"#));
+    assert!(text(&vmm.ctl(&["pause"]).stderr).contains("405"));
+    assert!(vmm.ctl(&["delete"]).status.success());
+    assert!(vmm.ctl(&["shutdown-vmm"]).status.success());
+    assert!(vmm.process.wait().unwrap().success());
+    assert!(!vmm.socket.exists());
+    let events = fs::read_to_string(events).unwrap();
+    assert!(events.contains(r#""source": "vmm""#), "{events}");
+}
+
+#[test]
+fn after_sigkill_the_next_start_succeeds_and_while_one_runs_it_fails() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut first = Waiting::start(dir.path(), &[]);
+    let socket = first.socket.to_str().unwrap().to_owned();
+    let output = gantry(&["--api-socket", &socket]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("in use by another process"));
+    first.process.kill().unwrap();
+    first.process.wait().unwrap();
+    assert!(first.socket.exists());
+    let second = Waiting::start(dir.path(), &[]);
+    assert!(second.ctl(&["ping"]).status.success());
+}
+
+#[test]
+fn a_socket_can_be_inherited() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("api");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&listener);
+    let mut command = Command::new(GANTRY);
+    command.args(["--api-socket", "fd=100"]);
+    // SAFETY: dup2 is async-signal-safe, and the descriptor is open in the child.
+    unsafe {
+        command.pre_exec(move || match libc::dup2(fd, 100) {
+            100 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        });
+    }
+    let process = command.spawn().unwrap();
+    let vmm = Waiting { process, socket };
+    vmm.until_it_answers();
+}
+
+#[test]
+fn a_configuration_can_come_from_standard_input() {
+    let dir = tempfile::tempdir().unwrap();
+    let vmm = Waiting::start(dir.path(), &[]);
+    let mut client = Command::new(GANTRY)
+        .args(["ctl", "--socket", vmm.socket.to_str().unwrap(), "create"])
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = client.stdin.take().unwrap();
+    stdin.write_all(br#"{"payload":{"kernel":1}}"#).unwrap();
+    drop(stdin);
+    let output = client.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("at payload.kernel"));
+}

@@ -1,0 +1,403 @@
+//! Holds the API's description (`resources/openapi/gantry.yaml`) against three things: a table of
+//! Cloud Hypervisor's paths and types, the routes of the server, and the types that it parses.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{
+    any::type_name,
+    collections::{BTreeMap, BTreeSet},
+};
+
+use saphyr::{LoadableYamlNode, Scalar, Yaml};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::{Map, Value, json};
+use vmm::{api, config};
+
+const GANTRY: &str = include_str!("../../resources/openapi/gantry.yaml");
+
+/// Paths, methods, statuses and properties of Cloud Hypervisor 54; facts only.
+const CLOUD_HYPERVISOR: &str = include_str!("data/cloud_hypervisor_api.json");
+
+/// Defaults of the description that the types do not fill in, because they depend on other
+/// settings or stand for what an absent value means anyway.
+const CONTEXTUAL: &[&str] = &[
+    // Only for a tap that Gantry makes.
+    "NetConfig.ip",
+    "NetConfig.mask",
+    // Only with vhost_user.
+    "NetConfig.vhost_mode",
+];
+
+/// Answers, and types that mean nothing unless all their properties are there, although the description does not
+/// say so.
+const STRICT: &[&str] = &[
+    "CpuTopology",
+    "DeviceNode",
+    "VmCoredumpData",
+    "VmInfo",
+    "VmRemoveDevice",
+    "VmResizeDisk",
+    "VmResizeZone",
+    "VmSnapshotConfig",
+    "VmmPingResponse",
+];
+
+fn json_of(yaml: &Yaml) -> Value {
+    match yaml {
+        Yaml::Value(Scalar::Boolean(value)) => json!(value),
+        Yaml::Value(Scalar::Integer(value)) => json!(value),
+        Yaml::Value(Scalar::String(value)) => json!(value),
+        Yaml::Sequence(items) => items.iter().map(json_of).collect(),
+        Yaml::Mapping(fields) => {
+            let field = |(name, value): (&Yaml, &Yaml)| (key(name), json_of(value));
+            Value::Object(fields.iter().map(field).collect())
+        }
+        other => panic!("unexpected in the description: {other:?}"),
+    }
+}
+
+fn key(yaml: &Yaml) -> String {
+    match yaml {
+        Yaml::Value(Scalar::String(text)) => text.to_string(),
+        other => panic!("unexpected as a key: {other:?}"),
+    }
+}
+
+fn gantry() -> Value {
+    json_of(&Yaml::load_from_str(GANTRY).unwrap()[0])
+}
+
+fn table() -> Value {
+    serde_json::from_str(CLOUD_HYPERVISOR).unwrap()
+}
+
+fn object(value: &Value) -> &Map<String, Value> {
+    value
+        .as_object()
+        .unwrap_or_else(|| panic!("no object: {value}"))
+}
+
+/// The last part of a reference.
+fn target(reference: &Value) -> &str {
+    reference.as_str().unwrap().rsplit('/').next().unwrap()
+}
+
+/// The name of the JSON type that a request body or response has.
+fn content(value: &Value) -> Value {
+    let reference = &value["content"]["application/json"]["schema"]["$ref"];
+    match reference {
+        Value::Null => Value::Null,
+        reference => json!(target(reference)),
+    }
+}
+
+/// A property as the table has it: without descriptions.
+fn facts(property: &Value) -> Value {
+    let mut facts = Map::new();
+    for (name, value) in object(property) {
+        match name.as_str() {
+            "description" | "properties" | "required" => {}
+            "$ref" => drop(facts.insert("ref".to_owned(), json!(target(value)))),
+            "items" | "additionalProperties" => {
+                drop(facts.insert(name.clone(), self::facts(value)))
+            }
+            _ => drop(facts.insert(name.clone(), value.clone())),
+        }
+    }
+    Value::Object(facts)
+}
+
+#[test]
+fn every_path_of_cloud_hypervisor_is_described_with_its_statuses_and_bodies() {
+    let (gantry, table) = (gantry(), table());
+    for (path, expected) in object(&table["paths"]) {
+        let method = expected["method"].as_str().unwrap();
+        let operation = &gantry["paths"][path][method];
+        assert!(operation.is_object(), "{method} {path} is missing");
+        let body = expected.get("body").unwrap_or(&Value::Null);
+        assert_eq!(content(&operation["requestBody"]), *body, "{path}");
+        for (status, response) in object(&expected["responses"]) {
+            let described = &operation["responses"][status];
+            assert!(described.is_object(), "{path}: {status} is missing");
+            if !response.is_null() {
+                assert_eq!(content(described), *response, "{path}: {status}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_property_of_cloud_hypervisor_is_described_with_its_type_and_default() {
+    let (gantry, table) = (gantry(), table());
+    for (name, expected) in object(&table["schemas"]) {
+        let schema = &gantry["components"]["schemas"][name];
+        assert!(schema.is_object(), "{name} is missing");
+        let mut own = facts(expected);
+        own.as_object_mut().unwrap().remove("required");
+        assert_eq!(facts(schema), own, "{name}");
+        let required = |schema: &Value| -> BTreeSet<String> {
+            let names = schema["required"].as_array();
+            let text = |name: &Value| name.as_str().unwrap().to_owned();
+            names.into_iter().flatten().map(text).collect()
+        };
+        assert_eq!(required(schema), required(expected), "{name}");
+        for (property, expected) in expected["properties"].as_object().into_iter().flatten() {
+            let place = format!("{name}.{property}");
+            assert_eq!(facts(&schema["properties"][property]), *expected, "{place}");
+        }
+    }
+}
+
+#[test]
+fn the_description_has_exactly_the_paths_that_are_served() {
+    let gantry = gantry();
+    let described: BTreeSet<(String, String)> = object(&gantry["paths"])
+        .iter()
+        .flat_map(|(path, methods)| {
+            let path = path.trim_start_matches('/').to_owned();
+            let method = |method: &String| (method.to_uppercase(), path.clone());
+            object(methods).keys().map(method).collect::<Vec<_>>()
+        })
+        .collect();
+    let served: BTreeSet<(String, String)> = api::ROUTES
+        .iter()
+        .map(|route| (route.method.to_owned(), route.path.to_owned()))
+        .collect();
+    assert_eq!(described, served);
+}
+
+/// Makes values from the description.
+struct Samples {
+    schemas: Map<String, Value>,
+}
+
+impl Samples {
+    fn new() -> Self {
+        let gantry = gantry();
+        Self {
+            schemas: object(&gantry["components"]["schemas"]).clone(),
+        }
+    }
+
+    /// A value of the property's type that is not its default.
+    fn value(&self, name: &str, property: &Value) -> Value {
+        if let Some(reference) = property.get("$ref") {
+            return self.full(target(reference));
+        }
+        if let Some(choices) = property["enum"].as_array() {
+            return choices.last().unwrap().clone();
+        }
+        match property["type"].as_str().unwrap() {
+            "boolean" => json!(property["default"] != json!(true)),
+            // Fits every width, and no default has it.
+            "integer" => json!(7),
+            "array" => json!([self.value(name, &property["items"])]),
+            "object" => json!({}),
+            _ => match name {
+                "ip" | "mask" => json!("10.0.0.7"),
+                "hotplug_method" => json!("VirtioMem"),
+                _ => json!("text"),
+            },
+        }
+    }
+
+    /// All properties, except older names of others.
+    fn full(&self, name: &str) -> Value {
+        let schema = &self.schemas[name];
+        let Some(properties) = schema["properties"].as_object() else {
+            return self.value(name, schema);
+        };
+        properties
+            .iter()
+            .filter(|(_, property)| property["deprecated"] != json!(true))
+            .map(|(name, property)| (name.clone(), self.value(name, property)))
+            .collect()
+    }
+
+    /// The required properties.
+    fn minimal(&self, name: &str) -> Value {
+        if STRICT.contains(&name) {
+            return self.full(name);
+        }
+        let schema = &self.schemas[name];
+        let properties = &schema["properties"];
+        let mut minimal = Map::new();
+        for required in schema["required"].as_array().into_iter().flatten() {
+            let property = required.as_str().unwrap();
+            let value = match properties[property].get("$ref") {
+                Some(reference) if self.schemas[target(reference)]["properties"].is_object() => {
+                    self.minimal(target(reference))
+                }
+                _ => self.value(property, &properties[property]),
+            };
+            minimal.insert(property.to_owned(), value);
+        }
+        Value::Object(minimal)
+    }
+
+    /// Parsed and written again, everything that was described comes back.
+    fn check<T: DeserializeOwned + Serialize>(&self, name: &str) {
+        let again = |value: &Value| {
+            let parsed: T = serde_json::from_value(value.clone())
+                .unwrap_or_else(|error| panic!("{name}: {error}: {value}"));
+            serde_json::to_value(parsed).unwrap()
+        };
+        let full = self.full(name);
+        assert_eq!(again(&full), full, "{name} is not {}", type_name::<T>());
+        let Some(properties) = self.schemas[name]["properties"].as_object() else {
+            return;
+        };
+        let minimal = again(&self.minimal(name));
+        for (property, value) in object(&minimal) {
+            assert!(
+                properties.contains_key(property),
+                "{name}.{property} is not described"
+            );
+            let default = &properties[property]["default"];
+            let sent = self.minimal(name).get(property).is_some();
+            assert!(
+                default.is_null() || sent || default == value,
+                "{name}.{property} is {value} by default, not {default}"
+            );
+        }
+        for (property, described) in properties {
+            let place = format!("{name}.{property}");
+            let filled = minimal.get(property).is_some() || CONTEXTUAL.contains(&place.as_str());
+            assert!(
+                described["default"].is_null() || filled,
+                "{place} has no default"
+            );
+        }
+    }
+}
+
+type Check = fn(&Samples, &str);
+
+/// The type behind each name.
+fn types() -> BTreeMap<&'static str, Check> {
+    BTreeMap::from([
+        (
+            "VmmPingResponse",
+            Samples::check::<api::VmmPingResponse> as Check,
+        ),
+        ("VmInfo", Samples::check::<api::VmInfo>),
+        ("VmState", Samples::check::<api::VmState>),
+        ("VmCounters", Samples::check::<api::VmCounters>),
+        ("DeviceNode", Samples::check::<api::DeviceNode>),
+        ("PciDeviceInfo", Samples::check::<api::PciDeviceInfo>),
+        ("VmResize", Samples::check::<api::VmResize>),
+        ("VmResizeDisk", Samples::check::<api::VmResizeDisk>),
+        ("VmResizeZone", Samples::check::<api::VmResizeZone>),
+        ("VmRemoveDevice", Samples::check::<api::VmRemoveDevice>),
+        ("VmSnapshotConfig", Samples::check::<api::VmSnapshotConfig>),
+        ("VmCoredumpData", Samples::check::<api::VmCoredumpData>),
+        ("RestoreConfig", Samples::check::<api::RestoreConfig>),
+        ("RestoredNetConfig", Samples::check::<api::RestoredNet>),
+        (
+            "MemoryRestoreMode",
+            Samples::check::<api::MemoryRestoreMode>,
+        ),
+        (
+            "VmMemoryZoneUpdateData",
+            Samples::check::<api::VmMemoryZoneUpdate>,
+        ),
+        ("Error", Samples::check::<Vec<String>>),
+        ("VmConfig", Samples::check::<config::VmConfig>),
+        ("PayloadConfig", Samples::check::<config::PayloadConfig>),
+        ("CpusConfig", Samples::check::<config::CpusConfig>),
+        ("CpuAffinity", Samples::check::<config::CpuAffinity>),
+        ("CpuFeatures", Samples::check::<config::CpuFeatures>),
+        ("CpuTopology", Samples::check::<config::CpuTopology>),
+        (
+            "CoreSchedulingMode",
+            Samples::check::<config::CoreScheduling>,
+        ),
+        ("MemoryConfig", Samples::check::<config::MemoryConfig>),
+        (
+            "MemoryZoneConfig",
+            Samples::check::<config::MemoryZoneConfig>,
+        ),
+        ("PlatformConfig", Samples::check::<config::PlatformConfig>),
+        (
+            "PciSegmentConfig",
+            Samples::check::<config::PciSegmentConfig>,
+        ),
+        ("NumaConfig", Samples::check::<config::NumaConfig>),
+        ("NumaDistance", Samples::check::<config::NumaDistance>),
+        ("DiskConfig", Samples::check::<config::DiskConfig>),
+        ("ImageType", Samples::check::<config::ImageType>),
+        ("LockGranularity", Samples::check::<config::LockGranularity>),
+        (
+            "VirtQueueAffinity",
+            Samples::check::<config::VirtQueueAffinity>,
+        ),
+        (
+            "RateLimitGroupConfig",
+            Samples::check::<config::RateLimitGroupConfig>,
+        ),
+        (
+            "RateLimiterConfig",
+            Samples::check::<devices::rate_limiter::RateLimiterConfig>,
+        ),
+        (
+            "TokenBucket",
+            Samples::check::<devices::rate_limiter::TokenBucketConfig>,
+        ),
+        ("NetConfig", Samples::check::<config::NetConfig>),
+        ("RngConfig", Samples::check::<config::RngConfig>),
+        ("BalloonConfig", Samples::check::<config::BalloonConfig>),
+        ("PmemConfig", Samples::check::<config::PmemConfig>),
+        ("VsockConfig", Samples::check::<config::VsockConfig>),
+        ("ConsoleMode", Samples::check::<config::ConsoleMode>),
+        ("ConsoleConfig", Samples::check::<config::ConsoleConfig>),
+        ("SerialConfig", Samples::check::<config::SerialConfig>),
+        (
+            "DebugConsoleConfig",
+            Samples::check::<config::DebugConsoleConfig>,
+        ),
+        ("LandlockConfig", Samples::check::<config::LandlockConfig>),
+        ("DeviceConfig", Samples::check::<config::DeviceConfig>),
+        (
+            "UserDeviceConfig",
+            Samples::check::<config::UserDeviceConfig>,
+        ),
+        ("FsConfig", Samples::check::<config::FsConfig>),
+        (
+            "GenericVhostUserConfig",
+            Samples::check::<config::GenericVhostUserConfig>,
+        ),
+        ("VdpaConfig", Samples::check::<config::VdpaConfig>),
+        ("TpmConfig", Samples::check::<config::TpmConfig>),
+        ("RtcConfig", Samples::check::<config::RtcConfig>),
+    ])
+}
+
+/// Names without a type of their own: bodies of requests that are refused unread, and a part of
+/// `UserDeviceConfig`.
+const UNTYPED: &[&str] = &[
+    "MigrationMode",
+    "ReceiveMigrationData",
+    "SendMigrationData",
+    "TimeoutStrategy",
+    "VmAddUserDevice",
+];
+
+#[test]
+fn the_types_parse_and_write_what_is_described_with_the_same_defaults() {
+    let samples = Samples::new();
+    let types = types();
+    for name in samples.schemas.keys() {
+        match types.get(name.as_str()) {
+            Some(check) => check(&samples, name),
+            None => assert!(UNTYPED.contains(&name.as_str()), "{name} has no type"),
+        }
+    }
+}
+
+#[test]
+fn older_names_of_properties_are_understood() {
+    let platform: config::PlatformConfig =
+        serde_json::from_value(json!({"serial_number": "s", "uuid": "u"})).unwrap();
+    assert_eq!(platform.system_serial_number.as_deref(), Some("s"));
+    assert_eq!(platform.system_uuid.as_deref(), Some("u"));
+}
