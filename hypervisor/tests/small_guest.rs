@@ -1,5 +1,10 @@
 //! A few bytes of guest code on the host's own KVM.
 
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that cannot be set up has failed"
+)]
+
 use std::{
     sync::{Mutex, mpsc},
     thread,

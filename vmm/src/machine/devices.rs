@@ -4,7 +4,11 @@
 //! [`Kind`] for its configuration: where it wants to sit and how it is made. Everything else
 //! (names, slots, plugging, removal, saving, restoring, counters) happens here, once.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use acpi_tables::Aml;
 use arch::layout::{self, AddressMap};
@@ -356,6 +360,13 @@ impl Devices {
                 id: id.to_owned(),
                 source,
             })?;
+        let function = device.function;
+        // A vCPU that has just looked at the slot may hold the function for a moment longer. It
+        // must not be the last one: closing down what a device has on the host is not for it.
+        let patience = Instant::now() + Duration::from_secs(1);
+        while Arc::strong_count(&function) > 1 && Instant::now() < patience {
+            std::thread::yield_now();
+        }
         Ok(())
     }
 
