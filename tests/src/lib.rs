@@ -14,7 +14,8 @@
 //! - [`rig`]: on the host: packages, images, booting L1, collecting results.
 //! - [`scenarios`]: what is tested, one file per topic; runs in L1.
 //! - [`gantry`], [`guest`], [`http`], [`net`]: what scenarios are written with.
-//! - [`agent`]: what runs in L2 besides busybox; [`demo`]: the demonstration.
+//! - [`agent`]: what runs in L2 besides busybox; [`demo`]: the demonstration;
+//!   [`bench`]: measurements.
 
 #![allow(
     clippy::needless_pass_by_value,
@@ -22,6 +23,7 @@
 )]
 
 pub mod agent;
+pub mod bench;
 pub mod demo;
 pub mod gantry;
 pub mod guest;

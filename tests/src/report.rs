@@ -10,6 +10,9 @@ const MARKER: &str = "@gantry@";
 /// Stands for the demonstration among the names of scenarios.
 pub const DEMO: &str = "--demo";
 
+/// Stands for the measurements among the names of scenarios.
+pub const BENCH: &str = "--bench";
+
 /// What L1 tells the host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Report {

@@ -10,6 +10,7 @@ use std::{
 use anyhow::Result;
 use gantry_tests::{
     demo::{self, Parts},
+    report::DEMO,
     rig::{Binaries, Cache, Images, Rig, packages},
 };
 
@@ -62,7 +63,7 @@ pub fn run(options: &Options) -> Result<()> {
         images,
         logs: target().join("rig-logs"),
     };
-    rig.demo(|line| println!("{line}"))
+    rig.show(DEMO, |line| println!("{line}"))
 }
 
 /// Whether a stock kernel gets to its init on this host's KVM; if not, why.

@@ -1,9 +1,11 @@
 //! Gantry's development commands.
 //!
 //! - [`demo`]: boots a stock Debian guest and shows it.
+//! - [`bench`]: figures, as a table.
 //! - [`test`]: every test, nested ones included.
 //! - [`programs`]: building what the others run; [`progress`]: what they say meanwhile.
 
+mod bench;
 mod demo;
 mod programs;
 mod progress;
@@ -22,6 +24,8 @@ struct Arguments {
 enum Command {
     /// Boot a stock Debian guest under Gantry and show its console.
     Demo(demo::Options),
+    /// Measure boot, memory, snapshots and the cost of an exit, and print a table.
+    Bench(bench::Options),
     /// Run every test; with words, only the nested scenarios whose names contain one of them.
     Test(test::Options),
 }
@@ -29,6 +33,7 @@ enum Command {
 fn main() {
     let result = match Arguments::parse().command {
         Command::Demo(options) => demo::run(&options),
+        Command::Bench(options) => bench::run(&options),
         Command::Test(options) => test::run(&options),
     };
     if let Err(error) = result {

@@ -11,7 +11,7 @@ use std::{
 
 use gantry_tests::{
     agent,
-    report::{DEMO, Outcome, Report},
+    report::{BENCH, DEMO, Outcome, Report},
     scenarios::{self, Context, Scenario},
 };
 
@@ -36,13 +36,14 @@ fn main() -> anyhow::Result<()> {
         let _ = writeln!(out, "{}", report.to_line());
     };
     report(&Report::Ready);
-    if names == [DEMO] {
-        let result = demo(&report);
+    if names == [DEMO] || names == [BENCH] {
+        let result = if names == [DEMO] {
+            demo(&report)
+        } else {
+            bench(&report)
+        };
         let outcome = match result {
-            Ok(proven) => {
-                report(&Report::Note(proven));
-                Outcome::Passed
-            }
+            Ok(()) => Outcome::Passed,
             Err(error) => Outcome::Failed(error.chain().map(ToString::to_string).collect()),
         };
         report(&Report::Finished {
@@ -62,7 +63,11 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn demo(report: &dyn Fn(&Report)) -> anyhow::Result<String> {
+fn bench(report: &dyn Fn(&Report)) -> anyhow::Result<()> {
+    gantry_tests::bench::run(|what, figure| report(&Report::Note(format!("| {what} | {figure} |"))))
+}
+
+fn demo(report: &dyn Fn(&Report)) -> anyhow::Result<()> {
     let disk = Path::new("/tmp/demo.raw");
     fs::File::create(disk)?.set_len(64 << 20)?;
     let parts = gantry_tests::demo::Parts {
@@ -71,7 +76,9 @@ fn demo(report: &dyn Fn(&Report)) -> anyhow::Result<String> {
         initramfs: Path::new(gantry_tests::gantry::INITRAMFS),
         disk,
     };
-    gantry_tests::demo::run(&parts, |line| report(&Report::Note(line.to_owned())))
+    let proven = gantry_tests::demo::run(&parts, |line| report(&Report::Note(line.to_owned())))?;
+    report(&Report::Note(proven));
+    Ok(())
 }
 
 fn run(scenario: &Scenario, report: &dyn Fn(&Report)) {

@@ -16,7 +16,7 @@ pub use images::{Binaries, Images};
 pub use l1::{L1, Line};
 pub use packages::Cache;
 
-use crate::report::{DEMO, Outcome, Report};
+use crate::report::{Outcome, Report};
 
 /// Longest silence of L1: no scenario waits that long for anything.
 const SILENCE: Duration = Duration::from_secs(100);
@@ -71,9 +71,10 @@ impl Rig {
         Ok(())
     }
 
-    /// Shows a guest in L1: every line that it prints, then what was proven.
-    pub fn demo(&self, mut show: impl FnMut(&str)) -> Result<()> {
-        let mut l1 = L1::boot(&self.images, &[DEMO.to_owned()])?;
+    /// Has the runner do something other than scenarios (the demonstration, the measurements) and
+    /// hands on every line of it.
+    pub fn show(&self, what: &str, mut show: impl FnMut(&str)) -> Result<()> {
+        let mut l1 = L1::boot(&self.images, &[what.to_owned()])?;
         loop {
             match l1.next(SILENCE)? {
                 Line::Report(Report::Note(line)) => show(&line),
@@ -81,7 +82,7 @@ impl Rig {
                     outcome: Outcome::Failed(chain),
                     ..
                 }) => {
-                    bail!("the guest did not boot: {}", chain.join(": "))
+                    bail!("{what} failed: {}", chain.join(": "))
                 }
                 Line::Report(Report::Done) => return Ok(()),
                 Line::Report(_) => {}

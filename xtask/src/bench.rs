@@ -1,0 +1,62 @@
+//! Figures, as a table with the machine's description.
+
+use anyhow::Result;
+use gantry_tests::{
+    report::BENCH,
+    rig::{Cache, Images, Rig, packages},
+};
+
+use crate::{
+    programs::{self, cargo, target},
+    progress::Step,
+    test::PROGRAMS,
+};
+
+/// Options of `cargo xtask bench`.
+#[derive(clap::Args)]
+pub struct Options {}
+
+/// Measures and prints.
+pub fn run(_options: &Options) -> Result<()> {
+    packages::install(PROGRAMS)?;
+    let binaries = programs::build()?;
+    let step = Step::new("fetching Debian's kernel and building images");
+    let images = Images::build(&Cache::open()?, &binaries, &target().join("rig"))?;
+    step.finish();
+    println!("{}", machine());
+    println!("| what | figure |\n|---|---|");
+    let size = std::fs::metadata(&binaries.gantry)?.len();
+    println!("| release binary (KiB) | {} |", size >> 10);
+    // Prints its own row, or says why it cannot.
+    packages::output(cargo().args([
+        "bench",
+        "--quiet",
+        "--package",
+        "vmm",
+        "--bench",
+        "pio_exit",
+    ]))
+    .map(|row| print!("{row}"))?;
+    let rig = Rig {
+        images,
+        logs: target().join("rig-logs"),
+    };
+    rig.show(BENCH, |row| println!("{row}"))
+}
+
+/// What the figures were measured on.
+fn machine() -> String {
+    let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = cpuinfo
+        .lines()
+        .find_map(|line| line.strip_prefix("model name"))
+        .unwrap_or("");
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    format!(
+        "Host: {} ({cores} CPUs), Linux {}. Boot, memory and snapshots: in the nested rig (QEMU \
+         TCG with AMD-V, Debian's kernel as L1 and L2).",
+        model.trim_start_matches([' ', '\t', ':']),
+        kernel.trim()
+    )
+}
