@@ -8,6 +8,7 @@
 
 mod driver;
 mod platform;
+pub mod raw;
 mod rig;
 pub mod simple;
 

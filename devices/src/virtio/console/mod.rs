@@ -11,4 +11,6 @@ mod input;
 pub use device::{Console, Options};
 
 #[cfg(test)]
+mod hostile;
+#[cfg(test)]
 mod tests;

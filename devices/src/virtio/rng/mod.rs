@@ -5,4 +5,6 @@ mod device;
 pub use device::{Error, Options, Rng};
 
 #[cfg(test)]
+mod hostile;
+#[cfg(test)]
 mod tests;
