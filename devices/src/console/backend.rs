@@ -27,7 +27,7 @@ pub enum ConsoleMode {
     Tty,
     /// A new pseudo terminal; see [`ConsoleBackend::pty_path`].
     Pty,
-    /// A file, created or truncated; there is no input.
+    /// A file, created or appended to; there is no input.
     File(PathBuf),
     /// A Unix socket that Gantry listens on. One client at a time is served, others are turned
     /// away; who connects first sees up to [`OUTPUT_BACKLOG`](super::OUTPUT_BACKLOG) bytes of
@@ -110,9 +110,8 @@ impl ConsoleBackend {
             ConsoleMode::File(path) => {
                 // Non-blocking for the sake of FIFOs and devices; regular files ignore it.
                 let file = OpenOptions::new()
-                    .write(true)
+                    .append(true)
                     .create(true)
-                    .truncate(true)
                     .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
                     .open(path)
                     .map_err(|source| ConsoleError::File {
@@ -222,13 +221,13 @@ mod tests {
     };
 
     #[test]
-    fn a_file_console_starts_empty_and_gets_all_output() {
+    fn a_file_console_is_appended_to() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
         fs::write(&path, "old").unwrap();
         let backend = ConsoleBackend::open(&ConsoleMode::File(path.clone())).unwrap();
         backend.output().write_all(b"new\n").unwrap();
-        assert_eq!(fs::read(&path).unwrap(), b"new\n");
+        assert_eq!(fs::read(&path).unwrap(), b"oldnew\n");
     }
 
     #[test]

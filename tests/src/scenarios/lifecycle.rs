@@ -23,6 +23,10 @@ pub const SCENARIOS: &[Entry] = &[
     ("lifecycle: a paused guest stands still and goes on", pause),
     ("lifecycle: reboot by the guest and by the API", reboot),
     (
+        "lifecycle: a console's file keeps what was printed before a reboot",
+        console_file,
+    ),
+    (
         "lifecycle: the power button shuts the guest down",
         power_button,
     ),
@@ -133,6 +137,20 @@ fn reboot(context: &Context) -> Result<()> {
     let mut guest = reconnect(&gantry, guest)?;
     guest.run("true")?;
     ensure!(gantry.state()? == "Running");
+    Ok(())
+}
+
+fn console_file(context: &Context) -> Result<()> {
+    let file = context.dir.join("console.txt");
+    std::fs::write(&file, "of another VM")?;
+    let more = json!({"console": {"mode": "File", "file": file}});
+    let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    guest.run("echo before > /dev/hvc0")?;
+    gantry.act("vm.reboot")?;
+    let mut guest = reconnect(&gantry, guest)?;
+    guest.run("echo after > /dev/hvc0")?;
+    let text = std::fs::read_to_string(&file)?.replace('\r', "");
+    ensure!(text == "before\nafter\n", "console file: {text:?}");
     Ok(())
 }
 

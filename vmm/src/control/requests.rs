@@ -19,7 +19,9 @@ use crate::{
         RestoreConfig, Status, VmCounters, VmInfo, VmResize, VmState, VmmPingResponse,
     },
     config::VmConfig,
-    machine::{Machine, devices::Kind, error::MachineError, host::Host, save::MemorySource},
+    machine::{
+        Machine, consoles, devices::Kind, error::MachineError, host::Host, save::MemorySource,
+    },
     metrics::{Metrics, VmMetrics},
     seccomp::{Filters, Spawner},
 };
@@ -121,7 +123,11 @@ impl Control {
         let mut config = match &self.life {
             Life::None => return Err(ApiError::not_created()),
             Life::Live { .. } => return Err(ApiError::wrong_state("the VM has booted already")),
-            Life::Created(config) | Life::Shutdown(config) => config.clone(),
+            Life::Created(config) => {
+                consoles::empty_files(config);
+                config.clone()
+            }
+            Life::Shutdown(config) => config.clone(),
         };
         self.monitor.emit("vm", "booting", &[]);
         let host = self.host()?;

@@ -71,6 +71,25 @@ pub fn open(config: &mut VmConfig) -> Result<Backends, MachineError> {
     })
 }
 
+/// Empties the files that consoles print to. For the first boot of a VM; what it prints after a
+/// reboot follows what it printed before.
+pub fn empty_files(config: &VmConfig) {
+    let files = [
+        (config.serial.mode, &config.serial.file),
+        (config.console.mode, &config.console.file),
+        (config.debug_console.mode, &config.debug_console.file),
+    ];
+    for (mode, file) in files {
+        if let (ConsoleMode::File, Some(path)) = (mode, file)
+            && path.is_file()
+            && let Err(error) = std::fs::File::create(path)
+        {
+            // `open` is about to say so, if it matters.
+            log::debug!("{} keeps its contents: {error}", path.display());
+        }
+    }
+}
+
 /// Serves the consoles while the machine runs.
 pub struct Consoles {
     /// Until the first start.

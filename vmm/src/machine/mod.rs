@@ -13,7 +13,7 @@
 
 mod boot;
 pub mod buses;
-mod consoles;
+pub mod consoles;
 mod coredump;
 pub mod devices;
 pub mod error;
