@@ -2,9 +2,12 @@
 
 use std::{
     io::{Read, Write},
-    os::unix::net::{UnixListener, UnixStream},
+    os::unix::{
+        fs::OpenOptionsExt,
+        net::{UnixListener, UnixStream},
+    },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -61,12 +64,26 @@ fn pty(context: &Context) -> Result<()> {
     let path = info["config"]["serial"]["file"]
         .as_str()
         .context("vm.info names no terminal")?;
-    let mut terminal = std::fs::File::open(path)?;
+    let mut terminal = std::fs::File::options()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(path)?;
+    let deadline = Instant::now() + BOOT;
     let mut seen = Vec::new();
     let mut buffer = [0; 1024];
     while !String::from_utf8_lossy(&seen).contains(crate::guest::READY) {
-        let read = terminal.read(&mut buffer)?;
-        seen.extend_from_slice(&buffer[..read]);
+        ensure!(
+            Instant::now() < deadline,
+            "{}",
+            String::from_utf8_lossy(&seen)
+        );
+        match terminal.read(&mut buffer) {
+            Ok(read) => seen.extend_from_slice(&buffer[..read]),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                thread::sleep(Duration::from_millis(20));
+            }
+            Err(error) => return Err(error.into()),
+        }
     }
     Ok(())
 }
