@@ -45,6 +45,8 @@ pub struct Connection {
     guest_shutdown: u32,
     /// The socket had its end.
     pub host_ended: bool,
+    /// Flags of SHUTDOWN that the guest has been sent.
+    told_end: u32,
 }
 
 /// What the socket gave.
@@ -74,6 +76,7 @@ impl Connection {
             told: Wrapping(0),
             guest_shutdown: 0,
             host_ended: false,
+            told_end: 0,
         }
     }
 
@@ -102,6 +105,14 @@ impl Connection {
 
     /// Reads what the guest has room for.
     pub fn read(&mut self, buffer: &mut [u8]) -> Got {
+        if self.guest_shutdown & shutdown::RECEIVE != 0 {
+            // The guest takes no more; that the socket is gone it hears all the same.
+            return if self.host_ended {
+                Got::End
+            } else {
+                Got::Nothing
+            };
+        }
         let room = self.room_in_guest().min(buffer.len());
         if room == 0 {
             return Got::NoCredit;
@@ -159,6 +170,20 @@ impl Connection {
     pub fn shut_down(&mut self, flags: u32) -> bool {
         self.guest_shutdown |= flags & shutdown::BOTH;
         self.is_finished()
+    }
+
+    /// The flags of SHUTDOWN that the guest should be sent, now that nothing more can be read;
+    /// `None` if it knows.
+    pub fn tell_end(&mut self) -> Option<u32> {
+        let flags = if self.host_ended {
+            self.stage = Stage::Closing(Instant::now());
+            shutdown::BOTH
+        } else {
+            shutdown::SEND
+        };
+        let news = flags & !self.told_end != 0;
+        self.told_end |= flags;
+        news.then_some(flags)
     }
 
     /// The guest neither sends nor receives any more, and the socket has got everything.

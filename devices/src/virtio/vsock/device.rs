@@ -4,9 +4,12 @@ use std::{
     io::{self, Read, Write},
     os::{
         fd::AsRawFd,
-        unix::net::{UnixListener, UnixStream},
+        unix::{
+            fs::{FileTypeExt, MetadataExt},
+            net::UnixListener,
+        },
     },
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -19,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use vmm_sys_util::{epoll::EventSet, timerfd::TimerFd};
 
 use super::{
-    muxer::{Muxer, Watch},
+    muxer::{Muxer, Watch, connect},
     packet::{HEADER, Header},
 };
 use crate::{
@@ -72,8 +75,14 @@ pub enum Error {
     /// Somebody listens there.
     #[error("another process listens on {}: stop it, or use another socket", .0.display())]
     InUse(PathBuf),
+    /// Something else has that name.
+    #[error("{} is no socket: move it away, or use another path", .0.display())]
+    NoSocket(PathBuf),
     /// The socket cannot be made.
-    #[error("cannot listen on {}", path.display())]
+    #[error(
+        "cannot listen on {}: it needs a writable folder and a path of at most 107 bytes",
+        path.display()
+    )]
     Listen {
         /// The socket.
         path: PathBuf,
@@ -93,6 +102,8 @@ pub struct State {
 /// A socket device.
 pub struct Vsock {
     options: Options,
+    /// Which file the socket is.
+    file: Option<FileId>,
     /// With the worker while the device is active.
     muxer: Option<Muxer>,
     /// The guest has to hear that its connections are gone.
@@ -100,6 +111,35 @@ pub struct Vsock {
     counters: Arc<Counters>,
     spawner: Arc<dyn ThreadSpawner>,
     worker: Option<Worker<VsockWorker>>,
+}
+
+/// File system and inode. It stays the socket's own as long as the listener is open.
+type FileId = (u64, u64);
+
+fn file_id(path: &Path) -> Option<FileId> {
+    let metadata = std::fs::symlink_metadata(path).ok()?;
+    Some((metadata.dev(), metadata.ino()))
+}
+
+/// Removes a socket that nobody listens on.
+fn make_way(path: &Path) -> Result<(), Error> {
+    let Ok(metadata) = std::fs::symlink_metadata(path) else {
+        return Ok(());
+    };
+    // Connecting to a plain file is refused just as to a dead socket.
+    if !metadata.file_type().is_socket() {
+        return Err(Error::NoSocket(path.to_owned()));
+    }
+    match connect(path).map_err(|error| error.kind()) {
+        // A listener whose clients wait is alive as well.
+        Ok(_) | Err(io::ErrorKind::WouldBlock) => Err(Error::InUse(path.to_owned())),
+        Err(io::ErrorKind::ConnectionRefused) => {
+            // Left behind by a process that was killed; `bind` says if it stays.
+            let _ = std::fs::remove_file(path);
+            Ok(())
+        }
+        Err(_) => Ok(()),
+    }
 }
 
 #[derive(Default)]
@@ -116,16 +156,7 @@ impl Vsock {
             return Err(Error::Cid(options.cid));
         }
         let path = &options.socket;
-        if path.exists() {
-            match UnixStream::connect(path) {
-                Ok(_) => return Err(Error::InUse(path.clone())),
-                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                    // Left behind by a process that was killed; `bind` says if it stays.
-                    let _ = std::fs::remove_file(path);
-                }
-                Err(_) => {}
-            }
-        }
+        make_way(path)?;
         let listen = || {
             let listener = UnixListener::bind(path)?;
             listener.set_nonblocking(true)?;
@@ -137,6 +168,7 @@ impl Vsock {
         })?;
         let muxer = Muxer::new(options.cid, options.socket.clone(), listener);
         Ok(Self {
+            file: file_id(&options.socket),
             options,
             muxer: Some(muxer),
             reset_guest: false,
@@ -149,8 +181,10 @@ impl Vsock {
 
 impl Drop for Vsock {
     fn drop(&mut self) {
-        // Somebody else may have removed it.
-        let _ = std::fs::remove_file(&self.options.socket);
+        // Somebody else may have removed it, or put another in its place.
+        if self.file.is_some() && file_id(&self.options.socket) == self.file {
+            let _ = std::fs::remove_file(&self.options.socket);
+        }
     }
 }
 
@@ -259,10 +293,10 @@ struct VsockWorker {
 impl VsockWorker {
     /// Serves both directions until neither can go on: each makes room for the other.
     fn serve(&mut self) {
-        let had_room = self.muxer.has_room();
         self.transmit();
+        let was_full = !self.muxer.has_room();
         self.receive();
-        if !had_room && self.muxer.has_room() {
+        if was_full && self.muxer.has_room() {
             self.transmit.wake();
         }
         let connections = self.muxer.connections() as u64;
@@ -322,6 +356,8 @@ impl VsockWorker {
             if whole {
                 counters.from_guest.fetch_add(len, Ordering::Relaxed);
                 muxer.receive(&header, &payload);
+            } else {
+                muxer.refuse(&header);
             }
             Chain::Used(0)
         });
@@ -379,7 +415,12 @@ impl MutEventSubscriber for VsockWorker {
             (self.timer.as_raw_fd(), TIMER),
         ];
         for (fd, token) in sources {
-            if let Err(error) = ops.add(Events::with_data_raw(fd, token, EventSet::IN)) {
+            let mut set = EventSet::IN;
+            if token == LISTENER {
+                // A client that cannot be accepted must not keep the loop awake.
+                set |= EventSet::EDGE_TRIGGERED;
+            }
+            if let Err(error) = ops.add(Events::with_data_raw(fd, token, set)) {
                 log::error!("a socket device cannot watch its events: {error}");
             }
         }
@@ -406,6 +447,8 @@ impl MutEventSubscriber for VsockWorker {
                 // Fails only if someone else has read it.
                 let _ = self.timer.wait();
                 self.muxer.expire(Instant::now());
+                // Some may have waited for a file descriptor.
+                self.muxer.accept();
             }
             token => {
                 let hung_up = events

@@ -21,3 +21,6 @@ pub use device::{Error, Options, State, Vsock};
 
 #[cfg(test)]
 mod tests;
+
+#[cfg(test)]
+mod regressions;

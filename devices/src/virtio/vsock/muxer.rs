@@ -19,7 +19,7 @@ use std::{
 
 use super::{
     connection::{Connection, Got, Stage},
-    packet::{HEADER, HOST_CID, Header, STREAM, op, shutdown},
+    packet::{HEADER, HOST_CID, Header, STREAM, op},
 };
 
 /// Connections and handshakes at most.
@@ -137,7 +137,8 @@ impl Muxer {
         }
     }
 
-    /// Takes new clients of the host.
+    /// Takes new clients of the host, as many as there are file descriptors for: call it again
+    /// after a while, the rest wait.
     pub fn accept(&mut self) {
         // The listener is non-blocking; a client that is too much is turned away at once.
         while let Ok((stream, _)) = self.listener.accept() {
@@ -266,6 +267,10 @@ impl Muxer {
             return Some((header, &[]));
         }
         let room = room.saturating_sub(HEADER).min(MAX_PAYLOAD);
+        if room == 0 {
+            // Nothing to read into: the streams keep their turns.
+            return None;
+        }
         while let Some(ports) = self.readable.pop_front() {
             let Some(connection) = self.connections.get_mut(&ports) else {
                 continue;
@@ -293,11 +298,8 @@ impl Muxer {
                 // It comes back with the next event, or with the guest's next credit.
                 Got::Nothing | Got::NoCredit => {}
                 Got::End => {
-                    let flags = if connection.host_ended {
-                        connection.stage = Stage::Closing(Instant::now());
-                        shutdown::BOTH
-                    } else {
-                        shutdown::SEND
+                    let Some(flags) = connection.tell_end() else {
+                        continue;
                     };
                     self.answer(ports, op::SHUTDOWN, flags);
                     return self.answers.pop_front().map(|header| (header, &[][..]));
@@ -332,7 +334,6 @@ impl Muxer {
                 let line = format!("OK {}\n", ports.0);
                 // A fresh socket has room for a line; if it is gone, the next read says so.
                 let _ = connection.stream.write_all(line.as_bytes());
-                self.mark_readable(ports);
             }
             (op::RST, _) => self.remove(ports),
             (op::SHUTDOWN, _) => {
@@ -348,13 +349,21 @@ impl Muxer {
                 } else {
                     self.reset(ports);
                 }
-                self.mark_readable(ports);
             }
-            (op::CREDIT_UPDATE, _) => self.mark_readable(ports),
+            (op::CREDIT_UPDATE, _) => {}
             (op::CREDIT_REQUEST, _) => self.answer(ports, op::CREDIT_UPDATE, 0),
             // What a closing host would no longer read.
             (op::RW, Stage::Closing(_)) => {}
             _ => self.reset(ports),
+        }
+        // Any packet may have brought credit, and the guest need not repeat it.
+        self.mark_readable(ports);
+    }
+
+    /// A packet of the guest whose payload is too long, or not there: its stream has a hole.
+    pub fn refuse(&mut self, header: &Header) {
+        if header.src_cid == self.cid && header.dst_cid == HOST_CID && header.op != op::RST {
+            self.reset((header.dst_port, header.src_port));
         }
     }
 
@@ -475,7 +484,7 @@ fn read_port(stream: &UnixStream) -> io::Result<Option<u32>> {
 }
 
 /// Connects without waiting: a listener whose queue is full refuses.
-fn connect(path: &Path) -> io::Result<UnixStream> {
+pub fn connect(path: &Path) -> io::Result<UnixStream> {
     let bytes = path.as_os_str().as_bytes();
     // SAFETY: all zeroes are a valid value of this plain struct.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };

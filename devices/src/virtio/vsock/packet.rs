@@ -22,6 +22,7 @@ pub mod op {
 
 /// Flags of SHUTDOWN.
 pub mod shutdown {
+    pub const RECEIVE: u32 = 1;
     pub const SEND: u32 = 2;
     pub const BOTH: u32 = 3;
 }
