@@ -1,6 +1,12 @@
 //! The control queue (virtio 1.2, 5.1.6.5): number of queue pairs, offloads.
 
-use std::io::Write;
+use std::{
+    io::{self, Write},
+    sync::{
+        Arc,
+        atomic::{AtomicU16, Ordering},
+    },
+};
 
 use virtio_queue::DescriptorChain;
 
@@ -21,8 +27,8 @@ const SET_OFFLOADS: u8 = 0;
 /// Serves the control queue.
 pub struct ControlQueue {
     pub queue: ServedQueue,
-    /// Queue pairs of the card.
-    pub pairs: u16,
+    /// Queue pairs that the driver uses.
+    pub in_use: Arc<AtomicU16>,
     /// Offloads that the driver may choose from, as feature bits.
     pub features: u64,
     /// All queues of the interface.
@@ -34,12 +40,12 @@ impl ControlQueue {
         self.queue.acknowledge_kick();
         let Self {
             queue,
-            pairs,
+            in_use,
             features,
             taps,
         } = self;
         queue.serve(|chain, ram| {
-            let result = if command(chain.clone(), ram, *pairs, *features, taps) {
+            let result = if command(chain.clone(), ram, in_use, *features, taps) {
                 OK
             } else {
                 ERROR
@@ -59,7 +65,7 @@ impl ControlQueue {
 fn command(
     chain: DescriptorChain<&GuestRam>,
     ram: &GuestRam,
-    pairs: u16,
+    in_use: &AtomicU16,
     features: u64,
     taps: &[Tap],
 ) -> bool {
@@ -72,10 +78,18 @@ fn command(
         return false;
     }
     match head {
-        // Every queue pair is served anyway; the driver just says how many it will use.
+        // Frames for other queues than those that the driver uses would be lost (5.1.6.5.5).
         [MULTI_QUEUE, SET_PAIRS] => {
             let mut wanted = [0; 2];
-            read(&mut wanted) && (1..=pairs).contains(&u16::from_le_bytes(wanted))
+            if !read(&mut wanted) {
+                return false;
+            }
+            let wanted = u16::from_le_bytes(wanted);
+            if !(1..=taps.len()).contains(&usize::from(wanted)) {
+                return false;
+            }
+            in_use.store(wanted, Ordering::SeqCst);
+            attach(taps, wanted).is_ok()
         }
         [GUEST_OFFLOADS, SET_OFFLOADS] => {
             let mut wanted = [0; 8];
@@ -90,4 +104,14 @@ fn command(
         }
         _ => false,
     }
+}
+
+/// Has the kernel spread frames over the first `in_use` queues.
+pub fn attach(taps: &[Tap], in_use: u16) -> io::Result<()> {
+    if taps.len() < 2 {
+        return Ok(());
+    }
+    taps.iter()
+        .enumerate()
+        .try_for_each(|(number, tap)| tap.attach(number < in_use.into()))
 }

@@ -4,7 +4,10 @@ use std::{
     io,
     net::IpAddr,
     os::fd::OwnedFd,
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU16, Ordering},
+    },
 };
 
 use serde::{Deserialize, Serialize};
@@ -17,7 +20,7 @@ use virtio_bindings::bindings::virtio_net::{
 };
 
 use super::{
-    control::ControlQueue,
+    control::{self, ControlQueue},
     frames::{Counters, PairWorker},
     tap::{Interface, Tap, TapError},
 };
@@ -106,6 +109,8 @@ pub struct State {
     pub mac: [u8; 6],
     /// Largest packet, as the guest knows it.
     pub mtu: u16,
+    /// Queue pairs that the guest uses.
+    pub pairs: u16,
 }
 
 /// A network card.
@@ -118,6 +123,8 @@ pub struct Net {
     rate_limiter: Option<RateLimiterConfig>,
     thread_name: String,
     counters: Arc<Counters>,
+    /// Queue pairs that the driver uses.
+    in_use: Arc<AtomicU16>,
     spawner: Arc<dyn ThreadSpawner>,
     workers: Vec<Worker<PairWorker>>,
 }
@@ -144,8 +151,12 @@ pub fn offloads(features: u64) -> u32 {
 }
 
 fn random_mac() -> io::Result<[u8; 6]> {
-    let mut mac = [0; 6];
-    io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut mac)?;
+    let mut mac = [0_u8; 6];
+    // SAFETY: the buffer outlives the call and has the length given.
+    let got = unsafe { libc::getrandom(mac.as_mut_ptr().cast(), mac.len(), 0) };
+    if usize::try_from(got).ok() != Some(mac.len()) {
+        return Err(io::Error::last_os_error());
+    }
     // Locally administered, for one receiver.
     mac[0] = mac[0] & 0xfc | 0x02;
     Ok(mac)
@@ -251,6 +262,7 @@ impl Net {
             rate_limiter: options.rate_limiter,
             thread_name: options.thread_name,
             counters: Arc::default(),
+            in_use: Arc::new(AtomicU16::new(1)),
             spawner,
             workers: Vec::new(),
         })
@@ -296,7 +308,7 @@ impl Net {
                     .collect::<io::Result<_>>()?;
                 control = Some(ControlQueue {
                     queue,
-                    pairs: pairs as u16,
+                    in_use: Arc::clone(&self.in_use),
                     features,
                     taps,
                 });
@@ -304,6 +316,13 @@ impl Net {
                 pair[index % 2] = Some(queue);
             }
         }
+        let multi_queue = features & 1 << VIRTIO_NET_F_MQ != 0;
+        let in_use = if multi_queue {
+            self.in_use.load(Ordering::SeqCst)
+        } else {
+            1
+        };
+        control::attach(&self.taps, in_use)?;
         for (number, (tap, pair)) in self.taps.iter().zip(halves).enumerate() {
             let [Some(receive), Some(transmit)] = pair else {
                 continue;
@@ -387,13 +406,23 @@ impl VirtioDevice for Net {
         Ok(serde_json::to_value(State {
             mac: self.mac,
             mtu: self.mtu,
+            pairs: self.in_use.load(Ordering::SeqCst),
         })?)
     }
 
     fn restore(&mut self, state: serde_json::Value) -> Result<(), StateError> {
         let state: State = serde_json::from_value(state)?;
+        if !(1..=self.taps.len()).contains(&state.pairs.into()) || state.mac[0] & 1 != 0 {
+            return Err(StateError::Mismatch(format!(
+                "{} pairs of queues were in use, the card has {}; its address was {:x?}",
+                state.pairs,
+                self.taps.len(),
+                state.mac
+            )));
+        }
         self.mac = state.mac;
         self.mtu = state.mtu;
+        self.in_use.store(state.pairs, Ordering::SeqCst);
         Ok(())
     }
 

@@ -8,6 +8,10 @@ use std::{
         fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
         unix::fs::OpenOptionsExt,
     },
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 /// Bytes of the header before each frame (virtio 1.2, 5.1.6, with `num_buffers`).
@@ -40,6 +44,12 @@ pub enum TapError {
         /// Why.
         source: io::Error,
     },
+    /// A descriptor that was opened in another way.
+    #[error(
+        "the descriptor of interface {0:?} is not for frames with virtio headers: open it with \
+         IFF_TAP, IFF_NO_PI and IFF_VNET_HDR"
+    )]
+    Flags(String),
     /// A mask for another kind of address.
     #[error("address and mask of interface {0:?} are not of the same kind")]
     Mask(String),
@@ -64,6 +74,8 @@ fn hint(error: &io::Error) -> &'static str {
 pub struct Tap {
     file: File,
     name: String,
+    /// The kernel hands frames to this queue; shared by all handles on it.
+    attached: Arc<AtomicBool>,
 }
 
 fn ioctl<T>(fd: RawFd, request: libc::Ioctl, argument: &T) -> io::Result<()> {
@@ -134,6 +146,12 @@ impl Tap {
             name: format!("of descriptor {}", file.as_raw_fd()),
             source,
         })?;
+        // SAFETY: the kernel filled in this member.
+        let flags = libc::c_int::from(unsafe { request.ifr_ifru.ifru_flags });
+        let needed = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+        if flags & needed != needed {
+            return Err(TapError::Flags(read_name(&request)));
+        }
         // SAFETY: flags of an open descriptor.
         unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
         Self::prepare(file, read_name(&request))
@@ -147,7 +165,12 @@ impl Tap {
             source,
         };
         ioctl(file.as_raw_fd(), libc::TUNSETVNETHDRSZ, &len).map_err(failed)?;
-        Ok(Self { file, name })
+        let attached = Arc::new(AtomicBool::new(true));
+        Ok(Self {
+            file,
+            name,
+            attached,
+        })
     }
 
     /// The interface's name.
@@ -160,7 +183,27 @@ impl Tap {
         Ok(Self {
             file: self.file.try_clone()?,
             name: self.name.clone(),
+            attached: Arc::clone(&self.attached),
         })
+    }
+
+    /// Has the kernel spread frames to this queue, or not. Only for interfaces with several.
+    pub fn attach(&self, attach: bool) -> io::Result<()> {
+        if self.attached.load(Ordering::SeqCst) == attach {
+            return Ok(());
+        }
+        // SAFETY: all zeroes are a valid value of this plain struct.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        let flag = if attach {
+            libc::IFF_ATTACH_QUEUE
+        } else {
+            libc::IFF_DETACH_QUEUE
+        };
+        // A bit of a short.
+        request.ifr_ifru.ifru_flags = flag as libc::c_short;
+        ioctl(self.file.as_raw_fd(), libc::TUNSETQUEUE, &request)?;
+        self.attached.store(attach, Ordering::SeqCst);
+        Ok(())
     }
 
     /// Lets the kernel hand over frames with these offloads (`TUN_F_*`).
@@ -350,6 +393,10 @@ impl<'a> Interface<'a> {
         self.call("read the state of", libc::SIOCGIFFLAGS, &request)?;
         // SAFETY: the kernel filled in this member.
         let flags = unsafe { request.ifr_ifru.ifru_flags };
+        if libc::c_int::from(flags) & libc::IFF_UP != 0 {
+            // Whoever prepared it may be the only one who may change it.
+            return Ok(());
+        }
         request.ifr_ifru.ifru_flags = flags | (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
         self.call("switch on", libc::SIOCSIFFLAGS, &request)
     }

@@ -95,7 +95,7 @@ fn parse_mac(text: &str) -> Result<[u8; 6], DeviceError> {
         .map(|part| {
             u8::from_str_radix(part, 16)
                 .ok()
-                .filter(|_| part.len() == 2)
+                .filter(|_| part.len() <= 2)
         })
         .collect();
     bytes
