@@ -23,10 +23,13 @@ fn main() -> anyhow::Result<()> {
     if args.first().is_some_and(|name| name.ends_with("agent")) {
         return agent::run(&args[1..]);
     }
-    // `runner PORT [NAME ...]`: reports go to PORT; the scenarios of these names run, all without
-    // names.
+    // `runner PORT FILE`: reports go to PORT; the scenarios that FILE names run, a line each.
     let port = args.get(1).map_or("/dev/stdout", String::as_str);
-    let names = args.get(2..).unwrap_or_default();
+    let names = match args.get(2) {
+        Some(file) => fs::read_to_string(file)?,
+        None => String::new(),
+    };
+    let names: Vec<&str> = names.lines().collect();
     let out = Arc::new(Mutex::new(fs::File::options().write(true).open(port)?));
     let report = |report: &Report| {
         let mut out = out
@@ -55,7 +58,7 @@ fn main() -> anyhow::Result<()> {
         return Ok(());
     }
     for scenario in scenarios::all() {
-        if names.is_empty() || names.iter().any(|name| scenario.name == name.as_str()) {
+        if names.is_empty() || names.contains(&scenario.name) {
             run(&scenario, &report);
         }
     }

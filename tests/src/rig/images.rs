@@ -179,8 +179,7 @@ mount -t securityfs sec /sys/kernel/security 2>/dev/null
 for m in {loaded}; do insmod /modules/$m.ko; done
 mkdir -p /dev/net; [ -e /dev/net/tun ] || mknod /dev/net/tun c 10 200
 ulimit -n 4096
-eval \"set -- $(cat /names)\"
-/bin/runner /dev/ttyS1 \"$@\"
+/bin/runner /dev/ttyS1 /names
 poweroff -f
 "
     );
@@ -332,8 +331,7 @@ pub fn names_archive(names: &[String], work: &Path) -> Result<Vec<u8>> {
         fs::remove_dir_all(&root)?;
     }
     fs::create_dir_all(&root)?;
-    let quoted: Vec<_> = names.iter().map(|name| format!("'{name}'")).collect();
-    fs::write(root.join("names"), quoted.join(" "))?;
+    fs::write(root.join("names"), names.join("\n"))?;
     let archive = work.join("names.cpio.gz");
     pack(&root, &archive)?;
     Ok(fs::read(archive)?)

@@ -116,8 +116,9 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `len` bytes of zeroed memory (or of the backing file's contents).
-    pub fn new(len: u64, backing: &Backing) -> Result<Self, MappingError> {
+    /// Maps `len` bytes of zeroed memory, or of the backing file's contents from `offset` (a
+    /// multiple of the page size; 0 for memory without a file of that name).
+    pub fn new(len: u64, backing: &Backing, offset: u64) -> Result<Self, MappingError> {
         let page = match backing.hugepages {
             Some(0) => default_hugepage_size(),
             Some(size) => size,
@@ -129,7 +130,7 @@ impl Mapping {
         let Some(size) = size else {
             return Err(MappingError::Unaligned { len, page });
         };
-        let file = open(len, backing)?.map(Arc::new);
+        let file = open(offset.saturating_add(len), backing)?.map(Arc::new);
         let failed = |source| MappingError::Map {
             len,
             hugepages: backing.hugepages.is_some(),
@@ -151,7 +152,7 @@ impl Mapping {
             }
         };
         let align = ALIGNMENT.max(usize::try_from(page).unwrap_or(ALIGNMENT));
-        let address = map_aligned(size, align, flags, fd).map_err(failed)?;
+        let address = map_aligned(size, align, flags, fd, offset).map_err(failed)?;
         let mapping = Self {
             address,
             len: size,
@@ -181,7 +182,7 @@ impl Mapping {
         self.len
     }
 
-    /// The file whose first bytes are mapped, if the memory has one.
+    /// The file that is mapped, if the memory has one.
     pub fn file(&self) -> Option<&Arc<File>> {
         self.file.as_ref()
     }
@@ -262,13 +263,15 @@ fn map_aligned(
     align: usize,
     flags: libc::c_int,
     fd: libc::c_int,
+    offset: u64,
 ) -> io::Result<NonNull<u8>> {
+    let offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
     let out_of_space = || io::Error::from_raw_os_error(libc::ENOMEM);
     let reserved = size.checked_add(align).ok_or_else(out_of_space)?;
-    let mmap = |at: usize, len, prot, flags, fd| {
+    let mmap = |at: usize, len, prot, flags, fd, offset| {
         // SAFETY: without MAP_FIXED the kernel picks unused addresses; with it (below) the range
         // lies inside of a reservation that nobody else knows.
-        let address = unsafe { libc::mmap(at as *mut _, len, prot, flags, fd, 0) };
+        let address = unsafe { libc::mmap(at as *mut _, len, prot, flags, fd, offset) };
         if address == libc::MAP_FAILED {
             Err(io::Error::last_os_error())
         } else {
@@ -282,10 +285,10 @@ fn map_aligned(
         }
     };
     let quiet = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    let start = mmap(0, reserved, libc::PROT_NONE, quiet, -1)?;
+    let start = mmap(0, reserved, libc::PROT_NONE, quiet, -1, 0)?;
     let aligned = start.next_multiple_of(align);
     let prot = libc::PROT_READ | libc::PROT_WRITE;
-    let mapped = match mmap(aligned, size, prot, flags | libc::MAP_FIXED, fd) {
+    let mapped = match mmap(aligned, size, prot, flags | libc::MAP_FIXED, fd, offset) {
         Ok(address) => address,
         Err(error) => {
             munmap(start, reserved);
@@ -297,7 +300,7 @@ fn map_aligned(
     NonNull::new(mapped as *mut u8).ok_or_else(out_of_space)
 }
 
-/// The file behind the memory: none for private memory without huge pages or a path.
+/// The file behind the memory, `len` bytes long at least: none for private memory without huge pages or a path.
 fn open(len: u64, backing: &Backing) -> Result<Option<File>, MappingError> {
     if let Some(path) = &backing.file {
         let failed = |source| MappingError::File {
@@ -367,7 +370,7 @@ mod tests {
                 ..Default::default()
             },
         ] {
-            let mapping = Mapping::new(3 << 20, &backing).unwrap();
+            let mapping = Mapping::new(3 << 20, &backing, 0).unwrap();
             assert_eq!(mapping.address() as usize % ALIGNMENT, 0);
             assert_eq!(mapping.size(), 3 << 20);
             assert_eq!(mapping.file().is_some(), backing.shared);
@@ -384,7 +387,7 @@ mod tests {
             file: Some(path.clone()),
             ..Default::default()
         };
-        let mapping = Mapping::new(4096, &backing).unwrap();
+        let mapping = Mapping::new(4096, &backing, 0).unwrap();
         // SAFETY: inside of the mapping, which nobody else uses.
         unsafe {
             assert_eq!(*mapping.address(), b'h');
@@ -395,8 +398,28 @@ mod tests {
     }
 
     #[test]
+    fn regions_of_one_file_do_not_share_bytes() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ram");
+        let backing = Backing {
+            shared: true,
+            file: Some(path.clone()),
+            ..Default::default()
+        };
+        let first = Mapping::new(4096, &backing, 0).unwrap();
+        let second = Mapping::new(4096, &backing, 4096).unwrap();
+        // SAFETY: inside of the mappings, which nobody else uses.
+        unsafe {
+            *first.address() = 1;
+            *second.address() = 2;
+        }
+        let file = std::fs::read(&path).unwrap();
+        assert_eq!((file.len(), file[0], file[4096]), (8192, 1, 2));
+    }
+
+    #[test]
     fn odd_sizes_and_missing_directories_are_named() {
-        let error = Mapping::new(5000, &Backing::default()).unwrap_err();
+        let error = Mapping::new(5000, &Backing::default(), 0).unwrap_err();
         assert!(error.to_string().contains("5000"), "{error}");
         let file = Some("/nonexistent/ram".into());
         let error = Mapping::new(
@@ -405,6 +428,7 @@ mod tests {
                 file,
                 ..Default::default()
             },
+            0,
         )
         .unwrap_err();
         assert!(error.to_string().contains("/nonexistent/ram"), "{error}");

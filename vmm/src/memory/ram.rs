@@ -98,6 +98,16 @@ impl Ram {
             .sum()
     }
 
+    /// Where the next region of a zone starts in the zone's file: behind those before it. A
+    /// directory gives every region a file of its own.
+    fn file_offset(&self, zone: &str, backing: &Backing) -> u64 {
+        if backing.file.as_ref().is_none_or(|path| path.is_dir()) {
+            return 0;
+        }
+        let earlier = self.regions.iter().filter(|region| region.zone == zone);
+        earlier.map(|region| region.mapping.size() as u64).sum()
+    }
+
     /// Adds `len` bytes at `guest`.
     pub fn add(
         &mut self,
@@ -108,10 +118,11 @@ impl Ram {
         backing: &Backing,
     ) -> Result<(), RamError> {
         let overlap = || RamError::Overlap { guest, len };
-        let mapping = Mapping::new(len, backing)?;
+        let offset = self.file_offset(zone, backing);
+        let mapping = Mapping::new(len, backing, offset)?;
         let mut builder = MmapRegionBuilder::<()>::new(mapping.size());
         if let Some(file) = mapping.file() {
-            builder = builder.with_file_offset(FileOffset::from_arc(Arc::clone(file), 0));
+            builder = builder.with_file_offset(FileOffset::from_arc(Arc::clone(file), offset));
         }
         // SAFETY: `Ram` keeps the mapping until it is dropped, which is after every user.
         let region = unsafe { builder.with_raw_mmap_pointer(mapping.address()) }

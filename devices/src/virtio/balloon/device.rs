@@ -179,7 +179,8 @@ impl VirtioDevice for Balloon {
             return Err(ActivateError::MissingQueues { got, needed: 2 });
         };
         let reporting = features & 1 << VIRTIO_BALLOON_F_REPORTING != 0;
-        let report = queues.next().filter(|_| reporting);
+        // A queue that the driver has set up without the feature is not served, but handed back.
+        let report = queues.next();
         drop(queues);
         self.connect(Some(interrupt));
         let shared = Arc::clone(&self.shared);
@@ -187,6 +188,7 @@ impl VirtioDevice for Balloon {
             inflate,
             deflate,
             report,
+            reporting,
             shared,
             failing: false,
         };

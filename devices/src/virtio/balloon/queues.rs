@@ -38,6 +38,8 @@ pub struct BalloonWorker {
     pub inflate: ServedQueue,
     pub deflate: ServedQueue,
     pub report: Option<ServedQueue>,
+    /// Free page reporting was negotiated.
+    pub reporting: bool,
     pub shared: Arc<Shared>,
     /// Memory could not be given back; said once, or a guest could fill the log.
     pub failing: bool,
@@ -70,7 +72,7 @@ impl BalloonWorker {
 
     fn report(&mut self) {
         let (shared, failing) = (&self.shared, &mut self.failing);
-        let Some(queue) = &mut self.report else {
+        let (true, Some(queue)) = (self.reporting, &mut self.report) else {
             return;
         };
         queue.serve(|chain, ram| {
