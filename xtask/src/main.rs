@@ -2,11 +2,13 @@
 //!
 //! - [`demo`]: boots a stock Debian guest and shows it.
 //! - [`bench`]: figures, as a table.
+//! - [`fuzz`]: what guests, clients and files may do, at random.
 //! - [`test`]: every test, nested ones included.
 //! - [`programs`]: building what the others run; [`progress`]: what they say meanwhile.
 
 mod bench;
 mod demo;
+mod fuzz;
 mod programs;
 mod progress;
 mod test;
@@ -26,6 +28,8 @@ enum Command {
     Demo(demo::Options),
     /// Measure boot, memory, snapshots and the cost of an exit, and print a table.
     Bench(bench::Options),
+    /// Try at random what guests, clients and files may do.
+    Fuzz(fuzz::Options),
     /// Run every test; with words, only the nested scenarios whose names contain one of them.
     Test(test::Options),
 }
@@ -34,6 +38,7 @@ fn main() {
     let result = match Arguments::parse().command {
         Command::Demo(options) => demo::run(&options),
         Command::Bench(options) => bench::run(&options),
+        Command::Fuzz(options) => fuzz::run(&options),
         Command::Test(options) => test::run(&options),
     };
     if let Err(error) = result {

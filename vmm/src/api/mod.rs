@@ -25,7 +25,7 @@ mod server;
 
 pub use channel::{ApiReceiver, ApiSender, Reply, channel};
 pub use error::{ApiError, Status, error_chain};
-pub use http::{MAX_BODY, MAX_HEAD};
+pub use http::{Head, MAX_BODY, MAX_HEAD, parse_head};
 pub use listener::{ApiSocket, ListenError, Listener};
 pub use model::{
     DeviceNode, MemoryRestoreMode, PciDeviceInfo, RestoreConfig, RestoredNet, VmCoredumpData,
@@ -33,7 +33,7 @@ pub use model::{
     VmSnapshotConfig, VmState, VmmPingResponse,
 };
 pub use request::{Handler, Request, Response};
-pub use routes::{PREFIX, ROUTES, Route};
+pub use routes::{PREFIX, ROUTES, Refusal, Route, route};
 pub use server::{MAX_CONNECTIONS, Server};
 
 #[cfg(test)]

@@ -1,0 +1,22 @@
+//! What a client sends: heads of requests, paths and bodies.
+
+#![no_main]
+
+use gantry_fuzz::input::Input;
+use libfuzzer_sys::fuzz_target;
+use vmm::api::{MAX_BODY, MAX_HEAD, PREFIX, ROUTES, parse_head, route};
+
+fuzz_target!(|bytes: &[u8]| {
+    if let Ok(Some(head)) = parse_head(bytes) {
+        assert!(head.len <= bytes.len() && head.len <= MAX_HEAD && head.body <= MAX_BODY);
+        let rest = &bytes[head.len..];
+        let body = &rest[..head.body.min(rest.len())];
+        let _ = route(&head.method, &head.path, body, Vec::new());
+    }
+    // The same bytes as a body of one of the requests that there are.
+    let mut input = Input::new(bytes);
+    let route_to = &ROUTES[usize::from(input.u8()) % ROUTES.len()];
+    let path = format!("{PREFIX}{}", route_to.path);
+    let body = input.bytes(bytes.len());
+    let _ = route(route_to.method, &path, body, Vec::new());
+});

@@ -1,0 +1,77 @@
+//! Configuration space, BAR and ports of a virtio function, up to a device that runs.
+
+#![no_main]
+
+use std::sync::Arc;
+
+use devices::{
+    pci::{BarIndex, Bdf},
+    testing::Rig,
+    thread::Unconfined,
+    virtio::{
+        pci::VirtioPciFunction,
+        rng::{Options, Rng},
+    },
+};
+use gantry_fuzz::input::Input;
+use libfuzzer_sys::fuzz_target;
+
+fn step(rig: &Rig, bdf: Bdf, input: &mut Input) {
+    let kind = input.u8();
+    let len = [1, 2, 4, 8][usize::from(kind >> 4) % 4];
+    let mut data = [0; 8];
+    match kind & 0xf {
+        0..=3 => {
+            let offset = input.u16() % 4096;
+            let written = input.bytes(len);
+            rig.config_write(bdf, offset, written);
+            rig.config_read_bytes(bdf, offset, &mut data[..len]);
+        }
+        4 => {
+            let offset = input.u16() % 256;
+            rig.config_read_bytes(bdf, offset, &mut data[..len]);
+        }
+        5 => rig.enable(bdf, kind & 0x40 != 0),
+        6 => rig.set_bar64(bdf, BarIndex::ZERO, input.u64()),
+        // The configuration ports.
+        7 => {
+            let port = 0xcf8 + u64::from(input.u8() % 8);
+            rig.pio.write(port, input.bytes(len));
+            rig.pio.read(port, &mut data[..len]);
+        }
+        // Any address at all.
+        8 => {
+            let address = input.u64();
+            rig.write(address, input.bytes(len));
+            rig.mmio.read(address, &mut data[..len]);
+        }
+        // The BAR, wherever it is: mostly the common configuration.
+        _ => {
+            let offset = match input.u8() {
+                short @ 0..=127 => u64::from(short),
+                _ => u64::from(input.u16()),
+            };
+            let address = rig.bar64(bdf, BarIndex::ZERO).wrapping_add(offset);
+            rig.write(address, input.bytes(len));
+            rig.mmio.read(address, &mut data[..len]);
+        }
+    }
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    let rig = Rig::new();
+    let options = Options {
+        thread_name: "_rng0".to_owned(),
+        source: "/dev/zero".into(),
+    };
+    let rng = Rng::new(options, Arc::new(Unconfined)).expect("/dev/zero is there");
+    let function = VirtioPciFunction::new(Box::new(rng), rig.resources())
+        .expect("one queue of 256 is possible");
+    let bdf = rig.plug(function);
+    rig.enable(bdf, true);
+    let mut input = Input::new(bytes);
+    while !input.is_empty() {
+        step(&rig, bdf, &mut input);
+    }
+    rig.segment.unplug(bdf).expect("it is where it was plugged");
+});

@@ -1,0 +1,26 @@
+//! Queue of the memory device.
+
+#![no_main]
+
+use std::sync::Arc;
+
+use devices::{
+    testing::simple::Guest,
+    thread::Unconfined,
+    virtio::mem::{BLOCK, Mem, Options},
+};
+use gantry_fuzz::driver::drive;
+use libfuzzer_sys::fuzz_target;
+use vm_memory::GuestAddress;
+
+fuzz_target!(|bytes: &[u8]| {
+    let options = Options {
+        thread_name: "_mem0".to_owned(),
+        address: GuestAddress(4 * BLOCK),
+        // Short of where the queues are.
+        len: 4 * BLOCK,
+        requested: 3 * BLOCK,
+    };
+    let mut device = Mem::new(options, Arc::new(Unconfined)).expect("the region is made of blocks");
+    drive(&Guest::new(), &mut device, bytes);
+});

@@ -1,0 +1,146 @@
+//! Trying at random what guests, clients and files may do.
+
+use std::{path::PathBuf, process::Command};
+
+use anyhow::{Context, Result, bail};
+use gantry_tests::rig::{Cache, packages};
+
+use crate::{
+    programs::{cargo, root},
+    progress::Step,
+};
+
+/// Longest input in bytes: a few dozen steps of a driver, or a configuration.
+const MAX_LEN: u32 = 4096;
+/// Seconds after which one input counts as a hang.
+const HANG: u32 = 20;
+
+/// Options of `cargo xtask fuzz`.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Seconds for each target.
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
+    seconds: u32,
+    /// The targets; all of them by default.
+    targets: Vec<String>,
+}
+
+/// Runs the targets one after the other. What they find stays in `fuzz/artifacts`, the inputs
+/// that led further in `fuzz/corpus`.
+pub fn run(options: &Options) -> Result<()> {
+    let known = targets()?;
+    if let Some(unknown) = options.targets.iter().find(|name| !known.contains(name)) {
+        bail!(
+            "there is no fuzz target {unknown:?}; there are: {}",
+            known.join(", ")
+        );
+    }
+    let chosen = if options.targets.is_empty() {
+        &known
+    } else {
+        &options.targets
+    };
+    let fuzz = fuzzer()?;
+    let step = Step::new("building the fuzz targets, with sanitizers");
+    let built = command(&fuzz, "build").output()?;
+    drop(step);
+    if !built.status.success() {
+        eprint!("{}", String::from_utf8_lossy(&built.stderr));
+        bail!("the fuzz targets do not build: see the errors above");
+    }
+    let mut failed = Vec::new();
+    for target in chosen {
+        let step = Step::new(format!("fuzz {target} for {} s", options.seconds));
+        let output = command(&fuzz, "run")
+            .arg(target)
+            .arg("--")
+            .arg(format!("-max_total_time={}", options.seconds))
+            .arg(format!("-max_len={MAX_LEN}"))
+            .arg(format!("-timeout={HANG}"))
+            .arg("-print_final_stats=1")
+            .output()?;
+        drop(step);
+        let log = String::from_utf8_lossy(&output.stderr);
+        if output.status.success() {
+            let tried = log
+                .lines()
+                .find_map(|line| line.strip_prefix("stat::number_of_executed_units:"))
+                .map_or("?", str::trim);
+            println!("fuzz {target} ... ok ({tried} inputs)");
+        } else {
+            println!("fuzz {target} ... FAILED");
+            let lines: Vec<_> = log.lines().collect();
+            for line in &lines[lines.len().saturating_sub(40)..] {
+                println!("    {line}");
+            }
+            failed.push(target.as_str());
+        }
+    }
+    println!(
+        "{} of {} fuzz targets without a finding",
+        chosen.len() - failed.len(),
+        chosen.len()
+    );
+    if failed.is_empty() {
+        return Ok(());
+    }
+    bail!(
+        "findings in {}: their inputs are in fuzz/artifacts; to see one again, give it to \
+         `RUSTC_BOOTSTRAP=1 {} fuzz run TARGET INPUT`",
+        failed.join(", "),
+        fuzz.display()
+    )
+}
+
+/// The targets by name: the files in `fuzz/targets`.
+fn targets() -> Result<Vec<String>> {
+    let dir = root().join("fuzz/targets");
+    let entries =
+        std::fs::read_dir(&dir).with_context(|| format!("cannot list {}", dir.display()))?;
+    let mut names: Vec<_> = entries
+        .filter_map(Result::ok)
+        .filter_map(|entry| Some(entry.path().file_stem()?.to_str()?.to_owned()))
+        .collect();
+    names.sort();
+    Ok(names)
+}
+
+fn command(fuzz: &PathBuf, action: &str) -> Command {
+    let mut command = Command::new(fuzz);
+    command
+        .args(["fuzz", action, "--fuzz-dir", "fuzz"])
+        .current_dir(root())
+        // Sanitizers are unstable; this way they come with the compiler that builds the rest.
+        .env("RUSTC_BOOTSTRAP", "1");
+    command
+}
+
+/// `cargo-fuzz`, built once and kept in the cache.
+fn fuzzer() -> Result<PathBuf> {
+    let tools = Cache::open()?.dir.join("tools");
+    let fuzz = tools.join("bin/cargo-fuzz");
+    if !fuzz.exists() {
+        let step = Step::new("building cargo-fuzz (once)");
+        std::fs::create_dir_all(&tools)?;
+        let mut install = cargo();
+        install
+            .args([
+                "install",
+                "--quiet",
+                "--locked",
+                "--debug",
+                "cargo-fuzz",
+                "--root",
+            ])
+            .arg(&tools)
+            // It is no part of this workspace, and its profile is about build time.
+            .current_dir(tools.parent().unwrap_or(&tools))
+            .env("CARGO_PROFILE_DEV_DEBUG", "false")
+            .env("CARGO_TARGET_DIR", tools.join("fuzz-target"));
+        packages::run(&mut install).context("cannot build cargo-fuzz: check the network")?;
+        // Only what was installed is needed.
+        let _ = std::fs::remove_dir_all(tools.join("fuzz-target"));
+        step.finish();
+    }
+    Ok(fuzz)
+}
