@@ -7,22 +7,17 @@ use serde::{Deserialize, Serialize};
 
 const MARKER: &str = "@gantry@";
 
-/// Stands for the demonstration among the names of scenarios.
+/// The order to show the demonstration, instead of the name of a scenario.
 pub const DEMO: &str = "--demo";
 
-/// Stands for the measurements among the names of scenarios.
+/// The order to measure, instead of the name of a scenario.
 pub const BENCH: &str = "--bench";
 
 /// What L1 tells the host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Report {
-    /// L1 is up and the runner has started.
+    /// L1 is up and the runner takes orders.
     Ready,
-    /// A scenario starts.
-    Started {
-        /// Its name.
-        name: String,
-    },
     /// A scenario is over.
     Finished {
         /// Its name.
@@ -32,7 +27,7 @@ pub enum Report {
         /// Seconds that it took.
         seconds: f64,
     },
-    /// A line of a log of the scenario that just failed.
+    /// A line of a log of the scenario that is about to be reported as failed.
     Log {
         /// Where it comes from.
         file: String,
@@ -41,8 +36,6 @@ pub enum Report {
     },
     /// A line for people.
     Note(String),
-    /// All scenarios are over.
-    Done,
 }
 
 /// How a scenario ended.

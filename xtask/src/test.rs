@@ -272,7 +272,7 @@ fn nested(options: &Options, count: &mut Count) -> Result<()> {
         images,
         logs: target().join("rig-logs"),
     };
-    eprintln!("booting L1 (QEMU, emulated AMD-V) for the nested scenarios ...");
+    eprintln!("booting L1s (QEMU, emulated AMD-V) for the nested scenarios ...");
     rig.run(
         &options.words,
         |ScenarioResult {

@@ -1,14 +1,21 @@
 //! Runs scenarios in L1, and is the agent in L2.
+//!
+//! - `runner serve PORT` reads orders from a serial port, a line each, and reports there.
+//! - `runner scenario NAME PORT` is started by it for each scenario: a scenario that hangs or dies
+//!   takes nothing else with it.
 
 use std::{
     fs,
-    io::Write,
+    io::{BufRead, BufReader, Write},
+    os::unix::process::CommandExt,
     panic,
     path::Path,
-    sync::{Arc, Mutex},
-    time::Instant,
+    process::{Child, Command, ExitStatus},
+    thread,
+    time::{Duration, Instant},
 };
 
+use anyhow::{Context as _, Result, bail};
 use gantry_tests::{
     agent,
     report::{BENCH, DEMO, Outcome, Report},
@@ -18,59 +25,143 @@ use gantry_tests::{
 /// Longest log that is sent to the host, in lines from the end.
 const LOG_LINES: usize = 400;
 
-fn main() -> anyhow::Result<()> {
+/// Longest time of a scenario; the slowest takes a quarter of it on an idle host.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// Folder of the running scenario.
+const DIR: &str = "/tmp/scenario";
+
+fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().collect();
     if args.first().is_some_and(|name| name.ends_with("agent")) {
         return agent::run(&args[1..]);
     }
-    // `runner PORT FILE`: reports go to PORT; the scenarios that FILE names run, a line each.
-    let port = args.get(1).map_or("/dev/stdout", String::as_str);
-    let names = match args.get(2) {
-        Some(file) => fs::read_to_string(file)?,
-        None => String::new(),
-    };
-    let names: Vec<&str> = names.lines().collect();
-    let out = Arc::new(Mutex::new(fs::File::options().write(true).open(port)?));
-    let report = |report: &Report| {
-        let mut out = out
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        // Without a host there is nobody to complain to.
-        let _ = writeln!(out, "{}", report.to_line());
-    };
-    report(&Report::Ready);
-    if names == [DEMO] || names == [BENCH] {
-        let result = if names == [DEMO] {
-            demo(&report)
-        } else {
-            bench(&report)
-        };
-        let outcome = match result {
-            Ok(()) => Outcome::Passed,
-            Err(error) => Outcome::Failed(error.chain().map(ToString::to_string).collect()),
-        };
-        report(&Report::Finished {
-            name: DEMO.to_owned(),
-            outcome,
-            seconds: 0.0,
-        });
-        report(&Report::Done);
-        return Ok(());
+    let args: Vec<&str> = args.iter().skip(1).map(String::as_str).collect();
+    match args[..] {
+        ["serve", port] => serve(port),
+        ["scenario", name, port] => scenario(name, &mut Port::open(port)?),
+        _ => bail!("usage: runner serve PORT, or runner scenario NAME PORT"),
     }
-    for scenario in scenarios::all() {
-        if names.is_empty() || names.contains(&scenario.name) {
-            run(&scenario, &report);
+}
+
+/// Where reports go.
+struct Port(fs::File);
+
+impl Port {
+    fn open(path: &str) -> Result<Self> {
+        let file = fs::File::options().append(true).open(path);
+        Ok(Self(file.with_context(|| format!("cannot open {path}"))?))
+    }
+
+    fn report(&mut self, report: &Report) {
+        // Without a host there is nobody to complain to.
+        let _ = writeln!(self.0, "{}", report.to_line());
+    }
+
+    fn finished(&mut self, name: &str, outcome: Outcome, since: Instant) {
+        self.report(&Report::Finished {
+            name: name.to_owned(),
+            outcome,
+            seconds: since.elapsed().as_secs_f64(),
+        });
+    }
+}
+
+fn serve(port: &str) -> Result<()> {
+    let orders = BufReader::new(fs::File::open(port)?);
+    let mut out = Port::open(port)?;
+    out.report(&Report::Ready);
+    for order in orders.lines() {
+        let order = order?;
+        let start = Instant::now();
+        match order.as_str() {
+            DEMO => {
+                let outcome = outcome(demo(&mut out));
+                out.finished(&order, outcome, start);
+            }
+            BENCH => {
+                let result = gantry_tests::bench::run(|what, figure| {
+                    out.report(&Report::Note(format!("| {what} | {figure} |")));
+                });
+                let outcome = outcome(result);
+                out.finished(&order, outcome, start);
+            }
+            name => {
+                if let Some(why) = supervise(name, port)? {
+                    send_logs(&mut out);
+                    out.finished(name, Outcome::Failed(vec![why]), start);
+                }
+            }
         }
     }
-    report(&Report::Done);
     Ok(())
 }
 
-fn bench(report: &dyn Fn(&Report)) -> anyhow::Result<()> {
-    gantry_tests::bench::run(|what, figure| report(&Report::Note(format!("| {what} | {figure} |"))))
+/// Runs a scenario in a process of its own, which reports by itself; why it did not, if so.
+fn supervise(name: &str, port: &str) -> Result<Option<String>> {
+    // Left over only if an earlier removal failed.
+    let _ = fs::remove_dir_all(DIR);
+    fs::create_dir_all(DIR)?;
+    let mut child = Command::new("/proc/self/exe")
+        .args(["scenario", name, port])
+        .process_group(0)
+        .spawn()?;
+    let ended = wait(&mut child, LIMIT)?;
+    let group = format!("-{}", child.id());
+    let _ = Command::new("kill").args(["-KILL", "--", &group]).output();
+    let why = match ended {
+        Some(status) if status.success() => None,
+        Some(status) => Some(format!("the scenario died: {status}")),
+        None => {
+            child.wait()?;
+            Some(format!("the scenario hung for {} s", LIMIT.as_secs()))
+        }
+    };
+    Ok(why)
 }
 
-fn demo(report: &dyn Fn(&Report)) -> anyhow::Result<()> {
+/// Waits for a process, for a limited time.
+fn wait(child: &mut Child, limit: Duration) -> Result<Option<ExitStatus>> {
+    let start = Instant::now();
+    while start.elapsed() < limit {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    Ok(None)
+}
+
+fn scenario(name: &str, out: &mut Port) -> Result<()> {
+    let start = Instant::now();
+    let Some(Scenario { run, .. }) = scenarios::all().into_iter().find(|s| s.name == name) else {
+        bail!("there is no scenario {name:?}");
+    };
+    let context = Context { dir: DIR.into() };
+    let result = panic::catch_unwind(panic::AssertUnwindSafe(|| run(&context)));
+    let outcome = result.map_or_else(
+        |_| Outcome::Failed(vec!["the scenario panicked".to_owned()]),
+        outcome,
+    );
+    if matches!(outcome, Outcome::Failed(_)) {
+        send_logs(out);
+    }
+    out.finished(name, outcome, start);
+    // Mounts of a scenario go first.
+    let _ = Command::new("/bin/sh")
+        .args(["-c", &format!("umount {DIR}/* 2>/dev/null")])
+        .status();
+    Ok(())
+}
+
+fn outcome(result: Result<()>) -> Outcome {
+    match result {
+        Ok(()) => Outcome::Passed,
+        Err(error) => Outcome::Failed(error.chain().map(ToString::to_string).collect()),
+    }
+}
+
+fn demo(out: &mut Port) -> Result<()> {
     let disk = Path::new("/tmp/demo.raw");
     fs::File::create(disk)?.set_len(64 << 20)?;
     let parts = gantry_tests::demo::Parts {
@@ -79,49 +170,14 @@ fn demo(report: &dyn Fn(&Report)) -> anyhow::Result<()> {
         initramfs: Path::new(gantry_tests::gantry::INITRAMFS),
         disk,
     };
-    let proven = gantry_tests::demo::run(&parts, |line| report(&Report::Note(line.to_owned())))?;
-    report(&Report::Note(proven));
+    let proven =
+        gantry_tests::demo::run(&parts, |line| out.report(&Report::Note(line.to_owned())))?;
+    out.report(&Report::Note(proven));
     Ok(())
 }
 
-fn run(scenario: &Scenario, report: &dyn Fn(&Report)) {
-    let name = scenario.name.to_owned();
-    report(&Report::Started { name: name.clone() });
-    let dir = Path::new("/tmp/scenario");
-    // Left over only if an earlier removal failed.
-    let _ = fs::remove_dir_all(dir);
-    let start = Instant::now();
-    let outcome = match fs::create_dir_all(dir) {
-        Err(error) => Outcome::Failed(vec![format!("cannot create {}: {error}", dir.display())]),
-        Ok(()) => {
-            let context = Context {
-                dir: dir.to_owned(),
-            };
-            let result = panic::catch_unwind(panic::AssertUnwindSafe(|| (scenario.run)(&context)));
-            match result {
-                Ok(Ok(())) => Outcome::Passed,
-                Ok(Err(error)) => Outcome::Failed(error.chain().map(ToString::to_string).collect()),
-                Err(_) => Outcome::Failed(vec!["the scenario panicked".to_owned()]),
-            }
-        }
-    };
-    if matches!(outcome, Outcome::Failed(_)) {
-        send_logs(dir, report);
-    }
-    let seconds = start.elapsed().as_secs_f64();
-    report(&Report::Finished {
-        name,
-        outcome,
-        seconds,
-    });
-    // Mounts of a scenario go first.
-    let _ = std::process::Command::new("/bin/sh")
-        .args(["-c", "umount /tmp/scenario/* 2>/dev/null"])
-        .status();
-    let _ = fs::remove_dir_all(dir);
-}
-
-fn send_logs(dir: &Path, report: &dyn Fn(&Report)) {
+fn send_logs(out: &mut Port) {
+    let dir = Path::new(DIR);
     let mut logs = vec![dir.join("gantry.log")];
     logs.extend(["restored", "second", "again"].map(|sub| dir.join(sub).join("gantry.log")));
     for path in logs {
@@ -130,7 +186,7 @@ fn send_logs(dir: &Path, report: &dyn Fn(&Report)) {
         };
         let lines: Vec<_> = text.lines().collect();
         for line in &lines[lines.len().saturating_sub(LOG_LINES)..] {
-            report(&Report::Log {
+            out.report(&Report::Log {
                 file: path.display().to_string(),
                 line: (*line).to_owned(),
             });
@@ -138,7 +194,7 @@ fn send_logs(dir: &Path, report: &dyn Fn(&Report)) {
     }
     let dmesg = gantry_tests::net::sh("dmesg | tail -n 15").unwrap_or_default();
     for line in dmesg.lines() {
-        report(&Report::Log {
+        out.report(&Report::Log {
             file: "L1 kernel".to_owned(),
             line: line.to_owned(),
         });

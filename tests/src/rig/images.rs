@@ -179,12 +179,12 @@ mount -t securityfs sec /sys/kernel/security 2>/dev/null
 for m in {loaded}; do insmod /modules/$m.ko; done
 mkdir -p /dev/net; [ -e /dev/net/tun ] || mknod /dev/net/tun c 10 200
 ulimit -n 4096
-/bin/runner /dev/ttyS1 /names
+stty -F /dev/ttyS1 raw -echo
+/bin/runner serve /dev/ttyS1
 poweroff -f
 "
     );
     script(&root.join("init"), &init)?;
-    fs::write(root.join("names"), "")?;
     pack(root, archive)
 }
 
@@ -321,18 +321,4 @@ pub fn pack(root: &Path, archive: &Path) -> Result<()> {
         std::path::absolute(archive)?.display()
     );
     run(Command::new("sh").args(["-c", &command]))
-}
-
-/// A small archive with the names of the scenarios to run, to be appended to L1's: the kernel
-/// unpacks one after the other.
-pub fn names_archive(names: &[String], work: &Path) -> Result<Vec<u8>> {
-    let root = work.join("names-root");
-    if root.exists() {
-        fs::remove_dir_all(&root)?;
-    }
-    fs::create_dir_all(&root)?;
-    fs::write(root.join("names"), names.join("\n"))?;
-    let archive = work.join("names.cpio.gz");
-    pack(&root, &archive)?;
-    Ok(fs::read(archive)?)
 }

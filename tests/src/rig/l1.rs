@@ -1,10 +1,13 @@
 //! L1: Debian's kernel in QEMU, on an emulated processor with AMD-V.
+//!
+//! One processor each: QEMU's emulation loses a second one now and then, and two machines side by
+//! side use two cores better than one machine with two processors.
 
 use std::{
     fs,
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Write},
     path::PathBuf,
-    process::{Child, Command, Stdio},
+    process::{Child, ChildStdin, Command, Stdio},
     sync::mpsc,
     thread,
     time::Duration,
@@ -12,12 +15,13 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use super::images::{Images, names_archive};
+use super::images::Images;
 use crate::report::Report;
 
 /// A running L1.
 pub struct L1 {
     qemu: Child,
+    orders: ChildStdin,
     lines: mpsc::Receiver<String>,
     console: PathBuf,
 }
@@ -31,14 +35,10 @@ pub enum Line {
 }
 
 impl L1 {
-    /// Boots L1, which runs the scenarios of these names and powers off.
-    pub fn boot(images: &Images, names: &[String]) -> Result<Self> {
+    /// Boots the L1 of this number, which tells its console's file from those of others.
+    pub fn boot(images: &Images, number: usize) -> Result<Self> {
         let work = images.l1.parent().context("images are in no folder")?;
-        let initramfs = work.join("l1-run.cpio.gz");
-        let mut bytes = fs::read(&images.l1)?;
-        bytes.extend(names_archive(names, work)?);
-        fs::write(&initramfs, bytes)?;
-        let console = work.join("l1-console.log");
+        let console = work.join(format!("l1-{number}-console.log"));
         let mut qemu = Command::new("qemu-system-x86_64")
             .args([
                 "-machine",
@@ -46,7 +46,7 @@ impl L1 {
                 "-accel",
                 "tcg,thread=multi",
             ])
-            .args(["-cpu", "max", "-smp", "2", "-m", "4096"])
+            .args(["-cpu", "max", "-smp", "1", "-m", "3072"])
             .args([
                 "-nodefaults",
                 "-no-user-config",
@@ -60,17 +60,18 @@ impl L1 {
             .arg("-kernel")
             .arg(&images.kernel.image)
             .arg("-initrd")
-            .arg(&initramfs)
+            .arg(&images.l1)
             .args([
                 "-append",
                 "console=ttyS0 panic=-1 mitigations=off quiet lsm=landlock",
             ])
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::inherit())
             .spawn()
             .context("cannot start qemu-system-x86_64")?;
         let stdout = qemu.stdout.take().context("QEMU has no output")?;
+        let orders = qemu.stdin.take().context("QEMU has no input")?;
         let (sender, lines) = mpsc::channel();
         thread::spawn(move || {
             let mut reader = BufReader::new(stdout);
@@ -90,9 +91,17 @@ impl L1 {
         });
         Ok(Self {
             qemu,
+            orders,
             lines,
             console,
         })
+    }
+
+    /// Has the runner do something: a scenario by name, [`DEMO`](crate::report::DEMO) or
+    /// [`BENCH`](crate::report::BENCH). It takes orders after it has said that it is ready or that
+    /// the last one is finished.
+    pub fn order(&mut self, what: &str) -> Result<()> {
+        writeln!(self.orders, "{what}").context("L1 takes no orders")
     }
 
     /// The next report, after at most `silence` without any.

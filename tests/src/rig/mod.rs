@@ -8,7 +8,13 @@ pub mod images;
 pub mod l1;
 pub mod packages;
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    collections::VecDeque,
+    path::PathBuf,
+    sync::{Mutex, PoisonError, mpsc},
+    thread,
+    time::Duration,
+};
 
 use anyhow::{Result, bail};
 
@@ -18,8 +24,11 @@ pub use packages::Cache;
 
 use crate::report::{Outcome, Report};
 
-/// Longest silence of L1: no scenario waits that long for anything.
-const SILENCE: Duration = Duration::from_secs(100);
+/// Longest silence of L1: the runner ends a scenario that takes longer than 120 s.
+const SILENCE: Duration = Duration::from_secs(150);
+
+/// L1s side by side, if the host has that many cores.
+const L1S: usize = 2;
 
 /// Everything that is needed to boot L1.
 pub struct Rig {
@@ -42,50 +51,50 @@ pub struct ScenarioResult {
 }
 
 impl Rig {
-    /// Runs the scenarios whose names contain any of `words` (all, without words) and hands each
-    /// result to `each` as it comes. If L1 itself dies, the scenario that ran then is tried once
-    /// more in a fresh L1, with those that are left.
+    /// Runs the scenarios whose names contain any of `words` (all, without words), several L1s side
+    /// by side, and hands each result to `each` as it comes.
     pub fn run(&self, words: &[String], mut each: impl FnMut(ScenarioResult)) -> Result<()> {
-        let mut names: Vec<String> = crate::scenarios::all()
+        let names: VecDeque<String> = crate::scenarios::all()
             .iter()
             .map(|scenario| scenario.name.to_owned())
             .filter(|name| words.is_empty() || words.iter().any(|word| name.contains(word)))
             .collect();
-        let mut tried_again = None;
-        while !names.is_empty() {
-            let Some(died_in) = self.run_once(&mut names, &mut each)? else {
-                break;
-            };
-            let again = tried_again.as_ref() != Some(&died_in.name);
-            if again {
-                eprintln!(
-                    "L1 died in {:?}; it is tried once more in a fresh one",
-                    died_in.name
-                );
-                tried_again = Some(died_in.name);
-            } else {
-                names.retain(|name| *name != died_in.name);
-                each(died_in);
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let side_by_side = L1S.min(cores).min(names.len());
+        let queue = Mutex::new(names);
+        thread::scope(|scope| {
+            let (sender, results) = mpsc::channel();
+            let workers: Vec<_> = (0..side_by_side)
+                .map(|number| {
+                    let (sender, queue) = (sender.clone(), &queue);
+                    scope.spawn(move || self.work(number, queue, &sender))
+                })
+                .collect();
+            drop(sender);
+            results.iter().for_each(&mut each);
+            for worker in workers {
+                match worker.join() {
+                    Ok(result) => result?,
+                    Err(panic) => std::panic::resume_unwind(panic),
+                }
             }
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     /// Has the runner do something other than scenarios (the demonstration, the measurements) and
     /// hands on every line of it.
     pub fn show(&self, what: &str, mut show: impl FnMut(&str)) -> Result<()> {
-        let mut l1 = L1::boot(&self.images, &[what.to_owned()])?;
+        let mut l1 = L1::boot(&self.images, 0)?;
         loop {
             match l1.next(SILENCE)? {
+                Line::Report(Report::Ready) => l1.order(what)?,
                 Line::Report(Report::Note(line)) => show(&line),
-                Line::Report(Report::Finished {
-                    outcome: Outcome::Failed(chain),
-                    ..
-                }) => {
-                    bail!("{what} failed: {}", chain.join(": "))
-                }
-                Line::Report(Report::Done) => return Ok(()),
-                Line::Report(_) => {}
+                Line::Report(Report::Finished { outcome, .. }) => match outcome {
+                    Outcome::Failed(chain) => bail!("{what} failed: {}", chain.join(": ")),
+                    Outcome::Passed | Outcome::Skipped(_) => return Ok(()),
+                },
+                Line::Report(Report::Log { .. }) => {}
                 Line::Dead(why) => {
                     bail!("L1 died: {why}\n{}", l1.console_tail().join("\n"))
                 }
@@ -93,57 +102,75 @@ impl Rig {
         }
     }
 
-    /// One boot of L1. Takes finished scenarios out of `names`; the scenario in which L1 died, if
-    /// it did.
-    fn run_once(
+    /// Takes scenarios from the queue and runs them in an L1. If L1 itself dies, the scenario that
+    /// ran then is tried once more in a fresh L1.
+    fn work(
         &self,
-        names: &mut Vec<String>,
-        each: &mut impl FnMut(ScenarioResult),
-    ) -> Result<Option<ScenarioResult>> {
-        let mut l1 = L1::boot(&self.images, names)?;
-        let mut running: Option<String> = None;
+        number: usize,
+        queue: &Mutex<VecDeque<String>>,
+        results: &mpsc::Sender<ScenarioResult>,
+    ) -> Result<()> {
+        let next = || {
+            let mut queue = queue.lock().unwrap_or_else(PoisonError::into_inner);
+            queue.pop_front()
+        };
+        let mut l1 = None;
+        while let Some(name) = next() {
+            let mut result = self.scenario(number, &mut l1, &name)?;
+            if l1.is_none() {
+                eprintln!("L1 died in {name:?}; it is tried once more in a fresh one");
+                result = self.scenario(number, &mut l1, &name)?;
+            }
+            // The receiver lives as long as this thread's scope.
+            let _ = results.send(result);
+        }
+        Ok(())
+    }
+
+    /// Runs a scenario in the L1 that is there, or in a new one. `l1` is empty afterwards if that
+    /// died.
+    fn scenario(&self, number: usize, l1: &mut Option<L1>, name: &str) -> Result<ScenarioResult> {
+        let is_new = l1.is_none();
+        let mut running = match l1.take() {
+            Some(l1) => l1,
+            None => L1::boot(&self.images, number)?,
+        };
+        if !is_new {
+            running.order(name)?;
+        }
         let mut log = Vec::new();
         loop {
-            match l1.next(SILENCE)? {
-                Line::Report(Report::Started { name }) => {
-                    log.clear();
-                    running = Some(name);
+            let (outcome, seconds) = match running.next(SILENCE)? {
+                Line::Report(Report::Ready) => {
+                    running.order(name)?;
+                    continue;
                 }
-                Line::Report(Report::Log { file, line }) => log.push(format!("{file}: {line}")),
+                Line::Report(Report::Log { file, line }) => {
+                    log.push(format!("{file}: {line}"));
+                    continue;
+                }
+                Line::Report(Report::Note(text)) => {
+                    eprintln!("{text}");
+                    continue;
+                }
                 Line::Report(Report::Finished {
-                    name,
-                    outcome,
-                    seconds,
+                    outcome, seconds, ..
                 }) => {
-                    names.retain(|other| *other != name);
-                    running = None;
-                    let log = std::mem::take(&mut log);
-                    self.keep_log(&name, &log)?;
-                    each(ScenarioResult {
-                        name,
-                        outcome,
-                        seconds,
-                        log,
-                    });
+                    *l1 = Some(running);
+                    (outcome, seconds)
                 }
-                Line::Report(Report::Note(text)) => eprintln!("{text}"),
-                Line::Report(Report::Ready) => {}
-                Line::Report(Report::Done) => return Ok(None),
                 Line::Dead(why) => {
-                    let name = running
-                        .or_else(|| names.first().cloned())
-                        .unwrap_or_default();
-                    let outcome = Outcome::Failed(vec![format!("L1 died: {why}")]);
-                    let log = l1.console_tail();
-                    self.keep_log(&name, &log)?;
-                    return Ok(Some(ScenarioResult {
-                        name,
-                        outcome,
-                        seconds: 0.0,
-                        log,
-                    }));
+                    log.extend(running.console_tail());
+                    (Outcome::Failed(vec![format!("L1 died: {why}")]), 0.0)
                 }
-            }
+            };
+            self.keep_log(name, &log)?;
+            return Ok(ScenarioResult {
+                name: name.to_owned(),
+                outcome,
+                seconds,
+                log,
+            });
         }
     }
 
