@@ -119,18 +119,19 @@ fn run(cli: Cli, started: Instant) -> Result<ExitCode, Error> {
         (None, Some(restore)) => Start::Restore(restore),
         (None, None) => Start::Wait,
     };
+    let filters = Filters::new(cli.seccomp)?;
     let (sender, receiver) = api::channel().map_err(Error::Api)?;
     let server = match &cli.api_socket {
         None => None,
         Some(socket) => {
             let listener = Listener::open(socket)?;
-            let spawner = Spawner::new(Filters::new(cli.seccomp)?).map_err(Error::Api)?;
+            let spawner = Spawner::new(filters.clone()).map_err(Error::Api)?;
             Some(Server::start(listener, sender, &spawner).map_err(Error::Api)?)
         }
     };
     let options = StartOptions {
         start,
-        seccomp: cli.seccomp,
+        filters,
         started,
     };
     let result = control::run(options, receiver, monitor);

@@ -29,7 +29,7 @@ use crate::{
     cpu::CpuEvent,
     events::EventMonitor,
     machine::events::{self, EventReceiver, EventSender, MachineEvent},
-    seccomp::Enforcement,
+    seccomp::Filters,
 };
 
 /// What to do before the first request.
@@ -45,12 +45,11 @@ pub enum Start {
 }
 
 /// How the loop starts.
-#[derive(Debug)]
 pub struct StartOptions {
     /// What to do first.
     pub start: Start,
     /// How system calls are filtered.
-    pub seccomp: Enforcement,
+    pub filters: Filters,
     /// When the process started.
     pub started: Instant,
 }
@@ -105,7 +104,7 @@ pub struct Control {
     sender: EventSender,
     receiver: EventReceiver,
     signals: OwnedFd,
-    seccomp: Enforcement,
+    filters: Filters,
     started: Instant,
     exit: Option<ExitReason>,
 }
@@ -121,7 +120,7 @@ pub fn run(
     hypervisor::install_kick_handler()?;
     let (sender, receiver) = events::queue().map_err(host("create an event queue"))?;
     let signals = signal_fd().map_err(host("listen to signals"))?;
-    crate::seccomp::Filters::new(options.seccomp)?.apply(devices::thread::ThreadRole::Vmm)?;
+    options.filters.apply(devices::thread::ThreadRole::Vmm)?;
     let mut control = Control {
         api: Some(api),
         monitor,
@@ -129,7 +128,7 @@ pub fn run(
         sender,
         receiver,
         signals,
-        seccomp: options.seccomp,
+        filters: options.filters,
         started: options.started,
         exit: None,
     };

@@ -23,7 +23,7 @@ use crate::{
         Machine, consoles, devices::Kind, error::MachineError, host::Host, save::MemorySource,
     },
     metrics::{Metrics, VmMetrics},
-    seccomp::{Filters, Spawner},
+    seccomp::Spawner,
 };
 
 type Answer = Result<Response, ApiError>;
@@ -302,10 +302,9 @@ impl Control {
         let failed = |error: &dyn StdError| {
             ApiError::internal(error).context("cannot prepare the host for a VM")
         };
-        let filters = Filters::new(self.seccomp).map_err(|e| failed(&e))?;
         Ok(Host {
             kvm: hypervisor::Kvm::open().map_err(|e| failed(&e))?,
-            spawner: Arc::new(Spawner::new(filters).map_err(|e| failed(&e))?),
+            spawner: Arc::new(Spawner::new(self.filters.clone()).map_err(|e| failed(&e))?),
             events: self.sender.clone(),
             start: self.started,
         })
