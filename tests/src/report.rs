@@ -10,7 +10,7 @@ const MARKER: &str = "@gantry@";
 /// The order to show the demonstration, instead of the name of a scenario.
 pub const DEMO: &str = "--demo";
 
-/// The order to measure, instead of the name of a scenario.
+/// The order to measure, instead of the name of a scenario. Names of measurements may follow.
 pub const BENCH: &str = "--bench";
 
 /// What L1 tells the host.

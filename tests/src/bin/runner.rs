@@ -79,8 +79,9 @@ fn serve(port: &str) -> Result<()> {
                 let outcome = outcome(demo(&mut out));
                 out.finished(&order, outcome, start);
             }
-            BENCH => {
-                let result = gantry_tests::bench::run(|what, figure| {
+            bench if bench.split(' ').next() == Some(BENCH) => {
+                let names: Vec<_> = bench.split(' ').skip(1).collect();
+                let result = gantry_tests::bench::run(&names, |what, figure| {
                     out.report(&Report::Note(format!("| {what} | {figure} |")));
                 });
                 let outcome = outcome(result);

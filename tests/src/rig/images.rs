@@ -67,13 +67,14 @@ impl Images {
         fs::create_dir_all(work)?;
         let l2 = work.join("l2.cpio.gz");
         build_l2(&kernel, &busybox, &binaries.runner, &work.join("l2"), &l2)?;
+        build_lean(&busybox, &work.join("lean"), &work.join("lean.cpio.gz"))?;
         let l1 = work.join("l1.cpio.gz");
         build_l1(
             cache,
             &kernel,
             &busybox,
             binaries,
-            &l2,
+            work,
             &work.join("l1"),
             &l1,
         )?;
@@ -113,6 +114,22 @@ sleep 1000000
     script(&root.join("init"), &init)?;
     pack(root, archive)
 }
+
+/// The smallest guest whose boot can be measured: says when its init ran, sleeps for a second and
+/// powers off.
+fn build_lean(busybox: &Path, root: &Path, archive: &Path) -> Result<()> {
+    start(root, busybox)?;
+    fs::create_dir_all(root.join("proc"))?;
+    script(&root.join("init"), LEAN)?;
+    pack(root, archive)
+}
+
+const LEAN: &str = "#!/bin/busybox sh
+/bin/busybox mount -t proc proc /proc
+echo init at $(/bin/busybox cut -d' ' -f1 /proc/uptime)
+/bin/busybox sleep 1
+/bin/busybox poweroff -f
+";
 
 /// Shows what the guest has, and powers off.
 const DEMO: &str = "#!/bin/sh
@@ -156,7 +173,7 @@ fn build_l1(
     kernel: &Kernel,
     busybox: &Path,
     binaries: &Binaries,
-    l2: &Path,
+    guests: &Path,
     root: &Path,
     archive: &Path,
 ) -> Result<()> {
@@ -168,7 +185,9 @@ fn build_l1(
     fs::create_dir_all(&images)?;
     fs::copy(&kernel.image, images.join("vmlinuz"))?;
     fs::copy(unpacked_kernel(cache, kernel)?, images.join("vmlinux"))?;
-    fs::copy(l2, images.join("l2.cpio.gz"))?;
+    for guest in ["l2.cpio.gz", "lean.cpio.gz"] {
+        fs::copy(guests.join(guest), images.join(guest))?;
+    }
     run(Command::new("qemu-img")
         .args(["create", "-q", "-f", "qcow2"])
         .arg(images.join("empty.qcow2"))
@@ -187,6 +206,46 @@ poweroff -f
     script(&root.join("init"), &init)?;
     pack(root, archive)
 }
+
+/// L1's initial file system with QEMU and its firmware added, as the other VMM in comparisons.
+pub fn with_qemu(images: &Images) -> Result<Images> {
+    let work = images.l1.parent().context("images are in no folder")?;
+    let root = work.join("qemu");
+    if root.exists() {
+        fs::remove_dir_all(&root)?;
+    }
+    fs::create_dir_all(root.join("bin"))?;
+    let qemu = Path::new("/usr/bin/qemu-system-x86_64");
+    program(qemu, &root, "bin/qemu-system-x86_64")?;
+    let firmware = root.join("firmware");
+    fs::create_dir_all(&firmware)?;
+    for file in QEMU_FIRMWARE.map(Path::new) {
+        let name = file.file_name().context("a folder is no firmware")?;
+        fs::copy(file, firmware.join(name))
+            .with_context(|| format!("QEMU's {} is missing", file.display()))?;
+    }
+    let added = work.join("qemu.cpio.gz");
+    pack(&root, &added)?;
+    // The kernel unpacks one archive after the other.
+    let mut bytes = fs::read(&images.l1)?;
+    bytes.extend(fs::read(added)?);
+    let l1 = work.join("l1-qemu.cpio.gz");
+    fs::write(&l1, bytes)?;
+    Ok(Images {
+        kernel: images.kernel.clone(),
+        l1,
+        l2: images.l2.clone(),
+    })
+}
+
+/// What QEMU loads for a guest without disks, cards and screen.
+const QEMU_FIRMWARE: [&str; 5] = [
+    "/usr/share/seabios/bios-256k.bin",
+    "/usr/share/qemu/bios-microvm.bin",
+    "/usr/share/qemu/linuxboot_dma.bin",
+    "/usr/share/qemu/pvh.bin",
+    "/usr/share/qemu/kvmvapic.bin",
+];
 
 /// Debian's kernel without its compression, as an ELF file with a PVH entry.
 fn unpacked_kernel(cache: &Cache, kernel: &Kernel) -> Result<PathBuf> {
