@@ -13,7 +13,7 @@
 //!
 //! - [`rig`]: on the host: packages, images, booting L1, collecting results.
 //! - [`scenarios`]: what is tested, one file per topic; runs in L1.
-//! - [`gantry`], [`guest`], [`http`], [`net`]: what scenarios are written with.
+//! - [`gantry`], [`guest`], [`hijack`], [`http`], [`net`]: what scenarios are written with.
 //! - [`agent`]: what runs in L2 besides busybox; [`demo`]: the demonstration;
 //!   [`bench`]: measurements.
 
@@ -27,6 +27,7 @@ pub mod bench;
 pub mod demo;
 pub mod gantry;
 pub mod guest;
+pub mod hijack;
 pub mod http;
 pub mod net;
 pub mod report;

@@ -1,12 +1,12 @@
 //! The process: confinement, idleness, and what it leaves behind.
 
-use std::{fs, time::Duration};
+use std::{fs, os::unix::process::ExitStatusExt, time::Duration};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 
 use super::{Context, Entry, disks::image};
-use crate::{gantry::Gantry, net::sh};
+use crate::{gantry::Gantry, hijack, net::sh};
 
 pub const SCENARIOS: &[Entry] = &[
     (
@@ -14,6 +14,10 @@ pub const SCENARIOS: &[Entry] = &[
         killed,
     ),
     ("process: every thread is confined by seccomp", seccomp),
+    (
+        "process: a forbidden system call on any of its threads ends it",
+        forbidden_call,
+    ),
     ("process: Landlock keeps it from other files", landlock),
     ("process: an idle guest costs next to nothing", idle),
     (
@@ -41,12 +45,36 @@ fn killed(context: &Context) -> Result<()> {
     Ok(())
 }
 
-fn threads(gantry: &Gantry) -> Result<Vec<(String, String)>> {
+/// A thread of the process under test.
+struct Thread {
+    id: i32,
+    name: String,
+    /// `/proc/.../status`.
+    status: String,
+}
+
+impl Thread {
+    /// How often it gave up the processor by itself, that is: went to sleep.
+    fn sleeps(&self) -> Result<u64> {
+        self.status
+            .lines()
+            .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))
+            .and_then(|count| count.trim().parse().ok())
+            .with_context(|| format!("no count of switches of {}", self.name))
+    }
+}
+
+fn threads(gantry: &Gantry) -> Result<Vec<Thread>> {
     let mut threads = Vec::new();
     for entry in fs::read_dir(format!("/proc/{}/task", gantry.pid()))? {
-        let path = entry?.path();
-        let name = fs::read_to_string(path.join("comm"))?.trim().to_owned();
-        threads.push((name, fs::read_to_string(path.join("status"))?));
+        let entry = entry?;
+        threads.push(Thread {
+            id: entry.file_name().to_string_lossy().parse()?,
+            name: fs::read_to_string(entry.path().join("comm"))?
+                .trim()
+                .to_owned(),
+            status: fs::read_to_string(entry.path().join("status"))?,
+        });
     }
     Ok(threads)
 }
@@ -56,11 +84,38 @@ fn seccomp(context: &Context) -> Result<()> {
     image(&path, 4 << 20)?;
     let more = json!({"disks": [{"path": path, "image_type": "Raw"}]});
     let (gantry, _guest) = Gantry::boot(&context.dir, more)?;
-    for (name, status) in threads(&gantry)? {
+    for thread in threads(&gantry)? {
         // Mode 2: a filter.
         ensure!(
-            status.contains("Seccomp:\t2"),
-            "thread {name} is not confined"
+            thread.status.contains("Seccomp:\t2"),
+            "thread {} is not confined",
+            thread.name
+        );
+    }
+    Ok(())
+}
+
+/// What an attacker who has taken a thread would try first: another program. It happens on
+/// threads of the running process, not on a thread that was made for the test.
+fn forbidden_call(context: &Context) -> Result<()> {
+    for name in ["vcpu0", "_console", "http-server", "main"] {
+        let (mut gantry, _guest) = Gantry::boot(&context.dir, json!({}))?;
+        let all = threads(&gantry)?;
+        let thread = all
+            .iter()
+            .find(|thread| match name {
+                "main" => thread.id.unsigned_abs() == gantry.pid(),
+                name => thread.name.starts_with(name),
+            })
+            .with_context(|| {
+                let names: Vec<_> = all.iter().map(|thread| &thread.name).collect();
+                format!("no thread {name} among {names:?}")
+            })?;
+        hijack::execve(thread.id)?;
+        let status = gantry.wait_exit(Duration::from_secs(5))?;
+        ensure!(
+            status.signal() == Some(libc::SIGSYS),
+            "after execve on {name}, gantry ended with {status}"
         );
     }
     Ok(())
@@ -104,11 +159,21 @@ fn idle(context: &Context) -> Result<()> {
     });
     let (gantry, _guest) = Gantry::boot(&context.dir, more)?;
     std::thread::sleep(Duration::from_secs(2));
-    let before = gantry.cpu_time()?;
+    let (before, start) = (threads(&gantry)?, gantry.cpu_time()?);
     std::thread::sleep(Duration::from_secs(4));
-    let used = gantry.cpu_time()? - before;
+    let (after, used) = (threads(&gantry)?, gantry.cpu_time()? - start);
     // A busy thread would have used four seconds; the guest's own ticks take some in the rig.
     ensure!(used < Duration::from_secs(1), "{used:?} of CPU time in 4 s");
+    // Only a vCPU has reasons of its own to wake up.
+    for thread in after
+        .iter()
+        .filter(|thread| !thread.name.starts_with("vcpu"))
+    {
+        let earlier = before.iter().find(|earlier| earlier.id == thread.id);
+        let earlier = earlier.with_context(|| format!("thread {} is new", thread.name))?;
+        let woken = thread.sleeps()? - earlier.sleeps()?;
+        ensure!(woken <= 4, "{} woke up {woken} times in 4 s", thread.name);
+    }
     Ok(())
 }
 
@@ -123,7 +188,7 @@ fn names(context: &Context) -> Result<()> {
     let (gantry, _guest) = Gantry::boot(&context.dir, more)?;
     let names: Vec<_> = threads(&gantry)?
         .into_iter()
-        .map(|(name, _)| name)
+        .map(|thread| thread.name)
         .collect();
     for prefix in ["vcpu0", "vcpu1", "_disk", "_net", "_rng"] {
         ensure!(
