@@ -28,4 +28,5 @@ pub mod rate_limiter;
 #[cfg(any(test, feature = "test-support"))]
 pub mod testing;
 pub mod thread;
+pub mod throttle;
 pub mod virtio;

@@ -105,6 +105,21 @@ impl TokenBucket {
         true
     }
 
+    /// Nothing is owed, and there is something to spend.
+    fn is_solvent(&mut self, now: Instant) -> bool {
+        self.replenish(now);
+        self.burst > 0 || self.budget > 0
+    }
+
+    /// Takes tokens whether they are there or not.
+    fn charge(&mut self, tokens: u64, now: Instant) {
+        self.replenish(now);
+        let from_burst = self.burst.min(tokens);
+        self.burst -= from_burst;
+        // Stays far above -2^127: each step takes less than 2^64, and there are no 2^63 steps.
+        self.budget -= i128::from(tokens - from_burst);
+    }
+
     fn give_back(&mut self, tokens: u64) {
         self.budget = (self.budget + i128::from(tokens)).min(i128::from(self.size));
     }
@@ -145,20 +160,49 @@ impl RateLimiter {
         let Some(bucket) = self.bucket(kind) else {
             return true;
         };
-        if bucket.take(tokens, now) {
-            return true;
+        bucket.take(tokens, now) || !self.block()
+    }
+
+    /// Whether a request of unknown size may be carried out, which is charged when its size is
+    /// known: all earlier ones are paid for. Otherwise blocks the limiter and returns false.
+    pub fn is_ready(&mut self) -> bool {
+        self.is_ready_at(Instant::now())
+    }
+
+    fn is_ready_at(&mut self, now: Instant) -> bool {
+        if self.blocked {
+            return false;
         }
+        let buckets = [&mut self.bytes, &mut self.ops];
+        let solvent = buckets
+            .into_iter()
+            .flatten()
+            .all(|bucket| bucket.is_solvent(now));
+        solvent || !self.block()
+    }
+
+    /// Takes `tokens` for a request that was carried out, whether they are there or not: a debt
+    /// delays what follows.
+    pub fn charge(&mut self, tokens: u64, kind: TokenType) {
+        self.charge_at(tokens, kind, Instant::now());
+    }
+
+    fn charge_at(&mut self, tokens: u64, kind: TokenType, now: Instant) {
+        if let Some(bucket) = self.bucket(kind) {
+            bucket.charge(tokens, now);
+        }
+    }
+
+    /// Starts the timer; false if that fails.
+    fn block(&mut self) -> bool {
         match self.timer.reset(RETRY, None) {
-            Ok(()) => {
-                self.blocked = true;
-                false
-            }
+            Ok(()) => self.blocked = true,
+            // Without a timer nothing would ever go on.
             Err(error) => {
-                // Without a timer nothing would ever go on.
                 log::error!("rate limit not applied, its timer does not start: {error}");
-                true
             }
         }
+        self.blocked
     }
 
     /// Puts tokens back that were taken for a request that was not carried out.
@@ -272,12 +316,32 @@ mod tests {
     }
 
     #[test]
+    fn what_is_charged_afterwards_delays_the_next_request() {
+        let mut limiter = limiter(1000, None, 1000);
+        let start = limiter.bytes.as_ref().unwrap().updated;
+        let mut ready = |limiter: &mut RateLimiter, millis| {
+            limiter.blocked = false;
+            limiter.is_ready_at(start + Duration::from_millis(millis))
+        };
+        assert!(ready(&mut limiter, 0));
+        limiter.charge_at(1500, TokenType::Bytes, start);
+        assert!(!ready(&mut limiter, 0));
+        assert!(limiter.is_blocked());
+        assert!(!ready(&mut limiter, 500));
+        assert!(ready(&mut limiter, 501));
+        // Operations are not limited here.
+        limiter.charge_at(1 << 40, TokenType::Ops, start);
+        assert!(ready(&mut limiter, 501));
+    }
+
+    #[test]
     fn extreme_numbers_do_not_overflow() {
         let mut limiter = limiter(u64::MAX, Some(u64::MAX), u64::MAX);
         let start = limiter.bytes.as_ref().unwrap().updated;
         for _ in 0..5 {
             consume(&mut limiter, u64::MAX, start + Duration::from_secs(1 << 40));
             limiter.refund(u64::MAX, TokenType::Bytes);
+            limiter.charge_at(u64::MAX, TokenType::Bytes, start);
         }
     }
 

@@ -13,12 +13,12 @@ use super::{
     config::{self, Config, WRITEBACK, has},
     queue::{QueueWorker, Setup},
     shared::{ID_LEN, Shared},
-    throttle::{SharedRateLimiter, Throttle},
 };
 use crate::{
     disk::{AsyncIo, Disk, DiskError, DiskOptions, SECTOR},
     memory::GuestMemory,
     thread::{ThreadRole, ThreadSpawner},
+    throttle::{SharedRateLimiter, Throttle},
     virtio::{
         device::{
             ActivateError, Activation, ActiveQueue, DeviceType, StateError, VirtioDevice,

@@ -18,7 +18,6 @@ mod request;
 mod shared;
 #[cfg(test)]
 mod tests;
-mod throttle;
 
+pub use crate::throttle::SharedRateLimiter;
 pub use device::{Blk, Error, Handle, Options, State};
-pub use throttle::SharedRateLimiter;

@@ -13,11 +13,11 @@ use vmm_sys_util::epoll::EventSet;
 use super::{
     request::{Command, Parser},
     shared::Shared,
-    throttle::Throttle,
 };
 use crate::{
     disk::{AsyncIo, Buffers, Finished, Io, Operation},
     memory::{GuestMemory, GuestRam},
+    throttle::Throttle,
     virtio::{
         device::{ActiveQueue, VirtioInterrupt},
         worker::DeviceWorker,

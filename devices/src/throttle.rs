@@ -1,13 +1,13 @@
 //! A queue's share in a rate limiter.
 //!
-//! A limiter may serve several queues, and several disks (`rate_limit_group`), each in a thread
-//! of its own. Its timer is one descriptor, whose event only one of them would see: so each
+//! A limiter may serve all queues of a device, and several disks (`rate_limit_group`), each queue
+//! in a thread of its own. Its timer is one descriptor, whose event only one of them would see: so each
 //! waiting queue has a timer of its own and looks again when that is over.
 
 use std::{
     io,
     os::fd::{AsRawFd, RawFd},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -15,7 +15,7 @@ use vmm_sys_util::timerfd::TimerFd;
 
 use crate::rate_limiter::{RateLimiter, TokenType};
 
-/// A limiter that any number of queues and disks share.
+/// A limiter that any number of queues and devices share.
 pub type SharedRateLimiter = Arc<Mutex<RateLimiter>>;
 
 /// How long a queue waits before it looks again; not less than the limiter's own timer, which is
@@ -45,18 +45,50 @@ impl Throttle {
         if self.waiting {
             return false;
         }
-        if consume(&self.limiter, bytes) {
-            return true;
+        let admitted = consume(&mut self.limiter(), bytes);
+        admitted || !self.wait()
+    }
+
+    /// Whether an operation of unknown size may go on, which is charged afterwards. If not, the
+    /// timer says when to ask again.
+    pub fn is_ready(&mut self) -> bool {
+        if self.waiting {
+            return false;
         }
+        let ready = self.limiter().is_ready();
+        ready || !self.wait()
+    }
+
+    /// Takes tokens for an operation on `bytes` that was carried out.
+    pub fn charge(&self, bytes: u64) {
+        let mut limiter = self.limiter();
+        limiter.charge(1, TokenType::Ops);
+        limiter.charge(bytes, TokenType::Bytes);
+    }
+
+    /// The limiter, ready to be asked if its time has come.
+    fn limiter(&self) -> MutexGuard<'_, RateLimiter> {
+        let mut limiter = self.limiter.lock().unwrap_or_else(PoisonError::into_inner);
+        // Reading the timer blocks until it has expired.
+        if limiter.is_blocked()
+            && is_readable(limiter.as_raw_fd())
+            && let Err(error) = limiter.handle_event()
+        {
+            log::error!("cannot read a rate limit's timer: {error}");
+        }
+        limiter
+    }
+
+    /// Starts the timer; false if that fails.
+    fn wait(&mut self) -> bool {
         match self.timer.reset(RETRY, None) {
             Ok(()) => self.waiting = true,
+            // Without a timer nothing would ever go on.
             Err(error) => {
-                // Without a timer nothing would ever go on.
                 log::error!("rate limit not applied, its timer does not start: {error}");
-                return true;
             }
         }
-        false
+        self.waiting
     }
 
     /// To be called when the timer is readable.
@@ -85,15 +117,7 @@ impl AsRawFd for Throttle {
     }
 }
 
-fn consume(limiter: &Mutex<RateLimiter>, bytes: u64) -> bool {
-    let mut limiter = limiter.lock().unwrap_or_else(PoisonError::into_inner);
-    // Reading the timer blocks until it has expired.
-    if limiter.is_blocked()
-        && is_readable(limiter.as_raw_fd())
-        && let Err(error) = limiter.handle_event()
-    {
-        log::error!("cannot read a rate limit's timer: {error}");
-    }
+fn consume(limiter: &mut RateLimiter, bytes: u64) -> bool {
     if !limiter.consume(1, TokenType::Ops) {
         return false;
     }
