@@ -1,18 +1,21 @@
 //! The contract between a virtio device and its transport.
 //!
 //! A device is either *inactive* (it owns its backend, the transport owns the queues) or *active*
-//! (its worker owns both). Reset, pause and snapshot are all the same step back to inactive:
+//! (its worker owns both). Reset, pause and snapshot all begin with the step back to inactive:
 //!
 //! ```text
 //!              activate(queues)
 //!   inactive ────────────────────> active
-//!      ^  │ save, restore            │
+//!      ^  │ save, restore, reset     │
 //!      │  └─────                     │
 //!      └──────── deactivate() ───────┘   (in-flight requests finished, queues handed back)
 //! ```
 //!
 //! After a pause or a restore the transport activates the device again with the queues as they
-//! were; after a reset it forgets them.
+//! were: the driver must not notice. When the driver resets the device or the device is
+//! unplugged, the transport forgets the queues and calls [`VirtioDevice::reset`], with which the
+//! device forgets all that it has of this driver. A reboot of the whole machine makes all devices
+//! anew.
 
 use std::{io, sync::Arc};
 
@@ -147,6 +150,12 @@ pub trait VirtioDevice: Send {
     /// Stops serving: finishes what is in flight in bounded time and hands the queues back, in
     /// the order they came. An inactive device returns none.
     fn deactivate(&mut self) -> Vec<ActiveQueue>;
+
+    /// Forgets what this driver has chosen and begun, so that the next one finds the device as a
+    /// new one (virtio 1.2, 2.4): the driver has written 0 to the status, or the device leaves
+    /// the bus. Called while the device is inactive, from a vCPU's thread too: it must neither
+    /// wait nor open files. A device that has nothing to forget says why.
+    fn reset(&mut self);
 
     /// The device's own state, while it is inactive. Queues, features and interrupts are the
     /// transport's to save.

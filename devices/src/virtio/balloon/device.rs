@@ -212,6 +212,11 @@ impl VirtioDevice for Balloon {
             .collect()
     }
 
+    fn reset(&mut self) {
+        // A driver that starts has all of its memory; what it is asked to give up stays.
+        self.shared.actual.store(0, Ordering::SeqCst);
+    }
+
     fn save(&self) -> Result<serde_json::Value, StateError> {
         Ok(serde_json::to_value(State {
             wanted: self.shared.wanted.load(Ordering::SeqCst),

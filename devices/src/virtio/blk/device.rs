@@ -319,6 +319,13 @@ impl VirtioDevice for Blk {
         queues
     }
 
+    fn reset(&mut self) {
+        // As it was made: the driver's choice of cache mode, and news of a size that the next
+        // driver reads anyway.
+        self.shared.set_writeback(true);
+        self.shared.forget_change();
+    }
+
     fn save(&self) -> Result<serde_json::Value, StateError> {
         Ok(serde_json::to_value(State {
             capacity: self.shared.capacity(),

@@ -115,6 +115,12 @@ impl Shared {
         link.tell();
     }
 
+    /// The next driver reads the configuration anyway.
+    pub fn forget_change(&self) {
+        let mut link = self.link.lock().unwrap_or_else(PoisonError::into_inner);
+        link.changed = false;
+    }
+
     /// The offset of `len` bytes from `sector`, if they are whole sectors of the disk.
     pub fn check_extent(&self, sector: u64, len: u64) -> Result<u64, u32> {
         sector

@@ -152,6 +152,11 @@ impl VirtioDevice for Console {
         vec![worker.receive.active, worker.transmit.active]
     }
 
+    fn reset(&mut self) {
+        // What was typed is the user's, not the driver's: the guest's next program reads it, as
+        // with a serial port.
+    }
+
     fn save(&self) -> Result<serde_json::Value, StateError> {
         Ok(serde_json::to_value(State {
             input: self.input.waiting(),

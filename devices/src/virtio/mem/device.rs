@@ -232,6 +232,10 @@ impl VirtioDevice for Mem {
             .collect()
     }
 
+    fn reset(&mut self) {
+        // Plugged blocks stay plugged: the guest's memory outlives its driver.
+    }
+
     fn save(&self) -> Result<serde_json::Value, StateError> {
         Ok(serde_json::to_value(State {
             requested: self.shared.requested.load(Ordering::SeqCst),

@@ -402,6 +402,11 @@ impl VirtioDevice for Net {
         queues
     }
 
+    fn reset(&mut self) {
+        // One pair until the driver asks for more (5.1.6.5.5).
+        self.in_use.store(1, Ordering::SeqCst);
+    }
+
     fn save(&self) -> Result<serde_json::Value, StateError> {
         Ok(serde_json::to_value(State {
             mac: self.mac,

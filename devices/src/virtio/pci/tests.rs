@@ -31,6 +31,7 @@ struct Seen {
     breaks_when_stopped: bool,
     interrupt: Option<Arc<dyn VirtioInterrupt>>,
     activations: usize,
+    resets: usize,
 }
 
 impl Seen {
@@ -90,6 +91,11 @@ impl VirtioDevice for Device {
             worker.join().unwrap();
         }
         std::mem::take(&mut seen.active)
+    }
+    fn reset(&mut self) {
+        let mut seen = self.seen.lock().unwrap();
+        assert!(seen.active.is_empty(), "stopped before it is reset");
+        seen.resets += 1;
     }
     fn save(&self) -> Result<Value, StateError> {
         Ok(json!(self.state))
@@ -253,10 +259,37 @@ fn a_reset_stops_the_device_and_forgets_the_queues() {
     driver.set_status(0);
     assert_eq!(driver.status(), 0);
     assert!(seen.lock().unwrap().active.is_empty());
+    // The driver's first step was a reset as well.
+    assert_eq!(seen.lock().unwrap().resets, 2);
     assert!(rig.doorbells.addresses().is_empty());
     driver.select(0);
     assert_eq!(driver.get(common::QUEUE_ENABLE), [0, 0]);
     assert_eq!(driver.get(common::QUEUE_VECTOR), [0xff, 0xff]);
+}
+
+#[test]
+fn only_a_reset_makes_a_device_forget_its_driver() {
+    let rig = Rig::new();
+    let (bdf, seen) = plug(&rig);
+    let driver = started(&rig, bdf);
+    let before = seen.lock().unwrap().resets;
+    let state = with_function(&rig, bdf, |function| {
+        function.pause().unwrap();
+        let state = function.save().unwrap();
+        function.resume().unwrap();
+        state
+    });
+    assert_eq!(seen.lock().unwrap().resets, before, "paused and saved");
+    with_function(&rig, bdf, |function| function.pause().unwrap());
+    driver.set_status(0);
+    assert_eq!(seen.lock().unwrap().resets, before + 1, "while paused");
+    let target = Rig::new();
+    let (bdf, seen) = plug(&target);
+    target.segment.restore(bdf, state).unwrap();
+    with_function(&target, bdf, |function| function.resume().unwrap());
+    assert_eq!(seen.lock().unwrap().resets, 0, "restored");
+    target.segment.unplug(bdf).unwrap();
+    assert_eq!(seen.lock().unwrap().resets, 1, "unplugged");
 }
 
 #[test]

@@ -537,7 +537,7 @@ impl Registers {
         Ok(())
     }
 
-    /// Device reset (2.4): everything but the configuration is forgotten.
+    /// Device reset (2.4): everything but the configuration is forgotten, here and in the device.
     fn reset(&mut self) {
         if matches!(self.run, Run::Gone) {
             return;
@@ -545,6 +545,12 @@ impl Registers {
         if matches!(self.run, Run::Active(_)) {
             self.device.deactivate();
         }
+        self.device.reset();
+        self.clear();
+    }
+
+    /// The transport's own part of a reset.
+    fn clear(&mut self) {
         self.run = Run::Idle;
         self.disconnect();
         for kick in self.kicks.iter() {
@@ -641,7 +647,7 @@ impl Registers {
         // First, because what a device offers may depend on its state.
         self.device.restore(device)?;
         self.check(state)?;
-        self.reset();
+        self.clear();
         self.status = state.status;
         self.device_feature_select = state.device_feature_select;
         self.driver_feature_select = state.driver_feature_select;

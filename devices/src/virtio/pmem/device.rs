@@ -151,6 +151,10 @@ impl VirtioDevice for Pmem {
         worker.map(|worker| worker.active).into_iter().collect()
     }
 
+    fn reset(&mut self) {
+        // Where the memory is and what is in it does not depend on a driver.
+    }
+
     fn save(&self) -> Result<serde_json::Value, StateError> {
         Ok(serde_json::to_value(State {
             address: self.address(),

@@ -127,6 +127,10 @@ impl VirtioDevice for Rng {
         vec![worker.queue.active]
     }
 
+    fn reset(&mut self) {
+        // Entropy has no memory.
+    }
+
     fn save(&self) -> Result<serde_json::Value, StateError> {
         Ok(serde_json::Value::Null)
     }

@@ -252,6 +252,15 @@ impl VirtioDevice for Vsock {
             .into()
     }
 
+    fn reset(&mut self) {
+        // Streams end with the driver that they led to. It knows: it needs no event.
+        if let Some(muxer) = &mut self.muxer {
+            muxer.forget_streams();
+        }
+        self.reset_guest = false;
+        self.counters.connections.store(0, Ordering::Relaxed);
+    }
+
     fn save(&self) -> Result<serde_json::Value, StateError> {
         Ok(serde_json::to_value(State {
             cid: self.options.cid,

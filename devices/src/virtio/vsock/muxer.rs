@@ -117,6 +117,17 @@ impl Muxer {
         self.connections.len()
     }
 
+    /// Closes all streams, those that are being set up too, without a word to the guest. Clients
+    /// that have not been accepted yet stay.
+    pub fn forget_streams(&mut self) {
+        self.connections.clear();
+        self.handshakes.clear();
+        self.tokens.clear();
+        self.answers.clear();
+        self.readable.clear();
+        self.watches.clear();
+    }
+
     /// Whether there is something for the guest to receive.
     pub fn has_output(&self) -> bool {
         !self.answers.is_empty() || !self.readable.is_empty()

@@ -204,6 +204,35 @@ fn connections_survive_a_pause_and_end_with_a_restore() {
 }
 
 #[test]
+fn a_reset_ends_all_streams_and_leaves_waiting_clients() {
+    let dir = TempDir::new().unwrap();
+    let mut vsock = Vsock::new(options(&dir), Arc::new(Unconfined)).unwrap();
+    let listener = UnixListener::bind(dir.path().join("vsock_80")).unwrap();
+    let driver = Driver::start(&mut vsock);
+    driver.send(packet(80, 5, op::REQUEST), &[]);
+    let (mut stream, _) = listener.accept().unwrap();
+    let mut asking = client(&dir, 1234);
+    // The answer to the guest's request, and the host's.
+    for _ in 0..2 {
+        driver.receive();
+    }
+    vsock.deactivate();
+    let mut waiting = client(&dir, 1235);
+    vsock.reset();
+    assert_eq!(vsock.counters().last(), Some(&("connections", 0)));
+    for ended in [&mut stream, &mut asking] {
+        assert_eq!(ended.read(&mut [0]).unwrap(), 0);
+    }
+    let driver = Driver::start(&mut vsock);
+    let (request, _) = driver.receive();
+    assert_eq!((request.op, request.dst_port), (op::REQUEST, 1235));
+    driver.send(packet(request.src_port, 1235, op::RESPONSE), &[]);
+    assert_eq!(waiting.read(&mut [0; 2]).unwrap(), 2);
+    assert!(driver.queues[2].poll_used().is_none(), "no event");
+    vsock.deactivate();
+}
+
+#[test]
 fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
     let dir = TempDir::new().unwrap();
     drop(UnixListener::bind(dir.path().join("vsock")).unwrap());
