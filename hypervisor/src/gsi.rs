@@ -4,7 +4,7 @@
 //! are handed out here, and raised through irqfds. KVM takes the table as a whole, so one place
 //! owns it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvm_bindings::{
     KVM_IRQ_ROUTING_IRQCHIP, KVM_IRQ_ROUTING_MSI, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER,
@@ -35,30 +35,36 @@ enum Message {
     Routed(MsiRoute),
 }
 
+#[derive(Debug, Default)]
+struct Table {
+    /// Of GSI `IOAPIC_PINS + index`.
+    messages: Vec<Message>,
+    /// Whether changes are kept for later.
+    held: bool,
+}
+
 /// The routing table of one VM.
 #[derive(Debug)]
 pub struct Gsis {
     vm: Arc<VmFd>,
-    /// Of GSI `IOAPIC_PINS + index`.
-    messages: Mutex<Vec<Message>>,
+    table: Mutex<Table>,
     limit: u32,
 }
 
 impl Gsis {
-    pub(crate) fn new(vm: Arc<VmFd>) -> Result<Self> {
+    pub(crate) fn new(vm: Arc<VmFd>) -> Self {
         let limit = u32::try_from(vm.check_extension_int(Cap::IrqRouting)).unwrap_or(0);
-        let gsis = Self {
+        // The pins are routed since the interrupt controllers were made.
+        Self {
             vm,
-            messages: Mutex::default(),
+            table: Mutex::default(),
             limit: limit.max(IOAPIC_PINS),
-        };
-        gsis.publish(&[])?;
-        Ok(gsis)
+        }
     }
 
     /// Reserves a GSI for messages, unrouted.
     pub fn allocate(&self) -> Result<u32> {
-        let mut messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
+        let messages = &mut self.lock().messages;
         let free = messages
             .iter()
             .position(|message| matches!(message, Message::Free))
@@ -86,10 +92,10 @@ impl Gsis {
     }
 
     fn set(&self, gsi: u32, new: Message) -> Result<()> {
-        let mut messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.lock();
         let Some(message) = gsi
             .checked_sub(IOAPIC_PINS)
-            .and_then(|index| messages.get_mut(index as usize))
+            .and_then(|index| table.messages.get_mut(index as usize))
         else {
             return Ok(());
         };
@@ -99,11 +105,26 @@ impl Gsis {
             (Message::Routed(_), _) | (_, Message::Routed(_)) => false,
             _ => true,
         };
-        if same {
+        if same || table.held {
             Ok(())
         } else {
-            self.publish(&messages)
+            self.publish(&table.messages)
         }
+    }
+
+    /// Changes many routes at once: those that `change` makes reach KVM together when it returns.
+    /// KVM waits for all vCPUs with each table.
+    pub fn together<T>(&self, change: impl FnOnce() -> T) -> Result<T> {
+        self.lock().held = true;
+        let result = change();
+        let mut table = self.lock();
+        table.held = false;
+        self.publish(&table.messages)?;
+        Ok(result)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn publish(&self, messages: &[Message]) -> Result<()> {

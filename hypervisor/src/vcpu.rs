@@ -338,7 +338,7 @@ impl Vcpu {
             .get_cpuid2(KVM_MAX_CPUID_ENTRIES)
             .map_err(Error::ioctl("read a vCPU's CPUID"))?;
         Ok(VcpuState {
-            cpuid: cpuid.as_slice().to_vec(),
+            cpuid: filled(cpuid.as_slice()).to_vec(),
             tsc_khz: self.tsc_khz().ok(),
             mp_state,
             regs,
@@ -447,4 +447,13 @@ pub fn install_kick_handler() -> Result<()> {
     extern "C" fn ignore(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
     vmm_sys_util::signal::register_signal_handler(kick_signal(), ignore)
         .map_err(Error::ioctl("have its threads signalled"))
+}
+
+/// The entries that KVM filled in: kernels before 6.3 leave the number of entries as it was asked
+/// for.
+fn filled(entries: &[kvm_cpuid_entry2]) -> &[kvm_cpuid_entry2] {
+    let last = entries
+        .iter()
+        .rposition(|entry| *entry != kvm_cpuid_entry2::default());
+    &entries[..last.map_or(0, |last| last + 1)]
 }

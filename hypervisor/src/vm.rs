@@ -65,7 +65,7 @@ impl Vm {
             .max(32);
         let fd = Arc::new(fd);
         Ok(Self {
-            gsis: Arc::new(Gsis::new(Arc::clone(&fd))?),
+            gsis: Arc::new(Gsis::new(Arc::clone(&fd))),
             slots: Mutex::new(Slots {
                 used: Vec::new(),
                 limit,

@@ -164,6 +164,11 @@ pub trait VirtioDevice: Send {
     /// Takes a saved state over, before the first activation. It is untrusted input.
     fn restore(&mut self, state: serde_json::Value) -> Result<(), StateError>;
 
+    /// Gives up what the device holds on the host under a name, such as a socket's file. Called
+    /// once, when the device is unplugged. Dropping it closes the rest, but that may happen on a
+    /// vCPU's thread, which may not touch the file system.
+    fn close(&mut self) {}
+
     /// Counters of this device for `vm.counters` and the metrics: name and value.
     fn counters(&self) -> Vec<(&'static str, u64)> {
         Vec::new()

@@ -1,13 +1,14 @@
 //! Giving guest memory back to the host.
 
-use std::{io, os::fd::AsRawFd};
+use std::io;
 
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
 use crate::memory::GuestRam;
 
-/// Gives `len` bytes at `address` back to the host; the guest reads zeroes there from now on.
-/// The part of the range that is not RAM is left out. Returns the bytes that were given back.
+/// Gives `len` bytes at `address` back to the host; the guest reads zeroes there from now on, or
+/// what the file has if RAM is a private mapping of one. The part of the range that is not RAM is
+/// left out. Returns the bytes that were given back.
 pub fn discard(ram: &GuestRam, address: GuestAddress, len: u64) -> io::Result<u64> {
     let mut given = 0;
     let end = address.0.saturating_add(len);
@@ -29,27 +30,17 @@ fn discard_in(region: &vm_memory::GuestRegionMmap<()>, offset: u64, len: u64) ->
         .map_err(to_io)?;
     // The caller kept the range within the region, whose length is a usize.
     let size = len as usize;
-    let private = region.get_mmap().flags() & libc::MAP_SHARED == 0;
-    let hugepages = region.get_mmap().is_hugetlbfs() == Some(true);
-    let result = match region.file_offset() {
-        // A hole in the file behind shared memory.
-        Some(file) if !private || hugepages => {
-            let at = file.start().saturating_add(offset);
-            let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-            // SAFETY: a system call on an open file; memory is only read as zeroes afterwards.
-            unsafe {
-                libc::fallocate(
-                    file.file().as_raw_fd(),
-                    mode,
-                    at as libc::off_t,
-                    len as libc::off_t,
-                )
-            }
-        }
-        // SAFETY: the range lies within a mapping of guest memory, which the guest and devices
-        // only access as bytes that may change at any time.
-        _ => unsafe { libc::madvise(host.cast(), size, libc::MADV_DONTNEED) },
+    let shared = region.get_mmap().flags() & libc::MAP_SHARED != 0;
+    // A hole in the file behind shared memory. Both ways are reported to userfaultfd, which a
+    // restore on demand relies on.
+    let advice = if shared {
+        libc::MADV_REMOVE
+    } else {
+        libc::MADV_DONTNEED
     };
+    // SAFETY: the range lies within a mapping of guest memory, which the guest and devices only
+    // access as bytes that may change at any time.
+    let result = unsafe { libc::madvise(host.cast(), size, advice) };
     if result == 0 {
         Ok(())
     } else {

@@ -28,7 +28,10 @@ use crate::{
     config::VmConfig,
     cpu::CpuEvent,
     events::EventMonitor,
-    machine::events::{self, EventReceiver, EventSender, MachineEvent},
+    machine::{
+        events::{self, EventReceiver, EventSender, MachineEvent},
+        host::Shell,
+    },
     seccomp::Filters,
 };
 
@@ -105,6 +108,8 @@ pub struct Control {
     receiver: EventReceiver,
     signals: OwnedFd,
     filters: Filters,
+    /// For the next machine, if one has been made.
+    shell: Option<Shell>,
     started: Instant,
     exit: Option<ExitReason>,
 }
@@ -129,12 +134,18 @@ pub fn run(
         receiver,
         signals,
         filters: options.filters,
+        shell: None,
         started: options.started,
         exit: None,
     };
     control.monitor.emit("vmm", "starting", &[]);
     let first = match options.start {
-        Start::Wait => Ok(()),
+        Start::Wait => {
+            control.shell = Shell::new()
+                .inspect_err(|error| log::debug!("no VM in advance: {error}"))
+                .ok();
+            Ok(())
+        }
         Start::Boot(config) => control
             .handle(Request::VmCreate(config))
             .and_then(|_| control.handle(Request::VmBoot))

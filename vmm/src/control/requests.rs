@@ -7,6 +7,7 @@ use std::{
     os::fd::{IntoRawFd, OwnedFd},
     path::Path,
     sync::Arc,
+    time::Instant,
 };
 
 use super::{
@@ -20,7 +21,11 @@ use crate::{
     },
     config::VmConfig,
     machine::{
-        Machine, consoles, devices::Kind, error::MachineError, host::Host, save::MemorySource,
+        Machine, consoles,
+        devices::Kind,
+        error::MachineError,
+        host::{Host, Shell},
+        save::MemorySource,
     },
     metrics::{Metrics, VmMetrics},
     seccomp::Spawner,
@@ -131,7 +136,7 @@ impl Control {
         };
         self.monitor.emit("vm", "booting", &[]);
         let host = self.host()?;
-        let mut machine = Machine::boot(&mut config, &host).map_err(|e| failed(&e))?;
+        let mut machine = Machine::boot(&mut config, host).map_err(|e| failed(&e))?;
         machine.resume().map_err(|e| failed(&e))?;
         log::info!("the VM has booted after {:?}", self.started.elapsed());
         self.life = Life::Live {
@@ -219,6 +224,7 @@ impl Control {
                 "there is a VM already: delete it first (vm.delete)",
             ));
         }
+        let asked = Instant::now();
         let directory = place(request.directory(), &request.source_url)?;
         let mut config = Box::new(Machine::saved_config(directory).map_err(|e| failed(&e))?);
         self.assign_fds(&mut config, request, fds)?;
@@ -241,7 +247,7 @@ impl Control {
         self.monitor.emit("vm", "restoring", &[]);
         let host = self.host()?;
         let mut machine =
-            Machine::restore(&mut config, directory, source, &host).map_err(|e| failed(&e))?;
+            Machine::restore(&mut config, directory, source, host).map_err(|e| failed(&e))?;
         if request.resume {
             machine.resume().map_err(|e| failed(&e))?;
         }
@@ -251,10 +257,7 @@ impl Control {
             machine: Box::new(machine),
             paused,
         };
-        log::info!(
-            "the VM has been restored after {:?}",
-            self.started.elapsed()
-        );
+        log::info!("the VM has been restored in {:?}", asked.elapsed());
         self.monitor.emit("vm", "restored", &[]);
         Ok(Response::Empty)
     }
@@ -298,12 +301,16 @@ impl Control {
 
     /// What a new machine shares with the process. Threads inherit how the control thread is
     /// confined by now.
-    fn host(&self) -> Result<Host, ApiError> {
+    fn host(&mut self) -> Result<Host, ApiError> {
         let failed = |error: &dyn StdError| {
             ApiError::internal(error).context("cannot prepare the host for a VM")
         };
+        let shell = match self.shell.take() {
+            Some(shell) => shell,
+            None => Shell::new().map_err(|e| failed(&e))?,
+        };
         Ok(Host {
-            kvm: hypervisor::Kvm::open().map_err(|e| failed(&e))?,
+            shell,
             spawner: Arc::new(Spawner::new(self.filters.clone()).map_err(|e| failed(&e))?),
             events: self.sender.clone(),
             start: self.started,

@@ -1,16 +1,37 @@
-//! What machines of this process share.
+//! What a machine needs of the host.
 
 use std::{sync::Arc, time::Instant};
 
 use devices::thread::ThreadSpawner;
-use hypervisor::Kvm;
+use hypervisor::{Kvm, Vm};
 
 use super::events::EventSender;
 
-/// What machines of this process share.
-pub struct Host {
+/// A VM without memory and vCPUs. Making it takes KVM longer than all the rest of a restore, so
+/// that one is made while nobody waits for it.
+pub struct Shell {
     /// The hypervisor.
     pub kvm: Kvm,
+    /// The VM.
+    pub vm: Vm,
+}
+
+impl Shell {
+    /// Makes one.
+    pub fn new() -> hypervisor::Result<Self> {
+        let kvm = Kvm::open()?;
+        let vm = kvm.create_vm(
+            arch::layout::KVM_TSS_START,
+            arch::layout::KVM_IDENTITY_MAP_START,
+        )?;
+        Ok(Self { kvm, vm })
+    }
+}
+
+/// What a machine needs of the host.
+pub struct Host {
+    /// What becomes the machine.
+    pub shell: Shell,
     /// Starts threads, each under the filter of its role.
     pub spawner: Arc<dyn ThreadSpawner>,
     /// The control loop's ear.

@@ -39,7 +39,7 @@ use self::{
     devices::{Devices, Kind, Pluggable, SavedDevice, Surroundings},
     error::MachineError,
     events::MachineEvent,
-    host::Host,
+    host::{Host, Shell},
     kinds::mem::ZoneMemory,
     platform::{Platform, PlatformSetup},
 };
@@ -69,7 +69,7 @@ pub struct Machine {
 
 impl Machine {
     /// A machine that is about to boot, paused. Devices without a name get one in `config`.
-    pub fn boot(config: &mut VmConfig, host: &Host) -> Result<Self, MachineError> {
+    pub fn boot(config: &mut VmConfig, host: Host) -> Result<Self, MachineError> {
         let mut machine = Self::assemble(config, host)?;
         machine.plug_all(config)?;
         machine.load(config)?;
@@ -77,8 +77,8 @@ impl Machine {
     }
 
     /// A machine without devices on PCI and without vCPUs.
-    fn assemble(config: &mut VmConfig, host: &Host) -> Result<Self, MachineError> {
-        let supported = host.kvm.supported_cpuid()?;
+    fn assemble(config: &mut VmConfig, host: Host) -> Result<Self, MachineError> {
+        let supported = host.shell.kvm.supported_cpuid()?;
         let phys_bits = arch::cpuid::phys_bits(supported.as_slice());
         let phys_bits = config
             .cpus
@@ -102,10 +102,8 @@ impl Machine {
                 .map_err(|error: arch::cpuid::UnknownProfile| {
                     MachineError::Invalid(error.to_string())
                 })?;
-        let vm = Arc::new(host.kvm.create_vm(
-            arch::layout::KVM_TSS_START,
-            arch::layout::KVM_IDENTITY_MAP_START,
-        )?);
+        let Shell { kvm, vm } = host.shell;
+        let vm = Arc::new(vm);
         let mut ram = Ram::new(Arc::clone(&vm));
         placement::add_boot_ram(&mut ram, &map, &config.memory)?;
         placement::add_virtio_mem(&mut ram, &map, &config.memory)?;
@@ -166,7 +164,7 @@ impl Machine {
             report: Arc::new(move |event| events.send(MachineEvent::Cpu(event))),
             spawner: Arc::clone(&host.spawner),
         };
-        let cpus = Cpus::new(&host.kvm, Arc::clone(&vm), buses, setup)?;
+        let cpus = Cpus::new(&kvm, Arc::clone(&vm), buses, setup)?;
         Ok(Self {
             cpus,
             consoles: Consoles::new(backends, Arc::clone(&host.spawner)),

@@ -1,6 +1,6 @@
 //! Snapshots: a paused machine to a directory, and back.
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{collections::BTreeMap, fs, path::Path, sync::Arc};
 
 use hypervisor::VmState;
 use serde::{Deserialize, Serialize};
@@ -102,11 +102,12 @@ impl Machine {
         config: &mut VmConfig,
         directory: &Path,
         source: MemorySource,
-        host: &Host,
+        host: Host,
     ) -> Result<Self, MachineError> {
         let path = directory.join(snapshot::STATE);
         let state: SavedMachine =
             state_file::read(&path).map_err(|source| MachineError::StateFile { path, source })?;
+        let spawner = Arc::clone(&host.spawner);
         let mut machine = Self::assemble(config, host)?;
         for (base, length) in state.platform.plugged_memory() {
             let zones = placement::zones(&config.memory);
@@ -126,7 +127,8 @@ impl Machine {
             .into_iter()
             .map(|device| (device.id.clone(), device))
             .collect();
-        machine.restore_all(config, &mut saved)?;
+        let gsis = Arc::clone(machine.vm.gsis());
+        gsis.together(|| machine.restore_all(config, &mut saved))??;
         if let Some(id) = saved.keys().next() {
             return Err(MachineError::SnapshotMismatch(format!(
                 "device {id:?} is not in the configuration"
@@ -137,8 +139,7 @@ impl Machine {
         match source {
             MemorySource::Copy => memory_file::read(&memory, &machine.ram, &state.memory)?,
             MemorySource::OnDemand => {
-                let lazy =
-                    LazyRestore::start(&memory, &machine.ram, &state.memory, &*host.spawner)?;
+                let lazy = LazyRestore::start(&memory, &machine.ram, &state.memory, &*spawner)?;
                 machine.lazy = Some(lazy);
             }
         }

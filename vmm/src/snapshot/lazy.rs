@@ -1,17 +1,19 @@
 //! Bringing RAM in while the guest runs already (`memory_restore_mode=OnDemand`).
 //!
 //! RAM is registered with userfaultfd: whoever touches a page that is not there yet, the guest or
-//! a device, waits until the `_pagefault` thread has copied it from the snapshot. Between faults
+//! a device, waits until the `_pagefault` thread has copied it from the snapshot. When nobody waits
 //! the thread copies the rest, and ends when all is there; from then on the snapshot may be
 //! deleted.
 //!
 //! Pages that were zero (holes in the file) are never copied: the kernel fills them in when they
-//! are touched.
+//! are touched. The same goes for memory that the guest gives back meanwhile (balloon, unplugged
+//! memory): the kernel reports it before it takes it, and what the snapshot has there is forgotten.
 
 use std::{
     collections::VecDeque,
     fs::File,
     io,
+    ops::Range,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
     path::Path,
     thread::JoinHandle,
@@ -26,8 +28,12 @@ use crate::memory::Ram;
 /// Bytes that a fault brings in at once, aligned. A power of two and multiple of the page size.
 const FAULT_CHUNK: u64 = 64 << 10;
 
-/// Bytes that are copied between two looks for faults.
-const FILL_CHUNK: u64 = 256 << 10;
+/// Bytes that are copied ahead between two looks for faults.
+const AHEAD_CHUNK: u64 = 64 << 10;
+
+/// Milliseconds without a fault after which copying ahead begins: while the guest finds what it
+/// works with, it has the processor and the disk for itself.
+const QUIET: libc::c_int = 2;
 
 const PAGE: u64 = 4096;
 
@@ -118,6 +124,8 @@ impl LazyRestore {
             source,
             areas,
             stop: stop.try_clone().map_err(LazyError::Thread)?,
+            waiting: VecDeque::new(),
+            ahead: (0, 0),
         };
         let thread = spawner
             .spawn(
@@ -152,7 +160,27 @@ struct Area {
     /// Offset in the file.
     offset: u64,
     /// Data within the region, ascending, in whole pages.
-    extents: Vec<std::ops::Range<u64>>,
+    extents: Vec<Range<u64>>,
+}
+
+impl Area {
+    /// Forgets the data in `gone`, offsets within the region: the guest has given the memory back.
+    fn forget(&mut self, gone: &Range<u64>) {
+        let extents = std::mem::take(&mut self.extents);
+        for extent in extents {
+            let before = extent.start..extent.end.min(gone.start);
+            let after = extent.start.max(gone.end)..extent.end;
+            self.extents
+                .extend([before, after].into_iter().filter(|part| !part.is_empty()));
+        }
+    }
+
+    /// The first data at or behind an offset.
+    fn data_from(&self, offset: u64) -> Option<Range<u64>> {
+        let index = self.extents.partition_point(|extent| extent.end <= offset);
+        let extent = self.extents.get(index)?;
+        Some(extent.start.max(offset)..extent.end)
+    }
 }
 
 struct Transfer {
@@ -160,43 +188,42 @@ struct Transfer {
     source: FileView,
     areas: Vec<Area>,
     stop: EventFd,
+    /// Addresses of faults that are still to be served.
+    waiting: VecDeque<u64>,
+    /// Where copying ahead goes on: index of an area, and an offset in it.
+    ahead: (usize, u64),
 }
 
 impl Transfer {
-    fn run(self) {
-        let mut rest: VecDeque<(usize, std::ops::Range<u64>)> = self
-            .areas
-            .iter()
-            .enumerate()
-            .flat_map(|(index, area)| {
-                area.extents
-                    .iter()
-                    .map(move |extent| (index, extent.clone()))
-            })
-            .collect();
+    fn run(mut self) {
+        let mut quiet = QUIET;
         loop {
-            match self.look() {
+            let timeout = if self.waiting.is_empty() { quiet } else { 0 };
+            match self.look(timeout) {
                 Ok(Wake::Stop) => return,
-                Ok(Wake::Fault(address)) => self.fault(address),
-                Ok(Wake::Idle) => {}
+                Ok(Wake::Event(Event::Fault(address))) => {
+                    self.waiting.push_back(address);
+                    quiet = QUIET;
+                }
+                Ok(Wake::Event(Event::Removed(range))) => self.forget(&range),
+                Ok(Wake::Nothing) if self.waiting.is_empty() => {
+                    if !self.copy_ahead() {
+                        break;
+                    }
+                    quiet = 0;
+                }
+                Ok(Wake::Nothing) => {}
                 Err(error) => {
                     log::error!("cannot wait for page faults: {error}; the guest will hang");
                     return;
                 }
             }
-            match rest.pop_front() {
-                Some((index, mut extent)) => {
-                    let end = extent.end.min(extent.start + FILL_CHUNK);
-                    self.fill(&self.areas[index], extent.start..end);
-                    extent.start = end;
-                    if !extent.is_empty() {
-                        rest.push_front((index, extent));
-                    }
-                }
-                None => break,
+            if let Some(address) = self.waiting.pop_front()
+                && self.serve(address) == Copied::NotNow
+            {
+                self.waiting.push_back(address);
             }
         }
-        // This also wakes whoever waits for a page of zeroes.
         for area in &self.areas {
             if let Err(error) = self.uffd.unregister(area.start, area.len) {
                 log::error!("memory stays registered with userfaultfd: {error}");
@@ -205,8 +232,8 @@ impl Transfer {
         log::info!("all of the snapshot's memory has been brought in");
     }
 
-    /// Looks for a fault, without waiting: there is always something to copy meanwhile.
-    fn look(&self) -> io::Result<Wake> {
+    /// Waits for an event, at most so many milliseconds.
+    fn look(&self, timeout: libc::c_int) -> io::Result<Wake> {
         let mut fds = [
             libc::pollfd {
                 fd: self.uffd.0.as_raw_fd(),
@@ -220,7 +247,7 @@ impl Transfer {
             },
         ];
         // SAFETY: the array outlives the call.
-        if unsafe { libc::poll(fds.as_mut_ptr(), 2, 0) } < 0 {
+        if unsafe { libc::poll(fds.as_mut_ptr(), 2, timeout) } < 0 {
             let error = io::Error::last_os_error();
             if error.kind() != io::ErrorKind::Interrupted {
                 return Err(error);
@@ -230,42 +257,76 @@ impl Transfer {
             return Ok(Wake::Stop);
         }
         if fds[0].revents != 0
-            && let Some(address) = self.uffd.fault()?
+            && let Some(event) = self.uffd.event()?
         {
-            return Ok(Wake::Fault(address));
+            return Ok(Wake::Event(event));
         }
-        Ok(Wake::Idle)
+        Ok(Wake::Nothing)
+    }
+
+    /// Takes note of memory that was given back, before the kernel takes it: whoever gives it back
+    /// waits until this event has been read.
+    fn forget(&mut self, range: &Range<u64>) {
+        for area in &mut self.areas {
+            let low = range.start.max(area.start);
+            let high = range.end.min(area.start + area.len);
+            if low < high {
+                area.forget(&(low - area.start..high - area.start));
+            }
+        }
     }
 
     /// Brings in what is around a faulting address.
-    fn fault(&self, address: u64) {
+    fn serve(&self, address: u64) -> Copied {
         let Some(area) = self
             .areas
             .iter()
             .find(|area| (area.start..area.start + area.len).contains(&address))
         else {
-            return;
+            return Copied::Done;
         };
         let at = (address - area.start) / PAGE * PAGE;
-        let index = area.extents.partition_point(|extent| extent.end <= at);
-        match area.extents.get(index) {
-            Some(extent) if extent.contains(&at) => {
-                let low = at / FAULT_CHUNK * FAULT_CHUNK;
-                let chunk = low.max(extent.start)..(low + FAULT_CHUNK).min(extent.end);
+        match area.data_from(at) {
+            Some(data) if data.start == at => {
                 // The page that somebody waits for comes first.
-                self.fill(area, at..at + PAGE);
-                self.fill(area, chunk);
-            }
-            _ => {
-                if let Err(error) = self.uffd.zero(area.start + at, PAGE) {
-                    log::error!("cannot fill in a page of zeroes: {error}");
+                let copied = self.copy(area, at..at + PAGE);
+                if copied == Copied::Done {
+                    let end = ((at / FAULT_CHUNK + 1) * FAULT_CHUNK).min(data.end);
+                    self.copy(area, at + PAGE..end);
                 }
+                copied
             }
+            _ => match self.uffd.zero(area.start + at, PAGE) {
+                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => Copied::NotNow,
+                Err(error) => {
+                    log::error!("cannot fill in a page of zeroes: {error}");
+                    Copied::Done
+                }
+                Ok(()) => Copied::Done,
+            },
         }
     }
 
+    /// Copies some of what nobody has asked for yet; false if there is nothing left.
+    fn copy_ahead(&mut self) -> bool {
+        let (index, offset) = self.ahead;
+        let Some(area) = self.areas.get(index) else {
+            return false;
+        };
+        match area.data_from(offset) {
+            None => self.ahead = (index + 1, 0),
+            Some(data) => {
+                let end = data.end.min(data.start + AHEAD_CHUNK);
+                if self.copy(area, data.start..end) == Copied::Done {
+                    self.ahead = (index, end);
+                }
+            }
+        }
+        true
+    }
+
     /// Copies `range` of an area, leaving alone the pages that are there already.
-    fn fill(&self, area: &Area, mut range: std::ops::Range<u64>) {
+    fn copy(&self, area: &Area, mut range: Range<u64>) -> Copied {
         while !range.is_empty() {
             let source = self.source.address + area.offset + range.start;
             match self
@@ -274,21 +335,40 @@ impl Transfer {
             {
                 Ok(copied) => range.start += copied,
                 Err(error) if error.raw_os_error() == Some(libc::EEXIST) => range.start += PAGE,
-                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {}
+                // Memory is being given back: its event has to be read first.
+                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => return Copied::NotNow,
                 Err(error) => {
                     // The snapshot was cut short under us: there is nothing right to put there.
                     log::error!("guest memory is lost, cannot copy from the snapshot: {error}");
-                    return;
+                    break;
                 }
             }
         }
+        Copied::Done
     }
+}
+
+/// How a copy ended.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Copied {
+    /// There is nothing left to do.
+    Done,
+    /// It has to be tried again after the next event.
+    NotNow,
 }
 
 enum Wake {
     Stop,
+    Event(Event),
+    Nothing,
+}
+
+/// What userfaultfd reports.
+enum Event {
+    /// Somebody waits for the page at this address.
     Fault(u64),
-    Idle,
+    /// Memory is about to be given back.
+    Removed(Range<u64>),
 }
 
 /// A read-only view of a whole file.
@@ -332,7 +412,9 @@ impl Drop for FileView {
 mod uapi {
     pub const API: u64 = 0xaa;
     pub const REGISTER_MODE_MISSING: u64 = 1;
+    pub const FEATURE_EVENT_REMOVE: u64 = 1 << 3;
     pub const EVENT_PAGEFAULT: u8 = 0x12;
+    pub const EVENT_REMOVE: u8 = 0x15;
     pub const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
     pub const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
     pub const UFFDIO_UNREGISTER: libc::c_ulong = 0x8010_aa01;
@@ -387,9 +469,8 @@ mod uapi {
     pub struct Message {
         pub event: u8,
         pub reserved: [u8; 7],
-        pub flags: u64,
-        pub address: u64,
-        pub thread: u64,
+        /// Of a fault: flags, address, thread. Of a removal: start, end.
+        pub arguments: [u64; 3],
     }
 }
 
@@ -416,6 +497,7 @@ impl Userfaultfd {
             uapi::UFFDIO_API,
             &mut uapi::Api {
                 api: uapi::API,
+                features: uapi::FEATURE_EVENT_REMOVE,
                 ..Default::default()
             },
         )?;
@@ -448,8 +530,8 @@ impl Userfaultfd {
         self.ioctl(uapi::UFFDIO_UNREGISTER, &mut uapi::Range { start, len })
     }
 
-    /// The address of the next fault, if one is pending.
-    fn fault(&self) -> io::Result<Option<u64>> {
+    /// The next event, if one is pending.
+    fn event(&self) -> io::Result<Option<Event>> {
         let mut message = uapi::Message::default();
         let size = size_of::<uapi::Message>();
         // SAFETY: the message is plain data of that size.
@@ -467,8 +549,11 @@ impl Userfaultfd {
                 _ => Err(error),
             };
         }
-        let fault = read as usize == size && message.event == uapi::EVENT_PAGEFAULT;
-        Ok(fault.then_some(message.address))
+        Ok(match message.event {
+            uapi::EVENT_PAGEFAULT => Some(Event::Fault(message.arguments[1])),
+            uapi::EVENT_REMOVE => Some(Event::Removed(message.arguments[0]..message.arguments[1])),
+            _ => None,
+        })
     }
 
     /// Copies up to `len` bytes to missing pages and wakes who waits for them; says how many.
@@ -496,6 +581,96 @@ impl Userfaultfd {
         match self.ioctl(uapi::UFFDIO_ZEROPAGE, &mut zero) {
             Err(error) if error.raw_os_error() != Some(libc::EEXIST) => Err(error),
             _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{os::unix::fs::FileExt, thread};
+
+    use super::*;
+
+    #[test]
+    fn what_is_given_back_is_cut_out_of_the_data() {
+        let mut area = Area {
+            start: 0,
+            len: 0x10000,
+            offset: 0,
+            extents: vec![0..0x4000, 0x6000..0x8000],
+        };
+        area.forget(&(0x1000..0x7000));
+        assert_eq!(area.extents, [0..0x1000, 0x7000..0x8000]);
+        assert_eq!(area.data_from(0), Some(0..0x1000));
+        assert_eq!(area.data_from(0x1000), Some(0x7000..0x8000));
+        area.forget(&(0..0x10000));
+        assert_eq!(area.data_from(0), None);
+    }
+
+    /// A transfer of `pages` pages of ones into fresh memory, shared or private.
+    fn transfer(pages: u64, shared: bool) -> (Transfer, *mut u8) {
+        let file = tempfile::tempfile().unwrap();
+        let len = pages * PAGE;
+        file.write_all_at(&vec![1; len as usize], 0).unwrap();
+        let kind = if shared {
+            libc::MAP_SHARED
+        } else {
+            libc::MAP_PRIVATE
+        };
+        // SAFETY: new memory at an address that the kernel picks; it is never unmapped.
+        let memory = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len as usize,
+                libc::PROT_READ | libc::PROT_WRITE,
+                kind | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        assert_ne!(memory, libc::MAP_FAILED);
+        let uffd = Userfaultfd::open().unwrap();
+        uffd.register(memory as u64, len).unwrap();
+        let transfer = Transfer {
+            uffd,
+            source: FileView::new(&file).unwrap(),
+            areas: vec![Area {
+                start: memory as u64,
+                len,
+                offset: 0,
+                extents: std::iter::once(0..len).collect(),
+            }],
+            stop: EventFd::new(EFD_NONBLOCK).unwrap(),
+            waiting: VecDeque::new(),
+            ahead: (0, 0),
+        };
+        (transfer, memory.cast())
+    }
+
+    #[test]
+    fn memory_that_is_given_back_during_the_transfer_stays_empty() {
+        for (shared, advice) in [(false, libc::MADV_DONTNEED), (true, libc::MADV_REMOVE)] {
+            let pages = 512;
+            let (transfer, memory) = transfer(pages, shared);
+            let at = |page: u64| {
+                // SAFETY: within the memory that `transfer` made.
+                unsafe { memory.add((page * PAGE) as usize) }
+            };
+            let thread = thread::spawn(move || transfer.run());
+            // SAFETY: reads what the transfer brings in.
+            assert_eq!(unsafe { at(0).read_volatile() }, 1);
+            // Every second page, while others are copied.
+            for page in (1..pages).step_by(2) {
+                // SAFETY: this memory belongs to the test.
+                let result = unsafe { libc::madvise(at(page).cast(), PAGE as usize, advice) };
+                assert_eq!(result, 0, "{}", io::Error::last_os_error());
+            }
+            thread.join().unwrap();
+            for page in 0..pages {
+                // SAFETY: as above.
+                let byte = unsafe { at(page).read_volatile() };
+                assert_eq!(u64::from(byte), 1 - page % 2, "page {page}");
+            }
         }
     }
 }

@@ -184,6 +184,7 @@ impl Transport {
     pub(super) fn shut(&self) {
         let mut registers = self.lock();
         registers.reset();
+        registers.device.close();
         registers.run = Run::Gone;
     }
 

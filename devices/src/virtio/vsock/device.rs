@@ -181,16 +181,23 @@ impl Vsock {
 
 impl Drop for Vsock {
     fn drop(&mut self) {
-        // Somebody else may have removed it, or put another in its place.
-        if self.file.is_some() && file_id(&self.options.socket) == self.file {
-            let _ = std::fs::remove_file(&self.options.socket);
-        }
+        self.close();
     }
 }
 
 impl VirtioDevice for Vsock {
     fn device_type(&self) -> DeviceType {
         DeviceType::Vsock
+    }
+
+    fn close(&mut self) {
+        let Some(file) = self.file.take() else {
+            return;
+        };
+        // Somebody else may have removed it, or put another in its place.
+        if file_id(&self.options.socket) == Some(file) {
+            let _ = std::fs::remove_file(&self.options.socket);
+        }
     }
 
     fn queue_sizes(&self) -> &[u16] {
