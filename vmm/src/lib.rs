@@ -10,5 +10,6 @@ pub mod logging;
 pub mod machine;
 pub mod memory;
 pub mod metrics;
+pub mod open_files;
 pub mod seccomp;
 pub mod snapshot;

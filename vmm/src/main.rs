@@ -14,7 +14,7 @@ use vmm::{
     cli::{Cli, Command, CtlError, EventTarget, VmArgsError, command},
     control::{self, ExitReason, Start, StartOptions},
     events::{self, EventMonitor},
-    logging,
+    logging, open_files,
     seccomp::{self, Filters, Spawner},
 };
 
@@ -109,6 +109,9 @@ fn run(cli: Cli, started: Instant) -> Result<ExitCode, Error> {
     }
     control::block_signals().map_err(Error::Signals)?;
     logging::start(cli.log_file.as_deref(), cli.verbosity, started)?;
+    if let Err(error) = open_files::raise_limit() {
+        log::warn!("the limit of open files stays as it is: {error}");
+    }
     let monitor = match &cli.event_monitor {
         None => EventMonitor::disabled(started),
         Some(EventTarget::Path(path)) => EventMonitor::open(path, started)?,

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     thread::{ThreadRole, ThreadSpawner},
-    virtio::worker::{DeviceWorker, Worker},
+    virtio::worker::{DeviceWorker, NotStarted, Worker},
 };
 
 /// Read from the host at once; the most input that is held back per console.
@@ -426,7 +426,7 @@ impl DeviceWorker for Lines {
 enum State {
     Stopped(Lines),
     Running(Worker<Lines>),
-    /// The thread could not be started, or died.
+    /// The thread died.
     Failed,
 }
 
@@ -456,9 +456,16 @@ impl ConsoleService {
                 return Ok(());
             }
         };
-        let worker = Worker::spawn(spawner, ThreadRole::Console, "_console", lines)?;
-        self.state = State::Running(worker);
-        Ok(())
+        match Worker::start(spawner, ThreadRole::Console, "_console", lines) {
+            Ok(worker) => {
+                self.state = State::Running(worker);
+                Ok(())
+            }
+            Err(NotStarted { source, inner }) => {
+                self.state = State::Stopped(inner);
+                Err(source)
+            }
+        }
     }
 
     /// Stops the thread; waits at most 100 ms for slow readers to take waiting output, and keeps

@@ -24,6 +24,15 @@ pub trait DeviceWorker: MutEventSubscriber + Send + 'static {
     fn drain(&mut self) {}
 }
 
+/// A worker that could not be started, and what it would have owned.
+#[derive(Debug)]
+pub struct NotStarted<T> {
+    /// Why.
+    pub source: io::Error,
+    /// The subscriber, untouched.
+    pub inner: T,
+}
+
 /// A running event loop around a `T`.
 pub struct Worker<T> {
     stop: EventFd,
@@ -56,22 +65,55 @@ impl<T: DeviceWorker> MutEventSubscriber for Stoppable<T> {
 }
 
 impl<T: DeviceWorker> Worker<T> {
-    /// Starts a thread that serves `inner`. On failure `inner` is lost.
+    /// Starts a thread that serves `inner`. On failure `inner` is dropped.
     pub fn spawn(
         spawner: &dyn ThreadSpawner,
         role: ThreadRole,
         name: &str,
         inner: T,
     ) -> io::Result<Self> {
+        Self::start(spawner, role, name, inner).map_err(|failed| failed.source)
+    }
+
+    /// Starts a thread that serves `inner`, or gives it back: for what cannot be made again.
+    pub fn start(
+        spawner: &dyn ThreadSpawner,
+        role: ThreadRole,
+        name: &str,
+        inner: T,
+    ) -> Result<Self, NotStarted<T>> {
+        match Self::prepare(spawner, role, name) {
+            Ok((worker, subscribers)) => match subscribers.send(inner) {
+                Ok(()) => Ok(worker),
+                Err(mpsc::SendError(inner)) => Err(NotStarted {
+                    source: io::Error::other("the new thread has ended at once"),
+                    inner,
+                }),
+            },
+            Err(source) => Err(NotStarted { source, inner }),
+        }
+    }
+
+    /// A thread that waits for what it is to serve.
+    fn prepare(
+        spawner: &dyn ThreadSpawner,
+        role: ThreadRole,
+        name: &str,
+    ) -> io::Result<(Self, mpsc::SyncSender<T>)> {
         let stop = EventFd::new(EFD_NONBLOCK)?;
-        let subscriber = Stoppable {
-            inner,
-            stop: stop.try_clone()?,
-            stopping: false,
-        };
-        let mut manager = EventManager::new().map_err(io::Error::other)?;
+        let stopped = stop.try_clone()?;
+        let mut manager = EventManager::<Stoppable<T>>::new().map_err(io::Error::other)?;
+        let (subscribers, subscriber) = mpsc::sync_channel(1);
         let (sender, result) = mpsc::sync_channel(1);
         let body = move || {
+            let Ok(inner) = subscriber.recv() else {
+                return;
+            };
+            let subscriber = Stoppable {
+                inner,
+                stop: stopped,
+                stopping: false,
+            };
             let id = manager.add_subscriber(subscriber);
             while !manager
                 .subscriber_mut(id)
@@ -89,11 +131,12 @@ impl<T: DeviceWorker> Worker<T> {
             }
         };
         let thread = spawner.spawn(role, name, Box::new(body))?;
-        Ok(Self {
+        let worker = Self {
             stop,
             thread,
             result,
-        })
+        };
+        Ok((worker, subscribers))
     }
 
     /// Stops the loop and gives its subscriber back; `None` if the thread died.
@@ -150,5 +193,36 @@ mod tests {
         kick.write(3).unwrap();
         assert_eq!(seen.recv().unwrap(), 3);
         assert!(worker.stop().unwrap().drained);
+    }
+
+    /// A host that has no thread left.
+    struct Exhausted;
+
+    impl ThreadSpawner for Exhausted {
+        fn spawn(
+            &self,
+            _role: ThreadRole,
+            _name: &str,
+            _body: Box<dyn FnOnce() + Send>,
+        ) -> io::Result<thread::JoinHandle<()>> {
+            Err(io::ErrorKind::WouldBlock.into())
+        }
+    }
+
+    #[test]
+    fn what_a_worker_would_have_owned_comes_back_if_it_cannot_start() {
+        let kick = EventFd::new(EFD_NONBLOCK).unwrap();
+        let (sender, seen) = mpsc::channel();
+        let count = Count {
+            kick,
+            seen: sender,
+            drained: false,
+        };
+        let failed = Worker::start(&Exhausted, ThreadRole::Rng, "_count", count)
+            .err()
+            .unwrap();
+        assert_eq!(failed.source.kind(), io::ErrorKind::WouldBlock);
+        failed.inner.seen.send(7).unwrap();
+        assert_eq!(seen.recv().unwrap(), 7);
     }
 }

@@ -19,7 +19,7 @@ use crate::{
     virtio::{
         device::{ActivateError, Activation, ActiveQueue, DeviceType, StateError, VirtioDevice},
         served::{COMMON_FEATURES, Chain, ServedQueue, read_config_bytes},
-        worker::{DeviceWorker, Worker},
+        worker::{DeviceWorker, NotStarted, Worker},
     },
 };
 
@@ -136,12 +136,19 @@ impl VirtioDevice for Console {
             output,
             sent: Arc::clone(&self.sent),
         };
-        let worker = Worker::spawn(&*self.spawner, ThreadRole::Console, name, worker);
-        self.worker = Some(worker.map_err(|source| ActivateError::Host {
-            action: "start a console's thread",
-            source,
-        })?);
-        Ok(())
+        match Worker::start(&*self.spawner, ThreadRole::Console, name, worker) {
+            Ok(worker) => {
+                self.worker = Some(worker);
+                Ok(())
+            }
+            Err(NotStarted { source, inner }) => {
+                self.output = Some(inner.output);
+                Err(ActivateError::Host {
+                    action: "start a console's thread",
+                    source,
+                })
+            }
+        }
     }
 
     fn deactivate(&mut self) -> Vec<ActiveQueue> {

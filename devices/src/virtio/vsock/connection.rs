@@ -45,6 +45,8 @@ pub struct Connection {
     guest_shutdown: u32,
     /// The socket had its end.
     pub host_ended: bool,
+    /// The socket takes no more; there may still be something to read from it.
+    host_deaf: bool,
     /// Flags of SHUTDOWN that the guest has been sent.
     told_end: u32,
 }
@@ -76,6 +78,7 @@ impl Connection {
             told: Wrapping(0),
             guest_shutdown: 0,
             host_ended: false,
+            host_deaf: false,
             told_end: 0,
         }
     }
@@ -127,7 +130,10 @@ impl Connection {
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Got::Nothing,
-                Err(_) => return Got::End,
+                Err(_) => {
+                    self.host_ended = true;
+                    return Got::End;
+                }
             }
         }
     }
@@ -139,11 +145,16 @@ impl Connection {
         if bytes.len() > room || self.guest_shutdown & shutdown::SEND != 0 {
             return false;
         }
-        self.waiting.extend(bytes);
+        if self.host_deaf {
+            // On its way before the guest heard of it. At most the buffer's size.
+            self.fwd_cnt += Wrapping(bytes.len() as u32);
+        } else {
+            self.waiting.extend(bytes);
+        }
         true
     }
 
-    /// Hands what waits to the socket, as much as it takes. An error means that it is gone.
+    /// Hands what waits to the socket, as much as it takes. An error means that it takes no more.
     pub fn flush(&mut self) -> io::Result<()> {
         while !self.waiting.is_empty() {
             let (front, _) = self.waiting.as_slices();
@@ -166,6 +177,17 @@ impl Connection {
         Ok(())
     }
 
+    /// The socket takes no more: drops what waits for it. What it gave before it was closed still
+    /// belongs to the guest. The flags of SHUTDOWN that the guest should be sent; `None` if it
+    /// knows.
+    pub fn stop_output(&mut self) -> Option<u32> {
+        self.host_deaf = true;
+        // At most the buffer's size.
+        self.fwd_cnt += Wrapping(self.waiting.len() as u32);
+        self.waiting = VecDeque::new();
+        self.tell(shutdown::RECEIVE)
+    }
+
     /// The guest shuts down; true if that leaves nothing to do for the connection.
     pub fn shut_down(&mut self, flags: u32) -> bool {
         self.guest_shutdown |= flags & shutdown::BOTH;
@@ -175,15 +197,19 @@ impl Connection {
     /// The flags of SHUTDOWN that the guest should be sent, now that nothing more can be read;
     /// `None` if it knows.
     pub fn tell_end(&mut self) -> Option<u32> {
-        let flags = if self.host_ended {
+        let flags = if self.host_ended || self.host_deaf {
             self.stage = Stage::Closing(Instant::now());
             shutdown::BOTH
         } else {
             shutdown::SEND
         };
+        self.tell(flags)
+    }
+
+    fn tell(&mut self, flags: u32) -> Option<u32> {
         let news = flags & !self.told_end != 0;
         self.told_end |= flags;
-        news.then_some(flags)
+        news.then_some(self.told_end)
     }
 
     /// The guest neither sends nor receives any more, and the socket has got everything.

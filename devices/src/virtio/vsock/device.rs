@@ -30,7 +30,7 @@ use crate::{
     virtio::{
         device::{ActivateError, Activation, ActiveQueue, DeviceType, StateError, VirtioDevice},
         served::{COMMON_FEATURES, Chain, ServedQueue, read_config_bytes},
-        worker::{DeviceWorker, Worker},
+        worker::{DeviceWorker, NotStarted, Worker},
     },
 };
 
@@ -44,7 +44,7 @@ const MAX_PAYLOAD: u64 = 64 << 10;
 const MIN_CID: u64 = 3;
 const MAX_CID: u64 = u32::MAX as u64 - 1;
 
-/// How often late connections are looked for.
+/// How often late connections are looked for, while there may be any.
 const TICK: Duration = Duration::from_secs(1);
 
 const RECEIVE: u32 = 0;
@@ -240,12 +240,21 @@ impl VirtioDevice for Vsock {
             event: queue(event),
             muxer,
             timer,
+            ticking: false,
             reset_guest: std::mem::take(&mut self.reset_guest),
             counters: Arc::clone(&self.counters),
         };
-        let worker = Worker::spawn(&*self.spawner, ThreadRole::Vsock, name, worker);
-        self.worker = Some(worker.map_err(host)?);
-        Ok(())
+        match Worker::start(&*self.spawner, ThreadRole::Vsock, name, worker) {
+            Ok(worker) => {
+                self.worker = Some(worker);
+                Ok(())
+            }
+            Err(NotStarted { source, inner }) => {
+                self.muxer = Some(inner.muxer);
+                self.reset_guest = inner.reset_guest;
+                Err(host(source))
+            }
+        }
     }
 
     fn deactivate(&mut self) -> Vec<ActiveQueue> {
@@ -302,6 +311,8 @@ struct VsockWorker {
     event: ServedQueue,
     muxer: Muxer,
     timer: TimerFd,
+    /// The timer is set.
+    ticking: bool,
     reset_guest: bool,
     counters: Arc<Counters>,
 }
@@ -398,6 +409,17 @@ impl VsockWorker {
         });
     }
 
+    /// Sets the timer if something may take too long. An idle device does not wake its host.
+    fn set_clock(&mut self) {
+        if self.ticking || !self.muxer.needs_clock() {
+            return;
+        }
+        match self.timer.reset(TICK, None) {
+            Ok(()) => self.ticking = true,
+            Err(error) => log::error!("vsock: no timer: {error}"),
+        }
+    }
+
     fn apply_watches(&mut self, ops: &mut EventOps) {
         for watch in std::mem::take(&mut self.muxer.watches) {
             let set = EventSet::IN | EventSet::OUT | EventSet::EDGE_TRIGGERED;
@@ -420,9 +442,6 @@ impl VsockWorker {
 
 impl MutEventSubscriber for VsockWorker {
     fn init(&mut self, ops: &mut EventOps) {
-        if let Err(error) = self.timer.reset(TICK, Some(TICK)) {
-            log::error!("vsock: no timer: {error}");
-        }
         let sources = [
             (self.receive.active.kick.as_raw_fd(), RECEIVE),
             (self.transmit.active.kick.as_raw_fd(), TRANSMIT),
@@ -447,6 +466,7 @@ impl MutEventSubscriber for VsockWorker {
             .map(|(fd, token)| Watch::Add(fd, token))
             .collect();
         self.apply_watches(ops);
+        self.set_clock();
         self.event.wake();
     }
 
@@ -462,6 +482,7 @@ impl MutEventSubscriber for VsockWorker {
             TIMER => {
                 // Fails only if someone else has read it.
                 let _ = self.timer.wait();
+                self.ticking = false;
                 self.muxer.expire(Instant::now());
                 // Some may have waited for a file descriptor.
                 self.muxer.accept();
@@ -475,6 +496,7 @@ impl MutEventSubscriber for VsockWorker {
         }
         self.serve();
         self.apply_watches(ops);
+        self.set_clock();
     }
 }
 

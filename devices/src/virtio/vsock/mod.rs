@@ -24,3 +24,6 @@ mod tests;
 
 #[cfg(test)]
 mod regressions;
+
+#[cfg(test)]
+mod streams_tests;

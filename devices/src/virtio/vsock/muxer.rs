@@ -76,6 +76,12 @@ pub struct Muxer {
     /// What the event loop has not been told yet.
     pub watches: Vec<Watch>,
     buffer: Vec<u8>,
+    /// Something may take too long: a handshake, a request, or an end.
+    deadlines: bool,
+    /// Clients wait for a file descriptor.
+    starved: bool,
+    /// Clients were turned away since there was room for one.
+    crowded: bool,
 }
 
 impl Muxer {
@@ -93,6 +99,9 @@ impl Muxer {
             readable: VecDeque::new(),
             watches: Vec::new(),
             buffer: vec![0; MAX_PAYLOAD],
+            deadlines: false,
+            starved: false,
+            crowded: false,
         }
     }
 
@@ -126,6 +135,17 @@ impl Muxer {
         self.answers.clear();
         self.readable.clear();
         self.watches.clear();
+        self.deadlines = false;
+    }
+
+    /// Whether [`Muxer::expire`] and [`Muxer::accept`] have to be called after a while. Open
+    /// streams alone need no clock.
+    pub fn needs_clock(&self) -> bool {
+        self.deadlines || self.starved
+    }
+
+    fn is_full(&self) -> bool {
+        self.connections.len() + self.handshakes.len() >= MAX_CONNECTIONS
     }
 
     /// Whether there is something for the guest to receive.
@@ -152,14 +172,36 @@ impl Muxer {
     /// after a while, the rest wait.
     pub fn accept(&mut self) {
         // The listener is non-blocking; a client that is too much is turned away at once.
-        while let Ok((stream, _)) = self.listener.accept() {
-            if self.connections.len() + self.handshakes.len() >= MAX_CONNECTIONS {
-                log::warn!("vsock: a client is turned away, {MAX_CONNECTIONS} are connected");
+        loop {
+            let stream = match self.listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.starved = false;
+                    return;
+                }
+                Err(error) => {
+                    if !std::mem::replace(&mut self.starved, true) {
+                        log::warn!(
+                            "vsock: clients of {} have to wait: {error}; with \"too many open \
+                             files\", start with a higher limit (ulimit -n, LimitNOFILE=)",
+                            self.path.display()
+                        );
+                    }
+                    return;
+                }
+            };
+            if self.is_full() {
+                if !std::mem::replace(&mut self.crowded, true) {
+                    log::warn!("vsock: clients are turned away, {MAX_CONNECTIONS} are connected");
+                }
                 continue;
             }
+            self.crowded = false;
             if stream.set_nonblocking(true).is_err() {
                 continue;
             }
+            self.deadlines = true;
             let token = self.new_token();
             self.watches.push(Watch::Add(stream.as_raw_fd(), token));
             self.handshakes.insert(
@@ -201,6 +243,8 @@ impl Muxer {
             return;
         };
         match read_port(&handshake.stream) {
+            // A guest that takes no packets cannot be asked.
+            Ok(Some(_)) if !self.has_room() => self.drop_handshake(token),
             Ok(Some(port)) => {
                 let Some(Handshake { stream, .. }) = self.handshakes.remove(&token) else {
                     return;
@@ -210,6 +254,7 @@ impl Muxer {
                 };
                 let ports = (host_port, port);
                 let stage = Stage::Connecting(Instant::now());
+                self.deadlines = true;
                 self.connections
                     .insert(ports, Connection::new(stream, stage, token));
                 self.tokens.insert(token, ports);
@@ -309,6 +354,7 @@ impl Muxer {
                 // It comes back with the next event, or with the guest's next credit.
                 Got::Nothing | Got::NoCredit => {}
                 Got::End => {
+                    self.deadlines = true;
                     let Some(flags) = connection.tell_end() else {
                         continue;
                     };
@@ -380,14 +426,15 @@ impl Muxer {
 
     /// The guest connects to a port of the host.
     fn connect(&mut self, ports: Ports, header: &Header) {
-        let taken = self.connections.contains_key(&ports);
-        let full = self.connections.len() + self.handshakes.len() >= MAX_CONNECTIONS;
-        if taken {
+        if self.connections.contains_key(&ports) {
             return self.reset(ports);
+        }
+        if self.is_full() {
+            return self.answer(ports, op::RST, 0);
         }
         let path = socket_path(&self.path, ports.0);
         match connect(&path) {
-            Ok(stream) if !full => {
+            Ok(stream) => {
                 let token = self.new_token();
                 self.watches.push(Watch::Add(stream.as_raw_fd(), token));
                 let mut connection = Connection::new(stream, Stage::Open, token);
@@ -397,7 +444,6 @@ impl Muxer {
                 self.answer(ports, op::RESPONSE, 0);
                 self.mark_readable(ports);
             }
-            Ok(_) => self.answer(ports, op::RST, 0),
             Err(error) => {
                 log::debug!(
                     "vsock: the guest does not reach {}: {error}",
@@ -413,8 +459,14 @@ impl Muxer {
         let Some(connection) = self.connections.get_mut(&ports) else {
             return;
         };
-        if connection.flush().is_err() || connection.is_finished() {
+        let news = match connection.flush() {
+            Ok(()) => None,
+            Err(_) => connection.stop_output(),
+        };
+        if connection.is_finished() {
             self.reset(ports);
+        } else if let Some(flags) = news {
+            self.answer(ports, op::SHUTDOWN, flags);
         } else if connection.owes_credit() {
             self.answer(ports, op::CREDIT_UPDATE, 0);
         }
@@ -444,6 +496,8 @@ impl Muxer {
         for token in silent {
             self.drop_handshake(token);
         }
+        let open = |connection: &Connection| connection.stage == Stage::Open;
+        self.deadlines = !self.handshakes.is_empty() || !self.connections.values().all(open);
     }
 }
 

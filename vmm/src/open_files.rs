@@ -1,0 +1,70 @@
+//! How many files the process may have open.
+//!
+//! Sockets to the guest, API clients and queues take a descriptor or several each. The usual soft
+//! limit of 1,024 exists for programs that use `select`; Gantry does not, and takes what the hard
+//! limit allows.
+
+use std::io;
+
+/// What suffices for whatever one VM can ask for: 1,023 streams of a socket device, 64 API
+/// clients, and some 60 devices with a few queues each.
+const ENOUGH: u64 = 4096;
+
+/// Raises the soft limit of open files up to the hard one and returns it. Says in the log if that
+/// is little. Before the process is confined.
+pub fn raise_limit() -> io::Result<u64> {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the structure outlives the call, which fills it.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if limit.rlim_cur < limit.rlim_max {
+        limit.rlim_cur = limit.rlim_max;
+        // SAFETY: the structure outlives the call, which reads it.
+        if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    if let Some(warning) = shortage(limit.rlim_cur) {
+        log::warn!("{warning}");
+    }
+    Ok(limit.rlim_cur)
+}
+
+fn shortage(limit: u64) -> Option<String> {
+    (limit < ENOUGH).then(|| {
+        format!(
+            "this process may open {limit} files only: a VM with many devices or sockets may need \
+             {ENOUGH}; raise the hard limit (ulimit -Hn, or LimitNOFILE= of a service)"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_soft_limit_rises_to_the_hard_one() {
+        let raised = raise_limit().unwrap();
+        let mut limit = libc::rlimit {
+            rlim_cur: 0,
+            rlim_max: 0,
+        };
+        // SAFETY: the structure outlives the call, which fills it.
+        let result = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+        assert_eq!((result, limit.rlim_cur), (0, raised));
+        assert_eq!(limit.rlim_cur, limit.rlim_max);
+    }
+
+    #[test]
+    fn a_limit_that_is_too_low_is_named_with_its_cure() {
+        assert_eq!(shortage(ENOUGH), None);
+        let warning = shortage(1024).unwrap();
+        assert!(warning.contains("1024 files"), "{warning}");
+        assert!(warning.contains("LimitNOFILE"), "{warning}");
+    }
+}
