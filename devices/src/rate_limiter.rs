@@ -319,7 +319,7 @@ mod tests {
     fn what_is_charged_afterwards_delays_the_next_request() {
         let mut limiter = limiter(1000, None, 1000);
         let start = limiter.bytes.as_ref().unwrap().updated;
-        let mut ready = |limiter: &mut RateLimiter, millis| {
+        let ready = |limiter: &mut RateLimiter, millis| {
             limiter.blocked = false;
             limiter.is_ready_at(start + Duration::from_millis(millis))
         };

@@ -1,6 +1,8 @@
 //! A queue being served: taking chains, giving them back, telling the driver when it wants to
 //! know. For devices that answer a request as soon as they see it.
 
+mod groups;
+
 use std::sync::Arc;
 
 use virtio_bindings::bindings::{
@@ -10,6 +12,7 @@ use virtio_bindings::bindings::{
 use virtio_queue::{DescriptorChain, QueueOwnedT, QueueT};
 use vm_memory::GuestAddressSpace;
 
+pub use self::groups::{Next, Taken};
 use super::device::{ActiveQueue, VirtioInterrupt};
 use crate::memory::{GuestMemory, GuestRam};
 
@@ -84,16 +87,21 @@ impl ServedQueue {
         match self.try_serve(handle) {
             Ok(empty) => empty,
             Err(error) => {
-                self.broken = true;
-                log::warn!(
-                    "queue {} of {} is unusable: {error}",
-                    self.active.index,
-                    self.name
-                );
-                self.interrupt.needs_reset();
+                self.give_up(&error);
                 true
             }
         }
+    }
+
+    /// The driver made the queue unusable.
+    fn give_up(&mut self, error: &virtio_queue::Error) {
+        self.broken = true;
+        log::warn!(
+            "queue {} of {} is unusable: {error}",
+            self.active.index,
+            self.name
+        );
+        self.interrupt.needs_reset();
     }
 
     fn try_serve(

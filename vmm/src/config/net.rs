@@ -15,7 +15,8 @@ pub struct NetConfig {
     /// Name of the tap interface; one is made if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tap: Option<String>,
-    /// Address of the host's side, for a tap that Gantry makes.
+    /// Address of the host's side. A tap that was there already keeps what it has, unless this is
+    /// another address than the default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ip: Option<std::net::IpAddr>,
     /// Its network mask.

@@ -1,16 +1,17 @@
 //! The control queue (virtio 1.2, 5.1.6.5): number of queue pairs, offloads.
 
 use std::{
-    io::{self, Write},
-    sync::{
-        Arc,
-        atomic::{AtomicU16, Ordering},
-    },
+    io::{self, Read, Write},
+    sync::{Arc, Mutex, PoisonError},
 };
 
+use virtio_bindings::bindings::virtio_net::{
+    VIRTIO_NET_F_CTRL_GUEST_OFFLOADS, VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_ECN,
+    VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6, VIRTIO_NET_F_GUEST_UFO, VIRTIO_NET_F_MQ,
+};
 use virtio_queue::DescriptorChain;
 
-use super::{device::offloads, tap::Tap};
+use super::tap::Tap;
 use crate::{
     memory::GuestRam,
     virtio::served::{Chain, ServedQueue},
@@ -24,13 +25,31 @@ const SET_PAIRS: u8 = 0;
 const GUEST_OFFLOADS: u8 = 5;
 const SET_OFFLOADS: u8 = 0;
 
+/// What the driver has chosen through the control queue; holds until it resets the device.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Choice {
+    /// Queue pairs that it uses, from 1.
+    pub pairs: u16,
+    /// Offloads of received frames, as feature bits; all that were negotiated if absent.
+    pub offloads: Option<u64>,
+}
+
+impl Default for Choice {
+    fn default() -> Self {
+        Self {
+            pairs: 1,
+            offloads: None,
+        }
+    }
+}
+
 /// Serves the control queue.
 pub struct ControlQueue {
     pub queue: ServedQueue,
-    /// Queue pairs that the driver uses.
-    pub in_use: Arc<AtomicU16>,
-    /// Offloads that the driver may choose from, as feature bits.
+    /// The features that were negotiated.
     pub features: u64,
+    /// What the driver has chosen.
+    pub choice: Arc<Mutex<Choice>>,
     /// All queues of the interface.
     pub taps: Vec<Tap>,
 }
@@ -40,16 +59,15 @@ impl ControlQueue {
         self.queue.acknowledge_kick();
         let Self {
             queue,
-            in_use,
             features,
+            choice,
             taps,
         } = self;
         queue.serve(|chain, ram| {
-            let result = if command(chain.clone(), ram, in_use, *features, taps) {
-                OK
-            } else {
-                ERROR
-            };
+            let mut choice = choice.lock().unwrap_or_else(PoisonError::into_inner);
+            let done = command(chain.clone(), ram)
+                .and_then(|command| carry_out(command, *features, &mut choice, taps));
+            let result = if done.is_some() { OK } else { ERROR };
             match chain
                 .writer(ram)
                 .map(|mut writer| writer.write_all(&[result]))
@@ -61,57 +79,101 @@ impl ControlQueue {
     }
 }
 
-/// Carries out a command; false if it makes no sense or fails.
-fn command(
-    chain: DescriptorChain<&GuestRam>,
-    ram: &GuestRam,
-    in_use: &AtomicU16,
-    features: u64,
-    taps: &[Tap],
-) -> bool {
-    let Ok(mut reader) = chain.reader(ram) else {
-        return false;
-    };
-    let mut read = |bytes: &mut [u8]| std::io::Read::read_exact(&mut reader, bytes).is_ok();
+#[derive(Clone, Copy)]
+enum Command {
+    SetPairs(u16),
+    SetOffloads(u64),
+}
+
+/// The command of a chain, if it is one.
+fn command(chain: DescriptorChain<&GuestRam>, ram: &GuestRam) -> Option<Command> {
+    let mut reader = chain.reader(ram).ok()?;
     let mut head = [0; 2];
-    if !read(&mut head) {
-        return false;
-    }
+    reader.read_exact(&mut head).ok()?;
     match head {
-        // Frames for other queues than those that the driver uses would be lost (5.1.6.5.5).
         [MULTI_QUEUE, SET_PAIRS] => {
-            let mut wanted = [0; 2];
-            if !read(&mut wanted) {
-                return false;
-            }
-            let wanted = u16::from_le_bytes(wanted);
-            if !(1..=taps.len()).contains(&usize::from(wanted)) {
-                return false;
-            }
-            in_use.store(wanted, Ordering::SeqCst);
-            attach(taps, wanted).is_ok()
+            let mut pairs = [0; 2];
+            reader.read_exact(&mut pairs).ok()?;
+            Some(Command::SetPairs(u16::from_le_bytes(pairs)))
         }
         [GUEST_OFFLOADS, SET_OFFLOADS] => {
-            let mut wanted = [0; 8];
-            if !read(&mut wanted) {
-                return false;
-            }
-            let wanted = u64::from_le_bytes(wanted);
-            wanted & !features == 0
-                && taps
-                    .iter()
-                    .all(|tap| tap.set_offloads(offloads(wanted)).is_ok())
+            let mut offloads = [0; 8];
+            reader.read_exact(&mut offloads).ok()?;
+            Some(Command::SetOffloads(u64::from_le_bytes(offloads)))
         }
-        _ => false,
+        _ => None,
     }
 }
 
-/// Has the kernel spread frames over the first `in_use` queues.
-pub fn attach(taps: &[Tap], in_use: u16) -> io::Result<()> {
+/// Carries out a command; `None`, and nothing has changed, if it makes no sense or fails.
+fn carry_out(command: Command, features: u64, choice: &mut Choice, taps: &[Tap]) -> Option<()> {
+    let negotiated = |bit: u32| features & 1 << bit != 0;
+    match command {
+        // Frames for other queues than those that the driver uses would be lost (5.1.6.5.5).
+        Command::SetPairs(pairs) => {
+            let possible = (1..=taps.len()).contains(&pairs.into());
+            if !negotiated(VIRTIO_NET_F_MQ) || !possible {
+                return None;
+            }
+            if let Err(error) = attach(taps, pairs) {
+                log::debug!("using {pairs} queues of a tap: {error}");
+                // As it was before, as far as possible.
+                let _ = attach(taps, choice.pairs);
+                return None;
+            }
+            choice.pairs = pairs;
+        }
+        Command::SetOffloads(offloads) => {
+            if !negotiated(VIRTIO_NET_F_CTRL_GUEST_OFFLOADS)
+                || offloads & !(features & GUEST_FEATURES) != 0
+            {
+                return None;
+            }
+            set_offloads(taps, offloads).ok()?;
+            choice.offloads = Some(offloads);
+        }
+    }
+    Some(())
+}
+
+/// Offloads of received frames and the kernel's flags for them.
+const OFFLOADS: [(u32, u32); 5] = [
+    (VIRTIO_NET_F_GUEST_CSUM, libc::TUN_F_CSUM),
+    (VIRTIO_NET_F_GUEST_TSO4, libc::TUN_F_TSO4),
+    (VIRTIO_NET_F_GUEST_TSO6, libc::TUN_F_TSO6),
+    (VIRTIO_NET_F_GUEST_ECN, libc::TUN_F_TSO_ECN),
+    (VIRTIO_NET_F_GUEST_UFO, libc::TUN_F_UFO),
+];
+
+/// The same as feature bits.
+const GUEST_FEATURES: u64 = 1 << VIRTIO_NET_F_GUEST_CSUM
+    | 1 << VIRTIO_NET_F_GUEST_TSO4
+    | 1 << VIRTIO_NET_F_GUEST_TSO6
+    | 1 << VIRTIO_NET_F_GUEST_ECN
+    | 1 << VIRTIO_NET_F_GUEST_UFO;
+
+/// Has the kernel hand over frames with the offloads among `features`.
+pub fn set_offloads(taps: &[Tap], features: u64) -> io::Result<()> {
+    let flags = OFFLOADS
+        .iter()
+        .filter(|(feature, _)| features & 1 << feature != 0)
+        .fold(0, |flags, (_, flag)| flags | flag);
+    // The kernel takes segmentation only together with checksums.
+    let flags = if flags & libc::TUN_F_CSUM == 0 {
+        0
+    } else {
+        flags
+    };
+    // They are the interface's, whichever queue says so.
+    taps.first().map_or(Ok(()), |tap| tap.set_offloads(flags))
+}
+
+/// Has the kernel spread frames over the first `pairs` queues.
+pub fn attach(taps: &[Tap], pairs: u16) -> io::Result<()> {
     if taps.len() < 2 {
         return Ok(());
     }
     taps.iter()
         .enumerate()
-        .try_for_each(|(number, tap)| tap.attach(number < in_use.into()))
+        .try_for_each(|(number, tap)| tap.attach(number < pairs.into()))
 }

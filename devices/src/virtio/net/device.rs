@@ -4,10 +4,7 @@ use std::{
     io,
     net::IpAddr,
     os::fd::OwnedFd,
-    sync::{
-        Arc,
-        atomic::{AtomicU16, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
 };
 
 use serde::{Deserialize, Serialize};
@@ -16,17 +13,20 @@ use virtio_bindings::bindings::virtio_net::{
     VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_ECN, VIRTIO_NET_F_GUEST_TSO4,
     VIRTIO_NET_F_GUEST_TSO6, VIRTIO_NET_F_GUEST_UFO, VIRTIO_NET_F_HOST_ECN, VIRTIO_NET_F_HOST_TSO4,
     VIRTIO_NET_F_HOST_TSO6, VIRTIO_NET_F_HOST_UFO, VIRTIO_NET_F_MAC, VIRTIO_NET_F_MQ,
-    VIRTIO_NET_F_MTU, VIRTIO_NET_F_STATUS,
+    VIRTIO_NET_F_MRG_RXBUF, VIRTIO_NET_F_MTU, VIRTIO_NET_F_STATUS,
 };
 
 use super::{
-    control::{self, ControlQueue},
-    frames::{Counters, PairWorker},
-    tap::{Interface, Tap, TapError},
+    control::{self, Choice, ControlQueue},
+    frames::{Counters, PairWorker, Transmitter},
+    interface::Interface,
+    receive::Receiver,
+    tap::{Tap, TapError},
 };
 use crate::{
     rate_limiter::{RateLimiter, RateLimiterConfig},
     thread::{ThreadRole, ThreadSpawner},
+    throttle::{SharedRateLimiter, Throttle},
     virtio::{
         device::{ActivateError, Activation, ActiveQueue, DeviceType, StateError, VirtioDevice},
         served::{COMMON_FEATURES, ServedQueue, read_config_bytes},
@@ -51,6 +51,8 @@ pub struct Options {
     pub fds: Vec<OwnedFd>,
     /// The host's address and mask.
     pub address: Option<(IpAddr, IpAddr)>,
+    /// The host's address and mask of an interface that is made here, if `address` is absent.
+    pub made_address: Option<(IpAddr, IpAddr)>,
     /// The guest's MAC address; random if absent.
     pub mac: Option<[u8; 6]>,
     /// The host's MAC address.
@@ -67,7 +69,7 @@ pub struct Options {
     pub offload_ufo: bool,
     /// Checksum offload.
     pub offload_csum: bool,
-    /// Limits of each direction.
+    /// Limits of each direction, for all queues together.
     pub rate_limiter: Option<RateLimiterConfig>,
 }
 
@@ -91,6 +93,14 @@ pub enum Error {
         /// Pairs of queues.
         pairs: usize,
     },
+    /// Descriptors of more than one interface.
+    #[error("descriptors of one tap are needed, these are of {first:?} and of {other:?}")]
+    Interfaces {
+        /// The first descriptor's.
+        first: String,
+        /// Another one's.
+        other: String,
+    },
     /// A host resource could not be had.
     #[error("cannot {action}")]
     Host {
@@ -111,43 +121,32 @@ pub struct State {
     pub mtu: u16,
     /// Queue pairs that the guest uses.
     pub pairs: u16,
+    /// Offloads of received frames, as feature bits, if the guest has chosen.
+    #[serde(default)]
+    pub offloads: Option<u64>,
+    /// The host's MAC address, which the guest may have in its ARP table.
+    #[serde(default)]
+    pub host_mac: Option<[u8; 6]>,
 }
 
 /// A network card.
 pub struct Net {
     taps: Vec<Tap>,
+    /// The interface is Gantry's own, and nobody has said which MAC address it has.
+    adopts_host_mac: bool,
     mac: [u8; 6],
     mtu: u16,
     features: u64,
     queue_sizes: Vec<u16>,
-    rate_limiter: Option<RateLimiterConfig>,
+    receive_limit: Option<SharedRateLimiter>,
+    transmit_limit: Option<SharedRateLimiter>,
     thread_name: String,
     counters: Arc<Counters>,
-    /// Queue pairs that the driver uses.
-    in_use: Arc<AtomicU16>,
+    choice: Arc<Mutex<Choice>>,
     spawner: Arc<dyn ThreadSpawner>,
     workers: Vec<Worker<PairWorker>>,
-}
-
-/// The kernel's offload flags for what the driver has taken of the features.
-pub fn offloads(features: u64) -> u32 {
-    let pairs = [
-        (VIRTIO_NET_F_GUEST_CSUM, libc::TUN_F_CSUM),
-        (VIRTIO_NET_F_GUEST_TSO4, libc::TUN_F_TSO4),
-        (VIRTIO_NET_F_GUEST_TSO6, libc::TUN_F_TSO6),
-        (VIRTIO_NET_F_GUEST_ECN, libc::TUN_F_TSO_ECN),
-        (VIRTIO_NET_F_GUEST_UFO, libc::TUN_F_UFO),
-    ];
-    let flags = pairs
-        .iter()
-        .filter(|(feature, _)| features & 1 << feature != 0)
-        .fold(0, |flags, (_, flag)| flags | *flag);
-    // The kernel takes segmentation only together with checksums.
-    if flags & libc::TUN_F_CSUM == 0 {
-        0
-    } else {
-        flags
-    }
+    /// Queues without a worker: those of which the driver has enabled only half a pair.
+    idle: Vec<ActiveQueue>,
 }
 
 fn random_mac() -> io::Result<[u8; 6]> {
@@ -162,64 +161,20 @@ fn random_mac() -> io::Result<[u8; 6]> {
     Ok(mac)
 }
 
-impl Net {
-    /// Opens the tap, sets it up and switches it on.
-    pub fn new(options: Options, spawner: Arc<dyn ThreadSpawner>) -> Result<Self, Error> {
-        let Options {
-            num_queues,
-            queue_size,
-            ..
-        } = options;
-        if !(2..=256).contains(&num_queues) || num_queues % 2 != 0 {
-            return Err(Error::NumQueues(num_queues));
+impl Options {
+    /// Pairs of queues, if such a card can be had.
+    fn pairs(&self) -> Result<usize, Error> {
+        if !(2..=256).contains(&self.num_queues) || !self.num_queues.is_multiple_of(2) {
+            return Err(Error::NumQueues(self.num_queues));
         }
-        if !queue_size.is_power_of_two() || !(2..=32768).contains(&queue_size) {
-            return Err(Error::QueueSize(queue_size));
+        if !self.queue_size.is_power_of_two() || !(2..=32768).contains(&self.queue_size) {
+            return Err(Error::QueueSize(self.queue_size));
         }
-        let pairs = usize::from(num_queues / 2);
-        let taps = if options.fds.is_empty() {
-            Tap::open(options.tap.as_deref(), pairs)?
-        } else {
-            if options.fds.len() != pairs {
-                return Err(Error::Descriptors {
-                    fds: options.fds.len(),
-                    pairs,
-                });
-            }
-            options
-                .fds
-                .into_iter()
-                .map(Tap::from_fd)
-                .collect::<Result<_, _>>()?
-        };
-        let mut mtu = 1500;
-        if let Some(first) = taps.first() {
-            let interface = Interface::new(first.name())?;
-            if let Some((ip, mask)) = options.address {
-                interface.set_address(ip, mask)?;
-            }
-            if let Some(mac) = options.host_mac {
-                interface.set_mac(mac)?;
-            }
-            if let Some(mtu) = options.mtu {
-                interface.set_mtu(mtu)?;
-            }
-            // Whoever hands over descriptors looks after the interface, and may not let us.
-            match interface.up() {
-                Err(error) if options.tap.is_some() || options.address.is_some() => {
-                    return Err(error.into());
-                }
-                _ => {}
-            }
-            mtu = interface.mtu().unwrap_or(1500);
-        }
-        let mac = match options.mac {
-            Some(mac) => mac,
-            None => random_mac().map_err(|source| Error::Host {
-                action: "make up a MAC address",
-                source,
-            })?,
-        };
+        Ok(usize::from(self.num_queues / 2))
+    }
+
+    /// What the driver is offered.
+    fn features(&self) -> u64 {
         let mut features = COMMON_FEATURES;
         let mut offer = |bits: &[u32]| bits.iter().for_each(|bit| features |= 1 << bit);
         offer(&[
@@ -227,17 +182,18 @@ impl Net {
             VIRTIO_NET_F_STATUS,
             VIRTIO_NET_F_MTU,
             VIRTIO_NET_F_CTRL_VQ,
+            VIRTIO_NET_F_MRG_RXBUF,
         ]);
-        if pairs > 1 {
+        if self.num_queues > 2 {
             offer(&[VIRTIO_NET_F_MQ]);
         }
-        if options.offload_csum {
+        if self.offload_csum {
             offer(&[
                 VIRTIO_NET_F_CSUM,
                 VIRTIO_NET_F_GUEST_CSUM,
                 VIRTIO_NET_F_CTRL_GUEST_OFFLOADS,
             ]);
-            if options.offload_tso {
+            if self.offload_tso {
                 offer(&[
                     VIRTIO_NET_F_HOST_TSO4,
                     VIRTIO_NET_F_HOST_TSO6,
@@ -247,24 +203,133 @@ impl Net {
                     VIRTIO_NET_F_GUEST_ECN,
                 ]);
             }
-            if options.offload_ufo {
+            if self.offload_ufo {
                 offer(&[VIRTIO_NET_F_HOST_UFO, VIRTIO_NET_F_GUEST_UFO]);
             }
         }
-        let mut queue_sizes = vec![queue_size; num_queues.into()];
+        features
+    }
+}
+
+/// Taps that somebody else has opened.
+fn from_fds(fds: Vec<OwnedFd>, pairs: usize) -> Result<Vec<Tap>, Error> {
+    if fds.len() != pairs {
+        let fds = fds.len();
+        return Err(Error::Descriptors { fds, pairs });
+    }
+    let taps: Vec<Tap> = fds
+        .into_iter()
+        .map(Tap::from_fd)
+        .collect::<Result<_, _>>()?;
+    if let [first, others @ ..] = taps.as_slice()
+        && let Some(other) = others.iter().find(|tap| tap.name() != first.name())
+    {
+        return Err(Error::Interfaces {
+            first: first.name().to_owned(),
+            other: other.name().to_owned(),
+        });
+    }
+    Ok(taps)
+}
+
+impl Net {
+    /// Opens the tap, sets it up and switches it on.
+    pub fn new(mut options: Options, spawner: Arc<dyn ThreadSpawner>) -> Result<Self, Error> {
+        let pairs = options.pairs()?;
+        let fds = std::mem::take(&mut options.fds);
+        let made = match &options.tap {
+            _ if !fds.is_empty() => false,
+            None => true,
+            Some(name) => !Interface::new(name)?.exists()?,
+        };
+        let own = fds.is_empty();
+        let taps = if own {
+            Tap::open(options.tap.as_deref(), pairs)?
+        } else {
+            from_fds(fds, pairs)?
+        };
+        let mut mtu = 1500;
+        if let Some(first) = taps.first() {
+            let interface = Interface::new(first.name())?;
+            let default = options.made_address.filter(|_| made);
+            if let Some((ip, mask)) = options.address.or(default) {
+                interface.set_address(ip, mask)?;
+            }
+            if let Some(mac) = options.host_mac {
+                interface.set_mac(mac)?;
+            }
+            if let Some(mtu) = options.mtu {
+                interface.set_mtu(mtu)?;
+            }
+            match interface.up() {
+                // Whoever hands over descriptors looks after the interface, and may not let us.
+                Err(error) if !own && options.address.is_none() => {
+                    log::debug!("leaving {} as it is: {error}", first.name());
+                }
+                result => result?,
+            }
+            mtu = interface.mtu().unwrap_or(1500);
+        }
+        let adopts_host_mac = made && options.host_mac.is_none();
+        Self::build(options, taps, mtu, adopts_host_mac, spawner)
+    }
+
+    /// A card on substitutes of a tap (see [`Tap::substitute`]), one for each pair of queues.
+    #[cfg(any(test, feature = "test-support"))]
+    pub fn on_substitutes(
+        options: Options,
+        taps: Vec<Tap>,
+        spawner: Arc<dyn ThreadSpawner>,
+    ) -> Result<Self, Error> {
+        let pairs = options.pairs()?;
+        if taps.len() != pairs {
+            let fds = taps.len();
+            return Err(Error::Descriptors { fds, pairs });
+        }
+        Self::build(options, taps, 1500, false, spawner)
+    }
+
+    fn build(
+        options: Options,
+        taps: Vec<Tap>,
+        mtu: u16,
+        adopts_host_mac: bool,
+        spawner: Arc<dyn ThreadSpawner>,
+    ) -> Result<Self, Error> {
+        let features = options.features();
+        let mac = match options.mac {
+            Some(mac) => mac,
+            None => random_mac().map_err(|source| Error::Host {
+                action: "make up a MAC address",
+                source,
+            })?,
+        };
+        let mut queue_sizes = vec![options.queue_size; options.num_queues.into()];
         queue_sizes.push(CONTROL_SIZE);
+        let limiter = || {
+            let config = options.rate_limiter.as_ref();
+            let limiter = config.map(RateLimiter::new).transpose();
+            let limiter = limiter.map_err(|source| Error::Host {
+                action: "set up a rate limit",
+                source,
+            })?;
+            Ok::<_, Error>(limiter.map(|limiter| Arc::new(Mutex::new(limiter))))
+        };
         Ok(Self {
+            receive_limit: limiter()?,
+            transmit_limit: limiter()?,
             taps,
+            adopts_host_mac,
             mac,
             mtu,
             features,
             queue_sizes,
-            rate_limiter: options.rate_limiter,
             thread_name: options.thread_name,
             counters: Arc::default(),
-            in_use: Arc::new(AtomicU16::new(1)),
+            choice: Arc::default(),
             spawner,
             workers: Vec::new(),
+            idle: Vec::new(),
         })
     }
 
@@ -278,8 +343,8 @@ impl Net {
         self.mac
     }
 
-    fn limiter(&self) -> io::Result<Option<RateLimiter>> {
-        self.rate_limiter.as_ref().map(RateLimiter::new).transpose()
+    fn choice(&self) -> MutexGuard<'_, Choice> {
+        self.choice.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn start(&mut self, activation: Activation) -> io::Result<()> {
@@ -289,64 +354,74 @@ impl Net {
             queues,
             features,
         } = activation;
+        let negotiated = |bit: u32| features & 1 << bit != 0;
         let name = self.thread_name.clone();
-        let pairs = self.taps.len();
-        let control_index = 2 * pairs;
+        let serve = |active| {
+            let (memory, interrupt) = (memory.clone(), Arc::clone(&interrupt));
+            ServedQueue::new(active, memory, interrupt, features, &name)
+        };
+        // A driver without multi-queue uses one pair and has its control queue at number 2
+        // (5.1.2).
+        let multi_queue = negotiated(VIRTIO_NET_F_MQ);
+        let pairs = if multi_queue { self.taps.len() } else { 1 };
+        let control_index = negotiated(VIRTIO_NET_F_CTRL_VQ).then_some(2 * pairs);
         let mut control = None;
-        let mut halves: Vec<[Option<ServedQueue>; 2]> = (0..pairs).map(|_| [None, None]).collect();
+        let mut halves: Vec<[Option<ActiveQueue>; 2]> = (0..pairs).map(|_| [None, None]).collect();
         for active in queues {
             let index = usize::from(active.index);
-            let queue =
-                ServedQueue::new(active, memory.clone(), interrupt.clone(), features, &name);
-            // A driver without multi-queue has its control queue at number 2 (5.1.2).
-            let multi_queue = features & 1 << VIRTIO_NET_F_MQ != 0;
-            if index == control_index || (!multi_queue && index == 2) {
-                let taps = self
-                    .taps
-                    .iter()
-                    .map(Tap::try_clone)
-                    .collect::<io::Result<_>>()?;
-                control = Some(ControlQueue {
-                    queue,
-                    in_use: Arc::clone(&self.in_use),
-                    features,
-                    taps,
-                });
+            if Some(index) == control_index {
+                control = Some(active);
             } else if let Some(pair) = halves.get_mut(index / 2) {
-                pair[index % 2] = Some(queue);
+                pair[index % 2] = Some(active);
+            } else {
+                self.idle.push(active);
             }
         }
-        let multi_queue = features & 1 << VIRTIO_NET_F_MQ != 0;
-        let in_use = if multi_queue {
-            self.in_use.load(Ordering::SeqCst)
-        } else {
-            1
+        let choice = *self.choice();
+        control::attach(&self.taps, if multi_queue { choice.pairs } else { 1 })?;
+        control::set_offloads(&self.taps, features & choice.offloads.unwrap_or(u64::MAX))?;
+        let throttle = |limit: &Option<SharedRateLimiter>| {
+            let limit = limit.as_ref().map(Arc::clone);
+            limit.map(Throttle::new).transpose()
         };
-        control::attach(&self.taps, in_use)?;
         for (number, (tap, pair)) in self.taps.iter().zip(halves).enumerate() {
             let [Some(receive), Some(transmit)] = pair else {
+                self.idle.extend(pair.into_iter().flatten());
                 continue;
             };
-            tap.set_offloads(offloads(features))?;
+            let control = control.take().map(|active| {
+                let taps: io::Result<_> = self.taps.iter().map(Tap::try_clone).collect();
+                Ok::<_, io::Error>(ControlQueue {
+                    queue: serve(active),
+                    features,
+                    choice: Arc::clone(&self.choice),
+                    taps: taps?,
+                })
+            });
+            let counters = &self.counters;
             let worker = PairWorker {
-                receive,
-                transmit,
-                control: control.take(),
+                receive: Receiver::new(
+                    serve(receive),
+                    negotiated(VIRTIO_NET_F_MRG_RXBUF),
+                    throttle(&self.receive_limit)?,
+                    Arc::clone(counters),
+                ),
+                transmit: Transmitter::new(
+                    serve(transmit),
+                    throttle(&self.transmit_limit)?,
+                    Arc::clone(counters),
+                ),
+                control: control.transpose()?,
                 tap: tap.try_clone()?,
-                counters: Arc::clone(&self.counters),
-                receive_limit: self.limiter()?,
-                transmit_limit: self.limiter()?,
-                tap_readable: true,
-                vectors: Vec::new(),
             };
-            let name = format!("{name}_qp{number}");
             self.workers.push(Worker::spawn(
                 &*self.spawner,
                 ThreadRole::Net,
-                &name,
+                &format!("{name}_qp{number}"),
                 worker,
             )?);
         }
+        self.idle.extend(control);
         Ok(())
     }
 }
@@ -381,21 +456,25 @@ impl VirtioDevice for Net {
                 needed: 2,
             });
         }
-        self.start(activation)
-            .map_err(|source| ActivateError::Host {
+        self.start(activation).map_err(|source| {
+            // The transport takes the device for inactive.
+            self.deactivate();
+            ActivateError::Host {
                 action: "start a network card's threads",
                 source,
-            })
+            }
+        })
     }
 
     fn deactivate(&mut self) -> Vec<ActiveQueue> {
-        let mut queues = Vec::new();
+        let mut queues = std::mem::take(&mut self.idle);
         for worker in std::mem::take(&mut self.workers)
             .into_iter()
             .filter_map(Worker::stop)
         {
             let control = worker.control.map(|control| control.queue);
-            let all = [worker.receive, worker.transmit].into_iter().chain(control);
+            let all = [worker.receive.queue, worker.transmit.queue];
+            let all = all.into_iter().chain(control);
             queues.extend(all.map(|queue| queue.active));
         }
         queues.sort_by_key(|queue| queue.index);
@@ -403,31 +482,52 @@ impl VirtioDevice for Net {
     }
 
     fn reset(&mut self) {
-        // One pair until the driver asks for more (5.1.6.5.5).
-        self.in_use.store(1, Ordering::SeqCst);
+        // One pair until the driver asks for more (5.1.6.5.5), and the offloads it negotiates.
+        *self.choice() = Choice::default();
     }
 
     fn save(&self) -> Result<serde_json::Value, StateError> {
+        let Choice { pairs, offloads } = *self.choice();
+        let interface = Interface::new(self.tap_name());
+        let host_mac = interface.and_then(|interface| interface.mac()).ok();
         Ok(serde_json::to_value(State {
             mac: self.mac,
             mtu: self.mtu,
-            pairs: self.in_use.load(Ordering::SeqCst),
+            pairs,
+            offloads,
+            host_mac,
         })?)
     }
 
     fn restore(&mut self, state: serde_json::Value) -> Result<(), StateError> {
         let state: State = serde_json::from_value(state)?;
-        if !(1..=self.taps.len()).contains(&state.pairs.into()) || state.mac[0] & 1 != 0 {
+        let host_mac_is_unicast = state.host_mac.is_none_or(|mac| mac[0] & 1 == 0);
+        if !(1..=self.taps.len()).contains(&state.pairs.into())
+            || state.mac[0] & 1 != 0
+            || !host_mac_is_unicast
+        {
             return Err(StateError::Mismatch(format!(
-                "{} pairs of queues were in use, the card has {}; its address was {:x?}",
+                "{} pairs of queues were in use, the card has {}; its address was {:x?}, the \
+                 host's {:x?}",
                 state.pairs,
                 self.taps.len(),
-                state.mac
+                state.mac,
+                state.host_mac
             )));
         }
         self.mac = state.mac;
         self.mtu = state.mtu;
-        self.in_use.store(state.pairs, Ordering::SeqCst);
+        *self.choice() = Choice {
+            pairs: state.pairs,
+            offloads: state.offloads,
+        };
+        if let Some(mac) = state.host_mac.filter(|_| self.adopts_host_mac) {
+            let interface = Interface::new(self.tap_name());
+            if let Err(error) = interface.and_then(|interface| interface.set_mac(mac)) {
+                // The guest finds the new one after some time.
+                log::warn!("{error}; the guest knew another address");
+            }
+        }
         Ok(())
     }
 

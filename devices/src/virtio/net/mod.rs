@@ -5,12 +5,17 @@
 //!   control queue ──> worker 0: queue pairs, offloads
 //! ```
 //!
-//! - [`tap`]: the host's interface.
-//! - [`frames`]: one pair of queues.
+//! - [`tap`], [`interface`]: the host's side.
+//! - [`frames`]: one pair of queues; [`receive`]: frames to the guest, in mergeable buffers;
+//!   [`buffers`]: the guest's memory as system calls take it.
+//! - [`control`]: what the driver chooses.
 
+mod buffers;
 mod control;
 mod device;
 mod frames;
+mod interface;
+mod receive;
 pub mod tap;
 
 pub use device::{Error, Net, Options, State};

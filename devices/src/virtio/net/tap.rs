@@ -1,11 +1,10 @@
-//! Tap interfaces of the host.
+//! Queues of the host's tap interfaces.
 
 use std::{
     fs::{File, OpenOptions},
     io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     os::{
-        fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
+        fd::{AsRawFd, OwnedFd, RawFd},
         unix::fs::OpenOptionsExt,
     },
     sync::{
@@ -76,12 +75,27 @@ pub struct Tap {
     name: String,
     /// The kernel hands frames to this queue; shared by all handles on it.
     attached: Arc<AtomicBool>,
+    /// It is no tap.
+    #[cfg(any(test, feature = "test-support"))]
+    substitute: Option<Arc<Substitute>>,
 }
 
-fn ioctl<T>(fd: RawFd, request: libc::Ioctl, argument: &T) -> io::Result<()> {
+/// What a card has asked of a descriptor that takes the place of a tap.
+#[cfg(any(test, feature = "test-support"))]
+#[derive(Debug, Default)]
+pub struct Substitute {
+    /// `TUN_F_*` flags.
+    pub offloads: std::sync::atomic::AtomicU32,
+    /// Have it refuse to be attached or detached.
+    pub stubborn: AtomicBool,
+    /// Calls that have read, and that have written.
+    pub calls: (std::sync::atomic::AtomicU64, std::sync::atomic::AtomicU64),
+}
+
+pub(super) fn ioctl<T>(fd: RawFd, request: libc::Ioctl, argument: &mut T) -> io::Result<()> {
     // SAFETY: every request here reads or writes a struct of type `T` at most, which outlives
     // the call; what the kernel writes is valid for these plain structs.
-    let result = unsafe { libc::ioctl(fd, request, std::ptr::from_ref(argument)) };
+    let result = unsafe { libc::ioctl(fd, request, std::ptr::from_mut(argument)) };
     if result < 0 {
         Err(io::Error::last_os_error())
     } else {
@@ -89,7 +103,7 @@ fn ioctl<T>(fd: RawFd, request: libc::Ioctl, argument: &T) -> io::Result<()> {
     }
 }
 
-fn request(name: &str) -> Result<libc::ifreq, TapError> {
+pub(super) fn request(name: &str) -> Result<libc::ifreq, TapError> {
     // SAFETY: all zeroes are a valid value of this plain struct.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     if name.is_empty() || name.len() >= request.ifr_name.len() || name.contains('\0') {
@@ -130,11 +144,13 @@ impl Tap {
         }
         // The flags fit: they are bits of a short.
         request.ifr_ifru.ifru_flags = flags as libc::c_short;
-        ioctl(file.as_raw_fd(), libc::TUNSETIFF, &request).map_err(|source| TapError::Attach {
-            name: name.unwrap_or("vmtap%d").to_owned(),
-            source,
+        ioctl(file.as_raw_fd(), libc::TUNSETIFF, &mut request).map_err(|source| {
+            TapError::Attach {
+                name: name.unwrap_or("vmtap%d").to_owned(),
+                source,
+            }
         })?;
-        Self::prepare(file, read_name(&request))
+        Self::prepare(file, read_name(&request), true)
     }
 
     /// Takes over a queue that somebody else has opened.
@@ -142,9 +158,11 @@ impl Tap {
         let file = File::from(fd);
         let mut request = request("unknown")?;
         request.ifr_name = Default::default();
-        ioctl(file.as_raw_fd(), libc::TUNGETIFF, &request).map_err(|source| TapError::Attach {
-            name: format!("of descriptor {}", file.as_raw_fd()),
-            source,
+        ioctl(file.as_raw_fd(), libc::TUNGETIFF, &mut request).map_err(|source| {
+            TapError::Attach {
+                name: format!("of descriptor {}", file.as_raw_fd()),
+                source,
+            }
         })?;
         // SAFETY: the kernel filled in this member.
         let flags = libc::c_int::from(unsafe { request.ifr_ifru.ifru_flags });
@@ -154,22 +172,44 @@ impl Tap {
         }
         // SAFETY: flags of an open descriptor.
         unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
-        Self::prepare(file, read_name(&request))
+        let attached = flags & libc::IFF_DETACH_QUEUE == 0;
+        Self::prepare(file, read_name(&request), attached)
     }
 
-    fn prepare(file: File, name: String) -> Result<Self, TapError> {
-        let len = HEADER as libc::c_int;
+    /// A descriptor on which each read and write moves one frame with its header, in place of a
+    /// tap: for tests and fuzz targets.
+    #[cfg(any(test, feature = "test-support"))]
+    pub fn substitute(fd: OwnedFd) -> Self {
+        // SAFETY: flags of an open descriptor.
+        unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
+        Self {
+            file: File::from(fd),
+            name: "substitute".to_owned(),
+            attached: Arc::new(AtomicBool::new(true)),
+            substitute: Some(Arc::default()),
+        }
+    }
+
+    /// What was asked of a substitute.
+    #[cfg(any(test, feature = "test-support"))]
+    pub fn asked(&self) -> Option<Arc<Substitute>> {
+        self.substitute.clone()
+    }
+
+    fn prepare(file: File, name: String, attached: bool) -> Result<Self, TapError> {
+        let mut len = HEADER as libc::c_int;
         let failed = |source| TapError::Configure {
             action: "set the header size of",
             name: name.clone(),
             source,
         };
-        ioctl(file.as_raw_fd(), libc::TUNSETVNETHDRSZ, &len).map_err(failed)?;
-        let attached = Arc::new(AtomicBool::new(true));
+        ioctl(file.as_raw_fd(), libc::TUNSETVNETHDRSZ, &mut len).map_err(failed)?;
         Ok(Self {
             file,
             name,
-            attached,
+            attached: Arc::new(AtomicBool::new(attached)),
+            #[cfg(any(test, feature = "test-support"))]
+            substitute: None,
         })
     }
 
@@ -184,12 +224,27 @@ impl Tap {
             file: self.file.try_clone()?,
             name: self.name.clone(),
             attached: Arc::clone(&self.attached),
+            #[cfg(any(test, feature = "test-support"))]
+            substitute: self.substitute.clone(),
         })
+    }
+
+    /// Whether the kernel hands frames to this queue.
+    pub fn is_attached(&self) -> bool {
+        self.attached.load(Ordering::SeqCst)
     }
 
     /// Has the kernel spread frames to this queue, or not. Only for interfaces with several.
     pub fn attach(&self, attach: bool) -> io::Result<()> {
-        if self.attached.load(Ordering::SeqCst) == attach {
+        if self.is_attached() == attach {
+            return Ok(());
+        }
+        #[cfg(any(test, feature = "test-support"))]
+        if let Some(substitute) = &self.substitute {
+            if substitute.stubborn.load(Ordering::SeqCst) {
+                return Err(io::Error::from_raw_os_error(libc::EINVAL));
+            }
+            self.attached.store(attach, Ordering::SeqCst);
             return Ok(());
         }
         // SAFETY: all zeroes are a valid value of this plain struct.
@@ -201,13 +256,18 @@ impl Tap {
         };
         // A bit of a short.
         request.ifr_ifru.ifru_flags = flag as libc::c_short;
-        ioctl(self.file.as_raw_fd(), libc::TUNSETQUEUE, &request)?;
+        ioctl(self.file.as_raw_fd(), libc::TUNSETQUEUE, &mut request)?;
         self.attached.store(attach, Ordering::SeqCst);
         Ok(())
     }
 
     /// Lets the kernel hand over frames with these offloads (`TUN_F_*`).
     pub fn set_offloads(&self, offloads: u32) -> io::Result<()> {
+        #[cfg(any(test, feature = "test-support"))]
+        if let Some(substitute) = &self.substitute {
+            substitute.offloads.store(offloads, Ordering::SeqCst);
+            return Ok(());
+        }
         // SAFETY: the argument is a number.
         let result = unsafe {
             libc::ioctl(
@@ -223,10 +283,14 @@ impl Tap {
         }
     }
 
-    /// Reads one frame with its header into memory of the guest.
-    pub fn read(&self, buffers: &[libc::iovec]) -> io::Result<usize> {
-        // SAFETY: the caller's vectors describe guest memory, which stays mapped while the
-        // snapshot that they were made from is held.
+    /// Reads one frame with its header into the buffers.
+    pub(super) fn read(&self, buffers: &[libc::iovec]) -> io::Result<usize> {
+        #[cfg(any(test, feature = "test-support"))]
+        if let Some(substitute) = &self.substitute {
+            substitute.calls.0.fetch_add(1, Ordering::SeqCst);
+        }
+        // SAFETY: the vectors describe guest memory, which stays mapped while the snapshot that
+        // they were made from is held, or a buffer that is borrowed meanwhile (`Buffers`).
         let read = unsafe {
             libc::readv(
                 self.file.as_raw_fd(),
@@ -238,7 +302,11 @@ impl Tap {
     }
 
     /// Writes one frame with its header from memory of the guest.
-    pub fn write(&self, buffers: &[libc::iovec]) -> io::Result<usize> {
+    pub(super) fn write(&self, buffers: &[libc::iovec]) -> io::Result<usize> {
+        #[cfg(any(test, feature = "test-support"))]
+        if let Some(substitute) = &self.substitute {
+            substitute.calls.1.fetch_add(1, Ordering::SeqCst);
+        }
         // SAFETY: as in `read`.
         let written = unsafe {
             libc::writev(
@@ -265,152 +333,4 @@ fn read_name(request: &libc::ifreq) -> String {
         .take_while(|&byte| byte != 0)
         .collect();
     String::from_utf8_lossy(&bytes).into_owned()
-}
-
-/// The host's side of an interface: addresses, size of packets, state.
-pub struct Interface<'a> {
-    name: &'a str,
-    socket: OwnedFd,
-}
-
-impl<'a> Interface<'a> {
-    /// An interface that exists.
-    pub fn new(name: &'a str) -> Result<Self, TapError> {
-        // SAFETY: no pointers involved.
-        let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
-        if fd < 0 {
-            let source = io::Error::last_os_error();
-            return Err(TapError::Configure {
-                action: "reach",
-                name: name.to_owned(),
-                source,
-            });
-        }
-        Ok(Self {
-            name,
-            // SAFETY: the descriptor was created just now.
-            socket: unsafe { OwnedFd::from_raw_fd(fd) },
-        })
-    }
-
-    /// Sets the host's address and mask.
-    pub fn set_address(&self, ip: IpAddr, mask: IpAddr) -> Result<(), TapError> {
-        match (ip, mask) {
-            (IpAddr::V4(ip), IpAddr::V4(mask)) => {
-                self.set_v4("set the address of", libc::SIOCSIFADDR, ip)?;
-                self.set_v4("set the network mask of", libc::SIOCSIFNETMASK, mask)
-            }
-            (IpAddr::V6(ip), IpAddr::V6(mask)) => self.set_v6(ip, mask),
-            _ => Err(TapError::Mask(self.name.to_owned())),
-        }
-    }
-
-    fn set_v4(
-        &self,
-        action: &'static str,
-        call: libc::c_ulong,
-        ip: Ipv4Addr,
-    ) -> Result<(), TapError> {
-        let mut request = request(self.name)?;
-        let bytes = [0; 2].into_iter().chain(ip.octets());
-        // SAFETY: all zeroes are a valid value of this plain struct.
-        let mut address: libc::sockaddr = unsafe { std::mem::zeroed() };
-        address.sa_family = libc::AF_INET as libc::sa_family_t;
-        // struct sockaddr_in: port, address.
-        for (slot, byte) in address.sa_data.iter_mut().zip(bytes) {
-            *slot = byte.cast_signed();
-        }
-        request.ifr_ifru.ifru_addr = address;
-        self.call(action, call, &request)
-    }
-
-    fn set_v6(&self, ip: Ipv6Addr, mask: Ipv6Addr) -> Result<(), TapError> {
-        /// `struct in6_ifreq` of the kernel.
-        #[repr(C)]
-        struct Request {
-            address: [u8; 16],
-            prefix: u32,
-            index: libc::c_int,
-        }
-        let request = request(self.name)?;
-        self.call("find the number of", libc::SIOCGIFINDEX, &request)?;
-        // SAFETY: the kernel filled in this member.
-        let index = unsafe { request.ifr_ifru.ifru_ifindex };
-        let prefix = u128::from(mask).leading_ones();
-        let address = Request {
-            address: ip.octets(),
-            prefix,
-            index,
-        };
-        let action = "set the address of";
-        let failed = |source| TapError::Configure {
-            action,
-            name: self.name.to_owned(),
-            source,
-        };
-        // SAFETY: no pointers involved.
-        let fd = unsafe { libc::socket(libc::AF_INET6, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
-        if fd < 0 {
-            return Err(failed(io::Error::last_os_error()));
-        }
-        // SAFETY: the descriptor was created just now.
-        let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-        ioctl(socket.as_raw_fd(), libc::SIOCSIFADDR, &address).map_err(failed)
-    }
-
-    /// Sets the host's MAC address.
-    pub fn set_mac(&self, mac: [u8; 6]) -> Result<(), TapError> {
-        let mut request = request(self.name)?;
-        // SAFETY: all zeroes are a valid value of this plain struct.
-        let mut address: libc::sockaddr = unsafe { std::mem::zeroed() };
-        address.sa_family = libc::ARPHRD_ETHER;
-        for (slot, byte) in address.sa_data.iter_mut().zip(mac) {
-            *slot = byte.cast_signed();
-        }
-        request.ifr_ifru.ifru_hwaddr = address;
-        self.call("set the MAC address of", libc::SIOCSIFHWADDR, &request)
-    }
-
-    /// Sets the largest packet.
-    pub fn set_mtu(&self, mtu: u16) -> Result<(), TapError> {
-        let mut request = request(self.name)?;
-        request.ifr_ifru.ifru_mtu = mtu.into();
-        self.call("set the MTU of", libc::SIOCSIFMTU, &request)
-    }
-
-    /// The largest packet.
-    pub fn mtu(&self) -> Result<u16, TapError> {
-        let request = request(self.name)?;
-        self.call("read the MTU of", libc::SIOCGIFMTU, &request)?;
-        // SAFETY: the kernel filled in this member.
-        let mtu = unsafe { request.ifr_ifru.ifru_mtu };
-        Ok(u16::try_from(mtu).unwrap_or(u16::MAX))
-    }
-
-    /// Switches the interface on.
-    pub fn up(&self) -> Result<(), TapError> {
-        let mut request = request(self.name)?;
-        self.call("read the state of", libc::SIOCGIFFLAGS, &request)?;
-        // SAFETY: the kernel filled in this member.
-        let flags = unsafe { request.ifr_ifru.ifru_flags };
-        if libc::c_int::from(flags) & libc::IFF_UP != 0 {
-            // Whoever prepared it may be the only one who may change it.
-            return Ok(());
-        }
-        request.ifr_ifru.ifru_flags = flags | (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
-        self.call("switch on", libc::SIOCSIFFLAGS, &request)
-    }
-
-    fn call(
-        &self,
-        action: &'static str,
-        call: libc::c_ulong,
-        request: &libc::ifreq,
-    ) -> Result<(), TapError> {
-        ioctl(self.socket.as_raw_fd(), call, request).map_err(|source| TapError::Configure {
-            action,
-            name: self.name.to_owned(),
-            source,
-        })
-    }
 }

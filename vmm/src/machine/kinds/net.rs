@@ -17,7 +17,8 @@ use super::{
 };
 use crate::config::NetConfig;
 
-/// The host's address of an interface that Gantry makes up.
+/// The host's address of an interface that Gantry makes. Clients that fill in the API's defaults
+/// send it with every card: it is no wish to change an interface that is there already.
 const DEFAULT_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 168, 249, 1));
 
 impl Kind for NetConfig {
@@ -40,6 +41,7 @@ impl Kind for NetConfig {
             tap: self.tap.clone(),
             fds: self.own_fds()?,
             address: self.address(),
+            made_address: Some((DEFAULT_ADDRESS, self.mask_for(DEFAULT_ADDRESS))),
             mac: self.mac.as_deref().map(parse_mac).transpose()?,
             host_mac: self.host_mac.as_deref().map(parse_mac).transpose()?,
             mtu: self.mtu,
@@ -77,14 +79,17 @@ impl NetConfig {
             .collect()
     }
 
+    /// The host's address that was asked for.
     fn address(&self) -> Option<(IpAddr, IpAddr)> {
-        let made_up = self.tap.is_none() && self.fds.is_empty();
-        let ip = self.ip.or(made_up.then_some(DEFAULT_ADDRESS))?;
-        let mask = self.mask.unwrap_or(match ip {
+        let ip = self.ip.filter(|ip| *ip != DEFAULT_ADDRESS)?;
+        Some((ip, self.mask_for(ip)))
+    }
+
+    fn mask_for(&self, ip: IpAddr) -> IpAddr {
+        self.mask.unwrap_or(match ip {
             IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::new(255, 255, 255, 0)),
             IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::from(u128::MAX << 64)),
-        });
-        Some((ip, mask))
+        })
     }
 }
 
@@ -105,4 +110,22 @@ fn parse_mac(text: &str) -> Result<[u8; 6], DeviceError> {
                 "{text:?} is no MAC address such as 12:34:56:78:9a:bc"
             ))
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_address_of_the_api_is_no_wish() {
+        let address = |text| NetConfig::parse(text).unwrap().address();
+        assert_eq!(address("tap=t"), None);
+        assert_eq!(address("tap=t,ip=192.168.249.1,mask=255.255.255.0"), None);
+        let ip: IpAddr = "192.168.249.2".parse().unwrap();
+        let mask: IpAddr = "255.255.255.0".parse().unwrap();
+        assert_eq!(address("tap=t,ip=192.168.249.2"), Some((ip, mask)));
+        let ip: IpAddr = "fd00::1".parse().unwrap();
+        let mask: IpAddr = "ffff:ffff:ffff:ffff::".parse().unwrap();
+        assert_eq!(address("tap=t,ip=fd00::1"), Some((ip, mask)));
+    }
 }
