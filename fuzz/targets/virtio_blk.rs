@@ -10,16 +10,14 @@ use devices::{
     thread::Unconfined,
     virtio::blk::{Blk, Options},
 };
-use gantry_fuzz::driver::drive;
+use gantry_fuzz::{driver::drive, scratch};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    let image = tempfile::NamedTempFile::new().expect("there is room");
-    image.as_file().set_len(64 << 10).expect("there is room");
     let options = Options {
         thread_name: "_disk0".to_owned(),
         disk: DiskOptions {
-            path: image.path().to_owned(),
+            path: scratch::zeroes("image", 64 << 10),
             read_only: false,
             direct: false,
             image_type: ImageType::Raw,

@@ -10,7 +10,7 @@ use devices::{
     thread::Unconfined,
     virtio::pmem::{Options, Pmem},
 };
-use gantry_fuzz::driver::drive;
+use gantry_fuzz::{driver::drive, scratch};
 use libfuzzer_sys::fuzz_target;
 use vm_memory::GuestAddress;
 
@@ -37,11 +37,9 @@ impl Mapping for At {
 }
 
 fuzz_target!(|bytes: &[u8]| {
-    let file = tempfile::NamedTempFile::new().expect("there is room");
-    file.as_file().set_len(2 << 20).expect("there is room");
     let options = Options {
         thread_name: "_pmem0".to_owned(),
-        file: file.path().to_owned(),
+        file: scratch::zeroes("file", 2 << 20),
         size: None,
         discard_writes: false,
     };

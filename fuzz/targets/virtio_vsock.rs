@@ -9,15 +9,14 @@ use devices::{
     thread::Unconfined,
     virtio::vsock::{Options, Vsock},
 };
-use gantry_fuzz::driver::drive;
+use gantry_fuzz::{driver::drive, scratch};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    let dir = tempfile::tempdir().expect("there is room");
     let options = Options {
         thread_name: "_vsock0".to_owned(),
         cid: 3,
-        socket: dir.path().join("vsock"),
+        socket: scratch::path("vsock"),
     };
     let mut device = Vsock::new(options, Arc::new(Unconfined)).expect("nobody else listens");
     drive(&Guest::new(), &mut device, bytes);

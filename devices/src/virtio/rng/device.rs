@@ -1,18 +1,20 @@
 //! The device and its worker.
 
 use std::{
-    fs::File,
+    fs::{File, OpenOptions},
     io::{self, Read},
+    os::unix::fs::{FileTypeExt, OpenOptionsExt},
     path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use event_manager::{EventOps, Events, MutEventSubscriber};
 use virtio_queue::DescriptorChain;
-use vmm_sys_util::epoll::EventSet;
+use vmm_sys_util::{epoll::EventSet, timerfd::TimerFd};
 
 use crate::{
     memory::GuestRam,
@@ -20,7 +22,7 @@ use crate::{
     virtio::{
         device::{ActivateError, Activation, ActiveQueue, DeviceType, StateError, VirtioDevice},
         served::{COMMON_FEATURES, Chain, ServedQueue},
-        worker::{DeviceWorker, Worker},
+        worker::{DeviceWorker, NotStarted, Worker},
     },
 };
 
@@ -31,21 +33,45 @@ const QUEUE_SIZES: [u16; 1] = [256];
 /// again.
 const MAX_REQUEST: usize = 64 << 10;
 
+/// How soon a source that has nothing at the moment is asked again, while a request waits.
+const NOT_YET: Duration = Duration::from_millis(50);
+
+/// How soon a source that has ended or failed is asked again, while a request waits.
+const FAILED: Duration = Duration::from_secs(10);
+
+const KICK: u32 = 0;
+const TIMER: u32 = 1;
+
 /// An entropy source's configuration.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Name of the worker: `_rng0`.
     pub thread_name: String,
-    /// Where the bytes come from.
+    /// Where the bytes come from: a file or a character device.
     pub source: PathBuf,
 }
 
 /// An entropy source cannot be made.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot open the entropy source {}: give a readable file such as /dev/urandom", path.display())]
-pub struct Error {
-    path: PathBuf,
-    source: io::Error,
+pub enum Error {
+    /// The source cannot be opened.
+    #[error(
+        "cannot open the entropy source {}: give a readable file such as /dev/urandom",
+        path.display()
+    )]
+    Open {
+        /// The source.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Neither a file nor a character device: it would have the guest wait for whoever writes.
+    #[error(
+        "the entropy source {} is neither a file nor a character device: use one, such as \
+         /dev/urandom or /dev/hwrng",
+        .0.display()
+    )]
+    Kind(PathBuf),
 }
 
 /// An entropy source.
@@ -61,10 +87,20 @@ pub struct Rng {
 impl Rng {
     /// Opens the source.
     pub fn new(options: Options, spawner: Arc<dyn ThreadSpawner>) -> Result<Self, Error> {
-        let source = File::open(&options.source).map_err(|source| Error {
+        let failed = |source| Error::Open {
             path: options.source.clone(),
             source,
-        })?;
+        };
+        // Non-blocking, so that neither opening it nor a slow device stalls anybody.
+        let source = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+            .open(&options.source)
+            .map_err(failed)?;
+        let kind = source.metadata().map_err(failed)?.file_type();
+        if !kind.is_file() && !kind.is_char_device() {
+            return Err(Error::Kind(options.source));
+        }
         Ok(Self {
             options,
             source: Some(source),
@@ -99,6 +135,11 @@ impl VirtioDevice for Rng {
             queues,
             features,
         } = activation;
+        let host = |source| ActivateError::Host {
+            action: "start an entropy source's thread",
+            source,
+        };
+        let timer = TimerFd::new().map_err(|error| host(error.into()))?;
         let (Some(active), Some(source)) = (queues.into_iter().next(), self.source.take()) else {
             return Err(ActivateError::MissingQueues { got: 0, needed: 1 });
         };
@@ -107,16 +148,21 @@ impl VirtioDevice for Rng {
         let worker = RngWorker {
             queue,
             source,
+            timer,
             buffer: Vec::new(),
             served: Arc::clone(&self.served),
             failing: false,
         };
-        let worker = Worker::spawn(&*self.spawner, ThreadRole::Rng, name, worker);
-        self.worker = Some(worker.map_err(|source| ActivateError::Host {
-            action: "start an entropy source's thread",
-            source,
-        })?);
-        Ok(())
+        match Worker::start(&*self.spawner, ThreadRole::Rng, name, worker) {
+            Ok(worker) => {
+                self.worker = Some(worker);
+                Ok(())
+            }
+            Err(NotStarted { source, inner }) => {
+                self.source = Some(inner.source);
+                Err(host(source))
+            }
+        }
     }
 
     fn deactivate(&mut self) -> Vec<ActiveQueue> {
@@ -152,11 +198,23 @@ impl VirtioDevice for Rng {
 struct RngWorker {
     queue: ServedQueue,
     source: File,
+    /// Set while a request waits for the source.
+    timer: TimerFd,
     /// Reused for every request.
     buffer: Vec<u8>,
     served: Arc<AtomicU64>,
-    /// The source failed; said once, or a guest could fill the log.
+    /// The source has ended or failed; said once, or a guest could fill the log.
     failing: bool,
+}
+
+/// What became of a request.
+enum Filled {
+    /// It got so many bytes; none if it has no room for any.
+    Bytes(u32),
+    /// The source has nothing at the moment.
+    NotYet,
+    /// The source has ended or failed.
+    Failed,
 }
 
 impl RngWorker {
@@ -167,55 +225,95 @@ impl RngWorker {
             buffer,
             served,
             failing,
+            ..
         } = self;
-        queue.serve(|chain, ram| {
-            let len = fill(chain, ram, source, buffer, failing);
-            served.fetch_add(len.into(), Ordering::Relaxed);
-            Chain::Used(len)
-        });
+        let mut retry = None;
+        queue.serve(
+            |chain, ram| match fill(chain, ram, source, buffer, failing) {
+                Filled::Bytes(len) => {
+                    served.fetch_add(len.into(), Ordering::Relaxed);
+                    Chain::Used(len)
+                }
+                // A request is answered with a byte at least (virtio 1.2, 5.4.6.2): it stays.
+                Filled::NotYet => {
+                    retry = Some(NOT_YET);
+                    Chain::Later
+                }
+                Filled::Failed => {
+                    retry = Some(FAILED);
+                    Chain::Later
+                }
+            },
+        );
+        if let Some(after) = retry
+            && let Err(error) = self.timer.reset(after, None)
+        {
+            log::error!("an entropy source has no timer: {error}");
+        }
     }
 }
 
-/// Fills the writable part of a chain and returns how many bytes it got.
+/// Fills the writable part of a chain.
 fn fill(
     chain: DescriptorChain<&GuestRam>,
     ram: &GuestRam,
     source: &mut File,
     buffer: &mut Vec<u8>,
     failing: &mut bool,
-) -> u32 {
+) -> Filled {
     let Ok(mut writer) = chain.writer(ram) else {
-        return 0;
+        return Filled::Bytes(0);
     };
     buffer.resize(writer.available_bytes().min(MAX_REQUEST), 0);
-    let read = match source.read(buffer) {
+    if buffer.is_empty() {
+        return Filled::Bytes(0);
+    }
+    let problem = match source.read(buffer) {
+        Ok(0) => "it has ended".to_owned(),
         Ok(read) => {
             *failing = false;
-            read
+            return match io::Write::write_all(&mut writer, &buffer[..read]) {
+                // At most `MAX_REQUEST`.
+                Ok(()) => Filled::Bytes(read as u32),
+                Err(_) => Filled::Bytes(0),
+            };
         }
-        Err(error) => {
-            if !std::mem::replace(failing, true) {
-                log::warn!("an entropy source fails: {error}");
-            }
-            0
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+            ) =>
+        {
+            return Filled::NotYet;
         }
+        Err(error) => error.to_string(),
     };
-    match io::Write::write_all(&mut writer, &buffer[..read]) {
-        // At most `MAX_REQUEST`.
-        Ok(()) => read as u32,
-        Err(_) => 0,
+    if !std::mem::replace(failing, true) {
+        log::warn!("an entropy source fails, its guest waits: {problem}");
     }
+    Filled::Failed
 }
 
 impl MutEventSubscriber for RngWorker {
     fn init(&mut self, ops: &mut EventOps) {
-        if let Err(error) = ops.add(Events::new(&self.queue.active.kick, EventSet::IN)) {
-            log::error!("an entropy source cannot watch its queue: {error}");
+        let sources = [
+            Events::with_data(&self.queue.active.kick, KICK, EventSet::IN),
+            Events::with_data(&self.timer, TIMER, EventSet::IN),
+        ];
+        for events in sources {
+            if let Err(error) = ops.add(events) {
+                log::error!("an entropy source cannot watch its events: {error}");
+            }
         }
     }
 
-    fn process(&mut self, _events: Events, _ops: &mut EventOps) {
-        self.queue.acknowledge_kick();
+    fn process(&mut self, events: Events, _ops: &mut EventOps) {
+        if events.data() == TIMER {
+            // Fails only if someone else has read it.
+            let _ = self.timer.wait();
+        } else {
+            self.queue.acknowledge_kick();
+        }
         self.serve();
     }
 }
