@@ -29,4 +29,5 @@ pub mod rate_limiter;
 pub mod testing;
 pub mod thread;
 pub mod throttle;
+pub mod vfio;
 pub mod virtio;

@@ -83,6 +83,17 @@ impl Vm {
         Ok(Vcpu::new(fd, id))
     }
 
+    /// KVM's VFIO device, through which KVM learns which physical devices the VM has.
+    pub fn create_vfio_device(&self) -> Result<kvm_ioctls::DeviceFd> {
+        let mut device = kvm_bindings::kvm_create_device {
+            type_: kvm_bindings::kvm_device_type_KVM_DEV_TYPE_VFIO,
+            ..Default::default()
+        };
+        self.fd
+            .create_device(&mut device)
+            .map_err(Error::ioctl("create KVM's VFIO device"))
+    }
+
     /// The interrupt routing table.
     pub fn gsis(&self) -> &Arc<Gsis> {
         &self.gsis

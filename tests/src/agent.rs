@@ -1,4 +1,4 @@
-//! What runs in L2 besides busybox: sockets between guest and host.
+//! What runs in L2 besides busybox: sockets between guest and host, a driver in user space.
 
 use std::{
     io::{Read, Write},
@@ -7,19 +7,30 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
+use crate::edu;
+
 /// The host's context id.
 const HOST_CID: u32 = 2;
 /// Accept from anywhere.
 const ANY_CID: u32 = u32::MAX;
 
 /// Runs an agent command: `vsock-echo PORT` serves one connection, `vsock-send PORT TEXT` sends a
-/// text to the host and prints the answer; `port-write PORT TEXT` writes bytes to an I/O port.
+/// text to the host and prints the answer; `port-write PORT TEXT` writes bytes to an I/O port;
+/// `edu-check` tries an edu device, `edu-write-outside ADDRESS` has it write to an address.
 pub fn run(args: &[String]) -> Result<()> {
     match args {
         [command, port] if command == "vsock-echo" => echo(port.parse()?),
         [command, port, text] if command == "vsock-send" => send(port.parse()?, text),
         [command, port, text] if command == "port-write" => port_write(port.parse()?, text),
-        _ => bail!("agent commands: vsock-echo PORT, vsock-send PORT TEXT, port-write PORT TEXT"),
+        [command] if command == "edu-check" => edu::check(),
+        [command, address] if command == "edu-write-outside" => {
+            let digits = address.trim_start_matches("0x");
+            edu::write_outside(u64::from_str_radix(digits, 16)?)
+        }
+        _ => bail!(
+            "agent commands: vsock-echo PORT, vsock-send PORT TEXT, port-write PORT TEXT, \
+             edu-check, edu-write-outside ADDRESS"
+        ),
     }
 }
 

@@ -94,6 +94,10 @@ fn paths(config: &VmConfig) -> Result<Vec<Rule>, LandlockError> {
             if pmem.discard_writes { read } else { write },
         ));
     }
+    if config.devices.is_some() {
+        rules.push((PathBuf::from("/dev/vfio"), write));
+        rules.push((PathBuf::from("/sys"), read));
+    }
     if config.net.is_some() {
         rules.push((PathBuf::from("/dev/net/tun"), write));
     }

@@ -262,6 +262,27 @@ impl ConfigSpace {
         Ok(at)
     }
 
+    /// Appends a capability to the list at an offset of the caller's choice, as
+    /// [`ConfigSpace::add_capability`] does at one of its own. Use one or the other.
+    pub fn place_capability(
+        &mut self,
+        at: usize,
+        id: u8,
+        body: &[u8],
+        writable: &[u8],
+    ) -> Result<(), ConfigError> {
+        let len = body.len().saturating_add(2);
+        if at < FIRST_CAPABILITY
+            || !at.is_multiple_of(4)
+            || at.saturating_add(len) > END_OF_CAPABILITIES
+            || writable.len() > body.len()
+        {
+            return Err(ConfigError::NoRoom(len));
+        }
+        self.next_capability = at;
+        self.add_capability(id, body, writable).map(|_| ())
+    }
+
     /// Appends an extended capability (PCI Express 7.6.3). `body` follows the four bytes of id,
     /// version and link. Returns its offset.
     pub fn add_extended_capability(

@@ -36,6 +36,7 @@ pub mod config;
 mod function;
 mod host_bridge;
 mod hotplug;
+mod msi;
 mod msix;
 mod segment;
 
@@ -47,6 +48,7 @@ pub use config::{ConfigError, ConfigSpace, ConfigSpaceState, Identity};
 pub use function::{LifecycleError, PciFunction};
 pub use host_bridge::HostBridge;
 pub use hotplug::{EjectHandler, HOTPLUG_SIZE, HotplugController, HotplugState};
+pub use msi::MsiCapability;
 pub use msix::{
     Delivery, MAX_VECTORS, MsixCapability, MsixEntryState, MsixState, MsixTable, TABLE_ENTRY_SIZE,
 };

@@ -376,6 +376,26 @@ impl MsixCapability {
         Ok(Self { control: at + 2 })
     }
 
+    /// Puts the capability of a physical device at its offset: control, table and pending bits as
+    /// the device has them.
+    pub fn place(
+        config: &mut ConfigSpace,
+        at: usize,
+        body: &[u8; 10],
+    ) -> Result<Self, ConfigError> {
+        let mut body = *body;
+        let writable = CONTROL_ENABLE | CONTROL_FUNCTION_MASK;
+        let control = u16::from_le_bytes([body[0], body[1]]) & !writable;
+        body[..2].copy_from_slice(&control.to_le_bytes());
+        config.place_capability(at, CAPABILITY_ID, &body, &writable.to_le_bytes())?;
+        Ok(Self { control: at + 2 })
+    }
+
+    /// Whether the guest has enabled MSI-X.
+    pub fn is_enabled(&self, config: &ConfigSpace) -> bool {
+        config.read_u16(self.control) & CONTROL_ENABLE != 0
+    }
+
     /// Tells the table what the guest wrote to the message control register. For use after every
     /// write to configuration space.
     pub fn update(&self, config: &ConfigSpace, table: &MsixTable) {

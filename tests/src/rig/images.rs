@@ -16,6 +16,15 @@ use crate::guest::{READY, STATUS};
 /// Modules that L1 loads, in order.
 const L1_MODULES: &[&str] = &["irqbypass", "kvm", "ccp", "kvm-amd", "tun"];
 
+/// Modules that are there for scenarios to load in L1.
+const L1_EXTRA: &[&str] = &[
+    "vfio",
+    "vfio_virqfd",
+    "vfio_iommu_type1",
+    "vfio-pci-core",
+    "vfio-pci",
+];
+
 /// Modules that L2 loads at start, in order.
 const L2_MODULES: &[&str] = &[
     "virtio_ring",
@@ -179,6 +188,7 @@ fn build_l1(
 ) -> Result<()> {
     start(root, busybox)?;
     let loaded = modules(kernel, L1_MODULES, &root.join("modules"))?;
+    modules(kernel, L1_EXTRA, &root.join("modules"))?;
     program(&binaries.gantry, root, "bin/gantry")?;
     program(&binaries.runner, root, "bin/runner")?;
     let images = root.join("images");

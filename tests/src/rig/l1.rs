@@ -18,6 +18,9 @@ use anyhow::{Context, Result};
 use super::images::Images;
 use crate::report::Report;
 
+/// Bytes of L1's NVMe disk.
+const NVME_SIZE: u64 = 128 << 20;
+
 /// A running L1.
 pub struct L1 {
     qemu: Child,
@@ -39,6 +42,8 @@ impl L1 {
     pub fn boot(images: &Images, number: usize) -> Result<Self> {
         let work = images.l1.parent().context("images are in no folder")?;
         let console = work.join(format!("l1-{number}-console.log"));
+        let disk = work.join(format!("l1-{number}-nvme.raw"));
+        fs::File::create(&disk)?.set_len(NVME_SIZE)?;
         let mut qemu = Command::new("qemu-system-x86_64")
             .args([
                 "-machine",
@@ -47,6 +52,16 @@ impl L1 {
                 "tcg,thread=multi",
             ])
             .args(["-cpu", "max", "-smp", "1", "-m", "3072"])
+            // An address width of 48 bits: with less, BARs of the devices cannot be mapped.
+            .args(["-device", "intel-iommu,intremap=on,aw-bits=48"])
+            .args(["-device", "edu,dma_mask=0xffffffffffff"])
+            .args(["-device", "edu,dma_mask=0xffffffffffff"])
+            .arg("-drive")
+            .arg(format!(
+                "file={},if=none,id=nvme,format=raw",
+                disk.display()
+            ))
+            .args(["-device", "nvme,drive=nvme,serial=gantry"])
             .args([
                 "-nodefaults",
                 "-no-user-config",
@@ -63,7 +78,7 @@ impl L1 {
             .arg(&images.l1)
             .args([
                 "-append",
-                "console=ttyS0 panic=-1 mitigations=off quiet lsm=landlock",
+                "console=ttyS0 panic=-1 mitigations=off quiet lsm=landlock intel_iommu=on",
             ])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -24,7 +24,7 @@ pub const SCENARIOS: &[Entry] = &[
     ),
 ];
 
-fn gone(gantry: &Gantry, id: &str) -> Result<()> {
+pub fn gone(gantry: &Gantry, id: &str) -> Result<()> {
     gantry.info_until("the device is gone", |info| {
         info["device_tree"].get(id).is_none()
     })?;

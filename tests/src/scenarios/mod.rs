@@ -7,6 +7,7 @@ mod hotplug;
 mod lifecycle;
 mod memory;
 mod network;
+mod passthrough;
 mod process;
 mod small_devices;
 mod snapshots;
@@ -42,6 +43,7 @@ pub fn all() -> Vec<Scenario> {
         snapshots::SCENARIOS,
         errors::SCENARIOS,
         process::SCENARIOS,
+        passthrough::SCENARIOS,
     ]
     .into_iter()
     .flatten()

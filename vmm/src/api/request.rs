@@ -7,7 +7,7 @@ use super::{
     VmResize, VmResizeDisk, VmResizeZone, VmSnapshotConfig, VmmPingResponse,
 };
 use crate::{
-    config::{DiskConfig, NetConfig, PmemConfig, VmConfig, VsockConfig},
+    config::{DeviceConfig, DiskConfig, NetConfig, PmemConfig, VmConfig, VsockConfig},
     metrics::Metrics,
 };
 
@@ -60,6 +60,8 @@ pub enum Request {
     VmAddNet(Box<NetConfig>, Vec<OwnedFd>),
     /// Plug in persistent memory.
     VmAddPmem(PmemConfig),
+    /// Adds a physical device, answered with [`Response::Device`].
+    VmAddDevice(DeviceConfig),
     /// Plug in a socket device.
     VmAddVsock(VsockConfig),
     /// Unplug a device; 404 if there is none of this name.

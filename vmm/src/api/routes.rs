@@ -91,6 +91,7 @@ pub const ROUTES: &[Route] = &[
     ),
     put("vm.add-disk", Action::Body(add_disk)),
     put("vm.add-net", Action::Descriptors(add_net)),
+    put("vm.add-device", Action::Body(add_device)),
     put("vm.add-pmem", Action::Body(add_pmem)),
     put("vm.add-vsock", Action::Body(add_vsock)),
     put(
@@ -106,7 +107,6 @@ pub const ROUTES: &[Route] = &[
         "vm.coredump",
         Action::Body(|p, b| plain(p, b, Request::VmCoredump)),
     ),
-    unsupported::<DeviceConfig>("vm.add-device", "physical devices (VFIO)"),
     unsupported::<UserDeviceConfig>(
         "vm.add-user-device",
         "devices of other processes (vfio-user)",
@@ -222,6 +222,12 @@ fn add_net(path: &str, body: &[u8], fds: Vec<OwnedFd>) -> Outcome {
     Ok(Request::VmAddNet(config, fds))
 }
 
+fn add_device(path: &str, body: &[u8]) -> Outcome {
+    let config: DeviceConfig = body::parse(path, body)?;
+    config.validate().map_err(|error| invalid(&error))?;
+    Ok(Request::VmAddDevice(config))
+}
+
 fn add_pmem(path: &str, body: &[u8]) -> Outcome {
     let config: PmemConfig = body::parse(path, body)?;
     config.validate().map_err(|error| invalid(&error))?;
@@ -302,8 +308,6 @@ mod tests {
         let (status, message) = refused("PUT", "/api/v1/vm.add-fs", body);
         assert_eq!(status, 400);
         assert!(message.contains("not supported by Gantry"), "{message}");
-        let device = r#"{"path":"/sys/bus/pci/devices/0000:01:00.0","iommu":false}"#;
-        assert_eq!(refused("PUT", "/api/v1/vm.add-device", device).0, 400);
         let migration = r#"{"destination_url":"unix:/x"}"#;
         assert_eq!(
             refused("PUT", "/api/v1/vm.send-migration", migration).0,

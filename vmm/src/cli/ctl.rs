@@ -15,7 +15,7 @@ use crate::{
         RestoreConfig, VmCoredumpData, VmRemoveDevice, VmResize, VmResizeDisk, VmResizeZone,
         VmSnapshotConfig, model::to_url,
     },
-    config::{DiskConfig, NetConfig, PmemConfig, VsockConfig, syntax},
+    config::{DeviceConfig, DiskConfig, NetConfig, PmemConfig, VsockConfig, syntax},
 };
 
 /// Ask a running Gantry for something.
@@ -108,6 +108,12 @@ pub enum Action {
         /// As for --net: tap=NAME,mac=MAC,fd=[N,N],id=NAME,...; descriptors are passed on.
         #[arg(value_name = "KEYS", value_parser = option(|text| NetConfig::parse(text).map(Box::new)))]
         config: Box<NetConfig>,
+    },
+    /// Give the VM a physical device
+    AddDevice {
+        /// As for --device: path=/sys/bus/pci/devices/ADDRESS,id=NAME,...
+        #[arg(value_name = "KEYS", value_parser = option(DeviceConfig::parse))]
+        config: DeviceConfig,
     },
     /// Plug in persistent memory.
     AddPmem {
@@ -257,6 +263,7 @@ impl Action {
                 let (method, path, body, _) = with_body("vm.add-net", config)?;
                 Ok((method, path, body, config.fds.clone()))
             }
+            Self::AddDevice { config } => with_body("vm.add-device", config),
             Self::AddPmem { config } => with_body("vm.add-pmem", config),
             Self::AddVsock { config } => with_body("vm.add-vsock", config),
             Self::RemoveDevice { id } => {

@@ -115,7 +115,7 @@ pub struct VmArgs {
     #[arg(long = "landlock-rules", value_name = "KEYS", num_args = 1.., value_parser = option(LandlockConfig::parse))]
     pub landlock_rules: Vec<LandlockConfig>,
 
-    /// Physical devices (not supported yet).
+    /// Physical devices: path=/sys/bus/pci/devices/ADDRESS,id=NAME,...
     #[arg(long = "device", value_name = "KEYS", num_args = 1.., value_parser = option(DeviceConfig::parse))]
     pub device: Vec<DeviceConfig>,
 

@@ -7,6 +7,7 @@ mod balloon;
 mod check;
 mod console;
 mod cpus;
+mod device;
 mod disk;
 mod memory;
 mod net;
@@ -23,6 +24,7 @@ pub use balloon::BalloonConfig;
 pub use check::{Invalid, Problem};
 pub use console::{ConsoleConfig, ConsoleMode, DebugConsoleConfig, SerialConfig};
 pub use cpus::{CoreScheduling, CpuAffinity, CpuFeatures, CpuTopology, CpusConfig};
+pub use device::DeviceConfig;
 pub use disk::{DiskConfig, ImageType, LockGranularity, RateLimitGroupConfig, VirtQueueAffinity};
 pub use memory::{HotplugMethod, MemoryConfig, MemoryZoneConfig};
 pub use net::NetConfig;
@@ -31,8 +33,7 @@ pub use platform::{NumaConfig, NumaDistance, PciSegmentConfig, PlatformConfig};
 pub use pmem::PmemConfig;
 pub use rng::RngConfig;
 pub use unsupported::{
-    DeviceConfig, FsConfig, GenericVhostUserConfig, RtcConfig, TpmConfig, UserDeviceConfig,
-    VdpaConfig,
+    FsConfig, GenericVhostUserConfig, RtcConfig, TpmConfig, UserDeviceConfig, VdpaConfig,
 };
 pub use vm::{LandlockConfig, VmConfig};
 pub use vsock::VsockConfig;

@@ -76,8 +76,12 @@ fn what_gantry_does_not_do_is_refused_by_name() {
             "fs: not supported by Gantry: shared",
         ),
         (
-            json!({"devices": [{"path": "/sys/d"}]}),
-            "devices: not supported",
+            json!({"devices": [{"path": "/sys/d", "iommu": true}]}),
+            "devices[0].iommu: not supported",
+        ),
+        (
+            json!({"devices": [{"path": "/sys/d", "x_nv_gpudirect_clique": 1}]}),
+            "devices[0].x_nv_gpudirect_clique: not supported",
         ),
         (
             json!({"user_devices": [{"socket": "/s"}]}),

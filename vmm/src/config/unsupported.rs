@@ -7,32 +7,6 @@ use serde::{Deserialize, Serialize};
 
 use super::syntax::{IOMMU, Key, Kind, PLACE, SyntaxError, parse};
 
-/// A physical device (VFIO).
-#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
-pub struct DeviceConfig {
-    /// Its folder in sysfs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub path: Option<PathBuf>,
-    /// Behind a virtual IOMMU.
-    #[serde(default)]
-    pub iommu: bool,
-    /// Name of the device in the API; made up if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub id: Option<String>,
-    /// PCI segment to plug it into.
-    #[serde(default)]
-    pub pci_segment: u16,
-    /// Device number on the segment's bus, 1 to 31; the first free one if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pci_device_id: Option<u8>,
-    /// GPUDirect clique.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub x_nv_gpudirect_clique: Option<u8>,
-    /// BARs that are not mapped into the guest.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub x_exclude_mmap_bars: Vec<u64>,
-}
-
 /// A device of another process (vfio-user).
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct UserDeviceConfig {
@@ -147,11 +121,6 @@ fn fs_queue_size() -> u16 {
     1024
 }
 
-const DEVICE: &[Key] = &[
-    Key::new("path", Kind::Text),
-    Key::new("x_nv_gpudirect_clique", Kind::Number),
-    Key::new("x_exclude_mmap_bars", Kind::Numbers),
-];
 const SOCKET: &[Key] = &[Key::new("socket", Kind::Text)];
 const FS: &[Key] = &[
     Key::new("tag", Kind::Text),
@@ -167,15 +136,6 @@ const VDPA: &[Key] = &[
     Key::new("path", Kind::Text),
     Key::new("num_queues", Kind::Number),
 ];
-
-impl DeviceConfig {
-    /// Parses the value of `--device`.
-    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
-        let parsed = parse("--device", input, &[DEVICE, IOMMU, PLACE])?;
-        parsed.require("path", "path")?;
-        parsed.build()
-    }
-}
 
 impl UserDeviceConfig {
     /// Parses the value of `--user-device`.

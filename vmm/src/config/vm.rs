@@ -159,6 +159,7 @@ impl VmConfig {
         }
         each("disks", self.disks.as_deref(), DiskConfig::validate)?;
         each("net", self.net.as_deref(), NetConfig::validate)?;
+        each("devices", self.devices.as_deref(), DeviceConfig::validate)?;
         each("pmem", self.pmem.as_deref(), PmemConfig::validate)?;
         let rules = self.landlock_rules.as_deref();
         each("landlock_rules", rules, LandlockConfig::validate)?;
@@ -194,11 +195,6 @@ impl VmConfig {
                 "generic_vhost_user",
                 self.generic_vhost_user.as_ref().map(Vec::len),
                 "devices of other processes (vhost-user)",
-            ),
-            (
-                "devices",
-                self.devices.as_ref().map(Vec::len),
-                "physical devices (VFIO)",
             ),
             (
                 "user_devices",
@@ -288,6 +284,8 @@ impl VmConfig {
         all.extend(list("disks", self.disks.as_ref(), DiskConfig::placement));
         all.extend(list("net", self.net.as_ref(), NetConfig::placement));
         all.extend(list("pmem", self.pmem.as_ref(), PmemConfig::placement));
+        let devices = self.devices.as_ref();
+        all.extend(list("devices", devices, DeviceConfig::placement));
         all
     }
 }

@@ -67,6 +67,9 @@ impl Handler for Control {
                 config.fds = keep(fds);
                 self.add(*config, |vm, net| vm.net.get_or_insert_default().push(net))
             }
+            Request::VmAddDevice(config) => self.add(config, |vm, device| {
+                vm.devices.get_or_insert_default().push(device)
+            }),
             Request::VmAddPmem(config) => self.add(config, |vm, pmem| {
                 vm.pmem.get_or_insert_default().push(pmem)
             }),

@@ -15,6 +15,7 @@ use arch::layout::{self, AddressMap};
 use devices::{
     console::ConsoleOutput,
     memory::{AddressSpace, GuestMemory},
+    msi::MsiController,
     pci::{
         Bdf, CONFIG_PORTS_BASE, CONFIG_PORTS_LEN, ConfigPorts, Ecam, PciAml, PciError, PciSegment,
         SegmentConfig, SharedFunction, Window,
@@ -33,8 +34,9 @@ use serde_json::Value;
 use super::{
     buses::Buses,
     error::{DeviceError, MachineError},
-    interrupts::{KvmDoorbells, KvmMsis},
+    interrupts::KvmDoorbells,
     kinds::Handle,
+    physical::Physical,
 };
 
 /// Where a device wants to sit.
@@ -50,12 +52,16 @@ pub struct Slot {
 pub struct Surroundings {
     /// Starts its threads.
     pub spawner: Arc<dyn ThreadSpawner>,
+    /// Interrupt vectors.
+    pub msi: Arc<dyn MsiController>,
     /// Places memory of its own in the guest.
     pub address_space: Arc<dyn AddressSpace>,
     /// Guest RAM.
     pub memory: GuestMemory,
     /// Output of the virtio console and its columns and rows, if there is one.
     pub console: Option<(ConsoleOutput, Option<(u16, u16)>)>,
+    /// What physical devices need.
+    pub physical: Physical,
     /// Limits that several disks share, by name.
     pub rate_limit_groups: BTreeMap<String, SharedRateLimiter>,
 }
@@ -63,9 +69,17 @@ pub struct Surroundings {
 /// A device, ready to be plugged.
 pub struct Made {
     /// The device.
-    pub device: Box<dyn VirtioDevice>,
+    pub function: MadeFunction,
     /// Reaches it while it is plugged.
     pub handle: Handle,
+}
+
+/// What is plugged into a slot.
+pub enum MadeFunction {
+    /// A virtio device, which gets a PCI function around it.
+    Virtio(Box<dyn VirtioDevice>),
+    /// A function of its own.
+    Pci(SharedFunction),
 }
 
 /// A kind of device, implemented by its configuration.
@@ -194,7 +208,7 @@ impl Devices {
             .insert(CONFIG_PORTS_BASE, CONFIG_PORTS_LEN, ports.clone())?;
         let resources = VirtioPciResources {
             memory: surroundings.memory.clone(),
-            msi: Arc::new(KvmMsis::new(Arc::clone(vm))),
+            msi: Arc::clone(&surroundings.msi),
             doorbells: Arc::new(KvmDoorbells::new(Arc::clone(vm))),
         };
         Ok(Self {
@@ -265,14 +279,17 @@ impl Devices {
                 id: id.clone(),
                 source: Box::new(source),
             })?;
-        let function =
-            VirtioPciFunction::new(made.device, self.resources.clone()).map_err(|source| {
-                MachineError::Function {
+        let function: SharedFunction = match made.function {
+            MadeFunction::Pci(function) => function,
+            MadeFunction::Virtio(device) => {
+                let function = VirtioPciFunction::new(device, self.resources.clone());
+                let function = function.map_err(|source| MachineError::Function {
                     id: id.clone(),
                     source,
-                }
-            })?;
-        let function: SharedFunction = Arc::new(std::sync::Mutex::new(function));
+                })?;
+                Arc::new(std::sync::Mutex::new(function))
+            }
+        };
         let shared = Arc::clone(&function);
         let bdf = match (saved, slot.device) {
             (Some(state), Some(device)) => segment.plug_saved(shared, device, state),
@@ -373,6 +390,12 @@ impl Devices {
     /// All devices by name.
     pub fn iter(&self) -> impl Iterator<Item = (&String, &Plugged)> {
         self.plugged.iter()
+    }
+
+    /// Lets physical devices reach RAM that was added.
+    pub fn memory_changed(&self) -> Result<(), MachineError> {
+        let changed = self.surroundings.physical.memory_changed();
+        changed.map_err(|source| MachineError::PhysicalMemory(Box::new(source)))
     }
 
     /// Counters of all devices.

@@ -36,6 +36,12 @@ pub enum DeviceError {
     /// Sockets.
     #[error(transparent)]
     Vsock(#[from] devices::virtio::vsock::Error),
+    /// A physical device.
+    #[error(transparent)]
+    Physical(#[from] devices::vfio::Error),
+    /// The hypervisor.
+    #[error(transparent)]
+    Hypervisor(#[from] hypervisor::Error),
     /// Memory.
     #[error(transparent)]
     Mem(#[from] devices::virtio::mem::Error),
@@ -106,6 +112,9 @@ pub enum MachineError {
     /// SMBIOS tables.
     #[error("cannot describe the machine to the guest (SMBIOS)")]
     Smbios(#[from] SmbiosError),
+    /// Physical devices cannot reach new RAM.
+    #[error("cannot give the VM's physical devices access to the new memory")]
+    PhysicalMemory(#[source] Box<devices::vfio::Error>),
     /// A register range.
     #[error("two devices claim the same addresses")]
     Bus(#[from] BusError),

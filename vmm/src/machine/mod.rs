@@ -22,6 +22,7 @@ pub mod host;
 pub mod interrupts;
 pub mod kinds;
 mod numa;
+pub mod physical;
 pub mod placement;
 pub mod platform;
 mod resize;
@@ -29,7 +30,9 @@ pub mod save;
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use ::devices::{acpi::Notification, legacy::DebugConsole, virtio::blk::SharedRateLimiter};
+use ::devices::{
+    acpi::Notification, legacy::DebugConsole, msi::MsiController, virtio::blk::SharedRateLimiter,
+};
 use arch::{cpuid::Profile, layout::AddressMap, topology::Topology};
 use hypervisor::Vm;
 
@@ -40,7 +43,9 @@ use self::{
     error::MachineError,
     events::MachineEvent,
     host::{Host, Shell},
+    interrupts::KvmMsis,
     kinds::mem::ZoneMemory,
+    physical::Physical,
     platform::{Platform, PlatformSetup},
 };
 use crate::{
@@ -139,7 +144,10 @@ impl Machine {
                     source,
                 }
             })?;
+        let msi: Arc<dyn MsiController> = Arc::new(KvmMsis::new(Arc::clone(&vm)));
         let surroundings = Surroundings {
+            physical: Physical::new(&vm, ram.memory().clone(), Arc::clone(&msi)),
+            msi,
             spawner: Arc::clone(&host.spawner),
             address_space: Arc::new(address_space),
             memory: ram.memory().clone(),
@@ -288,6 +296,9 @@ fn for_each_device(
     }
     for pmem in config.pmem.iter_mut().flatten() {
         visit(pmem)?;
+    }
+    for device in config.devices.iter_mut().flatten() {
+        visit(device)?;
     }
     if let Some(balloon) = &mut config.balloon {
         visit(balloon)?;

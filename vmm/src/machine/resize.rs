@@ -154,6 +154,7 @@ impl Machine {
             more,
             &backing,
         )?;
+        self.devices.memory_changed()?;
         self.platform.memory.insert(base, more, 0)?;
         config.memory.hotplugged_size = Some(plugged + more);
         self.notify(Notification::MEMORY)

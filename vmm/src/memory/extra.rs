@@ -74,6 +74,63 @@ impl AddressSpace for ExtraMemory {
     }
 }
 
+/// Memory at the addresses that the guest gives the BARs of physical devices. PCI segments keep
+/// BARs within their windows and apart.
+pub struct ExactMemory(Arc<Vm>);
+
+impl ExactMemory {
+    /// In the address space of `vm`.
+    pub fn new(vm: Arc<Vm>) -> Self {
+        Self(vm)
+    }
+}
+
+struct Exact {
+    vm: Arc<Vm>,
+    guest: GuestAddress,
+    slot: SlotId,
+}
+
+impl AddressSpace for ExactMemory {
+    fn map(
+        &self,
+        memory: HostMemory,
+        _align: u64,
+        at: Option<GuestAddress>,
+    ) -> io::Result<Box<dyn Mapping>> {
+        let guest = at.ok_or(io::ErrorKind::InvalidInput)?;
+        let slot = MemorySlot {
+            guest: guest.0,
+            len: memory.len,
+            host: memory.address,
+            read_only: memory.read_only,
+            log_dirty: false,
+        };
+        // SAFETY: `HostMemory` promises that the memory stays mapped until the result is dropped,
+        // which unmaps the slot.
+        let slot = unsafe { self.0.map(slot) }.map_err(io::Error::other)?;
+        Ok(Box::new(Exact {
+            vm: Arc::clone(&self.0),
+            guest,
+            slot,
+        }))
+    }
+}
+
+impl Mapping for Exact {
+    fn guest_address(&self) -> GuestAddress {
+        self.guest
+    }
+}
+
+impl Drop for Exact {
+    fn drop(&mut self) {
+        if let Err(error) = self.vm.unmap(self.slot) {
+            log::warn!("memory at {:#x} stays mapped: {error}", self.guest.0);
+        }
+    }
+}
+
 fn free(window: &Mutex<AddressAllocator>, range: &RangeInclusive) {
     if let Err(error) = window
         .lock()

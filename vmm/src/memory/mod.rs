@@ -2,12 +2,12 @@
 //!
 //! - [`mapping`]: memory of the host, with the options of `--memory`.
 //! - [`ram`]: the guest's RAM, a set of mappings in KVM's memory slots.
-//! - [`extra`]: other memory at guest-physical addresses (persistent memory).
+//! - [`extra`]: other memory at guest-physical addresses (persistent memory, BARs).
 
 pub mod extra;
 pub mod mapping;
 pub mod ram;
 
-pub use extra::ExtraMemory;
+pub use extra::{ExactMemory, ExtraMemory};
 pub use mapping::{Backing, Mapping, MappingError};
 pub use ram::{Ram, RamError, Region, RegionKind};

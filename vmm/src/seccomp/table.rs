@@ -65,7 +65,8 @@ const EVERY_THREAD: &[i64] = &[
     libc::SYS_writev,
 ];
 
-/// A vCPU activates devices (epoll and event file descriptors) when the guest's driver is ready.
+/// A vCPU activates devices (epoll and event file descriptors) when the guest's driver is ready,
+/// and reads and writes registers of physical devices.
 const VCPU: &[i64] = &[
     libc::SYS_dup,
     libc::SYS_epoll_create1,
@@ -74,6 +75,8 @@ const VCPU: &[i64] = &[
     libc::SYS_io_uring_enter,
     libc::SYS_io_uring_register,
     libc::SYS_io_uring_setup,
+    libc::SYS_pread64,
+    libc::SYS_pwrite64,
     libc::SYS_timerfd_create,
 ];
 
@@ -215,10 +218,12 @@ fn ioctl_types(role: ThreadRole) -> &'static [u8] {
     const TERMINAL: u8 = b'T';
     /// Network interfaces (`TUN*`).
     const TUN: u8 = b'T';
+    /// `VFIO_*`.
+    const VFIO: u8 = b';';
     /// `UFFDIO_*`.
     const UFFD: u8 = 0xaa;
     match role {
-        ThreadRole::Vcpu => &[KVM, TUN],
+        ThreadRole::Vcpu => &[KVM, TUN, VFIO],
         ThreadRole::Console => &[TERMINAL],
         ThreadRole::Net => &[TUN],
         ThreadRole::Vsock => &[TERMINAL],

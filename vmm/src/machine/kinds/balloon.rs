@@ -6,7 +6,7 @@ use devices::virtio::balloon;
 
 use super::{
     super::{
-        devices::{Kind, Made, Slot, Surroundings},
+        devices::{Kind, Made, MadeFunction, Slot, Surroundings},
         error::DeviceError,
     },
     Handle, thread_name,
@@ -38,7 +38,7 @@ impl Kind for BalloonConfig {
         let balloon = balloon::Balloon::new(options, Arc::clone(&surroundings.spawner));
         let handle = Handle::Balloon(balloon.handle());
         Ok(Made {
-            device: Box::new(balloon),
+            function: MadeFunction::Virtio(Box::new(balloon)),
             handle,
         })
     }

@@ -6,7 +6,7 @@ use devices::{console::ConsoleMode as Backend, virtio::console};
 
 use super::{
     super::{
-        devices::{Kind, Made, Slot, Surroundings},
+        devices::{Kind, Made, MadeFunction, Slot, Surroundings},
         error::{DeviceError, MachineError},
     },
     Handle, thread_name,
@@ -67,7 +67,7 @@ impl Kind for ConsoleConfig {
             })?;
         let handle = Handle::Console(console.input());
         Ok(Made {
-            device: Box::new(console),
+            function: MadeFunction::Virtio(Box::new(console)),
             handle,
         })
     }

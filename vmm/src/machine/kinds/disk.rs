@@ -10,7 +10,7 @@ use devices::{
 
 use super::{
     super::{
-        devices::{Kind, Made, Slot, Surroundings},
+        devices::{Kind, Made, MadeFunction, Slot, Surroundings},
         error::DeviceError,
     },
     Handle, thread_name,
@@ -64,7 +64,7 @@ impl Kind for DiskConfig {
         let disk = blk::Blk::new(options, Arc::clone(&surroundings.spawner))?;
         let handle = Handle::Disk(disk.handle());
         Ok(Made {
-            device: Box::new(disk),
+            function: MadeFunction::Virtio(Box::new(disk)),
             handle,
         })
     }

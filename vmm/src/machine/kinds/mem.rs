@@ -7,7 +7,7 @@ use vm_memory::GuestAddress;
 
 use super::{
     super::{
-        devices::{Kind, Made, Slot, Surroundings},
+        devices::{Kind, Made, MadeFunction, Slot, Surroundings},
         error::DeviceError,
     },
     Handle, thread_name,
@@ -62,7 +62,7 @@ impl Kind for ZoneMemory {
             device: mem.handle(),
         };
         Ok(Made {
-            device: Box::new(mem),
+            function: MadeFunction::Virtio(Box::new(mem)),
             handle,
         })
     }

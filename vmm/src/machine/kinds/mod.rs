@@ -5,6 +5,7 @@ pub mod console;
 pub mod disk;
 pub mod mem;
 mod net;
+mod physical;
 mod pmem;
 mod rng;
 mod vsock;

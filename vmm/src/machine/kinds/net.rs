@@ -10,7 +10,7 @@ use devices::virtio::net;
 
 use super::{
     super::{
-        devices::{Kind, Made, Slot, Surroundings},
+        devices::{Kind, Made, MadeFunction, Slot, Surroundings},
         error::DeviceError,
     },
     Handle, thread_name,
@@ -54,7 +54,7 @@ impl Kind for NetConfig {
         };
         let net = net::Net::new(options, Arc::clone(&surroundings.spawner))?;
         Ok(Made {
-            device: Box::new(net),
+            function: MadeFunction::Virtio(Box::new(net)),
             handle: Handle::None,
         })
     }

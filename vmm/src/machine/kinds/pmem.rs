@@ -6,7 +6,7 @@ use devices::virtio::pmem;
 
 use super::{
     super::{
-        devices::{Kind, Made, Slot, Surroundings},
+        devices::{Kind, Made, MadeFunction, Slot, Surroundings},
         error::DeviceError,
     },
     Handle, thread_name,
@@ -40,7 +40,7 @@ impl Kind for PmemConfig {
             Arc::clone(&surroundings.spawner),
         )?;
         Ok(Made {
-            device: Box::new(pmem),
+            function: MadeFunction::Virtio(Box::new(pmem)),
             handle: Handle::None,
         })
     }

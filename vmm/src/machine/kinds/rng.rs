@@ -6,7 +6,7 @@ use devices::virtio::rng;
 
 use super::{
     super::{
-        devices::{Kind, Made, Slot, Surroundings},
+        devices::{Kind, Made, MadeFunction, Slot, Surroundings},
         error::DeviceError,
     },
     Handle, thread_name,
@@ -35,7 +35,7 @@ impl Kind for RngConfig {
         };
         let rng = rng::Rng::new(options, Arc::clone(&surroundings.spawner))?;
         Ok(Made {
-            device: Box::new(rng),
+            function: MadeFunction::Virtio(Box::new(rng)),
             handle: Handle::None,
         })
     }

@@ -6,7 +6,7 @@ use devices::virtio::vsock;
 
 use super::{
     super::{
-        devices::{Kind, Made, Slot, Surroundings},
+        devices::{Kind, Made, MadeFunction, Slot, Surroundings},
         error::DeviceError,
     },
     Handle, thread_name,
@@ -35,7 +35,7 @@ impl Kind for VsockConfig {
         };
         let vsock = vsock::Vsock::new(options, Arc::clone(&surroundings.spawner))?;
         Ok(Made {
-            device: Box::new(vsock),
+            function: MadeFunction::Virtio(Box::new(vsock)),
             handle: Handle::None,
         })
     }

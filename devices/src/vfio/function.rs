@@ -1,0 +1,455 @@
+//! The PCI function through which the guest sees a physical device.
+
+use std::{io, path::Path, sync::Arc};
+
+use vfio_bindings::bindings::vfio::{VFIO_PCI_MSI_IRQ_INDEX, VFIO_PCI_MSIX_IRQ_INDEX};
+use vfio_ioctls::{VfioDevice, VfioError};
+use vm_memory::GuestAddress;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::{
+    Error, Iommu,
+    bar::{Bar, TrappedVectors},
+    capabilities::{self, Kind},
+    iommu::Attached,
+    physical::{self, BarMapping, Place},
+};
+use crate::{
+    bus::BusDevice,
+    memory::{AddressSpace, HostMemory, Mapping},
+    msi::{MsiController, MsiMessage, MsiVectors},
+    pci::{
+        BarIndex, BarKind, BarRequest, Bdf, ConfigError, ConfigSpace, Identity, LifecycleError,
+        MsiCapability, MsixCapability, MsixTable, PciFunction,
+        config::{COMMAND_BUS_MASTER, COMMAND_IO, COMMAND_MEMORY, offsets},
+    },
+};
+
+const HEADER: usize = 0x100;
+const PAGE: u64 = 4096;
+
+/// What a physical device needs from the machine.
+#[derive(Clone)]
+pub struct Resources {
+    /// What it can reach.
+    pub iommu: Arc<Iommu>,
+    /// Interrupt vectors.
+    pub msi: Arc<dyn MsiController>,
+    /// Places its memory at the addresses of its BARs.
+    pub space: Arc<dyn AddressSpace>,
+}
+
+struct Msix {
+    capability: MsixCapability,
+    table: Arc<MsixTable>,
+    table_place: (u8, u64),
+    pending_place: (u8, u64),
+    /// The device raises the eventfds.
+    connected: bool,
+}
+
+struct Msi {
+    capability: MsiCapability,
+    vectors: Option<Box<dyn MsiVectors>>,
+    /// The messages for which the device raises the eventfds.
+    connected: Vec<MsiMessage>,
+}
+
+/// Part of a BAR in this process, and in the guest while the BAR is decoded.
+///
+/// The guest's view goes first.
+struct Shared {
+    bar: BarIndex,
+    placed: Option<Box<dyn Mapping>>,
+    host: BarMapping,
+}
+
+/// A physical device on a guest's PCI bus.
+pub struct Function {
+    config: ConfigSpace,
+    /// Bytes of the first 256 that are the device's own registers.
+    through: Vec<std::ops::Range<usize>>,
+    msi: Option<Msi>,
+    msix: Option<Msix>,
+    shared: Vec<Shared>,
+    resources: Resources,
+    place: Place,
+    /// It was taken off the bus, and is as it was before it came.
+    gone: bool,
+    /// A failure that the guest can repeat at will is logged once.
+    warned: bool,
+    device: Arc<VfioDevice>,
+    /// Held for its drop, after everything above.
+    _attached: Attached,
+}
+
+impl Function {
+    /// Takes over the device at a path in sysfs, reset and silent. The BARs in `trapped` are not
+    /// mapped into the guest: each access goes through this process.
+    pub fn new(path: &Path, resources: Resources, trapped: &[u64]) -> Result<Self, Error> {
+        let place = Place::new(path)?;
+        let attached = resources.iommu.attach(&place)?;
+        let Some(device) = attached.device().map(Arc::clone) else {
+            return Err(Error::NoDevice {
+                path: path.to_owned(),
+            });
+        };
+        device.reset();
+        let mut header = [0; HEADER];
+        physical::read_config(&device, 0, &mut header);
+        let header_type = header[offsets::HEADER_TYPE] & 0x7f;
+        if header_type != 0 {
+            return Err(Error::Bridge {
+                device: place.address,
+                header: header_type,
+            });
+        }
+        let layout = layout(&device, &header).map_err(|source| Error::Config {
+            device: place.address.clone(),
+            source,
+        })?;
+        let mut function = Self {
+            config: layout.config,
+            through: layout.through,
+            msi: layout.msi,
+            msix: layout.msix,
+            shared: Vec::new(),
+            resources,
+            place,
+            gone: false,
+            warned: false,
+            device,
+            _attached: attached,
+        };
+        function.map_bars(trapped)?;
+        Ok(function)
+    }
+
+    fn map_bars(&mut self, excluded: &[u64]) -> Result<(), Error> {
+        let bars: Vec<_> = self.config.bars().collect();
+        for BarRequest { index, kind, .. } in bars {
+            if kind == BarKind::Io || excluded.contains(&index.get().into()) {
+                continue;
+            }
+            let trapped: Vec<_> = self
+                .vectors_in(index)
+                .into_iter()
+                .flat_map(|vectors| [vectors.table, vectors.pending])
+                .flatten()
+                .map(|range| (range.start, range.end))
+                .collect();
+            let mappings = physical::map_bar(&self.device, index.get(), &trapped)?;
+            self.shared.extend(mappings.into_iter().map(|host| Shared {
+                bar: index,
+                placed: None,
+                host,
+            }));
+        }
+        Ok(())
+    }
+
+    /// The interrupt vectors in a BAR, if it has any.
+    fn vectors_in(&self, index: BarIndex) -> Option<TrappedVectors> {
+        let msix = self.msix.as_ref()?;
+        let range = |(bar, offset): (u8, u64), len: u64| {
+            (bar == index.get()).then(|| offset..offset.saturating_add(len))
+        };
+        let table = range(msix.table_place, msix.table.table_len());
+        let pending = range(msix.pending_place, msix.table.pending_len());
+        (table.is_some() || pending.is_some()).then(|| TrappedVectors {
+            table,
+            pending,
+            msix: Arc::clone(&msix.table),
+        })
+    }
+
+    /// Gives the device what the guest may decide of the command register. It goes on decoding its
+    /// BARs at the host's addresses: where the guest sees them is the machine's business, and a
+    /// vCPU that still looks at one must not run into nothing.
+    fn set_command(&self, command: u16) {
+        let command = command | COMMAND_IO | COMMAND_MEMORY;
+        physical::write_config(&self.device, offsets::COMMAND, &command.to_le_bytes());
+    }
+
+    fn warn(&mut self, action: &str, error: &dyn std::error::Error) {
+        if !self.warned {
+            self.warned = true;
+            log::warn!("device {}: cannot {action}: {error}", self.place.address);
+        }
+    }
+
+    /// Has the device raise the eventfds of the interrupts that the guest enabled.
+    fn connect_interrupts(&mut self) {
+        if let Err(error) = self.update_msix() {
+            self.warn("change its MSI-X interrupts", &error);
+        }
+        if let Err(error) = self.update_msi() {
+            self.warn("change its MSI interrupts", &error);
+        }
+    }
+
+    fn update_msix(&mut self) -> Result<(), VfioError> {
+        let Some(msix) = &mut self.msix else {
+            return Ok(());
+        };
+        msix.capability.update(&self.config, &msix.table);
+        let enabled = msix.capability.is_enabled(&self.config);
+        if enabled == msix.connected {
+            return Ok(());
+        }
+        msix.connected = enabled;
+        if enabled {
+            // A masked vector's eventfd keeps what the device writes until the guest unmasks it.
+            let fds = irqfds(msix.table.vectors(), msix.table.count());
+            self.device.enable_irq(VFIO_PCI_MSIX_IRQ_INDEX, fds)
+        } else {
+            self.device.disable_irq(VFIO_PCI_MSIX_IRQ_INDEX)
+        }
+    }
+
+    fn update_msi(&mut self) -> Result<(), VfioError> {
+        let Some(msi) = &mut self.msi else {
+            return Ok(());
+        };
+        let messages = msi.capability.messages(&self.config);
+        if messages == msi.connected {
+            return Ok(());
+        }
+        let Some(vectors) = msi.vectors.as_deref() else {
+            return Ok(());
+        };
+        for vector in 0..msi.capability.count() {
+            let message = messages.get(usize::from(vector)).copied();
+            if let Err(error) = vectors.route(vector, message) {
+                log::warn!("cannot route an MSI interrupt: {error}");
+            }
+        }
+        let before = std::mem::replace(&mut msi.connected, messages).len();
+        let now = msi.connected.len();
+        if now == before {
+            return Ok(());
+        }
+        if before > 0 {
+            self.device.disable_irq(VFIO_PCI_MSI_IRQ_INDEX)?;
+        }
+        if now > 0 {
+            // At most 32.
+            let fds = irqfds(Some(vectors), now as u16);
+            self.device.enable_irq(VFIO_PCI_MSI_IRQ_INDEX, fds)?;
+        }
+        Ok(())
+    }
+
+    /// The parts of an access to configuration space that go to the device.
+    fn parts_through(&self, offset: usize, len: usize) -> Vec<std::ops::Range<usize>> {
+        let end = offset.saturating_add(len);
+        self.through
+            .iter()
+            .map(|range| range.start.max(offset)..range.end.min(end))
+            .filter(|range| !range.is_empty())
+            .collect()
+    }
+
+    /// Stops DMA and interrupts, and brings the device back to its state after power-on.
+    fn silence(&mut self) {
+        self.set_command(0);
+        self.config.reset();
+        if let Some(msix) = &self.msix {
+            msix.table.reset();
+        }
+        self.connect_interrupts();
+        self.device.reset();
+    }
+}
+
+/// The eventfds of the first `count` vectors.
+fn irqfds(vectors: Option<&dyn MsiVectors>, count: u16) -> Vec<&EventFd> {
+    let irqfd = |vector| vectors.and_then(|vectors| vectors.irqfd(vector));
+    (0..count).map_while(irqfd).collect()
+}
+
+struct Layout {
+    config: ConfigSpace,
+    through: Vec<std::ops::Range<usize>>,
+    msi: Option<Msi>,
+    msix: Option<Msix>,
+}
+
+/// The guest's configuration space for a device with this one.
+fn layout(device: &VfioDevice, header: &[u8; HEADER]) -> Result<Layout, ConfigError> {
+    let word = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
+    let double = |at: usize| u32::from(word(at)) | u32::from(word(at + 2)) << 16;
+    let mut config = ConfigSpace::new(Identity {
+        vendor: word(offsets::VENDOR),
+        device: word(offsets::DEVICE),
+        subsystem_vendor: word(offsets::SUBSYSTEM_VENDOR),
+        subsystem: word(offsets::SUBSYSTEM),
+        revision: header[offsets::REVISION],
+        class: double(offsets::REVISION) >> 8,
+    });
+    let mut number = 0;
+    while let Some(index) = BarIndex::new(number) {
+        number += 1;
+        let size = device.get_region_size(index.get().into());
+        if size == 0 {
+            continue;
+        }
+        let flags = double(index.offset());
+        let prefetchable = flags & 8 != 0;
+        let kind = match flags & 7 {
+            4 => BarKind::Memory64 { prefetchable },
+            flags if flags & 1 != 0 => BarKind::Io,
+            _ => BarKind::Memory32 { prefetchable },
+        };
+        if matches!(kind, BarKind::Memory64 { .. }) {
+            number += 1;
+        }
+        config.add_bar(BarRequest { index, kind, size })?;
+    }
+    let mut layout = Layout {
+        config,
+        through: Vec::new(),
+        msi: None,
+        msix: None,
+    };
+    for capability in capabilities::visible(header) {
+        let at = capability.at;
+        match capability.kind {
+            Kind::Msi => {
+                let capability = MsiCapability::place(&mut layout.config, at, word(at + 2))?;
+                layout.msi = Some(Msi {
+                    capability,
+                    vectors: None,
+                    connected: Vec::new(),
+                });
+            }
+            Kind::Msix if capability.len == 12 => {
+                let mut body = [0; 10];
+                body.copy_from_slice(&header[at + 2..at + 12]);
+                let place = |at: usize| ((double(at) & 7) as u8, u64::from(double(at) & !7));
+                layout.msix = Some(Msix {
+                    capability: MsixCapability::place(&mut layout.config, at, &body)?,
+                    table: Arc::new(MsixTable::new((word(at + 2) & 0x7ff) + 1)),
+                    table_place: place(at + 4),
+                    pending_place: place(at + 8),
+                    connected: false,
+                });
+            }
+            Kind::Msix => {}
+            Kind::Through => {
+                capabilities::place_through(&mut layout.config, header, capability)?;
+                // Id and link are the guest's.
+                layout.through.push(at + 2..at + capability.len);
+            }
+        }
+    }
+    Ok(layout)
+}
+
+impl PciFunction for Function {
+    fn config(&self) -> &ConfigSpace {
+        &self.config
+    }
+
+    fn config_mut(&mut self) -> &mut ConfigSpace {
+        &mut self.config
+    }
+
+    fn read_config(&mut self, offset: usize, data: &mut [u8]) {
+        self.config.read(offset, data);
+        for part in self.parts_through(offset, data.len()) {
+            let data = &mut data[part.start - offset..part.end - offset];
+            physical::read_config(&self.device, part.start, data);
+        }
+    }
+
+    fn write_config(&mut self, offset: usize, data: &[u8]) {
+        let command = self.config.command();
+        self.config.write(offset, data);
+        for part in self.parts_through(offset, data.len()) {
+            let data = &data[part.start - offset..part.end - offset];
+            physical::write_config(&self.device, part.start, data);
+        }
+        if self.config.command() != command {
+            self.set_command(self.config.command());
+        }
+        self.connect_interrupts();
+    }
+
+    fn bar_device(&self, index: BarIndex) -> Option<Arc<dyn BusDevice>> {
+        Some(Arc::new(Bar {
+            device: Arc::clone(&self.device),
+            index: index.get().into(),
+            vectors: self.vectors_in(index),
+        }))
+    }
+
+    fn bar_mapped(&mut self, index: BarIndex, address: Option<u64>) {
+        let mut failed = None;
+        for shared in self.shared.iter_mut().filter(|shared| shared.bar == index) {
+            shared.placed = None;
+            let Some(address) = address else { continue };
+            let memory = HostMemory {
+                address: shared.host.address,
+                len: shared.host.len,
+                read_only: shared.host.read_only,
+            };
+            let at = GuestAddress(address.saturating_add(shared.host.offset));
+            match self.resources.space.map(memory, PAGE, Some(at)) {
+                Ok(placed) => shared.placed = Some(placed),
+                Err(error) => failed = Some(error),
+            }
+        }
+        if let Some(error) = failed {
+            // Accesses are trapped then.
+            self.warn("map a BAR into the guest", &error);
+        }
+    }
+
+    fn plugged(&mut self, bdf: Bdf) -> io::Result<()> {
+        let source = bdf.requester_id();
+        if let Some(msix) = &self.msix {
+            let vectors = self.resources.msi.allocate(msix.table.count(), source)?;
+            msix.table.attach(vectors);
+        }
+        if let Some(msi) = &mut self.msi {
+            let vectors = self
+                .resources
+                .msi
+                .allocate(msi.capability.count(), source)?;
+            msi.vectors = Some(vectors);
+        }
+        self.set_command(self.config.command());
+        Ok(())
+    }
+
+    fn unplugged(&mut self) {
+        self.silence();
+        self.gone = true;
+    }
+
+    /// Bus mastering is switched off, so that the device neither reads nor writes memory and sends
+    /// no message; its registers keep what they hold.
+    fn pause(&mut self) -> Result<(), LifecycleError> {
+        self.set_command(self.config.command() & !COMMAND_BUS_MASTER);
+        Ok(())
+    }
+
+    fn resume(&mut self) -> Result<(), LifecycleError> {
+        self.set_command(self.config.command());
+        Ok(())
+    }
+
+    fn reset(&mut self) -> Result<(), LifecycleError> {
+        self.silence();
+        Ok(())
+    }
+}
+
+impl Drop for Function {
+    fn drop(&mut self) {
+        if !self.gone {
+            self.silence();
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Physical devices in a guest (VFIO).
+//!
+//! The kernel's vfio-pci driver gives a device to this process; the guest gets it as a PCI
+//! function of its own:
+//!
+//! ```text
+//!   guest driver ── BAR, mapped ──────────────────────────> device      (no exit)
+//!        │       ── BAR page with the MSI-X table ──> trapped, MsixTable
+//!        │       ── configuration space ──> Function ──> vfio-pci
+//!        └<── interrupt <── KVM irqfd <── eventfd <── vfio-pci <── device (no user space)
+//!   guest RAM <── IOMMU (Iommu: guest-physical addresses) <──────── device DMA
+//! ```
+//!
+//! - [`iommu`]: what the device can reach: all of guest RAM, nothing else.
+//! - [`physical`]: the device as the kernel offers it.
+//! - [`capabilities`]: which of its capabilities the guest sees.
+//! - [`bar`]: its memory in the guest.
+//! - [`function`]: the PCI function.
+
+mod bar;
+mod capabilities;
+mod function;
+mod iommu;
+mod physical;
+
+use std::path::PathBuf;
+
+pub use function::{Function, Resources};
+pub use iommu::Iommu;
+
+/// A physical device cannot be given to the guest.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The path is none of a PCI device.
+    #[error(
+        "{path} is no PCI device: name its folder in sysfs, such as \
+         /sys/bus/pci/devices/0000:01:00.0"
+    )]
+    NoDevice {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Another driver has it.
+    #[error(
+        "{device} is bound to {driver} instead of vfio-pci: write vfio-pci to \
+         /sys/bus/pci/devices/{device}/driver_override, {device} to \
+         /sys/bus/pci/devices/{device}/driver/unbind and to /sys/bus/pci/drivers_probe"
+    )]
+    Driver {
+        /// Its address.
+        device: String,
+        /// The driver, or "no driver".
+        driver: String,
+    },
+    /// There is no IOMMU for it.
+    #[error(
+        "{device} is in no IOMMU group: switch the IOMMU on in the firmware and on the kernel's \
+         command line (intel_iommu=on)"
+    )]
+    NoGroup {
+        /// Its address.
+        device: String,
+    },
+    /// It is in use.
+    #[error("IOMMU group {group} of {device} is in use: another VM has a device of it")]
+    Busy {
+        /// Its address.
+        device: String,
+        /// Its group.
+        group: String,
+    },
+    /// The same device twice.
+    #[error("the VM has this device already: {device}")]
+    Twice {
+        /// Its address.
+        device: String,
+    },
+    /// Another device of the group is used by the host.
+    #[error(
+        "IOMMU group {group} of {device} has devices that the host uses: bind all of \
+         /sys/kernel/iommu_groups/{group}/devices to vfio-pci"
+    )]
+    GroupNotViable {
+        /// Its address.
+        device: String,
+        /// Its group.
+        group: String,
+    },
+    /// A file of VFIO cannot be opened.
+    #[error("cannot open {}: load the module vfio-pci, and give Gantry access", path.display())]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// VFIO refused something else.
+    #[error("cannot {action}")]
+    Vfio {
+        /// What was tried.
+        action: &'static str,
+        /// Why.
+        source: vfio_ioctls::VfioError,
+    },
+    /// Guest RAM cannot be mapped for the device.
+    #[error(
+        "cannot give the device access to {len:#x} bytes of RAM at {guest:#x}: it has to be \
+         locked in memory, raise the limit (ulimit -l) to the VM's size, or the IOMMU's address \
+         width is too small"
+    )]
+    MapRam {
+        /// Guest-physical address.
+        guest: u64,
+        /// Bytes.
+        len: u64,
+        /// Why.
+        source: vfio_ioctls::VfioError,
+    },
+    /// A BAR cannot be mapped.
+    #[error("cannot map BAR {bar} of the device")]
+    MapBar {
+        /// Number of the BAR.
+        bar: u8,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// It is a bridge.
+    #[error("{device} is a bridge (header type {header:#x}): only endpoints can be given to a VM")]
+    Bridge {
+        /// Its address.
+        device: String,
+        /// Header type.
+        header: u8,
+    },
+    /// Its configuration space cannot be shown to the guest.
+    #[error("cannot lay out the configuration space of {device}")]
+    Config {
+        /// Its address.
+        device: String,
+        /// Why.
+        source: crate::pci::ConfigError,
+    },
+}

@@ -1,0 +1,222 @@
+//! QEMU's `edu` device from user space: a driver of a few registers (QEMU, docs/specs/edu).
+//!
+//! It stands in for an accelerator: it has registers, DMA and message-signalled interrupts, and
+//! computes something.
+
+use std::{
+    fs,
+    io::{Read, Seek, SeekFrom, Write},
+    os::fd::AsRawFd,
+    path::PathBuf,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+
+const IDENTIFICATION: usize = 0x00;
+const LIVENESS: usize = 0x04;
+const FACTORIAL: usize = 0x08;
+const STATUS: usize = 0x20;
+const RAISE: usize = 0x60;
+const ACKNOWLEDGE: usize = 0x64;
+const DMA_SOURCE: usize = 0x80;
+const DMA_TARGET: usize = 0x88;
+const DMA_COUNT: usize = 0x90;
+const DMA_COMMAND: usize = 0x98;
+/// Address of the device's buffer, for its DMA engine.
+const BUFFER: u64 = 0x4_0000;
+const DMA_START: u64 = 1;
+const DMA_FROM_DEVICE: u64 = 2;
+
+const PAGE: usize = 4096;
+
+/// An interrupt vector that no driver of the guest's kernel has.
+const VECTOR: u16 = 0xe7;
+
+struct Edu {
+    folder: PathBuf,
+    registers: *mut u8,
+}
+
+impl Edu {
+    fn find() -> Result<Self> {
+        for entry in fs::read_dir("/sys/bus/pci/devices")? {
+            let folder = entry?.path();
+            let id = |name| fs::read_to_string(folder.join(name)).unwrap_or_default();
+            if id("vendor").trim() != "0x1234" || id("device").trim() != "0x11e8" {
+                continue;
+            }
+            fs::write(folder.join("enable"), "1").context("cannot enable the device")?;
+            let file = fs::File::options()
+                .read(true)
+                .write(true)
+                .open(folder.join("resource0"))?;
+            // SAFETY: a new mapping at an address that the kernel picks; it is never unmapped.
+            let registers = unsafe {
+                libc::mmap(
+                    std::ptr::null_mut(),
+                    1 << 20,
+                    libc::PROT_READ | libc::PROT_WRITE,
+                    libc::MAP_SHARED,
+                    file.as_raw_fd(),
+                    0,
+                )
+            };
+            ensure!(registers != libc::MAP_FAILED, "cannot map the device");
+            let edu = Self {
+                folder,
+                registers: registers.cast(),
+            };
+            // Memory and bus mastering.
+            edu.write_config(4, &6_u16.to_le_bytes())?;
+            return Ok(edu);
+        }
+        bail!("there is no edu device")
+    }
+
+    fn config(&self) -> Result<fs::File> {
+        let path = self.folder.join("config");
+        Ok(fs::File::options().read(true).write(true).open(path)?)
+    }
+
+    fn write_config(&self, offset: u64, data: &[u8]) -> Result<()> {
+        let mut config = self.config()?;
+        config.seek(SeekFrom::Start(offset))?;
+        Ok(config.write_all(data)?)
+    }
+
+    fn read(&self, register: usize) -> u32 {
+        // SAFETY: within the mapping, aligned; the device may change it at any time.
+        unsafe { self.registers.add(register).cast::<u32>().read_volatile() }
+    }
+
+    fn write(&self, register: usize, value: u32) {
+        // SAFETY: as in `read`.
+        unsafe {
+            self.registers
+                .add(register)
+                .cast::<u32>()
+                .write_volatile(value)
+        }
+    }
+
+    fn write_wide(&self, register: usize, value: u64) {
+        // SAFETY: as in `read`.
+        unsafe {
+            self.registers
+                .add(register)
+                .cast::<u64>()
+                .write_volatile(value)
+        }
+    }
+
+    fn wait(&self, what: &str, done: impl Fn() -> bool) -> Result<()> {
+        let start = Instant::now();
+        while !done() {
+            ensure!(start.elapsed().as_secs() < 5, "{what} does not end");
+            thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    fn dma(&self, from: u64, to: u64, command: u64) -> Result<()> {
+        self.write_wide(DMA_SOURCE, from);
+        self.write_wide(DMA_TARGET, to);
+        self.write_wide(DMA_COUNT, 64);
+        self.write_wide(DMA_COMMAND, command);
+        self.wait("DMA", || u64::from(self.read(DMA_COMMAND)) & DMA_START == 0)
+    }
+}
+
+/// A page of this process, in memory for good, and its guest-physical address.
+fn page() -> Result<(*mut u8, u64)> {
+    // SAFETY: new memory, never unmapped.
+    let page = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            PAGE,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_LOCKED | libc::MAP_POPULATE,
+            -1,
+            0,
+        )
+    };
+    ensure!(page != libc::MAP_FAILED, "no memory");
+    let mut pagemap = fs::File::open("/proc/self/pagemap")?;
+    pagemap.seek(SeekFrom::Start((page as usize / PAGE * 8) as u64))?;
+    let mut entry = [0; 8];
+    pagemap.read_exact(&mut entry)?;
+    // Bits 0 to 54: the page frame (Documentation/admin-guide/mm/pagemap.rst).
+    let frame = u64::from_le_bytes(entry) & ((1 << 55) - 1);
+    ensure!(frame != 0, "no permission to see page frames");
+    Ok((page.cast(), frame * PAGE as u64))
+}
+
+/// Registers, computation, DMA in both directions and an interrupt.
+pub fn check() -> Result<()> {
+    let edu = Edu::find()?;
+    let id = edu.read(IDENTIFICATION);
+    ensure!(id & 0xff == 0xed, "identification {id:#x}");
+    edu.write(LIVENESS, 0x1234_5678);
+    ensure!(
+        edu.read(LIVENESS) == !0x1234_5678,
+        "the device is not alive"
+    );
+    edu.write(FACTORIAL, 10);
+    edu.wait("the computation", || edu.read(STATUS) & 1 == 0)?;
+    ensure!(edu.read(FACTORIAL) == 3_628_800, "wrong factorial");
+    let (memory, address) = page()?;
+    for at in 0..64 {
+        // SAFETY: within the page.
+        unsafe { memory.add(at).write_volatile(at as u8 ^ 0x5a) };
+    }
+    edu.dma(address, BUFFER, DMA_START)?;
+    edu.dma(BUFFER, address + 2048, DMA_START | DMA_FROM_DEVICE)?;
+    for at in 0..64 {
+        // SAFETY: within the page.
+        let byte = unsafe { memory.add(2048 + at).read_volatile() };
+        ensure!(byte == at as u8 ^ 0x5a, "byte {at} is {byte:#x} after DMA");
+    }
+    interrupt(&edu)?;
+    println!("edu works");
+    Ok(())
+}
+
+/// Has the device send a message to a vector that is free: the kernel complains of it.
+fn interrupt(edu: &Edu) -> Result<()> {
+    let mut config = edu.config()?;
+    let mut header = [0; 256];
+    // Without privileges the kernel shows 64 bytes only.
+    config.read_exact(&mut header)?;
+    let mut at = usize::from(header[0x34]);
+    while at != 0 && header[at] != 5 {
+        at = usize::from(header[at + 1]);
+    }
+    ensure!(at != 0, "the device has no MSI capability");
+    let offset = at as u64;
+    edu.write_config(offset + 4, &0xfee0_0000_u32.to_le_bytes())?;
+    let wide = header[at + 2] & 0x80 != 0;
+    if wide {
+        edu.write_config(offset + 8, &0_u32.to_le_bytes())?;
+    }
+    let data = offset + if wide { 12 } else { 8 };
+    edu.write_config(data, &VECTOR.to_le_bytes())?;
+    edu.write_config(offset + 2, &1_u16.to_le_bytes())?;
+    let complaints = || {
+        let log = crate::net::sh("dmesg").unwrap_or_default();
+        log.matches(&format!(".{VECTOR} No irq handler for vector"))
+            .count()
+    };
+    let before = complaints();
+    edu.write(RAISE, 1);
+    edu.wait("waiting for the interrupt", || complaints() > before)?;
+    edu.write(ACKNOWLEDGE, 1);
+    edu.write_config(offset + 2, &0_u16.to_le_bytes())
+}
+
+/// Has the device write to an address that the guest does not have.
+pub fn write_outside(address: u64) -> Result<()> {
+    let edu = Edu::find()?;
+    edu.dma(BUFFER, address, DMA_START | DMA_FROM_DEVICE)
+}

@@ -1,0 +1,76 @@
+//! Physical devices of L1, which QEMU emulates behind an IOMMU.
+
+use std::{fs, path::PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+use crate::net::sh;
+
+/// A PCI device of the host.
+pub struct HostDevice {
+    /// Its folder in sysfs.
+    pub path: PathBuf,
+    /// Its address.
+    pub address: String,
+}
+
+/// QEMU's teaching device.
+pub const EDU: (&str, &str) = ("0x1234", "0x11e8");
+/// QEMU's NVMe controller.
+pub const NVME: (&str, &str) = ("0x1b36", "0x0010");
+
+impl HostDevice {
+    /// The `index`th device of a kind, bound to vfio-pci.
+    pub fn take(kind: (&str, &str), index: usize) -> Result<Self> {
+        let device = Self::find(kind, index)?;
+        device.bind()?;
+        Ok(device)
+    }
+
+    /// The `index`th device of a kind by address.
+    pub fn find(kind: (&str, &str), index: usize) -> Result<Self> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir("/sys/bus/pci/devices")? {
+            let path = entry?.path();
+            let id = |name| fs::read_to_string(path.join(name)).unwrap_or_default();
+            if (id("vendor").trim(), id("device").trim()) == kind {
+                found.push(path);
+            }
+        }
+        found.sort();
+        let path = found
+            .get(index)
+            .with_context(|| format!("L1 has no device {index} of {kind:?}"))?
+            .clone();
+        let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
+            bail!("{} has no name", path.display());
+        };
+        let address = name.to_owned();
+        Ok(Self { path, address })
+    }
+
+    /// Gives it to vfio-pci.
+    pub fn bind(&self) -> Result<()> {
+        if self.driver().as_deref() == Some("vfio-pci") {
+            return Ok(());
+        }
+        sh(
+            "for m in vfio vfio_virqfd vfio_iommu_type1 vfio-pci-core vfio-pci; do \
+             [ -d /sys/module/$(echo $m | tr - _) ] || insmod /modules/$m.ko || exit 1; done",
+        )?;
+        fs::write(self.path.join("driver_override"), "vfio-pci")?;
+        if self.driver().is_some() {
+            fs::write(self.path.join("driver/unbind"), &self.address)?;
+        }
+        fs::write("/sys/bus/pci/drivers_probe", &self.address)?;
+        match self.driver().as_deref() {
+            Some("vfio-pci") => Ok(()),
+            other => bail!("{} is bound to {other:?}", self.address),
+        }
+    }
+
+    fn driver(&self) -> Option<String> {
+        let link = fs::read_link(self.path.join("driver")).ok()?;
+        Some(link.file_name()?.to_str()?.to_owned())
+    }
+}

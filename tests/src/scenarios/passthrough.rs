@@ -1,0 +1,176 @@
+//! Physical devices in a guest (VFIO), behind L1's IOMMU.
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::json;
+
+use super::{Context, Entry, hotplug::gone};
+use crate::{
+    gantry::Gantry,
+    guest::Guest,
+    host_device::{EDU, HostDevice, NVME},
+    net::sh,
+};
+
+pub const SCENARIOS: &[Entry] = &[
+    (
+        "passthrough: registers, DMA and interrupts of a device at start",
+        at_start,
+    ),
+    (
+        "passthrough: NVMe with the stock driver, unplugged and plugged again",
+        nvme,
+    ),
+    (
+        "passthrough: a device cannot reach beyond the guest's memory",
+        isolation,
+    ),
+    (
+        "passthrough: kill -9, and the device starts again in another VM",
+        killed,
+    ),
+    (
+        "passthrough: a pause is a pause, a snapshot is refused",
+        paused,
+    ),
+    (
+        "passthrough: a device that cannot be given says why",
+        refused,
+    ),
+];
+
+fn edu_works(guest: &mut Guest) -> Result<()> {
+    let said = guest.run("agent edu-check")?;
+    ensure!(said.contains("edu works"), "{said}");
+    Ok(())
+}
+
+fn at_start(context: &Context) -> Result<()> {
+    let edu = HostDevice::take(EDU, 0)?;
+    let more = json!({
+        "memory": {"size": 256 << 20},
+        "devices": [{"path": edu.path, "id": "edu", "pci_device_id": 9}],
+    });
+    let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    let bdf = &gantry.info()?["device_tree"]["edu"]["pci_bdf"];
+    ensure!(bdf == "0000:00:09.0", "the device is at {bdf}");
+    edu_works(&mut guest)?;
+    gantry.act("vm.reboot")?;
+    let mut guest = Guest::connect(&gantry.serial)?;
+    guest.wait_ready()?;
+    edu_works(&mut guest)
+}
+
+/// Interrupts of the controller's queues so far.
+fn interrupts(guest: &mut Guest) -> Result<u64> {
+    let text = guest.run("grep nvme0q /proc/interrupts")?;
+    let counts = |line: &str| -> u64 {
+        let words = line.split_whitespace().skip(1);
+        words.map_while(|word| word.parse::<u64>().ok()).sum()
+    };
+    Ok(text.lines().map(counts).sum())
+}
+
+fn nvme(context: &Context) -> Result<()> {
+    let nvme = HostDevice::take(NVME, 0)?;
+    let (gantry, mut guest) = Gantry::boot(&context.dir, json!({"memory": {"size": 512 << 20}}))?;
+    for round in 1..3 {
+        let config = json!({"path": nvme.path, "id": "nvme", "pci_device_id": 12});
+        let answer = gantry.put("vm.add-device", config)?;
+        ensure!(answer["bdf"] == "0000:00:0c.0", "{answer}");
+        guest.eventually("ls /dev/nvme0n1", |text| text == "/dev/nvme0n1")?;
+        guest.run(&format!(
+            "yes {round} | dd of=/tmp/pattern bs=1M count=64 iflag=fullblock 2>/dev/null"
+        ))?;
+        let before = interrupts(&mut guest)?;
+        guest.run("dd if=/tmp/pattern of=/dev/nvme0n1 bs=1M conv=fsync 2>/dev/null")?;
+        guest.run("echo 3 > /proc/sys/vm/drop_caches")?;
+        guest.run("dd if=/dev/nvme0n1 bs=1M count=64 2>/dev/null | cmp - /tmp/pattern")?;
+        let raised = interrupts(&mut guest)? - before;
+        ensure!(raised > 16, "{raised} interrupts for 128 MiB");
+        gantry.put("vm.remove-device", json!({"id": "nvme"}))?;
+        gone(&gantry, "nvme")?;
+        guest.run("test ! -e /dev/nvme0n1 -a ! -e /sys/bus/pci/devices/0000:00:0c.0")?;
+    }
+    // Back in its clean state: the host's own driver takes it and finds the last pattern.
+    sh(&format!(
+        "echo > {0}/driver_override; echo {1} > {0}/driver/unbind; echo {1} > \
+         /sys/bus/pci/drivers_probe; for i in 1 2 3 4 5; do [ -e /dev/nvme0n1 ] || sleep 1; done; \
+         dd if=/dev/nvme0n1 bs=1M count=1 2>/dev/null | grep -q 2",
+        nvme.path.display(),
+        nvme.address
+    ))
+    .map(|_| ())
+}
+
+fn isolation(context: &Context) -> Result<()> {
+    let edu = HostDevice::take(EDU, 0)?;
+    let more = json!({"devices": [{"path": edu.path}]});
+    let (_gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    // Beyond 256 MiB there is memory of L1, and none of the guest.
+    guest.run("agent edu-write-outside 0x30000000")?;
+    let log = sh("dmesg | grep -i 'dmar.*fault addr 0x30000000' || true")?;
+    ensure!(!log.is_empty(), "L1's IOMMU has reported no fault");
+    edu_works(&mut guest)
+}
+
+fn killed(context: &Context) -> Result<()> {
+    let edu = HostDevice::take(EDU, 0)?;
+    let more = json!({"devices": [{"path": edu.path}]});
+    for _ in 0..2 {
+        let (mut gantry, mut guest) = Gantry::boot(&context.dir, more.clone())?;
+        edu_works(&mut guest)?;
+        gantry.kill()?;
+    }
+    Ok(())
+}
+
+fn paused(context: &Context) -> Result<()> {
+    let edu = HostDevice::take(EDU, 0)?;
+    let more = json!({"devices": [{"path": edu.path, "id": "edu"}]});
+    let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    edu_works(&mut guest)?;
+    gantry.act("vm.pause")?;
+    let command = sh(&format!(
+        "dd if={}/config bs=1 skip=4 count=1 2>/dev/null | od -A n -t u1",
+        edu.path.display()
+    ))?;
+    let command: u8 = command.trim().parse().context("no command register")?;
+    ensure!(command & 4 == 0, "the paused device may still use DMA");
+    let url = format!("file://{}", context.dir.join("s").display());
+    let body = json!({"destination_url": url});
+    gantry.refused("vm.snapshot", Some(body), 500, "edu")?;
+    gantry.act("vm.resume")?;
+    edu_works(&mut guest)
+}
+
+fn refused(context: &Context) -> Result<()> {
+    let edu = HostDevice::take(EDU, 0)?;
+    let other = HostDevice::find(EDU, 1)?;
+    let more = json!({"devices": [{"path": edu.path}]});
+    let (gantry, _guest) = Gantry::boot(&context.dir, more)?;
+    let add = |path: &std::path::Path, words| {
+        let config = json!({"path": path, "id": "x"});
+        gantry.refused("vm.add-device", Some(config), 500, words)
+    };
+    add(
+        "/sys/bus/pci/devices/0000:00:1f.7".as_ref(),
+        "no PCI device",
+    )?;
+    add(
+        "/sys/bus/pci/devices/0000:00:00.0".as_ref(),
+        "instead of vfio-pci",
+    )?;
+    add(&edu.path, "the VM has this device already")?;
+    // None of this keeps a device that can be given from coming.
+    other.bind()?;
+    gantry.put("vm.add-device", json!({"path": other.path, "id": "x"}))?;
+    let second = context.dir.join("second");
+    std::fs::create_dir(&second)?;
+    let second = Gantry::start(&second, &[])?;
+    let config = json!({
+        "payload": {"kernel": crate::gantry::BZIMAGE},
+        "devices": [{"path": edu.path}],
+    });
+    second.put("vm.create", config)?;
+    second.refused("vm.boot", None, 500, "another VM has a device of it")
+}

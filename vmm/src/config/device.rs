@@ -1,0 +1,77 @@
+//! Physical devices.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    check::{self, Invalid, Placement, Problem},
+    syntax::{IOMMU, Key, Kind, PLACE, SyntaxError, parse},
+};
+
+/// A physical device (VFIO).
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+pub struct DeviceConfig {
+    /// Its folder in sysfs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<PathBuf>,
+    /// Behind a virtual IOMMU.
+    #[serde(default)]
+    pub iommu: bool,
+    /// Name of the device in the API; made up if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// PCI segment to plug it into.
+    #[serde(default)]
+    pub pci_segment: u16,
+    /// Device number on the segment's bus, 1 to 31; the first free one if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pci_device_id: Option<u8>,
+    /// GPUDirect clique.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub x_nv_gpudirect_clique: Option<u8>,
+    /// BARs that are not mapped into the guest.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub x_exclude_mmap_bars: Vec<u64>,
+}
+
+const KEYS: &[Key] = &[
+    Key::new("path", Kind::Text),
+    Key::new("x_nv_gpudirect_clique", Kind::Number),
+    Key::new("x_exclude_mmap_bars", Kind::Numbers),
+];
+
+impl DeviceConfig {
+    /// How it is written on the command line.
+    pub const SYNTAX: &[&[Key]] = &[KEYS, IOMMU, PLACE];
+
+    /// Parses the value of `--device`.
+    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
+        let parsed = parse("--device", input, Self::SYNTAX)?;
+        parsed.require("path", "path")?;
+        parsed.build()
+    }
+
+    /// What it says can be done.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        if self.path.is_none() {
+            return Err(Problem::Missing("name its folder in sysfs").at("path"));
+        }
+        let advice = "leave it out";
+        let clique = self.x_nv_gpudirect_clique.is_some();
+        check::unsupported(clique, "x_nv_gpudirect_clique", "GPUDirect cliques", advice)?;
+        for &bar in &self.x_exclude_mmap_bars {
+            check::range("x_exclude_mmap_bars", bar, 0, 5)?;
+        }
+        self.placement().validate()
+    }
+
+    pub(super) fn placement(&self) -> Placement<'_> {
+        Placement {
+            id: self.id.as_deref(),
+            segment: self.pci_segment,
+            device: self.pci_device_id,
+            iommu: self.iommu,
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! Physical devices (VFIO).
+
+use std::{
+    path::Path,
+    sync::{Arc, Mutex},
+};
+
+use devices::vfio::Function;
+
+use super::{
+    super::{
+        devices::{Kind, Made, MadeFunction, Slot, Surroundings},
+        error::DeviceError,
+    },
+    Handle,
+};
+use crate::config::DeviceConfig;
+
+impl Kind for DeviceConfig {
+    const NAME: &'static str = "vfio";
+
+    fn id(&mut self) -> &mut Option<String> {
+        &mut self.id
+    }
+
+    fn slot(&self) -> Slot {
+        Slot {
+            segment: self.pci_segment,
+            device: self.pci_device_id,
+        }
+    }
+
+    fn make(&self, _id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
+        let path = self.path.as_deref().unwrap_or(Path::new(""));
+        let resources = surroundings.physical.resources()?;
+        let function = Function::new(path, resources, &self.x_exclude_mmap_bars)?;
+        Ok(Made {
+            function: MadeFunction::Pci(Arc::new(Mutex::new(function))),
+            handle: Handle::None,
+        })
+    }
+}

@@ -1,0 +1,63 @@
+//! What physical devices of a machine share.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use devices::{
+    memory::{AddressSpace, GuestMemory},
+    msi::MsiController,
+    vfio::{Error, Iommu, Resources},
+};
+use hypervisor::Vm;
+use vfio_ioctls::VfioDeviceFd;
+
+use super::error::DeviceError;
+use crate::memory::ExactMemory;
+
+/// The I/O address space and whatever else physical devices need, made with the first of them.
+pub struct Physical {
+    vm: Arc<Vm>,
+    memory: GuestMemory,
+    msi: Arc<dyn MsiController>,
+    space: Arc<dyn AddressSpace>,
+    iommu: Mutex<Option<Arc<Iommu>>>,
+}
+
+impl Physical {
+    /// For the physical devices of `vm`.
+    pub fn new(vm: &Arc<Vm>, memory: GuestMemory, msi: Arc<dyn MsiController>) -> Self {
+        Self {
+            vm: Arc::clone(vm),
+            memory,
+            msi,
+            space: Arc::new(ExactMemory::new(Arc::clone(vm))),
+            iommu: Mutex::default(),
+        }
+    }
+
+    /// What one more device needs.
+    pub fn resources(&self) -> Result<Resources, DeviceError> {
+        let mut iommu = self.iommu.lock().unwrap_or_else(PoisonError::into_inner);
+        let iommu = match &*iommu {
+            Some(iommu) => Arc::clone(iommu),
+            None => {
+                let hypervisor = VfioDeviceFd::new_from_kvm(self.vm.create_vfio_device()?);
+                let new = Arc::new(Iommu::new(hypervisor, self.memory.clone())?);
+                *iommu = Some(Arc::clone(&new));
+                new
+            }
+        };
+        Ok(Resources {
+            iommu,
+            msi: Arc::clone(&self.msi),
+            space: Arc::clone(&self.space),
+        })
+    }
+
+    /// Lets the devices reach RAM that was added.
+    pub fn memory_changed(&self) -> Result<(), Error> {
+        let iommu = self.iommu.lock().unwrap_or_else(PoisonError::into_inner);
+        iommu
+            .as_ref()
+            .map_or(Ok(()), |iommu| iommu.memory_changed())
+    }
+}
