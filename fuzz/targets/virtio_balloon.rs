@@ -18,6 +18,7 @@ fuzz_target!(|bytes: &[u8]| {
         size: 8 << 20,
         deflate_on_oom: true,
         free_page_reporting: true,
+        discards: Default::default(),
     };
     let mut device = Balloon::new(options, Arc::new(Unconfined));
     drive(&Guest::new(), &mut device, bytes);

@@ -20,6 +20,7 @@ fuzz_target!(|bytes: &[u8]| {
         // Short of where the queues are.
         len: 4 * BLOCK,
         requested: 3 * BLOCK,
+        discards: Default::default(),
     };
     let mut device = Mem::new(options, Arc::new(Unconfined)).expect("the region is made of blocks");
     drive(&Guest::new(), &mut device, bytes);

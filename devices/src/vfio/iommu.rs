@@ -11,15 +11,17 @@ use vm_memory::{
 };
 
 use super::{Error, physical};
-use crate::memory::GuestMemory;
+use crate::{memory::GuestMemory, virtio::discard::Discards};
 
 /// The I/O address space of a VM's physical devices: guest-physical addresses, RAM only.
 ///
-/// RAM is mapped, and with it locked in memory, from the first device on. When the last one goes
-/// the kernel gives it free.
+/// RAM is mapped, and with it locked in memory, from the first device on; until the last one goes,
+/// none of it is given back by balloon or unplug: a device would keep the page that the guest lost.
 pub struct Iommu {
     memory: GuestMemory,
     container: Arc<VfioContainer>,
+    /// Stopped while there are devices.
+    discards: Arc<Discards>,
     state: Mutex<State>,
 }
 
@@ -34,7 +36,11 @@ struct State {
 impl Iommu {
     /// An address space without devices. Through `hypervisor`, its VFIO device, the hypervisor
     /// learns which groups the VM uses.
-    pub fn new(hypervisor: VfioDeviceFd, memory: GuestMemory) -> Result<Self, Error> {
+    pub fn new(
+        hypervisor: VfioDeviceFd,
+        memory: GuestMemory,
+        discards: Arc<Discards>,
+    ) -> Result<Self, Error> {
         let container =
             VfioContainer::new(Some(Arc::new(hypervisor))).map_err(|source| match source {
                 VfioError::OpenContainer(source) => Error::Open {
@@ -48,6 +54,7 @@ impl Iommu {
             })?;
         Ok(Self {
             memory,
+            discards,
             container: Arc::new(container),
             state: Mutex::default(),
         })
@@ -63,6 +70,7 @@ impl Iommu {
         let device = VfioDevice::new(&place.path, Arc::clone(&self.container) as Arc<_>, true)
             .map_err(|source| place.explain(source))?;
         state.devices.insert(place.address.clone());
+        self.discards.hold();
         let attached = Attached {
             iommu: Arc::clone(self),
             address: place.address.clone(),
@@ -99,13 +107,6 @@ impl Iommu {
         }
         Ok(())
     }
-
-    /// Whether RAM is locked in memory for a device: giving pages of it back would part the
-    /// device's view from the guest's.
-    pub fn holds_memory(&self) -> bool {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        !state.devices.is_empty()
-    }
 }
 
 /// A device in the address space.
@@ -132,6 +133,7 @@ impl Drop for Attached {
             .unwrap_or_else(PoisonError::into_inner);
         self.device = None;
         state.devices.remove(&self.address);
+        self.iommu.discards.release();
         if state.devices.is_empty() {
             // With its last group the kernel forgets all mappings.
             state.mapped.clear();

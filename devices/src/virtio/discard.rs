@@ -1,15 +1,49 @@
 //! Giving guest memory back to the host.
 
-use std::io;
+use std::{
+    io,
+    sync::{PoisonError, RwLock},
+};
 
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
 use crate::memory::GuestRam;
 
+/// Gives memory back unless somebody needs it where it is.
+#[derive(Debug, Default)]
+pub struct Discards {
+    /// Who needs it: while there is anybody, RAM stays as it is.
+    holders: RwLock<usize>,
+}
+
+impl Discards {
+    /// All RAM stays where it is from now on, until [`Discards::release`]: a physical device
+    /// would go on using a page that the guest no longer sees.
+    pub fn hold(&self) {
+        *self.holders.write().unwrap_or_else(PoisonError::into_inner) += 1;
+    }
+
+    /// Takes one [`Discards::hold`] back.
+    pub fn release(&self) {
+        let mut holders = self.holders.write().unwrap_or_else(PoisonError::into_inner);
+        *holders = holders.saturating_sub(1);
+    }
+
+    /// As [`discard`]; gives nothing back while RAM is held.
+    pub fn discard(&self, ram: &GuestRam, address: GuestAddress, len: u64) -> io::Result<u64> {
+        // Kept until the memory is gone: whoever holds RAM next must see all of it or nothing.
+        let holders = self.holders.read().unwrap_or_else(PoisonError::into_inner);
+        if *holders > 0 {
+            return Ok(0);
+        }
+        discard(ram, address, len)
+    }
+}
+
 /// Gives `len` bytes at `address` back to the host; the guest reads zeroes there from now on, or
 /// what the file has if RAM is a private mapping of one. The part of the range that is not RAM is
 /// left out. Returns the bytes that were given back.
-pub fn discard(ram: &GuestRam, address: GuestAddress, len: u64) -> io::Result<u64> {
+fn discard(ram: &GuestRam, address: GuestAddress, len: u64) -> io::Result<u64> {
     let mut given = 0;
     let end = address.0.saturating_add(len);
     for region in ram.iter() {
@@ -64,6 +98,19 @@ mod tests {
             [byte(0x1fff), byte(0x2000), byte(0x2fff), byte(0x3000)],
             [7, 0, 0, 7]
         );
+    }
+
+    #[test]
+    fn held_memory_stays() {
+        let ram = GuestRam::from_ranges(&[(GuestAddress(0), 0x1000)]).unwrap();
+        ram.write_obj(7_u8, GuestAddress(0)).unwrap();
+        let discards = Discards::default();
+        discards.hold();
+        assert_eq!(discards.discard(&ram, GuestAddress(0), 0x1000).unwrap(), 0);
+        assert_eq!(ram.read_obj::<u8>(GuestAddress(0)).unwrap(), 7);
+        discards.release();
+        let given = discards.discard(&ram, GuestAddress(0), 0x1000).unwrap();
+        assert_eq!(given, 0x1000);
     }
 
     #[test]

@@ -11,11 +11,18 @@ use crate::{gantry::Gantry, guest::Guest};
 pub const SCENARIOS: &[Entry] = &[
     ("memory: balloon inflates and deflates", balloon),
     ("memory: free pages are reported to the host", reporting),
-    ("memory: plugged by ACPI", acpi),
+    (
+        "memory: plugged by ACPI, and there again after a reboot",
+        acpi,
+    ),
     ("memory: virtio-mem grows and shrinks", virtio_mem),
 ];
 
 const MIB: u64 = 1 << 20;
+
+/// Takes plugged memory into use.
+const ONLINE: &str = "for m in /sys/devices/system/memory/memory*/state; \
+     do echo online > $m 2>/dev/null; done; true";
 
 fn total(guest: &mut Guest) -> Result<u64> {
     Ok(guest
@@ -91,7 +98,7 @@ fn acpi(context: &Context) -> Result<()> {
         "ls -d /sys/devices/system/memory/memory* | wc -l",
         |blocks| blocks.parse::<u32>().is_ok_and(|blocks| blocks >= 4),
     )?;
-    guest.run("for m in /sys/devices/system/memory/memory*/state; do echo online > $m 2>/dev/null; done; true")?;
+    guest.run(ONLINE)?;
     let after = total(&mut guest)?;
     ensure!(
         after >= before + 240 * MIB,
@@ -106,7 +113,17 @@ fn acpi(context: &Context) -> Result<()> {
         Some(json!({"desired_ram": 8192 * MIB})),
         400,
         "hotplug_size",
-    )
+    )?;
+    gantry.act("vm.reboot")?;
+    let mut guest = Guest::connect(&gantry.serial)?;
+    guest.wait_ready()?;
+    guest.run(ONLINE)?;
+    let rebooted = total(&mut guest)?;
+    ensure!(
+        rebooted >= before + 240 * MIB,
+        "{after} bytes before the reboot, {rebooted} after"
+    );
+    Ok(())
 }
 
 fn virtio_mem(context: &Context) -> Result<()> {

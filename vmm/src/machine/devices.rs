@@ -24,6 +24,7 @@ use devices::{
     virtio::{
         VirtioDevice,
         blk::SharedRateLimiter,
+        discard::Discards,
         pci::{VirtioPciFunction, VirtioPciResources},
     },
 };
@@ -60,6 +61,8 @@ pub struct Surroundings {
     pub memory: GuestMemory,
     /// Output of the virtio console and its columns and rows, if there is one.
     pub console: Option<(ConsoleOutput, Option<(u16, u16)>)>,
+    /// Gives guest RAM back to the host.
+    pub discards: Arc<Discards>,
     /// What physical devices need.
     pub physical: Physical,
     /// Limits that several disks share, by name.

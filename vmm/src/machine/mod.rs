@@ -49,7 +49,7 @@ use self::{
     platform::{Platform, PlatformSetup},
 };
 use crate::{
-    config::{ConsoleMode, CpusConfig, VmConfig},
+    config::{ConsoleMode, CpusConfig, HotplugMethod, VmConfig},
     cpu::{CpuSetup, Cpus},
     memory::{ExtraMemory, Ram, RegionKind},
     snapshot::lazy::LazyRestore,
@@ -77,6 +77,12 @@ impl Machine {
     pub fn boot(config: &mut VmConfig, host: Host) -> Result<Self, MachineError> {
         let mut machine = Self::assemble(config, host)?;
         machine.plug_all(config)?;
+        // What was plugged before a reboot, or what the configuration starts with.
+        let plugged = config.memory.hotplugged_size.unwrap_or(0);
+        if config.memory.hotplug_method == HotplugMethod::Acpi && plugged > 0 {
+            let wanted = placement::boot_size(config).saturating_add(plugged);
+            machine.add_memory(config, wanted)?;
+        }
         machine.load(config)?;
         Ok(machine)
     }
@@ -144,9 +150,16 @@ impl Machine {
                     source,
                 }
             })?;
+        let discards = Arc::default();
         let msi: Arc<dyn MsiController> = Arc::new(KvmMsis::new(Arc::clone(&vm)));
         let surroundings = Surroundings {
-            physical: Physical::new(&vm, ram.memory().clone(), Arc::clone(&msi)),
+            physical: Physical::new(
+                &vm,
+                ram.memory().clone(),
+                Arc::clone(&msi),
+                Arc::clone(&discards),
+            ),
+            discards,
             msi,
             spawner: Arc::clone(&host.spawner),
             address_space: Arc::new(address_space),

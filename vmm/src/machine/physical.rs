@@ -6,6 +6,7 @@ use devices::{
     memory::{AddressSpace, GuestMemory},
     msi::MsiController,
     vfio::{Error, Iommu, Resources},
+    virtio::discard::Discards,
 };
 use hypervisor::Vm;
 use vfio_ioctls::VfioDeviceFd;
@@ -19,16 +20,23 @@ pub struct Physical {
     memory: GuestMemory,
     msi: Arc<dyn MsiController>,
     space: Arc<dyn AddressSpace>,
+    discards: Arc<Discards>,
     iommu: Mutex<Option<Arc<Iommu>>>,
 }
 
 impl Physical {
     /// For the physical devices of `vm`.
-    pub fn new(vm: &Arc<Vm>, memory: GuestMemory, msi: Arc<dyn MsiController>) -> Self {
+    pub fn new(
+        vm: &Arc<Vm>,
+        memory: GuestMemory,
+        msi: Arc<dyn MsiController>,
+        discards: Arc<Discards>,
+    ) -> Self {
         Self {
             vm: Arc::clone(vm),
             memory,
             msi,
+            discards,
             space: Arc::new(ExactMemory::new(Arc::clone(vm))),
             iommu: Mutex::default(),
         }
@@ -41,7 +49,11 @@ impl Physical {
             Some(iommu) => Arc::clone(iommu),
             None => {
                 let hypervisor = VfioDeviceFd::new_from_kvm(self.vm.create_vfio_device()?);
-                let new = Arc::new(Iommu::new(hypervisor, self.memory.clone())?);
+                let new = Arc::new(Iommu::new(
+                    hypervisor,
+                    self.memory.clone(),
+                    Arc::clone(&self.discards),
+                )?);
                 *iommu = Some(Arc::clone(&new));
                 new
             }

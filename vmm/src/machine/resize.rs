@@ -108,15 +108,26 @@ impl Machine {
         wanted: u64,
     ) -> Result<(), MachineError> {
         match config.memory.hotplug_method {
-            HotplugMethod::Acpi => self.plug_memory(config, wanted),
+            HotplugMethod::Acpi => {
+                if self.add_memory(config, wanted)? {
+                    self.notify(Notification::MEMORY)?;
+                }
+                Ok(())
+            }
             HotplugMethod::VirtioMem => self.resize_zone(config, placement::DEFAULT_ZONE, wanted),
         }
     }
 
-    fn plug_memory(&mut self, config: &mut VmConfig, wanted: u64) -> Result<(), MachineError> {
+    /// Adds memory as ACPI describes it, up to `wanted` bytes in all; whether any had to be added.
+    /// A guest that runs has to be told.
+    pub(super) fn add_memory(
+        &mut self,
+        config: &mut VmConfig,
+        wanted: u64,
+    ) -> Result<bool, MachineError> {
         let now = self.ram.size();
         if wanted == now {
-            return Ok(());
+            return Ok(false);
         }
         let Some(more) = wanted.checked_sub(now) else {
             return Err(MachineError::Invalid(format!(
@@ -157,7 +168,7 @@ impl Machine {
         self.devices.memory_changed()?;
         self.platform.memory.insert(base, more, 0)?;
         config.memory.hotplugged_size = Some(plugged + more);
-        self.notify(Notification::MEMORY)
+        Ok(true)
     }
 
     /// Brings a memory zone to `wanted` bytes in all, through its virtio-mem device.

@@ -15,6 +15,7 @@ use crate::{
             ActivateError, Activation, ActiveQueue, DeviceType, StateError, VirtioDevice,
             VirtioInterrupt,
         },
+        discard::Discards,
         served::{COMMON_FEATURES, ServedQueue, read_config_bytes},
         worker::Worker,
     },
@@ -45,6 +46,8 @@ pub struct Options {
     pub deflate_on_oom: bool,
     /// The guest reports free pages.
     pub free_page_reporting: bool,
+    /// Gives its memory back.
+    pub discards: Arc<Discards>,
 }
 
 /// What a snapshot keeps of a balloon.
@@ -65,6 +68,7 @@ pub struct Shared {
     /// Bytes given back to the host so far.
     pub discarded: AtomicU64,
     interrupt: Mutex<Option<Arc<dyn VirtioInterrupt>>>,
+    pub discards: Arc<Discards>,
 }
 
 /// Reaches a balloon while it is plugged in.
@@ -105,7 +109,10 @@ pub struct Balloon {
 impl Balloon {
     /// A balloon that wants `options.size` bytes.
     pub fn new(options: Options, spawner: Arc<dyn ThreadSpawner>) -> Self {
-        let shared = Arc::<Shared>::default();
+        let shared = Arc::new(Shared {
+            discards: Arc::clone(&options.discards),
+            ..Shared::default()
+        });
         Handle(Arc::clone(&shared)).set_size(options.size);
         Self {
             options,

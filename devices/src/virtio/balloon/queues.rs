@@ -14,7 +14,6 @@ use super::device::Shared;
 use crate::{
     memory::GuestRam,
     virtio::{
-        discard::discard,
         served::{Chain, ServedQueue},
         worker::DeviceWorker,
     },
@@ -88,7 +87,7 @@ impl BalloonWorker {
 }
 
 fn give_back(ram: &GuestRam, address: u64, len: u64, shared: &Shared, failing: &mut bool) {
-    match discard(ram, GuestAddress(address), len) {
+    match shared.discards.discard(ram, GuestAddress(address), len) {
         Ok(given) => {
             shared.discarded.fetch_add(given, Ordering::Relaxed);
             *failing = false;

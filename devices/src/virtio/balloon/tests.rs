@@ -13,6 +13,7 @@ fn balloon() -> Balloon {
         size: 8192,
         deflate_on_oom: true,
         free_page_reporting: true,
+        discards: Default::default(),
     };
     Balloon::new(options, Arc::new(Unconfined))
 }

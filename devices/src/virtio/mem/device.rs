@@ -4,7 +4,7 @@ use std::{
     io::{Read, Write},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -23,7 +23,7 @@ use crate::{
             ActivateError, Activation, ActiveQueue, DeviceType, StateError, VirtioDevice,
             VirtioInterrupt,
         },
-        discard::discard,
+        discard::Discards,
         served::{COMMON_FEATURES, Chain, ServedQueue, read_config_bytes},
         worker::{DeviceWorker, Worker},
     },
@@ -57,6 +57,8 @@ pub struct Options {
     pub len: u64,
     /// Bytes that the guest is to plug at first.
     pub requested: u64,
+    /// Gives unplugged memory back.
+    pub discards: Arc<Discards>,
 }
 
 /// A memory device cannot be made.
@@ -83,6 +85,9 @@ struct Shared {
     requested: AtomicU64,
     blocks: Mutex<Blocks>,
     interrupt: Mutex<Option<Arc<dyn VirtioInterrupt>>>,
+    discards: Arc<Discards>,
+    /// The last memory to be given back was not; that was logged.
+    failing: AtomicBool,
 }
 
 impl Shared {
@@ -148,6 +153,8 @@ impl Mem {
             requested: AtomicU64::new(requested / BLOCK * BLOCK),
             blocks: Mutex::new(Blocks::new(blocks)),
             interrupt: Mutex::default(),
+            discards: Arc::clone(&options.discards),
+            failing: AtomicBool::new(false),
         };
         Ok(Self {
             options,
@@ -308,7 +315,7 @@ fn request(
     let mut blocks = shared.blocks();
     if half(0) == UNPLUG_ALL {
         let all = 0..blocks.count();
-        return (unplug(ram, start, &mut blocks, all), 0);
+        return (unplug(shared, ram, start, &mut blocks, all), 0);
     }
     let Some(range) = range(start, blocks.count(), address, half(16)) else {
         return (ERROR, 0);
@@ -328,7 +335,7 @@ fn request(
             (ACK, 0)
         }
         UNPLUG if blocks.state(range.clone()) == Plugged::All => {
-            (unplug(ram, start, &mut blocks, range), 0)
+            (unplug(shared, ram, start, &mut blocks, range), 0)
         }
         STATE => (
             ACK,
@@ -350,15 +357,27 @@ fn range(start: u64, count: usize, address: u64, blocks: u16) -> Option<std::ops
     (offset.is_multiple_of(BLOCK) && blocks > 0 && end <= count).then_some(first..end)
 }
 
-fn unplug(ram: &GuestRam, start: u64, blocks: &mut Blocks, range: std::ops::Range<usize>) -> u16 {
+fn unplug(
+    shared: &Shared,
+    ram: &GuestRam,
+    start: u64,
+    blocks: &mut Blocks,
+    range: std::ops::Range<usize>,
+) -> u16 {
     let address = GuestAddress(start + range.start as u64 * BLOCK);
-    match discard(ram, address, range.len() as u64 * BLOCK) {
+    match shared
+        .discards
+        .discard(ram, address, range.len() as u64 * BLOCK)
+    {
         Ok(_) => {
+            shared.failing.store(false, Ordering::Relaxed);
             blocks.set(range, false);
             ACK
         }
         Err(error) => {
-            log::warn!("unplugged memory stays with the guest: {error}");
+            if !shared.failing.swap(true, Ordering::Relaxed) {
+                log::warn!("unplugged memory stays with the guest: {error}");
+            }
             NACK
         }
     }

@@ -17,6 +17,7 @@ fn mem() -> Mem {
         address: GuestAddress(START),
         len: 8 * BLOCK,
         requested: 2 * BLOCK,
+        discards: Default::default(),
     };
     Mem::new(options, Arc::new(Unconfined)).unwrap()
 }

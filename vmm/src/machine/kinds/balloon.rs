@@ -34,6 +34,7 @@ impl Kind for BalloonConfig {
             size: self.size,
             deflate_on_oom: self.deflate_on_oom,
             free_page_reporting: self.free_page_reporting,
+            discards: Arc::clone(&surroundings.discards),
         };
         let balloon = balloon::Balloon::new(options, Arc::clone(&surroundings.spawner));
         let handle = Handle::Balloon(balloon.handle());

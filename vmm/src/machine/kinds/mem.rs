@@ -55,6 +55,7 @@ impl Kind for ZoneMemory {
             address: GuestAddress(self.address),
             len: self.len,
             requested: self.requested,
+            discards: Arc::clone(&surroundings.discards),
         };
         let mem = mem::Mem::new(options, Arc::clone(&surroundings.spawner))?;
         let handle = Handle::Memory {
