@@ -160,9 +160,21 @@ impl ConsoleBackend {
         self.pty.as_deref()
     }
 
-    /// Columns and rows of the terminal behind the console, if there is one that knows them.
-    pub fn window_size(&self) -> Option<(u16, u16)> {
-        self.terminal.and_then(window_size)
+    /// The terminal behind the console, if there is one.
+    pub fn terminal(&self) -> Option<Terminal> {
+        self.terminal.map(Terminal)
+    }
+}
+
+/// The terminal behind a console. It is open as long as the console's backend, or what was made
+/// of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Terminal(RawFd);
+
+impl Terminal {
+    /// Columns and rows, if it knows them.
+    pub fn size(&self) -> Option<(u16, u16)> {
+        window_size(self.0)
     }
 }
 

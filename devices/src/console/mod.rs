@@ -38,7 +38,7 @@ mod terminal;
 
 use vmm_sys_util::eventfd::EventFd;
 
-pub use backend::{ConsoleBackend, ConsoleError, ConsoleMode};
+pub use backend::{ConsoleBackend, ConsoleError, ConsoleMode, Terminal};
 pub use output::{ConsoleOutput, OUTPUT_BACKLOG};
 pub use service::{ConsoleLine, ConsoleService};
 pub use terminal::restore_terminal;

@@ -2,9 +2,12 @@
 
 use std::{
     io::{Read, Write},
-    os::unix::{
-        fs::OpenOptionsExt,
-        net::{UnixListener, UnixStream},
+    os::{
+        fd::AsRawFd,
+        unix::{
+            fs::OpenOptionsExt,
+            net::{UnixListener, UnixStream},
+        },
     },
     thread,
     time::{Duration, Instant},
@@ -22,6 +25,10 @@ use crate::{
 pub const SCENARIOS: &[Entry] = &[
     ("rng: the guest gets entropy", rng),
     ("console: virtio console both ways", console),
+    (
+        "console: the guest follows the size of the terminal",
+        console_size,
+    ),
     ("console: a pseudo-terminal is named in vm.info", pty),
     ("console: the debug port is a console", debug_console),
     ("vsock: echo from host to guest, 1 MiB", vsock_to_guest),
@@ -51,6 +58,47 @@ fn console(context: &Context) -> Result<()> {
     let mut console = Guest::connect(&socket)?;
     console.send("hello")?;
     console.wait_for("got hello", BOOT)?;
+    Ok(())
+}
+
+/// The terminal is one that only this scenario has: nobody else sends the signal.
+fn console_size(context: &Context) -> Result<()> {
+    let more = json!({"console": {"mode": "Pty"}});
+    let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    let info = gantry.info()?;
+    let path = info["config"]["console"]["file"]
+        .as_str()
+        .context("vm.info names no terminal")?;
+    let terminal = std::fs::File::options()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+        .open(path)?;
+    // A terminal has a size as long as somebody has it open.
+    guest.run("(sleep 1000 < /dev/hvc0 &) && true")?;
+    for (columns, rows) in [(132, 43), (80, 24)] {
+        let size = libc::winsize {
+            ws_col: columns,
+            ws_row: rows,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
+        // SAFETY: the structure outlives the call, which reads it.
+        let set = unsafe { libc::ioctl(terminal.as_raw_fd(), libc::TIOCSWINSZ, &raw const size) };
+        ensure!(set == 0, "{}", std::io::Error::last_os_error());
+        // SAFETY: the process is a child that has not been waited for.
+        let sent = unsafe { libc::kill(gantry.pid().cast_signed(), libc::SIGWINCH) };
+        ensure!(sent == 0, "{}", std::io::Error::last_os_error());
+        let wanted = format!("{rows} {columns}");
+        let deadline = Instant::now() + BOOT;
+        loop {
+            let seen = guest.run("stty size < /dev/hvc0")?;
+            if seen == wanted {
+                break;
+            }
+            ensure!(Instant::now() < deadline, "{seen} instead of {wanted}");
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
     Ok(())
 }
 

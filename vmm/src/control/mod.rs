@@ -268,7 +268,14 @@ impl Control {
         let size = size_of_val(&info);
         // SAFETY: the buffer is the struct, and has its size.
         let read = unsafe { libc::read(self.signals.as_raw_fd(), (&raw mut info).cast(), size) };
-        if usize::try_from(read).is_ok_and(|read| read == size) {
+        if !usize::try_from(read).is_ok_and(|read| read == size) {
+            return;
+        }
+        if info.ssi_signo == libc::SIGWINCH as u32 {
+            if let Some(machine) = self.life.machine_mut() {
+                machine.window_changed();
+            }
+        } else {
             log::info!(
                 "ending on signal {} from process {}",
                 info.ssi_signo,
@@ -279,8 +286,9 @@ impl Control {
     }
 }
 
-/// Signals that end the VMM in an orderly way.
-const SIGNALS: [libc::c_int; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
+/// Signals that the loop listens to: three that end the VMM in an orderly way, and one that says
+/// that the terminal has another size.
+const SIGNALS: [libc::c_int; 4] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGWINCH];
 
 fn signal_set() -> libc::sigset_t {
     // SAFETY: all zeroes are a valid value, and the calls below only fill it in.
@@ -294,7 +302,7 @@ fn signal_set() -> libc::sigset_t {
     }
 }
 
-/// Keeps the signals that end the VMM from doing so abruptly, in the calling thread and all that
+/// Keeps the signals that end the VMM from doing so abruptly, and others from getting lost, in the calling thread and all that
 /// it starts: [`run`] listens to them. Call it first in `main`.
 pub fn block_signals() -> io::Result<()> {
     let set = signal_set();

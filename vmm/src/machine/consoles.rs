@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use devices::{
-    console::{ConsoleBackend, ConsoleLine, ConsoleMode as Backend, ConsoleService, InputSink},
+    console::{
+        ConsoleBackend, ConsoleLine, ConsoleMode as Backend, ConsoleService, InputSink, Terminal,
+    },
     thread::ThreadSpawner,
 };
 
@@ -95,6 +97,8 @@ pub struct Consoles {
     /// Until the first start.
     backends: Option<Backends>,
     service: Option<ConsoleService>,
+    /// Behind the virtio console.
+    terminal: Option<Terminal>,
     spawner: Arc<dyn ThreadSpawner>,
 }
 
@@ -102,9 +106,22 @@ impl Consoles {
     /// Consoles of a machine that does not run yet.
     pub fn new(backends: Backends, spawner: Arc<dyn ThreadSpawner>) -> Self {
         Self {
+            terminal: backends.console.as_ref().and_then(ConsoleBackend::terminal),
             backends: Some(backends),
             service: None,
             spawner,
+        }
+    }
+
+    /// Tells the virtio console the size of the terminal behind it.
+    pub fn window_changed(&self, devices: &Devices) {
+        let Some(size) = self.terminal.and_then(|terminal| terminal.size()) else {
+            return;
+        };
+        for (_, plugged) in devices.iter() {
+            if let Handle::Console { device, .. } = &plugged.handle {
+                device.resize(size);
+            }
         }
     }
 
@@ -117,7 +134,7 @@ impl Consoles {
         }) = self.backends.take()
         {
             let virtio = devices.iter().find_map(|(_, device)| match &device.handle {
-                Handle::Console(input) => Some(Arc::clone(input)),
+                Handle::Console { input, .. } => Some(Arc::clone(input)),
                 _ => None,
             });
             let serial_input = platform

@@ -164,10 +164,10 @@ impl Machine {
             spawner: Arc::clone(&host.spawner),
             address_space: Arc::new(address_space),
             memory: ram.memory().clone(),
-            console: backends
-                .console
-                .as_ref()
-                .map(|backend| (backend.output(), backend.window_size())),
+            console: backends.console.as_ref().map(|backend| {
+                let size = backend.terminal().and_then(|terminal| terminal.size());
+                (backend.output(), size)
+            }),
             rate_limit_groups: rate_limit_groups(config)?,
         };
         let devices = Devices::new(&vm, &map, &buses, surroundings)?;
@@ -262,6 +262,11 @@ impl Machine {
     /// Presses the power button.
     pub fn power_button(&self) -> Result<(), MachineError> {
         self.notify(Notification::POWER_BUTTON)
+    }
+
+    /// The terminal that Gantry was started from may have another size now: tells the guest.
+    pub fn window_changed(&self) {
+        self.consoles.window_changed(&self.devices);
     }
 
     /// Raises a non-maskable interrupt on every vCPU.

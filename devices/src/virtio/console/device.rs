@@ -3,7 +3,7 @@
 use std::{
     io::{self, Read, Write},
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -17,7 +17,10 @@ use crate::{
     console::InputSink,
     thread::{ThreadRole, ThreadSpawner},
     virtio::{
-        device::{ActivateError, Activation, ActiveQueue, DeviceType, StateError, VirtioDevice},
+        device::{
+            ActivateError, Activation, ActiveQueue, DeviceType, StateError, VirtioDevice,
+            VirtioInterrupt,
+        },
         served::{COMMON_FEATURES, Chain, ServedQueue, read_config_bytes},
         worker::{DeviceWorker, NotStarted, Worker},
     },
@@ -42,7 +45,7 @@ const ARRIVED: u32 = 2;
 pub struct Options {
     /// Name of the worker: `_console0`.
     pub thread_name: String,
-    /// Columns and rows, if they are known.
+    /// Columns and rows, if they are known; [`Handle::resize`] changes them.
     pub size: Option<(u16, u16)>,
 }
 
@@ -52,11 +55,56 @@ pub struct Options {
 pub struct State {
     /// Input that the guest has not taken.
     pub input: Vec<u8>,
+    /// Columns and rows as the guest knows them; zero if they were not known.
+    #[serde(default)]
+    pub size: (u16, u16),
+}
+
+/// The size of the terminal, and the way to tell the driver.
+#[derive(Default)]
+struct Window {
+    /// Columns and rows; zero if they are not known.
+    size: (u16, u16),
+    /// The size changed while the device was not active.
+    changed: bool,
+    /// While the device is active.
+    interrupt: Option<Arc<dyn VirtioInterrupt>>,
+}
+
+impl Window {
+    fn tell(&mut self) {
+        let Some(interrupt) = self.interrupt.as_ref().filter(|_| self.changed) else {
+            return;
+        };
+        match interrupt.config() {
+            Ok(()) => self.changed = false,
+            Err(error) => log::error!("cannot tell the guest the size of its console: {error}"),
+        }
+    }
+}
+
+/// Reaches a console while it is plugged in.
+#[derive(Clone)]
+pub struct Handle(Arc<Mutex<Window>>);
+
+impl Handle {
+    /// The terminal has that many columns and rows now: tells the guest if that is news.
+    pub fn resize(&self, size: (u16, u16)) {
+        let mut window = lock(&self.0);
+        window.changed |= window.size != size;
+        window.size = size;
+        window.tell();
+    }
+}
+
+fn lock(window: &Mutex<Window>) -> MutexGuard<'_, Window> {
+    window.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A console.
 pub struct Console {
-    options: Options,
+    thread_name: String,
+    window: Arc<Mutex<Window>>,
     input: Arc<Input>,
     /// With the worker while the device is active.
     output: Option<Box<dyn Write + Send>>,
@@ -72,8 +120,13 @@ impl Console {
         output: Box<dyn Write + Send>,
         spawner: Arc<dyn ThreadSpawner>,
     ) -> io::Result<Self> {
+        let window = Window {
+            size: options.size.unwrap_or_default(),
+            ..Window::default()
+        };
         Ok(Self {
-            options,
+            thread_name: options.thread_name,
+            window: Arc::new(Mutex::new(window)),
             input: Arc::new(Input::new()?),
             output: Some(output),
             sent: Arc::default(),
@@ -85,6 +138,11 @@ impl Console {
     /// Where what is typed goes.
     pub fn input(&self) -> Arc<dyn InputSink> {
         self.input.clone()
+    }
+
+    /// Reaches the device once it is plugged in.
+    pub fn handle(&self) -> Handle {
+        Handle(Arc::clone(&self.window))
     }
 }
 
@@ -98,12 +156,12 @@ impl VirtioDevice for Console {
     }
 
     fn features(&self) -> u64 {
-        let size = u64::from(self.options.size.is_some());
-        COMMON_FEATURES | size << VIRTIO_CONSOLE_F_SIZE
+        // Whether the size is known or not: it may be elsewhere, after a restore.
+        COMMON_FEATURES | 1 << VIRTIO_CONSOLE_F_SIZE
     }
 
     fn read_config(&self, offset: u64, data: &mut [u8]) {
-        let (columns, rows) = self.options.size.unwrap_or_default();
+        let (columns, rows) = lock(&self.window).size;
         let mut config = [0; 12];
         config[..2].copy_from_slice(&columns.to_le_bytes());
         config[2..4].copy_from_slice(&rows.to_le_bytes());
@@ -126,7 +184,7 @@ impl VirtioDevice for Console {
         let Some(output) = self.output.take() else {
             return Err(ActivateError::MissingQueues { got: 0, needed: 2 });
         };
-        let name = &self.options.thread_name;
+        let name = &self.thread_name;
         let queue =
             |active| ServedQueue::new(active, memory.clone(), interrupt.clone(), features, name);
         let worker = ConsoleWorker {
@@ -139,6 +197,9 @@ impl VirtioDevice for Console {
         match Worker::start(&*self.spawner, ThreadRole::Console, name, worker) {
             Ok(worker) => {
                 self.worker = Some(worker);
+                let mut window = lock(&self.window);
+                window.interrupt = Some(interrupt);
+                window.tell();
                 Ok(())
             }
             Err(NotStarted { source, inner }) => {
@@ -152,6 +213,7 @@ impl VirtioDevice for Console {
     }
 
     fn deactivate(&mut self) -> Vec<ActiveQueue> {
+        lock(&self.window).interrupt = None;
         let Some(worker) = self.worker.take().and_then(Worker::stop) else {
             return Vec::new();
         };
@@ -161,12 +223,14 @@ impl VirtioDevice for Console {
 
     fn reset(&mut self) {
         // What was typed is the user's, not the driver's: the guest's next program reads it, as
-        // with a serial port.
+        // with a serial port. The size it reads from the configuration.
+        lock(&self.window).changed = false;
     }
 
     fn save(&self) -> Result<serde_json::Value, StateError> {
         Ok(serde_json::to_value(State {
             input: self.input.waiting(),
+            size: lock(&self.window).size,
         })?)
     }
 
@@ -178,6 +242,8 @@ impl VirtioDevice for Console {
                 state.input.len()
             )));
         }
+        let mut window = lock(&self.window);
+        window.changed = window.size != state.size;
         Ok(())
     }
 

@@ -8,7 +8,7 @@
 mod device;
 mod input;
 
-pub use device::{Console, Options};
+pub use device::{Console, Handle, Options};
 
 #[cfg(test)]
 mod hostile;

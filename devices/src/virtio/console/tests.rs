@@ -1,6 +1,6 @@
 use std::{
     io::{self, Write},
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, atomic::Ordering},
 };
 
 use super::{Console, Options, input::CAPACITY};
@@ -118,4 +118,58 @@ fn hostile_chains_hurt_nobody() {
     console.input().enqueue(b"x");
     assert_eq!(rx.raw(&[(rx.buffers(), 100, false)]), 0);
     console.deactivate();
+}
+
+/// Columns and rows in the configuration.
+fn size(console: &Console) -> [u8; 4] {
+    let mut size = [0; 4];
+    console.read_config(0, &mut size);
+    size
+}
+
+#[test]
+fn a_guest_hears_of_a_new_size_once() {
+    let (mut console, _) = console();
+    let guest = Guest::new();
+    let (rx, tx) = (guest.queue(0, 16), guest.queue(1, 16));
+    console.activate(guest.activation(&[&rx, &tx])).unwrap();
+    let told = || guest.interrupts.config.load(Ordering::SeqCst);
+    let handle = console.handle();
+    handle.resize((80, 25));
+    assert_eq!(told(), 0, "no news");
+    handle.resize((0x1234, 50));
+    handle.resize((0x1234, 50));
+    assert_eq!(told(), 1);
+    assert_eq!(size(&console), [0x34, 0x12, 50, 0]);
+    console.deactivate();
+    handle.resize((132, 43));
+    assert_eq!(told(), 1, "later");
+    console.activate(guest.activation(&[&rx, &tx])).unwrap();
+    assert_eq!(told(), 2);
+    console.deactivate();
+    handle.resize((80, 25));
+    console.reset();
+    console.activate(guest.activation(&[&rx, &tx])).unwrap();
+    assert_eq!(told(), 2, "the next driver reads the size anyway");
+    console.deactivate();
+}
+
+#[test]
+fn a_guest_that_comes_back_to_another_terminal_hears_of_its_size() {
+    let (saved, _) = console();
+    saved.handle().resize((132, 43));
+    let state = saved.save().unwrap();
+    let guest = Guest::new();
+    let (rx, tx) = (guest.queue(0, 16), guest.queue(1, 16));
+    for (columns, expected) in [(132, 0), (80, 1)] {
+        let (mut console, _) = console();
+        console.handle().resize((columns, 43));
+        assert_eq!(console.features(), saved.features());
+        console.restore(state.clone()).unwrap();
+        console.activate(guest.activation(&[&rx, &tx])).unwrap();
+        assert_eq!(guest.interrupts.config.load(Ordering::SeqCst), expected);
+        console.deactivate();
+    }
+    let (mut old, _) = console();
+    old.restore(serde_json::json!({"input": [97]})).unwrap();
 }

@@ -65,7 +65,10 @@ impl Kind for ConsoleConfig {
                     source,
                 }
             })?;
-        let handle = Handle::Console(console.input());
+        let handle = Handle::Console {
+            input: console.input(),
+            device: console.handle(),
+        };
         Ok(Made {
             function: MadeFunction::Virtio(Box::new(console)),
             handle,

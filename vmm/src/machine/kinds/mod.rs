@@ -25,8 +25,13 @@ pub enum Handle {
         /// Its device.
         device: devices::virtio::mem::Handle,
     },
-    /// A console, by where its input goes.
-    Console(std::sync::Arc<dyn devices::console::InputSink>),
+    /// A console.
+    Console {
+        /// Where its input goes.
+        input: std::sync::Arc<dyn devices::console::InputSink>,
+        /// The device.
+        device: devices::virtio::console::Handle,
+    },
 }
 
 /// Name of a device's thread: an underscore and the kind first, as management tools expect, then
