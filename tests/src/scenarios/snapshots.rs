@@ -20,6 +20,10 @@ pub const SCENARIOS: &[Entry] = &[
     ("snapshot: restore on demand", |c| restore(c, "OnDemand")),
     ("snapshot: devices work after a restore", devices),
     (
+        "snapshot: a directory that another process uses is refused",
+        in_use,
+    ),
+    (
         "snapshot: a damaged or foreign snapshot is refused",
         damaged,
     ),
@@ -64,6 +68,29 @@ fn restore(context: &Context, mode: &str) -> Result<()> {
     ensure!(next_count(&mut guest)? > after);
     ensure!(gantry.state()? == "Running");
     ensure!(guest.run("nproc")?.ends_with('2'));
+    Ok(())
+}
+
+fn in_use(context: &Context) -> Result<()> {
+    let (gantry, mut guest) = Gantry::boot(&context.dir, json!({}))?;
+    let directory = context.dir.join("snapshot");
+    fs::create_dir(&directory)?;
+    let lock = fs::File::open(&directory)?;
+    lock.lock_shared()?;
+    gantry.act("vm.pause")?;
+    let body = json!({"destination_url": url(context)});
+    gantry.refused("vm.snapshot", Some(body.clone()), 500, "another process")?;
+    ensure!(fs::read_dir(&directory)?.next().is_none(), "files in there");
+    lock.unlock()?;
+    gantry.put("vm.snapshot", body)?;
+    lock.lock()?;
+    let other = context.dir.join("other");
+    fs::create_dir(&other)?;
+    let second = Gantry::start(&other, &[])?;
+    let body = json!({"source_url": url(context)});
+    second.refused("vm.restore", Some(body), 500, "another process")?;
+    gantry.act("vm.resume")?;
+    guest.run("true")?;
     Ok(())
 }
 

@@ -29,6 +29,7 @@ use crate::{
     },
     metrics::{Metrics, VmMetrics},
     seccomp::Spawner,
+    snapshot::lock::DirectoryLock,
 };
 
 type Answer = Result<Response, ApiError>;
@@ -229,6 +230,9 @@ impl Control {
         }
         let asked = Instant::now();
         let directory = place(request.directory(), &request.source_url)?;
+        // Nobody writes it while it is read. Memory that comes in on demand is safe after that
+        // too: a new snapshot replaces the file.
+        let _reading = DirectoryLock::shared(directory).map_err(|e| failed(&e.into()))?;
         let mut config = Box::new(Machine::saved_config(directory).map_err(|e| failed(&e))?);
         self.assign_fds(&mut config, request, fds)?;
         for update in request.zone_updates.iter().flatten() {

@@ -18,7 +18,9 @@ use devices::{
 use crate::{
     cpu::CpusError,
     memory::RamError,
-    snapshot::{lazy::LazyError, memory_file::MemoryFileError, state_file::StateFileError},
+    snapshot::{
+        lazy::LazyError, lock::LockError, memory_file::MemoryFileError, state_file::StateFileError,
+    },
 };
 
 /// A device could not be made from its configuration.
@@ -218,6 +220,9 @@ pub enum MachineError {
     /// The snapshot lacks a device or has one too many.
     #[error("the snapshot does not fit its configuration: {0}")]
     SnapshotMismatch(String),
+    /// A snapshot's directory.
+    #[error(transparent)]
+    SnapshotInUse(#[from] LockError),
     /// Memory of a snapshot.
     #[error("the snapshot's memory failed")]
     MemoryFile(#[from] MemoryFileError),

@@ -16,6 +16,7 @@ use crate::{
     snapshot::{
         self,
         lazy::LazyRestore,
+        lock::DirectoryLock,
         memory_file::{self, MemoryRange},
         state_file,
     },
@@ -52,6 +53,7 @@ impl Machine {
         };
         let state_path = directory.join(snapshot::STATE);
         fs::create_dir_all(directory).map_err(io(directory))?;
+        let _alone = DirectoryLock::exclusive(directory)?;
         match fs::remove_file(&state_path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 return Err(io(&state_path)(error));

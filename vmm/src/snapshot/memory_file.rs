@@ -71,7 +71,8 @@ fn bytes(region: &Region) -> &[u8] {
     unsafe { std::slice::from_raw_parts(region.mapping.address(), region.mapping.size()) }
 }
 
-/// Writes all of `ram` to a new file and says where each region went.
+/// Writes all of `ram` to a new file and says where each region went. A file that is there
+/// already is not overwritten but replaced: a machine may be bringing its memory in from it.
 pub fn write(path: &Path, ram: &Ram) -> Result<Vec<MemoryRange>, MemoryFileError> {
     let failed = |action| {
         move |source| MemoryFileError::Io {
@@ -80,7 +81,7 @@ pub fn write(path: &Path, ram: &Ram) -> Result<Vec<MemoryRange>, MemoryFileError
             source,
         }
     };
-    let file = File::create(path).map_err(failed("create"))?;
+    let file = replace(path).map_err(failed("create"))?;
     let mut ranges = Vec::new();
     let mut offset = 0;
     for region in ram.regions() {
@@ -96,6 +97,15 @@ pub fn write(path: &Path, ram: &Ram) -> Result<Vec<MemoryRange>, MemoryFileError
     file.set_len(offset).map_err(failed("extend"))?;
     file.sync_all().map_err(failed("flush"))?;
     Ok(ranges)
+}
+
+/// A new, empty file at `path`; whoever has an old one open keeps it.
+fn replace(path: &Path) -> io::Result<File> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    File::create_new(path)
 }
 
 /// Writes one region to `offset` of an open file, with holes for what is zero.
@@ -255,6 +265,19 @@ fn seek(file: &File, at: u64, whence: libc::c_int) -> io::Result<Option<u64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn whoever_reads_an_old_snapshot_keeps_it_when_a_new_one_is_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("memory");
+        replace(&path).unwrap().write_all_at(b"old", 0).unwrap();
+        let reader = File::open(&path).unwrap();
+        replace(&path).unwrap().write_all_at(b"new", 0).unwrap();
+        let mut bytes = [0; 3];
+        reader.read_exact_at(&mut bytes, 0).unwrap();
+        assert_eq!(&bytes, b"old");
+        assert_eq!(std::fs::read(&path).unwrap(), b"new");
+    }
 
     #[test]
     fn zero_chunks_become_holes_and_the_rest_is_written() {

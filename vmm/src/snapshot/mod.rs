@@ -11,8 +11,10 @@
 //! - [`state_file`]: versioned and checksummed state.
 //! - [`memory_file`]: writing and reading RAM.
 //! - [`lazy`]: bringing RAM in while the guest runs already.
+//! - [`lock`]: one writer at a time.
 
 pub mod lazy;
+pub mod lock;
 pub mod memory_file;
 pub mod state_file;
 
