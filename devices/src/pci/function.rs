@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     bus::BusDevice,
-    virtio::{ActivateError, StateError},
+    virtio::{ActivateError, StateError, Unanswered},
 };
 
 /// A step of a function's life failed.
@@ -32,6 +32,9 @@ pub enum LifecycleError {
     /// The device did not start again.
     #[error("cannot start the device again")]
     Activate(#[from] ActivateError),
+    /// The host does not answer the device.
+    #[error(transparent)]
+    Unanswered(#[from] Unanswered),
     /// A host resource could not be had.
     #[error("cannot {action}")]
     Host {

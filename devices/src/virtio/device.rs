@@ -17,7 +17,7 @@
 //! device forgets all that it has of this driver. A reboot of the whole machine makes all devices
 //! anew.
 
-use std::{io, sync::Arc};
+use std::{io, sync::Arc, time::Duration};
 
 use virtio_queue::Queue;
 use vmm_sys_util::eventfd::EventFd;
@@ -86,6 +86,21 @@ pub enum StateError {
     },
 }
 
+/// What the host has been asked for has not been answered in time.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{what} has not answered {requests} requests within {patience:?}: see to its storage, then \
+     try again"
+)]
+pub struct Unanswered {
+    /// What was asked.
+    pub what: String,
+    /// Requests without an answer.
+    pub requests: u64,
+    /// How long it was waited for.
+    pub patience: Duration,
+}
+
 /// Raises a device's interrupts. Safe to call from any thread; costs one write to an eventfd.
 pub trait VirtioInterrupt: Send + Sync {
     /// Used-buffer notification for queue `index`.
@@ -146,6 +161,19 @@ pub trait VirtioDevice: Send {
 
     /// Starts serving the queues.
     fn activate(&mut self, activation: Activation) -> Result<(), ActivateError>;
+
+    /// Prepares an active device for [`VirtioDevice::deactivate`]: takes no more requests, and
+    /// waits for at most `patience` until the host has answered those in flight. With an error
+    /// the device still holds back: try again, or let it [`VirtioDevice::carry_on`].
+    ///
+    /// By default there is nothing to wait for: for devices that do a request in one go.
+    fn settle(&mut self, patience: Duration) -> Result<(), Unanswered> {
+        let _ = patience;
+        Ok(())
+    }
+
+    /// Ends the wait that [`VirtioDevice::settle`] began; the queues have to be kicked.
+    fn carry_on(&mut self) {}
 
     /// Stops serving: finishes what is in flight in bounded time and hands the queues back, in
     /// the order they came. An inactive device returns none.

@@ -23,5 +23,6 @@ pub mod vsock;
 pub mod worker;
 
 pub use device::{
-    ActivateError, Activation, ActiveQueue, DeviceType, StateError, VirtioDevice, VirtioInterrupt,
+    ActivateError, Activation, ActiveQueue, DeviceType, StateError, Unanswered, VirtioDevice,
+    VirtioInterrupt,
 };

@@ -229,11 +229,15 @@ impl Machine {
         Ok(())
     }
 
-    /// Stops vCPUs, then devices.
+    /// Stops vCPUs, then devices. If one of them cannot be stopped, all go on.
     pub fn pause(&mut self) -> Result<(), MachineError> {
         self.cpus.pause();
         self.consoles.stop();
-        self.devices.pause()
+        self.devices.pause().inspect_err(|_| {
+            if let Err(error) = self.resume() {
+                log::error!("after a pause that failed, the guest does not go on: {error}");
+            }
+        })
     }
 
     /// Plugs a device into the running machine and tells the guest.

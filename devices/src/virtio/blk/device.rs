@@ -1,6 +1,6 @@
 //! The device: options, errors, activation, saved state.
 
-use std::{io, os::unix::fs::MetadataExt, sync::Arc};
+use std::{io, os::unix::fs::MetadataExt, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use virtio_bindings::bindings::{
@@ -21,8 +21,8 @@ use crate::{
     throttle::{SharedRateLimiter, Throttle},
     virtio::{
         device::{
-            ActivateError, Activation, ActiveQueue, DeviceType, StateError, VirtioDevice,
-            VirtioInterrupt,
+            ActivateError, Activation, ActiveQueue, DeviceType, StateError, Unanswered,
+            VirtioDevice, VirtioInterrupt,
         },
         worker::Worker,
     },
@@ -180,6 +180,12 @@ impl Blk {
         }
     }
 
+    /// Puts another engine in the place of a queue's, while the device is inactive.
+    #[cfg(test)]
+    pub(super) fn replace_engine(&mut self, index: usize, io: Box<dyn AsyncIo>) {
+        self.engines[index] = Some(Engine { io, throttle: None });
+    }
+
     fn engine(&self, index: u16) -> io::Result<Engine> {
         let name = self.queue_name(index);
         let limiter = self.rate_limiter.clone();
@@ -284,6 +290,7 @@ impl VirtioDevice for Blk {
         if !has(features, VIRTIO_BLK_F_CONFIG_WCE) {
             self.shared.set_writeback(true);
         }
+        self.shared.start_over();
         let common = Common {
             memory,
             interrupt,
@@ -301,6 +308,18 @@ impl VirtioDevice for Blk {
         }
         self.shared.connect(Some(common.interrupt));
         Ok(())
+    }
+
+    fn settle(&mut self, patience: Duration) -> Result<(), Unanswered> {
+        self.shared.settle(patience).map_err(|requests| Unanswered {
+            what: format!("disk {}", self.shared.path.display()),
+            requests,
+            patience,
+        })
+    }
+
+    fn carry_on(&mut self) {
+        self.shared.carry_on();
     }
 
     fn deactivate(&mut self) -> Vec<ActiveQueue> {

@@ -63,6 +63,8 @@ enum Stop {
     Full,
     /// The rate limit is reached; the timer says when to go on.
     Throttled,
+    /// The device is about to be stopped; a kick says when to go on, if it is not.
+    Held,
     /// Its turn is over, though the driver has more.
     Turn,
 }
@@ -152,7 +154,7 @@ impl QueueWorker {
             self.notify(&memory);
             match stop {
                 Stop::Full if finished => {}
-                Stop::Full | Stop::Empty | Stop::Throttled => return,
+                Stop::Full | Stop::Empty | Stop::Throttled | Stop::Held => return,
                 Stop::Turn => break,
             }
         }
@@ -180,16 +182,21 @@ impl QueueWorker {
                 }
             };
             if let Some(chain) = chain {
+                if !self.shared.begin() {
+                    self.active.queue.go_to_previous_position();
+                    return Stop::Held;
+                }
                 let head = chain.head_index();
                 match self.parser.parse(chain, memory) {
                     Some((command, _)) if !self.admit(command) => {
                         // It is read again, and checked again, when its time has come.
+                        self.shared.end();
                         self.active.queue.go_to_previous_position();
                         return Stop::Throttled;
                     }
                     Some((command, status)) => self.start(memory, head, command, status),
                     // Nowhere to put a status.
-                    None => self.add_used(memory, head, 0),
+                    None => self.answer_without_status(memory, head),
                 }
                 continue;
             }
@@ -370,6 +377,12 @@ impl QueueWorker {
             log::debug!("cannot write a disk request's status: {error}");
         }
         self.add_used(memory, head, written.saturating_add(1));
+        self.shared.end();
+    }
+
+    fn answer_without_status(&mut self, memory: &GuestRam, head: u16) {
+        self.add_used(memory, head, 0);
+        self.shared.end();
     }
 
     fn add_used(&mut self, memory: &GuestRam, head: u16, len: u32) {

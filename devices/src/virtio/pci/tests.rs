@@ -1,6 +1,9 @@
 //! The transport as a driver, friendly or not, sees it.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use serde_json::{Value, json};
 use virtio_queue::QueueT;
@@ -13,7 +16,7 @@ use crate::{
     pci::{BarIndex, Bdf, LifecycleError, PciError, PciFunction},
     testing::{MMIO64, Rig, VirtioDriver},
     virtio::{
-        ActivateError, Activation, ActiveQueue, DeviceType, StateError, VirtioDevice,
+        ActivateError, Activation, ActiveQueue, DeviceType, StateError, Unanswered, VirtioDevice,
         VirtioInterrupt,
     },
 };
@@ -32,6 +35,8 @@ struct Seen {
     interrupt: Option<Arc<dyn VirtioInterrupt>>,
     activations: usize,
     resets: usize,
+    /// The host does not answer.
+    busy: bool,
 }
 
 impl Seen {
@@ -78,6 +83,16 @@ impl VirtioDevice for Device {
         seen.features = activation.features;
         seen.interrupt = Some(activation.interrupt);
         seen.activations += 1;
+        Ok(())
+    }
+    fn settle(&mut self, patience: Duration) -> Result<(), Unanswered> {
+        if self.seen.lock().unwrap().busy {
+            return Err(Unanswered {
+                what: "the test's storage".to_owned(),
+                requests: 3,
+                patience,
+            });
+        }
         Ok(())
     }
     fn deactivate(&mut self) -> Vec<ActiveQueue> {
@@ -265,6 +280,63 @@ fn a_reset_stops_the_device_and_forgets_the_queues() {
     driver.select(0);
     assert_eq!(driver.get(common::QUEUE_ENABLE), [0, 0]);
     assert_eq!(driver.get(common::QUEUE_VECTOR), [0xff, 0xff]);
+}
+
+#[test]
+fn a_pause_is_refused_while_the_host_does_not_answer_and_the_device_goes_on() {
+    let rig = Rig::new();
+    let (bdf, seen) = plug(&rig);
+    let driver = started(&rig, bdf);
+    seen.lock().unwrap().busy = true;
+    let error = with_function(&rig, bdf, |function| function.pause()).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the test's storage has not answered 3 requests within 20s: see to its storage, then try \
+         again"
+    );
+    {
+        let seen = seen.lock().unwrap();
+        assert_eq!((seen.active.len(), seen.activations), (1, 1));
+        assert_eq!(seen.active[0].kick.read().unwrap(), 1, "what it held back");
+    }
+    with_function(&rig, bdf, |function| function.resume().unwrap());
+    assert_eq!(driver.status() & (DRIVER_OK | NEEDS_RESET), DRIVER_OK);
+    seen.lock().unwrap().busy = false;
+    with_function(&rig, bdf, |function| function.pause().unwrap());
+    assert!(seen.lock().unwrap().active.is_empty());
+}
+
+#[test]
+fn a_driver_sees_its_reset_when_the_host_has_answered() {
+    let rig = Rig::new();
+    let (bdf, seen) = plug(&rig);
+    let driver = started(&rig, bdf);
+    let status = driver.status();
+    seen.lock().unwrap().busy = true;
+    driver.set_status(0);
+    assert_eq!(driver.status(), status);
+    driver.set_status(status | NEEDS_RESET);
+    driver.set_status(0);
+    assert_eq!(
+        (driver.status(), seen.lock().unwrap().active.len()),
+        (status, 1)
+    );
+    assert!(with_function(&rig, bdf, |function| function.pause()).is_err());
+    let before = seen.lock().unwrap().resets;
+    seen.lock().unwrap().busy = false;
+    assert_eq!(driver.status(), 0);
+    assert_eq!(seen.lock().unwrap().resets, before + 1);
+    assert!(rig.doorbells.addresses().is_empty());
+    // And one that a pause finds answered.
+    let driver = started(&rig, bdf);
+    seen.lock().unwrap().busy = true;
+    driver.set_status(0);
+    seen.lock().unwrap().busy = false;
+    with_function(&rig, bdf, |function| {
+        function.pause().unwrap();
+        function.resume().unwrap();
+    });
+    assert_eq!((driver.status(), seen.lock().unwrap().activations), (0, 2));
 }
 
 #[test]

@@ -1,8 +1,11 @@
 //! The registers behind the BAR: negotiation, queues, and the device's life.
 
-use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
 
 use serde::{Deserialize, Serialize};
@@ -29,6 +32,12 @@ const EVENT_INDEX: u64 = 1 << 29;
 /// Features that need something of the transport that it does not do: packed rings, notification
 /// data, SR-IOV, a queue's notification data from the device, and reset of single queues.
 const UNSUPPORTED_FEATURES: u64 = 1 << 34 | 1 << 37 | 1 << 38 | 1 << 39 | 1 << 40;
+
+/// How long a pause waits for the host to answer a device.
+const PAUSE_PATIENCE: Duration = Duration::from_secs(20);
+
+/// How long the write that resets a device waits for that; the driver waits as long as need be.
+const RESET_PATIENCE: Duration = Duration::from_millis(100);
 
 /// Status bits that a driver may set.
 const DRIVER_STATUS: u8 =
@@ -107,6 +116,9 @@ struct Registers {
     queue_select: u16,
     queues: Vec<QueueRegisters>,
     run: Run,
+    /// The driver has asked for a reset, which has to wait for the host. It sees the old status
+    /// until it is done, as 2.4.2 has it.
+    resetting: bool,
     /// A misbehaving driver is logged once, a host that lacks something once too: the driver can
     /// repeat both at will.
     warned: AtomicBool,
@@ -145,6 +157,7 @@ impl Transport {
                 queue_select: 0,
                 queues,
                 run: Run::Idle,
+                resetting: false,
                 warned: AtomicBool::new(false),
                 host_warned: AtomicBool::new(false),
             }),
@@ -219,7 +232,12 @@ impl BusDevice for Transport {
         let (part, offset) = Part::of(offset);
         match part {
             Part::Common => {
-                let common = self.lock().common();
+                let mut registers = self.lock();
+                if registers.resetting {
+                    registers.try_reset(Duration::ZERO);
+                }
+                let common = registers.common();
+                drop(registers);
                 for (at, byte) in (offset..).zip(data) {
                     let at = usize::try_from(at).ok();
                     *byte = at.and_then(|at| common.get(at).copied()).unwrap_or(0);
@@ -386,10 +404,10 @@ impl Registers {
     /// The status protocol (3.1.1).
     fn write_status(&mut self, value: u8) {
         if value == 0 {
-            self.reset();
+            self.try_reset(RESET_PATIENCE);
             return;
         }
-        if matches!(self.run, Run::Gone) {
+        if matches!(self.run, Run::Gone) || self.resetting {
             return;
         }
         if self.status & !value != 0 {
@@ -499,6 +517,20 @@ impl Registers {
         let Run::Active(indexes) = &self.run else {
             return Ok(());
         };
+        if let Err(error) = self.device.settle(PAUSE_PATIENCE) {
+            if !self.resetting {
+                self.device.carry_on();
+                for index in indexes {
+                    // Fails only when the counter is full: also readable.
+                    let _ = self.kicks[usize::from(*index)].write(1);
+                }
+            }
+            return Err(error.into());
+        }
+        if self.resetting {
+            self.reset();
+            return Ok(());
+        }
         let queues: Vec<_> = self
             .device
             .deactivate()
@@ -538,6 +570,19 @@ impl Registers {
         Ok(())
     }
 
+    /// Resets the device if the host answers it within `patience`; otherwise the driver has to
+    /// wait and see.
+    fn try_reset(&mut self, patience: Duration) {
+        if matches!(self.run, Run::Active(_))
+            && let Err(error) = self.device.settle(patience)
+        {
+            self.resetting = true;
+            self.lament(&format!("cannot be reset yet: {error}"));
+            return;
+        }
+        self.reset();
+    }
+
     /// Device reset (2.4): everything but the configuration is forgotten, here and in the device.
     fn reset(&mut self) {
         if matches!(self.run, Run::Gone) {
@@ -553,6 +598,7 @@ impl Registers {
     /// The transport's own part of a reset.
     fn clear(&mut self) {
         self.run = Run::Idle;
+        self.resetting = false;
         self.disconnect();
         for kick in self.kicks.iter() {
             // Empties the counter; an error says that it is empty.

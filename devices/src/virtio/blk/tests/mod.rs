@@ -6,6 +6,7 @@ mod hostile;
 mod images;
 mod lifecycle;
 mod limits;
+mod stuck;
 
 use std::{
     fs::{self, File},
