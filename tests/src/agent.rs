@@ -14,12 +14,15 @@ const HOST_CID: u32 = 2;
 /// Accept from anywhere.
 const ANY_CID: u32 = u32::MAX;
 
-/// Runs an agent command: `vsock-echo PORT` serves one connection, `vsock-send PORT TEXT` sends a
-/// text to the host and prints the answer; `port-write PORT TEXT` writes bytes to an I/O port;
+/// Runs an agent command: `vsock-echo PORT` serves one connection, `vsock-count PORT SECONDS` takes
+/// one, waits, and prints how many bytes come before it ends; `vsock-send PORT TEXT` sends a text to the host and prints the answer; `port-write PORT TEXT` writes bytes to an I/O port;
 /// `edu-check` tries an edu device, `edu-write-outside ADDRESS` has it write to an address.
 pub fn run(args: &[String]) -> Result<()> {
     match args {
         [command, port] if command == "vsock-echo" => echo(port.parse()?),
+        [command, port, seconds] if command == "vsock-count" => {
+            count(port.parse()?, seconds.parse()?)
+        }
         [command, port, text] if command == "vsock-send" => send(port.parse()?, text),
         [command, port, text] if command == "port-write" => port_write(port.parse()?, text),
         [command] if command == "edu-check" => edu::check(),
@@ -28,7 +31,7 @@ pub fn run(args: &[String]) -> Result<()> {
             edu::write_outside(u64::from_str_radix(digits, 16)?)
         }
         _ => bail!(
-            "agent commands: vsock-echo PORT, vsock-send PORT TEXT, port-write PORT TEXT, \
+            "agent commands: vsock-echo PORT, vsock-count PORT SECONDS, vsock-send PORT TEXT, port-write PORT TEXT, \
              edu-check, edu-write-outside ADDRESS"
         ),
     }
@@ -53,7 +56,8 @@ fn port_write(port: u16, text: &str) -> Result<()> {
     Ok(())
 }
 
-fn echo(port: u32) -> Result<()> {
+/// Waits for a client.
+fn accept(port: u32) -> Result<std::fs::File> {
     let socket = socket()?;
     let address = address(ANY_CID, port);
     let fd = std::os::fd::AsRawFd::as_raw_fd(&socket);
@@ -71,7 +75,19 @@ fn echo(port: u32) -> Result<()> {
         return Err(std::io::Error::last_os_error()).context("cannot accept on vsock");
     }
     // SAFETY: the descriptor was created just now.
-    let mut client = std::fs::File::from(unsafe { OwnedFd::from_raw_fd(client) });
+    Ok(std::fs::File::from(unsafe { OwnedFd::from_raw_fd(client) }))
+}
+
+fn count(port: u32, seconds: u64) -> Result<()> {
+    let mut client = accept(port)?;
+    std::thread::sleep(std::time::Duration::from_secs(seconds));
+    let bytes = std::io::copy(&mut client, &mut std::io::sink())?;
+    println!("{bytes} bytes and the end");
+    Ok(())
+}
+
+fn echo(port: u32) -> Result<()> {
+    let mut client = accept(port)?;
     let mut buffer = [0; 65536];
     loop {
         match client.read(&mut buffer)? {

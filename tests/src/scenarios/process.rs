@@ -172,7 +172,18 @@ fn idle(context: &Context) -> Result<()> {
         let earlier = before.iter().find(|earlier| earlier.id == thread.id);
         let earlier = earlier.with_context(|| format!("thread {} is new", thread.name))?;
         let woken = thread.sleeps()? - earlier.sleeps()?;
-        ensure!(woken <= 4, "{} woke up {woken} times in 4 s", thread.name);
+        // The guest's kernel may ask for entropy, the host may send frames; but nothing wakes up
+        // every second, and a socket device that nobody uses never does.
+        let allowed = if thread.name.starts_with("_vsock") {
+            0
+        } else {
+            3
+        };
+        ensure!(
+            woken <= allowed,
+            "{} woke up {woken} times in 4 s",
+            thread.name
+        );
     }
     Ok(())
 }

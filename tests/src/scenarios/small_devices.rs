@@ -33,6 +33,10 @@ pub const SCENARIOS: &[Entry] = &[
     ("console: the debug port is a console", debug_console),
     ("vsock: echo from host to guest, 1 MiB", vsock_to_guest),
     (
+        "vsock: a slow guest gets all that a host wrote before it left",
+        vsock_early_end,
+    ),
+    (
         "vsock: the guest reaches a socket of the host",
         vsock_to_host,
     ),
@@ -152,20 +156,7 @@ fn vsock_to_guest(context: &Context) -> Result<()> {
     let (_gantry, mut guest) = Gantry::boot(&context.dir, more)?;
     guest.run("agent vsock-echo 1234 & true")?;
     guest.wait_for("listening", BOOT)?;
-    let mut stream = UnixStream::connect(&socket)?;
-    stream.set_read_timeout(Some(Duration::from_secs(20)))?;
-    stream.write_all(b"CONNECT 1234\n")?;
-    let mut line = Vec::new();
-    let mut byte = [0];
-    while !line.ends_with(b"\n") {
-        stream.read_exact(&mut byte)?;
-        line.push(byte[0]);
-    }
-    ensure!(
-        line.starts_with(b"OK "),
-        "{}",
-        String::from_utf8_lossy(&line)
-    );
+    let mut stream = vsock_client(&socket, 1234)?;
     let data: Vec<u8> = (0..1_u32 << 20)
         .map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8)
         .collect();
@@ -178,6 +169,41 @@ fn vsock_to_guest(context: &Context) -> Result<()> {
         .join()
         .map_err(|_| anyhow::anyhow!("the sender panicked"))??;
     ensure!(back == data, "what came back is not what was sent");
+    Ok(())
+}
+
+/// A stream to a port of the guest.
+fn vsock_client(socket: &std::path::Path, port: u32) -> Result<UnixStream> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+    writeln!(stream, "CONNECT {port}")?;
+    let mut line = Vec::new();
+    let mut byte = [0];
+    while !line.ends_with(b"\n") {
+        stream.read_exact(&mut byte)?;
+        line.push(byte[0]);
+    }
+    ensure!(
+        line.starts_with(b"OK "),
+        "{}",
+        String::from_utf8_lossy(&line)
+    );
+    Ok(stream)
+}
+
+fn vsock_early_end(context: &Context) -> Result<()> {
+    let socket = context.dir.join("vsock");
+    let more = json!({"vsock": {"cid": 3, "socket": socket}});
+    let (_gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    guest.run("agent vsock-count 1234 3 & true")?;
+    guest.wait_for("listening", BOOT)?;
+    let mut stream = vsock_client(&socket, 1234)?;
+    // What fits into the guest's buffer and the host's socket, and more: the rest is written when
+    // the guest begins to read, and then the host is gone at once.
+    let bytes = 1 << 20;
+    stream.write_all(&vec![7; bytes])?;
+    drop(stream);
+    guest.wait_for(&format!("{bytes} bytes and the end"), BOOT)?;
     Ok(())
 }
 

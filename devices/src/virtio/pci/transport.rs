@@ -193,9 +193,15 @@ impl Transport {
         self.lock().reset();
     }
 
-    /// Stops the device for good.
+    /// Stops the device for good. The guest's memory goes away afterwards, so this waits for
+    /// whatever the host still writes to it, and says so if that takes long.
     pub(super) fn shut(&self) {
         let mut registers = self.lock();
+        if matches!(registers.run, Run::Active(_))
+            && let Err(error) = registers.device.settle(PAUSE_PATIENCE)
+        {
+            log::error!("{error}; waiting for it, only SIGKILL ends this process sooner");
+        }
         registers.reset();
         registers.device.close();
         registers.run = Run::Gone;

@@ -50,20 +50,26 @@ impl FlushWorker {
         let memory: &GuestRam = &memory;
         let size = self.active.queue.size() as usize;
         let mut waiting = Vec::new();
-        loop {
+        let mut empty = false;
+        // A queue's worth at a time: a driver cannot have more in flight. It can move its index
+        // all the time, so the looks at it are counted as well.
+        for _ in 0..=size {
             let mut chains = self.active.queue.iter(memory)?;
             waiting.extend(chains.by_ref().take(size - waiting.len()));
-            // A queue's worth at a time: a driver cannot have more in flight.
-            if waiting.len() == size || !self.active.queue.enable_notification(memory)? {
+            if waiting.len() == size {
+                break;
+            }
+            if !self.active.queue.enable_notification(memory)? {
+                empty = true;
                 break;
             }
         }
-        if waiting.is_empty() {
-            return Ok(());
-        }
-        if waiting.len() == size {
+        if !empty {
             // Maybe there is more. Fails only when the counter is full: also readable.
             let _ = self.active.kick.write(1);
+        }
+        if waiting.is_empty() {
+            return Ok(());
         }
         let flushed = self.flush();
         for chain in waiting {
