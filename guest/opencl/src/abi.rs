@@ -1,0 +1,112 @@
+//! What C programs hand over: pointers that may be null, arrays with counts, handles.
+//!
+//! The specification makes the caller answer for what non-null pointers point to; the functions
+//! here are the only ones that rely on it.
+
+use std::ffi::{CStr, c_char, c_void};
+
+use gantry_remoting::opencl::codes;
+
+/// The outcome of most entry points.
+pub type Outcome<T = ()> = Result<T, i32>;
+
+/// Writes a result where the caller wants it, if it does.
+pub fn set<T>(to: *mut T, value: T) {
+    if !to.is_null() {
+        // SAFETY: see the module.
+        unsafe { to.write_unaligned(value) };
+    }
+}
+
+/// An array of the caller.
+pub fn array<T: Copy>(from: *const T, count: usize) -> Vec<T> {
+    if from.is_null() {
+        return Vec::new();
+    }
+    (0..count)
+        // SAFETY: see the module.
+        .map(|index| unsafe { from.add(index).read_unaligned() })
+        .collect()
+}
+
+/// An array that has to be there exactly if its count is not zero.
+pub fn list<T: Copy>(from: *const T, count: u32, code: i32) -> Outcome<Vec<T>> {
+    if from.is_null() != (count == 0) {
+        return Err(code);
+    }
+    Ok(array(from, count as usize))
+}
+
+/// Pairs of property and value up to a zero.
+pub fn properties(from: *const isize) -> Vec<isize> {
+    let mut list = Vec::new();
+    if from.is_null() {
+        return list;
+    }
+    loop {
+        // SAFETY: see the module: the list ends with a zero.
+        let key = unsafe { from.add(list.len()).read() };
+        if key == 0 {
+            return list;
+        }
+        list.push(key);
+        // SAFETY: as above: each property has a value.
+        list.push(unsafe { from.add(list.len()).read() });
+    }
+}
+
+/// Three sizes.
+pub fn triple(from: *const usize) -> Option<[u64; 3]> {
+    if from.is_null() {
+        return None;
+    }
+    // SAFETY: see the module.
+    Some(unsafe { from.cast::<[usize; 3]>().read_unaligned() }.map(|size| size as u64))
+}
+
+/// The bytes of a C string; none for null.
+pub fn text(from: *const c_char) -> Vec<u8> {
+    if from.is_null() {
+        return Vec::new();
+    }
+    // SAFETY: see the module.
+    unsafe { CStr::from_ptr(from) }.to_bytes().to_vec()
+}
+
+/// Answers a `clGet...Info`.
+pub fn give(value: &[u8], size: usize, to: *mut c_void, size_ret: *mut usize) -> Outcome {
+    if !to.is_null() {
+        if size < value.len() {
+            return Err(codes::INVALID_VALUE);
+        }
+        // SAFETY: see the module: there are `size` bytes.
+        unsafe { std::ptr::copy_nonoverlapping(value.as_ptr(), to.cast(), value.len()) };
+    }
+    set(size_ret, value.len());
+    Ok(())
+}
+
+/// The bytes of a number, a pointer or an array of such.
+pub fn bytes<T: Copy>(values: &[T]) -> Vec<u8> {
+    // SAFETY: only used with integers and pointers, which have no padding.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }.to_vec()
+}
+
+/// The code of an outcome.
+pub fn code(outcome: Outcome) -> i32 {
+    outcome.err().unwrap_or(codes::SUCCESS)
+}
+
+/// A new handle, or null and the reason.
+pub fn handle<T>(outcome: Outcome<*mut T>, errcode_ret: *mut i32) -> *mut T {
+    match outcome {
+        Ok(handle) => {
+            set(errcode_ret, codes::SUCCESS);
+            handle
+        }
+        Err(code) => {
+            set(errcode_ret, code);
+            std::ptr::null_mut()
+        }
+    }
+}

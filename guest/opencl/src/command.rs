@@ -1,0 +1,434 @@
+//! Commands that stay on the device.
+
+use std::ffi::c_void;
+
+use gantry_remoting::{
+    opencl::codes,
+    protocol::{
+        Blob,
+        calls::{
+            Barrier, CopyBuffer, CopyBufferRect, CopyBufferToImage, CopyImage, CopyImageToBuffer,
+            FillBuffer, FillImage, Marker, Migrate, NdRange,
+        },
+    },
+};
+
+use crate::{
+    abi::{Outcome, array, code, list, triple},
+    event::{Around, submit},
+    object::{Event, Handle, Kernel, Mem, Queue, get},
+    platform::limit,
+};
+
+fn need(triple_at: *const usize) -> Outcome<[u64; 3]> {
+    triple(triple_at).ok_or(codes::INVALID_VALUE)
+}
+
+/// Up to three sizes, the others one.
+fn sizes(from: *const usize, dimensions: u32, rest: u64) -> Option<[u64; 3]> {
+    if from.is_null() {
+        return None;
+    }
+    let mut all = [rest; 3];
+    for (slot, size) in all.iter_mut().zip(array(from, dimensions as usize)) {
+        *slot = size as u64;
+    }
+    Some(all)
+}
+
+pub extern "C" fn clEnqueueNDRangeKernel(
+    queue: Handle<Queue>,
+    kernel: Handle<Kernel>,
+    dimensions: u32,
+    offset: *const usize,
+    global: *const usize,
+    local: *const usize,
+    count: u32,
+    wait: *const Handle<Event>,
+    event: *mut Handle<Event>,
+) -> i32 {
+    code((|| {
+        let (queue, kernel) = (get(queue)?, get(kernel)?);
+        if queue.it.context.it.id != kernel.it.program.it.context.it.id {
+            return Err(codes::INVALID_CONTEXT);
+        }
+        if !(1..=3).contains(&dimensions) {
+            return Err(codes::INVALID_WORK_DIMENSION);
+        }
+        if !kernel.it.is_ready() {
+            return Err(codes::INVALID_KERNEL_ARGS);
+        }
+        let global = sizes(global, dimensions, 1).ok_or(codes::INVALID_GLOBAL_WORK_SIZE)?;
+        let local = sizes(local, dimensions, 1);
+        if let Some(local) = local {
+            let largest = limit(&queue.it.device, codes::DEVICE_MAX_WORK_GROUP_SIZE)?;
+            let items = local.iter().try_fold(1u64, |a, b| a.checked_mul(*b));
+            if items.is_none_or(|items| items == 0 || items > largest) {
+                return Err(codes::INVALID_WORK_GROUP_SIZE);
+            }
+        }
+        let around = Around { count, wait, event };
+        submit(
+            queue,
+            around,
+            codes::COMMAND_NDRANGE_KERNEL,
+            false,
+            |order| {
+                Ok(NdRange {
+                    order,
+                    kernel: kernel.it.id,
+                    dimensions,
+                    offset: sizes(offset, dimensions, 0),
+                    global,
+                    local,
+                })
+            },
+        )
+    })())
+}
+
+pub extern "C" fn clEnqueueTask(
+    queue: Handle<Queue>,
+    kernel: Handle<Kernel>,
+    count: u32,
+    wait: *const Handle<Event>,
+    event: *mut Handle<Event>,
+) -> i32 {
+    code((|| {
+        let (queue, kernel) = (get(queue)?, get(kernel)?);
+        if !kernel.it.is_ready() {
+            return Err(codes::INVALID_KERNEL_ARGS);
+        }
+        let around = Around { count, wait, event };
+        submit(queue, around, codes::COMMAND_TASK, false, |order| {
+            Ok(NdRange {
+                order,
+                kernel: kernel.it.id,
+                dimensions: 1,
+                offset: None,
+                global: [1; 3],
+                local: Some([1; 3]),
+            })
+        })
+    })())
+}
+
+pub extern "C" fn clEnqueueCopyBuffer(
+    queue: Handle<Queue>,
+    from: Handle<Mem>,
+    to: Handle<Mem>,
+    from_offset: usize,
+    to_offset: usize,
+    size: usize,
+    count: u32,
+    wait: *const Handle<Event>,
+    event: *mut Handle<Event>,
+) -> i32 {
+    code((|| {
+        let (queue, from, to) = (get(queue)?, get(from)?, get(to)?);
+        let (a, b, size) = (from_offset as u64, to_offset as u64, size as u64);
+        let fits = |at: u64, whole: u64| at.checked_add(size).is_some_and(|end| end <= whole);
+        if size == 0 || !fits(a, from.it.size) || !fits(b, to.it.size) {
+            return Err(codes::INVALID_VALUE);
+        }
+        if from.it.id == to.it.id && a < b + size && b < a + size {
+            return Err(codes::MEM_COPY_OVERLAP);
+        }
+        let around = Around { count, wait, event };
+        submit(queue, around, codes::COMMAND_COPY_BUFFER, false, |order| {
+            Ok(CopyBuffer {
+                order,
+                from: from.it.id,
+                to: to.it.id,
+                offsets: [a, b],
+                size,
+            })
+        })
+    })())
+}
+
+pub extern "C" fn clEnqueueCopyBufferRect(
+    queue: Handle<Queue>,
+    from: Handle<Mem>,
+    to: Handle<Mem>,
+    from_origin: *const usize,
+    to_origin: *const usize,
+    region: *const usize,
+    from_row_pitch: usize,
+    from_slice_pitch: usize,
+    to_row_pitch: usize,
+    to_slice_pitch: usize,
+    count: u32,
+    wait: *const Handle<Event>,
+    event: *mut Handle<Event>,
+) -> i32 {
+    code((|| {
+        let (queue, from, to) = (get(queue)?, get(from)?, get(to)?);
+        let origins = [need(from_origin)?, need(to_origin)?];
+        let region = need(region)?;
+        let around = Around { count, wait, event };
+        submit(
+            queue,
+            around,
+            codes::COMMAND_COPY_BUFFER_RECT,
+            false,
+            |order| {
+                Ok(CopyBufferRect {
+                    order,
+                    from: from.it.id,
+                    to: to.it.id,
+                    origins,
+                    region,
+                    pitches: [
+                        [from_row_pitch as u64, from_slice_pitch as u64],
+                        [to_row_pitch as u64, to_slice_pitch as u64],
+                    ],
+                })
+            },
+        )
+    })())
+}
+
+pub extern "C" fn clEnqueueCopyImage(
+    queue: Handle<Queue>,
+    from: Handle<Mem>,
+    to: Handle<Mem>,
+    from_origin: *const usize,
+    to_origin: *const usize,
+    region: *const usize,
+    count: u32,
+    wait: *const Handle<Event>,
+    event: *mut Handle<Event>,
+) -> i32 {
+    code((|| {
+        let (queue, from, to) = (get(queue)?, get(from)?, get(to)?);
+        let origins = [need(from_origin)?, need(to_origin)?];
+        let region = need(region)?;
+        let around = Around { count, wait, event };
+        submit(queue, around, codes::COMMAND_COPY_IMAGE, false, |order| {
+            Ok(CopyImage {
+                order,
+                from: from.it.id,
+                to: to.it.id,
+                origins,
+                region,
+            })
+        })
+    })())
+}
+
+pub extern "C" fn clEnqueueCopyImageToBuffer(
+    queue: Handle<Queue>,
+    image: Handle<Mem>,
+    buffer: Handle<Mem>,
+    origin: *const usize,
+    region: *const usize,
+    offset: usize,
+    count: u32,
+    wait: *const Handle<Event>,
+    event: *mut Handle<Event>,
+) -> i32 {
+    code((|| {
+        let (queue, image, buffer) = (get(queue)?, get(image)?, get(buffer)?);
+        let (origin, region) = (need(origin)?, need(region)?);
+        let around = Around { count, wait, event };
+        submit(
+            queue,
+            around,
+            codes::COMMAND_COPY_IMAGE_TO_BUFFER,
+            false,
+            |order| {
+                Ok(CopyImageToBuffer {
+                    order,
+                    image: image.it.id,
+                    buffer: buffer.it.id,
+                    origin,
+                    region,
+                    offset: offset as u64,
+                })
+            },
+        )
+    })())
+}
+
+pub extern "C" fn clEnqueueCopyBufferToImage(
+    queue: Handle<Queue>,
+    buffer: Handle<Mem>,
+    image: Handle<Mem>,
+    offset: usize,
+    origin: *const usize,
+    region: *const usize,
+    count: u32,
+    wait: *const Handle<Event>,
+    event: *mut Handle<Event>,
+) -> i32 {
+    code((|| {
+        let (queue, image, buffer) = (get(queue)?, get(image)?, get(buffer)?);
+        let (origin, region) = (need(origin)?, need(region)?);
+        let around = Around { count, wait, event };
+        submit(
+            queue,
+            around,
+            codes::COMMAND_COPY_BUFFER_TO_IMAGE,
+            false,
+            |order| {
+                Ok(CopyBufferToImage {
+                    order,
+                    buffer: buffer.it.id,
+                    image: image.it.id,
+                    offset: offset as u64,
+                    origin,
+                    region,
+                })
+            },
+        )
+    })())
+}
+
+pub extern "C" fn clEnqueueFillBuffer(
+    queue: Handle<Queue>,
+    mem: Handle<Mem>,
+    pattern: *const c_void,
+    pattern_size: usize,
+    offset: usize,
+    size: usize,
+    count: u32,
+    wait: *const Handle<Event>,
+    event: *mut Handle<Event>,
+) -> i32 {
+    code((|| {
+        let (queue, mem) = (get(queue)?, get(mem)?);
+        let end = offset.checked_add(size).ok_or(codes::INVALID_VALUE)?;
+        if pattern.is_null()
+            || !pattern_size.is_power_of_two()
+            || pattern_size > 128
+            || !offset.is_multiple_of(pattern_size)
+            || !size.is_multiple_of(pattern_size)
+            || end as u64 > mem.it.size
+        {
+            return Err(codes::INVALID_VALUE);
+        }
+        let around = Around { count, wait, event };
+        submit(queue, around, codes::COMMAND_FILL_BUFFER, false, |order| {
+            Ok(FillBuffer {
+                order,
+                mem: mem.it.id,
+                pattern: Blob(array(pattern.cast(), pattern_size)),
+                offset: offset as u64,
+                size: size as u64,
+            })
+        })
+    })())
+}
+
+pub extern "C" fn clEnqueueFillImage(
+    queue: Handle<Queue>,
+    mem: Handle<Mem>,
+    colour: *const c_void,
+    origin: *const usize,
+    region: *const usize,
+    count: u32,
+    wait: *const Handle<Event>,
+    event: *mut Handle<Event>,
+) -> i32 {
+    code((|| {
+        let (queue, mem) = (get(queue)?, get(mem)?);
+        let image = mem.it.image.as_ref().ok_or(codes::INVALID_MEM_OBJECT)?;
+        let (origin, region) = (need(origin)?, need(region)?);
+        crate::transfer::inside(image, origin, region)?;
+        let colour: [u32; 4] = array(colour.cast(), 4)
+            .try_into()
+            .map_err(|_| codes::INVALID_VALUE)?;
+        let around = Around { count, wait, event };
+        submit(queue, around, codes::COMMAND_FILL_IMAGE, false, |order| {
+            Ok(FillImage {
+                order,
+                mem: mem.it.id,
+                colour,
+                origin,
+                region,
+            })
+        })
+    })())
+}
+
+pub extern "C" fn clEnqueueMigrateMemObjects(
+    queue: Handle<Queue>,
+    mem_count: u32,
+    mems: *const Handle<Mem>,
+    flags: u64,
+    count: u32,
+    wait: *const Handle<Event>,
+    event: *mut Handle<Event>,
+) -> i32 {
+    code((|| {
+        let queue = get(queue)?;
+        let known = codes::MIGRATE_MEM_OBJECT_HOST | codes::MIGRATE_MEM_OBJECT_CONTENT_UNDEFINED;
+        let handles = list(mems, mem_count, codes::INVALID_VALUE)?;
+        if handles.is_empty() || flags & !known != 0 {
+            return Err(codes::INVALID_VALUE);
+        }
+        let mems = handles
+            .into_iter()
+            .map(|mem| Ok(get(mem)?.it.id))
+            .collect::<Outcome<_>>()?;
+        let around = Around { count, wait, event };
+        submit(
+            queue,
+            around,
+            codes::COMMAND_MIGRATE_MEM_OBJECTS,
+            false,
+            |order| Ok(Migrate { order, mems, flags }),
+        )
+    })())
+}
+
+pub extern "C" fn clEnqueueMarkerWithWaitList(
+    queue: Handle<Queue>,
+    count: u32,
+    wait: *const Handle<Event>,
+    event: *mut Handle<Event>,
+) -> i32 {
+    let around = Around { count, wait, event };
+    code(get(queue).and_then(|queue| {
+        submit(queue, around, codes::COMMAND_MARKER, false, |order| {
+            Ok(Marker { order })
+        })
+    }))
+}
+
+pub extern "C" fn clEnqueueBarrierWithWaitList(
+    queue: Handle<Queue>,
+    count: u32,
+    wait: *const Handle<Event>,
+    event: *mut Handle<Event>,
+) -> i32 {
+    let around = Around { count, wait, event };
+    code(get(queue).and_then(|queue| {
+        submit(queue, around, codes::COMMAND_BARRIER, false, |order| {
+            Ok(Barrier { order })
+        })
+    }))
+}
+
+pub extern "C" fn clEnqueueMarker(queue: Handle<Queue>, event: *mut Handle<Event>) -> i32 {
+    if event.is_null() {
+        return codes::INVALID_VALUE;
+    }
+    clEnqueueMarkerWithWaitList(queue, 0, std::ptr::null(), event)
+}
+
+pub extern "C" fn clEnqueueBarrier(queue: Handle<Queue>) -> i32 {
+    clEnqueueBarrierWithWaitList(queue, 0, std::ptr::null(), std::ptr::null_mut())
+}
+
+pub extern "C" fn clEnqueueWaitForEvents(
+    queue: Handle<Queue>,
+    count: u32,
+    events: *const Handle<Event>,
+) -> i32 {
+    if count == 0 || events.is_null() {
+        return codes::INVALID_VALUE;
+    }
+    clEnqueueBarrierWithWaitList(queue, count, events, std::ptr::null_mut())
+}

@@ -1,0 +1,320 @@
+//! Contexts and queues.
+
+use std::{ffi::c_void, ptr::null_mut, sync::Mutex, sync::PoisonError};
+
+use gantry_remoting::{
+    opencl::codes,
+    protocol::calls::{ContextId, CreateContext, CreateQueue, Finish, Flush, QueueId, Target},
+};
+
+use crate::{
+    abi::{Outcome, bytes, code, give, handle, list, properties, set},
+    link,
+    object::{
+        self, Context, ContextDestructor, Device, Handle, Object, Platform, Queue, get, keep_all,
+    },
+    platform::{self, ask},
+};
+
+fn create(list: *const isize, devices: &[Handle<Device>]) -> Outcome<Handle<Context>> {
+    let link = link::the()?;
+    let properties = properties(list);
+    let mut platform = None;
+    for pair in properties.as_chunks::<2>().0 {
+        match u32::try_from(pair[0]) {
+            Ok(codes::CONTEXT_PLATFORM) => {
+                platform = Some(get(pair[1] as Handle<Platform>)?.it.id);
+            }
+            Ok(codes::CONTEXT_INTEROP_USER_SYNC) => {}
+            _ => return Err(codes::INVALID_PROPERTY),
+        }
+    }
+    let devices = keep_all(devices)?;
+    let id = ContextId(link.ids.contexts.take());
+    let asked = link.ask(&CreateContext {
+        id,
+        devices: devices.iter().map(|device| device.it.id).collect(),
+        platform,
+    });
+    let context = Object::handle(Context {
+        id,
+        devices,
+        properties: if list.is_null() {
+            Vec::new()
+        } else {
+            properties.into_iter().chain([0]).collect()
+        },
+        destructors: Mutex::default(),
+    });
+    if let Err(code) = asked {
+        object::release(context)?;
+        return Err(code);
+    }
+    Ok(context)
+}
+
+pub extern "C" fn clCreateContext(
+    properties: *const isize,
+    count: u32,
+    devices: *const Handle<Device>,
+    notify: *const c_void,
+    data: *mut c_void,
+    errcode_ret: *mut i32,
+) -> Handle<Context> {
+    let outcome = (|| {
+        if count == 0 || devices.is_null() || notify.is_null() && !data.is_null() {
+            return Err(codes::INVALID_VALUE);
+        }
+        create(properties, &list(devices, count, codes::INVALID_VALUE)?)
+    })();
+    handle(outcome, errcode_ret)
+}
+
+pub extern "C" fn clCreateContextFromType(
+    list: *const isize,
+    kind: u64,
+    notify: *const c_void,
+    data: *mut c_void,
+    errcode_ret: *mut i32,
+) -> Handle<Context> {
+    let outcome = (|| {
+        if notify.is_null() && !data.is_null() {
+            return Err(codes::INVALID_VALUE);
+        }
+        let named = properties(list)
+            .as_chunks::<2>()
+            .0
+            .iter()
+            .find(|pair| pair[0] == codes::CONTEXT_PLATFORM as isize)
+            .map(|pair| pair[1] as Handle<Platform>);
+        let first = platform::all().first().map(|platform| platform.pointer());
+        let platform = named.or(first).ok_or(codes::INVALID_PLATFORM)?;
+        let mut devices = vec![null_mut(); get(platform)?.it.devices.len()];
+        let mut count = 0;
+        let code = platform::clGetDeviceIDs(
+            platform,
+            kind,
+            devices.len() as u32,
+            devices.as_mut_ptr(),
+            &raw mut count,
+        );
+        if code != 0 {
+            return Err(code);
+        }
+        devices.truncate(count as usize);
+        create(list, &devices)
+    })();
+    handle(outcome, errcode_ret)
+}
+
+pub extern "C" fn clRetainContext(context: Handle<Context>) -> i32 {
+    code(object::retain(context))
+}
+
+pub extern "C" fn clReleaseContext(context: Handle<Context>) -> i32 {
+    code(object::release(context))
+}
+
+pub extern "C" fn clGetContextInfo(
+    context: Handle<Context>,
+    name: u32,
+    size: usize,
+    value: *mut c_void,
+    size_ret: *mut usize,
+) -> i32 {
+    code((|| {
+        let context = get(context)?;
+        let devices = &context.it.devices;
+        let answer = match name {
+            codes::CONTEXT_REFERENCE_COUNT => bytes(&[context.count()]),
+            codes::CONTEXT_NUM_DEVICES => bytes(&[devices.len() as u32]),
+            codes::CONTEXT_DEVICES => bytes(
+                &devices
+                    .iter()
+                    .map(|device| device.pointer())
+                    .collect::<Vec<_>>(),
+            ),
+            codes::CONTEXT_PROPERTIES => bytes(&context.it.properties),
+            _ => ask(Target::Context(context.it.id), name)?,
+        };
+        give(&answer, size, value, size_ret)
+    })())
+}
+
+pub extern "C" fn clSetContextDestructorCallback(
+    context: Handle<Context>,
+    notify: Option<extern "C" fn(Handle<Context>, *mut c_void)>,
+    data: *mut c_void,
+) -> i32 {
+    code((|| {
+        let context = get(context)?;
+        let entry: ContextDestructor = (notify.ok_or(codes::INVALID_VALUE)?, data as usize);
+        let mut destructors = context
+            .it
+            .destructors
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        destructors.push(entry);
+        Ok(())
+    })())
+}
+
+fn queue(
+    context: Handle<Context>,
+    device: Handle<Device>,
+    properties: u64,
+    further: Vec<u64>,
+    array: Vec<u64>,
+) -> Outcome<Handle<Queue>> {
+    let (context, device) = (get(context)?, get(device)?);
+    if !context
+        .it
+        .devices
+        .iter()
+        .any(|one| one.it.id == device.it.id)
+    {
+        return Err(codes::INVALID_DEVICE);
+    }
+    let known = codes::QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE
+        | codes::QUEUE_PROFILING_ENABLE
+        | codes::QUEUE_ON_DEVICE
+        | codes::QUEUE_ON_DEVICE_DEFAULT;
+    if properties & !known != 0 {
+        return Err(codes::INVALID_VALUE);
+    }
+    if properties & codes::QUEUE_ON_DEVICE != 0 {
+        return Err(codes::INVALID_QUEUE_PROPERTIES);
+    }
+    let link = link::the()?;
+    let id = QueueId(link.ids.queues.take());
+    let asked = link.ask(&CreateQueue {
+        id,
+        context: context.it.id,
+        device: device.it.id,
+        properties,
+        further,
+    });
+    let queue = Object::handle(Queue {
+        id,
+        context: context.keep(),
+        device: device.keep(),
+        properties,
+        array,
+    });
+    if let Err(code) = asked {
+        object::release(queue)?;
+        return Err(code);
+    }
+    Ok(queue)
+}
+
+pub extern "C" fn clCreateCommandQueue(
+    context: Handle<Context>,
+    device: Handle<Device>,
+    properties: u64,
+    errcode_ret: *mut i32,
+) -> Handle<Queue> {
+    let outcome = queue(context, device, properties, Vec::new(), Vec::new());
+    handle(outcome, errcode_ret)
+}
+
+pub extern "C" fn clCreateCommandQueueWithProperties(
+    context: Handle<Context>,
+    device: Handle<Device>,
+    list: *const isize,
+    errcode_ret: *mut i32,
+) -> Handle<Queue> {
+    let all: Vec<u64> = properties(list).into_iter().map(|p| p as u64).collect();
+    let (mut own, mut further) = (0, Vec::new());
+    for pair in all.as_chunks::<2>().0 {
+        if pair[0] == u64::from(codes::QUEUE_PROPERTIES) {
+            own = pair[1];
+        } else {
+            further.extend(pair);
+        }
+    }
+    let array = if list.is_null() {
+        Vec::new()
+    } else {
+        all.into_iter().chain([0]).collect()
+    };
+    handle(queue(context, device, own, further, array), errcode_ret)
+}
+
+pub extern "C" fn clRetainCommandQueue(queue: Handle<Queue>) -> i32 {
+    code(object::retain(queue))
+}
+
+pub extern "C" fn clReleaseCommandQueue(queue: Handle<Queue>) -> i32 {
+    code((|| {
+        let link = link::the()?;
+        let _ = link.post(&Flush {
+            queue: get(queue)?.it.id,
+        });
+        object::release(queue)
+    })())
+}
+
+pub extern "C" fn clGetCommandQueueInfo(
+    queue: Handle<Queue>,
+    name: u32,
+    size: usize,
+    value: *mut c_void,
+    size_ret: *mut usize,
+) -> i32 {
+    code((|| {
+        let queue = get(queue)?;
+        let answer = match name {
+            codes::QUEUE_CONTEXT => bytes(&[queue.it.context.pointer()]),
+            codes::QUEUE_DEVICE => bytes(&[queue.it.device.pointer()]),
+            codes::QUEUE_REFERENCE_COUNT => bytes(&[queue.count()]),
+            codes::QUEUE_PROPERTIES => bytes(&[queue.it.properties]),
+            codes::QUEUE_PROPERTIES_ARRAY => bytes(&queue.it.array),
+            codes::QUEUE_SIZE => return Err(codes::INVALID_COMMAND_QUEUE),
+            codes::QUEUE_DEVICE_DEFAULT => bytes(&[0usize]),
+            _ => ask(Target::Queue(queue.it.id), name)?,
+        };
+        give(&answer, size, value, size_ret)
+    })())
+}
+
+/// Withdrawn after OpenCL 1.0: "a device that does not support changing it returns this code".
+pub extern "C" fn clSetCommandQueueProperty(
+    queue: Handle<Queue>,
+    _: u64,
+    _: u32,
+    old: *mut u64,
+) -> i32 {
+    code((|| {
+        set(old, get(queue)?.it.properties);
+        Err(codes::INVALID_OPERATION)
+    })())
+}
+
+pub extern "C" fn clSetDefaultDeviceCommandQueue(
+    context: Handle<Context>,
+    device: Handle<Device>,
+    queue: Handle<Queue>,
+) -> i32 {
+    code((|| {
+        get(context)?;
+        get(device)?;
+        get(queue)?;
+        // No queue of this driver is on a device.
+        Err(codes::INVALID_OPERATION)
+    })())
+}
+
+pub extern "C" fn clFlush(queue: Handle<Queue>) -> i32 {
+    code((|| {
+        let queue = get(queue)?.it.id;
+        link::the()?.post(&Flush { queue })
+    })())
+}
+
+pub extern "C" fn clFinish(queue: Handle<Queue>) -> i32 {
+    code((|| {
+        let queue = get(queue)?.it.id;
+        link::the()?.ask(&Finish { queue })
+    })())
+}

@@ -1,0 +1,221 @@
+//! Events, and the way of every command into a queue.
+
+use std::ffi::c_void;
+
+use gantry_remoting::{
+    opencl::codes,
+    protocol::{
+        Call,
+        calls::{
+            CreateUserEvent, EventId, Order, SetEventCallback, SetUserEventStatus, Target,
+            WaitForEvents,
+        },
+    },
+};
+
+use crate::{
+    abi::{Outcome, bytes, code, give, handle, list, set},
+    link,
+    object::{self, Context, Event, Handle, Object, Queue, get, keep_all},
+    platform::ask,
+};
+
+/// The wait list and the wanted event of a command, as the caller passed them.
+#[derive(Clone, Copy)]
+pub struct Around {
+    pub count: u32,
+    pub wait: *const Handle<Event>,
+    pub event: *mut Handle<Event>,
+}
+
+impl Around {
+    /// The numbers of the events waited for.
+    fn ids(&self, context: &Object<Context>) -> Outcome<Vec<EventId>> {
+        let code = codes::INVALID_EVENT_WAIT_LIST;
+        list(self.wait, self.count, code)?
+            .into_iter()
+            .map(|event| {
+                let event = get(event).map_err(|_| code)?;
+                if event.it.context.it.id != context.it.id {
+                    return Err(codes::INVALID_CONTEXT);
+                }
+                Ok(event.it.id)
+            })
+            .collect()
+    }
+}
+
+/// Puts a command into a queue: pipelined, unless the caller waits for it.
+pub fn submit<C: Call<Answer = ()>>(
+    queue: &Object<Queue>,
+    around: Around,
+    command: u32,
+    blocking: bool,
+    make: impl FnOnce(Order) -> Outcome<C>,
+) -> Outcome {
+    let link = link::the()?;
+    let wait = around.ids(&queue.it.context)?;
+    let id = (!around.event.is_null()).then(|| EventId(link.ids.events.take()));
+    let call = make(Order {
+        queue: queue.it.id,
+        wait,
+        event: id,
+    });
+    let sent = call.and_then(|call| {
+        if blocking {
+            link.ask(&call)
+        } else {
+            link.post(&call)
+        }
+    });
+    let Some(id) = id else {
+        return sent;
+    };
+    // Whatever came of the command, the number is the worker's until it is released there.
+    let event = Object::handle(Event {
+        id,
+        context: queue.it.context.keep(),
+        queue: Some(queue.keep()),
+        command,
+    });
+    match sent {
+        Ok(()) => set(around.event, event),
+        Err(_) => object::release(event)?,
+    }
+    sent
+}
+
+pub extern "C" fn clWaitForEvents(count: u32, events: *const Handle<Event>) -> i32 {
+    code((|| {
+        if count == 0 || events.is_null() {
+            return Err(codes::INVALID_VALUE);
+        }
+        let events = keep_all(&list(events, count, codes::INVALID_VALUE)?)?;
+        let first = events[0].it.context.it.id;
+        if events.iter().any(|event| event.it.context.it.id != first) {
+            return Err(codes::INVALID_CONTEXT);
+        }
+        link::the()?.ask(&WaitForEvents {
+            events: events.iter().map(|event| event.it.id).collect(),
+        })
+    })())
+}
+
+pub extern "C" fn clGetEventInfo(
+    event: Handle<Event>,
+    name: u32,
+    size: usize,
+    value: *mut c_void,
+    size_ret: *mut usize,
+) -> i32 {
+    code((|| {
+        let event = get(event)?;
+        let queue = event.it.queue.as_ref();
+        let answer = match name {
+            codes::EVENT_COMMAND_QUEUE => {
+                bytes(&[queue.map_or(std::ptr::null_mut(), |queue| queue.pointer())])
+            }
+            codes::EVENT_CONTEXT => bytes(&[event.it.context.pointer()]),
+            codes::EVENT_REFERENCE_COUNT => bytes(&[event.count()]),
+            codes::EVENT_COMMAND_TYPE => bytes(&[event.it.command]),
+            _ => ask(Target::Event(event.it.id), name)?,
+        };
+        give(&answer, size, value, size_ret)
+    })())
+}
+
+pub extern "C" fn clGetEventProfilingInfo(
+    event: Handle<Event>,
+    name: u32,
+    size: usize,
+    value: *mut c_void,
+    size_ret: *mut usize,
+) -> i32 {
+    code((|| {
+        let event = get(event)?;
+        let profiled = event
+            .it
+            .queue
+            .as_ref()
+            .is_some_and(|queue| queue.it.properties & codes::QUEUE_PROFILING_ENABLE != 0);
+        if !profiled {
+            return Err(codes::PROFILING_INFO_NOT_AVAILABLE);
+        }
+        let answer = ask(Target::Profiling(event.it.id), name)?;
+        give(&answer, size, value, size_ret)
+    })())
+}
+
+pub extern "C" fn clRetainEvent(event: Handle<Event>) -> i32 {
+    code(object::retain(event))
+}
+
+pub extern "C" fn clReleaseEvent(event: Handle<Event>) -> i32 {
+    code(object::release(event))
+}
+
+pub extern "C" fn clCreateUserEvent(
+    context: Handle<Context>,
+    errcode_ret: *mut i32,
+) -> Handle<Event> {
+    let outcome = (|| {
+        let context = get(context)?;
+        let link = link::the()?;
+        let id = EventId(link.ids.events.take());
+        link.post(&CreateUserEvent {
+            id,
+            context: context.it.id,
+        })?;
+        Ok(Object::handle(Event {
+            id,
+            context: context.keep(),
+            queue: None,
+            command: codes::COMMAND_USER,
+        }))
+    })();
+    handle(outcome, errcode_ret)
+}
+
+pub extern "C" fn clSetUserEventStatus(event: Handle<Event>, status: i32) -> i32 {
+    code((|| {
+        let event = get(event)?;
+        if event.it.command != codes::COMMAND_USER {
+            return Err(codes::INVALID_EVENT);
+        }
+        if status > 0 {
+            return Err(codes::INVALID_VALUE);
+        }
+        // Setting it twice is an error that the driver reports.
+        link::the()?.ask(&SetUserEventStatus {
+            id: event.it.id,
+            status,
+        })
+    })())
+}
+
+pub extern "C" fn clSetEventCallback(
+    event: Handle<Event>,
+    at: i32,
+    notify: Option<extern "C" fn(Handle<Event>, i32, *mut c_void)>,
+    data: *mut c_void,
+) -> i32 {
+    code((|| {
+        let object = get(event)?;
+        let notify = notify.ok_or(codes::INVALID_VALUE)?;
+        if !(codes::COMPLETE as i32..=codes::SUBMITTED as i32).contains(&at) {
+            return Err(codes::INVALID_VALUE);
+        }
+        let link = link::the()?;
+        // The event lives until it has called back.
+        let (kept, data) = (object.keep(), data as usize);
+        let number = link.callback(Box::new(move |status| {
+            notify(kept.pointer(), status.min(at), data as *mut c_void);
+        }));
+        link.ask(&SetEventCallback {
+            id: object.it.id,
+            at,
+            callback: number,
+        })
+        .inspect_err(|_| link.forget(number))
+    })())
+}

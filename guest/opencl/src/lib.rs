@@ -1,0 +1,61 @@
+//! An OpenCL driver whose devices are those of the host.
+//!
+//! It has the form that the ecosystem expects: an installable client driver (ICD) that the loader
+//! `libOpenCL.so.1` finds by a file in `/etc/OpenCL/vendors`, beside whatever other drivers there
+//! are. Each call becomes a message to a worker process ([`gantry_remoting`]); creating objects,
+//! setting arguments and enqueuing commands are pipelined, and only what returns data waits.
+//!
+//! `GANTRY_OPENCL` names the socket of the workers (or is `off`); `GANTRY_OPENCL_SPIN` is the
+//! time in microseconds that a waiting call polls before it sleeps.
+//!
+//! - `table`: the dispatch table, and what becomes of each entry point
+//! - `link`: the connection; `space`: the window; `ids`: numbers of objects
+//! - `abi`: what C programs hand over; `object`: handles and reference counts
+//! - the others: entry points by subject
+
+#![allow(missing_docs, non_snake_case, clippy::too_many_arguments)]
+
+mod abi;
+mod command;
+mod context;
+mod event;
+mod ids;
+mod link;
+mod memory;
+mod object;
+mod platform;
+mod program;
+mod refuse;
+mod space;
+mod table;
+mod transfer;
+
+use std::ffi::{c_char, c_void};
+
+/// Where the loader starts.
+#[unsafe(no_mangle)]
+pub extern "C" fn clGetExtensionFunctionAddress(name: *const c_char) -> *mut c_void {
+    platform::clGetExtensionFunctionAddress(name)
+}
+
+/// The platforms.
+#[unsafe(no_mangle)]
+pub extern "C" fn clIcdGetPlatformIDsKHR(
+    count: u32,
+    platforms: *mut *mut c_void,
+    count_ret: *mut u32,
+) -> i32 {
+    platform::clIcdGetPlatformIDsKHR(count, platforms.cast(), count_ret)
+}
+
+/// What a platform says of itself.
+#[unsafe(no_mangle)]
+pub extern "C" fn clGetPlatformInfo(
+    platform: *mut c_void,
+    name: u32,
+    size: usize,
+    value: *mut c_void,
+    size_ret: *mut usize,
+) -> i32 {
+    platform::clGetPlatformInfo(platform.cast(), name, size, value, size_ret)
+}

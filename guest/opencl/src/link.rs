@@ -1,0 +1,498 @@
+//! The connection to the worker: calls out, answers in, callbacks, and the window's space.
+
+use std::{
+    collections::HashMap,
+    io::Read,
+    os::unix::net::UnixStream,
+    path::Path,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    thread,
+    time::Duration,
+};
+
+use gantry_remoting::{
+    opencl::codes,
+    protocol::{
+        Call, Flags, Header, Wire,
+        calls::{self, Place, StageId},
+        hello::Hello,
+    },
+    transport::{
+        bell::{Bell, Futex},
+        link::{Receiver, Sender, Spin},
+        ring::{Bytes, Consumer, Producer},
+        socket,
+        window::{Slice, Window},
+    },
+};
+
+use crate::{ids::Ids, space::Space};
+
+/// Where the worker pool listens unless `GANTRY_OPENCL` says otherwise.
+const SOCKET: &str = "/run/gantry/opencl.sock";
+/// How late the worker's death is noticed by who sleeps in a call.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// Where the data of a completed read is to go: rows of the stage, which is tight.
+#[derive(Clone, Copy, Debug)]
+pub struct Landing {
+    pub to: *mut u8,
+    pub row: usize,
+    pub rows: usize,
+    pub slices: usize,
+    pub row_pitch: usize,
+    pub slice_pitch: usize,
+}
+
+// SAFETY: the application keeps the memory of a read valid until the read has completed, and says
+// so by the API, from whichever thread.
+unsafe impl Send for Landing {}
+
+impl Landing {
+    /// One stretch of memory.
+    pub fn flat(to: *mut u8, size: usize) -> Self {
+        Self {
+            to,
+            row: size,
+            rows: 1,
+            slices: 1,
+            row_pitch: size,
+            slice_pitch: size,
+        }
+    }
+
+    /// Bytes without the gaps.
+    pub fn size(&self) -> usize {
+        self.row * self.rows * self.slices
+    }
+
+    fn rows(&self) -> impl Iterator<Item = (usize, usize)> {
+        let this = *self;
+        (0..this.slices).flat_map(move |slice| {
+            (0..this.rows).map(move |row| {
+                (
+                    (slice * this.rows + row) * this.row,
+                    slice * this.slice_pitch + row * this.row_pitch,
+                )
+            })
+        })
+    }
+
+    /// Copies out of the window.
+    pub fn scatter(&self, from: *const u8) {
+        for (there, here) in self.rows() {
+            // SAFETY: the application vouches for its memory, and the stage has `size` bytes.
+            unsafe {
+                std::ptr::copy_nonoverlapping(from.add(there), self.to.add(here), self.row);
+            }
+        }
+    }
+
+    /// Copies into the window.
+    pub fn gather(&self, into: *mut u8) {
+        for (there, here) in self.rows() {
+            // SAFETY: as for `scatter`.
+            unsafe {
+                std::ptr::copy_nonoverlapping(self.to.add(here), into.add(there), self.row);
+            }
+        }
+    }
+}
+
+/// A stretch of the window that a command uses.
+#[derive(Debug)]
+struct Stage {
+    offset: u64,
+    length: u64,
+    landing: Option<Landing>,
+}
+
+#[derive(Debug, Default)]
+struct Stages {
+    space: Space,
+    pending: HashMap<StageId, Stage>,
+    order: std::collections::VecDeque<StageId>,
+}
+
+#[derive(Debug)]
+struct Outgoing {
+    sender: Sender<Slice, Futex>,
+    sequence: u64,
+    scratch: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct Incoming {
+    /// With whichever thread reads at the moment.
+    receiver: Option<Receiver<Slice, Futex>>,
+    answers: HashMap<u64, Vec<u8>>,
+}
+
+type Callback = Box<dyn FnOnce(i32) + Send>;
+
+/// The connection.
+pub struct Link {
+    pub window: Arc<Window>,
+    outgoing: Mutex<Outgoing>,
+    incoming: Mutex<Incoming>,
+    arrived: Condvar,
+    dead: AtomicBool,
+    stages: Mutex<Stages>,
+    callbacks: Mutex<(u64, HashMap<u64, Callback>)>,
+    due: Mutex<mpsc::Sender<(Callback, i32)>>,
+    spin: Duration,
+    pub ids: Ids,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+static LINK: OnceLock<Option<Link>> = OnceLock::new();
+
+/// The connection, made when it is first needed; none if there is no worker.
+pub fn get() -> Option<&'static Link> {
+    LINK.get_or_init(|| {
+        let named = std::env::var("GANTRY_OPENCL").ok();
+        let path = named.as_deref().unwrap_or(SOCKET);
+        if path == "off" {
+            return None;
+        }
+        match Link::open(Path::new(path)) {
+            Ok(link) => Some(link),
+            // Nobody serves here, and nobody said that there should be one.
+            Err(_) if named.is_none() && !Path::new(path).exists() => None,
+            Err(error) => {
+                eprintln!("gantry-opencl: cannot use {path}: {error}");
+                None
+            }
+        }
+    })
+    .as_ref()
+}
+
+/// The connection of an object: it exists, since the object does.
+pub fn the() -> Result<&'static Link, i32> {
+    get().ok_or(codes::OUT_OF_RESOURCES)
+}
+
+/// Starts a thread that takes none of the application's signals.
+fn quiet(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    // SAFETY: plain calls on local signal sets.
+    let old = unsafe {
+        let (mut all, mut old) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, &raw mut old);
+        old
+    };
+    let spawned = thread::Builder::new().name(name.to_owned()).spawn(work);
+    // SAFETY: restores what was there.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut()) };
+    spawned.map(drop)
+}
+
+impl Link {
+    fn open(path: &Path) -> Result<Self, Box<dyn std::error::Error>> {
+        let stream = UnixStream::connect(path)?;
+        socket::send_hello(&stream, Hello::client(), None)?;
+        let (bytes, file) = socket::receive_hello(&stream)?;
+        let hello = Hello::check(&bytes)?;
+        let file = file.ok_or("the worker sent no window")?;
+        let window = Window::map(file, hello.window, hello.ring)?;
+        let bell = Futex { patience: PATIENCE };
+        let spin = std::env::var("GANTRY_OPENCL_SPIN")
+            .ok()
+            .and_then(|text| text.parse().ok())
+            .unwrap_or(50);
+        let spin = Duration::from_micros(spin);
+        let calls = window.calls();
+        let size = calls.size();
+        let (due, queue) = mpsc::channel::<(Callback, i32)>();
+        let stages = Stages {
+            space: Space::new(window.data(), window.size()),
+            ..Stages::default()
+        };
+        let link = Self {
+            outgoing: Mutex::new(Outgoing {
+                sender: Sender::new(Producer::new(calls, bell), size, spin),
+                sequence: 0,
+                scratch: Vec::new(),
+            }),
+            incoming: Mutex::new(Incoming {
+                receiver: Some(Receiver::new(Consumer::new(window.answers(), bell))),
+                answers: HashMap::new(),
+            }),
+            arrived: Condvar::new(),
+            dead: AtomicBool::new(false),
+            stages: Mutex::new(stages),
+            callbacks: Mutex::default(),
+            due: Mutex::new(due),
+            spin,
+            ids: Ids::default(),
+            window,
+        };
+        quiet("gantry-callback", move || {
+            for (callback, status) in queue {
+                callback(status);
+            }
+        })?;
+        quiet("gantry-listen", move || listen(&stream))?;
+        Ok(link)
+    }
+
+    fn alive(&self) -> bool {
+        !self.dead.load(Ordering::Relaxed)
+    }
+
+    fn send<C: Call>(&self, call: &C, flags: Flags) -> Result<u64, i32> {
+        let mut outgoing = lock(&self.outgoing);
+        let outgoing = &mut *outgoing;
+        outgoing.sequence += 1;
+        outgoing.scratch.clear();
+        call.put(&mut outgoing.scratch);
+        let header = Header {
+            length: 0,
+            opcode: C::OPCODE,
+            flags,
+            sequence: outgoing.sequence,
+        };
+        if !self.alive() {
+            return Err(codes::OUT_OF_RESOURCES);
+        }
+        outgoing
+            .sender
+            .send(header, &outgoing.scratch, || self.alive())
+            .map_err(|_| codes::OUT_OF_RESOURCES)?;
+        Ok(outgoing.sequence)
+    }
+
+    /// Sends a call and does not wait: some copies and stores, no system call unless the worker
+    /// sleeps or the ring is full.
+    pub fn post<C: Call<Answer = ()>>(&self, call: &C) -> Result<(), i32> {
+        self.send(call, Flags::default()).map(drop)
+    }
+
+    /// Sends a call and waits for its answer.
+    pub fn ask<C: Call>(&self, call: &C) -> Result<C::Answer, i32> {
+        let sequence = self.send(call, Flags::ANSWER)?;
+        let body = self.wait(sequence)?;
+        Result::<C::Answer, i32>::from_bytes(&body).unwrap_or(Err(codes::OUT_OF_RESOURCES))
+    }
+
+    /// Waits for an answer. One of the waiting threads reads for all of them.
+    fn wait(&self, sequence: u64) -> Result<Vec<u8>, i32> {
+        let mut incoming = lock(&self.incoming);
+        loop {
+            if let Some(body) = incoming.answers.remove(&sequence) {
+                return Ok(body);
+            }
+            if let Some(mut receiver) = incoming.receiver.take() {
+                drop(incoming);
+                let got = self.read(&mut receiver, Some(sequence));
+                lock(&self.incoming).receiver = Some(receiver);
+                self.arrived.notify_all();
+                return got.ok_or(codes::OUT_OF_RESOURCES);
+            }
+            if !self.alive() {
+                return Err(codes::OUT_OF_RESOURCES);
+            }
+            (incoming, _) = self
+                .arrived
+                .wait_timeout(incoming, PATIENCE)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Reads answers until the wanted one is there, or, if none is wanted, while there are some.
+    fn read(&self, receiver: &mut Receiver<Slice, Futex>, wanted: Option<u64>) -> Option<Vec<u8>> {
+        let mut body = Vec::new();
+        let mut spin = Spin::new(self.spin);
+        loop {
+            match receiver.poll(&mut body) {
+                Ok(Some(header)) => {
+                    spin.reset();
+                    match header.opcode {
+                        calls::ANSWER if Some(header.sequence) == wanted => return Some(body),
+                        calls::ANSWER => {
+                            let body = std::mem::take(&mut body);
+                            lock(&self.incoming).answers.insert(header.sequence, body);
+                            self.arrived.notify_all();
+                        }
+                        calls::RELEASED => {
+                            if let Ok((stage, good)) = Wire::from_bytes(&body) {
+                                self.released(stage, good);
+                            }
+                        }
+                        calls::CALLBACK => {
+                            if let Ok((number, status)) = Wire::from_bytes(&body) {
+                                self.due(number, status);
+                            }
+                        }
+                        _ => {}
+                    }
+                }
+                Ok(None) if wanted.is_none() || !self.alive() => return None,
+                Ok(None) => {
+                    if !spin.again() {
+                        receiver.sleep(|| !self.alive()).ok()?;
+                    }
+                }
+                Err(_) => {
+                    self.dead.store(true, Ordering::Relaxed);
+                    return None;
+                }
+            }
+        }
+    }
+
+    /// Reads what is there, unless another thread will.
+    fn pump(&self) {
+        let mut incoming = lock(&self.incoming);
+        loop {
+            if let Some(mut receiver) = incoming.receiver.take() {
+                drop(incoming);
+                self.read(&mut receiver, None);
+                lock(&self.incoming).receiver = Some(receiver);
+                self.arrived.notify_all();
+                return;
+            }
+            // The reader may leave before it sees what this thread was woken for.
+            incoming = self
+                .arrived
+                .wait_timeout(incoming, PATIENCE)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+
+    fn died(&self) {
+        self.dead.store(true, Ordering::Relaxed);
+        let bell = Futex { patience: PATIENCE };
+        bell.ring(&self.window.answers().control().items.0);
+        bell.ring(&self.window.calls().control().room.0);
+        self.arrived.notify_all();
+        let callbacks = std::mem::take(&mut lock(&self.callbacks).1);
+        for (_, callback) in callbacks {
+            let _ = lock(&self.due).send((callback, codes::OUT_OF_RESOURCES));
+        }
+    }
+
+    /// Keeps a callback and gives it a number.
+    pub fn callback(&self, callback: Callback) -> u64 {
+        let mut callbacks = lock(&self.callbacks);
+        callbacks.0 += 1;
+        let number = callbacks.0;
+        callbacks.1.insert(number, callback);
+        number
+    }
+
+    /// Forgets a callback.
+    pub fn forget(&self, number: u64) {
+        lock(&self.callbacks).1.remove(&number);
+    }
+
+    pub fn due(&self, number: u64, status: i32) {
+        if let Some(callback) = lock(&self.callbacks).1.remove(&number) {
+            let _ = lock(&self.due).send((callback, status));
+        }
+    }
+
+    /// Space in the window; waits for commands that use it if there is none.
+    pub fn reserve(&self, length: u64) -> Result<u64, i32> {
+        loop {
+            let oldest = {
+                let mut stages = lock(&self.stages);
+                if let Some(offset) = stages.space.take(length) {
+                    return Ok(offset);
+                }
+                loop {
+                    match stages.order.pop_front() {
+                        Some(id) if !stages.pending.contains_key(&id) => {}
+                        other => break other,
+                    }
+                }
+            };
+            let stage = oldest.ok_or(codes::OUT_OF_HOST_MEMORY)?;
+            self.ask(&calls::Await { stage })?;
+        }
+    }
+
+    /// Gives space back.
+    pub fn give_back(&self, offset: u64, length: u64) {
+        lock(&self.stages).space.give(offset, length);
+    }
+
+    /// Where reserved space is.
+    pub fn pointer(&self, offset: u64, length: u64) -> Result<*mut u8, i32> {
+        self.window
+            .at(offset, length)
+            .ok_or(codes::OUT_OF_HOST_MEMORY)
+    }
+
+    /// Makes reserved space a stage: it is given back when its command has completed, after its
+    /// data has landed.
+    pub fn stage(&self, offset: u64, length: u64, landing: Option<Landing>) -> Place {
+        let id = StageId(self.ids.stages.take());
+        let mut stages = lock(&self.stages);
+        stages.pending.insert(
+            id,
+            Stage {
+                offset,
+                length,
+                landing,
+            },
+        );
+        stages.order.push_back(id);
+        Place {
+            offset,
+            length,
+            stage: Some(id),
+        }
+    }
+
+    /// A stage with a copy of the application's memory.
+    pub fn stage_copy(&self, from: Landing) -> Result<Place, i32> {
+        let length = from.size() as u64;
+        let offset = self.reserve(length)?;
+        from.gather(self.pointer(offset, length)?);
+        Ok(self.stage(offset, length, None))
+    }
+
+    fn released(&self, id: StageId, good: bool) {
+        // The lock is held while data lands: who finds the stage gone finds its data in place.
+        let mut stages = lock(&self.stages);
+        let Some(stage) = stages.pending.remove(&id) else {
+            return;
+        };
+        if let (true, Some(landing)) = (good, stage.landing)
+            && let Some(from) = self.window.at(stage.offset, stage.length)
+        {
+            landing.scatter(from);
+        }
+        stages.space.give(stage.offset, stage.length);
+        drop(stages);
+        self.ids.stages.give(id.0);
+    }
+}
+
+/// Reads nudges until the worker ends.
+fn listen(stream: &UnixStream) {
+    let mut nudges = [0; 64];
+    loop {
+        let got = (&mut &*stream).read(&mut nudges);
+        // The link is there as soon as its maker has returned.
+        let Some(link) = LINK.wait() else {
+            return;
+        };
+        match got {
+            Ok(0) => return link.died(),
+            Ok(_) => link.pump(),
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(_) => return link.died(),
+        }
+    }
+}

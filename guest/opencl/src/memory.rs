@@ -1,0 +1,639 @@
+//! Buffers, images and samplers.
+
+use std::{
+    ffi::c_void,
+    ptr::null_mut,
+    sync::{Mutex, PoisonError},
+};
+
+use gantry_remoting::{
+    opencl::{
+        api::{ImageDesc, ImageFormat},
+        codes,
+        image::pixel_size,
+    },
+    protocol::calls::{
+        CreateBuffer, CreateImage, CreateSampler, CreateSubBuffer, ImageFormats, ImageShape, MemId,
+        Place, SamplerId, Target,
+    },
+};
+
+use crate::{
+    abi::{Outcome, array, bytes, code, give, handle, properties, set},
+    link::{self, Landing},
+    object::{self, Context, Handle, Image, Mem, MemDestructor, Object, Own, Sampler, get},
+    platform::{ask, limit},
+};
+
+const ACCESS: u64 = codes::MEM_READ_WRITE | codes::MEM_READ_ONLY | codes::MEM_WRITE_ONLY;
+const HOST: u64 = codes::MEM_USE_HOST_PTR | codes::MEM_ALLOC_HOST_PTR | codes::MEM_COPY_HOST_PTR;
+const HOST_ACCESS: u64 =
+    codes::MEM_HOST_NO_ACCESS | codes::MEM_HOST_READ_ONLY | codes::MEM_HOST_WRITE_ONLY;
+
+/// Checks flags and the pointer that goes with them.
+fn check(flags: u64, host: *mut c_void) -> Outcome {
+    let known = ACCESS | HOST | HOST_ACCESS | codes::MEM_KERNEL_READ_AND_WRITE;
+    let both = codes::MEM_ALLOC_HOST_PTR | codes::MEM_COPY_HOST_PTR;
+    if flags & !known != 0
+        || (flags & ACCESS).count_ones() > 1
+        || (flags & HOST_ACCESS).count_ones() > 1
+        || flags & codes::MEM_USE_HOST_PTR != 0 && flags & both != 0
+    {
+        return Err(codes::INVALID_VALUE);
+    }
+    let wanted = flags & (codes::MEM_USE_HOST_PTR | codes::MEM_COPY_HOST_PTR) != 0;
+    if wanted == host.is_null() {
+        return Err(codes::INVALID_HOST_PTR);
+    }
+    Ok(())
+}
+
+fn buffer(
+    context: Handle<Context>,
+    flags: u64,
+    size: usize,
+    host: *mut c_void,
+    properties: Vec<u64>,
+) -> Outcome<Handle<Mem>> {
+    let context = get(context)?;
+    check(flags, host)?;
+    let size = size as u64;
+    let mut largest = 0;
+    for device in &context.it.devices {
+        largest = largest.max(limit(device, codes::DEVICE_MAX_MEM_ALLOC_SIZE)?);
+    }
+    if size == 0 || size > largest {
+        return Err(codes::INVALID_BUFFER_SIZE);
+    }
+    let link = link::the()?;
+    let uses = flags & codes::MEM_USE_HOST_PTR != 0;
+    // Memory that host and device share lives in the window, if it has room for it.
+    let in_window = link.window.offset_of(host.cast_const().cast(), size);
+    let lives = if uses {
+        in_window.map(|offset| (offset, 0))
+    } else if flags & codes::MEM_ALLOC_HOST_PTR != 0 {
+        link.reserve(size).ok().map(|offset| (offset, size))
+    } else {
+        None
+    };
+    let mut contents = None;
+    if flags & (codes::MEM_COPY_HOST_PTR | codes::MEM_USE_HOST_PTR) != 0 {
+        let data = Landing::flat(host.cast(), size as usize);
+        match (lives, in_window) {
+            (Some((_, 0)), _) => {}
+            (Some((offset, _)), _) => data.gather(link.pointer(offset, size)?),
+            (None, Some(offset)) => {
+                contents = Some(Place {
+                    offset,
+                    length: size,
+                    stage: None,
+                });
+            }
+            (None, None) => contents = Some(link.stage_copy(data)?),
+        }
+    }
+    let id = MemId(link.ids.mems.take());
+    let call = CreateBuffer {
+        id,
+        context: context.it.id,
+        flags: flags & !HOST,
+        size,
+        // Contents that the application may change as soon as this returns are waited for.
+        contents,
+        lives: lives.map(|(offset, _)| offset),
+    };
+    let borrowed = call
+        .contents
+        .as_ref()
+        .is_some_and(|place| place.stage.is_none());
+    let sent = if borrowed {
+        link.ask(&call)
+    } else {
+        link.post(&call)
+    };
+    let mem = Object::handle(Mem {
+        id,
+        context: context.keep(),
+        flags,
+        size,
+        host: if uses { host.cast() } else { null_mut() },
+        parent: None,
+        origin: 0,
+        lives,
+        image: None,
+        maps: Mutex::default(),
+        destructors: Mutex::default(),
+        properties,
+    });
+    if let Err(code) = sent {
+        object::release(mem)?;
+        return Err(code);
+    }
+    Ok(mem)
+}
+
+pub extern "C" fn clCreateBuffer(
+    context: Handle<Context>,
+    flags: u64,
+    size: usize,
+    host: *mut c_void,
+    errcode_ret: *mut i32,
+) -> Handle<Mem> {
+    handle(buffer(context, flags, size, host, Vec::new()), errcode_ret)
+}
+
+/// Memory properties: none is known, so that only an empty list is right.
+fn none_known(list: *const u64) -> Outcome<Vec<u64>> {
+    match (list.is_null(), properties(list.cast()).is_empty()) {
+        (true, _) => Ok(Vec::new()),
+        (false, true) => Ok(vec![0]),
+        (false, false) => Err(codes::INVALID_PROPERTY),
+    }
+}
+
+pub extern "C" fn clCreateBufferWithProperties(
+    context: Handle<Context>,
+    properties: *const u64,
+    flags: u64,
+    size: usize,
+    host: *mut c_void,
+    errcode_ret: *mut i32,
+) -> Handle<Mem> {
+    let outcome = none_known(properties)
+        .and_then(|properties| buffer(context, flags, size, host, properties));
+    handle(outcome, errcode_ret)
+}
+
+pub extern "C" fn clCreateSubBuffer(
+    of: Handle<Mem>,
+    flags: u64,
+    kind: u32,
+    region: *const c_void,
+    errcode_ret: *mut i32,
+) -> Handle<Mem> {
+    let outcome = (|| {
+        let of = get(of)?;
+        if of.it.parent.is_some() || of.it.image.is_some() {
+            return Err(codes::INVALID_MEM_OBJECT);
+        }
+        if kind != codes::BUFFER_CREATE_TYPE_REGION || region.is_null() || flags & HOST != 0 {
+            return Err(codes::INVALID_VALUE);
+        }
+        let parent = of.it.flags;
+        let access = flags & ACCESS;
+        let narrowed = parent & (codes::MEM_READ_ONLY | codes::MEM_WRITE_ONLY);
+        if access.count_ones() > 1
+            || (flags & HOST_ACCESS).count_ones() > 1
+            || narrowed != 0 && access & !narrowed != 0
+        {
+            return Err(codes::INVALID_VALUE);
+        }
+        let region = array(region.cast::<usize>(), 2);
+        let (origin, size) = (region[0] as u64, region[1] as u64);
+        if size == 0 {
+            return Err(codes::INVALID_BUFFER_SIZE);
+        }
+        if origin.checked_add(size).is_none_or(|end| end > of.it.size) {
+            return Err(codes::INVALID_VALUE);
+        }
+        let mut aligned = false;
+        for device in &of.it.context.it.devices {
+            let bits = limit(device, codes::DEVICE_MEM_BASE_ADDR_ALIGN)?;
+            aligned |= origin.is_multiple_of((bits / 8).max(1));
+        }
+        if !aligned {
+            return Err(codes::MISALIGNED_SUB_BUFFER_OFFSET);
+        }
+        let inherit = |mask| {
+            if flags & mask == 0 {
+                parent & mask
+            } else {
+                flags & mask
+            }
+        };
+        let link = link::the()?;
+        let id = MemId(link.ids.mems.take());
+        link.post(&CreateSubBuffer {
+            id,
+            of: of.it.id,
+            flags,
+            origin,
+            size,
+        })?;
+        Ok(Object::handle(Mem {
+            id,
+            context: of.it.context.keep(),
+            flags: inherit(ACCESS) | inherit(HOST_ACCESS) | parent & HOST,
+            size,
+            host: if of.it.host.is_null() {
+                null_mut()
+            } else {
+                of.it.host.wrapping_add(origin as usize)
+            },
+            parent: Some(of.keep()),
+            origin,
+            lives: of.it.lives.map(|(offset, _)| (offset + origin, 0)),
+            image: None,
+            maps: Mutex::default(),
+            destructors: Mutex::default(),
+            properties: Vec::new(),
+        }))
+    })();
+    handle(outcome, errcode_ret)
+}
+
+fn image(
+    context: Handle<Context>,
+    flags: u64,
+    format: *const ImageFormat,
+    desc: *const ImageDesc,
+    host: *mut c_void,
+    properties: Vec<u64>,
+) -> Outcome<Handle<Mem>> {
+    let context = get(context)?;
+    let format = *array(format, usize::from(!format.is_null()))
+        .first()
+        .ok_or(codes::INVALID_IMAGE_FORMAT_DESCRIPTOR)?;
+    let desc = *array(desc, usize::from(!desc.is_null()))
+        .first()
+        .ok_or(codes::INVALID_IMAGE_DESCRIPTOR)?;
+    let pixel =
+        pixel_size(format.order, format.data).ok_or(codes::INVALID_IMAGE_FORMAT_DESCRIPTOR)?;
+    let parent: Option<Own<Mem>> = match desc.of {
+        0 => None,
+        handle => Some(get(handle as Handle<Mem>)?.keep()),
+    };
+    if parent.is_none() {
+        check(flags, host)?;
+    }
+    // Fields that do not belong to the kind of image count as one.
+    let (width, height, depth) = (desc.width as u64, desc.height as u64, desc.depth as u64);
+    let layers = desc.layers as u64;
+    let (extent, layers) = match desc.kind {
+        codes::MEM_OBJECT_IMAGE1D | codes::MEM_OBJECT_IMAGE1D_BUFFER => ([width, 0, 0], 0),
+        codes::MEM_OBJECT_IMAGE1D_ARRAY => ([width, 0, 0], layers),
+        codes::MEM_OBJECT_IMAGE2D => ([width, height, 0], 0),
+        codes::MEM_OBJECT_IMAGE2D_ARRAY => ([width, height, 0], layers),
+        codes::MEM_OBJECT_IMAGE3D => ([width, height, depth], 0),
+        _ => return Err(codes::INVALID_IMAGE_DESCRIPTOR),
+    };
+    let tight = width.checked_mul(pixel).ok_or(codes::INVALID_IMAGE_SIZE)?;
+    let row_pitch = match desc.row_pitch as u64 {
+        0 => tight,
+        _ if host.is_null() && parent.is_none() => return Err(codes::INVALID_IMAGE_DESCRIPTOR),
+        pitch if pitch < tight => return Err(codes::INVALID_IMAGE_DESCRIPTOR),
+        pitch => pitch,
+    };
+    let (rows, slices) = match desc.kind {
+        codes::MEM_OBJECT_IMAGE1D_ARRAY => (1, layers),
+        codes::MEM_OBJECT_IMAGE2D_ARRAY => (height, layers),
+        _ => (height.max(1), depth_of(&extent)),
+    };
+    let slice_pitch = match desc.slice_pitch as u64 {
+        0 => row_pitch * rows,
+        pitch => pitch,
+    };
+    let link = link::the()?;
+    let data = Landing {
+        to: host.cast(),
+        row: tight as usize,
+        rows: rows as usize,
+        slices: slices as usize,
+        row_pitch: row_pitch as usize,
+        slice_pitch: slice_pitch as usize,
+    };
+    let contents = (!host.is_null())
+        .then(|| link.stage_copy(data))
+        .transpose()?;
+    let id = MemId(link.ids.mems.take());
+    let asked = link.ask(&CreateImage {
+        id,
+        context: context.it.id,
+        flags: flags & !HOST,
+        shape: ImageShape {
+            order: format.order,
+            data: format.data,
+            kind: desc.kind,
+            extent,
+            layers,
+            of: parent.as_ref().map(|parent| parent.it.id),
+        },
+        contents,
+    });
+    let mem = Object::handle(Mem {
+        id,
+        context: context.keep(),
+        flags,
+        size: tight * rows * slices,
+        host: if flags & codes::MEM_USE_HOST_PTR != 0 {
+            host.cast()
+        } else {
+            null_mut()
+        },
+        parent,
+        origin: 0,
+        lives: None,
+        image: Some(Image {
+            kind: desc.kind,
+            extent,
+            layers,
+            pixel,
+        }),
+        maps: Mutex::default(),
+        destructors: Mutex::default(),
+        properties,
+    });
+    if let Err(code) = asked {
+        object::release(mem)?;
+        return Err(code);
+    }
+    Ok(mem)
+}
+
+fn depth_of(extent: &[u64; 3]) -> u64 {
+    extent[2].max(1)
+}
+
+pub extern "C" fn clCreateImage(
+    context: Handle<Context>,
+    flags: u64,
+    format: *const ImageFormat,
+    desc: *const ImageDesc,
+    host: *mut c_void,
+    errcode_ret: *mut i32,
+) -> Handle<Mem> {
+    handle(
+        image(context, flags, format, desc, host, Vec::new()),
+        errcode_ret,
+    )
+}
+
+pub extern "C" fn clCreateImageWithProperties(
+    context: Handle<Context>,
+    properties: *const u64,
+    flags: u64,
+    format: *const ImageFormat,
+    desc: *const ImageDesc,
+    host: *mut c_void,
+    errcode_ret: *mut i32,
+) -> Handle<Mem> {
+    let outcome = none_known(properties)
+        .and_then(|properties| image(context, flags, format, desc, host, properties));
+    handle(outcome, errcode_ret)
+}
+
+pub extern "C" fn clCreateImage2D(
+    context: Handle<Context>,
+    flags: u64,
+    format: *const ImageFormat,
+    width: usize,
+    height: usize,
+    row_pitch: usize,
+    host: *mut c_void,
+    errcode_ret: *mut i32,
+) -> Handle<Mem> {
+    let desc = ImageDesc {
+        kind: codes::MEM_OBJECT_IMAGE2D,
+        width,
+        height,
+        row_pitch,
+        ..ImageDesc::default()
+    };
+    clCreateImage(context, flags, format, &raw const desc, host, errcode_ret)
+}
+
+pub extern "C" fn clCreateImage3D(
+    context: Handle<Context>,
+    flags: u64,
+    format: *const ImageFormat,
+    width: usize,
+    height: usize,
+    depth: usize,
+    row_pitch: usize,
+    slice_pitch: usize,
+    host: *mut c_void,
+    errcode_ret: *mut i32,
+) -> Handle<Mem> {
+    let desc = ImageDesc {
+        kind: codes::MEM_OBJECT_IMAGE3D,
+        width,
+        height,
+        depth,
+        row_pitch,
+        slice_pitch,
+        ..ImageDesc::default()
+    };
+    clCreateImage(context, flags, format, &raw const desc, host, errcode_ret)
+}
+
+pub extern "C" fn clRetainMemObject(mem: Handle<Mem>) -> i32 {
+    code(object::retain(mem))
+}
+
+pub extern "C" fn clReleaseMemObject(mem: Handle<Mem>) -> i32 {
+    code(object::release(mem))
+}
+
+pub extern "C" fn clGetSupportedImageFormats(
+    context: Handle<Context>,
+    flags: u64,
+    kind: u32,
+    count: u32,
+    formats: *mut ImageFormat,
+    count_ret: *mut u32,
+) -> i32 {
+    code((|| {
+        let context = get(context)?;
+        if !formats.is_null() && count == 0 {
+            return Err(codes::INVALID_VALUE);
+        }
+        let found = link::the()?.ask(&ImageFormats {
+            context: context.it.id,
+            flags,
+            kind,
+        })?;
+        // Only formats whose pixels this driver can count.
+        let found: Vec<_> = found
+            .into_iter()
+            .filter(|(order, data)| pixel_size(*order, *data).is_some())
+            .collect();
+        if !formats.is_null() {
+            for (index, &(order, data)) in found.iter().enumerate().take(count as usize) {
+                set(formats.wrapping_add(index), ImageFormat { order, data });
+            }
+        }
+        set(count_ret, found.len() as u32);
+        Ok(())
+    })())
+}
+
+pub extern "C" fn clGetMemObjectInfo(
+    mem: Handle<Mem>,
+    name: u32,
+    size: usize,
+    value: *mut c_void,
+    size_ret: *mut usize,
+) -> i32 {
+    code((|| {
+        let mem = get(mem)?;
+        let it = &mem.it;
+        let kind = it
+            .image
+            .map_or(codes::MEM_OBJECT_BUFFER, |image| image.kind);
+        let answer = match name {
+            codes::MEM_TYPE => bytes(&[kind]),
+            codes::MEM_FLAGS if it.flags & ACCESS == 0 => {
+                bytes(&[it.flags | codes::MEM_READ_WRITE])
+            }
+            codes::MEM_FLAGS => bytes(&[it.flags]),
+            codes::MEM_SIZE if it.image.is_none() => bytes(&[it.size]),
+            codes::MEM_HOST_PTR => bytes(&[it.host]),
+            codes::MEM_MAP_COUNT => {
+                let maps = it.maps.lock().unwrap_or_else(PoisonError::into_inner);
+                bytes(&[maps.len() as u32])
+            }
+            codes::MEM_REFERENCE_COUNT => bytes(&[mem.count()]),
+            codes::MEM_CONTEXT => bytes(&[it.context.pointer()]),
+            codes::MEM_ASSOCIATED_MEMOBJECT => {
+                let parent = it.parent.as_ref();
+                bytes(&[parent.map_or(null_mut(), |parent| parent.pointer())])
+            }
+            codes::MEM_OFFSET => bytes(&[it.origin]),
+            codes::MEM_USES_SVM_POINTER => bytes(&[0u32]),
+            codes::MEM_PROPERTIES => bytes(&it.properties),
+            _ => ask(Target::Mem(it.id), name)?,
+        };
+        give(&answer, size, value, size_ret)
+    })())
+}
+
+pub extern "C" fn clGetImageInfo(
+    mem: Handle<Mem>,
+    name: u32,
+    size: usize,
+    value: *mut c_void,
+    size_ret: *mut usize,
+) -> i32 {
+    code((|| {
+        let mem = get(mem)?;
+        if mem.it.image.is_none() {
+            return Err(codes::INVALID_MEM_OBJECT);
+        }
+        let answer = match name {
+            codes::IMAGE_BUFFER => {
+                let parent = mem.it.parent.as_ref();
+                bytes(&[parent.map_or(null_mut(), |parent| parent.pointer())])
+            }
+            _ => ask(Target::Image(mem.it.id), name)?,
+        };
+        give(&answer, size, value, size_ret)
+    })())
+}
+
+pub extern "C" fn clSetMemObjectDestructorCallback(
+    mem: Handle<Mem>,
+    notify: Option<extern "C" fn(*mut c_void, *mut c_void)>,
+    data: *mut c_void,
+) -> i32 {
+    code((|| {
+        let mem = get(mem)?;
+        let entry: MemDestructor = (notify.ok_or(codes::INVALID_VALUE)?, data as usize);
+        let mut destructors = mem
+            .it
+            .destructors
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        destructors.push(entry);
+        Ok(())
+    })())
+}
+
+fn sampler(
+    context: Handle<Context>,
+    normalized: u32,
+    addressing: u32,
+    filter: u32,
+) -> Outcome<Handle<Sampler>> {
+    let context = get(context)?;
+    let link = link::the()?;
+    if normalized > 1 {
+        return Err(codes::INVALID_VALUE);
+    }
+    let id = SamplerId(link.ids.samplers.take());
+    let asked = link.ask(&CreateSampler {
+        id,
+        context: context.it.id,
+        normalized: normalized != 0,
+        addressing,
+        filter,
+    });
+    let sampler = Object::handle(Sampler {
+        id,
+        context: context.keep(),
+    });
+    if let Err(code) = asked {
+        object::release(sampler)?;
+        return Err(code);
+    }
+    Ok(sampler)
+}
+
+pub extern "C" fn clCreateSampler(
+    context: Handle<Context>,
+    normalized: u32,
+    addressing: u32,
+    filter: u32,
+    errcode_ret: *mut i32,
+) -> Handle<Sampler> {
+    handle(
+        sampler(context, normalized, addressing, filter),
+        errcode_ret,
+    )
+}
+
+pub extern "C" fn clCreateSamplerWithProperties(
+    context: Handle<Context>,
+    list: *const isize,
+    errcode_ret: *mut i32,
+) -> Handle<Sampler> {
+    let outcome = (|| {
+        let (mut normalized, mut addressing, mut filter) =
+            (1, codes::ADDRESS_CLAMP, codes::FILTER_NEAREST);
+        for pair in properties(list).as_chunks::<2>().0 {
+            match pair[0] as u32 {
+                codes::SAMPLER_NORMALIZED_COORDS => normalized = pair[1] as u32,
+                codes::SAMPLER_ADDRESSING_MODE => addressing = pair[1] as u32,
+                codes::SAMPLER_FILTER_MODE => filter = pair[1] as u32,
+                _ => return Err(codes::INVALID_VALUE),
+            }
+        }
+        sampler(context, normalized, addressing, filter)
+    })();
+    handle(outcome, errcode_ret)
+}
+
+pub extern "C" fn clRetainSampler(sampler: Handle<Sampler>) -> i32 {
+    code(object::retain(sampler))
+}
+
+pub extern "C" fn clReleaseSampler(sampler: Handle<Sampler>) -> i32 {
+    code(object::release(sampler))
+}
+
+pub extern "C" fn clGetSamplerInfo(
+    sampler: Handle<Sampler>,
+    name: u32,
+    size: usize,
+    value: *mut c_void,
+    size_ret: *mut usize,
+) -> i32 {
+    code((|| {
+        let sampler = get(sampler)?;
+        let answer = match name {
+            codes::SAMPLER_REFERENCE_COUNT => bytes(&[sampler.count()]),
+            codes::SAMPLER_CONTEXT => bytes(&[sampler.it.context.pointer()]),
+            _ => ask(Target::Sampler(sampler.it.id), name)?,
+        };
+        give(&answer, size, value, size_ret)
+    })())
+}

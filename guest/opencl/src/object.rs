@@ -1,0 +1,389 @@
+//! Objects as applications see them: a pointer to a dispatch table, and a count of references
+//! that is the application's alone. The driver's own references are kept apart, so that
+//! `CL_..._REFERENCE_COUNT` is exact.
+
+use std::{
+    collections::BTreeMap,
+    ffi::c_void,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use gantry_remoting::{
+    opencl::codes,
+    protocol::calls::{
+        ArgumentKind, ContextId, DeviceId, EventId, KernelId, MemId, PlatformId, ProgramId,
+        QueueId, ReleaseContext, ReleaseDevice, ReleaseEvent, ReleaseKernel, ReleaseMem,
+        ReleaseProgram, ReleaseQueue, ReleaseSampler, SamplerId,
+    },
+};
+
+use crate::{
+    abi::Outcome,
+    link,
+    table::{TABLE, Table},
+};
+
+/// A kind of object.
+pub trait Kind: Sized {
+    /// Tells it from other kinds.
+    const TAG: u32;
+    /// The code for what is no such object.
+    const INVALID: i32;
+    /// The last reference is gone.
+    fn released(&mut self, handle: *mut c_void);
+}
+
+/// An object. The dispatch table comes first: the loader looks there.
+#[repr(C)]
+pub struct Object<T: Kind> {
+    table: &'static Table,
+    tag: u32,
+    count: AtomicU32,
+    pub it: T,
+}
+
+/// The tag of buffers and images.
+pub const MEM: u32 = 0x4754_0005;
+const SAMPLER: u32 = 0x4754_0006;
+
+/// Live objects that may be arguments, by handle: for kernels of which the driver does not say
+/// what their arguments are.
+static KNOWN: Mutex<BTreeMap<usize, u32>> = Mutex::new(BTreeMap::new());
+
+fn lock_known() -> MutexGuard<'static, BTreeMap<usize, u32>> {
+    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The tag of a live buffer, image or sampler.
+pub fn find(handle: usize) -> Option<u32> {
+    lock_known().get(&handle).copied()
+}
+
+/// A handle.
+pub type Handle<T> = *mut Object<T>;
+/// A reference of the driver's own.
+pub type Own<T> = Arc<Object<T>>;
+
+impl<T: Kind> Drop for Object<T> {
+    fn drop(&mut self) {
+        self.tag = 0;
+        if T::TAG == MEM || T::TAG == SAMPLER {
+            lock_known().remove(&(&raw const *self as usize));
+        }
+        let handle = (&raw mut *self).cast();
+        self.it.released(handle);
+    }
+}
+
+impl<T: Kind> Object<T> {
+    /// A new object with one reference of the application.
+    pub fn handle(it: T) -> Handle<T> {
+        Arc::into_raw(Self::own(it, 1)).cast_mut()
+    }
+
+    /// A new object with `count` references of the application (which are one of the driver's).
+    pub fn own(it: T, count: u32) -> Own<T> {
+        let object = Arc::new(Self {
+            table: &TABLE,
+            tag: T::TAG,
+            count: AtomicU32::new(count),
+            it,
+        });
+        if T::TAG == MEM || T::TAG == SAMPLER {
+            lock_known().insert(Arc::as_ptr(&object) as usize, T::TAG);
+        }
+        object
+    }
+
+    /// The application's references.
+    pub fn count(&self) -> u32 {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// Another reference of the driver's.
+    pub fn keep(&self) -> Own<T> {
+        // SAFETY: every object was made by `Arc::new` in `own`.
+        unsafe {
+            Arc::increment_strong_count(self);
+            Arc::from_raw(self)
+        }
+    }
+
+    /// The handle of an object.
+    pub fn pointer(&self) -> Handle<T> {
+        (&raw const *self).cast_mut()
+    }
+}
+
+/// The object behind a handle.
+pub fn get<'a, T: Kind>(handle: Handle<T>) -> Outcome<&'a Object<T>> {
+    if handle.is_null() || !handle.is_aligned() {
+        return Err(T::INVALID);
+    }
+    // SAFETY: the specification lets applications pass only handles that they hold; the loader
+    // has already followed this pointer. The tag finds handles of another kind.
+    let object = unsafe { &*handle };
+    if object.tag == T::TAG {
+        Ok(object)
+    } else {
+        Err(T::INVALID)
+    }
+}
+
+/// The driver's own references to a list of objects.
+pub fn keep_all<T: Kind>(handles: &[Handle<T>]) -> Outcome<Vec<Own<T>>> {
+    handles
+        .iter()
+        .map(|&handle| Ok(get(handle)?.keep()))
+        .collect()
+}
+
+/// `clRetain...`.
+pub fn retain<T: Kind>(handle: Handle<T>) -> Outcome {
+    get(handle)?.count.fetch_add(1, Ordering::Relaxed);
+    Ok(())
+}
+
+/// `clRelease...`.
+pub fn release<T: Kind>(handle: Handle<T>) -> Outcome {
+    let object = get(handle)?;
+    if object.count.fetch_sub(1, Ordering::AcqRel) == 1 {
+        // SAFETY: all references of the application together are one of the driver's, which
+        // `handle` or `own` made.
+        drop(unsafe { Arc::from_raw(handle) });
+    }
+    Ok(())
+}
+
+pub struct Platform {
+    pub id: PlatformId,
+    pub devices: Vec<Own<Device>>,
+}
+
+// Platforms and root devices live as long as the process, and handles of all kinds may be used
+// from any thread: what changes in them is behind locks, and raw pointers in them are the
+// application's, which are only handed back to it.
+/// Declares that a kind may be used from any thread.
+macro_rules! from_any_thread {
+    ($($kind:ty)*) => {$(
+        // SAFETY: see above.
+        unsafe impl Send for $kind {}
+        // SAFETY: see above.
+        unsafe impl Sync for $kind {}
+    )*};
+}
+from_any_thread!(Platform Device Context Queue Mem Sampler Program Kernel Event);
+
+pub struct Device {
+    pub id: DeviceId,
+    pub platform: PlatformId,
+    pub kind: u64,
+    pub parent: Option<Own<Device>>,
+}
+
+pub type ContextDestructor = (extern "C" fn(Handle<Context>, *mut c_void), usize);
+
+pub struct Context {
+    pub id: ContextId,
+    pub devices: Vec<Own<Device>>,
+    pub properties: Vec<isize>,
+    pub destructors: Mutex<Vec<ContextDestructor>>,
+}
+
+pub struct Queue {
+    pub id: QueueId,
+    pub context: Own<Context>,
+    pub device: Own<Device>,
+    pub properties: u64,
+    pub array: Vec<u64>,
+}
+
+impl Queue {
+    pub fn in_order(&self) -> bool {
+        self.properties & codes::QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE == 0
+    }
+}
+
+/// Format and shape of an image.
+#[derive(Clone, Copy)]
+pub struct Image {
+    pub kind: u32,
+    pub extent: [u64; 3],
+    pub layers: u64,
+    pub pixel: u64,
+}
+
+/// A mapping.
+pub struct Mapping {
+    pub pointer: usize,
+    /// What is to be done when it ends.
+    pub kind: Mapped,
+}
+
+/// What a mapping stands on.
+pub enum Mapped {
+    /// The buffer itself, from this byte on.
+    Window(u64),
+    /// A stretch of the window to be written back, or not.
+    Copy {
+        offset: u64,
+        length: u64,
+        /// The application's own memory, if the data has to come from there.
+        host: Option<link::Landing>,
+        origin: [u64; 3],
+        region: [u64; 3],
+        write: bool,
+    },
+}
+
+pub type MemDestructor = (extern "C" fn(*mut c_void, *mut c_void), usize);
+
+pub struct Mem {
+    pub id: MemId,
+    pub context: Own<Context>,
+    pub flags: u64,
+    pub size: u64,
+    pub host: *mut u8,
+    pub parent: Option<Own<Mem>>,
+    pub origin: u64,
+    /// Where in the window it lives, and how much of it is its own.
+    pub lives: Option<(u64, u64)>,
+    pub image: Option<Image>,
+    pub maps: Mutex<Vec<Mapping>>,
+    pub destructors: Mutex<Vec<MemDestructor>>,
+    pub properties: Vec<u64>,
+}
+
+pub struct Sampler {
+    pub id: SamplerId,
+    pub context: Own<Context>,
+}
+
+pub struct Program {
+    pub id: ProgramId,
+    pub context: Own<Context>,
+    pub devices: Vec<Own<Device>>,
+}
+
+pub struct Kernel {
+    pub id: KernelId,
+    pub program: Own<Program>,
+    pub kinds: Vec<ArgumentKind>,
+    /// Which arguments have been set.
+    pub set: Mutex<Vec<bool>>,
+}
+
+pub struct Event {
+    pub id: EventId,
+    pub context: Own<Context>,
+    pub queue: Option<Own<Queue>>,
+    pub command: u32,
+}
+
+/// Implements what all kinds do at their end: tell the worker, and give the number back.
+macro_rules! kinds {
+    ($($kind:ident $tag:expr, $invalid:ident $call:ident $numbers:ident;)*) => {$(
+        impl Kind for $kind {
+            const TAG: u32 = $tag;
+            const INVALID: i32 = codes::$invalid;
+
+            fn released(&mut self, _: *mut c_void) {
+                if let Some(link) = link::get() {
+                    let _ = link.post(&$call { id: self.id });
+                    link.ids.$numbers.give(self.id.0);
+                }
+            }
+        }
+    )*};
+}
+
+kinds! {
+    Queue 0x4754_0004, INVALID_COMMAND_QUEUE ReleaseQueue queues;
+    Sampler SAMPLER, INVALID_SAMPLER ReleaseSampler samplers;
+    Program 0x4754_0007, INVALID_PROGRAM ReleaseProgram programs;
+    Kernel 0x4754_0008, INVALID_KERNEL ReleaseKernel kernels;
+    Event 0x4754_0009, INVALID_EVENT ReleaseEvent events;
+}
+
+impl Kind for Platform {
+    const TAG: u32 = 0x4754_0001;
+    const INVALID: i32 = codes::INVALID_PLATFORM;
+
+    fn released(&mut self, _: *mut c_void) {}
+}
+
+impl Kind for Device {
+    const TAG: u32 = 0x4754_0002;
+    const INVALID: i32 = codes::INVALID_DEVICE;
+
+    fn released(&mut self, _: *mut c_void) {
+        if self.parent.is_some()
+            && let Some(link) = link::get()
+        {
+            let _ = link.post(&ReleaseDevice { id: self.id });
+            link.ids.sub_devices.give(self.id.0 - SUB_DEVICES);
+        }
+    }
+}
+
+/// The first number of sub-devices: root devices have the worker's numbers.
+pub const SUB_DEVICES: u32 = 4096;
+
+impl Kind for Context {
+    const TAG: u32 = 0x4754_0003;
+    const INVALID: i32 = codes::INVALID_CONTEXT;
+
+    fn released(&mut self, handle: *mut c_void) {
+        let destructors = self
+            .destructors
+            .get_mut()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        for (call, data) in destructors.drain(..).rev() {
+            call(handle.cast(), data as *mut c_void);
+        }
+        if let Some(link) = link::get() {
+            let _ = link.post(&ReleaseContext { id: self.id });
+            link.ids.contexts.give(self.id.0);
+        }
+    }
+}
+
+impl Kind for Mem {
+    const TAG: u32 = MEM;
+    const INVALID: i32 = codes::INVALID_MEM_OBJECT;
+
+    fn released(&mut self, handle: *mut c_void) {
+        let Some(link) = link::get() else {
+            return;
+        };
+        let destructors = std::mem::take(
+            self.destructors
+                .get_mut()
+                .unwrap_or_else(std::sync::PoisonError::into_inner),
+        );
+        let own = self.lives.filter(|(_, length)| *length > 0);
+        // Both are due only when no command uses the memory any more, which the driver knows.
+        let callback = (own.is_some() || !destructors.is_empty()).then(|| {
+            let handle = handle as usize;
+            link.callback(Box::new(move |_| {
+                for (call, data) in destructors.into_iter().rev() {
+                    call(handle as *mut c_void, data as *mut c_void);
+                }
+                if let (Some((offset, length)), Some(link)) = (own, link::get()) {
+                    link.give_back(offset, length);
+                }
+            }))
+        });
+        let posted = link.post(&ReleaseMem {
+            id: self.id,
+            callback,
+        });
+        if let (Err(_), Some(number)) = (posted, callback) {
+            link.due(number, 0);
+        }
+        link.ids.mems.give(self.id.0);
+    }
+}

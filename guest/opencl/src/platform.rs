@@ -1,0 +1,420 @@
+//! Platforms and devices.
+
+use std::{
+    collections::HashMap,
+    ffi::{CStr, c_char, c_void},
+    ptr::null_mut,
+    sync::{Mutex, OnceLock, PoisonError},
+};
+
+use gantry_remoting::{
+    opencl::codes,
+    protocol::{
+        Blob,
+        calls::{self, DeviceId, Info, PlatformId, Target},
+    },
+};
+
+use crate::{
+    abi::{Outcome, array, bytes, code, give, properties, set},
+    link,
+    object::{self, Device, Handle, Object, Own, Platform, SUB_DEVICES, get},
+};
+
+/// Asks the worker.
+pub fn ask(of: Target, parameter: u32) -> Outcome<Vec<u8>> {
+    let Blob(value) = link::the()?.ask(&Info { of, parameter })?;
+    Ok(value)
+}
+
+/// The platforms, asked for once.
+pub fn all() -> &'static [Own<Platform>] {
+    static ALL: OnceLock<Vec<Own<Platform>>> = OnceLock::new();
+    ALL.get_or_init(|| {
+        let Some(link) = link::get() else {
+            return Vec::new();
+        };
+        let offered = link.ask(&calls::Platforms {}).unwrap_or_default();
+        (0u32..)
+            .zip(offered)
+            .map(|(index, devices)| {
+                let id = PlatformId(index);
+                let devices = devices
+                    .into_iter()
+                    .map(|offered| {
+                        let device = Device {
+                            id: offered.id,
+                            platform: id,
+                            kind: offered.kind,
+                            parent: None,
+                        };
+                        Object::own(device, 1)
+                    })
+                    .collect();
+                Object::own(Platform { id, devices }, 1)
+            })
+            .collect()
+    })
+}
+
+pub extern "C" fn clIcdGetPlatformIDsKHR(
+    count: u32,
+    platforms: *mut Handle<Platform>,
+    count_ret: *mut u32,
+) -> i32 {
+    code((|| {
+        if !platforms.is_null() && count == 0 || platforms.is_null() && count_ret.is_null() {
+            return Err(codes::INVALID_VALUE);
+        }
+        let all = all();
+        if all.is_empty() {
+            return Err(codes::PLATFORM_NOT_FOUND_KHR);
+        }
+        for (index, platform) in all.iter().enumerate().take(count as usize) {
+            set(platforms.wrapping_add(index), platform.pointer());
+        }
+        set(count_ret, all.len() as u32);
+        Ok(())
+    })())
+}
+
+pub extern "C" fn clGetPlatformIDs(
+    count: u32,
+    platforms: *mut Handle<Platform>,
+    count_ret: *mut u32,
+) -> i32 {
+    clIcdGetPlatformIDsKHR(count, platforms, count_ret)
+}
+
+/// Extensions that only concern kernels, or that this driver knows how to pass on. Others have
+/// entry points that do not travel.
+fn passes(extension: &str) -> bool {
+    let known = [
+        "cl_khr_byte_addressable_store",
+        "cl_khr_fp16",
+        "cl_khr_fp64",
+        "cl_khr_int64_base_atomics",
+        "cl_khr_int64_extended_atomics",
+        "cl_khr_global_int32_base_atomics",
+        "cl_khr_global_int32_extended_atomics",
+        "cl_khr_local_int32_base_atomics",
+        "cl_khr_local_int32_extended_atomics",
+        "cl_khr_3d_image_writes",
+        "cl_khr_spir",
+        "cl_khr_subgroups",
+        "cl_khr_expect_assume",
+        "cl_khr_extended_bit_ops",
+        "cl_khr_integer_dot_product",
+        "cl_khr_device_uuid",
+        "cl_khr_pci_bus_info",
+        "cl_khr_select_fprounding_mode",
+        "cl_nv_compiler_options",
+        "cl_nv_device_attribute_query",
+        "cl_nv_pragma_unroll",
+        "cl_nv_copy_opts",
+    ];
+    known.contains(&extension)
+        || extension.starts_with("cl_khr_subgroup_")
+        || extension.starts_with("cl_ext_float_atomics")
+}
+
+fn extensions(native: &[u8], first: &str) -> Vec<u8> {
+    let native = String::from_utf8_lossy(native);
+    let mut list: Vec<_> = native
+        .trim_end_matches('\0')
+        .split_whitespace()
+        .filter(|extension| passes(extension))
+        .collect();
+    if !first.is_empty() {
+        list.insert(0, first);
+    }
+    let mut text = list.join(" ").into_bytes();
+    text.push(0);
+    text
+}
+
+/// The list with versions: `cl_name_version`, 4 bytes of version and 64 of name.
+fn versioned(native: &[u8], first: bool) -> Vec<u8> {
+    let mut list = Vec::new();
+    if first {
+        let mut icd = [0u8; 68];
+        icd[..4].copy_from_slice(&(1u32 << 22).to_ne_bytes());
+        icd[4..][..10].copy_from_slice(b"cl_khr_icd");
+        list.extend(icd);
+    }
+    for entry in native.as_chunks::<68>().0 {
+        let name = CStr::from_bytes_until_nul(&entry[4..]).unwrap_or_default();
+        if name.to_str().is_ok_and(passes) {
+            list.extend(entry);
+        }
+    }
+    list
+}
+
+pub extern "C" fn clGetPlatformInfo(
+    platform: Handle<Platform>,
+    name: u32,
+    size: usize,
+    value: *mut c_void,
+    size_ret: *mut usize,
+) -> i32 {
+    code((|| {
+        let id = get(platform)?.it.id;
+        let ask = |name| ask(Target::Platform(id), name);
+        let answer = match name {
+            codes::PLATFORM_ICD_SUFFIX_KHR => b"GANTRY\0".to_vec(),
+            codes::PLATFORM_EXTENSIONS => extensions(&ask(name)?, "cl_khr_icd"),
+            codes::PLATFORM_EXTENSIONS_WITH_VERSION => versioned(&ask(name)?, true),
+            codes::PLATFORM_VERSION => {
+                let mut text = ask(name)?;
+                text.truncate(text.len().saturating_sub(1));
+                text.extend(b" Gantry\0");
+                text
+            }
+            _ => ask(name)?,
+        };
+        give(&answer, size, value, size_ret)
+    })())
+}
+
+pub extern "C" fn clGetDeviceIDs(
+    platform: Handle<Platform>,
+    kind: u64,
+    count: u32,
+    devices: *mut Handle<Device>,
+    count_ret: *mut u32,
+) -> i32 {
+    code((|| {
+        let platform = get(platform)?;
+        if !devices.is_null() && count == 0 || devices.is_null() && count_ret.is_null() {
+            return Err(codes::INVALID_VALUE);
+        }
+        let all = u64::from(u32::MAX);
+        let known = codes::DEVICE_TYPE_DEFAULT
+            | codes::DEVICE_TYPE_CPU
+            | codes::DEVICE_TYPE_GPU
+            | codes::DEVICE_TYPE_ACCELERATOR
+            | codes::DEVICE_TYPE_CUSTOM;
+        if kind == 0 || kind != all && kind & !known != 0 {
+            return Err(codes::INVALID_DEVICE_TYPE);
+        }
+        let default = platform.it.devices.first().map(|device| device.it.id);
+        let found: Vec<_> = platform
+            .it
+            .devices
+            .iter()
+            .filter(|device| {
+                let is_default = Some(device.it.id) == default;
+                if kind == all {
+                    device.it.kind & codes::DEVICE_TYPE_CUSTOM == 0
+                } else {
+                    device.it.kind & kind != 0
+                        || is_default && kind & codes::DEVICE_TYPE_DEFAULT != 0
+                }
+            })
+            .collect();
+        if found.is_empty() {
+            return Err(codes::DEVICE_NOT_FOUND);
+        }
+        for (index, device) in found.iter().enumerate().take(count as usize) {
+            set(devices.wrapping_add(index), device.pointer());
+        }
+        set(count_ret, found.len() as u32);
+        Ok(())
+    })())
+}
+
+/// What does not change while a device exists, by device and parameter.
+fn kept(id: DeviceId, name: u32) -> Outcome<Vec<u8>> {
+    static KEPT: Mutex<Option<HashMap<(u32, u32), Vec<u8>>>> = Mutex::new(None);
+    if id.0 >= SUB_DEVICES {
+        return ask(Target::Device(id), name);
+    }
+    let known = |value: Option<Vec<u8>>| {
+        let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = kept.get_or_insert_default();
+        if let Some(value) = value {
+            kept.insert((id.0, name), value);
+        }
+        kept.get(&(id.0, name)).cloned()
+    };
+    if let Some(value) = known(None) {
+        return Ok(value);
+    }
+    let value = ask(Target::Device(id), name)?;
+    known(Some(value.clone()));
+    Ok(value)
+}
+
+/// A device's limit as a number.
+pub fn limit(device: &Object<Device>, name: u32) -> Outcome<u64> {
+    let value = kept(device.it.id, name)?;
+    let mut number = [0; 8];
+    let count = value.len().min(8);
+    number[..count].copy_from_slice(&value[..count]);
+    Ok(u64::from_le_bytes(number))
+}
+
+pub extern "C" fn clGetDeviceInfo(
+    device: Handle<Device>,
+    name: u32,
+    size: usize,
+    value: *mut c_void,
+    size_ret: *mut usize,
+) -> i32 {
+    code((|| {
+        let device = get(device)?;
+        let id = device.it.id;
+        let answer = match name {
+            codes::DEVICE_PLATFORM => {
+                let platform = all().get(device.it.platform.0 as usize);
+                bytes(&[platform.map_or(null_mut(), |platform| platform.pointer())])
+            }
+            codes::DEVICE_PARENT_DEVICE => {
+                let parent = device.it.parent.as_ref();
+                bytes(&[parent.map_or(null_mut(), |parent| parent.pointer())])
+            }
+            codes::DEVICE_REFERENCE_COUNT => bytes(&[device.count()]),
+            codes::DEVICE_EXTENSIONS => extensions(&kept(id, name)?, ""),
+            codes::DEVICE_EXTENSIONS_WITH_VERSION => versioned(&kept(id, name)?, false),
+            // Shared virtual memory would need one address space.
+            codes::DEVICE_SVM_CAPABILITIES => {
+                kept(id, name)?;
+                bytes(&[0u64])
+            }
+            codes::DEVICE_PIPE_SUPPORT => {
+                kept(id, name)?;
+                bytes(&[0u32])
+            }
+            // Kernels on the device only: functions of the application stay with it.
+            codes::DEVICE_EXECUTION_CAPABILITIES => bytes(&[1u64]),
+            _ => kept(id, name)?,
+        };
+        give(&answer, size, value, size_ret)
+    })())
+}
+
+pub extern "C" fn clCreateSubDevices(
+    device: Handle<Device>,
+    list: *const isize,
+    count: u32,
+    devices: *mut Handle<Device>,
+    count_ret: *mut u32,
+) -> i32 {
+    code((|| {
+        let parent = get(device)?;
+        let link = link::the()?;
+        // The one list that has an inner end: partition by counts.
+        let first = array(list, 1);
+        let properties: Vec<u64> = if first.first() == Some(&0x1087) {
+            let mut all = vec![0x1087];
+            let mut at = 1;
+            loop {
+                let next = array(list.wrapping_add(at), 1)[0] as u64;
+                all.push(next);
+                if next == 0 {
+                    break all;
+                }
+                at += 1;
+            }
+        } else {
+            properties(list).into_iter().map(|p| p as u64).collect()
+        };
+        if properties.is_empty() || !devices.is_null() && count == 0 {
+            return Err(codes::INVALID_VALUE);
+        }
+        let mut call = calls::CreateSubDevices {
+            device: parent.it.id,
+            properties,
+            ids: Vec::new(),
+        };
+        let there = link.ask(&call)?;
+        set(count_ret, there);
+        if devices.is_null() {
+            return Ok(());
+        }
+        if count < there {
+            return Err(codes::INVALID_VALUE);
+        }
+        call.ids = (0..there)
+            .map(|_| DeviceId(SUB_DEVICES + link.ids.sub_devices.take()))
+            .collect();
+        if let Err(code) = link.ask(&call) {
+            for id in &call.ids {
+                link.ids.sub_devices.give(id.0 - SUB_DEVICES);
+            }
+            return Err(code);
+        }
+        for (index, id) in call.ids.into_iter().enumerate() {
+            let device = Object::handle(Device {
+                id,
+                platform: parent.it.platform,
+                kind: parent.it.kind,
+                parent: Some(parent.keep()),
+            });
+            set(devices.wrapping_add(index), device);
+        }
+        Ok(())
+    })())
+}
+
+pub extern "C" fn clRetainDevice(device: Handle<Device>) -> i32 {
+    code((|| match &get(device)?.it.parent {
+        Some(_) => object::retain(device),
+        None => Ok(()),
+    })())
+}
+
+pub extern "C" fn clReleaseDevice(device: Handle<Device>) -> i32 {
+    code((|| match &get(device)?.it.parent {
+        Some(_) => object::release(device),
+        None => Ok(()),
+    })())
+}
+
+pub extern "C" fn clGetDeviceAndHostTimer(
+    device: Handle<Device>,
+    there: *mut u64,
+    here: *mut u64,
+) -> i32 {
+    code((|| {
+        let device = get(device)?;
+        if there.is_null() || here.is_null() {
+            return Err(codes::INVALID_VALUE);
+        }
+        let (a, b) = link::the()?.ask(&calls::Timers {
+            device: device.it.id,
+        })?;
+        set(there, a);
+        set(here, b);
+        Ok(())
+    })())
+}
+
+pub extern "C" fn clGetHostTimer(device: Handle<Device>, here: *mut u64) -> i32 {
+    let mut there = 0;
+    clGetDeviceAndHostTimer(device, &raw mut there, here)
+}
+
+/// No extension with entry points of its own is served, besides the one that finds this driver.
+pub extern "C" fn clGetExtensionFunctionAddress(name: *const c_char) -> *mut c_void {
+    if crate::abi::text(name) == b"clIcdGetPlatformIDsKHR" {
+        return clIcdGetPlatformIDsKHR as *mut c_void;
+    }
+    null_mut()
+}
+
+pub extern "C" fn clGetExtensionFunctionAddressForPlatform(
+    _: Handle<Platform>,
+    name: *const c_char,
+) -> *mut c_void {
+    clGetExtensionFunctionAddress(name)
+}
+
+pub extern "C" fn clUnloadPlatformCompiler(platform: Handle<Platform>) -> i32 {
+    code(get(platform).map(drop))
+}
+
+pub extern "C" fn clUnloadCompiler() -> i32 {
+    codes::SUCCESS
+}

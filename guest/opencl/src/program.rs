@@ -1,0 +1,679 @@
+//! Programs and kernels.
+
+use std::{
+    ffi::{c_char, c_void},
+    ptr::null_mut,
+    sync::{Mutex, PoisonError},
+};
+
+use gantry_remoting::{
+    opencl::codes,
+    protocol::{
+        Blob,
+        calls::{
+            ArgumentKind, BuildProgram, CloneKernel, CompileProgram, CreateKernel, CreateProgram,
+            DeviceId, KernelId, LinkProgram, MemId, ProgramBinaries, ProgramId, ProgramOrigin,
+            SamplerId, SetArgument, Specialize, Target, Value,
+        },
+    },
+};
+
+use crate::{
+    abi::{Outcome, array, bytes, code, give, handle, list, set, text},
+    link,
+    object::{
+        self, Context, Device, Handle, Kernel, Mem, Object, Own, Program, Sampler, get, keep_all,
+    },
+    platform::ask,
+};
+
+type Notify = Option<extern "C" fn(Handle<Program>, *mut c_void)>;
+
+fn create(
+    context: &Object<Context>,
+    devices: Vec<Own<Device>>,
+    origin: ProgramOrigin,
+) -> Outcome<(Handle<Program>, Vec<i32>)> {
+    let link = link::the()?;
+    let id = ProgramId(link.ids.programs.take());
+    let asked = link.ask(&CreateProgram {
+        id,
+        context: context.it.id,
+        origin,
+    });
+    let program = Object::handle(Program {
+        id,
+        context: context.keep(),
+        devices,
+    });
+    match asked {
+        Ok(statuses) => Ok((program, statuses)),
+        Err(code) => {
+            object::release(program)?;
+            Err(code)
+        }
+    }
+}
+
+pub extern "C" fn clCreateProgramWithSource(
+    context: Handle<Context>,
+    count: u32,
+    strings: *const *const c_char,
+    lengths: *const usize,
+    errcode_ret: *mut i32,
+) -> Handle<Program> {
+    let outcome = (|| {
+        let context = get(context)?;
+        let strings = array(strings, count as usize);
+        if strings.is_empty() || strings.iter().any(|string| string.is_null()) {
+            return Err(codes::INVALID_VALUE);
+        }
+        let lengths = array(lengths, strings.len());
+        let mut source = Vec::new();
+        for (index, &string) in strings.iter().enumerate() {
+            match lengths.get(index) {
+                Some(&length) if length > 0 => source.extend(array(string.cast::<u8>(), length)),
+                _ => source.extend(text(string)),
+            }
+        }
+        let devices = context.it.devices.clone();
+        create(context, devices, ProgramOrigin::Source(Blob(source)))
+    })();
+    handle(outcome.map(|(program, _)| program), errcode_ret)
+}
+
+pub extern "C" fn clCreateProgramWithBinary(
+    context: Handle<Context>,
+    count: u32,
+    devices: *const Handle<Device>,
+    lengths: *const usize,
+    binaries: *const *const u8,
+    statuses: *mut i32,
+    errcode_ret: *mut i32,
+) -> Handle<Program> {
+    let outcome = (|| {
+        let context = get(context)?;
+        let devices = keep_all(&array(devices, count as usize))?;
+        let (lengths, binaries) = (
+            array(lengths, devices.len()),
+            array(binaries, devices.len()),
+        );
+        if devices.is_empty() || lengths.is_empty() || binaries.is_empty() {
+            return Err(codes::INVALID_VALUE);
+        }
+        let mut list = Vec::new();
+        for (index, device) in devices.iter().enumerate() {
+            if lengths[index] == 0 || binaries[index].is_null() {
+                set(
+                    statuses.wrapping_add(index * usize::from(!statuses.is_null())),
+                    codes::INVALID_VALUE,
+                );
+                return Err(codes::INVALID_VALUE);
+            }
+            list.push((device.it.id, Blob(array(binaries[index], lengths[index]))));
+        }
+        create(context, devices, ProgramOrigin::Binary(list))
+    })();
+    let outcome = outcome.map(|(program, got)| {
+        if !statuses.is_null() {
+            for (index, status) in got.into_iter().enumerate() {
+                set(statuses.wrapping_add(index), status);
+            }
+        }
+        program
+    });
+    handle(outcome, errcode_ret)
+}
+
+pub extern "C" fn clCreateProgramWithIL(
+    context: Handle<Context>,
+    il: *const c_void,
+    length: usize,
+    errcode_ret: *mut i32,
+) -> Handle<Program> {
+    let outcome = (|| {
+        let context = get(context)?;
+        if il.is_null() || length == 0 {
+            return Err(codes::INVALID_VALUE);
+        }
+        let il = Blob(array(il.cast(), length));
+        create(context, context.it.devices.clone(), ProgramOrigin::Il(il))
+    })();
+    handle(outcome.map(|(program, _)| program), errcode_ret)
+}
+
+pub extern "C" fn clCreateProgramWithBuiltInKernels(
+    context: Handle<Context>,
+    count: u32,
+    devices: *const Handle<Device>,
+    names: *const c_char,
+    errcode_ret: *mut i32,
+) -> Handle<Program> {
+    let outcome = (|| {
+        let context = get(context)?;
+        let devices = keep_all(&array(devices, count as usize))?;
+        if devices.is_empty() || names.is_null() {
+            return Err(codes::INVALID_VALUE);
+        }
+        let ids = devices.iter().map(|device| device.it.id).collect();
+        create(
+            context,
+            devices,
+            ProgramOrigin::BuiltIn(ids, Blob(text(names))),
+        )
+    })();
+    handle(outcome.map(|(program, _)| program), errcode_ret)
+}
+
+pub extern "C" fn clRetainProgram(program: Handle<Program>) -> i32 {
+    code(object::retain(program))
+}
+
+pub extern "C" fn clReleaseProgram(program: Handle<Program>) -> i32 {
+    code(object::release(program))
+}
+
+fn device_ids(count: u32, devices: *const Handle<Device>) -> Outcome<Vec<DeviceId>> {
+    list(devices, count, codes::INVALID_VALUE)?
+        .into_iter()
+        .map(|device| Ok(get(device)?.it.id))
+        .collect()
+}
+
+/// Runs a build now, or in a thread of its own if the caller wants to be told of its end.
+fn run(
+    program: &Object<Program>,
+    notify: Notify,
+    data: *mut c_void,
+    work: impl FnOnce() -> Outcome + Send + 'static,
+) -> Outcome {
+    let Some(notify) = notify else {
+        if !data.is_null() {
+            return Err(codes::INVALID_VALUE);
+        }
+        return work();
+    };
+    let (kept, data) = (program.keep(), data as usize);
+    std::thread::spawn(move || {
+        // What came of it is asked for by the application.
+        let _ = work();
+        notify(kept.pointer(), data as *mut c_void);
+    });
+    Ok(())
+}
+
+pub extern "C" fn clBuildProgram(
+    program: Handle<Program>,
+    count: u32,
+    devices: *const Handle<Device>,
+    options: *const c_char,
+    notify: Notify,
+    data: *mut c_void,
+) -> i32 {
+    code((|| {
+        let program = get(program)?;
+        let call = BuildProgram {
+            id: program.it.id,
+            devices: device_ids(count, devices)?,
+            options: Blob(text(options)),
+        };
+        run(program, notify, data, move || link::the()?.ask(&call))
+    })())
+}
+
+pub extern "C" fn clCompileProgram(
+    program: Handle<Program>,
+    count: u32,
+    devices: *const Handle<Device>,
+    options: *const c_char,
+    header_count: u32,
+    headers: *const Handle<Program>,
+    names: *const *const c_char,
+    notify: Notify,
+    data: *mut c_void,
+) -> i32 {
+    code((|| {
+        let program = get(program)?;
+        let headers = list(headers, header_count, codes::INVALID_VALUE)?;
+        let names = list(names, header_count, codes::INVALID_VALUE)?;
+        let headers = headers
+            .into_iter()
+            .zip(names)
+            .map(|(header, name)| Ok((get(header)?.it.id, Blob(text(name)))))
+            .collect::<Outcome<_>>()?;
+        let call = CompileProgram {
+            id: program.it.id,
+            devices: device_ids(count, devices)?,
+            options: Blob(text(options)),
+            headers,
+        };
+        run(program, notify, data, move || link::the()?.ask(&call))
+    })())
+}
+
+pub extern "C" fn clLinkProgram(
+    context: Handle<Context>,
+    count: u32,
+    devices: *const Handle<Device>,
+    options: *const c_char,
+    input_count: u32,
+    inputs: *const Handle<Program>,
+    notify: Notify,
+    data: *mut c_void,
+    errcode_ret: *mut i32,
+) -> Handle<Program> {
+    let outcome = (|| {
+        let context = get(context)?;
+        if notify.is_none() && !data.is_null() || input_count == 0 {
+            return Err(codes::INVALID_VALUE);
+        }
+        let own = match list(devices, count, codes::INVALID_VALUE)? {
+            none if none.is_empty() => context.it.devices.clone(),
+            some => keep_all(&some)?,
+        };
+        let inputs = list(inputs, input_count, codes::INVALID_VALUE)?
+            .into_iter()
+            .map(|input| Ok(get(input)?.it.id))
+            .collect::<Outcome<_>>()?;
+        let link = link::the()?;
+        let id = ProgramId(link.ids.programs.take());
+        let asked = link.ask(&LinkProgram {
+            id,
+            context: context.it.id,
+            devices: device_ids(count, devices)?,
+            options: Blob(text(options)),
+            inputs,
+        });
+        let program = Object::handle(Program {
+            id,
+            context: context.keep(),
+            devices: own,
+        });
+        match asked {
+            Ok((code, true)) => Ok((program, code)),
+            Ok((code, false)) | Err(code) => {
+                object::release(program)?;
+                Err(code)
+            }
+        }
+    })();
+    match outcome {
+        Ok((program, code)) => {
+            set(errcode_ret, if notify.is_some() { 0 } else { code });
+            if let Some(notify) = notify {
+                notify(program, data);
+            }
+            program
+        }
+        Err(code) => {
+            set(errcode_ret, code);
+            null_mut()
+        }
+    }
+}
+
+pub extern "C" fn clGetProgramInfo(
+    program: Handle<Program>,
+    name: u32,
+    size: usize,
+    value: *mut c_void,
+    size_ret: *mut usize,
+) -> i32 {
+    code((|| {
+        let program = get(program)?;
+        let it = &program.it;
+        let answer = match name {
+            codes::PROGRAM_REFERENCE_COUNT => bytes(&[program.count()]),
+            codes::PROGRAM_CONTEXT => bytes(&[it.context.pointer()]),
+            codes::PROGRAM_NUM_DEVICES => bytes(&[it.devices.len() as u32]),
+            codes::PROGRAM_DEVICES => bytes(
+                &it.devices
+                    .iter()
+                    .map(|device| device.pointer())
+                    .collect::<Vec<_>>(),
+            ),
+            codes::PROGRAM_BINARIES => return binaries(program, size, value, size_ret),
+            _ => ask(Target::Program(it.id), name)?,
+        };
+        give(&answer, size, value, size_ret)
+    })())
+}
+
+/// The caller passes an array of pointers to as much memory as it was told to have.
+fn binaries(
+    program: &Object<Program>,
+    size: usize,
+    value: *mut c_void,
+    size_ret: *mut usize,
+) -> Outcome {
+    let needed = program.it.devices.len() * size_of::<*mut u8>();
+    set(size_ret, needed);
+    if value.is_null() {
+        return Ok(());
+    }
+    if size < needed {
+        return Err(codes::INVALID_VALUE);
+    }
+    let pointers = array(value.cast::<*mut u8>(), program.it.devices.len());
+    let binaries = link::the()?.ask(&ProgramBinaries { id: program.it.id })?;
+    for (pointer, Blob(binary)) in pointers.into_iter().zip(binaries) {
+        if !pointer.is_null() {
+            give(&binary, binary.len(), pointer.cast(), null_mut())?;
+        }
+    }
+    Ok(())
+}
+
+pub extern "C" fn clGetProgramBuildInfo(
+    program: Handle<Program>,
+    device: Handle<Device>,
+    name: u32,
+    size: usize,
+    value: *mut c_void,
+    size_ret: *mut usize,
+) -> i32 {
+    code((|| {
+        let (program, device) = (get(program)?, get(device)?);
+        let answer = ask(Target::Build(program.it.id, device.it.id), name)?;
+        give(&answer, size, value, size_ret)
+    })())
+}
+
+pub extern "C" fn clSetProgramSpecializationConstant(
+    program: Handle<Program>,
+    constant: u32,
+    size: usize,
+    value: *const c_void,
+) -> i32 {
+    code((|| {
+        let program = get(program)?;
+        if value.is_null() {
+            return Err(codes::INVALID_VALUE);
+        }
+        link::the()?.ask(&Specialize {
+            id: program.it.id,
+            constant,
+            value: Blob(array(value.cast(), size)),
+        })
+    })())
+}
+
+/// Deprecated with OpenCL 2.2; devices without global constructors refuse it.
+pub extern "C" fn clSetProgramReleaseCallback(
+    program: Handle<Program>,
+    _: Notify,
+    _: *mut c_void,
+) -> i32 {
+    code((|| {
+        get(program)?;
+        Err(codes::INVALID_OPERATION)
+    })())
+}
+
+fn kernel(program: &Object<Program>, name: Vec<u8>) -> Outcome<Handle<Kernel>> {
+    let link = link::the()?;
+    let id = KernelId(link.ids.kernels.take());
+    let asked = link.ask(&CreateKernel {
+        id,
+        program: program.it.id,
+        name: Blob(name),
+    });
+    let (kinds, failed) = match asked {
+        Ok(kinds) => (kinds, None),
+        Err(code) => (Vec::new(), Some(code)),
+    };
+    let kernel = Object::handle(Kernel {
+        id,
+        program: program.keep(),
+        set: Mutex::new(vec![false; kinds.len()]),
+        kinds,
+    });
+    if let Some(code) = failed {
+        object::release(kernel)?;
+        return Err(code);
+    }
+    Ok(kernel)
+}
+
+pub extern "C" fn clCreateKernel(
+    program: Handle<Program>,
+    name: *const c_char,
+    errcode_ret: *mut i32,
+) -> Handle<Kernel> {
+    let outcome = (|| {
+        let program = get(program)?;
+        if name.is_null() {
+            return Err(codes::INVALID_VALUE);
+        }
+        kernel(program, text(name))
+    })();
+    handle(outcome, errcode_ret)
+}
+
+pub extern "C" fn clCreateKernelsInProgram(
+    program: Handle<Program>,
+    count: u32,
+    kernels: *mut Handle<Kernel>,
+    count_ret: *mut u32,
+) -> i32 {
+    code((|| {
+        let program = get(program)?;
+        let names = ask(Target::Program(program.it.id), codes::PROGRAM_KERNEL_NAMES)?;
+        let names: Vec<_> = names
+            .split(|&byte| byte == b';' || byte == 0)
+            .filter(|name| !name.is_empty())
+            .collect();
+        set(count_ret, names.len() as u32);
+        if kernels.is_null() {
+            return Ok(());
+        }
+        if (count as usize) < names.len() {
+            return Err(codes::INVALID_VALUE);
+        }
+        for (index, name) in names.into_iter().enumerate() {
+            set(kernels.wrapping_add(index), kernel(program, name.to_vec())?);
+        }
+        Ok(())
+    })())
+}
+
+pub extern "C" fn clCloneKernel(source: Handle<Kernel>, errcode_ret: *mut i32) -> Handle<Kernel> {
+    let outcome = (|| {
+        let source = get(source)?;
+        let link = link::the()?;
+        let id = KernelId(link.ids.kernels.take());
+        let asked = link.ask(&CloneKernel {
+            id,
+            of: source.it.id,
+        });
+        let set = source.it.set.lock().unwrap_or_else(PoisonError::into_inner);
+        let kernel = Object::handle(Kernel {
+            id,
+            program: source.it.program.keep(),
+            kinds: source.it.kinds.clone(),
+            set: Mutex::new(set.clone()),
+        });
+        if let Err(code) = asked {
+            object::release(kernel)?;
+            return Err(code);
+        }
+        Ok(kernel)
+    })();
+    handle(outcome, errcode_ret)
+}
+
+pub extern "C" fn clRetainKernel(kernel: Handle<Kernel>) -> i32 {
+    code(object::retain(kernel))
+}
+
+pub extern "C" fn clReleaseKernel(kernel: Handle<Kernel>) -> i32 {
+    code(object::release(kernel))
+}
+
+fn mem(value: *const c_void) -> Outcome<Option<MemId>> {
+    match array(value.cast::<Handle<Mem>>(), 1).first() {
+        Some(handle) if !handle.is_null() => Ok(Some(get(*handle)?.it.id)),
+        _ => Ok(None),
+    }
+}
+
+fn sampler(value: *const c_void) -> Outcome<SamplerId> {
+    let handle = array(value.cast::<Handle<Sampler>>(), 1);
+    Ok(get(*handle.first().ok_or(codes::INVALID_SAMPLER)?)?.it.id)
+}
+
+/// The value of an argument, by what the kernel's argument is.
+fn argument(kind: &ArgumentKind, size: usize, value: *const c_void) -> Outcome<Value> {
+    let plain = || Value::Bytes(Blob(array(value.cast(), size)));
+    let is_handle = size == size_of::<usize>();
+    Ok(match kind {
+        ArgumentKind::Local() if size == 0 => return Err(codes::INVALID_ARG_SIZE),
+        ArgumentKind::Local() if !value.is_null() => return Err(codes::INVALID_ARG_VALUE),
+        ArgumentKind::Local() => Value::Local(size as u64),
+        ArgumentKind::Mem() | ArgumentKind::Sampler() if !is_handle => {
+            return Err(codes::INVALID_ARG_SIZE);
+        }
+        ArgumentKind::Mem() => Value::Mem(mem(value)?),
+        ArgumentKind::Sampler() => Value::Sampler(sampler(value)?),
+        ArgumentKind::Bytes() if value.is_null() => return Err(codes::INVALID_ARG_VALUE),
+        ArgumentKind::Bytes() => plain(),
+        ArgumentKind::Unknown() if value.is_null() => Value::Local(size as u64),
+        // The driver does not say: what looks like one of our live objects is one.
+        ArgumentKind::Unknown() if is_handle => {
+            let handle = array(value.cast::<usize>(), 1)[0];
+            match object::find(handle) {
+                Some(object::MEM) => Value::Mem(mem(value)?),
+                Some(_) => Value::Sampler(sampler(value)?),
+                None => plain(),
+            }
+        }
+        ArgumentKind::Unknown() => plain(),
+    })
+}
+
+pub extern "C" fn clSetKernelArg(
+    kernel: Handle<Kernel>,
+    index: u32,
+    size: usize,
+    value: *const c_void,
+) -> i32 {
+    code((|| {
+        let kernel = get(kernel)?;
+        let kind = kernel
+            .it
+            .kinds
+            .get(index as usize)
+            .ok_or(codes::INVALID_ARG_INDEX)?;
+        let call = SetArgument {
+            kernel: kernel.it.id,
+            index,
+            value: argument(kind, size, value)?,
+        };
+        let link = link::the()?;
+        if matches!(kind, ArgumentKind::Bytes()) && !kernel.it.was_set(index) {
+            // The size of a value is checked by the driver, once per argument: later ones of
+            // another size are rare enough to be reported late.
+            link.ask(&call)?;
+        } else {
+            link.post(&call)?;
+        }
+        kernel.it.mark_set(index);
+        Ok(())
+    })())
+}
+
+impl Kernel {
+    fn was_set(&self, index: u32) -> bool {
+        let set = self.set.lock().unwrap_or_else(PoisonError::into_inner);
+        set.get(index as usize) == Some(&true)
+    }
+
+    fn mark_set(&self, index: u32) {
+        let mut set = self.set.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(entry) = set.get_mut(index as usize) {
+            *entry = true;
+        }
+    }
+
+    /// Whether all arguments have been set.
+    pub fn is_ready(&self) -> bool {
+        let set = self.set.lock().unwrap_or_else(PoisonError::into_inner);
+        set.iter().all(|set| *set)
+    }
+}
+
+pub extern "C" fn clGetKernelInfo(
+    kernel: Handle<Kernel>,
+    name: u32,
+    size: usize,
+    value: *mut c_void,
+    size_ret: *mut usize,
+) -> i32 {
+    code((|| {
+        let kernel = get(kernel)?;
+        let program = &kernel.it.program;
+        let answer = match name {
+            codes::KERNEL_REFERENCE_COUNT => bytes(&[kernel.count()]),
+            codes::KERNEL_NUM_ARGS => bytes(&[kernel.it.kinds.len() as u32]),
+            codes::KERNEL_CONTEXT => bytes(&[program.it.context.pointer()]),
+            codes::KERNEL_PROGRAM => bytes(&[program.pointer()]),
+            _ => ask(Target::Kernel(kernel.it.id), name)?,
+        };
+        give(&answer, size, value, size_ret)
+    })())
+}
+
+fn optional(device: Handle<Device>) -> Outcome<Option<DeviceId>> {
+    if device.is_null() {
+        return Ok(None);
+    }
+    Ok(Some(get(device)?.it.id))
+}
+
+pub extern "C" fn clGetKernelWorkGroupInfo(
+    kernel: Handle<Kernel>,
+    device: Handle<Device>,
+    name: u32,
+    size: usize,
+    value: *mut c_void,
+    size_ret: *mut usize,
+) -> i32 {
+    code((|| {
+        let kernel = get(kernel)?;
+        let target = Target::WorkGroup(kernel.it.id, optional(device)?);
+        give(&ask(target, name)?, size, value, size_ret)
+    })())
+}
+
+pub extern "C" fn clGetKernelArgInfo(
+    kernel: Handle<Kernel>,
+    index: u32,
+    name: u32,
+    size: usize,
+    value: *mut c_void,
+    size_ret: *mut usize,
+) -> i32 {
+    code((|| {
+        let kernel = get(kernel)?;
+        let target = Target::Argument(kernel.it.id, index);
+        give(&ask(target, name)?, size, value, size_ret)
+    })())
+}
+
+pub extern "C" fn clGetKernelSubGroupInfo(
+    kernel: Handle<Kernel>,
+    device: Handle<Device>,
+    name: u32,
+    input_size: usize,
+    input: *const c_void,
+    size: usize,
+    value: *mut c_void,
+    size_ret: *mut usize,
+) -> i32 {
+    code((|| {
+        let kernel = get(kernel)?;
+        let input = Blob(array(input.cast(), input_size));
+        let target = Target::SubGroup(kernel.it.id, optional(device)?, input);
+        give(&ask(target, name)?, size, value, size_ret)
+    })())
+}

@@ -1,0 +1,76 @@
+//! Which parts of the window are free.
+
+use std::collections::BTreeMap;
+
+/// Space is handed out in multiples of this: a page, which is what devices want buffers in host
+/// memory to be aligned to.
+const GRAIN: u64 = 4096;
+
+/// Free stretches by their offset; neighbours are joined.
+#[derive(Debug, Default)]
+pub struct Space(BTreeMap<u64, u64>);
+
+fn rounded(length: u64) -> Option<u64> {
+    length.max(1).checked_next_multiple_of(GRAIN)
+}
+
+impl Space {
+    /// All from `start` to `end`.
+    pub fn new(start: u64, end: u64) -> Self {
+        Self(BTreeMap::from([(start, end - start)]))
+    }
+
+    /// Takes a stretch of at least this length: the first that fits.
+    pub fn take(&mut self, length: u64) -> Option<u64> {
+        let length = rounded(length)?;
+        let (&offset, &free) = self.0.iter().find(|(_, free)| **free >= length)?;
+        self.0.remove(&offset);
+        if free > length {
+            self.0.insert(offset + length, free - length);
+        }
+        Some(offset)
+    }
+
+    /// Gives a stretch back that `take` gave for this length.
+    pub fn give(&mut self, offset: u64, length: u64) {
+        let Some(mut length) = rounded(length) else {
+            return;
+        };
+        let mut offset = offset;
+        if let Some(next) = self.0.remove(&(offset + length)) {
+            length += next;
+        }
+        if let Some((&before, &free)) = self.0.range(..offset).next_back()
+            && before + free == offset
+        {
+            self.0.remove(&before);
+            offset = before;
+            length += free;
+        }
+        self.0.insert(offset, length);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_given_back_in_any_order_is_one_stretch_again() {
+        let mut space = Space::new(0, 16 * GRAIN);
+        let parts: Vec<_> = (1..4)
+            .map(|n| (space.take(n * GRAIN).unwrap(), n))
+            .collect();
+        for index in [1, 0, 2] {
+            let (offset, n) = parts[index];
+            space.give(offset, n * GRAIN);
+        }
+        assert_eq!(space.take(16 * GRAIN), Some(0));
+        assert_eq!(space.take(1), None);
+    }
+
+    #[test]
+    fn a_length_that_cannot_be_rounded_finds_no_space() {
+        assert_eq!(Space::new(0, 1 << 30).take(u64::MAX), None);
+    }
+}

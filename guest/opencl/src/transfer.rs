@@ -1,0 +1,789 @@
+//! Commands that move data between the application's memory and objects.
+//!
+//! Memory in the window is used where it is. Other memory goes through stages: stretches of the
+//! window that are filled before a write, and emptied after a read.
+
+use std::{ffi::c_void, ptr::null_mut, sync::PoisonError};
+
+use gantry_remoting::{
+    opencl::codes,
+    protocol::calls::{BufferRect, ImageRect, Map, Marker, Place, ReadBuffer, Unmap, WriteBuffer},
+};
+
+use crate::{
+    abi::{Outcome, code, handle, set, triple},
+    event::{Around, submit},
+    link::{self, Landing, Link},
+    object::{Event, Handle, Image, Mapped, Mapping, Mem, Object, Queue, get},
+};
+
+/// Transfers of ordinary memory are cut into pieces of this size, so that the copy into the
+/// window and the device's work on the piece before overlap.
+const PIECE: u64 = 4 << 20;
+
+/// The window's side of a transfer.
+fn place(link: &Link, memory: Landing, write: bool) -> Outcome<Place> {
+    let size = memory.size() as u64;
+    let flat = memory.rows * memory.slices <= 1;
+    if flat && let Some(offset) = link.window.offset_of(memory.to, size) {
+        return Ok(Place {
+            offset,
+            length: size,
+            stage: None,
+        });
+    }
+    if write {
+        return link.stage_copy(memory);
+    }
+    let offset = link.reserve(size)?;
+    Ok(link.stage(offset, size, Some(memory)))
+}
+
+/// One piece, in or out.
+fn piece(
+    queue: &Object<Queue>,
+    mem: &Object<Mem>,
+    blocking: bool,
+    offset: u64,
+    memory: Landing,
+    write: bool,
+    around: Around,
+) -> Outcome {
+    let link = link::the()?;
+    if write {
+        submit(
+            queue,
+            around,
+            codes::COMMAND_WRITE_BUFFER,
+            blocking,
+            |order| {
+                Ok(WriteBuffer {
+                    order,
+                    mem: mem.it.id,
+                    offset,
+                    from: place(link, memory, true)?,
+                })
+            },
+        )
+    } else {
+        submit(
+            queue,
+            around,
+            codes::COMMAND_READ_BUFFER,
+            blocking,
+            |order| {
+                Ok(ReadBuffer {
+                    order,
+                    mem: mem.it.id,
+                    offset,
+                    to: place(link, memory, false)?,
+                })
+            },
+        )
+    }
+}
+
+/// Whether the host may do this with the object.
+fn allowed(mem: &Object<Mem>, write: bool) -> Outcome {
+    let only = if write {
+        codes::MEM_HOST_READ_ONLY
+    } else {
+        codes::MEM_HOST_WRITE_ONLY
+    };
+    if mem.it.flags & (only | codes::MEM_HOST_NO_ACCESS) != 0 {
+        return Err(codes::INVALID_OPERATION);
+    }
+    Ok(())
+}
+
+fn same_context(queue: &Object<Queue>, mem: &Object<Mem>) -> Outcome {
+    if queue.it.context.it.id != mem.it.context.it.id {
+        return Err(codes::INVALID_CONTEXT);
+    }
+    Ok(())
+}
+
+#[allow(clippy::too_many_arguments)]
+fn copy(
+    queue: Handle<Queue>,
+    mem: Handle<Mem>,
+    blocking: u32,
+    offset: usize,
+    size: usize,
+    pointer: *mut c_void,
+    write: bool,
+    around: Around,
+) -> Outcome {
+    let (queue, mem) = (get(queue)?, get(mem)?);
+    same_context(queue, mem)?;
+    let end = offset.checked_add(size).ok_or(codes::INVALID_VALUE)?;
+    if pointer.is_null() || size == 0 || end as u64 > mem.it.size || mem.it.image.is_some() {
+        return Err(codes::INVALID_VALUE);
+    }
+    allowed(mem, write)?;
+    let (blocking, offset) = (blocking != 0, offset as u64);
+    let memory = Landing::flat(pointer.cast(), size);
+    let link = link::the()?;
+    let zero_copy = link.window.offset_of(pointer.cast(), size as u64).is_some();
+    let profiled = queue.it.properties & codes::QUEUE_PROFILING_ENABLE != 0;
+    let space = link.window.size() - link.window.data();
+    let size = size as u64;
+    // One event cannot stand for several commands out of order, nor tell their common times.
+    let whole =
+        zero_copy || size <= PIECE || size <= space / 4 && (profiled || !queue.it.in_order());
+    if whole || !queue.it.in_order() {
+        return piece(queue, mem, blocking, offset, memory, write, around);
+    }
+    let mut at = 0;
+    while at < size {
+        let length = PIECE.min(size - at);
+        let (first, last) = (at == 0, at + length == size);
+        let around = Around {
+            count: if first { around.count } else { 0 },
+            wait: if first { around.wait } else { std::ptr::null() },
+            event: if last { around.event } else { null_mut() },
+        };
+        let part = Landing::flat(memory.to.wrapping_add(at as usize), length as usize);
+        piece(
+            queue,
+            mem,
+            blocking && last,
+            offset + at,
+            part,
+            write,
+            around,
+        )?;
+        at += length;
+    }
+    Ok(())
+}
+
+pub extern "C" fn clEnqueueReadBuffer(
+    queue: Handle<Queue>,
+    mem: Handle<Mem>,
+    blocking: u32,
+    offset: usize,
+    size: usize,
+    pointer: *mut c_void,
+    count: u32,
+    wait: *const Handle<Event>,
+    event: *mut Handle<Event>,
+) -> i32 {
+    let around = Around { count, wait, event };
+    code(copy(
+        queue, mem, blocking, offset, size, pointer, false, around,
+    ))
+}
+
+pub extern "C" fn clEnqueueWriteBuffer(
+    queue: Handle<Queue>,
+    mem: Handle<Mem>,
+    blocking: u32,
+    offset: usize,
+    size: usize,
+    pointer: *mut c_void,
+    count: u32,
+    wait: *const Handle<Event>,
+    event: *mut Handle<Event>,
+) -> i32 {
+    let around = Around { count, wait, event };
+    code(copy(
+        queue, mem, blocking, offset, size, pointer, true, around,
+    ))
+}
+
+/// Checks origin, region and pitches of a rectangle in `size` bytes; the pitches in full.
+fn rectangle(
+    origin: [u64; 3],
+    region: [u64; 3],
+    row_pitch: usize,
+    slice_pitch: usize,
+    size: Option<u64>,
+) -> Outcome<[u64; 2]> {
+    let (row_pitch, slice_pitch) = (row_pitch as u64, slice_pitch as u64);
+    let row = if row_pitch == 0 { region[0] } else { row_pitch };
+    let tight = region[1].checked_mul(row).ok_or(codes::INVALID_VALUE)?;
+    let slice = if slice_pitch == 0 { tight } else { slice_pitch };
+    if region.contains(&0) || row < region[0] || slice < tight || row == 0 || slice % row != 0 {
+        return Err(codes::INVALID_VALUE);
+    }
+    let last = |axis: usize, pitch: u64| {
+        origin[axis]
+            .checked_add(region[axis] - 1)
+            .and_then(|index| index.checked_mul(pitch))
+    };
+    let end = last(2, slice)
+        .zip(last(1, row))
+        .and_then(|(a, b)| a.checked_add(b))
+        .zip(origin[0].checked_add(region[0]))
+        .and_then(|(a, b)| a.checked_add(b))
+        .ok_or(codes::INVALID_VALUE)?;
+    if size.is_some_and(|size| end > size) {
+        return Err(codes::INVALID_VALUE);
+    }
+    Ok([row, slice])
+}
+
+/// What `clEnqueueReadBufferRect` and its sibling are called with.
+struct Rect {
+    origins: [*const usize; 2],
+    region: *const usize,
+    buffer: [usize; 2],
+    host: [usize; 2],
+    pointer: *mut c_void,
+}
+
+fn rect(
+    queue: Handle<Queue>,
+    mem: Handle<Mem>,
+    blocking: u32,
+    rect: &Rect,
+    write: bool,
+    around: Around,
+) -> Outcome {
+    let (queue, mem) = (get(queue)?, get(mem)?);
+    same_context(queue, mem)?;
+    let [there, here] = rect.origins.map(triple);
+    let (Some(there), Some(here), Some(region)) = (there, here, triple(rect.region)) else {
+        return Err(codes::INVALID_VALUE);
+    };
+    if rect.pointer.is_null() || mem.it.image.is_some() {
+        return Err(codes::INVALID_VALUE);
+    }
+    allowed(mem, write)?;
+    let pitches = rectangle(
+        there,
+        region,
+        rect.buffer[0],
+        rect.buffer[1],
+        Some(mem.it.size),
+    )?;
+    let [row_pitch, slice_pitch] = rectangle(here, region, rect.host[0], rect.host[1], None)?;
+    let start = here[2] * slice_pitch + here[1] * row_pitch + here[0];
+    let memory = Landing {
+        to: rect.pointer.cast::<u8>().wrapping_add(start as usize),
+        row: region[0] as usize,
+        rows: region[1] as usize,
+        slices: region[2] as usize,
+        row_pitch: row_pitch as usize,
+        slice_pitch: slice_pitch as usize,
+    };
+    let link = link::the()?;
+    let command = if write {
+        codes::COMMAND_WRITE_BUFFER_RECT
+    } else {
+        codes::COMMAND_READ_BUFFER_RECT
+    };
+    submit(queue, around, command, blocking != 0, |order| {
+        Ok(BufferRect {
+            order,
+            mem: mem.it.id,
+            write,
+            origin: there,
+            region,
+            pitches,
+            place: place(link, memory, write)?,
+        })
+    })
+}
+
+pub extern "C" fn clEnqueueReadBufferRect(
+    queue: Handle<Queue>,
+    mem: Handle<Mem>,
+    blocking: u32,
+    buffer_origin: *const usize,
+    host_origin: *const usize,
+    region: *const usize,
+    buffer_row_pitch: usize,
+    buffer_slice_pitch: usize,
+    host_row_pitch: usize,
+    host_slice_pitch: usize,
+    pointer: *mut c_void,
+    count: u32,
+    wait: *const Handle<Event>,
+    event: *mut Handle<Event>,
+) -> i32 {
+    let call = Rect {
+        origins: [buffer_origin, host_origin],
+        region,
+        buffer: [buffer_row_pitch, buffer_slice_pitch],
+        host: [host_row_pitch, host_slice_pitch],
+        pointer,
+    };
+    let around = Around { count, wait, event };
+    code(rect(queue, mem, blocking, &call, false, around))
+}
+
+pub extern "C" fn clEnqueueWriteBufferRect(
+    queue: Handle<Queue>,
+    mem: Handle<Mem>,
+    blocking: u32,
+    buffer_origin: *const usize,
+    host_origin: *const usize,
+    region: *const usize,
+    buffer_row_pitch: usize,
+    buffer_slice_pitch: usize,
+    host_row_pitch: usize,
+    host_slice_pitch: usize,
+    pointer: *mut c_void,
+    count: u32,
+    wait: *const Handle<Event>,
+    event: *mut Handle<Event>,
+) -> i32 {
+    let call = Rect {
+        origins: [buffer_origin, host_origin],
+        region,
+        buffer: [buffer_row_pitch, buffer_slice_pitch],
+        host: [host_row_pitch, host_slice_pitch],
+        pointer,
+    };
+    let around = Around { count, wait, event };
+    code(rect(queue, mem, blocking, &call, true, around))
+}
+
+/// Checks that a region lies in an image.
+pub fn inside(image: &Image, origin: [u64; 3], region: [u64; 3]) -> Outcome {
+    let mut extent = image.extent.map(|extent| extent.max(1));
+    match image.kind {
+        codes::MEM_OBJECT_IMAGE1D_ARRAY => extent[1] = image.layers,
+        codes::MEM_OBJECT_IMAGE2D_ARRAY => extent[2] = image.layers,
+        _ => {}
+    }
+    let fits = (0..3).all(|axis| {
+        region[axis] > 0
+            && origin[axis]
+                .checked_add(region[axis])
+                .is_some_and(|end| end <= extent[axis])
+    });
+    if fits {
+        Ok(())
+    } else {
+        Err(codes::INVALID_VALUE)
+    }
+}
+
+/// The application's side of an image transfer.
+fn image_memory(
+    image: &Image,
+    region: [u64; 3],
+    row_pitch: usize,
+    slice_pitch: usize,
+    pointer: *mut c_void,
+) -> Outcome<Landing> {
+    let row = (region[0] * image.pixel) as usize;
+    let row_pitch = if row_pitch == 0 { row } else { row_pitch };
+    // The layers of an array of lines lie a slice's pitch apart.
+    let (rows, slices) = if image.kind == codes::MEM_OBJECT_IMAGE1D_ARRAY {
+        (1, region[1] as usize)
+    } else {
+        (region[1] as usize, region[2] as usize)
+    };
+    let tight = row_pitch * rows;
+    let slice_pitch = if slice_pitch == 0 { tight } else { slice_pitch };
+    if row_pitch < row || slice_pitch < tight {
+        return Err(codes::INVALID_VALUE);
+    }
+    Ok(Landing {
+        to: pointer.cast(),
+        row,
+        rows,
+        slices,
+        row_pitch,
+        slice_pitch,
+    })
+}
+
+/// What `clEnqueueReadImage` and its sibling are called with.
+struct ImageCall {
+    origin: *const usize,
+    region: *const usize,
+    pitches: [usize; 2],
+    pointer: *mut c_void,
+}
+
+fn image(
+    queue: Handle<Queue>,
+    mem: Handle<Mem>,
+    blocking: u32,
+    call: &ImageCall,
+    write: bool,
+    around: Around,
+) -> Outcome {
+    let (queue, mem) = (get(queue)?, get(mem)?);
+    same_context(queue, mem)?;
+    let image = mem.it.image.as_ref().ok_or(codes::INVALID_MEM_OBJECT)?;
+    let (Some(origin), Some(region)) = (triple(call.origin), triple(call.region)) else {
+        return Err(codes::INVALID_VALUE);
+    };
+    if call.pointer.is_null() {
+        return Err(codes::INVALID_VALUE);
+    }
+    inside(image, origin, region)?;
+    allowed(mem, write)?;
+    let memory = image_memory(
+        image,
+        region,
+        call.pitches[0],
+        call.pitches[1],
+        call.pointer,
+    )?;
+    let link = link::the()?;
+    let command = if write {
+        codes::COMMAND_WRITE_IMAGE
+    } else {
+        codes::COMMAND_READ_IMAGE
+    };
+    submit(queue, around, command, blocking != 0, |order| {
+        Ok(ImageRect {
+            order,
+            mem: mem.it.id,
+            write,
+            origin,
+            region,
+            place: place(link, memory, write)?,
+        })
+    })
+}
+
+pub extern "C" fn clEnqueueReadImage(
+    queue: Handle<Queue>,
+    mem: Handle<Mem>,
+    blocking: u32,
+    origin: *const usize,
+    region: *const usize,
+    row_pitch: usize,
+    slice_pitch: usize,
+    pointer: *mut c_void,
+    count: u32,
+    wait: *const Handle<Event>,
+    event: *mut Handle<Event>,
+) -> i32 {
+    let call = ImageCall {
+        origin,
+        region,
+        pitches: [row_pitch, slice_pitch],
+        pointer,
+    };
+    let around = Around { count, wait, event };
+    code(image(queue, mem, blocking, &call, false, around))
+}
+
+pub extern "C" fn clEnqueueWriteImage(
+    queue: Handle<Queue>,
+    mem: Handle<Mem>,
+    blocking: u32,
+    origin: *const usize,
+    region: *const usize,
+    row_pitch: usize,
+    slice_pitch: usize,
+    pointer: *mut c_void,
+    count: u32,
+    wait: *const Handle<Event>,
+    event: *mut Handle<Event>,
+) -> i32 {
+    let call = ImageCall {
+        origin,
+        region,
+        pitches: [row_pitch, slice_pitch],
+        pointer,
+    };
+    let around = Around { count, wait, event };
+    code(image(queue, mem, blocking, &call, true, around))
+}
+
+fn check_map(mem: &Object<Mem>, flags: u64) -> Outcome {
+    let known = codes::MAP_READ | codes::MAP_WRITE | codes::MAP_WRITE_INVALIDATE_REGION;
+    let invalidate = flags & codes::MAP_WRITE_INVALIDATE_REGION != 0;
+    if flags & !known != 0 || invalidate && flags & (codes::MAP_READ | codes::MAP_WRITE) != 0 {
+        return Err(codes::INVALID_VALUE);
+    }
+    if flags & codes::MAP_READ != 0 {
+        allowed(mem, false)?;
+    }
+    if flags & (codes::MAP_WRITE | codes::MAP_WRITE_INVALIDATE_REGION) != 0 {
+        allowed(mem, true)?;
+    }
+    Ok(())
+}
+
+/// Whether unmapping has to write back.
+fn writes(flags: u64) -> bool {
+    flags & (codes::MAP_WRITE | codes::MAP_WRITE_INVALIDATE_REGION) != 0
+}
+
+fn remember(mem: &Object<Mem>, pointer: *mut u8, kind: Mapped) {
+    let mut maps = mem.it.maps.lock().unwrap_or_else(PoisonError::into_inner);
+    maps.push(Mapping {
+        pointer: pointer as usize,
+        kind,
+    });
+}
+
+pub extern "C" fn clEnqueueMapBuffer(
+    queue: Handle<Queue>,
+    mem: Handle<Mem>,
+    blocking: u32,
+    flags: u64,
+    offset: usize,
+    size: usize,
+    count: u32,
+    wait: *const Handle<Event>,
+    event: *mut Handle<Event>,
+    errcode_ret: *mut i32,
+) -> *mut c_void {
+    let outcome = (|| {
+        let (queue, mem) = (get(queue)?, get(mem)?);
+        same_context(queue, mem)?;
+        let (offset, size) = (offset as u64, size as u64);
+        let end = offset.checked_add(size).ok_or(codes::INVALID_VALUE)?;
+        if size == 0 || end > mem.it.size || mem.it.image.is_some() {
+            return Err(codes::INVALID_VALUE);
+        }
+        check_map(mem, flags)?;
+        let link = link::the()?;
+        let around = Around { count, wait, event };
+        let blocking = blocking != 0;
+        let command = codes::COMMAND_MAP_BUFFER;
+        if let Some((start, _)) = mem.it.lives {
+            let pointer = link.pointer(start + offset, size)?;
+            submit(queue, around, command, blocking, |order| {
+                Ok(Map {
+                    order,
+                    mem: mem.it.id,
+                    flags,
+                    offset,
+                    size,
+                })
+            })?;
+            remember(mem, pointer, Mapped::Window(offset));
+            return Ok(pointer.cast());
+        }
+        let start = link.reserve(size)?;
+        let pointer = link.pointer(start, size)?;
+        let host = (!mem.it.host.is_null())
+            .then(|| Landing::flat(mem.it.host.wrapping_add(offset as usize), size as usize));
+        submit_map(
+            link,
+            queue,
+            around,
+            command,
+            blocking,
+            flags,
+            start,
+            size,
+            host,
+            |order, to| {
+                Ok(ReadBuffer {
+                    order,
+                    mem: mem.it.id,
+                    offset,
+                    to,
+                })
+            },
+        )?;
+        let kind = Mapped::Copy {
+            offset: start,
+            length: size,
+            host,
+            origin: [offset, 0, 0],
+            region: [size, 1, 1],
+            write: writes(flags),
+        };
+        let pointer = host.map_or(pointer, |host| host.to);
+        remember(mem, pointer, kind);
+        Ok(pointer.cast())
+    })();
+    handle(outcome, errcode_ret)
+}
+
+/// Reads what is mapped into its stretch of the window, and on into the application's own memory
+/// if the object lives there; or only waits, if the contents do not matter.
+#[allow(clippy::too_many_arguments)]
+fn submit_map<C: gantry_remoting::protocol::Call<Answer = ()>>(
+    link: &Link,
+    queue: &Object<Queue>,
+    around: Around,
+    command: u32,
+    blocking: bool,
+    flags: u64,
+    start: u64,
+    size: u64,
+    host: Option<Landing>,
+    read: impl FnOnce(gantry_remoting::protocol::calls::Order, Place) -> Outcome<C>,
+) -> Outcome {
+    let submitted = if flags & codes::MAP_WRITE_INVALIDATE_REGION != 0 {
+        submit(queue, around, command, blocking, |order| {
+            Ok(Marker { order })
+        })
+    } else {
+        submit(queue, around, command, blocking, |order| {
+            let to = match host {
+                // Through a stage of its own, which is released with the landing.
+                Some(landing) => {
+                    let offset = link.reserve(size)?;
+                    link.stage(offset, size, Some(landing))
+                }
+                None => Place {
+                    offset: start,
+                    length: size,
+                    stage: None,
+                },
+            };
+            read(order, to)
+        })
+    };
+    submitted.inspect_err(|_| link.give_back(start, size))
+}
+
+pub extern "C" fn clEnqueueMapImage(
+    queue: Handle<Queue>,
+    mem: Handle<Mem>,
+    blocking: u32,
+    flags: u64,
+    origin: *const usize,
+    region: *const usize,
+    row_pitch: *mut usize,
+    slice_pitch: *mut usize,
+    count: u32,
+    wait: *const Handle<Event>,
+    event: *mut Handle<Event>,
+    errcode_ret: *mut i32,
+) -> *mut c_void {
+    let outcome = (|| {
+        let (queue, mem) = (get(queue)?, get(mem)?);
+        same_context(queue, mem)?;
+        let image = mem.it.image.as_ref().ok_or(codes::INVALID_MEM_OBJECT)?;
+        let (Some(origin), Some(region)) = (triple(origin), triple(region)) else {
+            return Err(codes::INVALID_VALUE);
+        };
+        let has_slices = matches!(
+            image.kind,
+            codes::MEM_OBJECT_IMAGE3D
+                | codes::MEM_OBJECT_IMAGE1D_ARRAY
+                | codes::MEM_OBJECT_IMAGE2D_ARRAY
+        );
+        if row_pitch.is_null() || has_slices && slice_pitch.is_null() {
+            return Err(codes::INVALID_VALUE);
+        }
+        inside(image, origin, region)?;
+        check_map(mem, flags)?;
+        let link = link::the()?;
+        let memory = image_memory(image, region, 0, 0, null_mut())?;
+        let size = memory.size() as u64;
+        let start = link.reserve(size)?;
+        let pointer = link.pointer(start, size)?;
+        let around = Around { count, wait, event };
+        let command = codes::COMMAND_MAP_IMAGE;
+        submit_map(
+            link,
+            queue,
+            around,
+            command,
+            blocking != 0,
+            flags,
+            start,
+            size,
+            None,
+            |order, place| {
+                Ok(ImageRect {
+                    order,
+                    mem: mem.it.id,
+                    write: false,
+                    origin,
+                    region,
+                    place,
+                })
+            },
+        )?;
+        let kind = Mapped::Copy {
+            offset: start,
+            length: size,
+            host: None,
+            origin,
+            region,
+            write: writes(flags),
+        };
+        remember(mem, pointer, kind);
+        set(row_pitch, memory.row_pitch);
+        set(slice_pitch, if has_slices { memory.slice_pitch } else { 0 });
+        Ok(pointer.cast())
+    })();
+    handle(outcome, errcode_ret)
+}
+
+pub extern "C" fn clEnqueueUnmapMemObject(
+    queue: Handle<Queue>,
+    mem: Handle<Mem>,
+    pointer: *mut c_void,
+    count: u32,
+    wait: *const Handle<Event>,
+    event: *mut Handle<Event>,
+) -> i32 {
+    code((|| {
+        let (queue, mem) = (get(queue)?, get(mem)?);
+        same_context(queue, mem)?;
+        let link = link::the()?;
+        let mapping = {
+            let mut maps = mem.it.maps.lock().unwrap_or_else(PoisonError::into_inner);
+            let index = maps.iter().position(|map| map.pointer == pointer as usize);
+            maps.remove(index.ok_or(codes::INVALID_VALUE)?)
+        };
+        let around = Around { count, wait, event };
+        let command = codes::COMMAND_UNMAP_MEM_OBJECT;
+        match mapping.kind {
+            Mapped::Window(offset) => submit(queue, around, command, false, |order| {
+                Ok(Unmap {
+                    order,
+                    mem: mem.it.id,
+                    offset,
+                })
+            }),
+            Mapped::Copy {
+                offset,
+                length,
+                write: false,
+                ..
+            } => {
+                let place = link.stage(offset, length, None);
+                // Its space is free when all before is over.
+                submit(queue, around, command, false, |order| {
+                    Ok(gantry_remoting::protocol::calls::Unstage { order, place })
+                })
+            }
+            Mapped::Copy {
+                offset,
+                length,
+                host,
+                origin,
+                region,
+                write: true,
+            } => {
+                if let Some(host) = host {
+                    host.gather(link.pointer(offset, length)?);
+                }
+                let place = link.stage(offset, length, None);
+                if mem.it.image.is_some() {
+                    submit(queue, around, command, false, |order| {
+                        Ok(ImageRect {
+                            order,
+                            mem: mem.it.id,
+                            write: true,
+                            origin,
+                            region,
+                            place,
+                        })
+                    })
+                } else {
+                    submit(queue, around, command, false, |order| {
+                        Ok(WriteBuffer {
+                            order,
+                            mem: mem.it.id,
+                            offset: origin[0],
+                            from: place,
+                        })
+                    })
+                }
+            }
+        }
+    })())
+}

@@ -1,0 +1,23 @@
+//! Accelerator API remoting: an application in a guest calls its accelerator's usual API, and a
+//! worker process on the host carries the calls out.
+//!
+//! ```text
+//!   application -> driver (guest/opencl) -> ring of calls -> worker -> the host's driver
+//!                        ^----------------- ring of answers <---'
+//!                        '------ data window, seen by both and by the device ------'
+//! ```
+//!
+//! - [`protocol`]: what is said. One definition makes both sides; builds that differ refuse each
+//!   other and name both versions.
+//! - [`transport`]: how it gets there. Rings in shared memory: no system call and no exit while
+//!   both sides are busy.
+//! - [`opencl`]: the host's OpenCL, opened at run time.
+//! - [`worker`]: the process that serves one application. It trusts nothing that comes out of the
+//!   rings; its end costs that application an error code and nobody else anything.
+//!
+//! The crate knows nothing of the machine around it: a window is a file, wherever it comes from.
+
+pub mod opencl;
+pub mod protocol;
+pub mod transport;
+pub mod worker;

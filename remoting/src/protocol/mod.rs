@@ -1,0 +1,15 @@
+//! What a driver in the guest and a worker on the host say to each other.
+//!
+//! One definition ([`calls`]) makes both sides: a struct per call, its number, the type of its
+//! answer and the decoder. Its text is also hashed into [`VERSION`], so that two builds whose
+//! definitions differ refuse each other in the [hello](hello), naming both versions.
+
+pub mod calls;
+pub mod frame;
+pub mod hello;
+pub mod wire;
+
+pub use calls::{Call, Request};
+pub use frame::{Flags, Header};
+pub use hello::VERSION;
+pub use wire::{Blob, Malformed, Reader, Wire};

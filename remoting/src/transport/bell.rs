@@ -1,0 +1,72 @@
+//! How a sleeper is woken: a futex between processes of one machine.
+//!
+//! Across a VM boundary the same trait is served by the accelerator port's doorbell and its
+//! interrupt.
+
+use std::time::Duration;
+
+use super::sync::{AtomicU32, Ordering};
+
+/// Wakes and sleeps on a word of shared memory.
+pub trait Bell {
+    /// Changes the word and wakes who sleeps on it.
+    fn ring(&self, word: &AtomicU32);
+    /// Sleeps while the word is `seen`, at most for the bell's patience. May wake for no reason.
+    fn wait(&self, word: &AtomicU32, seen: u32);
+}
+
+/// A futex that is shared between processes.
+#[derive(Clone, Copy, Debug)]
+pub struct Futex {
+    /// The longest sleep: how late a sleeper notices what nobody rings for (its peer's death).
+    pub patience: Duration,
+}
+
+#[cfg(not(loom))]
+impl Bell for Futex {
+    fn ring(&self, word: &AtomicU32) {
+        word.fetch_add(1, Ordering::Release);
+        // SAFETY: the word is a live, aligned 32-bit word; FUTEX_WAKE reads nothing else.
+        unsafe {
+            libc::syscall(
+                libc::SYS_futex,
+                word.as_ptr(),
+                libc::FUTEX_WAKE,
+                i32::MAX,
+                0,
+                0,
+                0,
+            );
+        }
+    }
+
+    fn wait(&self, word: &AtomicU32, seen: u32) {
+        let patience = libc::timespec {
+            tv_sec: self.patience.as_secs() as libc::time_t,
+            tv_nsec: libc::c_long::from(self.patience.subsec_nanos()),
+        };
+        // SAFETY: the word is a live, aligned 32-bit word, and `patience` outlives the call.
+        unsafe {
+            libc::syscall(
+                libc::SYS_futex,
+                word.as_ptr(),
+                libc::FUTEX_WAIT,
+                seen,
+                &raw const patience,
+                0,
+                0,
+            );
+        }
+    }
+}
+
+#[cfg(loom)]
+impl Bell for Futex {
+    fn ring(&self, word: &AtomicU32) {
+        word.fetch_add(1, Ordering::Release);
+    }
+
+    fn wait(&self, _: &AtomicU32, _: u32) {
+        loom::thread::yield_now();
+    }
+}

@@ -1,0 +1,178 @@
+//! Messages over a ring: fragments of long ones, and the time that is polled before sleeping.
+
+use std::time::{Duration, Instant};
+
+use super::{
+    bell::Bell,
+    ring::{Broken, Bytes, Consumer, Producer},
+};
+use crate::protocol::frame::{Flags, HEADER, Header, LARGEST};
+
+/// Why no message can be exchanged any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Gone {
+    /// The peer has ended.
+    #[error("the other side has ended")]
+    Peer,
+    /// The peer has broken the ring's rules.
+    #[error(transparent)]
+    Broken(#[from] Broken),
+    /// The peer announced a longer frame than it wrote, or a longer message than there may be.
+    #[error("the peer announced a message of {0} bytes that it may not or did not write")]
+    Length(usize),
+}
+
+/// Sends messages.
+#[derive(Debug)]
+pub struct Sender<B, L> {
+    ring: Producer<B, L>,
+    fragment: usize,
+    /// How long to poll for room before sleeping.
+    pub spin: Duration,
+}
+
+impl<B: Bytes, L: Bell> Sender<B, L> {
+    /// Sends over `ring`, whose bytes are `size` many.
+    pub fn new(ring: Producer<B, L>, size: u32, spin: Duration) -> Self {
+        Self {
+            ring,
+            fragment: size as usize / 4,
+            spin,
+        }
+    }
+
+    /// Sends a message, waiting for room while `alive`. If the ring has room: no system call
+    /// unless the peer sleeps.
+    pub fn send(
+        &mut self,
+        header: Header,
+        body: &[u8],
+        alive: impl Fn() -> bool,
+    ) -> Result<(), Gone> {
+        if body.len() > LARGEST {
+            return Err(Gone::Length(body.len()));
+        }
+        let mut rest = body;
+        loop {
+            let (part, later) = rest.split_at(rest.len().min(self.fragment));
+            let flags = if later.is_empty() {
+                header.flags
+            } else {
+                header.flags.with(Flags::MORE)
+            };
+            let frame = Header {
+                length: part.len() as u32,
+                flags,
+                ..header
+            };
+            let mut since = None;
+            while !self.ring.push(&frame.to_bytes(), part)? {
+                if !alive() {
+                    return Err(Gone::Peer);
+                }
+                let since = *since.get_or_insert_with(Instant::now);
+                if since.elapsed() < self.spin {
+                    std::hint::spin_loop();
+                } else {
+                    self.ring.wait_for_room(HEADER + part.len())?;
+                }
+            }
+            if later.is_empty() {
+                return Ok(());
+            }
+            rest = later;
+        }
+    }
+}
+
+/// Receives messages.
+#[derive(Debug)]
+pub struct Receiver<B, L> {
+    ring: Consumer<B, L>,
+    partial: Vec<u8>,
+}
+
+impl<B: Bytes, L: Bell> Receiver<B, L> {
+    /// Receives from `ring`.
+    pub fn new(ring: Consumer<B, L>) -> Self {
+        Self {
+            ring,
+            partial: Vec::new(),
+        }
+    }
+
+    /// The next message if it is there; its body replaces what `body` held. No system call unless
+    /// the peer waits for room.
+    pub fn poll(&mut self, body: &mut Vec<u8>) -> Result<Option<Header>, Gone> {
+        loop {
+            let held = self.ring.held()? as usize;
+            if held < HEADER {
+                return if held == 0 {
+                    Ok(None)
+                } else {
+                    Err(Gone::Length(held))
+                };
+            }
+            let mut bytes = [0; HEADER];
+            self.ring.peek(&mut bytes);
+            // From here on the header is private: the peer cannot change it after the check.
+            let header = Header::from_bytes(&bytes);
+            let length = header.length as usize;
+            let so_far = self.partial.len();
+            if length > held - HEADER || length > LARGEST - so_far {
+                return Err(Gone::Length(length));
+            }
+            if header.flags.has(Flags::MORE) {
+                self.partial.resize(so_far + length, 0);
+                self.ring.take(HEADER, &mut self.partial[so_far..]);
+                continue;
+            }
+            body.clear();
+            body.append(&mut self.partial);
+            body.resize(so_far + length, 0);
+            self.ring.take(HEADER, &mut body[so_far..]);
+            return Ok(Some(header));
+        }
+    }
+
+    /// Sleeps until a message may be there or `awake` says that there is something else to do;
+    /// at most for the bell's patience.
+    pub fn sleep(&self, awake: impl Fn() -> bool) -> Result<(), Gone> {
+        Ok(self.ring.sleep(awake)?)
+    }
+}
+
+/// Polls for a bounded time.
+#[derive(Debug)]
+pub struct Spin {
+    bound: Duration,
+    since: Option<Instant>,
+    rounds: u32,
+}
+
+impl Spin {
+    /// Polls for `bound`.
+    pub fn new(bound: Duration) -> Self {
+        Self {
+            bound,
+            since: None,
+            rounds: 0,
+        }
+    }
+
+    /// Starts again.
+    pub fn reset(&mut self) {
+        self.since = None;
+        self.rounds = 0;
+    }
+
+    /// Spends a moment; whether the time is not over. The clock is read every 32 rounds.
+    pub fn again(&mut self) -> bool {
+        self.rounds = self.rounds.wrapping_add(1);
+        std::hint::spin_loop();
+        if !self.rounds.is_multiple_of(32) {
+            return true;
+        }
+        self.since.get_or_insert_with(Instant::now).elapsed() < self.bound
+    }
+}

@@ -1,0 +1,15 @@
+//! How messages get from one side to the other.
+//!
+//! ```text
+//!   driver in the guest                         worker on the host
+//!   Sender -- push --> [ ring of calls   ] -- poll --> Receiver
+//!   Receiver <- poll -- [ ring of answers ] <-- push -- Sender
+//!          \____________ data in the window ____________/
+//! ```
+
+pub mod bell;
+pub mod link;
+pub mod ring;
+pub mod socket;
+pub mod sync;
+pub mod window;

@@ -1,0 +1,245 @@
+//! A ring of bytes in shared memory: one producer, one consumer, neither trusts the other.
+//!
+//! Both indices run freely and wrap at 2^32; their difference is what the ring holds. Each side
+//! keeps its own index in private memory and only publishes it, so that a hostile peer can change
+//! what is seen of *its* index alone; that one is read once and checked against the ring's size.
+//! A frame is copied out before anybody looks into it.
+//!
+//! Sleeping: a consumer that has polled in vain says so (`sleeping`), looks once more, and sleeps
+//! on the bell. A producer that has published looks at `sleeping` and rings. Between the store
+//! and the load of each side stands a full fence, so that one of the two sees the other: no
+//! wake-up is lost (model-checked by `loom` in this crate's tests). While both sides are busy, a
+//! message costs two atomic stores, a load and a fence: no system call.
+
+use super::{
+    bell::Bell,
+    sync::{AtomicU32, Ordering, fence},
+};
+
+/// The shared part of a ring besides its bytes. One cache line per writer.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct Control {
+    /// Bytes ever written, modulo 2^32; written by the producer.
+    tail: Line,
+    /// Bytes ever read, modulo 2^32; written by the consumer.
+    head: Line,
+    /// Whether the consumer sleeps or is about to; written by both.
+    sleeping: Line,
+    /// Whether the producer waits for room; written by both.
+    starved: Line,
+    /// What the consumer sleeps on.
+    pub items: Line,
+    /// What the producer sleeps on.
+    pub room: Line,
+}
+
+/// A word that has a cache line for itself.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct Line(pub AtomicU32);
+
+/// The bytes of a ring.
+pub trait Bytes {
+    /// How many there are: a power of two.
+    fn size(&self) -> u32;
+    /// The shared control words.
+    fn control(&self) -> &Control;
+    /// Copies bytes out.
+    ///
+    /// # Safety
+    /// `at + into.len()` is at most the size, and the producer does not write there meanwhile
+    /// (a hostile one may: the bytes are then arbitrary, and nothing else happens).
+    unsafe fn read(&self, at: u32, into: &mut [u8]);
+    /// Copies bytes in.
+    ///
+    /// # Safety
+    /// As for `read`, with the consumer in the producer's place.
+    unsafe fn write(&self, at: u32, from: &[u8]);
+}
+
+/// The peer has broken the ring's rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the peer's ring index is {claimed} bytes ahead in a ring of {size} bytes")]
+pub struct Broken {
+    /// What the ring would hold.
+    pub claimed: u32,
+    /// What it can hold.
+    pub size: u32,
+}
+
+fn copy_out<B: Bytes>(bytes: &B, index: u32, into: &mut [u8]) {
+    let at = index & (bytes.size() - 1);
+    // Below 2^32: a slice here is never longer than the ring.
+    let first = into.len().min((bytes.size() - at) as usize);
+    let (head, rest) = into.split_at_mut(first);
+    // SAFETY: `at + first <= size`, and what is left starts at 0 and is shorter than the ring.
+    // The indices keep an honest producer out of these bytes until `head` passes them.
+    unsafe {
+        bytes.read(at, head);
+        if !rest.is_empty() {
+            bytes.read(0, rest);
+        }
+    }
+}
+
+fn copy_in<B: Bytes>(bytes: &B, index: u32, from: &[u8]) {
+    let at = index & (bytes.size() - 1);
+    let first = from.len().min((bytes.size() - at) as usize);
+    let (head, rest) = from.split_at(first);
+    // SAFETY: as in `copy_out`; the indices keep an honest consumer out of free bytes.
+    unsafe {
+        bytes.write(at, head);
+        if !rest.is_empty() {
+            bytes.write(0, rest);
+        }
+    }
+}
+
+/// The writing end.
+#[derive(Debug)]
+pub struct Producer<B, L> {
+    bytes: B,
+    bell: L,
+    tail: u32,
+}
+
+impl<B: Bytes, L: Bell> Producer<B, L> {
+    /// The writing end of a ring that nobody has written to.
+    pub fn new(bytes: B, bell: L) -> Self {
+        Self {
+            bytes,
+            bell,
+            tail: 0,
+        }
+    }
+
+    /// How many bytes can be written now.
+    pub fn room(&self) -> Result<u32, Broken> {
+        let control = self.bytes.control();
+        let head = control.head.0.load(Ordering::Acquire);
+        let held = self.tail.wrapping_sub(head);
+        let size = self.bytes.size();
+        size.checked_sub(held).ok_or(Broken {
+            claimed: held,
+            size,
+        })
+    }
+
+    /// Writes a frame of two parts if there is room, and wakes a sleeping consumer.
+    pub fn push(&mut self, header: &[u8], body: &[u8]) -> Result<bool, Broken> {
+        let length = header.len() + body.len();
+        if length > self.room()? as usize {
+            return Ok(false);
+        }
+        copy_in(&self.bytes, self.tail, header);
+        // Cannot overflow in a way that matters: indices wrap.
+        copy_in(
+            &self.bytes,
+            self.tail.wrapping_add(header.len() as u32),
+            body,
+        );
+        self.tail = self.tail.wrapping_add(length as u32);
+        let control = self.bytes.control();
+        control.tail.0.store(self.tail, Ordering::Release);
+        fence(Ordering::SeqCst);
+        if control.sleeping.0.load(Ordering::Relaxed) != 0 {
+            control.sleeping.0.store(0, Ordering::Relaxed);
+            self.bell.ring(&control.items.0);
+        }
+        Ok(true)
+    }
+
+    /// Sleeps until there may be room for `length` bytes; at most for the bell's patience.
+    pub fn wait_for_room(&self, length: usize) -> Result<(), Broken> {
+        let control = self.bytes.control();
+        let seen = control.room.0.load(Ordering::Acquire);
+        control.starved.0.store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        if (self.room()? as usize) < length {
+            self.bell.wait(&control.room.0, seen);
+        }
+        control.starved.0.store(0, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// The reading end.
+#[derive(Debug)]
+pub struct Consumer<B, L> {
+    bytes: B,
+    bell: L,
+    head: u32,
+}
+
+impl<B: Bytes, L: Bell> Consumer<B, L> {
+    /// The reading end of a ring that nobody has read from.
+    pub fn new(bytes: B, bell: L) -> Self {
+        Self {
+            bytes,
+            bell,
+            head: 0,
+        }
+    }
+
+    /// How many bytes can be read now: one atomic load.
+    pub fn held(&self) -> Result<u32, Broken> {
+        let control = self.bytes.control();
+        let held = control
+            .tail
+            .0
+            .load(Ordering::Acquire)
+            .wrapping_sub(self.head);
+        let size = self.bytes.size();
+        if held > size {
+            return Err(Broken {
+                claimed: held,
+                size,
+            });
+        }
+        Ok(held)
+    }
+
+    /// Copies the next bytes out without taking them. The caller has seen that they are there.
+    pub fn peek(&self, into: &mut [u8]) {
+        debug_assert!(into.len() <= self.bytes.size() as usize);
+        copy_out(&self.bytes, self.head, into);
+    }
+
+    /// Copies bytes out, from `skip` bytes on, and takes all up to their end. The caller has seen
+    /// that they are there.
+    pub fn take(&mut self, skip: usize, into: &mut [u8]) {
+        copy_out(&self.bytes, self.head.wrapping_add(skip as u32), into);
+        self.head = self.head.wrapping_add((skip + into.len()) as u32);
+        let control = self.bytes.control();
+        control.head.0.store(self.head, Ordering::Release);
+        fence(Ordering::SeqCst);
+        if control.starved.0.load(Ordering::Relaxed) != 0 {
+            control.starved.0.store(0, Ordering::Relaxed);
+            self.bell.ring(&control.room.0);
+        }
+    }
+
+    /// Sleeps until something may be there or `awake` says that there is something else to do;
+    /// at most for the bell's patience.
+    pub fn sleep(&self, awake: impl Fn() -> bool) -> Result<(), Broken> {
+        let control = self.bytes.control();
+        let seen = control.items.0.load(Ordering::Acquire);
+        control.sleeping.0.store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        if self.held()? == 0 && !awake() {
+            self.bell.wait(&control.items.0, seen);
+        }
+        control.sleeping.0.store(0, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The bell and the word that it rings to end the consumer's sleep from elsewhere.
+    pub fn rouse(&self) {
+        self.bell.ring(&self.bytes.control().items.0);
+    }
+}
+
+#[cfg(test)]
+#[path = "ring_tests.rs"]
+mod tests;

@@ -1,0 +1,582 @@
+//! Commands in queues, and waiting for them.
+
+use std::ptr::{null, null_mut};
+
+use super::{
+    objects::Event,
+    server::{Server, cl, outcome},
+};
+use crate::{
+    opencl::{
+        api::{Api, Handle},
+        codes, image,
+    },
+    protocol::{
+        Flags, Header, Request,
+        calls::{self, Order, Place, QueueId, StageId},
+    },
+    transport::link::Gone,
+};
+
+/// What a command gets to pass on to the driver.
+struct Slot {
+    queue: Handle,
+    count: u32,
+    wait: *const Handle,
+    event: *mut Handle,
+}
+
+fn sizes(numbers: [u64; 3]) -> [usize; 3] {
+    numbers.map(|number| number as usize)
+}
+
+impl Server {
+    /// Enqueues a command: finds its queue and events, lets `enqueue` call the driver, and keeps
+    /// account of the event, the stage and the answer.
+    fn enqueue(
+        &mut self,
+        header: Header,
+        order: &Order,
+        stage: Option<StageId>,
+        enqueue: impl FnOnce(&mut Self, &Api, &Slot) -> Result<i32, i32>,
+    ) -> Result<(), Gone> {
+        let waits = header.flags.has(Flags::ANSWER);
+        let mut event: Handle = 0;
+        let outcome = (|| {
+            let queue = self.queues.get(order.queue.0)?.raw;
+            if let Some(id) = order.event {
+                self.events.check(id.0)?;
+            }
+            let mut wait = Vec::with_capacity(order.wait.len());
+            for id in &order.wait {
+                wait.push(match self.events.get(id.0) {
+                    Ok(event) => event.raw,
+                    // What it waits for has failed before it reached the driver.
+                    Err(_) => return Err(codes::EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST),
+                });
+            }
+            let slot = Slot {
+                queue,
+                count: wait.len() as u32,
+                wait: if wait.is_empty() {
+                    null()
+                } else {
+                    wait.as_ptr()
+                },
+                event: if order.event.is_some() || stage.is_some() || waits {
+                    &raw mut event
+                } else {
+                    null_mut()
+                },
+            };
+            let api = std::sync::Arc::clone(&self.api);
+            outcome(enqueue(self, &api, &slot)?)
+        })();
+        if let Err(code) = outcome {
+            if let Some(stage) = stage {
+                self.stage_free(stage, false);
+            }
+            if let Some(id) = order.event
+                && self.events.check(id.0).is_ok()
+            {
+                self.events.put(id.0, Err(code));
+            }
+            if waits {
+                return self.answer(header, &Err::<(), i32>(code));
+            }
+            if let Ok(queue) = self.queues.get_mut(order.queue.0) {
+                queue.deferred.get_or_insert(code);
+            }
+            return Ok(());
+        }
+        if event == 0 {
+            return Ok(());
+        }
+        // One reference came from the driver; each further use takes its own.
+        if let Some(stage) = stage {
+            cl!(self.api, clRetainEvent(event));
+            self.stage_until(stage, event);
+        }
+        if let Some(id) = order.event {
+            cl!(self.api, clRetainEvent(event));
+            self.events.put(
+                id.0,
+                Ok(Event {
+                    raw: event,
+                    queue: Some(order.queue),
+                }),
+            );
+        }
+        if waits {
+            let (raw, deferred) = match self.queues.get_mut(order.queue.0) {
+                Ok(queue) => (queue.raw, queue.deferred.take()),
+                Err(_) => (0, None),
+            };
+            if raw != 0 {
+                cl!(self.api, clFlush(raw));
+            }
+            self.answer_later(header, vec![event], true, deferred.unwrap_or(0));
+        } else {
+            cl!(self.api, clReleaseEvent(event));
+        }
+        Ok(())
+    }
+
+    /// Where a stretch of the window is, if a command may use `needed` bytes of it.
+    pub(super) fn place(&self, place: &Place, needed: Option<u64>) -> Result<*mut u8, i32> {
+        if needed.is_none_or(|needed| needed > place.length) {
+            return Err(codes::INVALID_VALUE);
+        }
+        self.window
+            .at(place.offset, place.length)
+            .ok_or(codes::INVALID_VALUE)
+    }
+
+    /// Carries out a command.
+    #[allow(clippy::too_many_lines)]
+    pub(super) fn command(&mut self, header: Header, request: Request) -> Result<(), Gone> {
+        match request {
+            Request::NdRange(c) => self.enqueue(header, &c.order, None, |server, api, slot| {
+                let kernel = server.kernels.get(c.kernel.0)?.raw;
+                if !(1..=3).contains(&c.dimensions) {
+                    return Err(codes::INVALID_WORK_DIMENSION);
+                }
+                let (offset, local) = (c.offset.map(sizes), c.local.map(sizes));
+                let global = sizes(c.global);
+                Ok(cl!(
+                    api,
+                    clEnqueueNDRangeKernel(
+                        slot.queue,
+                        kernel,
+                        c.dimensions,
+                        offset.as_ref().map_or(null(), |sizes| sizes.as_ptr()),
+                        global.as_ptr(),
+                        local.as_ref().map_or(null(), |sizes| sizes.as_ptr()),
+                        slot.count,
+                        slot.wait,
+                        slot.event,
+                    )
+                ))
+            }),
+            Request::ReadBuffer(c) => {
+                self.enqueue(header, &c.order, c.to.stage, |server, api, slot| {
+                    let mem = server.mems.get(c.mem.0)?.raw;
+                    let to = server.place(&c.to, Some(c.to.length))?;
+                    Ok(cl!(
+                        api,
+                        clEnqueueReadBuffer(
+                            slot.queue,
+                            mem,
+                            0,
+                            c.offset as usize,
+                            c.to.length as usize,
+                            to.cast(),
+                            slot.count,
+                            slot.wait,
+                            slot.event,
+                        )
+                    ))
+                })
+            }
+            Request::WriteBuffer(c) => {
+                self.enqueue(header, &c.order, c.from.stage, |server, api, slot| {
+                    let mem = server.mems.get(c.mem.0)?.raw;
+                    let from = server.place(&c.from, Some(c.from.length))?;
+                    Ok(cl!(
+                        api,
+                        clEnqueueWriteBuffer(
+                            slot.queue,
+                            mem,
+                            0,
+                            c.offset as usize,
+                            c.from.length as usize,
+                            from.cast(),
+                            slot.count,
+                            slot.wait,
+                            slot.event,
+                        )
+                    ))
+                })
+            }
+            Request::BufferRect(c) => self.buffer_rect(header, &c),
+            Request::ImageRect(c) => self.image_rect(header, &c),
+            Request::CopyBuffer(c) => self.enqueue(header, &c.order, None, |server, api, slot| {
+                let (from, to) = (server.mems.get(c.from.0)?.raw, server.mems.get(c.to.0)?.raw);
+                Ok(cl!(
+                    api,
+                    clEnqueueCopyBuffer(
+                        slot.queue,
+                        from,
+                        to,
+                        c.offsets[0] as usize,
+                        c.offsets[1] as usize,
+                        c.size as usize,
+                        slot.count,
+                        slot.wait,
+                        slot.event,
+                    )
+                ))
+            }),
+            Request::CopyBufferRect(c) => {
+                self.enqueue(header, &c.order, None, |server, api, slot| {
+                    let (from, to) = (server.mems.get(c.from.0)?.raw, server.mems.get(c.to.0)?.raw);
+                    let [source, target] = c.origins.map(sizes);
+                    let region = sizes(c.region);
+                    Ok(cl!(
+                        api,
+                        clEnqueueCopyBufferRect(
+                            slot.queue,
+                            from,
+                            to,
+                            source.as_ptr(),
+                            target.as_ptr(),
+                            region.as_ptr(),
+                            c.pitches[0][0] as usize,
+                            c.pitches[0][1] as usize,
+                            c.pitches[1][0] as usize,
+                            c.pitches[1][1] as usize,
+                            slot.count,
+                            slot.wait,
+                            slot.event,
+                        )
+                    ))
+                })
+            }
+            Request::CopyImage(c) => self.enqueue(header, &c.order, None, |server, api, slot| {
+                let (from, to) = (server.mems.get(c.from.0)?.raw, server.mems.get(c.to.0)?.raw);
+                let [source, target] = c.origins.map(sizes);
+                let region = sizes(c.region);
+                Ok(cl!(
+                    api,
+                    clEnqueueCopyImage(
+                        slot.queue,
+                        from,
+                        to,
+                        source.as_ptr(),
+                        target.as_ptr(),
+                        region.as_ptr(),
+                        slot.count,
+                        slot.wait,
+                        slot.event,
+                    )
+                ))
+            }),
+            Request::CopyImageToBuffer(c) => {
+                self.enqueue(header, &c.order, None, |server, api, slot| {
+                    let image = server.mems.get(c.image.0)?.raw;
+                    let buffer = server.mems.get(c.buffer.0)?.raw;
+                    let (origin, region) = (sizes(c.origin), sizes(c.region));
+                    Ok(cl!(
+                        api,
+                        clEnqueueCopyImageToBuffer(
+                            slot.queue,
+                            image,
+                            buffer,
+                            origin.as_ptr(),
+                            region.as_ptr(),
+                            c.offset as usize,
+                            slot.count,
+                            slot.wait,
+                            slot.event,
+                        )
+                    ))
+                })
+            }
+            Request::CopyBufferToImage(c) => {
+                self.enqueue(header, &c.order, None, |server, api, slot| {
+                    let image = server.mems.get(c.image.0)?.raw;
+                    let buffer = server.mems.get(c.buffer.0)?.raw;
+                    let (origin, region) = (sizes(c.origin), sizes(c.region));
+                    Ok(cl!(
+                        api,
+                        clEnqueueCopyBufferToImage(
+                            slot.queue,
+                            buffer,
+                            image,
+                            c.offset as usize,
+                            origin.as_ptr(),
+                            region.as_ptr(),
+                            slot.count,
+                            slot.wait,
+                            slot.event,
+                        )
+                    ))
+                })
+            }
+            Request::FillBuffer(c) => self.enqueue(header, &c.order, None, |server, api, slot| {
+                let mem = server.mems.get(c.mem.0)?.raw;
+                Ok(cl!(
+                    api,
+                    clEnqueueFillBuffer(
+                        slot.queue,
+                        mem,
+                        c.pattern.0.as_ptr().cast(),
+                        c.pattern.0.len(),
+                        c.offset as usize,
+                        c.size as usize,
+                        slot.count,
+                        slot.wait,
+                        slot.event,
+                    )
+                ))
+            }),
+            Request::FillImage(c) => self.enqueue(header, &c.order, None, |server, api, slot| {
+                let mem = server.mems.get(c.mem.0)?.raw;
+                let (origin, region) = (sizes(c.origin), sizes(c.region));
+                Ok(cl!(
+                    api,
+                    clEnqueueFillImage(
+                        slot.queue,
+                        mem,
+                        c.colour.as_ptr().cast(),
+                        origin.as_ptr(),
+                        region.as_ptr(),
+                        slot.count,
+                        slot.wait,
+                        slot.event,
+                    )
+                ))
+            }),
+            Request::Migrate(c) => self.enqueue(header, &c.order, None, |server, api, slot| {
+                let mems: Vec<Handle> = c
+                    .mems
+                    .iter()
+                    .map(|id| server.mems.get(id.0).map(|mem| mem.raw))
+                    .collect::<Result<_, _>>()?;
+                Ok(cl!(
+                    api,
+                    clEnqueueMigrateMemObjects(
+                        slot.queue,
+                        mems.len() as u32,
+                        mems.as_ptr(),
+                        c.flags,
+                        slot.count,
+                        slot.wait,
+                        slot.event,
+                    )
+                ))
+            }),
+            Request::Marker(c) => self.enqueue(header, &c.order, None, |_, api, slot| {
+                Ok(cl!(
+                    api,
+                    clEnqueueMarkerWithWaitList(slot.queue, slot.count, slot.wait, slot.event)
+                ))
+            }),
+            Request::Unstage(c) => self.enqueue(header, &c.order, c.place.stage, |_, api, slot| {
+                Ok(cl!(
+                    api,
+                    clEnqueueMarkerWithWaitList(slot.queue, slot.count, slot.wait, slot.event)
+                ))
+            }),
+            Request::Barrier(c) => self.enqueue(header, &c.order, None, |_, api, slot| {
+                Ok(cl!(
+                    api,
+                    clEnqueueBarrierWithWaitList(slot.queue, slot.count, slot.wait, slot.event)
+                ))
+            }),
+            Request::Map(c) => self.enqueue(header, &c.order, None, |server, api, slot| {
+                let raw = server.mems.get(c.mem.0)?.raw;
+                let mut code = 0;
+                let pointer = cl!(
+                    api,
+                    clEnqueueMapBuffer(
+                        slot.queue,
+                        raw,
+                        0,
+                        c.flags,
+                        c.offset as usize,
+                        c.size as usize,
+                        slot.count,
+                        slot.wait,
+                        slot.event,
+                        &raw mut code,
+                    )
+                );
+                if code == 0 {
+                    let mem = server.mems.get_mut(c.mem.0)?;
+                    mem.maps.push((c.offset, pointer as usize));
+                }
+                Ok(code)
+            }),
+            Request::Unmap(c) => self.enqueue(header, &c.order, None, |server, api, slot| {
+                let mem = server.mems.get_mut(c.mem.0)?;
+                let index = mem.maps.iter().position(|&(offset, _)| offset == c.offset);
+                let (_, pointer) = mem.maps.remove(index.ok_or(codes::INVALID_VALUE)?);
+                let raw = mem.raw;
+                Ok(cl!(
+                    api,
+                    clEnqueueUnmapMemObject(
+                        slot.queue,
+                        raw,
+                        pointer as *mut _,
+                        slot.count,
+                        slot.wait,
+                        slot.event,
+                    )
+                ))
+            }),
+            // All other calls are served elsewhere.
+            _ => self.answer(header, &Err::<(), i32>(codes::INVALID_OPERATION)),
+        }
+    }
+
+    fn buffer_rect(&mut self, header: Header, c: &calls::BufferRect) -> Result<(), Gone> {
+        self.enqueue(header, &c.order, c.place.stage, |server, api, slot| {
+            let mem = server.mems.get(c.mem.0)?.raw;
+            let [width, height, depth] = c.region;
+            let needed = width
+                .checked_mul(height)
+                .and_then(|area| area.checked_mul(depth));
+            let place = server.place(&c.place, needed)?;
+            let (origin, region) = (sizes(c.origin), sizes(c.region));
+            let here = [0usize; 3];
+            Ok(if c.write {
+                cl!(
+                    api,
+                    clEnqueueWriteBufferRect(
+                        slot.queue,
+                        mem,
+                        0,
+                        origin.as_ptr(),
+                        here.as_ptr(),
+                        region.as_ptr(),
+                        c.pitches[0] as usize,
+                        c.pitches[1] as usize,
+                        0,
+                        0,
+                        place.cast(),
+                        slot.count,
+                        slot.wait,
+                        slot.event,
+                    )
+                )
+            } else {
+                cl!(
+                    api,
+                    clEnqueueReadBufferRect(
+                        slot.queue,
+                        mem,
+                        0,
+                        origin.as_ptr(),
+                        here.as_ptr(),
+                        region.as_ptr(),
+                        c.pitches[0] as usize,
+                        c.pitches[1] as usize,
+                        0,
+                        0,
+                        place.cast(),
+                        slot.count,
+                        slot.wait,
+                        slot.event,
+                    )
+                )
+            })
+        })
+    }
+
+    fn image_rect(&mut self, header: Header, c: &calls::ImageRect) -> Result<(), Gone> {
+        self.enqueue(header, &c.order, c.place.stage, |server, api, slot| {
+            let mem = server.mems.get(c.mem.0)?;
+            let shape = mem.image().ok_or(codes::INVALID_MEM_OBJECT)?;
+            let pixel = image::pixel_size(shape.order, shape.data);
+            let needed = c.region.iter().try_fold(
+                pixel.ok_or(codes::INVALID_IMAGE_FORMAT_DESCRIPTOR)?,
+                |a, b| a.checked_mul(*b),
+            );
+            let raw = mem.raw;
+            let place = server.place(&c.place, needed)?;
+            let (origin, region) = (sizes(c.origin), sizes(c.region));
+            Ok(if c.write {
+                cl!(
+                    api,
+                    clEnqueueWriteImage(
+                        slot.queue,
+                        raw,
+                        0,
+                        origin.as_ptr(),
+                        region.as_ptr(),
+                        0,
+                        0,
+                        place.cast(),
+                        slot.count,
+                        slot.wait,
+                        slot.event,
+                    )
+                )
+            } else {
+                cl!(
+                    api,
+                    clEnqueueReadImage(
+                        slot.queue,
+                        raw,
+                        0,
+                        origin.as_ptr(),
+                        region.as_ptr(),
+                        0,
+                        0,
+                        place.cast(),
+                        slot.count,
+                        slot.wait,
+                        slot.event,
+                    )
+                )
+            })
+        })
+    }
+
+    /// `clFinish`: a marker's event completes when all before it has.
+    pub(super) fn finish(&mut self, header: Header, queue: QueueId) -> Result<(), Gone> {
+        let order = Order {
+            queue,
+            wait: Vec::new(),
+            event: None,
+        };
+        let header = Header {
+            flags: header.flags.with(Flags::ANSWER),
+            ..header
+        };
+        self.enqueue(header, &order, None, |_, api, slot| {
+            Ok(cl!(
+                api,
+                clEnqueueMarkerWithWaitList(slot.queue, slot.count, slot.wait, slot.event)
+            ))
+        })
+    }
+
+    pub(super) fn flush(&mut self, queue: QueueId) -> Result<(), i32> {
+        let raw = self.queues.get(queue.0)?.raw;
+        outcome(cl!(self.api, clFlush(raw)))
+    }
+
+    pub(super) fn await_stage(&mut self, header: Header, stage: StageId) -> Result<(), Gone> {
+        let Some(event) = self.stage_event(stage) else {
+            return self.answer(header, &Ok(()));
+        };
+        cl!(self.api, clRetainEvent(event));
+        self.answer_later(header, vec![event], false, 0);
+        Ok(())
+    }
+
+    pub(super) fn wait_for_events(
+        &mut self,
+        header: Header,
+        call: &calls::WaitForEvents,
+    ) -> Result<(), Gone> {
+        let mut events = Vec::with_capacity(call.events.len());
+        let mut code = 0;
+        for id in &call.events {
+            match self.events.get(id.0) {
+                Ok(event) => {
+                    if let Some(queue) = event.queue.and_then(|id| self.queues.get(id.0).ok()) {
+                        cl!(self.api, clFlush(queue.raw));
+                    }
+                    cl!(self.api, clRetainEvent(event.raw));
+                    events.push(event.raw);
+                }
+                Err(_) => code = codes::EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST,
+            }
+        }
+        self.answer_later(header, events, true, code);
+        Ok(())
+    }
+}

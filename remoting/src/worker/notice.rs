@@ -1,0 +1,122 @@
+//! What the driver's own threads and the worker's build threads tell the serving thread.
+
+use std::{
+    ffi::c_void,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use crate::{
+    opencl::api::Handle,
+    transport::{
+        bell::{Bell, Futex},
+        ring::Bytes,
+        window::Slice,
+    },
+};
+
+/// Something that happened outside of the serving thread.
+#[derive(Debug)]
+pub enum Notice {
+    /// An event that is waited for has changed.
+    Wake,
+    /// The client's callback of this number is due, with this status.
+    Callback(u64, i32),
+    /// An answer to the call of this sequence number.
+    Answer(u64, Vec<u8>),
+}
+
+/// Where notices are left.
+#[derive(Debug)]
+pub struct Board {
+    notices: Mutex<Vec<Notice>>,
+    any: AtomicBool,
+    ring: Mutex<Slice>,
+    bell: Futex,
+}
+
+impl Board {
+    /// A board whose reader sleeps on this ring.
+    pub fn new(ring: Slice, bell: Futex) -> Arc<Self> {
+        Arc::new(Self {
+            notices: Mutex::new(Vec::new()),
+            any: AtomicBool::new(false),
+            ring: Mutex::new(ring),
+            bell,
+        })
+    }
+
+    /// Leaves a notice and wakes the serving thread.
+    pub fn leave(&self, notice: Notice) {
+        self.notices
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(notice);
+        self.any.store(true, Ordering::SeqCst);
+        let ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        self.bell.ring(&ring.control().items.0);
+    }
+
+    /// Whether there are notices: one atomic load.
+    pub fn any(&self) -> bool {
+        self.any.load(Ordering::SeqCst)
+    }
+
+    /// Takes all notices.
+    pub fn take(&self) -> Vec<Notice> {
+        self.any.store(false, Ordering::SeqCst);
+        std::mem::take(&mut *self.notices.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// What a callback of the driver leaves, once.
+#[derive(Debug)]
+pub struct Leaf {
+    board: Arc<Board>,
+    /// The callback's number; none only to wake.
+    callback: Option<u64>,
+}
+
+impl Leaf {
+    /// As the driver's `user_data`; given back by one of the functions below.
+    pub fn into_raw(board: &Arc<Board>, callback: Option<u64>) -> *mut c_void {
+        Box::into_raw(Box::new(Self {
+            board: Arc::clone(board),
+            callback,
+        }))
+        .cast()
+    }
+
+    /// Takes back what the driver has refused.
+    ///
+    /// # Safety
+    /// `data` comes from `into_raw`, and the driver will not call back with it.
+    pub unsafe fn drop_raw(data: *mut c_void) {
+        // SAFETY: the caller's promise.
+        drop(unsafe { Box::from_raw(data.cast::<Self>()) });
+    }
+}
+
+/// `clSetEventCallback`'s callback.
+///
+/// # Safety
+/// `data` comes from [`Leaf::into_raw`] and is passed once.
+pub unsafe extern "C" fn event(_: Handle, status: i32, data: *mut c_void) {
+    // SAFETY: the driver calls each registered callback once.
+    let leaf = unsafe { Box::from_raw(data.cast::<Leaf>()) };
+    leaf.board.leave(match leaf.callback {
+        Some(number) => Notice::Callback(number, status),
+        None => Notice::Wake,
+    });
+}
+
+/// `clSetMemObjectDestructorCallback`'s callback.
+///
+/// # Safety
+/// `data` comes from [`Leaf::into_raw`] and is passed once.
+pub unsafe extern "C" fn mem(_: Handle, data: *mut c_void) {
+    // SAFETY: as above.
+    unsafe { event(0, 0, data) };
+}

@@ -1,0 +1,244 @@
+//! Worker processes: one per application, started before they are needed.
+//!
+//! The pool's process owns the socket and does nothing but start workers. Each worker opens the
+//! host's driver, then accepts one connection, tells the pool that it is taken (it closes its
+//! standard output) so that the next one is started, and serves until its application ends.
+
+use std::{
+    io::{self, Read},
+    os::{
+        fd::{AsRawFd, FromRawFd, OwnedFd},
+        unix::{
+            net::{UnixListener, UnixStream},
+            process::CommandExt,
+        },
+    },
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    sync::Arc,
+    thread,
+    time::Duration,
+};
+
+use super::server::{self, Nudge, Server, Tuning};
+use crate::{
+    opencl::api,
+    protocol::hello::{Hello, Refused, VERSION},
+    transport::{socket, window},
+};
+
+/// The descriptor on which a worker finds the pool's socket.
+const LISTENER: i32 = 3;
+
+/// Options of workers.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Options {
+    /// The OpenCL loader to open.
+    #[arg(long, default_value = "libOpenCL.so.1", value_name = "FILE")]
+    pub library: String,
+    /// Size of each application's window in MiB.
+    #[arg(long, default_value_t = 256, value_name = "MIB")]
+    pub window: u64,
+    /// Microseconds to poll before sleeping.
+    #[arg(long, default_value_t = 50, value_name = "MICROSECONDS")]
+    pub spin: u64,
+}
+
+/// Why a pool or worker ends.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The socket.
+    #[error("cannot listen on {path}: is another pool running, or is the folder missing?")]
+    Listen {
+        /// Its path.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Starting a worker.
+    #[error("cannot start a worker process")]
+    Start(#[source] io::Error),
+    /// Workers end before they serve anybody.
+    #[error("the last {0} workers ended before an application came: see the messages above")]
+    Dying(u32),
+    /// The connection.
+    #[error("the connection to the application failed")]
+    Connection(#[source] io::Error),
+    /// The other side.
+    #[error("an application was refused")]
+    Refused(#[from] Refused),
+    /// The window.
+    #[error(transparent)]
+    Window(#[from] window::Error),
+    /// The driver.
+    #[error(transparent)]
+    Driver(#[from] api::Error),
+    /// Serving ended.
+    #[error(transparent)]
+    Serving(#[from] server::Error),
+}
+
+/// Listens on `path` and keeps `spare` workers waiting, for ever. Each is `program` with the
+/// arguments `worker` and those of `options`.
+pub fn run(
+    path: PathBuf,
+    spare: usize,
+    program: &std::path::Path,
+    options: &Options,
+) -> Result<(), Error> {
+    if UnixStream::connect(&path).is_err() {
+        // A socket that nobody listens on is left from a pool that was killed.
+        let _ = std::fs::remove_file(&path);
+    }
+    let listener = UnixListener::bind(&path).map_err(|source| Error::Listen { path, source })?;
+    let mut waiting: Vec<Child> = Vec::new();
+    let mut serving: Vec<Child> = Vec::new();
+    let mut dying = 0;
+    loop {
+        serving.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+        while waiting.len() < spare.max(1) {
+            waiting.push(start(&listener, program, options)?);
+        }
+        // Blocks until a worker is taken (it closes its standard output) or has ended.
+        let index = first_closed(&waiting).map_err(Error::Start)?;
+        let mut child = waiting.swap_remove(index);
+        let mut word = Vec::new();
+        if let Some(output) = child.stdout.as_mut() {
+            let _ = output.read_to_end(&mut word);
+        }
+        if word.is_empty() {
+            dying += 1;
+            let _ = child.wait();
+            if dying == 8 {
+                return Err(Error::Dying(dying));
+            }
+            // Eight in a row are given up; until then the reason may pass.
+            thread::sleep(Duration::from_millis(100));
+        } else {
+            dying = 0;
+            serving.push(child);
+        }
+    }
+}
+
+fn start(
+    listener: &UnixListener,
+    program: &std::path::Path,
+    options: &Options,
+) -> Result<Child, Error> {
+    let fd = listener.as_raw_fd();
+    let mut command = Command::new(program);
+    command
+        .arg("worker")
+        .args(["--library", &options.library])
+        .args(["--window", &options.window.to_string()])
+        .args(["--spin", &options.spin.to_string()])
+        // The host's loader must not find this machine's own remoting driver.
+        .env("GANTRY_OPENCL", "off")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
+    // SAFETY: only async-signal-safe calls between fork and exec.
+    unsafe {
+        command.pre_exec(move || {
+            // A worker does not outlive the pool.
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            let made = if fd == LISTENER {
+                libc::fcntl(fd, libc::F_SETFD, 0)
+            } else {
+                libc::dup2(fd, LISTENER)
+            };
+            if made < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            Ok(())
+        });
+    }
+    command.spawn().map_err(Error::Start)
+}
+
+fn first_closed(children: &[Child]) -> io::Result<usize> {
+    let mut polled: Vec<_> = children
+        .iter()
+        .map(|child| libc::pollfd {
+            fd: child.stdout.as_ref().map_or(-1, AsRawFd::as_raw_fd),
+            events: libc::POLLIN,
+            revents: 0,
+        })
+        .collect();
+    loop {
+        // SAFETY: the array is as long as is said.
+        let count = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, -1) };
+        if count > 0
+            && let Some(index) = polled.iter().position(|entry| entry.revents != 0)
+        {
+            return Ok(index);
+        }
+        let error = io::Error::last_os_error();
+        if count < 0 && error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+/// Serves one application that connects to the pool's socket.
+pub fn work(options: &Options) -> Result<(), Error> {
+    // SAFETY: the pool has put its socket there, and nothing else in this process uses it.
+    let listener = unsafe { UnixListener::from_raw_fd(LISTENER) };
+    let api = Arc::new(api::Api::open(&options.library)?);
+    // Drivers do much when they are first asked; nobody waits for it yet.
+    let mut count = 0;
+    server::cl!(
+        api,
+        clGetPlatformIDs(0, std::ptr::null_mut(), &raw mut count)
+    );
+    let (stream, _) = listener.accept().map_err(Error::Connection)?;
+    drop(listener);
+    taken();
+    serve(api, &stream, options)
+}
+
+/// Tells the pool that this worker has an application.
+fn taken() {
+    // SAFETY: the standard output is the pool's pipe. From here on it is the error output: what
+    // kernels print with printf must go somewhere.
+    unsafe {
+        libc::write(1, b"1".as_ptr().cast(), 1);
+        libc::dup2(2, 1);
+    }
+}
+
+fn serve(api: Arc<api::Api>, stream: &UnixStream, options: &Options) -> Result<(), Error> {
+    let size = options.window << 20;
+    let ring = 1 << 20;
+    let (bytes, _) = socket::receive_hello(stream).map_err(Error::Connection)?;
+    let ours = Hello {
+        version: VERSION,
+        window: size,
+        ring,
+    };
+    if let Err(refused) = Hello::check(&bytes) {
+        // So that the other side can name both versions, too.
+        let _ = socket::send_hello(stream, ours, None);
+        return Err(refused.into());
+    }
+    let file: OwnedFd = window::create(size)?;
+    socket::send_hello(stream, ours, Some(&file)).map_err(Error::Connection)?;
+    let window = window::Window::map(file, size, ring)?;
+    let listener = stream.try_clone().map_err(Error::Connection)?;
+    let watcher = stream.try_clone().map_err(Error::Connection)?;
+    // The application's end ends the process, whatever the driver is doing.
+    thread::Builder::new()
+        .name("watch".to_owned())
+        .spawn(move || {
+            let _ = (&watcher).read(&mut [0]);
+            std::process::exit(0);
+        })
+        .map_err(Error::Start)?;
+    let tuning = Tuning {
+        spin: Duration::from_micros(options.spin),
+        patience: Duration::from_millis(200),
+    };
+    let nudge = Nudge(Box::new(move || socket::nudge(&listener)));
+    let (server, calls) = Server::new(api, window, tuning, nudge);
+    Ok(server.run(calls, tuning.spin)?)
+}

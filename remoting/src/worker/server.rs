@@ -1,0 +1,424 @@
+//! The serving thread: takes calls, gives answers, and waits for the driver's events.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{
+    notice::{self, Board, Leaf, Notice},
+    objects::{Context, Device, Event, Kernel, Mem, Platform, Program, Queue, Sampler},
+    table::Table,
+};
+use crate::{
+    opencl::{
+        api::{Api, Handle},
+        codes,
+    },
+    protocol::{
+        Blob, Flags, Header, Malformed, Request, Wire,
+        calls::{self, StageId},
+        frame,
+    },
+    transport::{
+        bell::Futex,
+        link::{Gone, Receiver, Sender, Spin},
+        ring::{Consumer, Producer},
+        window::{Slice, Window},
+    },
+};
+
+/// Calls a function of the driver. The one place where the worker's promises to it are stated.
+macro_rules! cl {
+    ($api:expr, $name:ident($($arg:expr),* $(,)?)) => {{
+        let api = &$api;
+        // SAFETY: handles come from the tables, each of whose entries owns a reference; pointers
+        // are to locals that outlive the call, of the sizes that are passed beside them, or into
+        // the window, checked against its bounds, which stays mapped while the worker lives.
+        unsafe { api.$name($($arg),*) }
+    }};
+}
+pub(super) use cl;
+
+/// How many calls are taken before notices and waits are looked at.
+const BATCH: usize = 64;
+
+/// Why a worker ends.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The rings cannot be used any more.
+    #[error("the application's rings are unusable")]
+    Gone(#[from] Gone),
+    /// The application's driver sent something else than calls.
+    #[error("the application sent what is no call")]
+    Malformed(#[from] Malformed),
+}
+
+/// What an application waits for: its answer is due when these events have completed.
+#[derive(Debug)]
+struct Wait {
+    sequence: u64,
+    events: Vec<Handle>,
+    /// Whether an event's failure is the answer.
+    failures: bool,
+    /// A code that is to be reported in any case.
+    code: i32,
+    /// Whether the driver was asked to wake this thread.
+    armed: bool,
+}
+
+/// Serves one application.
+#[derive(Debug)]
+pub struct Server {
+    pub(super) api: Arc<Api>,
+    pub(super) window: Arc<Window>,
+    pub(super) platforms: Vec<Platform>,
+    pub(super) devices: Table<Device>,
+    pub(super) contexts: Table<Context>,
+    pub(super) queues: Table<Queue>,
+    pub(super) mems: Table<Mem>,
+    pub(super) samplers: Table<Sampler>,
+    pub(super) programs: Table<Program>,
+    pub(super) kernels: Table<Kernel>,
+    pub(super) events: Table<Event>,
+    pub(super) board: Arc<Board>,
+    /// Stages whose commands have not been seen to complete.
+    stages: Vec<(StageId, Handle)>,
+    /// Stages whose release the client has not been told; whether their data is good.
+    released: Vec<(StageId, bool)>,
+    waits: Vec<Wait>,
+    sender: Sender<Slice, Futex>,
+    /// Wakes the client's listener.
+    nudge: Nudge,
+    scratch: Vec<u8>,
+}
+
+/// Wakes the client's listener.
+pub struct Nudge(pub Box<dyn Fn() + Send>);
+
+impl std::fmt::Debug for Nudge {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Nudge")
+    }
+}
+
+/// How a server behaves.
+#[derive(Clone, Copy, Debug)]
+pub struct Tuning {
+    /// How long to poll before sleeping.
+    pub spin: Duration,
+    /// The longest sleep.
+    pub patience: Duration,
+}
+
+impl Server {
+    /// A server for the application at the other end of `window`.
+    pub fn new(
+        api: Arc<Api>,
+        window: Arc<Window>,
+        tuning: Tuning,
+        nudge: Nudge,
+    ) -> (Self, Receiver<Slice, Futex>) {
+        let bell = Futex {
+            patience: tuning.patience,
+        };
+        let answers = window.answers();
+        let size = crate::transport::ring::Bytes::size(&answers);
+        let mut devices = Table::new(codes::INVALID_DEVICE);
+        let platforms = Platform::all(&api, &mut devices);
+        let server = Self {
+            platforms,
+            devices,
+            contexts: Table::new(codes::INVALID_CONTEXT),
+            queues: Table::new(codes::INVALID_COMMAND_QUEUE),
+            mems: Table::new(codes::INVALID_MEM_OBJECT),
+            samplers: Table::new(codes::INVALID_SAMPLER),
+            programs: Table::new(codes::INVALID_PROGRAM),
+            kernels: Table::new(codes::INVALID_KERNEL),
+            events: Table::new(codes::INVALID_EVENT),
+            board: Board::new(window.calls(), bell),
+            stages: Vec::new(),
+            released: Vec::new(),
+            waits: Vec::new(),
+            sender: Sender::new(Producer::new(answers, bell), size, tuning.spin),
+            nudge,
+            scratch: Vec::new(),
+            api,
+            window,
+        };
+        let receiver = Receiver::new(Consumer::new(server.window.calls(), bell));
+        (server, receiver)
+    }
+
+    /// Serves until the application's rings become unusable.
+    pub fn run(mut self, mut calls: Receiver<Slice, Futex>, spin: Duration) -> Result<(), Error> {
+        let mut body = Vec::new();
+        let mut spin = Spin::new(spin);
+        loop {
+            let mut busy = false;
+            for _ in 0..BATCH {
+                let Some(header) = calls.poll(&mut body)? else {
+                    break;
+                };
+                busy = true;
+                self.serve(header, &body)?;
+            }
+            busy |= self.notices()?;
+            busy |= self.poll_waits()?;
+            if busy {
+                spin.reset();
+            } else if !spin.again() {
+                self.arm();
+                let board = Arc::clone(&self.board);
+                calls.sleep(|| board.any())?;
+            }
+        }
+    }
+
+    /// Sends a message to the client.
+    fn send(&mut self, opcode: u16, sequence: u64, body: &[u8]) -> Result<(), Gone> {
+        let header = Header {
+            length: 0,
+            opcode,
+            flags: Flags::default(),
+            sequence,
+        };
+        // The client's end ends this process: there is nothing to watch while waiting for room.
+        self.sender.send(header, body, || true)
+    }
+
+    /// Tells the client which stages are its own again: before each answer, so that what a wait
+    /// has waited for is in place when it ends.
+    fn tell_released(&mut self) -> Result<(), Gone> {
+        let mut pending = std::mem::take(&mut self.stages);
+        pending.retain(|&(stage, event)| match self.status(event) {
+            status if status > 0 => true,
+            status => {
+                cl!(self.api, clReleaseEvent(event));
+                self.released.push((stage, status == 0));
+                false
+            }
+        });
+        self.stages = pending;
+        for (stage, good) in std::mem::take(&mut self.released) {
+            let mut body = Vec::with_capacity(8);
+            stage.put(&mut body);
+            good.put(&mut body);
+            self.send(calls::RELEASED, 0, &body)?;
+        }
+        Ok(())
+    }
+
+    /// Answers a call that wants an answer.
+    pub(super) fn answer<T: Wire>(
+        &mut self,
+        header: Header,
+        outcome: &Result<T, i32>,
+    ) -> Result<(), Gone> {
+        if !header.flags.has(Flags::ANSWER) {
+            return Ok(());
+        }
+        self.tell_released()?;
+        let mut body = std::mem::take(&mut self.scratch);
+        body.clear();
+        outcome.put(&mut body);
+        if body.len() > frame::LARGEST {
+            body.clear();
+            Err::<(), i32>(codes::OUT_OF_HOST_MEMORY).put(&mut body);
+        }
+        let sent = self.send(calls::ANSWER, header.sequence, &body);
+        self.scratch = body;
+        sent
+    }
+
+    /// Answers once these events, of each of which this takes over a reference, have completed.
+    pub(super) fn answer_later(
+        &mut self,
+        header: Header,
+        events: Vec<Handle>,
+        failures: bool,
+        code: i32,
+    ) {
+        self.waits.push(Wait {
+            sequence: header.sequence,
+            events,
+            failures,
+            code,
+            armed: false,
+        });
+    }
+
+    /// Remembers that a command uses a stage until `event`, a reference to which this takes over.
+    pub(super) fn stage_until(&mut self, stage: StageId, event: Handle) {
+        self.stages.push((stage, event));
+    }
+
+    /// A stage that no command uses.
+    pub(super) fn stage_free(&mut self, stage: StageId, good: bool) {
+        self.released.push((stage, good));
+    }
+
+    /// The event of a command that uses a stage, if it has not completed as far as is known.
+    pub(super) fn stage_event(&self, stage: StageId) -> Option<Handle> {
+        self.stages
+            .iter()
+            .find_map(|&(id, event)| (id == stage).then_some(event))
+    }
+
+    /// `CL_EVENT_COMMAND_EXECUTION_STATUS`.
+    fn status(&self, event: Handle) -> i32 {
+        let mut status = 0i32;
+        let code = cl!(
+            self.api,
+            clGetEventInfo(
+                event,
+                codes::EVENT_COMMAND_EXECUTION_STATUS,
+                size_of::<i32>(),
+                (&raw mut status).cast(),
+                std::ptr::null_mut(),
+            )
+        );
+        if code == 0 { status } else { code }
+    }
+
+    /// Answers waits that are over. Whether there was one.
+    fn poll_waits(&mut self) -> Result<bool, Gone> {
+        let mut progress = false;
+        let mut index = 0;
+        while index < self.waits.len() {
+            let mut failed = false;
+            let over = self.waits[index].events.iter().all(|&event| {
+                let status = self.status(event);
+                failed |= status < 0;
+                status <= 0
+            });
+            if !over {
+                index += 1;
+                continue;
+            }
+            progress = true;
+            let wait = self.waits.swap_remove(index);
+            for event in wait.events {
+                cl!(self.api, clReleaseEvent(event));
+            }
+            let code = match wait.code {
+                0 if failed && wait.failures => codes::EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST,
+                code => code,
+            };
+            let header = Header {
+                length: 0,
+                opcode: 0,
+                flags: Flags::ANSWER,
+                sequence: wait.sequence,
+            };
+            let outcome = if code == 0 { Ok(()) } else { Err(code) };
+            self.answer(header, &outcome)?;
+        }
+        Ok(progress)
+    }
+
+    /// Has the driver wake this thread when what is waited for changes.
+    fn arm(&mut self) {
+        for wait in self.waits.iter_mut().filter(|wait| !wait.armed) {
+            wait.armed = true;
+            for &event in &wait.events {
+                let leaf = Leaf::into_raw(&self.board, None);
+                let code = cl!(
+                    self.api,
+                    clSetEventCallback(event, codes::COMPLETE as i32, Some(notice::event), leaf)
+                );
+                if code != 0 {
+                    // SAFETY: the driver refused it. The bell's patience bounds the wait.
+                    unsafe { Leaf::drop_raw(leaf) };
+                }
+            }
+        }
+    }
+
+    /// Passes on what happened in other threads. Whether there was something.
+    fn notices(&mut self) -> Result<bool, Gone> {
+        if !self.board.any() {
+            return Ok(false);
+        }
+        for notice in self.board.take() {
+            match notice {
+                Notice::Wake => {}
+                Notice::Callback(number, status) => {
+                    self.tell_released()?;
+                    let mut body = Vec::with_capacity(12);
+                    number.put(&mut body);
+                    status.put(&mut body);
+                    self.send(calls::CALLBACK, 0, &body)?;
+                    (self.nudge.0)();
+                }
+                Notice::Answer(sequence, body) => {
+                    self.tell_released()?;
+                    self.send(calls::ANSWER, sequence, &body)?;
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Carries out one call.
+    fn serve(&mut self, header: Header, body: &[u8]) -> Result<(), Error> {
+        /// Calls a method and answers with what it returns.
+        macro_rules! answered {
+            ($call:expr, $method:ident) => {{
+                let outcome = self.$method($call);
+                self.answer(header, &outcome)?;
+            }};
+        }
+        match Request::decode(header.opcode, body)? {
+            Request::Platforms(_) => {
+                let offered = self.offered();
+                self.answer(header, &Ok(offered))?;
+            }
+            Request::Info(call) => answered!(&call, info),
+            Request::CreateSubDevices(call) => answered!(&call, create_sub_devices),
+            Request::ReleaseDevice(call) => answered!(call.id, release_device),
+            Request::Timers(call) => answered!(call.device, timers),
+            Request::CreateContext(call) => answered!(call, create_context),
+            Request::ReleaseContext(call) => answered!(call.id, release_context),
+            Request::ImageFormats(call) => answered!(&call, image_formats),
+            Request::CreateQueue(call) => answered!(call, create_queue),
+            Request::ReleaseQueue(call) => answered!(call.id, release_queue),
+            Request::CreateBuffer(call) => answered!(call, create_buffer),
+            Request::CreateSubBuffer(call) => answered!(call, create_sub_buffer),
+            Request::CreateImage(call) => answered!(call, create_image),
+            Request::ReleaseMem(call) => answered!(&call, release_mem),
+            Request::CreateSampler(call) => answered!(call, create_sampler),
+            Request::ReleaseSampler(call) => answered!(call.id, release_sampler),
+            Request::CreateProgram(call) => answered!(call, create_program),
+            Request::ReleaseProgram(call) => answered!(call.id, release_program),
+            Request::BuildProgram(call) => self.build_program(header, &call)?,
+            Request::CompileProgram(call) => self.compile_program(header, &call)?,
+            Request::LinkProgram(call) => answered!(call, link_program),
+            Request::ProgramBinaries(call) => answered!(call.id, program_binaries),
+            Request::Specialize(call) => answered!(&call, specialize),
+            Request::CreateKernel(call) => answered!(&call, create_kernel),
+            Request::CloneKernel(call) => answered!(&call, clone_kernel),
+            Request::ReleaseKernel(call) => answered!(call.id, release_kernel),
+            Request::SetArgument(call) => answered!(&call, set_argument),
+            Request::CreateUserEvent(call) => answered!(&call, create_user_event),
+            Request::SetUserEventStatus(call) => answered!(&call, set_user_event_status),
+            Request::ReleaseEvent(call) => answered!(call.id, release_event),
+            Request::WaitForEvents(call) => self.wait_for_events(header, &call)?,
+            Request::SetEventCallback(call) => answered!(&call, set_event_callback),
+            Request::Flush(call) => answered!(call.queue, flush),
+            Request::Finish(call) => self.finish(header, call.queue)?,
+            Request::Await(call) => self.await_stage(header, call.stage)?,
+            command => self.command(header, command)?,
+        }
+        Ok(())
+    }
+}
+
+/// Bytes as a C string: up to the first zero.
+pub(super) fn c_string(bytes: &Blob) -> std::ffi::CString {
+    let text = bytes.0.split(|&byte| byte == 0).next().unwrap_or_default();
+    // `text` has no zero, so that this cannot fail.
+    std::ffi::CString::new(text).unwrap_or_default()
+}
+
+/// A code as an outcome.
+pub(super) fn outcome(code: i32) -> Result<(), i32> {
+    if code == 0 { Ok(()) } else { Err(code) }
+}

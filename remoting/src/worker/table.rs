@@ -1,0 +1,116 @@
+//! Objects by the numbers that the client chose.
+
+/// The largest number: what a client can make the table's memory grow to.
+const LARGEST: u32 = 1 << 20;
+
+/// An object, or why it could not be made.
+#[derive(Debug)]
+enum Slot<T> {
+    Empty,
+    There(T),
+    Failed(i32),
+}
+
+/// A dense table: finding an object is an index.
+#[derive(Debug)]
+pub struct Table<T> {
+    slots: Vec<Slot<T>>,
+    /// The code for a number under which there is nothing.
+    invalid: i32,
+}
+
+impl<T> Table<T> {
+    /// A table in which a number without object is answered by `invalid`.
+    pub fn new(invalid: i32) -> Self {
+        Self {
+            slots: Vec::new(),
+            invalid,
+        }
+    }
+
+    /// The object, or the code that says why there is none.
+    pub fn get(&self, id: u32) -> Result<&T, i32> {
+        match self.slots.get(id as usize) {
+            Some(Slot::There(object)) => Ok(object),
+            Some(Slot::Failed(code)) => Err(*code),
+            _ => Err(self.invalid),
+        }
+    }
+
+    /// The object, to change it.
+    pub fn get_mut(&mut self, id: u32) -> Result<&mut T, i32> {
+        match self.slots.get_mut(id as usize) {
+            Some(Slot::There(object)) => Ok(object),
+            Some(Slot::Failed(code)) => Err(*code),
+            _ => Err(self.invalid),
+        }
+    }
+
+    /// Whether a client may give an object this number now.
+    pub fn check(&self, id: u32) -> Result<(), i32> {
+        let free = matches!(self.slots.get(id as usize), None | Some(Slot::Empty));
+        if free && id < LARGEST {
+            Ok(())
+        } else {
+            Err(self.invalid)
+        }
+    }
+
+    /// Puts an object under its number, or the reason why it could not be made. What was there
+    /// comes back.
+    pub fn put(&mut self, id: u32, object: Result<T, i32>) -> Option<T> {
+        if id >= LARGEST {
+            return object.ok();
+        }
+        let index = id as usize;
+        if index >= self.slots.len() {
+            self.slots.resize_with(index + 1, || Slot::Empty);
+        }
+        let slot = match object {
+            Ok(object) => Slot::There(object),
+            Err(code) => Slot::Failed(code),
+        };
+        match std::mem::replace(&mut self.slots[index], slot) {
+            Slot::There(old) => Some(old),
+            _ => None,
+        }
+    }
+
+    /// Takes an object out, so that its number is free again.
+    pub fn take(&mut self, id: u32) -> Option<T> {
+        match std::mem::replace(self.slots.get_mut(id as usize)?, Slot::Empty) {
+            Slot::There(object) => Some(object),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_beyond_the_bound_takes_no_memory() {
+        let mut table = Table::new(-38);
+        assert_eq!(table.check(u32::MAX), Err(-38));
+        assert_eq!(table.put(u32::MAX, Ok(7)), Some(7));
+        assert!(table.slots.is_empty());
+    }
+
+    #[test]
+    fn an_object_that_could_not_be_made_answers_with_its_reason_until_it_is_released() {
+        let mut table: Table<()> = Table::new(-38);
+        table.put(3, Err(-4));
+        assert_eq!(table.get(3), Err(-4));
+        table.take(3);
+        assert_eq!(table.get(3), Err(-38));
+        assert_eq!(table.check(3), Ok(()));
+    }
+
+    #[test]
+    fn a_number_in_use_cannot_be_given_again() {
+        let mut table = Table::new(-38);
+        table.put(1, Ok(5));
+        assert_eq!(table.check(1), Err(-38));
+    }
+}
