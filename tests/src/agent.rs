@@ -2,6 +2,7 @@
 
 use std::{
     io::{Read, Write},
+    net::TcpStream,
     os::fd::{FromRawFd, OwnedFd},
 };
 
@@ -17,6 +18,8 @@ const ANY_CID: u32 = u32::MAX;
 /// Runs an agent command: `vsock-echo PORT` serves one connection, `vsock-count PORT SECONDS` takes
 /// one, waits, and prints how many bytes come before it ends; `vsock-send PORT TEXT` sends a text to the host and prints the answer; `port-write PORT TEXT` writes bytes to an I/O port;
 /// `edu-check` tries an edu device, `edu-write-outside ADDRESS` has it write to an address.
+/// `tcp-send ADDRESS MIB` and `tcp-receive ADDRESS` move bytes that mean nothing, as fast as they
+/// can.
 pub fn run(args: &[String]) -> Result<()> {
     match args {
         [command, port] if command == "vsock-echo" => echo(port.parse()?),
@@ -30,10 +33,40 @@ pub fn run(args: &[String]) -> Result<()> {
             let digits = address.trim_start_matches("0x");
             edu::write_outside(u64::from_str_radix(digits, 16)?)
         }
+        [command, address, mib] if command == "tcp-send" => tcp_send(address, mib.parse()?),
+        [command, address] if command == "tcp-receive" => {
+            drain(&mut TcpStream::connect(address)?).map(|_| ())
+        }
         _ => bail!(
-            "agent commands: vsock-echo PORT, vsock-count PORT SECONDS, vsock-send PORT TEXT, port-write PORT TEXT, \
-             edu-check, edu-write-outside ADDRESS"
+            "agent commands: vsock-echo PORT, vsock-count PORT SECONDS, vsock-send PORT TEXT, \
+             port-write PORT TEXT, edu-check, edu-write-outside ADDRESS, tcp-send ADDRESS MIB, \
+             tcp-receive ADDRESS"
         ),
+    }
+}
+
+fn tcp_send(address: &str, mib: usize) -> Result<()> {
+    fill(&mut TcpStream::connect(address)?, mib)
+}
+
+/// Writes so many MiB to a stream, in pieces of 64 KiB.
+pub fn fill(stream: &mut TcpStream, mib: usize) -> Result<()> {
+    let piece = [0x5a; 65536];
+    for _ in 0..mib * 16 {
+        stream.write_all(&piece)?;
+    }
+    Ok(())
+}
+
+/// Reads a stream to its end, and returns how many bytes there were.
+pub fn drain(stream: &mut TcpStream) -> Result<usize> {
+    let mut piece = [0; 65536];
+    let mut total = 0;
+    loop {
+        match stream.read(&mut piece)? {
+            0 => return Ok(total),
+            read => total += read,
+        }
     }
 }
 

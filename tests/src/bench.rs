@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    net::{Shutdown, TcpListener},
     os::{
         fd::AsRawFd,
         unix::fs::{FileExt, MetadataExt},
@@ -16,8 +17,9 @@ use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
 use crate::{
+    agent::{drain, fill},
     gantry::{BZIMAGE, GANTRY, Gantry, VMLINUX},
-    guest::Guest,
+    guest::{COMMAND, Guest, STATUS},
     http,
 };
 
@@ -38,6 +40,7 @@ const ALL: &[Measurement] = &[
     ("boot", boots),
     ("process", process),
     ("snapshot", snapshots),
+    ("net", networks),
 ];
 
 /// Runs the measurements of these names (all, without names) and hands on each row: what was
@@ -283,4 +286,78 @@ fn snapshots(row: &mut dyn FnMut(&str, String)) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// What one transfer moves over TCP, in MiB.
+const TRANSFER: usize = 40;
+/// Transfers that are measured; the median counts.
+const TRANSFERS: usize = 3;
+
+/// TCP between guest and host over tap, with the offloads and without. Both cards belong to one
+/// guest and take turns.
+fn networks(row: &mut dyn FnMut(&str, String)) -> Result<()> {
+    let dir = Path::new("/tmp/bench-net");
+    fs::create_dir_all(dir)?;
+    let card = |number: usize, offloads: bool| {
+        json!({"ip": host_of(number), "mask": "255.255.255.0", "offload_tso": offloads,
+            "offload_ufo": offloads, "offload_csum": offloads})
+    };
+    let cards = json!({"net": [card(0, true), card(1, false)]});
+    let (_gantry, mut guest) = Gantry::boot(dir, cards)?;
+    for number in 0..2 {
+        guest.run(&format!(
+            "ifconfig eth{number} 192.168.{}.2 netmask 255.255.255.0 up",
+            80 + number
+        ))?;
+    }
+    type Way = fn(&mut Guest, &TcpListener) -> Result<Duration>;
+    let ways: [(&str, Way); 2] = [("guest to host", outwards), ("host to guest", inwards)];
+    for (name, way) in ways {
+        let mut rates = [Vec::new(), Vec::new()];
+        for _ in 0..TRANSFERS {
+            for (number, rates) in rates.iter_mut().enumerate() {
+                let listener = TcpListener::bind((host_of(number).as_str(), 0))?;
+                let took = way(&mut guest, &listener)?;
+                rates.push(TRANSFER as f64 / took.as_secs_f64());
+            }
+        }
+        let [with, without] = rates.map(median);
+        row(
+            &format!("TCP over tap, {name} (MiB/s; without offloads; ratio)"),
+            format!("{with:.0}; {without:.0}; {:.1}", with / without),
+        );
+    }
+    Ok(())
+}
+
+/// The host's address on a card of the guest.
+fn host_of(number: usize) -> String {
+    format!("192.168.{}.1", 80 + number)
+}
+
+/// How long the host takes to receive what the guest sends.
+fn outwards(guest: &mut Guest, listener: &TcpListener) -> Result<Duration> {
+    let address = listener.local_addr()?;
+    guest.send(&format!("agent tcp-send {address} {TRANSFER}"))?;
+    let mut stream = listener.accept()?.0;
+    let start = Instant::now();
+    ensure!(drain(&mut stream)? == TRANSFER << 20, "bytes were lost");
+    let took = start.elapsed();
+    guest.wait_for(STATUS, COMMAND)?;
+    Ok(took)
+}
+
+/// How long the guest takes to receive what the host sends.
+fn inwards(guest: &mut Guest, listener: &TcpListener) -> Result<Duration> {
+    let address = listener.local_addr()?;
+    guest.send(&format!("agent tcp-receive {address}"))?;
+    let mut stream = listener.accept()?.0;
+    let start = Instant::now();
+    fill(&mut stream, TRANSFER)?;
+    stream.shutdown(Shutdown::Write)?;
+    // The guest closes its end when it has read everything.
+    drain(&mut stream)?;
+    let took = start.elapsed();
+    guest.wait_for(STATUS, COMMAND)?;
+    Ok(took)
 }

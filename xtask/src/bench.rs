@@ -15,7 +15,7 @@ use crate::{
 /// Options of `cargo xtask bench`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Only these measurements of the nested rig: boot, process, snapshot.
+    /// Only these measurements of the nested rig: boot, process, snapshot, net.
     names: Vec<String>,
 }
 
