@@ -1,9 +1,10 @@
 //! Address decoding for trapped accesses: port I/O and MMIO.
 //!
 //! Lookups happen on every exit that user space handles, so they take no lock: readers load the
-//! current map (one atomic load) and search it; a change publishes a new map.
+//! current map (one atomic load) and search it; a change publishes a new map. Old maps are kept
+//! while a reader may use them, so that no reader is ever the one that drops a device.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
 
@@ -52,7 +53,9 @@ struct Entry {
 pub struct Bus {
     /// Sorted by base, without overlaps.
     entries: ArcSwap<Vec<Entry>>,
-    changes: Mutex<()>,
+    /// Maps of before, as long as somebody reads them or they hold a device that was removed.
+    /// Held locked while the map changes.
+    retired: Mutex<Vec<Arc<Vec<Entry>>>>,
 }
 
 impl Bus {
@@ -66,26 +69,50 @@ impl Bus {
         let Some(end) = len.checked_sub(1).and_then(|last| base.checked_add(last)) else {
             return Err(BusError::InvalidRange { base, len });
         };
-        let _guard = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut retired = self.lock();
         let mut entries = Vec::clone(&self.entries.load());
         let at = entries.partition_point(|entry| entry.end < base);
         if entries.get(at).is_some_and(|next| next.base <= end) {
             return Err(BusError::Overlap { base, end });
         }
         entries.insert(at, Entry { base, end, device });
-        self.entries.store(Arc::new(entries));
+        self.publish(entries, &mut retired);
         Ok(())
     }
 
     /// Stops decoding the range that was inserted at `base`; false if there is none.
     pub fn remove(&self, base: u64) -> bool {
-        let _guard = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut retired = self.lock();
         let mut entries = Vec::clone(&self.entries.load());
         let before = entries.len();
         entries.retain(|entry| entry.base != base);
         let removed = entries.len() != before;
-        self.entries.store(Arc::new(entries));
+        self.publish(entries, &mut retired);
         removed
+    }
+
+    /// Makes a map the current one. Those that nobody reads any more go, unless a device would go
+    /// with them: this may be a vCPU's thread.
+    fn publish(&self, entries: Vec<Entry>, retired: &mut Vec<Arc<Vec<Entry>>>) {
+        let current = Arc::new(entries);
+        retired.push(self.entries.swap(Arc::clone(&current)));
+        let stays = |old: &Entry| {
+            let same = |new: &Entry| Arc::ptr_eq(&new.device, &old.device);
+            current.iter().any(same)
+        };
+        retired.retain(|map| Arc::strong_count(map) > 1 || !map.iter().all(stays));
+    }
+
+    /// Drops devices that were removed, as far as nobody reads their registers any more; false if
+    /// somebody still does. For the thread that may close what they have on the host.
+    pub fn reclaim(&self) -> bool {
+        let mut retired = self.lock();
+        retired.retain(|map| Arc::strong_count(map) > 1);
+        retired.is_empty()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Vec<Entry>>>> {
+        self.retired.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reads from whatever decodes `address`; false (and all ones) if nothing does.
@@ -162,6 +189,28 @@ mod tests {
             assert!(!bus.read(address, &mut data), "{address:#x}");
             assert_eq!(data, [0xff, 0xff]);
         }
+    }
+
+    #[test]
+    fn a_removed_device_is_dropped_by_whoever_reclaims_it() {
+        let bus = Bus::new();
+        let device = Arc::<Register>::default();
+        bus.insert(0x100, 4, Arc::clone(&device) as Arc<_>).unwrap();
+        // A reader that is still at it.
+        let reader = bus.entries.load_full();
+        bus.remove(0x100);
+        assert!(!bus.reclaim());
+        drop(reader);
+        assert_eq!(Arc::strong_count(&device), 2, "the reader was not the last");
+        assert!(bus.reclaim());
+        assert_eq!(Arc::strong_count(&device), 1);
+        // Moves leave nothing behind.
+        for base in [0x100, 0x200, 0x300] {
+            bus.insert(base, 4, Arc::clone(&device) as Arc<_>).unwrap();
+            bus.remove(base);
+        }
+        bus.insert(0x100, 4, Arc::clone(&device) as Arc<_>).unwrap();
+        assert_eq!(Arc::strong_count(&device), 2);
     }
 
     #[test]

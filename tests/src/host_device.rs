@@ -69,6 +69,13 @@ impl HostDevice {
         }
     }
 
+    /// Takes it from vfio-pci; it has no driver then.
+    pub fn release(&self) -> Result<()> {
+        fs::write(self.path.join("driver_override"), "\n")?;
+        fs::write(self.path.join("driver/unbind"), &self.address)?;
+        Ok(())
+    }
+
     fn driver(&self) -> Option<String> {
         let link = fs::read_link(self.path.join("driver")).ok()?;
         Some(link.file_name()?.to_str()?.to_owned())

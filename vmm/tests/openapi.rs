@@ -39,6 +39,7 @@ const STRICT: &[&str] = &[
     "VmResizeDisk",
     "VmResizeZone",
     "VmSnapshotConfig",
+    "VmSwapDevice",
     "VmmPingResponse",
 ];
 
@@ -289,6 +290,7 @@ fn types() -> BTreeMap<&'static str, Check> {
         ("VmResizeDisk", Samples::check::<api::VmResizeDisk>),
         ("VmResizeZone", Samples::check::<api::VmResizeZone>),
         ("VmRemoveDevice", Samples::check::<api::VmRemoveDevice>),
+        ("VmSwapDevice", Samples::check::<api::VmSwapDevice>),
         ("VmSnapshotConfig", Samples::check::<api::VmSnapshotConfig>),
         ("VmCoredumpData", Samples::check::<api::VmCoredumpData>),
         ("RestoreConfig", Samples::check::<api::RestoreConfig>),

@@ -1,6 +1,6 @@
 //! The PCI function through which the guest sees a physical device.
 
-use std::{io, path::Path, sync::Arc};
+use std::{collections::BTreeMap, io, path::Path, sync::Arc};
 
 use vfio_bindings::bindings::vfio::{VFIO_PCI_MSI_IRQ_INDEX, VFIO_PCI_MSIX_IRQ_INDEX};
 use vfio_ioctls::{VfioDevice, VfioError};
@@ -72,6 +72,7 @@ pub struct Function {
     msi: Option<Msi>,
     msix: Option<Msix>,
     shared: Vec<Shared>,
+    bars: BTreeMap<BarIndex, Arc<Bar>>,
     resources: Resources,
     place: Place,
     /// It was taken off the bus, and is as it was before it came.
@@ -114,6 +115,7 @@ impl Function {
             msi: layout.msi,
             msix: layout.msix,
             shared: Vec::new(),
+            bars: BTreeMap::new(),
             resources,
             place,
             gone: false,
@@ -128,6 +130,12 @@ impl Function {
     fn map_bars(&mut self, excluded: &[u64]) -> Result<(), Error> {
         let bars: Vec<_> = self.config.bars().collect();
         for BarRequest { index, kind, .. } in bars {
+            let bar = Bar {
+                device: Arc::clone(&self.device),
+                index: index.get().into(),
+                vectors: self.vectors_in(index),
+            };
+            self.bars.insert(index, Arc::new(bar));
             if kind == BarKind::Io || excluded.contains(&index.get().into()) {
                 continue;
             }
@@ -377,11 +385,8 @@ impl PciFunction for Function {
     }
 
     fn bar_device(&self, index: BarIndex) -> Option<Arc<dyn BusDevice>> {
-        Some(Arc::new(Bar {
-            device: Arc::clone(&self.device),
-            index: index.get().into(),
-            vectors: self.vectors_in(index),
-        }))
+        let bar = self.bars.get(&index)?;
+        Some(Arc::clone(bar) as Arc<dyn BusDevice>)
     }
 
     fn bar_mapped(&mut self, index: BarIndex, address: Option<u64>) {

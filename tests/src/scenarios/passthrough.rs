@@ -36,6 +36,18 @@ pub const SCENARIOS: &[Entry] = &[
         "passthrough: a device that cannot be given says why",
         refused,
     ),
+    (
+        "passthrough: plugged and unplugged again and again leaves nothing behind",
+        cycles,
+    ),
+    (
+        "passthrough: swapped for another device, and back if that one is missing",
+        swap,
+    ),
+    (
+        "passthrough: a removal has a time limit, and can be forced",
+        limits,
+    ),
 ];
 
 fn edu_works(guest: &mut Guest) -> Result<()> {
@@ -173,4 +185,127 @@ fn refused(context: &Context) -> Result<()> {
     });
     second.put("vm.create", config)?;
     second.refused("vm.boot", None, 500, "another VM has a device of it")
+}
+
+/// What a process holds: descriptors, mappings, threads. Connections of the API and the kernel's
+/// threads for asynchronous I/O come and go by themselves.
+fn holdings(gantry: &Gantry) -> Result<[usize; 3]> {
+    let process = std::path::PathBuf::from(format!("/proc/{}", gantry.pid()));
+    let mut descriptors = 0;
+    for entry in std::fs::read_dir(process.join("fd"))? {
+        let target = std::fs::read_link(entry?.path()).unwrap_or_default();
+        descriptors += usize::from(!target.to_string_lossy().starts_with("socket:"));
+    }
+    let mut threads = 0;
+    for entry in std::fs::read_dir(process.join("task"))? {
+        let name = std::fs::read_to_string(entry?.path().join("comm")).unwrap_or_default();
+        threads += usize::from(!name.starts_with("iou-"));
+    }
+    let mappings = std::fs::read_to_string(process.join("maps"))?
+        .lines()
+        .count();
+    Ok([descriptors, mappings, threads])
+}
+
+/// Rounds of plugging and unplugging.
+const CYCLES: usize = 12;
+
+fn cycles(context: &Context) -> Result<()> {
+    let edu = HostDevice::take(EDU, 0)?;
+    let path = context.dir.join("disk.raw");
+    super::disks::image(&path, 64 << 20)?;
+    let more = json!({"disks": [{"path": path, "image_type": "Raw"}]});
+    let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    // Load on another device all the while.
+    guest.run("(while true; do dd if=/dev/zero of=/dev/vda bs=1M 2>/dev/null; done) & true")?;
+    let mut before = None;
+    for round in 0..CYCLES {
+        gantry.put("vm.add-device", json!({"path": edu.path, "id": "edu"}))?;
+        guest.eventually("ls /sys/bus/pci/devices | wc -l", |count| count == "4")?;
+        if round % 4 == 0 {
+            edu_works(&mut guest)?;
+        }
+        gantry.put("vm.remove-device", json!({"id": "edu"}))?;
+        gone(&gantry, "edu")?;
+        // The container stays with the first device.
+        before.get_or_insert(holdings(&gantry)?);
+    }
+    let after = holdings(&gantry)?;
+    ensure!(
+        before == Some(after),
+        "descriptors, mappings and threads: {before:?} before, {after:?} after {CYCLES} rounds"
+    );
+    Ok(())
+}
+
+fn path_of(gantry: &Gantry, id: &str) -> Result<Option<String>> {
+    let info = gantry.info()?;
+    let devices = info["config"]["devices"].as_array().cloned();
+    let found = devices
+        .into_iter()
+        .flatten()
+        .find(|device| device["id"] == id);
+    Ok(found.and_then(|device| device["path"].as_str().map(str::to_owned)))
+}
+
+fn swap(context: &Context) -> Result<()> {
+    let (first, second) = (HostDevice::take(EDU, 0)?, HostDevice::take(EDU, 1)?);
+    let more = json!({"devices": [{"path": first.path, "id": "edu", "pci_device_id": 7}]});
+    let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    edu_works(&mut guest)?;
+    let settled = |expected: Option<&HostDevice>| {
+        gantry.info_until("the swap is over", |info| {
+            let node = &info["device_tree"]["edu"];
+            node["state"].is_null() && node.is_null() == expected.is_none()
+        })?;
+        let path = path_of(&gantry, "edu")?;
+        let expected = expected.map(|device| device.path.display().to_string());
+        ensure!(path == expected, "the guest has {path:?}, not {expected:?}");
+        Ok(())
+    };
+    gantry.put("vm.swap-device", json!({"id": "edu", "path": second.path}))?;
+    settled(Some(&second))?;
+    guest.eventually("ls -d /sys/bus/pci/devices/0000:00:07.0", |text| {
+        text.ends_with("07.0")
+    })?;
+    edu_works(&mut guest)?;
+    // The other one is there, but not vfio-pci's: the old one comes back.
+    first.release()?;
+    gantry.put("vm.swap-device", json!({"id": "edu", "path": first.path}))?;
+    settled(Some(&second))?;
+    guest.eventually("ls -d /sys/bus/pci/devices/0000:00:07.0", |text| {
+        text.ends_with("07.0")
+    })?;
+    edu_works(&mut guest)?;
+    let without = json!({"id": "edu", "path": first.path, "on_failure": "Without"});
+    gantry.put("vm.swap-device", without)?;
+    settled(None)?;
+    let nowhere = json!({"id": "edu", "path": "/sys/bus/pci/devices/0000:ff:00.0"});
+    gantry.refused("vm.swap-device", Some(nowhere), 404, "edu")
+}
+
+fn limits(context: &Context) -> Result<()> {
+    let edu = HostDevice::take(EDU, 0)?;
+    let more = json!({"devices": [{"path": edu.path, "id": "edu"}]});
+    let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    edu_works(&mut guest)?;
+    // A guest that stands still answers nothing.
+    gantry.act("vm.pause")?;
+    gantry.put("vm.remove-device", json!({"id": "edu", "timeout": 1}))?;
+    let state = &gantry.info()?["device_tree"]["edu"]["state"];
+    ensure!(state == "removing", "the device is {state}");
+    gantry.info_until("the time limit is over", |info| {
+        info["device_tree"]["edu"]["state"].is_null()
+    })?;
+    ensure!(path_of(&gantry, "edu")?.is_some(), "the device has gone");
+    gantry.put("vm.remove-device", json!({"id": "edu", "force": true}))?;
+    ensure!(
+        path_of(&gantry, "edu")?.is_none(),
+        "the device is still there"
+    );
+    gantry.act("vm.resume")?;
+    guest.eventually("ls /sys/bus/pci/devices | wc -l", |count| count == "2")?;
+    gantry.put("vm.add-device", json!({"path": edu.path, "id": "edu"}))?;
+    guest.eventually("ls /sys/bus/pci/devices | wc -l", |count| count == "3")?;
+    edu_works(&mut guest)
 }

@@ -28,9 +28,9 @@ pub use error::{ApiError, Status, error_chain};
 pub use http::{Head, MAX_BODY, MAX_HEAD, parse_head};
 pub use listener::{ApiSocket, ListenError, Listener};
 pub use model::{
-    DeviceNode, MemoryRestoreMode, PciDeviceInfo, RestoreConfig, RestoredNet, VmCoredumpData,
-    VmCounters, VmInfo, VmMemoryZoneUpdate, VmRemoveDevice, VmResize, VmResizeDisk, VmResizeZone,
-    VmSnapshotConfig, VmState, VmmPingResponse,
+    DeviceNode, MemoryRestoreMode, OnFailure, PciDeviceInfo, RestoreConfig, RestoredNet,
+    VmCoredumpData, VmCounters, VmInfo, VmMemoryZoneUpdate, VmRemoveDevice, VmResize, VmResizeDisk,
+    VmResizeZone, VmSnapshotConfig, VmState, VmSwapDevice, VmmPingResponse,
 };
 pub use request::{Handler, Request, Response};
 pub use routes::{PREFIX, ROUTES, Refusal, Route, route};

@@ -1,6 +1,9 @@
 //! Bodies of requests and responses, except the machine's configuration ([`crate::config`]).
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -67,6 +70,9 @@ pub struct DeviceNode {
     /// Its PCI function, `0000:00:03.0`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pci_bdf: Option<String>,
+    /// `removing` or `swapping` while the guest has been asked to give it up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<String>,
 }
 
 /// Configuration and state.
@@ -132,6 +138,42 @@ pub struct VmResizeZone {
 pub struct VmRemoveDevice {
     /// Name of the device.
     pub id: String,
+    /// Take it away without asking the guest.
+    #[serde(default)]
+    pub force: bool,
+    /// Seconds after which the device stays if the guest has not given it up; no limit if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout: Option<u64>,
+}
+
+/// Replaces a physical device by another one of the same model, at the same place on the guest's
+/// bus.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct VmSwapDevice {
+    /// Name of the device, which the other one takes over.
+    pub id: String,
+    /// The other device's folder in sysfs.
+    pub path: PathBuf,
+    /// Seconds after which the old device stays if the guest has not given it up.
+    #[serde(default = "swap_timeout")]
+    pub timeout: u64,
+    /// What happens if the other device cannot be plugged in.
+    #[serde(default)]
+    pub on_failure: OnFailure,
+}
+
+fn swap_timeout() -> u64 {
+    30
+}
+
+/// What becomes of the VM if a swap fails halfway.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, clap::ValueEnum)]
+pub enum OnFailure {
+    /// It gets the old device back.
+    #[default]
+    Restore,
+    /// It goes on without.
+    Without,
 }
 
 /// Where to save a VM.

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 
 use super::{
     ApiError, PciDeviceInfo, RestoreConfig, VmCoredumpData, VmCounters, VmInfo, VmRemoveDevice,
-    VmResize, VmResizeDisk, VmResizeZone, VmSnapshotConfig, VmmPingResponse,
+    VmResize, VmResizeDisk, VmResizeZone, VmSnapshotConfig, VmSwapDevice, VmmPingResponse,
 };
 use crate::{
     config::{DeviceConfig, DiskConfig, NetConfig, PmemConfig, VmConfig, VsockConfig},
@@ -66,6 +66,8 @@ pub enum Request {
     VmAddVsock(VsockConfig),
     /// Unplug a device; 404 if there is none of this name.
     VmRemoveDevice(VmRemoveDevice),
+    /// Replaces a physical device by another one.
+    VmSwapDevice(VmSwapDevice),
     /// Save a paused VM in a directory.
     VmSnapshot(VmSnapshotConfig),
     /// Make a VM from such a directory. The descriptors are those that `net_fds` names, in order.

@@ -99,6 +99,10 @@ pub const ROUTES: &[Route] = &[
         Action::Body(|p, b| plain(p, b, Request::VmRemoveDevice)),
     ),
     put(
+        "vm.swap-device",
+        Action::Body(|p, b| plain(p, b, Request::VmSwapDevice)),
+    ),
+    put(
         "vm.snapshot",
         Action::Body(|p, b| plain(p, b, Request::VmSnapshot)),
     ),

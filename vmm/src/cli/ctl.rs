@@ -12,8 +12,8 @@ use serde::Serialize;
 use super::{Client, ClientError, option};
 use crate::{
     api::{
-        RestoreConfig, VmCoredumpData, VmRemoveDevice, VmResize, VmResizeDisk, VmResizeZone,
-        VmSnapshotConfig, model::to_url,
+        OnFailure, RestoreConfig, VmCoredumpData, VmRemoveDevice, VmResize, VmResizeDisk,
+        VmResizeZone, VmSnapshotConfig, VmSwapDevice, model::to_url,
     },
     config::{DeviceConfig, DiskConfig, NetConfig, PmemConfig, VsockConfig, syntax},
 };
@@ -131,6 +131,25 @@ pub enum Action {
     RemoveDevice {
         /// Name of the device.
         id: String,
+        /// Take it away without asking the guest.
+        #[arg(long, conflicts_with = "timeout")]
+        force: bool,
+        /// Seconds after which the device stays if the guest has not given it up.
+        #[arg(long, value_name = "SECONDS")]
+        timeout: Option<u64>,
+    },
+    /// Replace a physical device by another one of the same model.
+    SwapDevice {
+        /// Name of the device.
+        id: String,
+        /// The other device: /sys/bus/pci/devices/ADDRESS.
+        path: PathBuf,
+        /// Seconds after which the old device stays if the guest has not given it up.
+        #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+        timeout: u64,
+        /// What happens if the other device cannot be plugged in.
+        #[arg(long, value_enum, default_value = "restore")]
+        on_failure: OnFailure,
     },
     /// Save a paused VM.
     Snapshot {
@@ -266,8 +285,27 @@ impl Action {
             Self::AddDevice { config } => with_body("vm.add-device", config),
             Self::AddPmem { config } => with_body("vm.add-pmem", config),
             Self::AddVsock { config } => with_body("vm.add-vsock", config),
-            Self::RemoveDevice { id } => {
-                with_body("vm.remove-device", &VmRemoveDevice { id: id.clone() })
+            Self::RemoveDevice { id, force, timeout } => {
+                let body = VmRemoveDevice {
+                    id: id.clone(),
+                    force: *force,
+                    timeout: *timeout,
+                };
+                with_body("vm.remove-device", &body)
+            }
+            Self::SwapDevice {
+                id,
+                path,
+                timeout,
+                on_failure,
+            } => {
+                let body = VmSwapDevice {
+                    id: id.clone(),
+                    path: path.clone(),
+                    timeout: *timeout,
+                    on_failure: *on_failure,
+                };
+                with_body("vm.swap-device", &body)
             }
             Self::Snapshot { destination } => {
                 let destination_url = to_url(destination);

@@ -7,9 +7,10 @@
 //! ```
 //!
 //! - [`life`]: the states of a VM.
-//! - [`requests`]: what each API call does.
+//! - [`requests`]: what each API call does; [`removals`]: devices that leave and are swapped.
 
 mod life;
+mod removals;
 mod requests;
 
 use std::{
@@ -22,7 +23,7 @@ use devices::guest_event::GuestEvent;
 use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, SubscriberOps};
 use vmm_sys_util::epoll::EventSet;
 
-use self::life::Life;
+use self::{life::Life, removals::Removals};
 use crate::{
     api::{ApiError, ApiReceiver, Handler, Request, RestoreConfig, error_chain},
     config::VmConfig,
@@ -98,12 +99,14 @@ pub enum Error {
 const TOKEN_API: u32 = 0;
 const TOKEN_MACHINE: u32 = 1;
 const TOKEN_SIGNAL: u32 = 2;
+const TOKEN_REMOVALS: u32 = 3;
 
 /// Everything that the control thread owns.
 pub struct Control {
     api: Option<ApiReceiver>,
     monitor: EventMonitor,
     life: Life,
+    removals: Removals,
     sender: EventSender,
     receiver: EventReceiver,
     signals: OwnedFd,
@@ -130,6 +133,7 @@ pub fn run(
         api: Some(api),
         monitor,
         life: Life::default(),
+        removals: Removals::new().map_err(host("create a timer"))?,
         sender,
         receiver,
         signals,
@@ -177,6 +181,7 @@ impl MutEventSubscriber for Control {
             ),
             (Some(self.receiver.wake_event().as_raw_fd()), TOKEN_MACHINE),
             (Some(self.signals.as_raw_fd()), TOKEN_SIGNAL),
+            (Some(self.removals.timer()), TOKEN_REMOVALS),
         ];
         for (fd, token) in sources {
             let Some(fd) = fd else { continue };
@@ -200,6 +205,7 @@ impl MutEventSubscriber for Control {
                     self.machine_event(event);
                 }
             }
+            TOKEN_REMOVALS => self.removals_overdue(),
             _ => self.signal(),
         }
     }
@@ -236,29 +242,6 @@ impl Control {
                 self.exit = Some(ExitReason::GuestFailed);
             }
             MachineEvent::PciEjected { segment, slot } => self.ejected(segment, slot),
-        }
-    }
-
-    fn ejected(&mut self, segment: u16, slot: u8) {
-        let Life::Live {
-            config, machine, ..
-        } = &mut self.life
-        else {
-            return;
-        };
-        match machine.ejected(segment, slot) {
-            Ok(Some(id)) => {
-                life::forget_device(config, &id);
-                log::info!("device {id:?} has been removed");
-                self.monitor.emit("vm", "device-removed", &[("id", &id)]);
-            }
-            Ok(None) => log::debug!("the guest ejects an empty PCI slot {slot}"),
-            Err(error) => {
-                log::error!(
-                    "an ejected device stays: {}",
-                    error_chain(&error).join(": ")
-                );
-            }
         }
     }
 

@@ -87,7 +87,8 @@ impl Handler for Control {
                 }
                 self.add(config, |vm, vsock| vm.vsock = Some(vsock))
             }
-            Request::VmRemoveDevice(device) => self.remove(&device.id),
+            Request::VmRemoveDevice(device) => self.remove(&device),
+            Request::VmSwapDevice(swap) => self.swap(&swap),
             Request::VmSnapshot(snapshot) => {
                 let directory = place(snapshot.directory(), &snapshot.destination_url)?;
                 self.on_paused("saved", |machine, config| machine.save(config, directory))?;
@@ -330,7 +331,10 @@ impl Control {
         };
         let config = Box::new(config.clone());
         let (memory_actual_size, device_tree) = match &self.life {
-            Life::Live { machine, .. } => (machine.memory_size(), Some(device_tree(machine))),
+            Life::Live { machine, .. } => (
+                machine.memory_size(),
+                Some(device_tree(machine, &self.removals)),
+            ),
             _ => (crate::machine::placement::boot_size(&config), None),
         };
         Ok(Response::Info(Box::new(VmInfo {
@@ -444,24 +448,6 @@ impl Control {
         }
     }
 
-    fn remove(&mut self, id: &str) -> Answer {
-        match &mut self.life {
-            Life::None => Err(ApiError::not_created()),
-            Life::Created(vm) | Life::Shutdown(vm) => {
-                if life::forget_device(vm, id) {
-                    Ok(Response::Empty)
-                } else {
-                    Err(failed(&MachineError::NoDevice(id.to_owned())))
-                }
-            }
-            Life::Live { machine, .. } => {
-                machine.remove_device(id).map_err(|e| failed(&e))?;
-                self.monitor.emit("vm", "device-removing", &[("id", id)]);
-                Ok(Response::Empty)
-            }
-        }
-    }
-
     fn on_live(
         &mut self,
         work: impl FnOnce(&mut Machine, &mut VmConfig) -> Result<(), MachineError>,
@@ -489,7 +475,7 @@ impl Control {
         self.on_live(work)
     }
 
-    fn not_live(&self) -> ApiError {
+    pub(super) fn not_live(&self) -> ApiError {
         match self.life {
             Life::None => ApiError::not_created(),
             _ => ApiError::wrong_state("the VM has not booted: use vm.boot"),
@@ -512,7 +498,7 @@ fn place<'a>(path: Option<&'a Path>, url: &str) -> Result<&'a Path, ApiError> {
 }
 
 /// The status that fits an error.
-fn failed(error: &MachineError) -> ApiError {
+pub(super) fn failed(error: &MachineError) -> ApiError {
     let status = match error {
         MachineError::NoDevice(_) => Status::NotFound,
         MachineError::DuplicateId(_) => Status::Conflict,
@@ -527,7 +513,10 @@ fn failed(error: &MachineError) -> ApiError {
     ApiError::new(status, error)
 }
 
-fn device_tree(machine: &Machine) -> BTreeMap<String, DeviceNode> {
+fn device_tree(
+    machine: &Machine,
+    removals: &super::removals::Removals,
+) -> BTreeMap<String, DeviceNode> {
     machine
         .devices()
         .iter()
@@ -535,6 +524,7 @@ fn device_tree(machine: &Machine) -> BTreeMap<String, DeviceNode> {
             let node = DeviceNode {
                 id: id.clone(),
                 pci_bdf: Some(device.bdf.to_string()),
+                state: removals.state(id).map(str::to_owned),
                 ..Default::default()
             };
             (id.clone(), node)

@@ -13,6 +13,7 @@ use std::{
 use acpi_tables::Aml;
 use arch::layout::{self, AddressMap};
 use devices::{
+    bus::Bus,
     console::ConsoleOutput,
     memory::{AddressSpace, GuestMemory},
     msi::MsiController,
@@ -164,6 +165,10 @@ pub struct Devices {
     resources: VirtioPciResources,
     surroundings: Surroundings,
     plugged: BTreeMap<String, Plugged>,
+    /// Removed, but perhaps still used by a vCPU.
+    leaving: Vec<SharedFunction>,
+    pio: Arc<Bus>,
+    mmio: Arc<Bus>,
 }
 
 impl Devices {
@@ -224,6 +229,9 @@ impl Devices {
             resources,
             surroundings,
             plugged: BTreeMap::new(),
+            leaving: Vec::new(),
+            pio: Arc::clone(&buses.pio),
+            mmio: Arc::clone(&buses.mmio),
         })
     }
 
@@ -274,6 +282,7 @@ impl Devices {
         if self.plugged.contains_key(&id) {
             return Err(MachineError::DuplicateId(id));
         }
+        self.reclaim();
         let segment = Arc::clone(self.segment(slot.segment)?);
         let made = config
             .make(&id, &self.surroundings)
@@ -355,6 +364,13 @@ impl Devices {
         Ok(device.bdf)
     }
 
+    /// Notes that nobody waits for a device to be given up any more.
+    pub fn stop_removal(&mut self, id: &str) {
+        if let Some(device) = self.plugged.get_mut(id) {
+            device.removing = false;
+        }
+    }
+
     /// Unplugs the device in a slot and returns its name, if there is one.
     pub fn remove_at(&mut self, segment: u16, slot: u8) -> Result<Option<String>, MachineError> {
         let found = self
@@ -380,14 +396,23 @@ impl Devices {
                 id: id.to_owned(),
                 source,
             })?;
-        let function = device.function;
-        // A vCPU that has just looked at the slot may hold the function for a moment longer. It
-        // must not be the last one: closing down what a device has on the host is not for it.
+        self.leaving.push(device.function);
+        // A vCPU that has just looked at the slot or at a register may hold the device for a moment
+        // longer. It is never the last one: closing down what a device has on the host is not for
+        // it.
         let patience = Instant::now() + Duration::from_secs(1);
-        while Arc::strong_count(&function) > 1 && Instant::now() < patience {
+        while !self.reclaim() && Instant::now() < patience {
             std::thread::yield_now();
         }
         Ok(())
+    }
+
+    /// Drops removed devices that no vCPU uses any more; false if there are others.
+    fn reclaim(&mut self) -> bool {
+        self.leaving
+            .retain(|function| Arc::strong_count(function) > 1);
+        let [pio, mmio] = [&self.pio, &self.mmio].map(|bus| bus.reclaim());
+        self.leaving.is_empty() && pio && mmio
     }
 
     /// All devices by name.

@@ -258,6 +258,19 @@ impl Machine {
         self.notify(Notification::PCI)
     }
 
+    /// Takes a device away without asking the guest, which is told afterwards.
+    pub fn tear_out(&mut self, id: &str) -> Result<(), MachineError> {
+        let bdf = self.devices.start_removal(id)?;
+        self.devices.remove(id)?;
+        self.platform.pci.request_eject(bdf.segment, bdf.device);
+        self.notify(Notification::PCI)
+    }
+
+    /// Gives up waiting for the guest to give up a device.
+    pub fn keep_device(&mut self, id: &str) {
+        self.devices.stop_removal(id);
+    }
+
     /// The guest has given up the device in a slot: takes it away and returns its name.
     pub fn ejected(&mut self, segment: u16, slot: u8) -> Result<Option<String>, MachineError> {
         self.devices.remove_at(segment, slot)

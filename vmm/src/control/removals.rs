@@ -1,0 +1,254 @@
+//! Devices that are on their way out: the guest was asked, and has not answered yet.
+//!
+//! ```text
+//!   vm.remove-device ──> removing ──guest ejects──> removed
+//!        │ force            │ time limit ──────────> it stays
+//!        └──> removed       └ (a swap plugs the other device in, or this one again)
+//! ```
+
+use std::{
+    collections::BTreeMap,
+    io,
+    os::fd::{AsRawFd, RawFd},
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use vmm_sys_util::timerfd::TimerFd;
+
+use super::{Control, Life, life, requests::failed};
+use crate::{
+    api::{ApiError, OnFailure, Response, Status, VmRemoveDevice, VmSwapDevice, error_chain},
+    config::DeviceConfig,
+    machine::error::MachineError,
+};
+
+/// What to plug in when a device has gone.
+struct Swap {
+    old: DeviceConfig,
+    new: PathBuf,
+    on_failure: OnFailure,
+}
+
+/// A device that the guest was asked to give up.
+struct Removal {
+    deadline: Option<Instant>,
+    swap: Option<Swap>,
+}
+
+/// All of them, by name.
+pub struct Removals {
+    pending: BTreeMap<String, Removal>,
+    timer: TimerFd,
+}
+
+impl Removals {
+    /// None yet.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self {
+            pending: BTreeMap::new(),
+            timer: TimerFd::new()?,
+        })
+    }
+
+    /// Becomes readable when a time limit is over.
+    pub fn timer(&self) -> RawFd {
+        self.timer.as_raw_fd()
+    }
+
+    /// What a device is doing, for `vm.info`.
+    pub fn state(&self, id: &str) -> Option<&'static str> {
+        let removal = self.pending.get(id)?;
+        Some(match removal.swap {
+            Some(_) => "swapping",
+            None => "removing",
+        })
+    }
+
+    fn insert(&mut self, id: &str, limit: Option<Duration>, swap: Option<Swap>) {
+        let deadline = limit.map(|limit| Instant::now() + limit);
+        self.pending
+            .insert(id.to_owned(), Removal { deadline, swap });
+        self.arm();
+    }
+
+    /// Sets the timer to the next deadline.
+    fn arm(&mut self) {
+        let next = self.pending.values().filter_map(|removal| removal.deadline);
+        let armed = match next.min() {
+            // A timer of zero would be off.
+            Some(at) => {
+                let left = at.saturating_duration_since(Instant::now());
+                self.timer.reset(left.max(Duration::from_millis(1)), None)
+            }
+            None => self.timer.clear(),
+        };
+        if let Err(error) = armed {
+            log::error!("time limits of removals do not work: {error}");
+        }
+    }
+
+    fn take_overdue(&mut self) -> Vec<String> {
+        // Empties it; it is armed again below.
+        let _ = self.timer.wait();
+        let now = Instant::now();
+        let over = |removal: &Removal| removal.deadline.is_some_and(|deadline| deadline <= now);
+        let ids: Vec<_> = self
+            .pending
+            .iter()
+            .filter(|(_, removal)| over(removal))
+            .map(|(id, _)| id.clone())
+            .collect();
+        for id in &ids {
+            self.pending.remove(id);
+        }
+        self.arm();
+        ids
+    }
+}
+
+impl Control {
+    pub(super) fn remove(&mut self, request: &VmRemoveDevice) -> Result<Response, ApiError> {
+        let id = &request.id;
+        match &mut self.life {
+            Life::None => Err(ApiError::not_created()),
+            Life::Created(vm) | Life::Shutdown(vm) => {
+                if life::forget_device(vm, id) {
+                    Ok(Response::Empty)
+                } else {
+                    Err(failed(&MachineError::NoDevice(id.clone())))
+                }
+            }
+            Life::Live {
+                machine, config, ..
+            } => {
+                if request.force {
+                    machine.tear_out(id).map_err(|e| failed(&e))?;
+                    life::forget_device(config, id);
+                    self.removals.pending.remove(id);
+                    self.removals.arm();
+                    log::info!("device {id:?} has been removed without the guest");
+                    self.monitor.emit("vm", "device-removed", &[("id", id)]);
+                } else {
+                    machine.remove_device(id).map_err(|e| failed(&e))?;
+                    let limit = request.timeout.map(Duration::from_secs);
+                    self.removals.insert(id, limit, None);
+                    self.monitor.emit("vm", "device-removing", &[("id", id)]);
+                }
+                Ok(Response::Empty)
+            }
+        }
+    }
+
+    pub(super) fn swap(&mut self, request: &VmSwapDevice) -> Result<Response, ApiError> {
+        let id = &request.id;
+        let not_live = self.not_live();
+        let Life::Live {
+            machine, config, ..
+        } = &mut self.life
+        else {
+            return Err(not_live);
+        };
+        let devices = config.devices.iter().flatten();
+        let Some(old) = devices
+            .into_iter()
+            .find(|device| device.id.as_ref() == Some(id))
+        else {
+            return Err(failed(&MachineError::NoDevice(id.clone())));
+        };
+        if !request.path.join("vendor").exists() {
+            let path = request.path.display();
+            return Err(ApiError::message(
+                Status::BadRequest,
+                format!("path: {path} is no PCI device: {id:?} stays where it is"),
+            ));
+        }
+        let swap = Swap {
+            old: old.clone(),
+            new: request.path.clone(),
+            on_failure: request.on_failure,
+        };
+        machine.remove_device(id).map_err(|e| failed(&e))?;
+        let limit = Duration::from_secs(request.timeout);
+        self.removals.insert(id, Some(limit), Some(swap));
+        self.monitor.emit("vm", "device-swapping", &[("id", id)]);
+        Ok(Response::Empty)
+    }
+
+    /// A time limit is over: the device stays, and the guest may still give it up later.
+    pub(super) fn removals_overdue(&mut self) {
+        for id in self.removals.take_overdue() {
+            let Some(machine) = self.life.machine_mut() else {
+                return;
+            };
+            machine.keep_device(&id);
+            log::warn!("the guest has not given up device {id:?} in time; it stays");
+            self.monitor
+                .emit("vm", "device-removal-timed-out", &[("id", &id)]);
+        }
+    }
+
+    /// The guest has given up the device in a slot.
+    pub(super) fn ejected(&mut self, segment: u16, slot: u8) {
+        let Life::Live {
+            config, machine, ..
+        } = &mut self.life
+        else {
+            return;
+        };
+        match machine.ejected(segment, slot) {
+            Ok(Some(id)) => {
+                life::forget_device(config, &id);
+                log::info!("device {id:?} has been removed");
+                self.monitor.emit("vm", "device-removed", &[("id", &id)]);
+                let removal = self.removals.pending.remove(&id);
+                self.removals.arm();
+                if let Some(swap) = removal.and_then(|removal| removal.swap) {
+                    self.finish_swap(&id, &swap, slot);
+                }
+            }
+            Ok(None) => log::debug!("the guest ejects an empty PCI slot {slot}"),
+            Err(error) => {
+                log::error!(
+                    "an ejected device stays: {}",
+                    error_chain(&error).join(": ")
+                );
+            }
+        }
+    }
+
+    /// Plugs the other device into the slot, or the old one again.
+    fn finish_swap(&mut self, id: &str, swap: &Swap, slot: u8) {
+        let Life::Live {
+            config, machine, ..
+        } = &mut self.life
+        else {
+            return;
+        };
+        let at_slot = |path| DeviceConfig {
+            path,
+            pci_device_id: Some(slot),
+            ..swap.old.clone()
+        };
+        let mut attempts = vec![("device-swapped", at_slot(Some(swap.new.clone())))];
+        if swap.on_failure == OnFailure::Restore {
+            attempts.push(("device-swap-undone", at_slot(swap.old.path.clone())));
+        }
+        for (event, mut device) in attempts {
+            match machine.add_device(&mut device) {
+                Ok(_) => {
+                    config.devices.get_or_insert_default().push(device);
+                    log::info!("device {id:?}: {event}");
+                    self.monitor.emit("vm", event, &[("id", id)]);
+                    return;
+                }
+                Err(error) => {
+                    let why = error_chain(&error).join(": ");
+                    log::error!("device {id:?} cannot be plugged in: {why}");
+                    let properties = [("id", id), ("reason", why.as_str())];
+                    self.monitor.emit("vm", "device-swap-failed", &properties);
+                }
+            }
+        }
+    }
+}
