@@ -9,6 +9,7 @@
 mod bench;
 mod demo;
 mod fuzz;
+mod opencl;
 mod programs;
 mod progress;
 mod test;

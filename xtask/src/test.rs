@@ -12,6 +12,7 @@ use gantry_tests::{
 };
 
 use crate::{
+    opencl,
     programs::{self, cargo, root, target},
     progress::Step,
 };
@@ -27,7 +28,15 @@ pub const PROGRAMS: &[(&str, &str)] = &[
 ];
 
 /// Crates whose unit tests are run.
-const CRATES: &[&str] = &["hypervisor", "arch", "devices", "vmm", "gantry-tests"];
+const CRATES: &[&str] = &[
+    "hypervisor",
+    "arch",
+    "devices",
+    "vmm",
+    "gantry-remoting",
+    "gantry-opencl",
+    "gantry-tests",
+];
 
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -80,7 +89,13 @@ pub fn run(options: &Options) -> Result<()> {
         unit_tests(&mut count)?;
     }
     if !options.no_rig {
-        nested(options, &mut count)?;
+        opencl::run(&options.words, |name, outcome, seconds| {
+            count.add(name, outcome, Some(seconds));
+        })?;
+        // Words that all name scenarios of this machine need no virtual one.
+        if options.words.is_empty() || !options.words.iter().all(|word| opencl::has(word)) {
+            nested(options, &mut count)?;
+        }
     }
     for name in &count.failed {
         println!("failed: {name}");

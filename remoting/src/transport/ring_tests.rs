@@ -1,8 +1,7 @@
 //! The ring under a hostile peer, under random use, and under every interleaving (loom).
 
-use std::cell::RefCell;
 #[cfg(not(loom))]
-use std::rc::Rc;
+use std::{cell::RefCell, rc::Rc};
 
 use super::*;
 

@@ -36,8 +36,8 @@ pub struct Options {
     /// The OpenCL loader to open.
     #[arg(long, default_value = "libOpenCL.so.1", value_name = "FILE")]
     pub library: String,
-    /// Size of each application's window in MiB.
-    #[arg(long, default_value_t = 256, value_name = "MIB")]
+    /// Size of each application's window in MiB: address space, and memory only where it is used.
+    #[arg(long, default_value_t = 2048, value_name = "MIB")]
     pub window: u64,
     /// Microseconds to poll before sleeping.
     #[arg(long, default_value_t = 50, value_name = "MICROSECONDS")]

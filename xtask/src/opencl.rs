@@ -1,0 +1,253 @@
+//! OpenCL through the driver and a worker, as plain processes on this machine: programs that
+//! nobody here wrote give the same results as with the host's driver.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use gantry_tests::{report::Outcome, rig::packages};
+
+use crate::{
+    programs::{cargo, root, target},
+    progress::Step,
+};
+
+/// Programs and files that the scenarios need, and the Debian packages that have them.
+const PROGRAMS: &[(&str, &str)] = &[
+    ("/etc/OpenCL/vendors/pocl.icd", "pocl-opencl-icd"),
+    (
+        "/usr/lib/x86_64-linux-gnu/libOpenCL.so.1",
+        "ocl-icd-libopencl1",
+    ),
+    ("clinfo", "clinfo"),
+    ("clpeak", "clpeak"),
+    (
+        "/usr/lib/python3/dist-packages/pyopencl",
+        "python3-pyopencl",
+    ),
+    ("/usr/lib/python3/dist-packages/mako", "python3-mako"),
+];
+
+type Scenario = fn(&Pool) -> Result<()>;
+
+const SCENARIOS: &[(&str, Scenario)] = &[
+    (
+        "opencl: clinfo says the same of the device as natively",
+        clinfo,
+    ),
+    ("opencl: vectors are added, by figures' program", figures),
+    ("opencl: pyopencl computes the same as natively", pyopencl),
+    ("opencl: clpeak measures without an error", clpeak),
+    (
+        "opencl: a killed worker costs its application an error code and nobody else anything",
+        killed,
+    ),
+];
+
+/// Whether a word selects a scenario.
+pub fn has(word: &str) -> bool {
+    SCENARIOS.iter().any(|(name, _)| name.contains(word))
+}
+
+/// Runs the scenarios that the words select, all if there are none.
+pub fn run(words: &[String], mut report: impl FnMut(&str, &Outcome, f64)) -> Result<()> {
+    let wanted = |name: &str| words.is_empty() || words.iter().any(|word| name.contains(word));
+    if !SCENARIOS.iter().any(|(name, _)| wanted(name)) {
+        return Ok(());
+    }
+    packages::install(PROGRAMS)?;
+    let pool = Pool::start()?;
+    for (name, scenario) in SCENARIOS.iter().filter(|(name, _)| wanted(name)) {
+        let start = Instant::now();
+        let outcome = match scenario(&pool) {
+            Ok(()) => Outcome::Passed,
+            Err(error) => Outcome::Failed(error.chain().map(ToString::to_string).collect()),
+        };
+        report(name, &outcome, start.elapsed().as_secs_f64());
+    }
+    Ok(())
+}
+
+/// A running pool of workers, and the programs that go with it.
+struct Pool {
+    process: Child,
+    folder: PathBuf,
+    release: PathBuf,
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+impl Pool {
+    fn start() -> Result<Self> {
+        let step = Step::new("building the OpenCL driver and its worker (release)");
+        let mut build = cargo();
+        build.args(["build", "--release", "--quiet"]);
+        build.args(["-p", "gantry-remoting", "-p", "gantry-opencl"]);
+        build.args(["--lib", "--bins", "--examples"]);
+        packages::run(&mut build)?;
+        step.finish();
+        let release = fs::canonicalize(target().join("release"))?;
+        // A socket's path has at most 107 bytes: not below the target folder.
+        let folder = std::env::temp_dir().join(format!("gantry-opencl-{}", std::process::id()));
+        fs::create_dir_all(folder.join("vendors"))?;
+        fs::write(
+            folder.join("vendors/gantry.icd"),
+            format!("{}\n", release.join("libgantry_opencl.so").display()),
+        )?;
+        let process = Command::new(release.join("gantry-accel"))
+            .args(["serve", "--socket"])
+            .arg(folder.join("socket"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(fs::File::create(folder.join("log"))?)
+            .spawn()
+            .context("cannot start gantry-accel")?;
+        let pool = Self {
+            process,
+            folder,
+            release,
+        };
+        let until = Instant::now() + Duration::from_secs(20);
+        while !pool.folder.join("socket").exists() {
+            ensure!(Instant::now() < until, "gantry-accel does not listen");
+            thread::sleep(Duration::from_millis(20));
+        }
+        Ok(pool)
+    }
+
+    /// A program that uses the host's driver.
+    fn native(&self, program: impl AsRef<Path>) -> Command {
+        let mut command = Command::new("timeout");
+        command
+            .arg("120")
+            .arg(program.as_ref())
+            .env("OCL_ICD_VENDORS", "/etc/OpenCL/vendors")
+            .env("GANTRY_OPENCL", "off");
+        command
+    }
+
+    /// A program that uses Gantry's driver and no other.
+    fn remoted(&self, program: impl AsRef<Path>) -> Command {
+        let mut command = self.native(program);
+        command
+            .env("OCL_ICD_VENDORS", self.folder.join("vendors"))
+            .env("GANTRY_OPENCL", self.folder.join("socket"));
+        command
+    }
+}
+
+fn program(name: &str) -> PathBuf {
+    root().join("guest/opencl/tests/programs").join(name)
+}
+
+fn clinfo(pool: &Pool) -> Result<()> {
+    /// Features that are not offered, and names of the driver.
+    const APART: &[&str] = &[
+        "_EXTENSIONS",
+        "_VERSION",
+        "_SVM_CAPABILITIES",
+        "_EXECUTION_CAPABILITIES",
+        "_COMMAND_BUFFER_",
+        "SUFFIX",
+    ];
+    let lines = |mut command: Command| -> Result<Vec<String>> {
+        let text = packages::output(command.arg("--raw"))?;
+        Ok(text
+            .lines()
+            .filter(|line| line.contains("CL_DEVICE_"))
+            .filter(|line| !APART.iter().any(|part| line.contains(part)))
+            // The prefix names the platform by the driver's suffix.
+            .map(|line| line[line.find("CL_DEVICE_").unwrap_or(0)..].to_owned())
+            .collect())
+    };
+    let (native, remoted) = (
+        lines(pool.native("clinfo"))?,
+        lines(pool.remoted("clinfo"))?,
+    );
+    ensure!(native.len() > 50, "clinfo says little natively: {native:?}");
+    for (native, remoted) in native.iter().zip(&remoted) {
+        ensure!(native == remoted, "natively: {native}\nremoted: {remoted}");
+    }
+    ensure!(
+        native.len() == remoted.len(),
+        "{} lines natively and {} remoted",
+        native.len(),
+        remoted.len()
+    );
+    Ok(())
+}
+
+fn figures(pool: &Pool) -> Result<()> {
+    let text = packages::output(&mut pool.remoted(pool.release.join("examples/opencl_figures")))?;
+    ensure!(text.contains("is right"), "{text}");
+    ensure!(text.contains("Gantry"), "another driver was used: {text}");
+    Ok(())
+}
+
+fn pyopencl(pool: &Pool) -> Result<()> {
+    let run = |mut command: Command| packages::output(command.arg(program("parts.py")));
+    let native = run(pool.native("/usr/bin/python3"))?;
+    let remoted = run(pool.remoted("/usr/bin/python3"))?;
+    ensure!(
+        native.ends_with("all\n") && native == remoted,
+        "natively:\n{native}\nremoted:\n{remoted}"
+    );
+    Ok(())
+}
+
+fn clpeak(pool: &Pool) -> Result<()> {
+    let text = packages::output(
+        pool.remoted("clpeak")
+            .args(["--kernel-latency", "--transfer-bandwidth"]),
+    )?;
+    ensure!(
+        text.contains("Kernel launch latency") && !text.contains("(-"),
+        "{text}"
+    );
+    Ok(())
+}
+
+fn killed(pool: &Pool) -> Result<()> {
+    let mut application = pool
+        .remoted("/usr/bin/python3")
+        .arg(program("endless.py"))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()?;
+    let mut output = std::io::BufReader::new(application.stdout.take().context("no output")?);
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut output, &mut line)?;
+    ensure!(line == "running\n", "the application said {line:?}");
+    let id = pool.process.id();
+    let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children"))?;
+    for child in children.split_whitespace() {
+        // SAFETY: a plain call.
+        unsafe { libc::kill(child.parse()?, libc::SIGKILL) };
+    }
+    let start = Instant::now();
+    line.clear();
+    std::io::BufRead::read_line(&mut output, &mut line)?;
+    let waited = start.elapsed();
+    application.wait()?;
+    if !line.starts_with("error -") {
+        bail!("the application said {line:?} when its worker was killed");
+    }
+    ensure!(
+        waited < Duration::from_secs(10),
+        "the application noticed after {waited:?}"
+    );
+    // The pool goes on.
+    packages::run(pool.remoted("clinfo").arg("-l"))
+}
