@@ -4,6 +4,7 @@ pub mod cli;
 pub mod config;
 pub mod control;
 pub mod cpu;
+pub mod doctor;
 pub mod events;
 pub mod landlock;
 pub mod logging;

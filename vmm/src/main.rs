@@ -13,6 +13,7 @@ use vmm::{
     api::{self, ListenError, Listener, Server},
     cli::{Cli, Command, CtlError, EventTarget, VmArgsError, command},
     control::{self, ExitReason, Start, StartOptions},
+    doctor::{Finding, Host, Verdict},
     events::{self, EventMonitor},
     logging, open_files,
     seccomp::{self, Filters, Spawner},
@@ -91,6 +92,19 @@ fn run(cli: Cli, started: Instant) -> Result<ExitCode, Error> {
         Some(Command::Ctl(ctl)) => {
             ctl.run(&mut io::stdout().lock())?;
             return Ok(ExitCode::SUCCESS);
+        }
+        Some(Command::Doctor) => {
+            let findings = Host::this().examine();
+            let lines = findings.iter().map(|finding| format!("{finding}\n"));
+            let text: String = lines.collect();
+            io::stdout()
+                .write_all(text.as_bytes())
+                .map_err(Error::Output)?;
+            let missing = |finding: &Finding| finding.verdict == Verdict::Missing;
+            return Ok(match findings.iter().any(missing) {
+                true => ExitCode::FAILURE,
+                false => ExitCode::SUCCESS,
+            });
         }
         Some(Command::Completions { shell }) => {
             let mut script = Vec::new();

@@ -97,6 +97,8 @@ pub struct Cli {
 pub enum Command {
     /// Ask a running Gantry for something.
     Ctl(Ctl),
+    /// Check what this host has for VMs, and say how to mend what it lacks.
+    Doctor,
     /// Print a completion script.
     Completions {
         /// For which shell.

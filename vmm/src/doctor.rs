@@ -1,0 +1,308 @@
+//! What a host needs, and what it lacks: `gantry doctor`.
+//!
+//! Each check looks at files under a root, so that hosts of all kinds can be had in a test.
+
+use std::{
+    fmt, fs,
+    path::{Path, PathBuf},
+};
+
+/// How a check ended.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Verdict {
+    /// All is there.
+    Ready,
+    /// It is only needed for some guests.
+    Optional,
+    /// No guest can run without.
+    Missing,
+}
+
+/// What a check found.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Finding {
+    /// What was looked at.
+    pub subject: String,
+    /// How it is.
+    pub verdict: Verdict,
+    /// What was found.
+    pub state: String,
+    /// How to mend it; empty if there is nothing to mend.
+    pub cure: String,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mark = match self.verdict {
+            Verdict::Ready => "ok      ",
+            Verdict::Optional => "not here",
+            Verdict::Missing => "MISSING ",
+        };
+        write!(f, "{mark}  {}: {}", self.subject, self.state)?;
+        if !self.cure.is_empty() {
+            write!(f, "\n          -> {}", self.cure)?;
+        }
+        Ok(())
+    }
+}
+
+fn finding(subject: &str, verdict: Verdict, state: impl Into<String>, cure: &str) -> Finding {
+    Finding {
+        subject: subject.to_owned(),
+        verdict,
+        state: state.into(),
+        cure: cure.to_owned(),
+    }
+}
+
+/// A host, by the root of its file system.
+pub struct Host {
+    root: PathBuf,
+    /// Bytes that this process may lock in memory; `None` without a limit.
+    memlock: Option<u64>,
+}
+
+impl Host {
+    /// The host that this process runs on.
+    pub fn this() -> Self {
+        let mut limit = libc::rlimit {
+            rlim_cur: 0,
+            rlim_max: 0,
+        };
+        // SAFETY: fills in the struct.
+        unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
+        // SAFETY: no preconditions.
+        let is_root = unsafe { libc::geteuid() } == 0;
+        let unlimited = is_root || limit.rlim_cur == libc::RLIM_INFINITY;
+        Self {
+            root: PathBuf::from("/"),
+            memlock: (!unlimited).then_some(limit.rlim_cur),
+        }
+    }
+
+    fn path(&self, path: &str) -> PathBuf {
+        self.root.join(path.trim_start_matches('/'))
+    }
+
+    fn read(&self, path: &str) -> Option<String> {
+        let text = fs::read_to_string(self.path(path)).ok()?;
+        Some(text.trim().to_owned())
+    }
+
+    fn opens(&self, path: &str) -> bool {
+        let mut options = fs::File::options();
+        options.read(true).write(true);
+        options.open(self.path(path)).is_ok()
+    }
+
+    /// All checks.
+    pub fn examine(&self) -> Vec<Finding> {
+        let mut findings = vec![
+            self.kvm(),
+            self.tap(),
+            self.hugepages(),
+            self.iommu(),
+            self.vfio(),
+            self.locked_memory(),
+            self.gpu_driver(),
+        ];
+        findings.extend(self.accelerators());
+        findings
+    }
+
+    fn kvm(&self) -> Finding {
+        let subject = "KVM";
+        if !self.path("/dev/kvm").exists() {
+            let cure = "switch on VT-x or AMD-V in the firmware (in a VM: nested virtualization), \
+                        and load kvm_intel or kvm_amd";
+            finding(subject, Verdict::Missing, "there is no /dev/kvm", cure)
+        } else if !self.opens("/dev/kvm") {
+            let cure = "add the user to the group kvm: usermod -aG kvm USER, and log in again";
+            finding(subject, Verdict::Missing, "/dev/kvm cannot be opened", cure)
+        } else {
+            finding(subject, Verdict::Ready, "/dev/kvm can be used", "")
+        }
+    }
+
+    fn tap(&self) -> Finding {
+        let subject = "network cards";
+        if self.path("/dev/net/tun").exists() {
+            finding(subject, Verdict::Ready, "/dev/net/tun is there", "")
+        } else {
+            let state = "there is no /dev/net/tun";
+            finding(subject, Verdict::Optional, state, "modprobe tun")
+        }
+    }
+
+    fn hugepages(&self) -> Finding {
+        let subject = "huge pages";
+        let pages = self.read("/proc/sys/vm/nr_hugepages").unwrap_or_default();
+        match pages.parse::<u64>() {
+            Ok(pages) if pages > 0 => {
+                finding(subject, Verdict::Ready, format!("{pages} in the pool"), "")
+            }
+            _ => {
+                let cure = "only for --memory hugepages=on: sysctl vm.nr_hugepages=N";
+                finding(subject, Verdict::Optional, "the pool is empty", cure)
+            }
+        }
+    }
+
+    fn iommu(&self) -> Finding {
+        let subject = "IOMMU";
+        let groups = fs::read_dir(self.path("/sys/kernel/iommu_groups"));
+        match groups.map_or(0, Iterator::count) {
+            0 => {
+                let cure = "for physical devices: switch on VT-d or AMD-Vi in the firmware, and \
+                            boot with intel_iommu=on (AMD needs no option)";
+                finding(subject, Verdict::Optional, "there are no groups", cure)
+            }
+            count => finding(subject, Verdict::Ready, format!("{count} groups"), ""),
+        }
+    }
+
+    fn vfio(&self) -> Finding {
+        let subject = "VFIO";
+        if self.opens("/dev/vfio/vfio") {
+            finding(subject, Verdict::Ready, "/dev/vfio/vfio can be used", "")
+        } else if self.path("/dev/vfio/vfio").exists() {
+            let cure = "give the user the files under /dev/vfio (chown), or become root";
+            let state = "/dev/vfio/vfio cannot be opened";
+            finding(subject, Verdict::Optional, state, cure)
+        } else {
+            let state = "there is no /dev/vfio/vfio";
+            finding(subject, Verdict::Optional, state, "modprobe vfio-pci")
+        }
+    }
+
+    fn locked_memory(&self) -> Finding {
+        let subject = "locked memory";
+        match self.memlock {
+            None => finding(subject, Verdict::Ready, "no limit", ""),
+            Some(bytes) => {
+                let cure = "a VM with a physical device locks all of its RAM: raise the limit in \
+                            /etc/security/limits.conf, or LimitMEMLOCK= of the service";
+                let state = format!("at most {} MiB", bytes >> 20);
+                finding(subject, Verdict::Optional, state, cure)
+            }
+        }
+    }
+
+    fn gpu_driver(&self) -> Finding {
+        let subject = "GPU driver of the host";
+        match self.read("/proc/driver/nvidia/version") {
+            Some(text) => {
+                let first = text.lines().next().unwrap_or_default().to_owned();
+                finding(subject, Verdict::Ready, first, "")
+            }
+            None => {
+                let cure = "not needed for passthrough; for anything that the host computes \
+                            itself, install the vendor's driver";
+                finding(subject, Verdict::Optional, "none of NVIDIA", cure)
+            }
+        }
+    }
+
+    /// Display controllers and accelerators (PCI classes 03 and 12), and whether each can be given
+    /// to a VM.
+    fn accelerators(&self) -> Vec<Finding> {
+        let devices = self.path("/sys/bus/pci/devices");
+        let mut paths: Vec<_> = fs::read_dir(devices)
+            .into_iter()
+            .flatten()
+            .filter_map(Result::ok)
+            .map(|entry| entry.path())
+            .filter(|path| {
+                let class = fs::read_to_string(path.join("class")).unwrap_or_default();
+                class.starts_with("0x03") || class.starts_with("0x12")
+            })
+            .collect();
+        paths.sort();
+        paths.iter().map(|path| accelerator(path)).collect()
+    }
+}
+
+fn link(path: &Path) -> Option<String> {
+    let target = fs::read_link(path).ok()?;
+    Some(target.file_name()?.to_str()?.to_owned())
+}
+
+fn accelerator(path: &Path) -> Finding {
+    let address = path.file_name().unwrap_or_default().to_string_lossy();
+    let id = |name| fs::read_to_string(path.join(name)).unwrap_or_default();
+    let subject = format!(
+        "device {address} ({}:{})",
+        id("vendor").trim().trim_start_matches("0x"),
+        id("device").trim().trim_start_matches("0x")
+    );
+    let Some(group) = link(&path.join("iommu_group")) else {
+        let cure = "it can be given to a VM once the IOMMU is on";
+        return finding(&subject, Verdict::Optional, "in no IOMMU group", cure);
+    };
+    let driver = link(&path.join("driver")).unwrap_or_else(|| "no driver".to_owned());
+    if driver == "vfio-pci" {
+        let state = format!("bound to vfio-pci, IOMMU group {group}");
+        let cure = format!("gantry ... --device path=/sys/bus/pci/devices/{address}");
+        return finding(&subject, Verdict::Ready, state, &cure);
+    }
+    let state = format!("bound to {driver}, IOMMU group {group}");
+    let cure = format!(
+        "to give it to a VM: driverctl set-override {address} vfio-pci (or as in docs/gpu.md)"
+    );
+    finding(&subject, Verdict::Optional, state, &cure)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn host(files: &[(&str, &str)]) -> (tempfile::TempDir, Host) {
+        let dir = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = dir.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        let root = dir.path().to_owned();
+        let memlock = Some(64 << 20);
+        (dir, Host { root, memlock })
+    }
+
+    #[test]
+    fn a_bare_host_lacks_kvm_and_hears_how_to_mend_it() {
+        let (_dir, host) = host(&[]);
+        let findings = host.examine();
+        assert_eq!(findings[0].verdict, Verdict::Missing);
+        assert!(findings[0].to_string().contains("-> switch on VT-x"));
+        let others = &findings[1..];
+        assert!(others.iter().all(|f| f.verdict == Verdict::Optional));
+        assert!(others.iter().all(|f| !f.cure.is_empty()));
+    }
+
+    #[test]
+    fn a_device_is_ready_once_vfio_has_it() {
+        let (dir, host) = host(&[
+            ("dev/kvm", ""),
+            ("sys/bus/pci/devices/0000:01:00.0/class", "0x030200\n"),
+            ("sys/bus/pci/devices/0000:01:00.0/vendor", "0x10de\n"),
+            ("sys/bus/pci/devices/0000:01:00.0/device", "0x2335\n"),
+            ("sys/bus/pci/devices/0000:02:00.0/class", "0x020000\n"),
+        ]);
+        let device = dir.path().join("sys/bus/pci/devices/0000:01:00.0");
+        let found = || {
+            let mut found = host.accelerators();
+            assert_eq!(found.len(), 1, "a network card is no accelerator");
+            found.remove(0)
+        };
+        assert_eq!(host.kvm().verdict, Verdict::Ready);
+        assert_eq!(found().state, "in no IOMMU group");
+        symlink("../../../kernel/iommu_groups/7", device.join("iommu_group")).unwrap();
+        assert_eq!(found().state, "bound to no driver, IOMMU group 7");
+        symlink("../../drivers/vfio-pci", device.join("driver")).unwrap();
+        let ready = found();
+        assert_eq!(ready.verdict, Verdict::Ready);
+        assert_eq!(ready.subject, "device 0000:01:00.0 (10de:2335)");
+    }
+}
