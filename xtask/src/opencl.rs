@@ -44,6 +44,10 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("opencl: pyopencl computes the same as natively", pyopencl),
     ("opencl: clpeak measures without an error", clpeak),
     (
+        "opencl: workers are confined before an application comes",
+        confined,
+    ),
+    (
         "opencl: a killed worker costs its application an error code and nobody else anything",
         killed,
     ),
@@ -124,6 +128,16 @@ impl Pool {
             thread::sleep(Duration::from_millis(20));
         }
         Ok(pool)
+    }
+
+    /// The workers' process ids.
+    fn workers(&self) -> Result<Vec<i32>> {
+        let id = self.process.id();
+        let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children"))?;
+        children
+            .split_whitespace()
+            .map(|child| Ok(child.parse()?))
+            .collect()
     }
 
     /// A program that uses the host's driver.
@@ -218,6 +232,32 @@ fn clpeak(pool: &Pool) -> Result<()> {
     Ok(())
 }
 
+fn confined(pool: &Pool) -> Result<()> {
+    // Whoever is served has passed through the confinement.
+    packages::run(pool.remoted("clinfo").arg("-l"))?;
+    let workers = pool.workers()?;
+    ensure!(!workers.is_empty(), "the pool has no workers");
+    let until = Instant::now() + Duration::from_secs(10);
+    for worker in workers {
+        loop {
+            let Ok(status) = fs::read_to_string(format!("/proc/{worker}/status")) else {
+                break;
+            };
+            let is = |line: &str| status.lines().any(|known| known == line);
+            if is("Seccomp:\t2") && is("NoNewPrivs:\t1") {
+                break;
+            }
+            // One that has just been started may not be there yet.
+            ensure!(
+                Instant::now() < until,
+                "worker {worker} is not confined:\n{status}"
+            );
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+    Ok(())
+}
+
 fn killed(pool: &Pool) -> Result<()> {
     let mut application = pool
         .remoted("/usr/bin/python3")
@@ -230,11 +270,9 @@ fn killed(pool: &Pool) -> Result<()> {
     let mut line = String::new();
     std::io::BufRead::read_line(&mut output, &mut line)?;
     ensure!(line == "running\n", "the application said {line:?}");
-    let id = pool.process.id();
-    let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children"))?;
-    for child in children.split_whitespace() {
+    for worker in pool.workers()? {
         // SAFETY: a plain call.
-        unsafe { libc::kill(child.parse()?, libc::SIGKILL) };
+        unsafe { libc::kill(worker, libc::SIGKILL) };
     }
     let start = Instant::now();
     line.clear();

@@ -6,6 +6,7 @@
 //! Building programs takes long and runs in a thread of its own.
 
 pub mod commands;
+pub mod confine;
 pub mod notice;
 pub mod objects;
 pub mod pool;

@@ -20,7 +20,10 @@ use std::{
     time::Duration,
 };
 
-use super::server::{self, Nudge, Server, Tuning};
+use super::{
+    confine,
+    server::{self, Nudge, Server, Tuning},
+};
 use crate::{
     opencl::api,
     protocol::hello::{Hello, Refused, VERSION},
@@ -42,6 +45,10 @@ pub struct Options {
     /// Microseconds to poll before sleeping.
     #[arg(long, default_value_t = 50, value_name = "MICROSECONDS")]
     pub spin: u64,
+    /// Folder below which each worker gets one for its driver's caches, the only one that it may
+    /// write to.
+    #[arg(long, default_value = "/tmp", value_name = "FOLDER")]
+    pub cache: PathBuf,
 }
 
 /// Why a pool or worker ends.
@@ -73,6 +80,9 @@ pub enum Error {
     /// The driver.
     #[error(transparent)]
     Driver(#[from] api::Error),
+    /// Confinement.
+    #[error(transparent)]
+    Confine(#[from] confine::Error),
     /// Serving ended.
     #[error(transparent)]
     Serving(#[from] server::Error),
@@ -91,17 +101,26 @@ pub fn run(
         let _ = std::fs::remove_file(&path);
     }
     let listener = UnixListener::bind(&path).map_err(|source| Error::Listen { path, source })?;
-    let mut waiting: Vec<Child> = Vec::new();
-    let mut serving: Vec<Child> = Vec::new();
+    let mut waiting: Vec<Worker> = Vec::new();
+    let mut serving: Vec<Worker> = Vec::new();
     let mut dying = 0;
+    let mut started = 0u64;
     loop {
-        serving.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+        serving.retain_mut(|worker| matches!(worker.child.try_wait(), Ok(None)));
         while waiting.len() < spare.max(1) {
-            waiting.push(start(&listener, program, options)?);
+            started += 1;
+            let name = format!("gantry-accel-{}-{started}", std::process::id());
+            waiting.push(start(
+                &listener,
+                program,
+                options,
+                options.cache.join(name),
+            )?);
         }
         // Blocks until a worker is taken (it closes its standard output) or has ended.
         let index = first_closed(&waiting).map_err(Error::Start)?;
-        let mut child = waiting.swap_remove(index);
+        let mut worker = waiting.swap_remove(index);
+        let child = &mut worker.child;
         let mut word = Vec::new();
         if let Some(output) = child.stdout.as_mut() {
             let _ = output.read_to_end(&mut word);
@@ -116,8 +135,21 @@ pub fn run(
             thread::sleep(Duration::from_millis(100));
         } else {
             dying = 0;
-            serving.push(child);
+            serving.push(worker);
         }
+    }
+}
+
+/// A worker process and its folder, which goes when it does.
+#[derive(Debug)]
+struct Worker {
+    child: Child,
+    cache: PathBuf,
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.cache);
     }
 }
 
@@ -125,7 +157,9 @@ fn start(
     listener: &UnixListener,
     program: &std::path::Path,
     options: &Options,
-) -> Result<Child, Error> {
+    cache: PathBuf,
+) -> Result<Worker, Error> {
+    std::fs::create_dir(&cache).map_err(Error::Start)?;
     let fd = listener.as_raw_fd();
     let mut command = Command::new(program);
     command
@@ -133,6 +167,12 @@ fn start(
         .args(["--library", &options.library])
         .args(["--window", &options.window.to_string()])
         .args(["--spin", &options.spin.to_string()])
+        .arg("--cache")
+        .arg(&cache)
+        // One application's compiled kernels are none of another's business.
+        .env("POCL_CACHE_DIR", &cache)
+        .env("CUDA_CACHE_PATH", &cache)
+        .env("TMPDIR", &cache)
         // The host's loader must not find this machine's own remoting driver.
         .env("GANTRY_OPENCL", "off")
         .stdin(Stdio::null())
@@ -153,14 +193,15 @@ fn start(
             Ok(())
         });
     }
-    command.spawn().map_err(Error::Start)
+    let child = command.spawn().map_err(Error::Start)?;
+    Ok(Worker { child, cache })
 }
 
-fn first_closed(children: &[Child]) -> io::Result<usize> {
-    let mut polled: Vec<_> = children
+fn first_closed(workers: &[Worker]) -> io::Result<usize> {
+    let mut polled: Vec<_> = workers
         .iter()
-        .map(|child| libc::pollfd {
-            fd: child.stdout.as_ref().map_or(-1, AsRawFd::as_raw_fd),
+        .map(|worker| libc::pollfd {
+            fd: worker.child.stdout.as_ref().map_or(-1, AsRawFd::as_raw_fd),
             events: libc::POLLIN,
             revents: 0,
         })
@@ -182,6 +223,8 @@ fn first_closed(children: &[Child]) -> io::Result<usize> {
 
 /// Serves one application that connects to the pool's socket.
 pub fn work(options: &Options) -> Result<(), Error> {
+    // Before the driver starts threads of its own.
+    confine::confine(&options.cache)?;
     // SAFETY: the pool has put its socket there, and nothing else in this process uses it.
     let listener = unsafe { UnixListener::from_raw_fd(LISTENER) };
     let api = Arc::new(api::Api::open(&options.library)?);
