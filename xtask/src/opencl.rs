@@ -239,10 +239,7 @@ fn confined(pool: &Pool) -> Result<()> {
     ensure!(!workers.is_empty(), "the pool has no workers");
     let until = Instant::now() + Duration::from_secs(10);
     for worker in workers {
-        loop {
-            let Ok(status) = fs::read_to_string(format!("/proc/{worker}/status")) else {
-                break;
-            };
+        while let Ok(status) = fs::read_to_string(format!("/proc/{worker}/status")) {
             let is = |line: &str| status.lines().any(|known| known == line);
             if is("Seccomp:\t2") && is("NoNewPrivs:\t1") {
                 break;
