@@ -31,12 +31,14 @@ fn devices() -> [Box<dyn VirtioDevice>; 4] {
         size: 0,
         deflate_on_oom: true,
         free_page_reporting: true,
+        discards: Default::default(),
     };
     let mem = mem::Options {
         thread_name,
         address: GuestAddress(4 * mem::BLOCK),
         len: 4 * mem::BLOCK,
         requested: 0,
+        discards: Default::default(),
     };
     let output = Box::new(std::io::sink());
     [

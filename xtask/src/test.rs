@@ -131,6 +131,14 @@ fn checks(count: &mut Count) -> Result<()> {
     let result = outcome(clippy)?;
     drop(step);
     count.add("check: clippy has nothing to say", &result, None);
+    let step = Step::new("checking the fuzz targets");
+    let mut fuzz = cargo();
+    fuzz.args(["check", "--quiet", "--manifest-path", "fuzz/Cargo.toml"])
+        .args(["--target-dir"])
+        .arg(target().join("fuzz-check"));
+    let result = outcome(fuzz)?;
+    drop(step);
+    count.add("check: the fuzz targets compile", &result, None);
     let deny = deny()?;
     for (what, name) in [
         (
