@@ -9,6 +9,7 @@
 mod bench;
 mod demo;
 mod fuzz;
+mod gate;
 mod opencl;
 mod programs;
 mod progress;

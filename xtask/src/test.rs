@@ -12,7 +12,7 @@ use gantry_tests::{
 };
 
 use crate::{
-    opencl,
+    gate, opencl,
     programs::{self, cargo, root, target},
     progress::Step,
 };
@@ -32,6 +32,7 @@ const CRATES: &[&str] = &[
     "hypervisor",
     "arch",
     "devices",
+    "vmfunc-gate",
     "vmm",
     "gantry-remoting",
     "gantry-opencl",
@@ -83,17 +84,24 @@ impl Count {
 /// Runs the tests. An error means that not all of them passed.
 pub fn run(options: &Options) -> Result<()> {
     packages::install(PROGRAMS)?;
+    packages::install(gate::PROGRAMS)?;
     let mut count = Count::default();
     if options.words.is_empty() {
         checks(&mut count)?;
         unit_tests(&mut count)?;
+    }
+    if options.words.is_empty() || options.words.iter().any(|word| word == "gate:") {
+        for (name, outcome) in gate::bare()? {
+            count.add(&name, &outcome, None);
+        }
     }
     if !options.no_rig {
         opencl::run(&options.words, |name, outcome, seconds| {
             count.add(name, outcome, Some(seconds));
         })?;
         // Words that all name scenarios of this machine need no virtual one.
-        if options.words.is_empty() || !options.words.iter().all(|word| opencl::has(word)) {
+        let here = |word: &String| word == "gate:" || opencl::has(word);
+        if options.words.is_empty() || !options.words.iter().all(here) {
             nested(options, &mut count)?;
         }
     }

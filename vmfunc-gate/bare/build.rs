@@ -1,0 +1,20 @@
+//! Links the program as the image of a disk that a BIOS boots.
+
+fn main() {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/image.ld");
+    for argument in [
+        "-nostartfiles",
+        "-nodefaultlibs",
+        "-static",
+        "-no-pie",
+        "-Wl,--oformat=binary",
+        "-Wl,--build-id=none",
+        "-Wl,-T",
+        script,
+    ] {
+        println!("cargo:rustc-link-arg-bins={argument}");
+    }
+    println!("cargo:rerun-if-changed={script}");
+    println!("cargo:rerun-if-changed=src/boot.s");
+    println!("cargo:rerun-if-changed=src/guest.s");
+}
