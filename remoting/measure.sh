@@ -5,7 +5,9 @@
 # (default: target/release). Nothing is built or downloaded.
 set -eu
 [ $# -ge 1 ] || { echo "usage: $0 VENDORS [FOLDER]" >&2; exit 2; }
-vendors=$(realpath "$1")
+# Some loaders want the slash; and this variable would add drivers to those of the folder.
+vendors=$(realpath "$1")/
+unset OCL_ICD_FILENAMES
 built=$(realpath "${2:-target/release}")
 work=$(mktemp -d)
 trap 'kill "$pool" 2>/dev/null || true; rm -rf "$work"' EXIT
@@ -18,10 +20,10 @@ uname -srm
 echo "== native"
 GANTRY_OPENCL=off OCL_ICD_VENDORS=$vendors "$built/examples/opencl_figures"
 echo "== through Gantry"
-GANTRY_OPENCL=$work/socket OCL_ICD_VENDORS=$work/vendors "$built/examples/opencl_figures"
+GANTRY_OPENCL=$work/socket OCL_ICD_VENDORS=$work/vendors/ "$built/examples/opencl_figures"
 if command -v strace > /dev/null; then
     echo "== the application's system calls, all threads, start and end included"
-    GANTRY_OPENCL=$work/socket OCL_ICD_VENDORS=$work/vendors \
+    GANTRY_OPENCL=$work/socket OCL_ICD_VENDORS=$work/vendors/ \
         strace -f -c -o "$work/calls" "$built/examples/opencl_figures" > /dev/null
     head -12 "$work/calls"
 fi
