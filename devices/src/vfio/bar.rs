@@ -2,8 +2,7 @@
 
 use std::{ops::Range, sync::Arc};
 
-use vfio_ioctls::VfioDevice;
-
+use super::device::Device;
 use crate::{bus::BusDevice, pci::MsixTable};
 
 /// The MSI-X table and pending bits in a BAR.
@@ -16,10 +15,10 @@ pub struct TrappedVectors {
     pub msix: Arc<MsixTable>,
 }
 
-/// A BAR of a physical device.
+/// A BAR of a device.
 pub struct Bar {
     /// The device.
-    pub device: Arc<VfioDevice>,
+    pub device: Arc<dyn Device>,
     /// Number of the BAR, which is also its VFIO region.
     pub index: u32,
     /// Its interrupt vectors.
@@ -56,10 +55,7 @@ impl BusDevice for Bar {
         match self.target(offset) {
             Target::Table(msix, at) => msix.read_table(at, data),
             Target::Pending(msix, at) => msix.read_pending(at, data),
-            Target::Device => {
-                data.fill(0xff);
-                self.device.region_read(self.index, data, offset);
-            }
+            Target::Device => self.device.read(self.index, offset, data),
         }
     }
 
@@ -68,7 +64,7 @@ impl BusDevice for Bar {
             Target::Table(msix, at) => msix.write_table(at, data),
             // Read-only (PCI 3.0, 6.8.2.10).
             Target::Pending(..) => {}
-            Target::Device => self.device.region_write(self.index, data, offset),
+            Target::Device => self.device.write(self.index, offset, data),
         }
     }
 }

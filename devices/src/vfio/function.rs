@@ -1,18 +1,16 @@
-//! The PCI function through which the guest sees a physical device.
+//! The PCI function through which the guest sees a device.
 
-use std::{collections::BTreeMap, io, path::Path, sync::Arc};
+use std::{collections::BTreeMap, io, sync::Arc};
 
-use vfio_bindings::bindings::vfio::{VFIO_PCI_MSI_IRQ_INDEX, VFIO_PCI_MSIX_IRQ_INDEX};
-use vfio_ioctls::{VfioDevice, VfioError};
 use vm_memory::GuestAddress;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
-    Error, Iommu,
+    Error,
     bar::{Bar, TrappedVectors},
     capabilities::{self, Kind},
-    iommu::Attached,
-    physical::{self, BarMapping, Place},
+    device::{Device, Irqs},
+    mapping::{self, BarMapping},
 };
 use crate::{
     bus::BusDevice,
@@ -28,11 +26,9 @@ use crate::{
 const HEADER: usize = 0x100;
 const PAGE: u64 = 4096;
 
-/// What a physical device needs from the machine.
+/// What a device needs from the machine.
 #[derive(Clone)]
 pub struct Resources {
-    /// What it can reach.
-    pub iommu: Arc<Iommu>,
     /// Interrupt vectors.
     pub msi: Arc<dyn MsiController>,
     /// Places its memory at the addresses of its BARs.
@@ -64,7 +60,7 @@ struct Shared {
     host: BarMapping,
 }
 
-/// A physical device on a guest's PCI bus.
+/// A device on a guest's PCI bus.
 pub struct Function {
     config: ConfigSpace,
     /// Bytes of the first 256 that are the device's own registers.
@@ -74,39 +70,33 @@ pub struct Function {
     shared: Vec<Shared>,
     bars: BTreeMap<BarIndex, Arc<Bar>>,
     resources: Resources,
-    place: Place,
     /// It was taken off the bus, and is as it was before it came.
     gone: bool,
     /// A failure that the guest can repeat at will is logged once.
     warned: bool,
-    device: Arc<VfioDevice>,
-    /// Held for its drop, after everything above.
-    _attached: Attached,
+    device: Arc<dyn Device>,
 }
 
 impl Function {
-    /// Takes over the device at a path in sysfs, reset and silent. The BARs in `trapped` are not
-    /// mapped into the guest: each access goes through this process.
-    pub fn new(path: &Path, resources: Resources, trapped: &[u64]) -> Result<Self, Error> {
-        let place = Place::new(path)?;
-        let attached = resources.iommu.attach(&place)?;
-        let Some(device) = attached.device().map(Arc::clone) else {
-            return Err(Error::NoDevice {
-                path: path.to_owned(),
-            });
-        };
+    /// Takes over a device, reset and silent. The BARs in `trapped` are not mapped into the guest:
+    /// each access goes through this process.
+    pub fn new(
+        device: Arc<dyn Device>,
+        resources: Resources,
+        trapped: &[u64],
+    ) -> Result<Self, Error> {
         device.reset();
         let mut header = [0; HEADER];
-        physical::read_config(&device, 0, &mut header);
+        device.read_config(0, &mut header);
         let header_type = header[offsets::HEADER_TYPE] & 0x7f;
         if header_type != 0 {
             return Err(Error::Bridge {
-                device: place.address,
+                device: device.name().to_owned(),
                 header: header_type,
             });
         }
-        let layout = layout(&device, &header).map_err(|source| Error::Config {
-            device: place.address.clone(),
+        let layout = layout(&*device, &header).map_err(|source| Error::Config {
+            device: device.name().to_owned(),
             source,
         })?;
         let mut function = Self {
@@ -117,11 +107,9 @@ impl Function {
             shared: Vec::new(),
             bars: BTreeMap::new(),
             resources,
-            place,
             gone: false,
             warned: false,
             device,
-            _attached: attached,
         };
         function.map_bars(trapped)?;
         Ok(function)
@@ -146,7 +134,7 @@ impl Function {
                 .flatten()
                 .map(|range| (range.start, range.end))
                 .collect();
-            let mappings = physical::map_bar(&self.device, index.get(), &trapped)?;
+            let mappings = mapping::map_bar(&*self.device, index.get(), &trapped)?;
             self.shared.extend(mappings.into_iter().map(|host| Shared {
                 bar: index,
                 placed: None,
@@ -176,13 +164,14 @@ impl Function {
     /// vCPU that still looks at one must not run into nothing.
     fn set_command(&self, command: u16) {
         let command = command | COMMAND_IO | COMMAND_MEMORY;
-        physical::write_config(&self.device, offsets::COMMAND, &command.to_le_bytes());
+        self.device
+            .write_config(offsets::COMMAND, &command.to_le_bytes());
     }
 
     fn warn(&mut self, action: &str, error: &dyn std::error::Error) {
         if !self.warned {
             self.warned = true;
-            log::warn!("device {}: cannot {action}: {error}", self.place.address);
+            log::warn!("device {}: cannot {action}: {error}", self.device.name());
         }
     }
 
@@ -196,7 +185,7 @@ impl Function {
         }
     }
 
-    fn update_msix(&mut self) -> Result<(), VfioError> {
+    fn update_msix(&mut self) -> io::Result<()> {
         let Some(msix) = &mut self.msix else {
             return Ok(());
         };
@@ -209,13 +198,13 @@ impl Function {
         if enabled {
             // A masked vector's eventfd keeps what the device writes until the guest unmasks it.
             let fds = irqfds(msix.table.vectors(), msix.table.count());
-            self.device.enable_irq(VFIO_PCI_MSIX_IRQ_INDEX, fds)
+            self.device.connect(Irqs::Msix, &fds)
         } else {
-            self.device.disable_irq(VFIO_PCI_MSIX_IRQ_INDEX)
+            self.device.connect(Irqs::Msix, &[])
         }
     }
 
-    fn update_msi(&mut self) -> Result<(), VfioError> {
+    fn update_msi(&mut self) -> io::Result<()> {
         let Some(msi) = &mut self.msi else {
             return Ok(());
         };
@@ -238,12 +227,12 @@ impl Function {
             return Ok(());
         }
         if before > 0 {
-            self.device.disable_irq(VFIO_PCI_MSI_IRQ_INDEX)?;
+            self.device.connect(Irqs::Msi, &[])?;
         }
         if now > 0 {
             // At most 32.
             let fds = irqfds(Some(vectors), now as u16);
-            self.device.enable_irq(VFIO_PCI_MSI_IRQ_INDEX, fds)?;
+            self.device.connect(Irqs::Msi, &fds)?;
         }
         Ok(())
     }
@@ -284,7 +273,7 @@ struct Layout {
 }
 
 /// The guest's configuration space for a device with this one.
-fn layout(device: &VfioDevice, header: &[u8; HEADER]) -> Result<Layout, ConfigError> {
+fn layout(device: &dyn Device, header: &[u8; HEADER]) -> Result<Layout, ConfigError> {
     let word = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
     let double = |at: usize| u32::from(word(at)) | u32::from(word(at + 2)) << 16;
     let mut config = ConfigSpace::new(Identity {
@@ -298,7 +287,7 @@ fn layout(device: &VfioDevice, header: &[u8; HEADER]) -> Result<Layout, ConfigEr
     let mut number = 0;
     while let Some(index) = BarIndex::new(number) {
         number += 1;
-        let size = device.get_region_size(index.get().into());
+        let size = device.region_size(index.get().into());
         if size == 0 {
             continue;
         }
@@ -367,7 +356,7 @@ impl PciFunction for Function {
         self.config.read(offset, data);
         for part in self.parts_through(offset, data.len()) {
             let data = &mut data[part.start - offset..part.end - offset];
-            physical::read_config(&self.device, part.start, data);
+            self.device.read_config(part.start, data);
         }
     }
 
@@ -376,7 +365,7 @@ impl PciFunction for Function {
         self.config.write(offset, data);
         for part in self.parts_through(offset, data.len()) {
             let data = &data[part.start - offset..part.end - offset];
-            physical::write_config(&self.device, part.start, data);
+            self.device.write_config(part.start, data);
         }
         if self.config.command() != command {
             self.set_command(self.config.command());
