@@ -138,7 +138,8 @@ fn receive(stream: &mut UnixStream) -> (u16, String) {
         head.push(byte[0]);
     }
     let head = String::from_utf8(head).unwrap();
-    let status = head[9..12].parse().unwrap();
+    // All of the line after the version, as Cloud Hypervisor's command-line client reads it.
+    let status = head.lines().next().unwrap()[9..].trim().parse().unwrap();
     let length = head
         .lines()
         .find_map(|line| line.strip_prefix("Content-Length: "))
