@@ -34,6 +34,8 @@ struct Swap {
 struct Removal {
     deadline: Option<Instant>,
     swap: Option<Swap>,
+    /// Nobody waits any more, but the guest may still answer.
+    overdue: bool,
 }
 
 /// All of them, by name.
@@ -58,7 +60,7 @@ impl Removals {
 
     /// What a device is doing, for `vm.info`.
     pub fn state(&self, id: &str) -> Option<&'static str> {
-        let removal = self.pending.get(id)?;
+        let removal = self.pending.get(id).filter(|removal| !removal.overdue)?;
         Some(match removal.swap {
             Some(_) => "swapping",
             None => "removing",
@@ -67,9 +69,23 @@ impl Removals {
 
     fn insert(&mut self, id: &str, limit: Option<Duration>, swap: Option<Swap>) {
         let deadline = limit.map(|limit| Instant::now() + limit);
-        self.pending
-            .insert(id.to_owned(), Removal { deadline, swap });
+        let removal = Removal {
+            deadline,
+            swap,
+            overdue: false,
+        };
+        self.pending.insert(id.to_owned(), removal);
         self.arm();
+    }
+
+    /// Forgets all of them: their machine has ended.
+    pub fn clear(&mut self) {
+        self.pending.clear();
+        self.arm();
+    }
+
+    fn is_swapping(&self, id: &str) -> bool {
+        self.state(id) == Some("swapping")
     }
 
     /// Sets the timer to the next deadline.
@@ -100,7 +116,14 @@ impl Removals {
             .map(|(id, _)| id.clone())
             .collect();
         for id in &ids {
-            self.pending.remove(id);
+            if let Some(removal) = self.pending.get_mut(id) {
+                removal.deadline = None;
+                removal.overdue = true;
+                // The old device was to stay: a guest that gives it up after all gets it back.
+                if let Some(swap) = &mut removal.swap {
+                    swap.new = swap.old.path.clone().unwrap_or_default();
+                }
+            }
         }
         self.arm();
         ids
@@ -122,6 +145,10 @@ impl Control {
             Life::Live {
                 machine, config, ..
             } => {
+                if !request.force && self.removals.is_swapping(id) {
+                    let message = format!("{id:?} is being swapped: wait for that, or use force");
+                    return Err(ApiError::message(Status::BadRequest, message));
+                }
                 if request.force {
                     machine.tear_out(id).map_err(|e| failed(&e))?;
                     life::forget_device(config, id);
@@ -149,6 +176,10 @@ impl Control {
         else {
             return Err(not_live);
         };
+        if self.removals.state(id).is_some() {
+            let message = format!("{id:?} is on its way out already");
+            return Err(ApiError::message(Status::BadRequest, message));
+        }
         let devices = config.devices.iter().flatten();
         let Some(old) = devices
             .into_iter()
@@ -178,10 +209,6 @@ impl Control {
     /// A time limit is over: the device stays, and the guest may still give it up later.
     pub(super) fn removals_overdue(&mut self) {
         for id in self.removals.take_overdue() {
-            let Some(machine) = self.life.machine_mut() else {
-                return;
-            };
-            machine.keep_device(&id);
             log::warn!("the guest has not given up device {id:?} in time; it stays");
             self.monitor
                 .emit("vm", "device-removal-timed-out", &[("id", &id)]);

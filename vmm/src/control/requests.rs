@@ -313,6 +313,7 @@ impl Control {
         let failed = |error: &dyn StdError| {
             ApiError::internal(error).context("cannot prepare the host for a VM")
         };
+        self.removals.clear();
         let shell = match self.shell.take() {
             Some(shell) => shell,
             None => Shell::new().map_err(|e| failed(&e))?,
