@@ -174,6 +174,20 @@ fn numbers_out_of_range_are_named_with_their_range() {
         "memory.hotplugged_size",
     );
     assert_invalid(
+        |c| {
+            c.memory.hotplug_size = Some(1 << 30);
+            c.memory.hotplugged_size = Some((2 << 20) + 1);
+        },
+        "memory.hotplugged_size: 2097153 is not a multiple",
+    );
+    assert_invalid(
+        |c| {
+            c.memory.size = 512 << 20;
+            c.balloon = Some(BalloonConfig::parse("size=513M").unwrap());
+        },
+        "balloon.size: 537919488 is not between 0 and 536870912",
+    );
+    assert_invalid(
         |c| c.memory.hugepage_size = Some(2 << 20),
         "switch hugepages on",
     );

@@ -358,9 +358,7 @@ fn zone_memory(ram: &Ram, config: &VmConfig) -> Vec<ZoneMemory> {
         .filter(|region| region.kind == RegionKind::VirtioMem)
         .map(|region| {
             let zone = zones.iter().find(|zone| zone.id == region.zone);
-            let requested = zone.and_then(|zone| zone.hotplugged_size).unwrap_or(0);
-            let len = region.mapping.size() as u64;
-            ZoneMemory::new(&region.zone, region.guest, len, requested)
+            ZoneMemory::new(region, zone)
         })
         .collect()
 }

@@ -60,11 +60,17 @@ impl Machine {
         config: &mut VmConfig,
         bytes: u64,
     ) -> Result<(), MachineError> {
+        let memory = config.memory.total();
         let (Some(balloon), Some(handle)) = (&mut config.balloon, self.balloon()) else {
             return Err(MachineError::Invalid(
                 "the machine has no balloon: configure one (balloon, --balloon)".to_owned(),
             ));
         };
+        if bytes > memory {
+            return Err(MachineError::Invalid(format!(
+                "a balloon of {bytes} bytes is larger than the guest's memory ({memory} bytes)"
+            )));
+        }
         handle.set_size(bytes);
         balloon.size = bytes;
         Ok(())
@@ -165,7 +171,11 @@ impl Machine {
             more,
             &backing,
         )?;
-        self.devices.memory_changed()?;
+        if let Err(error) = self.devices.memory_changed() {
+            // The guest was not told about it.
+            self.ram.withdraw_last();
+            return Err(error);
+        }
         self.platform.memory.insert(base, more, 0)?;
         config.memory.hotplugged_size = Some(plugged + more);
         Ok(true)
@@ -200,6 +210,12 @@ impl Machine {
         let Some(device) = device else {
             return Err(MachineError::NoDevice(zone.to_owned()));
         };
+        if !more.is_multiple_of(device.block()) {
+            return Err(MachineError::Invalid(format!(
+                "memory zone {zone:?} grows in multiples of {} bytes: {more} bytes are none",
+                device.block()
+            )));
+        }
         device.resize(more);
         match &mut config.memory.zones {
             Some(zones) => {
