@@ -2,8 +2,11 @@
 
 use std::{ops::Range, sync::Arc};
 
-use super::device::Device;
-use crate::{bus::BusDevice, pci::MsixTable};
+use super::{device::Device, interrupts::Interrupts};
+use crate::{
+    bus::BusDevice,
+    pci::{MsixTable, TABLE_ENTRY_SIZE},
+};
 
 /// The MSI-X table and pending bits in a BAR.
 pub struct TrappedVectors {
@@ -13,6 +16,8 @@ pub struct TrappedVectors {
     pub pending: Option<Range<u64>>,
     /// What the guest sees there.
     pub msix: Arc<MsixTable>,
+    /// What the device sends.
+    pub interrupts: Arc<Interrupts>,
 }
 
 /// A BAR of a device.
@@ -26,8 +31,8 @@ pub struct Bar {
 }
 
 enum Target<'a> {
-    Table(&'a MsixTable, u64),
-    Pending(&'a MsixTable, u64),
+    Table(&'a TrappedVectors, u64),
+    Pending(&'a TrappedVectors, u64),
     Device,
 }
 
@@ -41,9 +46,9 @@ impl Bar {
             Some(offset - range.start)
         };
         if let Some(at) = within(&vectors.table) {
-            Target::Table(&vectors.msix, at)
+            Target::Table(vectors, at)
         } else if let Some(at) = within(&vectors.pending) {
-            Target::Pending(&vectors.msix, at)
+            Target::Pending(vectors, at)
         } else {
             Target::Device
         }
@@ -53,15 +58,24 @@ impl Bar {
 impl BusDevice for Bar {
     fn read(&self, offset: u64, data: &mut [u8]) {
         match self.target(offset) {
-            Target::Table(msix, at) => msix.read_table(at, data),
-            Target::Pending(msix, at) => msix.read_pending(at, data),
+            Target::Table(vectors, at) => vectors.msix.read_table(at, data),
+            Target::Pending(vectors, at) => vectors.msix.read_pending(at, data),
             Target::Device => self.device.read(self.index, offset, data),
         }
     }
 
     fn write(&self, offset: u64, data: &[u8]) {
         match self.target(offset) {
-            Target::Table(msix, at) => msix.write_table(at, data),
+            Target::Table(
+                TrappedVectors {
+                    msix, interrupts, ..
+                },
+                at,
+            ) => {
+                msix.write_table(at, data);
+                // A write that changes something lies in one entry. The table has at most 2,048.
+                interrupts.vector_changed(msix, (at / TABLE_ENTRY_SIZE) as u16);
+            }
             // Read-only (PCI 3.0, 6.8.2.10).
             Target::Pending(..) => {}
             Target::Device => self.device.write(self.index, offset, data),

@@ -3,7 +3,8 @@
 use std::{io, os::fd::BorrowedFd};
 
 use vfio_bindings::bindings::vfio::{
-    VFIO_PCI_CONFIG_REGION_INDEX, VFIO_PCI_MSI_IRQ_INDEX, VFIO_PCI_MSIX_IRQ_INDEX,
+    VFIO_PCI_CONFIG_REGION_INDEX, VFIO_PCI_INTX_IRQ_INDEX, VFIO_PCI_MSI_IRQ_INDEX,
+    VFIO_PCI_MSIX_IRQ_INDEX,
 };
 use vmm_sys_util::eventfd::EventFd;
 
@@ -11,10 +12,29 @@ use vmm_sys_util::eventfd::EventFd;
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u32)]
 pub enum Irqs {
+    /// The interrupt line, one.
+    Line = VFIO_PCI_INTX_IRQ_INDEX,
     /// Message-signalled.
     Msi = VFIO_PCI_MSI_IRQ_INDEX,
     /// Message-signalled, with a table in a BAR.
     Msix = VFIO_PCI_MSIX_IRQ_INDEX,
+}
+
+/// A device could not be brought back to its state after power-on.
+#[derive(Debug, thiserror::Error)]
+pub enum ResetError {
+    /// Nothing resets it.
+    #[error(
+        "it has no reset of its own (FLR, power management), and its bus cannot be reset: in a \
+         slot or behind a port of its own it could be"
+    )]
+    None,
+    /// Others would lose their state with it.
+    #[error("it has no reset of its own, and a reset of its bus would reset {0} too")]
+    Shared(String),
+    /// The reset failed.
+    #[error("its reset failed: {0}")]
+    Failed(#[from] io::Error),
 }
 
 /// What of a region can be mapped.
@@ -50,12 +70,22 @@ pub trait Device: Send + Sync {
     /// Writes a region.
     fn write(&self, region: u32, offset: u64, data: &[u8]);
 
-    /// Raises these eventfds for the first interrupts of a kind, and nothing for the others. None
-    /// switches all of them off; more than none only follow a call with none.
-    fn connect(&self, irqs: Irqs, eventfds: &[&EventFd]) -> io::Result<()>;
+    /// Number of interrupts of a kind.
+    fn irq_count(&self, irqs: Irqs) -> u32;
+
+    /// Whether interrupts of a kind can be connected beyond those of the first
+    /// [`Device::connect`], without a [`Device::disconnect`] before.
+    fn irqs_grow(&self, irqs: Irqs) -> bool;
+
+    /// Raises these eventfds for the interrupts of a kind from `first` on; no eventfd, no
+    /// interrupt. The first call switches the kind on, with as many interrupts as it reaches.
+    fn connect(&self, irqs: Irqs, first: u16, eventfds: &[Option<&EventFd>]) -> io::Result<()>;
+
+    /// Switches all interrupts of a kind off.
+    fn disconnect(&self, irqs: Irqs) -> io::Result<()>;
 
     /// Back to the state after power-on.
-    fn reset(&self);
+    fn reset(&self) -> Result<(), ResetError>;
 
     /// Reads configuration space; what is not there reads as ones.
     fn read_config(&self, offset: usize, data: &mut [u8]) {

@@ -7,13 +7,16 @@ use std::{
     sync::Arc,
 };
 
-use vfio_bindings::bindings::vfio::{VFIO_REGION_INFO_FLAG_MMAP, VFIO_REGION_INFO_FLAG_WRITE};
+use vfio_bindings::bindings::vfio::{
+    VFIO_IRQ_INFO_NORESIZE, VFIO_REGION_INFO_FLAG_MMAP, VFIO_REGION_INFO_FLAG_WRITE,
+};
 use vfio_ioctls::{VfioDevice, VfioError, VfioRegionInfoCap};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
     Error, Iommu,
-    device::{Device, Irqs, Mappable},
+    device::{Device, Irqs, Mappable, ResetError},
+    ioctl,
     iommu::Attached,
 };
 
@@ -86,8 +89,8 @@ impl Place {
 pub struct Physical {
     address: String,
     device: Arc<VfioDevice>,
-    /// Held for its drop, after the device.
-    _attached: Attached,
+    /// Dropped after the device.
+    attached: Attached,
 }
 
 impl Physical {
@@ -103,7 +106,7 @@ impl Physical {
         Ok(Self {
             address: place.address,
             device,
-            _attached: attached,
+            attached,
         })
     }
 }
@@ -152,18 +155,41 @@ impl Device for Physical {
         self.device.region_write(region, data, offset);
     }
 
-    fn connect(&self, irqs: Irqs, eventfds: &[&EventFd]) -> io::Result<()> {
-        let index = irqs as u32;
-        if eventfds.is_empty() {
-            self.device.disable_irq(index)
-        } else {
-            self.device.enable_irq(index, eventfds.to_vec())
-        }
-        .map_err(io::Error::other)
+    fn irq_count(&self, irqs: Irqs) -> u32 {
+        let info = self.device.get_irq_info(irqs as u32);
+        info.map_or(0, |info| info.count)
     }
 
-    fn reset(&self) {
-        self.device.reset();
+    fn irqs_grow(&self, irqs: Irqs) -> bool {
+        let info = self.device.get_irq_info(irqs as u32);
+        info.is_some_and(|info| info.flags & VFIO_IRQ_INFO_NORESIZE == 0)
+    }
+
+    fn connect(&self, irqs: Irqs, first: u16, eventfds: &[Option<&EventFd>]) -> io::Result<()> {
+        let eventfds: Vec<_> = eventfds
+            .iter()
+            .map(|eventfd| eventfd.map_or(-1, AsRawFd::as_raw_fd))
+            .collect();
+        ioctl::connect_irqs(&*self.device, irqs as u32, first.into(), &eventfds)
+    }
+
+    fn disconnect(&self, irqs: Irqs) -> io::Result<()> {
+        ioctl::disconnect_irqs(&*self.device, irqs as u32)
+    }
+
+    /// The device's own reset; without one, that of its bus, if nobody else is on it.
+    fn reset(&self) -> Result<(), ResetError> {
+        let own = match ioctl::reset(&*self.device) {
+            Ok(()) => return Ok(()),
+            Err(error) => error,
+        };
+        let together = match ioctl::reset_together(&*self.device) {
+            Ok(devices) => devices,
+            // vfio-pci says so of a device without a reset.
+            Err(_) if own.raw_os_error() == Some(libc::EINVAL) => return Err(ResetError::None),
+            Err(_) => return Err(own.into()),
+        };
+        self.attached.reset_bus(&self.device, &together)
     }
 }
 
