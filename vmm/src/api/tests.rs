@@ -260,6 +260,28 @@ fn a_body_of_100_mib_is_refused_without_being_kept() {
 }
 
 #[test]
+fn a_client_that_asks_and_never_listens_is_not_listened_to_either() {
+    let rig = Rig::new(None);
+    let mut stream = rig.connect();
+    stream
+        .set_write_timeout(Some(Duration::from_millis(500)))
+        .unwrap();
+    let requests = "GET /nowhere HTTP/1.1\r\n\r\n".repeat(10_000);
+    let mut sent = 0;
+    while sent < 32 << 20 {
+        match stream.write(requests.as_bytes()) {
+            Ok(len) => sent += len,
+            Err(error) => {
+                assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+                break;
+            }
+        }
+    }
+    assert!(sent < 4 << 20, "the server has taken {sent} bytes");
+    assert_eq!(rig.ask("GET", "vmm.ping", "").0, 200);
+}
+
+#[test]
 fn noise_is_refused_and_the_connection_closed() {
     let rig = Rig::new(None);
     let mut stream = rig.connect();

@@ -201,7 +201,12 @@ impl MutEventSubscriber for Control {
                 }
             }
             TOKEN_MACHINE => {
-                while let Some(event) = self.receiver.next() {
+                // Those that there are now, so that a guest which goes on making others does not
+                // keep clients waiting.
+                for _ in 0..self.receiver.waiting() {
+                    let Some(event) = self.receiver.next() else {
+                        break;
+                    };
                     self.machine_event(event);
                 }
             }
