@@ -19,7 +19,8 @@ use vmm_sys_util::timerfd::TimerFd;
 use super::{Control, Life, life, requests::failed};
 use crate::{
     api::{ApiError, OnFailure, Response, Status, VmRemoveDevice, VmSwapDevice, error_chain},
-    config::DeviceConfig,
+    config::{DeviceConfig, VmConfig},
+    events::EventMonitor,
     machine::error::MachineError,
 };
 
@@ -78,12 +79,6 @@ impl Removals {
         self.arm();
     }
 
-    /// Forgets all of them: their machine has ended.
-    pub fn clear(&mut self) {
-        self.pending.clear();
-        self.arm();
-    }
-
     fn is_swapping(&self, id: &str) -> bool {
         self.state(id) == Some("swapping")
     }
@@ -102,6 +97,24 @@ impl Removals {
         if let Err(error) = armed {
             log::error!("time limits of removals do not work: {error}");
         }
+    }
+
+    /// The machine is gone, and nobody is left to give anything up: what was to leave is not in
+    /// the next one. A swap has not happened, and will not.
+    pub fn finish(&mut self, config: &mut VmConfig, monitor: &mut EventMonitor) {
+        for (id, removal) in std::mem::take(&mut self.pending) {
+            if removal.overdue {
+                // It was to stay.
+            } else if removal.swap.is_some() {
+                let why = "the VM was switched off before the guest gave the device up";
+                log::warn!("device {id:?} is not swapped: {why}");
+                monitor.emit("vm", "device-swap-failed", &[("id", &id), ("reason", why)]);
+            } else if life::forget_device(config, &id) {
+                log::info!("device {id:?} has been removed with the machine");
+                monitor.emit("vm", "device-removed", &[("id", &id)]);
+            }
+        }
+        self.arm();
     }
 
     fn take_overdue(&mut self) -> Vec<String> {

@@ -360,12 +360,14 @@ impl Devices {
         Ok(device.bdf)
     }
 
-    /// Unplugs the device in a slot and returns its name, if there is one.
+    /// The guest gives up the device in a slot, asked or not: unplugs it and returns its name. A
+    /// device without which the machine is another one stays.
     pub fn remove_at(&mut self, segment: u16, slot: u8) -> Result<Option<String>, MachineError> {
         let found = self
             .plugged
             .iter()
             .find(|(_, device)| device.bdf.segment == segment && device.bdf.device == slot)
+            .filter(|(_, device)| device.removable)
             .map(|(id, _)| id.clone());
         if let Some(id) = &found {
             self.remove(id)?;

@@ -25,7 +25,7 @@ mod numa;
 pub mod physical;
 pub mod placement;
 pub mod platform;
-mod resize;
+pub mod resize;
 pub mod save;
 
 use std::{

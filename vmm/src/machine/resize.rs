@@ -11,6 +11,13 @@ use crate::{
 /// Memory is plugged in multiples of this many bytes: Linux manages blocks of that size.
 const MEMORY_BLOCK: u64 = 128 << 20;
 
+/// Somebody wants to resize what is not there.
+pub fn no_balloon() -> MachineError {
+    MachineError::Invalid(
+        "the machine has no balloon: configure one (balloon, --balloon)".to_owned(),
+    )
+}
+
 impl Machine {
     /// Brings the number of vCPUs to `wanted`: plugs them in, or asks the guest to give up those
     /// with the highest numbers.
@@ -62,9 +69,7 @@ impl Machine {
     ) -> Result<(), MachineError> {
         let memory = config.memory.total();
         let (Some(balloon), Some(handle)) = (&mut config.balloon, self.balloon()) else {
-            return Err(MachineError::Invalid(
-                "the machine has no balloon: configure one (balloon, --balloon)".to_owned(),
-            ));
+            return Err(no_balloon());
         };
         if bytes > memory {
             return Err(MachineError::Invalid(format!(
