@@ -2,11 +2,9 @@
 
 use std::{ops::Range, sync::Arc};
 
-use super::{device::Device, interrupts::Interrupts};
-use crate::{
-    bus::BusDevice,
-    pci::{MsixTable, TABLE_ENTRY_SIZE},
-};
+use vfio_ioctls::VfioDevice;
+
+use crate::{bus::BusDevice, pci::MsixTable};
 
 /// The MSI-X table and pending bits in a BAR.
 pub struct TrappedVectors {
@@ -16,14 +14,12 @@ pub struct TrappedVectors {
     pub pending: Option<Range<u64>>,
     /// What the guest sees there.
     pub msix: Arc<MsixTable>,
-    /// What the device sends.
-    pub interrupts: Arc<Interrupts>,
 }
 
-/// A BAR of a device.
+/// A BAR of a physical device.
 pub struct Bar {
     /// The device.
-    pub device: Arc<dyn Device>,
+    pub device: Arc<VfioDevice>,
     /// Number of the BAR, which is also its VFIO region.
     pub index: u32,
     /// Its interrupt vectors.
@@ -31,8 +27,8 @@ pub struct Bar {
 }
 
 enum Target<'a> {
-    Table(&'a TrappedVectors, u64),
-    Pending(&'a TrappedVectors, u64),
+    Table(&'a MsixTable, u64),
+    Pending(&'a MsixTable, u64),
     Device,
 }
 
@@ -46,9 +42,9 @@ impl Bar {
             Some(offset - range.start)
         };
         if let Some(at) = within(&vectors.table) {
-            Target::Table(vectors, at)
+            Target::Table(&vectors.msix, at)
         } else if let Some(at) = within(&vectors.pending) {
-            Target::Pending(vectors, at)
+            Target::Pending(&vectors.msix, at)
         } else {
             Target::Device
         }
@@ -58,27 +54,21 @@ impl Bar {
 impl BusDevice for Bar {
     fn read(&self, offset: u64, data: &mut [u8]) {
         match self.target(offset) {
-            Target::Table(vectors, at) => vectors.msix.read_table(at, data),
-            Target::Pending(vectors, at) => vectors.msix.read_pending(at, data),
-            Target::Device => self.device.read(self.index, offset, data),
+            Target::Table(msix, at) => msix.read_table(at, data),
+            Target::Pending(msix, at) => msix.read_pending(at, data),
+            Target::Device => {
+                data.fill(0xff);
+                self.device.region_read(self.index, data, offset);
+            }
         }
     }
 
     fn write(&self, offset: u64, data: &[u8]) {
         match self.target(offset) {
-            Target::Table(
-                TrappedVectors {
-                    msix, interrupts, ..
-                },
-                at,
-            ) => {
-                msix.write_table(at, data);
-                // A write that changes something lies in one entry. The table has at most 2,048.
-                interrupts.vector_changed(msix, (at / TABLE_ENTRY_SIZE) as u16);
-            }
+            Target::Table(msix, at) => msix.write_table(at, data),
             // Read-only (PCI 3.0, 6.8.2.10).
             Target::Pending(..) => {}
-            Target::Device => self.device.write(self.index, offset, data),
+            Target::Device => self.device.region_write(self.index, data, offset),
         }
     }
 }

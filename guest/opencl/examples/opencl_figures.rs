@@ -39,7 +39,7 @@ fn check(code: i32, what: &str) -> Result<(), String> {
 /// Runs it often and returns the median time of one of `batch` calls.
 fn median(batch: u32, mut call: impl FnMut() -> Result<(), String>) -> Result<Duration, String> {
     let mut times = Vec::new();
-    let until = Instant::now() + Duration::from_millis(500);
+    let until = Instant::now() + Duration::from_millis(200);
     while Instant::now() < until || times.len() < 5 {
         let start = Instant::now();
         for _ in 0..batch {
@@ -60,6 +60,99 @@ fn rate(name: &str, bytes: usize, time: Duration) {
         "{name}\t{:.2}\tGB/s",
         bytes as f64 / time.as_secs_f64() / 1e9
     );
+}
+
+/// Copies between ordinary and pinned memory and the device, at several sizes.
+fn copies(api: &Api, context: usize, queue: usize) -> Result<(), String> {
+    let sizes = [
+        64usize << 10,
+        256 << 10,
+        1 << 20,
+        4 << 20,
+        16 << 20,
+        64 << 20,
+    ];
+    let largest = sizes[sizes.len() - 1];
+    let mut code = 0;
+    let device = cl!(
+        api,
+        clCreateBuffer(context, 0, largest, null_mut(), &raw mut code)
+    );
+    check(code, "creating the device's buffer")?;
+    let pinned = cl!(
+        api,
+        clCreateBuffer(
+            context,
+            codes::MEM_ALLOC_HOST_PTR,
+            largest,
+            null_mut(),
+            &raw mut code
+        )
+    );
+    check(code, "creating the pinned buffer")?;
+    let flags = codes::MAP_READ | codes::MAP_WRITE;
+    let mapped = cl!(
+        api,
+        clEnqueueMapBuffer(
+            queue,
+            pinned,
+            1,
+            flags,
+            0,
+            largest,
+            0,
+            null(),
+            null_mut(),
+            &raw mut code
+        )
+    );
+    check(code, "mapping the pinned buffer")?;
+    // Twice the largest: what is written and what is read lie apart.
+    let mut ordinary: Vec<u8> = (0..2 * largest).map(|index| (index % 251) as u8).collect();
+    let (there, back) = ordinary.split_at_mut(largest);
+    // SAFETY: the mapping has so many bytes, and nobody else uses them.
+    let window = unsafe { std::slice::from_raw_parts_mut(mapped.cast::<u8>(), largest) };
+    window.copy_from_slice(there);
+    let memories = [
+        ("ordinary", there.as_mut_ptr(), back.as_mut_ptr()),
+        ("pinned", window.as_mut_ptr(), window.as_mut_ptr()),
+    ];
+    for (memory, from, to) in memories {
+        for size in sizes {
+            let write = || {
+                let from = from.cast_const().cast();
+                let done = cl!(
+                    api,
+                    clEnqueueWriteBuffer(queue, device, 1, 0, size, from, 0, null(), null_mut())
+                );
+                check(done, "writing")
+            };
+            let read = || {
+                let to = to.cast();
+                let done = cl!(
+                    api,
+                    clEnqueueReadBuffer(queue, device, 1, 0, size, to, 0, null(), null_mut())
+                );
+                check(done, "reading")
+            };
+            let kib = size >> 10;
+            rate(
+                &format!("write of {kib} KiB, {memory} memory"),
+                size,
+                median(1, write)?,
+            );
+            rate(
+                &format!("read of {kib} KiB, {memory} memory"),
+                size,
+                median(1, read)?,
+            );
+        }
+    }
+    if there != back {
+        return Err("what was read is not what was written".to_owned());
+    }
+    println!("# what was read is what was written");
+    Ok(())
 }
 
 fn main() -> Result<(), String> {
@@ -318,10 +411,5 @@ fn main() -> Result<(), String> {
         median(10, || enqueue().and_then(|()| finish()))?,
     );
     figure("finish of an idle queue", median(10, finish)?);
-    rate(
-        "read of 4 MiB into ordinary memory",
-        bytes,
-        median(1, || read(&mut sum))?,
-    );
-    Ok(())
+    copies(&api, context, queue)
 }

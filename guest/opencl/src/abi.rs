@@ -29,6 +29,14 @@ pub fn array<T: Copy>(from: *const T, count: usize) -> Vec<T> {
         .collect()
 }
 
+/// Whether the caller's bytes are these.
+pub fn same(from: *const u8, count: usize, bytes: &[u8]) -> bool {
+    // SAFETY: see the module: there are `count` bytes.
+    !from.is_null()
+        && count == bytes.len()
+        && unsafe { std::slice::from_raw_parts(from, count) } == bytes
+}
+
 /// An array that has to be there exactly if its count is not zero.
 pub fn list<T: Copy>(from: *const T, count: u32, code: i32) -> Outcome<Vec<T>> {
     if from.is_null() != (count == 0) {

@@ -34,5 +34,4 @@ pub struct Ids {
     pub programs: Numbers,
     pub kernels: Numbers,
     pub events: Numbers,
-    pub stages: Numbers,
 }

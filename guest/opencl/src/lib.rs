@@ -10,6 +10,7 @@
 //!
 //! - `table`: the dispatch table, and what becomes of each entry point
 //! - `link`: the connection; `space`: the window; `ids`: numbers of objects
+//! - `crew`: large copies by several threads
 //! - `abi`: what C programs hand over; `object`: handles and reference counts
 //! - the others: entry points by subject
 
@@ -18,6 +19,7 @@
 mod abi;
 mod command;
 mod context;
+mod crew;
 mod event;
 mod ids;
 mod link;

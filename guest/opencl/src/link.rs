@@ -7,10 +7,10 @@ use std::{
     path::Path,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc,
     },
-    thread,
+    thread::{self, Thread},
     time::Duration,
 };
 
@@ -30,12 +30,20 @@ use gantry_remoting::{
     },
 };
 
-use crate::{ids::Ids, space::Space};
+use crate::{crew, ids::Ids, space::Space};
 
 /// Where the worker pool listens unless `GANTRY_OPENCL` says otherwise.
 const SOCKET: &str = "/run/gantry/opencl.sock";
+/// How many microseconds a waiting call polls before it sleeps, unless `GANTRY_OPENCL_SPIN` says
+/// otherwise. Waking up takes 5: nothing after so long, but much after a kernel or copy of 50.
+const SPIN: u64 = 2000;
 /// How late the worker's death is noticed by who sleeps in a call.
 const PATIENCE: Duration = Duration::from_millis(100);
+
+/// No thread has made a call yet.
+const NOBODY: usize = 0;
+/// Several threads have made calls: no address.
+const SEVERAL: usize = 1;
 
 /// Where the data of a completed read is to go: rows of the stage, which is tight.
 #[derive(Clone, Copy, Debug)]
@@ -86,9 +94,7 @@ impl Landing {
     pub fn scatter(&self, from: *const u8) {
         for (there, here) in self.rows() {
             // SAFETY: the application vouches for its memory, and the stage has `size` bytes.
-            unsafe {
-                std::ptr::copy_nonoverlapping(from.add(there), self.to.add(here), self.row);
-            }
+            unsafe { crew::copy(from.add(there), self.to.add(here), self.row) };
         }
     }
 
@@ -96,9 +102,7 @@ impl Landing {
     pub fn gather(&self, into: *mut u8) {
         for (there, here) in self.rows() {
             // SAFETY: as for `scatter`.
-            unsafe {
-                std::ptr::copy_nonoverlapping(self.to.add(here), into.add(there), self.row);
-            }
+            unsafe { crew::copy(self.to.add(here), into.add(there), self.row) };
         }
     }
 }
@@ -114,8 +118,11 @@ struct Stage {
 #[derive(Debug, Default)]
 struct Stages {
     space: Space,
+    /// The end of what this process has asked to be mapped at once, from the window's start.
+    populated: u64,
     pending: HashMap<StageId, Stage>,
     order: std::collections::VecDeque<StageId>,
+    next: u32,
 }
 
 #[derive(Debug)]
@@ -128,8 +135,18 @@ struct Outgoing {
 #[derive(Debug)]
 struct Incoming {
     /// With whichever thread reads at the moment.
-    receiver: Option<Receiver<Slice, Futex>>,
+    receiver: Option<Reader>,
     answers: HashMap<u64, Vec<u8>>,
+    /// Threads that wait until it comes back: who brings it back wakes them, and makes no system
+    /// call if there are none.
+    waiting: usize,
+}
+
+#[derive(Debug)]
+struct Reader {
+    ring: Receiver<Slice, Futex>,
+    /// The message that was read last.
+    body: Vec<u8>,
 }
 
 type Callback = Box<dyn FnOnce(i32) + Send>;
@@ -141,6 +158,8 @@ pub struct Link {
     incoming: Mutex<Incoming>,
     arrived: Condvar,
     dead: AtomicBool,
+    /// The thread that makes all calls, [`NOBODY`] or [`SEVERAL`].
+    only: AtomicUsize,
     stages: Mutex<Stages>,
     callbacks: Mutex<(u64, HashMap<u64, Callback>)>,
     due: Mutex<mpsc::Sender<(Callback, i32)>>,
@@ -181,7 +200,7 @@ pub fn the() -> Result<&'static Link, i32> {
 }
 
 /// Starts a thread that takes none of the application's signals.
-fn quiet(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+pub fn quiet(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<Thread> {
     // SAFETY: plain calls on local signal sets.
     let old = unsafe {
         let (mut all, mut old) = (std::mem::zeroed(), std::mem::zeroed());
@@ -192,7 +211,7 @@ fn quiet(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<()
     let spawned = thread::Builder::new().name(name.to_owned()).spawn(work);
     // SAFETY: restores what was there.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut()) };
-    spawned.map(drop)
+    spawned.map(|handle| handle.thread().clone())
 }
 
 impl Link {
@@ -207,7 +226,7 @@ impl Link {
         let spin = std::env::var("GANTRY_OPENCL_SPIN")
             .ok()
             .and_then(|text| text.parse().ok())
-            .unwrap_or(50);
+            .unwrap_or(SPIN);
         let spin = Duration::from_micros(spin);
         let calls = window.calls();
         let size = calls.size();
@@ -223,11 +242,16 @@ impl Link {
                 scratch: Vec::new(),
             }),
             incoming: Mutex::new(Incoming {
-                receiver: Some(Receiver::new(Consumer::new(window.answers(), bell))),
+                receiver: Some(Reader {
+                    ring: Receiver::new(Consumer::new(window.answers(), bell)),
+                    body: Vec::new(),
+                }),
                 answers: HashMap::new(),
+                waiting: 0,
             }),
             arrived: Condvar::new(),
             dead: AtomicBool::new(false),
+            only: AtomicUsize::new(NOBODY),
             stages: Mutex::new(stages),
             callbacks: Mutex::default(),
             due: Mutex::new(due),
@@ -248,7 +272,33 @@ impl Link {
         !self.dead.load(Ordering::Relaxed)
     }
 
-    fn send<C: Call>(&self, call: &C, flags: Flags) -> Result<u64, i32> {
+    /// Whether this is the only thread of the application that has ever been here.
+    fn alone(&self) -> bool {
+        thread_local!(static HERE: u8 = const { 0 });
+        // An address that no other thread has while this one lives.
+        let me = HERE.with(|here| std::ptr::from_ref(here) as usize);
+        let only = self.only.load(Ordering::Relaxed);
+        if only == me {
+            return true;
+        }
+        if only == NOBODY
+            && self
+                .only
+                .compare_exchange(NOBODY, me, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+        {
+            return true;
+        }
+        self.only.store(SEVERAL, Ordering::Relaxed);
+        false
+    }
+
+    fn send<C: Call>(&self, call: &C, flags: Flags, keep_back: bool) -> Result<u64, i32> {
+        let flags = if self.alone() {
+            flags.with(Flags::ALONE)
+        } else {
+            flags
+        };
         let mut outgoing = lock(&self.outgoing);
         let outgoing = &mut *outgoing;
         outgoing.sequence += 1;
@@ -263,87 +313,128 @@ impl Link {
         if !self.alive() {
             return Err(codes::OUT_OF_RESOURCES);
         }
-        outgoing
-            .sender
-            .send(header, &outgoing.scratch, || self.alive())
-            .map_err(|_| codes::OUT_OF_RESOURCES)?;
+        let (sender, body) = (&mut outgoing.sender, &outgoing.scratch);
+        let sent = if keep_back {
+            sender.keep_back(header, body, || self.alive())
+        } else {
+            sender.send(header, body, || self.alive())
+        };
+        sent.map_err(|_| codes::OUT_OF_RESOURCES)?;
         Ok(outgoing.sequence)
     }
 
     /// Sends a call and does not wait: some copies and stores, no system call unless the worker
     /// sleeps or the ring is full.
     pub fn post<C: Call<Answer = ()>>(&self, call: &C) -> Result<(), i32> {
-        self.send(call, Flags::default()).map(drop)
+        self.send(call, Flags::default(), false).map(drop)
+    }
+
+    /// Sends a call together with the next one: one that has no effect before that.
+    pub fn post_with_next<C: Call<Answer = ()>>(&self, call: &C) -> Result<(), i32> {
+        self.send(call, Flags::default(), true).map(drop)
     }
 
     /// Sends a call and waits for its answer.
     pub fn ask<C: Call>(&self, call: &C) -> Result<C::Answer, i32> {
-        let sequence = self.send(call, Flags::ANSWER)?;
-        let body = self.wait(sequence)?;
-        Result::<C::Answer, i32>::from_bytes(&body).unwrap_or(Err(codes::OUT_OF_RESOURCES))
+        let sequence = self.send(call, Flags::ANSWER, false)?;
+        self.wait(sequence, |body| {
+            Result::<C::Answer, i32>::from_bytes(body).unwrap_or(Err(codes::OUT_OF_RESOURCES))
+        })
     }
 
     /// Waits for an answer. One of the waiting threads reads for all of them.
-    fn wait(&self, sequence: u64) -> Result<Vec<u8>, i32> {
+    fn wait<T>(
+        &self,
+        sequence: u64,
+        decode: impl FnOnce(&[u8]) -> Result<T, i32>,
+    ) -> Result<T, i32> {
         let mut incoming = lock(&self.incoming);
         loop {
             if let Some(body) = incoming.answers.remove(&sequence) {
-                return Ok(body);
+                return decode(&body);
             }
-            if let Some(mut receiver) = incoming.receiver.take() {
+            if let Some(mut reader) = incoming.receiver.take() {
                 drop(incoming);
-                let got = self.read(&mut receiver, Some(sequence));
-                lock(&self.incoming).receiver = Some(receiver);
-                self.arrived.notify_all();
-                return got.ok_or(codes::OUT_OF_RESOURCES);
+                let got = if self.read(&mut reader, Some(sequence)) {
+                    decode(&reader.body)
+                } else {
+                    Err(codes::OUT_OF_RESOURCES)
+                };
+                self.bring_back(reader);
+                return got;
             }
             if !self.alive() {
                 return Err(codes::OUT_OF_RESOURCES);
             }
-            (incoming, _) = self
-                .arrived
-                .wait_timeout(incoming, PATIENCE)
-                .unwrap_or_else(PoisonError::into_inner);
+            incoming = self.wait_for_reader(incoming);
         }
     }
 
+    fn bring_back(&self, reader: Reader) {
+        let mut incoming = lock(&self.incoming);
+        incoming.receiver = Some(reader);
+        let waiting = incoming.waiting;
+        drop(incoming);
+        if waiting > 0 {
+            self.arrived.notify_all();
+        }
+    }
+
+    fn wait_for_reader<'a>(
+        &'a self,
+        mut incoming: MutexGuard<'a, Incoming>,
+    ) -> MutexGuard<'a, Incoming> {
+        incoming.waiting += 1;
+        let (mut incoming, _) = self
+            .arrived
+            .wait_timeout(incoming, PATIENCE)
+            .unwrap_or_else(PoisonError::into_inner);
+        incoming.waiting -= 1;
+        incoming
+    }
+
     /// Reads answers until the wanted one is there, or, if none is wanted, while there are some.
-    fn read(&self, receiver: &mut Receiver<Slice, Futex>, wanted: Option<u64>) -> Option<Vec<u8>> {
-        let mut body = Vec::new();
+    /// Whether the wanted one is in the reader's body.
+    fn read(&self, reader: &mut Reader, wanted: Option<u64>) -> bool {
         let mut spin = Spin::new(self.spin);
         loop {
-            match receiver.poll(&mut body) {
+            match reader.ring.poll(&mut reader.body) {
                 Ok(Some(header)) => {
                     spin.reset();
                     match header.opcode {
-                        calls::ANSWER if Some(header.sequence) == wanted => return Some(body),
+                        calls::ANSWER if Some(header.sequence) == wanted => return true,
                         calls::ANSWER => {
-                            let body = std::mem::take(&mut body);
-                            lock(&self.incoming).answers.insert(header.sequence, body);
-                            self.arrived.notify_all();
+                            let body = std::mem::take(&mut reader.body);
+                            let mut incoming = lock(&self.incoming);
+                            incoming.answers.insert(header.sequence, body);
+                            let waiting = incoming.waiting;
+                            drop(incoming);
+                            if waiting > 0 {
+                                self.arrived.notify_all();
+                            }
                         }
                         calls::RELEASED => {
-                            if let Ok((stage, good)) = Wire::from_bytes(&body) {
+                            if let Ok((stage, good)) = Wire::from_bytes(&reader.body) {
                                 self.released(stage, good);
                             }
                         }
                         calls::CALLBACK => {
-                            if let Ok((number, status)) = Wire::from_bytes(&body) {
+                            if let Ok((number, status)) = Wire::from_bytes(&reader.body) {
                                 self.due(number, status);
                             }
                         }
                         _ => {}
                     }
                 }
-                Ok(None) if wanted.is_none() || !self.alive() => return None,
+                Ok(None) if wanted.is_none() || !self.alive() => return false,
                 Ok(None) => {
-                    if !spin.again() {
-                        receiver.sleep(|| !self.alive()).ok()?;
+                    if !spin.again() && reader.ring.sleep(|| !self.alive()).is_err() {
+                        return false;
                     }
                 }
                 Err(_) => {
                     self.dead.store(true, Ordering::Relaxed);
-                    return None;
+                    return false;
                 }
             }
         }
@@ -353,19 +444,13 @@ impl Link {
     fn pump(&self) {
         let mut incoming = lock(&self.incoming);
         loop {
-            if let Some(mut receiver) = incoming.receiver.take() {
+            if let Some(mut reader) = incoming.receiver.take() {
                 drop(incoming);
-                self.read(&mut receiver, None);
-                lock(&self.incoming).receiver = Some(receiver);
-                self.arrived.notify_all();
-                return;
+                self.read(&mut reader, None);
+                return self.bring_back(reader);
             }
             // The reader may leave before it sees what this thread was woken for.
-            incoming = self
-                .arrived
-                .wait_timeout(incoming, PATIENCE)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            incoming = self.wait_for_reader(incoming);
         }
     }
 
@@ -407,6 +492,12 @@ impl Link {
             let oldest = {
                 let mut stages = lock(&self.stages);
                 if let Some(offset) = stages.space.take(length) {
+                    let end = offset + length;
+                    if end > stages.populated {
+                        let from = stages.populated.max(self.window.data());
+                        self.window.populate(from, end - from);
+                        stages.populated = end;
+                    }
                     return Ok(offset);
                 }
                 loop {
@@ -419,6 +510,14 @@ impl Link {
             let stage = oldest.ok_or(codes::OUT_OF_HOST_MEMORY)?;
             self.ask(&calls::Await { stage })?;
         }
+    }
+
+    /// Waits until the command that uses a stage has completed, and its data has landed.
+    pub fn landed(&self, stage: StageId) -> Result<(), i32> {
+        if lock(&self.stages).pending.contains_key(&stage) {
+            self.ask(&calls::Await { stage })?;
+        }
+        Ok(())
     }
 
     /// Gives space back.
@@ -436,8 +535,10 @@ impl Link {
     /// Makes reserved space a stage: it is given back when its command has completed, after its
     /// data has landed.
     pub fn stage(&self, offset: u64, length: u64, landing: Option<Landing>) -> Place {
-        let id = StageId(self.ids.stages.take());
         let mut stages = lock(&self.stages);
+        let id = StageId(stages.next);
+        // Not the number of one that is in use: there are not so many.
+        stages.next = stages.next.wrapping_add(1);
         stages.pending.insert(
             id,
             Stage {
@@ -474,8 +575,6 @@ impl Link {
             landing.scatter(from);
         }
         stages.space.give(stage.offset, stage.length);
-        drop(stages);
-        self.ids.stages.give(id.0);
     }
 }
 

@@ -13,6 +13,7 @@ use std::{
 
 use gantry_remoting::{
     opencl::codes,
+    protocol::Blob,
     protocol::calls::{
         ArgumentKind, ContextId, DeviceId, EventId, KernelId, MemId, PlatformId, ProgramId,
         QueueId, ReleaseContext, ReleaseDevice, ReleaseEvent, ReleaseKernel, ReleaseMem,
@@ -272,8 +273,20 @@ pub struct Kernel {
     pub id: KernelId,
     pub program: Own<Program>,
     pub kinds: Vec<ArgumentKind>,
-    /// Which arguments have been set.
-    pub set: Mutex<Vec<bool>>,
+    /// The arguments as they were set last.
+    pub set: Mutex<Vec<Set>>,
+}
+
+/// What is known of an argument's value.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Set {
+    /// It has none.
+    #[default]
+    Never,
+    /// It has one, which may be an object.
+    Some,
+    /// Plain bytes, so short that comparing them is cheaper than sending them.
+    Bytes(Blob),
 }
 
 pub struct Event {

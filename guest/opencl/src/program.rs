@@ -19,10 +19,11 @@ use gantry_remoting::{
 };
 
 use crate::{
-    abi::{Outcome, array, bytes, code, give, handle, list, set, text},
+    abi::{Outcome, array, bytes, code, give, handle, list, same, set, text},
     link,
     object::{
-        self, Context, Device, Handle, Kernel, Mem, Object, Own, Program, Sampler, get, keep_all,
+        self, Context, Device, Handle, Kernel, Mem, Object, Own, Program, Sampler, Set, get,
+        keep_all,
     },
     platform::ask,
 };
@@ -425,7 +426,7 @@ fn kernel(program: &Object<Program>, name: Vec<u8>) -> Outcome<Handle<Kernel>> {
     let kernel = Object::handle(Kernel {
         id,
         program: program.keep(),
-        set: Mutex::new(vec![false; kinds.len()]),
+        set: Mutex::new(vec![Set::Never; kinds.len()]),
         kinds,
     });
     if let Some(code) = failed {
@@ -564,41 +565,47 @@ pub extern "C" fn clSetKernelArg(
             .kinds
             .get(index as usize)
             .ok_or(codes::INVALID_ARG_INDEX)?;
+        let mut set = kernel.it.set.lock().unwrap_or_else(PoisonError::into_inner);
+        // As many as there are kinds.
+        let known = set
+            .get_mut(index as usize)
+            .ok_or(codes::INVALID_ARG_INDEX)?;
+        if let Set::Bytes(old) = known
+            && same(value.cast(), size, &old.0)
+        {
+            return Ok(());
+        }
+        let value = argument(kind, size, value)?;
+        let new = match (kind, &value) {
+            (ArgumentKind::Bytes(), Value::Bytes(bytes)) if bytes.0.len() <= 16 => {
+                Set::Bytes(bytes.clone())
+            }
+            _ => Set::Some,
+        };
         let call = SetArgument {
             kernel: kernel.it.id,
             index,
-            value: argument(kind, size, value)?,
+            value,
         };
         let link = link::the()?;
-        if matches!(kind, ArgumentKind::Bytes()) && !kernel.it.was_set(index) {
+        if matches!(kind, ArgumentKind::Bytes()) && *known == Set::Never {
             // The size of a value is checked by the driver, once per argument: later ones of
             // another size are rare enough to be reported late.
             link.ask(&call)?;
         } else {
-            link.post(&call)?;
+            // It has no effect before the kernel is enqueued.
+            link.post_with_next(&call)?;
         }
-        kernel.it.mark_set(index);
+        *known = new;
         Ok(())
     })())
 }
 
 impl Kernel {
-    fn was_set(&self, index: u32) -> bool {
-        let set = self.set.lock().unwrap_or_else(PoisonError::into_inner);
-        set.get(index as usize) == Some(&true)
-    }
-
-    fn mark_set(&self, index: u32) {
-        let mut set = self.set.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(entry) = set.get_mut(index as usize) {
-            *entry = true;
-        }
-    }
-
     /// Whether all arguments have been set.
     pub fn is_ready(&self) -> bool {
         let set = self.set.lock().unwrap_or_else(PoisonError::into_inner);
-        set.iter().all(|set| *set)
+        set.iter().all(|set| *set != Set::Never)
     }
 }
 

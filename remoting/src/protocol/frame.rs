@@ -18,6 +18,9 @@ impl Flags {
     /// The message goes on in the next frame.
     pub const MORE: Self = Self(2);
 
+    /// No other thread of the sender's application has made a call.
+    pub const ALONE: Self = Self(4);
+
     /// Whether all of `other` is set.
     pub fn has(self, other: Self) -> bool {
         self.0 & other.0 == other.0

@@ -52,6 +52,26 @@ impl<B: Bytes, L: Bell> Sender<B, L> {
         if body.len() > LARGEST {
             return Err(Gone::Length(body.len()));
         }
+        self.write(header, body, alive)?;
+        self.ring.publish();
+        Ok(())
+    }
+
+    /// Writes a message that the peer learns of with the next one that is sent: one on which
+    /// nothing depends before that.
+    pub fn keep_back(
+        &mut self,
+        header: Header,
+        body: &[u8],
+        alive: impl Fn() -> bool,
+    ) -> Result<(), Gone> {
+        if body.len() > LARGEST {
+            return Err(Gone::Length(body.len()));
+        }
+        self.write(header, body, alive)
+    }
+
+    fn write(&mut self, header: Header, body: &[u8], alive: impl Fn() -> bool) -> Result<(), Gone> {
         let mut rest = body;
         loop {
             let (part, later) = rest.split_at(rest.len().min(self.fragment));
@@ -66,7 +86,9 @@ impl<B: Bytes, L: Bell> Sender<B, L> {
                 ..header
             };
             let mut since = None;
-            while !self.ring.push(&frame.to_bytes(), part)? {
+            while !self.ring.keep_back(&frame.to_bytes(), part)? {
+                // Nothing is read that is kept back.
+                self.ring.publish();
                 if !alive() {
                     return Err(Gone::Peer);
                 }
@@ -137,10 +159,14 @@ impl<B: Bytes, L: Bell> Receiver<B, L> {
 
     /// Sleeps until a message may be there or `awake` says that there is something else to do;
     /// at most for the bell's patience.
-    pub fn sleep(&self, awake: impl Fn() -> bool) -> Result<(), Gone> {
+    pub fn sleep(&mut self, awake: impl Fn() -> bool) -> Result<(), Gone> {
         Ok(self.ring.sleep(awake)?)
     }
 }
+
+/// For so long polling is without the processor's pause, which takes 50 ns on some: most answers
+/// come in this time.
+const EAGER: Duration = Duration::from_micros(20);
 
 /// Polls for a bounded time.
 #[derive(Debug)]
@@ -148,6 +174,7 @@ pub struct Spin {
     bound: Duration,
     since: Option<Instant>,
     rounds: u32,
+    calm: bool,
 }
 
 impl Spin {
@@ -157,6 +184,7 @@ impl Spin {
             bound,
             since: None,
             rounds: 0,
+            calm: false,
         }
     }
 
@@ -164,15 +192,20 @@ impl Spin {
     pub fn reset(&mut self) {
         self.since = None;
         self.rounds = 0;
+        self.calm = false;
     }
 
     /// Spends a moment; whether the time is not over. The clock is read every 32 rounds.
     pub fn again(&mut self) -> bool {
         self.rounds = self.rounds.wrapping_add(1);
-        std::hint::spin_loop();
+        if self.calm {
+            std::hint::spin_loop();
+        }
         if !self.rounds.is_multiple_of(32) {
             return true;
         }
-        self.since.get_or_insert_with(Instant::now).elapsed() < self.bound
+        let waited = self.since.get_or_insert_with(Instant::now).elapsed();
+        self.calm = waited > EAGER;
+        waited < self.bound
     }
 }

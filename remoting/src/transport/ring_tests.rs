@@ -77,7 +77,7 @@ mod plain {
     #[test]
     fn an_index_that_jumps_ahead_is_noticed() {
         let ring = Private::new(256);
-        let consumer = Consumer::new(ring.clone(), Counter::default());
+        let mut consumer = Consumer::new(ring.clone(), Counter::default());
         ring.control().tail.0.store(257, Ordering::Relaxed);
         assert_eq!(
             consumer.held(),
@@ -93,6 +93,10 @@ mod plain {
         let ring = Private::new(256);
         let mut producer = Producer::new(ring.clone(), Counter::default());
         ring.control().head.0.store(1, Ordering::Relaxed);
+        // When it is asked, and when the room that is known of is used up.
+        assert!(producer.room().is_err());
+        assert_eq!(producer.push(&[0; 16], &[0; 240]), Ok(true));
+        ring.control().head.0.store(257, Ordering::Relaxed);
         assert!(producer.push(&[0; 16], &[]).is_err());
     }
 
@@ -111,12 +115,50 @@ mod plain {
         assert_eq!(receiver.poll(&mut Vec::new()), Err(Gone::Length(100)));
     }
 
+    #[test]
+    fn what_is_kept_back_arrives_with_what_follows() {
+        let ring = Private::new(256);
+        let mut producer = Producer::new(ring.clone(), Counter::default());
+        let mut consumer = Consumer::new(ring, Counter::default());
+        assert!(producer.keep_back(&[1; 16], &[2; 4]).unwrap());
+        assert_eq!(consumer.held(), Ok(0));
+        assert!(producer.push(&[3; 16], &[]).unwrap());
+        assert_eq!(consumer.held(), Ok(36));
+        let mut out = [0; 36];
+        consumer.take(0, &mut out);
+        assert_eq!((out[0], out[16], out[20]), (1, 2, 3));
+    }
+
+    #[test]
+    fn a_producer_that_is_out_of_room_publishes_what_it_kept_back() {
+        let ring = Private::new(64);
+        let mut producer = Producer::new(ring.clone(), Counter::default());
+        let mut consumer = Consumer::new(ring, Counter::default());
+        assert!(producer.keep_back(&[1; 16], &[2; 40]).unwrap());
+        assert!(!producer.keep_back(&[1; 16], &[2; 40]).unwrap());
+        producer.wait_for_room(56).unwrap();
+        assert_eq!(consumer.held(), Ok(56));
+    }
+
+    #[test]
+    fn room_is_given_back_when_the_ring_is_empty() {
+        let ring = Private::new(256);
+        let mut producer = Producer::new(ring.clone(), Counter::default());
+        let mut consumer = Consumer::new(ring, Counter::default());
+        assert!(producer.push(&[1; 16], &[]).unwrap());
+        consumer.held().unwrap();
+        consumer.take(0, &mut [0; 16]);
+        assert_eq!(producer.room(), Ok(240));
+        assert_eq!(consumer.held(), Ok(0));
+        assert_eq!(producer.room(), Ok(256));
+    }
+
     proptest! {
         #[test]
         fn messages_arrive_whole_and_in_order(
             bodies in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..90), 1..60),
         ) {
-            let ring = Private::new(128);
+            let ring = Private::new(512);
             let mut sender = Sender::new(
                 Producer::new(ring.clone(), Counter::default()),
                 512,
@@ -240,6 +282,38 @@ mod model {
                 let mut out = [0; 2];
                 consumer.take(0, &mut out);
                 assert_eq!(out, [value; 2]);
+            }
+            writer.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn a_reader_that_says_late_how_far_it_is_starves_nobody() {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(2);
+        model.check(|| {
+            // A quarter of the ring is four bytes: of frames of three, the reader says every
+            // other time how far it is, and when the ring is empty.
+            let ring = Watched::new(16);
+            let mut producer = Producer::new(ring.clone(), Patient);
+            let mut consumer = Consumer::new(ring, Patient);
+            let writer = thread::spawn(move || {
+                for value in 1..=6u8 {
+                    while !producer.keep_back(&[value], &[value; 2]).unwrap() {
+                        producer.wait_for_room(3).unwrap();
+                    }
+                    if value % 2 == 0 {
+                        producer.publish();
+                    }
+                }
+            });
+            for value in 1..=6u8 {
+                while consumer.held().unwrap() == 0 {
+                    consumer.sleep(|| false).unwrap();
+                }
+                let mut out = [0; 3];
+                consumer.take(0, &mut out);
+                assert_eq!(out, [value; 3]);
             }
             writer.join().unwrap();
         });

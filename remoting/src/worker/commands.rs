@@ -1,6 +1,9 @@
 //! Commands in queues, and waiting for them.
 
-use std::ptr::{null, null_mut};
+use std::{
+    ptr::{null, null_mut},
+    time::Instant,
+};
 
 use super::{
     objects::Event,
@@ -9,38 +12,61 @@ use super::{
 use crate::{
     opencl::{
         api::{Api, Handle},
-        codes, image,
+        codes,
     },
     protocol::{
         Flags, Header, Request,
-        calls::{self, Order, Place, QueueId, StageId},
+        calls::{self, EventId, Order, Place, QueueId, StageId},
     },
     transport::link::Gone,
 };
 
-/// What a command gets to pass on to the driver.
-struct Slot {
-    queue: Handle,
-    count: u32,
-    wait: *const Handle,
-    event: *mut Handle,
+/// How a command is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// By its event, if at all.
+    Answered,
+    /// In the driver's call that enqueues it.
+    Done,
 }
 
-fn sizes(numbers: [u64; 3]) -> [usize; 3] {
+/// What a command gets to pass on to the driver.
+pub(super) struct Slot {
+    pub queue: Handle,
+    pub count: u32,
+    pub wait: *const Handle,
+    pub event: *mut Handle,
+}
+
+pub(super) fn sizes(numbers: [u64; 3]) -> [usize; 3] {
     numbers.map(|number| number as usize)
 }
 
 impl Server {
     /// Enqueues a command: finds its queue and events, lets `enqueue` call the driver, and keeps
     /// account of the event, the stage and the answer.
-    fn enqueue(
+    pub(super) fn enqueue(
         &mut self,
         header: Header,
         order: &Order,
         stage: Option<StageId>,
         enqueue: impl FnOnce(&mut Self, &Api, &Slot) -> Result<i32, i32>,
     ) -> Result<(), Gone> {
+        self.enqueue_as(Way::Answered, header, order, stage, enqueue)
+    }
+
+    /// Enqueues a command; if its way is [`Way::Done`], it is over when `enqueue` returns.
+    pub(super) fn enqueue_as(
+        &mut self,
+        way: Way,
+        header: Header,
+        order: &Order,
+        stage: Option<StageId>,
+        enqueue: impl FnOnce(&mut Self, &Api, &Slot) -> Result<i32, i32>,
+    ) -> Result<(), Gone> {
+        let start = (way == Way::Done).then(Instant::now);
         let waits = header.flags.has(Flags::ANSWER);
+        let polled = waits && way == Way::Answered;
         let mut event: Handle = 0;
         let outcome = (|| {
             let queue = self.queues.get(order.queue.0)?.raw;
@@ -63,7 +89,9 @@ impl Server {
                 } else {
                     wait.as_ptr()
                 },
-                event: if order.event.is_some() || stage.is_some() || waits {
+                event: if order.event.is_some()
+                    || way == Way::Answered && (stage.is_some() || waits)
+                {
                     &raw mut event
                 } else {
                     null_mut()
@@ -89,6 +117,18 @@ impl Server {
             }
             return Ok(());
         }
+        if let Some(start) = start {
+            if let Some(stage) = stage {
+                self.stage_free(stage, true);
+            }
+            if let Some(id) = order.event {
+                self.keep_event(id, event, order.queue);
+            }
+            let deferred = self.take_deferred(order.queue);
+            self.answer(header, &deferred.map_or(Ok(()), Err))?;
+            self.last_wait = start.elapsed();
+            return Ok(());
+        }
         if event == 0 {
             return Ok(());
         }
@@ -99,27 +139,30 @@ impl Server {
         }
         if let Some(id) = order.event {
             cl!(self.api, clRetainEvent(event));
-            self.events.put(
-                id.0,
-                Ok(Event {
-                    raw: event,
-                    queue: Some(order.queue),
-                }),
-            );
+            self.keep_event(id, event, order.queue);
         }
-        if waits {
-            let (raw, deferred) = match self.queues.get_mut(order.queue.0) {
-                Ok(queue) => (queue.raw, queue.deferred.take()),
-                Err(_) => (0, None),
-            };
-            if raw != 0 {
-                cl!(self.api, clFlush(raw));
+        if polled {
+            if let Ok(queue) = self.queues.get(order.queue.0) {
+                cl!(self.api, clFlush(queue.raw));
             }
+            let deferred = self.take_deferred(order.queue);
             self.answer_later(header, vec![event], true, deferred.unwrap_or(0));
         } else {
             cl!(self.api, clReleaseEvent(event));
         }
         Ok(())
+    }
+
+    /// Keeps a command's event, a reference to which this takes over.
+    fn keep_event(&mut self, id: EventId, raw: Handle, queue: QueueId) {
+        let queue = Some(queue);
+        self.events.put(id.0, Ok(Event { raw, queue }));
+    }
+
+    /// The error of a command that nobody waited for, to be reported now.
+    fn take_deferred(&mut self, queue: QueueId) -> Option<i32> {
+        let queue = self.queues.get_mut(queue.0).ok()?;
+        queue.deferred.take()
     }
 
     /// Where a stretch of the window is, if a command may use `needed` bytes of it.
@@ -158,46 +201,8 @@ impl Server {
                     )
                 ))
             }),
-            Request::ReadBuffer(c) => {
-                self.enqueue(header, &c.order, c.to.stage, |server, api, slot| {
-                    let mem = server.mems.get(c.mem.0)?.raw;
-                    let to = server.place(&c.to, Some(c.to.length))?;
-                    Ok(cl!(
-                        api,
-                        clEnqueueReadBuffer(
-                            slot.queue,
-                            mem,
-                            0,
-                            c.offset as usize,
-                            c.to.length as usize,
-                            to.cast(),
-                            slot.count,
-                            slot.wait,
-                            slot.event,
-                        )
-                    ))
-                })
-            }
-            Request::WriteBuffer(c) => {
-                self.enqueue(header, &c.order, c.from.stage, |server, api, slot| {
-                    let mem = server.mems.get(c.mem.0)?.raw;
-                    let from = server.place(&c.from, Some(c.from.length))?;
-                    Ok(cl!(
-                        api,
-                        clEnqueueWriteBuffer(
-                            slot.queue,
-                            mem,
-                            0,
-                            c.offset as usize,
-                            c.from.length as usize,
-                            from.cast(),
-                            slot.count,
-                            slot.wait,
-                            slot.event,
-                        )
-                    ))
-                })
-            }
+            Request::ReadBuffer(c) => self.read_buffer(header, &c),
+            Request::WriteBuffer(c) => self.write_buffer(header, &c),
             Request::BufferRect(c) => self.buffer_rect(header, &c),
             Request::ImageRect(c) => self.image_rect(header, &c),
             Request::CopyBuffer(c) => self.enqueue(header, &c.order, None, |server, api, slot| {
@@ -420,112 +425,20 @@ impl Server {
         }
     }
 
-    fn buffer_rect(&mut self, header: Header, c: &calls::BufferRect) -> Result<(), Gone> {
-        self.enqueue(header, &c.order, c.place.stage, |server, api, slot| {
-            let mem = server.mems.get(c.mem.0)?.raw;
-            let [width, height, depth] = c.region;
-            let needed = width
-                .checked_mul(height)
-                .and_then(|area| area.checked_mul(depth));
-            let place = server.place(&c.place, needed)?;
-            let (origin, region) = (sizes(c.origin), sizes(c.region));
-            let here = [0usize; 3];
-            Ok(if c.write {
-                cl!(
-                    api,
-                    clEnqueueWriteBufferRect(
-                        slot.queue,
-                        mem,
-                        0,
-                        origin.as_ptr(),
-                        here.as_ptr(),
-                        region.as_ptr(),
-                        c.pitches[0] as usize,
-                        c.pitches[1] as usize,
-                        0,
-                        0,
-                        place.cast(),
-                        slot.count,
-                        slot.wait,
-                        slot.event,
-                    )
-                )
-            } else {
-                cl!(
-                    api,
-                    clEnqueueReadBufferRect(
-                        slot.queue,
-                        mem,
-                        0,
-                        origin.as_ptr(),
-                        here.as_ptr(),
-                        region.as_ptr(),
-                        c.pitches[0] as usize,
-                        c.pitches[1] as usize,
-                        0,
-                        0,
-                        place.cast(),
-                        slot.count,
-                        slot.wait,
-                        slot.event,
-                    )
-                )
-            })
-        })
-    }
-
-    fn image_rect(&mut self, header: Header, c: &calls::ImageRect) -> Result<(), Gone> {
-        self.enqueue(header, &c.order, c.place.stage, |server, api, slot| {
-            let mem = server.mems.get(c.mem.0)?;
-            let shape = mem.image().ok_or(codes::INVALID_MEM_OBJECT)?;
-            let pixel = image::pixel_size(shape.order, shape.data);
-            let needed = c.region.iter().try_fold(
-                pixel.ok_or(codes::INVALID_IMAGE_FORMAT_DESCRIPTOR)?,
-                |a, b| a.checked_mul(*b),
-            );
-            let raw = mem.raw;
-            let place = server.place(&c.place, needed)?;
-            let (origin, region) = (sizes(c.origin), sizes(c.region));
-            Ok(if c.write {
-                cl!(
-                    api,
-                    clEnqueueWriteImage(
-                        slot.queue,
-                        raw,
-                        0,
-                        origin.as_ptr(),
-                        region.as_ptr(),
-                        0,
-                        0,
-                        place.cast(),
-                        slot.count,
-                        slot.wait,
-                        slot.event,
-                    )
-                )
-            } else {
-                cl!(
-                    api,
-                    clEnqueueReadImage(
-                        slot.queue,
-                        raw,
-                        0,
-                        origin.as_ptr(),
-                        region.as_ptr(),
-                        0,
-                        0,
-                        place.cast(),
-                        slot.count,
-                        slot.wait,
-                        slot.event,
-                    )
-                )
-            })
-        })
-    }
-
-    /// `clFinish`: a marker's event completes when all before it has.
+    /// `clFinish`. A marker's event completes when all before it has; the driver's own wait is
+    /// faster, where this thread may be held up by it.
     pub(super) fn finish(&mut self, header: Header, queue: QueueId) -> Result<(), Gone> {
+        if self.may_stay(header) {
+            let start = Instant::now();
+            let code = match self.queues.get(queue.0) {
+                Ok(queue) => cl!(self.api, clFinish(queue.raw)),
+                Err(code) => code,
+            };
+            let deferred = self.take_deferred(queue);
+            self.answer(header, &outcome(deferred.unwrap_or(code)))?;
+            self.last_wait = start.elapsed();
+            return Ok(());
+        }
         let order = Order {
             queue,
             wait: Vec::new(),

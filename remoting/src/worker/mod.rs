@@ -7,9 +7,11 @@
 
 pub mod commands;
 pub mod confine;
+pub mod cover;
 pub mod notice;
 pub mod objects;
 pub mod pool;
 pub mod query;
 pub mod server;
 pub mod table;
+pub mod transfers;

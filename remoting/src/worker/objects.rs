@@ -425,6 +425,14 @@ impl Server {
         self.mems.check(call.id.0)?;
         let id = call.id;
         let stage = call.contents.as_ref().and_then(|place| place.stage);
+        let contents = call.contents.as_ref();
+        let lives = call.lives.map(|offset| (offset, call.size));
+        if let Some((offset, length)) =
+            lives.or_else(|| contents.map(|place| (place.offset, place.length)))
+            && self.window.at(offset, length).is_some()
+        {
+            self.reach(call.context, offset, length);
+        }
         let mem = self.make_buffer(call);
         if let Some(stage) = stage {
             self.stage_free(stage, false);
@@ -559,11 +567,13 @@ impl Server {
     pub(super) fn release_mem(&mut self, call: &ReleaseMem) -> Result<(), i32> {
         let Some(mem) = self.mems.take(call.id.0) else {
             if let Some(number) = call.callback {
+                self.expected += 1;
                 self.board.leave(Notice::Callback(number, 0));
             }
             return Ok(());
         };
         if let Some(number) = call.callback {
+            self.expected += 1;
             let leaf = Leaf::into_raw(&self.board, Some(number));
             let code = cl!(
                 self.api,
@@ -1007,12 +1017,16 @@ impl Server {
                 queue: None,
             })
         });
+        self.undecided += usize::from(event.is_ok());
         keep!(self.events, call.id, event)
     }
 
     pub(super) fn set_user_event_status(&mut self, call: &SetUserEventStatus) -> Result<(), i32> {
         let event = self.events.get(call.id.0)?;
-        outcome(cl!(self.api, clSetUserEventStatus(event.raw, call.status)))
+        outcome(cl!(self.api, clSetUserEventStatus(event.raw, call.status)))?;
+        // The driver accepts one status for each user event.
+        self.undecided = self.undecided.saturating_sub(1);
+        Ok(())
     }
 
     pub(super) fn release_event(&mut self, id: EventId) -> Result<(), i32> {
@@ -1027,10 +1041,12 @@ impl Server {
             Ok(event) => event.raw,
             Err(code) => {
                 // The command never reached the driver: it is over, with an error.
+                self.expected += 1;
                 self.board.leave(Notice::Callback(call.callback, code));
                 return Ok(());
             }
         };
+        self.expected += 1;
         let leaf = Leaf::into_raw(&self.board, Some(call.callback));
         let code = cl!(
             self.api,
@@ -1039,6 +1055,7 @@ impl Server {
         if code != 0 {
             // SAFETY: the driver refused it.
             unsafe { Leaf::drop_raw(leaf) };
+            self.expected -= 1;
         }
         outcome(code)
     }

@@ -56,9 +56,15 @@ fn is_private(of: &Target, parameter: u32) -> bool {
     }
 }
 
-/// Asks for the size, then for the value.
+/// Asks for a value; first for its size, if it is not one of the small ones that most are.
 fn ask(call: impl Fn(usize, *mut c_void, *mut usize) -> i32) -> Result<Blob, i32> {
+    let mut small = [0u8; 64];
     let mut size = 0;
+    if call(small.len(), small.as_mut_ptr().cast(), &raw mut size) == 0
+        && let Some(value) = small.get(..size)
+    {
+        return Ok(Blob(value.to_vec()));
+    }
     outcome(call(0, null_mut(), &raw mut size))?;
     if size > frame::LARGEST {
         return Err(codes::OUT_OF_HOST_MEMORY);

@@ -1,8 +1,13 @@
 //! The serving thread: takes calls, gives answers, and waits for the driver's events.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use super::{
+    cover::Cover,
     notice::{self, Board, Leaf, Notice},
     objects::{Context, Device, Event, Kernel, Mem, Platform, Program, Queue, Sampler},
     table::Table,
@@ -14,7 +19,7 @@ use crate::{
     },
     protocol::{
         Blob, Flags, Header, Malformed, Request, Wire,
-        calls::{self, StageId},
+        calls::{self, ContextId, StageId},
         frame,
     },
     transport::{
@@ -37,6 +42,9 @@ macro_rules! cl {
 }
 pub(super) use cl;
 
+/// After a wait of this length, the serving thread is no longer held up by the driver's waits: it
+/// can sleep until an event wakes it, and costs its host nothing meanwhile.
+const LONG: Duration = Duration::from_millis(2);
 /// How many calls are taken before notices and waits are looked at.
 const BATCH: usize = 64;
 
@@ -54,12 +62,23 @@ pub enum Error {
 /// What an application waits for: its answer is due when these events have completed.
 #[derive(Debug)]
 struct Wait {
+    since: Instant,
     sequence: u64,
     events: Vec<Handle>,
     /// Whether an event's failure is the answer.
     failures: bool,
     /// A code that is to be reported in any case.
     code: i32,
+    /// Whether the driver was asked to wake this thread.
+    armed: bool,
+}
+
+/// A stretch of the window in use.
+#[derive(Debug)]
+struct Use {
+    stage: StageId,
+    /// Of the command that uses it.
+    event: Handle,
     /// Whether the driver was asked to wake this thread.
     armed: bool,
 }
@@ -79,8 +98,15 @@ pub struct Server {
     pub(super) kernels: Table<Kernel>,
     pub(super) events: Table<Event>,
     pub(super) board: Arc<Board>,
+    pub(super) cover: Cover,
+    /// User events that have no status yet: commands may wait for what the client does next.
+    pub(super) undecided: usize,
+    /// Callbacks of the client that the driver has not called yet.
+    pub(super) expected: usize,
+    /// How long the last wait took.
+    pub(super) last_wait: Duration,
     /// Stages whose commands have not been seen to complete.
-    stages: Vec<(StageId, Handle)>,
+    stages: VecDeque<Use>,
     /// Stages whose release the client has not been told; whether their data is good.
     released: Vec<(StageId, bool)>,
     waits: Vec<Wait>,
@@ -124,7 +150,6 @@ impl Server {
         let mut devices = Table::new(codes::INVALID_DEVICE);
         let platforms = Platform::all(&api, &mut devices);
         let server = Self {
-            platforms,
             devices,
             contexts: Table::new(codes::INVALID_CONTEXT),
             queues: Table::new(codes::INVALID_COMMAND_QUEUE),
@@ -134,7 +159,11 @@ impl Server {
             kernels: Table::new(codes::INVALID_KERNEL),
             events: Table::new(codes::INVALID_EVENT),
             board: Board::new(window.calls(), bell),
-            stages: Vec::new(),
+            cover: Cover::new(platforms.len()),
+            undecided: 0,
+            expected: 0,
+            last_wait: Duration::ZERO,
+            stages: VecDeque::new(),
             released: Vec::new(),
             waits: Vec::new(),
             sender: Sender::new(Producer::new(answers, bell), size, tuning.spin),
@@ -142,6 +171,7 @@ impl Server {
             scratch: Vec::new(),
             api,
             window,
+            platforms,
         };
         let receiver = Receiver::new(Consumer::new(server.window.calls(), bell));
         (server, receiver)
@@ -162,6 +192,9 @@ impl Server {
             }
             busy |= self.notices()?;
             busy |= self.poll_waits()?;
+            if !busy {
+                busy = self.pass_on()?;
+            }
             if busy {
                 spin.reset();
             } else if !spin.again() {
@@ -188,14 +221,7 @@ impl Server {
     /// has waited for is in place when it ends.
     fn tell_released(&mut self) -> Result<(), Gone> {
         let mut pending = std::mem::take(&mut self.stages);
-        pending.retain(|&(stage, event)| match self.status(event) {
-            status if status > 0 => true,
-            status => {
-                cl!(self.api, clReleaseEvent(event));
-                self.released.push((stage, status == 0));
-                false
-            }
-        });
+        pending.retain(|used| !self.is_over(used));
         self.stages = pending;
         for (stage, good) in std::mem::take(&mut self.released) {
             let mut body = Vec::with_capacity(8);
@@ -204,6 +230,59 @@ impl Server {
             self.send(calls::RELEASED, 0, &body)?;
         }
         Ok(())
+    }
+
+    /// Whether a stage's command has completed; the stage is released then.
+    fn is_over(&mut self, used: &Use) -> bool {
+        let status = self.status(used.event);
+        if status > 0 {
+            return false;
+        }
+        cl!(self.api, clReleaseEvent(used.event));
+        self.released.push((used.stage, status == 0));
+        true
+    }
+
+    /// Passes on the oldest stages as soon as they are released, if somebody waits: a large
+    /// read's first pieces reach their place while the last are on their way. (Who does not wait
+    /// does not read, and the ring of answers would fill up.) Whether there was one.
+    fn pass_on(&mut self) -> Result<bool, Gone> {
+        if self.waits.is_empty() {
+            return Ok(false);
+        }
+        while let Some(used) = self.stages.pop_front() {
+            if !self.is_over(&used) {
+                self.stages.push_front(used);
+                break;
+            }
+        }
+        if self.released.is_empty() {
+            return Ok(false);
+        }
+        self.tell_released()?;
+        Ok(true)
+    }
+
+    /// Whether this thread may be held up until commands have completed: if the client has one
+    /// thread, and that one waits; if nothing that commands wait for is up to the client; and if
+    /// nobody else is to be told of anything meanwhile.
+    pub(super) fn may_stay(&self, header: Header) -> bool {
+        header.flags.has(Flags::ANSWER)
+            && header.flags.has(Flags::ALONE)
+            && self.undecided == 0
+            && self.expected == 0
+            && self.stages.is_empty()
+            && self.last_wait < LONG
+    }
+
+    /// Has the driver of a context's platform know a stretch of the window.
+    pub(super) fn reach(&mut self, context: ContextId, offset: u64, length: u64) {
+        let Ok(context) = self.contexts.get(context.0) else {
+            return;
+        };
+        let of = (context.platform, context.raw);
+        self.cover
+            .reach(&self.api, &self.window, of, offset, length);
     }
 
     /// Answers a call that wants an answer.
@@ -237,6 +316,7 @@ impl Server {
         code: i32,
     ) {
         self.waits.push(Wait {
+            since: Instant::now(),
             sequence: header.sequence,
             events,
             failures,
@@ -247,7 +327,12 @@ impl Server {
 
     /// Remembers that a command uses a stage until `event`, a reference to which this takes over.
     pub(super) fn stage_until(&mut self, stage: StageId, event: Handle) {
-        self.stages.push((stage, event));
+        let armed = false;
+        self.stages.push_back(Use {
+            stage,
+            event,
+            armed,
+        });
     }
 
     /// A stage that no command uses.
@@ -259,7 +344,7 @@ impl Server {
     pub(super) fn stage_event(&self, stage: StageId) -> Option<Handle> {
         self.stages
             .iter()
-            .find_map(|&(id, event)| (id == stage).then_some(event))
+            .find_map(|used| (used.stage == stage).then_some(used.event))
     }
 
     /// `CL_EVENT_COMMAND_EXECUTION_STATUS`.
@@ -295,6 +380,7 @@ impl Server {
             }
             progress = true;
             let wait = self.waits.swap_remove(index);
+            self.last_wait = wait.since.elapsed();
             for event in wait.events {
                 cl!(self.api, clReleaseEvent(event));
             }
@@ -316,19 +402,27 @@ impl Server {
 
     /// Has the driver wake this thread when what is waited for changes.
     fn arm(&mut self) {
+        let (api, board) = (&self.api, &self.board);
+        let wake = |event: Handle| {
+            let leaf = Leaf::into_raw(board, None);
+            let code = cl!(
+                api,
+                clSetEventCallback(event, codes::COMPLETE as i32, Some(notice::event), leaf)
+            );
+            if code != 0 {
+                // SAFETY: the driver refused it. The bell's patience bounds the wait.
+                unsafe { Leaf::drop_raw(leaf) };
+            }
+        };
         for wait in self.waits.iter_mut().filter(|wait| !wait.armed) {
             wait.armed = true;
-            for &event in &wait.events {
-                let leaf = Leaf::into_raw(&self.board, None);
-                let code = cl!(
-                    self.api,
-                    clSetEventCallback(event, codes::COMPLETE as i32, Some(notice::event), leaf)
-                );
-                if code != 0 {
-                    // SAFETY: the driver refused it. The bell's patience bounds the wait.
-                    unsafe { Leaf::drop_raw(leaf) };
-                }
-            }
+            wait.events.iter().copied().for_each(wake);
+        }
+        if !self.waits.is_empty()
+            && let Some(oldest) = self.stages.front_mut().filter(|used| !used.armed)
+        {
+            oldest.armed = true;
+            wake(oldest.event);
         }
     }
 
@@ -341,6 +435,7 @@ impl Server {
             match notice {
                 Notice::Wake => {}
                 Notice::Callback(number, status) => {
+                    self.expected -= 1;
                     self.tell_released()?;
                     let mut body = Vec::with_capacity(12);
                     number.put(&mut body);

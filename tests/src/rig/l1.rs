@@ -78,8 +78,7 @@ impl L1 {
             .arg(&images.l1)
             .args([
                 "-append",
-                "console=ttyS0 panic=-1 mitigations=off quiet lsm=landlock intel_iommu=on \
-                 no_timer_check",
+                "console=ttyS0 panic=-1 mitigations=off quiet lsm=landlock intel_iommu=on",
             ])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -8,7 +8,6 @@ mod lifecycle;
 mod memory;
 mod network;
 mod passthrough;
-mod passthrough_state;
 mod process;
 mod small_devices;
 mod snapshots;
@@ -45,7 +44,6 @@ pub fn all() -> Vec<Scenario> {
         errors::SCENARIOS,
         process::SCENARIOS,
         passthrough::SCENARIOS,
-        passthrough_state::SCENARIOS,
     ]
     .into_iter()
     .flatten()

@@ -106,15 +106,9 @@ impl Connection {
         self.deadline
     }
 
-    /// Whether it waits for bytes. A client that does not read its response is not heard: what it
-    /// sends meanwhile stays with the kernel.
+    /// Whether it waits for bytes.
     pub fn wants_input(&self) -> bool {
-        let ready = match self.state {
-            State::Reading => self.output.is_empty(),
-            State::Running { .. } => false,
-            State::Closing => true,
-        };
-        ready && !self.end_of_input
+        !self.end_of_input && !matches!(self.state, State::Running { .. })
     }
 
     /// Whether it has bytes to send.

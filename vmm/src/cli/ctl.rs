@@ -3,7 +3,6 @@
 use std::{
     fs, io,
     io::{Read, Write},
-    os::fd::AsRawFd,
     path::PathBuf,
 };
 
@@ -281,8 +280,7 @@ impl Action {
             Self::AddDisk { config } => with_body("vm.add-disk", config),
             Self::AddNet { config } => {
                 let (method, path, body, _) = with_body("vm.add-net", config)?;
-                let fds = config.fds.iter().map(AsRawFd::as_raw_fd).collect();
-                Ok((method, path, body, fds))
+                Ok((method, path, body, config.fds.clone()))
             }
             Self::AddDevice { config } => with_body("vm.add-device", config),
             Self::AddPmem { config } => with_body("vm.add-pmem", config),

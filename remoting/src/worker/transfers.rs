@@ -1,0 +1,261 @@
+//! Commands that move data between the window and objects.
+
+use super::{
+    commands::{Slot, Way, sizes},
+    server::{Server, cl},
+};
+use crate::{
+    opencl::{api::Handle, codes, image},
+    protocol::{
+        Header,
+        calls::{self, Order, Place},
+    },
+    transport::link::Gone,
+};
+
+impl Server {
+    /// Where a stretch of the window is, which the driver of the command's queue is to reach.
+    fn near(&mut self, order: &Order, place: &Place, needed: Option<u64>) -> Result<*mut u8, i32> {
+        let pointer = self.place(place, needed)?;
+        let context = self.queues.get(order.queue.0)?.made.context;
+        self.reach(context, place.offset, place.length);
+        Ok(pointer)
+    }
+
+    /// Whether a command may be cut in several: if one event can stand for all of them.
+    fn may_cut(&self, order: &Order) -> bool {
+        let apart = if order.event.is_some() {
+            codes::QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE | codes::QUEUE_PROFILING_ENABLE
+        } else {
+            codes::QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE
+        };
+        self.queues
+            .get(order.queue.0)
+            .is_ok_and(|queue| queue.made.properties & apart == 0)
+    }
+
+    /// A transfer of plain bytes, cut where the cover wants it. `enqueue` gets for each part its
+    /// first byte in the buffer, its memory and length, and whether to wait for it.
+    fn transfer(
+        &mut self,
+        header: Header,
+        order: &Order,
+        offset: u64,
+        place: &Place,
+        enqueue: impl Fn(&Self, &Slot, usize, *mut u8, usize, u32) -> Result<i32, i32>,
+    ) -> Result<(), Gone> {
+        let stays = self.may_stay(header);
+        let way = if stays { Way::Done } else { Way::Answered };
+        self.enqueue_as(way, header, order, place.stage, |server, _, slot| {
+            let pointer = server.near(order, place, Some(place.length))?;
+            if !server.may_cut(order) {
+                let (at, length) = (offset as usize, place.length as usize);
+                return enqueue(server, slot, at, pointer, length, u32::from(stays));
+            }
+            let end = place.offset + place.length;
+            let queue = server.queues.get(order.queue.0)?;
+            let platform = server.contexts.get(queue.made.context.0)?.platform;
+            let server = &*server;
+            let (offset_of, length_of) = (place.offset, place.length);
+            let parts = server
+                .cover
+                .parts(&server.window, platform, offset_of, length_of);
+            for (at, length) in parts {
+                let done = at - place.offset;
+                let (first, last) = (done == 0, at + length == end);
+                let slot = Slot {
+                    queue: slot.queue,
+                    count: if first { slot.count } else { 0 },
+                    wait: if first { slot.wait } else { std::ptr::null() },
+                    event: if last {
+                        slot.event
+                    } else {
+                        std::ptr::null_mut()
+                    },
+                };
+                let code = enqueue(
+                    server,
+                    &slot,
+                    offset.wrapping_add(done) as usize,
+                    pointer.wrapping_add(done as usize),
+                    length as usize,
+                    u32::from(stays && last),
+                )?;
+                if code != 0 {
+                    return Ok(code);
+                }
+            }
+            Ok(0)
+        })
+    }
+
+    pub(super) fn read_buffer(
+        &mut self,
+        header: Header,
+        c: &calls::ReadBuffer,
+    ) -> Result<(), Gone> {
+        let of = c.mem.0;
+        self.transfer(
+            header,
+            &c.order,
+            c.offset,
+            &c.to,
+            |server, slot, at, to, length, wait| {
+                let mem: Handle = server.mems.get(of)?.raw;
+                Ok(cl!(
+                    server.api,
+                    clEnqueueReadBuffer(
+                        slot.queue,
+                        mem,
+                        wait,
+                        at,
+                        length,
+                        to.cast(),
+                        slot.count,
+                        slot.wait,
+                        slot.event,
+                    )
+                ))
+            },
+        )
+    }
+
+    pub(super) fn write_buffer(
+        &mut self,
+        header: Header,
+        c: &calls::WriteBuffer,
+    ) -> Result<(), Gone> {
+        let of = c.mem.0;
+        self.transfer(
+            header,
+            &c.order,
+            c.offset,
+            &c.from,
+            |server, slot, at, from, length, wait| {
+                let mem: Handle = server.mems.get(of)?.raw;
+                Ok(cl!(
+                    server.api,
+                    clEnqueueWriteBuffer(
+                        slot.queue,
+                        mem,
+                        wait,
+                        at,
+                        length,
+                        from.cast_const().cast(),
+                        slot.count,
+                        slot.wait,
+                        slot.event,
+                    )
+                ))
+            },
+        )
+    }
+
+    pub(super) fn buffer_rect(
+        &mut self,
+        header: Header,
+        c: &calls::BufferRect,
+    ) -> Result<(), Gone> {
+        self.enqueue(header, &c.order, c.place.stage, |server, api, slot| {
+            let mem = server.mems.get(c.mem.0)?.raw;
+            let [width, height, depth] = c.region;
+            let needed = width
+                .checked_mul(height)
+                .and_then(|area| area.checked_mul(depth));
+            let place = server.near(&c.order, &c.place, needed)?;
+            let (origin, region) = (sizes(c.origin), sizes(c.region));
+            let here = [0usize; 3];
+            Ok(if c.write {
+                cl!(
+                    api,
+                    clEnqueueWriteBufferRect(
+                        slot.queue,
+                        mem,
+                        0,
+                        origin.as_ptr(),
+                        here.as_ptr(),
+                        region.as_ptr(),
+                        c.pitches[0] as usize,
+                        c.pitches[1] as usize,
+                        0,
+                        0,
+                        place.cast(),
+                        slot.count,
+                        slot.wait,
+                        slot.event,
+                    )
+                )
+            } else {
+                cl!(
+                    api,
+                    clEnqueueReadBufferRect(
+                        slot.queue,
+                        mem,
+                        0,
+                        origin.as_ptr(),
+                        here.as_ptr(),
+                        region.as_ptr(),
+                        c.pitches[0] as usize,
+                        c.pitches[1] as usize,
+                        0,
+                        0,
+                        place.cast(),
+                        slot.count,
+                        slot.wait,
+                        slot.event,
+                    )
+                )
+            })
+        })
+    }
+
+    pub(super) fn image_rect(&mut self, header: Header, c: &calls::ImageRect) -> Result<(), Gone> {
+        self.enqueue(header, &c.order, c.place.stage, |server, api, slot| {
+            let mem = server.mems.get(c.mem.0)?;
+            let shape = mem.image().ok_or(codes::INVALID_MEM_OBJECT)?;
+            let pixel = image::pixel_size(shape.order, shape.data);
+            let needed = c.region.iter().try_fold(
+                pixel.ok_or(codes::INVALID_IMAGE_FORMAT_DESCRIPTOR)?,
+                |a, b| a.checked_mul(*b),
+            );
+            let raw = mem.raw;
+            let place = server.near(&c.order, &c.place, needed)?;
+            let (origin, region) = (sizes(c.origin), sizes(c.region));
+            Ok(if c.write {
+                cl!(
+                    api,
+                    clEnqueueWriteImage(
+                        slot.queue,
+                        raw,
+                        0,
+                        origin.as_ptr(),
+                        region.as_ptr(),
+                        0,
+                        0,
+                        place.cast(),
+                        slot.count,
+                        slot.wait,
+                        slot.event,
+                    )
+                )
+            } else {
+                cl!(
+                    api,
+                    clEnqueueReadImage(
+                        slot.queue,
+                        raw,
+                        0,
+                        origin.as_ptr(),
+                        region.as_ptr(),
+                        0,
+                        0,
+                        place.cast(),
+                        slot.count,
+                        slot.wait,
+                        slot.event,
+                    )
+                )
+            })
+        })
+    }
+}
