@@ -12,6 +12,7 @@
 //! - [`transport`]: how it gets there. Rings in shared memory: no system call and no exit while
 //!   both sides are busy.
 //! - [`opencl`]: the host's OpenCL, opened at run time.
+//! - [`turns`]: submitting to a device that others use, too.
 //! - [`worker`]: the process that serves one application. It trusts nothing that comes out of the
 //!   rings; its end costs that application an error code and nobody else anything.
 //!
@@ -20,4 +21,5 @@
 pub mod opencl;
 pub mod protocol;
 pub mod transport;
+pub mod turns;
 pub mod worker;

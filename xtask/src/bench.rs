@@ -7,6 +7,7 @@ use gantry_tests::{
 };
 
 use crate::{
+    fairness,
     programs::{self, cargo, target},
     progress::Step,
     test::PROGRAMS,
@@ -15,12 +16,16 @@ use crate::{
 /// Options of `cargo xtask bench`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Only these measurements of the nested rig: boot, process, snapshot, net.
+    /// Only these measurements of the nested rig: boot, process, snapshot, net. Or `fairness` alone:
+    /// how fairly schedulers share an accelerator, in virtual time (writes docs/).
     names: Vec<String>,
 }
 
 /// Measures and prints.
 pub fn run(options: &Options) -> Result<()> {
+    if options.names == ["fairness"] {
+        return fairness::run();
+    }
     packages::install(PROGRAMS)?;
     let binaries = programs::build()?;
     let step = Step::new("fetching Debian's kernel and building images");

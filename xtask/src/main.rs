@@ -2,12 +2,14 @@
 //!
 //! - [`demo`]: boots a stock Debian guest and shows it.
 //! - [`bench`]: figures, as a table.
+//! - [`fairness`]: how accelerators are shared, in virtual time.
 //! - [`fuzz`]: what guests, clients and files may do, at random.
 //! - [`test`]: every test, nested ones included.
 //! - [`programs`]: building what the others run; [`progress`]: what they say meanwhile.
 
 mod bench;
 mod demo;
+mod fairness;
 mod fuzz;
 mod gate;
 mod opencl;

@@ -1,0 +1,19 @@
+//! Who may use an accelerator, and when.
+//!
+//! ```text
+//!   who wants the device ---> Scheduler ---> who gets it, for how long
+//!                                 |
+//!                      Policy: fifo, credit, band, fair
+//! ```
+//!
+//! - [`policy`]: in what order turns are given. Pure state machines over a clock that they are
+//!   told: no thread, no input or output.
+//! - [`scheduler`]: a policy, and the account of each client, whatever the policy.
+//! - [`simulator`]: the same code in virtual time against clients whose kernels have any length;
+//!   measures fairness and what it costs, and draws it.
+
+pub mod policy;
+pub mod scheduler;
+pub mod simulator;
+
+pub use gantry_remoting::turns::{Moment, meter::Slice};

@@ -1,0 +1,147 @@
+//! Gdev's bandwidth-aware scheduler for devices that cannot be interrupted, as GPUvm uses it.
+//!
+//! Each client has a bandwidth reserved by its weight. Every 30 ms it gets the credit of its
+//! reservation; a request costs what it used. Who has credit left goes first. If only clients
+//! wait that have used up theirs, the device is kept free for up to 500 us, in which a client
+//! with credit, whose requests are short and come one by one, can ask. GPUvm adds that the time in
+//! which the scheduler leaves the device free is charged to all in equal parts: otherwise credit
+//! that cannot be used piles up until it decides nothing.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
+
+use super::{ClientId, Next, Policy, Weight};
+use crate::{Moment, Slice};
+
+/// How often credit is given out, and the most that a client can save.
+const PERIOD: Duration = Duration::from_millis(30);
+const LIMIT: i64 = PERIOD.as_nanos() as i64;
+/// How long a light client is waited for.
+const PATIENCE: Duration = Duration::from_micros(500);
+/// Who has not asked for so long is not waited for.
+const RECENT: Duration = PERIOD;
+/// The most periods that are made up for at once: they pay for ten seconds of debt.
+const PERIODS: u128 = 1 << 20;
+
+#[derive(Debug)]
+struct Client {
+    weight: Weight,
+    /// Nanoseconds of the device.
+    credit: i64,
+    /// When it had the device or asked for it last.
+    seen: Option<Moment>,
+}
+
+/// Gdev's bandwidth-aware scheduler.
+#[derive(Debug, Default)]
+pub struct Band {
+    clients: BTreeMap<ClientId, Client>,
+    waiting: VecDeque<ClientId>,
+    given: Moment,
+    /// Since when the device has been kept free for light clients.
+    free_since: Option<Moment>,
+}
+
+impl Band {
+    fn give(&mut self, now: Moment) {
+        let periods = now.since(self.given).as_nanos() / PERIOD.as_nanos();
+        if periods == 0 {
+            return;
+        }
+        // Lossless: at most 2^64 ns.
+        self.given += Duration::from_nanos((periods * PERIOD.as_nanos()) as u64);
+        let weights = self.clients.values().map(|client| client.weight.get());
+        let total: i64 = weights.map(i64::from).sum();
+        for client in self.clients.values_mut() {
+            let part = LIMIT * i64::from(client.weight.get()) / total;
+            let credit = part.saturating_mul(periods.min(PERIODS) as i64);
+            client.credit = client.credit.saturating_add(credit).min(LIMIT);
+        }
+    }
+
+    /// Whether a client with credit may be about to ask.
+    fn light(&self, now: Moment) -> bool {
+        self.clients.iter().any(|(id, client)| {
+            client.credit > 0
+                && client.seen.is_some_and(|seen| now.since(seen) < RECENT)
+                && !self.waiting.contains(id)
+        })
+    }
+}
+
+impl Policy for Band {
+    fn join(&mut self, client: ClientId, weight: Weight, now: Moment) {
+        self.give(now);
+        let new = Client {
+            weight,
+            credit: 0,
+            seen: None,
+        };
+        self.clients.insert(client, new);
+    }
+
+    fn leave(&mut self, client: ClientId, now: Moment) {
+        self.give(now);
+        self.unwant(client);
+        self.clients.remove(&client);
+    }
+
+    fn want(&mut self, id: ClientId, now: Moment) {
+        self.give(now);
+        if let Some(client) = self.clients.get_mut(&id) {
+            client.seen = Some(now);
+            self.waiting.push_back(id);
+        }
+    }
+
+    fn unwant(&mut self, client: ClientId) {
+        self.waiting.retain(|waiting| *waiting != client);
+    }
+
+    fn charge(&mut self, client: ClientId, used: Duration, now: Moment) {
+        if let Some(client) = self.clients.get_mut(&client) {
+            let used = i64::try_from(used.as_nanos()).unwrap_or(i64::MAX);
+            client.credit = client.credit.saturating_sub(used);
+            client.seen = Some(now);
+        }
+        self.give(now);
+    }
+
+    fn overhead(&mut self, time: Duration) {
+        let count = self.clients.len().max(1) as u128;
+        let part = i64::try_from(time.as_nanos() / count).unwrap_or(i64::MAX);
+        for client in self.clients.values_mut() {
+            client.credit = client.credit.saturating_sub(part);
+        }
+    }
+
+    fn next(&mut self, now: Moment) -> Next {
+        self.give(now);
+        let credit = |id: &ClientId| self.clients.get(id).map_or(0, |client| client.credit);
+        let best = self
+            .waiting
+            .iter()
+            .enumerate()
+            // Of equals who came first: `max_by_key` takes the last one.
+            .rev()
+            .max_by_key(|(_, id)| credit(id))
+            .map(|(index, id)| (index, credit(id)));
+        let Some((index, credit)) = best else {
+            self.free_since = None;
+            return Next::Nobody;
+        };
+        if credit <= 0 && self.light(now) {
+            let until = *self.free_since.get_or_insert(now) + PATIENCE;
+            if now < until {
+                return Next::At(until);
+            }
+        }
+        self.free_since = None;
+        match self.waiting.remove(index) {
+            Some(client) => Next::Turn(client, Slice::Request),
+            None => Next::Nobody,
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Xen's credit scheduler for one device.
+//!
+//! Every 30 ms, 30 ms of credit are given out by weight to the clients that are active; using the
+//! device burns it. Who has credit goes before who has none, and who wakes up with credit before
+//! both; within a priority they take turns. Credit and debt are limited to 30 ms: who uses more in
+//! one go, as a kernel that cannot be interrupted does, is forgiven the rest. That is where its
+//! unfairness between short and long kernels comes from.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
+
+use super::{ClientId, Next, Policy, Weight};
+use crate::{Moment, Slice};
+
+/// How often credit is given out, the most that a client can have or owe, and a turn.
+const PERIOD: Duration = Duration::from_millis(30);
+const LIMIT: i64 = PERIOD.as_nanos() as i64;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Priority {
+    /// Woke up with credit.
+    Boost,
+    /// Has credit.
+    Under,
+    /// Has none.
+    Over,
+}
+
+#[derive(Debug)]
+struct Client {
+    weight: Weight,
+    /// Nanoseconds of the device.
+    credit: i64,
+    boost: bool,
+    /// Whether it takes part: it does from its first want on, until it has saved up too much.
+    active: bool,
+}
+
+impl Client {
+    fn priority(&self) -> Priority {
+        match self.credit {
+            ..0 => Priority::Over,
+            _ if self.boost => Priority::Boost,
+            _ => Priority::Under,
+        }
+    }
+}
+
+/// Xen's credit scheduler.
+#[derive(Debug, Default)]
+pub struct Credit {
+    clients: BTreeMap<ClientId, Client>,
+    waiting: VecDeque<ClientId>,
+    /// Whose turn was the last: it does not wake up, but goes on.
+    last: Option<ClientId>,
+    /// When credit was given out last.
+    given: Moment,
+}
+
+impl Credit {
+    /// Gives out the credit of the periods that are over.
+    fn give(&mut self, now: Moment) {
+        let periods = now.since(self.given).as_nanos() / PERIOD.as_nanos();
+        if periods == 0 {
+            return;
+        }
+        // Lossless: at most 2^64 ns.
+        self.given += Duration::from_nanos((periods * PERIOD.as_nanos()) as u64);
+        let active = self.clients.values().filter(|client| client.active);
+        let total: i64 = active.map(|client| i64::from(client.weight.get())).sum();
+        for client in self.clients.values_mut().filter(|client| client.active) {
+            let part = LIMIT * i64::from(client.weight.get()) / total;
+            // More periods than this fill every account.
+            let periods = periods.min(u128::from(Weight::LARGEST) * 1000) as i64;
+            client.credit = client.credit.saturating_add(part.saturating_mul(periods));
+            if client.credit > LIMIT {
+                // It does not use what it gets: others shall have it.
+                client.credit = LIMIT / 2;
+                client.active = false;
+            }
+        }
+    }
+}
+
+impl Policy for Credit {
+    fn join(&mut self, client: ClientId, weight: Weight, now: Moment) {
+        self.give(now);
+        let new = Client {
+            weight,
+            credit: 0,
+            boost: false,
+            active: false,
+        };
+        self.clients.insert(client, new);
+    }
+
+    fn leave(&mut self, client: ClientId, now: Moment) {
+        self.give(now);
+        self.unwant(client);
+        self.clients.remove(&client);
+    }
+
+    fn want(&mut self, id: ClientId, now: Moment) {
+        self.give(now);
+        let Some(client) = self.clients.get_mut(&id) else {
+            return;
+        };
+        client.active = true;
+        client.boost = self.last != Some(id);
+        self.waiting.push_back(id);
+    }
+
+    fn unwant(&mut self, client: ClientId) {
+        self.waiting.retain(|waiting| *waiting != client);
+    }
+
+    fn charge(&mut self, client: ClientId, used: Duration, now: Moment) {
+        if let Some(client) = self.clients.get_mut(&client) {
+            let used = i64::try_from(used.as_nanos()).unwrap_or(i64::MAX);
+            client.credit = client.credit.saturating_sub(used).max(-LIMIT);
+        }
+        self.give(now);
+    }
+
+    fn next(&mut self, now: Moment) -> Next {
+        self.give(now);
+        let clients = &self.clients;
+        let first = self
+            .waiting
+            .iter()
+            .enumerate()
+            // Stable: among equals who came first.
+            .min_by_key(|(_, id)| clients.get(id).map(Client::priority))
+            .map(|(index, _)| index);
+        let Some(client) = first.and_then(|index| self.waiting.remove(index)) else {
+            self.last = None;
+            return Next::Nobody;
+        };
+        self.last = Some(client);
+        if let Some(client) = self.clients.get_mut(&client) {
+            client.boost = false;
+        }
+        Next::Turn(client, Slice::Time(PERIOD))
+    }
+}

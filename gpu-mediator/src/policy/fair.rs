@@ -1,0 +1,141 @@
+//! FairGV's fair queueing (section 3.2.1), which is start-time fair queueing.
+//!
+//! Each client has a start tag S. A turn of length L moves it to the finish tag F = S + L / w.
+//! Who has the smallest tag is next. A client that wakes up starts at the virtual time, so that it
+//! cannot claim what it has left unused.
+//!
+//! Two departures. A client that wakes up keeps its own tag if that is later than the virtual
+//! time: otherwise sleeping for a moment after a long kernel would wipe its debt out. And once the
+//! device has been idle for a turn, all start equal: a debt is owed to those who waited.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use super::{ClientId, Next, Policy, Weight};
+use crate::{Moment, Slice};
+
+/// A turn on devices that cannot be interrupted: short, since its end is late anyway.
+pub const WHOLE: Duration = Duration::from_millis(6);
+/// A turn on devices that can: long, since interrupting costs.
+pub const PREEMPTIVE: Duration = Duration::from_millis(30);
+
+/// Device time divided by weight, in nanoseconds / 2^20. Weights have at most 14 bits, so that
+/// rounding loses less than a nanosecond in 2^6; 128 bits hold any time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct VirtualTime(u128);
+
+impl VirtualTime {
+    fn after(self, used: Duration, weight: Weight) -> Self {
+        Self(self.0 + (used.as_nanos() << 20) / u128::from(weight.get()))
+    }
+}
+
+#[derive(Debug)]
+struct Client {
+    weight: Weight,
+    tag: VirtualTime,
+    /// Its place among those who wait with the same tag: who has come first.
+    waits: Option<u64>,
+}
+
+/// Fair queueing by start tags.
+#[derive(Debug)]
+pub struct Fair {
+    turn: Duration,
+    clients: BTreeMap<ClientId, Client>,
+    /// Who waits, by start tag and place.
+    waiting: BTreeSet<(VirtualTime, u64, ClientId)>,
+    /// The next place.
+    place: u64,
+    /// The start tag of the last turn.
+    now: VirtualTime,
+    /// Since when nobody has had or wanted the device.
+    idle_since: Option<Moment>,
+}
+
+impl Fair {
+    /// Fair queueing with turns of this length.
+    pub fn new(turn: Duration) -> Self {
+        Self {
+            turn,
+            clients: BTreeMap::new(),
+            waiting: BTreeSet::new(),
+            place: 0,
+            now: VirtualTime::default(),
+            idle_since: None,
+        }
+    }
+}
+
+impl Policy for Fair {
+    fn join(&mut self, client: ClientId, weight: Weight, _: Moment) {
+        let new = Client {
+            weight,
+            tag: self.now,
+            waits: None,
+        };
+        self.clients.insert(client, new);
+    }
+
+    fn leave(&mut self, client: ClientId, _: Moment) {
+        self.unwant(client);
+        self.clients.remove(&client);
+    }
+
+    fn want(&mut self, id: ClientId, now: Moment) {
+        if self
+            .idle_since
+            .take()
+            .is_some_and(|since| now.since(since) >= self.turn)
+        {
+            let tags = self.clients.values().map(|client| client.tag);
+            self.now = tags.max().unwrap_or_default().max(self.now);
+        }
+        let Some(client) = self.clients.get_mut(&id) else {
+            return;
+        };
+        client.tag = client.tag.max(self.now);
+        self.place += 1;
+        client.waits = Some(self.place);
+        self.waiting.insert((client.tag, self.place, id));
+    }
+
+    fn unwant(&mut self, id: ClientId) {
+        if let Some(client) = self.clients.get_mut(&id)
+            && let Some(place) = client.waits.take()
+        {
+            self.waiting.remove(&(client.tag, place, id));
+        }
+    }
+
+    fn charge(&mut self, id: ClientId, used: Duration, _: Moment) {
+        let Some(client) = self.clients.get_mut(&id) else {
+            return;
+        };
+        if let Some(place) = client.waits {
+            self.waiting.remove(&(client.tag, place, id));
+        }
+        client.tag = client.tag.after(used, client.weight);
+        if let Some(place) = client.waits {
+            self.waiting.insert((client.tag, place, id));
+        }
+        // Who is alone takes the virtual time along, so that who comes then starts beside it.
+        if self.waiting.is_empty() {
+            self.now = self.now.max(client.tag);
+        }
+    }
+
+    fn next(&mut self, now: Moment) -> Next {
+        let Some((tag, _, id)) = self.waiting.pop_first() else {
+            self.idle_since.get_or_insert(now);
+            return Next::Nobody;
+        };
+        self.now = self.now.max(tag);
+        if let Some(client) = self.clients.get_mut(&id) {
+            client.waits = None;
+        }
+        Next::Turn(id, Slice::Time(self.turn))
+    }
+}

@@ -1,0 +1,36 @@
+//! Each request in the order in which it came: what a device does by itself.
+
+use std::{collections::VecDeque, time::Duration};
+
+use super::{ClientId, Next, Policy, Weight};
+use crate::{Moment, Slice};
+
+/// First come, first served; weights mean nothing.
+#[derive(Debug, Default)]
+pub struct Fifo {
+    waiting: VecDeque<ClientId>,
+}
+
+impl Policy for Fifo {
+    fn join(&mut self, _: ClientId, _: Weight, _: Moment) {}
+
+    fn leave(&mut self, client: ClientId, _: Moment) {
+        self.unwant(client);
+    }
+
+    fn want(&mut self, client: ClientId, _: Moment) {
+        self.waiting.push_back(client);
+    }
+
+    fn unwant(&mut self, client: ClientId) {
+        self.waiting.retain(|waiting| *waiting != client);
+    }
+
+    fn charge(&mut self, _: ClientId, _: Duration, _: Moment) {}
+
+    fn next(&mut self, _: Moment) -> Next {
+        self.waiting
+            .pop_front()
+            .map_or(Next::Nobody, |client| Next::Turn(client, Slice::Request))
+    }
+}

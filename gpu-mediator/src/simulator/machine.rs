@@ -1,0 +1,417 @@
+//! The simulated machine: a device, workers that submit to it, and clients that call them.
+
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, VecDeque},
+    time::Duration,
+};
+
+use gantry_remoting::turns::meter::{Meter, Slice, Verdict};
+
+use super::{
+    Costs, Vm,
+    program::{Program, Request},
+};
+use crate::{
+    Moment,
+    policy::{ClientId, Name, Weight},
+    scheduler::{Dispatch, Scheduler},
+};
+
+/// How long a worker keeps the device when its client asks for nothing.
+const PATIENCE: Duration = Duration::from_micros(50);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    /// A client's next call reaches its worker.
+    Call(usize),
+    /// A worker has submitted its next request.
+    Submitted(usize),
+    /// The device is done with a kernel, unless it was interrupted since.
+    Done(u64),
+    /// A worker sees that its oldest request has completed.
+    Noticed(usize),
+    /// A worker learns that it has the device.
+    Granted(usize),
+    /// A worker has waited long enough for calls, unless there was one since.
+    Patience(usize, u64),
+    /// A turn on a device that can be interrupted is over, unless it was before.
+    Interrupt(usize, u64),
+    /// The policy wanted to be asked again.
+    Ask,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turn {
+    /// The worker has no calls to carry out.
+    None,
+    /// It waits for the device.
+    Waits,
+    /// It has been given the device.
+    Has,
+    /// It has it, nothing to do, and is not waiting for calls actively.
+    Parked,
+}
+
+struct Worker {
+    program: Program,
+    random: fastrand::Rng,
+    /// Calls that were not carried out.
+    calls: VecDeque<Request>,
+    /// The next one is on its way to the device.
+    submitting: Option<Request>,
+    /// What the device was interrupted in.
+    interrupted: VecDeque<Job>,
+    meter: Meter,
+    turn: Turn,
+    slice: Slice,
+    /// Counts turns and calls, so that timers know whether they are still meant.
+    epoch: u64,
+    turns: u64,
+    /// The client's processor sleeps.
+    asleep: bool,
+    synchronous: u64,
+    charged: Duration,
+    /// Kernel time done in each of the outcome's windows.
+    done: Vec<Duration>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Job {
+    worker: usize,
+    left: Duration,
+}
+
+#[derive(Default)]
+struct Device {
+    queue: VecDeque<Job>,
+    /// The kernel that runs, and since when.
+    running: Option<(Job, Moment)>,
+    started: u64,
+    last: Option<usize>,
+}
+
+pub(super) struct Machine {
+    now: Moment,
+    sequence: u64,
+    events: BinaryHeap<Reverse<(Moment, u64, Event)>>,
+    scheduler: Scheduler,
+    preemptive: bool,
+    costs: Costs,
+    workers: Vec<Worker>,
+    device: Device,
+    window: Duration,
+}
+
+impl Machine {
+    pub(super) fn new(vms: &[Vm], policy: Name, costs: Costs, window: Duration, seed: u64) -> Self {
+        let mut scheduler = Scheduler::new(policy.make());
+        let workers = vms
+            .iter()
+            .enumerate()
+            .map(|(index, vm)| {
+                let weight = Weight::try_from(vm.weight).unwrap_or(Weight::ONE);
+                scheduler.join(ClientId(index as u32), weight, Moment::START);
+                Worker {
+                    program: vm.program.clone(),
+                    random: fastrand::Rng::with_seed(seed.wrapping_add(index as u64)),
+                    calls: VecDeque::new(),
+                    submitting: None,
+                    interrupted: VecDeque::new(),
+                    meter: Meter::default(),
+                    turn: Turn::None,
+                    slice: Slice::Request,
+                    epoch: 0,
+                    turns: 0,
+                    asleep: false,
+                    synchronous: 0,
+                    charged: Duration::ZERO,
+                    done: Vec::new(),
+                }
+            })
+            .collect();
+        Self {
+            now: Moment::START,
+            sequence: 0,
+            events: BinaryHeap::new(),
+            scheduler,
+            preemptive: policy == Name::FairPreemptive,
+            costs,
+            workers,
+            device: Device::default(),
+            window,
+        }
+    }
+
+    /// Runs to `end`; kernel time done by each client in each window.
+    pub(super) fn run(mut self, end: Moment) -> Vec<Vec<Duration>> {
+        for index in 0..self.workers.len() {
+            for _ in 0..self.workers[index].program.in_flight {
+                self.at(Duration::ZERO, Event::Call(index));
+            }
+        }
+        while let Some(Reverse((moment, _, event))) = self.events.pop() {
+            if moment > end {
+                break;
+            }
+            self.now = moment;
+            self.handle(event);
+        }
+        self.workers.into_iter().map(|worker| worker.done).collect()
+    }
+
+    fn at(&mut self, after: Duration, event: Event) {
+        // Events of one moment happen in the order in which they were made.
+        self.sequence += 1;
+        self.events
+            .push(Reverse((self.now + after, self.sequence, event)));
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Call(index) => self.call(index),
+            Event::Submitted(index) => {
+                if let Some(request) = self.workers[index].submitting.take() {
+                    self.device.queue.push_back(Job {
+                        worker: index,
+                        left: request.length,
+                    });
+                    self.start();
+                }
+                self.pump(index);
+            }
+            Event::Done(number) if number == self.device.started => self.done(),
+            Event::Noticed(index) => self.noticed(index),
+            Event::Granted(index) => self.granted(index),
+            Event::Patience(index, epoch) if epoch == self.workers[index].epoch => {
+                self.patience(index);
+            }
+            Event::Interrupt(index, turn) if turn == self.workers[index].turns => {
+                self.interrupt(index);
+            }
+            Event::Ask => self.dispatch(),
+            Event::Done(_) | Event::Patience(..) | Event::Interrupt(..) => {}
+        }
+    }
+
+    /// A call has come.
+    fn call(&mut self, index: usize) {
+        let worker = &mut self.workers[index];
+        let request = worker.program.request(&mut worker.random);
+        worker.calls.push_back(request);
+        worker.synchronous += u64::from(worker.program.in_flight == 1);
+        worker.epoch += 1;
+        match worker.turn {
+            Turn::None => self.want(index),
+            Turn::Parked => {
+                worker.turn = Turn::Has;
+                self.pump(index);
+            }
+            Turn::Has => self.pump(index),
+            Turn::Waits => {}
+        }
+    }
+
+    fn want(&mut self, index: usize) {
+        self.workers[index].turn = Turn::Waits;
+        if let Some(ClientId(holder)) = self.scheduler.holder()
+            && !self.scheduler.contended()
+        {
+            let holder = holder as usize;
+            // Who was alone pays for what it has used, and not for what nobody else wanted.
+            let busy = self.workers[holder].meter.busy();
+            self.charge(holder, busy - self.workers[holder].charged);
+            if self.workers[holder].turn == Turn::Parked {
+                self.end(holder, false);
+            }
+        }
+        self.scheduler.want(ClientId(index as u32), self.now);
+        self.dispatch();
+    }
+
+    fn charge(&mut self, index: usize, used: Duration) {
+        let worker = &mut self.workers[index];
+        worker.charged = worker.meter.busy();
+        let calls = std::mem::take(&mut worker.synchronous);
+        self.scheduler.charge(used, calls, self.now);
+    }
+
+    fn dispatch(&mut self) {
+        match self.scheduler.dispatch(self.now) {
+            Dispatch::Grant(grant) => {
+                let index = grant.client.0 as usize;
+                let worker = &mut self.workers[index];
+                worker.slice = grant.slice;
+                worker.asleep &= !grant.coschedule;
+                self.at(self.costs.grant, Event::Granted(index));
+            }
+            Dispatch::At(moment) => self.at(moment.since(self.now), Event::Ask),
+            Dispatch::Nothing => {}
+        }
+    }
+
+    fn granted(&mut self, index: usize) {
+        let worker = &mut self.workers[index];
+        worker.turn = Turn::Has;
+        worker.turns += 1;
+        worker.meter.begin(worker.slice, self.now);
+        let turn = worker.turns;
+        let interrupted = std::mem::take(&mut worker.interrupted);
+        self.device.queue.extend(interrupted);
+        self.start();
+        if self.preemptive
+            && let Slice::Time(length) = self.workers[index].slice
+        {
+            self.at(length, Event::Interrupt(index, turn));
+        }
+        self.pump(index);
+    }
+
+    /// Carries on with a worker that may have something to do.
+    fn pump(&mut self, index: usize) {
+        let alone = !self.scheduler.contended();
+        let worker = &mut self.workers[index];
+        if worker.turn != Turn::Has || worker.submitting.is_some() {
+            return;
+        }
+        let Some(&request) = worker.calls.front() else {
+            if worker.meter.outstanding() == 0 {
+                if worker.slice == Slice::Request {
+                    self.end(index, false);
+                } else {
+                    let epoch = worker.epoch;
+                    self.at(PATIENCE, Event::Patience(index, epoch));
+                }
+            }
+            return;
+        };
+        match worker.meter.verdict(request.kind, alone, self.now) {
+            Verdict::Submit => {
+                worker.calls.pop_front();
+                worker.meter.submitted(request.kind, self.now);
+                worker.submitting = Some(request);
+                self.at(self.costs.submit, Event::Submitted(index));
+            }
+            Verdict::Wait => {}
+            Verdict::Over => self.end(index, true),
+        }
+    }
+
+    fn patience(&mut self, index: usize) {
+        let worker = &mut self.workers[index];
+        if worker.turn == Turn::Has && worker.meter.outstanding() == 0 {
+            if self.scheduler.contended() {
+                self.end(index, false);
+            } else {
+                worker.turn = Turn::Parked;
+            }
+        }
+    }
+
+    fn end(&mut self, index: usize, more: bool) {
+        let worker = &mut self.workers[index];
+        let parked = worker.turn == Turn::Parked;
+        worker.turn = Turn::None;
+        worker.turns += 1;
+        // Its client's processor has found nothing to poll for, for a long time.
+        worker.asleep = worker.program.in_flight == 1;
+        if !parked {
+            // All of the turn: the device was nobody else's.
+            self.charge(index, Duration::MAX);
+        }
+        self.scheduler.done(self.now);
+        if more {
+            self.workers[index].turn = Turn::Waits;
+            self.scheduler.want(ClientId(index as u32), self.now);
+        }
+        self.dispatch();
+    }
+
+    /// Starts the device's next kernel.
+    fn start(&mut self) {
+        if self.device.running.is_some() {
+            return;
+        }
+        let Some(job) = self.device.queue.pop_front() else {
+            return;
+        };
+        let switch = if self.device.last.replace(job.worker) == Some(job.worker) {
+            Duration::ZERO
+        } else {
+            self.costs.switch
+        };
+        let begin = self.now + self.costs.start + switch;
+        self.device.running = Some((job, begin));
+        self.device.started += 1;
+        let number = self.device.started;
+        self.at(begin.since(self.now) + job.left, Event::Done(number));
+    }
+
+    /// The device is done with a kernel.
+    fn done(&mut self) {
+        if let Some((job, since)) = self.device.running.take() {
+            self.note(job.worker, since);
+            self.at(self.costs.notice, Event::Noticed(job.worker));
+            // What the driver has queued follows at once.
+            if let Some(next) = self.device.queue.pop_front() {
+                self.device.running = Some((next, self.now));
+                self.device.last = Some(next.worker);
+                self.device.started += 1;
+                let number = self.device.started;
+                self.at(next.left, Event::Done(number));
+            }
+        }
+    }
+
+    /// Writes down that a client's kernel ran from `since` to now.
+    fn note(&mut self, index: usize, mut since: Moment) {
+        let window = self.window.as_nanos() as u64;
+        let done = &mut self.workers[index].done;
+        while since < self.now {
+            let number = since.nanos() / window;
+            let end = Moment::from_nanos((number + 1) * window).min(self.now);
+            if done.len() <= number as usize {
+                done.resize(number as usize + 1, Duration::ZERO);
+            }
+            done[number as usize] += end.since(since);
+            since = end;
+        }
+    }
+
+    fn noticed(&mut self, index: usize) {
+        let worker = &mut self.workers[index];
+        worker.meter.completed(self.now);
+        let mut delay = worker.program.think;
+        if std::mem::take(&mut worker.asleep) {
+            delay += self.costs.wake;
+        }
+        if delay.is_zero() {
+            self.call(index);
+        } else {
+            self.at(delay, Event::Call(index));
+        }
+        self.pump(index);
+    }
+
+    /// The device is taken from a worker in the middle of its kernel.
+    fn interrupt(&mut self, index: usize) {
+        let worker = &mut self.workers[index];
+        if worker.turn != Turn::Has {
+            return;
+        }
+        if !self.scheduler.contended() || worker.submitting.is_some() {
+            let turn = worker.turns;
+            self.at(self.costs.submit, Event::Interrupt(index, turn));
+            return;
+        }
+        if let Some((mut job, since)) = self.device.running.take() {
+            self.device.started += 1;
+            job.left = job.left.saturating_sub(self.now.since(since));
+            self.note(job.worker, since);
+            self.workers[index].interrupted.push_back(job);
+        }
+        let queued = std::mem::take(&mut self.device.queue);
+        self.workers[index].interrupted.extend(queued);
+        self.end(index, true);
+    }
+}

@@ -1,0 +1,283 @@
+//! Policies in virtual time.
+//!
+//! The scheduler, the policies and the workers' meter are the real ones; the device, the clients
+//! and the clock are simulated. Ten minutes of six virtual machines take seconds, and the same
+//! seed gives the same figures.
+//!
+//! - [`Program`]: what a client does; [`fairness`]: what it should have got.
+//! - [`picture`]: shares over time, drawn.
+
+pub mod fairness;
+mod machine;
+pub mod picture;
+mod program;
+
+use std::time::Duration;
+
+pub use program::{Lengths, Program};
+
+use crate::{Moment, policy::Name};
+
+/// What things cost besides the kernels themselves.
+#[derive(Clone, Copy, Debug)]
+pub struct Costs {
+    /// A worker's time to submit a request.
+    pub submit: Duration,
+    /// From there to the begin of a kernel, if the device is idle.
+    pub start: Duration,
+    /// From the end of a kernel to when the worker sees it.
+    pub notice: Duration,
+    /// From the end of a turn to when the next worker has learnt that it is its turn.
+    pub grant: Duration,
+    /// What the device takes to change from one process to another.
+    pub switch: Duration,
+    /// Waking a client's sleeping processor.
+    pub wake: Duration,
+}
+
+impl Default for Costs {
+    /// An enqueue of 3 us and an enqueue with finish of 8 us, as on an H200 (docs/opencl-figures.md);
+    /// the wake-up of a process, twice, for a grant; the rest is assumed.
+    fn default() -> Self {
+        Self {
+            submit: Duration::from_micros(3),
+            start: Duration::from_micros(3),
+            notice: Duration::from_micros(2),
+            grant: Duration::from_micros(15),
+            switch: Duration::from_micros(25),
+            wake: Duration::from_micros(50),
+        }
+    }
+}
+
+/// A simulated virtual machine.
+#[derive(Clone, Debug)]
+pub struct Vm {
+    /// Its weight, 1 to 10,000.
+    pub weight: u32,
+    /// What it does.
+    pub program: Program,
+}
+
+/// Virtual machines that share a device.
+#[derive(Clone, Debug)]
+pub struct Experiment {
+    /// What is looked at.
+    pub name: &'static str,
+    /// Who takes part.
+    pub vms: Vec<Vm>,
+}
+
+/// The width of an outcome's windows.
+pub const WINDOW: Duration = Duration::from_millis(500);
+
+/// What came out.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// What each client should have got of the device.
+    pub ideal: Vec<f64>,
+    /// What each client got of it in each [`WINDOW`].
+    pub shares: Vec<Vec<f64>>,
+}
+
+impl Outcome {
+    /// What each client got in the first `windows` windows.
+    fn got(&self, windows: usize) -> Vec<f64> {
+        let windows = windows.max(1);
+        self.shares
+            .iter()
+            .map(|shares| shares.iter().take(windows).sum::<f64>() / windows as f64)
+            .collect()
+    }
+
+    /// The Min-Max Ratio over the first `time`.
+    pub fn min_max_ratio(&self, time: Duration) -> f64 {
+        fairness::min_max_ratio(&self.got(windows(time)), &self.ideal)
+    }
+
+    /// The aggregated overhead over the first `time`.
+    pub fn overhead(&self, time: Duration) -> f64 {
+        fairness::overhead(&self.got(windows(time)), &self.ideal)
+    }
+}
+
+fn windows(time: Duration) -> usize {
+    (time.as_nanos() / WINDOW.as_nanos()) as usize
+}
+
+impl Experiment {
+    /// The three virtual machines and the six of FairGV's evaluation (sections 5.4.3 and 5.4.4),
+    /// with kernels of 20 us to 100 ms: each machine its own length, the lightest the longest; and
+    /// all lengths on each machine.
+    pub fn published() -> Vec<Self> {
+        let three = [1, 2, 3];
+        let six = [1, 2, 2, 3, 3, 4];
+        let micros = |lengths: &[u64]| -> Vec<Lengths> {
+            let always = |&length| Lengths::Always(Duration::from_micros(length));
+            lengths.iter().map(always).collect()
+        };
+        let make = |name, weights: &[u32], lengths: Vec<Lengths>| Self {
+            name,
+            vms: weights
+                .iter()
+                .zip(lengths)
+                .map(|(&weight, lengths)| Vm {
+                    weight,
+                    program: Program::busy(lengths),
+                })
+                .collect(),
+        };
+        let mixed = Lengths::AnyOf(
+            [20, 100, 400, 2_000, 10_000, 100_000]
+                .map(Duration::from_micros)
+                .to_vec(),
+        );
+        let any = Lengths::Between(Duration::from_micros(20), Duration::from_millis(100));
+        vec![
+            make(
+                "3 VMs, one length each",
+                &three,
+                micros(&[100_000, 1_000, 20]),
+            ),
+            make("3 VMs, six kernels each", &three, vec![mixed.clone(); 3]),
+            make("3 VMs, any length", &three, vec![any.clone(); 3]),
+            make(
+                "6 VMs, one length each",
+                &six,
+                micros(&[100_000, 10_000, 2_000, 400, 100, 20]),
+            ),
+            make("6 VMs, six kernels each", &six, vec![mixed; 6]),
+            make("6 VMs, any length", &six, vec![any; 6]),
+        ]
+    }
+
+    /// Runs it for `time` of the simulated clock.
+    pub fn run(&self, policy: Name, costs: Costs, time: Duration, seed: u64) -> Outcome {
+        let wants: Vec<f64> = self
+            .vms
+            .iter()
+            .map(|vm| {
+                // What it would use if it had the device to itself, arbiter and all taken away.
+                let free = Costs {
+                    grant: Duration::ZERO,
+                    switch: Duration::ZERO,
+                    wake: Duration::ZERO,
+                    ..costs
+                };
+                let time = Duration::from_secs(2).max(time / 10);
+                let alone = std::slice::from_ref(vm);
+                let got = simulate(alone, Name::Fair, free, time, seed);
+                got[0].iter().sum::<f64>() / got[0].len().max(1) as f64
+            })
+            .collect();
+        let weights: Vec<u32> = self.vms.iter().map(|vm| vm.weight).collect();
+        Outcome {
+            ideal: fairness::ideal(&weights, &wants),
+            shares: simulate(&self.vms, policy, costs, time, seed),
+        }
+    }
+}
+
+/// Shares of the device by client and window.
+fn simulate(vms: &[Vm], policy: Name, costs: Costs, time: Duration, seed: u64) -> Vec<Vec<f64>> {
+    let machine = machine::Machine::new(vms, policy, costs, WINDOW, seed);
+    let mut done = machine.run(Moment::START + time);
+    for done in &mut done {
+        done.resize(windows(time), Duration::ZERO);
+    }
+    let share = |done: Duration| done.as_secs_f64() / WINDOW.as_secs_f64();
+    done.into_iter()
+        .map(|done| done.into_iter().map(share).collect())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Long enough for what is looked at, and short enough for every test run.
+    const TIME: Duration = Duration::from_secs(5);
+
+    fn run(experiment: &Experiment, policy: Name) -> Outcome {
+        experiment.run(policy, Costs::default(), TIME, 1)
+    }
+
+    /// Weights 1, 2 and 3; the lightest has the longest kernels.
+    fn mixed() -> Experiment {
+        let vms = [(1, 20_000), (2, 2_000), (3, 200)].map(|(weight, micros)| Vm {
+            weight,
+            program: Program::busy(Lengths::Always(Duration::from_micros(micros))),
+        });
+        Experiment {
+            name: "mixed",
+            vms: vms.to_vec(),
+        }
+    }
+
+    #[test]
+    fn fair_queueing_gives_parts_by_weight_whatever_the_kernels_length() {
+        let outcome = run(&mixed(), Name::Fair);
+        let (ratio, overhead) = (outcome.min_max_ratio(TIME), outcome.overhead(TIME));
+        assert!(ratio > 0.97, "{ratio}");
+        assert!(overhead < 1.01, "{overhead}");
+    }
+
+    #[test]
+    fn first_come_first_served_gives_the_device_to_who_has_the_longest_kernels() {
+        let outcome = run(&mixed(), Name::Fifo);
+        assert!(outcome.min_max_ratio(TIME) < 0.01);
+        assert!(outcome.got(windows(TIME))[0] > 0.85);
+    }
+
+    #[test]
+    fn a_light_client_gets_what_it_wants_and_the_rest_is_used() {
+        let light = Program::interactive(Duration::from_micros(100), Duration::from_millis(20));
+        let heavy = Program::busy(Lengths::Always(Duration::from_micros(400)));
+        let vms = [light, heavy].map(|program| Vm { weight: 1, program });
+        let experiment = Experiment {
+            name: "light and heavy",
+            vms: vms.to_vec(),
+        };
+        for policy in [Name::Fair, Name::Credit, Name::FairPreemptive] {
+            let outcome = run(&experiment, policy);
+            let got = outcome.got(windows(TIME));
+            assert!(got[0] > outcome.ideal[0] * 0.4, "{policy}: {got:?}");
+            assert!(got[0] + got[1] > 0.95, "{policy}: {got:?}");
+        }
+    }
+
+    #[test]
+    fn waking_the_processor_of_who_is_next_saves_an_interactive_client_time() {
+        let interactive = Program::interactive(Duration::from_micros(50), Duration::from_micros(5));
+        let experiment = Experiment {
+            name: "interactive",
+            vms: vec![
+                Vm {
+                    weight: 1,
+                    program: interactive,
+                };
+                2
+            ],
+        };
+        let slow = Costs {
+            wake: Duration::from_millis(1),
+            ..Costs::default()
+        };
+        // With the hint the wake-up is over when the turn begins: it costs nothing, however slow.
+        let (quick, slow) = (
+            experiment.run(Name::Fair, Costs::default(), TIME, 1),
+            experiment.run(Name::Fair, slow, TIME, 1),
+        );
+        let more = slow.overhead(TIME) / quick.overhead(TIME);
+        assert!(more < 1.01, "{more}");
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_shares() {
+        let mut experiment = mixed();
+        let any = Lengths::Between(Duration::from_micros(200), Duration::from_millis(20));
+        experiment.vms[0].program = Program::busy(any);
+        let (one, two) = (run(&experiment, Name::Band), run(&experiment, Name::Band));
+        assert_eq!(one.shares, two.shares);
+    }
+}

@@ -1,0 +1,327 @@
+//! How much a worker submits in its turn.
+//!
+//! On a device that cannot be interrupted, whoever submits everything it has keeps the device
+//! until all of it is done. FairGV (section 3.3) measures the first requests of a turn one by one,
+//! predicts how many fill the rest of it, and submits those. The meter does so with two changes:
+//! requests are told apart by [`Kind`] (which kernel, how many work items), and what was learnt is
+//! kept over turns until a request takes much longer than predicted. Turns then begin without a
+//! measuring phase, during which the device would idle between requests.
+//!
+//! The meter is told what happens and when. It looks at no clock and calls no driver.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    time::Duration,
+};
+
+use super::Moment;
+
+/// Requests of a kind that are measured one by one before they are predicted.
+pub const SAMPLES: u32 = 5;
+/// The most requests that the driver has at a time. Enough to hide the way to the device, and what
+/// a client gains at most whose kernels suddenly take longer than predicted.
+pub const DEPTH: usize = 16;
+/// A request that takes so many times longer than predicted has its kind measured again.
+const SURPRISE: u32 = 4;
+/// The most kinds that are known at a time: what a client can make the meter's memory grow to.
+const KINDS: usize = 1024;
+
+/// What a turn is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Slice {
+    /// One request, to its completion.
+    Request,
+    /// Requests for this long, and until the last one has completed.
+    Time(Duration),
+}
+
+/// Requests of one kind are expected to take equally long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Kind(pub u64);
+
+/// What to do with the next request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Submit it.
+    Submit,
+    /// Keep it until a request has completed.
+    Wait,
+    /// Nothing is outstanding, and the turn is over.
+    Over,
+}
+
+/// How long requests of a kind take.
+#[derive(Clone, Copy, Debug, Default)]
+struct Estimate {
+    mean: Duration,
+    samples: u32,
+}
+
+impl Estimate {
+    fn known(self) -> Option<Duration> {
+        (self.samples >= SAMPLES).then_some(self.mean)
+    }
+
+    fn learn(&mut self, took: Duration) {
+        if self.known().is_some_and(|mean| took > mean * SURPRISE) {
+            *self = Self::default();
+        }
+        // A mean of the samples, then one that forgets.
+        let share = if self.samples < SAMPLES {
+            self.samples + 1
+        } else {
+            8
+        };
+        self.mean = (self.mean * (share - 1) + took) / share;
+        self.samples = (self.samples + 1).min(SAMPLES);
+    }
+}
+
+/// A request that was submitted.
+#[derive(Clone, Copy, Debug)]
+struct Outstanding {
+    kind: Kind,
+    submitted: Moment,
+    expected: Duration,
+}
+
+/// Measures a worker's requests and decides how many to submit.
+#[derive(Debug)]
+pub struct Meter {
+    estimates: HashMap<Kind, Estimate>,
+    slice: Slice,
+    begun: Moment,
+    submitted: u64,
+    outstanding: VecDeque<Outstanding>,
+    /// The sum of what the outstanding ones are expected to take.
+    expected: Duration,
+    /// Whether an outstanding request is of a kind that is not known yet.
+    sampling: bool,
+    /// When a request completed last, or the turn's begin.
+    completed: Moment,
+    /// What all requests that have completed took.
+    busy: Duration,
+}
+
+impl Default for Meter {
+    fn default() -> Self {
+        Self {
+            estimates: HashMap::new(),
+            slice: Slice::Request,
+            begun: Moment::START,
+            submitted: 0,
+            outstanding: VecDeque::new(),
+            expected: Duration::ZERO,
+            sampling: false,
+            completed: Moment::START,
+            busy: Duration::ZERO,
+        }
+    }
+}
+
+impl Meter {
+    /// A turn begins.
+    pub fn begin(&mut self, slice: Slice, now: Moment) {
+        self.slice = slice;
+        self.begun = now;
+        self.submitted = 0;
+        self.completed = now;
+    }
+
+    /// What to do with a request of this kind. While nobody else wants the device (`alone`), the
+    /// turn starts again and again; what is outstanding is limited to a slice nevertheless, so
+    /// that who comes waits no longer than for that.
+    pub fn verdict(&mut self, kind: Kind, alone: bool, now: Moment) -> Verdict {
+        let idle = self.outstanding.is_empty();
+        if alone {
+            self.begun = now;
+            if idle {
+                self.submitted = 0;
+            }
+        }
+        let length = match self.slice {
+            Slice::Time(length) => length,
+            Slice::Request if self.submitted == 0 => return Verdict::Submit,
+            Slice::Request if idle => return Verdict::Over,
+            Slice::Request => return Verdict::Wait,
+        };
+        if self.submitted == 0 && idle {
+            return Verdict::Submit;
+        }
+        let estimate = self
+            .estimates
+            .get(&kind)
+            .and_then(|estimate| estimate.known());
+        // When what is outstanding is expected to be done.
+        let done = (self.running_since().unwrap_or(now) + self.expected).max(now);
+        // One that is expected to end less than half beyond the turn still belongs to it: turns
+        // are as long as they should be on average.
+        let after = done.since(self.begun) + estimate.unwrap_or_default() / 2;
+        match estimate {
+            _ if after >= length && idle => Verdict::Over,
+            _ if after >= length => Verdict::Wait,
+            _ if idle => Verdict::Submit,
+            Some(_) if !self.sampling && self.outstanding.len() < DEPTH => Verdict::Submit,
+            _ => Verdict::Wait,
+        }
+    }
+
+    /// A request was submitted.
+    pub fn submitted(&mut self, kind: Kind, now: Moment) {
+        if self.estimates.len() >= KINDS && !self.estimates.contains_key(&kind) {
+            self.estimates.clear();
+        }
+        let estimate = self.estimates.entry(kind).or_default().known();
+        let expected = estimate.unwrap_or_default();
+        self.sampling |= estimate.is_none();
+        self.submitted += 1;
+        self.expected += expected;
+        self.outstanding.push_back(Outstanding {
+            kind,
+            submitted: now,
+            expected,
+        });
+    }
+
+    /// The oldest outstanding request has completed.
+    pub fn completed(&mut self, now: Moment) {
+        let Some(request) = self.outstanding.pop_front() else {
+            return;
+        };
+        let took = now.since(self.completed.max(request.submitted));
+        self.busy += took;
+        self.estimates.entry(request.kind).or_default().learn(took);
+        self.completed = now;
+        self.expected = self.expected.saturating_sub(request.expected);
+        if self.outstanding.is_empty() {
+            self.sampling = false;
+        }
+    }
+
+    /// How many requests the driver has.
+    pub fn outstanding(&self) -> usize {
+        self.outstanding.len()
+    }
+
+    /// How long the device has been busy with requests that have completed, over all turns.
+    pub fn busy(&self) -> Duration {
+        self.busy
+    }
+
+    /// Since when nothing has been outstanding.
+    pub fn idle_since(&self) -> Option<Moment> {
+        self.outstanding.is_empty().then_some(self.completed)
+    }
+
+    /// Since when the oldest outstanding request has had the device.
+    pub fn running_since(&self) -> Option<Moment> {
+        self.outstanding
+            .front()
+            .map(|request| request.submitted.max(self.completed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SLICE: Slice = Slice::Time(Duration::from_millis(6));
+
+    /// Plays one turn against a device that takes `length` per request; how many it took, and
+    /// when it ended.
+    fn turn(meter: &mut Meter, length: Duration, start: Moment) -> (u64, Moment) {
+        let mut now = start;
+        let mut free = start;
+        let mut ends = VecDeque::new();
+        let mut count = 0;
+        meter.begin(SLICE, now);
+        loop {
+            match meter.verdict(Kind(0), false, now) {
+                Verdict::Submit => {
+                    meter.submitted(Kind(0), now);
+                    free = free.max(now) + length;
+                    ends.push_back(free);
+                    count += 1;
+                }
+                Verdict::Wait => {
+                    now = ends.pop_front().unwrap();
+                    meter.completed(now);
+                }
+                Verdict::Over => return (count, now),
+            }
+        }
+    }
+
+    #[test]
+    fn requests_of_an_unknown_kind_are_measured_one_by_one() {
+        let mut meter = Meter::default();
+        meter.begin(SLICE, Moment::START);
+        let mut now = Moment::START;
+        for _ in 0..SAMPLES {
+            assert_eq!(meter.verdict(Kind(1), false, now), Verdict::Submit);
+            meter.submitted(Kind(1), now);
+            assert_eq!(meter.verdict(Kind(1), false, now), Verdict::Wait);
+            now += Duration::from_micros(100);
+            meter.completed(now);
+        }
+        meter.submitted(Kind(1), now);
+        assert_eq!(meter.verdict(Kind(1), false, now), Verdict::Submit);
+        assert_eq!(meter.verdict(Kind(2), false, now), Verdict::Wait);
+    }
+
+    #[test]
+    fn a_turn_is_filled_and_not_exceeded_whatever_the_requests_length() {
+        for micros in [20, 100, 400, 1_700] {
+            let mut meter = Meter::default();
+            let length = Duration::from_micros(micros);
+            let (_, second) = turn(&mut meter, length, Moment::START);
+            let (count, end) = turn(&mut meter, length, second);
+            let took = end.since(second);
+            assert_eq!(took, length * count as u32, "the device was idle");
+            let off = took.abs_diff(Duration::from_millis(6));
+            assert!(off <= length, "{micros}: {took:?}");
+        }
+    }
+
+    #[test]
+    fn a_request_longer_than_the_turn_is_the_only_one() {
+        let mut meter = Meter::default();
+        for _ in 0..7 {
+            let (count, _) = turn(&mut meter, Duration::from_millis(100), Moment::START);
+            assert_eq!(count, 1);
+        }
+    }
+
+    #[test]
+    fn requests_that_grow_suddenly_exceed_the_turn_by_no_more_than_the_depth() {
+        let mut meter = Meter::default();
+        turn(&mut meter, Duration::from_micros(20), Moment::START);
+        let (count, _) = turn(&mut meter, Duration::from_millis(100), Moment::START);
+        assert!(count <= DEPTH as u64, "{count}");
+        let (count, _) = turn(&mut meter, Duration::from_millis(100), Moment::START);
+        assert_eq!(count, 1, "the surprise was not remembered");
+    }
+
+    #[test]
+    fn who_is_alone_goes_on_with_at_most_a_slice_outstanding() {
+        let mut meter = Meter::default();
+        turn(&mut meter, Duration::from_millis(4), Moment::START);
+        turn(&mut meter, Duration::from_millis(4), Moment::START);
+        turn(&mut meter, Duration::from_millis(4), Moment::START);
+        let late = Moment::START + Duration::from_secs(9);
+        assert_eq!(meter.verdict(Kind(0), true, late), Verdict::Submit);
+        meter.submitted(Kind(0), late);
+        meter.submitted(Kind(0), late);
+        assert_eq!(meter.verdict(Kind(0), true, late), Verdict::Wait);
+    }
+
+    #[test]
+    fn many_kinds_take_bounded_memory() {
+        let mut meter = Meter::default();
+        for number in 0..10_000 {
+            meter.submitted(Kind(number), Moment::START);
+            meter.completed(Moment::START);
+        }
+        assert!(meter.estimates.len() <= KINDS);
+    }
+}
