@@ -42,6 +42,10 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ),
     ("opencl: vectors are added, by figures' program", figures),
     ("opencl: pyopencl computes the same as natively", pyopencl),
+    (
+        "opencl: errors that are found late are told by callback, event and wait",
+        late,
+    ),
     ("opencl: clpeak measures without an error", clpeak),
     (
         "opencl: workers are confined before an application comes",
@@ -206,6 +210,12 @@ fn figures(pool: &Pool) -> Result<()> {
     let text = packages::output(&mut pool.remoted(pool.release.join("examples/opencl_figures")))?;
     ensure!(text.contains("is right"), "{text}");
     ensure!(text.contains("Gantry"), "another driver was used: {text}");
+    Ok(())
+}
+
+fn late(pool: &Pool) -> Result<()> {
+    let text = packages::output(&mut pool.remoted(pool.release.join("examples/opencl_late")))?;
+    ensure!(text.starts_with("told late"), "{text}");
     Ok(())
 }
 

@@ -9,14 +9,19 @@ use gantry_remoting::{
 
 use crate::{
     abi::{Outcome, bytes, code, give, handle, list, properties, set},
-    link,
+    link::{self, Notify},
     object::{
         self, Context, ContextDestructor, Device, Handle, Object, Platform, Queue, get, keep_all,
     },
     platform::{self, ask},
 };
 
-fn create(list: *const isize, devices: &[Handle<Device>]) -> Outcome<Handle<Context>> {
+fn create(
+    list: *const isize,
+    devices: &[Handle<Device>],
+    notify: Option<Notify>,
+    data: *mut c_void,
+) -> Outcome<Handle<Context>> {
     let link = link::the()?;
     let properties = properties(list);
     let mut platform = None;
@@ -31,6 +36,9 @@ fn create(list: *const isize, devices: &[Handle<Device>]) -> Outcome<Handle<Cont
     }
     let devices = keep_all(devices)?;
     let id = ContextId(link.ids.contexts.take());
+    if let Some(notify) = notify {
+        link.notify(id, Some((notify, data as usize)));
+    }
     let asked = link.ask(&CreateContext {
         id,
         devices: devices.iter().map(|device| device.it.id).collect(),
@@ -57,15 +65,20 @@ pub extern "C" fn clCreateContext(
     properties: *const isize,
     count: u32,
     devices: *const Handle<Device>,
-    notify: *const c_void,
+    notify: Option<Notify>,
     data: *mut c_void,
     errcode_ret: *mut i32,
 ) -> Handle<Context> {
     let outcome = (|| {
-        if count == 0 || devices.is_null() || notify.is_null() && !data.is_null() {
+        if count == 0 || devices.is_null() || notify.is_none() && !data.is_null() {
             return Err(codes::INVALID_VALUE);
         }
-        create(properties, &list(devices, count, codes::INVALID_VALUE)?)
+        create(
+            properties,
+            &list(devices, count, codes::INVALID_VALUE)?,
+            notify,
+            data,
+        )
     })();
     handle(outcome, errcode_ret)
 }
@@ -73,12 +86,12 @@ pub extern "C" fn clCreateContext(
 pub extern "C" fn clCreateContextFromType(
     list: *const isize,
     kind: u64,
-    notify: *const c_void,
+    notify: Option<Notify>,
     data: *mut c_void,
     errcode_ret: *mut i32,
 ) -> Handle<Context> {
     let outcome = (|| {
-        if notify.is_null() && !data.is_null() {
+        if notify.is_none() && !data.is_null() {
             return Err(codes::INVALID_VALUE);
         }
         let named = properties(list)
@@ -102,7 +115,7 @@ pub extern "C" fn clCreateContextFromType(
             return Err(code);
         }
         devices.truncate(count as usize);
-        create(list, &devices)
+        create(list, &devices, notify, data)
     })();
     handle(outcome, errcode_ret)
 }

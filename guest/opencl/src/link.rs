@@ -2,9 +2,11 @@
 
 use std::{
     collections::HashMap,
+    ffi::{c_char, c_void},
     io::Read,
     os::unix::net::UnixStream,
     path::Path,
+    ptr::null,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -17,8 +19,8 @@ use std::{
 use gantry_remoting::{
     opencl::codes,
     protocol::{
-        Call, Flags, Header, Wire,
-        calls::{self, Place, StageId},
+        Blob, Call, Flags, Header, Wire,
+        calls::{self, ContextId, Place, StageId},
         hello::Hello,
     },
     transport::{
@@ -151,6 +153,9 @@ struct Reader {
 
 type Callback = Box<dyn FnOnce(i32) + Send>;
 
+/// `clCreateContext`'s callback: text, data of the driver, its size, data of the application.
+pub type Notify = extern "C" fn(*const c_char, *const c_void, usize, *mut c_void);
+
 /// The connection.
 pub struct Link {
     pub window: Arc<Window>,
@@ -163,6 +168,8 @@ pub struct Link {
     stages: Mutex<Stages>,
     callbacks: Mutex<(u64, HashMap<u64, Callback>)>,
     due: Mutex<mpsc::Sender<(Callback, i32)>>,
+    /// Callbacks of contexts, with the application's data.
+    notifies: Mutex<HashMap<ContextId, (Notify, usize)>>,
     spin: Duration,
     pub ids: Ids,
 }
@@ -255,6 +262,7 @@ impl Link {
             stages: Mutex::new(stages),
             callbacks: Mutex::default(),
             due: Mutex::new(due),
+            notifies: Mutex::default(),
             spin,
             ids: Ids::default(),
             window,
@@ -423,6 +431,11 @@ impl Link {
                                 self.due(number, status);
                             }
                         }
+                        calls::REPORT => {
+                            if let Ok((context, text)) = Wire::from_bytes(&reader.body) {
+                                self.report(context, text);
+                            }
+                        }
                         _ => {}
                     }
                 }
@@ -484,6 +497,27 @@ impl Link {
         if let Some(callback) = lock(&self.callbacks).1.remove(&number) {
             let _ = lock(&self.due).send((callback, status));
         }
+    }
+
+    /// Has a context's callback called with what the worker reports, until it is told `None`.
+    pub fn notify(&self, context: ContextId, callback: Option<(Notify, usize)>) {
+        let mut notifies = lock(&self.notifies);
+        match callback {
+            Some(callback) => notifies.insert(context, callback),
+            None => notifies.remove(&context),
+        };
+    }
+
+    fn report(&self, context: ContextId, Blob(mut text): Blob) {
+        let Some((notify, data)) = lock(&self.notifies).get(&context).copied() else {
+            return;
+        };
+        // The worker's texts have no zero inside.
+        text.push(0);
+        let call = Box::new(move |_| {
+            notify(text.as_ptr().cast(), null(), 0, data as *mut c_void);
+        });
+        let _ = lock(&self.due).send((call, 0));
     }
 
     /// Space in the window; waits for commands that use it if there is none.

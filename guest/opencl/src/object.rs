@@ -358,6 +358,7 @@ impl Kind for Context {
             call(handle.cast(), data as *mut c_void);
         }
         if let Some(link) = link::get() {
+            link.notify(self.id, None);
             let _ = link.post(&ReleaseContext { id: self.id });
             link.ids.contexts.give(self.id.0);
         }

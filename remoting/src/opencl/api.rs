@@ -136,6 +136,7 @@ api! {
     fn clGetDeviceIDs(platform: Handle, device_type: u64, num_entries: u32, devices: *mut Handle, num_devices: *mut u32) -> i32;
     fn clGetDeviceInfo(device: Handle, param_name: u32, param_value_size: usize, param_value: *mut c_void, param_value_size_ret: *mut usize) -> i32;
     fn clCreateContext(properties: *const isize, num_devices: u32, devices: *const Handle, notify: Option<ContextCallback>, user_data: *mut c_void, errcode_ret: *mut i32) -> Handle;
+    fn clRetainContext(context: Handle) -> i32;
     fn clReleaseContext(context: Handle) -> i32;
     fn clGetContextInfo(context: Handle, param_name: u32, param_value_size: usize, param_value: *mut c_void, param_value_size_ret: *mut usize) -> i32;
     fn clCreateCommandQueue(context: Handle, device: Handle, properties: u64, errcode_ret: *mut i32) -> Handle;

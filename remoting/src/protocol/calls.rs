@@ -65,6 +65,9 @@ pub const RELEASED: u16 = 2;
 /// Number of the message that asks the client to run a callback.
 pub const CALLBACK: u16 = 3;
 
+/// Number of the message that tells a context's callback of an error: the context and a text.
+pub const REPORT: u16 = 4;
+
 const fn fingerprint(text: &str) -> u64 {
     // FNV-1a, over what can be seen of the definition.
     let bytes = text.as_bytes();
@@ -101,6 +104,14 @@ macro_rules! calls {
         }
 
         impl Request {
+            /// The name of the call of number `opcode`.
+            pub fn name(opcode: u16) -> &'static str {
+                match opcode {
+                    $($opcode => stringify!($name),)*
+                    _ => "no call",
+                }
+            }
+
             /// Reads the call of number `opcode` from all of `bytes`.
             pub fn decode(opcode: u16, bytes: &[u8]) -> Result<Self, Malformed> {
                 match opcode {

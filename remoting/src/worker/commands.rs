@@ -112,10 +112,7 @@ impl Server {
             if waits {
                 return self.answer(header, &Err::<(), i32>(code));
             }
-            if let Ok(queue) = self.queues.get_mut(order.queue.0) {
-                queue.deferred.get_or_insert(code);
-            }
-            return Ok(());
+            return self.defer(header, order.queue, code);
         }
         if let Some(start) = start {
             if let Some(stage) = stage {
@@ -159,10 +156,32 @@ impl Server {
         self.events.put(id.0, Ok(Event { raw, queue }));
     }
 
-    /// The error of a command that nobody waited for, to be reported now.
+    /// Keeps the error of a command that nobody waits for, until somebody waits for its queue;
+    /// the context's callback is told at once, of the first.
+    fn defer(&mut self, header: Header, queue: QueueId, code: i32) -> Result<(), Gone> {
+        let Ok(queue) = self.queues.get_mut(queue.0) else {
+            return Ok(());
+        };
+        if queue.deferred.is_some() {
+            return Ok(());
+        }
+        queue.deferred = Some(code);
+        let context = queue.made.context;
+        let name = Request::name(header.opcode);
+        let text = format!("Gantry: {name} failed with code {code} after it had been enqueued");
+        self.report(context, text.into_bytes())
+    }
+
+    /// The error of a command that nobody waited for, to be reported now: as a code that those
+    /// who wait may be given.
     fn take_deferred(&mut self, queue: QueueId) -> Option<i32> {
         let queue = self.queues.get_mut(queue.0).ok()?;
-        queue.deferred.take()
+        Some(match queue.deferred.take()? {
+            code @ (codes::OUT_OF_HOST_MEMORY
+            | codes::MEM_OBJECT_ALLOCATION_FAILURE
+            | codes::EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST) => code,
+            _ => codes::OUT_OF_RESOURCES,
+        })
     }
 
     /// Where a stretch of the window is, if a command may use `needed` bytes of it.
@@ -180,7 +199,11 @@ impl Server {
     pub(super) fn command(&mut self, header: Header, request: Request) -> Result<(), Gone> {
         match request {
             Request::NdRange(c) => self.enqueue(header, &c.order, None, |server, api, slot| {
-                let kernel = server.kernels.get(c.kernel.0)?.raw;
+                let kernel = server.kernels.get(c.kernel.0)?;
+                if let Some(code) = kernel.refused.values().next() {
+                    return Err(*code);
+                }
+                let kernel = kernel.raw;
                 if !(1..=3).contains(&c.dimensions) {
                     return Err(codes::INVALID_WORK_DIMENSION);
                 }
@@ -478,15 +501,20 @@ impl Server {
         let mut events = Vec::with_capacity(call.events.len());
         let mut code = 0;
         for id in &call.events {
-            match self.events.get(id.0) {
-                Ok(event) => {
-                    if let Some(queue) = event.queue.and_then(|id| self.queues.get(id.0).ok()) {
-                        cl!(self.api, clFlush(queue.raw));
-                    }
-                    cl!(self.api, clRetainEvent(event.raw));
-                    events.push(event.raw);
+            let Ok(event) = self.events.get(id.0) else {
+                code = codes::EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST;
+                continue;
+            };
+            let (raw, queue) = (event.raw, event.queue);
+            cl!(self.api, clRetainEvent(raw));
+            events.push(raw);
+            if let Some(id) = queue
+                && let Ok(queue) = self.queues.get(id.0)
+            {
+                cl!(self.api, clFlush(queue.raw));
+                if let (0, Some(late)) = (code, self.take_deferred(id)) {
+                    code = late;
                 }
-                Err(_) => code = codes::EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST,
             }
         }
         self.answer_later(header, events, true, code);

@@ -1,7 +1,7 @@
 //! What the driver's own threads and the worker's build threads tell the serving thread.
 
 use std::{
-    ffi::c_void,
+    ffi::{CStr, c_char, c_void},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -10,12 +10,19 @@ use std::{
 
 use crate::{
     opencl::api::Handle,
+    protocol::{
+        Header,
+        calls::{ContextId, LinkProgram},
+    },
     transport::{
         bell::{Bell, Futex},
         ring::Bytes,
         window::Slice,
     },
 };
+
+/// The longest report that is passed on, in bytes.
+const LONGEST_REPORT: usize = 4096;
 
 /// Something that happened outside of the serving thread.
 #[derive(Debug)]
@@ -26,6 +33,10 @@ pub enum Notice {
     Callback(u64, i32),
     /// An answer to the call of this sequence number.
     Answer(u64, Vec<u8>),
+    /// A program has been linked: the driver's handle, if there is one, and its code.
+    Linked(Header, LinkProgram, Handle, i32),
+    /// The driver has something to say about a context.
+    Report(ContextId, Vec<u8>),
 }
 
 /// Where notices are left.
@@ -97,6 +108,43 @@ impl Leaf {
         // SAFETY: the caller's promise.
         drop(unsafe { Box::from_raw(data.cast::<Self>()) });
     }
+}
+
+/// What a context's callback in the driver needs, as long as the context may live.
+#[derive(Debug)]
+pub struct Reporter {
+    board: Arc<Board>,
+    context: ContextId,
+}
+
+impl Reporter {
+    /// Reports about a context.
+    pub fn new(board: &Arc<Board>, context: ContextId) -> Box<Self> {
+        let board = Arc::clone(board);
+        Box::new(Self { board, context })
+    }
+}
+
+/// `clCreateContext`'s callback.
+///
+/// # Safety
+/// `text` is null or a C string, and `data` points to a [`Reporter`].
+pub unsafe extern "C" fn report(
+    text: *const c_char,
+    _: *const c_void,
+    _: usize,
+    data: *mut c_void,
+) {
+    if text.is_null() {
+        return;
+    }
+    // SAFETY: the caller's promises.
+    let (text, reporter) = unsafe { (CStr::from_ptr(text), &*data.cast::<Reporter>()) };
+    let bytes = text.to_bytes();
+    let bytes = bytes[..bytes.len().min(LONGEST_REPORT)].to_vec();
+    reporter
+        .board
+        .leave(Notice::Report(reporter.context, bytes));
 }
 
 /// `clSetEventCallback`'s callback.

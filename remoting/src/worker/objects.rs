@@ -1,13 +1,14 @@
 //! Shadow objects: what the driver made, and the call by which it can be made again.
 
 use std::{
+    collections::BTreeMap,
     ptr::{null, null_mut},
     sync::Arc,
     thread,
 };
 
 use super::{
-    notice::{self, Leaf, Notice},
+    notice::{self, Leaf, Notice, Reporter},
     server::{Server, c_string, cl, outcome},
     table::Table,
 };
@@ -28,6 +29,9 @@ use crate::{
     },
     transport::link::Gone,
 };
+
+/// How many refused arguments of a kernel are remembered.
+const MOST_REFUSED: usize = 64;
 
 /// A platform of the host.
 #[derive(Debug)]
@@ -154,6 +158,8 @@ pub struct Kernel {
     pub made: MadeKernel,
     /// Its platform's version.
     pub version: u32,
+    /// Arguments whose last values the driver has refused, when nobody waited for that.
+    pub refused: BTreeMap<u32, i32>,
 }
 
 /// An event.
@@ -340,7 +346,14 @@ impl Server {
         keep!(self.contexts, id, self.make_context(call))
     }
 
-    fn make_context(&self, call: CreateContext) -> Result<Context, i32> {
+    fn make_context(&mut self, call: CreateContext) -> Result<Context, i32> {
+        // The driver may use it as long as the context lives, which may be longer than its
+        // number is in use: it is kept, for the next context of this number.
+        let reporter = self
+            .reporters
+            .entry(call.id)
+            .or_insert_with(|| Reporter::new(&self.board, call.id));
+        let reporter: *mut Reporter = &raw mut **reporter;
         let devices = self.raw_devices(&call.devices)?;
         let first = call.devices.first().ok_or(codes::INVALID_VALUE)?;
         let platform = self.devices.get(first.0)?.platform;
@@ -359,8 +372,8 @@ impl Server {
                 properties.as_ptr(),
                 devices.len() as u32,
                 devices.as_ptr(),
-                None,
-                null_mut(),
+                Some(notice::report),
+                reporter.cast(),
                 &raw mut code,
             )
         );
@@ -819,47 +832,87 @@ impl Server {
         })
     }
 
-    pub(super) fn link_program(&mut self, call: LinkProgram) -> Result<(i32, bool), i32> {
-        self.programs.check(call.id.0)?;
-        let context = self.contexts.get(call.context.0)?.raw;
-        let devices = self.raw_devices(&call.devices)?;
-        let inputs = call
-            .inputs
-            .iter()
-            .map(|id| self.programs.get(id.0).map(|program| program.raw))
-            .collect::<Result<Vec<_>, _>>()?;
-        let options = c_string(&call.options);
-        let mut code = 0;
-        let raw = cl!(
-            self.api,
-            clLinkProgram(
-                context,
-                devices.len() as u32,
-                if devices.is_empty() {
-                    null()
-                } else {
-                    devices.as_ptr()
-                },
-                options.as_ptr(),
-                inputs.len() as u32,
-                inputs.as_ptr(),
-                None,
-                null_mut(),
-                &raw mut code,
-            )
-        );
-        if raw == 0 {
-            return Ok((code, false));
-        }
-        let id = call.id;
-        let program = Program {
-            raw,
-            context: call.context,
-            made: MadeProgram::Linked(call),
-            built: None,
+    pub(super) fn link_program(&mut self, header: Header, call: LinkProgram) -> Result<(), Gone> {
+        let found = self.programs.check(call.id.0).and_then(|()| {
+            let context = self.contexts.get(call.context.0)?.raw;
+            let devices = self.raw_devices(&call.devices)?;
+            let inputs = call
+                .inputs
+                .iter()
+                .map(|id| self.programs.get(id.0).map(|program| program.raw))
+                .collect::<Result<Vec<_>, _>>()?;
+            Ok((context, devices, inputs))
+        });
+        let (context, devices, inputs) = match found {
+            Ok(found) => found,
+            Err(code) => return self.answer(header, &Err::<(i32, bool), i32>(code)),
         };
-        self.programs.put(id.0, Ok(program));
-        Ok((code, true))
+        cl!(self.api, clRetainContext(context));
+        for &input in &inputs {
+            cl!(self.api, clRetainProgram(input));
+        }
+        let (api, board) = (Arc::clone(&self.api), Arc::clone(&self.board));
+        let options = c_string(&call.options);
+        let work = move || {
+            let mut code = 0;
+            let raw = cl!(
+                api,
+                clLinkProgram(
+                    context,
+                    devices.len() as u32,
+                    if devices.is_empty() {
+                        null()
+                    } else {
+                        devices.as_ptr()
+                    },
+                    options.as_ptr(),
+                    inputs.len() as u32,
+                    inputs.as_ptr(),
+                    None,
+                    null_mut(),
+                    &raw mut code,
+                )
+            );
+            for input in inputs {
+                cl!(api, clReleaseProgram(input));
+            }
+            cl!(api, clReleaseContext(context));
+            board.leave(Notice::Linked(header, call, raw, code));
+        };
+        let thread = thread::Builder::new().name("build".to_owned());
+        if thread.spawn(work).is_err() {
+            // The references go with the process, which has not even room for a thread.
+            return self.answer(header, &Err::<(i32, bool), i32>(codes::OUT_OF_HOST_MEMORY));
+        }
+        Ok(())
+    }
+
+    /// Keeps what linking has made.
+    pub(super) fn linked(
+        &mut self,
+        header: Header,
+        call: LinkProgram,
+        raw: Handle,
+        code: i32,
+    ) -> Result<(), Gone> {
+        let id = call.id;
+        let outcome = if raw == 0 {
+            Ok((code, false))
+        } else if let Err(code) = self.programs.check(id.0) {
+            // The number was given to another program meanwhile.
+            cl!(self.api, clReleaseProgram(raw));
+            Err(code)
+        } else {
+            let program = Program {
+                raw,
+                context: call.context,
+                made: MadeProgram::Linked(call),
+                built: None,
+            };
+            self.programs.put(id.0, Ok(program));
+            Ok((code, true))
+        };
+        self.answer(header, &outcome)
     }
 
     pub(super) fn specialize(&mut self, call: &Specialize) -> Result<(), i32> {
@@ -898,6 +951,7 @@ impl Server {
             raw,
             made: MadeKernel::Created(call.clone()),
             version,
+            refused: BTreeMap::new(),
         };
         self.kernels.put(call.id.0, Ok(kernel));
         Ok(kinds)
@@ -967,13 +1021,14 @@ impl Server {
         if of.version < 21 {
             return Err(codes::INVALID_OPERATION);
         }
-        let version = of.version;
+        let (version, refused) = (of.version, of.refused.clone());
         let mut code = 0;
         let raw = cl!(self.api, clCloneKernel(of.raw, &raw mut code));
         let kernel = made(raw, code).map(|raw| Kernel {
             raw,
             made: MadeKernel::Cloned(call.clone()),
             version,
+            refused,
         });
         keep!(self.kernels, call.id, kernel)
     }
@@ -1005,6 +1060,24 @@ impl Server {
             self.api,
             clSetKernelArg(kernel, call.index, size, pointer)
         ))
+    }
+
+    /// Remembers whether the driver has refused an argument's value, until it gets another one:
+    /// enqueuing the kernel fails meanwhile, since the value that it has is not the one that it
+    /// was to have.
+    pub(super) fn note_argument(&mut self, call: &SetArgument, outcome: Result<(), i32>) {
+        if let Ok(kernel) = self.kernels.get_mut(call.kernel.0) {
+            match outcome {
+                // A driver refuses indices beyond the kernel's arguments: their number is small.
+                Err(code) if kernel.refused.len() < MOST_REFUSED => {
+                    kernel.refused.insert(call.index, code);
+                }
+                Err(_) => {}
+                Ok(()) => {
+                    kernel.refused.remove(&call.index);
+                }
+            }
+        }
     }
 
     pub(super) fn create_user_event(&mut self, call: &CreateUserEvent) -> Result<(), i32> {

@@ -5,15 +5,17 @@
 //! standard output) so that the next one is started, and serves until its application ends.
 
 use std::{
+    fs::{DirBuilder, File},
     io::{self, Read},
     os::{
         fd::{AsRawFd, FromRawFd, OwnedFd},
         unix::{
+            fs::DirBuilderExt,
             net::{UnixListener, UnixStream},
             process::CommandExt,
         },
     },
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::Arc,
     thread,
@@ -32,6 +34,11 @@ use crate::{
 
 /// The descriptor on which a worker finds the pool's socket.
 const LISTENER: i32 = 3;
+
+/// What the names of pools' folders begin with.
+const FOLDER: &str = "gantry-accel-";
+/// The file in it that the pool holds a lock on as long as it lives.
+const LOCK: &str = "lock";
 
 /// Options of workers.
 #[derive(Clone, Debug, clap::Args)]
@@ -90,36 +97,33 @@ pub enum Error {
 
 /// Listens on `path` and keeps `spare` workers waiting, for ever. Each is `program` with the
 /// arguments `worker` and those of `options`.
-pub fn run(
-    path: PathBuf,
-    spare: usize,
-    program: &std::path::Path,
-    options: &Options,
-) -> Result<(), Error> {
+pub fn run(path: PathBuf, spare: usize, program: &Path, options: &Options) -> Result<(), Error> {
     if UnixStream::connect(&path).is_err() {
         // A socket that nobody listens on is left from a pool that was killed.
         let _ = std::fs::remove_file(&path);
     }
     let listener = UnixListener::bind(&path).map_err(|source| Error::Listen { path, source })?;
+    let cache = Cache::open(&options.cache).map_err(Error::Start)?;
     let mut waiting: Vec<Worker> = Vec::new();
     let mut serving: Vec<Worker> = Vec::new();
     let mut dying = 0;
     let mut started = 0u64;
     loop {
-        serving.retain_mut(|worker| matches!(worker.child.try_wait(), Ok(None)));
         while waiting.len() < spare.max(1) {
             started += 1;
-            let name = format!("gantry-accel-{}-{started}", std::process::id());
-            waiting.push(start(
-                &listener,
-                program,
-                options,
-                options.cache.join(name),
-            )?);
+            let folder = cache.folder.join(started.to_string());
+            waiting.push(start(&listener, program, options, folder)?);
         }
         // Blocks until a worker is taken (it closes its standard output) or has ended.
-        let index = first_closed(&waiting).map_err(Error::Start)?;
-        let mut worker = waiting.swap_remove(index);
+        let changed = first_changed(&waiting, &serving).map_err(Error::Start)?;
+        let mut worker = match changed {
+            Changed::Waiting(index) => waiting.swap_remove(index),
+            Changed::Serving(index) => {
+                let mut worker = serving.swap_remove(index);
+                let _ = worker.child.wait();
+                continue;
+            }
+        };
         let child = &mut worker.child;
         let mut word = Vec::new();
         if let Some(output) = child.stdout.as_mut() {
@@ -144,6 +148,8 @@ pub fn run(
 #[derive(Debug)]
 struct Worker {
     child: Child,
+    /// Readable when the process has ended.
+    end: OwnedFd,
     cache: PathBuf,
 }
 
@@ -153,9 +159,39 @@ impl Drop for Worker {
     }
 }
 
+/// The folder of a pool, with one for each of its workers. A pool that was killed leaves its
+/// folder behind; the next pool removes it: its lock is free then.
+#[derive(Debug)]
+struct Cache {
+    folder: PathBuf,
+    _lock: File,
+}
+
+impl Cache {
+    fn open(below: &Path) -> io::Result<Self> {
+        for entry in std::fs::read_dir(below)?.filter_map(Result::ok) {
+            let left = entry.file_name().to_string_lossy().starts_with(FOLDER);
+            let path = entry.path();
+            if left && File::open(path.join(LOCK)).is_ok_and(|lock| lock.try_lock().is_ok()) {
+                let _ = std::fs::remove_dir_all(path);
+            }
+        }
+        let folder = below.join(format!("{FOLDER}{}", std::process::id()));
+        let mut builder = DirBuilder::new();
+        // Other users' processes have no business with what is compiled here.
+        builder.mode(0o700).create(&folder)?;
+        let lock = File::create(folder.join(LOCK))?;
+        lock.lock()?;
+        Ok(Self {
+            folder,
+            _lock: lock,
+        })
+    }
+}
+
 fn start(
     listener: &UnixListener,
-    program: &std::path::Path,
+    program: &Path,
     options: &Options,
     cache: PathBuf,
 ) -> Result<Worker, Error> {
@@ -194,14 +230,33 @@ fn start(
         });
     }
     let child = command.spawn().map_err(Error::Start)?;
-    Ok(Worker { child, cache })
+    // SAFETY: a plain call; the child has not been waited for, so that its id is its own.
+    let end = unsafe { libc::syscall(libc::SYS_pidfd_open, child.id(), 0) };
+    if end < 0 {
+        return Err(Error::Start(io::Error::last_os_error()));
+    }
+    // SAFETY: the descriptor was just made and has no other owner.
+    let end = unsafe { OwnedFd::from_raw_fd(end as i32) };
+    Ok(Worker { child, end, cache })
 }
 
-fn first_closed(workers: &[Worker]) -> io::Result<usize> {
-    let mut polled: Vec<_> = workers
+/// Which worker has changed.
+enum Changed {
+    /// This one, which waited, is taken or has ended.
+    Waiting(usize),
+    /// This one, which served, has ended.
+    Serving(usize),
+}
+
+fn first_changed(waiting: &[Worker], serving: &[Worker]) -> io::Result<Changed> {
+    let outputs = waiting
         .iter()
-        .map(|worker| libc::pollfd {
-            fd: worker.child.stdout.as_ref().map_or(-1, AsRawFd::as_raw_fd),
+        .map(|worker| worker.child.stdout.as_ref().map_or(-1, AsRawFd::as_raw_fd));
+    let ends = serving.iter().map(|worker| worker.end.as_raw_fd());
+    let mut polled: Vec<_> = outputs
+        .chain(ends)
+        .map(|fd| libc::pollfd {
+            fd,
             events: libc::POLLIN,
             revents: 0,
         })
@@ -212,7 +267,10 @@ fn first_closed(workers: &[Worker]) -> io::Result<usize> {
         if count > 0
             && let Some(index) = polled.iter().position(|entry| entry.revents != 0)
         {
-            return Ok(index);
+            return Ok(match index.checked_sub(waiting.len()) {
+                None => Changed::Waiting(index),
+                Some(index) => Changed::Serving(index),
+            });
         }
         let error = io::Error::last_os_error();
         if count < 0 && error.kind() != io::ErrorKind::Interrupted {
@@ -284,4 +342,24 @@ fn serve(api: Arc<api::Api>, stream: &UnixStream, options: &Options) -> Result<(
     let nudge = Nudge(Box::new(move || socket::nudge(&listener)));
     let (server, calls) = Server::new(api, window, tuning, nudge);
     Ok(server.run(calls, tuning.spin)?)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_killed_pools_folder_is_removed_and_a_living_ones_is_not() {
+        let below = std::env::temp_dir().join(format!("gantry-pool-test-{}", std::process::id()));
+        let (dead, living) = (below.join("gantry-accel-1"), below.join("gantry-accel-2"));
+        for folder in [&dead, &living] {
+            std::fs::create_dir_all(folder.join("7")).unwrap();
+            File::create(folder.join(LOCK)).unwrap();
+        }
+        let held = File::open(living.join(LOCK)).unwrap();
+        held.lock().unwrap();
+        let cache = Cache::open(&below).unwrap();
+        assert!(!dead.exists() && living.exists() && cache.folder.exists());
+        std::fs::remove_dir_all(below).unwrap();
+    }
 }

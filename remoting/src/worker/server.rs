@@ -1,14 +1,14 @@
 //! The serving thread: takes calls, gives answers, and waits for the driver's events.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use super::{
     cover::Cover,
-    notice::{self, Board, Leaf, Notice},
+    notice::{self, Board, Leaf, Notice, Reporter},
     objects::{Context, Device, Event, Kernel, Mem, Platform, Program, Queue, Sampler},
     table::Table,
 };
@@ -99,6 +99,8 @@ pub struct Server {
     pub(super) events: Table<Event>,
     pub(super) board: Arc<Board>,
     pub(super) cover: Cover,
+    /// What the driver has been given for the callback of each context.
+    pub(super) reporters: HashMap<ContextId, Box<Reporter>>,
     /// User events that have no status yet: commands may wait for what the client does next.
     pub(super) undecided: usize,
     /// Callbacks of the client that the driver has not called yet.
@@ -160,6 +162,7 @@ impl Server {
             events: Table::new(codes::INVALID_EVENT),
             board: Board::new(window.calls(), bell),
             cover: Cover::new(platforms.len()),
+            reporters: HashMap::new(),
             undecided: 0,
             expected: 0,
             last_wait: Duration::ZERO,
@@ -447,9 +450,20 @@ impl Server {
                     self.tell_released()?;
                     self.send(calls::ANSWER, sequence, &body)?;
                 }
+                Notice::Linked(header, call, raw, code) => self.linked(header, call, raw, code)?,
+                Notice::Report(context, text) => self.report(context, text)?,
             }
         }
         Ok(true)
+    }
+
+    /// Tells the callback of a context, if it has one, of something that went wrong.
+    pub(super) fn report(&mut self, context: ContextId, text: Vec<u8>) -> Result<(), Gone> {
+        let mut body = Vec::with_capacity(8 + text.len());
+        (context, Blob(text)).put(&mut body);
+        self.send(calls::REPORT, 0, &body)?;
+        (self.nudge.0)();
+        Ok(())
     }
 
     /// Carries out one call.
@@ -485,13 +499,19 @@ impl Server {
             Request::ReleaseProgram(call) => answered!(call.id, release_program),
             Request::BuildProgram(call) => self.build_program(header, &call)?,
             Request::CompileProgram(call) => self.compile_program(header, &call)?,
-            Request::LinkProgram(call) => answered!(call, link_program),
+            Request::LinkProgram(call) => self.link_program(header, call)?,
             Request::ProgramBinaries(call) => answered!(call.id, program_binaries),
             Request::Specialize(call) => answered!(&call, specialize),
             Request::CreateKernel(call) => answered!(&call, create_kernel),
             Request::CloneKernel(call) => answered!(&call, clone_kernel),
             Request::ReleaseKernel(call) => answered!(call.id, release_kernel),
-            Request::SetArgument(call) => answered!(&call, set_argument),
+            Request::SetArgument(call) => {
+                let outcome = self.set_argument(&call);
+                if !header.flags.has(Flags::ANSWER) {
+                    self.note_argument(&call, outcome);
+                }
+                self.answer(header, &outcome)?;
+            }
             Request::CreateUserEvent(call) => answered!(&call, create_user_event),
             Request::SetUserEventStatus(call) => answered!(&call, set_user_event_status),
             Request::ReleaseEvent(call) => answered!(call.id, release_event),
