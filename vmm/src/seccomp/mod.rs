@@ -134,10 +134,17 @@ impl Spawner {
                 } in orders
                 {
                     let filters = filters.clone();
+                    let (named, has_name) = mpsc::sync_channel(1);
                     let thread = thread::Builder::new().name(name).spawn(move || {
+                        // The other end waits for it.
+                        let _ = named.send(());
                         filters.apply_or_abort(role);
                         body();
                     });
+                    // A thread gives itself its name. Management tools look for those of vCPUs as
+                    // soon as they hear that the VM has booted. If there is no thread, the other
+                    // end is gone.
+                    let _ = has_name.recv();
                     // Whoever ordered the thread waits for it.
                     let _ = reply.send(thread);
                 }
@@ -226,5 +233,23 @@ mod tests {
             }
         });
         assert_eq!(status, 0);
+    }
+
+    #[test]
+    fn a_thread_has_its_name_as_soon_as_it_is_there() {
+        let spawner = Spawner::new(Filters::new(Enforcement::Off).unwrap()).unwrap();
+        for number in 0..20 {
+            let name = format!("named{number}");
+            let (go, wait) = mpsc::channel::<()>();
+            let body = Box::new(move || drop(wait.recv()));
+            let thread = spawner.spawn(ThreadRole::Vcpu, &name, body).unwrap();
+            let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+            let names: Vec<_> = tasks
+                .filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).ok())
+                .collect();
+            assert!(names.contains(&format!("{name}\n")), "{names:?}");
+            drop(go);
+            thread.join().unwrap();
+        }
     }
 }
