@@ -175,6 +175,15 @@ impl Vcpu {
         self.fd.set_kvm_immediate_exit(0);
     }
 
+    /// What CPUID tells the guest. Some KVMs add features of the host to what was set.
+    pub fn cpuid(&self) -> Result<Vec<kvm_cpuid_entry2>> {
+        let cpuid = self
+            .fd
+            .get_cpuid2(KVM_MAX_CPUID_ENTRIES)
+            .map_err(Error::ioctl("read a vCPU's CPUID"))?;
+        Ok(filled(cpuid.as_slice()).to_vec())
+    }
+
     /// Sets the CPUID leaves that the guest sees.
     pub fn set_cpuid(&self, entries: &[kvm_cpuid_entry2]) -> Result<()> {
         let cpuid = CpuId::from_entries(entries).map_err(|_| Error::Ioctl {
@@ -333,12 +342,8 @@ impl Vcpu {
             .fd
             .get_vcpu_events()
             .map_err(Error::ioctl("read a vCPU's pending events"))?;
-        let cpuid = self
-            .fd
-            .get_cpuid2(KVM_MAX_CPUID_ENTRIES)
-            .map_err(Error::ioctl("read a vCPU's CPUID"))?;
         Ok(VcpuState {
-            cpuid: filled(cpuid.as_slice()).to_vec(),
+            cpuid: self.cpuid()?,
             tsc_khz: self.tsc_khz().ok(),
             mp_state,
             regs,

@@ -206,12 +206,17 @@ const NAMES: [(Word, u32, &str); 54] = [
     (X1D, 26, "1 GiB pages"),
 ];
 
-/// Features that a machine's `saved` CPUID has and this host's KVM does not support, for a
-/// restore to refuse and to tell why. An empty list means that the machine can run here.
-pub fn missing(saved: &[kvm_cpuid_entry2], supported: &[kvm_cpuid_entry2]) -> Vec<Missing> {
+/// Features that a machine's `saved` CPUID has and this host's KVM does not have, for a restore to
+/// refuse and to tell why: neither among those that are `supported` nor among those that every
+/// vCPU is `given`, asked for or not. An empty list means that the machine can run here.
+pub fn missing(
+    saved: &[kvm_cpuid_entry2],
+    supported: &[kvm_cpuid_entry2],
+    given: &[kvm_cpuid_entry2],
+) -> Vec<Missing> {
     let wanted: Vec<(Word, u32)> = WORDS
         .iter()
-        .map(|(word, ignored)| (*word, word.read(saved) & !ignored))
+        .map(|(word, ignored)| (*word, word.read(saved) & !ignored & !word.read(given)))
         .collect();
     let mut missing = missing_bits(&wanted, supported);
     let width = |cpuid| find(cpuid, LEAF_ADDRESS_SIZES, 0).map_or(0, |entry| entry.eax as u8);

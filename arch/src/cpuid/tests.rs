@@ -212,7 +212,7 @@ fn named_profiles_look_the_same_on_every_host() {
             };
             assert_eq!(of(&rich), of(&poor), "{profile} {function:#x}");
         }
-        assert_eq!(missing(&rich, &intel()), []);
+        assert_eq!(missing(&rich, &intel(), &[]), []);
     }
 }
 
@@ -236,11 +236,11 @@ fn a_profile_that_the_host_cannot_give_is_refused_by_feature() {
 #[test]
 fn a_restore_lists_what_the_host_lacks() {
     let saved = for_vcpu(&intel(), &config(Topology::flat(2).unwrap()), 0).unwrap();
-    assert_eq!(missing(&saved, &intel()), []);
+    assert_eq!(missing(&saved, &intel(), &[]), []);
     let mut other = intel();
     find_mut(&mut other, 7, 0).unwrap().ebx &= !(1 << 16);
     find_mut(&mut other, 0x8000_0008, 0).unwrap().eax = 0x3027;
-    let names: Vec<String> = missing(&saved, &other)
+    let names: Vec<String> = missing(&saved, &other, &[])
         .iter()
         .map(ToString::to_string)
         .collect();
@@ -251,6 +251,15 @@ fn a_restore_lists_what_the_host_lacks() {
             "40 physical address bits (the host has 39)"
         ]
     );
+}
+
+#[test]
+fn a_host_that_gives_features_which_it_does_not_list_does_not_lack_them() {
+    let saved = for_vcpu(&intel(), &config(Topology::flat(1).unwrap()), 0).unwrap();
+    let mut listed = intel();
+    find_mut(&mut listed, 7, 0).unwrap().ebx = 0;
+    assert_ne!(missing(&saved, &listed, &listed), []);
+    assert_eq!(missing(&saved, &listed, &saved), []);
 }
 
 #[test]

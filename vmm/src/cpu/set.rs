@@ -222,18 +222,20 @@ impl Cpus {
             if index >= max || self.is_present(index) {
                 return Err(CpusError::TooMany { vcpu: index, max });
             }
-            let missing = arch::cpuid::missing(&state.cpuid, &self.setup.supported_cpuid);
+            let kvm = |source| CpusError::Kvm {
+                vcpu: index,
+                source,
+            };
+            let vcpu = self.create(index)?;
+            let given = vcpu.cpuid().map_err(kvm)?;
+            let missing = arch::cpuid::missing(&state.cpuid, &self.setup.supported_cpuid, &given);
             if !missing.is_empty() {
                 let names: Vec<_> = missing.iter().map(ToString::to_string).collect();
                 return Err(CpusError::MissingFeatures {
                     missing: names.join(", "),
                 });
             }
-            let vcpu = self.create(index)?;
-            vcpu.restore(state).map_err(|source| CpusError::Kvm {
-                vcpu: index,
-                source,
-            })?;
+            vcpu.restore(state).map_err(kvm)?;
             self.start(index, vcpu)?;
         }
         Ok(())
