@@ -1,7 +1,12 @@
 //! The window: pages that lie at one guest-virtual address in both address spaces.
 //!
 //! The client finds the trampoline there, and so does the CPU on the server's side when it
-//! fetches the instruction after VMFUNC. The stack lies elsewhere, in the server's memory only.
+//! fetches the instruction after VMFUNC. `module/gate.h` has the same numbers for the kernel module.
+//!
+//! Wormhole's stack is shared memory, mapped in both address spaces. This one is mapped at one
+//! address too, but on the server's side only: in the client's memory, other vCPUs and processes of
+//! the client could change the return addresses of a handler while it runs. Nothing is lost, as
+//! what the client has to save goes to its own stack, and arguments go through the shared memory.
 
 /// Size of a page in bytes.
 pub const PAGE: u64 = 4096;
@@ -16,8 +21,17 @@ pub const TABLE: u64 = PAGE;
 /// its own one, the server's is read-only.
 pub const PRIVATE: u64 = 2 * PAGE;
 
+/// Offset of the stack of handlers, in the server view only.
+pub const STACK: u64 = 4 * PAGE;
+
+/// Upper end of the stack of handlers; nothing is mapped below and above it.
+pub const STACK_END: u64 = 8 * PAGE;
+
 /// Offset of the memory for arguments and results, readable and writable, the same in both.
-pub const SHARED: u64 = 3 * PAGE;
+pub const SHARED: u64 = 16 * PAGE;
+
+/// Most pages of shared memory: 16 MiB.
+pub const SHARED_PAGES: u64 = 4096;
 
 /// Most handlers that a server can have: what fits into the table's page.
 pub const HANDLERS: usize = 504;
@@ -55,13 +69,21 @@ pub const FEATURE_AVX: u64 = 1;
 /// The vCPU has protection keys enabled (CR4.PKE): PKRU is switched.
 pub const FEATURE_PKU: u64 = 2;
 
-/// The page that differs between the sides.
+/// The page that differs between the sides. All but the first field is the client's only.
 #[repr(C, align(4096))]
 pub struct Private {
     /// [`CLIENT`] or [`SERVER`].
     pub side: u64,
-    /// The client's stack pointer during a delegation; unused on the server's side.
+    /// The client's stack pointer during a delegation.
     pub stack: u64,
+    /// 1 during a delegation: another one on the same vCPU is refused.
+    pub busy: u64,
+    /// The client's FS base during a delegation.
+    pub fs_base: u64,
+    /// The client's GS base during a delegation.
+    pub gs_base: u64,
+    /// The client's PKRU during a delegation, with [`FEATURE_PKU`].
+    pub pkru: u64,
 }
 
 /// [`Private::side`] in the client's address space.
@@ -72,3 +94,68 @@ pub const SERVER: u64 = 2;
 
 const _: () = assert!(size_of::<Table>() == PAGE as usize);
 const _: () = assert!(size_of::<Private>() == PAGE as usize);
+
+#[cfg(test)]
+mod tests {
+    use core::mem::offset_of;
+
+    use super::*;
+    use crate::trampoline;
+
+    /// A number of the kernel module's header.
+    fn defined(name: &str) -> u64 {
+        let header = include_str!("../module/gate.h");
+        let found = header.lines().find_map(|line| {
+            let (found, value) = line.strip_prefix("#define ")?.split_once(' ')?;
+            (found == name).then_some(value)
+        });
+        let value = found.unwrap();
+        value.strip_prefix("0x").map_or_else(
+            || value.parse().unwrap(),
+            |digits| u64::from_str_radix(digits, 16).unwrap(),
+        )
+    }
+
+    #[test]
+    fn the_kernel_module_has_the_same_window() {
+        for (name, here) in [
+            ("GATE_TRAMPOLINE", TRAMPOLINE),
+            ("GATE_TABLE", TABLE),
+            ("GATE_PRIVATE", PRIVATE),
+            ("GATE_STACK", STACK),
+            ("GATE_STACK_END", STACK_END),
+            ("GATE_SHARED", SHARED),
+            ("GATE_SHARED_PAGES", SHARED_PAGES),
+            ("GATE_MAX_HANDLERS", HANDLERS as u64),
+            ("GATE_FS", offset_of!(Table, fs_base) as u64),
+            ("GATE_GS", offset_of!(Table, gs_base) as u64),
+            ("GATE_STACK_TOP", offset_of!(Table, stack) as u64),
+            ("GATE_MXCSR", offset_of!(Table, mxcsr) as u64),
+            ("GATE_PKRU", offset_of!(Table, pkru) as u64),
+            ("GATE_FEATURES", offset_of!(Table, features) as u64),
+            ("GATE_COUNT", offset_of!(Table, count) as u64),
+            ("GATE_HANDLERS", offset_of!(Table, handlers) as u64),
+            ("GATE_SIDE", offset_of!(Private, side) as u64),
+            ("GATE_SAVED_STACK", offset_of!(Private, stack) as u64),
+            ("GATE_BUSY", offset_of!(Private, busy) as u64),
+            ("GATE_SAVED_FS", offset_of!(Private, fs_base) as u64),
+            ("GATE_SAVED_GS", offset_of!(Private, gs_base) as u64),
+            ("GATE_SAVED_PKRU", offset_of!(Private, pkru) as u64),
+            ("GATE_CLIENT", CLIENT),
+            ("GATE_SERVER", SERVER),
+            ("GATE_FEATURE_AVX", FEATURE_AVX),
+            ("GATE_FEATURE_PKU", FEATURE_PKU),
+            ("GATE_DONE", trampoline::DONE),
+            ("GATE_NO_HANDLER", trampoline::NO_HANDLER),
+            ("GATE_ABORTED", trampoline::ABORTED),
+            ("GATE_BUSY_REPLY", trampoline::BUSY),
+            ("GATE_SERVER_GONE", trampoline::SERVER_GONE),
+            ("GATE_VIOLATION", trampoline::VIOLATION),
+            ("GATE_EXCEPTION", trampoline::EXCEPTION),
+            ("GATE_EXIT", trampoline::EXIT),
+            ("GATE_LOST", trampoline::LOST),
+        ] {
+            assert_eq!(defined(name), here, "{name}");
+        }
+    }
+}

@@ -91,9 +91,7 @@ pub fn run(options: &Options) -> Result<()> {
         unit_tests(&mut count)?;
     }
     if options.words.is_empty() || options.words.iter().any(|word| word == "gate:") {
-        for (name, outcome) in gate::bare()? {
-            count.add(&name, &outcome, None);
-        }
+        gate::run(|name, outcome| count.add(name, outcome, None))?;
     }
     if !options.no_rig {
         opencl::run(&options.words, |name, outcome, seconds| {
@@ -147,6 +145,14 @@ fn checks(count: &mut Count) -> Result<()> {
     let result = outcome(fuzz)?;
     drop(step);
     count.add("check: the fuzz targets compile", &result, None);
+    let step = Step::new("linting the gate's programs for bare metal");
+    let bare = outcome(gate::lint())?;
+    drop(step);
+    count.add(
+        "check: the gate's programs for bare metal are formatted and clippy has nothing to say",
+        &bare,
+        None,
+    );
     let deny = deny()?;
     for (what, name) in [
         (
@@ -159,6 +165,12 @@ fn checks(count: &mut Count) -> Result<()> {
         let mut check = Command::new(&deny);
         check.args(["--offline", "check", what]).current_dir(root());
         count.add(name, &outcome(check)?, None);
+        let mut check = Command::new(&deny);
+        check
+            .args(["--offline", "--manifest-path", gate::BARE])
+            .args(["check", what])
+            .current_dir(root());
+        count.add(&format!("{name} (bare metal)"), &outcome(check)?, None);
     }
     count.add(
         "check: no dependency has a known advisory",

@@ -258,7 +258,7 @@ const QEMU_FIRMWARE: [&str; 5] = [
 ];
 
 /// Debian's kernel without its compression, as an ELF file with a PVH entry.
-fn unpacked_kernel(cache: &Cache, kernel: &Kernel) -> Result<PathBuf> {
+pub fn unpacked_kernel(cache: &Cache, kernel: &Kernel) -> Result<PathBuf> {
     let path = cache.dir.join(format!("vmlinux-{}", kernel.release));
     if path.exists() {
         return Ok(path);
@@ -307,7 +307,7 @@ fn unpacked_kernel(cache: &Cache, kernel: &Kernel) -> Result<PathBuf> {
 }
 
 /// An empty root with busybox.
-fn start(root: &Path, busybox: &Path) -> Result<()> {
+pub fn start(root: &Path, busybox: &Path) -> Result<()> {
     if root.exists() {
         fs::remove_dir_all(root)?;
     }
@@ -319,14 +319,15 @@ fn start(root: &Path, busybox: &Path) -> Result<()> {
     Ok(())
 }
 
-fn script(path: &Path, text: &str) -> Result<()> {
+/// Writes a program that an interpreter runs.
+pub fn script(path: &Path, text: &str) -> Result<()> {
     fs::write(path, text)?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o755))?;
     Ok(())
 }
 
 /// Copies a program and the shared objects that it needs.
-fn program(from: &Path, root: &Path, to: &str) -> Result<()> {
+pub fn program(from: &Path, root: &Path, to: &str) -> Result<()> {
     let target = root.join(to);
     fs::copy(from, &target).with_context(|| format!("cannot copy {}", from.display()))?;
     fs::set_permissions(&target, fs::Permissions::from_mode(0o755))?;
@@ -344,16 +345,25 @@ fn program(from: &Path, root: &Path, to: &str) -> Result<()> {
 }
 
 /// Copies modules and returns the names of those that the kernel has as modules.
-fn modules(kernel: &Kernel, names: &[&str], to: &Path) -> Result<String> {
+pub fn modules(kernel: &Kernel, names: &[&str], to: &Path) -> Result<String> {
     let mut files = Vec::new();
     find_modules(&kernel.modules, &mut files)?;
     let mut copied = BTreeSet::new();
     for file in files {
-        let Some(name) = file.file_stem().and_then(|name| name.to_str()) else {
+        let Some((name, end)) = file
+            .file_name()
+            .and_then(|name| name.to_str()?.split_once(".ko"))
+        else {
             continue;
         };
         if names.contains(&name) {
-            fs::copy(&file, to.join(format!("{name}.ko")))?;
+            let to = to.join(format!("{name}.ko"));
+            if end == ".xz" {
+                let unpack = format!("xz -dc '{}' > '{}'", file.display(), to.display());
+                run(Command::new("sh").args(["-c", &unpack]))?;
+            } else {
+                fs::copy(&file, to)?;
+            }
             copied.insert(name.to_owned());
         }
     }
@@ -371,10 +381,9 @@ fn find_modules(dir: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
         let entry = entry?;
         if entry.file_type()?.is_dir() {
             find_modules(&entry.path(), found)?;
-        } else if entry
-            .path()
-            .extension()
-            .is_some_and(|extension| extension == "ko")
+        } else if [".ko", ".ko.xz"]
+            .iter()
+            .any(|end| entry.file_name().to_string_lossy().ends_with(end))
         {
             found.push(entry.path());
         }

@@ -35,28 +35,80 @@ impl Cache {
         if kept.join(".complete").exists() {
             return Ok(kept);
         }
-        update_lists(&self.dir)?;
-        let work = self.dir.join("packages").join(format!("{package}.partial"));
+        let work = self.start(package)?;
+        self.unpack(package, &work)?;
+        finish(&work, &kept)?;
+        Ok(kept)
+    }
+
+    /// An empty folder, to unpack into.
+    fn start(&self, name: &str) -> Result<PathBuf> {
+        let work = self.dir.join("packages").join(format!("{name}.partial"));
         if work.exists() {
             fs::remove_dir_all(&work)?;
         }
         fs::create_dir_all(&work)?;
-        run(Command::new("apt-get").args(["download", package]).current_dir(&work)).with_context(
+        Ok(work)
+    }
+
+    fn unpack(&self, package: &str, work: &Path) -> Result<()> {
+        update_lists(&self.dir)?;
+        run(Command::new("apt-get").args(["download", package]).current_dir(work)).with_context(
             || format!("cannot download the Debian package {package}: check the network and /etc/apt/sources.list"),
         )?;
-        let deb = fs::read_dir(&work)?
+        let deb = fs::read_dir(work)?
             .filter_map(Result::ok)
             .map(|entry| entry.path())
             .find(|path| path.extension().is_some_and(|extension| extension == "deb"))
             .with_context(|| format!("apt-get downloaded nothing for {package}"))?;
-        run(Command::new("dpkg-deb").arg("-x").arg(&deb).arg(&work))?;
+        run(Command::new("dpkg-deb").arg("-x").arg(&deb).arg(work))?;
         fs::remove_file(deb)?;
-        fs::write(work.join(".complete"), "")?;
-        if kept.exists() {
-            fs::remove_dir_all(&kept)?;
+        Ok(())
+    }
+
+    /// What modules for a kernel are built with: its headers and those that it shares with other
+    /// kernels. The folder to give to `make -C`.
+    pub fn headers(&self, release: &str) -> Result<PathBuf> {
+        let name = format!("linux-headers-{release}");
+        let kept = self.dir.join("packages").join(&name);
+        let folder = |root: &Path| root.join("usr/src").join(&name);
+        if !kept.join(".complete").exists() {
+            let work = self.start(&name)?;
+            self.unpack(&name, &work)?;
+            // One line: the path of the common headers' Makefile.
+            let makefile = fs::read_to_string(folder(&work).join("Makefile"))?;
+            let common = makefile
+                .trim()
+                .strip_prefix("include /usr/src/")
+                .and_then(|rest| rest.strip_suffix("/Makefile"))
+                .with_context(|| format!("{name} is not made as expected: {makefile}"))?;
+            self.unpack(common, &work)?;
+            // The link leads into the package that has the build's programs.
+            let scripts = fs::read_link(folder(&work).join("scripts"))?;
+            let programs = scripts
+                .iter()
+                .find_map(|part| {
+                    part.to_str()
+                        .filter(|part| part.starts_with("linux-kbuild-"))
+                })
+                .with_context(|| format!("{name} names no programs: {}", scripts.display()))?;
+            self.unpack(programs, &work)?;
+            let moved = format!("include {}/usr/src/{common}/Makefile\n", kept.display());
+            fs::write(folder(&work).join("Makefile"), moved)?;
+            finish(&work, &kept)?;
         }
-        fs::rename(&work, &kept)?;
-        Ok(kept)
+        Ok(folder(&kept))
+    }
+
+    /// The release of the kernel that a meta package such as `linux-image-6.12-cloud-amd64` stands
+    /// for.
+    pub fn release_of(&self, meta: &str) -> Result<String> {
+        update_lists(&self.dir)?;
+        let text = output(Command::new("apt-cache").args(["depends", "--important", meta]))?;
+        text.lines()
+            .find_map(|line| line.trim().strip_prefix("Depends: linux-image-"))
+            .map(str::to_owned)
+            .with_context(|| format!("Debian's {meta} is not to be found: run apt-get update"))
     }
 
     /// Unpacks the kernel image that the meta package `linux-image-cloud-amd64` stands for.
@@ -64,42 +116,49 @@ impl Cache {
         let root = match fs::read_to_string(self.dir.join("kernel-package")) {
             Ok(package) => self.unpacked(package.trim())?,
             Err(_) => {
-                update_lists(&self.dir)?;
-                let text = output(Command::new("apt-cache").args([
-                    "depends",
-                    "--important",
-                    "linux-image-cloud-amd64",
-                ]))?;
-                let package = text
-                    .lines()
-                    .filter_map(|line| line.trim().strip_prefix("Depends: "))
-                    .find(|name| name.starts_with("linux-image-"))
-                    .context(
-                        "Debian's linux-image-cloud-amd64 is not to be found: run apt-get update",
-                    )?
-                    .to_owned();
+                let release = self.release_of("linux-image-cloud-amd64")?;
+                let package = format!("linux-image-{release}");
                 let root = self.unpacked(&package)?;
                 fs::write(self.dir.join("kernel-package"), &package)?;
                 root
             }
         };
-        let boot = root.join("boot");
-        let release = fs::read_dir(&boot)?
-            .filter_map(Result::ok)
-            .find_map(|entry| {
-                entry
-                    .file_name()
-                    .to_str()?
-                    .strip_prefix("vmlinuz-")
-                    .map(str::to_owned)
-            })
-            .with_context(|| format!("no kernel in {}", boot.display()))?;
-        Ok(Kernel {
-            image: boot.join(format!("vmlinuz-{release}")),
-            modules: root.join("lib/modules").join(&release),
-            release,
-        })
+        kernel_in(&root)
     }
+
+    /// Unpacks the kernel image of a release.
+    pub fn kernel_of(&self, release: &str) -> Result<Kernel> {
+        kernel_in(&self.unpacked(&format!("linux-image-{release}"))?)
+    }
+}
+
+/// What is unpacked is complete.
+fn finish(work: &Path, kept: &Path) -> Result<()> {
+    fs::write(work.join(".complete"), "")?;
+    if kept.exists() {
+        fs::remove_dir_all(kept)?;
+    }
+    fs::rename(work, kept)?;
+    Ok(())
+}
+
+fn kernel_in(root: &Path) -> Result<Kernel> {
+    let boot = root.join("boot");
+    let release = fs::read_dir(&boot)?
+        .filter_map(Result::ok)
+        .find_map(|entry| {
+            entry
+                .file_name()
+                .to_str()?
+                .strip_prefix("vmlinuz-")
+                .map(str::to_owned)
+        })
+        .with_context(|| format!("no kernel in {}", boot.display()))?;
+    Ok(Kernel {
+        image: boot.join(format!("vmlinuz-{release}")),
+        modules: root.join("lib/modules").join(&release),
+        release,
+    })
 }
 
 /// An unpacked kernel package.

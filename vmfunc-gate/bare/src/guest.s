@@ -201,7 +201,8 @@ handler_state:
     setne cl
     or dl, cl
     lea rax, [rsp + 8]
-    cmp rax, 0x70001000
+    movabs rcx, 0x4000008000
+    cmp rax, rcx
     setne cl
     or dl, cl
     movzx eax, dl

@@ -15,7 +15,7 @@ use core::{
 use vmfunc_gate::{
     ept::{Access, Entries, Ept, EptpList, Frames, Gpa, Hpa, Size},
     trampoline,
-    window::{self, PAGE, Table},
+    window::{self, PAGE, Private, Table},
 };
 use vmx::{Exit, Start, Vcpu};
 
@@ -57,8 +57,6 @@ const WINDOW: u64 = 0x40_0000_0000;
 const DATA: u64 = 0x5000_0000;
 /// The client's stack.
 const CLIENT_STACK: u64 = 0x6000_0000;
-/// The server's stack.
-const SERVER_STACK: u64 = 0x7000_0000;
 /// The client's page table, in its guest-physical memory.
 const CLIENT_CR3: u64 = 0x1000_0000;
 /// The server's page table, in its guest-physical memory.
@@ -159,12 +157,13 @@ impl<'m> Side<'m> {
         }
     }
 
-    /// Maps a new page, with a word at its start.
-    fn add(&mut self, gva: u64, word: u64, access: Access) {
+    /// Maps a new page, with a word at its start; its host address.
+    fn add(&mut self, gva: u64, word: u64, access: Access) -> u64 {
         let page = self.memory.page();
         // SAFETY: a page of ours.
         unsafe { (page as *mut u64).write(word) };
         self.map(gva, page, access);
+        page
     }
 
     fn code(&mut self, start: u64, end: u64) {
@@ -180,6 +179,8 @@ struct Pair {
     server: u64,
     list: u64,
     features: u64,
+    /// The client's own page of the window.
+    private: *mut Private,
 }
 
 impl Pair {
@@ -189,7 +190,7 @@ impl Pair {
         let contents = unsafe { &mut *(table as *mut Table) };
         contents.fs_base = 0x7770;
         contents.gs_base = 0x8880;
-        contents.stack = SERVER_STACK + PAGE;
+        contents.stack = WINDOW + window::STACK_END;
         contents.mxcsr = window::MXCSR;
         contents.features = features;
         contents.count = HANDLERS;
@@ -213,7 +214,7 @@ impl Pair {
 
         let mut client = Side::new(memory, tables, CLIENT_CR3);
         client.code(at::client_start(), at::client_end());
-        client.add(WINDOW + window::PRIVATE, window::CLIENT, Access::WRITE);
+        let private = client.add(WINDOW + window::PRIVATE, window::CLIENT, Access::WRITE);
         client.add(DATA, 0x11, Access::WRITE);
         client.add(CLIENT_STACK, 0, Access::WRITE);
         for (offset, page, access) in shared {
@@ -225,7 +226,9 @@ impl Pair {
         server.code(at::server_start(), at::server_end());
         server.add(WINDOW + window::PRIVATE, window::SERVER, Access::READ);
         server.add(DATA, 0x22, Access::WRITE);
-        server.add(SERVER_STACK, 0, Access::WRITE);
+        for page in (window::STACK..window::STACK_END).step_by(PAGE as usize) {
+            server.add(WINDOW + page, 0, Access::WRITE);
+        }
         for (offset, page, access) in shared {
             server.map(WINDOW + offset, page, access);
         }
@@ -249,10 +252,14 @@ impl Pair {
             server: server_view,
             list,
             features,
+            private: private as *mut Private,
         }
     }
 
     fn run(&self, vcpu: &mut Vcpu, rip: u64, argument: u64) -> Exit {
+        // What was cut off before does not come back.
+        // SAFETY: a page of ours, which the guest uses only while it runs.
+        unsafe { (*self.private).busy = 0 };
         vcpu.run(&Start {
             rip,
             stack: CLIENT_STACK + PAGE,

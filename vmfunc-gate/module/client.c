@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: GPL-2.0
+/* Clients: one vCPU each, its list of EPTPs, its server view, and the pages of its window. */
+#include <linux/hashtable.h>
+#include <linux/rculist.h>
+
+#include "internal.h"
+
+/* All clients by vCPU, for the probes. */
+static DEFINE_HASHTABLE(clients, 6);
+static DEFINE_SPINLOCK(clients_lock);
+
+/* Under RCU, or where the client cannot go away: on its vCPU's thread. */
+struct gate_client *client_of(struct kvm_vcpu *vcpu)
+{
+	struct gate_client *client;
+
+	hash_for_each_possible_rcu_notrace(clients, client, node, (unsigned long)vcpu)
+		if (client->vcpu == vcpu)
+			return client;
+	return NULL;
+}
+
+static struct page *shared_page(gfp_t flags)
+{
+	struct page *page = alloc_page(flags | __GFP_ZERO);
+
+	if (page)
+		atomic64_inc(&gate_pages);
+	return page;
+}
+
+static void put_shared_page(struct page *page)
+{
+	if (!page)
+		return;
+	/* A process may have it mapped for longer. */
+	__free_page(page);
+	atomic64_dec(&gate_pages);
+}
+
+static void client_free(struct gate_client *client)
+{
+	unsigned int at;
+
+	view_free(&client->view);
+	gate_free_page(client->list);
+	gate_free_page(client->table);
+	gate_free_page(client->private);
+	for (at = 0; at < ARRAY_SIZE(client->stack); at++)
+		put_shared_page(client->stack[at]);
+	for (at = 0; client->shared && at < client->shared_pages; at++)
+		put_shared_page(client->shared[at]);
+	kvfree(client->shared);
+	kfree(client);
+	atomic64_dec(&gate_clients);
+	module_put(THIS_MODULE);
+}
+
+/* Disarms the vCPU as soon as that is possible, and then forgets the client. */
+static void reap(struct work_struct *work)
+{
+	struct gate_client *client = container_of(to_delayed_work(work), struct gate_client, reap);
+	struct kvm_vcpu *vcpu = client->vcpu;
+
+	if (!smp_load_acquire(&client->disarmed)) {
+		if (!mutex_trylock(&vcpu->mutex)) {
+			/* In KVM_RUN: its own thread does it before the guest goes on. */
+			kvm_vcpu_kick(vcpu);
+			queue_delayed_work(gate_work, &client->reap, msecs_to_jiffies(10));
+			return;
+		}
+		vcpu_load(vcpu);
+		gate_disarm(client);
+		vcpu_put(vcpu);
+		mutex_unlock(&vcpu->mutex);
+	}
+	spin_lock(&clients_lock);
+	hash_del_rcu(&client->node);
+	spin_unlock(&clients_lock);
+	kvm_clear_apicv_inhibit(vcpu->kvm, APICV_INHIBIT_REASON_BLOCKIRQ);
+	fput(client->vcpu_file);
+	/* Probes may still look at it. */
+	synchronize_rcu();
+	client_free(client);
+}
+
+static int allocate(struct gate_client *client)
+{
+	unsigned int at;
+
+	if (view_init(&client->view))
+		return -ENOMEM;
+	client->eptp = view_pointer(&client->view);
+	client->list = gate_page(GFP_KERNEL_ACCOUNT);
+	client->table = gate_page(GFP_KERNEL_ACCOUNT);
+	client->private = gate_page(GFP_KERNEL_ACCOUNT);
+	client->shared = kvcalloc(client->shared_pages, sizeof(*client->shared),
+				  GFP_KERNEL_ACCOUNT);
+	if (!client->list || !client->table || !client->private || !client->shared)
+		return -ENOMEM;
+	client->private->side = GATE_CLIENT;
+	for (at = 0; at < ARRAY_SIZE(client->stack); at++) {
+		client->stack[at] = shared_page(GFP_KERNEL_ACCOUNT);
+		if (!client->stack[at])
+			return -ENOMEM;
+	}
+	for (at = 0; at < client->shared_pages; at++) {
+		client->shared[at] = shared_page(GFP_KERNEL_ACCOUNT);
+		if (!client->shared[at])
+			return -ENOMEM;
+	}
+	return 0;
+}
+
+struct gate_client *client_register(const struct gate_client_args *args)
+{
+	struct gate_client *client, *other;
+	struct file *file;
+	int error;
+
+	if (!args->shared_pages || args->shared_pages > GATE_SHARED_PAGES ||
+	    args->window & ~PAGE_MASK || args->window_gpa & ~PAGE_MASK ||
+	    args->features & ~(u64)(GATE_FEATURE_AVX | GATE_FEATURE_PKU) ||
+	    args->window_gpa >= 1ull << 46 || args->cr3 >= 1ull << 46)
+		return ERR_PTR(-EINVAL);
+	if (!hooks_alive())
+		return ERR_PTR(-ENODEV);
+	file = vcpu_file(args->vcpu);
+	if (IS_ERR(file))
+		return ERR_CAST(file);
+	error = -ENOMEM;
+	client = kzalloc(sizeof(*client), GFP_KERNEL_ACCOUNT);
+	if (!client)
+		goto fail;
+	__module_get(THIS_MODULE);
+	atomic64_inc(&gate_clients);
+	INIT_DELAYED_WORK(&client->reap, reap);
+	INIT_LIST_HEAD(&client->peer);
+	client->vcpu_file = file;
+	client->vcpu = file->private_data;
+	client->cr3 = args->cr3;
+	client->window = args->window;
+	client->window_gpa = args->window_gpa;
+	client->features = args->features;
+	client->shared_pages = args->shared_pages;
+	error = allocate(client);
+	if (error)
+		goto free;
+	spin_lock(&clients_lock);
+	other = client_of(client->vcpu);
+	if (!other)
+		hash_add_rcu(clients, &client->node, (unsigned long)client->vcpu);
+	spin_unlock(&clients_lock);
+	error = -EBUSY;
+	if (other)
+		goto free;
+	/*
+	 * Interrupts that the CPU delivers by itself would be taken in the server's address space.
+	 * The reason is the one that a debugger gives who wants interrupts held back.
+	 */
+	kvm_set_apicv_inhibit(client->vcpu->kvm, APICV_INHIBIT_REASON_BLOCKIRQ);
+	return client;
+free:
+	client_free(client);
+fail:
+	fput(file);
+	return ERR_PTR(error);
+}
+
+/* What every server view has besides the server's memory. Under the server's lock. */
+static int map_window(struct gate_client *client, struct gate_server *server)
+{
+	struct gate_view *view = &client->view;
+	u64 gpa = server->window_gpa;
+	unsigned int at;
+	int error;
+
+	error = view_map(view, gpa + GATE_TRAMPOLINE, virt_to_page(trampoline_page), EPT_EXEC,
+			 false);
+	if (!error)
+		error = view_map(view, gpa + GATE_TABLE, virt_to_page(client->table), EPT_READ,
+				 false);
+	if (!error)
+		error = view_map(view, gpa + GATE_PRIVATE, virt_to_page(server_private), EPT_READ,
+				 false);
+	for (at = 0; !error && at < ARRAY_SIZE(client->stack); at++)
+		error = view_map(view, gpa + GATE_STACK + at * PAGE_SIZE, client->stack[at],
+				 EPT_READ | EPT_WRITE, false);
+	for (at = 0; !error && at < client->shared_pages; at++)
+		error = view_map(view, gpa + GATE_SHARED + at * PAGE_SIZE, client->shared[at],
+				 EPT_READ | EPT_WRITE, false);
+	return error;
+}
+
+/* Under gate_mutex. */
+int client_pair(struct gate_client *client, struct gate_server *server)
+{
+	u64 window_end = server->window_gpa + GATE_SHARED +
+			 (u64)client->shared_pages * PAGE_SIZE;
+	u64 top = client->cr3 & PAGE_MASK;
+	int error;
+
+	if (client->server)
+		return -EBUSY;
+	if (client->window != server->window)
+		return -EINVAL;
+	/* One page cannot be the server's memory and its page table at a time. */
+	if ((top != server->cr3 && server_slot(server, gpa_to_gfn(top))) ||
+	    (top >= server->window_gpa && top < window_end))
+		return -EADDRINUSE;
+	memcpy(client->table, server->table, sizeof(*client->table));
+	client->table->features = client->features;
+
+	spin_lock(&server->lock);
+	error = server->dead ? -ESRCH : map_window(client, server);
+	kref_get(&server->ref);
+	client->server = server;
+	/* From here on, the view follows changes of the server's memory. */
+	list_add(&client->peer, &server->clients);
+	spin_unlock(&server->lock);
+	if (!error)
+		error = server_fault(server, client, top);
+	if (!error)
+		error = server_map_all(server, client);
+	spin_lock(&server->lock);
+	if (server->dead)
+		error = -ESRCH;
+	if (!error)
+		WRITE_ONCE(client->list[1], client->eptp);
+	spin_unlock(&server->lock);
+	if (error)
+		client_unpair(client);
+	client->counts.tables = client->view.tables * PAGE_SIZE;
+	return error;
+}
+
+/*
+ * Takes the view away; a delegation ends with a reason. The caller flushes the views: afterwards no
+ * vCPU executes in the server. Under the server's lock.
+ */
+void client_revoke(struct gate_client *client, int reason)
+{
+	WRITE_ONCE(client->list[1], 0);
+	view_zap_all(&client->view);
+	atomic_set(&client->abort, reason);
+}
+
+/* Under gate_mutex. */
+void client_unpair(struct gate_client *client)
+{
+	struct gate_server *server = client->server;
+
+	if (!server)
+		return;
+	spin_lock(&server->lock);
+	client_revoke(client, GATE_SERVER_GONE);
+	flush_views();
+	list_del_init(&client->peer);
+	client->table->count = 0;
+	spin_unlock(&server->lock);
+	view_free_tables(&client->view);
+	client->server = NULL;
+	server_put(server);
+}
+
+/* Under gate_mutex. The client belongs to its own work afterwards. */
+void client_close(struct gate_client *client)
+{
+	client_unpair(client);
+	/* From here on, the list is of invalid entries. */
+	WRITE_ONCE(client->closing, true);
+	queue_delayed_work(gate_work, &client->reap, 0);
+}
+
+/* A page of the window, as the client's process may map it. */
+struct page *client_page(struct gate_client *client, unsigned long index, bool *writable)
+{
+	*writable = false;
+	if (index == GATE_TRAMPOLINE / PAGE_SIZE)
+		return virt_to_page(trampoline_page);
+	if (index == GATE_TABLE / PAGE_SIZE)
+		return virt_to_page(client->table);
+	*writable = true;
+	if (index == GATE_PRIVATE / PAGE_SIZE)
+		return virt_to_page(client->private);
+	if (index < GATE_SHARED / PAGE_SIZE)
+		return NULL;
+	index -= GATE_SHARED / PAGE_SIZE;
+	return index < client->shared_pages ? client->shared[index] : NULL;
+}

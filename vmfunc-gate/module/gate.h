@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: GPL-2.0 WITH Linux-syscall-note */
+/*
+ * What user space and the module agree on. The crate vmfunc-gate has the same in Rust, and a test
+ * that compares both.
+ */
+#ifndef GANTRY_GATE_H
+#define GANTRY_GATE_H
+
+/* The window: offsets in bytes of what lies at one virtual address in both address spaces. */
+#define GATE_TRAMPOLINE 0x0
+#define GATE_TABLE 0x1000
+#define GATE_PRIVATE 0x2000
+/* Only in the server view. */
+#define GATE_STACK 0x4000
+#define GATE_STACK_END 0x8000
+#define GATE_SHARED 0x10000
+/* Most pages of shared memory: 16 MiB. */
+#define GATE_SHARED_PAGES 4096
+
+#define GATE_MAX_HANDLERS 504
+
+/* struct gate_table. */
+#define GATE_FS 0
+#define GATE_GS 8
+#define GATE_STACK_TOP 16
+#define GATE_MXCSR 24
+#define GATE_PKRU 28
+#define GATE_FEATURES 32
+#define GATE_COUNT 40
+#define GATE_HANDLERS 64
+
+/* struct gate_private. */
+#define GATE_SIDE 0
+#define GATE_SAVED_STACK 8
+#define GATE_BUSY 16
+#define GATE_SAVED_FS 24
+#define GATE_SAVED_GS 32
+#define GATE_SAVED_PKRU 40
+
+#define GATE_CLIENT 1
+#define GATE_SERVER 2
+
+/* gate_client.features. */
+#define GATE_FEATURE_AVX 1
+#define GATE_FEATURE_PKU 2
+
+/* How a delegation ended. */
+#define GATE_DONE 0
+#define GATE_NO_HANDLER 1
+#define GATE_ABORTED 2
+#define GATE_BUSY_REPLY 3
+
+/* Why it was aborted. */
+#define GATE_SERVER_GONE 1
+#define GATE_VIOLATION 2
+#define GATE_EXCEPTION 3
+#define GATE_EXIT 4
+#define GATE_LOST 5
+
+#ifndef __ASSEMBLY__
+#include <linux/ioctl.h>
+#include <linux/types.h>
+
+/* Makes the file a server. The caller is the process that made the VM. */
+struct gate_server_args {
+	__s32 vcpu;		/* file descriptor of one of the VM's vCPUs */
+	__u32 count;		/* of handlers: 1 to GATE_MAX_HANDLERS */
+	__u64 handlers;		/* pointer to that many virtual addresses of the server */
+	__u64 cr3;		/* guest-physical address of the server process's page table */
+	__u64 fs_base;		/* for handlers */
+	__u64 gs_base;
+	__u64 window;		/* virtual address of the window */
+	__u64 window_gpa;	/* where the server's page table says that it is; no memory there */
+	__u32 mxcsr;
+	__u32 pkru;
+};
+
+/* Makes the file a client. The caller is the process that made the VM. */
+struct gate_client_args {
+	__s32 vcpu;		/* file descriptor of the vCPU that delegates */
+	__u32 shared_pages;	/* 1 to GATE_SHARED_PAGES */
+	__u64 cr3;		/* CR3 of the client process */
+	__u64 window;		/* virtual address of the window */
+	__u64 window_gpa;	/* where the client has mapped this file's pages */
+	__u64 features;		/* sum of GATE_FEATURE_ */
+};
+
+struct gate_status {
+	/* Of a client; 0 otherwise. */
+	__u64 exits;		/* VM exits of its vCPU since it was registered */
+	__u64 exits_inside;	/* of those: while in the server view */
+	__u64 interrupts;	/* of those: interrupts of the host, and timers */
+	__u64 violations;	/* pages that were missing in the server view, and were found */
+	__u64 aborted;		/* delegations that were ended */
+	__u64 parked;		/* delegations that were interrupted by an event of the client */
+	__u64 resumed;		/* of those: that went on */
+	__u64 refused;		/* faults that the client got for what it tried at the gate */
+	__u64 tables;		/* bytes of page tables of its server view */
+	/* Of the module. */
+	__u64 servers;
+	__u64 clients;
+	__u64 pages;		/* that the module has allocated */
+	__u64 pinned;		/* pages of servers that are pinned */
+};
+
+#define GATE_REGISTER_SERVER _IOW(0xb7, 0, struct gate_server_args)
+#define GATE_REGISTER_CLIENT _IOW(0xb7, 1, struct gate_client_args)
+/* Pairs this client with the server of a file descriptor. */
+#define GATE_PAIR _IOW(0xb7, 2, __s32)
+#define GATE_UNPAIR _IO(0xb7, 3)
+#define GATE_STATUS _IOR(0xb7, 4, struct gate_status)
+#endif
+#endif

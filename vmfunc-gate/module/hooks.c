@@ -1,0 +1,513 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Where KVM enters and leaves a guest: two probes at functions of kvm_intel.
+ *
+ * Before each entry, entry 0 of a client's list of EPTPs gets the root that KVM uses at that time;
+ * KVM kicks vCPUs out of the guest before it frees a root. An event that would be injected while the
+ * vCPU is in the server view parks the delegation first. After each exit, VMCS field EPT_POINTER
+ * tells whether the vCPU is in the server view; exits from there that concern the server are handled
+ * here instead of by KVM, which would take the server's addresses for the client's.
+ */
+#include <asm/vmx.h>
+#include <linux/kprobes.h>
+#include <linux/rcupdate.h>
+#include <linux/smp.h>
+
+#include "internal.h"
+
+#define VM_FUNCTION_EPTP_SWITCHING 1
+#define INTR_TYPE(info) ((info) & INTR_INFO_INTR_TYPE_MASK)
+
+static u64 vmcs_read(unsigned long field)
+{
+	u64 value;
+
+	asm volatile("vmread %1, %0" : "=rm"(value) : "r"(field) : "cc");
+	return value;
+}
+
+static void vmcs_write(unsigned long field, u64 value)
+{
+	asm volatile("vmwrite %1, %0" : : "r"(field), "rm"(value) : "cc");
+}
+
+static void invept_all(void *unused)
+{
+	struct { u64 eptp, reserved; } operand = {};
+
+	/* The CPU is in VMX operation: a VM exists. One that has just come online may not be yet. */
+	asm volatile("1: invept %0, %1\n2:\n" _ASM_EXTABLE(1b, 2b)
+		     : : "m"(operand), "r"(2ul) : "memory", "cc");
+}
+
+/*
+ * Afterwards, no CPU has translations of views that were taken away, and each CPU has left the
+ * guest and passes before_entry() before it enters one.
+ */
+void flush_views(void)
+{
+	on_each_cpu(invept_all, NULL, 1);
+}
+
+static u64 get_register(struct kvm_vcpu *vcpu, int reg, unsigned long field)
+{
+	if (!test_bit(reg, (unsigned long *)&vcpu->arch.regs_avail)) {
+		vcpu->arch.regs[reg] = vmcs_read(field);
+		vcpu->arch.regs_avail |= 1u << reg;
+	}
+	return vcpu->arch.regs[reg];
+}
+
+static void set_register(struct kvm_vcpu *vcpu, int reg, unsigned long value)
+{
+	vcpu->arch.regs[reg] = value;
+	vcpu->arch.regs_avail |= 1u << reg;
+	vcpu->arch.regs_dirty |= 1u << reg;
+}
+
+static void set_rflags(struct kvm_vcpu *vcpu, unsigned long value)
+{
+	vmcs_write(GUEST_RFLAGS, value);
+	/* KVM's copy is not valid any more. */
+	vcpu->arch.regs_avail &= ~(1u << VCPU_EXREG_RFLAGS);
+}
+
+/* A base that a guest chose; VM entry fails with one that is not canonical. */
+static u64 base(u64 value)
+{
+	return (s64)(value << 16) >> 16 == (s64)value ? value : 0;
+}
+
+/* The client's side, at an address of the trampoline, with the client's stack and nothing else. */
+static void to_client(struct gate_client *client, const char *at)
+{
+	struct kvm_vcpu *vcpu = client->vcpu;
+	/* The client may change the page at any time. */
+	u64 stack = READ_ONCE(client->private->stack);
+	u64 fs_base = READ_ONCE(client->private->fs_base);
+	u64 gs_base = READ_ONCE(client->private->gs_base);
+	u32 pkru = READ_ONCE(client->private->pkru);
+	int reg;
+
+	for (reg = 0; reg < VCPU_REGS_RIP; reg++)
+		set_register(vcpu, reg, reg == VCPU_REGS_RSP ? stack : 0);
+	set_register(vcpu, VCPU_REGS_RIP, client->window + (at - vmfunc_gate_start));
+	/* Interrupts and I/O are as they were: code in ring 3 cannot change that. */
+	set_rflags(vcpu, (vmcs_read(GUEST_RFLAGS) & (X86_EFLAGS_IF | X86_EFLAGS_IOPL)) |
+				 X86_EFLAGS_FIXED);
+	vmcs_write(GUEST_FS_BASE, base(fs_base));
+	vmcs_write(GUEST_GS_BASE, base(gs_base));
+	if (client->features & GATE_FEATURE_PKU)
+		vcpu->arch.pkru = pkru;
+	vmcs_write(GUEST_INTERRUPTIBILITY_INFO, vmcs_read(GUEST_INTERRUPTIBILITY_INFO) &
+			~(u64)(GUEST_INTR_STATE_STI | GUEST_INTR_STATE_MOV_SS));
+	vmcs_write(GUEST_PENDING_DBG_EXCEPTIONS, 0);
+	vmcs_write(EPT_POINTER, client->list[0]);
+	client->inside = false;
+}
+
+/* Ends a delegation; its caller gets the reason. */
+static void abort_delegation(struct gate_client *client, int reason)
+{
+	struct kvm_vcpu *vcpu = client->vcpu;
+
+	client->counts.aborted++;
+	client->parked = false;
+	/* An exception of the server is not the client's. */
+	vcpu->arch.exception.pending = false;
+	vcpu->arch.exception.injected = false;
+	if (READ_ONCE(client->private->busy)) {
+		to_client(client, vmfunc_gate_aborted);
+		set_register(vcpu, VCPU_REGS_RBX, reason);
+	} else {
+		/* It did not come through the trampoline: what goes wrong is the client's own fault. */
+		client->counts.refused++;
+		vmcs_write(EPT_POINTER, client->list[0]);
+		client->inside = false;
+		kvm_queue_exception_e(vcpu, GP_VECTOR, 0);
+	}
+}
+
+static void park(struct gate_client *client)
+{
+	struct kvm_vcpu *vcpu = client->vcpu;
+	struct gate_parked *to = &client->park;
+
+	get_register(vcpu, VCPU_REGS_RSP, GUEST_RSP);
+	get_register(vcpu, VCPU_REGS_RIP, GUEST_RIP);
+	memcpy(to->regs, vcpu->arch.regs, sizeof(to->regs));
+	to->rflags = vmcs_read(GUEST_RFLAGS);
+	to->fs_base = vmcs_read(GUEST_FS_BASE);
+	to->gs_base = vmcs_read(GUEST_GS_BASE);
+	to->pkru = vcpu->arch.pkru;
+	to_client(client, vmfunc_gate_parked);
+	client->parked = true;
+	client->counts.parked++;
+}
+
+static void resume(struct gate_client *client)
+{
+	struct kvm_vcpu *vcpu = client->vcpu;
+	struct gate_parked *from = &client->park;
+	int reg;
+
+	client->parked = false;
+	for (reg = 0; reg <= VCPU_REGS_RIP; reg++)
+		set_register(vcpu, reg, from->regs[reg]);
+	set_rflags(vcpu, from->rflags);
+	vmcs_write(GUEST_FS_BASE, from->fs_base);
+	vmcs_write(GUEST_GS_BASE, from->gs_base);
+	if (client->features & GATE_FEATURE_PKU)
+		vcpu->arch.pkru = from->pkru;
+	vmcs_write(EPT_POINTER, client->eptp);
+	client->inside = true;
+	client->counts.resumed++;
+}
+
+/* Whether the vCPU is still what it was when it entered the server: no reset, no other process. */
+static bool same_context(struct gate_client *client)
+{
+	struct kvm_vcpu *vcpu = client->vcpu;
+	u64 cr0 = vmcs_read(GUEST_CR0), cr3 = vmcs_read(GUEST_CR3);
+
+	return cr0 & X86_CR0_PG && !((cr3 ^ client->cr3) & PAGE_MASK & ~BIT_ULL(63)) &&
+	       !(vcpu->arch.hflags & HF_SMM_MASK);
+}
+
+/* The vCPU's VMCS is loaded, and its thread or the holder of its mutex executes this. */
+void gate_disarm(struct gate_client *client)
+{
+	if (client->inside || (client->armed && vmcs_read(EPT_POINTER) == client->eptp))
+		abort_delegation(client, GATE_SERVER_GONE);
+	client->parked = false;
+	if (client->armed) {
+		vmcs_write(VM_FUNCTION_CONTROL, 0);
+		vmcs_write(EPTP_LIST_ADDRESS, 0);
+		if (client->added_control)
+			vmcs_write(SECONDARY_VM_EXEC_CONTROL,
+				   vmcs_read(SECONDARY_VM_EXEC_CONTROL) &
+					   ~(u64)SECONDARY_EXEC_ENABLE_VMFUNC);
+		client->armed = false;
+	}
+	/* Nothing of the client's is touched by probes from here on. */
+	smp_store_release(&client->disarmed, true);
+}
+
+/* Whether the guest may have guests of its own: it would be another VMCS that is loaded then. */
+static bool may_nest(struct kvm_vcpu *vcpu)
+{
+	int at;
+
+	for (at = 0; at < vcpu->arch.cpuid_nent; at++)
+		if (vcpu->arch.cpuid_entries[at].function == 1)
+			return vcpu->arch.cpuid_entries[at].ecx & BIT(5);
+	return false;
+}
+
+static void arm(struct gate_client *client)
+{
+	u64 controls;
+
+	if (!client->armed && may_nest(client->vcpu)) {
+		gate_log("vCPU %d of process %d: a guest that may have guests cannot delegate",
+			 client->vcpu->vcpu_id, current->tgid);
+		return;
+	}
+	controls = vmcs_read(SECONDARY_VM_EXEC_CONTROL);
+
+	/* 6.12 does not set it, and takes it away when it switches other controls. */
+	if (!(controls & SECONDARY_EXEC_ENABLE_VMFUNC)) {
+		vmcs_write(SECONDARY_VM_EXEC_CONTROL, controls | SECONDARY_EXEC_ENABLE_VMFUNC);
+		client->added_control = true;
+	}
+	if (client->armed)
+		return;
+	vmcs_write(EPTP_LIST_ADDRESS, __pa(client->list));
+	vmcs_write(VM_FUNCTION_CONTROL, VM_FUNCTION_EPTP_SWITCHING);
+	client->armed = true;
+}
+
+/* Interrupts are off, and nothing but VM entry follows. */
+static void before_entry(struct gate_client *client)
+{
+	u64 view = vmcs_read(EPT_POINTER);
+	bool inside = client->inside || view == client->eptp;
+	int reason;
+
+	client->inside = false;
+	if (view != client->eptp)
+		WRITE_ONCE(client->list[0], view);
+	if (inside && !same_context(client)) {
+		/* Reset, or a debugger: there is nobody to tell. */
+		vmcs_write(EPT_POINTER, client->list[0]);
+		client->counts.aborted++;
+		inside = false;
+	}
+	if (READ_ONCE(client->closing)) {
+		client->inside = inside;
+		gate_disarm(client);
+		return;
+	}
+	reason = atomic_xchg(&client->abort, 0);
+	if (reason) {
+		client->parked = false;
+		if (inside)
+			abort_delegation(client, reason);
+		inside = false;
+	}
+	if (inside) {
+		u32 event = vmcs_read(VM_ENTRY_INTR_INFO_FIELD);
+
+		if (!(event & INTR_INFO_VALID_MASK)) {
+			if (view != client->eptp)
+				vmcs_write(EPT_POINTER, client->eptp);
+		} else if (INTR_TYPE(event) == INTR_TYPE_EXT_INTR ||
+			   INTR_TYPE(event) == INTR_TYPE_NMI_INTR) {
+			park(client);
+		} else {
+			vmcs_write(VM_ENTRY_INTR_INFO_FIELD, 0);
+			abort_delegation(client, GATE_EXCEPTION);
+		}
+	}
+	arm(client);
+}
+
+/* Exits that concern the host, or time, whatever the guest was doing. */
+static bool is_hosts(u32 reason, u32 event)
+{
+	switch (reason) {
+	case EXIT_REASON_EXTERNAL_INTERRUPT:
+	case EXIT_REASON_INTERRUPT_WINDOW:
+	case EXIT_REASON_NMI_WINDOW:
+	case EXIT_REASON_PREEMPTION_TIMER:
+	case EXIT_REASON_MCE_DURING_VMENTRY:
+		return true;
+	case EXIT_REASON_EXCEPTION_NMI:
+		return INTR_TYPE(event) == INTR_TYPE_NMI_INTR ||
+		       (event & INTR_INFO_VECTOR_MASK) == MC_VECTOR;
+	default:
+		return false;
+	}
+}
+
+/* Those that KVM may handle as ever while the vCPU is in the server view. */
+static bool is_harmless(u32 reason, u32 event)
+{
+	return is_hosts(reason, event) || reason == EXIT_REASON_CPUID ||
+	       reason == EXIT_REASON_PAUSE_INSTRUCTION || reason == EXIT_REASON_TPR_BELOW_THRESHOLD;
+}
+
+/* A write by the client to what it may only read. */
+static bool is_forbidden_write(struct gate_client *client, u32 reason)
+{
+	u64 gpa;
+
+	if (reason != EXIT_REASON_EPT_VIOLATION ||
+	    !(vmcs_read(EXIT_QUALIFICATION) & EPT_VIOLATION_ACC_WRITE))
+		return false;
+	gpa = vmcs_read(GUEST_PHYSICAL_ADDRESS);
+	return gpa >= client->window_gpa && gpa < client->window_gpa + GATE_PRIVATE;
+}
+
+static bool is_resume(struct gate_client *client, u32 reason)
+{
+	return reason == EXIT_REASON_VMCALL && client->parked && same_context(client) &&
+	       get_register(client->vcpu, VCPU_REGS_RIP, GUEST_RIP) ==
+		       client->window + (vmfunc_gate_parked - vmfunc_gate_start);
+}
+
+static int handle_violation(struct gate_client *client)
+{
+	u64 gpa = vmcs_read(GUEST_PHYSICAL_ADDRESS);
+	u64 wanted = vmcs_read(EXIT_QUALIFICATION) & 7;
+	u64 allowed = vmcs_read(EXIT_QUALIFICATION) >> 3 & 7;
+	int error = -EFAULT;
+
+	mutex_lock(&gate_mutex);
+	/* A page that is there and forbids the access stays so. */
+	if (client->server && !(allowed && wanted & ~allowed))
+		error = server_fault(client->server, client, gpa);
+	mutex_unlock(&gate_mutex);
+	if (error)
+		gate_log("vCPU %d of process %d: access %llu to %#llx of its server refused (%d)",
+			 client->vcpu->vcpu_id, current->tgid, wanted, gpa, error);
+	else
+		client->counts.violations++;
+	return error;
+}
+
+/* Instead of KVM's function; its arguments and result. In process context. */
+static int handle_exit(struct kvm_vcpu *vcpu, int fastpath)
+{
+	struct gate_client *client = client_of(vcpu);
+	u32 reason = (u16)vmcs_read(VM_EXIT_REASON);
+
+	if (!client->inside) {
+		if (is_resume(client, reason)) {
+			resume(client);
+		} else {
+			client->counts.refused++;
+			gate_log("vCPU %d of process %d wrote to its gate's read-only pages",
+				 vcpu->vcpu_id, current->tgid);
+			kvm_queue_exception_e(vcpu, GP_VECTOR, 0);
+		}
+		return 1;
+	}
+	if (reason == EXIT_REASON_EPT_VIOLATION) {
+		bool delivering = vmcs_read(IDT_VECTORING_INFO_FIELD) & VECTORING_INFO_VALID_MASK;
+
+		if (delivering)
+			/* Of an exception of the handler: the server has no code for it here. */
+			abort_delegation(client, GATE_EXCEPTION);
+		else if (handle_violation(client))
+			abort_delegation(client, GATE_VIOLATION);
+	} else if (reason == EXIT_REASON_EXCEPTION_NMI || reason == EXIT_REASON_TRIPLE_FAULT) {
+		gate_log("vCPU %d of process %d: an exception in its server at %#llx",
+			 vcpu->vcpu_id, current->tgid,
+			 get_register(vcpu, VCPU_REGS_RIP, GUEST_RIP));
+		abort_delegation(client, GATE_EXCEPTION);
+	} else {
+		gate_log("vCPU %d of process %d: exit %u in its server", vcpu->vcpu_id,
+			 current->tgid, reason);
+		abort_delegation(client, GATE_EXIT);
+	}
+	return 1;
+}
+
+/* Whether handle_exit() has to take over. In the probe: it cannot sleep. */
+static bool after_exit(struct gate_client *client)
+{
+	u32 full = vmcs_read(VM_EXIT_REASON), reason = (u16)full;
+	u32 event = vmcs_read(VM_EXIT_INTR_INFO);
+
+	if (full & VMX_EXIT_REASONS_FAILED_VMENTRY)
+		return false;
+	client->counts.exits++;
+	if (is_hosts(reason, event))
+		client->counts.interrupts++;
+	client->inside = vmcs_read(EPT_POINTER) == client->eptp;
+	if (client->inside) {
+		client->counts.exits_inside++;
+		/* What was parked was given up: its thread delegated anew. */
+		client->parked = false;
+		return !is_harmless(reason, event);
+	}
+	if (reason == EXIT_REASON_VMFUNC) {
+		client->counts.refused++;
+		gate_log("vCPU %d of process %d: VMFUNC that is not in its list",
+			 client->vcpu->vcpu_id, current->tgid);
+		/* KVM injects #UD. */
+		return false;
+	}
+	return is_resume(client, reason) || is_forbidden_write(client, reason);
+}
+
+/* Clients that are not in use, and other VMs' vCPUs, are left alone; so are nested guests. */
+static struct gate_client *probed(struct pt_regs *regs)
+{
+	struct kvm_vcpu *vcpu = (struct kvm_vcpu *)regs_get_kernel_argument(regs, 0);
+	struct gate_client *client = client_of(vcpu);
+
+	if (!client || smp_load_acquire(&client->disarmed) || vcpu->arch.hflags & HF_GUEST_MASK)
+		return NULL;
+	return client;
+}
+
+static int entry_probe(struct kprobe *probe, struct pt_regs *regs)
+{
+	struct gate_client *client = probed(regs);
+
+	if (client)
+		before_entry(client);
+	return 0;
+}
+
+static int exit_probe(struct kprobe *probe, struct pt_regs *regs)
+{
+	struct gate_client *client = probed(regs);
+
+	if (!client || !client->armed || !after_exit(client))
+		return 0;
+	regs->ip = (unsigned long)handle_exit;
+	return 1;
+}
+
+/* A probe with one is not replaced by a jump, which could not change where execution goes on. */
+static void no_jump(struct kprobe *probe, struct pt_regs *regs, unsigned long flags)
+{
+}
+
+static struct kprobe probes[] = {
+	{ .symbol_name = "vmx_vcpu_run", .pre_handler = entry_probe },
+	{ .symbol_name = "vmx_handle_exit", .pre_handler = exit_probe, .post_handler = no_jump },
+	/* Tells vCPUs' files from others by its address; switched off at once. */
+	{ .symbol_name = "kvm_vcpu_ioctl" },
+};
+
+/* A function's address as pointers to it have it: the probe is after ENDBR. */
+static unsigned long address(struct kprobe *probe)
+{
+	unsigned long at = (unsigned long)probe->addr;
+	static const u8 endbr[] = { 0xf3, 0x0f, 0x1e, 0xfa };
+
+#ifdef CONFIG_X86_KERNEL_IBT
+	if (!memcmp((void *)(at - sizeof(endbr)), endbr, sizeof(endbr)))
+		at -= sizeof(endbr);
+#else
+	(void)endbr;
+#endif
+	return at;
+}
+
+static unsigned long vcpu_ioctl;
+
+/* The file of a vCPU of a VM that this process made. */
+struct file *vcpu_file(int fd)
+{
+	struct file *file = fget(fd);
+	struct kvm_vcpu *vcpu;
+
+	if (!file)
+		return ERR_PTR(-EBADF);
+	if ((unsigned long)file->f_op->unlocked_ioctl != vcpu_ioctl) {
+		fput(file);
+		return ERR_PTR(-ENOTTY);
+	}
+	vcpu = file->private_data;
+	if (vcpu->kvm->mm != current->mm) {
+		fput(file);
+		return ERR_PTR(-EPERM);
+	}
+	return file;
+}
+
+/* KVM's functions are still there: kvm_intel was not reloaded under us. */
+bool hooks_alive(void)
+{
+	return !kprobe_gone(&probes[0]) && !kprobe_gone(&probes[1]);
+}
+
+int hooks_init(void)
+{
+	int at, error;
+
+	for (at = 0; at < ARRAY_SIZE(probes); at++) {
+		error = register_kprobe(&probes[at]);
+		if (error) {
+			pr_err(GATE_NAME ": no function %s to probe (%d): load kvm_intel first\n",
+			       probes[at].symbol_name, error);
+			while (at--)
+				unregister_kprobe(&probes[at]);
+			return error == -ENOENT ? -ENODEV : error;
+		}
+	}
+	vcpu_ioctl = address(&probes[2]);
+	unregister_kprobe(&probes[2]);
+	return 0;
+}
+
+void hooks_exit(void)
+{
+	unregister_kprobe(&probes[1]);
+	unregister_kprobe(&probes[0]);
+}

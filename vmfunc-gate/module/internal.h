@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+#ifndef GANTRY_GATE_INTERNAL_H
+#define GANTRY_GATE_INTERNAL_H
+
+#include <linux/fs.h>
+#include <linux/kvm_host.h>
+#include <linux/mm.h>
+#include <linux/mmu_notifier.h>
+#include <linux/version.h>
+#include <linux/workqueue.h>
+
+#include "gate.h"
+
+/*
+ * The module reads and writes fields of struct kvm_vcpu and of the VMCS, and probes functions of
+ * kvm_intel by name. That was checked against these kernels only.
+ */
+#define KERNEL_IS(major, minor) \
+	(LINUX_VERSION_CODE >= KERNEL_VERSION(major, minor, 0) && \
+	 LINUX_VERSION_CODE < KERNEL_VERSION(major, minor + 1, 0))
+#if !KERNEL_IS(6, 1) && !KERNEL_IS(6, 12)
+#error "gantry_gate is made for Linux 6.1 and 6.12: install one of these, or use the ring transport"
+#endif
+
+#define GATE_NAME "gantry_gate"
+#define gate_log(format, ...) pr_warn_ratelimited(GATE_NAME ": " format "\n", ##__VA_ARGS__)
+
+/* Read by the trampoline. */
+struct gate_table {
+	u64 fs_base;
+	u64 gs_base;
+	u64 stack;
+	u32 mxcsr;
+	u32 pkru;
+	u64 features;
+	u64 count;
+	u64 reserved[2];
+	u64 handlers[GATE_MAX_HANDLERS];
+};
+
+/* The page that differs between the sides; the client's one is written by the client. */
+struct gate_private {
+	u64 side;
+	u64 stack;
+	u64 busy;
+	u64 fs_base;
+	u64 gs_base;
+	u64 pkru;
+};
+
+/* An extended page table. Who uses it has a lock of their own around all calls. */
+struct gate_view {
+	u64 *root;
+	unsigned int tables;
+};
+
+#define EPT_READ 1ull
+#define EPT_WRITE 2ull
+#define EPT_EXEC 4ull
+
+int view_init(struct gate_view *view);
+void view_free(struct gate_view *view);
+u64 view_pointer(const struct gate_view *view);
+int view_map(struct gate_view *view, u64 gpa, struct page *page, u64 access, bool large);
+bool view_is_mapped(const struct gate_view *view, u64 gpa);
+bool view_has_small(struct gate_view *view, u64 gpa);
+void view_zap(struct gate_view *view, u64 gpa, unsigned long pages);
+void view_zap_all(struct gate_view *view);
+void view_free_tables(struct gate_view *view);
+
+/* Memory of a server: one of its memory slots. */
+struct gate_slot {
+	gfn_t first;
+	unsigned long pages;
+	unsigned long hva;
+	bool readonly;
+	struct page **page;	/* pinned, or NULL */
+};
+
+struct gate_server {
+	struct kref ref;
+	struct file *vcpu;
+	struct mm_struct *mm;
+	struct mmu_notifier notifier;
+	unsigned long locked;	/* pages that are counted as locked by the process */
+	u64 cr3;
+	u64 window;
+	u64 window_gpa;
+	struct gate_table *table;
+	unsigned int slots;
+	struct gate_slot *slot;
+
+	/* Protects all below, the slots' pages, and the views of the clients. Never with IRQs off. */
+	spinlock_t lock;
+	bool dead;
+	unsigned int invalidating;
+	u64 changes;
+	struct list_head clients;
+};
+
+struct gate_client;
+
+struct gate_server *server_register(const struct gate_server_args *args);
+void server_put(struct gate_server *server);
+void server_die(struct gate_server *server);
+struct gate_slot *server_slot(struct gate_server *server, gfn_t gfn);
+int server_map_all(struct gate_server *server, struct gate_client *client);
+int server_fault(struct gate_server *server, struct gate_client *client, u64 gpa);
+
+/* What a vCPU was doing in the server when an event of the client came. */
+struct gate_parked {
+	unsigned long regs[NR_VCPU_REGS];
+	unsigned long rflags;
+	u64 fs_base;
+	u64 gs_base;
+	u32 pkru;
+};
+
+struct gate_client {
+	struct hlist_node node;
+	struct delayed_work reap;
+	struct file *vcpu_file;
+	struct kvm_vcpu *vcpu;
+	u64 cr3;
+	u64 window;
+	u64 window_gpa;
+	u64 features;
+	u64 *list;		/* EPTPs that VMFUNC chooses from */
+	struct gate_view view;
+	u64 eptp;		/* of the view; the same as long as the client exists */
+	struct gate_table *table;
+	struct gate_private *private;
+	struct page *stack[(GATE_STACK_END - GATE_STACK) / PAGE_SIZE];
+	unsigned int shared_pages;
+	struct page **shared;
+
+	/* The server, under gate_mutex; its list, under its lock. */
+	struct gate_server *server;
+	struct list_head peer;
+
+	/* Set by others, taken by the vCPU's thread. */
+	atomic_t abort;
+	bool closing;
+	bool disarmed;
+
+	/* Of the vCPU's thread, or of who holds its mutex. */
+	bool armed;
+	bool added_control;
+	bool inside;
+	bool parked;
+	struct gate_parked park;
+	struct gate_status counts;
+};
+
+struct gate_client *client_register(const struct gate_client_args *args);
+int client_pair(struct gate_client *client, struct gate_server *server);
+void client_unpair(struct gate_client *client);
+void client_revoke(struct gate_client *client, int reason);
+void client_close(struct gate_client *client);
+struct gate_client *client_of(struct kvm_vcpu *vcpu);
+struct page *client_page(struct gate_client *client, unsigned long index, bool *writable);
+
+int hooks_init(void);
+void hooks_exit(void);
+bool hooks_alive(void);
+struct file *vcpu_file(int fd);
+void flush_views(void);
+void gate_disarm(struct gate_client *client);
+
+extern struct workqueue_struct *gate_work;
+/* Pairs are made and undone, and what is missing in a view is found, one at a time. */
+extern struct mutex gate_mutex;
+extern atomic64_t gate_pages, gate_pinned, gate_servers, gate_clients;
+extern struct gate_private *server_private;
+extern void *trampoline_page;
+extern const char vmfunc_gate_start[], vmfunc_gate_end[], vmfunc_gate_parked[],
+	vmfunc_gate_aborted[];
+
+void *gate_page(gfp_t flags);
+void gate_free_page(void *page);
+
+#endif

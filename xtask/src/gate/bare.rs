@@ -1,0 +1,93 @@
+//! The gate without an operating system.
+
+use std::{fs, path::PathBuf, process::Command};
+
+use anyhow::{Context, Result, ensure};
+use gantry_tests::{report::Outcome, rig::packages};
+
+use super::{Check, bochs, check};
+use crate::{
+    programs::{cargo, root, target},
+    progress::Step,
+};
+
+/// The programs are a workspace of their own: they are linked as disks.
+pub const MANIFEST: &str = "vmfunc-gate/bare/Cargo.toml";
+
+/// Not for build scripts and macros: those are not of a named target.
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+const FLAGS: &str = "-Crelocation-model=static";
+
+/// Checks of the program, by its count: fewer mean that it did not reach its end.
+const CHECKS: usize = 20;
+
+/// Runs the program; its checks.
+///
+/// # Errors
+/// It cannot be built or started.
+pub fn checks() -> Result<Vec<Check>> {
+    let image = build()?.join("vmfunc-gate-bare");
+    let work = target().join("gate-logs");
+    fs::create_dir_all(&work)?;
+    let disk = work.join("disk.img");
+    fs::copy(&image, &disk).with_context(|| format!("cannot copy {}", image.display()))?;
+    let file = fs::OpenOptions::new().write(true).open(&disk)?;
+    ensure!(
+        file.metadata()?.len() <= bochs::CYLINDER,
+        "{} does not fit on the emulated disk",
+        image.display()
+    );
+    file.set_len(bochs::CYLINDER)?;
+    let machine = bochs::Machine {
+        cpu: "corei7_icelake_u",
+        megabytes: 256,
+        seconds: 60,
+    };
+    let printed = machine.run(&work)?;
+    let mut checks: Vec<_> = printed.lines().filter_map(check).collect();
+    let complete = printed.lines().last() == Some("end") && checks.len() == CHECKS;
+    let end = if complete {
+        Outcome::Passed
+    } else {
+        Outcome::Failed(vec![format!(
+            "{} of {CHECKS} checks; see {}:\n{printed}",
+            checks.len(),
+            work.join("bochs.log").display()
+        )])
+    };
+    checks.push(("gate: the program runs to its end".to_owned(), end));
+    Ok(checks)
+}
+
+/// The folder of the programs without an operating system: the start of a disk each.
+///
+/// # Errors
+/// They do not build.
+pub fn build() -> Result<PathBuf> {
+    let step = Step::new("building the gate's programs for bare metal");
+    let folder = target().join("gate");
+    packages::run(
+        cargo()
+            .args(["build", "--release", "--quiet", "--target", TARGET])
+            .args(["--manifest-path", MANIFEST])
+            .env("CARGO_TARGET_DIR", &folder)
+            .env("RUSTFLAGS", FLAGS),
+    )?;
+    step.finish();
+    Ok(folder.join(TARGET).join("release"))
+}
+
+/// Whether they are formatted, and what clippy says.
+pub fn lint() -> Command {
+    let mut both = Command::new("sh");
+    both.arg("-ec")
+        .arg(
+            "cargo fmt --manifest-path \"$0\" --check
+             cargo clippy --manifest-path \"$0\" --release --quiet --target \"$1\" -- -D warnings",
+        )
+        .args([MANIFEST, TARGET])
+        .current_dir(root())
+        .env("CARGO_TARGET_DIR", target().join("gate"))
+        .env("RUSTFLAGS", FLAGS);
+    both
+}

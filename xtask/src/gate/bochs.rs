@@ -1,0 +1,78 @@
+//! The emulator.
+
+use std::{fs, path::Path, process::Command};
+
+use anyhow::{Context, Result};
+
+/// Programs that the gate's tests need, and the Debian packages that have them.
+pub const PROGRAMS: &[(&str, &str)] = &[
+    ("bochs", "bochs"),
+    (
+        "/usr/lib/x86_64-linux-gnu/bochs/plugins/libbx_term_gui.so",
+        "bochs-term",
+    ),
+    ("/usr/share/bochs/BIOS-bochs-latest", "bochsbios"),
+    ("/usr/share/bochs/VGABIOS-lgpl-latest", "vgabios"),
+    ("script", "bsdutils"),
+    ("cpio", "cpio"),
+    ("make", "make"),
+    ("gcc-12", "gcc-12"),
+    ("xz", "xz-utils"),
+];
+
+/// Cylinders have 16 heads and 63 sectors; Bochs wants whole ones.
+pub const CYLINDER: u64 = 16 * 63 * 512;
+
+/// An emulated machine with one CPU.
+pub struct Machine {
+    /// Bochs's name of the CPU.
+    pub cpu: &'static str,
+    /// RAM in MiB.
+    pub megabytes: u32,
+    /// Longest run.
+    pub seconds: u32,
+}
+
+impl Machine {
+    /// Boots `disk.img` of a folder, which gets the logs; what was written to the serial port.
+    ///
+    /// # Errors
+    /// The emulator cannot be started.
+    pub fn run(&self, work: &Path) -> Result<String> {
+        let serial = work.join("serial.txt");
+        let _ = fs::remove_file(&serial);
+        let cylinders = fs::metadata(work.join("disk.img"))?.len() / CYLINDER;
+        // The display is a terminal: others listen on the network, or want a window system. The
+        // debugger, which Debian's build starts in, is told to go on.
+        let settings = format!(
+            "cpu: model={}, count=1, ips=200000000
+megs: {}
+romimage: file=/usr/share/bochs/BIOS-bochs-latest
+vgaromimage: file=/usr/share/bochs/VGABIOS-lgpl-latest
+ata0-master: type=disk, path=disk.img, mode=flat, cylinders={cylinders}, heads=16, spt=63
+boot: disk
+com1: enabled=1, mode=file, dev=serial.txt
+display_library: term
+sound: driver=dummy, waveoutdrv=dummy, waveout=none, wavein=none, midiout=none
+clock: sync=none
+log: bochs.log
+",
+            self.cpu, self.megabytes
+        );
+        fs::write(work.join("bochsrc"), settings)?;
+        fs::write(work.join("commands"), "c\n")?;
+        // Its exit status says nothing; what the guest printed does.
+        Command::new("timeout")
+            .args(["-k", "5", &self.seconds.to_string()])
+            .args(["script", "-qec", "bochs -q -f bochsrc -rc commands"])
+            .arg("/dev/null")
+            .current_dir(work)
+            .env("TERM", "vt100")
+            .stdin(std::process::Stdio::null())
+            .output()
+            .context("cannot run bochs under script")?;
+        let printed = fs::read(&serial)
+            .with_context(|| format!("Bochs wrote nothing: see {}/bochs.log", work.display()))?;
+        Ok(String::from_utf8_lossy(&printed).into_owned())
+    }
+}

@@ -1,0 +1,242 @@
+//! The module under Debian's kernel and KVM in the emulator: a virtual machine's host.
+
+use std::{
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Instant,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use gantry_tests::{
+    report::Outcome,
+    rig::{Cache, images, packages},
+};
+
+use super::{Check, bare, bochs, check, module::Module};
+use crate::{
+    programs::{cargo, target},
+    progress::Step,
+};
+
+/// What KVM consists of.
+const MODULES: &[&str] = &["irqbypass", "kvm", "kvm-intel"];
+
+/// The emulated host's RAM in MiB.
+const MEGABYTES: u32 = 512;
+
+/// Saves two thirds of the emulated boot.
+const COMMAND_LINE: &str = "console=ttyS0,115200 nokaslr mitigations=off noxsave panic=-1 \
+    tsc=reliable quiet cryptomgr.notests oops=panic \
+    initcall_blacklist=load_system_certificate_list,crypto_kdf108_init,trace_eval_init";
+
+/// Runs the checks of `vmfunc-gate/rig` with a module and the kernel that it is for.
+///
+/// # Errors
+/// Something cannot be built or started.
+pub fn checks(cache: &Cache, module: &Module) -> Result<Vec<Check>> {
+    let work = target().join("gate-kvm").join(&module.kernel.release);
+    fs::create_dir_all(&work)?;
+    let loader = bare::build()?.join("vmfunc-gate-loader");
+    let kernel = images::unpacked_kernel(cache, &module.kernel)?;
+    let archive = initramfs(cache, module, &work)?;
+    write_disk(&loader, &kernel, &archive, &work.join("disk.img"))?;
+    let step = Step::new("running KVM in Bochs");
+    let machine = bochs::Machine {
+        // Its time-stamp counter runs at the emulator's speed; others confuse the kernel's timers.
+        cpu: "corei7_haswell_4770",
+        megabytes: MEGABYTES,
+        seconds: 300,
+    };
+    let started = Instant::now();
+    let printed = machine.run(&work)?;
+    step.finish();
+    let release = &module.kernel.release;
+    let mut checks: Vec<_> = printed
+        .lines()
+        .filter_map(check)
+        .map(|(name, outcome)| (format!("{name} (KVM, {release})"), outcome))
+        .collect();
+    for figure in printed.lines().filter(|line| line.starts_with("figure ")) {
+        println!("{} (KVM, {release})", figure.trim_end());
+    }
+    let end = if printed.lines().any(|line| line.trim_end() == "end") {
+        Outcome::Passed
+    } else {
+        let last: Vec<_> = printed.lines().rev().take(60).collect();
+        let last: Vec<_> = last.into_iter().rev().collect();
+        Outcome::Failed(vec![format!(
+            "stopped after {:.0} s; see {}:\n{}",
+            started.elapsed().as_secs_f64(),
+            work.display(),
+            last.join("\n")
+        )])
+    };
+    checks.push((
+        format!("gate: the checks run to their end (KVM, {release})"),
+        end,
+    ));
+    Ok(checks)
+}
+
+/// The emulated host's initial file system: KVM, the module, and the program that checks it.
+fn initramfs(cache: &Cache, module: &Module, work: &Path) -> Result<PathBuf> {
+    let step = Step::new("building the checks of the gate's module");
+    packages::run(cargo().args(["build", "--release", "--quiet", "-p", "vmfunc-gate-rig"]))?;
+    step.finish();
+    let root = work.join("root");
+    let busybox = cache.unpacked("busybox-static")?.join("bin/busybox");
+    images::start(&root, &busybox)?;
+    let loaded = images::modules(&module.kernel, MODULES, &root.join("modules"))?;
+    fs::copy(&module.file, root.join("modules/gantry_gate.ko"))?;
+    images::program(
+        &target().join("release/vmfunc-gate-rig"),
+        &root,
+        "bin/gate-rig",
+    )?;
+    let init = format!(
+        "#!/bin/busybox sh
+/bin/busybox mkdir -p /proc /sys /dev /tmp
+/bin/busybox --install -s /bin
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t devtmpfs dev /dev
+mount -t tmpfs tmp /tmp
+exec 0</dev/console 1>/dev/console 2>&1
+for m in {loaded}; do insmod /modules/$m.ko; done
+/bin/gate-rig
+poweroff -f
+"
+    );
+    images::script(&root.join("init"), &init)?;
+    let archive = work.join("initramfs.cpio");
+    let command = format!(
+        "cd '{}' && find . | LC_ALL=C sort | cpio --quiet -o -H newc > '{}'",
+        root.display(),
+        std::path::absolute(&archive)?.display()
+    );
+    packages::run(Command::new("sh").args(["-c", &command]))?;
+    Ok(archive)
+}
+
+const SECTOR: u64 = 512;
+/// Where the loader reads its plan.
+const PLAN: u64 = 1024;
+/// Parts that a plan has room for.
+const PARTS: usize = 20;
+/// Physical addresses of the boot parameters, the command line and the initial file system.
+const PARAMETERS: u64 = 0x9_0000;
+const COMMAND_LINE_AT: u64 = 0x9_2000;
+const INITRAMFS: u64 = 0x1000_0000;
+
+/// A disk that boots a kernel: the loader, its plan, and what it loads.
+fn write_disk(loader: &Path, kernel: &Path, archive: &Path, disk: &Path) -> Result<()> {
+    let elf = fs::read(kernel).with_context(|| format!("cannot read {}", kernel.display()))?;
+    let archive = fs::read(archive)?;
+    let mut parts = segments(&elf)?;
+    let entry = number(&elf, 24, 8)?;
+    parts.push((PARAMETERS, parameters(archive.len())?));
+    parts.push((COMMAND_LINE_AT, format!("{COMMAND_LINE}\0").into_bytes()));
+    parts.push((INITRAMFS, archive));
+    ensure!(
+        parts.len() <= PARTS,
+        "the kernel has {} segments",
+        parts.len()
+    );
+    let mut plan = Vec::new();
+    for number in [entry, PARAMETERS, parts.len() as u64] {
+        plan.extend(number.to_le_bytes());
+    }
+    let mut sector = PLAN + 1;
+    for (address, bytes) in &parts {
+        let sectors = (bytes.len() as u64).div_ceil(SECTOR);
+        plan.extend(u32::try_from(sector)?.to_le_bytes());
+        plan.extend(u32::try_from(sectors)?.to_le_bytes());
+        plan.extend(address.to_le_bytes());
+        sector += sectors;
+    }
+    let mut file = fs::File::create(disk)?;
+    let mut image = fs::read(loader)?;
+    image.resize((PLAN * SECTOR) as usize, 0);
+    plan.resize(SECTOR as usize, 0);
+    file.write_all(&image)?;
+    file.write_all(&plan)?;
+    for (_, mut bytes) in parts {
+        bytes.resize(bytes.len().next_multiple_of(SECTOR as usize), 0);
+        file.write_all(&bytes)?;
+    }
+    file.set_len((sector * SECTOR).next_multiple_of(bochs::CYLINDER))?;
+    Ok(())
+}
+
+/// A little-endian number of a file.
+fn number(bytes: &[u8], at: usize, length: usize) -> Result<u64> {
+    let bytes = bytes
+        .get(at..at + length)
+        .context("the kernel is truncated")?;
+    Ok(bytes
+        .iter()
+        .rev()
+        .fold(0, |value, byte| value << 8 | u64::from(*byte)))
+}
+
+/// What an ELF file has to have in memory, by physical address, with zeros at the end.
+fn segments(elf: &[u8]) -> Result<Vec<(u64, Vec<u8>)>> {
+    const LOAD: u64 = 1;
+    ensure!(elf.starts_with(b"\x7fELF\x02"), "the kernel is no ELF file");
+    let (table, size, count) = (
+        number(elf, 32, 8)? as usize,
+        number(elf, 54, 2)? as usize,
+        number(elf, 56, 2)? as usize,
+    );
+    let mut parts = Vec::new();
+    for header in (0..count).map(|index| table + index * size) {
+        if number(elf, header, 4)? != LOAD {
+            continue;
+        }
+        let offset = number(elf, header + 8, 8)? as usize;
+        let address = number(elf, header + 24, 8)?;
+        let length = number(elf, header + 32, 8)? as usize;
+        if address % SECTOR != 0 {
+            bail!("a segment of the kernel is at {address:#x}");
+        }
+        let bytes = elf
+            .get(offset..offset + length)
+            .context("the kernel is truncated")?;
+        parts.push((address, bytes.to_vec()));
+    }
+    Ok(parts)
+}
+
+/// The boot parameters (Documentation/arch/x86/boot.rst and zero-page.rst of the kernel).
+fn parameters(initramfs: usize) -> Result<Vec<u8>> {
+    let mut page = vec![0; 4096];
+    let mut put = |at: usize, bytes: &[u8]| page[at..at + bytes.len()].copy_from_slice(bytes);
+    put(0x1fe, &0xaa55_u16.to_le_bytes());
+    put(0x202, b"HdrS");
+    put(0x206, &0x20f_u16.to_le_bytes());
+    // A loader without a number.
+    put(0x210, &[0xff]);
+    put(0x211, &[1]);
+    put(0x218, &u32::try_from(INITRAMFS)?.to_le_bytes());
+    put(0x21c, &u32::try_from(initramfs)?.to_le_bytes());
+    put(0x228, &u32::try_from(COMMAND_LINE_AT)?.to_le_bytes());
+    let end = u64::from(MEGABYTES) << 20;
+    // The BIOS has its ACPI tables in the last 64 KiB.
+    let tables = 64 << 10;
+    let map = [
+        (0, 0x9_fc00, 1_u32),
+        (0xf_0000, 0x1_0000, 2),
+        (0x10_0000, end - 0x10_0000 - tables, 1),
+        (end - tables, tables, 3),
+    ];
+    put(0x1e8, &[map.len() as u8]);
+    for (index, (start, length, kind)) in map.into_iter().enumerate() {
+        let at = 0x2d0 + index * 20;
+        put(at, &u64::to_le_bytes(start));
+        put(at + 8, &u64::to_le_bytes(length));
+        put(at + 16, &kind.to_le_bytes());
+    }
+    Ok(page)
+}
