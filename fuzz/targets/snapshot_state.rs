@@ -37,6 +37,8 @@ fn devices() -> [Box<dyn VirtioDevice>; 4] {
         thread_name,
         address: GuestAddress(4 * mem::BLOCK),
         len: 4 * mem::BLOCK,
+        block: mem::BLOCK,
+        populate: false,
         requested: 0,
         discards: Default::default(),
     };

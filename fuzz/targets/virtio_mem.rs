@@ -19,6 +19,8 @@ fuzz_target!(|bytes: &[u8]| {
         address: GuestAddress(4 * BLOCK),
         // Short of where the queues are.
         len: 4 * BLOCK,
+        block: BLOCK,
+        populate: true,
         requested: 3 * BLOCK,
         discards: Default::default(),
     };

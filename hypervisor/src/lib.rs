@@ -18,6 +18,7 @@
 pub mod error;
 pub mod gsi;
 pub mod kvm;
+mod raw;
 pub mod state;
 pub mod vcpu;
 pub mod vm;

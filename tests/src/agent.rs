@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::edu;
+use crate::{edu, pci};
 
 /// The host's context id.
 const HOST_CID: u32 = 2;
@@ -17,7 +17,8 @@ const ANY_CID: u32 = u32::MAX;
 
 /// Runs an agent command: `vsock-echo PORT` serves one connection, `vsock-count PORT SECONDS` takes
 /// one, waits, and prints how many bytes come before it ends; `vsock-send PORT TEXT` sends a text to the host and prints the answer; `port-write PORT TEXT` writes bytes to an I/O port;
-/// `edu-check` tries an edu device, `edu-write-outside ADDRESS` has it write to an address.
+/// `edu-check` tries an edu device, `edu-write-outside ADDRESS` has it write to an address;
+/// `pci-sleep PATH` puts a device to sleep and wakes it.
 /// `tcp-send ADDRESS MIB` and `tcp-receive ADDRESS` move bytes that mean nothing, as fast as they
 /// can.
 pub fn run(args: &[String]) -> Result<()> {
@@ -28,6 +29,7 @@ pub fn run(args: &[String]) -> Result<()> {
         }
         [command, port, text] if command == "vsock-send" => send(port.parse()?, text),
         [command, port, text] if command == "port-write" => port_write(port.parse()?, text),
+        [command, path] if command == "pci-sleep" => pci::sleep(path),
         [command] if command == "edu-check" => edu::check(),
         [command, address] if command == "edu-write-outside" => {
             let digits = address.trim_start_matches("0x");
@@ -39,7 +41,7 @@ pub fn run(args: &[String]) -> Result<()> {
         }
         _ => bail!(
             "agent commands: vsock-echo PORT, vsock-count PORT SECONDS, vsock-send PORT TEXT, \
-             port-write PORT TEXT, edu-check, edu-write-outside ADDRESS, tcp-send ADDRESS MIB, \
+             port-write PORT TEXT, pci-sleep PATH, edu-check, edu-write-outside ADDRESS, tcp-send ADDRESS MIB, \
              tcp-receive ADDRESS"
         ),
     }

@@ -20,7 +20,7 @@ pub const STATUS: &str = "@status=";
 /// Longest wait for a boot in the rig.
 pub const BOOT: Duration = Duration::from_secs(60);
 /// Longest wait for a command.
-pub const COMMAND: Duration = Duration::from_secs(30);
+pub const COMMAND: Duration = Duration::from_secs(90);
 
 /// The guest's console.
 pub struct Guest {

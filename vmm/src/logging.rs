@@ -10,7 +10,7 @@ use std::{
     time::Instant,
 };
 
-use log::{LevelFilter, Log, Metadata, Record};
+use log::{Level, LevelFilter, Log, Metadata, Record};
 
 /// The log cannot be written.
 #[derive(Debug, thiserror::Error)]
@@ -35,11 +35,15 @@ struct Logger {
 }
 
 impl Log for Logger {
-    fn enabled(&self, _metadata: &Metadata) -> bool {
-        true
+    fn enabled(&self, metadata: &Metadata) -> bool {
+        // A guest can have that crate warn of each of its accesses to a physical device.
+        metadata.level() == Level::Error || !metadata.target().starts_with("vfio_ioctls")
     }
 
     fn log(&self, record: &Record) {
+        if !self.enabled(record.metadata()) {
+            return;
+        }
         let thread = thread::current();
         let line = line(record, thread.name().unwrap_or("?"), self.started.elapsed());
         // One write for the whole line, so that lines of threads do not mix. If it fails, there

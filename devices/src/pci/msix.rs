@@ -6,6 +6,7 @@
 
 use std::{
     io,
+    os::fd::AsRawFd,
     sync::{
         Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -179,6 +180,26 @@ impl MsixTable {
             }
         }
         self.update_all(&mut state);
+        if !enabled {
+            self.drain();
+        }
+    }
+
+    /// Whether the guest wants to have interrupts of a vector now.
+    pub fn is_unmasked(&self, vector: u16) -> bool {
+        let state = self.lock();
+        let entry = state.entries.get(usize::from(vector));
+        state.enabled && !state.function_masked && entry.is_some_and(|entry| !entry.masked)
+    }
+
+    /// Forgets what was raised through the eventfds and not delivered.
+    fn drain(&self) {
+        for vector in 0..self.count() {
+            if let Some(irqfd) = self.vectors().and_then(|all| all.irqfd(vector)) {
+                // An error says that there was nothing.
+                let _ = irqfd.read();
+            }
+        }
     }
 
     /// Masks and forgets everything, as after power-on.
@@ -193,6 +214,7 @@ impl MsixTable {
             };
         }
         self.update_all(&mut state);
+        self.drain();
     }
 
     /// A guest's read of the table. What no entry covers reads as zero.
@@ -250,10 +272,27 @@ impl MsixTable {
             *byte = (0..8)
                 .filter(|bit| {
                     let at = first.saturating_add(*bit);
-                    state.entries.get(at).is_some_and(|entry| entry.pending)
+                    let entry = state.entries.get(at);
+                    entry.is_some_and(|entry| entry.pending || self.is_held(entry, at))
                 })
                 .fold(0, |byte, bit| byte | 1 << bit);
         }
+    }
+
+    /// Whether somebody has raised the eventfd of a vector that does not reach the guest.
+    fn is_held(&self, entry: &Entry, vector: usize) -> bool {
+        // Fewer than MAX_VECTORS entries.
+        let irqfd = self.vectors().and_then(|all| all.irqfd(vector as u16));
+        let Some(irqfd) = irqfd.filter(|_| entry.routed.is_none()) else {
+            return false;
+        };
+        let mut poll = libc::pollfd {
+            fd: irqfd.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one structure, which outlives the call.
+        unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
     }
 
     /// The eventfd of a vector, for the kernel or another process to raise.
@@ -467,6 +506,21 @@ mod tests {
         table.set_control(true, false);
         assert_eq!(msi.take(0), 0);
         assert_eq!(table.trigger(3).unwrap(), Delivery::Disabled, "no such");
+    }
+
+    #[test]
+    fn a_masked_vector_that_the_kernel_raised_is_pending() {
+        let (table, msi) = table();
+        table.set_control(true, false);
+        write(&table, 1, MESSAGE, true);
+        table.vectors().unwrap().irqfd(1).unwrap().write(1).unwrap();
+        let mut pending = [0; 8];
+        table.read_pending(0, &mut pending);
+        assert_eq!(u64::from_le_bytes(pending), 1 << 1);
+        table.set_control(false, false);
+        table.read_pending(0, &mut pending);
+        assert_eq!(u64::from_le_bytes(pending), 0);
+        assert_eq!(msi.take(1), 0, "MSI-X was switched off");
     }
 
     #[test]

@@ -340,10 +340,19 @@ impl PciSegment {
         let Some(function) = self.function_in(device) else {
             return;
         };
-        lock(&function).write_config(offset, data);
+        // A function may reset itself, by a register that only it knows.
+        let moved = {
+            let mut function = lock(&function);
+            let before = function.config().command();
+            function.write_config(offset, data);
+            function.config().command() != before
+        };
         let end = offset.saturating_add(data.len());
         let touches = |first: usize, last: usize| offset < last && first < end;
-        if touches(offsets::COMMAND, offsets::STATUS) || touches(offsets::BAR0, offsets::BAR_END) {
+        if moved
+            || touches(offsets::COMMAND, offsets::STATUS)
+            || touches(offsets::BAR0, offsets::BAR_END)
+        {
             let _decoding = lock(&self.decoding);
             self.settle(device);
         }

@@ -4,6 +4,7 @@
 //! - [`Rig`]: a segment with its buses; accesses as a vCPU would make them.
 //! - [`VirtioDriver`]: drives a virtio function through its configuration space and BAR.
 //! - [`simple`]: a guest with queues and no transport.
+//! - [`FakeDevice`]: a device in the terms of VFIO.
 //! - [`FakeMsi`], [`FakeDoorbells`]: the platform, with what happened kept for inspection.
 
 mod driver;
@@ -11,7 +12,9 @@ mod platform;
 pub mod raw;
 mod rig;
 pub mod simple;
+mod vfio;
 
 pub use driver::VirtioDriver;
 pub use platform::{FakeDoorbells, FakeMsi, guest_memory};
 pub use rig::{ECAM_BASE, MMIO32, MMIO64, PORTS, Rig};
+pub use vfio::{FakeDevice, FakeSpace};

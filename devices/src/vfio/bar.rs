@@ -2,9 +2,11 @@
 
 use std::{ops::Range, sync::Arc};
 
-use vfio_ioctls::VfioDevice;
-
-use crate::{bus::BusDevice, pci::MsixTable};
+use super::{device::Device, interrupts::Interrupts};
+use crate::{
+    bus::BusDevice,
+    pci::{MsixTable, TABLE_ENTRY_SIZE},
+};
 
 /// The MSI-X table and pending bits in a BAR.
 pub struct TrappedVectors {
@@ -14,12 +16,14 @@ pub struct TrappedVectors {
     pub pending: Option<Range<u64>>,
     /// What the guest sees there.
     pub msix: Arc<MsixTable>,
+    /// What the device sends.
+    pub interrupts: Arc<Interrupts>,
 }
 
-/// A BAR of a physical device.
+/// A BAR of a device.
 pub struct Bar {
     /// The device.
-    pub device: Arc<VfioDevice>,
+    pub device: Arc<dyn Device>,
     /// Number of the BAR, which is also its VFIO region.
     pub index: u32,
     /// Its interrupt vectors.
@@ -27,8 +31,8 @@ pub struct Bar {
 }
 
 enum Target<'a> {
-    Table(&'a MsixTable, u64),
-    Pending(&'a MsixTable, u64),
+    Table(&'a TrappedVectors, u64),
+    Pending(&'a TrappedVectors, u64),
     Device,
 }
 
@@ -42,9 +46,9 @@ impl Bar {
             Some(offset - range.start)
         };
         if let Some(at) = within(&vectors.table) {
-            Target::Table(&vectors.msix, at)
+            Target::Table(vectors, at)
         } else if let Some(at) = within(&vectors.pending) {
-            Target::Pending(&vectors.msix, at)
+            Target::Pending(vectors, at)
         } else {
             Target::Device
         }
@@ -54,21 +58,27 @@ impl Bar {
 impl BusDevice for Bar {
     fn read(&self, offset: u64, data: &mut [u8]) {
         match self.target(offset) {
-            Target::Table(msix, at) => msix.read_table(at, data),
-            Target::Pending(msix, at) => msix.read_pending(at, data),
-            Target::Device => {
-                data.fill(0xff);
-                self.device.region_read(self.index, data, offset);
-            }
+            Target::Table(vectors, at) => vectors.msix.read_table(at, data),
+            Target::Pending(vectors, at) => vectors.msix.read_pending(at, data),
+            Target::Device => self.device.read(self.index, offset, data),
         }
     }
 
     fn write(&self, offset: u64, data: &[u8]) {
         match self.target(offset) {
-            Target::Table(msix, at) => msix.write_table(at, data),
+            Target::Table(
+                TrappedVectors {
+                    msix, interrupts, ..
+                },
+                at,
+            ) => {
+                msix.write_table(at, data);
+                // A write that changes something lies in one entry. The table has at most 2,048.
+                interrupts.vector_changed(msix, (at / TABLE_ENTRY_SIZE) as u16);
+            }
             // Read-only (PCI 3.0, 6.8.2.10).
             Target::Pending(..) => {}
-            Target::Device => self.device.region_write(self.index, data, offset),
+            Target::Device => self.device.write(self.index, offset, data),
         }
     }
 }

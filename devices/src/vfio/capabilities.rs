@@ -28,6 +28,10 @@ pub enum Kind {
     Msi,
     /// Emulated.
     Msix,
+    /// Emulated: the device stays awake.
+    Power,
+    /// The device's own, of which the guest's resets matter here.
+    Express,
     /// The guest reads and writes the device's own registers, of which vfio-pci guards those that
     /// matter to the host.
     Through,
@@ -76,9 +80,9 @@ pub fn visible(config: &[u8; HEADER_END]) -> Vec<Capability> {
                 MSI if word(2) & 0x80 != 0 => (Kind::Msi, 14),
                 MSI => (Kind::Msi, 10),
                 MSIX => (Kind::Msix, 12),
-                POWER_MANAGEMENT => (Kind::Through, 8),
+                POWER_MANAGEMENT => (Kind::Power, 8),
                 SATA => (Kind::Through, 8),
-                EXPRESS => (Kind::Through, 0x3c),
+                EXPRESS => (Kind::Express, 0x3c),
                 VENDOR => (Kind::Through, usize::from(word(2) & 0xff).max(3)),
                 _ => return None,
             };

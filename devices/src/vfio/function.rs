@@ -1,18 +1,17 @@
-//! The PCI function through which the guest sees a physical device.
+//! The PCI function through which the guest sees a device.
 
-use std::{collections::BTreeMap, io, path::Path, sync::Arc};
+use std::{collections::BTreeMap, io, sync::Arc};
 
-use vfio_bindings::bindings::vfio::{VFIO_PCI_MSI_IRQ_INDEX, VFIO_PCI_MSIX_IRQ_INDEX};
-use vfio_ioctls::{VfioDevice, VfioError};
 use vm_memory::GuestAddress;
-use vmm_sys_util::eventfd::EventFd;
 
 use super::{
-    Error, Iommu,
+    Error,
     bar::{Bar, TrappedVectors},
     capabilities::{self, Kind},
-    iommu::Attached,
-    physical::{self, BarMapping, Place},
+    device::{Device, ResetError},
+    interrupts::{Interrupts, Wanted},
+    mapping::{self, BarMapping},
+    power::PowerCapability,
 };
 use crate::{
     bus::BusDevice,
@@ -28,11 +27,9 @@ use crate::{
 const HEADER: usize = 0x100;
 const PAGE: u64 = 4096;
 
-/// What a physical device needs from the machine.
+/// What a device needs from the machine.
 #[derive(Clone)]
 pub struct Resources {
-    /// What it can reach.
-    pub iommu: Arc<Iommu>,
     /// Interrupt vectors.
     pub msi: Arc<dyn MsiController>,
     /// Places its memory at the addresses of its BARs.
@@ -44,15 +41,13 @@ struct Msix {
     table: Arc<MsixTable>,
     table_place: (u8, u64),
     pending_place: (u8, u64),
-    /// The device raises the eventfds.
-    connected: bool,
 }
 
 struct Msi {
     capability: MsiCapability,
     vectors: Option<Box<dyn MsiVectors>>,
-    /// The messages for which the device raises the eventfds.
-    connected: Vec<MsiMessage>,
+    /// The messages that the eventfds send.
+    routed: Vec<MsiMessage>,
 }
 
 /// Part of a BAR in this process, and in the guest while the BAR is decoded.
@@ -64,64 +59,66 @@ struct Shared {
     host: BarMapping,
 }
 
-/// A physical device on a guest's PCI bus.
+/// A device on a guest's PCI bus.
 pub struct Function {
     config: ConfigSpace,
     /// Bytes of the first 256 that are the device's own registers.
     through: Vec<std::ops::Range<usize>>,
+    power: Option<PowerCapability>,
+    /// Offset of the PCI Express capability.
+    express: Option<usize>,
     msi: Option<Msi>,
     msix: Option<Msix>,
+    interrupts: Arc<Interrupts>,
     shared: Vec<Shared>,
     bars: BTreeMap<BarIndex, Arc<Bar>>,
     resources: Resources,
-    place: Place,
     /// It was taken off the bus, and is as it was before it came.
     gone: bool,
     /// A failure that the guest can repeat at will is logged once.
     warned: bool,
-    device: Arc<VfioDevice>,
-    /// Held for its drop, after everything above.
-    _attached: Attached,
+    device: Arc<dyn Device>,
 }
 
 impl Function {
-    /// Takes over the device at a path in sysfs, reset and silent. The BARs in `trapped` are not
-    /// mapped into the guest: each access goes through this process.
-    pub fn new(path: &Path, resources: Resources, trapped: &[u64]) -> Result<Self, Error> {
-        let place = Place::new(path)?;
-        let attached = resources.iommu.attach(&place)?;
-        let Some(device) = attached.device().map(Arc::clone) else {
-            return Err(Error::NoDevice {
-                path: path.to_owned(),
-            });
-        };
-        device.reset();
+    /// Takes over a device, reset and silent. The BARs in `trapped` are not mapped into the guest:
+    /// each access goes through this process.
+    pub fn new(
+        device: Arc<dyn Device>,
+        resources: Resources,
+        trapped: &[u64],
+    ) -> Result<Self, Error> {
+        if let Err(error) = device.reset() {
+            let name = device.name();
+            log::warn!("device {name}: what its last user left in it is still there: {error}");
+        }
         let mut header = [0; HEADER];
-        physical::read_config(&device, 0, &mut header);
+        device.read_config(0, &mut header);
         let header_type = header[offsets::HEADER_TYPE] & 0x7f;
         if header_type != 0 {
             return Err(Error::Bridge {
-                device: place.address,
+                device: device.name().to_owned(),
                 header: header_type,
             });
         }
-        let layout = layout(&device, &header).map_err(|source| Error::Config {
-            device: place.address.clone(),
+        let layout = layout(&*device, &header).map_err(|source| Error::Config {
+            device: device.name().to_owned(),
             source,
         })?;
         let mut function = Self {
             config: layout.config,
             through: layout.through,
+            power: layout.power,
+            express: layout.express,
+            interrupts: Arc::new(Interrupts::new(Arc::clone(&device))),
             msi: layout.msi,
             msix: layout.msix,
             shared: Vec::new(),
             bars: BTreeMap::new(),
             resources,
-            place,
             gone: false,
             warned: false,
             device,
-            _attached: attached,
         };
         function.map_bars(trapped)?;
         Ok(function)
@@ -146,7 +143,7 @@ impl Function {
                 .flatten()
                 .map(|range| (range.start, range.end))
                 .collect();
-            let mappings = physical::map_bar(&self.device, index.get(), &trapped)?;
+            let mappings = mapping::map_bar(&*self.device, index.get(), &trapped)?;
             self.shared.extend(mappings.into_iter().map(|host| Shared {
                 bar: index,
                 placed: None,
@@ -168,6 +165,7 @@ impl Function {
             table,
             pending,
             msix: Arc::clone(&msix.table),
+            interrupts: Arc::clone(&self.interrupts),
         })
     }
 
@@ -175,76 +173,62 @@ impl Function {
     /// BARs at the host's addresses: where the guest sees them is the machine's business, and a
     /// vCPU that still looks at one must not run into nothing.
     fn set_command(&self, command: u16) {
-        let command = command | COMMAND_IO | COMMAND_MEMORY;
-        physical::write_config(&self.device, offsets::COMMAND, &command.to_le_bytes());
+        let mut command = command | COMMAND_IO | COMMAND_MEMORY;
+        if !self.is_awake() {
+            command &= !COMMAND_BUS_MASTER;
+        }
+        self.device
+            .write_config(offsets::COMMAND, &command.to_le_bytes());
     }
 
     fn warn(&mut self, action: &str, error: &dyn std::error::Error) {
         if !self.warned {
             self.warned = true;
-            log::warn!("device {}: cannot {action}: {error}", self.place.address);
+            log::warn!("device {}: cannot {action}: {error}", self.device.name());
         }
     }
 
     /// Has the device raise the eventfds of the interrupts that the guest enabled.
     fn connect_interrupts(&mut self) {
-        if let Err(error) = self.update_msix() {
-            self.warn("change its MSI-X interrupts", &error);
+        if let Err(error) = self.route_msi() {
+            self.warn("route its MSI interrupts", &error);
         }
-        if let Err(error) = self.update_msi() {
-            self.warn("change its MSI interrupts", &error);
+        let msix = self.msix.as_ref();
+        if let Some(msix) = msix.filter(|msix| msix.capability.is_enabled(&self.config)) {
+            msix.capability.update(&self.config, &msix.table);
+            self.interrupts.want(Wanted::Msix(&msix.table));
+            return;
         }
-    }
-
-    fn update_msix(&mut self) -> Result<(), VfioError> {
-        let Some(msix) = &mut self.msix else {
-            return Ok(());
-        };
-        msix.capability.update(&self.config, &msix.table);
-        let enabled = msix.capability.is_enabled(&self.config);
-        if enabled == msix.connected {
-            return Ok(());
-        }
-        msix.connected = enabled;
-        if enabled {
-            // A masked vector's eventfd keeps what the device writes until the guest unmasks it.
-            let fds = irqfds(msix.table.vectors(), msix.table.count());
-            self.device.enable_irq(VFIO_PCI_MSIX_IRQ_INDEX, fds)
-        } else {
-            self.device.disable_irq(VFIO_PCI_MSIX_IRQ_INDEX)
+        let msi = self.msi.as_ref().filter(|msi| !msi.routed.is_empty());
+        let messages = msi.and_then(|msi| Some((msi.vectors.as_deref()?, &msi.routed)));
+        self.interrupts.want(match messages {
+            // At most 32.
+            Some((vectors, routed)) => Wanted::Msi(vectors, routed.len() as u16),
+            None => Wanted::Nothing,
+        });
+        if let Some(msix) = msix {
+            // After the device: the table drops what it still sent.
+            msix.capability.update(&self.config, &msix.table);
         }
     }
 
-    fn update_msi(&mut self) -> Result<(), VfioError> {
+    fn route_msi(&mut self) -> io::Result<()> {
         let Some(msi) = &mut self.msi else {
             return Ok(());
         };
         let messages = msi.capability.messages(&self.config);
-        if messages == msi.connected {
+        if messages == msi.routed {
             return Ok(());
         }
         let Some(vectors) = msi.vectors.as_deref() else {
             return Ok(());
         };
+        // Half of them would be worse than none.
+        msi.routed.clear();
         for vector in 0..msi.capability.count() {
-            let message = messages.get(usize::from(vector)).copied();
-            if let Err(error) = vectors.route(vector, message) {
-                log::warn!("cannot route an MSI interrupt: {error}");
-            }
+            vectors.route(vector, messages.get(usize::from(vector)).copied())?;
         }
-        let before = std::mem::replace(&mut msi.connected, messages).len();
-        let now = msi.connected.len();
-        if now == before {
-            return Ok(());
-        }
-        if before > 0 {
-            self.device.disable_irq(VFIO_PCI_MSI_IRQ_INDEX)?;
-        }
-        if now > 0 {
-            // At most 32.
-            let fds = irqfds(Some(vectors), now as u16);
-            self.device.enable_irq(VFIO_PCI_MSI_IRQ_INDEX, fds)?;
-        }
+        msi.routed = messages;
         Ok(())
     }
 
@@ -258,33 +242,61 @@ impl Function {
             .collect()
     }
 
+    /// Leaves the device as clean as it can be.
+    fn leave(&mut self) {
+        if let Err(error) = self.silence() {
+            let name = self.device.name();
+            log::warn!("device {name}: what the guest left in it stays there: {error}");
+        }
+    }
+
     /// Stops DMA and interrupts, and brings the device back to its state after power-on.
-    fn silence(&mut self) {
+    fn silence(&mut self) -> Result<(), ResetError> {
         self.set_command(0);
+        self.reset_registers();
+        self.device.reset()
+    }
+
+    fn reset_registers(&mut self) {
         self.config.reset();
+        self.connect_interrupts();
         if let Some(msix) = &self.msix {
             msix.table.reset();
         }
-        self.connect_interrupts();
-        self.device.reset();
     }
-}
 
-/// The eventfds of the first `count` vectors.
-fn irqfds(vectors: Option<&dyn MsiVectors>, count: u16) -> Vec<&EventFd> {
-    let irqfd = |vector| vectors.and_then(|vectors| vectors.irqfd(vector));
-    (0..count).map_while(irqfd).collect()
+    /// Whether a write to configuration space asks for a function level reset of a device that can
+    /// do it.
+    fn asks_for_reset(&self, offset: usize, data: &[u8]) -> bool {
+        let Some(express) = self.express else {
+            return false;
+        };
+        let mut capabilities = [0; 4];
+        self.device.read_config(express + 4, &mut capabilities);
+        // The upper byte of the device control register, and the highest bit in it.
+        let control = (express + 9)
+            .checked_sub(offset)
+            .and_then(|at| data.get(at));
+        capabilities[3] & 0x10 != 0 && control.is_some_and(|control| control & 0x80 != 0)
+    }
+
+    fn is_awake(&self) -> bool {
+        let power = self.power.as_ref();
+        power.is_none_or(|power| power.is_awake(&self.config))
+    }
 }
 
 struct Layout {
     config: ConfigSpace,
     through: Vec<std::ops::Range<usize>>,
+    power: Option<PowerCapability>,
+    express: Option<usize>,
     msi: Option<Msi>,
     msix: Option<Msix>,
 }
 
 /// The guest's configuration space for a device with this one.
-fn layout(device: &VfioDevice, header: &[u8; HEADER]) -> Result<Layout, ConfigError> {
+fn layout(device: &dyn Device, header: &[u8; HEADER]) -> Result<Layout, ConfigError> {
     let word = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
     let double = |at: usize| u32::from(word(at)) | u32::from(word(at + 2)) << 16;
     let mut config = ConfigSpace::new(Identity {
@@ -298,7 +310,7 @@ fn layout(device: &VfioDevice, header: &[u8; HEADER]) -> Result<Layout, ConfigEr
     let mut number = 0;
     while let Some(index) = BarIndex::new(number) {
         number += 1;
-        let size = device.get_region_size(index.get().into());
+        let size = device.region_size(index.get().into());
         if size == 0 {
             continue;
         }
@@ -317,6 +329,8 @@ fn layout(device: &VfioDevice, header: &[u8; HEADER]) -> Result<Layout, ConfigEr
     let mut layout = Layout {
         config,
         through: Vec::new(),
+        power: None,
+        express: None,
         msi: None,
         msix: None,
     };
@@ -328,7 +342,7 @@ fn layout(device: &VfioDevice, header: &[u8; HEADER]) -> Result<Layout, ConfigEr
                 layout.msi = Some(Msi {
                     capability,
                     vectors: None,
-                    connected: Vec::new(),
+                    routed: Vec::new(),
                 });
             }
             Kind::Msix if capability.len == 12 => {
@@ -340,11 +354,17 @@ fn layout(device: &VfioDevice, header: &[u8; HEADER]) -> Result<Layout, ConfigEr
                     table: Arc::new(MsixTable::new((word(at + 2) & 0x7ff) + 1)),
                     table_place: place(at + 4),
                     pending_place: place(at + 8),
-                    connected: false,
                 });
             }
-            Kind::Msix => {}
-            Kind::Through => {
+            Kind::Power if capability.len == 8 => {
+                let power = PowerCapability::place(&mut layout.config, at, word(at + 2))?;
+                layout.power = Some(power);
+            }
+            Kind::Msix | Kind::Power => {}
+            Kind::Express | Kind::Through => {
+                if capability.kind == Kind::Express {
+                    layout.express = Some(at);
+                }
                 capabilities::place_through(&mut layout.config, header, capability)?;
                 // Id and link are the guest's.
                 layout.through.push(at + 2..at + capability.len);
@@ -367,18 +387,26 @@ impl PciFunction for Function {
         self.config.read(offset, data);
         for part in self.parts_through(offset, data.len()) {
             let data = &mut data[part.start - offset..part.end - offset];
-            physical::read_config(&self.device, part.start, data);
+            self.device.read_config(part.start, data);
         }
     }
 
     fn write_config(&mut self, offset: usize, data: &[u8]) {
-        let command = self.config.command();
+        let before = (self.config.command(), self.is_awake());
+        let reset = self.asks_for_reset(offset, data);
         self.config.write(offset, data);
+        if let Some(power) = self.power {
+            power.settle(&mut self.config, before.1);
+        }
         for part in self.parts_through(offset, data.len()) {
             let data = &data[part.start - offset..part.end - offset];
-            physical::write_config(&self.device, part.start, data);
+            self.device.write_config(part.start, data);
         }
-        if self.config.command() != command {
+        if reset {
+            // The device's own reset its registers, too (PCI Express 6.6.2).
+            self.reset_registers();
+        }
+        if reset || (self.config.command(), self.is_awake()) != before {
             self.set_command(self.config.command());
         }
         self.connect_interrupts();
@@ -429,7 +457,7 @@ impl PciFunction for Function {
     }
 
     fn unplugged(&mut self) {
-        self.silence();
+        self.leave();
         self.gone = true;
     }
 
@@ -446,7 +474,9 @@ impl PciFunction for Function {
     }
 
     fn reset(&mut self) -> Result<(), LifecycleError> {
-        self.silence();
+        if let Err(error) = self.silence() {
+            self.warn("reset it together with the VM", &error);
+        }
         Ok(())
     }
 }
@@ -454,7 +484,7 @@ impl PciFunction for Function {
 impl Drop for Function {
     fn drop(&mut self) {
         if !self.gone {
-            self.silence();
+            self.leave();
         }
     }
 }

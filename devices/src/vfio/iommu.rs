@@ -2,7 +2,10 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, PoisonError},
+    fs,
+    os::fd::RawFd,
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use vfio_ioctls::{VfioContainer, VfioDevice, VfioDeviceFd, VfioError};
@@ -10,7 +13,11 @@ use vm_memory::{
     Address, GuestAddressSpace, GuestMemoryBackend, GuestMemoryRegion, MemoryRegionAddress,
 };
 
-use super::{Error, physical};
+use super::{
+    Error, ResetError,
+    ioctl::{self, Neighbour},
+    physical,
+};
 use crate::{memory::GuestMemory, virtio::discard::Discards};
 
 /// The I/O address space of a VM's physical devices: guest-physical addresses, RAM only.
@@ -27,8 +34,8 @@ pub struct Iommu {
 
 #[derive(Default)]
 struct State {
-    /// Addresses of the devices on the host.
-    devices: BTreeSet<String>,
+    /// The devices: group by address, both on the host.
+    devices: BTreeMap<String, String>,
     /// Length by guest-physical address.
     mapped: BTreeMap<u64, u64>,
 }
@@ -62,14 +69,15 @@ impl Iommu {
 
     /// Opens a device and gives it access to RAM.
     pub(super) fn attach(self: &Arc<Self>, place: &physical::Place) -> Result<Attached, Error> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.devices.contains(&place.address) {
+        let mut state = self.lock();
+        if state.devices.contains_key(&place.address) {
             let device = place.address.clone();
             return Err(Error::Twice { device });
         }
         let device = VfioDevice::new(&place.path, Arc::clone(&self.container) as Arc<_>, true)
             .map_err(|source| place.explain(source))?;
-        state.devices.insert(place.address.clone());
+        let group = place.group.clone();
+        state.devices.insert(place.address.clone(), group);
         self.discards.hold();
         let attached = Attached {
             iommu: Arc::clone(self),
@@ -83,11 +91,15 @@ impl Iommu {
 
     /// Takes note of RAM that was added.
     pub fn memory_changed(&self) -> Result<(), Error> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.lock();
         if state.devices.is_empty() {
             return Ok(());
         }
         self.map_ram(&mut state)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn map_ram(&self, state: &mut State) -> Result<(), Error> {
@@ -109,6 +121,15 @@ impl Iommu {
     }
 }
 
+/// The descriptor of an IOMMU group that this process has open: vfio-ioctls keeps it to itself, and
+/// a group cannot be opened twice.
+fn group_descriptor(group: &str) -> Option<RawFd> {
+    /// More files than a VM with hundreds of sockets and queues has open.
+    const MOST: RawFd = 0x1_0000;
+    let path = Path::new("/dev/vfio").join(group);
+    (0..MOST).find(|fd| fs::read_link(format!("/proc/self/fd/{fd}")).is_ok_and(|file| file == path))
+}
+
 /// A device in the address space.
 pub(super) struct Attached {
     iommu: Arc<Iommu>,
@@ -122,15 +143,29 @@ impl Attached {
     pub fn device(&self) -> Option<&Arc<VfioDevice>> {
         self.device.as_ref()
     }
+
+    /// Resets the bus of the device with all that is on it (`together`), if this VM has all of it
+    /// and uses nothing else of it.
+    pub fn reset_bus(&self, device: &VfioDevice, together: &[Neighbour]) -> Result<(), ResetError> {
+        let state = self.iommu.lock();
+        let is_used = |other: &Neighbour| state.devices.contains_key(&other.address);
+        let is_ours = |other: &Neighbour| state.devices.values().any(|group| *group == other.group);
+        let others = together
+            .iter()
+            .filter(|other| other.address != self.address && (is_used(other) || !is_ours(other)));
+        let others: Vec<_> = others.map(|other| other.address.as_str()).collect();
+        if !others.is_empty() {
+            return Err(ResetError::Shared(others.join(", ")));
+        }
+        let groups: BTreeSet<_> = together.iter().map(|other| &*other.group).collect();
+        let groups: Vec<_> = groups.into_iter().filter_map(group_descriptor).collect();
+        Ok(ioctl::reset_bus(device, &groups)?)
+    }
 }
 
 impl Drop for Attached {
     fn drop(&mut self) {
-        let mut state = self
-            .iommu
-            .state
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.iommu.lock();
         self.device = None;
         state.devices.remove(&self.address);
         self.iommu.discards.release();

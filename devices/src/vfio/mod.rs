@@ -12,21 +12,33 @@
 //! ```
 //!
 //! - [`iommu`]: what the device can reach: all of guest RAM, nothing else.
-//! - [`physical`]: the device as the kernel offers it.
+//! - [`device`]: what a device can do, whoever serves it.
+//! - [`physical`]: a device of the host, as the kernel offers it.
 //! - [`capabilities`]: which of its capabilities the guest sees.
-//! - [`bar`]: its memory in the guest.
+//! - [`mapping`] and [`bar`]: its memory in the guest.
+//! - [`interrupts`]: which of its interrupts reach the guest.
+//! - [`power`]: power states, which stay in this process.
 //! - [`function`]: the PCI function.
 
 mod bar;
 mod capabilities;
+mod device;
 mod function;
+mod interrupts;
+mod ioctl;
 mod iommu;
+mod mapping;
 mod physical;
+mod power;
+#[cfg(test)]
+mod tests;
 
 use std::path::PathBuf;
 
+pub use device::{Device, Irqs, Mappable, ResetError};
 pub use function::{Function, Resources};
 pub use iommu::Iommu;
+pub use physical::Physical;
 
 /// A physical device cannot be given to the guest.
 #[derive(Debug, thiserror::Error)]

@@ -1,20 +1,24 @@
-//! A device of the host, in sysfs and through VFIO.
+//! A device of the host, in sysfs and through the kernel's VFIO.
 
 use std::{
     fs, io,
-    os::fd::AsRawFd,
+    os::fd::{AsRawFd, BorrowedFd},
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use vfio_bindings::bindings::vfio::{
-    VFIO_PCI_CONFIG_REGION_INDEX, VFIO_REGION_INFO_FLAG_MMAP, VFIO_REGION_INFO_FLAG_WRITE,
+    VFIO_IRQ_INFO_NORESIZE, VFIO_REGION_INFO_FLAG_MMAP, VFIO_REGION_INFO_FLAG_WRITE,
 };
 use vfio_ioctls::{VfioDevice, VfioError, VfioRegionInfoCap};
+use vmm_sys_util::eventfd::EventFd;
 
-use super::Error;
-
-const PAGE: u64 = 4096;
+use super::{
+    Error, Iommu,
+    device::{Device, Irqs, Mappable, ResetError},
+    ioctl,
+    iommu::Attached,
+};
 
 /// Where a device is on the host.
 pub struct Place {
@@ -81,146 +85,117 @@ impl Place {
     }
 }
 
-/// A mapping of part of a BAR into this process.
-pub struct BarMapping {
-    /// Host virtual address.
-    pub address: *mut u8,
-    /// Offset in the BAR, in whole pages.
-    pub offset: u64,
-    /// Bytes, whole pages.
-    pub len: u64,
-    /// Nobody may write to it.
-    pub read_only: bool,
+/// A device that the kernel's vfio-pci driver gives to this process.
+pub struct Physical {
+    address: String,
+    device: Arc<VfioDevice>,
+    /// Dropped after the device.
+    attached: Attached,
 }
 
-// SAFETY: the pointer is only handed to KVM; this process never looks through it.
-unsafe impl Send for BarMapping {}
-
-impl BarMapping {
-    fn new(device: &VfioDevice, bar: u8, offset: u64, len: u64) -> io::Result<Self> {
-        let writable = device.get_region_flags(bar.into()) & VFIO_REGION_INFO_FLAG_WRITE != 0;
-        let protection = if writable {
-            libc::PROT_READ | libc::PROT_WRITE
-        } else {
-            libc::PROT_READ
-        };
-        let at = device.get_region_offset(bar.into()) + offset;
-        // SAFETY: a new mapping of the device's file, at an address that the kernel picks.
-        let address = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                len as usize,
-                protection,
-                libc::MAP_SHARED,
-                device.as_raw_fd(),
-                at as libc::off_t,
-            )
-        };
-        if address == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(Self {
-            address: address.cast(),
-            offset,
-            len,
-            read_only: !writable,
-        })
-    }
-}
-
-impl Drop for BarMapping {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `new`; the guest's view of it is removed before.
-        unsafe { libc::munmap(self.address.cast(), self.len as usize) };
-    }
-}
-
-/// Maps what the kernel lets be mapped of a BAR, without the pages that `trapped` ranges touch.
-pub fn map_bar(
-    device: &Arc<VfioDevice>,
-    bar: u8,
-    trapped: &[(u64, u64)],
-) -> Result<Vec<BarMapping>, Error> {
-    let index = u32::from(bar);
-    if device.get_region_flags(index) & VFIO_REGION_INFO_FLAG_MMAP == 0 {
-        return Ok(Vec::new());
-    }
-    let sparse =
-        device
-            .get_region_caps(index)
-            .into_iter()
-            .find_map(|capability| match capability {
-                VfioRegionInfoCap::SparseMmap(sparse) => Some(sparse.areas),
-                _ => None,
+impl Physical {
+    /// Takes over the device at a path in sysfs.
+    pub fn open(path: &Path, iommu: &Arc<Iommu>) -> Result<Self, Error> {
+        let place = Place::new(path)?;
+        let attached = iommu.attach(&place)?;
+        let Some(device) = attached.device().map(Arc::clone) else {
+            return Err(Error::NoDevice {
+                path: path.to_owned(),
             });
-    let areas: Vec<(u64, u64)> = match sparse {
-        Some(areas) => areas
-            .iter()
-            .map(|area| (area.offset, area.offset.saturating_add(area.size)))
-            .collect(),
-        None => vec![(0, device.get_region_size(index))],
-    };
-    without(&areas, trapped)
-        .into_iter()
-        .map(|(start, end)| {
-            BarMapping::new(device, bar, start, end - start)
-                .map_err(|source| Error::MapBar { bar, source })
+        };
+        Ok(Self {
+            address: place.address,
+            device,
+            attached,
         })
-        .collect()
+    }
 }
 
-/// `areas` in whole pages, less the pages that `holes` touch. All are start and end.
-fn without(areas: &[(u64, u64)], holes: &[(u64, u64)]) -> Vec<(u64, u64)> {
-    let mut left: Vec<_> = areas
-        .iter()
-        .map(|(start, end)| (start.next_multiple_of(PAGE), end / PAGE * PAGE))
-        .collect();
-    for (from, to) in holes {
-        let (from, to) = (from / PAGE * PAGE, to.next_multiple_of(PAGE));
-        left = left
-            .into_iter()
-            .flat_map(|(start, end)| [(start, end.min(from)), (start.max(to), end)])
+impl Device for Physical {
+    fn name(&self) -> &str {
+        &self.address
+    }
+
+    fn region_size(&self, region: u32) -> u64 {
+        self.device.get_region_size(region)
+    }
+
+    fn mappable(&self, region: u32) -> Option<Mappable<'_>> {
+        let flags = self.device.get_region_flags(region);
+        if flags & VFIO_REGION_INFO_FLAG_MMAP == 0 {
+            return None;
+        }
+        let mut capabilities = self.device.get_region_caps(region).into_iter();
+        let sparse = capabilities.find_map(|capability| match capability {
+            VfioRegionInfoCap::SparseMmap(sparse) => Some(sparse.areas),
+            _ => None,
+        });
+        let areas = match sparse {
+            Some(areas) => areas
+                .iter()
+                .map(|area| (area.offset, area.offset.saturating_add(area.size)))
+                .collect(),
+            None => vec![(0, self.region_size(region))],
+        };
+        Some(Mappable {
+            // SAFETY: the device keeps its descriptor open as long as `self` lives.
+            file: unsafe { BorrowedFd::borrow_raw(self.device.as_raw_fd()) },
+            offset: self.device.get_region_offset(region),
+            areas,
+            writable: flags & VFIO_REGION_INFO_FLAG_WRITE != 0,
+        })
+    }
+
+    fn read(&self, region: u32, offset: u64, data: &mut [u8]) {
+        data.fill(0xff);
+        self.device.region_read(region, data, offset);
+    }
+
+    fn write(&self, region: u32, offset: u64, data: &[u8]) {
+        self.device.region_write(region, data, offset);
+    }
+
+    fn irq_count(&self, irqs: Irqs) -> u32 {
+        let info = self.device.get_irq_info(irqs as u32);
+        info.map_or(0, |info| info.count)
+    }
+
+    fn irqs_grow(&self, irqs: Irqs) -> bool {
+        let info = self.device.get_irq_info(irqs as u32);
+        info.is_some_and(|info| info.flags & VFIO_IRQ_INFO_NORESIZE == 0)
+    }
+
+    fn connect(&self, irqs: Irqs, first: u16, eventfds: &[Option<&EventFd>]) -> io::Result<()> {
+        let eventfds: Vec<_> = eventfds
+            .iter()
+            .map(|eventfd| eventfd.map_or(-1, AsRawFd::as_raw_fd))
             .collect();
+        ioctl::connect_irqs(&*self.device, irqs as u32, first.into(), &eventfds)
     }
-    left.retain(|(start, end)| start < end);
-    left
-}
 
-/// Reads configuration space of the device; what is not there reads as ones.
-pub fn read_config(device: &VfioDevice, offset: usize, data: &mut [u8]) {
-    data.fill(0xff);
-    let size = device.get_region_size(VFIO_PCI_CONFIG_REGION_INDEX) as usize;
-    if offset.saturating_add(data.len()) <= size {
-        device.region_read(VFIO_PCI_CONFIG_REGION_INDEX, data, offset as u64);
+    fn disconnect(&self, irqs: Irqs) -> io::Result<()> {
+        ioctl::disconnect_irqs(&*self.device, irqs as u32)
     }
-}
 
-/// Writes configuration space of the device, as far as vfio-pci allows it.
-pub fn write_config(device: &VfioDevice, offset: usize, data: &[u8]) {
-    let size = device.get_region_size(VFIO_PCI_CONFIG_REGION_INDEX) as usize;
-    if offset.saturating_add(data.len()) <= size {
-        device.region_write(VFIO_PCI_CONFIG_REGION_INDEX, data, offset as u64);
+    /// The device's own reset; without one, that of its bus, if nobody else is on it.
+    fn reset(&self) -> Result<(), ResetError> {
+        let own = match ioctl::reset(&*self.device) {
+            Ok(()) => return Ok(()),
+            Err(error) => error,
+        };
+        let together = match ioctl::reset_together(&*self.device) {
+            Ok(devices) => devices,
+            // vfio-pci says so of a device without a reset.
+            Err(_) if own.raw_os_error() == Some(libc::EINVAL) => return Err(ResetError::None),
+            Err(_) => return Err(own.into()),
+        };
+        self.attached.reset_bus(&self.device, &together)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn trapped_pages_are_cut_out_of_what_is_mapped() {
-        assert_eq!(without(&[(0, 0x4000)], &[]), [(0, 0x4000)]);
-        assert_eq!(
-            without(&[(0, 0x4000)], &[(0x2010, 0x2020)]),
-            [(0, 0x2000), (0x3000, 0x4000)]
-        );
-        assert_eq!(
-            without(&[(0, 0x4000)], &[(0, 0x10), (0x3ff0, 0x4000)]),
-            [(0x1000, 0x3000)]
-        );
-        assert_eq!(without(&[(0, 0x100)], &[]), [], "less than a page");
-        assert_eq!(without(&[(0, 0x1000)], &[(0x800, 0x810)]), []);
-    }
 
     #[test]
     fn what_is_no_device_is_named() {

@@ -78,7 +78,8 @@ impl L1 {
             .arg(&images.l1)
             .args([
                 "-append",
-                "console=ttyS0 panic=-1 mitigations=off quiet lsm=landlock intel_iommu=on",
+                "console=ttyS0 panic=-1 mitigations=off quiet lsm=landlock intel_iommu=on \
+                 no_timer_check",
             ])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

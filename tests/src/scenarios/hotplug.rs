@@ -19,10 +19,78 @@ pub const SCENARIOS: &[Entry] = &[
     ),
     ("hot-plug: vCPUs up and down", cpus),
     (
+        "hot-plug: what was asked to leave before a reboot is gone after it",
+        removal_before_reboot,
+    ),
+    (
+        "hot-plug: a guest ejects all its devices and keeps what it needs",
+        ejected_unasked,
+    ),
+    (
         "hot-plug: what cannot be plugged or unplugged is refused",
         refused,
     ),
 ];
+
+/// What was to leave when the machine ended is not in the next one.
+fn removal_before_reboot(context: &Context) -> Result<()> {
+    let path = context.dir.join("d.raw");
+    image(&path, 1 << 20)?;
+    let more = json!({"disks": [{"path": path, "id": "leaves"}]});
+    let (gantry, _guest) = Gantry::boot(&context.dir, more)?;
+    // A guest that stands still gives nothing up.
+    gantry.act("vm.pause")?;
+    gantry.put("vm.remove-device", json!({"id": "leaves"}))?;
+    let info = gantry.info()?;
+    ensure!(
+        info["device_tree"]["leaves"]["state"] == "removing",
+        "{info}"
+    );
+    gantry.act("vm.reboot")?;
+    let info = gantry.info()?;
+    ensure!(info["device_tree"].get("leaves").is_none(), "{info}");
+    ensure!(
+        info["config"].get("disks").is_none_or(Value::is_null),
+        "{info}"
+    );
+    // The name is free, and the new device is not on its way out.
+    gantry.put("vm.add-disk", json!({"path": path, "id": "leaves"}))?;
+    let info = gantry.info()?;
+    ensure!(
+        info["device_tree"]["leaves"]
+            .get("state")
+            .is_none_or(Value::is_null),
+        "{info}"
+    );
+    Ok(())
+}
+
+/// A guest may give up what it was not asked for, but not what a snapshot of it needs.
+fn ejected_unasked(context: &Context) -> Result<()> {
+    let path = context.dir.join("d.raw");
+    image(&path, 1 << 20)?;
+    let more = json!({
+        "disks": [{"path": path, "id": "d"}],
+        "rng": {"src": "/dev/urandom", "id": "r"},
+        "balloon": {"size": 0, "id": "b"},
+    });
+    let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    guest.run("for slot in /sys/bus/pci/slots/*; do echo 0 > $slot/power; done; true")?;
+    gone(&gantry, "d")?;
+    let info = gantry.info()?;
+    for id in ["r", "b"] {
+        ensure!(
+            info["device_tree"].get(id).is_some(),
+            "{id} is gone: {info}"
+        );
+    }
+    let url = format!("file://{}", context.dir.join("snapshot").display());
+    gantry.act("vm.pause")?;
+    gantry.put("vm.snapshot", json!({"destination_url": url}))?;
+    gantry.act("vm.delete")?;
+    gantry.put("vm.restore", json!({"source_url": url, "resume": true}))?;
+    Ok(())
+}
 
 pub fn gone(gantry: &Gantry, id: &str) -> Result<()> {
     gantry.info_until("the device is gone", |info| {

@@ -8,6 +8,7 @@ mod lifecycle;
 mod memory;
 mod network;
 mod passthrough;
+mod passthrough_state;
 mod process;
 mod small_devices;
 mod snapshots;
@@ -44,6 +45,7 @@ pub fn all() -> Vec<Scenario> {
         errors::SCENARIOS,
         process::SCENARIOS,
         passthrough::SCENARIOS,
+        passthrough_state::SCENARIOS,
     ]
     .into_iter()
     .flatten()

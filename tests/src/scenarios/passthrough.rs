@@ -232,7 +232,11 @@ fn cycles(context: &Context) -> Result<()> {
     }
     let after = holdings(&gantry)?;
     ensure!(
-        before == Some(after),
+        before.is_some_and(|before| {
+            // Whatever leaks does so in each round; a request may just be under way.
+            let grown = before.iter().zip(&after).map(|(b, a)| a.saturating_sub(*b));
+            grown.max() < Some(CYCLES / 2)
+        }),
         "descriptors, mappings and threads: {before:?} before, {after:?} after {CYCLES} rounds"
     );
     Ok(())
@@ -298,6 +302,22 @@ fn limits(context: &Context) -> Result<()> {
         info["device_tree"]["edu"]["state"].is_null()
     })?;
     ensure!(path_of(&gantry, "edu")?.is_some(), "the device has gone");
+    // A swap that is too late leaves the guest its device, also if it gives it up after all.
+    let other = HostDevice::take(EDU, 1)?;
+    let swap = json!({"id": "edu", "path": other.path, "timeout": 2});
+    gantry.put("vm.swap-device", swap)?;
+    let again = Some(json!({"id": "edu"}));
+    gantry.refused("vm.remove-device", again, 400, "is being swapped")?;
+    gantry.info_until("the time limit is over", |info| {
+        info["device_tree"]["edu"]["state"].is_null()
+    })?;
+    gantry.act("vm.resume")?;
+    guest.eventually("dmesg | grep -c '1234:11e8'", |seen| {
+        seen.parse::<u32>().is_ok_and(|seen| seen >= 2)
+    })?;
+    ensure!(path_of(&gantry, "edu")? == Some(edu.path.display().to_string()));
+    edu_works(&mut guest)?;
+    gantry.act("vm.pause")?;
     gantry.put("vm.remove-device", json!({"id": "edu", "force": true}))?;
     ensure!(
         path_of(&gantry, "edu")?.is_none(),

@@ -137,7 +137,7 @@ fn damaged(context: &Context) -> Result<()> {
     broken[middle] ^= 1;
     fs::write(snapshot.join("state.json"), &broken)?;
     gantry.refused("vm.restore", Some(request.clone()), 500, "damaged")?;
-    let text = String::from_utf8_lossy(&state).replacen("\"version\":1", "\"version\":99", 1);
+    let text = String::from_utf8_lossy(&state).replacen("\"version\":2", "\"version\":99", 1);
     fs::write(snapshot.join("state.json"), text)?;
     gantry.refused("vm.restore", Some(request.clone()), 500, "version 99")?;
     fs::write(snapshot.join("state.json"), &state)?;

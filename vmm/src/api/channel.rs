@@ -4,7 +4,7 @@ use std::{io, sync::mpsc};
 
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use super::{ApiError, Handler, Request, Response, Status};
+use super::{ApiError, Handler, MAX_CONNECTIONS, Request, Response, Status};
 
 /// Where the answer goes. Answered exactly once: if it is dropped unanswered, because the thread
 /// that owns the machine is gone, whoever asked gets an error.
@@ -102,18 +102,25 @@ impl ApiReceiver {
     }
 
     /// Carries out the requests that wait, in order; to be called when the event is readable.
-    /// Returns after a `vmm.shutdown` even if more wait; those are answered with an error when
-    /// the receiver is dropped.
+    /// Returns after as many as clients can have begun, so that clients which never stop asking
+    /// do not keep everything else waiting, and the event stays readable then. Returns after a
+    /// `vmm.shutdown` even if more wait; those are answered with an error when the receiver is
+    /// dropped.
     pub fn serve(&self, handler: &mut dyn Handler) {
         // Nothing to read means that an earlier call has served everything.
         let _ = self.event.read();
-        while let Ok(Call { request, reply }) = self.calls.try_recv() {
+        for _ in 0..MAX_CONNECTIONS {
+            let Ok(Call { request, reply }) = self.calls.try_recv() else {
+                return;
+            };
             let last = matches!(request, Request::VmmShutdown);
             reply.send(handler.handle(request));
             if last {
-                break;
+                return;
             }
         }
+        // Maybe there are more. It fails only when the counter is full: also readable.
+        let _ = self.event.write(1);
     }
 }
 
@@ -143,6 +150,28 @@ mod tests {
             thread::yield_now();
         }
         assert!(matches!(asker.join().unwrap(), Ok(Response::Ping(_))));
+    }
+
+    /// Asks again while it is being asked.
+    struct Endless(ApiSender, usize);
+
+    impl Handler for Endless {
+        fn handle(&mut self, _request: Request) -> Result<Response, ApiError> {
+            self.1 += 1;
+            assert!(self.1 < 1000, "nothing else gets its turn");
+            self.0.send(Request::VmmPing, Reply::new(drop));
+            Ok(Response::Empty)
+        }
+    }
+
+    #[test]
+    fn clients_that_never_stop_asking_let_others_have_their_turn() {
+        let (sender, receiver) = channel().unwrap();
+        sender.send(Request::VmmPing, Reply::new(drop));
+        let mut handler = Endless(sender, 0);
+        receiver.serve(&mut handler);
+        assert_eq!(handler.1, MAX_CONNECTIONS);
+        assert!(receiver.event().read().is_ok(), "the rest is served later");
     }
 
     #[test]

@@ -106,9 +106,15 @@ impl Connection {
         self.deadline
     }
 
-    /// Whether it waits for bytes.
+    /// Whether it waits for bytes. A client that does not read its response is not heard: what it
+    /// sends meanwhile stays with the kernel.
     pub fn wants_input(&self) -> bool {
-        !self.end_of_input && !matches!(self.state, State::Running { .. })
+        let ready = match self.state {
+            State::Reading => self.output.is_empty(),
+            State::Running { .. } => false,
+            State::Closing => true,
+        };
+        ready && !self.end_of_input
     }
 
     /// Whether it has bytes to send.

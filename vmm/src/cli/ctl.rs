@@ -3,6 +3,7 @@
 use std::{
     fs, io,
     io::{Read, Write},
+    os::fd::AsRawFd,
     path::PathBuf,
 };
 
@@ -280,7 +281,8 @@ impl Action {
             Self::AddDisk { config } => with_body("vm.add-disk", config),
             Self::AddNet { config } => {
                 let (method, path, body, _) = with_body("vm.add-net", config)?;
-                Ok((method, path, body, config.fds.clone()))
+                let fds = config.fds.iter().map(AsRawFd::as_raw_fd).collect();
+                Ok((method, path, body, fds))
             }
             Self::AddDevice { config } => with_body("vm.add-device", config),
             Self::AddPmem { config } => with_body("vm.add-pmem", config),

@@ -187,6 +187,8 @@ impl Sizes {
         )?;
         let hotplugged = self.hotplugged.unwrap_or(0);
         check::range("hotplugged_size", hotplugged, 0, hotplug)?;
+        let whole = hotplugged.is_multiple_of(unit);
+        check::number("hotplugged_size", hotplugged, whole, multiple)?;
         let total = self.size.checked_add(hotplug);
         check::number(
             "size",
@@ -236,6 +238,18 @@ impl MemoryConfig {
         let mut parsed = parse("--memory", input, Self::SYNTAX)?;
         parsed.default("size", Self::default().size);
         parsed.build()
+    }
+
+    /// Bytes that the guest has now, over all zones.
+    pub fn total(&self) -> u64 {
+        let zones = self.zones.iter().flatten();
+        zones
+            .map(|zone| (zone.size, zone.hotplugged_size))
+            .chain([(self.size, self.hotplugged_size)])
+            .fold(0, |sum, (size, plugged)| {
+                sum.saturating_add(size)
+                    .saturating_add(plugged.unwrap_or(0))
+            })
     }
 
     /// What it says can be done.

@@ -27,7 +27,7 @@ pub use cpus::{CoreScheduling, CpuAffinity, CpuFeatures, CpuTopology, CpusConfig
 pub use device::DeviceConfig;
 pub use disk::{DiskConfig, ImageType, LockGranularity, RateLimitGroupConfig, VirtQueueAffinity};
 pub use memory::{HotplugMethod, MemoryConfig, MemoryZoneConfig};
-pub use net::NetConfig;
+pub use net::{NetConfig, TapFd};
 pub use payload::PayloadConfig;
 pub use platform::{NumaConfig, NumaDistance, PciSegmentConfig, PlatformConfig};
 pub use pmem::PmemConfig;

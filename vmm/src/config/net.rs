@@ -1,6 +1,10 @@
 //! Network cards.
 
-use std::path::PathBuf;
+use std::{
+    os::fd::{AsRawFd, OwnedFd, RawFd},
+    path::PathBuf,
+    sync::Arc,
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -8,6 +12,38 @@ use super::{
     check::{self, Invalid, Placement, Problem},
     syntax::{IOMMU, Key, Kind, LIMITS, PLACE, SyntaxError, parse},
 };
+
+/// A descriptor of an open tap.
+#[derive(Clone, Debug)]
+pub enum TapFd {
+    /// It was there when the process started (command line) and stays until it ends.
+    Inherited(RawFd),
+    /// It came with a request, and is closed when no configuration names it any more.
+    Received(Arc<OwnedFd>),
+}
+
+impl AsRawFd for TapFd {
+    fn as_raw_fd(&self) -> RawFd {
+        match self {
+            Self::Inherited(fd) => *fd,
+            Self::Received(fd) => fd.as_raw_fd(),
+        }
+    }
+}
+
+impl From<OwnedFd> for TapFd {
+    fn from(fd: OwnedFd) -> Self {
+        Self::Received(Arc::new(fd))
+    }
+}
+
+impl PartialEq for TapFd {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_raw_fd() == other.as_raw_fd()
+    }
+}
+
+impl Eq for TapFd {}
 
 /// A network card.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
@@ -72,7 +108,7 @@ pub struct NetConfig {
     pub offload_csum: bool,
     /// Descriptors of an open tap, one for each pair of queues; never in a body.
     #[serde(skip)]
-    pub fds: Vec<i32>,
+    pub fds: Vec<TapFd>,
 }
 
 fn two() -> u16 {
@@ -150,7 +186,7 @@ impl NetConfig {
             parsed.default("num_queues", 2 * fds.len());
         }
         let mut config: Self = parsed.build()?;
-        config.fds = fds;
+        config.fds = fds.into_iter().map(TapFd::Inherited).collect();
         Ok(config)
     }
 

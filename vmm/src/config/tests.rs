@@ -174,6 +174,20 @@ fn numbers_out_of_range_are_named_with_their_range() {
         "memory.hotplugged_size",
     );
     assert_invalid(
+        |c| {
+            c.memory.hotplug_size = Some(1 << 30);
+            c.memory.hotplugged_size = Some((2 << 20) + 1);
+        },
+        "memory.hotplugged_size: 2097153 is not a multiple",
+    );
+    assert_invalid(
+        |c| {
+            c.memory.size = 512 << 20;
+            c.balloon = Some(BalloonConfig::parse("size=513M").unwrap());
+        },
+        "balloon.size: 537919488 is not between 0 and 536870912",
+    );
+    assert_invalid(
         |c| c.memory.hugepage_size = Some(2 << 20),
         "switch hugepages on",
     );
@@ -279,7 +293,7 @@ fn addresses_are_checked() {
 #[test]
 fn taps_can_be_inherited() {
     let config = NetConfig::parse("fd=[3,4],mac=52:54:00:12:34:56").unwrap();
-    assert_eq!(config.fds, [3, 4]);
+    assert_eq!(config.fds, [3, 4].map(TapFd::Inherited));
     assert_eq!(config.num_queues, 4);
     assert_eq!(config.validate(), Ok(()));
     assert!(

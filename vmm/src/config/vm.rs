@@ -153,6 +153,8 @@ impl VmConfig {
             .map_err(within("debug_console"))?;
         if let Some(balloon) = &self.balloon {
             balloon.validate().map_err(within("balloon"))?;
+            let memory = self.memory.total();
+            check::range("size", balloon.size, 0, memory).map_err(within("balloon"))?;
         }
         if let Some(vsock) = &self.vsock {
             vsock.validate().map_err(within("vsock"))?;

@@ -124,24 +124,10 @@ pub fn run(
     api: ApiReceiver,
     monitor: EventMonitor,
 ) -> Result<ExitReason, Error> {
-    let host = |action| move |source| Error::Host { action, source };
     hypervisor::install_kick_handler()?;
-    let (sender, receiver) = events::queue().map_err(host("create an event queue"))?;
-    let signals = signal_fd().map_err(host("listen to signals"))?;
-    options.filters.apply(devices::thread::ThreadRole::Vmm)?;
-    let mut control = Control {
-        api: Some(api),
-        monitor,
-        life: Life::default(),
-        removals: Removals::new().map_err(host("create a timer"))?,
-        sender,
-        receiver,
-        signals,
-        filters: options.filters,
-        shell: None,
-        started: options.started,
-        exit: None,
-    };
+    let mut control = Control::new(options.filters, options.started, monitor)?;
+    control.api = Some(api);
+    control.filters.apply(devices::thread::ThreadRole::Vmm)?;
     control.monitor.emit("vmm", "starting", &[]);
     let first = match options.start {
         Start::Wait => {
@@ -201,7 +187,12 @@ impl MutEventSubscriber for Control {
                 }
             }
             TOKEN_MACHINE => {
-                while let Some(event) = self.receiver.next() {
+                // Those that there are now, so that a guest which goes on making others does not
+                // keep clients waiting.
+                for _ in 0..self.receiver.waiting() {
+                    let Some(event) = self.receiver.next() else {
+                        break;
+                    };
                     self.machine_event(event);
                 }
             }
@@ -212,6 +203,25 @@ impl MutEventSubscriber for Control {
 }
 
 impl Control {
+    /// Without a VM, and asked by nobody.
+    fn new(filters: Filters, started: Instant, monitor: EventMonitor) -> Result<Self, Error> {
+        let host = |action| move |source| Error::Host { action, source };
+        let (sender, receiver) = events::queue().map_err(host("create an event queue"))?;
+        Ok(Self {
+            api: None,
+            monitor,
+            life: Life::default(),
+            removals: Removals::new().map_err(host("create a timer"))?,
+            sender,
+            receiver,
+            signals: signal_fd().map_err(host("listen to signals"))?,
+            filters,
+            shell: None,
+            started,
+            exit: None,
+        })
+    }
+
     fn machine_event(&mut self, event: MachineEvent) {
         match event {
             MachineEvent::Guest(GuestEvent::Shutdown) => {
@@ -309,3 +319,6 @@ fn signal_fd() -> io::Result<OwnedFd> {
     // SAFETY: created just now, owned by nobody else.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
+
+#[cfg(test)]
+mod tests;

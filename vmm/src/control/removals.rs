@@ -19,7 +19,8 @@ use vmm_sys_util::timerfd::TimerFd;
 use super::{Control, Life, life, requests::failed};
 use crate::{
     api::{ApiError, OnFailure, Response, Status, VmRemoveDevice, VmSwapDevice, error_chain},
-    config::DeviceConfig,
+    config::{DeviceConfig, VmConfig},
+    events::EventMonitor,
     machine::error::MachineError,
 };
 
@@ -34,6 +35,8 @@ struct Swap {
 struct Removal {
     deadline: Option<Instant>,
     swap: Option<Swap>,
+    /// Nobody waits any more, but the guest may still answer.
+    overdue: bool,
 }
 
 /// All of them, by name.
@@ -58,7 +61,7 @@ impl Removals {
 
     /// What a device is doing, for `vm.info`.
     pub fn state(&self, id: &str) -> Option<&'static str> {
-        let removal = self.pending.get(id)?;
+        let removal = self.pending.get(id).filter(|removal| !removal.overdue)?;
         Some(match removal.swap {
             Some(_) => "swapping",
             None => "removing",
@@ -67,9 +70,17 @@ impl Removals {
 
     fn insert(&mut self, id: &str, limit: Option<Duration>, swap: Option<Swap>) {
         let deadline = limit.map(|limit| Instant::now() + limit);
-        self.pending
-            .insert(id.to_owned(), Removal { deadline, swap });
+        let removal = Removal {
+            deadline,
+            swap,
+            overdue: false,
+        };
+        self.pending.insert(id.to_owned(), removal);
         self.arm();
+    }
+
+    fn is_swapping(&self, id: &str) -> bool {
+        self.state(id) == Some("swapping")
     }
 
     /// Sets the timer to the next deadline.
@@ -88,6 +99,24 @@ impl Removals {
         }
     }
 
+    /// The machine is gone, and nobody is left to give anything up: what was to leave is not in
+    /// the next one. A swap has not happened, and will not.
+    pub fn finish(&mut self, config: &mut VmConfig, monitor: &mut EventMonitor) {
+        for (id, removal) in std::mem::take(&mut self.pending) {
+            if removal.overdue {
+                // It was to stay.
+            } else if removal.swap.is_some() {
+                let why = "the VM was switched off before the guest gave the device up";
+                log::warn!("device {id:?} is not swapped: {why}");
+                monitor.emit("vm", "device-swap-failed", &[("id", &id), ("reason", why)]);
+            } else if life::forget_device(config, &id) {
+                log::info!("device {id:?} has been removed with the machine");
+                monitor.emit("vm", "device-removed", &[("id", &id)]);
+            }
+        }
+        self.arm();
+    }
+
     fn take_overdue(&mut self) -> Vec<String> {
         // Empties it; it is armed again below.
         let _ = self.timer.wait();
@@ -100,7 +129,14 @@ impl Removals {
             .map(|(id, _)| id.clone())
             .collect();
         for id in &ids {
-            self.pending.remove(id);
+            if let Some(removal) = self.pending.get_mut(id) {
+                removal.deadline = None;
+                removal.overdue = true;
+                // The old device was to stay: a guest that gives it up after all gets it back.
+                if let Some(swap) = &mut removal.swap {
+                    swap.new = swap.old.path.clone().unwrap_or_default();
+                }
+            }
         }
         self.arm();
         ids
@@ -122,6 +158,10 @@ impl Control {
             Life::Live {
                 machine, config, ..
             } => {
+                if !request.force && self.removals.is_swapping(id) {
+                    let message = format!("{id:?} is being swapped: wait for that, or use force");
+                    return Err(ApiError::message(Status::BadRequest, message));
+                }
                 if request.force {
                     machine.tear_out(id).map_err(|e| failed(&e))?;
                     life::forget_device(config, id);
@@ -149,6 +189,10 @@ impl Control {
         else {
             return Err(not_live);
         };
+        if self.removals.state(id).is_some() {
+            let message = format!("{id:?} is on its way out already");
+            return Err(ApiError::message(Status::BadRequest, message));
+        }
         let devices = config.devices.iter().flatten();
         let Some(old) = devices
             .into_iter()
@@ -178,10 +222,6 @@ impl Control {
     /// A time limit is over: the device stays, and the guest may still give it up later.
     pub(super) fn removals_overdue(&mut self) {
         for id in self.removals.take_overdue() {
-            let Some(machine) = self.life.machine_mut() else {
-                return;
-            };
-            machine.keep_device(&id);
             log::warn!("the guest has not given up device {id:?} in time; it stays");
             self.monitor
                 .emit("vm", "device-removal-timed-out", &[("id", &id)]);

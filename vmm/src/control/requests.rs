@@ -1,12 +1,7 @@
 //! What each API call does.
 
 use std::{
-    collections::BTreeMap,
-    error::Error as StdError,
-    mem,
-    os::fd::{IntoRawFd, OwnedFd},
-    path::Path,
-    sync::Arc,
+    collections::BTreeMap, error::Error as StdError, mem, os::fd::OwnedFd, path::Path, sync::Arc,
     time::Instant,
 };
 
@@ -19,12 +14,13 @@ use crate::{
         ApiError, DeviceNode, Handler, MemoryRestoreMode, PciDeviceInfo, Request, Response,
         RestoreConfig, Status, VmCounters, VmInfo, VmResize, VmState, VmmPingResponse,
     },
-    config::VmConfig,
+    config::{TapFd, VmConfig},
     machine::{
         Machine, consoles,
         devices::Kind,
         error::MachineError,
         host::{Host, Shell},
+        resize::no_balloon,
         save::MemorySource,
     },
     metrics::{Metrics, VmMetrics},
@@ -65,7 +61,7 @@ impl Handler for Control {
                 vm.disks.get_or_insert_default().push(disk)
             }),
             Request::VmAddNet(mut config, fds) => {
-                config.fds = keep(fds);
+                config.fds = fds.into_iter().map(TapFd::from).collect();
                 self.add(*config, |vm, net| vm.net.get_or_insert_default().push(net))
             }
             Request::VmAddDevice(config) => self.add(config, |vm, device| {
@@ -91,6 +87,7 @@ impl Handler for Control {
             Request::VmSwapDevice(swap) => self.swap(&swap),
             Request::VmSnapshot(snapshot) => {
                 let directory = place(snapshot.directory(), &snapshot.destination_url)?;
+                self.monitor.emit("vm", "snapshotting", &[]);
                 self.on_paused("saved", |machine, config| machine.save(config, directory))?;
                 self.monitor.emit("vm", "snapshotted", &[]);
                 Ok(Response::Empty)
@@ -211,11 +208,14 @@ impl Control {
     fn end_machine(&mut self) {
         self.life = match mem::take(&mut self.life) {
             Life::Live {
-                config, machine, ..
+                mut config,
+                machine,
+                ..
             } => {
                 drop(machine);
                 // What the old machine still had to say must not reach a new one.
                 self.receiver.clear();
+                self.removals.finish(&mut config, &mut self.monitor);
                 Life::Shutdown(config)
             }
             other => other,
@@ -235,7 +235,9 @@ impl Control {
         // too: a new snapshot replaces the file.
         let _reading = DirectoryLock::shared(directory).map_err(|e| failed(&e.into()))?;
         let mut config = Box::new(Machine::saved_config(directory).map_err(|e| failed(&e))?);
-        self.assign_fds(&mut config, request, fds)?;
+        // Whoever can write the directory has not been asked by this process what it can do.
+        validate(&config)?;
+        assign_fds(&mut config, request, fds)?;
         for update in request.zone_updates.iter().flatten() {
             let zones = config.memory.zones.iter_mut().flatten();
             match zones.into_iter().find(|zone| zone.id == update.id) {
@@ -268,43 +270,6 @@ impl Control {
         log::info!("the VM has been restored in {:?}", asked.elapsed());
         self.monitor.emit("vm", "restored", &[]);
         Ok(Response::Empty)
-    }
-
-    /// Gives the network cards of a snapshot the descriptors that came with the request.
-    fn assign_fds(
-        &self,
-        config: &mut VmConfig,
-        request: &RestoreConfig,
-        fds: Vec<OwnedFd>,
-    ) -> Result<(), ApiError> {
-        let mut fds = keep(fds).into_iter();
-        for restored in request.net_fds.iter().flatten() {
-            let cards = config.net.iter_mut().flatten();
-            let card = cards
-                .into_iter()
-                .find(|net| net.id.as_deref() == Some(&restored.id));
-            let own: Vec<_> = if restored.fds.is_empty() {
-                fds.by_ref().take(restored.num_fds).collect()
-            } else {
-                restored.fds.clone()
-            };
-            match card {
-                Some(card) if own.len() == restored.num_fds => card.fds = own,
-                _ => {
-                    return Err(ApiError::message(
-                        Status::BadRequest,
-                        format!(
-                            "network card {:?} of net_fds is not in the snapshot, or came with \
-                             {} descriptors instead of {}",
-                            restored.id,
-                            own.len(),
-                            restored.num_fds
-                        ),
-                    ));
-                }
-            }
-        }
-        Ok(())
     }
 
     /// What a new machine shares with the process. Threads inherit how the control thread is
@@ -385,21 +350,19 @@ impl Control {
     fn resize(&mut self, resize: &VmResize) -> Answer {
         if let Life::Created(config) | Life::Shutdown(config) = &mut self.life {
             // Takes effect at the next boot.
-            if let Some(vcpus) = resize.desired_vcpus {
-                let max = config.cpus.max_vcpus;
-                if !(1..=max).contains(&vcpus) {
-                    let message = format!("{vcpus} vCPUs are not 1 to {max} (cpus.max_vcpus)");
-                    return Err(ApiError::message(Status::BadRequest, message));
+            return change(config, |config| {
+                if let Some(vcpus) = resize.desired_vcpus {
+                    config.cpus.boot_vcpus = vcpus;
                 }
-                config.cpus.boot_vcpus = vcpus;
-            }
-            if let Some(size) = resize.desired_ram {
-                config.memory.size = size;
-            }
-            if let (Some(size), Some(balloon)) = (resize.desired_balloon, &mut config.balloon) {
-                balloon.size = size;
-            }
-            return Ok(Response::Empty);
+                if let Some(size) = resize.desired_ram {
+                    config.memory.size = size;
+                }
+                if let Some(size) = resize.desired_balloon {
+                    let balloon = config.balloon.as_mut().ok_or_else(no_balloon)?;
+                    balloon.size = size;
+                }
+                Ok(())
+            });
         }
         self.monitor.emit("vm", "resizing", &[]);
         self.on_live(|machine, config| {
@@ -428,10 +391,10 @@ impl Control {
         }
         match &mut self.life {
             Life::None => Err(ApiError::not_created()),
-            Life::Created(vm) | Life::Shutdown(vm) => {
+            Life::Created(vm) | Life::Shutdown(vm) => change(vm, |vm| {
                 note(vm, config);
-                Ok(Response::Empty)
-            }
+                Ok(())
+            }),
             Life::Live {
                 config: vm,
                 machine,
@@ -483,10 +446,60 @@ impl Control {
     }
 }
 
-/// Descriptors that belong to the VM from now on, through every reboot. They are closed with the
-/// process.
-fn keep(fds: Vec<OwnedFd>) -> Vec<i32> {
-    fds.into_iter().map(IntoRawFd::into_raw_fd).collect()
+/// Gives the network cards of a snapshot the descriptors that came with the request.
+fn assign_fds(
+    config: &mut VmConfig,
+    request: &RestoreConfig,
+    fds: Vec<OwnedFd>,
+) -> Result<(), ApiError> {
+    let mut fds = fds.into_iter();
+    for restored in request.net_fds.iter().flatten() {
+        let cards = config.net.iter_mut().flatten();
+        let card = cards
+            .into_iter()
+            .find(|net| net.id.as_deref() == Some(&restored.id));
+        let own: Vec<_> = if restored.fds.is_empty() {
+            let own = fds.by_ref().take(restored.num_fds);
+            own.map(TapFd::from).collect()
+        } else {
+            restored.fds.iter().copied().map(TapFd::Inherited).collect()
+        };
+        match card {
+            Some(card) if own.len() == restored.num_fds => card.fds = own,
+            _ => {
+                return Err(ApiError::message(
+                    Status::BadRequest,
+                    format!(
+                        "network card {:?} of net_fds is not in the snapshot, or came with \
+                         {} descriptors instead of {}",
+                        restored.id,
+                        own.len(),
+                        restored.num_fds
+                    ),
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Changes the configuration of a VM that is switched off, if a machine can be built from what
+/// comes of it.
+fn change(
+    config: &mut VmConfig,
+    work: impl FnOnce(&mut VmConfig) -> Result<(), MachineError>,
+) -> Answer {
+    let mut changed = config.clone();
+    work(&mut changed).map_err(|e| failed(&e))?;
+    validate(&changed)?;
+    *config = changed;
+    Ok(Response::Empty)
+}
+
+fn validate(config: &VmConfig) -> Result<(), ApiError> {
+    config.validate().map_err(|error| {
+        ApiError::new(Status::BadRequest, &error).context("the configuration is not valid")
+    })
 }
 
 fn place<'a>(path: Option<&'a Path>, url: &str) -> Result<&'a Path, ApiError> {

@@ -141,8 +141,6 @@ pub struct Plugged {
     pub handle: Handle,
     /// Whether a running guest can lose it.
     pub removable: bool,
-    /// The guest was asked to give it up.
-    pub removing: bool,
     function: SharedFunction,
 }
 
@@ -316,7 +314,6 @@ impl Devices {
             bdf,
             handle: made.handle,
             removable: K::REMOVABLE,
-            removing: false,
             function,
         };
         self.plugged.insert(id.clone(), plugged);
@@ -351,32 +348,26 @@ impl Devices {
         self.plugged.get(id)
     }
 
-    /// Notes that the guest was asked to give up a device, and says where it is.
-    pub fn start_removal(&mut self, id: &str) -> Result<Bdf, MachineError> {
+    /// Where a device is that a running guest can lose.
+    pub fn removable(&self, id: &str) -> Result<Bdf, MachineError> {
         let device = self
             .plugged
-            .get_mut(id)
+            .get(id)
             .ok_or_else(|| MachineError::NoDevice(id.to_owned()))?;
         if !device.removable {
             return Err(MachineError::NotRemovable(id.to_owned()));
         }
-        device.removing = true;
         Ok(device.bdf)
     }
 
-    /// Notes that nobody waits for a device to be given up any more.
-    pub fn stop_removal(&mut self, id: &str) {
-        if let Some(device) = self.plugged.get_mut(id) {
-            device.removing = false;
-        }
-    }
-
-    /// Unplugs the device in a slot and returns its name, if there is one.
+    /// The guest gives up the device in a slot, asked or not: unplugs it and returns its name. A
+    /// device without which the machine is another one stays.
     pub fn remove_at(&mut self, segment: u16, slot: u8) -> Result<Option<String>, MachineError> {
         let found = self
             .plugged
             .iter()
             .find(|(_, device)| device.bdf.segment == segment && device.bdf.device == slot)
+            .filter(|(_, device)| device.removable)
             .map(|(id, _)| id.clone());
         if let Some(id) = &found {
             self.remove(id)?;

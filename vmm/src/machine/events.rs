@@ -1,8 +1,9 @@
 //! What happens in a machine on its own account, for the control loop to act on.
 
 use std::{
+    collections::VecDeque,
     io,
-    sync::{Arc, mpsc},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use devices::guest_event::GuestEvent;
@@ -26,44 +27,64 @@ pub enum MachineEvent {
     },
 }
 
-/// Hands events to the control loop from any thread, without blocking.
-#[derive(Clone)]
-pub struct EventSender {
-    queue: mpsc::Sender<MachineEvent>,
-    wake: Arc<EventFd>,
+impl MachineEvent {
+    /// Whether it says no more than `other`, which the control loop has not acted on yet. What a
+    /// guest can cause as often as it likes does, so that there is an end to what waits: a few
+    /// hundred slots and vCPUs.
+    fn repeats(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Guest(event), Self::Guest(other)) => event == other,
+            (
+                Self::PciEjected { segment, slot },
+                Self::PciEjected {
+                    segment: other_segment,
+                    slot: other_slot,
+                },
+            ) => (segment, slot) == (other_segment, other_slot),
+            (Self::Cpu(CpuEvent::Reset), Self::Cpu(CpuEvent::Reset)) => true,
+            _ => false,
+        }
+    }
 }
 
-/// The control loop's end.
-pub struct EventReceiver {
-    queue: mpsc::Receiver<MachineEvent>,
-    wake: Arc<EventFd>,
+struct Queue {
+    events: Mutex<VecDeque<MachineEvent>>,
+    wake: EventFd,
 }
+
+impl Queue {
+    fn events(&self) -> MutexGuard<'_, VecDeque<MachineEvent>> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Hands events to the control loop from any thread, without waiting for it.
+#[derive(Clone)]
+pub struct EventSender(Arc<Queue>);
+
+/// The control loop's end.
+pub struct EventReceiver(Arc<Queue>);
 
 /// A queue of events.
 pub fn queue() -> io::Result<(EventSender, EventReceiver)> {
-    let (sender, receiver) = mpsc::channel();
-    let wake = Arc::new(EventFd::new(EFD_NONBLOCK)?);
-    let sender = EventSender {
-        queue: sender,
-        wake: Arc::clone(&wake),
-    };
-    Ok((
-        sender,
-        EventReceiver {
-            queue: receiver,
-            wake,
-        },
-    ))
+    let queue = Arc::new(Queue {
+        events: Mutex::default(),
+        wake: EventFd::new(EFD_NONBLOCK)?,
+    });
+    Ok((EventSender(Arc::clone(&queue)), EventReceiver(queue)))
 }
 
 impl EventSender {
-    /// Queues an event and wakes the control loop.
+    /// Queues an event, unless the same one waits already, and wakes the control loop.
     pub fn send(&self, event: MachineEvent) {
+        let mut events = self.0.events();
+        if events.iter().any(|other| event.repeats(other)) {
+            return;
+        }
         log::debug!("{event:?}");
-        // Nobody listens any more only while the process ends.
-        if self.queue.send(event).is_ok()
-            && let Err(error) = self.wake.write(1)
-        {
+        events.push_back(event);
+        drop(events);
+        if let Err(error) = self.0.wake.write(1) {
             log::error!("cannot wake the control loop: {error}");
         }
     }
@@ -72,18 +93,59 @@ impl EventSender {
 impl EventReceiver {
     /// Readable when there are events.
     pub fn wake_event(&self) -> &EventFd {
-        &self.wake
+        &self.0.wake
+    }
+
+    /// How many events there are. The wake-up is taken back: those that come later bring another.
+    pub fn waiting(&self) -> usize {
+        // Empty if the wake-up was spurious.
+        let _ = self.0.wake.read();
+        self.0.events().len()
     }
 
     /// The next event, if there is one.
     pub fn next(&self) -> Option<MachineEvent> {
-        // Empty if the wake-up was spurious.
-        let _ = self.wake.read();
-        self.queue.try_recv().ok()
+        self.0.events().pop_front()
     }
 
     /// Throws away what a machine that is gone has left.
     pub fn clear(&self) {
-        while self.next().is_some() {}
+        self.0.events().clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_that_repeats_itself_makes_no_more_work() {
+        let (sender, receiver) = queue().unwrap();
+        for _ in 0..1000 {
+            for slot in [1, 2] {
+                sender.send(MachineEvent::PciEjected { segment: 0, slot });
+            }
+            sender.send(MachineEvent::Guest(GuestEvent::Reset));
+            sender.send(MachineEvent::Guest(GuestEvent::CpuEjected(1)));
+            sender.send(MachineEvent::Cpu(CpuEvent::Reset));
+        }
+        assert_eq!(receiver.waiting(), 5);
+        let first = receiver.next().unwrap();
+        assert!(matches!(first, MachineEvent::PciEjected { slot: 1, .. }));
+        // What was acted on may happen again.
+        sender.send(first);
+        assert_eq!(receiver.waiting(), 5);
+    }
+
+    #[test]
+    fn what_comes_while_events_are_acted_on_wakes_the_loop_again() {
+        let (sender, receiver) = queue().unwrap();
+        sender.send(MachineEvent::Guest(GuestEvent::Reset));
+        assert_eq!(receiver.waiting(), 1);
+        receiver.next();
+        sender.send(MachineEvent::Guest(GuestEvent::Reset));
+        assert_eq!(receiver.wake_event().read().unwrap(), 1);
+        receiver.clear();
+        assert_eq!(receiver.waiting(), 0);
     }
 }

@@ -25,10 +25,13 @@ mod numa;
 pub mod physical;
 pub mod placement;
 pub mod platform;
-mod resize;
+pub mod resize;
 pub mod save;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use ::devices::{
     acpi::Notification, legacy::DebugConsole, msi::MsiController, virtio::blk::SharedRateLimiter,
@@ -66,6 +69,8 @@ pub struct Machine {
     /// Memory that is still on its way in; vCPUs and devices wait for it.
     lazy: Option<LazyRestore>,
     platform: Platform,
+    /// Slots whose device was taken away before the guest has given it up.
+    torn_out: BTreeSet<(u16, u8)>,
     ram: Ram,
     topology: Topology,
     map: AddressMap,
@@ -191,6 +196,7 @@ impl Machine {
             consoles: Consoles::new(backends, Arc::clone(&host.spawner)),
             devices,
             lazy: None,
+            torn_out: BTreeSet::new(),
             platform,
             ram,
             topology,
@@ -253,26 +259,26 @@ impl Machine {
 
     /// Asks the guest to give a device up; [`MachineEvent::PciEjected`] follows when it has.
     pub fn remove_device(&mut self, id: &str) -> Result<(), MachineError> {
-        let bdf = self.devices.start_removal(id)?;
+        let bdf = self.devices.removable(id)?;
         self.platform.pci.request_eject(bdf.segment, bdf.device);
         self.notify(Notification::PCI)
     }
 
     /// Takes a device away without asking the guest, which is told afterwards.
     pub fn tear_out(&mut self, id: &str) -> Result<(), MachineError> {
-        let bdf = self.devices.start_removal(id)?;
+        let bdf = self.devices.removable(id)?;
         self.devices.remove(id)?;
+        self.torn_out.insert((bdf.segment, bdf.device));
         self.platform.pci.request_eject(bdf.segment, bdf.device);
         self.notify(Notification::PCI)
     }
 
-    /// Gives up waiting for the guest to give up a device.
-    pub fn keep_device(&mut self, id: &str) {
-        self.devices.stop_removal(id);
-    }
-
     /// The guest has given up the device in a slot: takes it away and returns its name.
     pub fn ejected(&mut self, segment: u16, slot: u8) -> Result<Option<String>, MachineError> {
+        // The answer to `tear_out`; by now the slot may have another device.
+        if self.torn_out.remove(&(segment, slot)) {
+            return Ok(None);
+        }
         self.devices.remove_at(segment, slot)
     }
 
@@ -352,9 +358,7 @@ fn zone_memory(ram: &Ram, config: &VmConfig) -> Vec<ZoneMemory> {
         .filter(|region| region.kind == RegionKind::VirtioMem)
         .map(|region| {
             let zone = zones.iter().find(|zone| zone.id == region.zone);
-            let requested = zone.and_then(|zone| zone.hotplugged_size).unwrap_or(0);
-            let len = region.mapping.size() as u64;
-            ZoneMemory::new(&region.zone, region.guest, len, requested)
+            ZoneMemory::new(region, zone)
         })
         .collect()
 }

@@ -42,27 +42,28 @@ impl Physical {
         }
     }
 
-    /// What one more device needs.
-    pub fn resources(&self) -> Result<Resources, DeviceError> {
-        let mut iommu = self.iommu.lock().unwrap_or_else(PoisonError::into_inner);
-        let iommu = match &*iommu {
-            Some(iommu) => Arc::clone(iommu),
-            None => {
-                let hypervisor = VfioDeviceFd::new_from_kvm(self.vm.create_vfio_device()?);
-                let new = Arc::new(Iommu::new(
-                    hypervisor,
-                    self.memory.clone(),
-                    Arc::clone(&self.discards),
-                )?);
-                *iommu = Some(Arc::clone(&new));
-                new
-            }
-        };
-        Ok(Resources {
-            iommu,
+    /// What any device needs.
+    pub fn resources(&self) -> Resources {
+        Resources {
             msi: Arc::clone(&self.msi),
             space: Arc::clone(&self.space),
-        })
+        }
+    }
+
+    /// What devices of the host can reach.
+    pub fn iommu(&self) -> Result<Arc<Iommu>, DeviceError> {
+        let mut iommu = self.iommu.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(iommu) = &*iommu {
+            return Ok(Arc::clone(iommu));
+        }
+        let hypervisor = VfioDeviceFd::new_from_kvm(self.vm.create_vfio_device()?);
+        let new = Arc::new(Iommu::new(
+            hypervisor,
+            self.memory.clone(),
+            Arc::clone(&self.discards),
+        )?);
+        *iommu = Some(Arc::clone(&new));
+        Ok(new)
     }
 
     /// Lets the devices reach RAM that was added.

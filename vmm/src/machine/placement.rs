@@ -11,8 +11,9 @@ use crate::{
 /// Name of the only zone of a machine that is configured without zones.
 pub const DEFAULT_ZONE: &str = "mem0";
 
-/// Regions of virtio-mem start at multiples of this: a block of Linux's memory.
-const ZONE_ALIGNMENT: u64 = 128 << 20;
+/// Regions of virtio-mem start at multiples of this: a block of Linux's memory, and of the largest
+/// huge pages.
+const ZONE_ALIGNMENT: u64 = 1 << 30;
 
 /// The zones of a configuration, a single one for `memory.size`.
 pub fn zones(memory: &MemoryConfig) -> Vec<MemoryZoneConfig> {
@@ -70,7 +71,8 @@ pub fn backing(memory: &MemoryConfig, zone: &MemoryZoneConfig) -> Backing {
         transparent_hugepages: memory.thp,
         mergeable: zone.mergeable,
         prefault: zone.prefault,
-        reserve: zone.reserve,
+        // A huge page that the host does not have when the guest touches it ends the guest.
+        reserve: zone.reserve || zone.hugepages,
         host_numa_node: zone.host_numa_node,
     }
 }

@@ -11,6 +11,13 @@ use crate::{
 /// Memory is plugged in multiples of this many bytes: Linux manages blocks of that size.
 const MEMORY_BLOCK: u64 = 128 << 20;
 
+/// Somebody wants to resize what is not there.
+pub fn no_balloon() -> MachineError {
+    MachineError::Invalid(
+        "the machine has no balloon: configure one (balloon, --balloon)".to_owned(),
+    )
+}
+
 impl Machine {
     /// Brings the number of vCPUs to `wanted`: plugs them in, or asks the guest to give up those
     /// with the highest numbers.
@@ -60,11 +67,15 @@ impl Machine {
         config: &mut VmConfig,
         bytes: u64,
     ) -> Result<(), MachineError> {
+        let memory = config.memory.total();
         let (Some(balloon), Some(handle)) = (&mut config.balloon, self.balloon()) else {
-            return Err(MachineError::Invalid(
-                "the machine has no balloon: configure one (balloon, --balloon)".to_owned(),
-            ));
+            return Err(no_balloon());
         };
+        if bytes > memory {
+            return Err(MachineError::Invalid(format!(
+                "a balloon of {bytes} bytes is larger than the guest's memory ({memory} bytes)"
+            )));
+        }
         handle.set_size(bytes);
         balloon.size = bytes;
         Ok(())
@@ -165,7 +176,11 @@ impl Machine {
             more,
             &backing,
         )?;
-        self.devices.memory_changed()?;
+        if let Err(error) = self.devices.memory_changed() {
+            // The guest was not told about it.
+            self.ram.withdraw_last();
+            return Err(error);
+        }
         self.platform.memory.insert(base, more, 0)?;
         config.memory.hotplugged_size = Some(plugged + more);
         Ok(true)
@@ -200,6 +215,12 @@ impl Machine {
         let Some(device) = device else {
             return Err(MachineError::NoDevice(zone.to_owned()));
         };
+        if !more.is_multiple_of(device.block()) {
+            return Err(MachineError::Invalid(format!(
+                "memory zone {zone:?} grows in multiples of {} bytes: {more} bytes are none",
+                device.block()
+            )));
+        }
         device.resize(more);
         match &mut config.memory.zones {
             Some(zones) => {

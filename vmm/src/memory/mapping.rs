@@ -106,6 +106,7 @@ fn hugepage_hint(hugepages: &bool) -> &'static str {
 pub struct Mapping {
     address: NonNull<u8>,
     len: usize,
+    page: u64,
     file: Option<Arc<File>>,
 }
 
@@ -156,6 +157,7 @@ impl Mapping {
         let mapping = Self {
             address,
             len: size,
+            page,
             file,
         };
         mapping.advise(backing);
@@ -180,6 +182,11 @@ impl Mapping {
     /// Length in bytes.
     pub fn size(&self) -> usize {
         self.len
+    }
+
+    /// Size of the host's pages behind it in bytes, transparent huge pages aside.
+    pub fn page_size(&self) -> u64 {
+        self.page
     }
 
     /// The file that is mapped, if the memory has one.

@@ -67,6 +67,8 @@ pub struct Ram {
     vm: Arc<Vm>,
     memory: GuestMemory,
     regions: Vec<Region>,
+    /// Memory that the guest no longer has: a device may still be using the old map.
+    withdrawn: Vec<Mapping>,
 }
 
 impl Ram {
@@ -76,6 +78,7 @@ impl Ram {
             vm,
             memory: GuestMemory::new(GuestRam::default()),
             regions: Vec::new(),
+            withdrawn: Vec::new(),
         }
     }
 
@@ -164,6 +167,24 @@ impl Ram {
             slot,
         });
         Ok(())
+    }
+
+    /// Takes back what was added last, before the guest has heard of it.
+    pub fn withdraw_last(&mut self) {
+        let Some(region) = self.regions.pop() else {
+            return;
+        };
+        let (guest, len) = (region.guest, region.mapping.size() as u64);
+        if let Ok((map, _)) = self.memory.memory().remove_region(GuestAddress(guest), len) {
+            self.memory
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .replace(map);
+        }
+        if let Err(error) = self.vm.unmap(region.slot) {
+            log::warn!("memory at {guest:#x} stays mapped: {error}");
+        }
+        self.withdrawn.push(region.mapping);
     }
 }
 

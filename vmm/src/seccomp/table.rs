@@ -134,7 +134,7 @@ const MEMORY: &[i64] = &[libc::SYS_fallocate];
 
 const PMEM: &[i64] = &[libc::SYS_fdatasync, libc::SYS_fsync, libc::SYS_msync];
 
-const PAGE_FAULT: &[i64] = &[libc::SYS_pread64];
+const PAGE_FAULT: &[i64] = &[libc::SYS_lseek, libc::SYS_pread64];
 
 /// The control thread opens, places and removes what the others use.
 const VMM: &[i64] = &[

@@ -99,28 +99,19 @@ impl LazyRestore {
                     guest: range.guest,
                     source,
                 })?;
-            let extents = memory_file::data_extents(&file, &range)
-                .map_err(|source| io_error("examine", source))?
-                .into_iter()
-                // To whole pages; the file has holes in multiples of its block size.
-                .map(|extent| {
-                    let low = (extent.start - range.offset) / PAGE * PAGE;
-                    let high = (extent.end - range.offset)
-                        .next_multiple_of(PAGE)
-                        .min(range.len);
-                    low..high
-                })
-                .collect();
             areas.push(Area {
                 start,
                 len: range.len,
                 offset: range.offset,
-                extents,
+                // To find the holes takes longer than all else: the guest runs before that.
+                extents: std::iter::once(0..range.len).collect(),
+                examined: false,
             });
         }
         let stop = EventFd::new(EFD_NONBLOCK).map_err(LazyError::Thread)?;
         let transfer = Transfer {
             uffd,
+            file,
             source,
             areas,
             stop: stop.try_clone().map_err(LazyError::Thread)?,
@@ -159,8 +150,10 @@ struct Area {
     len: u64,
     /// Offset in the file.
     offset: u64,
-    /// Data within the region, ascending, in whole pages.
+    /// Data within the region, ascending, in whole pages. There are holes in it unless the area
+    /// is `examined`.
     extents: Vec<Range<u64>>,
+    examined: bool,
 }
 
 impl Area {
@@ -175,6 +168,40 @@ impl Area {
         }
     }
 
+    /// Leaves out the holes in the file.
+    fn examine(&mut self, file: &File) -> io::Result<()> {
+        self.examined = true;
+        let mut data = Vec::new();
+        for extent in &self.extents {
+            let range = self.offset + extent.start..self.offset + extent.end;
+            // To whole pages; the file has holes in multiples of its block size.
+            data.extend(
+                memory_file::data_extents(file, range)?
+                    .into_iter()
+                    .map(|part| {
+                        let low = (part.start - self.offset) / PAGE * PAGE;
+                        let high = (part.end - self.offset).next_multiple_of(PAGE);
+                        low.max(extent.start)..high.min(extent.end)
+                    }),
+            );
+        }
+        self.extents = data;
+        Ok(())
+    }
+
+    /// How far data goes on from `at` without a hole, `limit` at most; all offsets.
+    fn data_until(&self, file: &File, at: u64, limit: u64) -> io::Result<u64> {
+        if self.examined {
+            return Ok(limit);
+        }
+        // Page by page: a file system looks for the end of the data through all of it.
+        let mut end = at;
+        while end < limit && memory_file::is_data(file, self.offset + end)? {
+            end = limit.min(end + PAGE);
+        }
+        Ok(end)
+    }
+
     /// The first data at or behind an offset.
     fn data_from(&self, offset: u64) -> Option<Range<u64>> {
         let index = self.extents.partition_point(|extent| extent.end <= offset);
@@ -185,6 +212,7 @@ impl Area {
 
 struct Transfer {
     uffd: Userfaultfd,
+    file: File,
     source: FileView,
     areas: Vec<Area>,
     stop: EventFd,
@@ -286,33 +314,43 @@ impl Transfer {
             return Copied::Done;
         };
         let at = (address - area.start) / PAGE * PAGE;
-        match area.data_from(at) {
-            Some(data) if data.start == at => {
-                // The page that somebody waits for comes first.
-                let copied = self.copy(area, at..at + PAGE);
-                if copied == Copied::Done {
-                    let end = ((at / FAULT_CHUNK + 1) * FAULT_CHUNK).min(data.end);
-                    self.copy(area, at + PAGE..end);
-                }
-                copied
+        let data = area.data_from(at).filter(|data| data.start == at);
+        let end = data.map_or(at, |data| {
+            let limit = ((at / FAULT_CHUNK + 1) * FAULT_CHUNK).min(data.end);
+            // Copied zeroes are as right as a hole.
+            area.data_until(&self.file, at, limit).unwrap_or(limit)
+        });
+        if end > at {
+            // The page that somebody waits for comes first.
+            let copied = self.copy(area, at..at + PAGE);
+            if copied == Copied::Done {
+                self.copy(area, at + PAGE..end);
             }
-            _ => match self.uffd.zero(area.start + at, PAGE) {
-                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => Copied::NotNow,
-                Err(error) => {
-                    log::error!("cannot fill in a page of zeroes: {error}");
-                    Copied::Done
-                }
-                Ok(()) => Copied::Done,
-            },
+            return copied;
+        }
+        match self.uffd.zero(area.start + at, PAGE) {
+            Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => Copied::NotNow,
+            Err(error) => {
+                log::error!("cannot fill in a page of zeroes: {error}");
+                Copied::Done
+            }
+            Ok(()) => Copied::Done,
         }
     }
 
     /// Copies some of what nobody has asked for yet; false if there is nothing left.
     fn copy_ahead(&mut self) -> bool {
         let (index, offset) = self.ahead;
-        let Some(area) = self.areas.get(index) else {
+        let Some(area) = self.areas.get_mut(index) else {
             return false;
         };
+        if !area.examined {
+            if let Err(error) = area.examine(&self.file) {
+                log::warn!("cannot find the holes in the snapshot, copying them: {error}");
+            }
+            return true;
+        }
+        let area = &self.areas[index];
         match area.data_from(offset) {
             None => self.ahead = (index + 1, 0),
             Some(data) => {
@@ -598,6 +636,7 @@ mod tests {
             len: 0x10000,
             offset: 0,
             extents: vec![0..0x4000, 0x6000..0x8000],
+            examined: true,
         };
         area.forget(&(0x1000..0x7000));
         assert_eq!(area.extents, [0..0x1000, 0x7000..0x8000]);
@@ -605,6 +644,27 @@ mod tests {
         assert_eq!(area.data_from(0x1000), Some(0x7000..0x8000));
         area.forget(&(0..0x10000));
         assert_eq!(area.data_from(0), None);
+    }
+
+    #[test]
+    fn holes_are_left_out_once_the_area_is_examined() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(0x20000).unwrap();
+        file.write_all_at(&[1; 0x2000], 0x4000).unwrap();
+        file.write_all_at(&[1; 1], 0x10000).unwrap();
+        let mut area = Area {
+            start: 0,
+            len: 0x1e000,
+            offset: 0x2000,
+            extents: std::iter::once(0..0x1e000).collect(),
+            examined: false,
+        };
+        assert_eq!(area.data_until(&file, 0, 0x8000).unwrap(), 0);
+        assert_eq!(area.data_until(&file, 0x2000, 0x8000).unwrap(), 0x4000);
+        assert_eq!(area.data_until(&file, 0x2000, 0x3000).unwrap(), 0x3000);
+        area.forget(&(0x2000..0x3000));
+        area.examine(&file).unwrap();
+        assert_eq!(area.extents, [0x3000..0x4000, 0xe000..0xf000]);
     }
 
     /// A transfer of `pages` pages of ones into fresh memory, shared or private.
@@ -634,11 +694,13 @@ mod tests {
         let transfer = Transfer {
             uffd,
             source: FileView::new(&file).unwrap(),
+            file,
             areas: vec![Area {
                 start: memory as u64,
                 len,
                 offset: 0,
                 extents: std::iter::once(0..len).collect(),
+                examined: false,
             }],
             stop: EventFd::new(EFD_NONBLOCK).unwrap(),
             waiting: VecDeque::new(),

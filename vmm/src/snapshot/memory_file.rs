@@ -6,6 +6,7 @@
 use std::{
     fs::File,
     io,
+    ops::Range,
     os::{fd::AsRawFd, unix::fs::FileExt},
     path::{Path, PathBuf},
 };
@@ -29,6 +30,13 @@ pub struct MemoryRange {
     pub len: u64,
     /// Where the region starts in the file, in bytes.
     pub offset: u64,
+}
+
+impl MemoryRange {
+    /// Its place in the file.
+    fn bytes(&self) -> Range<u64> {
+        self.offset..self.offset + self.len
+    }
 }
 
 /// RAM could not be written or read.
@@ -214,7 +222,7 @@ pub fn read(path: &Path, ram: &Ram, ranges: &[MemoryRange]) -> Result<(), Memory
     };
     let file = File::open(path).map_err(failed("open"))?;
     for (region, range) in matching(&file, path, ram, ranges)? {
-        for extent in data_extents(&file, &range).map_err(failed("examine"))? {
+        for extent in data_extents(&file, range.bytes()).map_err(failed("examine"))? {
             // In bounds of the region: `data_extents` stays within the range, and both have the
             // same length.
             let start = (extent.start - range.offset) as usize;
@@ -230,11 +238,10 @@ pub fn read(path: &Path, ram: &Ram, ranges: &[MemoryRange]) -> Result<(), Memory
     Ok(())
 }
 
-/// The parts of `range` that are no holes, as offsets in the file.
-pub fn data_extents(file: &File, range: &MemoryRange) -> io::Result<Vec<std::ops::Range<u64>>> {
-    let end = range.offset + range.len;
+/// The parts of a range of the file that are no holes.
+pub fn data_extents(file: &File, range: Range<u64>) -> io::Result<Vec<Range<u64>>> {
+    let Range { start: mut at, end } = range;
     let mut extents = Vec::new();
-    let mut at = range.offset;
     while at < end {
         let Some(start) = seek(file, at, libc::SEEK_DATA)?.filter(|&start| start < end) else {
             break;
@@ -244,6 +251,11 @@ pub fn data_extents(file: &File, range: &MemoryRange) -> io::Result<Vec<std::ops
         at = stop;
     }
     Ok(extents)
+}
+
+/// Whether there is data at an offset of the file, and no hole.
+pub fn is_data(file: &File, at: u64) -> io::Result<bool> {
+    Ok(seek(file, at, libc::SEEK_DATA)? == Some(at))
 }
 
 fn seek(file: &File, at: u64, whence: libc::c_int) -> io::Result<Option<u64>> {
@@ -296,7 +308,7 @@ mod tests {
             len: bytes.len() as u64,
             offset: 4096,
         };
-        let data: u64 = data_extents(&file, &range)
+        let data: u64 = data_extents(&file, range.bytes())
             .unwrap()
             .iter()
             .map(|e| e.end - e.start)

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 const FORMAT: &str = "gantry-state";
 
 /// Version of everything that a state contains. It goes up with each incompatible change.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Larger states are refused: 255 vCPUs and 32 devices in each of 16 segments stay far below.
 const MAX_BYTES: u64 = 256 << 20;
@@ -141,7 +141,7 @@ mod tests {
     #[test]
     fn another_version_is_named() {
         let text = String::from_utf8(encode(&0).unwrap()).unwrap();
-        let newer = text.replace("\"version\":1", "\"version\":7");
+        let newer = text.replace("\"version\":2", "\"version\":7");
         let error = decode::<u64>(newer.as_bytes()).unwrap_err();
         assert!(error.to_string().contains("version 7"), "{error}");
     }

@@ -1,7 +1,8 @@
 //! The device and its worker.
 
 use std::{
-    io::{Read, Write},
+    io::{self, Read, Write},
+    ops::Range,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -23,7 +24,7 @@ use crate::{
             ActivateError, Activation, ActiveQueue, DeviceType, StateError, VirtioDevice,
             VirtioInterrupt,
         },
-        discard::Discards,
+        discard::{Discards, populate},
         served::{COMMON_FEATURES, Chain, ServedQueue, read_config_bytes},
         worker::{DeviceWorker, Worker},
     },
@@ -31,8 +32,12 @@ use crate::{
 
 const QUEUE_SIZES: [u16; 1] = [64];
 
-/// Bytes of a block: what a transparent huge page has.
+/// Bytes of a block at least: what a transparent huge page has.
 pub const BLOCK: u64 = 2 << 20;
+
+/// Feature bit (5.15.3): the driver leaves unplugged memory alone, also for reading. A read of it
+/// would cost the host a page.
+const VIRTIO_MEM_F_UNPLUGGED_INACCESSIBLE: u32 = 1;
 
 /// Requests (5.15.6).
 const PLUG: u16 = 0;
@@ -55,8 +60,14 @@ pub struct Options {
     pub address: GuestAddress,
     /// Its length in bytes.
     pub len: u64,
+    /// Bytes of a block: [`BLOCK`], or the size of the host's pages behind the region if that is
+    /// more.
+    pub block: u64,
     /// Bytes that the guest is to plug at first.
     pub requested: u64,
+    /// Memory is taken from the host when it is plugged and not when it is touched, when it would
+    /// be too late to refuse it.
+    pub populate: bool,
     /// Gives unplugged memory back.
     pub discards: Arc<Discards>,
 }
@@ -64,11 +75,14 @@ pub struct Options {
 /// A memory device cannot be made.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "memory that is plugged by virtio-mem comes in blocks of {BLOCK} bytes: {len} at {address:#x} do not fit"
+    "memory that is plugged by virtio-mem comes in blocks of {block} bytes: \
+     {len} at {address:#x}, {requested} of them plugged, do not fit"
 )]
 pub struct Error {
+    block: u64,
     address: u64,
     len: u64,
+    requested: u64,
 }
 
 /// What a snapshot keeps of a memory device.
@@ -82,11 +96,14 @@ pub struct State {
 }
 
 struct Shared {
+    start: u64,
+    block: u64,
+    populate: bool,
     requested: AtomicU64,
     blocks: Mutex<Blocks>,
     interrupt: Mutex<Option<Arc<dyn VirtioInterrupt>>>,
     discards: Arc<Discards>,
-    /// The last memory to be given back was not; that was logged.
+    /// The host has refused to give or take memory; that was logged.
     failing: AtomicBool,
 }
 
@@ -101,11 +118,15 @@ impl Shared {
 pub struct Handle(Arc<Shared>);
 
 impl Handle {
+    /// Bytes of a block.
+    pub fn block(&self) -> u64 {
+        self.0.block
+    }
+
     /// Asks the guest to have `bytes` plugged, rounded down to whole blocks.
     pub fn resize(&self, bytes: u64) {
-        self.0
-            .requested
-            .store(bytes / BLOCK * BLOCK, Ordering::SeqCst);
+        let whole = bytes / self.0.block * self.0.block;
+        self.0.requested.store(whole, Ordering::SeqCst);
         let interrupt = self
             .0
             .interrupt
@@ -120,7 +141,7 @@ impl Handle {
 
     /// Bytes that the guest has plugged.
     pub fn plugged(&self) -> u64 {
-        self.0.blocks().plugged() * BLOCK
+        self.0.blocks().plugged() * self.0.block
     }
 }
 
@@ -138,19 +159,29 @@ impl Mem {
         let Options {
             address,
             len,
+            block,
             requested,
+            populate,
             ..
         } = options;
-        let blocks = usize::try_from(len / BLOCK).unwrap_or(0);
-        let fits = address.0.is_multiple_of(BLOCK) && len.is_multiple_of(BLOCK);
-        if !fits || blocks == 0 || requested > len {
+        let whole = [address.0, len, requested]
+            .iter()
+            .all(|bytes| bytes.is_multiple_of(block));
+        let blocks = len.checked_div(block).unwrap_or(0);
+        let blocks = usize::try_from(blocks).unwrap_or(0);
+        if !block.is_power_of_two() || block < BLOCK || !whole || blocks == 0 || requested > len {
             return Err(Error {
+                block,
                 address: address.0,
                 len,
+                requested,
             });
         }
         let shared = Shared {
-            requested: AtomicU64::new(requested / BLOCK * BLOCK),
+            start: address.0,
+            block,
+            populate,
+            requested: AtomicU64::new(requested),
             blocks: Mutex::new(Blocks::new(blocks)),
             interrupt: Mutex::default(),
             discards: Arc::clone(&options.discards),
@@ -188,15 +219,16 @@ impl VirtioDevice for Mem {
     }
 
     fn features(&self) -> u64 {
-        COMMON_FEATURES
+        COMMON_FEATURES | 1 << VIRTIO_MEM_F_UNPLUGGED_INACCESSIBLE
     }
 
     fn read_config(&self, offset: u64, data: &mut [u8]) {
-        let plugged = self.shared.blocks().plugged() * BLOCK;
+        let block = self.shared.block;
+        let plugged = self.shared.blocks().plugged() * block;
         let requested = self.shared.requested.load(Ordering::SeqCst);
         // Block size, node (not offered), address, region, usable part, plugged, requested.
         let (address, len) = (self.options.address.0, self.options.len);
-        let fields = [BLOCK, 0, address, len, len, plugged, requested];
+        let fields = [block, 0, address, len, len, plugged, requested];
         let config: Vec<u8> = fields
             .iter()
             .flat_map(|field| field.to_le_bytes())
@@ -219,7 +251,6 @@ impl VirtioDevice for Mem {
         self.connect(Some(interrupt));
         let worker = MemWorker {
             queue,
-            start: self.options.address.0,
             shared: Arc::clone(&self.shared),
         };
         let worker = Worker::spawn(&*self.spawner, ThreadRole::Memory, name, worker);
@@ -253,7 +284,9 @@ impl VirtioDevice for Mem {
     fn restore(&mut self, state: serde_json::Value) -> Result<(), StateError> {
         let State { requested, blocks } = serde_json::from_value(state)?;
         let count = self.shared.blocks().count();
-        if blocks.count() != count || !blocks.is_consistent() || requested > self.options.len {
+        let whole = requested.is_multiple_of(self.shared.block);
+        let fits = blocks.count() == count && blocks.is_consistent();
+        if !fits || !whole || requested > self.options.len {
             return Err(StateError::Mismatch(format!(
                 "memory of {} blocks was saved, the device has {count}",
                 blocks.count()
@@ -271,15 +304,14 @@ impl VirtioDevice for Mem {
 
 struct MemWorker {
     queue: ServedQueue,
-    start: u64,
     shared: Arc<Shared>,
 }
 
 impl MemWorker {
     fn serve(&mut self) {
-        let (start, shared) = (self.start, &self.shared);
+        let shared = &self.shared;
         self.queue.serve(|chain, ram| {
-            let (result, state) = request(chain.clone(), ram, start, shared);
+            let (result, state) = request(chain.clone(), ram, shared);
             let mut response = [0; 10];
             response[..2].copy_from_slice(&result.to_le_bytes());
             response[8..].copy_from_slice(&state.to_le_bytes());
@@ -295,12 +327,7 @@ impl MemWorker {
 }
 
 /// Carries out a request: the response, and a state for those that ask for one.
-fn request(
-    chain: DescriptorChain<&GuestRam>,
-    ram: &GuestRam,
-    start: u64,
-    shared: &Shared,
-) -> (u16, u16) {
+fn request(chain: DescriptorChain<&GuestRam>, ram: &GuestRam, shared: &Shared) -> (u16, u16) {
     let mut bytes = [0; REQUEST];
     let read = chain
         .reader(ram)
@@ -315,27 +342,25 @@ fn request(
     let mut blocks = shared.blocks();
     if half(0) == UNPLUG_ALL {
         let all = 0..blocks.count();
-        return (unplug(shared, ram, start, &mut blocks, all), 0);
+        return (unplug(shared, ram, &mut blocks, all), 0);
     }
-    let Some(range) = range(start, blocks.count(), address, half(16)) else {
+    let Some(range) = shared.range(blocks.count(), address, half(16)) else {
         return (ERROR, 0);
     };
     match half(0) {
         PLUG => {
-            let more = range.len() as u64 * BLOCK;
-            let plugged = blocks.plugged() * BLOCK;
             if blocks.state(range.clone()) != Plugged::None {
                 return (ERROR, 0);
             }
             // The guest may not take more than it was offered.
-            if plugged + more > shared.requested.load(Ordering::SeqCst) {
+            let wanted = (blocks.plugged() + range.len() as u64) * shared.block;
+            if wanted > shared.requested.load(Ordering::SeqCst) {
                 return (NACK, 0);
             }
-            blocks.set(range, true);
-            (ACK, 0)
+            (plug(shared, ram, &mut blocks, range), 0)
         }
         UNPLUG if blocks.state(range.clone()) == Plugged::All => {
-            (unplug(shared, ram, start, &mut blocks, range), 0)
+            (unplug(shared, ram, &mut blocks, range), 0)
         }
         STATE => (
             ACK,
@@ -349,38 +374,60 @@ fn request(
     }
 }
 
-/// The blocks that a request names; `None` if they are not all in the region.
-fn range(start: u64, count: usize, address: u64, blocks: u16) -> Option<std::ops::Range<usize>> {
-    let offset = address.checked_sub(start)?;
-    let first = usize::try_from(offset / BLOCK).ok()?;
-    let end = first.checked_add(blocks.into())?;
-    (offset.is_multiple_of(BLOCK) && blocks > 0 && end <= count).then_some(first..end)
+impl Shared {
+    /// The blocks that a request names; `None` if they are not all in the region.
+    fn range(&self, count: usize, address: u64, blocks: u16) -> Option<Range<usize>> {
+        let offset = address.checked_sub(self.start)?;
+        let first = usize::try_from(offset / self.block).ok()?;
+        let end = first.checked_add(blocks.into())?;
+        let whole = offset.is_multiple_of(self.block);
+        (whole && blocks > 0 && end <= count).then_some(first..end)
+    }
+
+    /// Where blocks are, and their length in bytes.
+    fn place(&self, range: &Range<usize>) -> (GuestAddress, u64) {
+        let address = self.start + range.start as u64 * self.block;
+        (GuestAddress(address), range.len() as u64 * self.block)
+    }
+
+    /// What a request gets, given what the host said. A refusal is logged once, or a guest could
+    /// fill the log.
+    fn answer(&self, result: io::Result<()>, refused: &str) -> u16 {
+        let Err(error) = result else {
+            self.failing.store(false, Ordering::Relaxed);
+            return ACK;
+        };
+        if !self.failing.swap(true, Ordering::Relaxed) {
+            log::warn!("{refused}: {error}");
+        }
+        NACK
+    }
 }
 
-fn unplug(
-    shared: &Shared,
-    ram: &GuestRam,
-    start: u64,
-    blocks: &mut Blocks,
-    range: std::ops::Range<usize>,
-) -> u16 {
-    let address = GuestAddress(start + range.start as u64 * BLOCK);
-    match shared
-        .discards
-        .discard(ram, address, range.len() as u64 * BLOCK)
-    {
-        Ok(_) => {
-            shared.failing.store(false, Ordering::Relaxed);
-            blocks.set(range, false);
-            ACK
-        }
-        Err(error) => {
-            if !shared.failing.swap(true, Ordering::Relaxed) {
-                log::warn!("unplugged memory stays with the guest: {error}");
-            }
-            NACK
-        }
+fn plug(shared: &Shared, ram: &GuestRam, blocks: &mut Blocks, range: Range<usize>) -> u16 {
+    let (address, len) = shared.place(&range);
+    let populated = if shared.populate {
+        populate(ram, address, len)
+    } else {
+        Ok(())
+    };
+    let answer = shared.answer(populated, "the host has no memory for a guest to plug");
+    if answer == ACK {
+        blocks.set(range, true);
+    } else if let Err(error) = shared.discards.discard_blocks(ram, address, len) {
+        log::warn!("the host keeps memory that the guest did not get: {error}");
     }
+    answer
+}
+
+fn unplug(shared: &Shared, ram: &GuestRam, blocks: &mut Blocks, range: Range<usize>) -> u16 {
+    let (address, len) = shared.place(&range);
+    let given = shared.discards.discard_blocks(ram, address, len);
+    let answer = shared.answer(given.map(drop), "unplugged memory stays with the guest");
+    if answer == ACK {
+        blocks.set(range, false);
+    }
+    answer
 }
 
 impl MutEventSubscriber for MemWorker {
@@ -397,3 +444,38 @@ impl MutEventSubscriber for MemWorker {
 }
 
 impl DeviceWorker for MemWorker {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::thread::Unconfined;
+    use vm_memory::mmap::MmapRegionBuilder;
+
+    #[test]
+    fn memory_that_the_host_cannot_give_is_not_plugged() {
+        let options = Options {
+            thread_name: "_mem0".to_owned(),
+            address: GuestAddress(0),
+            len: BLOCK,
+            block: BLOCK,
+            requested: BLOCK,
+            populate: true,
+            discards: Arc::default(),
+        };
+        let mem = Mem::new(options, Arc::new(Unconfined)).unwrap();
+        let plug = |access| {
+            let region = MmapRegionBuilder::<()>::new(BLOCK as usize)
+                .with_mmap_prot(access)
+                .with_mmap_flags(libc::MAP_ANONYMOUS | libc::MAP_PRIVATE | libc::MAP_NORESERVE)
+                .build()
+                .unwrap();
+            let region = vm_memory::GuestRegionMmap::new(region, GuestAddress(0)).unwrap();
+            let ram = GuestRam::from_regions(vec![region]).unwrap();
+            let answer = plug(&mem.shared, &ram, &mut mem.shared.blocks(), 0..1);
+            (answer, mem.handle().plugged())
+        };
+        // Memory that cannot be written cannot be populated either.
+        assert_eq!(plug(libc::PROT_READ), (NACK, 0));
+        assert_eq!(plug(libc::PROT_READ | libc::PROT_WRITE), (ACK, BLOCK));
+    }
+}

@@ -11,15 +11,46 @@ use crate::{
 
 const START: u64 = 4 * BLOCK;
 
-fn mem() -> Mem {
-    let options = Options {
+fn options() -> Options {
+    Options {
         thread_name: "_mem0".to_owned(),
         address: GuestAddress(START),
         len: 8 * BLOCK,
+        block: BLOCK,
+        populate: false,
         requested: 2 * BLOCK,
         discards: Default::default(),
+    }
+}
+
+fn mem() -> Mem {
+    Mem::new(options(), Arc::new(Unconfined)).unwrap()
+}
+
+#[test]
+fn blocks_are_what_the_region_and_what_is_plugged_consist_of() {
+    let with = |change: fn(&mut Options)| {
+        let mut options = options();
+        change(&mut options);
+        Mem::new(options, Arc::new(Unconfined)).map(|mem| mem.handle().block())
     };
-    Mem::new(options, Arc::new(Unconfined)).unwrap()
+    assert_eq!(
+        with(|options| options.block = 2 * BLOCK).unwrap(),
+        2 * BLOCK
+    );
+    for change in [
+        (|options| options.block = 0) as fn(&mut Options),
+        |options| options.block = BLOCK / 2,
+        |options| options.block = 3 * BLOCK,
+        |options| options.block = 8 * BLOCK,
+        |options| options.len += 1,
+        |options| options.len = 0,
+        |options| options.requested = 9 * BLOCK,
+        |options| options.requested += 1,
+        |options| options.address = GuestAddress(BLOCK / 2),
+    ] {
+        assert!(with(change).is_err());
+    }
 }
 
 fn ask(queue: &GuestQueue, kind: u16, address: u64, blocks: u16) -> (u16, u16) {

@@ -12,6 +12,7 @@ use super::{
     },
     Handle, thread_name,
 };
+use crate::{config::MemoryZoneConfig, memory::Region};
 
 /// The device of a memory zone. It is not configured by itself: a zone with `hotplug_size` and
 /// the method `VirtioMem` has one.
@@ -20,19 +21,23 @@ pub struct ZoneMemory {
     zone: String,
     address: u64,
     len: u64,
+    /// Bytes of a page of the host behind it.
+    page: u64,
     requested: u64,
+    prefault: bool,
 }
 
 impl ZoneMemory {
-    /// The device for `len` bytes at `address`, of which `requested` are to be plugged.
-    pub fn new(zone: &str, address: u64, len: u64, requested: u64) -> Self {
-        let id = Some(format!("_mem_{zone}"));
+    /// The device for a region of RAM.
+    pub fn new(region: &Region, config: Option<&MemoryZoneConfig>) -> Self {
         Self {
-            id,
-            zone: zone.to_owned(),
-            address,
-            len,
-            requested,
+            id: Some(format!("_mem_{}", region.zone)),
+            zone: region.zone.clone(),
+            address: region.guest,
+            len: region.mapping.size() as u64,
+            page: region.mapping.page_size(),
+            requested: config.and_then(|zone| zone.hotplugged_size).unwrap_or(0),
+            prefault: config.is_some_and(|zone| zone.prefault),
         }
     }
 }
@@ -54,7 +59,10 @@ impl Kind for ZoneMemory {
             thread_name: thread_name(Self::NAME, id),
             address: GuestAddress(self.address),
             len: self.len,
+            block: self.page.max(mem::BLOCK),
             requested: self.requested,
+            // The host may have no huge page left when the guest touches one.
+            populate: self.prefault || self.page > 4096,
             discards: Arc::clone(&surroundings.discards),
         };
         let mem = mem::Mem::new(options, Arc::clone(&surroundings.spawner))?;

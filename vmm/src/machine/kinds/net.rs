@@ -2,7 +2,7 @@
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    os::fd::{BorrowedFd, OwnedFd},
+    os::fd::{AsRawFd, BorrowedFd, OwnedFd},
     sync::Arc,
 };
 
@@ -65,10 +65,10 @@ impl NetConfig {
     fn own_fds(&self) -> Result<Vec<OwnedFd>, DeviceError> {
         self.fds
             .iter()
-            .map(|&fd| {
-                // SAFETY: the descriptor came with a request or the command line and belongs to
-                // the VM until the process ends.
-                let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+            .map(|fd| {
+                // SAFETY: a descriptor that came with a request is owned by `fd`; one that was
+                // inherited belongs to the VM until the process ends.
+                let borrowed = unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) };
                 borrowed
                     .try_clone_to_owned()
                     .map_err(|source| DeviceError::Host {

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use devices::vfio::Function;
+use devices::vfio::{self, Function};
 
 use super::{
     super::{
@@ -32,8 +32,9 @@ impl Kind for DeviceConfig {
 
     fn make(&self, _id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
         let path = self.path.as_deref().unwrap_or(Path::new(""));
-        let resources = surroundings.physical.resources()?;
-        let function = Function::new(path, resources, &self.x_exclude_mmap_bars)?;
+        let physical = &surroundings.physical;
+        let device = Arc::new(vfio::Physical::open(path, &physical.iommu()?)?);
+        let function = Function::new(device, physical.resources(), &self.x_exclude_mmap_bars)?;
         Ok(Made {
             function: MadeFunction::Pci(Arc::new(Mutex::new(function))),
             handle: Handle::None,

@@ -1,0 +1,158 @@
+//! Calls of VFIO (linux/vfio.h) that vfio-ioctls does not have, or of which it hides the outcome.
+
+use std::{
+    io,
+    os::fd::{AsRawFd, RawFd},
+};
+
+use vfio_bindings::bindings::vfio::{
+    VFIO_BASE, VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_DATA_EVENTFD, VFIO_IRQ_SET_DATA_NONE,
+    VFIO_TYPE,
+};
+use vmm_sys_util::{
+    ioctl::{ioctl_with_mut_ptr, ioctl_with_ptr, ioctl_with_val},
+    ioctl_io_nr,
+};
+
+ioctl_io_nr!(VFIO_DEVICE_SET_IRQS, VFIO_TYPE.into(), VFIO_BASE + 10);
+ioctl_io_nr!(VFIO_DEVICE_RESET, VFIO_TYPE.into(), VFIO_BASE + 11);
+ioctl_io_nr!(
+    VFIO_DEVICE_GET_PCI_HOT_RESET_INFO,
+    VFIO_TYPE.into(),
+    VFIO_BASE + 12
+);
+ioctl_io_nr!(VFIO_DEVICE_PCI_HOT_RESET, VFIO_TYPE.into(), VFIO_BASE + 13);
+
+/// Most functions that one reset reaches: all of a bus.
+const MAX_TOGETHER: u32 = 256;
+
+/// A device that is reset together with another one.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Neighbour {
+    /// Its address, such as `0000:01:00.0`.
+    pub address: String,
+    /// Its IOMMU group.
+    pub group: String,
+}
+
+/// Raises `eventfds` (-1: nothing) for the interrupts of a kind from `first` on.
+pub fn connect_irqs(
+    device: &impl AsRawFd,
+    index: u32,
+    first: u32,
+    eventfds: &[RawFd],
+) -> io::Result<()> {
+    let flags = VFIO_IRQ_SET_DATA_EVENTFD | VFIO_IRQ_SET_ACTION_TRIGGER;
+    set_irqs(device, flags, index, first, eventfds)
+}
+
+/// Switches the interrupts of a kind off.
+pub fn disconnect_irqs(device: &impl AsRawFd, index: u32) -> io::Result<()> {
+    let flags = VFIO_IRQ_SET_DATA_NONE | VFIO_IRQ_SET_ACTION_TRIGGER;
+    set_irqs(device, flags, index, 0, &[])
+}
+
+fn set_irqs(
+    device: &impl AsRawFd,
+    flags: u32,
+    index: u32,
+    first: u32,
+    eventfds: &[RawFd],
+) -> io::Result<()> {
+    // struct vfio_irq_set: argsz, flags, index, start, count, then the descriptors.
+    let count = eventfds.len() as u32;
+    let mut words = vec![0, flags, index, first, count];
+    words.extend(eventfds.iter().map(|fd| *fd as u32));
+    words[0] = size_of_val(&words[..]) as u32;
+    // SAFETY: the kernel reads `argsz` bytes, which is what `words` has.
+    done(unsafe { ioctl_with_ptr(device, VFIO_DEVICE_SET_IRQS(), words.as_ptr()) })
+}
+
+/// Resets a device, with a reset that is its own.
+pub fn reset(device: &impl AsRawFd) -> io::Result<()> {
+    // SAFETY: no memory is involved.
+    done(unsafe { ioctl_with_val(device, VFIO_DEVICE_RESET(), 0) })
+}
+
+/// The devices that a reset of the device's bus or slot resets, itself included. ENODEV: neither
+/// can be reset.
+pub fn reset_together(device: &impl AsRawFd) -> io::Result<Vec<Neighbour>> {
+    // struct vfio_pci_hot_reset_info: argsz, flags, count, then two words for each device.
+    let mut words = vec![0_u32; 3 + 2 * MAX_TOGETHER as usize];
+    words[0] = size_of_val(&words[..]) as u32;
+    // SAFETY: the kernel writes at most `argsz` bytes, which is what `words` has.
+    done(unsafe {
+        ioctl_with_mut_ptr(
+            device,
+            VFIO_DEVICE_GET_PCI_HOT_RESET_INFO(),
+            words.as_mut_ptr(),
+        )
+    })?;
+    let count = words[2].min(MAX_TOGETHER) as usize;
+    Ok(words[3..]
+        .chunks_exact(2)
+        .take(count)
+        .map(neighbour)
+        .collect())
+}
+
+/// struct vfio_pci_dependent_device: the group, then segment, bus and devfn.
+fn neighbour(words: &[u32]) -> Neighbour {
+    let [segment_low, segment_high, bus, devfn] = words[1].to_le_bytes();
+    let segment = u16::from_le_bytes([segment_low, segment_high]);
+    Neighbour {
+        address: format!("{segment:04x}:{bus:02x}:{:02x}.{}", devfn >> 3, devfn & 7),
+        group: words[0].to_string(),
+    }
+}
+
+/// Resets the bus or slot of a device. `groups`, descriptors of IOMMU groups, proves that all
+/// devices on it belong to the caller.
+pub fn reset_bus(device: &impl AsRawFd, groups: &[RawFd]) -> io::Result<()> {
+    // struct vfio_pci_hot_reset: argsz, flags, count, then the descriptors.
+    let mut words = vec![0, 0, groups.len() as u32];
+    words.extend(groups.iter().map(|fd| *fd as u32));
+    words[0] = size_of_val(&words[..]) as u32;
+    // SAFETY: the kernel reads `argsz` bytes, which is what `words` has.
+    done(unsafe { ioctl_with_ptr(device, VFIO_DEVICE_PCI_HOT_RESET(), words.as_ptr()) })
+}
+
+fn done(result: libc::c_int) -> io::Result<()> {
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // A positive number says how many interrupts there could have been.
+    if result > 0 {
+        return Err(io::ErrorKind::StorageFull.into());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_neighbour_has_the_address_that_sysfs_gives_it() {
+        let words = [7, u32::from_le_bytes([0x34, 0x12, 0xab, 0x1f << 3 | 5])];
+        let expected = Neighbour {
+            address: "1234:ab:1f.5".to_owned(),
+            group: "7".to_owned(),
+        };
+        assert_eq!(neighbour(&words), expected);
+    }
+
+    #[test]
+    fn what_is_no_device_is_refused() {
+        let file = std::fs::File::open("/dev/null").unwrap();
+        for result in [
+            connect_irqs(&file, 2, 0, &[-1]),
+            disconnect_irqs(&file, 2),
+            reset(&file),
+            reset_together(&file).map(drop),
+            reset_bus(&file, &[]),
+        ] {
+            assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::ENOTTY));
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! BARs of a device in this process's memory, from where the guest gets them.
+
+use std::{io, os::fd::AsRawFd};
+
+use super::{
+    Error,
+    device::{Device, Mappable},
+};
+
+const PAGE: u64 = 4096;
+
+/// A mapping of part of a BAR into this process.
+pub struct BarMapping {
+    /// Host virtual address.
+    pub address: *mut u8,
+    /// Offset in the BAR, in whole pages.
+    pub offset: u64,
+    /// Bytes, whole pages.
+    pub len: u64,
+    /// Nobody may write to it.
+    pub read_only: bool,
+}
+
+// SAFETY: the pointer is only handed to KVM; this process never looks through it.
+unsafe impl Send for BarMapping {}
+
+impl BarMapping {
+    fn new(from: &Mappable, offset: u64, len: u64) -> io::Result<Self> {
+        let protection = if from.writable {
+            libc::PROT_READ | libc::PROT_WRITE
+        } else {
+            libc::PROT_READ
+        };
+        let at = from.offset.saturating_add(offset);
+        let at = libc::off_t::try_from(at).map_err(io::Error::other)?;
+        // SAFETY: a new mapping of the region's file, at an address that the kernel picks.
+        let address = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len as usize,
+                protection,
+                libc::MAP_SHARED,
+                from.file.as_raw_fd(),
+                at,
+            )
+        };
+        if address == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self {
+            address: address.cast(),
+            offset,
+            len,
+            read_only: !from.writable,
+        })
+    }
+}
+
+impl Drop for BarMapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new`; the guest's view of it is removed before.
+        unsafe { libc::munmap(self.address.cast(), self.len as usize) };
+    }
+}
+
+/// Maps what can be mapped of a BAR, without the pages that `trapped` ranges touch.
+pub fn map_bar(
+    device: &dyn Device,
+    bar: u8,
+    trapped: &[(u64, u64)],
+) -> Result<Vec<BarMapping>, Error> {
+    let Some(mappable) = device.mappable(bar.into()) else {
+        return Ok(Vec::new());
+    };
+    without(&mappable.areas, trapped)
+        .into_iter()
+        .map(|(start, end)| {
+            BarMapping::new(&mappable, start, end - start)
+                .map_err(|source| Error::MapBar { bar, source })
+        })
+        .collect()
+}
+
+/// `areas` in whole pages, less the pages that `holes` touch. All are start and end.
+fn without(areas: &[(u64, u64)], holes: &[(u64, u64)]) -> Vec<(u64, u64)> {
+    let mut left: Vec<_> = areas
+        .iter()
+        .map(|(start, end)| (start.next_multiple_of(PAGE), end / PAGE * PAGE))
+        .collect();
+    for (from, to) in holes {
+        let (from, to) = (from / PAGE * PAGE, to.next_multiple_of(PAGE));
+        left = left
+            .into_iter()
+            .flat_map(|(start, end)| [(start, end.min(from)), (start.max(to), end)])
+            .collect();
+    }
+    left.retain(|(start, end)| start < end);
+    left
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trapped_pages_are_cut_out_of_what_is_mapped() {
+        assert_eq!(without(&[(0, 0x4000)], &[]), [(0, 0x4000)]);
+        assert_eq!(
+            without(&[(0, 0x4000)], &[(0x2010, 0x2020)]),
+            [(0, 0x2000), (0x3000, 0x4000)]
+        );
+        assert_eq!(
+            without(&[(0, 0x4000)], &[(0, 0x10), (0x3ff0, 0x4000)]),
+            [(0x1000, 0x3000)]
+        );
+        assert_eq!(without(&[(0, 0x100)], &[]), [], "less than a page");
+        assert_eq!(without(&[(0, 0x1000)], &[(0x800, 0x810)]), []);
+    }
+}

@@ -1,0 +1,169 @@
+//! A guest's driver and a device made of memory.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use super::{Function, Irqs, Resources};
+use crate::{
+    pci::{BarIndex, Bdf},
+    testing::{FakeDevice, FakeSpace, Rig},
+};
+
+const MASTER: u16 = 4;
+const POWER_CONTROL: u16 = 0x44;
+const DEVICE_CONTROL: u16 = 0x58;
+const MSI_CONTROL: u16 = 0xa2;
+const MSIX_CONTROL: u16 = 0xc2;
+const MSIX_ON: u16 = 0x8000;
+const MSIX_ON_MASKED: u16 = 0xc000;
+
+struct Plugged {
+    rig: Rig,
+    bdf: Bdf,
+    device: Arc<FakeDevice>,
+}
+
+impl Plugged {
+    fn new(device: FakeDevice) -> Self {
+        let rig = Rig::new();
+        let device = Arc::new(device);
+        let resources = Resources {
+            msi: Arc::new(rig.msi.clone()),
+            space: Arc::new(FakeSpace),
+        };
+        let function = Function::new(Arc::clone(&device) as Arc<_>, resources, &[]).unwrap();
+        let bdf = rig.plug(function);
+        rig.enable(bdf, true);
+        Self { rig, bdf, device }
+    }
+
+    fn config(&self, offset: u16, value: u16) {
+        self.rig
+            .config_write(self.bdf, offset, &value.to_le_bytes());
+    }
+
+    fn set_masked(&self, vector: u64, masked: bool) {
+        let at = self.rig.bar64(self.bdf, BarIndex::ZERO) + vector * 16;
+        self.rig.write(at, &0xfee0_0000_u64.to_le_bytes());
+        self.rig.write(at + 8, &(0x40 + vector).to_le_bytes()[..4]);
+        self.rig.write(at + 12, &u32::from(masked).to_le_bytes());
+    }
+
+    fn msix(&self) -> (usize, Vec<u16>) {
+        self.device.connected(Irqs::Msix)
+    }
+}
+
+#[test]
+fn a_sleeping_device_stays_awake_and_its_dma_stops() {
+    let plugged = Plugged::new(FakeDevice::new(4));
+    assert_eq!(plugged.device.command() & MASTER, MASTER);
+    plugged.config(POWER_CONTROL, 3);
+    let mut state = [0; 2];
+    plugged
+        .rig
+        .config_read_bytes(plugged.bdf, POWER_CONTROL, &mut state);
+    assert_eq!(state[0] & 3, 3, "the guest sees D3hot");
+    let mut physical = [0; 2];
+    super::Device::read_config(&*plugged.device, POWER_CONTROL.into(), &mut physical);
+    assert_eq!(physical[0] & 3, 0, "the device is in D0");
+    assert_eq!(plugged.device.command() & (MASTER | 2), 2);
+    plugged.config(POWER_CONTROL, 0);
+    assert_eq!(plugged.device.command() & MASTER, MASTER);
+}
+
+#[test]
+fn the_device_gets_the_vectors_that_the_guest_unmasks() {
+    for grows in [false, true] {
+        let mut device = FakeDevice::new(64);
+        device.grows = grows;
+        let plugged = Plugged::new(device);
+        plugged.config(MSIX_CONTROL, MSIX_ON_MASKED);
+        assert_eq!(plugged.msix(), (1, vec![]), "it is on, as a driver expects");
+        plugged.set_masked(0, false);
+        assert!(plugged.msix().1.is_empty(), "the function is masked");
+        plugged.config(MSIX_CONTROL, MSIX_ON);
+        assert_eq!(plugged.msix(), (1, vec![0]));
+        plugged.set_masked(3, false);
+        assert_eq!(plugged.msix().1, [0, 3]);
+        plugged.set_masked(2, false);
+        assert_eq!(plugged.msix().1, [0, 2, 3]);
+        assert_eq!(plugged.msix().0, if grows { 3 } else { 4 }, "not 64");
+        plugged.config(MSIX_CONTROL, 0);
+        assert_eq!(plugged.msix(), (0, vec![]));
+    }
+}
+
+#[test]
+fn vectors_that_are_connected_anew_are_raised_once() {
+    let plugged = Plugged::new(FakeDevice::new(8));
+    plugged.config(MSIX_CONTROL, MSIX_ON);
+    plugged.set_masked(0, false);
+    plugged.rig.msi.take(0);
+    // Within what the host has reserved.
+    plugged.set_masked(0, true);
+    plugged.set_masked(0, false);
+    assert_eq!(plugged.rig.msi.take(0), 0);
+    plugged.set_masked(5, false);
+    assert_eq!(plugged.rig.msi.take(0), 1, "perhaps one was lost meanwhile");
+}
+
+#[test]
+fn a_host_without_vectors_leaves_those_that_work() {
+    let plugged = Plugged::new(FakeDevice::new(8));
+    plugged.config(MSIX_CONTROL, MSIX_ON);
+    plugged.set_masked(1, false);
+    plugged.device.host_vectors.store(4, Ordering::Relaxed);
+    plugged.set_masked(6, false);
+    assert_eq!(plugged.msix(), (2, vec![1]));
+    plugged.device.host_vectors.store(8, Ordering::Relaxed);
+    plugged.set_masked(6, false);
+    assert_eq!(plugged.msix().1, [1, 6], "tried again");
+}
+
+#[test]
+fn interrupts_that_could_not_be_switched_on_are_tried_again() {
+    let plugged = Plugged::new(FakeDevice::new(8));
+    plugged.device.host_vectors.store(0, Ordering::Relaxed);
+    plugged.config(MSI_CONTROL, 1);
+    assert_eq!(plugged.device.connected(Irqs::Msi).0, 0);
+    plugged.device.host_vectors.store(8, Ordering::Relaxed);
+    plugged.config(MSI_CONTROL, 1);
+    assert_eq!(plugged.device.connected(Irqs::Msi), (1, vec![0]));
+    // From one kind to the other: the host does not allow both.
+    plugged.config(MSIX_CONTROL, MSIX_ON);
+    assert_eq!(plugged.device.connected(Irqs::Msi).0, 0);
+    assert_eq!(plugged.msix().0, 1);
+}
+
+#[test]
+fn a_reset_by_the_guest_leaves_registers_as_after_power_on() {
+    let plugged = Plugged::new(FakeDevice::new(4));
+    plugged.config(MSIX_CONTROL, MSIX_ON);
+    plugged.set_masked(0, false);
+    let bar = plugged.rig.bar64(plugged.bdf, BarIndex::ZERO);
+    plugged.config(DEVICE_CONTROL, 0x8000);
+    assert_eq!(plugged.msix(), (0, vec![]));
+    assert_eq!(plugged.device.command() & MASTER, 0);
+    assert_eq!(plugged.rig.read(bar), u32::MAX, "the BAR is not decoded");
+}
+
+#[test]
+fn a_device_is_reset_when_it_comes_and_when_it_goes() {
+    let plugged = Plugged::new(FakeDevice::new(4));
+    let device = Arc::clone(&plugged.device);
+    assert_eq!(device.resets.load(Ordering::Relaxed), 1);
+    plugged.config(MSIX_CONTROL, MSIX_ON);
+    plugged.rig.segment.unplug(plugged.bdf).unwrap();
+    assert_eq!(device.resets.load(Ordering::Relaxed), 2);
+    assert_eq!(device.connected(Irqs::Msix).0, 0);
+    assert_eq!(device.command() & MASTER, 0);
+}
+
+#[test]
+fn a_device_that_cannot_be_reset_can_be_used_all_the_same() {
+    let device = FakeDevice::new(4);
+    device.stubborn.store(true, Ordering::Relaxed);
+    let plugged = Plugged::new(device);
+    plugged.rig.segment.reset(plugged.bdf).unwrap();
+    assert_eq!(plugged.device.command() & MASTER, 0);
+}

@@ -1,0 +1,83 @@
+//! A PCI device from user space, whatever its driver is.
+
+use std::{
+    fs,
+    io::{Read, Seek, SeekFrom, Write},
+    os::fd::AsRawFd,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, ensure};
+
+const CAPABILITIES: usize = 0x34;
+const POWER_MANAGEMENT: u8 = 1;
+/// The power state, in the control register.
+const STATE: u8 = 3;
+
+struct Function(PathBuf);
+
+impl Function {
+    fn config(&self) -> Result<fs::File> {
+        let path = self.0.join("config");
+        Ok(fs::File::options().read(true).write(true).open(path)?)
+    }
+
+    /// Offset of a capability.
+    fn capability(&self, id: u8) -> Result<u64> {
+        let mut header = [0; 256];
+        self.config()?.read_exact(&mut header)?;
+        let mut at = usize::from(header[CAPABILITIES]);
+        while at != 0 && header[at] != id {
+            at = usize::from(header[at + 1]);
+        }
+        ensure!(at != 0, "the device has no capability {id:#x}");
+        Ok(at as u64)
+    }
+
+    fn set_power_state(&self, state: u8) -> Result<u8> {
+        let control = self.capability(POWER_MANAGEMENT)? + 4;
+        let mut config = self.config()?;
+        config.seek(SeekFrom::Start(control))?;
+        config.write_all(&[state, 0])?;
+        config.seek(SeekFrom::Start(control))?;
+        let mut now = [0];
+        config.read_exact(&mut now)?;
+        Ok(now[0] & STATE)
+    }
+
+    /// The first word of BAR 0.
+    fn first_word(&self) -> Result<u32> {
+        let file = fs::File::open(self.0.join("resource0"))?;
+        // SAFETY: a new mapping of one page, at an address that the kernel picks.
+        let page = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                4096,
+                libc::PROT_READ,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        ensure!(page != libc::MAP_FAILED, "cannot map BAR 0");
+        // SAFETY: within the mapping, aligned.
+        let word = unsafe { page.cast::<u32>().read_volatile() };
+        // SAFETY: mapped above, and not used any more.
+        unsafe { libc::munmap(page, 4096) };
+        Ok(word)
+    }
+}
+
+/// Puts the device at an address in sysfs into D3hot, looks at its memory, and wakes it.
+pub fn sleep(path: &str) -> Result<()> {
+    let function = Function(Path::new(path).to_owned());
+    fs::write(function.0.join("enable"), "1").context("cannot enable the device")?;
+    let awake = function.first_word()?;
+    ensure!(function.set_power_state(3)? == 3, "it does not sleep");
+    function.first_word()?;
+    ensure!(function.set_power_state(0)? == 0, "it does not wake up");
+    let word = function.first_word()?;
+    ensure!(word == awake, "{word:#x} after sleep, {awake:#x} before");
+    println!("slept well");
+    Ok(())
+}

@@ -1,0 +1,138 @@
+//! Requests about VMs that have not booted: none of this needs KVM.
+
+use std::{
+    fs::File,
+    io::Read,
+    os::fd::{AsRawFd, OwnedFd},
+};
+
+use serde_json::json;
+
+use super::*;
+use crate::{
+    api::{self, Response, Status, VmRemoveDevice},
+    seccomp::Enforcement,
+};
+
+fn control() -> Control {
+    let started = Instant::now();
+    let filters = Filters::new(Enforcement::Off).unwrap();
+    Control::new(filters, started, EventMonitor::disabled(started)).unwrap()
+}
+
+/// A control loop with a VM that has not booted, like the one given.
+fn created(config: serde_json::Value) -> Control {
+    let mut control = control();
+    let mut config = config;
+    config["payload"] = json!({"kernel": "/k"});
+    ask(&mut control, "vm.create", &config, Vec::new()).unwrap();
+    control
+}
+
+fn ask(
+    control: &mut Control,
+    path: &str,
+    body: &serde_json::Value,
+    fds: Vec<OwnedFd>,
+) -> Result<Response, ApiError> {
+    let path = format!("{}{path}", api::PREFIX);
+    let request = api::route("PUT", &path, body.to_string().as_bytes(), fds);
+    request
+        .map_err(|refusal| refusal.error)
+        .and_then(|request| control.handle(request))
+}
+
+fn refused(control: &mut Control, path: &str, body: &serde_json::Value) -> String {
+    let error = ask(control, path, body, Vec::new()).unwrap_err();
+    assert_eq!(error.status(), Status::BadRequest, "{error}");
+    error.to_string()
+}
+
+/// A descriptor, and whether all copies of it have been closed.
+fn descriptor() -> (OwnedFd, impl FnMut() -> bool) {
+    let (reader, writer) = std::io::pipe().unwrap();
+    let mut reader = File::from(OwnedFd::from(reader));
+    // SAFETY: sets a flag of an open descriptor.
+    unsafe { libc::fcntl(reader.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
+    (writer.into(), move || {
+        matches!(reader.read(&mut [0]), Ok(0))
+    })
+}
+
+#[test]
+fn descriptors_of_a_card_that_is_refused_are_closed() {
+    let (fd, mut is_closed) = descriptor();
+    ask(&mut control(), "vm.add-net", &json!({}), vec![fd]).unwrap_err();
+    assert!(is_closed(), "there is no VM that could use it");
+    let mut control = created(json!({"net": [{"id": "n"}]}));
+    let (fd, mut is_closed) = descriptor();
+    ask(&mut control, "vm.add-net", &json!({"id": "n"}), vec![fd]).unwrap_err();
+    assert!(is_closed(), "the name is taken");
+}
+
+#[test]
+fn descriptors_of_a_card_live_as_long_as_it_does() {
+    let mut control = created(json!({}));
+    let [(first, mut is_first_closed), (second, mut is_second_closed)] =
+        [descriptor(), descriptor()];
+    for (id, fd) in [("a", first), ("b", second)] {
+        ask(&mut control, "vm.add-net", &json!({"id": id}), vec![fd]).unwrap();
+    }
+    assert!(!is_first_closed());
+    control
+        .handle(Request::VmRemoveDevice(VmRemoveDevice {
+            id: "a".to_owned(),
+            ..Default::default()
+        }))
+        .unwrap();
+    assert!(is_first_closed());
+    assert!(!is_second_closed());
+    control.handle(Request::VmDelete).unwrap();
+    assert!(is_second_closed());
+}
+
+#[test]
+fn a_vm_that_is_switched_off_cannot_become_one_that_could_not_be_built() {
+    let mut control = created(json!({"cpus": {"boot_vcpus": 1, "max_vcpus": 2}}));
+    let before = control.life.config().cloned();
+    let error = refused(&mut control, "vm.resize", &json!({"desired_ram": 1000}));
+    assert!(error.contains("memory.size"), "{error}");
+    let both = json!({"desired_vcpus": 3, "desired_ram": 2_u64 << 30});
+    let error = refused(&mut control, "vm.resize", &both);
+    assert!(error.contains("cpus.max_vcpus"), "{error}");
+    let error = refused(&mut control, "vm.resize", &json!({"desired_balloon": 4096}));
+    assert!(error.contains("balloon"), "{error}");
+    let elsewhere = json!({"path": "/d", "pci_segment": 5});
+    let error = refused(&mut control, "vm.add-disk", &elsewhere);
+    assert!(error.contains("disks[0].pci_segment"), "{error}");
+    let limited = json!({"path": "/d", "rate_limit_group": "none"});
+    let error = refused(&mut control, "vm.add-disk", &limited);
+    assert!(error.contains("rate limit group"), "{error}");
+    assert_eq!(control.life.config().cloned(), before);
+    let more = json!({"desired_vcpus": 2, "desired_ram": 2_u64 << 30});
+    ask(&mut control, "vm.resize", &more, Vec::new()).unwrap();
+    let config = control.life.config().unwrap();
+    assert_eq!((config.cpus.boot_vcpus, config.memory.size), (2, 2 << 30));
+}
+
+#[test]
+fn a_snapshot_whose_configuration_cannot_be_built_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = json!({"payload": {"kernel": "/k"}, "memory": {"size": 4097}});
+    std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    let url = format!("file://{}", dir.path().display());
+    let error = refused(&mut control(), "vm.restore", &json!({"source_url": url}));
+    assert!(error.contains("memory.size"), "{error}");
+}
+
+#[test]
+fn descriptors_for_a_restore_that_fails_are_closed() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = json!({"payload": {"kernel": "/k"}, "net": [{"id": "n"}]});
+    std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    let (fd, mut is_closed) = descriptor();
+    let url = format!("file://{}", dir.path().display());
+    let body = json!({"source_url": url, "net_fds": [{"id": "other", "num_fds": 1}]});
+    ask(&mut control(), "vm.restore", &body, vec![fd]).unwrap_err();
+    assert!(is_closed());
+}
