@@ -241,7 +241,9 @@ mod tests {
         for number in 0..20 {
             let name = format!("named{number}");
             let (go, wait) = mpsc::channel::<()>();
-            let body = Box::new(move || drop(wait.recv()));
+            let body = Box::new(move || {
+                let _ = wait.recv();
+            });
             let thread = spawner.spawn(ThreadRole::Vcpu, &name, body).unwrap();
             let tasks = std::fs::read_dir("/proc/self/task").unwrap();
             let names: Vec<_> = tasks
