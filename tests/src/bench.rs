@@ -147,9 +147,12 @@ fn cpu_time(pid: u32) -> Result<u64> {
 }
 
 /// Private dirty memory of a process in KiB, without mappings as large as guest RAM.
+///
+/// L1 runs from an initial RAM file system, whose pages are always dirty, the program's code
+/// among them. So of a private mapping only what is the process's own (anonymous) counts.
 fn private_dirty(pid: u32, ram: u64) -> Result<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps"))?;
-    let (mut total, mut size) = (0, 0);
+    let (mut total, mut size, mut dirty, mut shared) = (0, 0, 0, false);
     for line in text.lines() {
         let number = |rest: &str| {
             rest.trim()
@@ -157,12 +160,25 @@ fn private_dirty(pid: u32, ram: u64) -> Result<u64> {
                 .parse::<u64>()
                 .unwrap_or(0)
         };
-        if let Some(rest) = line.strip_prefix("Size:") {
-            size = number(rest);
-        } else if let Some(rest) = line.strip_prefix("Private_Dirty:")
-            && size < ram >> 10
-        {
-            total += number(rest);
+        let (field, rest) = line.split_once(' ').unwrap_or((line, ""));
+        match field {
+            "Size:" => size = number(rest),
+            "Private_Dirty:" => dirty = number(rest),
+            "Anonymous:" if size < ram >> 10 => {
+                total += if shared {
+                    dirty
+                } else {
+                    dirty.min(number(rest))
+                };
+            }
+            // The first line of a mapping: its addresses and its access, as in "rw-p".
+            _ if !field.ends_with(':') => {
+                shared = rest
+                    .split(' ')
+                    .next()
+                    .is_some_and(|access| access.ends_with('s'));
+            }
+            _ => {}
         }
     }
     Ok(total)
