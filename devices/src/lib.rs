@@ -14,6 +14,7 @@
 //! Everything that a guest can write is hostile: it is bounds checked, read once, and handled in
 //! bounded time and memory, without a panic.
 
+pub mod accel;
 pub mod acpi;
 pub mod bus;
 pub mod console;

@@ -27,6 +27,8 @@ pub enum ThreadRole {
     Memory,
     /// Persistent memory.
     Pmem,
+    /// Finds workers for a guest's accelerator calls.
+    Accel,
     /// Fills guest memory during a lazy restore.
     PageFault,
 }

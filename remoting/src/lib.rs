@@ -12,6 +12,7 @@
 //! - [`transport`]: how it gets there. Rings in shared memory: no system call and no exit while
 //!   both sides are busy.
 //! - [`opencl`]: the host's OpenCL, opened at run time.
+//! - [`port`]: how a virtual machine's guest comes to a worker.
 //! - [`turns`]: submitting to a device that others use, too.
 //! - [`worker`]: the process that serves one application. It trusts nothing that comes out of the
 //!   rings; its end costs that application an error code and nobody else anything.
@@ -19,7 +20,9 @@
 //! The crate knows nothing of the machine around it: a window is a file, wherever it comes from.
 
 pub mod opencl;
+pub mod port;
 pub mod protocol;
 pub mod transport;
 pub mod turns;
+#[cfg(feature = "worker")]
 pub mod worker;

@@ -348,6 +348,8 @@ fn types() -> BTreeMap<&'static str, Check> {
         ("NetConfig", Samples::check::<config::NetConfig>),
         ("RngConfig", Samples::check::<config::RngConfig>),
         ("BalloonConfig", Samples::check::<config::BalloonConfig>),
+        ("AccelBackend", Samples::check::<config::AccelBackend>),
+        ("AccelConfig", Samples::check::<config::AccelConfig>),
         ("PmemConfig", Samples::check::<config::PmemConfig>),
         ("VsockConfig", Samples::check::<config::VsockConfig>),
         ("ConsoleMode", Samples::check::<config::ConsoleMode>),

@@ -21,6 +21,7 @@ mod command;
 mod context;
 mod crew;
 mod event;
+mod event_fd;
 mod ids;
 mod link;
 mod memory;

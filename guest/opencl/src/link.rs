@@ -13,28 +13,31 @@ use std::{
         mpsc,
     },
     thread::{self, Thread},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use gantry_remoting::{
     opencl::codes,
+    port::Place,
     protocol::{
         Blob, Call, Flags, Header, Wire,
-        calls::{self, ContextId, Place, StageId},
-        hello::Hello,
+        calls::{self, ContextId, StageId},
+        hello::{Form, Hello},
     },
     transport::{
         bell::{Bell, Futex},
         link::{Receiver, Sender, Spin},
+        port_bell::{Doorbell, DoorbellPage, nap},
         ring::{Bytes, Consumer, Producer},
         socket,
         window::{Slice, Window},
     },
 };
 
-use crate::{crew, ids::Ids, space::Space};
+use crate::{crew, event_fd::EventFd, ids::Ids, space::Space};
 
-/// Where the worker pool listens unless `GANTRY_OPENCL` says otherwise.
+/// Where the worker pool of this machine, or the agent of this guest, listens unless
+/// `GANTRY_OPENCL` says otherwise.
 const SOCKET: &str = "/run/gantry/opencl.sock";
 /// How many microseconds a waiting call polls before it sleeps, unless `GANTRY_OPENCL_SPIN` says
 /// otherwise. Waking up takes 5: nothing after so long, but much after a kernel or copy of 50.
@@ -129,7 +132,7 @@ struct Stages {
 
 #[derive(Debug)]
 struct Outgoing {
-    sender: Sender<Slice, Futex>,
+    sender: Sender<Slice, Doorbell>,
     sequence: u64,
     scratch: Vec<u8>,
 }
@@ -146,7 +149,7 @@ struct Incoming {
 
 #[derive(Debug)]
 struct Reader {
-    ring: Receiver<Slice, Futex>,
+    ring: Receiver<Slice, Doorbell>,
     /// The message that was read last.
     body: Vec<u8>,
 }
@@ -155,6 +158,14 @@ type Callback = Box<dyn FnOnce(i32) + Send>;
 
 /// `clCreateContext`'s callback: text, data of the driver, its size, data of the application.
 pub type Notify = extern "C" fn(*const c_char, *const c_void, usize, *mut c_void);
+/// What the socket's other end is.
+enum Peer {
+    /// A worker of this machine, which nudges when there is something to listen to.
+    Worker,
+    /// The agent of this guest. The worker is outside and cannot nudge; callbacks are looked for
+    /// while there are any, and the event is signalled when there is a first one.
+    Agent(EventFd),
+}
 
 /// The connection.
 pub struct Link {
@@ -162,6 +173,8 @@ pub struct Link {
     outgoing: Mutex<Outgoing>,
     incoming: Mutex<Incoming>,
     arrived: Condvar,
+    bell: Doorbell,
+    peer: Peer,
     dead: AtomicBool,
     /// The thread that makes all calls, [`NOBODY`] or [`SEVERAL`].
     only: AtomicUsize,
@@ -224,12 +237,31 @@ pub fn quiet(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Resul
 impl Link {
     fn open(path: &Path) -> Result<Self, Box<dyn std::error::Error>> {
         let stream = UnixStream::connect(path)?;
-        socket::send_hello(&stream, Hello::client(), None)?;
-        let (bytes, file) = socket::receive_hello(&stream)?;
+        socket::send_hello(&stream, Hello::client(), &[])?;
+        let (bytes, files) = socket::receive_hello(&stream)?;
         let hello = Hello::check(&bytes)?;
-        let file = file.ok_or("the worker sent no window")?;
-        let window = Window::map(file, hello.window, hello.ring)?;
-        let bell = Futex { patience: PATIENCE };
+        let (window, bell, peer) = match hello.form {
+            Form::File => {
+                let file = files.first().ok_or("the worker sent no window")?;
+                let window = Window::map(file, hello.window, hello.ring)?;
+                let bell = Doorbell::Futex(Futex { patience: PATIENCE });
+                (window, bell, Peer::Worker)
+            }
+            Form::Port => {
+                let [window, doorbells] = &files[..] else {
+                    return Err("the agent sent no window and doorbell".into());
+                };
+                let mut place = [0; Place::SIZE];
+                (&mut &stream).read_exact(&mut place)?;
+                let place = Place::from_bytes(place);
+                let bell = Doorbell::Port {
+                    page: Arc::new(DoorbellPage::map(doorbells, place.doorbell)?),
+                    patience: PATIENCE,
+                };
+                let window = Window::map_slice(window, place.slice, hello.window, hello.ring)?;
+                (window, bell, Peer::Agent(EventFd::new()?))
+            }
+        };
         let spin = std::env::var("GANTRY_OPENCL_SPIN")
             .ok()
             .and_then(|text| text.parse().ok())
@@ -244,19 +276,21 @@ impl Link {
         };
         let link = Self {
             outgoing: Mutex::new(Outgoing {
-                sender: Sender::new(Producer::new(calls, bell), size, spin),
+                sender: Sender::new(Producer::new(calls, bell.clone()), size, spin),
                 sequence: 0,
                 scratch: Vec::new(),
             }),
             incoming: Mutex::new(Incoming {
                 receiver: Some(Reader {
-                    ring: Receiver::new(Consumer::new(window.answers(), bell)),
+                    ring: Receiver::new(Consumer::new(window.answers(), bell.clone())),
                     body: Vec::new(),
                 }),
                 answers: HashMap::new(),
                 waiting: 0,
             }),
             arrived: Condvar::new(),
+            bell,
+            peer,
             dead: AtomicBool::new(false),
             only: AtomicUsize::new(NOBODY),
             stages: Mutex::new(stages),
@@ -469,9 +503,13 @@ impl Link {
 
     fn died(&self) {
         self.dead.store(true, Ordering::Relaxed);
-        let bell = Futex { patience: PATIENCE };
-        bell.ring(&self.window.answers().control().items.0);
-        bell.ring(&self.window.calls().control().room.0);
+        if let Doorbell::Port { page, .. } = &self.bell {
+            // The port may be about to go.
+            page.retire();
+            self.window.retire();
+        }
+        self.bell.ring(&self.window.answers().control().items.0);
+        self.bell.ring(&self.window.calls().control().room.0);
         self.arrived.notify_all();
         let callbacks = std::mem::take(&mut lock(&self.callbacks).1);
         for (_, callback) in callbacks {
@@ -485,6 +523,9 @@ impl Link {
         callbacks.0 += 1;
         let number = callbacks.0;
         callbacks.1.insert(number, callback);
+        if let (Peer::Agent(wanted), 1) = (&self.peer, callbacks.1.len()) {
+            wanted.signal();
+        }
         number
     }
 
@@ -503,7 +544,12 @@ impl Link {
     pub fn notify(&self, context: ContextId, callback: Option<(Notify, usize)>) {
         let mut notifies = lock(&self.notifies);
         match callback {
-            Some(callback) => notifies.insert(context, callback),
+            Some(callback) => {
+                if let Peer::Agent(wanted) = &self.peer {
+                    wanted.signal();
+                }
+                notifies.insert(context, callback)
+            }
             None => notifies.remove(&context),
         };
     }
@@ -568,7 +614,7 @@ impl Link {
 
     /// Makes reserved space a stage: it is given back when its command has completed, after its
     /// data has landed.
-    pub fn stage(&self, offset: u64, length: u64, landing: Option<Landing>) -> Place {
+    pub fn stage(&self, offset: u64, length: u64, landing: Option<Landing>) -> calls::Place {
         let mut stages = lock(&self.stages);
         let id = StageId(stages.next);
         // Not the number of one that is in use: there are not so many.
@@ -582,7 +628,7 @@ impl Link {
             },
         );
         stages.order.push_back(id);
-        Place {
+        calls::Place {
             offset,
             length,
             stage: Some(id),
@@ -590,7 +636,7 @@ impl Link {
     }
 
     /// A stage with a copy of the application's memory.
-    pub fn stage_copy(&self, from: Landing) -> Result<Place, i32> {
+    pub fn stage_copy(&self, from: Landing) -> Result<calls::Place, i32> {
         let length = from.size() as u64;
         let offset = self.reserve(length)?;
         from.gather(self.pointer(offset, length)?);
@@ -612,20 +658,53 @@ impl Link {
     }
 }
 
-/// Reads nudges until the worker ends.
+/// Listens until the worker ends.
 fn listen(stream: &UnixStream) {
+    // The link is there as soon as its maker has returned.
+    let Some(link) = LINK.wait() else {
+        return;
+    };
+    match &link.peer {
+        Peer::Worker => listen_to_nudges(link, stream),
+        Peer::Agent(wanted) => look_for_callbacks(link, stream, wanted),
+    }
+    link.died();
+}
+
+/// Reads nudges until the worker ends.
+fn listen_to_nudges(link: &Link, stream: &UnixStream) {
     let mut nudges = [0; 64];
     loop {
-        let got = (&mut &*stream).read(&mut nudges);
-        // The link is there as soon as its maker has returned.
-        let Some(link) = LINK.wait() else {
-            return;
-        };
-        match got {
-            Ok(0) => return link.died(),
+        match (&mut &*stream).read(&mut nudges) {
+            Ok(0) => return,
             Ok(_) => link.pump(),
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(_) => return link.died(),
+            Err(_) => return,
+        }
+    }
+}
+
+/// Looks for callbacks while some are due, and sleeps while none are, until the agent closes the
+/// connection: the worker has ended, or the port is gone.
+fn look_for_callbacks(link: &Link, stream: &UnixStream, wanted: &EventFd) {
+    let mut since = Instant::now();
+    let mut pending = 0;
+    loop {
+        let now = lock(&link.callbacks).1.len();
+        if now != pending {
+            pending = now;
+            since = Instant::now();
+        }
+        let patience = if pending > 0 {
+            Some(nap(since.elapsed()))
+        } else {
+            // What a context has to report is not waited for by anybody.
+            let reports = !lock(&link.notifies).is_empty();
+            reports.then_some(PATIENCE)
+        };
+        match wanted.wait_beside(stream, patience) {
+            Ok(true) | Err(_) => return,
+            Ok(false) => link.pump(),
         }
     }
 }

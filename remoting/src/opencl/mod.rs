@@ -1,7 +1,9 @@
 //! The host's OpenCL: any driver that the loader `libOpenCL.so.1` finds.
 
+#[cfg(feature = "driver")]
 pub mod api;
 pub mod codes;
 pub mod image;
 
+#[cfg(feature = "driver")]
 pub use api::Api;

@@ -52,11 +52,25 @@ pub enum Refused {
     },
 }
 
+/// How a client comes to its window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Form {
+    /// The window is the whole of the file that comes with the hello; sleepers are woken by
+    /// futexes.
+    #[default]
+    File,
+    /// The window is a slice of an accelerator port: a [`Place`](crate::port::Place) and the
+    /// files of window and doorbells follow.
+    Port,
+}
+
 /// What both sides send first. The worker's carries the window's layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// The sender's version.
     pub version: Version,
+    /// How the client comes to the window.
+    pub form: Form,
     /// Size of the window in bytes; zero from a client.
     pub window: u64,
     /// Size of each ring's data in bytes, a power of two; zero from a client.
@@ -68,6 +82,7 @@ impl Hello {
     pub fn client() -> Self {
         Self {
             version: VERSION,
+            form: Form::File,
             window: 0,
             ring: 0,
         }
@@ -77,7 +92,7 @@ impl Hello {
     pub fn to_bytes(self) -> [u8; SIZE] {
         let mut out = MAGIC.to_vec();
         self.version.number.put(&mut out);
-        0u32.put(&mut out);
+        u32::from(self.form == Form::Port).put(&mut out);
         self.version.fingerprint.put(&mut out);
         self.window.put(&mut out);
         self.ring.put(&mut out);
@@ -94,12 +109,16 @@ impl Hello {
         let mut reader = Reader::new(rest);
         let read = |reader: &mut Reader<'_>| -> Result<Self, Malformed> {
             let number = u32::take(reader)?;
-            u32::take(reader)?;
+            let form = match u32::take(reader)? {
+                0 => Form::File,
+                _ => Form::Port,
+            };
             Ok(Self {
                 version: Version {
                     number,
                     fingerprint: u64::take(reader)?,
                 },
+                form,
                 window: u64::take(reader)?,
                 ring: u64::take(reader)?,
             })
@@ -140,6 +159,7 @@ mod tests {
     fn a_hello_survives_the_way_through_bytes() {
         let hello = Hello {
             version: VERSION,
+            form: Form::Port,
             window: 1 << 28,
             ring: 1 << 20,
         };

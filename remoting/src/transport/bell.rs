@@ -1,7 +1,6 @@
 //! How a sleeper is woken: a futex between processes of one machine.
 //!
-//! Across a VM boundary the same trait is served by the accelerator port's doorbell and its
-//! interrupt.
+//! Across the border of a virtual machine the same trait is served by [`port_bell`](super::port_bell).
 
 use std::time::Duration;
 

@@ -9,6 +9,7 @@
 
 pub mod bell;
 pub mod link;
+pub mod port_bell;
 pub mod ring;
 pub mod socket;
 pub mod sync;

@@ -1,43 +1,49 @@
-//! The connection beside the rings: the hello with the window's file, wake-ups of a client's
+//! The connection beside the rings: hellos and the files that go with them, wake-ups of a client's
 //! listener, and the news that the other side has ended.
 
 use std::{
-    io::{self, Read, Write},
+    io::{self, Read},
     mem,
     os::{
-        fd::{AsRawFd, FromRawFd, OwnedFd},
+        fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
         unix::net::UnixStream,
     },
 };
 
 use crate::protocol::hello::{self, Hello};
 
-/// Sends a hello, with a file if there is one.
-pub fn send_hello(stream: &UnixStream, hello: Hello, file: Option<&OwnedFd>) -> io::Result<()> {
-    let bytes = hello.to_bytes();
-    let Some(file) = file else {
-        return (&mut &*stream).write_all(&bytes);
-    };
+/// Most files that go with a message.
+const MOST_FILES: usize = 4;
+/// Words for the control message of so many files.
+const CONTROL: usize = 6;
+
+/// Sends bytes, and files with them: at most four.
+pub fn send(stream: &UnixStream, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
+    if files.len() > MOST_FILES {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let fds: Vec<libc::c_int> = files.iter().map(AsRawFd::as_raw_fd).collect();
+    let size = size_of_val(&fds[..]) as libc::c_uint;
     let mut vector = libc::iovec {
         iov_base: bytes.as_ptr().cast_mut().cast(),
         iov_len: bytes.len(),
     };
-    let mut space = [0u64; 4];
+    let mut space = [0u64; CONTROL];
     // SAFETY: all pointers are to locals that outlive the call, and `space` (aligned for a
-    // `cmsghdr`) has room for one descriptor.
+    // `cmsghdr`) has room for its 16 bytes and four descriptors.
     let sent = unsafe {
         let mut message: libc::msghdr = mem::zeroed();
         message.msg_iov = &raw mut vector;
         message.msg_iovlen = 1;
-        message.msg_control = space.as_mut_ptr().cast();
-        message.msg_controllen = libc::CMSG_SPACE(4) as usize;
-        let control = libc::CMSG_FIRSTHDR(&raw const message);
-        (*control).cmsg_level = libc::SOL_SOCKET;
-        (*control).cmsg_type = libc::SCM_RIGHTS;
-        (*control).cmsg_len = libc::CMSG_LEN(4) as usize;
-        libc::CMSG_DATA(control)
-            .cast::<libc::c_int>()
-            .write_unaligned(file.as_raw_fd());
+        if !fds.is_empty() {
+            message.msg_control = space.as_mut_ptr().cast();
+            message.msg_controllen = libc::CMSG_SPACE(size) as usize;
+            let control = libc::CMSG_FIRSTHDR(&raw const message);
+            (*control).cmsg_level = libc::SOL_SOCKET;
+            (*control).cmsg_type = libc::SCM_RIGHTS;
+            (*control).cmsg_len = libc::CMSG_LEN(size) as usize;
+            libc::CMSG_DATA(control).copy_from_nonoverlapping(fds.as_ptr().cast(), size as usize);
+        }
         libc::sendmsg(stream.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL)
     };
     match sent {
@@ -47,43 +53,61 @@ pub fn send_hello(stream: &UnixStream, hello: Hello, file: Option<&OwnedFd>) -> 
     }
 }
 
-/// Receives a hello, and the file that came with it.
-pub fn receive_hello(stream: &UnixStream) -> io::Result<([u8; hello::SIZE], Option<OwnedFd>)> {
-    let mut bytes = [0; hello::SIZE];
+/// Receives bytes, at least one unless the peer has ended, and the files that came with them.
+pub fn receive(stream: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut vector = libc::iovec {
         iov_base: bytes.as_mut_ptr().cast(),
         iov_len: bytes.len(),
     };
-    let mut space = [0u64; 4];
-    let mut file = None;
-    // SAFETY: all pointers are to locals that outlive the call; the kernel says in the message
-    // which part of `space` it filled, and the macros stay within it.
+    let mut space = [0u64; CONTROL];
+    let mut files = Vec::new();
+    // SAFETY: all pointers are to locals or to `bytes`, which outlive the call; the kernel says in
+    // the message which part of `space` it filled, and the macros stay within it.
     let got = unsafe {
         let mut message: libc::msghdr = mem::zeroed();
         message.msg_iov = &raw mut vector;
         message.msg_iovlen = 1;
         message.msg_control = space.as_mut_ptr().cast();
-        message.msg_controllen = libc::CMSG_SPACE(4) as usize;
+        message.msg_controllen = size_of_val(&space);
         let got = libc::recvmsg(stream.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC);
         let control = libc::CMSG_FIRSTHDR(&raw const message);
         if got > 0
             && !control.is_null()
             && (*control).cmsg_level == libc::SOL_SOCKET
             && (*control).cmsg_type == libc::SCM_RIGHTS
-            && (*control).cmsg_len == libc::CMSG_LEN(4) as usize
         {
-            let fd = libc::CMSG_DATA(control)
-                .cast::<libc::c_int>()
-                .read_unaligned();
-            // The kernel has just made this descriptor for us.
-            file = Some(OwnedFd::from_raw_fd(fd));
+            let bytes = (*control)
+                .cmsg_len
+                .saturating_sub(libc::CMSG_LEN(0) as usize);
+            let data = libc::CMSG_DATA(control).cast::<libc::c_int>();
+            for at in 0..bytes / size_of::<libc::c_int>() {
+                // The kernel has just made this descriptor for us.
+                files.push(OwnedFd::from_raw_fd(data.add(at).read_unaligned()));
+            }
         }
         got
     };
     let got = usize::try_from(got).map_err(|_| io::Error::last_os_error())?;
-    // A hello may come in pieces.
+    Ok((got, files))
+}
+
+/// Receives all of `bytes`, and the files that came with the first of them.
+pub fn receive_exact(stream: &UnixStream, bytes: &mut [u8]) -> io::Result<Vec<OwnedFd>> {
+    let (got, files) = receive(stream, bytes)?;
     (&mut &*stream).read_exact(&mut bytes[got..])?;
-    Ok((bytes, file))
+    Ok(files)
+}
+
+/// Sends a hello, with files if there are any.
+pub fn send_hello(stream: &UnixStream, hello: Hello, files: &[BorrowedFd<'_>]) -> io::Result<()> {
+    send(stream, &hello.to_bytes(), files)
+}
+
+/// Receives a hello, and the files that came with it.
+pub fn receive_hello(stream: &UnixStream) -> io::Result<([u8; hello::SIZE], Vec<OwnedFd>)> {
+    let mut bytes = [0; hello::SIZE];
+    let files = receive_exact(stream, &mut bytes)?;
+    Ok((bytes, files))
 }
 
 /// Tells the client's listener that there is something for it among the answers. Never blocks: a
@@ -97,5 +121,41 @@ pub fn nudge(stream: &UnixStream) {
             1,
             libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
         );
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn files_arrive_in_their_order() {
+        let (here, there) = UnixStream::pair().unwrap();
+        let sizes = [4096, 8192, 12288];
+        let files = sizes.map(|size| super::super::window::create(size).unwrap());
+        send(
+            &here,
+            b"three",
+            &[files[0].as_fd(), files[1].as_fd(), files[2].as_fd()],
+        )
+        .unwrap();
+        let mut bytes = [0; 5];
+        let got = receive_exact(&there, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"three");
+        let got: Vec<_> = got
+            .into_iter()
+            .map(|file| std::fs::File::from(file).metadata().unwrap().len())
+            .collect();
+        assert_eq!(got, sizes);
+    }
+
+    #[test]
+    fn a_message_comes_without_files_too() {
+        let (here, there) = UnixStream::pair().unwrap();
+        send(&here, b"none", &[]).unwrap();
+        let mut bytes = [0; 4];
+        assert!(receive_exact(&there, &mut bytes).unwrap().is_empty());
     }
 }

@@ -3,6 +3,8 @@
 //! | from | what |
 //! |---|---|
 //! | 0 | control words of the ring of calls |
+//! | 2 KiB | on an [accelerator port](crate::port): the application's hello |
+//! | 3 KiB | on an accelerator port: the worker's answer to it |
 //! | 4 KiB | control words of the ring of answers |
 //! | 8 KiB | bytes of the ring of calls |
 //! | 8 KiB + ring | bytes of the ring of answers |
@@ -16,6 +18,12 @@ use std::{
 };
 
 use super::ring::{Bytes, Control};
+use crate::protocol::hello;
+
+/// Where an application's hello is in its slice of an accelerator port.
+pub const GREETING: u64 = 2048;
+/// Where the worker's answer to it is.
+pub const REPLY: u64 = 3072;
 
 const CONTROL: u64 = 4096;
 const ALIGNMENT: u64 = 2 << 20;
@@ -63,6 +71,8 @@ pub struct Window {
     base: *mut u8,
     size: u64,
     ring: u64,
+    /// The processor may write out and read ahead in another order than the program's.
+    weak: bool,
 }
 
 // SAFETY: the mapping belongs to the value, and whoever touches it through the raw pointer keeps
@@ -111,9 +121,47 @@ pub fn create(size: u64) -> Result<OwnedFd, Error> {
     Ok(fd)
 }
 
+/// Puts private memory in the place of a mapping: whoever still looks there finds nothing, instead
+/// of dying with the device behind it.
+pub fn cover(base: *mut u8, size: usize) {
+    // SAFETY: the caller's own mapping is replaced; nothing else lies there.
+    unsafe {
+        libc::mmap(
+            base.cast(),
+            size,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED,
+            -1,
+            0,
+        );
+    }
+}
+
 impl Window {
     /// Maps a window whose rings have `ring` bytes each.
-    pub fn map(file: OwnedFd, size: u64, ring: u64) -> Result<Arc<Self>, Error> {
+    pub fn map(file: &OwnedFd, size: u64, ring: u64) -> Result<Arc<Self>, Error> {
+        Self::new(file, 0, size, ring, false)
+    }
+
+    /// Maps a slice of an accelerator port's window, from `offset` on. The guest's kernel maps it
+    /// write-combining, which some processors take at its word: everything that the rings'
+    /// rules order is ordered by fences.
+    pub fn map_slice(
+        file: &OwnedFd,
+        offset: u64,
+        size: u64,
+        ring: u64,
+    ) -> Result<Arc<Self>, Error> {
+        Self::new(file, offset, size, ring, true)
+    }
+
+    fn new(
+        file: &OwnedFd,
+        offset: u64,
+        size: u64,
+        ring: u64,
+        weak: bool,
+    ) -> Result<Arc<Self>, Error> {
         if size < SMALLEST
             || !ring.is_power_of_two()
             || !(1 << 16..=1 << 30).contains(&ring)
@@ -122,15 +170,20 @@ impl Window {
             return Err(Error::Layout { window: size, ring });
         }
         let failed = |what, source| Error::System { what, size, source };
-        let file = File::from(file);
         let actual = file
-            .metadata()
+            .try_clone()
+            .and_then(|file| File::from(file).metadata())
             .map_err(|source| failed("look at", source))?
             .len();
-        if actual < size {
+        let at = libc::off_t::try_from(offset).ok();
+        let end = offset.checked_add(size);
+        let (Some(at), Some(end)) = (at, end) else {
+            return Err(Error::Layout { window: size, ring });
+        };
+        if actual < end {
             return Err(Error::Truncated {
                 actual,
-                claimed: size,
+                claimed: end,
             });
         }
         // SAFETY: a fresh mapping at an address of the kernel's choice.
@@ -141,7 +194,7 @@ impl Window {
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_SHARED | libc::MAP_NORESERVE,
                 file.as_raw_fd(),
-                0,
+                at,
             )
         };
         if base == libc::MAP_FAILED {
@@ -151,6 +204,7 @@ impl Window {
             base: base.cast(),
             size,
             ring,
+            weak,
         }))
     }
 
@@ -201,6 +255,38 @@ impl Window {
         self.at(offset, length).map(|_| offset)
     }
 
+    /// A copy of the application's hello.
+    pub fn greeting(&self) -> [u8; hello::SIZE] {
+        let mut bytes = [0; hello::SIZE];
+        // SAFETY: within the first page, which every window has; the copy is private.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                self.base.add(GREETING as usize),
+                bytes.as_mut_ptr(),
+                bytes.len(),
+            );
+        }
+        bytes
+    }
+
+    /// Leaves the answer to the application's hello.
+    pub fn reply(&self, bytes: &[u8; hello::SIZE]) {
+        // SAFETY: as for `greeting`.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                bytes.as_ptr(),
+                self.base.add(REPLY as usize),
+                bytes.len(),
+            );
+        }
+    }
+
+    /// Puts private memory in the window's place, for who may still look there after the device
+    /// behind it has gone.
+    pub fn retire(&self) {
+        cover(self.base, self.size as usize);
+    }
+
     /// The ring of calls.
     pub fn calls(self: &Arc<Self>) -> Slice {
         self.slice(0, 2 * CONTROL)
@@ -220,6 +306,7 @@ impl Window {
                 control: self.base.add(control as usize).cast(),
                 bytes: self.base.add(bytes as usize),
                 size: self.ring as u32,
+                weak: self.weak,
                 _window: Arc::clone(self),
             }
         }
@@ -232,6 +319,7 @@ pub struct Slice {
     control: *const Control,
     bytes: *mut u8,
     size: u32,
+    weak: bool,
     _window: Arc<Window>,
 }
 
@@ -250,6 +338,10 @@ impl Bytes for Slice {
 
     unsafe fn read(&self, at: u32, into: &mut [u8]) {
         debug_assert!(at as usize + into.len() <= self.size as usize);
+        if self.weak {
+            // The index was read before the bytes are.
+            load_fence();
+        }
         // SAFETY: the caller keeps the range within the ring; `into` is private memory.
         unsafe {
             std::ptr::copy_nonoverlapping(
@@ -276,7 +368,24 @@ impl Bytes for Slice {
         unsafe {
             std::ptr::copy_nonoverlapping(from.as_ptr(), self.bytes.add(at as usize), from.len());
         }
+        if self.weak {
+            // The bytes, and whatever the application wrote to the window before, are written out
+            // before the index is.
+            store_fence();
+        }
     }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn load_fence() {
+    // SAFETY: every x86-64 processor has it.
+    unsafe { std::arch::x86_64::_mm_lfence() };
+}
+
+#[cfg(target_arch = "x86_64")]
+fn store_fence() {
+    // SAFETY: every x86-64 processor has it.
+    unsafe { std::arch::x86_64::_mm_sfence() };
 }
 
 #[cfg(all(test, not(loom)))]
@@ -285,7 +394,7 @@ mod tests {
 
     #[test]
     fn places_outside_of_the_data_are_no_places() {
-        let window = Window::map(create(SMALLEST).unwrap(), SMALLEST, 1 << 16).unwrap();
+        let window = Window::map(&create(SMALLEST).unwrap(), SMALLEST, 1 << 16).unwrap();
         assert!(window.at(window.data(), 16).is_some());
         assert!(window.at(window.data() - 1, 16).is_none());
         assert!(window.at(SMALLEST - 15, 16).is_none());
@@ -296,9 +405,23 @@ mod tests {
     fn a_window_whose_file_is_too_short_is_refused() {
         let file = create(SMALLEST).unwrap();
         assert!(matches!(
-            Window::map(file, 2 * SMALLEST, 1 << 16),
+            Window::map(&file, 2 * SMALLEST, 1 << 16),
             Err(Error::Truncated { .. })
         ));
+    }
+
+    #[test]
+    fn a_slice_has_its_place_in_the_file_and_ends_with_it() {
+        let file = create(2 * SMALLEST).unwrap();
+        let second = Window::map_slice(&file, SMALLEST, SMALLEST, 1 << 16).unwrap();
+        second.reply(&[7; hello::SIZE]);
+        let whole = Window::map(&file, 2 * SMALLEST, 1 << 16).unwrap();
+        let at = whole.at(SMALLEST + REPLY, 1).unwrap();
+        // SAFETY: within the mapping.
+        assert_eq!(unsafe { at.read() }, 7);
+        for offset in [SMALLEST + 4096, u64::MAX - 4095] {
+            assert!(Window::map_slice(&file, offset, SMALLEST, 1 << 16).is_err());
+        }
     }
 
     #[test]

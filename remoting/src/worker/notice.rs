@@ -14,11 +14,7 @@ use crate::{
         Header,
         calls::{ContextId, LinkProgram},
     },
-    transport::{
-        bell::{Bell, Futex},
-        ring::Bytes,
-        window::Slice,
-    },
+    transport::{bell::Bell, port_bell::Waker, ring::Bytes, window::Slice},
 };
 
 /// The longest report that is passed on, in bytes.
@@ -45,12 +41,12 @@ pub struct Board {
     notices: Mutex<Vec<Notice>>,
     any: AtomicBool,
     ring: Mutex<Slice>,
-    bell: Futex,
+    bell: Waker,
 }
 
 impl Board {
     /// A board whose reader sleeps on this ring.
-    pub fn new(ring: Slice, bell: Futex) -> Arc<Self> {
+    pub fn new(ring: Slice, bell: Waker) -> Arc<Self> {
         Arc::new(Self {
             notices: Mutex::new(Vec::new()),
             any: AtomicBool::new(false),

@@ -9,8 +9,8 @@ use std::{
 
 use super::{
     notice::{self, Leaf, Notice, Reporter},
+    quota::{self, Charge},
     server::{Server, c_string, cl, outcome},
-    table::Table,
 };
 use crate::{
     opencl::{
@@ -32,17 +32,6 @@ use crate::{
 
 /// How many refused arguments of a kernel are remembered.
 const MOST_REFUSED: usize = 64;
-
-/// A platform of the host.
-#[derive(Debug)]
-pub struct Platform {
-    /// The driver's handle.
-    pub raw: Handle,
-    /// Its OpenCL version: major * 10 + minor.
-    pub version: u32,
-    /// Its root devices.
-    pub devices: Vec<Offered>,
-}
 
 /// A device.
 #[derive(Debug)]
@@ -169,92 +158,6 @@ pub struct Event {
     pub raw: Handle,
     /// Its command's queue; none for a user event.
     pub queue: Option<QueueId>,
-}
-
-/// The OpenCL version of "OpenCL 3.0 ...".
-fn version(text: &[u8]) -> u32 {
-    let digits = text.strip_prefix(b"OpenCL ").unwrap_or_default();
-    match digits {
-        [major @ b'0'..=b'9', b'.', minor @ b'0'..=b'9', ..] => {
-            u32::from(major - b'0') * 10 + u32::from(minor - b'0')
-        }
-        _ => 10,
-    }
-}
-
-impl Platform {
-    /// All platforms of the host; their devices go into the table.
-    pub fn all(api: &Api, table: &mut Table<Device>) -> Vec<Self> {
-        let mut count = 0;
-        if cl!(api, clGetPlatformIDs(0, null_mut(), &raw mut count)) != 0 {
-            return Vec::new();
-        }
-        let mut raws = vec![0; count as usize];
-        if cl!(api, clGetPlatformIDs(count, raws.as_mut_ptr(), null_mut())) != 0 {
-            return Vec::new();
-        }
-        let mut next = 0;
-        let mut platforms = Vec::new();
-        for (index, raw) in raws.into_iter().enumerate() {
-            let all = u64::from(u32::MAX);
-            let mut count = 0;
-            if cl!(api, clGetDeviceIDs(raw, all, 0, null_mut(), &raw mut count)) != 0 {
-                continue;
-            }
-            let mut devices = vec![0; count as usize];
-            let got = cl!(
-                api,
-                clGetDeviceIDs(raw, all, count, devices.as_mut_ptr(), null_mut())
-            );
-            if got != 0 {
-                continue;
-            }
-            let mut text = [0u8; 256];
-            cl!(
-                api,
-                clGetPlatformInfo(
-                    raw,
-                    codes::PLATFORM_VERSION,
-                    text.len(),
-                    text.as_mut_ptr().cast(),
-                    null_mut(),
-                )
-            );
-            let devices = devices
-                .into_iter()
-                .map(|device| {
-                    let mut kind = 0u64;
-                    cl!(
-                        api,
-                        clGetDeviceInfo(
-                            device,
-                            codes::DEVICE_TYPE,
-                            size_of::<u64>(),
-                            (&raw mut kind).cast(),
-                            null_mut(),
-                        )
-                    );
-                    let id = DeviceId(next);
-                    next += 1;
-                    table.put(
-                        id.0,
-                        Ok(Device {
-                            raw: device,
-                            platform: index,
-                            made: None,
-                        }),
-                    );
-                    Offered { id, kind }
-                })
-                .collect();
-            platforms.push(Self {
-                raw,
-                version: version(&text),
-                devices,
-            });
-        }
-        platforms
-    }
 }
 
 /// Puts what a creation made into its table.
@@ -468,6 +371,11 @@ impl Server {
             flags |= codes::MEM_COPY_HOST_PTR;
             pointer = self.place(place, Some(call.size))?;
         }
+        // What lives in the window is no device's memory.
+        let charge = match call.lives {
+            Some(_) => None,
+            None => Some(self.quota.charge(call.size)?),
+        };
         let mut code = 0;
         let raw = cl!(
             self.api,
@@ -480,10 +388,27 @@ impl Server {
             )
         );
         Ok(Mem {
-            raw: made(raw, code)?,
+            raw: self.charged(made(raw, code)?, charge),
             made: MadeMem::Buffer(call),
             maps: Vec::new(),
         })
+    }
+
+    /// Keeps a charge until the driver says that the object is gone.
+    fn charged(&self, raw: Handle, charge: Option<Charge>) -> Handle {
+        if let Some(charge) = charge {
+            let data = charge.into_raw();
+            let code = cl!(
+                self.api,
+                clSetMemObjectDestructorCallback(raw, Some(quota::gone), data)
+            );
+            if code != 0 {
+                // A driver that does not say when memory is free is not charged for it.
+                // SAFETY: it refused the callback.
+                unsafe { quota::gone(raw, data) };
+            }
+        }
+        raw
     }
 
     pub(super) fn create_sub_buffer(&mut self, call: CreateSubBuffer) -> Result<(), i32> {
@@ -530,17 +455,23 @@ impl Server {
         let host = codes::MEM_USE_HOST_PTR | codes::MEM_ALLOC_HOST_PTR | codes::MEM_COPY_HOST_PTR;
         let mut flags = call.flags & !host;
         let mut pointer = null_mut();
-        if let Some(place) = &call.contents {
-            flags |= codes::MEM_COPY_HOST_PTR;
-            let pixel = image::pixel_size(shape.order, shape.data)
-                .ok_or(codes::INVALID_IMAGE_FORMAT_DESCRIPTOR)?;
-            let needed = shape
+        let needed = image::pixel_size(shape.order, shape.data).and_then(|pixel| {
+            shape
                 .extent
                 .iter()
                 .chain([&shape.layers])
-                .try_fold(pixel, |bytes, &count| bytes.checked_mul(count.max(1)));
-            pointer = self.place(place, needed)?;
+                .try_fold(pixel, |bytes, &count| bytes.checked_mul(count.max(1)))
+        });
+        if let Some(place) = &call.contents {
+            flags |= codes::MEM_COPY_HOST_PTR;
+            let needed = needed.ok_or(codes::INVALID_IMAGE_FORMAT_DESCRIPTOR)?;
+            pointer = self.place(place, Some(needed))?;
         }
+        // Images of a buffer have its memory; the driver refuses formats that it does not know.
+        let charge = match (shape.of, needed) {
+            (None, Some(bytes)) => Some(self.quota.charge(bytes)?),
+            _ => None,
+        };
         let format = ImageFormat {
             order: shape.order,
             data: shape.data,
@@ -571,7 +502,7 @@ impl Server {
             )
         );
         Ok(Mem {
-            raw: made(raw, code)?,
+            raw: self.charged(made(raw, code)?, charge),
             made: MadeMem::Image(call),
             maps: Vec::new(),
         })

@@ -6,9 +6,9 @@
 
 use std::{
     fs::{DirBuilder, File},
-    io::{self, Read},
+    io::{self, Read, Write},
     os::{
-        fd::{AsRawFd, FromRawFd, OwnedFd},
+        fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
         unix::{
             fs::DirBuilderExt,
             net::{UnixListener, UnixStream},
@@ -28,8 +28,13 @@ use super::{
 };
 use crate::{
     opencl::api,
-    protocol::hello::{Hello, Refused, VERSION},
-    transport::{socket, window},
+    port::{self, Attachment, NoAttachment},
+    protocol::hello::{self, Form, Hello, Refused, VERSION},
+    transport::{
+        bell::Futex,
+        port_bell::{Events, Waker},
+        socket, window,
+    },
 };
 
 /// The descriptor on which a worker finds the pool's socket.
@@ -81,6 +86,12 @@ pub enum Error {
     /// The other side.
     #[error("an application was refused")]
     Refused(#[from] Refused),
+    /// A machine's attachment.
+    #[error("a virtual machine was refused")]
+    Attachment(#[from] NoAttachment),
+    /// A machine's files.
+    #[error("a virtual machine sent {0} files with its attachment, and not 3")]
+    Files(usize),
     /// The window.
     #[error(transparent)]
     Window(#[from] window::Error),
@@ -308,40 +319,132 @@ fn taken() {
     }
 }
 
+/// The size of each ring's data in bytes.
+const RING: u64 = 1 << 20;
+/// The longest sleep of a serving thread.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// Serves whoever has connected: an application of this machine, or a slice of a virtual
+/// machine's accelerator port.
 fn serve(api: Arc<api::Api>, stream: &UnixStream, options: &Options) -> Result<(), Error> {
-    let size = options.window << 20;
-    let ring = 1 << 20;
-    let (bytes, _) = socket::receive_hello(stream).map_err(Error::Connection)?;
+    let (bytes, files) = socket::receive_hello(stream).map_err(Error::Connection)?;
+    if bytes.starts_with(&port::MAGIC) {
+        return serve_slice(api, stream, options, &bytes, files);
+    }
     let ours = Hello {
         version: VERSION,
-        window: size,
-        ring,
+        form: Form::File,
+        window: options.window << 20,
+        ring: RING,
     };
     if let Err(refused) = Hello::check(&bytes) {
         // So that the other side can name both versions, too.
-        let _ = socket::send_hello(stream, ours, None);
+        let _ = socket::send_hello(stream, ours, &[]);
         return Err(refused.into());
     }
-    let file: OwnedFd = window::create(size)?;
-    socket::send_hello(stream, ours, Some(&file)).map_err(Error::Connection)?;
-    let window = window::Window::map(file, size, ring)?;
+    let file: OwnedFd = window::create(ours.window)?;
+    socket::send_hello(stream, ours, &[file.as_fd()]).map_err(Error::Connection)?;
+    let window = window::Window::map(&file, ours.window, RING)?;
     let listener = stream.try_clone().map_err(Error::Connection)?;
+    watch(stream)?;
+    let tuning = Tuning {
+        spin: Duration::from_micros(options.spin),
+        waker: Waker::Futex(Futex { patience: PATIENCE }),
+        device: String::new(),
+        memory: 0,
+    };
+    let spin = tuning.spin;
+    let nudge = Nudge(Box::new(move || socket::nudge(&listener)));
+    let (server, calls) = Server::new(api, window, tuning, nudge);
+    Ok(server.run(calls, spin)?)
+}
+
+/// Serves an application in a guest, of which this process has the slice of the window, a doorbell
+/// and an interrupt, and nothing else. `start` is the beginning of the machine's attachment.
+fn serve_slice(
+    api: Arc<api::Api>,
+    stream: &UnixStream,
+    options: &Options,
+    start: &[u8; hello::SIZE],
+    files: Vec<OwnedFd>,
+) -> Result<(), Error> {
+    let mut bytes = [0; port::ATTACHMENT];
+    bytes[..hello::SIZE].copy_from_slice(start);
+    (&mut &*stream)
+        .read_exact(&mut bytes[hello::SIZE..])
+        .map_err(Error::Connection)?;
+    let attachment = Attachment::from_bytes(&bytes)?;
+    let ready = accept_slice(&attachment, files);
+    let answer = if ready.is_ok() {
+        port::READY
+    } else {
+        port::REFUSED
+    };
+    (&mut &*stream)
+        .write_all(&[answer])
+        .map_err(Error::Connection)?;
+    let (window, events) = ready?;
+    watch(stream)?;
+    let tuning = Tuning {
+        spin: Duration::from_micros(options.spin),
+        waker: Waker::Guest(Arc::clone(&events)),
+        device: attachment.device,
+        memory: attachment.memory,
+    };
+    let spin = tuning.spin;
+    let nudge = Nudge(Box::new(move || events.interrupt()));
+    let (server, calls) = Server::new(api, window, tuning, nudge);
+    Ok(server.run(calls, spin)?)
+}
+
+/// Checks versions and answers the application's hello, which is in the slice.
+fn accept_slice(
+    attachment: &Attachment,
+    files: Vec<OwnedFd>,
+) -> Result<(Arc<window::Window>, Arc<Events>), Error> {
+    if attachment.version != VERSION {
+        return Err(Refused::Version {
+            ours: VERSION,
+            theirs: attachment.version,
+        }
+        .into());
+    }
+    let count = files.len();
+    let Ok([memory, doorbell, interrupt]) = <[OwnedFd; 3]>::try_from(files) else {
+        return Err(Error::Files(count));
+    };
+    let window = window::Window::map(&memory, attachment.window, RING)?;
+    let ours = Hello {
+        version: VERSION,
+        form: Form::Port,
+        window: attachment.window,
+        ring: RING,
+    };
+    let greeting = window.greeting();
+    // Also for an application of another build, so that it can name both versions.
+    window.reply(&ours.to_bytes());
+    Hello::check(&greeting)?;
+    let events = Events {
+        doorbell,
+        interrupt,
+        patience: PATIENCE,
+    };
+    Ok((window, Arc::new(events)))
+}
+
+/// Ends the process with the other side, whatever the driver is doing.
+fn watch(stream: &UnixStream) -> Result<(), Error> {
     let watcher = stream.try_clone().map_err(Error::Connection)?;
-    // The application's end ends the process, whatever the driver is doing.
     thread::Builder::new()
         .name("watch".to_owned())
         .spawn(move || {
             let _ = (&watcher).read(&mut [0]);
-            std::process::exit(0);
+            // Not by way of the driver's destructors, which wait for its commands.
+            // SAFETY: ends the process.
+            unsafe { libc::_exit(0) };
         })
         .map_err(Error::Start)?;
-    let tuning = Tuning {
-        spin: Duration::from_micros(options.spin),
-        patience: Duration::from_millis(200),
-    };
-    let nudge = Nudge(Box::new(move || socket::nudge(&listener)));
-    let (server, calls) = Server::new(api, window, tuning, nudge);
-    Ok(server.run(calls, tuning.spin)?)
+    Ok(())
 }
 
 #[cfg(all(test, not(loom)))]

@@ -9,7 +9,9 @@ use std::{
 use super::{
     cover::Cover,
     notice::{self, Board, Leaf, Notice, Reporter},
-    objects::{Context, Device, Event, Kernel, Mem, Platform, Program, Queue, Sampler},
+    objects::{Context, Device, Event, Kernel, Mem, Program, Queue, Sampler},
+    platform::Platform,
+    quota::Quota,
     table::Table,
 };
 use crate::{
@@ -23,8 +25,8 @@ use crate::{
         frame,
     },
     transport::{
-        bell::Futex,
         link::{Gone, Receiver, Sender, Spin},
+        port_bell::Waker,
         ring::{Consumer, Producer},
         window::{Slice, Window},
     },
@@ -107,12 +109,13 @@ pub struct Server {
     pub(super) expected: usize,
     /// How long the last wait took.
     pub(super) last_wait: Duration,
+    pub(super) quota: Arc<Quota>,
     /// Stages whose commands have not been seen to complete.
     stages: VecDeque<Use>,
     /// Stages whose release the client has not been told; whether their data is good.
     released: Vec<(StageId, bool)>,
     waits: Vec<Wait>,
-    sender: Sender<Slice, Futex>,
+    sender: Sender<Slice, Waker>,
     /// Wakes the client's listener.
     nudge: Nudge,
     scratch: Vec<u8>,
@@ -128,12 +131,16 @@ impl std::fmt::Debug for Nudge {
 }
 
 /// How a server behaves.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Tuning {
     /// How long to poll before sleeping.
     pub spin: Duration,
-    /// The longest sleep.
-    pub patience: Duration,
+    /// How to sleep, and to wake the application.
+    pub waker: Waker,
+    /// Part of the names of the devices that are offered; all if empty.
+    pub device: String,
+    /// Bytes of device memory that the application may have; all that there is if zero.
+    pub memory: u64,
 }
 
 impl Server {
@@ -143,14 +150,12 @@ impl Server {
         window: Arc<Window>,
         tuning: Tuning,
         nudge: Nudge,
-    ) -> (Self, Receiver<Slice, Futex>) {
-        let bell = Futex {
-            patience: tuning.patience,
-        };
+    ) -> (Self, Receiver<Slice, Waker>) {
+        let bell = tuning.waker;
         let answers = window.answers();
         let size = crate::transport::ring::Bytes::size(&answers);
         let mut devices = Table::new(codes::INVALID_DEVICE);
-        let platforms = Platform::all(&api, &mut devices);
+        let platforms = Platform::all(&api, &tuning.device, &mut devices);
         let server = Self {
             devices,
             contexts: Table::new(codes::INVALID_CONTEXT),
@@ -160,7 +165,8 @@ impl Server {
             programs: Table::new(codes::INVALID_PROGRAM),
             kernels: Table::new(codes::INVALID_KERNEL),
             events: Table::new(codes::INVALID_EVENT),
-            board: Board::new(window.calls(), bell),
+            board: Board::new(window.calls(), bell.own()),
+            quota: Quota::new(tuning.memory),
             cover: Cover::new(platforms.len()),
             reporters: HashMap::new(),
             undecided: 0,
@@ -169,7 +175,7 @@ impl Server {
             stages: VecDeque::new(),
             released: Vec::new(),
             waits: Vec::new(),
-            sender: Sender::new(Producer::new(answers, bell), size, tuning.spin),
+            sender: Sender::new(Producer::new(answers, bell.clone()), size, tuning.spin),
             nudge,
             scratch: Vec::new(),
             api,
@@ -181,7 +187,7 @@ impl Server {
     }
 
     /// Serves until the application's rings become unusable.
-    pub fn run(mut self, mut calls: Receiver<Slice, Futex>, spin: Duration) -> Result<(), Error> {
+    pub fn run(mut self, mut calls: Receiver<Slice, Waker>, spin: Duration) -> Result<(), Error> {
         let mut body = Vec::new();
         let mut spin = Spin::new(spin);
         loop {

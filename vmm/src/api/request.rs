@@ -7,7 +7,7 @@ use super::{
     VmResize, VmResizeDisk, VmResizeZone, VmSnapshotConfig, VmSwapDevice, VmmPingResponse,
 };
 use crate::{
-    config::{DeviceConfig, DiskConfig, NetConfig, PmemConfig, VmConfig, VsockConfig},
+    config::{AccelConfig, DeviceConfig, DiskConfig, NetConfig, PmemConfig, VmConfig, VsockConfig},
     metrics::Metrics,
 };
 
@@ -60,6 +60,8 @@ pub enum Request {
     VmAddNet(Box<NetConfig>, Vec<OwnedFd>),
     /// Plug in persistent memory.
     VmAddPmem(PmemConfig),
+    /// `vm.add-accel`.
+    VmAddAccel(AccelConfig),
     /// Adds a physical device, answered with [`Response::Device`].
     VmAddDevice(DeviceConfig),
     /// Plug in a socket device.

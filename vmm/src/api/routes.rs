@@ -6,8 +6,8 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use super::{ApiError, Request, RestoreConfig, Status, body};
 use crate::config::{
-    DeviceConfig, DiskConfig, FsConfig, GenericVhostUserConfig, Invalid, NetConfig, PmemConfig,
-    UserDeviceConfig, VdpaConfig, VmConfig, VsockConfig,
+    AccelConfig, DeviceConfig, DiskConfig, FsConfig, GenericVhostUserConfig, Invalid, NetConfig,
+    PmemConfig, UserDeviceConfig, VdpaConfig, VmConfig, VsockConfig,
 };
 
 /// What all paths start with.
@@ -92,6 +92,7 @@ pub const ROUTES: &[Route] = &[
     put("vm.add-disk", Action::Body(add_disk)),
     put("vm.add-net", Action::Descriptors(add_net)),
     put("vm.add-device", Action::Body(add_device)),
+    put("vm.add-accel", Action::Body(add_accel)),
     put("vm.add-pmem", Action::Body(add_pmem)),
     put("vm.add-vsock", Action::Body(add_vsock)),
     put(
@@ -230,6 +231,12 @@ fn add_device(path: &str, body: &[u8]) -> Outcome {
     let config: DeviceConfig = body::parse(path, body)?;
     config.validate().map_err(|error| invalid(&error))?;
     Ok(Request::VmAddDevice(config))
+}
+
+fn add_accel(path: &str, body: &[u8]) -> Outcome {
+    let config: AccelConfig = body::parse(path, body)?;
+    config.validate().map_err(|error| invalid(&error))?;
+    Ok(Request::VmAddAccel(config))
 }
 
 fn add_pmem(path: &str, body: &[u8]) -> Outcome {

@@ -16,7 +16,7 @@ use crate::{
         OnFailure, RestoreConfig, VmCoredumpData, VmRemoveDevice, VmResize, VmResizeDisk,
         VmResizeZone, VmSnapshotConfig, VmSwapDevice, model::to_url,
     },
-    config::{DeviceConfig, DiskConfig, NetConfig, PmemConfig, VsockConfig, syntax},
+    config::{AccelConfig, DeviceConfig, DiskConfig, NetConfig, PmemConfig, VsockConfig, syntax},
 };
 
 /// Ask a running Gantry for something.
@@ -115,6 +115,12 @@ pub enum Action {
         /// As for --device: path=/sys/bus/pci/devices/ADDRESS,id=NAME,...
         #[arg(value_name = "KEYS", value_parser = option(DeviceConfig::parse))]
         config: DeviceConfig,
+    },
+    /// Plug in an accelerator.
+    AddAccel {
+        /// As for --accel: socket=PATH,device=NAME,weight=N,window=SIZE,id=NAME,...
+        #[arg(value_name = "KEYS", value_parser = option(AccelConfig::parse))]
+        config: AccelConfig,
     },
     /// Plug in persistent memory.
     AddPmem {
@@ -285,6 +291,7 @@ impl Action {
                 Ok((method, path, body, fds))
             }
             Self::AddDevice { config } => with_body("vm.add-device", config),
+            Self::AddAccel { config } => with_body("vm.add-accel", config),
             Self::AddPmem { config } => with_body("vm.add-pmem", config),
             Self::AddVsock { config } => with_body("vm.add-vsock", config),
             Self::RemoveDevice { id, force, timeout } => {

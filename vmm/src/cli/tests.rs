@@ -115,6 +115,7 @@ fn every_command_of_ctl_parses() {
         "add-disk path=/d,id=d",
         "add-net tap=t0",
         "add-pmem file=/p",
+        "add-accel socket=/a,window=64M,id=a",
         "add-vsock cid=3,socket=/v",
         "remove-device d",
         "snapshot /s",

@@ -6,11 +6,11 @@ use clap::Args;
 
 use super::option;
 use crate::config::{
-    BalloonConfig, ConsoleConfig, CpusConfig, DebugConsoleConfig, DeviceConfig, DiskConfig,
-    FsConfig, GenericVhostUserConfig, Invalid, LandlockConfig, MemoryConfig, MemoryZoneConfig,
-    NetConfig, NumaConfig, PayloadConfig, PciSegmentConfig, PlatformConfig, PmemConfig,
-    RateLimitGroupConfig, RngConfig, RtcConfig, SerialConfig, TpmConfig, UserDeviceConfig,
-    VdpaConfig, VmConfig, VsockConfig,
+    AccelConfig, BalloonConfig, ConsoleConfig, CpusConfig, DebugConsoleConfig, DeviceConfig,
+    DiskConfig, FsConfig, GenericVhostUserConfig, Invalid, LandlockConfig, MemoryConfig,
+    MemoryZoneConfig, NetConfig, NumaConfig, PayloadConfig, PciSegmentConfig, PlatformConfig,
+    PmemConfig, RateLimitGroupConfig, RngConfig, RtcConfig, SerialConfig, TpmConfig,
+    UserDeviceConfig, VdpaConfig, VmConfig, VsockConfig,
 };
 
 /// A virtual machine cannot be made of the options.
@@ -78,6 +78,11 @@ pub struct VmArgs {
     /// Persistent memory: file=FILE,size=SIZE,discard_writes=on|off,id=NAME.
     #[arg(long = "pmem", value_name = "KEYS", num_args = 1.., value_parser = option(PmemConfig::parse))]
     pub pmem: Vec<PmemConfig>,
+
+    /// Accelerators whose calls are served by gantry-accel:
+    /// backend=opencl,socket=PATH,device=NAME,weight=N,memory=SIZE,window=SIZE,slices=N,id=NAME.
+    #[arg(long = "accel", value_name = "KEYS", num_args = 1.., value_parser = option(AccelConfig::parse))]
+    pub accel: Vec<AccelConfig>,
 
     /// Sockets between guest and host: cid=N,socket=PATH.
     #[arg(long = "vsock", value_name = "KEYS", value_parser = option(VsockConfig::parse))]
@@ -184,6 +189,7 @@ impl VmArgs {
             balloon: self.balloon,
             fs: list(self.fs),
             generic_vhost_user: list(self.generic_vhost_user),
+            accels: list(self.accel),
             pmem: list(self.pmem),
             serial: self.serial.unwrap_or_default(),
             console: self.console.unwrap_or_default(),

@@ -3,6 +3,7 @@
 //! Names, defaults and types are those of Cloud Hypervisor's API, so that its clients can drive
 //! Gantry. One file per topic: the type, its command-line syntax, and what of it can be done.
 
+mod accel;
 mod balloon;
 mod check;
 mod console;
@@ -20,6 +21,7 @@ mod unsupported;
 mod vm;
 mod vsock;
 
+pub use accel::{AccelBackend, AccelConfig};
 pub use balloon::BalloonConfig;
 pub use check::{Invalid, Problem};
 pub use console::{ConsoleConfig, ConsoleMode, DebugConsoleConfig, SerialConfig};

@@ -10,10 +10,10 @@ use super::{
 };
 
 use super::{
-    BalloonConfig, ConsoleConfig, CpusConfig, DebugConsoleConfig, DeviceConfig, DiskConfig,
-    FsConfig, GenericVhostUserConfig, MemoryConfig, NetConfig, NumaConfig, PayloadConfig,
-    PciSegmentConfig, PlatformConfig, PmemConfig, RateLimitGroupConfig, RngConfig, RtcConfig,
-    SerialConfig, TpmConfig, UserDeviceConfig, VdpaConfig, VsockConfig,
+    AccelConfig, BalloonConfig, ConsoleConfig, CpusConfig, DebugConsoleConfig, DeviceConfig,
+    DiskConfig, FsConfig, GenericVhostUserConfig, MemoryConfig, NetConfig, NumaConfig,
+    PayloadConfig, PciSegmentConfig, PlatformConfig, PmemConfig, RateLimitGroupConfig, RngConfig,
+    RtcConfig, SerialConfig, TpmConfig, UserDeviceConfig, VdpaConfig, VsockConfig,
 };
 
 /// A path that Gantry may use under Landlock.
@@ -72,6 +72,9 @@ pub struct VmConfig {
     /// Physical devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub devices: Option<Vec<DeviceConfig>>,
+    /// Accelerators whose calls are served by worker processes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accels: Option<Vec<AccelConfig>>,
     /// Devices of other processes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_devices: Option<Vec<UserDeviceConfig>>,
@@ -162,6 +165,7 @@ impl VmConfig {
         each("disks", self.disks.as_deref(), DiskConfig::validate)?;
         each("net", self.net.as_deref(), NetConfig::validate)?;
         each("devices", self.devices.as_deref(), DeviceConfig::validate)?;
+        each("accels", self.accels.as_deref(), AccelConfig::validate)?;
         each("pmem", self.pmem.as_deref(), PmemConfig::validate)?;
         let rules = self.landlock_rules.as_deref();
         each("landlock_rules", rules, LandlockConfig::validate)?;
@@ -286,6 +290,8 @@ impl VmConfig {
         all.extend(list("disks", self.disks.as_ref(), DiskConfig::placement));
         all.extend(list("net", self.net.as_ref(), NetConfig::placement));
         all.extend(list("pmem", self.pmem.as_ref(), PmemConfig::placement));
+        let accels = self.accels.as_ref();
+        all.extend(list("accels", accels, AccelConfig::placement));
         let devices = self.devices.as_ref();
         all.extend(list("devices", devices, DeviceConfig::placement));
         all

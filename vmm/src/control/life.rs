@@ -85,6 +85,7 @@ pub fn forget_device(config: &mut VmConfig, id: &str) -> bool {
         || forget(&mut config.net, |net| named(&net.id))
         || forget(&mut config.pmem, |pmem| named(&pmem.id))
         || forget(&mut config.devices, |device| named(&device.id))
+        || forget(&mut config.accels, |accel| named(&accel.id))
 }
 
 /// Whether a device of a configuration has that name.
@@ -97,6 +98,7 @@ pub fn has_device(config: &VmConfig, id: &str) -> bool {
         .chain(config.net.iter().flatten().map(|net| &net.id))
         .chain(config.pmem.iter().flatten().map(|pmem| &pmem.id))
         .chain(config.devices.iter().flatten().map(|device| &device.id))
+        .chain(config.accels.iter().flatten().map(|accel| &accel.id))
         .chain(config.vsock.iter().map(|vsock| &vsock.id))
         .chain(config.balloon.iter().map(|balloon| &balloon.id))
         .chain([&config.rng.id, &config.console.id]);

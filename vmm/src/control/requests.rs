@@ -67,6 +67,9 @@ impl Handler for Control {
             Request::VmAddDevice(config) => self.add(config, |vm, device| {
                 vm.devices.get_or_insert_default().push(device)
             }),
+            Request::VmAddAccel(config) => self.add(config, |vm, accel| {
+                vm.accels.get_or_insert_default().push(accel)
+            }),
             Request::VmAddPmem(config) => self.add(config, |vm, pmem| {
                 vm.pmem.get_or_insert_default().push(pmem)
             }),

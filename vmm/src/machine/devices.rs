@@ -15,6 +15,7 @@ use arch::layout::{self, AddressMap};
 use devices::{
     bus::Bus,
     console::ConsoleOutput,
+    doorbell::Doorbells,
     memory::{AddressSpace, GuestMemory},
     msi::MsiController,
     pci::{
@@ -29,14 +30,12 @@ use devices::{
         pci::{VirtioPciFunction, VirtioPciResources},
     },
 };
-use hypervisor::Vm;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{
     buses::Buses,
     error::{DeviceError, MachineError},
-    interrupts::KvmDoorbells,
     kinds::Handle,
     physical::Physical,
 };
@@ -56,6 +55,8 @@ pub struct Surroundings {
     pub spawner: Arc<dyn ThreadSpawner>,
     /// Interrupt vectors.
     pub msi: Arc<dyn MsiController>,
+    /// Doorbells.
+    pub doorbells: Arc<dyn Doorbells>,
     /// Places memory of its own in the guest.
     pub address_space: Arc<dyn AddressSpace>,
     /// Guest RAM.
@@ -172,7 +173,6 @@ pub struct Devices {
 impl Devices {
     /// Empty segments, on the buses.
     pub fn new(
-        vm: &Arc<Vm>,
         map: &AddressMap,
         buses: &Buses,
         surroundings: Surroundings,
@@ -215,7 +215,7 @@ impl Devices {
         let resources = VirtioPciResources {
             memory: surroundings.memory.clone(),
             msi: Arc::clone(&surroundings.msi),
-            doorbells: Arc::new(KvmDoorbells::new(Arc::clone(vm))),
+            doorbells: Arc::clone(&surroundings.doorbells),
         };
         Ok(Self {
             segments,

@@ -29,6 +29,9 @@ pub enum DeviceError {
     /// A disk.
     #[error(transparent)]
     Disk(#[from] devices::virtio::blk::Error),
+    /// An accelerator port.
+    #[error(transparent)]
+    Accel(#[from] devices::accel::Error),
     /// Persistent memory.
     #[error(transparent)]
     Pmem(#[from] devices::virtio::pmem::Error),

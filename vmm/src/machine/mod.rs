@@ -46,7 +46,7 @@ use self::{
     error::MachineError,
     events::MachineEvent,
     host::{Host, Shell},
-    interrupts::KvmMsis,
+    interrupts::{KvmDoorbells, KvmMsis},
     kinds::mem::ZoneMemory,
     physical::Physical,
     platform::{Platform, PlatformSetup},
@@ -166,6 +166,7 @@ impl Machine {
             ),
             discards,
             msi,
+            doorbells: Arc::new(KvmDoorbells::new(Arc::clone(&vm))),
             spawner: Arc::clone(&host.spawner),
             address_space: Arc::new(address_space),
             memory: ram.memory().clone(),
@@ -175,7 +176,7 @@ impl Machine {
             }),
             rate_limit_groups: rate_limit_groups(config)?,
         };
-        let devices = Devices::new(&vm, &map, &buses, surroundings)?;
+        let devices = Devices::new(&map, &buses, surroundings)?;
         let events = host.events.clone();
         let setup = CpuSetup {
             supported_cpuid: supported.as_slice().to_vec(),
@@ -340,6 +341,9 @@ fn for_each_device(
     }
     for device in config.devices.iter_mut().flatten() {
         visit(device)?;
+    }
+    for accel in config.accels.iter_mut().flatten() {
+        visit(accel)?;
     }
     if let Some(balloon) = &mut config.balloon {
         visit(balloon)?;

@@ -8,7 +8,7 @@ use seccompiler::{
 };
 
 /// All roles.
-pub const ROLES: [ThreadRole; 12] = [
+pub const ROLES: [ThreadRole; 13] = [
     ThreadRole::Vmm,
     ThreadRole::Api,
     ThreadRole::Vcpu,
@@ -20,6 +20,7 @@ pub const ROLES: [ThreadRole; 12] = [
     ThreadRole::Vsock,
     ThreadRole::Memory,
     ThreadRole::Pmem,
+    ThreadRole::Accel,
     ThreadRole::PageFault,
 ];
 
@@ -134,6 +135,17 @@ const MEMORY: &[i64] = &[libc::SYS_fallocate];
 
 const PMEM: &[i64] = &[libc::SYS_fdatasync, libc::SYS_fsync, libc::SYS_msync];
 
+/// Memory for the next application, and a connection to its worker.
+const ACCEL: &[i64] = &[
+    libc::SYS_connect,
+    libc::SYS_fcntl,
+    libc::SYS_ftruncate,
+    libc::SYS_memfd_create,
+    libc::SYS_recvfrom,
+    libc::SYS_sendmsg,
+    libc::SYS_socket,
+];
+
 const PAGE_FAULT: &[i64] = &[libc::SYS_lseek, libc::SYS_pread64];
 
 /// The control thread opens, places and removes what the others use.
@@ -224,7 +236,7 @@ fn ioctl_types(role: ThreadRole) -> &'static [u8] {
     const UFFD: u8 = 0xaa;
     match role {
         ThreadRole::Vcpu => &[KVM, TUN, VFIO],
-        ThreadRole::Console => &[TERMINAL],
+        ThreadRole::Accel | ThreadRole::Console => &[TERMINAL],
         ThreadRole::Net => &[TUN],
         ThreadRole::Vsock => &[TERMINAL],
         ThreadRole::PageFault => &[UFFD],
@@ -243,6 +255,7 @@ fn calls(role: ThreadRole) -> &'static [i64] {
         ThreadRole::Vsock => VSOCK,
         ThreadRole::Memory => MEMORY,
         ThreadRole::Pmem => PMEM,
+        ThreadRole::Accel => ACCEL,
         ThreadRole::PageFault => PAGE_FAULT,
         ThreadRole::Signal | ThreadRole::Net | ThreadRole::Rng => &[],
     }

@@ -1,5 +1,6 @@
 //! The kinds of devices: how each is made from its configuration.
 
+mod accel;
 mod balloon;
 pub mod console;
 pub mod disk;

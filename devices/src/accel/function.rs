@@ -1,0 +1,345 @@
+//! The PCI function.
+
+use std::{
+    io,
+    sync::{Arc, atomic::Ordering},
+    thread::JoinHandle,
+};
+
+use gantry_remoting::{
+    port::{self, Attachment, DOORBELL, MOST_SLICES, registers as at},
+    transport::window::SMALLEST,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use vm_memory::GuestAddress;
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use super::{
+    Error, Options,
+    registers::{Doorbells, Registers},
+    service::Service,
+    slices::Slices,
+    window::Window,
+};
+use crate::{
+    bus::BusDevice,
+    doorbell,
+    memory::{AddressSpace, HostMemory, Mapping},
+    msi::MsiController,
+    pci::{
+        BarIndex, BarKind, BarRequest, Bdf, ConfigSpace, ConfigSpaceState, Identity,
+        LifecycleError, MsixCapability, MsixState, MsixTable, PciFunction,
+    },
+    thread::{ThreadRole, ThreadSpawner},
+};
+
+const REGISTERS: u8 = 0;
+const DOORBELLS: u8 = 1;
+const WINDOW: u8 = 2;
+const PAGE: u64 = 4096;
+
+/// What a port needs from the machine.
+#[derive(Clone)]
+pub struct Resources {
+    /// Interrupt vectors.
+    pub msi: Arc<dyn MsiController>,
+    /// Doorbells without exits.
+    pub doorbells: Arc<dyn doorbell::Doorbells>,
+    /// Places the window at the address of its BAR.
+    pub space: Arc<dyn AddressSpace>,
+    /// Starts the thread.
+    pub spawner: Arc<dyn ThreadSpawner>,
+}
+
+/// The saved state of a port that nobody uses.
+#[derive(Debug, Serialize, Deserialize)]
+struct PortState {
+    config: ConfigSpaceState,
+    msix: MsixState,
+}
+
+/// An accelerator port on a PCI bus.
+pub struct Accel {
+    config: ConfigSpace,
+    msix_capability: MsixCapability,
+    msix: Arc<MsixTable>,
+    registers: Arc<Registers>,
+    doorbells: Arc<[EventFd]>,
+    trapped_doorbells: Arc<Doorbells>,
+    /// Where KVM listens for doorbells.
+    listening: Option<u64>,
+    /// The guest's view of the window; goes before the window does.
+    placed: Option<Box<dyn Mapping>>,
+    slices: Arc<Slices>,
+    window: Arc<Window>,
+    options: Options,
+    resources: Resources,
+    thread: Option<JoinHandle<()>>,
+    /// A failure that the guest can repeat at will is logged once.
+    warned: bool,
+}
+
+impl Accel {
+    /// A port that serves nobody yet.
+    pub fn new(options: Options, resources: Resources) -> Result<Self, Error> {
+        let Options {
+            slices: count,
+            slice_size: size,
+            ..
+        } = options;
+        let whole = u64::from(count)
+            .checked_mul(size)
+            .filter(|&whole| whole <= 1 << 46);
+        let fits = count.is_power_of_two()
+            && count <= MOST_SLICES
+            && size.is_power_of_two()
+            && size >= SMALLEST;
+        let Some(whole) = whole.filter(|_| fits) else {
+            return Err(Error::Sizes {
+                slices: count,
+                size,
+            });
+        };
+        let mut config = ConfigSpace::new(Identity {
+            vendor: port::VENDOR,
+            device: port::DEVICE,
+            subsystem_vendor: port::VENDOR,
+            subsystem: port::DEVICE,
+            revision: at::INTERFACE as u8,
+            class: port::CLASS,
+        });
+        let flat = BarKind::Memory32 {
+            prefetchable: false,
+        };
+        let wide = BarKind::Memory64 { prefetchable: true };
+        for (bar, kind, size) in [
+            (REGISTERS, flat, at::SIZE),
+            (DOORBELLS, flat, u64::from(count) * DOORBELL),
+            (WINDOW, wide, whole),
+        ] {
+            let index = bar_index(bar);
+            config.add_bar(BarRequest { index, kind, size })?;
+        }
+        // At most MOST_SLICES and one.
+        let vectors = count as u16 + 1;
+        let registers = bar_index(REGISTERS);
+        let msix_capability = MsixCapability::add(
+            &mut config,
+            vectors,
+            (registers, at::TABLE as u32),
+            (registers, at::PENDING as u32),
+        )?;
+        let msix = Arc::new(MsixTable::new(vectors));
+        let slices = Arc::new(Slices::new(count).map_err(Error::EventFd)?);
+        let bells: Result<Vec<_>, _> = (0..count).map(|_| EventFd::new(EFD_NONBLOCK)).collect();
+        let doorbells: Arc<[EventFd]> = bells.map_err(Error::EventFd)?.into();
+        Ok(Self {
+            config,
+            msix_capability,
+            registers: Arc::new(Registers {
+                slices: Arc::clone(&slices),
+                slice_size: size,
+                msix: Arc::clone(&msix),
+            }),
+            msix,
+            trapped_doorbells: Arc::new(Doorbells(Arc::clone(&doorbells))),
+            doorbells,
+            listening: None,
+            placed: None,
+            window: Arc::new(Window::new(count, size)?),
+            slices,
+            options,
+            resources,
+            thread: None,
+            warned: false,
+        })
+    }
+
+    fn service(&self) -> Service {
+        let mut attachment = Attachment::new(self.options.slice_size);
+        attachment.memory = self.options.memory;
+        attachment.weight = self.options.weight;
+        attachment.client.clone_from(&self.options.client);
+        attachment.device.clone_from(&self.options.device);
+        Service {
+            slices: Arc::clone(&self.slices),
+            window: Arc::clone(&self.window),
+            doorbells: Arc::clone(&self.doorbells),
+            msix: Arc::clone(&self.msix),
+            socket: self.options.socket.clone(),
+            attachment,
+            name: self.options.thread_name.clone(),
+        }
+    }
+
+    fn warn(&mut self, action: &str, error: &io::Error) {
+        if !self.warned {
+            self.warned = true;
+            log::warn!("{}: cannot {action}: {error}", self.options.thread_name);
+        }
+    }
+
+    /// Has KVM signal the doorbells at an address, and no longer where it did before.
+    fn listen_at(&mut self, address: Option<u64>) {
+        let mut failed = None;
+        let before = self.listening.take();
+        for (slice, bell) in self.doorbells.iter().enumerate() {
+            let at = |base: u64| base.saturating_add(slice as u64 * DOORBELL);
+            if let Some(base) = before {
+                // One that was not taken is not there.
+                let _ = self.resources.doorbells.unregister(bell, at(base));
+            }
+            if let Some(base) = address {
+                failed = self
+                    .resources
+                    .doorbells
+                    .register(bell, at(base))
+                    .err()
+                    .or(failed);
+            }
+        }
+        self.listening = address;
+        if let Some(error) = failed {
+            // Writes are trapped then.
+            self.warn("have KVM take doorbells", &error);
+        }
+    }
+
+    fn place(&mut self, address: Option<u64>) {
+        self.placed = None;
+        let Some(address) = address else { return };
+        let memory = HostMemory {
+            address: self.window.base(),
+            len: self.window.size(),
+            read_only: false,
+        };
+        match self
+            .resources
+            .space
+            .map(memory, PAGE, Some(GuestAddress(address)))
+        {
+            Ok(placed) => self.placed = Some(placed),
+            Err(error) => self.warn("map the window into the guest", &error),
+        }
+    }
+
+    fn stop(&mut self) {
+        self.slices.stop();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            log::error!("{}: its thread has panicked", self.options.thread_name);
+        }
+    }
+}
+
+/// A BAR of the three.
+fn bar_index(bar: u8) -> BarIndex {
+    BarIndex::new(bar).unwrap_or(BarIndex::ZERO)
+}
+
+impl PciFunction for Accel {
+    fn config(&self) -> &ConfigSpace {
+        &self.config
+    }
+
+    fn config_mut(&mut self) -> &mut ConfigSpace {
+        &mut self.config
+    }
+
+    fn write_config(&mut self, offset: usize, data: &[u8]) {
+        self.config.write(offset, data);
+        self.msix_capability.update(&self.config, &self.msix);
+    }
+
+    fn bar_device(&self, index: BarIndex) -> Option<Arc<dyn BusDevice>> {
+        match index.get() {
+            REGISTERS => Some(Arc::clone(&self.registers) as Arc<dyn BusDevice>),
+            DOORBELLS => Some(Arc::clone(&self.trapped_doorbells) as Arc<dyn BusDevice>),
+            _ => None,
+        }
+    }
+
+    fn bar_mapped(&mut self, index: BarIndex, address: Option<u64>) {
+        match index.get() {
+            DOORBELLS => self.listen_at(address),
+            WINDOW => self.place(address),
+            _ => {}
+        }
+    }
+
+    fn plugged(&mut self, bdf: Bdf) -> io::Result<()> {
+        let vectors = self.msix.count();
+        let vectors = self.resources.msi.allocate(vectors, bdf.requester_id())?;
+        self.msix.attach(vectors);
+        let service = self.service();
+        self.thread = Some(self.resources.spawner.spawn(
+            ThreadRole::Accel,
+            &self.options.thread_name,
+            Box::new(move || service.run()),
+        )?);
+        Ok(())
+    }
+
+    /// Ends the workers: their connections go with the thread.
+    fn unplugged(&mut self) {
+        self.stop();
+        self.msix.reset();
+    }
+
+    /// Workers go on with what they were given before: they reach no memory of the guest but
+    /// their slices, which only the guest's own applications look at.
+    fn pause(&mut self) -> Result<(), LifecycleError> {
+        Ok(())
+    }
+
+    fn resume(&mut self) -> Result<(), LifecycleError> {
+        Ok(())
+    }
+
+    fn save(&mut self) -> Result<Value, LifecycleError> {
+        if self.slices.in_use() > 0 {
+            return Err(LifecycleError::WrongState(
+                "applications of the guest use the accelerator: end them, and try again",
+            ));
+        }
+        Ok(serde_json::to_value(PortState {
+            config: self.config.save(),
+            msix: self.msix.save(),
+        })?)
+    }
+
+    fn restore(&mut self, state: Value) -> Result<(), LifecycleError> {
+        let state: PortState = serde_json::from_value(state)?;
+        self.config.restore(&state.config)?;
+        self.msix.restore(&state.msix)?;
+        // The capability is what the guest reads: it wins.
+        self.msix_capability.update(&self.config, &self.msix);
+        Ok(())
+    }
+
+    fn reset(&mut self) -> Result<(), LifecycleError> {
+        self.slices.close_all();
+        self.msix.reset();
+        self.config.reset();
+        Ok(())
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        vec![
+            ("slices_in_use", self.slices.in_use() as u64),
+            (
+                "workers_started",
+                self.slices.opened.load(Ordering::Relaxed),
+            ),
+            ("workers_lost", self.slices.lost.load(Ordering::Relaxed)),
+        ]
+    }
+}
+
+impl Drop for Accel {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

@@ -1,0 +1,92 @@
+//! The accelerator port: a guest's way to the worker processes that serve its accelerator calls.
+//!
+//! ```text
+//!   guest: agent ── registers ──> Registers ─ state ─> Service ── attachment ──> worker
+//!          application ── doorbell ─ ioeventfd ──────────────────────────────────> │
+//!               │ <──────────────────────────── irqfd, MSI-X ───────────────────── │
+//!               └────────── slice of the window (shared memory) ────────────────── ┘
+//! ```
+//!
+//! - [`function`]: the PCI function with its three BARs, as [`gantry_remoting::port`] lays them out.
+//! - `registers`: what the agent reads and writes, trapped; a doorbell that KVM did not take.
+//! - `slices`: the state of each slice, which vCPUs and the service change by atomic steps.
+//! - `window`: the memory, a file of its own for each slice, so that a worker can be given one
+//!   slice and nothing else.
+//! - `service`: the thread that finds workers for slices and sees them end.
+//!
+//! This process never looks into the window and takes no part in a call. What it does for a guest
+//! is bounded: as many workers as there are slices, and a new one every [`PACE`] at most.
+//!
+//! [`PACE`]: service::PACE
+
+pub mod function;
+mod registers;
+mod service;
+mod slices;
+mod window;
+
+use std::{io, path::PathBuf};
+
+pub use function::{Accel, Resources};
+
+use crate::pci::ConfigError;
+
+/// How a port is made.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Name of its thread.
+    pub thread_name: String,
+    /// Where the worker pool listens.
+    pub socket: PathBuf,
+    /// Slices: a power of two up to [`MOST_SLICES`](gantry_remoting::port::MOST_SLICES).
+    pub slices: u32,
+    /// Bytes of a slice: a power of two, [`SMALLEST`](gantry_remoting::transport::window::SMALLEST)
+    /// at least.
+    pub slice_size: u64,
+    /// Part of the names of the devices that are offered; all if empty.
+    pub device: String,
+    /// Share of the device against other clients'.
+    pub weight: u32,
+    /// Bytes of device memory for each application; all that there is if zero.
+    pub memory: u64,
+    /// Whose applications they are, to workers and arbiter.
+    pub client: String,
+}
+
+/// Why there is no port.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Numbers that make no port.
+    #[error(
+        "an accelerator port cannot have {slices} slices of {size} bytes: both are powers of two, \
+         up to 64 slices of at least 8 MiB"
+    )]
+    Sizes {
+        /// Slices.
+        slices: u32,
+        /// Bytes of each.
+        size: u64,
+    },
+    /// Memory.
+    #[error("cannot {what} {size} bytes for an accelerator's window")]
+    Memory {
+        /// What was tried.
+        what: &'static str,
+        /// Bytes.
+        size: u64,
+        /// Why.
+        source: io::Error,
+    },
+    /// A slice's file.
+    #[error(transparent)]
+    Slice(#[from] gantry_remoting::transport::window::Error),
+    /// Eventfds.
+    #[error("cannot create an eventfd for an accelerator port")]
+    EventFd(#[source] io::Error),
+    /// The configuration space.
+    #[error("cannot lay out an accelerator port's configuration space")]
+    Config(#[from] ConfigError),
+}
+
+#[cfg(test)]
+mod tests;

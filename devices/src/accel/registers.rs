@@ -1,0 +1,88 @@
+//! Trapped accesses: the registers, the MSI-X table, and doorbells that KVM does not take.
+
+use std::sync::Arc;
+
+use gantry_remoting::port::{DOORBELL, registers as at};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::slices::Slices;
+use crate::{bus::BusDevice, pci::MsixTable};
+
+/// BAR 0.
+pub struct Registers {
+    /// Commands and states.
+    pub slices: Arc<Slices>,
+    /// Bytes of a slice.
+    pub slice_size: u64,
+    /// Interrupts.
+    pub msix: Arc<MsixTable>,
+}
+
+impl Registers {
+    fn value(&self, offset: u64) -> u32 {
+        match offset {
+            at::MAGIC => at::MAGIC_VALUE,
+            at::VERSION => at::INTERFACE,
+            at::SLICES => self.slices.count(),
+            at::CHANGES => self.slices.changes(),
+            at::SLICE_SIZE_LOW => self.slice_size as u32,
+            at::SLICE_SIZE_HIGH => (self.slice_size >> 32) as u32,
+            _ => slice_at(offset).map_or(0, |slice| self.slices.number(slice)),
+        }
+    }
+}
+
+/// The slice whose register is there.
+fn slice_at(offset: u64) -> Option<usize> {
+    let offset = offset.checked_sub(at::SLICE)?;
+    (offset < at::TABLE - at::SLICE && offset.is_multiple_of(4)).then_some((offset / 4) as usize)
+}
+
+impl BusDevice for Registers {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        if offset >= at::PENDING {
+            return self.msix.read_pending(offset - at::PENDING, data);
+        }
+        if offset >= at::TABLE {
+            return self.msix.read_table(offset - at::TABLE, data);
+        }
+        data.fill(0);
+        if data.len() == 4 {
+            data.copy_from_slice(&self.value(offset).to_le_bytes());
+        }
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) {
+        if offset >= at::PENDING {
+            return;
+        }
+        if offset >= at::TABLE {
+            return self.msix.write_table(offset - at::TABLE, data);
+        }
+        let Ok(bytes) = data.try_into() else { return };
+        if offset == at::RESET {
+            self.slices.close_all();
+        } else if let Some(slice) = slice_at(offset) {
+            self.slices.command(slice, u32::from_le_bytes(bytes));
+        }
+    }
+}
+
+/// BAR 1, where KVM did not take a doorbell.
+pub struct Doorbells(pub Arc<[EventFd]>);
+
+impl BusDevice for Doorbells {
+    fn read(&self, _offset: u64, data: &mut [u8]) {
+        data.fill(0);
+    }
+
+    fn write(&self, offset: u64, _data: &[u8]) {
+        let bell = usize::try_from(offset / DOORBELL)
+            .ok()
+            .and_then(|slice| self.0.get(slice));
+        if let Some(bell) = bell {
+            // Fails only if the counter is full: then the worker has been rung for.
+            let _ = bell.write(1);
+        }
+    }
+}

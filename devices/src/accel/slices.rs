@@ -1,0 +1,135 @@
+//! The state of each slice.
+//!
+//! ```text
+//!   Free ─open─> Opening ─worker ready─> Open
+//!                   └─refused─> Ended <─worker gone─┘
+//!   Opening, Open, Ended ─close─> Closing ─memory replaced─> Free
+//! ```
+//!
+//! Commands come from vCPUs, everything else from the service. Each step is one compare-and-swap,
+//! so that neither waits for the other, and a guest that repeats commands changes nothing.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use gantry_remoting::port::{Command, State};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+/// States, and what wakes the service.
+pub struct Slices {
+    states: Box<[AtomicU32]>,
+    changes: AtomicU32,
+    /// Wakes the service.
+    pub kick: EventFd,
+    /// The service is to end.
+    stopping: AtomicU32,
+    /// Workers that served, since the port was made.
+    pub opened: AtomicU64,
+    /// Workers that ended or refused before their application did.
+    pub lost: AtomicU64,
+}
+
+impl Slices {
+    /// So many slices, all free.
+    pub fn new(count: u32) -> std::io::Result<Self> {
+        Ok(Self {
+            states: (0..count).map(|_| AtomicU32::default()).collect(),
+            changes: AtomicU32::new(0),
+            kick: EventFd::new(EFD_NONBLOCK)?,
+            stopping: AtomicU32::new(0),
+            opened: AtomicU64::new(0),
+            lost: AtomicU64::new(0),
+        })
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> u32 {
+        // At most MOST_SLICES.
+        self.states.len() as u32
+    }
+
+    /// The state of a slice as a register's value; zero if there is no such slice.
+    pub fn number(&self, slice: usize) -> u32 {
+        self.states
+            .get(slice)
+            .map_or(0, |state| state.load(Ordering::Acquire))
+    }
+
+    /// The state of a slice.
+    pub fn get(&self, slice: usize) -> State {
+        // Nothing else is ever stored.
+        State::from_number(self.number(slice)).unwrap_or(State::Free)
+    }
+
+    /// How often a state has changed.
+    pub fn changes(&self) -> u32 {
+        self.changes.load(Ordering::Acquire)
+    }
+
+    /// Slices that are not free.
+    pub fn in_use(&self) -> usize {
+        (0..self.states.len())
+            .filter(|&slice| self.get(slice) != State::Free)
+            .count()
+    }
+
+    /// A change of state, if the slice is still in the state `from`.
+    pub fn change(&self, slice: usize, from: State, to: State) -> bool {
+        let Some(state) = self.states.get(slice) else {
+            return false;
+        };
+        let changed = state
+            .compare_exchange(from as u32, to as u32, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok();
+        if changed {
+            self.changes.fetch_add(1, Ordering::AcqRel);
+        }
+        changed
+    }
+
+    /// A command of the guest. Numbers that are none, and commands that do not fit the state, do
+    /// nothing.
+    pub fn command(&self, slice: usize, command: u32) {
+        let changed = if command == Command::Open as u32 {
+            self.change(slice, State::Free, State::Opening)
+        } else if command == Command::Close as u32 {
+            self.close(slice)
+        } else {
+            false
+        };
+        if changed {
+            self.wake();
+        }
+    }
+
+    fn close(&self, slice: usize) -> bool {
+        [State::Opening, State::Open, State::Ended]
+            .into_iter()
+            .any(|from| self.change(slice, from, State::Closing))
+    }
+
+    /// Closes all slices.
+    pub fn close_all(&self) {
+        for slice in 0..self.states.len() {
+            // Between two looks the service may take a step that the first one missed; there are
+            // two such steps.
+            let _ = self.close(slice) || self.close(slice) || self.close(slice);
+        }
+        self.wake();
+    }
+
+    /// Has the service end.
+    pub fn stop(&self) {
+        self.stopping.store(1, Ordering::Release);
+        self.wake();
+    }
+
+    /// Whether the service is to end.
+    pub fn stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire) != 0
+    }
+
+    fn wake(&self) {
+        // Fails only if the counter is full: then the service is awake.
+        let _ = self.kick.write(1);
+    }
+}

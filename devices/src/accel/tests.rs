@@ -1,0 +1,349 @@
+//! The port as guest and worker see it, without either.
+
+use std::{
+    io::{Read, Write},
+    os::unix::net::{UnixListener, UnixStream},
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use gantry_remoting::{
+    port::{
+        ATTACHMENT, Attachment, Command, DOORBELL, MOST_SLICES, READY, REFUSED, State, registers,
+    },
+    transport::{socket, window::SMALLEST},
+};
+use proptest::prelude::*;
+use vm_memory::GuestAddress;
+
+use super::*;
+use crate::{
+    bus::Bus,
+    memory::{AddressSpace, HostMemory, Mapping},
+    pci::{BarIndex, Bdf, LifecycleError, PciFunction, PciSegment, SegmentConfig, Window},
+    testing::{FakeDoorbells, FakeMsi},
+    thread::Unconfined,
+};
+
+/// Where the window is placed.
+#[derive(Clone, Default)]
+struct Space(Arc<Mutex<Option<(u64, usize, u64)>>>);
+
+struct Placed(Space, u64);
+
+impl AddressSpace for Space {
+    fn map(
+        &self,
+        memory: HostMemory,
+        _align: u64,
+        at: Option<GuestAddress>,
+    ) -> io::Result<Box<dyn Mapping>> {
+        let at = at.unwrap().0;
+        *self.0.lock().unwrap() = Some((at, memory.address as usize, memory.len));
+        Ok(Box::new(Placed(self.clone(), at)))
+    }
+}
+
+impl Mapping for Placed {
+    fn guest_address(&self) -> GuestAddress {
+        GuestAddress(self.1)
+    }
+}
+
+impl Drop for Placed {
+    fn drop(&mut self) {
+        *self.0.0.lock().unwrap() = None;
+    }
+}
+
+const SLICES: u32 = 4;
+
+struct Rig {
+    segment: Arc<PciSegment>,
+    bdf: Bdf,
+    function: Arc<Mutex<Accel>>,
+    mmio: Arc<Bus>,
+    msi: FakeMsi,
+    doorbells: FakeDoorbells,
+    space: Space,
+    pool: UnixListener,
+    _folder: tempfile::TempDir,
+}
+
+fn options(folder: &std::path::Path) -> Options {
+    Options {
+        thread_name: "_accel0".to_owned(),
+        socket: folder.join("pool"),
+        slices: SLICES,
+        slice_size: SMALLEST,
+        device: "Some".to_owned(),
+        weight: 3,
+        memory: 1 << 30,
+        client: "vm".to_owned(),
+    }
+}
+
+fn rig() -> Rig {
+    let folder = tempfile::tempdir().unwrap();
+    let pool = UnixListener::bind(folder.path().join("pool")).unwrap();
+    let (msi, doorbells, space) = (
+        FakeMsi::default(),
+        FakeDoorbells::default(),
+        Space::default(),
+    );
+    let resources = Resources {
+        msi: Arc::new(msi.clone()),
+        doorbells: Arc::new(doorbells.clone()),
+        space: Arc::new(space.clone()),
+        spawner: Arc::new(Unconfined),
+    };
+    let function = Accel::new(options(folder.path()), resources).unwrap();
+    let function = Arc::new(Mutex::new(function));
+    let (mmio, pio) = (Arc::<Bus>::default(), Arc::<Bus>::default());
+    let config = SegmentConfig {
+        segment: 0,
+        mmio32: Window::new(0xc000_0000, 1 << 28),
+        mmio64: Window::new(1 << 40, 1 << 40),
+        io: None,
+    };
+    let segment = PciSegment::new(config, Arc::clone(&mmio), pio);
+    let bdf = segment.plug(function.clone(), None, &[]).unwrap();
+    // The guest enables memory decoding.
+    segment.write_config(bdf.device, 4, &6u16.to_le_bytes());
+    Rig {
+        segment,
+        bdf,
+        function,
+        mmio,
+        msi,
+        doorbells,
+        space,
+        pool,
+        _folder: folder,
+    }
+}
+
+impl Rig {
+    fn bar(&self, bar: u8) -> u64 {
+        let function = self.function.lock().unwrap();
+        function
+            .config()
+            .bar_address(BarIndex::new(bar).unwrap())
+            .unwrap()
+    }
+
+    fn read(&self, offset: u64) -> u32 {
+        let mut data = [0; 4];
+        assert!(self.mmio.read(self.bar(0) + offset, &mut data));
+        u32::from_le_bytes(data)
+    }
+
+    fn write(&self, offset: u64, value: u32) {
+        self.mmio.write(self.bar(0) + offset, &value.to_le_bytes());
+    }
+
+    fn command(&self, slice: u64, command: Command) {
+        self.write(registers::SLICE + 4 * slice, command as u32);
+    }
+
+    fn state(&self, slice: u64) -> State {
+        State::from_number(self.read(registers::SLICE + 4 * slice)).unwrap()
+    }
+
+    fn becomes(&self, slice: u64, wanted: State) {
+        let start = Instant::now();
+        while self.state(slice) != wanted {
+            assert!(
+                start.elapsed() < Duration::from_secs(20),
+                "{:?}",
+                self.state(slice)
+            );
+            std::thread::yield_now();
+        }
+    }
+
+    /// What a worker gets, and its connection.
+    fn attached(&self) -> (UnixStream, Attachment, Vec<std::os::fd::OwnedFd>) {
+        let (stream, _) = self.pool.accept().unwrap();
+        let mut bytes = [0; ATTACHMENT];
+        let files = socket::receive_exact(&stream, &mut bytes).unwrap();
+        (stream, Attachment::from_bytes(&bytes).unwrap(), files)
+    }
+
+    fn open(&self, slice: u64) -> UnixStream {
+        self.command(slice, Command::Open);
+        let (mut stream, ..) = self.attached();
+        stream.write_all(&[READY]).unwrap();
+        self.becomes(slice, State::Open);
+        stream
+    }
+}
+
+#[test]
+fn the_registers_say_what_the_port_has() {
+    let rig = rig();
+    assert_eq!(rig.read(registers::MAGIC), registers::MAGIC_VALUE);
+    assert_eq!(rig.read(registers::VERSION), registers::INTERFACE);
+    assert_eq!(rig.read(registers::SLICES), SLICES);
+    assert_eq!(u64::from(rig.read(registers::SLICE_SIZE_LOW)), SMALLEST);
+    assert_eq!(rig.read(registers::SLICE_SIZE_HIGH), 0);
+    let (at, _, len) = rig.space.0.lock().unwrap().unwrap();
+    assert_eq!((at, len), (rig.bar(2), u64::from(SLICES) * SMALLEST));
+    let bells: Vec<_> = (0..u64::from(SLICES))
+        .map(|slice| rig.bar(1) + slice * DOORBELL)
+        .collect();
+    assert_eq!(rig.doorbells.addresses(), bells);
+}
+
+#[test]
+fn a_worker_gets_its_slice_its_doorbell_and_its_interrupt_and_nothing_else() {
+    let rig = rig();
+    let (_, base, _) = rig.space.0.lock().unwrap().unwrap();
+    rig.command(2, Command::Open);
+    let (_stream, attachment, files) = rig.attached();
+    let expected = options(std::path::Path::new(""));
+    assert_eq!(attachment.window, expected.slice_size);
+    assert_eq!(attachment.client, expected.client);
+    assert_eq!(attachment.device, expected.device);
+    assert_eq!(attachment.weight, expected.weight);
+    assert_eq!(attachment.memory, expected.memory);
+    let [memory, mut doorbell, mut interrupt] =
+        <[_; 3]>::try_from(files).unwrap().map(std::fs::File::from);
+    assert_eq!(memory.metadata().unwrap().len(), SMALLEST);
+    // SAFETY: within the window, which is as long as is said.
+    unsafe {
+        (base as *mut u8)
+            .add(2 * SMALLEST as usize + 77)
+            .write_volatile(7)
+    };
+    let mut byte = [0];
+    std::os::unix::fs::FileExt::read_exact_at(&memory, &mut byte, 77).unwrap();
+    assert_eq!(byte, [7]);
+    assert!(rig.doorbells.ring(rig.bar(1) + 2 * DOORBELL));
+    let mut count = [0; 8];
+    doorbell.read_exact(&mut count).unwrap();
+    assert_eq!(u64::from_le_bytes(count), 1);
+    interrupt.write_all(&1u64.to_le_bytes()).unwrap();
+    assert_eq!(rig.msi.take(3), 1);
+}
+
+#[test]
+fn the_death_of_a_worker_ends_its_slice_alone() {
+    let rig = rig();
+    let first = rig.open(0);
+    let _second = rig.open(1);
+    let before = rig.read(registers::CHANGES);
+    drop(first);
+    rig.becomes(0, State::Ended);
+    assert_eq!(rig.state(1), State::Open);
+    assert!(rig.read(registers::CHANGES) > before);
+    let counters = rig.function.lock().unwrap().counters();
+    assert!(counters.contains(&("workers_lost", 1)), "{counters:?}");
+    assert!(counters.contains(&("slices_in_use", 2)), "{counters:?}");
+    rig.command(0, Command::Close);
+    rig.becomes(0, State::Free);
+}
+
+#[test]
+fn a_slice_that_is_closed_ends_its_worker_and_forgets_its_contents() {
+    let rig = rig();
+    let (_, base, _) = rig.space.0.lock().unwrap().unwrap();
+    let mut stream = rig.open(0);
+    let byte = base as *mut u8;
+    // SAFETY: within the window.
+    unsafe { byte.write_volatile(9) };
+    rig.command(0, Command::Close);
+    assert_eq!(stream.read(&mut [0]).unwrap(), 0);
+    rig.becomes(0, State::Free);
+    // SAFETY: as above.
+    assert_eq!(unsafe { byte.read_volatile() }, 0);
+    let _again = rig.open(0);
+}
+
+#[test]
+fn a_refusal_and_a_missing_pool_end_the_slice() {
+    let rig = rig();
+    rig.command(0, Command::Open);
+    let (mut stream, ..) = rig.attached();
+    stream.write_all(&[REFUSED]).unwrap();
+    rig.becomes(0, State::Ended);
+    std::fs::remove_file(rig._folder.path().join("pool")).unwrap();
+    rig.command(1, Command::Open);
+    rig.becomes(1, State::Ended);
+}
+
+#[test]
+fn a_port_that_is_used_cannot_be_saved_and_one_that_is_not_comes_back() {
+    let first = rig();
+    let stream = first.open(3);
+    let busy = first.function.lock().unwrap().save();
+    assert!(matches!(busy, Err(LifecycleError::WrongState(_))));
+    first.write(registers::RESET, 1);
+    first.becomes(3, State::Free);
+    drop(stream);
+    let state = first.function.lock().unwrap().save().unwrap();
+    let second = rig();
+    second.segment.restore(second.bdf, state).unwrap();
+    assert_eq!(second.read(registers::MAGIC), registers::MAGIC_VALUE);
+}
+
+#[test]
+fn unplugging_ends_workers_and_takes_memory_and_doorbells_away() {
+    let rig = rig();
+    let mut stream = rig.open(0);
+    rig.segment.unplug(rig.bdf).unwrap();
+    assert_eq!(stream.read(&mut [0]).unwrap(), 0);
+    assert_eq!(*rig.space.0.lock().unwrap(), None);
+    assert!(rig.doorbells.addresses().is_empty());
+}
+
+#[test]
+fn sizes_that_make_no_port_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    for (slices, slice_size) in [
+        (0, SMALLEST),
+        (3, SMALLEST),
+        (2 * MOST_SLICES, SMALLEST),
+        (1, SMALLEST / 2),
+        (1, SMALLEST + 4096),
+        (64, 1 << 63),
+    ] {
+        let options = Options {
+            slices,
+            slice_size,
+            ..options(folder.path())
+        };
+        let resources = Resources {
+            msi: Arc::new(FakeMsi::default()),
+            doorbells: Arc::new(FakeDoorbells::default()),
+            space: Arc::new(Space::default()),
+            spawner: Arc::new(Unconfined),
+        };
+        assert!(matches!(
+            Accel::new(options, resources),
+            Err(Error::Sizes { .. })
+        ));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn no_access_of_a_guest_does_harm(
+        accesses in prop::collection::vec(
+            (0u8..2, 0u64..0x4000, 0usize..4, any::<u64>(), any::<bool>()), 1..40)
+    ) {
+        let rig = rig();
+        for (bar, offset, width, value, write) in accesses {
+            let len = 1 << width;
+            let at = rig.bar(bar) + offset;
+            if write {
+                rig.mmio.write(at, &value.to_le_bytes()[..len]);
+            } else {
+                let mut data = [0; 8];
+                rig.mmio.read(at, &mut data[..len]);
+            }
+        }
+        prop_assert_eq!(rig.read(registers::MAGIC), registers::MAGIC_VALUE);
+    }
+}

@@ -1,0 +1,268 @@
+//! An accelerator port, by its files in sysfs.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io,
+    os::fd::{AsRawFd, OwnedFd},
+    path::{Path, PathBuf},
+    ptr::null_mut,
+};
+
+use gantry_remoting::{
+    port::{self, Command, DOORBELL, Place, State, registers},
+    protocol::hello,
+    transport::window::{GREETING, REPLY},
+};
+
+const PCI: &str = "/sys/bus/pci/devices";
+const PAGE: u64 = 4096;
+
+/// Why a port cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A file.
+    #[error("cannot {what} {}", path.display())]
+    File {
+        /// What was tried.
+        what: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The registers are not those of a port.
+    #[error(
+        "the device at {address} reads {magic:#x} where an accelerator port says {:#x}",
+        registers::MAGIC_VALUE
+    )]
+    NoPort {
+        /// Its PCI address.
+        address: String,
+        /// What it reads.
+        magic: u32,
+    },
+    /// The registers have another meaning.
+    #[error(
+        "the accelerator port at {address} speaks version {theirs} of its registers and this agent \
+         {}: install the agent that belongs to the host's Gantry",
+        registers::INTERFACE
+    )]
+    Interface {
+        /// Its PCI address.
+        address: String,
+        /// Its version.
+        theirs: u32,
+    },
+}
+
+/// A mapped part of a BAR.
+struct Mapped {
+    base: *mut u8,
+    len: usize,
+}
+
+impl Mapped {
+    fn new(file: &File, offset: u64, len: u64) -> io::Result<Self> {
+        let offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let base = unsafe {
+            libc::mmap(
+                null_mut(),
+                len as usize,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                offset,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self {
+            base: base.cast(),
+            len: len as usize,
+        })
+    }
+
+    fn read(&self, offset: u64) -> u32 {
+        debug_assert!(offset as usize + 4 <= self.len);
+        // SAFETY: within the mapping, aligned; any value is a number.
+        unsafe { self.base.add(offset as usize).cast::<u32>().read_volatile() }
+    }
+
+    fn write(&self, offset: u64, value: u32) {
+        debug_assert!(offset as usize + 4 <= self.len);
+        // SAFETY: as above.
+        unsafe {
+            let at = self.base.add(offset as usize).cast::<u32>();
+            at.write_volatile(value);
+        }
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new`, and nobody uses it any more.
+        unsafe { libc::munmap(self.base.cast(), self.len) };
+    }
+}
+
+/// A port.
+pub struct Port {
+    /// Its PCI address.
+    pub address: String,
+    registers: Mapped,
+    slices: u32,
+    slice_size: u64,
+    /// The window's file, for applications.
+    pub window: OwnedFd,
+    /// The doorbells' file, for applications.
+    pub doorbells: OwnedFd,
+    /// Value of the register of changes when it was last looked at.
+    changes: Option<u32>,
+}
+
+/// PCI addresses of all ports that the guest has.
+pub fn find() -> Vec<String> {
+    let is_port = |folder: &Path| {
+        let number = |file: &str| {
+            let text = fs::read_to_string(folder.join(file)).unwrap_or_default();
+            u16::from_str_radix(text.trim().trim_start_matches("0x"), 16).ok()
+        };
+        number("vendor") == Some(port::VENDOR) && number("device") == Some(port::DEVICE)
+    };
+    let mut found: Vec<_> = fs::read_dir(PCI)
+        .into_iter()
+        .flatten()
+        .filter_map(Result::ok)
+        .filter(|entry| is_port(&entry.path()))
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect();
+    found.sort();
+    found
+}
+
+impl Port {
+    /// Opens the port at a PCI address, and takes it over: applications of another agent lose
+    /// their slices.
+    pub fn open(address: &str) -> Result<Self, Error> {
+        let folder = Path::new(PCI).join(address);
+        let failed = |what, path: &Path| {
+            let path = path.to_owned();
+            move |source| Error::File { what, path, source }
+        };
+        // Nobody else asks the function to decode its BARs: it has no driver.
+        let enable = folder.join("enable");
+        fs::write(&enable, "1").map_err(failed("write to", &enable))?;
+        let open = |name: &str| {
+            let path = folder.join(name);
+            OpenOptions::new()
+                .read(true)
+                .write(true)
+                .open(&path)
+                .map_err(failed("open", &path))
+        };
+        let file = open("resource0")?;
+        let registers = Mapped::new(&file, 0, registers::SIZE)
+            .map_err(failed("map", &folder.join("resource0")))?;
+        let magic = registers.read(registers::MAGIC);
+        if magic != registers::MAGIC_VALUE {
+            return Err(Error::NoPort {
+                address: address.to_owned(),
+                magic,
+            });
+        }
+        let theirs = registers.read(registers::VERSION);
+        if theirs != registers::INTERFACE {
+            return Err(Error::Interface {
+                address: address.to_owned(),
+                theirs,
+            });
+        }
+        // A kernel without page attribute tables has no write-combining file: slower, not wrong.
+        let window = open("resource2_wc").or_else(|_| open("resource2"))?;
+        let low = registers.read(registers::SLICE_SIZE_LOW);
+        let high = registers.read(registers::SLICE_SIZE_HIGH);
+        let port = Self {
+            address: address.to_owned(),
+            slices: registers.read(registers::SLICES).min(port::MOST_SLICES),
+            slice_size: u64::from(low) | u64::from(high) << 32,
+            registers,
+            window: window.into(),
+            doorbells: open("resource1")?.into(),
+            changes: None,
+        };
+        port.registers.write(registers::RESET, 1);
+        Ok(port)
+    }
+
+    /// Whether the device is still there.
+    pub fn is_there(&self) -> bool {
+        self.registers.read(registers::MAGIC) == registers::MAGIC_VALUE
+            && Path::new(PCI).join(&self.address).exists()
+    }
+
+    /// Whether a slice's state may have changed since the last call: one exit.
+    pub fn changed(&mut self) -> bool {
+        let now = self.registers.read(registers::CHANGES);
+        self.changes.replace(now) != Some(now)
+    }
+
+    /// The state of a slice: one exit.
+    pub fn state(&self, slice: u32) -> State {
+        let number = self.registers.read(registers::SLICE + 4 * u64::from(slice));
+        // A device that is gone reads as something else.
+        State::from_number(number).unwrap_or(State::Ended)
+    }
+
+    /// A slice that nobody has.
+    pub fn free(&self) -> Option<u32> {
+        (0..self.slices).find(|&slice| self.state(slice) == State::Free)
+    }
+
+    /// Leaves an application's hello in a slice and has it opened.
+    pub fn open_slice(&self, slice: u32, hello: &[u8; hello::SIZE]) -> io::Result<()> {
+        let page = self.first_page(slice)?;
+        for (at, byte) in hello.iter().enumerate() {
+            // SAFETY: within the page.
+            unsafe { page.base.add(GREETING as usize + at).write_volatile(*byte) };
+        }
+        // The window is write-combining: an access to the registers, which are not, comes after.
+        self.command(slice, Command::Open);
+        Ok(())
+    }
+
+    /// The worker's answer to the hello.
+    pub fn reply(&self, slice: u32) -> io::Result<[u8; hello::SIZE]> {
+        let page = self.first_page(slice)?;
+        let mut reply = [0; hello::SIZE];
+        for (at, byte) in reply.iter_mut().enumerate() {
+            // SAFETY: within the page.
+            *byte = unsafe { page.base.add(REPLY as usize + at).read_volatile() };
+        }
+        Ok(reply)
+    }
+
+    /// Takes a slice back.
+    pub fn close_slice(&self, slice: u32) {
+        self.command(slice, Command::Close);
+    }
+
+    fn command(&self, slice: u32, command: Command) {
+        let at = registers::SLICE + 4 * u64::from(slice);
+        self.registers.write(at, command as u32);
+    }
+
+    fn first_page(&self, slice: u32) -> io::Result<Mapped> {
+        let file = File::from(self.window.try_clone()?);
+        Mapped::new(&file, self.place(slice).slice, PAGE)
+    }
+
+    /// Where an application finds its slice in the files.
+    pub fn place(&self, slice: u32) -> Place {
+        Place {
+            slice: u64::from(slice) * self.slice_size,
+            doorbell: u64::from(slice) * DOORBELL,
+        }
+    }
+}

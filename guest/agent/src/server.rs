@@ -1,0 +1,416 @@
+//! The socket and its clients: one thread, which looks at the ports while something is expected
+//! of them often, and ten times a second while applications are served.
+
+use std::{
+    fs, io,
+    os::{
+        fd::{AsFd, AsRawFd},
+        unix::{
+            fs::PermissionsExt,
+            net::{UnixListener, UnixStream},
+        },
+    },
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use gantry_remoting::{
+    port::State,
+    protocol::hello::{self, Form, Hello},
+    transport::socket,
+};
+
+use crate::port::{self, Port};
+
+/// How often the registers are looked at while a worker is waited for.
+const SOON: Duration = Duration::from_millis(2);
+/// How often they are looked at for workers that have ended.
+const LATER: Duration = Duration::from_millis(100);
+/// How long a worker may take to answer: it opens the host's driver.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a client may take to say hello.
+const HELLO: Duration = Duration::from_secs(5);
+/// Most clients that have not got a slice yet.
+const WAITING: usize = 64;
+
+/// Why the agent does not serve.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The socket.
+    #[error("cannot {what} {}", path.display())]
+    Socket {
+        /// What was tried.
+        what: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The group.
+    #[error("there is no group {0:?}: create it, or start without --group")]
+    Group(String),
+    /// Waiting.
+    #[error("cannot wait for applications")]
+    Wait(#[source] io::Error),
+}
+
+/// How far a client is.
+enum Step {
+    /// It has yet to say hello.
+    Greeting,
+    /// It has said hello and waits for a free slice.
+    Queued([u8; hello::SIZE]),
+    /// Its slice waits for a worker.
+    Opening { port: String, slice: u32 },
+    /// It has its slice.
+    Served { port: String, slice: u32 },
+}
+
+struct Client {
+    stream: UnixStream,
+    step: Step,
+    since: Instant,
+}
+
+impl Client {
+    fn slice(&self) -> Option<(&str, u32)> {
+        match &self.step {
+            Step::Opening { port, slice } | Step::Served { port, slice } => Some((port, *slice)),
+            Step::Greeting | Step::Queued(_) => None,
+        }
+    }
+}
+
+/// The agent.
+pub struct Server {
+    listener: UnixListener,
+    device: Option<String>,
+    ports: Vec<Port>,
+    clients: Vec<Client>,
+    /// Ports that could not be used and were complained about.
+    bad: Vec<String>,
+}
+
+impl Server {
+    /// Listens at a path. Ports are looked for when applications come.
+    pub fn new(path: &Path, device: Option<String>, group: Option<&str>) -> Result<Self, Error> {
+        let failed = |what| {
+            let path = path.to_owned();
+            move |source| Error::Socket { what, path, source }
+        };
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder).map_err(failed("create the folder of"))?;
+        }
+        if UnixStream::connect(path).is_err() {
+            // A socket that nobody listens on is left from an agent that was killed.
+            let _ = fs::remove_file(path);
+        }
+        let listener = UnixListener::bind(path).map_err(failed("listen on"))?;
+        listener
+            .set_nonblocking(true)
+            .map_err(failed("listen on"))?;
+        let mode = match group {
+            Some(name) => {
+                give_to(path, name)?;
+                0o660
+            }
+            None => 0o666,
+        };
+        fs::set_permissions(path, fs::Permissions::from_mode(mode))
+            .map_err(failed("set the permissions of"))?;
+        let mut server = Self {
+            listener,
+            device,
+            ports: Vec::new(),
+            clients: Vec::new(),
+            bad: Vec::new(),
+        };
+        server.look_for_ports();
+        Ok(server)
+    }
+
+    /// Opens ports that are new and forgets those that are gone.
+    fn look_for_ports(&mut self) {
+        self.ports.retain(Port::is_there);
+        let found = match &self.device {
+            Some(address) => vec![address.clone()],
+            None => port::find(),
+        };
+        self.bad.retain(|address| found.contains(address));
+        for address in found {
+            if self.ports.iter().any(|port| port.address == address) {
+                continue;
+            }
+            match Port::open(&address) {
+                Ok(port) => {
+                    eprintln!("gantry-agent: accelerator port at {address}");
+                    self.bad.retain(|bad| *bad != address);
+                    self.ports.push(port);
+                }
+                Err(error) if !self.bad.contains(&address) => {
+                    let cause = std::error::Error::source(&error);
+                    let cause = cause.map(|cause| format!(": {cause}")).unwrap_or_default();
+                    eprintln!("gantry-agent: {error}{cause}");
+                    self.bad.push(address);
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Serves until something breaks.
+    pub fn run(mut self) -> Error {
+        let mut looked = Instant::now();
+        loop {
+            let ready = match self.wait(looked) {
+                Ok(ready) => ready,
+                Err(error) => return Error::Wait(error),
+            };
+            self.hear(&ready);
+            self.accept();
+            if looked.elapsed() >= SOON {
+                looked = Instant::now();
+                self.look();
+            }
+            self.hand_out();
+        }
+    }
+
+    fn port(&self, address: &str) -> Option<&Port> {
+        self.ports.iter().find(|port| port.address == address)
+    }
+
+    /// Waits for clients, or until the registers are to be looked at. Which clients have something.
+    fn wait(&self, looked: Instant) -> io::Result<Vec<bool>> {
+        let mut limit = None;
+        for client in &self.clients {
+            let next = match client.step {
+                Step::Opening { .. } | Step::Queued(_) => SOON,
+                Step::Served { .. } | Step::Greeting => LATER,
+            };
+            limit = Some(limit.map_or(next, |limit: Duration| limit.min(next)));
+        }
+        let limit = limit.map_or(-1, |limit| {
+            limit.saturating_sub(looked.elapsed()).as_millis() as libc::c_int + 1
+        });
+        let poll = |fd| libc::pollfd {
+            fd,
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        let mut polled: Vec<_> = self
+            .clients
+            .iter()
+            .map(|client| poll(client.stream.as_raw_fd()))
+            .collect();
+        polled.push(poll(self.listener.as_raw_fd()));
+        // SAFETY: the array is as long as is said.
+        let ready = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, limit) };
+        if ready < 0 {
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::Interrupted {
+                return Err(error);
+            }
+        }
+        Ok(polled.iter().map(|entry| entry.revents != 0).collect())
+    }
+
+    /// Hellos of new clients and ends of old ones.
+    fn hear(&mut self, ready: &[bool]) {
+        let mut kept = Vec::new();
+        for (mut client, &ready) in std::mem::take(&mut self.clients).into_iter().zip(ready) {
+            if !ready || said(&mut client) {
+                kept.push(client);
+            } else if let Some((address, slice)) = client.slice()
+                && let Some(port) = self.port(address)
+            {
+                port.close_slice(slice);
+            }
+        }
+        self.clients = kept;
+    }
+
+    fn accept(&mut self) {
+        while let Ok((stream, _)) = self.listener.accept() {
+            let waiting = self
+                .clients
+                .iter()
+                .filter(|client| client.slice().is_none());
+            // One more is closed at once: its driver says that there is no device.
+            if waiting.count() < WAITING {
+                self.clients.push(Client {
+                    stream,
+                    step: Step::Greeting,
+                    since: Instant::now(),
+                });
+            }
+        }
+    }
+
+    /// Gives free slices to those that wait.
+    fn hand_out(&mut self) {
+        if !self
+            .clients
+            .iter()
+            .any(|client| matches!(client.step, Step::Queued(_)))
+        {
+            return;
+        }
+        self.look_for_ports();
+        let ports = &self.ports;
+        self.clients.retain_mut(|client| {
+            let Step::Queued(hello) = &client.step else {
+                return true;
+            };
+            let found = ports
+                .iter()
+                .find_map(|port| port.free().map(|slice| (port, slice)));
+            let Some((port, slice)) = found else {
+                // None of them will be free soon, unless one is being closed.
+                let waits = !ports.is_empty() && client.since.elapsed() < HELLO;
+                if !waits {
+                    let why = if ports.is_empty() {
+                        "this guest has no accelerator port"
+                    } else {
+                        "all slices are taken"
+                    };
+                    eprintln!("gantry-agent: an application is turned away: {why}");
+                }
+                return waits;
+            };
+            if let Err(error) = port.open_slice(slice, hello) {
+                eprintln!(
+                    "gantry-agent: cannot use slice {slice} of {}: {error}",
+                    port.address
+                );
+                return false;
+            }
+            client.since = Instant::now();
+            client.step = Step::Opening {
+                port: port.address.clone(),
+                slice,
+            };
+            true
+        });
+    }
+
+    /// Looks at what has become of slices.
+    fn look(&mut self) {
+        let mut changed = false;
+        for port in &mut self.ports {
+            changed |= port.changed() || !port.is_there();
+        }
+        let impatient = |client: &Client| match client.step {
+            Step::Greeting => client.since.elapsed() >= HELLO,
+            Step::Opening { .. } => client.since.elapsed() >= PATIENCE,
+            Step::Queued(_) | Step::Served { .. } => false,
+        };
+        if !changed && !self.clients.iter().any(impatient) {
+            return;
+        }
+        self.ports.retain(Port::is_there);
+        let ports = &self.ports;
+        self.clients.retain_mut(|client| {
+            let late = impatient(client);
+            let Some((address, slice)) = client.slice() else {
+                return !late;
+            };
+            let Some(port) = ports.iter().find(|port| port.address == address) else {
+                return false;
+            };
+            match (&client.step, port.state(slice)) {
+                (Step::Opening { .. }, State::Open) => {
+                    let answered = answer(client, port, slice);
+                    if let Err(error) = &answered {
+                        eprintln!("gantry-agent: cannot answer an application: {error}");
+                        port.close_slice(slice);
+                    } else {
+                        client.step = Step::Served {
+                            port: port.address.clone(),
+                            slice,
+                        };
+                    }
+                    answered.is_ok()
+                }
+                (Step::Opening { .. }, State::Opening) if !late => true,
+                (Step::Served { .. }, State::Open) => true,
+                (Step::Opening { .. }, State::Ended) => {
+                    eprintln!(
+                        "gantry-agent: no worker took slice {slice} of {}: see the host's log",
+                        port.address
+                    );
+                    // The answer of a worker of another build lets the application say why.
+                    let _ = refuse(client, port, slice);
+                    port.close_slice(slice);
+                    false
+                }
+                (_, state) => {
+                    eprintln!(
+                        "gantry-agent: slice {slice} of {} is lost ({state:?})",
+                        port.address
+                    );
+                    port.close_slice(slice);
+                    false
+                }
+            }
+        });
+    }
+}
+
+/// Takes what a client has sent; false if it is to go.
+fn said(client: &mut Client) -> bool {
+    if !matches!(client.step, Step::Greeting) {
+        // Nothing more is to be said: it has ended, or is no driver of ours.
+        return false;
+    }
+    let mut bytes = [0; hello::SIZE];
+    // A hello is far smaller than any socket's buffer, and comes in one piece.
+    match socket::receive(&client.stream, &mut bytes) {
+        Ok((got, _)) if got == bytes.len() => {
+            client.step = Step::Queued(bytes);
+            client.since = Instant::now();
+            true
+        }
+        _ => false,
+    }
+}
+
+/// Hands a client its slice.
+fn answer(client: &Client, port: &Port, slice: u32) -> io::Result<()> {
+    let mut bytes = port.reply(slice)?.to_vec();
+    bytes.extend(port.place(slice).to_bytes());
+    client.stream.set_nonblocking(true)?;
+    socket::send(
+        &client.stream,
+        &bytes,
+        &[port.window.as_fd(), port.doorbells.as_fd()],
+    )
+}
+
+/// Passes on the hello of a worker that does not serve this client, if it left one.
+fn refuse(client: &Client, port: &Port, slice: u32) -> io::Result<()> {
+    let reply = port.reply(slice)?;
+    let serves = matches!(Hello::check(&reply), Ok(hello) if hello.form == Form::Port);
+    if reply.starts_with(&hello::MAGIC) && !serves {
+        socket::send(&client.stream, &reply, &[])?;
+    }
+    Ok(())
+}
+
+/// Gives a file to a group.
+fn give_to(path: &Path, group: &str) -> Result<(), Error> {
+    // No look-up by way of the system's libraries: the agent is linked statically.
+    let groups = fs::read_to_string("/etc/group").unwrap_or_default();
+    let id = groups
+        .lines()
+        .find_map(|line| {
+            let mut fields = line.split(':');
+            (fields.next() == Some(group)).then(|| fields.nth(1)?.parse().ok())?
+        })
+        .ok_or_else(|| Error::Group(group.to_owned()))?;
+    std::os::unix::fs::chown(path, None, Some(id)).map_err(|source| Error::Socket {
+        what: "give a group the socket",
+        path: path.to_owned(),
+        source,
+    })
+}

@@ -1,0 +1,42 @@
+//! A device that goes away under a mapping.
+//!
+//! When a PCI function is removed, the kernel takes its mappings back, and an access ends in
+//! SIGBUS. Here the page is replaced by an empty one: what is read from there is no port's
+//! register any more, which the caller notices.
+
+const PAGE: usize = 4096;
+
+/// Replaces the page of a failed access.
+extern "C" fn replace(
+    _signal: libc::c_int,
+    info: *mut libc::siginfo_t,
+    _context: *mut libc::c_void,
+) {
+    // SAFETY: the kernel passes the signal's information; mmap is a plain system call, and the
+    // page that it replaces is one that can only fail.
+    unsafe {
+        let page = (*info).si_addr() as usize & !(PAGE - 1);
+        let made = libc::mmap(
+            page as *mut libc::c_void,
+            PAGE,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED,
+            -1,
+            0,
+        );
+        if made == libc::MAP_FAILED {
+            libc::_exit(1);
+        }
+    }
+}
+
+/// Installs the handler.
+pub fn install() {
+    // SAFETY: all zeroes are a valid action; the handler has the form that SA_SIGINFO asks for.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = replace as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
+        libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut());
+    }
+}

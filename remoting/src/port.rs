@@ -1,0 +1,278 @@
+//! The accelerator port: what the machine's device, the agent in the guest and the workers on the
+//! host agree on.
+//!
+//! ```text
+//!   application ─ slice of the window, doorbell ──────────────────> worker
+//!       │ hello, descriptors                                          │ descriptors
+//!     agent ── registers ──> the machine's device ── attachment ──────┘
+//! ```
+//!
+//! The device is a PCI function with three BARs:
+//!
+//! | BAR | what |
+//! |---|---|
+//! | 0 | [registers] and the MSI-X table; the agent's alone |
+//! | 1 | doorbells: a page for each slice; a write of any kind rings |
+//! | 2 | the window, 64 bits wide and prefetchable: one slice after the other |
+//!
+//! A slice is the [window](crate::transport::window) of one application. The agent opens it by a
+//! command, after it has put the application's hello at [`GREETING`](registers) in the slice; the
+//! device hands the slice's memory, its doorbell and its interrupt to a worker, which answers the
+//! hello in the slice. What a guest writes to its window is read by workers only.
+//!
+//! Vector 0 says that a slice's state has changed; vector 1 + n is rung for a sleeper of slice n.
+
+use crate::protocol::{
+    hello::{VERSION, Version},
+    wire::{Reader, Wire},
+};
+
+/// PCI vendor of the port.
+pub const VENDOR: u16 = 0x4741;
+/// PCI device of the port.
+pub const DEVICE: u16 = 0x4350;
+/// PCI class: processing accelerator.
+pub const CLASS: u32 = 0x12_0000;
+/// Most slices of a port.
+pub const MOST_SLICES: u32 = 64;
+/// Bytes between doorbells.
+pub const DOORBELL: u64 = 4096;
+
+/// Registers in BAR 0: 32 bits each, little-endian. Others read as zero.
+pub mod registers {
+    /// Size of BAR 0.
+    pub const SIZE: u64 = 0x4000;
+    /// Reads [`MAGIC_VALUE`].
+    pub const MAGIC: u64 = 0x00;
+    /// Reads [`INTERFACE`].
+    pub const VERSION: u64 = 0x04;
+    /// Reads the number of slices.
+    pub const SLICES: u64 = 0x08;
+    /// Reads how often the state of a slice has changed, modulo 2^32.
+    pub const CHANGES: u64 = 0x0c;
+    /// Reads the size of a slice in bytes, the lower half.
+    pub const SLICE_SIZE_LOW: u64 = 0x10;
+    /// Reads the size of a slice in bytes, the upper half.
+    pub const SLICE_SIZE_HIGH: u64 = 0x14;
+    /// A write closes all slices.
+    pub const RESET: u64 = 0x18;
+    /// The first slice's register; 4 bytes each. Reads a [`State`](super::State), takes a
+    /// [`Command`](super::Command).
+    pub const SLICE: u64 = 0x1000;
+    /// The MSI-X table.
+    pub const TABLE: u64 = 0x2000;
+    /// The MSI-X pending bits.
+    pub const PENDING: u64 = 0x3000;
+
+    /// "GACP".
+    pub const MAGIC_VALUE: u32 = u32::from_le_bytes(*b"GACP");
+    /// Version of the registers' meaning.
+    pub const INTERFACE: u32 = 1;
+}
+
+/// What a slice is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[repr(u32)]
+pub enum State {
+    /// Nobody's.
+    Free = 0,
+    /// Waiting for a worker.
+    Opening = 1,
+    /// A worker serves it, and has answered the hello.
+    Open = 2,
+    /// Its worker has ended or refused; it is to be closed.
+    Ended = 3,
+    /// Its memory is being replaced.
+    Closing = 4,
+}
+
+impl State {
+    /// The state of this number.
+    pub fn from_number(number: u32) -> Option<Self> {
+        [
+            Self::Free,
+            Self::Opening,
+            Self::Open,
+            Self::Ended,
+            Self::Closing,
+        ]
+        .into_iter()
+        .find(|state| *state as u32 == number)
+    }
+}
+
+/// What can be done with a slice.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[repr(u32)]
+pub enum Command {
+    /// Give it a worker, if it is free.
+    Open = 1,
+    /// Take its worker away, and its contents.
+    Close = 2,
+}
+
+/// Where an application finds its slice, after the worker's hello: two numbers, and the files of
+/// window and doorbells.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Place {
+    /// First byte of the slice in the window's file.
+    pub slice: u64,
+    /// First byte of the doorbell in the doorbells' file.
+    pub doorbell: u64,
+}
+
+impl Place {
+    /// Bytes of a place.
+    pub const SIZE: usize = 16;
+
+    /// The place as bytes.
+    pub fn to_bytes(self) -> [u8; Self::SIZE] {
+        let mut bytes = [0; Self::SIZE];
+        bytes[..8].copy_from_slice(&self.slice.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.doorbell.to_le_bytes());
+        bytes
+    }
+
+    /// Reads a place.
+    pub fn from_bytes(bytes: [u8; Self::SIZE]) -> Self {
+        let number = u128::from_le_bytes(bytes);
+        Self {
+            slice: number as u64,
+            doorbell: (number >> 64) as u64,
+        }
+    }
+}
+
+/// The first bytes of an attachment.
+pub const MAGIC: [u8; 8] = *b"GANTRYPT";
+/// Bytes of an attachment.
+pub const ATTACHMENT: usize = 192;
+/// Most bytes of a name in an attachment.
+pub const NAME: usize = 64;
+/// A worker's answer to an attachment: it serves.
+pub const READY: u8 = 1;
+/// A worker's answer to an attachment: it does not, and has said why in its log.
+pub const REFUSED: u8 = 2;
+
+/// What a machine says to a worker that is to serve a slice. Three files go with it: the slice's
+/// memory, the doorbell (an eventfd) and the interrupt (an eventfd).
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Attachment {
+    /// The version that the machine was built with.
+    pub version: Version,
+    /// Bytes of the slice.
+    pub window: u64,
+    /// Bytes of device memory that the application may have; all that there is if zero.
+    pub memory: u64,
+    /// Share of the device against others'.
+    pub weight: u32,
+    /// Whose application it is: shares with the same name are one client's.
+    pub client: String,
+    /// Part of the names of the devices that are offered; all if empty.
+    pub device: String,
+}
+
+/// The peer sent something else than an attachment.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("the peer sent no attachment")]
+pub struct NoAttachment;
+
+impl Attachment {
+    /// One of this build's version.
+    pub fn new(window: u64) -> Self {
+        Self {
+            version: VERSION,
+            window,
+            memory: 0,
+            weight: 1,
+            client: String::new(),
+            device: String::new(),
+        }
+    }
+
+    /// The attachment as bytes; names are cut to [`NAME`] bytes.
+    pub fn to_bytes(&self) -> [u8; ATTACHMENT] {
+        let mut out = MAGIC.to_vec();
+        self.version.number.put(&mut out);
+        self.weight.put(&mut out);
+        self.version.fingerprint.put(&mut out);
+        self.window.put(&mut out);
+        self.memory.put(&mut out);
+        for name in [&self.client, &self.device] {
+            let end = out.len() + NAME;
+            out.extend(name.bytes().take(NAME));
+            out.resize(end, 0);
+        }
+        let mut bytes = [0; ATTACHMENT];
+        bytes[..out.len()].copy_from_slice(&out);
+        bytes
+    }
+
+    /// Reads an attachment; the version is for the caller to compare.
+    pub fn from_bytes(bytes: &[u8; ATTACHMENT]) -> Result<Self, NoAttachment> {
+        let rest = bytes.strip_prefix(&MAGIC).ok_or(NoAttachment)?;
+        let mut reader = Reader::new(rest);
+        let mut read = || {
+            let number = u32::take(&mut reader)?;
+            let weight = u32::take(&mut reader)?;
+            let fingerprint = u64::take(&mut reader)?;
+            Ok::<_, crate::protocol::Malformed>(Self {
+                version: Version {
+                    number,
+                    fingerprint,
+                },
+                weight,
+                window: u64::take(&mut reader)?,
+                memory: u64::take(&mut reader)?,
+                client: String::new(),
+                device: String::new(),
+            })
+        };
+        let mut attachment = read().map_err(|_| NoAttachment)?;
+        // Magic, two words and three double words stand before the names.
+        let name = |at: usize| {
+            let bytes = &bytes[40 + at * NAME..40 + (at + 1) * NAME];
+            let text = bytes.split(|&byte| byte == 0).next().unwrap_or_default();
+            String::from_utf8_lossy(text).into_owned()
+        };
+        attachment.client = name(0);
+        attachment.device = name(1);
+        Ok(attachment)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_attachment_survives_the_way_through_bytes() {
+        let attachment = Attachment {
+            memory: 1 << 33,
+            weight: 7,
+            client: "vm-1".to_owned(),
+            device: "x".repeat(NAME),
+            ..Attachment::new(1 << 28)
+        };
+        let bytes = attachment.to_bytes();
+        assert_eq!(Attachment::from_bytes(&bytes), Ok(attachment));
+        assert_eq!(Attachment::from_bytes(&[1; ATTACHMENT]), Err(NoAttachment));
+    }
+
+    #[test]
+    fn a_place_survives_the_way_through_bytes() {
+        let place = Place {
+            slice: 1 << 40,
+            doorbell: 3 << 12,
+        };
+        assert_eq!(Place::from_bytes(place.to_bytes()), place);
+    }
+
+    #[test]
+    fn states_have_the_numbers_that_they_are_read_as() {
+        for number in 0..5 {
+            assert_eq!(State::from_number(number).unwrap() as u32, number);
+        }
+        assert_eq!(State::from_number(5), None);
+    }
+}

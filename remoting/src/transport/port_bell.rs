@@ -1,0 +1,250 @@
+//! Waking and sleeping across the border of a virtual machine, by the
+//! [accelerator port](crate::port).
+//!
+//! The worker sleeps on the port's doorbell and rings by its interrupt ([`Events`]). The
+//! application rings the doorbell and sleeps by looking again ([`Doorbell`]): a stock guest kernel
+//! gives a program no way to sleep on a message-signalled interrupt. `uio_pci_generic` knows only
+//! line interrupts, and Debian builds VFIO without the mode for machines without an IOMMU. So the
+//! application's sleep is a row of naps, each a sixteenth of the time that it has waited, 20 us at
+//! least and 1 ms at most: what naps add to a wait is bounded by that share, and what they cost is
+//! a system call each.
+
+use std::{
+    os::fd::{AsRawFd, OwnedFd},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use super::{
+    bell::{Bell, Futex},
+    sync::{AtomicU32, Ordering},
+    window::cover,
+};
+
+/// The two eventfds between a worker and its slice of an accelerator port.
+#[derive(Debug)]
+pub struct Events {
+    /// Signalled by the guest: what the worker sleeps on.
+    pub doorbell: OwnedFd,
+    /// Signalled by the worker: the guest's interrupt.
+    pub interrupt: OwnedFd,
+    /// The longest sleep.
+    pub patience: Duration,
+}
+
+impl Events {
+    /// Raises the guest's interrupt.
+    pub fn interrupt(&self) {
+        signal(&self.interrupt);
+    }
+
+    fn sleep(&self) {
+        let mut polled = libc::pollfd {
+            fd: self.doorbell.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        let patience = i32::try_from(self.patience.as_millis()).unwrap_or(i32::MAX);
+        let mut count = 0u64;
+        // SAFETY: one pollfd; then eight bytes into a local, without blocking after the poll
+        // since nobody else reads.
+        unsafe {
+            if libc::poll(&raw mut polled, 1, patience) > 0 {
+                libc::read(self.doorbell.as_raw_fd(), (&raw mut count).cast(), 8);
+            }
+        }
+    }
+}
+
+fn signal(event: &OwnedFd) {
+    let one = 1u64;
+    // SAFETY: eight bytes from a local.
+    unsafe { libc::write(event.as_raw_fd(), (&raw const one).cast(), 8) };
+}
+
+/// How a worker rings and sleeps, whoever its application is.
+#[derive(Clone, Debug)]
+pub enum Waker {
+    /// The application is a process of this machine.
+    Futex(Futex),
+    /// The application is in a guest; ringing raises its interrupt.
+    Guest(Arc<Events>),
+    /// The worker's own threads ring for the serving one.
+    Own(Arc<Events>),
+}
+
+impl Waker {
+    /// The same, ringing for this process's own serving thread.
+    #[must_use]
+    pub fn own(&self) -> Self {
+        match self {
+            Self::Guest(events) => Self::Own(Arc::clone(events)),
+            other => other.clone(),
+        }
+    }
+}
+
+impl Bell for Waker {
+    fn ring(&self, word: &AtomicU32) {
+        match self {
+            Self::Futex(futex) => futex.ring(word),
+            Self::Guest(events) => {
+                word.fetch_add(1, Ordering::Release);
+                events.interrupt();
+            }
+            Self::Own(events) => signal(&events.doorbell),
+        }
+    }
+
+    fn wait(&self, word: &AtomicU32, seen: u32) {
+        match self {
+            Self::Futex(futex) => futex.wait(word, seen),
+            Self::Guest(events) | Self::Own(events) => events.sleep(),
+        }
+    }
+}
+
+/// A page of an accelerator port's doorbells, mapped: a write anywhere in it rings.
+#[derive(Debug)]
+pub struct DoorbellPage(*mut u8);
+
+// SAFETY: the page belongs to the value, and is only written to.
+unsafe impl Send for DoorbellPage {}
+// SAFETY: as above; the device takes writes from several processors.
+unsafe impl Sync for DoorbellPage {}
+
+impl DoorbellPage {
+    /// Maps the page at an offset of the doorbells' file.
+    pub fn map(file: &OwnedFd, offset: u64) -> std::io::Result<Self> {
+        let offset = libc::off_t::try_from(offset).map_err(std::io::Error::other)?;
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let page = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                crate::port::DOORBELL as usize,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                offset,
+            )
+        };
+        if page == libc::MAP_FAILED {
+            return Err(std::io::Error::last_os_error());
+        }
+        Ok(Self(page.cast()))
+    }
+
+    /// Rings: a store that leaves the guest for the time that an eventfd takes.
+    pub fn ring(&self) {
+        // SAFETY: the page is mapped as long as the value lives.
+        unsafe { self.0.cast::<u32>().write_volatile(1) };
+    }
+
+    /// Puts memory that nobody looks at in the page's place: the device may be gone.
+    pub fn retire(&self) {
+        cover(self.0, crate::port::DOORBELL as usize);
+    }
+}
+
+impl Drop for DoorbellPage {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map`, and nobody uses it any more.
+        unsafe { libc::munmap(self.0.cast(), crate::port::DOORBELL as usize) };
+    }
+}
+
+/// How an application rings and sleeps, wherever its worker is.
+#[derive(Clone, Debug)]
+pub enum Doorbell {
+    /// The worker is a process of this machine.
+    Futex(Futex),
+    /// The worker is outside of this virtual machine.
+    Port {
+        /// What wakes it.
+        page: Arc<DoorbellPage>,
+        /// The longest sleep.
+        patience: Duration,
+    },
+}
+
+const SHORTEST_NAP: Duration = Duration::from_micros(20);
+const LONGEST_NAP: Duration = Duration::from_millis(1);
+
+/// How long to sleep before looking again, after so long a wait.
+pub fn nap(waited: Duration) -> Duration {
+    (waited / 16).clamp(SHORTEST_NAP, LONGEST_NAP)
+}
+
+impl Bell for Doorbell {
+    fn ring(&self, word: &AtomicU32) {
+        match self {
+            Self::Futex(futex) => futex.ring(word),
+            Self::Port { page, .. } => {
+                word.fetch_add(1, Ordering::Release);
+                page.ring();
+            }
+        }
+    }
+
+    fn wait(&self, word: &AtomicU32, seen: u32) {
+        match self {
+            Self::Futex(futex) => futex.wait(word, seen),
+            Self::Port { patience, .. } => {
+                let since = Instant::now();
+                while word.load(Ordering::Acquire) == seen {
+                    let waited = since.elapsed();
+                    if waited >= *patience {
+                        return;
+                    }
+                    std::thread::sleep(nap(waited));
+                }
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::os::fd::FromRawFd;
+
+    use super::*;
+
+    fn event() -> OwnedFd {
+        // SAFETY: no pointers; a fresh descriptor without another owner.
+        unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, libc::EFD_CLOEXEC)) }
+    }
+
+    #[test]
+    fn a_worker_that_was_rung_for_before_it_sleeps_does_not_sleep() {
+        let events = Arc::new(Events {
+            doorbell: event(),
+            interrupt: event(),
+            patience: Duration::MAX,
+        });
+        let waker = Waker::Guest(events);
+        let word = AtomicU32::new(0);
+        waker.own().ring(&word);
+        // Would last for ever.
+        waker.wait(&word, 0);
+    }
+
+    #[test]
+    fn a_nap_is_a_share_of_the_wait_within_bounds() {
+        assert_eq!(nap(Duration::ZERO), SHORTEST_NAP);
+        assert_eq!(nap(Duration::from_millis(8)), Duration::from_micros(500));
+        assert_eq!(nap(Duration::from_secs(8)), LONGEST_NAP);
+    }
+
+    #[test]
+    fn an_application_that_was_rung_for_before_it_sleeps_does_not_sleep() {
+        let file = crate::transport::window::create(8192).unwrap();
+        let page = Arc::new(DoorbellPage::map(&file, 4096).unwrap());
+        let bell = Doorbell::Port {
+            page,
+            patience: Duration::MAX,
+        };
+        let word = AtomicU32::new(0);
+        bell.ring(&word);
+        bell.wait(&word, 0);
+    }
+}

@@ -1,0 +1,199 @@
+//! Accelerators whose calls are served by worker processes.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    check::{self, Invalid, Placement, Problem},
+    syntax::{IOMMU, Key, Kind, PLACE, SyntaxError, parse},
+};
+
+/// Where `gantry-accel serve` listens by default.
+const SOCKET: &str = "/run/gantry/opencl.sock";
+/// The window by default: address space, and memory only where it is used.
+const WINDOW: u64 = 4 << 30;
+/// Applications at a time by default.
+const SLICES: u32 = 8;
+/// The smallest part of a window for one application.
+const SMALLEST_SLICE: u64 = 8 << 20;
+/// The largest window.
+const LARGEST_WINDOW: u64 = 1 << 40;
+/// Most bytes of a device's name.
+const LONGEST_NAME: usize = 64;
+
+/// Which interface of an accelerator the guest's driver speaks.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+pub enum AccelBackend {
+    /// OpenCL, on any device that the host has an OpenCL driver for.
+    #[default]
+    Opencl,
+}
+
+/// An accelerator port.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct AccelConfig {
+    /// What it speaks.
+    #[serde(default)]
+    pub backend: AccelBackend,
+    /// Socket of the worker pool (`gantry-accel serve`).
+    #[serde(default = "socket")]
+    pub socket: PathBuf,
+    /// Part of the names of the devices that the guest gets; all if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+    /// Share of the device against other VMs'.
+    #[serde(default = "weight")]
+    pub weight: u32,
+    /// Bytes of device memory that an application may have; all that there is if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<u64>,
+    /// Bytes of memory shared with workers, a power of two.
+    #[serde(default = "window")]
+    pub window: u64,
+    /// Applications at a time, a power of two up to 64; each has an equal part of the window.
+    #[serde(default = "slices")]
+    pub slices: u32,
+    /// Behind a virtual IOMMU.
+    #[serde(default)]
+    pub iommu: bool,
+    /// Name of the device in the API; made up if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// PCI segment to plug it into.
+    #[serde(default)]
+    pub pci_segment: u16,
+    /// Device number on the segment's bus, 1 to 31; the first free one if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pci_device_id: Option<u8>,
+}
+
+fn socket() -> PathBuf {
+    SOCKET.into()
+}
+
+fn weight() -> u32 {
+    1
+}
+
+fn window() -> u64 {
+    WINDOW
+}
+
+fn slices() -> u32 {
+    SLICES
+}
+
+impl Default for AccelConfig {
+    fn default() -> Self {
+        Self {
+            backend: AccelBackend::default(),
+            socket: socket(),
+            device: None,
+            weight: weight(),
+            memory: None,
+            window: window(),
+            slices: slices(),
+            iommu: false,
+            id: None,
+            pci_segment: 0,
+            pci_device_id: None,
+        }
+    }
+}
+
+const KEYS: &[Key] = &[
+    Key::new("backend", Kind::Choice(&[("opencl", "Opencl")])),
+    Key::new("socket", Kind::Text),
+    Key::new("device", Kind::Text),
+    Key::new("weight", Kind::Number),
+    Key::new("memory", Kind::Size),
+    Key::new("window", Kind::Size),
+    Key::new("slices", Kind::Number),
+];
+
+impl AccelConfig {
+    /// How it is written on the command line.
+    pub const SYNTAX: &[&[Key]] = &[KEYS, IOMMU, PLACE];
+
+    /// Parses the value of `--accel`.
+    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
+        parse("--accel", input, Self::SYNTAX)?.build()
+    }
+
+    /// What it says can be done.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        if self.socket.as_os_str().is_empty() {
+            return Err(Problem::Missing("name the worker pool's socket").at("socket"));
+        }
+        if let Some(device) = &self.device {
+            let valid = (1..=LONGEST_NAME).contains(&device.len());
+            check::text("device", device, valid, "a part of a name, up to 64 bytes")?;
+        }
+        check::range("weight", self.weight, 1, 10_000)?;
+        if let Some(memory) = self.memory {
+            check::range("memory", memory, 1 << 20, u64::MAX)?;
+        }
+        let valid = self.slices.is_power_of_two() && self.slices <= 64;
+        check::number("slices", self.slices, valid, "a power of two up to 64")?;
+        let smallest = u64::from(self.slices) * SMALLEST_SLICE;
+        let valid =
+            self.window.is_power_of_two() && (smallest..=LARGEST_WINDOW).contains(&self.window);
+        let expected =
+            "a power of two of at least 8 MiB (8388608) for each slice, and at most 1 TiB";
+        check::number("window", self.window, valid, expected)?;
+        self.placement().validate()
+    }
+
+    pub(super) fn placement(&self) -> Placement<'_> {
+        Placement {
+            id: self.id.as_deref(),
+            segment: self.pci_segment,
+            device: self.pci_device_id,
+            iommu: self.iommu,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_accelerator_is_described_in_one_option() {
+        let config = AccelConfig::parse(
+            "backend=opencl,socket=/s,device=H200,weight=3,memory=8G,window=1G,slices=4,id=a",
+        )
+        .unwrap();
+        let expected = AccelConfig {
+            socket: "/s".into(),
+            device: Some("H200".to_owned()),
+            weight: 3,
+            memory: Some(8 << 30),
+            window: 1 << 30,
+            slices: 4,
+            id: Some("a".to_owned()),
+            ..AccelConfig::default()
+        };
+        assert_eq!(config, expected);
+        assert_eq!(config.validate(), Ok(()));
+        assert!(AccelConfig::parse("backend=cuda").is_err());
+    }
+
+    #[test]
+    fn what_makes_no_port_is_refused_by_its_place() {
+        for (text, place) in [
+            ("window=24M,slices=1", "window"),
+            ("window=8M,slices=2", "window"),
+            ("window=2T", "window"),
+            ("slices=3", "slices"),
+            ("slices=128", "slices"),
+            ("weight=0", "weight"),
+            ("memory=1K", "memory"),
+            ("iommu=on", "iommu"),
+        ] {
+            let invalid = AccelConfig::parse(text).unwrap().validate().unwrap_err();
+            assert_eq!(invalid.place(), place, "{text}: {invalid}");
+        }
+    }
+}

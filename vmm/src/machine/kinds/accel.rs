@@ -1,0 +1,54 @@
+//! Accelerators whose calls are served by worker processes.
+
+use std::sync::{Arc, Mutex};
+
+use devices::accel::{Accel, Options, Resources};
+
+use super::{
+    super::{
+        devices::{Kind, Made, MadeFunction, Slot, Surroundings},
+        error::DeviceError,
+    },
+    Handle, thread_name,
+};
+use crate::config::AccelConfig;
+
+impl Kind for AccelConfig {
+    const NAME: &'static str = "accel";
+
+    fn id(&mut self) -> &mut Option<String> {
+        &mut self.id
+    }
+
+    fn slot(&self) -> Slot {
+        Slot {
+            segment: self.pci_segment,
+            device: self.pci_device_id,
+        }
+    }
+
+    fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
+        let options = Options {
+            thread_name: thread_name(Self::NAME, id),
+            socket: self.socket.clone(),
+            slices: self.slices,
+            slice_size: self.window / u64::from(self.slices.max(1)),
+            device: self.device.clone().unwrap_or_default(),
+            weight: self.weight,
+            memory: self.memory.unwrap_or(0),
+            // Of all clients of a host: a process is one VM.
+            client: format!("{}/{id}", std::process::id()),
+        };
+        let resources = Resources {
+            msi: Arc::clone(&surroundings.msi),
+            doorbells: Arc::clone(&surroundings.doorbells),
+            space: surroundings.physical.resources().space,
+            spawner: Arc::clone(&surroundings.spawner),
+        };
+        let accel = Accel::new(options, resources)?;
+        Ok(Made {
+            function: MadeFunction::Pci(Arc::new(Mutex::new(accel))),
+            handle: Handle::None,
+        })
+    }
+}
