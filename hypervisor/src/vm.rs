@@ -198,11 +198,19 @@ impl Vm {
             .map_err(Error::ioctl("attach an eventfd to an interrupt"))
     }
 
-    /// Undoes [`Vm::register_irqfd`].
+    /// Undoes [`Vm::register_irqfd`] and [`Vm::register_level_irqfd`].
     pub fn unregister_irqfd(&self, fd: &EventFd, gsi: u32) -> Result<()> {
         self.fd
             .unregister_irqfd(fd, gsi)
             .map_err(Error::ioctl("detach an eventfd from an interrupt"))
+    }
+
+    /// Lets writes to `fd` assert the level-triggered interrupt line `gsi`. When the guest has
+    /// served the interrupt, the line is deasserted and `served` is signalled.
+    pub fn register_level_irqfd(&self, fd: &EventFd, served: &EventFd, gsi: u32) -> Result<()> {
+        self.fd
+            .register_irqfd_with_resample(fd, served, gsi)
+            .map_err(Error::ioctl("attach an eventfd to an interrupt line"))
     }
 
     /// Lets guest writes of any width to the MMIO address `address` signal `fd` without an exit

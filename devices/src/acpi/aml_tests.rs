@@ -30,6 +30,7 @@ fn dsdt(boot: u32, max: u32) -> Vec<u8> {
     };
     let pci = PciAml {
         segments: vec![segment(0), segment(1)],
+        lines: 16,
         hotplug: 0xfe80_3000,
     };
     let mut body = Vec::new();

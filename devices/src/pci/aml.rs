@@ -15,7 +15,8 @@ use acpi_tables::{
     aml::{
         Acquire, AddressSpace, AddressSpaceCacheable, And, Arg, Device, EISAName, Field,
         FieldAccessType, FieldEntry, FieldLockRule, FieldUpdateRule, IO, If, Method, MethodCall,
-        Mutex, Name, Notify, OpRegion, OpRegionSpace, Path, Release, ResourceTemplate, Store, ZERO,
+        Mutex, Name, Notify, OpRegion, OpRegionSpace, Package, PackageBuilder, Path, Release,
+        ResourceTemplate, Store, ZERO,
     },
 };
 
@@ -23,6 +24,7 @@ use super::{
     access::{CONFIG_PORTS_BASE, CONFIG_PORTS_LEN},
     bdf::SLOTS,
     hotplug::HOTPLUG_SIZE,
+    line::line_of,
     segment::SegmentConfig,
 };
 
@@ -40,6 +42,8 @@ const LOCK: &str = "\\_SB_.PHPR.BLCK";
 pub struct PciAml {
     /// All segments. An I/O window must leave out the configuration ports.
     pub segments: Vec<SegmentConfig>,
+    /// First of [`LINES`] lines of the I/O APIC, for INTx.
+    pub lines: u32,
     /// Address of the [`HotplugController`](super::HotplugController) in memory space.
     pub hotplug: u64,
 }
@@ -62,7 +66,7 @@ impl Aml for PciAml {
     fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
         self.controller(sink);
         for segment in &self.segments {
-            bridge(segment, sink);
+            bridge(segment, self.lines, sink);
         }
     }
 }
@@ -132,8 +136,26 @@ impl PciAml {
     }
 }
 
-/// Writes a host bridge with its slots. There is no `_PRT`: functions interrupt by MSI-X only.
-fn bridge(config: &SegmentConfig, sink: &mut dyn AmlSink) {
+/// `_PRT` (ACPI 6.5, 6.2.13): the line that pin A of each slot is wired to.
+struct Routes {
+    lines: u32,
+}
+
+impl Aml for Routes {
+    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
+        let mut routes = PackageBuilder::new();
+        for slot in 1..SLOTS {
+            // All functions of the slot; pin A; no link device, but a line.
+            let address = u32::from(slot) << 16 | 0xffff;
+            let line = self.lines + u32::from(line_of(slot));
+            routes.add_element(&Package::new(vec![&address, &ZERO, &ZERO, &line]));
+        }
+        Name::new(Path::new("_PRT"), &routes).to_aml_bytes(sink);
+    }
+}
+
+/// Writes a host bridge with its slots.
+fn bridge(config: &SegmentConfig, lines: u32, sink: &mut dyn AmlSink) {
     let resources = resources(config);
     let resources = resources.iter().map(AsRef::as_ref).collect();
     let mut children: Vec<Box<dyn Aml>> = vec![
@@ -154,6 +176,7 @@ fn bridge(config: &SegmentConfig, sink: &mut dyn AmlSink) {
             slot,
         }));
     }
+    children.push(Box::new(Routes { lines }));
     children.push(Box::new(NotifyAml));
     children.push(Box::new(ScanAml {
         segment: config.segment,
@@ -311,6 +334,7 @@ mod tests {
         let mut bytes = Vec::new();
         PciAml {
             segments: (0..segments).map(segment).collect(),
+            lines: 16,
             hotplug: 0xfe80_3000,
         }
         .to_aml_bytes(&mut bytes);
@@ -329,6 +353,7 @@ mod tests {
         let bytes = aml(12);
         assert_eq!(count(&bytes, b"_EJ0"), 12 * 31);
         assert_eq!(count(&bytes, b"_SEG"), 12);
+        assert_eq!(count(&bytes, b"_PRT"), 12);
         assert_eq!(count(&bytes, b"S031"), 2 * 12, "a device, a notification");
         assert_eq!(count(&bytes, b"PC0B"), 2, "a device, a scan");
     }
@@ -339,7 +364,11 @@ mod tests {
         table.append_slice(&aml(2));
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("dsdt.aml"), table.as_slice()).unwrap();
-        for method in ["\\_SB.PHPR.PSCN", "\\_SB.PCI1.S003._EJ0 1"] {
+        for method in [
+            "\\_SB.PHPR.PSCN",
+            "\\_SB.PCI1._PRT",
+            "\\_SB.PCI1.S003._EJ0 1",
+        ] {
             let mut command = Command::new("acpiexec");
             let batch = format!("evaluate {method}");
             command.args(["-b", &batch, "dsdt.aml"]).current_dir(&dir);

@@ -39,6 +39,8 @@ pub mod offsets {
     pub const CAPABILITIES: usize = 0x34;
     /// Interrupt line, 8 bits.
     pub const INTERRUPT_LINE: usize = 0x3c;
+    /// Interrupt pin, 8 bits: 1 is A.
+    pub const INTERRUPT_PIN: usize = 0x3d;
 }
 
 /// Command register: the function decodes its I/O BARs.

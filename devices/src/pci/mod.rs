@@ -26,7 +26,8 @@
 //! [`HotplugController::request_eject`], the event, and when the guest's eject arrives at the
 //! handler, `unplug`. [`PciAml`] describes all of it to the guest.
 //!
-//! Only function 0 of each device exists, and there are no INTx interrupts.
+//! Only function 0 of each device exists. Interrupt lines (INTx) are there for physical devices that
+//! have nothing better; the bridge's `_PRT` gives all slots four of them.
 
 mod access;
 mod aml;
@@ -36,6 +37,7 @@ pub mod config;
 mod function;
 mod host_bridge;
 mod hotplug;
+mod line;
 mod msi;
 mod msix;
 mod segment;
@@ -48,6 +50,7 @@ pub use config::{ConfigError, ConfigSpace, ConfigSpaceState, Identity};
 pub use function::{LifecycleError, PciFunction};
 pub use host_bridge::HostBridge;
 pub use hotplug::{EjectHandler, HOTPLUG_SIZE, HotplugController, HotplugState};
+pub use line::{LINES, Line, Lines, line_of};
 pub use msi::MsiCapability;
 pub use msix::{
     Delivery, MAX_VECTORS, MsixCapability, MsixEntryState, MsixState, MsixTable, TABLE_ENTRY_SIZE,

@@ -17,4 +17,4 @@ mod vfio;
 pub use driver::VirtioDriver;
 pub use platform::{FakeDoorbells, FakeMsi, guest_memory};
 pub use rig::{ECAM_BASE, MMIO32, MMIO64, PORTS, Rig};
-pub use vfio::{FakeDevice, FakeSpace};
+pub use vfio::{FakeDevice, FakeLines, FakeSpace};

@@ -11,10 +11,11 @@ use std::{
 
 use vfio_bindings::bindings::vfio::VFIO_PCI_CONFIG_REGION_INDEX;
 use vm_memory::GuestAddress;
-use vmm_sys_util::eventfd::EventFd;
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::{
     memory::{AddressSpace, HostMemory, Mapping},
+    pci::{Line, Lines},
     vfio::{Device, Irqs, Mappable, ResetError},
 };
 
@@ -49,6 +50,7 @@ impl FakeDevice {
         set(0, &[0x34, 0x12, 0xe8, 0x11, 0, 0, 0x10, 0]);
         set(0x10, &[4]);
         set(0x34, &[0x40]);
+        set(0x3d, &[1]);
         set(0x40, &[0x01, 0x50, 0xff, 0xff, 0, 0]);
         set(0x50, &[0x10, 0xa0, 2, 0, 0, 0, 0, 0x10]);
         set(0xa0, &[0x05, 0xc0, 0x84, 0]);
@@ -166,6 +168,10 @@ impl Device for FakeDevice {
         Ok(())
     }
 
+    fn connect_line(&self, assert: &EventFd, _served: &EventFd) -> io::Result<()> {
+        self.connect(Irqs::Line, 0, &[Some(assert)])
+    }
+
     fn disconnect(&self, irqs: Irqs) -> io::Result<()> {
         let mut connected = lock(&self.connected);
         connected.retain(|(kind, _), _| *kind != irqs as u32);
@@ -178,6 +184,28 @@ impl Device for FakeDevice {
         }
         self.resets.fetch_add(1, Ordering::Relaxed);
         Ok(())
+    }
+}
+
+/// Lines that lead nowhere.
+pub struct FakeLines;
+
+struct FakeLine([EventFd; 2]);
+
+impl Lines for FakeLines {
+    fn join(&self, _slot: u8) -> io::Result<Box<dyn Line>> {
+        let [assert, served] = [EventFd::new(EFD_NONBLOCK)?, EventFd::new(EFD_NONBLOCK)?];
+        Ok(Box::new(FakeLine([assert, served])))
+    }
+}
+
+impl Line for FakeLine {
+    fn assert(&self) -> &EventFd {
+        &self.0[0]
+    }
+
+    fn served(&self) -> &EventFd {
+        &self.0[1]
     }
 }
 

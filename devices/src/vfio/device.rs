@@ -81,6 +81,13 @@ pub trait Device: Send + Sync {
     /// interrupt. The first call switches the kind on, with as many interrupts as it reaches.
     fn connect(&self, irqs: Irqs, first: u16, eventfds: &[Option<&EventFd>]) -> io::Result<()>;
 
+    /// Asserts the interrupt line by `assert`, once, and again when `served` is signalled if the
+    /// device still wants it. Switched off with [`Device::disconnect`].
+    fn connect_line(&self, assert: &EventFd, served: &EventFd) -> io::Result<()> {
+        let _ = (assert, served);
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     /// Switches all interrupts of a kind off.
     fn disconnect(&self, irqs: Irqs) -> io::Result<()>;
 

@@ -8,7 +8,7 @@ use super::{
     Error,
     bar::{Bar, TrappedVectors},
     capabilities::{self, Kind},
-    device::{Device, ResetError},
+    device::{Device, Irqs, ResetError},
     interrupts::{Interrupts, Wanted},
     mapping::{self, BarMapping},
     power::PowerCapability,
@@ -19,19 +19,23 @@ use crate::{
     msi::{MsiController, MsiMessage, MsiVectors},
     pci::{
         BarIndex, BarKind, BarRequest, Bdf, ConfigError, ConfigSpace, Identity, LifecycleError,
-        MsiCapability, MsixCapability, MsixTable, PciFunction,
+        Line, Lines, MsiCapability, MsixCapability, MsixTable, PciFunction,
         config::{COMMAND_BUS_MASTER, COMMAND_IO, COMMAND_MEMORY, offsets},
     },
 };
 
 const HEADER: usize = 0x100;
 const PAGE: u64 = 4096;
+/// Status register: the device wants to assert its interrupt line.
+const STATUS_INTERRUPT: u8 = 1 << 3;
 
 /// What a device needs from the machine.
 #[derive(Clone)]
 pub struct Resources {
     /// Interrupt vectors.
     pub msi: Arc<dyn MsiController>,
+    /// Interrupt lines.
+    pub lines: Arc<dyn Lines>,
     /// Places its memory at the addresses of its BARs.
     pub space: Arc<dyn AddressSpace>,
 }
@@ -67,6 +71,7 @@ pub struct Function {
     power: Option<PowerCapability>,
     /// Offset of the PCI Express capability.
     express: Option<usize>,
+    line: Option<Box<dyn Line>>,
     msi: Option<Msi>,
     msix: Option<Msix>,
     interrupts: Arc<Interrupts>,
@@ -110,6 +115,7 @@ impl Function {
             through: layout.through,
             power: layout.power,
             express: layout.express,
+            line: None,
             interrupts: Arc::new(Interrupts::new(Arc::clone(&device))),
             msi: layout.msi,
             msix: layout.msix,
@@ -204,7 +210,7 @@ impl Function {
         self.interrupts.want(match messages {
             // At most 32.
             Some((vectors, routed)) => Wanted::Msi(vectors, routed.len() as u16),
-            None => Wanted::Nothing,
+            None => self.line.as_deref().map_or(Wanted::Nothing, Wanted::Line),
         });
         if let Some(msix) = msix {
             // After the device: the table drops what it still sent.
@@ -244,7 +250,11 @@ impl Function {
 
     /// Leaves the device as clean as it can be.
     fn leave(&mut self) {
-        if let Err(error) = self.silence() {
+        let line = self.line.take();
+        let silenced = self.silence();
+        // Only now: the device asserted it until it was silent.
+        drop(line);
+        if let Err(error) = silenced {
             let name = self.device.name();
             log::warn!("device {name}: what the guest left in it stays there: {error}");
         }
@@ -326,6 +336,9 @@ fn layout(device: &dyn Device, header: &[u8; HEADER]) -> Result<Layout, ConfigEr
         }
         config.add_bar(BarRequest { index, kind, size })?;
     }
+    if word(offsets::INTERRUPT_LINE) >> 8 != 0 && device.irq_count(Irqs::Line) > 0 {
+        config.set(offsets::INTERRUPT_PIN, &[1]);
+    }
     let mut layout = Layout {
         config,
         through: Vec::new(),
@@ -388,6 +401,14 @@ impl PciFunction for Function {
         for part in self.parts_through(offset, data.len()) {
             let data = &mut data[part.start - offset..part.end - offset];
             self.device.read_config(part.start, data);
+        }
+        if let Some(status) = offsets::STATUS
+            .checked_sub(offset)
+            .and_then(|at| data.get_mut(at))
+        {
+            let mut physical = [0];
+            self.device.read_config(offsets::STATUS, &mut physical);
+            *status |= physical[0] & STATUS_INTERRUPT;
         }
     }
 
@@ -452,7 +473,11 @@ impl PciFunction for Function {
                 .allocate(msi.capability.count(), source)?;
             msi.vectors = Some(vectors);
         }
+        if self.config.read_u16(offsets::INTERRUPT_LINE) >> 8 != 0 {
+            self.line = Some(self.resources.lines.join(bdf.device)?);
+        }
         self.set_command(self.config.command());
+        self.connect_interrupts();
         Ok(())
     }
 

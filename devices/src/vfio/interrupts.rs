@@ -15,13 +15,18 @@ use std::{
 use vmm_sys_util::eventfd::EventFd;
 
 use super::device::{Device, Irqs};
-use crate::{msi::MsiVectors, pci::MsixTable};
+use crate::{
+    msi::MsiVectors,
+    pci::{Line, MsixTable},
+};
 
 /// What the guest has chosen.
 #[derive(Clone, Copy)]
 pub enum Wanted<'a> {
     /// No interrupts.
     Nothing,
+    /// The interrupt line.
+    Line(&'a dyn Line),
     /// This many messages.
     Msi(&'a dyn MsiVectors, u16),
     /// The vectors that are unmasked in the table.
@@ -31,6 +36,7 @@ pub enum Wanted<'a> {
 /// What the device does.
 enum Mode {
     Off,
+    Line,
     Msi(u16),
     Msix(Connected),
 }
@@ -64,7 +70,7 @@ impl Interrupts {
     pub fn want(&self, wanted: Wanted) {
         let mut mode = self.lock();
         let changed = match (&mut *mode, wanted) {
-            (Mode::Off, Wanted::Nothing) => Ok(()),
+            (Mode::Off, Wanted::Nothing) | (Mode::Line, Wanted::Line(_)) => Ok(()),
             (Mode::Msi(now), Wanted::Msi(_, count)) if *now == count => Ok(()),
             (Mode::Msix(connected), Wanted::Msix(table)) => {
                 let wanted = (0..table.count()).filter(|vector| table.is_unmasked(*vector));
@@ -89,12 +95,17 @@ impl Interrupts {
     fn switch(&self, mode: &mut Mode, wanted: Wanted) -> io::Result<()> {
         match mode {
             Mode::Off => {}
+            Mode::Line => self.device.disconnect(Irqs::Line)?,
             Mode::Msi(_) => self.device.disconnect(Irqs::Msi)?,
             Mode::Msix(_) => self.device.disconnect(Irqs::Msix)?,
         }
         *mode = Mode::Off;
         *mode = match wanted {
             Wanted::Nothing => Mode::Off,
+            Wanted::Line(line) => {
+                self.device.connect_line(line.assert(), line.served())?;
+                Mode::Line
+            }
             Wanted::Msi(vectors, count) => {
                 let fds: Vec<_> = (0..count).map(|vector| vectors.irqfd(vector)).collect();
                 self.device.connect(Irqs::Msi, 0, &fds)?;

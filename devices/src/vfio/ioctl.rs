@@ -6,13 +6,15 @@ use std::{
 };
 
 use vfio_bindings::bindings::vfio::{
-    VFIO_BASE, VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_DATA_EVENTFD, VFIO_IRQ_SET_DATA_NONE,
-    VFIO_TYPE,
+    VFIO_BASE, VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_ACTION_UNMASK, VFIO_IRQ_SET_DATA_EVENTFD,
+    VFIO_IRQ_SET_DATA_NONE, VFIO_PCI_INTX_IRQ_INDEX, VFIO_TYPE,
 };
 use vmm_sys_util::{
     ioctl::{ioctl_with_mut_ptr, ioctl_with_ptr, ioctl_with_val},
     ioctl_io_nr,
 };
+
+use super::reach::Reach;
 
 ioctl_io_nr!(VFIO_DEVICE_SET_IRQS, VFIO_TYPE.into(), VFIO_BASE + 10);
 ioctl_io_nr!(VFIO_DEVICE_RESET, VFIO_TYPE.into(), VFIO_BASE + 11);
@@ -22,6 +24,7 @@ ioctl_io_nr!(
     VFIO_BASE + 12
 );
 ioctl_io_nr!(VFIO_DEVICE_PCI_HOT_RESET, VFIO_TYPE.into(), VFIO_BASE + 13);
+ioctl_io_nr!(VFIO_IOMMU_GET_INFO, VFIO_TYPE.into(), VFIO_BASE + 12);
 
 /// Most functions that one reset reaches: all of a bus.
 const MAX_TOGETHER: u32 = 256;
@@ -44,6 +47,13 @@ pub fn connect_irqs(
 ) -> io::Result<()> {
     let flags = VFIO_IRQ_SET_DATA_EVENTFD | VFIO_IRQ_SET_ACTION_TRIGGER;
     set_irqs(device, flags, index, first, eventfds)
+}
+
+/// Lets an eventfd tell vfio-pci that the guest has served the interrupt of the line: vfio-pci masks
+/// it after each.
+pub fn unmask_line_by(device: &impl AsRawFd, served: RawFd) -> io::Result<()> {
+    let flags = VFIO_IRQ_SET_DATA_EVENTFD | VFIO_IRQ_SET_ACTION_UNMASK;
+    set_irqs(device, flags, VFIO_PCI_INTX_IRQ_INDEX, 0, &[served])
 }
 
 /// Switches the interrupts of a kind off.
@@ -117,6 +127,27 @@ pub fn reset_bus(device: &impl AsRawFd, groups: &[RawFd]) -> io::Result<()> {
     done(unsafe { ioctl_with_ptr(device, VFIO_DEVICE_PCI_HOT_RESET(), words.as_ptr()) })
 }
 
+/// The addresses that the IOMMU of a container translates.
+pub fn reach(container: &impl AsRawFd) -> io::Result<Reach> {
+    // struct vfio_iommu_type1_info, and capabilities.
+    let mut bytes = vec![0_u64; 512];
+    let mut len = size_of_val(&bytes[..]);
+    loop {
+        // `argsz`, the first member, has 32 bits, and the second one is filled in.
+        bytes[0] = len as u64;
+        // SAFETY: the kernel writes at most `argsz` bytes, which is what `bytes` has.
+        done(unsafe { ioctl_with_mut_ptr(container, VFIO_IOMMU_GET_INFO(), bytes.as_mut_ptr()) })?;
+        let needed = (bytes[0] as u32) as usize;
+        if needed <= len {
+            break;
+        }
+        bytes = vec![0; needed.div_ceil(8)];
+        len = size_of_val(&bytes[..]);
+    }
+    let bytes: Vec<u8> = bytes.into_iter().flat_map(u64::to_le_bytes).collect();
+    Ok(Reach::parse(&bytes))
+}
+
 fn done(result: libc::c_int) -> io::Result<()> {
     if result < 0 {
         return Err(io::Error::last_os_error());
@@ -151,6 +182,7 @@ mod tests {
             reset(&file),
             reset_together(&file).map(drop),
             reset_bus(&file, &[]),
+            reach(&file).map(drop),
         ] {
             assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::ENOTTY));
         }

@@ -2,33 +2,41 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
+    fs, io,
     os::fd::RawFd,
     path::Path,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
 use vfio_ioctls::{VfioContainer, VfioDevice, VfioDeviceFd, VfioError};
-use vm_memory::{
-    Address, GuestAddressSpace, GuestMemoryBackend, GuestMemoryRegion, MemoryRegionAddress,
-};
+use vm_memory::{Address, GuestAddress, GuestAddressSpace, GuestMemoryBackend, GuestMemoryRegion};
 
 use super::{
     Error, ResetError,
     ioctl::{self, Neighbour},
     physical,
+    reach::Reach,
 };
-use crate::{memory::GuestMemory, virtio::discard::Discards};
+use crate::{
+    memory::GuestMemory,
+    virtio::{
+        discard::Discards,
+        plugged::{Blocks, Follower},
+    },
+};
 
 /// The I/O address space of a VM's physical devices: guest-physical addresses, RAM only.
 ///
 /// RAM is mapped, and with it locked in memory, from the first device on; until the last one goes,
-/// none of it is given back by balloon or unplug: a device would keep the page that the guest lost.
+/// the balloon gives none of it back: a device would keep the page that the guest lost. Memory that
+/// virtio-mem manages is mapped and unmapped block by block, as the guest plugs it.
 pub struct Iommu {
     memory: GuestMemory,
     container: Arc<VfioContainer>,
     /// Stopped while there are devices.
     discards: Arc<Discards>,
+    /// How much memory may be locked.
+    limit: String,
     state: Mutex<State>,
 }
 
@@ -38,6 +46,7 @@ struct State {
     devices: BTreeMap<String, String>,
     /// Length by guest-physical address.
     mapped: BTreeMap<u64, u64>,
+    reach: Reach,
 }
 
 impl Iommu {
@@ -47,7 +56,7 @@ impl Iommu {
         hypervisor: VfioDeviceFd,
         memory: GuestMemory,
         discards: Arc<Discards>,
-    ) -> Result<Self, Error> {
+    ) -> Result<Arc<Self>, Error> {
         let container =
             VfioContainer::new(Some(Arc::new(hypervisor))).map_err(|source| match source {
                 VfioError::OpenContainer(source) => Error::Open {
@@ -59,16 +68,21 @@ impl Iommu {
                     source,
                 },
             })?;
-        Ok(Self {
+        let iommu = Arc::new(Self {
             memory,
             discards,
             container: Arc::new(container),
+            limit: memory_limit(),
             state: Mutex::default(),
-        })
+        });
+        let follower = Arc::downgrade(&iommu);
+        iommu.discards.blocks().follow(follower as Weak<_>);
+        Ok(iommu)
     }
 
     /// Opens a device and gives it access to RAM.
     pub(super) fn attach(self: &Arc<Self>, place: &physical::Place) -> Result<Attached, Error> {
+        let blocks = self.discards.blocks().lock();
         let mut state = self.lock();
         if state.devices.contains_key(&place.address) {
             let device = place.address.clone();
@@ -84,40 +98,102 @@ impl Iommu {
             address: place.address.clone(),
             device: Some(Arc::new(device)),
         };
-        let mapped = self.map_ram(&mut state);
+        let mapped = self.map_ram(&mut state, &blocks);
+        // Dropping `attached` needs it.
         drop(state);
         mapped.map(|()| attached)
     }
 
     /// Takes note of RAM that was added.
     pub fn memory_changed(&self) -> Result<(), Error> {
+        let blocks = self.discards.blocks().lock();
         let mut state = self.lock();
         if state.devices.is_empty() {
             return Ok(());
         }
-        self.map_ram(&mut state)
+        self.map_ram(&mut state, &blocks)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn map_ram(&self, state: &mut State) -> Result<(), Error> {
+    fn map_ram(&self, state: &mut State, blocks: &Blocks) -> Result<(), Error> {
+        // Only known with a group in the container.
+        state.reach = ioctl::reach(&*self.container).map_err(|source| Error::Host {
+            action: "ask the IOMMU what it translates",
+            source,
+        })?;
         for region in self.memory.memory().iter() {
-            let (guest, len) = (region.start_addr().raw_value(), region.len());
-            if state.mapped.contains_key(&guest) {
-                continue;
+            let guest = region.start_addr().raw_value();
+            if !blocks.is_managed(guest) {
+                self.map(state, guest, region.len())?;
             }
-            let Ok(host) = region.get_host_address(MemoryRegionAddress(0)) else {
-                continue;
-            };
-            // SAFETY: guest RAM stays mapped until the machine ends, which is after its devices;
-            // it is only accessed as bytes that may change at any time.
-            unsafe { self.container.vfio_dma_map(guest, len as usize, host) }
-                .map_err(|source| Error::MapRam { guest, len, source })?;
-            state.mapped.insert(guest, len);
+        }
+        for (guest, len) in blocks.plugged() {
+            self.map(state, guest, len)?;
         }
         Ok(())
+    }
+
+    /// Maps a range of RAM that lies within a region, if it is not yet.
+    fn map(&self, state: &mut State, guest: u64, len: u64) -> Result<(), Error> {
+        let ram = self.memory.memory();
+        let Ok(host) = ram.get_host_address(GuestAddress(guest)) else {
+            return Ok(());
+        };
+        if state.mapped.contains_key(&guest) {
+            return Ok(());
+        }
+        state.reach.check(guest, len)?;
+        // SAFETY: guest RAM stays mapped until the machine ends, which is after its devices; it is
+        // only accessed as bytes that may change at any time.
+        unsafe { self.container.vfio_dma_map(guest, len as usize, host) }.map_err(|source| {
+            match &source {
+                VfioError::IommuDmaMap(error) if error.errno() == libc::ENOMEM => {
+                    let limit = self.limit.clone();
+                    Error::MemoryLimit { guest, len, limit }
+                }
+                _ => Error::MapRam { guest, len, source },
+            }
+        })?;
+        state.mapped.insert(guest, len);
+        Ok(())
+    }
+}
+
+impl Follower for Iommu {
+    fn plugged(&self, address: u64, len: u64) -> io::Result<()> {
+        let mut state = self.lock();
+        if state.devices.is_empty() {
+            return Ok(());
+        }
+        self.map(&mut state, address, len).map_err(io::Error::other)
+    }
+
+    fn unplugged(&self, address: u64, len: u64) -> io::Result<()> {
+        let mut state = self.lock();
+        if state.mapped.contains_key(&address) {
+            self.container
+                .vfio_dma_unmap(address, len as usize)
+                .map_err(io::Error::other)?;
+            state.mapped.remove(&address);
+        }
+        Ok(())
+    }
+}
+
+/// How much memory this process may lock, in words.
+fn memory_limit() -> String {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the structure outlives the call, which fills it.
+    match unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) } {
+        0 if limit.rlim_cur == libc::RLIM_INFINITY => "not set".to_owned(),
+        0 => limit.rlim_cur.to_string(),
+        _ => "unknown".to_owned(),
     }
 }
 

@@ -12,13 +12,14 @@
 //! ```
 //!
 //! - [`iommu`]: what the device can reach: all of guest RAM, nothing else.
+//! - [`reach`]: which addresses the IOMMU translates.
 //! - [`device`]: what a device can do, whoever serves it.
 //! - [`physical`]: a device of the host, as the kernel offers it.
 //! - [`capabilities`]: which of its capabilities the guest sees.
 //! - [`mapping`] and [`bar`]: its memory in the guest.
 //! - [`interrupts`]: which of its interrupts reach the guest.
 //! - [`power`]: power states, which stay in this process.
-//! - [`function`]: the PCI function.
+//! - [`function`]: the PCI function; [`model`]: what it is, for exchanging it.
 
 mod bar;
 mod capabilities;
@@ -28,8 +29,10 @@ mod interrupts;
 mod ioctl;
 mod iommu;
 mod mapping;
+mod model;
 mod physical;
 mod power;
+mod reach;
 #[cfg(test)]
 mod tests;
 
@@ -38,6 +41,7 @@ use std::path::PathBuf;
 pub use device::{Device, Irqs, Mappable, ResetError};
 pub use function::{Function, Resources};
 pub use iommu::Iommu;
+pub use model::Model;
 pub use physical::Physical;
 
 /// A physical device cannot be given to the guest.
@@ -114,12 +118,57 @@ pub enum Error {
         /// Why.
         source: vfio_ioctls::VfioError,
     },
-    /// Guest RAM cannot be mapped for the device.
+    /// The host refused something else.
+    #[error("cannot {action}")]
+    Host {
+        /// What was tried.
+        action: &'static str,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// RAM cannot be locked in memory.
     #[error(
-        "cannot give the device access to {len:#x} bytes of RAM at {guest:#x}: it has to be \
-         locked in memory, raise the limit (ulimit -l) to the VM's size, or the IOMMU's address \
-         width is too small"
+        "cannot lock {len} bytes of RAM at {guest:#x} in memory for the device: the limit (in \
+         bytes) is {limit}; raise it to somewhat more than the VM's size (ulimit -l, LimitMEMLOCK= of \
+         a systemd unit, limits.conf), or free memory of the host"
     )]
+    MemoryLimit {
+        /// Guest-physical address.
+        guest: u64,
+        /// Bytes.
+        len: u64,
+        /// What the process may lock, as `ulimit -l` says it.
+        limit: String,
+    },
+    /// RAM is where the IOMMU does not reach.
+    #[error(
+        "the device cannot reach {len} bytes of RAM at {guest:#x}: its IOMMU translates addresses \
+         up to {end:#x}; give the VM less memory (hot-plug memory included), or use a host whose \
+         IOMMU is wider"
+    )]
+    BeyondWidth {
+        /// Guest-physical address.
+        guest: u64,
+        /// Bytes.
+        len: u64,
+        /// The last address that is translated.
+        end: u64,
+    },
+    /// RAM is where the host's IOMMU translates nothing.
+    #[error(
+        "the device cannot reach {len} bytes of RAM at {guest:#x}: the host reserves addresses in \
+         it, and its IOMMU translates {ranges} only; give the VM less memory"
+    )]
+    Reserved {
+        /// Guest-physical address.
+        guest: u64,
+        /// Bytes.
+        len: u64,
+        /// What is translated.
+        ranges: String,
+    },
+    /// Guest RAM cannot be mapped for the device.
+    #[error("cannot give the device access to {len} bytes of RAM at {guest:#x}")]
     MapRam {
         /// Guest-physical address.
         guest: u64,

@@ -173,6 +173,12 @@ impl Device for Physical {
         ioctl::connect_irqs(&*self.device, irqs as u32, first.into(), &eventfds)
     }
 
+    fn connect_line(&self, assert: &EventFd, served: &EventFd) -> io::Result<()> {
+        let index = Irqs::Line as u32;
+        ioctl::connect_irqs(&*self.device, index, 0, &[assert.as_raw_fd()])?;
+        ioctl::unmask_line_by(&*self.device, served.as_raw_fd())
+    }
+
     fn disconnect(&self, irqs: Irqs) -> io::Result<()> {
         ioctl::disconnect_irqs(&*self.device, irqs as u32)
     }

@@ -5,7 +5,7 @@ use std::sync::{Arc, atomic::Ordering};
 use super::{Function, Irqs, Resources};
 use crate::{
     pci::{BarIndex, Bdf},
-    testing::{FakeDevice, FakeSpace, Rig},
+    testing::{FakeDevice, FakeLines, FakeSpace, Rig},
 };
 
 const MASTER: u16 = 4;
@@ -28,6 +28,7 @@ impl Plugged {
         let device = Arc::new(device);
         let resources = Resources {
             msi: Arc::new(rig.msi.clone()),
+            lines: Arc::new(FakeLines),
             space: Arc::new(FakeSpace),
         };
         let function = Function::new(Arc::clone(&device) as Arc<_>, resources, &[]).unwrap();
@@ -129,10 +130,27 @@ fn interrupts_that_could_not_be_switched_on_are_tried_again() {
     plugged.device.host_vectors.store(8, Ordering::Relaxed);
     plugged.config(MSI_CONTROL, 1);
     assert_eq!(plugged.device.connected(Irqs::Msi), (1, vec![0]));
+    assert_eq!(plugged.device.connected(Irqs::Line).0, 0);
     // From one kind to the other: the host does not allow both.
     plugged.config(MSIX_CONTROL, MSIX_ON);
     assert_eq!(plugged.device.connected(Irqs::Msi).0, 0);
     assert_eq!(plugged.msix().0, 1);
+}
+
+#[test]
+fn a_guest_without_messages_has_the_interrupt_line() {
+    let plugged = Plugged::new(FakeDevice::new(4));
+    let line = || plugged.device.connected(Irqs::Line).0;
+    assert_eq!(line(), 1);
+    let mut pin = [0];
+    plugged.rig.config_read_bytes(plugged.bdf, 0x3d, &mut pin);
+    assert_eq!(pin, [1]);
+    plugged.config(MSIX_CONTROL, MSIX_ON);
+    assert_eq!(line(), 0);
+    plugged.config(MSIX_CONTROL, 0);
+    assert_eq!(line(), 1);
+    plugged.rig.segment.reset(plugged.bdf).unwrap();
+    assert_eq!(line(), 1);
 }
 
 #[test]
@@ -155,7 +173,9 @@ fn a_device_is_reset_when_it_comes_and_when_it_goes() {
     plugged.config(MSIX_CONTROL, MSIX_ON);
     plugged.rig.segment.unplug(plugged.bdf).unwrap();
     assert_eq!(device.resets.load(Ordering::Relaxed), 2);
-    assert_eq!(device.connected(Irqs::Msix).0, 0);
+    for irqs in [Irqs::Line, Irqs::Msi, Irqs::Msix] {
+        assert_eq!(device.connected(irqs).0, 0);
+    }
     assert_eq!(device.command() & MASTER, 0);
 }
 

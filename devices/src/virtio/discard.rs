@@ -1,20 +1,22 @@
 //! Giving guest memory back to the host, and taking it again.
 
 use std::{
-    io,
+    fmt, io,
     ops::Range,
     sync::{PoisonError, RwLock},
 };
 
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
+use super::plugged::PluggedBlocks;
 use crate::memory::GuestRam;
 
 /// Gives memory back unless somebody needs it where it is.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Discards {
     /// Who needs it: while there is anybody, RAM stays as it is.
     holders: RwLock<usize>,
+    blocks: PluggedBlocks,
 }
 
 impl Discards {
@@ -36,49 +38,55 @@ impl Discards {
     /// RAM is a private mapping of one. The part of the range that is not RAM is left out.
     /// Returns the bytes that were given back.
     pub fn discard(&self, ram: &GuestRam, address: GuestAddress, len: u64) -> io::Result<u64> {
-        self.discard_if(ram, address, len, |region| {
+        // Kept until the memory is gone: whoever holds RAM next must see all of it or nothing.
+        let holders = self.holders.read().unwrap_or_else(PoisonError::into_inner);
+        if *holders > 0 {
+            return Ok(0);
+        }
+        discard_parts(ram, address, len, |region| {
             region.get_mmap().is_hugetlbfs() != Some(true)
         })
     }
 
-    /// As [`Discards::discard`], huge pages as well: for a range of whole pages that is
-    /// populated before the guest has it again.
-    pub fn discard_blocks(
-        &self,
-        ram: &GuestRam,
-        address: GuestAddress,
-        len: u64,
-    ) -> io::Result<u64> {
-        self.discard_if(ram, address, len, |_| true)
+    /// RAM that comes and goes in blocks.
+    pub fn blocks(&self) -> &PluggedBlocks {
+        &self.blocks
     }
+}
 
-    fn discard_if(
-        &self,
-        ram: &GuestRam,
-        address: GuestAddress,
-        len: u64,
-        wanted: impl Fn(&Region) -> bool,
-    ) -> io::Result<u64> {
-        // Kept until the memory is gone: whoever holds RAM next must see all of it or nothing.
-        let holders = self.holders.read().unwrap_or_else(PoisonError::into_inner);
-        let mut given = 0;
-        if *holders > 0 {
-            return Ok(given);
-        }
-        for (region, part) in parts(ram, address, len).filter(|(region, _)| wanted(region)) {
-            let shared = region.get_mmap().flags() & libc::MAP_SHARED != 0;
-            // A hole in the file behind shared memory. Both ways are reported to userfaultfd,
-            // which a restore on demand relies on.
-            let advice = if shared {
-                libc::MADV_REMOVE
-            } else {
-                libc::MADV_DONTNEED
-            };
-            advise(region, &part, advice)?;
-            given += part.end - part.start;
-        }
-        Ok(given)
+impl fmt::Debug for Discards {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Discards").finish_non_exhaustive()
     }
+}
+
+/// As [`Discards::discard`], huge pages and what is held as well: for blocks that are not plugged,
+/// which no device can reach, and of whole pages that are populated before the guest has them
+/// again.
+pub fn discard_blocks(ram: &GuestRam, address: GuestAddress, len: u64) -> io::Result<u64> {
+    discard_parts(ram, address, len, |_| true)
+}
+
+fn discard_parts(
+    ram: &GuestRam,
+    address: GuestAddress,
+    len: u64,
+    wanted: impl Fn(&Region) -> bool,
+) -> io::Result<u64> {
+    let mut given = 0;
+    for (region, part) in parts(ram, address, len).filter(|(region, _)| wanted(region)) {
+        let shared = region.get_mmap().flags() & libc::MAP_SHARED != 0;
+        // A hole in the file behind shared memory. Both ways are reported to userfaultfd, which a
+        // restore on demand relies on.
+        let advice = if shared {
+            libc::MADV_REMOVE
+        } else {
+            libc::MADV_DONTNEED
+        };
+        advise(region, &part, advice)?;
+        given += part.end - part.start;
+    }
+    Ok(given)
 }
 
 /// Takes `len` bytes at `address` from the host now, instead of when they are touched: an error
@@ -187,7 +195,7 @@ mod tests {
         let ram = GuestRam::from_regions(vec![region]).unwrap();
         let discards = Discards::default();
         assert_eq!(discards.discard(&ram, GuestAddress(0), 0x1000).unwrap(), 0);
-        let given = discards.discard_blocks(&ram, GuestAddress(0), 0x1000);
+        let given = discard_blocks(&ram, GuestAddress(0), 0x1000);
         assert_eq!(given.unwrap(), 0x1000);
     }
 }

@@ -16,6 +16,7 @@ pub mod discard;
 pub mod mem;
 pub mod net;
 pub mod pci;
+pub mod plugged;
 pub mod pmem;
 pub mod rng;
 pub mod served;

@@ -3,18 +3,34 @@
 use anyhow::{Result, ensure};
 use serde_json::json;
 
-use super::{Context, Entry};
+use super::{Context, Entry, hotplug::gone};
 use crate::{
-    gantry::Gantry,
+    gantry::{CMDLINE, Gantry},
     guest::Guest,
-    host_device::{HostDevice, NVME},
+    host_device::{EDU, HostDevice, NVME},
     net::sh,
 };
 
-pub const SCENARIOS: &[Entry] = &[(
-    "passthrough: a guest that puts its device to sleep or resets it goes on",
-    sleep_and_reset,
-)];
+pub const SCENARIOS: &[Entry] = &[
+    (
+        "passthrough: a guest that puts its device to sleep or resets it goes on",
+        sleep_and_reset,
+    ),
+    (
+        "passthrough: a driver without messages gets interrupts by the line",
+        line,
+    ),
+    (
+        "passthrough: memory is locked as the guest plugs it, and not before",
+        memory,
+    ),
+    (
+        "passthrough: a device comes to a VM that Landlock confines",
+        landlock,
+    ),
+];
+
+const MIB: u64 = 1 << 20;
 
 /// Writes a pattern to the guest's NVMe disk and reads it back.
 fn disk_works(guest: &mut Guest, pattern: &str) -> Result<()> {
@@ -61,4 +77,90 @@ fn sleep_and_reset(context: &Context) -> Result<()> {
     let log = gantry.log();
     ensure!(!log.contains("WARN"), "{log}");
     Ok(())
+}
+
+/// NVMe's driver, kept from MSI-X and MSI.
+fn line(context: &Context) -> Result<()> {
+    let nvme = HostDevice::take(NVME, 0)?;
+    let more = json!({
+        "memory": {"size": 512 * MIB},
+        "payload": {"cmdline": format!("{CMDLINE} pci=nomsi")},
+        "devices": [{"path": nvme.path, "id": "nvme", "pci_device_id": 12}],
+    });
+    let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    disk_works(&mut guest, "one")?;
+    let counted = guest.run("grep nvme0q /proc/interrupts")?;
+    ensure!(counted.contains("IO-APIC"), "{counted}");
+    let count = counted.split_whitespace().nth(1).unwrap_or("0");
+    let count: u64 = count.parse()?;
+    ensure!(count > 8, "{count} interrupts for 8 MiB");
+    ensure!(host_vectors()? == 0, "it has messages after all");
+    // The line is given back, and taken again.
+    gantry.put("vm.remove-device", json!({"id": "nvme"}))?;
+    gone(&gantry, "nvme")?;
+    let config = json!({"path": nvme.path, "id": "nvme", "pci_device_id": 13});
+    gantry.put("vm.add-device", config)?;
+    disk_works(&mut guest, "two")?;
+    let log = gantry.log();
+    ensure!(!log.contains("WARN"), "{log}");
+    Ok(())
+}
+
+/// Memory that physical devices lock, in MiB.
+fn locked(gantry: &Gantry) -> Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", gantry.pid()))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmLck:"));
+    let kib = line.unwrap_or("").trim().trim_end_matches(" kB");
+    Ok(kib.parse::<u64>()? / 1024)
+}
+
+fn memory(context: &Context) -> Result<()> {
+    let edu = HostDevice::take(EDU, 0)?;
+    let more = json!({
+        "memory": {"hotplug_size": 512 * MIB, "hotplug_method": "VirtioMem"},
+        "devices": [{"path": edu.path, "id": "edu"}],
+    });
+    let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    guest.run("echo online_movable > /sys/devices/system/memory/auto_online_blocks")?;
+    ensure!(locked(&gantry)? == 256, "{} MiB at first", locked(&gantry)?);
+    let resize = |mib: u64| {
+        gantry.put("vm.resize", json!({"desired_ram": mib * MIB}))?;
+        gantry.info_until("memory has another size", |info| {
+            info["memory_actual_size"] == mib * MIB
+        })
+    };
+    resize(384)?;
+    ensure!(locked(&gantry)? == 384, "{} MiB of 384", locked(&gantry)?);
+    let said = guest.run("agent edu-check")?;
+    ensure!(said.contains("edu works"), "{said}");
+    resize(256)?;
+    ensure!(locked(&gantry)? == 256, "{} MiB of 256", locked(&gantry)?);
+    // Blocks that were plugged before the device came are its own from the start.
+    gantry.put("vm.remove-device", json!({"id": "edu"}))?;
+    gone(&gantry, "edu")?;
+    ensure!(locked(&gantry)? == 0, "{} MiB without", locked(&gantry)?);
+    resize(384)?;
+    gantry.put("vm.add-device", json!({"path": edu.path, "id": "edu"}))?;
+    ensure!(locked(&gantry)? == 384, "{} MiB again", locked(&gantry)?);
+    Ok(())
+}
+
+fn landlock(context: &Context) -> Result<()> {
+    let edu = HostDevice::take(EDU, 0)?;
+    let serial = context.dir.join("serial");
+    std::fs::create_dir(&serial)?;
+    let more = json!({
+        "landlock_enable": true,
+        "serial": {"mode": "Socket", "socket": serial.join("serial.sock")},
+    });
+    let mut gantry = Gantry::start(&context.dir, &[])?;
+    gantry.serial = serial.join("serial.sock");
+    let mut guest = gantry.create_and_boot(more)?;
+    gantry.put("vm.add-device", json!({"path": edu.path, "id": "edu"}))?;
+    guest.eventually("agent edu-check", |said| said.contains("edu works"))?;
+    // Another model is refused before anything happens.
+    let nvme = HostDevice::take(NVME, 0)?;
+    let swap = json!({"id": "edu", "path": nvme.path});
+    gantry.refused("vm.swap-device", Some(swap), 400, "not of the same model")?;
+    guest.run("agent edu-check").map(|_| ())
 }

@@ -10,10 +10,11 @@ use std::{
     collections::BTreeMap,
     io,
     os::fd::{AsRawFd, RawFd},
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
+use devices::vfio::Model;
 use vmm_sys_util::timerfd::TimerFd;
 
 use super::{Control, Life, life, requests::failed};
@@ -200,12 +201,21 @@ impl Control {
         else {
             return Err(failed(&MachineError::NoDevice(id.clone())));
         };
-        if !request.path.join("vendor").exists() {
+        let refused = |why: &str| {
             let path = request.path.display();
-            return Err(ApiError::message(
-                Status::BadRequest,
-                format!("path: {path} is no PCI device: {id:?} stays where it is"),
-            ));
+            let message = format!("path: {path} {why}: {id:?} stays where it is");
+            ApiError::message(Status::BadRequest, message)
+        };
+        let Ok(new) = Model::of(&request.path) else {
+            return Err(refused("is no PCI device"));
+        };
+        // A driver that finds another model in its slot fails in ways of its own.
+        let old_path = old.path.as_deref().unwrap_or(Path::new(""));
+        if let Some(difference) = Model::of(old_path)
+            .ok()
+            .and_then(|old| old.difference(&new))
+        {
+            return Err(refused(&format!("is not of the same model, {difference}")));
         }
         let swap = Swap {
             old: old.clone(),

@@ -222,6 +222,7 @@ impl Devices {
             ports,
             aml: PciAml {
                 segments: described,
+                lines: layout::PCI_INTX_GSI,
                 hotplug: layout::PCI_HOTPLUG_START,
             },
             resources,

@@ -1,13 +1,15 @@
-//! Message-signalled interrupts and doorbells of devices, over KVM's irqfds and ioeventfds.
+//! Interrupts and doorbells of devices, over KVM's irqfds and ioeventfds.
 
 use std::{
     io,
     sync::{Arc, Mutex, PoisonError},
 };
 
+use arch::layout::PCI_INTX_GSI;
 use devices::{
     doorbell::Doorbells,
     msi::{MsiController, MsiMessage, MsiVectors},
+    pci::{Line, Lines, line_of},
 };
 use hypervisor::{MsiRoute, Vm};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -101,6 +103,57 @@ impl Drop for Vectors {
             if let Err(error) = released {
                 log::warn!("interrupt {} stays routed: {error}", vector.gsi);
             }
+        }
+    }
+}
+
+/// Hands out interrupt lines of PCI slots.
+pub struct KvmLines(Arc<Vm>);
+
+impl KvmLines {
+    /// For devices of `vm`.
+    pub fn new(vm: Arc<Vm>) -> Self {
+        Self(vm)
+    }
+}
+
+struct SharedLine {
+    vm: Arc<Vm>,
+    gsi: u32,
+    assert: EventFd,
+    served: EventFd,
+}
+
+impl Lines for KvmLines {
+    fn join(&self, slot: u8) -> io::Result<Box<dyn Line>> {
+        let gsi = PCI_INTX_GSI + u32::from(line_of(slot));
+        let [assert, served] = [EventFd::new(EFD_NONBLOCK)?, EventFd::new(EFD_NONBLOCK)?];
+        self.0
+            .register_level_irqfd(&assert, &served, gsi)
+            .map_err(io::Error::other)?;
+        Ok(Box::new(SharedLine {
+            vm: Arc::clone(&self.0),
+            gsi,
+            assert,
+            served,
+        }))
+    }
+}
+
+impl Line for SharedLine {
+    fn assert(&self) -> &EventFd {
+        &self.assert
+    }
+
+    fn served(&self) -> &EventFd {
+        &self.served
+    }
+}
+
+impl Drop for SharedLine {
+    fn drop(&mut self) {
+        if let Err(error) = self.vm.unregister_irqfd(&self.assert, self.gsi) {
+            log::warn!("interrupt line {} stays connected: {error}", self.gsi);
         }
     }
 }

@@ -34,7 +34,10 @@ use std::{
 };
 
 use ::devices::{
-    acpi::Notification, legacy::DebugConsole, msi::MsiController, virtio::blk::SharedRateLimiter,
+    acpi::Notification,
+    legacy::DebugConsole,
+    msi::MsiController,
+    virtio::{blk::SharedRateLimiter, discard::Discards},
 };
 use arch::{cpuid::Profile, layout::AddressMap, topology::Topology};
 use hypervisor::Vm;
@@ -54,7 +57,7 @@ use self::{
 use crate::{
     config::{ConsoleMode, CpusConfig, HotplugMethod, VmConfig},
     cpu::{CpuSetup, Cpus},
-    memory::{ExtraMemory, Ram, RegionKind},
+    memory::{ExtraMemory, Ram, Region, RegionKind},
     snapshot::lazy::LazyRestore,
 };
 
@@ -155,7 +158,12 @@ impl Machine {
                     source,
                 }
             })?;
-        let discards = Arc::default();
+        let discards = Arc::new(Discards::default());
+        // Before there is a physical device: it reaches only what is plugged of them.
+        for region in virtio_mem(&ram) {
+            let len = region.mapping.size() as u64;
+            discards.blocks().manage(region.guest, len);
+        }
         let msi: Arc<dyn MsiController> = Arc::new(KvmMsis::new(Arc::clone(&vm)));
         let surroundings = Surroundings {
             physical: Physical::new(
@@ -354,12 +362,16 @@ fn for_each_device(
     Ok(())
 }
 
+/// The regions of RAM that virtio-mem plugs.
+fn virtio_mem(ram: &Ram) -> impl Iterator<Item = &Region> {
+    let regions = ram.regions().iter();
+    regions.filter(|region| region.kind == RegionKind::VirtioMem)
+}
+
 /// The devices of zones that virtio-mem plugs.
 fn zone_memory(ram: &Ram, config: &VmConfig) -> Vec<ZoneMemory> {
     let zones = placement::zones(&config.memory);
-    ram.regions()
-        .iter()
-        .filter(|region| region.kind == RegionKind::VirtioMem)
+    virtio_mem(ram)
         .map(|region| {
             let zone = zones.iter().find(|zone| zone.id == region.zone);
             ZoneMemory::new(region, zone)

@@ -5,13 +5,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use devices::{
     memory::{AddressSpace, GuestMemory},
     msi::MsiController,
+    pci::Lines,
     vfio::{Error, Iommu, Resources},
     virtio::discard::Discards,
 };
 use hypervisor::Vm;
 use vfio_ioctls::VfioDeviceFd;
 
-use super::error::DeviceError;
+use super::{error::DeviceError, interrupts::KvmLines};
 use crate::memory::ExactMemory;
 
 /// The I/O address space and whatever else physical devices need, made with the first of them.
@@ -19,6 +20,7 @@ pub struct Physical {
     vm: Arc<Vm>,
     memory: GuestMemory,
     msi: Arc<dyn MsiController>,
+    lines: Arc<dyn Lines>,
     space: Arc<dyn AddressSpace>,
     discards: Arc<Discards>,
     iommu: Mutex<Option<Arc<Iommu>>>,
@@ -36,6 +38,7 @@ impl Physical {
             vm: Arc::clone(vm),
             memory,
             msi,
+            lines: Arc::new(KvmLines::new(Arc::clone(vm))),
             discards,
             space: Arc::new(ExactMemory::new(Arc::clone(vm))),
             iommu: Mutex::default(),
@@ -46,6 +49,7 @@ impl Physical {
     pub fn resources(&self) -> Resources {
         Resources {
             msi: Arc::clone(&self.msi),
+            lines: Arc::clone(&self.lines),
             space: Arc::clone(&self.space),
         }
     }
@@ -57,11 +61,7 @@ impl Physical {
             return Ok(Arc::clone(iommu));
         }
         let hypervisor = VfioDeviceFd::new_from_kvm(self.vm.create_vfio_device()?);
-        let new = Arc::new(Iommu::new(
-            hypervisor,
-            self.memory.clone(),
-            Arc::clone(&self.discards),
-        )?);
+        let new = Iommu::new(hypervisor, self.memory.clone(), Arc::clone(&self.discards))?;
         *iommu = Some(Arc::clone(&new));
         Ok(new)
     }

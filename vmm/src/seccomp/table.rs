@@ -239,6 +239,8 @@ fn ioctl_types(role: ThreadRole) -> &'static [u8] {
         ThreadRole::Accel | ThreadRole::Console => &[TERMINAL],
         ThreadRole::Net => &[TUN],
         ThreadRole::Vsock => &[TERMINAL],
+        // What is plugged is mapped for physical devices.
+        ThreadRole::Memory => &[VFIO],
         ThreadRole::PageFault => &[UFFD],
         _ => &[],
     }

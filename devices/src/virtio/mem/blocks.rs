@@ -67,6 +67,11 @@ impl Blocks {
         }
     }
 
+    /// Those that are plugged.
+    pub fn plugged_blocks(&self) -> impl Iterator<Item = usize> {
+        (0..self.count).filter(|&block| self.get(block))
+    }
+
     /// How many are plugged.
     pub fn plugged(&self) -> u64 {
         self.words

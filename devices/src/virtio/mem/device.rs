@@ -24,7 +24,7 @@ use crate::{
             ActivateError, Activation, ActiveQueue, DeviceType, StateError, VirtioDevice,
             VirtioInterrupt,
         },
-        discard::{Discards, populate},
+        discard::{Discards, discard_blocks, populate},
         served::{COMMON_FEATURES, Chain, ServedQueue, read_config_bytes},
         worker::{DeviceWorker, Worker},
     },
@@ -292,6 +292,14 @@ impl VirtioDevice for Mem {
                 blocks.count()
             )));
         }
+        for block in blocks.plugged_blocks() {
+            let (address, len) = self.shared.place(&(block..block + 1));
+            let range = address.0..address.0 + len;
+            let plugged = self.shared.discards.blocks().plug(range, len);
+            plugged.map_err(|error| {
+                StateError::Mismatch(format!("physical devices cannot reach memory: {error}"))
+            })?;
+        }
         *self.shared.blocks() = blocks;
         self.shared.requested.store(requested, Ordering::SeqCst);
         Ok(())
@@ -411,10 +419,15 @@ fn plug(shared: &Shared, ram: &GuestRam, blocks: &mut Blocks, range: Range<usize
     } else {
         Ok(())
     };
-    let answer = shared.answer(populated, "the host has no memory for a guest to plug");
+    let plugged = populated.and_then(|()| {
+        let end = address.0 + len;
+        let blocks = shared.discards.blocks();
+        blocks.plug(address.0..end, shared.block)
+    });
+    let answer = shared.answer(plugged, "the host has no memory for a guest to plug");
     if answer == ACK {
         blocks.set(range, true);
-    } else if let Err(error) = shared.discards.discard_blocks(ram, address, len) {
+    } else if let Err(error) = discard_blocks(ram, address, len) {
         log::warn!("the host keeps memory that the guest did not get: {error}");
     }
     answer
@@ -422,7 +435,11 @@ fn plug(shared: &Shared, ram: &GuestRam, blocks: &mut Blocks, range: Range<usize
 
 fn unplug(shared: &Shared, ram: &GuestRam, blocks: &mut Blocks, range: Range<usize>) -> u16 {
     let (address, len) = shared.place(&range);
-    let given = shared.discards.discard_blocks(ram, address, len);
+    let unplugged = shared
+        .discards
+        .blocks()
+        .unplug(address.0..address.0 + len, shared.block);
+    let given = unplugged.and_then(|()| discard_blocks(ram, address, len));
     let answer = shared.answer(given.map(drop), "unplugged memory stays with the guest");
     if answer == ACK {
         blocks.set(range, false);

@@ -94,6 +94,48 @@ fn blocks_are_plugged_as_far_as_requested_and_discarded_when_unplugged() {
     mem.deactivate();
 }
 
+/// Cannot reach the second block.
+struct Follower;
+
+impl crate::virtio::plugged::Follower for Follower {
+    fn plugged(&self, address: u64, _len: u64) -> std::io::Result<()> {
+        match address {
+            START => Ok(()),
+            _ => Err(std::io::ErrorKind::OutOfMemory.into()),
+        }
+    }
+
+    fn unplugged(&self, _address: u64, _len: u64) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn memory_that_a_physical_device_cannot_reach_is_not_plugged() {
+    let guest = Guest::new();
+    let queue = guest.queue(0, 16);
+    let options = options();
+    let blocks = Arc::clone(&options.discards);
+    let follower = Arc::new(Follower);
+    blocks
+        .blocks()
+        .follow(Arc::downgrade(&follower) as std::sync::Weak<_>);
+    let mut mem = Mem::new(options, Arc::new(Unconfined)).unwrap();
+    mem.activate(guest.activation(&[&queue])).unwrap();
+    assert_eq!(ask(&queue, 0, START + BLOCK, 1), (1, 0));
+    assert_eq!(ask(&queue, 0, START, 1), (0, 0));
+    assert_eq!(mem.handle().plugged(), BLOCK);
+    mem.deactivate();
+    // A machine that is restored has its physical devices later.
+    let state = mem.save().unwrap();
+    let options = self::options();
+    let discards = Arc::clone(&options.discards);
+    let mut other = Mem::new(options, Arc::new(Unconfined)).unwrap();
+    other.restore(state).unwrap();
+    let plugged: Vec<_> = discards.blocks().lock().plugged().collect();
+    assert_eq!(plugged, [(START, BLOCK)]);
+}
+
 #[test]
 fn requests_outside_of_the_region_are_errors() {
     let guest = Guest::new();

@@ -1,0 +1,126 @@
+//! Which addresses an IOMMU translates, and what it means for a guest.
+
+use std::ops::RangeInclusive;
+
+use vfio_bindings::bindings::vfio::{VFIO_IOMMU_INFO_CAPS, VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE};
+
+use super::Error;
+
+/// Bytes of `struct vfio_iommu_type1_info`.
+const INFO: usize = 24;
+/// Most capabilities that are looked at: a chain that bites its own tail ends.
+const MAX_CAPABILITIES: usize = 16;
+
+/// The addresses that an IOMMU translates: within its width, less what the platform has reserved.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Reach(Vec<RangeInclusive<u64>>);
+
+impl Reach {
+    /// From what `VFIO_IOMMU_GET_INFO` filled in. A kernel that does not say is taken to translate
+    /// everything: it will refuse by itself.
+    pub fn parse(info: &[u8]) -> Self {
+        let word = |at: usize| {
+            let bytes = info.get(at..at + 4)?;
+            Some(u32::from_le_bytes(bytes.try_into().ok()?))
+        };
+        let double =
+            |at: usize| Some(u64::from(word(at)?) | u64::from(word(at.checked_add(4)?)?) << 32);
+        let has_chain = word(4).is_some_and(|flags| flags & VFIO_IOMMU_INFO_CAPS != 0);
+        let mut at = word(16).filter(|_| has_chain).unwrap_or(0) as usize;
+        for _ in 0..MAX_CAPABILITIES {
+            // Id and version, offset of the next one.
+            let (Some(id), Some(next)) = (word(at), word(at.saturating_add(4))) else {
+                break;
+            };
+            if at < INFO {
+                break;
+            }
+            if id & 0xffff == VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE {
+                let count = word(at + 8).unwrap_or(0) as usize;
+                let range = |n: usize| {
+                    let at = at.checked_add(16)?.checked_add(n.checked_mul(16)?)?;
+                    Some(double(at)?..=double(at.checked_add(8)?)?)
+                };
+                return Self((0..count).map_while(range).collect());
+            }
+            at = next as usize;
+        }
+        Self::default()
+    }
+
+    /// Checks that devices can reach `len` bytes (not 0) of RAM at `guest`.
+    pub fn check(&self, guest: u64, len: u64) -> Result<(), Error> {
+        let last = guest.saturating_add(len - 1);
+        let covers = |range: &RangeInclusive<u64>| range.contains(&guest) && range.contains(&last);
+        if self.0.is_empty() || self.0.iter().any(covers) {
+            return Ok(());
+        }
+        let end = self.0.iter().map(RangeInclusive::end).max();
+        match end {
+            Some(&end) if last > end => Err(Error::BeyondWidth { guest, len, end }),
+            _ => Err(Error::Reserved {
+                guest,
+                len,
+                ranges: self.to_string(),
+            }),
+        }
+    }
+}
+
+impl std::fmt::Display for Reach {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (at, range) in self.0.iter().enumerate() {
+            let comma = if at == 0 { "" } else { ", " };
+            write!(f, "{comma}{:#x}-{:#x}", range.start(), range.end())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a kernel fills in, the ranges behind another capability.
+    fn info(ranges: &[(u64, u64)]) -> Vec<u8> {
+        let mut words = vec![0, VFIO_IOMMU_INFO_CAPS, 0x1000, 0, 24, 0];
+        words.extend([2 | 1 << 16, 36, 7]);
+        words.extend([1 | 1 << 16, 0, ranges.len() as u32, 0]);
+        for (start, end) in ranges {
+            words.extend([*start as u32, (start >> 32) as u32]);
+            words.extend([*end as u32, (end >> 32) as u32]);
+        }
+        words.into_iter().flat_map(u32::to_le_bytes).collect()
+    }
+
+    const INTEL_39: [(u64, u64); 2] = [(0, 0xfedf_ffff), (0xfef0_0000, (1 << 39) - 1)];
+
+    #[test]
+    fn ram_beyond_the_address_width_and_in_reserved_ranges_is_told_apart() {
+        let reach = Reach::parse(&info(&INTEL_39));
+        assert_eq!(reach.to_string(), "0x0-0xfedfffff, 0xfef00000-0x7fffffffff");
+        reach.check(0, 3 << 30).unwrap();
+        reach.check(4 << 30, (1 << 39) - (4 << 30)).unwrap();
+        let error = reach.check(4 << 30, 1 << 39).unwrap_err();
+        assert!(matches!(error, Error::BeyondWidth { end, .. } if end == (1 << 39) - 1));
+        let error = reach.check(0xfe00_0000, 0x100_0000).unwrap_err();
+        assert!(matches!(error, Error::Reserved { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_kernel_that_says_nothing_is_believed() {
+        for info in [vec![], vec![0; 24], info(&[])] {
+            Reach::parse(&info).check(u64::MAX - 1, 1).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_broken_chain_ends() {
+        let mut circle = info(&INTEL_39);
+        circle[28] = 24;
+        assert_eq!(Reach::parse(&circle), Reach::default());
+        let mut short = info(&INTEL_39);
+        short.truncate(60);
+        assert_eq!(Reach::parse(&short).0.len(), 0);
+    }
+}
