@@ -29,6 +29,12 @@ pub fn array<T: Copy>(from: *const T, count: usize) -> Vec<T> {
         .collect()
 }
 
+/// An item of an array of the caller, which is not null.
+pub fn at<T: Copy>(from: *const T, index: usize) -> T {
+    // SAFETY: see the module.
+    unsafe { from.add(index).read_unaligned() }
+}
+
 /// Whether the caller's bytes are these.
 pub fn same(from: *const u8, count: usize, bytes: &[u8]) -> bool {
     // SAFETY: see the module: there are `count` bytes.

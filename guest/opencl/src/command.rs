@@ -14,7 +14,7 @@ use gantry_remoting::{
 };
 
 use crate::{
-    abi::{Outcome, array, code, list, triple},
+    abi::{Outcome, array, at, code, list, triple},
     event::{Around, submit},
     object::{Event, Handle, Kernel, Mem, Queue, get},
     platform::limit,
@@ -30,8 +30,8 @@ fn sizes(from: *const usize, dimensions: u32, rest: u64) -> Option<[u64; 3]> {
         return None;
     }
     let mut all = [rest; 3];
-    for (slot, size) in all.iter_mut().zip(array(from, dimensions as usize)) {
-        *slot = size as u64;
+    for (index, slot) in all.iter_mut().take(dimensions as usize).enumerate() {
+        *slot = at(from, index) as u64;
     }
     Some(all)
 }
@@ -61,7 +61,14 @@ pub extern "C" fn clEnqueueNDRangeKernel(
         let global = sizes(global, dimensions, 1).ok_or(codes::INVALID_GLOBAL_WORK_SIZE)?;
         let local = sizes(local, dimensions, 1);
         if let Some(local) = local {
-            let largest = limit(&queue.it.device, codes::DEVICE_MAX_WORK_GROUP_SIZE)?;
+            let device = &queue.it.device;
+            let largest = match device.it.largest_group.get() {
+                Some(largest) => *largest,
+                None => {
+                    let largest = limit(device, codes::DEVICE_MAX_WORK_GROUP_SIZE)?;
+                    *device.it.largest_group.get_or_init(|| largest)
+                }
+            };
             let items = local.iter().try_fold(1u64, |a, b| a.checked_mul(*b));
             if items.is_none_or(|items| items == 0 || items > largest) {
                 return Err(codes::INVALID_WORK_GROUP_SIZE);

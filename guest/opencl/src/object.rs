@@ -6,7 +6,7 @@ use std::{
     collections::BTreeMap,
     ffi::c_void,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU32, Ordering},
     },
 };
@@ -183,6 +183,8 @@ pub struct Device {
     pub platform: PlatformId,
     pub kind: u64,
     pub parent: Option<Own<Device>>,
+    /// `CL_DEVICE_MAX_WORK_GROUP_SIZE`, which each kernel's enqueue is checked against.
+    pub largest_group: OnceLock<u64>,
 }
 
 pub type ContextDestructor = (extern "C" fn(Handle<Context>, *mut c_void), usize);

@@ -47,6 +47,7 @@ pub fn all() -> &'static [Own<Platform>] {
                             platform: id,
                             kind: offered.kind,
                             parent: None,
+                            largest_group: OnceLock::new(),
                         };
                         Object::own(device, 1)
                     })
@@ -351,6 +352,7 @@ pub extern "C" fn clCreateSubDevices(
                 platform: parent.it.platform,
                 kind: parent.it.kind,
                 parent: Some(parent.keep()),
+                largest_group: OnceLock::new(),
             });
             set(devices.wrapping_add(index), device);
         }

@@ -86,8 +86,8 @@ macro_rules! api {
         #[derive(Debug)]
         pub struct Api {
             $($name: unsafe extern "C" fn($($type),*) -> $result,)*
-            /// Keeps the functions in memory.
-            _library: libloading::Library,
+            /// Keeps the functions in memory, if they were loaded.
+            _library: Option<libloading::Library>,
         }
 
         impl Api {
@@ -110,8 +110,26 @@ macro_rules! api {
                             source,
                         })?
                     },)*
-                    _library: library,
+                    _library: Some(library),
                 })
+            }
+
+            /// An OpenCL that does nothing; see [`null`](super::null).
+            #[cfg(any(test, feature = "test-support"))]
+            pub fn null() -> Self {
+                use super::null::{Argument, Outcome, set_event_callback, set_mem_callback};
+                $(
+                    unsafe extern "C" fn $name($($arg: $type),*) -> $result {
+                        // SAFETY: passed on to the caller.
+                        $(unsafe { Argument::tell($arg) };)*
+                        Outcome::success()
+                    }
+                )*
+                Self {
+                    $($name: $name as unsafe extern "C" fn($($type),*) -> $result,)*
+                    _library: None,
+                }
+                .with_callbacks(set_event_callback, set_mem_callback)
             }
 
             $(
@@ -128,6 +146,19 @@ macro_rules! api {
             )*
         }
     };
+}
+
+#[cfg(any(test, feature = "test-support"))]
+impl Api {
+    fn with_callbacks(
+        mut self,
+        event: unsafe extern "C" fn(Handle, i32, Option<EventCallback>, *mut c_void) -> i32,
+        mem: unsafe extern "C" fn(Handle, Option<MemCallback>, *mut c_void) -> i32,
+    ) -> Self {
+        self.clSetEventCallback = event;
+        self.clSetMemObjectDestructorCallback = mem;
+        self
+    }
 }
 
 api! {

@@ -4,6 +4,8 @@
 pub mod api;
 pub mod codes;
 pub mod image;
+#[cfg(all(feature = "driver", any(test, feature = "test-support")))]
+pub mod null;
 
 #[cfg(feature = "driver")]
 pub use api::Api;

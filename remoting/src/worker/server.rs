@@ -191,20 +191,7 @@ impl Server {
         let mut body = Vec::new();
         let mut spin = Spin::new(spin);
         loop {
-            let mut busy = false;
-            for _ in 0..BATCH {
-                let Some(header) = calls.poll(&mut body)? else {
-                    break;
-                };
-                busy = true;
-                self.serve(header, &body)?;
-            }
-            busy |= self.notices()?;
-            busy |= self.poll_waits()?;
-            if !busy {
-                busy = self.pass_on()?;
-            }
-            if busy {
+            if self.turn(&mut calls, &mut body)? {
                 spin.reset();
             } else if !spin.again() {
                 self.arm();
@@ -212,6 +199,25 @@ impl Server {
                 calls.sleep(|| board.any())?;
             }
         }
+    }
+
+    /// Does what there is to do, up to a bound. Whether there was something.
+    pub fn turn(
+        &mut self,
+        calls: &mut Receiver<Slice, Waker>,
+        body: &mut Vec<u8>,
+    ) -> Result<bool, Error> {
+        let mut busy = false;
+        for _ in 0..BATCH {
+            let Some(header) = calls.poll(body)? else {
+                break;
+            };
+            busy = true;
+            self.serve(header, body)?;
+        }
+        busy |= self.notices()?;
+        busy |= self.poll_waits()?;
+        Ok(busy || self.pass_on()?)
     }
 
     /// Sends a message to the client.

@@ -1,0 +1,121 @@
+//! An OpenCL that does nothing, at once and successfully: for tests of what stands before it.
+//!
+//! Every function succeeds. Where handles or counts are to be written, some are; memory whose size
+//! only other arguments tell (values of parameters, contents) is left alone, as are all buffers.
+//! Callbacks about events and objects are called before their registration returns.
+
+use std::{
+    ffi::{c_char, c_void},
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+use super::api::{ContextCallback, EventCallback, Handle, ImageDesc, ImageFormat, MemCallback};
+
+/// Some handle: never 0, and small enough to be a size as well.
+fn some() -> Handle {
+    static LAST: AtomicUsize = AtomicUsize::new(0);
+    LAST.fetch_add(1, Ordering::Relaxed) % 4096 + 1
+}
+
+/// An argument: where it points to what a caller wants to be told, something is told.
+pub trait Argument {
+    /// Writes what the caller is told.
+    ///
+    /// # Safety
+    /// If it is a pointer to one handle or number, it is null or can be written.
+    unsafe fn tell(self);
+}
+
+macro_rules! told {
+    ($($type:ty: $value:expr;)*) => {$(
+        impl Argument for $type {
+            unsafe fn tell(self) {
+                if !self.is_null() {
+                    // SAFETY: the caller's promise.
+                    unsafe { self.write($value) };
+                }
+            }
+        }
+    )*};
+}
+
+macro_rules! ignored {
+    ($($type:ty)*) => {$(
+        impl Argument for $type {
+            unsafe fn tell(self) {}
+        }
+    )*};
+}
+
+told! {
+    *mut Handle: some();
+    *mut u32: 1;
+    *mut i32: 0;
+    *mut u64: 1;
+}
+
+ignored! {
+    i32 u32 u64 usize
+    *const usize *const isize *const u64 *const u8 *const *const u8
+    *const c_char *const *const c_char
+    *const c_void *mut c_void
+    *const ImageFormat *mut ImageFormat *const ImageDesc
+    Option<ContextCallback> Option<MemCallback> Option<EventCallback>
+}
+
+/// What a function returns.
+pub trait Outcome {
+    /// Success.
+    fn success() -> Self;
+}
+
+impl Outcome for i32 {
+    fn success() -> Self {
+        0
+    }
+}
+
+impl Outcome for Handle {
+    fn success() -> Self {
+        some()
+    }
+}
+
+impl Outcome for *mut c_void {
+    fn success() -> Self {
+        std::ptr::null_mut()
+    }
+}
+
+/// `clSetEventCallback`.
+///
+/// # Safety
+/// As the specification has it.
+pub unsafe extern "C" fn set_event_callback(
+    event: Handle,
+    at: i32,
+    notify: Option<EventCallback>,
+    data: *mut c_void,
+) -> i32 {
+    if let Some(notify) = notify {
+        // SAFETY: the caller's callback with the caller's data, once.
+        unsafe { notify(event, at, data) };
+    }
+    0
+}
+
+/// `clSetMemObjectDestructorCallback`.
+///
+/// # Safety
+/// As the specification has it.
+pub unsafe extern "C" fn set_mem_callback(
+    mem: Handle,
+    notify: Option<MemCallback>,
+    data: *mut c_void,
+) -> i32 {
+    if let Some(notify) = notify {
+        // SAFETY: as above.
+        unsafe { notify(mem, data) };
+    }
+    0
+}
