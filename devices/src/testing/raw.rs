@@ -18,9 +18,9 @@ pub const WRITE: u16 = 2;
 pub const INDIRECT: u16 = 4;
 
 /// Bytes of a queue's area.
-const AREA: u64 = 0x8_0000;
-/// The first area, beyond those of [`super::simple::GuestQueue`].
-const AREAS: u64 = 0x140_0000;
+const AREA: u64 = 0x10_0000;
+/// The first area.
+const AREAS: u64 = 0x10_0000;
 /// Within an area: the rings and the free rest. The descriptor table comes first.
 const AVAILABLE: u64 = 0x2000;
 const USED: u64 = 0x3000;
@@ -74,7 +74,7 @@ impl RawQueue {
         self.base
     }
 
-    /// Address of some 400 KiB that the queue does not use.
+    /// Address of some 900 KiB that the queue does not use.
     pub fn free(&self) -> u64 {
         self.base + FREE
     }

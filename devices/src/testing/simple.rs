@@ -9,28 +9,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use super::guest_memory;
+use super::{
+    guest_memory,
+    raw::{NEXT, RawQueue, WRITE},
+};
 use crate::{
     memory::GuestMemory,
-    virtio::{Activation, ActiveQueue, VirtioInterrupt, served::COMMON_FEATURES},
+    virtio::{Activation, VirtioInterrupt, served::COMMON_FEATURES},
 };
 
 /// Bytes of the guest's memory, from address 0.
 pub const MEMORY: usize = 32 << 20;
-
-/// Bytes from the start of one queue's area to the next one's.
-const AREA: u64 = 0x10_0000;
-/// Within an area: the descriptor table, the rings, and buffers.
-const AVAILABLE: u64 = 0x2000;
-const USED: u64 = 0x3000;
-const BUFFERS: u64 = 0x8000;
-
-const NEXT: u16 = 1;
-const WRITE: u16 = 2;
 
 /// Longest wait for a device that should answer.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -89,10 +80,8 @@ impl Guest {
     pub fn queue(&self, index: u16, size: u16) -> GuestQueue {
         GuestQueue {
             memory: self.memory.clone(),
-            index,
             size,
-            base: 0x10_0000 + u64::from(index) * AREA,
-            kick: EventFd::new(EFD_NONBLOCK).unwrap_or_else(|error| panic!("no eventfd: {error}")),
+            raw: RawQueue::new(self, index, size),
             state: Mutex::default(),
         }
     }
@@ -107,7 +96,7 @@ impl Guest {
         Activation {
             memory: self.memory.clone(),
             interrupt: self.interrupts.clone(),
-            queues: queues.iter().map(|queue| queue.active()).collect(),
+            queues: queues.iter().map(|queue| queue.raw.active()).collect(),
             features: features | COMMON_FEATURES & !(1 << 29),
         }
     }
@@ -125,94 +114,51 @@ impl Guest {
 #[derive(Debug, Default)]
 struct Progress {
     descriptors: u16,
-    available: u16,
     used: u16,
 }
 
 /// The driver's side of a split queue.
 pub struct GuestQueue {
     memory: GuestMemory,
-    index: u16,
     size: u16,
-    base: u64,
-    kick: EventFd,
+    raw: RawQueue,
     state: Mutex<Progress>,
 }
 
 impl GuestQueue {
-    fn active(&self) -> ActiveQueue {
-        let mut queue =
-            Queue::new(self.size).unwrap_or_else(|error| panic!("size {}: {error}", self.size));
-        let low = |address: u64| Some(address as u32);
-        queue.set_size(self.size);
-        queue.set_desc_table_address(low(self.base), Some(0));
-        queue.set_avail_ring_address(low(self.base + AVAILABLE), Some(0));
-        queue.set_used_ring_address(low(self.base + USED), Some(0));
-        queue.set_ready(true);
-        let kick = self
-            .kick
-            .try_clone()
-            .unwrap_or_else(|error| panic!("no eventfd: {error}"));
-        ActiveQueue {
-            index: self.index,
-            queue,
-            kick,
-        }
-    }
-
     /// Address of the queue's buffers, of which there are about 900 KiB.
     pub fn buffers(&self) -> u64 {
-        self.base + BUFFERS
+        self.raw.free()
     }
 
     /// Makes a chain of buffers (address, length, writable by the device) available and kicks.
     pub fn submit(&self, buffers: &[(u64, u32, bool)]) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let memory = self.memory.memory();
-        let put = |bytes: &[u8], at: u64| {
-            memory
-                .write_slice(bytes, GuestAddress(at))
-                .unwrap_or_else(|error| panic!("{at:#x}: {error}"));
-        };
         let head = state.descriptors % self.size;
-        for (number, (address, len, writable)) in buffers.iter().enumerate() {
+        for (number, &(address, len, writable)) in buffers.iter().enumerate() {
             let slot = state.descriptors % self.size;
-            let next = (slot + 1) % self.size;
-            let mut flags = if *writable { WRITE } else { 0 };
+            let mut flags = if writable { WRITE } else { 0 };
             if number + 1 < buffers.len() {
                 flags |= NEXT;
             }
-            let mut descriptor = address.to_le_bytes().to_vec();
-            descriptor.extend(len.to_le_bytes());
-            descriptor.extend(flags.to_le_bytes());
-            descriptor.extend(next.to_le_bytes());
-            put(&descriptor, self.base + 16 * u64::from(slot));
+            let next = (slot + 1) % self.size;
+            let table = self.raw.table();
+            self.raw.describe(table, slot, (address, len), flags, next);
             state.descriptors = state.descriptors.wrapping_add(1);
         }
-        let slot = u64::from(state.available % self.size);
-        put(&head.to_le_bytes(), self.base + AVAILABLE + 4 + 2 * slot);
-        state.available = state.available.wrapping_add(1);
-        std::sync::atomic::fence(Ordering::SeqCst);
-        put(&state.available.to_le_bytes(), self.base + AVAILABLE + 2);
-        let _ = self.kick.write(1);
+        self.raw.offer(head);
+        self.raw.kick();
     }
 
     /// The length of the next used chain, if there is one.
     pub fn poll_used(&self) -> Option<u32> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let memory = self.memory.memory();
-        let index: u16 = memory
-            .read_obj(GuestAddress(self.base + USED + 2))
-            .unwrap_or(0);
-        std::sync::atomic::fence(Ordering::SeqCst);
-        if index == state.used {
+        let number = state.used;
+        if self.raw.used() == number {
             return None;
         }
-        let slot = u64::from(state.used % self.size);
-        state.used = state.used.wrapping_add(1);
-        memory
-            .read_obj(GuestAddress(self.base + USED + 4 + 8 * slot + 4))
-            .ok()
+        state.used = number.wrapping_add(1);
+        Some(self.raw.used_len(number))
     }
 
     /// Waits for the next used chain and returns its length.

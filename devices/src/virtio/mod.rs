@@ -13,6 +13,7 @@ pub mod blk;
 pub mod console;
 pub mod device;
 pub mod discard;
+mod in_flight;
 pub mod mem;
 pub mod net;
 pub mod pci;

@@ -290,7 +290,7 @@ impl VirtioDevice for Blk {
         if !has(features, VIRTIO_BLK_F_CONFIG_WCE) {
             self.shared.set_writeback(true);
         }
-        self.shared.start_over();
+        self.shared.requests.start_over();
         let common = Common {
             memory,
             interrupt,
@@ -311,15 +311,12 @@ impl VirtioDevice for Blk {
     }
 
     fn settle(&mut self, patience: Duration) -> Result<(), Unanswered> {
-        self.shared.settle(patience).map_err(|requests| Unanswered {
-            what: format!("disk {}", self.shared.path.display()),
-            requests,
-            patience,
-        })
+        let what = || format!("disk {}", self.shared.path.display());
+        self.shared.requests.settle(what, patience)
     }
 
     fn carry_on(&mut self) {
-        self.shared.carry_on();
+        self.shared.requests.carry_on();
     }
 
     fn deactivate(&mut self) -> Vec<ActiveQueue> {

@@ -182,7 +182,7 @@ impl QueueWorker {
                 }
             };
             if let Some(chain) = chain {
-                if !self.shared.begin() {
+                if !self.shared.requests.begin() {
                     self.active.queue.go_to_previous_position();
                     return Stop::Held;
                 }
@@ -190,7 +190,7 @@ impl QueueWorker {
                 match self.parser.parse(chain, memory) {
                     Some((command, _)) if !self.admit(command) => {
                         // It is read again, and checked again, when its time has come.
-                        self.shared.end();
+                        self.shared.requests.end();
                         self.active.queue.go_to_previous_position();
                         return Stop::Throttled;
                     }
@@ -377,12 +377,12 @@ impl QueueWorker {
             log::debug!("cannot write a disk request's status: {error}");
         }
         self.add_used(memory, head, written.saturating_add(1));
-        self.shared.end();
+        self.shared.requests.end();
     }
 
     fn answer_without_status(&mut self, memory: &GuestRam, head: u16) {
         self.add_used(memory, head, 0);
-        self.shared.end();
+        self.shared.requests.end();
     }
 
     fn add_used(&mut self, memory: &GuestRam, head: u16, len: u32) {

@@ -15,7 +15,7 @@ use virtio_bindings::bindings::virtio_blk::{VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_UNS
 use super::{config::MAX_RANGE, counters::Counters, request::Range};
 use crate::{
     disk::{Disk, DiskError, Operation, SECTOR},
-    virtio::device::VirtioInterrupt,
+    virtio::{device::VirtioInterrupt, in_flight::InFlight},
 };
 
 /// Bytes of the serial number that `GET_ID` returns (virtio 1.2, 5.2.6).
@@ -41,10 +41,8 @@ pub struct Shared {
     /// Size of the disk as the guest knows it, in bytes.
     capacity: AtomicU64,
     writeback: AtomicBool,
-    /// Requests that the host has not answered yet, of all queues.
-    in_flight: AtomicU64,
-    /// No request is to be begun.
-    held: AtomicBool,
+    /// Requests of all queues.
+    pub requests: InFlight,
     reported: Mutex<Option<Instant>>,
     disk: Mutex<Disk>,
     link: Mutex<Link>,
@@ -71,8 +69,7 @@ impl Shared {
             counters: Counters::default(),
             capacity: AtomicU64::new(disk.size()),
             writeback: AtomicBool::new(true),
-            in_flight: AtomicU64::new(0),
-            held: AtomicBool::new(false),
+            requests: InFlight::default(),
             reported: Mutex::new(None),
             disk: Mutex::new(disk),
             link: Mutex::default(),
@@ -119,48 +116,6 @@ impl Shared {
         let mut link = self.link.lock().unwrap_or_else(PoisonError::into_inner);
         link.interrupt = interrupt;
         link.tell();
-    }
-
-    /// Counts a request, unless none is to be begun. Costs two atomic operations.
-    pub fn begin(&self) -> bool {
-        // In this order, and that of `settle`, one of the two sees what the other has done.
-        self.in_flight.fetch_add(1, Ordering::SeqCst);
-        if self.held.load(Ordering::SeqCst) {
-            self.end();
-            return false;
-        }
-        true
-    }
-
-    /// A request that was begun is over.
-    pub fn end(&self) {
-        self.in_flight.fetch_sub(1, Ordering::SeqCst);
-    }
-
-    /// Lets no request begin and waits until none is in flight; the number of those that are
-    /// after `patience`.
-    pub fn settle(&self, patience: Duration) -> Result<(), u64> {
-        const LOOK: Duration = Duration::from_millis(1);
-        self.held.store(true, Ordering::SeqCst);
-        let deadline = Instant::now() + patience;
-        loop {
-            match self.in_flight.load(Ordering::SeqCst) {
-                0 => return Ok(()),
-                left if Instant::now() >= deadline => return Err(left),
-                _ => std::thread::sleep(LOOK),
-            }
-        }
-    }
-
-    /// Requests may begin; those before are over, or were lost with their worker.
-    pub fn start_over(&self) {
-        self.in_flight.store(0, Ordering::SeqCst);
-        self.carry_on();
-    }
-
-    /// Requests may begin again.
-    pub fn carry_on(&self) {
-        self.held.store(false, Ordering::SeqCst);
     }
 
     /// The next driver reads the configuration anyway.

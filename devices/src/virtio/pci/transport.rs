@@ -200,7 +200,7 @@ impl Transport {
         if matches!(registers.run, Run::Active(_))
             && let Err(error) = registers.device.settle(PAUSE_PATIENCE)
         {
-            log::error!("{error}; waiting for it, only SIGKILL ends this process sooner");
+            log::error!("{error}; waiting for it, which only the end of this process cuts short");
         }
         registers.reset();
         registers.device.close();

@@ -1,6 +1,6 @@
 //! The device: options, placement, saved state.
 
-use std::{io, path::PathBuf, sync::Arc};
+use std::{io, path::PathBuf, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use virtio_bindings::bindings::{
@@ -18,7 +18,11 @@ use crate::{
     memory::{AddressSpace, Mapping},
     thread::{ThreadRole, ThreadSpawner},
     virtio::{
-        device::{ActivateError, Activation, ActiveQueue, DeviceType, StateError, VirtioDevice},
+        device::{
+            ActivateError, Activation, ActiveQueue, DeviceType, StateError, Unanswered,
+            VirtioDevice,
+        },
+        in_flight::InFlight,
         worker::Worker,
     },
 };
@@ -56,6 +60,7 @@ pub struct Pmem {
     mapping: Option<Box<dyn Mapping>>,
     backing: Backing,
     discard_writes: bool,
+    pub(super) flushes: Arc<InFlight>,
     thread_name: String,
     space: Arc<dyn AddressSpace>,
     spawner: Arc<dyn ThreadSpawner>,
@@ -81,6 +86,7 @@ impl Pmem {
             mapping: Some(mapping),
             backing,
             discard_writes: options.discard_writes,
+            flushes: Arc::default(),
             thread_name: options.thread_name,
             space,
             spawner,
@@ -129,10 +135,12 @@ impl VirtioDevice for Pmem {
         active
             .queue
             .set_event_idx(activation.features & 1 << VIRTIO_RING_F_EVENT_IDX != 0);
+        self.flushes.start_over();
         let worker = FlushWorker {
             active,
             memory: activation.memory,
             interrupt: activation.interrupt,
+            flushes: Arc::clone(&self.flushes),
             file: (!self.discard_writes).then(|| self.backing.file()),
             name: self.backing.path().display().to_string(),
             failing: false,
@@ -144,6 +152,15 @@ impl VirtioDevice for Pmem {
             source,
         })?);
         Ok(())
+    }
+
+    fn settle(&mut self, patience: Duration) -> Result<(), Unanswered> {
+        let what = || format!("persistent memory {}", self.backing.path().display());
+        self.flushes.settle(what, patience)
+    }
+
+    fn carry_on(&mut self) {
+        self.flushes.carry_on();
     }
 
     fn deactivate(&mut self) -> Vec<ActiveQueue> {

@@ -20,6 +20,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use super::{Error, Options, Pmem, State};
 use crate::{
     memory::{AddressSpace, GuestMemory, GuestRam, HostMemory, Mapping},
+    testing::simple::Guest,
     thread::Unconfined,
     virtio::device::{Activation, ActiveQueue, StateError, VirtioDevice, VirtioInterrupt},
 };
@@ -321,4 +322,30 @@ fn impossible_ring_indices_break_the_queue_and_nothing_else() {
         std::thread::yield_now();
     }
     assert_eq!(pmem.deactivate().len(), 1);
+}
+
+#[test]
+fn a_file_that_does_not_answer_is_waited_for_in_bounded_time() {
+    let (_dir, path) = file(4 * MIB);
+    let (mut pmem, _space) = new(options(&path)).unwrap();
+    let guest = Guest::new();
+    let queue = guest.queue(0, 16);
+    pmem.activate(guest.activation(&[&queue])).unwrap();
+    let at = queue.buffers();
+    let flush = [(at, 4, false), (at + 64, 4, true)];
+    // As the worker does before it flushes.
+    assert!(pmem.flushes.begin());
+    let patience = Duration::from_millis(5);
+    let error = pmem.settle(patience).unwrap_err().to_string();
+    assert!(error.contains(&path.display().to_string()), "{error}");
+    // Held back, until the device may go on.
+    queue.submit(&flush);
+    pmem.settle(patience).unwrap_err();
+    assert_eq!(queue.poll_used(), None);
+    pmem.flushes.end();
+    pmem.settle(patience).unwrap();
+    pmem.carry_on();
+    queue.submit(&flush);
+    assert_eq!([queue.wait_used(), queue.wait_used()], [4, 4]);
+    pmem.deactivate();
 }

@@ -11,6 +11,7 @@ use crate::{
     memory::{GuestMemory, GuestRam},
     virtio::{
         device::{ActiveQueue, VirtioInterrupt},
+        in_flight::InFlight,
         worker::DeviceWorker,
     },
 };
@@ -32,6 +33,8 @@ pub struct FlushWorker {
     pub memory: GuestMemory,
     /// Interrupts.
     pub interrupt: Arc<dyn VirtioInterrupt>,
+    /// Flushes that the storage has not answered yet.
+    pub flushes: Arc<InFlight>,
     /// What to flush; none if writes are discarded anyway.
     pub file: Option<Arc<File>>,
     /// Name in messages.
@@ -46,6 +49,17 @@ impl FlushWorker {
     /// Answers what is in the queue. All requests that are there at the beginning share a flush:
     /// each of them wants the writes before it to be stable, and those are.
     fn serve(&mut self) -> Result<(), virtio_queue::Error> {
+        // Requests that are held back stay in the queue, which is kicked when they may go on.
+        let flushes = Arc::clone(&self.flushes);
+        if !flushes.begin() {
+            return Ok(());
+        }
+        let result = self.try_serve();
+        flushes.end();
+        result
+    }
+
+    fn try_serve(&mut self) -> Result<(), virtio_queue::Error> {
         let memory = self.memory.memory();
         let memory: &GuestRam = &memory;
         let size = self.active.queue.size() as usize;

@@ -20,7 +20,11 @@ use crate::{
     memory::GuestRam,
     thread::{ThreadRole, ThreadSpawner},
     virtio::{
-        device::{ActivateError, Activation, ActiveQueue, DeviceType, StateError, VirtioDevice},
+        device::{
+            ActivateError, Activation, ActiveQueue, DeviceType, StateError, Unanswered,
+            VirtioDevice,
+        },
+        in_flight::InFlight,
         served::{COMMON_FEATURES, Chain, ServedQueue},
         worker::{DeviceWorker, NotStarted, Worker},
     },
@@ -79,6 +83,7 @@ pub struct Rng {
     options: Options,
     /// With the worker while the device is active.
     source: Option<File>,
+    pub(super) reads: Arc<InFlight>,
     served: Arc<AtomicU64>,
     spawner: Arc<dyn ThreadSpawner>,
     worker: Option<Worker<RngWorker>>,
@@ -104,6 +109,7 @@ impl Rng {
         Ok(Self {
             options,
             source: Some(source),
+            reads: Arc::default(),
             served: Arc::default(),
             spawner,
             worker: None,
@@ -143,11 +149,13 @@ impl VirtioDevice for Rng {
         let (Some(active), Some(source)) = (queues.into_iter().next(), self.source.take()) else {
             return Err(ActivateError::MissingQueues { got: 0, needed: 1 });
         };
+        self.reads.start_over();
         let name = &self.options.thread_name;
         let queue = ServedQueue::new(active, memory, interrupt, features, name);
         let worker = RngWorker {
             queue,
             source,
+            reads: Arc::clone(&self.reads),
             timer,
             buffer: Vec::new(),
             served: Arc::clone(&self.served),
@@ -163,6 +171,15 @@ impl VirtioDevice for Rng {
                 Err(host(source))
             }
         }
+    }
+
+    fn settle(&mut self, patience: Duration) -> Result<(), Unanswered> {
+        let what = || format!("entropy source {}", self.options.source.display());
+        self.reads.settle(what, patience)
+    }
+
+    fn carry_on(&mut self) {
+        self.reads.carry_on();
     }
 
     fn deactivate(&mut self) -> Vec<ActiveQueue> {
@@ -198,6 +215,8 @@ impl VirtioDevice for Rng {
 struct RngWorker {
     queue: ServedQueue,
     source: File,
+    /// Reads that the source has not answered yet.
+    reads: Arc<InFlight>,
     /// Set while a request waits for the source.
     timer: TimerFd,
     /// Reused for every request.
@@ -225,8 +244,13 @@ impl RngWorker {
             buffer,
             served,
             failing,
+            reads,
             ..
         } = self;
+        // Requests that are held back stay in the queue, which is kicked when they may go on.
+        if !reads.begin() {
+            return;
+        }
         let mut retry = None;
         queue.serve(
             |chain, ram| match fill(chain, ram, source, buffer, failing) {
@@ -245,6 +269,7 @@ impl RngWorker {
                 }
             },
         );
+        reads.end();
         if let Some(after) = retry
             && let Err(error) = self.timer.reset(after, None)
         {

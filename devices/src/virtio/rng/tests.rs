@@ -1,4 +1,4 @@
-use std::{io::Write, os::unix::net::UnixListener, sync::Arc};
+use std::{io::Write, os::unix::net::UnixListener, sync::Arc, time::Duration};
 
 use super::{Error, Options, Rng};
 use crate::{testing::simple::Guest, thread::Unconfined, virtio::VirtioDevice};
@@ -114,4 +114,30 @@ fn a_missing_source_is_named() {
     };
     let error = Rng::new(options, Arc::new(Unconfined)).err().unwrap();
     assert!(error.to_string().contains("/nowhere/entropy"), "{error}");
+}
+
+#[test]
+fn a_source_that_does_not_answer_is_waited_for_in_bounded_time() {
+    let (file, mut rng) = rng(&[7; 100]);
+    let guest = Guest::new();
+    let queue = guest.queue(0, 16);
+    rng.activate(guest.activation(&[&queue])).unwrap();
+    // As the worker does before it asks the source.
+    assert!(rng.reads.begin());
+    let patience = Duration::from_millis(5);
+    let error = rng.settle(patience).unwrap_err().to_string();
+    assert!(
+        error.contains(&file.path().display().to_string()),
+        "{error}"
+    );
+    // Held back, until the device may go on.
+    queue.submit(&[(queue.buffers(), 8, true)]);
+    rng.settle(patience).unwrap_err();
+    assert_eq!(queue.poll_used(), None);
+    rng.reads.end();
+    rng.settle(patience).unwrap();
+    rng.carry_on();
+    queue.submit(&[(queue.buffers(), 8, true)]);
+    assert_eq!([queue.wait_used(), queue.wait_used()], [8, 8]);
+    rng.deactivate();
 }
