@@ -6,9 +6,10 @@
 //!   SIGTERM, SIGINT ────────┘       └──────> event monitor
 //! ```
 //!
-//! - [`life`]: the states of a VM.
+//! - [`life`]: the states of a VM; [`last_resort`]: an end that does not depend on storage.
 //! - [`requests`]: what each API call does; [`removals`]: devices that leave and are swapped.
 
+mod last_resort;
 mod life;
 mod removals;
 mod requests;
@@ -23,7 +24,7 @@ use devices::guest_event::GuestEvent;
 use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, SubscriberOps};
 use vmm_sys_util::epoll::EventSet;
 
-use self::{life::Life, removals::Removals};
+use self::{last_resort::LastResort, life::Life, removals::Removals};
 use crate::{
     api::{ApiError, ApiReceiver, Handler, Request, RestoreConfig, error_chain},
     config::VmConfig,
@@ -150,7 +151,10 @@ pub fn run(
     loop {
         let control = manager.subscriber_mut(id).map_err(Error::Loop)?;
         if let Some(reason) = control.exit {
+            let in_time = LastResort::start(last_resort::PATIENCE, last_resort::leave)
+                .inspect_err(|error| log::warn!("the end may have to wait for storage: {error}"));
             control.life = Life::default();
+            drop(in_time);
             control.monitor.emit("vmm", "shutdown", &[]);
             return Ok(reason);
         }
