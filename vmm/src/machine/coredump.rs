@@ -6,7 +6,6 @@
 //! ```
 
 use std::{
-    fs::File,
     io::{self, BufWriter, Seek, Write},
     path::Path,
 };
@@ -14,6 +13,7 @@ use std::{
 use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
 
 use super::{Machine, error::MachineError};
+use crate::snapshot::memory_file;
 
 const PAGE: u64 = 4096;
 const HEADER_LEN: u64 = 64;
@@ -52,7 +52,7 @@ impl Machine {
         // At most 2^16 - 1 headers: a machine has far fewer memory slots.
         let headers = regions.len() as u16 + 1;
         let notes_at = HEADER_LEN + u64::from(headers) * PROGRAM_HEADER_LEN;
-        let mut out = BufWriter::new(File::create_new(path)?);
+        let mut out = BufWriter::new(memory_file::create_private(path)?);
         out.write_all(&elf_header(headers))?;
         let notes_len = notes.len() as u64;
         out.write_all(&program_header(PT_NOTE, notes_at, 0, notes_len))?;
@@ -68,7 +68,7 @@ impl Machine {
         let file = out.into_inner().map_err(io::IntoInnerError::into_error)?;
         let mut offset = memory_at;
         for region in regions {
-            crate::snapshot::memory_file::write_region(&file, offset, region)?;
+            memory_file::write_region(&file, offset, region)?;
             offset += region.mapping.size() as u64;
         }
         file.set_len(offset)?;

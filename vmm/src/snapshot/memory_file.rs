@@ -7,7 +7,10 @@ use std::{
     fs::File,
     io,
     ops::Range,
-    os::{fd::AsRawFd, unix::fs::FileExt},
+    os::{
+        fd::AsRawFd,
+        unix::fs::{FileExt, OpenOptionsExt},
+    },
     path::{Path, PathBuf},
 };
 
@@ -107,13 +110,19 @@ pub fn write(path: &Path, ram: &Ram) -> Result<Vec<MemoryRange>, MemoryFileError
     Ok(ranges)
 }
 
+/// A new file that nobody but the own user may read: a guest's memory holds its secrets.
+pub fn create_private(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    options.write(true).create_new(true).mode(0o600).open(path)
+}
+
 /// A new, empty file at `path`; whoever has an old one open keeps it.
 fn replace(path: &Path) -> io::Result<File> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    File::create_new(path)
+    create_private(path)
 }
 
 /// Writes one region to `offset` of an open file, with holes for what is zero.
@@ -276,6 +285,8 @@ fn seek(file: &File, at: u64, whence: libc::c_int) -> io::Result<Option<u64>> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -288,6 +299,8 @@ mod tests {
         let mut bytes = [0; 3];
         reader.read_exact_at(&mut bytes, 0).unwrap();
         assert_eq!(&bytes, b"old");
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "others can read the guest's memory");
         assert_eq!(std::fs::read(&path).unwrap(), b"new");
     }
 

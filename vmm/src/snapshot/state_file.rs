@@ -53,9 +53,10 @@ pub enum StateFileError {
     Contents(#[from] serde_json::Error),
 }
 
-/// Writes `state`, durably.
+/// Writes `state` to a new file, durably.
 pub fn write(path: &Path, state: &impl Serialize) -> Result<(), StateFileError> {
-    let file = fs::File::create(path)?;
+    // Registers are as secret as memory.
+    let file = super::memory_file::create_private(path)?;
     io::Write::write_all(&mut &file, &encode(state)?)?;
     file.sync_all()?;
     Ok(())
