@@ -1,6 +1,7 @@
 //! What is tested in L1, one file per topic.
 
 mod boot;
+mod clients;
 mod disks;
 mod errors;
 mod hotplug;
@@ -35,6 +36,7 @@ pub struct Scenario {
 pub fn all() -> Vec<Scenario> {
     [
         boot::SCENARIOS,
+        clients::SCENARIOS,
         lifecycle::SCENARIOS,
         disks::SCENARIOS,
         network::SCENARIOS,
