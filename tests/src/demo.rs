@@ -24,12 +24,19 @@ pub struct Parts<'a> {
     pub initramfs: &'a Path,
     /// An image for its disk.
     pub disk: &'a Path,
+    /// Socket of a worker pool for the guest's accelerator, if there is one.
+    pub pool: Option<&'a Path>,
 }
 
 /// Boots the guest, hands on each line that it prints, and returns what was proven.
 pub fn run(parts: &Parts<'_>, mut show: impl FnMut(&str)) -> Result<String> {
     let start = Instant::now();
-    let mut gantry = Command::new(parts.gantry)
+    let mut gantry = Command::new(parts.gantry);
+    if let Some(pool) = parts.pool {
+        let options = format!("socket={},window=256M,slices=4", pool.display());
+        gantry.args(["--accel", &options]);
+    }
+    let mut gantry = gantry
         .arg("--kernel")
         .arg(parts.kernel)
         .arg("--initramfs")

@@ -13,6 +13,7 @@
 //!
 //! - [`rig`]: on the host: packages, images, booting L1, collecting results.
 //! - [`scenarios`]: what is tested, one file per topic; runs in L1.
+//! - [`opencl`]: a host with OpenCL.
 //! - [`gantry`], [`guest`], [`hijack`], [`http`], [`net`]: what scenarios are written with.
 //! - [`host_device`]: physical devices of L1; [`edu`]: a driver for one of them; [`pci`]: for any.
 //! - [`agent`]: what runs in L2 besides busybox; [`demo`]: the demonstration;
@@ -33,6 +34,7 @@ pub mod hijack;
 pub mod host_device;
 pub mod http;
 pub mod net;
+pub mod opencl;
 pub mod pci;
 pub mod report;
 pub mod rig;

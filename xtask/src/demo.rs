@@ -44,15 +44,7 @@ pub fn run(options: &Options) -> Result<()> {
     match host_kvm(&binaries, &images) {
         Ok(()) if !options.nested => {
             eprintln!("this host's KVM runs stock kernels: the guest runs on it directly");
-            let parts = Parts {
-                gantry: &binaries.gantry,
-                kernel: &images.kernel.image,
-                initramfs: &images.l2,
-                disk: &disk,
-            };
-            let proven = demo::run(&parts, |line| println!("{line}"))?;
-            println!("{proven}");
-            return Ok(());
+            return on_this_host(&binaries, &images, &disk);
         }
         Ok(()) => {}
         Err(why) => eprintln!("this host's KVM does not run stock kernels: {why}"),
@@ -64,6 +56,35 @@ pub fn run(options: &Options) -> Result<()> {
         logs: target().join("rig-logs"),
     };
     rig.show(DEMO, |line| println!("{line}"))
+}
+
+/// Runs the guest on this host's KVM, with OpenCL on this host's devices.
+fn on_this_host(binaries: &Binaries, images: &Images, disk: &Path) -> Result<()> {
+    // The kernel unpacks one archive after the other.
+    let mut files = std::fs::read(&images.l2)?;
+    files.extend(std::fs::read(&images.l2_opencl)?);
+    let initramfs = disk.with_file_name("demo.cpio.gz");
+    std::fs::write(&initramfs, files)?;
+    // A socket's path has at most 107 bytes: not below the target folder.
+    let socket = std::env::temp_dir().join(format!("gantry-demo-{}.sock", std::process::id()));
+    let mut pool = Command::new(&binaries.opencl.pool)
+        .args(["serve", "--socket"])
+        .arg(&socket)
+        .stdin(Stdio::null())
+        .spawn()?;
+    let parts = Parts {
+        gantry: &binaries.gantry,
+        kernel: &images.kernel.image,
+        initramfs: &initramfs,
+        disk,
+        pool: Some(&socket),
+    };
+    let proven = demo::run(&parts, |line| println!("{line}"));
+    let _ = pool.kill();
+    let _ = pool.wait();
+    let _ = std::fs::remove_file(&socket);
+    println!("{}", proven?);
+    Ok(())
 }
 
 /// Whether a stock kernel gets to its init on this host's KVM; if not, why.

@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use gantry_tests::rig::Binaries;
+use gantry_tests::rig::{Binaries, opencl::Programs};
 
 use crate::progress::Step;
 
@@ -40,16 +40,55 @@ pub fn build() -> Result<Binaries> {
             "gantry",
             "--bin",
             "runner",
+            "--bin",
+            "gantry-accel",
+            "--lib",
+            "--example",
+            "opencl_figures",
+            "-p",
+            "vmm",
+            "-p",
+            "gantry-tests",
+            "-p",
+            "gantry-remoting",
+            "-p",
+            "gantry-opencl",
         ])
         .status()
         .context("cannot run cargo")?;
     if !status.success() {
         bail!("gantry does not build: see the errors above");
     }
+    let agent = agent()?;
     step.finish();
     let release = target().join("release");
     Ok(Binaries {
         gantry: release.join("gantry"),
         runner: release.join("runner"),
+        opencl: Programs {
+            pool: release.join("gantry-accel"),
+            agent,
+            driver: release.join("libgantry_opencl.so"),
+            example: release.join("examples/opencl_figures"),
+        },
     })
+}
+
+/// Builds the guest's agent, which needs no shared objects. A build for a named target applies
+/// its flags to programs only, and not to what is run while building.
+fn agent() -> Result<PathBuf> {
+    const TARGET: &str = "x86_64-unknown-linux-gnu";
+    let status = cargo()
+        .args(["build", "--release", "--quiet", "-p", "gantry-agent"])
+        .args(["--target", TARGET])
+        .env(
+            "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS",
+            "-Ctarget-feature=+crt-static",
+        )
+        .status()
+        .context("cannot run cargo")?;
+    if !status.success() {
+        bail!("the guest's agent does not build: see the errors above");
+    }
+    Ok(target().join(TARGET).join("release/gantry-agent"))
 }

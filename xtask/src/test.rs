@@ -36,6 +36,7 @@ const CRATES: &[&str] = &[
     "vmm",
     "gantry-remoting",
     "gantry-opencl",
+    "gantry-agent",
     "gantry-tests",
 ];
 

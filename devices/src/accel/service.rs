@@ -84,11 +84,13 @@ impl Service {
         for (slice, link) in links.iter_mut().enumerate() {
             match self.slices.get(slice) {
                 State::Opening if link.stream().is_none() => {
-                    let wait = not_before.saturating_duration_since(Instant::now());
+                    let mut wait = not_before.saturating_duration_since(Instant::now());
                     if wait.is_zero() {
                         *not_before = Instant::now() + PACE;
                         self.open(slice, link);
-                    } else {
+                        wait = PACE;
+                    }
+                    if link.stream().is_none() {
                         next = Some(next.map_or(wait, |other| other.min(wait)));
                     }
                 }
@@ -122,6 +124,8 @@ impl Service {
     fn open(&self, slice: usize, link: &mut Link) {
         match self.attach(slice) {
             Ok(stream) => *link = Link::Asked(stream),
+            // The pool has many to serve, and this slice comes later.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => {
                 log::warn!(
                     "{}: no worker for slice {slice}: cannot reach the pool at {}: {error}; is \
@@ -148,7 +152,7 @@ impl Service {
             .ok_or_else(|| io::Error::other("there is no doorbell"))?;
         // What was rung for an application before is not for this one.
         let _ = doorbell.read();
-        let stream = UnixStream::connect(&self.socket)?;
+        let stream = socket::connect(&self.socket)?;
         let bytes = self.attachment.to_bytes();
         self.window
             .with_file(slice, |memory| {
@@ -159,7 +163,6 @@ impl Service {
                 )
             })
             .ok_or_else(|| io::Error::other("there is no such slice"))??;
-        stream.set_nonblocking(true)?;
         Ok(stream)
     }
 

@@ -14,11 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gantry_remoting::{
-    port::State,
-    protocol::hello::{self, Form, Hello},
-    transport::socket,
-};
+use gantry_remoting::{port::State, protocol::hello, transport::socket};
 
 use crate::port::{self, Port};
 
@@ -390,8 +386,7 @@ fn answer(client: &Client, port: &Port, slice: u32) -> io::Result<()> {
 /// Passes on the hello of a worker that does not serve this client, if it left one.
 fn refuse(client: &Client, port: &Port, slice: u32) -> io::Result<()> {
     let reply = port.reply(slice)?;
-    let serves = matches!(Hello::check(&reply), Ok(hello) if hello.form == Form::Port);
-    if reply.starts_with(&hello::MAGIC) && !serves {
+    if reply.starts_with(&hello::MAGIC) {
         socket::send(&client.stream, &reply, &[])?;
     }
     Ok(())

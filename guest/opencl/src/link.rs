@@ -238,7 +238,14 @@ impl Link {
     fn open(path: &Path) -> Result<Self, Box<dyn std::error::Error>> {
         let stream = UnixStream::connect(path)?;
         socket::send_hello(&stream, Hello::client(), &[])?;
-        let (bytes, files) = socket::receive_hello(&stream)?;
+        let (bytes, files) = socket::receive_hello(&stream).map_err(|error| {
+            if error.kind() == std::io::ErrorKind::UnexpectedEof {
+                return "there is no worker for one more application: see the log of gantry-agent \
+                        (in a virtual machine) or gantry-accel"
+                    .into();
+            }
+            Box::<dyn std::error::Error>::from(error)
+        })?;
         let hello = Hello::check(&bytes)?;
         let (window, bell, peer) = match hello.form {
             Form::File => {

@@ -6,8 +6,9 @@ use std::{
     mem,
     os::{
         fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
-        unix::net::UnixStream,
+        unix::{ffi::OsStrExt, net::UnixStream},
     },
+    path::Path,
 };
 
 use crate::protocol::hello::{self, Hello};
@@ -16,6 +17,40 @@ use crate::protocol::hello::{self, Hello};
 const MOST_FILES: usize = 4;
 /// Words for the control message of so many files.
 const CONTROL: usize = 6;
+
+/// Connects without waiting: a listener whose queue is full is `WouldBlock`. The connection does
+/// not block afterwards, either.
+pub fn connect(path: &Path) -> io::Result<UnixStream> {
+    let bytes = path.as_os_str().as_bytes();
+    // SAFETY: all zeroes are a valid address.
+    let mut address: libc::sockaddr_un = unsafe { mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    // A zero is to follow the path.
+    if bytes.len() >= address.sun_path.len() {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "the path of a socket has at most 107 bytes",
+        ));
+    }
+    for (to, from) in address.sun_path.iter_mut().zip(bytes) {
+        *to = *from as libc::c_char;
+    }
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: no pointers; then a fresh descriptor without another owner; then an address of the
+    // size that is passed beside it.
+    unsafe {
+        let fd = libc::socket(libc::AF_UNIX, kind, 0);
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let stream = UnixStream::from_raw_fd(fd);
+        let size = size_of_val(&address) as libc::socklen_t;
+        if libc::connect(fd, (&raw const address).cast(), size) < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(stream)
+    }
+}
 
 /// Sends bytes, and files with them: at most four.
 pub fn send(stream: &UnixStream, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
@@ -149,6 +184,24 @@ mod tests {
             .map(|file| std::fs::File::from(file).metadata().unwrap().len())
             .collect();
         assert_eq!(got, sizes);
+    }
+
+    #[test]
+    fn who_cannot_be_reached_at_once_is_not_waited_for() {
+        let folder = std::env::temp_dir().join(format!("gantry-socket-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("socket");
+        assert!(connect(&path).is_err());
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        // SAFETY: no pointers; the listener keeps at most one connection waiting from here on.
+        assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0);
+        let waiting: Vec<_> = (0..8).map(|_| connect(&path)).collect();
+        assert!(waiting[0].is_ok());
+        let full = waiting[7].as_ref().unwrap_err();
+        assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
+        drop(listener);
+        std::fs::remove_dir_all(folder).unwrap();
+        assert!(connect(Path::new(&"x".repeat(108))).is_err());
     }
 
     #[test]

@@ -10,7 +10,10 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use super::packages::{Cache, Kernel, output, run};
+use super::{
+    opencl,
+    packages::{Cache, Kernel, output, run},
+};
 use crate::guest::{READY, STATUS};
 
 /// Modules that L1 loads, in order.
@@ -23,6 +26,13 @@ const L1_EXTRA: &[&str] = &[
     "vfio_iommu_type1",
     "vfio-pci-core",
     "vfio-pci",
+    // For the disk with PoCL.
+    "virtio_ring",
+    "virtio",
+    "virtio_pci_legacy_dev",
+    "virtio_pci_modern_dev",
+    "virtio_pci",
+    "virtio_blk",
 ];
 
 /// Modules that L2 loads at start, in order.
@@ -56,6 +66,8 @@ pub struct Binaries {
     pub gantry: PathBuf,
     /// `runner`.
     pub runner: PathBuf,
+    /// For guests and hosts with accelerators.
+    pub opencl: opencl::Programs,
 }
 
 /// What QEMU boots.
@@ -66,6 +78,10 @@ pub struct Images {
     pub l1: PathBuf,
     /// L2's initial file system, which is also in L1's.
     pub l2: PathBuf,
+    /// What a guest with an accelerator has beside it, also in L1's.
+    pub l2_opencl: PathBuf,
+    /// L1's disk with PoCL.
+    pub pocl: PathBuf,
 }
 
 impl Images {
@@ -76,6 +92,7 @@ impl Images {
         fs::create_dir_all(work)?;
         let l2 = work.join("l2.cpio.gz");
         build_l2(&kernel, &busybox, &binaries.runner, &work.join("l2"), &l2)?;
+        let l2_opencl = opencl::guest(&binaries.opencl, work)?;
         build_lean(&busybox, &work.join("lean"), &work.join("lean.cpio.gz"))?;
         let l1 = work.join("l1.cpio.gz");
         build_l1(
@@ -87,7 +104,14 @@ impl Images {
             &work.join("l1"),
             &l1,
         )?;
-        Ok(Self { kernel, l1, l2 })
+        let pocl = opencl::disk(work)?;
+        Ok(Self {
+            kernel,
+            l1,
+            l2,
+            l2_opencl,
+            pocl,
+        })
     }
 }
 
@@ -153,6 +177,19 @@ echo fact kernel $(uname -r) booted
 echo fact $(nproc) vCPUs
 echo fact virtio devices: $(for d in /sys/bus/virtio/devices/*; do basename $(readlink $d/driver); done)
 [ -n \"$disk\" ] && echo fact $disk
+if [ -x /bin/gantry-agent ]; then
+  echo \"OpenCL on the host's device:\"
+  gantry-agent 2>&1 &
+  while [ ! -e /run/gantry/opencl.sock ]; do sleep 0.1; done
+  clinfo -l
+  GANTRY_OPENCL_SPIN=20 opencl-figures --brief | tee /tmp/figures
+  device=$(clinfo --raw | sed -n 's/.*CL_DEVICE_NAME *//p' | head -n 1)
+  sum=$(sed -n 's/^# the sum of/the sum of/p' /tmp/figures)
+  [ -n \"$sum\" ] && echo fact OpenCL on $device: $sum
+  for figure in 'synchronous call' 'enqueue with 2 arguments + finish'; do
+    sed -n \"s/^\\($figure[^\t]*\\)\t\\([^\t]*\\)\tus/fact \\1 in \\2 us/p\" /tmp/figures
+  done
+fi
 echo fact init after $(cat /tmp/init-at) s of guest uptime
 poweroff -f
 ";
@@ -191,11 +228,12 @@ fn build_l1(
     modules(kernel, L1_EXTRA, &root.join("modules"))?;
     program(&binaries.gantry, root, "bin/gantry")?;
     program(&binaries.runner, root, "bin/runner")?;
+    program(&binaries.opencl.pool, root, "bin/gantry-accel")?;
     let images = root.join("images");
     fs::create_dir_all(&images)?;
     fs::copy(&kernel.image, images.join("vmlinuz"))?;
     fs::copy(unpacked_kernel(cache, kernel)?, images.join("vmlinux"))?;
-    for guest in ["l2.cpio.gz", "lean.cpio.gz"] {
+    for guest in ["l2.cpio.gz", "l2-opencl.cpio.gz", "lean.cpio.gz"] {
         fs::copy(guests.join(guest), images.join(guest))?;
     }
     run(Command::new("qemu-img")
@@ -245,6 +283,8 @@ pub fn with_qemu(images: &Images) -> Result<Images> {
         kernel: images.kernel.clone(),
         l1,
         l2: images.l2.clone(),
+        l2_opencl: images.l2_opencl.clone(),
+        pocl: images.pocl.clone(),
     })
 }
 

@@ -62,6 +62,12 @@ impl L1 {
                 disk.display()
             ))
             .args(["-device", "nvme,drive=nvme,serial=gantry"])
+            .arg("-drive")
+            .arg(format!(
+                "file={},if=none,id=pocl,format=raw,readonly=on",
+                images.pocl.display()
+            ))
+            .args(["-device", "virtio-blk-pci,drive=pocl"])
             .args([
                 "-nodefaults",
                 "-no-user-config",

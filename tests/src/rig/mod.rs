@@ -2,10 +2,12 @@
 //!
 //! - [`packages`]: what comes from Debian, and the cache.
 //! - [`images`]: initial file systems of L1 and L2.
+//! - [`opencl`]: PoCL for L1, driver, agent and programs for L2.
 //! - [`l1`]: booting L1 and listening to it.
 
 pub mod images;
 pub mod l1;
+pub mod opencl;
 pub mod packages;
 
 use std::{
@@ -24,8 +26,8 @@ pub use packages::Cache;
 
 use crate::report::{Outcome, Report};
 
-/// Longest silence of L1: the runner ends a scenario that takes longer than 120 s.
-const SILENCE: Duration = Duration::from_secs(150);
+/// Longest silence of L1: the runner ends a scenario that takes longer than 240 s.
+const SILENCE: Duration = Duration::from_secs(270);
 
 /// L1s side by side, if the host has that many cores.
 const L1S: usize = 2;

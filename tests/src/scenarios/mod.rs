@@ -1,5 +1,6 @@
 //! What is tested in L1, one file per topic.
 
+mod accelerator;
 mod boot;
 mod clients;
 mod disks;
@@ -47,6 +48,7 @@ pub fn all() -> Vec<Scenario> {
         errors::SCENARIOS,
         process::SCENARIOS,
         passthrough::SCENARIOS,
+        accelerator::SCENARIOS,
         passthrough_state::SCENARIOS,
     ]
     .into_iter()

@@ -236,7 +236,7 @@ fn ioctl_types(role: ThreadRole) -> &'static [u8] {
     const UFFD: u8 = 0xaa;
     match role {
         ThreadRole::Vcpu => &[KVM, TUN, VFIO],
-        ThreadRole::Accel | ThreadRole::Console => &[TERMINAL],
+        ThreadRole::Console => &[TERMINAL],
         ThreadRole::Net => &[TUN],
         ThreadRole::Vsock => &[TERMINAL],
         // What is plugged is mapped for physical devices.

@@ -1,0 +1,189 @@
+//! OpenCL in the rig: PoCL on a disk for L1, and what is installed in a guest that uses it.
+
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, ensure};
+
+use super::{
+    images::{pack, program},
+    packages::{self, output, run},
+};
+
+/// What is copied from this machine, and the Debian packages that have it.
+const NEEDED: &[(&str, &str)] = &[
+    ("/usr/lib/x86_64-linux-gnu/libpocl.so.2", "libpocl2"),
+    (
+        "/usr/lib/x86_64-linux-gnu/libOpenCL.so.1",
+        "ocl-icd-libopencl1",
+    ),
+    ("clinfo", "clinfo"),
+    ("/usr/sbin/mke2fs", "e2fsprogs"),
+    // PoCL links kernels like any program.
+    ("ld", "binutils"),
+    ("/usr/lib/x86_64-linux-gnu/libc.so", "libc6-dev"),
+    ("/usr/lib/gcc/x86_64-linux-gnu", "libgcc-12-dev"),
+];
+
+/// Bytes of the disk: what is copied, and some more.
+const DISK: u64 = 512 << 20;
+
+const LIBRARIES: &str = "/usr/lib/x86_64-linux-gnu";
+
+/// What is built for guests and hosts with accelerators.
+pub struct Programs {
+    /// The worker pool.
+    pub pool: PathBuf,
+    /// The guest's agent.
+    pub agent: PathBuf,
+    /// The guest's driver.
+    pub driver: PathBuf,
+    /// A program that computes, checks what it has computed, and prints figures.
+    pub example: PathBuf,
+}
+
+/// A disk image with everything that PoCL needs. It is made once: it has
+/// nothing of this repository in it.
+pub fn disk(work: &Path) -> Result<PathBuf> {
+    packages::install(NEEDED)?;
+    let archive = work.join("pocl.img");
+    if archive.exists() {
+        return Ok(archive);
+    }
+    let root = work.join("pocl");
+    if root.exists() {
+        fs::remove_dir_all(&root)?;
+    }
+    for folder in [
+        "usr/bin",
+        "usr/lib64",
+        "etc/OpenCL/vendors",
+        "tmp",
+        "run",
+        "proc",
+        "sys",
+        "dev",
+    ] {
+        fs::create_dir_all(root.join(folder))?;
+    }
+    for (link, to) in [
+        ("lib", "usr/lib"),
+        ("lib64", "usr/lib64"),
+        ("bin", "usr/bin"),
+    ] {
+        fs::create_dir_all(root.join(to))?;
+        symlink(to, root.join(link))?;
+    }
+    fs::create_dir_all(root.join(&LIBRARIES[1..]).join("pocl"))?;
+    program(Path::new("/usr/bin/ld"), &root, "usr/bin/ld")?;
+    let drivers = [
+        "libpocl.so.2",
+        "libOpenCL.so.1",
+        "pocl/libpocl-devices-basic.so",
+        "pocl/libpocl-devices-pthread.so",
+    ];
+    for file in drivers {
+        let path = format!("{LIBRARIES}/{file}");
+        program(Path::new(&path), &root, &path[1..])?;
+    }
+    fs::write(root.join("etc/OpenCL/vendors/pocl.icd"), "libpocl.so.2\n")?;
+    for file in [
+        "libc.so",
+        "libm.so",
+        "libc_nonshared.a",
+        "libmvec.so.1",
+        "libm.so.6",
+    ] {
+        copy(&root, &format!("{LIBRARIES}/{file}"))?;
+    }
+    let compiler = "/usr/lib/gcc/x86_64-linux-gnu";
+    for version in fs::read_dir(compiler)?.filter_map(Result::ok) {
+        for file in [
+            "libgcc.a",
+            "libgcc_s.so",
+            "crtbegin.o",
+            "crtend.o",
+            "crtbeginS.o",
+            "crtendS.o",
+        ] {
+            let path = version.path().join(file);
+            if let (true, Some(path)) = (path.exists(), path.to_str()) {
+                copy(&root, path)?;
+            }
+        }
+    }
+    run(Command::new("cp").args(["-a", "/usr/share/pocl"]).arg({
+        let share = root.join("usr/share");
+        fs::create_dir_all(&share)?;
+        share
+    }))?;
+    let partial = work.join("pocl.partial");
+    fs::File::create(&partial)?.set_len(DISK)?;
+    run(Command::new("mke2fs")
+        .args([
+            "-q",
+            "-F",
+            "-t",
+            "ext4",
+            "-O",
+            "^has_journal",
+            "-m",
+            "0",
+            "-d",
+        ])
+        .arg(&root)
+        .arg(&partial))?;
+    fs::remove_dir_all(&root)?;
+    fs::rename(&partial, &archive)?;
+    Ok(archive)
+}
+
+fn copy(root: &Path, path: &str) -> Result<()> {
+    let target = root.join(path.trim_start_matches('/'));
+    if let Some(parent) = target.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    fs::copy(path, target).with_context(|| format!("cannot copy {path}"))?;
+    Ok(())
+}
+
+/// What a guest with an accelerator has beside the other files of L2: driver, loader, agent and
+/// programs.
+pub fn guest(programs: &Programs, work: &Path) -> Result<PathBuf> {
+    packages::install(NEEDED)?;
+    let root = work.join("l2-opencl");
+    if root.exists() {
+        fs::remove_dir_all(&root)?;
+    }
+    for folder in ["bin", "lib/x86_64-linux-gnu", "etc/OpenCL/vendors"] {
+        fs::create_dir_all(root.join(folder))?;
+    }
+    let linked = output(Command::new("ldd").arg(&programs.agent)).unwrap_or_default();
+    ensure!(
+        !linked.contains("=>"),
+        "the agent needs shared objects:\n{linked}"
+    );
+    program(&programs.agent, &root, "bin/gantry-agent")?;
+    program(&programs.example, &root, "bin/opencl-figures")?;
+    program(Path::new("/usr/bin/clinfo"), &root, "bin/clinfo")?;
+    let library = "lib/x86_64-linux-gnu/libOpenCL.so.1";
+    program(&Path::new("/usr").join(library), &root, library)?;
+    let driver = "lib/x86_64-linux-gnu/libgantry_opencl.so";
+    program(&programs.driver, &root, driver)?;
+    fs::write(
+        root.join("etc/OpenCL/vendors/gantry.icd"),
+        "libgantry_opencl.so\n",
+    )?;
+    let archive = work.join("l2-opencl.cpio.gz");
+    pack(&root, &archive)?;
+    Ok(archive)
+}
+
+/// Whether a program needs no shared objects, as is said of the agent.
+pub fn is_static(program: &Path) -> bool {
+    output(Command::new("ldd").arg(program)).map_or(true, |text| text.contains("statically linked"))
+}

@@ -1,0 +1,101 @@
+//! Guests that compute on the host's accelerators.
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::{Value, json};
+
+use super::{Context, Entry, hotplug::gone};
+use crate::{
+    gantry::Gantry,
+    guest::Guest,
+    net::sh,
+    opencl::{self, Pool},
+};
+
+pub const SCENARIOS: &[Entry] = &[
+    (
+        "accelerator: programs of the guest compute on the host's device",
+        compute,
+    ),
+    (
+        "accelerator: it comes and goes, and a killed worker fails its application only",
+        deaths,
+    ),
+];
+
+const PORT: &str = "/run/gantry/opencl.sock";
+
+/// Starts the agent, and waits until it listens.
+fn start_agent(guest: &mut Guest) -> Result<()> {
+    guest.run("gantry-agent >/tmp/agent.log 2>&1 & true")?;
+    guest.eventually(&format!("ls {PORT}"), |text| text == PORT)?;
+    Ok(())
+}
+
+/// A counter of the accelerator.
+fn counter(gantry: &Gantry, name: &str) -> Result<u64> {
+    let counters = gantry.ok("GET", "vm.counters", None)?;
+    counters["a"][name]
+        .as_u64()
+        .with_context(|| format!("no counter {name} in {counters}"))
+}
+
+fn accel(pool: &Pool) -> Value {
+    json!({"socket": pool.socket, "window": 256_u64 << 20, "slices": 4, "id": "a"})
+}
+
+fn compute(context: &Context) -> Result<()> {
+    let pool = Pool::start(&context.dir)?;
+    let more = json!({
+        "payload": {"initramfs": opencl::guest_files(&context.dir)?},
+        "accels": [accel(&pool)],
+    });
+    let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    start_agent(&mut guest)?;
+    let list = guest.run("clinfo -l; cat /tmp/agent.log")?;
+    ensure!(list.contains("Device #0"), "clinfo finds no device: {list}");
+    let figures =
+        guest.run("GANTRY_OPENCL_SPIN=20 opencl-figures --brief || cat /tmp/agent.log")?;
+    ensure!(figures.contains("numbers is right"), "{figures}");
+    ensure!(counter(&gantry, "workers_started")? == 2);
+    ensure!(counter(&gantry, "workers_lost")? == 0);
+    Ok(())
+}
+
+fn deaths(context: &Context) -> Result<()> {
+    let pool = Pool::start(&context.dir)?;
+    let more = json!({"payload": {"initramfs": opencl::guest_files(&context.dir)?}});
+    let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    start_agent(&mut guest)?;
+    // Without a port there is no device, and no error either.
+    let none = guest.status_of("clinfo -l")?.1;
+    ensure!(!none.contains("Device #0"), "{none}");
+    gantry.put("vm.add-accel", accel(&pool))?;
+    guest.eventually("clinfo -l 2>&1; cat /tmp/agent.log", |text| {
+        text.contains("Device #0")
+    })?;
+    // An application in the middle of its work loses its worker.
+    guest.run("GANTRY_OPENCL_SPIN=20 opencl-figures >/tmp/figures 2>&1; echo ended $? >>/tmp/figures & true")?;
+    guest.eventually("cat /tmp/figures", |text| text.contains("is right"))?;
+    let before = pool.workers()?;
+    sh(&format!(
+        "kill -9 {}",
+        before
+            .iter()
+            .map(u32::to_string)
+            .collect::<Vec<_>>()
+            .join(" ")
+    ))?;
+    let end = guest.eventually("cat /tmp/figures", |text| text.contains("ended"))?;
+    ensure!(end.contains("failed with code"), "{end}");
+    ensure!(counter(&gantry, "workers_lost")? == 1);
+    // The next one is served by a new worker.
+    let list = guest.run("clinfo -l")?;
+    ensure!(list.contains("Device #0"), "{list}");
+    guest.run("GANTRY_OPENCL_SPIN=20 opencl-figures >/dev/null 2>&1 & true")?;
+    gantry.put("vm.remove-device", json!({"id": "a"}))?;
+    gone(&gantry, "a")?;
+    guest.run("pidof gantry-agent")?;
+    let none = guest.status_of("clinfo -l")?.1;
+    ensure!(!none.contains("Device #0"), "{none}");
+    Ok(())
+}
