@@ -3,6 +3,7 @@
 
 use std::{
     fs,
+    io::{BufRead, BufReader, Write},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread,
@@ -26,6 +27,7 @@ const PROGRAMS: &[(&str, &str)] = &[
     ),
     ("clinfo", "clinfo"),
     ("clpeak", "clpeak"),
+    ("strace", "strace"),
     (
         "/usr/lib/python3/dist-packages/pyopencl",
         "python3-pyopencl",
@@ -47,6 +49,10 @@ const SCENARIOS: &[(&str, Scenario)] = &[
         late,
     ),
     ("opencl: clpeak measures without an error", clpeak),
+    (
+        "opencl: ten thousand synchronous calls make no system call on either side",
+        steady,
+    ),
     (
         "opencl: workers are confined before an application comes",
         confined,
@@ -106,8 +112,14 @@ impl Pool {
         packages::run(&mut build)?;
         step.finish();
         let release = fs::canonicalize(target().join("release"))?;
+        Self::serve("usual", release, &[])
+    }
+
+    /// A pool of what was built, with options of its own.
+    fn serve(name: &str, release: PathBuf, options: &[&str]) -> Result<Self> {
         // A socket's path has at most 107 bytes: not below the target folder.
-        let folder = std::env::temp_dir().join(format!("gantry-opencl-{}", std::process::id()));
+        let folder =
+            std::env::temp_dir().join(format!("gantry-opencl-{}-{name}", std::process::id()));
         fs::create_dir_all(folder.join("vendors"))?;
         fs::write(
             folder.join("vendors/gantry.icd"),
@@ -116,6 +128,7 @@ impl Pool {
         let process = Command::new(release.join("gantry-accel"))
             .args(["serve", "--socket"])
             .arg(folder.join("socket"))
+            .args(options)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(fs::File::create(folder.join("log"))?)
@@ -242,6 +255,73 @@ fn clpeak(pool: &Pool) -> Result<()> {
     Ok(())
 }
 
+/// Counts the system calls of application and worker while they do nothing but ask and answer.
+/// Both poll for longer than the calls take: that nobody falls asleep meanwhile does not depend on
+/// how busy this machine is.
+fn steady(pool: &Pool) -> Result<()> {
+    const LONG: &str = "60000000";
+    let pool = Pool::serve("steady", pool.release.clone(), &["--spin", LONG])?;
+    let mut application = pool
+        .remoted(pool.release.join("examples/opencl_steady"))
+        .env("GANTRY_OPENCL_SPIN", LONG)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut output = BufReader::new(application.stdout.take().context("no output")?);
+    let mut next = || -> Result<String> {
+        let mut line = String::new();
+        output.read_line(&mut line)?;
+        Ok(line.trim().to_owned())
+    };
+    let ready = next()?;
+    let id: i32 = ready
+        .strip_prefix("ready ")
+        .with_context(|| format!("the application said {ready:?}"))?
+        .parse()?;
+    let mut traced = pool.workers()?;
+    traced.push(id);
+    let log = pool.folder.join("calls");
+    let mut strace = Command::new("strace");
+    strace.args(["-f", "-o"]).arg(&log);
+    for id in &traced {
+        strace.args(["-p", &id.to_string()]);
+    }
+    let mut strace = strace
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("cannot run strace")?;
+    let mut attached = BufReader::new(strace.stderr.take().context("no messages")?).lines();
+    for _ in &traced {
+        let line = attached.next().context("strace attaches to nothing")??;
+        ensure!(line.contains("attached"), "strace says: {line}");
+    }
+    application
+        .stdin
+        .take()
+        .context("no input")?
+        .write_all(b"go\n")?;
+    ensure!(next()? == "begin" && next()? == "end", "no marks");
+    // SAFETY: a plain call; strace leaves its processes alone then.
+    unsafe { libc::kill(strace.id().cast_signed(), libc::SIGINT) };
+    strace.wait()?;
+    application.wait()?;
+    let log = fs::read_to_string(log)?;
+    let between = log
+        .lines()
+        .skip_while(|line| !line.contains("\"begin"))
+        .skip(1)
+        .take_while(|line| !line.contains("\"end"));
+    let calls: Vec<_> = between.filter(|line| !line.contains("resumed>")).collect();
+    ensure!(
+        log.contains("\"begin") && log.contains("\"end") && calls.is_empty(),
+        "{} system calls: {:#?}",
+        calls.len(),
+        &calls[..calls.len().min(10)]
+    );
+    Ok(())
+}
+
 fn confined(pool: &Pool) -> Result<()> {
     // Whoever is served has passed through the confinement.
     packages::run(pool.remoted("clinfo").arg("-l"))?;
@@ -273,9 +353,9 @@ fn killed(pool: &Pool) -> Result<()> {
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()?;
-    let mut output = std::io::BufReader::new(application.stdout.take().context("no output")?);
+    let mut output = BufReader::new(application.stdout.take().context("no output")?);
     let mut line = String::new();
-    std::io::BufRead::read_line(&mut output, &mut line)?;
+    output.read_line(&mut line)?;
     ensure!(line == "running\n", "the application said {line:?}");
     for worker in pool.workers()? {
         // SAFETY: a plain call.
@@ -283,7 +363,7 @@ fn killed(pool: &Pool) -> Result<()> {
     }
     let start = Instant::now();
     line.clear();
-    std::io::BufRead::read_line(&mut output, &mut line)?;
+    output.read_line(&mut line)?;
     let waited = start.elapsed();
     application.wait()?;
     if !line.starts_with("error -") {

@@ -89,6 +89,7 @@ pub fn run(options: &Options) -> Result<()> {
     let mut count = Count::default();
     if options.words.is_empty() {
         checks(&mut count)?;
+        models(&mut count)?;
         unit_tests(&mut count)?;
     }
     if options.words.is_empty() || options.words.iter().any(|word| word == "gate:") {
@@ -246,6 +247,23 @@ fn outcome(mut command: Command) -> Result<Outcome> {
     let text = String::from_utf8_lossy(&output.stdout).into_owned()
         + &String::from_utf8_lossy(&output.stderr);
     Ok(Outcome::Failed(vec![text]))
+}
+
+/// Every interleaving of the ring's two sides, up to a bound, in a build of its own.
+fn models(count: &mut Count) -> Result<()> {
+    let step = Step::new("checking the ring's models (loom)");
+    let mut test = cargo();
+    test.args(["test", "--quiet", "--release", "--lib", "--package"])
+        .args(["gantry-remoting", "--no-default-features", "ring"])
+        .env("RUSTFLAGS", "--cfg loom")
+        .env("CARGO_TARGET_DIR", target().join("loom"))
+        // What is for programs that are shipped only takes time here.
+        .env("CARGO_PROFILE_RELEASE_LTO", "off")
+        .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
+    let result = outcome(test)?;
+    drop(step);
+    count.add("check: no interleaving breaks the ring", &result, None);
+    Ok(())
 }
 
 fn unit_tests(count: &mut Count) -> Result<()> {

@@ -1,9 +1,10 @@
 //! The process that serves one application.
 //!
-//! One thread takes calls out of the ring and hands them to the host's driver; it never blocks in
-//! the driver, so that one thread of the application that waits does not hold up another. What
-//! has to be waited for is an event of the driver: polled for a bounded time, then slept on.
-//! Building programs takes long and runs in a thread of its own.
+//! One thread takes calls out of the ring and hands them to the host's driver. It blocks in the
+//! driver only where nothing else can happen meanwhile: while the one thread that an application
+//! has waits for commands that wait for nothing of the application's, and waits were short so
+//! far. All else that has to be waited for is an event of the driver: polled for a bounded time,
+//! then slept on. Building and linking programs takes long and runs in threads of its own.
 
 pub mod commands;
 pub mod confine;

@@ -2,6 +2,9 @@
 
 /// The largest number: what a client can make the table's memory grow to.
 const LARGEST: u32 = 1 << 20;
+/// Clients choose small numbers first, from two ranges at most. A table grows by so many entries
+/// or doubles: its memory is in proportion to what was made.
+const STEP: usize = 8192;
 
 /// An object, or why it could not be made.
 #[derive(Debug)]
@@ -49,17 +52,21 @@ impl<T> Table<T> {
     /// Whether a client may give an object this number now.
     pub fn check(&self, id: u32) -> Result<(), i32> {
         let free = matches!(self.slots.get(id as usize), None | Some(Slot::Empty));
-        if free && id < LARGEST {
+        if free && self.reaches(id) {
             Ok(())
         } else {
             Err(self.invalid)
         }
     }
 
+    fn reaches(&self, id: u32) -> bool {
+        id < LARGEST && (id as usize) < 2 * self.slots.len() + STEP
+    }
+
     /// Puts an object under its number, or the reason why it could not be made. What was there
     /// comes back.
     pub fn put(&mut self, id: u32, object: Result<T, i32>) -> Option<T> {
-        if id >= LARGEST {
+        if !self.reaches(id) {
             return object.ok();
         }
         let index = id as usize;
@@ -94,7 +101,10 @@ mod tests {
         let mut table = Table::new(-38);
         assert_eq!(table.check(u32::MAX), Err(-38));
         assert_eq!(table.put(u32::MAX, Ok(7)), Some(7));
+        assert_eq!(table.check(STEP as u32), Err(-38));
         assert!(table.slots.is_empty());
+        table.put(STEP as u32 - 1, Ok(7));
+        assert_eq!(table.check(STEP as u32), Ok(()));
     }
 
     #[test]

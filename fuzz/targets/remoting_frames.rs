@@ -1,0 +1,53 @@
+//! What an application may put into its ring of calls: frames, fragments, and messages in them.
+
+#![no_main]
+
+use std::time::Duration;
+
+use gantry_fuzz::input::Input;
+use gantry_remoting::{
+    protocol::{Header, Request, frame::LARGEST, hello::Hello},
+    transport::{
+        bell::Futex,
+        link::Receiver,
+        ring::{Consumer, Producer},
+        window::{self, Window},
+    },
+};
+use libfuzzer_sys::fuzz_target;
+
+const RING: u64 = 1 << 16;
+
+fuzz_target!(|bytes: &[u8]| {
+    let bell = Futex {
+        patience: Duration::from_millis(1),
+    };
+    let file = window::create(window::SMALLEST).expect("there is memory");
+    let window = Window::map(&file, window::SMALLEST, RING).expect("it is a window");
+    let mut producer = Producer::new(window.calls(), bell);
+    let mut receiver = Receiver::new(Consumer::new(window.calls(), bell));
+    let mut body = Vec::new();
+    let mut input = Input::new(bytes);
+    while !input.is_empty() {
+        let length = usize::from(input.u8());
+        let written = producer.push(&[], input.bytes(length));
+        assert_eq!(written, Ok(true), "the ring is empty");
+        loop {
+            match receiver.poll(&mut body) {
+                Ok(Some(Header { opcode, .. })) => {
+                    assert!(body.len() <= LARGEST);
+                    let _ = Request::decode(opcode, &body);
+                }
+                Ok(None) => break,
+                Err(_) => return,
+            }
+        }
+    }
+    // The same bytes as a call of each number, and as a hello.
+    for opcode in 0..100 {
+        let _ = Request::decode(opcode, bytes);
+    }
+    if let Some(hello) = bytes.first_chunk() {
+        let _ = Hello::check(hello);
+    }
+});

@@ -1,0 +1,89 @@
+//! A whole worker before an OpenCL that does nothing, under an application without scruples.
+
+#![no_main]
+
+use std::{
+    fs::File,
+    os::unix::fs::FileExt,
+    sync::{Arc, LazyLock},
+    time::Duration,
+};
+
+use gantry_fuzz::input::Input;
+use gantry_remoting::{
+    opencl::Api,
+    protocol::{Flags, Header},
+    transport::{
+        bell::Futex,
+        link::Receiver,
+        port_bell::Waker,
+        ring::{Consumer, Producer},
+        window::{self, Window},
+    },
+    worker::server::{Nudge, Server, Tuning},
+};
+use libfuzzer_sys::fuzz_target;
+
+const RING: u64 = 1 << 16;
+/// The control words of the ring of calls.
+const CONTROL: u64 = 6 * 64;
+
+static API: LazyLock<Arc<Api>> = LazyLock::new(|| Arc::new(Api::null()));
+
+fuzz_target!(|bytes: &[u8]| {
+    let bell = Futex {
+        patience: Duration::from_millis(1),
+    };
+    let file = window::create(window::SMALLEST).expect("there is memory");
+    let window = Window::map(&file, window::SMALLEST, RING).expect("it is a window");
+    let file = File::from(file);
+    let tuning = Tuning {
+        spin: Duration::ZERO,
+        waker: Waker::Futex(bell),
+        device: String::new(),
+        memory: 1 << 30,
+    };
+    let nudge = Nudge(Box::new(|| {}));
+    let (mut server, mut calls) = Server::new(Arc::clone(&API), Arc::clone(&window), tuning, nudge);
+    let mut producer = Producer::new(window.calls(), bell);
+    let mut answers = Receiver::new(Consumer::new(window.answers(), bell));
+    let (mut body, mut answer) = (Vec::new(), Vec::new());
+    let mut input = Input::new(bytes);
+    let mut sequence = 0;
+    while !input.is_empty() {
+        let written = match input.u8() {
+            0..=239 => {
+                let (opcode, flags) = (u16::from(input.u8() % 100), input.u8());
+                let message = input.bytes(usize::from(flags >> 3) * 4);
+                sequence += 1;
+                let header = Header {
+                    length: message.len() as u32,
+                    opcode,
+                    flags: Flags(u16::from(flags & 7)),
+                    sequence,
+                };
+                producer.push(&header.to_bytes(), message)
+            }
+            240..=249 => {
+                let length = usize::from(input.u8());
+                producer.push(&[], input.bytes(length))
+            }
+            _ => {
+                let at = u64::from(input.u16()) % CONTROL;
+                file.write_all_at(input.bytes(4), at).expect("it is there");
+                Ok(true)
+            }
+        };
+        // The application itself may be confused by what it has done to the ring.
+        let Ok(true) = written else {
+            return;
+        };
+        loop {
+            match server.turn(&mut calls, &mut body) {
+                Ok(true) => while let Ok(Some(_)) = answers.poll(&mut answer) {},
+                Ok(false) => break,
+                Err(_) => return,
+            }
+        }
+    }
+});
