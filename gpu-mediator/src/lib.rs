@@ -6,12 +6,14 @@
 //!                      Policy: fifo, credit, band, fair
 //! ```
 //!
+//! - [`arbiter`]: the process that shares a real device among workers.
 //! - [`policy`]: in what order turns are given. Pure state machines over a clock that they are
 //!   told: no thread, no input or output.
 //! - [`scheduler`]: a policy, and the account of each client, whatever the policy.
 //! - [`simulator`]: the same code in virtual time against clients whose kernels have any length;
 //!   measures fairness and what it costs, and draws it.
 
+pub mod arbiter;
 pub mod policy;
 pub mod scheduler;
 pub mod simulator;

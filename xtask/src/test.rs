@@ -37,6 +37,7 @@ const CRATES: &[&str] = &[
     "gantry-remoting",
     "gantry-opencl",
     "gantry-agent",
+    "gpu-mediator",
     "gantry-tests",
 ];
 

@@ -199,6 +199,7 @@ api! {
     fn clGetEventProfilingInfo(event: Handle, param_name: u32, param_value_size: usize, param_value: *mut c_void, param_value_size_ret: *mut usize) -> i32;
     fn clFlush(command_queue: Handle) -> i32;
     fn clFinish(command_queue: Handle) -> i32;
+    fn clWaitForEvents(num_events: u32, event_list: *const Handle) -> i32;
     fn clEnqueueReadBuffer(command_queue: Handle, buffer: Handle, blocking_read: u32, offset: usize, size: usize, ptr: *mut c_void, num_events_in_wait_list: u32, event_wait_list: *const Handle, event: *mut Handle) -> i32;
     fn clEnqueueWriteBuffer(command_queue: Handle, buffer: Handle, blocking_write: u32, offset: usize, size: usize, ptr: *const c_void, num_events_in_wait_list: u32, event_wait_list: *const Handle, event: *mut Handle) -> i32;
     fn clEnqueueCopyBuffer(command_queue: Handle, src_buffer: Handle, dst_buffer: Handle, src_offset: usize, dst_offset: usize, size: usize, num_events_in_wait_list: u32, event_wait_list: *const Handle, event: *mut Handle) -> i32;

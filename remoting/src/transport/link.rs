@@ -164,6 +164,14 @@ impl<B: Bytes, L: Bell> Receiver<B, L> {
     }
 }
 
+impl<B: Bytes, L: Bell> Receiver<B, L> {
+    /// Sleeps although there may be messages, which cannot be served yet, until `awake` says that
+    /// there is something else to do; at most for the bell's patience.
+    pub fn rest(&self, awake: impl Fn() -> bool) {
+        self.ring.rest(awake);
+    }
+}
+
 /// For so long polling is without the processor's pause, which takes 50 ns on some: most answers
 /// come in this time.
 const EAGER: Duration = Duration::from_micros(20);

@@ -308,6 +308,16 @@ impl<B: Bytes, L: Bell> Consumer<B, L> {
         Ok(())
     }
 
+    /// Sleeps, whatever there is, until roused or `awake` says that there is something else to
+    /// do; at most for the bell's patience.
+    pub fn rest(&self, awake: impl Fn() -> bool) {
+        let items = &self.bytes.control().items.0;
+        let seen = items.load(Ordering::Acquire);
+        if !awake() {
+            self.bell.wait(items, seen);
+        }
+    }
+
     /// The bell and the word that it rings to end the consumer's sleep from elsewhere.
     pub fn rouse(&self) {
         self.bell.ring(&self.bytes.control().items.0);

@@ -198,6 +198,14 @@ impl Meter {
         }
     }
 
+    /// Whether the turn's time is over.
+    pub fn is_over(&self, now: Moment) -> bool {
+        match self.slice {
+            Slice::Time(length) => now.since(self.begun) >= length,
+            Slice::Request => self.submitted > 0,
+        }
+    }
+
     /// How many requests the driver has.
     pub fn outstanding(&self) -> usize {
         self.outstanding.len()

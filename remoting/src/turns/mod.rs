@@ -1,11 +1,26 @@
 //! Taking turns at a device that others use, too.
 //!
-//! A worker submits only during its turn. How long turns are and who gets the next one is an
-//! arbiter's business (see the crate above); here is what a worker does with one.
+//! ```text
+//!              connection, process           grants (shared memory that the worker reads)
+//!   pool ───────────────────────> arbiter ──────────────────────────────────────────> worker
+//!     └── connection ──> worker      ^ └───── "look" (socket) ──────────────────────────┘ │
+//!                                    └── "I want it", "I am done", account (shared) ──────┘
+//! ```
+//!
+//! A worker submits only during its turn. It reads from shared memory that it has one and whether
+//! somebody else waits: as long as it is alone, it asks for nothing and tells nothing. How long
+//! turns are and who gets the next one is the arbiter's business (the crate above).
 //!
 //! - [`meter`]: how much to submit, so that the device is busy to the end of a turn and not beyond.
+//! - [`page`]: the memory that worker and arbiter share; [`message`]: what they say.
+//! - [`worker`]: a worker's side; [`introduce`]: how its pool gets it a connection, since a
+//!   confined worker makes none.
 
 mod clock;
+pub mod introduce;
+pub mod message;
 pub mod meter;
+pub mod page;
+pub mod worker;
 
 pub use clock::Moment;

@@ -68,6 +68,7 @@ impl Server {
         let waits = header.flags.has(Flags::ANSWER);
         let polled = waits && way == Way::Answered;
         let mut event: Handle = 0;
+        let metered = self.sharing.metered.take();
         let outcome = (|| {
             let queue = self.queues.get(order.queue.0)?.raw;
             if let Some(id) = order.event {
@@ -90,7 +91,7 @@ impl Server {
                     wait.as_ptr()
                 },
                 event: if order.event.is_some()
-                    || way == Way::Answered && (stage.is_some() || waits)
+                    || way == Way::Answered && (stage.is_some() || waits || metered.is_some())
                 {
                     &raw mut event
                 } else {
@@ -113,6 +114,9 @@ impl Server {
                 return self.answer(header, &Err::<(), i32>(code));
             }
             return self.defer(header, order.queue, code);
+        }
+        if let Some(kind) = metered {
+            self.meter(kind, order.queue, (way == Way::Answered).then_some(event));
         }
         if let Some(start) = start {
             if let Some(stage) = stage {

@@ -16,5 +16,6 @@ pub mod pool;
 pub mod query;
 pub mod quota;
 pub mod server;
+pub mod sharing;
 pub mod table;
 pub mod transfers;

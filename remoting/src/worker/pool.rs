@@ -35,10 +35,13 @@ use crate::{
         port_bell::{Events, Waker},
         socket, window,
     },
+    turns::{introduce, message::Join},
 };
 
 /// The descriptor on which a worker finds the pool's socket.
 const LISTENER: i32 = 3;
+/// The descriptor on which a worker that shares its device finds a socket to the pool.
+const CONTROL: i32 = 4;
 
 /// What the names of pools' folders begin with.
 const FOLDER: &str = "gantry-accel-";
@@ -61,6 +64,17 @@ pub struct Options {
     /// write to.
     #[arg(long, default_value = "/tmp", value_name = "FOLDER")]
     pub cache: PathBuf,
+    /// Socket of the arbiter (gantry-arbiter) by which the device is shared with other pools.
+    #[arg(long, value_name = "PATH")]
+    pub arbiter: Option<PathBuf>,
+    /// Whose this machine's own applications are: those of one name share one part of the device.
+    /// Applications in guests are their virtual machine's.
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// The part of the device that this machine's own applications get, in proportion to those of
+    /// others: 1 to 10,000.
+    #[arg(long, default_value_t = 1, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub weight: u32,
 }
 
 /// Why a pool or worker ends.
@@ -207,10 +221,25 @@ fn start(
     cache: PathBuf,
 ) -> Result<Worker, Error> {
     std::fs::create_dir(&cache).map_err(Error::Start)?;
-    let fd = listener.as_raw_fd();
     let mut command = Command::new(program);
+    let mut given = vec![(listener.as_raw_fd(), LISTENER)];
+    let control = match &options.arbiter {
+        Some(path) => {
+            let (ours, theirs) = UnixStream::pair().map_err(Error::Start)?;
+            given.push((theirs.as_raw_fd(), CONTROL));
+            command.arg("worker").arg("--arbiter").arg(path);
+            Some((ours, theirs, path))
+        }
+        None => {
+            command.arg("worker");
+            None
+        }
+    };
+    if let Some(name) = &options.name {
+        command.args(["--name", name]);
+    }
     command
-        .arg("worker")
+        .args(["--weight", &options.weight.to_string()])
         .args(["--library", &options.library])
         .args(["--window", &options.window.to_string()])
         .args(["--spin", &options.spin.to_string()])
@@ -229,18 +258,22 @@ fn start(
         command.pre_exec(move || {
             // A worker does not outlive the pool.
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-            let made = if fd == LISTENER {
-                libc::fcntl(fd, libc::F_SETFD, 0)
-            } else {
-                libc::dup2(fd, LISTENER)
-            };
-            if made < 0 {
-                return Err(io::Error::last_os_error());
+            // First out of each other's way, then to their places, where they stay open.
+            for (fd, _) in &mut given {
+                *fd = libc::fcntl(*fd, libc::F_DUPFD_CLOEXEC, CONTROL + 1);
+            }
+            for (fd, place) in &given {
+                if *fd < 0 || libc::dup2(*fd, *place) < 0 {
+                    return Err(io::Error::last_os_error());
+                }
             }
             Ok(())
         });
     }
     let child = command.spawn().map_err(Error::Start)?;
+    if let Some((ours, _, path)) = control {
+        introduce::attend(&child, ours, path.clone()).map_err(Error::Start)?;
+    }
     // SAFETY: a plain call; the child has not been waited for, so that its id is its own.
     let end = unsafe { libc::syscall(libc::SYS_pidfd_open, child.id(), 0) };
     if end < 0 {
@@ -355,7 +388,12 @@ fn serve(api: Arc<api::Api>, stream: &UnixStream, options: &Options) -> Result<(
     };
     let spin = tuning.spin;
     let nudge = Nudge(Box::new(move || socket::nudge(&listener)));
-    let (server, calls) = Server::new(api, window, tuning, nudge);
+    let (mut server, calls) = Server::new(api, window, tuning, nudge);
+    // SAFETY: a plain call.
+    let parent = unsafe { libc::getppid() };
+    let name = options.name.clone();
+    let name = name.unwrap_or_else(|| format!("gantry-accel-{parent}"));
+    share(&mut server, options, name, options.weight)?;
     Ok(server.run(calls, spin)?)
 }
 
@@ -393,7 +431,8 @@ fn serve_slice(
     };
     let spin = tuning.spin;
     let nudge = Nudge(Box::new(move || events.interrupt()));
-    let (server, calls) = Server::new(api, window, tuning, nudge);
+    let (mut server, calls) = Server::new(api, window, tuning, nudge);
+    share(&mut server, options, attachment.client, attachment.weight)?;
     Ok(server.run(calls, spin)?)
 }
 
@@ -430,6 +469,17 @@ fn accept_slice(
         patience: PATIENCE,
     };
     Ok((window, Arc::new(events)))
+}
+
+/// Shares the device with others, if there is an arbiter.
+fn share(server: &mut Server, options: &Options, name: String, weight: u32) -> Result<(), Error> {
+    if options.arbiter.is_none() {
+        return Ok(());
+    }
+    // SAFETY: the pool has put the socket there, and nothing else in this process uses it.
+    let control = unsafe { UnixStream::from_raw_fd(CONTROL) };
+    let join = Join { name, weight };
+    server.share(control, join).map_err(Error::Start)
 }
 
 /// Ends the process with the other side, whatever the driver is doing.

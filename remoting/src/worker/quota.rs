@@ -37,6 +37,11 @@ impl Quota {
         })
     }
 
+    /// How many bytes are had now.
+    pub fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
     /// Charges an allocation, or says by which code it is refused.
     pub fn charge(self: &Arc<Self>, bytes: u64) -> Result<Charge, i32> {
         let fits = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= self.limit);

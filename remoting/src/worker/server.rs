@@ -12,6 +12,7 @@ use super::{
     objects::{Context, Device, Event, Kernel, Mem, Program, Queue, Sampler},
     platform::Platform,
     quota::Quota,
+    sharing::Sharing,
     table::Table,
 };
 use crate::{
@@ -117,7 +118,8 @@ pub struct Server {
     waits: Vec<Wait>,
     sender: Sender<Slice, Waker>,
     /// Wakes the client's listener.
-    nudge: Nudge,
+    pub(super) nudge: Nudge,
+    pub(super) sharing: Sharing,
     scratch: Vec<u8>,
 }
 
@@ -177,6 +179,7 @@ impl Server {
             waits: Vec::new(),
             sender: Sender::new(Producer::new(answers, bell.clone()), size, tuning.spin),
             nudge,
+            sharing: Sharing::default(),
             scratch: Vec::new(),
             api,
             window,
@@ -195,8 +198,13 @@ impl Server {
                 spin.reset();
             } else if !spin.again() {
                 self.arm();
+                self.before_sleep();
                 let board = Arc::clone(&self.board);
-                calls.sleep(|| board.any())?;
+                if self.is_full() {
+                    calls.rest(|| board.any());
+                } else {
+                    calls.sleep(|| board.any())?;
+                }
             }
         }
     }
@@ -207,13 +215,17 @@ impl Server {
         calls: &mut Receiver<Slice, Waker>,
         body: &mut Vec<u8>,
     ) -> Result<bool, Error> {
-        let mut busy = false;
+        let mut busy = self.serve_held()?;
         for _ in 0..BATCH {
+            if self.is_full() {
+                break;
+            }
             let Some(header) = calls.poll(body)? else {
                 break;
             };
             busy = true;
-            self.serve(header, body)?;
+            let request = Request::decode(header.opcode, body)?;
+            self.serve_in_turn(header, request)?;
         }
         busy |= self.notices()?;
         busy |= self.poll_waits()?;
@@ -363,7 +375,7 @@ impl Server {
     }
 
     /// `CL_EVENT_COMMAND_EXECUTION_STATUS`.
-    fn status(&self, event: Handle) -> i32 {
+    pub(super) fn status(&self, event: Handle) -> i32 {
         let mut status = 0i32;
         let code = cl!(
             self.api,
@@ -479,7 +491,7 @@ impl Server {
     }
 
     /// Carries out one call.
-    fn serve(&mut self, header: Header, body: &[u8]) -> Result<(), Error> {
+    pub(super) fn serve(&mut self, header: Header, request: Request) -> Result<(), Error> {
         /// Calls a method and answers with what it returns.
         macro_rules! answered {
             ($call:expr, $method:ident) => {{
@@ -487,7 +499,7 @@ impl Server {
                 self.answer(header, &outcome)?;
             }};
         }
-        match Request::decode(header.opcode, body)? {
+        match request {
             Request::Platforms(_) => {
                 let offered = self.offered();
                 self.answer(header, &Ok(offered))?;

@@ -1,0 +1,204 @@
+//! A connection of a worker: from the pool that introduces it to its last word.
+
+use std::{
+    fs::File,
+    io::{self, Read},
+    os::{
+        fd::{AsRawFd, OwnedFd, RawFd},
+        unix::net::UnixStream,
+    },
+    sync::atomic::Ordering,
+};
+
+use gantry_remoting::turns::{
+    message::{JOIN, Join, Refused, Word},
+    page::{Account, Grant, Page, claim},
+};
+use vmm_sys_util::sock_ctrl_msg::ScmSocket;
+
+use crate::{Slice, scheduler};
+
+/// Why a connection ends.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The other side has ended.
+    #[error("the worker has ended")]
+    Ended,
+    /// The first message is none.
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    /// No process came with it.
+    #[error("the pool sent no handle of the worker's process")]
+    Process,
+    /// A byte that means nothing.
+    #[error("the worker said {0:#04x}, which means nothing")]
+    Word(u8),
+    /// The system.
+    #[error("the connection failed")]
+    System(#[from] io::Error),
+}
+
+/// A connection whose first message is not complete.
+#[derive(Debug)]
+pub struct Newcomer {
+    stream: UnixStream,
+    process: Option<OwnedFd>,
+    bytes: Vec<u8>,
+}
+
+impl Newcomer {
+    /// A fresh connection.
+    pub fn new(stream: UnixStream) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        Ok(Self {
+            stream,
+            process: None,
+            bytes: Vec::new(),
+        })
+    }
+
+    /// What to poll for input.
+    pub fn fd(&self) -> RawFd {
+        self.stream.as_raw_fd()
+    }
+
+    /// Takes what has come; whether the message is complete.
+    pub fn read(&mut self) -> Result<bool, Error> {
+        if self.process.is_none() {
+            let (got, file) = self
+                .stream
+                .recv_with_fd(&mut [0])
+                .map_err(|error| io::Error::from_raw_os_error(error.errno()))?;
+            if got == 0 {
+                return Err(Error::Ended);
+            }
+            self.process = Some(file.ok_or(Error::Process)?.into());
+            return Ok(false);
+        }
+        let mut bytes = [0; JOIN];
+        let room = JOIN - self.bytes.len();
+        match self.stream.read(&mut bytes[..room])? {
+            0 => Err(Error::Ended),
+            got => {
+                self.bytes.extend_from_slice(&bytes[..got]);
+                Ok(got == room)
+            }
+        }
+    }
+
+    /// The worker and what it has said, once the message is complete.
+    pub fn join(self) -> Result<(Worker, Join), Error> {
+        let bytes: [u8; JOIN] = self.bytes.try_into().map_err(|_| Error::Ended)?;
+        let join = Join::from_bytes(&bytes)?;
+        let (grant, grant_file) = Page::<Grant>::create()?;
+        let (account, account_file) = Page::<Account>::create()?;
+        // The worker gets its grants to read only.
+        let readable = File::open(format!("/proc/self/fd/{}", grant_file.as_raw_fd()))?;
+        for file in [&readable, &account_file] {
+            self.stream
+                .send_with_fd([0u8].as_slice(), file.as_raw_fd())
+                .map_err(|error| io::Error::from_raw_os_error(error.errno()))?;
+        }
+        let worker = Worker {
+            stream: self.stream,
+            process: self.process.ok_or(Error::Process)?,
+            grant,
+            account,
+        };
+        Ok((worker, join))
+    }
+}
+
+/// A worker.
+#[derive(Debug)]
+pub struct Worker {
+    stream: UnixStream,
+    process: OwnedFd,
+    grant: Page<Grant>,
+    account: Page<Account>,
+}
+
+impl Worker {
+    /// What to poll for words.
+    pub fn fd(&self) -> RawFd {
+        self.stream.as_raw_fd()
+    }
+
+    /// What to poll for the process's end.
+    pub fn process(&self) -> RawFd {
+        self.process.as_raw_fd()
+    }
+
+    /// The next word, if one has come.
+    pub fn word(&self) -> Result<Option<Word>, Error> {
+        let mut byte = [0];
+        match (&self.stream).read(&mut byte) {
+            Ok(0) => Err(Error::Ended),
+            Ok(_) => match Word::from_byte(byte[0]) {
+                Some(word) => Ok(Some(word)),
+                None => Err(Error::Word(byte[0])),
+            },
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Gives the worker the device.
+    pub fn give(&self, turn: scheduler::Grant, contended: bool) {
+        let slice = match turn.slice {
+            Slice::Request => 0,
+            Slice::Time(length) => length.as_nanos() as u64,
+        };
+        let grant = &self.grant;
+        grant.slice.store(slice, Ordering::Relaxed);
+        grant
+            .coschedule
+            .store(turn.coschedule.into(), Ordering::Relaxed);
+        grant.contended.store(contended.into(), Ordering::Relaxed);
+        self.account.claim.store(claim::BUSY, Ordering::Relaxed);
+        grant.turn.fetch_add(1, Ordering::Release);
+        // A worker that reads nothing has a full buffer, and need not be woken.
+        let _ = Word::say(Word::Want, &self.stream);
+    }
+
+    /// Tells the worker whether somebody else waits.
+    pub fn set_contended(&self, contended: bool) {
+        self.grant
+            .contended
+            .store(contended.into(), Ordering::SeqCst);
+    }
+
+    /// Takes the device away if the worker does not use it.
+    pub fn take(&self) -> bool {
+        // See `Turns::idle`: of both sides' writes, each side sees the other's or is seen.
+        std::sync::atomic::fence(Ordering::SeqCst);
+        self.account
+            .claim
+            .compare_exchange(
+                claim::IDLE,
+                claim::NONE,
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            )
+            .is_ok()
+    }
+
+    /// What the worker says of itself.
+    pub fn account(&self) -> &Account {
+        &self.account
+    }
+
+    /// Ends the process.
+    pub fn kill(&self) {
+        // SAFETY: no pointers but the empty `siginfo_t`.
+        unsafe {
+            libc::syscall(
+                libc::SYS_pidfd_send_signal,
+                self.process.as_raw_fd(),
+                libc::SIGKILL,
+                0,
+                0,
+            );
+        }
+    }
+}

@@ -1,0 +1,617 @@
+//! The arbiter: one process that shares one device among the workers of several virtual machines.
+//!
+//! It holds the state of scheduling and nothing else: killed and started again, it knows its
+//! workers by their next connections. A worker's end frees what it had. What workers say of
+//! themselves decides nothing where another one could be harmed: a turn that others wait for is
+//! charged by the clock.
+//!
+//! - [`connection`]: a worker, from its introduction to its last word.
+//! - [`status`]: what there is to see.
+
+pub mod connection;
+pub mod status;
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    fs,
+    io::{self, ErrorKind},
+    os::{
+        fd::AsRawFd,
+        unix::{
+            fs::PermissionsExt,
+            net::{UnixListener, UnixStream},
+        },
+    },
+    path::{Path, PathBuf},
+    sync::atomic::Ordering,
+    time::Duration,
+};
+
+use connection::{Newcomer, Worker};
+use gantry_remoting::turns::message::Word;
+use status::Status;
+
+use crate::{
+    Moment, Slice,
+    policy::{ClientId, Name, NoWeight, Weight},
+    scheduler::{Dispatch, Scheduler},
+};
+
+/// How often the limit of run time is looked after.
+const TICK: Duration = Duration::from_millis(20);
+/// Words of one worker that are taken in one go.
+const WORDS: usize = 16;
+/// Connections that are not workers yet: more are closed.
+const NEWCOMERS: usize = 64;
+/// The most workers, and the most machines that are remembered: beyond, newcomers are refused, and
+/// machines without workers are forgotten.
+const MOST: usize = 1024;
+
+/// Why an arbiter ends.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The socket.
+    #[error("cannot listen on {path}: is another arbiter running, or is the folder missing?")]
+    Listen {
+        /// Its path.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Waiting.
+    #[error("cannot wait for workers")]
+    Wait(#[source] io::Error),
+}
+
+/// Why a worker is refused.
+#[derive(Debug, thiserror::Error)]
+enum Refused {
+    #[error(transparent)]
+    Connection(#[from] connection::Error),
+    #[error(transparent)]
+    Weight(#[from] NoWeight),
+    #[error("there are {MOST} workers already")]
+    Many,
+}
+
+/// A virtual machine.
+#[derive(Debug)]
+struct Vm {
+    name: String,
+    weight: Weight,
+    workers: usize,
+    /// Workers that want the device, in the order in which they asked.
+    waiting: VecDeque<u64>,
+    /// Of workers that have ended.
+    calls: u64,
+    killed: u64,
+}
+
+/// A worker, and whose it is.
+#[derive(Debug)]
+struct Member {
+    worker: Worker,
+    vm: ClientId,
+    /// What of its account the client was charged for.
+    busy: u64,
+    synchronous: u64,
+    /// It was killed and has not ended yet.
+    dying: bool,
+}
+
+/// Who has the device.
+#[derive(Clone, Copy, Debug)]
+struct Turn {
+    member: u64,
+    /// By when it should be over if others wait.
+    due: Moment,
+}
+
+/// The arbiter.
+#[derive(Debug)]
+pub struct Arbiter {
+    listener: UnixListener,
+    readers: UnixListener,
+    policy: Name,
+    limit: Option<Duration>,
+    started: Moment,
+    scheduler: Scheduler,
+    vms: BTreeMap<ClientId, Vm>,
+    members: BTreeMap<u64, Member>,
+    newcomers: Vec<Newcomer>,
+    turn: Option<Turn>,
+    /// The next number of a virtual machine, and of a worker.
+    next: (u32, u64),
+    /// When the policy wants to be asked again.
+    ask: Option<Moment>,
+}
+
+/// Opens a socket that only this user reaches.
+fn listen(path: &Path) -> Result<UnixListener, Error> {
+    if UnixStream::connect(path).is_err() {
+        // A socket that nobody listens on is left from an arbiter that was killed.
+        let _ = fs::remove_file(path);
+    }
+    let failed = |source| Error::Listen {
+        path: path.to_owned(),
+        source,
+    };
+    let listener = UnixListener::bind(path).map_err(failed)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(failed)?;
+    listener.set_nonblocking(true).map_err(failed)?;
+    Ok(listener)
+}
+
+impl Arbiter {
+    /// An arbiter that workers reach at `path`. A request that has the device for longer than
+    /// `limit` costs its worker.
+    pub fn new(path: &Path, policy: Name, limit: Option<Duration>) -> Result<Self, Error> {
+        Ok(Self {
+            listener: listen(path)?,
+            readers: listen(&status::path(path))?,
+            policy,
+            limit,
+            started: Moment::now(),
+            scheduler: Scheduler::new(policy.make()),
+            vms: BTreeMap::new(),
+            members: BTreeMap::new(),
+            newcomers: Vec::new(),
+            turn: None,
+            next: (0, 0),
+            ask: None,
+        })
+    }
+
+    /// Shares the device, for ever.
+    pub fn run(mut self) -> Result<(), Error> {
+        loop {
+            let ready = self.wait().map_err(Error::Wait)?;
+            self.accept(ready.contains(&self.listener.as_raw_fd()));
+            if ready.contains(&self.readers.as_raw_fd()) {
+                self.show();
+            }
+            self.greet(&ready);
+            let ids: Vec<u64> = self.members.keys().copied().collect();
+            for id in ids {
+                self.hear(id, &ready);
+            }
+            self.enforce(Moment::now());
+            self.dispatch();
+        }
+    }
+
+    /// Sleeps until something has happened; the descriptors that are ready.
+    fn wait(&self) -> io::Result<Vec<i32>> {
+        let members = self.members.values();
+        let mut polled: Vec<libc::pollfd> = [self.listener.as_raw_fd(), self.readers.as_raw_fd()]
+            .into_iter()
+            .chain(self.newcomers.iter().map(Newcomer::fd))
+            .chain(members.flat_map(|member| {
+                // Of one that is about to end, only the end matters.
+                let words = (!member.dying).then(|| member.worker.fd());
+                [words.unwrap_or(-1), member.worker.process()]
+            }))
+            .map(|fd| libc::pollfd {
+                fd,
+                events: libc::POLLIN,
+                revents: 0,
+            })
+            .collect();
+        let ask = self.ask.map(|moment| moment.since(Moment::now()));
+        let tick = (self.limit.is_some() && self.turn.is_some()).then_some(TICK);
+        let timeout = ask
+            .into_iter()
+            .chain(tick)
+            .min()
+            .map(|time| libc::timespec {
+                tv_sec: time.as_secs() as libc::time_t,
+                tv_nsec: libc::c_long::from(time.subsec_nanos()),
+            });
+        let timeout = timeout
+            .as_ref()
+            .map_or(std::ptr::null(), std::ptr::from_ref);
+        // SAFETY: the array is as long as is said; the time outlives the call.
+        let count = unsafe {
+            libc::ppoll(
+                polled.as_mut_ptr(),
+                polled.len() as libc::nfds_t,
+                timeout,
+                std::ptr::null(),
+            )
+        };
+        if count < 0 {
+            let error = io::Error::last_os_error();
+            if error.kind() != ErrorKind::Interrupted {
+                return Err(error);
+            }
+        }
+        let ready = polled.into_iter().filter(|entry| entry.revents != 0);
+        Ok(ready.map(|entry| entry.fd).collect())
+    }
+
+    fn accept(&mut self, ready: bool) {
+        if !ready {
+            return;
+        }
+        if let Ok((stream, _)) = self.listener.accept()
+            && self.newcomers.len() < NEWCOMERS
+            && let Ok(newcomer) = Newcomer::new(stream)
+        {
+            self.newcomers.push(newcomer);
+        }
+    }
+
+    /// Reads newcomers' first messages.
+    fn greet(&mut self, ready: &[i32]) {
+        for mut newcomer in std::mem::take(&mut self.newcomers) {
+            if !ready.contains(&newcomer.fd()) {
+                self.newcomers.push(newcomer);
+                continue;
+            }
+            let joined = match newcomer.read() {
+                Ok(false) => {
+                    self.newcomers.push(newcomer);
+                    continue;
+                }
+                Ok(true) => self.join(newcomer),
+                Err(connection::Error::Ended) => continue,
+                Err(error) => Err(error.into()),
+            };
+            if let Err(error) = joined {
+                log::warn!("a worker was refused: {error}");
+            }
+        }
+    }
+
+    fn join(&mut self, newcomer: Newcomer) -> Result<(), Refused> {
+        if self.members.len() >= MOST {
+            return Err(Refused::Many);
+        }
+        let (worker, join) = newcomer.join()?;
+        let weight = Weight::try_from(join.weight)?;
+        // Who has no workers may come back with another weight.
+        self.forget(|vm| vm.name == join.name && vm.weight != weight);
+        let known = self.vms.iter().find(|(_, vm)| vm.name == join.name);
+        let vm = match known {
+            Some((id, vm)) => {
+                if vm.weight != weight {
+                    log::warn!(
+                        "{}: weight {} stays as long as it has workers, and does not become {}",
+                        vm.name,
+                        vm.weight.get(),
+                        join.weight
+                    );
+                }
+                *id
+            }
+            None => self.add(join.name, weight),
+        };
+        if let Some(vm) = self.vms.get_mut(&vm) {
+            vm.workers += 1;
+        }
+        self.next.1 += 1;
+        let member = Member {
+            worker,
+            vm,
+            busy: 0,
+            synchronous: 0,
+            dying: false,
+        };
+        self.members.insert(self.next.1, member);
+        Ok(())
+    }
+
+    /// Forgets machines that have no workers.
+    fn forget(&mut self, which: impl Fn(&Vm) -> bool) {
+        let scheduler = &mut self.scheduler;
+        self.vms.retain(|id, vm| {
+            let keep = vm.workers > 0 || !which(vm);
+            if !keep {
+                scheduler.leave(*id, Moment::now());
+            }
+            keep
+        });
+    }
+
+    fn add(&mut self, name: String, weight: Weight) -> ClientId {
+        if self.vms.len() >= MOST {
+            self.forget(|_| true);
+        }
+        let id = ClientId(self.next.0);
+        self.next.0 = self.next.0.wrapping_add(1);
+        self.scheduler.join(id, weight, Moment::now());
+        let vm = Vm {
+            name,
+            weight,
+            workers: 0,
+            waiting: VecDeque::new(),
+            calls: 0,
+            killed: 0,
+        };
+        self.vms.insert(id, vm);
+        id
+    }
+
+    /// Takes a worker's words, or its end.
+    fn hear(&mut self, id: u64, ready: &[i32]) {
+        let Some(member) = self.members.get(&id) else {
+            return;
+        };
+        let (words, process) = (member.worker.fd(), member.worker.process());
+        if ready.contains(&process) {
+            return self.leave(id);
+        }
+        if member.dying || !ready.contains(&words) {
+            return;
+        }
+        for _ in 0..WORDS {
+            let Some(member) = self.members.get_mut(&id) else {
+                return;
+            };
+            match member.worker.word() {
+                Ok(Some(word)) => self.obey(id, word),
+                Ok(None) => return,
+                Err(error) => {
+                    if !matches!(error, connection::Error::Ended) {
+                        log::warn!("a worker of {} is ended: {error}", self.name_of(id));
+                    }
+                    // A process that has closed its connection may still use the device. It is
+                    // over when the process is.
+                    if let Some(member) = self.members.get_mut(&id) {
+                        member.dying = true;
+                        member.worker.kill();
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    fn name_of(&self, id: u64) -> &str {
+        self.members
+            .get(&id)
+            .and_then(|member| self.vms.get(&member.vm))
+            .map_or("", |vm| vm.name.as_str())
+    }
+
+    fn obey(&mut self, id: u64, word: Word) {
+        let has = self.turn.is_some_and(|turn| turn.member == id);
+        match word {
+            Word::Want if !has => self.want(id),
+            Word::Done if has => self.end_turn(true),
+            Word::Again if has => {
+                self.end_turn(true);
+                self.want(id);
+            }
+            // A turn that was taken away meanwhile, or nonsense that harms nobody.
+            Word::Again => self.want(id),
+            Word::Want | Word::Done => {}
+        }
+    }
+
+    fn want(&mut self, id: u64) {
+        let now = Moment::now();
+        let Some(member) = self.members.get(&id) else {
+            return;
+        };
+        let vm = member.vm;
+        if let Some(turn) = self.turn
+            && !self.scheduler.contended()
+        {
+            // Who has been alone pays for what it has used until now.
+            self.charge(turn.member, false, now);
+        }
+        if let Some(vm) = self.vms.get_mut(&vm)
+            && !vm.waiting.contains(&id)
+        {
+            vm.waiting.push_back(id);
+        }
+        self.scheduler.want(vm, now);
+        if let Some(turn) = self.turn
+            && let Some(holder) = self.members.get(&turn.member)
+        {
+            holder.worker.set_contended(true);
+            if holder.worker.take() {
+                self.end_turn(false);
+            }
+        }
+    }
+
+    /// Charges the holder: all the time, if others wait, and else what it says that it has used.
+    fn charge(&mut self, id: u64, all: bool, now: Moment) {
+        let Some(member) = self.members.get_mut(&id) else {
+            return;
+        };
+        let account = member.worker.account();
+        let busy = account.busy.load(Ordering::Relaxed);
+        let synchronous = account.synchronous.load(Ordering::Relaxed);
+        let used = if all {
+            Duration::MAX
+        } else {
+            Duration::from_nanos(busy.saturating_sub(member.busy))
+        };
+        let calls = synchronous.saturating_sub(member.synchronous);
+        (member.busy, member.synchronous) = (busy, synchronous);
+        self.scheduler.charge(used, calls, now);
+    }
+
+    /// The holder's turn is over; `used` says whether it was using the device.
+    fn end_turn(&mut self, used: bool) {
+        let Some(turn) = self.turn.take() else {
+            return;
+        };
+        let now = Moment::now();
+        self.charge(turn.member, used, now);
+        let vm = self.members.get(&turn.member).map(|member| member.vm);
+        self.scheduler.done(now);
+        // Other workers of the same machine may wait.
+        if let Some(id) = vm
+            && self.vms.get(&id).is_some_and(|vm| !vm.waiting.is_empty())
+        {
+            self.scheduler.want(id, now);
+        }
+    }
+
+    /// Gives a free device to who is next.
+    fn dispatch(&mut self) {
+        self.ask = None;
+        loop {
+            let now = Moment::now();
+            let turn = match self.scheduler.dispatch(now) {
+                Dispatch::Grant(turn) => turn,
+                Dispatch::At(moment) => {
+                    self.ask = Some(moment);
+                    return;
+                }
+                Dispatch::Nothing => return,
+            };
+            let vm = self.vms.get_mut(&turn.client);
+            let next = vm.and_then(|vm| vm.waiting.pop_front());
+            let Some((id, member)) =
+                next.and_then(|id| self.members.get(&id).map(|member| (id, member)))
+            else {
+                // Its workers have ended since.
+                self.scheduler.done(now);
+                continue;
+            };
+            let length = match turn.slice {
+                Slice::Request => Duration::ZERO,
+                Slice::Time(length) => length,
+            };
+            self.turn = Some(Turn {
+                member: id,
+                due: now + length,
+            });
+            let others = self
+                .vms
+                .get(&turn.client)
+                .is_some_and(|vm| !vm.waiting.is_empty());
+            member
+                .worker
+                .give(turn, others || self.scheduler.contended());
+            return;
+        }
+    }
+
+    /// Ends the holder's worker if it has exceeded the limit of run time: by what it says itself,
+    /// or, if others wait, by the clock.
+    fn enforce(&mut self, now: Moment) {
+        let (Some(limit), Some(turn)) = (self.limit, self.turn) else {
+            return;
+        };
+        let waited_for = self.waited_for();
+        let Some(member) = self.members.get_mut(&turn.member) else {
+            return;
+        };
+        if member.dying {
+            return;
+        }
+        let since = member
+            .worker
+            .account()
+            .running_since
+            .load(Ordering::Relaxed);
+        let running = match since {
+            0 => Duration::ZERO,
+            since => now.since(Moment::from_nanos(since)),
+        };
+        let late = now.since(turn.due);
+        if running <= limit && !(waited_for && late > limit * 2) {
+            return;
+        }
+        member.dying = true;
+        member.worker.kill();
+        let id = member.vm;
+        if let Some(vm) = self.vms.get_mut(&id) {
+            vm.killed += 1;
+            log::warn!(
+                "{}: a request has had the device for {:.1} s, and {:.1} s are allowed: its \
+                 worker is ended",
+                vm.name,
+                running.max(late).as_secs_f64(),
+                limit.as_secs_f64()
+            );
+        }
+    }
+
+    /// Whether anybody but the holder waits.
+    fn waited_for(&self) -> bool {
+        self.vms.values().any(|vm| !vm.waiting.is_empty())
+    }
+
+    /// A worker's process has ended.
+    fn leave(&mut self, id: u64) {
+        if self.turn.is_some_and(|turn| turn.member == id) {
+            self.end_turn(true);
+        }
+        let Some(member) = self.members.remove(&id) else {
+            return;
+        };
+        let Some(vm) = self.vms.get_mut(&member.vm) else {
+            return;
+        };
+        vm.waiting.retain(|waiting| *waiting != id);
+        vm.workers -= 1;
+        let calls = member.worker.account().calls.load(Ordering::Relaxed);
+        vm.calls = vm.calls.saturating_add(calls);
+        let now = Moment::now();
+        if vm.waiting.is_empty() {
+            self.scheduler.give_up(member.vm, now);
+        }
+        if let Some(turn) = self.turn
+            && let Some(holder) = self.members.get(&turn.member)
+        {
+            holder.worker.set_contended(self.waited_for());
+        }
+    }
+
+    /// Shows the status to one reader.
+    fn show(&mut self) {
+        if let Ok((stream, _)) = self.readers.accept() {
+            // Who has gone does not want to know.
+            let _ = self.status(Moment::now()).send(&stream);
+        }
+    }
+
+    fn status(&self, now: Moment) -> Status {
+        let clients = self.vms.iter().map(|(&id, vm)| {
+            let figures = self.scheduler.figures(id, now).unwrap_or_default();
+            let workers = || self.members.values().filter(|member| member.vm == id);
+            let sum = |value: fn(&Worker) -> u64| -> u64 {
+                let values = workers().map(|member| value(&member.worker));
+                values.fold(0, u64::saturating_add)
+            };
+            // Of who has the device, what it has used in this turn is added.
+            let holds = self.scheduler.holder() == Some(id);
+            let running = self
+                .turn
+                .and_then(|turn| self.members.get(&turn.member).filter(|_| holds))
+                .map_or(0, |member| {
+                    let busy = member.worker.account().busy.load(Ordering::Relaxed);
+                    busy.saturating_sub(member.busy)
+                });
+            status::Client {
+                name: vm.name.clone(),
+                weight: vm.weight.get(),
+                workers: vm.workers,
+                device_time: (figures.device_time.as_nanos() as u64).saturating_add(running),
+                queueing_time: figures.queueing_time.as_nanos() as u64,
+                turns: figures.turns,
+                calls: vm
+                    .calls
+                    .saturating_add(sum(|worker| worker.account().calls.load(Ordering::Relaxed))),
+                synchronous_calls: sum(|worker| {
+                    worker.account().synchronous.load(Ordering::Relaxed)
+                }),
+                memory: sum(|worker| worker.account().memory.load(Ordering::Relaxed)),
+                killed: vm.killed,
+                holds,
+            }
+        });
+        Status {
+            policy: self.policy.to_string(),
+            uptime: now.since(self.started).as_nanos() as u64,
+            clients: clients.collect(),
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! What workers and the arbiter say over their socket.
+
+use std::io::{self, Read, Write};
+
+/// The first bytes of a worker's first message.
+const MAGIC: [u8; 8] = *b"GANTRYTN";
+/// Raised when messages or pages change their meaning.
+const VERSION: u32 = 1;
+/// The longest name of a client in bytes.
+pub const NAME: usize = 64;
+/// Bytes of [`Join`].
+pub const JOIN: usize = 24 + NAME;
+
+/// For whom a worker works: its first message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Join {
+    /// The client: a virtual machine. Workers of one name share its turns.
+    pub name: String,
+    /// The client's weight, 1 to 10,000.
+    pub weight: u32,
+}
+
+/// Why a worker's first message is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// It is something else.
+    #[error("what has connected is no worker of Gantry")]
+    NotGantry,
+    /// Of another build.
+    #[error(
+        "the worker speaks version {theirs} of the arbiter's protocol and this side {VERSION}: \
+         install gantry-accel and gantry-arbiter of one release"
+    )]
+    Version {
+        /// The worker's version.
+        theirs: u32,
+    },
+    /// No name.
+    #[error("the worker's client has no name, or one that is no text")]
+    Name,
+}
+
+impl Join {
+    /// The message as bytes; a longer name is cut.
+    pub fn to_bytes(&self) -> [u8; JOIN] {
+        let mut bytes = [0; JOIN];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.weight.to_le_bytes());
+        let mut length = self.name.len().min(NAME);
+        while !self.name.is_char_boundary(length) {
+            length -= 1;
+        }
+        bytes[24..24 + length].copy_from_slice(&self.name.as_bytes()[..length]);
+        bytes
+    }
+
+    /// Reads the message.
+    pub fn from_bytes(bytes: &[u8; JOIN]) -> Result<Self, Refused> {
+        if bytes[..8] != MAGIC {
+            return Err(Refused::NotGantry);
+        }
+        let number = |at: usize| {
+            u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        };
+        if number(8) != VERSION {
+            return Err(Refused::Version { theirs: number(8) });
+        }
+        let name = bytes[24..].split(|byte| *byte == 0).next();
+        let name = std::str::from_utf8(name.unwrap_or_default()).map_err(|_| Refused::Name)?;
+        if name.is_empty() || name.contains(char::is_control) {
+            return Err(Refused::Name);
+        }
+        Ok(Self {
+            name: name.to_owned(),
+            weight: number(12),
+        })
+    }
+}
+
+/// What a worker says later: one byte each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Word {
+    /// It wants the device.
+    Want = b'w',
+    /// Its turn is over, and it wants another one.
+    Again = b'a',
+    /// Its turn is over.
+    Done = b'd',
+}
+
+impl Word {
+    /// The word of this byte.
+    pub fn from_byte(byte: u8) -> Option<Self> {
+        [Self::Want, Self::Again, Self::Done]
+            .into_iter()
+            .find(|word| *word as u8 == byte)
+    }
+
+    /// Says it.
+    pub fn say(self, mut to: impl Write) -> io::Result<()> {
+        to.write_all(&[self as u8])
+    }
+}
+
+/// Waits for one byte: the other side has changed something.
+pub fn listen(mut from: impl Read) -> io::Result<()> {
+    from.read_exact(&mut [0])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_join_survives_the_way_through_bytes() {
+        let join = Join {
+            name: "vm-é".to_owned(),
+            weight: 7,
+        };
+        assert_eq!(Join::from_bytes(&join.to_bytes()), Ok(join));
+    }
+
+    #[test]
+    fn names_that_would_spoil_a_log_and_other_versions_are_refused() {
+        for name in ["", "a\nb"] {
+            let join = Join {
+                name: name.to_owned(),
+                weight: 1,
+            };
+            assert_eq!(Join::from_bytes(&join.to_bytes()), Err(Refused::Name));
+        }
+        let mut bytes = [0; JOIN];
+        assert_eq!(Join::from_bytes(&bytes), Err(Refused::NotGantry));
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8] = 9;
+        let text = Join::from_bytes(&bytes).unwrap_err().to_string();
+        assert!(
+            text.contains("version 9") && text.contains("this side 1"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_name_that_is_too_long_is_cut_between_characters() {
+        let join = Join {
+            name: "é".repeat(40),
+            weight: 1,
+        };
+        let read = Join::from_bytes(&join.to_bytes()).unwrap();
+        assert_eq!(read.name, "é".repeat(32));
+    }
+}

@@ -1,0 +1,175 @@
+//! The memory that a worker and the arbiter share: one page each way.
+
+use std::{
+    fs::File,
+    io,
+    marker::PhantomData,
+    ops::Deref,
+    os::fd::{AsRawFd, FromRawFd},
+    sync::atomic::{AtomicU32, AtomicU64},
+};
+
+/// Bytes of a page.
+const SIZE: usize = 4096;
+
+/// The values of [`Account::claim`].
+pub mod claim {
+    /// It is not the worker's turn.
+    pub const NONE: u32 = 0;
+    /// It is, and it is in use.
+    pub const BUSY: u32 = 1;
+    /// It is, but nothing is submitted: whoever changes this to [`NONE`] first ends the turn, and
+    /// whoever changes it to [`BUSY`] goes on.
+    pub const IDLE: u32 = 2;
+}
+
+/// What the arbiter tells a worker, which only reads it.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct Grant {
+    /// Counts the worker's turns; raised when one begins.
+    pub turn: AtomicU64,
+    /// The turn's length in nanoseconds; zero for one request.
+    pub slice: AtomicU64,
+    /// Whether somebody else waits for the device: the turn ends when the slice does.
+    pub contended: AtomicU32,
+    /// Whether the client's processor is to be woken at the begin of this turn.
+    pub coschedule: AtomicU32,
+}
+
+/// What a worker tells the arbiter, which believes none of it where others could be harmed.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct Account {
+    /// See [`claim`].
+    pub claim: AtomicU32,
+    /// Nanoseconds on the monotonic clock at which the oldest outstanding request got the device;
+    /// zero if there is none.
+    pub running_since: AtomicU64,
+    /// Nanoseconds of the device used so far.
+    pub busy: AtomicU64,
+    /// Requests submitted so far.
+    pub calls: AtomicU64,
+    /// Calls so far whose answer the client waited for.
+    pub synchronous: AtomicU64,
+    /// Bytes of device memory that the client has now.
+    pub memory: AtomicU64,
+}
+
+/// Types that may lie in memory that another process changes: every bit pattern is a value, and
+/// all is changed atomically.
+///
+/// # Safety
+/// Only for structs of atomics of at most a page.
+pub unsafe trait Shared {}
+
+// SAFETY: atomics only, far smaller than a page.
+unsafe impl Shared for Grant {}
+// SAFETY: as above.
+unsafe impl Shared for Account {}
+
+/// A mapped page.
+#[derive(Debug)]
+pub struct Page<T> {
+    base: *mut libc::c_void,
+    _what: PhantomData<T>,
+}
+
+// SAFETY: the mapping belongs to the value, and what lies in it is atomic.
+unsafe impl<T: Shared> Send for Page<T> {}
+// SAFETY: as above.
+unsafe impl<T: Shared> Sync for Page<T> {}
+
+impl<T: Shared> Page<T> {
+    /// A new page, all zero, and its file for the other side. Its size is fixed, so that nobody
+    /// can make an access fault.
+    pub fn create() -> io::Result<(Self, File)> {
+        // SAFETY: the name is a C string.
+        let fd = unsafe {
+            libc::memfd_create(
+                c"gantry-turns".as_ptr(),
+                libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING,
+            )
+        };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor was just made and has no other owner.
+        let file = unsafe { File::from_raw_fd(fd) };
+        file.set_len(SIZE as u64)?;
+        let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+        // SAFETY: a plain call on an open descriptor.
+        if unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, seals) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok((Self::map(&file, true)?, file))
+    }
+
+    /// Maps a page that the other side has made; `write` says whether this side changes it.
+    pub fn map(file: &File, write: bool) -> io::Result<Self> {
+        if file.metadata()?.len() < SIZE as u64 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let access = if write {
+            libc::PROT_READ | libc::PROT_WRITE
+        } else {
+            libc::PROT_READ
+        };
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                SIZE,
+                access,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self {
+            base,
+            _what: PhantomData,
+        })
+    }
+}
+
+impl<T: Shared> Deref for Page<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: the mapping is a page, page-aligned, and lives as long as the value; `Shared`
+        // says that any contents are a value and that changes from elsewhere are atomic.
+        unsafe { &*self.base.cast() }
+    }
+}
+
+impl<T> Drop for Page<T> {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made with this size and nobody borrows it any more.
+        unsafe { libc::munmap(self.base, SIZE) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+
+    #[test]
+    fn both_sides_see_one_page_and_a_short_file_is_refused() {
+        let (ours, file) = Page::<Account>::create().unwrap();
+        let theirs = Page::<Account>::map(&file, false).unwrap();
+        ours.busy.store(7, Ordering::Relaxed);
+        assert_eq!(theirs.busy.load(Ordering::Relaxed), 7);
+        assert!(file.set_len(0).is_err());
+        assert!(Page::<Account>::map(&tempfile(), false).is_err());
+    }
+
+    fn tempfile() -> File {
+        File::open("/dev/null").unwrap()
+    }
+}

@@ -1,0 +1,327 @@
+//! A worker's side of taking turns.
+//!
+//! The serving thread asks [`Turns::may_submit`] before each request. In its turn, and while
+//! nobody else waits, that costs two loads of shared memory, a look at the clock and the meter: no
+//! system call. A thread of its own waits for the arbiter's word and for its end; an arbiter's end
+//! takes the turn away, and the worker goes on when there is another one.
+
+use std::{
+    fmt,
+    fs::File,
+    io,
+    os::unix::net::UnixStream,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering, fence},
+    },
+    thread,
+    time::Duration,
+};
+
+use vmm_sys_util::sock_ctrl_msg::ScmSocket;
+
+use super::{
+    Moment, introduce,
+    message::{self, Join, Word},
+    meter::{Kind, Meter, Slice, Verdict},
+    page::{Account, Grant, Page, claim},
+};
+
+/// A connection with an arbiter.
+#[derive(Debug)]
+struct Session {
+    stream: UnixStream,
+    grant: Page<Grant>,
+    account: Page<Account>,
+    gone: AtomicBool,
+}
+
+impl Session {
+    fn open(control: &UnixStream, join: &Join) -> io::Result<Self> {
+        let stream = introduce::ask(control)?;
+        io::Write::write_all(&mut &stream, &join.to_bytes())?;
+        let page = || -> io::Result<File> {
+            let (_, file) = stream
+                .recv_with_fd(&mut [0])
+                .map_err(|error| io::Error::from_raw_os_error(error.errno()))?;
+            file.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+        };
+        let (grant, account) = (page()?, page()?);
+        Ok(Self {
+            grant: Page::map(&grant, false)?,
+            account: Page::map(&account, true)?,
+            gone: AtomicBool::new(false),
+            stream,
+        })
+    }
+}
+
+/// What the listening thread and the serving thread share.
+#[derive(Debug, Default)]
+struct Link {
+    session: Mutex<Option<Arc<Session>>>,
+}
+
+impl Link {
+    fn session(&self) -> Option<Arc<Session>> {
+        let session = self.session.lock().unwrap_or_else(PoisonError::into_inner);
+        session.clone().filter(|session| !is_gone(session))
+    }
+}
+
+fn is_gone(session: &Session) -> bool {
+    session.gone.load(Ordering::Acquire)
+}
+
+/// Where a worker stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    /// It does not have the device and has not asked for it.
+    Without,
+    /// It has asked when it had had so many turns.
+    Asked(u64),
+    /// It has the device.
+    Has,
+    /// It has the device, does not use it, and lets it be taken away.
+    Parked,
+}
+
+/// Takes part in sharing a device.
+pub struct Turns {
+    link: Arc<Link>,
+    session: Option<Arc<Session>>,
+    standing: Standing,
+    meter: Meter,
+    /// The turn that begins wakes the client.
+    coschedule: bool,
+    calls: u64,
+    synchronous: u64,
+    memory: u64,
+}
+
+impl fmt::Debug for Turns {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Turns")
+            .field("standing", &self.standing)
+            .field("meter", &self.meter)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Turns {
+    /// Takes part as `join` says; `control` is the socket to the pool, and `wake` wakes the
+    /// serving thread.
+    pub fn start(
+        control: UnixStream,
+        join: Join,
+        wake: impl Fn() + Send + 'static,
+    ) -> io::Result<Self> {
+        let link = Arc::new(Link::default());
+        let turns = Self {
+            link: Arc::clone(&link),
+            session: None,
+            standing: Standing::Without,
+            meter: Meter::default(),
+            coschedule: false,
+            calls: 0,
+            synchronous: 0,
+            memory: 0,
+        };
+        thread::Builder::new()
+            .name("turns".to_owned())
+            .spawn(move || {
+                // A pool that has ended takes this process with it.
+                while listen(&control, &join, &link, &wake).is_ok() {}
+            })?;
+        Ok(turns)
+    }
+
+    /// Whether the next request may be submitted now. If not, the worker asks for the device or
+    /// gives it back as need be; the request is to be kept until this says yes. `stuck` says that
+    /// what is outstanding cannot end before the client does something, so that waiting for it
+    /// would be for ever.
+    pub fn may_submit(&mut self, kind: Kind, stuck: bool, now: Moment) -> bool {
+        let Some(session) = self.current() else {
+            return false;
+        };
+        if !self.hold(&session, now) {
+            return false;
+        }
+        let alone = session.grant.contended.load(Ordering::Relaxed) == 0;
+        match self.meter.verdict(kind, alone, now) {
+            Verdict::Submit => true,
+            Verdict::Wait if stuck && !self.meter.is_over(now) => true,
+            Verdict::Wait if !stuck => false,
+            Verdict::Wait | Verdict::Over => {
+                self.give_back(&session, Word::Again);
+                false
+            }
+        }
+    }
+
+    /// Whether this turn is to begin with waking the client; says so once.
+    pub fn coschedule(&mut self) -> bool {
+        std::mem::take(&mut self.coschedule)
+    }
+
+    /// A request was submitted.
+    pub fn submitted(&mut self, kind: Kind, now: Moment) {
+        self.meter.submitted(kind, now);
+        self.calls += 1;
+        self.publish();
+    }
+
+    /// The oldest outstanding request has completed.
+    pub fn completed(&mut self, now: Moment) {
+        self.meter.completed(now);
+        self.publish();
+    }
+
+    /// The client waits for the answer to a call.
+    pub fn synchronous(&mut self) {
+        self.synchronous += 1;
+    }
+
+    /// The client has so many bytes of device memory.
+    pub fn memory(&mut self, bytes: u64) {
+        self.memory = bytes;
+    }
+
+    /// There is nothing to do for a while. With nothing outstanding, or nothing that can end, the
+    /// device is given back if somebody waits for it, and can be taken away otherwise.
+    pub fn idle(&mut self, stuck: bool) {
+        if self.standing != Standing::Has || (self.meter.outstanding() > 0 && !stuck) {
+            return;
+        }
+        let Some(session) = self.current() else {
+            return;
+        };
+        self.publish();
+        let word = &session.account.claim;
+        word.store(claim::IDLE, Ordering::Relaxed);
+        // The arbiter says first that somebody waits and then looks at the claim: one of both
+        // sides sees what the other has written.
+        fence(Ordering::SeqCst);
+        if session.grant.contended.load(Ordering::Relaxed) == 0 {
+            self.standing = Standing::Parked;
+        } else if word
+            .compare_exchange(
+                claim::IDLE,
+                claim::NONE,
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            )
+            .is_ok()
+        {
+            self.give_back(&session, Word::Done);
+        } else {
+            // The arbiter was faster, and knows.
+            self.standing = Standing::Without;
+        }
+    }
+
+    /// The session, if it is still one; who has lost it has lost its turn.
+    fn current(&mut self) -> Option<Arc<Session>> {
+        if let Some(session) = &self.session
+            && !is_gone(session)
+        {
+            return Some(Arc::clone(session));
+        }
+        self.standing = Standing::Without;
+        self.session = self.link.session();
+        self.session.clone()
+    }
+
+    /// Whether the worker has the device; asks for it if it does not.
+    fn hold(&mut self, session: &Session, now: Moment) -> bool {
+        match self.standing {
+            Standing::Has => return true,
+            Standing::Asked(turns) => {
+                if session.grant.turn.load(Ordering::Acquire) == turns {
+                    return false;
+                }
+                self.coschedule = session.grant.coschedule.load(Ordering::Relaxed) != 0;
+                self.begin(session, now);
+                return true;
+            }
+            Standing::Parked => {
+                let taken = session.account.claim.compare_exchange(
+                    claim::IDLE,
+                    claim::BUSY,
+                    Ordering::AcqRel,
+                    Ordering::Relaxed,
+                );
+                if taken.is_ok() {
+                    self.begin(session, now);
+                    return true;
+                }
+            }
+            Standing::Without => {}
+        }
+        self.standing = Standing::Asked(session.grant.turn.load(Ordering::Acquire));
+        // If it is gone, the listening thread notices.
+        let _ = Word::Want.say(&session.stream);
+        false
+    }
+
+    fn begin(&mut self, session: &Session, now: Moment) {
+        let slice = match session.grant.slice.load(Ordering::Relaxed) {
+            0 => Slice::Request,
+            nanos => Slice::Time(Duration::from_nanos(nanos)),
+        };
+        self.meter.begin(slice, now);
+        self.standing = Standing::Has;
+    }
+
+    fn give_back(&mut self, session: &Session, word: Word) {
+        self.publish();
+        self.standing = match word {
+            Word::Again => Standing::Asked(session.grant.turn.load(Ordering::Acquire)),
+            _ => Standing::Without,
+        };
+        session.account.claim.store(claim::NONE, Ordering::Release);
+        // As in `hold`.
+        let _ = word.say(&session.stream);
+    }
+
+    /// Writes down what the arbiter may see: some stores.
+    fn publish(&self) {
+        let Some(session) = &self.session else {
+            return;
+        };
+        let account = &session.account;
+        let since = self.meter.running_since().map_or(0, Moment::nanos);
+        account.running_since.store(since, Ordering::Relaxed);
+        let busy = self.meter.busy().as_nanos() as u64;
+        account.busy.store(busy, Ordering::Relaxed);
+        account.calls.store(self.calls, Ordering::Relaxed);
+        account
+            .synchronous
+            .store(self.synchronous, Ordering::Relaxed);
+        account.memory.store(self.memory, Ordering::Relaxed);
+    }
+}
+
+/// One session, from its begin to its end.
+fn listen(control: &UnixStream, join: &Join, link: &Link, wake: &impl Fn()) -> io::Result<()> {
+    let session = match Session::open(control, join) {
+        Ok(session) => Arc::new(session),
+        Err(_) => {
+            // The arbiter has ended meanwhile, or refuses (and says why); if the pool has ended,
+            // nothing comes from it any more.
+            thread::sleep(Duration::from_millis(100));
+            return Ok(());
+        }
+    };
+    let set = |value| *link.session.lock().unwrap_or_else(PoisonError::into_inner) = value;
+    set(Some(Arc::clone(&session)));
+    wake();
+    while message::listen(&session.stream).is_ok() {
+        wake();
+    }
+    session.gone.store(true, Ordering::Release);
+    set(None);
+    eprintln!("gantry-accel: the arbiter has ended: this worker waits for another one");
+    wake();
+    Ok(())
+}

@@ -1,0 +1,308 @@
+//! Serving in turns: which calls need the device, and what becomes of those whose turn it is not.
+//!
+//! A call that needs the device is kept until the worker may submit it, and so are those behind it,
+//! up to a bound; the rest stays in the ring. What else there is to do goes on meanwhile: answers,
+//! callbacks, stages, and waiting for commands that the driver has already. (Otherwise a client
+//! that keeps several kernels in flight would learn of the end of one only when the last one has
+//! been submitted.) Without an arbiter all this is one comparison per call.
+
+use std::{collections::VecDeque, io, os::unix::net::UnixStream, sync::Arc};
+
+use super::{
+    notice::{self, Leaf, Notice},
+    server::{Error, Server, cl},
+};
+use crate::{
+    opencl::{api::Handle, codes},
+    protocol::{Flags, Header, Request, calls::QueueId},
+    turns::{Moment, message::Join, meter::Kind, worker::Turns},
+};
+
+/// The most calls that are kept.
+const HELD: usize = 64;
+/// `CL_RUNNING`.
+const RUNNING: i32 = 1;
+
+/// A command that the driver has.
+#[derive(Debug)]
+struct Submitted {
+    event: Handle,
+    queue: QueueId,
+    /// Whether the driver was asked to wake the serving thread when it completes.
+    armed: bool,
+}
+
+/// What a server needs for taking turns.
+#[derive(Debug, Default)]
+pub struct Sharing {
+    turns: Option<Turns>,
+    /// A call that waits for the device, and those behind it.
+    held: VecDeque<(Header, Request)>,
+    /// The kind of the command that is about to be submitted, if it is to be measured.
+    pub(super) metered: Option<Kind>,
+    submitted: VecDeque<Submitted>,
+    /// Whether the driver may still keep commands back.
+    unflushed: bool,
+}
+
+/// What a call's use of the device depends on; none if it does not use it.
+fn kind(header: Header, request: &Request) -> Option<Kind> {
+    // FNV-1a by words. Two kinds that fall together are measured as one, no more.
+    let mix = |words: &[u64]| {
+        let start = 0xcbf2_9ce4_8422_2325 ^ u64::from(header.opcode);
+        let step = |hash: u64, word: &u64| (hash ^ word).wrapping_mul(0x0000_0100_0000_01b3);
+        Some(Kind(words.iter().fold(start, step)))
+    };
+    // Sizes within a factor of two are one kind.
+    let size = |bytes: u64| mix(&[u64::from(bytes.checked_ilog2().unwrap_or(0))]);
+    match request {
+        Request::NdRange(c) => mix(&[c.kernel.0.into(), c.global[0], c.global[1], c.global[2]]),
+        Request::ReadBuffer(c) => size(c.to.length),
+        Request::WriteBuffer(c) => size(c.from.length),
+        Request::CopyBuffer(c) => size(c.size),
+        Request::FillBuffer(c) => size(c.size),
+        Request::Map(c) => size(c.size),
+        Request::BufferRect(_)
+        | Request::ImageRect(_)
+        | Request::CopyBufferRect(_)
+        | Request::CopyImage(_)
+        | Request::CopyImageToBuffer(_)
+        | Request::CopyBufferToImage(_)
+        | Request::FillImage(_)
+        | Request::Migrate(_)
+        | Request::Unmap(_)
+        // Sets going what waits for the event.
+        | Request::SetUserEventStatus(_) => mix(&[]),
+        _ => None,
+    }
+}
+
+impl Server {
+    /// Shares the device with others: `control` is the socket to the pool.
+    pub fn share(&mut self, control: UnixStream, join: Join) -> io::Result<()> {
+        let board = Arc::clone(&self.board);
+        let wake = move || board.leave(Notice::Wake);
+        self.sharing.turns = Some(Turns::start(control, join, wake)?);
+        Ok(())
+    }
+
+    /// Whether so many calls wait for the device that no other is to be taken.
+    pub(super) fn is_full(&self) -> bool {
+        self.sharing.held.len() >= HELD
+    }
+
+    /// Carries out the calls that wait for the device, as far as they may be by now. Whether there
+    /// was one.
+    pub(super) fn serve_held(&mut self) -> Result<bool, Error> {
+        self.settle();
+        let mut served = false;
+        while let Some((header, request)) = self.sharing.held.pop_front() {
+            if let Some(kept) = self.try_serve(header, request)? {
+                self.sharing.held.push_front(kept);
+                break;
+            }
+            served = true;
+        }
+        Ok(served)
+    }
+
+    /// Carries out a call, or keeps it until the device is free for it and for those before it.
+    pub(super) fn serve_in_turn(&mut self, header: Header, request: Request) -> Result<(), Error> {
+        let kept = if self.sharing.held.is_empty() || self.may_overtake(&request) {
+            self.try_serve(header, request)?
+        } else {
+            Some((header, request))
+        };
+        self.sharing.held.extend(kept);
+        Ok(())
+    }
+
+    /// Whether a call may be carried out before those that are kept: if it waits for commands that
+    /// the driver has, under numbers that are still theirs then.
+    fn may_overtake(&self, request: &Request) -> bool {
+        let Request::WaitForEvents(call) = request else {
+            return false;
+        };
+        call.events.iter().all(|id| {
+            let released = |held: &Request| matches!(held, Request::ReleaseEvent(c) if c.id == *id);
+            self.events.get(id.0).is_ok()
+                && !self.sharing.held.iter().any(|(_, held)| released(held))
+        })
+    }
+
+    /// Carries out a call, or gives it back if the device is not free for it.
+    fn try_serve(
+        &mut self,
+        header: Header,
+        request: Request,
+    ) -> Result<Option<(Header, Request)>, Error> {
+        if self.sharing.turns.is_some()
+            && let Some(kind) = kind(header, &request)
+        {
+            if !self.may_submit(kind) {
+                self.flush_submitted();
+                return Ok(Some((header, request)));
+            }
+            self.sharing.metered = Some(kind);
+        }
+        if let Some(turns) = &mut self.sharing.turns
+            && header.flags.has(Flags::ANSWER)
+        {
+            turns.synchronous();
+        }
+        let served = self.serve(header, request);
+        // Not every call that needs the device submits a command, and not every one succeeds.
+        self.sharing.metered = None;
+        served.map(|()| None)
+    }
+
+    fn may_submit(&mut self, kind: Kind) -> bool {
+        self.settle();
+        let stuck = self.stuck();
+        let Some(turns) = &mut self.sharing.turns else {
+            return true;
+        };
+        let may = turns.may_submit(kind, stuck, Moment::now());
+        if turns.coschedule() {
+            (self.nudge.0)();
+        }
+        may
+    }
+
+    /// Whether what the driver has cannot complete before the client does something: commands
+    /// wait for its user events, and none is running.
+    fn stuck(&self) -> bool {
+        self.undecided > 0
+            && !self.sharing.submitted.is_empty()
+            && self
+                .sharing
+                .submitted
+                .iter()
+                .all(|command| self.status(command.event) > RUNNING)
+    }
+
+    /// Keeps account of a command: with its event, a reference to which this takes, or as one that
+    /// has completed.
+    pub(super) fn meter(&mut self, kind: Kind, queue: QueueId, event: Option<Handle>) {
+        let now = Moment::now();
+        let Some(turns) = &mut self.sharing.turns else {
+            return;
+        };
+        turns.memory(self.quota.used());
+        turns.submitted(kind, now);
+        match event {
+            Some(event) => {
+                cl!(self.api, clRetainEvent(event));
+                self.sharing.unflushed = true;
+                self.sharing.submitted.push_back(Submitted {
+                    event,
+                    queue,
+                    armed: false,
+                });
+            }
+            None => turns.completed(now),
+        }
+    }
+
+    /// Takes note of commands that have completed.
+    fn settle(&mut self) {
+        while let Some(oldest) = self.sharing.submitted.front() {
+            if self.status(oldest.event) > 0 {
+                return;
+            }
+            cl!(self.api, clReleaseEvent(oldest.event));
+            self.sharing.submitted.pop_front();
+            if let Some(turns) = &mut self.sharing.turns {
+                turns.completed(Moment::now());
+            }
+        }
+    }
+
+    /// Has the driver begin what it may have kept back: it is waited for.
+    fn flush_submitted(&mut self) {
+        if !std::mem::take(&mut self.sharing.unflushed) {
+            return;
+        }
+        for command in &self.sharing.submitted {
+            // Releasing a queue has flushed it.
+            if let Ok(queue) = self.queues.get(command.queue.0) {
+                cl!(self.api, clFlush(queue.raw));
+            }
+        }
+    }
+
+    /// Before the serving thread sleeps: lets go of a device that is not used, and has the driver
+    /// wake the thread when what is waited for completes.
+    pub(super) fn before_sleep(&mut self) {
+        if self.sharing.turns.is_none() {
+            return;
+        }
+        self.flush_submitted();
+        let stuck = self.stuck();
+        if self.sharing.held.is_empty()
+            && let Some(turns) = &mut self.sharing.turns
+        {
+            turns.idle(stuck);
+        }
+        // Who waits for the device waits for the oldest; else the last one ends the turn.
+        let next = if self.sharing.held.is_empty() {
+            self.sharing.submitted.back_mut()
+        } else {
+            self.sharing.submitted.front_mut()
+        };
+        let Some(next) = next.filter(|next| !next.armed) else {
+            return;
+        };
+        next.armed = true;
+        let leaf = Leaf::into_raw(&self.board, None);
+        let code = cl!(
+            self.api,
+            clSetEventCallback(
+                next.event,
+                codes::COMPLETE as i32,
+                Some(notice::event),
+                leaf
+            )
+        );
+        if code != 0 {
+            // SAFETY: the driver refused it. The bell's patience bounds the sleep.
+            unsafe { Leaf::drop_raw(leaf) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::calls::{KernelId, NdRange, Order};
+
+    #[test]
+    fn kernels_and_sizes_are_kinds_of_their_own_and_waiting_needs_no_device() {
+        let header = Header {
+            length: 0,
+            opcode: 1,
+            flags: Flags::default(),
+            sequence: 0,
+        };
+        let of = |kernel, size| {
+            let request = Request::NdRange(NdRange {
+                order: Order {
+                    queue: QueueId(0),
+                    wait: Vec::new(),
+                    event: None,
+                },
+                kernel: KernelId(kernel),
+                dimensions: 1,
+                offset: None,
+                global: [size, 1, 1],
+                local: None,
+            });
+            kind(header, &request)
+        };
+        assert_eq!(of(1, 64), of(1, 64));
+        assert_ne!(of(1, 64), of(2, 64));
+        assert_ne!(of(1, 64), of(1, 65));
+        let finish = Request::Finish(crate::protocol::calls::Finish { queue: QueueId(0) });
+        assert_eq!(kind(header, &finish), None);
+    }
+}
