@@ -6,12 +6,12 @@ use std::{collections::BTreeMap, env, fs, path::Path};
 fn main() {
     let module = Path::new(env!("CARGO_MANIFEST_DIR")).join("module");
     let header = module.join("gate.h");
-    let source = module.join("trampoline.s");
+    let source = module.join("trampoline.inc");
     for file in [&header, &source] {
         println!("cargo:rerun-if-changed={}", file.display());
     }
     let header = fs::read_to_string(&header).expect("module/gate.h is part of this crate");
-    let source = fs::read_to_string(&source).expect("module/trampoline.s is part of this crate");
+    let source = fs::read_to_string(&source).expect("module/trampoline.inc is part of this crate");
     let names: BTreeMap<_, _> = header
         .lines()
         .filter_map(|line| line.strip_prefix("#define ")?.split_once(' '))

@@ -120,6 +120,7 @@ struct gate_client *client_register(const struct gate_client_args *args)
 
 	if (!args->shared_pages || args->shared_pages > GATE_SHARED_PAGES ||
 	    args->window & ~PAGE_MASK || args->window_gpa & ~PAGE_MASK ||
+	    !canonical(args->window) || !canonical(args->window + WINDOW_BYTES) ||
 	    args->features & ~(u64)(GATE_FEATURE_AVX | GATE_FEATURE_PKU) ||
 	    args->window_gpa >= 1ull << 46 || args->cr3 >= 1ull << 46)
 		return ERR_PTR(-EINVAL);
@@ -128,6 +129,9 @@ struct gate_client *client_register(const struct gate_client_args *args)
 	file = vcpu_file(args->vcpu);
 	if (IS_ERR(file))
 		return ERR_CAST(file);
+	error = -EOPNOTSUPP;
+	if (may_nest(file->private_data))
+		goto fail;
 	error = -ENOMEM;
 	client = kzalloc(sizeof(*client), GFP_KERNEL_ACCOUNT);
 	if (!client)

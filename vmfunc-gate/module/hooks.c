@@ -75,7 +75,7 @@ static void set_rflags(struct kvm_vcpu *vcpu, unsigned long value)
 /* A base that a guest chose; VM entry fails with one that is not canonical. */
 static u64 base(u64 value)
 {
-	return (s64)(value << 16) >> 16 == (s64)value ? value : 0;
+	return canonical(value) ? value : 0;
 }
 
 /* The client's side, at an address of the trampoline, with the client's stack and nothing else. */
@@ -194,7 +194,7 @@ void gate_disarm(struct gate_client *client)
 }
 
 /* Whether the guest may have guests of its own: it would be another VMCS that is loaded then. */
-static bool may_nest(struct kvm_vcpu *vcpu)
+bool may_nest(struct kvm_vcpu *vcpu)
 {
 	int at;
 

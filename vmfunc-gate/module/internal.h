@@ -62,6 +62,8 @@ int view_init(struct gate_view *view);
 void view_free(struct gate_view *view);
 u64 view_pointer(const struct gate_view *view);
 int view_map(struct gate_view *view, u64 gpa, struct page *page, u64 access, bool large);
+int view_map_small(struct gate_view *view, u64 gpa, struct page **page, unsigned int count,
+		   u64 access);
 bool view_is_mapped(const struct gate_view *view, u64 gpa);
 bool view_has_small(struct gate_view *view, u64 gpa);
 void view_zap(struct gate_view *view, u64 gpa, unsigned long pages);
@@ -175,6 +177,17 @@ extern struct gate_private *server_private;
 extern void *trampoline_page;
 extern const char vmfunc_gate_start[], vmfunc_gate_end[], vmfunc_gate_parked[],
 	vmfunc_gate_aborted[];
+
+/* VM entry fails with addresses that are not. Five-level paging allows more; the gate does not. */
+static inline bool canonical(u64 address)
+{
+	return (s64)(address << 16) >> 16 == (s64)address;
+}
+
+/* Bytes of address space from a window's start to the end of the largest one. */
+#define WINDOW_BYTES (GATE_SHARED + (u64)GATE_SHARED_PAGES * PAGE_SIZE)
+
+bool may_nest(struct kvm_vcpu *vcpu);
 
 void *gate_page(gfp_t flags);
 void gate_free_page(void *page);

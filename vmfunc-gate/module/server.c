@@ -163,7 +163,7 @@ static long pin(struct gate_server *server, struct gate_slot *slot, unsigned lon
 	unsigned int flags = FOLL_LONGTERM | (slot->readonly ? 0 : FOLL_WRITE);
 	unsigned long hva = slot->hva + first * PAGE_SIZE;
 	struct page *pages[64];
-	int tries, locked = 1;
+	int tries;
 
 	count = min_t(long, count, ARRAY_SIZE(pages));
 	for (tries = 0; tries < TRIES; tries++) {
@@ -176,17 +176,15 @@ static long pin(struct gate_server *server, struct gate_slot *slot, unsigned lon
 		if (own) {
 			pinned = pin_user_pages_fast(hva, count, flags, pages);
 		} else {
+			/* FOLL_LONGTERM wants the lock to be held all the time. */
 			mmap_read_lock(server->mm);
 #if KERNEL_IS(6, 1)
 			pinned = pin_user_pages_remote(server->mm, hva, count, flags, pages, NULL,
-						       &locked);
+						       NULL);
 #else
-			pinned = pin_user_pages_remote(server->mm, hva, count, flags, pages,
-						       &locked);
+			pinned = pin_user_pages_remote(server->mm, hva, count, flags, pages, NULL);
 #endif
-			if (locked)
-				mmap_read_unlock(server->mm);
-			locked = 1;
+			mmap_read_unlock(server->mm);
 		}
 		if (pinned <= 0)
 			return pinned ? pinned : -EFAULT;
@@ -286,14 +284,22 @@ int server_map_all(struct gate_server *server, struct gate_client *client)
 		while (!error && gfn < end) {
 			/* The lock is held for at most 2 MiB at a time. */
 			gfn_t stop = min(end, (gfn | 511) + 1);
+			struct page **page = &slot->page[gfn - slot->first];
+			struct page *whole;
 
 			spin_lock(&server->lock);
+			whole = view_has_small(&client->view, gfn_to_gpa(gfn)) ?
+					NULL : large(slot, gfn - slot->first, gfn);
 			if (server->dead)
 				error = -ESRCH;
-			for (; !error && gfn < stop; gfn++)
-				if (slot->page[gfn - slot->first])
-					error = map(server, &client->view, gfn);
+			else if (whole)
+				error = view_map(&client->view, gfn_to_gpa(gfn), whole,
+						 access_of(slot), true);
+			else
+				error = view_map_small(&client->view, gfn_to_gpa(gfn), page,
+						       stop - gfn, access_of(slot));
 			spin_unlock(&server->lock);
+			gfn = stop;
 			cond_resched();
 		}
 	}
@@ -424,15 +430,9 @@ static int fill_table(struct gate_server *server, const struct gate_server_args 
 	return 0;
 }
 
-static bool canonical(u64 address)
-{
-	return (s64)(address << 16) >> 16 == (s64)address;
-}
-
 /* May sleep, and takes as long as pinning the server's memory takes. */
 struct gate_server *server_register(const struct gate_server_args *args)
 {
-	u64 window_end = GATE_SHARED + (u64)GATE_SHARED_PAGES * PAGE_SIZE;
 	struct gate_server *server;
 	struct kvm_vcpu *vcpu;
 	unsigned int at;
@@ -440,7 +440,7 @@ struct gate_server *server_register(const struct gate_server_args *args)
 
 	if (!args->count || args->count > GATE_MAX_HANDLERS || args->cr3 & ~PAGE_MASK ||
 	    args->window & ~PAGE_MASK || args->window_gpa & ~PAGE_MASK ||
-	    !canonical(args->window) || !canonical(args->window + window_end) ||
+	    !canonical(args->window) || !canonical(args->window + WINDOW_BYTES) ||
 	    !canonical(args->fs_base) || !canonical(args->gs_base) ||
 	    args->window_gpa >= 1ull << 46 || args->cr3 >= 1ull << 46)
 		return ERR_PTR(-EINVAL);
@@ -476,7 +476,7 @@ struct gate_server *server_register(const struct gate_server_args *args)
 	for (at = 0; at < server->slots; at++)
 		if (overlaps(gfn_to_gpa(server->slot[at].first),
 			     (u64)server->slot[at].pages << PAGE_SHIFT, args->window_gpa,
-			     window_end))
+			     WINDOW_BYTES))
 			goto fail;
 	error = -EFAULT;
 	if (!server_slot(server, gpa_to_gfn(args->cr3)))

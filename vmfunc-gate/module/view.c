@@ -96,6 +96,20 @@ int view_map(struct gate_view *view, u64 gpa, struct page *page, u64 access, boo
 	return 0;
 }
 
+/* Maps pages of one table where nothing is mapped; NULLs stay out. */
+int view_map_small(struct gate_view *view, u64 gpa, struct page **page, unsigned int count,
+		   u64 access)
+{
+	u64 *entry = table(view, gpa, 0, true);
+
+	if (!entry)
+		return -ENOMEM;
+	for (entry += index_of(gpa, 0); count--; entry++, page++)
+		if (*page && !(*entry & PRESENT))
+			WRITE_ONCE(*entry, page_to_phys(*page) | access | WRITE_BACK);
+	return 0;
+}
+
 /*
  * Takes pages away, large ones as a whole. INVEPT on all CPUs comes before the pages are used for
  * anything else.

@@ -10,43 +10,98 @@
 //! - [`window`]: which pages lie where in both address spaces;
 //! - [`trampoline`]: the code that changes sides.
 //!
-//! `bare/` beside this crate is a program that runs in VMX root operation and tries all of it.
-//! What arms VMFUNC under KVM is not part of this crate.
+//! - [`client`]: what a client's program calls;
+//! - `host` (feature `std`): what the processes of VMs ask of the kernel module.
+//!
+//! Beside this crate: `module/` is the kernel module for Linux 6.1 and 6.12, which arms VMFUNC under
+//! a KVM that is not changed. `bare/` is a program that runs in VMX root operation and tries the
+//! views and the trampoline. `rig/` tries the module under KVM with small guests.
+//! `cargo xtask test gate:` runs both in Bochs.
+//!
+//! # How the module works
+//!
+//! - **Two probes of `kvm_intel`.** Before each VM entry of a client's vCPU, entry 0 of its list of
+//!   EPTPs gets the root that KVM uses then, and VMFUNC is armed. After each VM exit, the VMCS field
+//!   EPT pointer says whether the vCPU is in the server; exits from there are the module's.
+//! - **The server view** is a page table of the module's own, from the server's memory slots with the
+//!   pages pinned. KVM's roots are never lent out: KVM flushes the server's vCPUs only when it takes
+//!   pages away. The server's process may change its memory (balloon, unmapping, fork): an MMU
+//!   notifier takes the pages out of all views before the change, with INVEPT on all CPUs, and what
+//!   is used again is found again in the process's memory. Slots that the VMM removes, though, are
+//!   in the view until the server is registered anew. Writes by handlers are not in the server's
+//!   dirty log: a server is not to be migrated or saved while it is paired.
+//! - **Interrupts** that KVM would inject while the vCPU is in the server park the delegation: the
+//!   client's kernel takes them in its own address space, as if they had come at an instruction of
+//!   the trampoline that asks for the rest of the delegation (VMCALL). KVM's APICv is inhibited for
+//!   clients, as the CPU would deliver interrupts in the server by itself.
+//! - **What cannot go on** ends the delegation, and its caller gets a reason: memory that the server
+//!   does not have, exceptions, instructions that exit, a server that is gone.
+//!
+//! # Limits
+//!
+//! - Handlers are in the client's ring, and make no system calls: the entry point of system calls
+//!   (LSTAR) is the client's. Exceptions of handlers end the delegation, as the exception table is
+//!   the client's too.
+//! - The client's page table and the server's memory must not share a guest-physical address. Two
+//!   Linux guests do; pairs of such guests are refused for now.
+//! - A thread that delegates is pinned to its vCPU. If the client's kernel moves it while it is
+//!   parked, the delegation ends with [`client::Failure::Lost`].
+//! - No nested guests in clients, no system-management mode.
+//! - While parked, the client's kernel sees what the handler left in vector registers.
 //!
 //! # Safety: who can do what
 //!
-//! Trusted are the hypervisor, which builds the views, and, by its clients, the server: a client
-//! hands its vCPU over, and gets it back when the handler returns. A client is hostile.
+//! Trusted are the host's kernel with the module, the VMMs, and, by its clients, the server: a
+//! client hands its vCPU over, and gets it back when the handler returns. A client is hostile. Its
+//! VMM is trusted not to touch the vCPU's registers during a delegation; if it does, its own VM is
+//! what breaks, inside of what the client may do anyway. Access to `/dev/gantry-gate` is root's; a
+//! descriptor of a server is a permission to use that server, and is passed like any other.
 //!
 //! - **Addresses of other VMs.** The list has two valid entries, the client's own EPT and the
-//!   server view. Any other index causes a VM exit (reason 59).
+//!   server view. Any other index causes a VM exit (reason 59), is logged, and the client gets #UD.
 //! - **The handler table** and the trampoline cannot be written by either side, the trampoline
-//!   cannot be read: EPT permissions, thus independent of both sides' own page tables. An attempt
-//!   causes a VM exit (reason 48).
+//!   cannot be read in the server view: EPT permissions, thus independent of both sides' own page
+//!   tables. A handler that tries is ended; a client that tries gets #GP, and it is logged. KVM maps
+//!   the trampoline readable for the client, where it is no secret.
 //! - **Entering elsewhere.** A client may execute VMFUNC in code of its own, in any ring, and at
 //!   any address. Execution then goes on at the next address *of the server view*. Where nothing
-//!   executable is mapped, that ends with a page fault (which the hypervisor has to intercept in
-//!   the server view) or a VM exit, so map as executable the trampoline and the handlers' code,
-//!   nothing else. **Within those pages a client
+//!   executable is mapped, that ends with a page fault in the server view, which no code there
+//!   handles: the module turns the triple fault into #GP for the client. Map as executable
+//!   the trampoline and the handlers' code, nothing else. **Within those pages a client
 //!   chooses where it arrives, and all general registers.** Wormhole has this gap too; no
 //!   setting of the CPU closes it. Thus a server view holds nothing that this one client must not
-//!   read or change: one server process per client, as Wormhole forks them.
+//!   read or change: one server process per client, as Wormhole forks them. The same is true for a
+//!   client's kernel: in ring 0 it may also load another CR3 or IDTR first. All that is reached is
+//!   what the view maps, the server's memory.
 //! - **Entering by the trampoline's own instructions.** Everything after the first VMFUNC comes
 //!   from the read-only table (stack, segment bases, MXCSR, PKRU, flags), nothing from the
 //!   client's registers but the three arguments. The second VMFUNC, jumped to by a client that
 //!   asks for the server view, would reach the code that restores the client's registers: it
 //!   first reads which side it is on, from a page that differs, and stops with UD2.
-//! - **The stack** of handlers is not mapped in the client's EPT, so that other vCPUs of the client cannot
-//!   change return addresses. A server view with its stack belongs to one vCPU.
+//! - **The stack** of handlers is not mapped in the client's EPT, so that other vCPUs of the client
+//!   cannot change return addresses. A server view with its stack belongs to one vCPU.
 //! - **Arguments.** A client can call every handler with any arguments, and change shared memory
 //!   while the handler runs. A handler reads each value once, then checks it.
 //! - **What is left in registers** is cleared in both directions: general registers, and vector
 //!   registers 0 to 15. Registers ZMM16 to ZMM31, the upper halves of ZMM0 to ZMM15 without AVX
 //!   enabled, and x87 register contents are not; neither side should leave secrets there.
+//! - **Time.** A handler that never returns keeps the client's vCPU, not the host: interrupts of the
+//!   host and of the client are taken. Unpairing, and the end of either process, end it.
+//! - **Attacks that are tried by the tests:** indexes and functions that are not allowed, writes to
+//!   table and trampoline from both sides, reads of the trampoline, VMFUNC at an address of the
+//!   client's own, the second VMFUNC used to enter, handlers that use memory without backing, fault,
+//!   or call the hypervisor; either process killed during a delegation; the module unloaded while in
+//!   use; each call of the device with random arguments, by root and by another user.
 
 #![no_std]
 #![deny(missing_docs)]
 
+#[cfg(any(feature = "std", test))]
+extern crate std;
+
+pub mod client;
 pub mod ept;
+#[cfg(feature = "std")]
+pub mod host;
 pub mod trampoline;
 pub mod window;

@@ -1,6 +1,6 @@
 //! The code that changes sides.
 //!
-//! `module/trampoline.s` is its source, for the kernel module and for programs in Rust. It is copied
+//! `module/trampoline.inc` is its source, for the kernel module and for programs in Rust. It is copied
 //! into a page of its own and runs at [`window::TRAMPOLINE`](crate::window::TRAMPOLINE),
 //! position-independent: it finds the other pages of the [`window`](crate::window) relative to
 //! itself. Calling convention: System V.

@@ -105,6 +105,7 @@ impl Host {
             self.vfio(),
             self.locked_memory(),
             self.gpu_driver(),
+            self.gate(),
         ];
         findings.extend(self.accelerators());
         findings
@@ -203,6 +204,23 @@ impl Host {
         }
     }
 
+    /// The transport of accelerators that needs a kernel module and an Intel CPU.
+    fn gate(&self) -> Finding {
+        let subject = "exitless calls between VMs";
+        let missing = vmfunc_gate::host::missing(&self.root);
+        if missing.is_empty() {
+            finding(
+                subject,
+                Verdict::Ready,
+                "VT-x, VMFUNC and the module are there",
+                "",
+            )
+        } else {
+            let cure = "not needed: the ring transport works without it";
+            finding(subject, Verdict::Optional, missing.join("; "), cure)
+        }
+    }
+
     /// Display controllers and accelerators (PCI classes 03 and 12), and whether each can be given
     /// to a VM.
     fn accelerators(&self) -> Vec<Finding> {
@@ -279,6 +297,25 @@ mod tests {
         let others = &findings[1..];
         assert!(others.iter().all(|f| f.verdict == Verdict::Optional));
         assert!(others.iter().all(|f| !f.cure.is_empty()));
+    }
+
+    #[test]
+    fn what_the_gate_lacks_is_named() {
+        let (_dir, bare) = host(&[("proc/cpuinfo", "flags : svm fsgsbase\n")]);
+        let finding = bare.gate();
+        assert_eq!(finding.verdict, Verdict::Optional);
+        for what in ["no VT-x", "another kernel than", "no module"] {
+            assert!(finding.state.contains(what), "{}", finding.state);
+        }
+        let (_dir, able) = host(&[
+            (
+                "proc/cpuinfo",
+                "flags : vmx fsgsbase\nvmx flags : ept eptp_switching\n",
+            ),
+            ("proc/sys/kernel/osrelease", "6.1.0-56-cloud-amd64\n"),
+            ("dev/gantry-gate", ""),
+        ]);
+        assert_eq!(able.gate().verdict, Verdict::Ready);
     }
 
     #[test]

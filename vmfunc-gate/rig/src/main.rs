@@ -1,36 +1,30 @@
 //! Checks the gate's kernel module on a host with KVM on VMX: one line per check.
+//!
+//! - [`vm`]: a client's and a server's VM.
+//! - [`checks`]: what is checked.
+//! - [`fuzz`]: calls with anything.
 
-use std::process::Command;
+mod checks;
+mod fuzz;
+mod vm;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::Result;
 
 fn main() {
-    check("the module loads", load);
+    checks::all(&mut |name, run| {
+        let result = run();
+        match &result {
+            Ok(()) => println!("check {name} ... ok"),
+            Err(error) => println!("check {name} ... FAILED: {error:#}"),
+        }
+        result.is_ok()
+    });
     println!("end");
     shut_down();
 }
 
-/// Runs a check and says how it ended.
-fn check(name: &str, run: impl FnOnce() -> Result<()>) {
-    match run() {
-        Ok(()) => println!("check {name} ... ok"),
-        Err(error) => println!("check {name} ... FAILED: {error:#}"),
-    }
-}
-
-fn load() -> Result<()> {
-    let output = Command::new("insmod")
-        .arg("/modules/gantry_gate.ko")
-        .output()
-        .context("cannot run insmod")?;
-    let text = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{}", text.trim());
-    ensure!(
-        std::path::Path::new("/dev/gantry-gate").exists(),
-        "there is no /dev/gantry-gate"
-    );
-    Ok(())
-}
+/// Runs a check and says how it ended; whether it passed.
+type Check<'c> = &'c mut dyn FnMut(&str, &mut dyn FnMut() -> Result<()>) -> bool;
 
 /// Ends the emulator, if this is one.
 fn shut_down() {

@@ -41,6 +41,8 @@ impl Machine {
     pub fn run(&self, work: &Path) -> Result<String> {
         let serial = work.join("serial.txt");
         let _ = fs::remove_file(&serial);
+        // Of a run that was ended by its limit; the disk is nobody else's.
+        let _ = fs::remove_file(work.join("disk.img.lock"));
         let cylinders = fs::metadata(work.join("disk.img"))?.len() / CYLINDER;
         // The display is a terminal: others listen on the network, or want a window system. The
         // debugger, which Debian's build starts in, is told to go on.

@@ -47,7 +47,7 @@ pub fn checks(cache: &Cache, module: &Module) -> Result<Vec<Check>> {
         // Its time-stamp counter runs at the emulator's speed; others confuse the kernel's timers.
         cpu: "corei7_haswell_4770",
         megabytes: MEGABYTES,
-        seconds: 300,
+        seconds: 900,
     };
     let started = Instant::now();
     let printed = machine.run(&work)?;

@@ -33,7 +33,8 @@ pub fn run(mut report: impl FnMut(&str, &Outcome)) -> Result<()> {
     all(bare::checks()?);
     let (checks, modules) = module::build(&cache)?;
     all(checks);
-    for module in &modules {
+    // Debian's own kernel; the newer one takes twice as long to boot in the emulator.
+    for module in modules.iter().take(1) {
         all(kvm::checks(&cache, module)?);
     }
     Ok(())

@@ -7,6 +7,6 @@
 
 	.section .rodata, "a"
 	.intel_syntax noprefix
-#include "trampoline.s"
+#include "trampoline.inc"
 	.att_syntax prefix
 	.section .note.GNU-stack, "", @progbits

@@ -1,0 +1,421 @@
+//! What is checked.
+
+use std::{
+    os::fd::AsFd,
+    path::Path,
+    process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use vmfunc_gate::{
+    host::{Gate, Status},
+    trampoline::{self, ABORTED, DONE, NO_HANDLER},
+    window,
+};
+
+use crate::{
+    Check, fuzz,
+    vm::{
+        ADD, CLIENT_TICKS, ClientVm, FAIL, HYPERCALL, OtherServer, Process, READ, SERVER_DATA,
+        SERVER_HOLE, SPIN, Start, WINDOW, WRITE, at,
+    },
+};
+
+/// Delegations of the check that counts exits.
+const MANY: u64 = 100_000;
+/// Pairs that are made and undone.
+const PAIRS: u32 = 1000;
+
+/// All checks, the simple ones first.
+pub fn all(check: Check<'_>) {
+    if !check("the module loads", &mut load) {
+        return;
+    }
+    if let Err(error) = with_pair(check) {
+        check("a pair can be made", &mut || bail!("{error:#}"));
+    }
+    check("the module takes calls with anything", &mut fuzz::run);
+    check("nothing is left when all is closed", &mut || {
+        let empty = wait(|status| status.clients == 0 && status.servers == 0);
+        let status = empty?;
+        // The trampoline, the server's side page.
+        ensure!(status.pages == 2 && status.pinned == 0, "{status:?}");
+        Ok(())
+    });
+    check("the module unloads, and loads again", &mut || {
+        command("rmmod", "gantry_gate")?;
+        load()
+    });
+}
+
+fn with_pair(check: Check<'_>) -> Result<()> {
+    let mut server = OtherServer::start()?;
+    let mut client = ClientVm::new()?;
+    client.client.pair(server.as_fd())?;
+    let paired = check(
+        "a client delegates to a server of another process",
+        &mut || expect(&mut client, ADD, 7, 8, (29, DONE)),
+    );
+    if !paired {
+        return Ok(());
+    }
+    check("100000 delegations, no exit", &mut || many(&mut client));
+    check(
+        "1 MiB each way through shared memory is what it was",
+        &mut || {
+            for bytes in [8, 64, 4096, 65536, 1 << 20] {
+                let start = Start::new(at::rig_transfer(), [bytes, bytes + 1, 0]);
+                let found = client.run(&start.interrupted())?;
+                ensure!(found == (0, 0), "{bytes} bytes: {found:x?}");
+            }
+            Ok(())
+        },
+    );
+    check(
+        "a 1 kHz timer of the client's kernel ticks during delegations",
+        &mut || timer(&mut client),
+    );
+    check(
+        "what was missing in the server view is found in the server's memory",
+        &mut || missing(&mut client, &server),
+    );
+    faults(check, &mut client);
+    check(
+        "a pair that is undone during a delegation ends it",
+        &mut || {
+            let gate = Arc::clone(&client.client);
+            gone(while_inside(&mut client, || Ok(gate.unpair()?))?)
+        },
+    );
+    check("the client pairs again and delegates", &mut || {
+        client.client.pair(server.as_fd())?;
+        expect(&mut client, ADD, 1, 2, (5, DONE))
+    });
+    check(
+        "1000 pairs made and undone leave nothing behind",
+        &mut || pairs(&mut client, &server),
+    );
+    check("the module stays while it is in use", &mut || {
+        let refused = command("rmmod", "gantry_gate")
+            .err()
+            .context("it was unloaded")?;
+        ensure!(
+            format!("{refused:#}").contains("temporarily unavailable"),
+            "{refused:#}"
+        );
+        expect(&mut client, ADD, 1, 1, (4, DONE))
+    });
+    check(
+        "a client that is killed during a delegation leaves the server to others",
+        &mut || kill_client(&mut client, &server),
+    );
+    check(
+        "a server that is killed during a delegation ends it",
+        &mut || {
+            gone(while_inside(&mut client, || {
+                server.kill();
+                Ok(())
+            })?)
+        },
+    );
+    check("a server that is gone is not paired with", &mut || {
+        client.client.unpair()?;
+        let refused = client.client.pair(server.as_fd()).err().context("paired")?;
+        ensure!(refused.to_string().contains("process is gone"), "{refused}");
+        Ok(())
+    });
+    Ok(())
+}
+
+fn load() -> Result<()> {
+    command("insmod", "/modules/gantry_gate.ko")?;
+    ensure!(
+        Path::new("/dev/gantry-gate").exists(),
+        "there is no /dev/gantry-gate"
+    );
+    Ok(())
+}
+
+fn command(program: &str, argument: &str) -> Result<()> {
+    let output = Command::new(program)
+        .arg(argument)
+        .output()
+        .with_context(|| format!("cannot run {program}"))?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{}", text.trim());
+    Ok(())
+}
+
+/// Calls a handler, and compares value and status.
+fn expect(
+    client: &mut ClientVm,
+    handler: u64,
+    first: u64,
+    second: u64,
+    reply: (u64, u64),
+) -> Result<()> {
+    let found = client.run(&Start::call(handler, first, second).interrupted())?;
+    ensure!(
+        found == reply,
+        "handler {handler}: {found:x?} instead of {reply:x?}"
+    );
+    Ok(())
+}
+
+/// Waits until the module's counters are as wanted.
+fn wait(wanted: impl Fn(&Status) -> bool) -> Result<Status> {
+    let gate = Gate::open()?;
+    let start = Instant::now();
+    loop {
+        let status = gate.status()?;
+        if wanted(&status) {
+            return Ok(status);
+        }
+        ensure!(start.elapsed() < Duration::from_secs(20), "{status:?}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn many(client: &mut ClientVm) -> Result<()> {
+    // What is only mapped at first use, is now.
+    client.run(&Start::new(at::rig_many(), [10, 0, 0]))?;
+    let before = client.client.status()?;
+    let wrong = client.run(&Start::new(at::rig_many(), [MANY, 0, 0]))?;
+    let after = client.client.status()?;
+    ensure!(wrong == (0, 0), "{} of {MANY} replies are wrong", wrong.0);
+    let (all, inside) = (
+        after.exits - before.exits,
+        after.exits_inside - before.exits_inside,
+    );
+    println!(
+        "figure exits from the first to the last of {MANY} delegations: {}",
+        all - 1
+    );
+    // The one is the end of the run.
+    ensure!(all == 1 && inside == 0, "{all} exits, {inside} inside");
+    println!(
+        "figure bytes of page tables of a server view: {}",
+        after.tables
+    );
+    ensure!(
+        after.tables <= 64 << 10,
+        "{} bytes of page tables",
+        after.tables
+    );
+    Ok(())
+}
+
+fn timer(client: &mut ClientVm) -> Result<()> {
+    let before = client.client.status()?;
+    let start = Start {
+        kernel: true,
+        ..Start::new(at::rig_timer(), [1_000_000, 20_000, 200])
+    };
+    let wrong = client.run(&start)?;
+    let after = client.client.status()?;
+    let ticks = client.memory.read(CLIENT_TICKS);
+    let (parked, resumed) = (after.parked - before.parked, after.resumed - before.resumed);
+    println!(
+        "figure ticks of a 1 kHz timer during 200 delegations: {ticks}, in the server: {parked}"
+    );
+    ensure!(wrong == (0, 0), "{wrong:x?}");
+    ensure!(parked == resumed, "{parked} parked, {resumed} resumed");
+    ensure!(parked >= 50, "{parked} of {ticks} ticks came in the server");
+    ensure!(after.aborted == before.aborted, "a delegation was ended");
+    Ok(())
+}
+
+fn missing(client: &mut ClientVm, server: &OtherServer) -> Result<()> {
+    expect(client, READ, SERVER_DATA, 0, (0x5e7, DONE))?;
+    let before = client.client.status()?;
+    server.discard();
+    expect(client, READ, SERVER_DATA, 0, (0xbeef, DONE))?;
+    let after = client.client.status()?;
+    ensure!(
+        after.violations > before.violations,
+        "the old page was still there"
+    );
+    // What a handler writes is there afterwards; the writer returns nothing in particular.
+    client.run(&Start::call(WRITE, SERVER_DATA, 0x77).interrupted())?;
+    expect(client, READ, SERVER_DATA, 0, (0x77, DONE))
+}
+
+fn faults(check: Check<'_>, client: &mut ClientVm) {
+    let table = WINDOW + window::TABLE + 64;
+    let ended = |reason| (reason, ABORTED);
+    for (name, handler, first, reply) in [
+        (
+            "a handler without memory behind its address is ended",
+            READ,
+            SERVER_HOLE,
+            ended(trampoline::VIOLATION),
+        ),
+        (
+            "a handler cannot write the handler table",
+            WRITE,
+            table,
+            ended(trampoline::VIOLATION),
+        ),
+        (
+            "a handler cannot read the trampoline",
+            READ,
+            WINDOW,
+            ended(trampoline::VIOLATION),
+        ),
+        (
+            "a handler cannot write its side's page",
+            WRITE,
+            WINDOW + window::PRIVATE,
+            ended(trampoline::VIOLATION),
+        ),
+        (
+            "an exception in a handler ends it",
+            FAIL,
+            0,
+            ended(trampoline::EXCEPTION),
+        ),
+        (
+            "a page fault in a handler ends it",
+            READ,
+            0x123_4567_8000,
+            ended(trampoline::EXCEPTION),
+        ),
+        (
+            "a hypercall in a handler ends it",
+            HYPERCALL,
+            0,
+            ended(trampoline::EXIT),
+        ),
+        (
+            "a handler that does not exist is refused",
+            1000,
+            0,
+            (0, NO_HANDLER),
+        ),
+    ] {
+        check(name, &mut || {
+            expect(client, handler, first, 0, reply)?;
+            expect(client, ADD, 3, 4, (13, DONE))
+        });
+    }
+    const UNDEFINED: u64 = 0x1006;
+    const PROTECTION: u64 = 0x100d;
+    for (name, code, vector) in [
+        (
+            "the client gets a fault for an index above 1",
+            at::rig_wrong_index(),
+            UNDEFINED,
+        ),
+        (
+            "the client gets a fault for entering elsewhere",
+            at::rig_wrong_entry(),
+            PROTECTION,
+        ),
+        (
+            "the client gets a fault for writing the handler table",
+            at::rig_write_table(),
+            PROTECTION,
+        ),
+        (
+            "the client gets a fault for writing the trampoline",
+            at::rig_write_trampoline(),
+            PROTECTION,
+        ),
+    ] {
+        check(name, &mut || {
+            let before = client.client.status()?.refused;
+            let (found, at) = client.run(&Start::new(code, [0; 3]).interrupted())?;
+            ensure!(found == vector, "{found:#x} at {at:#x}");
+            ensure!(
+                client.client.status()?.refused > before,
+                "it was not counted"
+            );
+            expect(client, ADD, 3, 4, (13, DONE))
+        });
+    }
+}
+
+/// Does something while the client's vCPU is in the server; the delegation's reply.
+fn while_inside(client: &mut ClientVm, act: impl FnOnce() -> Result<()>) -> Result<(u64, u64)> {
+    // SAFETY: two words of shared memory, which stays mapped as long as the client.
+    let [stop, inside] = unsafe {
+        let words = client.shared().cast::<AtomicU64>();
+        [&*words, &*words.add(1)]
+    };
+    stop.store(0, Ordering::SeqCst);
+    inside.store(0, Ordering::SeqCst);
+    thread::scope(|scope| {
+        let running = scope.spawn(|| client.run(&Start::call(SPIN, 0, 0).interrupted()));
+        let start = Instant::now();
+        while inside.load(Ordering::SeqCst) == 0 && start.elapsed() < Duration::from_secs(10) {
+            thread::sleep(Duration::from_millis(5));
+        }
+        let acted = act();
+        // If nothing ended the delegation in two seconds, it ends as it should not.
+        let start = Instant::now();
+        while !running.is_finished() && start.elapsed() < Duration::from_secs(2) {
+            thread::sleep(Duration::from_millis(5));
+        }
+        stop.store(1, Ordering::SeqCst);
+        let reply = running
+            .join()
+            .ok()
+            .context("the vCPU's thread panicked")??;
+        acted?;
+        ensure!(
+            inside.load(Ordering::SeqCst) == 1,
+            "it never came to the server"
+        );
+        Ok(reply)
+    })
+}
+
+fn gone(reply: (u64, u64)) -> Result<()> {
+    let wanted = (trampoline::SERVER_GONE, ABORTED);
+    ensure!(reply == wanted, "{reply:x?}");
+    Ok(())
+}
+
+fn kill_client(client: &mut ClientVm, server: &OtherServer) -> Result<()> {
+    let clients = client.client.status()?.clients;
+    let other = Process::start(|ready| {
+        let mut client = ClientVm::new()?;
+        client.client.pair(server.as_fd())?;
+        // SAFETY: a word of shared memory, which stays mapped.
+        let inside = unsafe { &*client.shared().cast::<AtomicU64>().add(1) };
+        thread::scope(|scope| {
+            scope.spawn(|| client.run(&Start::call(SPIN, 0, 0).interrupted()));
+            while inside.load(Ordering::SeqCst) == 0 {
+                thread::sleep(Duration::from_millis(5));
+            }
+            ready();
+        });
+        Ok(())
+    })?;
+    ensure!(client.client.status()?.clients == clients + 1, "no client");
+    drop(other);
+    wait(|status| status.clients == clients)?;
+    expect(client, ADD, 10, 1, (31, DONE))
+}
+
+fn pairs(client: &mut ClientVm, server: &OtherServer) -> Result<()> {
+    client.client.unpair()?;
+    let before = client.client.status()?;
+    for _ in 0..PAIRS {
+        client.client.pair(server.as_fd())?;
+        client.client.unpair()?;
+    }
+    let after = client.client.status()?;
+    ensure!(
+        (before.pages, before.pinned) == (after.pages, after.pinned),
+        "{before:?}, then {after:?}"
+    );
+    client.client.pair(server.as_fd())?;
+    Ok(())
+}

@@ -1,0 +1,139 @@
+//! Calls of the module with anything, by root and by a user who was given the device.
+
+use std::{
+    fs,
+    os::fd::{AsFd, AsRawFd},
+    os::unix::fs::PermissionsExt,
+};
+
+use anyhow::{Context, Result, ensure};
+use vmfunc_gate::host::{CALLS, DEVICE, Gate};
+
+use crate::vm::{ClientVm, OtherServer, Process};
+
+/// Calls of each of the two users.
+const CALLS_EACH: u64 = 4000;
+const NOBODY: u32 = 65534;
+
+pub fn run() -> Result<()> {
+    fs::set_permissions(DEVICE, fs::Permissions::from_mode(0o666))?;
+    fs::set_permissions("/dev/kvm", fs::Permissions::from_mode(0o666))?;
+    for (user, seed) in [(0, 1), (NOBODY, 2)] {
+        // A process of its own, so that what it left is gone with it.
+        Process::start(|ready| {
+            // The server's memory is locked on this user's account.
+            let limit = libc::rlimit {
+                rlim_cur: 256 << 20,
+                rlim_max: 256 << 20,
+            };
+            // SAFETY: reads the limit.
+            unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) };
+            // SAFETY: no preconditions; the process has one thread.
+            let done = unsafe { libc::setresuid(user, user, user) };
+            ensure!(done == 0, "cannot become user {user}");
+            calls(seed)?;
+            ready();
+            Ok(())
+        })
+        .with_context(|| format!("as user {user}"))?;
+    }
+    let log = kernel_log()?;
+    let bad = log.lines().find(|line| {
+        ["BUG:", "WARNING:", "Oops", "general protection"]
+            .iter()
+            .any(|word| line.contains(word))
+    });
+    ensure!(
+        bad.is_none(),
+        "the kernel's log says: {}",
+        bad.unwrap_or_default()
+    );
+    Ok(())
+}
+
+/// The same numbers each time.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+}
+
+fn calls(seed: u64) -> Result<()> {
+    let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let server = OtherServer::start()?;
+    let client = ClientVm::new()?;
+    let vcpu = client.vcpu.as_raw_fd();
+    let mut accepted = 0;
+    let mut fresh = Gate::open()?;
+    for turn in 0..CALLS_EACH {
+        if turn % 16 == 0 {
+            fresh = Gate::open()?;
+        }
+        let file = match random.next() % 4 {
+            0 => server.as_fd().as_raw_fd(),
+            1 => client.client.as_fd().as_raw_fd(),
+            _ => fresh.as_fd().as_raw_fd(),
+        };
+        let mut argument = [0_u64; 16];
+        for word in &mut argument {
+            // Small numbers, addresses of pages, plausible pointers, and anything.
+            *word = match random.next() % 8 {
+                0 => random.next() % 8,
+                1 => (random.next() % (1 << 48)) & !0xfff,
+                2 => (random.next() % (1 << 30)) & !0xfff,
+                3 => (&raw const random) as u64,
+                4 => 0,
+                5 => random.next() % 600,
+                _ => random.next(),
+            };
+        }
+        // Often enough, descriptors that are what they should be.
+        match random.next() % 4 {
+            0 => argument[0] = (argument[0] & !0xffff_ffff) | vcpu as u64,
+            1 => argument[0] = (argument[0] & !0xffff_ffff) | (random.next() % 12),
+            2 => argument[0] = server.as_fd().as_raw_fd() as u64,
+            _ => {}
+        }
+        let call = match random.next() % 8 {
+            0 => random.next() & 0xffff_ffff,
+            1 => 0xb700 | (random.next() % 16) | ((random.next() % 4) << 30),
+            _ => CALLS[(random.next() % CALLS.len() as u64) as usize],
+        };
+        let pointer = match random.next() % 16 {
+            0 => random.next() as *mut u64,
+            1 => std::ptr::null_mut(),
+            _ => argument.as_mut_ptr(),
+        };
+        // SAFETY: the module writes at most its counters, which the argument has room for, or to
+        // where this process has nothing: a pointer of 64 random bits.
+        let result = unsafe { libc::ioctl(file, call, pointer) };
+        accepted += u64::from(result == 0);
+    }
+    ensure!(
+        accepted > CALLS_EACH / 20,
+        "only {accepted} calls were accepted"
+    );
+    Ok(())
+}
+
+/// What the kernel said since it started.
+fn kernel_log() -> Result<String> {
+    const READ_ALL: libc::c_int = 3;
+    let mut buffer = vec![0_u8; 1 << 20];
+    // SAFETY: writes at most as much as there is room for.
+    let length = unsafe {
+        libc::klogctl(
+            READ_ALL,
+            buffer.as_mut_ptr().cast(),
+            buffer.len() as libc::c_int,
+        )
+    };
+    ensure!(length >= 0, "cannot read the kernel's log");
+    buffer.truncate(length as usize);
+    Ok(String::from_utf8_lossy(&buffer).into_owned())
+}

@@ -1,0 +1,284 @@
+# Code of the guests, copied into their memory: position-independent. The window is at
+# 0x4000000000. Results go to 0x40000, a write to 0x500000 ends the client's run.
+
+.pushsection .rodata.rig, "a"
+
+# ---- The client. rdi, rsi, rdx, rcx are arguments.
+.globl rig_client
+rig_client:
+# Calls handler rdi with rsi, rdx once.
+.globl rig_call
+rig_call:
+    movabs rbp, 0x4000000000
+    call rbp
+    mov rdi, rax
+    mov rsi, rdx
+# rdi, rsi are the results.
+rig_end:
+    mov [0x40000], rdi
+    mov [0x40008], rsi
+    mov [0x500000], eax
+1:  pause
+    jmp 1b
+
+# rdi calls of handler 0: how many went wrong.
+.globl rig_many
+rig_many:
+    mov r12, rdi
+    xor r14d, r14d
+    movabs rbp, 0x4000000000
+1:  xor edi, edi
+    mov rsi, r12
+    mov edx, 5
+    call rbp
+    lea rcx, [r12 + r12 * 2 + 5]
+    cmp rax, rcx
+    je 2f
+    inc r14
+2:  test rdx, rdx
+    jz 3f
+    inc r14
+3:  dec r12
+    jnz 1b
+    mov rdi, r14
+    xor esi, esi
+    jmp rig_end
+
+# Fills rdi bytes of shared memory from a seed in rsi, and has them summed and inverted by handler
+# 1: 0 if the sum is right, and how many words were not inverted.
+.globl rig_transfer
+rig_transfer:
+    mov r12, rdi
+    movabs rbx, 0x4000010000
+    mov rax, rsi
+    movabs rdx, 0x5851f42d4c957f2d
+    xor ecx, ecx
+    xor r13d, r13d
+1:  imul rax, rdx
+    add rax, 11
+    mov [rbx + rcx], rax
+    rol r13, 5
+    xor r13, rax
+    add rcx, 8
+    cmp rcx, r12
+    jb 1b
+    mov r15, rsi
+    mov edi, 1
+    mov rsi, rbx
+    mov rdx, r12
+    movabs rbp, 0x4000000000
+    call rbp
+    sub rax, r13
+    or rax, rdx
+    mov rdi, rax
+    mov rax, r15
+    movabs rdx, 0x5851f42d4c957f2d
+    xor ecx, ecx
+    xor esi, esi
+1:  imul rax, rdx
+    add rax, 11
+    mov r8, rax
+    not r8
+    cmp [rbx + rcx], r8
+    je 2f
+    inc rsi
+2:  add rcx, 8
+    cmp rcx, r12
+    jb 1b
+    jmp rig_end
+
+# The same computation rsi times, rdi steps each, here once and then in handler 2: how many results
+# differ, and bits of what did not survive.
+rig_compute:
+    mov r12, rdi
+    mov r13, rsi
+    mov esi, 77
+    call rig_computation
+    mov r14, rax
+    xor ebx, ebx
+    xor r15d, r15d
+1:  mov edi, 2
+    mov rsi, r12
+    mov edx, 77
+    movabs rbp, 0x4000000000
+    mov rax, r14
+    shr rax, 17
+    wrfsbase rax
+    call rbp
+    cmp rax, r14
+    je 2f
+    inc rbx
+2:  or r15, rdx
+    rdfsbase rax
+    mov rcx, r14
+    shr rcx, 17
+    xor rax, rcx
+    or r15, rax
+    dec r13
+    jnz 1b
+    mov rdi, rbx
+    mov rsi, r15
+    jmp rig_end
+
+# Ring 0: a periodic timer of rdi ns, then rig_compute with rsi steps, rdx times, in ring 3.
+.globl rig_timer
+rig_timer:
+    mov r8, rdi
+    mov r9, rsi
+    mov r10, rdx
+    xor edx, edx
+    mov eax, 0x1ff
+    mov ecx, 0x80f
+    wrmsr
+    mov eax, 11
+    mov ecx, 0x83e
+    wrmsr
+    mov eax, 0x20020
+    mov ecx, 0x832
+    wrmsr
+    mov rax, r8
+    mov ecx, 0x838
+    wrmsr
+    mov rdi, r9
+    mov rsi, r10
+    push 0x23
+    push 0x38000
+    push 0x202
+    push 0x1b
+    lea rax, [rip + rig_compute]
+    push rax
+    iretq
+
+# The timer's interrupt: counts.
+.globl rig_tick
+rig_tick:
+    push rax
+    push rcx
+    push rdx
+    inc qword ptr [0x41000]
+    xor eax, eax
+    xor edx, edx
+    mov ecx, 0x80b
+    wrmsr
+    pop rdx
+    pop rcx
+    pop rax
+    iretq
+
+# Exceptions: what, and where.
+.globl rig_undefined
+rig_undefined:
+    mov edi, 6
+    jmp 1f
+.globl rig_protection
+rig_protection:
+    pop rax
+    mov edi, 13
+    jmp 1f
+.globl rig_page
+rig_page:
+    pop rax
+    mov edi, 14
+1:  add edi, 0x1000
+    pop rsi
+    jmp rig_end
+
+# Attacks.
+.globl rig_wrong_index
+rig_wrong_index:
+    xor eax, eax
+    mov ecx, 2
+    vmfunc
+    jmp rig_end
+.globl rig_wrong_entry
+rig_wrong_entry:
+    xor eax, eax
+    mov ecx, 1
+    vmfunc
+    jmp rig_end
+.globl rig_write_table
+rig_write_table:
+    movabs rbx, 0x4000001000
+    mov [rbx + 64], rbx
+    jmp rig_end
+.globl rig_write_trampoline
+rig_write_trampoline:
+    movabs rbx, 0x4000000000
+    mov [rbx], rbx
+    jmp rig_end
+# ---- Both.
+# rdi steps from a seed in rsi, in general and vector registers and on the stack.
+rig_computation:
+    mov rax, rsi
+    movabs rdx, 0x5851f42d4c957f2d
+    pxor xmm3, xmm3
+1:  imul rax, rdx
+    add rax, 11
+    movq xmm2, rax
+    paddq xmm3, xmm2
+    push rax
+    pop rcx
+    xor rax, rcx
+    add rax, rcx
+    dec rdi
+    jnz 1b
+    movq rcx, xmm3
+    xor rax, rcx
+    ret
+
+# ---- The server's handlers.
+.globl rig_add
+rig_add:
+    lea rax, [rdi + rdi * 2]
+    add rax, rsi
+    ret
+
+# Sums and inverts rsi bytes at rdi.
+.globl rig_sum
+rig_sum:
+    xor eax, eax
+    add rsi, rdi
+1:  rol rax, 5
+    xor rax, [rdi]
+    not qword ptr [rdi]
+    add rdi, 8
+    cmp rdi, rsi
+    jb 1b
+    ret
+
+.globl rig_handler_compute
+rig_handler_compute:
+    jmp rig_computation
+
+.globl rig_read
+rig_read:
+    mov rax, [rdi]
+    ret
+
+.globl rig_write
+rig_write:
+    mov [rdi], rsi
+    ret
+
+# Until the first word of shared memory is not 0.
+.globl rig_spin
+rig_spin:
+    movabs rbx, 0x4000010000
+    mov qword ptr [rbx + 8], 1
+1:  pause
+    cmp qword ptr [rbx], 0
+    je 1b
+    ret
+
+.globl rig_fail
+rig_fail:
+    ud2
+
+.globl rig_hypercall
+rig_hypercall:
+    vmcall
+    ret
+
+.globl rig_server_end
+rig_server_end:
+.popsection

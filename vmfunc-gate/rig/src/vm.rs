@@ -1,0 +1,585 @@
+//! Small VMs: a client's with one vCPU that runs code of `guest.s`, and a server's that never runs.
+
+use std::{
+    arch::global_asm,
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
+    ptr::NonNull,
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use kvm_bindings::{
+    CpuId, KVM_MAX_CPUID_ENTRIES, KVM_MEM_READONLY, kvm_dtable, kvm_segment,
+    kvm_userspace_memory_region,
+};
+use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
+use vmfunc_gate::{
+    host::{Client, ClientSettings, Gate, Pages, Server, ServerSettings},
+    window::{self, PAGE},
+};
+
+global_asm!(include_str!("guest.s"));
+
+macro_rules! code {
+    ($($name:ident)*) => {
+        mod symbols { unsafe extern "C" { pub static rig_client: u8; $(pub static $name: u8;)* } }
+        $(
+            /// Offset of the code of this name from the start of the guests' code.
+            pub fn $name() -> u64 {
+                (&raw const symbols::$name as u64) - (&raw const symbols::rig_client as u64)
+            }
+        )*
+    };
+}
+pub mod at {
+    //! Where the guests' code is.
+    code!(
+        rig_call rig_many rig_transfer rig_timer rig_tick rig_undefined
+        rig_protection rig_page rig_wrong_index rig_wrong_entry rig_write_table
+        rig_write_trampoline rig_add rig_sum rig_handler_compute rig_read
+        rig_write rig_spin rig_fail rig_hypercall rig_server_end
+    );
+
+    /// The code of all guests.
+    pub fn code() -> &'static [u8] {
+        let length = rig_server_end() as usize;
+        // SAFETY: the symbols enclose data that nothing writes.
+        unsafe { std::slice::from_raw_parts(&raw const symbols::rig_client, length) }
+    }
+}
+
+/// The window, in both.
+pub const WINDOW: u64 = 0x40_0000_0000;
+/// Pages of shared memory: 1 MiB and some.
+pub const SHARED_PAGES: u32 = 272;
+
+/// Present, writable, for ring 3, accessed.
+const ENTRY: u64 = 0x27;
+const LARGE: u64 = 0x80;
+const DIRTY: u64 = 0x40;
+
+/// Memory of this process that is a VM's.
+pub struct Memory {
+    at: NonNull<u8>,
+    bytes: usize,
+    gpa: u64,
+}
+
+impl Memory {
+    fn new(gpa: u64, bytes: usize) -> Result<Self> {
+        // SAFETY: a new mapping, where the kernel finds room.
+        let at = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        ensure!(at != libc::MAP_FAILED, "no memory");
+        let at = NonNull::new(at.cast()).context("no memory")?;
+        Ok(Self { at, bytes, gpa })
+    }
+
+    /// Where a guest-physical address is.
+    pub fn host(&self, gpa: u64) -> *mut u8 {
+        assert!(gpa >= self.gpa && gpa - self.gpa < self.bytes as u64);
+        // SAFETY: inside of the mapping, as was just checked.
+        unsafe { self.at.as_ptr().add((gpa - self.gpa) as usize) }
+    }
+
+    pub fn write(&self, gpa: u64, value: u64) {
+        // SAFETY: memory of the mapping, which is only used through raw pointers.
+        unsafe { self.host(gpa).cast::<u64>().write_volatile(value) };
+    }
+
+    pub fn read(&self, gpa: u64) -> u64 {
+        // SAFETY: as above.
+        unsafe { self.host(gpa).cast::<u64>().read_volatile() }
+    }
+
+    fn copy(&self, gpa: u64, bytes: &[u8]) {
+        assert!(gpa - self.gpa + bytes.len() as u64 <= self.bytes as u64);
+        // SAFETY: as above; the whole range was checked.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.host(gpa), bytes.len()) };
+    }
+
+    /// Maps the window, and gives each page tables at `tables`.
+    fn map_window(&self, pml4: u64, pdpt: u64, tables: u64, gpa: u64) {
+        self.write(pml4, pdpt | ENTRY);
+        self.write(pdpt + (WINDOW >> 30 & 511) * 8, tables | ENTRY);
+        self.write(tables, (tables + PAGE) | ENTRY);
+        for page in 0..512 {
+            let entry = (gpa + page * PAGE) | ENTRY | DIRTY;
+            self.write(tables + PAGE + page * 8, entry);
+        }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new`; no VM uses it any more.
+        unsafe { libc::munmap(self.at.as_ptr().cast(), self.bytes) };
+    }
+}
+
+fn add_memory(vm: &VmFd, slot: u32, gpa: u64, memory: NonNull<[u8]>, readonly: bool) -> Result<()> {
+    let region = kvm_userspace_memory_region {
+        slot,
+        flags: if readonly { KVM_MEM_READONLY } else { 0 },
+        guest_phys_addr: gpa,
+        memory_size: memory.len() as u64,
+        userspace_addr: memory.cast::<u8>().as_ptr() as u64,
+    };
+    // SAFETY: mappings of this process that outlive the VM.
+    unsafe { vm.set_user_memory_region(region) }.context("cannot add memory")
+}
+
+/// The server's memory, and what is where.
+pub const SERVER_GPA: u64 = 0x1000_0000;
+pub const SERVER_BYTES: usize = 16 << 20;
+const SERVER_CODE: u64 = SERVER_GPA + 0x20_0000;
+/// A page that the host discards, and one that holds a word.
+pub const SERVER_DATA: u64 = SERVER_GPA + 0x60_0000;
+/// A virtual address of the server behind which there is no memory.
+pub const SERVER_HOLE: u64 = 0x6000_0000;
+const SERVER_WINDOW: u64 = 0x8000_0000;
+
+/// Handlers by index.
+pub const ADD: u64 = 0;
+pub const READ: u64 = 3;
+pub const WRITE: u64 = 4;
+pub const SPIN: u64 = 5;
+pub const FAIL: u64 = 6;
+pub const HYPERCALL: u64 = 7;
+
+/// A server's VM.
+pub struct ServerVm {
+    pub memory: Memory,
+    _server: Server,
+    _vcpu: VcpuFd,
+    _vm: VmFd,
+}
+
+impl ServerVm {
+    /// Registers it as a file of the device.
+    pub fn new(gate: Gate) -> Result<Self> {
+        let vm = Kvm::new()?.create_vm()?;
+        let memory = Memory::new(SERVER_GPA, SERVER_BYTES)?;
+        add_memory(
+            &vm,
+            0,
+            SERVER_GPA,
+            NonNull::slice_from_raw_parts(memory.at, memory.bytes),
+            false,
+        )?;
+        let vcpu = vm.create_vcpu(0)?;
+        memory.copy(SERVER_CODE, at::code());
+        let (pml4, pdpt) = (SERVER_GPA + PAGE, SERVER_GPA + 2 * PAGE);
+        memory.map_window(pml4, pdpt, SERVER_GPA + 4 * PAGE, SERVER_WINDOW);
+        // The first GiB: its memory one to one; the second: the hole.
+        let directory = SERVER_GPA + 6 * PAGE;
+        memory.write(pdpt, directory | ENTRY);
+        for page in 0..SERVER_BYTES as u64 >> 21 {
+            let gpa = SERVER_GPA + (page << 21);
+            memory.write(directory + (gpa >> 21) * 8, gpa | ENTRY | DIRTY | LARGE);
+        }
+        let directory = SERVER_GPA + 7 * PAGE;
+        memory.write(pdpt + 8, directory | ENTRY);
+        memory.write(
+            directory + (SERVER_HOLE >> 21 & 511) * 8,
+            0x7000_0000 | ENTRY | DIRTY | LARGE,
+        );
+        memory.write(SERVER_DATA, 0x5e7);
+        let handlers = [
+            at::rig_add(),
+            at::rig_sum(),
+            at::rig_handler_compute(),
+            at::rig_read(),
+            at::rig_write(),
+            at::rig_spin(),
+            at::rig_fail(),
+            at::rig_hypercall(),
+        ]
+        .map(|offset| SERVER_CODE + offset);
+        let settings = ServerSettings {
+            cr3: pml4,
+            fs_base: 0x1234_5000,
+            gs_base: 0x1234_6000,
+            pkru: 0,
+            window: WINDOW,
+            window_gpa: SERVER_WINDOW,
+        };
+        let server = gate.into_server(borrow(&vcpu), &handlers, &settings)?;
+        Ok(Self {
+            memory,
+            _server: server,
+            _vcpu: vcpu,
+            _vm: vm,
+        })
+    }
+}
+
+/// The descriptor of a vCPU.
+pub fn borrow(vcpu: &VcpuFd) -> BorrowedFd<'_> {
+    // SAFETY: open for as long as the vCPU exists.
+    unsafe { BorrowedFd::borrow_raw(vcpu.as_raw_fd()) }
+}
+
+const CLIENT_BYTES: usize = 2 << 20;
+const CLIENT_PML4: u64 = PAGE;
+const CLIENT_CODE: u64 = 0x1_0000;
+const CLIENT_GDT: u64 = 0x8000;
+const CLIENT_TSS: u64 = 0x8800;
+const CLIENT_IDT: u64 = 0x9000;
+const CLIENT_RESULTS: u64 = 0x4_0000;
+/// How often the client's timer ticked.
+pub const CLIENT_TICKS: u64 = 0x4_1000;
+const CLIENT_WINDOW: u64 = 0x4000_0000;
+
+/// How a client's code starts.
+#[derive(Clone, Copy)]
+pub struct Start {
+    /// Offset of the code.
+    pub code: u64,
+    /// In RDI, RSI, RDX.
+    pub arguments: [u64; 3],
+    /// With interrupts.
+    pub interrupts: bool,
+    /// In ring 0.
+    pub kernel: bool,
+}
+
+impl Start {
+    /// In ring 3, without interrupts: even the emulated host gets none then.
+    pub fn new(code: u64, arguments: [u64; 3]) -> Self {
+        Self {
+            code,
+            arguments,
+            interrupts: false,
+            kernel: false,
+        }
+    }
+
+    /// A call of a handler.
+    pub fn call(handler: u64, first: u64, second: u64) -> Self {
+        Self::new(at::rig_call(), [handler, first, second])
+    }
+
+    /// With interrupts.
+    pub fn interrupted(self) -> Self {
+        Self {
+            interrupts: true,
+            ..self
+        }
+    }
+}
+
+/// A client's VM.
+pub struct ClientVm {
+    pub client: Arc<Client>,
+    pub memory: Memory,
+    pub vcpu: VcpuFd,
+    window: [Pages; 3],
+    _vm: VmFd,
+}
+
+// SAFETY: the memory is used through raw pointers, and by one thread at a time.
+unsafe impl Send for ClientVm {}
+
+impl ClientVm {
+    pub fn new() -> Result<Self> {
+        let kvm = Kvm::new()?;
+        let vm = kvm.create_vm()?;
+        vm.create_irq_chip()?;
+        let memory = Memory::new(0, CLIENT_BYTES)?;
+        let all = NonNull::slice_from_raw_parts(memory.at, memory.bytes);
+        add_memory(&vm, 0, 0, all, false)?;
+        let vcpu = vm.create_vcpu(0)?;
+        vcpu.set_cpuid2(&without_vmx(
+            &kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?,
+        )?)?;
+        let client = Client::register(
+            borrow(&vcpu),
+            &ClientSettings {
+                cr3: CLIENT_PML4,
+                window: WINDOW,
+                window_gpa: CLIENT_WINDOW,
+                shared_pages: SHARED_PAGES,
+                features: 0,
+            },
+        )?;
+        let window = client.window()?;
+        for (slot, pages) in (1..).zip(&window) {
+            let gpa = CLIENT_WINDOW + pages.offset;
+            add_memory(&vm, slot, gpa, pages.memory(), pages.readonly)?;
+        }
+        describe(&memory);
+        Ok(Self {
+            client: Arc::new(client),
+            memory,
+            vcpu,
+            window,
+            _vm: vm,
+        })
+    }
+
+    /// Where the window's shared memory is in this process.
+    pub fn shared(&self) -> *mut u64 {
+        self.window[2].memory().cast().as_ptr()
+    }
+
+    fn set(&mut self, start: &Start) -> Result<()> {
+        let mut special = self.vcpu.get_sregs()?;
+        let ring = if start.kernel { 0 } else { 3 };
+        let (code, data) = if start.kernel {
+            (8, 0x10)
+        } else {
+            (0x1b, 0x23)
+        };
+        special.cs = segment(code, 11, ring, true);
+        special.ss = segment(data, 3, ring, false);
+        (special.ds, special.es) = (special.ss, special.ss);
+        special.tr = kvm_segment {
+            base: CLIENT_TSS,
+            limit: 0x67,
+            selector: 0x28,
+            type_: 11,
+            present: 1,
+            ..kvm_segment::default()
+        };
+        special.gdt = kvm_dtable {
+            base: CLIENT_GDT,
+            limit: 0x37,
+            ..kvm_dtable::default()
+        };
+        special.idt = kvm_dtable {
+            base: CLIENT_IDT,
+            limit: 0xfff,
+            ..kvm_dtable::default()
+        };
+        special.cr0 = 0x8001_0033;
+        special.cr3 = CLIENT_PML4;
+        // PAE, SSE, FSGSBASE.
+        special.cr4 = 0x1_0620;
+        special.efer = 0xd00;
+        // Registers of the interrupt controller are MSRs.
+        special.apic_base |= 0xc00;
+        self.vcpu.set_sregs(&special)?;
+        let mut registers = self.vcpu.get_regs()?;
+        registers.rip = CLIENT_CODE + start.code;
+        registers.rsp = if start.kernel { 0x2_8000 } else { 0x3_8000 };
+        [registers.rdi, registers.rsi, registers.rdx] = start.arguments;
+        registers.rflags = if start.interrupts { 0x202 } else { 2 };
+        self.vcpu.set_regs(&registers)?;
+        Ok(())
+    }
+
+    /// Runs code to its end; its two results.
+    pub fn run(&mut self, start: &Start) -> Result<(u64, u64)> {
+        // What an earlier run was cut off in is over.
+        self.memory.write(CLIENT_TICKS, 0);
+        self.set(start)?;
+        loop {
+            match self.vcpu.run() {
+                Ok(VcpuExit::MmioWrite(0xd010_0000, _)) => break,
+                Ok(VcpuExit::Intr) => {}
+                Ok(other) => {
+                    let what = format!("{other:?}");
+                    let registers = self.vcpu.get_regs()?;
+                    bail!("the client's VM ended with {what} at {:#x}", registers.rip)
+                }
+                Err(error) if error.errno() == libc::EINTR => {}
+                Err(error) => return Err(error).context("KVM_RUN"),
+            }
+        }
+        Ok((
+            self.memory.read(CLIENT_RESULTS),
+            self.memory.read(CLIENT_RESULTS + 8),
+        ))
+    }
+}
+
+/// The guest has no guests.
+fn without_vmx(cpuid: &CpuId) -> Result<CpuId> {
+    let mut entries = cpuid.as_slice().to_vec();
+    for entry in &mut entries {
+        if entry.function == 1 {
+            entry.ecx &= !(1 << 5);
+            entry.ecx |= 1 << 21;
+        }
+    }
+    CpuId::from_entries(&entries)
+        .ok()
+        .context("too many entries")
+}
+
+fn segment(selector: u16, type_: u8, ring: u8, code: bool) -> kvm_segment {
+    kvm_segment {
+        limit: 0xffff_ffff,
+        selector,
+        type_,
+        present: 1,
+        dpl: ring,
+        s: 1,
+        l: u8::from(code),
+        db: u8::from(!code),
+        g: 1,
+        ..kvm_segment::default()
+    }
+}
+
+/// Page tables, descriptors and code of the client.
+fn describe(memory: &Memory) {
+    memory.copy(CLIENT_CODE, at::code());
+    memory.map_window(CLIENT_PML4, 2 * PAGE, 4 * PAGE, CLIENT_WINDOW);
+    memory.write(2 * PAGE, (3 * PAGE) | ENTRY);
+    // The first 2 MiB one to one; at 4 MiB a device that is not there.
+    memory.write(3 * PAGE, ENTRY | DIRTY | LARGE);
+    memory.write(3 * PAGE + 16, 0xd000_0000 | ENTRY | DIRTY | LARGE);
+    for (index, entry) in [
+        0,
+        0x00af_9b00_0000_ffff,
+        0x00cf_9300_0000_ffff,
+        0x00af_fb00_0000_ffff,
+        0x00cf_f300_0000_ffff,
+        // The task state segment.
+        0x0000_8b00_0000_0067 | CLIENT_TSS << 16,
+        0,
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        memory.write(CLIENT_GDT + index as u64 * 8, entry);
+    }
+    // Stack of ring 0.
+    memory.copy(CLIENT_TSS + 4, &0x2_8000_u64.to_le_bytes());
+    for (vector, code) in [
+        (6, at::rig_undefined()),
+        (13, at::rig_protection()),
+        (14, at::rig_page()),
+        (32, at::rig_tick()),
+    ] {
+        let code = CLIENT_CODE + code;
+        let gate = code & 0xffff | 8 << 16 | 0x8e00 << 32 | (code >> 16 & 0xffff) << 48;
+        memory.write(CLIENT_IDT + vector * 16, gate);
+        memory.write(CLIENT_IDT + vector * 16 + 8, code >> 32);
+    }
+}
+
+/// Another process; killed and waited for when dropped.
+pub struct Process(libc::pid_t);
+
+impl Process {
+    /// Runs a function there, which says once that it is ready, and sleeps afterwards.
+    pub fn start(run: impl FnOnce(&dyn Fn()) -> Result<()>) -> Result<Self> {
+        let mut ends = [0; 2];
+        // SAFETY: fills in both ends.
+        ensure!(unsafe { libc::pipe(ends.as_mut_ptr()) } == 0, "no pipe");
+        // SAFETY: this program has one thread when it does this.
+        let pid = unsafe { libc::fork() };
+        ensure!(pid >= 0, "no process");
+        let [read, write] = ends;
+        if pid == 0 {
+            let ready = || {
+                // SAFETY: a byte of a literal.
+                unsafe { libc::write(write, b"!".as_ptr().cast(), 1) };
+            };
+            if let Err(error) = run(&ready) {
+                println!("another process: {error:#}");
+                std::process::exit(1);
+            }
+            loop {
+                std::thread::sleep(Duration::from_secs(1));
+            }
+        }
+        let mut byte = 0_u8;
+        // SAFETY: closes this process's copy, and reads into a byte, until the other end is closed.
+        let got = unsafe {
+            libc::close(write);
+            let got = libc::read(read, (&raw mut byte).cast(), 1);
+            libc::close(read);
+            got
+        };
+        let process = Self(pid);
+        ensure!(got == 1, "another process ended at its start");
+        Ok(process)
+    }
+
+    pub fn pid(&self) -> libc::pid_t {
+        self.0
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // SAFETY: a child of this process that was not waited for.
+        unsafe {
+            libc::kill(self.0, libc::SIGKILL);
+            libc::waitpid(self.0, std::ptr::null_mut(), 0);
+        }
+    }
+}
+
+/// A server in a process of its own.
+pub struct OtherServer {
+    process: Option<Process>,
+    gate: Gate,
+}
+
+impl OtherServer {
+    /// Its process discards a page of its memory when it gets a signal, and changes what is there.
+    pub fn start() -> Result<Self> {
+        let gate = Gate::open()?;
+        let theirs = gate.try_clone()?;
+        let process = Process::start(move |ready| {
+            let vm = ServerVm::new(theirs)?;
+            // SAFETY: an address that the handler of the signal reads.
+            unsafe {
+                DISCARDED = vm.memory.host(SERVER_DATA);
+                libc::signal(libc::SIGUSR1, discard as *const () as libc::sighandler_t);
+            }
+            ready();
+            std::mem::forget(vm);
+            Ok(())
+        })?;
+        Ok(Self {
+            process: Some(process),
+            gate,
+        })
+    }
+
+    pub fn kill(&mut self) {
+        self.process = None;
+    }
+
+    pub fn discard(&self) {
+        if let Some(process) = &self.process {
+            // SAFETY: a child of this process.
+            unsafe { libc::kill(process.pid(), libc::SIGUSR1) };
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+}
+
+impl AsFd for OtherServer {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.gate.as_fd()
+    }
+}
+
+static mut DISCARDED: *mut u8 = std::ptr::null_mut();
+
+/// What a balloon does, and a new value in the page that takes its place.
+extern "C" fn discard(_: libc::c_int) {
+    // SAFETY: a page of the server's memory, which this process does not use otherwise.
+    unsafe {
+        libc::madvise(DISCARDED.cast(), PAGE as usize, libc::MADV_DONTNEED);
+        DISCARDED.cast::<u64>().write_volatile(0xbeef);
+    }
+}
+
+const _: () = assert!(window::SHARED / PAGE + SHARED_PAGES as u64 <= 512);

@@ -1,0 +1,493 @@
+//! The host's side: what the processes of VMs ask of the kernel module.
+//!
+//! A server's process registers it with [`Server::register`] and passes the file descriptor to
+//! processes whose VMs may use it. A client's process makes a [`Client`], maps its window, gives
+//! the pages to its VM as memory, and pairs it. `module/gate.h` describes the calls.
+
+use std::{
+    fs, io,
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd},
+        unix::fs::OpenOptionsExt,
+    },
+    path::Path,
+    ptr::{self, NonNull},
+    string::String,
+};
+
+use thiserror::Error;
+
+use crate::window::{self, PAGE};
+
+/// The module's device.
+pub const DEVICE: &str = "/dev/gantry-gate";
+
+/// Why the module did not do what it was asked.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// The module is not loaded.
+    #[error("there is no {DEVICE}: build and load the module gantry_gate (vmfunc-gate/module)")]
+    NoModule,
+    /// The device cannot be opened.
+    #[error("{DEVICE} cannot be opened ({0}): give this user access to it")]
+    Open(io::Error),
+    /// A call was refused.
+    #[error("the gate refused to {what}: {source}{cure}")]
+    Refused {
+        /// What was asked.
+        what: &'static str,
+        /// The module's answer.
+        source: io::Error,
+        /// What to do about it.
+        cure: &'static str,
+    },
+}
+
+impl Error {
+    fn refused(what: &'static str) -> Self {
+        let source = io::Error::last_os_error();
+        let cure = match source.raw_os_error() {
+            Some(libc::EADDRINUSE) => {
+                " (the server has memory where the client's page table or the window is: move one)"
+            }
+            Some(libc::EBUSY) => " (it is registered or paired already)",
+            Some(libc::ESRCH) => " (the server's process is gone)",
+            Some(libc::ENOMEM) => " (memory, or the limit of locked memory: ulimit -l)",
+            Some(libc::EOPNOTSUPP) => " (the VM may have VMs of its own: take VMX from its CPUID)",
+            Some(libc::EPERM) => " (the VM belongs to another process)",
+            Some(libc::ENODEV) => " (kvm_intel was loaded anew: load gantry_gate anew, too)",
+            _ => "",
+        };
+        Self::Refused { what, source, cure }
+    }
+}
+
+/// What a host lacks for the gate, with a cure; empty if it can work. Looks at files under `root`
+/// (`/`, except in tests).
+#[must_use]
+pub fn missing(root: &Path) -> std::vec::Vec<&'static str> {
+    let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
+    let cpu = read("proc/cpuinfo");
+    let has = |line: &str, flag: &str| {
+        cpu.lines()
+            .filter(|text| {
+                text.split(':')
+                    .next()
+                    .is_some_and(|name| name.trim() == line)
+            })
+            .any(|text| text.split_whitespace().any(|word| word == flag))
+    };
+    let mut missing = std::vec::Vec::new();
+    if !has("flags", "vmx") {
+        missing.push("no VT-x: an Intel CPU, with VT-x switched on in the firmware");
+    } else if !has("vmx flags", "eptp_switching") && !has("vmx flags", "vmfunc") {
+        missing.push("no VMFUNC: Intel CPUs since 2013 have it, most virtual machines do not");
+    }
+    if !has("flags", "fsgsbase") {
+        missing.push("no FSGSBASE: a newer CPU, and no nofsgsbase on the kernel's command line");
+    }
+    let release = read("proc/sys/kernel/osrelease");
+    let version: String = release
+        .split('.')
+        .take(2)
+        .collect::<std::vec::Vec<_>>()
+        .join(".");
+    if version != "6.1" && version != "6.12" {
+        missing.push("another kernel than 6.1 or 6.12, which the module is made for");
+    }
+    if !root.join(DEVICE.trim_start_matches('/')).exists() {
+        missing.push("no module: build and load gantry_gate (vmfunc-gate/module, with DKMS)");
+    }
+    missing
+}
+
+#[repr(C)]
+struct ServerArguments {
+    vcpu: i32,
+    count: u32,
+    handlers: u64,
+    cr3: u64,
+    fs_base: u64,
+    gs_base: u64,
+    window: u64,
+    window_gpa: u64,
+    mxcsr: u32,
+    pkru: u32,
+}
+
+#[repr(C)]
+struct ClientArguments {
+    vcpu: i32,
+    shared_pages: u32,
+    cr3: u64,
+    window: u64,
+    window_gpa: u64,
+    features: u64,
+}
+
+/// Counters of the module.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// VM exits of the client's vCPU since it was registered.
+    pub exits: u64,
+    /// Of those: while in the server.
+    pub exits_inside: u64,
+    /// Of `exits`: interrupts of the host, and timers.
+    pub interrupts: u64,
+    /// Pages that were missing in the server view, and were found.
+    pub violations: u64,
+    /// Delegations that were ended.
+    pub aborted: u64,
+    /// Delegations that were interrupted by an event of the client.
+    pub parked: u64,
+    /// Of those: that went on.
+    pub resumed: u64,
+    /// Faults that the client got for what it tried at the gate.
+    pub refused: u64,
+    /// Bytes of page tables of the server view.
+    pub tables: u64,
+    /// Servers that exist.
+    pub servers: u64,
+    /// Clients that exist.
+    pub clients: u64,
+    /// Pages that the module has allocated.
+    pub pages: u64,
+    /// Pages of servers that are pinned.
+    pub pinned: u64,
+}
+
+/// `_IOC` of Linux for this module's calls. Direction 1 writes, 2 reads.
+const fn call(direction: u64, number: u64, size: usize) -> u64 {
+    direction << 30 | (size as u64) << 16 | 0xb7 << 8 | number
+}
+
+const REGISTER_SERVER: u64 = call(1, 0, size_of::<ServerArguments>());
+const REGISTER_CLIENT: u64 = call(1, 1, size_of::<ClientArguments>());
+const PAIR: u64 = call(1, 2, size_of::<i32>());
+const UNPAIR: u64 = call(0, 3, 0);
+const STATUS: u64 = call(2, 4, size_of::<Status>());
+
+/// All calls, for those who try them with anything.
+pub const CALLS: [u64; 5] = [REGISTER_SERVER, REGISTER_CLIENT, PAIR, UNPAIR, STATUS];
+
+/// An open file of the device.
+#[derive(Debug)]
+pub struct Gate(fs::File);
+
+impl Gate {
+    /// Opens the device.
+    ///
+    /// # Errors
+    /// No module, or no access.
+    pub fn open() -> Result<Self, Error> {
+        let mut options = fs::File::options();
+        options.read(true).write(true).custom_flags(libc::O_CLOEXEC);
+        options.open(DEVICE).map(Self).map_err(|error| {
+            if error.kind() == io::ErrorKind::NotFound {
+                Error::NoModule
+            } else {
+                Error::Open(error)
+            }
+        })
+    }
+
+    /// Another descriptor of the same file, to be used by another process, say.
+    ///
+    /// # Errors
+    /// Too many descriptors.
+    pub fn try_clone(&self) -> Result<Self, Error> {
+        self.0.try_clone().map(Self).map_err(Error::Open)
+    }
+
+    fn call<T>(&self, call: u64, argument: *mut T, what: &'static str) -> Result<(), Error> {
+        // SAFETY: the module reads or writes a `T`, which is as large as the call says.
+        match unsafe { libc::ioctl(self.0.as_raw_fd(), call, argument) } {
+            0 => Ok(()),
+            _ => Err(Error::refused(what)),
+        }
+    }
+
+    /// Counters of the module, and of the client that this file is, if it is one.
+    ///
+    /// # Errors
+    /// None that is known.
+    pub fn status(&self) -> Result<Status, Error> {
+        let mut status = Status::default();
+        self.call(STATUS, &raw mut status, "tell its counters")?;
+        Ok(status)
+    }
+
+    /// Makes this file the server of handlers; see [`Server::register`].
+    ///
+    /// # Errors
+    /// See [`Server::register`].
+    pub fn into_server(
+        self,
+        vcpu: BorrowedFd<'_>,
+        handlers: &[u64],
+        settings: &ServerSettings,
+    ) -> Result<Server, Error> {
+        let mut arguments = ServerArguments {
+            vcpu: vcpu.as_raw_fd(),
+            count: u32::try_from(handlers.len()).unwrap_or(u32::MAX),
+            handlers: handlers.as_ptr() as u64,
+            cr3: settings.cr3,
+            fs_base: settings.fs_base,
+            gs_base: settings.gs_base,
+            window: settings.window,
+            window_gpa: settings.window_gpa,
+            mxcsr: window::MXCSR,
+            pkru: settings.pkru,
+        };
+        self.call(REGISTER_SERVER, &raw mut arguments, "register the server")?;
+        Ok(Server(self))
+    }
+}
+
+impl AsFd for Gate {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// What a server's handlers find.
+#[derive(Clone, Copy, Debug)]
+pub struct ServerSettings {
+    /// Guest-physical address of the server process's top page table.
+    pub cr3: u64,
+    /// FS base.
+    pub fs_base: u64,
+    /// GS base.
+    pub gs_base: u64,
+    /// PKRU, where the client has protection keys.
+    pub pkru: u32,
+    /// Virtual address of the window, the same in client and server.
+    pub window: u64,
+    /// Guest-physical address of the window, where the server has no memory.
+    pub window_gpa: u64,
+}
+
+/// A server VM of this process. Once registered, its vCPUs must not run.
+#[derive(Debug)]
+pub struct Server(Gate);
+
+impl Server {
+    /// Registers handlers, by their virtual addresses. Pins all of the VM's memory.
+    ///
+    /// # Errors
+    /// No module; the vCPU is not of a VM that this process made; the VM's memory cannot be
+    /// pinned, or is where the window should be.
+    pub fn register(
+        vcpu: BorrowedFd<'_>,
+        handlers: &[u64],
+        settings: &ServerSettings,
+    ) -> Result<Self, Error> {
+        Gate::open()?.into_server(vcpu, handlers, settings)
+    }
+
+    /// Counters of the module.
+    ///
+    /// # Errors
+    /// None that is known.
+    pub fn status(&self) -> Result<Status, Error> {
+        self.0.status()
+    }
+}
+
+impl AsFd for Server {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// What a client's vCPU has.
+#[derive(Clone, Copy, Debug)]
+pub struct ClientSettings {
+    /// CR3 of the client process.
+    pub cr3: u64,
+    /// Virtual address of the window.
+    pub window: u64,
+    /// Guest-physical address where the VM has the window's pages.
+    pub window_gpa: u64,
+    /// Pages of shared memory, 1 to [`window::SHARED_PAGES`].
+    pub shared_pages: u32,
+    /// A sum of [`window::FEATURE_AVX`] and [`window::FEATURE_PKU`].
+    pub features: u64,
+}
+
+/// A vCPU of a VM of this process, which can delegate.
+#[derive(Debug)]
+pub struct Client {
+    gate: Gate,
+    shared_pages: u32,
+}
+
+/// Pages of the window, mapped into this process until dropped. They become memory of the VM.
+#[derive(Debug)]
+pub struct Pages {
+    at: NonNull<u8>,
+    bytes: usize,
+    /// Offset of the first page in the window.
+    pub offset: u64,
+    /// Whether the VM must not write them.
+    pub readonly: bool,
+}
+
+impl Pages {
+    /// Where they are in this process, and how many bytes.
+    #[must_use]
+    pub fn memory(&self) -> NonNull<[u8]> {
+        NonNull::slice_from_raw_parts(self.at, self.bytes)
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `Client::pages`, and borrowed from nobody.
+        unsafe { libc::munmap(self.at.as_ptr().cast(), self.bytes) };
+    }
+}
+
+impl Client {
+    /// Registers the vCPU that delegates.
+    ///
+    /// # Errors
+    /// No module; not a vCPU of a VM that this process made, or registered already.
+    pub fn register(vcpu: BorrowedFd<'_>, settings: &ClientSettings) -> Result<Self, Error> {
+        let gate = Gate::open()?;
+        let mut arguments = ClientArguments {
+            vcpu: vcpu.as_raw_fd(),
+            shared_pages: settings.shared_pages,
+            cr3: settings.cr3,
+            window: settings.window,
+            window_gpa: settings.window_gpa,
+            features: settings.features,
+        };
+        gate.call(REGISTER_CLIENT, &raw mut arguments, "register the client")?;
+        Ok(Self {
+            gate,
+            shared_pages: settings.shared_pages,
+        })
+    }
+
+    /// The window's pages, for memory slots of the VM at the window's address plus their offsets.
+    ///
+    /// # Errors
+    /// No address space.
+    pub fn window(&self) -> Result<[Pages; 3], Error> {
+        let shared = u64::from(self.shared_pages) * PAGE;
+        Ok([
+            self.pages(window::TRAMPOLINE, window::PRIVATE, true)?,
+            self.pages(window::PRIVATE, PAGE, false)?,
+            self.pages(window::SHARED, shared, false)?,
+        ])
+    }
+
+    fn pages(&self, offset: u64, bytes: u64, readonly: bool) -> Result<Pages, Error> {
+        let access = if readonly {
+            libc::PROT_READ
+        } else {
+            libc::PROT_READ | libc::PROT_WRITE
+        };
+        // SAFETY: a new mapping, where the kernel finds room.
+        let at = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                bytes as usize,
+                access,
+                libc::MAP_SHARED,
+                self.gate.0.as_raw_fd(),
+                offset as libc::off_t,
+            )
+        };
+        match NonNull::new(at.cast::<u8>()) {
+            Some(at) if at.as_ptr().cast() != libc::MAP_FAILED => Ok(Pages {
+                at,
+                bytes: bytes as usize,
+                offset,
+                readonly,
+            }),
+            _ => Err(Error::refused("map the window")),
+        }
+    }
+
+    /// Pairs it with a server, by the descriptor of a [`Server`] of any process.
+    ///
+    /// # Errors
+    /// Paired already; not a server, or one that is gone; the server has memory where the client's
+    /// page table is.
+    pub fn pair(&self, server: BorrowedFd<'_>) -> Result<(), Error> {
+        let mut server = server.as_raw_fd();
+        self.gate.call(PAIR, &raw mut server, "pair")
+    }
+
+    /// Takes the pair apart. A delegation that is going on ends with an error.
+    ///
+    /// # Errors
+    /// It is not paired.
+    pub fn unpair(&self) -> Result<(), Error> {
+        self.gate.call::<()>(UNPAIR, ptr::null_mut(), "unpair")
+    }
+
+    /// Counters.
+    ///
+    /// # Errors
+    /// None that is known.
+    pub fn status(&self) -> Result<Status, Error> {
+        self.gate.status()
+    }
+}
+
+impl AsFd for Client {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.gate.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::vec::Vec;
+
+    use super::*;
+
+    fn host(cpu: &str, release: &str, module: bool) -> Vec<&'static str> {
+        let name = std::format!(
+            "gate-host-{}-{}",
+            std::process::id(),
+            cpu.len() + release.len()
+        );
+        let root = std::env::temp_dir().join(name);
+        fs::create_dir_all(root.join("proc/sys/kernel")).unwrap();
+        fs::create_dir_all(root.join("dev")).unwrap();
+        fs::write(root.join("proc/cpuinfo"), cpu).unwrap();
+        fs::write(root.join("proc/sys/kernel/osrelease"), release).unwrap();
+        if module {
+            fs::write(root.join("dev/gantry-gate"), "").unwrap();
+        }
+        let missing = missing(&root);
+        fs::remove_dir_all(&root).unwrap();
+        missing
+    }
+
+    #[test]
+    fn a_host_that_has_everything_lacks_nothing() {
+        let cpu = "flags\t\t: fpu vmx fsgsbase\nvmx flags\t: ept eptp_switching\n";
+        assert_eq!(host(cpu, "6.1.0-1-amd64\n", true), [""; 0]);
+    }
+
+    #[test]
+    fn each_thing_that_is_missing_is_named() {
+        let missing = host("flags\t\t: fpu svm\n", "6.18.0\n", false);
+        assert_eq!(missing.len(), 4);
+        for (line, start) in missing
+            .iter()
+            .zip(["no VT-x", "no FSGSBASE", "another", "no module"])
+        {
+            assert!(line.starts_with(start), "{line}");
+        }
+        let missing = host("flags : vmx fsgsbase\nvmx flags : ept\n", "6.12.1\n", true);
+        assert!(missing[0].starts_with("no VMFUNC"));
+        assert_eq!(missing.len(), 1);
+    }
+}
