@@ -31,6 +31,8 @@ pub enum ThreadRole {
     Accel,
     /// Fills guest memory during a lazy restore.
     PageFault,
+    /// Sees the server of a vfio-user device go.
+    UserDevice,
 }
 
 /// Starts threads.

@@ -17,7 +17,8 @@ const ANY_CID: u32 = u32::MAX;
 
 /// Runs an agent command: `vsock-echo PORT` serves one connection, `vsock-count PORT SECONDS` takes
 /// one, waits, and prints how many bytes come before it ends; `vsock-send PORT TEXT` sends a text to the host and prints the answer; `port-write PORT TEXT` writes bytes to an I/O port;
-/// `edu-check` tries an edu device, `edu-write-outside ADDRESS` has it write to an address;
+/// `edu-check` tries an edu device, `edu-memory` and `edu-msix` what only that of
+/// [`edu_server`](crate::edu_server) has, `edu-write-outside ADDRESS` has it write to an address;
 /// `pci-sleep PATH` puts a device to sleep and wakes it.
 /// `tcp-send ADDRESS MIB` and `tcp-receive ADDRESS` move bytes that mean nothing, as fast as they
 /// can.
@@ -31,6 +32,8 @@ pub fn run(args: &[String]) -> Result<()> {
         [command, port, text] if command == "port-write" => port_write(port.parse()?, text),
         [command, path] if command == "pci-sleep" => pci::sleep(path),
         [command] if command == "edu-check" => edu::check(),
+        [command] if command == "edu-memory" => edu::memory(),
+        [command] if command == "edu-msix" => edu::msix(),
         [command, address] if command == "edu-write-outside" => {
             let digits = address.trim_start_matches("0x");
             edu::write_outside(u64::from_str_radix(digits, 16)?)
@@ -41,7 +44,7 @@ pub fn run(args: &[String]) -> Result<()> {
         }
         _ => bail!(
             "agent commands: vsock-echo PORT, vsock-count PORT SECONDS, vsock-send PORT TEXT, \
-             port-write PORT TEXT, pci-sleep PATH, edu-check, edu-write-outside ADDRESS, tcp-send ADDRESS MIB, \
+             port-write PORT TEXT, pci-sleep PATH, edu-check, edu-memory, edu-msix, edu-write-outside ADDRESS, tcp-send ADDRESS MIB, \
              tcp-receive ADDRESS"
         ),
     }

@@ -7,12 +7,14 @@ use std::{
     fs,
     io::{Read, Seek, SeekFrom, Write},
     os::fd::AsRawFd,
-    path::PathBuf,
+    path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail, ensure};
+
+use crate::edu_server::{COUNTER, MSIX_TABLE};
 
 const IDENTIFICATION: usize = 0x00;
 const LIVENESS: usize = 0x04;
@@ -48,26 +50,8 @@ impl Edu {
                 continue;
             }
             fs::write(folder.join("enable"), "1").context("cannot enable the device")?;
-            let file = fs::File::options()
-                .read(true)
-                .write(true)
-                .open(folder.join("resource0"))?;
-            // SAFETY: a new mapping at an address that the kernel picks; it is never unmapped.
-            let registers = unsafe {
-                libc::mmap(
-                    std::ptr::null_mut(),
-                    1 << 20,
-                    libc::PROT_READ | libc::PROT_WRITE,
-                    libc::MAP_SHARED,
-                    file.as_raw_fd(),
-                    0,
-                )
-            };
-            ensure!(registers != libc::MAP_FAILED, "cannot map the device");
-            let edu = Self {
-                folder,
-                registers: registers.cast(),
-            };
+            let registers = map(&folder.join("resource0"), 1 << 20)?;
+            let edu = Self { folder, registers };
             // Memory and bus mastering.
             edu.write_config(4, &6_u16.to_le_bytes())?;
             return Ok(edu);
@@ -129,6 +113,24 @@ impl Edu {
     }
 }
 
+/// Maps a BAR, for good.
+fn map(resource: &Path, len: usize) -> Result<*mut u8> {
+    let file = fs::File::options().read(true).write(true).open(resource)?;
+    // SAFETY: a new mapping at an address that the kernel picks; it is never unmapped.
+    let bar = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            len,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED,
+            file.as_raw_fd(),
+            0,
+        )
+    };
+    ensure!(bar != libc::MAP_FAILED, "cannot map the device");
+    Ok(bar.cast())
+}
+
 /// A page of this process, in memory for good, and its guest-physical address.
 fn page() -> Result<(*mut u8, u64)> {
     // SAFETY: new memory, never unmapped.
@@ -183,26 +185,35 @@ pub fn check() -> Result<()> {
     Ok(())
 }
 
-/// Has the device send a message to a vector that is free: the kernel complains of it.
-fn interrupt(edu: &Edu) -> Result<()> {
-    let mut config = edu.config()?;
+/// The offset of a capability in configuration space, and that.
+fn capability(edu: &Edu, id: u8) -> Result<(u64, [u8; 256])> {
     let mut header = [0; 256];
     // Without privileges the kernel shows 64 bytes only.
-    config.read_exact(&mut header)?;
+    edu.config()?.read_exact(&mut header)?;
     let mut at = usize::from(header[0x34]);
-    while at != 0 && header[at] != 5 {
+    while at != 0 && header[at] != id {
         at = usize::from(header[at + 1]);
     }
-    ensure!(at != 0, "the device has no MSI capability");
-    let offset = at as u64;
+    ensure!(at != 0, "the device has no capability {id:#x}");
+    Ok((at as u64, header))
+}
+
+/// Has the device send a message to a vector that is free: the kernel complains of it.
+fn interrupt(edu: &Edu) -> Result<()> {
+    let (offset, header) = capability(edu, 5)?;
     edu.write_config(offset + 4, &0xfee0_0000_u32.to_le_bytes())?;
-    let wide = header[at + 2] & 0x80 != 0;
+    let wide = header[offset as usize + 2] & 0x80 != 0;
     if wide {
         edu.write_config(offset + 8, &0_u32.to_le_bytes())?;
     }
     let data = offset + if wide { 12 } else { 8 };
     edu.write_config(data, &VECTOR.to_le_bytes())?;
     edu.write_config(offset + 2, &1_u16.to_le_bytes())?;
+    raise(edu)?;
+    edu.write_config(offset + 2, &0_u16.to_le_bytes())
+}
+
+fn raise(edu: &Edu) -> Result<()> {
     let complaints = || {
         let log = crate::net::sh("dmesg").unwrap_or_default();
         log.matches(&format!(".{VECTOR} No irq handler for vector"))
@@ -212,7 +223,65 @@ fn interrupt(edu: &Edu) -> Result<()> {
     edu.write(RAISE, 1);
     edu.wait("waiting for the interrupt", || complaints() > before)?;
     edu.write(ACKNOWLEDGE, 1);
-    edu.write_config(offset + 2, &0_u16.to_le_bytes())
+    Ok(())
+}
+
+/// As [`interrupt`], with the first vector of the table.
+pub fn msix() -> Result<()> {
+    let edu = Edu::find()?;
+    let (offset, _) = capability(&edu, 0x11)?;
+    let entry = MSIX_TABLE as usize;
+    edu.write(entry, 0xfee0_0000);
+    edu.write(entry + 4, 0);
+    edu.write(entry + 8, VECTOR.into());
+    edu.write(entry + 12, 0);
+    edu.write_config(offset + 2, &0x8000_u16.to_le_bytes())?;
+    raise(&edu)?;
+    edu.write_config(offset + 2, &0_u16.to_le_bytes())?;
+    edu.write(entry + 12, 1);
+    println!("MSI-X works");
+    Ok(())
+}
+
+/// Reads and writes the device's memory without its server, and has its DMA engine do the same.
+pub fn memory() -> Result<()> {
+    let edu = Edu::find()?;
+    let bar = map(&edu.folder.join("resource2"), COUNTER as usize + PAGE)?;
+    // SAFETY: the last page of the mapping; the device may change it at any time.
+    let accesses = || unsafe { bar.add(COUNTER as usize).cast::<u32>().read_volatile() };
+    let before = accesses();
+    let (memory, address) = page()?;
+    for at in 0..64 {
+        // SAFETY: within the page.
+        unsafe { memory.add(at).write_volatile(at as u8 ^ 0x3c) };
+    }
+    edu.dma(address, BUFFER, DMA_START)?;
+    for at in 0..64 {
+        // SAFETY: within the mapping.
+        let byte = unsafe { bar.add(at).read_volatile() };
+        ensure!(
+            byte == at as u8 ^ 0x3c,
+            "byte {at} of its memory is {byte:#x}"
+        );
+        // SAFETY: as above.
+        unsafe { bar.add(at).write_volatile(!byte) };
+    }
+    edu.dma(BUFFER, address + 2048, DMA_START | DMA_FROM_DEVICE)?;
+    for at in 0..64 {
+        // SAFETY: within the page.
+        let byte = unsafe { memory.add(2048 + at).read_volatile() };
+        ensure!(
+            byte == !(at as u8 ^ 0x3c),
+            "byte {at} is {byte:#x} after DMA"
+        );
+    }
+    let asked = accesses() - before;
+    ensure!(
+        asked == 1,
+        "its server was asked {asked} times, not only now"
+    );
+    println!("memory works");
+    Ok(())
 }
 
 /// Has the device write to an address that the guest does not have.

@@ -16,6 +16,7 @@
 //! - [`opencl`]: a host with OpenCL.
 //! - [`gantry`], [`guest`], [`hijack`], [`http`], [`net`]: what scenarios are written with.
 //! - [`host_device`]: physical devices of L1; [`edu`]: a driver for one of them; [`pci`]: for any.
+//! - [`edu_server`]: the same device, served by a process; [`liar`]: spoils what its server says.
 //! - [`agent`]: what runs in L2 besides busybox; [`demo`]: the demonstration;
 //!   [`bench`]: measurements.
 
@@ -28,11 +29,13 @@ pub mod agent;
 pub mod bench;
 pub mod demo;
 pub mod edu;
+pub mod edu_server;
 pub mod gantry;
 pub mod guest;
 pub mod hijack;
 pub mod host_device;
 pub mod http;
+pub mod liar;
 pub mod net;
 pub mod opencl;
 pub mod pci;

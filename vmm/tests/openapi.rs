@@ -365,6 +365,10 @@ fn types() -> BTreeMap<&'static str, Check> {
             "UserDeviceConfig",
             Samples::check::<config::UserDeviceConfig>,
         ),
+        (
+            "VmAddUserDevice",
+            Samples::check::<config::UserDeviceConfig>,
+        ),
         ("FsConfig", Samples::check::<config::FsConfig>),
         (
             "GenericVhostUserConfig",
@@ -376,14 +380,12 @@ fn types() -> BTreeMap<&'static str, Check> {
     ])
 }
 
-/// Names without a type of their own: bodies of requests that are refused unread, and a part of
-/// `UserDeviceConfig`.
+/// Names without a type of their own: bodies of requests that are refused unread.
 const UNTYPED: &[&str] = &[
     "MigrationMode",
     "ReceiveMigrationData",
     "SendMigrationData",
     "TimeoutStrategy",
-    "VmAddUserDevice",
 ];
 
 #[test]

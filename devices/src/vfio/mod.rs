@@ -20,6 +20,7 @@
 //! - [`interrupts`]: which of its interrupts reach the guest.
 //! - [`power`]: power states, which stay in this process.
 //! - [`function`]: the PCI function; [`model`]: what it is, for exchanging it.
+//! - [`user`]: devices that another process serves.
 
 mod bar;
 mod capabilities;
@@ -35,6 +36,7 @@ mod power;
 mod reach;
 #[cfg(test)]
 mod tests;
+pub mod user;
 
 use std::path::PathBuf;
 
@@ -184,6 +186,14 @@ pub enum Error {
         bar: u8,
         /// Why.
         source: std::io::Error,
+    },
+    /// Another process's device.
+    #[error("cannot use the device at {}", socket.display())]
+    User {
+        /// Its server's socket.
+        socket: PathBuf,
+        /// Why.
+        source: Box<user::Error>,
     },
     /// It is a bridge.
     #[error("{device} is a bridge (header type {header:#x}): only endpoints can be given to a VM")]

@@ -3,6 +3,7 @@
 //! - `runner serve PORT` reads orders from a serial port, a line each, and reports there.
 //! - `runner scenario NAME PORT` is started by it for each scenario: a scenario that hangs or dies
 //!   takes nothing else with it.
+//! - `runner edu-server SOCKET` serves a device to a VM.
 
 use std::{
     fs,
@@ -17,7 +18,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 use gantry_tests::{
-    agent,
+    agent, edu_server,
     report::{BENCH, DEMO, Outcome, Report},
     scenarios::{self, Context, Scenario},
 };
@@ -39,8 +40,11 @@ fn main() -> Result<()> {
     let args: Vec<&str> = args.iter().skip(1).map(String::as_str).collect();
     match args[..] {
         ["serve", port] => serve(port),
+        ["edu-server", socket] => edu_server::serve(Path::new(socket)),
         ["scenario", name, port] => scenario(name, &mut Port::open(port)?),
-        _ => bail!("usage: runner serve PORT, or runner scenario NAME PORT"),
+        _ => bail!(
+            "usage: runner serve PORT, runner scenario NAME PORT, or runner edu-server SOCKET"
+        ),
     }
 }
 

@@ -11,6 +11,7 @@ mod memory;
 mod network;
 mod passthrough;
 mod passthrough_state;
+mod passthrough_user;
 mod process;
 mod small_devices;
 mod snapshots;
@@ -50,6 +51,7 @@ pub fn all() -> Vec<Scenario> {
         passthrough::SCENARIOS,
         accelerator::SCENARIOS,
         passthrough_state::SCENARIOS,
+        passthrough_user::SCENARIOS,
     ]
     .into_iter()
     .flatten()

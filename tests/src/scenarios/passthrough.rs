@@ -50,7 +50,8 @@ pub const SCENARIOS: &[Entry] = &[
     ),
 ];
 
-fn edu_works(guest: &mut Guest) -> Result<()> {
+/// Registers, DMA and an interrupt.
+pub fn edu_works(guest: &mut Guest) -> Result<()> {
     let said = guest.run("agent edu-check")?;
     ensure!(said.contains("edu works"), "{said}");
     Ok(())
@@ -189,7 +190,7 @@ fn refused(context: &Context) -> Result<()> {
 
 /// What a process holds: descriptors, mappings, threads. Connections of the API and the kernel's
 /// threads for asynchronous I/O come and go by themselves.
-fn holdings(gantry: &Gantry) -> Result<[usize; 3]> {
+pub fn holdings(gantry: &Gantry) -> Result<[usize; 3]> {
     let process = std::path::PathBuf::from(format!("/proc/{}", gantry.pid()));
     let mut descriptors = 0;
     for entry in std::fs::read_dir(process.join("fd"))? {

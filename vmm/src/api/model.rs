@@ -70,7 +70,8 @@ pub struct DeviceNode {
     /// Its PCI function, `0000:00:03.0`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pci_bdf: Option<String>,
-    /// `removing` or `swapping` while the guest has been asked to give it up.
+    /// `removing` or `swapping` while the guest has been asked to give it up; `lost` if the process
+    /// that serves it is gone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
 }

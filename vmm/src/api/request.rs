@@ -7,7 +7,10 @@ use super::{
     VmResize, VmResizeDisk, VmResizeZone, VmSnapshotConfig, VmSwapDevice, VmmPingResponse,
 };
 use crate::{
-    config::{AccelConfig, DeviceConfig, DiskConfig, NetConfig, PmemConfig, VmConfig, VsockConfig},
+    config::{
+        AccelConfig, DeviceConfig, DiskConfig, NetConfig, PmemConfig, UserDeviceConfig, VmConfig,
+        VsockConfig,
+    },
     metrics::Metrics,
 };
 
@@ -64,6 +67,8 @@ pub enum Request {
     VmAddAccel(AccelConfig),
     /// Adds a physical device, answered with [`Response::Device`].
     VmAddDevice(DeviceConfig),
+    /// Adds a device of another process, answered with [`Response::Device`].
+    VmAddUserDevice(UserDeviceConfig),
     /// Plug in a socket device.
     VmAddVsock(VsockConfig),
     /// Unplug a device; 404 if there is none of this name.

@@ -93,6 +93,7 @@ pub const ROUTES: &[Route] = &[
     put("vm.add-net", Action::Descriptors(add_net)),
     put("vm.add-device", Action::Body(add_device)),
     put("vm.add-accel", Action::Body(add_accel)),
+    put("vm.add-user-device", Action::Body(add_user_device)),
     put("vm.add-pmem", Action::Body(add_pmem)),
     put("vm.add-vsock", Action::Body(add_vsock)),
     put(
@@ -111,10 +112,6 @@ pub const ROUTES: &[Route] = &[
     put(
         "vm.coredump",
         Action::Body(|p, b| plain(p, b, Request::VmCoredump)),
-    ),
-    unsupported::<UserDeviceConfig>(
-        "vm.add-user-device",
-        "devices of other processes (vfio-user)",
     ),
     unsupported::<FsConfig>("vm.add-fs", "shared folders (virtio-fs)"),
     unsupported::<GenericVhostUserConfig>(
@@ -237,6 +234,12 @@ fn add_accel(path: &str, body: &[u8]) -> Outcome {
     let config: AccelConfig = body::parse(path, body)?;
     config.validate().map_err(|error| invalid(&error))?;
     Ok(Request::VmAddAccel(config))
+}
+
+fn add_user_device(path: &str, body: &[u8]) -> Outcome {
+    let config: UserDeviceConfig = body::parse(path, body)?;
+    config.validate().map_err(|error| invalid(&error))?;
+    Ok(Request::VmAddUserDevice(config))
 }
 
 fn add_pmem(path: &str, body: &[u8]) -> Outcome {

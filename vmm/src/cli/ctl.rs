@@ -16,7 +16,10 @@ use crate::{
         OnFailure, RestoreConfig, VmCoredumpData, VmRemoveDevice, VmResize, VmResizeDisk,
         VmResizeZone, VmSnapshotConfig, VmSwapDevice, model::to_url,
     },
-    config::{AccelConfig, DeviceConfig, DiskConfig, NetConfig, PmemConfig, VsockConfig, syntax},
+    config::{
+        AccelConfig, DeviceConfig, DiskConfig, NetConfig, PmemConfig, UserDeviceConfig,
+        VsockConfig, syntax,
+    },
 };
 
 /// Ask a running Gantry for something.
@@ -121,6 +124,12 @@ pub enum Action {
         /// As for --accel: socket=PATH,device=NAME,weight=N,window=SIZE,id=NAME,...
         #[arg(value_name = "KEYS", value_parser = option(AccelConfig::parse))]
         config: AccelConfig,
+    },
+    /// Give the VM a device that another process serves (vfio-user).
+    AddUserDevice {
+        /// As for --user-device: socket=PATH,id=NAME,...
+        #[arg(value_name = "KEYS", value_parser = option(UserDeviceConfig::parse))]
+        config: UserDeviceConfig,
     },
     /// Plug in persistent memory.
     AddPmem {
@@ -292,6 +301,7 @@ impl Action {
             }
             Self::AddDevice { config } => with_body("vm.add-device", config),
             Self::AddAccel { config } => with_body("vm.add-accel", config),
+            Self::AddUserDevice { config } => with_body("vm.add-user-device", config),
             Self::AddPmem { config } => with_body("vm.add-pmem", config),
             Self::AddVsock { config } => with_body("vm.add-vsock", config),
             Self::RemoveDevice { id, force, timeout } => {

@@ -28,6 +28,10 @@ Examples:
     gantry --api-socket /tmp/gantry.sock &
     gantry ctl --socket /tmp/gantry.sock create vm.json
     gantry ctl --socket /tmp/gantry.sock boot
+  Give the VM a physical device, and one that another process serves:
+    gantry ctl --socket /tmp/gantry.sock add-device \\
+           path=/sys/bus/pci/devices/0000:01:00.0,id=gpu0
+    gantry ctl --socket /tmp/gantry.sock add-user-device socket=/run/device.sock,id=accel0
   Bring a saved VM back:
     gantry --api-socket /tmp/gantry.sock --restore source_url=file:///var/vm,resume=on
 

@@ -124,7 +124,8 @@ pub struct VmArgs {
     #[arg(long = "device", value_name = "KEYS", num_args = 1.., value_parser = option(DeviceConfig::parse))]
     pub device: Vec<DeviceConfig>,
 
-    /// Devices of other processes, vfio-user (not supported yet).
+    /// Devices that other processes serve (vfio-user): socket=PATH,id=NAME,pci_segment=N,...;
+    /// needs --memory shared=on.
     #[arg(long = "user-device", value_name = "KEYS", num_args = 1.., value_parser = option(UserDeviceConfig::parse))]
     pub user_device: Vec<UserDeviceConfig>,
 

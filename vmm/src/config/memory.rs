@@ -252,6 +252,12 @@ impl MemoryConfig {
             })
     }
 
+    /// Whether other processes can map all of it.
+    pub fn is_shared(&self) -> bool {
+        let mut zones = self.zones.iter().flatten();
+        (self.size == 0 || self.shared) && zones.all(|zone| zone.shared)
+    }
+
     /// What it says can be done.
     pub fn validate(&self) -> Result<(), Invalid> {
         let sizes = Sizes {

@@ -18,6 +18,7 @@ mod pmem;
 mod rng;
 pub mod syntax;
 mod unsupported;
+mod user_device;
 mod vm;
 mod vsock;
 
@@ -34,9 +35,8 @@ pub use payload::PayloadConfig;
 pub use platform::{NumaConfig, NumaDistance, PciSegmentConfig, PlatformConfig};
 pub use pmem::PmemConfig;
 pub use rng::RngConfig;
-pub use unsupported::{
-    FsConfig, GenericVhostUserConfig, RtcConfig, TpmConfig, UserDeviceConfig, VdpaConfig,
-};
+pub use unsupported::{FsConfig, GenericVhostUserConfig, RtcConfig, TpmConfig, VdpaConfig};
+pub use user_device::UserDeviceConfig;
 pub use vm::{LandlockConfig, VmConfig};
 pub use vsock::VsockConfig;
 

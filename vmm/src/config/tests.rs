@@ -69,6 +69,26 @@ fn a_configuration_survives_the_way_to_json_and_back() {
 }
 
 #[test]
+fn devices_of_other_processes_need_shared_memory() {
+    let mut config: VmConfig = serde_json::from_value(json!({
+        "payload": {"kernel": "/k"},
+        "user_devices": [{"socket": "/s"}],
+    }))
+    .unwrap();
+    let error = config.validate().unwrap_err().to_string();
+    assert!(error.contains("user_devices[0].socket"), "{error}");
+    assert!(error.contains("--memory shared=on"), "{error}");
+    config.memory.shared = true;
+    assert_eq!(config.validate(), Ok(()));
+    let zone = MemoryZoneConfig::parse("id=z,size=2M,shared=on").unwrap();
+    config.memory.size = 0;
+    config.memory.zones = Some(vec![zone]);
+    assert!(config.memory.is_shared());
+    config.memory.zones.as_mut().unwrap()[0].shared = false;
+    assert!(!config.memory.is_shared());
+}
+
+#[test]
 fn what_gantry_does_not_do_is_refused_by_name() {
     let cases: &[(Value, &str)] = &[
         (
@@ -82,10 +102,6 @@ fn what_gantry_does_not_do_is_refused_by_name() {
         (
             json!({"devices": [{"path": "/sys/d", "x_nv_gpudirect_clique": 1}]}),
             "devices[0].x_nv_gpudirect_clique: not supported",
-        ),
-        (
-            json!({"user_devices": [{"socket": "/s"}]}),
-            "user_devices: not supported",
         ),
         (json!({"vdpa": [{"path": "/v"}]}), "vdpa: not supported"),
         (
@@ -395,7 +411,16 @@ fn every_option_of_the_command_line_parses() {
             .is_err()
     );
     assert!(DeviceConfig::parse("path=/sys/d,iommu=on,x_exclude_mmap_bars=[0,1]").is_ok());
-    assert!(UserDeviceConfig::parse("socket=/s").is_ok());
+    assert_eq!(
+        UserDeviceConfig::parse("socket=/s,id=a,pci_segment=1").unwrap(),
+        UserDeviceConfig {
+            socket: "/s".into(),
+            id: Some("a".to_owned()),
+            pci_segment: 1,
+            ..Default::default()
+        }
+    );
+    assert!(UserDeviceConfig::parse("id=a").is_err());
     assert_eq!(FsConfig::parse("tag=t,socket=/s").unwrap().queue_size, 1024);
     assert!(GenericVhostUserConfig::parse("socket=/s,virtio_id=26,queue_sizes=[64]").is_ok());
     assert_eq!(VdpaConfig::parse("path=/v").unwrap().num_queues, 1);

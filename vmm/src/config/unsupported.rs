@@ -7,22 +7,6 @@ use serde::{Deserialize, Serialize};
 
 use super::syntax::{IOMMU, Key, Kind, PLACE, SyntaxError, parse};
 
-/// A device of another process (vfio-user).
-#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
-pub struct UserDeviceConfig {
-    /// That process's socket.
-    pub socket: PathBuf,
-    /// Name of the device in the API; made up if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub id: Option<String>,
-    /// PCI segment to plug it into.
-    #[serde(default)]
-    pub pci_segment: u16,
-    /// Device number on the segment's bus, 1 to 31; the first free one if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pci_device_id: Option<u8>,
-}
-
 /// A shared folder (virtio-fs).
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct FsConfig {
@@ -136,15 +120,6 @@ const VDPA: &[Key] = &[
     Key::new("path", Kind::Text),
     Key::new("num_queues", Kind::Number),
 ];
-
-impl UserDeviceConfig {
-    /// Parses the value of `--user-device`.
-    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
-        let parsed = parse("--user-device", input, &[SOCKET, PLACE])?;
-        parsed.require("socket", "socket")?;
-        parsed.build()
-    }
-}
 
 impl FsConfig {
     /// Parses the value of `--fs`.

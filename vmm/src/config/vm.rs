@@ -167,6 +167,15 @@ impl VmConfig {
         each("devices", self.devices.as_deref(), DeviceConfig::validate)?;
         each("accels", self.accels.as_deref(), AccelConfig::validate)?;
         each("pmem", self.pmem.as_deref(), PmemConfig::validate)?;
+        each("user_devices", self.user_devices.as_deref(), |device| {
+            device.validate()?;
+            if self.memory.is_shared() {
+                return Ok(());
+            }
+            let with = "memory that its server cannot map";
+            let advice = "start the VM with --memory shared=on";
+            Err(Problem::Conflict { with, advice }.at("socket"))
+        })?;
         let rules = self.landlock_rules.as_deref();
         each("landlock_rules", rules, LandlockConfig::validate)?;
         let segments = self.segments();
@@ -201,11 +210,6 @@ impl VmConfig {
                 "generic_vhost_user",
                 self.generic_vhost_user.as_ref().map(Vec::len),
                 "devices of other processes (vhost-user)",
-            ),
-            (
-                "user_devices",
-                self.user_devices.as_ref().map(Vec::len),
-                "devices of other processes (vfio-user)",
             ),
             ("vdpa", self.vdpa.as_ref().map(Vec::len), "vDPA devices"),
         ];
@@ -294,6 +298,8 @@ impl VmConfig {
         all.extend(list("accels", accels, AccelConfig::placement));
         let devices = self.devices.as_ref();
         all.extend(list("devices", devices, DeviceConfig::placement));
+        let devices = self.user_devices.as_ref();
+        all.extend(list("user_devices", devices, UserDeviceConfig::placement));
         all
     }
 }

@@ -86,6 +86,7 @@ pub fn forget_device(config: &mut VmConfig, id: &str) -> bool {
         || forget(&mut config.pmem, |pmem| named(&pmem.id))
         || forget(&mut config.devices, |device| named(&device.id))
         || forget(&mut config.accels, |accel| named(&accel.id))
+        || forget(&mut config.user_devices, |device| named(&device.id))
 }
 
 /// Whether a device of a configuration has that name.
@@ -99,6 +100,13 @@ pub fn has_device(config: &VmConfig, id: &str) -> bool {
         .chain(config.pmem.iter().flatten().map(|pmem| &pmem.id))
         .chain(config.devices.iter().flatten().map(|device| &device.id))
         .chain(config.accels.iter().flatten().map(|accel| &accel.id))
+        .chain(
+            config
+                .user_devices
+                .iter()
+                .flatten()
+                .map(|device| &device.id),
+        )
         .chain(config.vsock.iter().map(|vsock| &vsock.id))
         .chain(config.balloon.iter().map(|balloon| &balloon.id))
         .chain([&config.rng.id, &config.console.id]);

@@ -256,6 +256,11 @@ impl Control {
                 self.exit = Some(ExitReason::GuestFailed);
             }
             MachineEvent::PciEjected { segment, slot } => self.ejected(segment, slot),
+            MachineEvent::DeviceLost { id, reason } => {
+                log::error!("device {id:?} is lost: {reason}; remove it, and add it again");
+                let properties = [("id", id.as_str()), ("reason", reason.as_str())];
+                self.monitor.emit("vm", "device-lost", &properties);
+            }
         }
     }
 

@@ -70,6 +70,20 @@ impl Handler for Control {
             Request::VmAddAccel(config) => self.add(config, |vm, accel| {
                 vm.accels.get_or_insert_default().push(accel)
             }),
+            Request::VmAddUserDevice(config) => {
+                // Before the server is asked, and for a VM that has not booted yet.
+                let memory = self.life.config().map(|vm| &vm.memory);
+                if memory.is_some_and(|memory| !memory.is_shared()) {
+                    return Err(ApiError::message(
+                        Status::BadRequest,
+                        "a device of another process needs memory that this process can map: \
+                         start the VM with --memory shared=on",
+                    ));
+                }
+                self.add(config, |vm, device| {
+                    vm.user_devices.get_or_insert_default().push(device)
+                })
+            }
             Request::VmAddPmem(config) => self.add(config, |vm, pmem| {
                 vm.pmem.get_or_insert_default().push(pmem)
             }),
@@ -540,7 +554,10 @@ fn device_tree(
             let node = DeviceNode {
                 id: id.clone(),
                 pci_bdf: Some(device.bdf.to_string()),
-                state: removals.state(id).map(str::to_owned),
+                state: removals
+                    .state(id)
+                    .or_else(|| device.is_lost().then_some("lost"))
+                    .map(str::to_owned),
                 ..Default::default()
             };
             (id.clone(), node)

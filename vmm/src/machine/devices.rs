@@ -145,6 +145,16 @@ pub struct Plugged {
     function: SharedFunction,
 }
 
+impl Plugged {
+    /// Whether the process that serves it is gone, or of no use any more.
+    pub fn is_lost(&self) -> bool {
+        match &self.handle {
+            Handle::User(device) => device.upgrade().is_some_and(|device| !device.is_alive()),
+            _ => false,
+        }
+    }
+}
+
 /// Saved state of a plugged device.
 #[derive(Serialize, Deserialize)]
 pub struct SavedDevice {

@@ -25,6 +25,13 @@ pub enum MachineEvent {
         /// Device number.
         slot: u8,
     },
+    /// The process that serves a device is gone, or of no use any more.
+    DeviceLost {
+        /// Name of the device.
+        id: String,
+        /// What happened.
+        reason: String,
+    },
 }
 
 impl MachineEvent {

@@ -171,6 +171,7 @@ impl Machine {
                 ram.memory().clone(),
                 Arc::clone(&msi),
                 Arc::clone(&discards),
+                host.events.clone(),
             ),
             discards,
             msi,
@@ -352,6 +353,9 @@ fn for_each_device(
     }
     for accel in config.accels.iter_mut().flatten() {
         visit(accel)?;
+    }
+    for device in config.user_devices.iter_mut().flatten() {
+        visit(device)?;
     }
     if let Some(balloon) = &mut config.balloon {
         visit(balloon)?;

@@ -1,18 +1,29 @@
-//! What physical devices of a machine share.
+//! What physical devices of a machine share, and those that other processes serve.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    path::Path,
+    sync::{Arc, Mutex, PoisonError, Weak},
+};
 
 use devices::{
     memory::{AddressSpace, GuestMemory},
     msi::MsiController,
     pci::Lines,
-    vfio::{Error, Iommu, Resources},
+    thread::ThreadSpawner,
+    vfio::{
+        Device, Error, Iommu, Resources,
+        user::{self, UserDevice},
+    },
     virtio::discard::Discards,
 };
 use hypervisor::Vm;
 use vfio_ioctls::VfioDeviceFd;
 
-use super::{error::DeviceError, interrupts::KvmLines};
+use super::{
+    error::DeviceError,
+    events::{EventSender, MachineEvent},
+    interrupts::KvmLines,
+};
 use crate::memory::ExactMemory;
 
 /// The I/O address space and whatever else physical devices need, made with the first of them.
@@ -24,6 +35,9 @@ pub struct Physical {
     space: Arc<dyn AddressSpace>,
     discards: Arc<Discards>,
     iommu: Mutex<Option<Arc<Iommu>>>,
+    /// Those of other processes.
+    users: Mutex<Vec<Weak<UserDevice>>>,
+    events: EventSender,
 }
 
 impl Physical {
@@ -33,6 +47,7 @@ impl Physical {
         memory: GuestMemory,
         msi: Arc<dyn MsiController>,
         discards: Arc<Discards>,
+        events: EventSender,
     ) -> Self {
         Self {
             vm: Arc::clone(vm),
@@ -42,7 +57,43 @@ impl Physical {
             discards,
             space: Arc::new(ExactMemory::new(Arc::clone(vm))),
             iommu: Mutex::default(),
+            users: Mutex::default(),
+            events,
         }
+    }
+
+    /// Connects to the server of a device called `id`. The control loop hears when it goes.
+    pub fn connect(
+        &self,
+        id: &str,
+        socket: &Path,
+        thread: &str,
+        spawner: &dyn ThreadSpawner,
+    ) -> Result<Arc<UserDevice>, Error> {
+        let events = self.events.clone();
+        let name = id.to_owned();
+        let lost = move |why: &user::Failure| {
+            events.send(MachineEvent::DeviceLost {
+                id: name.clone(),
+                reason: user::with_sources(why),
+            });
+        };
+        let surroundings = user::Surroundings {
+            memory: self.memory.clone(),
+            spawner,
+            thread,
+            patience: user::Patience::default(),
+            lost: Box::new(lost),
+        };
+        let device = UserDevice::connect(socket, surroundings).map_err(|source| Error::User {
+            socket: socket.to_owned(),
+            source: Box::new(source),
+        })?;
+        let device = Arc::new(device);
+        let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        users.retain(|user| user.strong_count() > 0);
+        users.push(Arc::downgrade(&device));
+        Ok(device)
     }
 
     /// What any device needs.
@@ -71,6 +122,14 @@ impl Physical {
         let iommu = self.iommu.lock().unwrap_or_else(PoisonError::into_inner);
         iommu
             .as_ref()
-            .map_or(Ok(()), |iommu| iommu.memory_changed())
+            .map_or(Ok(()), |iommu| iommu.memory_changed())?;
+        let users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        for device in users.iter().filter_map(Weak::upgrade) {
+            device.memory_changed().map_err(|source| Error::User {
+                socket: device.name().into(),
+                source: Box::new(source),
+            })?;
+        }
+        Ok(())
     }
 }

@@ -179,6 +179,8 @@ impl Machine {
         if let Err(error) = self.devices.memory_changed() {
             // The guest was not told about it.
             self.ram.withdraw_last();
+            // Devices that could reach it let go of it; the first error says what is wrong.
+            let _ = self.devices.memory_changed();
             return Err(error);
         }
         self.platform.memory.insert(base, more, 0)?;

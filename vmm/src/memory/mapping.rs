@@ -330,7 +330,7 @@ fn open(len: u64, backing: &Backing) -> Result<Option<File>, MappingError> {
     if !backing.shared && backing.hugepages.is_none() {
         return Ok(None);
     }
-    let mut flags = libc::MFD_CLOEXEC;
+    let mut flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
     if let Some(size) = backing.hugepages {
         flags |= libc::MFD_HUGETLB;
         if size > 0 {
@@ -348,8 +348,15 @@ fn open(len: u64, backing: &Backing) -> Result<Option<File>, MappingError> {
     }
     // SAFETY: the descriptor was created just now and nobody else owns it.
     let file = unsafe { File::from_raw_fd(fd) };
-    file.set_len(len)
-        .map_err(|source| MappingError::Memfd { len, source })?;
+    let failed = |source| MappingError::Memfd { len, source };
+    file.set_len(len).map_err(failed)?;
+    // Whoever is given the file, to serve a device, must not be able to take memory away that
+    // Gantry and the guest would then die of.
+    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+    // SAFETY: sets seals of a descriptor that is ours.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } != 0 {
+        return Err(failed(io::Error::last_os_error()));
+    }
     Ok(Some(file))
 }
 
@@ -382,6 +389,18 @@ mod tests {
             assert_eq!(mapping.size(), 3 << 20);
             assert_eq!(mapping.file().is_some(), backing.shared);
         }
+    }
+
+    #[test]
+    fn memory_that_others_map_cannot_be_taken_away_by_them() {
+        let backing = Backing {
+            shared: true,
+            ..Default::default()
+        };
+        let mapping = Mapping::new(2 << 20, &backing, 0).unwrap();
+        let file = mapping.file().unwrap();
+        assert!(file.set_len(0).is_err());
+        assert_eq!(file.metadata().unwrap().len(), 2 << 20);
     }
 
     #[test]

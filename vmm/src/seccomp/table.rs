@@ -8,7 +8,7 @@ use seccompiler::{
 };
 
 /// All roles.
-pub const ROLES: [ThreadRole; 13] = [
+pub const ROLES: [ThreadRole; 14] = [
     ThreadRole::Vmm,
     ThreadRole::Api,
     ThreadRole::Vcpu,
@@ -22,6 +22,7 @@ pub const ROLES: [ThreadRole; 13] = [
     ThreadRole::Pmem,
     ThreadRole::Accel,
     ThreadRole::PageFault,
+    ThreadRole::UserDevice,
 ];
 
 /// Rust's and libc's own needs on any thread: memory, locks, time, logging, leaving.
@@ -67,7 +68,7 @@ const EVERY_THREAD: &[i64] = &[
 ];
 
 /// A vCPU activates devices (epoll and event file descriptors) when the guest's driver is ready,
-/// and reads and writes registers of physical devices.
+/// and reads and writes registers of physical devices, or of another process's device by messages.
 const VCPU: &[i64] = &[
     libc::SYS_dup,
     libc::SYS_epoll_create1,
@@ -78,6 +79,9 @@ const VCPU: &[i64] = &[
     libc::SYS_io_uring_setup,
     libc::SYS_pread64,
     libc::SYS_pwrite64,
+    libc::SYS_recvmsg,
+    libc::SYS_sendmsg,
+    libc::SYS_shutdown,
     libc::SYS_timerfd_create,
 ];
 
@@ -147,6 +151,8 @@ const ACCEL: &[i64] = &[
 ];
 
 const PAGE_FAULT: &[i64] = &[libc::SYS_lseek, libc::SYS_pread64];
+
+const USER_DEVICE: &[i64] = &[libc::SYS_shutdown];
 
 /// The control thread opens, places and removes what the others use.
 const VMM: &[i64] = &[
@@ -259,6 +265,7 @@ fn calls(role: ThreadRole) -> &'static [i64] {
         ThreadRole::Pmem => PMEM,
         ThreadRole::Accel => ACCEL,
         ThreadRole::PageFault => PAGE_FAULT,
+        ThreadRole::UserDevice => USER_DEVICE,
         ThreadRole::Signal | ThreadRole::Net | ThreadRole::Rng => &[],
     }
 }

@@ -9,6 +9,7 @@ mod net;
 mod physical;
 mod pmem;
 mod rng;
+mod user;
 mod vsock;
 
 /// Reaches a plugged device, for what is particular to its kind.
@@ -26,6 +27,8 @@ pub enum Handle {
         /// Its device.
         device: devices::virtio::mem::Handle,
     },
+    /// A device of another process, as long as it is plugged in.
+    User(std::sync::Weak<devices::vfio::user::UserDevice>),
     /// A console.
     Console {
         /// Where its input goes.

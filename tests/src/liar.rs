@@ -1,0 +1,203 @@
+//! A relay between Gantry and an honest vfio-user server that spoils what the server says.
+
+use std::{
+    io::{Read, Write},
+    net::Shutdown,
+    os::{
+        fd::RawFd,
+        unix::net::{UnixListener, UnixStream},
+    },
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU8, Ordering},
+    },
+    thread,
+};
+
+use anyhow::{Context, Result};
+use libc::iovec;
+use vmm_sys_util::sock_ctrl_msg::ScmSocket;
+
+/// What becomes of the server's next messages.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[repr(u8)]
+pub enum Spoil {
+    /// They pass.
+    Nothing,
+    /// They are swallowed.
+    Swallow,
+    /// They answer another question.
+    WrongId,
+    /// They claim to be 4 GiB long.
+    Huge,
+    /// They end after half of the header, and so does the connection.
+    Cut,
+    /// They say that they are shorter than their header.
+    Tiny,
+    /// They bring one byte too few.
+    Short,
+    /// They come twice.
+    Twice,
+    /// They are noise.
+    Noise,
+    /// Each byte of them takes a second.
+    Drip,
+}
+
+/// All that spoils something.
+pub const SPOILS: [Spoil; 9] = [
+    Spoil::Swallow,
+    Spoil::WrongId,
+    Spoil::Huge,
+    Spoil::Cut,
+    Spoil::Tiny,
+    Spoil::Short,
+    Spoil::Twice,
+    Spoil::Noise,
+    Spoil::Drip,
+];
+
+/// A relay that runs until this process ends.
+#[derive(Clone)]
+pub struct Liar {
+    spoil: Arc<AtomicU8>,
+    /// The last one that came.
+    client: Arc<Mutex<Option<UnixStream>>>,
+}
+
+impl Liar {
+    /// Listens on `socket` for clients of the server at `server`.
+    pub fn start(socket: &Path, server: PathBuf) -> Result<Self> {
+        let _ = std::fs::remove_file(socket);
+        let listener = UnixListener::bind(socket).context("cannot listen")?;
+        let liar = Self {
+            spoil: Arc::default(),
+            client: Arc::default(),
+        };
+        let this = liar.clone();
+        thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                // A server that is not there looks like one that closes the connection.
+                if let Ok(server) = UnixStream::connect(&server) {
+                    this.relay(client, server);
+                }
+            }
+        });
+        Ok(liar)
+    }
+
+    /// Spoils all messages of the server from now on.
+    pub fn spoil(&self, how: Spoil) {
+        self.spoil.store(how as u8, Ordering::SeqCst);
+    }
+
+    /// Closes the connection to the client, as a server that dies does.
+    pub fn hang_up(&self) {
+        let mut client = self.client.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(client) = client.take() {
+            let _ = client.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn relay(&self, client: UnixStream, server: UnixStream) {
+        let (Ok(to), Ok(from)) = (server.try_clone(), client.try_clone()) else {
+            return;
+        };
+        *self.client.lock().unwrap_or_else(PoisonError::into_inner) = client.try_clone().ok();
+        thread::spawn(move || {
+            while forward(&from, &to).unwrap_or(0) > 0 {}
+            let _ = to.shutdown(Shutdown::Both);
+        });
+        let this = self.clone();
+        thread::spawn(move || {
+            let _ = this.answers(&server, &client);
+            let _ = client.shutdown(Shutdown::Both);
+        });
+    }
+
+    /// The server's messages, one by one.
+    fn answers(&self, mut server: &UnixStream, mut client: &UnixStream) -> Result<()> {
+        loop {
+            let mut message = vec![0; 16];
+            let descriptors = receive(server, &mut message)?;
+            let size = u32::from_ne_bytes(message[4..8].try_into()?) as usize;
+            message.resize(size.max(16), 0);
+            server.read_exact(&mut message[16..])?;
+            let how = self.spoil.load(Ordering::SeqCst);
+            let spoil = SPOILS.into_iter().find(|spoil| *spoil as u8 == how);
+            let mut size = |size: u32| message[4..8].copy_from_slice(&size.to_ne_bytes());
+            match spoil.unwrap_or(Spoil::Nothing) {
+                Spoil::Nothing | Spoil::Twice | Spoil::Drip => {}
+                Spoil::Swallow => continue,
+                Spoil::WrongId => message[0] ^= 0x55,
+                Spoil::Huge => size(u32::MAX),
+                Spoil::Cut => {
+                    client.write_all(&message[..8])?;
+                    return Ok(());
+                }
+                Spoil::Tiny => size(3),
+                Spoil::Short => {
+                    message.pop();
+                    let len = message.len() as u32;
+                    message[4..8].copy_from_slice(&len.to_ne_bytes());
+                }
+                Spoil::Noise => {
+                    for (at, byte) in message.iter_mut().enumerate() {
+                        *byte = byte.wrapping_mul(31).wrapping_add(at as u8 ^ 0xa5);
+                    }
+                }
+            }
+            if spoil == Some(Spoil::Drip) {
+                for byte in &message {
+                    client.write_all(&[*byte])?;
+                    thread::sleep(std::time::Duration::from_secs(1));
+                }
+                continue;
+            }
+            client.send_with_fds(&[&message[..]], &descriptors)?;
+            close(&descriptors);
+            if spoil == Some(Spoil::Twice) {
+                client.write_all(&message)?;
+            }
+        }
+    }
+}
+
+fn close(descriptors: &[RawFd]) {
+    for fd in descriptors {
+        // SAFETY: received just now, and owned by nobody else.
+        unsafe { libc::close(*fd) };
+    }
+}
+
+/// Fills `bytes`; returns the descriptors that came along.
+fn receive(mut from: &UnixStream, bytes: &mut [u8]) -> Result<Vec<RawFd>> {
+    let (count, descriptors) = receive_some(from, bytes)?;
+    anyhow::ensure!(count > 0, "closed");
+    from.read_exact(&mut bytes[count..])?;
+    Ok(descriptors)
+}
+
+fn receive_some(from: &UnixStream, bytes: &mut [u8]) -> Result<(usize, Vec<RawFd>)> {
+    let mut descriptors = [-1; 16];
+    let mut parts = [iovec {
+        iov_base: bytes.as_mut_ptr().cast(),
+        iov_len: bytes.len(),
+    }];
+    // SAFETY: the part is the buffer, which is borrowed until the call is over.
+    let (count, received) = unsafe { from.recv_with_fds(&mut parts, &mut descriptors) }?;
+    Ok((count, descriptors[..received].to_vec()))
+}
+
+/// Passes on what is there; returns how many bytes that was.
+fn forward(from: &UnixStream, mut to: &UnixStream) -> Result<usize> {
+    let mut bytes = [0; 4096];
+    let (count, descriptors) = receive_some(from, &mut bytes)?;
+    if count > 0 {
+        let sent = to.send_with_fds(&[&bytes[..count]], &descriptors)?;
+        close(&descriptors);
+        to.write_all(&bytes[sent..count])?;
+    }
+    Ok(count)
+}

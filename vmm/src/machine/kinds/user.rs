@@ -1,0 +1,41 @@
+//! Devices that another process serves (vfio-user).
+
+use std::sync::{Arc, Mutex};
+
+use devices::vfio::Function;
+
+use super::{
+    super::{
+        devices::{Kind, Made, MadeFunction, Slot, Surroundings},
+        error::DeviceError,
+    },
+    Handle, thread_name,
+};
+use crate::config::UserDeviceConfig;
+
+impl Kind for UserDeviceConfig {
+    const NAME: &'static str = "vfio_user";
+
+    fn id(&mut self) -> &mut Option<String> {
+        &mut self.id
+    }
+
+    fn slot(&self) -> Slot {
+        Slot {
+            segment: self.pci_segment,
+            device: self.pci_device_id,
+        }
+    }
+
+    fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
+        let physical = &surroundings.physical;
+        let thread = thread_name("user", id);
+        let device = physical.connect(id, &self.socket, &thread, &*surroundings.spawner)?;
+        let handle = Handle::User(Arc::downgrade(&device));
+        let function = Function::new(device, physical.resources(), &[])?;
+        Ok(Made {
+            function: MadeFunction::Pci(Arc::new(Mutex::new(function))),
+            handle,
+        })
+    }
+}
