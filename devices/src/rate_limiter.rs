@@ -14,7 +14,8 @@ use std::{
 use serde::{Deserialize, Serialize};
 use vmm_sys_util::timerfd::TimerFd;
 
-/// How long a blocked limiter waits before it looks again.
+/// How long a blocked limiter waits before it looks again, at most: a bucket that fills up sooner
+/// would be full for the rest of the time.
 const RETRY: Duration = Duration::from_millis(100);
 
 /// Limits of one kind, as in the REST API.
@@ -57,6 +58,8 @@ struct TokenBucket {
     burst: u64,
     /// Negative while a request that was larger than the bucket is paid off.
     budget: i128,
+    /// What has come back of the next token: nanoseconds times `size`, less than `refill`.
+    part: i128,
     updated: Instant,
 }
 
@@ -67,6 +70,7 @@ impl TokenBucket {
             refill: Duration::from_millis(config.refill_time),
             burst: config.one_time_burst.unwrap_or(0),
             budget: i128::from(config.size),
+            part: 0,
             updated: now,
         })
     }
@@ -74,17 +78,17 @@ impl TokenBucket {
     fn replenish(&mut self, now: Instant) {
         let elapsed = now.saturating_duration_since(self.updated).as_nanos();
         let size = i128::from(self.size);
-        // Cannot overflow: years of nanoseconds times a u64 stay below 2^127, and `min` comes
-        // before the addition.
+        // Cannot overflow: years of nanoseconds times a u64 stay below 2^124, and what is left of
+        // a token below 2^84.
         let nanos = i128::try_from(elapsed.min(1 << 60)).unwrap_or(0);
         let refill = i128::try_from(self.refill.as_nanos())
             .unwrap_or(i128::MAX)
             .max(1);
-        let tokens = nanos * size / refill;
-        if tokens > 0 {
-            self.budget = (self.budget + tokens).min(size);
-            self.updated = now;
-        }
+        // The part of a token that is left counts next time.
+        let parts = nanos * size + self.part;
+        self.part = parts % refill;
+        self.budget = (self.budget + parts / refill).min(size);
+        self.updated = self.updated.max(now);
     }
 
     fn take(&mut self, tokens: u64, now: Instant) -> bool {
@@ -129,6 +133,7 @@ impl TokenBucket {
 pub struct RateLimiter {
     bytes: Option<TokenBucket>,
     ops: Option<TokenBucket>,
+    retry: Duration,
     timer: TimerFd,
     blocked: bool,
 }
@@ -140,9 +145,13 @@ impl RateLimiter {
         let bucket = |config: Option<TokenBucketConfig>| {
             config.and_then(|config| TokenBucket::new(config, now))
         };
+        let (bytes, ops) = (bucket(config.bandwidth), bucket(config.ops));
+        let refills = [&bytes, &ops].into_iter().flatten();
+        let retry = refills.fold(RETRY, |retry, bucket| retry.min(bucket.refill));
         Ok(Self {
-            bytes: bucket(config.bandwidth),
-            ops: bucket(config.ops),
+            bytes,
+            ops,
+            retry,
             timer: TimerFd::new()?,
             blocked: false,
         })
@@ -195,7 +204,7 @@ impl RateLimiter {
 
     /// Starts the timer; false if that fails.
     fn block(&mut self) -> bool {
-        match self.timer.reset(RETRY, None) {
+        match self.timer.reset(self.retry, None) {
             Ok(()) => self.blocked = true,
             // Without a timer nothing would ever go on.
             Err(error) => {
@@ -210,6 +219,11 @@ impl RateLimiter {
         if let Some(bucket) = self.bucket(kind) {
             bucket.give_back(tokens);
         }
+    }
+
+    /// How long requests wait for the timer.
+    pub fn retry(&self) -> Duration {
+        self.retry
     }
 
     /// Whether requests have to wait for the timer.
@@ -282,6 +296,30 @@ mod tests {
             1,
             start + Duration::from_millis(100)
         ));
+    }
+
+    #[test]
+    fn the_rate_does_not_depend_on_how_often_is_asked() {
+        for (size, millis) in [(15, 100), (3, 400), (1999, 1)] {
+            let mut limiter = limiter(size, None, 1000);
+            let start = limiter.bytes.as_ref().unwrap().updated;
+            assert!(consume(&mut limiter, size, start));
+            let mut taken = 0;
+            for step in 1..=20_000 / millis {
+                let now = start + Duration::from_millis(step * millis);
+                while consume(&mut limiter, 1, now) {
+                    taken += 1;
+                }
+            }
+            assert_eq!(taken, 20 * size, "{size} tokens a second");
+        }
+    }
+
+    #[test]
+    fn a_bucket_that_fills_up_quickly_is_not_left_full() {
+        assert_eq!(limiter(100, None, 10).retry(), Duration::from_millis(10));
+        assert_eq!(limiter(100, None, 1000).retry(), RETRY);
+        assert_eq!(limiter(0, None, 10).retry(), RETRY);
     }
 
     #[test]

@@ -8,7 +8,6 @@ use std::{
     io,
     os::fd::{AsRawFd, RawFd},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
 };
 
 use vmm_sys_util::timerfd::TimerFd;
@@ -17,10 +16,6 @@ use crate::rate_limiter::{RateLimiter, TokenType};
 
 /// A limiter that any number of queues and devices share.
 pub type SharedRateLimiter = Arc<Mutex<RateLimiter>>;
-
-/// How long a queue waits before it looks again; not less than the limiter's own timer, which is
-/// started before.
-const RETRY: Duration = Duration::from_millis(100);
 
 /// Decides when a queue may go on.
 pub struct Throttle {
@@ -81,7 +76,9 @@ impl Throttle {
 
     /// Starts the timer; false if that fails.
     fn wait(&mut self) -> bool {
-        match self.timer.reset(RETRY, None) {
+        // Not less than the limiter's own timer, which was started before.
+        let retry = self.limiter().retry();
+        match self.timer.reset(retry, None) {
             Ok(()) => self.waiting = true,
             // Without a timer nothing would ever go on.
             Err(error) => {
