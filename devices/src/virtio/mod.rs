@@ -4,12 +4,14 @@
 //! - [`pci`]: the transport.
 //! - [`worker`]: the thread in which a device's queues are served.
 //! - [`served`]: a queue of a device that answers requests as soon as it sees them.
+//! - [`config_change`]: telling the driver that the configuration has changed.
 //! - [`discard`]: giving guest memory back to the host.
 //!
 //! The devices are in a folder each.
 
 pub mod balloon;
 pub mod blk;
+pub mod config_change;
 pub mod console;
 pub mod device;
 pub mod discard;

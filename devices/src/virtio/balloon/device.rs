@@ -1,7 +1,7 @@
 //! The device: size, features, activation.
 
 use std::sync::{
-    Arc, Mutex, PoisonError,
+    Arc,
     atomic::{AtomicU32, AtomicU64, Ordering},
 };
 
@@ -11,10 +11,8 @@ use super::queues::BalloonWorker;
 use crate::{
     thread::{ThreadRole, ThreadSpawner},
     virtio::{
-        device::{
-            ActivateError, Activation, ActiveQueue, DeviceType, StateError, VirtioDevice,
-            VirtioInterrupt,
-        },
+        config_change::ConfigChange,
+        device::{ActivateError, Activation, ActiveQueue, DeviceType, StateError, VirtioDevice},
         discard::Discards,
         served::{COMMON_FEATURES, ServedQueue, read_config_bytes},
         worker::Worker,
@@ -67,7 +65,7 @@ pub struct Shared {
     actual: AtomicU32,
     /// Bytes given back to the host so far.
     pub discarded: AtomicU64,
-    interrupt: Mutex<Option<Arc<dyn VirtioInterrupt>>>,
+    change: ConfigChange,
     pub discards: Arc<Discards>,
 }
 
@@ -80,16 +78,7 @@ impl Handle {
     pub fn set_size(&self, bytes: u64) {
         let pages = u32::try_from(bytes / PAGE).unwrap_or(u32::MAX);
         self.0.wanted.store(pages, Ordering::SeqCst);
-        let interrupt = self
-            .0
-            .interrupt
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if let Some(interrupt) = interrupt.as_ref()
-            && let Err(error) = interrupt.config()
-        {
-            log::error!("cannot tell the guest about its balloon: {error}");
-        }
+        self.0.change.announce();
     }
 
     /// Bytes that the guest has given up.
@@ -114,6 +103,8 @@ impl Balloon {
             ..Shared::default()
         });
         Handle(Arc::clone(&shared)).set_size(options.size);
+        // The first driver reads it.
+        shared.change.forget();
         Self {
             options,
             shared,
@@ -125,14 +116,6 @@ impl Balloon {
     /// Reaches the device once it is plugged in.
     pub fn handle(&self) -> Handle {
         Handle(Arc::clone(&self.shared))
-    }
-
-    fn connect(&self, interrupt: Option<Arc<dyn VirtioInterrupt>>) {
-        *self
-            .shared
-            .interrupt
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = interrupt;
     }
 }
 
@@ -189,7 +172,7 @@ impl VirtioDevice for Balloon {
         // A queue that the driver has set up without the feature is not served, but handed back.
         let report = queues.next();
         drop(queues);
-        self.connect(Some(interrupt));
+        self.shared.change.connect(Some(interrupt));
         let shared = Arc::clone(&self.shared);
         let worker = BalloonWorker {
             inflate,
@@ -208,7 +191,7 @@ impl VirtioDevice for Balloon {
     }
 
     fn deactivate(&mut self) -> Vec<ActiveQueue> {
-        self.connect(None);
+        self.shared.change.connect(None);
         let Some(worker) = self.worker.take().and_then(Worker::stop) else {
             return Vec::new();
         };
@@ -222,6 +205,7 @@ impl VirtioDevice for Balloon {
     fn reset(&mut self) {
         // A driver that starts has all of its memory; what it is asked to give up stays.
         self.shared.actual.store(0, Ordering::SeqCst);
+        self.shared.change.forget();
     }
 
     fn save(&self) -> Result<serde_json::Value, StateError> {
@@ -235,6 +219,8 @@ impl VirtioDevice for Balloon {
         let state: State = serde_json::from_value(state)?;
         self.shared.wanted.store(state.wanted, Ordering::SeqCst);
         self.shared.actual.store(state.actual, Ordering::SeqCst);
+        // The size may have been set after the guest was paused for the snapshot.
+        self.shared.change.announce();
         Ok(())
     }
 

@@ -98,3 +98,27 @@ fn free_ranges_go_back_to_the_host_and_odd_ones_do_not() {
     assert_eq!(bytes, [0, 7, 0, 7, 7]);
     assert_eq!(balloon.deactivate().len(), 3);
 }
+
+#[test]
+fn a_size_set_while_the_guest_is_paused_is_announced_when_it_goes_on() {
+    let guest = Guest::new();
+    let mut balloon = balloon();
+    let (inflate, deflate) = (guest.queue(0, 16), guest.queue(1, 16));
+    balloon
+        .activate(guest.activation(&[&inflate, &deflate]))
+        .unwrap();
+    balloon.deactivate();
+    balloon.handle().set_size(1 << 20);
+    assert_eq!(guest.interrupts.config.load(Ordering::SeqCst), 0);
+    // So it is when the pause was for a snapshot, and another process goes on.
+    let mut other = self::balloon();
+    other.restore(balloon.save().unwrap()).unwrap();
+    for (interrupts, balloon) in [(1, balloon), (2, other)] {
+        let mut balloon = balloon;
+        balloon
+            .activate(guest.activation(&[&inflate, &deflate]))
+            .unwrap();
+        assert_eq!(guest.interrupts.config.load(Ordering::SeqCst), interrupts);
+        balloon.deactivate();
+    }
+}

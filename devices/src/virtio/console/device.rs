@@ -17,10 +17,8 @@ use crate::{
     console::InputSink,
     thread::{ThreadRole, ThreadSpawner},
     virtio::{
-        device::{
-            ActivateError, Activation, ActiveQueue, DeviceType, StateError, VirtioDevice,
-            VirtioInterrupt,
-        },
+        config_change::ConfigChange,
+        device::{ActivateError, Activation, ActiveQueue, DeviceType, StateError, VirtioDevice},
         served::{COMMON_FEATURES, Chain, ServedQueue, read_config_bytes},
         worker::{DeviceWorker, NotStarted, Worker},
     },
@@ -64,47 +62,33 @@ pub struct State {
 #[derive(Default)]
 struct Window {
     /// Columns and rows; zero if they are not known.
-    size: (u16, u16),
-    /// The size changed while the device was not active.
-    changed: bool,
-    /// While the device is active.
-    interrupt: Option<Arc<dyn VirtioInterrupt>>,
+    size: Mutex<(u16, u16)>,
+    change: ConfigChange,
 }
 
 impl Window {
-    fn tell(&mut self) {
-        let Some(interrupt) = self.interrupt.as_ref().filter(|_| self.changed) else {
-            return;
-        };
-        match interrupt.config() {
-            Ok(()) => self.changed = false,
-            Err(error) => log::error!("cannot tell the guest the size of its console: {error}"),
-        }
+    fn size(&self) -> MutexGuard<'_, (u16, u16)> {
+        self.size.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Reaches a console while it is plugged in.
 #[derive(Clone)]
-pub struct Handle(Arc<Mutex<Window>>);
+pub struct Handle(Arc<Window>);
 
 impl Handle {
     /// The terminal has that many columns and rows now: tells the guest if that is news.
     pub fn resize(&self, size: (u16, u16)) {
-        let mut window = lock(&self.0);
-        window.changed |= window.size != size;
-        window.size = size;
-        window.tell();
+        if std::mem::replace(&mut *self.0.size(), size) != size {
+            self.0.change.announce();
+        }
     }
-}
-
-fn lock(window: &Mutex<Window>) -> MutexGuard<'_, Window> {
-    window.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A console.
 pub struct Console {
     thread_name: String,
-    window: Arc<Mutex<Window>>,
+    window: Arc<Window>,
     input: Arc<Input>,
     /// With the worker while the device is active.
     output: Option<Box<dyn Write + Send>>,
@@ -121,12 +105,12 @@ impl Console {
         spawner: Arc<dyn ThreadSpawner>,
     ) -> io::Result<Self> {
         let window = Window {
-            size: options.size.unwrap_or_default(),
-            ..Window::default()
+            size: Mutex::new(options.size.unwrap_or_default()),
+            change: ConfigChange::default(),
         };
         Ok(Self {
             thread_name: options.thread_name,
-            window: Arc::new(Mutex::new(window)),
+            window: Arc::new(window),
             input: Arc::new(Input::new()?),
             output: Some(output),
             sent: Arc::default(),
@@ -161,7 +145,7 @@ impl VirtioDevice for Console {
     }
 
     fn read_config(&self, offset: u64, data: &mut [u8]) {
-        let (columns, rows) = lock(&self.window).size;
+        let (columns, rows) = *self.window.size();
         let mut config = [0; 12];
         config[..2].copy_from_slice(&columns.to_le_bytes());
         config[2..4].copy_from_slice(&rows.to_le_bytes());
@@ -197,9 +181,7 @@ impl VirtioDevice for Console {
         match Worker::start(&*self.spawner, ThreadRole::Console, name, worker) {
             Ok(worker) => {
                 self.worker = Some(worker);
-                let mut window = lock(&self.window);
-                window.interrupt = Some(interrupt);
-                window.tell();
+                self.window.change.connect(Some(interrupt));
                 Ok(())
             }
             Err(NotStarted { source, inner }) => {
@@ -213,7 +195,7 @@ impl VirtioDevice for Console {
     }
 
     fn deactivate(&mut self) -> Vec<ActiveQueue> {
-        lock(&self.window).interrupt = None;
+        self.window.change.connect(None);
         let Some(worker) = self.worker.take().and_then(Worker::stop) else {
             return Vec::new();
         };
@@ -224,13 +206,13 @@ impl VirtioDevice for Console {
     fn reset(&mut self) {
         // What was typed is the user's, not the driver's: the guest's next program reads it, as
         // with a serial port. The size it reads from the configuration.
-        lock(&self.window).changed = false;
+        self.window.change.forget();
     }
 
     fn save(&self) -> Result<serde_json::Value, StateError> {
         Ok(serde_json::to_value(State {
             input: self.input.waiting(),
-            size: lock(&self.window).size,
+            size: *self.window.size(),
         })?)
     }
 
@@ -242,8 +224,11 @@ impl VirtioDevice for Console {
                 state.input.len()
             )));
         }
-        let mut window = lock(&self.window);
-        window.changed = window.size != state.size;
+        if *self.window.size() == state.size {
+            self.window.change.forget();
+        } else {
+            self.window.change.announce();
+        }
         Ok(())
     }
 

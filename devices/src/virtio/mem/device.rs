@@ -20,10 +20,8 @@ use crate::{
     memory::GuestRam,
     thread::{ThreadRole, ThreadSpawner},
     virtio::{
-        device::{
-            ActivateError, Activation, ActiveQueue, DeviceType, StateError, VirtioDevice,
-            VirtioInterrupt,
-        },
+        config_change::ConfigChange,
+        device::{ActivateError, Activation, ActiveQueue, DeviceType, StateError, VirtioDevice},
         discard::{Discards, discard_blocks, populate},
         served::{COMMON_FEATURES, Chain, ServedQueue, read_config_bytes},
         worker::{DeviceWorker, Worker},
@@ -101,7 +99,7 @@ struct Shared {
     populate: bool,
     requested: AtomicU64,
     blocks: Mutex<Blocks>,
-    interrupt: Mutex<Option<Arc<dyn VirtioInterrupt>>>,
+    change: ConfigChange,
     discards: Arc<Discards>,
     /// The host has refused to give or take memory; that was logged.
     failing: AtomicBool,
@@ -127,16 +125,7 @@ impl Handle {
     pub fn resize(&self, bytes: u64) {
         let whole = bytes / self.0.block * self.0.block;
         self.0.requested.store(whole, Ordering::SeqCst);
-        let interrupt = self
-            .0
-            .interrupt
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if let Some(interrupt) = interrupt.as_ref()
-            && let Err(error) = interrupt.config()
-        {
-            log::error!("cannot tell the guest about its memory: {error}");
-        }
+        self.0.change.announce();
     }
 
     /// Bytes that the guest has plugged.
@@ -183,7 +172,7 @@ impl Mem {
             populate,
             requested: AtomicU64::new(requested),
             blocks: Mutex::new(Blocks::new(blocks)),
-            interrupt: Mutex::default(),
+            change: ConfigChange::default(),
             discards: Arc::clone(&options.discards),
             failing: AtomicBool::new(false),
         };
@@ -198,14 +187,6 @@ impl Mem {
     /// Reaches the device once it is plugged in.
     pub fn handle(&self) -> Handle {
         Handle(Arc::clone(&self.shared))
-    }
-
-    fn connect(&self, interrupt: Option<Arc<dyn VirtioInterrupt>>) {
-        *self
-            .shared
-            .interrupt
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = interrupt;
     }
 }
 
@@ -248,7 +229,7 @@ impl VirtioDevice for Mem {
         };
         let name = &self.options.thread_name;
         let queue = ServedQueue::new(active, memory, interrupt.clone(), features, name);
-        self.connect(Some(interrupt));
+        self.shared.change.connect(Some(interrupt));
         let worker = MemWorker {
             queue,
             shared: Arc::clone(&self.shared),
@@ -262,7 +243,7 @@ impl VirtioDevice for Mem {
     }
 
     fn deactivate(&mut self) -> Vec<ActiveQueue> {
-        self.connect(None);
+        self.shared.change.connect(None);
         let worker = self.worker.take().and_then(Worker::stop);
         worker
             .map(|worker| worker.queue.active)
@@ -272,6 +253,7 @@ impl VirtioDevice for Mem {
 
     fn reset(&mut self) {
         // Plugged blocks stay plugged: the guest's memory outlives its driver.
+        self.shared.change.forget();
     }
 
     fn save(&self) -> Result<serde_json::Value, StateError> {
@@ -302,6 +284,8 @@ impl VirtioDevice for Mem {
         }
         *self.shared.blocks() = blocks;
         self.shared.requested.store(requested, Ordering::SeqCst);
+        // The size may have been set after the guest was paused for the snapshot.
+        self.shared.change.announce();
         Ok(())
     }
 

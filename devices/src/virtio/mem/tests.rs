@@ -1,4 +1,4 @@
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering};
 
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 
@@ -170,13 +170,7 @@ fn a_resize_is_announced_and_the_state_survives_a_snapshot() {
     let mut mem = mem();
     mem.activate(guest.activation(&[&queue])).unwrap();
     mem.handle().resize(5 * BLOCK + 1);
-    assert_eq!(
-        guest
-            .interrupts
-            .config
-            .load(std::sync::atomic::Ordering::SeqCst),
-        1
-    );
+    assert_eq!(guest.interrupts.config.load(Ordering::SeqCst), 1);
     assert_eq!(ask(&queue, 0, START + 3 * BLOCK, 5), (0, 0));
     mem.deactivate();
     let state = mem.save().unwrap();
@@ -187,7 +181,27 @@ fn a_resize_is_announced_and_the_state_survives_a_snapshot() {
     let mut config = [0; 8];
     other.read_config(48, &mut config);
     assert_eq!(u64::from_le_bytes(config), 5 * BLOCK);
+    let guest = Guest::new();
+    other
+        .activate(guest.activation(&[&guest.queue(0, 16)]))
+        .unwrap();
+    assert_eq!(guest.interrupts.config.load(Ordering::SeqCst), 1);
+    other.deactivate();
     let mut broken = state;
     broken["blocks"]["words"] = serde_json::json!([u64::MAX]);
     assert!(other.restore(broken).is_err());
+}
+
+#[test]
+fn a_resize_while_the_guest_is_paused_is_announced_when_it_goes_on() {
+    let guest = Guest::new();
+    let queue = guest.queue(0, 16);
+    let mut mem = mem();
+    mem.activate(guest.activation(&[&queue])).unwrap();
+    mem.deactivate();
+    mem.handle().resize(BLOCK);
+    assert_eq!(guest.interrupts.config.load(Ordering::SeqCst), 0);
+    mem.activate(guest.activation(&[&queue])).unwrap();
+    assert_eq!(guest.interrupts.config.load(Ordering::SeqCst), 1);
+    mem.deactivate();
 }

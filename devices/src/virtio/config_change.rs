@@ -1,0 +1,84 @@
+//! Telling the driver that the device's configuration has changed, or as soon as there is a
+//! driver to tell: a size that is set while the VM is paused must not be lost.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::device::VirtioInterrupt;
+
+/// Changes of a device's configuration space on their way to the driver.
+#[derive(Default)]
+pub struct ConfigChange(Mutex<Link>);
+
+#[derive(Default)]
+struct Link {
+    /// While the device is active.
+    interrupt: Option<Arc<dyn VirtioInterrupt>>,
+    /// There is a change that the driver has not been told of.
+    pending: bool,
+}
+
+impl ConfigChange {
+    /// The configuration has changed: interrupts the driver now, or when the device is activated.
+    pub fn announce(&self) {
+        let mut link = self.lock();
+        link.pending = true;
+        link.tell();
+    }
+
+    /// The device is active from now on (`Some`), or not (`None`).
+    pub fn connect(&self, interrupt: Option<Arc<dyn VirtioInterrupt>>) {
+        let mut link = self.lock();
+        link.interrupt = interrupt;
+        link.tell();
+    }
+
+    /// The device was reset: its next driver reads the configuration anyway.
+    pub fn forget(&self) {
+        self.lock().pending = false;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Link> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Link {
+    fn tell(&mut self) {
+        let Some(interrupt) = self.interrupt.as_ref().filter(|_| self.pending) else {
+            return;
+        };
+        match interrupt.config() {
+            Ok(()) => self.pending = false,
+            Err(error) => log::error!("cannot tell the guest of a changed device: {error}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+    use crate::testing::simple::Interrupts;
+
+    #[test]
+    fn a_change_is_announced_once_and_waits_for_a_driver() {
+        let interrupts = Arc::new(Interrupts::default());
+        let announced = || interrupts.config.load(Ordering::SeqCst);
+        let change = ConfigChange::default();
+        change.announce();
+        change.announce();
+        change.connect(Some(interrupts.clone()));
+        assert_eq!(announced(), 1);
+        change.announce();
+        assert_eq!(announced(), 2);
+        change.connect(None);
+        change.connect(Some(interrupts.clone()));
+        assert_eq!(announced(), 2, "nothing has changed since");
+        change.connect(None);
+        change.announce();
+        change.forget();
+        change.connect(Some(interrupts.clone()));
+        assert_eq!(announced(), 2, "the next driver reads it anyway");
+    }
+}
