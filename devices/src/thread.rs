@@ -11,8 +11,6 @@ pub enum ThreadRole {
     Api,
     /// Runs a virtual CPU.
     Vcpu,
-    /// Turns signals into requests to the control loop.
-    Signal,
     /// Serial port and virtio console.
     Console,
     /// Disk queues.
@@ -48,6 +46,30 @@ pub trait ThreadSpawner: Send + Sync {
     ) -> io::Result<thread::JoinHandle<()>>;
 }
 
+/// The most CPUs that a Linux host can have (x86's `CONFIG_NR_CPUS`); `cpu_set_t` has room for
+/// 1,024.
+const MAX_HOST_CPUS: usize = 8192;
+
+/// Keeps the calling thread on host CPUs `cpus`.
+pub fn pin_current_thread(cpus: &[usize]) -> io::Result<()> {
+    const BITS: usize = libc::c_ulong::BITS as usize;
+    let mut mask = [0 as libc::c_ulong; MAX_HOST_CPUS / BITS];
+    for &cpu in cpus {
+        let word = mask.get_mut(cpu / BITS).ok_or_else(|| {
+            let message = format!("host CPUs have numbers below {MAX_HOST_CPUS}, not {cpu}");
+            io::Error::new(io::ErrorKind::InvalidInput, message)
+        })?;
+        *word |= 1 << (cpu % BITS);
+    }
+    // SAFETY: the kernel reads at most the `size_of_val(&mask)` bytes of `mask`, which outlives
+    // the call; 0 is the calling thread.
+    if unsafe { libc::sched_setaffinity(0, size_of_val(&mask), mask.as_ptr().cast()) } == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
 /// Starts threads without confinement: for unit tests, fuzzers and `--seccomp false`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Unconfined;
@@ -60,5 +82,29 @@ impl ThreadSpawner for Unconfined {
         body: Box<dyn FnOnce() + Send>,
     ) -> io::Result<thread::JoinHandle<()>> {
         thread::Builder::new().name(name.to_owned()).spawn(body)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_stays_where_it_is_pinned_and_no_cpu_number_is_too_large_to_refuse() {
+        let spawned = thread::spawn(|| {
+            // SAFETY: the call has no arguments.
+            let cpu = unsafe { libc::sched_getcpu() } as usize;
+            pin_current_thread(&[cpu]).unwrap();
+            for _ in 0..100 {
+                thread::yield_now();
+                // SAFETY: as above.
+                assert_eq!(unsafe { libc::sched_getcpu() } as usize, cpu);
+            }
+            for too_large in [MAX_HOST_CPUS, usize::MAX] {
+                let error = pin_current_thread(&[cpu, too_large]).unwrap_err();
+                assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+            }
+        });
+        spawned.join().unwrap();
     }
 }

@@ -21,7 +21,7 @@ use std::{
     thread::JoinHandle,
 };
 
-use devices::thread::{ThreadRole, ThreadSpawner};
+use devices::thread::{ThreadRole, ThreadSpawner, pin_current_thread};
 use hypervisor::{Exit, Exits, Kicker, Vcpu};
 
 /// What a vCPU reports to the machine's control loop.
@@ -97,8 +97,12 @@ impl VcpuThread {
         let body = move || {
             let mut vcpu = vcpu;
             vcpu.enter_thread();
-            if let Some(cpus) = affinity {
-                pin(vcpu.id(), &cpus);
+            // A failure costs only speed.
+            if let Some(cpus) = affinity
+                && let Err(error) = pin_current_thread(&cpus)
+            {
+                let id = vcpu.id();
+                log::warn!("vCPU {id} is not pinned to host CPUs {cpus:?}: {error}");
             }
             run(&mut vcpu, &*exits, &report, &of_thread);
             // A send fails only when nobody waits for the vCPU any more.
@@ -231,19 +235,4 @@ fn give_up(shared: &Shared) {
     let _ = shared
         .wish
         .compare_exchange(RUN, PARK, Ordering::SeqCst, Ordering::SeqCst);
-}
-
-/// Pins the calling thread. A failure costs only speed.
-fn pin(vcpu: u8, cpus: &[usize]) {
-    // SAFETY: cpu_set_t is plain data for which all zeroes are valid; CPU_SET checks its index.
-    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    for &cpu in cpus {
-        // SAFETY: as above.
-        unsafe { libc::CPU_SET(cpu, &mut set) };
-    }
-    // SAFETY: the set outlives the call; 0 is the calling thread.
-    if unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) } != 0 {
-        let error = io::Error::last_os_error();
-        log::warn!("vCPU {vcpu} is not pinned to host CPUs {cpus:?}: {error}");
-    }
 }

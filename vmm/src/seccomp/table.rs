@@ -8,11 +8,10 @@ use seccompiler::{
 };
 
 /// All roles.
-pub const ROLES: [ThreadRole; 14] = [
+pub const ROLES: [ThreadRole; 13] = [
     ThreadRole::Vmm,
     ThreadRole::Api,
     ThreadRole::Vcpu,
-    ThreadRole::Signal,
     ThreadRole::Console,
     ThreadRole::Disk,
     ThreadRole::Net,
@@ -266,7 +265,7 @@ fn calls(role: ThreadRole) -> &'static [i64] {
         ThreadRole::Accel => ACCEL,
         ThreadRole::PageFault => PAGE_FAULT,
         ThreadRole::UserDevice => USER_DEVICE,
-        ThreadRole::Signal | ThreadRole::Net | ThreadRole::Rng => &[],
+        ThreadRole::Net | ThreadRole::Rng => &[],
     }
 }
 

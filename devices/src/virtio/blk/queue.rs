@@ -17,6 +17,7 @@ use super::{
 use crate::{
     disk::{AsyncIo, Buffers, Finished, Io, Operation},
     memory::{GuestMemory, GuestRam},
+    thread::pin_current_thread,
     throttle::Throttle,
     virtio::{
         device::{ActiveQueue, VirtioInterrupt},
@@ -426,7 +427,14 @@ impl QueueWorker {
 
 impl MutEventSubscriber for QueueWorker {
     fn init(&mut self, ops: &mut EventOps) {
-        pin(&self.affinity);
+        if !self.affinity.is_empty()
+            && let Err(error) = pin_current_thread(&self.affinity)
+        {
+            log::warn!(
+                "a disk queue is not pinned to host CPUs {:?}: {error}",
+                self.affinity
+            );
+        }
         let events = [
             Events::with_data(&self.active.kick, KICK, EventSet::IN),
             Events::with_data(self.engine.completion(), COMPLETION, EventSet::IN),
@@ -473,22 +481,4 @@ impl DeviceWorker for QueueWorker {
 
 fn is_unsupported(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::Unsupported || error.raw_os_error() == Some(libc::EOPNOTSUPP)
-}
-
-/// Keeps the calling thread on `cpus`.
-fn pin(cpus: &[usize]) {
-    if cpus.is_empty() {
-        return;
-    }
-    // SAFETY: cpu_set_t is plain data, for which zeroes are valid.
-    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    for cpu in cpus.iter().filter(|cpu| **cpu < libc::CPU_SETSIZE as usize) {
-        // SAFETY: the number is within the set.
-        unsafe { libc::CPU_SET(*cpu, &mut set) };
-    }
-    // SAFETY: `set` is valid for the duration of the call.
-    if unsafe { libc::sched_setaffinity(0, size_of_val(&set), &set) } != 0 {
-        let error = io::Error::last_os_error();
-        log::warn!("cannot keep a disk queue on CPUs {cpus:?}: {error}");
-    }
 }
