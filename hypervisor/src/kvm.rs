@@ -1,11 +1,5 @@
 //! The host's hypervisor: `/dev/kvm`.
 
-use std::{
-    ffi::CString,
-    os::{fd::FromRawFd, unix::ffi::OsStrExt},
-    path::Path,
-};
-
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES};
 use kvm_ioctls::Cap;
 
@@ -36,20 +30,10 @@ pub struct Kvm {
 impl Kvm {
     /// Opens `/dev/kvm` and checks its capabilities.
     pub fn open() -> Result<Self> {
-        Self::open_at(Path::new("/dev/kvm"))
-    }
-
-    /// Like [`Kvm::open`], for a device node elsewhere.
-    pub fn open_at(path: &Path) -> Result<Self> {
-        let failed = |source| Error::Open {
-            path: path.to_owned(),
-            source,
-        };
-        let name = CString::new(path.as_os_str().as_bytes()).map_err(|e| failed(e.into()))?;
-        let raw =
-            kvm_ioctls::Kvm::open_with_cloexec_at(&name, true).map_err(|e| failed(e.into()))?;
-        // SAFETY: `raw` was opened just now and nobody else owns it.
-        let fd = unsafe { kvm_ioctls::Kvm::from_raw_fd(raw) };
+        let fd = kvm_ioctls::Kvm::new().map_err(|error| Error::Open {
+            path: "/dev/kvm".into(),
+            source: error.into(),
+        })?;
         let version = fd.get_api_version();
         if version != API_VERSION {
             return Err(Error::ApiVersion(version));
@@ -86,11 +70,6 @@ impl Kvm {
     /// The largest number of vCPUs of a VM.
     pub fn max_vcpus(&self) -> usize {
         self.fd.get_max_vcpus()
-    }
-
-    /// Whether the local APIC's TSC-deadline timer is emulated.
-    pub fn has_tsc_deadline_timer(&self) -> bool {
-        self.fd.check_extension(Cap::TscDeadlineTimer)
     }
 
     /// Creates a VM with its in-kernel interrupt controllers and timer.

@@ -278,6 +278,3 @@ impl Vm {
             .map_err(Error::ioctl("set the clock"))
     }
 }
-
-// SAFETY: `Vm` holds no pointer of its own; host addresses are only passed through to KVM.
-unsafe impl Sync for Vm {}

@@ -7,7 +7,7 @@ use linux_loader::loader::{BzImage, KernelLoader};
 use vm_memory::{ByteValued, GuestAddress, GuestMemoryMmap};
 
 use super::error::CMDLINE_LIMIT;
-use super::kernel::{check_footprint, read_at, size_of};
+use super::kernel::{check_footprint, read_at};
 use super::{BootError, BootProtocol, Image, LoadedKernel};
 use crate::layout::{self, AddressMap, AddressRange, HIGH_RAM_START};
 
@@ -26,92 +26,6 @@ const ENTRY_64: u64 = 0x200;
 const SECTOR: u64 = 512;
 /// What `setup_sects` of zero means.
 const DEFAULT_SETUP_SECTORS: u64 = 4;
-
-/// How the kernel in a bzImage is packed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Compression {
-    /// An ELF file as it is.
-    None,
-    /// gzip.
-    Gzip,
-    /// xz.
-    Xz,
-    /// LZ4, the legacy frame format.
-    Lz4,
-    /// Zstandard.
-    Zstd,
-    /// bzip2.
-    Bzip2,
-    /// LZMA.
-    Lzma,
-    /// LZO.
-    Lzo,
-}
-
-/// Where the packed ELF kernel lies in a bzImage file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Payload {
-    /// First byte in the file.
-    pub offset: u64,
-    /// Length in bytes. The four bytes at its end are the unpacked size, except with gzip, whose
-    /// own trailer says the same.
-    pub len: u64,
-    /// How it is packed.
-    pub compression: Compression,
-}
-
-/// Finds the packed kernel in a bzImage, for a caller that would rather unpack it itself and boot
-/// the ELF kernel through PVH than have the guest unpack it.
-///
-/// None if the file is no bzImage, or does not say where its payload is.
-///
-/// # Errors
-///
-/// [`BootError`] if the file cannot be read or its header contradicts its size.
-pub fn payload<K: Read + Seek>(image: &mut K) -> Result<Option<Payload>, BootError> {
-    let size = size_of(image).map_err(|source| BootError::ReadKernel {
-        what: "the size",
-        source,
-    })?;
-    let Some(header) = read_header(image, size)? else {
-        return Ok(None);
-    };
-    let len = u64::from(header.payload_length);
-    // Two 32-bit numbers and at most 128 KiB: no overflow.
-    let offset = setup_size(&header) + u64::from(header.payload_offset);
-    let needed = offset + len;
-    if needed > size {
-        return Err(BootError::Truncated {
-            what: "the packed kernel",
-            needed,
-            size,
-        });
-    }
-    let mut magic = [0; 6];
-    if len < magic.len() as u64 {
-        return Ok(None);
-    }
-    read_at(image, offset, &mut magic, size, "the packed kernel")?;
-    Ok(compression(&magic).map(|compression| Payload {
-        offset,
-        len,
-        compression,
-    }))
-}
-
-fn compression(magic: &[u8; 6]) -> Option<Compression> {
-    Some(match magic {
-        [0x7f, b'E', b'L', b'F', ..] => Compression::None,
-        [0x1f, 0x8b, ..] => Compression::Gzip,
-        [0xfd, b'7', b'z', b'X', b'Z', 0] => Compression::Xz,
-        [0x02, 0x21, 0x4c, 0x18, ..] => Compression::Lz4,
-        [0x28, 0xb5, 0x2f, 0xfd, ..] => Compression::Zstd,
-        [b'B', b'Z', b'h', ..] => Compression::Bzip2,
-        [0x5d, 0, 0, ..] => Compression::Lzma,
-        [0x89, b'L', b'Z', b'O', ..] => Compression::Lzo,
-        _ => return None,
-    })
-}
 
 /// The setup header; None if the file has none.
 pub(super) fn read_header<K: Read + Seek>(

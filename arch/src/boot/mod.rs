@@ -5,15 +5,14 @@
 //!   mode, `hvm_start_info` in EBX;
 //! - a bzImage through the 64-bit boot protocol (Documentation/arch/x86/boot.rst): long mode with
 //!   identity-mapped low 4 GiB, `boot_params` in RSI. The kernel unpacks itself, which takes much
-//!   of the boot time; [`bzimage::payload`] tells a caller where the packed ELF kernel is.
+//!   of the boot time.
 
+mod bzimage;
 mod error;
 mod kernel;
 mod paging;
 mod pvh;
 mod zero_page;
-
-pub mod bzimage;
 
 use std::io::{Read, Seek};
 

@@ -68,8 +68,6 @@ fn bz_image() -> Vec<u8> {
         relocatable_kernel: 1,
         xloadflags: 1,
         cmdline_size: 2047,
-        payload_offset: 0x100,
-        payload_length: 0x80,
         setup_data: 0xdead_0000,
         pref_address: 0x100_0000,
         init_size: 0x40_0000,
@@ -82,7 +80,6 @@ fn with_header(header: setup_header) -> Vec<u8> {
     let mut file = vec![0; 4 * 512 + 0x1000];
     file[0x1f1..][..size_of::<setup_header>()].copy_from_slice(header.as_slice());
     file[4 * 512..][..4].copy_from_slice(b"code");
-    file[4 * 512 + 0x100..][..6].copy_from_slice(b"\xfd7zXZ\0");
     file
 }
 
@@ -380,27 +377,6 @@ fn a_truncated_kernel_is_refused_wherever_it_ends() {
     }
 }
 
-#[test]
-fn the_packed_kernel_of_a_bzimage_is_found() {
-    let payload = bzimage::payload(&mut Cursor::new(bz_image()))
-        .unwrap()
-        .unwrap();
-    assert_eq!(
-        payload,
-        bzimage::Payload {
-            offset: 4 * 512 + 0x100,
-            len: 0x80,
-            compression: bzimage::Compression::Xz,
-        }
-    );
-    assert_eq!(bzimage::payload(&mut Cursor::new(elf())).unwrap(), None);
-    let cut = changed(|header| header.payload_length = u32::MAX);
-    assert!(matches!(
-        bzimage::payload(&mut Cursor::new(cut)),
-        Err(BootError::Truncated { .. })
-    ));
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
     #[test]
@@ -417,7 +393,6 @@ proptest! {
             file[at..at + 8].copy_from_slice(&value.to_le_bytes());
         }
         let (map, memory) = small();
-        let _ = bzimage::payload(&mut Cursor::new(file.clone()));
         let guest = load(
             &memory,
             &map,
