@@ -142,7 +142,7 @@ impl CpusConfig {
     pub const SYNTAX: &[&[Key]] = &[KEYS];
 
     /// vCPUs at most: local APIC ids have 8 bits, and the last is the broadcast address.
-    pub const MAX: u32 = 255;
+    pub const MAX: u32 = arch::topology::MAX_VCPUS;
 
     /// Parses the value of `--cpus`. A bare number is the number at boot.
     pub fn parse(input: &str) -> Result<Self, SyntaxError> {

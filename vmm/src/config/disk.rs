@@ -2,38 +2,13 @@
 
 use std::path::PathBuf;
 
+pub use devices::disk::{ImageType, LockGranularity};
 use serde::{Deserialize, Serialize};
 
 use super::{
     check::{self, Invalid, Placement, Problem},
     syntax::{IOMMU, Key, Kind, LIMITS, PLACE, Part, SyntaxError, parse},
 };
-
-/// Format of a disk image.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
-pub enum ImageType {
-    /// Fixed-size VHD.
-    FixedVhd,
-    /// QEMU's copy-on-write format.
-    Qcow2,
-    /// The disk's contents and nothing else.
-    Raw,
-    /// VHDX.
-    Vhdx,
-    /// To be found out.
-    #[default]
-    Unknown,
-}
-
-/// What the lock on an image covers.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
-pub enum LockGranularity {
-    /// The bytes of the image as it is.
-    #[default]
-    ByteRange,
-    /// The whole file, whatever its size.
-    Full,
-}
 
 /// Host processors that serve a queue.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]

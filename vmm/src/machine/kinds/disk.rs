@@ -15,7 +15,7 @@ use super::{
     },
     Handle, thread_name,
 };
-use crate::config::{DiskConfig, ImageType, LockGranularity};
+use crate::config::DiskConfig;
 
 impl Kind for DiskConfig {
     const NAME: &'static str = "disk";
@@ -41,13 +41,10 @@ impl Kind for DiskConfig {
                 path,
                 read_only: self.readonly,
                 direct: self.direct,
-                image_type: image_type(self.image_type)?,
+                image_type: self.image_type,
                 backing_files: self.backing_files,
                 sparse: self.sparse,
-                lock_granularity: match self.lock_granularity {
-                    LockGranularity::ByteRange => disk::LockGranularity::ByteRange,
-                    LockGranularity::Full => disk::LockGranularity::Full,
-                },
+                lock_granularity: self.lock_granularity,
                 io_uring: true,
             },
             num_queues: self.num_queues,
@@ -98,16 +95,4 @@ pub fn rate_limiter(config: &RateLimiterConfig) -> Result<SharedRateLimiter, Dev
         source,
     })?;
     Ok(Arc::new(Mutex::new(limiter)))
-}
-
-fn image_type(configured: ImageType) -> Result<disk::ImageType, DeviceError> {
-    match configured {
-        ImageType::Raw => Ok(disk::ImageType::Raw),
-        ImageType::Qcow2 => Ok(disk::ImageType::Qcow2),
-        ImageType::Unknown => Ok(disk::ImageType::Unknown),
-        ImageType::FixedVhd | ImageType::Vhdx => Err(DeviceError::Invalid(format!(
-            "{configured:?} images are not supported: convert the image with qemu-img to raw or \
-             qcow2"
-        ))),
-    }
 }
