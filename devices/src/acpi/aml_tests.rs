@@ -16,7 +16,7 @@ fn dsdt(boot: u32, max: u32) -> Vec<u8> {
     let irq = EventFd::new(0).unwrap();
     let ged = GenericEventDevice::new(irq, 5, 0xfe80_2000, Notification::all());
     let cpus = CpuHotplug::new(0xfe80_0000, boot, max, |n| 3 * n, Box::new(|_| ()));
-    let cpus = cpus.unwrap().with_nodes(|vcpu| vcpu % 2);
+    let cpus = cpus.unwrap().with_nodes(|vcpu| Some(vcpu % 2));
     let memory = MemoryHotplug::new(0xfe80_1000);
     let serial = SerialAml {
         port: 0x3f8,

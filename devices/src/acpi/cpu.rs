@@ -26,6 +26,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use acpi_tables::{Aml, AmlSink, aml};
+use arch::topology::MAX_VCPUS;
 use serde::{Deserialize, Serialize};
 
 use super::registers::{
@@ -38,9 +39,6 @@ use crate::{
 
 /// Size of the registers in bytes.
 pub const CPU_HOTPLUG_SIZE: u64 = 12;
-
-/// The most vCPUs that a machine can have.
-const MAX_VCPUS: u32 = 255;
 
 const SELECT: u64 = 0;
 const FLAGS: u64 = 4;
@@ -122,7 +120,7 @@ pub struct CpuHotplug {
     /// By vCPU number.
     apic_ids: Vec<u32>,
     /// By vCPU number; empty in a machine without NUMA nodes.
-    nodes: Vec<u32>,
+    nodes: Vec<Option<u32>>,
     events: GuestEventHandler,
 }
 
@@ -160,9 +158,10 @@ impl CpuHotplug {
         })
     }
 
-    /// Names the NUMA node (proximity domain) of each vCPU to the guest.
+    /// Names the NUMA node (proximity domain) of each vCPU to the guest, if it has one. The SRAT
+    /// does so too, but Linux forgets what it says about a vCPU that is unplugged.
     #[must_use]
-    pub fn with_nodes(mut self, node: impl Fn(u32) -> u32) -> Self {
+    pub fn with_nodes(mut self, node: impl Fn(u32) -> Option<u32>) -> Self {
         self.nodes = (0..self.max()).map(node).collect();
         self
     }
@@ -503,8 +502,8 @@ impl CpuHotplug {
         let status = aml::Return::new(&status);
         let status = aml::Method::new("_STA".into(), 0, false, vec![&status]);
         let mut children: Vec<&dyn Aml> = vec![&hid, &uid, &mat, &status];
-        let node = self.nodes.get(vcpu as usize);
-        let node = node.map(|node| aml::Name::new("_PXM".into(), node));
+        let node = self.nodes.get(vcpu as usize).copied().flatten();
+        let node = node.map(|node| aml::Name::new("_PXM".into(), &node));
         if let Some(node) = &node {
             children.push(node);
         }

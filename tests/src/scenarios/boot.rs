@@ -53,20 +53,27 @@ fn pvh(context: &Context) -> Result<()> {
 fn zones(context: &Context) -> Result<()> {
     let zone = |id| json!({"id": id, "size": 128 << 20, "shared": true});
     let more = json!({
-        "cpus": {"boot_vcpus": 2, "max_vcpus": 2},
+        "cpus": {"boot_vcpus": 2, "max_vcpus": 3},
         "memory": {"size": 0, "zones": [zone("a"), zone("b")]},
         "numa": [
             {"guest_numa_id": 0, "cpus": [0], "memory_zones": ["a"],
              "distances": [{"destination": 1, "distance": 30}]},
-            {"guest_numa_id": 1, "cpus": [1], "memory_zones": ["b"],
+            {"guest_numa_id": 1, "cpus": [1, 2], "memory_zones": ["b"],
              "distances": [{"destination": 0, "distance": 30}]},
         ],
     });
-    let (_gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
     let nodes = guest.run("ls -d /sys/devices/system/node/node[0-9]* | wc -l")?;
     ensure!(nodes == "2", "{nodes} nodes");
     let distances = guest.run("cat /sys/devices/system/node/node0/distance")?;
     ensure!(distances == "10 30", "distances {distances}");
+    // Linux forgets what the SRAT says of a vCPU that is unplugged.
+    for wanted in [3, 2, 3] {
+        gantry.put("vm.resize", json!({"desired_vcpus": wanted}))?;
+        let present = "ls -d /sys/devices/system/cpu/cpu[0-9]* | wc -l";
+        guest.eventually(present, |text| text == wanted.to_string())?;
+    }
+    guest.run("test -e /sys/devices/system/cpu/cpu2/node1")?;
     Ok(())
 }
 

@@ -12,10 +12,10 @@ use super::{
 pub struct PciSegmentConfig {
     /// Which segment.
     pub pci_segment: u16,
-    /// Its share of memory below 4 GiB, relative to the others'.
+    /// Its share of memory below 4 GiB, relative to the others': 1, as all get the same.
     #[serde(default = "one")]
     pub mmio32_aperture_weight: u32,
-    /// Its share of memory above 4 GiB, relative to the others'.
+    /// Its share of memory above 4 GiB, relative to the others': 1, as all get the same.
     #[serde(default = "one")]
     pub mmio64_aperture_weight: u32,
 }
@@ -135,7 +135,7 @@ pub struct NumaConfig {
     /// Its memory zones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_zones: Option<Vec<String>>,
-    /// Its PCI segments.
+    /// Its PCI segments. The guest is not told where they are, so none can be named.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pci_segments: Option<Vec<u16>>,
     /// A device that is the node's initiator.
@@ -208,7 +208,12 @@ impl PciSegmentConfig {
             ("mmio32_aperture_weight", self.mmio32_aperture_weight),
             ("mmio64_aperture_weight", self.mmio64_aperture_weight),
         ] {
-            check::range(place, weight, 1, u64::from(u32::MAX))?;
+            check::unsupported(
+                weight != 1,
+                place,
+                "unequal shares of the windows for BARs",
+                "leave it out, and every segment gets the same share",
+            )?;
         }
         Ok(())
     }
@@ -219,7 +224,7 @@ impl PlatformConfig {
     pub const SYNTAX: &[&[Key]] = &[PLATFORM];
 
     /// PCI segments at most.
-    pub const MAX_SEGMENTS: u16 = 96;
+    pub const MAX_SEGMENTS: u16 = arch::layout::MAX_PCI_SEGMENTS;
 
     /// Parses the value of `--platform`.
     pub fn parse(input: &str) -> Result<Self, SyntaxError> {
@@ -247,7 +252,11 @@ impl PlatformConfig {
             ),
             ("tdx", self.tdx, "confidential guests (Intel TDX)"),
             ("sev_snp", self.sev_snp, "confidential guests (AMD SEV-SNP)"),
-            ("iommufd", self.iommufd, "physical devices (VFIO)"),
+            (
+                "iommufd",
+                self.iommufd,
+                "iommufd as the way to the host's IOMMU",
+            ),
         ] {
             check::unsupported(wanted, place, what, "leave it out")?;
         }
@@ -279,13 +288,12 @@ impl NumaConfig {
         parsed.build()
     }
 
-    /// What it says can be done in a machine with these nodes, vCPUs, zones and segments.
+    /// What it says can be done in a machine with these nodes, vCPUs and zones.
     pub fn validate(
         &self,
         nodes: &[Self],
         vcpus: u32,
         zones: &[super::MemoryZoneConfig],
-        segments: u16,
     ) -> Result<(), Invalid> {
         check::unsupported(
             self.device_id.is_some(),
@@ -296,6 +304,9 @@ impl NumaConfig {
         for (index, cpu) in self.cpus.iter().flatten().enumerate() {
             let place = format!("cpus[{index}]");
             check::range(&place, *cpu, 0, u64::from(vcpus.saturating_sub(1)))?;
+            self.alone(nodes, place, format!("vCPU {cpu}"), |node| {
+                node.cpus.iter().flatten().any(|of_node| of_node == cpu)
+            })?;
         }
         for (index, distance) in self.distances.iter().flatten().enumerate() {
             let place = format!("distances[{index}].distance");
@@ -309,17 +320,40 @@ impl NumaConfig {
             }
         }
         for (index, zone) in self.memory_zones.iter().flatten().enumerate() {
+            let place = format!("memory_zones[{index}]");
             if !zones.iter().any(|known| known.id == *zone) {
                 let name = zone.clone();
                 let what = "memory zone";
-                let place = format!("memory_zones[{index}]");
                 return Err(Problem::Unknown { what, name }.at(place));
             }
+            self.alone(nodes, place, format!("memory zone '{zone}'"), |node| {
+                node.memory_zones
+                    .iter()
+                    .flatten()
+                    .any(|of_node| of_node == zone)
+            })?;
         }
-        for (index, segment) in self.pci_segments.iter().flatten().enumerate() {
-            let place = format!("pci_segments[{index}]");
-            check::range(&place, *segment, 0, u64::from(segments.saturating_sub(1)))?;
-        }
-        Ok(())
+        let segments = self.pci_segments.iter().flatten().next().is_some();
+        check::unsupported(
+            segments,
+            "pci_segments",
+            "PCI segments that belong to a NUMA node",
+            "leave pci_segments out",
+        )
+    }
+
+    /// Fails if another node has `what` too.
+    fn alone(
+        &self,
+        nodes: &[Self],
+        place: String,
+        what: String,
+        has: impl Fn(&Self) -> bool,
+    ) -> Result<(), Invalid> {
+        let other = |node: &&Self| node.guest_numa_id != self.guest_numa_id && has(node);
+        nodes.iter().find(other).map_or(Ok(()), |other| {
+            let other = format!("NUMA node {}", other.guest_numa_id);
+            Err(Problem::Taken { what, other }.at(place))
+        })
     }
 }

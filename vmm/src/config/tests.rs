@@ -153,6 +153,22 @@ fn what_gantry_does_not_do_is_refused_by_name() {
             json!({"cpus": {"boot_vcpus": 1, "max_vcpus": 1, "kvm_hyperv": true}}),
             "cpus.kvm_hyperv",
         ),
+        (
+            json!({"platform": {"iommufd": true}}),
+            "platform.iommufd: not supported",
+        ),
+        (
+            json!({"pci_segments": [{"pci_segment": 0, "mmio32_aperture_weight": 2}]}),
+            "pci_segments[0].mmio32_aperture_weight: not supported",
+        ),
+        (
+            json!({"pci_segments": [{"pci_segment": 0, "mmio64_aperture_weight": 0}]}),
+            "pci_segments[0].mmio64_aperture_weight: not supported",
+        ),
+        (
+            json!({"numa": [{"guest_numa_id": 0, "pci_segments": [0]}]}),
+            "numa[0].pci_segments: not supported",
+        ),
     ];
     for (change, message) in cases {
         let mut body = json!({"payload": {"kernel": "/k"}});
@@ -282,6 +298,26 @@ fn references_lead_somewhere() {
     assert_invalid(
         |c| c.numa = Some(vec![NumaConfig::parse("guest_numa_id=0,cpus=[1]").unwrap()]),
         "numa[0].cpus[0]: 1 is not between 0 and 0",
+    );
+}
+
+#[test]
+fn a_vcpu_or_a_memory_zone_is_in_one_numa_node() {
+    let two = |part: &str| {
+        let node = |id| NumaConfig::parse(&format!("guest_numa_id={id},{part}")).unwrap();
+        Some(vec![node(0), node(1)])
+    };
+    assert_invalid(
+        |c| c.numa = two("cpus=[0]"),
+        "numa[0].cpus[0]: vCPU 0 is already taken by NUMA node 1",
+    );
+    assert_invalid(
+        |c| {
+            c.memory.size = 0;
+            c.memory.zones = Some(vec![MemoryZoneConfig::parse("id=z,size=1G").unwrap()]);
+            c.numa = two("memory_zones=[z]");
+        },
+        "numa[0].memory_zones[0]: memory zone 'z' is already taken by NUMA node 1",
     );
 }
 

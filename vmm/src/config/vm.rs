@@ -185,7 +185,7 @@ impl VmConfig {
         let nodes = self.numa.as_deref().unwrap_or_default();
         let zones = self.memory.zones.as_deref().unwrap_or_default();
         each("numa", self.numa.as_deref(), |node| {
-            node.validate(nodes, self.cpus.max_vcpus, zones, segments)
+            node.validate(nodes, self.cpus.max_vcpus, zones)
         })?;
         self.validate_groups()?;
         self.validate_placements()

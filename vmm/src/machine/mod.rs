@@ -135,6 +135,7 @@ impl Machine {
             events: &host.events,
             topology,
             boot_vcpus: config.cpus.boot_vcpus,
+            node_of: &|vcpu| numa::node_of(config, vcpu),
             segments,
             serial: backends
                 .serial

@@ -4,9 +4,16 @@ use arch::{acpi::NumaNode, layout::AddressMap};
 
 use super::error::MachineError;
 use crate::{
-    config::VmConfig,
+    config::{NumaConfig, VmConfig},
     memory::{Ram, RegionKind},
 };
+
+/// The node that vCPU `vcpu` belongs to, if the configuration says so.
+pub fn node_of(config: &VmConfig, vcpu: u32) -> Option<u32> {
+    let has = |node: &&NumaConfig| node.cpus.iter().flatten().any(|of_node| *of_node == vcpu);
+    let node = config.numa.iter().flatten().find(has)?;
+    Some(node.guest_numa_id)
+}
 
 /// The nodes of a configuration, by number.
 pub fn nodes(
@@ -56,4 +63,20 @@ pub fn nodes(
         });
     }
     Ok(nodes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vcpu_is_in_the_node_that_names_it() {
+        let config: VmConfig = serde_json::from_value(serde_json::json!({
+            "payload": {"kernel": "/k"},
+            "numa": [{"guest_numa_id": 1, "cpus": [0, 2]}, {"guest_numa_id": 0, "cpus": [1]}],
+        }))
+        .unwrap();
+        let nodes = [0, 1, 2, 3].map(|vcpu| node_of(&config, vcpu));
+        assert_eq!(nodes, [Some(1), Some(0), Some(1), None]);
+    }
 }

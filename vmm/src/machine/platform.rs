@@ -75,6 +75,8 @@ pub struct PlatformSetup<'a> {
     pub topology: Topology,
     /// vCPUs that are there at boot.
     pub boot_vcpus: u32,
+    /// NUMA node of each vCPU that has one.
+    pub node_of: &'a dyn Fn(u32) -> Option<u32>,
     /// PCI segments.
     pub segments: u16,
     /// Output of the serial port; `None` for no port.
@@ -92,6 +94,7 @@ impl Platform {
             events,
             topology,
             boot_vcpus,
+            node_of,
             segments,
             serial,
             start,
@@ -112,13 +115,14 @@ impl Platform {
             layout::GED_START,
             Notification::all(),
         ));
-        let cpus = Arc::new(CpuHotplug::new(
+        let cpus = CpuHotplug::new(
             layout::CPU_HOTPLUG_START,
             boot_vcpus,
             topology.vcpus(),
             move |vcpu| topology.apic_id(vcpu),
             guest_events(),
-        )?);
+        )?;
+        let cpus = Arc::new(cpus.with_nodes(node_of));
         let memory = Arc::new(MemoryHotplug::new(layout::MEMORY_HOTPLUG_START));
         let ejected = events.clone();
         let pci = Arc::new(HotplugController::new(
