@@ -65,9 +65,11 @@ fn paths(config: &VmConfig) -> Result<Vec<Rule>, LandlockError> {
         (PathBuf::from("/proc/meminfo"), read),
         (config.rng.src.clone(), read),
     ];
-    // What is created has to be allowed in its directory.
+    // What is created has to be allowed in its directory. The file of a memory zone may be a
+    // directory itself.
     let created = |path: &Path| {
         let directory = match path.parent() {
+            _ if path.is_dir() => path,
             Some(parent) if parent != Path::new("") => parent,
             _ => Path::new("."),
         };
@@ -127,4 +129,26 @@ fn paths(config: &VmConfig) -> Result<Vec<Rule>, LandlockError> {
         rules.push((rule.path.clone(), access));
     }
     Ok(rules)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_may_be_made_in_the_folder_that_it_names() {
+        let folder = std::env::temp_dir();
+        let config: VmConfig = serde_json::from_value(serde_json::json!({
+            "payload": {"kernel": "/k"},
+            "memory": {"size": 0, "zones": [
+                {"id": "a", "size": 1 << 30, "file": folder},
+                {"id": "b", "size": 1 << 30, "file": "/somewhere/file"},
+            ]},
+        }))
+        .unwrap();
+        let rules = paths(&config).unwrap();
+        let allowed = |path: &Path| rules.iter().any(|(allowed, _)| allowed == path);
+        assert!(allowed(&folder) && allowed(Path::new("/somewhere")));
+        assert!(!allowed(Path::new("/")));
+    }
 }
