@@ -1,8 +1,8 @@
 //! A queue's share in a rate limiter.
 //!
 //! A limiter may serve all queues of a device, and several disks (`rate_limit_group`), each queue
-//! in a thread of its own. Its timer is one descriptor, whose event only one of them would see: so each
-//! waiting queue has a timer of its own and looks again when that is over.
+//! in a thread of its own. Its timer is one descriptor, whose event only one of them would see: so
+//! each waiting queue has a timer of its own and looks again when that is over.
 
 use std::{
     io,

@@ -16,7 +16,8 @@ const HOST_CID: u32 = 2;
 const ANY_CID: u32 = u32::MAX;
 
 /// Runs an agent command: `vsock-echo PORT` serves one connection, `vsock-count PORT SECONDS` takes
-/// one, waits, and prints how many bytes come before it ends; `vsock-send PORT TEXT` sends a text to the host and prints the answer; `port-write PORT TEXT` writes bytes to an I/O port;
+/// one, waits, and prints how many bytes come before it ends; `vsock-send PORT TEXT` sends a text
+/// to the host and prints the answer; `port-write PORT TEXT` writes bytes to an I/O port;
 /// `edu-check` tries an edu device, `edu-memory` and `edu-msix` what only that of
 /// [`edu_server`](crate::edu_server) has, `edu-write-outside ADDRESS` has it write to an address;
 /// `pci-sleep PATH` puts a device to sleep and wakes it.

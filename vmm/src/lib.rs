@@ -1,4 +1,20 @@
-//! The machine.
+//! The virtual machine monitor: what stands behind the `gantry` binary.
+//!
+//! ```text
+//!   cli ──VmConfig──┐
+//!                   ├──> control ──> machine ──> cpu, memory, devices (crates devices, hypervisor)
+//!   api ──requests──┘       │           └──────> snapshot
+//!                           └──> events, metrics
+//! ```
+//!
+//! - [`cli`]: the command line; [`config`]: what a VM consists of, and what of it can be done.
+//! - [`api`]: the REST API; [`control`]: the one thread that owns the machine.
+//! - [`machine`]: puts a machine together and changes it; [`cpu`]: vCPU threads; [`memory`]: guest
+//!   RAM; [`snapshot`]: its state on disk.
+//! - [`events`], [`metrics`], [`logging`]: what others see of it.
+//! - [`seccomp`], [`landlock`]: what the process may do; [`open_files`]: how many descriptors it
+//!   may have; [`doctor`]: what a host lacks.
+
 pub mod api;
 pub mod cli;
 pub mod config;

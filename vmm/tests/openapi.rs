@@ -28,8 +28,8 @@ const CONTEXTUAL: &[&str] = &[
     "NetConfig.vhost_mode",
 ];
 
-/// Answers, and types that mean nothing unless all their properties are there, although the description does not
-/// say so.
+/// Answers, and types that mean nothing unless all their properties are there, although the
+/// description does not say so.
 const STRICT: &[&str] = &[
     "CpuTopology",
     "DeviceNode",

@@ -167,9 +167,9 @@ impl Buffers {
         for vector in self.remaining() {
             let count = vector.iov_len.min(host.len());
             let (head, tail) = host.split_at_mut(count);
-            // SAFETY: the vector lies in RAM that `memory` keeps mapped, `head` is a different
-            // allocation. The guest may write at the same time; then it gets what it deserves,
-            // since nothing is decided on the original afterwards.
+            // SAFETY: the vector lies in RAM that `memory` keeps mapped, and `head` is `count` bytes
+            // of another allocation. The guest may write at the same time: then the copy is a mix
+            // of old and new bytes, any of which is valid, and only the copy is used from here on.
             unsafe {
                 std::ptr::copy_nonoverlapping(vector.iov_base.cast(), head.as_mut_ptr(), count);
             }

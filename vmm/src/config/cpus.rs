@@ -37,7 +37,8 @@ pub struct CpuTopology {
     pub packages: u16,
 }
 
-/// Which vCPUs may share a physical core at the same time.
+/// Which vCPUs may share a physical core at the same time. Gantry leaves that to the host's
+/// scheduler: it accepts the API's default, but keeps no other VM's vCPUs off a core.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub enum CoreScheduling {
     /// Those of the same VM.

@@ -76,7 +76,8 @@ pub struct PlatformConfig {
     /// Use iommufd for physical devices.
     #[serde(default)]
     pub iommufd: bool,
-    /// Let physical devices reach each other's BARs.
+    /// Let physical devices reach each other's BARs. They cannot, whatever it says: only RAM is
+    /// mapped for them.
     #[serde(default = "yes")]
     pub vfio_p2p_dma: bool,
 }

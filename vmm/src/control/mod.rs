@@ -304,8 +304,8 @@ fn signal_set() -> libc::sigset_t {
     }
 }
 
-/// Keeps the signals that end the VMM from doing so abruptly, and others from getting lost, in the calling thread and all that
-/// it starts: [`run`] listens to them. Call it first in `main`.
+/// Keeps the signals that end the VMM from doing so abruptly, and others from getting lost, in the
+/// calling thread and all that it starts: [`run`] listens to them. Call it first in `main`.
 pub fn block_signals() -> io::Result<()> {
     let set = signal_set();
     // SAFETY: the set outlives the call.

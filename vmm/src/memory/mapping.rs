@@ -307,7 +307,8 @@ fn map_aligned(
     NonNull::new(mapped as *mut u8).ok_or_else(out_of_space)
 }
 
-/// The file behind the memory, `len` bytes long at least: none for private memory without huge pages or a path.
+/// The file behind the memory, `len` bytes long at least: none for private memory without huge
+/// pages or a path.
 fn open(len: u64, backing: &Backing) -> Result<Option<File>, MappingError> {
     if let Some(path) = &backing.file {
         let failed = |source| MappingError::File {
