@@ -29,6 +29,6 @@ pub mod rate_limiter;
 #[cfg(any(test, feature = "test-support"))]
 pub mod testing;
 pub mod thread;
-pub mod throttle;
+mod throttle;
 pub mod vfio;
 pub mod virtio;

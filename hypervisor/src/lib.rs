@@ -15,13 +15,13 @@
 //!
 //! Interrupt controllers (local APICs, I/O APIC, PICs, PIT) are emulated by the kernel.
 
-pub mod error;
-pub mod gsi;
-pub mod kvm;
+mod error;
+mod gsi;
+mod kvm;
 mod raw;
-pub mod state;
-pub mod vcpu;
-pub mod vm;
+mod state;
+mod vcpu;
+mod vm;
 
 pub use error::Error;
 pub use gsi::{Gsis, MsiRoute};

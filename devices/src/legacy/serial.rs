@@ -4,7 +4,7 @@ use std::{
     io::{self, Write},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
 };
 
@@ -76,7 +76,6 @@ struct Progress {
     room: EventFd,
     /// Input was turned away since `room` was last written.
     starved: AtomicBool,
-    lost: AtomicU64,
 }
 
 impl Progress {
@@ -93,9 +92,7 @@ impl SerialEvents for Progress {
 
     fn out_byte(&self) {}
 
-    fn tx_lost_byte(&self) {
-        self.lost.fetch_add(1, Ordering::Relaxed);
-    }
+    fn tx_lost_byte(&self) {}
 
     fn in_buffer_empty(&self) {
         self.signal_room();
@@ -121,7 +118,6 @@ impl Serial {
         let progress = Arc::new(Progress {
             room: EventFd::new(EFD_NONBLOCK)?,
             starved: AtomicBool::new(false),
-            lost: AtomicU64::new(0),
         });
         let uart = uart::Serial::with_events(irq.clone(), Arc::clone(&progress), out);
         Ok(Self {
@@ -129,11 +125,6 @@ impl Serial {
             irq,
             progress,
         })
-    }
-
-    /// Output bytes that `out` refused.
-    pub fn lost_bytes(&self) -> u64 {
-        self.progress.lost.load(Ordering::Relaxed)
     }
 
     /// The state to save, with the vCPUs paused.
@@ -219,7 +210,8 @@ impl BusDevice for Serial {
                 return;
             };
             if let Err(error) = uart.write(register, byte) {
-                // Lost output is counted; a lost interrupt is the irqfd's counter at its maximum.
+                // Output that `out` refuses is lost, as on a line that nobody listens to. A lost
+                // interrupt is the irqfd's counter at its maximum: one is pending anyway.
                 log::debug!("serial port: {error}");
             }
             if register == MODEM_CONTROL {
