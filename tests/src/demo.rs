@@ -71,6 +71,10 @@ pub fn run(parts: &Parts<'_>, mut show: impl FnMut(&str)) -> Result<String> {
     let status = gantry.wait()?;
     ensure!(status.success(), "gantry ended with {status}");
     ensure!(!facts.is_empty(), "the guest did not get to its shell");
+    ensure!(
+        parts.pool.is_none() || facts.iter().any(|fact| fact.starts_with("OpenCL")),
+        "OpenCL computed nothing in the guest: see its output above"
+    );
     Ok(format!(
         "proven: {}; {:.1} s from start to power-off",
         facts.join(", "),

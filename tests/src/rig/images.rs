@@ -181,9 +181,9 @@ if [ -x /bin/gantry-agent ]; then
   echo \"OpenCL on the host's device:\"
   gantry-agent 2>&1 &
   while [ ! -e /run/gantry/opencl.sock ]; do sleep 0.1; done
-  clinfo -l
+  clinfo -l | tee /tmp/devices
   GANTRY_OPENCL_SPIN=20 opencl-figures --brief | tee /tmp/figures
-  device=$(clinfo --raw | sed -n 's/.*CL_DEVICE_NAME *//p' | head -n 1)
+  device=$(sed -n 's/.*Device #0: //p' /tmp/devices | head -n 1)
   sum=$(sed -n 's/^# the sum of/the sum of/p' /tmp/figures)
   [ -n \"$sum\" ] && echo fact OpenCL on $device: $sum
   for figure in 'synchronous call' 'enqueue with 2 arguments + finish'; do

@@ -21,6 +21,7 @@ const NEEDED: &[(&str, &str)] = &[
         "/usr/lib/x86_64-linux-gnu/libOpenCL.so.1",
         "ocl-icd-libopencl1",
     ),
+    ("/etc/OpenCL/vendors/pocl.icd", "pocl-opencl-icd"),
     ("clinfo", "clinfo"),
     ("/usr/sbin/mke2fs", "e2fsprogs"),
     // PoCL links kernels like any program.
