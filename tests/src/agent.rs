@@ -19,8 +19,9 @@ const ANY_CID: u32 = u32::MAX;
 /// one, waits, and prints how many bytes come before it ends; `vsock-send PORT TEXT` sends a text
 /// to the host and prints the answer; `port-write PORT TEXT` writes bytes to an I/O port;
 /// `edu-check` tries an edu device, `edu-memory` and `edu-msix` what only that of
-/// [`edu_server`](crate::edu_server) has, `edu-write-outside ADDRESS` has it write to an address;
-/// `pci-sleep PATH` puts a device to sleep and wakes it.
+/// [`edu_server`](crate::edu_server) has, `edu-write-outside ADDRESS` has it write to an address,
+/// `edu-copy` has it copy until it goes; `pci-sleep PATH` puts a device to sleep and wakes it;
+/// `refuse-eject SLOT STATUS` answers to the next request to give a device up.
 /// `tcp-send ADDRESS MIB` and `tcp-receive ADDRESS` move bytes that mean nothing, as fast as they
 /// can.
 pub fn run(args: &[String]) -> Result<()> {
@@ -32,6 +33,11 @@ pub fn run(args: &[String]) -> Result<()> {
         [command, port, text] if command == "vsock-send" => send(port.parse()?, text),
         [command, port, text] if command == "port-write" => port_write(port.parse()?, text),
         [command, path] if command == "pci-sleep" => pci::sleep(path),
+        [command, slot, status] if command == "refuse-eject" => {
+            let digits = status.trim_start_matches("0x");
+            pci::refuse_eject(slot.parse()?, u32::from_str_radix(digits, 16)?)
+        }
+        [command] if command == "edu-copy" => edu::copy(),
         [command] if command == "edu-check" => edu::check(),
         [command] if command == "edu-memory" => edu::memory(),
         [command] if command == "edu-msix" => edu::msix(),
@@ -45,7 +51,7 @@ pub fn run(args: &[String]) -> Result<()> {
         }
         _ => bail!(
             "agent commands: vsock-echo PORT, vsock-count PORT SECONDS, vsock-send PORT TEXT, \
-             port-write PORT TEXT, pci-sleep PATH, edu-check, edu-memory, edu-msix, edu-write-outside ADDRESS, tcp-send ADDRESS MIB, \
+             port-write PORT TEXT, pci-sleep PATH, refuse-eject SLOT STATUS, edu-check, edu-copy, edu-memory, edu-msix, edu-write-outside ADDRESS, tcp-send ADDRESS MIB, \
              tcp-receive ADDRESS"
         ),
     }

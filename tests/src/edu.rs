@@ -95,6 +95,13 @@ impl Edu {
         }
     }
 
+    /// It is there, and may use DMA.
+    fn is_there(&self) -> Result<bool> {
+        let mut header = [0; 6];
+        self.config()?.read_exact(&mut header)?;
+        Ok(header[..2] == [0x34, 0x12] && header[4] & 4 != 0)
+    }
+
     fn wait(&self, what: &str, done: impl Fn() -> bool) -> Result<()> {
         let start = Instant::now();
         while !done() {
@@ -132,7 +139,7 @@ fn map(resource: &Path, len: usize) -> Result<*mut u8> {
 }
 
 /// A page of this process, in memory for good, and its guest-physical address.
-fn page() -> Result<(*mut u8, u64)> {
+pub fn page() -> Result<(*mut u8, u64)> {
     // SAFETY: new memory, never unmapped.
     let page = unsafe {
         libc::mmap(
@@ -281,6 +288,33 @@ pub fn memory() -> Result<()> {
         "its server was asked {asked} times, not only now"
     );
     println!("memory works");
+    Ok(())
+}
+
+/// Has the device copy to and fro until it goes away.
+pub fn copy() -> Result<()> {
+    let edu = Edu::find()?;
+    let (memory, address) = page()?;
+    let (from, to) = (memory, memory.wrapping_add(2048));
+    for round in 0_u32.. {
+        for at in 0..64 {
+            // SAFETY: within the page.
+            unsafe { from.add(at).write_volatile(at as u8 ^ round as u8) };
+            // SAFETY: as above.
+            unsafe { to.add(at).write_volatile(0) };
+        }
+        edu.dma(address, BUFFER, DMA_START)?;
+        edu.dma(BUFFER, address + 2048, DMA_START | DMA_FROM_DEVICE)?;
+        // SAFETY: within the page.
+        let right = |at: usize| unsafe { to.add(at).read_volatile() } == at as u8 ^ round as u8;
+        if (0..64).all(right) {
+            println!("copied");
+        } else {
+            // A device that is about to go, or has gone, copies nothing.
+            ensure!(edu.is_there()?, "the device has gone");
+            println!("wrong");
+        }
+    }
     Ok(())
 }
 

@@ -5,6 +5,8 @@ use std::{
     io::{Read, Seek, SeekFrom, Write},
     os::fd::AsRawFd,
     path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
@@ -79,5 +81,65 @@ pub fn sleep(path: &str) -> Result<()> {
     let word = function.first_word()?;
     ensure!(word == awake, "{word:#x} after sleep, {awake:#x} before");
     println!("slept well");
+    Ok(())
+}
+
+/// Registers of the hot-plug controller (the DSDT says where), and in them: slots to give up,
+/// segment, and the arguments of `_OST`.
+const HOTPLUG: libc::off_t = 0xfe80_3000;
+const DOWN: usize = 1;
+const SEGMENT: usize = 3;
+const EVENT: usize = 4;
+const STATUS: usize = 5;
+const SLOT: usize = 6;
+const EJECT_REQUEST: u32 = 3;
+
+/// Answers, in the place of the guest's kernel and as `_OST` would, that the next device that is to
+/// be given up will not be. The kernel is kept from running meanwhile.
+pub fn refuse_eject(slot: u32, status: u32) -> Result<()> {
+    const RUNTIME: &str = "/proc/sys/kernel/sched_rt_runtime_us";
+    let memory = fs::File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/mem")?;
+    // SAFETY: a new mapping of one page, at an address that the kernel picks.
+    let page = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            4096,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED,
+            memory.as_raw_fd(),
+            HOTPLUG,
+        )
+    };
+    ensure!(
+        page != libc::MAP_FAILED,
+        "cannot map the hot-plug controller"
+    );
+    let registers = page.cast::<u32>();
+    // SAFETY: within the mapping, aligned.
+    let read = |register: usize| unsafe { registers.add(register).read_volatile() };
+    // SAFETY: as above.
+    let write = |register: usize, value| unsafe { registers.add(register).write_volatile(value) };
+    println!("waiting");
+    thread::sleep(Duration::from_secs(2));
+    let usual = fs::read_to_string(RUNTIME)?;
+    fs::write(RUNTIME, "-1")?;
+    let highest = libc::sched_param { sched_priority: 99 };
+    // SAFETY: the parameter outlives the call.
+    ensure!(unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const highest) } == 0);
+    write(SEGMENT, 0);
+    let start = Instant::now();
+    // Reading takes the request away from the kernel.
+    while read(DOWN) & 1 << slot == 0 && start.elapsed() < Duration::from_secs(15) {}
+    write(EVENT, EJECT_REQUEST);
+    write(STATUS, status);
+    write(SLOT, slot);
+    let normal = libc::sched_param { sched_priority: 0 };
+    // SAFETY: as above.
+    unsafe { libc::sched_setscheduler(0, libc::SCHED_OTHER, &raw const normal) };
+    fs::write(RUNTIME, usual)?;
+    println!("refused");
     Ok(())
 }

@@ -100,6 +100,9 @@ fn paths(config: &VmConfig) -> Result<Vec<Rule>, LandlockError> {
     if Path::new("/dev/vfio").exists() {
         rules.push((PathBuf::from("/dev/vfio"), write));
         rules.push((PathBuf::from("/sys/devices"), read));
+        if Path::new("/dev/kmsg").exists() {
+            rules.push((PathBuf::from("/dev/kmsg"), read));
+        }
     }
     if config.net.is_some() {
         rules.push((PathBuf::from("/dev/net/tun"), write));

@@ -3,11 +3,12 @@
 //! ```text
 //!   \_SB.PHPR          registers of the hot-plug controller, mutex BLCK
 //!       PCEJ(slots, segment)  ejects the slots in a bit mask
+//!       POST(slot, segment, event, status)  answers to an event
 //!       PSCN()                asks every segment for news; for the event handler (GED _EVT)
 //!   \_SB.PCI0 ...      a host bridge per segment
 //!       PCNT()                reads the announcements of the segment
 //!       DVNT(mask, what)      notifies the slots in the mask
-//!       S001 ... S031         slots: _ADR, _SUN, _EJ0
+//!       S001 ... S031         slots: _ADR, _SUN, _EJ0, _OST
 //! ```
 
 use acpi_tables::{
@@ -73,7 +74,9 @@ impl Aml for PciAml {
 
 impl PciAml {
     fn controller(&self, sink: &mut dyn AmlSink) {
-        let fields = [*b"PCIU", *b"PCID", *b"B0EJ", *b"PSEG"];
+        let fields = [
+            *b"PCIU", *b"PCID", *b"B0EJ", *b"PSEG", *b"OEVT", *b"OSTA", *b"OSLT",
+        ];
         let scans: Vec<_> = self
             .segments
             .iter()
@@ -121,6 +124,19 @@ impl PciAml {
                         &Acquire::new(Path::new("BLCK"), FOREVER),
                         &Store::new(&Path::new("PSEG"), &Arg(1)),
                         &Store::new(&Path::new("B0EJ"), &Arg(0)),
+                        &Release::new(Path::new("BLCK")),
+                    ],
+                ),
+                &Method::new(
+                    Path::new("POST"),
+                    4,
+                    true,
+                    vec![
+                        &Acquire::new(Path::new("BLCK"), FOREVER),
+                        &Store::new(&Path::new("PSEG"), &Arg(1)),
+                        &Store::new(&Path::new("OEVT"), &Arg(2)),
+                        &Store::new(&Path::new("OSTA"), &Arg(3)),
+                        &Store::new(&Path::new("OSLT"), &Arg(0)),
                         &Release::new(Path::new("BLCK")),
                     ],
                 ),
@@ -251,6 +267,15 @@ impl Aml for SlotAml {
                         vec![&bit, &self.segment],
                     )],
                 ),
+                &Method::new(
+                    Path::new("_OST"),
+                    3,
+                    true,
+                    vec![&MethodCall::new(
+                        Path::new("\\_SB_.PHPR.POST"),
+                        vec![&self.slot, &self.segment, &Arg(0), &Arg(1)],
+                    )],
+                ),
             ],
         )
         .to_aml_bytes(sink);
@@ -367,6 +392,7 @@ mod tests {
         for method in [
             "\\_SB.PHPR.PSCN",
             "\\_SB.PCI1._PRT",
+            "\\_SB.PCI1.S003._OST 3 81 0",
             "\\_SB.PCI1.S003._EJ0 1",
         ] {
             let mut command = Command::new("acpiexec");

@@ -5,6 +5,9 @@
 //!          4   down     slots that the guest is asked to give up; reading clears it
 //!          8   eject    write: bit n ejects slot n of the selected segment
 //!         12   segment  which segment the other registers are about
+//!         16   event    what the guest answers to: an argument of _OST
+//!         20   status   its answer: an argument of _OST (ACPI 6.5, table 6.27)
+//!         24   slot     write: that was the answer for this slot
 //! ```
 //!
 //! The machine announces a device or asks for one back, then raises the ACPI event whose handler
@@ -19,16 +22,33 @@ use super::bdf::SLOTS;
 use crate::bus::BusDevice;
 
 /// Bytes of the register block.
-pub const HOTPLUG_SIZE: u64 = 16;
+pub const HOTPLUG_SIZE: u64 = 28;
 
 const UP: u64 = 0;
 const DOWN: u64 = 4;
 const EJECT: u64 = 8;
 const SEGMENT: u64 = 12;
+const EVENT: u64 = 16;
+const STATUS: u64 = 20;
+const SLOT: u64 = 24;
 
-/// What the machine does when the guest ejects the device in a slot: (segment, slot). Called on a
-/// vCPU thread, so it only hands the request on.
-pub type EjectHandler = Box<dyn Fn(u16, u8) + Send + Sync>;
+/// Events of `_OST` that are about ejecting: the request, and its processing.
+const EJECT_EVENTS: [u32; 2] = [3, 0x103];
+/// Answers of `_OST` that are no refusal: success, and "in progress".
+const NO_REFUSAL: [u32; 2] = [0, 0x84];
+
+/// What the guest does about a slot.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum SlotEvent {
+    /// It ejects the device.
+    Ejected,
+    /// It will not give the device up, and says why (ACPI 6.5, table 6.27).
+    Refused(u32),
+}
+
+/// What the machine does when the guest does something about a slot: (segment, slot, what). Called
+/// on a vCPU thread, so it only hands the request on.
+pub type SlotHandler = Box<dyn Fn(u16, u8, SlotEvent) + Send + Sync>;
 
 /// Announcements that the guest has not read yet.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
@@ -36,23 +56,26 @@ pub struct HotplugState {
     /// Per segment: slots with a new device, and slots to give up.
     pending: Vec<(u32, u32)>,
     selected: u32,
+    /// The answer that is being written.
+    #[serde(default)]
+    answer: (u32, u32),
 }
 
 /// The register block.
 pub struct HotplugController {
     state: Mutex<HotplugState>,
-    eject: EjectHandler,
+    handler: SlotHandler,
 }
 
 impl HotplugController {
     /// Registers for `segments` segments.
-    pub fn new(segments: u16, eject: EjectHandler) -> Self {
+    pub fn new(segments: u16, handler: SlotHandler) -> Self {
         Self {
             state: Mutex::new(HotplugState {
                 pending: vec![(0, 0); usize::from(segments)],
-                selected: 0,
+                ..HotplugState::default()
             }),
-            eject,
+            handler,
         }
     }
 
@@ -68,6 +91,12 @@ impl HotplugController {
     /// The guest is asked to eject a device. False if there is no such slot.
     pub fn request_eject(&self, segment: u16, slot: u8) -> bool {
         self.set(segment, slot, |(_, down), bit| *down |= bit)
+    }
+
+    /// The guest is no longer asked to eject a device, unless it has read that already. False if
+    /// there is no such slot.
+    pub fn withdraw_request(&self, segment: u16, slot: u8) -> bool {
+        self.set(segment, slot, |(_, down), bit| *down &= !bit)
     }
 
     fn set(&self, segment: u16, slot: u8, change: impl FnOnce(&mut (u32, u32), u32)) -> bool {
@@ -95,6 +124,7 @@ impl HotplugController {
             *pending = *saved;
         }
         state.selected = saved.selected;
+        state.answer = saved.answer;
     }
 
     /// Forgets all announcements: a guest that boots finds its devices by itself.
@@ -102,6 +132,7 @@ impl HotplugController {
         let mut state = self.lock();
         state.pending.fill((0, 0));
         state.selected = 0;
+        state.answer = (0, 0);
     }
 
     fn lock(&self) -> MutexGuard<'_, HotplugState> {
@@ -112,6 +143,12 @@ impl HotplugController {
 impl HotplugState {
     fn selected(&mut self) -> Option<&mut (u32, u32)> {
         self.pending.get_mut(usize::try_from(self.selected).ok()?)
+    }
+
+    /// The selected segment, if it exists.
+    fn segment(&self) -> Option<u16> {
+        let segment = u16::try_from(self.selected).ok()?;
+        (usize::from(segment) < self.pending.len()).then_some(segment)
     }
 }
 
@@ -137,15 +174,26 @@ impl BusDevice for HotplugController {
         match offset {
             SEGMENT => self.lock().selected = value,
             EJECT => {
-                let segment = {
-                    let mut state = self.lock();
-                    match state.selected() {
-                        Some(_) => u16::try_from(state.selected).unwrap_or(u16::MAX),
-                        None => return,
-                    }
+                let Some(segment) = self.lock().segment() else {
+                    return;
                 };
                 for slot in (1..SLOTS).filter(|slot| value & 1 << slot != 0) {
-                    (self.eject)(segment, slot);
+                    (self.handler)(segment, slot, SlotEvent::Ejected);
+                }
+            }
+            EVENT => self.lock().answer.0 = value,
+            STATUS => self.lock().answer.1 = value,
+            SLOT => {
+                let (segment, (event, status)) = {
+                    let state = self.lock();
+                    (state.segment(), state.answer)
+                };
+                let slot = u8::try_from(value)
+                    .ok()
+                    .filter(|slot| (1..SLOTS).contains(slot));
+                let refused = EJECT_EVENTS.contains(&event) && !NO_REFUSAL.contains(&status);
+                if let (Some(segment), Some(slot), true) = (segment, slot, refused) {
+                    (self.handler)(segment, slot, SlotEvent::Refused(status));
                 }
             }
             _ => {}
@@ -158,12 +206,12 @@ mod tests {
     use super::*;
     use std::sync::Arc;
 
-    type Ejected = Arc<Mutex<Vec<(u16, u8)>>>;
+    type Ejected = Arc<Mutex<Vec<(u16, u8, SlotEvent)>>>;
 
     fn controller() -> (HotplugController, Ejected) {
         let ejected = Arc::new(Mutex::new(Vec::new()));
         let log = Arc::clone(&ejected);
-        let eject = move |segment, slot| log.lock().unwrap().push((segment, slot));
+        let eject = move |segment, slot, event| log.lock().unwrap().push((segment, slot, event));
         (HotplugController::new(2, Box::new(eject)), ejected)
     }
 
@@ -201,7 +249,38 @@ mod tests {
         controller.write(SEGMENT, &7u32.to_le_bytes());
         controller.write(EJECT, &u32::MAX.to_le_bytes());
         controller.write(EJECT, &[0xff]);
-        assert_eq!(*ejected.lock().unwrap(), [(0, 1), (0, 31)]);
+        let events = [1, 31].map(|slot| (0, slot, SlotEvent::Ejected));
+        assert_eq!(*ejected.lock().unwrap(), events);
+    }
+
+    #[test]
+    fn an_answer_is_a_refusal_if_it_is_to_a_request_and_no_success() {
+        let (controller, events) = controller();
+        let answer = |event: u32, status: u32, slot: u32| {
+            controller.write(EVENT, &event.to_le_bytes());
+            controller.write(STATUS, &status.to_le_bytes());
+            controller.write(SLOT, &slot.to_le_bytes());
+        };
+        answer(3, 0, 4);
+        answer(0x103, 0x84, 4);
+        answer(1, 0x81, 4);
+        for slot in [0, 32, 0x104, u32::MAX] {
+            answer(3, 0x81, slot);
+        }
+        assert_eq!(*events.lock().unwrap(), []);
+        answer(3, 0x81, 4);
+        controller.write(SEGMENT, &2u32.to_le_bytes());
+        answer(3, 0x81, 4);
+        assert_eq!(*events.lock().unwrap(), [(0, 4, SlotEvent::Refused(0x81))]);
+    }
+
+    #[test]
+    fn a_request_that_is_withdrawn_is_not_read() {
+        let (controller, _) = controller();
+        controller.request_eject(0, 4);
+        controller.request_eject(0, 5);
+        assert!(controller.withdraw_request(0, 4));
+        assert_eq!(read(&controller, DOWN), 1 << 5);
     }
 
     #[test]

@@ -49,7 +49,7 @@ pub use bdf::{Bdf, ParseBdfError, SLOTS};
 pub use config::{ConfigError, ConfigSpace, ConfigSpaceState, Identity};
 pub use function::{LifecycleError, PciFunction};
 pub use host_bridge::HostBridge;
-pub use hotplug::{EjectHandler, HOTPLUG_SIZE, HotplugController, HotplugState};
+pub use hotplug::{HOTPLUG_SIZE, HotplugController, HotplugState, SlotEvent, SlotHandler};
 pub use line::{LINES, Line, Lines, line_of};
 pub use msi::MsiCapability;
 pub use msix::{

@@ -8,7 +8,8 @@ use std::{
 };
 
 use vfio_bindings::bindings::vfio::{
-    VFIO_IRQ_INFO_NORESIZE, VFIO_REGION_INFO_FLAG_MMAP, VFIO_REGION_INFO_FLAG_WRITE,
+    VFIO_IRQ_INFO_NORESIZE, VFIO_PCI_ERR_IRQ_INDEX, VFIO_PCI_REQ_IRQ_INDEX,
+    VFIO_REGION_INFO_FLAG_MMAP, VFIO_REGION_INFO_FLAG_WRITE,
 };
 use vfio_ioctls::{VfioDevice, VfioError, VfioRegionInfoCap};
 use vmm_sys_util::eventfd::EventFd;
@@ -108,6 +109,30 @@ impl Physical {
             device,
             attached,
         })
+    }
+}
+
+impl Physical {
+    /// Its address on the host, such as `0000:01:00.0`.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Raises `wanted`, again and again, when the host wants the device back, and `failed` when the
+    /// device has an error from which it does not recover (PCI Express AER).
+    pub fn report(&self, wanted: &EventFd, failed: &EventFd) -> io::Result<()> {
+        let events = [
+            (VFIO_PCI_REQ_IRQ_INDEX, wanted),
+            (VFIO_PCI_ERR_IRQ_INDEX, failed),
+        ];
+        for (index, eventfd) in events {
+            // Only PCI Express devices report errors.
+            let info = self.device.get_irq_info(index);
+            if info.is_some_and(|info| info.count > 0) {
+                ioctl::connect_irqs(&*self.device, index, 0, &[eventfd.as_raw_fd()])?;
+            }
+        }
+        Ok(())
     }
 }
 

@@ -10,6 +10,7 @@ mod lifecycle;
 mod memory;
 mod network;
 mod passthrough;
+mod passthrough_leave;
 mod passthrough_state;
 mod passthrough_user;
 mod process;
@@ -52,6 +53,7 @@ pub fn all() -> Vec<Scenario> {
         accelerator::SCENARIOS,
         passthrough_state::SCENARIOS,
         passthrough_user::SCENARIOS,
+        passthrough_leave::SCENARIOS,
     ]
     .into_iter()
     .flatten()

@@ -142,6 +142,10 @@ pub struct VmRemoveDevice {
     /// Take it away without asking the guest.
     #[serde(default)]
     pub force: bool,
+    /// Do not take it away after all: ends an earlier removal or swap that the guest has not
+    /// answered.
+    #[serde(default)]
+    pub cancel: bool,
     /// Seconds after which the device stays if the guest has not given it up; no limit if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<u64>,
@@ -182,6 +186,9 @@ pub enum OnFailure {
 pub struct VmSnapshotConfig {
     /// `file://` and a directory.
     pub destination_url: String,
+    /// Take physical devices away from the guest first, which could not be saved.
+    #[serde(default)]
+    pub detach: bool,
 }
 
 impl VmSnapshotConfig {
@@ -336,6 +343,7 @@ mod tests {
         let directory = |url: &str| {
             let config = VmSnapshotConfig {
                 destination_url: url.to_owned(),
+                detach: false,
             };
             config.directory().map(Path::to_owned)
         };

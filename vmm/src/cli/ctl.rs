@@ -150,6 +150,9 @@ pub enum Action {
         /// Take it away without asking the guest.
         #[arg(long, conflicts_with = "timeout")]
         force: bool,
+        /// Do not take it away after all: ends an earlier removal or swap.
+        #[arg(long, conflicts_with_all = ["timeout", "force"])]
+        cancel: bool,
         /// Seconds after which the device stays if the guest has not given it up.
         #[arg(long, value_name = "SECONDS")]
         timeout: Option<u64>,
@@ -171,6 +174,9 @@ pub enum Action {
     Snapshot {
         /// Directory, as a path or a file:// URL.
         destination: String,
+        /// Take physical devices away from the guest first: they cannot be saved.
+        #[arg(long)]
+        detach: bool,
     },
     /// Bring a saved VM back.
     Restore {
@@ -304,10 +310,16 @@ impl Action {
             Self::AddUserDevice { config } => with_body("vm.add-user-device", config),
             Self::AddPmem { config } => with_body("vm.add-pmem", config),
             Self::AddVsock { config } => with_body("vm.add-vsock", config),
-            Self::RemoveDevice { id, force, timeout } => {
+            Self::RemoveDevice {
+                id,
+                force,
+                cancel,
+                timeout,
+            } => {
                 let body = VmRemoveDevice {
                     id: id.clone(),
                     force: *force,
+                    cancel: *cancel,
                     timeout: *timeout,
                 };
                 with_body("vm.remove-device", &body)
@@ -326,9 +338,15 @@ impl Action {
                 };
                 with_body("vm.swap-device", &body)
             }
-            Self::Snapshot { destination } => {
-                let destination_url = to_url(destination);
-                with_body("vm.snapshot", &VmSnapshotConfig { destination_url })
+            Self::Snapshot {
+                destination,
+                detach,
+            } => {
+                let body = VmSnapshotConfig {
+                    destination_url: to_url(destination),
+                    detach: *detach,
+                };
+                with_body("vm.snapshot", &body)
             }
             Self::Restore { config } => {
                 let (method, path, body, _) = with_body("vm.restore", config)?;

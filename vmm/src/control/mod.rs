@@ -101,6 +101,7 @@ const TOKEN_API: u32 = 0;
 const TOKEN_MACHINE: u32 = 1;
 const TOKEN_SIGNAL: u32 = 2;
 const TOKEN_REMOVALS: u32 = 3;
+const TOKEN_ALARMS: u32 = 4;
 
 /// Everything that the control thread owns.
 pub struct Control {
@@ -172,6 +173,7 @@ impl MutEventSubscriber for Control {
             (Some(self.receiver.wake_event().as_raw_fd()), TOKEN_MACHINE),
             (Some(self.signals.as_raw_fd()), TOKEN_SIGNAL),
             (Some(self.removals.timer()), TOKEN_REMOVALS),
+            (Some(self.sender.alarms().fd()), TOKEN_ALARMS),
         ];
         for (fd, token) in sources {
             let Some(fd) = fd else { continue };
@@ -201,6 +203,7 @@ impl MutEventSubscriber for Control {
                 }
             }
             TOKEN_REMOVALS => self.removals_overdue(),
+            TOKEN_ALARMS => self.alarms(),
             _ => self.signal(),
         }
     }
@@ -261,6 +264,11 @@ impl Control {
                 let properties = [("id", id.as_str()), ("reason", reason.as_str())];
                 self.monitor.emit("vm", "device-lost", &properties);
             }
+            MachineEvent::PciRefused {
+                segment,
+                slot,
+                status,
+            } => self.refused(segment, slot, status),
         }
     }
 

@@ -22,7 +22,7 @@ use crate::{
     api::{ApiError, OnFailure, Response, Status, VmRemoveDevice, VmSwapDevice, error_chain},
     config::{DeviceConfig, VmConfig},
     events::EventMonitor,
-    machine::error::MachineError,
+    machine::{alarms::Alarm, error::MachineError},
 };
 
 /// What to plug in when a device has gone.
@@ -77,6 +77,21 @@ impl Removals {
             overdue: false,
         };
         self.pending.insert(id.to_owned(), removal);
+        self.arm();
+    }
+
+    /// Nobody waits for a removal any more. The guest gets a physical device back if it gives it up
+    /// after all.
+    fn keep(&mut self, id: &str, device: Option<&DeviceConfig>) {
+        if let Some(removal) = self.pending.get_mut(id) {
+            removal.deadline = None;
+            removal.overdue = true;
+            removal.swap = device.map(|device| Swap {
+                old: device.clone(),
+                new: device.path.clone().unwrap_or_default(),
+                on_failure: OnFailure::Restore,
+            });
+        }
         self.arm();
     }
 
@@ -156,20 +171,16 @@ impl Control {
                     Err(failed(&MachineError::NoDevice(id.clone())))
                 }
             }
-            Life::Live {
-                machine, config, ..
-            } => {
+            Life::Live { machine, .. } => {
+                if request.cancel {
+                    return self.cancel_removal(id);
+                }
                 if !request.force && self.removals.is_swapping(id) {
                     let message = format!("{id:?} is being swapped: wait for that, or use force");
                     return Err(ApiError::message(Status::BadRequest, message));
                 }
                 if request.force {
-                    machine.tear_out(id).map_err(|e| failed(&e))?;
-                    life::forget_device(config, id);
-                    self.removals.pending.remove(id);
-                    self.removals.arm();
-                    log::info!("device {id:?} has been removed without the guest");
-                    self.monitor.emit("vm", "device-removed", &[("id", id)]);
+                    self.tear_out(id)?;
                 } else {
                     machine.remove_device(id).map_err(|e| failed(&e))?;
                     let limit = request.timeout.map(Duration::from_secs);
@@ -179,6 +190,74 @@ impl Control {
                 Ok(Response::Empty)
             }
         }
+    }
+
+    /// Takes a device away without asking the guest.
+    fn tear_out(&mut self, id: &str) -> Result<(), ApiError> {
+        if let Life::Live {
+            machine, config, ..
+        } = &mut self.life
+        {
+            machine.tear_out(id).map_err(|e| failed(&e))?;
+            life::forget_device(config, id);
+            self.removals.pending.remove(id);
+            self.removals.arm();
+            log::info!("device {id:?} has been removed without the guest");
+            self.monitor.emit("vm", "device-removed", &[("id", id)]);
+        }
+        Ok(())
+    }
+
+    /// Nobody waits for a removal or a swap any more; a guest that gives the device up all the same
+    /// gets it back if it is a physical one.
+    fn cancel_removal(&mut self, id: &str) -> Result<Response, ApiError> {
+        if self.removals.state(id).is_none() {
+            let message = format!("{id:?} is not on its way out: there is nothing to cancel");
+            return Err(ApiError::message(Status::BadRequest, message));
+        }
+        if let Life::Live {
+            machine, config, ..
+        } = &mut self.life
+        {
+            machine.keep_device(id).map_err(|e| failed(&e))?;
+            let mut devices = config.devices.iter().flatten();
+            let device = devices.find(|device| device.id.as_deref() == Some(id));
+            self.removals.keep(id, device);
+            log::info!("device {id:?} stays: its removal was cancelled");
+            self.monitor
+                .emit("vm", "device-removal-cancelled", &[("id", id)]);
+        }
+        Ok(Response::Empty)
+    }
+
+    /// The guest will not give up the device in a slot.
+    pub(super) fn refused(&mut self, segment: u16, slot: u8, status: u32) {
+        let Life::Live { machine, .. } = &mut self.life else {
+            return;
+        };
+        let Some(id) = machine.devices().id_at(segment, slot).cloned() else {
+            return;
+        };
+        // A guest that nobody asked has nothing to refuse.
+        if self.removals.state(&id).is_some() {
+            self.removals.pending.remove(&id);
+            self.removals.arm();
+            log::warn!("the guest will not give up device {id:?} (_OST status {status:#x})");
+            let status = format!("{status:#x}");
+            let properties = [("id", id.as_str()), ("status", status.as_str())];
+            self.monitor
+                .emit("vm", "device-removal-refused", &properties);
+        }
+    }
+
+    /// Takes all physical devices away from the guest, which is told when it goes on.
+    pub(super) fn detach_physical(&mut self) -> Result<(), ApiError> {
+        let Life::Live { config, .. } = &self.life else {
+            return Err(self.not_live());
+        };
+        let devices = config.devices.iter().flatten();
+        let ids: Vec<_> = devices.filter_map(|device| device.id.clone()).collect();
+        ids.iter().try_for_each(|id| self.tear_out(id))
     }
 
     pub(super) fn swap(&mut self, request: &VmSwapDevice) -> Result<Response, ApiError> {
@@ -235,6 +314,47 @@ impl Control {
             log::warn!("the guest has not given up device {id:?} in time; it stays");
             self.monitor
                 .emit("vm", "device-removal-timed-out", &[("id", &id)]);
+        }
+    }
+
+    /// Physical devices need attention.
+    pub(super) fn alarms(&mut self) {
+        for alarm in self.sender.alarms().take() {
+            match alarm {
+                Alarm::Wanted(id) => self.wanted_back(&id),
+                Alarm::Failed(id) => {
+                    log::error!("device {id:?} has an error from which it does not recover (AER)");
+                    self.monitor.emit("vm", "device-failed", &[("id", &id)]);
+                }
+                Alarm::Fault { id, count, text } => {
+                    log::error!(
+                        "device {id:?} was kept from memory that the guest does not have \
+                         (fault {count}): {text}"
+                    );
+                    let properties = [("id", id.as_str()), ("reason", text.as_str())];
+                    self.monitor.emit("vm", "device-dma-fault", &properties);
+                }
+            }
+        }
+    }
+
+    /// The host wants a device back, and says so every ten seconds: the guest is asked for it, and
+    /// loses it if it has not answered by the next time.
+    fn wanted_back(&mut self, id: &str) {
+        let Some(machine) = self.life.machine_mut() else {
+            return;
+        };
+        let given = if self.removals.state(id).is_some() {
+            self.tear_out(id)
+        } else {
+            log::warn!("the host wants device {id:?} back: the guest is asked for it");
+            machine.remove_device(id).map_err(|e| failed(&e)).map(|()| {
+                self.removals.insert(id, None, None);
+                self.monitor.emit("vm", "device-removing", &[("id", id)]);
+            })
+        };
+        if let Err(error) = given {
+            log::error!("device {id:?} cannot be given back: {error}");
         }
     }
 

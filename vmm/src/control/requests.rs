@@ -104,6 +104,11 @@ impl Handler for Control {
             Request::VmSwapDevice(swap) => self.swap(&swap),
             Request::VmSnapshot(snapshot) => {
                 let directory = place(snapshot.directory(), &snapshot.destination_url)?;
+                if snapshot.detach {
+                    // Not before it is certain that there can be a snapshot.
+                    self.on_paused("saved", |_, _| Ok(()))?;
+                    self.detach_physical()?;
+                }
                 self.monitor.emit("vm", "snapshotting", &[]);
                 self.on_paused("saved", |machine, config| machine.save(config, directory))?;
                 self.monitor.emit("vm", "snapshotted", &[]);

@@ -371,15 +371,19 @@ impl Devices {
         Ok(device.bdf)
     }
 
+    /// The name of the device in a slot.
+    pub fn id_at(&self, segment: u16, slot: u8) -> Option<&String> {
+        let is_there =
+            |device: &Plugged| device.bdf.segment == segment && device.bdf.device == slot;
+        let mut plugged = self.plugged.iter();
+        plugged.find_map(|(id, device)| is_there(device).then_some(id))
+    }
+
     /// The guest gives up the device in a slot, asked or not: unplugs it and returns its name. A
     /// device without which the machine is another one stays.
     pub fn remove_at(&mut self, segment: u16, slot: u8) -> Result<Option<String>, MachineError> {
-        let found = self
-            .plugged
-            .iter()
-            .find(|(_, device)| device.bdf.segment == segment && device.bdf.device == slot)
-            .filter(|(_, device)| device.removable)
-            .map(|(id, _)| id.clone());
+        let found = self.id_at(segment, slot).cloned();
+        let found = found.filter(|id| self.get(id).is_some_and(|device| device.removable));
         if let Some(id) = &found {
             self.remove(id)?;
         }

@@ -9,6 +9,7 @@ use std::{
 use devices::guest_event::GuestEvent;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
+use super::alarms::Alarms;
 use crate::cpu::CpuEvent;
 
 /// Something that the control loop has to act on.
@@ -32,6 +33,15 @@ pub enum MachineEvent {
         /// What happened.
         reason: String,
     },
+    /// The guest will not give up the PCI device in a slot.
+    PciRefused {
+        /// PCI segment.
+        segment: u16,
+        /// Device number.
+        slot: u8,
+        /// Why, in the terms of ACPI's `_OST`.
+        status: u32,
+    },
 }
 
 impl MachineEvent {
@@ -47,6 +57,14 @@ impl MachineEvent {
                     segment: other_segment,
                     slot: other_slot,
                 },
+            )
+            | (
+                Self::PciRefused { segment, slot, .. },
+                Self::PciRefused {
+                    segment: other_segment,
+                    slot: other_slot,
+                    ..
+                },
             ) => (segment, slot) == (other_segment, other_slot),
             (Self::Cpu(CpuEvent::Reset), Self::Cpu(CpuEvent::Reset)) => true,
             _ => false,
@@ -57,6 +75,7 @@ impl MachineEvent {
 struct Queue {
     events: Mutex<VecDeque<MachineEvent>>,
     wake: EventFd,
+    alarms: Arc<Alarms>,
 }
 
 impl Queue {
@@ -77,11 +96,17 @@ pub fn queue() -> io::Result<(EventSender, EventReceiver)> {
     let queue = Arc::new(Queue {
         events: Mutex::default(),
         wake: EventFd::new(EFD_NONBLOCK)?,
+        alarms: Arc::new(Alarms::new()?),
     });
     Ok((EventSender(Arc::clone(&queue)), EventReceiver(queue)))
 }
 
 impl EventSender {
+    /// Physical devices that need attention: the control loop watches them by itself.
+    pub fn alarms(&self) -> &Arc<Alarms> {
+        &self.0.alarms
+    }
+
     /// Queues an event, unless the same one waits already, and wakes the control loop.
     pub fn send(&self, event: MachineEvent) {
         let mut events = self.0.events();

@@ -9,8 +9,9 @@
 //! - [`platform`]: fixed devices; [`devices`]: those on PCI, each kind in [`kinds`].
 //! - [`boot`]: kernel, ACPI and SMBIOS; [`placement`] and [`numa`]: which memory goes where.
 //! - [`save`]: snapshots; `coredump`: a dump for debuggers; `resize`: machines that grow.
-//! - [`events`]: what a machine reports to the control loop.
+//! - [`events`]: what a machine reports to the control loop; [`alarms`]: what physical devices do.
 
+pub mod alarms;
 mod boot;
 pub mod buses;
 pub mod consoles;
@@ -273,6 +274,13 @@ impl Machine {
         let bdf = self.devices.removable(id)?;
         self.platform.pci.request_eject(bdf.segment, bdf.device);
         self.notify(Notification::PCI)
+    }
+
+    /// Withdraws [`Machine::remove_device`], as far as the guest has not heard of it.
+    pub fn keep_device(&mut self, id: &str) -> Result<(), MachineError> {
+        let bdf = self.devices.removable(id)?;
+        self.platform.pci.withdraw_request(bdf.segment, bdf.device);
+        Ok(())
     }
 
     /// Takes a device away without asking the guest, which is told afterwards.

@@ -11,7 +11,7 @@ use devices::{
     pci::Lines,
     thread::ThreadSpawner,
     vfio::{
-        Device, Error, Iommu, Resources,
+        self, Device, Error, Iommu, Resources,
         user::{self, UserDevice},
     },
     virtio::discard::Discards,
@@ -20,6 +20,7 @@ use hypervisor::Vm;
 use vfio_ioctls::VfioDeviceFd;
 
 use super::{
+    alarms::Watch,
     error::DeviceError,
     events::{EventSender, MachineEvent},
     interrupts::KvmLines,
@@ -103,6 +104,18 @@ impl Physical {
             lines: Arc::clone(&self.lines),
             space: Arc::clone(&self.space),
         }
+    }
+
+    /// Watches a device of the host, which is called `id` in the API.
+    pub fn watch(&self, id: &str, device: &vfio::Physical) -> Result<Watch, DeviceError> {
+        Ok(self
+            .events
+            .alarms()
+            .watch(id, device)
+            .map_err(|source| Error::Host {
+                action: "watch the device",
+                source,
+            })?)
     }
 
     /// What devices of the host can reach.

@@ -14,7 +14,7 @@ use devices::{
     bus::{BusDevice, BusError},
     guest_event::GuestEventHandler,
     legacy::{DebugPort, I8042, I8042State, Serial, SerialAml, SerialState},
-    pci::{HOTPLUG_SIZE, HotplugController, HotplugState},
+    pci::{HOTPLUG_SIZE, HotplugController, HotplugState, SlotEvent},
 };
 use hypervisor::Vm;
 use serde::{Deserialize, Serialize};
@@ -127,8 +127,15 @@ impl Platform {
         let ejected = events.clone();
         let pci = Arc::new(HotplugController::new(
             segments,
-            Box::new(move |segment, slot| {
-                ejected.send(MachineEvent::PciEjected { segment, slot });
+            Box::new(move |segment, slot, event| {
+                ejected.send(match event {
+                    SlotEvent::Ejected => MachineEvent::PciEjected { segment, slot },
+                    SlotEvent::Refused(status) => MachineEvent::PciRefused {
+                        segment,
+                        slot,
+                        status,
+                    },
+                });
             }),
         ));
         let serial = match serial {

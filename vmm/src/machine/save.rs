@@ -1,6 +1,11 @@
 //! Snapshots: a paused machine to a directory, and back.
 
-use std::{collections::BTreeMap, fs, path::Path, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+    sync::Arc,
+};
 
 use hypervisor::VmState;
 use serde::{Deserialize, Serialize};
@@ -31,6 +36,9 @@ pub struct SavedMachine {
     devices: Vec<SavedDevice>,
     /// Address latch of PCI's configuration ports.
     config_address: u32,
+    /// Slots whose device was taken away, which the guest has yet to eject.
+    #[serde(default)]
+    torn_out: BTreeSet<(u16, u8)>,
     memory: Vec<MemoryRange>,
 }
 
@@ -69,6 +77,7 @@ impl Machine {
             platform: self.platform.save(),
             devices,
             config_address: self.devices.config_address(),
+            torn_out: self.torn_out.clone(),
             memory,
         };
         let config_path = directory.join(snapshot::CONFIG);
@@ -137,6 +146,7 @@ impl Machine {
             )));
         }
         machine.devices.set_config_address(state.config_address);
+        machine.torn_out = state.torn_out;
         let memory = directory.join(snapshot::MEMORY);
         match source {
             MemorySource::Copy => memory_file::read(&memory, &machine.ram, &state.memory)?,

@@ -29,6 +29,8 @@ pub enum Handle {
     },
     /// A device of another process, as long as it is plugged in.
     User(std::sync::Weak<devices::vfio::user::UserDevice>),
+    /// A device of the host, which is watched.
+    Physical(super::alarms::Watch),
     /// A console.
     Console {
         /// Where its input goes.

@@ -30,14 +30,15 @@ impl Kind for DeviceConfig {
         }
     }
 
-    fn make(&self, _id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
+    fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
         let path = self.path.as_deref().unwrap_or(Path::new(""));
         let physical = &surroundings.physical;
         let device = Arc::new(vfio::Physical::open(path, &physical.iommu()?)?);
+        let watch = physical.watch(id, &device)?;
         let function = Function::new(device, physical.resources(), &self.x_exclude_mmap_bars)?;
         Ok(Made {
             function: MadeFunction::Pci(Arc::new(Mutex::new(function))),
-            handle: Handle::None,
+            handle: Handle::Physical(watch),
         })
     }
 }

@@ -1,0 +1,276 @@
+//! Physical devices that leave a guest: by the host's wish, against the guest's will, under load.
+
+use std::{thread, time::Duration};
+
+use anyhow::{Result, ensure};
+use serde_json::json;
+
+use super::{Context, Entry, hotplug::gone};
+use crate::{
+    edu::page,
+    gantry::Gantry,
+    guest::Guest,
+    host_device::{EDU, HostDevice},
+    net::sh,
+};
+
+pub const SCENARIOS: &[Entry] = &[
+    (
+        "passthrough: 100 times plugged and unplugged while the device copies",
+        hundred,
+    ),
+    (
+        "passthrough: swapped while the device copies",
+        swap_under_load,
+    ),
+    (
+        "passthrough: DMA beyond the guest touches nothing, and the log says so",
+        beyond,
+    ),
+    (
+        "passthrough: a device that the host wants back is given back",
+        wanted_back,
+    ),
+    (
+        "passthrough: a removal is refused by the guest, or cancelled",
+        refused_or_cancelled,
+    ),
+    (
+        "passthrough: a snapshot that takes the device away first",
+        snapshot,
+    ),
+];
+
+/// What a process holds: descriptors and mappings. Connections of the API come and go.
+fn holdings(gantry: &Gantry) -> Result<[u64; 3]> {
+    let process = format!("/proc/{}", gantry.pid());
+    let mut descriptors = 0;
+    for entry in std::fs::read_dir(format!("{process}/fd"))? {
+        let target = std::fs::read_link(entry?.path()).unwrap_or_default();
+        descriptors += u64::from(!target.to_string_lossy().starts_with("socket:"));
+    }
+    let mappings = std::fs::read_to_string(format!("{process}/maps"))?;
+    let status = std::fs::read_to_string(format!("{process}/status"))?;
+    let locked = status.lines().find_map(|line| line.strip_prefix("VmLck:"));
+    let locked = locked.unwrap_or("").trim().trim_end_matches(" kB");
+    Ok([
+        descriptors,
+        mappings.lines().count() as u64,
+        locked.parse()?,
+    ])
+}
+
+/// Memory of the host that is in use, in MiB, without what can be had back at any time.
+fn host_memory() -> Result<i64> {
+    let text = sh("echo 3 > /proc/sys/vm/drop_caches; cat /proc/meminfo")?;
+    let field = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        let kib = line.unwrap_or("").trim().trim_end_matches(" kB");
+        kib.parse::<i64>().unwrap_or(0)
+    };
+    Ok((field("MemTotal:") - field("MemFree:")) / 1024)
+}
+
+/// Page-table pages of the host's IOMMU.
+fn iommu_pages() -> Result<u64> {
+    let text =
+        sh("grep -E '^nr_(page_table_pages|iommu_pages|sec_page_table_pages) ' /proc/vmstat")?;
+    let counts = text.lines().filter_map(|line| line.split(' ').nth(1));
+    Ok(counts.filter_map(|count| count.parse::<u64>().ok()).sum())
+}
+
+/// Has whatever edu device there is copy to and fro, for ever.
+const COPY: &str = "(while true; do agent edu-copy >> /tmp/load 2>&1; sleep 0.05; done) & true";
+
+const CYCLES: usize = 100;
+
+fn hundred(context: &Context) -> Result<()> {
+    let edu = HostDevice::take(EDU, 0)?;
+    let (gantry, mut guest) = Gantry::boot(&context.dir, json!({}))?;
+    guest.run(COPY)?;
+    let config = json!({"path": edu.path, "id": "edu", "pci_device_id": 9});
+    let cycle = |guest: &mut Guest, works: bool| {
+        gantry.put("vm.add-device", config.clone())?;
+        if works {
+            guest.run("! grep -s wrong /tmp/load && echo > /tmp/load")?;
+            guest.eventually("cat /tmp/load", |text| text.contains("copied"))?;
+        }
+        gantry.put("vm.remove-device", json!({"id": "edu"}))?;
+        gone(&gantry, "edu")
+    };
+    // What is made once: the container, caches of both kernels.
+    for works in [true, false] {
+        cycle(&mut guest, works)?;
+    }
+    let (held, memory, pages) = (holdings(&gantry)?, host_memory()?, iommu_pages()?);
+    // In most rounds the guest is asked for the device before it has done anything with it.
+    for round in 0..CYCLES {
+        cycle(&mut guest, round % 10 == 0)?;
+    }
+    let (held_after, memory_after, pages_after) =
+        (holdings(&gantry)?, host_memory()?, iommu_pages()?);
+    ensure!(
+        held == held_after,
+        "descriptors, mappings, locked memory: {held:?} before, {held_after:?} after {CYCLES} rounds"
+    );
+    ensure!(
+        memory_after - memory < 8,
+        "the host uses {memory} MiB before, {memory_after} after"
+    );
+    // 256 MiB in 4 KiB pages take 128 of them for each time that they are not freed.
+    ensure!(
+        pages_after < pages + 128,
+        "{pages} page-table pages before, {pages_after} after"
+    );
+    // Its copies were all right as long as it was there, or failed.
+    guest.run("! grep wrong /tmp/load").map(|_| ())
+}
+
+fn swap_under_load(context: &Context) -> Result<()> {
+    let (first, second) = (HostDevice::take(EDU, 0)?, HostDevice::take(EDU, 1)?);
+    let more = json!({"devices": [{"path": first.path, "id": "edu", "pci_device_id": 7}]});
+    let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    guest.run(COPY)?;
+    guest.eventually("cat /tmp/load", |text| text.contains("copied"))?;
+    for to in [&second, &first, &second] {
+        gantry.put("vm.swap-device", json!({"id": "edu", "path": to.path}))?;
+        gantry.info_until("the swap is over", |info| {
+            let devices = info["config"]["devices"].as_array();
+            let path = devices.and_then(|devices| devices.first()?["path"].as_str());
+            info["device_tree"]["edu"]["state"].is_null()
+                && path.map(std::path::Path::new) == Some(&to.path)
+        })?;
+        guest.run("! grep wrong /tmp/load")?;
+        guest.run("echo > /tmp/load")?;
+        guest.eventually("cat /tmp/load", |text| text.contains("copied"))?;
+    }
+    Ok(())
+}
+
+/// First address that the guest does not have.
+const END: u64 = 256 << 20;
+
+fn beyond(context: &Context) -> Result<()> {
+    let edu = HostDevice::take(EDU, 0)?;
+    // A page of this process that a device could reach without an IOMMU, and the guest does not
+    // have: the kernel gives high ones first.
+    let pages: Vec<_> = (0..16).map(|_| page()).collect::<Result<_>>()?;
+    let found = pages.into_iter().find(|(_, address)| *address >= END);
+    let Some((memory, address)) = found else {
+        anyhow::bail!("L1 has no memory beyond {END:#x}");
+    };
+    let byte = |at: usize| memory.wrapping_add(at);
+    for at in 0..4096 {
+        // SAFETY: within the page.
+        unsafe { byte(at).write_volatile(at as u8 ^ 0xa5) };
+    }
+    let more = json!({"devices": [{"path": edu.path, "id": "edu"}]});
+    let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    guest.run("agent edu-check")?;
+    guest.run(&format!("agent edu-write-outside {address:#x}"))?;
+    for at in 0..4096 {
+        // SAFETY: within the page.
+        let value = unsafe { byte(at).read_volatile() };
+        ensure!(
+            value == at as u8 ^ 0xa5,
+            "byte {at} of the host's memory is {value:#x}"
+        );
+    }
+    for _ in 0..50 {
+        let log = gantry.log();
+        if log.contains("was kept from memory") && log.contains(&format!("{address:#x}")) {
+            return guest.run("agent edu-check").map(|_| ());
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
+    anyhow::bail!("no fault at {address:#x} in the log:\n{}", gantry.log())
+}
+
+fn wanted_back(context: &Context) -> Result<()> {
+    let edu = HostDevice::take(EDU, 0)?;
+    let more = json!({"devices": [{"path": edu.path, "id": "edu"}]});
+    let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    guest.run("agent edu-check")?;
+    let unbind = |device: &HostDevice| {
+        let (path, address) = (device.path.clone(), device.address.clone());
+        thread::spawn(move || std::fs::write(path.join("driver/unbind"), address))
+    };
+    let ended = |unbound: thread::JoinHandle<std::io::Result<()>>| match unbound.join() {
+        Ok(result) => Ok(result?),
+        Err(_) => anyhow::bail!("the unbinding has panicked"),
+    };
+    // The guest is asked, and gives it up.
+    ended(unbind(&edu))?;
+    gone(&gantry, "edu")?;
+    guest.eventually("ls /sys/bus/pci/devices | wc -l", |count| count == "2")?;
+    // A guest that stands still is not asked for ever.
+    edu.bind()?;
+    gantry.put("vm.add-device", json!({"path": edu.path, "id": "edu"}))?;
+    guest.eventually("agent edu-check", |said| said.contains("edu works"))?;
+    gantry.act("vm.pause")?;
+    ended(unbind(&edu))?;
+    gone(&gantry, "edu")?;
+    gantry.act("vm.resume")?;
+    guest.eventually("ls /sys/bus/pci/devices | wc -l", |count| count == "2")?;
+    edu.bind()
+}
+
+fn refused_or_cancelled(context: &Context) -> Result<()> {
+    let edu = HostDevice::take(EDU, 0)?;
+    let more = json!({"devices": [{"path": edu.path, "id": "edu", "pci_device_id": 9}]});
+    let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    let state = |expected: Option<&str>| {
+        gantry.info_until(&format!("the device is {expected:?}"), |info| {
+            let node = &info["device_tree"]["edu"];
+            !node.is_null() && node["state"].as_str() == expected
+        })
+    };
+    // A guest that stands still has not heard of it.
+    gantry.act("vm.pause")?;
+    gantry.put("vm.remove-device", json!({"id": "edu"}))?;
+    state(Some("removing"))?;
+    gantry.put("vm.remove-device", json!({"id": "edu", "cancel": true}))?;
+    state(None)?;
+    let again = json!({"id": "edu", "cancel": true});
+    gantry.refused("vm.remove-device", Some(again), 400, "nothing to cancel")?;
+    gantry.act("vm.resume")?;
+    guest.run("agent edu-check")?;
+    // It answers in the kernel's place.
+    guest.run("agent refuse-eject 9 0x81 > /tmp/refused 2>&1 & true")?;
+    guest.eventually("cat /tmp/refused", |said| said.contains("waiting"))?;
+    // From then on the guest does nothing else.
+    thread::sleep(Duration::from_secs(4));
+    gantry.put("vm.remove-device", json!({"id": "edu"}))?;
+    guest.eventually("cat /tmp/refused", |said| said.contains("refused"))?;
+    state(None)?;
+    let log = gantry.log();
+    ensure!(log.contains("will not give up device \"edu\""), "{log}");
+    guest.run("agent edu-check")?;
+    gantry.put("vm.remove-device", json!({"id": "edu"}))?;
+    gone(&gantry, "edu")
+}
+
+fn snapshot(context: &Context) -> Result<()> {
+    let edu = HostDevice::take(EDU, 0)?;
+    let more = json!({"devices": [{"path": edu.path, "id": "edu"}]});
+    let (mut gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    guest.run("agent edu-check")?;
+    let url = format!("file://{}", context.dir.join("snapshot").display());
+    let body = |detach| json!({"destination_url": url, "detach": detach});
+    gantry.refused("vm.snapshot", Some(body(true)), 405, "pause")?;
+    guest.run("agent edu-check")?;
+    gantry.act("vm.pause")?;
+    gantry.refused("vm.snapshot", Some(body(false)), 500, "edu")?;
+    gantry.put("vm.snapshot", body(true))?;
+    ensure!(gantry.info()?["device_tree"]["edu"].is_null());
+    gantry.kill()?;
+    let dir = context.dir.join("restored");
+    std::fs::create_dir(&dir)?;
+    let gantry = Gantry::start(&dir, &[])?;
+    gantry.put("vm.restore", json!({"source_url": url, "resume": true}))?;
+    let mut guest = Guest::connect(&context.dir.join("serial.sock"))?;
+    guest.eventually("ls /sys/bus/pci/devices | wc -l", |count| count == "2")?;
+    gantry.put("vm.add-device", json!({"path": edu.path, "id": "edu"}))?;
+    guest.eventually("agent edu-check", |said| said.contains("edu works"))?;
+    Ok(())
+}
