@@ -37,6 +37,10 @@
 //! - **What cannot go on** ends the delegation, and its caller gets a reason: memory that the server
 //!   does not have, exceptions, instructions that exit, a server that is gone.
 //!
+//! To install it: copy `module/` to `/usr/src/gantry-gate-0.1.0`, `dkms install gantry-gate/0.1.0`,
+//! `modprobe gantry_gate`. It names what a host lacks in the kernel's log, and other kernels than
+//! those above are refused when it is built. `gantry doctor` looks at the same things.
+//!
 //! # Limits
 //!
 //! - Handlers are in the client's ring, and make no system calls: the entry point of system calls
@@ -47,6 +51,8 @@
 //! - A thread that delegates is pinned to its vCPU. If the client's kernel moves it while it is
 //!   parked, the delegation ends with [`client::Failure::Lost`].
 //! - No nested guests in clients, no system-management mode.
+//! - Nothing keeps a server's vCPUs from running: its VMM has to stop them before it registers it.
+//!   Neither VM is to be saved or migrated during a delegation.
 //! - While parked, the client's kernel sees what the handler left in vector registers.
 //!
 //! # Safety: who can do what
@@ -85,6 +91,9 @@
 //! - **What is left in registers** is cleared in both directions: general registers, and vector
 //!   registers 0 to 15. Registers ZMM16 to ZMM31, the upper halves of ZMM0 to ZMM15 without AVX
 //!   enabled, and x87 register contents are not; neither side should leave secrets there.
+//! - **Side channels.** Nothing is flushed between the sides: what speculation can reach counts as
+//!   reached. All of the server's memory is executable as far as the view is concerned; the
+//!   server's page tables say what is.
 //! - **Time.** A handler that never returns keeps the client's vCPU, not the host: interrupts of the
 //!   host and of the client are taken. Unpairing, and the end of either process, end it.
 //! - **Attacks that are tried by the tests:** indexes and functions that are not allowed, writes to

@@ -63,6 +63,7 @@ global_asm!(
 unsafe extern "C" {
     static vmfunc_gate_start: u8;
     static vmfunc_gate_leave: u8;
+    static vmfunc_gate_parked: u8;
     static vmfunc_gate_end: u8;
 }
 
@@ -79,6 +80,12 @@ pub fn code() -> &'static [u8] {
 #[must_use]
 pub fn leave_offset() -> u64 {
     (&raw const vmfunc_gate_leave as usize - &raw const vmfunc_gate_start as usize) as u64
+}
+
+/// Offset of the instruction that asks for the rest of a parked delegation. Tests attack it.
+#[must_use]
+pub fn parked_offset() -> u64 {
+    (&raw const vmfunc_gate_parked as usize - &raw const vmfunc_gate_start as usize) as u64
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use vmfunc_gate::{
     host::{Gate, Status},
-    trampoline::{self, ABORTED, DONE, NO_HANDLER},
+    trampoline::{self, ABORTED, BUSY, DONE, NO_HANDLER},
     window,
 };
 
@@ -40,6 +40,10 @@ pub fn all(check: Check<'_>) {
     if let Err(error) = with_pair(check) {
         check("a pair can be made", &mut || bail!("{error:#}"));
     }
+    check(
+        "handlers are called with anything by a hostile client",
+        &mut fuzz::delegations,
+    );
     check("the module takes calls with anything", &mut fuzz::run);
     check("nothing is left when all is closed", &mut || {
         let empty = wait(|status| status.clients == 0 && status.servers == 0);
@@ -86,6 +90,26 @@ fn with_pair(check: Check<'_>) -> Result<()> {
         &mut || missing(&mut client, &server),
     );
     faults(check, &mut client);
+    check(
+        "a delegation while another one goes on is refused",
+        &mut || {
+            client.set_busy(true);
+            expect(&mut client, ADD, 3, 4, (0, BUSY))?;
+            client.set_busy(false);
+            expect(&mut client, ADD, 3, 4, (13, DONE))
+        },
+    );
+    check(
+        "a client that resumes what was not parked harms itself only",
+        &mut || {
+            let parked = WINDOW + trampoline::parked_offset();
+            let start = Start::new(at::rig_false_resume(), [parked, 0, 0]).interrupted();
+            // It goes on with what the last delegation left on its stack, and learns that.
+            let end = client.run(&start)?;
+            ensure!(end == (trampoline::LOST, ABORTED), "{end:x?}");
+            expect(&mut client, ADD, 3, 4, (13, DONE))
+        },
+    );
     check(
         "a pair that is undone during a delegation ends it",
         &mut || {

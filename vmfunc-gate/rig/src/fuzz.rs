@@ -9,11 +9,59 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use vmfunc_gate::host::{CALLS, DEVICE, Gate};
 
-use crate::vm::{ClientVm, OtherServer, Process};
+use crate::vm::{
+    ADD, COMPUTE, ClientVm, OtherServer, Process, READ, SERVER_BYTES, SERVER_GPA, SPIN, Start,
+    WINDOW,
+};
 
 /// Calls of each of the two users.
 const CALLS_EACH: u64 = 4000;
 const NOBODY: u32 = 65534;
+
+/// Delegations of the hostile client.
+const DELEGATIONS: u64 = 300;
+
+/// Handlers with any arguments; the server is lost with them, and nothing else.
+pub fn delegations() -> Result<()> {
+    let mut random = Random(0x0dd_ba11);
+    let server = OtherServer::start()?;
+    let mut client = ClientVm::new()?;
+    client.client.pair(server.as_fd())?;
+    let mut ends = [0_u64; 4];
+    for _ in 0..DELEGATIONS {
+        let handler = match random.next() % 8 {
+            // Not those that go on for ever with any argument.
+            SPIN | COMPUTE => READ,
+            handler => handler,
+        };
+        let handler = match random.next() % 4 {
+            0 => random.next(),
+            _ => handler,
+        };
+        let [first, second] = [(); 2].map(|()| match random.next() % 4 {
+            0 => WINDOW + random.next() % 0x2_0000,
+            1 => SERVER_GPA + random.next() % SERVER_BYTES as u64,
+            2 => random.next() % 0x1000,
+            _ => random.next(),
+        });
+        let start = Start::call(handler, first, second).interrupted();
+        let (value, status) = client.run(&start)?;
+        ensure!(status < 4, "handler {handler:#x}: {value:#x}, {status:#x}");
+        ends[status as usize] += 1;
+        client.set_busy(false);
+    }
+    println!(
+        "figure {DELEGATIONS} hostile delegations: {} done, {} without a handler, {} ended",
+        ends[0], ends[1], ends[2]
+    );
+    // Another server serves it as ever.
+    let other = OtherServer::start()?;
+    client.client.unpair()?;
+    client.client.pair(other.as_fd())?;
+    let found = client.run(&Start::call(ADD, 7, 8).interrupted())?;
+    ensure!(found == (29, 0), "{found:x?}");
+    quiet()
+}
 
 pub fn run() -> Result<()> {
     fs::set_permissions(DEVICE, fs::Permissions::from_mode(0o666))?;
@@ -37,7 +85,15 @@ pub fn run() -> Result<()> {
         })
         .with_context(|| format!("as user {user}"))?;
     }
+    quiet()
+}
+
+/// The kernel has not complained since the module was loaded.
+fn quiet() -> Result<()> {
     let log = kernel_log()?;
+    let (_, log) = log
+        .split_once("gantry_gate: loading")
+        .context("the kernel's log does not have the start of the module")?;
     let bad = log.lines().find(|line| {
         ["BUG:", "WARNING:", "Oops", "general protection"]
             .iter()

@@ -206,6 +206,12 @@ rig_write_trampoline:
     movabs rbx, 0x4000000000
     mov [rbx], rbx
     jmp rig_end
+# Asks for the rest of a delegation that was never parked, at the trampoline's address in rdi. The
+# library's own thread would have left its stack there.
+.globl rig_false_resume
+rig_false_resume:
+    jmp rdi
+
 # ---- Both.
 # rdi steps from a seed in rsi, in general and vector registers and on the stack.
 rig_computation:

@@ -37,7 +37,7 @@ pub mod at {
     code!(
         rig_call rig_many rig_transfer rig_timer rig_tick rig_undefined
         rig_protection rig_page rig_wrong_index rig_wrong_entry rig_write_table
-        rig_write_trampoline rig_add rig_sum rig_handler_compute rig_read
+        rig_write_trampoline rig_false_resume rig_add rig_sum rig_handler_compute rig_read
         rig_write rig_spin rig_fail rig_hypercall rig_server_end
     );
 
@@ -150,6 +150,7 @@ const SERVER_WINDOW: u64 = 0x8000_0000;
 
 /// Handlers by index.
 pub const ADD: u64 = 0;
+pub const COMPUTE: u64 = 2;
 pub const READ: u64 = 3;
 pub const WRITE: u64 = 4;
 pub const SPIN: u64 = 5;
@@ -330,6 +331,13 @@ impl ClientVm {
     /// Where the window's shared memory is in this process.
     pub fn shared(&self) -> *mut u64 {
         self.window[2].memory().cast().as_ptr()
+    }
+
+    /// Whether the trampoline takes the vCPU to be in the server.
+    pub fn set_busy(&self, busy: bool) {
+        let private = self.window[1].memory().cast::<window::Private>().as_ptr();
+        // SAFETY: the client's page of the window, which stays mapped.
+        unsafe { (&raw mut (*private).busy).write_volatile(u64::from(busy)) };
     }
 
     fn set(&mut self, start: &Start) -> Result<()> {
