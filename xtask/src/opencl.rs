@@ -28,6 +28,7 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("clinfo", "clinfo"),
     ("clpeak", "clpeak"),
     ("strace", "strace"),
+    ("/usr/lib/x86_64-linux-gnu/piglit/bin", "piglit"),
     (
         "/usr/lib/python3/dist-packages/pyopencl",
         "python3-pyopencl",
@@ -44,6 +45,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ),
     ("opencl: vectors are added, by figures' program", figures),
     ("opencl: pyopencl computes the same as natively", pyopencl),
+    ("opencl: piglit's tests of the API end as natively", piglit),
     (
         "opencl: errors that are found late are told by callback, event and wait",
         late,
@@ -229,6 +231,33 @@ fn figures(pool: &Pool) -> Result<()> {
 fn late(pool: &Pool) -> Result<()> {
     let text = packages::output(&mut pool.remoted(pool.release.join("examples/opencl_late")))?;
     ensure!(text.starts_with("told late"), "{text}");
+    Ok(())
+}
+
+/// What the driver does better than PoCL 3.1 does not count.
+fn piglit(pool: &Pool) -> Result<()> {
+    let result = |mut command: Command| -> Result<String> {
+        let output = command.arg("-auto").stdin(Stdio::null()).output()?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let result = text.rsplit("\"result\": \"").next().unwrap_or_default();
+        Ok(result.split('"').next().unwrap_or_default().to_owned())
+    };
+    let mut different = Vec::new();
+    let mut passed = 0;
+    for entry in fs::read_dir("/usr/lib/x86_64-linux-gnu/piglit/bin")? {
+        let test = entry?.path();
+        let name = test.file_name().unwrap_or_default().to_string_lossy();
+        if !name.starts_with("cl-api-") {
+            continue;
+        }
+        let (native, remoted) = (result(pool.native(&test))?, result(pool.remoted(&test))?);
+        passed += usize::from(remoted == "pass");
+        if remoted != "pass" && native != remoted {
+            different.push(format!("{name}: {native} natively and {remoted} remoted"));
+        }
+    }
+    ensure!(passed > 30, "only {passed} tests pass");
+    ensure!(different.is_empty(), "{}", different.join("\n"));
     Ok(())
 }
 

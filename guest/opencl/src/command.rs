@@ -18,6 +18,7 @@ use crate::{
     event::{Around, submit},
     object::{Event, Handle, Kernel, Mem, Queue, get},
     platform::limit,
+    transfer::same_context,
 };
 
 fn need(triple_at: *const usize) -> Outcome<[u64; 3]> {
@@ -133,6 +134,8 @@ pub extern "C" fn clEnqueueCopyBuffer(
 ) -> i32 {
     code((|| {
         let (queue, from, to) = (get(queue)?, get(from)?, get(to)?);
+        same_context(queue, from)?;
+        same_context(queue, to)?;
         let (a, b, size) = (from_offset as u64, to_offset as u64, size as u64);
         let fits = |at: u64, whole: u64| at.checked_add(size).is_some_and(|end| end <= whole);
         if size == 0 || !fits(a, from.it.size) || !fits(b, to.it.size) {
@@ -171,6 +174,8 @@ pub extern "C" fn clEnqueueCopyBufferRect(
 ) -> i32 {
     code((|| {
         let (queue, from, to) = (get(queue)?, get(from)?, get(to)?);
+        same_context(queue, from)?;
+        same_context(queue, to)?;
         let origins = [need(from_origin)?, need(to_origin)?];
         let region = need(region)?;
         let around = Around { count, wait, event };
@@ -209,6 +214,8 @@ pub extern "C" fn clEnqueueCopyImage(
 ) -> i32 {
     code((|| {
         let (queue, from, to) = (get(queue)?, get(from)?, get(to)?);
+        same_context(queue, from)?;
+        same_context(queue, to)?;
         let origins = [need(from_origin)?, need(to_origin)?];
         let region = need(region)?;
         let around = Around { count, wait, event };
@@ -237,6 +244,8 @@ pub extern "C" fn clEnqueueCopyImageToBuffer(
 ) -> i32 {
     code((|| {
         let (queue, image, buffer) = (get(queue)?, get(image)?, get(buffer)?);
+        same_context(queue, image)?;
+        same_context(queue, buffer)?;
         let (origin, region) = (need(origin)?, need(region)?);
         let around = Around { count, wait, event };
         submit(
@@ -271,6 +280,8 @@ pub extern "C" fn clEnqueueCopyBufferToImage(
 ) -> i32 {
     code((|| {
         let (queue, image, buffer) = (get(queue)?, get(image)?, get(buffer)?);
+        same_context(queue, image)?;
+        same_context(queue, buffer)?;
         let (origin, region) = (need(origin)?, need(region)?);
         let around = Around { count, wait, event };
         submit(
@@ -305,6 +316,7 @@ pub extern "C" fn clEnqueueFillBuffer(
 ) -> i32 {
     code((|| {
         let (queue, mem) = (get(queue)?, get(mem)?);
+        same_context(queue, mem)?;
         let end = offset.checked_add(size).ok_or(codes::INVALID_VALUE)?;
         if pattern.is_null()
             || !pattern_size.is_power_of_two()
@@ -340,6 +352,7 @@ pub extern "C" fn clEnqueueFillImage(
 ) -> i32 {
     code((|| {
         let (queue, mem) = (get(queue)?, get(mem)?);
+        same_context(queue, mem)?;
         let image = mem.it.image.as_ref().ok_or(codes::INVALID_MEM_OBJECT)?;
         let (origin, region) = (need(origin)?, need(region)?);
         crate::transfer::inside(image, origin, region)?;
@@ -377,7 +390,11 @@ pub extern "C" fn clEnqueueMigrateMemObjects(
         }
         let mems = handles
             .into_iter()
-            .map(|mem| Ok(get(mem)?.it.id))
+            .map(|mem| {
+                let mem = get(mem)?;
+                same_context(queue, mem)?;
+                Ok(mem.it.id)
+            })
             .collect::<Outcome<_>>()?;
         let around = Around { count, wait, event };
         submit(

@@ -25,7 +25,11 @@ fn create(
     let link = link::the()?;
     let properties = properties(list);
     let mut platform = None;
-    for pair in properties.as_chunks::<2>().0 {
+    let pairs = properties.as_chunks::<2>().0;
+    for (index, pair) in pairs.iter().enumerate() {
+        if pairs[..index].iter().any(|before| before[0] == pair[0]) {
+            return Err(codes::INVALID_PROPERTY);
+        }
         match u32::try_from(pair[0]) {
             Ok(codes::CONTEXT_PLATFORM) => {
                 platform = Some(get(pair[1] as Handle<Platform>)?.it.id);

@@ -10,6 +10,7 @@
 //!
 //! - `table`: the dispatch table, and what becomes of each entry point
 //! - `link`: the connection; `space`: the window; `ids`: numbers of objects
+//! - `hook`: the application's large allocations in the window
 //! - `crew`: large copies by several threads
 //! - `abi`: what C programs hand over; `object`: handles and reference counts
 //! - the others: entry points by subject
@@ -22,6 +23,7 @@ mod context;
 mod crew;
 mod event;
 mod event_fd;
+mod hook;
 mod ids;
 mod link;
 mod memory;

@@ -1,7 +1,7 @@
 //! The connection to the worker: calls out, answers in, callbacks, and the window's space.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     ffi::{c_char, c_void},
     io::Read,
     os::unix::net::UnixStream,
@@ -34,7 +34,7 @@ use gantry_remoting::{
     },
 };
 
-use crate::{crew, event_fd::EventFd, ids::Ids, space::Space};
+use crate::{crew, event_fd::EventFd, hook, ids::Ids, space::Space};
 
 /// Where the worker pool of this machine, or the agent of this guest, listens unless
 /// `GANTRY_OPENCL` says otherwise.
@@ -128,6 +128,8 @@ struct Stages {
     pending: HashMap<StageId, Stage>,
     order: std::collections::VecDeque<StageId>,
     next: u32,
+    /// What the application's allocator has, by its offset: how much.
+    lent: BTreeMap<u64, u64>,
 }
 
 #[derive(Debug)]
@@ -212,6 +214,11 @@ pub fn get() -> Option<&'static Link> {
         }
     })
     .as_ref()
+}
+
+/// The connection, if it has been made.
+pub fn made() -> Option<&'static Link> {
+    LINK.get().and_then(Option::as_ref)
 }
 
 /// The connection of an object: it exists, since the object does.
@@ -314,6 +321,10 @@ impl Link {
             }
         })?;
         quiet("gantry-listen", move || listen(&stream))?;
+        // A port's window may be mapped without caches, and may go: no place for a heap.
+        if matches!(link.peer, Peer::Worker) {
+            hook::offer(&link.window);
+        }
         Ok(link)
     }
 
@@ -573,18 +584,52 @@ impl Link {
         let _ = lock(&self.due).send((call, 0));
     }
 
+    /// Space for the application's allocator, if there is some at once.
+    pub fn lend(&self, size: u64) -> Option<*mut u8> {
+        // The allocator is also this driver's own, which may be at work with this very lock.
+        let mut stages = self.stages.try_lock().ok()?;
+        let offset = self.take_space(&mut stages, size)?;
+        stages.lent.insert(offset, size);
+        self.window.at(offset, size)
+    }
+
+    /// How much the application's allocator has there.
+    pub fn lent(&self, pointer: *const u8) -> u64 {
+        let stages = lock(&self.stages);
+        let offset = self.window.offset_of(pointer, 0);
+        offset
+            .and_then(|offset| stages.lent.get(&offset).copied())
+            .unwrap_or(0)
+    }
+
+    /// The application's allocator gives space back.
+    pub fn unlend(&self, pointer: *const u8) {
+        // Nothing that is allocated under this lock is lent, and so given back under it.
+        let mut stages = lock(&self.stages);
+        if let Some(offset) = self.window.offset_of(pointer, 0)
+            && let Some(size) = stages.lent.remove(&offset)
+        {
+            stages.space.give(offset, size);
+        }
+    }
+
+    fn take_space(&self, stages: &mut Stages, length: u64) -> Option<u64> {
+        let offset = stages.space.take(length)?;
+        let end = offset + length;
+        if end > stages.populated {
+            let from = stages.populated.max(self.window.data());
+            self.window.populate(from, end - from);
+            stages.populated = end;
+        }
+        Some(offset)
+    }
+
     /// Space in the window; waits for commands that use it if there is none.
     pub fn reserve(&self, length: u64) -> Result<u64, i32> {
         loop {
             let oldest = {
                 let mut stages = lock(&self.stages);
-                if let Some(offset) = stages.space.take(length) {
-                    let end = offset + length;
-                    if end > stages.populated {
-                        let from = stages.populated.max(self.window.data());
-                        self.window.populate(from, end - from);
-                        stages.populated = end;
-                    }
+                if let Some(offset) = self.take_space(&mut stages, length) {
                     return Ok(offset);
                 }
                 loop {

@@ -8,9 +8,8 @@ use std::{
 
 use gantry_remoting::{
     opencl::{
-        api::{ImageDesc, ImageFormat},
         codes,
-        image::pixel_size,
+        image::{ImageDesc, ImageFormat, pixel_size},
     },
     protocol::calls::{
         CreateBuffer, CreateImage, CreateSampler, CreateSubBuffer, ImageFormats, ImageShape, MemId,

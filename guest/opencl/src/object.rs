@@ -17,7 +17,7 @@ use gantry_remoting::{
     protocol::calls::{
         ArgumentKind, ContextId, DeviceId, EventId, KernelId, MemId, PlatformId, ProgramId,
         QueueId, ReleaseContext, ReleaseDevice, ReleaseEvent, ReleaseKernel, ReleaseMem,
-        ReleaseProgram, ReleaseQueue, ReleaseSampler, SamplerId,
+        ReleaseProgram, ReleaseQueue, ReleaseSampler, SamplerId, Value,
     },
 };
 
@@ -279,16 +279,44 @@ pub struct Kernel {
     pub set: Mutex<Vec<Set>>,
 }
 
-/// What is known of an argument's value.
+/// What is known of an argument's value, which the driver has accepted.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Set {
     /// It has none.
     #[default]
     Never,
-    /// It has one, which may be an object.
-    Some,
     /// Plain bytes, so short that comparing them is cheaper than sending them.
     Bytes(Blob),
+    /// So many plain bytes.
+    Sized(usize),
+    /// A buffer or image.
+    Mem,
+    /// A sampler.
+    Sampler,
+    /// Local memory.
+    Local,
+}
+
+impl Set {
+    /// What is known of a value.
+    pub fn of(value: &Value) -> Self {
+        match value {
+            Value::Bytes(bytes) if bytes.0.len() <= 16 => Self::Bytes(bytes.clone()),
+            Value::Bytes(bytes) => Self::Sized(bytes.0.len()),
+            Value::Mem(_) => Self::Mem,
+            Value::Sampler(_) => Self::Sampler,
+            Value::Local(_) => Self::Local,
+        }
+    }
+
+    /// Whether a driver that has accepted this accepts another value: of this kind and size.
+    pub fn vouches_for(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Bytes(this), Self::Bytes(other)) => this.0.len() == other.0.len(),
+            (Self::Never, _) => false,
+            _ => self == other,
+        }
+    }
 }
 
 pub struct Event {

@@ -538,6 +538,7 @@ fn argument(kind: &ArgumentKind, size: usize, value: *const c_void) -> Outcome<V
         ArgumentKind::Sampler() => Value::Sampler(sampler(value)?),
         ArgumentKind::Bytes() if value.is_null() => return Err(codes::INVALID_ARG_VALUE),
         ArgumentKind::Bytes() => plain(),
+        ArgumentKind::Unknown() if size == 0 => return Err(codes::INVALID_ARG_SIZE),
         ArgumentKind::Unknown() if value.is_null() => Value::Local(size as u64),
         // The driver does not say: what looks like one of our live objects is one.
         ArgumentKind::Unknown() if is_handle => {
@@ -570,31 +571,30 @@ pub extern "C" fn clSetKernelArg(
         let known = set
             .get_mut(index as usize)
             .ok_or(codes::INVALID_ARG_INDEX)?;
+        // What may be a handle is looked at anew: objects come and go.
+        let plain = matches!(kind, ArgumentKind::Bytes()) || size != size_of::<usize>();
         if let Set::Bytes(old) = known
+            && plain
             && same(value.cast(), size, &old.0)
         {
             return Ok(());
         }
         let value = argument(kind, size, value)?;
-        let new = match (kind, &value) {
-            (ArgumentKind::Bytes(), Value::Bytes(bytes)) if bytes.0.len() <= 16 => {
-                Set::Bytes(bytes.clone())
-            }
-            _ => Set::Some,
-        };
+        let new = Set::of(&value);
+        if matches!(new, Set::Bytes(_)) && new == *known {
+            return Ok(());
+        }
         let call = SetArgument {
             kernel: kernel.it.id,
             index,
             value,
         };
         let link = link::the()?;
-        if matches!(kind, ArgumentKind::Bytes()) && *known == Set::Never {
-            // The size of a value is checked by the driver, once per argument: later ones of
-            // another size are rare enough to be reported late.
-            link.ask(&call)?;
-        } else {
+        if known.vouches_for(&new) {
             // It has no effect before the kernel is enqueued.
             link.post_with_next(&call)?;
+        } else {
+            link.ask(&call)?;
         }
         *known = new;
         Ok(())

@@ -118,7 +118,8 @@ fn allowed(mem: &Object<Mem>, write: bool) -> Outcome {
     Ok(())
 }
 
-fn same_context(queue: &Object<Queue>, mem: &Object<Mem>) -> Outcome {
+/// Checks that a queue and an object are of one context.
+pub fn same_context(queue: &Object<Queue>, mem: &Object<Mem>) -> Outcome {
     if queue.it.context.it.id != mem.it.context.it.id {
         return Err(codes::INVALID_CONTEXT);
     }

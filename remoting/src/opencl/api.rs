@@ -7,6 +7,8 @@
 
 use std::ffi::{c_char, c_void};
 
+pub use super::image::{ImageDesc, ImageFormat};
+
 /// An object of the driver.
 pub type Handle = usize;
 /// `clCreateContext`'s callback.
@@ -17,42 +19,6 @@ pub type MemCallback = unsafe extern "C" fn(Handle, *mut c_void);
 pub type ProgramCallback = unsafe extern "C" fn(Handle, *mut c_void);
 /// A callback about an event.
 pub type EventCallback = unsafe extern "C" fn(Handle, i32, *mut c_void);
-
-/// `cl_image_format`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ImageFormat {
-    /// `image_channel_order`.
-    pub order: u32,
-    /// `image_channel_data_type`.
-    pub data: u32,
-}
-
-/// `cl_image_desc`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ImageDesc {
-    /// `image_type`.
-    pub kind: u32,
-    /// Width in pixels.
-    pub width: usize,
-    /// Height in pixels.
-    pub height: usize,
-    /// Depth in pixels.
-    pub depth: usize,
-    /// `image_array_size`.
-    pub layers: usize,
-    /// `image_row_pitch`, bytes.
-    pub row_pitch: usize,
-    /// `image_slice_pitch`, bytes.
-    pub slice_pitch: usize,
-    /// `num_mip_levels`.
-    pub mip_levels: u32,
-    /// `num_samples`.
-    pub samples: u32,
-    /// `buffer` or `mem_object`.
-    pub of: Handle,
-}
 
 /// Why there is no OpenCL.
 #[derive(Debug, thiserror::Error)]

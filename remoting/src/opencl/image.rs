@@ -1,6 +1,42 @@
-//! How large pixels are.
+//! Images: their description in the API, and how large pixels are.
 
 use super::codes;
+
+/// `cl_image_format`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ImageFormat {
+    /// `image_channel_order`.
+    pub order: u32,
+    /// `image_channel_data_type`.
+    pub data: u32,
+}
+
+/// `cl_image_desc`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ImageDesc {
+    /// `image_type`.
+    pub kind: u32,
+    /// Width in pixels.
+    pub width: usize,
+    /// Height in pixels.
+    pub height: usize,
+    /// Depth in pixels.
+    pub depth: usize,
+    /// `image_array_size`.
+    pub layers: usize,
+    /// `image_row_pitch`, bytes.
+    pub row_pitch: usize,
+    /// `image_slice_pitch`, bytes.
+    pub slice_pitch: usize,
+    /// `num_mip_levels`.
+    pub mip_levels: u32,
+    /// `num_samples`.
+    pub samples: u32,
+    /// `buffer` or `mem_object`.
+    pub of: usize,
+}
 
 /// Bytes of a pixel, for the formats of the specification's table.
 pub fn pixel_size(order: u32, data: u32) -> Option<u64> {
