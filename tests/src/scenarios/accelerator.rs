@@ -1,12 +1,14 @@
 //! Guests that compute on the host's accelerators.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 
 use super::{Context, Entry, hotplug::gone};
 use crate::{
     gantry::Gantry,
-    guest::Guest,
+    guest::{COMMAND, Guest},
     net::sh,
     opencl::{self, Pool},
 };
@@ -49,7 +51,7 @@ fn compute(context: &Context) -> Result<()> {
         "payload": {"initramfs": opencl::guest_files(&context.dir)?},
         "accels": [accel(&pool)],
     });
-    let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    let (mut gantry, mut guest) = Gantry::boot(&context.dir, more)?;
     start_agent(&mut guest)?;
     let list = guest.run("clinfo -l; cat /tmp/agent.log")?;
     ensure!(list.contains("Device #0"), "clinfo finds no device: {list}");
@@ -58,6 +60,27 @@ fn compute(context: &Context) -> Result<()> {
     ensure!(figures.contains("numbers is right"), "{figures}");
     ensure!(counter(&gantry, "workers_started")? == 2);
     ensure!(counter(&gantry, "workers_lost")? == 0);
+    // What serves an application of the guest goes with the VMM, whatever it is doing.
+    guest.run("GANTRY_OPENCL_SPIN=20 opencl-figures >/dev/null 2>&1 & true")?;
+    until("a worker serves", || {
+        Ok(counter(&gantry, "workers_started")? == 3)
+    })?;
+    let serving = pool.workers()?;
+    gantry.kill()?;
+    // One waits for an application, as before.
+    until("the worker is gone", || {
+        let left = pool.workers()?;
+        Ok(left.len() == 1 && !serving.iter().all(|worker| left.contains(worker)))
+    })
+}
+
+/// Waits until something is so.
+fn until(what: &str, is: impl Fn() -> Result<bool>) -> Result<()> {
+    let start = Instant::now();
+    while !is()? {
+        ensure!(start.elapsed() < COMMAND, "{what}: not for {COMMAND:?}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
     Ok(())
 }
 
