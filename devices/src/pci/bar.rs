@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::config::offsets;
 
-/// Number of a base address register, 0 to 5. A 64-bit BAR goes by its lower register.
+/// Number of a base address register, 0 to 5, or of the expansion ROM's. A 64-bit BAR goes by its
+/// lower register.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize, Deserialize)]
 #[serde(try_from = "u8", into = "u8")]
 pub struct BarIndex(u8);
@@ -12,6 +13,10 @@ pub struct BarIndex(u8);
 impl BarIndex {
     /// The first register.
     pub const ZERO: Self = Self(0);
+    /// The expansion ROM's register.
+    pub const ROM: Self = Self(6);
+    /// How many there are, the expansion ROM included.
+    pub const COUNT: usize = 7;
 
     /// `None` unless `index` is 0 to 5.
     pub const fn new(index: u8) -> Option<Self> {
@@ -25,7 +30,11 @@ impl BarIndex {
 
     /// Offset of the register in configuration space.
     pub const fn offset(self) -> usize {
-        offsets::BAR0 + 4 * self.0 as usize
+        if self.0 == Self::ROM.0 {
+            offsets::ROM
+        } else {
+            offsets::BAR0 + 4 * self.0 as usize
+        }
     }
 }
 
@@ -39,7 +48,10 @@ impl TryFrom<u8> for BarIndex {
     type Error = String;
 
     fn try_from(index: u8) -> Result<Self, Self::Error> {
-        Self::new(index).ok_or_else(|| format!("there is no BAR {index}"))
+        match Self(index) {
+            Self::ROM => Ok(Self::ROM),
+            _ => Self::new(index).ok_or_else(|| format!("there is no BAR {index}")),
+        }
     }
 }
 
@@ -58,6 +70,8 @@ pub enum BarKind {
         /// Reads have no side effects.
         prefetchable: bool,
     },
+    /// The expansion ROM: memory below 4 GiB, with an enable bit of its own (PCI 3.0, 6.2.5.2).
+    Rom,
 }
 
 impl BarKind {
@@ -65,6 +79,7 @@ impl BarKind {
     pub(super) fn flags(self) -> u8 {
         match self {
             Self::Io => 1,
+            Self::Rom => 0,
             Self::Memory32 { prefetchable } => u8::from(prefetchable) << 3,
             Self::Memory64 { prefetchable } => 4 | u8::from(prefetchable) << 3,
         }
@@ -74,6 +89,7 @@ impl BarKind {
     pub(super) fn address_mask(self) -> u32 {
         match self {
             Self::Io => !0x3,
+            Self::Rom => !0x7ff,
             Self::Memory32 { .. } | Self::Memory64 { .. } => !0xf,
         }
     }
@@ -81,7 +97,7 @@ impl BarKind {
     /// All address bits set.
     pub(super) fn largest_address(self) -> u64 {
         match self {
-            Self::Io | Self::Memory32 { .. } => u64::from(u32::MAX),
+            Self::Io | Self::Memory32 { .. } | Self::Rom => u64::from(u32::MAX),
             Self::Memory64 { .. } => u64::MAX,
         }
     }

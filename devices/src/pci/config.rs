@@ -35,6 +35,8 @@ pub mod offsets {
     pub const SUBSYSTEM_VENDOR: usize = 0x2c;
     /// Subsystem id, 16 bits.
     pub const SUBSYSTEM: usize = 0x2e;
+    /// Expansion ROM base address, 32 bits.
+    pub const ROM: usize = 0x30;
     /// First capability, 8 bits.
     pub const CAPABILITIES: usize = 0x34;
     /// Interrupt line, 8 bits.
@@ -56,6 +58,9 @@ const COMMAND_OTHER_WRITABLE: u16 = 1 << 6 | 1 << 8 | 1 << 10;
 const STATUS_CAPABILITIES: u8 = 1 << 4;
 /// Error bits of the status register, cleared by writing ones.
 const STATUS_ERRORS: u16 = 0xf900;
+
+/// Expansion ROM: it is decoded.
+const ROM_ENABLE: u8 = 1;
 
 const FIRST_CAPABILITY: usize = 0x40;
 const END_OF_CAPABILITIES: usize = 0x100;
@@ -117,7 +122,7 @@ pub struct ConfigSpace {
     data: Box<[u8; CONFIG_SPACE_SIZE]>,
     writable: Box<[u8; CONFIG_SPACE_SIZE]>,
     write_one_to_clear: Box<[u8; CONFIG_SPACE_SIZE]>,
-    bars: [Option<BarRequest>; 6],
+    bars: [Option<BarRequest>; BarIndex::COUNT],
     /// Where the next capability goes, and which byte points to it.
     next_capability: usize,
     capability_link: usize,
@@ -126,14 +131,14 @@ pub struct ConfigSpace {
 }
 
 impl ConfigSpace {
-    /// An endpoint (header type 0) without BARs, capabilities and expansion ROM.
+    /// An endpoint (header type 0) without BARs and capabilities.
     pub fn new(identity: Identity) -> Self {
         let zeroes = || Box::new([0; CONFIG_SPACE_SIZE]);
         let mut space = Self {
             data: zeroes(),
             writable: zeroes(),
             write_one_to_clear: zeroes(),
-            bars: [None; 6],
+            bars: [None; BarIndex::COUNT],
             next_capability: FIRST_CAPABILITY,
             capability_link: offsets::CAPABILITIES,
             next_extended: FIRST_EXTENDED_CAPABILITY,
@@ -162,6 +167,7 @@ impl ConfigSpace {
             BarKind::Io => (4, 0x1_0000),
             BarKind::Memory32 { .. } => (16, 1 << 31),
             BarKind::Memory64 { .. } => (16, 1 << 62),
+            BarKind::Rom => (1 << 11, 1 << 24),
         };
         if !size.is_power_of_two() || !(smallest..=largest).contains(&size) {
             return Err(ConfigError::BarSize { kind, size });
@@ -171,7 +177,10 @@ impl ConfigSpace {
         let free = |at: usize| self.bars.get(at).is_some_and(Option::is_none);
         let below_is_wide = at > 0
             && self.bars[at - 1].is_some_and(|bar| matches!(bar.kind, BarKind::Memory64 { .. }));
-        if !free(at) || below_is_wide || (wide && !free(at + 1)) {
+        // The register behind the last BAR is not the ROM's.
+        let fits = !wide || (index.get() < 5 && free(at + 1));
+        let is_rom = (index == BarIndex::ROM) == (kind == BarKind::Rom);
+        if !free(at) || below_is_wide || !fits || !is_rom {
             return Err(ConfigError::BarTaken(index.get()));
         }
         self.bars[at] = Some(bar);
@@ -186,6 +195,9 @@ impl ConfigSpace {
         self.set_writable(offset, &(mask as u32).to_le_bytes());
         if wide {
             self.set_writable(offset + 4, &((mask >> 32) as u32).to_le_bytes());
+        }
+        if kind == BarKind::Rom {
+            self.writable[offset] |= ROM_ENABLE;
         }
         self.writable[offsets::COMMAND] |= command as u8;
         Ok(())
@@ -226,6 +238,9 @@ impl ConfigSpace {
         self.bars().filter_map(move |bar| {
             let enabled = match bar.kind {
                 BarKind::Io => command & COMMAND_IO != 0,
+                BarKind::Rom => {
+                    command & COMMAND_MEMORY != 0 && self.data[offsets::ROM] & ROM_ENABLE != 0
+                }
                 _ => command & COMMAND_MEMORY != 0,
             };
             let address = self.bar_address(bar.index)?;

@@ -62,7 +62,7 @@ impl SegmentConfig {
     fn windows(&self, kind: BarKind) -> impl Iterator<Item = Window> {
         let windows = match kind {
             BarKind::Io => [self.io, None],
-            BarKind::Memory32 { .. } => [self.mmio32, None],
+            BarKind::Memory32 { .. } | BarKind::Rom => [self.mmio32, None],
             BarKind::Memory64 { .. } => [self.mmio64, self.mmio32],
         };
         windows.into_iter().flatten()
@@ -130,7 +130,7 @@ struct Placement {
 
 struct Slot {
     function: SharedFunction,
-    placements: [Placement; 6],
+    placements: [Placement; BarIndex::COUNT],
     /// The addresses it was plugged in with, to which a reset brings it back.
     home: Vec<BarAddress>,
 }
@@ -351,6 +351,7 @@ impl PciSegment {
         let touches = |first: usize, last: usize| offset < last && first < end;
         if moved
             || touches(offsets::COMMAND, offsets::STATUS)
+            || touches(offsets::ROM, offsets::ROM + 4)
             || touches(offsets::BAR0, offsets::BAR_END)
         {
             let _decoding = lock(&self.decoding);
@@ -399,7 +400,7 @@ impl PciSegment {
         // The function's other BARs look at what is written here.
         self.store(device, placements);
         for decoded in wanted {
-            // BarIndex is below 6.
+            // A BarIndex is below COUNT.
             let placement = &mut placements[usize::from(decoded.bar.index.get())];
             if placement.mapped.is_some() {
                 continue;
@@ -424,7 +425,7 @@ impl PciSegment {
         freed
     }
 
-    fn store(&self, device: u8, placements: [Placement; 6]) {
+    fn store(&self, device: u8, placements: [Placement; BarIndex::COUNT]) {
         if let Some(slot) = &mut lock(&self.slots)[usize::from(device % SLOTS)] {
             slot.placements = placements;
         }

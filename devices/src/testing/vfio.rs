@@ -22,13 +22,15 @@ use crate::{
 /// Bytes of the regions, configuration space included.
 const REGION: usize = 4096;
 const BAR0: u32 = 0;
+const ROM: u32 = 6;
 
-/// A device with a 64-bit BAR 0, and in it the vector table at 0 and the pending bits at 2048, a
+/// A device with a ROM full of 0x5a and a 64-bit BAR 0, and in it the vector table at 0 and the pending bits at 2048, a
 /// power management capability at 0x40, PCI Express with FLR at 0x50, MSI at 0xa0 and MSI-X at
 /// 0xc0.
 pub struct FakeDevice {
     config: Mutex<[u8; REGION]>,
     bar: Mutex<[u8; REGION]>,
+    rom: Mutex<[u8; REGION]>,
     vectors: u16,
     /// Vectors can be added while others are connected.
     pub grows: bool,
@@ -59,6 +61,7 @@ impl FakeDevice {
         Self {
             config: Mutex::new(config),
             bar: Mutex::new([0; REGION]),
+            rom: Mutex::new([0x5a; REGION]),
             vectors,
             grows: false,
             host_vectors: AtomicU32::new(u32::MAX),
@@ -92,6 +95,7 @@ impl FakeDevice {
     fn region(&self, region: u32) -> Option<&Mutex<[u8; REGION]>> {
         match region {
             BAR0 => Some(&self.bar),
+            ROM => Some(&self.rom),
             VFIO_PCI_CONFIG_REGION_INDEX => Some(&self.config),
             _ => None,
         }

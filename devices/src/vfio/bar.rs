@@ -5,7 +5,7 @@ use std::{ops::Range, sync::Arc};
 use super::{device::Device, interrupts::Interrupts};
 use crate::{
     bus::BusDevice,
-    pci::{MsixTable, TABLE_ENTRY_SIZE},
+    pci::{BarIndex, MsixTable, TABLE_ENTRY_SIZE},
 };
 
 /// The MSI-X table and pending bits in a BAR.
@@ -78,6 +78,8 @@ impl BusDevice for Bar {
             }
             // Read-only (PCI 3.0, 6.8.2.10).
             Target::Pending(..) => {}
+            // As well.
+            Target::Device if self.index == u32::from(BarIndex::ROM.get()) => {}
             Target::Device => self.device.write(self.index, offset, data),
         }
     }

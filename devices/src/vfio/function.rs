@@ -139,7 +139,8 @@ impl Function {
                 vectors: self.vectors_in(index),
             };
             self.bars.insert(index, Arc::new(bar));
-            if kind == BarKind::Io || excluded.contains(&index.get().into()) {
+            let trapped = matches!(kind, BarKind::Io | BarKind::Rom);
+            if trapped || excluded.contains(&index.get().into()) {
                 continue;
             }
             let trapped: Vec<_> = self
@@ -335,6 +336,14 @@ fn layout(device: &dyn Device, header: &[u8; HEADER]) -> Result<Layout, ConfigEr
             number += 1;
         }
         config.add_bar(BarRequest { index, kind, size })?;
+    }
+    let rom = BarRequest {
+        index: BarIndex::ROM,
+        kind: BarKind::Rom,
+        size: device.region_size(BarIndex::ROM.get().into()),
+    };
+    if rom.size > 0 {
+        config.add_bar(rom)?;
     }
     if word(offsets::INTERRUPT_LINE) >> 8 != 0 && device.irq_count(Irqs::Line) > 0 {
         config.set(offsets::INTERRUPT_PIN, &[1]);

@@ -187,3 +187,26 @@ fn a_device_that_cannot_be_reset_can_be_used_all_the_same() {
     plugged.rig.segment.reset(plugged.bdf).unwrap();
     assert_eq!(plugged.device.command() & MASTER, 0);
 }
+
+#[test]
+fn the_rom_is_there_while_the_guest_enables_it_and_stays_as_it_is() {
+    let plugged = Plugged::new(FakeDevice::new(4));
+    let register = || plugged.rig.config_read(plugged.bdf, 0x30);
+    let address = register();
+    assert!(address > 0 && address & 0xfff == 0, "placed, and off");
+    let read = || plugged.rig.read(address.into());
+    assert_eq!(read(), u32::MAX);
+    let set = |value: u32| {
+        plugged
+            .rig
+            .config_write(plugged.bdf, 0x30, &value.to_le_bytes());
+    };
+    set(!0x7ff);
+    assert_eq!(register(), 0xffff_f000, "its size");
+    set(address | 1);
+    assert_eq!(read(), 0x5a5a_5a5a);
+    plugged.rig.write(address.into(), &[0; 4]);
+    assert_eq!(read(), 0x5a5a_5a5a);
+    plugged.rig.enable(plugged.bdf, false);
+    assert_eq!(read(), u32::MAX, "memory is off");
+}
