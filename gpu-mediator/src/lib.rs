@@ -12,10 +12,12 @@
 //! - [`scheduler`]: a policy, and the account of each client, whatever the policy.
 //! - [`simulator`]: the same code in virtual time against clients whose kernels have any length;
 //!   measures fairness and what it costs, and draws it.
+//! - [`top`]: the arbiter's figures in a terminal.
 
 pub mod arbiter;
 pub mod policy;
 pub mod scheduler;
 pub mod simulator;
+pub mod top;
 
 pub use gantry_remoting::turns::{Moment, meter::Slice};
