@@ -4,6 +4,7 @@
 //! - [`bench`]: figures, as a table.
 //! - [`fairness`]: how accelerators are shared, in virtual time.
 //! - [`fuzz`]: what guests, clients and files may do, at random.
+//! - [`sharing`]: one device for several applications, by weight.
 //! - [`test`]: every test, nested ones included.
 //! - [`programs`]: building what the others run; [`progress`]: what they say meanwhile.
 
@@ -15,6 +16,7 @@ mod gate;
 mod opencl;
 mod programs;
 mod progress;
+mod sharing;
 mod test;
 
 use clap::{Parser, Subcommand};

@@ -15,6 +15,7 @@ use crate::{
     gate, opencl,
     programs::{self, cargo, root, target},
     progress::Step,
+    sharing,
 };
 
 /// Programs that tests need, and the Debian packages that have them.
@@ -100,8 +101,11 @@ pub fn run(options: &Options) -> Result<()> {
         opencl::run(&options.words, |name, outcome, seconds| {
             count.add(name, outcome, Some(seconds));
         })?;
+        sharing::run(&options.words, |name, outcome, seconds| {
+            count.add(name, outcome, Some(seconds));
+        })?;
         // Words that all name scenarios of this machine need no virtual one.
-        let here = |word: &String| word == "gate:" || opencl::has(word);
+        let here = |word: &String| word == "gate:" || opencl::has(word) || sharing::has(word);
         if options.words.is_empty() || !options.words.iter().all(here) {
             nested(options, &mut count)?;
         }
