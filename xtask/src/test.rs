@@ -146,8 +146,8 @@ fn checks(count: &mut Count) -> Result<()> {
     count.add("check: clippy has nothing to say", &result, None);
     let step = Step::new("checking the fuzz targets");
     let mut fuzz = cargo();
-    fuzz.args(["check", "--quiet", "--manifest-path", "fuzz/Cargo.toml"])
-        .args(["--target-dir"])
+    fuzz.args(["check", "--quiet", "--locked"])
+        .args(["--manifest-path", "fuzz/Cargo.toml", "--target-dir"])
         .arg(target().join("fuzz-check"));
     let result = outcome(fuzz)?;
     drop(step);
