@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    os::unix::net::{UnixListener, UnixStream},
     path::PathBuf,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -58,7 +59,8 @@ impl Server {
             .context("cannot start the server of the device")?;
         let server = Self { child, socket };
         let patience = Instant::now() + Duration::from_secs(10);
-        while !server.socket.exists() {
+        // The socket is there before anybody listens.
+        while UnixStream::connect(&server.socket).is_err() {
             ensure!(Instant::now() < patience, "the server does not listen");
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -253,7 +255,7 @@ fn refused(context: &Context) -> Result<()> {
     let words = "start the device's server first";
     gantry.refused("vm.add-user-device", Some(config.clone()), 500, words)?;
     // A server that listens, and never accepts anybody.
-    let _listener = std::os::unix::net::UnixListener::bind(&socket)?;
+    let _listener = UnixListener::bind(&socket)?;
     let words = "has not answered Version within 10 s";
     gantry.refused("vm.add-user-device", Some(config.clone()), 500, words)?;
     gantry.act("vm.delete")?;

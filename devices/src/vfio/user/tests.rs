@@ -1,6 +1,7 @@
 //! Against a server that speaks the protocol, through a function on a segment.
 
 use std::{
+    os::unix::net::UnixStream,
     path::PathBuf,
     sync::{
         Arc, Mutex,
@@ -91,7 +92,8 @@ impl Bench {
         let socket = dir.path().join("edu");
         let path = socket.clone();
         std::thread::spawn(move || edu_server::serve(&path).unwrap());
-        while !socket.exists() {
+        // The socket is there before anybody listens.
+        while UnixStream::connect(&socket).is_err() {
             std::thread::yield_now();
         }
         Self {
@@ -341,16 +343,13 @@ fn for_each_spoil(check: fn(Spoil)) {
 
 /// Less than anybody would wait for a server that spoils its answers, and more than one needs that
 /// does not.
-const IMPATIENT: Patience = Patience {
-    open: Duration::from_secs(2),
-    answer: Duration::from_secs(2),
-};
+const SHORT: Duration = Duration::from_secs(3);
 
 #[test]
 fn whatever_a_server_says_in_the_beginning_its_device_is_refused() {
     for_each_spoil(|spoil| {
         let (mut bench, liar) = Bench::with_liar();
-        bench.patience = IMPATIENT;
+        bench.patience.open = SHORT;
         liar.spoil(spoil);
         assert!(bench.connect(shared_memory(&[(0, RAM)])).is_err());
     });
@@ -360,7 +359,7 @@ fn whatever_a_server_says_in_the_beginning_its_device_is_refused() {
 fn whatever_a_server_says_later_costs_its_device_and_nothing_else() {
     for_each_spoil(|spoil| {
         let (mut bench, liar) = Bench::with_liar();
-        bench.patience = IMPATIENT;
+        bench.patience.answer = SHORT;
         let plugged = Plugged::new(&bench);
         assert_eq!(plugged.read(0), 0x0100_00ed);
         liar.spoil(spoil);
