@@ -345,6 +345,11 @@ static int handle_exit(struct kvm_vcpu *vcpu, int fastpath)
 	if (!client->inside) {
 		if (is_resume(client, reason)) {
 			resume(client);
+		} else if (reason == EXIT_REASON_VMFUNC) {
+			client->counts.refused++;
+			gate_log("vCPU %d of process %d: VMFUNC that is not in its list",
+				 vcpu->vcpu_id, current->tgid);
+			kvm_queue_exception(vcpu, UD_VECTOR);
 		} else {
 			client->counts.refused++;
 			gate_log("vCPU %d of process %d wrote to its gate's read-only pages",
@@ -392,14 +397,9 @@ static bool after_exit(struct gate_client *client)
 		client->parked = false;
 		return !is_harmless(reason, event);
 	}
-	if (reason == EXIT_REASON_VMFUNC) {
-		client->counts.refused++;
-		gate_log("vCPU %d of process %d: VMFUNC that is not in its list",
-			 client->vcpu->vcpu_id, current->tgid);
-		/* KVM injects #UD. */
-		return false;
-	}
-	return is_resume(client, reason) || is_forbidden_write(client, reason);
+	/* 6.12 warns of this exit, as it never armed VMFUNC. */
+	return reason == EXIT_REASON_VMFUNC || is_resume(client, reason) ||
+	       is_forbidden_write(client, reason);
 }
 
 /* Clients that are not in use, and other VMs' vCPUs, are left alone; so are nested guests. */
