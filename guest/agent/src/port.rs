@@ -266,3 +266,24 @@ impl Port {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::FromRawFd;
+
+    #[test]
+    fn registers_of_a_device_that_has_gone_read_as_zeroes() {
+        crate::survive::install();
+        // SAFETY: a fresh descriptor that nobody else owns.
+        let file = unsafe { File::from_raw_fd(libc::memfd_create(c"bar".as_ptr(), 0)) };
+        file.set_len(8192).unwrap();
+        let registers = Mapped::new(&file, 0, 8192).unwrap();
+        registers.write(4100, 7);
+        assert_eq!(registers.read(4100), 7);
+        // As the kernel does with a BAR's mapping when the function is removed.
+        file.set_len(0).unwrap();
+        assert_eq!(registers.read(4100), 0);
+        registers.write(0, 1);
+    }
+}
