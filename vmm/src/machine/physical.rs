@@ -27,6 +27,16 @@ use super::{
 };
 use crate::memory::ExactMemory;
 
+/// The I/O address space of the devices that there are.
+#[derive(Default)]
+struct HostIommu {
+    /// How KVM hears of groups. It has one such device in a VM's life.
+    hypervisor: Option<VfioDeviceFd>,
+    /// Goes with the last device, and its container with it: a group whose device the host has
+    /// taken back cannot be removed from one, and would be in the way of that device's return.
+    current: Weak<Iommu>,
+}
+
 /// The I/O address space and whatever else physical devices need, made with the first of them.
 pub struct Physical {
     vm: Arc<Vm>,
@@ -35,7 +45,7 @@ pub struct Physical {
     lines: Arc<dyn Lines>,
     space: Arc<dyn AddressSpace>,
     discards: Arc<Discards>,
-    iommu: Mutex<Option<Arc<Iommu>>>,
+    iommu: Mutex<HostIommu>,
     /// Those of other processes.
     users: Mutex<Vec<Weak<UserDevice>>>,
     events: EventSender,
@@ -121,21 +131,29 @@ impl Physical {
     /// What devices of the host can reach.
     pub fn iommu(&self) -> Result<Arc<Iommu>, DeviceError> {
         let mut iommu = self.iommu.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(iommu) = &*iommu {
-            return Ok(Arc::clone(iommu));
+        if let Some(current) = iommu.current.upgrade() {
+            return Ok(current);
         }
-        let hypervisor = VfioDeviceFd::new_from_kvm(self.vm.create_vfio_device()?);
-        let new = Iommu::new(hypervisor, self.memory.clone(), Arc::clone(&self.discards))?;
-        *iommu = Some(Arc::clone(&new));
+        let hypervisor = match iommu.hypervisor.take() {
+            Some(hypervisor) => hypervisor,
+            None => VfioDeviceFd::new_from_kvm(self.vm.create_vfio_device()?),
+        };
+        let own = iommu.hypervisor.insert(hypervisor).try_clone();
+        let own = own.map_err(|source| Error::Vfio {
+            action: "tell KVM of groups",
+            source,
+        })?;
+        let new = Iommu::new(own, self.memory.clone(), Arc::clone(&self.discards))?;
+        iommu.current = Arc::downgrade(&new);
         Ok(new)
     }
 
     /// Lets the devices reach RAM that was added.
     pub fn memory_changed(&self) -> Result<(), Error> {
         let iommu = self.iommu.lock().unwrap_or_else(PoisonError::into_inner);
-        iommu
-            .as_ref()
-            .map_or(Ok(()), |iommu| iommu.memory_changed())?;
+        if let Some(current) = iommu.current.upgrade() {
+            current.memory_changed()?;
+        }
         let users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
         for device in users.iter().filter_map(Weak::upgrade) {
             device.memory_changed().map_err(|source| Error::User {
