@@ -208,6 +208,13 @@ pub fn holdings(gantry: &Gantry) -> Result<[usize; 3]> {
     Ok([descriptors, mappings, threads])
 }
 
+/// Whether a process holds more after so many rounds. Whatever leaks does so in each of them; a
+/// request may just be under way.
+pub fn has_leaked(before: [usize; 3], after: [usize; 3], rounds: usize) -> bool {
+    let grown = before.iter().zip(&after).map(|(b, a)| a.saturating_sub(*b));
+    grown.max() >= Some(rounds / 2)
+}
+
 /// Rounds of plugging and unplugging.
 const CYCLES: usize = 12;
 
@@ -233,11 +240,7 @@ fn cycles(context: &Context) -> Result<()> {
     }
     let after = holdings(&gantry)?;
     ensure!(
-        before.is_some_and(|before| {
-            // Whatever leaks does so in each round; a request may just be under way.
-            let grown = before.iter().zip(&after).map(|(b, a)| a.saturating_sub(*b));
-            grown.max() < Some(CYCLES / 2)
-        }),
+        before.is_some_and(|before| !has_leaked(before, after, CYCLES)),
         "descriptors, mappings and threads: {before:?} before, {after:?} after {CYCLES} rounds"
     );
     Ok(())
