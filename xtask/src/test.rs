@@ -94,8 +94,10 @@ pub fn run(options: &Options) -> Result<()> {
         models(&mut count)?;
         unit_tests(&mut count)?;
     }
-    if options.words.is_empty() || options.words.iter().any(|word| word == "gate:") {
-        gate::run(|name, outcome| count.add(name, outcome, None))?;
+    if options.words.is_empty() || options.words.iter().any(|word| gate::has(word)) {
+        gate::run(&options.words, |name, outcome| {
+            count.add(name, outcome, None);
+        })?;
     }
     if !options.no_rig {
         opencl::run(&options.words, |name, outcome, seconds| {
@@ -105,7 +107,7 @@ pub fn run(options: &Options) -> Result<()> {
             count.add(name, outcome, Some(seconds));
         })?;
         // Words that all name scenarios of this machine need no virtual one.
-        let here = |word: &String| word == "gate:" || opencl::has(word) || sharing::has(word);
+        let here = |word: &String| gate::has(word) || opencl::has(word) || sharing::has(word);
         if options.words.is_empty() || !options.words.iter().all(here) {
             nested(options, &mut count)?;
         }

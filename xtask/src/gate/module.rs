@@ -29,30 +29,29 @@ pub struct Module {
     pub file: PathBuf,
 }
 
-/// Builds it for Debian's kernel and for the newer one of its backports.
+/// What it is made for: Debian's kernel, and the newer one of its backports.
+pub const VERSIONS: [&str; 2] = ["6.1", "6.12"];
+
+/// Builds it for one of the versions.
 ///
 /// # Errors
 /// Headers cannot be fetched.
-pub fn build(cache: &Cache) -> Result<(Vec<Check>, Vec<Module>)> {
-    let step = Step::new("fetching Debian's kernels and headers, and building the gate's module");
-    let newer = cache.release_of("linux-image-6.12-cloud-amd64")?;
-    let mut checks = Vec::new();
-    let mut modules = Vec::new();
-    for kernel in [cache.kernel()?, cache.kernel_of(&newer)?] {
-        let name = format!("gate: the kernel module builds for {}", kernel.release);
-        let work = target().join("gate-module").join(&kernel.release);
-        let headers = cache.headers(&kernel.release)?;
-        let outcome = match make(&headers, &work) {
-            Ok(file) => {
-                modules.push(Module { kernel, file });
-                Outcome::Passed
-            }
-            Err(error) => Outcome::Failed(vec![format!("{error:#}")]),
-        };
-        checks.push((name, outcome));
-    }
+pub fn build(cache: &Cache, version: &str) -> Result<(Check, Option<Module>)> {
+    let step = Step::new("fetching a kernel with its headers, and building the gate's module");
+    let kernel = if version == VERSIONS[0] {
+        cache.kernel()?
+    } else {
+        cache.kernel_of(&cache.release_of(&format!("linux-image-{version}-cloud-amd64"))?)?
+    };
+    let name = format!("gate: the kernel module builds for {}", kernel.release);
+    let work = target().join("gate-module").join(&kernel.release);
+    let headers = cache.headers(&kernel.release)?;
+    let (outcome, module) = match make(&headers, &work) {
+        Ok(file) => (Outcome::Passed, Some(Module { kernel, file })),
+        Err(error) => (Outcome::Failed(vec![format!("{error:#}")]), None),
+    };
     step.finish();
-    Ok((checks, modules))
+    Ok(((name, outcome), module))
 }
 
 /// Builds in a copy, as the kernel's build writes beside the sources. What did not change since the
