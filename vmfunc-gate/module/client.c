@@ -8,6 +8,8 @@
 /* All clients by vCPU, for the probes. */
 static DEFINE_HASHTABLE(clients, 6);
 static DEFINE_SPINLOCK(clients_lock);
+/* Held while the clients of a VM are looked at and the VM is told what that means. */
+static DEFINE_MUTEX(inhibit_mutex);
 
 /* Under RCU, or where the client cannot go away: on its vCPU's thread. */
 struct gate_client *client_of(struct kvm_vcpu *vcpu)
@@ -18,6 +20,60 @@ struct gate_client *client_of(struct kvm_vcpu *vcpu)
 		if (client->vcpu == vcpu)
 			return client;
 	return NULL;
+}
+
+/* The server that it is paired with, or NULL; to be put. */
+struct gate_server *client_server(struct gate_client *client)
+{
+	struct gate_server *server;
+
+	spin_lock(&clients_lock);
+	server = client->server;
+	if (server)
+		kref_get(&server->ref);
+	spin_unlock(&clients_lock);
+	return server;
+}
+
+/* Puts a client among all, unless the vCPU has one. */
+static int add(struct gate_client *client)
+{
+	int error = -EBUSY;
+
+	mutex_lock(&inhibit_mutex);
+	spin_lock(&clients_lock);
+	if (!client_of(client->vcpu)) {
+		hash_add_rcu(clients, &client->node, (unsigned long)client->vcpu);
+		error = 0;
+	}
+	spin_unlock(&clients_lock);
+	/*
+	 * Interrupts that the CPU delivers by itself would be taken in the server's address space.
+	 * The reason is the one that a debugger gives who wants interrupts held back.
+	 */
+	if (!error)
+		kvm_set_apicv_inhibit(client->vcpu->kvm, APICV_INHIBIT_REASON_BLOCKIRQ);
+	mutex_unlock(&inhibit_mutex);
+	return error;
+}
+
+static void forget(struct gate_client *client)
+{
+	struct kvm *kvm = client->vcpu->kvm;
+	struct gate_client *other;
+	bool last = true;
+	int bucket;
+
+	mutex_lock(&inhibit_mutex);
+	spin_lock(&clients_lock);
+	hash_del_rcu(&client->node);
+	hash_for_each(clients, bucket, other, node)
+		last &= other->vcpu->kvm != kvm;
+	spin_unlock(&clients_lock);
+	/* It is one bit for all vCPUs of the VM. */
+	if (last)
+		kvm_clear_apicv_inhibit(kvm, APICV_INHIBIT_REASON_BLOCKIRQ);
+	mutex_unlock(&inhibit_mutex);
 }
 
 static struct page *shared_page(gfp_t flags)
@@ -63,8 +119,15 @@ static void reap(struct work_struct *work)
 	struct kvm_vcpu *vcpu = client->vcpu;
 
 	if (!smp_load_acquire(&client->disarmed)) {
-		if (!mutex_trylock(&vcpu->mutex)) {
-			/* In KVM_RUN: its own thread does it before the guest goes on. */
+		bool idle = mutex_trylock(&vcpu->mutex);
+
+		/*
+		 * In KVM_RUN, its own thread does it before the guest goes on. So it does if the
+		 * vCPU was interrupted in the server, unless nobody can run it any more.
+		 */
+		if (!idle || (client->inside && file_count(client->vcpu_file) > 1)) {
+			if (idle)
+				mutex_unlock(&vcpu->mutex);
 			kvm_vcpu_kick(vcpu);
 			queue_delayed_work(gate_work, &client->reap, msecs_to_jiffies(10));
 			return;
@@ -74,10 +137,7 @@ static void reap(struct work_struct *work)
 		vcpu_put(vcpu);
 		mutex_unlock(&vcpu->mutex);
 	}
-	spin_lock(&clients_lock);
-	hash_del_rcu(&client->node);
-	spin_unlock(&clients_lock);
-	kvm_clear_apicv_inhibit(vcpu->kvm, APICV_INHIBIT_REASON_BLOCKIRQ);
+	forget(client);
 	fput(client->vcpu_file);
 	/* Probes may still look at it. */
 	synchronize_rcu();
@@ -114,7 +174,7 @@ static int allocate(struct gate_client *client)
 
 struct gate_client *client_register(const struct gate_client_args *args)
 {
-	struct gate_client *client, *other;
+	struct gate_client *client;
 	struct file *file;
 	int error;
 
@@ -140,6 +200,7 @@ struct gate_client *client_register(const struct gate_client_args *args)
 	atomic64_inc(&gate_clients);
 	INIT_DELAYED_WORK(&client->reap, reap);
 	INIT_LIST_HEAD(&client->peer);
+	mutex_init(&client->mutex);
 	client->vcpu_file = file;
 	client->vcpu = file->private_data;
 	client->cr3 = args->cr3;
@@ -150,19 +211,9 @@ struct gate_client *client_register(const struct gate_client_args *args)
 	error = allocate(client);
 	if (error)
 		goto free;
-	spin_lock(&clients_lock);
-	other = client_of(client->vcpu);
-	if (!other)
-		hash_add_rcu(clients, &client->node, (unsigned long)client->vcpu);
-	spin_unlock(&clients_lock);
-	error = -EBUSY;
-	if (other)
+	error = add(client);
+	if (error)
 		goto free;
-	/*
-	 * Interrupts that the CPU delivers by itself would be taken in the server's address space.
-	 * The reason is the one that a debugger gives who wants interrupts held back.
-	 */
-	kvm_set_apicv_inhibit(client->vcpu->kvm, APICV_INHIBIT_REASON_BLOCKIRQ);
 	return client;
 free:
 	client_free(client);
@@ -196,46 +247,12 @@ static int map_window(struct gate_client *client, struct gate_server *server)
 	return error;
 }
 
-/* Under gate_mutex. */
-int client_pair(struct gate_client *client, struct gate_server *server)
+/* Under the server's lock, and the client's mutex. */
+static void set_server(struct gate_client *client, struct gate_server *server)
 {
-	u64 window_end = server->window_gpa + GATE_SHARED +
-			 (u64)client->shared_pages * PAGE_SIZE;
-	u64 top = client->cr3 & PAGE_MASK;
-	int error;
-
-	if (client->server)
-		return -EBUSY;
-	if (client->window != server->window)
-		return -EINVAL;
-	/* One page cannot be the server's memory and its page table at a time. */
-	if ((top != server->cr3 && server_slot(server, gpa_to_gfn(top))) ||
-	    (top >= server->window_gpa && top < window_end))
-		return -EADDRINUSE;
-	memcpy(client->table, server->table, sizeof(*client->table));
-	client->table->features = client->features;
-
-	spin_lock(&server->lock);
-	error = server->dead ? -ESRCH : map_window(client, server);
-	kref_get(&server->ref);
+	spin_lock(&clients_lock);
 	client->server = server;
-	/* From here on, the view follows changes of the server's memory. */
-	list_add(&client->peer, &server->clients);
-	spin_unlock(&server->lock);
-	if (!error)
-		error = server_fault(server, client, top);
-	if (!error)
-		error = server_map_all(server, client);
-	spin_lock(&server->lock);
-	if (server->dead)
-		error = -ESRCH;
-	if (!error)
-		WRITE_ONCE(client->list[1], client->eptp);
-	spin_unlock(&server->lock);
-	if (error)
-		client_unpair(client);
-	client->counts.tables = client->view.tables * PAGE_SIZE;
-	return error;
+	spin_unlock(&clients_lock);
 }
 
 /*
@@ -249,25 +266,107 @@ void client_revoke(struct gate_client *client, int reason)
 	atomic_set(&client->abort, reason);
 }
 
-/* Under gate_mutex. */
-void client_unpair(struct gate_client *client)
+/* After all of the view was taken away. */
+static void free_view(struct gate_client *client)
+{
+	view_free_tables(&client->view);
+	gate_free_page(client->top);
+	client->top = NULL;
+}
+
+static int unpair(struct gate_client *client)
 {
 	struct gate_server *server = client->server;
 
 	if (!server)
-		return;
+		return -ENOTCONN;
 	spin_lock(&server->lock);
 	client_revoke(client, GATE_SERVER_GONE);
 	flush_views();
 	list_del_init(&client->peer);
+	set_server(client, NULL);
 	client->table->count = 0;
 	spin_unlock(&server->lock);
-	view_free_tables(&client->view);
-	client->server = NULL;
+	free_view(client);
 	server_put(server);
+	return 0;
 }
 
-/* Under gate_mutex. The client belongs to its own work afterwards. */
+static int pair(struct gate_client *client, struct gate_server *server)
+{
+	u64 window_end = server->window_gpa + GATE_SHARED +
+			 (u64)client->shared_pages * PAGE_SIZE;
+	u64 top = client->cr3 & PAGE_MASK;
+	int error;
+
+	if (client->server)
+		return -EBUSY;
+	if (client->window != server->window)
+		return -EINVAL;
+	if (top >= server->window_gpa && top < window_end)
+		return -EADDRINUSE;
+	if (alias_hides(server, client)) {
+		error = alias_check(server, client);
+		if (error)
+			return error;
+		client->top = gate_page(GFP_KERNEL_ACCOUNT);
+		if (!client->top)
+			return -ENOMEM;
+	}
+	memcpy(client->table, server->table, table_bytes(server->table->count));
+	client->table->features = client->features;
+
+	spin_lock(&server->lock);
+	error = server->dead ? -ESRCH : map_window(client, server);
+	if (!error) {
+		kref_get(&server->ref);
+		set_server(client, server);
+		/* From here on, the view follows changes of the server's memory. */
+		list_add(&client->peer, &server->clients);
+	}
+	spin_unlock(&server->lock);
+	if (error) {
+		/* No CPU has used it. */
+		view_zap_all(&client->view);
+		free_view(client);
+		return error;
+	}
+	error = server_map_all(server, client);
+	spin_lock(&server->lock);
+	if (server->dead)
+		error = -ESRCH;
+	if (!error)
+		WRITE_ONCE(client->list[1], client->eptp);
+	spin_unlock(&server->lock);
+	client->counts.tables = client->view.tables * PAGE_SIZE;
+	client->counts.user_only = !!client->top;
+	if (error)
+		unpair(client);
+	return error;
+}
+
+int client_pair(struct gate_client *client, struct gate_server *server)
+{
+	int error;
+
+	if (mutex_lock_killable(&client->mutex))
+		return -EINTR;
+	error = pair(client, server);
+	mutex_unlock(&client->mutex);
+	return error;
+}
+
+int client_unpair(struct gate_client *client)
+{
+	int error;
+
+	mutex_lock(&client->mutex);
+	error = unpair(client);
+	mutex_unlock(&client->mutex);
+	return error;
+}
+
+/* The client belongs to its own work afterwards. */
 void client_close(struct gate_client *client)
 {
 	client_unpair(client);

@@ -96,6 +96,7 @@ struct gate_status {
 	__u64 resumed;		/* of those: that went on */
 	__u64 refused;		/* faults that the client got for what it tried at the gate */
 	__u64 tables;		/* bytes of page tables of its server view */
+	__u64 user_only;	/* 1 if its server's kernel is not in the view, else 0 */
 	/* Of the module. */
 	__u64 servers;
 	__u64 clients;

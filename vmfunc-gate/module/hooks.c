@@ -3,10 +3,11 @@
  * Where KVM enters and leaves a guest: two probes at functions of kvm_intel.
  *
  * Before each entry, entry 0 of a client's list of EPTPs gets the root that KVM uses at that time;
- * KVM kicks vCPUs out of the guest before it frees a root. An event that would be injected while the
- * vCPU is in the server view parks the delegation first. After each exit, VMCS field EPT_POINTER
- * tells whether the vCPU is in the server view; exits from there that concern the server are handled
- * here instead of by KVM, which would take the server's addresses for the client's.
+ * KVM kicks vCPUs out of the guest before it frees a root. An event that would be injected while
+ * the vCPU is in the server view parks the delegation first. After each exit, VMCS field
+ * EPT_POINTER tells whether the vCPU is in the server view; exits from there that concern the
+ * server are handled here instead of by KVM, which would take the server's addresses for the
+ * client's.
  */
 #include <asm/vmx.h>
 #include <linux/kprobes.h>
@@ -16,6 +17,8 @@
 #include "internal.h"
 
 #define VM_FUNCTION_EPTP_SWITCHING 1
+/* With these, KVM never emulates a guest's instructions instead of entering it. */
+#define NEEDED_CONTROLS (SECONDARY_EXEC_ENABLE_EPT | SECONDARY_EXEC_UNRESTRICTED_GUEST)
 #define INTR_TYPE(info) ((info) & INTR_INFO_INTR_TYPE_MASK)
 
 static u64 vmcs_read(unsigned long field)
@@ -78,7 +81,54 @@ static u64 base(u64 value)
 	return canonical(value) ? value : 0;
 }
 
-/* The client's side, at an address of the trampoline, with the client's stack and nothing else. */
+static const unsigned long segment_fields[GATE_SEGMENT_FIELDS] = {
+	GUEST_CS_SELECTOR, GUEST_CS_BASE, GUEST_CS_LIMIT, GUEST_CS_AR_BYTES,
+	GUEST_SS_SELECTOR, GUEST_SS_BASE, GUEST_SS_LIMIT, GUEST_SS_AR_BYTES,
+};
+
+static void set_segments(struct kvm_vcpu *vcpu, const u64 *values)
+{
+	int at;
+
+	for (at = 0; at < GATE_SEGMENT_FIELDS; at++)
+		vmcs_write(segment_fields[at], values[at]);
+	/* KVM's copies are not valid any more. */
+	vcpu->arch.regs_avail &= ~(1u << VCPU_EXREG_SEGMENTS);
+}
+
+static void set_cr3(struct kvm_vcpu *vcpu, u64 value)
+{
+	vmcs_write(GUEST_CR3, value);
+	vcpu->arch.cr3 = value;
+}
+
+/* Ring 0: a handler's system call, or an exception that the server's kernel handles. */
+static bool in_kernel(void)
+{
+	return !(vmcs_read(GUEST_SS_AR_BYTES) & 3 << 5);
+}
+
+/* What the server's kernel changes, as it was when the client was in ring 3. Before VM entry. */
+static void leave_kernel(struct gate_client *client)
+{
+	/* As SYSRET has them. */
+	u64 star = __rdmsr(MSR_STAR) >> 48;
+	u64 user[GATE_SEGMENT_FIELDS] = {
+		(star + 16) | 3, 0, 0xffffffff, 0xa0fb,
+		(star + 8) | 3, 0, 0xffffffff, 0xc0f3,
+	};
+
+	set_segments(client->vcpu, user);
+	set_cr3(client->vcpu, client->cr3);
+	/* Where it is not known, it is in use. */
+	native_wrmsrl(MSR_KERNEL_GS_BASE, client->kernel_gs ?: vmcs_read(GUEST_GS_BASE));
+	set_rflags(client->vcpu, X86_EFLAGS_IF | X86_EFLAGS_FIXED);
+}
+
+/*
+ * The client's side, at an address of the trampoline, with the client's stack and nothing else.
+ * Before VM entry, or in ring 3.
+ */
 static void to_client(struct gate_client *client, const char *at)
 {
 	struct kvm_vcpu *vcpu = client->vcpu;
@@ -92,9 +142,12 @@ static void to_client(struct gate_client *client, const char *at)
 	for (reg = 0; reg < VCPU_REGS_RIP; reg++)
 		set_register(vcpu, reg, reg == VCPU_REGS_RSP ? stack : 0);
 	set_register(vcpu, VCPU_REGS_RIP, client->window + (at - vmfunc_gate_start));
-	/* Interrupts and I/O are as they were: code in ring 3 cannot change that. */
-	set_rflags(vcpu, (vmcs_read(GUEST_RFLAGS) & (X86_EFLAGS_IF | X86_EFLAGS_IOPL)) |
-				 X86_EFLAGS_FIXED);
+	if (in_kernel())
+		leave_kernel(client);
+	else
+		/* Interrupts and I/O are as they were: code in ring 3 cannot change that. */
+		set_rflags(vcpu, (vmcs_read(GUEST_RFLAGS) & (X86_EFLAGS_IF | X86_EFLAGS_IOPL)) |
+					 X86_EFLAGS_FIXED);
 	vmcs_write(GUEST_FS_BASE, base(fs_base));
 	vmcs_write(GUEST_GS_BASE, base(gs_base));
 	if (client->features & GATE_FEATURE_PKU)
@@ -106,25 +159,28 @@ static void to_client(struct gate_client *client, const char *at)
 	client->inside = false;
 }
 
-/* Ends a delegation; its caller gets the reason. */
+/* Ends a delegation; its caller gets the reason. Before VM entry. */
 static void abort_delegation(struct gate_client *client, int reason)
 {
 	struct kvm_vcpu *vcpu = client->vcpu;
 
 	client->counts.aborted++;
 	client->parked = false;
-	/* An exception of the server is not the client's. */
-	vcpu->arch.exception.pending = false;
-	vcpu->arch.exception.injected = false;
 	if (READ_ONCE(client->private->busy)) {
 		to_client(client, vmfunc_gate_aborted);
 		set_register(vcpu, VCPU_REGS_RBX, reason);
-	} else {
-		/* It did not come through the trampoline: what goes wrong is the client's own fault. */
-		client->counts.refused++;
-		vmcs_write(EPT_POINTER, client->list[0]);
-		client->inside = false;
+		return;
+	}
+	/* It did not come through the trampoline: what goes wrong is the client's own fault. */
+	client->counts.refused++;
+	vmcs_write(EPT_POINTER, client->list[0]);
+	client->inside = false;
+	if (vmcs_read(VM_ENTRY_INTR_INFO_FIELD) & INTR_INFO_VALID_MASK) {
 		kvm_queue_exception_e(vcpu, GP_VECTOR, 0);
+	} else {
+		vmcs_write(VM_ENTRY_EXCEPTION_ERROR_CODE, 0);
+		vmcs_write(VM_ENTRY_INTR_INFO_FIELD, GP_VECTOR | INTR_TYPE_HARD_EXCEPTION |
+				INTR_INFO_DELIVER_CODE_MASK | INTR_INFO_VALID_MASK);
 	}
 }
 
@@ -132,6 +188,7 @@ static void park(struct gate_client *client)
 {
 	struct kvm_vcpu *vcpu = client->vcpu;
 	struct gate_parked *to = &client->park;
+	int at;
 
 	get_register(vcpu, VCPU_REGS_RSP, GUEST_RSP);
 	get_register(vcpu, VCPU_REGS_RIP, GUEST_RIP);
@@ -139,6 +196,10 @@ static void park(struct gate_client *client)
 	to->rflags = vmcs_read(GUEST_RFLAGS);
 	to->fs_base = vmcs_read(GUEST_FS_BASE);
 	to->gs_base = vmcs_read(GUEST_GS_BASE);
+	to->kernel_gs = __rdmsr(MSR_KERNEL_GS_BASE);
+	to->cr3 = vmcs_read(GUEST_CR3);
+	for (at = 0; at < GATE_SEGMENT_FIELDS; at++)
+		to->segments[at] = vmcs_read(segment_fields[at]);
 	to->pkru = vcpu->arch.pkru;
 	to_client(client, vmfunc_gate_parked);
 	client->parked = true;
@@ -155,32 +216,34 @@ static void resume(struct gate_client *client)
 	for (reg = 0; reg <= VCPU_REGS_RIP; reg++)
 		set_register(vcpu, reg, from->regs[reg]);
 	set_rflags(vcpu, from->rflags);
+	set_segments(vcpu, from->segments);
+	set_cr3(vcpu, from->cr3);
 	vmcs_write(GUEST_FS_BASE, from->fs_base);
 	vmcs_write(GUEST_GS_BASE, from->gs_base);
+	native_wrmsrl(MSR_KERNEL_GS_BASE, from->kernel_gs);
 	if (client->features & GATE_FEATURE_PKU)
 		vcpu->arch.pkru = from->pkru;
 	vmcs_write(EPT_POINTER, client->eptp);
-	client->inside = true;
 	client->counts.resumed++;
 }
 
-/* Whether the vCPU is still what it was when it entered the server: no reset, no other process. */
-static bool same_context(struct gate_client *client)
+/* The client's process, with paging: whatever else the vCPU executes is not what it delegated. */
+static bool is_clients(struct gate_client *client)
 {
-	struct kvm_vcpu *vcpu = client->vcpu;
 	u64 cr0 = vmcs_read(GUEST_CR0), cr3 = vmcs_read(GUEST_CR3);
 
 	return cr0 & X86_CR0_PG && !((cr3 ^ client->cr3) & PAGE_MASK & ~BIT_ULL(63)) &&
-	       !(vcpu->arch.hflags & HF_SMM_MASK);
+	       !(client->vcpu->arch.hflags & HF_SMM_MASK);
 }
 
 /* The vCPU's VMCS is loaded, and its thread or the holder of its mutex executes this. */
 void gate_disarm(struct gate_client *client)
 {
-	if (client->inside || (client->armed && vmcs_read(EPT_POINTER) == client->eptp))
-		abort_delegation(client, GATE_SERVER_GONE);
-	client->parked = false;
+	client->parked = client->inside = false;
 	if (client->armed) {
+		/* Only of a vCPU that nobody can run any more. */
+		if (vmcs_read(EPT_POINTER) == client->eptp)
+			vmcs_write(EPT_POINTER, client->list[0]);
 		vmcs_write(VM_FUNCTION_CONTROL, 0);
 		vmcs_write(EPTP_LIST_ADDRESS, 0);
 		if (client->added_control)
@@ -208,13 +271,12 @@ static void arm(struct gate_client *client)
 {
 	u64 controls;
 
-	if (!client->armed && may_nest(client->vcpu)) {
-		gate_log("vCPU %d of process %d: a guest that may have guests cannot delegate",
+	controls = vmcs_read(SECONDARY_VM_EXEC_CONTROL);
+	if (!client->armed && (may_nest(client->vcpu) || ~controls & NEEDED_CONTROLS)) {
+		gate_log("vCPU %d of process %d cannot delegate: guests of its own, or no EPT",
 			 client->vcpu->vcpu_id, current->tgid);
 		return;
 	}
-	controls = vmcs_read(SECONDARY_VM_EXEC_CONTROL);
-
 	/* 6.12 does not set it, and takes it away when it switches other controls. */
 	if (!(controls & SECONDARY_EXEC_ENABLE_VMFUNC)) {
 		vmcs_write(SECONDARY_VM_EXEC_CONTROL, controls | SECONDARY_EXEC_ENABLE_VMFUNC);
@@ -227,49 +289,58 @@ static void arm(struct gate_client *client)
 	client->armed = true;
 }
 
-/* Interrupts are off, and nothing but VM entry follows. */
+/* Interrupts are off, and nothing but VM entry follows. The guest's MSRs are loaded. */
 static void before_entry(struct gate_client *client)
 {
 	u64 view = vmcs_read(EPT_POINTER);
+	u32 event = vmcs_read(VM_ENTRY_INTR_INFO_FIELD);
 	bool inside = client->inside || view == client->eptp;
-	int reason;
+	bool resuming = client->resuming && !inside && client->parked;
+	bool closing = READ_ONCE(client->closing);
+	int reason = client->ending, gone;
 
 	client->inside = false;
+	client->resuming = false;
+	client->ending = 0;
 	if (view != client->eptp)
 		WRITE_ONCE(client->list[0], view);
-	if (inside && !same_context(client)) {
+	if (inside && !in_kernel() && !is_clients(client)) {
 		/* Reset, or a debugger: there is nobody to tell. */
 		vmcs_write(EPT_POINTER, client->list[0]);
 		client->counts.aborted++;
 		inside = false;
 	}
-	if (READ_ONCE(client->closing)) {
-		client->inside = inside;
-		gate_disarm(client);
-		return;
-	}
-	reason = atomic_xchg(&client->abort, 0);
-	if (reason) {
-		client->parked = false;
-		if (inside)
-			abort_delegation(client, reason);
-		inside = false;
+	gone = atomic_xchg(&client->abort, 0);
+	if (gone || closing) {
+		client->parked = resuming = false;
+		reason = gone ?: GATE_SERVER_GONE;
 	}
 	if (inside) {
-		u32 event = vmcs_read(VM_ENTRY_INTR_INFO_FIELD);
+		bool taken = event & INTR_INFO_VALID_MASK &&
+			(INTR_TYPE(event) == INTR_TYPE_EXT_INTR ||
+			 INTR_TYPE(event) == INTR_TYPE_NMI_INTR);
 
-		if (!(event & INTR_INFO_VALID_MASK)) {
-			if (view != client->eptp)
-				vmcs_write(EPT_POINTER, client->eptp);
-		} else if (INTR_TYPE(event) == INTR_TYPE_EXT_INTR ||
-			   INTR_TYPE(event) == INTR_TYPE_NMI_INTR) {
-			park(client);
-		} else {
+		/* An exception of the server is not the client's. */
+		if (event & INTR_INFO_VALID_MASK && !taken) {
 			vmcs_write(VM_ENTRY_INTR_INFO_FIELD, 0);
-			abort_delegation(client, GATE_EXCEPTION);
+			reason = reason ?: GATE_EXCEPTION;
 		}
+		if (reason)
+			abort_delegation(client, reason);
+		else if (taken)
+			park(client);
+		else if (view != client->eptp)
+			vmcs_write(EPT_POINTER, client->eptp);
+	} else if (resuming && !(event & INTR_INFO_VALID_MASK)) {
+		/* Otherwise it takes the event, and asks again afterwards. */
+		resume(client);
+	} else if (!in_kernel()) {
+		client->kernel_gs = __rdmsr(MSR_KERNEL_GS_BASE);
 	}
-	arm(client);
+	if (closing)
+		gate_disarm(client);
+	else
+		arm(client);
 }
 
 /* Exits that concern the host, or time, whatever the guest was doing. */
@@ -311,7 +382,7 @@ static bool is_forbidden_write(struct gate_client *client, u32 reason)
 
 static bool is_resume(struct gate_client *client, u32 reason)
 {
-	return reason == EXIT_REASON_VMCALL && client->parked && same_context(client) &&
+	return reason == EXIT_REASON_VMCALL && client->parked && is_clients(client) &&
 	       get_register(client->vcpu, VCPU_REGS_RIP, GUEST_RIP) ==
 		       client->window + (vmfunc_gate_parked - vmfunc_gate_start);
 }
@@ -321,19 +392,56 @@ static int handle_violation(struct gate_client *client)
 	u64 gpa = vmcs_read(GUEST_PHYSICAL_ADDRESS);
 	u64 wanted = vmcs_read(EXIT_QUALIFICATION) & 7;
 	u64 allowed = vmcs_read(EXIT_QUALIFICATION) >> 3 & 7;
+	struct gate_server *server = client_server(client);
 	int error = -EFAULT;
 
-	mutex_lock(&gate_mutex);
 	/* A page that is there and forbids the access stays so. */
-	if (client->server && !(allowed && wanted & ~allowed))
-		error = server_fault(client->server, client, gpa);
-	mutex_unlock(&gate_mutex);
+	if (server && !(allowed && wanted & ~allowed))
+		error = server_fault(server, client, gpa);
+	if (server)
+		server_put(server);
+	/* The guest tries again: signals and what else is wanted of the vCPU come first. */
+	if (error == -EAGAIN)
+		return 0;
 	if (error)
 		gate_log("vCPU %d of process %d: access %llu to %#llx of its server refused (%d)",
 			 client->vcpu->vcpu_id, current->tgid, wanted, gpa, error);
 	else
 		client->counts.violations++;
 	return error;
+}
+
+/* The delegation ends before the next entry. In process context, in the server. */
+static void end(struct gate_client *client, int reason)
+{
+	struct kvm_vcpu *vcpu = client->vcpu;
+
+	client->ending = reason;
+	/* An exception of the server is not the client's. */
+	vcpu->arch.exception.pending = false;
+	vcpu->arch.exception.injected = false;
+	if (in_kernel() && READ_ONCE(client->private->busy)) {
+		struct gate_server *server = client_server(client);
+
+		if (!server)
+			return;
+		gate_log("vCPU %d of process %d was in its server's kernel: that server is lost",
+			 vcpu->vcpu_id, current->tgid);
+		/* What it holds is never given back. */
+		server_die(server);
+		server_put(server);
+	}
+}
+
+/* The trampoline's way into a server, and there is none. */
+static bool is_unpaired_call(struct gate_client *client)
+{
+	struct kvm_vcpu *vcpu = client->vcpu;
+
+	return vcpu->arch.regs[VCPU_REGS_RAX] == 0 && vcpu->arch.regs[VCPU_REGS_RCX] == 1 &&
+	       READ_ONCE(client->private->busy) && !READ_ONCE(client->list[1]) && !in_kernel() &&
+	       get_register(vcpu, VCPU_REGS_RIP, GUEST_RIP) ==
+		       client->window + (vmfunc_gate_enter - vmfunc_gate_start);
 }
 
 /* Instead of KVM's function; its arguments and result. In process context. */
@@ -344,7 +452,11 @@ static int handle_exit(struct kvm_vcpu *vcpu, int fastpath)
 
 	if (!client->inside) {
 		if (is_resume(client, reason)) {
-			resume(client);
+			client->resuming = true;
+		} else if (reason == EXIT_REASON_VMFUNC && is_unpaired_call(client)) {
+			client->counts.aborted++;
+			to_client(client, vmfunc_gate_aborted);
+			set_register(vcpu, VCPU_REGS_RBX, GATE_SERVER_GONE);
 		} else if (reason == EXIT_REASON_VMFUNC) {
 			client->counts.refused++;
 			gate_log("vCPU %d of process %d: VMFUNC that is not in its list",
@@ -363,18 +475,18 @@ static int handle_exit(struct kvm_vcpu *vcpu, int fastpath)
 
 		if (delivering)
 			/* Of an exception of the handler: the server has no code for it here. */
-			abort_delegation(client, GATE_EXCEPTION);
+			end(client, GATE_EXCEPTION);
 		else if (handle_violation(client))
-			abort_delegation(client, GATE_VIOLATION);
+			end(client, GATE_VIOLATION);
 	} else if (reason == EXIT_REASON_EXCEPTION_NMI || reason == EXIT_REASON_TRIPLE_FAULT) {
 		gate_log("vCPU %d of process %d: an exception in its server at %#llx",
 			 vcpu->vcpu_id, current->tgid,
 			 get_register(vcpu, VCPU_REGS_RIP, GUEST_RIP));
-		abort_delegation(client, GATE_EXCEPTION);
+		end(client, GATE_EXCEPTION);
 	} else {
 		gate_log("vCPU %d of process %d: exit %u in its server", vcpu->vcpu_id,
 			 current->tgid, reason);
-		abort_delegation(client, GATE_EXIT);
+		end(client, GATE_EXIT);
 	}
 	return 1;
 }

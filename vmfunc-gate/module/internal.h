@@ -38,6 +38,11 @@ struct gate_table {
 	u64 handlers[GATE_MAX_HANDLERS];
 };
 
+static inline size_t table_bytes(u64 handlers)
+{
+	return offsetof(struct gate_table, handlers) + handlers * sizeof(u64);
+}
+
 /* The page that differs between the sides; the client's one is written by the client. */
 struct gate_private {
 	u64 side;
@@ -62,8 +67,6 @@ int view_init(struct gate_view *view);
 void view_free(struct gate_view *view);
 u64 view_pointer(const struct gate_view *view);
 int view_map(struct gate_view *view, u64 gpa, struct page *page, u64 access, bool large);
-int view_map_small(struct gate_view *view, u64 gpa, struct page **page, unsigned int count,
-		   u64 access);
 bool view_is_mapped(const struct gate_view *view, u64 gpa);
 bool view_has_small(struct gate_view *view, u64 gpa);
 void view_zap(struct gate_view *view, u64 gpa, unsigned long pages);
@@ -76,7 +79,7 @@ struct gate_slot {
 	unsigned long pages;
 	unsigned long hva;
 	bool readonly;
-	struct page **page;	/* pinned, or NULL */
+	unsigned long *chunk;	/* of 2 MiB each, what is pinned; see server.c */
 };
 
 struct gate_server {
@@ -88,7 +91,7 @@ struct gate_server {
 	u64 cr3;
 	u64 window;
 	u64 window_gpa;
-	struct gate_table *table;
+	struct gate_table *table;	/* as long as its handlers */
 	unsigned int slots;
 	struct gate_slot *slot;
 
@@ -106,8 +109,12 @@ struct gate_server *server_register(const struct gate_server_args *args);
 void server_put(struct gate_server *server);
 void server_die(struct gate_server *server);
 struct gate_slot *server_slot(struct gate_server *server, gfn_t gfn);
+int server_read(struct gate_server *server, gfn_t gfn, void *to);
 int server_map_all(struct gate_server *server, struct gate_client *client);
 int server_fault(struct gate_server *server, struct gate_client *client, u64 gpa);
+
+/* Fields of the VMCS that describe CS and SS. */
+#define GATE_SEGMENT_FIELDS 8
 
 /* What a vCPU was doing in the server when an event of the client came. */
 struct gate_parked {
@@ -115,6 +122,9 @@ struct gate_parked {
 	unsigned long rflags;
 	u64 fs_base;
 	u64 gs_base;
+	u64 kernel_gs;
+	u64 cr3;
+	u64 segments[GATE_SEGMENT_FIELDS];
 	u32 pkru;
 };
 
@@ -129,6 +139,7 @@ struct gate_client {
 	u64 features;
 	u64 *list;		/* EPTPs that VMFUNC chooses from */
 	struct gate_view view;
+	u64 *top;		/* where CR3 leads to, if not to the server's own table; see alias.c */
 	u64 eptp;		/* of the view; the same as long as the client exists */
 	struct gate_table *table;
 	struct gate_private *private;
@@ -136,8 +147,11 @@ struct gate_client {
 	unsigned int shared_pages;
 	struct page **shared;
 
-	/* The server, under gate_mutex; its list, under its lock. */
+	/* Pairs are made and undone one at a time. */
+	struct mutex mutex;
+	/* Changes under the mutex, the server's lock and that of all clients: one is enough to read. */
 	struct gate_server *server;
+	/* In the server's list, under its lock. */
 	struct list_head peer;
 
 	/* Set by others, taken by the vCPU's thread. */
@@ -149,6 +163,9 @@ struct gate_client {
 	bool armed;
 	bool added_control;
 	bool inside;
+	int ending;		/* why the delegation ends before the next entry, or 0 */
+	bool resuming;		/* what is parked goes on at the next entry */
+	u64 kernel_gs;		/* its MSR_KERNEL_GS_BASE in ring 3 */
 	bool parked;
 	struct gate_parked park;
 	struct gate_status counts;
@@ -156,11 +173,16 @@ struct gate_client {
 
 struct gate_client *client_register(const struct gate_client_args *args);
 int client_pair(struct gate_client *client, struct gate_server *server);
-void client_unpair(struct gate_client *client);
+int client_unpair(struct gate_client *client);
 void client_revoke(struct gate_client *client, int reason);
 void client_close(struct gate_client *client);
 struct gate_client *client_of(struct kvm_vcpu *vcpu);
+struct gate_server *client_server(struct gate_client *client);
 struct page *client_page(struct gate_client *client, unsigned long index, bool *writable);
+
+bool alias_hides(struct gate_server *server, struct gate_client *client);
+int alias_check(struct gate_server *server, struct gate_client *client);
+int alias_map(struct gate_client *client, struct page *top);
 
 int hooks_init(void);
 void hooks_exit(void);
@@ -170,13 +192,11 @@ void flush_views(void);
 void gate_disarm(struct gate_client *client);
 
 extern struct workqueue_struct *gate_work;
-/* Pairs are made and undone, and what is missing in a view is found, one at a time. */
-extern struct mutex gate_mutex;
 extern atomic64_t gate_pages, gate_pinned, gate_servers, gate_clients;
 extern struct gate_private *server_private;
 extern void *trampoline_page;
-extern const char vmfunc_gate_start[], vmfunc_gate_end[], vmfunc_gate_parked[],
-	vmfunc_gate_aborted[];
+extern const char vmfunc_gate_start[], vmfunc_gate_end[], vmfunc_gate_enter[],
+	vmfunc_gate_parked[], vmfunc_gate_aborted[];
 
 /* VM entry fails with addresses that are not. Five-level paging allows more; the gate does not. */
 static inline bool canonical(u64 address)

@@ -10,7 +10,6 @@
 
 #include "internal.h"
 
-DEFINE_MUTEX(gate_mutex);
 atomic64_t gate_pages, gate_pinned, gate_servers, gate_clients;
 struct gate_private *server_private;
 void *trampoline_page;
@@ -72,10 +71,8 @@ static int gate_release(struct inode *inode, struct file *file)
 {
 	struct gate_file *gate = file->private_data;
 
-	mutex_lock(&gate_mutex);
 	if (gate->client)
 		client_close(gate->client);
-	mutex_unlock(&gate_mutex);
 	if (gate->server) {
 		server_die(gate->server);
 		server_put(gate->server);
@@ -132,11 +129,8 @@ static long pair(struct gate_client *client, int __user *user)
 	if (file->f_op == &operations) {
 		server = smp_load_acquire(&((struct gate_file *)file->private_data)->server);
 		error = -EINVAL;
-		if (server) {
-			mutex_lock(&gate_mutex);
+		if (server)
 			error = client_pair(client, server);
-			mutex_unlock(&gate_mutex);
-		}
 	}
 	fput(file);
 	return error;
@@ -176,11 +170,7 @@ static long gate_ioctl(struct file *file, unsigned int call, unsigned long argum
 	case GATE_UNPAIR:
 		if (!client)
 			return -EINVAL;
-		mutex_lock(&gate_mutex);
-		result = client->server ? 0 : -ENOTCONN;
-		client_unpair(client);
-		mutex_unlock(&gate_mutex);
-		return result;
+		return client_unpair(client);
 	case GATE_STATUS:
 		return status(client, user);
 	default:

@@ -4,9 +4,6 @@
 
 #include "internal.h"
 
-/* How often pinning is tried again because the memory changed meanwhile. */
-#define TRIES 100
-
 static bool overlaps(u64 a, u64 a_bytes, u64 b, u64 b_bytes)
 {
 	return a < b + b_bytes && b < a + a_bytes;
@@ -25,38 +22,117 @@ struct gate_slot *server_slot(struct gate_server *server, gfn_t gfn)
 	return NULL;
 }
 
-/* Under the lock. Pages are only taken out after no view has them. */
-static void unpin(struct page **page)
+/*
+ * A chunk is 2 MiB of guest-physical memory, as far as it is in one slot. It is one word: 0 while
+ * nothing is pinned; the first page, if it is all in one folio of the host, which one pin holds; or
+ * an array of 512 pages, each NULL or pinned, with CHUNK_ARRAY.
+ */
+#define CHUNK_PAGES 512ul
+#define CHUNK_ARRAY 1ul
+
+static unsigned long chunk_count(const struct gate_slot *slot)
 {
-	if (!*page)
-		return;
-	/* Guests wrote to it without the kernel's knowledge. */
-	set_page_dirty(*page);
-	unpin_user_page(*page);
-	*page = NULL;
-	atomic64_dec(&gate_pinned);
+	return ((slot->first + slot->pages - 1) / CHUNK_PAGES) - slot->first / CHUNK_PAGES + 1;
 }
 
-static void unpin_all(struct gate_server *server)
+/* What the words of a slot take. */
+static unsigned long chunk_pages(const struct gate_slot *slot)
 {
-	unsigned int at;
-	unsigned long page;
+	return DIV_ROUND_UP(chunk_count(slot) * sizeof(*slot->chunk), PAGE_SIZE);
+}
 
-	for (at = 0; at < server->slots; at++) {
-		struct gate_slot *slot = &server->slot[at];
+static unsigned long *chunk_at(const struct gate_slot *slot, gfn_t gfn)
+{
+	return &slot->chunk[gfn / CHUNK_PAGES - slot->first / CHUNK_PAGES];
+}
 
-		for (page = 0; page < slot->pages; page++)
-			unpin(&slot->page[page]);
+static struct page **array_of(unsigned long chunk)
+{
+	return chunk & CHUNK_ARRAY ? (struct page **)(chunk & ~CHUNK_ARRAY) : NULL;
+}
+
+/* Under the lock: the first page of a chunk that is one folio. */
+static struct page *whole(const struct gate_slot *slot, gfn_t gfn)
+{
+	unsigned long chunk = *chunk_at(slot, gfn);
+
+	return chunk & CHUNK_ARRAY ? NULL : (struct page *)chunk;
+}
+
+/* Under the lock: a page that is pinned. */
+static struct page *pinned_page(const struct gate_slot *slot, gfn_t gfn)
+{
+	struct page **array = array_of(*chunk_at(slot, gfn)), *first = whole(slot, gfn);
+
+	if (array)
+		return array[gfn % CHUNK_PAGES];
+	return first ? first + gfn % CHUNK_PAGES : NULL;
+}
+
+/*
+ * Under the lock, after no view has the page. Guests wrote to it without the kernel's knowledge;
+ * like KVM, this only sets the flag: what a file system does in addition may sleep.
+ */
+static void unpin(const struct gate_slot *slot, struct page *page, long pages)
+{
+	if (!slot->readonly)
+		SetPageDirty(page);
+	unpin_user_page(page);
+	atomic64_sub(pages, &gate_pinned);
+}
+
+/* Under the lock: gives pages of one chunk back, from one to another. */
+static void unpin_range(const struct gate_slot *slot, gfn_t gfn, gfn_t end)
+{
+	struct page **array = array_of(*chunk_at(slot, gfn)), *first = whole(slot, gfn);
+
+	if (first) {
+		*chunk_at(slot, gfn) = 0;
+		unpin(slot, first, CHUNK_PAGES);
 	}
+	for (; array && gfn < end; gfn++) {
+		struct page *page = array[gfn % CHUNK_PAGES];
+
+		array[gfn % CHUNK_PAGES] = NULL;
+		if (page)
+			unpin(slot, page, 1);
+	}
+}
+
+/* Gives pages of a slot back. The lock is held for a chunk at a time. */
+static void unpin_slot(struct gate_server *server, const struct gate_slot *slot, gfn_t gfn,
+		       gfn_t end)
+{
+	while (gfn < end) {
+		gfn_t stop = min_t(gfn_t, end, (gfn / CHUNK_PAGES + 1) * CHUNK_PAGES);
+
+		spin_lock(&server->lock);
+		unpin_range(slot, gfn, stop);
+		spin_unlock(&server->lock);
+		gfn = stop;
+	}
+}
+
+/* The part of a slot that a range of the process's addresses backs; whether there is one. */
+static bool backed(const struct gate_slot *slot, const struct mmu_notifier_range *range,
+		   gfn_t *first, gfn_t *end)
+{
+	unsigned long from = max(range->start, slot->hva);
+	unsigned long to = min(range->end, slot->hva + slot->pages * PAGE_SIZE);
+
+	*first = slot->first + ((from - slot->hva) >> PAGE_SHIFT);
+	*end = slot->first + ((to - slot->hva) >> PAGE_SHIFT);
+	return from < to;
 }
 
 /*
  * The process's mappings change: its views follow at once. What is accessed again is looked up
- * again.
+ * again, after the change: until then, nothing is mapped or pinned.
  */
 static int invalidate_start(struct mmu_notifier *notifier, const struct mmu_notifier_range *range)
 {
 	struct gate_server *server = container_of(notifier, struct gate_server, notifier);
+	gfn_t top = gpa_to_gfn(server->cr3), first, end;
 	struct gate_client *client;
 	bool changed = false;
 	unsigned int at;
@@ -65,33 +141,22 @@ static int invalidate_start(struct mmu_notifier *notifier, const struct mmu_noti
 	server->invalidating++;
 	server->changes++;
 	for (at = 0; at < server->slots; at++) {
-		struct gate_slot *slot = &server->slot[at];
-		unsigned long start = max(range->start, slot->hva);
-		unsigned long end = min(range->end, slot->hva + slot->pages * PAGE_SIZE);
-		u64 gpa;
-
-		if (start >= end)
+		if (!backed(&server->slot[at], range, &first, &end))
 			continue;
 		changed = true;
-		gpa = gfn_to_gpa(slot->first) + (start - slot->hva);
 		list_for_each_entry(client, &server->clients, peer) {
-			view_zap(&client->view, gpa, (end - start) >> PAGE_SHIFT);
+			view_zap(&client->view, gfn_to_gpa(first), end - first);
 			/* The page table may be among them, under its other address. */
-			if (server->cr3 >= gpa && server->cr3 - gpa < end - start)
-				view_zap(&client->view, client->cr3, 1);
+			if (top >= first && top < end)
+				view_zap(&client->view, client->cr3 & PAGE_MASK, 1);
 		}
 	}
 	if (changed && !list_empty(&server->clients))
 		flush_views();
-	for (at = 0; changed && at < server->slots; at++) {
-		struct gate_slot *slot = &server->slot[at];
-		unsigned long start = max(range->start, slot->hva);
-		unsigned long end = min(range->end, slot->hva + slot->pages * PAGE_SIZE);
-
-		for (; start < end; start += PAGE_SIZE)
-			unpin(&slot->page[(start - slot->hva) >> PAGE_SHIFT]);
-	}
 	spin_unlock(&server->lock);
+	for (at = 0; changed && at < server->slots; at++)
+		if (backed(&server->slot[at], range, &first, &end))
+			unpin_slot(server, &server->slot[at], first, end);
 	return 0;
 }
 
@@ -109,6 +174,7 @@ static void invalidate_end(struct mmu_notifier *notifier, const struct mmu_notif
 void server_die(struct gate_server *server)
 {
 	struct gate_client *client;
+	unsigned int at;
 
 	spin_lock(&server->lock);
 	if (!server->dead) {
@@ -116,9 +182,13 @@ void server_die(struct gate_server *server)
 		list_for_each_entry(client, &server->clients, peer)
 			client_revoke(client, GATE_SERVER_GONE);
 		flush_views();
-		unpin_all(server);
 	}
 	spin_unlock(&server->lock);
+	for (at = 0; at < server->slots; at++) {
+		struct gate_slot *slot = &server->slot[at];
+
+		unpin_slot(server, slot, slot->first, slot->first + slot->pages);
+	}
 }
 
 static void release(struct mmu_notifier *notifier, struct mm_struct *mm)
@@ -132,83 +202,126 @@ static const struct mmu_notifier_ops notifier_ops = {
 	.invalidate_range_end = invalidate_end,
 };
 
-/* Takes pinned pages over, unless the memory changed since `changes` was read. */
-static bool keep(struct gate_server *server, struct page **to, struct page **pages, long count,
-		 u64 changes)
+/* Whether an array has all pages of a chunk, and they are one aligned part of a folio. */
+static bool is_whole(struct page **array)
 {
-	long at;
+	unsigned long at;
 
-	spin_lock(&server->lock);
-	if (server->dead || server->invalidating || server->changes != changes) {
-		spin_unlock(&server->lock);
-		unpin_user_pages(pages, count);
+	if (!array[0] || page_to_pfn(array[0]) % CHUNK_PAGES)
 		return false;
-	}
-	for (at = 0; at < count; at++) {
-		if (to[at]) {
-			unpin_user_page(pages[at]);
-			continue;
-		}
-		to[at] = pages[at];
-		atomic64_inc(&gate_pinned);
-	}
-	spin_unlock(&server->lock);
+	for (at = 1; at < CHUNK_PAGES; at++)
+		if (array[at] != array[0] + at || page_folio(array[at]) != page_folio(array[0]))
+			return false;
 	return true;
 }
 
-/* Pins pages of a slot; how many. The caller is the server's process if `own`. */
-static long pin(struct gate_server *server, struct gate_slot *slot, unsigned long first, long count,
-		bool own)
+/*
+ * Takes pages of a chunk over that were pinned, unless the memory changed since `changes` was read.
+ * What the array has afterwards is the caller's to give back; NULL if all of it was taken.
+ */
+static int keep(struct gate_server *server, struct gate_slot *slot, gfn_t gfn,
+		struct page ***pages, long count, u64 changes)
 {
-	unsigned int flags = FOLL_LONGTERM | (slot->readonly ? 0 : FOLL_WRITE);
-	unsigned long hva = slot->hva + first * PAGE_SIZE;
-	struct page *pages[64];
-	int tries;
+	unsigned long *chunk = chunk_at(slot, gfn), at;
+	struct page **from = *pages, **to;
+	int error = 0;
 
-	count = min_t(long, count, ARRAY_SIZE(pages));
-	for (tries = 0; tries < TRIES; tries++) {
-		u64 changes;
-		long pinned;
-
-		spin_lock(&server->lock);
-		changes = server->changes;
-		spin_unlock(&server->lock);
-		if (own) {
-			pinned = pin_user_pages_fast(hva, count, flags, pages);
-		} else {
-			/* FOLL_LONGTERM wants the lock to be held all the time. */
-			mmap_read_lock(server->mm);
-#if KERNEL_IS(6, 1)
-			pinned = pin_user_pages_remote(server->mm, hva, count, flags, pages, NULL,
-						       NULL);
-#else
-			pinned = pin_user_pages_remote(server->mm, hva, count, flags, pages, NULL);
-#endif
-			mmap_read_unlock(server->mm);
+	spin_lock(&server->lock);
+	to = array_of(*chunk);
+	if (server->dead) {
+		error = -ESRCH;
+	} else if (server->invalidating || server->changes != changes) {
+		error = -EAGAIN;
+	} else if (!*chunk && is_whole(from)) {
+		*chunk = (unsigned long)from[0];
+		from[0] = NULL;
+		atomic64_add(CHUNK_PAGES, &gate_pinned);
+	} else if (!*chunk) {
+		*chunk = (unsigned long)from | CHUNK_ARRAY;
+		*pages = NULL;
+		atomic64_add(count, &gate_pinned);
+	} else {
+		for (at = 0; to && at < CHUNK_PAGES; at++) {
+			if (to[at] || !from[at])
+				continue;
+			swap(to[at], from[at]);
+			atomic64_inc(&gate_pinned);
 		}
-		if (pinned <= 0)
-			return pinned ? pinned : -EFAULT;
-		if (keep(server, &slot->page[first], pages, pinned, changes))
-			return pinned;
-		if (READ_ONCE(server->dead) || fatal_signal_pending(current))
-			return -EINTR;
-		cond_resched();
 	}
-	return -EAGAIN;
+	spin_unlock(&server->lock);
+	return error;
 }
 
+/*
+ * Pins pages of a slot, at most to the end of the chunk; how many are pinned now. -EAGAIN while the
+ * memory changes. The caller is the server's process if `own`.
+ */
+static long pin(struct gate_server *server, struct gate_slot *slot, gfn_t gfn, long count, bool own)
+{
+	unsigned int flags = FOLL_LONGTERM | (slot->readonly ? 0 : FOLL_WRITE);
+	unsigned long hva = slot->hva + (gfn - slot->first) * PAGE_SIZE, at;
+	struct page **pages = gate_page(GFP_KERNEL_ACCOUNT), **start;
+	long pinned;
+	u64 changes;
+	int error;
+
+	if (!pages)
+		return -ENOMEM;
+	start = pages + gfn % CHUNK_PAGES;
+	count = min_t(long, count, CHUNK_PAGES - gfn % CHUNK_PAGES);
+	spin_lock(&server->lock);
+	changes = server->changes;
+	spin_unlock(&server->lock);
+	if (own) {
+		pinned = pin_user_pages_fast(hva, count, flags, start);
+	} else if (mmap_read_lock_killable(server->mm)) {
+		pinned = -EINTR;
+	} else {
+		/* FOLL_LONGTERM wants the lock to be held all the time. */
+#if KERNEL_IS(6, 1)
+		pinned = pin_user_pages_remote(server->mm, hva, count, flags, start, NULL, NULL);
+#else
+		pinned = pin_user_pages_remote(server->mm, hva, count, flags, start, NULL);
+#endif
+		mmap_read_unlock(server->mm);
+	}
+	error = pinned > 0 ? keep(server, slot, gfn, &pages, pinned, changes) :
+		pinned ? pinned : -EFAULT;
+	for (at = 0; pages && at < CHUNK_PAGES; at++)
+		if (pages[at])
+			unpin_user_page(pages[at]);
+	gate_free_page(pages);
+	return error ? error : pinned;
+}
+
+/* Pins all that can be pinned; pages of a slot's that cannot are looked for again when used. */
 static int pin_slot(struct gate_server *server, struct gate_slot *slot)
 {
-	unsigned long at = 0;
+	gfn_t gfn = slot->first, end = slot->first + slot->pages;
+	bool all = true;
 
-	while (at < slot->pages) {
-		long pinned = pin(server, slot, at, slot->pages - at, true);
+	while (gfn < end) {
+		long pinned = pin(server, slot, gfn, end - gfn, true);
 
-		if (pinned < 0)
+		if (pinned == -EFAULT) {
+			all = false;
+			pinned = CHUNK_PAGES - gfn % CHUNK_PAGES;
+		} else if (pinned == -EAGAIN) {
+			/* Other threads of this process change its memory. */
+			schedule_timeout_killable(1);
+			pinned = 0;
+		} else if (pinned < 0) {
 			return pinned;
-		at += pinned;
+		}
+		if (fatal_signal_pending(current))
+			return -EINTR;
+		gfn += pinned;
 		cond_resched();
 	}
+	if (!all)
+		/* Registers of devices, say. */
+		gate_log("memory at %#llx of a server cannot all be pinned",
+			 gfn_to_gpa(slot->first));
 	return 0;
 }
 
@@ -217,61 +330,31 @@ static u64 access_of(const struct gate_slot *slot)
 	return EPT_READ | EPT_EXEC | (slot->readonly ? 0 : EPT_WRITE);
 }
 
-/* The 2 MiB around a page of a slot, if they are contiguous in the host: their first page. */
-static struct page *large(const struct gate_slot *slot, unsigned long at, gfn_t gfn)
+/* Under the lock: maps the pages of a chunk that are pinned, from one to another, into a view. */
+static int map_chunk(struct gate_slot *slot, struct gate_client *client, gfn_t gfn, gfn_t end)
 {
-	unsigned long first, other;
-	struct page *page;
+	gfn_t start = gfn / CHUNK_PAGES * CHUNK_PAGES, alias = gpa_to_gfn(client->cr3);
+	struct gate_view *view = &client->view;
+	struct page *first = whole(slot, gfn);
+	int error = 0;
 
-	if ((gfn & ~511ull) < slot->first)
-		return NULL;
-	first = at - (gfn & 511);
-	if (slot->pages - first < 512)
-		return NULL;
-	page = slot->page[first];
-	if (!page || page_to_pfn(page) & 511)
-		return NULL;
-	for (other = 1; other < 512; other++)
-		if (!slot->page[first + other] ||
-		    page_to_pfn(slot->page[first + other]) != page_to_pfn(page) + other)
-			return NULL;
-	return page;
+	if (first && (alias < start || alias >= start + CHUNK_PAGES) &&
+	    !view_has_small(view, gfn_to_gpa(gfn)))
+		return view_is_mapped(view, gfn_to_gpa(gfn)) ? 0 :
+			view_map(view, gfn_to_gpa(start), first, access_of(slot), true);
+	for (; !error && gfn < end; gfn++) {
+		struct page *page = pinned_page(slot, gfn);
+
+		if (page && gfn != alias && !view_is_mapped(view, gfn_to_gpa(gfn)))
+			error = view_map(view, gfn_to_gpa(gfn), page, access_of(slot), false);
+	}
+	return error;
 }
 
 /*
- * Under the lock: maps a pinned page of the server into a view, with the 2 MiB around it if they
- * are contiguous. -ENOENT if it is not pinned.
+ * Maps all pinned memory into the view of a client that is on the server's list. What changes
+ * meanwhile is found when it is used.
  */
-static int map(struct gate_server *server, struct gate_view *view, gfn_t gfn)
-{
-	struct gate_slot *slot = server_slot(server, gfn);
-	unsigned long at = slot ? gfn - slot->first : 0;
-	struct page *whole;
-
-	if (!slot || !slot->page[at])
-		return -ENOENT;
-	if (view_is_mapped(view, gfn_to_gpa(gfn)))
-		return 0;
-	whole = view_has_small(view, gfn_to_gpa(gfn)) ? NULL : large(slot, at, gfn);
-	if (whole)
-		return view_map(view, gfn_to_gpa(gfn & ~511ull), whole, access_of(slot), true);
-	return view_map(view, gfn_to_gpa(gfn), slot->page[at], access_of(slot), false);
-}
-
-/* Under the lock: where the client's CR3 leads to in its view, the server's page table. */
-static int map_alias(struct gate_server *server, struct gate_client *client)
-{
-	struct gate_slot *slot = server_slot(server, gpa_to_gfn(server->cr3));
-	struct page *top = slot ? slot->page[gpa_to_gfn(server->cr3) - slot->first] : NULL;
-
-	if (!top)
-		return -ENOENT;
-	if (view_is_mapped(&client->view, client->cr3 & PAGE_MASK))
-		return 0;
-	return view_map(&client->view, client->cr3 & PAGE_MASK, top, EPT_READ | EPT_WRITE, false);
-}
-
-/* Maps all pinned memory into the view of a client that is on the server's list. */
 int server_map_all(struct gate_server *server, struct gate_client *client)
 {
 	int error = 0;
@@ -282,22 +365,13 @@ int server_map_all(struct gate_server *server, struct gate_client *client)
 		gfn_t gfn = slot->first, end = slot->first + slot->pages;
 
 		while (!error && gfn < end) {
-			/* The lock is held for at most 2 MiB at a time. */
-			gfn_t stop = min(end, (gfn | 511) + 1);
-			struct page **page = &slot->page[gfn - slot->first];
-			struct page *whole;
+			gfn_t stop = min_t(gfn_t, end, (gfn / CHUNK_PAGES + 1) * CHUNK_PAGES);
 
 			spin_lock(&server->lock);
-			whole = view_has_small(&client->view, gfn_to_gpa(gfn)) ?
-					NULL : large(slot, gfn - slot->first, gfn);
 			if (server->dead)
 				error = -ESRCH;
-			else if (whole)
-				error = view_map(&client->view, gfn_to_gpa(gfn), whole,
-						 access_of(slot), true);
-			else
-				error = view_map_small(&client->view, gfn_to_gpa(gfn), page,
-						       stop - gfn, access_of(slot));
+			else if (!server->invalidating)
+				error = map_chunk(slot, client, gfn, stop);
 			spin_unlock(&server->lock);
 			gfn = stop;
 			cond_resched();
@@ -306,40 +380,96 @@ int server_map_all(struct gate_server *server, struct gate_client *client)
 	return error;
 }
 
+/* -ENOENT if the page is not pinned, -EAGAIN while the memory changes. */
+static int try_map(struct gate_server *server, struct gate_client *client, struct gate_slot *slot,
+		   gfn_t gfn, bool alias)
+{
+	int error = -ENOENT;
+
+	spin_lock(&server->lock);
+	if (server->dead || client->server != server)
+		error = -ESRCH;
+	else if (server->invalidating)
+		error = -EAGAIN;
+	else if (!pinned_page(slot, gfn))
+		error = -ENOENT;
+	else if (alias)
+		error = alias_map(client, pinned_page(slot, gfn));
+	else
+		error = map_chunk(slot, client, gfn, gfn + 1);
+	spin_unlock(&server->lock);
+	return error;
+}
+
+/* Pins a page that is not pinned. For other processes than the server's. */
+static int find(struct gate_server *server, struct gate_slot *slot, gfn_t gfn)
+{
+	long pinned;
+
+	if (!mmget_not_zero(server->mm))
+		return -ESRCH;
+	pinned = pin(server, slot, gfn, 1, false);
+	/* Not the last step of the process's end, here. */
+	mmput_async(server->mm);
+	return pinned < 0 ? pinned : 0;
+}
+
 /*
- * Finds what is missing in the view of a client that is on the server's list. May sleep.
- * -EFAULT if the server has no memory there.
+ * Finds what is missing in a view. May sleep, as long as the server's process likes. -EFAULT if the
+ * server has no memory there, -EAGAIN if it changed meanwhile.
  */
 int server_fault(struct gate_server *server, struct gate_client *client, u64 gpa)
 {
 	bool alias = (gpa & PAGE_MASK) == (client->cr3 & PAGE_MASK);
 	gfn_t gfn = gpa_to_gfn(alias ? server->cr3 : gpa);
 	struct gate_slot *slot = server_slot(server, gfn);
-	int error = -ENOENT, tries;
+	int error;
 
 	if (!slot)
 		return -EFAULT;
-	for (tries = 0; tries < TRIES && error == -ENOENT; tries++) {
-		long pinned = -ESRCH;
+	error = try_map(server, client, slot, gfn, alias);
+	if (error != -ENOENT)
+		return error;
+	error = find(server, slot, gfn);
+	if (!error)
+		error = try_map(server, client, slot, gfn, alias);
+	return error == -ENOENT ? -EAGAIN : error;
+}
+
+/*
+ * Copies a page of the server's memory. May sleep, as long as the server's process likes. -EFAULT
+ * if there is none.
+ */
+int server_read(struct gate_server *server, gfn_t gfn, void *to)
+{
+	struct gate_slot *slot = server_slot(server, gfn);
+	int error = slot ? 0 : -EFAULT;
+
+	while (!error) {
+		struct page *page;
 
 		spin_lock(&server->lock);
-		if (server->dead)
-			error = -ESRCH;
-		else
-			error = alias ? map_alias(server, client) :
-					map(server, &client->view, gfn);
+		page = server->dead ? NULL : pinned_page(slot, gfn);
+		if (page)
+			memcpy(to, page_address(page), PAGE_SIZE);
 		spin_unlock(&server->lock);
-		if (error != -ENOENT)
+		if (page)
 			break;
-		if (mmget_not_zero(server->mm)) {
-			pinned = pin(server, slot, gfn - slot->first, 1, false);
-			/* Not the last step of the process's end, here. */
-			mmput_async(server->mm);
-		}
-		if (pinned < 0)
-			return pinned;
+		error = find(server, slot, gfn);
 	}
 	return error;
+}
+
+/* After all pages were given back. */
+static void free_chunks(struct gate_slot *slot)
+{
+	unsigned long at;
+
+	for (at = 0; slot->chunk && at < chunk_count(slot); at++)
+		gate_free_page(array_of(slot->chunk[at]));
+	if (slot->chunk)
+		atomic64_sub(chunk_pages(slot), &gate_pages);
+	kvfree(slot->chunk);
 }
 
 static void server_free(struct kref *ref)
@@ -351,16 +481,15 @@ static void server_free(struct kref *ref)
 		server_die(server);
 		mmu_notifier_unregister(&server->notifier, server->mm);
 	}
-	if (server->slot)
-		for (at = 0; at < server->slots; at++)
-			kvfree(server->slot[at].page);
+	for (at = 0; at < server->slots; at++)
+		free_chunks(&server->slot[at]);
 	kvfree(server->slot);
 	if (server->mm) {
 		if (server->locked)
 			account_locked_vm(server->mm, server->locked, false);
 		mmdrop(server->mm);
 	}
-	gate_free_page(server->table);
+	kfree(server->table);
 	if (server->vcpu)
 		fput(server->vcpu);
 	kfree(server);
@@ -372,44 +501,51 @@ void server_put(struct gate_server *server)
 	kref_put(&server->ref, server_free);
 }
 
-/* Copies the layout of the VM's memory. */
+/* Copies the layout of the VM's memory, and counts it as locked by the process. */
 static int read_slots(struct gate_server *server, struct kvm *kvm)
 {
 	struct kvm_memory_slot *memory;
 	unsigned long pages = 0;
 	unsigned int count = 0;
 	struct kvm_memslots *slots;
-	int error = 0, srcu, bucket;
+	int error, srcu, bucket;
 
-	/* The layout is small, and allocating under SRCU is allowed. */
+	/* Sleeping under SRCU is allowed. */
 	srcu = srcu_read_lock(&kvm->srcu);
 	slots = kvm_memslots(kvm);
-	kvm_for_each_memslot(memory, bucket, slots)
+	kvm_for_each_memslot(memory, bucket, slots) {
+		if (memory->id >= KVM_USER_MEM_SLOTS)
+			continue;
+		pages += memory->npages;
 		count++;
+	}
+	error = account_locked_vm(server->mm, pages, true);
+	if (error)
+		goto out;
+	server->locked = pages;
+	error = -ENOMEM;
 	server->slot = kvcalloc(max(count, 1u), sizeof(*server->slot), GFP_KERNEL_ACCOUNT);
 	if (!server->slot)
-		error = -ENOMEM;
+		goto out;
 	kvm_for_each_memslot(memory, bucket, slots) {
-		struct gate_slot *slot = server->slot ? &server->slot[server->slots] : NULL;
+		struct gate_slot *slot = &server->slot[server->slots];
 
-		if (error || memory->id >= KVM_USER_MEM_SLOTS || !memory->npages)
+		if (memory->id >= KVM_USER_MEM_SLOTS || !memory->npages)
 			continue;
 		slot->first = memory->base_gfn;
 		slot->pages = memory->npages;
 		slot->hva = memory->userspace_addr;
 		slot->readonly = memory->flags & KVM_MEM_READONLY;
-		slot->page = kvcalloc(slot->pages, sizeof(*slot->page), GFP_KERNEL_ACCOUNT);
-		if (!slot->page)
-			error = -ENOMEM;
+		slot->chunk = kvcalloc(chunk_count(slot), sizeof(*slot->chunk),
+				       GFP_KERNEL_ACCOUNT);
+		if (!slot->chunk)
+			goto out;
+		atomic64_add(chunk_pages(slot), &gate_pages);
 		server->slots++;
-		pages += slot->pages;
 	}
+	error = 0;
+out:
 	srcu_read_unlock(&kvm->srcu, srcu);
-	if (error)
-		return error;
-	error = account_locked_vm(server->mm, pages, true);
-	if (!error)
-		server->locked = pages;
 	return error;
 }
 
@@ -462,7 +598,7 @@ struct gate_server *server_register(const struct gate_server_args *args)
 	}
 	vcpu = server->vcpu->private_data;
 	error = -ENOMEM;
-	server->table = gate_page(GFP_KERNEL_ACCOUNT);
+	server->table = kzalloc(table_bytes(args->count), GFP_KERNEL_ACCOUNT);
 	if (!server->table)
 		goto fail;
 	mmgrab(current->mm);
@@ -490,11 +626,7 @@ struct gate_server *server_register(const struct gate_server_args *args)
 	}
 	for (at = 0; at < server->slots; at++) {
 		error = pin_slot(server, &server->slot[at]);
-		if (error == -EFAULT)
-			/* Registers of devices, say. */
-			gate_log("memory at %#llx of a server cannot be pinned and stays out of reach",
-				 gfn_to_gpa(server->slot[at].first));
-		else if (error)
+		if (error)
 			goto fail;
 	}
 	return server;

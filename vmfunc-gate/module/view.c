@@ -4,7 +4,8 @@
 
 #define ADDRESS 0x000ffffffffff000ull
 #define PRESENT 7ull
-#define WRITE_BACK (6ull << 3)
+/* Write-back, whatever the guest says: the host has the same pages mapped so. */
+#define WRITE_BACK (6ull << 3 | 1 << 6)
 #define LARGE (1ull << 7)
 /*
  * Write-back, four levels, no accessed and dirty flags: page-modification logging must not log
@@ -39,7 +40,7 @@ static u64 *table(struct gate_view *view, u64 gpa, int level, bool add)
 		u64 *entry = &table[index_of(gpa, at)];
 
 		if (!(*entry & PRESENT)) {
-			u64 *next = add ? gate_page(GFP_ATOMIC | __GFP_NOWARN) : NULL;
+			u64 *next = add ? gate_page(GFP_ATOMIC | __GFP_ACCOUNT | __GFP_NOWARN) : NULL;
 
 			if (!next)
 				return NULL;
@@ -93,20 +94,6 @@ int view_map(struct gate_view *view, u64 gpa, struct page *page, u64 access, boo
 	if (*entry & PRESENT)
 		return -EEXIST;
 	WRITE_ONCE(*entry, page_to_phys(page) | access | WRITE_BACK | (large ? LARGE : 0));
-	return 0;
-}
-
-/* Maps pages of one table where nothing is mapped; NULLs stay out. */
-int view_map_small(struct gate_view *view, u64 gpa, struct page **page, unsigned int count,
-		   u64 access)
-{
-	u64 *entry = table(view, gpa, 0, true);
-
-	if (!entry)
-		return -ENOMEM;
-	for (entry += index_of(gpa, 0); count--; entry++, page++)
-		if (*page && !(*entry & PRESENT))
-			WRITE_ONCE(*entry, page_to_phys(*page) | access | WRITE_BACK);
 	return 0;
 }
 

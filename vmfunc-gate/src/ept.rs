@@ -104,8 +104,9 @@ pub enum Error {
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 /// Bits of an entry that hold permissions; none set means that it is not present.
 const PRESENT: u64 = 7;
-/// Memory type write-back, in an entry that maps a page.
-const WRITE_BACK: u64 = 6 << 3;
+/// Memory type write-back, in an entry that maps a page, whatever the guest's page tables say: the
+/// host has the same page mapped so.
+const WRITE_BACK: u64 = 6 << 3 | 1 << 6;
 /// An entry of the second level maps 2 MiB.
 const LARGE: u64 = 1 << 7;
 /// EPTP: tables are cached write-back, four levels, no accessed and dirty flags. Without those

@@ -48,7 +48,8 @@ impl Error {
         let source = io::Error::last_os_error();
         let cure = match source.raw_os_error() {
             Some(libc::EADDRINUSE) => {
-                " (the server has memory where the client's page table or the window is: move one)"
+                " (the server needs the memory where the client's page table or the window is: try \
+                 another process of the client, or other memory for the server)"
             }
             Some(libc::EBUSY) => " (it is registered or paired already)",
             Some(libc::ESRCH) => " (the server's process is gone)",
@@ -147,6 +148,9 @@ pub struct Status {
     pub refused: u64,
     /// Bytes of page tables of the server view.
     pub tables: u64,
+    /// 1 if the client's page table hides a page of the server's memory, so that the server's
+    /// kernel is not in the view and handlers cannot make system calls, else 0.
+    pub user_only: u64,
     /// Servers that exist.
     pub servers: u64,
     /// Clients that exist.
@@ -415,8 +419,8 @@ impl Client {
     /// Pairs it with a server, by the descriptor of a [`Server`] of any process.
     ///
     /// # Errors
-    /// Paired already; not a server, or one that is gone; the server has memory where the client's
-    /// page table is.
+    /// Paired already; not a server, or one that is gone; the server's process needs the memory
+    /// at the guest-physical address of the client's page table.
     pub fn pair(&self, server: BorrowedFd<'_>) -> Result<(), Error> {
         let mut server = server.as_raw_fd();
         self.gate.call(PAIR, &raw mut server, "pair")

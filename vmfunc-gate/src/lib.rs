@@ -13,29 +13,40 @@
 //! - [`client`]: what a client's program calls;
 //! - `host` (feature `std`): what the processes of VMs ask of the kernel module.
 //!
-//! Beside this crate: `module/` is the kernel module for Linux 6.1 and 6.12, which arms VMFUNC under
-//! a KVM that is not changed. `bare/` is a program that runs in VMX root operation and tries the
-//! views and the trampoline. `rig/` tries the module under KVM with small guests.
-//! `cargo xtask test gate:` runs both in Bochs.
+//! Beside this crate: `module/` is the kernel module for Linux 6.1 and 6.12, which arms VMFUNC
+//! under a KVM that is not changed. `bare/` is a program that runs in VMX root operation and tries
+//! the views and the trampoline. `rig/` tries the module under KVM with small guests.
+//! `cargo xtask test gate:` runs both in Bochs; `gate:bare`, `gate:6.1` and `gate:6.12` are its
+//! parts.
 //!
 //! # How the module works
 //!
 //! - **Two probes of `kvm_intel`.** Before each VM entry of a client's vCPU, entry 0 of its list of
-//!   EPTPs gets the root that KVM uses then, and VMFUNC is armed. After each VM exit, the VMCS field
-//!   EPT pointer says whether the vCPU is in the server; exits from there are the module's.
-//! - **The server view** is a page table of the module's own, from the server's memory slots with the
-//!   pages pinned. KVM's roots are never lent out: KVM flushes the server's vCPUs only when it takes
-//!   pages away. The server's process may change its memory (balloon, unmapping, fork): an MMU
-//!   notifier takes the pages out of all views before the change, with INVEPT on all CPUs, and what
-//!   is used again is found again in the process's memory. Slots that the VMM removes, though, are
-//!   in the view until the server is registered anew. Writes by handlers are not in the server's
-//!   dirty log: a server is not to be migrated or saved while it is paired.
+//!   EPTPs gets the root that KVM uses then, and VMFUNC is armed. After each VM exit, the VMCS
+//!   field EPT pointer says whether the vCPU is in the server; exits from there are the module's.
+//! - **The server view** is a page table of the module's own, from the server's memory slots with
+//!   the pages pinned. KVM's roots are never lent out: KVM flushes the server's vCPUs only when it
+//!   takes pages away. The server's process may change its memory (balloon, unmapping, fork): an
+//!   MMU notifier takes the pages out of all views before the change, with INVEPT on all CPUs, and
+//!   what is used again is found again in the process's memory. Slots that the VMM removes, though,
+//!   are in the view until the server is registered anew. Writes by handlers are not in the
+//!   server's dirty log: a server is not to be migrated or saved while it is paired. Memory that
+//!   consists of 2 MiB pages of the host is pinned and mapped as such.
+//! - **CR3** stays the client's, as VMFUNC does not change it: in the server view, its
+//!   guest-physical address leads to the top page table of the server's process. Two guests of one
+//!   kind both have memory there. Then the server's page is hidden, provided that ring 3 of the
+//!   server's process does not use it; else the pair is refused, and another process of the client
+//!   may have more luck. What is mapped is a read-only copy of the table's half for ring 3: the
+//!   server's kernel does not exist in such a view.
 //! - **Interrupts** that KVM would inject while the vCPU is in the server park the delegation: the
 //!   client's kernel takes them in its own address space, as if they had come at an instruction of
 //!   the trampoline that asks for the rest of the delegation (VMCALL). KVM's APICv is inhibited for
 //!   clients, as the CPU would deliver interrupts in the server by itself.
-//! - **What cannot go on** ends the delegation, and its caller gets a reason: memory that the server
-//!   does not have, exceptions, instructions that exit, a server that is gone.
+//! - **What cannot go on** ends the delegation, and its caller gets a reason: memory that the
+//!   server does not have, exceptions, instructions that exit, a server that is gone.
+//! - **Nobody waits for another VM's process.** What a process of one VM can delay, pinning its
+//!   memory above all, happens under locks of its own pairs only, and can be interrupted by a
+//!   signal that kills the waiting process.
 //!
 //! To install it: copy `module/` to `/usr/src/gantry-gate-0.1.0`, `dkms install gantry-gate/0.1.0`,
 //! `modprobe gantry_gate`. It names what a host lacks in the kernel's log, and other kernels than
@@ -46,8 +57,8 @@
 //! - Handlers are in the client's ring, and make no system calls: the entry point of system calls
 //!   (LSTAR) is the client's. Exceptions of handlers end the delegation, as the exception table is
 //!   the client's too.
-//! - The client's page table and the server's memory must not share a guest-physical address. Two
-//!   Linux guests do; pairs of such guests are refused for now.
+//! - The copy of a page table's half that is made where CR3 hides a page is as old as the pair:
+//!   512 GiB of the server's address space that its process starts to use later are not in it.
 //! - A thread that delegates is pinned to its vCPU. If the client's kernel moves it while it is
 //!   parked, the delegation ends with [`client::Failure::Lost`].
 //! - No nested guests in clients, no system-management mode.
@@ -67,8 +78,8 @@
 //!   server view. Any other index causes a VM exit (reason 59), is logged, and the client gets #UD.
 //! - **The handler table** and the trampoline cannot be written by either side, the trampoline
 //!   cannot be read in the server view: EPT permissions, thus independent of both sides' own page
-//!   tables. A handler that tries is ended; a client that tries gets #GP, and it is logged. KVM maps
-//!   the trampoline readable for the client, where it is no secret.
+//!   tables. A handler that tries is ended; a client that tries gets #GP, and it is logged. KVM
+//!   maps the trampoline readable for the client, where it is no secret.
 //! - **Entering elsewhere.** A client may execute VMFUNC in code of its own, in any ring, and at
 //!   any address. Execution then goes on at the next address *of the server view*. Where nothing
 //!   executable is mapped, that ends with a page fault in the server view, which no code there
@@ -94,13 +105,13 @@
 //! - **Side channels.** Nothing is flushed between the sides: what speculation can reach counts as
 //!   reached. All of the server's memory is executable as far as the view is concerned; the
 //!   server's page tables say what is.
-//! - **Time.** A handler that never returns keeps the client's vCPU, not the host: interrupts of the
-//!   host and of the client are taken. Unpairing, and the end of either process, end it.
+//! - **Time.** A handler that never returns keeps the client's vCPU, not the host: interrupts of
+//!   the host and of the client are taken. Unpairing, and the end of either process, end it.
 //! - **Attacks that are tried by the tests:** indexes and functions that are not allowed, writes to
 //!   table and trampoline from both sides, reads of the trampoline, VMFUNC at an address of the
-//!   client's own, the second VMFUNC used to enter, handlers that use memory without backing, fault,
-//!   or call the hypervisor; either process killed during a delegation; the module unloaded while in
-//!   use; each call of the device with random arguments, by root and by another user.
+//!   client's own, the second VMFUNC used to enter, handlers that use memory without backing,
+//!   fault, or call the hypervisor; either process killed during a delegation; the module unloaded
+//!   while in use; each call of the device with random arguments, by root and by another user.
 
 #![no_std]
 #![deny(missing_docs)]

@@ -1,7 +1,7 @@
 //! The code that changes sides.
 //!
-//! `module/trampoline.inc` is its source, for the kernel module and for programs in Rust. It is copied
-//! into a page of its own and runs at [`window::TRAMPOLINE`](crate::window::TRAMPOLINE),
+//! `module/trampoline.inc` is its source, for the kernel module and for programs in Rust. It is
+//! copied into a page of its own and runs at [`window::TRAMPOLINE`](crate::window::TRAMPOLINE),
 //! position-independent: it finds the other pages of the [`window`](crate::window) relative to
 //! itself. Calling convention: System V.
 //! It needs FSGSBASE enabled (CR4 bit 16), as Linux has it since 5.9 on CPUs that have it.

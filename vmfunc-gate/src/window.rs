@@ -1,7 +1,8 @@
 //! The window: pages that lie at one guest-virtual address in both address spaces.
 //!
 //! The client finds the trampoline there, and so does the CPU on the server's side when it
-//! fetches the instruction after VMFUNC. `module/gate.h` has the same numbers for the kernel module.
+//! fetches the instruction after VMFUNC. `module/gate.h` has the same numbers for the kernel
+//! module.
 //!
 //! Wormhole's stack is shared memory, mapped in both address spaces. This one is mapped at one
 //! address too, but on the server's side only: in the client's memory, other vCPUs and processes of
@@ -17,8 +18,8 @@ pub const TRAMPOLINE: u64 = 0;
 /// Offset of the [`Table`]. Read-only in both EPTs, the same page in both.
 pub const TABLE: u64 = PAGE;
 
-/// Offset of the page that tells the sides apart, a [`Private`]. Two different pages: the client may write
-/// its own one, the server's is read-only.
+/// Offset of the page that tells the sides apart, a [`Private`]. Two different pages: the client
+/// may write its own one, the server's is read-only.
 pub const PRIVATE: u64 = 2 * PAGE;
 
 /// Offset of the stack of handlers, in the server view only.

@@ -17,19 +17,7 @@ client_round_trips:
     shl rdx, 32
     or rax, rdx
     mov r13, rax
-1:  xor edi, edi
-    mov rsi, r12
-    mov edx, 5
-    call rbp
-    lea rcx, [r12 + r12 * 2 + 5]
-    cmp rax, rcx
-    je 2f
-    inc r14
-2:  test rdx, rdx
-    jz 3f
-    inc r14
-3:  dec r12
-    jnz 1b
+    round_trips
     rdtsc
     shl rdx, 32
     or rax, rdx

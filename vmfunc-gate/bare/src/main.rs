@@ -20,7 +20,10 @@ use vmfunc_gate::{
 use vmx::{Exit, Start, Vcpu};
 
 global_asm!(include_str!("boot.s"), options(att_syntax));
-global_asm!(include_str!("guest.s"));
+global_asm!(
+    include_str!("../../rig/src/round_trips.s"),
+    include_str!("guest.s")
+);
 
 /// Reads a control register.
 macro_rules! cr {

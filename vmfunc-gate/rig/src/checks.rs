@@ -22,8 +22,9 @@ use vmfunc_gate::{
 use crate::{
     Check, fuzz,
     vm::{
-        ADD, CLIENT_TICKS, ClientVm, FAIL, HYPERCALL, OtherServer, Process, READ, SERVER_DATA,
-        SERVER_HOLE, SPIN, Start, WINDOW, WRITE, at,
+        ADD, CLIENT_PML4, CLIENT_TICKS, ClientVm, FAIL, HIDDEN, HYPERCALL, OtherServer, Place,
+        Process, READ, SERVER_HOLE, SHARED_PAGES, SPIN, SYSTEM_CALL, ServerVm, Start, WINDOW,
+        WRITE, at,
     },
 };
 
@@ -40,6 +41,19 @@ pub fn all(check: Check<'_>) {
     if let Err(error) = with_pair(check) {
         check("a pair can be made", &mut || bail!("{error:#}"));
     }
+    check(
+        "a pair with a server of 1 GiB takes at most 64 KiB",
+        &mut large,
+    );
+    check(
+        "a client and a server at the same guest-physical addresses",
+        &mut same_place,
+    );
+    check(
+        "a server whose process needs the page of the client's page table is refused",
+        &mut needed,
+    );
+    check("two clients of a VM come and go", &mut siblings);
     check(
         "handlers are called with anything by a hostile client",
         &mut fuzz::delegations,
@@ -117,6 +131,9 @@ fn with_pair(check: Check<'_>) -> Result<()> {
             gone(while_inside(&mut client, || Ok(gate.unpair()?))?)
         },
     );
+    check("a delegation without a server is answered", &mut || {
+        gone(client.run(&Start::call(ADD, 1, 2).interrupted())?)
+    });
     check("the client pairs again and delegates", &mut || {
         client.client.pair(server.as_fd())?;
         expect(&mut client, ADD, 1, 2, (5, DONE))
@@ -206,6 +223,83 @@ fn wait(wanted: impl Fn(&Status) -> bool) -> Result<Status> {
     }
 }
 
+/// The server's memory is of 2 MiB pages. What is counted is what the module has allocated.
+fn large() -> Result<()> {
+    let gate = Gate::open()?;
+    let before = gate.status()?;
+    let server = OtherServer::at(Place::Large)?;
+    let mut client = ClientVm::new()?;
+    client.client.pair(server.as_fd())?;
+    expect(&mut client, READ, Place::Large.data(), 0, (0x5e7, DONE))?;
+    let after = gate.status()?;
+    let pinned = (after.pinned - before.pinned) * window::PAGE;
+    let shared = u64::from(SHARED_PAGES);
+    let bytes = (after.pages - before.pages - shared) * window::PAGE;
+    println!(
+        "figure bytes of a pair besides {} MiB of the server's memory and {} KiB shared: {bytes}",
+        pinned >> 20,
+        shared * 4
+    );
+    ensure!(pinned == 1 << 30, "{pinned} bytes are pinned");
+    ensure!(bytes <= 64 << 10, "{bytes} bytes");
+    Ok(())
+}
+
+/// As two guests of one kind have it.
+fn same_place() -> Result<()> {
+    let server = ServerVm::new(Gate::open()?, Place::Same)?;
+    let mut client = ClientVm::new()?;
+    client.client.pair(server.as_fd())?;
+    let ended = (trampoline::EXCEPTION, ABORTED);
+    for (handler, first, reply) in [
+        (ADD, 7, (29, DONE)),
+        (READ, Place::Same.data(), (0x5e7, DONE)),
+        // What is hidden is in the server's page table, for its kernel.
+        (READ, CLIENT_PML4, ended),
+        (WRITE, CLIENT_PML4, ended),
+        (SYSTEM_CALL, 0, ended),
+        (READ, Place::Same.data(), (0x5e7, DONE)),
+    ] {
+        expect(&mut client, handler, first, 8, reply)?;
+    }
+    ensure!(client.client.status()?.user_only == 1, "with its kernel");
+    let hidden = server.memory.read(CLIENT_PML4);
+    ensure!(hidden == HIDDEN, "the server's page became {hidden:#x}");
+    // What is mapped later is not reached, either, and does no harm.
+    server.expose();
+    client.client.unpair()?;
+    let refused = client.client.pair(server.as_fd()).err().context("paired")?;
+    ensure!(refused.to_string().contains("another process"), "{refused}");
+    Ok(())
+}
+
+fn needed() -> Result<()> {
+    let server = ServerVm::new(Gate::open()?, Place::Needed)?;
+    let client = ClientVm::new()?;
+    let refused = client.client.pair(server.as_fd()).err().context("paired")?;
+    ensure!(refused.to_string().contains("another process"), "{refused}");
+    Ok(())
+}
+
+/// Each is counted, and what one leaves behind is not the other's.
+fn siblings() -> Result<()> {
+    let server = OtherServer::start()?;
+    let mut client = ClientVm::new()?;
+    client.client.pair(server.as_fd())?;
+    let sibling = client.sibling()?;
+    ensure!(Gate::open()?.status()?.clients == 2, "not two clients");
+    drop(sibling);
+    wait(|status| status.clients == 1)?;
+    expect(&mut client, ADD, 7, 8, (29, DONE))?;
+    let start = Start {
+        kernel: true,
+        ..Start::new(at::rig_timer(), [1_000_000, 2_000, 20])
+    };
+    let wrong = client.run(&start)?;
+    ensure!(wrong == (0, 0), "{wrong:x?}");
+    Ok(())
+}
+
 fn many(client: &mut ClientVm) -> Result<()> {
     // What is only mapped at first use, is now.
     client.run(&Start::new(at::rig_many(), [10, 0, 0]))?;
@@ -256,18 +350,18 @@ fn timer(client: &mut ClientVm) -> Result<()> {
 }
 
 fn missing(client: &mut ClientVm, server: &OtherServer) -> Result<()> {
-    expect(client, READ, SERVER_DATA, 0, (0x5e7, DONE))?;
+    expect(client, READ, Place::Apart.data(), 0, (0x5e7, DONE))?;
     let before = client.client.status()?;
     server.discard();
-    expect(client, READ, SERVER_DATA, 0, (0xbeef, DONE))?;
+    expect(client, READ, Place::Apart.data(), 0, (0xbeef, DONE))?;
     let after = client.client.status()?;
     ensure!(
         after.violations > before.violations,
         "the old page was still there"
     );
     // What a handler writes is there afterwards; the writer returns nothing in particular.
-    client.run(&Start::call(WRITE, SERVER_DATA, 0x77).interrupted())?;
-    expect(client, READ, SERVER_DATA, 0, (0x77, DONE))
+    client.run(&Start::call(WRITE, Place::Apart.data(), 0x77).interrupted())?;
+    expect(client, READ, Place::Apart.data(), 0, (0x77, DONE))
 }
 
 fn faults(check: Check<'_>, client: &mut ClientVm) {

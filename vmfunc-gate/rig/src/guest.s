@@ -27,19 +27,7 @@ rig_many:
     mov r12, rdi
     xor r14d, r14d
     movabs rbp, 0x4000000000
-1:  xor edi, edi
-    mov rsi, r12
-    mov edx, 5
-    call rbp
-    lea rcx, [r12 + r12 * 2 + 5]
-    cmp rax, rcx
-    je 2f
-    inc r14
-2:  test rdx, rdx
-    jz 3f
-    inc r14
-3:  dec r12
-    jnz 1b
+    round_trips
     mov rdi, r14
     xor esi, esi
     jmp rig_end
@@ -283,6 +271,11 @@ rig_fail:
 .globl rig_hypercall
 rig_hypercall:
     vmcall
+    ret
+
+.globl rig_system_call
+rig_system_call:
+    syscall
     ret
 
 .globl rig_server_end

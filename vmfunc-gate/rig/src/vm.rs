@@ -19,7 +19,7 @@ use vmfunc_gate::{
     window::{self, PAGE},
 };
 
-global_asm!(include_str!("guest.s"));
+global_asm!(include_str!("round_trips.s"), include_str!("guest.s"));
 
 macro_rules! code {
     ($($name:ident)*) => {
@@ -38,7 +38,7 @@ pub mod at {
         rig_call rig_many rig_transfer rig_timer rig_tick rig_undefined
         rig_protection rig_page rig_wrong_index rig_wrong_entry rig_write_table
         rig_write_trampoline rig_false_resume rig_add rig_sum rig_handler_compute rig_read
-        rig_write rig_spin rig_fail rig_hypercall rig_server_end
+        rig_write rig_spin rig_fail rig_hypercall rig_system_call rig_server_end
     );
 
     /// The code of all guests.
@@ -57,6 +57,9 @@ pub const SHARED_PAGES: u32 = 272;
 /// Present, writable, for ring 3, accessed.
 const ENTRY: u64 = 0x27;
 const LARGE: u64 = 0x80;
+/// For ring 3.
+const USER: u64 = 4;
+const LARGE_BYTES: u64 = 2 << 20;
 const DIRTY: u64 = 0x40;
 
 /// Memory of this process that is a VM's.
@@ -68,11 +71,13 @@ pub struct Memory {
 
 impl Memory {
     fn new(gpa: u64, bytes: usize) -> Result<Self> {
+        // Starts with a large page, which it consists of if the kernel has them.
+        let spare = (LARGE_BYTES - PAGE) as usize;
         // SAFETY: a new mapping, where the kernel finds room.
         let at = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
-                bytes,
+                bytes + spare,
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
                 -1,
@@ -80,7 +85,16 @@ impl Memory {
             )
         };
         ensure!(at != libc::MAP_FAILED, "no memory");
-        let at = NonNull::new(at.cast()).context("no memory")?;
+        let before = at.align_offset(LARGE_BYTES as usize);
+        // SAFETY: inside of the mapping, of which what is before and behind goes back.
+        let at = unsafe {
+            let start = at.cast::<u8>().add(before);
+            libc::munmap(at, before);
+            libc::munmap(start.add(bytes).cast(), spare - before);
+            libc::madvise(start.cast(), bytes, libc::MADV_HUGEPAGE);
+            start
+        };
+        let at = NonNull::new(at).context("no memory")?;
         Ok(Self { at, bytes, gpa })
     }
 
@@ -138,12 +152,53 @@ fn add_memory(vm: &VmFd, slot: u32, gpa: u64, memory: NonNull<[u8]>, readonly: b
     unsafe { vm.set_user_memory_region(region) }.context("cannot add memory")
 }
 
-/// The server's memory, and what is where.
-pub const SERVER_GPA: u64 = 0x1000_0000;
+/// Where a server's memory is, in the guest-physical address space that all VMs have alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Where the client has none.
+    Apart,
+    /// As before, and 1 GiB.
+    Large,
+    /// Where the client has its own, its page table too. Ring 3 does not use that page.
+    Same,
+    /// As before, and ring 3 has that page mapped.
+    Needed,
+}
+
+impl Place {
+    /// The memory's first address.
+    pub fn gpa(self) -> u64 {
+        match self {
+            Self::Apart | Self::Large => 0x1000_0000,
+            Self::Same | Self::Needed => 0,
+        }
+    }
+
+    fn bytes(self) -> usize {
+        match self {
+            Self::Large => 1 << 30,
+            _ => SERVER_BYTES,
+        }
+    }
+
+    /// A page that the host discards, and one that holds a word.
+    pub fn data(self) -> u64 {
+        self.gpa() + 0x60_0000
+    }
+
+    fn code(self) -> u64 {
+        self.gpa() + 0x20_0000
+    }
+
+    fn tables(self) -> u64 {
+        self.gpa() + 0x40_0000
+    }
+}
+
+/// Bytes of most servers.
 pub const SERVER_BYTES: usize = 16 << 20;
-const SERVER_CODE: u64 = SERVER_GPA + 0x20_0000;
-/// A page that the host discards, and one that holds a word.
-pub const SERVER_DATA: u64 = SERVER_GPA + 0x60_0000;
+/// A word of the server in the page where the client has its page table.
+pub const HIDDEN: u64 = 0x0dd_ba11;
 /// A virtual address of the server behind which there is no memory.
 pub const SERVER_HOLE: u64 = 0x6000_0000;
 const SERVER_WINDOW: u64 = 0x8000_0000;
@@ -156,45 +211,53 @@ pub const WRITE: u64 = 4;
 pub const SPIN: u64 = 5;
 pub const FAIL: u64 = 6;
 pub const HYPERCALL: u64 = 7;
+pub const SYSTEM_CALL: u64 = 8;
 
 /// A server's VM.
 pub struct ServerVm {
     pub memory: Memory,
-    _server: Server,
+    server: Server,
     _vcpu: VcpuFd,
     _vm: VmFd,
 }
 
 impl ServerVm {
     /// Registers it as a file of the device.
-    pub fn new(gate: Gate) -> Result<Self> {
+    pub fn new(gate: Gate, place: Place) -> Result<Self> {
         let vm = Kvm::new()?.create_vm()?;
-        let memory = Memory::new(SERVER_GPA, SERVER_BYTES)?;
+        let memory = Memory::new(place.gpa(), place.bytes())?;
         add_memory(
             &vm,
             0,
-            SERVER_GPA,
+            place.gpa(),
             NonNull::slice_from_raw_parts(memory.at, memory.bytes),
             false,
         )?;
         let vcpu = vm.create_vcpu(0)?;
-        memory.copy(SERVER_CODE, at::code());
-        let (pml4, pdpt) = (SERVER_GPA + PAGE, SERVER_GPA + 2 * PAGE);
-        memory.map_window(pml4, pdpt, SERVER_GPA + 4 * PAGE, SERVER_WINDOW);
+        memory.copy(place.code(), at::code());
+        let tables = place.tables();
+        let (pml4, pdpt) = (tables, tables + PAGE);
+        memory.map_window(pml4, pdpt, tables + 2 * PAGE, SERVER_WINDOW);
         // The first GiB: its memory one to one; the second: the hole.
-        let directory = SERVER_GPA + 6 * PAGE;
+        let directory = tables + 4 * PAGE;
         memory.write(pdpt, directory | ENTRY);
-        for page in 0..SERVER_BYTES as u64 >> 21 {
-            let gpa = SERVER_GPA + (page << 21);
-            memory.write(directory + (gpa >> 21) * 8, gpa | ENTRY | DIRTY | LARGE);
+        for page in 0..SERVER_BYTES as u64 / LARGE_BYTES {
+            let gpa = place.gpa() + page * LARGE_BYTES;
+            let hidden = place == Place::Same && gpa <= CLIENT_PML4;
+            let entry = gpa | ENTRY | DIRTY | LARGE;
+            let entry = if hidden { entry & !USER } else { entry };
+            memory.write(directory + gpa / LARGE_BYTES * 8, entry);
         }
-        let directory = SERVER_GPA + 7 * PAGE;
+        let directory = tables + 5 * PAGE;
         memory.write(pdpt + 8, directory | ENTRY);
         memory.write(
-            directory + (SERVER_HOLE >> 21 & 511) * 8,
+            directory + (SERVER_HOLE / LARGE_BYTES % 512) * 8,
             0x7000_0000 | ENTRY | DIRTY | LARGE,
         );
-        memory.write(SERVER_DATA, 0x5e7);
+        memory.write(place.data(), 0x5e7);
+        if place.gpa() <= CLIENT_PML4 {
+            memory.write(CLIENT_PML4, HIDDEN);
+        }
         let handlers = [
             at::rig_add(),
             at::rig_sum(),
@@ -204,8 +267,9 @@ impl ServerVm {
             at::rig_spin(),
             at::rig_fail(),
             at::rig_hypercall(),
+            at::rig_system_call(),
         ]
-        .map(|offset| SERVER_CODE + offset);
+        .map(|offset| place.code() + offset);
         let settings = ServerSettings {
             cr3: pml4,
             fs_base: 0x1234_5000,
@@ -217,10 +281,24 @@ impl ServerVm {
         let server = gate.into_server(borrow(&vcpu), &handlers, &settings)?;
         Ok(Self {
             memory,
-            _server: server,
+            server,
             _vcpu: vcpu,
             _vm: vm,
         })
+    }
+}
+
+impl ServerVm {
+    /// Lets ring 3 use the page where the client has its page table.
+    pub fn expose(&self) {
+        let entry = Place::Same.tables() + 4 * PAGE;
+        self.memory.write(entry, self.memory.read(entry) | USER);
+    }
+}
+
+impl AsFd for ServerVm {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.server.as_fd()
     }
 }
 
@@ -231,7 +309,8 @@ pub fn borrow(vcpu: &VcpuFd) -> BorrowedFd<'_> {
 }
 
 const CLIENT_BYTES: usize = 2 << 20;
-const CLIENT_PML4: u64 = PAGE;
+/// The client's page table.
+pub const CLIENT_PML4: u64 = PAGE;
 const CLIENT_CODE: u64 = 0x1_0000;
 const CLIENT_GDT: u64 = 0x8000;
 const CLIENT_TSS: u64 = 0x8800;
@@ -240,6 +319,14 @@ const CLIENT_RESULTS: u64 = 0x4_0000;
 /// How often the client's timer ticked.
 pub const CLIENT_TICKS: u64 = 0x4_1000;
 const CLIENT_WINDOW: u64 = 0x4000_0000;
+
+const CLIENT: ClientSettings = ClientSettings {
+    cr3: CLIENT_PML4,
+    window: WINDOW,
+    window_gpa: CLIENT_WINDOW,
+    shared_pages: SHARED_PAGES,
+    features: 0,
+};
 
 /// How a client's code starts.
 #[derive(Clone, Copy)]
@@ -285,7 +372,7 @@ pub struct ClientVm {
     pub memory: Memory,
     pub vcpu: VcpuFd,
     window: [Pages; 3],
-    _vm: VmFd,
+    vm: VmFd,
 }
 
 // SAFETY: the memory is used through raw pointers, and by one thread at a time.
@@ -303,16 +390,7 @@ impl ClientVm {
         vcpu.set_cpuid2(&without_vmx(
             &kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?,
         )?)?;
-        let client = Client::register(
-            borrow(&vcpu),
-            &ClientSettings {
-                cr3: CLIENT_PML4,
-                window: WINDOW,
-                window_gpa: CLIENT_WINDOW,
-                shared_pages: SHARED_PAGES,
-                features: 0,
-            },
-        )?;
+        let client = Client::register(borrow(&vcpu), &CLIENT)?;
         let window = client.window()?;
         for (slot, pages) in (1..).zip(&window) {
             let gpa = CLIENT_WINDOW + pages.offset;
@@ -324,8 +402,14 @@ impl ClientVm {
             memory,
             vcpu,
             window,
-            _vm: vm,
+            vm,
         })
+    }
+
+    /// Another vCPU of the VM that is a client, and does not run.
+    pub fn sibling(&self) -> Result<(Client, VcpuFd)> {
+        let vcpu = self.vm.create_vcpu(1)?;
+        Ok((Client::register(borrow(&vcpu), &CLIENT)?, vcpu))
     }
 
     /// Where the window's shared memory is in this process.
@@ -539,15 +623,20 @@ pub struct OtherServer {
 }
 
 impl OtherServer {
-    /// Its process discards a page of its memory when it gets a signal, and changes what is there.
+    /// One whose memory is apart from clients'.
     pub fn start() -> Result<Self> {
+        Self::at(Place::Apart)
+    }
+
+    /// Its process discards a page of its memory when it gets a signal, and changes what is there.
+    pub fn at(place: Place) -> Result<Self> {
         let gate = Gate::open()?;
         let theirs = gate.try_clone()?;
         let process = Process::start(move |ready| {
-            let vm = ServerVm::new(theirs)?;
+            let vm = ServerVm::new(theirs, place)?;
             // SAFETY: an address that the handler of the signal reads.
             unsafe {
-                DISCARDED = vm.memory.host(SERVER_DATA);
+                DISCARDED = vm.memory.host(place.data());
                 libc::signal(libc::SIGUSR1, discard as *const () as libc::sighandler_t);
             }
             ready();

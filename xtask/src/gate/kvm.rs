@@ -23,8 +23,8 @@ use crate::{
 /// What KVM consists of.
 const MODULES: &[&str] = &["irqbypass", "kvm", "kvm-intel"];
 
-/// The emulated host's RAM in MiB.
-const MEGABYTES: u32 = 512;
+/// The emulated host's RAM in MiB. One of the servers has 1024.
+const MEGABYTES: u32 = 1536;
 
 /// Saves two thirds of the emulated boot.
 const COMMAND_LINE: &str = "console=ttyS0,115200 nokaslr mitigations=off noxsave panic=-1 \
