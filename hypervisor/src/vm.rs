@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use kvm_bindings::{
     KVM_CLOCK_TSC_STABLE, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE,
-    KVM_MEM_LOG_DIRTY_PAGES, KVM_MEM_READONLY, KVM_PIT_SPEAKER_DUMMY, kvm_clock_data, kvm_irqchip,
-    kvm_pit_config, kvm_userspace_memory_region,
+    KVM_MEM_READONLY, KVM_PIT_SPEAKER_DUMMY, kvm_clock_data, kvm_irqchip, kvm_pit_config,
+    kvm_userspace_memory_region,
 };
 use kvm_ioctls::{Cap, IoEventAddress, NoDatamatch, VmFd};
 use vmm_sys_util::eventfd::EventFd;
@@ -27,8 +27,6 @@ pub struct MemorySlot {
     pub host: *mut u8,
     /// Guest writes exit instead of reaching the memory.
     pub read_only: bool,
-    /// Keep a log of the pages that the guest writes.
-    pub log_dirty: bool,
 }
 
 #[derive(Debug)]
@@ -141,27 +139,9 @@ impl Vm {
             len: 0,
             host: std::ptr::null_mut(),
             read_only: false,
-            log_dirty: false,
         };
         // SAFETY: length 0 removes the slot; no memory is involved.
         unsafe { self.set_region(id, slot, 0) }.map_err(Error::ioctl("unmap memory"))
-    }
-
-    /// Switches the dirty log of a slot on or off. `slot` must describe the memory as mapped.
-    ///
-    /// # Safety
-    ///
-    /// As for [`Vm::map`].
-    pub unsafe fn set_dirty_log(&self, id: SlotId, slot: MemorySlot) -> Result<()> {
-        // SAFETY: the caller vouches for the memory.
-        unsafe { self.set_region(id, slot, slot.len) }.map_err(Error::ioctl("log dirty pages"))
-    }
-
-    /// The pages of a slot of `len` bytes that were written since the last call, one bit each.
-    pub fn dirty_log(&self, id: SlotId, len: usize) -> Result<Vec<u64>> {
-        self.fd
-            .get_dirty_log(id.0, len)
-            .map_err(Error::ioctl("read the log of dirty pages"))
     }
 
     /// # Safety
@@ -173,13 +153,7 @@ impl Vm {
         slot: MemorySlot,
         len: u64,
     ) -> std::result::Result<(), kvm_ioctls::Error> {
-        let mut flags = 0;
-        if slot.read_only {
-            flags |= KVM_MEM_READONLY;
-        }
-        if slot.log_dirty {
-            flags |= KVM_MEM_LOG_DIRTY_PAGES;
-        }
+        let flags = if slot.read_only { KVM_MEM_READONLY } else { 0 };
         let region = kvm_userspace_memory_region {
             slot: id.0,
             flags,

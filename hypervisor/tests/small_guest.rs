@@ -44,7 +44,6 @@ fn guest(code: &[u8]) -> Option<(Vm, Vcpu)> {
         len: 0x1000,
         host: host.cast(),
         read_only: false,
-        log_dirty: false,
     };
     // SAFETY: as above.
     unsafe { vm.map(slot) }.unwrap();

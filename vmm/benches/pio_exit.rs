@@ -56,7 +56,6 @@ fn guest() -> hypervisor::Result<(Vm, Vcpu)> {
         len: 4096,
         host: page.cast(),
         read_only: false,
-        log_dirty: false,
     };
     // SAFETY: as above.
     unsafe { vm.map(slot)? };

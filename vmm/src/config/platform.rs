@@ -302,6 +302,17 @@ impl NumaConfig {
             "NUMA nodes of a device (generic initiators)",
             "leave device_id out",
         )?;
+        // Numbered without gaps, as the tables of distances are.
+        let last = nodes.len().saturating_sub(1) as u64;
+        let number = u64::from(self.guest_numa_id);
+        check::range("guest_numa_id", number, 0, last)?;
+        let same = nodes
+            .iter()
+            .filter(|node| node.guest_numa_id == self.guest_numa_id);
+        if same.count() > 1 {
+            let (what, other) = (format!("number {number}"), "another node".to_owned());
+            return Err(Problem::Taken { what, other }.at("guest_numa_id"));
+        }
         for (index, cpu) in self.cpus.iter().flatten().enumerate() {
             let place = format!("cpus[{index}]");
             check::range(&place, *cpu, 0, u64::from(vcpus.saturating_sub(1)))?;

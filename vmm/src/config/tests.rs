@@ -295,6 +295,16 @@ fn references_lead_somewhere() {
         },
         "numa[0].distances[0].destination: there is no NUMA node '7'",
     );
+    for (numbers, message) in [
+        ([0, 2], "numa[1].guest_numa_id: 2 is not between 0 and 1"),
+        (
+            [1, 1],
+            "numa[0].guest_numa_id: number 1 is already taken by another node",
+        ),
+    ] {
+        let node = |number| NumaConfig::parse(&format!("guest_numa_id={number}")).unwrap();
+        assert_invalid(|c| c.numa = Some(numbers.map(node).into()), message);
+    }
     assert_invalid(
         |c| c.numa = Some(vec![NumaConfig::parse("guest_numa_id=0,cpus=[1]").unwrap()]),
         "numa[0].cpus[0]: 1 is not between 0 and 0",

@@ -38,7 +38,7 @@ impl Machine {
                 topology: &self.topology,
                 boot_vcpus: config.cpus.boot_vcpus,
                 pm_timer: true,
-                numa: &super::numa::nodes(config, &self.map, &self.ram)?,
+                numa: &super::numa::nodes(config, &self.map, &self.ram),
                 devices: &aml,
             },
         )?;

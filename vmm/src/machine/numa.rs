@@ -2,7 +2,6 @@
 
 use arch::{acpi::NumaNode, layout::AddressMap};
 
-use super::error::MachineError;
 use crate::{
     config::{NumaConfig, VmConfig},
     memory::{Ram, RegionKind},
@@ -16,24 +15,12 @@ pub fn node_of(config: &VmConfig, vcpu: u32) -> Option<u32> {
 }
 
 /// The nodes of a configuration, by number.
-pub fn nodes(
-    config: &VmConfig,
-    map: &AddressMap,
-    ram: &Ram,
-) -> Result<Vec<NumaNode>, MachineError> {
-    let Some(configured) = &config.numa else {
-        return Ok(Vec::new());
-    };
+pub fn nodes(config: &VmConfig, map: &AddressMap, ram: &Ram) -> Vec<NumaNode> {
+    // Valid configurations number them from 0 without gaps.
+    let mut configured: Vec<_> = config.numa.iter().flatten().collect();
+    configured.sort_by_key(|node| node.guest_numa_id);
     let mut nodes = Vec::new();
-    for number in 0..configured.len() as u32 {
-        let node = configured
-            .iter()
-            .find(|node| node.guest_numa_id == number)
-            .ok_or_else(|| {
-                MachineError::Invalid(format!(
-                    "NUMA nodes are numbered from 0 without gaps; node {number} is missing"
-                ))
-            })?;
+    for node in configured {
         let zones = node.memory_zones.clone().unwrap_or_default();
         let regions = |kind: RegionKind| {
             ram.regions()
@@ -47,7 +34,7 @@ pub fn nodes(
         };
         let mut hotplug = regions(RegionKind::VirtioMem);
         // Memory that is plugged by ACPI belongs to the first node.
-        if number == 0 && hotplug.is_empty() && !map.hotplug().is_empty() {
+        if node.guest_numa_id == 0 && hotplug.is_empty() && !map.hotplug().is_empty() {
             hotplug.push(map.hotplug());
         }
         nodes.push(NumaNode {
@@ -62,7 +49,7 @@ pub fn nodes(
                 .collect(),
         });
     }
-    Ok(nodes)
+    nodes
 }
 
 #[cfg(test)]

@@ -55,7 +55,6 @@ impl AddressSpace for ExtraMemory {
             len: memory.len,
             host: memory.address,
             read_only: memory.read_only,
-            log_dirty: false,
         };
         // SAFETY: `HostMemory` promises that the memory stays mapped until the result is dropped,
         // which unmaps the slot.
@@ -104,7 +103,6 @@ impl AddressSpace for ExactMemory {
             len: memory.len,
             host: memory.address,
             read_only: memory.read_only,
-            log_dirty: false,
         };
         // SAFETY: `HostMemory` promises that the memory stays mapped until the result is dropped,
         // which unmaps the slot.

@@ -238,12 +238,14 @@ impl Mapping {
     }
 
     fn prefault(&self) -> io::Result<()> {
-        /// Linux 5.14; not in every libc.
-        const MADV_POPULATE_WRITE: libc::c_int = 23;
         loop {
             // SAFETY: the range is this mapping; populating does not change its contents.
             let result = unsafe {
-                libc::madvise(self.address.as_ptr().cast(), self.len, MADV_POPULATE_WRITE)
+                libc::madvise(
+                    self.address.as_ptr().cast(),
+                    self.len,
+                    libc::MADV_POPULATE_WRITE,
+                )
             };
             if result == 0 {
                 return Ok(());

@@ -150,7 +150,6 @@ impl Ram {
             len,
             host: mapping.address(),
             read_only: false,
-            log_dirty: false,
         };
         // SAFETY: the mapping lives as long as `self`, whose drop unmaps the slot first.
         let slot =

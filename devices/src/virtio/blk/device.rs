@@ -306,7 +306,7 @@ impl VirtioDevice for Blk {
                 return Err(error);
             }
         }
-        self.shared.connect(Some(common.interrupt));
+        self.shared.change.connect(Some(common.interrupt));
         Ok(())
     }
 
@@ -320,7 +320,7 @@ impl VirtioDevice for Blk {
     }
 
     fn deactivate(&mut self) -> Vec<ActiveQueue> {
-        self.shared.connect(None);
+        self.shared.change.connect(None);
         let mut queues = Vec::with_capacity(self.workers.len());
         for worker in std::mem::take(&mut self.workers) {
             let Some(worker) = worker.stop() else {
@@ -339,7 +339,7 @@ impl VirtioDevice for Blk {
         // As it was made: the driver's choice of cache mode, and news of a size that the next
         // driver reads anyway.
         self.shared.set_writeback(true);
-        self.shared.forget_change();
+        self.shared.change.forget();
     }
 
     fn save(&self) -> Result<serde_json::Value, StateError> {

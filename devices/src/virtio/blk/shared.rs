@@ -4,7 +4,7 @@ use std::{
     io,
     path::PathBuf,
     sync::{
-        Arc, Mutex, PoisonError,
+        Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -15,7 +15,7 @@ use virtio_bindings::bindings::virtio_blk::{VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_UNS
 use super::{config::MAX_RANGE, counters::Counters, request::Range};
 use crate::{
     disk::{Disk, DiskError, Operation, SECTOR},
-    virtio::{device::VirtioInterrupt, in_flight::InFlight},
+    virtio::{config_change::ConfigChange, in_flight::InFlight},
 };
 
 /// Bytes of the serial number that `GET_ID` returns (virtio 1.2, 5.2.6).
@@ -45,16 +45,8 @@ pub struct Shared {
     pub requests: InFlight,
     reported: Mutex<Option<Instant>>,
     disk: Mutex<Disk>,
-    link: Mutex<Link>,
-}
-
-/// The way to the driver.
-#[derive(Default)]
-struct Link {
-    /// While the device is active.
-    interrupt: Option<Arc<dyn VirtioInterrupt>>,
-    /// The configuration changed while it was not.
-    changed: bool,
+    /// The size has changed.
+    pub change: ConfigChange,
 }
 
 impl Shared {
@@ -72,7 +64,7 @@ impl Shared {
             requests: InFlight::default(),
             reported: Mutex::new(None),
             disk: Mutex::new(disk),
-            link: Mutex::default(),
+            change: ConfigChange::default(),
         }
     }
 
@@ -105,23 +97,8 @@ impl Shared {
     pub fn resize(&self, bytes: u64) -> Result<(), DiskError> {
         self.with_disk(|disk| disk.resize(bytes))?;
         self.set_capacity(bytes);
-        let mut link = self.link.lock().unwrap_or_else(PoisonError::into_inner);
-        link.changed = true;
-        link.tell();
+        self.change.announce();
         Ok(())
-    }
-
-    /// Connects the driver, or disconnects it. A change in between is reported at once.
-    pub fn connect(&self, interrupt: Option<Arc<dyn VirtioInterrupt>>) {
-        let mut link = self.link.lock().unwrap_or_else(PoisonError::into_inner);
-        link.interrupt = interrupt;
-        link.tell();
-    }
-
-    /// The next driver reads the configuration anyway.
-    pub fn forget_change(&self) {
-        let mut link = self.link.lock().unwrap_or_else(PoisonError::into_inner);
-        link.changed = false;
     }
 
     /// The offset of `len` bytes from `sector`, if they are whole sectors of the disk.
@@ -158,17 +135,5 @@ impl Shared {
         *reported = Some(Instant::now());
         let path = self.path.display();
         log::warn!("disk {path}: {operation:?} at byte {offset} failed: {error}");
-    }
-}
-
-impl Link {
-    fn tell(&mut self) {
-        let Some(interrupt) = self.interrupt.as_ref().filter(|_| self.changed) else {
-            return;
-        };
-        match interrupt.config() {
-            Ok(()) => self.changed = false,
-            Err(error) => log::error!("cannot tell the guest its disk's new size: {error}"),
-        }
     }
 }
