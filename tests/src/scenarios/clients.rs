@@ -20,10 +20,16 @@ use super::{Context, Entry, disks::image};
 use crate::{gantry::Gantry, http};
 
 pub const SCENARIOS: &[Entry] = &[
-    ("clients: ch-remote understands every answer", ch_remote),
-    ("clients: libvirt starts, saves and restores", libvirt),
     (
-        "clients: Kata Containers starts and stops a sandbox",
+        "clients: the requests of ch-remote get answers that it reads",
+        ch_remote,
+    ),
+    (
+        "clients: the requests of libvirt start, save and restore",
+        libvirt,
+    ),
+    (
+        "clients: the requests of Kata Containers start and stop a sandbox",
         kata_containers,
     ),
 ];

@@ -10,6 +10,10 @@ use crate::{gantry::Gantry, guest::Guest};
 
 pub const SCENARIOS: &[Entry] = &[
     ("memory: balloon inflates and deflates", balloon),
+    (
+        "memory: a guest that runs out takes from its balloon",
+        out_of_memory,
+    ),
     ("memory: free pages are reported to the host", reporting),
     (
         "memory: plugged by ACPI, and there again after a reboot",
@@ -65,6 +69,28 @@ fn balloon(context: &Context) -> Result<()> {
         info["memory_actual_size"] == 256 * MIB
     })?;
     ensure!(total(&mut guest)? == before);
+    Ok(())
+}
+
+fn out_of_memory(context: &Context) -> Result<()> {
+    let more = json!({"balloon": {"size": 0, "deflate_on_oom": true}});
+    let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    gantry.put("vm.resize", json!({"desired_balloon": 128 * MIB}))?;
+    gantry.info_until("the balloon has inflated", |info| {
+        info["memory_actual_size"] == 128 * MIB
+    })?;
+    let free = guest.run("awk '/MemAvailable/ {print $2}' /proc/meminfo")?;
+    let free = free.parse::<u64>()? * 1024;
+    ensure!(
+        free < 110 * MIB,
+        "{free} bytes are left without the balloon's"
+    );
+    guest.run("dd if=/dev/zero of=/tmp/fill bs=1M count=120 2>/dev/null")?;
+    let killed = guest.run("dmesg | grep -c 'Killed process'; true")?;
+    ensure!(killed == "0", "{killed} processes were killed");
+    gantry.info_until("the balloon has shrunk", |info| {
+        info["memory_actual_size"].as_u64() > Some(128 * MIB)
+    })?;
     Ok(())
 }
 
