@@ -19,6 +19,7 @@ use crate::{
         calls::{self, EventId, Order, Place, QueueId, StageId},
     },
     transport::link::Gone,
+    turns::Moment,
 };
 
 /// How a command is waited for.
@@ -64,7 +65,7 @@ impl Server {
         stage: Option<StageId>,
         enqueue: impl FnOnce(&mut Self, &Api, &Slot) -> Result<i32, i32>,
     ) -> Result<(), Gone> {
-        let start = (way == Way::Done).then(Instant::now);
+        let start = (way == Way::Done).then(Moment::now);
         let waits = header.flags.has(Flags::ANSWER);
         let polled = waits && way == Way::Answered;
         let mut event: Handle = 0;
@@ -116,7 +117,10 @@ impl Server {
             return self.defer(header, order.queue, code);
         }
         if let Some(kind) = metered {
-            self.meter(kind, order.queue, (way == Way::Answered).then_some(event));
+            match start {
+                Some(start) => self.meter_done(kind, start),
+                None => self.meter(kind, order.queue, event),
+            }
         }
         if let Some(start) = start {
             if let Some(stage) = stage {
@@ -127,7 +131,7 @@ impl Server {
             }
             let deferred = self.take_deferred(order.queue);
             self.answer(header, &deferred.map_or(Ok(()), Err))?;
-            self.last_wait = start.elapsed();
+            self.last_wait = Moment::now().since(start);
             return Ok(());
         }
         if event == 0 {
@@ -228,8 +232,12 @@ impl Server {
                     )
                 ))
             }),
-            Request::ReadBuffer(c) => self.read_buffer(header, &c),
-            Request::WriteBuffer(c) => self.write_buffer(header, &c),
+            Request::ReadBuffer(c) => {
+                self.transfer(header, &c.order, (c.mem, c.offset), &c.to, false)
+            }
+            Request::WriteBuffer(c) => {
+                self.transfer(header, &c.order, (c.mem, c.offset), &c.from, true)
+            }
             Request::BufferRect(c) => self.buffer_rect(header, &c),
             Request::ImageRect(c) => self.image_rect(header, &c),
             Request::CopyBuffer(c) => self.enqueue(header, &c.order, None, |server, api, slot| {

@@ -2,12 +2,15 @@
 //!
 //! A driver compiles kernels and runs linkers, and on a CPU a kernel is native code in this very
 //! process: the worker is confined from outside, not by trusting what runs in it. Landlock lets it
-//! write to its own cache folder and to device nodes only; seccomp lets it make the system calls
-//! below, and refuses all others (`EPERM`): none reaches another process, the network or the
-//! kernel's configuration. Both are inherited by what the driver starts.
+//! write to its own cache folder and to the nodes of accelerators only, and read what drivers are
+//! made of ([`READABLE`]) and nothing else: no disk image, no key, no memory of the machine.
+//! Seccomp lets it make the system calls below, and refuses all others (`EPERM`): none reaches
+//! another process, the network or the kernel's configuration. A limit bounds the memory that it
+//! has of its own. All are inherited by what the driver starts.
 //!
-//! The table was made by tracing workers under PoCL 3.1 and NVIDIA's driver 580, and rounded up to
-//! what other versions of the C library use for the same purpose. What only one of them needs:
+//! The table of calls was made by tracing workers under PoCL 3.1 and NVIDIA's driver 580, and
+//! rounded up to what other versions of the C library use for the same purpose. What only one of
+//! them needs:
 //!
 //! | driver | what | why |
 //! |---|---|---|
@@ -17,7 +20,11 @@
 //! Refused although they try: NVIDIA's driver looks for a daemon (`socket`), and PoCL pins its
 //! threads (`sched_setaffinity`, which could pin other processes' as well). Both go on without.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::BTreeMap,
+    io,
+    path::{Path, PathBuf},
+};
 
 use landlock::{
     ABI, Access, AccessFs, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetError,
@@ -28,6 +35,56 @@ use seccompiler::{
     BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen as Len, SeccompCmpOp as Op,
     SeccompCondition as Condition, SeccompFilter, SeccompRule as Rule, TargetArch,
 };
+
+/// The Landlock rights that are used: those of Linux 6.2. Earlier kernels enforce what they know.
+const RIGHTS: ABI = ABI::V3;
+
+/// What a worker may read and run: programs, libraries, the loader's and the drivers'
+/// configuration, and what the kernel tells of this machine and of the process itself.
+const READABLE: &[&str] = &[
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/opt",
+    "/nix/store",
+    "/gnu/store",
+    "/etc/OpenCL",
+    "/etc/alternatives",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d",
+    "/etc/ld.so.preload",
+    "/etc/localtime",
+    "/etc/nvidia",
+    "/proc/cpuinfo",
+    "/proc/devices",
+    "/proc/driver",
+    "/proc/filesystems",
+    "/proc/meminfo",
+    "/proc/modules",
+    "/proc/self",
+    "/proc/stat",
+    "/proc/sys",
+    "/proc/version",
+    "/sys/bus",
+    "/sys/class",
+    "/sys/devices",
+    "/sys/fs/cgroup",
+    "/sys/kernel/mm",
+    "/sys/module",
+];
+
+/// Variables that name files or folders, with colons between them, where a loader looks for
+/// libraries and drivers.
+const NAMING: &[&str] = &["LD_LIBRARY_PATH", "OCL_ICD_VENDORS", "OCL_ICD_FILENAMES"];
+
+/// Nodes in `/dev` that a worker may use; those of accelerators begin with one of [`NODES`].
+const PLAIN_NODES: &[&str] = &["null", "zero", "full", "random", "urandom"];
+/// What the names of accelerators' nodes, or of folders with them, begin with.
+const NODES: &[&str] = &["nvidia", "dri", "kfd"];
 
 /// System calls that are allowed whatever their arguments.
 const ALLOWED: &[&[c_long]] = &[
@@ -219,13 +276,23 @@ fn conditional() -> Result<Vec<(c_long, Vec<Rule>)>, BackendError> {
         Rule::new(conditions.collect::<Result<_, _>>()?)
     };
     let own = u64::from(std::process::id());
+    let data = u64::from(libc::RLIMIT_DATA);
+    let data_is_apart = Condition::new(1, Len::Dword, Op::Ne, data)?;
+    let looks = Condition::new(2, Len::Qword, Op::Eq, 0)?;
     let no_namespace = Condition::new(0, Len::Qword, Op::MaskedEq(NAMESPACES), 0)?;
     Ok(vec![
         (libc::SYS_clone, vec![Rule::new(vec![no_namespace])?]),
         (libc::SYS_ioctl, vec![none_of(1, REFUSED_IOCTLS)?]),
         (libc::SYS_fcntl, vec![none_of(1, REFUSED_FCNTLS)?]),
-        // Limits and signals of its own alone.
-        (libc::SYS_prlimit64, vec![Rule::new(vec![is(0, 0)?])?]),
+        // Limits of its own alone, and that of memory only to be looked at.
+        (
+            libc::SYS_prlimit64,
+            vec![
+                Rule::new(vec![is(0, 0)?, data_is_apart])?,
+                Rule::new(vec![is(0, 0)?, looks])?,
+            ],
+        ),
+        // Signals of its own alone.
         (libc::SYS_tgkill, vec![Rule::new(vec![is(0, own)?])?]),
     ])
 }
@@ -249,6 +316,9 @@ fn filters() -> Result<[BpfProgram; 2], BackendError> {
 /// Why a worker is not confined.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// Memory.
+    #[error("cannot limit the worker's memory")]
+    Limit(#[source] io::Error),
     /// Landlock.
     #[error("cannot confine the worker's file access")]
     Landlock(#[from] RulesetError),
@@ -260,42 +330,109 @@ pub enum Error {
     Install(#[from] seccompiler::Error),
 }
 
-/// Confines this process for good; `cache` is the folder that it may write to. A kernel without
-/// Landlock confines by seccomp alone.
-pub fn confine(cache: &Path) -> Result<(), Error> {
-    let abi = ABI::V3;
-    Ruleset::default()
-        .handle_access(AccessFs::from_all(abi))?
-        .create()?
-        .add_rules(path_beneath_rules(["/"], AccessFs::from_read(abi)))?
-        .add_rules(path_beneath_rules(
-            [cache, Path::new("/dev")],
-            AccessFs::from_all(abi),
-        ))?
-        .restrict_self()?;
+/// What a worker may have.
+#[derive(Clone, Copy, Debug)]
+pub struct Confinement<'a> {
+    /// The folder that it may write to.
+    pub cache: &'a Path,
+    /// Folders and files that it may read beside [`READABLE`].
+    pub readable: &'a [PathBuf],
+    /// Bytes of memory of its own, without the window; the driver's share is included.
+    pub memory: u64,
+}
+
+/// Whether this kernel has Landlock. One without it confines by seccomp alone.
+pub fn has_landlock() -> bool {
+    const VERSION: u32 = 1;
+    let nothing = std::ptr::null::<libc::c_void>();
+    // SAFETY: asks for the version; no memory is touched.
+    unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, nothing, 0usize, VERSION) > 0 }
+}
+
+/// Confines this process for good.
+pub fn confine(confinement: Confinement) -> Result<(), Error> {
+    limit(confinement.memory).map_err(Error::Limit)?;
+    restrict_files(confinement.cache, confinement.readable)?;
     for filter in filters()? {
         seccompiler::apply_filter_all_threads(&filter)?;
     }
     Ok(())
 }
 
+/// Limits what can be written in this process and shared with no other one.
+fn limit(memory: u64) -> io::Result<()> {
+    let limit = libc::rlimit64 {
+        rlim_cur: memory,
+        rlim_max: memory,
+    };
+    // SAFETY: `limit` outlives the call.
+    match unsafe { libc::setrlimit64(libc::RLIMIT_DATA, &raw const limit) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn restrict_files(cache: &Path, more: &[PathBuf]) -> Result<(), RulesetError> {
+    let named = NAMING.iter().filter_map(std::env::var_os);
+    let named: Vec<PathBuf> = named
+        .flat_map(|list| std::env::split_paths(&list).collect::<Vec<_>>())
+        .filter(|path| !path.as_os_str().is_empty())
+        .collect();
+    let readable = READABLE.iter().map(Path::new);
+    let readable = readable.chain(named.iter().chain(more).map(PathBuf::as_path));
+    Ruleset::default()
+        .handle_access(AccessFs::from_all(RIGHTS))?
+        .create()?
+        // What is not there gets no rule.
+        .add_rules(path_beneath_rules(readable, AccessFs::from_read(RIGHTS)))?
+        .add_rules(path_beneath_rules([cache], AccessFs::from_all(RIGHTS)))?
+        .add_rules(path_beneath_rules(
+            nodes(),
+            AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::ReadDir,
+        ))?
+        .restrict_self()?;
+    Ok(())
+}
+
+/// The nodes of accelerators, and those that every program expects.
+fn nodes() -> Vec<PathBuf> {
+    let devices = Path::new("/dev");
+    let listed = std::fs::read_dir(devices).into_iter().flatten();
+    let accelerators = listed.filter_map(Result::ok).filter_map(|entry| {
+        let name = entry.file_name();
+        let name = name.to_str()?;
+        NODES
+            .iter()
+            .any(|start| name.starts_with(start))
+            .then(|| entry.path())
+    });
+    let plain = PLAIN_NODES.iter().map(|name| devices.join(name));
+    plain.chain(accelerators).collect()
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use std::io;
-
     use super::*;
 
     /// What a call gives in a child process under the filters: 0 or its error.
     fn under_filters(call: impl FnOnce() -> c_long) -> i32 {
         let filters = filters().expect("the table is sound");
-        // SAFETY: the child makes system calls only, and ends.
+        let apply = || {
+            filters
+                .iter()
+                .all(|filter| seccompiler::apply_filter(filter).is_ok())
+        };
+        in_child(apply, call)
+    }
+
+    /// What a call gives in a child process after `prepare`: 0 or its error.
+    fn in_child(prepare: impl FnOnce() -> bool, call: impl FnOnce() -> c_long) -> i32 {
+        // SAFETY: the child has this thread only, which makes system calls and ends.
         unsafe {
             let child = libc::fork();
             if child == 0 {
-                for filter in &filters {
-                    if seccompiler::apply_filter(filter).is_err() {
-                        libc::_exit(255);
-                    }
+                if !prepare() {
+                    libc::_exit(255);
                 }
                 let failed = call() < 0;
                 let code = io::Error::last_os_error().raw_os_error();
@@ -328,6 +465,72 @@ mod tests {
             let trace = || libc::syscall(libc::SYS_ptrace, libc::PTRACE_ATTACH, parent, 0, 0);
             assert_eq!(under_filters(trace), libc::EPERM);
         }
+    }
+
+    #[test]
+    fn files_of_the_machine_and_of_others_cannot_be_read_or_written() {
+        if !has_landlock() {
+            eprintln!("not tested: this kernel has no Landlock");
+            return;
+        }
+        let cache = std::env::temp_dir().join(format!("gantry-confine-{}", std::process::id()));
+        std::fs::create_dir_all(&cache).unwrap();
+        let other = cache.with_extension("other");
+        std::fs::write(&other, "a disk image").unwrap();
+        let open = |path: &Path, flags| {
+            let path = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+            in_child(
+                || restrict_files(&cache, &[]).is_ok(),
+                // SAFETY: a C string.
+                || i64::from(unsafe { libc::open(path.as_ptr(), flags, 0o600) }),
+            )
+        };
+        let (read, write) = (libc::O_RDONLY, libc::O_RDWR | libc::O_CREAT);
+        for secret in [
+            "/etc/passwd",
+            "/dev/mem",
+            "/dev/kmsg",
+            "/root",
+            "/proc/1/stat",
+        ] {
+            let secret = Path::new(secret);
+            if secret.exists() {
+                assert_eq!(open(secret, read), libc::EACCES, "{}", secret.display());
+            }
+        }
+        assert_eq!(open(&other, read), libc::EACCES);
+        assert_eq!(open(&other, write), libc::EACCES);
+        assert_eq!(open(Path::new("/usr/new"), write), libc::EACCES);
+        assert_eq!(open(&cache.join("kernel.so"), write), 0);
+        for needed in ["/dev/null", "/proc/self/maps", "/proc/cpuinfo", "/usr/bin"] {
+            assert_eq!(open(Path::new(needed), read), 0, "{needed}");
+        }
+        assert_eq!(open(Path::new("/dev/null"), libc::O_RDWR), 0);
+        std::fs::remove_dir_all(&cache).unwrap();
+        std::fs::remove_file(&other).unwrap();
+    }
+
+    #[test]
+    fn memory_of_its_own_is_limited_for_good() {
+        let map = |length: usize| {
+            let (access, flags) = (
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            );
+            // SAFETY: a fresh mapping at an address of the kernel's choice.
+            let mapped = unsafe { libc::mmap(std::ptr::null_mut(), length, access, flags, -1, 0) };
+            mapped as c_long
+        };
+        let limited = || limit(1 << 30).is_ok();
+        assert_eq!(in_child(limited, || map(64 << 20)), 0);
+        assert_eq!(in_child(limited, || map(2 << 30)), libc::ENOMEM);
+        let raise = |resource: libc::__rlimit_resource_t| {
+            let more = [libc::RLIM_INFINITY; 2];
+            // SAFETY: two numbers, as the call reads.
+            unsafe { libc::syscall(libc::SYS_prlimit64, 0, resource, &raw const more, 0) }
+        };
+        assert_eq!(under_filters(|| raise(libc::RLIMIT_DATA)), libc::EPERM);
+        assert_eq!(under_filters(|| raise(libc::RLIMIT_CORE)), 0);
     }
 
     #[test]

@@ -6,8 +6,8 @@
 //! that begins in one such buffer and ends in the next goes the slow way, so that transfers are
 //! cut where two of them meet.
 //!
-//! To make memory known takes 0.37 ms per MiB and holds it in RAM. The cover therefore grows with
-//! what is used: by as much as there was before, or up to the end of what is used at once.
+//! To make memory known takes time for every page and holds it in RAM. The cover therefore grows
+//! with what is used: by as much as there was before, or up to the end of what is used at once.
 
 use super::server::cl;
 use crate::{
@@ -92,6 +92,11 @@ impl Cover {
         if raw == 0 {
             // Copies are slower then, and nothing else.
             known.refused = true;
+            eprintln!(
+                "gantry-accel: the driver does not make more than {} MiB of the window its own \
+                 (code {code}): copies beyond are slower",
+                until >> 20
+            );
         } else {
             known.ends.push(next);
         }

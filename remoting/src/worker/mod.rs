@@ -6,13 +6,26 @@
 //! far. All else that has to be waited for is an event of the driver: polled for a bounded time,
 //! then slept on. Building and linking programs takes long and runs in threads of its own.
 
+//! - [`pool`]: keeps workers ready; [`confine`]: what they may do.
+//! - [`server`]: the serving thread; [`notice`]: what other threads tell it.
+//! - [`objects`]: shadow objects, in a [`table`] for each kind. Calls about them by subject:
+//!   `contexts`, `memory`, `programs`, `kernels`, `events`; [`query`]: questions.
+//! - [`commands`]: what goes into queues; [`transfers`]: to and from the window, of which the
+//!   [`cover`] says what the driver knows.
+//! - [`quota`]: device memory; [`sharing`]: taking turns with others.
+
 pub mod commands;
 pub mod confine;
+mod contexts;
 pub mod cover;
+mod events;
+mod kernels;
+mod memory;
 pub mod notice;
 pub mod objects;
 pub mod platform;
 pub mod pool;
+mod programs;
 pub mod query;
 pub mod quota;
 pub mod server;

@@ -27,8 +27,8 @@ pub enum Notice {
     Wake,
     /// The client's callback of this number is due, with this status.
     Callback(u64, i32),
-    /// An answer to the call of this sequence number.
-    Answer(u64, Vec<u8>),
+    /// A build or compilation has ended with this code.
+    Built(Header, i32),
     /// A program has been linked: the driver's handle, if there is one, and its code.
     Linked(Header, LinkProgram, Handle, i32),
     /// The driver has something to say about a context.

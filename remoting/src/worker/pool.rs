@@ -23,7 +23,7 @@ use std::{
 };
 
 use super::{
-    confine,
+    confine::{self, Confinement},
     server::{self, Nudge, Server, Tuning},
 };
 use crate::{
@@ -64,6 +64,14 @@ pub struct Options {
     /// write to.
     #[arg(long, default_value = "/tmp", value_name = "FOLDER")]
     pub cache: PathBuf,
+    /// A folder or file that workers may read beside the usual ones (/usr, /opt and the like):
+    /// where the host's driver is, if it is elsewhere.
+    #[arg(long, value_name = "PATH")]
+    pub readable: Vec<PathBuf>,
+    /// Memory in MiB that each worker may have beside the window, its driver's included; half of
+    /// this machine's by default.
+    #[arg(long, value_name = "MIB")]
+    pub heap: Option<u64>,
     /// Socket of the arbiter (gantry-arbiter) by which the device is shared with other pools.
     #[arg(long, value_name = "PATH")]
     pub arbiter: Option<PathBuf>,
@@ -75,6 +83,23 @@ pub struct Options {
     /// others: 1 to 10,000.
     #[arg(long, default_value_t = 1, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub weight: u32,
+}
+
+impl Options {
+    /// Bytes of memory that each worker may have of its own.
+    fn heap(&self) -> u64 {
+        self.heap.map_or_else(
+            || {
+                // SAFETY: plain calls.
+                let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
+                // SAFETY: as above.
+                let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+                // Neither is negative on Linux.
+                pages.unsigned_abs() * page.unsigned_abs() / 2
+            },
+            |mib| mib.saturating_mul(1 << 20),
+        )
+    }
 }
 
 /// Why a pool or worker ends.
@@ -129,6 +154,12 @@ pub fn run(path: PathBuf, spare: usize, program: &Path, options: &Options) -> Re
     }
     let listener = UnixListener::bind(&path).map_err(|source| Error::Listen { path, source })?;
     let cache = Cache::open(&options.cache).map_err(Error::Start)?;
+    if !confine::has_landlock() {
+        eprintln!(
+            "gantry-accel: this kernel has no Landlock: workers can read and write what this user \
+             can; boot one that has it, or run the pool as a user of its own"
+        );
+    }
     let mut waiting: Vec<Worker> = Vec::new();
     let mut serving: Vec<Worker> = Vec::new();
     let mut dying = 0;
@@ -238,11 +269,15 @@ fn start(
     if let Some(name) = &options.name {
         command.args(["--name", name]);
     }
+    for path in &options.readable {
+        command.arg("--readable").arg(path);
+    }
     command
         .args(["--weight", &options.weight.to_string()])
         .args(["--library", &options.library])
         .args(["--window", &options.window.to_string()])
         .args(["--spin", &options.spin.to_string()])
+        .args(["--heap", &(options.heap() >> 20).to_string()])
         .arg("--cache")
         .arg(&cache)
         // One application's compiled kernels are none of another's business.
@@ -326,7 +361,11 @@ fn first_changed(waiting: &[Worker], serving: &[Worker]) -> io::Result<Changed> 
 /// Serves one application that connects to the pool's socket.
 pub fn work(options: &Options) -> Result<(), Error> {
     // Before the driver starts threads of its own.
-    confine::confine(&options.cache)?;
+    confine::confine(Confinement {
+        cache: &options.cache,
+        readable: &options.readable,
+        memory: options.heap(),
+    })?;
     // SAFETY: the pool has put its socket there, and nothing else in this process uses it.
     let listener = unsafe { UnixListener::from_raw_fd(LISTENER) };
     let api = Arc::new(api::Api::open(&options.library)?);

@@ -48,6 +48,8 @@ pub(super) use cl;
 /// After a wait of this length, the serving thread is no longer held up by the driver's waits: it
 /// can sleep until an event wakes it, and costs its host nothing meanwhile.
 const LONG: Duration = Duration::from_millis(2);
+/// The most contexts at a time: on a GPU each has memory of the device that no quota sees.
+const MOST_CONTEXTS: u32 = 256;
 /// How many calls are taken before notices and waits are looked at.
 const BATCH: usize = 64;
 
@@ -108,6 +110,8 @@ pub struct Server {
     pub(super) undecided: usize,
     /// Callbacks of the client that the driver has not called yet.
     pub(super) expected: usize,
+    /// Builds that are under way, in threads of their own.
+    pub(super) building: usize,
     /// How long the last wait took.
     pub(super) last_wait: Duration,
     pub(super) quota: Arc<Quota>,
@@ -160,7 +164,7 @@ impl Server {
         let platforms = Platform::all(&api, &tuning.device, &mut devices);
         let server = Self {
             devices,
-            contexts: Table::new(codes::INVALID_CONTEXT),
+            contexts: Table::new(codes::INVALID_CONTEXT).up_to(MOST_CONTEXTS),
             queues: Table::new(codes::INVALID_COMMAND_QUEUE),
             mems: Table::new(codes::INVALID_MEM_OBJECT),
             samplers: Table::new(codes::INVALID_SAMPLER),
@@ -173,6 +177,7 @@ impl Server {
             reporters: HashMap::new(),
             undecided: 0,
             expected: 0,
+            building: 0,
             last_wait: Duration::ZERO,
             stages: VecDeque::new(),
             released: Vec::new(),
@@ -200,7 +205,7 @@ impl Server {
                 self.arm();
                 self.before_sleep();
                 let board = Arc::clone(&self.board);
-                if self.is_full() {
+                if self.is_full() || self.builds_enough() {
                     calls.rest(|| board.any());
                 } else {
                     calls.sleep(|| board.any())?;
@@ -217,7 +222,7 @@ impl Server {
     ) -> Result<bool, Error> {
         let mut busy = self.serve_held()?;
         for _ in 0..BATCH {
-            if self.is_full() {
+            if self.is_full() || self.builds_enough() {
                 break;
             }
             let Some(header) = calls.poll(body)? else {
@@ -470,10 +475,7 @@ impl Server {
                     self.send(calls::CALLBACK, 0, &body)?;
                     (self.nudge.0)();
                 }
-                Notice::Answer(sequence, body) => {
-                    self.tell_released()?;
-                    self.send(calls::ANSWER, sequence, &body)?;
-                }
+                Notice::Built(header, code) => self.built(header, code)?,
                 Notice::Linked(header, call, raw, code) => self.linked(header, call, raw, code)?,
                 Notice::Report(context, text) => self.report(context, text)?,
             }

@@ -181,27 +181,36 @@ impl Server {
                 .all(|command| self.status(command.event) > RUNNING)
     }
 
-    /// Keeps account of a command: with its event, a reference to which this takes, or as one that
-    /// has completed.
-    pub(super) fn meter(&mut self, kind: Kind, queue: QueueId, event: Option<Handle>) {
-        let now = Moment::now();
+    /// Keeps account of a command that the driver has, by its event, a reference to which this
+    /// takes.
+    pub(super) fn meter(&mut self, kind: Kind, queue: QueueId, event: Handle) {
         let Some(turns) = &mut self.sharing.turns else {
             return;
         };
         turns.memory(self.quota.used());
-        turns.submitted(kind, now);
-        match event {
-            Some(event) => {
-                cl!(self.api, clRetainEvent(event));
-                self.sharing.unflushed = true;
-                self.sharing.submitted.push_back(Submitted {
-                    event,
-                    queue,
-                    armed: false,
-                });
-            }
-            None => turns.completed(now),
+        turns.submitted(kind, Moment::now());
+        cl!(self.api, clRetainEvent(event));
+        self.sharing.unflushed = true;
+        self.sharing.submitted.push_back(Submitted {
+            event,
+            queue,
+            armed: false,
+        });
+    }
+
+    /// Keeps account of a command that was submitted at `start` and has completed, and so have all
+    /// before it in its queue. While commands of other queues are under way, its time is theirs.
+    pub(super) fn meter_done(&mut self, kind: Kind, start: Moment) {
+        self.settle();
+        let Some(turns) = &mut self.sharing.turns else {
+            return;
+        };
+        if !self.sharing.submitted.is_empty() {
+            return;
         }
+        turns.memory(self.quota.used());
+        turns.submitted(kind, start);
+        turns.completed(Moment::now());
     }
 
     /// Takes note of commands that have completed.

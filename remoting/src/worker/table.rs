@@ -20,6 +20,8 @@ pub struct Table<T> {
     slots: Vec<Slot<T>>,
     /// The code for a number under which there is nothing.
     invalid: i32,
+    /// Numbers are below this.
+    end: u32,
 }
 
 impl<T> Table<T> {
@@ -28,7 +30,14 @@ impl<T> Table<T> {
         Self {
             slots: Vec::new(),
             invalid,
+            end: LARGEST,
         }
+    }
+
+    /// The same for numbers below `end` only, which is not above [`LARGEST`].
+    #[must_use]
+    pub fn up_to(self, end: u32) -> Self {
+        Self { end, ..self }
     }
 
     /// The object, or the code that says why there is none.
@@ -60,7 +69,7 @@ impl<T> Table<T> {
     }
 
     fn reaches(&self, id: u32) -> bool {
-        id < LARGEST && (id as usize) < 2 * self.slots.len() + STEP
+        id < self.end && (id as usize) < 2 * self.slots.len() + STEP
     }
 
     /// Puts an object under its number, or the reason why it could not be made. What was there
@@ -105,6 +114,14 @@ mod tests {
         assert!(table.slots.is_empty());
         table.put(STEP as u32 - 1, Ok(7));
         assert_eq!(table.check(STEP as u32), Ok(()));
+    }
+
+    #[test]
+    fn a_table_for_few_objects_has_no_more() {
+        let mut table = Table::new(-34).up_to(2);
+        assert_eq!(table.check(1), Ok(()));
+        assert_eq!(table.check(2), Err(-34));
+        assert_eq!(table.put(2, Ok(7)), Some(7));
     }
 
     #[test]

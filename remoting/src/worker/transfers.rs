@@ -1,14 +1,16 @@
 //! Commands that move data between the window and objects.
 
+use std::ptr::{null, null_mut};
+
 use super::{
     commands::{Slot, Way, sizes},
     server::{Server, cl},
 };
 use crate::{
-    opencl::{api::Handle, codes, image},
+    opencl::{codes, image},
     protocol::{
         Header,
-        calls::{self, Order, Place},
+        calls::{self, MemId, Order, Place},
     },
     transport::link::Gone,
 };
@@ -34,121 +36,73 @@ impl Server {
             .is_ok_and(|queue| queue.made.properties & apart == 0)
     }
 
-    /// A transfer of plain bytes, cut where the cover wants it. `enqueue` gets for each part its
-    /// first byte in the buffer, its memory and length, and whether to wait for it.
-    fn transfer(
+    /// A transfer of plain bytes between a buffer, from `offset` on, and a stretch of the window:
+    /// cut where the cover wants it.
+    pub(super) fn transfer(
         &mut self,
         header: Header,
         order: &Order,
-        offset: u64,
+        (mem, offset): (MemId, u64),
         place: &Place,
-        enqueue: impl Fn(&Self, &Slot, usize, *mut u8, usize, u32) -> Result<i32, i32>,
+        write: bool,
     ) -> Result<(), Gone> {
         let stays = self.may_stay(header);
         let way = if stays { Way::Done } else { Way::Answered };
-        self.enqueue_as(way, header, order, place.stage, |server, _, slot| {
+        self.enqueue_as(way, header, order, place.stage, |server, api, slot| {
             let pointer = server.near(order, place, Some(place.length))?;
+            let mem = server.mems.get(mem.0)?.raw;
+            let enqueue = |slot: &Slot, done: u64, length: u64, wait: bool| {
+                let (wait, length) = (u32::from(wait), length as usize);
+                let there = offset.wrapping_add(done) as usize;
+                let here = pointer.wrapping_add(done as usize);
+                let Slot {
+                    queue,
+                    count,
+                    wait: events,
+                    event,
+                } = *slot;
+                if write {
+                    let here = here.cast_const().cast();
+                    cl!(
+                        api,
+                        clEnqueueWriteBuffer(
+                            queue, mem, wait, there, length, here, count, events, event
+                        )
+                    )
+                } else {
+                    let here = here.cast();
+                    cl!(
+                        api,
+                        clEnqueueReadBuffer(
+                            queue, mem, wait, there, length, here, count, events, event
+                        )
+                    )
+                }
+            };
             if !server.may_cut(order) {
-                let (at, length) = (offset as usize, place.length as usize);
-                return enqueue(server, slot, at, pointer, length, u32::from(stays));
+                return Ok(enqueue(slot, 0, place.length, stays));
             }
-            let end = place.offset + place.length;
             let queue = server.queues.get(order.queue.0)?;
             let platform = server.contexts.get(queue.made.context.0)?.platform;
-            let server = &*server;
-            let (offset_of, length_of) = (place.offset, place.length);
             let parts = server
                 .cover
-                .parts(&server.window, platform, offset_of, length_of);
+                .parts(&server.window, platform, place.offset, place.length);
             for (at, length) in parts {
                 let done = at - place.offset;
-                let (first, last) = (done == 0, at + length == end);
+                let (first, last) = (done == 0, done + length == place.length);
                 let slot = Slot {
                     queue: slot.queue,
                     count: if first { slot.count } else { 0 },
-                    wait: if first { slot.wait } else { std::ptr::null() },
-                    event: if last {
-                        slot.event
-                    } else {
-                        std::ptr::null_mut()
-                    },
+                    wait: if first { slot.wait } else { null() },
+                    event: if last { slot.event } else { null_mut() },
                 };
-                let code = enqueue(
-                    server,
-                    &slot,
-                    offset.wrapping_add(done) as usize,
-                    pointer.wrapping_add(done as usize),
-                    length as usize,
-                    u32::from(stays && last),
-                )?;
+                let code = enqueue(&slot, done, length, stays && last);
                 if code != 0 {
                     return Ok(code);
                 }
             }
             Ok(0)
         })
-    }
-
-    pub(super) fn read_buffer(
-        &mut self,
-        header: Header,
-        c: &calls::ReadBuffer,
-    ) -> Result<(), Gone> {
-        let of = c.mem.0;
-        self.transfer(
-            header,
-            &c.order,
-            c.offset,
-            &c.to,
-            |server, slot, at, to, length, wait| {
-                let mem: Handle = server.mems.get(of)?.raw;
-                Ok(cl!(
-                    server.api,
-                    clEnqueueReadBuffer(
-                        slot.queue,
-                        mem,
-                        wait,
-                        at,
-                        length,
-                        to.cast(),
-                        slot.count,
-                        slot.wait,
-                        slot.event,
-                    )
-                ))
-            },
-        )
-    }
-
-    pub(super) fn write_buffer(
-        &mut self,
-        header: Header,
-        c: &calls::WriteBuffer,
-    ) -> Result<(), Gone> {
-        let of = c.mem.0;
-        self.transfer(
-            header,
-            &c.order,
-            c.offset,
-            &c.from,
-            |server, slot, at, from, length, wait| {
-                let mem: Handle = server.mems.get(of)?.raw;
-                Ok(cl!(
-                    server.api,
-                    clEnqueueWriteBuffer(
-                        slot.queue,
-                        mem,
-                        wait,
-                        at,
-                        length,
-                        from.cast_const().cast(),
-                        slot.count,
-                        slot.wait,
-                        slot.event,
-                    )
-                ))
-            },
-        )
     }
 
     pub(super) fn buffer_rect(

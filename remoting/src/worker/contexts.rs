@@ -1,0 +1,174 @@
+//! Devices, contexts and queues.
+
+use std::ptr::null_mut;
+
+use super::{
+    notice::{self, Reporter},
+    objects::{Context, Device, Queue, keep, made},
+    server::{Server, cl, outcome},
+};
+use crate::{
+    opencl::{api::Handle, codes},
+    protocol::calls::{
+        ContextId, CreateContext, CreateQueue, CreateSubDevices, DeviceId, Offered, QueueId,
+    },
+};
+
+impl Server {
+    pub(super) fn offered(&self) -> Vec<Vec<Offered>> {
+        self.platforms
+            .iter()
+            .map(|platform| platform.devices.clone())
+            .collect()
+    }
+
+    pub(super) fn raw_devices(&self, ids: &[DeviceId]) -> Result<Vec<Handle>, i32> {
+        ids.iter()
+            .map(|id| self.devices.get(id.0).map(|device| device.raw))
+            .collect()
+    }
+
+    pub(super) fn platform_version(&self, index: usize) -> u32 {
+        self.platforms
+            .get(index)
+            .map_or(10, |platform| platform.version)
+    }
+
+    pub(super) fn create_sub_devices(&mut self, call: &CreateSubDevices) -> Result<u32, i32> {
+        for id in &call.ids {
+            self.devices.check(id.0)?;
+        }
+        let device = self.devices.get(call.device.0)?;
+        let platform = device.platform;
+        let mut properties: Vec<isize> = call.properties.iter().map(|p| *p as isize).collect();
+        properties.push(0);
+        let mut count = 0;
+        let mut raws = vec![0; call.ids.len()];
+        let pointer = if raws.is_empty() {
+            null_mut()
+        } else {
+            raws.as_mut_ptr()
+        };
+        outcome(cl!(
+            self.api,
+            clCreateSubDevices(
+                device.raw,
+                properties.as_ptr(),
+                raws.len() as u32,
+                pointer,
+                &raw mut count,
+            )
+        ))?;
+        for (id, raw) in call.ids.iter().zip(raws).take(count as usize) {
+            let device = Device {
+                raw,
+                platform,
+                made: Some(call.clone()),
+            };
+            self.devices.put(id.0, Ok(device));
+        }
+        Ok(count)
+    }
+
+    pub(super) fn release_device(&mut self, id: DeviceId) -> Result<(), i32> {
+        if self.devices.get(id.0)?.made.is_none() {
+            return Ok(());
+        }
+        let device = self.devices.take(id.0).ok_or(codes::INVALID_DEVICE)?;
+        outcome(cl!(self.api, clReleaseDevice(device.raw)))
+    }
+
+    pub(super) fn create_context(&mut self, call: CreateContext) -> Result<(), i32> {
+        self.contexts.check(call.id.0)?;
+        let id = call.id;
+        keep!(self.contexts, id, self.make_context(call))
+    }
+
+    fn make_context(&mut self, call: CreateContext) -> Result<Context, i32> {
+        // The driver may use it as long as the context lives, which may be longer than its
+        // number is in use: it is kept, for the next context of this number.
+        let reporter = self
+            .reporters
+            .entry(call.id)
+            .or_insert_with(|| Reporter::new(&self.board, call.id));
+        let reporter: *mut Reporter = &raw mut **reporter;
+        let devices = self.raw_devices(&call.devices)?;
+        let first = call.devices.first().ok_or(codes::INVALID_VALUE)?;
+        let platform = self.devices.get(first.0)?.platform;
+        let mut properties = [0isize; 3];
+        if let Some(id) = call.platform {
+            let named = self
+                .platforms
+                .get(id.0 as usize)
+                .ok_or(codes::INVALID_PLATFORM)?;
+            properties = [codes::CONTEXT_PLATFORM as isize, named.raw as isize, 0];
+        }
+        let mut code = 0;
+        let raw = cl!(
+            self.api,
+            clCreateContext(
+                properties.as_ptr(),
+                devices.len() as u32,
+                devices.as_ptr(),
+                Some(notice::report),
+                reporter.cast(),
+                &raw mut code,
+            )
+        );
+        Ok(Context {
+            raw: made(raw, code)?,
+            made: call,
+            platform,
+        })
+    }
+
+    pub(super) fn release_context(&mut self, id: ContextId) -> Result<(), i32> {
+        match self.contexts.take(id.0) {
+            Some(context) => outcome(cl!(self.api, clReleaseContext(context.raw))),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn create_queue(&mut self, call: CreateQueue) -> Result<(), i32> {
+        self.queues.check(call.id.0)?;
+        let id = call.id;
+        keep!(self.queues, id, self.make_queue(call))
+    }
+
+    fn make_queue(&self, call: CreateQueue) -> Result<Queue, i32> {
+        let context = self.contexts.get(call.context.0)?.raw;
+        let device = self.devices.get(call.device.0)?.raw;
+        let mut code = 0;
+        let raw = if call.further.is_empty() {
+            cl!(
+                self.api,
+                clCreateCommandQueue(context, device, call.properties, &raw mut code)
+            )
+        } else {
+            let mut properties = vec![u64::from(codes::QUEUE_PROPERTIES), call.properties];
+            properties.extend(&call.further);
+            properties.push(0);
+            cl!(
+                self.api,
+                clCreateCommandQueueWithProperties(
+                    context,
+                    device,
+                    properties.as_ptr(),
+                    &raw mut code,
+                )
+            )
+        };
+        Ok(Queue {
+            raw: made(raw, code)?,
+            made: call,
+            deferred: None,
+        })
+    }
+
+    pub(super) fn release_queue(&mut self, id: QueueId) -> Result<(), i32> {
+        match self.queues.take(id.0) {
+            Some(queue) => outcome(cl!(self.api, clReleaseCommandQueue(queue.raw))),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Events: those that the client decides, and callbacks about any.
+
+use super::{
+    notice::{self, Leaf, Notice},
+    objects::{Event, keep, made},
+    server::{Server, cl, outcome},
+};
+use crate::protocol::calls::{CreateUserEvent, EventId, SetEventCallback, SetUserEventStatus};
+
+impl Server {
+    pub(super) fn create_user_event(&mut self, call: &CreateUserEvent) -> Result<(), i32> {
+        self.events.check(call.id.0)?;
+        let event = self.contexts.get(call.context.0).and_then(|context| {
+            let mut code = 0;
+            let raw = cl!(self.api, clCreateUserEvent(context.raw, &raw mut code));
+            Ok(Event {
+                raw: made(raw, code)?,
+                queue: None,
+            })
+        });
+        self.undecided += usize::from(event.is_ok());
+        keep!(self.events, call.id, event)
+    }
+
+    pub(super) fn set_user_event_status(&mut self, call: &SetUserEventStatus) -> Result<(), i32> {
+        let event = self.events.get(call.id.0)?;
+        outcome(cl!(self.api, clSetUserEventStatus(event.raw, call.status)))?;
+        // The driver accepts one status for each user event.
+        self.undecided = self.undecided.saturating_sub(1);
+        Ok(())
+    }
+
+    pub(super) fn release_event(&mut self, id: EventId) -> Result<(), i32> {
+        match self.events.take(id.0) {
+            Some(event) => outcome(cl!(self.api, clReleaseEvent(event.raw))),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn set_event_callback(&mut self, call: &SetEventCallback) -> Result<(), i32> {
+        let raw = match self.events.get(call.id.0) {
+            Ok(event) => event.raw,
+            Err(code) => {
+                // The command never reached the driver: it is over, with an error.
+                self.expected += 1;
+                self.board.leave(Notice::Callback(call.callback, code));
+                return Ok(());
+            }
+        };
+        self.expected += 1;
+        let leaf = Leaf::into_raw(&self.board, Some(call.callback));
+        let code = cl!(
+            self.api,
+            clSetEventCallback(raw, call.at, Some(notice::event), leaf)
+        );
+        if code != 0 {
+            // SAFETY: the driver refused it.
+            unsafe { Leaf::drop_raw(leaf) };
+            self.expected -= 1;
+        }
+        outcome(code)
+    }
+}

@@ -1,0 +1,246 @@
+//! Buffers, images and samplers.
+
+use std::ptr::null_mut;
+
+use super::{
+    notice::{self, Leaf, Notice},
+    objects::{MadeMem, Mem, Sampler, keep, made},
+    quota::{self, Charge},
+    server::{Server, cl, outcome},
+};
+use crate::{
+    opencl::{
+        api::{Handle, ImageDesc, ImageFormat},
+        codes, image,
+    },
+    protocol::calls::{
+        CreateBuffer, CreateImage, CreateSampler, CreateSubBuffer, ReleaseMem, SamplerId,
+    },
+};
+
+impl Server {
+    pub(super) fn create_buffer(&mut self, call: CreateBuffer) -> Result<(), i32> {
+        self.mems.check(call.id.0)?;
+        let id = call.id;
+        let stage = call.contents.as_ref().and_then(|place| place.stage);
+        let contents = call.contents.as_ref();
+        let lives = call.lives.map(|offset| (offset, call.size));
+        if let Some((offset, length)) =
+            lives.or_else(|| contents.map(|place| (place.offset, place.length)))
+            && self.window.at(offset, length).is_some()
+        {
+            self.reach(call.context, offset, length);
+        }
+        let mem = self.make_buffer(call);
+        if let Some(stage) = stage {
+            self.stage_free(stage, false);
+        }
+        keep!(self.mems, id, mem)
+    }
+
+    fn make_buffer(&self, call: CreateBuffer) -> Result<Mem, i32> {
+        let context = self.contexts.get(call.context.0)?.raw;
+        let host = codes::MEM_USE_HOST_PTR | codes::MEM_ALLOC_HOST_PTR | codes::MEM_COPY_HOST_PTR;
+        let mut flags = call.flags & !host;
+        let mut pointer = null_mut();
+        if let Some(offset) = call.lives {
+            flags |= codes::MEM_USE_HOST_PTR;
+            pointer = self
+                .window
+                .at(offset, call.size)
+                .ok_or(codes::INVALID_HOST_PTR)?;
+        } else if let Some(place) = &call.contents {
+            flags |= codes::MEM_COPY_HOST_PTR;
+            pointer = self.place(place, Some(call.size))?;
+        }
+        // What lives in the window is no device's memory.
+        let charge = match call.lives {
+            Some(_) => None,
+            None => Some(self.quota.charge(call.size)?),
+        };
+        let mut code = 0;
+        let raw = cl!(
+            self.api,
+            clCreateBuffer(
+                context,
+                flags,
+                call.size as usize,
+                pointer.cast(),
+                &raw mut code,
+            )
+        );
+        Ok(Mem {
+            raw: self.charged(made(raw, code)?, charge),
+            made: MadeMem::Buffer(call),
+            maps: Vec::new(),
+        })
+    }
+
+    /// Keeps a charge until the driver says that the object is gone.
+    fn charged(&self, raw: Handle, charge: Option<Charge>) -> Handle {
+        if let Some(charge) = charge {
+            let data = charge.into_raw();
+            let code = cl!(
+                self.api,
+                clSetMemObjectDestructorCallback(raw, Some(quota::gone), data)
+            );
+            if code != 0 {
+                // A driver that does not say when memory is free is not charged for it.
+                // SAFETY: it refused the callback.
+                unsafe { quota::gone(raw, data) };
+            }
+        }
+        raw
+    }
+
+    pub(super) fn create_sub_buffer(&mut self, call: CreateSubBuffer) -> Result<(), i32> {
+        self.mems.check(call.id.0)?;
+        let id = call.id;
+        keep!(self.mems, id, self.make_sub_buffer(call))
+    }
+
+    fn make_sub_buffer(&self, call: CreateSubBuffer) -> Result<Mem, i32> {
+        let of = self.mems.get(call.of.0)?.raw;
+        let region = [call.origin as usize, call.size as usize];
+        let mut code = 0;
+        let raw = cl!(
+            self.api,
+            clCreateSubBuffer(
+                of,
+                call.flags,
+                codes::BUFFER_CREATE_TYPE_REGION,
+                region.as_ptr().cast(),
+                &raw mut code,
+            )
+        );
+        Ok(Mem {
+            raw: made(raw, code)?,
+            made: MadeMem::Sub(call),
+            maps: Vec::new(),
+        })
+    }
+
+    pub(super) fn create_image(&mut self, call: CreateImage) -> Result<(), i32> {
+        self.mems.check(call.id.0)?;
+        let id = call.id;
+        let stage = call.contents.as_ref().and_then(|place| place.stage);
+        let mem = self.make_image(call);
+        if let Some(stage) = stage {
+            self.stage_free(stage, false);
+        }
+        keep!(self.mems, id, mem)
+    }
+
+    fn make_image(&self, call: CreateImage) -> Result<Mem, i32> {
+        let context = self.contexts.get(call.context.0)?.raw;
+        let shape = &call.shape;
+        let host = codes::MEM_USE_HOST_PTR | codes::MEM_ALLOC_HOST_PTR | codes::MEM_COPY_HOST_PTR;
+        let mut flags = call.flags & !host;
+        let mut pointer = null_mut();
+        let needed = image::pixel_size(shape.order, shape.data).and_then(|pixel| {
+            shape
+                .extent
+                .iter()
+                .chain([&shape.layers])
+                .try_fold(pixel, |bytes, &count| bytes.checked_mul(count.max(1)))
+        });
+        if let Some(place) = &call.contents {
+            flags |= codes::MEM_COPY_HOST_PTR;
+            let needed = needed.ok_or(codes::INVALID_IMAGE_FORMAT_DESCRIPTOR)?;
+            pointer = self.place(place, Some(needed))?;
+        }
+        // Images of a buffer have its memory; the driver refuses formats that it does not know.
+        let charge = match (shape.of, needed) {
+            (None, Some(bytes)) => Some(self.quota.charge(bytes)?),
+            _ => None,
+        };
+        let format = ImageFormat {
+            order: shape.order,
+            data: shape.data,
+        };
+        let [width, height, depth] = shape.extent.map(|extent| extent as usize);
+        let desc = ImageDesc {
+            kind: shape.kind,
+            width,
+            height,
+            depth,
+            layers: shape.layers as usize,
+            of: match shape.of {
+                Some(id) => self.mems.get(id.0)?.raw,
+                None => 0,
+            },
+            ..ImageDesc::default()
+        };
+        let mut code = 0;
+        let raw = cl!(
+            self.api,
+            clCreateImage(
+                context,
+                flags,
+                &raw const format,
+                &raw const desc,
+                pointer.cast(),
+                &raw mut code,
+            )
+        );
+        Ok(Mem {
+            raw: self.charged(made(raw, code)?, charge),
+            made: MadeMem::Image(call),
+            maps: Vec::new(),
+        })
+    }
+
+    pub(super) fn release_mem(&mut self, call: &ReleaseMem) -> Result<(), i32> {
+        let Some(mem) = self.mems.take(call.id.0) else {
+            if let Some(number) = call.callback {
+                self.expected += 1;
+                self.board.leave(Notice::Callback(number, 0));
+            }
+            return Ok(());
+        };
+        if let Some(number) = call.callback {
+            self.expected += 1;
+            let leaf = Leaf::into_raw(&self.board, Some(number));
+            let code = cl!(
+                self.api,
+                clSetMemObjectDestructorCallback(mem.raw, Some(notice::mem), leaf)
+            );
+            if code != 0 {
+                // SAFETY: the driver refused it.
+                unsafe { Leaf::drop_raw(leaf) };
+                self.board.leave(Notice::Callback(number, 0));
+            }
+        }
+        outcome(cl!(self.api, clReleaseMemObject(mem.raw)))
+    }
+
+    pub(super) fn create_sampler(&mut self, call: CreateSampler) -> Result<(), i32> {
+        self.samplers.check(call.id.0)?;
+        let id = call.id;
+        let sampler = self.contexts.get(call.context.0).and_then(|context| {
+            let mut code = 0;
+            let raw = cl!(
+                self.api,
+                clCreateSampler(
+                    context.raw,
+                    u32::from(call.normalized),
+                    call.addressing,
+                    call.filter,
+                    &raw mut code,
+                )
+            );
+            Ok(Sampler {
+                raw: made(raw, code)?,
+                made: call,
+            })
+        });
+        keep!(self.samplers, id, sampler)
+    }
+
+    pub(super) fn release_sampler(&mut self, id: SamplerId) -> Result<(), i32> {
+        match self.samplers.take(id.0) {
+            Some(sampler) => outcome(cl!(self.api, clReleaseSampler(sampler.raw))),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! Programs: making, building and linking them. What takes long runs in threads of its own.
+
+use std::{
+    ptr::{null, null_mut},
+    sync::Arc,
+    thread,
+};
+
+use super::{
+    notice::Notice,
+    objects::{MadeProgram, Program, keep, made},
+    server::{Server, c_string, cl, outcome},
+};
+use crate::{
+    opencl::{
+        api::{Api, Handle},
+        codes,
+    },
+    protocol::{
+        Header,
+        calls::{
+            BuildProgram, CompileProgram, CreateProgram, LinkProgram, ProgramId, ProgramOrigin,
+            Specialize,
+        },
+    },
+    transport::link::Gone,
+};
+
+/// The most builds that are under way: no call is taken before one of them has ended.
+const MOST_BUILDS: usize = 64;
+
+impl Server {
+    pub(super) fn create_program(&mut self, call: CreateProgram) -> Result<Vec<i32>, i32> {
+        self.programs.check(call.id.0)?;
+        let id = call.id;
+        let mut statuses = Vec::new();
+        let program = self.make_program(call, &mut statuses);
+        keep!(self.programs, id, program).map(|()| statuses)
+    }
+
+    fn make_program(&self, call: CreateProgram, statuses: &mut Vec<i32>) -> Result<Program, i32> {
+        let context = self.contexts.get(call.context.0)?;
+        let (version, context) = (self.platform_version(context.platform), context.raw);
+        let mut code = 0;
+        let raw = match &call.origin {
+            ProgramOrigin::Source(text) => {
+                let (pointer, length) = (text.0.as_ptr().cast(), text.0.len());
+                cl!(
+                    self.api,
+                    clCreateProgramWithSource(
+                        context,
+                        1,
+                        &raw const pointer,
+                        &raw const length,
+                        &raw mut code,
+                    )
+                )
+            }
+            ProgramOrigin::Binary(binaries) => {
+                let ids: Vec<_> = binaries.iter().map(|(id, _)| *id).collect();
+                let devices = self.raw_devices(&ids)?;
+                let lengths: Vec<_> = binaries.iter().map(|(_, blob)| blob.0.len()).collect();
+                let pointers: Vec<_> = binaries.iter().map(|(_, blob)| blob.0.as_ptr()).collect();
+                *statuses = vec![0; devices.len()];
+                cl!(
+                    self.api,
+                    clCreateProgramWithBinary(
+                        context,
+                        devices.len() as u32,
+                        devices.as_ptr(),
+                        lengths.as_ptr(),
+                        pointers.as_ptr(),
+                        statuses.as_mut_ptr(),
+                        &raw mut code,
+                    )
+                )
+            }
+            ProgramOrigin::Il(_) if version < 21 => return Err(codes::INVALID_OPERATION),
+            ProgramOrigin::Il(il) => cl!(
+                self.api,
+                clCreateProgramWithIL(context, il.0.as_ptr().cast(), il.0.len(), &raw mut code)
+            ),
+            ProgramOrigin::BuiltIn(ids, names) => {
+                let devices = self.raw_devices(ids)?;
+                let names = c_string(names);
+                cl!(
+                    self.api,
+                    clCreateProgramWithBuiltInKernels(
+                        context,
+                        devices.len() as u32,
+                        devices.as_ptr(),
+                        names.as_ptr(),
+                        &raw mut code,
+                    )
+                )
+            }
+        };
+        Ok(Program {
+            raw: made(raw, code)?,
+            context: call.context,
+            made: MadeProgram::Created(call),
+            built: None,
+        })
+    }
+
+    pub(super) fn release_program(&mut self, id: ProgramId) -> Result<(), i32> {
+        match self.programs.take(id.0) {
+            Some(program) => outcome(cl!(self.api, clReleaseProgram(program.raw))),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether so many builds are under way that no other call is to be taken.
+    pub(super) fn builds_enough(&self) -> bool {
+        self.building >= MOST_BUILDS
+    }
+
+    /// Runs what takes long in a thread of its own, which leaves word on the board.
+    fn apart(
+        &mut self,
+        header: Header,
+        raw: Handle,
+        work: impl FnOnce(&Api) -> i32 + Send + 'static,
+    ) -> Result<(), Gone> {
+        cl!(self.api, clRetainProgram(raw));
+        let (api, board) = (Arc::clone(&self.api), Arc::clone(&self.board));
+        let spawned = thread::Builder::new()
+            .name("build".to_owned())
+            .spawn(move || {
+                let code = work(&api);
+                cl!(api, clReleaseProgram(raw));
+                board.leave(Notice::Built(header, code));
+            });
+        if spawned.is_err() {
+            cl!(self.api, clReleaseProgram(raw));
+            return self.answer(header, &Err::<(), i32>(codes::OUT_OF_HOST_MEMORY));
+        }
+        self.building += 1;
+        Ok(())
+    }
+
+    /// Answers for a build that has ended.
+    pub(super) fn built(&mut self, header: Header, code: i32) -> Result<(), Gone> {
+        self.building -= 1;
+        self.answer(header, &outcome(code))
+    }
+
+    pub(super) fn build_program(
+        &mut self,
+        header: Header,
+        call: &BuildProgram,
+    ) -> Result<(), Gone> {
+        let found = self.raw_devices(&call.devices).and_then(|devices| {
+            let program = self.programs.get_mut(call.id.0)?;
+            program.built = Some(call.clone());
+            Ok((program.raw, devices))
+        });
+        let (raw, devices) = match found {
+            Ok(found) => found,
+            Err(code) => return self.answer(header, &Err::<(), i32>(code)),
+        };
+        let options = c_string(&call.options);
+        self.apart(header, raw, move |api| {
+            let pointer = if devices.is_empty() {
+                null()
+            } else {
+                devices.as_ptr()
+            };
+            cl!(
+                api,
+                clBuildProgram(
+                    raw,
+                    devices.len() as u32,
+                    pointer,
+                    options.as_ptr(),
+                    None,
+                    null_mut(),
+                )
+            )
+        })
+    }
+
+    pub(super) fn compile_program(
+        &mut self,
+        header: Header,
+        call: &CompileProgram,
+    ) -> Result<(), Gone> {
+        let found = self.raw_devices(&call.devices).and_then(|devices| {
+            let headers = call
+                .headers
+                .iter()
+                .map(|(id, _)| self.programs.get(id.0).map(|program| program.raw))
+                .collect::<Result<Vec<_>, _>>()?;
+            Ok((self.programs.get(call.id.0)?.raw, devices, headers))
+        });
+        let (raw, devices, headers) = match found {
+            Ok(found) => found,
+            Err(code) => return self.answer(header, &Err::<(), i32>(code)),
+        };
+        for &header in &headers {
+            cl!(self.api, clRetainProgram(header));
+        }
+        let options = c_string(&call.options);
+        let names: Vec<_> = call
+            .headers
+            .iter()
+            .map(|(_, name)| c_string(name))
+            .collect();
+        self.apart(header, raw, move |api| {
+            let mut pointers: Vec<_> = names.iter().map(|name| name.as_ptr()).collect();
+            let count = headers.len() as u32;
+            let some = count > 0;
+            let code = cl!(
+                api,
+                clCompileProgram(
+                    raw,
+                    devices.len() as u32,
+                    if devices.is_empty() {
+                        null()
+                    } else {
+                        devices.as_ptr()
+                    },
+                    options.as_ptr(),
+                    count,
+                    if some { headers.as_ptr() } else { null() },
+                    if some {
+                        pointers.as_mut_ptr().cast_const()
+                    } else {
+                        null()
+                    },
+                    None,
+                    null_mut(),
+                )
+            );
+            for header in headers {
+                cl!(api, clReleaseProgram(header));
+            }
+            code
+        })
+    }
+
+    pub(super) fn link_program(&mut self, header: Header, call: LinkProgram) -> Result<(), Gone> {
+        let found = self.programs.check(call.id.0).and_then(|()| {
+            let context = self.contexts.get(call.context.0)?.raw;
+            let devices = self.raw_devices(&call.devices)?;
+            let inputs = call
+                .inputs
+                .iter()
+                .map(|id| self.programs.get(id.0).map(|program| program.raw))
+                .collect::<Result<Vec<_>, _>>()?;
+            Ok((context, devices, inputs))
+        });
+        let (context, devices, inputs) = match found {
+            Ok(found) => found,
+            Err(code) => return self.answer(header, &Err::<(i32, bool), i32>(code)),
+        };
+        cl!(self.api, clRetainContext(context));
+        for &input in &inputs {
+            cl!(self.api, clRetainProgram(input));
+        }
+        let (api, board) = (Arc::clone(&self.api), Arc::clone(&self.board));
+        let options = c_string(&call.options);
+        let work = move || {
+            let mut code = 0;
+            let raw = cl!(
+                api,
+                clLinkProgram(
+                    context,
+                    devices.len() as u32,
+                    if devices.is_empty() {
+                        null()
+                    } else {
+                        devices.as_ptr()
+                    },
+                    options.as_ptr(),
+                    inputs.len() as u32,
+                    inputs.as_ptr(),
+                    None,
+                    null_mut(),
+                    &raw mut code,
+                )
+            );
+            for input in inputs {
+                cl!(api, clReleaseProgram(input));
+            }
+            cl!(api, clReleaseContext(context));
+            board.leave(Notice::Linked(header, call, raw, code));
+        };
+        let thread = thread::Builder::new().name("build".to_owned());
+        if thread.spawn(work).is_err() {
+            // The references go with the process, which has not even room for a thread.
+            return self.answer(header, &Err::<(i32, bool), i32>(codes::OUT_OF_HOST_MEMORY));
+        }
+        self.building += 1;
+        Ok(())
+    }
+
+    /// Keeps what linking has made.
+    pub(super) fn linked(
+        &mut self,
+        header: Header,
+        call: LinkProgram,
+        raw: Handle,
+        code: i32,
+    ) -> Result<(), Gone> {
+        self.building -= 1;
+        let id = call.id;
+        let outcome = if raw == 0 {
+            Ok((code, false))
+        } else if let Err(code) = self.programs.check(id.0) {
+            // The number was given to another program meanwhile.
+            cl!(self.api, clReleaseProgram(raw));
+            Err(code)
+        } else {
+            let program = Program {
+                raw,
+                context: call.context,
+                made: MadeProgram::Linked(call),
+                built: None,
+            };
+            self.programs.put(id.0, Ok(program));
+            Ok((code, true))
+        };
+        self.answer(header, &outcome)
+    }
+
+    pub(super) fn specialize(&mut self, call: &Specialize) -> Result<(), i32> {
+        let program = self.programs.get(call.id.0)?;
+        let context = self.contexts.get(program.context.0)?;
+        if self.platform_version(context.platform) < 22 {
+            return Err(codes::INVALID_OPERATION);
+        }
+        outcome(cl!(
+            self.api,
+            clSetProgramSpecializationConstant(
+                program.raw,
+                call.constant,
+                call.value.0.len(),
+                call.value.0.as_ptr().cast(),
+            )
+        ))
+    }
+}
