@@ -19,9 +19,9 @@ struct Arguments {
     #[arg(long, default_value = "fair", value_name = "NAME")]
     policy: Name,
     /// Milliseconds for which one request may have the device; whoever takes longer loses its
-    /// worker. Without it there is no limit.
-    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
-    limit: Option<u64>,
+    /// worker. 0: no limit, so that a single client can keep the device for ever.
+    #[arg(long, value_name = "MS", default_value_t = 10_000)]
+    limit: u64,
 }
 
 /// Warnings go to the error output, a line each.
@@ -41,7 +41,7 @@ impl log::Log for Lines {
 
 fn run() -> Result<(), Error> {
     let arguments = Arguments::parse();
-    let limit = arguments.limit.map(Duration::from_millis);
+    let limit = (arguments.limit > 0).then(|| Duration::from_millis(arguments.limit));
     Arbiter::new(&arguments.socket, arguments.policy, limit)?.run()
 }
 

@@ -1,17 +1,21 @@
 //! What remoting costs: run it natively and through the driver in turn, on the same machine.
 //!
-//! `opencl_figures [LOADER]` adds two vectors, checks the sum, and prints one figure per line:
-//! name, value, unit. Which driver is measured is the loader's choice (`OCL_ICD_VENDORS`).
-//! `--brief` in the loader's place makes few rounds and no copies, for emulated processors.
+//! Adds two vectors, checks the sum, and prints one figure per line: name, value, unit. Which
+//! driver is measured is the loader's choice (`OCL_ICD_VENDORS`). `--brief` makes few rounds and
+//! no copies, for emulated processors; `--copies` leaves out what is no copy.
 
 use std::{
     ffi::c_void,
+    os::fd::{FromRawFd, OwnedFd},
     ptr::{null, null_mut},
     sync::atomic::{AtomicBool, Ordering},
     time::{Duration, Instant},
 };
 
-use gantry_remoting::opencl::{Api, codes};
+use device::{Device, Failed, check, cl};
+use gantry_remoting::opencl::{api::Handle, codes};
+
+mod device;
 
 const SOURCE: &std::ffi::CStr = c"
 kernel void add(global const int *a, global const int *b, global int *sum, int count) {
@@ -21,23 +25,6 @@ kernel void add(global const int *a, global const int *b, global int *sum, int c
 kernel void nothing(int a, int b) {}
 ";
 
-/// Calls the driver.
-macro_rules! cl {
-    ($api:expr, $name:ident($($arg:expr),* $(,)?)) => {
-        // SAFETY: handles are live until the end of the program, and pointers are to locals of the
-        // sizes that are passed beside them.
-        unsafe { $api.$name($($arg),*) }
-    };
-}
-
-fn check(code: i32, what: &str) -> Result<(), String> {
-    if code == 0 {
-        Ok(())
-    } else {
-        Err(format!("{what} failed with code {code}"))
-    }
-}
-
 /// Whether a few rounds are enough: where the processor is emulated.
 static BRIEF: AtomicBool = AtomicBool::new(false);
 
@@ -46,7 +33,7 @@ fn brief() -> bool {
 }
 
 /// Runs it often and returns the median time of one of `batch` calls.
-fn median(batch: u32, mut call: impl FnMut() -> Result<(), String>) -> Result<Duration, String> {
+fn median(batch: u32, mut call: impl FnMut() -> Result<(), Failed>) -> Result<Duration, Failed> {
     let mut times = Vec::new();
     let (batch, time) = if brief() { (1, 50) } else { (batch, 200) };
     let until = Instant::now() + Duration::from_millis(time);
@@ -72,79 +59,142 @@ fn rate(name: &str, bytes: usize, time: Duration) {
     );
 }
 
-/// Copies between ordinary and pinned memory and the device, at several sizes.
-fn copies(api: &Api, context: usize, queue: usize) -> Result<(), String> {
-    let sizes = [
-        64usize << 10,
-        256 << 10,
-        1 << 20,
-        4 << 20,
-        16 << 20,
-        64 << 20,
-    ];
-    let largest = sizes[sizes.len() - 1];
-    let mut code = 0;
-    let device = cl!(
-        api,
-        clCreateBuffer(context, 0, largest, null_mut(), &raw mut code)
-    );
-    check(code, "creating the device's buffer")?;
-    let pinned = cl!(
-        api,
-        clCreateBuffer(
-            context,
-            codes::MEM_ALLOC_HOST_PTR,
-            largest,
-            null_mut(),
-            &raw mut code
+/// Enqueues one dimension, in groups of the driver's choice if `local` is zero.
+fn enqueue(device: &Device, kernel: Handle, global: usize, local: usize) -> Result<(), Failed> {
+    let group = if local == 0 { null() } else { &raw const local };
+    let enqueued = cl!(
+        device.api,
+        clEnqueueNDRangeKernel(
+            device.queue,
+            kernel,
+            1,
+            null(),
+            &raw const global,
+            group,
+            0,
+            null(),
+            null_mut()
         )
     );
-    check(code, "creating the pinned buffer")?;
-    let flags = codes::MAP_READ | codes::MAP_WRITE;
-    let mapped = cl!(
+    check(enqueued, "enqueuing")
+}
+
+/// Copies from memory to a buffer, or back.
+fn copy(
+    device: &Device,
+    buffer: Handle,
+    memory: *mut u8,
+    (offset, size): (usize, usize),
+    write: bool,
+    blocking: bool,
+) -> Result<(), Failed> {
+    let (api, queue, blocking) = (&device.api, device.queue, u32::from(blocking));
+    let memory: *mut c_void = memory.wrapping_add(offset).cast();
+    if write {
+        let from = memory.cast_const();
+        let code = cl!(
+            api,
+            clEnqueueWriteBuffer(
+                queue,
+                buffer,
+                blocking,
+                offset,
+                size,
+                from,
+                0,
+                null(),
+                null_mut()
+            )
+        );
+        return check(code, "writing");
+    }
+    let code = cl!(
         api,
-        clEnqueueMapBuffer(
+        clEnqueueReadBuffer(
             queue,
-            pinned,
+            buffer,
+            blocking,
+            offset,
+            size,
+            memory,
+            0,
+            null(),
+            null_mut()
+        )
+    );
+    check(code, "reading")
+}
+
+/// Memory that the driver pins when it is mapped.
+fn map(device: &Device, buffer: Handle, flags: u64, size: usize) -> Result<*mut u8, Failed> {
+    let mut code = 0;
+    let mapped = cl!(
+        device.api,
+        clEnqueueMapBuffer(
+            device.queue,
+            buffer,
             1,
             flags,
             0,
-            largest,
+            size,
             0,
             null(),
             null_mut(),
             &raw mut code
         )
     );
-    check(code, "mapping the pinned buffer")?;
+    check(code, "mapping")?;
+    Ok(mapped.cast())
+}
+
+/// Shared memory that the driver knows since a buffer lies in it: what a worker's window is to the
+/// host's driver.
+fn covered(device: &Device, size: usize) -> Result<*mut u8, String> {
+    let failed = || std::io::Error::last_os_error().to_string();
+    // SAFETY: plain calls; the descriptor is closed at the end of this function, once, and the
+    // mapping stays.
+    let memory = unsafe {
+        let fd = libc::memfd_create(c"figures".as_ptr(), libc::MFD_CLOEXEC);
+        if fd < 0 || libc::ftruncate(fd, size as libc::off_t) != 0 {
+            return Err(failed());
+        }
+        let _file = OwnedFd::from_raw_fd(fd);
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        libc::mmap(null_mut(), size, access, libc::MAP_SHARED, fd, 0)
+    };
+    if memory == libc::MAP_FAILED {
+        return Err(failed());
+    }
+    device.buffer(codes::MEM_USE_HOST_PTR, size, memory)?;
+    Ok(memory.cast())
+}
+
+/// Copies between several kinds of memory and the device, at several sizes.
+fn copies(device: &Device, native: bool) -> Result<(), String> {
+    const SIZES: [usize; 6] = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
+    const LARGEST: usize = SIZES[SIZES.len() - 1];
+    let buffer = device.buffer(0, LARGEST, null_mut())?;
+    let pinned = device.buffer(codes::MEM_ALLOC_HOST_PTR, LARGEST, null_mut())?;
+    let pinned = map(device, pinned, codes::MAP_READ | codes::MAP_WRITE, LARGEST)?;
     // Twice the largest: what is written and what is read lie apart.
-    let mut ordinary: Vec<u8> = (0..2 * largest).map(|index| (index % 251) as u8).collect();
-    let (there, back) = ordinary.split_at_mut(largest);
-    // SAFETY: the mapping has so many bytes, and nobody else uses them.
-    let window = unsafe { std::slice::from_raw_parts_mut(mapped.cast::<u8>(), largest) };
-    window.copy_from_slice(there);
-    let memories = [
+    let mut ordinary: Vec<u8> = (0..2 * LARGEST).map(|index| (index % 251) as u8).collect();
+    let (there, back) = ordinary.split_at_mut(LARGEST);
+    let mut memories = vec![
         ("ordinary", there.as_mut_ptr(), back.as_mut_ptr()),
-        ("pinned", window.as_mut_ptr(), window.as_mut_ptr()),
+        ("pinned", pinned, pinned),
     ];
+    if native {
+        let covered = covered(device, LARGEST)?;
+        memories.push(("covered", covered, covered));
+    }
+    for &(_, from, _) in &memories[1..] {
+        // SAFETY: both have so many bytes, and nobody else uses them.
+        unsafe { from.copy_from_nonoverlapping(there.as_ptr(), LARGEST) };
+    }
     for (memory, from, to) in memories {
-        for size in sizes {
-            let write = || {
-                let from = from.cast_const().cast();
-                let done = cl!(
-                    api,
-                    clEnqueueWriteBuffer(queue, device, 1, 0, size, from, 0, null(), null_mut())
-                );
-                check(done, "writing")
-            };
-            let read = || {
-                let to = to.cast();
-                let done = cl!(
-                    api,
-                    clEnqueueReadBuffer(queue, device, 1, 0, size, to, 0, null(), null_mut())
-                );
-                check(done, "reading")
-            };
+        for size in SIZES {
+            let write = || copy(device, buffer, from, (0, size), true, true);
+            let read = || copy(device, buffer, to, (0, size), false, true);
             let kib = size >> 10;
             rate(
                 &format!("write of {kib} KiB, {memory} memory"),
@@ -157,6 +207,19 @@ fn copies(api: &Api, context: usize, queue: usize) -> Result<(), String> {
                 median(1, read)?,
             );
         }
+        // As where two stretches of a window meet that the driver has come to know one by one.
+        for (what, memory_at, write) in [("write", from, true), ("read", to, false)] {
+            let (first, rest) = (28 << 20, 36 << 20);
+            let parts = || {
+                copy(device, buffer, memory_at, (0, first), write, false)?;
+                copy(device, buffer, memory_at, (first, rest), write, true)
+            };
+            rate(
+                &format!("{what} of 65536 KiB in two commands, {memory} memory"),
+                LARGEST,
+                median(1, parts)?,
+            );
+        }
     }
     if there != back {
         return Err("what was read is not what was written".to_owned());
@@ -165,253 +228,82 @@ fn copies(api: &Api, context: usize, queue: usize) -> Result<(), String> {
     Ok(())
 }
 
-fn main() -> Result<(), String> {
-    let mut loader = std::env::args().nth(1);
-    if loader.as_deref() == Some("--brief") {
-        BRIEF.store(true, Ordering::Relaxed);
-        loader = None;
-    }
-    let api =
-        Api::open(loader.as_deref().unwrap_or("libOpenCL.so.1")).map_err(|e| e.to_string())?;
-    let mut code = 0;
-    let mut platform = 0;
-    let mut device = 0;
-    let all = u64::from(u32::MAX);
-    check(
-        cl!(api, clGetPlatformIDs(1, &raw mut platform, null_mut())),
-        "finding a platform",
-    )?;
-    check(
-        cl!(
-            api,
-            clGetDeviceIDs(platform, all, 1, &raw mut device, null_mut())
-        ),
-        "finding a device",
-    )?;
-    let mut name = [0u8; 256];
-    cl!(
-        api,
-        clGetPlatformInfo(
-            platform,
-            codes::PLATFORM_VERSION,
-            name.len(),
-            name.as_mut_ptr().cast(),
+/// Adds vectors, with one buffer in each kind of memory.
+fn sum(device: &Device, add: Handle) -> Result<(), String> {
+    let count = 1usize << 20;
+    let bytes = count * 4;
+    let mut a: Vec<i32> = (0..).take(count).collect();
+    let b: Vec<i32> = a.iter().map(|i| i * 3 + 1).collect();
+    let buffers = [
+        device.buffer(codes::MEM_COPY_HOST_PTR, bytes, a.as_mut_ptr().cast())?,
+        device.buffer(codes::MEM_ALLOC_HOST_PTR, bytes, null_mut())?,
+        device.buffer(0, bytes, null_mut())?,
+    ];
+    let mapped = map(device, buffers[1], codes::MAP_WRITE, bytes)?;
+    // SAFETY: the mapping has `bytes` bytes, and nobody else uses it.
+    unsafe { std::ptr::copy_nonoverlapping(b.as_ptr().cast(), mapped, bytes) };
+    let unmapped = cl!(
+        device.api,
+        clEnqueueUnmapMemObject(
+            device.queue,
+            buffers[1],
+            mapped.cast(),
+            0,
+            null(),
             null_mut()
         )
     );
-    let name = String::from_utf8_lossy(&name);
-    println!("# {}", name.trim_end_matches('\0'));
-    let context = cl!(
-        api,
-        clCreateContext(
-            null(),
-            1,
-            &raw const device,
-            None,
-            null_mut(),
-            &raw mut code
-        )
-    );
-    check(code, "creating a context")?;
-    let queue = cl!(api, clCreateCommandQueue(context, device, 0, &raw mut code));
-    check(code, "creating a queue")?;
-    let source = SOURCE.as_ptr();
-    let program = cl!(
-        api,
-        clCreateProgramWithSource(context, 1, &raw const source, null(), &raw mut code)
-    );
-    check(code, "creating a program")?;
-    check(
-        cl!(
-            api,
-            clBuildProgram(program, 0, null(), c"".as_ptr(), None, null_mut())
-        ),
-        "building the program",
-    )?;
-    let add = cl!(api, clCreateKernel(program, c"add".as_ptr(), &raw mut code));
-    check(code, "creating the kernel")?;
-    let nothing = cl!(
-        api,
-        clCreateKernel(program, c"nothing".as_ptr(), &raw mut code)
-    );
-    check(code, "creating the empty kernel")?;
-
-    // The sum, with one buffer in each kind of memory.
-    let count = 1usize << 20;
-    let bytes = count * 4;
-    let a: Vec<i32> = (0..).take(count).collect();
-    let b: Vec<i32> = a.iter().map(|i| i * 3 + 1).collect();
-    let mut sum = vec![0i32; count];
-    let buffers = [
-        cl!(
-            api,
-            clCreateBuffer(
-                context,
-                codes::MEM_COPY_HOST_PTR,
-                bytes,
-                a.as_ptr().cast_mut().cast(),
-                &raw mut code
-            )
-        ),
-        cl!(
-            api,
-            clCreateBuffer(
-                context,
-                codes::MEM_ALLOC_HOST_PTR,
-                bytes,
-                null_mut(),
-                &raw mut code
-            )
-        ),
-        cl!(
-            api,
-            clCreateBuffer(context, 0, bytes, null_mut(), &raw mut code)
-        ),
-    ];
-    check(code, "creating buffers")?;
-    let mapped = cl!(
-        api,
-        clEnqueueMapBuffer(
-            queue,
-            buffers[1],
-            1,
-            codes::MAP_WRITE,
-            0,
-            bytes,
-            0,
-            null(),
-            null_mut(),
-            &raw mut code
-        )
-    );
-    check(code, "mapping a buffer")?;
-    // SAFETY: the mapping has `bytes` bytes, and nobody else uses it.
-    unsafe { std::ptr::copy_nonoverlapping(b.as_ptr(), mapped.cast(), count) };
-    check(
-        cl!(
-            api,
-            clEnqueueUnmapMemObject(queue, buffers[1], mapped, 0, null(), null_mut())
-        ),
-        "unmapping",
-    )?;
-    for (index, buffer) in (0..).zip(&buffers) {
-        let value: *const c_void = std::ptr::from_ref(buffer).cast();
-        check(
-            cl!(api, clSetKernelArg(add, index, 8, value)),
-            "setting an argument",
-        )?;
+    check(unmapped, "unmapping")?;
+    for (index, buffer) in (0..).zip(buffers) {
+        device.set(add, index, buffer)?;
     }
-    let number = count as i32;
-    check(
-        cl!(api, clSetKernelArg(add, 3, 4, (&raw const number).cast())),
-        "setting the count",
-    )?;
-    let (global, one) = (count, 1usize);
-    check(
-        cl!(
-            api,
-            clEnqueueNDRangeKernel(
-                queue,
-                add,
-                1,
-                null(),
-                &raw const global,
-                null(),
-                0,
-                null(),
-                null_mut()
-            )
-        ),
-        "enqueuing the sum",
-    )?;
-    let read = |sum: &mut [i32]| {
-        check(
-            cl!(
-                api,
-                clEnqueueReadBuffer(
-                    queue,
-                    buffers[2],
-                    1,
-                    0,
-                    bytes,
-                    sum.as_mut_ptr().cast(),
-                    0,
-                    null(),
-                    null_mut()
-                )
-            ),
-            "reading the sum",
-        )
-    };
-    read(&mut sum)?;
+    device.set(add, 3, count as i32)?;
+    enqueue(device, add, count, 0)?;
+    let mut sum = vec![0i32; count];
+    let to = sum.as_mut_ptr().cast();
+    copy(device, buffers[2], to, (0, bytes), false, true)?;
     if let Some(index) = (0..count).find(|&index| sum[index] != a[index] + b[index]) {
         return Err(format!("the sum is wrong at {index}: {}", sum[index]));
     }
     println!("# the sum of {count} numbers is right");
+    Ok(())
+}
 
+/// Times of calls.
+fn calls(device: &Device, nothing: Handle) -> Result<(), String> {
     let mut word = 0usize;
+    let ask = || {
+        let to = (&raw mut word).cast();
+        let code = cl!(
+            device.api,
+            clGetKernelWorkGroupInfo(
+                nothing,
+                device.id,
+                codes::KERNEL_PREFERRED_WORK_GROUP_SIZE_MULTIPLE,
+                8,
+                to,
+                null_mut()
+            )
+        );
+        check(code, "asking")
+    };
     figure(
         "synchronous call (clGetKernelWorkGroupInfo)",
-        median(1000, || {
-            let to = (&raw mut word).cast();
-            check(
-                cl!(
-                    api,
-                    clGetKernelWorkGroupInfo(
-                        nothing,
-                        device,
-                        codes::KERNEL_PREFERRED_WORK_GROUP_SIZE_MULTIPLE,
-                        8,
-                        to,
-                        null_mut()
-                    )
-                ),
-                "asking",
-            )
-        })?,
+        median(1000, ask)?,
     );
-    let arguments = [1i32, 2];
-    for index in 0..2u32 {
-        let value = (&raw const arguments[index as usize]).cast();
-        check(
-            cl!(api, clSetKernelArg(nothing, index, 4, value)),
-            "setting",
-        )?;
-    }
-    let enqueue = || {
-        for index in 0..2u32 {
-            let value = (&raw const arguments[index as usize]).cast();
-            check(
-                cl!(api, clSetKernelArg(nothing, index, 4, value)),
-                "setting",
-            )?;
-        }
-        check(
-            cl!(
-                api,
-                clEnqueueNDRangeKernel(
-                    queue,
-                    nothing,
-                    1,
-                    null(),
-                    &raw const one,
-                    &raw const one,
-                    0,
-                    null(),
-                    null_mut()
-                )
-            ),
-            "enqueuing",
-        )
+    let submit = || {
+        device.set(nothing, 0, 1i32)?;
+        device.set(nothing, 1, 2i32)?;
+        enqueue(device, nothing, 1, 1)
     };
-    let finish = || check(cl!(api, clFinish(queue)), "finishing");
+    let finish = || check(cl!(device.api, clFinish(device.queue)), "finishing");
     // Client's time for a batch that fits the ring, the device's work left out.
     let mut times = Vec::new();
     let (rounds, batch) = if brief() { (5, 10) } else { (200, 100) };
     for _ in 0..rounds {
         let start = Instant::now();
         for _ in 0..batch {
-            enqueue()?;
+            submit()?;
         }
         times.push(start.elapsed() / batch);
         finish()?;
@@ -423,11 +315,36 @@ fn main() -> Result<(), String> {
     );
     figure(
         "enqueue with 2 arguments + finish",
-        median(10, || enqueue().and_then(|()| finish()))?,
+        median(10, || submit().and_then(|()| finish()))?,
     );
     figure("finish of an idle queue", median(10, finish)?);
+    Ok(())
+}
+
+fn main() -> Result<(), String> {
+    let option = std::env::args().nth(1).unwrap_or_default();
+    BRIEF.store(option == "--brief", Ordering::Relaxed);
+    let device = Device::open(None)?;
+    let mut name = [0u8; 256];
+    cl!(
+        device.api,
+        clGetPlatformInfo(
+            device.platform,
+            codes::PLATFORM_VERSION,
+            name.len(),
+            name.as_mut_ptr().cast(),
+            null_mut()
+        )
+    );
+    let name = String::from_utf8_lossy(&name);
+    println!("# {}", name.trim_end_matches('\0'));
+    let [add, nothing] = device.kernels(SOURCE, [c"add", c"nothing"])?;
+    sum(&device, add)?;
+    if option != "--copies" {
+        calls(&device, nothing)?;
+    }
     if brief() {
         return Ok(());
     }
-    copies(&api, context, queue)
+    copies(&device, !name.contains("Gantry"))
 }

@@ -1,32 +1,17 @@
-//! Ten thousand synchronous calls between two marks, for whoever counts what else happens:
-//! `opencl_steady [LOADER]` says `ready` and its process id, waits for a line, says `begin`, calls,
-//! and says `end`.
+//! Ten thousand synchronous calls between two marks, for whoever counts what else happens: says
+//! `ready` and its process id, waits for a line, says `begin`, calls, and says `end`.
 
 use std::{
     io::{Write, stdin, stdout},
-    ptr::{null, null_mut},
+    ptr::null_mut,
 };
 
-use gantry_remoting::opencl::{Api, codes};
+use device::{Device, Failed, check, cl};
+use gantry_remoting::opencl::codes;
+
+mod device;
 
 const CALLS: u32 = 10_000;
-
-/// Calls the driver.
-macro_rules! cl {
-    ($api:expr, $name:ident($($arg:expr),* $(,)?)) => {
-        // SAFETY: handles are live until the end of the program, and pointers are to locals of the
-        // sizes that are passed beside them.
-        unsafe { $api.$name($($arg),*) }
-    };
-}
-
-fn check(code: i32, what: &str) -> Result<(), String> {
-    if code == 0 {
-        Ok(())
-    } else {
-        Err(format!("{what} failed with code {code}"))
-    }
-}
 
 fn say(word: &str) -> Result<(), String> {
     let mut out = stdout().lock();
@@ -36,57 +21,16 @@ fn say(word: &str) -> Result<(), String> {
 }
 
 fn main() -> Result<(), String> {
-    let loader = std::env::args().nth(1);
-    let api =
-        Api::open(loader.as_deref().unwrap_or("libOpenCL.so.1")).map_err(|e| e.to_string())?;
-    let (mut code, mut platform, mut device) = (0, 0, 0);
-    let all = u64::from(u32::MAX);
-    cl!(api, clGetPlatformIDs(1, &raw mut platform, null_mut()));
-    check(
-        cl!(
-            api,
-            clGetDeviceIDs(platform, all, 1, &raw mut device, null_mut())
-        ),
-        "finding a device",
-    )?;
-    let context = cl!(
-        api,
-        clCreateContext(
-            null(),
-            1,
-            &raw const device,
-            None,
-            null_mut(),
-            &raw mut code
-        )
-    );
-    check(code, "creating a context")?;
-    let source = c"kernel void nothing(int a) {}".as_ptr();
-    let program = cl!(
-        api,
-        clCreateProgramWithSource(context, 1, &raw const source, null(), &raw mut code)
-    );
-    check(code, "creating a program")?;
-    check(
-        cl!(
-            api,
-            clBuildProgram(program, 0, null(), c"".as_ptr(), None, null_mut())
-        ),
-        "building the program",
-    )?;
-    let kernel = cl!(
-        api,
-        clCreateKernel(program, c"nothing".as_ptr(), &raw mut code)
-    );
-    check(code, "creating the kernel")?;
+    let device = Device::open(None)?;
+    let [kernel] = device.kernels(c"kernel void nothing(int a) {}", [c"nothing"])?;
     let mut word = 0usize;
-    let mut ask = || {
+    let mut ask = || -> Result<(), Failed> {
         let to = (&raw mut word).cast();
         let code = cl!(
-            api,
+            device.api,
             clGetKernelWorkGroupInfo(
                 kernel,
-                device,
+                device.id,
                 codes::KERNEL_PREFERRED_WORK_GROUP_SIZE_MULTIPLE,
                 8,
                 to,

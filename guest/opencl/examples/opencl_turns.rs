@@ -1,19 +1,22 @@
 //! Keeps a device busy: `opencl_turns MICROSECONDS IN_FLIGHT SECONDS` enqueues kernels that take
-//! about so long when nothing else runs, so many at a time, for so many seconds.
+//! about so long when nothing else runs, so many at a time, for so many seconds. Several lengths
+//! (`20,400,8000`) are mixed at random.
 //!
-//! Prints `running` when it is ready, waits for a line of input, and prints the number of kernels,
-//! the time they took in seconds, and how long one takes alone in microseconds: or `error` and
-//! the code of the call that failed. No seconds: until it is killed. Zero microseconds: a kernel
-//! that never ends.
+//! Prints `running` when it is ready, waits for a line of input, and prints at its end the number
+//! of kernels, the time they took in seconds, and the time that they take when nothing else runs,
+//! in seconds: or `error` and the code of the call that failed. No seconds: until it is killed.
+//! Zero microseconds: a kernel that never ends.
 
 use std::{
     collections::VecDeque,
-    ffi::c_void,
-    ptr::{null, null_mut},
+    ptr::null,
     time::{Duration, Instant},
 };
 
-use gantry_remoting::opencl::{Api, codes};
+use device::{Device, Failed, check, cl};
+use gantry_remoting::opencl::codes;
+
+mod device;
 
 const SOURCE: &std::ffi::CStr = c"
 kernel void work(global float *out, int count) {
@@ -26,93 +29,37 @@ kernel void endless(global volatile float *out, int count) {
 }
 ";
 
-/// Calls the driver.
-macro_rules! cl {
-    ($api:expr, $name:ident($($arg:expr),* $(,)?)) => {
-        // SAFETY: handles are live until the end of the program, and pointers are to locals of the
-        // sizes that are passed beside them.
-        unsafe { $api.$name($($arg),*) }
-    };
+/// Kernels of one length.
+#[derive(Clone, Copy)]
+struct Length {
+    iterations: i32,
+    alone: Duration,
 }
 
-fn check(code: i32) -> Result<(), i32> {
-    if code == 0 { Ok(()) } else { Err(code) }
-}
-
-/// A queue and a kernel whose iterations are set.
+/// A device and the kernel that is enqueued.
 struct Work {
-    api: Api,
-    queue: usize,
+    device: Device,
     kernel: usize,
 }
 
 impl Work {
-    fn open(api: Api, name: &std::ffi::CStr) -> Result<Self, i32> {
-        let (mut platform, mut device, mut code) = (0, 0, 0);
-        check(cl!(api, clGetPlatformIDs(1, &raw mut platform, null_mut())))?;
-        let all = u64::from(u32::MAX);
-        check(cl!(
-            api,
-            clGetDeviceIDs(platform, all, 1, &raw mut device, null_mut())
-        ))?;
-        let context = cl!(
-            api,
-            clCreateContext(
-                null(),
-                1,
-                &raw const device,
-                None,
-                null_mut(),
-                &raw mut code
-            )
-        );
-        check(code)?;
-        let queue = cl!(api, clCreateCommandQueue(context, device, 0, &raw mut code));
-        check(code)?;
-        let (text, length) = (SOURCE.as_ptr(), SOURCE.count_bytes());
-        let program = cl!(
-            api,
-            clCreateProgramWithSource(
-                context,
-                1,
-                &raw const text,
-                &raw const length,
-                &raw mut code
-            )
-        );
-        check(code)?;
-        check(cl!(
-            api,
-            clBuildProgram(program, 0, null(), c"".as_ptr(), None, null_mut())
-        ))?;
-        let kernel = cl!(api, clCreateKernel(program, name.as_ptr(), &raw mut code));
-        check(code)?;
+    fn open(name: &std::ffi::CStr) -> Result<Self, Failed> {
+        let device = Device::open(None)?;
+        let [kernel] = device.kernels(SOURCE, [name])?;
         let mut one = 1f32;
         let flags = codes::MEM_COPY_HOST_PTR;
-        let values = cl!(
-            api,
-            clCreateBuffer(context, flags, 4, (&raw mut one).cast(), &raw mut code)
-        );
-        check(code)?;
-        let pointer: *const c_void = (&raw const values).cast();
-        check(cl!(
-            api,
-            clSetKernelArg(kernel, 0, size_of::<usize>(), pointer)
-        ))?;
-        Ok(Self { api, queue, kernel })
+        let values = device.buffer(flags, 4, (&raw mut one).cast())?;
+        device.set(kernel, 0, values)?;
+        Ok(Self { device, kernel })
     }
 
-    fn set(&self, count: i32) -> Result<(), i32> {
-        let pointer: *const c_void = (&raw const count).cast();
-        check(cl!(self.api, clSetKernelArg(self.kernel, 1, 4, pointer)))
-    }
-
-    fn enqueue(&self) -> Result<usize, i32> {
+    fn enqueue(&self, iterations: i32) -> Result<usize, Failed> {
+        self.device.set(self.kernel, 1, iterations)?;
         let (mut event, size) = (0, 1usize);
-        check(cl!(
-            self.api,
+        let enqueued = cl!(
+            self.device.api,
             clEnqueueNDRangeKernel(
-                self.queue,
+                self.device.queue,
                 self.kernel,
                 1,
                 null(),
@@ -122,76 +69,98 @@ impl Work {
                 null(),
                 &raw mut event,
             )
-        ))?;
+        );
+        check(enqueued, "enqueuing")?;
         Ok(event)
     }
 
-    fn wait(&self, event: usize) -> Result<(), i32> {
-        check(cl!(self.api, clWaitForEvents(1, &raw const event)))?;
-        check(cl!(self.api, clReleaseEvent(event)))
+    fn wait(&self, event: usize) -> Result<(), Failed> {
+        let api = &self.device.api;
+        check(cl!(api, clWaitForEvents(1, &raw const event)), "waiting")?;
+        check(cl!(api, clReleaseEvent(event)), "releasing")
     }
 
     /// How long so many iterations take: the shortest of several, since others may use the device.
-    fn time(&self, count: i32) -> Result<Duration, i32> {
-        self.set(count)?;
+    fn time(&self, iterations: i32) -> Result<Duration, Failed> {
         let mut shortest = Duration::MAX;
         for _ in 0..5 {
             let start = Instant::now();
-            self.wait(self.enqueue()?)?;
+            self.wait(self.enqueue(iterations)?)?;
             shortest = shortest.min(start.elapsed());
         }
         Ok(shortest)
     }
+
+    /// Nanoseconds that an iteration takes.
+    fn iteration(&self) -> Result<f64, Failed> {
+        let (small, large) = (200_000, 4_200_000);
+        let difference = self.time(large)?.saturating_sub(self.time(small)?);
+        Ok(difference.as_nanos().max(1) as f64 / f64::from(large - small))
+    }
 }
 
-fn run(micros: u64, in_flight: usize, seconds: f64) -> Result<(), i32> {
-    let loader = std::env::var("OPENCL_LOADER");
-    let loader = loader.as_deref().unwrap_or("libOpenCL.so.1");
-    // -1001 is what loaders answer if there is no platform.
-    let api = Api::open(loader).map_err(|_| -1001)?;
-    let name = if micros == 0 { c"endless" } else { c"work" };
-    let work = Work::open(api, name)?;
-    let mut alone = Duration::ZERO;
-    if micros == 0 {
-        work.set(0)?;
-    } else {
-        let (small, large) = (200_000, 4_200_000);
-        let difference = work.time(large)?.saturating_sub(work.time(small)?);
-        let nanos = difference.as_nanos().max(1) as f64 / f64::from(large - small);
-        work.set((micros as f64 * 1e3 / nanos) as i32)?;
-        alone = Duration::from_nanos((nanos * (micros as f64 * 1e3 / nanos).floor()) as u64);
+fn run(micros: &[u64], in_flight: usize, seconds: f64) -> Result<(), Failed> {
+    let endless = micros == [0];
+    let work = Work::open(if endless { c"endless" } else { c"work" })?;
+    let mut lengths = vec![Length {
+        iterations: 0,
+        alone: Duration::ZERO,
+    }];
+    if !endless {
+        let nanos = work.iteration()?;
+        let length = |&micros: &u64| {
+            let iterations = (micros as f64 * 1e3 / nanos).max(1.0) as i32;
+            let alone = Duration::from_nanos((f64::from(iterations) * nanos) as u64);
+            Length { iterations, alone }
+        };
+        lengths = micros.iter().map(length).collect();
     }
     println!("running");
     let mut line = String::new();
     let _ = std::io::stdin().read_line(&mut line);
-    let (mut events, mut done, start) = (VecDeque::new(), 0u64, Instant::now());
+    let (mut events, mut done, mut alone) = (VecDeque::new(), 0u64, Duration::ZERO);
+    let (mut random, start) = (u64::from(std::process::id()), Instant::now());
     while seconds == 0.0 || start.elapsed().as_secs_f64() < seconds {
         while events.len() < in_flight {
-            events.push_back(work.enqueue()?);
+            // Knuth's linear congruential generator; its high bits are the better ones.
+            random = random
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            let length = lengths[(random >> 33) as usize % lengths.len()];
+            events.push_back((work.enqueue(length.iterations)?, length.alone));
         }
-        if let Some(event) = events.pop_front() {
+        if let Some((event, length)) = events.pop_front() {
             work.wait(event)?;
             done += 1;
+            alone += length;
         }
     }
     println!(
-        "{done} {:.3} {:.1}",
+        "{done} {:.3} {:.3}",
         start.elapsed().as_secs_f64(),
-        alone.as_secs_f64() * 1e6
+        alone.as_secs_f64()
     );
     Ok(())
 }
 
 fn main() {
-    let numbers: Vec<f64> = std::env::args()
-        .skip(1)
-        .filter_map(|argument| argument.parse().ok())
-        .collect();
-    let &[micros, in_flight, seconds] = &numbers[..] else {
-        eprintln!("usage: opencl_turns MICROSECONDS IN_FLIGHT SECONDS");
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let parsed = match &arguments[..] {
+        [micros, in_flight, seconds] => micros
+            .split(',')
+            .map(str::parse)
+            .collect::<Result<Vec<u64>, _>>()
+            .ok()
+            .zip(in_flight.parse::<usize>().ok())
+            .zip(seconds.parse::<f64>().ok()),
+        _ => None,
+    };
+    let Some(((micros, in_flight), seconds)) = parsed else {
+        eprintln!("usage: opencl_turns MICROSECONDS[,MICROSECONDS...] IN_FLIGHT SECONDS");
         std::process::exit(2);
     };
-    if let Err(code) = run(micros as u64, (in_flight as usize).max(1), seconds) {
-        println!("error {code}");
+    if let Err(failed) = run(&micros, in_flight.max(1), seconds) {
+        eprintln!("opencl_turns: {failed}");
+        println!("error {}", failed.code);
     }
 }

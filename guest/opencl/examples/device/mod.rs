@@ -1,0 +1,152 @@
+//! The first device that the loader finds, with a context, a queue, and kernels for it.
+
+// Each program uses a part of this.
+#![allow(dead_code)]
+
+use std::{
+    ffi::{CStr, c_void},
+    fmt,
+    ptr::{null, null_mut},
+};
+
+use gantry_remoting::opencl::{
+    Api,
+    api::{ContextCallback, Handle},
+};
+
+/// Calls the driver.
+macro_rules! cl {
+    ($api:expr, $name:ident($($arg:expr),* $(,)?)) => {{
+        let api = &$api;
+        // SAFETY: handles are live until the end of the program, and pointers are to locals of the
+        // sizes that are passed beside them.
+        unsafe { api.$name($($arg),*) }
+    }};
+}
+
+pub(crate) use cl;
+
+/// A call that gave an error code.
+#[derive(Clone, Copy, Debug)]
+pub struct Failed {
+    pub what: &'static str,
+    pub code: i32,
+}
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} failed with code {}", self.what, self.code)
+    }
+}
+
+impl From<Failed> for String {
+    fn from(failed: Failed) -> Self {
+        failed.to_string()
+    }
+}
+
+/// Whether a code is success; else what has failed.
+pub fn check(code: i32, what: &'static str) -> Result<(), Failed> {
+    match code {
+        0 => Ok(()),
+        code => Err(Failed { what, code }),
+    }
+}
+
+/// An open device.
+pub struct Device {
+    pub api: Api,
+    pub platform: Handle,
+    pub id: Handle,
+    pub context: Handle,
+    pub queue: Handle,
+}
+
+impl Device {
+    /// Opens it by the loader that `OPENCL_LOADER` names, or the usual one. A report about the
+    /// context goes to `report`, with the pointer.
+    pub fn open(report: Option<(ContextCallback, *const c_void)>) -> Result<Self, Failed> {
+        let loader = std::env::var("OPENCL_LOADER");
+        let loader = loader.as_deref().unwrap_or("libOpenCL.so.1");
+        let api = Api::open(loader).map_err(|_| Failed {
+            what: "opening the OpenCL loader",
+            // What loaders answer if there is no platform.
+            code: -1001,
+        })?;
+        let (mut platform, mut id, mut code) = (0, 0, 0);
+        let found = cl!(api, clGetPlatformIDs(1, &raw mut platform, null_mut()));
+        check(found, "finding a platform")?;
+        let all = u64::from(u32::MAX);
+        let found = cl!(
+            api,
+            clGetDeviceIDs(platform, all, 1, &raw mut id, null_mut())
+        );
+        check(found, "finding a device")?;
+        let (callback, data) = report.unzip();
+        let data = data.unwrap_or(null()).cast_mut();
+        let context = cl!(
+            api,
+            clCreateContext(null(), 1, &raw const id, callback, data, &raw mut code)
+        );
+        check(code, "creating a context")?;
+        let queue = cl!(api, clCreateCommandQueue(context, id, 0, &raw mut code));
+        check(code, "creating a queue")?;
+        Ok(Self {
+            api,
+            platform,
+            id,
+            context,
+            queue,
+        })
+    }
+
+    /// Builds a program and makes these kernels of it.
+    pub fn kernels<const N: usize>(
+        &self,
+        source: &CStr,
+        names: [&CStr; N],
+    ) -> Result<[Handle; N], Failed> {
+        let text = source.as_ptr();
+        let mut code = 0;
+        let program = cl!(
+            self.api,
+            clCreateProgramWithSource(self.context, 1, &raw const text, null(), &raw mut code)
+        );
+        check(code, "creating a program")?;
+        let built = cl!(
+            self.api,
+            clBuildProgram(program, 0, null(), c"".as_ptr(), None, null_mut())
+        );
+        check(built, "building the program")?;
+        let mut kernels = [0; N];
+        for (kernel, name) in kernels.iter_mut().zip(names) {
+            *kernel = cl!(
+                self.api,
+                clCreateKernel(program, name.as_ptr(), &raw mut code)
+            );
+            check(code, "creating a kernel")?;
+        }
+        Ok(kernels)
+    }
+
+    /// Creates a buffer; `host` goes with the flags.
+    pub fn buffer(&self, flags: u64, size: usize, host: *mut c_void) -> Result<Handle, Failed> {
+        let mut code = 0;
+        let buffer = cl!(
+            self.api,
+            clCreateBuffer(self.context, flags, size, host, &raw mut code)
+        );
+        check(code, "creating a buffer")?;
+        Ok(buffer)
+    }
+
+    /// Sets an argument to a value: a handle or a number.
+    pub fn set<T: Copy>(&self, kernel: Handle, index: u32, value: T) -> Result<(), Failed> {
+        let pointer = (&raw const value).cast();
+        let set = cl!(
+            self.api,
+            clSetKernelArg(kernel, index, size_of::<T>(), pointer)
+        );
+        check(set, "setting an argument")
+    }
+}
