@@ -150,6 +150,9 @@ pub const ACPI_SLEEP_TYPE_S5: u8 = 5;
 pub const ACPI_PM_TIMER_PORT: u16 = 0x608;
 /// Ports that the timer decodes.
 pub const ACPI_PM_TIMER_PORT_COUNT: u16 = 4;
+/// First port for I/O BARs of PCI segment 0, up to the last port there is: 15/16 of the ports, none
+/// of which anything else decodes.
+pub const PCI_IO_START: u16 = 0x1000;
 
 // Interrupts.
 

@@ -491,12 +491,19 @@ impl PciSegment {
             .collect();
         rest.sort_by_key(|bar| std::cmp::Reverse(bar.size));
         for bar in rest {
-            let address = self.find_gap(*bar, &taken).ok_or(PciError::NoAddress {
-                segment: self.config.segment,
-                index: bar.index.get(),
-                kind: bar.kind,
-                size: bar.size,
-            })?;
+            let Some(address) = self.find_gap(*bar, &taken) else {
+                let error = PciError::NoAddress {
+                    segment: self.config.segment,
+                    index: bar.index.get(),
+                    kind: bar.kind,
+                    size: bar.size,
+                };
+                if !is_dispensable(bar.kind) {
+                    return Err(error);
+                }
+                log::info!("{error}: the device has to do without");
+                continue;
+            };
             taken.push(DecodedBar { bar: *bar, address });
             let index = bar.index;
             places.push(BarAddress { index, address });
@@ -605,6 +612,12 @@ enum Misplaced {
 
 fn is_io(kind: BarKind) -> bool {
     kind == BarKind::Io
+}
+
+/// What is there for firmware and old drivers: an endpoint must not depend on I/O BARs (PCI Express
+/// 1.3.2.2), nor a driver on the ROM.
+fn is_dispensable(kind: BarKind) -> bool {
+    matches!(kind, BarKind::Io | BarKind::Rom)
 }
 
 fn overlap(a: DecodedBar, b: DecodedBar) -> bool {

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::{
     BarAddress, BarIndex, BarKind, BarRequest, Bdf, ConfigError, ConfigSpace, Identity,
-    LifecycleError, PciError, PciFunction,
+    LifecycleError, PciError, PciFunction, PciSegment, SegmentConfig,
 };
 use crate::{
     bus::BusDevice,
@@ -238,6 +238,30 @@ fn a_bar_that_fits_nowhere_is_refused() {
     let function = Plain::new(1, &[(0, MEMORY64, 1 << 43)]);
     let result = rig.segment.plug(Arc::new(Mutex::new(function)), None, &[]);
     assert!(matches!(result, Err(PciError::NoAddress { .. })));
+}
+
+#[test]
+fn a_device_does_without_ports_where_there_are_none() {
+    let rig = Rig::new();
+    let config = SegmentConfig {
+        io: None,
+        ..*rig.segment.config()
+    };
+    let segment = PciSegment::new(config, Arc::clone(&rig.mmio), Arc::clone(&rig.pio));
+    let function = Plain::new(1, &[(0, MEMORY32, 0x1000), (2, BarKind::Io, 0x20)]);
+    let bdf = segment
+        .plug(Arc::new(Mutex::new(function)), None, &[])
+        .unwrap();
+    let register = |offset| {
+        let mut data = [0; 4];
+        segment.read_config(bdf.device, offset, &mut data);
+        u32::from_le_bytes(data)
+    };
+    assert_ne!(register(0x10), 0);
+    assert_eq!(register(0x18), 1, "an I/O BAR without an address");
+    segment.write_config(bdf.device, 4, &[7, 0]);
+    assert_eq!(tag_at(&rig, u64::from(register(0x10))), 1);
+    assert!(!rig.pio.read(0, &mut [0]));
     assert_eq!(rig.segment.functions().len(), 1, "the host bridge");
 }
 

@@ -203,7 +203,10 @@ impl Devices {
                 segment: number,
                 mmio32: window(windows.mmio32),
                 mmio64: window(windows.mmio64),
-                io: None,
+                io: (number == 0).then(|| Window {
+                    first: layout::PCI_IO_START.into(),
+                    last: u16::MAX.into(),
+                }),
             };
             let segment = PciSegment::new(config, Arc::clone(&buses.mmio), Arc::clone(&buses.pio));
             buses
