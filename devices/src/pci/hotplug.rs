@@ -82,10 +82,7 @@ impl HotplugController {
     /// There is a new device. The guest looks when it gets the ACPI event. False if there is no
     /// such slot.
     pub fn announce(&self, segment: u16, slot: u8) -> bool {
-        self.set(segment, slot, |(up, down), bit| {
-            *down &= !bit;
-            *up |= bit;
-        })
+        self.set(segment, slot, |(up, _), bit| *up |= bit)
     }
 
     /// The guest is asked to eject a device. False if there is no such slot.
@@ -281,6 +278,15 @@ mod tests {
         controller.request_eject(0, 5);
         assert!(controller.withdraw_request(0, 4));
         assert_eq!(read(&controller, DOWN), 1 << 5);
+    }
+
+    #[test]
+    fn a_new_device_does_not_hide_that_the_old_one_has_to_go() {
+        let (controller, _) = controller();
+        controller.request_eject(0, 4);
+        controller.announce(0, 4);
+        assert_eq!(read(&controller, UP), 1 << 4);
+        assert_eq!(read(&controller, DOWN), 1 << 4);
     }
 
     #[test]

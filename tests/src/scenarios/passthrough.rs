@@ -331,5 +331,16 @@ fn limits(context: &Context) -> Result<()> {
     guest.eventually("ls /sys/bus/pci/devices | wc -l", |count| count == "2")?;
     gantry.put("vm.add-device", json!({"path": edu.path, "id": "edu"}))?;
     guest.eventually("ls /sys/bus/pci/devices | wc -l", |count| count == "3")?;
-    edu_works(&mut guest)
+    edu_works(&mut guest)?;
+    // One that comes before the guest has heard that the last one is gone.
+    let found = |seen: &str| seen.parse::<u32>().unwrap_or(0);
+    let before = found(&guest.run("dmesg | grep -c '1234:11e8'")?);
+    gantry.act("vm.pause")?;
+    gantry.put("vm.remove-device", json!({"id": "edu", "force": true}))?;
+    gantry.put("vm.add-device", json!({"path": edu.path, "id": "edu"}))?;
+    gantry.act("vm.resume")?;
+    guest.eventually("dmesg | grep -c '1234:11e8'", |seen| found(seen) > before)?;
+    guest.eventually("agent edu-check", |said| said.contains("edu works"))?;
+    gantry.put("vm.remove-device", json!({"id": "edu"}))?;
+    gone(&gantry, "edu")
 }

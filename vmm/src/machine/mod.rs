@@ -294,11 +294,18 @@ impl Machine {
 
     /// The guest has given up the device in a slot: takes it away and returns its name.
     pub fn ejected(&mut self, segment: u16, slot: u8) -> Result<Option<String>, MachineError> {
-        // The answer to `tear_out`; by now the slot may have another device.
-        if self.torn_out.remove(&(segment, slot)) {
-            return Ok(None);
+        if !self.torn_out.remove(&(segment, slot)) {
+            // Whoever comes into the slot next was not asked to go.
+            self.platform.pci.withdraw_request(segment, slot);
+            return self.devices.remove_at(segment, slot);
         }
-        self.devices.remove_at(segment, slot)
+        // The answer to `tear_out`. What has been plugged into the slot since then, the guest took
+        // for the device that it has let go of now.
+        if self.devices.id_at(segment, slot).is_some() {
+            self.platform.pci.announce(segment, slot);
+            self.notify(Notification::PCI)?;
+        }
+        Ok(None)
     }
 
     /// Presses the power button.
