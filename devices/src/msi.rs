@@ -27,6 +27,10 @@ pub trait MsiVectors: Send + Sync {
     fn route(&self, vector: u16, message: Option<MsiMessage>) -> io::Result<()>;
 
     /// The eventfd that raises `vector` when it is written, for use by the kernel or another
-    /// process without passing through Gantry.
-    fn irqfd(&self, vector: u16) -> Option<&EventFd>;
+    /// process without passing through Gantry. It is made when it is first asked for, or the vector
+    /// first routed; an error says that there are no more descriptors or interrupts of the platform.
+    fn irqfd(&self, vector: u16) -> io::Result<&EventFd>;
+
+    /// [`Self::irqfd`], if it has been made.
+    fn made_irqfd(&self, vector: u16) -> Option<&EventFd>;
 }

@@ -144,8 +144,8 @@ impl Service {
         let interrupt = self
             .msix
             .vectors()
-            .and_then(|vectors| vectors.irqfd(vector))
-            .ok_or_else(|| io::Error::other("there is no interrupt vector"))?;
+            .ok_or_else(|| io::Error::other("there are no interrupt vectors"))?
+            .irqfd(vector)?;
         let doorbell = self
             .doorbells
             .get(slice)

@@ -160,7 +160,7 @@ impl MsixTable {
     }
 
     fn signal(&self, vector: u16) -> io::Result<Delivery> {
-        if let Some(irqfd) = self.vectors.get().and_then(|all| all.irqfd(vector)) {
+        if let Some(irqfd) = self.vectors.get().and_then(|all| all.made_irqfd(vector)) {
             irqfd.write(1)?;
         }
         Ok(Delivery::Sent)
@@ -195,7 +195,7 @@ impl MsixTable {
     /// Forgets what was raised through the eventfds and not delivered.
     fn drain(&self) {
         for vector in 0..self.count() {
-            if let Some(irqfd) = self.vectors().and_then(|all| all.irqfd(vector)) {
+            if let Some(irqfd) = self.vectors().and_then(|all| all.made_irqfd(vector)) {
                 // An error says that there was nothing.
                 let _ = irqfd.read();
             }
@@ -282,7 +282,7 @@ impl MsixTable {
     /// Whether somebody has raised the eventfd of a vector that does not reach the guest.
     fn is_held(&self, entry: &Entry, vector: usize) -> bool {
         // Fewer than MAX_VECTORS entries.
-        let irqfd = self.vectors().and_then(|all| all.irqfd(vector as u16));
+        let irqfd = self.vectors().and_then(|all| all.made_irqfd(vector as u16));
         let Some(irqfd) = irqfd.filter(|_| entry.routed.is_none()) else {
             return false;
         };

@@ -84,7 +84,12 @@ impl MsiVectors for FakeVectors {
         Ok(())
     }
 
-    fn irqfd(&self, vector: u16) -> Option<&EventFd> {
+    fn irqfd(&self, vector: u16) -> io::Result<&EventFd> {
+        let made = self.made_irqfd(vector);
+        made.ok_or_else(|| io::ErrorKind::InvalidInput.into())
+    }
+
+    fn made_irqfd(&self, vector: u16) -> Option<&EventFd> {
         self.fds.get(usize::from(vector))
     }
 }

@@ -107,7 +107,8 @@ impl Interrupts {
                 Mode::Line
             }
             Wanted::Msi(vectors, count) => {
-                let fds: Vec<_> = (0..count).map(|vector| vectors.irqfd(vector)).collect();
+                let fds = (0..count).map(|vector| vectors.irqfd(vector).map(Some));
+                let fds: Vec<_> = fds.collect::<io::Result<_>>()?;
                 self.device.connect(Irqs::Msi, 0, &fds)?;
                 Mode::Msi(count)
             }
@@ -126,7 +127,7 @@ impl Interrupts {
         let fds: Vec<_> = (0..)
             .zip(&used[..room])
             .map(|(vector, used)| irqfd(table, vector, *used))
-            .collect();
+            .collect::<io::Result<_>>()?;
         self.device.connect(Irqs::Msix, 0, &fds)?;
         // At most as many as the table has.
         let room = room as u16;
@@ -145,11 +146,16 @@ impl Interrupts {
             return Ok(());
         };
         if *highest < connected.room || self.device.irqs_grow(Irqs::Msix) {
-            for vector in new {
-                let fd = irqfd(table, vector, true);
-                self.device.connect(Irqs::Msix, vector, &[fd])?;
-                connected.used[usize::from(vector)] = true;
-                connected.room = connected.room.max(vector + 1);
+            // Neighbours together: a server that is slow to answer is asked once.
+            for run in new.chunk_by(|one, next| one.checked_add(1) == Some(*next)) {
+                let fds = run.iter().map(|at| irqfd(table, *at, true));
+                let fds: Vec<_> = fds.collect::<io::Result<_>>()?;
+                // A run is never empty.
+                self.device.connect(Irqs::Msix, run[0], &fds)?;
+                for vector in run {
+                    connected.used[usize::from(*vector)] = true;
+                    connected.room = connected.room.max(vector + 1);
+                }
             }
             return Ok(());
         }
@@ -177,11 +183,11 @@ impl Interrupts {
     /// drivers bear with one interrupt too many, but not with one that is missing.
     fn raise_used(&self, connected: &Connected, table: &MsixTable) {
         for (vector, used) in (0..).zip(&connected.used) {
-            if let Some(fd) = irqfd(table, vector, *used)
-                && let Err(error) = fd.write(1)
-            {
-                self.report(Err(error));
-            }
+            let raised = match irqfd(table, vector, *used) {
+                Ok(Some(fd)) => fd.write(1),
+                other => other.map(drop),
+            };
+            self.report(raised);
         }
     }
 
@@ -200,6 +206,7 @@ impl Interrupts {
 }
 
 /// The eventfd of a vector, if it is in use.
-fn irqfd(table: &MsixTable, vector: u16, used: bool) -> Option<&EventFd> {
-    table.vectors().filter(|_| used)?.irqfd(vector)
+fn irqfd(table: &MsixTable, vector: u16, used: bool) -> io::Result<Option<&EventFd>> {
+    let vectors = table.vectors().filter(|_| used);
+    vectors.map(|vectors| vectors.irqfd(vector)).transpose()
 }

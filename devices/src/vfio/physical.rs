@@ -134,6 +134,19 @@ impl Physical {
         }
         Ok(())
     }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        // SAFETY: the device keeps its descriptor open as long as `self` lives.
+        unsafe { BorrowedFd::borrow_raw(self.device.as_raw_fd()) }
+    }
+
+    /// Where an access to a region goes in the device's file; `None` if it reaches beyond the
+    /// region. `VfioDevice::region_read` would say so in the log, each time that the guest does it.
+    fn place_of(&self, region: u32, offset: u64, len: usize) -> Option<u64> {
+        let end = offset.checked_add(len as u64)?;
+        let start = self.device.get_region_offset(region);
+        (end <= self.region_size(region)).then(|| start.checked_add(offset))?
+    }
 }
 
 impl Device for Physical {
@@ -163,8 +176,7 @@ impl Device for Physical {
             None => vec![(0, self.region_size(region))],
         };
         Some(Mappable {
-            // SAFETY: the device keeps its descriptor open as long as `self` lives.
-            file: unsafe { BorrowedFd::borrow_raw(self.device.as_raw_fd()) },
+            file: self.descriptor(),
             offset: self.device.get_region_offset(region),
             areas,
             writable: flags & VFIO_REGION_INFO_FLAG_WRITE != 0,
@@ -172,12 +184,19 @@ impl Device for Physical {
     }
 
     fn read(&self, region: u32, offset: u64, data: &mut [u8]) {
-        data.fill(0xff);
-        self.device.region_read(region, data, offset);
+        let read = self.place_of(region, offset, data.len()).map(|at| {
+            rustix::io::retry_on_intr(|| rustix::io::pread(self.descriptor(), &mut *data, at))
+        });
+        if read != Some(Ok(data.len())) {
+            data.fill(0xff);
+        }
     }
 
     fn write(&self, region: u32, offset: u64, data: &[u8]) {
-        self.device.region_write(region, data, offset);
+        if let Some(at) = self.place_of(region, offset, data.len()) {
+            // What a device that has failed does not take is lost.
+            let _ = rustix::io::retry_on_intr(|| rustix::io::pwrite(self.descriptor(), data, at));
+        }
     }
 
     fn irq_count(&self, irqs: Irqs) -> u32 {

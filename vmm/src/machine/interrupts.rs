@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
 use arch::layout::PCI_INTX_GSI;
@@ -17,6 +17,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 /// Hands out interrupt vectors of a VM.
 pub struct KvmMsis(Arc<Vm>);
 
+/// A vector that the guest has used. It has a GSI, of which KVM has 4,096, and a descriptor.
 struct Vector {
     gsi: u32,
     irqfd: EventFd,
@@ -27,7 +28,8 @@ struct Vector {
 
 struct Vectors {
     vm: Arc<Vm>,
-    vectors: Vec<Vector>,
+    /// Made when they are first routed: devices may have 2,048, and guests use a few.
+    vectors: Vec<OnceLock<Vector>>,
 }
 
 impl KvmMsis {
@@ -39,24 +41,22 @@ impl KvmMsis {
 
 impl MsiController for KvmMsis {
     fn allocate(&self, count: u16, _source: u16) -> io::Result<Box<dyn MsiVectors>> {
-        let mut vectors = Vectors {
+        Ok(Box::new(Vectors {
             vm: Arc::clone(&self.0),
-            vectors: Vec::with_capacity(count.into()),
-        };
-        for _ in 0..count {
-            let irqfd = EventFd::new(EFD_NONBLOCK)?;
-            let gsi = self.0.gsis().allocate().map_err(io::Error::other)?;
-            vectors.vectors.push(Vector {
-                gsi,
-                irqfd,
-                attached: Mutex::new(false),
-            });
-        }
-        Ok(Box::new(vectors))
+            vectors: (0..count).map(|_| OnceLock::new()).collect(),
+        }))
     }
 }
 
 impl Vector {
+    fn new(vm: &Vm) -> io::Result<Self> {
+        Ok(Self {
+            irqfd: EventFd::new(EFD_NONBLOCK)?,
+            gsi: vm.gsis().allocate().map_err(io::Error::other)?,
+            attached: Mutex::new(false),
+        })
+    }
+
     fn attach(&self, vm: &Vm, attach: bool) -> hypervisor::Result<()> {
         let mut attached = self.attached.lock().unwrap_or_else(PoisonError::into_inner);
         if *attached != attach {
@@ -69,40 +69,68 @@ impl Vector {
         }
         Ok(())
     }
+
+    /// Gives up its GSI.
+    fn release(&self, vm: &Vm) {
+        let released = self
+            .attach(vm, false)
+            .and_then(|()| vm.gsis().release(self.gsi));
+        if let Err(error) = released {
+            log::warn!("interrupt {} stays routed: {error}", self.gsi);
+        }
+    }
+}
+
+impl Vectors {
+    fn place(&self, vector: u16) -> io::Result<&OnceLock<Vector>> {
+        let place = self.vectors.get(usize::from(vector));
+        place.ok_or_else(|| io::ErrorKind::InvalidInput.into())
+    }
+
+    /// A vector that is there, or a new one.
+    fn vector(&self, vector: u16) -> io::Result<&Vector> {
+        let place = self.place(vector)?;
+        if let Some(vector) = place.get() {
+            return Ok(vector);
+        }
+        if let Err(second) = place.set(Vector::new(&self.vm)?) {
+            // Another thread was faster.
+            second.release(&self.vm);
+        }
+        place.get().ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
 }
 
 impl MsiVectors for Vectors {
     fn route(&self, vector: u16, message: Option<MsiMessage>) -> io::Result<()> {
-        let Some(vector) = self.vectors.get(usize::from(vector)) else {
-            return Err(io::ErrorKind::InvalidInput.into());
-        };
-        let route = message.map(|MsiMessage { address, data }| MsiRoute { address, data });
-        let changed = if route.is_some() {
+        let changed = if let Some(MsiMessage { address, data }) = message {
+            let vector = self.vector(vector)?;
+            let route = Some(MsiRoute { address, data });
             let routed = self.vm.gsis().route(vector.gsi, route);
             routed.and_then(|()| vector.attach(&self.vm, true))
-        } else {
+        } else if let Some(vector) = self.place(vector)?.get() {
             let detached = vector.attach(&self.vm, false);
             detached.and_then(|()| self.vm.gsis().route(vector.gsi, None))
+        } else {
+            Ok(())
         };
         changed.map_err(io::Error::other)
     }
 
-    fn irqfd(&self, vector: u16) -> Option<&EventFd> {
-        self.vectors
-            .get(usize::from(vector))
-            .map(|vector| &vector.irqfd)
+    fn irqfd(&self, vector: u16) -> io::Result<&EventFd> {
+        Ok(&self.vector(vector)?.irqfd)
+    }
+
+    fn made_irqfd(&self, vector: u16) -> Option<&EventFd> {
+        let vector = self.place(vector).ok()?.get()?;
+        Some(&vector.irqfd)
     }
 }
 
 impl Drop for Vectors {
     fn drop(&mut self) {
-        for vector in &self.vectors {
-            let released = vector
-                .attach(&self.vm, false)
-                .and_then(|()| self.vm.gsis().release(vector.gsi));
-            if let Err(error) = released {
-                log::warn!("interrupt {} stays routed: {error}", vector.gsi);
-            }
+        for vector in self.vectors.iter().filter_map(OnceLock::get) {
+            vector.release(&self.vm);
         }
     }
 }
@@ -187,4 +215,42 @@ pub fn line(vm: &Vm, gsi: u32) -> io::Result<EventFd> {
     let irqfd = EventFd::new(EFD_NONBLOCK)?;
     vm.register_irqfd(&irqfd, gsi).map_err(io::Error::other)?;
     Ok(irqfd)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vectors_that_no_guest_uses_cost_nothing() {
+        let kvm = match hypervisor::Kvm::open() {
+            Ok(kvm) => kvm,
+            Err(error) => return eprintln!("not tested: {error}"),
+        };
+        let vm = kvm
+            .create_vm(
+                arch::layout::KVM_TSS_START,
+                arch::layout::KVM_IDENTITY_MAP_START,
+            )
+            .unwrap();
+        let controller = KvmMsis::new(Arc::new(vm));
+        // Twice as many as KVM has interrupts, and as a process may have files.
+        let devices: Vec<_> = (0..4)
+            .map(|_| controller.allocate(2048, 0).unwrap())
+            .collect();
+        let message = MsiMessage {
+            address: 0xfee0_0000,
+            data: 0x40,
+        };
+        for device in &devices {
+            device.route(9, None).unwrap();
+            assert!(device.made_irqfd(9).is_none());
+            device.route(2047, Some(message)).unwrap();
+            assert!(device.made_irqfd(2047).is_some());
+            device.route(2047, None).unwrap();
+            let made: Vec<_> = (0..2048).filter_map(|at| device.made_irqfd(at)).collect();
+            assert_eq!(made.len(), 1);
+            assert!(device.irqfd(2048).is_err());
+        }
+    }
 }

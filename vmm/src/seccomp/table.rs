@@ -138,9 +138,10 @@ const MEMORY: &[i64] = &[libc::SYS_fallocate];
 
 const PMEM: &[i64] = &[libc::SYS_fdatasync, libc::SYS_fsync, libc::SYS_msync];
 
-/// Memory for the next application, and a connection to its worker.
+/// Memory and an interrupt for the next application, and a connection to its worker.
 const ACCEL: &[i64] = &[
     libc::SYS_connect,
+    libc::SYS_eventfd2,
     libc::SYS_fcntl,
     libc::SYS_ftruncate,
     libc::SYS_memfd_create,

@@ -373,8 +373,13 @@ impl UserDevice {
     }
 
     /// Connects eventfds that are there, from interrupt `first` on.
-    fn set_irqs(&self, irqs: Irqs, first: usize, eventfds: &[&EventFd]) -> Result<(), Error> {
-        let deadline = self.deadline();
+    fn set_irqs(
+        &self,
+        irqs: Irqs,
+        first: usize,
+        eventfds: &[&EventFd],
+        deadline: Deadline,
+    ) -> Result<(), Error> {
         let most = match &*self.shared.link() {
             Link::Alive(connection) => connection.limits().descriptors,
             Link::Ended => return Err(Error::Gone),
@@ -406,11 +411,13 @@ impl UserDevice {
         if wanted > count as usize {
             return Err(Error::Interrupts { wanted, count });
         }
-        // A message cannot leave out one in the middle.
+        // A message cannot leave out one in the middle. There may be a thousand: the server has no
+        // more time for all of them than for one, because a vCPU waits.
+        let deadline = self.deadline();
         let mut at = first;
         for run in eventfds.split(Option::is_none) {
             let run: Vec<_> = run.iter().copied().flatten().collect();
-            self.set_irqs(irqs, at, &run)?;
+            self.set_irqs(irqs, at, &run, deadline)?;
             at += run.len() + 1;
         }
         self.enable(irqs, true);
@@ -553,7 +560,7 @@ impl Device for UserDevice {
 
     fn connect_line(&self, assert: &EventFd, served: &EventFd) -> io::Result<()> {
         let connect = || {
-            self.set_irqs(Irqs::Line, 0, &[assert])?;
+            self.set_irqs(Irqs::Line, 0, &[assert], self.deadline())?;
             let flags = VFIO_IRQ_SET_DATA_EVENTFD | VFIO_IRQ_SET_ACTION_UNMASK;
             let body = wire::set_irqs(Irqs::Line as u32, flags, 0, 1);
             // SAFETY: the caller's eventfd is open until this function returns.
