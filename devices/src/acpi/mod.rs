@@ -25,7 +25,7 @@ mod cpu;
 mod ged;
 mod memory;
 mod power;
-mod registers;
+pub(crate) mod registers;
 
 pub use cpu::{CpuHotplug, CpuHotplugError, CpuHotplugState, CpuSlot};
 pub use ged::{GED_SIZE, GedState, GenericEventDevice, Notification};

@@ -3,21 +3,21 @@
 use acpi_tables::{Aml, AmlSink, aml};
 
 /// Waits for a mutex as long as it takes (ACPI 6.5, 19.6.2).
-pub(super) const FOREVER: u16 = 0xffff;
+pub(crate) const FOREVER: u16 = 0xffff;
 
 /// Device check notification (ACPI 6.5, 5.6.6).
-pub(super) const DEVICE_CHECK: u8 = 1;
+pub(crate) const DEVICE_CHECK: u8 = 1;
 /// Eject request notification (ACPI 6.5, 5.6.6).
-pub(super) const EJECT_REQUEST: u8 = 3;
+pub(crate) const EJECT_REQUEST: u8 = 3;
 
 /// `_STA`: present, enabled, shown, functioning (ACPI 6.5, 6.3.7).
-pub(super) const STATUS_PRESENT: u8 = 0xf;
+pub(crate) const STATUS_PRESENT: u8 = 0xf;
 
 /// What a scan register says when nothing has changed.
-pub(super) const NO_EVENT: u32 = u32::MAX;
+pub(crate) const NO_EVENT: u32 = u32::MAX;
 
 /// Answers a read of any width at any offset from the registers' `image`; zero outside of it.
-pub(super) fn read(image: &[u8], offset: u64, data: &mut [u8]) {
+pub(crate) fn read(image: &[u8], offset: u64, data: &mut [u8]) {
     data.fill(0);
     let from = usize::try_from(offset).unwrap_or(usize::MAX);
     let bytes = image.get(from..).unwrap_or_default();
@@ -27,7 +27,7 @@ pub(super) fn read(image: &[u8], offset: u64, data: &mut [u8]) {
 }
 
 /// AML that is already encoded.
-pub(super) struct Raw<'a>(pub(super) &'a [u8]);
+pub(crate) struct Raw<'a>(pub(crate) &'a [u8]);
 
 impl Aml for Raw<'_> {
     fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
@@ -36,7 +36,7 @@ impl Aml for Raw<'_> {
 }
 
 /// A device that stands for a controller's registers, with `children` beside its resources.
-pub(super) fn controller(
+pub(crate) fn controller(
     path: &str,
     uid: &'static str,
     (base, size): (u64, u64),

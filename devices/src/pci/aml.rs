@@ -28,13 +28,8 @@ use super::{
     line::line_of,
     segment::SegmentConfig,
 };
+use crate::acpi::registers::{DEVICE_CHECK, EJECT_REQUEST, FOREVER, Raw, controller};
 
-/// Notification: look for a new device.
-const DEVICE_CHECK: u8 = 1;
-/// Notification: please eject.
-const EJECT_REQUEST: u8 = 3;
-/// Wait for a mutex without limit.
-const FOREVER: u16 = 0xffff;
 const LOCK: &str = "\\_SB_.PHPR.BLCK";
 
 /// What the DSDT says about PCI. The ECAM windows are reserved elsewhere in it, without which
@@ -47,11 +42,6 @@ pub struct PciAml {
     pub lines: u32,
     /// Address of the [`HotplugController`](super::HotplugController) in memory space.
     pub hotplug: u64,
-}
-
-impl PciAml {
-    /// The method that the handler of the hot-plug event calls.
-    pub const SCAN_METHOD: &str = "\\_SB_.PHPR.PSCN";
 }
 
 /// Name of a segment's host bridge: four characters.
@@ -85,23 +75,11 @@ impl PciAml {
                 MethodCall::new(Path::new(&format!("\\_SB_.{bridge}.PCNT")), vec![])
             })
             .collect();
-        let last = self.hotplug.saturating_add(HOTPLUG_SIZE - 1);
-        Device::new(
-            Path::new("_SB_.PHPR"),
-            vec![
-                &Name::new(Path::new("_HID"), &EISAName::new("PNP0A06")),
-                &Name::new(Path::new("_UID"), &"PCI Hotplug Controller"),
-                &Name::new(Path::new("_STA"), &0x0bu8),
-                &Name::new(
-                    Path::new("_CRS"),
-                    &ResourceTemplate::new(vec![&AddressSpace::<u64>::new_memory(
-                        AddressSpaceCacheable::NotCacheable,
-                        true,
-                        self.hotplug,
-                        last,
-                        None,
-                    )]),
-                ),
+        controller(
+            "_SB_.PHPR",
+            "PCI Hotplug Controller",
+            (self.hotplug, HOTPLUG_SIZE),
+            &[
                 &Mutex::new(Path::new("BLCK"), 0),
                 &OpRegion::new(
                     Path::new("PCST"),
@@ -147,8 +125,8 @@ impl PciAml {
                     scans.iter().map(|scan| scan as &dyn Aml).collect(),
                 ),
             ],
-        )
-        .to_aml_bytes(sink);
+            sink,
+        );
     }
 }
 
@@ -323,20 +301,11 @@ impl Aml for ScanAml {
             vec![
                 &Acquire::new(Path::new(LOCK), FOREVER),
                 &Store::new(&Path::new("\\_SB_.PHPR.PSEG"), &self.segment),
-                &Raw(calls),
+                &Raw(&calls),
                 &Release::new(Path::new(LOCK)),
             ],
         )
         .to_aml_bytes(sink);
-    }
-}
-
-/// Bytes that are AML already.
-struct Raw(Vec<u8>);
-
-impl Aml for Raw {
-    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
-        sink.vec(&self.0);
     }
 }
 
