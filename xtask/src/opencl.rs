@@ -5,7 +5,7 @@ use std::{
     fs,
     io::{BufRead, BufReader, Write},
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, ChildStdout, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -62,6 +62,10 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     (
         "opencl: a killed worker costs its application an error code and nobody else anything",
         killed,
+    ),
+    (
+        "opencl: a worker that stands still ends with its application",
+        stopped,
     ),
 ];
 
@@ -374,7 +378,8 @@ fn confined(pool: &Pool) -> Result<()> {
     Ok(())
 }
 
-fn killed(pool: &Pool) -> Result<()> {
+/// An application that computes without an end, and what it prints.
+fn endless(pool: &Pool) -> Result<(Child, BufReader<ChildStdout>)> {
     let mut application = pool
         .remoted("/usr/bin/python3")
         .arg(program("endless.py"))
@@ -386,12 +391,21 @@ fn killed(pool: &Pool) -> Result<()> {
     let mut line = String::new();
     output.read_line(&mut line)?;
     ensure!(line == "running\n", "the application said {line:?}");
-    for worker in pool.workers()? {
+    Ok((application, output))
+}
+
+fn signal(processes: &[i32], signal: i32) {
+    for process in processes {
         // SAFETY: a plain call.
-        unsafe { libc::kill(worker, libc::SIGKILL) };
+        unsafe { libc::kill(*process, signal) };
     }
+}
+
+fn killed(pool: &Pool) -> Result<()> {
+    let (mut application, mut output) = endless(pool)?;
+    signal(&pool.workers()?, libc::SIGKILL);
     let start = Instant::now();
-    line.clear();
+    let mut line = String::new();
     output.read_line(&mut line)?;
     let waited = start.elapsed();
     application.wait()?;
@@ -403,5 +417,31 @@ fn killed(pool: &Pool) -> Result<()> {
         "the application noticed after {waited:?}"
     );
     // The pool goes on.
+    packages::run(pool.remoted("clinfo").arg("-l"))
+}
+
+fn stopped(pool: &Pool) -> Result<()> {
+    let (mut application, _output) = endless(pool)?;
+    // None of its threads sees the application end.
+    let before = pool.workers()?;
+    signal(&before, libc::SIGSTOP);
+    // `timeout`, which runs it, passes the signal on.
+    signal(&[application.id() as i32], libc::SIGTERM);
+    application.wait()?;
+    let until = Instant::now() + Duration::from_secs(10);
+    let left = loop {
+        let now = pool.workers()?;
+        let left = before.iter().filter(|id| now.contains(id)).count();
+        if left + 1 == before.len() || Instant::now() > until {
+            break left;
+        }
+        thread::sleep(Duration::from_millis(20));
+    };
+    signal(&before, libc::SIGCONT);
+    ensure!(
+        left + 1 == before.len(),
+        "{left} of {} workers are left",
+        before.len()
+    );
     packages::run(pool.remoted("clinfo").arg("-l"))
 }

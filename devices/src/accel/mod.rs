@@ -15,7 +15,8 @@
 //! - `service`: the thread that finds workers for slices and sees them end.
 //!
 //! This process never looks into the window and takes no part in a call. What it does for a guest
-//! is bounded: as many workers as there are slices, and a new one every [`PACE`] at most.
+//! is bounded: as many workers as there are slices, ends of old ones included, and a new one every
+//! [`PACE`] at most.
 //!
 //! [`PACE`]: service::PACE
 

@@ -1,7 +1,13 @@
 //! The thread that finds workers for slices and sees them end.
+//!
+//! The pool keeps a worker's connection open until it has seen the process end. So the end of a
+//! connection is the end of a worker, whatever runs in it, and a slice is free for the next one
+//! only then: a guest has at most as many workers as slices.
 
 use std::{
     io::{self, Read},
+    mem,
+    net::Shutdown,
     os::{
         fd::{AsRawFd, BorrowedFd},
         unix::net::UnixStream,
@@ -44,20 +50,45 @@ pub struct Service {
     pub name: String,
 }
 
-/// A slice's worker, as far as there is one.
+/// Whom a slice's memory was given to.
 enum Link {
+    /// Nobody, since it was made.
     None,
-    /// It has not answered yet.
+    /// A worker that has not answered yet.
     Asked(UnixStream),
-    /// It serves.
+    /// A worker that serves.
     Serving(UnixStream),
+    /// A worker that was told to end.
+    Ending(UnixStream),
+    /// A worker that has ended. Nobody else gets the same memory.
+    Gone,
 }
 
 impl Link {
     fn stream(&self) -> Option<&UnixStream> {
         match self {
-            Self::None => None,
-            Self::Asked(stream) | Self::Serving(stream) => Some(stream),
+            Self::None | Self::Gone => None,
+            Self::Asked(stream) | Self::Serving(stream) | Self::Ending(stream) => Some(stream),
+        }
+    }
+
+    /// Has a worker end, and sees whether it has.
+    fn finish(&mut self) {
+        *self = match mem::replace(self, Self::Gone) {
+            Self::Asked(stream) | Self::Serving(stream) => {
+                // What cannot be shut down has ended.
+                let _ = stream.shutdown(Shutdown::Write);
+                Self::Ending(stream)
+            }
+            Self::Ending(stream) => match (&mut &stream).read(&mut [0; 8]) {
+                Ok(0) => Self::Gone,
+                Ok(_) => Self::Ending(stream),
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Self::Ending(stream),
+                    _ => Self::Gone,
+                },
+            },
+            other => other,
         }
     }
 }
@@ -83,28 +114,38 @@ impl Service {
         let before = self.slices.changes();
         for (slice, link) in links.iter_mut().enumerate() {
             match self.slices.get(slice) {
-                State::Opening if link.stream().is_none() => {
+                State::Opening if matches!(link, Link::None) => {
                     let mut wait = not_before.saturating_duration_since(Instant::now());
                     if wait.is_zero() {
                         *not_before = Instant::now() + PACE;
                         self.open(slice, link);
                         wait = PACE;
                     }
-                    if link.stream().is_none() {
+                    if matches!(link, Link::None) {
                         next = Some(next.map_or(wait, |other| other.min(wait)));
                     }
                 }
                 State::Opening | State::Open => self.listen(slice, link),
+                State::Ended => link.finish(),
                 State::Closing => {
-                    *link = Link::None;
-                    if let Err(error) = self.window.renew(slice) {
-                        log::warn!("{}: slice {slice} is not free yet: {error}", self.name);
-                        next = Some(next.map_or(RETRY, |other| other.min(RETRY)));
-                    } else {
+                    link.finish();
+                    if matches!(link, Link::Gone) {
+                        match self.window.renew(slice) {
+                            Ok(()) => *link = Link::None,
+                            Err(error) => {
+                                let name = &self.name;
+                                log::warn!("{name}: slice {slice} is not free yet: {error}");
+                                next = Some(next.map_or(RETRY, |other| other.min(RETRY)));
+                            }
+                        }
+                    }
+                    // What no worker was given is as it was: a guest that opens and closes slices
+                    // faster than workers come costs the host no memory and no mappings.
+                    if matches!(link, Link::None) {
                         self.slices.change(slice, State::Closing, State::Free);
                     }
                 }
-                State::Free | State::Ended => *link = Link::None,
+                State::Free => {}
             }
         }
         if self.slices.changes() != before {
@@ -175,35 +216,32 @@ impl Service {
             Ok(_) => Ok(byte[0]),
             Err(error) => match error.kind() {
                 io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => return,
-                _ => Err(error.to_string()),
+                _ => Err(format!("cannot be heard: {error}")),
             },
         };
-        match (heard, std::mem::replace(link, Link::None)) {
-            (Ok(READY), Link::Asked(stream)) => {
+        let from = match link {
+            Link::Asked(_) => State::Opening,
+            _ => State::Open,
+        };
+        let why = match heard {
+            Ok(READY) if from == State::Opening => {
                 self.slices.opened.fetch_add(1, Ordering::Relaxed);
-                *link = Link::Serving(stream);
+                if let Link::Asked(stream) = mem::replace(link, Link::Gone) {
+                    *link = Link::Serving(stream);
+                }
                 self.slices.change(slice, State::Opening, State::Open);
+                return;
             }
-            (Ok(_), Link::Asked(_)) => {
-                log::warn!(
-                    "{}: the worker of slice {slice} refused it: see its log",
-                    self.name
-                );
-                self.end(slice, State::Opening);
+            Ok(_) if from == State::Opening => "refused it: see its log".to_owned(),
+            Ok(_) => "talks too much".to_owned(),
+            Err(why) => {
+                *link = Link::Gone;
+                why
             }
-            (Ok(_), _) => {
-                log::warn!("{}: the worker of slice {slice} talks too much", self.name);
-                self.end(slice, State::Open);
-            }
-            (Err(why), Link::Asked(_)) => {
-                log::warn!("{}: the worker of slice {slice}: {why}", self.name);
-                self.end(slice, State::Opening);
-            }
-            (Err(why), _) => {
-                log::warn!("{}: the worker of slice {slice}: {why}", self.name);
-                self.end(slice, State::Open);
-            }
-        }
+        };
+        log::warn!("{}: the worker of slice {slice} {why}", self.name);
+        link.finish();
+        self.end(slice, from);
     }
 
     /// A slice has no worker any more, unless the guest has closed it meanwhile.

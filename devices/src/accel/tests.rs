@@ -254,10 +254,31 @@ fn a_slice_that_is_closed_ends_its_worker_and_forgets_its_contents() {
     unsafe { byte.write_volatile(9) };
     rig.command(0, Command::Close);
     assert_eq!(stream.read(&mut [0]).unwrap(), 0);
+    // It is told to end, and has not.
+    rig.command(0, Command::Open);
+    assert_eq!(rig.state(0), State::Closing);
+    drop(stream);
     rig.becomes(0, State::Free);
     // SAFETY: as above.
     assert_eq!(unsafe { byte.read_volatile() }, 0);
     let _again = rig.open(0);
+}
+
+#[test]
+fn a_slice_that_no_worker_got_keeps_its_memory() {
+    let rig = rig();
+    let (_, base, _) = rig.space.0.lock().unwrap().unwrap();
+    // Nobody can be reached, so that the slice is given to nobody.
+    std::fs::remove_file(rig._folder.path().join("pool")).unwrap();
+    // SAFETY: within the window.
+    unsafe { (base as *mut u8).write_volatile(9) };
+    for _ in 0..100 {
+        rig.command(0, Command::Open);
+        rig.command(0, Command::Close);
+        rig.becomes(0, State::Free);
+    }
+    // SAFETY: as above. A new file would read as zeroes.
+    assert_eq!(unsafe { (base as *mut u8).read_volatile() }, 9);
 }
 
 #[test]
@@ -279,8 +300,8 @@ fn a_port_that_is_used_cannot_be_saved_and_one_that_is_not_comes_back() {
     let busy = first.function.lock().unwrap().save();
     assert!(matches!(busy, Err(LifecycleError::WrongState(_))));
     first.write(registers::RESET, 1);
-    first.becomes(3, State::Free);
     drop(stream);
+    first.becomes(3, State::Free);
     let state = first.function.lock().unwrap().save().unwrap();
     let second = rig();
     second.segment.restore(second.bdf, state).unwrap();

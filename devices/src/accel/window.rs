@@ -14,6 +14,8 @@ use super::Error;
 /// The memory. It costs the host what guest and workers touch.
 pub struct Window {
     base: *mut u8,
+    /// Bytes of the range.
+    size: u64,
     slice_size: u64,
     files: Mutex<Vec<OwnedFd>>,
 }
@@ -48,6 +50,7 @@ impl Window {
         }
         let window = Self {
             base: base.cast(),
+            size,
             slice_size,
             files: Mutex::new(Vec::new()),
         };
@@ -65,7 +68,7 @@ impl Window {
 
     /// Bytes.
     pub fn size(&self) -> u64 {
-        self.slice_size * self.lock().len() as u64
+        self.size
     }
 
     /// Puts a new file in a slice's place. A guest that looks at the slice meanwhile sees either.
@@ -115,8 +118,7 @@ impl Window {
 
 impl Drop for Window {
     fn drop(&mut self) {
-        let size = self.size() as usize;
         // SAFETY: the range was made in `new`, and the guest's view of it was removed before.
-        unsafe { libc::munmap(self.base.cast(), size) };
+        unsafe { libc::munmap(self.base.cast(), self.size as usize) };
     }
 }

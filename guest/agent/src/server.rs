@@ -227,7 +227,11 @@ impl Server {
     }
 
     fn accept(&mut self) {
-        while let Ok((stream, _)) = self.listener.accept() {
+        // A bounded number, so that others are served while somebody connects without an end.
+        for _ in 0..WAITING {
+            let Ok((stream, _)) = self.listener.accept() else {
+                break;
+            };
             let waiting = self
                 .clients
                 .iter()

@@ -1,12 +1,15 @@
 //! Worker processes: one per application, started before they are needed.
 //!
-//! The pool's process owns the socket and does nothing but start workers. Each worker opens the
-//! host's driver, then accepts one connection, tells the pool that it is taken (it closes its
-//! standard output) so that the next one is started, and serves until its application ends.
+//! The pool's process owns the socket and does nothing but start and end workers. Each worker opens
+//! the host's driver, then accepts one connection and hands the pool a copy of it, so that the next
+//! worker is started, and serves. When the other side closes the connection, the pool kills the
+//! worker, whatever runs in it. Until the process is gone the pool keeps its copy: the other side
+//! sees the connection end when the worker has ended, and not before.
 
 use std::{
     fs::{DirBuilder, File},
     io::{self, Read, Write},
+    mem::ManuallyDrop,
     os::{
         fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
         unix::{
@@ -170,32 +173,37 @@ pub fn run(path: PathBuf, spare: usize, program: &Path, options: &Options) -> Re
             let folder = cache.folder.join(started.to_string());
             waiting.push(start(&listener, program, options, folder)?);
         }
-        // Blocks until a worker is taken (it closes its standard output) or has ended.
+        // Blocks until a worker is taken or has ended, or its application has.
         let changed = first_changed(&waiting, &serving).map_err(Error::Start)?;
         let mut worker = match changed {
             Changed::Waiting(index) => waiting.swap_remove(index),
-            Changed::Serving(index) => {
-                let mut worker = serving.swap_remove(index);
-                let _ = worker.child.wait();
+            Changed::Ended(index) => {
+                serving.swap_remove(index).end();
+                continue;
+            }
+            Changed::Alone(index) => {
+                // Its end is noticed later: a driver may take its time.
+                let worker = &mut serving[index];
+                worker.alone = true;
+                worker.kill();
                 continue;
             }
         };
-        let child = &mut worker.child;
-        let mut word = Vec::new();
-        if let Some(output) = child.stdout.as_mut() {
-            let _ = output.read_to_end(&mut word);
-        }
-        if word.is_empty() {
-            dying += 1;
-            let _ = child.wait();
-            if dying == 8 {
-                return Err(Error::Dying(dying));
+        match socket::receive(&worker.channel, &mut [0]) {
+            Ok((1, mut files)) if files.len() == 1 => {
+                dying = 0;
+                worker.connection = files.pop();
+                serving.push(worker);
             }
-            // Eight in a row are given up; until then the reason may pass.
-            thread::sleep(Duration::from_millis(100));
-        } else {
-            dying = 0;
-            serving.push(worker);
+            _ => {
+                dying += 1;
+                worker.end();
+                if dying == 8 {
+                    return Err(Error::Dying(dying));
+                }
+                // Eight in a row are given up; until then the reason may pass.
+                thread::sleep(Duration::from_millis(100));
+            }
         }
     }
 }
@@ -204,9 +212,30 @@ pub fn run(path: PathBuf, spare: usize, program: &Path, options: &Options) -> Re
 #[derive(Debug)]
 struct Worker {
     child: Child,
+    /// By which it hands over its connection.
+    channel: UnixStream,
+    /// The connection to its application, once it has one.
+    connection: Option<OwnedFd>,
+    /// Whether its application has ended, so that it was killed.
+    alone: bool,
     /// Readable when the process has ended.
     end: OwnedFd,
     cache: PathBuf,
+}
+
+impl Worker {
+    /// Kills the process and all that it has started: linkers, or what kernels on a CPU like. It
+    /// has a process group of its own, which nothing in it can leave.
+    fn kill(&self) {
+        // SAFETY: a plain call; the process has not been waited for, so that its id is its own.
+        unsafe { libc::kill(-(self.child.id() as libc::pid_t), libc::SIGKILL) };
+    }
+
+    /// Ends it for good.
+    fn end(mut self) {
+        self.kill();
+        let _ = self.child.wait();
+    }
 }
 
 impl Drop for Worker {
@@ -253,6 +282,7 @@ fn start(
 ) -> Result<Worker, Error> {
     std::fs::create_dir(&cache).map_err(Error::Start)?;
     let mut command = Command::new(program);
+    let (channel, theirs) = UnixStream::pair().map_err(Error::Start)?;
     let mut given = vec![(listener.as_raw_fd(), LISTENER)];
     let control = match &options.arbiter {
         Some(path) => {
@@ -286,8 +316,9 @@ fn start(
         .env("TMPDIR", &cache)
         // The host's loader must not find this machine's own remoting driver.
         .env("GANTRY_OPENCL", "off")
+        .process_group(0)
         .stdin(Stdio::null())
-        .stdout(Stdio::piped());
+        .stdout(OwnedFd::from(theirs));
     // SAFETY: only async-signal-safe calls between fork and exec.
     unsafe {
         command.pre_exec(move || {
@@ -306,6 +337,8 @@ fn start(
         });
     }
     let child = command.spawn().map_err(Error::Start)?;
+    // With it goes this process's copy of the worker's end of the channel.
+    drop(command);
     if let Some((ours, _, path)) = control {
         introduce::attend(&child, ours, path.clone()).map_err(Error::Start)?;
     }
@@ -316,7 +349,14 @@ fn start(
     }
     // SAFETY: the descriptor was just made and has no other owner.
     let end = unsafe { OwnedFd::from_raw_fd(end as i32) };
-    Ok(Worker { child, end, cache })
+    Ok(Worker {
+        child,
+        channel,
+        connection: None,
+        alone: false,
+        end,
+        cache,
+    })
 }
 
 /// Which worker has changed.
@@ -324,22 +364,29 @@ enum Changed {
     /// This one, which waited, is taken or has ended.
     Waiting(usize),
     /// This one, which served, has ended.
-    Serving(usize),
+    Ended(usize),
+    /// This one serves nobody any more.
+    Alone(usize),
 }
 
 fn first_changed(waiting: &[Worker], serving: &[Worker]) -> io::Result<Changed> {
-    let outputs = waiting
+    let poll = |fd, events| libc::pollfd {
+        fd,
+        events,
+        revents: 0,
+    };
+    let channels = waiting
         .iter()
-        .map(|worker| worker.child.stdout.as_ref().map_or(-1, AsRawFd::as_raw_fd));
-    let ends = serving.iter().map(|worker| worker.end.as_raw_fd());
-    let mut polled: Vec<_> = outputs
-        .chain(ends)
-        .map(|fd| libc::pollfd {
-            fd,
-            events: libc::POLLIN,
-            revents: 0,
-        })
-        .collect();
+        .map(|worker| poll(worker.channel.as_raw_fd(), libc::POLLIN));
+    let ends = serving
+        .iter()
+        .map(|worker| poll(worker.end.as_raw_fd(), libc::POLLIN));
+    // A negative descriptor is passed over. What the other side says is for the worker to read.
+    let connections = serving.iter().map(|worker| {
+        let connection = worker.connection.as_ref().filter(|_| !worker.alone);
+        poll(connection.map_or(-1, AsRawFd::as_raw_fd), libc::POLLRDHUP)
+    });
+    let mut polled: Vec<_> = channels.chain(ends).chain(connections).collect();
     loop {
         // SAFETY: the array is as long as is said.
         let count = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, -1) };
@@ -348,7 +395,8 @@ fn first_changed(waiting: &[Worker], serving: &[Worker]) -> io::Result<Changed> 
         {
             return Ok(match index.checked_sub(waiting.len()) {
                 None => Changed::Waiting(index),
-                Some(index) => Changed::Serving(index),
+                Some(index) if index < serving.len() => Changed::Ended(index),
+                Some(index) => Changed::Alone(index - serving.len()),
             });
         }
         let error = io::Error::last_os_error();
@@ -377,18 +425,21 @@ pub fn work(options: &Options) -> Result<(), Error> {
     );
     let (stream, _) = listener.accept().map_err(Error::Connection)?;
     drop(listener);
-    taken();
+    taken(&stream).map_err(Error::Connection)?;
     serve(api, &stream, options)
 }
 
-/// Tells the pool that this worker has an application.
-fn taken() {
-    // SAFETY: the standard output is the pool's pipe. From here on it is the error output: what
-    // kernels print with printf must go somewhere.
-    unsafe {
-        libc::write(1, b"1".as_ptr().cast(), 1);
-        libc::dup2(2, 1);
+/// Hands the pool a copy of the connection to this worker's application.
+fn taken(stream: &UnixStream) -> io::Result<()> {
+    // SAFETY: the standard output is the pool's channel, and stays open.
+    let channel = ManuallyDrop::new(unsafe { UnixStream::from_raw_fd(libc::STDOUT_FILENO) });
+    socket::send(&channel, &[1], &[stream.as_fd()])?;
+    // What kernels print with printf must go somewhere: from here on to the error output.
+    // SAFETY: plain calls on the two.
+    if unsafe { libc::dup2(libc::STDERR_FILENO, libc::STDOUT_FILENO) } < 0 {
+        return Err(io::Error::last_os_error());
     }
+    Ok(())
 }
 
 /// The size of each ring's data in bytes.
@@ -418,7 +469,6 @@ fn serve(api: Arc<api::Api>, stream: &UnixStream, options: &Options) -> Result<(
     socket::send_hello(stream, ours, &[file.as_fd()]).map_err(Error::Connection)?;
     let window = window::Window::map(&file, ours.window, RING)?;
     let listener = stream.try_clone().map_err(Error::Connection)?;
-    watch(stream)?;
     let tuning = Tuning {
         spin: Duration::from_micros(options.spin),
         waker: Waker::Futex(Futex { patience: PATIENCE }),
@@ -461,7 +511,6 @@ fn serve_slice(
         .write_all(&[answer])
         .map_err(Error::Connection)?;
     let (window, events) = ready?;
-    watch(stream)?;
     let tuning = Tuning {
         spin: Duration::from_micros(options.spin),
         waker: Waker::Guest(Arc::clone(&events)),
@@ -519,21 +568,6 @@ fn share(server: &mut Server, options: &Options, name: String, weight: u32) -> R
     let control = unsafe { UnixStream::from_raw_fd(CONTROL) };
     let join = Join { name, weight };
     server.share(control, join).map_err(Error::Start)
-}
-
-/// Ends the process with the other side, whatever the driver is doing.
-fn watch(stream: &UnixStream) -> Result<(), Error> {
-    let watcher = stream.try_clone().map_err(Error::Connection)?;
-    thread::Builder::new()
-        .name("watch".to_owned())
-        .spawn(move || {
-            let _ = (&watcher).read(&mut [0]);
-            // Not by way of the driver's destructors, which wait for its commands.
-            // SAFETY: ends the process.
-            unsafe { libc::_exit(0) };
-        })
-        .map_err(Error::Start)?;
-    Ok(())
 }
 
 #[cfg(all(test, not(loom)))]

@@ -124,7 +124,7 @@ pub fn disk(work: &Path) -> Result<PathBuf> {
     }))?;
     let partial = work.join("pocl.partial");
     fs::File::create(&partial)?.set_len(DISK)?;
-    run(Command::new("mke2fs")
+    run(Command::new("/usr/sbin/mke2fs")
         .args([
             "-q",
             "-F",
@@ -182,9 +182,4 @@ pub fn guest(programs: &Programs, work: &Path) -> Result<PathBuf> {
     let archive = work.join("l2-opencl.cpio.gz");
     pack(&root, &archive)?;
     Ok(archive)
-}
-
-/// Whether a program needs no shared objects, as is said of the agent.
-pub fn is_static(program: &Path) -> bool {
-    output(Command::new("ldd").arg(program)).map_or(true, |text| text.contains("statically linked"))
 }
