@@ -17,12 +17,18 @@
 //! - [`worker`]: the process that serves one application. It trusts nothing that comes out of the
 //!   rings; its end costs that application an error code and nobody else anything.
 //!
-//! The crate knows nothing of the machine around it: a window is a file, wherever it comes from.
+//! The crate knows nothing of the machine around it: a window is a file, wherever it comes from, or
+//! memory that is there.
+
+#![cfg_attr(not(feature = "std"), no_std)]
+
+extern crate alloc;
 
 pub mod opencl;
 pub mod port;
 pub mod protocol;
 pub mod transport;
+#[cfg(feature = "std")]
 pub mod turns;
 #[cfg(feature = "worker")]
 pub mod worker;

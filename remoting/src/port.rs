@@ -22,6 +22,8 @@
 //!
 //! Vector 0 says that a slice's state has changed; vector 1 + n is rung for a sleeper of slice n.
 
+use alloc::string::String;
+
 use crate::protocol::{
     hello::{VERSION, Version},
     wire::{Reader, Wire},

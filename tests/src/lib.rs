@@ -19,6 +19,7 @@
 //! - [`edu_server`]: the same device, served by a process; [`liar`]: spoils what its server says.
 //! - [`agent`]: what runs in L2 besides busybox; [`demo`]: the demonstration;
 //!   [`bench`]: measurements.
+//! - [`ring`]: on any host with KVM: calls over an accelerator's rings, from ring 3 of a guest.
 
 #![allow(
     clippy::needless_pass_by_value,
@@ -41,4 +42,5 @@ pub mod opencl;
 pub mod pci;
 pub mod report;
 pub mod rig;
+pub mod ring;
 pub mod scenarios;

@@ -10,14 +10,16 @@ use crate::{
     fairness,
     programs::{self, cargo, target},
     progress::Step,
+    ring,
     test::PROGRAMS,
 };
 
 /// Options of `cargo xtask bench`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Only these measurements of the nested rig: boot, process, snapshot, net. Or `fairness` alone:
-    /// how fairly schedulers share an accelerator, in virtual time (writes docs/).
+    /// Only these measurements of the nested rig: boot, process, snapshot, net. Or one of these,
+    /// alone: `fairness`: how fairly schedulers share an accelerator, in virtual time (writes docs/);
+    /// `ring`: what a call over an accelerator's rings costs, from ring 3 of a guest on /dev/kvm.
     names: Vec<String>,
 }
 
@@ -25,6 +27,9 @@ pub struct Options {
 pub fn run(options: &Options) -> Result<()> {
     if options.names == ["fairness"] {
         return fairness::run();
+    }
+    if options.names == ["ring"] {
+        return ring::bench();
     }
     packages::install(PROGRAMS)?;
     let binaries = programs::build()?;

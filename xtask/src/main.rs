@@ -4,6 +4,7 @@
 //! - [`bench`]: figures, as a table.
 //! - [`fairness`]: how accelerators are shared, in virtual time.
 //! - [`fuzz`]: what guests, clients and files may do, at random.
+//! - [`ring`]: calls over an accelerator's rings, from ring 3 of a guest.
 //! - [`sharing`]: one device for several applications, by weight.
 //! - [`test`]: every test, nested ones included.
 //! - [`programs`]: building what the others run; [`progress`]: what they say meanwhile.
@@ -16,6 +17,7 @@ mod gate;
 mod opencl;
 mod programs;
 mod progress;
+mod ring;
 mod sharing;
 mod test;
 

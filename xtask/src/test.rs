@@ -15,7 +15,7 @@ use crate::{
     gate, opencl,
     programs::{self, cargo, root, target},
     progress::Step,
-    sharing,
+    ring, sharing,
 };
 
 /// Programs that tests need, and the Debian packages that have them.
@@ -106,8 +106,13 @@ pub fn run(options: &Options) -> Result<()> {
         sharing::run(&options.words, |name, outcome, seconds| {
             count.add(name, outcome, Some(seconds));
         })?;
+        ring::run(&options.words, |name, outcome, seconds| {
+            count.add(name, outcome, Some(seconds));
+        })?;
         // Words that all name scenarios of this machine need no virtual one.
-        let here = |word: &String| gate::has(word) || opencl::has(word) || sharing::has(word);
+        let here = |word: &String| {
+            gate::has(word) || opencl::has(word) || sharing::has(word) || ring::has(word)
+        };
         if options.words.is_empty() || !options.words.iter().all(here) {
             nested(options, &mut count)?;
         }
@@ -162,6 +167,14 @@ fn checks(count: &mut Count) -> Result<()> {
         &bare,
         None,
     );
+    let step = Step::new("linting the guest of the ring's measurement");
+    let guest = outcome(ring::lint())?;
+    drop(step);
+    count.add(
+        "check: the ring's guest is formatted and clippy has nothing to say",
+        &guest,
+        None,
+    );
     let deny = deny()?;
     for (what, name) in [
         (
@@ -174,12 +187,14 @@ fn checks(count: &mut Count) -> Result<()> {
         let mut check = Command::new(&deny);
         check.args(["--offline", "check", what]).current_dir(root());
         count.add(name, &outcome(check)?, None);
-        let mut check = Command::new(&deny);
-        check
-            .args(["--offline", "--manifest-path", gate::BARE])
-            .args(["check", what])
-            .current_dir(root());
-        count.add(&format!("{name} (bare metal)"), &outcome(check)?, None);
+        for (of, manifest) in [("bare metal", gate::BARE), ("ring guest", ring::MANIFEST)] {
+            let mut check = Command::new(&deny);
+            check
+                .args(["--offline", "--manifest-path", manifest])
+                .args(["check", what])
+                .current_dir(root());
+            count.add(&format!("{name} ({of})"), &outcome(check)?, None);
+        }
     }
     count.add(
         "check: no dependency has a known advisory",

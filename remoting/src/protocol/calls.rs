@@ -4,6 +4,8 @@
 //! worker finds them by index. A call whose answer is `()` may be posted without waiting; its
 //! error, if any, is then reported by the queue's next call that waits.
 
+use alloc::vec::Vec;
+
 use super::wire::{Blob, Malformed, Reader, Wire, wire};
 
 /// A call: what one side asks of the other.

@@ -1,6 +1,6 @@
 //! The first exchange on a connection, in a form that never changes.
 
-use std::fmt;
+use core::fmt;
 
 use super::{
     calls::FINGERPRINT,

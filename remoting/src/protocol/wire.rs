@@ -3,6 +3,8 @@
 //! Reading is total: any bytes give a value or [`Malformed`], never a panic, and never an
 //! allocation larger than a small multiple of the bytes that are there.
 
+use alloc::vec::Vec;
+
 /// Bytes that are no value of the expected type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {

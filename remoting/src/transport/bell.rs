@@ -2,9 +2,12 @@
 //!
 //! Across the border of a virtual machine the same trait is served by [`port_bell`](super::port_bell).
 
-use std::time::Duration;
+#[cfg(feature = "std")]
+use core::time::Duration;
 
-use super::sync::{AtomicU32, Ordering};
+use super::sync::AtomicU32;
+#[cfg(feature = "std")]
+use super::sync::Ordering;
 
 /// Wakes and sleeps on a word of shared memory.
 pub trait Bell {
@@ -15,13 +18,14 @@ pub trait Bell {
 }
 
 /// A futex that is shared between processes.
+#[cfg(feature = "std")]
 #[derive(Clone, Copy, Debug)]
 pub struct Futex {
     /// The longest sleep: how late a sleeper notices what nobody rings for (its peer's death).
     pub patience: Duration,
 }
 
-#[cfg(not(loom))]
+#[cfg(all(feature = "std", not(loom)))]
 impl Bell for Futex {
     fn ring(&self, word: &AtomicU32) {
         word.fetch_add(1, Ordering::Release);

@@ -1,6 +1,9 @@
 //! Messages over a ring: fragments of long ones, and the time that is polled before sleeping.
 
-use std::time::{Duration, Instant};
+use alloc::vec::Vec;
+use core::time::Duration;
+#[cfg(feature = "std")]
+use std::time::Instant;
 
 use super::{
     bell::Bell,
@@ -85,17 +88,14 @@ impl<B: Bytes, L: Bell> Sender<B, L> {
                 flags,
                 ..header
             };
-            let mut since = None;
+            let mut spin = Spin::new(self.spin);
             while !self.ring.keep_back(&frame.to_bytes(), part)? {
                 // Nothing is read that is kept back.
                 self.ring.publish();
                 if !alive() {
                     return Err(Gone::Peer);
                 }
-                let since = *since.get_or_insert_with(Instant::now);
-                if since.elapsed() < self.spin {
-                    std::hint::spin_loop();
-                } else {
+                if !spin.again() {
                     self.ring.wait_for_room(HEADER + part.len())?;
                 }
             }
@@ -180,6 +180,7 @@ const EAGER: Duration = Duration::from_micros(20);
 #[derive(Debug)]
 pub struct Spin {
     bound: Duration,
+    #[cfg(feature = "std")]
     since: Option<Instant>,
     rounds: u32,
     calm: bool,
@@ -190,6 +191,7 @@ impl Spin {
     pub fn new(bound: Duration) -> Self {
         Self {
             bound,
+            #[cfg(feature = "std")]
             since: None,
             rounds: 0,
             calm: false,
@@ -198,21 +200,30 @@ impl Spin {
 
     /// Starts again.
     pub fn reset(&mut self) {
-        self.since = None;
-        self.rounds = 0;
-        self.calm = false;
+        *self = Self::new(self.bound);
+    }
+
+    #[cfg(feature = "std")]
+    fn waited(&mut self) -> Duration {
+        self.since.get_or_insert_with(Instant::now).elapsed()
+    }
+
+    /// Without an operating system there is nothing else to do than to poll.
+    #[cfg(not(feature = "std"))]
+    fn waited(&mut self) -> Duration {
+        Duration::ZERO
     }
 
     /// Spends a moment; whether the time is not over. The clock is read every 32 rounds.
     pub fn again(&mut self) -> bool {
         self.rounds = self.rounds.wrapping_add(1);
         if self.calm {
-            std::hint::spin_loop();
+            core::hint::spin_loop();
         }
         if !self.rounds.is_multiple_of(32) {
             return true;
         }
-        let waited = self.since.get_or_insert_with(Instant::now).elapsed();
+        let waited = self.waited();
         self.calm = waited > EAGER;
         waited < self.bound
     }

@@ -9,8 +9,12 @@
 
 pub mod bell;
 pub mod link;
+#[cfg(feature = "std")]
+pub mod mapping;
+#[cfg(feature = "std")]
 pub mod port_bell;
 pub mod ring;
+#[cfg(feature = "std")]
 pub mod socket;
 pub mod sync;
 pub mod window;

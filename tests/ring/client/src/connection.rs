@@ -1,0 +1,139 @@
+//! Calls and answers.
+
+use alloc::{sync::Arc, vec::Vec};
+use core::{fmt, time::Duration};
+
+use gantry_remoting::{
+    protocol::{Call, Flags, Header, Malformed, Wire, calls},
+    transport::{
+        bell::Bell,
+        link::{Gone, Receiver, Sender, Spin},
+        ring::{Consumer, Producer},
+        window::{Slice, Window},
+    },
+};
+
+/// Polled for so long before sleeping: longer than anything here takes but building a program.
+const SPIN: Duration = Duration::from_millis(100);
+
+/// Why there are no figures.
+#[derive(Clone, Debug)]
+pub enum Failure {
+    /// The rings.
+    Gone(Gone),
+    /// An answer that is none.
+    Malformed(Malformed),
+    /// A call failed.
+    Code {
+        /// Which.
+        call: &'static str,
+        /// The OpenCL code.
+        code: i32,
+    },
+    /// There is no device.
+    NoDevice,
+    /// The device has computed something else.
+    Wrong {
+        /// At this place.
+        at: usize,
+    },
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Gone(why) => write!(f, "the rings cannot be used: {why}"),
+            Self::Malformed(why) => write!(f, "an answer is malformed: {why}"),
+            Self::Code { call, code } => write!(f, "{call} failed with OpenCL's code {code}"),
+            Self::NoDevice => f.write_str("the worker offers no device"),
+            Self::Wrong { at } => write!(f, "the sum at {at} is wrong"),
+        }
+    }
+}
+
+impl core::error::Error for Failure {}
+
+impl From<Gone> for Failure {
+    fn from(why: Gone) -> Self {
+        Self::Gone(why)
+    }
+}
+
+impl From<Malformed> for Failure {
+    fn from(why: Malformed) -> Self {
+        Self::Malformed(why)
+    }
+}
+
+/// A connection to a worker.
+pub struct Connection<B> {
+    calls: Sender<Slice, B>,
+    answers: Receiver<Slice, B>,
+    sequence: u64,
+    scratch: Vec<u8>,
+    body: Vec<u8>,
+}
+
+impl<B: Bell + Clone> Connection<B> {
+    /// Over a window whose worker has answered the hello. Its rings have `ring` bytes each.
+    pub fn new(window: &Arc<Window>, ring: u32, bell: B) -> Self {
+        Self {
+            calls: Sender::new(Producer::new(window.calls(), bell.clone()), ring, SPIN),
+            answers: Receiver::new(Consumer::new(window.answers(), bell)),
+            sequence: 0,
+            scratch: Vec::new(),
+            body: Vec::new(),
+        }
+    }
+
+    fn send<C: Call>(&mut self, call: &C, flags: Flags, keep_back: bool) -> Result<u64, Failure> {
+        self.sequence += 1;
+        self.scratch.clear();
+        call.put(&mut self.scratch);
+        let header = Header {
+            length: 0,
+            opcode: C::OPCODE,
+            flags: flags.with(Flags::ALONE),
+            sequence: self.sequence,
+        };
+        if keep_back {
+            self.calls.keep_back(header, &self.scratch, || true)?;
+        } else {
+            self.calls.send(header, &self.scratch, || true)?;
+        }
+        Ok(self.sequence)
+    }
+
+    /// Sends a call and does not wait.
+    pub fn post<C: Call>(&mut self, call: &C) -> Result<(), Failure> {
+        self.send(call, Flags::default(), false).map(drop)
+    }
+
+    /// Sends a call together with the next one.
+    pub fn post_with_next<C: Call>(&mut self, call: &C) -> Result<(), Failure> {
+        self.send(call, Flags::default(), true).map(drop)
+    }
+
+    /// Sends a call and waits for its answer.
+    pub fn ask<C: Call>(&mut self, call: &C) -> Result<C::Answer, Failure> {
+        let sequence = self.send(call, Flags::ANSWER, false)?;
+        let mut spin = Spin::new(SPIN);
+        loop {
+            let Some(header) = self.answers.poll(&mut self.body)? else {
+                if !spin.again() {
+                    self.answers.sleep(|| false)?;
+                }
+                continue;
+            };
+            // One thread, and no stages and callbacks: the next answer is the one.
+            if header.opcode == calls::ANSWER && header.sequence == sequence {
+                break;
+            }
+        }
+        let answer = Result::<C::Answer, i32>::from_bytes(&self.body)?;
+        answer.map_err(|code| Failure::Code {
+            call: C::NAME,
+            code,
+        })
+    }
+}

@@ -1,0 +1,38 @@
+//! Memory for values that come and go in the order of a stack, as those of a call do.
+
+use core::{
+    alloc::{GlobalAlloc, Layout},
+    ptr::null_mut,
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+/// Behind the program, up to the end of what a guest of 256 MiB has.
+const START: usize = 16 << 20;
+const END: usize = 256 << 20;
+
+/// What was taken last is given back first; all else stays taken.
+struct Stack(AtomicUsize);
+
+// SAFETY: each place is given to one owner; there is one processor.
+unsafe impl GlobalAlloc for Stack {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let at = self.0.load(Ordering::Relaxed);
+        let start = at.next_multiple_of(layout.align());
+        let end = start + layout.size();
+        if end > END {
+            return null_mut();
+        }
+        self.0.store(end, Ordering::Relaxed);
+        start as *mut u8
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        let start = at as usize;
+        if start + layout.size() == self.0.load(Ordering::Relaxed) {
+            self.0.store(start, Ordering::Relaxed);
+        }
+    }
+}
+
+#[global_allocator]
+static HEAP: Stack = Stack(AtomicUsize::new(START));

@@ -1,0 +1,111 @@
+//! A guest without an operating system that computes on its host's accelerator, from ring 3.
+//!
+//! It does what a stock guest's kernel, agent and driver do, and nothing else: finds the
+//! accelerator port, maps its BARs, leaves a hello in the first slice and has it opened, and is
+//! then a client like any other ([`gantry_ring_client`]). What it has measured it leaves in its
+//! memory, on the [desk]. So nothing but the path to the worker is on the way: no interrupts, no
+//! other processes, and an exit only where the program makes one.
+
+#![no_std]
+#![no_main]
+
+extern crate alloc;
+
+mod heap;
+mod machine;
+mod port;
+
+use core::{
+    arch::{global_asm, x86_64::_rdtsc},
+    fmt::Write,
+    panic::PanicInfo,
+};
+
+use gantry_ring_client::{
+    Surroundings,
+    desk::{Desk, Orders, Pen, State},
+    run,
+};
+
+use crate::port::Port;
+
+global_asm!(include_str!("boot.s"), options(att_syntax));
+
+/// Where the host looks.
+#[unsafe(link_section = ".desk")]
+#[used]
+static DESK: Desk = Desk::new();
+
+/// Waits without an exit.
+fn until(mut is: impl FnMut() -> bool) {
+    while !is() {
+        core::hint::spin_loop();
+    }
+}
+
+/// Says what the guest is doing, and waits to be told to go on.
+fn report(state: State) {
+    let before = DESK.gone();
+    DESK.enter(state);
+    until(|| DESK.gone() != before);
+}
+
+struct Here;
+
+impl Surroundings for Here {
+    fn now(&mut self) -> u64 {
+        // SAFETY: an instruction of every processor with long mode; ring 0 left it allowed.
+        unsafe { _rdtsc() }
+    }
+
+    fn note(&mut self, what: &str, is: &str) {
+        let _ = writeln!(Pen(&DESK), "note\t{what}\t{is}");
+    }
+
+    fn time(&mut self, what: &str, median: u64, most: u64) {
+        let _ = writeln!(Pen(&DESK), "time\t{what}\t{median}\t{most}");
+    }
+
+    fn copy(&mut self, what: &str, bytes: u64, median: u64) {
+        let _ = writeln!(Pen(&DESK), "copy\t{what}\t{bytes}\t{median}");
+    }
+
+    fn counted(&mut self, begins: bool) {
+        report(if begins { State::Ready } else { State::Counted });
+    }
+}
+
+fn work(start_info: u64) -> Result<(), alloc::string::String> {
+    let ecam = machine::ecam(start_info).ok_or("ACPI names no PCI configuration space")?;
+    let port = Port::find(ecam).ok_or("there is no accelerator port")?;
+    DESK.enter(State::Waiting);
+    until(|| DESK.orders() != Orders::None);
+    let combining = DESK.orders() == Orders::Combining;
+    let (window, ring, bell) = port.open(combining)?;
+    run(&window, ring, bell, &mut Here).map_err(|why| alloc::format!("{why}"))
+}
+
+/// The program, in ring 3.
+#[unsafe(no_mangle)]
+extern "C" fn main(start_info: u64) -> ! {
+    match work(start_info) {
+        Ok(()) => DESK.enter(State::Done),
+        Err(why) => fail(&why),
+    }
+    loop {
+        core::hint::spin_loop();
+    }
+}
+
+fn fail(why: &dyn core::fmt::Display) {
+    let _ = writeln!(Pen(&DESK), "failed\t{why}");
+    DESK.enter(State::Failed);
+}
+
+#[panic_handler]
+fn panicked(info: &PanicInfo<'_>) -> ! {
+    fail(info);
+    loop {
+        core::hint::spin_loop();
+    }
+}

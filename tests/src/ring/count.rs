@@ -1,0 +1,239 @@
+//! Counting exits, by KVM's own counters, and system calls, by tracing. Both need no other program.
+
+use std::{
+    collections::BTreeMap,
+    ffi::CString,
+    fmt,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use gantry_ring_client::COUNTED;
+
+/// The counters of a VM that are read.
+const COUNTERS: [&str; 4] = ["exits", "io_exits", "mmio_exits", "irq_exits"];
+
+/// Exits of one VM, where debugfs can be reached.
+pub struct Exits(PathBuf);
+
+impl Exits {
+    /// Those of a process's VM.
+    pub fn of(process: i32) -> Option<Self> {
+        let usual = Path::new("/sys/kernel/debug");
+        if !usual.join("kvm").exists() {
+            let text = |text: &str| CString::new(text).unwrap_or_default();
+            let (kind, at) = (text("debugfs"), text("/sys/kernel/debug"));
+            // SAFETY: C strings; what is mounted here is what belongs here.
+            unsafe {
+                libc::mount(
+                    kind.as_ptr(),
+                    at.as_ptr(),
+                    kind.as_ptr(),
+                    0,
+                    std::ptr::null(),
+                )
+            };
+        }
+        let of = format!("{process}-");
+        std::fs::read_dir(usual.join("kvm"))
+            .ok()?
+            .filter_map(Result::ok)
+            .find(|entry| entry.file_name().to_string_lossy().starts_with(&of))
+            .map(|entry| Self(entry.path()))
+    }
+
+    /// What the counters say, if they may be read (kernels that are locked down forbid it).
+    pub fn read(&self) -> Option<[u64; 4]> {
+        let mut values = [0; 4];
+        for (value, name) in values.iter_mut().zip(COUNTERS) {
+            let text = std::fs::read_to_string(self.0.join(name)).ok()?;
+            *value = text.trim().parse().ok()?;
+        }
+        Some(values)
+    }
+}
+
+/// A thread that is traced.
+struct Thread {
+    process: &'static str,
+    name: String,
+    /// Whether its next stop is the end of a system call.
+    inside: bool,
+    /// Numbers of system calls, and how often each began.
+    calls: BTreeMap<i64, u64>,
+}
+
+/// Counts the system calls of all threads of some processes.
+pub struct Tracer(BTreeMap<i32, Thread>);
+
+impl Tracer {
+    /// Begins.
+    ///
+    /// # Errors
+    /// Tracing is not allowed.
+    pub fn attach(processes: &[(&'static str, i32)]) -> Result<Self> {
+        let mut tracer = Self(BTreeMap::new());
+        for (process, id) in processes {
+            for entry in std::fs::read_dir(format!("/proc/{id}/task"))? {
+                let entry = entry?;
+                let Ok(thread) = entry.file_name().to_string_lossy().parse::<i32>() else {
+                    continue;
+                };
+                let name = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+                // SAFETY: plain calls; no memory is passed.
+                let attached = unsafe {
+                    libc::ptrace(libc::PTRACE_SEIZE, thread, 0, libc::PTRACE_O_TRACESYSGOOD) == 0
+                        && libc::ptrace(libc::PTRACE_INTERRUPT, thread, 0, 0) == 0
+                };
+                ensure!(
+                    attached,
+                    "cannot trace {process}'s thread {thread}: {}",
+                    std::io::Error::last_os_error()
+                );
+                tracer.0.insert(
+                    thread,
+                    Thread {
+                        process,
+                        name: name.trim().to_owned(),
+                        inside: false,
+                        calls: BTreeMap::new(),
+                    },
+                );
+            }
+        }
+        Ok(tracer)
+    }
+
+    /// Sees to all threads that have stopped.
+    pub fn step(&mut self) -> Result<()> {
+        let stopped: Vec<i32> = self.0.keys().copied().collect();
+        for id in stopped {
+            self.look(id)?;
+        }
+        Ok(())
+    }
+
+    /// Sees to one thread while it stops again.
+    fn look(&mut self, id: i32) -> Result<()> {
+        loop {
+            let mut status = 0;
+            // SAFETY: a local for the status.
+            let got = unsafe { libc::waitpid(id, &raw mut status, libc::__WALL | libc::WNOHANG) };
+            if got != id {
+                return Ok(());
+            }
+            if !libc::WIFSTOPPED(status) {
+                self.0.remove(&id);
+                return Ok(());
+            }
+            let Some(thread) = self.0.get_mut(&id) else {
+                return Ok(());
+            };
+            let mut signal = 0;
+            if libc::WSTOPSIG(status) == libc::SIGTRAP | 0x80 {
+                thread.inside = !thread.inside;
+                if thread.inside {
+                    let number = number(id)?;
+                    *thread.calls.entry(number).or_default() += 1;
+                }
+            } else if status >> 16 == 0 {
+                signal = libc::WSTOPSIG(status);
+            }
+            // SAFETY: the thread is stopped; no memory is passed.
+            unsafe { libc::ptrace(libc::PTRACE_SYSCALL, id, 0, signal) };
+        }
+    }
+
+    /// Sees to threads for a time.
+    pub fn pass(&mut self, time: Duration) -> Result<()> {
+        let start = Instant::now();
+        while start.elapsed() < time {
+            self.step()?;
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    /// What was counted so far does not count.
+    pub fn forget(&mut self) {
+        self.0.values_mut().for_each(|thread| thread.calls.clear());
+    }
+
+    /// Calls by process, thread and number.
+    pub fn calls(&self) -> Vec<(String, i64, u64)> {
+        let mut all = Vec::new();
+        for thread in self.0.values() {
+            let of = format!("{}'s {}", thread.process, thread.name);
+            let calls = thread.calls.iter();
+            all.extend(calls.map(|(number, count)| (of.clone(), *number, *count)));
+        }
+        all
+    }
+
+    /// Ends.
+    pub fn detach(mut self) {
+        for id in self.0.keys() {
+            // SAFETY: no memory is passed.
+            unsafe { libc::ptrace(libc::PTRACE_INTERRUPT, *id, 0, 0) };
+        }
+        let start = Instant::now();
+        while !self.0.is_empty() && start.elapsed() < Duration::from_secs(5) {
+            self.0.retain(|id, _| {
+                let mut status = 0;
+                // SAFETY: a local for the status; no memory is passed.
+                unsafe {
+                    libc::waitpid(*id, &raw mut status, libc::__WALL | libc::WNOHANG) != *id
+                        || (libc::WIFSTOPPED(status)
+                            && libc::ptrace(libc::PTRACE_DETACH, *id, 0, 0) != 0)
+                }
+            });
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// The number of the system call that a stopped thread is about to make.
+fn number(thread: i32) -> Result<i64> {
+    // SAFETY: all zeroes are valid registers.
+    let mut registers: libc::user_regs_struct = unsafe { std::mem::zeroed() };
+    // SAFETY: a local of the size that the kernel fills.
+    let got = unsafe { libc::ptrace(libc::PTRACE_GETREGS, thread, 0, &raw mut registers) };
+    ensure!(got == 0, "cannot read a thread's registers");
+    i64::try_from(registers.orig_rax).context("a system call has no number")
+}
+
+/// What happened in a stretch of [`COUNTED`] synchronous calls.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Counts {
+    /// System calls: whose, which, how many.
+    pub calls: Vec<(String, i64, u64)>,
+    /// KVM's counters before and after, if they can be read.
+    pub exits: Option<([u64; 4], [u64; 4])>,
+}
+
+impl Counts {
+    /// All system calls.
+    pub fn system_calls(&self) -> u64 {
+        self.calls.iter().map(|(_, _, count)| count).sum()
+    }
+}
+
+impl fmt::Display for Counts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "in {COUNTED} synchronous calls")?;
+        match self.exits {
+            Some((before, after)) => {
+                for (name, (before, after)) in COUNTERS.iter().zip(before.into_iter().zip(after)) {
+                    write!(f, ", {} {name}", after.saturating_sub(before))?;
+                }
+            }
+            None => write!(f, ", exits unknown (KVM's counters cannot be read)")?,
+        }
+        write!(f, "; {} system calls", self.system_calls())?;
+        for (of, number, count) in &self.calls {
+            write!(f, "\n  {count} of number {number} by {of}")?;
+        }
+        Ok(())
+    }
+}

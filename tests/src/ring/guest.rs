@@ -1,0 +1,206 @@
+//! The client in ring 3 of a guest without an operating system.
+
+use std::{
+    fs::File,
+    os::fd::AsRawFd,
+    path::Path,
+    process::{Child, Command, Stdio},
+    ptr::null_mut,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use gantry_ring_client::desk::{self, Desk, Orders, State};
+
+use super::{
+    Counts, Figure, Pool, Programs, Report,
+    count::{Exits, Tracer},
+};
+
+/// Bytes of the guest's RAM.
+const RAM: u64 = 256 << 20;
+/// How long a step may take: a driver compiles the program in one.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Before something is counted, and after: what was interrupted goes on.
+const SETTLE: Duration = Duration::from_millis(50);
+
+/// A running guest, whose desk is mapped.
+struct Guest {
+    process: Child,
+    ram: *mut u8,
+}
+
+impl Guest {
+    fn start(programs: &Programs, pool: &Pool, work: &Path) -> Result<Self> {
+        let path = work.join("ram");
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(&path)
+            .with_context(|| format!("cannot create {}", path.display()))?;
+        file.set_len(RAM)?;
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let ram = unsafe {
+            libc::mmap(
+                null_mut(),
+                RAM as usize,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        ensure!(
+            ram != libc::MAP_FAILED,
+            "cannot map the guest's memory: {}",
+            std::io::Error::last_os_error()
+        );
+        let process = Command::new(programs.path("gantry"))
+            .arg("--kernel")
+            .arg(programs.path("gantry-ring-guest"))
+            .args(["--cpus", "boot=1", "--memory", "size=0", "--memory-zone"])
+            .arg(format!(
+                "id=ram,size={RAM},shared=on,file={}",
+                path.display()
+            ))
+            .arg("--accel")
+            .arg(format!(
+                "window=64M,slices=1,socket={}",
+                pool.socket.display()
+            ))
+            .args(["--serial", "off", "--console", "off"])
+            .stdin(Stdio::null())
+            .spawn();
+        let ram = ram.cast();
+        match process {
+            Ok(process) => Ok(Self { process, ram }),
+            Err(error) => {
+                // SAFETY: mapped above.
+                unsafe { libc::munmap(ram.cast(), RAM as usize) };
+                Err(error).context("cannot start gantry")
+            }
+        }
+    }
+
+    fn desk(&self) -> &Desk {
+        // SAFETY: within the RAM, aligned, mapped as long as the value; all bytes are valid, and
+        // both sides use atomics only.
+        unsafe { &*self.ram.add(desk::ADDRESS as usize).cast() }
+    }
+
+    /// Waits until the guest is in one of these states.
+    fn becomes(&mut self, wanted: &[State], mut idle: impl FnMut() -> Result<()>) -> Result<State> {
+        let start = Instant::now();
+        loop {
+            let state = self.desk().state();
+            if wanted.contains(&state) {
+                return Ok(state);
+            }
+            if state == State::Failed {
+                let text: Vec<u8> = self.desk().text().collect();
+                let text = String::from_utf8_lossy(&text);
+                bail!(
+                    "the guest: {}",
+                    text.lines().last().unwrap_or("it says nothing")
+                );
+            }
+            if let Some(status) = self.process.try_wait()? {
+                bail!("gantry has ended ({status}): see its message above");
+            }
+            ensure!(
+                start.elapsed() < PATIENCE,
+                "the guest is still in the state {state:?}, not in {wanted:?}"
+            );
+            idle()?;
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        // SAFETY: mapped by `start`, and the desk is borrowed from this value.
+        unsafe { libc::munmap(self.ram.cast(), RAM as usize) };
+    }
+}
+
+/// What the guest has written, as figures.
+fn read(text: &str) -> Result<Report> {
+    let mut report = Report::default();
+    for line in text.lines() {
+        let words: Vec<_> = line.split('\t').collect();
+        let owned = str::to_owned;
+        match *words {
+            ["note", what, is] => report.notes.push((owned(what), owned(is))),
+            ["time", what, median, most] => report.figures.push(Figure::Time {
+                what: owned(what),
+                median: median.parse()?,
+                most: most.parse()?,
+            }),
+            ["copy", what, bytes, median] => report.figures.push(Figure::Copy {
+                what: owned(what),
+                bytes: bytes.parse()?,
+                median: median.parse()?,
+            }),
+            _ => bail!("the guest wrote {line:?}"),
+        }
+    }
+    Ok(report)
+}
+
+/// Boots the guest, and has it measure.
+pub fn run(programs: &Programs, pool: &Pool, work: &Path, orders: Orders) -> Result<Report> {
+    let mut guest = Guest::start(programs, pool, work)?;
+    guest.becomes(&[State::Waiting], || Ok(()))?;
+    let idle = pool.workers()?;
+    guest.desk().order(orders);
+    guest.becomes(&[State::Ready], || Ok(()))?;
+    // The workers that waited before: one of them serves the guest.
+    let counts = count(&mut guest, &idle)?;
+    guest.desk().go();
+    guest.becomes(&[State::Done], || Ok(()))?;
+    let text: Vec<u8> = guest.desk().text().collect();
+    let mut report = read(&String::from_utf8_lossy(&text))?;
+    report.counts = Some(counts);
+    Ok(report)
+}
+
+/// Lets the guest make its calls, and counts what happens meanwhile.
+fn count(guest: &mut Guest, workers: &[i32]) -> Result<Counts> {
+    let gantry = guest.process.id() as i32;
+    let exits = Exits::of(gantry);
+    let mut processes = vec![("gantry", gantry)];
+    processes.extend(workers.iter().map(|worker| ("worker", *worker)));
+    let mut tracer = Tracer::attach(&processes)?;
+    tracer.pass(SETTLE)?;
+    tracer.forget();
+    let before = exits.as_ref().and_then(Exits::read);
+    guest.desk().go();
+    guest.becomes(&[State::Counted], || tracer.step())?;
+    let after = exits.as_ref().and_then(Exits::read);
+    let calls = tracer.calls();
+    tracer.detach();
+    Ok(Counts {
+        calls,
+        exits: before.zip(after),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_guest_writes_becomes_figures() {
+        let report = read("note\tdevice\tX\ntime\tcall\t10\t20\ncopy\tread\t4096\t30\n").unwrap();
+        assert_eq!(report.notes, [("device".to_owned(), "X".to_owned())]);
+        assert_eq!(report.figures[0].value(1.0), "10.000 (20.000)");
+        assert_eq!(report.figures[1].value(1.0), "0.14");
+        assert!(read("time\tcall\tfast\t20").is_err());
+        assert!(read("anything").is_err());
+    }
+}

@@ -1,0 +1,69 @@
+//! The client as a process beside its worker.
+
+use std::{
+    os::unix::net::UnixStream,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use gantry_remoting::{
+    protocol::hello::Hello,
+    transport::{bell::Futex, socket, window::Window},
+};
+use gantry_ring_client::Surroundings;
+
+use super::{Figure, Report, now};
+
+impl Surroundings for Report {
+    fn now(&mut self) -> u64 {
+        now()
+    }
+
+    fn note(&mut self, what: &str, is: &str) {
+        self.notes.push((what.to_owned(), is.to_owned()));
+    }
+
+    fn time(&mut self, what: &str, median: u64, most: u64) {
+        let what = what.to_owned();
+        self.figures.push(Figure::Time { what, median, most });
+    }
+
+    fn copy(&mut self, what: &str, bytes: u64, median: u64) {
+        let what = what.to_owned();
+        self.figures.push(Figure::Copy {
+            what,
+            bytes,
+            median,
+        });
+    }
+
+    fn counted(&mut self, _begins: bool) {}
+}
+
+/// Connects to the pool, and measures.
+pub fn run(socket: &Path) -> Result<Report> {
+    let start = Instant::now();
+    // A worker is being started.
+    let stream = loop {
+        match UnixStream::connect(socket) {
+            Ok(stream) => break stream,
+            Err(error) => ensure!(
+                start.elapsed() < Duration::from_secs(20),
+                "cannot connect to {}: {error}",
+                socket.display()
+            ),
+        }
+    };
+    socket::send_hello(&stream, Hello::client(), &[]).context("cannot say hello")?;
+    let (bytes, files) = socket::receive_hello(&stream).context("the worker does not answer")?;
+    let hello = Hello::check(&bytes)?;
+    let file = files.first().context("the worker sent no window")?;
+    let window = Window::map(file, hello.window, hello.ring)?;
+    let bell = Futex {
+        patience: Duration::from_millis(200),
+    };
+    let mut report = Report::default();
+    gantry_ring_client::run(&window, hello.ring as u32, bell, &mut report)?;
+    Ok(report)
+}

@@ -1,0 +1,131 @@
+//! Calls over an accelerator's rings from ring 3 of a guest without an operating system, on this
+//! machine's own KVM.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Instant,
+};
+
+use anyhow::{Context, Result, ensure};
+use gantry_tests::{report::Outcome, rig::packages};
+
+use crate::{
+    programs::{cargo, root, target},
+    progress::Step,
+};
+
+/// The guest is a workspace of its own: it is linked as a kernel.
+pub const MANIFEST: &str = "tests/ring/guest/Cargo.toml";
+
+/// Not for build scripts and macros: those are not of a named target.
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+const FLAGS: &str = "-Crelocation-model=static";
+
+/// A host's OpenCL driver, and the Debian packages that have it.
+const PROGRAMS: &[(&str, &str)] = &[
+    ("/etc/OpenCL/vendors/pocl.icd", "pocl-opencl-icd"),
+    (
+        "/usr/lib/x86_64-linux-gnu/libOpenCL.so.1",
+        "ocl-icd-libopencl1",
+    ),
+];
+
+const SCENARIO: &str =
+    "ring: a guest computes from ring 3, and a call is no exit and no system call";
+
+/// Whether a word selects the scenario.
+pub fn has(word: &str) -> bool {
+    SCENARIO.contains(word)
+}
+
+/// Measures, and prints a table.
+pub fn bench() -> Result<()> {
+    let folder = build()?;
+    println!(
+        "(copy {} to another machine, and run gantry-ring-bench in it)",
+        folder.display()
+    );
+    let status = program(&folder).status()?;
+    ensure!(status.success(), "the measurement has failed: {status}");
+    Ok(())
+}
+
+/// Runs the scenario, if the words select it.
+pub fn run(words: &[String], mut report: impl FnMut(&str, &Outcome, f64)) -> Result<()> {
+    if !words.is_empty() && !words.iter().any(|word| has(word)) {
+        return Ok(());
+    }
+    if let Err(error) = fs::File::options().read(true).write(true).open("/dev/kvm") {
+        let why = format!("/dev/kvm cannot be used: {error}");
+        report(SCENARIO, &Outcome::Skipped(why), 0.0);
+        return Ok(());
+    }
+    let folder = build()?;
+    let start = Instant::now();
+    let outcome = match packages::output(program(&folder).arg("--check")) {
+        Ok(_) => Outcome::Passed,
+        Err(error) => Outcome::Failed(error.chain().map(ToString::to_string).collect()),
+    };
+    report(SCENARIO, &outcome, start.elapsed().as_secs_f64());
+    Ok(())
+}
+
+fn program(folder: &Path) -> Command {
+    let mut command = Command::new("timeout");
+    command
+        .arg("300")
+        .arg(folder.join("gantry-ring-bench"))
+        .arg(folder);
+    command
+}
+
+/// A folder with all that is needed: the programs need the C library and an OpenCL driver, and the
+/// folder no other.
+fn build() -> Result<PathBuf> {
+    packages::install(PROGRAMS)?;
+    let step = Step::new("building the programs and the guest of the ring's measurement (release)");
+    let mut programs = cargo();
+    programs.args(["build", "--release", "--quiet"]);
+    programs.args(["-p", "vmm", "-p", "gantry-remoting", "-p", "gantry-tests"]);
+    let names = ["gantry", "gantry-accel", "gantry-ring-bench"];
+    programs.args(names.iter().flat_map(|name| ["--bin", name]));
+    packages::run(&mut programs)?;
+    let guest = target().join("ring-guest");
+    packages::run(
+        cargo()
+            .args(["build", "--release", "--quiet", "--target", TARGET])
+            .args(["--manifest-path", MANIFEST])
+            .env("CARGO_TARGET_DIR", &guest)
+            .env("RUSTFLAGS", FLAGS),
+    )?;
+    let folder = target().join("ring");
+    fs::create_dir_all(&folder)?;
+    let release = target().join("release");
+    let guest = guest.join(TARGET).join("release");
+    let built = names.map(|name| (&release, name));
+    for (from, name) in built.into_iter().chain([(&guest, "gantry-ring-guest")]) {
+        let to = folder.join(name);
+        // One that is running cannot be written to.
+        let _ = fs::remove_file(&to);
+        fs::copy(from.join(name), &to).with_context(|| format!("cannot copy {name}"))?;
+    }
+    step.finish();
+    Ok(folder)
+}
+
+/// Whether the guest is formatted, and what clippy says.
+pub fn lint() -> Command {
+    let mut both = Command::new("sh");
+    both.arg("-ec")
+        .arg(
+            "cargo fmt --manifest-path \"$0\" --check
+             cargo clippy --manifest-path \"$0\" --release --quiet --target \"$1\" -- -D warnings",
+        )
+        .args([MANIFEST, TARGET])
+        .current_dir(root())
+        .env("CARGO_TARGET_DIR", target().join("ring-guest"))
+        .env("RUSTFLAGS", FLAGS);
+    both
+}
