@@ -10,7 +10,7 @@ use crate::{
     fairness,
     programs::{self, cargo, target},
     progress::Step,
-    ring,
+    ring, sharing_figures,
     test::PROGRAMS,
 };
 
@@ -19,8 +19,11 @@ use crate::{
 pub struct Options {
     /// Only these measurements of the nested rig: boot, process, snapshot, net. Or one of these,
     /// alone: `fairness`: how fairly schedulers share an accelerator, in virtual time (writes docs/);
-    /// `ring`: what a call over an accelerator's rings costs, from ring 3 of a guest on /dev/kvm.
+    /// `ring`: what a call over an accelerator's rings costs, from ring 3 of a guest on /dev/kvm;
+    /// `sharing`: how fairly this machine's OpenCL device is shared, for real.
     names: Vec<String>,
+    #[command(flatten)]
+    sharing: sharing_figures::Options,
 }
 
 /// Measures and prints.
@@ -30,6 +33,9 @@ pub fn run(options: &Options) -> Result<()> {
     }
     if options.names == ["ring"] {
         return ring::bench();
+    }
+    if options.names == ["sharing"] {
+        return sharing_figures::run(&options.sharing);
     }
     packages::install(PROGRAMS)?;
     let binaries = programs::build()?;

@@ -5,7 +5,8 @@
 //! - [`fairness`]: how accelerators are shared, in virtual time.
 //! - [`fuzz`]: what guests, clients and files may do, at random.
 //! - [`ring`]: calls over an accelerator's rings, from ring 3 of a guest.
-//! - [`sharing`]: one device for several applications, by weight.
+//! - [`sharing`]: one device for several applications, by weight; [`sharing_figures`]: how fairly;
+//!   [`shared_device`]: the processes for both.
 //! - [`test`]: every test, nested ones included.
 //! - [`programs`]: building what the others run; [`progress`]: what they say meanwhile.
 
@@ -18,7 +19,9 @@ mod opencl;
 mod programs;
 mod progress;
 mod ring;
+mod shared_device;
 mod sharing;
+mod sharing_figures;
 mod test;
 
 use clap::{Parser, Subcommand};

@@ -1,25 +1,36 @@
-//! What calls cost before any driver sees them: encoding, decoding, the ring, and a round trip
-//! between two threads (which needs a processor for each).
+//! What calls cost before any driver sees them: encoding, decoding, the ring, a whole worker
+//! before a driver that does nothing, and a round trip between two threads (which needs a processor
+//! for each).
 
 use std::{
     hint::black_box,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::Duration,
 };
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use gantry_remoting::{
+    opencl::Api,
     protocol::{
         Blob, Call, Flags, Header, Request, Wire,
-        calls::{Info, KernelId, NdRange, Order, QueueId, SetArgument, Target, Value},
+        calls::{
+            ContextId, CreateContext, CreateKernel, CreateProgram, CreateQueue, DeviceId, Finish,
+            Info, KernelId, NdRange, Order, ProgramId, ProgramOrigin, QueueId, SetArgument, Target,
+            Value,
+        },
     },
     transport::{
         bell::Futex,
         link::{Receiver, Sender},
+        port_bell::Waker,
         ring::{Consumer, Producer},
         window::{self, Slice, Window},
     },
+    worker::server::{Nudge, Server, Tuning},
 };
 
 const RING: u64 = 1 << 20;
@@ -137,5 +148,129 @@ fn ring(criterion: &mut Criterion) {
     });
 }
 
-criterion_group!(benches, codec, ring);
+/// An application's side of a worker in the same thread.
+struct Client {
+    calls: Sender<Slice, Futex>,
+    answers: Receiver<Slice, Futex>,
+    server: Server,
+    taken: Receiver<Slice, Waker>,
+    call: Vec<u8>,
+    body: Vec<u8>,
+}
+
+impl Client {
+    fn new() -> Self {
+        let file = window::create(window::SMALLEST).expect("there is memory");
+        let window = Window::map(&file, window::SMALLEST, RING).expect("it is a window");
+        let tuning = Tuning {
+            spin: Duration::ZERO,
+            waker: Waker::Futex(BELL),
+            device: String::new(),
+            memory: 0,
+        };
+        let (calls, answers) = ends([window.calls(), window.answers()]);
+        let nudge = Nudge(Box::new(|| {}));
+        let (server, taken) = Server::new(Arc::new(Api::null()), window, tuning, nudge);
+        Self {
+            calls,
+            answers,
+            server,
+            taken,
+            call: Vec::new(),
+            body: Vec::new(),
+        }
+    }
+
+    fn send<C: Call>(&mut self, call: &C, flags: Flags) {
+        self.call.clear();
+        call.put(&mut self.call);
+        let header = Header {
+            length: 0,
+            opcode: C::OPCODE,
+            flags: flags.with(Flags::ALONE),
+            sequence: 1,
+        };
+        let sent = self.calls.send(header, &self.call, || true);
+        sent.expect("there is room");
+    }
+
+    fn serve(&mut self) {
+        let served = self.server.turn(&mut self.taken, &mut self.body);
+        assert!(served.expect("these are calls"));
+    }
+
+    fn answer(&mut self) {
+        let answer = self.answers.poll(&mut self.body).expect("it is whole");
+        assert!(answer.is_some(), "there is an answer");
+        assert_eq!(self.body[..4], [0; 4], "it is success");
+    }
+}
+
+/// Both sides' work for a kernel that is waited for, in one thread: what is left of a round trip
+/// when the way between two processors is taken away.
+fn worker(criterion: &mut Criterion) {
+    let mut client = Client::new();
+    let nothing = Flags::default();
+    let (context, queue) = (ContextId(0), QueueId(1));
+    let devices = vec![DeviceId(0)];
+    let platform = None;
+    client.send(
+        &CreateContext {
+            id: context,
+            devices,
+            platform,
+        },
+        nothing,
+    );
+    client.send(
+        &CreateQueue {
+            id: queue,
+            context,
+            device: DeviceId(0),
+            properties: 0,
+            further: Vec::new(),
+        },
+        nothing,
+    );
+    let program = ProgramId(0);
+    let origin = ProgramOrigin::Source(Blob(b"kernel".to_vec()));
+    client.send(
+        &CreateProgram {
+            id: program,
+            context,
+            origin,
+        },
+        nothing,
+    );
+    let name = Blob(b"kernel".to_vec());
+    client.send(
+        &CreateKernel {
+            id: KernelId(2),
+            program,
+            name,
+        },
+        nothing,
+    );
+    client.serve();
+    let (kernel, finish) = (nd_range(), Finish { queue });
+    client.send(&kernel, Flags::ANSWER);
+    client.serve();
+    client.serve();
+    client.answer();
+    criterion.bench_function("a kernel's enqueue, both sides' work", |bencher| {
+        bencher.iter(|| {
+            client.send(&kernel, nothing);
+            client.serve();
+        });
+    });
+    criterion.bench_function("finish, both sides' work", |bencher| {
+        bencher.iter(|| {
+            client.send(&finish, Flags::ANSWER);
+            client.serve();
+            client.answer();
+        });
+    });
+}
+
+criterion_group!(benches, codec, ring, worker);
 criterion_main!(benches);

@@ -4,8 +4,8 @@
 //!
 //! Prints `running` when it is ready, waits for a line of input, and prints at its end the number
 //! of kernels, the time they took in seconds, and the time that they take when nothing else runs,
-//! in seconds: or `error` and the code of the call that failed. No seconds: until it is killed.
-//! Zero microseconds: a kernel that never ends.
+//! in seconds: or `error`, a code and what failed with it. No seconds: until it is killed. Zero
+//! microseconds: a kernel that never ends.
 
 use std::{
     collections::VecDeque,
@@ -160,7 +160,6 @@ fn main() {
         std::process::exit(2);
     };
     if let Err(failed) = run(&micros, in_flight.max(1), seconds) {
-        eprintln!("opencl_turns: {failed}");
-        println!("error {}", failed.code);
+        println!("error {} {}", failed.code, failed.what);
     }
 }

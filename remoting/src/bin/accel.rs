@@ -3,7 +3,7 @@
 use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
-use gantry_remoting::worker::pool;
+use gantry_remoting::worker::{placement, pool};
 
 /// Serves this machine's accelerators to applications elsewhere.
 #[derive(Parser)]
@@ -26,6 +26,14 @@ enum Role {
         #[command(flatten)]
         options: pool::Options,
     },
+    /// Measure how far apart this machine's processors are, in nanoseconds for a word there and
+    /// back, and name those that are nearest to each other: calls are fastest if applications (or
+    /// their virtual processors) and workers run on such.
+    Distances {
+        /// How many are named.
+        #[arg(long, default_value_t = 4, value_name = "COUNT")]
+        group: usize,
+    },
     /// Serve one application (started by `serve`).
     #[command(hide = true)]
     Worker {
@@ -41,8 +49,29 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
             spare,
             options,
         } => pool::run(socket, spare, &std::env::current_exe()?, &options)?,
+        Role::Distances { group } => distances(group)?,
         Role::Worker { options } => pool::work(&options)?,
     }
+    Ok(())
+}
+
+/// Prints the table, and the processors that are near each other in the form that `taskset -c`
+/// takes.
+fn distances(group: usize) -> std::io::Result<()> {
+    let cpus = placement::processors()?;
+    let table = placement::distances(&cpus)?;
+    for (cpu, row) in cpus.iter().zip(&table) {
+        let row: Vec<_> = row
+            .iter()
+            .map(|time| format!("{:5}", time.as_nanos()))
+            .collect();
+        println!("{cpu:4}: {}", row.join(""));
+    }
+    let near: Vec<_> = placement::nearest(&table, group)
+        .into_iter()
+        .map(|place| cpus[place].to_string())
+        .collect();
+    println!("near: {}", near.join(","));
     Ok(())
 }
 

@@ -12,6 +12,7 @@
 //!   `contexts`, `memory`, `programs`, `kernels`, `events`; [`query`]: questions.
 //! - [`commands`]: what goes into queues; [`transfers`]: to and from the window, of which the
 //!   [`cover`] says what the driver knows.
+//! - [`placement`]: which processors are near each other.
 //! - [`quota`]: device memory; [`sharing`]: taking turns with others.
 
 pub mod commands;
@@ -23,6 +24,7 @@ mod kernels;
 mod memory;
 pub mod notice;
 pub mod objects;
+pub mod placement;
 pub mod platform;
 pub mod pool;
 mod programs;

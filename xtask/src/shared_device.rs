@@ -1,0 +1,252 @@
+//! A device that several clients share, as plain processes of this machine: an arbiter, a pool of
+//! workers for each client, and applications.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{BufRead, BufReader, Write},
+    path::{Path, PathBuf},
+    process::{Child, ChildStdout, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use gantry_tests::rig::packages;
+use gpu_mediator::arbiter::status::{self, Client};
+
+use crate::{
+    programs::{cargo, target},
+    progress::Step,
+};
+
+/// Programs and files that the scenarios need, and the Debian packages that have them.
+const PROGRAMS: &[(&str, &str)] = &[
+    ("/etc/OpenCL/vendors/pocl.icd", "pocl-opencl-icd"),
+    (
+        "/usr/lib/x86_64-linux-gnu/libOpenCL.so.1",
+        "ocl-icd-libopencl1",
+    ),
+];
+
+/// What was built here.
+pub struct Built(PathBuf);
+
+impl Built {
+    /// With the drivers that are installed.
+    pub fn programs(&self) -> Programs<'_> {
+        Programs {
+            built: &self.0,
+            vendors: Path::new("/etc/OpenCL/vendors"),
+        }
+    }
+}
+
+/// Installs and builds what is needed.
+pub fn build() -> Result<Built> {
+    packages::install(PROGRAMS)?;
+    let step = Step::new("building the arbiter, the OpenCL driver and its worker (release)");
+    let mut build = cargo();
+    build.args(["build", "--release", "--quiet"]);
+    build.args([
+        "-p",
+        "gantry-remoting",
+        "-p",
+        "gantry-opencl",
+        "-p",
+        "gpu-mediator",
+    ]);
+    build.args(["--lib", "--bins", "--examples"]);
+    packages::run(&mut build)?;
+    step.finish();
+    Ok(Built(fs::canonicalize(target().join("release"))?))
+}
+
+/// A process that ends with the value.
+pub struct Process(pub Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What is run, and before which driver.
+#[derive(Clone, Copy)]
+pub struct Programs<'a> {
+    /// The folder with what was built.
+    pub built: &'a Path,
+    /// The folder with the `.icd` file of the host's driver.
+    pub vendors: &'a Path,
+}
+
+/// Everything on one device.
+pub struct Machine {
+    programs: (PathBuf, PathBuf),
+    pub folder: PathBuf,
+    pub arbiter: Process,
+    pub pools: Vec<Process>,
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.pools.clear();
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// An application that computes.
+pub struct Application {
+    pub process: Process,
+    output: BufReader<ChildStdout>,
+}
+
+impl Application {
+    /// Its next line; empty at its end.
+    pub fn line(&mut self) -> Result<String> {
+        let mut line = String::new();
+        self.output.read_line(&mut line)?;
+        Ok(line.trim_end().to_owned())
+    }
+
+    /// Has it begin.
+    pub fn go(&mut self) -> Result<()> {
+        let input = self.process.0.stdin.as_mut().context("no input")?;
+        Ok(input.write_all(b"\n")?)
+    }
+}
+
+impl Machine {
+    /// An arbiter with these options, and a pool for each weight, named by its place.
+    pub fn start(programs: Programs, options: &[&str], weights: &[u32]) -> Result<Self> {
+        // A socket's path has at most 107 bytes: not below the target folder.
+        let folder = std::env::temp_dir().join(format!("gantry-sharing-{}", std::process::id()));
+        fs::create_dir_all(folder.join("vendors"))?;
+        let driver = programs.built.join("libgantry_opencl.so");
+        fs::write(
+            folder.join("vendors/gantry.icd"),
+            format!("{}\n", driver.display()),
+        )?;
+        let mut machine = Self {
+            arbiter: arbiter(programs.built, &folder, options)?,
+            programs: (programs.built.to_owned(), programs.vendors.to_owned()),
+            folder,
+            pools: Vec::new(),
+        };
+        for (index, weight) in weights.iter().enumerate() {
+            let socket = machine.folder.join(format!("pool{index}"));
+            let process = Command::new(programs.built.join("gantry-accel"))
+                .args(["serve", "--spare", "1", "--socket"])
+                .arg(&socket)
+                .arg("--arbiter")
+                .arg(machine.folder.join("arbiter"))
+                .args(["--name", &index.to_string()])
+                .args(["--weight", &weight.to_string()])
+                .env("OCL_ICD_VENDORS", programs.vendors)
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(fs::File::create(socket.with_extension("log"))?)
+                .spawn()
+                .context("cannot start gantry-accel")?;
+            machine.pools.push(Process(process));
+            wait_for("gantry-accel to listen", || Ok(socket.exists()))?;
+        }
+        Ok(machine)
+    }
+
+    /// Starts an application of a client, for so many seconds; zero: until it is killed. Its
+    /// kernels take about so many microseconds (several lengths are mixed); zero: without end.
+    pub fn application(&self, client: usize, micros: &[u32], seconds: u64) -> Result<Application> {
+        let micros: Vec<_> = micros.iter().map(u32::to_string).collect();
+        let mut child = Command::new(self.programs.0.join("examples/opencl_turns"))
+            .args([&micros.join(","), "64", &seconds.to_string()])
+            .env("OCL_ICD_VENDORS", self.folder.join("vendors"))
+            .env("GANTRY_OPENCL", self.folder.join(format!("pool{client}")))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("cannot start opencl_turns")?;
+        let output = child.stdout.take().context("no output")?;
+        let mut application = Application {
+            process: Process(child),
+            output: BufReader::new(output),
+        };
+        let line = application.line()?;
+        ensure!(line == "running", "the application said {line:?}");
+        Ok(application)
+    }
+
+    /// Starts another arbiter, in the place of one that has ended.
+    pub fn restart_arbiter(&mut self, options: &[&str]) -> Result<()> {
+        self.arbiter = arbiter(&self.programs.0, &self.folder, options)?;
+        Ok(())
+    }
+
+    /// What each client has had.
+    pub fn clients(&self) -> Result<BTreeMap<usize, Client>> {
+        let status = status::read(&self.folder.join("arbiter"))
+            .context("the arbiter does not show its figures")?;
+        let numbered = |client: Client| Ok((client.name.parse()?, client));
+        status.clients.into_iter().map(numbered).collect()
+    }
+
+    pub fn calls(&self, client: usize) -> Result<u64> {
+        Ok(self
+            .clients()?
+            .get(&client)
+            .map_or(0, |client| client.calls))
+    }
+
+    /// Waits until a client has submitted more.
+    pub fn goes_on(&self, client: usize) -> Result<()> {
+        let before = self.calls(client)?;
+        wait_for("another application to go on", || {
+            Ok(self.calls(client)? > before + 20)
+        })
+    }
+
+    /// The workers of a pool that serve an application.
+    pub fn kill_workers(&self, pool: usize) -> Result<()> {
+        let id = self.pools[pool].0.id();
+        let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children"))?;
+        // A pool has threads, whose children these are as well.
+        ensure!(!children.trim().is_empty(), "the pool has no workers");
+        for child in children.split_whitespace() {
+            // SAFETY: a plain call.
+            unsafe { libc::kill(child.parse()?, libc::SIGKILL) };
+        }
+        Ok(())
+    }
+}
+
+fn arbiter(built: &Path, folder: &Path, options: &[&str]) -> Result<Process> {
+    let socket = folder.join("arbiter");
+    let log = fs::File::options()
+        .create(true)
+        .append(true)
+        .open(folder.join("log"))?;
+    let process = Command::new(built.join("gantry-arbiter"))
+        .arg("--socket")
+        .arg(&socket)
+        .args(options)
+        .stdin(Stdio::null())
+        .stderr(log)
+        .spawn()
+        .context("cannot start gantry-arbiter")?;
+    let process = Process(process);
+    wait_for("gantry-arbiter to listen", || {
+        Ok(status::read(&socket).is_ok())
+    })?;
+    Ok(process)
+}
+
+/// Waits until it is so.
+pub fn wait_for(what: &str, mut is: impl FnMut() -> Result<bool>) -> Result<()> {
+    let until = Instant::now() + Duration::from_secs(40);
+    while !is()? {
+        ensure!(Instant::now() < until, "waited in vain for {what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}

@@ -1,0 +1,191 @@
+//! How fairly a real device is shared by weight, and what that costs: six applications on the
+//! device of this machine's OpenCL driver.
+
+use std::{
+    collections::BTreeMap,
+    fmt::Write as _,
+    fs,
+    path::PathBuf,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use gpu_mediator::{
+    arbiter::status::Client,
+    simulator::{Outcome, WINDOW, fairness, picture},
+};
+
+use crate::shared_device::{Machine, Programs, build, wait_for};
+
+/// The weights of the clients.
+const WEIGHTS: [u32; 6] = [1, 2, 2, 3, 3, 4];
+/// Lengths of kernels in microseconds, the longest first.
+const LENGTHS: [u32; 6] = [100_000, 10_000, 2_000, 400, 100, 20];
+
+/// Options of `cargo xtask bench sharing`.
+#[derive(clap::Args)]
+#[group(skip)]
+pub struct Options {
+    /// sharing: a folder with what was built elsewhere (gantry-accel, gantry-arbiter,
+    /// libgantry_opencl.so, examples/opencl_turns); nothing is built or installed then.
+    #[arg(long, value_name = "FOLDER", requires = "vendors")]
+    built: Option<PathBuf>,
+    /// sharing: the folder with the .icd file of this machine's driver.
+    #[arg(long, value_name = "FOLDER", requires = "built")]
+    vendors: Option<PathBuf>,
+    /// sharing: the arbiter's policy.
+    #[arg(long, default_value = "fair", value_name = "NAME")]
+    policy: String,
+    /// sharing: for how many seconds each experiment is measured.
+    #[arg(long, default_value_t = 60, value_name = "SECONDS")]
+    seconds: u64,
+    /// sharing: where the pictures go.
+    #[arg(long, default_value = "docs", value_name = "FOLDER")]
+    pictures: PathBuf,
+}
+
+/// Which kernels each client has.
+type Kernels = fn(usize) -> Vec<u32>;
+
+const EXPERIMENTS: &[(&str, Kernels)] = &[
+    ("one length each", |client| vec![LENGTHS[client]]),
+    ("six lengths each", |_| LENGTHS.to_vec()),
+];
+
+/// Measures, prints a table and draws pictures.
+pub fn run(options: &Options) -> Result<()> {
+    let here;
+    let programs = match (&options.built, &options.vendors) {
+        (Some(built), Some(vendors)) => Programs { built, vendors },
+        _ => {
+            here = build()?;
+            here.programs()
+        }
+    };
+    println!(
+        "Weights {WEIGHTS:?}, kernels of {LENGTHS:?} us, policy {}, {} s\n",
+        options.policy, options.seconds
+    );
+    println!(
+        "| kernels | MMR of device time | MMR of kernels' own time | device busy | kernels' own \
+         time by time | client (weight): share, kernels |\n|---|---|---|---|---|---|"
+    );
+    for &(name, kernels) in EXPERIMENTS {
+        let measured = measure(programs, options, kernels)?;
+        println!("| {name} | {measured} |");
+        let clients: Vec<String> = (WEIGHTS.iter().enumerate())
+            .map(|(client, weight)| format!("{}: weight {weight}", client + 1))
+            .collect();
+        let title = format!("Parts of the device per {} ms, {name}", WINDOW.as_millis());
+        let panel = [(options.policy.clone(), &measured.outcome)];
+        let file = format!("sharing-{}-{}.svg", options.policy, name.replace(' ', "-"));
+        let path = options.pictures.join(file);
+        fs::write(&path, picture::draw(&title, &clients, &panel))
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// What an experiment gave.
+struct Measured {
+    /// Shares of the device over time, as the arbiter counts them.
+    outcome: Outcome,
+    /// Of the whole time: the part in which each client had the device.
+    device: Vec<f64>,
+    /// For each client, the number of its kernels that ended, and the time that they take when
+    /// nothing else runs, by the time that passed.
+    work: Vec<(u64, f64)>,
+}
+
+impl std::fmt::Display for Measured {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let ideal = &self.outcome.ideal;
+        let work: Vec<f64> = self.work.iter().map(|(_, part)| *part).collect();
+        let mut clients = String::new();
+        for (client, (kernels, part)) in self.work.iter().enumerate() {
+            let comma = if client == 0 { "" } else { "; " };
+            write!(
+                clients,
+                "{comma}{} ({}): {part:.3}, {kernels}",
+                client + 1,
+                WEIGHTS[client]
+            )?;
+        }
+        write!(
+            f,
+            "{:.3} | {:.3} | {:.3} | {:.3} | {clients}",
+            fairness::min_max_ratio(&self.device, ideal),
+            fairness::min_max_ratio(&work, ideal),
+            self.device.iter().sum::<f64>(),
+            work.iter().sum::<f64>(),
+        )
+    }
+}
+
+fn measure(programs: Programs, options: &Options, kernels: Kernels) -> Result<Measured> {
+    let machine = Machine::start(programs, &["--policy", &options.policy], &WEIGHTS)?;
+    let mut applications = Vec::new();
+    for client in 0..WEIGHTS.len() {
+        applications.push(machine.application(client, &kernels(client), options.seconds)?);
+    }
+    let known = |clients: &BTreeMap<usize, Client>| clients.len() == WEIGHTS.len();
+    wait_for("all workers to have joined", || {
+        Ok(known(&machine.clients()?))
+    })?;
+    let start = Instant::now();
+    for application in &mut applications {
+        application.go()?;
+    }
+    let before = machine.clients()?;
+    let mut last = before.clone();
+    let mut shares = vec![Vec::new(); WEIGHTS.len()];
+    let mut then = start;
+    let windows = u128::from(options.seconds) * 1000 / WINDOW.as_millis();
+    for window in 1..=windows as u32 {
+        thread::sleep((WINDOW * window).saturating_sub(start.elapsed()));
+        let (now, clients) = (Instant::now(), machine.clients()?);
+        ensure!(known(&clients), "a client has gone");
+        for (client, shares) in shares.iter_mut().enumerate() {
+            shares.push(part(&last, &clients, client, now - then));
+        }
+        (last, then) = (clients, now);
+    }
+    let device = (0..WEIGHTS.len())
+        .map(|client| part(&before, &last, client, then - start))
+        .collect();
+    let mut work = Vec::new();
+    for application in &mut applications {
+        let line = application.line()?;
+        let numbers: Vec<f64> = line
+            .split(' ')
+            .filter_map(|word| word.parse().ok())
+            .collect();
+        let &[kernels, seconds, alone] = &numbers[..] else {
+            anyhow::bail!("an application said {line:?}");
+        };
+        work.push((kernels as u64, alone / seconds));
+    }
+    let outcome = Outcome {
+        ideal: fairness::ideal(&WEIGHTS, &[1.0; WEIGHTS.len()]),
+        shares,
+    };
+    Ok(Measured {
+        outcome,
+        device,
+        work,
+    })
+}
+
+/// The part of some time in which a client had the device.
+fn part(
+    before: &BTreeMap<usize, Client>,
+    after: &BTreeMap<usize, Client>,
+    client: usize,
+    time: Duration,
+) -> f64 {
+    let had = |clients: &BTreeMap<usize, Client>| {
+        clients.get(&client).map_or(0, |client| client.device_time)
+    };
+    had(after).saturating_sub(had(before)) as f64 / time.as_nanos().max(1) as f64
+}
