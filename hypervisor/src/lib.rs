@@ -20,6 +20,7 @@ mod gsi;
 mod kvm;
 mod raw;
 mod state;
+mod stats;
 mod vcpu;
 mod vm;
 
@@ -27,6 +28,7 @@ pub use error::Error;
 pub use gsi::{Gsis, MsiRoute};
 pub use kvm::Kvm;
 pub use state::{VcpuState, VmState};
+pub use stats::VcpuStats;
 pub use vcpu::{Exit, Exits, Kicker, Vcpu, install_kick_handler};
 pub use vm::{MemorySlot, SlotId, Vm};
 

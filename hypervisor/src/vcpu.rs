@@ -15,7 +15,7 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{VcpuExit, VcpuFd};
 
-use crate::{Error, Result, VcpuState};
+use crate::{Error, Result, VcpuState, VcpuStats};
 
 /// The signal that makes a vCPU leave the guest. Its handler does nothing.
 fn kick_signal() -> libc::c_int {
@@ -81,6 +81,11 @@ impl Vcpu {
     /// Its number, from 0.
     pub fn id(&self) -> u8 {
         self.id
+    }
+
+    /// What KVM counts of it, if this host's KVM does.
+    pub fn stats(&self) -> Option<VcpuStats> {
+        VcpuStats::open(&self.fd).ok()
     }
 
     /// A handle that interrupts [`Vcpu::run`] from any thread.

@@ -115,6 +115,23 @@ fn a_string_write_arrives_item_by_item() {
 }
 
 #[test]
+fn exits_are_counted_where_kvm_counts() {
+    // out 0x80, al; jmp to it
+    let code = [0xe6, 0x80, 0xeb, 0xfc];
+    let Some((_vm, mut vcpu)) = guest(&code) else {
+        return;
+    };
+    let Some(stats) = vcpu.stats() else {
+        return;
+    };
+    let exits = || stats.read().into_iter().find(|(name, _)| *name == "exits");
+    let (_, before) = exits().expect("every KVM counts exits");
+    Recorder::default().run_until(&mut vcpu, 50);
+    let (_, after) = exits().unwrap();
+    assert!(after >= before + 49, "{before} and {after}");
+}
+
+#[test]
 fn a_kick_ends_a_run_that_never_exits_by_itself() {
     // out 0x80, al; jmp $
     let code = [0xe6, 0x80, 0xeb, 0xfe];

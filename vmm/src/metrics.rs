@@ -23,7 +23,7 @@ pub struct VmMetrics {
     pub vcpus: u32,
     /// Bytes of memory that the guest has.
     pub memory_bytes: u64,
-    /// Counters of its devices.
+    /// Counters of its devices and vCPUs.
     pub counters: VmCounters,
 }
 
@@ -86,7 +86,7 @@ impl VmMetrics {
             return;
         }
         // Devices may count gauges too (an average latency), so nothing is said of the type.
-        let help = "What devices count, as in vm.counters.";
+        let help = "What devices and vCPUs count, as in vm.counters.";
         header(text, "gantry_device_counter", "untyped", help);
         for (device, counters) in &self.counters {
             for (counter, value) in counters {

@@ -1,58 +1,13 @@
-//! Counting exits, by KVM's own counters, and system calls, by tracing. Both need no other program.
+//! Counting system calls, by tracing, without another program.
 
 use std::{
     collections::BTreeMap,
-    ffi::CString,
     fmt,
-    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
 use gantry_ring_client::COUNTED;
-
-/// The counters of a VM that are read.
-const COUNTERS: [&str; 4] = ["exits", "io_exits", "mmio_exits", "irq_exits"];
-
-/// Exits of one VM, where debugfs can be reached.
-pub struct Exits(PathBuf);
-
-impl Exits {
-    /// Those of a process's VM.
-    pub fn of(process: i32) -> Option<Self> {
-        let usual = Path::new("/sys/kernel/debug");
-        if !usual.join("kvm").exists() {
-            let text = |text: &str| CString::new(text).unwrap_or_default();
-            let (kind, at) = (text("debugfs"), text("/sys/kernel/debug"));
-            // SAFETY: C strings; what is mounted here is what belongs here.
-            unsafe {
-                libc::mount(
-                    kind.as_ptr(),
-                    at.as_ptr(),
-                    kind.as_ptr(),
-                    0,
-                    std::ptr::null(),
-                )
-            };
-        }
-        let of = format!("{process}-");
-        std::fs::read_dir(usual.join("kvm"))
-            .ok()?
-            .filter_map(Result::ok)
-            .find(|entry| entry.file_name().to_string_lossy().starts_with(&of))
-            .map(|entry| Self(entry.path()))
-    }
-
-    /// What the counters say, if they may be read (kernels that are locked down forbid it).
-    pub fn read(&self) -> Option<[u64; 4]> {
-        let mut values = [0; 4];
-        for (value, name) in values.iter_mut().zip(COUNTERS) {
-            let text = std::fs::read_to_string(self.0.join(name)).ok()?;
-            *value = text.trim().parse().ok()?;
-        }
-        Some(values)
-    }
-}
 
 /// A thread that is traced.
 struct Thread {
@@ -208,8 +163,8 @@ fn number(thread: i32) -> Result<i64> {
 pub struct Counts {
     /// System calls: whose, which, how many.
     pub calls: Vec<(String, i64, u64)>,
-    /// KVM's counters before and after, if they can be read.
-    pub exits: Option<([u64; 4], [u64; 4])>,
+    /// What KVM has counted of the vCPU, by its own names; nothing where it does not count.
+    pub exits: BTreeMap<String, u64>,
 }
 
 impl Counts {
@@ -222,15 +177,13 @@ impl Counts {
 impl fmt::Display for Counts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "in {COUNTED} synchronous calls")?;
-        match self.exits {
-            Some((before, after)) => {
-                for (name, (before, after)) in COUNTERS.iter().zip(before.into_iter().zip(after)) {
-                    write!(f, ", {} {name}", after.saturating_sub(before))?;
-                }
-            }
-            None => write!(f, ", exits unknown (KVM's counters cannot be read)")?,
+        for (name, count) in &self.exits {
+            write!(f, ", {count} {name}")?;
         }
-        write!(f, "; {} system calls", self.system_calls())?;
+        if self.exits.is_empty() {
+            write!(f, ", exits unknown (this KVM does not count them)")?;
+        }
+        write!(f, "; in as many more, {} system calls", self.system_calls())?;
         for (of, number, count) in &self.calls {
             write!(f, "\n  {count} of number {number} by {of}")?;
         }

@@ -1,9 +1,10 @@
 //! The client in ring 3 of a guest without an operating system.
 
 use std::{
+    collections::BTreeMap,
     fs::File,
     os::fd::AsRawFd,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     ptr::null_mut,
     time::{Duration, Instant},
@@ -12,10 +13,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use gantry_ring_client::desk::{self, Desk, Orders, State};
 
-use super::{
-    Counts, Figure, Pool, Programs, Report,
-    count::{Exits, Tracer},
-};
+use super::{Counts, Figure, Pool, Programs, Report, count::Tracer};
 
 /// Bytes of the guest's RAM.
 const RAM: u64 = 256 << 20;
@@ -28,11 +26,13 @@ const SETTLE: Duration = Duration::from_millis(50);
 struct Guest {
     process: Child,
     ram: *mut u8,
+    api: PathBuf,
 }
 
 impl Guest {
     fn start(programs: &Programs, pool: &Pool, work: &Path) -> Result<Self> {
         let path = work.join("ram");
+        let api = work.join("api");
         let file = File::options()
             .read(true)
             .write(true)
@@ -70,12 +70,13 @@ impl Guest {
                 "window=64M,slices=1,socket={}",
                 pool.socket.display()
             ))
-            .args(["--serial", "off", "--console", "off"])
+            .args(["--serial", "off", "--console", "off", "--api-socket"])
+            .arg(&api)
             .stdin(Stdio::null())
             .spawn();
         let ram = ram.cast();
         match process {
-            Ok(process) => Ok(Self { process, ram }),
+            Ok(process) => Ok(Self { process, ram, api }),
             Err(error) => {
                 // SAFETY: mapped above.
                 unsafe { libc::munmap(ram.cast(), RAM as usize) };
@@ -158,10 +159,8 @@ pub fn run(programs: &Programs, pool: &Pool, work: &Path, orders: Orders) -> Res
     guest.becomes(&[State::Waiting], || Ok(()))?;
     let idle = pool.workers()?;
     guest.desk().order(orders);
-    guest.becomes(&[State::Ready], || Ok(()))?;
     // The workers that waited before: one of them serves the guest.
-    let counts = count(&mut guest, &idle)?;
-    guest.desk().go();
+    let counts = count(&mut guest, programs, &idle)?;
     guest.becomes(&[State::Done], || Ok(()))?;
     let text: Vec<u8> = guest.desk().text().collect();
     let mut report = read(&String::from_utf8_lossy(&text))?;
@@ -169,25 +168,42 @@ pub fn run(programs: &Programs, pool: &Pool, work: &Path, orders: Orders) -> Res
     Ok(report)
 }
 
-/// Lets the guest make its calls, and counts what happens meanwhile.
-fn count(guest: &mut Guest, workers: &[i32]) -> Result<Counts> {
-    let gantry = guest.process.id() as i32;
-    let exits = Exits::of(gantry);
-    let mut processes = vec![("gantry", gantry)];
+/// What KVM has counted of the vCPU so far.
+fn exits(programs: &Programs, api: &Path) -> Result<BTreeMap<String, u64>> {
+    let answer = Command::new(programs.path("gantry"))
+        .args(["ctl", "--socket"])
+        .arg(api)
+        .arg("counters")
+        .output()?;
+    let counters: BTreeMap<String, BTreeMap<String, u64>> = serde_json::from_slice(&answer.stdout)
+        .with_context(|| String::from_utf8_lossy(&answer.stderr).into_owned())?;
+    Ok(counters.get("_cpu0").cloned().unwrap_or_default())
+}
+
+/// Lets the guest make its calls, and counts what happens meanwhile: first the exits.
+fn count(guest: &mut Guest, programs: &Programs, workers: &[i32]) -> Result<Counts> {
+    let api = guest.api.clone();
+    guest.becomes(&[State::Ready], || Ok(()))?;
+    let before = exits(programs, &api)?;
+    guest.desk().go();
+    guest.becomes(&[State::Counted], || Ok(()))?;
+    let mut exits = exits(programs, &api)?;
+    for (name, count) in &mut exits {
+        *count -= before.get(name).copied().unwrap_or(0);
+    }
+    guest.desk().go();
+    guest.becomes(&[State::Ready], || Ok(()))?;
+    let mut processes = vec![("gantry", guest.process.id() as i32)];
     processes.extend(workers.iter().map(|worker| ("worker", *worker)));
     let mut tracer = Tracer::attach(&processes)?;
     tracer.pass(SETTLE)?;
     tracer.forget();
-    let before = exits.as_ref().and_then(Exits::read);
     guest.desk().go();
     guest.becomes(&[State::Counted], || tracer.step())?;
-    let after = exits.as_ref().and_then(Exits::read);
     let calls = tracer.calls();
     tracer.detach();
-    Ok(Counts {
-        calls,
-        exits: before.zip(after),
-    })
+    guest.desk().go();
+    Ok(Counts { calls, exits })
 }
 
 #[cfg(test)]

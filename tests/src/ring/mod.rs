@@ -186,9 +186,9 @@ pub fn check(programs: &Programs) -> Result<()> {
     let pool = Pool::start(programs, work.path())?;
     let report = guest::run(programs, &pool, work.path(), Orders::Combining)?;
     let counts = report.counts.context("nothing was counted")?;
-    let exits = counts
-        .exits
-        .map_or(0, |(before, after)| after[0] - before[0]);
+    // Interrupts of the host leave the guest, too, and are nobody's doing here.
+    let of = |name| counts.exits.get(name).copied().unwrap_or(0);
+    let exits = of("io_exits") + of("mmio_exits") + of("halt_exits");
     ensure!(counts.system_calls() < MOST && exits < MOST, "{counts}");
     Ok(())
 }

@@ -90,7 +90,7 @@ pub struct VmInfo {
     pub device_tree: Option<BTreeMap<String, DeviceNode>>,
 }
 
-/// Counters by device name and counter name.
+/// Counters by the name of a device, or `_cpu0` and so on, and the counter's name.
 pub type VmCounters = BTreeMap<String, BTreeMap<String, u64>>;
 
 /// A device that was plugged in.

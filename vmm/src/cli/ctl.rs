@@ -42,7 +42,7 @@ pub enum Action {
     Ping,
     /// Show configuration and state of the VM.
     Info,
-    /// Show the counters of its devices.
+    /// Show the counters of its devices and vCPUs.
     Counters,
     /// Show what there is to measure, for Prometheus.
     Metrics,

@@ -343,7 +343,6 @@ impl Control {
                 .collect()
         };
         Ok(machine
-            .devices()
             .counters()
             .into_iter()
             .map(|(id, counters)| (id, named(counters)))

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, io, sync::Arc};
 
 use arch::{boot::EntryPoint, cpuid::CpuidError, registers};
 use devices::thread::ThreadSpawner;
-use hypervisor::{Kvm, Vcpu, VcpuState, Vm};
+use hypervisor::{Kvm, Vcpu, VcpuState, VcpuStats, Vm};
 use kvm_bindings::{kvm_cpuid_entry2, kvm_regs, kvm_sregs};
 
 use super::thread::{ReportCpuEvent, VcpuThread};
@@ -93,6 +93,8 @@ pub struct Cpus {
     msrs: Vec<u32>,
     running: bool,
     threads: BTreeMap<u32, VcpuThread>,
+    /// Of all vCPUs that were ever made.
+    stats: BTreeMap<u32, VcpuStats>,
     /// Unplugged: KVM cannot remove a vCPU from a VM, so it waits here for another plug.
     spares: BTreeMap<u32, Vcpu>,
 }
@@ -115,6 +117,7 @@ impl Cpus {
             msrs: arch::msrs::to_save(&msrs),
             running: false,
             threads: BTreeMap::new(),
+            stats: BTreeMap::new(),
             spares: BTreeMap::new(),
         })
     }
@@ -294,7 +297,16 @@ impl Cpus {
         Ok(vcpu)
     }
 
+    /// What KVM counts of each vCPU.
+    pub fn counters(&self) -> impl Iterator<Item = (u32, Vec<(&'static str, u64)>)> {
+        let stats = self.stats.iter();
+        stats.map(|(index, stats)| (*index, stats.read()))
+    }
+
     fn start(&mut self, index: u32, vcpu: Vcpu) -> Result<(), CpusError> {
+        if !self.stats.contains_key(&index) {
+            self.stats.extend(vcpu.stats().map(|stats| (index, stats)));
+        }
         let thread = VcpuThread::spawn(
             vcpu,
             Arc::clone(&self.buses),

@@ -323,6 +323,15 @@ impl Machine {
         Ok(self.cpus.nmi()?)
     }
 
+    /// Counters of all devices by their names, and of all vCPUs as `_cpu0` and so on.
+    pub fn counters(&self) -> BTreeMap<String, BTreeMap<&'static str, u64>> {
+        let mut counters = self.devices.counters();
+        let vcpus = self.cpus.counters();
+        counters
+            .extend(vcpus.map(|(index, all)| (format!("_cpu{index}"), all.into_iter().collect())));
+        counters
+    }
+
     /// The devices on PCI.
     pub fn devices(&self) -> &Devices {
         &self.devices

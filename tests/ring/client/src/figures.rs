@@ -33,7 +33,7 @@ pub trait Surroundings {
     fn time(&mut self, what: &str, median: u64, most: u64);
     /// Hands on how many counts it took to copy so many bytes.
     fn copy(&mut self, what: &str, bytes: u64, median: u64);
-    /// A stretch of [`COUNTED`] synchronous calls begins (`true`), or is over.
+    /// A stretch of [`COUNTED`] synchronous calls begins (`true`), or is over; there are two.
     fn counted(&mut self, begins: bool);
 }
 
@@ -58,8 +58,12 @@ const NOTHING: KernelId = KernelId(1);
 const NUMBERS: usize = 1 << 16;
 /// Bytes of the buffers.
 const BUFFER: u64 = 16 << 20;
-/// Samples of each figure.
+/// Samples of each figure, if they can be had in [`LONGEST`].
 const SAMPLES: usize = 400;
+/// Samples in any case.
+const FEWEST: usize = 20;
+/// Counts after which there are samples enough: about a second.
+const LONGEST: u64 = 2_500_000_000;
 /// Sizes that are copied.
 const COPIES: [u64; 4] = [4 << 10, 64 << 10, 1 << 20, BUFFER];
 
@@ -88,6 +92,13 @@ fn argument(index: u32, value: i32) -> SetArgument {
         index,
         value: Value::Bytes(Blob(value.to_le_bytes().to_vec())),
     }
+}
+
+/// The median, and what 99 of 100 do not exceed; of one sample at least.
+fn summary(mut samples: Vec<u64>) -> (u64, u64) {
+    samples.sort_unstable();
+    let count = samples.len();
+    (samples[count / 2], samples[count * 99 / 100])
 }
 
 struct Bench<'a, B, S> {
@@ -216,15 +227,21 @@ impl<B: Bell + Clone, S: Surroundings> Bench<'_, B, S> {
         mut work: impl FnMut(&mut Connection<B>) -> Result<(), Failure>,
     ) -> Result<(u64, u64), Failure> {
         let mut samples = Vec::with_capacity(SAMPLES);
-        for _ in 0..SAMPLES {
+        let begin = self.here.now();
+        while self.goes_on(begin, samples.len()) {
             let start = self.here.now();
             for _ in 0..batch {
                 work(&mut self.link)?;
             }
             samples.push(self.here.now().wrapping_sub(start) / u64::from(batch));
         }
-        samples.sort_unstable();
-        Ok((samples[SAMPLES / 2], samples[SAMPLES * 99 / 100]))
+        Ok(summary(samples))
+    }
+
+    /// Whether there are not samples enough.
+    fn goes_on(&mut self, begin: u64, samples: usize) -> bool {
+        let late = self.here.now().wrapping_sub(begin) > LONGEST;
+        samples < FEWEST || (samples < SAMPLES && !late)
     }
 
     fn calls(&mut self, device: DeviceId) -> Result<(), Failure> {
@@ -234,11 +251,14 @@ impl<B: Bell + Clone, S: Surroundings> Bench<'_, B, S> {
         };
         let (median, most) = self.sample(100, |link| link.ask(&ask).map(drop))?;
         self.here.time("synchronous call", median, most);
-        self.here.counted(true);
-        for _ in 0..COUNTED {
-            self.link.ask(&ask)?;
+        // Once for each kind of thing that is counted: counting one would disturb the other.
+        for _ in 0..2 {
+            self.here.counted(true);
+            for _ in 0..COUNTED {
+                self.link.ask(&ask)?;
+            }
+            self.here.counted(false);
         }
-        self.here.counted(false);
 
         for index in 0..2 {
             self.link.ask(&argument(index, 1))?;
@@ -249,7 +269,9 @@ impl<B: Bell + Clone, S: Surroundings> Bench<'_, B, S> {
         let kernel = launch(NOTHING, 1);
         // What a client spends on an enqueue that it does not wait for: both arguments change.
         let mut samples = Vec::with_capacity(SAMPLES);
-        for round in 0..SAMPLES as i32 {
+        let begin = self.here.now();
+        while self.goes_on(begin, samples.len()) {
+            let round = samples.len() as i32;
             let start = self.here.now();
             for _ in 0..20 {
                 self.link.post_with_next(&argument(0, round))?;
@@ -259,8 +281,7 @@ impl<B: Bell + Clone, S: Surroundings> Bench<'_, B, S> {
             samples.push(self.here.now().wrapping_sub(start) / 20);
             self.link.ask(&finish)?;
         }
-        samples.sort_unstable();
-        let (median, most) = (samples[SAMPLES / 2], samples[SAMPLES * 99 / 100]);
+        let (median, most) = summary(samples);
         self.here.time(
             "client's time for an enqueue with 2 arguments",
             median,
@@ -300,7 +321,8 @@ impl<B: Bell + Clone, S: Surroundings> Bench<'_, B, S> {
                 to: self.place(0, size),
             };
             let mut samples = [const { Vec::new() }; 2];
-            for _ in 0..50 {
+            let begin = self.here.now();
+            while self.goes_on(begin, samples[0].len()) {
                 let start = self.here.now();
                 self.link.ask(&write)?;
                 let half = self.here.now();
@@ -308,9 +330,8 @@ impl<B: Bell + Clone, S: Surroundings> Bench<'_, B, S> {
                 samples[0].push(half.wrapping_sub(start));
                 samples[1].push(self.here.now().wrapping_sub(half));
             }
-            for (what, mut samples) in ["write", "read"].into_iter().zip(samples) {
-                samples.sort_unstable();
-                self.here.copy(what, size, samples[25]);
+            for (what, samples) in ["write", "read"].into_iter().zip(samples) {
+                self.here.copy(what, size, summary(samples).0);
             }
         }
         Ok(())
