@@ -20,6 +20,8 @@ pub const SCENARIOS: &[Entry] = &[
         acpi,
     ),
     ("memory: virtio-mem grows and shrinks", virtio_mem),
+    ("memory: huge pages, as far as there are any", huge_pages),
+    ("memory: prefaulted before the guest runs", prefault),
 ];
 
 const MIB: u64 = 1 << 20;
@@ -171,5 +173,71 @@ fn virtio_mem(context: &Context) -> Result<()> {
         info["memory_actual_size"] == 256 * MIB
     })?;
     ensure!(total(&mut guest)? <= before + 16 * MIB);
+    Ok(())
+}
+
+/// Sets how many huge pages of 2 MiB the host keeps, and frees them in the end.
+struct HugePages;
+
+impl HugePages {
+    const COUNT: &str = "/proc/sys/vm/nr_hugepages";
+
+    fn reserve(count: u64) -> Result<Self> {
+        fs::write(Self::COUNT, count.to_string())?;
+        let got = fs::read_to_string(Self::COUNT)?;
+        ensure!(got.trim() == count.to_string(), "only {got} huge pages");
+        Ok(Self)
+    }
+
+    fn free() -> Result<u64> {
+        let meminfo = fs::read_to_string("/proc/meminfo")?;
+        let free = meminfo
+            .lines()
+            .find_map(|line| line.strip_prefix("HugePages_Free:"));
+        Ok(free.unwrap_or("0").trim().parse()?)
+    }
+}
+
+impl Drop for HugePages {
+    fn drop(&mut self) {
+        // The scenario is over either way.
+        let _ = fs::write(Self::COUNT, "0");
+    }
+}
+
+fn huge_pages(context: &Context) -> Result<()> {
+    let pages = HugePages::reserve(140)?;
+    let more = json!({"memory": {"hugepages": true}});
+    let (mut gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    guest.run("dd if=/dev/zero of=/tmp/fill bs=1M count=100 2>/dev/null")?;
+    let left = HugePages::free()?;
+    ensure!(left < 90, "{left} of 140 huge pages are free");
+    gantry.kill()?;
+    ensure!(HugePages::free()? == 140, "huge pages were not given back");
+    drop(pages);
+    // Half of what the guest is to have.
+    let _pages = HugePages::reserve(64)?;
+    let dir = context.dir.join("short");
+    fs::create_dir_all(&dir)?;
+    let gantry = Gantry::start(&dir, &[])?;
+    let mut config = crate::gantry::vm(&gantry.serial);
+    config["memory"]["hugepages"] = json!(true);
+    gantry.put("vm.create", config)?;
+    gantry.refused("vm.boot", None, 500, "reserve more huge pages")?;
+    ensure!(
+        HugePages::free()? == 64,
+        "what did not suffice is still held"
+    );
+    Ok(())
+}
+
+fn prefault(context: &Context) -> Result<()> {
+    let gantry = Gantry::start(&context.dir, &[])?;
+    let mut config = crate::gantry::vm(&gantry.serial);
+    config["memory"]["prefault"] = json!(true);
+    gantry.put("vm.create", config)?;
+    gantry.act("vm.boot")?;
+    let held = resident(&gantry)?;
+    ensure!(held >= 256 * MIB, "only {held} bytes are there");
     Ok(())
 }
