@@ -20,7 +20,10 @@ use gantry_remoting::{
         ring::{Consumer, Producer},
         window::{self, Window},
     },
-    worker::server::{Nudge, Server, Tuning},
+    worker::{
+        quota::Quota,
+        server::{Nudge, Server, Tuning},
+    },
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -41,7 +44,7 @@ fuzz_target!(|bytes: &[u8]| {
         spin: Duration::ZERO,
         waker: Waker::Futex(bell),
         device: String::new(),
-        memory: 1 << 30,
+        quota: Quota::new(1 << 30),
     };
     let nudge = Nudge(Box::new(|| {}));
     let (mut server, mut calls) = Server::new(Arc::clone(&API), Arc::clone(&window), tuning, nudge);

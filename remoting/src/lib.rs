@@ -12,6 +12,7 @@
 //! - [`transport`]: how it gets there. Rings in shared memory: no system call and no exit while
 //!   both sides are busy.
 //! - [`opencl`]: the host's OpenCL, opened at run time.
+//! - [`account`]: device memory of the applications of one machine.
 //! - [`port`]: how a virtual machine's guest comes to a worker.
 //! - [`turns`]: submitting to a device that others use, too.
 //! - [`worker`]: the process that serves one application. It trusts nothing that comes out of the
@@ -24,6 +25,8 @@
 
 extern crate alloc;
 
+#[cfg(feature = "std")]
+pub mod account;
 pub mod opencl;
 pub mod port;
 pub mod protocol;

@@ -156,15 +156,19 @@ pub const READY: u8 = 1;
 /// A worker's answer to an attachment: it does not, and has said why in its log.
 pub const REFUSED: u8 = 2;
 
-/// What a machine says to a worker that is to serve a slice. Three files go with it: the slice's
-/// memory, the doorbell (an eventfd) and the interrupt (an eventfd).
+/// What a machine says to a worker that is to serve a slice. Four files go with it: the slice's
+/// memory, the doorbell (an eventfd), the interrupt (an eventfd) and the port's account of device
+/// memory.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Attachment {
     /// The version that the machine was built with.
     pub version: Version,
     /// Bytes of the slice.
     pub window: u64,
-    /// Bytes of device memory that the application may have; all that there is if zero.
+    /// The number of the slice, below [`MOST_SLICES`].
+    pub slice: u32,
+    /// Bytes of device memory that all applications of the port may have together; all that there
+    /// is if zero.
     pub memory: u64,
     /// Share of the device against others'.
     pub weight: u32,
@@ -185,6 +189,7 @@ impl Attachment {
         Self {
             version: VERSION,
             window,
+            slice: 0,
             memory: 0,
             weight: 1,
             client: String::new(),
@@ -205,6 +210,7 @@ impl Attachment {
             out.extend(name.bytes().take(NAME));
             out.resize(end, 0);
         }
+        self.slice.put(&mut out);
         let mut bytes = [0; ATTACHMENT];
         bytes[..out.len()].copy_from_slice(&out);
         bytes
@@ -226,6 +232,7 @@ impl Attachment {
                 weight,
                 window: u64::take(&mut reader)?,
                 memory: u64::take(&mut reader)?,
+                slice: 0,
                 client: String::new(),
                 device: String::new(),
             })
@@ -239,6 +246,8 @@ impl Attachment {
         };
         attachment.client = name(0);
         attachment.device = name(1);
+        let mut rest = Reader::new(&bytes[40 + 2 * NAME..]);
+        attachment.slice = u32::take(&mut rest).map_err(|_| NoAttachment)?;
         Ok(attachment)
     }
 }
@@ -251,6 +260,7 @@ mod tests {
     fn an_attachment_survives_the_way_through_bytes() {
         let attachment = Attachment {
             memory: 1 << 33,
+            slice: 5,
             weight: 7,
             client: "vm-1".to_owned(),
             device: "x".repeat(NAME),

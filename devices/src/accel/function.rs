@@ -2,11 +2,13 @@
 
 use std::{
     io,
+    os::fd::OwnedFd,
     sync::{Arc, atomic::Ordering},
     thread::JoinHandle,
 };
 
 use gantry_remoting::{
+    account::Account,
     port::{self, Attachment, DOORBELL, MOST_SLICES, registers as at},
     transport::window::SMALLEST,
 };
@@ -73,6 +75,7 @@ pub struct Accel {
     placed: Option<Box<dyn Mapping>>,
     slices: Arc<Slices>,
     window: Arc<Window>,
+    account: Arc<(Account, OwnedFd)>,
     options: Options,
     resources: Resources,
     thread: Option<JoinHandle<()>>,
@@ -148,6 +151,7 @@ impl Accel {
             listening: None,
             placed: None,
             window: Arc::new(Window::new(count, size)?),
+            account: Arc::new(Account::create()?),
             slices,
             options,
             resources,
@@ -165,6 +169,7 @@ impl Accel {
         Service {
             slices: Arc::clone(&self.slices),
             window: Arc::clone(&self.window),
+            account: Arc::clone(&self.account),
             doorbells: Arc::clone(&self.doorbells),
             msix: Arc::clone(&self.msix),
             socket: self.options.socket.clone(),
@@ -334,6 +339,7 @@ impl PciFunction for Accel {
                 self.slices.opened.load(Ordering::Relaxed),
             ),
             ("workers_lost", self.slices.lost.load(Ordering::Relaxed)),
+            ("device_memory_bytes", self.account.0.total()),
         ]
     }
 }

@@ -12,6 +12,7 @@
 //! - `slices`: the state of each slice, which vCPUs and the service change by atomic steps.
 //! - `window`: the memory, a file of its own for each slice, so that a worker can be given one
 //!   slice and nothing else.
+//! - [`gantry_remoting::account`]: how much of the device's memory the workers of all slices have.
 //! - `service`: the thread that finds workers for slices and sees them end.
 //!
 //! This process never looks into the window and takes no part in a call. What it does for a guest
@@ -48,7 +49,7 @@ pub struct Options {
     pub device: String,
     /// Share of the device against other clients'.
     pub weight: u32,
-    /// Bytes of device memory for each application; all that there is if zero.
+    /// Bytes of device memory for all applications together; all that there is if zero.
     pub memory: u64,
     /// Whose applications they are, to workers and arbiter.
     pub client: String,

@@ -9,7 +9,7 @@ use std::{
     mem,
     net::Shutdown,
     os::{
-        fd::{AsRawFd, BorrowedFd},
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
     path::PathBuf,
@@ -18,6 +18,7 @@ use std::{
 };
 
 use gantry_remoting::{
+    account::Account,
     port::{Attachment, READY, State},
     transport::socket,
 };
@@ -38,6 +39,8 @@ pub struct Service {
     pub slices: Arc<Slices>,
     /// Memory.
     pub window: Arc<Window>,
+    /// What workers have of the device's memory, and the account's file.
+    pub account: Arc<(Account, OwnedFd)>,
     /// Doorbells, one for each slice.
     pub doorbells: Arc<[EventFd]>,
     /// Interrupts.
@@ -126,10 +129,16 @@ impl Service {
                     }
                 }
                 State::Opening | State::Open => self.listen(slice, link),
-                State::Ended => link.finish(),
+                State::Ended => {
+                    link.finish();
+                    if matches!(link, Link::Gone) {
+                        self.account.0.clear(slice as u32);
+                    }
+                }
                 State::Closing => {
                     link.finish();
                     if matches!(link, Link::Gone) {
+                        self.account.0.clear(slice as u32);
                         match self.window.renew(slice) {
                             Ok(()) => *link = Link::None,
                             Err(error) => {
@@ -194,13 +203,22 @@ impl Service {
         // What was rung for an application before is not for this one.
         let _ = doorbell.read();
         let stream = socket::connect(&self.socket)?;
-        let bytes = self.attachment.to_bytes();
+        let attachment = Attachment {
+            slice: slice as u32,
+            ..self.attachment.clone()
+        };
+        let bytes = attachment.to_bytes();
         self.window
             .with_file(slice, |memory| {
                 socket::send(
                     &stream,
                     &bytes,
-                    &[memory, borrowed(doorbell), borrowed(interrupt)],
+                    &[
+                        memory,
+                        borrowed(doorbell),
+                        borrowed(interrupt),
+                        self.account.1.as_fd(),
+                    ],
                 )
             })
             .ok_or_else(|| io::Error::other("there is no such slice"))??;

@@ -8,6 +8,7 @@ use std::{
 };
 
 use gantry_remoting::{
+    account::Account,
     port::{
         ATTACHMENT, Attachment, Command, DOORBELL, MOST_SLICES, READY, REFUSED, State, registers,
     },
@@ -207,8 +208,10 @@ fn a_worker_gets_its_slice_its_doorbell_and_its_interrupt_and_nothing_else() {
     assert_eq!(attachment.device, expected.device);
     assert_eq!(attachment.weight, expected.weight);
     assert_eq!(attachment.memory, expected.memory);
-    let [memory, mut doorbell, mut interrupt] =
-        <[_; 3]>::try_from(files).unwrap().map(std::fs::File::from);
+    assert_eq!(attachment.slice, 2);
+    let [memory, mut doorbell, mut interrupt, account] =
+        <[_; 4]>::try_from(files).unwrap().map(std::fs::File::from);
+    assert_eq!(account.metadata().unwrap().len(), 4096);
     assert_eq!(memory.metadata().unwrap().len(), SMALLEST);
     // SAFETY: within the window, which is as long as is said.
     unsafe {
@@ -262,6 +265,31 @@ fn a_slice_that_is_closed_ends_its_worker_and_forgets_its_contents() {
     // SAFETY: as above.
     assert_eq!(unsafe { byte.read_volatile() }, 0);
     let _again = rig.open(0);
+}
+
+#[test]
+fn device_memory_of_a_worker_that_has_ended_is_nobodys() {
+    let rig = rig();
+    let used = || {
+        let counters = rig.function.lock().unwrap().counters();
+        let mut found = counters
+            .into_iter()
+            .filter(|(name, _)| *name == "device_memory_bytes");
+        found.next().unwrap().1
+    };
+    rig.command(1, Command::Open);
+    let (mut stream, attachment, mut files) = rig.attached();
+    stream.write_all(&[READY]).unwrap();
+    rig.becomes(1, State::Open);
+    let account = Account::map(&files.pop().unwrap()).unwrap();
+    assert!(account.add(attachment.slice, 1 << 29, attachment.memory));
+    assert!(!account.add(0, (1 << 29) + 1, attachment.memory));
+    assert_eq!(used(), 1 << 29);
+    drop(stream);
+    rig.becomes(1, State::Ended);
+    rig.command(1, Command::Close);
+    rig.becomes(1, State::Free);
+    assert_eq!(used(), 0);
 }
 
 #[test]

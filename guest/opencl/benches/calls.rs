@@ -30,7 +30,10 @@ use gantry_remoting::{
         ring::{Consumer, Producer},
         window::{self, Slice, Window},
     },
-    worker::server::{Nudge, Server, Tuning},
+    worker::{
+        quota::Quota,
+        server::{Nudge, Server, Tuning},
+    },
 };
 
 const RING: u64 = 1 << 20;
@@ -166,7 +169,7 @@ impl Client {
             spin: Duration::ZERO,
             waker: Waker::Futex(BELL),
             device: String::new(),
-            memory: 0,
+            quota: Quota::new(0),
         };
         let (calls, answers) = ends([window.calls(), window.answers()]);
         let nudge = Nudge(Box::new(|| {}));

@@ -27,9 +27,11 @@ use std::{
 
 use super::{
     confine::{self, Confinement},
+    quota::Quota,
     server::{self, Nudge, Server, Tuning},
 };
 use crate::{
+    account::Account,
     opencl::api,
     port::{self, Attachment, NoAttachment},
     protocol::hello::{self, Form, Hello, Refused, VERSION},
@@ -132,8 +134,11 @@ pub enum Error {
     #[error("a virtual machine was refused")]
     Attachment(#[from] NoAttachment),
     /// A machine's files.
-    #[error("a virtual machine sent {0} files with its attachment, and not 3")]
+    #[error("a virtual machine sent {0} files with its attachment, and not 4")]
     Files(usize),
+    /// The account of device memory.
+    #[error("cannot use the account of device memory that a virtual machine sent")]
+    Account(#[source] io::Error),
     /// The window.
     #[error(transparent)]
     Window(#[from] window::Error),
@@ -473,7 +478,7 @@ fn serve(api: Arc<api::Api>, stream: &UnixStream, options: &Options) -> Result<(
         spin: Duration::from_micros(options.spin),
         waker: Waker::Futex(Futex { patience: PATIENCE }),
         device: String::new(),
-        memory: 0,
+        quota: Quota::new(0),
     };
     let spin = tuning.spin;
     let nudge = Nudge(Box::new(move || socket::nudge(&listener)));
@@ -510,12 +515,12 @@ fn serve_slice(
     (&mut &*stream)
         .write_all(&[answer])
         .map_err(Error::Connection)?;
-    let (window, events) = ready?;
+    let (window, events, quota) = ready?;
     let tuning = Tuning {
         spin: Duration::from_micros(options.spin),
         waker: Waker::Guest(Arc::clone(&events)),
         device: attachment.device,
-        memory: attachment.memory,
+        quota,
     };
     let spin = tuning.spin;
     let nudge = Nudge(Box::new(move || events.interrupt()));
@@ -528,7 +533,7 @@ fn serve_slice(
 fn accept_slice(
     attachment: &Attachment,
     files: Vec<OwnedFd>,
-) -> Result<(Arc<window::Window>, Arc<Events>), Error> {
+) -> Result<(Arc<window::Window>, Arc<Events>, Arc<Quota>), Error> {
     if attachment.version != VERSION {
         return Err(Refused::Version {
             ours: VERSION,
@@ -537,7 +542,7 @@ fn accept_slice(
         .into());
     }
     let count = files.len();
-    let Ok([memory, doorbell, interrupt]) = <[OwnedFd; 3]>::try_from(files) else {
+    let Ok([memory, doorbell, interrupt, account]) = <[OwnedFd; 4]>::try_from(files) else {
         return Err(Error::Files(count));
     };
     let window = window::Window::map(&memory, attachment.window, RING)?;
@@ -556,7 +561,9 @@ fn accept_slice(
         interrupt,
         patience: PATIENCE,
     };
-    Ok((window, Arc::new(events)))
+    let account = Account::map(&account).map_err(Error::Account)?;
+    let quota = Quota::shared(attachment.memory, account, attachment.slice);
+    Ok((window, Arc::new(events), quota))
 }
 
 /// Shares the device with others, if there is an arbiter.

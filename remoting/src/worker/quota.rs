@@ -1,4 +1,4 @@
-//! How much device memory an application may have.
+//! How much device memory an application may have, alone or with others of its machine.
 //!
 //! A charge is made before the driver sees an allocation, and given back when the driver says that
 //! the memory object is really gone: kernels, sub-buffers and commands keep one that its
@@ -12,13 +12,18 @@ use std::{
     },
 };
 
-use crate::opencl::{api::Handle, codes};
+use crate::{
+    account::Account,
+    opencl::{api::Handle, codes},
+};
 
 /// Bytes that may be had, and that are.
 #[derive(Debug)]
 pub struct Quota {
     limit: u64,
     used: AtomicU64,
+    /// An account for all applications of a machine, and this one's number in it.
+    shared: Option<(Account, u32)>,
 }
 
 /// Part of a quota; given back when it is dropped.
@@ -34,6 +39,16 @@ impl Quota {
         Arc::new(Self {
             limit: if limit == 0 { u64::MAX } else { limit },
             used: AtomicU64::new(0),
+            shared: None,
+        })
+    }
+
+    /// A quota that all who share the account have together; without a limit if that is zero.
+    pub fn shared(limit: u64, account: Account, slice: u32) -> Arc<Self> {
+        Arc::new(Self {
+            limit: if limit == 0 { u64::MAX } else { limit },
+            used: AtomicU64::new(0),
+            shared: Some((account, slice)),
         })
     }
 
@@ -45,16 +60,19 @@ impl Quota {
     /// Charges an allocation, or says by which code it is refused.
     pub fn charge(self: &Arc<Self>, bytes: u64) -> Result<Charge, i32> {
         let fits = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= self.limit);
-        match self
-            .used
+        self.used
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits)
+            .map_err(|_| codes::MEM_OBJECT_ALLOCATION_FAILURE)?;
+        if let Some((account, slice)) = &self.shared
+            && !account.add(*slice, bytes, self.limit)
         {
-            Ok(_) => Ok(Charge {
-                quota: Arc::clone(self),
-                bytes,
-            }),
-            Err(_) => Err(codes::MEM_OBJECT_ALLOCATION_FAILURE),
+            self.used.fetch_sub(bytes, Ordering::Relaxed);
+            return Err(codes::MEM_OBJECT_ALLOCATION_FAILURE);
         }
+        Ok(Charge {
+            quota: Arc::clone(self),
+            bytes,
+        })
     }
 }
 
@@ -68,6 +86,9 @@ impl Charge {
 impl Drop for Charge {
     fn drop(&mut self) {
         self.quota.used.fetch_sub(self.bytes, Ordering::Relaxed);
+        if let Some((account, slice)) = &self.quota.shared {
+            account.remove(*slice, self.bytes);
+        }
     }
 }
 
@@ -98,6 +119,20 @@ mod tests {
         quota.charge(60).unwrap();
         drop(second);
         assert!(quota.charge(u64::MAX).is_err());
+    }
+
+    #[test]
+    fn two_of_one_machine_share_their_quota() {
+        let (machine, file) = Account::create().unwrap();
+        let of = |slice| Quota::shared(100, Account::map(&file).unwrap(), slice);
+        let (one, other) = (of(0), of(1));
+        let first = one.charge(60).unwrap();
+        assert!(other.charge(41).is_err());
+        assert_eq!((other.used(), machine.total()), (0, 60));
+        let _second = other.charge(40).unwrap();
+        drop(first);
+        assert_eq!(machine.total(), 40);
+        one.charge(60).unwrap();
     }
 
     #[test]

@@ -145,8 +145,8 @@ pub struct Tuning {
     pub waker: Waker,
     /// Part of the names of the devices that are offered; all if empty.
     pub device: String,
-    /// Bytes of device memory that the application may have; all that there is if zero.
-    pub memory: u64,
+    /// How much device memory the application may have.
+    pub quota: Arc<Quota>,
 }
 
 impl Server {
@@ -172,7 +172,7 @@ impl Server {
             kernels: Table::new(codes::INVALID_KERNEL),
             events: Table::new(codes::INVALID_EVENT),
             board: Board::new(window.calls(), bell.own()),
-            quota: Quota::new(tuning.memory),
+            quota: tuning.quota,
             cover: Cover::new(platforms.len()),
             reporters: HashMap::new(),
             undecided: 0,

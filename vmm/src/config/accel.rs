@@ -45,7 +45,8 @@ pub struct AccelConfig {
     /// Share of the device against other VMs'.
     #[serde(default = "weight")]
     pub weight: u32,
-    /// Bytes of device memory that an application may have; all that there is if absent.
+    /// Bytes of device memory that the VM's applications may have by this port, together; all that
+    /// there is if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<u64>,
     /// Bytes of memory shared with workers, a power of two.

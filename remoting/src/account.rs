@@ -1,0 +1,160 @@
+//! What the applications of one machine have of a device's memory, together.
+//!
+//! A page that the machine and the workers of one accelerator port share: a number for each slice,
+//! which the slice's worker alone changes while it lives, and which the machine sets back to zero
+//! when the worker has ended, however that was. So a worker that is killed in the middle of an
+//! allocation leaves nothing behind.
+
+use std::{
+    fs::File,
+    io,
+    os::fd::{AsRawFd, OwnedFd},
+    ptr::{NonNull, null_mut},
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use crate::{
+    port::MOST_SLICES,
+    transport::window::{self, create},
+};
+
+/// A number for each slice.
+type Page = [AtomicU64; MOST_SLICES as usize];
+
+/// Bytes of the file.
+const SIZE: usize = 4096;
+
+/// The page, mapped.
+#[derive(Debug)]
+pub struct Account(NonNull<Page>);
+
+// SAFETY: the mapping belongs to the value, and all that is done with it is atomic.
+unsafe impl Send for Account {}
+// SAFETY: as above.
+unsafe impl Sync for Account {}
+
+impl Account {
+    /// A new page, all zeroes, and its file.
+    pub fn create() -> Result<(Self, OwnedFd), window::Error> {
+        let file = create(SIZE as u64)?;
+        match Self::map(&file) {
+            Ok(account) => Ok((account, file)),
+            Err(source) => Err(window::Error::System {
+                what: "map",
+                size: SIZE as u64,
+                source,
+            }),
+        }
+    }
+
+    /// Maps the page of a file that somebody else has made.
+    pub fn map(file: &OwnedFd) -> io::Result<Self> {
+        let size = File::from(file.try_clone()?).metadata()?.len();
+        if size < SIZE as u64 {
+            let text = format!("an account of {size} bytes has no room for all slices");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        }
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let page = unsafe {
+            libc::mmap(
+                null_mut(),
+                SIZE,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        match NonNull::new(page.cast::<Page>()) {
+            Some(page) if page.as_ptr().cast() != libc::MAP_FAILED => Ok(Self(page)),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    fn page(&self) -> &Page {
+        // SAFETY: the mapping is larger than the page's type, aligned, and lives as long as the
+        // value; any bytes are numbers.
+        unsafe { self.0.as_ref() }
+    }
+
+    /// Bytes that all slices have.
+    pub fn total(&self) -> u64 {
+        let numbers = self.page().iter();
+        numbers.fold(0, |sum, number| {
+            sum.saturating_add(number.load(Ordering::SeqCst))
+        })
+    }
+
+    /// A slice has so many more bytes, if all slices have no more than `limit` then.
+    ///
+    /// Two that ask at the same time for the last of it may both be refused.
+    pub fn add(&self, slice: u32, bytes: u64, limit: u64) -> bool {
+        let Some(number) = self.page().get(slice as usize) else {
+            return false;
+        };
+        // Wraps only if another than the slice's worker has written there.
+        number.fetch_add(bytes, Ordering::SeqCst);
+        let fits = self.total() <= limit;
+        if !fits {
+            number.fetch_sub(bytes, Ordering::SeqCst);
+        }
+        fits
+    }
+
+    /// A slice has so many bytes less.
+    pub fn remove(&self, slice: u32, bytes: u64) {
+        if let Some(number) = self.page().get(slice as usize) {
+            number.fetch_sub(bytes, Ordering::SeqCst);
+        }
+    }
+
+    /// A slice has nothing: its worker has ended.
+    pub fn clear(&self, slice: u32) {
+        if let Some(number) = self.page().get(slice as usize) {
+            number.store(0, Ordering::SeqCst);
+        }
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map`, and nobody uses it any more.
+        unsafe { libc::munmap(self.0.as_ptr().cast(), SIZE) };
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_slices_have_together_is_limited_and_ends_with_their_workers() {
+        let (machine, file) = Account::create().unwrap();
+        let [first, second] = [(); 2].map(|()| Account::map(&file).unwrap());
+        assert!(first.add(0, 60, 100));
+        assert!(!second.add(1, 41, 100));
+        assert!(second.add(1, 40, 100));
+        assert_eq!(machine.total(), 100);
+        first.remove(0, 10);
+        assert!(second.add(1, 10, 100));
+        machine.clear(1);
+        assert_eq!(first.total(), 50);
+        assert!(!first.add(MOST_SLICES, 1, 100));
+    }
+
+    #[test]
+    fn numbers_that_make_no_sense_refuse_and_do_no_harm() {
+        let (account, _file) = Account::create().unwrap();
+        account.remove(3, 1);
+        assert_eq!(account.total(), u64::MAX);
+        assert!(!account.add(0, 1, u64::MAX - 1));
+        account.clear(3);
+        assert!(account.add(0, 1, 1));
+    }
+
+    #[test]
+    fn a_file_that_is_too_short_is_refused() {
+        let file = create(SIZE as u64 / 2).unwrap();
+        assert!(Account::map(&file).is_err());
+    }
+}
