@@ -5,7 +5,7 @@
  * If the server has no memory at that guest-physical address, the page table itself is mapped
  * there. Two guests of the same kind do have memory there, both: the server's page at that address
  * is then hidden in the view. The pair is made only if no code of the server's process in ring 3
- * can reach that page, as a table or as memory. What is mapped instead of it is a copy of the half
+ * can reach that page, as a table or as memory. What is mapped then is a copy of the half
  * of the top table that is for ring 3, without the rest: the server's kernel, which might need the
  * page, does not exist in the view, and system calls and exceptions end the delegation. The copy is
  * read-only, so that not even a server that maps the page later can change it.
@@ -45,7 +45,7 @@ static int walk_tables(struct walk *walk, gfn_t gfn, int level)
 	if (fatal_signal_pending(current))
 		return -EINTR;
 	cond_resched();
-	error = server_read(walk->server, gfn, table);
+	error = server_read(walk->server, gfn_to_gpa(gfn), table, PAGE_SIZE);
 	/* The CPU finds nothing there, either. */
 	if (error == -EFAULT)
 		return 0;

@@ -176,7 +176,7 @@ struct gate_client *client_register(const struct gate_client_args *args)
 {
 	struct gate_client *client;
 	struct file *file;
-	int error;
+	int error, pcid;
 
 	if (!args->shared_pages || args->shared_pages > GATE_SHARED_PAGES ||
 	    args->window & ~PAGE_MASK || args->window_gpa & ~PAGE_MASK ||
@@ -189,8 +189,13 @@ struct gate_client *client_register(const struct gate_client_args *args)
 	file = vcpu_file(args->vcpu);
 	if (IS_ERR(file))
 		return ERR_CAST(file);
-	error = -EOPNOTSUPP;
-	if (may_nest(file->private_data))
+	/* Nested, it would be another VMCS that is loaded when a probe looks. */
+	error = vcpu_has(file->private_data, CPUID_VMX);
+	if (error > 0)
+		error = -EOPNOTSUPP;
+	if (!error)
+		error = pcid = vcpu_has(file->private_data, CPUID_PCID);
+	if (error < 0)
 		goto fail;
 	error = -ENOMEM;
 	client = kzalloc(sizeof(*client), GFP_KERNEL_ACCOUNT);
@@ -207,6 +212,7 @@ struct gate_client *client_register(const struct gate_client_args *args)
 	client->window = args->window;
 	client->window_gpa = args->window_gpa;
 	client->features = args->features;
+	client->pcid = pcid;
 	client->shared_pages = args->shared_pages;
 	error = allocate(client);
 	if (error)
@@ -309,6 +315,8 @@ static int pair(struct gate_client *client, struct gate_server *server)
 		error = alias_check(server, client);
 		if (error)
 			return error;
+	}
+	if (alias_hides(server, client) || client->pcid || server->pcid) {
 		client->top = gate_page(GFP_KERNEL_ACCOUNT);
 		if (!client->top)
 			return -ENOMEM;

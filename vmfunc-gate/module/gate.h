@@ -13,6 +13,8 @@
 /* Only in the server view. */
 #define GATE_STACK 0x4000
 #define GATE_STACK_END 0x8000
+/* Bytes at its end that are not used. */
+#define GATE_STACK_SPARE 64
 #define GATE_SHARED 0x10000
 /* Most pages of shared memory: 16 MiB. */
 #define GATE_SHARED_PAGES 4096
@@ -89,8 +91,10 @@ struct gate_status {
 	/* Of a client; 0 otherwise. */
 	__u64 exits;		/* VM exits of its vCPU since it was registered */
 	__u64 exits_inside;	/* of those: while in the server view */
-	__u64 interrupts;	/* of those: interrupts of the host, and timers */
+	__u64 interrupts;	/* of exits: interrupts of the host, and timers */
+	__u64 interrupts_inside; /* of exits_inside: those */
 	__u64 violations;	/* pages that were missing in the server view, and were found */
+	__u64 doorbells;	/* writes of handlers that an eventfd of the server's got */
 	__u64 aborted;		/* delegations that were ended */
 	__u64 parked;		/* delegations that were interrupted by an event of the client */
 	__u64 resumed;		/* of those: that went on */

@@ -52,10 +52,10 @@ void flush_views(void)
 	on_each_cpu(invept_all, NULL, 1);
 }
 
-static u64 get_register(struct kvm_vcpu *vcpu, int reg, unsigned long field)
+u64 get_register(struct kvm_vcpu *vcpu, int reg)
 {
 	if (!test_bit(reg, (unsigned long *)&vcpu->arch.regs_avail)) {
-		vcpu->arch.regs[reg] = vmcs_read(field);
+		vcpu->arch.regs[reg] = vmcs_read(reg == VCPU_REGS_RSP ? GUEST_RSP : GUEST_RIP);
 		vcpu->arch.regs_avail |= 1u << reg;
 	}
 	return vcpu->arch.regs[reg];
@@ -73,6 +73,14 @@ static void set_rflags(struct kvm_vcpu *vcpu, unsigned long value)
 	vmcs_write(GUEST_RFLAGS, value);
 	/* KVM's copy is not valid any more. */
 	vcpu->arch.regs_avail &= ~(1u << VCPU_EXREG_RFLAGS);
+}
+
+/* The vCPU goes on behind the instruction that exited. */
+void skip_instruction(struct kvm_vcpu *vcpu, u64 next)
+{
+	set_register(vcpu, VCPU_REGS_RIP, next);
+	vmcs_write(GUEST_INTERRUPTIBILITY_INFO, vmcs_read(GUEST_INTERRUPTIBILITY_INFO) &
+			~(u64)(GUEST_INTR_STATE_STI | GUEST_INTR_STATE_MOV_SS));
 }
 
 /* A base that a guest chose; VM entry fails with one that is not canonical. */
@@ -190,8 +198,8 @@ static void park(struct gate_client *client)
 	struct gate_parked *to = &client->park;
 	int at;
 
-	get_register(vcpu, VCPU_REGS_RSP, GUEST_RSP);
-	get_register(vcpu, VCPU_REGS_RIP, GUEST_RIP);
+	get_register(vcpu, VCPU_REGS_RSP);
+	get_register(vcpu, VCPU_REGS_RIP);
 	memcpy(to->regs, vcpu->arch.regs, sizeof(to->regs));
 	to->rflags = vmcs_read(GUEST_RFLAGS);
 	to->fs_base = vmcs_read(GUEST_FS_BASE);
@@ -256,15 +264,27 @@ void gate_disarm(struct gate_client *client)
 	smp_store_release(&client->disarmed, true);
 }
 
-/* Whether the guest may have guests of its own: it would be another VMCS that is loaded then. */
-bool may_nest(struct kvm_vcpu *vcpu)
+/* The vCPU's thread, or the holder of its mutex, executes this. */
+static bool cpuid_has(struct kvm_vcpu *vcpu, u32 bit)
 {
 	int at;
 
 	for (at = 0; at < vcpu->arch.cpuid_nent; at++)
 		if (vcpu->arch.cpuid_entries[at].function == 1)
-			return vcpu->arch.cpuid_entries[at].ecx & BIT(5);
+			return vcpu->arch.cpuid_entries[at].ecx & bit;
 	return false;
+}
+
+/* Whether the guest is told of a feature; -EBUSY if the vCPU runs. */
+int vcpu_has(struct kvm_vcpu *vcpu, u32 bit)
+{
+	bool has;
+
+	if (!mutex_trylock(&vcpu->mutex))
+		return -EBUSY;
+	has = cpuid_has(vcpu, bit);
+	mutex_unlock(&vcpu->mutex);
+	return has;
 }
 
 static void arm(struct gate_client *client)
@@ -272,7 +292,7 @@ static void arm(struct gate_client *client)
 	u64 controls;
 
 	controls = vmcs_read(SECONDARY_VM_EXEC_CONTROL);
-	if (!client->armed && (may_nest(client->vcpu) || ~controls & NEEDED_CONTROLS)) {
+	if (!client->armed && (cpuid_has(client->vcpu, CPUID_VMX) || ~controls & NEEDED_CONTROLS)) {
 		gate_log("vCPU %d of process %d cannot delegate: guests of its own, or no EPT",
 			 client->vcpu->vcpu_id, current->tgid);
 		return;
@@ -383,7 +403,7 @@ static bool is_forbidden_write(struct gate_client *client, u32 reason)
 static bool is_resume(struct gate_client *client, u32 reason)
 {
 	return reason == EXIT_REASON_VMCALL && client->parked && is_clients(client) &&
-	       get_register(client->vcpu, VCPU_REGS_RIP, GUEST_RIP) ==
+	       get_register(client->vcpu, VCPU_REGS_RIP) ==
 		       client->window + (vmfunc_gate_parked - vmfunc_gate_start);
 }
 
@@ -393,11 +413,16 @@ static int handle_violation(struct gate_client *client)
 	u64 wanted = vmcs_read(EXIT_QUALIFICATION) & 7;
 	u64 allowed = vmcs_read(EXIT_QUALIFICATION) >> 3 & 7;
 	struct gate_server *server = client_server(client);
+	bool rung = false;
 	int error = -EFAULT;
 
 	/* A page that is there and forbids the access stays so. */
 	if (server && !(allowed && wanted & ~allowed))
 		error = server_fault(server, client, gpa);
+	if (server && error == -EFAULT && wanted == EPT_WRITE) {
+		error = doorbell(server, client, gpa);
+		rung = !error;
+	}
 	if (server)
 		server_put(server);
 	/* The guest tries again: signals and what else is wanted of the vCPU come first. */
@@ -406,6 +431,8 @@ static int handle_violation(struct gate_client *client)
 	if (error)
 		gate_log("vCPU %d of process %d: access %llu to %#llx of its server refused (%d)",
 			 client->vcpu->vcpu_id, current->tgid, wanted, gpa, error);
+	else if (rung)
+		client->counts.doorbells++;
 	else
 		client->counts.violations++;
 	return error;
@@ -440,7 +467,7 @@ static bool is_unpaired_call(struct gate_client *client)
 
 	return vcpu->arch.regs[VCPU_REGS_RAX] == 0 && vcpu->arch.regs[VCPU_REGS_RCX] == 1 &&
 	       READ_ONCE(client->private->busy) && !READ_ONCE(client->list[1]) && !in_kernel() &&
-	       get_register(vcpu, VCPU_REGS_RIP, GUEST_RIP) ==
+	       get_register(vcpu, VCPU_REGS_RIP) ==
 		       client->window + (vmfunc_gate_enter - vmfunc_gate_start);
 }
 
@@ -481,7 +508,7 @@ static int handle_exit(struct kvm_vcpu *vcpu, int fastpath)
 	} else if (reason == EXIT_REASON_EXCEPTION_NMI || reason == EXIT_REASON_TRIPLE_FAULT) {
 		gate_log("vCPU %d of process %d: an exception in its server at %#llx",
 			 vcpu->vcpu_id, current->tgid,
-			 get_register(vcpu, VCPU_REGS_RIP, GUEST_RIP));
+			 get_register(vcpu, VCPU_REGS_RIP));
 		end(client, GATE_EXCEPTION);
 	} else {
 		gate_log("vCPU %d of process %d: exit %u in its server", vcpu->vcpu_id,
@@ -505,6 +532,7 @@ static bool after_exit(struct gate_client *client)
 	client->inside = vmcs_read(EPT_POINTER) == client->eptp;
 	if (client->inside) {
 		client->counts.exits_inside++;
+		client->counts.interrupts_inside += is_hosts(reason, event);
 		/* What was parked was given up: its thread delegated anew. */
 		client->parked = false;
 		return !is_harmless(reason, event);

@@ -91,6 +91,7 @@ struct gate_server {
 	u64 cr3;
 	u64 window;
 	u64 window_gpa;
+	bool pcid;
 	struct gate_table *table;	/* as long as its handlers */
 	unsigned int slots;
 	struct gate_slot *slot;
@@ -109,7 +110,7 @@ struct gate_server *server_register(const struct gate_server_args *args);
 void server_put(struct gate_server *server);
 void server_die(struct gate_server *server);
 struct gate_slot *server_slot(struct gate_server *server, gfn_t gfn);
-int server_read(struct gate_server *server, gfn_t gfn, void *to);
+int server_read(struct gate_server *server, u64 gpa, void *to, unsigned int bytes);
 int server_map_all(struct gate_server *server, struct gate_client *client);
 int server_fault(struct gate_server *server, struct gate_client *client, u64 gpa);
 
@@ -137,6 +138,7 @@ struct gate_client {
 	u64 window;
 	u64 window_gpa;
 	u64 features;
+	bool pcid;
 	u64 *list;		/* EPTPs that VMFUNC chooses from */
 	struct gate_view view;
 	u64 *top;		/* where CR3 leads to, if not to the server's own table; see alias.c */
@@ -184,6 +186,10 @@ bool alias_hides(struct gate_server *server, struct gate_client *client);
 int alias_check(struct gate_server *server, struct gate_client *client);
 int alias_map(struct gate_client *client, struct page *top);
 
+int doorbell(struct gate_server *server, struct gate_client *client, u64 gpa);
+u64 get_register(struct kvm_vcpu *vcpu, int reg);
+void skip_instruction(struct kvm_vcpu *vcpu, u64 next);
+
 int hooks_init(void);
 void hooks_exit(void);
 bool hooks_alive(void);
@@ -207,7 +213,11 @@ static inline bool canonical(u64 address)
 /* Bytes of address space from a window's start to the end of the largest one. */
 #define WINDOW_BYTES (GATE_SHARED + (u64)GATE_SHARED_PAGES * PAGE_SIZE)
 
-bool may_nest(struct kvm_vcpu *vcpu);
+/* Bits of ECX of CPUID leaf 1: guests of its own, and tagged translations. */
+#define CPUID_VMX BIT(5)
+#define CPUID_PCID BIT(17)
+
+int vcpu_has(struct kvm_vcpu *vcpu, u32 bit);
 
 void *gate_page(gfp_t flags);
 void gate_free_page(void *page);

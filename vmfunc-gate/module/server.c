@@ -437,11 +437,12 @@ int server_fault(struct gate_server *server, struct gate_client *client, u64 gpa
 }
 
 /*
- * Copies a page of the server's memory. May sleep, as long as the server's process likes. -EFAULT
- * if there is none.
+ * Copies a part of one page of the server's memory. May sleep, as long as the server's process
+ * likes. -EFAULT if there is none.
  */
-int server_read(struct gate_server *server, gfn_t gfn, void *to)
+int server_read(struct gate_server *server, u64 gpa, void *to, unsigned int bytes)
 {
+	gfn_t gfn = gpa_to_gfn(gpa);
 	struct gate_slot *slot = server_slot(server, gfn);
 	int error = slot ? 0 : -EFAULT;
 
@@ -451,7 +452,7 @@ int server_read(struct gate_server *server, gfn_t gfn, void *to)
 		spin_lock(&server->lock);
 		page = server->dead ? NULL : pinned_page(slot, gfn);
 		if (page)
-			memcpy(to, page_address(page), PAGE_SIZE);
+			memcpy(to, page_address(page) + offset_in_page(gpa), bytes);
 		spin_unlock(&server->lock);
 		if (page)
 			break;
@@ -555,7 +556,8 @@ static int fill_table(struct gate_server *server, const struct gate_server_args 
 
 	table->fs_base = args->fs_base;
 	table->gs_base = args->gs_base;
-	table->stack = args->window + GATE_STACK_END;
+	/* Functions that pass arguments on may read some that were not passed, above their frame. */
+	table->stack = args->window + GATE_STACK_END - GATE_STACK_SPARE;
 	/* Reserved bits would be an exception in each delegation. */
 	table->mxcsr = args->mxcsr & 0xffff;
 	table->pkru = args->pkru;
@@ -597,6 +599,10 @@ struct gate_server *server_register(const struct gate_server_args *args)
 		goto fail;
 	}
 	vcpu = server->vcpu->private_data;
+	error = vcpu_has(vcpu, CPUID_PCID);
+	if (error < 0)
+		goto fail;
+	server->pcid = error;
 	error = -ENOMEM;
 	server->table = kzalloc(table_bytes(args->count), GFP_KERNEL_ACCOUNT);
 	if (!server->table)

@@ -51,7 +51,7 @@ impl Error {
                 " (the server needs the memory where the client's page table or the window is: try \
                  another process of the client, or other memory for the server)"
             }
-            Some(libc::EBUSY) => " (it is registered or paired already)",
+            Some(libc::EBUSY) => " (it is registered or paired already, or the vCPU runs)",
             Some(libc::ESRCH) => " (the server's process is gone)",
             Some(libc::ENOMEM) => " (memory, or the limit of locked memory: ulimit -l)",
             Some(libc::EOPNOTSUPP) => " (the VM may have VMs of its own: take VMX from its CPUID)",
@@ -136,8 +136,12 @@ pub struct Status {
     pub exits_inside: u64,
     /// Of `exits`: interrupts of the host, and timers.
     pub interrupts: u64,
+    /// Of `exits_inside`: those.
+    pub interrupts_inside: u64,
     /// Pages that were missing in the server view, and were found.
     pub violations: u64,
+    /// Writes of handlers that an eventfd of the server's VM got (ioeventfd).
+    pub doorbells: u64,
     /// Delegations that were ended.
     pub aborted: u64,
     /// Delegations that were interrupted by an event of the client.

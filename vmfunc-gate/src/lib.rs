@@ -42,6 +42,9 @@
 //!   client's kernel takes them in its own address space, as if they had come at an instruction of
 //!   the trampoline that asks for the rest of the delegation (VMCALL). KVM's APICv is inhibited for
 //!   clients, as the CPU would deliver interrupts in the server by itself.
+//! - **Doorbells**: a handler's write to where the server's VM has an eventfd of KVM's (ioeventfd)
+//!   and no memory rings it. That is the one exit of a driver whose device has its registers in
+//!   memory that both share. The instruction has to be a plain MOV.
 //! - **What cannot go on** ends the delegation, and its caller gets a reason: memory that the
 //!   server does not have, exceptions, instructions that exit, a server that is gone.
 //! - **Nobody waits for another VM's process.** What a process of one VM can delay, pinning its
@@ -52,11 +55,26 @@
 //! `modprobe gantry_gate`. It names what a host lacks in the kernel's log, and other kernels than
 //! those above are refused when it is built. `gantry doctor` looks at the same things.
 //!
+//! # System calls of handlers
+//!
+//! Handlers are in the client's ring. What the CPU does at a system call or an exception comes from
+//! the client's vCPU: the entry point (LSTAR), the exception table, the per-CPU data (GS base of
+//! the kernel), the task state segment. These are virtual addresses, and in the server view they
+//! lead to the server's memory. So the server's kernel works there, on the client's vCPU, as the
+//! process that registered the handlers, if both kernels have the same addresses: two Linux guests
+//! of one kernel image with the same end of RAM, one vCPU each, without KASLR and page-table
+//! isolation. Two more conditions are enforced, otherwise the server's kernel is not in the view
+//! and a system call or an exception ends the delegation: the client's page table hides no memory
+//! of the server (a hole in the server's RAM is where the client's page table should be), and no
+//! guest has PCIDs.
+//!
+//! A system call that waits does not come back: the server's kernel would choose another process,
+//! or halt. Whatever ends a delegation in the server's kernel ends the server, too, as nobody gives
+//! back what that kernel holds. `cargo xtask test gate:linux` has two stock guests of Debian's
+//! kernel, and a server that goes on by itself afterwards.
+//!
 //! # Limits
 //!
-//! - Handlers are in the client's ring, and make no system calls: the entry point of system calls
-//!   (LSTAR) is the client's. Exceptions of handlers end the delegation, as the exception table is
-//!   the client's too.
 //! - The copy of a page table's half that is made where CR3 hides a page is as old as the pair:
 //!   512 GiB of the server's address space that its process starts to use later are not in it.
 //! - A thread that delegates is pinned to its vCPU. If the client's kernel moves it while it is
@@ -69,7 +87,8 @@
 //! # Safety: who can do what
 //!
 //! Trusted are the host's kernel with the module, the VMMs, and, by its clients, the server: a
-//! client hands its vCPU over, and gets it back when the handler returns. A client is hostile. Its
+//! client hands its vCPU over, with its system registers where the server's kernel is in the view,
+//! and gets it back when the handler returns. A client is hostile. Its
 //! VMM is trusted not to touch the vCPU's registers during a delegation; if it does, its own VM is
 //! what breaks, inside of what the client may do anyway. Access to `/dev/gantry-gate` is root's; a
 //! descriptor of a server is a permission to use that server, and is passed like any other.

@@ -28,6 +28,10 @@ pub const STACK: u64 = 4 * PAGE;
 /// Upper end of the stack of handlers; nothing is mapped below and above it.
 pub const STACK_END: u64 = 8 * PAGE;
 
+/// Bytes at the stack's end that the kernel module leaves unused: functions that pass arguments on
+/// may read some that were not passed, above their frame.
+pub const STACK_SPARE: u64 = 64;
+
 /// Offset of the memory for arguments and results, readable and writable, the same in both.
 pub const SHARED: u64 = 16 * PAGE;
 
@@ -125,6 +129,7 @@ mod tests {
             ("GATE_PRIVATE", PRIVATE),
             ("GATE_STACK", STACK),
             ("GATE_STACK_END", STACK_END),
+            ("GATE_STACK_SPARE", STACK_SPARE),
             ("GATE_SHARED", SHARED),
             ("GATE_SHARED_PAGES", SHARED_PAGES),
             ("GATE_MAX_HANDLERS", HANDLERS as u64),

@@ -22,9 +22,9 @@ use vmfunc_gate::{
 use crate::{
     Check, fuzz,
     vm::{
-        ADD, CLIENT_PML4, CLIENT_TICKS, ClientVm, FAIL, HIDDEN, HYPERCALL, OtherServer, Place,
-        Process, READ, SERVER_HOLE, SHARED_PAGES, SPIN, SYSTEM_CALL, ServerVm, Start, WINDOW,
-        WRITE, at,
+        ADD, CLIENT_PML4, CLIENT_TICKS, ClientVm, DRIVER, FAIL, HIDDEN, HYPERCALL, OtherServer,
+        Place, Process, READ, SERVER_HOLE, SHARED_PAGES, SPIN, SYSTEM_CALL, ServerVm, Start,
+        WINDOW, WRITE, at,
     },
 };
 
@@ -103,6 +103,10 @@ fn with_pair(check: Check<'_>) -> Result<()> {
         "what was missing in the server view is found in the server's memory",
         &mut || missing(&mut client, &server),
     );
+    check(
+        "a handler drives an accelerator, and only its doorbell exits",
+        &mut || accelerator(&mut client),
+    );
     faults(check, &mut client);
     check(
         "a delegation while another one goes on is refused",
@@ -174,7 +178,8 @@ fn with_pair(check: Check<'_>) -> Result<()> {
     Ok(())
 }
 
-fn load() -> Result<()> {
+/// Loads the module.
+pub fn load() -> Result<()> {
     command("insmod", "/modules/gantry_gate.ko")?;
     ensure!(
         Path::new("/dev/gantry-gate").exists(),
@@ -221,6 +226,31 @@ fn wait(wanted: impl Fn(&Status) -> bool) -> Result<Status> {
         ensure!(start.elapsed() < Duration::from_secs(20), "{status:?}");
         thread::sleep(Duration::from_millis(20));
     }
+}
+
+fn accelerator(client: &mut ClientVm) -> Result<()> {
+    const CALLS: u64 = 100;
+    let registers = Place::Apart.registers();
+    // What is only mapped at first use, is now.
+    expect(client, DRIVER, 1, registers, (1, DONE))?;
+    let before = client.client.status()?;
+    for number in 1..=CALLS {
+        let number = number % 20;
+        let factorial = (1..=number).product();
+        expect(client, DRIVER, number, registers, (factorial, DONE))?;
+    }
+    let after = client.client.status()?;
+    let exits = after.exits_inside - before.exits_inside;
+    let interrupts = after.interrupts_inside - before.interrupts_inside;
+    println!(
+        "figure exits in the server of {CALLS} uses of an accelerator: doorbells {}, interrupts of \
+         the host {interrupts}, others {}",
+        after.doorbells - before.doorbells,
+        exits - interrupts - (after.doorbells - before.doorbells)
+    );
+    ensure!(after.doorbells - before.doorbells == CALLS, "{after:?}");
+    ensure!(exits - interrupts == CALLS, "{before:?}, then {after:?}");
+    Ok(())
 }
 
 /// The server's memory is of 2 MiB pages. What is counted is what the module has allocated.
@@ -286,8 +316,14 @@ fn siblings() -> Result<()> {
     let server = OtherServer::start()?;
     let mut client = ClientVm::new()?;
     client.client.pair(server.as_fd())?;
+    ensure!(client.client.status()?.user_only == 0, "without its kernel");
     let sibling = client.sibling()?;
     ensure!(Gate::open()?.status()?.clients == 2, "not two clients");
+    sibling.0.pair(server.as_fd())?;
+    ensure!(
+        sibling.0.status()?.user_only == 1,
+        "with a kernel that has PCIDs"
+    );
     drop(sibling);
     wait(|status| status.clients == 1)?;
     expect(&mut client, ADD, 7, 8, (29, DONE))?;

@@ -177,7 +177,7 @@ fn calls(seed: u64) -> Result<()> {
 }
 
 /// What the kernel said since it started.
-fn kernel_log() -> Result<String> {
+pub fn kernel_log() -> Result<String> {
     const READ_ALL: libc::c_int = 3;
     let mut buffer = vec![0_u8; 1 << 20];
     // SAFETY: writes at most as much as there is room for.

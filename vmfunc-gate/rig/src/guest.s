@@ -278,6 +278,26 @@ rig_system_call:
     syscall
     ret
 
+# A driver: the factorial of rdi, from the device whose registers are at rsi. Its doorbell is in
+# pages without memory. The two ways to write to it take turns.
+.globl rig_driver
+rig_driver:
+    mov [rsi], rdi
+    mov qword ptr [rsi + 8], 0
+    mov eax, 0x60200000
+    test edi, 1
+    jz 1f
+    mov dword ptr [rax], 0x5a
+    jmp 2f
+1:  mov ecx, 2
+    movabs r9, 0x1122334455667788
+    mov [rax + rcx * 8 + 0x10], r9
+2:  pause
+    cmp qword ptr [rsi + 8], 0
+    je 2b
+    mov rax, [rsi + 8]
+    ret
+
 .globl rig_server_end
 rig_server_end:
 .popsection

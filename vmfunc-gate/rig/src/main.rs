@@ -3,19 +3,38 @@
 //! - [`vm`]: a client's and a server's VM.
 //! - [`checks`]: what is checked.
 //! - [`fuzz`]: calls with anything.
+//! - [`linux`]: what is checked with Linux guests, the argument `linux`.
+//! - [`guest`]: what this program does as the first process of such a guest.
 
 mod checks;
 mod fuzz;
+mod guest;
+mod linux;
 mod vm;
 
 use anyhow::Result;
 
 fn main() {
-    checks::all(&mut |name, run| {
+    if std::process::id() == 1 {
+        guest::run();
+    }
+    let all = match std::env::args().nth(1).as_deref() {
+        Some("linux") => linux::all,
+        _ => checks::all,
+    };
+    all(&mut |name, run| {
         let result = run();
         match &result {
             Ok(()) => println!("check {name} ... ok"),
-            Err(error) => println!("check {name} ... FAILED: {error:#}"),
+            Err(error) => {
+                println!("check {name} ... FAILED: {error:#}");
+                // What the module said last.
+                let log = fuzz::kernel_log().unwrap_or_default();
+                let lines = log.lines().filter(|line| line.contains("gantry_gate"));
+                for line in lines.rev().take(10) {
+                    println!("{line}");
+                }
+            }
         }
         result.is_ok()
     });

@@ -13,11 +13,12 @@ use kvm_bindings::{
     CpuId, KVM_MAX_CPUID_ENTRIES, KVM_MEM_READONLY, kvm_dtable, kvm_segment,
     kvm_userspace_memory_region,
 };
-use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
+use kvm_ioctls::{IoEventAddress, Kvm, VcpuExit, VcpuFd, VmFd};
 use vmfunc_gate::{
     host::{Client, ClientSettings, Gate, Pages, Server, ServerSettings},
     window::{self, PAGE},
 };
+use vmm_sys_util::eventfd::EventFd;
 
 global_asm!(include_str!("round_trips.s"), include_str!("guest.s"));
 
@@ -38,7 +39,8 @@ pub mod at {
         rig_call rig_many rig_transfer rig_timer rig_tick rig_undefined
         rig_protection rig_page rig_wrong_index rig_wrong_entry rig_write_table
         rig_write_trampoline rig_false_resume rig_add rig_sum rig_handler_compute rig_read
-        rig_write rig_spin rig_fail rig_hypercall rig_system_call rig_server_end
+        rig_write rig_spin rig_fail rig_hypercall rig_system_call rig_driver
+        rig_server_end
     );
 
     /// The code of all guests.
@@ -140,7 +142,14 @@ impl Drop for Memory {
     }
 }
 
-fn add_memory(vm: &VmFd, slot: u32, gpa: u64, memory: NonNull<[u8]>, readonly: bool) -> Result<()> {
+/// Gives a VM memory.
+pub fn add_memory(
+    vm: &VmFd,
+    slot: u32,
+    gpa: u64,
+    memory: NonNull<[u8]>,
+    readonly: bool,
+) -> Result<()> {
     let region = kvm_userspace_memory_region {
         slot,
         flags: if readonly { KVM_MEM_READONLY } else { 0 },
@@ -186,6 +195,11 @@ impl Place {
         self.gpa() + 0x60_0000
     }
 
+    /// Where the server has its device's registers.
+    pub fn registers(self) -> u64 {
+        self.data() + PAGE
+    }
+
     fn code(self) -> u64 {
         self.gpa() + 0x20_0000
     }
@@ -201,6 +215,9 @@ pub const SERVER_BYTES: usize = 16 << 20;
 pub const HIDDEN: u64 = 0x0dd_ba11;
 /// A virtual address of the server behind which there is no memory.
 pub const SERVER_HOLE: u64 = 0x6000_0000;
+/// A virtual address of the server where its device's doorbell is.
+const SERVER_DOORBELL: u64 = 0x6020_0000;
+const DOORBELL_GPA: u64 = 0xd000_0000;
 const SERVER_WINDOW: u64 = 0x8000_0000;
 
 /// Handlers by index.
@@ -212,10 +229,12 @@ pub const SPIN: u64 = 5;
 pub const FAIL: u64 = 6;
 pub const HYPERCALL: u64 = 7;
 pub const SYSTEM_CALL: u64 = 8;
+pub const DRIVER: u64 = 9;
 
 /// A server's VM.
 pub struct ServerVm {
     pub memory: Memory,
+    doorbell: EventFd,
     server: Server,
     _vcpu: VcpuFd,
     _vm: VmFd,
@@ -254,6 +273,17 @@ impl ServerVm {
             directory + (SERVER_HOLE / LARGE_BYTES % 512) * 8,
             0x7000_0000 | ENTRY | DIRTY | LARGE,
         );
+        memory.write(
+            directory + (SERVER_DOORBELL / LARGE_BYTES % 512) * 8,
+            DOORBELL_GPA | ENTRY | DIRTY | LARGE,
+        );
+        let doorbell = EventFd::new(0)?;
+        vm.register_ioevent(&doorbell, &IoEventAddress::Mmio(DOORBELL_GPA), 0x5a_u32)?;
+        vm.register_ioevent(
+            &doorbell,
+            &IoEventAddress::Mmio(DOORBELL_GPA + 0x20),
+            0x1122_3344_5566_7788_u64,
+        )?;
         memory.write(place.data(), 0x5e7);
         if place.gpa() <= CLIENT_PML4 {
             memory.write(CLIENT_PML4, HIDDEN);
@@ -268,6 +298,7 @@ impl ServerVm {
             at::rig_fail(),
             at::rig_hypercall(),
             at::rig_system_call(),
+            at::rig_driver(),
         ]
         .map(|offset| place.code() + offset);
         let settings = ServerSettings {
@@ -281,6 +312,7 @@ impl ServerVm {
         let server = gate.into_server(borrow(&vcpu), &handlers, &settings)?;
         Ok(Self {
             memory,
+            doorbell,
             server,
             _vcpu: vcpu,
             _vm: vm,
@@ -289,6 +321,16 @@ impl ServerVm {
 }
 
 impl ServerVm {
+    /// A device: computes the factorial of its first register, into the second one, whenever its
+    /// doorbell rings. Never returns.
+    fn device(&self, registers: u64) -> Result<()> {
+        loop {
+            self.doorbell.read()?;
+            let number = self.memory.read(registers);
+            self.memory.write(registers + 8, (1..=number).product());
+        }
+    }
+
     /// Lets ring 3 use the page where the client has its page table.
     pub fn expose(&self) {
         let entry = Place::Same.tables() + 4 * PAGE;
@@ -387,9 +429,7 @@ impl ClientVm {
         let all = NonNull::slice_from_raw_parts(memory.at, memory.bytes);
         add_memory(&vm, 0, 0, all, false)?;
         let vcpu = vm.create_vcpu(0)?;
-        vcpu.set_cpuid2(&without_vmx(
-            &kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?,
-        )?)?;
+        vcpu.set_cpuid2(&features(&kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?)?)?;
         let client = Client::register(borrow(&vcpu), &CLIENT)?;
         let window = client.window()?;
         for (slot, pages) in (1..).zip(&window) {
@@ -406,9 +446,16 @@ impl ClientVm {
         })
     }
 
-    /// Another vCPU of the VM that is a client, and does not run.
+    /// Another vCPU of the VM that is a client, has PCIDs, and does not run.
     pub fn sibling(&self) -> Result<(Client, VcpuFd)> {
         let vcpu = self.vm.create_vcpu(1)?;
+        let mut cpuid = features(&Kvm::new()?.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?)?;
+        for entry in cpuid.as_mut_slice() {
+            if entry.function == 1 {
+                entry.ecx |= 1 << 17;
+            }
+        }
+        vcpu.set_cpuid2(&cpuid)?;
         Ok((Client::register(borrow(&vcpu), &CLIENT)?, vcpu))
     }
 
@@ -495,13 +542,16 @@ impl ClientVm {
     }
 }
 
-/// The guest has no guests.
-fn without_vmx(cpuid: &CpuId) -> Result<CpuId> {
+/// What guests are told: they have no guests, x2APIC, and no PCIDs, with which a server's kernel is
+/// not to run on a client's vCPU.
+pub fn features(cpuid: &CpuId) -> Result<CpuId> {
     let mut entries = cpuid.as_slice().to_vec();
     for entry in &mut entries {
-        if entry.function == 1 {
-            entry.ecx &= !(1 << 5);
-            entry.ecx |= 1 << 21;
+        match entry.function {
+            1 => entry.ecx = entry.ecx & !(1 << 5 | 1 << 17) | 1 << 21,
+            // INVPCID.
+            7 if entry.index == 0 => entry.ebx &= !(1 << 10),
+            _ => {}
         }
     }
     CpuId::from_entries(&entries)
@@ -640,8 +690,7 @@ impl OtherServer {
                 libc::signal(libc::SIGUSR1, discard as *const () as libc::sighandler_t);
             }
             ready();
-            std::mem::forget(vm);
-            Ok(())
+            vm.device(place.registers())
         })?;
         Ok(Self {
             process: Some(process),

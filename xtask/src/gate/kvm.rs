@@ -31,23 +31,52 @@ const COMMAND_LINE: &str = "console=ttyS0,115200 nokaslr mitigations=off noxsave
     tsc=reliable quiet cryptomgr.notests oops=panic \
     initcall_blacklist=load_system_certificate_list,crypto_kdf108_init,trace_eval_init";
 
+/// What guests there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Guests {
+    /// Some pages of code.
+    Small,
+    /// Linux, with the host's kernel.
+    Linux,
+}
+
+impl Guests {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Small => "small",
+            Self::Linux => "linux",
+        }
+    }
+
+    /// Longest run in seconds; the emulator takes a quarter of that on an idle machine.
+    fn seconds(self) -> u32 {
+        match self {
+            Self::Small => 900,
+            Self::Linux => 1200,
+        }
+    }
+}
+
 /// Runs the checks of `vmfunc-gate/rig` with a module and the kernel that it is for.
 ///
 /// # Errors
 /// Something cannot be built or started.
-pub fn checks(cache: &Cache, module: &Module) -> Result<Vec<Check>> {
-    let work = target().join("gate-kvm").join(&module.kernel.release);
+pub fn checks(cache: &Cache, module: &Module, guests: Guests) -> Result<Vec<Check>> {
+    let work =
+        target()
+            .join("gate-kvm")
+            .join(format!("{}-{}", module.kernel.release, guests.name()));
     fs::create_dir_all(&work)?;
     let loader = bare::build()?.join("vmfunc-gate-loader");
     let kernel = images::unpacked_kernel(cache, &module.kernel)?;
-    let archive = initramfs(cache, module, &work)?;
+    let archive = initramfs(cache, module, guests, &kernel, &work)?;
     write_disk(&loader, &kernel, &archive, &work.join("disk.img"))?;
-    let step = Step::new("running KVM in Bochs");
+    let step = Step::new(format!("running KVM in Bochs, guests: {}", guests.name()));
     let machine = bochs::Machine {
         // Its time-stamp counter runs at the emulator's speed; others confuse the kernel's timers.
         cpu: "corei7_haswell_4770",
         megabytes: MEGABYTES,
-        seconds: 900,
+        seconds: guests.seconds(),
     };
     let started = Instant::now();
     let printed = machine.run(&work)?;
@@ -80,8 +109,15 @@ pub fn checks(cache: &Cache, module: &Module) -> Result<Vec<Check>> {
     Ok(checks)
 }
 
-/// The emulated host's initial file system: KVM, the module, and the program that checks it.
-fn initramfs(cache: &Cache, module: &Module, work: &Path) -> Result<PathBuf> {
+/// The emulated host's initial file system: KVM, the module, the program that checks it, and what
+/// Linux guests start with.
+fn initramfs(
+    cache: &Cache,
+    module: &Module,
+    guests: Guests,
+    kernel: &Path,
+    work: &Path,
+) -> Result<PathBuf> {
     let step = Step::new("building the checks of the gate's module");
     packages::run(cargo().args(["build", "--release", "--quiet", "-p", "vmfunc-gate-rig"]))?;
     step.finish();
@@ -90,11 +126,18 @@ fn initramfs(cache: &Cache, module: &Module, work: &Path) -> Result<PathBuf> {
     images::start(&root, &busybox)?;
     let loaded = images::modules(&module.kernel, MODULES, &root.join("modules"))?;
     fs::copy(&module.file, root.join("modules/gantry_gate.ko"))?;
-    images::program(
-        &target().join("release/vmfunc-gate-rig"),
-        &root,
-        "bin/gate-rig",
-    )?;
+    let program = target().join("release/vmfunc-gate-rig");
+    images::program(&program, &root, "bin/gate-rig")?;
+    let mut arguments = "";
+    if guests == Guests::Linux {
+        let guest = work.join("guest");
+        images::start(&guest, &busybox)?;
+        images::program(&program, &guest, "init")?;
+        fs::create_dir_all(root.join("linux"))?;
+        archive(&guest, &root.join("linux/initramfs.cpio"))?;
+        fs::copy(kernel, root.join("linux/vmlinux"))?;
+        arguments = "linux";
+    }
     let init = format!(
         "#!/bin/busybox sh
 /bin/busybox mkdir -p /proc /sys /dev /tmp
@@ -105,19 +148,24 @@ mount -t devtmpfs dev /dev
 mount -t tmpfs tmp /tmp
 exec 0</dev/console 1>/dev/console 2>&1
 for m in {loaded}; do insmod /modules/$m.ko; done
-/bin/gate-rig
+/bin/gate-rig {arguments}
 poweroff -f
 "
     );
     images::script(&root.join("init"), &init)?;
-    let archive = work.join("initramfs.cpio");
+    let packed = work.join("initramfs.cpio");
+    archive(&root, &packed)?;
+    Ok(packed)
+}
+
+/// Packs a folder. Not compressed, as unpacking takes the emulator longer than loading.
+fn archive(root: &Path, to: &Path) -> Result<()> {
     let command = format!(
         "cd '{}' && find . | LC_ALL=C sort | cpio --quiet -o -H newc > '{}'",
         root.display(),
-        std::path::absolute(&archive)?.display()
+        std::path::absolute(to)?.display()
     );
-    packages::run(Command::new("sh").args(["-c", &command]))?;
-    Ok(archive)
+    packages::run(Command::new("sh").args(["-c", &command]))
 }
 
 const SECTOR: u64 = 512;

@@ -2,7 +2,7 @@
 //!
 //! - [`bare`]: a program without an operating system, in VMX root operation.
 //! - [`module`]: the kernel module, built for the kernels that it is made for.
-//! - [`kvm`]: the module under Debian's kernel and KVM, with guests.
+//! - [`kvm`]: the module under Debian's kernel and KVM, with small guests and with Linux.
 //! - [`bochs`]: the emulator.
 
 mod bare;
@@ -15,12 +15,14 @@ use gantry_tests::{report::Outcome, rig::Cache};
 
 pub use bare::{MANIFEST as BARE, lint};
 pub use bochs::PROGRAMS;
+use kvm::Guests;
 
 /// A check's name and how it ended.
 pub type Check = (String, Outcome);
 
 /// What words choose parts of: `gate:` all of it, `gate:bare` the program without an operating
-/// system, and `gate:6.1`, say, the module for that kernel.
+/// system, `gate:6.1`, say, the module for that kernel with small guests, and `gate:linux` with
+/// Linux guests.
 const PREFIX: &str = "gate:";
 
 /// Whether a word is for these checks.
@@ -47,12 +49,18 @@ pub fn run(words: &[String], mut report: impl FnMut(&str, &Outcome)) -> Result<(
         all(bare::checks()?);
     }
     for version in module::VERSIONS {
+        let linux = version == module::VERSIONS[0] && wanted("linux");
+        if !wanted(version) && !linux {
+            continue;
+        }
+        let (outcome, module) = module::build(&cache, version)?;
+        all(vec![outcome]);
+        let Some(module) = module else { continue };
         if wanted(version) {
-            let (outcome, module) = module::build(&cache, version)?;
-            all(vec![outcome]);
-            if let Some(module) = module {
-                all(kvm::checks(&cache, &module)?);
-            }
+            all(kvm::checks(&cache, &module, Guests::Small)?);
+        }
+        if linux {
+            all(kvm::checks(&cache, &module, Guests::Linux)?);
         }
     }
     Ok(())
