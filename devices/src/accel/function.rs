@@ -4,7 +4,8 @@ use std::{
     io,
     os::fd::OwnedFd,
     sync::{Arc, atomic::Ordering},
-    thread::JoinHandle,
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
 };
 
 use gantry_remoting::{
@@ -40,6 +41,10 @@ const REGISTERS: u8 = 0;
 const DOORBELLS: u8 = 1;
 const WINDOW: u8 = 2;
 const PAGE: u64 = 4096;
+/// How long workers may take to end.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How often they are looked at meanwhile.
+const SOON: Duration = Duration::from_millis(2);
 
 /// What a port needs from the machine.
 #[derive(Clone)]
@@ -293,8 +298,9 @@ impl PciFunction for Accel {
         self.msix.reset();
     }
 
-    /// Workers go on with what they were given before: they reach no memory of the guest but
-    /// their slices, which only the guest's own applications look at.
+    /// Workers finish what they were given before, and wait: no application gives them more. They
+    /// reach no memory of the guest but their slices, which only its own applications look at; and
+    /// a worker that stood still in the middle of its turn would keep others from the device.
     fn pause(&mut self) -> Result<(), LifecycleError> {
         Ok(())
     }
@@ -303,10 +309,26 @@ impl PciFunction for Accel {
         Ok(())
     }
 
+    /// Ends all workers: their applications see the device fail.
+    fn detach(&mut self) -> Result<(), LifecycleError> {
+        self.slices.close_all();
+        let start = Instant::now();
+        while self.slices.in_use() > 0 {
+            if start.elapsed() > PATIENCE {
+                return Err(LifecycleError::WrongState(
+                    "its workers do not end: see the log of gantry-accel",
+                ));
+            }
+            thread::sleep(SOON);
+        }
+        Ok(())
+    }
+
     fn save(&mut self) -> Result<Value, LifecycleError> {
         if self.slices.in_use() > 0 {
             return Err(LifecycleError::WrongState(
-                "applications of the guest use the accelerator: end them, and try again",
+                "applications of the guest use the accelerator: end them, or let the snapshot take \
+                 it from them (detach)",
             ));
         }
         Ok(serde_json::to_value(PortState {

@@ -268,6 +268,17 @@ fn a_slice_that_is_closed_ends_its_worker_and_forgets_its_contents() {
 }
 
 #[test]
+fn a_port_that_is_used_can_be_saved_when_its_workers_are_to_go() {
+    let rig = rig();
+    let mut stream = rig.open(2);
+    let worker = std::thread::spawn(move || stream.read(&mut [0]).unwrap());
+    let mut function = rig.function.lock().unwrap();
+    function.detach().unwrap();
+    function.save().unwrap();
+    assert_eq!(worker.join().unwrap(), 0);
+}
+
+#[test]
 fn device_memory_of_a_worker_that_has_ended_is_nobodys() {
     let rig = rig();
     let used = || {

@@ -108,6 +108,11 @@ pub trait PciFunction: Send {
         Err(LifecycleError::Unsupported("resume"))
     }
 
+    /// Gives up, within seconds, what keeps a paused function from being saved: the guest loses it.
+    fn detach(&mut self) -> Result<(), LifecycleError> {
+        Ok(())
+    }
+
     /// The whole state of a paused function, configuration space included.
     fn save(&mut self) -> Result<Value, LifecycleError> {
         Err(LifecycleError::Unsupported("snapshots"))

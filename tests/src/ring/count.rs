@@ -9,6 +9,9 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use gantry_ring_client::COUNTED;
 
+/// Stops of a thread that are seen to in one go.
+const STOPS: usize = 64;
+
 /// A thread that is traced.
 struct Thread {
     process: &'static str,
@@ -69,9 +72,9 @@ impl Tracer {
         Ok(())
     }
 
-    /// Sees to one thread while it stops again.
+    /// Sees to one thread while it stops again, but not for ever: others have stopped, too.
     fn look(&mut self, id: i32) -> Result<()> {
-        loop {
+        for _ in 0..STOPS {
             let mut status = 0;
             // SAFETY: a local for the status.
             let got = unsafe { libc::waitpid(id, &raw mut status, libc::__WALL | libc::WNOHANG) };
@@ -98,6 +101,7 @@ impl Tracer {
             // SAFETY: the thread is stopped; no memory is passed.
             unsafe { libc::ptrace(libc::PTRACE_SYSCALL, id, 0, signal) };
         }
+        Ok(())
     }
 
     /// Sees to threads for a time.

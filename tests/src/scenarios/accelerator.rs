@@ -5,7 +5,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 
-use super::{Context, Entry, hotplug::gone};
+use super::{
+    Context, Entry,
+    hotplug::gone,
+    snapshots::{restored, url},
+};
 use crate::{
     gantry::Gantry,
     guest::{COMMAND, Guest},
@@ -21,6 +25,10 @@ pub const SCENARIOS: &[Entry] = &[
     (
         "accelerator: it comes and goes, and a killed worker fails its application only",
         deaths,
+    ),
+    (
+        "accelerator: a snapshot is refused while applications use it, or takes it from them",
+        saved,
     ),
 ];
 
@@ -123,5 +131,35 @@ fn deaths(context: &Context) -> Result<()> {
     guest.run("pidof gantry-agent")?;
     let none = guest.status_of("clinfo -l")?.1;
     ensure!(!none.contains("Device #0"), "{none}");
+    Ok(())
+}
+
+fn saved(context: &Context) -> Result<()> {
+    let pool = Pool::start(&context.dir)?;
+    let more = json!({
+        "payload": {"initramfs": opencl::guest_files(&context.dir)?},
+        "accels": [accel(&pool)],
+    });
+    let (mut gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    start_agent(&mut guest)?;
+    guest.run(
+        "(GANTRY_OPENCL_SPIN=20 opencl-figures >/tmp/figures 2>&1; \
+         echo ended $? >>/tmp/figures) & true",
+    )?;
+    guest.eventually("cat /tmp/figures", |text| text.contains("PoCL"))?;
+    gantry.act("vm.pause")?;
+    let body = json!({"destination_url": url(context)});
+    gantry.refused("vm.snapshot", Some(body), 500, "use the accelerator")?;
+    ensure!(counter(&gantry, "slices_in_use")? == 1);
+    let body = json!({"destination_url": url(context), "detach": true});
+    gantry.put("vm.snapshot", body)?;
+    ensure!(counter(&gantry, "slices_in_use")? == 0);
+    gantry.kill()?;
+    let (gantry, mut guest) = restored(context, json!({}))?;
+    let end = guest.eventually("cat /tmp/figures", |text| text.contains("ended"))?;
+    ensure!(end.contains("failed with code"), "{end}");
+    let list = guest.run("clinfo -l")?;
+    ensure!(list.contains("Device #0"), "{list}");
+    ensure!(counter(&gantry, "workers_started")? == 1);
     Ok(())
 }

@@ -29,7 +29,7 @@ pub const SCENARIOS: &[Entry] = &[
     ),
 ];
 
-fn url(context: &Context) -> String {
+pub(super) fn url(context: &Context) -> String {
     format!("file://{}", context.dir.join("snapshot").display())
 }
 
@@ -42,7 +42,7 @@ fn take(gantry: &Gantry, context: &Context) -> Result<()> {
 }
 
 /// Starts a new process for the restored guest.
-fn restored(context: &Context, more: Value) -> Result<(Gantry, Guest)> {
+pub(super) fn restored(context: &Context, more: Value) -> Result<(Gantry, Guest)> {
     let dir = context.dir.join("restored");
     fs::create_dir_all(&dir)?;
     let gantry = Gantry::start(&dir, &[])?;

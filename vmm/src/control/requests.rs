@@ -108,6 +108,7 @@ impl Handler for Control {
                     // Not before it is certain that there can be a snapshot.
                     self.on_paused("saved", |_, _| Ok(()))?;
                     self.detach_physical()?;
+                    self.on_paused("saved", |machine, _| machine.devices().detach())?;
                 }
                 self.monitor.emit("vm", "snapshotting", &[]);
                 self.on_paused("saved", |machine, config| machine.save(config, directory))?;

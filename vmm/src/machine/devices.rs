@@ -470,6 +470,11 @@ impl Devices {
         Ok(())
     }
 
+    /// Has all devices, paused, give up what keeps them from being saved.
+    pub fn detach(&self) -> Result<(), MachineError> {
+        self.each(|function| function.detach())
+    }
+
     /// State of all devices, paused.
     pub fn save(&self) -> Result<Vec<SavedDevice>, MachineError> {
         self.plugged

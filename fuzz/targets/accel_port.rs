@@ -1,0 +1,149 @@
+//! The accelerator port between two sides that keep to no rules: a guest that writes to registers,
+//! doorbells and configuration space, and workers that answer what they like, or end.
+
+#![no_main]
+
+use std::{
+    io::Write,
+    os::unix::net::{UnixListener, UnixStream},
+    sync::{Arc, LazyLock},
+    thread,
+    time::Duration,
+};
+
+use devices::{
+    accel::{Accel, Options, Resources},
+    pci::{BarIndex, Bdf},
+    testing::{FakeSpace, Rig},
+    thread::Unconfined,
+};
+use gantry_fuzz::{input::Input, scratch};
+use gantry_remoting::{
+    port::{ATTACHMENT, Attachment, DOORBELL, registers},
+    protocol::hello::{self, Hello},
+    transport::{socket, window::SMALLEST},
+};
+use libfuzzer_sys::fuzz_target;
+
+const SLICES: u32 = 4;
+
+/// Where workers would wait.
+static POOL: LazyLock<UnixListener> = LazyLock::new(|| {
+    let pool = UnixListener::bind(scratch::path("pool")).expect("the folder is new");
+    pool.set_nonblocking(true).expect("it is a socket");
+    pool
+});
+
+/// A worker, and the files that it was given.
+type Worker = (UnixStream, Vec<std::os::fd::OwnedFd>);
+
+fn bar(rig: &Rig, bdf: Bdf, bar: u8) -> u64 {
+    let bar = BarIndex::new(bar).expect("there are six");
+    u64::from(rig.config_read(bdf, bar.offset() as u16) & !0xf)
+}
+
+/// A connection of the port's becomes a worker, if it says what it should.
+fn accept(workers: &mut Vec<Worker>) {
+    let Ok((stream, _)) = POOL.accept() else {
+        return;
+    };
+    let mut bytes = [0; ATTACHMENT];
+    // An end instead is what a guest can have: it has closed the slice.
+    let Ok(files) = socket::receive_exact(&stream, &mut bytes) else {
+        return;
+    };
+    let attachment = Attachment::from_bytes(&bytes).expect("the port sends attachments only");
+    assert!(attachment.slice < SLICES);
+    assert_eq!(files.len(), 4);
+    workers.push((stream, files));
+    assert!(
+        workers.len() <= SLICES as usize,
+        "a worker for each slice at most"
+    );
+}
+
+fn step(rig: &Rig, bdf: Bdf, workers: &mut Vec<Worker>, input: &mut Input) {
+    let kind = input.u8();
+    let len = [1, 2, 4, 8][usize::from(kind >> 4) % 4];
+    let mut data = [0; 8];
+    match kind & 0xf {
+        // Commands, most of them known ones.
+        0..=4 => {
+            let slice = u64::from(kind >> 4) % u64::from(2 * SLICES);
+            let address = bar(rig, bdf, 0) + registers::SLICE + 4 * slice;
+            let command = u32::from(kind & 1) + 1;
+            rig.write(address, &command.to_le_bytes());
+        }
+        5 | 6 => {
+            let address = bar(rig, bdf, 0).wrapping_add(u64::from(input.u16() % 0x4000));
+            rig.write(address, input.bytes(len));
+            rig.mmio.read(address, &mut data[..len]);
+        }
+        7 => {
+            let address = bar(rig, bdf, 1).wrapping_add(u64::from(input.u16()) % (DOORBELL * 8));
+            rig.doorbells.ring(address);
+            rig.write(address, input.bytes(len));
+        }
+        8 => {
+            let offset = u16::from(input.u8());
+            rig.config_write(bdf, offset, input.bytes(len));
+            rig.config_read_bytes(bdf, offset, &mut data[..len]);
+        }
+        9 => rig.enable(bdf, kind & 0x40 != 0),
+        10 => rig.write(bar(rig, bdf, 0) + registers::RESET, &[1, 0, 0, 0]),
+        // What a worker reads before it serves: the guest's hello, and the machine's attachment.
+        11 => {
+            let mut bytes = [0; ATTACHMENT];
+            let some = input.bytes(ATTACHMENT);
+            bytes[..some.len()].copy_from_slice(some);
+            let _ = Attachment::from_bytes(&bytes);
+            let mut greeting = [0; hello::SIZE];
+            greeting.copy_from_slice(&bytes[..hello::SIZE]);
+            let _ = Hello::check(&greeting);
+        }
+        12 => accept(workers),
+        13 => {
+            if let Some((stream, _)) = workers.first_mut() {
+                let _ = stream.write(input.bytes(len));
+            }
+        }
+        14 if !workers.is_empty() => {
+            workers.remove(usize::from(kind >> 4) % workers.len());
+        }
+        // The port's thread goes on.
+        _ => thread::sleep(Duration::from_micros(u64::from(kind >> 4) * 100)),
+    }
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    let mut input = Input::new(bytes);
+    LazyLock::force(&POOL);
+    let rig = Rig::new();
+    let options = Options {
+        thread_name: "accel".to_owned(),
+        socket: scratch::path("pool"),
+        slices: SLICES,
+        slice_size: SMALLEST,
+        device: String::new(),
+        weight: 1,
+        memory: 1 << 20,
+        client: "guest".to_owned(),
+    };
+    let resources = Resources {
+        msi: Arc::new(rig.msi.clone()),
+        doorbells: Arc::new(rig.doorbells.clone()),
+        space: Arc::new(FakeSpace),
+        spawner: Arc::new(Unconfined),
+    };
+    let port = Accel::new(options, resources).expect("there is memory");
+    let bdf = rig.plug(port);
+    rig.enable(bdf, true);
+    let mut workers = Vec::new();
+    while !input.is_empty() {
+        step(&rig, bdf, &mut workers, &mut input);
+    }
+    rig.segment.unplug(bdf).expect("it is where it was plugged");
+    assert!(rig.doorbells.addresses().is_empty(), "no doorbell is left");
+    // What was connected and not accepted belongs to this port.
+    while POOL.accept().is_ok() {}
+});
