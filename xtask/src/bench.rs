@@ -7,7 +7,7 @@ use gantry_tests::{
 };
 
 use crate::{
-    fairness,
+    fairness, opencl_programs,
     programs::{self, cargo, target},
     progress::Step,
     ring, sharing_figures,
@@ -20,10 +20,13 @@ pub struct Options {
     /// Only these measurements of the nested rig: boot, process, snapshot, net. Or one of these,
     /// alone: `fairness`: how fairly schedulers share an accelerator, in virtual time (writes docs/);
     /// `ring`: what a call over an accelerator's rings costs, from ring 3 of a guest on /dev/kvm;
-    /// `sharing`: how fairly this machine's OpenCL device is shared, for real.
+    /// `sharing`: how fairly this machine's OpenCL device is shared, for real; `programs`: which
+    /// OpenCL programs pass their tests natively and through the driver (writes docs/).
     names: Vec<String>,
     #[command(flatten)]
     sharing: sharing_figures::Options,
+    #[command(flatten)]
+    programs: opencl_programs::Options,
 }
 
 /// Measures and prints.
@@ -33,6 +36,9 @@ pub fn run(options: &Options) -> Result<()> {
     }
     if options.names == ["ring"] {
         return ring::bench();
+    }
+    if options.names == ["programs"] {
+        return opencl_programs::run(&options.programs);
     }
     if options.names == ["sharing"] {
         return sharing_figures::run(&options.sharing);

@@ -8,6 +8,8 @@
 //! - [`sharing`]: one device for several applications, by weight; [`sharing_figures`]: how fairly;
 //!   [`shared_device`]: the processes for both.
 //! - [`test`]: every test, nested ones included.
+//! - [`opencl`]: the OpenCL driver's scenarios on this machine; [`opencl_programs`]: programs that
+//!   nobody here wrote.
 //! - [`programs`]: building what the others run; [`progress`]: what they say meanwhile.
 
 mod bench;
@@ -16,6 +18,7 @@ mod fairness;
 mod fuzz;
 mod gate;
 mod opencl;
+mod opencl_programs;
 mod programs;
 mod progress;
 mod ring;

@@ -18,6 +18,9 @@ use crate::{
     progress::Step,
 };
 
+/// Where piglit is.
+pub const PIGLIT: &str = "/usr/lib/x86_64-linux-gnu/piglit";
+
 /// Programs and files that the scenarios need, and the Debian packages that have them.
 const PROGRAMS: &[(&str, &str)] = &[
     ("/etc/OpenCL/vendors/pocl.icd", "pocl-opencl-icd"),
@@ -28,7 +31,7 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("clinfo", "clinfo"),
     ("clpeak", "clpeak"),
     ("strace", "strace"),
-    ("/usr/lib/x86_64-linux-gnu/piglit/bin", "piglit"),
+    (PIGLIT, "piglit"),
     (
         "/usr/lib/python3/dist-packages/pyopencl",
         "python3-pyopencl",
@@ -80,8 +83,7 @@ pub fn run(words: &[String], mut report: impl FnMut(&str, &Outcome, f64)) -> Res
     if !SCENARIOS.iter().any(|(name, _)| wanted(name)) {
         return Ok(());
     }
-    packages::install(PROGRAMS)?;
-    let pool = Pool::start()?;
+    let pool = Pool::start_installed()?;
     for (name, scenario) in SCENARIOS.iter().filter(|(name, _)| wanted(name)) {
         let start = Instant::now();
         let outcome = match scenario(&pool) {
@@ -94,7 +96,7 @@ pub fn run(words: &[String], mut report: impl FnMut(&str, &Outcome, f64)) -> Res
 }
 
 /// A running pool of workers, and the programs that go with it.
-struct Pool {
+pub struct Pool {
     process: Child,
     folder: PathBuf,
     release: PathBuf,
@@ -109,7 +111,9 @@ impl Drop for Pool {
 }
 
 impl Pool {
-    fn start() -> Result<Self> {
+    /// Installs and builds what is needed, and starts a pool.
+    pub fn start_installed() -> Result<Self> {
+        packages::install(PROGRAMS)?;
         let step = Step::new("building the OpenCL driver and its worker (release)");
         let mut build = cargo();
         build.args(["build", "--release", "--quiet"]);
@@ -164,7 +168,7 @@ impl Pool {
     }
 
     /// A program that uses the host's driver.
-    fn native(&self, program: impl AsRef<Path>) -> Command {
+    pub fn native(&self, program: impl AsRef<Path>) -> Command {
         let mut command = Command::new("timeout");
         command
             .arg("120")
@@ -175,7 +179,7 @@ impl Pool {
     }
 
     /// A program that uses Gantry's driver and no other.
-    fn remoted(&self, program: impl AsRef<Path>) -> Command {
+    pub fn remoted(&self, program: impl AsRef<Path>) -> Command {
         let mut command = self.native(program);
         command
             .env("OCL_ICD_VENDORS", self.folder.join("vendors"))
@@ -248,7 +252,7 @@ fn piglit(pool: &Pool) -> Result<()> {
     };
     let mut different = Vec::new();
     let mut passed = 0;
-    for entry in fs::read_dir("/usr/lib/x86_64-linux-gnu/piglit/bin")? {
+    for entry in fs::read_dir(Path::new(PIGLIT).join("bin"))? {
         let test = entry?.path();
         let name = test.file_name().unwrap_or_default().to_string_lossy();
         if !name.starts_with("cl-api-") {

@@ -103,6 +103,19 @@ pub struct Application {
 }
 
 impl Application {
+    fn start(command: &mut Command) -> Result<Self> {
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot start {}", command.get_program().display()))?;
+        let output = child.stdout.take().context("no output")?;
+        Ok(Self {
+            process: Process(child),
+            output: BufReader::new(output),
+        })
+    }
+
     /// Its next line; empty at its end.
     pub fn line(&mut self) -> Result<String> {
         let mut line = String::new();
@@ -114,6 +127,12 @@ impl Application {
     pub fn go(&mut self) -> Result<()> {
         let input = self.process.0.stdin.as_mut().context("no input")?;
         Ok(input.write_all(b"\n")?)
+    }
+
+    /// Has it end, and says what it prints then.
+    pub fn end(&mut self) -> Result<String> {
+        drop(self.process.0.stdin.take());
+        self.line()
     }
 }
 
@@ -141,7 +160,7 @@ impl Machine {
                 .arg(&socket)
                 .arg("--arbiter")
                 .arg(machine.folder.join("arbiter"))
-                .args(["--name", &index.to_string()])
+                .args(["--name", &index.to_string(), "--memory", "4096"])
                 .args(["--weight", &weight.to_string()])
                 .env("OCL_ICD_VENDORS", programs.vendors)
                 .stdin(Stdio::null())
@@ -155,23 +174,16 @@ impl Machine {
         Ok(machine)
     }
 
-    /// Starts an application of a client, for so many seconds; zero: until it is killed. Its
+    /// Starts an application of a client, for so many seconds; zero: until it is told to end. Its
     /// kernels take about so many microseconds (several lengths are mixed); zero: without end.
     pub fn application(&self, client: usize, micros: &[u32], seconds: u64) -> Result<Application> {
         let micros: Vec<_> = micros.iter().map(u32::to_string).collect();
-        let mut child = Command::new(self.programs.0.join("examples/opencl_turns"))
+        let mut command = Command::new(self.programs.0.join("examples/opencl_turns"));
+        command
             .args([&micros.join(","), "64", &seconds.to_string()])
             .env("OCL_ICD_VENDORS", self.folder.join("vendors"))
-            .env("GANTRY_OPENCL", self.folder.join(format!("pool{client}")))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("cannot start opencl_turns")?;
-        let output = child.stdout.take().context("no output")?;
-        let mut application = Application {
-            process: Process(child),
-            output: BufReader::new(output),
-        };
+            .env("GANTRY_OPENCL", self.folder.join(format!("pool{client}")));
+        let mut application = Application::start(&mut command)?;
         let line = application.line()?;
         ensure!(line == "running", "the application said {line:?}");
         Ok(application)
@@ -181,6 +193,17 @@ impl Machine {
     pub fn restart_arbiter(&mut self, options: &[&str]) -> Result<()> {
         self.arbiter = arbiter(&self.programs.0, &self.folder, options)?;
         Ok(())
+    }
+
+    /// Starts the application without scruples as a client.
+    pub fn misdeed(&self, client: usize, what: &str) -> Result<Application> {
+        let mut command = Command::new("timeout");
+        command
+            .arg("60")
+            .arg(self.programs.0.join("examples/opencl_hostile"))
+            .arg(self.folder.join(format!("pool{client}")))
+            .arg(what);
+        Application::start(&mut command)
     }
 
     /// What each client has had.

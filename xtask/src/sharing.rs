@@ -36,6 +36,10 @@ const SCENARIOS: &[(&str, Scenario)] = &[
         "sharing: a kernel without end costs its worker, and others go on",
         endless,
     ),
+    (
+        "sharing: clients that break the rules, or die at any step, cost others nothing",
+        misdeeds,
+    ),
 ];
 
 /// Whether a word selects a scenario.
@@ -156,6 +160,64 @@ fn endless(programs: Programs) -> Result<()> {
     ensure!(
         other.process.0.try_wait()?.is_none(),
         "the other application has ended, too"
+    );
+    Ok(())
+}
+
+/// A client breaks every rule in turn, and is killed after each step of an ordinary run, while
+/// another one computes: that gets no error, and waits for nobody's end.
+fn misdeeds(programs: Programs) -> Result<()> {
+    /// The arbiter's limit, in milliseconds: nobody is to need it.
+    const LIMIT: &str = "60000";
+    /// The longest pause that is nobody's fault, in seconds: machines that test are busy, and PoCL
+    /// compiles a kernel when it is first run.
+    const PAUSE: f64 = 20.0;
+    /// More than an ordinary run has.
+    const STEPS: u32 = 100;
+    let machine = Machine::start(programs, &["--limit", LIMIT], &[1, 1])?;
+    let mut other = machine.application(1, &[3_000], 0)?;
+    other.go()?;
+    machine.goes_on(1)?;
+    for (what, outcome) in [
+        ("garbage", "ended"),
+        ("index", "ended"),
+        ("length", "ended"),
+        ("outside", "refused"),
+        ("quota", "refused"),
+        ("silent", "silent"),
+    ] {
+        let mut offender = machine.misdeed(0, what)?;
+        let said = offender.line()?;
+        ensure!(said == outcome, "{what}: {said:?}");
+        // Also while the offender is still there: one that is silent is until it is told to end.
+        machine.goes_on(1)?;
+        offender.end()?;
+    }
+    let mut step = 0;
+    loop {
+        let said = machine.misdeed(0, &step.to_string())?.line()?;
+        if said == "whole" {
+            break;
+        }
+        ensure!(said.is_empty(), "killed after {step} steps: {said}");
+        step += 1;
+        ensure!(step < STEPS, "an ordinary run has no end");
+    }
+    ensure!(step > 20, "an ordinary run has {step} steps only");
+    let clients = machine.clients()?;
+    let killed: u64 = clients.values().map(|client| client.killed).sum();
+    ensure!(killed == 0, "the arbiter had to end {killed} workers");
+    let line = other.end()?;
+    let numbers: Vec<f64> = line
+        .split(' ')
+        .filter_map(|word| word.parse().ok())
+        .collect();
+    let &[.., pause] = &numbers[..] else {
+        bail!("the other application said {line:?}");
+    };
+    ensure!(
+        pause < PAUSE,
+        "the other application stood still for {pause} s"
     );
     Ok(())
 }

@@ -161,7 +161,7 @@ fn measure(programs: Programs, options: &Options, kernels: Kernels) -> Result<Me
             .split(' ')
             .filter_map(|word| word.parse().ok())
             .collect();
-        let &[kernels, seconds, alone] = &numbers[..] else {
+        let &[kernels, seconds, alone, _] = &numbers[..] else {
             anyhow::bail!("an application said {line:?}");
         };
         work.push((kernels as u64, alone / seconds));

@@ -3,13 +3,17 @@
 //! (`20,400,8000`) are mixed at random.
 //!
 //! Prints `running` when it is ready, waits for a line of input, and prints at its end the number
-//! of kernels, the time they took in seconds, and the time that they take when nothing else runs,
-//! in seconds: or `error`, a code and what failed with it. No seconds: until it is killed. Zero
-//! microseconds: a kernel that never ends.
+//! of kernels, and in seconds the time they took, the time that they take when nothing else runs,
+//! and the longest time between the ends of two: or `error`, a code and what failed with it. Zero
+//! seconds: until its input ends. Zero microseconds: a kernel that never ends.
 
 use std::{
     collections::VecDeque,
     ptr::null,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -119,8 +123,19 @@ fn run(micros: &[u64], in_flight: usize, seconds: f64) -> Result<(), Failed> {
     let mut line = String::new();
     let _ = std::io::stdin().read_line(&mut line);
     let (mut events, mut done, mut alone) = (VecDeque::new(), 0u64, Duration::ZERO);
+    let ended = Arc::new(AtomicBool::new(false));
+    let end = Arc::clone(&ended);
+    std::thread::spawn(move || {
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        end.store(true, Ordering::Relaxed);
+    });
     let (mut random, start) = (u64::from(std::process::id()), Instant::now());
-    while seconds == 0.0 || start.elapsed().as_secs_f64() < seconds {
+    let (mut last, mut pause) = (start, Duration::ZERO);
+    let goes_on = || match seconds {
+        0.0 => !ended.load(Ordering::Relaxed),
+        seconds => start.elapsed().as_secs_f64() < seconds,
+    };
+    while goes_on() {
         while events.len() < in_flight {
             // Knuth's linear congruential generator; its high bits are the better ones.
             random = random
@@ -133,12 +148,16 @@ fn run(micros: &[u64], in_flight: usize, seconds: f64) -> Result<(), Failed> {
             work.wait(event)?;
             done += 1;
             alone += length;
+            let now = Instant::now();
+            pause = pause.max(now - last);
+            last = now;
         }
     }
     println!(
-        "{done} {:.3} {:.3}",
+        "{done} {:.3} {:.3} {:.3}",
         start.elapsed().as_secs_f64(),
-        alone.as_secs_f64()
+        alone.as_secs_f64(),
+        pause.as_secs_f64()
     );
     Ok(())
 }

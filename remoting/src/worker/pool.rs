@@ -69,6 +69,15 @@ pub struct Options {
     /// write to.
     #[arg(long, default_value = "/tmp", value_name = "FOLDER")]
     pub cache: PathBuf,
+    /// Device memory in MiB that each of this machine's own applications may have; all that there
+    /// is by default. Applications in guests have what their machine's accelerator is given.
+    #[arg(
+        long,
+        default_value_t = 0,
+        hide_default_value = true,
+        value_name = "MIB"
+    )]
+    pub memory: u64,
     /// A folder or file that workers may read beside the usual ones (/usr, /opt and the like):
     /// where the host's driver is, if it is elsewhere.
     #[arg(long, value_name = "PATH")]
@@ -312,6 +321,7 @@ fn start(
         .args(["--library", &options.library])
         .args(["--window", &options.window.to_string()])
         .args(["--spin", &options.spin.to_string()])
+        .args(["--memory", &options.memory.to_string()])
         .args(["--heap", &(options.heap() >> 20).to_string()])
         .arg("--cache")
         .arg(&cache)
@@ -478,7 +488,7 @@ fn serve(api: Arc<api::Api>, stream: &UnixStream, options: &Options) -> Result<(
         spin: Duration::from_micros(options.spin),
         waker: Waker::Futex(Futex { patience: PATIENCE }),
         device: String::new(),
-        quota: Quota::new(0),
+        quota: Quota::new(options.memory.saturating_mul(1 << 20)),
     };
     let spin = tuning.spin;
     let nudge = Nudge(Box::new(move || socket::nudge(&listener)));

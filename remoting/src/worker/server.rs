@@ -1,6 +1,7 @@
 //! The serving thread: takes calls, gives answers, and waits for the driver's events.
 
 use std::{
+    cell::RefCell,
     collections::{HashMap, VecDeque},
     sync::Arc,
     time::{Duration, Instant},
@@ -245,8 +246,13 @@ impl Server {
             flags: Flags::default(),
             sequence,
         };
-        // The client's end ends this process: there is nothing to watch while waiting for room.
-        self.sender.send(header, body, || true)
+        let (api, queues, undecided) = (&self.api, &self.queues, self.undecided);
+        let sharing = RefCell::new(&mut self.sharing);
+        // The client's end ends this process: it is not looked for while waiting for room.
+        self.sender.send(header, body, || {
+            sharing.borrow_mut().let_go(api, queues, undecided);
+            true
+        })
     }
 
     /// Tells the client which stages are its own again: before each answer, so that what a wait
@@ -379,20 +385,8 @@ impl Server {
             .find_map(|used| (used.stage == stage).then_some(used.event))
     }
 
-    /// `CL_EVENT_COMMAND_EXECUTION_STATUS`.
     pub(super) fn status(&self, event: Handle) -> i32 {
-        let mut status = 0i32;
-        let code = cl!(
-            self.api,
-            clGetEventInfo(
-                event,
-                codes::EVENT_COMMAND_EXECUTION_STATUS,
-                size_of::<i32>(),
-                (&raw mut status).cast(),
-                std::ptr::null_mut(),
-            )
-        );
-        if code == 0 { status } else { code }
+        status(&self.api, event)
     }
 
     /// Answers waits that are over. Whether there was one.
@@ -550,6 +544,22 @@ impl Server {
         }
         Ok(())
     }
+}
+
+/// `CL_EVENT_COMMAND_EXECUTION_STATUS`.
+pub(super) fn status(api: &Api, event: Handle) -> i32 {
+    let mut status = 0i32;
+    let code = cl!(
+        api,
+        clGetEventInfo(
+            event,
+            codes::EVENT_COMMAND_EXECUTION_STATUS,
+            size_of::<i32>(),
+            (&raw mut status).cast(),
+            std::ptr::null_mut(),
+        )
+    );
+    if code == 0 { status } else { code }
 }
 
 /// Bytes as a C string: up to the first zero.

@@ -6,14 +6,21 @@
 //! that keeps several kernels in flight would learn of the end of one only when the last one has
 //! been submitted.) Without an arbiter all this is one comparison per call.
 
-use std::{collections::VecDeque, io, os::unix::net::UnixStream, sync::Arc};
+use std::{
+    collections::VecDeque, io, os::unix::net::UnixStream, sync::Arc, thread, time::Duration,
+};
 
 use super::{
     notice::{self, Leaf, Notice},
-    server::{Error, Server, cl},
+    objects::Queue,
+    server::{Error, Server, cl, status},
+    table::Table,
 };
 use crate::{
-    opencl::{api::Handle, codes},
+    opencl::{
+        api::{Api, Handle},
+        codes,
+    },
     protocol::{Flags, Header, Request, calls::QueueId},
     turns::{Moment, message::Join, meter::Kind, worker::Turns},
 };
@@ -22,6 +29,8 @@ use crate::{
 const HELD: usize = 64;
 /// `CL_RUNNING`.
 const RUNNING: i32 = 1;
+/// How often commands are looked at whose client does not read its answers.
+const LOOK: Duration = Duration::from_millis(1);
 
 /// A command that the driver has.
 #[derive(Debug)]
@@ -77,6 +86,66 @@ fn kind(header: Header, request: &Request) -> Option<Kind> {
     }
 }
 
+impl Sharing {
+    /// Takes note of commands that have completed.
+    fn settle(&mut self, api: &Api) {
+        while let Some(oldest) = self.submitted.front() {
+            if status(api, oldest.event) > 0 {
+                return;
+            }
+            cl!(api, clReleaseEvent(oldest.event));
+            self.submitted.pop_front();
+            if let Some(turns) = &mut self.turns {
+                turns.completed(Moment::now());
+            }
+        }
+    }
+
+    /// Whether what the driver has cannot complete before the client does something: commands
+    /// wait for its user events, of which so many are undecided, and none is running.
+    fn stuck(&self, api: &Api, undecided: usize) -> bool {
+        undecided > 0
+            && !self.submitted.is_empty()
+            && self
+                .submitted
+                .iter()
+                .all(|command| status(api, command.event) > RUNNING)
+    }
+
+    /// Has the driver begin what it may have kept back: it is waited for.
+    fn flush_submitted(&mut self, api: &Api, queues: &Table<Queue>) {
+        if !std::mem::take(&mut self.unflushed) {
+            return;
+        }
+        for command in &self.submitted {
+            // Releasing a queue has flushed it.
+            if let Ok(queue) = queues.get(command.queue.0) {
+                cl!(api, clFlush(queue.raw));
+            }
+        }
+    }
+
+    /// Lets go of the device as soon as what the driver has is done: the client does not read its
+    /// answers, and nobody else is to wait for that.
+    pub(super) fn let_go(&mut self, api: &Api, queues: &Table<Queue>, undecided: usize) {
+        if self.turns.is_none() {
+            return;
+        }
+        self.flush_submitted(api, queues);
+        let stuck = loop {
+            self.settle(api);
+            let stuck = self.stuck(api, undecided);
+            if stuck || self.submitted.is_empty() {
+                break stuck;
+            }
+            thread::sleep(LOOK);
+        };
+        if let Some(turns) = &mut self.turns {
+            turns.idle(stuck);
+        }
+    }
+}
+
 impl Server {
     /// Shares the device with others: `control` is the socket to the pool.
     pub fn share(&mut self, control: UnixStream, join: Join) -> io::Result<()> {
@@ -94,7 +163,7 @@ impl Server {
     /// Carries out the calls that wait for the device, as far as they may be by now. Whether there
     /// was one.
     pub(super) fn serve_held(&mut self) -> Result<bool, Error> {
-        self.settle();
+        self.sharing.settle(&self.api);
         let mut served = false;
         while let Some((header, request)) = self.sharing.held.pop_front() {
             if let Some(kept) = self.try_serve(header, request)? {
@@ -140,7 +209,7 @@ impl Server {
             && let Some(kind) = kind(header, &request)
         {
             if !self.may_submit(kind) {
-                self.flush_submitted();
+                self.sharing.flush_submitted(&self.api, &self.queues);
                 return Ok(Some((header, request)));
             }
             self.sharing.metered = Some(kind);
@@ -157,8 +226,8 @@ impl Server {
     }
 
     fn may_submit(&mut self, kind: Kind) -> bool {
-        self.settle();
-        let stuck = self.stuck();
+        self.sharing.settle(&self.api);
+        let stuck = self.sharing.stuck(&self.api, self.undecided);
         let Some(turns) = &mut self.sharing.turns else {
             return true;
         };
@@ -167,18 +236,6 @@ impl Server {
             (self.nudge.0)();
         }
         may
-    }
-
-    /// Whether what the driver has cannot complete before the client does something: commands
-    /// wait for its user events, and none is running.
-    fn stuck(&self) -> bool {
-        self.undecided > 0
-            && !self.sharing.submitted.is_empty()
-            && self
-                .sharing
-                .submitted
-                .iter()
-                .all(|command| self.status(command.event) > RUNNING)
     }
 
     /// Keeps account of a command that the driver has, by its event, a reference to which this
@@ -201,7 +258,7 @@ impl Server {
     /// Keeps account of a command that was submitted at `start` and has completed, and so have all
     /// before it in its queue. While commands of other queues are under way, its time is theirs.
     pub(super) fn meter_done(&mut self, kind: Kind, start: Moment) {
-        self.settle();
+        self.sharing.settle(&self.api);
         let Some(turns) = &mut self.sharing.turns else {
             return;
         };
@@ -213,41 +270,14 @@ impl Server {
         turns.completed(Moment::now());
     }
 
-    /// Takes note of commands that have completed.
-    fn settle(&mut self) {
-        while let Some(oldest) = self.sharing.submitted.front() {
-            if self.status(oldest.event) > 0 {
-                return;
-            }
-            cl!(self.api, clReleaseEvent(oldest.event));
-            self.sharing.submitted.pop_front();
-            if let Some(turns) = &mut self.sharing.turns {
-                turns.completed(Moment::now());
-            }
-        }
-    }
-
-    /// Has the driver begin what it may have kept back: it is waited for.
-    fn flush_submitted(&mut self) {
-        if !std::mem::take(&mut self.sharing.unflushed) {
-            return;
-        }
-        for command in &self.sharing.submitted {
-            // Releasing a queue has flushed it.
-            if let Ok(queue) = self.queues.get(command.queue.0) {
-                cl!(self.api, clFlush(queue.raw));
-            }
-        }
-    }
-
     /// Before the serving thread sleeps: lets go of a device that is not used, and has the driver
     /// wake the thread when what is waited for completes.
     pub(super) fn before_sleep(&mut self) {
         if self.sharing.turns.is_none() {
             return;
         }
-        self.flush_submitted();
-        let stuck = self.stuck();
+        self.sharing.flush_submitted(&self.api, &self.queues);
+        let stuck = self.sharing.stuck(&self.api, self.undecided);
         if self.sharing.held.is_empty()
             && let Some(turns) = &mut self.sharing.turns
         {
