@@ -70,7 +70,8 @@ impl Removals {
     }
 
     fn insert(&mut self, id: &str, limit: Option<Duration>, swap: Option<Swap>) {
-        let deadline = limit.map(|limit| Instant::now() + limit);
+        // A limit beyond the end of time is none.
+        let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         let removal = Removal {
             deadline,
             swap,
@@ -419,6 +420,22 @@ impl Control {
                     self.monitor.emit("vm", "device-swap-failed", &properties);
                 }
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_time_limit_can_be_asked_for() {
+        for limit in [0, u64::from(u32::MAX), i64::MAX as u64, u64::MAX] {
+            let mut removals = Removals::new().unwrap();
+            removals.insert("gpu", Some(Duration::from_secs(limit)), None);
+            assert_eq!(removals.state("gpu"), Some("removing"), "{limit}");
+            let ends = limit <= u64::from(u32::MAX);
+            assert_eq!(removals.timer.is_armed().unwrap(), ends, "{limit}");
         }
     }
 }
