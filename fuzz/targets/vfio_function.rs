@@ -1,4 +1,5 @@
-//! Configuration space and vector table of a passed-through device, whose host refuses now and then.
+//! Configuration space and vector table of a passed-through device, whose host refuses now and
+//! then.
 
 #![no_main]
 

@@ -26,8 +26,8 @@
 //! [`HotplugController::request_eject`], the event, and when the guest's eject arrives at the
 //! handler, `unplug`. [`PciAml`] describes all of it to the guest.
 //!
-//! Only function 0 of each device exists. Interrupt lines (INTx) are there for physical devices that
-//! have nothing better; the bridge's `_PRT` gives all slots four of them.
+//! Only function 0 of each device exists. Interrupt lines (INTx) are there for physical devices
+//! that have nothing better; the bridge's `_PRT` gives all slots four of them.
 
 mod access;
 mod aml;

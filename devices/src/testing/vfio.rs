@@ -24,9 +24,9 @@ const REGION: usize = 4096;
 const BAR0: u32 = 0;
 const ROM: u32 = 6;
 
-/// A device with a ROM full of 0x5a and a 64-bit BAR 0, and in it the vector table at 0 and the pending bits at 2048, a
-/// power management capability at 0x40, PCI Express with FLR at 0x50, MSI at 0xa0 and MSI-X at
-/// 0xc0.
+/// A device with a ROM full of 0x5a and a 64-bit BAR 0, and in it the vector table at 0 and the
+/// pending bits at 2048, a power management capability at 0x40, PCI Express with FLR at 0x50, MSI
+/// at 0xa0 and MSI-X at 0xc0.
 pub struct FakeDevice {
     config: Mutex<[u8; REGION]>,
     bar: Mutex<[u8; REGION]>,

@@ -49,8 +49,8 @@ pub fn connect_irqs(
     set_irqs(device, flags, index, first, eventfds)
 }
 
-/// Lets an eventfd tell vfio-pci that the guest has served the interrupt of the line: vfio-pci masks
-/// it after each.
+/// Lets an eventfd tell vfio-pci that the guest has served the interrupt of the line: vfio-pci
+/// masks it after each.
 pub fn unmask_line_by(device: &impl AsRawFd, served: RawFd) -> io::Result<()> {
     let flags = VFIO_IRQ_SET_DATA_EVENTFD | VFIO_IRQ_SET_ACTION_UNMASK;
     set_irqs(device, flags, VFIO_PCI_INTX_IRQ_INDEX, 0, &[served])

@@ -1,7 +1,7 @@
 //! Power management (PCI PM 1.2, 3.2): the guest's power state is a register of its own.
 //!
-//! The device stays in D0: in a lower state vfio-pci takes its memory away, and a guest that looks at
-//! a BAR would end its own VM. What the guest sees of D3hot is that DMA and interrupts stop.
+//! The device stays in D0: in a lower state vfio-pci takes its memory away, and a guest that looks
+//! at a BAR would end its own VM. What the guest sees of D3hot is that DMA and interrupts stop.
 
 use crate::pci::{ConfigError, ConfigSpace};
 
