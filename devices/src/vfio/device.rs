@@ -8,6 +8,8 @@ use vfio_bindings::bindings::vfio::{
 };
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::memory::HostMemory;
+
 /// Interrupts of one kind.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u32)]
@@ -90,6 +92,13 @@ pub trait Device: Send + Sync {
 
     /// Switches all interrupts of a kind off.
     fn disconnect(&self, irqs: Irqs) -> io::Result<()>;
+
+    /// Lets other devices of the VM reach memory of this one, which the guest sees at an address,
+    /// until the result is dropped.
+    fn offer(&self, guest: u64, memory: HostMemory) -> Option<Box<dyn Send>> {
+        let _ = (guest, memory);
+        None
+    }
 
     /// Back to the state after power-on.
     fn reset(&self) -> Result<(), ResetError>;

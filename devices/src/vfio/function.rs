@@ -60,6 +60,8 @@ struct Msi {
 struct Shared {
     bar: BarIndex,
     placed: Option<Box<dyn Mapping>>,
+    /// For other devices.
+    offered: Option<Box<dyn Send>>,
     host: BarMapping,
 }
 
@@ -154,6 +156,7 @@ impl Function {
             self.shared.extend(mappings.into_iter().map(|host| Shared {
                 bar: index,
                 placed: None,
+                offered: None,
                 host,
             }));
         }
@@ -451,6 +454,7 @@ impl PciFunction for Function {
         let mut failed = None;
         for shared in self.shared.iter_mut().filter(|shared| shared.bar == index) {
             shared.placed = None;
+            shared.offered = None;
             let Some(address) = address else { continue };
             let memory = HostMemory {
                 address: shared.host.address,
@@ -459,7 +463,10 @@ impl PciFunction for Function {
             };
             let at = GuestAddress(address.saturating_add(shared.host.offset));
             match self.resources.space.map(memory, PAGE, Some(at)) {
-                Ok(placed) => shared.placed = Some(placed),
+                Ok(placed) => {
+                    shared.placed = Some(placed);
+                    shared.offered = self.device.offer(at.0, memory);
+                }
                 Err(error) => failed = Some(error),
             }
         }

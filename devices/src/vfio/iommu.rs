@@ -18,7 +18,7 @@ use super::{
     reach::Reach,
 };
 use crate::{
-    memory::GuestMemory,
+    memory::{GuestMemory, HostMemory},
     virtio::{
         discard::Discards,
         plugged::{Blocks, Follower},
@@ -30,6 +30,10 @@ use crate::{
 /// RAM is mapped, and with it locked in memory, from the first device on; until the last one goes,
 /// the balloon gives none of it back: a device would keep the page that the guest lost. Memory that
 /// virtio-mem manages is mapped and unmapped block by block, as the guest plugs it.
+///
+/// As soon as there are two devices, each can reach what the guest sees of the other's memory
+/// (peer-to-peer). To map a large BAR takes its time, and the guest moves BARs on a vCPU: so they
+/// are only offered there, and mapped in [`Iommu::settle_peers`].
 pub struct Iommu {
     memory: GuestMemory,
     container: Arc<VfioContainer>,
@@ -37,6 +41,8 @@ pub struct Iommu {
     discards: Arc<Discards>,
     /// How much memory may be locked.
     limit: String,
+    /// Told when there is something for [`Iommu::settle_peers`] to do.
+    peers_changed: Box<dyn Fn() + Send + Sync>,
     state: Mutex<State>,
 }
 
@@ -46,7 +52,16 @@ struct State {
     devices: BTreeMap<String, String>,
     /// Length by guest-physical address.
     mapped: BTreeMap<u64, u64>,
+    /// Memory of devices by guest-physical address.
+    peers: BTreeMap<u64, Peer>,
     reach: Reach,
+    /// A peer that cannot be reached is logged once: the guest could move its BARs at will.
+    warned: bool,
+}
+
+struct Peer {
+    memory: HostMemory,
+    mapped: bool,
 }
 
 impl Iommu {
@@ -56,6 +71,7 @@ impl Iommu {
         hypervisor: VfioDeviceFd,
         memory: GuestMemory,
         discards: Arc<Discards>,
+        peers_changed: Box<dyn Fn() + Send + Sync>,
     ) -> Result<Arc<Self>, Error> {
         let container =
             VfioContainer::new(Some(Arc::new(hypervisor))).map_err(|source| match source {
@@ -73,6 +89,7 @@ impl Iommu {
             discards,
             container: Arc::new(container),
             limit: memory_limit(),
+            peers_changed,
             state: Mutex::default(),
         });
         let follower = Arc::downgrade(&iommu);
@@ -101,7 +118,48 @@ impl Iommu {
         let mapped = self.map_ram(&mut state, &blocks);
         // Dropping `attached` needs it.
         drop(state);
+        (self.peers_changed)();
         mapped.map(|()| attached)
+    }
+
+    /// Lets the devices reach the memory of others that was offered since the last call.
+    pub fn settle_peers(&self) {
+        let mut state = self.lock();
+        let State {
+            devices,
+            peers,
+            reach,
+            warned,
+            ..
+        } = &mut *state;
+        if devices.len() < 2 {
+            return;
+        }
+        for (guest, peer) in peers.iter_mut().filter(|(_, peer)| !peer.mapped) {
+            let len = peer.memory.len;
+            let mapped = if reach.covers(*guest, len) {
+                // SAFETY: whoever offered it keeps it mapped until the offer is withdrawn, which
+                // takes it away from the devices first.
+                unsafe {
+                    self.container
+                        .vfio_dma_map(*guest, len as usize, peer.memory.address)
+                }
+                .map_err(|error| error.to_string())
+            } else {
+                Err(format!("the host's IOMMU translates {reach} only"))
+            };
+            match mapped {
+                Ok(()) => peer.mapped = true,
+                Err(why) if !*warned => {
+                    *warned = true;
+                    log::warn!(
+                        "devices cannot reach {len:#x} bytes of another one's memory at \
+                         {guest:#x} (peer-to-peer), and have to go through RAM: {why}"
+                    );
+                }
+                Err(_) => {}
+            }
+        }
     }
 
     /// Takes note of RAM that was added.
@@ -239,6 +297,40 @@ impl Attached {
     }
 }
 
+impl Attached {
+    /// Offers memory of the device to others, at the address where the guest sees it.
+    pub fn offer(&self, guest: u64, memory: HostMemory) -> Offer {
+        let iommu = Arc::clone(&self.iommu);
+        let peer = Peer {
+            memory,
+            mapped: false,
+        };
+        iommu.lock().peers.insert(guest, peer);
+        (iommu.peers_changed)();
+        Offer { iommu, guest }
+    }
+}
+
+/// Memory of a device that others may reach as long as this lives.
+pub(super) struct Offer {
+    iommu: Arc<Iommu>,
+    guest: u64,
+}
+
+impl Drop for Offer {
+    fn drop(&mut self) {
+        let peer = self.iommu.lock().peers.remove(&self.guest);
+        if let Some(Peer { memory, .. }) = peer.filter(|peer| peer.mapped)
+            && let Err(error) = self
+                .iommu
+                .container
+                .vfio_dma_unmap(self.guest, memory.len as usize)
+        {
+            log::warn!("devices still reach {:#x}: {error}", self.guest);
+        }
+    }
+}
+
 impl Drop for Attached {
     fn drop(&mut self) {
         let mut state = self.iommu.lock();
@@ -248,6 +340,10 @@ impl Drop for Attached {
         if state.devices.is_empty() {
             // With its last group the kernel forgets all mappings.
             state.mapped.clear();
+            state
+                .peers
+                .values_mut()
+                .for_each(|peer| peer.mapped = false);
         }
     }
 }

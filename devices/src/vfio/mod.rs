@@ -104,6 +104,17 @@ pub enum Error {
         /// Its group.
         group: String,
     },
+    /// The device could send the host any interrupt.
+    #[error(
+        "the host's IOMMU does not remap interrupts, so that {device} could send the host any \
+         interrupt: switch remapping on in the firmware (not nointremap on the kernel's command \
+         line); or, if the guest is trusted, load the module vfio_iommu_type1 with \
+         allow_unsafe_interrupts=1"
+    )]
+    UnsafeInterrupts {
+        /// Its address.
+        device: String,
+    },
     /// A file of VFIO cannot be opened.
     #[error("cannot open {}: load the module vfio-pci, and give Gantry access", path.display())]
     Open {
@@ -131,8 +142,8 @@ pub enum Error {
     /// RAM cannot be locked in memory.
     #[error(
         "cannot lock {len} bytes of RAM at {guest:#x} in memory for the device: the limit (in \
-         bytes) is {limit}; raise it to somewhat more than the VM's size (ulimit -l, LimitMEMLOCK= of \
-         a systemd unit, limits.conf), or free memory of the host"
+         bytes) is {limit}; raise it to somewhat more than the VM's size (ulimit -l, LimitMEMLOCK= \
+         of a systemd unit, limits.conf), or free memory of the host"
     )]
     MemoryLimit {
         /// Guest-physical address.

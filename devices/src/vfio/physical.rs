@@ -20,6 +20,7 @@ use super::{
     ioctl,
     iommu::Attached,
 };
+use crate::memory::HostMemory;
 
 /// Where a device is on the host.
 pub struct Place {
@@ -78,6 +79,9 @@ impl Place {
                 source,
             },
             VfioError::GroupViable => Error::GroupNotViable { device, group },
+            VfioError::ContainerSetIOMMU(error) if error.errno() == libc::EPERM => {
+                Error::UnsafeInterrupts { device }
+            }
             source => Error::Vfio {
                 action: "open the device",
                 source,
@@ -225,6 +229,11 @@ impl Device for Physical {
 
     fn disconnect(&self, irqs: Irqs) -> io::Result<()> {
         ioctl::disconnect_irqs(&*self.device, irqs as u32)
+    }
+
+    fn offer(&self, guest: u64, memory: HostMemory) -> Option<Box<dyn Send>> {
+        // The kernel maps for reading and writing.
+        (!memory.read_only).then(|| Box::new(self.attached.offer(guest, memory)) as Box<_>)
     }
 
     /// The device's own reset; without one, that of its bus, if nobody else is on it.

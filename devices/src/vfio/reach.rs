@@ -48,13 +48,19 @@ impl Reach {
         Self::default()
     }
 
-    /// Checks that devices can reach `len` bytes (not 0) of RAM at `guest`.
-    pub fn check(&self, guest: u64, len: u64) -> Result<(), Error> {
+    /// Whether devices can reach `len` bytes (not 0) at `guest`.
+    pub fn covers(&self, guest: u64, len: u64) -> bool {
         let last = guest.saturating_add(len - 1);
         let covers = |range: &RangeInclusive<u64>| range.contains(&guest) && range.contains(&last);
-        if self.0.is_empty() || self.0.iter().any(covers) {
+        self.0.is_empty() || self.0.iter().any(covers)
+    }
+
+    /// Checks that devices can reach `len` bytes (not 0) of RAM at `guest`.
+    pub fn check(&self, guest: u64, len: u64) -> Result<(), Error> {
+        if self.covers(guest, len) {
             return Ok(());
         }
+        let last = guest.saturating_add(len - 1);
         let end = self.0.iter().map(RangeInclusive::end).max();
         match end {
             Some(&end) if last > end => Err(Error::BeyondWidth { guest, len, end }),

@@ -264,6 +264,11 @@ impl Control {
                 let properties = [("id", id.as_str()), ("reason", reason.as_str())];
                 self.monitor.emit("vm", "device-lost", &properties);
             }
+            MachineEvent::PeersChanged => {
+                if let Some(machine) = self.life.machine_mut() {
+                    machine.devices().settle_peers();
+                }
+            }
             MachineEvent::PciRefused {
                 segment,
                 slot,

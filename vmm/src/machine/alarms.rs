@@ -17,7 +17,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use devices::vfio::Physical;
+use devices::{pci::Bdf, vfio::Physical};
 use vmm_sys_util::{
     epoll::{ControlOperation, Epoll, EpollEvent, EventSet},
     eventfd::{EFD_NONBLOCK, EventFd},
@@ -199,8 +199,16 @@ fn fault_of<'a>(record: &'a str, address: &str) -> Option<&'a str> {
     let fault = text.to_ascii_lowercase().contains("fault");
     // Intel's driver leaves the segment out.
     let short = address.split_once(':').map_or(address, |(_, short)| short);
-    let ours = text.contains(address) || text.contains(&format!("[{short}]"));
+    let ours = text.contains(address)
+        || text.contains(&format!("[{short}]"))
+        || endpoint(address).is_some_and(|number| text.contains(&format!(" EP {number} ")));
     (iommu && fault && ours).then_some(text)
+}
+
+/// What virtio's driver calls a device: the number that it has in a message on its bus.
+fn endpoint(address: &str) -> Option<u32> {
+    let bdf: Bdf = address.parse().ok()?;
+    Some(u32::from(bdf.segment) << 16 | u32::from(bdf.requester_id()))
 }
 
 impl Drop for Watch {
@@ -226,12 +234,14 @@ mod tests {
 
     const INTEL: &str = "3,431,5140900,-;DMAR: [DMA Write NO_PASID] Request device [00:03.0] fault \
                          addr 0x30000000 [fault reason 0x05] PTE Write access is not set\n";
+    const VIRTIO: &str =
+        "3,40,9,-;virtio_iommu virtio0: page fault from EP 24 at 0x30000000 [write ]\n";
     const AMD: &str = "4,9,1,-;vfio-pci 0000:00:03.0: AMD-Vi: Event logged [IO_PAGE_FAULT \
                        domain=0x0001 address=0x30000000 flags=0x0020]\n SUBSYSTEM=pci\n";
 
     #[test]
     fn faults_are_those_of_the_device_and_of_the_iommu() {
-        for record in [INTEL, AMD] {
+        for record in [INTEL, AMD, VIRTIO] {
             let text = fault_of(record, "0000:00:03.0").unwrap();
             assert!(text.contains("0x30000000") && !text.contains("SUBSYSTEM"));
             assert_eq!(fault_of(record, "0000:00:04.0"), None);

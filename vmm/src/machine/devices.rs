@@ -429,6 +429,11 @@ impl Devices {
         self.plugged.iter()
     }
 
+    /// Lets physical devices reach the memory of others, where the guest sees it now.
+    pub fn settle_peers(&self) {
+        self.surroundings.physical.settle_peers();
+    }
+
     /// Lets physical devices reach RAM that was added.
     pub fn memory_changed(&self) -> Result<(), MachineError> {
         let changed = self.surroundings.physical.memory_changed();

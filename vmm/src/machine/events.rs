@@ -33,6 +33,8 @@ pub enum MachineEvent {
         /// What happened.
         reason: String,
     },
+    /// The guest has moved the memory of a physical device.
+    PeersChanged,
     /// The guest will not give up the PCI device in a slot.
     PciRefused {
         /// PCI segment.
@@ -66,7 +68,8 @@ impl MachineEvent {
                     ..
                 },
             ) => (segment, slot) == (other_segment, other_slot),
-            (Self::Cpu(CpuEvent::Reset), Self::Cpu(CpuEvent::Reset)) => true,
+            (Self::Cpu(CpuEvent::Reset), Self::Cpu(CpuEvent::Reset))
+            | (Self::PeersChanged, Self::PeersChanged) => true,
             _ => false,
         }
     }

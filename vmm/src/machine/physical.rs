@@ -143,9 +143,24 @@ impl Physical {
             action: "tell KVM of groups",
             source,
         })?;
-        let new = Iommu::new(own, self.memory.clone(), Arc::clone(&self.discards))?;
+        let events = self.events.clone();
+        let changed = Box::new(move || events.send(MachineEvent::PeersChanged));
+        let new = Iommu::new(
+            own,
+            self.memory.clone(),
+            Arc::clone(&self.discards),
+            changed,
+        )?;
         iommu.current = Arc::downgrade(&new);
         Ok(new)
+    }
+
+    /// Lets the devices reach the memory of others, where the guest sees it now.
+    pub fn settle_peers(&self) {
+        let iommu = self.iommu.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(current) = iommu.current.upgrade() {
+            current.settle_peers();
+        }
     }
 
     /// Lets the devices reach RAM that was added.
