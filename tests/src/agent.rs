@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::{edu, pci};
+use crate::{edu, exits, pci};
 
 /// The host's context id.
 const HOST_CID: u32 = 2;
@@ -20,9 +20,10 @@ const ANY_CID: u32 = u32::MAX;
 /// to the host and prints the answer; `port-write PORT TEXT` writes bytes to an I/O port;
 /// `edu-check` tries an edu device, `edu-memory` and `edu-msix` what only that of
 /// [`edu_server`](crate::edu_server) has, `edu-write-outside ADDRESS` has it write to an address,
-/// `edu-copy` has it copy until it goes; `pci-sleep PATH` puts a device to sleep and wakes it;
-/// `refuse-eject SLOT STATUS` answers to the next request to give a device up.
-/// `tcp-send ADDRESS MIB` and `tcp-receive ADDRESS` move bytes that mean nothing, as fast as they
+/// `edu-copy` has it copy until it goes, `edu-peers PATH PATH` has one write to the other;
+/// `pci-sleep PATH` puts a device to sleep and wakes it; `refuse-eject SLOT STATUS` answers to the
+/// next request to give a device up; `read-blocks PATH COUNT` reads blocks of 4 KiB and prints how
+/// many seconds that took; `tcp-send ADDRESS MIB` and `tcp-receive ADDRESS` move bytes that mean nothing, as fast as they
 /// can.
 pub fn run(args: &[String]) -> Result<()> {
     match args {
@@ -37,8 +38,12 @@ pub fn run(args: &[String]) -> Result<()> {
             let digits = status.trim_start_matches("0x");
             pci::refuse_eject(slot.parse()?, u32::from_str_radix(digits, 16)?)
         }
+        [command, path, count] if command == "read-blocks" => {
+            exits::read_blocks(path, count.parse()?)
+        }
         [command] if command == "edu-copy" => edu::copy(),
         [command] if command == "edu-check" => edu::check(),
+        [command, one, other] if command == "edu-peers" => edu::peers(one, other),
         [command] if command == "edu-memory" => edu::memory(),
         [command] if command == "edu-msix" => edu::msix(),
         [command, address] if command == "edu-write-outside" => {
@@ -51,8 +56,9 @@ pub fn run(args: &[String]) -> Result<()> {
         }
         _ => bail!(
             "agent commands: vsock-echo PORT, vsock-count PORT SECONDS, vsock-send PORT TEXT, \
-             port-write PORT TEXT, pci-sleep PATH, refuse-eject SLOT STATUS, edu-check, edu-copy, edu-memory, edu-msix, edu-write-outside ADDRESS, tcp-send ADDRESS MIB, \
-             tcp-receive ADDRESS"
+             port-write PORT TEXT, pci-sleep PATH, refuse-eject SLOT STATUS, read-blocks PATH COUNT, \
+             edu-check, edu-copy, edu-memory, edu-msix, edu-peers PATH PATH, edu-write-outside ADDRESS, \
+             tcp-send ADDRESS MIB, tcp-receive ADDRESS"
         ),
     }
 }

@@ -18,8 +18,10 @@ use serde_json::json;
 
 use crate::{
     agent::{drain, fill},
-    gantry::{BZIMAGE, GANTRY, Gantry, VMLINUX},
+    exits::{PerRead, per_read},
+    gantry::{BZIMAGE, CMDLINE, GANTRY, Gantry, INITRAMFS, VMLINUX},
     guest::{COMMAND, Guest, STATUS},
+    host_device::{HostDevice, NVME},
     http,
 };
 
@@ -41,6 +43,7 @@ const ALL: &[Measurement] = &[
     ("process", process),
     ("snapshot", snapshots),
     ("net", networks),
+    ("passthrough", passthrough),
 ];
 
 /// Runs the measurements of these names (all, without names) and hands on each row: what was
@@ -383,4 +386,68 @@ fn inwards(guest: &mut Guest, listener: &TcpListener) -> Result<Duration> {
     let took = start.elapsed();
     guest.wait_for(STATUS, COMMAND)?;
     Ok(took)
+}
+
+/// Reads of the shorter run of two.
+const READS: u32 = 500;
+
+/// What it costs a guest to read a block from an NVMe disk that is its own, under Gantry and under
+/// QEMU, and from Gantry's own disk for comparison.
+fn passthrough(row: &mut dyn FnMut(&str, String)) -> Result<()> {
+    let mut print = |what: &str, PerRead { exits, time }: PerRead| {
+        row(
+            &format!(
+                "{what}, 4 KiB read: exits; to the VMM; halts; interrupts of the host; time (us)"
+            ),
+            format!(
+                "{:.2}; {:.3}; {:.2}; {:.2}; {}",
+                exits.all,
+                exits.to_vmm,
+                exits.halts,
+                exits.interrupts,
+                time.as_micros()
+            ),
+        );
+    };
+    let dir = Path::new("/tmp/bench-passthrough");
+    fs::create_dir_all(dir)?;
+    let disk = dir.join("disk.raw");
+    fs::File::create(&disk)?.set_len(64 << 20)?;
+    let nvme = HostDevice::take(NVME, 0)?;
+    let devices = json!({
+        "memory": {"size": 512 << 20},
+        "devices": [{"path": nvme.path}],
+        "disks": [{"path": disk, "image_type": "Raw"}],
+    });
+    let (gantry, mut guest) = Gantry::boot(dir, devices)?;
+    for (what, path) in [
+        ("NVMe passed through by Gantry", "/dev/nvme0n1"),
+        ("Gantry's virtio-blk", "/dev/vda"),
+    ] {
+        guest.eventually(&format!("ls {path}"), |text| text == path)?;
+        print(what, per_read(&mut guest, gantry.pid(), path, READS)?);
+    }
+    drop((gantry, guest));
+    let serial = dir.join("qemu.sock");
+    let mut qemu = Command::new("/bin/qemu-system-x86_64")
+        .args(["-L", "/firmware", "-machine", "q35", "-accel", "kvm"])
+        .args(["-cpu", "host", "-smp", "1", "-m", "512", "-nodefaults"])
+        .args(["-no-user-config", "-display", "none", "-no-reboot"])
+        .arg("-serial")
+        .arg(format!("unix:{},server=on,wait=off", serial.display()))
+        .args(["-device", &format!("vfio-pci,host={}", nvme.address)])
+        .args(["-kernel", BZIMAGE, "-initrd", INITRAMFS, "-append", CMDLINE])
+        .stdin(Stdio::null())
+        .spawn()
+        .context("cannot start QEMU")?;
+    let measured = (|| {
+        let mut guest = Guest::connect(&serial)?;
+        guest.wait_ready()?;
+        guest.eventually("ls /dev/nvme0n1", |text| text == "/dev/nvme0n1")?;
+        per_read(&mut guest, qemu.id(), "/dev/nvme0n1", READS)
+    })();
+    qemu.kill()?;
+    qemu.wait()?;
+    print("NVMe passed through by QEMU", measured?);
+    Ok(())
 }

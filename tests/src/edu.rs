@@ -46,17 +46,27 @@ impl Edu {
         for entry in fs::read_dir("/sys/bus/pci/devices")? {
             let folder = entry?.path();
             let id = |name| fs::read_to_string(folder.join(name)).unwrap_or_default();
-            if id("vendor").trim() != "0x1234" || id("device").trim() != "0x11e8" {
-                continue;
+            if id("vendor").trim() == "0x1234" && id("device").trim() == "0x11e8" {
+                return Self::at(folder);
             }
-            fs::write(folder.join("enable"), "1").context("cannot enable the device")?;
-            let registers = map(&folder.join("resource0"), 1 << 20)?;
-            let edu = Self { folder, registers };
-            // Memory and bus mastering.
-            edu.write_config(4, &6_u16.to_le_bytes())?;
-            return Ok(edu);
         }
         bail!("there is no edu device")
+    }
+
+    fn at(folder: PathBuf) -> Result<Self> {
+        fs::write(folder.join("enable"), "1").context("cannot enable the device")?;
+        let registers = map(&folder.join("resource0"), 1 << 20)?;
+        let edu = Self { folder, registers };
+        // Memory and bus mastering.
+        edu.write_config(4, &6_u16.to_le_bytes())?;
+        Ok(edu)
+    }
+
+    /// Guest-physical address of the registers.
+    fn address(&self) -> Result<u64> {
+        let text = fs::read_to_string(self.folder.join("resource"))?;
+        let digits = text.split_whitespace().next().unwrap_or("");
+        Ok(u64::from_str_radix(digits.trim_start_matches("0x"), 16)?)
     }
 
     fn config(&self) -> Result<fs::File> {
@@ -111,10 +121,15 @@ impl Edu {
         Ok(())
     }
 
+    /// Copies 64 bytes.
     fn dma(&self, from: u64, to: u64, command: u64) -> Result<()> {
+        self.dma_of(64, from, to, command)
+    }
+
+    fn dma_of(&self, count: u64, from: u64, to: u64, command: u64) -> Result<()> {
         self.write_wide(DMA_SOURCE, from);
         self.write_wide(DMA_TARGET, to);
-        self.write_wide(DMA_COUNT, 64);
+        self.write_wide(DMA_COUNT, count);
         self.write_wide(DMA_COMMAND, command);
         self.wait("DMA", || u64::from(self.read(DMA_COMMAND)) & DMA_START == 0)
     }
@@ -160,6 +175,41 @@ pub fn page() -> Result<(*mut u8, u64)> {
     let frame = u64::from_le_bytes(entry) & ((1 << 55) - 1);
     ensure!(frame != 0, "no permission to see page frames");
     Ok((page.cast(), frame * PAGE as u64))
+}
+
+/// A page of this process that a device could reach without an IOMMU, and a guest does not have.
+pub struct HostPage {
+    /// Its physical address, at which the guest has nothing.
+    pub address: u64,
+    memory: *mut u8,
+}
+
+impl HostPage {
+    /// With a pattern, for guests whose memory ends at `end`. The kernel gives high pages first.
+    pub fn beyond(end: u64) -> Result<Self> {
+        let pages: Vec<_> = (0..16).map(|_| page()).collect::<Result<_>>()?;
+        let found = pages.into_iter().find(|(_, address)| *address >= end);
+        let (memory, address) =
+            found.with_context(|| format!("there is no memory beyond {end:#x}"))?;
+        for at in 0..PAGE {
+            // SAFETY: within the page.
+            unsafe { memory.add(at).write_volatile(at as u8 ^ 0xa5) };
+        }
+        Ok(Self { address, memory })
+    }
+
+    /// The pattern is what it was.
+    pub fn check(&self) -> Result<()> {
+        for at in 0..PAGE {
+            // SAFETY: within the page.
+            let value = unsafe { self.memory.add(at).read_volatile() };
+            ensure!(
+                value == at as u8 ^ 0xa5,
+                "byte {at} of the host's memory is {value:#x}"
+            );
+        }
+        Ok(())
+    }
 }
 
 /// Registers, computation, DMA in both directions and an interrupt.
@@ -315,6 +365,27 @@ pub fn copy() -> Result<()> {
             println!("wrong");
         }
     }
+    Ok(())
+}
+
+/// Has the device at one address in sysfs write to a register of that at another, without the
+/// guest's RAM in between.
+pub fn peers(one: &str, other: &str) -> Result<()> {
+    const VALUE: u32 = 0x600d_1dea;
+    let [one, other] = [one, other].map(|path| Edu::at(path.into()));
+    let (one, other) = (one?, other?);
+    let (memory, address) = page()?;
+    // SAFETY: within the page, aligned.
+    unsafe { memory.cast::<u32>().write_volatile(VALUE) };
+    one.dma_of(4, address, BUFFER, DMA_START)?;
+    let register = other.address()? + LIVENESS as u64;
+    other.write(LIVENESS, 0);
+    // The VMM may still be about to map it.
+    other.wait("waiting for the other device's write", || {
+        let written = one.dma_of(4, BUFFER, register, DMA_START | DMA_FROM_DEVICE);
+        written.is_ok() && other.read(LIVENESS) == !VALUE
+    })?;
+    println!("they reach each other");
     Ok(())
 }
 

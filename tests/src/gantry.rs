@@ -137,6 +137,22 @@ impl Gantry {
         std::fs::read_to_string(self.dir.join("gantry.log")).unwrap_or_default()
     }
 
+    /// Waits until Gantry has logged some words, and returns the log.
+    pub fn log_until(&self, words: &str) -> Result<String> {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            let log = self.log();
+            if log.contains(words) {
+                return Ok(log);
+            }
+            ensure!(
+                Instant::now() < deadline,
+                "Gantry never logged {words:?}:\n{log}"
+            );
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
     /// Process id.
     pub fn pid(&self) -> u32 {
         self.child.id()

@@ -16,6 +16,14 @@ pub struct HostDevice {
 
 /// QEMU's teaching device.
 pub const EDU: (&str, &str) = ("0x1234", "0x11e8");
+/// QEMU's device for tests of registers: it has I/O ports.
+pub const TESTDEV: (&str, &str) = ("0x1b36", "0x0005");
+/// A virtio network card, which looks like hardware: it uses the IOMMU.
+pub const CARD: (&str, &str) = ("0x1af4", "0x1041");
+/// Which of the edu devices is one of two functions in a slot; the other one is next.
+pub const EDU_OF_TWO: usize = 2;
+/// Which of the edu devices is alone behind a root port, so that its bus resets it, and has a ROM.
+pub const EDU_BEHIND_PORT: usize = 4;
 /// QEMU's NVMe controller.
 pub const NVME: (&str, &str) = ("0x1b36", "0x0010");
 
@@ -54,9 +62,11 @@ impl HostDevice {
         if self.driver().as_deref() == Some("vfio-pci") {
             return Ok(());
         }
+        // Newer kernels have some of them in others.
         sh(
             "for m in vfio vfio_virqfd vfio_iommu_type1 vfio-pci-core vfio-pci; do \
-             [ -d /sys/module/$(echo $m | tr - _) ] || insmod /modules/$m.ko || exit 1; done",
+             [ ! -e /modules/$m.ko ] || [ -d /sys/module/$(echo $m | tr - _) ] || \
+             insmod /modules/$m.ko || exit 1; done",
         )?;
         fs::write(self.path.join("driver_override"), "vfio-pci")?;
         if self.driver().is_some() {

@@ -17,6 +17,7 @@
 //! - [`gantry`], [`guest`], [`hijack`], [`http`], [`net`]: what scenarios are written with.
 //! - [`host_device`]: physical devices of L1; [`edu`]: a driver for one of them; [`pci`]: for any.
 //! - [`edu_server`]: the same device, served by a process; [`liar`]: spoils what its server says.
+//! - [`exits`]: what a guest's input and output costs.
 //! - [`agent`]: what runs in L2 besides busybox; [`demo`]: the demonstration;
 //!   [`bench`]: measurements.
 //! - [`ring`]: on any host with KVM: calls over an accelerator's rings, from ring 3 of a guest.
@@ -31,6 +32,7 @@ pub mod bench;
 pub mod demo;
 pub mod edu;
 pub mod edu_server;
+pub mod exits;
 pub mod gantry;
 pub mod guest;
 pub mod hijack;

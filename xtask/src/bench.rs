@@ -1,5 +1,7 @@
 //! Figures, as a table with the machine's description.
 
+use std::path::Path;
+
 use anyhow::Result;
 use gantry_tests::{
     report::BENCH,
@@ -17,11 +19,12 @@ use crate::{
 /// Options of `cargo xtask bench`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Only these measurements of the nested rig: boot, process, snapshot, net. Or one of these,
-    /// alone: `fairness`: how fairly schedulers share an accelerator, in virtual time (writes docs/);
-    /// `ring`: what a call over an accelerator's rings costs, from ring 3 of a guest on /dev/kvm;
-    /// `sharing`: how fairly this machine's OpenCL device is shared, for real; `programs`: which
-    /// OpenCL programs pass their tests natively and through the driver (writes docs/).
+    /// Only these measurements of the nested rig: boot, process, snapshot, net, passthrough. Or one
+    /// of these, alone: `fairness`: how fairly schedulers share an accelerator, in virtual time
+    /// (writes docs/); `ring`: what a call over an accelerator's rings costs, from ring 3 of a guest
+    /// on /dev/kvm; `sharing`: how fairly this machine's OpenCL device is shared, for real;
+    /// `programs`: which OpenCL programs pass their tests natively and through the driver (writes
+    /// docs/).
     names: Vec<String>,
     #[command(flatten)]
     sharing: sharing_figures::Options,
@@ -51,9 +54,22 @@ pub fn run(options: &Options) -> Result<()> {
     step.finish();
     println!("{}", machine());
     println!("| what | figure |\n|---|---|");
-    let size = std::fs::metadata(&binaries.gantry)?.len();
+    if options.names.is_empty() {
+        here(&binaries.gantry)?;
+    }
+    let rig = Rig {
+        images,
+        logs: target().join("rig-logs"),
+    };
+    let order = [&[BENCH.to_owned()], &options.names[..]].concat().join(" ");
+    rig.show(&order, |row| println!("{row}"))
+}
+
+/// What is measured without the rig.
+fn here(gantry: &Path) -> Result<()> {
+    let size = std::fs::metadata(gantry)?.len();
     println!("| release binary (KiB) | {} |", size >> 10);
-    let cpu_time = gantry_tests::bench::api_cpu_time(&binaries.gantry, &std::env::temp_dir())?;
+    let cpu_time = gantry_tests::bench::api_cpu_time(gantry, &std::env::temp_dir())?;
     println!("| API answers: CPU time so far (ms) | {cpu_time:.1} |");
     // Prints its own row, or says why it cannot.
     packages::output(cargo().args([
@@ -64,13 +80,7 @@ pub fn run(options: &Options) -> Result<()> {
         "--bench",
         "pio_exit",
     ]))
-    .map(|row| print!("{row}"))?;
-    let rig = Rig {
-        images,
-        logs: target().join("rig-logs"),
-    };
-    let order = [&[BENCH.to_owned()], &options.names[..]].concat().join(" ");
-    rig.show(&order, |row| println!("{row}"))
+    .map(|row| print!("{row}"))
 }
 
 /// What the figures were measured on.

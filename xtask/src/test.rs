@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use gantry_tests::{
     report::Outcome,
-    rig::{Cache, Images, Rig, ScenarioResult, packages},
+    rig::{self, Cache, Images, Rig, ScenarioResult, packages},
 };
 
 use crate::{
@@ -350,7 +350,12 @@ fn nested(options: &Options, count: &mut Count) -> Result<()> {
     let binaries = programs::build()?;
     let step = Step::new("fetching Debian's kernel and building images");
     let work = target().join("rig");
-    let images = Images::build(&Cache::open()?, &binaries, &work)?;
+    let cache = Cache::open()?;
+    let mut images = Images::build(&cache, &binaries, &work)?;
+    let chosen = rig::chosen(&options.words);
+    if chosen.iter().any(|one| one.board.needs_other_kernel()) {
+        images.add_other(&cache, &binaries)?;
+    }
     step.finish();
     let rig = Rig {
         images,

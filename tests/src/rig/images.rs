@@ -19,6 +19,9 @@ use crate::guest::{READY, STATUS};
 /// Modules that L1 loads, in order.
 const L1_MODULES: &[&str] = &["irqbypass", "kvm", "ccp", "kvm-amd", "tun"];
 
+/// Modules that an L1 with another kernel loads before, in order.
+const OTHER_L1_MODULES: &[&str] = &["virtio-iommu"];
+
 /// Modules that are there for scenarios to load in L1.
 const L1_EXTRA: &[&str] = &[
     "vfio",
@@ -82,6 +85,17 @@ pub struct Images {
     pub l2_opencl: PathBuf,
     /// L1's disk with PoCL.
     pub pocl: PathBuf,
+    /// For the boards that need it.
+    pub other: Option<OtherL1>,
+}
+
+/// An L1 with the kernel that has a driver for every IOMMU, and nothing but what passthrough needs.
+#[derive(Clone)]
+pub struct OtherL1 {
+    /// The kernel.
+    pub kernel: Kernel,
+    /// L1's initial file system.
+    pub l1: PathBuf,
 }
 
 impl Images {
@@ -94,16 +108,22 @@ impl Images {
         build_l2(&kernel, &busybox, &binaries.runner, &work.join("l2"), &l2)?;
         let l2_opencl = opencl::guest(&binaries.opencl, work)?;
         build_lean(&busybox, &work.join("lean"), &work.join("lean.cpio.gz"))?;
+        let root = work.join("l1");
+        start(&root, &busybox)?;
+        let loaded = modules(&kernel, L1_MODULES, &root.join("modules"))?;
+        modules(&kernel, L1_EXTRA, &root.join("modules"))?;
+        let images = programs_and_guest(&root, &kernel, binaries, &l2)?;
+        program(&binaries.opencl.pool, &root, "bin/gantry-accel")?;
+        fs::copy(unpacked_kernel(cache, &kernel)?, images.join("vmlinux"))?;
+        for guest in ["l2-opencl.cpio.gz", "lean.cpio.gz"] {
+            fs::copy(work.join(guest), images.join(guest))?;
+        }
+        run(Command::new("qemu-img")
+            .args(["create", "-q", "-f", "qcow2"])
+            .arg(images.join("empty.qcow2"))
+            .arg("16M"))?;
         let l1 = work.join("l1.cpio.gz");
-        build_l1(
-            cache,
-            &kernel,
-            &busybox,
-            binaries,
-            work,
-            &work.join("l1"),
-            &l1,
-        )?;
+        finish_l1(&root, &loaded, &l1)?;
         let pocl = opencl::disk(work)?;
         Ok(Self {
             kernel,
@@ -111,9 +131,30 @@ impl Images {
             l2,
             l2_opencl,
             pocl,
+            other: None,
         })
     }
+
+    /// Adds the other L1.
+    pub fn add_other(&mut self, cache: &Cache, binaries: &Binaries) -> Result<()> {
+        let work = self.l1.parent().context("images are in no folder")?;
+        let kernel = cache.kernel_of(&cache.release_of(OTHER_KERNEL)?)?;
+        let busybox = cache.unpacked("busybox-static")?.join("bin/busybox");
+        let root = work.join("other-l1");
+        start(&root, &busybox)?;
+        let names = [OTHER_L1_MODULES, L1_MODULES].concat();
+        let loaded = modules(&kernel, &names, &root.join("modules"))?;
+        modules(&kernel, L1_EXTRA, &root.join("modules"))?;
+        programs_and_guest(&root, &self.kernel, binaries, &self.l2)?;
+        let l1 = work.join("other-l1.cpio.gz");
+        finish_l1(&root, &loaded, &l1)?;
+        self.other = Some(OtherL1 { kernel, l1 });
+        Ok(())
+    }
 }
+
+/// Debian's kernel with drivers for AMD's IOMMU and for virtio's, which the one for clouds lacks.
+const OTHER_KERNEL: &str = "linux-image-6.12-amd64";
 
 fn build_l2(
     kernel: &Kernel,
@@ -214,32 +255,24 @@ mount -t tmpfs -o size=90% tmp /tmp
 mkdir -p /dev/pts && mount -t devpts pts /dev/pts
 ifconfig lo 127.0.0.1 up 2>/dev/null";
 
-fn build_l1(
-    cache: &Cache,
-    kernel: &Kernel,
-    busybox: &Path,
-    binaries: &Binaries,
-    guests: &Path,
+/// What every L1 has: the programs under test, and a guest. Returns the folder with the guest.
+fn programs_and_guest(
     root: &Path,
-    archive: &Path,
-) -> Result<()> {
-    start(root, busybox)?;
-    let loaded = modules(kernel, L1_MODULES, &root.join("modules"))?;
-    modules(kernel, L1_EXTRA, &root.join("modules"))?;
+    kernel: &Kernel,
+    binaries: &Binaries,
+    l2: &Path,
+) -> Result<PathBuf> {
     program(&binaries.gantry, root, "bin/gantry")?;
     program(&binaries.runner, root, "bin/runner")?;
-    program(&binaries.opencl.pool, root, "bin/gantry-accel")?;
     let images = root.join("images");
     fs::create_dir_all(&images)?;
     fs::copy(&kernel.image, images.join("vmlinuz"))?;
-    fs::copy(unpacked_kernel(cache, kernel)?, images.join("vmlinux"))?;
-    for guest in ["l2.cpio.gz", "l2-opencl.cpio.gz", "lean.cpio.gz"] {
-        fs::copy(guests.join(guest), images.join(guest))?;
-    }
-    run(Command::new("qemu-img")
-        .args(["create", "-q", "-f", "qcow2"])
-        .arg(images.join("empty.qcow2"))
-        .arg("16M"))?;
+    fs::copy(l2, images.join("l2.cpio.gz"))?;
+    Ok(images)
+}
+
+/// Adds the init that loads modules and serves, and packs an L1.
+fn finish_l1(root: &Path, loaded: &str, archive: &Path) -> Result<()> {
     let init = format!(
         "{PREAMBLE}
 mount -t securityfs sec /sys/kernel/security 2>/dev/null
@@ -285,6 +318,7 @@ pub fn with_qemu(images: &Images) -> Result<Images> {
         l2: images.l2.clone(),
         l2_opencl: images.l2_opencl.clone(),
         pocl: images.pocl.clone(),
+        other: images.other.clone(),
     })
 }
 

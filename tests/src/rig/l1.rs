@@ -6,7 +6,7 @@
 use std::{
     fs,
     io::{BufRead, BufReader, Write},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, ChildStdin, Command, Stdio},
     sync::mpsc,
     thread,
@@ -21,8 +21,50 @@ use crate::report::Report;
 /// Bytes of L1's NVMe disk.
 const NVME_SIZE: u64 = 128 << 20;
 
+/// What L1 is emulated on: the IOMMU differs.
+#[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
+pub enum Board {
+    /// Intel's IOMMU with interrupt remapping, and addresses of 48 bits.
+    #[default]
+    Intel,
+    /// The same, with addresses of 39 bits, as desktop processors have it.
+    Intel39,
+    /// AMD's IOMMU, which does not translate the last 12 GiB below 1 TiB.
+    Amd,
+    /// The paravirtual IOMMU: no interrupt remapping.
+    Virtio,
+}
+
+impl Board {
+    /// It needs a kernel that has its driver.
+    pub fn needs_other_kernel(self) -> bool {
+        matches!(self, Self::Amd | Self::Virtio)
+    }
+
+    /// QEMU's arguments for its IOMMU.
+    fn iommu(self) -> [&'static str; 2] {
+        match self {
+            Self::Intel => ["-device", "intel-iommu,intremap=on,aw-bits=48"],
+            Self::Intel39 => ["-device", "intel-iommu,intremap=on,aw-bits=39"],
+            Self::Amd => ["-device", "amd-iommu,intremap=on"],
+            Self::Virtio => ["-device", "virtio-iommu-pci"],
+        }
+    }
+}
+
+/// The file that is served to the network card, and the line that it consists of.
+pub const FILE: &str = "file";
+/// Bytes of it.
+pub const FILE_SIZE: usize = 1 << 20;
+/// Its line, whose length divides its size.
+pub const FILE_LINE: &str = "gantry.\n";
+/// Who serves it: QEMU's network has this address.
+pub const FILE_SERVER: &str = "10.0.2.2";
+
 /// A running L1.
 pub struct L1 {
+    /// What it runs on.
+    pub board: Board,
     qemu: Child,
     orders: ChildStdin,
     lines: mpsc::Receiver<String>,
@@ -39,8 +81,14 @@ pub enum Line {
 
 impl L1 {
     /// Boots the L1 of this number, which tells its console's file from those of others.
-    pub fn boot(images: &Images, number: usize) -> Result<Self> {
+    pub fn boot(images: &Images, board: Board, number: usize) -> Result<Self> {
         let work = images.l1.parent().context("images are in no folder")?;
+        let (kernel, initrd) = if board.needs_other_kernel() {
+            let other = images.other.as_ref().context("there is no other L1")?;
+            (&other.kernel, &other.l1)
+        } else {
+            (&images.kernel, &images.l1)
+        };
         let console = work.join(format!("l1-{number}-console.log"));
         let disk = work.join(format!("l1-{number}-nvme.raw"));
         fs::File::create(&disk)?.set_len(NVME_SIZE)?;
@@ -52,8 +100,7 @@ impl L1 {
                 "tcg,thread=multi",
             ])
             .args(["-cpu", "max", "-smp", "1", "-m", "3072"])
-            // An address width of 48 bits: with less, BARs of the devices cannot be mapped.
-            .args(["-device", "intel-iommu,intremap=on,aw-bits=48"])
+            .args(board.iommu())
             .args(["-device", "edu,dma_mask=0xffffffffffff"])
             .args(["-device", "edu,dma_mask=0xffffffffffff"])
             .arg("-drive")
@@ -68,6 +115,7 @@ impl L1 {
                 images.pocl.display()
             ))
             .args(["-device", "virtio-blk-pci,drive=pocl"])
+            .args(more_devices(board, work)?)
             .args([
                 "-nodefaults",
                 "-no-user-config",
@@ -79,9 +127,9 @@ impl L1 {
             .arg(format!("file:{}", console.display()))
             .args(["-serial", "stdio"])
             .arg("-kernel")
-            .arg(&images.kernel.image)
+            .arg(&kernel.image)
             .arg("-initrd")
-            .arg(&images.l1)
+            .arg(initrd)
             // QEMU 7.2 keeps translated code by virtual address: programs at random addresses are
             // translated anew each time they start, which takes longer than what they do.
             .args([
@@ -114,6 +162,7 @@ impl L1 {
             }
         });
         Ok(Self {
+            board,
             qemu,
             orders,
             lines,
@@ -155,6 +204,63 @@ impl L1 {
         let lines: Vec<_> = text.lines().map(|line| format!("L1: {line}")).collect();
         lines[lines.len().saturating_sub(60)..].to_vec()
     }
+}
+
+/// Bytes of the ROM, half of them for an image.
+const ROM_SIZE: usize = 8 << 10;
+
+/// What is not tested on every board, in high slots: the others stay where they are.
+fn more_devices(board: Board, work: &Path) -> Result<Vec<String>> {
+    if board != Board::Intel {
+        return Ok(Vec::new());
+    }
+    let rom = work.join("edu.rom");
+    fs::write(&rom, rom_image())?;
+    let served = work.join("tftp");
+    fs::create_dir_all(&served)?;
+    fs::write(
+        served.join(FILE),
+        FILE_LINE.repeat(FILE_SIZE / FILE_LINE.len()),
+    )?;
+    let devices = [
+        "pci-testdev,addr=0x10".to_owned(),
+        "pcie-root-port,id=rootport,chassis=1,addr=0x11".to_owned(),
+        format!(
+            "edu,dma_mask=0xffffffffffff,bus=rootport,romfile={}",
+            rom.display()
+        ),
+        "edu,dma_mask=0xffffffffffff,addr=0x12.0,multifunction=on".to_owned(),
+        "edu,dma_mask=0xffffffffffff,addr=0x12.1".to_owned(),
+        "virtio-net-pci,netdev=card,iommu_platform=on,disable-legacy=on,romfile=,addr=0x13"
+            .to_owned(),
+    ];
+    // A network without an outside, where QEMU serves a file at FILE_SERVER.
+    let card = format!("user,id=card,restrict=on,tftp={}", served.display());
+    let arguments = devices
+        .into_iter()
+        .flat_map(|device| ["-device".to_owned(), device]);
+    Ok(["-netdev".to_owned(), card]
+        .into_iter()
+        .chain(arguments)
+        .collect())
+}
+
+/// The smallest ROM that a kernel shows (PCI 3.0, 6.3.1): its header, and a pattern. It is none
+/// that firmware would run.
+fn rom_image() -> Vec<u8> {
+    const DATA: usize = 0x20;
+    let mut rom: Vec<u8> = (0..ROM_SIZE).map(|at| at as u8 ^ 0x5a).collect();
+    rom[..2].copy_from_slice(&[0x55, 0xaa]);
+    rom[0x18..0x1a].copy_from_slice(&(DATA as u16).to_le_bytes());
+    rom[DATA..DATA + 0x18].fill(0);
+    rom[DATA..DATA + 4].copy_from_slice(b"PCIR");
+    rom[DATA + 4..DATA + 8].copy_from_slice(&[0x34, 0x12, 0xe8, 0x11]);
+    rom[DATA + 0xa] = 0x18;
+    // Length in units of 512 bytes, the code type of EFI, the last image.
+    rom[DATA + 0x10] = (ROM_SIZE / 2 / 512) as u8;
+    rom[DATA + 0x14] = 3;
+    rom[DATA + 0x15] = 0x80;
+    rom
 }
 
 impl Drop for L1 {

@@ -21,10 +21,13 @@ use std::{
 use anyhow::{Result, bail};
 
 pub use images::{Binaries, Images};
-pub use l1::{L1, Line};
+pub use l1::{Board, L1, Line};
 pub use packages::Cache;
 
-use crate::report::{Outcome, Report};
+use crate::{
+    report::{Outcome, Report},
+    scenarios::{self, Scenario},
+};
 
 /// Longest silence of L1: the runner ends a scenario that takes longer than 240 s.
 const SILENCE: Duration = Duration::from_secs(270);
@@ -52,18 +55,24 @@ pub struct ScenarioResult {
     pub log: Vec<String>,
 }
 
+/// The scenarios whose names contain any of `words`; all, without words.
+pub fn chosen(words: &[String]) -> Vec<Scenario> {
+    let is_chosen = |scenario: &Scenario| {
+        words.is_empty() || words.iter().any(|word| scenario.name.contains(word))
+    };
+    scenarios::all().into_iter().filter(is_chosen).collect()
+}
+
 impl Rig {
     /// Runs the scenarios whose names contain any of `words` (all, without words), several L1s side
     /// by side, and hands each result to `each` as it comes.
     pub fn run(&self, words: &[String], mut each: impl FnMut(ScenarioResult)) -> Result<()> {
-        let names: VecDeque<String> = crate::scenarios::all()
-            .iter()
-            .map(|scenario| scenario.name.to_owned())
-            .filter(|name| words.is_empty() || words.iter().any(|word| name.contains(word)))
-            .collect();
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        let side_by_side = L1S.min(cores).min(names.len());
-        let queue = Mutex::new(names);
+        let mut scenarios = chosen(words);
+        // Each board is booted once: those of one board follow each other.
+        scenarios.sort_by_key(|scenario| scenario.board);
+        let side_by_side = L1S.min(cores).min(scenarios.len());
+        let queue = Mutex::new(VecDeque::from(scenarios));
         thread::scope(|scope| {
             let (sender, results) = mpsc::channel();
             let workers: Vec<_> = (0..side_by_side)
@@ -87,7 +96,7 @@ impl Rig {
     /// Has the runner do something other than scenarios (the demonstration, the measurements) and
     /// hands on every line of it.
     pub fn show(&self, what: &str, mut show: impl FnMut(&str)) -> Result<()> {
-        let mut l1 = L1::boot(&self.images, 0)?;
+        let mut l1 = L1::boot(&self.images, Board::Intel, 0)?;
         loop {
             match l1.next(SILENCE)? {
                 Line::Report(Report::Ready) => l1.order(what)?,
@@ -109,7 +118,7 @@ impl Rig {
     fn work(
         &self,
         number: usize,
-        queue: &Mutex<VecDeque<String>>,
+        queue: &Mutex<VecDeque<Scenario>>,
         results: &mpsc::Sender<ScenarioResult>,
     ) -> Result<()> {
         let next = || {
@@ -117,11 +126,12 @@ impl Rig {
             queue.pop_front()
         };
         let mut l1 = None;
-        while let Some(name) = next() {
-            let mut result = self.scenario(number, &mut l1, &name)?;
+        while let Some(scenario) = next() {
+            let mut result = self.scenario(number, &mut l1, &scenario)?;
             if l1.is_none() {
+                let name = scenario.name;
                 eprintln!("L1 died in {name:?}; it is tried once more in a fresh one");
-                result = self.scenario(number, &mut l1, &name)?;
+                result = self.scenario(number, &mut l1, &scenario)?;
             }
             // The receiver lives as long as this thread's scope.
             let _ = results.send(result);
@@ -129,13 +139,20 @@ impl Rig {
         Ok(())
     }
 
-    /// Runs a scenario in the L1 that is there, or in a new one. `l1` is empty afterwards if that
-    /// died.
-    fn scenario(&self, number: usize, l1: &mut Option<L1>, name: &str) -> Result<ScenarioResult> {
-        let is_new = l1.is_none();
-        let mut running = match l1.take() {
+    /// Runs a scenario in the L1 that is there and of its board, or in a new one. `l1` is empty
+    /// afterwards if that died.
+    fn scenario(
+        &self,
+        number: usize,
+        l1: &mut Option<L1>,
+        scenario: &Scenario,
+    ) -> Result<ScenarioResult> {
+        let name = scenario.name;
+        let fitting = l1.take().filter(|l1| l1.board == scenario.board);
+        let is_new = fitting.is_none();
+        let mut running = match fitting {
             Some(l1) => l1,
-            None => L1::boot(&self.images, number)?,
+            None => L1::boot(&self.images, scenario.board, number)?,
         };
         if !is_new {
             running.order(name)?;

@@ -10,6 +10,8 @@ mod lifecycle;
 mod memory;
 mod network;
 mod passthrough;
+mod passthrough_boards;
+mod passthrough_kinds;
 mod passthrough_leave;
 mod passthrough_state;
 mod passthrough_user;
@@ -20,6 +22,8 @@ mod snapshots;
 use std::path::PathBuf;
 
 use anyhow::Result;
+
+use crate::rig::Board;
 
 /// What a scenario works with.
 pub struct Context {
@@ -33,6 +37,8 @@ pub struct Scenario {
     pub name: &'static str,
     /// Runs it.
     pub run: fn(&Context) -> Result<()>,
+    /// What it needs.
+    pub board: Board,
 }
 
 /// All scenarios.
@@ -54,10 +60,16 @@ pub fn all() -> Vec<Scenario> {
         passthrough_state::SCENARIOS,
         passthrough_user::SCENARIOS,
         passthrough_leave::SCENARIOS,
+        passthrough_kinds::SCENARIOS,
     ]
     .into_iter()
     .flatten()
-    .map(|&(name, run)| Scenario { name, run })
+    .map(|&(name, run)| Scenario {
+        name,
+        run,
+        board: Board::Intel,
+    })
+    .chain(passthrough_boards::scenarios())
     .collect()
 }
 

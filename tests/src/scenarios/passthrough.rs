@@ -107,7 +107,7 @@ fn nvme(context: &Context) -> Result<()> {
     // Back in its clean state: the host's own driver takes it and finds the last pattern.
     sh(&format!(
         "echo > {0}/driver_override; echo {1} > {0}/driver/unbind; echo {1} > \
-         /sys/bus/pci/drivers_probe; for i in 1 2 3 4 5; do [ -e /dev/nvme0n1 ] || sleep 1; done; \
+         /sys/bus/pci/drivers_probe; for i in $(seq 30); do [ -e /dev/nvme0n1 ] || sleep 1; done; \
          dd if=/dev/nvme0n1 bs=1M count=1 2>/dev/null | grep -q 2",
         nvme.path.display(),
         nvme.address

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::{Context, Entry, hotplug::gone};
 use crate::{
-    edu::page,
+    edu::HostPage,
     gantry::Gantry,
     guest::Guest,
     host_device::{EDU, HostDevice},
@@ -167,38 +167,15 @@ const END: u64 = 256 << 20;
 
 fn beyond(context: &Context) -> Result<()> {
     let edu = HostDevice::take(EDU, 0)?;
-    // A page of this process that a device could reach without an IOMMU, and the guest does not
-    // have: the kernel gives high ones first.
-    let pages: Vec<_> = (0..16).map(|_| page()).collect::<Result<_>>()?;
-    let found = pages.into_iter().find(|(_, address)| *address >= END);
-    let Some((memory, address)) = found else {
-        anyhow::bail!("L1 has no memory beyond {END:#x}");
-    };
-    let byte = |at: usize| memory.wrapping_add(at);
-    for at in 0..4096 {
-        // SAFETY: within the page.
-        unsafe { byte(at).write_volatile(at as u8 ^ 0xa5) };
-    }
+    let hosts = HostPage::beyond(END)?;
     let more = json!({"devices": [{"path": edu.path, "id": "edu"}]});
     let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
     guest.run("agent edu-check")?;
-    guest.run(&format!("agent edu-write-outside {address:#x}"))?;
-    for at in 0..4096 {
-        // SAFETY: within the page.
-        let value = unsafe { byte(at).read_volatile() };
-        ensure!(
-            value == at as u8 ^ 0xa5,
-            "byte {at} of the host's memory is {value:#x}"
-        );
-    }
-    for _ in 0..50 {
-        let log = gantry.log();
-        if log.contains("was kept from memory") && log.contains(&format!("{address:#x}")) {
-            return guest.run("agent edu-check").map(|_| ());
-        }
-        thread::sleep(Duration::from_millis(100));
-    }
-    anyhow::bail!("no fault at {address:#x} in the log:\n{}", gantry.log())
+    guest.run(&format!("agent edu-write-outside {:#x}", hosts.address))?;
+    hosts.check()?;
+    let log = gantry.log_until("was kept from memory")?;
+    ensure!(log.contains(&format!("{:#x}", hosts.address)), "{log}");
+    guest.run("agent edu-check").map(|_| ())
 }
 
 fn wanted_back(context: &Context) -> Result<()> {

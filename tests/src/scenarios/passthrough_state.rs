@@ -5,6 +5,7 @@ use serde_json::json;
 
 use super::{Context, Entry, hotplug::gone};
 use crate::{
+    exits::per_read,
     gantry::{CMDLINE, Gantry},
     guest::Guest,
     host_device::{EDU, HostDevice, NVME},
@@ -28,12 +29,17 @@ pub const SCENARIOS: &[Entry] = &[
         "passthrough: a device comes to a VM that Landlock confines",
         landlock,
     ),
+    (
+        "passthrough: reading blocks of an NVMe disk asks nothing of Gantry",
+        exits,
+    ),
 ];
 
-const MIB: u64 = 1 << 20;
+/// Bytes of a MiB.
+pub const MIB: u64 = 1 << 20;
 
 /// Writes a pattern to the guest's NVMe disk and reads it back.
-fn disk_works(guest: &mut Guest, pattern: &str) -> Result<()> {
+pub fn disk_works(guest: &mut Guest, pattern: &str) -> Result<()> {
     guest.eventually("ls /dev/nvme0n1", |text| text == "/dev/nvme0n1")?;
     guest.run(&format!(
         "yes {pattern} | dd of=/tmp/pattern bs=1M count=4 iflag=fullblock 2>/dev/null; \
@@ -163,4 +169,33 @@ fn landlock(context: &Context) -> Result<()> {
     let swap = json!({"id": "edu", "path": nvme.path});
     gantry.refused("vm.swap-device", Some(swap), 400, "not of the same model")?;
     guest.run("agent edu-check").map(|_| ())
+}
+
+/// Reads of the shorter run.
+const READS: u32 = 500;
+
+fn exits(context: &Context) -> Result<()> {
+    const DISK: &str = "/dev/nvme0n1";
+    let nvme = HostDevice::take(NVME, 0)?;
+    let (gantry, mut guest) = Gantry::boot(&context.dir, json!({"memory": {"size": 512 * MIB}}))?;
+    let mut asked = |excluded: &[u8]| -> Result<f64> {
+        gantry.put(
+            "vm.add-device",
+            json!({"path": nvme.path, "id": "nvme", "x_exclude_mmap_bars": excluded}),
+        )?;
+        guest.eventually("ls /dev/nvme0n1", |text| text == DISK)?;
+        let cost = per_read(&mut guest, gantry.pid(), DISK, READS)?;
+        gantry.put("vm.remove-device", json!({"id": "nvme"}))?;
+        gone(&gantry, "nvme")?;
+        Ok(cost.exits.to_vmm)
+    };
+    let mapped = asked(&[])?;
+    // With its registers trapped, each read rings two doorbells.
+    let trapped = asked(&[0])?;
+    ensure!(trapped > 1.9, "{trapped} exits of a read with trapped BARs");
+    ensure!(
+        mapped < 0.1,
+        "a read asks something of Gantry {mapped} times"
+    );
+    Ok(())
 }

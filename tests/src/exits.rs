@@ -1,0 +1,114 @@
+//! Exits of a guest, by KVM's own counters, and what a block read from a disk costs of them.
+
+use std::{fs, path::PathBuf, time::Duration};
+
+use anyhow::{Context, Result};
+
+use crate::{guest::Guest, net::sh};
+
+/// Where KVM's statistics are (Documentation/virt/kvm/api.rst, 4.133 names the counters).
+const STATISTICS: &str = "/sys/kernel/debug/kvm";
+
+/// Counters of one VM, of all its vCPUs.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Exits {
+    /// Whatever made a vCPU leave the guest.
+    pub all: f64,
+    /// Accesses to registers for which KVM asked the VMM: memory that it traps, and I/O ports.
+    pub to_vmm: f64,
+    /// The guest had nothing to do.
+    pub halts: f64,
+    /// The host had an interrupt, of a device or its timer.
+    pub interrupts: f64,
+}
+
+impl Exits {
+    /// The counters of the VM of a process so far.
+    pub fn of(pid: u32) -> Result<Self> {
+        sh(&format!(
+            "[ -e {STATISTICS} ] || mount -t debugfs debug /sys/kernel/debug"
+        ))?;
+        let folder = fs::read_dir(STATISTICS)?
+            .filter_map(Result::ok)
+            .find(|entry| {
+                let name = entry.file_name();
+                name.to_string_lossy().starts_with(&format!("{pid}-"))
+            })
+            .with_context(|| format!("KVM knows no VM of process {pid}"))?
+            .path();
+        let counter = |name: &str| -> Result<f64> {
+            let text = fs::read_to_string(folder.join(name))
+                .with_context(|| format!("KVM does not count {name}"))?;
+            Ok(text.trim().parse()?)
+        };
+        Ok(Self {
+            all: counter("exits")?,
+            to_vmm: counter("mmio_exits")? + counter("io_exits")?,
+            halts: counter("halt_exits")?,
+            interrupts: counter("irq_exits")?,
+        })
+    }
+
+    fn each(self, other: Self, by: impl Fn(f64, f64) -> f64) -> Self {
+        Self {
+            all: by(self.all, other.all),
+            to_vmm: by(self.to_vmm, other.to_vmm),
+            halts: by(self.halts, other.halts),
+            interrupts: by(self.interrupts, other.interrupts),
+        }
+    }
+}
+
+/// What reading a block costs.
+#[derive(Clone, Copy, Debug)]
+pub struct PerRead {
+    /// Exits.
+    pub exits: Exits,
+    /// Time.
+    pub time: Duration,
+}
+
+/// Has the guest of process `pid` read blocks of 4 KiB from `disk`, one after the other: `count` of
+/// them, then three times as many. What both runs have in common (the command and its output pass
+/// the serial port, at an exit a byte) cancels out.
+pub fn per_read(guest: &mut Guest, pid: u32, disk: &str, count: u32) -> Result<PerRead> {
+    let mut run = |count: u32| -> Result<(Exits, f64)> {
+        let before = Exits::of(pid)?;
+        let said = guest.run(&format!("agent read-blocks {disk} {count}"))?;
+        let spent = Exits::of(pid)?.each(before, |after, before| after - before);
+        let seconds = said.trim().parse();
+        Ok((
+            spent,
+            seconds.with_context(|| format!("no time: {said:?}"))?,
+        ))
+    };
+    let (few, short) = run(count)?;
+    let (many, long) = run(count.saturating_mul(3))?;
+    let more = f64::from(count) * 2.0;
+    Ok(PerRead {
+        exits: many.each(few, |many, few| (many - few) / more),
+        time: Duration::from_secs_f64(((long - short) / more).max(0.0)),
+    })
+}
+
+/// Reads so many blocks past the page cache, and prints the seconds that it took.
+pub fn read_blocks(disk: &str, count: u32) -> Result<()> {
+    use std::os::{fd::AsRawFd, unix::fs::OpenOptionsExt};
+
+    let file = fs::File::options()
+        .read(true)
+        .custom_flags(libc::O_DIRECT)
+        .open(PathBuf::from(disk))
+        .with_context(|| format!("cannot open {disk}"))?;
+    let (page, _) = crate::edu::page()?;
+    let start = std::time::Instant::now();
+    for block in 0..count {
+        // Within the first 32 MiB.
+        let at = i64::from(block % 8192) * 4096;
+        // SAFETY: the page has 4,096 bytes, and nobody else uses it.
+        let read = unsafe { libc::pread(file.as_raw_fd(), page.cast(), 4096, at) };
+        anyhow::ensure!(read == 4096, "block {block}: {read} bytes");
+    }
+    println!("{:.6}", start.elapsed().as_secs_f64());
+    Ok(())
+}
