@@ -30,6 +30,10 @@ mod window;
 use std::{io, path::PathBuf};
 
 pub use function::{Accel, Resources};
+pub use gantry_remoting::{
+    port::{MOST_SLICES, NAME as LONGEST_NAME},
+    transport::window::SMALLEST as SMALLEST_SLICE,
+};
 
 use crate::pci::ConfigError;
 
@@ -40,10 +44,9 @@ pub struct Options {
     pub thread_name: String,
     /// Where the worker pool listens.
     pub socket: PathBuf,
-    /// Slices: a power of two up to [`MOST_SLICES`](gantry_remoting::port::MOST_SLICES).
+    /// Slices: a power of two up to [`MOST_SLICES`].
     pub slices: u32,
-    /// Bytes of a slice: a power of two, [`SMALLEST`](gantry_remoting::transport::window::SMALLEST)
-    /// at least.
+    /// Bytes of a slice: a power of two, [`SMALLEST_SLICE`] at least.
     pub slice_size: u64,
     /// Part of the names of the devices that are offered; all if empty.
     pub device: String,
@@ -61,7 +64,7 @@ pub enum Error {
     /// Numbers that make no port.
     #[error(
         "an accelerator port cannot have {slices} slices of {size} bytes: both are powers of two, \
-         up to 64 slices of at least 8 MiB"
+         up to {MOST_SLICES} slices of at least {SMALLEST_SLICE} bytes"
     )]
     Sizes {
         /// Slices.

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use devices::accel::{LONGEST_NAME, MOST_SLICES, SMALLEST_SLICE};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -15,12 +16,8 @@ const SOCKET: &str = "/run/gantry/opencl.sock";
 const WINDOW: u64 = 4 << 30;
 /// Applications at a time by default.
 const SLICES: u32 = 8;
-/// The smallest part of a window for one application.
-const SMALLEST_SLICE: u64 = 8 << 20;
 /// The largest window.
 const LARGEST_WINDOW: u64 = 1 << 40;
-/// Most bytes of a device's name.
-const LONGEST_NAME: usize = 64;
 
 /// Which interface of an accelerator the guest's driver speaks.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
@@ -135,7 +132,7 @@ impl AccelConfig {
         if let Some(memory) = self.memory {
             check::range("memory", memory, 1 << 20, u64::MAX)?;
         }
-        let valid = self.slices.is_power_of_two() && self.slices <= 64;
+        let valid = self.slices.is_power_of_two() && self.slices <= MOST_SLICES;
         check::number("slices", self.slices, valid, "a power of two up to 64")?;
         let smallest = u64::from(self.slices) * SMALLEST_SLICE;
         let valid =
