@@ -147,6 +147,7 @@ const ACCEL: &[i64] = &[
     libc::SYS_memfd_create,
     libc::SYS_recvfrom,
     libc::SYS_sendmsg,
+    libc::SYS_shutdown,
     libc::SYS_socket,
 ];
 
