@@ -162,7 +162,9 @@ impl Machine {
                 .arg(machine.folder.join("arbiter"))
                 .args(["--name", &index.to_string(), "--memory", "4096"])
                 .args(["--weight", &weight.to_string()])
-                .env("OCL_ICD_VENDORS", programs.vendors)
+                // Some loaders want the slash; and this variable would add other drivers.
+                .env("OCL_ICD_VENDORS", programs.vendors.join(""))
+                .env_remove("OCL_ICD_FILENAMES")
                 .stdin(Stdio::null())
                 .stdout(Stdio::null())
                 .stderr(fs::File::create(socket.with_extension("log"))?)
@@ -181,7 +183,8 @@ impl Machine {
         let mut command = Command::new(self.programs.0.join("examples/opencl_turns"));
         command
             .args([&micros.join(","), "64", &seconds.to_string()])
-            .env("OCL_ICD_VENDORS", self.folder.join("vendors"))
+            .env("OCL_ICD_VENDORS", self.folder.join("vendors/"))
+            .env_remove("OCL_ICD_FILENAMES")
             .env("GANTRY_OPENCL", self.folder.join(format!("pool{client}")));
         let mut application = Application::start(&mut command)?;
         let line = application.line()?;
