@@ -198,6 +198,17 @@ impl Meter {
         }
     }
 
+    /// The oldest outstanding requests have completed, so many of them, and nobody looked in
+    /// between: each is taken to have had an equal part of the time. (As if the first had taken
+    /// all of it, its kind would seem to change.)
+    pub fn completed_together(&mut self, count: u32, now: Moment) {
+        let start = self.running_since().unwrap_or(now);
+        let all = now.since(start);
+        for done in 1..=count {
+            self.completed(start + all * done / count);
+        }
+    }
+
     /// Whether the turn's time is over.
     pub fn is_over(&self, now: Moment) -> bool {
         match self.slice {
@@ -331,5 +342,30 @@ mod tests {
             meter.completed(Moment::START);
         }
         assert!(meter.estimates.len() <= KINDS);
+    }
+
+    #[test]
+    fn requests_that_are_seen_to_end_together_share_the_time() {
+        let (mut meter, mut now) = (Meter::default(), Moment::START);
+        let length = Duration::from_millis(1);
+        for _ in 0..SAMPLES {
+            meter.begin(SLICE, now);
+            meter.submitted(Kind(0), now);
+            now += length;
+            meter.completed_together(1, now);
+        }
+        meter.begin(SLICE, now);
+        for _ in 0..5 {
+            assert_eq!(meter.verdict(Kind(0), false, now), Verdict::Submit);
+            meter.submitted(Kind(0), now);
+        }
+        now += length * 5;
+        meter.completed_together(5, now);
+        assert_eq!(meter.outstanding(), 0);
+        assert_eq!(meter.busy(), length * (SAMPLES + 5));
+        // They are still known: it is not one at a time.
+        meter.begin(SLICE, now);
+        meter.submitted(Kind(0), now);
+        assert_eq!(meter.verdict(Kind(0), false, now), Verdict::Submit);
     }
 }

@@ -171,9 +171,9 @@ impl Turns {
         self.publish();
     }
 
-    /// The oldest outstanding request has completed.
-    pub fn completed(&mut self, now: Moment) {
-        self.meter.completed(now);
+    /// The oldest outstanding requests have completed, so many of them, which was noticed at once.
+    pub fn completed(&mut self, count: u32, now: Moment) {
+        self.meter.completed_together(count, now);
         self.publish();
     }
 

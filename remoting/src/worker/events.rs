@@ -48,7 +48,7 @@ impl Server {
             }
         };
         self.expected += 1;
-        let leaf = Leaf::into_raw(&self.board, Some(call.callback));
+        let leaf = Leaf::into_raw(&self.board, call.callback);
         let code = cl!(
             self.api,
             clSetEventCallback(raw, call.at, Some(notice::event), leaf)

@@ -200,7 +200,7 @@ impl Server {
         };
         if let Some(number) = call.callback {
             self.expected += 1;
-            let leaf = Leaf::into_raw(&self.board, Some(number));
+            let leaf = Leaf::into_raw(&self.board, number);
             let code = cl!(
                 self.api,
                 clSetMemObjectDestructorCallback(mem.raw, Some(notice::mem), leaf)

@@ -7,7 +7,8 @@
 //! then slept on. Building and linking programs takes long and runs in threads of its own.
 
 //! - [`pool`]: keeps workers ready; [`confine`]: what they may do.
-//! - [`server`]: the serving thread; [`notice`]: what other threads tell it.
+//! - [`server`]: the serving thread; [`notice`]: what other threads tell it; [`watch`]: one that
+//!   sees commands complete while it sleeps.
 //! - [`objects`]: shadow objects, in a [`table`] for each kind. Calls about them by subject:
 //!   `contexts`, `memory`, `programs`, `kernels`, `events`; [`query`]: questions.
 //! - [`commands`]: what goes into queues; [`transfers`]: to and from the window, of which the
@@ -34,3 +35,4 @@ pub mod server;
 pub mod sharing;
 pub mod table;
 pub mod transfers;
+mod watch;

@@ -82,13 +82,13 @@ impl Board {
 #[derive(Debug)]
 pub struct Leaf {
     board: Arc<Board>,
-    /// The callback's number; none only to wake.
-    callback: Option<u64>,
+    /// The callback's number.
+    callback: u64,
 }
 
 impl Leaf {
     /// As the driver's `user_data`; given back by one of the functions below.
-    pub fn into_raw(board: &Arc<Board>, callback: Option<u64>) -> *mut c_void {
+    pub fn into_raw(board: &Arc<Board>, callback: u64) -> *mut c_void {
         Box::into_raw(Box::new(Self {
             board: Arc::clone(board),
             callback,
@@ -150,10 +150,7 @@ pub unsafe extern "C" fn report(
 pub unsafe extern "C" fn event(_: Handle, status: i32, data: *mut c_void) {
     // SAFETY: the driver calls each registered callback once.
     let leaf = unsafe { Box::from_raw(data.cast::<Leaf>()) };
-    leaf.board.leave(match leaf.callback {
-        Some(number) => Notice::Callback(number, status),
-        None => Notice::Wake,
-    });
+    leaf.board.leave(Notice::Callback(leaf.callback, status));
 }
 
 /// `clSetMemObjectDestructorCallback`'s callback.

@@ -9,12 +9,13 @@ use std::{
 
 use super::{
     cover::Cover,
-    notice::{self, Board, Leaf, Notice, Reporter},
+    notice::{Board, Notice, Reporter},
     objects::{Context, Device, Event, Kernel, Mem, Program, Queue, Sampler},
     platform::Platform,
     quota::Quota,
     sharing::Sharing,
     table::Table,
+    watch::Watch,
 };
 use crate::{
     opencl::{
@@ -75,7 +76,7 @@ struct Wait {
     failures: bool,
     /// A code that is to be reported in any case.
     code: i32,
-    /// Whether the driver was asked to wake this thread.
+    /// Whether this thread is going to be woken.
     armed: bool,
 }
 
@@ -85,7 +86,7 @@ struct Use {
     stage: StageId,
     /// Of the command that uses it.
     event: Handle,
-    /// Whether the driver was asked to wake this thread.
+    /// Whether this thread is going to be woken.
     armed: bool,
 }
 
@@ -125,6 +126,8 @@ pub struct Server {
     /// Wakes the client's listener.
     pub(super) nudge: Nudge,
     pub(super) sharing: Sharing,
+    /// Since the first sleep with commands under way.
+    watch: Option<Watch>,
     scratch: Vec<u8>,
 }
 
@@ -186,6 +189,7 @@ impl Server {
             sender: Sender::new(Producer::new(answers, bell.clone()), size, tuning.spin),
             nudge,
             sharing: Sharing::default(),
+            watch: None,
             scratch: Vec::new(),
             api,
             window,
@@ -426,29 +430,36 @@ impl Server {
         Ok(progress)
     }
 
-    /// Has the driver wake this thread when what is waited for changes.
+    /// Has this thread woken when what is waited for changes.
     fn arm(&mut self) {
-        let (api, board) = (&self.api, &self.board);
-        let wake = |event: Handle| {
-            let leaf = Leaf::into_raw(board, None);
-            let code = cl!(
-                api,
-                clSetEventCallback(event, codes::COMPLETE as i32, Some(notice::event), leaf)
-            );
-            if code != 0 {
-                // SAFETY: the driver refused it. The bell's patience bounds the wait.
-                unsafe { Leaf::drop_raw(leaf) };
-            }
-        };
+        let mut events = Vec::new();
         for wait in self.waits.iter_mut().filter(|wait| !wait.armed) {
             wait.armed = true;
-            wait.events.iter().copied().for_each(wake);
+            events.extend_from_slice(&wait.events);
         }
         if !self.waits.is_empty()
             && let Some(oldest) = self.stages.front_mut().filter(|used| !used.armed)
         {
             oldest.armed = true;
-            wake(oldest.event);
+            events.push(oldest.event);
+        }
+        events.into_iter().for_each(|event| self.watch(event));
+    }
+
+    /// Has this thread woken when an event's command completes.
+    pub(super) fn watch(&mut self, event: Handle) {
+        if self.watch.is_none() {
+            let started = Watch::start(Arc::clone(&self.api), Arc::clone(&self.board));
+            self.watch = started
+                .inspect_err(|error| {
+                    // The bell's patience bounds the wait.
+                    eprintln!("gantry-accel: the ends of commands are noticed late: {error}");
+                })
+                .ok();
+        }
+        if let Some(watch) = &self.watch {
+            cl!(self.api, clRetainEvent(event));
+            watch.order(event);
         }
     }
 

@@ -11,16 +11,13 @@ use std::{
 };
 
 use super::{
-    notice::{self, Leaf, Notice},
+    notice::Notice,
     objects::Queue,
     server::{Error, Server, cl, status},
     table::Table,
 };
 use crate::{
-    opencl::{
-        api::{Api, Handle},
-        codes,
-    },
+    opencl::api::{Api, Handle},
     protocol::{Flags, Header, Request, calls::QueueId},
     turns::{Moment, message::Join, meter::Kind, worker::Turns},
 };
@@ -37,7 +34,7 @@ const LOOK: Duration = Duration::from_millis(1);
 struct Submitted {
     event: Handle,
     queue: QueueId,
-    /// Whether the driver was asked to wake the serving thread when it completes.
+    /// Whether the serving thread is going to be woken when it completes.
     armed: bool,
 }
 
@@ -89,15 +86,17 @@ fn kind(header: Header, request: &Request) -> Option<Kind> {
 impl Sharing {
     /// Takes note of commands that have completed.
     fn settle(&mut self, api: &Api) {
+        let mut completed = 0;
         while let Some(oldest) = self.submitted.front() {
             if status(api, oldest.event) > 0 {
-                return;
+                break;
             }
             cl!(api, clReleaseEvent(oldest.event));
             self.submitted.pop_front();
-            if let Some(turns) = &mut self.turns {
-                turns.completed(Moment::now());
-            }
+            completed += 1;
+        }
+        if let (1.., Some(turns)) = (completed, &mut self.turns) {
+            turns.completed(completed, Moment::now());
         }
     }
 
@@ -267,11 +266,11 @@ impl Server {
         }
         turns.memory(self.quota.used());
         turns.submitted(kind, start);
-        turns.completed(Moment::now());
+        turns.completed(1, Moment::now());
     }
 
-    /// Before the serving thread sleeps: lets go of a device that is not used, and has the driver
-    /// wake the thread when what is waited for completes.
+    /// Before the serving thread sleeps: lets go of a device that is not used, and has the thread
+    /// woken when what is waited for completes.
     pub(super) fn before_sleep(&mut self) {
         if self.sharing.turns.is_none() {
             return;
@@ -293,20 +292,8 @@ impl Server {
             return;
         };
         next.armed = true;
-        let leaf = Leaf::into_raw(&self.board, None);
-        let code = cl!(
-            self.api,
-            clSetEventCallback(
-                next.event,
-                codes::COMPLETE as i32,
-                Some(notice::event),
-                leaf
-            )
-        );
-        if code != 0 {
-            // SAFETY: the driver refused it. The bell's patience bounds the sleep.
-            unsafe { Leaf::drop_raw(leaf) };
-        }
+        let event = next.event;
+        self.watch(event);
     }
 }
 
