@@ -169,9 +169,14 @@ impl Pool {
 
     /// A program that uses the host's driver.
     pub fn native(&self, program: impl AsRef<Path>) -> Command {
+        self.native_for(120, program)
+    }
+
+    /// The same, for at most so many seconds.
+    pub fn native_for(&self, seconds: u32, program: impl AsRef<Path>) -> Command {
         let mut command = Command::new("timeout");
         command
-            .arg("120")
+            .arg(seconds.to_string())
             .arg(program.as_ref())
             .env("OCL_ICD_VENDORS", "/etc/OpenCL/vendors")
             .env("GANTRY_OPENCL", "off");
@@ -180,7 +185,12 @@ impl Pool {
 
     /// A program that uses Gantry's driver and no other.
     pub fn remoted(&self, program: impl AsRef<Path>) -> Command {
-        let mut command = self.native(program);
+        self.remoted_for(120, program)
+    }
+
+    /// The same, for at most so many seconds.
+    pub fn remoted_for(&self, seconds: u32, program: impl AsRef<Path>) -> Command {
+        let mut command = self.native_for(seconds, program);
         command
             .env("OCL_ICD_VENDORS", self.folder.join("vendors"))
             .env("GANTRY_OPENCL", self.folder.join("socket"));

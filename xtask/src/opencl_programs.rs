@@ -48,6 +48,10 @@ struct Case {
     program: OsString,
     arguments: Vec<OsString>,
     results: fn(&Case, &str, bool) -> Results,
+    /// How long it may take.
+    seconds: u32,
+    /// Where it is run, if that matters.
+    folder: Option<PathBuf>,
 }
 
 impl Case {
@@ -60,6 +64,8 @@ impl Case {
             program: program.into(),
             arguments: arguments.iter().map(OsString::from).collect(),
             results,
+            seconds: 120,
+            folder: None,
         }
     }
 
@@ -74,6 +80,9 @@ impl Case {
     }
 
     fn run(&self, mut command: Command) -> Result<Results> {
+        if let Some(folder) = &self.folder {
+            command.current_dir(folder);
+        }
         let output = command
             .args(&self.arguments)
             .stdin(Stdio::null())
@@ -140,7 +149,8 @@ fn by_clblast(case: &Case, text: &str, good: bool) -> Results {
     Results::from([(case.name(), result)])
 }
 
-/// Pytest's summary has a line for each test: `PASSED file::test`.
+/// Pytest's summary has a line for each test: `PASSED file::test`; but for those that are skipped,
+/// since a device lacks what they try.
 fn by_pytest(case: &Case, text: &str, _: bool) -> Results {
     let kinds = [("PASSED", "pass"), ("FAILED", "fail"), ("ERROR", "error")];
     let mut results = Results::new();
@@ -296,7 +306,10 @@ fn suites(every: usize) -> Result<Vec<Suite>> {
                         "no:cacheprovider",
                     ];
                     let mut case = Case::new(&python, options, by_pytest);
-                    case.arguments.push(path.into());
+                    case.arguments
+                        .push(path.file_name().unwrap_or_default().into());
+                    case.seconds = 1200;
+                    case.folder = Some(tests.clone());
                     case
                 })
                 .collect(),
@@ -363,8 +376,8 @@ pub fn run(options: &Options) -> Result<()> {
         let (mut native, mut remoted) = (Results::new(), Results::new());
         for case in &suite.cases {
             let (one, other) = thread::scope(|scope| {
-                let one = scope.spawn(|| case.run(pool.native(&case.program)));
-                let other = case.run(pool.remoted(&case.program));
+                let one = scope.spawn(|| case.run(pool.native_for(case.seconds, &case.program)));
+                let other = case.run(pool.remoted_for(case.seconds, &case.program));
                 (one.join(), other)
             });
             let one = one.map_err(|_| anyhow::anyhow!("{} was not run", case.name()))?;
@@ -411,7 +424,7 @@ fn summarize(
     table: &mut String,
     differences: &mut String,
 ) {
-    let none = "none".to_owned();
+    let none = "skipped".to_owned();
     let tests: std::collections::BTreeSet<_> = native.keys().chain(remoted.keys()).collect();
     let passed = |results: &Results| {
         let good = results.values().filter(|result| result.starts_with("pass"));

@@ -190,6 +190,8 @@ impl Client {
             id: PROGRAM,
             devices: Vec::new(),
             options: Blob::default(),
+            folders: 0,
+            included: Vec::new(),
         })?;
         self.good(&CreateKernel {
             id: KERNEL,

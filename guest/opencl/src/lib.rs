@@ -11,6 +11,7 @@
 //! - `table`: the dispatch table, and what becomes of each entry point
 //! - `link`: the connection; `space`: the window; `ids`: numbers of objects
 //! - `hook`: the application's large allocations in the window
+//! - `include`: headers that travel with sources
 //! - `crew`: large copies by several threads
 //! - `abi`: what C programs hand over; `object`: handles and reference counts
 //! - the others: entry points by subject
@@ -25,6 +26,7 @@ mod event;
 mod event_fd;
 mod hook;
 mod ids;
+mod include;
 mod link;
 mod memory;
 mod object;

@@ -269,6 +269,10 @@ pub struct Program {
     pub id: ProgramId,
     pub context: Own<Context>,
     pub devices: Vec<Own<Device>>,
+    /// Its text, if it was made from one.
+    pub source: Vec<u8>,
+    /// The application's options of the last build, if the worker was given others.
+    pub options: Mutex<Option<Vec<u8>>>,
 }
 
 pub struct Kernel {

@@ -20,6 +20,7 @@ use gantry_remoting::{
 
 use crate::{
     abi::{Outcome, array, bytes, code, give, handle, list, same, set, text},
+    include::{self, Included},
     link,
     object::{
         self, Context, Device, Handle, Kernel, Mem, Object, Own, Program, Sampler, Set, get,
@@ -37,6 +38,10 @@ fn create(
 ) -> Outcome<(Handle<Program>, Vec<i32>)> {
     let link = link::the()?;
     let id = ProgramId(link.ids.programs.take());
+    let source = match &origin {
+        ProgramOrigin::Source(Blob(text)) => text.clone(),
+        _ => Vec::new(),
+    };
     let asked = link.ask(&CreateProgram {
         id,
         context: context.it.id,
@@ -46,6 +51,8 @@ fn create(
         id,
         context: context.keep(),
         devices,
+        source,
+        options: Mutex::default(),
     });
     match asked {
         Ok(statuses) => Ok((program, statuses)),
@@ -181,6 +188,27 @@ fn device_ids(count: u32, devices: *const Handle<Device>) -> Outcome<Vec<DeviceI
         .collect()
 }
 
+/// Options for the worker, and the headers that a source needs from folders of this machine.
+fn included(program: &Program, headers: &[Own<Program>], options: *const c_char) -> Included {
+    let options = text(options);
+    let texts = std::iter::once(&program.source).chain(headers.iter().map(|of| &of.it.source));
+    let source = texts.map(Vec::as_slice).collect::<Vec<_>>().join(&b'\n');
+    let gathered = include::gather(&source, &options);
+    let mut kept = program
+        .options
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    if let Some(gathered) = gathered {
+        *kept = Some(options);
+        return gathered;
+    }
+    *kept = None;
+    Included {
+        options,
+        ..Included::default()
+    }
+}
+
 /// Runs a build now, or in a thread of its own if the caller wants to be told of its end.
 fn run(
     program: &Object<Program>,
@@ -213,10 +241,13 @@ pub extern "C" fn clBuildProgram(
 ) -> i32 {
     code((|| {
         let program = get(program)?;
+        let included = included(&program.it, &[], options);
         let call = BuildProgram {
             id: program.it.id,
             devices: device_ids(count, devices)?,
-            options: Blob(text(options)),
+            options: Blob(included.options),
+            folders: included.folders,
+            included: included.headers,
         };
         run(program, notify, data, move || link::the()?.ask(&call))
     })())
@@ -235,17 +266,20 @@ pub extern "C" fn clCompileProgram(
 ) -> i32 {
     code((|| {
         let program = get(program)?;
-        let headers = list(headers, header_count, codes::INVALID_VALUE)?;
+        let headers = keep_all(&list(headers, header_count, codes::INVALID_VALUE)?)?;
+        let included = included(&program.it, &headers, options);
         let names = list(names, header_count, codes::INVALID_VALUE)?;
         let headers = headers
             .into_iter()
             .zip(names)
-            .map(|(header, name)| Ok((get(header)?.it.id, Blob(text(name)))))
-            .collect::<Outcome<_>>()?;
+            .map(|(header, name)| (header.it.id, Blob(text(name))))
+            .collect();
         let call = CompileProgram {
             id: program.it.id,
             devices: device_ids(count, devices)?,
-            options: Blob(text(options)),
+            options: Blob(included.options),
+            folders: included.folders,
+            included: included.headers,
             headers,
         };
         run(program, notify, data, move || link::the()?.ask(&call))
@@ -289,6 +323,8 @@ pub extern "C" fn clLinkProgram(
             id,
             context: context.keep(),
             devices: own,
+            source: Vec::new(),
+            options: Mutex::default(),
         });
         match asked {
             Ok((code, true)) => Ok((program, code)),
@@ -375,7 +411,14 @@ pub extern "C" fn clGetProgramBuildInfo(
 ) -> i32 {
     code((|| {
         let (program, device) = (get(program)?, get(device)?);
-        let answer = ask(Target::Build(program.it.id, device.it.id), name)?;
+        let mut answer = ask(Target::Build(program.it.id, device.it.id), name)?;
+        let own = program.it.options.lock();
+        if let (codes::PROGRAM_BUILD_OPTIONS, Some(options)) =
+            (name, &*own.unwrap_or_else(PoisonError::into_inner))
+        {
+            answer.clone_from(options);
+            answer.push(0);
+        }
         give(&answer, size, value, size_ret)
     })())
 }

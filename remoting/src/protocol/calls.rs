@@ -162,6 +162,16 @@ wire! {
         stage: Option<StageId>,
     }
 
+    /// A file in one of the folders that a build's options have named.
+    struct HeaderFile {
+        /// Which folder, in their order.
+        folder: u32,
+        /// Its path in there, without steps up.
+        name: Blob,
+        /// What it contains.
+        contents: Blob,
+    }
+
     /// `cl_image_format` and `cl_image_desc`.
     struct ImageShape {
         /// `image_channel_order`.
@@ -397,8 +407,12 @@ calls! {
         id: ProgramId,
         /// For which devices; empty: all.
         devices: Vec<DeviceId>,
-        /// Options.
+        /// Options, without folders of headers.
         options: Blob,
+        /// How many such folders there are.
+        folders: u32,
+        /// What is in them.
+        included: Vec<HeaderFile>,
     } -> ();
     /// `clCompileProgram`.
     43 CompileProgram {
@@ -406,8 +420,12 @@ calls! {
         id: ProgramId,
         /// For which devices; empty: all.
         devices: Vec<DeviceId>,
-        /// Options.
+        /// Options, without folders of headers.
         options: Blob,
+        /// How many such folders there are.
+        folders: u32,
+        /// What is in them.
+        included: Vec<HeaderFile>,
         /// Headers and the names under which they are included.
         headers: Vec<(ProgramId, Blob)>,
     } -> ();

@@ -11,6 +11,7 @@
 //!   sees commands complete while it sleeps.
 //! - [`objects`]: shadow objects, in a [`table`] for each kind. Calls about them by subject:
 //!   `contexts`, `memory`, `programs`, `kernels`, `events`; [`query`]: questions.
+//!   `headers`: an application's files for the compiler.
 //! - [`commands`]: what goes into queues; [`transfers`]: to and from the window, of which the
 //!   [`cover`] says what the driver knows.
 //! - [`placement`]: which processors are near each other.
@@ -21,6 +22,7 @@ pub mod confine;
 mod contexts;
 pub mod cover;
 mod events;
+mod headers;
 mod kernels;
 mod memory;
 pub mod notice;

@@ -493,6 +493,7 @@ fn serve(api: Arc<api::Api>, stream: &UnixStream, options: &Options) -> Result<(
     let spin = tuning.spin;
     let nudge = Nudge(Box::new(move || socket::nudge(&listener)));
     let (mut server, calls) = Server::new(api, window, tuning, nudge);
+    server.keep_files_in(&options.cache);
     // SAFETY: a plain call.
     let parent = unsafe { libc::getppid() };
     let name = options.name.clone();
@@ -535,6 +536,7 @@ fn serve_slice(
     let spin = tuning.spin;
     let nudge = Nudge(Box::new(move || events.interrupt()));
     let (mut server, calls) = Server::new(api, window, tuning, nudge);
+    server.keep_files_in(&options.cache);
     share(&mut server, options, attachment.client, attachment.weight)?;
     Ok(server.run(calls, spin)?)
 }

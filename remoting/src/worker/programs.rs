@@ -7,6 +7,7 @@ use std::{
 };
 
 use super::{
+    headers::Headers,
     notice::Notice,
     objects::{MadeProgram, Program, keep, made},
     server::{Server, c_string, cl, outcome},
@@ -19,8 +20,8 @@ use crate::{
     protocol::{
         Header,
         calls::{
-            BuildProgram, CompileProgram, CreateProgram, LinkProgram, ProgramId, ProgramOrigin,
-            Specialize,
+            self, BuildProgram, CompileProgram, CreateProgram, LinkProgram, ProgramId,
+            ProgramOrigin, Specialize,
         },
     },
     transport::link::Gone,
@@ -115,6 +116,17 @@ impl Server {
         self.building >= MOST_BUILDS
     }
 
+    /// The headers of a build, which are not written yet.
+    fn headers(&mut self, folders: u32, included: &[calls::HeaderFile]) -> Option<Headers> {
+        let root = self.files.as_ref().filter(|_| folders > 0)?;
+        self.header_folders += 1;
+        Some(Headers {
+            root: root.join(format!("headers-{}", self.header_folders)),
+            folders,
+            files: included.to_vec(),
+        })
+    }
+
     /// Runs what takes long in a thread of its own, which leaves word on the board.
     fn apart(
         &mut self,
@@ -159,8 +171,12 @@ impl Server {
             Ok(found) => found,
             Err(code) => return self.answer(header, &Err::<(), i32>(code)),
         };
-        let options = c_string(&call.options);
+        let headers = self.headers(call.folders, &call.included);
+        let options = call.options.clone();
         self.apart(header, raw, move |api| {
+            let Ok((options, _headers)) = Headers::write(headers, options) else {
+                return codes::OUT_OF_HOST_MEMORY;
+            };
             let pointer = if devices.is_empty() {
                 null()
             } else {
@@ -200,7 +216,8 @@ impl Server {
         for &header in &headers {
             cl!(self.api, clRetainProgram(header));
         }
-        let options = c_string(&call.options);
+        let files = self.headers(call.folders, &call.included);
+        let options = call.options.clone();
         let names: Vec<_> = call
             .headers
             .iter()
@@ -210,6 +227,15 @@ impl Server {
             let mut pointers: Vec<_> = names.iter().map(|name| name.as_ptr()).collect();
             let count = headers.len() as u32;
             let some = count > 0;
+            let release = || {
+                for &header in &headers {
+                    cl!(api, clReleaseProgram(header));
+                }
+            };
+            let Ok((options, _files)) = Headers::write(files, options) else {
+                release();
+                return codes::OUT_OF_HOST_MEMORY;
+            };
             let code = cl!(
                 api,
                 clCompileProgram(
@@ -232,9 +258,7 @@ impl Server {
                     null_mut(),
                 )
             );
-            for header in headers {
-                cl!(api, clReleaseProgram(header));
-            }
+            release();
             code
         })
     }

@@ -3,6 +3,7 @@
 use std::{
     cell::RefCell,
     collections::{HashMap, VecDeque},
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -114,6 +115,10 @@ pub struct Server {
     pub(super) expected: usize,
     /// Builds that are under way, in threads of their own.
     pub(super) building: usize,
+    /// Where files for the driver's compiler go, if anywhere.
+    pub(super) files: Option<PathBuf>,
+    /// How many folders have been made there.
+    pub(super) header_folders: u64,
     /// How long the last wait took.
     pub(super) last_wait: Duration,
     pub(super) quota: Arc<Quota>,
@@ -182,6 +187,8 @@ impl Server {
             undecided: 0,
             expected: 0,
             building: 0,
+            files: None,
+            header_folders: 0,
             last_wait: Duration::ZERO,
             stages: VecDeque::new(),
             released: Vec::new(),
@@ -197,6 +204,11 @@ impl Server {
         };
         let receiver = Receiver::new(Consumer::new(server.window.calls(), bell));
         (server, receiver)
+    }
+
+    /// Lets the driver's compiler have headers of the application, in files in this folder.
+    pub fn keep_files_in(&mut self, folder: &Path) {
+        self.files = Some(folder.to_owned());
     }
 
     /// Serves until the application's rings become unusable.

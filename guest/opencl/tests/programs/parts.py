@@ -1,5 +1,7 @@
 """Uses most of OpenCL through pyopencl. Prints a line per part; the last is `all`."""
 
+import os
+import tempfile
 import time
 
 import numpy as np
@@ -115,6 +117,23 @@ def rectangles():
     assert (part == square[4:12, 4:12]).all()
 
 
+def headers():
+    # In a folder of the application, which no worker can read.
+    with tempfile.TemporaryDirectory() as folder:
+        with open(os.path.join(folder, "outer.h"), "w") as file:
+            file.write('#include "inner.h"\n')
+        with open(os.path.join(folder, "inner.h"), "w") as file:
+            file.write("#define ANSWER 42\n")
+        source = '#include "outer.h"\nkernel void answer(global int *out) { out[0] = ANSWER; }'
+        options = ["-I", folder]
+        program = cl.Program(context, source).build(options=options)
+        out = cl.Buffer(context, 0, 4)
+        program.answer(queue, (1,), None, out)
+        assert fetch(out, np.zeros(1, np.int32))[0] == 42
+        given = program.get_build_info(context.devices[0], cl.program_build_info.OPTIONS)
+        assert folder in given
+
+
 def programs():
     one = cl.Program(context, "int next(int x) { return x + 1; }").compile()
     two = cl.Program(
@@ -132,7 +151,7 @@ def programs():
         raise AssertionError("nonsense was built")
 
 
-for part in [arrays, scan, events, images, maps, rectangles, programs]:
+for part in [arrays, scan, events, images, maps, rectangles, headers, programs]:
     part()
     print(part.__name__, flush=True)
 print("all")

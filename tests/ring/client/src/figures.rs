@@ -149,6 +149,8 @@ impl<B: Bell + Clone, S: Surroundings> Bench<'_, B, S> {
             id: PROGRAM,
             devices: Vec::new(),
             options: Blob(Vec::new()),
+            folders: 0,
+            included: Vec::new(),
         })?;
         for (id, name) in [(ADD, "add"), (NOTHING, "nothing")] {
             self.link.ask(&CreateKernel {
