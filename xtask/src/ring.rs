@@ -32,8 +32,7 @@ const PROGRAMS: &[(&str, &str)] = &[
     ),
 ];
 
-const SCENARIO: &str =
-    "ring: a guest computes from ring 3, and a call is no exit and no system call";
+const SCENARIO: &str = "ring-3: a guest computes there, and a call is no exit and no system call";
 
 /// Whether a word selects the scenario.
 pub fn has(word: &str) -> bool {
