@@ -26,15 +26,20 @@ struct Thread {
 pub struct Tracer(BTreeMap<i32, Thread>);
 
 impl Tracer {
-    /// Begins.
+    /// Begins. Processes and threads that have ended meanwhile are left out.
     ///
     /// # Errors
     /// Tracing is not allowed.
     pub fn attach(processes: &[(&'static str, i32)]) -> Result<Self> {
         let mut tracer = Self(BTreeMap::new());
         for (process, id) in processes {
-            for entry in std::fs::read_dir(format!("/proc/{id}/task"))? {
-                let entry = entry?;
+            let Ok(entries) = std::fs::read_dir(format!("/proc/{id}/task")) else {
+                continue;
+            };
+            for entry in entries {
+                let Ok(entry) = entry else {
+                    break;
+                };
                 let Ok(thread) = entry.file_name().to_string_lossy().parse::<i32>() else {
                     continue;
                 };
@@ -44,10 +49,13 @@ impl Tracer {
                     libc::ptrace(libc::PTRACE_SEIZE, thread, 0, libc::PTRACE_O_TRACESYSGOOD) == 0
                         && libc::ptrace(libc::PTRACE_INTERRUPT, thread, 0, 0) == 0
                 };
+                let error = std::io::Error::last_os_error();
+                if !attached && error.raw_os_error() == Some(libc::ESRCH) {
+                    continue;
+                }
                 ensure!(
                     attached,
-                    "cannot trace {process}'s thread {thread}: {}",
-                    std::io::Error::last_os_error()
+                    "cannot trace {process}'s thread {thread}: {error}"
                 );
                 tracer.0.insert(
                     thread,
@@ -129,9 +137,11 @@ impl Tracer {
         }
         all
     }
+}
 
-    /// Ends.
-    pub fn detach(mut self) {
+impl Drop for Tracer {
+    /// Lets the threads go: a process whose threads are traced does not end when it is killed.
+    fn drop(&mut self) {
         for id in self.0.keys() {
             // SAFETY: no memory is passed.
             unsafe { libc::ptrace(libc::PTRACE_INTERRUPT, *id, 0, 0) };

@@ -201,7 +201,7 @@ fn count(guest: &mut Guest, programs: &Programs, workers: &[i32]) -> Result<Coun
     guest.desk().go();
     guest.becomes(&[State::Counted], || tracer.step())?;
     let calls = tracer.calls();
-    tracer.detach();
+    drop(tracer);
     guest.desk().go();
     Ok(Counts { calls, exits })
 }
