@@ -333,7 +333,7 @@ static void before_entry(struct gate_client *client)
 	gone = atomic_xchg(&client->abort, 0);
 	if (gone || closing) {
 		client->parked = resuming = false;
-		reason = gone ?: GATE_SERVER_GONE;
+		reason = reason ?: gone ?: GATE_SERVER_GONE;
 	}
 	if (inside) {
 		bool taken = event & INTR_INFO_VALID_MASK &&
@@ -447,7 +447,8 @@ static void end(struct gate_client *client, int reason)
 	/* An exception of the server is not the client's. */
 	vcpu->arch.exception.pending = false;
 	vcpu->arch.exception.injected = false;
-	if (in_kernel() && READ_ONCE(client->private->busy)) {
+	/* A server's kernel that is not in the view has not done anything. */
+	if (in_kernel() && !READ_ONCE(client->top) && READ_ONCE(client->private->busy)) {
 		struct gate_server *server = client_server(client);
 
 		if (!server)

@@ -52,7 +52,7 @@ impl Error {
                  another process of the client, or other memory for the server)"
             }
             Some(libc::EBUSY) => " (it is registered or paired already, or the vCPU runs)",
-            Some(libc::ESRCH) => " (the server's process is gone)",
+            Some(libc::ESRCH) => " (the server's process is gone, or the server was given up)",
             Some(libc::ENOMEM) => " (memory, or the limit of locked memory: ulimit -l)",
             Some(libc::EOPNOTSUPP) => " (the VM may have VMs of its own: take VMX from its CPUID)",
             Some(libc::EPERM) => " (the VM belongs to another process)",
@@ -86,6 +86,12 @@ pub fn missing(root: &Path) -> std::vec::Vec<&'static str> {
     }
     if !has("flags", "fsgsbase") {
         missing.push("no FSGSBASE: a newer CPU, and no nofsgsbase on the kernel's command line");
+    }
+    if read("sys/module/kvm_intel/parameters/unrestricted_guest").trim() == "N" {
+        missing.push(
+            "no EPT or no unrestricted guests: load kvm_intel without ept=0 and \
+             unrestricted_guest=0",
+        );
     }
     let release = read("proc/sys/kernel/osrelease");
     let version: String = release
@@ -494,6 +500,13 @@ mod tests {
         {
             assert!(line.starts_with(start), "{line}");
         }
+        let root = std::env::temp_dir().join(std::format!("gate-kvm-{}", std::process::id()));
+        let parameters = root.join("sys/module/kvm_intel/parameters");
+        fs::create_dir_all(&parameters).unwrap();
+        fs::write(parameters.join("unrestricted_guest"), "N\n").unwrap();
+        let found = super::missing(&root);
+        fs::remove_dir_all(&root).unwrap();
+        assert!(found.iter().any(|line| line.starts_with("no EPT")));
         let missing = host("flags : vmx fsgsbase\nvmx flags : ept\n", "6.12.1\n", true);
         assert!(missing[0].starts_with("no VMFUNC"));
         assert_eq!(missing.len(), 1);

@@ -22,9 +22,9 @@ use vmfunc_gate::{
 use crate::{
     Check, fuzz,
     vm::{
-        ADD, CLIENT_PML4, CLIENT_TICKS, ClientVm, DRIVER, FAIL, HIDDEN, HYPERCALL, OtherServer,
-        Place, Process, READ, SERVER_HOLE, SHARED_PAGES, SPIN, SYSTEM_CALL, ServerVm, Start,
-        WINDOW, WRITE, at,
+        ADD, CLIENT_PML4, CLIENT_TICKS, ClientVm, DRIVER, FAIL, HIDDEN, HYPERCALL, KERNEL_DATA,
+        OtherServer, Place, Process, READ, SERVER_DOORBELL, SERVER_HOLE, SHARED_PAGES, SPIN,
+        SYSTEM_CALL, ServerVm, Start, WINDOW, WRITE, at,
     },
 };
 
@@ -54,6 +54,10 @@ pub fn all(check: Check<'_>) {
         &mut needed,
     );
     check("two clients of a VM come and go", &mut siblings);
+    check(
+        "a server is given up whose kernel was ended in a system call",
+        &mut broken,
+    );
     check(
         "handlers are called with anything by a hostile client",
         &mut fuzz::delegations,
@@ -97,7 +101,14 @@ fn with_pair(check: Check<'_>) -> Result<()> {
     );
     check(
         "a 1 kHz timer of the client's kernel ticks during delegations",
-        &mut || timer(&mut client),
+        &mut || timer(&mut client, at::rig_timer(), 20_000),
+    );
+    check("a handler's system call is its kernel's", &mut || {
+        expect(&mut client, SYSTEM_CALL, 0, 5, (KERNEL_DATA, DONE))
+    });
+    check(
+        "a 1 kHz timer of the client's kernel ticks during system calls of handlers",
+        &mut || timer(&mut client, at::rig_timer_kernel(), 200_000),
     );
     check(
         "what was missing in the server view is found in the server's memory",
@@ -311,6 +322,20 @@ fn needed() -> Result<()> {
     Ok(())
 }
 
+/// Nobody gives back what that kernel holds.
+fn broken() -> Result<()> {
+    let server = OtherServer::start()?;
+    let mut client = ClientVm::new()?;
+    client.client.pair(server.as_fd())?;
+    let ended = (trampoline::EXIT, ABORTED);
+    expect(&mut client, SYSTEM_CALL, 1, 0, ended)?;
+    gone(client.run(&Start::call(ADD, 7, 8).interrupted())?)?;
+    client.client.unpair()?;
+    let refused = client.client.pair(server.as_fd()).err().context("paired")?;
+    ensure!(refused.to_string().contains("given up"), "{refused}");
+    Ok(())
+}
+
 /// Each is counted, and what one leaves behind is not the other's.
 fn siblings() -> Result<()> {
     let server = OtherServer::start()?;
@@ -365,11 +390,11 @@ fn many(client: &mut ClientVm) -> Result<()> {
     Ok(())
 }
 
-fn timer(client: &mut ClientVm) -> Result<()> {
+fn timer(client: &mut ClientVm, code: u64, steps: u64) -> Result<()> {
     let before = client.client.status()?;
     let start = Start {
         kernel: true,
-        ..Start::new(at::rig_timer(), [1_000_000, 20_000, 200])
+        ..Start::new(code, [1_000_000, steps, 200])
     };
     let wrong = client.run(&start)?;
     let after = client.client.status()?;
@@ -426,6 +451,12 @@ fn faults(check: Check<'_>, client: &mut ClientVm) {
             "a handler cannot write its side's page",
             WRITE,
             WINDOW + window::PRIVATE,
+            ended(trampoline::VIOLATION),
+        ),
+        (
+            "a handler that writes where a doorbell is, but something else, is ended",
+            WRITE,
+            SERVER_DOORBELL,
             ended(trampoline::VIOLATION),
         ),
         (
@@ -567,7 +598,8 @@ fn pairs(client: &mut ClientVm, server: &OtherServer) -> Result<()> {
     }
     let after = client.client.status()?;
     ensure!(
-        (before.pages, before.pinned) == (after.pages, after.pinned),
+        [before.pages, before.pinned, before.servers, before.clients]
+            == [after.pages, after.pinned, after.servers, after.clients],
         "{before:?}, then {after:?}"
     );
     client.client.pair(server.as_fd())?;

@@ -13,7 +13,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use vmfunc_gate::{
-    client::Client,
+    client::{Client, Failure},
     window::{self, PAGE},
 };
 
@@ -34,8 +34,11 @@ pub enum Call {
     /// To be the server of an array of handlers: its address, and how many; above those 32 bits,
     /// the process's number.
     Serve,
-    /// To be a client: the number of the server's process if it is paired, else 0.
+    /// To be a client: the number of the server's process if it is paired, else 0. The server is
+    /// one with memory everywhere.
     Pair,
+    /// To be a client of the server that its kernel has been told of.
+    Again,
     /// Exits in the server that were no interrupts.
     Exits,
     /// Nothing more; how many checks failed.
@@ -45,9 +48,15 @@ pub enum Call {
 impl Call {
     /// By its number.
     pub fn of(number: u8) -> Option<Self> {
-        [Self::Serve, Self::Pair, Self::Exits, Self::Done]
-            .into_iter()
-            .find(|call| *call as u8 == number)
+        [
+            Self::Serve,
+            Self::Pair,
+            Self::Again,
+            Self::Exits,
+            Self::Done,
+        ]
+        .into_iter()
+        .find(|call| *call as u8 == number)
     }
 
     fn make(self, first: u64, second: u64) -> u32 {
@@ -308,6 +317,20 @@ fn paired(pid: u64) -> Result<()> {
     let client = unsafe { Client::at(at, shared) };
     let memory = client.shared().cast::<u8>().as_ptr();
     let mut failed = 0;
+    check(
+        &mut failed,
+        "a handler of a Linux process computes where both guests have memory everywhere",
+        || {
+            let found = client.delegate(ADD, 7, 8)?;
+            ensure!(found == 29, "{found}");
+            let refused = client.delegate(GETPID, 0, 0);
+            ensure!(refused == Err(Failure::Exception), "{refused:?}");
+            let found = client.delegate(ADD, 1, 2)?;
+            ensure!(found == 5, "{found}");
+            Ok(())
+        },
+    );
+    ensure!(Call::Again.make(0, 0) != 0, "not paired again");
     check(&mut failed, "a handler of a Linux process computes", || {
         let found = client.delegate(ADD, 7, 8)?;
         ensure!(found == 29, "{found}");

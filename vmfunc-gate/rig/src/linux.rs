@@ -8,7 +8,7 @@
 //! the server's RAM has a hole where much of the client's free memory is, and the client forks
 //! until the page table of a child is there.
 
-use std::{fs::File, io::Write, thread, time::Duration};
+use std::{fs::File, io::Write, os::fd::AsFd, ptr::NonNull, thread, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
 use arch::{
@@ -16,9 +16,7 @@ use arch::{
     layout::{AddressMap, EBDA_START, PVH_INFO_START, PVH_MEMMAP_START},
     msrs, registers,
 };
-use kvm_bindings::{
-    KVM_MAX_CPUID_ENTRIES, Msrs, kvm_msr_entry, kvm_pit_config, kvm_userspace_memory_region,
-};
+use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, Msrs, kvm_msr_entry, kvm_pit_config};
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 use vmfunc_gate::host::{Client, ClientSettings, Gate, Pages, Server, ServerSettings};
@@ -71,11 +69,21 @@ pub fn all(check: Check<'_>) {
     );
 }
 
+/// A server's process, registered twice.
+struct Servers {
+    /// With the memory that its kernel knows.
+    known: Server,
+    /// And with memory in the hole.
+    whole: Server,
+}
+
 struct Machine {
     name: &'static str,
     vm: VmFd,
     vcpu: VcpuFd,
     memory: GuestMemoryMmap<()>,
+    /// Memory of a server that its kernel was not told of.
+    _filling: Option<GuestMemoryMmap<()>>,
     line: String,
     /// The process that serves.
     pid: u32,
@@ -97,17 +105,7 @@ impl Machine {
             .map(|&(start, end)| (GuestAddress(start), (end - start) as usize))
             .collect();
         let memory = GuestMemoryMmap::<()>::from_ranges(&ranges)?;
-        for (slot, region) in (0..).zip(memory.iter()) {
-            let region = kvm_userspace_memory_region {
-                slot,
-                guest_phys_addr: region.start_addr().0,
-                memory_size: region.len(),
-                userspace_addr: memory.get_host_address(region.start_addr())? as u64,
-                ..kvm_userspace_memory_region::default()
-            };
-            // SAFETY: memory of this process, which outlives the VM.
-            unsafe { vm.set_user_memory_region(region) }?;
-        }
+        add(&vm, 0, &memory)?;
         let vcpu = vm.create_vcpu(0)?;
         vcpu.set_cpuid2(&vm::features(
             &kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?,
@@ -138,6 +136,7 @@ impl Machine {
             vm,
             vcpu,
             memory,
+            _filling: None,
             line: String::new(),
             pid: 0,
             answer: 0,
@@ -208,7 +207,7 @@ impl Machine {
     }
 
     /// Runs a server until its process registers handlers. It does not run afterwards.
-    fn serve(&mut self) -> Result<Server> {
+    fn serve(&mut self) -> Result<Servers> {
         let (call, handlers, count) = self.run()?;
         ensure!(call == Call::Serve, "the server's process says {call:?}");
         let (pid, count) = (count >> 32, count & 0xffff_ffff);
@@ -230,11 +229,16 @@ impl Machine {
             window: vm::WINDOW,
             window_gpa: guest::WINDOW_GPA,
         };
-        Ok(Server::register(
-            vm::borrow(&self.vcpu),
-            &handlers,
-            &settings,
-        )?)
+        let vcpu = vm::borrow(&self.vcpu);
+        let known = Server::register(vcpu, &handlers, &settings)?;
+        let hole = (GuestAddress(HOLE.0), (HOLE.1 - HOLE.0) as usize);
+        let filling = GuestMemoryMmap::from_ranges(&[hole])?;
+        add(&self.vm, 4, &filling)?;
+        self._filling = Some(filling);
+        Ok(Servers {
+            known,
+            whole: Server::register(vcpu, &handlers, &settings)?,
+        })
     }
 
     /// Where the CPU leads a kernel to: system calls, per-CPU data, exceptions, segments, task.
@@ -253,7 +257,7 @@ impl Machine {
     }
 
     /// Runs a client to its end. Its processes come one after the other until one is paired.
-    fn delegate(mut self, machine: &Self, server: &Server) -> Result<()> {
+    fn delegate(mut self, machine: &Self, servers: &Servers) -> Result<()> {
         let mut pair: Option<(Client, [Pages; 3])> = None;
         let mut tries = 0;
         loop {
@@ -262,8 +266,14 @@ impl Machine {
                     let (ours, theirs) = (self.kernel()?, machine.kernel()?);
                     ensure!(ours == theirs, "kernels differ: {ours:x?}, {theirs:x?}");
                     tries += 1;
-                    pair = self.pair(server)?;
+                    pair = self.pair(servers)?;
                     self.answer = if pair.is_some() { machine.pid } else { 0 };
+                }
+                (Call::Again, ..) => {
+                    let (client, _) = pair.as_ref().context("no process could be paired")?;
+                    client.unpair()?;
+                    client.pair(servers.known.as_fd())?;
+                    self.answer = machine.pid;
                 }
                 (Call::Done, failed, _) => {
                     let (client, _) = pair.as_ref().context("no process could be paired")?;
@@ -288,8 +298,9 @@ impl Machine {
         }
     }
 
-    /// Pairs the process that runs, if its page table hides nothing of the server.
-    fn pair(&self, server: &Server) -> Result<Option<(Client, [Pages; 3])>> {
+    /// Pairs the process that runs, if its page table hides nothing of the memory that the server's
+    /// kernel knows; at first with the server that has memory there.
+    fn pair(&self, servers: &Servers) -> Result<Option<(Client, [Pages; 3])>> {
         let settings = ClientSettings {
             cr3: self.vcpu.get_sregs()?.cr3,
             window: vm::WINDOW,
@@ -303,11 +314,15 @@ impl Machine {
             thread::sleep(Duration::from_millis(5));
         }
         let client = Client::register(vm::borrow(&self.vcpu), &settings)?;
-        let paired = client.pair(std::os::fd::AsFd::as_fd(server));
+        let paired = client.pair(servers.known.as_fd());
         println!("client: CR3 {:#x}: {paired:?}", settings.cr3);
         if paired.is_err() || client.status()?.user_only != 0 {
             return Ok(None);
         }
+        client.unpair()?;
+        client.pair(servers.whole.as_fd())?;
+        let status = client.status()?;
+        ensure!(status.user_only == 1, "nothing is hidden: {status:?}");
         let window = client.window()?;
         for (slot, pages) in (8..).zip(&window) {
             let gpa = guest::WINDOW_GPA + pages.offset;
@@ -315,6 +330,17 @@ impl Machine {
         }
         Ok(Some((client, window)))
     }
+}
+
+/// Gives a VM memory, in slots from one on.
+fn add(vm: &VmFd, first: u32, memory: &GuestMemoryMmap<()>) -> Result<()> {
+    for (slot, region) in (first..).zip(memory.iter()) {
+        let at = memory.get_host_address(region.start_addr())?;
+        let bytes = NonNull::new(at).context("no memory")?;
+        let bytes = NonNull::slice_from_raw_parts(bytes, region.len() as usize);
+        vm::add_memory(vm, slot, region.start_addr().0, bytes, false)?;
+    }
+    Ok(())
 }
 
 /// A memory map of some ranges, besides the first MiB, for the guest that was told of one range.

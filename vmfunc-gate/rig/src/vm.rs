@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use kvm_bindings::{
-    CpuId, KVM_MAX_CPUID_ENTRIES, KVM_MEM_READONLY, kvm_dtable, kvm_segment,
+    CpuId, KVM_MAX_CPUID_ENTRIES, KVM_MEM_READONLY, Msrs, kvm_dtable, kvm_msr_entry, kvm_segment,
     kvm_userspace_memory_region,
 };
 use kvm_ioctls::{IoEventAddress, Kvm, VcpuExit, VcpuFd, VmFd};
@@ -36,7 +36,7 @@ macro_rules! code {
 pub mod at {
     //! Where the guests' code is.
     code!(
-        rig_call rig_many rig_transfer rig_timer rig_tick rig_undefined
+        rig_call rig_many rig_transfer rig_timer rig_timer_kernel rig_kernel rig_tick rig_undefined
         rig_protection rig_page rig_wrong_index rig_wrong_entry rig_write_table
         rig_write_trampoline rig_false_resume rig_add rig_sum rig_handler_compute rig_read
         rig_write rig_spin rig_fail rig_hypercall rig_system_call rig_driver
@@ -216,7 +216,7 @@ pub const HIDDEN: u64 = 0x0dd_ba11;
 /// A virtual address of the server behind which there is no memory.
 pub const SERVER_HOLE: u64 = 0x6000_0000;
 /// A virtual address of the server where its device's doorbell is.
-const SERVER_DOORBELL: u64 = 0x6020_0000;
+pub const SERVER_DOORBELL: u64 = 0x6020_0000;
 const DOORBELL_GPA: u64 = 0xd000_0000;
 const SERVER_WINDOW: u64 = 0x8000_0000;
 
@@ -360,6 +360,8 @@ const CLIENT_IDT: u64 = 0x9000;
 const CLIENT_RESULTS: u64 = 0x4_0000;
 /// How often the client's timer ticked.
 pub const CLIENT_TICKS: u64 = 0x4_1000;
+/// Where kernels have their data, as their GS base says.
+pub const KERNEL_DATA: u64 = 0xffff_8000_1234_0000;
 const CLIENT_WINDOW: u64 = 0x4000_0000;
 
 const CLIENT: ClientSettings = ClientSettings {
@@ -430,6 +432,21 @@ impl ClientVm {
         add_memory(&vm, 0, 0, all, false)?;
         let vcpu = vm.create_vcpu(0)?;
         vcpu.set_cpuid2(&features(&kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?)?)?;
+        // System calls of handlers get to the server's kernel.
+        let entry = Place::Apart.code() + at::rig_kernel();
+        let registers = [
+            (0xc000_0081, 0x10 << 48 | 8 << 32),
+            (0xc000_0082, entry),
+            (0xc000_0084, 0x700),
+            (0xc000_0102, KERNEL_DATA),
+        ]
+        .map(|(index, data)| kvm_msr_entry {
+            index,
+            data,
+            ..kvm_msr_entry::default()
+        });
+        let set = vcpu.set_msrs(&Msrs::from_entries(&registers)?)?;
+        ensure!(set == registers.len(), "MSR {set} cannot be set");
         let client = Client::register(borrow(&vcpu), &CLIENT)?;
         let window = client.window()?;
         for (slot, pages) in (1..).zip(&window) {
@@ -477,7 +494,7 @@ impl ClientVm {
         let (code, data) = if start.kernel {
             (8, 0x10)
         } else {
-            (0x1b, 0x23)
+            (0x23, 0x1b)
         };
         special.cs = segment(code, 11, ring, true);
         special.ss = segment(data, 3, ring, false);
@@ -504,7 +521,7 @@ impl ClientVm {
         special.cr3 = CLIENT_PML4;
         // PAE, SSE, FSGSBASE.
         special.cr4 = 0x1_0620;
-        special.efer = 0xd00;
+        special.efer = 0xd01;
         // Registers of the interrupt controller are MSRs.
         special.apic_base |= 0xc00;
         self.vcpu.set_sregs(&special)?;
@@ -586,8 +603,9 @@ fn describe(memory: &Memory) {
         0,
         0x00af_9b00_0000_ffff,
         0x00cf_9300_0000_ffff,
-        0x00af_fb00_0000_ffff,
+        // As SYSRET wants them.
         0x00cf_f300_0000_ffff,
+        0x00af_fb00_0000_ffff,
         // The task state segment.
         0x0000_8b00_0000_0067 | CLIENT_TSS << 16,
         0,

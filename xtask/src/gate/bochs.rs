@@ -18,6 +18,8 @@ pub const PROGRAMS: &[(&str, &str)] = &[
     ("make", "make"),
     ("gcc-12", "gcc-12"),
     ("xz", "xz-utils"),
+    // Of a program that the kernel's build runs.
+    ("/usr/lib/x86_64-linux-gnu/libelf.so.1", "libelf1"),
 ];
 
 /// Cylinders have 16 heads and 63 sectors; Bochs wants whole ones.
