@@ -112,6 +112,19 @@ static void client_free(struct gate_client *client)
 	module_put(THIS_MODULE);
 }
 
+/* For probes, which cannot wait. */
+static void lose(struct work_struct *work)
+{
+	struct gate_server *server =
+		client_server(container_of(work, struct gate_client, lose));
+
+	if (!server)
+		return;
+	gate_log("a server's kernel chose another process during a delegation: that server is lost");
+	server_die(server);
+	server_put(server);
+}
+
 /* Disarms the vCPU as soon as that is possible, and then forgets the client. */
 static void reap(struct work_struct *work)
 {
@@ -137,6 +150,7 @@ static void reap(struct work_struct *work)
 		vcpu_put(vcpu);
 		mutex_unlock(&vcpu->mutex);
 	}
+	cancel_work_sync(&client->lose);
 	forget(client);
 	fput(client->vcpu_file);
 	/* Probes may still look at it. */
@@ -204,6 +218,7 @@ struct gate_client *client_register(const struct gate_client_args *args)
 	__module_get(THIS_MODULE);
 	atomic64_inc(&gate_clients);
 	INIT_DELAYED_WORK(&client->reap, reap);
+	INIT_WORK(&client->lose, lose);
 	INIT_LIST_HEAD(&client->peer);
 	mutex_init(&client->mutex);
 	client->vcpu_file = file;

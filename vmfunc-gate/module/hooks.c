@@ -116,6 +116,20 @@ static bool in_kernel(void)
 	return !(vmcs_read(GUEST_SS_AR_BYTES) & 3 << 5);
 }
 
+/* With paging and in no system-management mode: not reset. */
+static bool is_paged(struct gate_client *client)
+{
+	return vmcs_read(GUEST_CR0) & X86_CR0_PG && !(client->vcpu->arch.hflags & HF_SMM_MASK);
+}
+
+/* With the page table of the client's process, or, in the server, of the process that serves. */
+static bool is_clients(struct gate_client *client)
+{
+	u64 cr3 = vmcs_read(GUEST_CR3);
+
+	return is_paged(client) && !((cr3 ^ client->cr3) & PAGE_MASK & ~BIT_ULL(63));
+}
+
 /* What the server's kernel changes, as it was when the client was in ring 3. Before VM entry. */
 static void leave_kernel(struct gate_client *client)
 {
@@ -150,7 +164,7 @@ static void to_client(struct gate_client *client, const char *at)
 	for (reg = 0; reg < VCPU_REGS_RIP; reg++)
 		set_register(vcpu, reg, reg == VCPU_REGS_RSP ? stack : 0);
 	set_register(vcpu, VCPU_REGS_RIP, client->window + (at - vmfunc_gate_start));
-	if (in_kernel())
+	if (in_kernel() || !is_clients(client))
 		leave_kernel(client);
 	else
 		/* Interrupts and I/O are as they were: code in ring 3 cannot change that. */
@@ -235,15 +249,6 @@ static void resume(struct gate_client *client)
 	client->counts.resumed++;
 }
 
-/* The client's process, with paging: whatever else the vCPU executes is not what it delegated. */
-static bool is_clients(struct gate_client *client)
-{
-	u64 cr0 = vmcs_read(GUEST_CR0), cr3 = vmcs_read(GUEST_CR3);
-
-	return cr0 & X86_CR0_PG && !((cr3 ^ client->cr3) & PAGE_MASK & ~BIT_ULL(63)) &&
-	       !(client->vcpu->arch.hflags & HF_SMM_MASK);
-}
-
 /* The vCPU's VMCS is loaded, and its thread or the holder of its mutex executes this. */
 void gate_disarm(struct gate_client *client)
 {
@@ -324,11 +329,15 @@ static void before_entry(struct gate_client *client)
 	client->ending = 0;
 	if (view != client->eptp)
 		WRITE_ONCE(client->list[0], view);
-	if (inside && !in_kernel() && !is_clients(client)) {
-		/* Reset, or a debugger: there is nobody to tell. */
+	if (inside && !is_paged(client)) {
+		/* Reset: there is nobody to tell. */
 		vmcs_write(EPT_POINTER, client->list[0]);
 		client->counts.aborted++;
 		inside = false;
+	} else if (inside && !in_kernel() && !is_clients(client)) {
+		/* The server's kernel has chosen another of its processes. */
+		reason = reason ?: GATE_EXIT;
+		queue_work(gate_work, &client->lose);
 	}
 	gone = atomic_xchg(&client->abort, 0);
 	if (gone || closing) {
@@ -447,6 +456,9 @@ static void end(struct gate_client *client, int reason)
 	/* An exception of the server is not the client's. */
 	vcpu->arch.exception.pending = false;
 	vcpu->arch.exception.injected = false;
+	/* 6.12 lets a vCPU that executed HLT wait before anybody is asked. */
+	if (vcpu->arch.mp_state == KVM_MP_STATE_HALTED)
+		vcpu->arch.mp_state = KVM_MP_STATE_RUNNABLE;
 	/* A server's kernel that is not in the view has not done anything. */
 	if (in_kernel() && !READ_ONCE(client->top) && READ_ONCE(client->private->busy)) {
 		struct gate_server *server = client_server(client);
@@ -467,7 +479,8 @@ static bool is_unpaired_call(struct gate_client *client)
 	struct kvm_vcpu *vcpu = client->vcpu;
 
 	return vcpu->arch.regs[VCPU_REGS_RAX] == 0 && vcpu->arch.regs[VCPU_REGS_RCX] == 1 &&
-	       READ_ONCE(client->private->busy) && !READ_ONCE(client->list[1]) && !in_kernel() &&
+	       READ_ONCE(client->private->busy) && !READ_ONCE(client->list[1]) &&
+	       !in_kernel() && is_clients(client) &&
 	       get_register(vcpu, VCPU_REGS_RIP) ==
 		       client->window + (vmfunc_gate_enter - vmfunc_gate_start);
 }

@@ -132,6 +132,7 @@ struct gate_parked {
 struct gate_client {
 	struct hlist_node node;
 	struct delayed_work reap;
+	struct work_struct lose;	/* gives its server up */
 	struct file *vcpu_file;
 	struct kvm_vcpu *vcpu;
 	u64 cr3;

@@ -324,15 +324,20 @@ fn needed() -> Result<()> {
 
 /// Nobody gives back what that kernel holds.
 fn broken() -> Result<()> {
-    let server = OtherServer::start()?;
-    let mut client = ClientVm::new()?;
-    client.client.pair(server.as_fd())?;
-    let ended = (trampoline::EXIT, ABORTED);
-    expect(&mut client, SYSTEM_CALL, 1, 0, ended)?;
-    gone(client.run(&Start::call(ADD, 7, 8).interrupted())?)?;
-    client.client.unpair()?;
-    let refused = client.client.pair(server.as_fd()).err().context("paired")?;
-    ensure!(refused.to_string().contains("given up"), "{refused}");
+    // It halts, or chooses another process.
+    for call in [(1, 0), (2, Place::Apart.tables())] {
+        let server = OtherServer::start()?;
+        let mut client = ClientVm::new()?;
+        client.client.pair(server.as_fd())?;
+        let ended = (trampoline::EXIT, ABORTED);
+        expect(&mut client, SYSTEM_CALL, call.0, call.1, ended)?;
+        // It is given up in the background.
+        wait(|status| status.pinned == 0)?;
+        gone(client.run(&Start::call(ADD, 7, 8).interrupted())?)?;
+        client.client.unpair()?;
+        let refused = client.client.pair(server.as_fd()).err().context("paired")?;
+        ensure!(refused.to_string().contains("given up"), "{refused}");
+    }
     Ok(())
 }
 

@@ -302,8 +302,8 @@ rig_hypercall:
     vmcall
     ret
 
-# The server's kernel. Halts, unless rdi is 0: then it goes on for rsi steps with interrupts, and
-# returns where its data is.
+# The server's kernel. If rdi is 0, it goes on for rsi steps with interrupts, and returns where its
+# data is. If it is 2, it goes on with another process, whose page table is at rsi. Else it halts.
 .globl rig_kernel
 rig_kernel:
     swapgs
@@ -320,8 +320,16 @@ rig_kernel:
     mov r11, r9
     swapgs
     sysretq
-2:  hlt
-    jmp 2b
+2:  cmp edi, 2
+    jne 4f
+    mov cr3, rsi
+    lea rcx, [rip + 3f]
+    swapgs
+    sysretq
+3:  pause
+    jmp 3b
+4:  hlt
+    jmp 4b
 
 .globl rig_system_call
 rig_system_call:

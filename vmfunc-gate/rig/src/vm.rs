@@ -204,7 +204,8 @@ impl Place {
         self.gpa() + 0x20_0000
     }
 
-    fn tables(self) -> u64 {
+    /// Where the server has its page table.
+    pub fn tables(self) -> u64 {
         self.gpa() + 0x40_0000
     }
 }
