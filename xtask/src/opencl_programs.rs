@@ -2,7 +2,7 @@
 //! pass, and every difference, as a table in the documentation.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     ffi::OsString,
     fmt::Write as _,
     fs,
@@ -198,7 +198,7 @@ fn files(folder: &Path, ending: &str) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-fn suites(every: usize) -> Result<Vec<Suite>> {
+fn suites(pool: &Pool, every: usize) -> Result<Vec<Suite>> {
     let every = every.max(1);
     let piglit = Path::new(PIGLIT);
     let own = |name: &str| name.starts_with("cl-") && name != "cl-program-tester";
@@ -287,33 +287,45 @@ fn suites(every: usize) -> Result<Vec<Suite>> {
         },
     ];
     match pyopencl() {
-        Ok((python, tests)) => suites.push(Suite {
-            name: format!("pyopencl {PYOPENCL}: its own tests"),
-            cases: files(&tests, ".py")?
-                .iter()
-                .filter(|path| {
-                    let name = path.file_name().unwrap_or_default().to_string_lossy();
-                    name.starts_with("test_")
-                })
-                .map(|path| {
-                    let options = [
-                        "-m",
-                        "pytest",
-                        "-q",
-                        "-rA",
-                        "--tb=no",
-                        "-p",
-                        "no:cacheprovider",
-                    ];
-                    let mut case = Case::new(&python, options, by_pytest);
-                    case.arguments
-                        .push(path.file_name().unwrap_or_default().into());
-                    case.seconds = 1200;
-                    case.folder = Some(tests.clone());
-                    case
-                })
-                .collect(),
-        }),
+        Ok((python, tests)) => {
+            let mut collect = pool.native(&python);
+            collect.current_dir(&tests);
+            collect.args([
+                "-m",
+                "pytest",
+                "--collect-only",
+                "-q",
+                "-p",
+                "no:cacheprovider",
+            ]);
+            let text = packages::output(&mut collect)?;
+            // Names have the device's in them.
+            let names = text.lines().filter(|line| line.contains("::"));
+            let names = names.map(|line| line.split_once('[').map_or(line, |(name, _)| name));
+            let names: BTreeSet<_> = names.collect();
+            let options = [
+                "-m",
+                "pytest",
+                "-q",
+                "-rA",
+                "--tb=no",
+                "-p",
+                "no:cacheprovider",
+            ];
+            let mut case = Case::new(&python, options, by_pytest);
+            let chosen = names.iter().step_by(every);
+            case.arguments.extend(chosen.map(OsString::from));
+            case.seconds = 3600;
+            case.folder = Some(tests);
+            suites.push(Suite {
+                name: format!(
+                    "pyopencl {PYOPENCL}: its own tests, {} of {}",
+                    names.len().div_ceil(every),
+                    names.len()
+                ),
+                cases: vec![case],
+            });
+        }
         Err(error) => eprintln!("without pyopencl's tests: {error:#}"),
     }
     Ok(suites)
@@ -371,7 +383,7 @@ pub fn run(options: &Options) -> Result<()> {
     let pool = Pool::start_installed()?;
     let mut table = String::new();
     let mut differences = String::new();
-    for suite in suites(options.every)? {
+    for suite in suites(&pool, options.every)? {
         let step = Step::new(format!("{}: {} programs", suite.name, suite.cases.len()));
         let (mut native, mut remoted) = (Results::new(), Results::new());
         for case in &suite.cases {
@@ -425,7 +437,7 @@ fn summarize(
     differences: &mut String,
 ) {
     let none = "skipped".to_owned();
-    let tests: std::collections::BTreeSet<_> = native.keys().chain(remoted.keys()).collect();
+    let tests: BTreeSet<_> = native.keys().chain(remoted.keys()).collect();
     let passed = |results: &Results| {
         let good = results.values().filter(|result| result.starts_with("pass"));
         good.count()
