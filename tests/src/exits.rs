@@ -16,8 +16,6 @@ pub struct Exits {
     pub all: f64,
     /// Accesses to registers for which KVM asked the VMM: memory that it traps, and I/O ports.
     pub to_vmm: f64,
-    /// The guest had nothing to do.
-    pub halts: f64,
     /// The host had an interrupt, of a device or its timer.
     pub interrupts: f64,
 }
@@ -44,7 +42,6 @@ impl Exits {
         Ok(Self {
             all: counter("exits")?,
             to_vmm: counter("mmio_exits")? + counter("io_exits")?,
-            halts: counter("halt_exits")?,
             interrupts: counter("irq_exits")?,
         })
     }
@@ -53,7 +50,6 @@ impl Exits {
         Self {
             all: by(self.all, other.all),
             to_vmm: by(self.to_vmm, other.to_vmm),
-            halts: by(self.halts, other.halts),
             interrupts: by(self.interrupts, other.interrupts),
         }
     }
