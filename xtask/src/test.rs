@@ -276,7 +276,13 @@ fn models(count: &mut Count) -> Result<()> {
     let step = Step::new("checking the ring's models (loom)");
     let mut test = cargo();
     test.args(["test", "--quiet", "--release", "--lib", "--package"])
-        .args(["gantry-remoting", "--no-default-features", "ring"])
+        .args([
+            "gantry-remoting",
+            "--no-default-features",
+            "--features",
+            "std",
+        ])
+        .arg("ring")
         .env("RUSTFLAGS", "--cfg loom")
         .env("CARGO_TARGET_DIR", target().join("loom"))
         // What is for programs that are shipped only takes time here.
