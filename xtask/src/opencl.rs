@@ -138,6 +138,8 @@ impl Pool {
         let process = Command::new(release.join("gantry-accel"))
             .args(["serve", "--socket"])
             .arg(folder.join("socket"))
+            // More than there is: PoCL calls a worker's limit the device's memory.
+            .args(["--heap", "1048576"])
             .args(options)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -342,6 +344,18 @@ fn steady(pool: &Pool) -> Result<()> {
     for _ in &traced {
         let line = attached.next().context("strace attaches to nothing")??;
         ensure!(line.contains("attached"), "strace says: {line}");
+    }
+    // Threads that slept in a system call begin it anew when they are attached to, and strace
+    // writes that down in its own time.
+    let until = Instant::now() + Duration::from_secs(20);
+    let mut written = None;
+    loop {
+        thread::sleep(Duration::from_millis(200));
+        let length = fs::metadata(&log)?.len();
+        if written.replace(length) == Some(length) {
+            break;
+        }
+        ensure!(Instant::now() < until, "what is to stand still makes calls");
     }
     application
         .stdin
