@@ -10,6 +10,10 @@ use crate::{
     progress::Step,
 };
 
+/// Programs that the targets are built with, and the Debian packages that have them: libFuzzer is
+/// C++.
+pub const PROGRAMS: &[(&str, &str)] = &[("c++", "g++")];
+
 /// Longest input in bytes: a few dozen steps of a driver, or a configuration.
 const MAX_LEN: u32 = 4096;
 /// Seconds after which one input counts as a hang.
@@ -40,6 +44,7 @@ pub fn run(options: &Options) -> Result<()> {
     } else {
         &options.targets
     };
+    packages::install(PROGRAMS)?;
     let fuzz = fuzzer()?;
     let step = Step::new("building the fuzz targets, with sanitizers");
     // Each target is linked with the sanitizer's runtime, which takes a while: those alone that

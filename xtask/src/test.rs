@@ -12,7 +12,7 @@ use gantry_tests::{
 };
 
 use crate::{
-    gate, opencl,
+    fuzz, gate, opencl,
     programs::{self, cargo, root, target},
     progress::Step,
     ring, sharing,
@@ -89,6 +89,7 @@ impl Count {
 pub fn run(options: &Options) -> Result<()> {
     packages::install(PROGRAMS)?;
     packages::install(gate::PROGRAMS)?;
+    packages::install(fuzz::PROGRAMS)?;
     let mut count = Count::default();
     if options.words.is_empty() {
         checks(&mut count)?;
