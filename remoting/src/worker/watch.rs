@@ -1,8 +1,9 @@
 //! Looks after commands that the driver has, on behalf of a serving thread that sleeps.
 //!
 //! A driver can call back when a command completes, but not every driver does so at once: with
-//! NVIDIA's (580.159) kernels of 400 us whose end was learnt that way took 2 ms each. So a thread
-//! looks at them again and again, and wakes the serving thread. It sleeps in between for a part of
+//! NVIDIA's (580.159, on an H200) kernels of 400 us whose end was learnt that way took 2 ms each
+//! (`examples/opencl_turns 400 64 6` under gantry-arbiter: 3,059 of them in 6 s, 14,871 natively).
+//! So a thread looks at them again and again, and wakes the serving thread. It sleeps in between for a part of
 //! the time that it has waited so far, so that what is lost stays a part of what is waited for, and
 //! the processor is hardly used.
 
