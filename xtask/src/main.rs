@@ -22,6 +22,7 @@ mod opencl_programs;
 mod programs;
 mod progress;
 mod ring;
+mod selected;
 mod shared_device;
 mod sharing;
 mod sharing_figures;

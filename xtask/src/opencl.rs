@@ -16,6 +16,7 @@ use gantry_tests::{report::Outcome, rig::packages};
 use crate::{
     programs::{cargo, root, target},
     progress::Step,
+    selected,
 };
 
 /// Where piglit is.
@@ -74,25 +75,18 @@ const SCENARIOS: &[(&str, Scenario)] = &[
 
 /// Whether a word selects a scenario.
 pub fn has(word: &str) -> bool {
-    SCENARIOS.iter().any(|(name, _)| name.contains(word))
+    selected::has(SCENARIOS, word)
 }
 
 /// Runs the scenarios that the words select, all if there are none.
-pub fn run(words: &[String], mut report: impl FnMut(&str, &Outcome, f64)) -> Result<()> {
-    let wanted = |name: &str| words.is_empty() || words.iter().any(|word| name.contains(word));
-    if !SCENARIOS.iter().any(|(name, _)| wanted(name)) {
-        return Ok(());
-    }
-    let pool = Pool::start_installed()?;
-    for (name, scenario) in SCENARIOS.iter().filter(|(name, _)| wanted(name)) {
-        let start = Instant::now();
-        let outcome = match scenario(&pool) {
-            Ok(()) => Outcome::Passed,
-            Err(error) => Outcome::Failed(error.chain().map(ToString::to_string).collect()),
-        };
-        report(name, &outcome, start.elapsed().as_secs_f64());
-    }
-    Ok(())
+pub fn run(words: &[String], report: impl FnMut(&str, &Outcome, f64)) -> Result<()> {
+    selected::run(
+        SCENARIOS,
+        words,
+        Pool::start_installed,
+        |scenario, pool| scenario(pool),
+        report,
+    )
 }
 
 /// A running pool of workers, and the programs that go with it.

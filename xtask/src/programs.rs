@@ -92,3 +92,20 @@ fn agent() -> Result<PathBuf> {
     }
     Ok(target().join(TARGET).join("release/gantry-agent"))
 }
+
+/// Whether a workspace of its own for programs without an operating system is formatted, and what
+/// clippy says. `manifest` is its path in the repository, `folder` a folder for its build below
+/// the target folder; it is built for `target` with the compiler's `flags`.
+pub fn lint(manifest: &str, folder: &str, target_name: &str, flags: &str) -> Command {
+    let mut both = Command::new("sh");
+    both.arg("-ec")
+        .arg(
+            "cargo fmt --manifest-path \"$0\" --check
+             cargo clippy --manifest-path \"$0\" --release --quiet --target \"$1\" -- -D warnings",
+        )
+        .args([manifest, target_name])
+        .current_dir(root())
+        .env("CARGO_TARGET_DIR", target().join(folder))
+        .env("RUSTFLAGS", flags);
+    both
+}

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use gantry_tests::{report::Outcome, rig::packages};
 
 use crate::{
-    programs::{cargo, root, target},
+    programs::{self, cargo, target},
     progress::Step,
 };
 
@@ -116,15 +116,5 @@ fn build() -> Result<PathBuf> {
 
 /// Whether the guest is formatted, and what clippy says.
 pub fn lint() -> Command {
-    let mut both = Command::new("sh");
-    both.arg("-ec")
-        .arg(
-            "cargo fmt --manifest-path \"$0\" --check
-             cargo clippy --manifest-path \"$0\" --release --quiet --target \"$1\" -- -D warnings",
-        )
-        .args([MANIFEST, TARGET])
-        .current_dir(root())
-        .env("CARGO_TARGET_DIR", target().join("ring-guest"))
-        .env("RUSTFLAGS", FLAGS);
-    both
+    programs::lint(MANIFEST, "ring-guest", TARGET, FLAGS)
 }

@@ -1,17 +1,16 @@
 //! Sharing the host's OpenCL device by weight: an arbiter, pools, workers and applications as
 //! plain processes of this machine.
 
-use std::{
-    collections::BTreeMap,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, thread, time::Duration};
 
 use anyhow::{Result, bail, ensure};
 use gantry_tests::report::Outcome;
 use gpu_mediator::arbiter::status::Client;
 
-use crate::shared_device::{Machine, Programs, build, wait_for};
+use crate::{
+    selected,
+    shared_device::{Machine, Programs, build, wait_for},
+};
 
 type Scenario = fn(Programs) -> Result<()>;
 
@@ -44,25 +43,18 @@ const SCENARIOS: &[(&str, Scenario)] = &[
 
 /// Whether a word selects a scenario.
 pub fn has(word: &str) -> bool {
-    SCENARIOS.iter().any(|(name, _)| name.contains(word))
+    selected::has(SCENARIOS, word)
 }
 
 /// Runs the scenarios that the words select, all if there are none.
-pub fn run(words: &[String], mut report: impl FnMut(&str, &Outcome, f64)) -> Result<()> {
-    let wanted = |name: &str| words.is_empty() || words.iter().any(|word| name.contains(word));
-    if !SCENARIOS.iter().any(|(name, _)| wanted(name)) {
-        return Ok(());
-    }
-    let built = build()?;
-    for (name, scenario) in SCENARIOS.iter().filter(|(name, _)| wanted(name)) {
-        let start = Instant::now();
-        let outcome = match scenario(built.programs()) {
-            Ok(()) => Outcome::Passed,
-            Err(error) => Outcome::Failed(error.chain().map(ToString::to_string).collect()),
-        };
-        report(name, &outcome, start.elapsed().as_secs_f64());
-    }
-    Ok(())
+pub fn run(words: &[String], report: impl FnMut(&str, &Outcome, f64)) -> Result<()> {
+    selected::run(
+        SCENARIOS,
+        words,
+        build,
+        |scenario, built| scenario(built.programs()),
+        report,
+    )
 }
 
 fn by_weight(programs: Programs, weights: &[u32]) -> Result<()> {

@@ -131,6 +131,9 @@ pub fn run(options: &Options) -> Result<()> {
     if !count.failed.is_empty() {
         bail!("{} tests failed", count.failed.len());
     }
+    if count.passed + count.skipped == 0 {
+        bail!("no test's name contains {}", options.words.join(" or "));
+    }
     Ok(())
 }
 

@@ -30,6 +30,15 @@ use crate::{
 /// The most builds that are under way: no call is taken before one of them has ended.
 const MOST_BUILDS: usize = 64;
 
+/// A list as the driver takes it: null if it is empty.
+fn list(handles: &[Handle]) -> *const Handle {
+    if handles.is_empty() {
+        null()
+    } else {
+        handles.as_ptr()
+    }
+}
+
 impl Server {
     pub(super) fn create_program(&mut self, call: CreateProgram) -> Result<Vec<i32>, i32> {
         self.programs.check(call.id.0)?;
@@ -177,11 +186,7 @@ impl Server {
             let Ok((options, _headers)) = Headers::write(headers, options) else {
                 return codes::OUT_OF_HOST_MEMORY;
             };
-            let pointer = if devices.is_empty() {
-                null()
-            } else {
-                devices.as_ptr()
-            };
+            let pointer = list(&devices);
             cl!(
                 api,
                 clBuildProgram(
@@ -226,7 +231,6 @@ impl Server {
         self.apart(header, raw, move |api| {
             let mut pointers: Vec<_> = names.iter().map(|name| name.as_ptr()).collect();
             let count = headers.len() as u32;
-            let some = count > 0;
             let release = || {
                 for &header in &headers {
                     cl!(api, clReleaseProgram(header));
@@ -241,18 +245,14 @@ impl Server {
                 clCompileProgram(
                     raw,
                     devices.len() as u32,
-                    if devices.is_empty() {
-                        null()
-                    } else {
-                        devices.as_ptr()
-                    },
+                    list(&devices),
                     options.as_ptr(),
                     count,
-                    if some { headers.as_ptr() } else { null() },
-                    if some {
-                        pointers.as_mut_ptr().cast_const()
-                    } else {
+                    list(&headers),
+                    if headers.is_empty() {
                         null()
+                    } else {
+                        pointers.as_mut_ptr().cast_const()
                     },
                     None,
                     null_mut(),
@@ -291,11 +291,7 @@ impl Server {
                 clLinkProgram(
                     context,
                     devices.len() as u32,
-                    if devices.is_empty() {
-                        null()
-                    } else {
-                        devices.as_ptr()
-                    },
+                    list(&devices),
                     options.as_ptr(),
                     inputs.len() as u32,
                     inputs.as_ptr(),

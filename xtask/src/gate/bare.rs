@@ -7,7 +7,7 @@ use gantry_tests::{report::Outcome, rig::packages};
 
 use super::{Check, bochs, check};
 use crate::{
-    programs::{cargo, root, target},
+    programs::{self, cargo, target},
     progress::Step,
 };
 
@@ -79,15 +79,5 @@ pub fn build() -> Result<PathBuf> {
 
 /// Whether they are formatted, and what clippy says.
 pub fn lint() -> Command {
-    let mut both = Command::new("sh");
-    both.arg("-ec")
-        .arg(
-            "cargo fmt --manifest-path \"$0\" --check
-             cargo clippy --manifest-path \"$0\" --release --quiet --target \"$1\" -- -D warnings",
-        )
-        .args([MANIFEST, TARGET])
-        .current_dir(root())
-        .env("CARGO_TARGET_DIR", target().join("gate"))
-        .env("RUSTFLAGS", FLAGS);
-    both
+    programs::lint(MANIFEST, "gate", TARGET, FLAGS)
 }

@@ -1,0 +1,37 @@
+//! Scenarios of this machine, selected by words in their names.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use gantry_tests::report::Outcome;
+
+/// Whether a word selects one.
+pub fn has<S>(scenarios: &[(&str, S)], word: &str) -> bool {
+    scenarios.iter().any(|(name, _)| name.contains(word))
+}
+
+/// Runs those that the words select, all if there are no words: prepares once, and not for none,
+/// and reports the name, the outcome and the seconds of each.
+pub fn run<S, P>(
+    scenarios: &[(&str, S)],
+    words: &[String],
+    prepare: impl FnOnce() -> Result<P>,
+    call: impl Fn(&S, &P) -> Result<()>,
+    mut report: impl FnMut(&str, &Outcome, f64),
+) -> Result<()> {
+    let wanted = |name: &str| words.is_empty() || words.iter().any(|word| name.contains(word));
+    let mut selected = scenarios.iter().filter(|(name, _)| wanted(name)).peekable();
+    if selected.peek().is_none() {
+        return Ok(());
+    }
+    let prepared = prepare()?;
+    for (name, scenario) in selected {
+        let start = Instant::now();
+        let outcome = match call(scenario, &prepared) {
+            Ok(()) => Outcome::Passed,
+            Err(error) => Outcome::Failed(error.chain().map(ToString::to_string).collect()),
+        };
+        report(name, &outcome, start.elapsed().as_secs_f64());
+    }
+    Ok(())
+}
