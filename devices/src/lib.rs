@@ -24,6 +24,7 @@ pub mod guest_event;
 pub mod legacy;
 pub mod memory;
 pub mod msi;
+pub mod named_socket;
 pub mod pci;
 pub mod rate_limiter;
 #[cfg(any(test, feature = "test-support"))]

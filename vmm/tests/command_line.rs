@@ -127,7 +127,7 @@ fn after_sigkill_the_next_start_succeeds_and_while_one_runs_it_fails() {
     let socket = first.socket.to_str().unwrap().to_owned();
     let output = gantry(&["--api-socket", &socket]);
     assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stderr).contains("in use by another process"));
+    assert!(text(&output.stderr).contains("another process listens on"));
     first.process.kill().unwrap();
     first.process.wait().unwrap();
     assert!(first.socket.exists());

@@ -12,9 +12,9 @@ use std::{
 
 use super::{
     output::{ConsoleOutput, Target},
-    socket::ConsoleSocket,
     terminal::{Pty, RawTerminal, window_size},
 };
+use crate::named_socket::{NameError, NamedSocket};
 
 /// Where a console leads.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -46,15 +46,9 @@ pub enum ConsoleError {
         /// Why.
         source: io::Error,
     },
-    /// The socket could not be bound.
-    #[error("cannot listen on the console's socket {}", path.display())]
-    Socket {
-        /// The socket.
-        path: PathBuf,
-        /// Why. `AddrInUse`: another process listens there; `AlreadyExists`: a file of another
-        /// kind is in the way.
-        source: io::Error,
-    },
+    /// There is no socket for it.
+    #[error(transparent)]
+    Socket(#[from] NameError),
     /// No pseudo terminal could be had.
     #[error("cannot open a pseudo terminal for the console")]
     Pty(#[source] io::Error),
@@ -71,7 +65,7 @@ pub enum ConsoleError {
 pub(super) enum Input {
     None,
     Stream(File),
-    Socket(ConsoleSocket),
+    Socket(NamedSocket),
 }
 
 /// An open console: its output goes to a device, the rest to a [`ConsoleLine`](super::ConsoleLine).
@@ -121,10 +115,7 @@ impl ConsoleBackend {
                 Self::new(Target::Direct(file), Input::None)
             }
             ConsoleMode::Socket(path) => {
-                let socket = ConsoleSocket::bind(path).map_err(|source| ConsoleError::Socket {
-                    path: path.clone(),
-                    source,
-                })?;
+                let socket = NamedSocket::listen(path)?;
                 Self::new(Target::Absent, Input::Socket(socket))
             }
         }

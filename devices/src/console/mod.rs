@@ -33,7 +33,6 @@
 mod backend;
 mod output;
 mod service;
-mod socket;
 mod terminal;
 
 use vmm_sys_util::eventfd::EventFd;

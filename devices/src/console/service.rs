@@ -17,9 +17,9 @@ use super::{
     InputSink,
     backend::{ConsoleBackend, Input},
     output::{ConsoleOutput, Flushed, Target, writable},
-    socket::ConsoleSocket,
 };
 use crate::{
+    named_socket::NamedSocket,
     thread::{ThreadRole, ThreadSpawner},
     virtio::worker::{DeviceWorker, NotStarted, Worker},
 };
@@ -94,7 +94,7 @@ enum Source {
     None,
     Stream(Stream),
     Socket {
-        socket: ConsoleSocket,
+        socket: NamedSocket,
         client: Option<Stream>,
         listening: bool,
     },
@@ -301,7 +301,7 @@ impl ConsoleLine {
         {
             let token = line * TOKENS + LISTENER;
             add(
-                Events::with_data(socket.listener(), token, EventSet::IN),
+                Events::with_data(&socket.listener, token, EventSet::IN),
                 ops,
             );
         }
@@ -328,7 +328,7 @@ impl ConsoleLine {
                 ) {
                     // Out of descriptors or memory: watching on would spin.
                     log::error!("console socket: cannot accept a client: {error}");
-                    let events = Events::new(socket.listener(), EventSet::IN);
+                    let events = Events::new(&socket.listener, EventSet::IN);
                     *listening = ops.remove(events).is_err();
                 }
                 return;

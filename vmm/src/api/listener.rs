@@ -4,14 +4,13 @@ use std::{
     fs, io,
     os::{
         fd::{FromRawFd, OwnedFd, RawFd},
-        unix::{
-            fs::{FileTypeExt, MetadataExt, PermissionsExt},
-            net::{UnixListener, UnixStream},
-        },
+        unix::{fs::PermissionsExt, net::UnixListener},
     },
     path::{Path, PathBuf},
     str::FromStr,
 };
+
+use devices::named_socket::{NameError, NamedSocket, SocketFile};
 
 /// Where the API is served: `PATH`, `path=PATH` or `fd=N`.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -43,15 +42,12 @@ impl FromStr for ApiSocket {
 /// The API cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// Another process serves it there.
-    #[error("the API socket {0} is in use by another process")]
-    InUse(PathBuf),
-    /// A file of another kind is in the way.
-    #[error("{0} exists and is no socket; remove it or choose another API socket")]
-    NotASocket(PathBuf),
-    /// The socket cannot be made.
-    #[error("cannot listen on the API socket {path}")]
-    Bind {
+    /// Not under this name.
+    #[error("cannot serve the API")]
+    Name(#[from] NameError),
+    /// Others could connect.
+    #[error("cannot keep others from the API socket {path}")]
+    Mode {
         /// Its path.
         path: PathBuf,
         /// Why.
@@ -71,14 +67,8 @@ pub enum ListenError {
 #[derive(Debug)]
 pub struct Listener {
     socket: UnixListener,
+    #[expect(dead_code, reason = "removes the file")]
     file: Option<SocketFile>,
-}
-
-#[derive(Debug)]
-struct SocketFile {
-    path: PathBuf,
-    /// Device and inode, so that a successor's file is left alone.
-    identity: (u64, u64),
 }
 
 impl Listener {
@@ -92,38 +82,16 @@ impl Listener {
     }
 
     fn bind(path: &Path) -> Result<Self, ListenError> {
-        let failed = |source| ListenError::Bind {
-            path: path.to_owned(),
-            source,
-        };
-        match fs::symlink_metadata(path) {
-            Ok(file) if !file.file_type().is_socket() => {
-                return Err(ListenError::NotASocket(path.to_owned()));
-            }
-            Ok(_) => match UnixStream::connect(path) {
-                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                    fs::remove_file(path).map_err(failed)?;
-                }
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                    return Err(failed(error));
-                }
-                // Connected, or a backlog that is full: somebody listens.
-                _ => return Err(ListenError::InUse(path.to_owned())),
-            },
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(failed(error)),
-        }
-        let socket = UnixListener::bind(path).map_err(failed)?;
-        fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(failed)?;
-        socket.set_nonblocking(true).map_err(failed)?;
-        let file = fs::symlink_metadata(path).map_err(failed)?;
-        Ok(Self {
-            socket,
-            file: Some(SocketFile {
+        let NamedSocket { listener, file } = NamedSocket::listen(path)?;
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(|source| {
+            ListenError::Mode {
                 path: path.to_owned(),
-                identity: (file.dev(), file.ino()),
-            }),
+                source,
+            }
+        })?;
+        Ok(Self {
+            socket: listener,
+            file: Some(file),
         })
     }
 
@@ -161,21 +129,6 @@ impl Listener {
     }
 }
 
-impl Drop for Listener {
-    fn drop(&mut self) {
-        let Some(file) = &self.file else { return };
-        let same = |found: fs::Metadata| (found.dev(), found.ino()) == file.identity;
-        if fs::symlink_metadata(&file.path).is_ok_and(same)
-            && let Err(error) = fs::remove_file(&file.path)
-        {
-            log::warn!(
-                "cannot remove the API socket {}: {error}",
-                file.path.display()
-            );
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::fd::IntoRawFd;
@@ -194,38 +147,20 @@ mod tests {
     }
 
     #[test]
-    fn a_stale_socket_is_replaced_and_one_in_use_is_not() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("api");
-        drop(UnixListener::bind(&path).unwrap());
-        assert!(path.exists());
-        let listener = Listener::bind(&path).unwrap();
-        assert!(matches!(Listener::bind(&path), Err(ListenError::InUse(_))));
-        drop(listener);
-        assert!(!path.exists());
-    }
-
-    #[test]
-    fn the_socket_of_a_successor_survives() {
+    fn only_the_own_user_may_connect_and_the_file_goes_with_the_listener() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("api");
         let listener = Listener::bind(&path).unwrap();
-        fs::rename(&path, dir.path().join("old")).unwrap();
-        let _successor = UnixListener::bind(&path).unwrap();
-        drop(listener);
-        assert!(path.exists());
-    }
-
-    #[test]
-    fn a_file_in_the_way_is_left_alone() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("file");
-        fs::write(&path, "precious").unwrap();
+        assert_eq!(
+            fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
         assert!(matches!(
             Listener::bind(&path),
-            Err(ListenError::NotASocket(_))
+            Err(ListenError::Name(NameError::InUse(_)))
         ));
-        assert_eq!(fs::read(&path).unwrap(), b"precious");
+        drop(listener);
+        assert!(!path.exists());
     }
 
     #[test]

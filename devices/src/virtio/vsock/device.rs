@@ -1,15 +1,9 @@
 //! The device and its worker.
 
 use std::{
-    io::{self, Read, Write},
-    os::{
-        fd::AsRawFd,
-        unix::{
-            fs::{FileTypeExt, MetadataExt},
-            net::UnixListener,
-        },
-    },
-    path::{Path, PathBuf},
+    io::{Read, Write},
+    os::fd::AsRawFd,
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -22,10 +16,11 @@ use serde::{Deserialize, Serialize};
 use vmm_sys_util::{epoll::EventSet, timerfd::TimerFd};
 
 use super::{
-    muxer::{Muxer, Watch, connect},
+    muxer::{Muxer, Watch},
     packet::{HEADER, Header},
 };
 use crate::{
+    named_socket::{NameError, NamedSocket, SocketFile},
     thread::{ThreadRole, ThreadSpawner},
     virtio::{
         device::{ActivateError, Activation, ActiveQueue, DeviceType, StateError, VirtioDevice},
@@ -72,23 +67,9 @@ pub enum Error {
     /// A context id that a guest cannot have.
     #[error("{0} is no context id of a guest: use {MIN_CID} to {MAX_CID}")]
     Cid(u64),
-    /// Somebody listens there.
-    #[error("another process listens on {}: stop it, or use another socket", .0.display())]
-    InUse(PathBuf),
-    /// Something else has that name.
-    #[error("{} is no socket: move it away, or use another path", .0.display())]
-    NoSocket(PathBuf),
-    /// The socket cannot be made.
-    #[error(
-        "cannot listen on {}: it needs a writable folder and a path of at most 107 bytes",
-        path.display()
-    )]
-    Listen {
-        /// The socket.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    /// Not under this name.
+    #[error(transparent)]
+    Name(#[from] NameError),
 }
 
 /// What a snapshot keeps: connections are not among it.
@@ -102,8 +83,8 @@ pub struct State {
 /// A socket device.
 pub struct Vsock {
     options: Options,
-    /// Which file the socket is.
-    file: Option<FileId>,
+    /// The socket's file.
+    file: Option<SocketFile>,
     /// With the worker while the device is active.
     muxer: Option<Muxer>,
     /// The guest has to hear that its connections are gone.
@@ -111,35 +92,6 @@ pub struct Vsock {
     counters: Arc<Counters>,
     spawner: Arc<dyn ThreadSpawner>,
     worker: Option<Worker<VsockWorker>>,
-}
-
-/// File system and inode. It stays the socket's own as long as the listener is open.
-type FileId = (u64, u64);
-
-fn file_id(path: &Path) -> Option<FileId> {
-    let metadata = std::fs::symlink_metadata(path).ok()?;
-    Some((metadata.dev(), metadata.ino()))
-}
-
-/// Removes a socket that nobody listens on.
-fn make_way(path: &Path) -> Result<(), Error> {
-    let Ok(metadata) = std::fs::symlink_metadata(path) else {
-        return Ok(());
-    };
-    // Connecting to a plain file is refused just as to a dead socket.
-    if !metadata.file_type().is_socket() {
-        return Err(Error::NoSocket(path.to_owned()));
-    }
-    match connect(path).map_err(|error| error.kind()) {
-        // A listener whose clients wait is alive as well.
-        Ok(_) | Err(io::ErrorKind::WouldBlock) => Err(Error::InUse(path.to_owned())),
-        Err(io::ErrorKind::ConnectionRefused) => {
-            // Left behind by a process that was killed; `bind` says if it stays.
-            let _ = std::fs::remove_file(path);
-            Ok(())
-        }
-        Err(_) => Ok(()),
-    }
 }
 
 #[derive(Default)]
@@ -155,20 +107,10 @@ impl Vsock {
         if !(MIN_CID..=MAX_CID).contains(&options.cid) {
             return Err(Error::Cid(options.cid));
         }
-        let path = &options.socket;
-        make_way(path)?;
-        let listen = || {
-            let listener = UnixListener::bind(path)?;
-            listener.set_nonblocking(true)?;
-            Ok(listener)
-        };
-        let listener = listen().map_err(|source| Error::Listen {
-            path: path.clone(),
-            source,
-        })?;
+        let NamedSocket { listener, file } = NamedSocket::listen(&options.socket)?;
         let muxer = Muxer::new(options.cid, options.socket.clone(), listener);
         Ok(Self {
-            file: file_id(&options.socket),
+            file: Some(file),
             options,
             muxer: Some(muxer),
             reset_guest: false,
@@ -179,25 +121,13 @@ impl Vsock {
     }
 }
 
-impl Drop for Vsock {
-    fn drop(&mut self) {
-        self.close();
-    }
-}
-
 impl VirtioDevice for Vsock {
     fn device_type(&self) -> DeviceType {
         DeviceType::Vsock
     }
 
     fn close(&mut self) {
-        let Some(file) = self.file.take() else {
-            return;
-        };
-        // Somebody else may have removed it, or put another in its place.
-        if file_id(&self.options.socket) == Some(file) {
-            let _ = std::fs::remove_file(&self.options.socket);
-        }
+        self.file = None;
     }
 
     fn queue_sizes(&self) -> &[u16] {

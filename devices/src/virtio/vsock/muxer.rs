@@ -549,7 +549,7 @@ fn read_port(stream: &UnixStream) -> io::Result<Option<u32>> {
 }
 
 /// Connects without waiting: a listener whose queue is full refuses.
-pub fn connect(path: &Path) -> io::Result<UnixStream> {
+fn connect(path: &Path) -> io::Result<UnixStream> {
     let bytes = path.as_os_str().as_bytes();
     // SAFETY: all zeroes are a valid value of this plain struct.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };

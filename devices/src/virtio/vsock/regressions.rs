@@ -9,8 +9,8 @@ use std::{
 use tempfile::TempDir;
 
 use super::{
-    Error, Options, Vsock,
-    muxer::{Muxer, connect},
+    Options, Vsock,
+    muxer::Muxer,
     packet::{HEADER, HOST_CID, Header, STREAM, op, shutdown},
 };
 use crate::thread::Unconfined;
@@ -156,19 +156,4 @@ fn a_packet_that_cannot_be_taken_whole_ends_its_stream() {
     assert_eq!(next(&mut muxer), Some((op::RST, 0)));
     muxer.watches.clear();
     assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0);
-}
-
-#[test]
-fn a_busy_listener_is_found_in_use_without_waiting_for_it() {
-    let dir = TempDir::new().unwrap();
-    let socket = dir.path().join("vsock");
-    let _listener = UnixListener::bind(&socket).unwrap();
-    // Fill its queue: it accepts nobody.
-    let _waiting: Vec<_> = std::iter::from_fn(|| connect(&socket).ok())
-        .take(10_000)
-        .collect();
-    assert!(matches!(
-        Vsock::new(options(&socket), Arc::new(Unconfined)),
-        Err(Error::InUse(_))
-    ));
 }

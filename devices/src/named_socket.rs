@@ -1,0 +1,239 @@
+//! Unix sockets that clients find by a file.
+//!
+//! The file outlives a process that is killed. So whoever wants the name looks whether somebody
+//! listens there, and takes the file away otherwise. A lock on the folder keeps another process
+//! from doing the same in between, and taking away a socket that is new.
+
+use std::{
+    fs::{self, File, Metadata},
+    io,
+    os::{
+        fd::AsRawFd,
+        unix::{
+            fs::{FileTypeExt, MetadataExt},
+            net::{UnixDatagram, UnixListener, UnixStream},
+        },
+    },
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How long another process may look at its own socket in the same folder. Any process that can
+/// read the folder can hold the lock, so nobody depends on getting it.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// There cannot be a socket of this name.
+#[derive(Debug, thiserror::Error)]
+pub enum NameError {
+    /// Somebody listens there.
+    #[error("another process listens on {}: stop it, or use another socket", .0.display())]
+    InUse(PathBuf),
+    /// Something else has that name.
+    #[error("{} is no socket: move it away, or use another path", .0.display())]
+    NotASocket(PathBuf),
+    /// The socket cannot be made.
+    #[error(
+        "cannot listen on {}: it needs a writable folder and a path of at most 107 bytes",
+        path.display()
+    )]
+    Bind {
+        /// Its path.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// A socket's file, removed when this is dropped if it is still the socket's own.
+#[derive(Debug)]
+pub struct SocketFile {
+    path: PathBuf,
+    /// File system and inode. Nobody else's as long as the listener is open.
+    identity: Option<(u64, u64)>,
+}
+
+/// A socket that clients can connect to.
+#[derive(Debug)]
+pub struct NamedSocket {
+    /// Non-blocking.
+    pub listener: UnixListener,
+    /// Its file.
+    pub file: SocketFile,
+}
+
+impl NamedSocket {
+    /// Listens at `path`. The file of a socket that nobody listens on is replaced.
+    ///
+    /// # Errors
+    ///
+    /// If somebody listens there, if the file is no socket, or if there can be none.
+    pub fn listen(path: &Path) -> Result<Self, NameError> {
+        let failed = |source| NameError::Bind {
+            path: path.to_owned(),
+            source,
+        };
+        let _lock = lock_folder(path);
+        make_way(path)?;
+        let listener = UnixListener::bind(path).map_err(failed)?;
+        let file = SocketFile {
+            path: path.to_owned(),
+            identity: fs::symlink_metadata(path).ok().map(|file| identity(&file)),
+        };
+        listener.set_nonblocking(true).map_err(failed)?;
+        Ok(Self { listener, file })
+    }
+
+    /// A client that is waiting, non-blocking.
+    ///
+    /// # Errors
+    ///
+    /// As of accept(2); `WouldBlock` if none waits.
+    pub fn accept(&self) -> io::Result<UnixStream> {
+        let (stream, _) = self.listener.accept()?;
+        stream.set_nonblocking(true)?;
+        Ok(stream)
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let found = fs::symlink_metadata(&self.path).ok();
+        // Somebody else may have removed it, or put another in its place.
+        if self.identity.is_some()
+            && found.map(|file| identity(&file)) == self.identity
+            && let Err(error) = fs::remove_file(&self.path)
+        {
+            log::warn!("cannot remove the socket {}: {error}", self.path.display());
+        }
+    }
+}
+
+fn identity(file: &Metadata) -> (u64, u64) {
+    (file.dev(), file.ino())
+}
+
+/// Keeps others from taking a name in this folder until the returned file is closed. `None` if
+/// that cannot be had: the folder cannot be read, or somebody keeps the lock.
+fn lock_folder(path: &Path) -> Option<File> {
+    let folder = match path.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    let folder = File::open(folder).ok()?;
+    let deadline = Instant::now() + PATIENCE;
+    // SAFETY: a call without pointers, on a descriptor that is open.
+    while unsafe { libc::flock(folder.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
+        if Instant::now() >= deadline {
+            log::debug!("the folder of {} stays locked", path.display());
+            return None;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    Some(folder)
+}
+
+/// Removes a socket's file at `path` that nobody listens on.
+fn make_way(path: &Path) -> Result<(), NameError> {
+    let failed = |source| NameError::Bind {
+        path: path.to_owned(),
+        source,
+    };
+    match fs::symlink_metadata(path) {
+        Ok(file) if file.file_type().is_socket() => {}
+        Ok(_) => return Err(NameError::NotASocket(path.to_owned())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(failed(error)),
+    }
+    // Connecting with the wrong type tells a dead socket (refused) from a live one (wrong type)
+    // without becoming the live one's client.
+    let connected = UnixDatagram::unbound().and_then(|socket| socket.connect(path));
+    match connected.map_err(|error| error.kind()) {
+        Err(io::ErrorKind::ConnectionRefused) => fs::remove_file(path).map_err(failed),
+        Err(io::ErrorKind::NotFound) => Ok(()),
+        Err(io::ErrorKind::PermissionDenied) => {
+            Err(failed(io::Error::from(io::ErrorKind::PermissionDenied)))
+        }
+        _ => Err(NameError::InUse(path.to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+
+    #[test]
+    fn a_stale_socket_is_replaced_and_a_live_one_is_not_disturbed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        drop(UnixListener::bind(&path).unwrap());
+        assert!(path.exists());
+        let socket = NamedSocket::listen(&path).unwrap();
+        assert!(matches!(
+            NamedSocket::listen(&path),
+            Err(NameError::InUse(_))
+        ));
+        let error = socket.accept().unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "nobody connected");
+        drop(socket);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_file_that_is_no_socket_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        fs::write(&path, "precious").unwrap();
+        assert!(matches!(
+            NamedSocket::listen(&path),
+            Err(NameError::NotASocket(_))
+        ));
+        assert_eq!(fs::read(&path).unwrap(), b"precious");
+    }
+
+    #[test]
+    fn the_socket_of_a_successor_survives() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let socket = NamedSocket::listen(&path).unwrap();
+        fs::rename(&path, dir.path().join("old")).unwrap();
+        let _successor = UnixListener::bind(&path).unwrap();
+        drop(socket);
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn of_those_that_find_a_stale_socket_at_once_one_gets_the_name() {
+        const ALL: usize = 4;
+        let dir = tempfile::tempdir().unwrap();
+        for round in 0..200 {
+            let path = dir.path().join(round.to_string());
+            drop(UnixListener::bind(&path).unwrap());
+            let start = Barrier::new(ALL);
+            let sockets: Vec<_> = thread::scope(|scope| {
+                let contender = || {
+                    start.wait();
+                    NamedSocket::listen(&path)
+                };
+                let threads: Vec<_> = (0..ALL).map(|_| scope.spawn(contender)).collect();
+                let results = threads.into_iter().map(|thread| thread.join().unwrap());
+                results.filter_map(Result::ok).collect()
+            });
+            assert_eq!(sockets.len(), 1);
+            assert_eq!(
+                sockets[0].file.identity,
+                fs::symlink_metadata(&path).ok().map(|f| identity(&f))
+            );
+        }
+    }
+
+    #[test]
+    fn a_folder_that_somebody_keeps_locked_stops_nobody() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let _kept = lock_folder(&path).unwrap();
+        assert!(NamedSocket::listen(&path).is_ok());
+    }
+}
