@@ -29,6 +29,8 @@ const L1_EXTRA: &[&str] = &[
     "vfio_iommu_type1",
     "vfio-pci-core",
     "vfio-pci",
+    // For a file system that can be made to wait.
+    "loop",
     // For the disk with PoCL.
     "virtio_ring",
     "virtio",

@@ -23,6 +23,10 @@ pub const SCENARIOS: &[Entry] = &[
         "disk: a full file system is an I/O error, not a lost guest",
         full,
     ),
+    (
+        "disk: storage that does not answer keeps the VM, and nobody waits for ever",
+        silent,
+    ),
     ("disk: a second VM cannot open the same image", locked),
     ("pmem: written in the guest and found in the file", pmem),
 ];
@@ -184,6 +188,56 @@ fn full(context: &Context) -> Result<()> {
         guest.status_of("dd if=/dev/zero of=/dev/vda bs=1M count=16 oflag=direct 2>&1")?;
     ensure!(status != 0, "16 MiB fitted into 4");
     guest.run("dd if=/dev/vda of=/dev/null bs=4k count=1 iflag=direct 2>/dev/null")?;
+    Ok(())
+}
+
+/// Storage that does not answer: a file system that is frozen until this is dropped.
+struct Frozen<'a>(&'a Path);
+
+impl<'a> Frozen<'a> {
+    fn new(mount: &'a Path) -> Result<Self> {
+        crate::net::sh(&format!("fsfreeze --freeze {}", mount.display()))?;
+        Ok(Self(mount))
+    }
+}
+
+impl Drop for Frozen<'_> {
+    fn drop(&mut self) {
+        let _ = crate::net::sh(&format!("fsfreeze --unfreeze {}", self.0.display()));
+    }
+}
+
+fn silent(context: &Context) -> Result<()> {
+    let mount = context.dir.join("loop");
+    fs::create_dir(&mount)?;
+    let image_path = context.dir.join("loop.img");
+    image(&image_path, 32 * MIB)?;
+    crate::net::sh(&format!(
+        "lsmod | grep -q ^loop || insmod /modules/loop.ko; mke2fs -F {image} >/dev/null && mount -o \
+         loop -t ext4 {image} {mount}",
+        image = image_path.display(),
+        mount = mount.display()
+    ))?;
+    let path = mount.join("disk.raw");
+    image(&path, 8 * MIB)?;
+    let (gantry, mut guest) = Gantry::boot(&context.dir, disk(&path, json!({"id": "d"})))?;
+    let write = "dd if=/dev/zero of=/dev/vda bs=4k count=1 oflag=direct 2>/dev/null";
+    guest.run(write)?;
+    let frozen = Frozen::new(&mount)?;
+    guest.run(&format!(
+        "({write}; echo $? > /tmp/written) >/dev/null 2>&1 &"
+    ))?;
+    guest.run("sleep 1")?;
+    gantry.refused("vm.shutdown", None, 500, "has not answered 1 requests")?;
+    // The guest goes on, and so does its request when the storage answers.
+    ensure!(gantry.ok("GET", "vm.info", None)?["state"] == "Running");
+    guest.run("! [ -e /tmp/written ]")?;
+    drop(frozen);
+    guest.eventually("cat /tmp/written", |status| status == "0")?;
+    guest.run(write)?;
+    gantry.act("vm.shutdown")?;
+    drop(gantry);
+    crate::net::sh(&format!("umount -d {}", mount.display()))?;
     Ok(())
 }
 

@@ -143,7 +143,7 @@ impl Control {
         if self.life.config().is_none() {
             return Err(ApiError::not_created());
         }
-        self.end_machine();
+        self.end_machine()?;
         self.life = Life::None;
         self.monitor.emit("vm", "deleted", &[]);
         Ok(Response::Empty)
@@ -211,7 +211,7 @@ impl Control {
         if self.life.machine_mut().is_none() {
             return Err(self.not_live());
         }
-        self.end_machine();
+        self.end_machine()?;
         self.monitor.emit("vm", "shutdown", &[]);
         Ok(Response::Empty)
     }
@@ -222,13 +222,18 @@ impl Control {
             return Err(self.not_live());
         }
         self.monitor.emit("vm", "rebooting", &[]);
-        self.end_machine();
+        self.end_machine()?;
         self.boot()?;
         self.monitor.emit("vm", "rebooted", &[]);
         Ok(())
     }
 
-    fn end_machine(&mut self) {
+    /// Switches the machine off. Its memory goes away, so one whose storage does not answer stays
+    /// as it is.
+    fn end_machine(&mut self) -> Result<(), ApiError> {
+        if let Some(machine) = self.life.machine_mut() {
+            machine.settle().map_err(|e| failed(&e))?;
+        }
         self.life = match mem::take(&mut self.life) {
             Life::Live {
                 mut config,
@@ -243,6 +248,7 @@ impl Control {
             }
             other => other,
         };
+        Ok(())
     }
 
     fn restore(&mut self, request: &RestoreConfig, fds: Vec<OwnedFd>) -> Answer {

@@ -393,8 +393,11 @@ impl Devices {
         Ok(found)
     }
 
-    /// Unplugs a device without asking the guest.
+    /// Unplugs a device without asking the guest. One whose storage does not answer stays.
     pub fn remove(&mut self, id: &str) -> Result<(), MachineError> {
+        if let Some(device) = self.plugged.get(id) {
+            settle(id, device)?;
+        }
         let device = self
             .plugged
             .remove(id)
@@ -462,6 +465,19 @@ impl Devices {
         self.each(|function| function.resume())
     }
 
+    /// Prepares the end of all devices: waits in bounded time for what the host still writes to the
+    /// guest's memory. If it does not come, all go on.
+    pub fn settle(&self) -> Result<(), MachineError> {
+        for (held, (id, device)) in self.plugged.iter().enumerate() {
+            settle(id, device).inspect_err(|_| {
+                for device in self.plugged.values().take(held) {
+                    lock(&device.function).carry_on();
+                }
+            })?;
+        }
+        Ok(())
+    }
+
     fn each(
         &self,
         step: impl Fn(&mut dyn devices::pci::PciFunction) -> Result<(), devices::pci::LifecycleError>,
@@ -524,6 +540,14 @@ impl Drop for Devices {
             }
         }
     }
+}
+
+fn settle(id: &str, device: &Plugged) -> Result<(), MachineError> {
+    let settled = lock(&device.function).settle();
+    settled.map_err(|source| MachineError::Lifecycle {
+        id: id.to_owned(),
+        source,
+    })
 }
 
 fn lock(

@@ -258,6 +258,12 @@ impl Machine {
         })
     }
 
+    /// Prepares the end of the machine: waits in bounded time until no device asks the host for
+    /// anything more. With an error all go on.
+    pub fn settle(&self) -> Result<(), MachineError> {
+        self.devices.settle()
+    }
+
     /// Plugs a device into the running machine and tells the guest.
     pub fn add_device<K: Kind>(
         &mut self,

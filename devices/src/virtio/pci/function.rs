@@ -207,6 +207,14 @@ impl PciFunction for VirtioPciFunction {
         Ok(())
     }
 
+    fn settle(&mut self) -> Result<(), LifecycleError> {
+        self.transport.settle()
+    }
+
+    fn carry_on(&mut self) {
+        self.transport.carry_on();
+    }
+
     fn unplugged(&mut self) {
         self.transport.shut();
         self.msix.reset();

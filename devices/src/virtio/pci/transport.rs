@@ -193,8 +193,25 @@ impl Transport {
         self.lock().reset();
     }
 
+    pub(super) fn settle(&self) -> Result<(), LifecycleError> {
+        let mut registers = self.lock();
+        if !matches!(registers.run, Run::Active(_)) {
+            return Ok(());
+        }
+        registers
+            .device
+            .settle(PAUSE_PATIENCE)
+            .inspect_err(|_| registers.carry_on())
+            .map_err(LifecycleError::from)
+    }
+
+    pub(super) fn carry_on(&self) {
+        self.lock().carry_on();
+    }
+
     /// Stops the device for good. The guest's memory goes away afterwards, so this waits for
-    /// whatever the host still writes to it, and says so if that takes long.
+    /// whatever the host still writes to it, and says so if that takes long. Whoever cannot wait
+    /// calls [`Transport::settle`] before.
     pub(super) fn shut(&self) {
         let mut registers = self.lock();
         if matches!(registers.run, Run::Active(_))
@@ -519,18 +536,26 @@ impl Registers {
         })
     }
 
+    /// Ends a wait for the host, unless the driver has asked for a reset and waits for that.
+    fn carry_on(&mut self) {
+        let Run::Active(indexes) = &self.run else {
+            return;
+        };
+        if !self.resetting {
+            self.device.carry_on();
+            for index in indexes {
+                // Fails only when the counter is full: also readable.
+                let _ = self.kicks[usize::from(*index)].write(1);
+            }
+        }
+    }
+
     fn pause(&mut self) -> Result<(), LifecycleError> {
         let Run::Active(indexes) = &self.run else {
             return Ok(());
         };
         if let Err(error) = self.device.settle(PAUSE_PATIENCE) {
-            if !self.resetting {
-                self.device.carry_on();
-                for index in indexes {
-                    // Fails only when the counter is full: also readable.
-                    let _ = self.kicks[usize::from(*index)].write(1);
-                }
-            }
+            self.carry_on();
             return Err(error.into());
         }
         if self.resetting {
