@@ -1,4 +1,5 @@
-//! A whole worker before an OpenCL that does nothing, under an application without scruples.
+//! A whole worker before an OpenCL that does nothing, under an application without scruples: one
+//! with a thread of its own, or one that runs when the application delegates to it.
 
 #![no_main]
 
@@ -21,6 +22,7 @@ use gantry_remoting::{
         window::{self, Window},
     },
     worker::{
+        lent::{Cpu, Drained},
         quota::Quota,
         server::{Nudge, Server, Tuning},
     },
@@ -40,9 +42,15 @@ fuzz_target!(|bytes: &[u8]| {
     let file = window::create(window::SMALLEST).expect("there is memory");
     let window = Window::map(&file, window::SMALLEST, RING).expect("it is a window");
     let file = File::from(file);
+    // Not a byte of its own, so that what was found before means the same.
+    let lent = bytes.len() % 2 == 1;
     let tuning = Tuning {
         spin: Duration::ZERO,
-        waker: Waker::Futex(bell),
+        waker: if lent {
+            Waker::Lent
+        } else {
+            Waker::Futex(bell)
+        },
         device: String::new(),
         quota: Quota::new(1 << 30),
     };
@@ -81,6 +89,25 @@ fuzz_target!(|bytes: &[u8]| {
         let Ok(true) = written else {
             return;
         };
+        if lent {
+            // Nothing else writes meanwhile: after a ring's worth of calls, none are left.
+            let most = RING as usize;
+            let mut cpu = Cpu::Lent;
+            for round in 0.. {
+                assert!(round < most, "delegations have no end");
+                match server.drain(&mut calls, &mut body, cpu) {
+                    Ok(Drained::Empty) => break,
+                    Ok(Drained::More) => cpu = Cpu::Lent,
+                    Ok(Drained::Own) => {
+                        assert_eq!(cpu, Cpu::Lent);
+                        cpu = Cpu::Own;
+                    }
+                    Err(_) => return,
+                }
+            }
+            while let Ok(Some(_)) = answers.poll(&mut answer) {}
+            continue;
+        }
         loop {
             match server.turn(&mut calls, &mut body) {
                 Ok(true) => while let Ok(Some(_)) = answers.poll(&mut answer) {},

@@ -54,6 +54,10 @@ const SCENARIOS: &[(&str, Scenario)] = &[
         "opencl: errors that are found late are told by callback, event and wait",
         late,
     ),
+    (
+        "opencl: programs compute the same by delegations, on a CPU that they lend",
+        delegated,
+    ),
     ("opencl: clpeak measures without an error", clpeak),
     (
         "opencl: ten thousand synchronous calls make no system call on either side",
@@ -94,6 +98,8 @@ pub struct Pool {
     process: Child,
     folder: PathBuf,
     release: PathBuf,
+    /// How applications find it.
+    address: String,
 }
 
 impl Drop for Pool {
@@ -121,6 +127,30 @@ impl Pool {
 
     /// A pool of what was built, with options of its own.
     fn serve(name: &str, release: PathBuf, options: &[&str]) -> Result<Self> {
+        // The heap is more than there is: PoCL calls a worker's limit the device's memory.
+        let serve = ["serve", "--heap", "1048576", "--socket"];
+        Self::start(name, release, &serve, options, "")
+    }
+
+    /// Workers that run when an application delegates to them.
+    fn passive(name: &str, release: PathBuf, options: &[&str]) -> Result<Self> {
+        Self::start(
+            name,
+            release,
+            &["passive", "--messages"],
+            options,
+            "messages:",
+        )
+    }
+
+    /// Runs `gantry-accel` with a role's arguments, a socket, and further options.
+    fn start(
+        name: &str,
+        release: PathBuf,
+        role: &[&str],
+        options: &[&str],
+        prefix: &str,
+    ) -> Result<Self> {
         // A socket's path has at most 107 bytes: not below the target folder.
         let folder =
             std::env::temp_dir().join(format!("gantry-opencl-{}-{name}", std::process::id()));
@@ -130,10 +160,8 @@ impl Pool {
             format!("{}\n", release.join("libgantry_opencl.so").display()),
         )?;
         let process = Command::new(release.join("gantry-accel"))
-            .args(["serve", "--socket"])
+            .args(role)
             .arg(folder.join("socket"))
-            // More than there is: PoCL calls a worker's limit the device's memory.
-            .args(["--heap", "1048576"])
             .args(options)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -142,6 +170,7 @@ impl Pool {
             .context("cannot start gantry-accel")?;
         let pool = Self {
             process,
+            address: format!("{prefix}{}", folder.join("socket").display()),
             folder,
             release,
         };
@@ -189,7 +218,7 @@ impl Pool {
         let mut command = self.native_for(seconds, program);
         command
             .env("OCL_ICD_VENDORS", self.folder.join("vendors"))
-            .env("GANTRY_OPENCL", self.folder.join("socket"));
+            .env("GANTRY_OPENCL", &self.address);
         command
     }
 }
@@ -284,6 +313,18 @@ fn pyopencl(pool: &Pool) -> Result<()> {
         "natively:\n{native}\nremoted:\n{remoted}"
     );
     Ok(())
+}
+
+/// By messages, as this machine has no exitless gate; whatever the driver's threads need, they have.
+fn delegated(pool: &Pool) -> Result<()> {
+    let lent = Pool::passive("lent", pool.release.clone(), &[])?;
+    clinfo(&lent)?;
+    late(&lent)?;
+    pyopencl(&lent)?;
+    piglit(&lent)?;
+    let own = Pool::passive("own", pool.release.clone(), &["--own-cpu"])?;
+    clinfo(&own)?;
+    pyopencl(&own)
 }
 
 fn clpeak(pool: &Pool) -> Result<()> {

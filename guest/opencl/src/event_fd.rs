@@ -32,15 +32,21 @@ impl EventFd {
         unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), 8) };
     }
 
-    /// Waits for a signal or for the connection's end, for at most `patience`, or for ever. Whether
-    /// the connection has ended; nobody is expected to send anything over it.
-    pub fn wait_beside(&self, stream: &UnixStream, patience: Option<Duration>) -> io::Result<bool> {
+    /// Waits for a signal or for the end of a connection, if there is one, for at most `patience`,
+    /// or for ever. Whether the connection has ended; nobody is expected to send anything over it.
+    pub fn wait_beside(
+        &self,
+        stream: Option<&UnixStream>,
+        patience: Option<Duration>,
+    ) -> io::Result<bool> {
         let poll = |fd| libc::pollfd {
             fd,
             events: libc::POLLIN,
             revents: 0,
         };
-        let mut polled = [poll(stream.as_raw_fd()), poll(self.0.as_raw_fd())];
+        // A negative descriptor is passed over.
+        let stream = stream.map_or(-1, AsRawFd::as_raw_fd);
+        let mut polled = [poll(stream), poll(self.0.as_raw_fd())];
         let patience = patience.map(|patience| libc::timespec {
             tv_sec: patience.as_secs() as libc::time_t,
             tv_nsec: libc::c_long::from(patience.subsec_nanos()),
@@ -73,9 +79,15 @@ mod tests {
         let (here, there) = UnixStream::pair().unwrap();
         let event = EventFd::new().unwrap();
         event.signal();
-        assert!(!event.wait_beside(&here, None).unwrap());
-        assert!(!event.wait_beside(&here, Some(Duration::ZERO)).unwrap());
+        assert!(!event.wait_beside(Some(&here), None).unwrap());
+        assert!(
+            !event
+                .wait_beside(Some(&here), Some(Duration::ZERO))
+                .unwrap()
+        );
+        event.signal();
+        assert!(!event.wait_beside(None, None).unwrap());
         drop(there);
-        assert!(event.wait_beside(&here, None).unwrap());
+        assert!(event.wait_beside(Some(&here), None).unwrap());
     }
 }

@@ -5,11 +5,13 @@
 //! are. Each call becomes a message to a worker process ([`gantry_remoting`]); creating objects,
 //! setting arguments and enqueuing commands are pipelined, and only what returns data waits.
 //!
-//! `GANTRY_OPENCL` names the socket of the workers (or is `off`); `GANTRY_OPENCL_SPIN` is the
-//! time in microseconds that a waiting call polls before it sleeps.
+//! `GANTRY_OPENCL` names the socket of the workers (or is `off`, or `messages:` and the socket of
+//! `gantry-accel passive`, to which calls are delegated); `GANTRY_OPENCL_SPIN` is the time in
+//! microseconds that a waiting call polls before it sleeps.
 //!
 //! - `table`: the dispatch table, and what becomes of each entry point
 //! - `link`: the connection; `space`: the window; `ids`: numbers of objects
+//! - `gate`: whether the worker is behind an exitless gate
 //! - `hook`: the application's large allocations in the window
 //! - `include`: headers that travel with sources
 //! - `crew`: large copies by several threads
@@ -24,6 +26,7 @@ mod context;
 mod crew;
 mod event;
 mod event_fd;
+mod gate;
 mod hook;
 mod ids;
 mod include;

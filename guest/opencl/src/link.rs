@@ -26,6 +26,7 @@ use gantry_remoting::{
     },
     transport::{
         bell::{Bell, Futex},
+        gate::Gate,
         link::{Receiver, Sender, Spin},
         port_bell::{Doorbell, DoorbellPage, nap},
         ring::{Bytes, Consumer, Producer},
@@ -34,7 +35,7 @@ use gantry_remoting::{
     },
 };
 
-use crate::{crew, event_fd::EventFd, hook, ids::Ids, space::Space};
+use crate::{crew, event_fd::EventFd, gate, hook, ids::Ids, space::Space};
 
 /// Where the worker pool of this machine, or the agent of this guest, listens unless
 /// `GANTRY_OPENCL` says otherwise.
@@ -43,7 +44,7 @@ const SOCKET: &str = "/run/gantry/opencl.sock";
 /// otherwise. Waking up takes 5: nothing after so long, but much after a kernel or copy of 50.
 const SPIN: u64 = 2000;
 /// How late the worker's death is noticed by who sleeps in a call.
-const PATIENCE: Duration = Duration::from_millis(100);
+pub const PATIENCE: Duration = Duration::from_millis(100);
 
 /// No thread has made a call yet.
 const NOBODY: usize = 0;
@@ -167,6 +168,18 @@ enum Peer {
     /// The agent of this guest. The worker is outside and cannot nudge; callbacks are looked for
     /// while there are any, and the event is signalled when there is a first one.
     Agent(EventFd),
+    /// A worker behind a gate, which runs when this process goes there. Callbacks as above.
+    Gate(EventFd),
+}
+
+impl Peer {
+    /// What wakes the thread that looks for callbacks, if one does.
+    fn wanted(&self) -> Option<&EventFd> {
+        match self {
+            Self::Worker => None,
+            Self::Agent(wanted) | Self::Gate(wanted) => Some(wanted),
+        }
+    }
 }
 
 /// The connection.
@@ -199,6 +212,10 @@ static LINK: OnceLock<Option<Link>> = OnceLock::new();
 pub fn get() -> Option<&'static Link> {
     LINK.get_or_init(|| {
         let named = std::env::var("GANTRY_OPENCL").ok();
+        if let Some(link) = gate::open(named.as_deref()) {
+            return Some(link);
+        }
+        let named = named.filter(|name| name != gate::NAME);
         let path = named.as_deref().unwrap_or(SOCKET);
         if path == "off" {
             return None;
@@ -276,11 +293,33 @@ impl Link {
                 (window, bell, Peer::Agent(EventFd::new()?))
             }
         };
+        Self::over(window, bell, peer, Some(stream))
+    }
+
+    /// A connection through a gate, which has been opened.
+    pub fn through(
+        gate: Arc<Gate>,
+        window: Arc<Window>,
+    ) -> Result<Self, Box<dyn std::error::Error>> {
+        let peer = Peer::Gate(EventFd::new()?);
+        Self::over(window, Doorbell::Gate(gate), peer, None)
+    }
+
+    fn over(
+        window: Arc<Window>,
+        bell: Doorbell,
+        peer: Peer,
+        stream: Option<UnixStream>,
+    ) -> Result<Self, Box<dyn std::error::Error>> {
         let spin = std::env::var("GANTRY_OPENCL_SPIN")
             .ok()
             .and_then(|text| text.parse().ok())
             .unwrap_or(SPIN);
-        let spin = Duration::from_micros(spin);
+        let spin = match bell {
+            // Nothing changes before this process goes and sees.
+            Doorbell::Gate(_) => Duration::ZERO,
+            Doorbell::Futex(_) | Doorbell::Port { .. } => Duration::from_micros(spin),
+        };
         let calls = window.calls();
         let size = calls.size();
         let (due, queue) = mpsc::channel::<(Callback, i32)>();
@@ -320,8 +359,9 @@ impl Link {
                 callback(status);
             }
         })?;
-        quiet("gantry-listen", move || listen(&stream))?;
-        // A port's window may be mapped without caches, and may go: no place for a heap.
+        quiet("gantry-listen", move || listen(stream.as_ref()))?;
+        // A port's window may be mapped without caches, and may go, and a gate's is small: no place
+        // for a heap.
         if matches!(link.peer, Peer::Worker) {
             hook::offer(&link.window);
         }
@@ -330,6 +370,17 @@ impl Link {
 
     fn alive(&self) -> bool {
         !self.dead.load(Ordering::Relaxed)
+    }
+
+    /// As `alive`, but also notices the end of a gate's server, which nobody tells of.
+    fn still_alive(&self) -> bool {
+        if let Doorbell::Gate(gate) = &self.bell
+            && let Some(why) = gate.ended()
+            && !self.dead.swap(true, Ordering::Relaxed)
+        {
+            eprintln!("gantry-opencl: {why}");
+        }
+        self.alive()
     }
 
     /// Whether this is the only thread of the application that has ever been here.
@@ -375,9 +426,9 @@ impl Link {
         }
         let (sender, body) = (&mut outgoing.sender, &outgoing.scratch);
         let sent = if keep_back {
-            sender.keep_back(header, body, || self.alive())
+            sender.keep_back(header, body, || self.still_alive())
         } else {
-            sender.send(header, body, || self.alive())
+            sender.send(header, body, || self.still_alive())
         };
         sent.map_err(|_| codes::OUT_OF_RESOURCES)?;
         Ok(outgoing.sequence)
@@ -493,7 +544,7 @@ impl Link {
                 }
                 Ok(None) if wanted.is_none() || !self.alive() => return false,
                 Ok(None) => {
-                    if !spin.again() && reader.ring.sleep(|| !self.alive()).is_err() {
+                    if !spin.again() && reader.ring.sleep(|| !self.still_alive()).is_err() {
                         return false;
                     }
                 }
@@ -541,7 +592,7 @@ impl Link {
         callbacks.0 += 1;
         let number = callbacks.0;
         callbacks.1.insert(number, callback);
-        if let (Peer::Agent(wanted), 1) = (&self.peer, callbacks.1.len()) {
+        if let (Some(wanted), 1) = (self.peer.wanted(), callbacks.1.len()) {
             wanted.signal();
         }
         number
@@ -563,7 +614,7 @@ impl Link {
         let mut notifies = lock(&self.notifies);
         match callback {
             Some(callback) => {
-                if let Peer::Agent(wanted) = &self.peer {
+                if let Some(wanted) = self.peer.wanted() {
                     wanted.signal();
                 }
                 notifies.insert(context, callback)
@@ -711,14 +762,15 @@ impl Link {
 }
 
 /// Listens until the worker ends.
-fn listen(stream: &UnixStream) {
+fn listen(stream: Option<&UnixStream>) {
     // The link is there as soon as its maker has returned.
     let Some(link) = LINK.wait() else {
         return;
     };
-    match &link.peer {
-        Peer::Worker => listen_to_nudges(link, stream),
-        Peer::Agent(wanted) => look_for_callbacks(link, stream, wanted),
+    match (link.peer.wanted(), stream) {
+        (Some(wanted), stream) => look_for_callbacks(link, stream, wanted),
+        (None, Some(stream)) => listen_to_nudges(link, stream),
+        (None, None) => {}
     }
     link.died();
 }
@@ -737,8 +789,9 @@ fn listen_to_nudges(link: &Link, stream: &UnixStream) {
 }
 
 /// Looks for callbacks while some are due, and sleeps while none are, until the agent closes the
-/// connection: the worker has ended, or the port is gone.
-fn look_for_callbacks(link: &Link, stream: &UnixStream, wanted: &EventFd) {
+/// connection: the worker has ended, or the port is gone. Behind a gate, the worker does not notice
+/// anything by itself.
+fn look_for_callbacks(link: &Link, stream: Option<&UnixStream>, wanted: &EventFd) {
     let mut since = Instant::now();
     let mut pending = 0;
     loop {
@@ -756,7 +809,15 @@ fn look_for_callbacks(link: &Link, stream: &UnixStream, wanted: &EventFd) {
         };
         match wanted.wait_beside(stream, patience) {
             Ok(true) | Err(_) => return,
-            Ok(false) => link.pump(),
+            Ok(false) => {
+                if let Doorbell::Gate(gate) = &link.bell {
+                    gate.drain();
+                }
+                link.pump();
+            }
+        }
+        if !link.still_alive() {
+            return;
         }
     }
 }

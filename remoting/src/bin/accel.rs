@@ -3,7 +3,7 @@
 use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
-use gantry_remoting::worker::{placement, pool};
+use gantry_remoting::worker::{gate, placement, pool};
 
 /// Serves this machine's accelerators to applications elsewhere.
 #[derive(Parser)]
@@ -34,6 +34,21 @@ enum Role {
         #[arg(long, default_value_t = 4, value_name = "COUNT")]
         group: usize,
     },
+    /// Serve applications behind an exitless gate: each lends its own CPU for its calls.
+    Passive {
+        /// Have applications send each delegation as a message to this socket: for machines
+        /// without a gate.
+        #[arg(long, value_name = "PATH")]
+        messages: PathBuf,
+        #[command(flatten)]
+        options: gate::Options,
+    },
+    /// Serve the one application that is connected to the standard input (started by `passive`).
+    #[command(hide = true)]
+    Connected {
+        #[command(flatten)]
+        options: gate::Options,
+    },
     /// Serve one application (started by `serve`).
     #[command(hide = true)]
     Worker {
@@ -50,6 +65,10 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
             options,
         } => pool::run(socket, spare, &std::env::current_exe()?, &options)?,
         Role::Distances { group } => distances(group)?,
+        Role::Passive { messages, options } => {
+            gate::listen(messages, &std::env::current_exe()?, &options)?;
+        }
+        Role::Connected { options } => gate::connected(&options)?,
         Role::Worker { options } => pool::work(&options)?,
     }
     Ok(())

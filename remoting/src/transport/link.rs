@@ -74,8 +74,42 @@ impl<B: Bytes, L: Bell> Sender<B, L> {
         self.write(header, body, alive)
     }
 
+    /// Sends as much of a message as there is room for; `rest` is what is left. Whether nothing is.
+    pub fn offer(&mut self, header: Header, rest: &mut &[u8]) -> Result<bool, Gone> {
+        if rest.len() > LARGEST {
+            return Err(Gone::Length(rest.len()));
+        }
+        let whole = self.fill(header, rest)?;
+        self.ring.publish();
+        Ok(whole)
+    }
+
     fn write(&mut self, header: Header, body: &[u8], alive: impl Fn() -> bool) -> Result<(), Gone> {
         let mut rest = body;
+        let mut spin = Spin::new(self.spin);
+        loop {
+            let before = rest.len();
+            if self.fill(header, &mut rest)? {
+                return Ok(());
+            }
+            if rest.len() < before {
+                spin.reset();
+            }
+            // Nothing is read that is kept back.
+            self.ring.publish();
+            if !alive() {
+                return Err(Gone::Peer);
+            }
+            if !spin.again() {
+                let part = rest.len().min(self.fragment);
+                self.ring.wait_for_room(HEADER + part)?;
+            }
+        }
+    }
+
+    /// Writes fragments while there is room; `rest` is what is left. Whether all are written.
+    #[inline]
+    fn fill(&mut self, header: Header, rest: &mut &[u8]) -> Result<bool, Gone> {
         loop {
             let (part, later) = rest.split_at(rest.len().min(self.fragment));
             let flags = if later.is_empty() {
@@ -88,21 +122,13 @@ impl<B: Bytes, L: Bell> Sender<B, L> {
                 flags,
                 ..header
             };
-            let mut spin = Spin::new(self.spin);
-            while !self.ring.keep_back(&frame.to_bytes(), part)? {
-                // Nothing is read that is kept back.
-                self.ring.publish();
-                if !alive() {
-                    return Err(Gone::Peer);
-                }
-                if !spin.again() {
-                    self.ring.wait_for_room(HEADER + part.len())?;
-                }
+            if !self.ring.keep_back(&frame.to_bytes(), part)? {
+                return Ok(false);
             }
             if later.is_empty() {
-                return Ok(());
+                return Ok(true);
             }
-            rest = later;
+            *rest = later;
         }
     }
 }
@@ -145,6 +171,10 @@ impl<B: Bytes, L: Bell> Receiver<B, L> {
                 return Err(Gone::Length(length));
             }
             if header.flags.has(Flags::MORE) {
+                // Every fragment brings the message nearer to its end.
+                if length == 0 {
+                    return Err(Gone::Length(length));
+                }
                 self.partial.resize(so_far + length, 0);
                 self.ring.take(HEADER, &mut self.partial[so_far..]);
                 continue;
@@ -165,6 +195,11 @@ impl<B: Bytes, L: Bell> Receiver<B, L> {
 }
 
 impl<B: Bytes, L: Bell> Receiver<B, L> {
+    /// Goes away until the peer rings, whatever it sends. Whether nothing is left to read.
+    pub fn leave(&mut self) -> Result<bool, Gone> {
+        Ok(self.ring.leave()?)
+    }
+
     /// Sleeps although there may be messages, which cannot be served yet, until `awake` says that
     /// there is something else to do; at most for the bell's patience.
     pub fn rest(&self, awake: impl Fn() -> bool) {

@@ -4,6 +4,7 @@ use std::{
     fs::File,
     io,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    ptr::NonNull,
     sync::Arc,
 };
 
@@ -50,7 +51,16 @@ impl Mapped {
     pub(super) fn size(&self) -> u64 {
         self.size
     }
+
+    pub(super) fn bytes(&self) -> NonNull<[u8]> {
+        // SAFETY: mappings are never at address 0.
+        let base = unsafe { NonNull::new_unchecked(self.base) };
+        NonNull::slice_from_raw_parts(base, self.size as usize)
+    }
 }
+
+// SAFETY: the memory is there as long as the value, and is only handed out as raw pointers.
+unsafe impl Send for Mapped {}
 
 impl Drop for Mapped {
     fn drop(&mut self) {
@@ -108,6 +118,37 @@ pub fn cover(base: *mut u8, size: usize) {
     }
 }
 
+/// Maps a stretch of a file for reading and writing.
+pub(super) fn map(file: &OwnedFd, offset: u64, size: u64) -> Result<Mapped, Error> {
+    let failed = |what, source| Error::System { what, size, source };
+    let actual = file
+        .try_clone()
+        .and_then(|file| File::from(file).metadata())
+        .map_err(|source| failed("look at", source))?
+        .len();
+    let claimed = offset.saturating_add(size);
+    if actual < claimed {
+        return Err(Error::Truncated { actual, claimed });
+    }
+    // SAFETY: a fresh mapping at an address of the kernel's choice.
+    let base = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            size as usize,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED | libc::MAP_NORESERVE,
+            file.as_raw_fd(),
+            // A file's size has no more bits.
+            offset as libc::off_t,
+        )
+    };
+    if base == libc::MAP_FAILED {
+        return Err(failed("map", io::Error::last_os_error()));
+    }
+    let base = base.cast();
+    Ok(Mapped { base, size })
+}
+
 impl Window {
     /// Maps a window whose rings have `ring` bytes each.
     pub fn map(file: &OwnedFd, size: u64, ring: u64) -> Result<Arc<Self>, Error> {
@@ -134,39 +175,7 @@ impl Window {
         weak: bool,
     ) -> Result<Arc<Self>, Error> {
         Self::check(size, ring)?;
-        let failed = |what, source| Error::System { what, size, source };
-        let actual = file
-            .try_clone()
-            .and_then(|file| File::from(file).metadata())
-            .map_err(|source| failed("look at", source))?
-            .len();
-        let at = libc::off_t::try_from(offset).ok();
-        let end = offset.checked_add(size);
-        let (Some(at), Some(end)) = (at, end) else {
-            return Err(Impossible { window: size, ring }.into());
-        };
-        if actual < end {
-            return Err(Error::Truncated {
-                actual,
-                claimed: end,
-            });
-        }
-        // SAFETY: a fresh mapping at an address of the kernel's choice.
-        let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                size as usize,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | libc::MAP_NORESERVE,
-                file.as_raw_fd(),
-                at,
-            )
-        };
-        if base == libc::MAP_FAILED {
-            return Err(failed("map", io::Error::last_os_error()));
-        }
-        let base = base.cast();
-        Ok(Self::mapped(Mapped { base, size }, ring, weak))
+        Ok(Self::mapped(map(file, offset, size)?, ring, weak))
     }
 
     /// Maps the pages of a stretch of the data at once, where the kernel can: a sixth of the time

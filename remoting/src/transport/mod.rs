@@ -8,9 +8,13 @@
 //! ```
 
 pub mod bell;
+#[cfg(feature = "std")]
+pub mod gate;
 pub mod link;
 #[cfg(feature = "std")]
 pub mod mapping;
+#[cfg(feature = "std")]
+pub mod messages;
 #[cfg(feature = "std")]
 pub mod port_bell;
 pub mod ring;

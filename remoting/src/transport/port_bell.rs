@@ -17,6 +17,7 @@ use std::{
 
 use super::{
     bell::{Bell, Futex},
+    gate::Gate,
     sync::{AtomicU32, Ordering},
     window::cover,
 };
@@ -71,6 +72,9 @@ pub enum Waker {
     Guest(Arc<Events>),
     /// The worker's own threads ring for the serving one.
     Own(Arc<Events>),
+    /// The application lends the worker its CPU ([`gate`](super::gate)): whoever rings runs on
+    /// behalf of the one who would be woken, and nobody sleeps here.
+    Lent,
 }
 
 impl Waker {
@@ -93,6 +97,9 @@ impl Bell for Waker {
                 events.interrupt();
             }
             Self::Own(events) => signal(&events.doorbell),
+            Self::Lent => {
+                word.fetch_add(1, Ordering::Release);
+            }
         }
     }
 
@@ -100,6 +107,7 @@ impl Bell for Waker {
         match self {
             Self::Futex(futex) => futex.wait(word, seen),
             Self::Guest(events) | Self::Own(events) => events.sleep(),
+            Self::Lent => {}
         }
     }
 }
@@ -165,6 +173,8 @@ pub enum Doorbell {
         /// The longest sleep.
         patience: Duration,
     },
+    /// The worker runs where it is rung for.
+    Gate(Arc<Gate>),
 }
 
 const SHORTEST_NAP: Duration = Duration::from_micros(20);
@@ -183,6 +193,10 @@ impl Bell for Doorbell {
                 word.fetch_add(1, Ordering::Release);
                 page.ring();
             }
+            Self::Gate(gate) => {
+                word.fetch_add(1, Ordering::Release);
+                gate.drain();
+            }
         }
     }
 
@@ -199,6 +213,7 @@ impl Bell for Doorbell {
                     std::thread::sleep(nap(waited));
                 }
             }
+            Self::Gate(gate) => gate.wait(|| word.load(Ordering::Acquire) != seen),
         }
     }
 }

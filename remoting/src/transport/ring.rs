@@ -308,6 +308,14 @@ impl<B: Bytes, L: Bell> Consumer<B, L> {
         Ok(())
     }
 
+    /// Goes away: from now on the producer rings when it has published something. Whether nothing
+    /// is left to read.
+    pub fn leave(&mut self) -> Result<bool, Broken> {
+        self.bytes.control().sleeping.0.store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        Ok(self.held()? == 0)
+    }
+
     /// Sleeps, whatever there is, until roused or `awake` says that there is something else to
     /// do; at most for the bell's patience.
     pub fn rest(&self, awake: impl Fn() -> bool) {

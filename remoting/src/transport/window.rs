@@ -8,7 +8,7 @@
 //! | 4 KiB | control words of the ring of answers |
 //! | 8 KiB | bytes of the ring of calls |
 //! | 8 KiB + ring | bytes of the ring of answers |
-//! | the next multiple of 2 MiB | data, to the end |
+//! | the next multiple of 2 MiB; of 4 KiB in a window below 8 MiB | data, to the end |
 
 use alloc::sync::Arc;
 
@@ -27,14 +27,17 @@ pub const REPLY: u64 = 3072;
 const CONTROL: u64 = 4096;
 const ALIGNMENT: u64 = 2 << 20;
 
-/// The smallest window, in bytes.
+/// The smallest window in bytes whose data is where large pages begin.
 pub const SMALLEST: u64 = 8 << 20;
+/// The smallest window, in bytes.
+const LEAST: u64 = 512 << 10;
 
 /// Sizes that make no window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "a window of {window} bytes with rings of {ring} bytes is impossible: rings are a power of \
-     two from 64 KiB to 1 GiB, and a window at least {SMALLEST} bytes"
+     two from 64 KiB to 1 GiB, and a window has {LEAST} bytes at least, and room for data beside \
+     its rings"
 )]
 pub struct Impossible {
     /// Size of the window in bytes.
@@ -65,10 +68,10 @@ unsafe impl Sync for Window {}
 impl Window {
     /// Whether a window can have these sizes in bytes.
     pub fn check(size: u64, ring: u64) -> Result<(), Impossible> {
-        let possible = size >= SMALLEST
+        let possible = size >= LEAST
             && ring.is_power_of_two()
             && (1 << 16..=1 << 30).contains(&ring)
-            && Self::data_start(ring) < size;
+            && Self::data_start(size, ring) < size;
         if possible {
             Ok(())
         } else {
@@ -111,9 +114,10 @@ impl Window {
         })
     }
 
-    fn data_start(ring: u64) -> u64 {
+    fn data_start(size: u64, ring: u64) -> u64 {
+        let alignment = if size < SMALLEST { CONTROL } else { ALIGNMENT };
         // Rings have at most 1 GiB: no overflow.
-        (2 * CONTROL + 2 * ring).next_multiple_of(ALIGNMENT)
+        (2 * CONTROL + 2 * ring).next_multiple_of(alignment)
     }
 
     /// The first byte.
@@ -129,7 +133,7 @@ impl Window {
 
     /// The first byte of the data, from the start of the window.
     pub fn data(&self) -> u64 {
-        Self::data_start(self.ring)
+        Self::data_start(self.size, self.ring)
     }
 
     /// Where a stretch of the data is in this process, if it lies within the window's data.
@@ -149,11 +153,30 @@ impl Window {
 
     /// A copy of the application's hello.
     pub fn greeting(&self) -> [u8; hello::SIZE] {
+        self.get(GREETING)
+    }
+
+    /// Leaves the application's hello.
+    pub fn greet(&self, bytes: &[u8; hello::SIZE]) {
+        self.put(GREETING, bytes);
+    }
+
+    /// A copy of the worker's answer to it.
+    pub fn answer(&self) -> [u8; hello::SIZE] {
+        self.get(REPLY)
+    }
+
+    /// Leaves the answer to the application's hello.
+    pub fn reply(&self, bytes: &[u8; hello::SIZE]) {
+        self.put(REPLY, bytes);
+    }
+
+    fn get(&self, at: u64) -> [u8; hello::SIZE] {
         let mut bytes = [0; hello::SIZE];
         // SAFETY: within the first page, which every window has; the copy is private.
         unsafe {
             core::ptr::copy_nonoverlapping(
-                self.base.add(GREETING as usize),
+                self.base.add(at as usize),
                 bytes.as_mut_ptr(),
                 bytes.len(),
             );
@@ -161,15 +184,10 @@ impl Window {
         bytes
     }
 
-    /// Leaves the answer to the application's hello.
-    pub fn reply(&self, bytes: &[u8; hello::SIZE]) {
-        // SAFETY: as for `greeting`.
+    fn put(&self, at: u64, bytes: &[u8; hello::SIZE]) {
+        // SAFETY: as for `get`.
         unsafe {
-            core::ptr::copy_nonoverlapping(
-                bytes.as_ptr(),
-                self.base.add(REPLY as usize),
-                bytes.len(),
-            );
+            core::ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.add(at as usize), bytes.len());
         }
     }
 

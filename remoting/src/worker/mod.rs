@@ -7,6 +7,8 @@
 //! then slept on. Building and linking programs takes long and runs in threads of its own.
 
 //! - [`pool`]: keeps workers ready; [`confine`]: what they may do.
+//! - [`passive`]: serving without a thread, on CPUs that applications lend; [`lent`]: one round of
+//!   that; [`gate`]: the process.
 //! - [`server`]: the serving thread; [`notice`]: what other threads tell it; [`watch`]: one that
 //!   sees commands complete while it sleeps.
 //! - [`objects`]: shadow objects, in a [`table`] for each kind. Calls about them by subject:
@@ -22,11 +24,14 @@ pub mod confine;
 mod contexts;
 pub mod cover;
 mod events;
+pub mod gate;
 mod headers;
 mod kernels;
+pub mod lent;
 mod memory;
 pub mod notice;
 pub mod objects;
+pub mod passive;
 pub mod placement;
 pub mod platform;
 pub mod pool;

@@ -1,6 +1,7 @@
 //! Programs: making, building and linking them. What takes long runs in threads of its own.
 
 use std::{
+    io,
     ptr::{null, null_mut},
     sync::Arc,
     thread,
@@ -145,19 +146,27 @@ impl Server {
     ) -> Result<(), Gone> {
         cl!(self.api, clRetainProgram(raw));
         let (api, board) = (Arc::clone(&self.api), Arc::clone(&self.board));
-        let spawned = thread::Builder::new()
-            .name("build".to_owned())
-            .spawn(move || {
-                let code = work(&api);
-                cl!(api, clReleaseProgram(raw));
-                board.leave(Notice::Built(header, code));
-            });
-        if spawned.is_err() {
+        let work = move || {
+            let code = work(&api);
+            cl!(api, clReleaseProgram(raw));
+            board.leave(Notice::Built(header, code));
+        };
+        if self.build(work).is_err() {
             cl!(self.api, clReleaseProgram(raw));
             return self.answer(header, &Err::<(), i32>(codes::OUT_OF_HOST_MEMORY));
         }
         self.building += 1;
         Ok(())
+    }
+
+    /// Runs a build: in a thread of its own, if there may be one.
+    fn build(&self, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        if !self.has_threads() {
+            work();
+            return Ok(());
+        }
+        let thread = thread::Builder::new().name("build".to_owned());
+        thread.spawn(work).map(drop)
     }
 
     /// Answers for a build that has ended.
@@ -306,8 +315,7 @@ impl Server {
             cl!(api, clReleaseContext(context));
             board.leave(Notice::Linked(header, call, raw, code));
         };
-        let thread = thread::Builder::new().name("build".to_owned());
-        if thread.spawn(work).is_err() {
+        if self.build(work).is_err() {
             // The references go with the process, which has not even room for a thread.
             return self.answer(header, &Err::<(i32, bool), i32>(codes::OUT_OF_HOST_MEMORY));
         }

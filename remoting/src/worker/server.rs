@@ -10,6 +10,7 @@ use std::{
 
 use super::{
     cover::Cover,
+    lent::Lent,
     notice::{Board, Notice, Reporter},
     objects::{Context, Device, Event, Kernel, Mem, Program, Queue, Sampler},
     platform::Platform,
@@ -70,7 +71,8 @@ pub enum Error {
 /// What an application waits for: its answer is due when these events have completed.
 #[derive(Debug)]
 struct Wait {
-    since: Instant,
+    /// None without threads: how long it takes changes nothing then.
+    since: Option<Instant>,
     sequence: u64,
     events: Vec<Handle>,
     /// Whether an event's failure is the answer.
@@ -127,7 +129,12 @@ pub struct Server {
     /// Stages whose release the client has not been told; whether their data is good.
     released: Vec<(StageId, bool)>,
     waits: Vec<Wait>,
-    sender: Sender<Slice, Waker>,
+    pub(super) sender: Sender<Slice, Waker>,
+    /// The last wait after which this thread is no longer held up by the driver's.
+    patience: Duration,
+    /// On a CPU that the application lends: there is no other thread then, and nothing is waited
+    /// for.
+    pub(super) lent: Option<Lent>,
     /// Wakes the client's listener.
     pub(super) nudge: Nudge,
     pub(super) sharing: Sharing,
@@ -167,6 +174,7 @@ impl Server {
         nudge: Nudge,
     ) -> (Self, Receiver<Slice, Waker>) {
         let bell = tuning.waker;
+        let lent = matches!(bell, Waker::Lent);
         let answers = window.answers();
         let size = crate::transport::ring::Bytes::size(&answers);
         let mut devices = Table::new(codes::INVALID_DEVICE);
@@ -194,6 +202,8 @@ impl Server {
             released: Vec::new(),
             waits: Vec::new(),
             sender: Sender::new(Producer::new(answers, bell.clone()), size, tuning.spin),
+            patience: if lent { Duration::ZERO } else { LONG },
+            lent: lent.then(Lent::default),
             nudge,
             sharing: Sharing::default(),
             watch: None,
@@ -254,6 +264,11 @@ impl Server {
         Ok(busy || self.pass_on()?)
     }
 
+    /// Whether there are threads beside the serving one.
+    pub(super) fn has_threads(&self) -> bool {
+        self.lent.is_none()
+    }
+
     /// Sends a message to the client.
     fn send(&mut self, opcode: u16, sequence: u64, body: &[u8]) -> Result<(), Gone> {
         let header = Header {
@@ -262,6 +277,9 @@ impl Server {
             flags: Flags::default(),
             sequence,
         };
+        if let Some(lent) = &mut self.lent {
+            return lent.unsent.add(&mut self.sender, header, body);
+        }
         let (api, queues, undecided) = (&self.api, &self.queues, self.undecided);
         let sharing = RefCell::new(&mut self.sharing);
         // The client's end ends this process: it is not looked for while waiting for room.
@@ -300,7 +318,7 @@ impl Server {
     /// Passes on the oldest stages as soon as they are released, if somebody waits: a large
     /// read's first pieces reach their place while the last are on their way. (Who does not wait
     /// does not read, and the ring of answers would fill up.) Whether there was one.
-    fn pass_on(&mut self) -> Result<bool, Gone> {
+    pub(super) fn pass_on(&mut self) -> Result<bool, Gone> {
         if self.waits.is_empty() {
             return Ok(false);
         }
@@ -326,7 +344,7 @@ impl Server {
             && self.undecided == 0
             && self.expected == 0
             && self.stages.is_empty()
-            && self.last_wait < LONG
+            && self.last_wait < self.patience
     }
 
     /// Has the driver of a context's platform know a stretch of the window.
@@ -370,7 +388,7 @@ impl Server {
         code: i32,
     ) {
         self.waits.push(Wait {
-            since: Instant::now(),
+            since: self.has_threads().then(Instant::now),
             sequence: header.sequence,
             events,
             failures,
@@ -406,7 +424,7 @@ impl Server {
     }
 
     /// Answers waits that are over. Whether there was one.
-    fn poll_waits(&mut self) -> Result<bool, Gone> {
+    pub(super) fn poll_waits(&mut self) -> Result<bool, Gone> {
         let mut progress = false;
         let mut index = 0;
         while index < self.waits.len() {
@@ -422,7 +440,7 @@ impl Server {
             }
             progress = true;
             let wait = self.waits.swap_remove(index);
-            self.last_wait = wait.since.elapsed();
+            self.last_wait = wait.since.map_or(Duration::ZERO, |since| since.elapsed());
             for event in wait.events {
                 cl!(self.api, clReleaseEvent(event));
             }
@@ -476,7 +494,7 @@ impl Server {
     }
 
     /// Passes on what happened in other threads. Whether there was something.
-    fn notices(&mut self) -> Result<bool, Gone> {
+    pub(super) fn notices(&mut self) -> Result<bool, Gone> {
         if !self.board.any() {
             return Ok(false);
         }

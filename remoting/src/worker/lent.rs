@@ -1,0 +1,141 @@
+//! Serving on a CPU that the application lends: what is there is done, and nothing is waited for.
+//!
+//! Answers that have no room in their ring are kept until the application has read and comes again.
+//! Calls for which the driver may need its kernel or much time are left to the process's own CPU.
+
+use std::collections::VecDeque;
+
+use super::server::{Error, Server};
+use crate::{
+    protocol::{Header, Request, frame::HEADER},
+    transport::{
+        bell::Bell,
+        link::{Gone, Receiver, Sender},
+        port_bell::Waker,
+        ring::Bytes,
+        window::Slice,
+    },
+};
+
+/// Whose CPU it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cpu {
+    /// The application's.
+    Lent,
+    /// The process's own.
+    Own,
+}
+
+/// How a delegation has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Drained {
+    /// The ring of calls is empty, or what is in it waits until answers have been read.
+    Empty,
+    /// A ring's worth of calls has been served, and there are more.
+    More,
+    /// The next call is for the process's own CPU.
+    Own,
+}
+
+/// The state of such a server.
+#[derive(Debug, Default)]
+pub struct Lent {
+    pub(super) unsent: Unsent,
+    /// A call that was taken out of the ring and is for the process's own CPU.
+    kept: Option<(Header, Request)>,
+}
+
+/// Messages, the first of which may have been sent in part. Bounded by what one call can cause, as
+/// no other is taken while there are any.
+#[derive(Debug, Default)]
+pub struct Unsent(VecDeque<(Header, Vec<u8>)>);
+
+impl Unsent {
+    /// Sends a message after those that wait, or keeps what there is no room for.
+    pub fn add<B: Bytes, L: Bell>(
+        &mut self,
+        sender: &mut Sender<B, L>,
+        header: Header,
+        body: &[u8],
+    ) -> Result<(), Gone> {
+        let mut rest = body;
+        if !self.0.is_empty() || !sender.offer(header, &mut rest)? {
+            self.0.push_back((header, rest.to_vec()));
+        }
+        Ok(())
+    }
+
+    /// Sends what there is room for now. Whether nothing is left.
+    pub(super) fn send<B: Bytes, L: Bell>(
+        &mut self,
+        sender: &mut Sender<B, L>,
+    ) -> Result<bool, Gone> {
+        while let Some((header, body)) = self.0.front_mut() {
+            let mut rest = &body[..];
+            let whole = sender.offer(*header, &mut rest)?;
+            let sent = body.len() - rest.len();
+            if !whole {
+                body.drain(..sent);
+                return Ok(false);
+            }
+            self.0.pop_front();
+        }
+        Ok(true)
+    }
+}
+
+/// Whether a driver compiles for a call.
+fn compiles(request: &Request) -> bool {
+    matches!(
+        request,
+        Request::BuildProgram(_) | Request::CompileProgram(_) | Request::LinkProgram(_)
+    )
+}
+
+impl Server {
+    /// Serves the calls that the ring holds, and returns. The work is bounded: as many calls as
+    /// have room in the ring. For a server whose bell is [`Waker::Lent`]; others have threads.
+    pub fn drain(
+        &mut self,
+        calls: &mut Receiver<Slice, Waker>,
+        body: &mut Vec<u8>,
+        cpu: Cpu,
+    ) -> Result<Drained, Error> {
+        let most = self.window.calls().size() as usize / HEADER;
+        for _ in 0..most {
+            let Some(lent) = &mut self.lent else {
+                break;
+            };
+            if !lent.unsent.send(&mut self.sender)? {
+                // The application reads first, then it comes again.
+                calls.leave()?;
+                return Ok(Drained::Empty);
+            }
+            let next = match lent.kept.take() {
+                None => match calls.poll(body)? {
+                    Some(header) => Some((header, Request::decode(header.opcode, body)?)),
+                    None => None,
+                },
+                kept => kept,
+            };
+            let idle = match next {
+                Some((_, ref request)) if cpu == Cpu::Lent && compiles(request) => {
+                    lent.kept = next;
+                    return Ok(Drained::Own);
+                }
+                Some((header, request)) => {
+                    self.serve(header, request)?;
+                    false
+                }
+                None => true,
+            };
+            let noticed = self.notices()?;
+            let waited = self.poll_waits()?;
+            let passed = self.pass_on()?;
+            if idle && !(noticed || waited || passed) && calls.leave()? {
+                return Ok(Drained::Empty);
+            }
+        }
+        Ok(Drained::More)
+    }
+}

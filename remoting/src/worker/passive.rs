@@ -1,0 +1,173 @@
+//! A worker without a thread of its own: it does something while an application lends its CPU
+//! ([`gate`](crate::transport::gate)), and nothing otherwise.
+//!
+//! # Which drivers can work so
+//!
+//! Behind a real gate the process stands still, with the whole virtual machine that it is in: no
+//! other thread of it runs, and no timer. What the driver does has to be done when its function
+//! returns, or has to be done by the device.
+//!
+//! | what a driver does | on the application's CPU |
+//! |---|---|
+//! | writes registers and rings of its device, reads what the device has written | works |
+//! | system calls that return at once | work where the gate has the server's kernel in view |
+//! | system calls that wait, locks that another thread holds | end the server |
+//! | threads of its own that do the work (PoCL and other drivers for CPUs) | never come to an end |
+//!
+//! For the last two there is the process's own CPU, which the gate wakes on request (its slow
+//! path): always for compiling and linking programs, and for everything if [`Passive::new`] is told
+//! so. That is as slow as any worker that sleeps, and such a driver is better served by the ring.
+//!
+//! The worker itself needs no thread and waits for nothing: commands are polled for whenever the
+//! application comes by; calls of the driver that wait (`clFinish`, blocking copies) are not used.
+//! There is no arbiter on this path: a server belongs to one application.
+//!
+//! # Who trusts whom
+//!
+//! Everything in the shared memory is the application's and is treated as by any worker. Besides,
+//! an application chooses when and how often handlers run, in which order, and with which
+//! arguments: there are none that matter. A call before the hello, a second hello, or a handler in
+//! another one's place end the server, which is this one application's.
+
+use std::{ptr::NonNull, sync::Arc, time::Duration};
+
+use super::{
+    lent::{Cpu, Drained},
+    quota::Quota,
+    server::{Error, Nudge, Server, Tuning},
+};
+use crate::{
+    opencl::Api,
+    protocol::hello::{Form, Hello, VERSION},
+    transport::{
+        gate::RING,
+        link::Receiver,
+        port_bell::Waker,
+        window::{Slice, Window},
+    },
+};
+
+/// What a worker for an application that has not come yet is made of.
+#[derive(Debug)]
+pub struct Offer {
+    /// The host's driver.
+    pub api: Arc<Api>,
+    /// Part of the names of the devices that are offered; all if empty.
+    pub device: String,
+    /// How much device memory the application may have.
+    pub quota: Arc<Quota>,
+    /// Whether the process's own CPU does everything.
+    pub own: bool,
+}
+
+#[derive(Debug)]
+struct Serving {
+    server: Server,
+    calls: Receiver<Slice, Waker>,
+    body: Vec<u8>,
+}
+
+/// A worker for one application.
+#[derive(Debug)]
+pub struct Passive {
+    offer: Offer,
+    serving: Option<Serving>,
+    over: bool,
+}
+
+impl Passive {
+    /// A worker that nobody has greeted.
+    pub fn new(offer: Offer) -> Self {
+        Self {
+            offer,
+            serving: None,
+            over: false,
+        }
+    }
+
+    /// Answers the application's hello. Whether the worker serves it.
+    ///
+    /// # Safety
+    /// The memory begins at a page's start, is there as long as this value is used, and nobody in
+    /// this program uses it otherwise.
+    pub unsafe fn greet(&mut self, shared: NonNull<[u8]>) -> bool {
+        if self.over || self.serving.is_some() {
+            self.end(&"it was greeted twice");
+            return false;
+        }
+        let length = shared.len() as u64;
+        // SAFETY: the caller's promise.
+        let window = match unsafe { Window::over(shared.as_ptr().cast(), length, RING, false) } {
+            Ok(window) => window,
+            Err(error) => {
+                self.end(&error);
+                return false;
+            }
+        };
+        let ours = Hello {
+            version: VERSION,
+            form: Form::File,
+            window: length,
+            ring: RING,
+        };
+        let greeting = window.greeting();
+        // Also for an application of another build, so that it can name both versions.
+        window.reply(&ours.to_bytes());
+        if let Err(refused) = Hello::check(&greeting) {
+            self.end(&refused);
+            return true;
+        }
+        let tuning = Tuning {
+            spin: Duration::ZERO,
+            waker: Waker::Lent,
+            device: self.offer.device.clone(),
+            quota: Arc::clone(&self.offer.quota),
+        };
+        // Nobody listens: who expects something comes by.
+        let nudge = Nudge(Box::new(|| {}));
+        let (server, mut calls) = Server::new(Arc::clone(&self.offer.api), window, tuning, nudge);
+        if let Err(gone) = calls.leave() {
+            self.end(&Error::from(gone));
+            return false;
+        }
+        self.serving = Some(Serving {
+            server,
+            calls,
+            body: Vec::new(),
+        });
+        true
+    }
+
+    /// Serves what the ring of calls holds. None if the application is not served (any more).
+    pub fn drain(&mut self, cpu: Cpu) -> Option<Drained> {
+        let Some(serving) = &mut self.serving else {
+            self.end(&"it was called before it was greeted");
+            return None;
+        };
+        if self.offer.own && cpu == Cpu::Lent {
+            return Some(Drained::Own);
+        }
+        let Serving {
+            server,
+            calls,
+            body,
+        } = serving;
+        server
+            .drain(calls, body, cpu)
+            .inspect_err(|error| self.end(error))
+            .ok()
+    }
+
+    /// Serves nobody from now on.
+    fn end(&mut self, why: &dyn std::fmt::Display) {
+        self.serving = None;
+        if !std::mem::replace(&mut self.over, true) {
+            eprintln!("gantry-accel: the application behind the gate is not served: {why}");
+        }
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+#[path = "passive_tests.rs"]
+mod tests;

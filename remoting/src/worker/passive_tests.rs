@@ -1,0 +1,344 @@
+//! A passive worker before an OpenCL that does nothing, and an application that lends its CPU.
+
+use std::{
+    alloc::{Layout, alloc_zeroed, dealloc},
+    ptr::NonNull,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use super::*;
+use crate::{
+    opencl::codes,
+    protocol::{
+        Blob, Call, Flags, Header, Wire,
+        calls::{
+            self, BuildProgram, ContextId, CreateContext, CreateProgram, CreateQueue, DeviceId,
+            Finish, ProgramId, ProgramOrigin, QueueId,
+        },
+    },
+    transport::{
+        gate::{self, Delegate, Failed, Gate},
+        link::Sender,
+        port_bell::Doorbell,
+        ring::{Bytes, Consumer, Producer},
+    },
+};
+
+const SIZE: usize = 1 << 20;
+
+/// Memory of whole pages.
+#[derive(Debug)]
+struct Pages(NonNull<u8>);
+
+impl Pages {
+    fn layout() -> Layout {
+        Layout::from_size_align(SIZE, 4096).unwrap()
+    }
+
+    fn new() -> Self {
+        // SAFETY: the size is not 0.
+        Self(NonNull::new(unsafe { alloc_zeroed(Self::layout()) }).unwrap())
+    }
+
+    fn bytes(&self) -> NonNull<[u8]> {
+        NonNull::slice_from_raw_parts(self.0, SIZE)
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout.
+        unsafe { dealloc(self.0.as_ptr(), Self::layout()) };
+    }
+}
+
+// SAFETY: the memory goes where the value does.
+unsafe impl Send for Pages {}
+
+/// A gate whose other side is in this process.
+#[derive(Debug)]
+struct Here {
+    passive: Arc<Mutex<Passive>>,
+    memory: Pages,
+    /// How often the server is found busy first.
+    busy: Mutex<usize>,
+    /// How many delegations there were.
+    delegations: Arc<Mutex<usize>>,
+}
+
+impl Delegate for Here {
+    fn delegate(&self, handler: usize, _: u64, _: u64) -> Result<u64, Failed> {
+        let mut busy = self.busy.lock().unwrap();
+        if *busy > 0 {
+            *busy -= 1;
+            return Err(Failed::Busy);
+        }
+        *self.delegations.lock().unwrap() += 1;
+        let mut passive = self.passive.lock().unwrap();
+        Ok(match handler {
+            // SAFETY: the memory lives as long as the gate, which the client keeps.
+            gate::GREET => match unsafe { passive.greet(self.memory.bytes()) } {
+                true => gate::EMPTY,
+                false => gate::ENDED,
+            },
+            _ => match passive.drain(Cpu::Lent) {
+                Some(Drained::Empty) => gate::EMPTY,
+                Some(Drained::More) => gate::MORE,
+                Some(Drained::Own) => match passive.drain(Cpu::Own) {
+                    Some(_) => gate::MORE,
+                    None => gate::ENDED,
+                },
+                None => gate::ENDED,
+            },
+        })
+    }
+
+    fn shared(&self) -> NonNull<[u8]> {
+        self.memory.bytes()
+    }
+}
+
+fn offer() -> Offer {
+    Offer {
+        api: Arc::new(Api::null()),
+        device: String::new(),
+        quota: Quota::new(1 << 20),
+        own: false,
+    }
+}
+
+/// An application behind a gate.
+struct Client {
+    calls: Sender<Slice, Doorbell>,
+    answers: Receiver<Slice, Doorbell>,
+    gate: Arc<Gate>,
+    window: Arc<Window>,
+    passive: Arc<Mutex<Passive>>,
+    memory: NonNull<u8>,
+    delegations: Arc<Mutex<usize>>,
+    sequence: u64,
+    body: Vec<u8>,
+}
+
+impl Client {
+    fn new() -> Self {
+        let passive = Arc::new(Mutex::new(Passive::new(offer())));
+        let delegations = Arc::default();
+        let pages = Pages::new();
+        let memory = pages.0;
+        let here = Here {
+            passive: Arc::clone(&passive),
+            memory: pages,
+            busy: Mutex::new(2),
+            delegations: Arc::clone(&delegations),
+        };
+        let (gate, window) = Gate::open(Box::new(here), Duration::from_millis(10)).unwrap();
+        let bell = Doorbell::Gate(Arc::clone(&gate));
+        let producer = Producer::new(window.calls(), bell.clone());
+        let size = window.calls().size();
+        Self {
+            calls: Sender::new(producer, size, Duration::ZERO),
+            answers: Receiver::new(Consumer::new(window.answers(), bell)),
+            gate,
+            window,
+            passive,
+            memory,
+            delegations,
+            sequence: 0,
+            body: Vec::new(),
+        }
+    }
+
+    fn send<C: Call>(
+        &mut self,
+        call: &C,
+        flags: Flags,
+    ) -> Result<(), crate::transport::link::Gone> {
+        let mut bytes = Vec::new();
+        call.put(&mut bytes);
+        self.sequence += 1;
+        let header = Header {
+            length: 0,
+            opcode: C::OPCODE,
+            flags: flags.with(Flags::ALONE),
+            sequence: self.sequence,
+        };
+        let gate = Arc::clone(&self.gate);
+        self.calls.send(header, &bytes, || gate.ended().is_none())
+    }
+
+    fn post<C: Call>(&mut self, call: &C) {
+        self.send(call, Flags::default()).unwrap();
+    }
+
+    fn ask<C: Call>(&mut self, call: &C) -> Result<C::Answer, i32> {
+        self.send(call, Flags::ANSWER).unwrap();
+        loop {
+            match self.answers.poll(&mut self.body).unwrap() {
+                Some(header) if header.opcode == calls::ANSWER => {
+                    assert_eq!(header.sequence, self.sequence);
+                    return Result::from_bytes(&self.body).unwrap();
+                }
+                Some(_) => {}
+                None => self.answers.sleep(|| false).unwrap(),
+            }
+        }
+    }
+
+    fn set_up(&mut self) {
+        self.post(&CreateContext {
+            id: ContextId(0),
+            devices: vec![DeviceId(0)],
+            platform: None,
+        });
+        self.post(&CreateQueue {
+            id: QueueId(0),
+            context: ContextId(0),
+            device: DeviceId(0),
+            properties: 0,
+            further: Vec::new(),
+        });
+    }
+}
+
+#[test]
+fn calls_are_carried_out_and_answered_within_the_delegation_that_rings_for_them() {
+    let mut client = Client::new();
+    client.set_up();
+    let before = *client.delegations.lock().unwrap();
+    for _ in 0..100 {
+        assert_eq!(client.ask(&Finish { queue: QueueId(0) }), Ok(()));
+    }
+    // The answer is there when the bell has been rung.
+    assert_eq!(*client.delegations.lock().unwrap() - before, 100);
+    let refused = client.ask(&Finish { queue: QueueId(9) });
+    assert_eq!(refused, Err(codes::INVALID_COMMAND_QUEUE));
+}
+
+#[test]
+fn programs_are_built_on_the_own_cpu_and_without_a_thread() {
+    let mut client = Client::new();
+    client.set_up();
+    let id = ProgramId(0);
+    client.post(&CreateProgram {
+        id,
+        context: ContextId(0),
+        // More than a ring holds.
+        origin: ProgramOrigin::Source(Blob(vec![b' '; 300_000])),
+    });
+    let before = *client.delegations.lock().unwrap();
+    let built = client.ask(&BuildProgram {
+        id,
+        devices: vec![DeviceId(0)],
+        options: Blob(Vec::new()),
+        folders: 0,
+        included: Vec::new(),
+    });
+    assert_eq!(built, Ok(()));
+    let delegations = *client.delegations.lock().unwrap() - before;
+    assert!(delegations <= 2, "{delegations}: the answer was late");
+}
+
+#[test]
+fn what_does_not_fit_into_the_ring_of_answers_is_sent_when_there_is_room() {
+    let pages = Pages::new();
+    // SAFETY: the memory is dropped after the window.
+    let window = unsafe { Window::over(pages.0.as_ptr(), SIZE as u64, RING, false) }.unwrap();
+    let size = window.answers().size();
+    let producer = Producer::new(window.answers(), Waker::Lent);
+    let mut sender = Sender::new(producer, size, Duration::ZERO);
+    let mut receiver = Receiver::new(Consumer::new(window.answers(), Waker::Lent));
+    let mut unsent = super::super::lent::Unsent::default();
+    let header = |sequence| Header {
+        length: 0,
+        opcode: calls::ANSWER,
+        flags: Flags::default(),
+        sequence,
+    };
+    let bodies = [vec![1; 10], vec![2; 300_000], Vec::new(), vec![4; 70_000]];
+    for (sequence, body) in (0..).zip(&bodies) {
+        unsent.add(&mut sender, header(sequence), body).unwrap();
+    }
+    let mut got = Vec::new();
+    let mut body = Vec::new();
+    for _ in 0..20 {
+        while let Some(header) = receiver.poll(&mut body).unwrap() {
+            assert_eq!(header.sequence, got.len() as u64);
+            got.push(body.clone());
+        }
+        if unsent.send(&mut sender).unwrap() && got.len() == bodies.len() {
+            break;
+        }
+    }
+    assert!(got == bodies);
+}
+
+#[test]
+fn a_message_that_never_ends_ends_the_worker() {
+    let mut client = Client::new();
+    let header = Header {
+        length: 0,
+        opcode: 1,
+        flags: Flags::MORE,
+        sequence: 1,
+    };
+    let mut producer = Producer::new(client.window.calls(), Waker::Lent);
+    producer.push(&header.to_bytes(), &[]).unwrap();
+    client.gate.drain();
+    assert!(client.gate.ended().is_some());
+    // Nobody waits for ever, and nothing is called any more.
+    let before = *client.delegations.lock().unwrap();
+    let sent = client.send(&Finish { queue: QueueId(0) }, Flags::ANSWER);
+    assert_eq!(sent, Ok(()));
+    client.answers.sleep(|| false).unwrap();
+    assert_eq!(*client.delegations.lock().unwrap(), before);
+}
+
+#[test]
+fn a_second_hello_and_calls_before_the_first_end_the_worker() {
+    let pages = Pages::new();
+    let mut passive = Passive::new(offer());
+    assert_eq!(passive.drain(Cpu::Lent), None);
+    // SAFETY: the memory is dropped last.
+    assert!(!unsafe { passive.greet(pages.bytes()) });
+    let client = Client::new();
+    let mut passive = client.passive.lock().unwrap();
+    assert_eq!(passive.drain(Cpu::Lent), Some(Drained::Empty));
+    // SAFETY: as above.
+    assert!(!unsafe { passive.greet(pages.bytes()) });
+    assert_eq!(passive.drain(Cpu::Lent), None);
+}
+
+#[test]
+fn an_application_of_another_version_learns_both() {
+    let pages = Pages::new();
+    let mut passive = Passive::new(offer());
+    let mut theirs = Hello::client();
+    theirs.version.number += 1;
+    // SAFETY: the memory is dropped last.
+    let window = unsafe { Window::over(pages.0.as_ptr(), SIZE as u64, RING, false) }.unwrap();
+    window.greet(&theirs.to_bytes());
+    // SAFETY: as above.
+    assert!(unsafe { passive.greet(pages.bytes()) });
+    assert_eq!(Hello::check(&window.answer()).unwrap().version, VERSION);
+    assert_eq!(passive.drain(Cpu::Lent), None);
+}
+
+#[test]
+fn memory_that_is_too_small_for_rings_is_refused() {
+    let pages = Pages::new();
+    let small = NonNull::slice_from_raw_parts(pages.0, 128 << 10);
+    // SAFETY: the memory is dropped last.
+    assert!(!unsafe { Passive::new(offer()).greet(small) });
+}
+
+#[test]
+fn a_ring_that_makes_no_sense_ends_the_worker_for_its_application_only() {
+    let client = Client::new();
+    // The ring of calls begins with the index up to which the application has written.
+    // SAFETY: the gate has the memory.
+    unsafe { client.memory.cast::<u32>().write_volatile(1 << 30) };
+    client.gate.drain();
+    assert!(client.gate.ended().is_some());
+}
