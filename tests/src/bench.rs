@@ -2,7 +2,6 @@
 
 use std::{
     fs,
-    io::Write,
     net::{Shutdown, TcpListener},
     os::{
         fd::AsRawFd,
@@ -108,7 +107,7 @@ fn boots(row: &mut dyn FnMut(&str, String)) -> Result<()> {
     let _held = fill_memory(BOOT_MEMORY)?;
     for _ in 0..BOOTS {
         for ((name, command), (inits, runs)) in contestants.iter_mut().zip(&mut figures) {
-            fill_memory(BOOT_MEMORY / 8)?;
+            drop(fill_memory(BOOT_MEMORY / 8)?);
             let start = Instant::now();
             let output = command
                 .stdin(Stdio::null())
@@ -142,12 +141,12 @@ fn boots(row: &mut dyn FnMut(&str, String)) -> Result<()> {
 /// Memory that boots have besides what [`fill_memory`] holds, in bytes: enough for any contestant.
 const BOOT_MEMORY: u64 = 700 << 20;
 
-/// Fills memory up to some bytes, until the returned file is dropped.
+/// Fills memory up to some bytes, until what is returned is dropped.
 ///
 /// The emulator under L1 keeps what it has translated of a page's code until somebody writes to
 /// the page. Thus a guest whose RAM was another guest's boots for a second longer than the first
 /// guest of L1 does, most of it in stores to pages whose translations have to be found and dropped.
-fn fill_memory(leave: u64) -> Result<fs::File> {
+fn fill_memory(leave: u64) -> Result<Vec<u8>> {
     let text = fs::read_to_string("/proc/meminfo")?;
     let free: u64 = text
         .lines()
@@ -155,12 +154,8 @@ fn fill_memory(leave: u64) -> Result<fs::File> {
         .context("/proc/meminfo does not say what is free")?
         .trim()
         .parse()?;
-    let mut file = tempfile::tempfile_in("/tmp")?;
-    let zeros = vec![0; 1 << 20];
-    for _ in 0..(free << 10).saturating_sub(leave) >> 20 {
-        file.write_all(&zeros)?;
-    }
-    Ok(file)
+    // Not zero: memory that is only promised is not written to.
+    Ok(vec![1; (free << 10).saturating_sub(leave) as usize])
 }
 
 /// Nanoseconds that all threads of a process have run.

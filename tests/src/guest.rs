@@ -17,8 +17,8 @@ pub const READY: &str = "@ready@";
 /// What follows a command's output, before its exit status.
 pub const STATUS: &str = "@status=";
 
-/// Longest wait for a boot in the rig.
-pub const BOOT: Duration = Duration::from_secs(60);
+/// Longest wait for a boot in the rig, on a host that does other things, too.
+pub const BOOT: Duration = Duration::from_secs(150);
 /// Longest wait for a command.
 pub const COMMAND: Duration = Duration::from_secs(90);
 
