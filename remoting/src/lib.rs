@@ -10,7 +10,7 @@
 //! - [`protocol`]: what is said. One definition makes both sides; builds that differ refuse each
 //!   other and name both versions.
 //! - [`transport`]: how it gets there. Rings in shared memory: no system call and no exit while
-//!   both sides are busy.
+//!   both sides are busy. To other machines, the same messages between two such memories.
 //! - [`opencl`]: the host's OpenCL, opened at run time.
 //! - [`account`]: device memory of the applications of one machine.
 //! - [`port`]: how a virtual machine's guest comes to a worker.

@@ -5,9 +5,12 @@
 //! are. Each call becomes a message to a worker process ([`gantry_remoting`]); creating objects,
 //! setting arguments and enqueuing commands are pipelined, and only what returns data waits.
 //!
-//! `GANTRY_OPENCL` names the socket of the workers (or is `off`, or `messages:` and the socket of
-//! `gantry-accel passive`, to which calls are delegated); `GANTRY_OPENCL_SPIN` is the time in
-//! microseconds that a waiting call polls before it sleeps.
+//! `GANTRY_OPENCL` names the socket of the workers, an [`Address`] where they are reached by a
+//! stream, or `messages:` and the socket of `gantry-accel passive`, to which calls are delegated; or
+//! is `off`. `GANTRY_OPENCL_SPIN` is the time in microseconds that a waiting call polls before it
+//! sleeps.
+//!
+//! [`Address`]: gantry_remoting::transport::stream::address::Address
 //!
 //! - `table`: the dispatch table, and what becomes of each entry point
 //! - `link`: the connection; `space`: the window; `ids`: numbers of objects

@@ -31,6 +31,11 @@ use gantry_remoting::{
         port_bell::{Doorbell, DoorbellPage, nap},
         ring::{Bytes, Consumer, Producer},
         socket,
+        stream::{
+            address::Address,
+            bridge::Bridge,
+            connect::{self, Connected},
+        },
         window::{Slice, Window},
     },
 };
@@ -43,6 +48,11 @@ const SOCKET: &str = "/run/gantry/opencl.sock";
 /// How many microseconds a waiting call polls before it sleeps, unless `GANTRY_OPENCL_SPIN` says
 /// otherwise. Waking up takes 5: nothing after so long, but much after a kernel or copy of 50.
 const SPIN: u64 = 2000;
+/// The same for a worker elsewhere, whose answers take longer than waking up: the processor is
+/// better left to those who bring them.
+const STREAM_SPIN: u64 = 20;
+/// How long the thread that carries calls over polls for more before it sleeps.
+const OUTWARD_SPIN: Duration = Duration::from_micros(20);
 /// How late the worker's death is noticed by who sleeps in a call.
 pub const PATIENCE: Duration = Duration::from_millis(100);
 
@@ -119,6 +129,8 @@ struct Stage {
     offset: u64,
     length: u64,
     landing: Option<Landing>,
+    /// Whether the space stays in use when the command has completed.
+    stays: bool,
 }
 
 #[derive(Debug, Default)]
@@ -170,13 +182,16 @@ enum Peer {
     Agent(EventFd),
     /// A worker behind a gate, which runs when this process goes there. Callbacks as above.
     Gate(EventFd),
+    /// A worker with a window of its own, which a bridge carries this one's contents to. Nudges are
+    /// the bridge's.
+    Stream,
 }
 
 impl Peer {
     /// What wakes the thread that looks for callbacks, if one does.
     fn wanted(&self) -> Option<&EventFd> {
         match self {
-            Self::Worker => None,
+            Self::Worker | Self::Stream => None,
             Self::Agent(wanted) | Self::Gate(wanted) => Some(wanted),
         }
     }
@@ -185,6 +200,8 @@ impl Peer {
 /// The connection.
 pub struct Link {
     pub window: Arc<Window>,
+    /// Whether the worker sees this window, and not one of its own.
+    shared: bool,
     outgoing: Mutex<Outgoing>,
     incoming: Mutex<Incoming>,
     arrived: Condvar,
@@ -220,12 +237,22 @@ pub fn get() -> Option<&'static Link> {
         if path == "off" {
             return None;
         }
-        match Link::open(Path::new(path)) {
+        let opened = if Address::is_meant(path) {
+            Link::open_stream(path)
+        } else {
+            Link::open(Path::new(path))
+        };
+        match opened {
             Ok(link) => Some(link),
             // Nobody serves here, and nobody said that there should be one.
             Err(_) if named.is_none() && !Path::new(path).exists() => None,
             Err(error) => {
                 eprintln!("gantry-opencl: cannot use {path}: {error}");
+                let mut source = error.source();
+                while let Some(cause) = source {
+                    eprintln!("  because {cause}");
+                    source = cause.source();
+                }
                 None
             }
         }
@@ -278,6 +305,9 @@ impl Link {
                 let bell = Doorbell::Futex(Futex { patience: PATIENCE });
                 (window, bell, Peer::Worker)
             }
+            Form::Stream => {
+                return Err("it is served by a stream: write unix: before its path".into());
+            }
             Form::Port => {
                 let [window, doorbells] = &files[..] else {
                     return Err("the agent sent no window and doorbell".into());
@@ -305,16 +335,31 @@ impl Link {
         Self::over(window, Doorbell::Gate(gate), peer, None)
     }
 
+    /// Connects with a worker that is reached by a stream.
+    fn open_stream(address: &str) -> Result<Self, Box<dyn std::error::Error>> {
+        let Connected {
+            window,
+            nudges,
+            bridge: Bridge { outward, inward },
+        } = connect::connect(&address.parse()?)?;
+        quiet("gantry-outward", move || drop(outward.run(OUTWARD_SPIN)))?;
+        // Its end closes the other end of `nudges`, which is how the worker's end is noticed.
+        quiet("gantry-inward", move || drop(inward.run()))?;
+        let bell = Doorbell::Futex(Futex { patience: PATIENCE });
+        Self::over(window, bell, Peer::Stream, Some(nudges))
+    }
+
     fn over(
         window: Arc<Window>,
         bell: Doorbell,
         peer: Peer,
         stream: Option<UnixStream>,
     ) -> Result<Self, Box<dyn std::error::Error>> {
+        let shared = !matches!(peer, Peer::Stream);
         let spin = std::env::var("GANTRY_OPENCL_SPIN")
             .ok()
             .and_then(|text| text.parse().ok())
-            .unwrap_or(SPIN);
+            .unwrap_or(if shared { SPIN } else { STREAM_SPIN });
         let spin = match bell {
             // Nothing changes before this process goes and sees.
             Doorbell::Gate(_) => Duration::ZERO,
@@ -353,6 +398,7 @@ impl Link {
             spin,
             ids: Ids::default(),
             window,
+            shared,
         };
         quiet("gantry-callback", move || {
             for (callback, status) in queue {
@@ -361,11 +407,29 @@ impl Link {
         })?;
         quiet("gantry-listen", move || listen(stream.as_ref()))?;
         // A port's window may be mapped without caches, and may go, and a gate's is small: no place
-        // for a heap.
+        // for a heap. One that is not shared saves no copy.
         if matches!(link.peer, Peer::Worker) {
             hook::offer(&link.window);
         }
         Ok(link)
+    }
+
+    /// Where in the window memory of the application is, if the worker sees it there.
+    pub fn shared(&self, pointer: *const u8, length: u64) -> Option<u64> {
+        if self.shared {
+            self.window.offset_of(pointer, length)
+        } else {
+            None
+        }
+    }
+
+    /// Space in the window that the worker sees for good, if there is some.
+    pub fn reserve_shared(&self, length: u64) -> Option<u64> {
+        if self.shared {
+            self.reserve(length).ok()
+        } else {
+            None
+        }
     }
 
     fn alive(&self) -> bool {
@@ -718,18 +782,39 @@ impl Link {
     /// Makes reserved space a stage: it is given back when its command has completed, after its
     /// data has landed.
     pub fn stage(&self, offset: u64, length: u64, landing: Option<Landing>) -> calls::Place {
+        self.stage_of(Stage {
+            offset,
+            length,
+            landing,
+            stays: false,
+        })
+    }
+
+    /// Reserved space that a command writes to and that stays reserved.
+    pub fn mapped(&self, offset: u64, length: u64) -> calls::Place {
+        if self.shared {
+            return calls::Place {
+                offset,
+                length,
+                stage: None,
+            };
+        }
+        // By the stage's release the worker says that the data is to come over.
+        self.stage_of(Stage {
+            offset,
+            length,
+            landing: None,
+            stays: true,
+        })
+    }
+
+    fn stage_of(&self, stage: Stage) -> calls::Place {
+        let Stage { offset, length, .. } = stage;
         let mut stages = lock(&self.stages);
         let id = StageId(stages.next);
         // Not the number of one that is in use: there are not so many.
         stages.next = stages.next.wrapping_add(1);
-        stages.pending.insert(
-            id,
-            Stage {
-                offset,
-                length,
-                landing,
-            },
-        );
+        stages.pending.insert(id, stage);
         stages.order.push_back(id);
         calls::Place {
             offset,
@@ -757,7 +842,9 @@ impl Link {
         {
             landing.scatter(from);
         }
-        stages.space.give(stage.offset, stage.length);
+        if !stage.stays {
+            stages.space.give(stage.offset, stage.length);
+        }
     }
 }
 

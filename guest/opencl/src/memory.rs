@@ -66,12 +66,12 @@ fn buffer(
     }
     let link = link::the()?;
     let uses = flags & codes::MEM_USE_HOST_PTR != 0;
-    // Memory that host and device share lives in the window, if it has room for it.
-    let in_window = link.window.offset_of(host.cast_const().cast(), size);
+    // Memory that host and device share lives in the window, if that is shared and has room for it.
+    let in_window = link.shared(host.cast_const().cast(), size);
     let lives = if uses {
         in_window.map(|offset| (offset, 0))
     } else if flags & codes::MEM_ALLOC_HOST_PTR != 0 {
-        link.reserve(size).ok().map(|offset| (offset, size))
+        link.reserve_shared(size).map(|offset| (offset, size))
     } else {
         None
     };

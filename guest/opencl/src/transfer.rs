@@ -40,7 +40,7 @@ fn piece_size(size: u64) -> u64 {
 fn place(link: &Link, memory: Landing, write: bool) -> Outcome<Place> {
     let size = memory.size() as u64;
     let flat = memory.rows * memory.slices <= 1;
-    if flat && let Some(offset) = link.window.offset_of(memory.to, size) {
+    if flat && let Some(offset) = link.shared(memory.to, size) {
         return Ok(Place {
             offset,
             length: size,
@@ -147,7 +147,7 @@ fn copy(
     let (blocking, offset) = (blocking != 0, offset as u64);
     let memory = Landing::flat(pointer.cast(), size);
     let link = link::the()?;
-    let zero_copy = link.window.offset_of(pointer.cast(), size as u64).is_some();
+    let zero_copy = link.shared(pointer.cast(), size as u64).is_some();
     let timed = !around.event.is_null() && queue.it.properties & codes::QUEUE_PROFILING_ENABLE != 0;
     let space = link.window.size() - link.window.data();
     let size = size as u64;
@@ -655,11 +655,7 @@ fn submit_map<C: gantry_remoting::protocol::Call<Answer = ()>>(
                     let offset = link.reserve(size)?;
                     link.stage(offset, size, Some(landing))
                 }
-                None => Place {
-                    offset: start,
-                    length: size,
-                    stage: None,
-                },
+                None => link.mapped(start, size),
             };
             read(order, to)
         })

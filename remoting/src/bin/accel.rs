@@ -3,7 +3,13 @@
 use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
-use gantry_remoting::worker::{gate, placement, pool};
+use gantry_remoting::{
+    transport::stream::address::Listen,
+    worker::{
+        gate, placement,
+        pool::{self, Place},
+    },
+};
 
 /// Serves this machine's accelerators to applications elsewhere.
 #[derive(Parser)]
@@ -17,9 +23,22 @@ struct Arguments {
 enum Role {
     /// Listen for applications and keep workers ready for them.
     Serve {
-        /// The socket to listen on.
-        #[arg(long, value_name = "PATH")]
-        socket: PathBuf,
+        /// The socket to listen on, for applications and virtual machines of this machine.
+        #[arg(long, value_name = "PATH", required_unless_present = "listen")]
+        socket: Option<PathBuf>,
+        /// Where to listen for applications of other machines: tcp:ADDRESS:PORT, with TLS; or for
+        /// those that share no memory: unix:PATH.
+        #[arg(long, value_name = "WHERE", conflicts_with = "socket")]
+        listen: Option<Listen>,
+        /// For a port: the private key of the certificate, in PEM.
+        #[arg(long, value_name = "FILE")]
+        tls_key: Option<PathBuf>,
+        /// Serve a port of this machine alone (127.0.0.1 or ::1) without TLS.
+        #[arg(long, requires = "listen")]
+        plain: bool,
+        /// How many applications are served at a time by --listen; others wait.
+        #[arg(long, default_value_t = 16, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
+        connections: u16,
         /// How many workers wait for applications.
         #[arg(long, default_value_t = 2, value_name = "COUNT")]
         spare: usize,
@@ -61,9 +80,24 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     match Arguments::parse().command {
         Role::Serve {
             socket,
+            listen,
+            tls_key,
+            plain,
+            connections,
             spare,
             options,
-        } => pool::run(socket, spare, &std::env::current_exe()?, &options)?,
+        } => {
+            let place = match (socket, listen) {
+                (_, Some(listen)) => Place::Streams {
+                    listen,
+                    key: tls_key,
+                    plain,
+                    most: connections.into(),
+                },
+                (socket, None) => Place::Rings(socket.unwrap_or_default()),
+            };
+            pool::run(place, spare, &std::env::current_exe()?, &options)?;
+        }
         Role::Distances { group } => distances(group)?,
         Role::Passive { messages, options } => {
             gate::listen(messages, &std::env::current_exe()?, &options)?;

@@ -62,6 +62,8 @@ pub enum Form {
     /// The window is a slice of an accelerator port: a [`Place`](crate::port::Place) and the
     /// files of window and doorbells follow.
     Port,
+    /// Each side has a window of its own, and frames and data follow.
+    Stream,
 }
 
 /// What both sides send first. The worker's carries the window's layout.
@@ -92,7 +94,12 @@ impl Hello {
     pub fn to_bytes(self) -> [u8; SIZE] {
         let mut out = MAGIC.to_vec();
         self.version.number.put(&mut out);
-        u32::from(self.form == Form::Port).put(&mut out);
+        let form: u32 = match self.form {
+            Form::File => 0,
+            Form::Port => 1,
+            Form::Stream => 2,
+        };
+        form.put(&mut out);
         self.version.fingerprint.put(&mut out);
         self.window.put(&mut out);
         self.ring.put(&mut out);
@@ -111,6 +118,7 @@ impl Hello {
             let number = u32::take(reader)?;
             let form = match u32::take(reader)? {
                 0 => Form::File,
+                2 => Form::Stream,
                 _ => Form::Port,
             };
             Ok(Self {

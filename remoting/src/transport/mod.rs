@@ -6,6 +6,8 @@
 //!   Receiver <- poll -- [ ring of answers ] <-- push -- Sender
 //!          \____________ data in the window ____________/
 //! ```
+//!
+//! To another machine the same messages go through a socket ([`stream`]), between two such windows.
 
 pub mod bell;
 #[cfg(feature = "std")]
@@ -20,5 +22,7 @@ pub mod port_bell;
 pub mod ring;
 #[cfg(feature = "std")]
 pub mod socket;
+#[cfg(feature = "stream")]
+pub mod stream;
 pub mod sync;
 pub mod window;

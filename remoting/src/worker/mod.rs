@@ -6,7 +6,8 @@
 //! far. All else that has to be waited for is an event of the driver: polled for a bounded time,
 //! then slept on. Building and linking programs takes long and runs in threads of its own.
 
-//! - [`pool`]: keeps workers ready; [`confine`]: what they may do.
+//! - [`pool`]: keeps workers ready; [`confine`]: what they may do; [`stream`]: how they are reached
+//!   from other machines.
 //! - [`passive`]: serving without a thread, on CPUs that applications lend; [`lent`]: one round of
 //!   that; [`gate`]: the process.
 //! - [`server`]: the serving thread; [`notice`]: what other threads tell it; [`watch`]: one that
@@ -40,6 +41,7 @@ pub mod query;
 pub mod quota;
 pub mod server;
 pub mod sharing;
+pub mod stream;
 pub mod table;
 pub mod transfers;
 mod watch;

@@ -9,9 +9,9 @@
 use std::{
     fs::{DirBuilder, File},
     io::{self, Read, Write},
-    mem::ManuallyDrop,
+    net::TcpListener,
     os::{
-        fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
+        fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
         unix::{
             fs::DirBuilderExt,
             net::{UnixListener, UnixStream},
@@ -29,6 +29,7 @@ use super::{
     confine::{self, Confinement},
     quota::Quota,
     server::{self, Nudge, Server, Tuning},
+    stream::{self, Door, Kind},
 };
 use crate::{
     account::Account,
@@ -38,7 +39,13 @@ use crate::{
     transport::{
         bell::Futex,
         port_bell::{Events, Waker},
-        socket, window,
+        socket,
+        stream::{
+            address::{Host, Listen},
+            connect,
+            tls::{self, Keeper},
+        },
+        window,
     },
     turns::{introduce, message::Join},
 };
@@ -97,6 +104,27 @@ pub struct Options {
     /// others: 1 to 10,000.
     #[arg(long, default_value_t = 1, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub weight: u32,
+    /// What streams need.
+    #[command(flatten)]
+    pub stream: stream::Options,
+}
+
+/// Where a pool listens, and for what.
+#[derive(Clone, Debug)]
+pub enum Place {
+    /// At a Unix socket, for applications and machines that share memory with workers.
+    Rings(PathBuf),
+    /// For applications elsewhere, so many at a time.
+    Streams {
+        /// Where.
+        listen: Listen,
+        /// The private key of the certificate, if there is TLS.
+        key: Option<PathBuf>,
+        /// Whether a port is served without TLS, to this machine.
+        plain: bool,
+        /// How many applications at a time.
+        most: usize,
+    },
 }
 
 impl Options {
@@ -127,6 +155,25 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
+    /// The port.
+    #[error(
+        "cannot listen on {host}: is another pool running, or is it no address of this machine?"
+    )]
+    Port {
+        /// Which.
+        host: Host,
+        /// Why.
+        source: io::Error,
+    },
+    /// A port without TLS.
+    #[error(
+        "{0} is served by TLS only: name --tls-cert, --tls-key and --tls-client-ca; without TLS, by \
+         --plain, an address of this machine alone (127.0.0.1, ::1) is served"
+    )]
+    Plain(Host),
+    /// TLS.
+    #[error(transparent)]
+    Tls(#[from] tls::Error),
     /// Starting a worker.
     #[error("cannot start a worker process")]
     Start(#[source] io::Error),
@@ -162,14 +209,83 @@ pub enum Error {
     Serving(#[from] server::Error),
 }
 
-/// Listens on `path` and keeps `spare` workers waiting, for ever. Each is `program` with the
-/// arguments `worker` and those of `options`.
-pub fn run(path: PathBuf, spare: usize, program: &Path, options: &Options) -> Result<(), Error> {
+/// A listening socket, its kind if streams are served, and how many at a time.
+struct Listener {
+    socket: OwnedFd,
+    kind: Option<Kind>,
+    most: usize,
+    keeper: Option<Keeper>,
+}
+
+impl Listener {
+    fn open(place: Place, options: &Options) -> Result<Self, Error> {
+        let (listen, key, plain, most) = match place {
+            Place::Rings(path) => {
+                return Ok(Self {
+                    socket: bind(path)?.into(),
+                    kind: None,
+                    most: usize::MAX,
+                    keeper: None,
+                });
+            }
+            Place::Streams {
+                listen,
+                key,
+                plain,
+                most,
+            } => (listen, key, plain, most),
+        };
+        let (socket, kind, keeper) = match listen {
+            Listen::Unix(path) => (bind(path)?.into(), Kind::Unix, None),
+            Listen::Tcp(host) => {
+                let failed = |source| Error::Port {
+                    host: host.clone(),
+                    source,
+                };
+                let port = (host.name.as_str(), host.port);
+                let listener = TcpListener::bind(port).map_err(failed)?;
+                connect::tune(listener.as_fd()).map_err(failed)?;
+                let here = listener.local_addr().map_err(failed)?.ip().is_loopback();
+                let files = (
+                    &options.stream.tls_cert,
+                    &options.stream.tls_client_ca,
+                    &key,
+                );
+                let (kind, keeper) = match files {
+                    (Some(certificate), Some(authority), Some(key)) if !plain => {
+                        let keeper = Keeper::open(key, certificate)?;
+                        // What workers will do, tried here where it is said at once.
+                        let none = Arc::new(|_: u16, _: &[u8]| Err(io::ErrorKind::Other.into()));
+                        tls::Server::open(certificate, authority, &keeper.schemes(), none)?;
+                        (Kind::Tls, Some(keeper))
+                    }
+                    (None, None, None) if plain && here => (Kind::Tcp, None),
+                    _ => return Err(Error::Plain(host)),
+                };
+                (listener.into(), kind, keeper)
+            }
+        };
+        Ok(Self {
+            socket,
+            kind: Some(kind),
+            most,
+            keeper,
+        })
+    }
+}
+
+fn bind(path: PathBuf) -> Result<UnixListener, Error> {
     if UnixStream::connect(&path).is_err() {
         // A socket that nobody listens on is left from a pool that was killed.
         let _ = std::fs::remove_file(&path);
     }
-    let listener = UnixListener::bind(&path).map_err(|source| Error::Listen { path, source })?;
+    UnixListener::bind(&path).map_err(|source| Error::Listen { path, source })
+}
+
+/// Listens and keeps `spare` workers waiting, for ever. Each is `program` with the arguments
+/// `worker` and those of `options`.
+pub fn run(place: Place, spare: usize, program: &Path, options: &Options) -> Result<(), Error> {
+    let listener = Listener::open(place, options)?;
     let cache = Cache::open(&options.cache).map_err(Error::Start)?;
     if !confine::has_landlock() {
         eprintln!(
@@ -182,7 +298,7 @@ pub fn run(path: PathBuf, spare: usize, program: &Path, options: &Options) -> Re
     let mut dying = 0;
     let mut started = 0u64;
     loop {
-        while waiting.len() < spare.max(1) {
+        while waiting.len() < spare.max(1) && waiting.len() + serving.len() < listener.most {
             started += 1;
             let folder = cache.folder.join(started.to_string());
             waiting.push(start(&listener, program, options, folder)?);
@@ -203,11 +319,19 @@ pub fn run(path: PathBuf, spare: usize, program: &Path, options: &Options) -> Re
                 continue;
             }
         };
-        match socket::receive(&worker.channel, &mut [0]) {
-            Ok((1, mut files)) if files.len() == 1 => {
+        let mut message = [0; stream::LONGEST];
+        let received = socket::receive(&worker.channel, &mut message);
+        match received.map(|(count, files)| (&message[..count], files)) {
+            Ok(([stream::TAKEN], mut files)) if files.len() == 1 => {
                 dying = 0;
                 worker.connection = files.pop();
                 serving.push(worker);
+            }
+            Ok(([stream::SIGN, request @ ..], _)) => {
+                let answer = stream::answer(listener.keeper.as_ref(), request);
+                // One that has ended meanwhile is noticed as such.
+                let _ = socket::send(&worker.channel, &answer, &[]);
+                waiting.push(worker);
             }
             _ => {
                 dying += 1;
@@ -289,7 +413,7 @@ impl Cache {
 }
 
 fn start(
-    listener: &UnixListener,
+    listener: &Listener,
     program: &Path,
     options: &Options,
     cache: PathBuf,
@@ -297,7 +421,7 @@ fn start(
     std::fs::create_dir(&cache).map_err(Error::Start)?;
     let mut command = Command::new(program);
     let (channel, theirs) = UnixStream::pair().map_err(Error::Start)?;
-    let mut given = vec![(listener.as_raw_fd(), LISTENER)];
+    let mut given = vec![(listener.socket.as_raw_fd(), LISTENER)];
     let control = match &options.arbiter {
         Some(path) => {
             let (ours, theirs) = UnixStream::pair().map_err(Error::Start)?;
@@ -312,6 +436,14 @@ fn start(
     };
     if let Some(name) = &options.name {
         command.args(["--name", name]);
+    }
+    if let Some(kind) = listener.kind {
+        stream::pass_on(
+            &mut command,
+            kind,
+            listener.keeper.as_ref(),
+            &options.stream,
+        );
     }
     for path in &options.readable {
         command.arg("--readable").arg(path);
@@ -421,16 +553,26 @@ fn first_changed(waiting: &[Worker], serving: &[Worker]) -> io::Result<Changed> 
     }
 }
 
+/// Where a worker's application comes in.
+enum Entrance {
+    Rings(UnixListener),
+    Streams(Door),
+}
+
 /// Serves one application that connects to the pool's socket.
 pub fn work(options: &Options) -> Result<(), Error> {
+    // SAFETY: the pool has put its socket there, and nothing else in this process uses it.
+    let listener = unsafe { OwnedFd::from_raw_fd(LISTENER) };
+    let entrance = match options.stream.stream {
+        Some(kind) => Entrance::Streams(Door::new(listener, kind, &options.stream)?),
+        None => Entrance::Rings(listener.into()),
+    };
     // Before the driver starts threads of its own.
     confine::confine(Confinement {
         cache: &options.cache,
         readable: &options.readable,
         memory: options.heap(),
     })?;
-    // SAFETY: the pool has put its socket there, and nothing else in this process uses it.
-    let listener = unsafe { UnixListener::from_raw_fd(LISTENER) };
     let api = Arc::new(api::Api::open(&options.library)?);
     // Drivers do much when they are first asked; nobody waits for it yet.
     let mut count = 0;
@@ -438,17 +580,20 @@ pub fn work(options: &Options) -> Result<(), Error> {
         api,
         clGetPlatformIDs(0, std::ptr::null_mut(), &raw mut count)
     );
-    let (stream, _) = listener.accept().map_err(Error::Connection)?;
-    drop(listener);
-    taken(&stream).map_err(Error::Connection)?;
-    serve(api, &stream, options)
+    match entrance {
+        Entrance::Rings(listener) => {
+            let (stream, _) = listener.accept().map_err(Error::Connection)?;
+            drop(listener);
+            taken(stream.as_fd()).map_err(Error::Connection)?;
+            serve(api, &stream, options)
+        }
+        Entrance::Streams(door) => serve_stream(api, door, options),
+    }
 }
 
 /// Hands the pool a copy of the connection to this worker's application.
-fn taken(stream: &UnixStream) -> io::Result<()> {
-    // SAFETY: the standard output is the pool's channel, and stays open.
-    let channel = ManuallyDrop::new(unsafe { UnixStream::from_raw_fd(libc::STDOUT_FILENO) });
-    socket::send(&channel, &[1], &[stream.as_fd()])?;
+fn taken(connection: BorrowedFd<'_>) -> io::Result<()> {
+    socket::send(&stream::channel(), &[stream::TAKEN], &[connection])?;
     // What kernels print with printf must go somewhere: from here on to the error output.
     // SAFETY: plain calls on the two.
     if unsafe { libc::dup2(libc::STDERR_FILENO, libc::STDOUT_FILENO) } < 0 {
@@ -484,6 +629,30 @@ fn serve(api: Arc<api::Api>, stream: &UnixStream, options: &Options) -> Result<(
     socket::send_hello(stream, ours, &[file.as_fd()]).map_err(Error::Connection)?;
     let window = window::Window::map(&file, ours.window, RING)?;
     let listener = stream.try_clone().map_err(Error::Connection)?;
+    let nudge = Nudge(Box::new(move || socket::nudge(&listener)));
+    serve_window(api, window, nudge, options)
+}
+
+/// Serves the next application that comes by a stream.
+fn serve_stream(api: Arc<api::Api>, door: Door, options: &Options) -> Result<(), Error> {
+    let hello = stream::hello(options.window << 20, RING);
+    let file: OwnedFd = window::create(hello.window)?;
+    let window = window::Window::map(&file, hello.window, RING)?;
+    let channel = door.next(hello).map_err(Error::Connection)?;
+    drop(door);
+    taken(channel.fd().as_fd()).map_err(Error::Connection)?;
+    stream::start(&window, channel).map_err(Error::Start)?;
+    // Messages that nobody waits for are carried over like all others.
+    serve_window(api, window, Nudge(Box::new(|| {})), options)
+}
+
+/// Serves an application that is not in a guest, at the other end of a window.
+fn serve_window(
+    api: Arc<api::Api>,
+    window: Arc<window::Window>,
+    nudge: Nudge,
+    options: &Options,
+) -> Result<(), Error> {
     let tuning = Tuning {
         spin: Duration::from_micros(options.spin),
         waker: Waker::Futex(Futex { patience: PATIENCE }),
@@ -491,7 +660,6 @@ fn serve(api: Arc<api::Api>, stream: &UnixStream, options: &Options) -> Result<(
         quota: Quota::new(options.memory.saturating_mul(1 << 20)),
     };
     let spin = tuning.spin;
-    let nudge = Nudge(Box::new(move || socket::nudge(&listener)));
     let (mut server, calls) = Server::new(api, window, tuning, nudge);
     server.keep_files_in(&options.cache);
     // SAFETY: a plain call.

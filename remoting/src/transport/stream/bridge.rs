@@ -1,0 +1,356 @@
+//! The threads between one side's rings and the connection.
+
+use std::{
+    io,
+    os::unix::net::UnixStream,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use super::{
+    carried::{Carried, Owed, Part, Reading},
+    channel::{Reader, Writer},
+    frame::{BATCH, CHUNK, DATA, Received},
+};
+use crate::{
+    protocol::{Flags, Header, calls, frame::HEADER},
+    transport::{
+        bell::{Bell, Futex},
+        link::{Gone, Spin},
+        ring::{Bytes, Consumer, Producer},
+        socket,
+        window::{Slice, Window},
+    },
+};
+
+/// The longest sleep of a thread at a ring: how late it notices that the connection has ended.
+const BELL: Futex = Futex {
+    patience: Duration::from_secs(1),
+};
+
+/// Why nothing is carried over any more.
+#[derive(Debug, thiserror::Error)]
+pub enum Ended {
+    /// The peer has closed the connection.
+    #[error("the other side has closed the connection")]
+    Closed,
+    /// The connection is broken.
+    #[error("the connection is broken")]
+    Connection(#[from] io::Error),
+    /// One of the two has broken the rules of frames or of the ring.
+    #[error(transparent)]
+    Gone(#[from] Gone),
+    /// The peer has sent data for a place that is no place.
+    #[error("the other side sent {length} bytes for place {offset} of a window that ends at {end}")]
+    Outside {
+        /// The place in the window.
+        offset: u64,
+        /// How many bytes there were.
+        length: usize,
+        /// The size of the window.
+        end: u64,
+    },
+}
+
+/// Which side of the connection this process is.
+#[derive(Debug)]
+enum Side {
+    /// The application's; its listener is nudged by this.
+    Client(UnixStream),
+    /// The worker's.
+    Worker,
+}
+
+/// What the two threads have in common.
+#[derive(Debug)]
+struct Common {
+    window: Arc<Window>,
+    owed: Owed,
+    ended: AtomicBool,
+}
+
+/// The two directions of one side, each for a thread of its own.
+#[derive(Debug)]
+pub struct Bridge {
+    /// From the ring to the connection.
+    pub outward: Outward,
+    /// From the connection to the ring.
+    pub inward: Inward,
+}
+
+impl Bridge {
+    /// Between an application's window and its connection. `nudge` is told of messages that nobody
+    /// waits for, and closed when the connection has ended.
+    pub fn client(window: &Arc<Window>, halves: (Reader, Writer), nudge: UnixStream) -> Self {
+        let (from, to) = (window.calls(), window.answers());
+        Self::new(window, (from, to), halves, Side::Client(nudge))
+    }
+
+    /// Between a worker's window and its connection.
+    pub fn worker(window: &Arc<Window>, halves: (Reader, Writer)) -> Self {
+        let (from, to) = (window.answers(), window.calls());
+        Self::new(window, (from, to), halves, Side::Worker)
+    }
+
+    fn new(
+        window: &Arc<Window>,
+        (from, to): (Slice, Slice),
+        (reader, writer): (Reader, Writer),
+        side: Side,
+    ) -> Self {
+        let common = Arc::new(Common {
+            window: Arc::clone(window),
+            owed: Owed::default(),
+            ended: AtomicBool::new(false),
+        });
+        let is_client = matches!(side, Side::Client(_));
+        let outward = Outward {
+            common: Arc::clone(&common),
+            ring: Consumer::new(from, BELL),
+            writer,
+            calls: is_client.then(Reading::default),
+            batch: Vec::with_capacity(BATCH + CHUNK),
+            body: Vec::new(),
+        };
+        let inward = Inward {
+            hand: Hand {
+                calls: (!is_client).then(Reading::default),
+                size: to.size(),
+                ring: Producer::new(to, BELL),
+                side,
+                common,
+            },
+            reader,
+            received: Received::default(),
+        };
+        Self { outward, inward }
+    }
+}
+
+/// From a ring to the connection.
+#[derive(Debug)]
+pub struct Outward {
+    common: Arc<Common>,
+    ring: Consumer<Slice, Futex>,
+    writer: Writer,
+    /// A client's calls, as they go by.
+    calls: Option<Reading>,
+    /// What is to be written.
+    batch: Vec<u8>,
+    body: Vec<u8>,
+}
+
+impl Outward {
+    /// Carries over what is in the ring until the connection ends. Polls the ring for `spin` before
+    /// it sleeps.
+    pub fn run(mut self, spin: Duration) -> Ended {
+        let ended = self.carry(spin).err().unwrap_or(Ended::Closed);
+        // So that the other direction ends, too.
+        self.writer.close();
+        ended
+    }
+
+    fn carry(&mut self, spin: Duration) -> Result<(), Ended> {
+        let mut spin = Spin::new(spin);
+        while !self.common.ended.load(Ordering::Relaxed) {
+            if self.step()? {
+                spin.reset();
+            } else if !spin.again() {
+                let common = &self.common;
+                self.ring
+                    .sleep(|| common.ended.load(Ordering::Relaxed))
+                    .map_err(Gone::from)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Carries over what is there, up to a batch. Whether there was something.
+    pub fn step(&mut self) -> Result<bool, Ended> {
+        while self.batch.len() < BATCH && self.frame()? {}
+        if self.batch.is_empty() {
+            return Ok(false);
+        }
+        self.flush()?;
+        Ok(true)
+    }
+
+    /// Takes a frame out of the ring, if there is one, behind what goes with it.
+    fn frame(&mut self) -> Result<bool, Ended> {
+        let held = self.ring.held().map_err(Gone::from)? as usize;
+        if held < HEADER {
+            return if held == 0 {
+                Ok(false)
+            } else {
+                Err(Gone::Length(held).into())
+            };
+        }
+        let mut bytes = [0; HEADER];
+        self.ring.peek(&mut bytes);
+        let header = Header::from_bytes(&bytes);
+        let length = header.length as usize;
+        if length > held - HEADER {
+            return Err(Gone::Length(length).into());
+        }
+        let mut body = std::mem::take(&mut self.body);
+        body.resize(length, 0);
+        self.ring.take(HEADER, &mut body);
+        let part = match &mut self.calls {
+            Some(calls) => match calls.frame(header, &body)? {
+                Some(Carried::There(part)) => Some(part),
+                _ => None,
+            },
+            None => self.common.owed.due(header, &body),
+        };
+        if let Some(part) = part {
+            self.data(part)?;
+        }
+        self.batch.extend_from_slice(&bytes);
+        self.batch.extend_from_slice(&body);
+        self.body = body;
+        Ok(true)
+    }
+
+    /// Appends a part of the window, chunk by chunk.
+    fn data(&mut self, (mut offset, mut left): Part) -> Result<(), Ended> {
+        // A part that is none is the worker's to refuse.
+        if self.common.window.at(offset, left).is_none() {
+            return Ok(());
+        }
+        while left > 0 {
+            let length = left.min(CHUNK as u64);
+            let Some(from) = self.common.window.at(offset, length) else {
+                return Ok(());
+            };
+            let header = Header {
+                length: length as u32,
+                opcode: DATA,
+                flags: Flags::default(),
+                sequence: offset,
+            };
+            self.batch.extend_from_slice(&header.to_bytes());
+            let at = self.batch.len();
+            self.batch.resize(at + length as usize, 0);
+            // SAFETY: the window has these bytes, the batch has just got room for as many, and
+            // whoever writes to the window meanwhile changes what is copied and nothing else.
+            unsafe {
+                std::ptr::copy_nonoverlapping(
+                    from.cast_const(),
+                    self.batch.as_mut_ptr().add(at),
+                    length as usize,
+                );
+            }
+            if self.batch.len() >= BATCH {
+                self.flush()?;
+            }
+            // Within the window: no overflow.
+            offset += length;
+            left -= length;
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.writer.write_all(&self.batch)?;
+        self.batch.clear();
+        Ok(())
+    }
+}
+
+/// From the connection to a ring.
+#[derive(Debug)]
+pub struct Inward {
+    reader: Reader,
+    received: Received,
+    hand: Hand,
+}
+
+impl Inward {
+    /// Carries over what arrives until the connection ends.
+    pub fn run(mut self) -> Ended {
+        let ended = loop {
+            match self.step() {
+                Ok(0) => break Ended::Closed,
+                Ok(_) => {}
+                Err(ended) => break ended,
+            }
+        };
+        let common = &self.hand.common;
+        common.ended.store(true, Ordering::Relaxed);
+        self.reader.close();
+        // The other direction sleeps at its ring.
+        for ring in [common.window.calls(), common.window.answers()] {
+            BELL.ring(&ring.control().items.0);
+        }
+        ended
+    }
+
+    /// Receives once, and carries over what is complete; how many bytes were received.
+    pub fn step(&mut self) -> Result<usize, Ended> {
+        let count = self.reader.read(self.received.space())?;
+        self.received.fill(count);
+        let mut nudges = false;
+        while let Some((header, body)) = self.received.take()? {
+            nudges |= self.hand.frame(header, body)?;
+        }
+        self.hand.ring.publish();
+        if let (true, Side::Client(listener)) = (nudges, &self.hand.side) {
+            socket::nudge(listener);
+        }
+        Ok(count)
+    }
+}
+
+/// Puts frames where they belong.
+#[derive(Debug)]
+struct Hand {
+    common: Arc<Common>,
+    ring: Producer<Slice, Futex>,
+    size: u32,
+    side: Side,
+    /// A worker's calls, as they go by.
+    calls: Option<Reading>,
+}
+
+impl Hand {
+    /// Puts one frame into the ring, or data into the window. Whether a listener is to be told.
+    fn frame(&mut self, header: Header, body: &[u8]) -> Result<bool, Ended> {
+        if header.opcode == DATA {
+            self.data(header.sequence, body)?;
+            return Ok(false);
+        }
+        if let Some(calls) = &mut self.calls
+            && let Some(Carried::Back(stage, part)) = calls.frame(header, body)?
+        {
+            self.common.owed.owe(stage, part)?;
+        }
+        // Longer ones than the other side's ring has would never find room.
+        if HEADER + body.len() > self.size as usize {
+            return Err(Gone::Length(body.len()).into());
+        }
+        let bytes = header.to_bytes();
+        while !self.ring.keep_back(&bytes, body).map_err(Gone::from)? {
+            self.ring
+                .wait_for_room(HEADER + body.len())
+                .map_err(Gone::from)?;
+        }
+        Ok(matches!(header.opcode, calls::CALLBACK | calls::REPORT))
+    }
+
+    fn data(&self, offset: u64, bytes: &[u8]) -> Result<(), Ended> {
+        let window = &self.common.window;
+        let Some(to) = window.at(offset, bytes.len() as u64) else {
+            return Err(Ended::Outside {
+                offset,
+                length: bytes.len(),
+                end: window.size(),
+            });
+        };
+        // SAFETY: the window has room for these bytes there; they come from private memory.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        Ok(())
+    }
+}

@@ -1,0 +1,248 @@
+//! Which part of the window goes with a message.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+};
+
+use crate::{
+    protocol::{
+        Call, Flags, Header, Request, Wire,
+        calls::{
+            self, BufferRect, CreateBuffer, CreateImage, ImageRect, Place, ReadBuffer, StageId,
+            WriteBuffer,
+        },
+    },
+    transport::link::Gone,
+};
+
+/// The longest call that names a part of the window, in bytes: a command that waits for so many
+/// events that a queue has no room for them.
+const LONGEST: usize = 1 << 20;
+/// The most commands under way whose data is to come back.
+const MOST: usize = 1 << 16;
+
+/// Bytes of the window: where they begin and how many.
+pub type Part = (u64, u64);
+
+/// What of the window a call has to do with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carried {
+    /// The worker is to have this part before the call.
+    There(Part),
+    /// The client is to have this part when the stage is released.
+    Back(StageId, Part),
+}
+
+fn there(place: &Place) -> Carried {
+    Carried::There((place.offset, place.length))
+}
+
+fn way(place: &Place, write: bool) -> Option<Carried> {
+    if write {
+        return Some(there(place));
+    }
+    // What no stage says the end of is not known to be there.
+    let stage = place.stage?;
+    Some(Carried::Back(stage, (place.offset, place.length)))
+}
+
+/// Whether calls of this number may name a part of the window whose contents matter.
+fn names(opcode: u16) -> bool {
+    matches!(
+        opcode,
+        CreateBuffer::OPCODE
+            | CreateImage::OPCODE
+            | ReadBuffer::OPCODE
+            | WriteBuffer::OPCODE
+            | BufferRect::OPCODE
+            | ImageRect::OPCODE
+    )
+}
+
+/// What a call has to do with the window's contents.
+pub fn carried(request: &Request) -> Option<Carried> {
+    match request {
+        Request::CreateBuffer(call) => call.contents.as_ref().map(there),
+        Request::CreateImage(call) => call.contents.as_ref().map(there),
+        Request::ReadBuffer(call) => way(&call.to, false),
+        Request::WriteBuffer(call) => way(&call.from, true),
+        Request::BufferRect(call) => way(&call.place, call.write),
+        Request::ImageRect(call) => way(&call.place, call.write),
+        _ => None,
+    }
+}
+
+/// Reads calls that go by, fragment by fragment.
+#[derive(Debug, Default)]
+pub struct Reading {
+    partial: Vec<u8>,
+}
+
+impl Reading {
+    /// What the call that ends with this frame has to do with the window.
+    pub fn frame(&mut self, header: Header, body: &[u8]) -> Result<Option<Carried>, Gone> {
+        if !names(header.opcode) {
+            return Ok(None);
+        }
+        let whole = self.partial.is_empty();
+        if !whole || header.flags.has(Flags::MORE) {
+            if self.partial.len() + body.len() > LONGEST {
+                return Err(Gone::Length(self.partial.len() + body.len()));
+            }
+            self.partial.extend_from_slice(body);
+        }
+        if header.flags.has(Flags::MORE) {
+            return Ok(None);
+        }
+        let body = if whole { body } else { &self.partial };
+        // What is no call is for the worker to refuse.
+        let request = Request::decode(header.opcode, body).ok();
+        self.partial.clear();
+        Ok(request.as_ref().and_then(carried))
+    }
+}
+
+/// The parts that a worker's client is to have when their stages are released.
+#[derive(Debug, Default)]
+pub struct Owed(Mutex<HashMap<StageId, Part>>);
+
+impl Owed {
+    /// The client is to have this part when the stage is released.
+    pub fn owe(&self, stage: StageId, part: Part) -> Result<(), Gone> {
+        let mut owed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if owed.len() >= MOST {
+            return Err(Gone::Length(owed.len()));
+        }
+        owed.insert(stage, part);
+        Ok(())
+    }
+
+    /// The part that is to go before this message, if there is one.
+    pub fn due(&self, header: Header, body: &[u8]) -> Option<Part> {
+        if header.opcode != calls::RELEASED {
+            return None;
+        }
+        let (stage, good): (StageId, bool) = Wire::from_bytes(body).ok()?;
+        let mut owed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // Commands that failed have written nothing.
+        owed.remove(&stage).filter(|_| good)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::calls::{MemId, Order, QueueId};
+
+    const PLACE: Place = Place {
+        offset: 4096,
+        length: 100,
+        stage: Some(StageId(9)),
+    };
+
+    fn order(events: usize) -> Order {
+        Order {
+            queue: QueueId(0),
+            wait: vec![calls::EventId(1); events],
+            event: None,
+        }
+    }
+
+    fn encoded<C: Call>(call: &C) -> (Header, Vec<u8>) {
+        let mut body = Vec::new();
+        call.put(&mut body);
+        let header = Header {
+            length: body.len() as u32,
+            opcode: C::OPCODE,
+            flags: Flags::default(),
+            sequence: 1,
+        };
+        (header, body)
+    }
+
+    fn read(events: usize) -> (Header, Vec<u8>) {
+        encoded(&ReadBuffer {
+            order: order(events),
+            mem: MemId(0),
+            offset: 0,
+            to: PLACE,
+        })
+    }
+
+    #[test]
+    fn data_goes_there_with_writes_and_comes_back_with_the_release_of_reads() {
+        let write = encoded(&WriteBuffer {
+            order: order(0),
+            mem: MemId(0),
+            offset: 0,
+            from: PLACE,
+        });
+        let mut reading = Reading::default();
+        let part = (4096, 100);
+        assert_eq!(
+            reading.frame(write.0, &write.1),
+            Ok(Some(Carried::There(part)))
+        );
+        let (header, body) = read(0);
+        let back = Carried::Back(StageId(9), part);
+        assert_eq!(reading.frame(header, &body), Ok(Some(back)));
+        let unstage = encoded(&calls::Unstage {
+            order: order(0),
+            place: PLACE,
+        });
+        assert_eq!(reading.frame(unstage.0, &unstage.1), Ok(None));
+    }
+
+    #[test]
+    fn a_call_in_fragments_counts_with_its_last() {
+        let (header, body) = read(40);
+        let (first, last) = body.split_at(50);
+        let more = Header {
+            flags: Flags::MORE,
+            ..header
+        };
+        let mut reading = Reading::default();
+        assert_eq!(reading.frame(more, first), Ok(None));
+        assert!(matches!(
+            reading.frame(header, last),
+            Ok(Some(Carried::Back(StageId(9), _)))
+        ));
+        // And the next begins anew.
+        let (header, body) = read(0);
+        assert!(matches!(reading.frame(header, &body), Ok(Some(_))));
+    }
+
+    #[test]
+    fn fragments_without_an_end_are_not_kept() {
+        let mut reading = Reading::default();
+        let (header, _) = read(0);
+        let more = Header {
+            flags: Flags::MORE,
+            ..header
+        };
+        let body = vec![0; LONGEST / 4];
+        let outcomes: Vec<_> = (0..5).map(|_| reading.frame(more, &body)).collect();
+        assert!(outcomes[..4].iter().all(Result::is_ok));
+        assert!(outcomes[4].is_err());
+    }
+
+    #[test]
+    fn what_has_failed_owes_nothing() {
+        let owed = Owed::default();
+        let header = Header {
+            opcode: calls::RELEASED,
+            ..read(0).0
+        };
+        let release = |good: bool| {
+            let mut body = Vec::new();
+            (StageId(9), u8::from(good)).put(&mut body);
+            owed.due(header, &body)
+        };
+        owed.owe(StageId(9), (4096, 100)).unwrap();
+        assert_eq!(release(false), None);
+        owed.owe(StageId(9), (4096, 100)).unwrap();
+        assert_eq!(release(true), Some((4096, 100)));
+        assert_eq!(release(true), None);
+    }
+}

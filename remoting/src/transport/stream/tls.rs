@@ -1,0 +1,280 @@
+//! TLS 1.3 with certificates on both sides.
+//!
+//! A worker never has the private key of its machine: what an application gives it to compute may
+//! be native code in the worker's process, and would read it. The key stays with the pool, which
+//! signs for a worker as long as this serves nobody ([`Keeper`]), and nothing but what a server
+//! signs in a handshake.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use rustls::{
+    ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection,
+    SignatureAlgorithm, SignatureScheme,
+    client::Resumption,
+    crypto::{CryptoProvider, ring},
+    pki_types::{
+        CertificateDer, PrivateKeyDer, ServerName,
+        pem::{self, PemObject},
+    },
+    server::{
+        ClientHello, NoServerSessionStorage, ResolvesServerCert, VerifierBuilderError,
+        WebPkiClientVerifier,
+    },
+    sign::{CertifiedKey, Signer, SigningKey},
+    version::TLS13,
+};
+
+use super::address::Host;
+
+/// What a server signs in a handshake begins with this, after 64 spaces (RFC 8446, 4.4.3).
+const CONTEXT: &[u8] = b"TLS 1.3, server CertificateVerify\0";
+/// How many spaces stand before it.
+const SPACES: usize = 64;
+/// The longest hash that follows it.
+const LONGEST_HASH: usize = 64;
+
+/// Why there is no TLS.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A file that cannot be read, or has not what it should have.
+    #[error("cannot read {what} from {path}", path = path.display())]
+    File {
+        /// What it should have.
+        what: &'static str,
+        /// Where it was looked for.
+        path: PathBuf,
+        /// Why.
+        source: pem::Error,
+    },
+    /// A file without a certificate.
+    #[error("{0} has no certificate: it is to begin with -----BEGIN CERTIFICATE-----")]
+    Empty(PathBuf),
+    /// A key, certificate or configuration that does not serve.
+    #[error("keys and certificates do not serve")]
+    Unfit(#[from] rustls::Error),
+    /// An authority's certificates that do not serve.
+    #[error("the certificates of {path} do not serve as those of an authority", path = path.display())]
+    Authority {
+        /// Where they are.
+        path: PathBuf,
+        /// Why.
+        source: VerifierBuilderError,
+    },
+    /// A name that is none.
+    #[error("{0:?} is no name that a certificate could have")]
+    Name(String),
+}
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(ring::default_provider())
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> {
+    let failed = |source| Error::File {
+        what: "certificates",
+        path: path.to_owned(),
+        source,
+    };
+    let read: Vec<_> = CertificateDer::pem_file_iter(path)
+        .and_then(Iterator::collect)
+        .map_err(failed)?;
+    if read.is_empty() {
+        return Err(Error::Empty(path.to_owned()));
+    }
+    Ok(read)
+}
+
+fn authorities(path: &Path) -> Result<RootCertStore, Error> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(path)? {
+        roots.add(certificate)?;
+    }
+    Ok(roots)
+}
+
+fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, Error> {
+    PrivateKeyDer::from_pem_file(path).map_err(|source| Error::File {
+        what: "a private key",
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// What an application has to show and to trust, as files in PEM.
+#[derive(Clone, Debug)]
+pub struct Client {
+    /// The certificates of the authority that has signed the server's.
+    pub authority: PathBuf,
+    /// The application's certificate, and those between it and the authority's.
+    pub certificate: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+}
+
+impl Client {
+    /// A connection to a host, whose name its certificate has to have.
+    pub fn connect(&self, host: &Host) -> Result<Connection, Error> {
+        let mut config = ClientConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&TLS13])?
+            .with_root_certificates(authorities(&self.authority)?)
+            .with_client_auth_cert(certificates(&self.certificate)?, private_key(&self.key)?)?;
+        config.resumption = Resumption::disabled();
+        let name =
+            ServerName::try_from(host.name.clone()).map_err(|_| Error::Name(host.name.clone()))?;
+        Ok(ClientConnection::new(Arc::new(config), name)?.into())
+    }
+}
+
+/// Signs for workers, in the pool's process.
+#[derive(Debug)]
+pub struct Keeper(Arc<dyn SigningKey>);
+
+impl Keeper {
+    /// With the private key of this file, which has to be that of the certificate.
+    pub fn open(key: &Path, certificate: &Path) -> Result<Self, Error> {
+        let key = provider()
+            .key_provider
+            .load_private_key(private_key(key)?)?;
+        let pair = CertifiedKey::new(certificates(certificate)?, key);
+        match pair.keys_match() {
+            // Some keys do not tell.
+            Ok(()) | Err(rustls::Error::InconsistentKeys(rustls::InconsistentKeys::Unknown)) => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(Self(pair.key))
+    }
+
+    /// The numbers of the schemes that it signs by, the best first.
+    pub fn schemes(&self) -> Vec<u16> {
+        let known = [
+            SignatureScheme::ED25519,
+            SignatureScheme::ECDSA_NISTP256_SHA256,
+            SignatureScheme::ECDSA_NISTP384_SHA384,
+            SignatureScheme::RSA_PSS_SHA256,
+            SignatureScheme::RSA_PSS_SHA384,
+            SignatureScheme::RSA_PSS_SHA512,
+        ];
+        let signs = |scheme: &SignatureScheme| self.0.choose_scheme(&[*scheme]).is_some();
+        known.into_iter().filter(signs).map(u16::from).collect()
+    }
+
+    /// Signs what a server signs in a handshake, and nothing else.
+    pub fn sign(&self, scheme: u16, message: &[u8]) -> Option<Vec<u8>> {
+        let (spaces, rest) = message.split_at_checked(SPACES)?;
+        let hash = rest.strip_prefix(CONTEXT)?;
+        if spaces.iter().any(|byte| *byte != b' ') || hash.len() > LONGEST_HASH {
+            return None;
+        }
+        let signer = self.0.choose_scheme(&[SignatureScheme::from(scheme)])?;
+        signer.sign(message).ok()
+    }
+}
+
+/// Asks the keeper of the key to sign a message by a scheme.
+pub type Ask = dyn Fn(u16, &[u8]) -> io::Result<Vec<u8>> + Send + Sync;
+
+/// A key that is elsewhere.
+struct Remote {
+    schemes: Vec<SignatureScheme>,
+    ask: Arc<Ask>,
+}
+
+impl std::fmt::Debug for Remote {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Remote({:?})", self.schemes)
+    }
+}
+
+impl SigningKey for Remote {
+    fn choose_scheme(&self, offered: &[SignatureScheme]) -> Option<Box<dyn Signer>> {
+        let wanted = |scheme: &&SignatureScheme| offered.contains(scheme);
+        let scheme = *self.schemes.iter().find(wanted)?;
+        let ask = Arc::clone(&self.ask);
+        Some(Box::new(RemoteSigner { scheme, ask }))
+    }
+
+    fn algorithm(&self) -> SignatureAlgorithm {
+        match self.schemes.first() {
+            Some(&SignatureScheme::ED25519) => SignatureAlgorithm::ED25519,
+            Some(
+                &(SignatureScheme::ECDSA_NISTP256_SHA256 | SignatureScheme::ECDSA_NISTP384_SHA384),
+            ) => SignatureAlgorithm::ECDSA,
+            _ => SignatureAlgorithm::RSA,
+        }
+    }
+}
+
+struct RemoteSigner {
+    scheme: SignatureScheme,
+    ask: Arc<Ask>,
+}
+
+impl std::fmt::Debug for RemoteSigner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "RemoteSigner({:?})", self.scheme)
+    }
+}
+
+impl Signer for RemoteSigner {
+    fn sign(&self, message: &[u8]) -> Result<Vec<u8>, rustls::Error> {
+        (self.ask)(self.scheme.into(), message)
+            .map_err(|error| rustls::Error::General(format!("the pool does not sign: {error}")))
+    }
+
+    fn scheme(&self) -> SignatureScheme {
+        self.scheme
+    }
+}
+
+/// The one certificate of a server.
+#[derive(Debug)]
+struct One(Arc<CertifiedKey>);
+
+impl ResolvesServerCert for One {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(Arc::clone(&self.0))
+    }
+}
+
+/// A worker's side.
+#[derive(Clone, Debug)]
+pub struct Server(Arc<ServerConfig>);
+
+impl Server {
+    /// With the server's certificates, and those of the authority that signs applications'; `ask`
+    /// signs by `schemes`. Nothing is read from files afterwards.
+    pub fn open(
+        certificate: &Path,
+        client_authority: &Path,
+        schemes: &[u16],
+        ask: Arc<Ask>,
+    ) -> Result<Self, Error> {
+        let roots = authorities(client_authority)?;
+        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider())
+            .build()
+            .map_err(|source| Error::Authority {
+                path: client_authority.to_owned(),
+                source,
+            })?;
+        let schemes = schemes.iter().copied().map(SignatureScheme::from).collect();
+        let key = Arc::new(Remote { schemes, ask });
+        let pair = CertifiedKey::new(certificates(certificate)?, key);
+        let mut config = ServerConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&TLS13])?
+            .with_client_cert_verifier(verifier)
+            .with_cert_resolver(Arc::new(One(Arc::new(pair))));
+        // A worker serves one connection, and remembers none.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+        Ok(Self(Arc::new(config)))
+    }
+
+    /// A new connection.
+    pub fn accept(&self) -> Result<Connection, Error> {
+        Ok(ServerConnection::new(Arc::clone(&self.0))?.into())
+    }
+}
