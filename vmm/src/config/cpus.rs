@@ -37,8 +37,8 @@ pub struct CpuTopology {
     pub packages: u16,
 }
 
-/// Which vCPUs may share a physical core at the same time. Gantry leaves that to the host's
-/// scheduler: it accepts the API's default, but keeps no other VM's vCPUs off a core.
+/// Which vCPUs may share a physical core at the same time, on hosts whose kernel has core
+/// scheduling.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub enum CoreScheduling {
     /// Those of the same VM.
@@ -198,12 +198,6 @@ impl CpusConfig {
             "leave kvm_hyperv out or off",
         )?;
         check::unsupported(self.features.amx, "features.amx", "AMX", "leave amx out")?;
-        check::unsupported(
-            self.core_scheduling == CoreScheduling::Vcpu,
-            "core_scheduling",
-            "core scheduling per vCPU",
-            "leave core_scheduling out",
-        )?;
         check::text(
             "profile",
             &self.profile,

@@ -1,8 +1,10 @@
 //! Virtual processors: one thread each, and what the rest of the machine asks of them.
 //!
+//! - [`core_scheduling`]: who shares physical cores.
 //! - [`thread`]: the loop around `KVM_RUN`.
 //! - [`set`]: all vCPUs of a machine: start, pause, save, plug and unplug.
 
+pub mod core_scheduling;
 pub mod set;
 pub mod thread;
 

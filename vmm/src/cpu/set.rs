@@ -7,8 +7,11 @@ use devices::thread::ThreadSpawner;
 use hypervisor::{Kvm, Vcpu, VcpuState, VcpuStats, Vm};
 use kvm_bindings::{kvm_cpuid_entry2, kvm_regs, kvm_sregs};
 
-use super::thread::{ReportCpuEvent, VcpuThread};
-use crate::machine::buses::Buses;
+use super::{
+    core_scheduling,
+    thread::{ReportCpuEvent, VcpuThread},
+};
+use crate::{config::CoreScheduling, machine::buses::Buses};
 
 /// vCPUs could not be started, stopped or saved.
 #[derive(Debug, thiserror::Error)]
@@ -79,6 +82,8 @@ pub struct CpuSetup {
     pub cpuid: arch::cpuid::Config,
     /// Host processors for each vCPU; missing ones run anywhere.
     pub affinity: BTreeMap<u32, Vec<usize>>,
+    /// Who shares physical cores with whom.
+    pub core_scheduling: CoreScheduling,
     /// Who hears of a vCPU that cannot go on.
     pub report: ReportCpuEvent,
     /// Starts the threads.
@@ -110,6 +115,7 @@ impl Cpus {
         let msrs = kvm
             .msr_indices()
             .map_err(|source| CpusError::Kvm { vcpu: 0, source })?;
+        core_scheduling::before_machine(setup.core_scheduling);
         Ok(Self {
             vm,
             buses,
@@ -307,6 +313,7 @@ impl Cpus {
         if !self.stats.contains_key(&index) {
             self.stats.extend(vcpu.stats().map(|stats| (index, stats)));
         }
+        core_scheduling::before_vcpu(self.setup.core_scheduling);
         let thread = VcpuThread::spawn(
             vcpu,
             Arc::clone(&self.buses),

@@ -199,6 +199,7 @@ impl Machine {
                 tsc_khz: None,
             },
             affinity: affinity(&config.cpus),
+            core_scheduling: config.cpus.core_scheduling,
             report: Arc::new(move |event| events.send(MachineEvent::Cpu(event))),
             spawner: Arc::clone(&host.spawner),
         };
