@@ -4,6 +4,7 @@
 use std::{
     fs,
     io::{BufRead, BufReader, Write},
+    net::{TcpListener, TcpStream},
     path::{Path, PathBuf},
     process::{Child, ChildStdout, Command, Stdio},
     thread,
@@ -32,6 +33,7 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("clinfo", "clinfo"),
     ("clpeak", "clpeak"),
     ("strace", "strace"),
+    ("openssl", "openssl"),
     (PIGLIT, "piglit"),
     (
         "/usr/lib/python3/dist-packages/pyopencl",
@@ -75,6 +77,22 @@ const SCENARIOS: &[(&str, Scenario)] = &[
         "opencl: a worker that stands still ends with its application",
         stopped,
     ),
+    (
+        "opencl: through a socket without shared memory programs compute the same",
+        stream_unix,
+    ),
+    (
+        "opencl: through TLS programs compute the same, and on both sides who is killed is missed",
+        stream_tls,
+    ),
+    (
+        "opencl: who shows no certificate of the authority is refused, and a port without TLS",
+        stream_refused,
+    ),
+    (
+        "opencl: so many applications are served by streams at a time as the pool may have",
+        stream_crowd,
+    ),
 ];
 
 /// Whether a word selects a scenario.
@@ -93,12 +111,25 @@ pub fn run(words: &[String], report: impl FnMut(&str, &Outcome, f64)) -> Result<
     )
 }
 
+/// How applications come to a pool's workers.
+#[derive(Clone, Copy)]
+enum Way {
+    /// By shared memory.
+    Rings,
+    /// By shared memory, on the applications' own CPUs.
+    Delegated,
+    /// By a Unix socket alone.
+    Unix,
+    /// By TLS.
+    Tls,
+}
+
 /// A running pool of workers, and the programs that go with it.
 pub struct Pool {
     process: Child,
     folder: PathBuf,
     release: PathBuf,
-    /// How applications find it.
+    /// What `GANTRY_OPENCL` is for its applications.
     address: String,
 }
 
@@ -127,30 +158,16 @@ impl Pool {
 
     /// A pool of what was built, with options of its own.
     fn serve(name: &str, release: PathBuf, options: &[&str]) -> Result<Self> {
-        // The heap is more than there is: PoCL calls a worker's limit the device's memory.
-        let serve = ["serve", "--heap", "1048576", "--socket"];
-        Self::start(name, release, &serve, options, "")
+        Self::start(Way::Rings, name, release, options)
     }
 
     /// Workers that run when an application delegates to them.
     fn passive(name: &str, release: PathBuf, options: &[&str]) -> Result<Self> {
-        Self::start(
-            name,
-            release,
-            &["passive", "--messages"],
-            options,
-            "messages:",
-        )
+        Self::start(Way::Delegated, name, release, options)
     }
 
-    /// Runs `gantry-accel` with a role's arguments, a socket, and further options.
-    fn start(
-        name: &str,
-        release: PathBuf,
-        role: &[&str],
-        options: &[&str],
-        prefix: &str,
-    ) -> Result<Self> {
+    /// Runs `gantry-accel` for applications that come by this way, with further options.
+    fn start(way: Way, name: &str, release: PathBuf, options: &[&str]) -> Result<Self> {
         // A socket's path has at most 107 bytes: not below the target folder.
         let folder =
             std::env::temp_dir().join(format!("gantry-opencl-{}-{name}", std::process::id()));
@@ -159,9 +176,37 @@ impl Pool {
             folder.join("vendors/gantry.icd"),
             format!("{}\n", release.join("libgantry_opencl.so").display()),
         )?;
+        let socket = folder.join("socket").display().to_string();
+        // The heap is more than there is: PoCL calls a worker's limit the device's memory.
+        let mut serve = ["serve", "--heap", "1048576"].map(str::to_owned).to_vec();
+        let (address, role) = match way {
+            Way::Rings => {
+                serve.extend(["--socket".to_owned(), socket.clone()]);
+                (socket, serve)
+            }
+            Way::Delegated => (
+                format!("messages:{socket}"),
+                vec!["passive".to_owned(), "--messages".to_owned(), socket],
+            ),
+            Way::Unix => {
+                let address = format!("unix:{socket}");
+                serve.extend(["--listen".to_owned(), address.clone()]);
+                (address, serve)
+            }
+            Way::Tls => {
+                let keys = folder.join("keys");
+                certificates(&keys)?;
+                let file = |name: &str| keys.join(name).display().to_string();
+                let port = free_port()?;
+                serve.extend(["--listen".to_owned(), format!("tcp:127.0.0.1:{port}")]);
+                serve.extend(["--tls-cert".to_owned(), file("localhost.pem")]);
+                serve.extend(["--tls-key".to_owned(), file("localhost.key")]);
+                serve.extend(["--tls-client-ca".to_owned(), file("ca.pem")]);
+                (format!("tls://localhost:{port}"), serve)
+            }
+        };
         let process = Command::new(release.join("gantry-accel"))
             .args(role)
-            .arg(folder.join("socket"))
             .args(options)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -170,16 +215,28 @@ impl Pool {
             .context("cannot start gantry-accel")?;
         let pool = Self {
             process,
-            address: format!("{prefix}{}", folder.join("socket").display()),
             folder,
             release,
+            address,
         };
         let until = Instant::now() + Duration::from_secs(20);
-        while !pool.folder.join("socket").exists() {
+        while !pool.listens() {
             ensure!(Instant::now() < until, "gantry-accel does not listen");
             thread::sleep(Duration::from_millis(20));
         }
         Ok(pool)
+    }
+
+    fn listens(&self) -> bool {
+        match self.address.strip_prefix("tls://localhost:") {
+            Some(port) => TcpStream::connect(format!("127.0.0.1:{port}")).is_ok(),
+            None => self.folder.join("socket").exists(),
+        }
+    }
+
+    /// What the pool and its workers have said.
+    fn log(&self) -> Result<String> {
+        Ok(fs::read_to_string(self.folder.join("log"))?)
     }
 
     /// The workers' process ids.
@@ -219,8 +276,27 @@ impl Pool {
         command
             .env("OCL_ICD_VENDORS", self.folder.join("vendors"))
             .env("GANTRY_OPENCL", &self.address);
+        let keys = self.folder.join("keys");
+        command
+            .env("GANTRY_TLS_CA", keys.join("ca.pem"))
+            .env("GANTRY_TLS_CERT", keys.join("guest.pem"))
+            .env("GANTRY_TLS_KEY", keys.join("guest.key"));
         command
     }
+}
+
+/// A port of this machine that nobody listens on.
+fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
+/// An authority, and what it has signed for this machine and for a guest.
+fn certificates(folder: &Path) -> Result<()> {
+    let mut make = Command::new("sh");
+    make.arg(root().join("remoting/certificates.sh"))
+        .arg(folder)
+        .args(["localhost", "guest"]);
+    packages::run(&mut make)
 }
 
 fn program(name: &str) -> PathBuf {
@@ -507,4 +583,110 @@ fn stopped(pool: &Pool) -> Result<()> {
         before.len()
     );
     packages::run(pool.remoted("clinfo").arg("-l"))
+}
+
+/// Programs that nobody here wrote, and errors that are found late.
+fn programs(pool: &Pool) -> Result<()> {
+    clinfo(pool)?;
+    figures(pool)?;
+    pyopencl(pool)?;
+    late(pool)
+}
+
+fn stream_unix(pool: &Pool) -> Result<()> {
+    let pool = Pool::start(Way::Unix, "unix", pool.release.clone(), &[])?;
+    programs(&pool)?;
+    piglit(&pool)
+}
+
+fn stream_tls(pool: &Pool) -> Result<()> {
+    let pool = Pool::start(Way::Tls, "tls", pool.release.clone(), &[])?;
+    programs(&pool)?;
+    confined(&pool)?;
+    killed(&pool)?;
+    stopped(&pool)
+}
+
+/// Runs a program that is to find no platform, for the reason that its driver gives.
+fn refused(mut command: Command, why: &str) -> Result<()> {
+    let output = command.arg("-l").stdin(Stdio::null()).output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    let listed = String::from_utf8_lossy(&output.stdout);
+    ensure!(
+        said.contains(why) && !listed.contains("Platform"),
+        "the driver said {said:?} and not {why:?}; there were {listed:?}"
+    );
+    Ok(())
+}
+
+fn stream_refused(pool: &Pool) -> Result<()> {
+    let release = &pool.release;
+    let pool = Pool::start(Way::Tls, "refused", release.clone(), &[])?;
+    let others = pool.folder.join("others");
+    certificates(&others)?;
+    let mut stranger = pool.remoted("clinfo");
+    stranger
+        .env("GANTRY_TLS_CERT", others.join("guest.pem"))
+        .env("GANTRY_TLS_KEY", others.join("guest.key"));
+    refused(stranger, "received fatal alert")?;
+    let log = pool.log()?;
+    ensure!(
+        log.contains("was refused: invalid peer certificate"),
+        "{log}"
+    );
+    let mut careful = pool.remoted("clinfo");
+    careful.env("GANTRY_TLS_CA", others.join("ca.pem"));
+    refused(careful, "invalid peer certificate")?;
+    let mut forgetful = pool.remoted("clinfo");
+    forgetful.env_remove("GANTRY_TLS_KEY");
+    refused(forgetful, "GANTRY_TLS_KEY is not set")?;
+    let mut plain = pool.remoted("clinfo");
+    plain.env("GANTRY_OPENCL", pool.address.replace("tls:", "tcp:"));
+    refused(plain, "no worker has said hello")?;
+    // And neither is another's application served meanwhile, nor a worker lost.
+    packages::run(pool.remoted("clinfo").arg("-l"))?;
+    for listen in ["tcp:127.0.0.1:1", "tcp:0.0.0.0:1"] {
+        let plain: &[&str] = if listen.contains("0.0.0.0") {
+            &["--plain"]
+        } else {
+            &[]
+        };
+        let output = Command::new(release.join("gantry-accel"))
+            .args(["serve", "--listen", listen])
+            .args(plain)
+            .output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(
+            !output.status.success() && said.contains("is served by TLS only"),
+            "{listen}: {said}"
+        );
+    }
+    Ok(())
+}
+
+fn stream_crowd(pool: &Pool) -> Result<()> {
+    let options = ["--connections", "2"];
+    let pool = Pool::start(Way::Tls, "crowd", pool.release.clone(), &options)?;
+    let (mut first, output) = endless(&pool)?;
+    let (mut second, _output) = endless(&pool)?;
+    ensure!(pool.workers()?.len() == 2, "more workers than there may be");
+    let mut third = pool
+        .remoted("clinfo")
+        .arg("-l")
+        .stdout(Stdio::piped())
+        .spawn()?;
+    thread::sleep(Duration::from_secs(1));
+    ensure!(third.try_wait()?.is_none(), "a third one does not wait");
+    signal(&[first.id() as i32], libc::SIGTERM);
+    first.wait()?;
+    drop(output);
+    let served = third.wait_with_output()?;
+    signal(&[second.id() as i32], libc::SIGTERM);
+    second.wait()?;
+    let listed = String::from_utf8_lossy(&served.stdout);
+    ensure!(
+        listed.contains("Platform"),
+        "the third one got nothing: {listed:?}"
+    );
+    Ok(())
 }

@@ -132,6 +132,8 @@ impl Door {
             };
             match self.greet(socket, ours) {
                 Ok(channel) => return Ok(channel),
+                // Who leaves in the middle only wanted to know whether somebody listens.
+                Err(error) if has_left(error.as_ref()) => {}
                 Err(error) => refusals.note(&peer, error.as_ref()),
             }
         }
@@ -154,6 +156,12 @@ impl Door {
         channel.refuse();
         Err(refused)
     }
+}
+
+fn has_left(error: &(dyn std::error::Error + 'static)) -> bool {
+    error
+        .downcast_ref::<io::Error>()
+        .is_some_and(|error| error.kind() == io::ErrorKind::UnexpectedEof)
 }
 
 /// Says who was refused, and no more often than somebody reads it.
