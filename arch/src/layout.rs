@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!            0  real-mode vectors                     3 GiB  BARs below 4 GiB   [mmio32]
-//!        0x500  GDT, IDT                        0xe800_0000  ECAM, 1 MiB a segment
+//!        0x500  GDT, IDT                        0xe800_0000  ECAM, 1 MiB a bus
 //!       0x6000  PVH start info                  0xfe80_0000  ACPI controllers (hot-plug, GED)
 //!       0x7000  zero page                       0xfec0_0000  IOAPIC
 //!       0x8000  boot stack (grows down to it)   0xfee0_0000  local APIC
@@ -82,15 +82,17 @@ pub const HIGH_RAM_START: u64 = MIB;
 pub const HOLE_START: u64 = 3 * GIB;
 /// End (exclusive) of the hole.
 pub const HOLE_END: u64 = 4 * GIB;
-/// PCI configuration space (ECAM) of segment 0; segment n follows at n times
-/// [`ECAM_SEGMENT_SIZE`].
+/// PCI configuration space (ECAM), one bus after the other: those of segment 0, then those of
+/// segment 1 and so on.
 pub const ECAM_START: u64 = 0xe800_0000;
-/// Buses that each PCI segment has.
-pub const PCI_BUSES_PER_SEGMENT: u64 = 1;
-/// Configuration space of one segment: 4 KiB for each of 256 functions a bus.
-pub const ECAM_SEGMENT_SIZE: u64 = PCI_BUSES_PER_SEGMENT * MIB;
+/// Configuration space of a bus: 4 KiB for each of 256 functions.
+pub const ECAM_BUS_SIZE: u64 = MIB;
+/// Most PCI buses: each segment has one, and each root port another.
+pub const MAX_PCI_BUSES: u16 = 96;
 /// Most PCI segments.
-pub const MAX_PCI_SEGMENTS: u16 = 96;
+pub const MAX_PCI_SEGMENTS: u16 = MAX_PCI_BUSES;
+/// Most root ports of a segment: one for each slot of its bus that is not the host bridge's.
+pub const MAX_ROOT_PORTS: u8 = 31;
 /// Registers of the CPU hot-plug controller.
 pub const CPU_HOTPLUG_START: u64 = 0xfe80_0000;
 /// Room for the CPU hot-plug registers, in bytes.
@@ -172,7 +174,7 @@ pub const MIN_PHYS_BITS: u8 = 36;
 /// Address bits that the map uses at most: Linux with four-level page tables handles 46, and
 /// KVM with four-level nested page tables 48, whatever the processor announces.
 pub const MAX_USED_PHYS_BITS: u8 = 46;
-/// BARs that the 64-bit window is made for. The window is twice that per segment where the
+/// BARs that the 64-bit window is made for. The window is twice that per bus where the
 /// address width allows, because a BAR is aligned to its own size.
 const BAR_SPACE: u64 = TIB;
 /// Most room for memory that devices bring along.
@@ -273,11 +275,22 @@ pub enum LayoutError {
     #[error("{segments} PCI segments are not supported; use 1 to {MAX_PCI_SEGMENTS}")]
     Segments {
         /// Segments asked for.
-        segments: u16,
+        segments: usize,
+    },
+    /// Too many PCI root ports.
+    #[error(
+        "{ports} root ports in {segments} PCI segments are not supported; use at most \
+         {MAX_ROOT_PORTS} in a segment, and {MAX_PCI_BUSES} segments and ports together"
+    )]
+    RootPorts {
+        /// Root ports asked for.
+        ports: usize,
+        /// Segments asked for.
+        segments: usize,
     },
     /// RAM and the smallest BAR windows do not fit in the address space.
     #[error(
-        "{ram} bytes of memory, {hotplug} bytes of hot-plug memory and {segments} PCI segments \
+        "{ram} bytes of memory, {hotplug} bytes of hot-plug memory and {buses} PCI buses \
          do not fit in {bits} physical address bits; use less memory or raise max_phys_bits"
     )]
     NoRoom {
@@ -285,14 +298,23 @@ pub enum LayoutError {
         ram: u64,
         /// Memory that can be plugged, in bytes.
         hotplug: u64,
-        /// PCI segments.
-        segments: u16,
+        /// PCI segments and root ports.
+        buses: u64,
         /// Address bits.
         bits: u8,
     },
 }
 
-/// The BAR windows of one PCI segment.
+/// The BAR windows of one PCI bus.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BusWindows {
+    /// For 32-bit BARs; start and size are multiples of 1 MiB.
+    pub mmio32: AddressRange,
+    /// For 64-bit BARs; start and size are multiples of 1 GiB.
+    pub mmio64: AddressRange,
+}
+
+/// The BAR windows of one PCI segment, those of all its buses together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentWindows {
     /// Configuration space.
@@ -307,7 +329,8 @@ pub struct SegmentWindows {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AddressMap {
     phys_bits: u8,
-    segments: u16,
+    /// Root ports of each segment.
+    ports: Vec<u8>,
     low_ram: AddressRange,
     high_ram: AddressRange,
     hotplug: AddressRange,
@@ -316,8 +339,24 @@ pub struct AddressMap {
 }
 
 impl AddressMap {
-    /// Places `ram_size` bytes of RAM, room for `hotplug_size` more, and the windows of
-    /// `segments` PCI segments in an address space of `phys_bits` bits.
+    /// A map for `segments` PCI segments without root ports; otherwise as
+    /// [`AddressMap::with_root_ports`].
+    ///
+    /// # Errors
+    ///
+    /// As [`AddressMap::with_root_ports`].
+    pub fn new(
+        ram_size: u64,
+        hotplug_size: u64,
+        phys_bits: u8,
+        segments: u16,
+    ) -> Result<Self, LayoutError> {
+        let ports = vec![0; segments.into()];
+        Self::with_root_ports(ram_size, hotplug_size, phys_bits, &ports)
+    }
+
+    /// Places `ram_size` bytes of RAM, room for `hotplug_size` more, and the windows of PCI
+    /// segments with so many root ports each in an address space of `phys_bits` bits.
     ///
     /// `phys_bits` is what CPUID tells the guest. If devices are passed through, it must not
     /// exceed the width of the addresses that the IOMMU takes.
@@ -326,12 +365,12 @@ impl AddressMap {
     ///
     /// [`LayoutError`] if an argument is out of range or not everything fits. On processors with
     /// 36 to 41 address bits the 64-bit window is whatever room memory leaves, at least 1 GiB
-    /// per segment.
-    pub fn new(
+    /// per bus.
+    pub fn with_root_ports(
         ram_size: u64,
         hotplug_size: u64,
         phys_bits: u8,
-        segments: u16,
+        ports: &[u8],
     ) -> Result<Self, LayoutError> {
         if ram_size < MIN_RAM {
             return Err(LayoutError::RamTooSmall { size: ram_size });
@@ -342,19 +381,26 @@ impl AddressMap {
         if !(MIN_PHYS_BITS..=52).contains(&phys_bits) {
             return Err(LayoutError::PhysBits { bits: phys_bits });
         }
-        if !(1..=MAX_PCI_SEGMENTS).contains(&segments) {
+        let segments = ports.len();
+        if !(1..=usize::from(MAX_PCI_SEGMENTS)).contains(&segments) {
             return Err(LayoutError::Segments { segments });
         }
-        Self::place(ram_size, hotplug_size, phys_bits, segments).ok_or(LayoutError::NoRoom {
+        let buses = buses(ports);
+        let too_many = ports.iter().any(|ports| *ports > MAX_ROOT_PORTS);
+        if too_many || buses > MAX_PCI_BUSES.into() {
+            let ports = ports.iter().map(|ports| usize::from(*ports)).sum();
+            return Err(LayoutError::RootPorts { ports, segments });
+        }
+        Self::place(ram_size, hotplug_size, phys_bits, ports).ok_or(LayoutError::NoRoom {
             ram: ram_size,
             hotplug: hotplug_size,
-            segments,
+            buses,
             bits: phys_bits,
         })
     }
 
     /// The map for arguments that are each in range; None if they do not fit together.
-    fn place(ram_size: u64, hotplug_size: u64, phys_bits: u8, segments: u16) -> Option<Self> {
+    fn place(ram_size: u64, hotplug_size: u64, phys_bits: u8, ports: &[u8]) -> Option<Self> {
         let top = 1u64 << phys_bits.min(MAX_USED_PHYS_BITS);
         let low_ram = AddressRange::from_bounds(0, ram_size.min(HOLE_START));
         let high_ram = AddressRange {
@@ -373,10 +419,10 @@ impl AddressMap {
             start: hotplug_end,
             size: align_down((room / 8).min(DEVICE_MEMORY_MAX), GIB),
         };
-        let mmio64 = mmio64_window(device_memory.end(), top, segments)?;
+        let mmio64 = mmio64_window(device_memory.end(), top, buses(ports))?;
         Some(Self {
             phys_bits,
-            segments,
+            ports: ports.to_vec(),
             low_ram,
             high_ram,
             hotplug,
@@ -392,7 +438,13 @@ impl AddressMap {
 
     /// PCI segments that the windows are split between.
     pub fn segments(&self) -> u16 {
-        self.segments
+        // At most MAX_PCI_SEGMENTS.
+        self.ports.len() as u16
+    }
+
+    /// Root ports of each segment.
+    pub fn root_ports(&self) -> &[u8] {
+        &self.ports
     }
 
     /// RAM below the hole.
@@ -437,33 +489,49 @@ impl AddressMap {
     pub fn ecam(&self) -> AddressRange {
         AddressRange {
             start: ECAM_START,
-            size: u64::from(self.segments) * ECAM_SEGMENT_SIZE,
+            size: buses(&self.ports) * ECAM_BUS_SIZE,
         }
     }
 
     /// The windows of `segment`; None if there is no such segment.
     pub fn segment(&self, segment: u16) -> Option<SegmentWindows> {
-        if segment >= self.segments {
-            return None;
-        }
-        let n = u64::from(segment);
+        let (before, from) = self.ports.split_at_checked(segment.into())?;
+        let first = buses(before);
+        let count = u64::from(*from.first()?) + 1;
         Some(SegmentWindows {
             ecam: AddressRange {
-                start: ECAM_START + n * ECAM_SEGMENT_SIZE,
-                size: ECAM_SEGMENT_SIZE,
+                start: ECAM_START + first * ECAM_BUS_SIZE,
+                size: count * ECAM_BUS_SIZE,
             },
-            mmio32: self.share(self.mmio32(), n, MIB),
-            mmio64: self.share(self.mmio64, n, GIB),
+            mmio32: self.share(self.mmio32(), first, count, MIB),
+            mmio64: self.share(self.mmio64, first, count, GIB),
         })
     }
 
-    /// The `n`-th of as many equal shares of `window` as there are segments.
-    fn share(&self, window: AddressRange, n: u64, granularity: u64) -> AddressRange {
-        let size = align_down(window.size / u64::from(self.segments), granularity);
+    /// The windows of a bus of `segment`: those of root ports are numbered from 1. None if there is
+    /// no such bus.
+    pub fn bus(&self, segment: u16, bus: u8) -> Option<BusWindows> {
+        let (before, from) = self.ports.split_at_checked(segment.into())?;
+        let at = buses(before) + u64::from(bus);
+        (bus <= *from.first()?).then(|| BusWindows {
+            mmio32: self.share(self.mmio32(), at, 1, MIB),
+            mmio64: self.share(self.mmio64, at, 1, GIB),
+        })
+    }
+
+    /// `count` shares from the `first` on of as many equal shares of `window` as there are buses.
+    fn share(
+        &self,
+        window: AddressRange,
+        first: u64,
+        count: u64,
+        granularity: u64,
+    ) -> AddressRange {
+        let size = align_down(window.size / buses(&self.ports), granularity);
         AddressRange {
-            // Cannot overflow: n is below the number of segments, so this stays in the window.
-            start: window.start + n * size,
-            size,
+            // Cannot overflow: these are some of the buses, so this stays in the window.
+            start: window.start + first * size,
+            size: count * size,
         }
     }
 
@@ -493,12 +561,16 @@ impl AddressMap {
     }
 }
 
+/// The buses of segments with so many root ports each.
+fn buses(ports: &[u8]) -> u64 {
+    ports.iter().map(|ports| 1 + u64::from(*ports)).sum()
+}
+
 /// The window for 64-bit BARs between `start` (a multiple of 1 GiB) and `top`; None without 1 GiB
-/// for each segment.
-fn mmio64_window(start: u64, top: u64, segments: u16) -> Option<AddressRange> {
-    let segments = u64::from(segments);
+/// for each bus.
+fn mmio64_window(start: u64, top: u64, buses: u64) -> Option<AddressRange> {
     // At most 96 * 2 TiB, no overflow.
-    let wanted = segments * 2 * BAR_SPACE;
+    let wanted = buses * 2 * BAR_SPACE;
     // A start at a multiple of 1 TiB lets a BAR of 1 TiB fit, and lies above HyperTransport's
     // addresses.
     let roomy = align_up(start, TIB)?;
@@ -517,7 +589,7 @@ fn mmio64_window(start: u64, top: u64, segments: u16) -> Option<AddressRange> {
         }
     };
     let size = align_down(window.size.min(wanted), GIB);
-    (size >= segments * GIB).then_some(AddressRange {
+    (size >= buses * GIB).then_some(AddressRange {
         start: window.start,
         size,
     })
@@ -656,8 +728,43 @@ mod tests {
         for segments in [0, 97] {
             assert_eq!(
                 new(GIB, 0, 40, segments),
-                Err(LayoutError::Segments { segments })
+                Err(LayoutError::Segments {
+                    segments: segments.into()
+                })
             );
+        }
+        let one_too_many = [&[32][..], &[31, 31, 31, 0], &[1; 49]];
+        for ports in one_too_many {
+            let error = AddressMap::with_root_ports(GIB, 0, 46, ports);
+            let segments = ports.len();
+            let ports = ports.iter().map(|ports| usize::from(*ports)).sum();
+            assert_eq!(error, Err(LayoutError::RootPorts { ports, segments }));
+        }
+    }
+
+    #[test]
+    fn every_bus_has_its_share_of_its_segment() {
+        for ports in [&[3][..], &[0, 31, 2], &[1; 48]] {
+            let map = AddressMap::with_root_ports(GIB, 0, 46, ports).unwrap();
+            let mut ecam = ECAM_START;
+            let (mut low, mut high) = (map.mmio32().start, map.mmio64().start);
+            for (segment, last) in (0..).zip(ports) {
+                let windows = map.segment(segment).unwrap();
+                assert_eq!(windows.ecam.start, ecam);
+                for bus in 0..=*last {
+                    let share = map.bus(segment, bus).unwrap();
+                    assert_eq!([share.mmio32.start, share.mmio64.start], [low, high]);
+                    assert!(windows.mmio32.contains(&share.mmio32));
+                    assert!(windows.mmio64.contains(&share.mmio64));
+                    (low, high) = (share.mmio32.end(), share.mmio64.end());
+                }
+                assert_eq!([windows.mmio32.end(), windows.mmio64.end()], [low, high]);
+                assert!(map.bus(segment, last + 1).is_none());
+                ecam += u64::from(last + 1) * ECAM_BUS_SIZE;
+                assert_eq!(windows.ecam.end(), ecam);
+            }
+            assert_eq!(map.ecam().end(), ecam);
+            assert!(ecam <= CPU_HOTPLUG_START && high <= map.mmio64().end());
         }
     }
 }

@@ -14,7 +14,7 @@ use std::{
 
 use devices::{
     memory::{GuestMemory, GuestRam},
-    pci::Bdf,
+    pci::{Bdf, Seat},
     testing::{FakeLines, FakeSpace, Rig},
     thread::Unconfined,
     vfio::{
@@ -230,7 +230,7 @@ fuzz_target!(|bytes: &[u8]| {
         let Ok(function) = Function::new(Arc::new(device), resources, &[]) else {
             return;
         };
-        let Ok(bdf) = rig.segment.plug(Arc::new(Mutex::new(function)), None, &[]) else {
+        let Ok(bdf) = rig.segment.plug(Arc::new(Mutex::new(function)), Seat::ANY, &[]) else {
             return;
         };
         let mut input = Input::new(done);

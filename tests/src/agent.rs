@@ -18,7 +18,7 @@ const ANY_CID: u32 = u32::MAX;
 /// Runs an agent command: `vsock-echo PORT` serves one connection, `vsock-count PORT SECONDS` takes
 /// one, waits, and prints how many bytes come before it ends; `vsock-send PORT TEXT` sends a text
 /// to the host and prints the answer; `port-write PORT TEXT` writes bytes to an I/O port;
-/// `edu-check` tries an edu device, `edu-memory` and `edu-msix` what only that of
+/// `edu-check` tries an edu device (that at a path in sysfs), `edu-memory` and `edu-msix` what only that of
 /// [`edu_server`](crate::edu_server) has, `edu-write-outside ADDRESS` has it write to an address,
 /// `edu-copy` has it copy until it goes, `edu-peers PATH PATH` has one write to the other;
 /// `pci-sleep PATH` puts a device to sleep and wakes it; `refuse-eject SLOT STATUS` answers to the
@@ -42,7 +42,8 @@ pub fn run(args: &[String]) -> Result<()> {
             exits::read_blocks(path, count.parse()?)
         }
         [command] if command == "edu-copy" => edu::copy(),
-        [command] if command == "edu-check" => edu::check(),
+        [command] if command == "edu-check" => edu::check(None),
+        [command, path] if command == "edu-check" => edu::check(Some(path)),
         [command, one, other] if command == "edu-peers" => edu::peers(one, other),
         [command] if command == "edu-memory" => edu::memory(),
         [command] if command == "edu-msix" => edu::msix(),
@@ -57,7 +58,7 @@ pub fn run(args: &[String]) -> Result<()> {
         _ => bail!(
             "agent commands: vsock-echo PORT, vsock-count PORT SECONDS, vsock-send PORT TEXT, \
              port-write PORT TEXT, pci-sleep PATH, refuse-eject SLOT STATUS, read-blocks PATH COUNT, \
-             edu-check, edu-copy, edu-memory, edu-msix, edu-peers PATH PATH, edu-write-outside ADDRESS, \
+             edu-check [PATH], edu-copy, edu-memory, edu-msix, edu-peers PATH PATH, edu-write-outside ADDRESS, \
              tcp-send ADDRESS MIB, tcp-receive ADDRESS"
         ),
     }

@@ -213,8 +213,11 @@ impl HostPage {
 }
 
 /// Registers, computation, DMA in both directions and an interrupt.
-pub fn check() -> Result<()> {
-    let edu = Edu::find()?;
+pub fn check(path: Option<&str>) -> Result<()> {
+    let edu = match path {
+        Some(path) => Edu::at(path.into())?,
+        None => Edu::find()?,
+    };
     let id = edu.read(IDENTIFICATION);
     ensure!(id & 0xff == 0xed, "identification {id:#x}");
     edu.write(LIVENESS, 0x1234_5678);

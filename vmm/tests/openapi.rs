@@ -321,6 +321,10 @@ fn types() -> BTreeMap<&'static str, Check> {
         ),
         ("PlatformConfig", Samples::check::<config::PlatformConfig>),
         (
+            "PciRootPortConfig",
+            Samples::check::<config::PciRootPortConfig>,
+        ),
+        (
             "PciSegmentConfig",
             Samples::check::<config::PciSegmentConfig>,
         ),

@@ -21,7 +21,7 @@ pub use numa::NumaNode;
 use crate::layout::{
     ACPI_PM_TIMER_PORT, ACPI_RESET_PORT, ACPI_RESET_VALUE, ACPI_SLEEP_CONTROL_PORT,
     ACPI_SLEEP_STATUS_PORT, ACPI_SLEEP_TYPE_S5, ACPI_TABLES_END, ACPI_TABLES_START, AddressMap,
-    PCI_BUSES_PER_SEGMENT, RSDP_START, align_up,
+    RSDP_START, align_up,
 };
 use crate::topology::Topology;
 
@@ -257,10 +257,11 @@ fn fadt(machine: &Machine, dsdt: u64) -> Vec<u8> {
 
 fn mcfg(map: &AddressMap) -> Vec<u8> {
     let mut mcfg = MCFG::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
-    for (n, windows) in (0..).map_while(|n| Some((n, map.segment(n)?))) {
-        // A segment has at most 256 buses.
-        let last_bus = (PCI_BUSES_PER_SEGMENT - 1) as u8;
-        mcfg.add_ecam(windows.ecam.start, n, 0, last_bus);
+    let segments = (0..).zip(map.root_ports());
+    for (n, last_bus) in segments {
+        if let Some(windows) = map.segment(n) {
+            mcfg.add_ecam(windows.ecam.start, n, 0, *last_bus);
+        }
     }
     bytes_of(&mcfg)
 }

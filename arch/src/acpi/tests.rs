@@ -111,14 +111,16 @@ fn vcpus_that_can_be_plugged_are_listed_but_not_enabled() {
 
 #[test]
 fn each_segment_has_its_configuration_space() {
-    let (map, topology) = (map(3), Topology::flat(1).unwrap());
+    let ports = [0, 5, 0];
+    let map = AddressMap::with_root_ports(8 * GIB, 4 * GIB, 46, &ports).unwrap();
+    let topology = Topology::flat(1).unwrap();
     let tables = tables(&machine(&map, &topology)).unwrap();
     let mcfg = find(&tables, b"MCFG");
     assert_eq!(mcfg.len(), 44 + 3 * 16);
     for (n, entry) in (0u16..).zip(mcfg[44..].chunks(16)) {
         let base = u64::from_le_bytes(entry[..8].try_into().unwrap());
         assert_eq!(base, map.segment(n).unwrap().ecam.start);
-        assert_eq!(entry[8..12], [n as u8, 0, 0, 0]);
+        assert_eq!(entry[8..12], [n as u8, 0, 0, ports[usize::from(n)]]);
     }
 }
 

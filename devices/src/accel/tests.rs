@@ -21,7 +21,7 @@ use super::*;
 use crate::{
     bus::Bus,
     memory::{AddressSpace, HostMemory, Mapping},
-    pci::{BarIndex, Bdf, LifecycleError, PciFunction, PciSegment, SegmentConfig, Window},
+    pci::{BarIndex, Bdf, LifecycleError, PciFunction, PciSegment, Seat, SegmentConfig, Window},
     testing::{FakeDoorbells, FakeMsi},
     thread::Unconfined,
 };
@@ -105,12 +105,12 @@ fn rig() -> Rig {
         segment: 0,
         mmio32: Window::new(0xc000_0000, 1 << 28),
         mmio64: Window::new(1 << 40, 1 << 40),
-        io: None,
+        ..SegmentConfig::default()
     };
     let segment = PciSegment::new(config, Arc::clone(&mmio), pio);
-    let bdf = segment.plug(function.clone(), None, &[]).unwrap();
+    let bdf = segment.plug(function.clone(), Seat::ANY, &[]).unwrap();
     // The guest enables memory decoding.
-    segment.write_config(bdf.device, 4, &6u16.to_le_bytes());
+    segment.write_config(bdf, 4, &6u16.to_le_bytes());
     Rig {
         segment,
         bdf,

@@ -27,9 +27,11 @@ fn dsdt(boot: u32, max: u32) -> Vec<u8> {
         mmio32: Some(MMIO32),
         mmio64: Some(MMIO64),
         io: (segment == 0).then_some(PORTS),
+        ..SegmentConfig::default()
     };
     let pci = PciAml {
         segments: vec![segment(0), segment(1)],
+        ports: Vec::new(),
         lines: 16,
         hotplug: 0xfe80_3000,
     };

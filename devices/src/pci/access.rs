@@ -9,10 +9,10 @@ use std::sync::{
     atomic::{AtomicU32, Ordering},
 };
 
-use super::segment::PciSegment;
+use super::{bdf::Bdf, segment::PciSegment};
 use crate::bus::BusDevice;
 
-/// Bytes of the ECAM window of a segment: one bus.
+/// Bytes of the ECAM window of a bus.
 pub const ECAM_SIZE: u64 = 1 << 20;
 /// First of the configuration ports.
 pub const CONFIG_PORTS_BASE: u64 = 0xcf8;
@@ -35,32 +35,30 @@ impl Ecam {
         })
     }
 
-    /// The segment, the device and the register; `None` for other buses and functions.
-    fn decode(&self, offset: u64) -> Option<(Arc<PciSegment>, u8, usize)> {
-        let (bus, device, function) = (offset >> 20, offset >> 15 & 0x1f, offset >> 12 & 7);
-        if bus != 0 || function != 0 {
-            return None;
-        }
-        // Five and twelve bits.
-        Some((
-            self.segment.upgrade()?,
-            device as u8,
-            (offset & 0xfff) as usize,
-        ))
+    /// The segment, the function and the register.
+    fn decode(&self, offset: u64) -> Option<(Arc<PciSegment>, Bdf, usize)> {
+        let at = Bdf {
+            segment: 0,
+            // Eight, five, three and twelve bits: the window is not larger than 256 buses.
+            bus: (offset >> 20) as u8,
+            device: (offset >> 15 & 0x1f) as u8,
+            function: (offset >> 12 & 7) as u8,
+        };
+        Some((self.segment.upgrade()?, at, (offset & 0xfff) as usize))
     }
 }
 
 impl BusDevice for Ecam {
     fn read(&self, offset: u64, data: &mut [u8]) {
         match self.decode(offset) {
-            Some((segment, device, register)) => segment.read_config(device, register, data),
+            Some((segment, at, register)) => segment.read_config(at, register, data),
             None => data.fill(0xff),
         }
     }
 
     fn write(&self, offset: u64, data: &[u8]) {
-        if let Some((segment, device, register)) = self.decode(offset) {
-            segment.write_config(device, register, data);
+        if let Some((segment, at, register)) = self.decode(offset) {
+            segment.write_config(at, register, data);
         }
     }
 }
@@ -90,16 +88,21 @@ impl ConfigPorts {
         self.address.store(address, Ordering::Relaxed);
     }
 
-    /// The device and register behind a data port.
-    fn decode(&self, port: u64) -> Option<(Arc<PciSegment>, u8, usize)> {
+    /// The function and register behind a data port.
+    fn decode(&self, port: u64) -> Option<(Arc<PciSegment>, Bdf, usize)> {
         let address = self.address();
-        let (bus, device, function) =
-            (address >> 16 & 0xff, address >> 11 & 0x1f, address >> 8 & 7);
-        if address & ADDRESS_ENABLE == 0 || bus != 0 || function != 0 {
+        if address & ADDRESS_ENABLE == 0 {
             return None;
         }
+        let at = Bdf {
+            segment: 0,
+            // Eight, five and three bits.
+            bus: (address >> 16) as u8,
+            device: (address >> 11 & 0x1f) as u8,
+            function: (address >> 8 & 7) as u8,
+        };
         let register = (address & 0xfc) as usize + (port & 3) as usize;
-        Some((self.segment.upgrade()?, device as u8, register))
+        Some((self.segment.upgrade()?, at, register))
     }
 }
 
@@ -109,9 +112,9 @@ impl BusDevice for ConfigPorts {
         if offset == 0 && data.len() == 4 {
             data.copy_from_slice(&self.address().to_le_bytes());
         } else if (4..8).contains(&offset)
-            && let Some((segment, device, register)) = self.decode(offset)
+            && let Some((segment, at, register)) = self.decode(offset)
         {
-            segment.read_config(device, register, data);
+            segment.read_config(at, register, data);
         }
     }
 
@@ -122,9 +125,9 @@ impl BusDevice for ConfigPorts {
                 self.set_address(u32::from_le_bytes(bytes));
             }
         } else if (4..8).contains(&offset)
-            && let Some((segment, device, register)) = self.decode(offset)
+            && let Some((segment, at, register)) = self.decode(offset)
         {
-            segment.write_config(device, register, data);
+            segment.write_config(at, register, data);
         }
     }
 }

@@ -2,13 +2,14 @@
 //!
 //! ```text
 //!   \_SB.PHPR          registers of the hot-plug controller, mutex BLCK
-//!       PCEJ(slots, segment)  ejects the slots in a bit mask
-//!       POST(slot, segment, event, status)  answers to an event
-//!       PSCN()                asks every segment for news; for the event handler (GED _EVT)
+//!       PCEJ(slots, bus)      ejects the slots in a bit mask
+//!       POST(slot, bus, event, status)  answers to an event
+//!       PSCN()                asks every bus for news; for the event handler (GED _EVT)
 //!   \_SB.PCI0 ...      a host bridge per segment
-//!       PCNT()                reads the announcements of the segment
+//!       PCNT()                reads the announcements of its bus
 //!       DVNT(mask, what)      notifies the slots in the mask
 //!       S001 ... S031         slots: _ADR, _SUN, _EJ0, _OST
+//!           S000, PCNT, DVNT      of a root port instead: the slot behind it
 //! ```
 
 use acpi_tables::{
@@ -23,10 +24,10 @@ use acpi_tables::{
 
 use super::{
     access::{CONFIG_PORTS_BASE, CONFIG_PORTS_LEN},
-    bdf::SLOTS,
-    hotplug::HOTPLUG_SIZE,
+    bdf::{Bdf, SLOTS},
+    hotplug::{HOTPLUG_SIZE, PciBuses},
     line::line_of,
-    segment::SegmentConfig,
+    windows::SegmentConfig,
 };
 use crate::acpi::registers::{DEVICE_CHECK, EJECT_REQUEST, FOREVER, Raw, controller};
 
@@ -38,6 +39,8 @@ const LOCK: &str = "\\_SB_.PHPR.BLCK";
 pub struct PciAml {
     /// All segments. An I/O window must leave out the configuration ports.
     pub segments: Vec<SegmentConfig>,
+    /// The root ports, by where they are, and the buses behind them.
+    pub ports: Vec<(Bdf, u8)>,
     /// First of [`LINES`] lines of the I/O APIC, for INTx.
     pub lines: u32,
     /// Address of the [`HotplugController`](super::HotplugController) in memory space.
@@ -57,7 +60,7 @@ impl Aml for PciAml {
     fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
         self.controller(sink);
         for segment in &self.segments {
-            bridge(segment, self.lines, sink);
+            self.bridge(segment, sink);
         }
     }
 }
@@ -65,15 +68,19 @@ impl Aml for PciAml {
 impl PciAml {
     fn controller(&self, sink: &mut dyn AmlSink) {
         let fields = [
-            *b"PCIU", *b"PCID", *b"B0EJ", *b"PSEG", *b"OEVT", *b"OSTA", *b"OSLT",
+            *b"PCIU", *b"PCID", *b"B0EJ", *b"PBUS", *b"OEVT", *b"OSTA", *b"OSLT",
         ];
-        let scans: Vec<_> = self
+        let bridges = self
             .segments
             .iter()
-            .map(|segment| {
-                let bridge = bridge_name(segment.segment);
-                MethodCall::new(Path::new(&format!("\\_SB_.{bridge}.PCNT")), vec![])
-            })
+            .map(|config| bridge_name(config.segment));
+        let ports = self.ports.iter().map(|(at, _)| {
+            let bridge = bridge_name(at.segment);
+            format!("{bridge}.{}", slot_name(at.device))
+        });
+        let scans: Vec<_> = bridges
+            .chain(ports)
+            .map(|bus| MethodCall::new(Path::new(&format!("\\_SB_.{bus}.PCNT")), vec![]))
             .collect();
         controller(
             "_SB_.PHPR",
@@ -100,7 +107,7 @@ impl PciAml {
                     true,
                     vec![
                         &Acquire::new(Path::new("BLCK"), FOREVER),
-                        &Store::new(&Path::new("PSEG"), &Arg(1)),
+                        &Store::new(&Path::new("PBUS"), &Arg(1)),
                         &Store::new(&Path::new("B0EJ"), &Arg(0)),
                         &Release::new(Path::new("BLCK")),
                     ],
@@ -111,7 +118,7 @@ impl PciAml {
                     true,
                     vec![
                         &Acquire::new(Path::new("BLCK"), FOREVER),
-                        &Store::new(&Path::new("PSEG"), &Arg(1)),
+                        &Store::new(&Path::new("PBUS"), &Arg(1)),
                         &Store::new(&Path::new("OEVT"), &Arg(2)),
                         &Store::new(&Path::new("OSTA"), &Arg(3)),
                         &Store::new(&Path::new("OSLT"), &Arg(0)),
@@ -131,61 +138,104 @@ impl PciAml {
 }
 
 /// `_PRT` (ACPI 6.5, 6.2.13): the line that pin A of each slot is wired to.
-struct Routes {
-    lines: u32,
+struct Routes<'a> {
+    first: u32,
+    slots: &'a [Bdf],
 }
 
-impl Aml for Routes {
+impl Aml for Routes<'_> {
     fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
         let mut routes = PackageBuilder::new();
-        for slot in 1..SLOTS {
+        for slot in self.slots {
             // All functions of the slot; pin A; no link device, but a line.
-            let address = u32::from(slot) << 16 | 0xffff;
-            let line = self.lines + u32::from(line_of(slot));
+            let address = u32::from(slot.device) << 16 | 0xffff;
+            let line = self.first + u32::from(line_of(*slot));
             routes.add_element(&Package::new(vec![&address, &ZERO, &ZERO, &line]));
         }
         Name::new(Path::new("_PRT"), &routes).to_aml_bytes(sink);
     }
 }
 
-/// Writes a host bridge with its slots.
-fn bridge(config: &SegmentConfig, lines: u32, sink: &mut dyn AmlSink) {
-    let resources = resources(config);
-    let resources = resources.iter().map(AsRef::as_ref).collect();
-    let mut children: Vec<Box<dyn Aml>> = vec![
-        Box::new(Name::new(Path::new("_HID"), &EISAName::new("PNP0A08"))),
-        Box::new(Name::new(Path::new("_CID"), &EISAName::new("PNP0A03"))),
-        Box::new(Name::new(Path::new("_UID"), &config.segment)),
-        Box::new(Name::new(Path::new("_SEG"), &config.segment)),
-        Box::new(Name::new(Path::new("_BBN"), &ZERO)),
-        Box::new(Name::new(Path::new("_CCA"), &1u8)),
-        Box::new(Name::new(
+impl PciAml {
+    /// Writes a host bridge with its slots and root ports.
+    fn bridge(&self, config: &SegmentConfig, sink: &mut dyn AmlSink) {
+        let resources = resources(config);
+        let resources = resources.iter().map(AsRef::as_ref).collect();
+        let mut children = Vec::new();
+        let mut add = |child: &dyn Aml| child.to_aml_bytes(&mut children);
+        add(&Name::new(Path::new("_HID"), &EISAName::new("PNP0A08")));
+        add(&Name::new(Path::new("_CID"), &EISAName::new("PNP0A03")));
+        add(&Name::new(Path::new("_UID"), &config.segment));
+        add(&Name::new(Path::new("_SEG"), &config.segment));
+        add(&Name::new(Path::new("_BBN"), &ZERO));
+        add(&Name::new(Path::new("_CCA"), &1u8));
+        add(&Name::new(
             Path::new("_CRS"),
             &ResourceTemplate::new(resources),
-        )),
-    ];
-    for slot in 1..SLOTS {
-        children.push(Box::new(SlotAml {
+        ));
+        let at = |bus, device| Bdf {
             segment: config.segment,
-            slot,
-        }));
+            bus,
+            device,
+            function: 0,
+        };
+        let slots: Vec<_> = (1..SLOTS).map(|slot| at(0, slot)).collect();
+        self.slots(&slots, &mut children);
+        for (port, bus) in &self.ports {
+            if port.segment == config.segment {
+                self.port(*port, at(*bus, 0), &mut children);
+            }
+        }
+        let name = format!("_SB_.{}", bridge_name(config.segment));
+        Device::new(Path::new(&name), vec![&Raw(&children)]).to_aml_bytes(sink);
     }
-    children.push(Box::new(Routes { lines }));
-    children.push(Box::new(NotifyAml));
-    children.push(Box::new(ScanAml {
-        segment: config.segment,
-    }));
-    Device::new(
-        Path::new(&format!("_SB_.{}", bridge_name(config.segment))),
-        children.iter().map(AsRef::as_ref).collect(),
-    )
-    .to_aml_bytes(sink);
+
+    /// Writes a root port with the slot behind it.
+    fn port(&self, port: Bdf, slot: Bdf, sink: &mut dyn AmlSink) {
+        let mut children = Vec::new();
+        self.slots(&[slot], &mut children);
+        Device::new(
+            Path::new(&slot_name(port.device)),
+            vec![
+                &Name::new(Path::new("_ADR"), &(u32::from(port.device) << 16)),
+                &Raw(&children),
+            ],
+        )
+        .to_aml_bytes(sink);
+    }
+
+    /// Writes the slots of a bus and its methods.
+    fn slots(&self, slots: &[Bdf], sink: &mut dyn AmlSink) {
+        let Some(bus) = slots.first().and_then(|slot| self.buses().number_of(*slot)) else {
+            return;
+        };
+        let is_port = |slot: Bdf| self.ports.iter().any(|(port, _)| *port == slot);
+        let empty = slots.iter().copied().filter(|slot| !is_port(*slot));
+        let numbers: Vec<_> = empty.map(|slot| slot.device).collect();
+        for &slot in &numbers {
+            SlotAml { bus, slot }.to_aml_bytes(sink);
+        }
+        Routes {
+            first: self.lines,
+            slots,
+        }
+        .to_aml_bytes(sink);
+        NotifyAml { slots: &numbers }.to_aml_bytes(sink);
+        ScanAml { bus }.to_aml_bytes(sink);
+    }
+
+    fn buses(&self) -> PciBuses {
+        let last: Vec<_> = self.segments.iter().map(SegmentConfig::last_bus).collect();
+        PciBuses::new(&last)
+    }
 }
 
 /// `_CRS`: what the bridge forwards.
 fn resources(config: &SegmentConfig) -> Vec<Box<dyn Aml>> {
-    let mut resources: Vec<Box<dyn Aml>> =
-        vec![Box::new(AddressSpace::<u16>::new_bus_number(0, 0))];
+    let mut resources: Vec<Box<dyn Aml>> = vec![Box::new(AddressSpace::<u16>::new_bus_number(
+        0,
+        config.last_bus().into(),
+    ))];
     if config.segment == 0 {
         let (base, len) = (CONFIG_PORTS_BASE as u16, CONFIG_PORTS_LEN as u8);
         resources.push(Box::new(IO::new(base, base, 1, len)));
@@ -222,14 +272,14 @@ fn slot_name(slot: u8) -> String {
 
 /// The device object of a slot.
 struct SlotAml {
-    segment: u16,
+    bus: u16,
     slot: u8,
 }
 
 impl Aml for SlotAml {
     fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
         // Unique in the machine, so that the guest need not invent names for its slots.
-        let number = u32::from(self.segment) * u32::from(SLOTS) + u32::from(self.slot);
+        let number = u32::from(self.bus) * u32::from(SLOTS) + u32::from(self.slot);
         let bit = 1u32 << (self.slot % SLOTS);
         Device::new(
             Path::new(&slot_name(self.slot)),
@@ -242,7 +292,7 @@ impl Aml for SlotAml {
                     true,
                     vec![&MethodCall::new(
                         Path::new("\\_SB_.PHPR.PCEJ"),
-                        vec![&bit, &self.segment],
+                        vec![&bit, &self.bus],
                     )],
                 ),
                 &Method::new(
@@ -251,7 +301,7 @@ impl Aml for SlotAml {
                     true,
                     vec![&MethodCall::new(
                         Path::new("\\_SB_.PHPR.POST"),
-                        vec![&self.slot, &self.segment, &Arg(0), &Arg(1)],
+                        vec![&self.slot, &self.bus, &Arg(0), &Arg(1)],
                     )],
                 ),
             ],
@@ -261,12 +311,16 @@ impl Aml for SlotAml {
 }
 
 /// `DVNT(mask, what)`: notifies the slots in the mask.
-struct NotifyAml;
+struct NotifyAml<'a> {
+    slots: &'a [u8],
+}
 
-impl Aml for NotifyAml {
+impl Aml for NotifyAml<'_> {
     fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
-        let slots: Vec<_> = (1..SLOTS)
-            .map(|slot| (1u32 << slot, Path::new(&slot_name(slot))))
+        let slots: Vec<_> = self
+            .slots
+            .iter()
+            .map(|&slot| (1u32 << slot, Path::new(&slot_name(slot))))
             .collect();
         let tests: Vec<_> = slots
             .iter()
@@ -281,9 +335,9 @@ impl Aml for NotifyAml {
     }
 }
 
-/// `PCNT()`: reads the announcements of a segment and passes them on.
+/// `PCNT()`: reads the announcements of a bus and passes them on.
 struct ScanAml {
-    segment: u16,
+    bus: u16,
 }
 
 impl Aml for ScanAml {
@@ -300,7 +354,7 @@ impl Aml for ScanAml {
             true,
             vec![
                 &Acquire::new(Path::new(LOCK), FOREVER),
-                &Store::new(&Path::new("\\_SB_.PHPR.PSEG"), &self.segment),
+                &Store::new(&Path::new("\\_SB_.PHPR.PBUS"), &self.bus),
                 &Raw(&calls),
                 &Release::new(Path::new(LOCK)),
             ],
@@ -316,7 +370,10 @@ mod tests {
     use acpi_tables::sdt::Sdt;
 
     use super::*;
-    use crate::testing::{MMIO32, MMIO64, PORTS};
+    use crate::{
+        pci::PortWindows,
+        testing::{MMIO32, MMIO64, PORTS},
+    };
 
     fn aml(segments: u16) -> Vec<u8> {
         let segment = |segment| SegmentConfig {
@@ -324,10 +381,17 @@ mod tests {
             mmio32: Some(MMIO32),
             mmio64: Some(MMIO64),
             io: (segment == 0).then_some(PORTS),
+            ports: vec![PortWindows::default(); if segment == 1 { 2 } else { 0 }],
+        };
+        let port = |device| Bdf {
+            segment: 1,
+            device,
+            ..Bdf::default()
         };
         let mut bytes = Vec::new();
         PciAml {
             segments: (0..segments).map(segment).collect(),
+            ports: vec![(port(4), 1), (port(9), 2)],
             lines: 16,
             hotplug: 0xfe80_3000,
         }
@@ -345,9 +409,14 @@ mod tests {
     #[test]
     fn every_segment_has_a_bridge_with_31_slots_that_can_be_ejected() {
         let bytes = aml(12);
-        assert_eq!(count(&bytes, b"_EJ0"), 12 * 31);
+        assert_eq!(
+            count(&bytes, b"_EJ0"),
+            12 * 31,
+            "less two ports, and theirs"
+        );
         assert_eq!(count(&bytes, b"_SEG"), 12);
-        assert_eq!(count(&bytes, b"_PRT"), 12);
+        assert_eq!(count(&bytes, b"_PRT"), 12 + 2);
+        assert_eq!(count(&bytes, b"S000"), 2 * 2);
         assert_eq!(count(&bytes, b"S031"), 2 * 12, "a device, a notification");
         assert_eq!(count(&bytes, b"PC0B"), 2, "a device, a scan");
     }
@@ -363,6 +432,8 @@ mod tests {
             "\\_SB.PCI1._PRT",
             "\\_SB.PCI1.S003._OST 3 81 0",
             "\\_SB.PCI1.S003._EJ0 1",
+            "\\_SB.PCI1.S009.S000._EJ0 1",
+            "\\_SB.PCI1.S004._PRT",
         ] {
             let mut command = Command::new("acpiexec");
             let batch = format!("evaluate {method}");

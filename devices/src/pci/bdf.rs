@@ -50,6 +50,14 @@ impl Bdf {
     pub fn requester_id(&self) -> u16 {
         u16::from(self.bus) << 8 | u16::from(self.device & 0x1f) << 3 | u16::from(self.function & 7)
     }
+
+    /// The slot that the function is in, as the address of its function 0.
+    pub fn slot(self) -> Self {
+        Self {
+            function: 0,
+            ..self
+        }
+    }
 }
 
 impl fmt::Display for Bdf {

@@ -43,6 +43,8 @@ pub mod offsets {
     pub const INTERRUPT_LINE: usize = 0x3c;
     /// Interrupt pin, 8 bits: 1 is A.
     pub const INTERRUPT_PIN: usize = 0x3d;
+    /// Of a bridge: status of the bus behind it, 16 bits (PCI-to-PCI Bridge 1.2, figure 3-1).
+    pub const SECONDARY_STATUS: usize = 0x1e;
 }
 
 /// Command register: the function decodes its I/O BARs.
@@ -54,6 +56,11 @@ pub const COMMAND_BUS_MASTER: u16 = 1 << 2;
 
 /// Parity, SERR# and interrupt-disable bits of the command register.
 const COMMAND_OTHER_WRITABLE: u16 = 1 << 6 | 1 << 8 | 1 << 10;
+/// Header type: a bridge.
+const HEADER_BRIDGE: u8 = 1;
+/// Header type: there are other functions in the slot.
+pub const HEADER_MULTIFUNCTION: u8 = 1 << 7;
+
 /// There is a capability list.
 const STATUS_CAPABILITIES: u8 = 1 << 4;
 /// Error bits of the status register, cleared by writing ones.
@@ -157,6 +164,18 @@ impl ConfigSpace {
             .copy_from_slice(&STATUS_ERRORS.to_le_bytes());
         space.set_writable(offsets::CACHE_LINE, &[0xff]);
         space.set_writable(offsets::INTERRUPT_LINE, &[0xff]);
+        space
+    }
+
+    /// A bridge (header type 1) whose bus numbers and windows are for the caller to add.
+    pub fn bridge(identity: Identity) -> Self {
+        let mut space = Self::new(identity);
+        space.set(offsets::HEADER_TYPE, &[HEADER_BRIDGE]);
+        space.writable[offsets::COMMAND] |= COMMAND_MEMORY as u8;
+        space.write_one_to_clear[offsets::SECONDARY_STATUS..offsets::SECONDARY_STATUS + 2]
+            .copy_from_slice(&STATUS_ERRORS.to_le_bytes());
+        // An endpoint's subsystem, and a bridge's upper half of an address.
+        space.set(offsets::SUBSYSTEM_VENDOR, &[0; 4]);
         space
     }
 

@@ -8,6 +8,7 @@ use super::{
     bar::BarIndex,
     bdf::Bdf,
     config::{ConfigError, ConfigSpace},
+    root_port::RootPort,
 };
 use crate::{
     bus::BusDevice,
@@ -73,6 +74,17 @@ pub trait PciFunction: Send {
     /// BARs and the command register afterwards.
     fn write_config(&mut self, offset: usize, data: &[u8]) {
         self.config_mut().write(offset, data);
+    }
+
+    /// The root port that it is. What the guest writes to its registers decides which memory of the
+    /// functions behind it is decoded.
+    fn root_port(&self) -> Option<&RootPort> {
+        None
+    }
+
+    /// The root port that it is, for the segment to give it a bus.
+    fn root_port_mut(&mut self) -> Option<&mut RootPort> {
+        None
     }
 
     /// What decodes accesses to a BAR; `None` for a BAR that is memory, which the function maps

@@ -3,8 +3,9 @@
 //! ```text
 //!   offset 0   up       slots with a new device; reading clears it
 //!          4   down     slots that the guest is asked to give up; reading clears it
-//!          8   eject    write: bit n ejects slot n of the selected segment
-//!         12   segment  which segment the other registers are about
+//!          8   eject    write: bit n ejects slot n of the selected bus
+//!         12   bus      which bus the other registers are about: bus 0 of each segment, then those
+//!                       of root ports
 //!         16   event    what the guest answers to: an argument of _OST
 //!         20   status   its answer: an argument of _OST (ACPI 6.5, table 6.27)
 //!         24   slot     write: that was the answer for this slot
@@ -18,7 +19,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-use super::bdf::SLOTS;
+use super::bdf::{Bdf, SLOTS};
 use crate::bus::BusDevice;
 
 /// Bytes of the register block.
@@ -27,7 +28,7 @@ pub const HOTPLUG_SIZE: u64 = 28;
 const UP: u64 = 0;
 const DOWN: u64 = 4;
 const EJECT: u64 = 8;
-const SEGMENT: u64 = 12;
+const BUS: u64 = 12;
 const EVENT: u64 = 16;
 const STATUS: u64 = 20;
 const SLOT: u64 = 24;
@@ -46,14 +47,48 @@ pub enum SlotEvent {
     Refused(u32),
 }
 
-/// What the machine does when the guest does something about a slot: (segment, slot, what). Called
-/// on a vCPU thread, so it only hands the request on.
-pub type SlotHandler = Box<dyn Fn(u16, u8, SlotEvent) + Send + Sync>;
+/// What the machine does when the guest does something about a slot, which is named by its function
+/// 0. Called on a vCPU thread, so it only hands the request on.
+pub type SlotHandler = Box<dyn Fn(Bdf, SlotEvent) + Send + Sync>;
+
+/// The buses of all segments, as hot-plug numbers them.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct PciBuses(Vec<(u16, u8)>);
+
+impl PciBuses {
+    /// The buses of segments 0, 1 and so on, whose last buses are these.
+    pub fn new(last: &[u8]) -> Self {
+        let segments = || (0..).zip(last);
+        let roots = segments().map(|(segment, _)| (segment, 0));
+        let others =
+            segments().flat_map(|(segment, last)| (1..=*last).map(move |at| (segment, at)));
+        Self(roots.chain(others).collect())
+    }
+
+    /// The number of the bus that a function is on.
+    pub fn number_of(&self, at: Bdf) -> Option<u16> {
+        let mut buses = (0..).zip(&self.0);
+        let (number, _) = buses.find(|(_, bus)| **bus == (at.segment, at.bus))?;
+        Some(number)
+    }
+
+    /// The slot of a bus, if it is one in which devices come and go.
+    fn slot(&self, number: u16, device: u8) -> Option<Bdf> {
+        let &(segment, bus) = self.0.get(usize::from(number))?;
+        let slots = if bus == 0 { 1..SLOTS } else { 0..1 };
+        slots.contains(&device).then_some(Bdf {
+            segment,
+            bus,
+            device,
+            function: 0,
+        })
+    }
+}
 
 /// Announcements that the guest has not read yet.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct HotplugState {
-    /// Per segment: slots with a new device, and slots to give up.
+    /// Per bus: slots with a new device, and slots to give up.
     pending: Vec<(u32, u32)>,
     selected: u32,
     /// The answer that is being written.
@@ -64,45 +99,48 @@ pub struct HotplugState {
 /// The register block.
 pub struct HotplugController {
     state: Mutex<HotplugState>,
+    buses: PciBuses,
     handler: SlotHandler,
 }
 
 impl HotplugController {
-    /// Registers for `segments` segments.
-    pub fn new(segments: u16, handler: SlotHandler) -> Self {
+    /// Registers for these buses.
+    pub fn new(buses: PciBuses, handler: SlotHandler) -> Self {
         Self {
             state: Mutex::new(HotplugState {
-                pending: vec![(0, 0); usize::from(segments)],
+                pending: vec![(0, 0); buses.0.len()],
                 ..HotplugState::default()
             }),
+            buses,
             handler,
         }
     }
 
-    /// There is a new device. The guest looks when it gets the ACPI event. False if there is no
-    /// such slot.
-    pub fn announce(&self, segment: u16, slot: u8) -> bool {
-        self.set(segment, slot, |(up, _), bit| *up |= bit)
+    /// There is something new in the slot of a function. The guest looks when it gets the ACPI
+    /// event. False if there is no such slot.
+    pub fn announce(&self, at: Bdf) -> bool {
+        self.set(at, |(up, _), bit| *up |= bit)
     }
 
-    /// The guest is asked to eject a device. False if there is no such slot.
-    pub fn request_eject(&self, segment: u16, slot: u8) -> bool {
-        self.set(segment, slot, |(_, down), bit| *down |= bit)
+    /// The guest is asked to eject what is in the slot of a function. False if there is no such
+    /// slot.
+    pub fn request_eject(&self, at: Bdf) -> bool {
+        self.set(at, |(_, down), bit| *down |= bit)
     }
 
-    /// The guest is no longer asked to eject a device, unless it has read that already. False if
-    /// there is no such slot.
-    pub fn withdraw_request(&self, segment: u16, slot: u8) -> bool {
-        self.set(segment, slot, |(_, down), bit| *down &= !bit)
+    /// The guest is no longer asked to eject it, unless it has read that already. False if there is
+    /// no such slot.
+    pub fn withdraw_request(&self, at: Bdf) -> bool {
+        self.set(at, |(_, down), bit| *down &= !bit)
     }
 
-    fn set(&self, segment: u16, slot: u8, change: impl FnOnce(&mut (u32, u32), u32)) -> bool {
-        if slot == 0 || slot >= SLOTS {
-            return false;
-        }
-        match self.lock().pending.get_mut(usize::from(segment)) {
+    fn set(&self, at: Bdf, change: impl FnOnce(&mut (u32, u32), u32)) -> bool {
+        let number = self.buses.number_of(at);
+        let number = number.filter(|number| self.buses.slot(*number, at.device).is_some());
+        let Some(number) = number else { return false };
+        match self.lock().pending.get_mut(usize::from(number)) {
             Some(pending) => {
-                change(pending, 1 << slot);
+                change(pending, 1 << at.device);
                 true
             }
             None => false,
@@ -114,7 +152,7 @@ impl HotplugController {
         self.lock().clone()
     }
 
-    /// Takes saved announcements over; those of segments that do not exist are dropped.
+    /// Takes saved announcements over; those of buses that do not exist are dropped.
     pub fn restore(&self, saved: &HotplugState) {
         let mut state = self.lock();
         for (pending, saved) in state.pending.iter_mut().zip(&saved.pending) {
@@ -132,6 +170,12 @@ impl HotplugController {
         state.answer = (0, 0);
     }
 
+    /// What the guest means by a bus and a slot.
+    fn slot(&self, bus: u32, slot: u32) -> Option<Bdf> {
+        let (bus, slot) = (u16::try_from(bus).ok()?, u8::try_from(slot).ok()?);
+        self.buses.slot(bus, slot)
+    }
+
     fn lock(&self) -> MutexGuard<'_, HotplugState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -140,12 +184,6 @@ impl HotplugController {
 impl HotplugState {
     fn selected(&mut self) -> Option<&mut (u32, u32)> {
         self.pending.get_mut(usize::try_from(self.selected).ok()?)
-    }
-
-    /// The selected segment, if it exists.
-    fn segment(&self) -> Option<u16> {
-        let segment = u16::try_from(self.selected).ok()?;
-        (usize::from(segment) < self.pending.len()).then_some(segment)
     }
 }
 
@@ -159,7 +197,7 @@ impl BusDevice for HotplugController {
         let value = match offset {
             UP => state.selected().map(|(up, _)| std::mem::take(up)),
             DOWN => state.selected().map(|(_, down)| std::mem::take(down)),
-            SEGMENT => Some(state.selected),
+            BUS => Some(state.selected),
             _ => None,
         };
         data.copy_from_slice(&value.unwrap_or(0).to_le_bytes());
@@ -169,28 +207,24 @@ impl BusDevice for HotplugController {
         let Ok(bytes) = data.try_into() else { return };
         let value = u32::from_le_bytes(bytes);
         match offset {
-            SEGMENT => self.lock().selected = value,
+            BUS => self.lock().selected = value,
             EJECT => {
-                let Some(segment) = self.lock().segment() else {
-                    return;
-                };
-                for slot in (1..SLOTS).filter(|slot| value & 1 << slot != 0) {
-                    (self.handler)(segment, slot, SlotEvent::Ejected);
+                let selected = self.lock().selected;
+                let slots = (0..SLOTS).filter(|slot| value & 1 << slot != 0);
+                for slot in slots.filter_map(|slot| self.slot(selected, slot.into())) {
+                    (self.handler)(slot, SlotEvent::Ejected);
                 }
             }
             EVENT => self.lock().answer.0 = value,
             STATUS => self.lock().answer.1 = value,
             SLOT => {
-                let (segment, (event, status)) = {
+                let (selected, (event, status)) = {
                     let state = self.lock();
-                    (state.segment(), state.answer)
+                    (state.selected, state.answer)
                 };
-                let slot = u8::try_from(value)
-                    .ok()
-                    .filter(|slot| (1..SLOTS).contains(slot));
                 let refused = EJECT_EVENTS.contains(&event) && !NO_REFUSAL.contains(&status);
-                if let (Some(segment), Some(slot), true) = (segment, slot, refused) {
-                    (self.handler)(segment, slot, SlotEvent::Refused(status));
+                if let (Some(slot), true) = (self.slot(selected, value), refused) {
+                    (self.handler)(slot, SlotEvent::Refused(status));
                 }
             }
             _ => {}
@@ -203,13 +237,24 @@ mod tests {
     use super::*;
     use std::sync::Arc;
 
-    type Ejected = Arc<Mutex<Vec<(u16, u8, SlotEvent)>>>;
+    type Ejected = Arc<Mutex<Vec<(Bdf, SlotEvent)>>>;
+
+    fn at(segment: u16, bus: u8, device: u8) -> Bdf {
+        Bdf {
+            segment,
+            bus,
+            device,
+            function: 0,
+        }
+    }
 
     fn controller() -> (HotplugController, Ejected) {
         let ejected = Arc::new(Mutex::new(Vec::new()));
         let log = Arc::clone(&ejected);
-        let eject = move |segment, slot, event| log.lock().unwrap().push((segment, slot, event));
-        (HotplugController::new(2, Box::new(eject)), ejected)
+        let eject = move |slot, event| log.lock().unwrap().push((slot, event));
+        // Two segments, of which the second has two root ports.
+        let buses = PciBuses::new(&[0, 2]);
+        (HotplugController::new(buses, Box::new(eject)), ejected)
     }
 
     fn read(controller: &HotplugController, offset: u64) -> u32 {
@@ -221,10 +266,10 @@ mod tests {
     #[test]
     fn an_announcement_is_read_once_and_only_in_its_segment() {
         let (controller, _) = controller();
-        assert!(controller.announce(1, 3));
-        assert!(controller.request_eject(1, 4));
+        assert!(controller.announce(at(1, 0, 3)));
+        assert!(controller.request_eject(at(1, 0, 4)));
         assert_eq!(read(&controller, UP), 0);
-        controller.write(SEGMENT, &1u32.to_le_bytes());
+        controller.write(BUS, &1u32.to_le_bytes());
         assert_eq!(read(&controller, UP), 1 << 3);
         assert_eq!(read(&controller, UP), 0);
         assert_eq!(read(&controller, DOWN), 1 << 4);
@@ -234,19 +279,37 @@ mod tests {
     #[test]
     fn slots_that_do_not_exist_are_refused() {
         let (controller, _) = controller();
-        assert!(!controller.announce(2, 3));
-        assert!(!controller.announce(0, 0));
-        assert!(!controller.request_eject(0, 32));
+        assert!(!controller.announce(at(2, 0, 3)));
+        assert!(!controller.announce(at(0, 0, 0)));
+        assert!(!controller.request_eject(at(0, 0, 32)));
+        assert!(!controller.announce(at(0, 1, 0)));
+        assert!(!controller.announce(at(1, 1, 1)));
+        assert!(controller.announce(at(1, 1, 0)));
     }
 
     #[test]
     fn an_eject_reaches_the_machine_for_existing_segments_only() {
         let (controller, ejected) = controller();
         controller.write(EJECT, &0x8000_0003u32.to_le_bytes());
-        controller.write(SEGMENT, &7u32.to_le_bytes());
+        controller.write(BUS, &7u32.to_le_bytes());
         controller.write(EJECT, &u32::MAX.to_le_bytes());
         controller.write(EJECT, &[0xff]);
-        let events = [1, 31].map(|slot| (0, slot, SlotEvent::Ejected));
+        let events = [1, 31].map(|slot| (at(0, 0, slot), SlotEvent::Ejected));
+        assert_eq!(*ejected.lock().unwrap(), events);
+    }
+
+    #[test]
+    fn a_bus_behind_a_root_port_has_one_slot() {
+        let (controller, ejected) = controller();
+        let behind = Bdf {
+            function: 3,
+            ..at(1, 2, 0)
+        };
+        assert!(controller.request_eject(behind));
+        controller.write(BUS, &3_u32.to_le_bytes());
+        assert_eq!(read(&controller, DOWN), 1);
+        controller.write(EJECT, &u32::MAX.to_le_bytes());
+        let events = [(at(1, 2, 0), SlotEvent::Ejected)];
         assert_eq!(*ejected.lock().unwrap(), events);
     }
 
@@ -266,25 +329,30 @@ mod tests {
         }
         assert_eq!(*events.lock().unwrap(), []);
         answer(3, 0x81, 4);
-        controller.write(SEGMENT, &2u32.to_le_bytes());
-        answer(3, 0x81, 4);
-        assert_eq!(*events.lock().unwrap(), [(0, 4, SlotEvent::Refused(0x81))]);
+        for bus in [2_u32, 4, u32::MAX] {
+            controller.write(BUS, &bus.to_le_bytes());
+            answer(3, 0x81, 4);
+        }
+        assert_eq!(
+            *events.lock().unwrap(),
+            [(at(0, 0, 4), SlotEvent::Refused(0x81))]
+        );
     }
 
     #[test]
     fn a_request_that_is_withdrawn_is_not_read() {
         let (controller, _) = controller();
-        controller.request_eject(0, 4);
-        controller.request_eject(0, 5);
-        assert!(controller.withdraw_request(0, 4));
+        controller.request_eject(at(0, 0, 4));
+        controller.request_eject(at(0, 0, 5));
+        assert!(controller.withdraw_request(at(0, 0, 4)));
         assert_eq!(read(&controller, DOWN), 1 << 5);
     }
 
     #[test]
     fn a_new_device_does_not_hide_that_the_old_one_has_to_go() {
         let (controller, _) = controller();
-        controller.request_eject(0, 4);
-        controller.announce(0, 4);
+        controller.request_eject(at(0, 0, 4));
+        controller.announce(at(0, 0, 4));
         assert_eq!(read(&controller, UP), 1 << 4);
         assert_eq!(read(&controller, DOWN), 1 << 4);
     }
@@ -292,7 +360,7 @@ mod tests {
     #[test]
     fn announcements_survive_a_snapshot() {
         let (before, _) = controller();
-        before.announce(0, 5);
+        before.announce(at(0, 0, 5));
         let (after, _) = controller();
         after.restore(&before.save());
         assert_eq!(read(&after, UP), 1 << 5);

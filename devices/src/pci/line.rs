@@ -4,19 +4,20 @@ use std::io;
 
 use vmm_sys_util::eventfd::EventFd;
 
+use super::bdf::Bdf;
+
 /// Lines that the host bridge forwards, which the slots share.
 pub const LINES: u8 = 4;
 
-/// The line of a slot: all functions use their pin A.
-pub fn line_of(slot: u8) -> u8 {
-    slot % LINES
+/// The line of a slot, below [`LINES`]: all functions use their pin A.
+pub fn line_of(slot: Bdf) -> u8 {
+    slot.bus.wrapping_add(slot.device) % LINES
 }
 
 /// Hands out interrupt lines. Implemented over KVM's resampling irqfds by the machine.
 pub trait Lines: Send + Sync {
-    /// One more user of the line of a slot, which is 1 to 31. It is given back when the result is
-    /// dropped.
-    fn join(&self, slot: u8) -> io::Result<Box<dyn Line>>;
+    /// One more user of a line (see [`line_of`]). It is given back when the result is dropped.
+    fn join(&self, line: u8) -> io::Result<Box<dyn Line>>;
 }
 
 /// A function's share of an interrupt line.

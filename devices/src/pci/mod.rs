@@ -26,8 +26,9 @@
 //! [`HotplugController::request_eject`], the event, and when the guest's eject arrives at the
 //! handler, `unplug`. [`PciAml`] describes all of it to the guest.
 //!
-//! Only function 0 of each device exists. Interrupt lines (INTx) are there for physical devices
-//! that have nothing better; the bridge's `_PRT` gives all slots four of them.
+//! A segment has bus 0 and a bus for each [`RootPort`], with one slot of up to eight functions. A
+//! slot leaves as a whole: that is how guests unplug. Interrupt lines (INTx) are there for physical
+//! devices that have nothing better; the bridge's `_PRT` gives all slots four of them.
 
 mod access;
 mod aml;
@@ -40,7 +41,9 @@ mod hotplug;
 mod line;
 mod msi;
 mod msix;
+mod root_port;
 mod segment;
+mod windows;
 
 pub use access::{CONFIG_PORTS_BASE, CONFIG_PORTS_LEN, ConfigPorts, ECAM_SIZE, Ecam};
 pub use aml::PciAml;
@@ -49,13 +52,19 @@ pub use bdf::{Bdf, ParseBdfError, SLOTS};
 pub use config::{ConfigError, ConfigSpace, ConfigSpaceState, Identity};
 pub use function::{LifecycleError, PciFunction};
 pub use host_bridge::HostBridge;
-pub use hotplug::{HOTPLUG_SIZE, HotplugController, HotplugState, SlotEvent, SlotHandler};
+pub use hotplug::{
+    HOTPLUG_SIZE, HotplugController, HotplugState, PciBuses, SlotEvent, SlotHandler,
+};
 pub use line::{LINES, Line, Lines, line_of};
 pub use msi::MsiCapability;
 pub use msix::{
     Delivery, MAX_VECTORS, MsixCapability, MsixEntryState, MsixState, MsixTable, TABLE_ENTRY_SIZE,
 };
-pub use segment::{PciError, PciSegment, SegmentConfig, SharedFunction, Window};
+pub use root_port::RootPort;
+pub use segment::{PciError, PciSegment, Seat, SharedFunction};
+pub use windows::{PortWindows, SegmentConfig, Window};
 
+#[cfg(test)]
+mod port_tests;
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,8 @@
-//! A PCI segment: one bus of 32 slots, its configuration access and the placement of its BARs.
+//! A PCI segment: a bus of 32 slots and those of its root ports, their configuration access and the
+//! placement of BARs.
 
 use std::{
+    collections::BTreeMap,
     io,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -11,61 +13,53 @@ use vm_allocator::{AddressAllocator, AllocPolicy};
 use super::{
     bar::{BarAddress, BarIndex, BarKind, BarRequest, DecodedBar},
     bdf::{Bdf, SLOTS},
-    config::offsets,
+    config::{HEADER_MULTIFUNCTION, offsets},
     function::{LifecycleError, PciFunction},
     host_bridge::HostBridge,
+    root_port::{self, Forwarding, RootPort},
+    windows::SegmentConfig,
 };
 use crate::bus::{Bus, BusError};
 
 /// A function that is plugged in.
 pub type SharedFunction = Arc<Mutex<dyn PciFunction>>;
 
-/// A range of addresses, both ends included.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Window {
-    /// First address.
-    pub first: u64,
-    /// Last address.
-    pub last: u64,
-}
-
-impl Window {
-    /// `len` bytes from `first`; `None` if that is empty or wraps around.
-    pub fn new(first: u64, len: u64) -> Option<Self> {
-        let last = first.checked_add(len.checked_sub(1)?)?;
-        Some(Self { first, last })
-    }
-
-    /// Whether `len` bytes (not 0) from `address` lie inside.
-    fn contains(&self, address: u64, len: u64) -> bool {
-        let last = len.checked_sub(1).and_then(|len| address.checked_add(len));
-        address >= self.first && last.is_some_and(|last| last <= self.last)
-    }
-}
-
-/// Number and address windows of a segment. Windows of different segments must not overlap, nor
-/// hold RAM.
+/// Where a function wants to sit.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct SegmentConfig {
-    /// Segment number, as in `_SEG`.
-    pub segment: u16,
-    /// Memory below 4 GiB.
-    pub mmio32: Option<Window>,
-    /// Memory above 4 GiB.
-    pub mmio64: Option<Window>,
-    /// I/O ports, for segment 0.
-    pub io: Option<Window>,
+pub struct Seat {
+    /// The bus: 0, or that of a root port.
+    pub bus: u8,
+    /// Slot on the bus: 1 to 31 on bus 0, where it is the first empty one if absent; 0 behind a root
+    /// port.
+    pub device: Option<u8>,
+    /// Function of the slot, 0 to 7.
+    pub function: u8,
 }
 
-impl SegmentConfig {
-    /// The windows in which a BAR may lie, the one preferred first.
-    fn windows(&self, kind: BarKind) -> impl Iterator<Item = Window> {
-        let windows = match kind {
-            BarKind::Io => [self.io, None],
-            BarKind::Memory32 { .. } | BarKind::Rom => [self.mmio32, None],
-            BarKind::Memory64 { .. } => [self.mmio64, self.mmio32],
-        };
-        windows.into_iter().flatten()
+impl Seat {
+    /// In the first empty slot of bus 0.
+    pub const ANY: Self = Self {
+        bus: 0,
+        device: None,
+        function: 0,
+    };
+
+    /// Function 0 of a slot of bus 0.
+    pub fn slot(device: u8) -> Self {
+        Self {
+            device: Some(device),
+            ..Self::ANY
+        }
+    }
+}
+
+impl From<Bdf> for Seat {
+    fn from(bdf: Bdf) -> Self {
+        Self {
+            bus: bdf.bus,
+            device: Some(bdf.device),
+            function: bdf.function,
+        }
     }
 }
 
@@ -78,6 +72,35 @@ pub enum PciError {
         /// The slot asked for.
         slot: u8,
     },
+    /// The function number is out of range.
+    #[error("PCI function number {function} is not one of 0 to 7")]
+    InvalidFunction {
+        /// The function asked for.
+        function: u8,
+    },
+    /// A function of no slot.
+    #[error("PCI function {function} of which device? Only function 0 can be given any")]
+    NoDevice {
+        /// The function asked for.
+        function: u8,
+    },
+    /// There is one slot behind a root port.
+    #[error("behind a PCI root port there is device 0 only, and no device {slot}")]
+    BehindPort {
+        /// The slot asked for.
+        slot: u8,
+    },
+    /// No root port has the bus.
+    #[error("PCI segment {segment} has no root port with bus {bus}")]
+    NoBus {
+        /// Segment number.
+        segment: u16,
+        /// The bus asked for.
+        bus: u8,
+    },
+    /// All buses have a root port already.
+    #[error("PCI segment {0} has no bus for another root port")]
+    NoPort(u16),
     /// Another function has the slot.
     #[error("PCI device {0} is already in use")]
     SlotTaken(Bdf),
@@ -133,11 +156,14 @@ struct Slot {
     placements: [Placement; BarIndex::COUNT],
     /// The addresses it was plugged in with, to which a reset brings it back.
     home: Vec<BarAddress>,
+    /// The bus behind it, if it is a root port.
+    port: Option<u8>,
 }
 
-type Slots = [Option<Slot>; SLOTS as usize];
+/// By address: the bus numbers are those of the machine, whatever the guest calls its buses.
+type Slots = BTreeMap<Bdf, Slot>;
 
-/// One bus with its functions.
+/// The buses of a segment with their functions.
 ///
 /// Lock order: `decoding`, then one function, then `slots`. A function must not call the segment,
 /// and nobody may call the segment with a function's lock held.
@@ -154,18 +180,22 @@ pub struct PciSegment {
 impl PciSegment {
     /// A segment with its host bridge. Trapped BARs will appear on `mmio` and `pio`.
     pub fn new(config: SegmentConfig, mmio: Arc<Bus>, pio: Arc<Bus>) -> Arc<Self> {
-        let mut slots: Slots = std::array::from_fn(|_| None);
-        slots[0] = Some(Slot {
+        let bridge = Slot {
             function: Arc::new(Mutex::new(HostBridge::new())),
             placements: Default::default(),
             home: Vec::new(),
-        });
+            port: None,
+        };
+        let at = Bdf {
+            segment: config.segment,
+            ..Bdf::default()
+        };
         Arc::new(Self {
             config,
             mmio,
             pio,
             decoding: Mutex::new(()),
-            slots: Mutex::new(slots),
+            slots: Mutex::new(BTreeMap::from([(at, bridge)])),
         })
     }
 
@@ -174,18 +204,19 @@ impl PciSegment {
         &self.config
     }
 
-    /// Puts a function into `slot`, or the first free one, and gives its BARs addresses: those
-    /// of `addresses` (restore), else free ones. The guest sees it from now on.
+    /// Puts a function into a seat, and gives its BARs addresses: those of `addresses` (restore),
+    /// else free ones; a root port gets the next bus. The guest sees it from now on.
     pub fn plug(
         &self,
         function: SharedFunction,
-        slot: Option<u8>,
+        seat: Seat,
         addresses: &[BarAddress],
     ) -> Result<Bdf, PciError> {
         let _decoding = lock(&self.decoding);
-        let bdf = self.free_slot(slot)?;
+        let bdf = self.free_seat(seat)?;
+        self.give_bus(&function)?;
         let requests: Vec<_> = lock(&function).config().bars().collect();
-        let home = self.place(&requests, addresses)?;
+        let home = self.place(bdf.bus, &requests, addresses)?;
         {
             let mut function = lock(&function);
             for bar in &home {
@@ -195,7 +226,7 @@ impl PciSegment {
             let plugged = function.plugged(bdf);
             plugged.map_err(|source| PciError::Plug { bdf, source })?;
         }
-        self.seat(bdf, function, home);
+        self.add(bdf, function, home);
         Ok(bdf)
     }
 
@@ -204,11 +235,12 @@ impl PciSegment {
     pub fn plug_saved(
         &self,
         function: SharedFunction,
-        slot: u8,
+        seat: Seat,
         state: Value,
     ) -> Result<Bdf, PciError> {
         let _decoding = lock(&self.decoding);
-        let bdf = self.free_slot(Some(slot))?;
+        let bdf = self.free_seat(seat)?;
+        self.give_bus(&function)?;
         {
             let mut function = lock(&function);
             let plugged = function.plugged(bdf);
@@ -218,23 +250,41 @@ impl PciSegment {
                 return Err(PciError::Function { bdf, source });
             }
         }
-        let home = self.home_of(&function);
-        self.seat(bdf, function, home);
+        let home = self.home_of(bdf.bus, &function);
+        self.add(bdf, function, home);
         Ok(bdf)
     }
 
     /// Makes a function part of the bus.
-    fn seat(&self, bdf: Bdf, function: SharedFunction, home: Vec<BarAddress>) {
-        lock(&self.slots)[usize::from(bdf.device)] = Some(Slot {
+    fn add(&self, bdf: Bdf, function: SharedFunction, home: Vec<BarAddress>) {
+        let port = lock(&function).root_port().and_then(RootPort::home_bus);
+        let slot = Slot {
             function,
             placements: Default::default(),
             home,
-        });
-        self.settle(bdf.device);
+            port,
+        };
+        lock(&self.slots).insert(bdf, slot);
+        self.settle(bdf);
+    }
+
+    /// Gives a root port the next bus of the segment.
+    fn give_bus(&self, function: &SharedFunction) -> Result<(), PciError> {
+        if lock(function).root_port().is_none() {
+            return Ok(());
+        }
+        let taken = self.ports().len();
+        let windows = self.config.ports.get(taken).copied();
+        let windows = windows.ok_or(PciError::NoPort(self.config.segment))?;
+        if let Some(port) = lock(function).root_port_mut() {
+            // At most as many as a bus has slots.
+            port.give_bus(taken as u8 + 1, windows);
+        }
+        Ok(())
     }
 
     /// Where a reset should put a restored function's BARs: where they are, if that is possible.
-    fn home_of(&self, function: &SharedFunction) -> Vec<BarAddress> {
+    fn home_of(&self, bus: u8, function: &SharedFunction) -> Vec<BarAddress> {
         let mut requests = Vec::new();
         let mut here = Vec::new();
         {
@@ -251,16 +301,16 @@ impl PciSegment {
             }
         }
         // A BAR that the guest had put nowhere may stay there.
-        self.place(&requests, &here).unwrap_or(here)
+        self.place(bus, &requests, &here).unwrap_or(here)
     }
 
     /// Takes a function off the bus and stops it.
     pub fn unplug(&self, bdf: Bdf) -> Result<SharedFunction, PciError> {
         let _decoding = lock(&self.decoding);
-        if bdf.device == 0 || !self.is_here(bdf) {
+        if bdf.bus == 0 && bdf.device == 0 {
             return Err(PciError::NoFunction(bdf));
         }
-        let slot = lock(&self.slots)[usize::from(bdf.device)].take();
+        let slot = lock(&self.slots).remove(&bdf);
         let slot = slot.ok_or(PciError::NoFunction(bdf))?;
         {
             let mut function = lock(&slot.function);
@@ -277,20 +327,31 @@ impl PciSegment {
 
     /// The function at an address.
     pub fn function(&self, bdf: Bdf) -> Option<SharedFunction> {
-        if !self.is_here(bdf) {
-            return None;
-        }
-        self.function_in(bdf.device)
+        let slots = lock(&self.slots);
+        Some(Arc::clone(&slots.get(&bdf)?.function))
     }
 
     /// All functions by address, the host bridge first.
     pub fn functions(&self) -> Vec<(Bdf, SharedFunction)> {
         let slots = lock(&self.slots);
-        let functions = (0..SLOTS).filter_map(|device| {
-            let slot = slots[usize::from(device)].as_ref()?;
-            Some((self.bdf(device), Arc::clone(&slot.function)))
-        });
+        let functions = slots
+            .iter()
+            .map(|(bdf, slot)| (*bdf, Arc::clone(&slot.function)));
         functions.collect()
+    }
+
+    /// The root ports, by where they are, and the buses behind them.
+    pub fn ports(&self) -> Vec<(Bdf, u8)> {
+        let ports = self.root_ports().into_iter();
+        ports.map(|(bdf, bus, _)| (bdf, bus)).collect()
+    }
+
+    fn root_ports(&self) -> Vec<(Bdf, u8, SharedFunction)> {
+        let slots = lock(&self.slots);
+        let ports = slots
+            .iter()
+            .filter_map(|(bdf, slot)| Some((*bdf, slot.port?, Arc::clone(&slot.function))));
+        ports.collect()
     }
 
     /// Gives a function that is plugged in its saved state, and its BARs the addresses of that
@@ -301,7 +362,7 @@ impl PciSegment {
 
     /// Resets a function and brings its BARs back to where they were when it was plugged in.
     pub fn reset(&self, bdf: Bdf) -> Result<(), PciError> {
-        let home = match &lock(&self.slots)[usize::from(bdf.device % SLOTS)] {
+        let home = match lock(&self.slots).get(&bdf) {
             Some(slot) => slot.home.clone(),
             None => return Err(PciError::NoFunction(bdf)),
         };
@@ -323,29 +384,38 @@ impl PciSegment {
         let _decoding = lock(&self.decoding);
         let function = self.function(bdf).ok_or(PciError::NoFunction(bdf))?;
         let result = change(&mut *lock(&function));
-        self.settle(bdf.device);
+        self.settle(bdf);
         result.map_err(|source| PciError::Function { bdf, source })
     }
 
-    /// A guest's read of configuration space.
-    pub fn read_config(&self, device: u8, offset: usize, data: &mut [u8]) {
-        match self.function_in(device) {
-            Some(function) => lock(&function).read_config(offset, data),
-            None => data.fill(0xff),
+    /// A guest's read of configuration space, at an address in its own numbering of buses.
+    pub fn read_config(&self, at: Bdf, offset: usize, data: &mut [u8]) {
+        let Some(function) = self.resolve(at).and_then(|at| self.function(at)) else {
+            data.fill(0xff);
+            return;
+        };
+        lock(&function).read_config(offset, data);
+        let header = offsets::HEADER_TYPE.checked_sub(offset);
+        if let Some(header) = header.and_then(|at| data.get_mut(at))
+            && self.has_siblings(at)
+        {
+            *header |= HEADER_MULTIFUNCTION;
         }
     }
 
-    /// A guest's write to configuration space.
-    pub fn write_config(&self, device: u8, offset: usize, data: &[u8]) {
-        let Some(function) = self.function_in(device) else {
+    /// A guest's write to configuration space, at an address in its own numbering of buses.
+    pub fn write_config(&self, at: Bdf, offset: usize, data: &[u8]) {
+        let Some(at) = self.resolve(at) else { return };
+        let Some(function) = self.function(at) else {
             return;
         };
         // A function may reset itself, by a register that only it knows.
-        let moved = {
+        let (moved, port) = {
             let mut function = lock(&function);
             let before = function.config().command();
             function.write_config(offset, data);
-            function.config().command() != before
+            let moved = function.config().command() != before;
+            (moved, function.root_port().is_some())
         };
         let end = offset.saturating_add(data.len());
         let touches = |first: usize, last: usize| offset < last && first < end;
@@ -353,41 +423,87 @@ impl PciSegment {
             || touches(offsets::COMMAND, offsets::STATUS)
             || touches(offsets::ROM, offsets::ROM + 4)
             || touches(offsets::BAR0, offsets::BAR_END)
+            || (port && touches(offsets::BAR0, root_port::FORWARDING_END))
         {
             let _decoding = lock(&self.decoding);
-            self.settle(device);
+            self.settle(at);
         }
     }
 
+    /// Where the machine has what the guest means by an address: buses are called as their root
+    /// ports' registers say.
+    fn resolve(&self, at: Bdf) -> Option<Bdf> {
+        let at = Bdf {
+            segment: self.config.segment,
+            ..at
+        };
+        if at.bus == 0 {
+            return Some(at);
+        }
+        let mut ports = self.root_ports().into_iter();
+        let (_, bus, _) = ports.find(|(_, _, function)| {
+            let port = lock(function);
+            port.root_port()
+                .is_some_and(|port| port.forwarding().bus == at.bus)
+        })?;
+        Some(Bdf { bus, ..at })
+    }
+
+    /// Whether a slot has other functions than the one at `at`.
+    fn has_siblings(&self, at: Bdf) -> bool {
+        let last = Bdf { function: 7, ..at };
+        let slots = lock(&self.slots);
+        slots.range(at.slot()..=last).any(|(other, _)| *other != at)
+    }
+
     /// Makes the buses decode what the function's registers say; `decoding` is held.
-    fn settle(&self, device: u8) {
-        if self.settle_one(device) {
+    fn settle(&self, bdf: Bdf) {
+        let mut freed = self.settle_one(bdf);
+        for behind in self.behind(bdf) {
+            freed |= self.settle_one(behind);
+        }
+        if freed {
             self.settle_blocked();
         }
     }
 
+    /// The functions behind a root port; none if it is something else.
+    fn behind(&self, port: Bdf) -> Vec<Bdf> {
+        let slots = lock(&self.slots);
+        let Some(bus) = slots.get(&port).and_then(|slot| slot.port) else {
+            return Vec::new();
+        };
+        slots.keys().filter(|at| at.bus == bus).copied().collect()
+    }
+
     /// Looks again at the BARs that were in another one's way.
     fn settle_blocked(&self) {
-        for device in 0..SLOTS {
-            let blocked = lock(&self.slots)[usize::from(device)]
-                .as_ref()
-                .is_some_and(|slot| slot.placements.iter().any(|at| at.blocked));
-            if blocked {
-                self.settle_one(device);
-            }
+        let is_blocked = |slot: &Slot| slot.placements.iter().any(|at| at.blocked);
+        let blocked: Vec<_> = lock(&self.slots)
+            .iter()
+            .filter(|(_, slot)| is_blocked(slot))
+            .map(|(bdf, _)| *bdf)
+            .collect();
+        for bdf in blocked {
+            self.settle_one(bdf);
         }
     }
 
     /// True if the function gave up a range that it had.
-    fn settle_one(&self, device: u8) -> bool {
-        let Some((function, mut placements)) = lock(&self.slots)[usize::from(device % SLOTS)]
-            .as_ref()
+    fn settle_one(&self, bdf: Bdf) -> bool {
+        let Some((function, mut placements)) = lock(&self.slots)
+            .get(&bdf)
             .map(|slot| (Arc::clone(&slot.function), slot.placements))
         else {
             return false;
         };
+        // Before the function's own lock.
+        let port = (bdf.bus > 0).then(|| self.port_of(bdf.bus)).flatten();
         let mut function = lock(&function);
-        let wanted: Vec<_> = function.config().decoded_bars().collect();
+        let mut wanted: Vec<_> = function.config().decoded_bars().collect();
+        if bdf.bus > 0 {
+            wanted.retain(|decoded| port.is_some_and(|port| port.reaches(decoded)));
+        }
         let mut freed = false;
         for placement in &mut placements {
             placement.blocked = false;
@@ -398,7 +514,7 @@ impl PciSegment {
             }
         }
         // The function's other BARs look at what is written here.
-        self.store(device, placements);
+        self.store(bdf, placements);
         for decoded in wanted {
             // A BarIndex is below COUNT.
             let placement = &mut placements[usize::from(decoded.bar.index.get())];
@@ -412,7 +528,7 @@ impl PciSegment {
                     if !std::mem::replace(&mut placement.warned, true) {
                         log::warn!(
                             "{}: BAR {} of {:#x} bytes at {:#x} is not decoded: {reason}",
-                            self.bdf(device),
+                            bdf,
                             decoded.bar.index.get(),
                             decoded.bar.size,
                             decoded.address,
@@ -420,13 +536,21 @@ impl PciSegment {
                     }
                 }
             }
-            self.store(device, placements);
+            self.store(bdf, placements);
         }
         freed
     }
 
-    fn store(&self, device: u8, placements: [Placement; BarIndex::COUNT]) {
-        if let Some(slot) = &mut lock(&self.slots)[usize::from(device % SLOTS)] {
+    /// What the root port forwards whose bus this is; `None` without one.
+    fn port_of(&self, bus: u8) -> Option<Forwarding> {
+        let mut ports = self.root_ports().into_iter();
+        let (_, _, function) = ports.find(|(_, home, _)| *home == bus)?;
+        let function = lock(&function);
+        Some(function.root_port()?.forwarding())
+    }
+
+    fn store(&self, bdf: Bdf, placements: [Placement; BarIndex::COUNT]) {
+        if let Some(slot) = lock(&self.slots).get_mut(&bdf) {
             slot.placements = placements;
         }
     }
@@ -463,16 +587,16 @@ impl PciSegment {
     fn mapped(&self) -> impl Iterator<Item = DecodedBar> {
         let slots = lock(&self.slots);
         let mapped: Vec<_> = slots
-            .iter()
-            .flatten()
+            .values()
             .flat_map(|slot| slot.placements.iter().filter_map(|at| at.mapped))
             .collect();
         mapped.into_iter()
     }
 
-    /// Addresses for BARs: those given, else free ones. The largest are placed first.
+    /// Addresses for BARs on a bus: those given, else free ones. The largest are placed first.
     fn place(
         &self,
+        bus: u8,
         requests: &[BarRequest],
         given: &[BarAddress],
     ) -> Result<Vec<BarAddress>, PciError> {
@@ -491,7 +615,7 @@ impl PciSegment {
             .collect();
         rest.sort_by_key(|bar| std::cmp::Reverse(bar.size));
         for bar in rest {
-            let Some(address) = self.find_gap(*bar, &taken) else {
+            let Some(address) = self.find_gap(bus, *bar, &taken) else {
                 let error = PciError::NoAddress {
                     segment: self.config.segment,
                     index: bar.index.get(),
@@ -514,8 +638,7 @@ impl PciSegment {
     /// The addresses in all BARs of the segment, decoded or not, and where a reset would put them.
     fn addresses_in_use(&self) -> Vec<DecodedBar> {
         let slots: Vec<_> = lock(&self.slots)
-            .iter()
-            .flatten()
+            .values()
             .map(|slot| (Arc::clone(&slot.function), slot.home.clone()))
             .collect();
         let mut taken = Vec::new();
@@ -532,9 +655,10 @@ impl PciSegment {
         taken
     }
 
-    fn find_gap(&self, bar: BarRequest, taken: &[DecodedBar]) -> Option<u64> {
+    fn find_gap(&self, bus: u8, bar: BarRequest, taken: &[DecodedBar]) -> Option<u64> {
         // The guest moves BARs as it likes, so the map of what is free is drawn afresh.
-        self.config.windows(bar.kind).find_map(|window| {
+        let mut windows = self.config.windows_on(bus, bar.kind);
+        windows.find_map(|window| {
             let len = window.last.checked_sub(window.first)?.checked_add(1)?;
             let mut free = AddressAllocator::new(window.first, len).ok()?;
             let mut taken = taken.to_vec();
@@ -561,37 +685,42 @@ impl PciSegment {
         })
     }
 
-    fn free_slot(&self, wanted: Option<u8>) -> Result<Bdf, PciError> {
-        let slots = lock(&self.slots);
-        let is_free = |slot: u8| slots[usize::from(slot)].is_none();
-        match wanted {
-            Some(slot) if !(1..SLOTS).contains(&slot) => Err(PciError::InvalidSlot { slot }),
-            Some(slot) if is_free(slot) => Ok(self.bdf(slot)),
-            Some(slot) => Err(PciError::SlotTaken(self.bdf(slot))),
-            None => (1..SLOTS)
-                .find(|&slot| is_free(slot))
-                .map(|slot| self.bdf(slot))
-                .ok_or(PciError::NoSlot(self.config.segment)),
+    /// The address of a seat that nobody has.
+    fn free_seat(&self, seat: Seat) -> Result<Bdf, PciError> {
+        let segment = self.config.segment;
+        let Seat { bus, function, .. } = seat;
+        if function > 7 {
+            return Err(PciError::InvalidFunction { function });
         }
-    }
-
-    fn function_in(&self, device: u8) -> Option<SharedFunction> {
+        if bus > 0 && !self.ports().iter().any(|(_, port)| *port == bus) {
+            return Err(PciError::NoBus { segment, bus });
+        }
         let slots = lock(&self.slots);
-        let slot = slots.get(usize::from(device))?.as_ref()?;
-        Some(Arc::clone(&slot.function))
-    }
-
-    fn is_here(&self, bdf: Bdf) -> bool {
-        bdf == self.bdf(bdf.device)
-    }
-
-    fn bdf(&self, device: u8) -> Bdf {
-        Bdf {
-            segment: self.config.segment,
-            bus: 0,
+        let at = |device| Bdf {
+            segment,
+            bus,
             device,
-            function: 0,
+            function,
+        };
+        let device = match seat.device {
+            Some(slot) if bus > 0 && slot > 0 => return Err(PciError::BehindPort { slot }),
+            Some(slot) if bus == 0 && !(1..SLOTS).contains(&slot) => {
+                return Err(PciError::InvalidSlot { slot });
+            }
+            Some(slot) => slot,
+            None if bus > 0 => 0,
+            None if function > 0 => return Err(PciError::NoDevice { function }),
+            None => {
+                let is_empty =
+                    |slot: &u8| !slots.keys().any(|at| at.bus == 0 && at.device == *slot);
+                (1..SLOTS).find(is_empty).ok_or(PciError::NoSlot(segment))?
+            }
+        };
+        let bdf = at(device);
+        if slots.contains_key(&bdf) {
+            return Err(PciError::SlotTaken(bdf));
         }
+        Ok(bdf)
     }
 
     fn bus(&self, kind: BarKind) -> &Bus {

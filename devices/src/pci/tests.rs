@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::{
     BarAddress, BarIndex, BarKind, BarRequest, Bdf, ConfigError, ConfigSpace, Identity,
-    LifecycleError, PciError, PciFunction, PciSegment, SegmentConfig,
+    LifecycleError, PciError, PciFunction, PciSegment, Seat, SegmentConfig,
 };
 use crate::{
     bus::BusDevice,
@@ -15,8 +15,8 @@ use crate::{
 };
 
 const BAR: BarIndex = BarIndex::ZERO;
-const MEMORY64: BarKind = BarKind::Memory64 { prefetchable: true };
-const MEMORY32: BarKind = BarKind::Memory32 {
+pub const MEMORY64: BarKind = BarKind::Memory64 { prefetchable: true };
+pub const MEMORY32: BarKind = BarKind::Memory32 {
     prefetchable: false,
 };
 
@@ -31,14 +31,14 @@ impl BusDevice for Tag {
 }
 
 /// A function with BARs and nothing else.
-struct Plain {
+pub struct Plain {
     config: ConfigSpace,
     tag: u8,
     moves: Arc<Mutex<Vec<Option<u64>>>>,
 }
 
 impl Plain {
-    fn new(tag: u8, bars: &[(u8, BarKind, u64)]) -> Self {
+    pub fn new(tag: u8, bars: &[(u8, BarKind, u64)]) -> Self {
         let mut config = ConfigSpace::new(Identity {
             vendor: 0x1234,
             device: u16::from(tag),
@@ -81,7 +81,7 @@ impl PciFunction for Plain {
     }
 }
 
-fn tag_at(rig: &Rig, address: u64) -> u8 {
+pub fn tag_at(rig: &Rig, address: u64) -> u8 {
     rig.read(address) as u8
 }
 
@@ -184,7 +184,7 @@ fn a_bar_outside_of_the_windows_is_not_decoded() {
 #[test]
 fn unplugging_frees_slot_and_addresses() {
     let rig = Rig::new();
-    let bars = [(0, MEMORY64, 1 << 41)];
+    let bars = [(0, MEMORY64, 1 << 40)];
     let bdf = rig.plug(Plain::new(1, &bars));
     let address = rig.bar64(bdf, BAR);
     rig.enable(bdf, true);
@@ -216,19 +216,19 @@ fn slots_and_addresses_can_be_chosen() {
         index: BAR,
         address,
     }];
-    let bdf = rig.segment.plug(plain(1), Some(9), &given).unwrap();
+    let bdf = rig.segment.plug(plain(1), Seat::slot(9), &given).unwrap();
     assert_eq!(bdf.to_string(), "0000:00:09.0");
     assert_eq!(rig.bar64(bdf, BAR), address);
-    let taken = rig.segment.plug(plain(2), Some(9), &[]);
+    let taken = rig.segment.plug(plain(2), Seat::slot(9), &[]);
     assert!(matches!(taken, Err(PciError::SlotTaken(_))));
     for slot in [0, 32, 255] {
-        let result = rig.segment.plug(plain(2), Some(slot), &[]);
+        let result = rig.segment.plug(plain(2), Seat::slot(slot), &[]);
         assert!(matches!(result, Err(PciError::InvalidSlot { .. })));
     }
     for _ in 0..30 {
-        rig.segment.plug(plain(3), None, &[]).unwrap();
+        rig.segment.plug(plain(3), Seat::ANY, &[]).unwrap();
     }
-    let full = rig.segment.plug(plain(3), None, &[]);
+    let full = rig.segment.plug(plain(3), Seat::ANY, &[]);
     assert!(matches!(full, Err(PciError::NoSlot(0))));
 }
 
@@ -236,7 +236,9 @@ fn slots_and_addresses_can_be_chosen() {
 fn a_bar_that_fits_nowhere_is_refused() {
     let rig = Rig::new();
     let function = Plain::new(1, &[(0, MEMORY64, 1 << 43)]);
-    let result = rig.segment.plug(Arc::new(Mutex::new(function)), None, &[]);
+    let result = rig
+        .segment
+        .plug(Arc::new(Mutex::new(function)), Seat::ANY, &[]);
     assert!(matches!(result, Err(PciError::NoAddress { .. })));
 }
 
@@ -245,21 +247,21 @@ fn a_device_does_without_ports_where_there_are_none() {
     let rig = Rig::new();
     let config = SegmentConfig {
         io: None,
-        ..*rig.segment.config()
+        ..rig.segment.config().clone()
     };
     let segment = PciSegment::new(config, Arc::clone(&rig.mmio), Arc::clone(&rig.pio));
     let function = Plain::new(1, &[(0, MEMORY32, 0x1000), (2, BarKind::Io, 0x20)]);
     let bdf = segment
-        .plug(Arc::new(Mutex::new(function)), None, &[])
+        .plug(Arc::new(Mutex::new(function)), Seat::ANY, &[])
         .unwrap();
     let register = |offset| {
         let mut data = [0; 4];
-        segment.read_config(bdf.device, offset, &mut data);
+        segment.read_config(bdf, offset, &mut data);
         u32::from_le_bytes(data)
     };
     assert_ne!(register(0x10), 0);
     assert_eq!(register(0x18), 1, "an I/O BAR without an address");
-    segment.write_config(bdf.device, 4, &[7, 0]);
+    segment.write_config(bdf, 4, &[7, 0]);
     assert_eq!(tag_at(&rig, u64::from(register(0x10))), 1);
     assert!(!rig.pio.read(0, &mut [0]));
     assert_eq!(rig.segment.functions().len(), 1, "the host bridge");
@@ -364,7 +366,7 @@ fn capabilities_form_a_list() {
 
 #[test]
 fn saved_functions_return_to_their_places_in_any_order() {
-    let bars = [(0, MEMORY64, 1 << 41)];
+    let bars = [(0, MEMORY64, 1 << 40)];
     let small = [(0, MEMORY64, 0x1000)];
     let rig = Rig::new();
     let one = rig.plug(Plain::new(1, &small));
@@ -378,15 +380,24 @@ fn saved_functions_return_to_their_places_in_any_order() {
     });
 
     let target = Rig::new();
-    let plug = |function, slot, state: &Value| {
+    let plug = |function, at, state: &Value| {
         let function = Arc::new(Mutex::new(function));
-        target.segment.plug_saved(function, slot, state.clone())
+        target
+            .segment
+            .plug_saved(function, Seat::from(at), state.clone())
     };
-    plug(Plain::new(2, &bars), two.device, &saved[1]).unwrap();
-    plug(Plain::new(1, &small), one.device, &saved[0]).unwrap();
+    plug(Plain::new(2, &bars), two, &saved[1]).unwrap();
+    plug(Plain::new(1, &small), one, &saved[0]).unwrap();
     assert_eq!([one, two].map(|bdf| target.bar64(bdf, BAR)), places);
     assert_eq!(places.map(|at| tag_at(&target, at)), [1, 2]);
-    assert!(plug(Plain::new(3, &small), 5, &Value::Null).is_err());
+    assert!(
+        plug(
+            Plain::new(3, &small),
+            Bdf { device: 5, ..one },
+            &Value::Null
+        )
+        .is_err()
+    );
     assert_eq!(target.segment.functions().len(), 3);
     target.segment.reset(two).unwrap();
     assert_eq!(target.bar64(two, BAR), places[1]);
@@ -464,7 +475,7 @@ fn plug_in(rig: &Rig, slot: u8) {
     // Sizes of 4, 8 and 16 KiB.
     let bars = [(0, MEMORY64, 0x800u64 << slot)];
     let function = Arc::new(Mutex::new(Plain::new(slot, &bars)));
-    rig.segment.plug(function, Some(slot), &[]).unwrap();
+    rig.segment.plug(function, Seat::slot(slot), &[]).unwrap();
 }
 
 proptest! {

@@ -16,5 +16,5 @@ mod vfio;
 
 pub use driver::VirtioDriver;
 pub use platform::{FakeDoorbells, FakeMsi, guest_memory};
-pub use rig::{ECAM_BASE, MMIO32, MMIO64, PORTS, Rig};
+pub use rig::{ECAM_BASE, MMIO32, MMIO64, PORT_WINDOWS, PORTS, Rig};
 pub use vfio::{FakeDevice, FakeLines, FakeSpace};

@@ -10,7 +10,7 @@ use crate::{
     msi::MsiController,
     pci::{
         BarIndex, Bdf, CONFIG_PORTS_BASE, CONFIG_PORTS_LEN, ConfigPorts, ECAM_SIZE, Ecam,
-        PciFunction, PciSegment, SegmentConfig, Window,
+        PciFunction, PciSegment, PortWindows, Seat, SegmentConfig, Window,
     },
     virtio::pci::VirtioPciResources,
 };
@@ -27,13 +27,36 @@ pub const MMIO64: Window = Window {
     first: 1 << 42,
     last: (1 << 43) - 1,
 };
+/// What the rig's two root ports forward, if they are plugged.
+pub const PORT_WINDOWS: [PortWindows; 2] = [
+    PortWindows {
+        mmio32: Some(Window {
+            first: 0xd000_0000,
+            last: 0xd7ff_ffff,
+        }),
+        mmio64: Some(Window {
+            first: 30 << 38,
+            last: (31 << 38) - 1,
+        }),
+    },
+    PortWindows {
+        mmio32: Some(Window {
+            first: 0xd800_0000,
+            last: 0xdfff_ffff,
+        }),
+        mmio64: Some(Window {
+            first: 31 << 38,
+            last: (32 << 38) - 1,
+        }),
+    },
+];
 /// The rig's I/O window.
 pub const PORTS: Window = Window {
     first: 0x1000,
     last: 0xffff,
 };
 
-/// A machine with one PCI segment, and nothing else.
+/// A machine with one PCI segment of up to three buses, and nothing else.
 pub struct Rig {
     /// Memory space.
     pub mmio: Arc<Bus>,
@@ -65,9 +88,10 @@ impl Rig {
             mmio32: Some(MMIO32),
             mmio64: Some(MMIO64),
             io: Some(PORTS),
+            ports: PORT_WINDOWS.to_vec(),
         };
         let segment = PciSegment::new(config, Arc::clone(&mmio), Arc::clone(&pio));
-        mmio.insert(ECAM_BASE, ECAM_SIZE, Ecam::new(&segment))
+        mmio.insert(ECAM_BASE, 3 * ECAM_SIZE, Ecam::new(&segment))
             .unwrap();
         let ports = ConfigPorts::new(&segment);
         pio.insert(CONFIG_PORTS_BASE, CONFIG_PORTS_LEN, ports)
@@ -101,11 +125,11 @@ impl Rig {
     )]
     pub fn plug(&self, function: impl PciFunction + 'static) -> Bdf {
         let function = Arc::new(std::sync::Mutex::new(function));
-        self.segment.plug(function, None, &[]).unwrap()
+        self.segment.plug(function, Seat::ANY, &[]).unwrap()
     }
 
     fn config_address(bdf: Bdf, offset: u16) -> u64 {
-        ECAM_BASE + (u64::from(bdf.device) << 15) + u64::from(offset & 0xfff)
+        ECAM_BASE + (u64::from(bdf.requester_id()) << 12) + u64::from(offset & 0xfff)
     }
 
     /// Reads 32 bits of configuration space.

@@ -197,7 +197,7 @@ pub struct FakeLines;
 struct FakeLine([EventFd; 2]);
 
 impl Lines for FakeLines {
-    fn join(&self, _slot: u8) -> io::Result<Box<dyn Line>> {
+    fn join(&self, _line: u8) -> io::Result<Box<dyn Line>> {
         let [assert, served] = [EventFd::new(EFD_NONBLOCK)?, EventFd::new(EFD_NONBLOCK)?];
         Ok(Box::new(FakeLine([assert, served])))
     }

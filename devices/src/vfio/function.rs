@@ -21,6 +21,7 @@ use crate::{
         BarIndex, BarKind, BarRequest, Bdf, ConfigError, ConfigSpace, Identity, LifecycleError,
         Line, Lines, MsiCapability, MsixCapability, MsixTable, PciFunction,
         config::{COMMAND_BUS_MASTER, COMMAND_IO, COMMAND_MEMORY, offsets},
+        line_of,
     },
 };
 
@@ -490,7 +491,7 @@ impl PciFunction for Function {
             msi.vectors = Some(vectors);
         }
         if self.config.read_u16(offsets::INTERRUPT_LINE) >> 8 != 0 {
-            self.line = Some(self.resources.lines.join(bdf.device)?);
+            self.line = Some(self.resources.lines.join(line_of(bdf))?);
         }
         self.set_command(self.config.command());
         self.connect_interrupts();

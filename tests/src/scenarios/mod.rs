@@ -14,6 +14,7 @@ mod passthrough_boards;
 mod passthrough_kinds;
 mod passthrough_leave;
 mod passthrough_state;
+mod passthrough_topology;
 mod passthrough_user;
 mod process;
 mod small_devices;
@@ -61,6 +62,7 @@ pub fn all() -> Vec<Scenario> {
         passthrough_user::SCENARIOS,
         passthrough_leave::SCENARIOS,
         passthrough_kinds::SCENARIOS,
+        passthrough_topology::SCENARIOS,
     ]
     .into_iter()
     .flatten()

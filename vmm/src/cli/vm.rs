@@ -8,9 +8,9 @@ use super::option;
 use crate::config::{
     AccelConfig, BalloonConfig, ConsoleConfig, CpusConfig, DebugConsoleConfig, DeviceConfig,
     DiskConfig, FsConfig, GenericVhostUserConfig, Invalid, LandlockConfig, MemoryConfig,
-    MemoryZoneConfig, NetConfig, NumaConfig, PayloadConfig, PciSegmentConfig, PlatformConfig,
-    PmemConfig, RateLimitGroupConfig, RngConfig, RtcConfig, SerialConfig, TpmConfig,
-    UserDeviceConfig, VdpaConfig, VmConfig, VsockConfig,
+    MemoryZoneConfig, NetConfig, NumaConfig, PayloadConfig, PciRootPortConfig, PciSegmentConfig,
+    PlatformConfig, PmemConfig, RateLimitGroupConfig, RngConfig, RtcConfig, SerialConfig,
+    TpmConfig, UserDeviceConfig, VdpaConfig, VmConfig, VsockConfig,
 };
 
 /// A virtual machine cannot be made of the options.
@@ -112,6 +112,10 @@ pub struct VmArgs {
     #[arg(long = "pci-segment", value_name = "KEYS", num_args = 1.., value_parser = option(PciSegmentConfig::parse))]
     pub pci_segment: Vec<PciSegmentConfig>,
 
+    /// PCI Express root ports, for devices with parent=NAME: id=NAME,pci_segment=N,pci_device_id=N.
+    #[arg(long = "pci-root-port", value_name = "KEYS", num_args = 1.., value_parser = option(PciRootPortConfig::parse))]
+    pub pci_root_port: Vec<PciRootPortConfig>,
+
     /// Limits that disks share: id=NAME,bw_size=SIZE,bw_refill_time=MS,...
     #[arg(long = "rate-limit-group", value_name = "KEYS", num_args = 1.., value_parser = option(RateLimitGroupConfig::parse))]
     pub rate_limit_group: Vec<RateLimitGroupConfig>,
@@ -120,7 +124,8 @@ pub struct VmArgs {
     #[arg(long = "landlock-rules", value_name = "KEYS", num_args = 1.., value_parser = option(LandlockConfig::parse))]
     pub landlock_rules: Vec<LandlockConfig>,
 
-    /// Physical devices: path=/sys/bus/pci/devices/ADDRESS,id=NAME,...
+    /// Physical devices: path=/sys/bus/pci/devices/ADDRESS,id=NAME,pci_device_id=N,
+    /// pci_function=N,parent=ROOTPORT,...
     #[arg(long = "device", value_name = "KEYS", num_args = 1.., value_parser = option(DeviceConfig::parse))]
     pub device: Vec<DeviceConfig>,
 
@@ -205,6 +210,7 @@ impl VmArgs {
             rtc: self.rtc,
             pvpanic: self.pvpanic,
             pci_segments: list(self.pci_segment),
+            pci_root_ports: list(self.pci_root_port),
             platform: self.platform,
             tpm: self.tpm,
             landlock_enable: self.landlock,

@@ -149,6 +149,7 @@ impl AccelConfig {
             segment: self.pci_segment,
             device: self.pci_device_id,
             iommu: self.iommu,
+            ..Placement::default()
         }
     }
 }

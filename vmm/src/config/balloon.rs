@@ -60,6 +60,7 @@ impl BalloonConfig {
             segment: self.pci_segment,
             device: self.pci_device_id,
             iommu: self.iommu,
+            ..Placement::default()
         }
     }
 }

@@ -168,12 +168,24 @@ pub(super) fn queue_size(value: u16) -> Result<(), Invalid> {
     )
 }
 
+/// Whether a number is left out when it is written.
+#[allow(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde hands the field over like this"
+)]
+pub(super) fn is_zero(number: &u8) -> bool {
+    *number == 0
+}
+
 /// Name and place of a PCI device.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Placement<'a> {
     pub id: Option<&'a str>,
     pub segment: u16,
+    /// The root port behind which it is.
+    pub parent: Option<&'a str>,
     pub device: Option<u8>,
+    pub function: u8,
     pub iommu: bool,
 }
 
@@ -194,9 +206,25 @@ impl Placement<'_> {
                 "a device name: not empty, without '/', not starting with '__'",
             )?;
         }
-        if let Some(device) = self.device {
-            range("pci_device_id", device, 1, 31)?;
+        range("pci_function", self.function, 0, 7)?;
+        match (self.parent, self.device) {
+            // There is one slot.
+            (Some(_), device) => range("pci_device_id", device.unwrap_or(0), 0, 0),
+            (None, Some(device)) => range("pci_device_id", device, 1, 31),
+            (None, None) if self.function > 0 => {
+                let advice = "say which slot the function is in, or its root port with parent";
+                Err(Problem::Missing(advice).at("pci_device_id"))
+            }
+            (None, None) => Ok(()),
         }
-        Ok(())
+    }
+
+    /// Segment, root port, slot and function, if they are not the machine's to choose.
+    pub fn seat(&self) -> Option<(u16, Option<&str>, u8, u8)> {
+        match self.parent {
+            // The port has a segment; this one need not be given.
+            Some(parent) => Some((0, Some(parent), 0, self.function)),
+            None => Some((self.segment, None, self.device?, self.function)),
+        }
     }
 }

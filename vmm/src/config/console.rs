@@ -183,6 +183,7 @@ impl ConsoleConfig {
             segment: self.pci_segment,
             device: self.pci_device_id,
             iommu: self.iommu,
+            ..Placement::default()
         }
     }
 }

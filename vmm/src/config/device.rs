@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    check::{self, Invalid, Placement, Problem},
-    syntax::{IOMMU, Key, Kind, PLACE, SyntaxError, parse},
+    check::{self, Invalid, Placement, Problem, is_zero},
+    syntax::{FUNCTION, IOMMU, Key, Kind, PLACE, SyntaxError, parse},
 };
 
 /// A physical device (VFIO).
@@ -27,6 +27,12 @@ pub struct DeviceConfig {
     /// Device number on the segment's bus, 1 to 31; the first free one if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pci_device_id: Option<u8>,
+    /// Function of the slot, 0 to 7.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub pci_function: u8,
+    /// The root port behind which it sits, in the only slot there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<String>,
     /// GPUDirect clique.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub x_nv_gpudirect_clique: Option<u8>,
@@ -43,7 +49,7 @@ const KEYS: &[Key] = &[
 
 impl DeviceConfig {
     /// How it is written on the command line.
-    pub const SYNTAX: &[&[Key]] = &[KEYS, IOMMU, PLACE];
+    pub const SYNTAX: &[&[Key]] = &[KEYS, IOMMU, PLACE, FUNCTION];
 
     /// Parses the value of `--device`.
     pub fn parse(input: &str) -> Result<Self, SyntaxError> {
@@ -72,6 +78,8 @@ impl DeviceConfig {
             segment: self.pci_segment,
             device: self.pci_device_id,
             iommu: self.iommu,
+            function: self.pci_function,
+            parent: self.parent.as_deref(),
         }
     }
 }

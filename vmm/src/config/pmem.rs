@@ -69,6 +69,7 @@ impl PmemConfig {
             segment: self.pci_segment,
             device: self.pci_device_id,
             iommu: self.iommu,
+            ..Placement::default()
         }
     }
 }

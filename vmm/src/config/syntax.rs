@@ -102,6 +102,12 @@ pub const PLACE: &[Key] = &[
     Key::new("pci_device_id", Kind::Number),
 ];
 
+/// Where passed-through devices can sit besides.
+pub const FUNCTION: &[Key] = &[
+    Key::new("pci_function", Kind::Number),
+    Key::new("parent", Kind::Text),
+];
+
 /// `iommu=on|off`.
 pub const IOMMU: &[Key] = &[Key::new("iommu", Kind::Switch)];
 

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    check::{Invalid, Placement, Problem},
-    syntax::{Key, Kind, PLACE, SyntaxError, parse},
+    check::{Invalid, Placement, Problem, is_zero},
+    syntax::{FUNCTION, Key, Kind, PLACE, SyntaxError, parse},
 };
 
 /// A device of another process (vfio-user).
@@ -23,13 +23,19 @@ pub struct UserDeviceConfig {
     /// Device number on the segment's bus, 1 to 31; the first free one if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pci_device_id: Option<u8>,
+    /// Function of the slot, 0 to 7.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub pci_function: u8,
+    /// The root port behind which it sits, in the only slot there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<String>,
 }
 
 const KEYS: &[Key] = &[Key::new("socket", Kind::Text)];
 
 impl UserDeviceConfig {
     /// How it is written on the command line.
-    pub const SYNTAX: &[&[Key]] = &[KEYS, PLACE];
+    pub const SYNTAX: &[&[Key]] = &[KEYS, PLACE, FUNCTION];
 
     /// Parses the value of `--user-device`.
     pub fn parse(input: &str) -> Result<Self, SyntaxError> {
@@ -52,6 +58,8 @@ impl UserDeviceConfig {
             segment: self.pci_segment,
             device: self.pci_device_id,
             iommu: false,
+            function: self.pci_function,
+            parent: self.parent.as_deref(),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use arch::layout::{MAX_PCI_BUSES, MAX_ROOT_PORTS};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -12,8 +13,9 @@ use super::{
 use super::{
     AccelConfig, BalloonConfig, ConsoleConfig, CpusConfig, DebugConsoleConfig, DeviceConfig,
     DiskConfig, FsConfig, GenericVhostUserConfig, MemoryConfig, NetConfig, NumaConfig,
-    PayloadConfig, PciSegmentConfig, PlatformConfig, PmemConfig, RateLimitGroupConfig, RngConfig,
-    RtcConfig, SerialConfig, TpmConfig, UserDeviceConfig, VdpaConfig, VsockConfig,
+    PayloadConfig, PciRootPortConfig, PciSegmentConfig, PlatformConfig, PmemConfig,
+    RateLimitGroupConfig, RngConfig, RtcConfig, SerialConfig, TpmConfig, UserDeviceConfig,
+    VdpaConfig, VsockConfig,
 };
 
 /// A path that Gantry may use under Landlock.
@@ -102,6 +104,9 @@ pub struct VmConfig {
     /// Shares of PCI segments.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pci_segments: Option<Vec<PciSegmentConfig>>,
+    /// PCI Express root ports.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pci_root_ports: Option<Vec<PciRootPortConfig>>,
     /// Platform.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub platform: Option<PlatformConfig>,
@@ -182,6 +187,8 @@ impl VmConfig {
         each("pci_segments", self.pci_segments.as_deref(), |segment| {
             segment.validate(segments)
         })?;
+        let ports = self.pci_root_ports.as_deref();
+        each("pci_root_ports", ports, PciRootPortConfig::validate)?;
         let nodes = self.numa.as_deref().unwrap_or_default();
         let zones = self.memory.zones.as_deref().unwrap_or_default();
         each("numa", self.numa.as_deref(), |node| {
@@ -196,6 +203,45 @@ impl VmConfig {
         self.platform
             .as_ref()
             .map_or(1, |platform| platform.num_pci_segments)
+    }
+
+    /// PCI Express root ports of each segment.
+    pub fn root_ports(&self) -> Vec<u8> {
+        let mut counts = vec![0_u8; self.segments().into()];
+        for port in self.pci_root_ports.iter().flatten() {
+            if let Some(count) = counts.get_mut(usize::from(port.pci_segment)) {
+                *count = count.saturating_add(1);
+            }
+        }
+        counts
+    }
+
+    /// There is a bus for each root port, and a root port for each `parent`.
+    fn validate_parents(&self, placements: &[(String, Placement<'_>)]) -> Result<(), Invalid> {
+        let counts = self.root_ports();
+        for count in &counts {
+            check::range("pci_root_ports", *count, 0, MAX_ROOT_PORTS.into())?;
+        }
+        let ports: u64 = counts.iter().map(|count| u64::from(*count)).sum();
+        let most = MAX_PCI_BUSES.saturating_sub(self.segments());
+        check::range("pci_root_ports", ports, 0, most.into())?;
+        for (place, placement) in placements {
+            let Some(parent) = placement.parent else {
+                continue;
+            };
+            let mut ports = self.pci_root_ports.iter().flatten();
+            let Some(port) = ports.find(|port| port.id.as_deref() == Some(parent)) else {
+                let (what, name) = ("PCI root port", parent.to_owned());
+                return Err(Problem::Unknown { what, name }.at(format!("{place}.parent")));
+            };
+            if ![0, port.pci_segment].contains(&placement.segment) {
+                let with = "a root port of another segment";
+                let advice = "leave it out";
+                let problem = Problem::Conflict { with, advice };
+                return Err(problem.at(format!("{place}.pci_segment")));
+            }
+        }
+        Ok(())
     }
 
     fn refuse_unsupported(&self) -> Result<(), Invalid> {
@@ -259,18 +305,28 @@ impl VmConfig {
                 let other = other.clone();
                 return Err(Problem::Taken { what, other }.at(field("id")));
             }
-            let same = |other: &Placement| {
-                other.device == placement.device && other.segment == placement.segment
-            };
-            if let Some(device) = placement.device
-                && let Some((other, _)) = others.iter().find(|(_, other)| same(other))
+            if let Some(seat) = placement.seat()
+                && let Some((other, _)) =
+                    others.iter().find(|(_, other)| other.seat() == Some(seat))
             {
-                let what = format!("slot {device} of segment {}", placement.segment);
+                let (what, key) = match seat {
+                    (_, Some(parent), _, function) => (
+                        format!("function {function} behind '{parent}'"),
+                        "pci_function",
+                    ),
+                    (segment, None, slot, 0) => {
+                        (format!("slot {slot} of segment {segment}"), "pci_device_id")
+                    }
+                    (segment, None, slot, function) => (
+                        format!("function {function} of slot {slot} of segment {segment}"),
+                        "pci_function",
+                    ),
+                };
                 let other = other.clone();
-                return Err(Problem::Taken { what, other }.at(field("pci_device_id")));
+                return Err(Problem::Taken { what, other }.at(field(key)));
             }
         }
-        Ok(())
+        self.validate_parents(&placements)
     }
 
     /// All PCI devices, by their place in the configuration.
@@ -287,6 +343,8 @@ impl VmConfig {
             ("rng".to_owned(), self.rng.placement()),
             ("console".to_owned(), self.console.placement()),
         ];
+        let ports = self.pci_root_ports.as_ref();
+        all.extend(list("pci_root_ports", ports, PciRootPortConfig::placement));
         let balloon = self.balloon.iter().map(BalloonConfig::placement);
         all.extend(balloon.map(|placement| ("balloon".to_owned(), placement)));
         let vsock = self.vsock.iter().map(VsockConfig::placement);

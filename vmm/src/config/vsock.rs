@@ -63,6 +63,7 @@ impl VsockConfig {
             segment: self.pci_segment,
             device: self.pci_device_id,
             iommu: self.iommu,
+            ..Placement::default()
         }
     }
 }

@@ -109,6 +109,7 @@ pub fn has_device(config: &VmConfig, id: &str) -> bool {
         )
         .chain(config.vsock.iter().map(|vsock| &vsock.id))
         .chain(config.balloon.iter().map(|balloon| &balloon.id))
+        .chain(config.pci_root_ports.iter().flatten().map(|port| &port.id))
         .chain([&config.rng.id, &config.console.id]);
     ids.flatten().any(|name| name == id)
 }

@@ -258,7 +258,7 @@ impl Control {
                     .emit("guest", "failed", &[("reason", &error.to_string())]);
                 self.exit = Some(ExitReason::GuestFailed);
             }
-            MachineEvent::PciEjected { segment, slot } => self.ejected(segment, slot),
+            MachineEvent::PciEjected { slot } => self.ejected(slot),
             MachineEvent::DeviceLost { id, reason } => {
                 log::error!("device {id:?} is lost: {reason}; remove it, and add it again");
                 let properties = [("id", id.as_str()), ("reason", reason.as_str())];
@@ -269,11 +269,7 @@ impl Control {
                     machine.devices().settle_peers();
                 }
             }
-            MachineEvent::PciRefused {
-                segment,
-                slot,
-                status,
-            } => self.refused(segment, slot, status),
+            MachineEvent::PciRefused { slot, status } => self.refused(slot, status),
         }
     }
 

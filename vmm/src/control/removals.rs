@@ -5,6 +5,8 @@
 //!        │ force            │ time limit ──────────> it stays
 //!        └──> removed       └ (a swap plugs the other device in, or this one again)
 //! ```
+//!
+//! A slot with several functions leaves as a whole: a removal of one of them is one of all.
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use devices::vfio::Model;
+use devices::{pci::Bdf, vfio::Model};
 use vmm_sys_util::timerfd::TimerFd;
 
 use super::{Control, Life, life, requests::failed};
@@ -183,28 +185,31 @@ impl Control {
                 if request.force {
                     self.tear_out(id)?;
                 } else {
-                    machine.remove_device(id).map_err(|e| failed(&e))?;
+                    let leaving = machine.remove_device(id).map_err(|e| failed(&e))?;
                     let limit = request.timeout.map(Duration::from_secs);
-                    self.removals.insert(id, limit, None);
-                    self.monitor.emit("vm", "device-removing", &[("id", id)]);
+                    for id in &leaving {
+                        self.removals.insert(id, limit, None);
+                        self.monitor.emit("vm", "device-removing", &[("id", id)]);
+                    }
                 }
                 Ok(Response::Empty)
             }
         }
     }
 
-    /// Takes a device away without asking the guest.
+    /// Takes a device away, and what is in its slot, without asking the guest.
     fn tear_out(&mut self, id: &str) -> Result<(), ApiError> {
         if let Life::Live {
             machine, config, ..
         } = &mut self.life
         {
-            machine.tear_out(id).map_err(|e| failed(&e))?;
-            life::forget_device(config, id);
-            self.removals.pending.remove(id);
+            for id in machine.tear_out(id).map_err(|e| failed(&e))? {
+                life::forget_device(config, &id);
+                self.removals.pending.remove(&id);
+                log::info!("device {id:?} has been removed without the guest");
+                self.monitor.emit("vm", "device-removed", &[("id", &id)]);
+            }
             self.removals.arm();
-            log::info!("device {id:?} has been removed without the guest");
-            self.monitor.emit("vm", "device-removed", &[("id", id)]);
         }
         Ok(())
     }
@@ -220,27 +225,27 @@ impl Control {
             machine, config, ..
         } = &mut self.life
         {
-            machine.keep_device(id).map_err(|e| failed(&e))?;
-            let mut devices = config.devices.iter().flatten();
-            let device = devices.find(|device| device.id.as_deref() == Some(id));
-            self.removals.keep(id, device);
-            log::info!("device {id:?} stays: its removal was cancelled");
-            self.monitor
-                .emit("vm", "device-removal-cancelled", &[("id", id)]);
+            for id in machine.keep_device(id).map_err(|e| failed(&e))? {
+                let mut devices = config.devices.iter().flatten();
+                let device = devices.find(|device| device.id.as_ref() == Some(&id));
+                self.removals.keep(&id, device);
+                log::info!("device {id:?} stays: its removal was cancelled");
+                self.monitor
+                    .emit("vm", "device-removal-cancelled", &[("id", &id)]);
+            }
         }
         Ok(Response::Empty)
     }
 
-    /// The guest will not give up the device in a slot.
-    pub(super) fn refused(&mut self, segment: u16, slot: u8, status: u32) {
+    /// The guest will not give up what is in a slot.
+    pub(super) fn refused(&mut self, slot: Bdf, status: u32) {
         let Life::Live { machine, .. } = &mut self.life else {
             return;
         };
-        let Some(id) = machine.devices().id_at(segment, slot).cloned() else {
-            return;
-        };
         // A guest that nobody asked has nothing to refuse.
-        if self.removals.state(&id).is_some() {
+        let mut ids = machine.devices().ids_in(slot);
+        ids.retain(|id| self.removals.state(id).is_some());
+        for id in ids {
             self.removals.pending.remove(&id);
             self.removals.arm();
             log::warn!("the guest will not give up device {id:?} (_OST status {status:#x})");
@@ -258,7 +263,14 @@ impl Control {
         };
         let devices = config.devices.iter().flatten();
         let ids: Vec<_> = devices.filter_map(|device| device.id.clone()).collect();
-        ids.iter().try_for_each(|id| self.tear_out(id))
+        for id in ids {
+            // Others of its slot have taken it along.
+            let machine = self.life.machine_mut();
+            if machine.is_some_and(|machine| machine.devices().get(&id).is_some()) {
+                self.tear_out(&id)?;
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn swap(&mut self, request: &VmSwapDevice) -> Result<Response, ApiError> {
@@ -296,6 +308,16 @@ impl Control {
             .and_then(|old| old.difference(&new))
         {
             return Err(refused(&format!("is not of the same model, {difference}")));
+        }
+        if let Ok(slot) = machine.devices().removable(id)
+            && let others = machine.devices().ids_in(slot)
+            && let Some(other) = others.iter().find(|other| *other != id)
+        {
+            let message = format!(
+                "{id:?} cannot be swapped: {other:?} is in the same slot and would leave with it; \
+                 remove both, and add what is to be there"
+            );
+            return Err(ApiError::message(Status::BadRequest, message));
         }
         let swap = Swap {
             old: old.clone(),
@@ -349,47 +371,55 @@ impl Control {
             self.tear_out(id)
         } else {
             log::warn!("the host wants device {id:?} back: the guest is asked for it");
-            machine.remove_device(id).map_err(|e| failed(&e)).map(|()| {
-                self.removals.insert(id, None, None);
-                self.monitor.emit("vm", "device-removing", &[("id", id)]);
-            })
+            machine
+                .remove_device(id)
+                .map_err(|e| failed(&e))
+                .map(|leaving| {
+                    for id in &leaving {
+                        self.removals.insert(id, None, None);
+                        self.monitor.emit("vm", "device-removing", &[("id", id)]);
+                    }
+                })
         };
         if let Err(error) = given {
             log::error!("device {id:?} cannot be given back: {error}");
         }
     }
 
-    /// The guest has given up the device in a slot.
-    pub(super) fn ejected(&mut self, segment: u16, slot: u8) {
+    /// The guest has given up what is in a slot.
+    pub(super) fn ejected(&mut self, slot: Bdf) {
         let Life::Live {
             config, machine, ..
         } = &mut self.life
         else {
             return;
         };
-        match machine.ejected(segment, slot) {
-            Ok(Some(id)) => {
-                life::forget_device(config, &id);
-                log::info!("device {id:?} has been removed");
-                self.monitor.emit("vm", "device-removed", &[("id", &id)]);
-                let removal = self.removals.pending.remove(&id);
-                self.removals.arm();
-                if let Some(swap) = removal.and_then(|removal| removal.swap) {
-                    self.finish_swap(&id, &swap, slot);
-                }
-            }
-            Ok(None) => log::debug!("the guest ejects an empty PCI slot {slot}"),
+        let gone = match machine.ejected(slot) {
+            Ok(gone) => gone,
             Err(error) => {
-                log::error!(
-                    "an ejected device stays: {}",
-                    error_chain(&error).join(": ")
-                );
+                let why = error_chain(&error).join(": ");
+                return log::error!("an ejected device stays: {why}");
             }
+        };
+        if gone.is_empty() {
+            log::debug!("the guest ejects an empty PCI slot {slot}");
+        }
+        let mut swaps = Vec::new();
+        for id in gone {
+            life::forget_device(config, &id);
+            log::info!("device {id:?} has been removed");
+            self.monitor.emit("vm", "device-removed", &[("id", &id)]);
+            let removal = self.removals.pending.remove(&id);
+            swaps.extend(removal.and_then(|removal| Some((id, removal.swap?))));
+        }
+        self.removals.arm();
+        for (id, swap) in swaps {
+            self.finish_swap(&id, &swap, slot);
         }
     }
 
     /// Plugs the other device into the slot, or the old one again.
-    fn finish_swap(&mut self, id: &str, swap: &Swap, slot: u8) {
+    fn finish_swap(&mut self, id: &str, swap: &Swap, slot: Bdf) {
         let Life::Live {
             config, machine, ..
         } = &mut self.life
@@ -398,7 +428,8 @@ impl Control {
         };
         let at_slot = |path| DeviceConfig {
             path,
-            pci_device_id: Some(slot),
+            // The slot behind a root port is the only one there.
+            pci_device_id: swap.old.parent.is_none().then_some(slot.device),
             ..swap.old.clone()
         };
         let mut attempts = vec![("device-swapped", at_slot(Some(swap.new.clone())))];

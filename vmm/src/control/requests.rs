@@ -547,6 +547,8 @@ pub(super) fn failed(error: &MachineError) -> ApiError {
         MachineError::Invalid(_)
         | MachineError::Url { .. }
         | MachineError::NoSegment { .. }
+        | MachineError::NoRootPort(_)
+        | MachineError::TooLate { .. }
         | MachineError::NotRemovable(_)
         | MachineError::WrongKind { .. } => Status::BadRequest,
         _ => Status::Internal,
@@ -565,6 +567,7 @@ fn device_tree(
             let node = DeviceNode {
                 id: id.clone(),
                 pci_bdf: Some(device.bdf.to_string()),
+                children: machine.devices().behind(device),
                 state: removals
                     .state(id)
                     .or_else(|| device.is_lost().then_some("lost"))

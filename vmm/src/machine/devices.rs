@@ -20,7 +20,7 @@ use devices::{
     msi::MsiController,
     pci::{
         Bdf, CONFIG_PORTS_BASE, CONFIG_PORTS_LEN, ConfigPorts, Ecam, PciAml, PciError, PciSegment,
-        SegmentConfig, SharedFunction, Window,
+        PortWindows, Seat, SegmentConfig, SharedFunction, Window,
     },
     thread::ThreadSpawner,
     virtio::{
@@ -41,12 +41,16 @@ use super::{
 };
 
 /// Where a device wants to sit.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Slot {
-    /// PCI segment.
+    /// PCI segment; that of the root port, if there is a `parent`.
     pub segment: u16,
+    /// Name of the root port behind which it sits.
+    pub parent: Option<String>,
     /// Device number, 1 to 31; the first free one if absent.
     pub device: Option<u8>,
+    /// Function of that slot, 0 to 7.
+    pub function: u8,
 }
 
 /// What a device may use while it is made.
@@ -207,12 +211,19 @@ impl Devices {
                     first: layout::PCI_IO_START.into(),
                     last: u16::MAX.into(),
                 }),
+                ports: (1..)
+                    .map_while(|bus| map.bus(number, bus))
+                    .map(|windows| PortWindows {
+                        mmio32: window(windows.mmio32),
+                        mmio64: window(windows.mmio64),
+                    })
+                    .collect(),
             };
+            described.push(config.clone());
             let segment = PciSegment::new(config, Arc::clone(&buses.mmio), Arc::clone(&buses.pio));
             buses
                 .mmio
                 .insert(windows.ecam.start, windows.ecam.size, Ecam::new(&segment))?;
-            described.push(config);
             segments.push(segment);
         }
         let Some(first) = segments.first() else {
@@ -235,6 +246,7 @@ impl Devices {
             ports,
             aml: PciAml {
                 segments: described,
+                ports: Vec::new(),
                 lines: layout::PCI_INTX_GSI,
                 hotplug: layout::PCI_HOTPLUG_START,
             },
@@ -249,15 +261,20 @@ impl Devices {
 
     /// What the DSDT says about PCI.
     pub fn aml(&self) -> Vec<u8> {
+        let ports = self.segments.iter().flat_map(|segment| segment.ports());
+        let aml = PciAml {
+            ports: ports.collect(),
+            ..self.aml.clone()
+        };
         let mut bytes = Vec::new();
-        self.aml.to_aml_bytes(&mut bytes);
+        aml.to_aml_bytes(&mut bytes);
         bytes
     }
 
     /// Makes a device and plugs it in. Gives it a name if it has none.
     pub fn plug<K: Kind>(&mut self, config: &mut K) -> Result<(String, Bdf), MachineError> {
-        let slot = config.slot();
-        self.plug_at(config, slot, None)
+        let (segment, seat) = self.seat(&config.slot())?;
+        self.plug_at(config, &segment, seat, None)
     }
 
     /// Makes a device as it was saved and plugs it in where it was.
@@ -273,18 +290,72 @@ impl Devices {
         let bdf: Bdf = found.bdf.parse().map_err(|_| {
             MachineError::SnapshotMismatch(format!("{:?} is no place of {id:?}", found.bdf))
         })?;
-        let slot = Slot {
-            segment: bdf.segment,
-            device: Some(bdf.device),
+        let segment = Arc::clone(self.segment(bdf.segment)?);
+        self.plug_at(config, &segment, Seat::from(bdf), Some(found.state))?;
+        Ok(())
+    }
+
+    /// Where a slot is.
+    fn seat(&self, slot: &Slot) -> Result<(Arc<PciSegment>, Seat), MachineError> {
+        let seat = |bus| Seat {
+            bus,
+            device: slot.device,
+            function: slot.function,
         };
-        self.plug_at(config, slot, Some(found.state))?;
+        let Some(parent) = &slot.parent else {
+            return Ok((Arc::clone(self.segment(slot.segment)?), seat(0)));
+        };
+        let port = self.plugged.get(parent);
+        let port = port.ok_or_else(|| MachineError::NoRootPort(parent.clone()))?;
+        let segment = self.segment(port.bdf.segment)?;
+        let bus = self.bus_behind(port);
+        let bus = bus.ok_or_else(|| MachineError::NoRootPort(parent.clone()))?;
+        Ok((Arc::clone(segment), seat(bus)))
+    }
+
+    /// The bus behind a root port; `None` if it is something else.
+    fn bus_behind(&self, device: &Plugged) -> Option<u8> {
+        let segment = self.segment(device.bdf.segment).ok()?;
+        let mut ports = segment.ports().into_iter();
+        let (_, bus) = ports.find(|(at, _)| *at == device.bdf)?;
+        Some(bus)
+    }
+
+    /// The names of the devices behind a root port.
+    pub fn behind(&self, port: &Plugged) -> Vec<String> {
+        let Some(bus) = self.bus_behind(port) else {
+            return Vec::new();
+        };
+        let is_there =
+            |device: &Plugged| device.bdf.segment == port.bdf.segment && device.bdf.bus == bus;
+        let plugged = self.plugged.iter().filter(|(_, device)| is_there(device));
+        plugged.map(|(id, _)| id.clone()).collect()
+    }
+
+    /// Refuses a function of a slot that a running guest would not look for: it has seen the slot,
+    /// and seen that there is no such function.
+    pub fn check_order(&self, slot: &Slot) -> Result<(), MachineError> {
+        let (segment, seat) = self.seat(slot)?;
+        let at = Bdf {
+            segment: segment.config().segment,
+            bus: seat.bus,
+            device: seat.device.unwrap_or(0),
+            function: 0,
+        };
+        if seat.function > 0 && segment.function(at).is_some() {
+            return Err(MachineError::TooLate {
+                function: seat.function,
+                slot: at,
+            });
+        }
         Ok(())
     }
 
     fn plug_at<K: Kind>(
         &mut self,
         config: &mut K,
-        slot: Slot,
+        segment: &PciSegment,
+        seat: Seat,
         saved: Option<Value>,
     ) -> Result<(String, Bdf), MachineError> {
         let id = match config.id() {
@@ -295,7 +366,6 @@ impl Devices {
             return Err(MachineError::DuplicateId(id));
         }
         self.reclaim();
-        let segment = Arc::clone(self.segment(slot.segment)?);
         let made = config
             .make(&id, &self.surroundings)
             .map_err(|source| MachineError::Device {
@@ -315,9 +385,9 @@ impl Devices {
             }
         };
         let shared = Arc::clone(&function);
-        let bdf = match (saved, slot.device) {
-            (Some(state), Some(device)) => segment.plug_saved(shared, device, state),
-            (_, device) => segment.plug(shared, device, &[]),
+        let bdf = match saved {
+            Some(state) => segment.plug_saved(shared, seat, state),
+            None => segment.plug(shared, seat, &[]),
         }
         .map_err(|source| MachineError::Pci {
             id: id.clone(),
@@ -362,41 +432,53 @@ impl Devices {
         self.plugged.get(id)
     }
 
-    /// Where a device is that a running guest can lose.
+    /// The slot of a device that a running guest can lose, with all that is in that slot.
     pub fn removable(&self, id: &str) -> Result<Bdf, MachineError> {
         let device = self
             .plugged
             .get(id)
             .ok_or_else(|| MachineError::NoDevice(id.to_owned()))?;
-        if !device.removable {
-            return Err(MachineError::NotRemovable(id.to_owned()));
+        match self.not_removable(device.bdf) {
+            Some(id) => Err(MachineError::NotRemovable(id.clone())),
+            None => Ok(device.bdf.slot()),
         }
-        Ok(device.bdf)
     }
 
-    /// The name of the device in a slot.
-    pub fn id_at(&self, segment: u16, slot: u8) -> Option<&String> {
-        let is_there =
-            |device: &Plugged| device.bdf.segment == segment && device.bdf.device == slot;
-        let mut plugged = self.plugged.iter();
-        plugged.find_map(|(id, device)| is_there(device).then_some(id))
+    /// A device of a slot without which the machine is another one.
+    fn not_removable(&self, slot: Bdf) -> Option<&String> {
+        let mut devices = self.in_slot(slot).filter(|(_, device)| !device.removable);
+        devices.next().map(|(id, _)| id)
     }
 
-    /// The guest gives up the device in a slot, asked or not: unplugs it and returns its name. A
-    /// device without which the machine is another one stays.
-    pub fn remove_at(&mut self, segment: u16, slot: u8) -> Result<Option<String>, MachineError> {
-        let found = self.id_at(segment, slot).cloned();
-        let found = found.filter(|id| self.get(id).is_some_and(|device| device.removable));
-        if let Some(id) = &found {
-            self.remove(id)?;
+    fn in_slot(&self, slot: Bdf) -> impl Iterator<Item = (&String, &Plugged)> {
+        let plugged = self.plugged.iter();
+        plugged.filter(move |(_, device)| device.bdf.slot() == slot.slot())
+    }
+
+    /// The names of the devices in a slot, that of function 0 last: in this order they can be
+    /// plugged into a running machine.
+    pub fn ids_in(&self, slot: Bdf) -> Vec<String> {
+        let mut devices: Vec<_> = self.in_slot(slot).collect();
+        devices.sort_by_key(|(_, device)| std::cmp::Reverse(device.bdf.function));
+        devices.into_iter().map(|(id, _)| id.clone()).collect()
+    }
+
+    /// The guest gives up the devices in a slot, asked or not: unplugs them and returns their names
+    /// as [`Devices::ids_in`]. If the machine would be another one without one of them, all stay.
+    pub fn remove_in(&mut self, slot: Bdf) -> Result<Vec<String>, MachineError> {
+        if self.not_removable(slot).is_some() {
+            return Ok(Vec::new());
         }
-        Ok(found)
+        settle(&self.in_slot(slot).collect::<Vec<_>>())?;
+        let ids = self.ids_in(slot);
+        ids.iter().try_for_each(|id| self.remove(id))?;
+        Ok(ids)
     }
 
     /// Unplugs a device without asking the guest. One whose storage does not answer stays.
     pub fn remove(&mut self, id: &str) -> Result<(), MachineError> {
-        if let Some(device) = self.plugged.get(id) {
-            settle(id, device)?;
+        if let Some(device) = self.plugged.get_key_value(id) {
+            settle(&[device])?;
         }
         let device = self
             .plugged
@@ -468,14 +550,7 @@ impl Devices {
     /// Prepares the end of all devices: waits in bounded time for what the host still writes to the
     /// guest's memory. If it does not come, all go on.
     pub fn settle(&self) -> Result<(), MachineError> {
-        for (held, (id, device)) in self.plugged.iter().enumerate() {
-            settle(id, device).inspect_err(|_| {
-                for device in self.plugged.values().take(held) {
-                    lock(&device.function).carry_on();
-                }
-            })?;
-        }
-        Ok(())
+        settle(&self.plugged.iter().collect::<Vec<_>>())
     }
 
     fn each(
@@ -542,12 +617,21 @@ impl Drop for Devices {
     }
 }
 
-fn settle(id: &str, device: &Plugged) -> Result<(), MachineError> {
-    let settled = lock(&device.function).settle();
-    settled.map_err(|source| MachineError::Lifecycle {
-        id: id.to_owned(),
-        source,
-    })
+/// Prepares the end of devices, by name. With an error all go on.
+fn settle(devices: &[(&String, &Plugged)]) -> Result<(), MachineError> {
+    for (held, (id, device)) in devices.iter().enumerate() {
+        let settled = lock(&device.function).settle();
+        settled.map_err(|source| {
+            for (_, device) in &devices[..held] {
+                lock(&device.function).carry_on();
+            }
+            MachineError::Lifecycle {
+                id: (*id).clone(),
+                source,
+            }
+        })?;
+    }
+    Ok(())
 }
 
 fn lock(

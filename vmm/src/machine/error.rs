@@ -182,6 +182,20 @@ pub enum MachineError {
     /// The device cannot be taken away.
     #[error("device {0:?} is part of the machine and cannot be removed")]
     NotRemovable(String),
+    /// A device's parent is not there.
+    #[error("there is no PCI root port '{0}': give the VM one with --pci-root-port id={0}")]
+    NoRootPort(String),
+    /// The guest has looked at the slot already.
+    #[error(
+        "function {function} comes too late: the guest knows what is in slot {slot}. Plug function 0 \
+         last: remove what is there (a slot leaves as a whole), and add the functions again"
+    )]
+    TooLate {
+        /// The function.
+        function: u8,
+        /// Its slot.
+        slot: devices::pci::Bdf,
+    },
     /// The PCI segment is not there.
     #[error(
         "there is no PCI segment {segment}: the machine has {count} (platform.num_pci_segments)"

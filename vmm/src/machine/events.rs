@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use devices::guest_event::GuestEvent;
+use devices::{guest_event::GuestEvent, pci::Bdf};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::alarms::Alarms;
@@ -21,10 +21,8 @@ pub enum MachineEvent {
     Cpu(CpuEvent),
     /// The guest has ejected the PCI device in a slot.
     PciEjected {
-        /// PCI segment.
-        segment: u16,
-        /// Device number.
-        slot: u8,
+        /// The slot's function 0.
+        slot: Bdf,
     },
     /// The process that serves a device is gone, or of no use any more.
     DeviceLost {
@@ -37,10 +35,8 @@ pub enum MachineEvent {
     PeersChanged,
     /// The guest will not give up the PCI device in a slot.
     PciRefused {
-        /// PCI segment.
-        segment: u16,
-        /// Device number.
-        slot: u8,
+        /// The slot's function 0.
+        slot: Bdf,
         /// Why, in the terms of ACPI's `_OST`.
         status: u32,
     },
@@ -53,21 +49,10 @@ impl MachineEvent {
     fn repeats(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Guest(event), Self::Guest(other)) => event == other,
-            (
-                Self::PciEjected { segment, slot },
-                Self::PciEjected {
-                    segment: other_segment,
-                    slot: other_slot,
-                },
-            )
-            | (
-                Self::PciRefused { segment, slot, .. },
-                Self::PciRefused {
-                    segment: other_segment,
-                    slot: other_slot,
-                    ..
-                },
-            ) => (segment, slot) == (other_segment, other_slot),
+            (Self::PciEjected { slot }, Self::PciEjected { slot: other })
+            | (Self::PciRefused { slot, .. }, Self::PciRefused { slot: other, .. }) => {
+                slot == other
+            }
             (Self::Cpu(CpuEvent::Reset), Self::Cpu(CpuEvent::Reset))
             | (Self::PeersChanged, Self::PeersChanged) => true,
             _ => false,
@@ -156,9 +141,13 @@ mod tests {
     #[test]
     fn a_guest_that_repeats_itself_makes_no_more_work() {
         let (sender, receiver) = queue().unwrap();
+        let slot = |device| Bdf {
+            device,
+            ..Bdf::default()
+        };
         for _ in 0..1000 {
-            for slot in [1, 2] {
-                sender.send(MachineEvent::PciEjected { segment: 0, slot });
+            for slot in [slot(1), slot(2)] {
+                sender.send(MachineEvent::PciEjected { slot });
             }
             sender.send(MachineEvent::Guest(GuestEvent::Reset));
             sender.send(MachineEvent::Guest(GuestEvent::CpuEjected(1)));
@@ -166,7 +155,7 @@ mod tests {
         }
         assert_eq!(receiver.waiting(), 5);
         let first = receiver.next().unwrap();
-        assert!(matches!(first, MachineEvent::PciEjected { slot: 1, .. }));
+        assert!(matches!(first, MachineEvent::PciEjected { slot } if slot.device == 1));
         // What was acted on may happen again.
         sender.send(first);
         assert_eq!(receiver.waiting(), 5);

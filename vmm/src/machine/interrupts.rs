@@ -9,7 +9,7 @@ use arch::layout::PCI_INTX_GSI;
 use devices::{
     doorbell::Doorbells,
     msi::{MsiController, MsiMessage, MsiVectors},
-    pci::{Line, Lines, line_of},
+    pci::{LINES, Line, Lines},
 };
 use hypervisor::{MsiRoute, Vm};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -153,8 +153,8 @@ struct SharedLine {
 }
 
 impl Lines for KvmLines {
-    fn join(&self, slot: u8) -> io::Result<Box<dyn Line>> {
-        let gsi = PCI_INTX_GSI + u32::from(line_of(slot));
+    fn join(&self, line: u8) -> io::Result<Box<dyn Line>> {
+        let gsi = PCI_INTX_GSI + u32::from(line % LINES);
         let [assert, served] = [EventFd::new(EFD_NONBLOCK)?, EventFd::new(EFD_NONBLOCK)?];
         self.0
             .register_level_irqfd(&assert, &served, gsi)

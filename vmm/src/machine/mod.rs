@@ -38,6 +38,7 @@ use ::devices::{
     acpi::Notification,
     legacy::DebugConsole,
     msi::MsiController,
+    pci::{Bdf, PciBuses},
     virtio::{blk::SharedRateLimiter, discard::Discards},
 };
 use arch::{cpuid::Profile, layout::AddressMap, topology::Topology};
@@ -74,7 +75,7 @@ pub struct Machine {
     lazy: Option<LazyRestore>,
     platform: Platform,
     /// Slots whose device was taken away before the guest has given it up.
-    torn_out: BTreeSet<(u16, u8)>,
+    torn_out: BTreeSet<Bdf>,
     ram: Ram,
     topology: Topology,
     map: AddressMap,
@@ -105,13 +106,11 @@ impl Machine {
             .max_phys_bits
             .unwrap_or(phys_bits)
             .min(phys_bits);
-        let platform_config = config.platform.clone().unwrap_or_default();
-        let segments = platform_config.num_pci_segments;
-        let map = AddressMap::new(
+        let map = AddressMap::with_root_ports(
             placement::boot_size(config),
             placement::hotplug_size(config),
             phys_bits,
-            segments,
+            &config.root_ports(),
         )?;
         let topology = topology(&config.cpus)?;
         let profile: Profile =
@@ -137,7 +136,7 @@ impl Machine {
             topology,
             boot_vcpus: config.cpus.boot_vcpus,
             node_of: &|vcpu| numa::node_of(config, vcpu),
-            segments,
+            pci_buses: PciBuses::new(map.root_ports()),
             serial: backends
                 .serial
                 .as_ref()
@@ -265,54 +264,61 @@ impl Machine {
         self.devices.settle()
     }
 
-    /// Plugs a device into the running machine and tells the guest.
-    pub fn add_device<K: Kind>(
-        &mut self,
-        config: &mut K,
-    ) -> Result<(String, ::devices::pci::Bdf), MachineError> {
+    /// Plugs a device into the running machine and tells the guest; of a slot with several functions
+    /// when function 0 is there, which is the last to come.
+    pub fn add_device<K: Kind>(&mut self, config: &mut K) -> Result<(String, Bdf), MachineError> {
+        self.devices.check_order(&config.slot())?;
         let (id, bdf) = self.devices.plug(config)?;
-        self.platform.pci.announce(bdf.segment, bdf.device);
-        self.notify(Notification::PCI)?;
+        if bdf.function == 0 {
+            self.platform.pci.announce(bdf);
+            self.notify(Notification::PCI)?;
+        }
         Ok((id, bdf))
     }
 
-    /// Asks the guest to give a device up; [`MachineEvent::PciEjected`] follows when it has.
-    pub fn remove_device(&mut self, id: &str) -> Result<(), MachineError> {
-        let bdf = self.devices.removable(id)?;
-        self.platform.pci.request_eject(bdf.segment, bdf.device);
-        self.notify(Notification::PCI)
+    /// Asks the guest to give up the slot of a device; [`MachineEvent::PciEjected`] follows when it
+    /// has. Returns the names of all devices that leave with it.
+    pub fn remove_device(&mut self, id: &str) -> Result<Vec<String>, MachineError> {
+        let slot = self.devices.removable(id)?;
+        self.platform.pci.request_eject(slot);
+        self.notify(Notification::PCI)?;
+        Ok(self.devices.ids_in(slot))
     }
 
-    /// Withdraws [`Machine::remove_device`], as far as the guest has not heard of it.
-    pub fn keep_device(&mut self, id: &str) -> Result<(), MachineError> {
-        let bdf = self.devices.removable(id)?;
-        self.platform.pci.withdraw_request(bdf.segment, bdf.device);
-        Ok(())
+    /// Withdraws [`Machine::remove_device`], as far as the guest has not heard of it. Returns the
+    /// names of all devices that stay.
+    pub fn keep_device(&mut self, id: &str) -> Result<Vec<String>, MachineError> {
+        let slot = self.devices.removable(id)?;
+        self.platform.pci.withdraw_request(slot);
+        Ok(self.devices.ids_in(slot))
     }
 
-    /// Takes a device away without asking the guest, which is told afterwards.
-    pub fn tear_out(&mut self, id: &str) -> Result<(), MachineError> {
-        let bdf = self.devices.removable(id)?;
-        self.devices.remove(id)?;
-        self.torn_out.insert((bdf.segment, bdf.device));
-        self.platform.pci.request_eject(bdf.segment, bdf.device);
-        self.notify(Notification::PCI)
+    /// Takes what is in the slot of a device away without asking the guest, which is told
+    /// afterwards. Returns the names of all devices that have gone.
+    pub fn tear_out(&mut self, id: &str) -> Result<Vec<String>, MachineError> {
+        let slot = self.devices.removable(id)?;
+        let gone = self.devices.remove_in(slot)?;
+        self.torn_out.insert(slot);
+        self.platform.pci.request_eject(slot);
+        self.notify(Notification::PCI)?;
+        Ok(gone)
     }
 
-    /// The guest has given up the device in a slot: takes it away and returns its name.
-    pub fn ejected(&mut self, segment: u16, slot: u8) -> Result<Option<String>, MachineError> {
-        if !self.torn_out.remove(&(segment, slot)) {
+    /// The guest has given up what is in a slot: takes it away and returns the names, that of
+    /// function 0 last.
+    pub fn ejected(&mut self, slot: Bdf) -> Result<Vec<String>, MachineError> {
+        if !self.torn_out.remove(&slot) {
             // Whoever comes into the slot next was not asked to go.
-            self.platform.pci.withdraw_request(segment, slot);
-            return self.devices.remove_at(segment, slot);
+            self.platform.pci.withdraw_request(slot);
+            return self.devices.remove_in(slot);
         }
         // The answer to `tear_out`. What has been plugged into the slot since then, the guest took
         // for the device that it has let go of now.
-        if self.devices.id_at(segment, slot).is_some() {
-            self.platform.pci.announce(segment, slot);
+        if !self.devices.ids_in(slot).is_empty() {
+            self.platform.pci.announce(slot);
             self.notify(Notification::PCI)?;
         }
-        Ok(None)
+        Ok(Vec::new())
     }
 
     /// Presses the power button.
@@ -367,6 +373,10 @@ fn for_each_device(
     config: &mut VmConfig,
     mut visit: impl FnMut(&mut dyn Pluggable) -> Result<(), MachineError>,
 ) -> Result<(), MachineError> {
+    // Before the devices behind them.
+    for port in config.pci_root_ports.iter_mut().flatten() {
+        visit(port)?;
+    }
     visit(&mut config.rng)?;
     if config.console.mode != ConsoleMode::Off {
         visit(&mut config.console)?;

@@ -14,7 +14,7 @@ use devices::{
     bus::{BusDevice, BusError},
     guest_event::GuestEventHandler,
     legacy::{DebugPort, I8042, I8042State, Serial, SerialAml, SerialState},
-    pci::{HOTPLUG_SIZE, HotplugController, HotplugState, SlotEvent},
+    pci::{HOTPLUG_SIZE, HotplugController, HotplugState, PciBuses, SlotEvent},
 };
 use hypervisor::Vm;
 use serde::{Deserialize, Serialize};
@@ -77,8 +77,8 @@ pub struct PlatformSetup<'a> {
     pub boot_vcpus: u32,
     /// NUMA node of each vCPU that has one.
     pub node_of: &'a dyn Fn(u32) -> Option<u32>,
-    /// PCI segments.
-    pub segments: u16,
+    /// PCI buses.
+    pub pci_buses: PciBuses,
     /// Output of the serial port; `None` for no port.
     pub serial: Option<Box<dyn std::io::Write + Send>>,
     /// When the process started.
@@ -95,7 +95,7 @@ impl Platform {
             topology,
             boot_vcpus,
             node_of,
-            segments,
+            pci_buses,
             serial,
             start,
         } = setup;
@@ -126,15 +126,11 @@ impl Platform {
         let memory = Arc::new(MemoryHotplug::new(layout::MEMORY_HOTPLUG_START));
         let ejected = events.clone();
         let pci = Arc::new(HotplugController::new(
-            segments,
-            Box::new(move |segment, slot, event| {
+            pci_buses,
+            Box::new(move |slot, event| {
                 ejected.send(match event {
-                    SlotEvent::Ejected => MachineEvent::PciEjected { segment, slot },
-                    SlotEvent::Refused(status) => MachineEvent::PciRefused {
-                        segment,
-                        slot,
-                        status,
-                    },
+                    SlotEvent::Ejected => MachineEvent::PciEjected { slot },
+                    SlotEvent::Refused(status) => MachineEvent::PciRefused { slot, status },
                 });
             }),
         ));

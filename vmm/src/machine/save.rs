@@ -7,6 +7,7 @@ use std::{
     sync::Arc,
 };
 
+use devices::pci::Bdf;
 use hypervisor::VmState;
 use serde::{Deserialize, Serialize};
 
@@ -38,7 +39,7 @@ pub struct SavedMachine {
     config_address: u32,
     /// Slots whose device was taken away, which the guest has yet to eject.
     #[serde(default)]
-    torn_out: BTreeSet<(u16, u8)>,
+    torn_out: BTreeSet<Bdf>,
     memory: Vec<MemoryRange>,
 }
 

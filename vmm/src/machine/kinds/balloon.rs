@@ -25,6 +25,7 @@ impl Kind for BalloonConfig {
         Slot {
             segment: self.pci_segment,
             device: self.pci_device_id,
+            ..Slot::default()
         }
     }
 

@@ -46,6 +46,7 @@ impl Kind for ConsoleConfig {
         Slot {
             segment: self.pci_segment,
             device: self.pci_device_id,
+            ..Slot::default()
         }
     }
 

@@ -28,6 +28,7 @@ impl Kind for DiskConfig {
         Slot {
             segment: self.pci_segment,
             device: self.pci_device_id,
+            ..Slot::default()
         }
     }
 

@@ -9,6 +9,7 @@ mod net;
 mod physical;
 mod pmem;
 mod rng;
+mod root_port;
 mod user;
 mod vsock;
 

@@ -32,6 +32,7 @@ impl Kind for NetConfig {
         Slot {
             segment: self.pci_segment,
             device: self.pci_device_id,
+            ..Slot::default()
         }
     }
 

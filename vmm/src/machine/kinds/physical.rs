@@ -27,6 +27,8 @@ impl Kind for DeviceConfig {
         Slot {
             segment: self.pci_segment,
             device: self.pci_device_id,
+            parent: self.parent.clone(),
+            function: self.pci_function,
         }
     }
 

@@ -25,6 +25,7 @@ impl Kind for RngConfig {
         Slot {
             segment: self.pci_segment,
             device: self.pci_device_id,
+            ..Slot::default()
         }
     }
 

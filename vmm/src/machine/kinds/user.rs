@@ -24,6 +24,8 @@ impl Kind for UserDeviceConfig {
         Slot {
             segment: self.pci_segment,
             device: self.pci_device_id,
+            parent: self.parent.clone(),
+            function: self.pci_function,
         }
     }
 

@@ -24,6 +24,7 @@ impl Kind for VsockConfig {
         Slot {
             segment: self.pci_segment,
             device: self.pci_device_id,
+            ..Slot::default()
         }
     }
 

@@ -1,0 +1,264 @@
+//! Slots with several functions, and what is behind root ports.
+
+use std::sync::{Arc, Mutex};
+
+use serde_json::Value;
+
+use super::{
+    BarIndex, BarKind, Bdf, PciError, PciFunction, RootPort, Seat,
+    tests::{MEMORY32, MEMORY64, Plain, tag_at},
+};
+use crate::testing::{PORT_WINDOWS, Rig};
+
+const BAR: BarIndex = BarIndex::ZERO;
+const HEADER: u16 = 0x0c;
+const MULTIFUNCTION: u32 = 0x80_0000;
+const BUSES: u16 = 0x18;
+const MEMORY: u16 = 0x20;
+
+fn plug(rig: &Rig, function: impl PciFunction + 'static, seat: Seat) -> Result<Bdf, PciError> {
+    let function = Arc::new(Mutex::new(function));
+    rig.segment.plug(function, seat, &[])
+}
+
+fn behind(bus: u8, function: u8) -> Seat {
+    Seat {
+        bus,
+        device: None,
+        function,
+    }
+}
+
+/// A port in slot 4, forwarding, with two functions behind it.
+fn topology() -> (Rig, Bdf, [Bdf; 2]) {
+    let rig = Rig::new();
+    let port = plug(&rig, RootPort::new(), Seat::slot(4)).unwrap();
+    let bars = [(0, MEMORY64, 0x1000), (2, MEMORY32, 0x1000)];
+    let functions = [0, 1].map(|function| {
+        let plain = Plain::new(function + 1, &bars);
+        plug(&rig, plain, behind(1, function)).unwrap()
+    });
+    for bdf in [port, functions[0], functions[1]] {
+        rig.enable(bdf, true);
+    }
+    (rig, port, functions)
+}
+
+#[test]
+fn functions_of_a_slot_say_that_there_are_others() {
+    let rig = Rig::new();
+    let seat = |function| Seat {
+        function,
+        ..Seat::slot(9)
+    };
+    let zero = plug(&rig, Plain::new(1, &[]), seat(0)).unwrap();
+    assert_eq!(rig.config_read(zero, HEADER) & MULTIFUNCTION, 0);
+    let five = plug(&rig, Plain::new(2, &[]), seat(5)).unwrap();
+    assert_eq!(five.to_string(), "0000:00:09.5");
+    for bdf in [zero, five] {
+        assert_eq!(rig.config_read(bdf, HEADER) & MULTIFUNCTION, MULTIFUNCTION);
+        let mut byte = [0];
+        rig.config_read_bytes(bdf, HEADER + 2, &mut byte);
+        assert_eq!(byte, [0x80]);
+    }
+    assert_eq!(rig.config_read(five, 0), 0x0002_1234);
+    let absent = Bdf {
+        function: 1,
+        ..zero
+    };
+    assert_eq!(rig.config_read(absent, 0), u32::MAX);
+    assert!(matches!(
+        plug(&rig, Plain::new(3, &[]), seat(5)),
+        Err(PciError::SlotTaken(_))
+    ));
+    assert!(matches!(
+        plug(&rig, Plain::new(3, &[]), seat(8)),
+        Err(PciError::InvalidFunction { function: 8 })
+    ));
+    let somewhere = Seat {
+        function: 1,
+        ..Seat::ANY
+    };
+    assert!(matches!(
+        plug(&rig, Plain::new(3, &[]), somewhere),
+        Err(PciError::NoDevice { function: 1 })
+    ));
+    let next = plug(&rig, Plain::new(3, &[]), Seat::ANY).unwrap();
+    assert_eq!(next.device, 1, "a slot in which nothing is");
+    rig.segment.unplug(five).unwrap();
+    assert_eq!(rig.config_read(zero, HEADER) & MULTIFUNCTION, 0);
+}
+
+#[test]
+fn a_port_starts_with_a_bus_and_windows() {
+    let (rig, port, [zero, one]) = topology();
+    assert_eq!(rig.config_read(port, HEADER) >> 16 & 0xff, 1, "a bridge");
+    assert_eq!(rig.config_read(port, BUSES), 0x0001_0100);
+    assert_eq!(rig.config_read(port, MEMORY), 0xd7f0_d000);
+    assert_eq!([zero, one].map(|bdf| bdf.bus), [1, 1]);
+    let windows = PORT_WINDOWS[0];
+    for (tag, bdf) in [(1, zero), (2, one)] {
+        let high = rig.bar64(bdf, BAR);
+        let low = u64::from(rig.config_read(bdf, 0x18));
+        assert!(windows.mmio64.unwrap().contains(high, 0x1000));
+        assert!(windows.mmio32.unwrap().contains(low, 0x1000));
+        assert_eq!([tag_at(&rig, high), tag_at(&rig, low)], [tag; 2]);
+        assert_eq!(rig.config_read(bdf, HEADER) & MULTIFUNCTION, MULTIFUNCTION);
+    }
+    let second = plug(&rig, RootPort::new(), Seat::ANY).unwrap();
+    assert_eq!(rig.config_read(second, BUSES) >> 8 & 0xff, 2);
+    assert!(matches!(
+        plug(&rig, RootPort::new(), Seat::ANY),
+        Err(PciError::NoPort(0))
+    ));
+    assert_eq!(rig.segment.ports(), [(second, 2), (port, 1)]);
+}
+
+#[test]
+fn there_is_one_slot_behind_a_port_and_none_without() {
+    let (rig, ..) = topology();
+    let seat = |bus, device| Seat {
+        bus,
+        device: Some(device),
+        function: 2,
+    };
+    assert!(matches!(
+        plug(&rig, Plain::new(3, &[]), seat(1, 1)),
+        Err(PciError::BehindPort { slot: 1 })
+    ));
+    assert!(matches!(
+        plug(&rig, Plain::new(3, &[]), seat(2, 0)),
+        Err(PciError::NoBus { bus: 2, .. })
+    ));
+    plug(&rig, Plain::new(3, &[]), seat(1, 0)).unwrap();
+}
+
+#[test]
+fn bars_on_bus_0_stay_out_of_the_windows_of_ports() {
+    let rig = Rig::new();
+    let windows = PORT_WINDOWS;
+    for tag in 0..8 {
+        // Half a TiB of the two that are no port's.
+        let bars = [(0, MEMORY64, 1 << 39), (2, MEMORY32, 1 << 26)];
+        let Ok(bdf) = plug(&rig, Plain::new(tag, &bars), Seat::ANY) else {
+            assert!(tag > 2);
+            return;
+        };
+        let places = [rig.bar64(bdf, BAR), u64::from(rig.config_read(bdf, 0x18))];
+        for at in places {
+            let is_in = |window: Option<super::Window>| window.unwrap().contains(at, 1);
+            assert!(
+                !windows
+                    .iter()
+                    .any(|port| is_in(port.mmio32) || is_in(port.mmio64))
+            );
+        }
+    }
+    panic!("there was room for all");
+}
+
+#[test]
+fn what_a_port_does_not_forward_is_not_decoded() {
+    let (rig, port, [zero, one]) = topology();
+    let at = [zero, one].map(|bdf| rig.bar64(bdf, BAR));
+    let low = u64::from(rig.config_read(one, 0x18));
+    rig.enable(port, false);
+    assert_eq!(at.map(|at| tag_at(&rig, at)), [0xff; 2]);
+    rig.enable(port, true);
+    assert_eq!(at.map(|at| tag_at(&rig, at)), [1, 2]);
+    // A window for 32-bit memory that begins behind the BARs.
+    rig.config_write(port, MEMORY, &0xd7f0_d400_u32.to_le_bytes());
+    assert_eq!(tag_at(&rig, low), 0xff);
+    rig.config_write(one, 0x18, &0xd400_0000_u32.to_le_bytes());
+    assert_eq!(tag_at(&rig, 0xd400_0000), 2);
+    // Windows that end before they begin.
+    for register in [MEMORY, MEMORY + 4] {
+        rig.config_write(port, register, &0x0000_fff0_u32.to_le_bytes());
+    }
+    rig.config_write(port, 0x2c, &[0; 4]);
+    assert_eq!(tag_at(&rig, 0xd400_0000), 0xff);
+    assert_eq!(at.map(|at| tag_at(&rig, at)), [0xff; 2]);
+    // As after power-on.
+    rig.segment.reset(port).unwrap();
+    assert_eq!(rig.config_read(port, MEMORY), 0xd7f0_d000);
+    assert_eq!(at.map(|at| tag_at(&rig, at)), [0xff; 2]);
+    rig.enable(port, true);
+    assert_eq!(at.map(|at| tag_at(&rig, at)), [1, 2]);
+}
+
+#[test]
+fn a_guest_may_number_its_buses_itself() {
+    let (rig, port, [zero, one]) = topology();
+    rig.config_write(port, BUSES, &0x0002_0200_u32.to_le_bytes());
+    assert_eq!(rig.config_read(zero, 0), u32::MAX, "bus 1 is gone");
+    let called = Bdf { bus: 2, ..one };
+    assert_eq!(rig.config_read(called, 0), 0x0002_1234);
+    rig.config_write(called, 4, &[0, 0]);
+    assert_eq!(tag_at(&rig, rig.bar64(called, BAR)), 0xff);
+    for bus in [0, 255] {
+        rig.config_write(port, BUSES + 1, &[bus]);
+        assert_eq!(rig.config_read(called, 0), u32::MAX);
+    }
+    // In the machine it is where it was.
+    assert_eq!(
+        rig.segment
+            .unplug(one)
+            .unwrap()
+            .lock()
+            .unwrap()
+            .config()
+            .command(),
+        0
+    );
+}
+
+#[test]
+fn ports_answer_odd_accesses() {
+    let (rig, port, _) = topology();
+    for offset in 0..0x100 {
+        for len in [1, 2, 3, 4, 8] {
+            let mut data = [0; 8];
+            rig.config_write(port, offset, &[0xff; 8][..len]);
+            rig.config_read_bytes(port, offset, &mut data[..len]);
+        }
+    }
+    assert_eq!(rig.config_read(port, 0), 0x000c_1b36);
+    assert_eq!(rig.config_read(port, HEADER) >> 16 & 0xff, 1);
+    assert_eq!(rig.config_read(port, 0x1c) & 0xffff, 0, "no I/O window");
+}
+
+#[test]
+fn a_saved_port_forwards_what_it_did() {
+    let (rig, port, [zero, _]) = topology();
+    let high = rig.bar64(zero, BAR);
+    rig.config_write(port, BUSES, &0x0002_0200_u32.to_le_bytes());
+    let save = |bdf| {
+        let function = rig.segment.function(bdf).unwrap();
+        function.lock().unwrap().save().unwrap()
+    };
+    let saved = [port, zero].map(save);
+    let target = Rig::new();
+    let restore = |function: Arc<Mutex<dyn PciFunction>>, bdf, state: &Value| {
+        target
+            .segment
+            .plug_saved(function, Seat::from(bdf), state.clone())
+            .unwrap()
+    };
+    restore(Arc::new(Mutex::new(RootPort::new())), port, &saved[0]);
+    let bars = [(0, MEMORY64, 0x1000), (2, MEMORY32, 0x1000)];
+    restore(Arc::new(Mutex::new(Plain::new(9, &bars))), zero, &saved[1]);
+    assert_eq!(tag_at(&target, high), 9);
+    let called = Bdf { bus: 2, ..zero };
+    assert_eq!(target.config_read(called, 0), 0x0009_1234);
+}
+
+#[test]
+fn a_device_behind_a_port_does_without_ports() {
+    let rig = Rig::new();
+    plug(&rig, RootPort::new(), Seat::slot(4)).unwrap();
+    let plain = Plain::new(1, &[(0, BarKind::Io, 0x20)]);
+    let bdf = plug(&rig, plain, behind(1, 0)).unwrap();
+    rig.enable(bdf, true);
+    assert_eq!(rig.config_read(bdf, 0x10), 1);
+    assert!(!rig.pio.read(0, &mut [0]));
+}

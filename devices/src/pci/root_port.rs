@@ -1,0 +1,247 @@
+//! A PCI Express root port: a bridge with a bus of its own, for one device with up to eight
+//! functions.
+//!
+//! The machine does what firmware would: the port has a bus number and address windows before the
+//! guest starts, and again after a reset. The guest may change them.
+
+use serde_json::Value;
+
+use super::{
+    bar::DecodedBar,
+    config::{COMMAND_MEMORY, ConfigSpace, Identity},
+    function::{LifecycleError, PciFunction},
+    windows::{PortWindows, Window},
+};
+
+/// A generic root port, for which no operating system has quirks.
+const IDENTITY: Identity = Identity {
+    vendor: 0x1b36,
+    device: 0x000c,
+    subsystem_vendor: 0,
+    subsystem: 0,
+    revision: 0,
+    class: 0x06_0400,
+};
+
+// Offsets of a bridge's header (PCI-to-PCI Bridge 1.2, figure 3-1).
+/// The bus that the bridge is on.
+const PRIMARY: usize = 0x18;
+/// The bus behind it.
+const SECONDARY: usize = 0x19;
+const MEMORY_BASE: usize = 0x20;
+const MEMORY_LIMIT: usize = 0x22;
+const PREFETCHABLE_BASE: usize = 0x24;
+const PREFETCHABLE_LIMIT: usize = 0x26;
+const PREFETCHABLE_UPPER_BASE: usize = 0x28;
+const PREFETCHABLE_UPPER_LIMIT: usize = 0x2c;
+const CONTROL: usize = 0x3e;
+/// The byte behind the registers that say what the bridge forwards.
+pub const FORWARDING_END: usize = 0x30;
+
+/// The window registers have bits 20 to 31 of an address.
+const WINDOW_BITS: u16 = 0xfff0;
+/// Prefetchable window: addresses have 64 bits.
+const WINDOW_WIDE: u16 = 1;
+const WINDOW_UNIT: u64 = 1 << 20;
+/// Control: parity, SERR#, VGA and the like, which nothing here looks at, and the reset of the
+/// secondary bus.
+const CONTROL_WRITABLE: u16 = 0x007f;
+
+const EXPRESS: u8 = 0x10;
+
+/// The PCI Express capability behind id and link (PCI Express 5.0, 7.5.3): version 2, a root port
+/// without a slot of its own, of the fastest and widest link that there is: what a device behind it
+/// says of its own link is the truth.
+const EXPRESS_BODY: [(usize, u16); 6] = [
+    // Capabilities.
+    (0, 0x42),
+    // Device: role-based error reporting.
+    (2, 1 << 15),
+    // Link: 32 GT/s, 16 lanes; and that is what it is running at.
+    (10, LINK),
+    (16, LINK),
+    // Link 2: all speeds up to 32 GT/s, which is the target.
+    (42, 0x3e),
+    (46, 5),
+];
+const LINK: u16 = 0x105;
+/// Bytes of the capability behind id and link.
+const EXPRESS_LEN: usize = 0x3a;
+/// What the guest may write, none of which changes anything: device control (payload and request
+/// sizes, error reporting, ordering), link control (but for retraining, which is momentary), root
+/// control.
+const EXPRESS_WRITABLE: [(usize, u16); 3] = [(6, 0x7fff), (14, 0x0fdb), (26, 0x001f)];
+
+/// What a port forwards to its bus.
+#[derive(Clone, Copy, Debug)]
+pub struct Forwarding {
+    /// The number that the guest gave the bus; 0 if it has none.
+    pub bus: u8,
+    /// Memory.
+    windows: [Option<Window>; 2],
+}
+
+impl Forwarding {
+    /// Whether a memory BAR behind the port can be reached. There is no window for I/O ports.
+    pub fn reaches(&self, decoded: &DecodedBar) -> bool {
+        let DecodedBar { bar, address } = decoded;
+        let mut windows = self.windows.iter().flatten();
+        windows.any(|window| window.contains(*address, bar.size))
+    }
+}
+
+/// A root port.
+pub struct RootPort {
+    config: ConfigSpace,
+    home: Option<(u8, PortWindows)>,
+}
+
+impl RootPort {
+    /// A port that has no bus yet: the segment gives it one.
+    #[allow(
+        clippy::expect_used,
+        reason = "one capability of constant length on an empty list always has room"
+    )]
+    pub fn new() -> Self {
+        let mut config = ConfigSpace::bridge(IDENTITY);
+        config.set_writable(PRIMARY, &[0xff; 3]);
+        for register in [
+            MEMORY_BASE,
+            MEMORY_LIMIT,
+            PREFETCHABLE_BASE,
+            PREFETCHABLE_LIMIT,
+        ] {
+            config.set_writable(register, &WINDOW_BITS.to_le_bytes());
+        }
+        for register in [PREFETCHABLE_BASE, PREFETCHABLE_LIMIT] {
+            config.set(register, &WINDOW_WIDE.to_le_bytes());
+        }
+        for register in [PREFETCHABLE_UPPER_BASE, PREFETCHABLE_UPPER_LIMIT] {
+            config.set_writable(register, &[0xff; 4]);
+        }
+        config.set_writable(CONTROL, &CONTROL_WRITABLE.to_le_bytes());
+        let [body, writable] = [&EXPRESS_BODY[..], &EXPRESS_WRITABLE].map(|registers| {
+            let mut bytes = [0; EXPRESS_LEN];
+            for (at, value) in registers {
+                bytes[*at..at + 2].copy_from_slice(&value.to_le_bytes());
+            }
+            bytes
+        });
+        config
+            .add_capability(EXPRESS, &body, &writable)
+            .expect("there is room for one capability");
+        let mut port = Self { config, home: None };
+        port.close();
+        port
+    }
+
+    /// Gives the port its bus and windows.
+    pub(super) fn give_bus(&mut self, bus: u8, windows: PortWindows) {
+        self.home = Some((bus, windows));
+        self.close();
+        // Both numbers: nothing behind the port has a bus of its own.
+        self.config.set(SECONDARY, &[bus, bus]);
+        if let Some(Window { first, last }) = windows.mmio32 {
+            self.set_window(MEMORY_BASE, first);
+            self.set_window(MEMORY_LIMIT, last);
+        }
+        if let Some(Window { first, last }) = windows.mmio64 {
+            self.set_window(PREFETCHABLE_BASE, first);
+            self.set_window(PREFETCHABLE_LIMIT, last);
+            let [first, last] = [first, last].map(|address| ((address >> 32) as u32).to_le_bytes());
+            self.config.set(PREFETCHABLE_UPPER_BASE, &first);
+            self.config.set(PREFETCHABLE_UPPER_LIMIT, &last);
+        }
+    }
+
+    /// The number that its bus has in the machine, whatever the guest calls it.
+    pub fn home_bus(&self) -> Option<u8> {
+        self.home.map(|(bus, _)| bus)
+    }
+
+    /// What it forwards now.
+    pub(super) fn forwarding(&self) -> Forwarding {
+        let low = |register| u64::from(self.config.read_u16(register) & WINDOW_BITS) << 16;
+        let high = |register| u64::from(self.config.read_u32(register)) << 32;
+        let window = |first: u64, last: u64| {
+            let last = last | (WINDOW_UNIT - 1);
+            let enabled = self.config.command() & COMMAND_MEMORY != 0;
+            (enabled && first <= last).then_some(Window { first, last })
+        };
+        let [_, bus] = self.config.read_u16(PRIMARY).to_le_bytes();
+        Forwarding {
+            bus,
+            windows: [
+                window(low(MEMORY_BASE), low(MEMORY_LIMIT)),
+                window(
+                    high(PREFETCHABLE_UPPER_BASE) | low(PREFETCHABLE_BASE),
+                    high(PREFETCHABLE_UPPER_LIMIT) | low(PREFETCHABLE_LIMIT),
+                ),
+            ],
+        }
+    }
+
+    /// Windows that end before they begin.
+    fn close(&mut self) {
+        for register in [MEMORY_BASE, PREFETCHABLE_BASE] {
+            self.set_window(register, u64::from(u32::MAX));
+            self.set_window(register + 2, 0);
+        }
+    }
+
+    /// Sets a window register, its read-only bits left as they are.
+    fn set_window(&mut self, register: usize, address: u64) {
+        let kept = self.config.read_u16(register) & !WINDOW_BITS;
+        // Cannot lose anything: of the low 32 bits, the upper half.
+        let bits = (address >> 16) as u16 & WINDOW_BITS;
+        self.config.set(register, &(kept | bits).to_le_bytes());
+    }
+}
+
+impl Default for RootPort {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl PciFunction for RootPort {
+    fn config(&self) -> &ConfigSpace {
+        &self.config
+    }
+
+    fn config_mut(&mut self) -> &mut ConfigSpace {
+        &mut self.config
+    }
+
+    fn root_port(&self) -> Option<&RootPort> {
+        Some(self)
+    }
+
+    fn root_port_mut(&mut self) -> Option<&mut RootPort> {
+        Some(self)
+    }
+
+    fn pause(&mut self) -> Result<(), LifecycleError> {
+        Ok(())
+    }
+
+    fn resume(&mut self) -> Result<(), LifecycleError> {
+        Ok(())
+    }
+
+    fn save(&mut self) -> Result<Value, LifecycleError> {
+        Ok(serde_json::to_value(self.config.save())?)
+    }
+
+    fn restore(&mut self, state: Value) -> Result<(), LifecycleError> {
+        Ok(self.config.restore(&serde_json::from_value(state)?)?)
+    }
+
+    fn reset(&mut self) -> Result<(), LifecycleError> {
+        self.config.reset();
+        if let Some((bus, windows)) = self.home {
+            self.give_bus(bus, windows);
+        }
+        Ok(())
+    }
+}

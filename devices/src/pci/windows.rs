@@ -1,0 +1,110 @@
+//! Where the BARs of a segment may lie.
+
+use super::bar::BarKind;
+
+/// A range of addresses, both ends included.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Window {
+    /// First address.
+    pub first: u64,
+    /// Last address.
+    pub last: u64,
+}
+
+impl Window {
+    /// `len` bytes from `first`; `None` if that is empty or wraps around.
+    pub fn new(first: u64, len: u64) -> Option<Self> {
+        let last = first.checked_add(len.checked_sub(1)?)?;
+        Some(Self { first, last })
+    }
+
+    /// Whether `len` bytes (not 0) from `address` lie inside.
+    pub(super) fn contains(&self, address: u64, len: u64) -> bool {
+        let last = len.checked_sub(1).and_then(|len| address.checked_add(len));
+        address >= self.first && last.is_some_and(|last| last <= self.last)
+    }
+
+    /// What of it lies before `end`.
+    fn before(self, end: Option<Self>) -> Option<Self> {
+        let last = end.map_or(self.last, |end| end.first.saturating_sub(1).min(self.last));
+        (self.first <= last).then_some(Self { last, ..self })
+    }
+}
+
+/// The addresses that a root port forwards to its bus when the machine starts.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct PortWindows {
+    /// Memory below 4 GiB, in units of 1 MiB.
+    pub mmio32: Option<Window>,
+    /// Memory above 4 GiB, in units of 1 MiB.
+    pub mmio64: Option<Window>,
+}
+
+/// Number and address windows of a segment. Windows of different segments must not overlap, nor
+/// hold RAM.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct SegmentConfig {
+    /// Segment number, as in `_SEG`.
+    pub segment: u16,
+    /// Memory below 4 GiB.
+    pub mmio32: Option<Window>,
+    /// Memory above 4 GiB.
+    pub mmio64: Option<Window>,
+    /// I/O ports, for segment 0.
+    pub io: Option<Window>,
+    /// Shares of root ports, one for each that can be plugged: the ends of `mmio32` and `mmio64`,
+    /// one after the other. The port with the first share has bus 1 behind it.
+    pub ports: Vec<PortWindows>,
+}
+
+impl SegmentConfig {
+    /// The number of the last bus.
+    pub fn last_bus(&self) -> u8 {
+        // As many as a bus has slots.
+        self.ports.len() as u8
+    }
+
+    /// The windows in which a BAR may be decoded, wherever its function sits.
+    pub(super) fn windows(&self, kind: BarKind) -> impl Iterator<Item = Window> {
+        in_order(kind, self.io, self.mmio32, self.mmio64)
+    }
+
+    /// The windows in which a BAR of a function on `bus` is placed, the one preferred first.
+    pub(super) fn windows_on(&self, bus: u8, kind: BarKind) -> impl Iterator<Item = Window> {
+        let first = self.ports.first().copied().unwrap_or_default();
+        let (io, mmio32, mmio64) = match usize::from(bus).checked_sub(1) {
+            None => (
+                self.io,
+                self.mmio32.and_then(|window| window.before(first.mmio32)),
+                self.mmio64.and_then(|window| window.before(first.mmio64)),
+            ),
+            Some(port) => {
+                let own = self.ports.get(port).copied().unwrap_or_default();
+                (None, own.mmio32, own.mmio64)
+            }
+        };
+        // Behind a bridge only what is prefetchable belongs above 4 GiB (PCI-to-PCI Bridge 1.2,
+        // 3.2.5.9).
+        let narrow_first =
+            bus > 0 && matches!(kind, BarKind::Memory64 { prefetchable } if !prefetchable);
+        let mut windows: Vec<_> = in_order(kind, io, mmio32, mmio64).collect();
+        if narrow_first {
+            windows.reverse();
+        }
+        windows.into_iter()
+    }
+}
+
+fn in_order(
+    kind: BarKind,
+    io: Option<Window>,
+    mmio32: Option<Window>,
+    mmio64: Option<Window>,
+) -> impl Iterator<Item = Window> {
+    let windows = match kind {
+        BarKind::Io => [io, None],
+        BarKind::Memory32 { .. } | BarKind::Rom => [mmio32, None],
+        BarKind::Memory64 { .. } => [mmio64, mmio32],
+    };
+    windows.into_iter().flatten()
+}

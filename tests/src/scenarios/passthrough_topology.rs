@@ -1,0 +1,215 @@
+//! Slots with several functions, and root ports.
+
+use anyhow::{Result, ensure};
+use serde_json::{Value, json};
+
+use super::{
+    Context, Entry,
+    hotplug::gone,
+    snapshots::{restored, url},
+};
+use crate::{
+    gantry::Gantry,
+    guest::Guest,
+    host_device::{EDU, EDU_OF_TWO, HostDevice},
+};
+
+pub const SCENARIOS: &[Entry] = &[
+    (
+        "passthrough: two functions behind a root port, unplugged and plugged again",
+        behind_a_port,
+    ),
+    (
+        "passthrough: two functions of a slot of bus 0, and one that comes too late",
+        of_one_slot,
+    ),
+    (
+        "passthrough: a snapshot keeps root ports, and what comes behind one afterwards works",
+        saved_port,
+    ),
+];
+
+const SYSFS: &str = "/sys/bus/pci/devices";
+
+fn take_two() -> Result<[HostDevice; 2]> {
+    let [one, other] = [EDU_OF_TWO, EDU_OF_TWO + 1].map(|index| HostDevice::take(EDU, index));
+    Ok([one?, other?])
+}
+
+/// Registers, DMA and an interrupt of the device at an address in the guest.
+fn works(guest: &mut Guest, bdf: &str) -> Result<()> {
+    let folder = format!("{SYSFS}/{bdf}");
+    guest.eventually(&format!("ls -d {folder}"), |found| found == folder)?;
+    let said = guest.run(&format!("agent edu-check {folder}"))?;
+    ensure!(said.contains("edu works"), "{bdf}: {said}");
+    Ok(())
+}
+
+/// The guest's kernel knows the functions as those of one slot.
+fn are_one_slot(guest: &mut Guest, functions: [&str; 2]) -> Result<()> {
+    for bdf in functions {
+        let header = guest.run(&format!(
+            "dd if={SYSFS}/{bdf}/config bs=1 skip=14 count=1 2>/dev/null | od -A n -t x1"
+        ))?;
+        ensure!(header.trim() == "80", "{bdf} has header type {header}");
+    }
+    Ok(())
+}
+
+fn none_left(guest: &mut Guest, functions: [&str; 2]) -> Result<()> {
+    for bdf in functions {
+        guest.eventually(
+            &format!("ls -d {SYSFS}/{bdf} 2>/dev/null || true"),
+            str::is_empty,
+        )?;
+    }
+    Ok(())
+}
+
+/// First and last addresses of what a function decodes or forwards: `resource` in sysfs.
+fn resources(guest: &mut Guest, bdf: &str) -> Result<Vec<(u64, u64)>> {
+    let text = guest.run(&format!("cat {SYSFS}/{bdf}/resource"))?;
+    let ranges = text.lines().filter_map(|line| {
+        let mut numbers = line
+            .split_whitespace()
+            .map(|number| u64::from_str_radix(number.trim_start_matches("0x"), 16));
+        Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+    });
+    Ok(ranges.filter(|(_, last)| *last > 0).collect())
+}
+
+fn behind_a_port(context: &Context) -> Result<()> {
+    const PORT: &str = "0000:00:14.0";
+    const FUNCTIONS: [&str; 2] = ["0000:01:00.0", "0000:01:00.1"];
+    let [one, other] = take_two()?;
+    let zero = json!({"path": one.path, "id": "zero", "parent": "port"});
+    let first = json!({"path": other.path, "id": "first", "parent": "port", "pci_function": 1});
+    let more = json!({
+        "pci_root_ports": [{"id": "port", "pci_device_id": 20}, {"id": "spare"}],
+        "devices": [zero, first],
+    });
+    let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    let tree = &gantry.info()?["device_tree"];
+    ensure!(
+        tree["port"]["pci_bdf"] == PORT && tree["port"]["children"] == json!(["first", "zero"]),
+        "{tree}"
+    );
+    ensure!(tree["first"]["pci_bdf"] == FUNCTIONS[1], "{tree}");
+    let class = guest.run(&format!("cat {SYSFS}/{PORT}/class"))?;
+    ensure!(class == "0x060400", "the port is of class {class}");
+    for bdf in FUNCTIONS {
+        let path = guest.run(&format!("readlink -f {SYSFS}/{bdf}"))?;
+        ensure!(
+            path == format!("/sys/devices/pci0000:00/{PORT}/{bdf}"),
+            "{path}"
+        );
+    }
+    are_one_slot(&mut guest, FUNCTIONS)?;
+    let check = |guest: &mut Guest| -> Result<()> {
+        let windows = resources(guest, PORT)?;
+        for bdf in FUNCTIONS {
+            works(guest, bdf)?;
+            let bars = resources(guest, bdf)?;
+            let is_forwarded = |bar: &(u64, u64)| {
+                let mut windows = windows.iter();
+                windows.any(|window| window.0 <= bar.0 && bar.1 <= window.1)
+            };
+            ensure!(
+                !bars.is_empty() && bars.iter().all(is_forwarded),
+                "{bdf} is at {bars:x?}, and the port forwards {windows:x?}"
+            );
+        }
+        Ok(())
+    };
+    check(&mut guest)?;
+    // One takes the other along.
+    for force in [false, true] {
+        gantry.put("vm.remove-device", json!({"id": "first", "force": force}))?;
+        gone(&gantry, "first")?;
+        gone(&gantry, "zero")?;
+        none_left(&mut guest, FUNCTIONS)?;
+        gantry.put("vm.add-device", first.clone())?;
+        none_left(&mut guest, FUNCTIONS)?;
+        let answer = gantry.put("vm.add-device", zero.clone())?;
+        ensure!(answer["bdf"] == FUNCTIONS[0], "{answer}");
+        check(&mut guest)?;
+        are_one_slot(&mut guest, FUNCTIONS)?;
+    }
+    let nowhere = json!({"path": one.path, "parent": "zero"});
+    gantry.refused(
+        "vm.add-device",
+        Some(nowhere),
+        400,
+        "no PCI root port 'zero'",
+    )?;
+    let port = json!({"id": "port"});
+    gantry.refused("vm.remove-device", Some(port), 400, "cannot be removed")?;
+    // A port that had nothing behind it when the guest started.
+    gantry.put("vm.remove-device", json!({"id": "zero"}))?;
+    gone(&gantry, "first")?;
+    gantry.put(
+        "vm.add-device",
+        json!({"path": one.path, "id": "zero", "parent": "spare"}),
+    )?;
+    works(&mut guest, "0000:02:00.0")?;
+    gantry.act("vm.reboot")?;
+    let mut guest = Guest::connect(&gantry.serial)?;
+    guest.wait_ready()?;
+    works(&mut guest, "0000:02:00.0")?;
+    let log = gantry.log();
+    ensure!(!log.contains("is not decoded"), "{log}");
+    Ok(())
+}
+
+fn of_one_slot(context: &Context) -> Result<()> {
+    const FUNCTIONS: [&str; 2] = ["0000:00:09.0", "0000:00:09.3"];
+    let [one, other] = take_two()?;
+    let device = |device: &HostDevice, id: &str, function: u8| -> Value {
+        json!({
+            "path": device.path,
+            "id": id,
+            "pci_device_id": 9,
+            "pci_function": function,
+        })
+    };
+    let (zero, third) = (device(&one, "zero", 0), device(&other, "third", 3));
+    let more = json!({"devices": [zero, third]});
+    let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    are_one_slot(&mut guest, FUNCTIONS)?;
+    for bdf in FUNCTIONS {
+        works(&mut guest, bdf)?;
+    }
+    let swap = json!({"id": "zero", "path": other.path});
+    gantry.refused("vm.swap-device", Some(swap), 400, "in the same slot")?;
+    gantry.put("vm.remove-device", json!({"id": "zero"}))?;
+    gone(&gantry, "zero")?;
+    gone(&gantry, "third")?;
+    gantry.put("vm.add-device", zero.clone())?;
+    works(&mut guest, FUNCTIONS[0])?;
+    gantry.refused("vm.add-device", Some(third.clone()), 400, "comes too late")?;
+    gantry.put("vm.remove-device", json!({"id": "zero"}))?;
+    gone(&gantry, "zero")?;
+    for device in [third, zero] {
+        gantry.put("vm.add-device", device)?;
+    }
+    for bdf in FUNCTIONS {
+        works(&mut guest, bdf)?;
+    }
+    are_one_slot(&mut guest, FUNCTIONS)
+}
+
+fn saved_port(context: &Context) -> Result<()> {
+    let edu = HostDevice::take(EDU, 0)?;
+    let device = json!({"path": edu.path, "id": "edu", "parent": "port"});
+    let more = json!({"pci_root_ports": [{"id": "port"}], "devices": [device]});
+    let (mut gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    works(&mut guest, "0000:01:00.0")?;
+    gantry.put("vm.remove-device", json!({"id": "edu"}))?;
+    gone(&gantry, "edu")?;
+    gantry.act("vm.pause")?;
+    gantry.put("vm.snapshot", json!({"destination_url": url(context)}))?;
+    gantry.kill()?;
+    let (gantry, mut guest) = restored(context, json!({}))?;
+    gantry.put("vm.add-device", device)?;
+    works(&mut guest, "0000:01:00.0")
+}

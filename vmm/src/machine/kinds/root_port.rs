@@ -1,0 +1,40 @@
+//! PCI Express root ports.
+
+use std::sync::{Arc, Mutex};
+
+use devices::pci::RootPort;
+
+use super::{
+    super::{
+        devices::{Kind, Made, MadeFunction, Slot, Surroundings},
+        error::DeviceError,
+    },
+    Handle,
+};
+use crate::config::PciRootPortConfig;
+
+impl Kind for PciRootPortConfig {
+    const NAME: &'static str = "rootport";
+
+    /// The address windows of the others depend on it.
+    const REMOVABLE: bool = false;
+
+    fn id(&mut self) -> &mut Option<String> {
+        &mut self.id
+    }
+
+    fn slot(&self) -> Slot {
+        Slot {
+            segment: self.pci_segment,
+            device: self.pci_device_id,
+            ..Slot::default()
+        }
+    }
+
+    fn make(&self, _id: &str, _surroundings: &Surroundings) -> Result<Made, DeviceError> {
+        Ok(Made {
+            function: MadeFunction::Pci(Arc::new(Mutex::new(RootPort::new()))),
+            handle: Handle::None,
+        })
+    }
+}
