@@ -1,5 +1,5 @@
-//! Configuration space and vector table of a passed-through device, whose host refuses now and
-//! then.
+//! Configuration space and vector table of a passed-through device, whose extended capabilities are
+//! any, and whose host refuses now and then.
 
 #![no_main]
 
@@ -52,6 +52,11 @@ fuzz_target!(|bytes: &[u8]| {
     let rig = Rig::new();
     let mut device = FakeDevice::new(u16::from(input.u8()));
     device.grows = input.u8() & 1 != 0;
+    // Extended capabilities: headers at any places, and lengths.
+    for _ in 0..input.u8() % 16 {
+        let at = 0x100 + usize::from(input.u8()) * 4;
+        device.set_config(at, input.bytes(8));
+    }
     let device = Arc::new(device);
     let resources = Resources {
         msi: Arc::new(rig.msi.clone()),

@@ -24,6 +24,12 @@ pub const CARD: (&str, &str) = ("0x1af4", "0x1041");
 pub const EDU_OF_TWO: usize = 2;
 /// Which of the edu devices is alone behind a root port, so that its bus resets it, and has a ROM.
 pub const EDU_BEHIND_PORT: usize = 4;
+/// Which of the edu devices is one of two functions behind a root port; the other one is next.
+pub const EDU_OF_PORT: usize = 5;
+/// A network card of PCI Express, behind a root port: it reports errors, and has a serial number.
+pub const EXPRESS_CARD: (&str, &str) = ("0x8086", "0x10d3");
+/// A source of entropy behind a root port: it reports errors, and could translate addresses.
+pub const EXPRESS_RNG: (&str, &str) = ("0x1af4", "0x1044");
 /// QEMU's NVMe controller.
 pub const NVME: (&str, &str) = ("0x1b36", "0x0010");
 

@@ -348,6 +348,25 @@ impl ConfigSpace {
         Ok(at)
     }
 
+    /// Appends an extended capability to the list at an offset of the caller's choice, read-only. The
+    /// first one must be at 0x100. Use this or [`ConfigSpace::add_extended_capability`].
+    pub fn place_extended_capability(
+        &mut self,
+        at: usize,
+        id: u16,
+        version: u8,
+        body: &[u8],
+    ) -> Result<(), ConfigError> {
+        let is_first = self.extended_link.is_none() && at == FIRST_EXTENDED_CAPABILITY;
+        let is_later = self.extended_link.is_some() && at > FIRST_EXTENDED_CAPABILITY;
+        if !at.is_multiple_of(4) || !(is_first || is_later) {
+            return Err(ConfigError::NoRoom(body.len()));
+        }
+        self.next_extended = at;
+        self.add_extended_capability(id, version, body, &[])
+            .map(|_| ())
+    }
+
     /// A guest's read: bytes outside of configuration space read as ones.
     pub fn read(&self, offset: usize, data: &mut [u8]) {
         for (at, byte) in data.iter_mut().enumerate() {

@@ -71,6 +71,11 @@ impl FakeDevice {
         }
     }
 
+    /// Registers of its configuration space as they are from now on, those beyond its end left out.
+    pub fn set_config(&self, offset: usize, bytes: &[u8]) {
+        self.write(VFIO_PCI_CONFIG_REGION_INDEX, offset as u64, bytes);
+    }
+
     /// The interrupts of a kind that are switched on; of those, the ones that raise something.
     pub fn connected(&self, irqs: Irqs) -> (usize, Vec<u16>) {
         let connected = lock(&self.connected);

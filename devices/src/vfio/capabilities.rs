@@ -1,7 +1,7 @@
 //! Which capabilities of a device the guest sees, and where.
 //!
 //! Each keeps its offset: drivers of some vendors expect theirs at a fixed place. What has a
-//! meaning only on the host's bus is left out, and so are extended capabilities.
+//! meaning only on the host's bus is left out.
 
 use crate::pci::{ConfigError, ConfigSpace};
 

@@ -1,6 +1,6 @@
 //! The PCI function through which the guest sees a device.
 
-use std::{collections::BTreeMap, io, sync::Arc};
+use std::{collections::BTreeMap, io, ops::Range, sync::Arc};
 
 use vm_memory::GuestAddress;
 
@@ -9,6 +9,7 @@ use super::{
     bar::{Bar, TrappedVectors},
     capabilities::{self, Kind},
     device::{Device, Irqs, ResetError},
+    extended,
     interrupts::{Interrupts, Wanted},
     mapping::{self, BarMapping},
     power::PowerCapability,
@@ -66,11 +67,18 @@ struct Shared {
     host: BarMapping,
 }
 
+/// Part of configuration space in which the guest sees the device's own registers.
+#[derive(Clone)]
+struct Through {
+    place: Range<usize>,
+    /// Writes reach them.
+    writable: bool,
+}
+
 /// A device on a guest's PCI bus.
 pub struct Function {
     config: ConfigSpace,
-    /// Bytes of the first 256 that are the device's own registers.
-    through: Vec<std::ops::Range<usize>>,
+    through: Vec<Through>,
     power: Option<PowerCapability>,
     /// Offset of the PCI Express capability.
     express: Option<usize>,
@@ -244,11 +252,12 @@ impl Function {
     }
 
     /// The parts of an access to configuration space that go to the device.
-    fn parts_through(&self, offset: usize, len: usize) -> Vec<std::ops::Range<usize>> {
+    fn parts_through(&self, offset: usize, len: usize, write: bool) -> Vec<Range<usize>> {
         let end = offset.saturating_add(len);
         self.through
             .iter()
-            .map(|range| range.start.max(offset)..range.end.min(end))
+            .filter(|through| through.writable || !write)
+            .map(|Through { place, .. }| place.start.max(offset)..place.end.min(end))
             .filter(|range| !range.is_empty())
             .collect()
     }
@@ -303,7 +312,7 @@ impl Function {
 
 struct Layout {
     config: ConfigSpace,
-    through: Vec<std::ops::Range<usize>>,
+    through: Vec<Through>,
     power: Option<PowerCapability>,
     express: Option<usize>,
     msi: Option<Msi>,
@@ -393,10 +402,24 @@ fn layout(device: &dyn Device, header: &[u8; HEADER]) -> Result<Layout, ConfigEr
                 }
                 capabilities::place_through(&mut layout.config, header, capability)?;
                 // Id and link are the guest's.
-                layout.through.push(at + 2..at + capability.len);
+                layout.through.push(Through {
+                    place: at + 2..at + capability.len,
+                    writable: true,
+                });
             }
         }
     }
+    let extended = extended::visible(|at| {
+        let mut register = [0; 4];
+        device.read_config(at, &mut register);
+        u32::from_le_bytes(register)
+    });
+    extended::place(&mut layout.config, &extended)?;
+    let extended = extended.iter().map(|extended| Through {
+        place: extended.registers(),
+        writable: extended.writable,
+    });
+    layout.through.extend(extended);
     Ok(layout)
 }
 
@@ -411,7 +434,7 @@ impl PciFunction for Function {
 
     fn read_config(&mut self, offset: usize, data: &mut [u8]) {
         self.config.read(offset, data);
-        for part in self.parts_through(offset, data.len()) {
+        for part in self.parts_through(offset, data.len(), false) {
             let data = &mut data[part.start - offset..part.end - offset];
             self.device.read_config(part.start, data);
         }
@@ -432,7 +455,7 @@ impl PciFunction for Function {
         if let Some(power) = self.power {
             power.settle(&mut self.config, before.1);
         }
-        for part in self.parts_through(offset, data.len()) {
+        for part in self.parts_through(offset, data.len(), true) {
             let data = &data[part.start - offset..part.end - offset];
             self.device.write_config(part.start, data);
         }

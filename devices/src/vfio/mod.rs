@@ -15,7 +15,7 @@
 //! - [`reach`]: which addresses the IOMMU translates.
 //! - [`device`]: what a device can do, whoever serves it.
 //! - [`physical`]: a device of the host, as the kernel offers it.
-//! - [`capabilities`]: which of its capabilities the guest sees.
+//! - [`capabilities`] and [`extended`]: which of its capabilities the guest sees.
 //! - [`mapping`] and [`bar`]: its memory in the guest.
 //! - [`interrupts`]: which of its interrupts reach the guest.
 //! - [`power`]: power states, which stay in this process.
@@ -25,6 +25,7 @@
 mod bar;
 mod capabilities;
 mod device;
+mod extended;
 mod function;
 mod interrupts;
 mod ioctl;

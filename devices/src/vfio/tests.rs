@@ -166,6 +166,46 @@ fn a_reset_by_the_guest_leaves_registers_as_after_power_on() {
 }
 
 #[test]
+fn extended_capabilities_are_the_devices_own_where_it_is_the_guests_to_write() {
+    let device = FakeDevice::new(4);
+    // A serial number, an SR-IOV capability that the guest does not see, a vendor's own.
+    let registers = [
+        (0x100, 0x1401_0003_u32),
+        (0x104, 0x1234_5678),
+        (0x140, 0x2001_0010),
+        (0x200, 0x0001_000b),
+        (0x204, 0x00c0_0000),
+        (0x208, 1),
+    ];
+    for (at, value) in registers {
+        device.set_config(at, &value.to_le_bytes());
+    }
+    let plugged = Plugged::new(device);
+    let read = |at| plugged.rig.config_read(plugged.bdf, at);
+    assert_eq!(
+        [0x100, 0x104, 0x140].map(read),
+        [0x2001_0003, 0x1234_5678, 0]
+    );
+    assert_eq!(
+        [0x200, 0x204, 0x208].map(read),
+        [0x0001_000b, 0x00c0_0000, 1]
+    );
+    for at in [0x100, 0x104, 0x140, 0x144, 0x200, 0x208, 0x20c] {
+        plugged.rig.config_write(plugged.bdf, at, &[0xff; 4]);
+    }
+    assert_eq!(
+        [0x100, 0x104, 0x140].map(read),
+        [0x2001_0003, 0x1234_5678, 0]
+    );
+    assert_eq!([0x200, 0x208, 0x20c].map(read), [0x0001_000b, u32::MAX, 0]);
+    let mut physical = [0; 4];
+    for (at, value) in [(0x144, 0), (0x208, u32::MAX), (0x20c, 0)] {
+        super::Device::read_config(&*plugged.device, at, &mut physical);
+        assert_eq!(u32::from_le_bytes(physical), value, "{at:#x}");
+    }
+}
+
+#[test]
 fn a_device_is_reset_when_it_comes_and_when_it_goes() {
     let plugged = Plugged::new(FakeDevice::new(4));
     let device = Arc::clone(&plugged.device);

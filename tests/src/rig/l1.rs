@@ -234,6 +234,14 @@ fn more_devices(board: Board, work: &Path) -> Result<Vec<String>> {
         "edu,dma_mask=0xffffffffffff,addr=0x12.1".to_owned(),
         "virtio-net-pci,netdev=card,iommu_platform=on,disable-legacy=on,romfile=,addr=0x13"
             .to_owned(),
+        "pcie-root-port,id=twoport,chassis=2,addr=0x14".to_owned(),
+        "edu,dma_mask=0xffffffffffff,bus=twoport,addr=0.0,multifunction=on".to_owned(),
+        "edu,dma_mask=0xffffffffffff,bus=twoport,addr=0.1".to_owned(),
+        // Extended capabilities: errors and a serial number; errors and address translation.
+        "pcie-root-port,id=errorport,chassis=3,addr=0x15".to_owned(),
+        "e1000e,bus=errorport,romfile=,mac=52:54:00:12:34:56".to_owned(),
+        "pcie-root-port,id=atsport,chassis=4,addr=0x16".to_owned(),
+        "virtio-rng-pci,bus=atsport,iommu_platform=on,disable-legacy=on,aer=on,ats=on".to_owned(),
     ];
     // A network without an outside, where QEMU serves a file at FILE_SERVER.
     let card = format!("user,id=card,restrict=on,tftp={}", served.display());

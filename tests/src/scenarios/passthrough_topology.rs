@@ -1,5 +1,7 @@
 //! Slots with several functions, and root ports.
 
+use std::collections::BTreeMap;
+
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
@@ -11,7 +13,7 @@ use super::{
 use crate::{
     gantry::Gantry,
     guest::Guest,
-    host_device::{EDU, EDU_OF_TWO, HostDevice},
+    host_device::{EDU, EDU_OF_TWO, EXPRESS_CARD, EXPRESS_RNG, HostDevice},
 };
 
 pub const SCENARIOS: &[Entry] = &[
@@ -24,10 +26,109 @@ pub const SCENARIOS: &[Entry] = &[
         of_one_slot,
     ),
     (
+        "passthrough: extended capabilities, without those that are the host's",
+        extended_capabilities,
+    ),
+    (
         "passthrough: a snapshot keeps root ports, and what comes behind one afterwards works",
         saved_port,
     ),
 ];
+
+/// A register of configuration space in sysfs.
+fn config(run: &mut dyn FnMut(&str) -> Result<String>, bdf: &str, at: usize) -> Result<u32> {
+    let digits = run(&format!(
+        "dd if={SYSFS}/{bdf}/config bs=4 skip={} count=1 2>/dev/null | od -A n -t x4",
+        at / 4
+    ))?;
+    Ok(u32::from_str_radix(digits.trim(), 16)?)
+}
+
+/// The extended capabilities of a device: their offsets, by id.
+fn extended(
+    run: &mut dyn FnMut(&str) -> Result<String>,
+    bdf: &str,
+) -> Result<BTreeMap<u32, usize>> {
+    let mut found = BTreeMap::new();
+    let mut at = 0x100;
+    while at != 0 && found.len() < 16 {
+        let header = config(run, bdf, at)?;
+        if header & 0xffff != 0 {
+            found.insert(header & 0xffff, at);
+        }
+        at = (header >> 20) as usize;
+    }
+    Ok(found)
+}
+
+fn extended_capabilities(context: &Context) -> Result<()> {
+    const ERRORS: u32 = 0x0001;
+    const SERIAL_NUMBER: u32 = 0x0003;
+    const TRANSLATION: u32 = 0x000f;
+    const CARD: &str = "0000:01:00.0";
+    const RNG: &str = "0000:02:00.0";
+    let (card, rng) = (
+        HostDevice::take(EXPRESS_CARD, 0)?,
+        HostDevice::take(EXPRESS_RNG, 0)?,
+    );
+    let more = json!({
+        "pci_root_ports": [{"id": "one"}, {"id": "other"}],
+        "devices": [
+            {"path": card.path, "parent": "one"},
+            {"path": rng.path, "parent": "other"},
+        ],
+    });
+    let (_gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    let mut in_host = |command: &str| crate::net::sh(command);
+    let host = extended(&mut in_host, &rng.address)?;
+    ensure!(
+        host.contains_key(&TRANSLATION),
+        "the host's device has {host:x?}"
+    );
+    let mut in_guest = |command: &str| guest.run(command);
+    let seen = extended(&mut in_guest, RNG)?;
+    ensure!(
+        seen.keys().eq([&ERRORS]),
+        "the guest sees {seen:x?} of {host:x?}"
+    );
+    let host = extended(&mut in_host, &card.address)?;
+    let seen = extended(&mut in_guest, CARD)?;
+    ensure!(
+        seen.keys().eq([&ERRORS, &SERIAL_NUMBER]),
+        "the guest sees {seen:x?} of {host:x?}"
+    );
+    for (id, at) in &seen {
+        ensure!(
+            host.get(id) == Some(at),
+            "{id:#x} is at {at:#x} instead of {host:x?}"
+        );
+    }
+    let number = seen[&SERIAL_NUMBER];
+    for at in [number + 4, number + 8] {
+        let [there, here] = [
+            config(&mut in_host, &card.address, at)?,
+            config(&mut in_guest, CARD, at)?,
+        ];
+        ensure!(
+            there == here && there != 0,
+            "{there:#x} and {here:#x} at {at:#x}"
+        );
+    }
+    // Which errors count is the host's to say.
+    let mask = seen[&ERRORS] + 8;
+    let before = config(&mut in_host, &card.address, mask)?;
+    in_guest(&format!(
+        "printf '\\377\\377\\377\\377' | dd of={SYSFS}/{CARD}/config bs=4 seek={} \
+         conv=notrunc 2>/dev/null",
+        mask / 4
+    ))?;
+    let after = config(&mut in_host, &card.address, mask)?;
+    ensure!(
+        before == after,
+        "the guest's mask is {after:#x} instead of {before:#x}"
+    );
+    Ok(())
+}
 
 const SYSFS: &str = "/sys/bus/pci/devices";
 
