@@ -288,6 +288,17 @@ pub enum LayoutError {
         /// Segments asked for.
         segments: usize,
     },
+    /// The hole is not inside of RAM.
+    #[error(
+        "RAM cannot have a hole from {start:#x} to {end:#x}: it has to be whole pages, with RAM \
+         from 1 MiB to its start, and from its end to at most 3 GiB"
+    )]
+    Hole {
+        /// First address.
+        start: u64,
+        /// End (exclusive).
+        end: u64,
+    },
     /// RAM and the smallest BAR windows do not fit in the address space.
     #[error(
         "{ram} bytes of memory, {hotplug} bytes of hot-plug memory and {buses} PCI buses \
@@ -332,6 +343,7 @@ pub struct AddressMap {
     /// Root ports of each segment.
     ports: Vec<u8>,
     low_ram: AddressRange,
+    hole: AddressRange,
     high_ram: AddressRange,
     hotplug: AddressRange,
     device_memory: AddressRange,
@@ -424,11 +436,34 @@ impl AddressMap {
             phys_bits,
             ports: ports.to_vec(),
             low_ram,
+            hole: AddressRange { start: 0, size: 0 },
             high_ram,
             hotplug,
             device_memory,
             mmio64,
         })
+    }
+
+    /// The same map without RAM in a range, which the guest finds reserved. What lies above stays
+    /// where it is; there is less RAM by the size of the hole.
+    ///
+    /// # Errors
+    ///
+    /// [`LayoutError::Hole`] if there is not RAM on both sides, above 1 MiB and below 3 GiB.
+    pub fn with_hole(mut self, hole: AddressRange) -> Result<Self, LayoutError> {
+        let AddressRange { start, size } = hole;
+        let end = hole.end();
+        let aligned = start.is_multiple_of(PAGE_SIZE) && size.is_multiple_of(PAGE_SIZE);
+        if !aligned || hole.is_empty() || start <= HIGH_RAM_START || end >= self.low_ram.end() {
+            return Err(LayoutError::Hole { start, end });
+        }
+        self.hole = hole;
+        Ok(self)
+    }
+
+    /// Where there is no RAM inside of the RAM below 3 GiB; mostly empty.
+    pub fn hole(&self) -> AddressRange {
+        self.hole
     }
 
     /// Physical address bits that the map was made for.
@@ -447,7 +482,7 @@ impl AddressMap {
         &self.ports
     }
 
-    /// RAM below the hole.
+    /// RAM below 3 GiB, a [`AddressMap::hole`] included.
     pub fn low_ram(&self) -> AddressRange {
         self.low_ram
     }
@@ -459,9 +494,22 @@ impl AddressMap {
 
     /// The ranges of RAM present at boot, in ascending order.
     pub fn ram(&self) -> impl Iterator<Item = AddressRange> {
-        [self.low_ram, self.high_ram]
+        let [below, above] = self.low_parts();
+        [below, above, self.high_ram]
             .into_iter()
             .filter(|range| !range.is_empty())
+    }
+
+    /// RAM below 3 GiB, before and after the hole; all of it is before if there is none.
+    fn low_parts(&self) -> [AddressRange; 2] {
+        let (start, end) = (self.low_ram.start, self.low_ram.end());
+        if self.hole.is_empty() {
+            return [self.low_ram, AddressRange::from_bounds(end, end)];
+        }
+        [
+            AddressRange::from_bounds(start, self.hole.start),
+            AddressRange::from_bounds(self.hole.end(), end),
+        ]
     }
 
     /// Room for memory that is plugged later; start and size are multiples of 1 GiB.
@@ -547,10 +595,13 @@ impl AddressMap {
             range: AddressRange::from_bounds(start, end),
             kind: MemoryKind::Reserved,
         };
+        let [below, above] = self.low_parts();
         [
             ram(0, EBDA_START),
             reserved(EBDA_START, HIGH_RAM_START),
-            ram(HIGH_RAM_START, self.low_ram.end()),
+            ram(HIGH_RAM_START, below.end()),
+            reserved(self.hole.start, self.hole.end()),
+            ram(above.start, above.end()),
             reserved(ECAM_START, self.ecam().end()),
             reserved(KVM_IDENTITY_MAP_START, KVM_TSS_START + KVM_TSS_SIZE),
             ram(self.high_ram.start, self.high_ram.end()),
@@ -683,6 +734,35 @@ mod tests {
             ram in any::<u64>(), hotplug in any::<u64>(), bits in any::<u8>(), segments in any::<u16>(),
         ) {
             let _ = AddressMap::new(ram, hotplug, bits, segments);
+        }
+    }
+
+    #[test]
+    fn a_hole_takes_ram_away_and_moves_nothing() {
+        let whole = AddressMap::new(256 * MIB, 0, 40, 1).unwrap();
+        let hole = AddressRange::from_bounds(64 * MIB, 192 * MIB);
+        let map = whole.clone().with_hole(hole).unwrap();
+        let ram: Vec<_> = map.ram().map(|range| (range.start, range.end())).collect();
+        assert_eq!(ram, [(0, 64 * MIB), (192 * MIB, 256 * MIB)]);
+        assert_eq!(map.mmio64(), whole.mmio64());
+        let entries = map.memory_map();
+        for pair in entries.windows(2) {
+            assert!(pair[0].range.end() <= pair[1].range.start, "{pair:x?}");
+        }
+        let found = entries.iter().find(|entry| entry.range == hole);
+        assert_eq!(found.map(|entry| entry.kind), Some(MemoryKind::Reserved));
+        for (start, end) in [
+            (MIB, 2 * MIB),
+            (64 * MIB, 256 * MIB),
+            (64 * MIB, 64 * MIB),
+            (64 * MIB + 1, 192 * MIB),
+            (64 * MIB, u64::MAX),
+        ] {
+            let hole = AddressRange::from_bounds(start, end);
+            assert!(matches!(
+                whole.clone().with_hole(hole),
+                Err(LayoutError::Hole { .. })
+            ));
         }
     }
 

@@ -27,6 +27,8 @@ pub enum ThreadRole {
     Pmem,
     /// Finds workers for a guest's accelerator calls.
     Accel,
+    /// Connects machines whose processes execute each other's code.
+    Gate,
     /// Fills guest memory during a lazy restore.
     PageFault,
     /// Sees the server of a vfio-user device go.

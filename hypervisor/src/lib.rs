@@ -15,6 +15,7 @@
 //!
 //! Interrupt controllers (local APICs, I/O APIC, PICs, PIT) are emulated by the kernel.
 
+mod current;
 mod error;
 mod gsi;
 mod kvm;
@@ -24,6 +25,7 @@ mod stats;
 mod vcpu;
 mod vm;
 
+pub use current::{CurrentVcpu, current_vcpu};
 pub use error::Error;
 pub use gsi::{Gsis, MsiRoute};
 pub use kvm::Kvm;

@@ -101,6 +101,7 @@ impl Vcpu {
         if let Some(target) = target.as_mut() {
             target.thread = Some(thread);
         }
+        crate::current::set(&self.fd);
     }
 
     /// Runs the guest until an exit, and passes port and MMIO accesses to `exits`.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /* Clients: one vCPU each, its list of EPTPs, its server view, and the pages of its window. */
+#include <linux/delay.h>
 #include <linux/hashtable.h>
 #include <linux/rculist.h>
 
@@ -121,7 +122,7 @@ static void lose(struct work_struct *work)
 	if (!server)
 		return;
 	gate_log("a server's kernel chose another process during a delegation: that server is lost");
-	server_die(server);
+	server_lose(server);
 	server_put(server);
 }
 
@@ -195,7 +196,7 @@ struct gate_client *client_register(const struct gate_client_args *args)
 	if (!args->shared_pages || args->shared_pages > GATE_SHARED_PAGES ||
 	    args->window & ~PAGE_MASK || args->window_gpa & ~PAGE_MASK ||
 	    !canonical(args->window) || !canonical(args->window + WINDOW_BYTES) ||
-	    args->features & ~(u64)(GATE_FEATURE_AVX | GATE_FEATURE_PKU) ||
+	    args->features & ~(u64)(GATE_FEATURE_AVX | GATE_FEATURE_PKU | GATE_USER_ONLY) ||
 	    args->window_gpa >= 1ull << 46 || args->cr3 >= 1ull << 46)
 		return ERR_PTR(-EINVAL);
 	if (!hooks_alive())
@@ -295,6 +296,43 @@ static void free_view(struct gate_client *client)
 	client->top = NULL;
 }
 
+/*
+ * Where the vCPU of a client is: 0 with the client, 1 in its server (perhaps interrupted there), 2
+ * in its server's kernel, -EAGAIN if it is in the guest or has just left it.
+ */
+int client_place(struct gate_client *client)
+{
+	if (smp_load_acquire(&client->entered))
+		return -EAGAIN;
+	/* As park() and after_exit() have left it. */
+	if (READ_ONCE(client->parked))
+		return READ_ONCE(client->park.in_kernel) ? 2 : 1;
+	return READ_ONCE(client->inside) ? 1 + READ_ONCE(client->in_kernel) : 0;
+}
+
+/* Longest time between an exit and the probe after it, in looks of at least 100 us. */
+#define LEAVE_LOOKS 10000
+
+/* After client_revoke() and a flush: whether that has taken the vCPU out of the server's kernel. */
+static bool left_kernel(struct gate_client *client)
+{
+	int looks, place;
+
+	for (looks = 0; looks < LEAVE_LOOKS; looks++) {
+		place = client_place(client);
+		/* Set before the vCPU's thread forgets where it was. */
+		smp_rmb();
+		if (place == 2 || READ_ONCE(client->left_kernel))
+			return true;
+		if (place >= 0)
+			return false;
+		kvm_vcpu_kick(client->vcpu);
+		usleep_range(100, 200);
+	}
+	/* Its thread does not get a CPU. */
+	return true;
+}
+
 static int unpair(struct gate_client *client)
 {
 	struct gate_server *server = client->server;
@@ -308,6 +346,12 @@ static int unpair(struct gate_client *client)
 	set_server(client, NULL);
 	client->table->count = 0;
 	spin_unlock(&server->lock);
+	/* A server's kernel that is not in the view has not done anything. */
+	if (!client->top && left_kernel(client)) {
+		gate_log("a client was unpaired in its server's kernel: that server is lost");
+		/* What it holds is never given back. */
+		server_lose(server);
+	}
 	free_view(client);
 	server_put(server);
 	return 0;
@@ -331,13 +375,16 @@ static int pair(struct gate_client *client, struct gate_server *server)
 		if (error)
 			return error;
 	}
-	if (alias_hides(server, client) || client->pcid || server->pcid) {
+	if (alias_hides(server, client) || client->pcid || server->pcid ||
+	    client->features & GATE_USER_ONLY) {
 		client->top = gate_page(GFP_KERNEL_ACCOUNT);
 		if (!client->top)
 			return -ENOMEM;
 	}
 	memcpy(client->table, server->table, table_bytes(server->table->count));
 	client->table->features = client->features;
+	client->table->shared = (u64)client->shared_pages * PAGE_SIZE;
+	WRITE_ONCE(client->left_kernel, false);
 
 	spin_lock(&server->lock);
 	error = server->dead ? -ESRCH : map_window(client, server);
@@ -358,7 +405,7 @@ static int pair(struct gate_client *client, struct gate_server *server)
 	spin_lock(&server->lock);
 	if (server->dead)
 		error = -ESRCH;
-	if (!error)
+	if (!error && !server->awake)
 		WRITE_ONCE(client->list[1], client->eptp);
 	spin_unlock(&server->lock);
 	client->counts.tables = client->view.tables * PAGE_SIZE;

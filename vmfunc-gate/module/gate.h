@@ -29,6 +29,8 @@
 #define GATE_PKRU 28
 #define GATE_FEATURES 32
 #define GATE_COUNT 40
+/* Bytes of the shared memory. */
+#define GATE_SHARED_BYTES 48
 #define GATE_HANDLERS 64
 
 /* struct gate_private. */
@@ -45,6 +47,8 @@
 /* gate_client.features. */
 #define GATE_FEATURE_AVX 1
 #define GATE_FEATURE_PKU 2
+/* The server's kernel is not to be in the view. */
+#define GATE_USER_ONLY 4
 
 /* How a delegation ended. */
 #define GATE_DONE 0
@@ -58,6 +62,7 @@
 #define GATE_EXCEPTION 3
 #define GATE_EXIT 4
 #define GATE_LOST 5
+#define GATE_AWAKE 6
 
 #ifndef __ASSEMBLY__
 #include <linux/ioctl.h>
@@ -84,7 +89,7 @@ struct gate_client_args {
 	__u64 cr3;		/* CR3 of the client process */
 	__u64 window;		/* virtual address of the window */
 	__u64 window_gpa;	/* where the client has mapped this file's pages */
-	__u64 features;		/* sum of GATE_FEATURE_ */
+	__u64 features;		/* sum of GATE_FEATURE_ and GATE_USER_ONLY */
 };
 
 struct gate_status {
@@ -114,5 +119,17 @@ struct gate_status {
 #define GATE_PAIR _IOW(0xb7, 2, __s32)
 #define GATE_UNPAIR _IO(0xb7, 3)
 #define GATE_STATUS _IOR(0xb7, 4, struct gate_status)
+/*
+ * Of a server, by the process that registered it. Its vCPUs are about to run: clients get
+ * GATE_AWAKE from here on. -EBUSY if one of them stays in the server, and nothing has changed.
+ */
+#define GATE_WAKE _IO(0xb7, 5)
+/* They do not run any more: clients may enter again. */
+#define GATE_SLEEP _IO(0xb7, 6)
+/*
+ * The server is given up, whoever else has the file open. -EOWNERDEAD, once that is done, if a
+ * client was taken out of its kernel: what that kernel holds for it is never given back.
+ */
+#define GATE_RETIRE _IO(0xb7, 7)
 #endif
 #endif

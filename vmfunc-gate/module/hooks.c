@@ -223,6 +223,7 @@ static void park(struct gate_client *client)
 	for (at = 0; at < GATE_SEGMENT_FIELDS; at++)
 		to->segments[at] = vmcs_read(segment_fields[at]);
 	to->pkru = vcpu->arch.pkru;
+	to->in_kernel = in_kernel();
 	to_client(client, vmfunc_gate_parked);
 	client->parked = true;
 	client->counts.parked++;
@@ -324,6 +325,14 @@ static void before_entry(struct gate_client *client)
 	bool closing = READ_ONCE(client->closing);
 	int reason = client->ending, gone;
 
+	/* Before it is seen whether the server may be entered, and forgotten where the vCPU was. */
+	smp_store_mb(client->entered, client->armed && !closing);
+	gone = atomic_xchg(&client->abort, 0);
+	if ((gone || closing) &&
+	    (client->parked ? client->park.in_kernel : inside && in_kernel())) {
+		WRITE_ONCE(client->left_kernel, true);
+		smp_wmb();
+	}
 	client->inside = false;
 	client->resuming = false;
 	client->ending = 0;
@@ -339,7 +348,6 @@ static void before_entry(struct gate_client *client)
 		reason = reason ?: GATE_EXIT;
 		queue_work(gate_work, &client->lose);
 	}
-	gone = atomic_xchg(&client->abort, 0);
 	if (gone || closing) {
 		client->parked = resuming = false;
 		reason = reason ?: gone ?: GATE_SERVER_GONE;
@@ -370,6 +378,7 @@ static void before_entry(struct gate_client *client)
 		gate_disarm(client);
 	else
 		arm(client);
+	WRITE_ONCE(client->entered, client->armed);
 }
 
 /* Exits that concern the host, or time, whatever the guest was doing. */
@@ -468,21 +477,31 @@ static void end(struct gate_client *client, int reason)
 		gate_log("vCPU %d of process %d was in its server's kernel: that server is lost",
 			 vcpu->vcpu_id, current->tgid);
 		/* What it holds is never given back. */
-		server_die(server);
+		server_lose(server);
 		server_put(server);
 	}
 }
 
-/* The trampoline's way into a server, and there is none. */
-static bool is_unpaired_call(struct gate_client *client)
+/* The trampoline's way into a server. */
+static bool is_gate_call(struct gate_client *client)
 {
 	struct kvm_vcpu *vcpu = client->vcpu;
 
 	return vcpu->arch.regs[VCPU_REGS_RAX] == 0 && vcpu->arch.regs[VCPU_REGS_RCX] == 1 &&
-	       READ_ONCE(client->private->busy) && !READ_ONCE(client->list[1]) &&
-	       !in_kernel() && is_clients(client) &&
+	       READ_ONCE(client->private->busy) && !in_kernel() && is_clients(client) &&
 	       get_register(vcpu, VCPU_REGS_RIP) ==
 		       client->window + (vmfunc_gate_enter - vmfunc_gate_start);
+}
+
+/* Why there is no way into the server. */
+static int why_not(struct gate_client *client)
+{
+	struct gate_server *server = client_server(client);
+	bool awake = server && READ_ONCE(server->awake) && !READ_ONCE(server->dead);
+
+	if (server)
+		server_put(server);
+	return awake ? GATE_AWAKE : GATE_SERVER_GONE;
 }
 
 /* Instead of KVM's function; its arguments and result. In process context. */
@@ -494,10 +513,13 @@ static int handle_exit(struct kvm_vcpu *vcpu, int fastpath)
 	if (!client->inside) {
 		if (is_resume(client, reason)) {
 			client->resuming = true;
-		} else if (reason == EXIT_REASON_VMFUNC && is_unpaired_call(client)) {
+		} else if (reason == EXIT_REASON_VMFUNC && is_gate_call(client)) {
+			/* It has come back meanwhile: the instruction is tried again. */
+			if (READ_ONCE(client->list[1]))
+				return 1;
 			client->counts.aborted++;
 			to_client(client, vmfunc_gate_aborted);
-			set_register(vcpu, VCPU_REGS_RBX, GATE_SERVER_GONE);
+			set_register(vcpu, VCPU_REGS_RBX, why_not(client));
 		} else if (reason == EXIT_REASON_VMFUNC) {
 			client->counts.refused++;
 			gate_log("vCPU %d of process %d: VMFUNC that is not in its list",
@@ -544,6 +566,7 @@ static bool after_exit(struct gate_client *client)
 	if (is_hosts(reason, event))
 		client->counts.interrupts++;
 	client->inside = vmcs_read(EPT_POINTER) == client->eptp;
+	client->in_kernel = client->inside && in_kernel();
 	if (client->inside) {
 		client->counts.exits_inside++;
 		client->counts.interrupts_inside += is_hosts(reason, event);
@@ -579,8 +602,14 @@ static int entry_probe(struct kprobe *probe, struct pt_regs *regs)
 static int exit_probe(struct kprobe *probe, struct pt_regs *regs)
 {
 	struct gate_client *client = probed(regs);
+	bool ours;
 
-	if (!client || !client->armed || !after_exit(client))
+	if (!client || !client->armed)
+		return 0;
+	ours = after_exit(client);
+	/* From here on, others may look where it is. */
+	smp_store_release(&client->entered, false);
+	if (!ours)
 		return 0;
 	regs->ip = (unsigned long)handle_exit;
 	return 1;

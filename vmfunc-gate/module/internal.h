@@ -34,7 +34,8 @@ struct gate_table {
 	u32 pkru;
 	u64 features;
 	u64 count;
-	u64 reserved[2];
+	u64 shared;
+	u64 reserved;
 	u64 handlers[GATE_MAX_HANDLERS];
 };
 
@@ -99,6 +100,8 @@ struct gate_server {
 	/* Protects all below, the slots' pages, and the views of the clients. Never with IRQs off. */
 	spinlock_t lock;
 	bool dead;
+	bool lost;		/* a client was taken out of its kernel, which cannot be put right */
+	bool awake;		/* its vCPUs run: nobody enters */
 	unsigned int invalidating;
 	u64 changes;
 	struct list_head clients;
@@ -109,6 +112,10 @@ struct gate_client;
 struct gate_server *server_register(const struct gate_server_args *args);
 void server_put(struct gate_server *server);
 void server_die(struct gate_server *server);
+void server_lose(struct gate_server *server);
+int server_retire(struct gate_server *server);
+int server_wake(struct gate_server *server);
+int server_sleep(struct gate_server *server);
 struct gate_slot *server_slot(struct gate_server *server, gfn_t gfn);
 int server_read(struct gate_server *server, u64 gpa, void *to, unsigned int bytes);
 int server_map_all(struct gate_server *server, struct gate_client *client);
@@ -127,6 +134,7 @@ struct gate_parked {
 	u64 cr3;
 	u64 segments[GATE_SEGMENT_FIELDS];
 	u32 pkru;
+	bool in_kernel;
 };
 
 struct gate_client {
@@ -165,7 +173,10 @@ struct gate_client {
 	/* Of the vCPU's thread, or of who holds its mutex. */
 	bool armed;
 	bool added_control;
+	bool entered;		/* in the guest, or what follows the exit was not noted yet */
 	bool inside;
+	bool in_kernel;		/* of inside: in ring 0 */
+	bool left_kernel;	/* taken out of the server's kernel; until it is paired again */
 	int ending;		/* why the delegation ends before the next entry, or 0 */
 	bool resuming;		/* what is parked goes on at the next entry */
 	u64 kernel_gs;		/* its MSR_KERNEL_GS_BASE in ring 3 */
@@ -179,6 +190,7 @@ int client_pair(struct gate_client *client, struct gate_server *server);
 int client_unpair(struct gate_client *client);
 void client_revoke(struct gate_client *client, int reason);
 void client_close(struct gate_client *client);
+int client_place(struct gate_client *client);
 struct gate_client *client_of(struct kvm_vcpu *vcpu);
 struct gate_server *client_server(struct gate_client *client);
 struct page *client_page(struct gate_client *client, unsigned long index, bool *writable);

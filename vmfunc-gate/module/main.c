@@ -22,6 +22,7 @@ static_assert(offsetof(struct gate_table, mxcsr) == GATE_MXCSR);
 static_assert(offsetof(struct gate_table, pkru) == GATE_PKRU);
 static_assert(offsetof(struct gate_table, features) == GATE_FEATURES);
 static_assert(offsetof(struct gate_table, count) == GATE_COUNT);
+static_assert(offsetof(struct gate_table, shared) == GATE_SHARED_BYTES);
 static_assert(offsetof(struct gate_table, handlers) == GATE_HANDLERS);
 static_assert(offsetof(struct gate_private, stack) == GATE_SAVED_STACK);
 static_assert(offsetof(struct gate_private, busy) == GATE_BUSY);
@@ -154,6 +155,7 @@ static long gate_ioctl(struct file *file, unsigned int call, unsigned long argum
 	struct gate_file *gate = file->private_data;
 	struct gate_client *client = smp_load_acquire(&gate->client);
 	void __user *user = (void __user *)argument;
+	struct gate_server *server;
 	long result;
 
 	switch (call) {
@@ -173,6 +175,20 @@ static long gate_ioctl(struct file *file, unsigned int call, unsigned long argum
 		return client_unpair(client);
 	case GATE_STATUS:
 		return status(client, user);
+	case GATE_WAKE:
+	case GATE_SLEEP:
+	case GATE_RETIRE:
+		server = smp_load_acquire(&gate->server);
+		if (!server)
+			return -EINVAL;
+		/* Clients have the file, too. */
+		if (server->mm != current->mm)
+			return -EPERM;
+		if (call == GATE_WAKE)
+			return server_wake(server);
+		if (call == GATE_SLEEP)
+			return server_sleep(server);
+		return server_retire(server);
 	default:
 		return -ENOTTY;
 	}

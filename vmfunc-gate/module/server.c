@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /* Servers: their memory, pinned, and what happens when it changes. */
+#include <linux/delay.h>
 #include <linux/sched/mm.h>
 
 #include "internal.h"
@@ -189,6 +190,111 @@ void server_die(struct gate_server *server)
 
 		unpin_slot(server, slot, slot->first, slot->first + slot->pages);
 	}
+}
+
+/* Clients get a while to finish what they are at: a hundred looks at them, half a millisecond apart. */
+#define WAKE_LOOKS 100
+
+/* Whether a client is in the server. Kicks those of which that is not known. Under the lock. */
+static bool anybody_inside(struct gate_server *server)
+{
+	struct gate_client *client;
+	bool anybody = false;
+
+	list_for_each_entry(client, &server->clients, peer) {
+		int place = client_place(client);
+
+		if (place == -EAGAIN)
+			kvm_vcpu_kick(client->vcpu);
+		anybody |= !!place;
+	}
+	return anybody;
+}
+
+static void set_entries(struct gate_server *server, bool valid)
+{
+	struct gate_client *client;
+
+	list_for_each_entry(client, &server->clients, peer)
+		WRITE_ONCE(client->list[1], valid ? client->eptp : 0);
+}
+
+/* Lets nobody enter, and waits a while for those who are inside to leave. */
+static int close_entries(struct gate_server *server)
+{
+	int looks, error = -EBUSY;
+
+	spin_lock(&server->lock);
+	server->awake = true;
+	set_entries(server, false);
+	spin_unlock(&server->lock);
+	for (looks = 0; looks < WAKE_LOOKS && error == -EBUSY; looks++) {
+		if (looks)
+			usleep_range(500, 1000);
+		/* Who enters the guest from here on finds the entries gone. */
+		smp_mb();
+		spin_lock(&server->lock);
+		if (server->dead)
+			error = -ESRCH;
+		else if (!anybody_inside(server))
+			error = 0;
+		spin_unlock(&server->lock);
+	}
+	return error;
+}
+
+/* The server's vCPUs are about to run. */
+int server_wake(struct gate_server *server)
+{
+	int error = close_entries(server);
+
+	if (error == -EBUSY)
+		server_sleep(server);
+	return error;
+}
+
+/* The server's vCPUs do not run any more. */
+int server_sleep(struct gate_server *server)
+{
+	int error = 0;
+
+	spin_lock(&server->lock);
+	server->awake = false;
+	if (server->dead)
+		error = -ESRCH;
+	else
+		set_entries(server, true);
+	spin_unlock(&server->lock);
+	return error;
+}
+
+/* Gives it up for what a client did, or did not finish, in its kernel. */
+void server_lose(struct gate_server *server)
+{
+	spin_lock(&server->lock);
+	server->lost = true;
+	spin_unlock(&server->lock);
+	server_die(server);
+}
+
+/* Gives it up. Whoever is inside gets a while to finish. */
+int server_retire(struct gate_server *server)
+{
+	struct gate_client *client;
+
+	if (close_entries(server) == -EBUSY) {
+		spin_lock(&server->lock);
+		list_for_each_entry(client, &server->clients, peer) {
+			int place = client_place(client);
+
+			/* One that is neither here nor there goes where it was last. */
+			if (place == 2 || (place == -EAGAIN && !client->top))
+				server->lost = true;
+		}
+		spin_unlock(&server->lock);
+	}
+	server_die(server);
+	return server->lost ? -EOWNERDEAD : 0;
 }
 
 static void release(struct mmu_notifier *notifier, struct mm_struct *mm)

@@ -30,6 +30,9 @@ pub enum Failure {
     /// The thread was interrupted in the server, and went on on another vCPU.
     #[error("the thread was moved to another vCPU inside the server: pin it")]
     Lost,
+    /// The server's own vCPU runs, for slow work.
+    #[error("the server is at slow work: try again")]
+    Awake,
     /// A reply that this version does not know.
     #[error("the gate replied {status} with {value:#x}, which this library does not know")]
     Unknown {
@@ -95,6 +98,7 @@ fn outcome(handler: u64, reply: trampoline::Reply) -> Result<u64, Failure> {
         (trampoline::ABORTED, trampoline::EXCEPTION) => Failure::Exception,
         (trampoline::ABORTED, trampoline::EXIT) => Failure::Exit,
         (trampoline::ABORTED, trampoline::LOST) => Failure::Lost,
+        (trampoline::ABORTED, trampoline::AWAKE) => Failure::Awake,
         (status, value) => Failure::Unknown { status, value },
     })
 }

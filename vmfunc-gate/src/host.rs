@@ -12,12 +12,15 @@ use std::{
     },
     path::Path,
     ptr::{self, NonNull},
-    string::String,
+    vec::Vec,
 };
 
 use thiserror::Error;
 
-use crate::window::{self, PAGE};
+use crate::{
+    port::Lack,
+    window::{self, PAGE},
+};
 
 /// The module's device.
 pub const DEVICE: &str = "/dev/gantry-gate";
@@ -44,6 +47,15 @@ pub enum Error {
 }
 
 impl Error {
+    /// The error number behind it, if there is one.
+    #[must_use]
+    pub fn number(&self) -> Option<i32> {
+        match self {
+            Self::NoModule => None,
+            Self::Open(source) | Self::Refused { source, .. } => source.raw_os_error(),
+        }
+    }
+
     fn refused(what: &'static str) -> Self {
         let source = io::Error::last_os_error();
         let cure = match source.raw_os_error() {
@@ -63,10 +75,11 @@ impl Error {
     }
 }
 
-/// What a host lacks for the gate, with a cure; empty if it can work. Looks at files under `root`
-/// (`/`, except in tests).
+/// What a host lacks for the gate; nothing if it can work. Looks at files under `root` (`/`, except
+/// in tests). A module that has loaded has looked at CPU and kernel itself, and sees more than the
+/// kernel's list of features has.
 #[must_use]
-pub fn missing(root: &Path) -> std::vec::Vec<&'static str> {
+pub fn missing(root: &Path) -> Vec<Lack> {
     let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
     let cpu = read("proc/cpuinfo");
     let has = |line: &str, flag: &str| {
@@ -78,32 +91,28 @@ pub fn missing(root: &Path) -> std::vec::Vec<&'static str> {
             })
             .any(|text| text.split_whitespace().any(|word| word == flag))
     };
-    let mut missing = std::vec::Vec::new();
-    if !has("flags", "vmx") {
-        missing.push("no VT-x: an Intel CPU, with VT-x switched on in the firmware");
-    } else if !has("vmx flags", "eptp_switching") && !has("vmx flags", "vmfunc") {
-        missing.push("no VMFUNC: Intel CPUs since 2013 have it, most virtual machines do not");
+    let mut missing = Vec::new();
+    let loaded = root.join(DEVICE.trim_start_matches('/')).exists();
+    let vtx = has("flags", "vmx");
+    let vmfunc = has("vmx flags", "eptp_switching") || has("vmx flags", "vmfunc");
+    if !loaded && !vtx {
+        missing.push(Lack::VtX);
+    } else if !loaded && !vmfunc {
+        missing.push(Lack::Vmfunc);
     }
-    if !has("flags", "fsgsbase") {
-        missing.push("no FSGSBASE: a newer CPU, and no nofsgsbase on the kernel's command line");
+    if !loaded && !has("flags", "fsgsbase") {
+        missing.push(Lack::Fsgsbase);
     }
     if read("sys/module/kvm_intel/parameters/unrestricted_guest").trim() == "N" {
-        missing.push(
-            "no EPT or no unrestricted guests: load kvm_intel without ept=0 and \
-             unrestricted_guest=0",
-        );
+        missing.push(Lack::Ept);
     }
     let release = read("proc/sys/kernel/osrelease");
-    let version: String = release
-        .split('.')
-        .take(2)
-        .collect::<std::vec::Vec<_>>()
-        .join(".");
-    if version != "6.1" && version != "6.12" {
-        missing.push("another kernel than 6.1 or 6.12, which the module is made for");
+    let version: Vec<_> = release.split('.').take(2).collect();
+    if !loaded && version != ["6", "1"] && version != ["6", "12"] {
+        missing.push(Lack::Kernel);
     }
-    if !root.join(DEVICE.trim_start_matches('/')).exists() {
-        missing.push("no module: build and load gantry_gate (vmfunc-gate/module, with DKMS)");
+    if !loaded {
+        missing.push(Lack::Module);
     }
     missing
 }
@@ -181,9 +190,21 @@ const REGISTER_CLIENT: u64 = call(1, 1, size_of::<ClientArguments>());
 const PAIR: u64 = call(1, 2, size_of::<i32>());
 const UNPAIR: u64 = call(0, 3, 0);
 const STATUS: u64 = call(2, 4, size_of::<Status>());
+const WAKE: u64 = call(0, 5, 0);
+const SLEEP: u64 = call(0, 6, 0);
+const RETIRE: u64 = call(0, 7, 0);
 
 /// All calls, for those who try them with anything.
-pub const CALLS: [u64; 5] = [REGISTER_SERVER, REGISTER_CLIENT, PAIR, UNPAIR, STATUS];
+pub const CALLS: [u64; 8] = [
+    REGISTER_SERVER,
+    REGISTER_CLIENT,
+    PAIR,
+    UNPAIR,
+    STATUS,
+    WAKE,
+    SLEEP,
+    RETIRE,
+];
 
 /// An open file of the device.
 #[derive(Debug)]
@@ -257,6 +278,39 @@ impl Gate {
         self.call(REGISTER_SERVER, &raw mut arguments, "register the server")?;
         Ok(Server(self))
     }
+
+    /// Makes this file the client of a vCPU; see [`Client::register`].
+    ///
+    /// # Errors
+    /// See [`Client::register`].
+    pub fn into_client(
+        self,
+        vcpu: BorrowedFd<'_>,
+        settings: &ClientSettings,
+    ) -> Result<Client, Error> {
+        let mut arguments = ClientArguments {
+            vcpu: vcpu.as_raw_fd(),
+            shared_pages: settings.shared_pages,
+            cr3: settings.cr3,
+            window: settings.window,
+            window_gpa: settings.window_gpa,
+            features: settings.features,
+        };
+        self.call(REGISTER_CLIENT, &raw mut arguments, "register the client")?;
+        Ok(Client {
+            gate: self,
+            shared_pages: settings.shared_pages,
+        })
+    }
+}
+
+/// Shared memory of a client that another process registered, by a descriptor of its file: for a
+/// server's VM, at the server's window.
+///
+/// # Errors
+/// Not a client, or one with less shared memory.
+pub fn shared_pages(client: BorrowedFd<'_>, pages: u32) -> Result<Pages, Error> {
+    Pages::map(client, window::SHARED, u64::from(pages) * PAGE, false)
 }
 
 impl AsFd for Gate {
@@ -298,6 +352,37 @@ impl Server {
         settings: &ServerSettings,
     ) -> Result<Self, Error> {
         Gate::open()?.into_server(vcpu, handlers, settings)
+    }
+
+    /// Before the VM's vCPUs run: clients that delegate are told [`Failure::Awake`]. Those who are
+    /// in the server get some milliseconds to finish.
+    ///
+    /// [`Failure::Awake`]: crate::client::Failure::Awake
+    ///
+    /// # Errors
+    /// A client stays in the server (`EBUSY`), and nothing has changed; the server was given up
+    /// (`ESRCH`).
+    pub fn wake(&self) -> Result<(), Error> {
+        self.0.call::<()>(WAKE, ptr::null_mut(), "wake the server")
+    }
+
+    /// After the VM's vCPUs have stopped again: clients can delegate.
+    ///
+    /// # Errors
+    /// The server was given up.
+    pub fn sleep(&self) -> Result<(), Error> {
+        self.0
+            .call::<()>(SLEEP, ptr::null_mut(), "let clients into the server")
+    }
+
+    /// Gives the server up, whoever else has its descriptor. The VM's vCPUs may run afterwards.
+    ///
+    /// # Errors
+    /// A client was taken out of the server's kernel (`EOWNERDEAD`): the server is given up, and
+    /// that kernel may wait for ever for what the client had; this process did not register it.
+    pub fn retire(&self) -> Result<(), Error> {
+        self.0
+            .call::<()>(RETIRE, ptr::null_mut(), "give the server up")
     }
 
     /// Counters of the module.
@@ -348,7 +433,40 @@ pub struct Pages {
     pub readonly: bool,
 }
 
+// SAFETY: shared memory that belongs to nobody in this process; who looks into it uses raw pointers.
+unsafe impl Send for Pages {}
+// SAFETY: as above.
+unsafe impl Sync for Pages {}
+
 impl Pages {
+    fn map(file: BorrowedFd<'_>, offset: u64, bytes: u64, readonly: bool) -> Result<Self, Error> {
+        let access = if readonly {
+            libc::PROT_READ
+        } else {
+            libc::PROT_READ | libc::PROT_WRITE
+        };
+        // SAFETY: a new mapping, where the kernel finds room.
+        let at = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                bytes as usize,
+                access,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                offset as libc::off_t,
+            )
+        };
+        match NonNull::new(at.cast::<u8>()) {
+            Some(at) if at.as_ptr().cast() != libc::MAP_FAILED => Ok(Self {
+                at,
+                bytes: bytes as usize,
+                offset,
+                readonly,
+            }),
+            _ => Err(Error::refused("map the window")),
+        }
+    }
+
     /// Where they are in this process, and how many bytes.
     #[must_use]
     pub fn memory(&self) -> NonNull<[u8]> {
@@ -369,20 +487,7 @@ impl Client {
     /// # Errors
     /// No module; not a vCPU of a VM that this process made, or registered already.
     pub fn register(vcpu: BorrowedFd<'_>, settings: &ClientSettings) -> Result<Self, Error> {
-        let gate = Gate::open()?;
-        let mut arguments = ClientArguments {
-            vcpu: vcpu.as_raw_fd(),
-            shared_pages: settings.shared_pages,
-            cr3: settings.cr3,
-            window: settings.window,
-            window_gpa: settings.window_gpa,
-            features: settings.features,
-        };
-        gate.call(REGISTER_CLIENT, &raw mut arguments, "register the client")?;
-        Ok(Self {
-            gate,
-            shared_pages: settings.shared_pages,
-        })
+        Gate::open()?.into_client(vcpu, settings)
     }
 
     /// The window's pages, for memory slots of the VM at the window's address plus their offsets.
@@ -399,31 +504,7 @@ impl Client {
     }
 
     fn pages(&self, offset: u64, bytes: u64, readonly: bool) -> Result<Pages, Error> {
-        let access = if readonly {
-            libc::PROT_READ
-        } else {
-            libc::PROT_READ | libc::PROT_WRITE
-        };
-        // SAFETY: a new mapping, where the kernel finds room.
-        let at = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                bytes as usize,
-                access,
-                libc::MAP_SHARED,
-                self.gate.0.as_raw_fd(),
-                offset as libc::off_t,
-            )
-        };
-        match NonNull::new(at.cast::<u8>()) {
-            Some(at) if at.as_ptr().cast() != libc::MAP_FAILED => Ok(Pages {
-                at,
-                bytes: bytes as usize,
-                offset,
-                readonly,
-            }),
-            _ => Err(Error::refused("map the window")),
-        }
+        Pages::map(self.gate.as_fd(), offset, bytes, readonly)
     }
 
     /// Pairs it with a server, by the descriptor of a [`Server`] of any process.
@@ -461,11 +542,9 @@ impl AsFd for Client {
 
 #[cfg(test)]
 mod tests {
-    use std::vec::Vec;
-
     use super::*;
 
-    fn host(cpu: &str, release: &str, module: bool) -> Vec<&'static str> {
+    fn host(cpu: &str, release: &str, module: bool) -> Vec<Lack> {
         let name = std::format!(
             "gate-host-{}-{}",
             std::process::id(),
@@ -487,28 +566,24 @@ mod tests {
     #[test]
     fn a_host_that_has_everything_lacks_nothing() {
         let cpu = "flags\t\t: fpu vmx fsgsbase\nvmx flags\t: ept eptp_switching\n";
-        assert_eq!(host(cpu, "6.1.0-1-amd64\n", true), [""; 0]);
+        assert_eq!(host(cpu, "6.1.0-1-amd64\n", true), []);
     }
 
     #[test]
     fn each_thing_that_is_missing_is_named() {
         let missing = host("flags\t\t: fpu svm\n", "6.18.0\n", false);
-        assert_eq!(missing.len(), 4);
-        for (line, start) in missing
-            .iter()
-            .zip(["no VT-x", "no FSGSBASE", "another", "no module"])
-        {
-            assert!(line.starts_with(start), "{line}");
-        }
+        let expected = [Lack::VtX, Lack::Fsgsbase, Lack::Kernel, Lack::Module];
+        assert_eq!(missing, expected);
         let root = std::env::temp_dir().join(std::format!("gate-kvm-{}", std::process::id()));
         let parameters = root.join("sys/module/kvm_intel/parameters");
         fs::create_dir_all(&parameters).unwrap();
         fs::write(parameters.join("unrestricted_guest"), "N\n").unwrap();
         let found = super::missing(&root);
         fs::remove_dir_all(&root).unwrap();
-        assert!(found.iter().any(|line| line.starts_with("no EPT")));
-        let missing = host("flags : vmx fsgsbase\nvmx flags : ept\n", "6.12.1\n", true);
-        assert!(missing[0].starts_with("no VMFUNC"));
-        assert_eq!(missing.len(), 1);
+        assert!(found.contains(&Lack::Ept));
+        let cpu = "flags : vmx fsgsbase\nvmx flags : ept\n";
+        assert_eq!(host(cpu, "6.12.1\n", false), [Lack::Vmfunc, Lack::Module]);
+        // The kernel's list of features need not name VMFUNC.
+        assert_eq!(host(cpu, "6.12.1\n", true), []);
     }
 }

@@ -12,10 +12,13 @@
 //!
 //! - [`client`]: what a client's program calls;
 //! - `host` (feature `std`): what the processes of VMs ask of the kernel module.
+//! - [`port`]: registers by which a guest's process asks its machine for the gate; `guest` (feature
+//!   `guest`): the library of such processes, for Linux.
 //!
 //! Beside this crate: `module/` is the kernel module for Linux 6.1 and 6.12, which arms VMFUNC
 //! under a KVM that is not changed. `bare/` is a program that runs in VMX root operation and tries
-//! the views and the trampoline. `rig/` tries the module under KVM with small guests.
+//! the views and the trampoline. `rig/` tries the module under KVM with small guests, and `gantry`
+//! with Linux guests.
 //! `cargo xtask test gate:` runs both in Bochs; `gate:bare`, `gate:6.1` and `gate:6.12` are its
 //! parts.
 //!
@@ -70,8 +73,14 @@
 //!
 //! A system call that waits does not come back: the server's kernel would choose another process,
 //! or halt. Whatever ends a delegation in the server's kernel ends the server, too, as nobody gives
-//! back what that kernel holds. `cargo xtask test gate:linux` has two stock guests of Debian's
-//! kernel, and a server that goes on by itself afterwards.
+//! back what that kernel holds: an end of the client, an unpairing, a delegation that exits.
+//! `cargo xtask test gate:linux` has two processes of `gantry` with stock guests of Debian's kernel.
+//!
+//! # Slow work
+//!
+//! The server's machine can let the server's own vCPUs run in between: the module takes the view
+//! out of the list of EPTPs, waits until nobody is inside (some milliseconds, or it does nothing),
+//! and puts it back when they have stopped. Delegations get [`client::Failure::Awake`] meanwhile.
 //!
 //! # Limits
 //!
@@ -80,8 +89,8 @@
 //! - A thread that delegates is pinned to its vCPU. If the client's kernel moves it while it is
 //!   parked, the delegation ends with [`client::Failure::Lost`].
 //! - No nested guests in clients, no system-management mode.
-//! - Nothing keeps a server's vCPUs from running: its VMM has to stop them before it registers it.
-//!   Neither VM is to be saved or migrated during a delegation.
+//! - The module does not keep a server's vCPUs from running: its VMM has to stop them before it
+//!   registers it, as `gantry` does. Neither VM is to be saved or migrated during a delegation.
 //! - While parked, the client's kernel sees what the handler left in vector registers.
 //!
 //! # Safety: who can do what
@@ -140,7 +149,10 @@ extern crate std;
 
 pub mod client;
 pub mod ept;
+#[cfg(feature = "guest")]
+pub mod guest;
 #[cfg(feature = "std")]
 pub mod host;
+pub mod port;
 pub mod trampoline;
 pub mod window;

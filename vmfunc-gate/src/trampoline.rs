@@ -47,6 +47,9 @@ pub const EXIT: u64 = 4;
 /// Why a delegation was ended: it was interrupted, and its thread went on on another vCPU.
 pub const LOST: u64 = 5;
 
+/// Why a delegation was not begun: the server's own vCPU runs, for slow work.
+pub const AWAKE: u64 = 6;
+
 /// The trampoline as a function: index of the handler, and its two arguments.
 pub type Delegate = unsafe extern "C" fn(handler: u64, first: u64, second: u64) -> Reply;
 

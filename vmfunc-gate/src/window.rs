@@ -59,8 +59,10 @@ pub struct Table {
     pub features: u64,
     /// How many of the `handlers` are valid, at most [`HANDLERS`].
     pub count: u64,
+    /// Bytes of the shared memory.
+    pub shared: u64,
     /// Reserved, 0.
-    pub reserved: [u64; 2],
+    pub reserved: u64,
     /// Server-virtual addresses of the handlers.
     pub handlers: [u64; HANDLERS],
 }
@@ -73,6 +75,10 @@ pub const FEATURE_AVX: u64 = 1;
 
 /// The vCPU has protection keys enabled (CR4.PKE): PKRU is switched.
 pub const FEATURE_PKU: u64 = 2;
+
+/// Asked of the kernel module: the server's kernel is not to be in the view, so that a handler's
+/// system call ends the delegation. The trampoline does not look at it.
+pub const USER_ONLY: u64 = 4;
 
 /// The page that differs between the sides. All but the first field is the client's only.
 #[repr(C, align(4096))]
@@ -140,6 +146,7 @@ mod tests {
             ("GATE_PKRU", offset_of!(Table, pkru) as u64),
             ("GATE_FEATURES", offset_of!(Table, features) as u64),
             ("GATE_COUNT", offset_of!(Table, count) as u64),
+            ("GATE_SHARED_BYTES", offset_of!(Table, shared) as u64),
             ("GATE_HANDLERS", offset_of!(Table, handlers) as u64),
             ("GATE_SIDE", offset_of!(Private, side) as u64),
             ("GATE_SAVED_STACK", offset_of!(Private, stack) as u64),
@@ -151,6 +158,7 @@ mod tests {
             ("GATE_SERVER", SERVER),
             ("GATE_FEATURE_AVX", FEATURE_AVX),
             ("GATE_FEATURE_PKU", FEATURE_PKU),
+            ("GATE_USER_ONLY", USER_ONLY),
             ("GATE_DONE", trampoline::DONE),
             ("GATE_NO_HANDLER", trampoline::NO_HANDLER),
             ("GATE_ABORTED", trampoline::ABORTED),
@@ -160,6 +168,7 @@ mod tests {
             ("GATE_EXCEPTION", trampoline::EXCEPTION),
             ("GATE_EXIT", trampoline::EXIT),
             ("GATE_LOST", trampoline::LOST),
+            ("GATE_AWAKE", trampoline::AWAKE),
         ] {
             assert_eq!(defined(name), here, "{name}");
         }

@@ -7,6 +7,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use vmfunc_gate::port::Lack;
+
 /// How a check ended.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Verdict {
@@ -217,6 +219,7 @@ impl Host {
             )
         } else {
             let cure = "not needed: the ring transport works without it";
+            let missing: Vec<_> = missing.into_iter().map(Lack::text).collect();
             finding(subject, Verdict::Optional, missing.join("; "), cure)
         }
     }

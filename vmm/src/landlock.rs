@@ -111,6 +111,13 @@ fn paths(config: &VmConfig) -> Result<Vec<Rule>, LandlockError> {
         rules.extend(zone.file.iter().map(|path| created(path)));
     }
     rules.extend(config.vsock.iter().map(|vsock| created(&vsock.socket)));
+    let server = config.accel_server.iter();
+    rules.extend(server.map(|server| created(&server.socket)));
+    // A port of the gate can come later.
+    let gate = Path::new(vmfunc_gate::host::DEVICE);
+    if gate.exists() {
+        rules.push((gate.to_owned(), write));
+    }
     let consoles = [
         (&config.serial.file, &config.serial.socket),
         (&config.console.file, &config.console.socket),

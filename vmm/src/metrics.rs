@@ -50,6 +50,7 @@ impl Metrics {
             (Some(VmState::Created), "created"),
             (Some(VmState::Running), "running"),
             (Some(VmState::Paused), "paused"),
+            (Some(VmState::Frozen), "frozen"),
             (Some(VmState::Shutdown), "shutdown"),
         ] {
             let value = u64::from(candidate == state);

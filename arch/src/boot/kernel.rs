@@ -123,7 +123,7 @@ pub(super) fn check_footprint(map: &AddressMap, range: AddressRange) -> Result<(
             value: range.start,
         });
     }
-    if range.end() > map.low_ram().end() {
+    if range.end() > map.low_ram().end() || range.overlaps(&map.hole()) {
         return Err(BootError::KernelDoesNotFit {
             start: range.start,
             end: range.end(),

@@ -193,7 +193,8 @@ fn load_initramfs<I: Image>(
         .low_ram()
         .end()
         .min(kernel.initramfs_last.saturating_add(1));
-    let from = kernel.footprint.end();
+    // Above a hole, if there is one.
+    let from = kernel.footprint.end().max(map.hole().end());
     let start = to
         .checked_sub(size)
         .map(|start| layout::align_down(start, layout::PAGE_SIZE))

@@ -37,7 +37,7 @@ pub(super) fn write_start_info(
         cmdline_paddr: CMDLINE_START,
         rsdp_paddr: rsdp.0,
         memmap_paddr: PVH_MEMMAP_START,
-        // At most six entries.
+        // At most eight entries.
         memmap_entries: memory_map.len() as u32,
         ..Default::default()
     };

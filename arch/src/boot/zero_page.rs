@@ -41,7 +41,7 @@ pub(super) fn write(
         };
     }
     params.e820_table = table;
-    // At most six entries of the table's 128.
+    // At most eight entries of the table's 128.
     params.e820_entries = memory_map.len() as u8;
     memory
         .write_obj(params, GuestAddress(ZERO_PAGE_START))

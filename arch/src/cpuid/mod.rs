@@ -17,12 +17,15 @@ use crate::topology::Topology;
 
 // Leaf 1, ECX.
 const VMX: u32 = 1 << 5;
+const PCID: u32 = 1 << 17;
 const X2APIC: u32 = 1 << 21;
 const TSC_DEADLINE: u32 = 1 << 24;
 const OSXSAVE: u32 = 1 << 27;
 const HYPERVISOR: u32 = 1 << 31;
 // Leaf 1, EDX.
 const HTT: u32 = 1 << 28;
+// Leaf 7.0, EBX.
+const INVPCID: u32 = 1 << 10;
 // Leaf 7.0, ECX.
 const OSPKE: u32 = 1 << 4;
 // Leaf 0x8000_0001, ECX.
@@ -107,6 +110,8 @@ pub struct Config {
     pub phys_bits: u8,
     /// The guest may run virtual machines of its own, if the host can.
     pub nested: bool,
+    /// The guest may tag translations with its processes' numbers (PCID), if the host can.
+    pub pcid: bool,
     /// Frequency of the guest's TSC in kHz (`KVM_GET_TSC_KHZ`), if it is known and stable.
     pub tsc_khz: Option<u32>,
 }
@@ -218,6 +223,9 @@ fn set_features(cpuid: &mut Vec<kvm_cpuid_entry2>, config: &Config, vcpu: u32) {
         if !config.nested {
             leaf.ecx &= !VMX;
         }
+        if !config.pcid {
+            leaf.ecx &= !PCID;
+        }
         leaf.edx = if several {
             leaf.edx | HTT
         } else {
@@ -226,6 +234,9 @@ fn set_features(cpuid: &mut Vec<kvm_cpuid_entry2>, config: &Config, vcpu: u32) {
     }
     if let Some(leaf) = find_mut(cpuid, 7, 0) {
         leaf.ecx &= !OSPKE;
+        if !config.pcid {
+            leaf.ebx &= !INVPCID;
+        }
     }
     if !config.nested {
         if let Some(leaf) = find_mut(cpuid, LEAF_EXTENDED_FEATURES, 0) {

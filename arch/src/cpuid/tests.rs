@@ -65,6 +65,7 @@ fn config(topology: Topology) -> Config {
         profile: Profile::Host,
         phys_bits: 40,
         nested: false,
+        pcid: true,
         tsc_khz: Some(2_500_000),
     }
 }

@@ -1,95 +1,47 @@
 //! What runs in the Linux guests of [`linux`](crate::linux), as their first process.
 //!
-//! A guest talks to its VMM through a port: it writes what it wants, with arguments in registers,
-//! and reads the answer. The VMM sees the process's page table and segment bases meanwhile.
+//! A server's guest registers handlers and serves one client after the other. A client's guest
+//! finds a process that can be paired as it wants to be, and checks what handlers do. Both print to
+//! the machine's debug console.
 
 use std::{
     arch::asm,
+    ffi::CStr,
     fs::{self, File},
+    io::Write,
     os::fd::AsRawFd,
-    ptr::NonNull,
-    sync::atomic::{AtomicI32, Ordering},
+    sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering},
+    thread,
+    time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use vmfunc_gate::{
-    client::{Client, Failure},
-    window::{self, PAGE},
+    client::Failure,
+    guest::{self, Client, Ended, Error, Handler, Server, slow},
+    port::Reason,
+    window::PAGE,
 };
 
-use crate::vm::WINDOW;
+/// The machine's debug console.
+const TEXT: u16 = 0xe9;
 
-/// For calls, and their answers.
-pub const PORT: u16 = 0x510;
-/// For text.
-pub const TEXT: u16 = 0x511;
-/// Where both guests have the window's pages.
-pub const WINDOW_GPA: u64 = 0x8000_0000;
-/// Pages of shared memory.
-pub const SHARED_PAGES: u32 = 16;
-
-/// What a guest wants.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Call {
-    /// To be the server of an array of handlers: its address, and how many; above those 32 bits,
-    /// the process's number.
-    Serve,
-    /// To be a client: the number of the server's process if it is paired, else 0. The server is
-    /// one with memory everywhere.
-    Pair,
-    /// To be a client of the server that its kernel has been told of.
-    Again,
-    /// Exits in the server that were no interrupts.
-    Exits,
-    /// Nothing more; how many checks failed.
-    Done,
-}
-
-impl Call {
-    /// By its number.
-    pub fn of(number: u8) -> Option<Self> {
-        [
-            Self::Serve,
-            Self::Pair,
-            Self::Again,
-            Self::Exits,
-            Self::Done,
-        ]
-        .into_iter()
-        .find(|call| *call as u8 == number)
-    }
-
-    fn make(self, first: u64, second: u64) -> u32 {
-        let answer;
-        // SAFETY: the VMM's port; it reads memory at most.
-        unsafe {
-            asm!(
-                "out dx, eax",
-                in("dx") PORT,
-                in("eax") self as u32,
-                in("rdi") first,
-                in("rsi") second,
-            );
-            asm!("in eax, dx", in("dx") PORT, out("eax") answer);
-        }
-        answer
-    }
-}
+/// What a guest prints when all of its checks are done.
+pub const DONE: &str = "done";
+/// What a client's guest prints before it delegates to what takes long in the server's kernel.
+pub const LONG: &str = "long";
 
 fn print(text: &str) {
     for byte in text.bytes().chain([b'\n']) {
-        // SAFETY: the VMM's port.
+        // SAFETY: the machine's port.
         unsafe { asm!("out dx, al", in("dx") TEXT, in("al") byte) };
     }
 }
 
-fn check(failed: &mut u64, name: &str, run: impl FnOnce() -> Result<()>) {
+fn check(name: &str, run: impl FnOnce() -> Result<()>) {
     match run() {
         Ok(()) => print(&format!("check {name} ... ok")),
-        Err(error) => {
-            *failed += 1;
-            print(&format!("check {name} ... FAILED: {error:#}"));
-        }
+        Err(error) => print(&format!("check {name} ... FAILED: {error:#}")),
     }
 }
 
@@ -107,13 +59,13 @@ pub fn run() -> ! {
             "check the {role} runs to its end ... FAILED: {error:#}"
         ));
     }
-    Call::Done.make(1, 0);
+    print(DONE);
     loop {
-        std::thread::park();
+        thread::park();
     }
 }
 
-fn mount(kind: &std::ffi::CStr, to: &std::ffi::CStr) -> Result<()> {
+fn mount(kind: &CStr, to: &CStr) -> Result<()> {
     // SAFETY: strings that end with zeros.
     let done = unsafe {
         libc::mkdir(to.as_ptr(), 0o755);
@@ -133,28 +85,10 @@ fn mount(kind: &std::ffi::CStr, to: &std::ffi::CStr) -> Result<()> {
     Ok(())
 }
 
-/// Puts the window's pages, which the guest has no driver for, where the trampoline expects them.
-fn map_window() -> Result<()> {
-    let memory = File::options()
-        .read(true)
-        .write(true)
-        .open("/dev/mem")
-        .context("/dev/mem")?;
-    let length = window::SHARED + u64::from(SHARED_PAGES) * PAGE;
-    // SAFETY: nothing of this process is at that address.
-    let at = unsafe {
-        libc::mmap(
-            WINDOW as *mut libc::c_void,
-            length as usize,
-            libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC,
-            libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE,
-            memory.as_raw_fd(),
-            WINDOW_GPA as libc::off_t,
-        )
-    };
-    let failed = std::io::Error::last_os_error();
-    ensure!(at as u64 == WINDOW, "cannot map the window: {failed}");
-    Ok(())
+fn mount_all() -> Result<()> {
+    mount(c"devtmpfs", c"/dev")?;
+    mount(c"sysfs", c"/sys")?;
+    mount(c"tmpfs", c"/tmp")
 }
 
 /// Another process of this guest, which its parent waits for; whether it is that one.
@@ -173,27 +107,43 @@ fn fork() -> Result<bool> {
     Ok(false)
 }
 
+/// Ends a process that has a parent.
+fn leave() -> ! {
+    // SAFETY: what it has is the kernel's to give back.
+    unsafe { libc::_exit(0) }
+}
+
 fn allow_ports() {
-    // SAFETY: the ports of the VMM have no effect on memory of this process.
+    // SAFETY: the ports of the machine have no effect on memory of this process.
     unsafe { libc::iopl(3) };
 }
 
 static WRITTEN: AtomicI32 = AtomicI32::new(-1);
 static ZEROS: AtomicI32 = AtomicI32::new(-1);
 static RANDOM: AtomicI32 = AtomicI32::new(-1);
+static FINISHED: AtomicBool = AtomicBool::new(false);
 
 const FILE: &str = "/tmp/written";
 /// Processes of the server before the one that serves.
 const EARLIER: u32 = 20;
 const TEXT_WRITTEN: &str = "written by a client's vCPU";
+/// Written in slow work.
+const TEXT_SLOW: &str = ", and by the server's own";
 
 /// Handlers by index.
-const ADD: u64 = 0;
-const GETPID: u64 = 1;
-const WRITE: u64 = 2;
-const ZERO: u64 = 3;
-const FILL: u64 = 4;
-const TOUCH: u64 = 5;
+const ADD: usize = 0;
+const GETPID: usize = 1;
+const WRITE: usize = 2;
+const ZERO: usize = 3;
+const FILL: usize = 4;
+const TOUCH: usize = 5;
+const LENGTH: usize = 6;
+const SLOW: usize = 7;
+const FINISH: usize = 8;
+const BUSY: usize = 9;
+const HANDLERS: [Handler; 10] = [
+    add, getpid, write, zero, fill, touch, length, work, finish, busy,
+];
 
 extern "C" fn add(first: u64, second: u64) -> u64 {
     first * 3 + second
@@ -222,9 +172,12 @@ extern "C" fn fill(to: u64, length: u64) -> u64 {
     unsafe { libc::read(file, to as *mut libc::c_void, length as usize) as u64 }
 }
 
-/// Pages that the server's process has not used yet.
-static FRESH: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+/// Pages that the server's process has not used yet, and must not have locked.
+static FRESH: AtomicU64 = AtomicU64::new(0);
 const FRESH_PAGES: u64 = 64;
+/// Where much is read to.
+static BIG: AtomicU64 = AtomicU64::new(0);
+const BIG_BYTES: usize = 8 << 20;
 
 /// Page faults, which the server's kernel serves.
 extern "C" fn touch(value: u64, _: u64) -> u64 {
@@ -239,26 +192,71 @@ extern "C" fn touch(value: u64, _: u64) -> u64 {
     })
 }
 
+extern "C" fn length(_: u64, _: u64) -> u64 {
+    guest::shared().len() as u64
+}
+
+extern "C" fn work(first: u64, second: u64) -> u64 {
+    slow(first, second)
+}
+
+/// Stays in the kernel for hours, without waiting.
+extern "C" fn busy(_: u64, _: u64) -> u64 {
+    let file = ZEROS.load(Ordering::Relaxed);
+    let memory = BIG.load(Ordering::Relaxed);
+    let mut sum = 0;
+    for _ in 0..1_000_000_000 {
+        // SAFETY: the kernel checks the address.
+        sum += unsafe { libc::read(file, memory as *mut libc::c_void, BIG_BYTES) as u64 };
+    }
+    sum
+}
+
+extern "C" fn finish(_: u64, _: u64) -> u64 {
+    FINISHED.store(true, Ordering::Relaxed);
+    0
+}
+
+/// Slow work: waits, which no handler can, and uses files and the shared memory.
+fn slow_work(first: u64, second: u64) -> u64 {
+    thread::sleep(Duration::from_millis(first));
+    let file = File::options().append(true).open(FILE);
+    let written = file.and_then(|mut file| file.write_all(TEXT_SLOW.as_bytes()));
+    let memory = guest::shared();
+    // SAFETY: as long as it says; the client waits.
+    let sum: u64 = unsafe {
+        let bytes = std::slice::from_raw_parts_mut(memory.cast::<u8>().as_ptr(), PAGE as usize);
+        bytes[0] = 7;
+        bytes[1..].iter().map(|byte| u64::from(*byte)).sum()
+    };
+    if written.is_err() {
+        return 0;
+    }
+    sum + second
+}
+
 fn serve() -> Result<()> {
-    mount(c"devtmpfs", c"/dev")?;
-    mount(c"tmpfs", c"/tmp")?;
+    mount_all()?;
     // Its number is not one that a process of the client has, too.
     for _ in 0..EARLIER {
         if fork()? {
-            // SAFETY: ends a child, which has nothing to clean up.
-            unsafe { libc::_exit(0) };
+            leave();
         }
     }
     if !fork()? {
         return Ok(());
     }
-    map_window()?;
     let written = File::create(FILE)?;
     let zeros = File::open("/dev/zero")?;
     let random = File::open("/dev/urandom")?;
     WRITTEN.store(written.as_raw_fd(), Ordering::Relaxed);
     ZEROS.store(zeros.as_raw_fd(), Ordering::Relaxed);
     RANDOM.store(random.as_raw_fd(), Ordering::Relaxed);
+    let mut big = vec![1_u8; BIG_BYTES];
+    BIG.store(big.as_mut_ptr() as u64, Ordering::Relaxed);
+    let mut server = Server::register(&HANDLERS)?;
+    // SAFETY: has no preconditions: what is mapped from here on is not there until it is used.
+    unsafe { libc::munlockall() };
     // SAFETY: a new mapping.
     let fresh = unsafe {
         libc::mmap(
@@ -271,22 +269,23 @@ fn serve() -> Result<()> {
         )
     };
     FRESH.store(fresh as u64, Ordering::Relaxed);
-    let handlers = [add, getpid, write, zero, fill, touch]
-        .map(|handler: vmfunc_gate::trampoline::Handler| handler as usize as u64);
-    let pid = u64::from(std::process::id());
-    Call::Serve.make(handlers.as_ptr() as u64, pid << 32 | handlers.len() as u64);
-    // Afterwards.
-    let mut failed = 0;
-    check(
-        &mut failed,
-        "the server's file has what the client wrote",
-        || {
-            let text = fs::read_to_string(FILE)?;
-            ensure!(text == TEXT_WRITTEN, "{text:?}");
-            Ok(())
-        },
-    );
-    Call::Done.make(failed, 0);
+    print(&format!("serving as process {}", std::process::id()));
+    while !FINISHED.load(Ordering::Relaxed) {
+        let ended = server.serve(slow_work)?;
+        print(&format!("a client has ended: {ended:?}"));
+    }
+    check("the server's file has what both wrote", || {
+        let text = fs::read_to_string(FILE)?;
+        ensure!(text == format!("{TEXT_WRITTEN}{TEXT_SLOW}"), "{text:?}");
+        Ok(())
+    });
+    print(DONE);
+    // The next one is killed.
+    check("a server whose client was killed hears of it", || {
+        let ended = server.serve(slow_work)?;
+        ensure!(ended == Ended::Lost, "{ended:?}");
+        Ok(())
+    });
     Ok(())
 }
 
@@ -295,69 +294,108 @@ const PROCESSES: u32 = 200;
 const MANY: u64 = 10_000;
 
 fn delegate() -> Result<()> {
-    mount(c"devtmpfs", c"/dev")?;
-    for _ in 0..PROCESSES {
-        let pid = Call::Pair.make(0, 0);
-        if pid != 0 {
-            return paired(u64::from(pid));
+    mount_all()?;
+    let start = Instant::now();
+    // Processes that are paired without the server's kernel, and then with it. Their parents wait,
+    // and keep their page tables.
+    for tried in 1..=PROCESSES {
+        let client = Client::pair().context("at first")?;
+        if client.has_kernel() {
+            drop(client);
+            if !fork()? {
+                return Ok(());
+            }
+            continue;
         }
-        // Its parent waits, and keeps its page table.
-        if !fork()? {
-            return Ok(());
-        }
+        print(&format!(
+            "paired after {:?}, process {tried}",
+            start.elapsed()
+        ));
+        check(
+            "a handler of a Linux process computes where both guests have memory",
+            || user_only(&client),
+        );
+        drop(client);
+        return with_kernel(start);
     }
+    bail!("{PROCESSES} processes were paired with the server's kernel")
+}
+
+fn user_only(client: &Client) -> Result<()> {
+    let found = client.delegate(ADD, 7, 8)?;
+    ensure!(found == 29, "{found}");
+    let refused = client.delegate(GETPID, 0, 0);
+    ensure!(refused == Err(Failure::Exception), "{refused:?}");
+    let found = client.delegate(ADD, 1, 2)?;
+    ensure!(found == 5, "{found}");
     Ok(())
 }
 
-fn paired(pid: u64) -> Result<()> {
-    map_window()?;
-    let at = NonNull::new(WINDOW as *mut u8).context("no window")?;
-    let shared = (u64::from(SHARED_PAGES) * PAGE) as usize;
-    // SAFETY: the VMM has just put the pages there, and the guest has one vCPU.
-    let client = unsafe { Client::at(at, shared) };
+fn with_kernel(start: Instant) -> Result<()> {
+    for tried in 1..=PROCESSES {
+        match Client::pair_with_kernel() {
+            Ok(client) => {
+                print(&format!(
+                    "figure processes of the client until one was paired with the server's kernel: \
+                     {tried}, {:?}",
+                    start.elapsed()
+                ));
+                paired(&client);
+                drop(client);
+                print(DONE);
+                return killed();
+            }
+            Err(Error::Refused {
+                reason: Reason::NoKernel,
+                ..
+            }) => {
+                if !fork()? {
+                    return Ok(());
+                }
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    bail!("none of {PROCESSES} processes could be paired")
+}
+
+fn paired(client: &Client) {
     let memory = client.shared().cast::<u8>().as_ptr();
-    let mut failed = 0;
-    check(
-        &mut failed,
-        "a handler of a Linux process computes where both guests have memory everywhere",
-        || {
-            let found = client.delegate(ADD, 7, 8)?;
-            ensure!(found == 29, "{found}");
-            let refused = client.delegate(GETPID, 0, 0);
-            ensure!(refused == Err(Failure::Exception), "{refused:?}");
-            let found = client.delegate(ADD, 1, 2)?;
-            ensure!(found == 5, "{found}");
-            Ok(())
-        },
-    );
-    ensure!(Call::Again.make(0, 0) != 0, "not paired again");
-    check(&mut failed, "a handler of a Linux process computes", || {
+    let mut pid = 0;
+    check("a handler of a Linux process computes", || {
         let found = client.delegate(ADD, 7, 8)?;
         ensure!(found == 29, "{found}");
+        let refused = client.delegate(HANDLERS.len(), 0, 0);
+        ensure!(
+            refused == Err(Failure::NoHandler(HANDLERS.len() as u64)),
+            "{refused:?}"
+        );
+        let found = client.delegate(LENGTH, 0, 0)?;
+        ensure!(found == client.shared().len() as u64, "{found}");
         Ok(())
     });
     check(
-        &mut failed,
         "a handler's system call reaches the server's kernel",
         || {
-            let found = client.delegate(GETPID, 0, 0)?;
-            ensure!(found == pid, "process {found}");
+            pid = client.delegate(GETPID, 0, 0)?;
+            // The server's number is one that this guest has not reached, and not its own.
+            ensure!(
+                pid > u64::from(EARLIER) && pid < 1000,
+                "process {pid}, this is {}",
+                std::process::id()
+            );
             Ok(())
         },
     );
-    check(
-        &mut failed,
-        "a handler writes to a file of the server",
-        || {
-            // SAFETY: the shared memory is longer.
-            unsafe { memory.copy_from(TEXT_WRITTEN.as_ptr(), TEXT_WRITTEN.len()) };
-            let length = TEXT_WRITTEN.len() as u64;
-            let found = client.delegate(WRITE, memory as u64, length)?;
-            ensure!(found == length, "{found:#x}");
-            Ok(())
-        },
-    );
-    check(&mut failed, "a handler reads a character device", || {
+    check("a handler writes to a file of the server", || {
+        // SAFETY: the shared memory is longer.
+        unsafe { memory.copy_from(TEXT_WRITTEN.as_ptr(), TEXT_WRITTEN.len()) };
+        let length = TEXT_WRITTEN.len() as u64;
+        let found = client.delegate(WRITE, memory as u64, length)?;
+        ensure!(found == length, "{found:#x}");
+        Ok(())
+    });
+    check("a handler reads a character device", || {
         for (handler, zeros) in [(ZERO, true), (FILL, false)] {
             let found = client.delegate(handler, memory as u64, PAGE)?;
             ensure!(found == PAGE, "{found:#x}");
@@ -368,34 +406,84 @@ fn paired(pid: u64) -> Result<()> {
         }
         Ok(())
     });
+    check("a handler's page faults are served by its kernel", || {
+        let found = client.delegate(TOUCH, 100, 0)?;
+        ensure!(
+            found == (0..FRESH_PAGES).map(|page| 100 + page).sum::<u64>(),
+            "{found}"
+        );
+        Ok(())
+    });
     check(
-        &mut failed,
-        "a handler's page faults are served by its kernel",
-        || {
-            let found = client.delegate(TOUCH, 100, 0)?;
-            ensure!(
-                found == (0..FRESH_PAGES).map(|page| 100 + page).sum::<u64>(),
-                "{found}"
-            );
-            Ok(())
-        },
-    );
-    check(
-        &mut failed,
         "many system calls while the client's kernel has its timer",
         || {
-            let before = Call::Exits.make(0, 0);
+            let before = client.exits();
             for _ in 0..MANY {
                 let found = client.delegate(GETPID, 0, 0)?;
                 ensure!(found == pid, "process {found}");
             }
-            let exits = Call::Exits.make(0, 0) - before;
+            let exits = client.exits().wrapping_sub(before);
             print(&format!(
                 "figure exits in the server of {MANY} system calls, interrupts not counted: {exits}"
             ));
             Ok(())
         },
     );
-    Call::Done.make(failed, 0);
+    check(
+        "a handler has its kernel work for long, and the server stands still again",
+        || slow_checks(client, memory),
+    );
+    check("the server is told to finish", || {
+        ensure!(client.delegate(FINISH, 0, 0)? == 0, "not told");
+        Ok(())
+    });
+}
+
+/// A process that is killed in a system call of a handler.
+fn killed() -> Result<()> {
+    for _ in 0..PROCESSES {
+        match Client::pair_with_kernel() {
+            Ok(client) => {
+                let memory = client.shared();
+                print(LONG);
+                loop {
+                    let found = client.delegate(BUSY, 0, memory.len() as u64)?;
+                    ensure!(found > 0, "{found}");
+                }
+            }
+            Err(Error::Refused {
+                reason: Reason::NoKernel,
+                ..
+            }) => {
+                if !fork()? {
+                    return Ok(());
+                }
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    bail!("none of {PROCESSES} processes could be paired")
+}
+
+fn slow_checks(client: &Client, memory: *mut u8) -> Result<()> {
+    const MILLISECONDS: u64 = 20;
+    for page in 0..PAGE as usize {
+        // SAFETY: the shared memory is longer.
+        unsafe { memory.add(page).write_volatile(1) };
+    }
+    let start = Instant::now();
+    let found = client.delegate(SLOW, MILLISECONDS, 5)?;
+    let took = start.elapsed();
+    print(&format!(
+        "figure slow work of {MILLISECONDS} ms takes {took:?} of the client's time"
+    ));
+    // All but the first byte, and the argument.
+    ensure!(found == PAGE - 1 + 5, "{found}");
+    ensure!(took >= Duration::from_millis(MILLISECONDS), "{took:?}");
+    // SAFETY: as above.
+    let first = unsafe { memory.read_volatile() };
+    ensure!(first == 7, "the server wrote {first}");
+    let found = client.delegate(ADD, 1, 1)?;
+    ensure!(found == 4, "{found}");
     Ok(())
 }

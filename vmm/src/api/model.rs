@@ -56,6 +56,8 @@ pub enum VmState {
     Paused,
     /// Stopped by a debugger.
     BreakPoint,
+    /// A process of it serves others by the gate: its vCPU stands still, its devices do not.
+    Frozen,
 }
 
 /// A node of the device tree.

@@ -6,11 +6,11 @@ use clap::Args;
 
 use super::option;
 use crate::config::{
-    AccelConfig, BalloonConfig, ConsoleConfig, CpusConfig, DebugConsoleConfig, DeviceConfig,
-    DiskConfig, FsConfig, GenericVhostUserConfig, Invalid, LandlockConfig, MemoryConfig,
-    MemoryZoneConfig, NetConfig, NumaConfig, PayloadConfig, PciRootPortConfig, PciSegmentConfig,
-    PlatformConfig, PmemConfig, RateLimitGroupConfig, RngConfig, RtcConfig, SerialConfig,
-    TpmConfig, UserDeviceConfig, VdpaConfig, VmConfig, VsockConfig,
+    AccelConfig, AccelServerConfig, BalloonConfig, ConsoleConfig, CpusConfig, DebugConsoleConfig,
+    DeviceConfig, DiskConfig, FsConfig, GenericVhostUserConfig, Invalid, LandlockConfig,
+    MemoryConfig, MemoryZoneConfig, NetConfig, NumaConfig, PayloadConfig, PciRootPortConfig,
+    PciSegmentConfig, PlatformConfig, PmemConfig, RateLimitGroupConfig, RngConfig, RtcConfig,
+    SerialConfig, TpmConfig, UserDeviceConfig, VdpaConfig, VmConfig, VsockConfig,
 };
 
 /// A virtual machine cannot be made of the options.
@@ -80,9 +80,15 @@ pub struct VmArgs {
     pub pmem: Vec<PmemConfig>,
 
     /// Accelerators whose calls are served by gantry-accel:
-    /// backend=opencl,socket=PATH,device=NAME,weight=N,memory=SIZE,window=SIZE,slices=N,id=NAME.
+    /// backend=opencl,socket=PATH,device=NAME,weight=N,memory=SIZE,window=SIZE,slices=N,id=NAME;
+    /// or by a process of a server VM, without exits: transport=gate,server=PATH,shared=SIZE,id=NAME.
     #[arg(long = "accel", value_name = "KEYS", num_args = 1.., value_parser = option(AccelConfig::parse))]
     pub accel: Vec<AccelConfig>,
+
+    /// Make a process of this VM serve a process of another one, without exits, while this VM
+    /// stands still: socket=PATH,hole_start=SIZE,hole_end=SIZE,id=NAME.
+    #[arg(long = "accel-server", value_name = "KEYS", value_parser = option(AccelServerConfig::parse))]
+    pub accel_server: Option<AccelServerConfig>,
 
     /// Sockets between guest and host: cid=N,socket=PATH.
     #[arg(long = "vsock", value_name = "KEYS", value_parser = option(VsockConfig::parse))]
@@ -196,6 +202,7 @@ impl VmArgs {
             fs: list(self.fs),
             generic_vhost_user: list(self.generic_vhost_user),
             accels: list(self.accel),
+            accel_server: self.accel_server,
             pmem: list(self.pmem),
             serial: self.serial.unwrap_or_default(),
             console: self.console.unwrap_or_default(),

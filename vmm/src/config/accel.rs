@@ -1,8 +1,11 @@
-//! Accelerators whose calls are served by worker processes.
+//! Accelerators whose calls are served by worker processes, or by a server VM's process.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use devices::accel::{LONGEST_NAME, MOST_SLICES, SMALLEST_SLICE};
+use devices::{
+    accel::{LONGEST_NAME, MOST_SLICES, SMALLEST_SLICE},
+    gate::MOST_SHARED,
+};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -16,6 +19,8 @@ const SOCKET: &str = "/run/gantry/opencl.sock";
 const WINDOW: u64 = 4 << 30;
 /// Applications at a time by default.
 const SLICES: u32 = 8;
+/// Memory shared with a server by default.
+const SHARED: u64 = 1 << 20;
 /// The largest window.
 const LARGEST_WINDOW: u64 = 1 << 40;
 
@@ -27,12 +32,31 @@ pub enum AccelBackend {
     Opencl,
 }
 
+/// How calls get to who carries them out.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+pub enum AccelTransport {
+    /// By rings in shared memory: a worker process of the host polls them.
+    #[default]
+    Ring,
+    /// The caller's vCPU executes a process of a server VM, without an exit.
+    Gate,
+}
+
 /// An accelerator port.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct AccelConfig {
     /// What it speaks.
     #[serde(default)]
     pub backend: AccelBackend,
+    /// How calls get to who carries them out. What is said about workers is for the ring.
+    #[serde(default)]
+    pub transport: AccelTransport,
+    /// By the gate: socket of the server's machine (`--accel-server`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<PathBuf>,
+    /// By the gate: bytes of memory shared with the server, whole pages up to 16 MiB.
+    #[serde(default = "shared")]
+    pub shared: u64,
     /// Socket of the worker pool (`gantry-accel serve`).
     #[serde(default = "socket")]
     pub socket: PathBuf,
@@ -82,10 +106,17 @@ fn slices() -> u32 {
     SLICES
 }
 
+fn shared() -> u64 {
+    SHARED
+}
+
 impl Default for AccelConfig {
     fn default() -> Self {
         Self {
             backend: AccelBackend::default(),
+            transport: AccelTransport::default(),
+            server: None,
+            shared: shared(),
             socket: socket(),
             device: None,
             weight: weight(),
@@ -102,6 +133,12 @@ impl Default for AccelConfig {
 
 const KEYS: &[Key] = &[
     Key::new("backend", Kind::Choice(&[("opencl", "Opencl")])),
+    Key::new(
+        "transport",
+        Kind::Choice(&[("ring", "Ring"), ("gate", "Gate")]),
+    ),
+    Key::new("server", Kind::Text),
+    Key::new("shared", Kind::Size),
     Key::new("socket", Kind::Text),
     Key::new("device", Kind::Text),
     Key::new("weight", Kind::Number),
@@ -121,6 +158,21 @@ impl AccelConfig {
 
     /// What it says can be done.
     pub fn validate(&self) -> Result<(), Invalid> {
+        if self.transport == AccelTransport::Gate {
+            let server = self.server.as_deref().unwrap_or(Path::new(""));
+            if server.as_os_str().is_empty() {
+                let what = "name the socket of the server's machine (its --accel-server socket=)";
+                return Err(Problem::Missing(what).at("server"));
+            }
+            let valid =
+                self.shared.is_multiple_of(4096) && (8192..=MOST_SHARED).contains(&self.shared);
+            let expected = "whole pages of 4 KiB, two (8192) at least, and at most 16 MiB";
+            check::number("shared", self.shared, valid, expected)?;
+        } else if self.server.is_some() {
+            let with = "the ring transport";
+            let advice = "add transport=gate, or leave server out";
+            return Err(Problem::Conflict { with, advice }.at("server"));
+        }
         if self.socket.as_os_str().is_empty() {
             return Err(Problem::Missing("name the worker pool's socket").at("socket"));
         }
@@ -177,6 +229,22 @@ mod tests {
         assert_eq!(config, expected);
         assert_eq!(config.validate(), Ok(()));
         assert!(AccelConfig::parse("backend=cuda").is_err());
+    }
+
+    #[test]
+    fn the_gate_needs_a_server_and_little_memory() {
+        let parse = |text| AccelConfig::parse(text).unwrap();
+        let config = parse("transport=gate,server=/s,shared=64K,id=a");
+        assert_eq!(config.transport, AccelTransport::Gate);
+        assert_eq!(config.validate(), Ok(()));
+        for (text, place) in [
+            ("transport=gate", "server"),
+            ("server=/s", "server"),
+            ("transport=gate,server=/s,shared=32M", "shared"),
+            ("transport=gate,server=/s,shared=5000", "shared"),
+        ] {
+            assert_eq!(parse(text).validate().unwrap_err().place(), place, "{text}");
+        }
     }
 
     #[test]

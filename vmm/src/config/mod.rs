@@ -4,6 +4,7 @@
 //! Gantry. One file per topic: the type, its command-line syntax, and what of it can be done.
 
 mod accel;
+mod accel_server;
 mod balloon;
 mod check;
 mod console;
@@ -23,7 +24,8 @@ mod user_device;
 mod vm;
 mod vsock;
 
-pub use accel::{AccelBackend, AccelConfig};
+pub use accel::{AccelBackend, AccelConfig, AccelTransport};
+pub use accel_server::AccelServerConfig;
 pub use balloon::BalloonConfig;
 pub use check::{Invalid, Problem};
 pub use console::{ConsoleConfig, ConsoleMode, DebugConsoleConfig, SerialConfig};

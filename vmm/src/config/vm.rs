@@ -11,11 +11,11 @@ use super::{
 };
 
 use super::{
-    AccelConfig, BalloonConfig, ConsoleConfig, CpusConfig, DebugConsoleConfig, DeviceConfig,
-    DiskConfig, FsConfig, GenericVhostUserConfig, MemoryConfig, NetConfig, NumaConfig,
-    PayloadConfig, PciRootPortConfig, PciSegmentConfig, PlatformConfig, PmemConfig,
-    RateLimitGroupConfig, RngConfig, RtcConfig, SerialConfig, TpmConfig, UserDeviceConfig,
-    VdpaConfig, VsockConfig,
+    AccelConfig, AccelServerConfig, AccelTransport, BalloonConfig, ConsoleConfig, CpusConfig,
+    DebugConsoleConfig, DeviceConfig, DiskConfig, FsConfig, GenericVhostUserConfig, MemoryConfig,
+    NetConfig, NumaConfig, PayloadConfig, PciRootPortConfig, PciSegmentConfig, PlatformConfig,
+    PmemConfig, RateLimitGroupConfig, RngConfig, RtcConfig, SerialConfig, TpmConfig,
+    UserDeviceConfig, VdpaConfig, VsockConfig,
 };
 
 /// A path that Gantry may use under Landlock.
@@ -77,6 +77,9 @@ pub struct VmConfig {
     /// Accelerators whose calls are served by worker processes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accels: Option<Vec<AccelConfig>>,
+    /// Makes a process of this VM the accelerator of others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accel_server: Option<AccelServerConfig>,
     /// Devices of other processes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_devices: Option<Vec<UserDeviceConfig>>,
@@ -171,6 +174,16 @@ impl VmConfig {
         each("net", self.net.as_deref(), NetConfig::validate)?;
         each("devices", self.devices.as_deref(), DeviceConfig::validate)?;
         each("accels", self.accels.as_deref(), AccelConfig::validate)?;
+        if let Some(server) = &self.accel_server {
+            server.validate().map_err(within("accel_server"))?;
+            // What a client's vCPU finds in its place is the state of one CPU.
+            if self.cpus.max_vcpus != 1 {
+                let with = "more than one vCPU";
+                let advice = "start a server VM with --cpus boot=1";
+                let problem = Problem::Conflict { with, advice };
+                return Err(problem.at("accel_server"));
+            }
+        }
         each("pmem", self.pmem.as_deref(), PmemConfig::validate)?;
         each("user_devices", self.user_devices.as_deref(), |device| {
             device.validate()?;
@@ -196,6 +209,13 @@ impl VmConfig {
         })?;
         self.validate_groups()?;
         self.validate_placements()
+    }
+
+    /// Whether processes of the VM use the gate, as clients or as a server.
+    pub fn has_gate(&self) -> bool {
+        let accels = self.accels.iter().flatten();
+        let mut gates = accels.filter(|accel| accel.transport == AccelTransport::Gate);
+        self.accel_server.is_some() || gates.next().is_some()
     }
 
     /// PCI segments.
@@ -354,6 +374,8 @@ impl VmConfig {
         all.extend(list("pmem", self.pmem.as_ref(), PmemConfig::placement));
         let accels = self.accels.as_ref();
         all.extend(list("accels", accels, AccelConfig::placement));
+        let server = self.accel_server.iter().map(AccelServerConfig::placement);
+        all.extend(server.map(|placement| ("accel_server".to_owned(), placement)));
         let devices = self.devices.as_ref();
         all.extend(list("devices", devices, DeviceConfig::placement));
         let devices = self.user_devices.as_ref();

@@ -9,6 +9,9 @@
 //!     │     delete      v             v                      │
 //!     └──────────────────────────  Shutdown <────────────────┘
 //! ```
+//!
+//! A machine that serves others by the gate is frozen besides: by its guest, until it is woken for
+//! slow work, or its client leaves. A resume gives the server up.
 
 use crate::{api::VmState, config::VmConfig, machine::Machine};
 
@@ -39,6 +42,7 @@ impl Life {
         match self {
             Self::None => None,
             Self::Created(_) => Some(VmState::Created),
+            Self::Live { machine, .. } if machine.is_frozen() => Some(VmState::Frozen),
             Self::Live { paused: false, .. } => Some(VmState::Running),
             Self::Live { paused: true, .. } => Some(VmState::Paused),
             Self::Shutdown(_) => Some(VmState::Shutdown),
@@ -87,6 +91,16 @@ pub fn forget_device(config: &mut VmConfig, id: &str) -> bool {
         || forget(&mut config.devices, |device| named(&device.id))
         || forget(&mut config.accels, |accel| named(&accel.id))
         || forget(&mut config.user_devices, |device| named(&device.id))
+        || forget_server(config, id)
+}
+
+fn forget_server(config: &mut VmConfig, id: &str) -> bool {
+    let of = config.accel_server.as_ref();
+    let found = of.is_some_and(|server| server.id.as_deref() == Some(id));
+    if found {
+        config.accel_server = None;
+    }
+    found
 }
 
 /// Whether a device of a configuration has that name.
@@ -107,6 +121,7 @@ pub fn has_device(config: &VmConfig, id: &str) -> bool {
                 .flatten()
                 .map(|device| &device.id),
         )
+        .chain(config.accel_server.iter().map(|server| &server.id))
         .chain(config.vsock.iter().map(|vsock| &vsock.id))
         .chain(config.balloon.iter().map(|balloon| &balloon.id))
         .chain(config.pci_root_ports.iter().flatten().map(|port| &port.id))

@@ -7,8 +7,10 @@
 //! ```
 //!
 //! - [`life`]: the states of a VM; [`last_resort`]: an end that does not depend on storage.
+//! - [`gate`]: machines that stand still and serve others.
 //! - [`requests`]: what each API call does; [`removals`]: devices that leave and are swapped.
 
+mod gate;
 mod last_resort;
 mod life;
 mod removals;
@@ -264,6 +266,7 @@ impl Control {
                 let properties = [("id", id.as_str()), ("reason", reason.as_str())];
                 self.monitor.emit("vm", "device-lost", &properties);
             }
+            MachineEvent::Gate { id, event } => self.gate(&id, event),
             MachineEvent::PeersChanged => {
                 if let Some(machine) = self.life.machine_mut() {
                     machine.devices().settle_peers();

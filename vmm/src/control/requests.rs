@@ -32,6 +32,7 @@ type Answer = Result<Response, ApiError>;
 
 impl Handler for Control {
     fn handle(&mut self, request: Request) -> Answer {
+        self.refuse_if_frozen(&request)?;
         match request {
             Request::VmmPing => Ok(Response::Ping(VmmPingResponse::current())),
             Request::VmmShutdown => {
@@ -67,9 +68,12 @@ impl Handler for Control {
             Request::VmAddDevice(config) => self.add(config, |vm, device| {
                 vm.devices.get_or_insert_default().push(device)
             }),
-            Request::VmAddAccel(config) => self.add(config, |vm, accel| {
-                vm.accels.get_or_insert_default().push(accel)
-            }),
+            Request::VmAddAccel(config) => {
+                self.check_gate(&config)?;
+                self.add(config, |vm, accel| {
+                    vm.accels.get_or_insert_default().push(accel)
+                })
+            }
             Request::VmAddUserDevice(config) => {
                 // Before the server is asked, and for a VM that has not booted yet.
                 let memory = self.life.config().map(|vm| &vm.memory);
@@ -197,12 +201,18 @@ impl Control {
         else {
             return Err(self.not_live());
         };
-        if !*paused {
+        let frozen = machine.is_frozen();
+        if !*paused && !frozen {
             return Err(ApiError::wrong_state("the VM is not paused"));
         }
         self.monitor.emit("vm", "resuming", &[]);
-        machine.resume().map_err(|e| failed(&e))?;
+        if *paused {
+            machine.resume().map_err(|e| failed(&e))?;
+        }
         *paused = false;
+        if frozen {
+            self.give_up_server();
+        }
         self.monitor.emit("vm", "resumed", &[]);
         Ok(Response::Empty)
     }
@@ -459,7 +469,7 @@ impl Control {
         what: &str,
         work: impl FnOnce(&mut Machine, &mut VmConfig) -> Result<(), MachineError>,
     ) -> Answer {
-        if self.life.state() == Some(VmState::Running) {
+        if matches!(self.life.state(), Some(VmState::Running | VmState::Frozen)) {
             let message = format!("a running VM cannot be {what}: pause it first (vm.pause)");
             return Err(ApiError::wrong_state(message));
         }

@@ -2,11 +2,14 @@
 //!
 //! - [`core_scheduling`]: who shares physical cores.
 //! - [`thread`]: the loop around `KVM_RUN`.
+//! - [`calling`]: the one that a device is just accessed by.
 //! - [`set`]: all vCPUs of a machine: start, pause, save, plug and unplug.
 
+pub mod calling;
 pub mod core_scheduling;
 pub mod set;
 pub mod thread;
 
+pub use calling::Calling;
 pub use set::{CpuSetup, Cpus, CpusError, SavedCpu};
 pub use thread::CpuEvent;

@@ -202,6 +202,15 @@ impl Cpus {
         }
     }
 
+    /// Lets vCPUs that a device has frozen go on, and tells the guest that it was paused.
+    pub fn thaw(&self) {
+        for thread in self.threads.values() {
+            thread.wait_parked();
+            thread.with(|vcpu| vcpu.tell_paused());
+            thread.thaw();
+        }
+    }
+
     /// Raises a non-maskable interrupt on every vCPU.
     pub fn nmi(&mut self) -> Result<(), CpusError> {
         let running = self.running;

@@ -10,12 +10,16 @@
 //!      └──────────────────┘
 //!          wish = Park      (requests are carried out while parked)
 //! ```
+//!
+//! Besides, a device can freeze the vCPU that is just accessing it: it parks, whatever the wish is,
+//! until somebody thaws it.
 
 use std::{
+    cell::RefCell,
     io,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU8, Ordering},
+        atomic::{AtomicBool, AtomicU8, Ordering},
         mpsc,
     },
     thread::JoinHandle,
@@ -52,6 +56,8 @@ struct Parking {
 struct Shared {
     /// One of PARK, RUN, STOP: read after every exit without a lock.
     wish: AtomicU8,
+    /// Parked whatever the wish is, unless that is to stop.
+    frozen: AtomicBool,
     parking: Mutex<Parking>,
     changed: Condvar,
 }
@@ -87,6 +93,7 @@ impl VcpuThread {
     ) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             wish: AtomicU8::new(PARK),
+            frozen: AtomicBool::new(false),
             parking: Mutex::default(),
             changed: Condvar::new(),
         });
@@ -97,6 +104,7 @@ impl VcpuThread {
         let body = move || {
             let mut vcpu = vcpu;
             vcpu.enter_thread();
+            CURRENT.set(Some(Arc::clone(&of_thread)));
             // A failure costs only speed.
             if let Some(cpus) = affinity
                 && let Err(error) = pin_current_thread(&cpus)
@@ -120,6 +128,11 @@ impl VcpuThread {
     /// Lets the vCPU enter the guest.
     pub fn resume(&self) {
         self.wish(RUN);
+    }
+
+    /// Lets a vCPU that is frozen do again what is wished.
+    pub fn thaw(&self) {
+        set_frozen(&self.shared, false);
     }
 
     /// Asks the vCPU to leave the guest; [`VcpuThread::wait_parked`] waits until it has.
@@ -176,13 +189,35 @@ impl VcpuThread {
     }
 }
 
+thread_local! {
+    /// Of the vCPU that this thread runs.
+    static CURRENT: RefCell<Option<Arc<Shared>>> = const { RefCell::new(None) };
+}
+
+/// Freezes or thaws the vCPU whose access is just handled, on its own thread; false if the calling
+/// thread has none.
+pub fn freeze_current(frozen: bool) -> bool {
+    CURRENT.with_borrow(|current| {
+        if let Some(shared) = current {
+            set_frozen(shared, frozen);
+        }
+        current.is_some()
+    })
+}
+
+fn set_frozen(shared: &Shared, frozen: bool) {
+    let _parking = shared.parking();
+    shared.frozen.store(frozen, Ordering::SeqCst);
+    shared.changed.notify_all();
+}
+
 /// The thread's body.
 fn run(vcpu: &mut Vcpu, exits: &impl Exits, report: &ReportCpuEvent, shared: &Shared) {
     let mut ran = false;
     loop {
         match shared.wish.load(Ordering::SeqCst) {
             STOP => return,
-            RUN => {}
+            RUN if !shared.frozen.load(Ordering::SeqCst) => {}
             _ => {
                 // What KVM still has to hand to the guest for the last access: without it a saved
                 // state would miss the result of a read.
@@ -216,7 +251,11 @@ fn park(vcpu: &mut Vcpu, shared: &Shared) {
     let mut parking = shared.parking();
     parking.parked = true;
     shared.changed.notify_all();
-    while shared.wish.load(Ordering::SeqCst) == PARK {
+    while match shared.wish.load(Ordering::SeqCst) {
+        STOP => false,
+        RUN => shared.frozen.load(Ordering::SeqCst),
+        _ => true,
+    } {
         if let Some(request) = parking.request.take() {
             drop(parking);
             request(vcpu);

@@ -36,6 +36,7 @@ use serde_json::Value;
 use super::{
     buses::Buses,
     error::{DeviceError, MachineError},
+    events::EventSender,
     kinds::Handle,
     physical::Physical,
 };
@@ -71,6 +72,8 @@ pub struct Surroundings {
     pub discards: Arc<Discards>,
     /// What physical devices need.
     pub physical: Physical,
+    /// Where devices report what the control loop has to act on.
+    pub events: EventSender,
     /// Limits that several disks share, by name.
     pub rate_limit_groups: BTreeMap<String, SharedRateLimiter>,
 }

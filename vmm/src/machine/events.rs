@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use devices::{guest_event::GuestEvent, pci::Bdf};
+use devices::{gate, guest_event::GuestEvent, pci::Bdf};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::alarms::Alarms;
@@ -30,6 +30,13 @@ pub enum MachineEvent {
         id: String,
         /// What happened.
         reason: String,
+    },
+    /// A process of the guest serves others by the gate, or does not any more.
+    Gate {
+        /// Name of the device.
+        id: String,
+        /// What happened.
+        event: gate::Event,
     },
     /// The guest has moved the memory of a physical device.
     PeersChanged,

@@ -8,7 +8,8 @@
 //!
 //! - [`platform`]: fixed devices; [`devices`]: those on PCI, each kind in [`kinds`].
 //! - [`boot`]: kernel, ACPI and SMBIOS; [`placement`] and [`numa`]: which memory goes where.
-//! - [`save`]: snapshots; `coredump`: a dump for debuggers; `resize`: machines that grow.
+//! - [`save`]: snapshots; `coredump`: a dump for debuggers; `resize`: machines that grow; `gate`:
+//!   machines that stand still and serve.
 //! - [`events`]: what a machine reports to the control loop; [`alarms`]: what physical devices do.
 
 pub mod alarms;
@@ -19,6 +20,7 @@ mod coredump;
 pub mod devices;
 pub mod error;
 pub mod events;
+mod gate;
 pub mod host;
 pub mod interrupts;
 pub mod kinds;
@@ -41,7 +43,11 @@ use ::devices::{
     pci::{Bdf, PciBuses},
     virtio::{blk::SharedRateLimiter, discard::Discards},
 };
-use arch::{cpuid::Profile, layout::AddressMap, topology::Topology};
+use arch::{
+    cpuid::Profile,
+    layout::{AddressMap, AddressRange},
+    topology::Topology,
+};
 use hypervisor::Vm;
 
 use self::{
@@ -57,7 +63,7 @@ use self::{
     platform::{Platform, PlatformSetup},
 };
 use crate::{
-    config::{ConsoleMode, CpusConfig, HotplugMethod, VmConfig},
+    config::{AccelServerConfig, ConsoleMode, CpusConfig, HotplugMethod, VmConfig},
     cpu::{CpuSetup, Cpus},
     memory::{ExtraMemory, Ram, Region, RegionKind},
     snapshot::lazy::LazyRestore,
@@ -106,12 +112,19 @@ impl Machine {
             .max_phys_bits
             .unwrap_or(phys_bits)
             .min(phys_bits);
-        let map = AddressMap::with_root_ports(
+        let mut map = AddressMap::with_root_ports(
             placement::boot_size(config),
             placement::hotplug_size(config),
             phys_bits,
             &config.root_ports(),
         )?;
+        if let Some((start, end)) = config
+            .accel_server
+            .as_ref()
+            .and_then(AccelServerConfig::hole)
+        {
+            map = map.with_hole(AddressRange::from_bounds(start, end))?;
+        }
         let topology = topology(&config.cpus)?;
         let profile: Profile =
             config
@@ -185,6 +198,7 @@ impl Machine {
                 (backend.output(), size)
             }),
             rate_limit_groups: rate_limit_groups(config)?,
+            events: host.events.clone(),
         };
         let devices = Devices::new(&map, &buses, surroundings)?;
         let events = host.events.clone();
@@ -194,7 +208,9 @@ impl Machine {
                 topology,
                 profile,
                 phys_bits,
-                nested: config.cpus.nested,
+                // A vCPU of the gate has one VMCS, and page tables without tags.
+                nested: config.cpus.nested && !config.has_gate(),
+                pcid: !config.has_gate(),
                 tsc_khz: None,
             },
             affinity: affinity(&config.cpus),
@@ -395,6 +411,9 @@ fn for_each_device(
     }
     for accel in config.accels.iter_mut().flatten() {
         visit(accel)?;
+    }
+    if let Some(server) = &mut config.accel_server {
+        visit(server)?;
     }
     for device in config.user_devices.iter_mut().flatten() {
         visit(device)?;

@@ -8,7 +8,7 @@ use seccompiler::{
 };
 
 /// All roles.
-pub const ROLES: [ThreadRole; 13] = [
+pub const ROLES: [ThreadRole; 14] = [
     ThreadRole::Vmm,
     ThreadRole::Api,
     ThreadRole::Vcpu,
@@ -20,6 +20,7 @@ pub const ROLES: [ThreadRole; 13] = [
     ThreadRole::Memory,
     ThreadRole::Pmem,
     ThreadRole::Accel,
+    ThreadRole::Gate,
     ThreadRole::PageFault,
     ThreadRole::UserDevice,
 ];
@@ -151,6 +152,19 @@ const ACCEL: &[i64] = &[
     libc::SYS_socket,
 ];
 
+/// Opens the gate's device anew for each pair, and speaks to another machine. Its own calls of KVM
+/// and of the gate are in [`ioctl_types`].
+const GATE: &[i64] = &[
+    libc::SYS_accept4,
+    libc::SYS_connect,
+    libc::SYS_fcntl,
+    libc::SYS_openat,
+    libc::SYS_recvmsg,
+    libc::SYS_sendmsg,
+    libc::SYS_shutdown,
+    libc::SYS_socket,
+];
+
 const PAGE_FAULT: &[i64] = &[libc::SYS_lseek, libc::SYS_pread64];
 
 const USER_DEVICE: &[i64] = &[libc::SYS_shutdown];
@@ -241,8 +255,13 @@ fn ioctl_types(role: ThreadRole) -> &'static [u8] {
     const VFIO: u8 = b';';
     /// `UFFDIO_*`.
     const UFFD: u8 = 0xaa;
+    /// `GATE_*` (vmfunc-gate/module/gate.h).
+    const GATE: u8 = 0xb7;
     match role {
-        ThreadRole::Vcpu => &[KVM, TUN, VFIO],
+        // What a guest's process asks of the gate is about the vCPU that executes it.
+        ThreadRole::Vcpu => &[KVM, TUN, VFIO, GATE],
+        // Memory and doorbells of a pair.
+        ThreadRole::Gate => &[KVM, GATE],
         ThreadRole::Console => &[TERMINAL],
         ThreadRole::Net => &[TUN],
         ThreadRole::Vsock => &[TERMINAL],
@@ -265,6 +284,7 @@ fn calls(role: ThreadRole) -> &'static [i64] {
         ThreadRole::Memory => MEMORY,
         ThreadRole::Pmem => PMEM,
         ThreadRole::Accel => ACCEL,
+        ThreadRole::Gate => GATE,
         ThreadRole::PageFault => PAGE_FAULT,
         ThreadRole::UserDevice => USER_DEVICE,
         ThreadRole::Net | ThreadRole::Rng => &[],

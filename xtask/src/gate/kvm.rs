@@ -119,7 +119,12 @@ fn initramfs(
     work: &Path,
 ) -> Result<PathBuf> {
     let step = Step::new("building the checks of the gate's module");
-    packages::run(cargo().args(["build", "--release", "--quiet", "-p", "vmfunc-gate-rig"]))?;
+    let mut build = cargo();
+    build.args(["build", "--release", "--quiet", "-p", "vmfunc-gate-rig"]);
+    if guests == Guests::Linux {
+        build.args(["-p", "vmm"]);
+    }
+    packages::run(&mut build)?;
     step.finish();
     let root = work.join("root");
     let busybox = cache.unpacked("busybox-static")?.join("bin/busybox");
@@ -136,6 +141,7 @@ fn initramfs(
         fs::create_dir_all(root.join("linux"))?;
         archive(&guest, &root.join("linux/initramfs.cpio"))?;
         fs::copy(kernel, root.join("linux/vmlinux"))?;
+        images::program(&target().join("release/gantry"), &root, "bin/gantry")?;
         arguments = "linux";
     }
     let init = format!(

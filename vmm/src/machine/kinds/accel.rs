@@ -1,17 +1,20 @@
-//! Accelerators whose calls are served by worker processes.
+//! Accelerators whose calls are served by worker processes, or by a server VM's process.
 
 use std::sync::{Arc, Mutex};
 
-use devices::accel::{Accel, Options, Resources};
+use devices::{
+    accel::{Accel, Options, Resources},
+    gate::{self, Gate},
+};
 
 use super::{
     super::{
         devices::{Kind, Made, MadeFunction, Slot, Surroundings},
         error::DeviceError,
     },
-    Handle, thread_name,
+    Handle, gate_resources, thread_name,
 };
-use crate::config::AccelConfig;
+use crate::config::{AccelConfig, AccelTransport};
 
 impl Kind for AccelConfig {
     const NAME: &'static str = "accel";
@@ -29,6 +32,20 @@ impl Kind for AccelConfig {
     }
 
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
+        if self.transport == AccelTransport::Gate {
+            let options = gate::Options {
+                thread_name: thread_name("gate", id),
+                side: gate::Side::Client {
+                    server: self.server.clone().unwrap_or_default(),
+                    shared: self.shared,
+                },
+            };
+            let gate = Gate::new(options, gate_resources(id, surroundings))?;
+            return Ok(Made {
+                function: MadeFunction::Pci(Arc::new(Mutex::new(gate))),
+                handle: Handle::None,
+            });
+        }
         let options = Options {
             thread_name: thread_name(Self::NAME, id),
             socket: self.socket.clone(),

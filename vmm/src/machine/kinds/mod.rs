@@ -4,6 +4,7 @@ mod accel;
 mod balloon;
 pub mod console;
 pub mod disk;
+mod gate_server;
 pub mod mem;
 mod net;
 mod physical;
@@ -12,6 +13,11 @@ mod rng;
 mod root_port;
 mod user;
 mod vsock;
+
+use std::sync::Arc;
+
+use super::{devices::Surroundings, events::MachineEvent};
+use crate::cpu::Calling;
 
 /// Reaches a plugged device, for what is particular to its kind.
 pub enum Handle {
@@ -28,6 +34,8 @@ pub enum Handle {
         /// Its device.
         device: devices::virtio::mem::Handle,
     },
+    /// Serves other VMs' processes.
+    GateServer(std::sync::Arc<devices::gate::Server>),
     /// A device of another process, as long as it is plugged in.
     User(std::sync::Weak<devices::vfio::user::UserDevice>),
     /// A device of the host, which is watched.
@@ -39,6 +47,22 @@ pub enum Handle {
         /// The device.
         device: devices::virtio::console::Handle,
     },
+}
+
+/// What a gate port called `id` needs.
+fn gate_resources(id: &str, surroundings: &Surroundings) -> devices::gate::Resources {
+    let events = surroundings.events.clone();
+    let id = id.to_owned();
+    devices::gate::Resources {
+        doorbells: Arc::clone(&surroundings.doorbells),
+        space: surroundings.physical.resources().space,
+        vcpu: Arc::new(Calling),
+        spawner: Arc::clone(&surroundings.spawner),
+        report: Arc::new(move |event| {
+            let id = id.clone();
+            events.send(MachineEvent::Gate { id, event });
+        }),
+    }
 }
 
 /// Name of a device's thread: an underscore and the kind first, as management tools expect, then

@@ -1,0 +1,571 @@
+//! A client's end: a connection to the server's machine, and a process that is paired.
+
+use std::{
+    io,
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd},
+        unix::net::UnixStream,
+    },
+    path::PathBuf,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use gantry_remoting::transport::socket;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use vm_memory::GuestAddress;
+use vmfunc_gate::{
+    host::{self, ClientSettings, Pages, Status},
+    port::{Command, Reason, Role, State, registers as at},
+    window::{self, PAGE},
+};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use super::{
+    CallingVcpu, Error, Refusal, Resources, function::End, hello, hello::Answer, host_error, lock,
+    refusal,
+};
+use crate::{
+    bus::BusDevice,
+    doorbell::Doorbells,
+    memory::{AddressSpace, HostMemory, Mapping},
+};
+
+/// How long the server's machine may take to answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What the guest has written, and reads.
+struct Registers {
+    state: State,
+    reason: Reason,
+    error: u32,
+    window: u64,
+    features: u64,
+    needs_kernel: bool,
+    kernel: bool,
+}
+
+/// A process that is paired. The guest's view of the pages goes first, then the pages, which hold
+/// the client, too.
+struct Pair {
+    _placed: Vec<Box<dyn Mapping>>,
+    _pages: [Pages; 3],
+    client: host::Client,
+}
+
+/// What the port's thread has, and a pairing takes.
+#[derive(Default)]
+struct Link {
+    stream: Option<UnixStream>,
+    offer: Option<hello::Offer>,
+    /// The file for the next pair.
+    gate: Option<host::Gate>,
+    pair: Option<Pair>,
+}
+
+/// The server's wake-up at the doorbell.
+#[derive(Default)]
+struct Bell {
+    wake: Option<EventFd>,
+    /// Where BAR 0 is.
+    place: Option<u64>,
+    /// KVM listens there.
+    listening: bool,
+}
+
+/// A client's end.
+pub struct Client {
+    name: String,
+    server: PathBuf,
+    pages: u32,
+    lacks: u32,
+    vcpu: Arc<dyn CallingVcpu>,
+    space: Arc<dyn AddressSpace>,
+    doorbells: Arc<dyn Doorbells>,
+    kick: EventFd,
+    stopping: AtomicBool,
+    link: Mutex<Link>,
+    bell: Mutex<Bell>,
+    /// Where BAR 2 is.
+    place: Mutex<Option<u64>>,
+    registers: Mutex<Registers>,
+    pairs: AtomicU64,
+}
+
+impl Client {
+    /// Nobody is paired yet, and the server need not be there.
+    pub(super) fn new(
+        name: &str,
+        server: PathBuf,
+        pages: u32,
+        lacks: u32,
+        resources: Resources,
+    ) -> Result<Self, Error> {
+        Ok(Self {
+            name: name.to_owned(),
+            server,
+            pages,
+            lacks,
+            vcpu: resources.vcpu,
+            space: resources.space,
+            doorbells: resources.doorbells,
+            kick: EventFd::new(EFD_NONBLOCK).map_err(Error::EventFd)?,
+            stopping: AtomicBool::new(false),
+            link: Mutex::default(),
+            bell: Mutex::default(),
+            place: Mutex::default(),
+            registers: Mutex::new(Registers {
+                state: State::Idle,
+                reason: Reason::None,
+                error: 0,
+                window: 0,
+                features: 0,
+                needs_kernel: false,
+                kernel: false,
+            }),
+            pairs: AtomicU64::new(0),
+        })
+    }
+
+    fn set(&self, state: State, (reason, error): Refusal) {
+        let mut registers = lock(&self.registers);
+        (registers.state, registers.reason, registers.error) = (state, reason, error);
+    }
+
+    fn kick(&self) {
+        // Fails only if the counter is full: then the thread has been woken.
+        let _ = self.kick.write(1);
+    }
+
+    /// On the vCPU's thread: what the guest's process asks for.
+    fn command(&self, number: u32) {
+        match Command::from_number(number) {
+            Some(Command::Connect) if self.lacks != 0 => {
+                self.set(State::Failed, (Reason::Host, self.lacks));
+            }
+            Some(Command::Connect) => {
+                self.drop_pair();
+                self.set(State::Connecting, (Reason::None, 0));
+                self.kick();
+            }
+            Some(Command::Pair) => match self.pair() {
+                Ok(()) => self.set(State::Paired, (Reason::None, 0)),
+                // The connection stays, for another try.
+                Err(refusal) => {
+                    let connected = lock(&self.link).offer.is_some();
+                    let state = if connected {
+                        State::Connected
+                    } else {
+                        State::Failed
+                    };
+                    self.set(state, refusal);
+                }
+            },
+            Some(Command::Unpair) => {
+                self.disconnect();
+                self.set(State::Idle, (Reason::None, 0));
+            }
+            _ => self.set(State::Failed, (Reason::Invalid, 0)),
+        }
+    }
+
+    fn drop_pair(&self) {
+        let pair = lock(&self.link).pair.take();
+        if let Some(pair) = pair
+            && let Err(error) = pair.client.unpair()
+        {
+            // The server may have gone before.
+            log::debug!("{}: {error}", self.name);
+        }
+        lock(&self.registers).kernel = false;
+    }
+
+    /// Ends the pair and the connection. The server's machine hears of it.
+    fn disconnect(&self) {
+        self.drop_pair();
+        let mut link = lock(&self.link);
+        link.offer = None;
+        // The port's thread may be waiting for it to be readable.
+        let stream = link.stream.take();
+        drop(link);
+        if let Some(stream) = stream {
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        }
+        self.ring_for(None);
+        self.kick();
+    }
+
+    fn pair(&self) -> Result<(), Refusal> {
+        let caller = self.vcpu.caller().map_err(|error| host_error(&error))?;
+        let place = *lock(&self.place);
+        let (window, features, needs_kernel) = {
+            let registers = lock(&self.registers);
+            (registers.window, registers.features, registers.needs_kernel)
+        };
+        let mut link = lock(&self.link);
+        let Some(offer) = &link.offer else {
+            return Err((Reason::NotServing, 0));
+        };
+        let known = window::FEATURE_AVX | window::FEATURE_PKU;
+        let valid = caller.ring == 3 && window == offer.window && features & !known == 0;
+        let (Some(place), true, None) = (place, valid, &link.pair) else {
+            return Err((Reason::Invalid, 0));
+        };
+        let same = caller.kernel == offer.kernel;
+        if needs_kernel && !same {
+            return Err((Reason::OtherKernel, 0));
+        }
+        let settings = ClientSettings {
+            cr3: caller.cr3,
+            window,
+            window_gpa: place,
+            shared_pages: self.pages,
+            features: features | if same { 0 } else { window::USER_ONLY },
+        };
+        let Some(gate) = &link.gate else {
+            self.kick();
+            return Err((Reason::Refused, libc::EBUSY as u32));
+        };
+        let mut gate = Some(gate.try_clone().map_err(|error| refusal(&error))?);
+        let mut result = None;
+        let with_fd = self.vcpu.with_fd(&mut |vcpu| {
+            result = gate.take().map(|gate| gate.into_client(vcpu, &settings));
+        });
+        with_fd.map_err(|error| host_error(&error))?;
+        let client = match result {
+            Some(Ok(client)) => client,
+            Some(Err(error)) => return Err(refusal(&error)),
+            None => return Err((Reason::Invalid, 0)),
+        };
+        // The file is a client from here on, and not for another one.
+        link.gate = None;
+        self.kick();
+        let done = self.place_and_pair(&link, client, place, needs_kernel);
+        let (pair, kernel) = done?;
+        link.pair = Some(pair);
+        lock(&self.registers).kernel = kernel;
+        self.pairs.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn place_and_pair(
+        &self,
+        link: &Link,
+        client: host::Client,
+        place: u64,
+        needs_kernel: bool,
+    ) -> Result<(Pair, bool), Refusal> {
+        let (Some(offer), Some(stream)) = (&link.offer, &link.stream) else {
+            return Err((Reason::NotServing, 0));
+        };
+        let failed = |error: host::Error| {
+            log::debug!("{}: {error}", self.name);
+            refusal(&error)
+        };
+        client.pair(offer.server.as_fd()).map_err(|error| {
+            let refusal = failed(error);
+            match refusal.1.cast_signed() {
+                libc::ESRCH => (Reason::Gone, 0),
+                libc::EADDRINUSE => (Reason::NoKernel, libc::EADDRINUSE as u32),
+                _ => refusal,
+            }
+        })?;
+        let kernel = client.status().map_err(failed)?.user_only == 0;
+        if needs_kernel && !kernel {
+            return Err((Reason::NoKernel, 0));
+        }
+        let pages = client.window().map_err(failed)?;
+        let mut placed = Vec::new();
+        for page in &pages {
+            let bytes = page.memory();
+            let memory = HostMemory {
+                address: bytes.as_ptr().cast(),
+                len: bytes.len() as u64,
+                read_only: page.readonly,
+            };
+            let at = GuestAddress(place + page.offset);
+            placed.push(
+                self.space
+                    .map(memory, PAGE, Some(at))
+                    .map_err(|error| host_error(&error))?,
+            );
+        }
+        // For slow work; a server that has just gone is noticed by the port's thread.
+        hello::share(stream, self.pages, client.as_fd()).map_err(|_| (Reason::Gone, 0))?;
+        let pair = Pair {
+            _placed: placed,
+            _pages: pages,
+            client,
+        };
+        Ok((pair, kernel))
+    }
+
+    /// On the port's thread: asks the server's machine for the server.
+    fn connect(&self) -> Result<(), Refusal> {
+        let unreachable = |error: io::Error| {
+            log::warn!(
+                "{}: no server: cannot reach its machine at {}: {error}; is it started with \
+                 --accel-server?",
+                self.name,
+                self.server.display()
+            );
+            let number = error.raw_os_error().unwrap_or(0);
+            (Reason::Unreachable, number.unsigned_abs())
+        };
+        let stream = socket::connect(&self.server).map_err(unreachable)?;
+        wait_for(&stream, PATIENCE).map_err(unreachable)?;
+        let offer = match hello::receive_answer(&stream).map_err(unreachable)? {
+            Answer::Server(offer) => offer,
+            Answer::No(why) => return Err((why, 0)),
+        };
+        let wake = offer.wake.try_clone().map_err(unreachable)?;
+        // SAFETY: a descriptor that nobody else owns.
+        self.ring_for(Some(unsafe { EventFd::from_raw_fd(wake.into_raw_fd()) }));
+        let mut link = lock(&self.link);
+        link.stream = Some(stream);
+        link.offer = Some(offer);
+        Ok(())
+    }
+
+    /// Has KVM signal the server at the doorbell, or nobody.
+    fn ring_for(&self, wake: Option<EventFd>) {
+        let mut bell = lock(&self.bell);
+        self.listen(&mut bell, false);
+        bell.wake = wake;
+        self.listen(&mut bell, true);
+    }
+
+    fn listen(&self, bell: &mut Bell, listen: bool) {
+        let (Some(wake), Some(place)) = (&bell.wake, bell.place) else {
+            bell.listening = false;
+            return;
+        };
+        let address = place + at::DOORBELL;
+        if bell.listening && !listen {
+            // One that was not taken is not there.
+            let _ = self.doorbells.unregister(wake, address);
+        }
+        if listen && let Err(error) = self.doorbells.register(wake, address) {
+            // Writes are trapped then.
+            log::warn!("{}: KVM does not take the doorbell: {error}", self.name);
+        }
+        bell.listening = listen;
+    }
+
+    /// Opens the module's device for the next pair.
+    fn prepare(&self) {
+        let mut link = lock(&self.link);
+        if link.gate.is_none() && link.offer.is_some() {
+            match host::Gate::open() {
+                Ok(gate) => link.gate = Some(gate),
+                Err(error) => log::warn!("{}: {error}", self.name),
+            }
+        }
+    }
+
+    /// Waits for something to do, and does it. False to end.
+    fn step(&self) -> io::Result<bool> {
+        let stream = lock(&self.link).stream.as_ref().map(UnixStream::try_clone);
+        let stream = stream.transpose()?;
+        let gone = {
+            let nobody = borrowed(&self.kick);
+            let stream = stream.as_ref().map_or(nobody, UnixStream::as_fd);
+            let mut fds = [
+                PollFd::from_borrowed_fd(nobody, PollFlags::IN),
+                PollFd::from_borrowed_fd(stream, PollFlags::RDHUP),
+            ];
+            match poll(&mut fds, None) {
+                Err(rustix::io::Errno::INTR) => return Ok(true),
+                other => other?,
+            };
+            !fds[1].revents().is_empty()
+        };
+        let _ = self.kick.read();
+        if self.stopping.load(Ordering::SeqCst) {
+            return Ok(false);
+        }
+        if gone && stream.is_some() {
+            self.lost();
+        }
+        if lock(&self.registers).state == State::Connecting {
+            // Of a server before.
+            self.disconnect();
+            match self.connect() {
+                Ok(()) => {
+                    self.prepare();
+                    self.connected();
+                }
+                Err(refusal) => self.set(State::Failed, refusal),
+            }
+        }
+        self.prepare();
+        Ok(true)
+    }
+
+    /// Says so, unless the guest has thought better of it.
+    fn connected(&self) {
+        let mut registers = lock(&self.registers);
+        if registers.state == State::Connecting {
+            registers.state = State::Connected;
+        }
+    }
+
+    /// The server's machine has closed the connection. Delegations end by themselves.
+    fn lost(&self) {
+        let mut link = lock(&self.link);
+        link.stream = None;
+        link.offer = None;
+        drop(link);
+        self.ring_for(None);
+        let mut registers = lock(&self.registers);
+        if matches!(registers.state, State::Connected | State::Paired) {
+            (registers.state, registers.reason) = (State::Failed, Reason::Gone);
+        }
+    }
+
+    fn status(&self) -> Status {
+        let link = lock(&self.link);
+        let status = link.pair.as_ref().map(|pair| pair.client.status());
+        status.and_then(Result::ok).unwrap_or_default()
+    }
+}
+
+impl BusDevice for Client {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        if data.len() != 4 {
+            return;
+        }
+        let value = match offset {
+            at::MAGIC => at::MAGIC_VALUE,
+            at::VERSION => at::INTERFACE,
+            at::ROLE => Role::Client as u32,
+            at::LACKS => self.lacks,
+            at::SHARED => self.pages,
+            at::EXITS => {
+                let status = self.status();
+                status.exits_inside.wrapping_sub(status.interrupts_inside) as u32
+            }
+            _ => {
+                let registers = lock(&self.registers);
+                match offset {
+                    at::STATE => registers.state as u32,
+                    at::REASON => registers.reason as u32,
+                    at::ERROR => registers.error,
+                    at::KERNEL => u32::from(registers.kernel),
+                    _ => 0,
+                }
+            }
+        };
+        data.copy_from_slice(&value.to_le_bytes());
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) {
+        if let Ok(bytes) = <[u8; 8]>::try_from(data) {
+            if offset == at::WINDOW {
+                lock(&self.registers).window = u64::from_le_bytes(bytes);
+            }
+            return;
+        }
+        let Ok(bytes) = <[u8; 4]>::try_from(data) else {
+            return;
+        };
+        let value = u32::from_le_bytes(bytes);
+        match offset {
+            at::FEATURES => lock(&self.registers).features = value.into(),
+            at::NEEDS_KERNEL => lock(&self.registers).needs_kernel = value & 1 != 0,
+            at::COMMAND => self.command(value),
+            // KVM did not take it.
+            at::DOORBELL => {
+                if let Some(wake) = &lock(&self.bell).wake {
+                    let _ = wake.write(1);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+impl End for Client {
+    fn registers_at(&self, address: Option<u64>) {
+        let mut bell = lock(&self.bell);
+        self.listen(&mut bell, false);
+        bell.place = address;
+        self.listen(&mut bell, true);
+    }
+
+    fn window_at(&self, address: Option<u64>) {
+        self.drop_pair();
+        *lock(&self.place) = address;
+    }
+
+    fn run(&self) {
+        loop {
+            match self.step() {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(error) => {
+                    log::error!("{}: nobody is paired any more: {error}", self.name);
+                    self.set(State::Failed, (Reason::Invalid, 0));
+                    return;
+                }
+            }
+        }
+    }
+
+    fn stop(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
+        self.kick();
+    }
+
+    fn reset(&self) {
+        self.disconnect();
+        self.set(State::Idle, (Reason::None, 0));
+    }
+
+    fn in_use(&self) -> bool {
+        lock(&self.link).offer.is_some()
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        let status = self.status();
+        vec![
+            ("pairs", self.pairs.load(Ordering::Relaxed)),
+            ("exits", status.exits),
+            ("exits_inside", status.exits_inside),
+            ("interrupts_inside", status.interrupts_inside),
+            ("doorbells", status.doorbells),
+            ("ended", status.aborted),
+            ("parked", status.parked),
+            ("resumed", status.resumed),
+            ("refused", status.refused),
+        ]
+    }
+}
+
+/// Waits until something can be read.
+fn wait_for(stream: &UnixStream, limit: Duration) -> io::Result<()> {
+    let until = Instant::now() + limit;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let left = Timespec {
+            tv_sec: left.as_secs().cast_signed(),
+            tv_nsec: left.subsec_nanos().into(),
+        };
+        let mut fds = [PollFd::new(stream, PollFlags::IN)];
+        match poll(&mut fds, Some(&left)) {
+            Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
+            Ok(_) => return Ok(()),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn borrowed(event: &EventFd) -> BorrowedFd<'_> {
+    // SAFETY: the event is open as long as the result borrows it.
+    unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
+}

@@ -1,0 +1,570 @@
+//! A server's end: its handlers, its VM that stands still, and who may enter.
+//!
+//! ```text
+//!            freeze (the vCPU's thread)         wake-up (the port's thread)
+//!   Idle ──────────────────────────> Frozen ───────────────────────────────> Awake
+//!     ^                                │ ^             freeze                  │
+//!     │                                │ └─────────────────────────────────────┤
+//!     └──────────── Ended <────────────┴───────────────────────────────────────┘
+//!                          given up (the machine), the client's end
+//! ```
+//!
+//! The vCPU is let go by the machine only: [`Server::thaw`] and [`Server::give_up`] say whether it
+//! has to be.
+
+use std::{
+    fs, io,
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd},
+        unix::net::{UnixListener, UnixStream},
+    },
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    net::{SocketFlags, accept_with},
+};
+use vm_memory::GuestAddress;
+use vmfunc_gate::{
+    host::{self, Pages, ServerSettings},
+    port::{Command, Reason, Role, State, registers as at},
+    window::{self, HANDLERS, PAGE},
+};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use super::{
+    CallingVcpu, Error, Event, KERNEL, Refusal, Report, Resources, function::End, hello,
+    host_error, lock, refusal,
+};
+use crate::{
+    bus::BusDevice,
+    memory::{AddressSpace, HostMemory, Mapping},
+};
+
+/// A server that was given up.
+#[must_use]
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct GivenUp {
+    /// Its vCPU stands still: whoever has asked lets it go.
+    pub standing: bool,
+    /// Why, as its process is told: [`Reason::Lost`] if a client was taken out of its kernel.
+    pub why: Reason,
+}
+
+/// What the guest has written, and reads.
+struct Registers {
+    state: State,
+    reason: Reason,
+    error: u32,
+    count: u32,
+    window: u64,
+    pkru: u32,
+    handlers: Box<[u64; HANDLERS]>,
+    /// Where BAR 2 is.
+    place: Option<u64>,
+}
+
+/// A process whose handlers the module has.
+struct Registered {
+    server: host::Server,
+    cr3: u64,
+    window: u64,
+    place: u64,
+    kernel: [u64; KERNEL],
+}
+
+/// The client's memory in this VM. The guest's view goes first.
+struct Shared {
+    _placed: Box<dyn Mapping>,
+    _pages: Pages,
+    count: u32,
+}
+
+#[derive(Default)]
+struct Module {
+    /// The file for the next server. Opened by the port's thread.
+    gate: Option<host::Gate>,
+    registered: Option<Registered>,
+    /// Counts servers, so that what was said about one is not taken for another.
+    generation: u64,
+    shared: Option<Shared>,
+    /// The vCPU stands still.
+    standing: bool,
+}
+
+/// A server's end.
+pub struct Server {
+    name: String,
+    socket: PathBuf,
+    listener: UnixListener,
+    lacks: u32,
+    vcpu: Arc<dyn CallingVcpu>,
+    space: Arc<dyn AddressSpace>,
+    report: Report,
+    kick: EventFd,
+    wake: EventFd,
+    stopping: AtomicBool,
+    module: Mutex<Module>,
+    /// Locked last, where both are.
+    registers: Mutex<Registers>,
+    freezes: AtomicU64,
+    wakes: AtomicU64,
+}
+
+impl Server {
+    /// Listens for clients' machines; nobody serves yet.
+    pub(super) fn new(
+        name: &str,
+        socket: &Path,
+        lacks: u32,
+        resources: Resources,
+    ) -> Result<Self, Error> {
+        let listen = || {
+            let listener = UnixListener::bind(socket)?;
+            listener.set_nonblocking(true)?;
+            Ok(listener)
+        };
+        let listener = listen().map_err(|source| Error::Listen {
+            path: socket.to_owned(),
+            source,
+        })?;
+        let event = || EventFd::new(EFD_NONBLOCK).map_err(Error::EventFd);
+        Ok(Self {
+            name: name.to_owned(),
+            socket: socket.to_owned(),
+            listener,
+            lacks,
+            vcpu: resources.vcpu,
+            space: resources.space,
+            report: resources.report,
+            kick: event()?,
+            wake: event()?,
+            stopping: AtomicBool::new(false),
+            module: Mutex::default(),
+            registers: Mutex::new(Registers {
+                state: State::Idle,
+                reason: Reason::None,
+                error: 0,
+                count: 0,
+                window: 0,
+                pkru: 0,
+                handlers: Box::new([0; HANDLERS]),
+                place: None,
+            }),
+            freezes: AtomicU64::new(0),
+            wakes: AtomicU64::new(0),
+        })
+    }
+
+    /// Whether the vCPU stands still.
+    pub fn is_frozen(&self) -> bool {
+        lock(&self.module).standing
+    }
+
+    /// After [`Event::Woken`]: whether the vCPU stands still for slow work, and is to be let go.
+    pub fn thaw(&self) -> bool {
+        let mut module = lock(&self.module);
+        let awake = lock(&self.registers).state == State::Awake;
+        awake && std::mem::take(&mut module.standing)
+    }
+
+    /// Gives the server up, if there is one: delegations end, and nobody enters any more.
+    pub fn give_up(&self, why: Reason) -> Option<GivenUp> {
+        let mut module = lock(&self.module);
+        let registered = module.registered.take()?;
+        let why = match registered.server.retire() {
+            Ok(()) => why,
+            Err(error) if error.number() == Some(libc::EOWNERDEAD) => Reason::Lost,
+            Err(error) => {
+                log::warn!("{}: {error}", self.name);
+                why
+            }
+        };
+        module.shared = None;
+        module.gate = None;
+        self.set(State::Ended, (why, 0));
+        self.kick();
+        Some(GivenUp {
+            standing: std::mem::take(&mut module.standing),
+            why,
+        })
+    }
+
+    fn set(&self, state: State, (reason, error): Refusal) {
+        let mut registers = lock(&self.registers);
+        (registers.state, registers.reason, registers.error) = (state, reason, error);
+    }
+
+    fn kick(&self) {
+        // Fails only if the counter is full: then the thread has been woken.
+        let _ = self.kick.write(1);
+    }
+
+    /// On the vCPU's thread: what the guest's process asks for.
+    fn command(&self, number: u32) {
+        match Command::from_number(number) {
+            Some(Command::Freeze) => match self.freeze() {
+                Ok(()) => {
+                    self.freezes.fetch_add(1, Ordering::Relaxed);
+                    self.kick();
+                    (self.report)(Event::Frozen);
+                }
+                Err(refusal) => self.set(State::Failed, refusal),
+            },
+            Some(Command::Stop) => {
+                // Its vCPU runs: this is its thread.
+                let _ = self.give_up(Reason::Gone);
+            }
+            _ => self.set(State::Failed, (Reason::Invalid, 0)),
+        }
+    }
+
+    fn freeze(&self) -> Result<(), Refusal> {
+        let caller = self.vcpu.caller().map_err(|error| host_error(&error))?;
+        if caller.ring != 3 {
+            return Err((Reason::Invalid, 0));
+        }
+        let mut module = lock(&self.module);
+        // Before anybody else can be let in.
+        self.vcpu.freeze(true).map_err(|error| host_error(&error))?;
+        let done = match &module.registered {
+            Some(registered) if registered.cr3 != caller.cr3 => Err((Reason::Invalid, 0)),
+            Some(registered) => registered.server.sleep().map_err(|error| refusal(&error)),
+            None => self.register(&caller, &mut module),
+        };
+        if done.is_ok() {
+            module.standing = true;
+            self.set(State::Frozen, (Reason::None, 0));
+        } else {
+            // This is the vCPU's own thread.
+            let _ = self.vcpu.freeze(false);
+        }
+        done
+    }
+
+    fn register(&self, caller: &super::Caller, module: &mut Module) -> Result<(), Refusal> {
+        let (handlers, settings) = {
+            let registers = lock(&self.registers);
+            let (Some(place), Some(handlers)) = (
+                registers.place,
+                registers.handlers.get(..registers.count as usize),
+            ) else {
+                return Err((Reason::Invalid, 0));
+            };
+            let settings = ServerSettings {
+                cr3: caller.cr3 & !0xfff,
+                fs_base: caller.fs_base,
+                gs_base: caller.gs_base,
+                pkru: registers.pkru,
+                window: registers.window,
+                window_gpa: place,
+            };
+            (handlers.to_vec(), settings)
+        };
+        let Some(gate) = &module.gate else {
+            // The port's thread opens it soon, if the host has it.
+            self.kick();
+            let reason = if self.lacks == 0 {
+                Reason::Refused
+            } else {
+                Reason::Host
+            };
+            return Err((reason, libc::EAGAIN as u32));
+        };
+        let mut gate = Some(gate.try_clone().map_err(|error| refusal(&error))?);
+        let mut result = None;
+        let with_fd = self.vcpu.with_fd(&mut |vcpu| {
+            let gate = gate.take();
+            result = gate.map(|gate| gate.into_server(vcpu, &handlers, &settings));
+        });
+        with_fd.map_err(|error| host_error(&error))?;
+        let server = match result {
+            Some(Ok(server)) => server,
+            Some(Err(error)) => {
+                log::warn!("{}: no server: {error}", self.name);
+                return Err(refusal(&error));
+            }
+            None => return Err((Reason::Invalid, 0)),
+        };
+        module.generation += 1;
+        module.registered = Some(Registered {
+            server,
+            cr3: caller.cr3,
+            window: settings.window,
+            place: settings.window_gpa,
+            kernel: caller.kernel,
+        });
+        Ok(())
+    }
+
+    /// Gives a client's machine the server, or says why not. Which server it was.
+    fn admit(&self, stream: &UnixStream, taken: bool) -> io::Result<Option<u64>> {
+        let module = lock(&self.module);
+        let why = match &module.registered {
+            Some(_) if taken => Reason::Taken,
+            Some(registered) => {
+                hello::offer(
+                    stream,
+                    registered.window,
+                    &registered.kernel,
+                    registered.server.as_fd(),
+                    borrowed(&self.wake),
+                )?;
+                return Ok(Some(module.generation));
+            }
+            None if self.lacks != 0 => Reason::Host,
+            None => Reason::NotServing,
+        };
+        drop(module);
+        hello::refuse(stream, why)?;
+        Ok(None)
+    }
+
+    /// Puts the client's memory into this VM, for slow work.
+    fn share(&self, (pages, memory): (u32, std::os::fd::OwnedFd)) -> io::Result<()> {
+        if u64::from(pages) > window::SHARED_PAGES {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let pages = host::shared_pages(memory.as_fd(), pages).map_err(io::Error::other)?;
+        let mut module = lock(&self.module);
+        let Some(registered) = &module.registered else {
+            return Ok(());
+        };
+        let place = registered.place + window::SHARED;
+        // What was there before is not there twice.
+        module.shared = None;
+        let bytes = pages.memory();
+        let memory = HostMemory {
+            address: bytes.as_ptr().cast(),
+            len: bytes.len() as u64,
+            read_only: false,
+        };
+        let placed = self.space.map(memory, PAGE, Some(GuestAddress(place)))?;
+        module.shared = Some(Shared {
+            _placed: placed,
+            count: (bytes.len() as u64 / PAGE) as u32,
+            _pages: pages,
+        });
+        Ok(())
+    }
+
+    /// A client has rung.
+    fn rung(&self) {
+        let module = lock(&self.module);
+        let Some(registered) = &module.registered else {
+            return;
+        };
+        if lock(&self.registers).state != State::Frozen {
+            return;
+        }
+        match registered.server.wake() {
+            Ok(()) => {
+                self.wakes.fetch_add(1, Ordering::Relaxed);
+                self.set(State::Awake, (Reason::None, 0));
+                drop(module);
+                (self.report)(Event::Woken);
+            }
+            Err(error) if error.number() == Some(libc::ESRCH) => {
+                drop(module);
+                (self.report)(Event::Over(Reason::Lost));
+            }
+            // Another thread of the client is still there; the client rings again.
+            Err(error) => log::debug!("{}: {error}", self.name),
+        }
+    }
+
+    /// Opens the module's device for the next server.
+    fn prepare(&self) {
+        let mut module = lock(&self.module);
+        if module.gate.is_none() && module.registered.is_none() {
+            match host::Gate::open() {
+                Ok(gate) => module.gate = Some(gate),
+                Err(error) => log::debug!("{}: {error}", self.name),
+            }
+        }
+    }
+
+    /// Waits for something to do, and does it. False to end.
+    fn step(&self, client: &mut Option<(UnixStream, u64)>) -> io::Result<bool> {
+        let [kicked, connecting, heard, rung] = {
+            let nobody = borrowed(&self.kick);
+            let stream = client.as_ref().map_or(nobody, |(stream, _)| stream.as_fd());
+            let mut fds = [
+                PollFd::from_borrowed_fd(borrowed(&self.kick), PollFlags::IN),
+                PollFd::new(&self.listener, PollFlags::IN),
+                PollFd::from_borrowed_fd(stream, PollFlags::IN),
+                PollFd::from_borrowed_fd(borrowed(&self.wake), PollFlags::IN),
+            ];
+            match poll(&mut fds, None) {
+                Err(rustix::io::Errno::INTR) => return Ok(true),
+                other => other?,
+            };
+            fds.map(|fd| !fd.revents().is_empty())
+        };
+        if kicked {
+            let _ = self.kick.read();
+        }
+        if self.stopping.load(Ordering::SeqCst) {
+            return Ok(false);
+        }
+        self.prepare();
+        // Whose server was given up has to ask again.
+        let module = lock(&self.module);
+        let current = module.registered.as_ref().map(|_| module.generation);
+        drop(module);
+        if client.as_ref().is_some_and(|(_, of)| current != Some(*of)) {
+            *client = None;
+        } else if heard && let Some((stream, _)) = client {
+            let word = hello::receive_shared(stream).and_then(|word| match word {
+                Some(word) => self.share(word).map(|()| true),
+                None => Ok(false),
+            });
+            let stays = word.unwrap_or_else(|error| {
+                log::warn!("{}: its client is not served any more: {error}", self.name);
+                false
+            });
+            if !stays {
+                *client = None;
+                (self.report)(Event::Over(Reason::Gone));
+            }
+        }
+        if rung {
+            let _ = self.wake.read();
+            if client.is_some() {
+                self.rung();
+            }
+        }
+        if connecting {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            match accept_with(&self.listener, flags) {
+                Ok(stream) => {
+                    let stream = UnixStream::from(stream);
+                    match self.admit(&stream, client.is_some()) {
+                        Ok(Some(generation)) => *client = Some((stream, generation)),
+                        Ok(None) => {}
+                        Err(error) => log::debug!("{}: a client has left: {error}", self.name),
+                    }
+                }
+                Err(error) => log::debug!("{}: {error}", self.name),
+            }
+        }
+        Ok(true)
+    }
+}
+
+impl BusDevice for Server {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        if data.len() != 4 {
+            return;
+        }
+        let shared = match offset {
+            at::SHARED => lock(&self.module).shared.as_ref().map_or(0, |it| it.count),
+            _ => 0,
+        };
+        let registers = lock(&self.registers);
+        let value = match offset {
+            at::MAGIC => at::MAGIC_VALUE,
+            at::VERSION => at::INTERFACE,
+            at::ROLE => Role::Server as u32,
+            at::STATE => registers.state as u32,
+            at::REASON => registers.reason as u32,
+            at::ERROR => registers.error,
+            at::LACKS => self.lacks,
+            at::SHARED => shared,
+            _ => 0,
+        };
+        data.copy_from_slice(&value.to_le_bytes());
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) {
+        if let Ok(bytes) = <[u8; 8]>::try_from(data) {
+            let value = u64::from_le_bytes(bytes);
+            let mut registers = lock(&self.registers);
+            if offset == at::WINDOW {
+                registers.window = value;
+            } else if offset >= at::HANDLERS && offset.is_multiple_of(8) {
+                let index = ((offset - at::HANDLERS) / 8) as usize;
+                if let Some(handler) = registers.handlers.get_mut(index) {
+                    *handler = value;
+                }
+            }
+            return;
+        }
+        let Ok(bytes) = <[u8; 4]>::try_from(data) else {
+            return;
+        };
+        let value = u32::from_le_bytes(bytes);
+        match offset {
+            at::COUNT => lock(&self.registers).count = value,
+            at::PKRU => lock(&self.registers).pkru = value,
+            at::COMMAND => self.command(value),
+            _ => {}
+        }
+    }
+}
+
+impl End for Server {
+    fn registers_at(&self, _address: Option<u64>) {}
+
+    fn window_at(&self, address: Option<u64>) {
+        // A process that serves stands still. One that moves the window runs, and is not served by
+        // the old one any more.
+        let _ = self.give_up(Reason::Invalid);
+        lock(&self.registers).place = address;
+    }
+
+    fn run(&self) {
+        self.prepare();
+        let mut client = None;
+        loop {
+            match self.step(&mut client) {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(error) => {
+                    log::error!("{}: nobody is served any more: {error}", self.name);
+                    (self.report)(Event::Over(Reason::Gone));
+                    return;
+                }
+            }
+        }
+    }
+
+    fn stop(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
+        self.kick();
+    }
+
+    fn reset(&self) {
+        let _ = self.give_up(Reason::Invalid);
+        self.set(State::Idle, (Reason::None, 0));
+    }
+
+    fn in_use(&self) -> bool {
+        lock(&self.module).registered.is_some()
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        vec![
+            ("freezes", self.freezes.load(Ordering::Relaxed)),
+            ("wakes", self.wakes.load(Ordering::Relaxed)),
+        ]
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Made by `new`, and nobody else could listen there since then.
+        let _ = fs::remove_file(&self.socket);
+    }
+}
+
+fn borrowed(event: &EventFd) -> BorrowedFd<'_> {
+    // SAFETY: the event is open as long as the result borrows it.
+    unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
+}

@@ -1,0 +1,90 @@
+//! The vCPU of the calling thread, in the middle of one of its accesses.
+//!
+//! A device that is told of an access ([`Exits`](crate::Exits)) does not know the vCPU that makes
+//! it. Most need not know; one that acts for the process which the vCPU executes does.
+
+use std::{
+    cell::Cell,
+    os::fd::{AsRawFd, BorrowedFd, RawFd},
+};
+
+use kvm_bindings::{KVMIO, Msrs, kvm_msr_entry, kvm_msrs, kvm_sregs};
+use vmm_sys_util::{
+    ioctl::{ioctl_with_mut_ptr, ioctl_with_mut_ref},
+    ioctl_ior_nr, ioctl_iowr_nr,
+};
+
+use crate::{Error, Result};
+
+ioctl_ior_nr!(KVM_GET_SREGS, KVMIO, 0x83, kvm_sregs);
+ioctl_iowr_nr!(KVM_GET_MSRS, KVMIO, 0x88, kvm_msrs);
+
+thread_local! {
+    static CURRENT: Cell<Option<RawFd>> = const { Cell::new(None) };
+}
+
+/// Notes which vCPU the calling thread runs. It owns that vCPU to its end.
+pub fn set(fd: &impl AsRawFd) {
+    CURRENT.set(Some(fd.as_raw_fd()));
+}
+
+/// The vCPU that the calling thread runs.
+pub struct CurrentVcpu(RawFd);
+
+/// The vCPU that the calling thread runs, if it is a vCPU's thread.
+pub fn current_vcpu() -> Option<CurrentVcpu> {
+    CURRENT.get().map(CurrentVcpu)
+}
+
+impl CurrentVcpu {
+    /// Its descriptor.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the thread owns the vCPU while it runs, and this value does not leave the thread:
+        // it is used in the middle of an access.
+        unsafe { BorrowedFd::borrow_raw(self.0) }
+    }
+
+    /// Segment and control registers.
+    pub fn sregs(&self) -> Result<kvm_sregs> {
+        let mut sregs = kvm_sregs::default();
+        // SAFETY: KVM fills in the structure, which is the one that the request names.
+        match unsafe { ioctl_with_mut_ref(self, KVM_GET_SREGS(), &mut sregs) } {
+            0 => Ok(sregs),
+            _ => Err(Error::Ioctl {
+                action: "read a vCPU's control registers",
+                source: std::io::Error::last_os_error(),
+            }),
+        }
+    }
+
+    /// Model-specific registers, all of them.
+    pub fn msrs<const N: usize>(&self, indices: [u32; N]) -> Result<[u64; N]> {
+        let failed = |source| Error::Ioctl {
+            action: "read a vCPU's MSRs",
+            source,
+        };
+        let entries = indices.map(|index| kvm_msr_entry {
+            index,
+            ..Default::default()
+        });
+        let mut msrs = Msrs::from_entries(&entries)
+            .map_err(|_| failed(std::io::Error::from_raw_os_error(libc::E2BIG)))?;
+        // SAFETY: KVM fills in as many entries as the structure says that it has.
+        let done =
+            unsafe { ioctl_with_mut_ptr(self, KVM_GET_MSRS(), msrs.as_mut_fam_struct_ptr()) };
+        if usize::try_from(done) != Ok(N) {
+            return Err(failed(std::io::Error::last_os_error()));
+        }
+        let mut values = [0; N];
+        for (value, entry) in values.iter_mut().zip(msrs.as_slice()) {
+            *value = entry.data;
+        }
+        Ok(values)
+    }
+}
+
+impl AsRawFd for CurrentVcpu {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0
+    }
+}

@@ -1,0 +1,93 @@
+//! A VM whose process other VMs' processes execute, by the gate.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    check::{Invalid, Placement, Problem},
+    syntax::{Key, Kind, PLACE, SyntaxError, parse},
+};
+
+/// A process of the guest serves a client's process, and the VM stands still meanwhile.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+pub struct AccelServerConfig {
+    /// Where clients' machines connect.
+    pub socket: PathBuf,
+    /// A range of guest-physical addresses without RAM, where clients' page tables may be: first
+    /// address. Handlers can make system calls only if the client's page table is there, or
+    /// elsewhere where this VM has no RAM.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hole_start: Option<u64>,
+    /// End (exclusive) of that range.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hole_end: Option<u64>,
+    /// Name of the device in the API; made up if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// PCI segment to plug it into.
+    #[serde(default)]
+    pub pci_segment: u16,
+    /// Device number on the segment's bus, 1 to 31; the first free one if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pci_device_id: Option<u8>,
+}
+
+const KEYS: &[Key] = &[
+    Key::new("socket", Kind::Text),
+    Key::new("hole_start", Kind::Size),
+    Key::new("hole_end", Kind::Size),
+];
+
+impl AccelServerConfig {
+    /// How it is written on the command line.
+    pub const SYNTAX: &[&[Key]] = &[KEYS, PLACE];
+
+    /// Parses the value of `--accel-server`.
+    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
+        let parsed = parse("--accel-server", input, Self::SYNTAX)?;
+        parsed.require("socket", "socket")?;
+        parsed.build()
+    }
+
+    /// What it says can be done.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        if self.socket.as_os_str().is_empty() {
+            return Err(Problem::Missing("name the socket for clients' machines").at("socket"));
+        }
+        if self.hole_start.is_some() != self.hole_end.is_some() {
+            return Err(Problem::Missing("a hole has a start and an end").at("hole_end"));
+        }
+        self.placement().validate()
+    }
+
+    /// Start and end of the hole, if there is one.
+    pub fn hole(&self) -> Option<(u64, u64)> {
+        self.hole_start.zip(self.hole_end)
+    }
+
+    pub(super) fn placement(&self) -> Placement<'_> {
+        Placement {
+            id: self.id.as_deref(),
+            segment: self.pci_segment,
+            device: self.pci_device_id,
+            ..Placement::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_is_described_in_one_option() {
+        let config =
+            AccelServerConfig::parse("socket=/s,hole_start=64M,hole_end=192M,id=a").unwrap();
+        assert_eq!(config.hole(), Some((64 << 20, 192 << 20)));
+        assert_eq!(config.validate(), Ok(()));
+        assert!(AccelServerConfig::parse("id=a").is_err());
+        let half = AccelServerConfig::parse("socket=/s,hole_start=64M").unwrap();
+        assert_eq!(half.validate().unwrap_err().place(), "hole_end");
+    }
+}

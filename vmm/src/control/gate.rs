@@ -1,0 +1,105 @@
+//! Machines that stand still and serve others by the gate.
+
+use devices::gate::Event;
+use vmfunc_gate::port::Reason;
+
+use super::{Control, life::Life};
+use crate::{
+    api::{ApiError, Request, Status, VmState},
+    config::{AccelConfig, AccelTransport},
+};
+
+impl Control {
+    /// A process of the guest serves, is woken, or does not serve any more.
+    pub(super) fn gate(&mut self, id: &str, event: Event) {
+        let Some(machine) = self.life.machine_mut() else {
+            return;
+        };
+        let why = match event {
+            Event::Frozen => {
+                self.monitor.emit("vm", "frozen", &[("id", id)]);
+                return;
+            }
+            // Not if it was given up since then.
+            Event::Woken if machine.thaw_woken() => "slow work",
+            Event::Woken => return,
+            Event::Over(reason) => match machine.give_up_server(reason) {
+                Some(why) => return self.given_up(id, why),
+                None => return,
+            },
+        };
+        self.thawed(id, why);
+    }
+
+    fn thawed(&mut self, id: &str, why: &str) {
+        let properties = [("id", id), ("reason", why)];
+        self.monitor.emit("vm", "thawed", &properties);
+    }
+
+    fn given_up(&mut self, id: &str, why: Reason) {
+        let why = match why {
+            Reason::Lost => {
+                log::error!(
+                    "device {id:?}: a client was ended inside of the guest's kernel: the guest \
+                     goes on, but boot it again before it serves others"
+                );
+                "lost"
+            }
+            Reason::Resumed => "resumed",
+            _ => "its client has gone",
+        };
+        self.thawed(id, why);
+    }
+
+    /// Has the guest serve nobody any more, as somebody wants it to go on.
+    pub(super) fn give_up_server(&mut self) {
+        let server = self.life.config().and_then(|vm| vm.accel_server.as_ref());
+        let id = server.and_then(|server| server.id.clone());
+        let machine = self.life.machine_mut();
+        let given_up = machine.and_then(|machine| machine.give_up_server(Reason::Resumed));
+        if let (Some(id), Some(why)) = (id, given_up) {
+            self.given_up(&id, why);
+        }
+    }
+
+    /// What needs the guest's vCPU, or the guest's memory for itself, has to wait.
+    pub(super) fn refuse_if_frozen(&self, request: &Request) -> Result<(), ApiError> {
+        let allowed = matches!(
+            request,
+            Request::VmmPing
+                | Request::VmmShutdown
+                | Request::VmmMetrics
+                | Request::VmInfo
+                | Request::VmCounters
+                | Request::VmResume
+                | Request::VmShutdown
+                | Request::VmReboot
+                | Request::VmDelete
+                | Request::VmCreate(_)
+                | Request::VmRestore(..)
+                | Request::VmBoot
+        );
+        if allowed || self.life.state() != Some(VmState::Frozen) {
+            return Ok(());
+        }
+        Err(ApiError::wrong_state(
+            "the VM is frozen: a process of it serves another VM's by the gate, and its vCPU stands \
+             still; vm.resume ends that",
+        ))
+    }
+
+    /// A guest that has found out what its CPU can do is not told anything else later.
+    pub(super) fn check_gate(&self, config: &AccelConfig) -> Result<(), ApiError> {
+        let Life::Live { config: vm, .. } = &self.life else {
+            return Ok(());
+        };
+        if config.transport == AccelTransport::Gate && !vm.has_gate() && vm.cpus.nested {
+            return Err(ApiError::message(
+                Status::BadRequest,
+                "the guest may run VMs of its own, and cannot use the gate then: start the VM with \
+                 --cpus nested=off, or with the gate",
+            ));
+        }
+        Ok(())
+    }
+}

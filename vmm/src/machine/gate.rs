@@ -1,0 +1,44 @@
+//! A machine that serves others by the gate: its vCPU stands still meanwhile.
+
+use std::sync::Arc;
+
+use devices::gate::{GivenUp, Server};
+use vmfunc_gate::port::Reason;
+
+use super::{Machine, kinds::Handle};
+
+impl Machine {
+    /// A configuration has at most one.
+    fn server(&self) -> Option<&Arc<Server>> {
+        self.devices
+            .iter()
+            .find_map(|(_, device)| match &device.handle {
+                Handle::GateServer(server) => Some(server),
+                _ => None,
+            })
+    }
+
+    /// Whether a process of the guest serves, and the vCPU stands still for that.
+    pub fn is_frozen(&self) -> bool {
+        self.server().is_some_and(|server| server.is_frozen())
+    }
+
+    /// Lets the vCPU go, if the server was woken for slow work; whether it was.
+    pub fn thaw_woken(&mut self) -> bool {
+        let woken = self.server().is_some_and(|server| server.thaw());
+        if woken {
+            self.cpus.thaw();
+        }
+        woken
+    }
+
+    /// Ends what a process of the guest serves, if one does, and lets the vCPU go; why it was, in
+    /// the end.
+    pub fn give_up_server(&mut self, why: Reason) -> Option<Reason> {
+        let GivenUp { standing, why } = self.server()?.give_up(why)?;
+        if standing {
+            self.cpus.thaw();
+        }
+        Some(why)
+    }
+}

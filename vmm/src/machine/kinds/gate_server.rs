@@ -1,0 +1,48 @@
+//! Processes of this VM that others' processes execute.
+
+use std::sync::{Arc, Mutex};
+
+use devices::gate::{Gate, Options, Side};
+
+use super::{
+    super::{
+        devices::{Kind, Made, MadeFunction, Slot, Surroundings},
+        error::DeviceError,
+    },
+    Handle, gate_resources, thread_name,
+};
+use crate::config::AccelServerConfig;
+
+impl Kind for AccelServerConfig {
+    const NAME: &'static str = "accel-server";
+
+    fn id(&mut self) -> &mut Option<String> {
+        &mut self.id
+    }
+
+    fn slot(&self) -> Slot {
+        Slot {
+            segment: self.pci_segment,
+            device: self.pci_device_id,
+            ..Slot::default()
+        }
+    }
+
+    fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
+        let options = Options {
+            thread_name: thread_name("gate", id),
+            side: Side::Server {
+                socket: self.socket.clone(),
+            },
+        };
+        let gate = Gate::new(options, gate_resources(id, surroundings))?;
+        let handle = match gate.server() {
+            Some(server) => Handle::GateServer(Arc::clone(server)),
+            None => Handle::None,
+        };
+        Ok(Made {
+            function: MadeFunction::Pci(Arc::new(Mutex::new(gate))),
+            handle,
+        })
+    }
+}
