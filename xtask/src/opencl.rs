@@ -78,6 +78,10 @@ const SCENARIOS: &[(&str, Scenario)] = &[
         stopped,
     ),
     (
+        "opencl: a kernel that runs longer than it may costs its worker, without an arbiter",
+        limited,
+    ),
+    (
         "opencl: through a socket without shared memory programs compute the same",
         stream_unix,
     ),
@@ -88,6 +92,10 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     (
         "opencl: who shows no certificate of the authority is refused, and a port without TLS",
         stream_refused,
+    ),
+    (
+        "opencl: who is killed at any moment of a stream harms nobody else",
+        stream_killed,
     ),
     (
         "opencl: so many applications are served by streams at a time as the pool may have",
@@ -519,9 +527,14 @@ fn confined(pool: &Pool) -> Result<()> {
 
 /// An application that computes without an end, and what it prints.
 fn endless(pool: &Pool) -> Result<(Child, BufReader<ChildStdout>)> {
+    running(pool, "endless.py")
+}
+
+/// An application that says when it computes, and what it prints.
+fn running(pool: &Pool, name: &str) -> Result<(Child, BufReader<ChildStdout>)> {
     let mut application = pool
         .remoted("/usr/bin/python3")
-        .arg(program("endless.py"))
+        .arg(program(name))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
@@ -583,6 +596,29 @@ fn stopped(pool: &Pool) -> Result<()> {
         before.len()
     );
     packages::run(pool.remoted("clinfo").arg("-l"))
+}
+
+fn limited(pool: &Pool) -> Result<()> {
+    let options = ["--kernel-limit", "1000"];
+    let pool = Pool::start(Way::Rings, "limited", pool.release.clone(), &options)?;
+    let (mut application, mut output) = running(&pool, "stuck.py")?;
+    let start = Instant::now();
+    let mut line = String::new();
+    output.read_line(&mut line)?;
+    let waited = start.elapsed();
+    application.wait()?;
+    ensure!(
+        line.starts_with("error -"),
+        "the application said {line:?} when its kernel had run for too long"
+    );
+    ensure!(
+        waited > Duration::from_millis(900) && waited < Duration::from_secs(10),
+        "the kernel was ended after {waited:?}"
+    );
+    let log = pool.log()?;
+    ensure!(log.contains("more than --kernel-limit allows"), "{log}");
+    // Others, whose kernels end, are none the wiser.
+    figures(&pool)
 }
 
 /// Programs that nobody here wrote, and errors that are found late.
@@ -662,6 +698,53 @@ fn stream_refused(pool: &Pool) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Kills applications, and workers, at several moments.
+fn stream_killed(pool: &Pool) -> Result<()> {
+    let pool = Pool::start(Way::Tls, "moments", pool.release.clone(), &[])?;
+    for after in [
+        "0.02", "0.04", "0.08", "0.12", "0.16", "0.24", "0.32", "0.48",
+    ] {
+        let application = pool
+            .remoted("timeout")
+            .args(["-s", "KILL", after])
+            .arg(pool.release.join("examples/opencl_figures"))
+            .stdin(Stdio::null())
+            .output()?;
+        ensure!(
+            !application.status.success(),
+            "{after} s are enough for everything: no moment in the middle of it"
+        );
+    }
+    // On the way to a worker: whether this one has come is left open, but not that it ends.
+    for after in [5, 10, 20, 40, 80] {
+        let mut application = pool.remoted("clinfo").stdout(Stdio::null()).spawn()?;
+        thread::sleep(Duration::from_millis(after));
+        signal(&pool.workers()?, libc::SIGKILL);
+        let until = Instant::now() + Duration::from_secs(30);
+        while application.try_wait()?.is_none() {
+            ensure!(
+                Instant::now() < until,
+                "clinfo, whose worker was killed after {after} ms, goes on"
+            );
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+    // In the middle of calls.
+    for after in [0, 3, 17] {
+        let (mut application, mut output) = endless(&pool)?;
+        thread::sleep(Duration::from_millis(after));
+        signal(&pool.workers()?, libc::SIGKILL);
+        let mut line = String::new();
+        output.read_line(&mut line)?;
+        application.wait()?;
+        ensure!(
+            line.starts_with("error -"),
+            "the application said {line:?} when its worker was killed"
+        );
+    }
+    packages::run(pool.remoted("clinfo").arg("-l"))
 }
 
 fn stream_crowd(pool: &Pool) -> Result<()> {

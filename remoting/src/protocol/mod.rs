@@ -2,7 +2,7 @@
 //!
 //! One definition ([`calls`]) makes both sides: a struct per call, its number, the type of its
 //! answer and the decoder. Its text is also hashed into [`VERSION`], so that two builds whose
-//! definitions differ refuse each other in the [hello](hello), naming both versions.
+//! definitions differ refuse each other in the [hello], naming both versions.
 
 pub mod calls;
 pub mod frame;

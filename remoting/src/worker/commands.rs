@@ -92,7 +92,8 @@ impl Server {
                     wait.as_ptr()
                 },
                 event: if order.event.is_some()
-                    || way == Way::Answered && (stage.is_some() || waits || metered.is_some())
+                    || way == Way::Answered
+                        && (stage.is_some() || waits || metered.is_some() || self.limit.is_some())
                 {
                     &raw mut event
                 } else {
@@ -138,6 +139,10 @@ impl Server {
             return Ok(());
         }
         // One reference came from the driver; each further use takes its own.
+        if let Some(limit) = &self.limit {
+            cl!(self.api, clRetainEvent(event));
+            limit.order(event);
+        }
         if let Some(stage) = stage {
             cl!(self.api, clRetainEvent(event));
             self.stage_until(stage, event);

@@ -3,7 +3,7 @@
 //! A driver compiles kernels and runs linkers, and on a CPU a kernel is native code in this very
 //! process: the worker is confined from outside, not by trusting what runs in it. Landlock lets it
 //! write to its own cache folder and to the nodes of accelerators only, and read what drivers are
-//! made of ([`READABLE`]) and nothing else: no disk image, no key, no memory of the machine.
+//! made of (`READABLE`) and nothing else: no disk image, no key, no memory of the machine.
 //! Seccomp lets it make the system calls below, and refuses all others (`EPERM`): none reaches
 //! another process, the network or the kernel's configuration. A limit bounds the memory that it
 //! has of its own. All are inherited by what the driver starts.
@@ -335,7 +335,7 @@ pub enum Error {
 pub struct Confinement<'a> {
     /// The folder that it may write to.
     pub cache: &'a Path,
-    /// Folders and files that it may read beside [`READABLE`].
+    /// Folders and files that it may read beside the usual ones.
     pub readable: &'a [PathBuf],
     /// Bytes of memory of its own, without the window; the driver's share is included.
     pub memory: u64,

@@ -10,8 +10,8 @@
 //!   from other machines.
 //! - [`passive`]: serving without a thread, on CPUs that applications lend; [`lent`]: one round of
 //!   that; [`gate`]: the process.
-//! - [`server`]: the serving thread; [`notice`]: what other threads tell it; [`watch`]: one that
-//!   sees commands complete while it sleeps.
+//! - [`server`]: the serving thread; [`notice`]: what other threads tell it; `watch`: one that
+//!   sees commands complete while it sleeps; `limit`: one that ends what runs for too long.
 //! - [`objects`]: shadow objects, in a [`table`] for each kind. Calls about them by subject:
 //!   `contexts`, `memory`, `programs`, `kernels`, `events`; [`query`]: questions.
 //!   `headers`: an application's files for the compiler.
@@ -29,6 +29,7 @@ pub mod gate;
 mod headers;
 mod kernels;
 pub mod lent;
+mod limit;
 mod memory;
 pub mod notice;
 pub mod objects;

@@ -104,6 +104,15 @@ pub struct Options {
     /// others: 1 to 10,000.
     #[arg(long, default_value_t = 1, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub weight: u32,
+    /// Milliseconds that a command may run on the device; one that runs longer costs its worker. No
+    /// limit by default.
+    #[arg(
+        long,
+        default_value_t = 0,
+        hide_default_value = true,
+        value_name = "MS"
+    )]
+    pub kernel_limit: u64,
     /// What streams need.
     #[command(flatten)]
     pub stream: stream::Options,
@@ -454,6 +463,7 @@ fn start(
         .args(["--window", &options.window.to_string()])
         .args(["--spin", &options.spin.to_string()])
         .args(["--memory", &options.memory.to_string()])
+        .args(["--kernel-limit", &options.kernel_limit.to_string()])
         .args(["--heap", &(options.heap() >> 20).to_string()])
         .arg("--cache")
         .arg(&cache)
@@ -662,6 +672,7 @@ fn serve_window(
     let spin = tuning.spin;
     let (mut server, calls) = Server::new(api, window, tuning, nudge);
     server.keep_files_in(&options.cache);
+    limit(&mut server, options)?;
     // SAFETY: a plain call.
     let parent = unsafe { libc::getppid() };
     let name = options.name.clone();
@@ -705,6 +716,7 @@ fn serve_slice(
     let nudge = Nudge(Box::new(move || events.interrupt()));
     let (mut server, calls) = Server::new(api, window, tuning, nudge);
     server.keep_files_in(&options.cache);
+    limit(&mut server, options)?;
     share(&mut server, options, attachment.client, attachment.weight)?;
     Ok(server.run(calls, spin)?)
 }
@@ -744,6 +756,25 @@ fn accept_slice(
     let account = Account::map(&account).map_err(Error::Account)?;
     let quota = Quota::shared(attachment.memory, account, attachment.slice);
     Ok((window, Arc::new(events), quota))
+}
+
+/// Limits the time that a command may run, if there is a limit. The pool ends what this process has
+/// started when it has ended.
+fn limit(server: &mut Server, options: &Options) -> Result<(), Error> {
+    if options.kernel_limit == 0 {
+        return Ok(());
+    }
+    let exceeded = |ran: Duration| {
+        eprintln!(
+            "gantry-accel: a command that has run for {:.1} s, more than --kernel-limit allows, ends \
+             its worker",
+            ran.as_secs_f64()
+        );
+        // SAFETY: ends the process at once: the driver's own clean-up would wait for the command.
+        unsafe { libc::_exit(1) }
+    };
+    let limit = Duration::from_millis(options.kernel_limit);
+    server.limit(limit, exceeded).map_err(Error::Start)
 }
 
 /// Shares the device with others, if there is an arbiter.

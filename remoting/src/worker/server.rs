@@ -11,6 +11,7 @@ use std::{
 use super::{
     cover::Cover,
     lent::Lent,
+    limit::Limit,
     notice::{Board, Notice, Reporter},
     objects::{Context, Device, Event, Kernel, Mem, Program, Queue, Sampler},
     platform::Platform,
@@ -140,6 +141,8 @@ pub struct Server {
     pub(super) sharing: Sharing,
     /// Since the first sleep with commands under way.
     watch: Option<Watch>,
+    /// Looks after the time that commands run, if that is limited.
+    pub(super) limit: Option<Limit>,
     scratch: Vec<u8>,
 }
 
@@ -207,6 +210,7 @@ impl Server {
             nudge,
             sharing: Sharing::default(),
             watch: None,
+            limit: None,
             scratch: Vec::new(),
             api,
             window,
@@ -219,6 +223,16 @@ impl Server {
     /// Lets the driver's compiler have headers of the application, in files in this folder.
     pub fn keep_files_in(&mut self, folder: &Path) {
         self.files = Some(folder.to_owned());
+    }
+
+    /// Limits the time that a command may run: `exceeded` gets the time of one that runs longer.
+    pub fn limit(
+        &mut self,
+        limit: Duration,
+        exceeded: impl Fn(Duration) + Send + 'static,
+    ) -> std::io::Result<()> {
+        self.limit = Some(Limit::start(Arc::clone(&self.api), limit, exceeded)?);
+        Ok(())
     }
 
     /// Serves until the application's rings become unusable.

@@ -34,7 +34,7 @@ impl<T> Table<T> {
         }
     }
 
-    /// The same for numbers below `end` only, which is not above [`LARGEST`].
+    /// The same for numbers below `end` only, which is not above the largest number that there is.
     #[must_use]
     pub fn up_to(self, end: u32) -> Self {
         Self { end, ..self }

@@ -1,7 +1,7 @@
 //! The same messages through a socket, for a device of another machine.
 //!
 //! Both sides keep what they have for the ring, in memory of their own: a window with its two rings.
-//! Two threads on each side, a [bridge](bridge), carry what is put into one side's ring over to the
+//! Two threads on each side, a [bridge], carry what is put into one side's ring over to the
 //! other side's ring of the same name. So neither the driver nor the serving thread knows of sockets,
 //! and what an enqueue costs the application is what it costs with a ring.
 //!
