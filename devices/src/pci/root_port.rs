@@ -43,9 +43,9 @@ const WINDOW_BITS: u16 = 0xfff0;
 /// Prefetchable window: addresses have 64 bits.
 const WINDOW_WIDE: u16 = 1;
 const WINDOW_UNIT: u64 = 1 << 20;
-/// Control: parity, SERR#, VGA and the like, which nothing here looks at, and the reset of the
-/// secondary bus.
-const CONTROL_WRITABLE: u16 = 0x007f;
+/// Control: parity, SERR#, VGA and the like, which nothing here looks at. Not the reset of the
+/// secondary bus: to reset devices takes its time, for which no vCPU is to wait.
+const CONTROL_WRITABLE: u16 = 0x003f;
 
 const EXPRESS: u8 = 0x10;
 

@@ -28,6 +28,7 @@ fn a_vm_is_described_as_for_cloud_hypervisor() {
          --disk path=/a,readonly=on path=/b --disk path=/c --net tap=t0,mac=52:54:00:12:34:56 \
          --rng src=/dev/random --balloon size=0 --pmem file=/p --vsock cid=3,socket=/v \
          --serial tty --console off --platform num_pci_segments=2 --watchdog \
+         --pci-root-port id=one id=two --device path=/d,parent=two,pci_function=3 \
          --api-socket path=/s --event-monitor path=/e --log-file /l -vv --seccomp log --landlock \
          --landlock-rules path=/x,access=rw",
     );
@@ -41,6 +42,10 @@ fn a_vm_is_described_as_for_cloud_hypervisor() {
     let config = vm.into_config().unwrap().unwrap();
     assert_eq!(config.disks.as_ref().unwrap().len(), 3);
     assert_eq!(config.memory.zones.as_ref().unwrap().len(), 2);
+    assert_eq!(config.pci_root_ports.as_ref().unwrap().len(), 2);
+    let device = &config.devices.as_ref().unwrap()[0];
+    assert_eq!(device.parent.as_deref(), Some("two"));
+    assert_eq!(device.pci_function, 3);
     assert_eq!(config.cpus.max_vcpus, 4);
     assert_eq!(config.serial.mode, ConsoleMode::Tty);
     assert_eq!(config.payload.initramfs.as_deref(), Some(Path::new("/i")));

@@ -270,6 +270,84 @@ fn devices_do_not_share_a_name_or_a_slot() {
 }
 
 #[test]
+fn functions_and_root_ports_have_their_places() {
+    fn with(ports: &[&str], devices: &[&str]) -> impl Fn(&mut VmConfig) {
+        let ports = ports.iter().map(|text| PciRootPortConfig::parse(text));
+        let ports: Vec<_> = ports.collect::<Result<_, _>>().unwrap();
+        let devices = devices
+            .iter()
+            .map(|text| DeviceConfig::parse(&format!("path=/d,{text}")));
+        let devices: Vec<_> = devices.collect::<Result<_, _>>().unwrap();
+        move |config| {
+            config.pci_root_ports = Some(ports.clone());
+            config.devices = Some(devices.clone());
+        }
+    }
+    let mut config = minimal();
+    let devices = ["parent=a", "parent=a,pci_function=1", "pci_device_id=4"];
+    with(&["id=a", "id=b,pci_device_id=9"], &devices)(&mut config);
+    assert_eq!(config.validate(), Ok(()));
+    assert_eq!(config.root_ports(), [2]);
+    for (ports, devices, message) in [
+        (
+            &[][..],
+            &["parent=a"][..],
+            "devices[0].parent: there is no PCI root port 'a'",
+        ),
+        (
+            &["id=a"],
+            &["parent=a", "parent=a"],
+            "function 0 behind 'a' is already taken",
+        ),
+        (
+            &["id=a"],
+            &["parent=a,pci_device_id=1"],
+            "pci_device_id: 1 is not between 0 and 0",
+        ),
+        (
+            &["id=a"],
+            &["pci_function=1"],
+            "pci_device_id: is missing; say which slot",
+        ),
+        (
+            &["id=a"],
+            &["pci_device_id=4,pci_function=8"],
+            "8 is not between 0 and 7",
+        ),
+        (
+            &["id=a,pci_device_id=4"],
+            &["pci_device_id=4"],
+            "devices[0].pci_device_id: slot 4 of segment 0 is already taken by pci_root_ports[0]",
+        ),
+        (
+            &[],
+            &[
+                "pci_device_id=4,pci_function=2",
+                "pci_device_id=4,pci_function=2",
+            ],
+            "devices[1].pci_function: function 2 of slot 4",
+        ),
+        (
+            &["id=a,pci_segment=1"],
+            &[],
+            "pci_root_ports[0].pci_segment: 1 is not between 0 and 0",
+        ),
+    ] {
+        assert_invalid(with(ports, devices), message);
+    }
+    let many: Vec<_> = (0..32).map(|number| format!("id=port{number}")).collect();
+    let many: Vec<_> = many.iter().map(String::as_str).collect();
+    assert_invalid(
+        with(&many, &[]),
+        "pci_root_ports: 32 is not between 0 and 31",
+    );
+    assert!(
+        PciRootPortConfig::parse("pci_device_id=3").is_err(),
+        "it has no name"
+    );
+}
+
+#[test]
 fn references_lead_somewhere() {
     assert_invalid(
         |c| {
