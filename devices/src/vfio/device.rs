@@ -34,6 +34,11 @@ pub enum ResetError {
     /// Others would lose their state with it.
     #[error("it has no reset of its own, and a reset of its bus would reset {0} too")]
     Shared(String),
+    /// Others of the VM would lose their state with it.
+    #[error(
+        "it has no reset of its own, and that of its bus has to wait until {0} leave the VM, too"
+    )]
+    Later(String),
     /// The reset failed.
     #[error("its reset failed: {0}")]
     Failed(#[from] io::Error),

@@ -268,9 +268,13 @@ impl Function {
         let silenced = self.silence();
         // Only now: the device asserted it until it was silent.
         drop(line);
-        if let Err(error) = silenced {
-            let name = self.device.name();
-            log::warn!("device {name}: what the guest left in it stays there: {error}");
+        let name = self.device.name();
+        match silenced {
+            Ok(()) => {}
+            Err(error @ ResetError::Later(_)) => log::info!("device {name} is not reset: {error}"),
+            Err(error) => {
+                log::warn!("device {name}: what the guest left in it stays there: {error}");
+            }
         }
     }
 

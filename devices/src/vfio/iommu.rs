@@ -52,6 +52,9 @@ struct State {
     devices: BTreeMap<String, String>,
     /// Length by guest-physical address.
     mapped: BTreeMap<u64, u64>,
+    /// Devices that were reset with their bus and have not been used since: group by address. What
+    /// else there is in their groups is not the host's, either.
+    clean: BTreeMap<String, String>,
     /// Memory of devices by guest-physical address.
     peers: BTreeMap<u64, Peer>,
     reach: Reach,
@@ -62,6 +65,31 @@ struct State {
 struct Peer {
     memory: HostMemory,
     mapped: bool,
+}
+
+impl State {
+    /// Whether the bus of a device is to be reset; false if nobody has used the device since that
+    /// was done.
+    fn may_reset(&mut self, address: &str, together: &[Neighbour]) -> Result<bool, ResetError> {
+        let others = together.iter().filter(|other| other.address != address);
+        let (ours, foreign): (Vec<_>, Vec<_>) =
+            others.partition(|other| self.devices.values().any(|group| *group == other.group));
+        let names = |others: Vec<&Neighbour>| {
+            let names: Vec<_> = others.iter().map(|other| &*other.address).collect();
+            names.join(", ")
+        };
+        if !foreign.is_empty() {
+            return Err(ResetError::Shared(names(foreign)));
+        }
+        let is_used = |other: &&Neighbour| self.devices.contains_key(&other.address);
+        let used: Vec<_> = ours.into_iter().filter(is_used).collect();
+        let was_clean = self.clean.remove(address).is_some();
+        match used.is_empty() {
+            true => Ok(true),
+            false if was_clean => Ok(false),
+            false => Err(ResetError::Later(names(used))),
+        }
+    }
 }
 
 impl Iommu {
@@ -279,21 +307,21 @@ impl Attached {
     }
 
     /// Resets the bus of the device with all that is on it (`together`), if this VM has all of it
-    /// and uses nothing else of it.
+    /// and uses nothing else of it. Those that come later find themselves reset.
     pub fn reset_bus(&self, device: &VfioDevice, together: &[Neighbour]) -> Result<(), ResetError> {
-        let state = self.iommu.lock();
-        let is_used = |other: &Neighbour| state.devices.contains_key(&other.address);
-        let is_ours = |other: &Neighbour| state.devices.values().any(|group| *group == other.group);
-        let others = together
-            .iter()
-            .filter(|other| other.address != self.address && (is_used(other) || !is_ours(other)));
-        let others: Vec<_> = others.map(|other| other.address.as_str()).collect();
-        if !others.is_empty() {
-            return Err(ResetError::Shared(others.join(", ")));
+        let mut state = self.iommu.lock();
+        if !state.may_reset(&self.address, together)? {
+            return Ok(());
         }
         let groups: BTreeSet<_> = together.iter().map(|other| &*other.group).collect();
         let groups: Vec<_> = groups.into_iter().filter_map(group_descriptor).collect();
-        Ok(ioctl::reset_bus(device, &groups)?)
+        ioctl::reset_bus(device, &groups)?;
+        let others = together
+            .iter()
+            .filter(|other| other.address != self.address);
+        let clean = others.map(|other| (other.address.clone(), other.group.clone()));
+        state.clean.extend(clean);
+        Ok(())
     }
 }
 
@@ -335,7 +363,17 @@ impl Drop for Attached {
     fn drop(&mut self) {
         let mut state = self.iommu.lock();
         self.device = None;
-        state.devices.remove(&self.address);
+        let group = state.devices.remove(&self.address);
+        // The host may have the rest of the group from now on.
+        if !state
+            .devices
+            .values()
+            .any(|other| Some(other) == group.as_ref())
+        {
+            state
+                .clean
+                .retain(|_, other| Some(&*other) != group.as_ref());
+        }
         self.iommu.discards.release();
         if state.devices.is_empty() {
             // With its last group the kernel forgets all mappings.
@@ -345,5 +383,49 @@ impl Drop for Attached {
                 .values_mut()
                 .for_each(|peer| peer.mapped = false);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two functions of group 7 that are reset together.
+    fn together() -> [Neighbour; 2] {
+        ["a", "b"].map(|address| Neighbour {
+            address: address.to_owned(),
+            group: "7".to_owned(),
+        })
+    }
+
+    fn attach(state: &mut State, address: &str) {
+        let group = "7".to_owned();
+        state.devices.insert(address.to_owned(), group);
+    }
+
+    #[test]
+    fn functions_that_share_a_reset_are_reset_with_the_first_and_the_last() {
+        let mut state = State::default();
+        attach(&mut state, "a");
+        assert!(state.may_reset("a", &together()).unwrap());
+        // As the reset notes it.
+        state.clean.insert("b".to_owned(), "7".to_owned());
+        attach(&mut state, "b");
+        assert!(!state.may_reset("b", &together()).unwrap(), "it is clean");
+        let left = state.may_reset("b", &together());
+        assert!(matches!(left, Err(ResetError::Later(names)) if names == "a"));
+        state.devices.remove("b");
+        assert!(state.may_reset("a", &together()).unwrap());
+    }
+
+    #[test]
+    fn what_others_have_is_not_reset() {
+        let mut state = State::default();
+        attach(&mut state, "a");
+        let mut together = together();
+        together[1].group = "8".to_owned();
+        state.clean.insert("a".to_owned(), "7".to_owned());
+        let refused = state.may_reset("a", &together);
+        assert!(matches!(refused, Err(ResetError::Shared(names)) if names == "b"));
     }
 }

@@ -239,7 +239,7 @@ fn more_devices(board: Board, work: &Path) -> Result<Vec<String>> {
         "edu,dma_mask=0xffffffffffff,bus=twoport,addr=0.1".to_owned(),
         // Extended capabilities: errors and a serial number; errors and address translation.
         "pcie-root-port,id=errorport,chassis=3,addr=0x15".to_owned(),
-        "e1000e,bus=errorport,romfile=,mac=52:54:00:12:34:56".to_owned(),
+        "e1000e,bus=errorport,netdev=express,romfile=,mac=52:54:00:12:34:56".to_owned(),
         "pcie-root-port,id=atsport,chassis=4,addr=0x16".to_owned(),
         "virtio-rng-pci,bus=atsport,iommu_platform=on,disable-legacy=on,aer=on,ats=on".to_owned(),
     ];
@@ -248,7 +248,8 @@ fn more_devices(board: Board, work: &Path) -> Result<Vec<String>> {
     let arguments = devices
         .into_iter()
         .flat_map(|device| ["-device".to_owned(), device]);
-    Ok(["-netdev".to_owned(), card]
+    let express = "user,id=express,restrict=on".to_owned();
+    Ok(["-netdev".to_owned(), card, "-netdev".to_owned(), express]
         .into_iter()
         .chain(arguments)
         .collect())

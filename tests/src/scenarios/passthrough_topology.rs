@@ -13,7 +13,7 @@ use super::{
 use crate::{
     gantry::Gantry,
     guest::Guest,
-    host_device::{EDU, EDU_OF_TWO, EXPRESS_CARD, EXPRESS_RNG, HostDevice},
+    host_device::{EDU, EDU_OF_PORT, EDU_OF_TWO, EXPRESS_CARD, EXPRESS_RNG, HostDevice},
 };
 
 pub const SCENARIOS: &[Entry] = &[
@@ -24,6 +24,10 @@ pub const SCENARIOS: &[Entry] = &[
     (
         "passthrough: two functions of a slot of bus 0, and one that comes too late",
         of_one_slot,
+    ),
+    (
+        "passthrough: functions without a reset of their own are reset together",
+        reset_together,
     ),
     (
         "passthrough: extended capabilities, without those that are the host's",
@@ -224,18 +228,16 @@ fn behind_a_port(context: &Context) -> Result<()> {
     };
     check(&mut guest)?;
     // One takes the other along.
-    for force in [false, true] {
-        gantry.put("vm.remove-device", json!({"id": "first", "force": force}))?;
-        gone(&gantry, "first")?;
-        gone(&gantry, "zero")?;
-        none_left(&mut guest, FUNCTIONS)?;
-        gantry.put("vm.add-device", first.clone())?;
-        none_left(&mut guest, FUNCTIONS)?;
-        let answer = gantry.put("vm.add-device", zero.clone())?;
-        ensure!(answer["bdf"] == FUNCTIONS[0], "{answer}");
-        check(&mut guest)?;
-        are_one_slot(&mut guest, FUNCTIONS)?;
-    }
+    gantry.put("vm.remove-device", json!({"id": "first"}))?;
+    gone(&gantry, "first")?;
+    gone(&gantry, "zero")?;
+    none_left(&mut guest, FUNCTIONS)?;
+    gantry.put("vm.add-device", first)?;
+    none_left(&mut guest, FUNCTIONS)?;
+    let answer = gantry.put("vm.add-device", zero)?;
+    ensure!(answer["bdf"] == FUNCTIONS[0], "{answer}");
+    check(&mut guest)?;
+    are_one_slot(&mut guest, FUNCTIONS)?;
     let nowhere = json!({"path": one.path, "parent": "zero"});
     gantry.refused(
         "vm.add-device",
@@ -246,8 +248,9 @@ fn behind_a_port(context: &Context) -> Result<()> {
     let port = json!({"id": "port"});
     gantry.refused("vm.remove-device", Some(port), 400, "cannot be removed")?;
     // A port that had nothing behind it when the guest started.
-    gantry.put("vm.remove-device", json!({"id": "zero"}))?;
+    gantry.put("vm.remove-device", json!({"id": "zero", "force": true}))?;
     gone(&gantry, "first")?;
+    none_left(&mut guest, FUNCTIONS)?;
     gantry.put(
         "vm.add-device",
         json!({"path": one.path, "id": "zero", "parent": "spare"}),
@@ -297,6 +300,34 @@ fn of_one_slot(context: &Context) -> Result<()> {
         works(&mut guest, bdf)?;
     }
     are_one_slot(&mut guest, FUNCTIONS)
+}
+
+fn reset_together(context: &Context) -> Result<()> {
+    const FUNCTIONS: [&str; 2] = ["0000:01:00.0", "0000:01:00.1"];
+    let [one, other] = [EDU_OF_PORT, EDU_OF_PORT + 1].map(|index| HostDevice::take(EDU, index));
+    let (one, other) = (one?, other?);
+    let zero = json!({"path": one.path, "id": "zero", "parent": "port"});
+    let first = json!({"path": other.path, "id": "first", "parent": "port", "pci_function": 1});
+    let more = json!({"pci_root_ports": [{"id": "port"}], "devices": [zero, first]});
+    let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    for _ in 0..2 {
+        for bdf in FUNCTIONS {
+            works(&mut guest, bdf)?;
+        }
+        gantry.put("vm.remove-device", json!({"id": "zero"}))?;
+        gone(&gantry, "zero")?;
+        gone(&gantry, "first")?;
+        for device in [&first, &zero] {
+            gantry.put("vm.add-device", device.clone())?;
+        }
+    }
+    let log = gantry.log();
+    ensure!(
+        log.contains("has to wait until"),
+        "one was reset before the other left: {log}"
+    );
+    ensure!(!log.contains("WARN"), "{log}");
+    Ok(())
 }
 
 fn saved_port(context: &Context) -> Result<()> {
