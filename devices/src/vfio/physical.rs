@@ -5,6 +5,8 @@ use std::{
     os::fd::{AsRawFd, BorrowedFd},
     path::{Path, PathBuf},
     sync::Arc,
+    thread,
+    time::{Duration, Instant},
 };
 
 use vfio_bindings::bindings::vfio::{
@@ -139,6 +141,23 @@ impl Physical {
         Ok(())
     }
 
+    /// A device that the host's error recovery holds is reset when that is over, or not at all.
+    fn reset_itself(&self) -> io::Result<()> {
+        const PATIENCE: Duration = Duration::from_secs(1);
+        const PAUSE: Duration = Duration::from_millis(10);
+        let start = Instant::now();
+        loop {
+            match ioctl::reset(&*self.device) {
+                Err(error)
+                    if error.raw_os_error() == Some(libc::EAGAIN) && start.elapsed() < PATIENCE =>
+                {
+                    thread::sleep(PAUSE);
+                }
+                other => return other,
+            }
+        }
+    }
+
     fn descriptor(&self) -> BorrowedFd<'_> {
         // SAFETY: the device keeps its descriptor open as long as `self` lives.
         unsafe { BorrowedFd::borrow_raw(self.device.as_raw_fd()) }
@@ -238,7 +257,7 @@ impl Device for Physical {
 
     /// The device's own reset; without one, that of its bus, if nobody else is on it.
     fn reset(&self) -> Result<(), ResetError> {
-        let own = match ioctl::reset(&*self.device) {
+        let own = match self.reset_itself() {
             Ok(()) => return Ok(()),
             Err(error) => error,
         };

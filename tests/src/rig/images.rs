@@ -31,6 +31,8 @@ const L1_EXTRA: &[&str] = &[
     "vfio-pci",
     // For a file system that can be made to wait.
     "loop",
+    // Makes errors of devices up.
+    "aer_inject",
     // For the disk with PoCL.
     "virtio_ring",
     "virtio",

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Value, json};
 
 use super::{
@@ -28,6 +28,10 @@ pub const SCENARIOS: &[Entry] = &[
     (
         "passthrough: functions without a reset of their own are reset together",
         reset_together,
+    ),
+    (
+        "passthrough: a device with an error is taken away, and comes back",
+        failed,
     ),
     (
         "passthrough: extended capabilities, without those that are the host's",
@@ -327,6 +331,44 @@ fn reset_together(context: &Context) -> Result<()> {
         "one was reset before the other left: {log}"
     );
     ensure!(!log.contains("WARN"), "{log}");
+    Ok(())
+}
+
+/// Has the kernel believe that a device has reported an error: one that cannot be corrected, and
+/// that is not fatal for its link (`struct aer_error_inj` of the kernel's aer_inject).
+fn inject_error(device: &HostDevice) -> Result<()> {
+    const COMPLETION_TIMEOUT: u32 = 1 << 14;
+    crate::net::sh("[ -d /sys/module/aer_inject ] || insmod /modules/aer_inject.ko")?;
+    let numbers = device.address.split([':', '.']);
+    let numbers: Vec<_> = numbers
+        .map(|number| u8::from_str_radix(number, 16))
+        .collect::<Result<_, _>>()?;
+    let [0, bus, slot, function] = numbers[..] else {
+        bail!("{} is not in segment 0", device.address);
+    };
+    let mut error = vec![bus, slot, function, 0];
+    for word in [COMPLETION_TIMEOUT, 0, 0, 0, 0, 0, 0] {
+        error.extend(u32::to_le_bytes(word));
+    }
+    std::fs::write("/dev/aer_inject", error).context("cannot inject an error")
+}
+
+fn failed(context: &Context) -> Result<()> {
+    const CARD: &str = "/sys/bus/pci/devices/0000:01:00.0";
+    let card = HostDevice::take(EXPRESS_CARD, 0)?;
+    let device = json!({"path": card.path, "id": "card", "parent": "port"});
+    let more = json!({"pci_root_ports": [{"id": "port"}], "devices": [device]});
+    let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    for _ in 0..2 {
+        guest.eventually(&format!("ls -d {CARD}"), |found| found == CARD)?;
+        inject_error(&card)?;
+        gone(&gantry, "card")?;
+        none_left(&mut guest, ["0000:01:00.0"; 2])?;
+        gantry.put("vm.add-device", device.clone())?;
+    }
+    guest.eventually(&format!("ls -d {CARD}"), |found| found == CARD)?;
+    let log = gantry.log();
+    ensure!(log.matches("cannot be corrected").count() == 2, "{log}");
     Ok(())
 }
 

@@ -345,10 +345,7 @@ impl Control {
         for alarm in self.sender.alarms().take() {
             match alarm {
                 Alarm::Wanted(id) => self.wanted_back(&id),
-                Alarm::Failed(id) => {
-                    log::error!("device {id:?} has an error from which it does not recover (AER)");
-                    self.monitor.emit("vm", "device-failed", &[("id", &id)]);
-                }
+                Alarm::Failed(id) => self.failed(&id),
                 Alarm::Fault { id, count, text } => {
                     log::error!(
                         "device {id:?} was kept from memory that the guest does not have \
@@ -358,6 +355,16 @@ impl Control {
                     self.monitor.emit("vm", "device-dma-fault", &properties);
                 }
             }
+        }
+    }
+
+    /// A device has an error that the host cannot correct, and may be reset by the host at any time:
+    /// it is taken from the guest, whose driver hears of no such thing.
+    fn failed(&mut self, id: &str) {
+        log::error!("device {id:?} has an error that cannot be corrected (AER): it is taken away");
+        self.monitor.emit("vm", "device-failed", &[("id", id)]);
+        if let Err(error) = self.tear_out(id) {
+            log::error!("device {id:?} cannot be taken away: {error}");
         }
     }
 

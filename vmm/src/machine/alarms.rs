@@ -38,7 +38,7 @@ const FIRST_FAULTS: u64 = 10;
 pub enum Alarm {
     /// The host wants it back: its driver is being unbound, or it is being removed.
     Wanted(String),
-    /// It has failed, and does not recover by itself.
+    /// It has reported an error that cannot be corrected (AER).
     Failed(String),
     /// The IOMMU has stopped it from reaching what it may not.
     Fault {
