@@ -81,9 +81,38 @@ pub struct Programs<'a> {
     pub vendors: &'a Path,
 }
 
+impl Programs<'_> {
+    /// Starts an application that has the device natively.
+    pub fn native(
+        self,
+        micros: &[u32],
+        seconds: u64,
+        iteration: Option<f64>,
+    ) -> Result<Application> {
+        let mut command = turns(self.built, micros, seconds);
+        command.args(iteration.map(|nanos| nanos.to_string()));
+        command.env("OCL_ICD_VENDORS", self.vendors.join(""));
+        Application::ready(&mut command)
+    }
+}
+
+/// Kernels of so many microseconds (several lengths are mixed), 64 at a time, for so many seconds;
+/// zero: until it is told to end.
+fn turns(built: &Path, micros: &[u32], seconds: u64) -> Command {
+    let micros: Vec<_> = micros.iter().map(u32::to_string).collect();
+    let mut command = Command::new(built.join("examples/opencl_turns"));
+    command
+        .args([&micros.join(","), "64", &seconds.to_string()])
+        .env_remove("OCL_ICD_FILENAMES");
+    command
+}
+
 /// Everything on one device.
 pub struct Machine {
-    programs: (PathBuf, PathBuf),
+    built: PathBuf,
+    /// Nanoseconds that an iteration of a kernel takes; applications measure it themselves if it is
+    /// not given.
+    pub iteration: Option<f64>,
     pub folder: PathBuf,
     pub arbiter: Process,
     pub pools: Vec<Process>,
@@ -99,6 +128,8 @@ impl Drop for Machine {
 /// An application that computes.
 pub struct Application {
     pub process: Process,
+    /// Nanoseconds that an iteration of its kernels takes.
+    pub iteration: f64,
     output: BufReader<ChildStdout>,
 }
 
@@ -112,8 +143,21 @@ impl Application {
         let output = child.stdout.take().context("no output")?;
         Ok(Self {
             process: Process(child),
+            iteration: 0.0,
             output: BufReader::new(output),
         })
+    }
+
+    /// Starts one, and waits until it can begin.
+    fn ready(command: &mut Command) -> Result<Self> {
+        let mut application = Self::start(command)?;
+        let line = application.line()?;
+        let iteration = line
+            .strip_prefix("running ")
+            .and_then(|nanos| nanos.parse().ok());
+        application.iteration =
+            iteration.with_context(|| format!("the application said {line:?}"))?;
+        Ok(application)
     }
 
     /// Its next line; empty at its end.
@@ -149,7 +193,8 @@ impl Machine {
         )?;
         let mut machine = Self {
             arbiter: arbiter(programs.built, &folder, options)?,
-            programs: (programs.built.to_owned(), programs.vendors.to_owned()),
+            built: programs.built.to_owned(),
+            iteration: None,
             folder,
             pools: Vec::new(),
         };
@@ -179,22 +224,17 @@ impl Machine {
     /// Starts an application of a client, for so many seconds; zero: until it is told to end. Its
     /// kernels take about so many microseconds (several lengths are mixed); zero: without end.
     pub fn application(&self, client: usize, micros: &[u32], seconds: u64) -> Result<Application> {
-        let micros: Vec<_> = micros.iter().map(u32::to_string).collect();
-        let mut command = Command::new(self.programs.0.join("examples/opencl_turns"));
+        let mut command = turns(&self.built, micros, seconds);
         command
-            .args([&micros.join(","), "64", &seconds.to_string()])
+            .args(self.iteration.map(|nanos| nanos.to_string()))
             .env("OCL_ICD_VENDORS", self.folder.join("vendors/"))
-            .env_remove("OCL_ICD_FILENAMES")
             .env("GANTRY_OPENCL", self.folder.join(format!("pool{client}")));
-        let mut application = Application::start(&mut command)?;
-        let line = application.line()?;
-        ensure!(line == "running", "the application said {line:?}");
-        Ok(application)
+        Application::ready(&mut command)
     }
 
     /// Starts another arbiter, in the place of one that has ended.
     pub fn restart_arbiter(&mut self, options: &[&str]) -> Result<()> {
-        self.arbiter = arbiter(&self.programs.0, &self.folder, options)?;
+        self.arbiter = arbiter(&self.built, &self.folder, options)?;
         Ok(())
     }
 
@@ -203,7 +243,7 @@ impl Machine {
         let mut command = Command::new("timeout");
         command
             .arg("60")
-            .arg(self.programs.0.join("examples/opencl_hostile"))
+            .arg(self.built.join("examples/opencl_hostile"))
             .arg(self.folder.join(format!("pool{client}")))
             .arg(what);
         Application::start(&mut command)

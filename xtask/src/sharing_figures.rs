@@ -16,7 +16,7 @@ use gpu_mediator::{
     simulator::{Outcome, WINDOW, fairness, picture},
 };
 
-use crate::shared_device::{Machine, Programs, build, wait_for};
+use crate::shared_device::{Application, Machine, Programs, build, wait_for};
 
 /// The weights of the clients.
 const WEIGHTS: [u32; 6] = [1, 2, 2, 3, 3, 4];
@@ -68,8 +68,8 @@ pub fn run(options: &Options) -> Result<()> {
         options.policy, options.seconds
     );
     println!(
-        "| kernels | MMR of device time | MMR of kernels' own time | device busy | kernels' own \
-         time by time | client (weight): share, kernels |\n|---|---|---|---|---|---|"
+        "| kernels | MMR of device time | device given away | MMR of work | work by time | kernels' \
+         own time by time | client (weight): work, kernels |\n|---|---|---|---|---|---|---|"
     );
     for &(name, kernels) in EXPERIMENTS {
         let measured = measure(programs, options, kernels)?;
@@ -93,38 +93,90 @@ struct Measured {
     outcome: Outcome,
     /// Of the whole time: the part in which each client had the device.
     device: Vec<f64>,
-    /// For each client, the number of its kernels that ended, and the time that they take when
-    /// nothing else runs, by the time that passed.
-    work: Vec<(u64, f64)>,
+    clients: Vec<Work>,
+}
+
+/// What a client's application got done.
+struct Work {
+    kernels: u64,
+    /// By what it gets done in the same time natively, when nothing else runs.
+    part: f64,
+    /// The time that its kernels take by themselves, without the way to the device, by the time
+    /// that passed.
+    own: f64,
+    /// The same by the device's clock while it was shared, if that was asked for.
+    timed: f64,
 }
 
 impl std::fmt::Display for Measured {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let ideal = &self.outcome.ideal;
-        let work: Vec<f64> = self.work.iter().map(|(_, part)| *part).collect();
+        let work: Vec<f64> = self.clients.iter().map(|client| client.part).collect();
         let mut clients = String::new();
-        for (client, (kernels, part)) in self.work.iter().enumerate() {
-            let comma = if client == 0 { "" } else { "; " };
-            write!(
-                clients,
-                "{comma}{} ({}): {part:.3}, {kernels}",
-                client + 1,
-                WEIGHTS[client]
-            )?;
+        for (index, client) in self.clients.iter().enumerate() {
+            let comma = if index == 0 { "" } else { "; " };
+            let Work { kernels, part, .. } = client;
+            let (number, weight) = (index + 1, WEIGHTS[index]);
+            write!(clients, "{comma}{number} ({weight}): {part:.3}, {kernels}")?;
+            if client.timed > 0.0 {
+                let (own, timed) = (client.own, client.timed);
+                write!(clients, " ({own:.3} alone, {timed:.3} shared)")?;
+            }
         }
         write!(
             f,
-            "{:.3} | {:.3} | {:.3} | {:.3} | {clients}",
+            "{:.3} | {:.3} | {:.3} | {:.3} | {:.3} | {clients}",
             fairness::min_max_ratio(&self.device, ideal),
-            fairness::min_max_ratio(&work, ideal),
             self.device.iter().sum::<f64>(),
+            fairness::min_max_ratio(&work, ideal),
             work.iter().sum::<f64>(),
+            self.clients.iter().map(|client| client.own).sum::<f64>(),
         )
     }
 }
 
+/// What an application says at its end: its kernels, and by the time that passed: the time that
+/// they take by themselves, and the same by the device's clock.
+fn result(application: &mut Application) -> Result<(u64, f64, f64)> {
+    let line = application.line()?;
+    let numbers: Vec<f64> = line
+        .split(' ')
+        .filter_map(|word| word.parse().ok())
+        .collect();
+    let &[kernels, seconds, own, _, timed] = &numbers[..] else {
+        anyhow::bail!("an application said {line:?}");
+    };
+    Ok((kernels as u64, own / seconds, timed / seconds))
+}
+
+/// What each application gets done natively when nothing else runs: the time that its kernels take
+/// by themselves, by the time that passes. And how long an iteration of a kernel takes.
+fn natively(programs: Programs, options: &Options, kernels: Kernels) -> Result<(Vec<f64>, f64)> {
+    let mut known: BTreeMap<Vec<u32>, f64> = BTreeMap::new();
+    let mut iteration = None;
+    let mut parts = Vec::new();
+    for client in 0..WEIGHTS.len() {
+        let lengths = kernels(client);
+        let part = match known.get(&lengths) {
+            Some(part) => *part,
+            None => {
+                let seconds = (options.seconds / 8).max(2);
+                let mut application = programs.native(&lengths, seconds, iteration)?;
+                iteration.get_or_insert(application.iteration);
+                application.go()?;
+                result(&mut application)?.1
+            }
+        };
+        known.insert(lengths, part);
+        parts.push(part);
+    }
+    Ok((parts, iteration.unwrap_or(0.0)))
+}
+
 fn measure(programs: Programs, options: &Options, kernels: Kernels) -> Result<Measured> {
-    let machine = Machine::start(programs, &["--policy", &options.policy], &WEIGHTS)?;
+    let (natively, iteration) = natively(programs, options, kernels)?;
+    let mut machine = Machine::start(programs, &["--policy", &options.policy], &WEIGHTS)?;
+    machine.iteration = Some(iteration);
     let mut applications = Vec::new();
     for client in 0..WEIGHTS.len() {
         applications.push(machine.application(client, &kernels(client), options.seconds)?);
@@ -154,17 +206,15 @@ fn measure(programs: Programs, options: &Options, kernels: Kernels) -> Result<Me
     let device = (0..WEIGHTS.len())
         .map(|client| part(&before, &last, client, then - start))
         .collect();
-    let mut work = Vec::new();
-    for application in &mut applications {
-        let line = application.line()?;
-        let numbers: Vec<f64> = line
-            .split(' ')
-            .filter_map(|word| word.parse().ok())
-            .collect();
-        let &[kernels, seconds, alone, _] = &numbers[..] else {
-            anyhow::bail!("an application said {line:?}");
-        };
-        work.push((kernels as u64, alone / seconds));
+    let mut clients = Vec::new();
+    for (application, natively) in applications.iter_mut().zip(natively) {
+        let (kernels, own, timed) = result(application)?;
+        clients.push(Work {
+            kernels,
+            part: own / natively,
+            own,
+            timed,
+        });
     }
     let outcome = Outcome {
         ideal: fairness::ideal(&WEIGHTS, &[1.0; WEIGHTS.len()]),
@@ -173,7 +223,7 @@ fn measure(programs: Programs, options: &Options, kernels: Kernels) -> Result<Me
     Ok(Measured {
         outcome,
         device,
-        work,
+        clients,
     })
 }
 

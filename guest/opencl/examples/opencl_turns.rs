@@ -1,15 +1,18 @@
-//! Keeps a device busy: `opencl_turns MICROSECONDS IN_FLIGHT SECONDS` enqueues kernels that take
-//! about so long when nothing else runs, so many at a time, for so many seconds. Several lengths
-//! (`20,400,8000`) are mixed at random.
+//! Keeps a device busy: `opencl_turns MICROSECONDS IN_FLIGHT SECONDS [NANOSECONDS]` enqueues kernels
+//! that take about so long when nothing else runs, so many at a time, for so many seconds. Several
+//! lengths (`20,400,8000`) are mixed at random. How long an iteration of a kernel takes is measured
+//! at first, or given.
 //!
-//! Prints `running` when it is ready, waits for a line of input, and prints at its end the number
-//! of kernels, and in seconds the time they took, the time that they take when nothing else runs,
-//! and the longest time between the ends of two: or `error`, a code and what failed with it. Zero
-//! seconds: until its input ends. Zero microseconds: a kernel that never ends.
+//! Prints `running` and the nanoseconds of an iteration when it is ready, waits for a line of input,
+//! and prints at its end the number of kernels, and in seconds the time they took, the time that
+//! they take when nothing else runs, the longest time between the ends of two, and, if
+//! `OPENCL_TURNS_PROFILE` is set, the time that they took by the device's clock: or `error`, a code
+//! and what failed with it. Zero seconds: until its input ends. Zero microseconds: a kernel that
+//! never ends.
 
 use std::{
     collections::VecDeque,
-    ptr::null,
+    ptr::{null, null_mut},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -44,17 +47,34 @@ struct Length {
 struct Work {
     device: Device,
     kernel: usize,
+    /// Whether commands are timed by the device.
+    profiled: bool,
 }
 
 impl Work {
     fn open(name: &std::ffi::CStr) -> Result<Self, Failed> {
-        let device = Device::open(None)?;
+        let mut device = Device::open(None)?;
+        let profiled = std::env::var_os("OPENCL_TURNS_PROFILE").is_some();
+        if profiled {
+            let (mut code, timed) = (0, codes::QUEUE_PROFILING_ENABLE);
+            let (context, id) = (device.context, device.id);
+            let queue = cl!(
+                device.api,
+                clCreateCommandQueue(context, id, timed, &raw mut code)
+            );
+            check(code, "creating a queue")?;
+            device.queue = queue;
+        }
         let [kernel] = device.kernels(SOURCE, [name])?;
         let mut one = 1f32;
         let flags = codes::MEM_COPY_HOST_PTR;
         let values = device.buffer(flags, 4, (&raw mut one).cast())?;
         device.set(kernel, 0, values)?;
-        Ok(Self { device, kernel })
+        Ok(Self {
+            device,
+            kernel,
+            profiled,
+        })
     }
 
     fn enqueue(&self, iterations: i32) -> Result<usize, Failed> {
@@ -78,10 +98,24 @@ impl Work {
         Ok(event)
     }
 
-    fn wait(&self, event: usize) -> Result<(), Failed> {
+    /// Waits for a kernel: how long it took by the device's clock, if that is asked for.
+    fn wait(&self, event: usize) -> Result<Duration, Failed> {
         let api = &self.device.api;
         check(cl!(api, clWaitForEvents(1, &raw const event)), "waiting")?;
-        check(cl!(api, clReleaseEvent(event)), "releasing")
+        let mut times = [0u64; 2];
+        if self.profiled {
+            let names = [codes::PROFILING_COMMAND_START, codes::PROFILING_COMMAND_END];
+            for (name, time) in names.into_iter().zip(&mut times) {
+                let value = (&raw mut *time).cast();
+                let got = cl!(
+                    api,
+                    clGetEventProfilingInfo(event, name, 8, value, null_mut())
+                );
+                check(got, "asking for a time")?;
+            }
+        }
+        check(cl!(api, clReleaseEvent(event)), "releasing")?;
+        Ok(Duration::from_nanos(times[1].saturating_sub(times[0])))
     }
 
     /// How long so many iterations take: the shortest of several, since others may use the device.
@@ -103,15 +137,21 @@ impl Work {
     }
 }
 
-fn run(micros: &[u64], in_flight: usize, seconds: f64) -> Result<(), Failed> {
+fn run(
+    micros: &[u64],
+    in_flight: usize,
+    seconds: f64,
+    iteration: Option<f64>,
+) -> Result<(), Failed> {
     let endless = micros == [0];
     let work = Work::open(if endless { c"endless" } else { c"work" })?;
     let mut lengths = vec![Length {
         iterations: 0,
         alone: Duration::ZERO,
     }];
+    let mut nanos = 0.0;
     if !endless {
-        let nanos = work.iteration()?;
+        nanos = iteration.map_or_else(|| work.iteration(), Ok)?;
         let length = |&micros: &u64| {
             let iterations = (micros as f64 * 1e3 / nanos).max(1.0) as i32;
             let alone = Duration::from_nanos((f64::from(iterations) * nanos) as u64);
@@ -119,7 +159,7 @@ fn run(micros: &[u64], in_flight: usize, seconds: f64) -> Result<(), Failed> {
         };
         lengths = micros.iter().map(length).collect();
     }
-    println!("running");
+    println!("running {nanos:.4}");
     let mut line = String::new();
     let _ = std::io::stdin().read_line(&mut line);
     let (mut events, mut done, mut alone) = (VecDeque::new(), 0u64, Duration::ZERO);
@@ -130,7 +170,7 @@ fn run(micros: &[u64], in_flight: usize, seconds: f64) -> Result<(), Failed> {
         end.store(true, Ordering::Relaxed);
     });
     let (mut random, start) = (u64::from(std::process::id()), Instant::now());
-    let (mut last, mut pause) = (start, Duration::ZERO);
+    let (mut last, mut pause, mut timed) = (start, Duration::ZERO, Duration::ZERO);
     let goes_on = || match seconds {
         0.0 => !ended.load(Ordering::Relaxed),
         seconds => start.elapsed().as_secs_f64() < seconds,
@@ -145,7 +185,7 @@ fn run(micros: &[u64], in_flight: usize, seconds: f64) -> Result<(), Failed> {
             events.push_back((work.enqueue(length.iterations)?, length.alone));
         }
         if let Some((event, length)) = events.pop_front() {
-            work.wait(event)?;
+            timed += work.wait(event)?;
             done += 1;
             alone += length;
             let now = Instant::now();
@@ -154,18 +194,20 @@ fn run(micros: &[u64], in_flight: usize, seconds: f64) -> Result<(), Failed> {
         }
     }
     println!(
-        "{done} {:.3} {:.3} {:.3}",
+        "{done} {:.3} {:.3} {:.3} {:.3}",
         start.elapsed().as_secs_f64(),
         alone.as_secs_f64(),
-        pause.as_secs_f64()
+        pause.as_secs_f64(),
+        timed.as_secs_f64()
     );
     Ok(())
 }
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let given = arguments.get(3).and_then(|nanos| nanos.parse().ok());
     let parsed = match &arguments[..] {
-        [micros, in_flight, seconds] => micros
+        [micros, in_flight, seconds] | [micros, in_flight, seconds, _] => micros
             .split(',')
             .map(str::parse)
             .collect::<Result<Vec<u64>, _>>()
@@ -175,10 +217,12 @@ fn main() {
         _ => None,
     };
     let Some(((micros, in_flight), seconds)) = parsed else {
-        eprintln!("usage: opencl_turns MICROSECONDS[,MICROSECONDS...] IN_FLIGHT SECONDS");
+        eprintln!(
+            "usage: opencl_turns MICROSECONDS[,MICROSECONDS...] IN_FLIGHT SECONDS [NANOSECONDS]"
+        );
         std::process::exit(2);
     };
-    if let Err(failed) = run(&micros, in_flight.max(1), seconds) {
+    if let Err(failed) = run(&micros, in_flight.max(1), seconds, given) {
         println!("error {} {}", failed.code, failed.what);
     }
 }
