@@ -153,7 +153,7 @@ impl Meter {
             .get(&kind)
             .and_then(|estimate| estimate.known());
         // When what is outstanding is expected to be done.
-        let done = (self.running_since().unwrap_or(now) + self.expected).max(now);
+        let done = self.expected_end().unwrap_or(now).max(now);
         // One that is expected to end less than half beyond the turn still belongs to it: turns
         // are as long as they should be on average.
         let after = done.since(self.begun) + estimate.unwrap_or_default() / 2;
@@ -207,6 +207,11 @@ impl Meter {
         for done in 1..=count {
             self.completed(start + all * done / count);
         }
+    }
+
+    /// When what is outstanding is expected to be done; what is not known counts as nothing.
+    pub fn expected_end(&self) -> Option<Moment> {
+        Some(self.running_since()? + self.expected)
     }
 
     /// Whether the turn's time is over.

@@ -159,6 +159,34 @@ impl Turns {
         }
     }
 
+    /// How long from now what was submitted in this turn is expected to take; none if nothing is
+    /// outstanding, or nobody waits for its end.
+    pub fn expected_end(&self, now: Moment) -> Option<Duration> {
+        let end = self.meter.expected_end()?;
+        self.is_waited_for().then(|| end.since(now))
+    }
+
+    /// Whether this worker has the device and somebody else waits for it.
+    fn is_waited_for(&self) -> bool {
+        let contended =
+            |session: &Arc<Session>| session.grant.contended.load(Ordering::Relaxed) != 0;
+        self.standing == Standing::Has && self.session.as_ref().is_some_and(contended)
+    }
+
+    /// Whether what was submitted in this turn is expected to end about now, while somebody waits
+    /// for that: `soon` before or after.
+    pub fn ends_within(&self, soon: Duration, now: Moment) -> bool {
+        self.expected_end(now).is_some_and(|left| left <= soon)
+            && (self.meter.expected_end()).is_some_and(|end| now.since(end) <= soon)
+    }
+
+    /// Gives the device back if the turn is over, nothing is outstanding and somebody waits.
+    pub fn give_way(&mut self, now: Moment) {
+        if self.is_waited_for() && self.meter.outstanding() == 0 && self.meter.is_over(now) {
+            self.idle(false);
+        }
+    }
+
     /// Whether this turn is to begin with waking the client; says so once.
     pub fn coschedule(&mut self) -> bool {
         std::mem::take(&mut self.coschedule)

@@ -242,7 +242,7 @@ impl Server {
         loop {
             if self.turn(&mut calls, &mut body)? {
                 spin.reset();
-            } else if !spin.again() {
+            } else if !spin.again() && !self.ends_soon() {
                 self.arm();
                 self.before_sleep();
                 let board = Arc::clone(&self.board);
@@ -271,7 +271,10 @@ impl Server {
             };
             busy = true;
             let request = Request::decode(header.opcode, body)?;
-            self.serve_in_turn(header, request)?;
+            self.serve_in_turn(header, request, body.len())?;
+        }
+        if busy {
+            self.give_way();
         }
         busy |= self.notices()?;
         busy |= self.poll_waits()?;
@@ -487,11 +490,11 @@ impl Server {
             oldest.armed = true;
             events.push(oldest.event);
         }
-        events.into_iter().for_each(|event| self.watch(event));
+        events.into_iter().for_each(|event| self.watch(event, None));
     }
 
-    /// Has this thread woken when an event's command completes.
-    pub(super) fn watch(&mut self, event: Handle) {
+    /// Has this thread woken when an event's command completes, and after some time if it has not.
+    pub(super) fn watch(&mut self, event: Handle, after: Option<Duration>) {
         if self.watch.is_none() {
             let started = Watch::start(Arc::clone(&self.api), Arc::clone(&self.board));
             self.watch = started
@@ -503,7 +506,7 @@ impl Server {
         }
         if let Some(watch) = &self.watch {
             cl!(self.api, clRetainEvent(event));
-            watch.order(event);
+            watch.order(event, after);
         }
     }
 

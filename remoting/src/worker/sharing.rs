@@ -7,7 +7,12 @@
 //! been submitted.) Without an arbiter all this is one comparison per call.
 
 use std::{
-    collections::VecDeque, io, os::unix::net::UnixStream, sync::Arc, thread, time::Duration,
+    collections::{HashSet, VecDeque},
+    io,
+    os::unix::net::UnixStream,
+    sync::Arc,
+    thread,
+    time::Duration,
 };
 
 use super::{
@@ -18,12 +23,21 @@ use super::{
 };
 use crate::{
     opencl::api::{Api, Handle},
-    protocol::{Flags, Header, Request, calls::QueueId},
+    protocol::{
+        Flags, Header, Request,
+        calls::{EventId, QueueId, Target},
+    },
     turns::{Moment, message::Join, meter::Kind, worker::Turns},
 };
 
-/// The most calls that are kept.
-const HELD: usize = 64;
+/// The most calls that are kept: enough for what applications have in flight, as those behind are
+/// not even looked at, and an application that waits for what has completed would go on waiting.
+const HELD: usize = 1024;
+/// The most bytes of calls that are kept.
+const HELD_BYTES: usize = 1 << 20;
+/// This long before the end of what the driver has, the serving thread no longer sleeps: falling
+/// asleep and waking up would be time of the device that nobody has.
+const SOON: Duration = Duration::from_micros(200);
 /// `CL_RUNNING`.
 const RUNNING: i32 = 1;
 /// How often commands are looked at whose client does not read its answers.
@@ -38,12 +52,25 @@ struct Submitted {
     armed: bool,
 }
 
+/// A call that waits.
+#[derive(Debug)]
+struct Held {
+    header: Header,
+    request: Request,
+    /// Bytes, as it was sent.
+    size: usize,
+}
+
 /// What a server needs for taking turns.
 #[derive(Debug, Default)]
 pub struct Sharing {
     turns: Option<Turns>,
     /// A call that waits for the device, and those behind it.
-    held: VecDeque<(Header, Request)>,
+    held: VecDeque<Held>,
+    /// The size of all of them, as they were sent.
+    held_bytes: usize,
+    /// How many of them only wait for commands.
+    held_waits: usize,
     /// The kind of the command that is about to be submitted, if it is to be measured.
     pub(super) metered: Option<Kind>,
     submitted: VecDeque<Submitted>,
@@ -83,7 +110,31 @@ fn kind(header: Header, request: &Request) -> Option<Kind> {
     }
 }
 
+/// The events of a call that does nothing but wait for them or ask about them.
+fn awaited(request: &Request) -> Option<&[EventId]> {
+    match request {
+        Request::WaitForEvents(call) => Some(&call.events),
+        Request::Info(call) => match &call.of {
+            Target::Event(id) | Target::Profiling(id) => Some(std::slice::from_ref(id)),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
 impl Sharing {
+    /// Counts a call that is kept.
+    fn keep(&mut self, call: &Held) {
+        self.held_bytes += call.size;
+        self.held_waits += usize::from(awaited(&call.request).is_some());
+    }
+
+    /// Counts a call that is no longer kept.
+    fn forget(&mut self, call: &Held) {
+        self.held_bytes -= call.size;
+        self.held_waits -= usize::from(awaited(&call.request).is_some());
+    }
+
     /// Takes note of commands that have completed.
     fn settle(&mut self, api: &Api) {
         let mut completed = 0;
@@ -156,7 +207,7 @@ impl Server {
 
     /// Whether so many calls wait for the device that no other is to be taken.
     pub(super) fn is_full(&self) -> bool {
-        self.sharing.held.len() >= HELD
+        self.sharing.held.len() >= HELD || self.sharing.held_bytes >= HELD_BYTES
     }
 
     /// Carries out the calls that wait for the device, as far as they may be by now. Whether there
@@ -164,52 +215,95 @@ impl Server {
     pub(super) fn serve_held(&mut self) -> Result<bool, Error> {
         self.sharing.settle(&self.api);
         let mut served = false;
-        while let Some((header, request)) = self.sharing.held.pop_front() {
-            if let Some(kept) = self.try_serve(header, request)? {
+        while let Some(call) = self.sharing.held.pop_front() {
+            self.sharing.forget(&call);
+            if let Some(kept) = self.try_serve(call)? {
+                self.sharing.keep(&kept);
                 self.sharing.held.push_front(kept);
                 break;
             }
             served = true;
         }
+        if served {
+            self.serve_waits()?;
+        }
         Ok(served)
     }
 
+    /// Carries out those of the calls that are kept that wait for what the driver has by now.
+    fn serve_waits(&mut self) -> Result<(), Error> {
+        if self.sharing.held_waits == 0 {
+            return Ok(());
+        }
+        let mut released = HashSet::new();
+        let mut ready = Vec::new();
+        for (place, call) in self.sharing.held.iter().enumerate() {
+            if let Request::ReleaseEvent(call) = &call.request {
+                released.insert(call.id.0);
+            } else if let Some(events) = awaited(&call.request)
+                && events
+                    .iter()
+                    .all(|id| !released.contains(&id.0) && self.events.get(id.0).is_ok())
+            {
+                ready.push(place);
+            }
+        }
+        // Each is one place nearer to the front for each that was taken out before.
+        for (taken, place) in ready.into_iter().enumerate() {
+            if let Some(call) = self.sharing.held.remove(place - taken) {
+                self.sharing.forget(&call);
+                self.serve(call.header, call.request)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Carries out a call, or keeps it until the device is free for it and for those before it.
-    pub(super) fn serve_in_turn(&mut self, header: Header, request: Request) -> Result<(), Error> {
-        let kept = if self.sharing.held.is_empty() || self.may_overtake(&request) {
-            self.try_serve(header, request)?
-        } else {
-            Some((header, request))
+    /// It was sent in `size` bytes.
+    pub(super) fn serve_in_turn(
+        &mut self,
+        header: Header,
+        request: Request,
+        size: usize,
+    ) -> Result<(), Error> {
+        let call = Held {
+            header,
+            request,
+            size,
         };
-        self.sharing.held.extend(kept);
+        let kept = if self.sharing.held.is_empty() || self.may_overtake(&call.request) {
+            self.try_serve(call)?
+        } else {
+            Some(call)
+        };
+        if let Some(kept) = kept {
+            self.sharing.keep(&kept);
+            self.sharing.held.push_back(kept);
+        }
         Ok(())
     }
 
     /// Whether a call may be carried out before those that are kept: if it waits for commands that
-    /// the driver has, under numbers that are still theirs then.
+    /// the driver has, or asks about one, under numbers that are still theirs then.
     fn may_overtake(&self, request: &Request) -> bool {
-        let Request::WaitForEvents(call) = request else {
-            return false;
-        };
-        call.events.iter().all(|id| {
-            let released = |held: &Request| matches!(held, Request::ReleaseEvent(c) if c.id == *id);
-            self.events.get(id.0).is_ok()
-                && !self.sharing.held.iter().any(|(_, held)| released(held))
+        awaited(request).is_some_and(|events| {
+            events.iter().all(|id| {
+                let released =
+                    |held: &Held| matches!(&held.request, Request::ReleaseEvent(c) if c.id == *id);
+                self.events.get(id.0).is_ok() && !self.sharing.held.iter().any(released)
+            })
         })
     }
 
     /// Carries out a call, or gives it back if the device is not free for it.
-    fn try_serve(
-        &mut self,
-        header: Header,
-        request: Request,
-    ) -> Result<Option<(Header, Request)>, Error> {
+    fn try_serve(&mut self, call: Held) -> Result<Option<Held>, Error> {
+        let header = call.header;
         if self.sharing.turns.is_some()
-            && let Some(kind) = kind(header, &request)
+            && let Some(kind) = kind(header, &call.request)
         {
             if !self.may_submit(kind) {
                 self.sharing.flush_submitted(&self.api, &self.queues);
-                return Ok(Some((header, request)));
+                return Ok(Some(call));
             }
             self.sharing.metered = Some(kind);
         }
@@ -218,7 +312,7 @@ impl Server {
         {
             turns.synchronous();
         }
-        let served = self.serve(header, request);
+        let served = self.serve(header, call.request);
         // Not every call that needs the device submits a command, and not every one succeeds.
         self.sharing.metered = None;
         served.map(|()| None)
@@ -269,6 +363,25 @@ impl Server {
         turns.completed(1, Moment::now());
     }
 
+    /// Whether the serving thread is better not put to sleep: others wait for the device, and what
+    /// this client has submitted in its turn is about to end.
+    pub(super) fn ends_soon(&self) -> bool {
+        !self.sharing.held.is_empty()
+            && self
+                .sharing
+                .turns
+                .as_ref()
+                .is_some_and(|turns| turns.ends_within(SOON, Moment::now()))
+    }
+
+    /// After a while of calls that did not need the device: who waits for it gets it, however long
+    /// the client goes on with them.
+    pub(super) fn give_way(&mut self) {
+        if let Some(turns) = &mut self.sharing.turns {
+            turns.give_way(Moment::now());
+        }
+    }
+
     /// Before the serving thread sleeps: lets go of a device that is not used, and has the thread
     /// woken when what is waited for completes.
     pub(super) fn before_sleep(&mut self) {
@@ -293,7 +406,9 @@ impl Server {
         };
         next.armed = true;
         let event = next.event;
-        self.watch(event);
+        let turns = self.sharing.turns.as_ref();
+        let end = turns.and_then(|turns| turns.expected_end(Moment::now()));
+        self.watch(event, end.map(|end| end.saturating_sub(SOON)));
     }
 }
 

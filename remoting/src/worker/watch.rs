@@ -31,7 +31,15 @@ const SLACK: libc::c_ulong = 1_000;
 
 /// The thread that looks after commands; ends with this value.
 #[derive(Debug)]
-pub struct Watch(mpsc::Sender<Handle>);
+pub struct Watch(mpsc::Sender<Order>);
+
+/// An event to look after.
+#[derive(Debug)]
+struct Order {
+    event: Handle,
+    /// When to wake the serving thread in any case.
+    deadline: Option<Instant>,
+}
 
 impl Watch {
     /// Starts the thread, which leaves notices on `board`.
@@ -43,18 +51,19 @@ impl Watch {
         Ok(Self(sender))
     }
 
-    /// Has the serving thread woken when an event has completed, or failed. Takes a reference to
-    /// the event.
-    pub fn order(&self, event: Handle) {
+    /// Has the serving thread woken when an event has completed, or failed, and after some time if
+    /// it has not. Takes a reference to the event.
+    pub fn order(&self, event: Handle, after: Option<Duration>) {
+        let deadline = after.map(|after| Instant::now() + after);
         // The thread ends only with this value.
-        let _ = self.0.send(event);
+        let _ = self.0.send(Order { event, deadline });
     }
 }
 
-fn watch(api: &Api, board: &Board, orders: &mpsc::Receiver<Handle>) {
+fn watch(api: &Api, board: &Board, orders: &mpsc::Receiver<Order>) {
     // SAFETY: a plain call. Without it sleeps are somewhat longer.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, SLACK) };
-    let mut watched: Vec<Handle> = Vec::new();
+    let mut watched: Vec<Order> = Vec::new();
     // Since the newest was ordered: for the sake of an old one that never ends, others do not wait.
     let mut since = Instant::now();
     loop {
@@ -64,30 +73,40 @@ fn watch(api: &Api, board: &Board, orders: &mpsc::Receiver<Handle>) {
                 .map_err(|_| mpsc::RecvTimeoutError::Disconnected)
         } else {
             let nap = (since.elapsed() / PART).clamp(SHORTEST, LONGEST);
-            orders.recv_timeout(nap)
+            let deadlines = watched.iter().filter_map(|order| order.deadline);
+            let left = deadlines
+                .min()
+                .map_or(nap, |first| first.saturating_duration_since(Instant::now()));
+            orders.recv_timeout(nap.min(left))
         };
         match ordered {
-            Ok(event) => {
-                watched.push(event);
+            Ok(order) => {
+                watched.push(order);
                 watched.extend(orders.try_iter());
                 since = Instant::now();
             }
             Err(mpsc::RecvTimeoutError::Timeout) => {}
             Err(mpsc::RecvTimeoutError::Disconnected) => break,
         }
-        let before = watched.len();
-        watched.retain(|&event| {
-            let goes_on = status(api, event) > 0;
+        let now = Instant::now();
+        let mut wake = false;
+        watched.retain_mut(|order| {
+            wake |= order
+                .deadline
+                .take_if(|deadline| *deadline <= now)
+                .is_some();
+            let goes_on = status(api, order.event) > 0;
             if !goes_on {
-                cl!(api, clReleaseEvent(event));
+                wake = true;
+                cl!(api, clReleaseEvent(order.event));
             }
             goes_on
         });
-        if watched.len() < before {
+        if wake {
             board.leave(Notice::Wake);
         }
     }
-    for event in watched {
-        cl!(api, clReleaseEvent(event));
+    for order in watched {
+        cl!(api, clReleaseEvent(order.event));
     }
 }
