@@ -177,6 +177,14 @@ impl Scheduler {
         }
     }
 
+    /// Charges a client for what it has used after its turn, of others' turns.
+    pub fn charge_late(&mut self, id: ClientId, used: Duration, now: Moment) {
+        self.policy.charge(id, used, now);
+        if let Some(client) = self.clients.get_mut(&id) {
+            client.figures.device_time += used;
+        }
+    }
+
     /// The holder's turn is over.
     pub fn done(&mut self, now: Moment) {
         self.holder = None;

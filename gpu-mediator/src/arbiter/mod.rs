@@ -95,6 +95,7 @@ struct Member {
     /// What of its account the client was charged for.
     busy: u64,
     synchronous: u64,
+    overrun: u64,
     /// It was killed and has not ended yet.
     dying: bool,
 }
@@ -198,7 +199,7 @@ impl Arbiter {
             })
             .collect();
         let ask = self.ask.map(|moment| moment.since(Moment::now()));
-        let tick = (self.limit.is_some() && self.turn.is_some()).then_some(TICK);
+        let tick = (self.limit.is_some() && self.is_used()).then_some(TICK);
         let timeout = ask
             .into_iter()
             .chain(tick)
@@ -295,6 +296,7 @@ impl Arbiter {
             vm,
             busy: 0,
             synchronous: 0,
+            overrun: 0,
             dying: false,
         };
         self.members.insert(self.next.1, member);
@@ -433,6 +435,25 @@ impl Arbiter {
         let calls = synchronous.saturating_sub(member.synchronous);
         (member.busy, member.synchronous) = (busy, synchronous);
         self.scheduler.charge(used, calls, now);
+        let overrun = account.overrun.load(Ordering::Relaxed);
+        let late = Duration::from_nanos(overrun.saturating_sub(member.overrun));
+        member.overrun = overrun;
+        if !late.is_zero() {
+            self.scheduler.charge_late(member.vm, late, now);
+        }
+    }
+
+    /// Whether somebody has the device, or uses it although its turn is over.
+    fn is_used(&self) -> bool {
+        let running = |member: &Member| {
+            member
+                .worker
+                .account()
+                .running_since
+                .load(Ordering::Relaxed)
+                != 0
+        };
+        self.turn.is_some() || self.members.values().any(running)
     }
 
     /// The holder's turn is over; `used` says whether it was using the device.
@@ -493,44 +514,40 @@ impl Arbiter {
         }
     }
 
-    /// Ends the holder's worker if it has exceeded the limit of run time: by what it says itself,
-    /// or, if others wait, by the clock.
+    /// Ends workers that have exceeded the limit of run time: by what they say themselves, and, if
+    /// others wait for the one that has the device, by the clock.
     fn enforce(&mut self, now: Moment) {
-        let (Some(limit), Some(turn)) = (self.limit, self.turn) else {
+        let Some(limit) = self.limit else {
             return;
         };
         let waited_for = self.waited_for();
-        let Some(member) = self.members.get_mut(&turn.member) else {
-            return;
-        };
-        if member.dying {
-            return;
-        }
-        let since = member
-            .worker
-            .account()
-            .running_since
-            .load(Ordering::Relaxed);
-        let running = match since {
-            0 => Duration::ZERO,
-            since => now.since(Moment::from_nanos(since)),
-        };
-        let late = now.since(turn.due);
-        if running <= limit && !(waited_for && late > limit * 2) {
-            return;
-        }
-        member.dying = true;
-        member.worker.kill();
-        let id = member.vm;
-        if let Some(vm) = self.vms.get_mut(&id) {
-            vm.killed += 1;
-            log::warn!(
-                "{}: a request has had the device for {:.1} s, and {:.1} s are allowed: its \
-                 worker is ended",
-                vm.name,
-                running.max(late).as_secs_f64(),
-                limit.as_secs_f64()
-            );
+        for (id, member) in &mut self.members {
+            let since = member
+                .worker
+                .account()
+                .running_since
+                .load(Ordering::Relaxed);
+            let running = match since {
+                0 => Duration::ZERO,
+                since => now.since(Moment::from_nanos(since)),
+            };
+            let turn = self.turn.filter(|turn| turn.member == *id);
+            let late = turn.map_or(Duration::ZERO, |turn| now.since(turn.due));
+            if member.dying || running <= limit && !(waited_for && late > limit * 2) {
+                continue;
+            }
+            member.dying = true;
+            member.worker.kill();
+            if let Some(vm) = self.vms.get_mut(&member.vm) {
+                vm.killed += 1;
+                log::warn!(
+                    "{}: a request has had the device for {:.1} s, and {:.1} s are allowed: its \
+                     worker is ended",
+                    vm.name,
+                    running.max(late).as_secs_f64(),
+                    limit.as_secs_f64()
+                );
+            }
         }
     }
 

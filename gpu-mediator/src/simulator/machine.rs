@@ -292,7 +292,7 @@ impl Machine {
                 worker.submitting = Some(request);
                 self.at(self.costs.submit, Event::Submitted(index));
             }
-            Verdict::Wait => {}
+            Verdict::Wait | Verdict::Filled => {}
             Verdict::Over => self.end(index, true),
         }
     }

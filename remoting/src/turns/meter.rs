@@ -23,6 +23,9 @@ pub const SAMPLES: u32 = 5;
 pub const DEPTH: usize = 16;
 /// A request that takes so many times longer than predicted has its kind measured again.
 const SURPRISE: u32 = 4;
+/// So much longer the first request of a turn may take than others of its kind: a GPU needs a while
+/// to change from one process to another (150 us on an H200), and may be at what came before.
+const START: Duration = Duration::from_millis(2);
 /// The most kinds that are known at a time: what a client can make the meter's memory grow to.
 const KINDS: usize = 1024;
 
@@ -46,6 +49,8 @@ pub enum Verdict {
     Submit,
     /// Keep it until a request has completed.
     Wait,
+    /// Keep it for another turn: what is outstanding fills this one.
+    Filled,
     /// Nothing is outstanding, and the turn is over.
     Over,
 }
@@ -83,6 +88,8 @@ struct Outstanding {
     kind: Kind,
     submitted: Moment,
     expected: Duration,
+    /// It began a turn.
+    first: bool,
 }
 
 /// Measures a worker's requests and decides how many to submit.
@@ -159,7 +166,8 @@ impl Meter {
         let after = done.since(self.begun) + estimate.unwrap_or_default() / 2;
         match estimate {
             _ if after >= length && idle => Verdict::Over,
-            _ if after >= length => Verdict::Wait,
+            _ if after >= length && self.sampling => Verdict::Wait,
+            _ if after >= length => Verdict::Filled,
             _ if idle => Verdict::Submit,
             Some(_) if !self.sampling && self.outstanding.len() < DEPTH => Verdict::Submit,
             _ => Verdict::Wait,
@@ -174,12 +182,14 @@ impl Meter {
         let estimate = self.estimates.entry(kind).or_default().known();
         let expected = estimate.unwrap_or_default();
         self.sampling |= estimate.is_none();
+        let first = self.submitted == 0;
         self.submitted += 1;
         self.expected += expected;
         self.outstanding.push_back(Outstanding {
             kind,
             submitted: now,
             expected,
+            first,
         });
     }
 
@@ -190,7 +200,11 @@ impl Meter {
         };
         let took = now.since(self.completed.max(request.submitted));
         self.busy += took;
-        self.estimates.entry(request.kind).or_default().learn(took);
+        let estimate = self.estimates.entry(request.kind).or_default();
+        let known = estimate.known().filter(|_| request.first);
+        if known.is_none_or(|mean| took < mean || took > mean + START) {
+            estimate.learn(took);
+        }
         self.completed = now;
         self.expected = self.expected.saturating_sub(request.expected);
         if self.outstanding.is_empty() {
@@ -212,6 +226,12 @@ impl Meter {
     /// When what is outstanding is expected to be done; what is not known counts as nothing.
     pub fn expected_end(&self) -> Option<Moment> {
         Some(self.running_since()? + self.expected)
+    }
+
+    /// Whether what is outstanding is expected to end about now: `soon` before or after.
+    pub fn ends_within(&self, soon: Duration, now: Moment) -> bool {
+        self.expected_end()
+            .is_some_and(|end| end.since(now) <= soon && now.since(end) <= soon)
     }
 
     /// Whether the turn's time is over.
@@ -267,7 +287,7 @@ mod tests {
                     ends.push_back(free);
                     count += 1;
                 }
-                Verdict::Wait => {
+                Verdict::Wait | Verdict::Filled => {
                     now = ends.pop_front().unwrap();
                     meter.completed(now);
                 }
@@ -336,7 +356,7 @@ mod tests {
         assert_eq!(meter.verdict(Kind(0), true, late), Verdict::Submit);
         meter.submitted(Kind(0), late);
         meter.submitted(Kind(0), late);
-        assert_eq!(meter.verdict(Kind(0), true, late), Verdict::Wait);
+        assert_eq!(meter.verdict(Kind(0), true, late), Verdict::Filled);
     }
 
     #[test]

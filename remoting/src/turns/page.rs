@@ -48,6 +48,9 @@ pub struct Account {
     pub running_since: AtomicU64,
     /// Nanoseconds of the device used so far.
     pub busy: AtomicU64,
+    /// Nanoseconds so far that requests took longer than they were to when their turn was given
+    /// back.
+    pub overrun: AtomicU64,
     /// Requests submitted so far.
     pub calls: AtomicU64,
     /// Calls so far whose answer the client waited for.

@@ -27,6 +27,10 @@ use super::{
     page::{Account, Grant, Page, claim},
 };
 
+/// A turn is given back this long before what it was for is expected to end, so that the next one
+/// has begun by then: the way to its worker takes 150 us, and submitting 50.
+const LEAD: Duration = Duration::from_micros(300);
+
 /// A connection with an arbiter.
 #[derive(Debug)]
 struct Session {
@@ -92,6 +96,9 @@ pub struct Turns {
     session: Option<Arc<Session>>,
     standing: Standing,
     meter: Meter,
+    /// By when a turn that was given back is to be over.
+    promised: Option<Moment>,
+    overrun: Duration,
     /// The turn that begins wakes the client.
     coschedule: bool,
     calls: u64,
@@ -122,6 +129,8 @@ impl Turns {
             session: None,
             standing: Standing::Without,
             meter: Meter::default(),
+            promised: None,
+            overrun: Duration::ZERO,
             coschedule: false,
             calls: 0,
             synchronous: 0,
@@ -150,9 +159,14 @@ impl Turns {
         let alone = session.grant.contended.load(Ordering::Relaxed) == 0;
         match self.meter.verdict(kind, alone, now) {
             Verdict::Submit => true,
-            Verdict::Wait if stuck && !self.meter.is_over(now) => true,
-            Verdict::Wait if !stuck => false,
-            Verdict::Wait | Verdict::Over => {
+            Verdict::Wait | Verdict::Filled if stuck && !self.meter.is_over(now) => true,
+            Verdict::Filled if !stuck && !alone && self.meter.ends_within(LEAD, now) => {
+                self.promised = self.meter.expected_end();
+                self.give_back(&session, Word::Again);
+                false
+            }
+            Verdict::Wait | Verdict::Filled if !stuck => false,
+            Verdict::Wait | Verdict::Filled | Verdict::Over => {
                 self.give_back(&session, Word::Again);
                 false
             }
@@ -176,8 +190,7 @@ impl Turns {
     /// Whether what was submitted in this turn is expected to end about now, while somebody waits
     /// for that: `soon` before or after.
     pub fn ends_within(&self, soon: Duration, now: Moment) -> bool {
-        self.expected_end(now).is_some_and(|left| left <= soon)
-            && (self.meter.expected_end()).is_some_and(|end| now.since(end) <= soon)
+        self.is_waited_for() && self.meter.ends_within(soon, now)
     }
 
     /// Gives the device back if the turn is over, nothing is outstanding and somebody waits.
@@ -202,6 +215,9 @@ impl Turns {
     /// The oldest outstanding requests have completed, so many of them, which was noticed at once.
     pub fn completed(&mut self, count: u32, now: Moment) {
         self.meter.completed_together(count, now);
+        if self.meter.outstanding() == 0 {
+            self.keep_promise(now);
+        }
         self.publish();
     }
 
@@ -292,7 +308,17 @@ impl Turns {
         false
     }
 
+    /// What was outstanding when a turn was given back is over, or belongs to the next one: if that
+    /// has come later than was expected, the client owes it. (A little later is nobody's fault: the
+    /// next one has begun.)
+    fn keep_promise(&mut self, now: Moment) {
+        if let Some(promised) = self.promised.take() {
+            self.overrun += now.since(promised + LEAD * 2);
+        }
+    }
+
     fn begin(&mut self, session: &Session, now: Moment) {
+        self.keep_promise(now);
         let slice = match session.grant.slice.load(Ordering::Relaxed) {
             0 => Slice::Request,
             nanos => Slice::Time(Duration::from_nanos(nanos)),
@@ -302,11 +328,11 @@ impl Turns {
     }
 
     fn give_back(&mut self, session: &Session, word: Word) {
-        self.publish();
         self.standing = match word {
             Word::Again => Standing::Asked(session.grant.turn.load(Ordering::Acquire)),
             _ => Standing::Without,
         };
+        self.publish();
         session.account.claim.store(claim::NONE, Ordering::Release);
         // As in `hold`.
         let _ = word.say(&session.stream);
@@ -318,10 +344,15 @@ impl Turns {
             return;
         };
         let account = &session.account;
-        let since = self.meter.running_since().map_or(0, Moment::nanos);
+        // What can only end when the client does something runs without the device.
+        let uses = self.standing == Standing::Has || self.promised.is_some();
+        let since = self.meter.running_since().filter(|_| uses);
+        let since = since.map_or(0, Moment::nanos);
         account.running_since.store(since, Ordering::Relaxed);
         let busy = self.meter.busy().as_nanos() as u64;
         account.busy.store(busy, Ordering::Relaxed);
+        let overrun = self.overrun.as_nanos() as u64;
+        account.overrun.store(overrun, Ordering::Relaxed);
         account.calls.store(self.calls, Ordering::Relaxed);
         account
             .synchronous

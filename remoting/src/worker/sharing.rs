@@ -37,7 +37,7 @@ const HELD: usize = 1024;
 const HELD_BYTES: usize = 1 << 20;
 /// This long before the end of what the driver has, the serving thread no longer sleeps: falling
 /// asleep and waking up would be time of the device that nobody has.
-const SOON: Duration = Duration::from_micros(200);
+const SOON: Duration = Duration::from_micros(400);
 /// `CL_RUNNING`.
 const RUNNING: i32 = 1;
 /// How often commands are looked at whose client does not read its answers.
