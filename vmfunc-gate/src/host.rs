@@ -279,6 +279,30 @@ impl Gate {
         Ok(Server(self))
     }
 
+    /// For the server that this file is; see [`Server::wake`].
+    ///
+    /// # Errors
+    /// See [`Server::wake`]; this process did not register it.
+    pub fn wake(&self) -> Result<(), Error> {
+        self.call::<()>(WAKE, ptr::null_mut(), "wake the server")
+    }
+
+    /// For the server that this file is; see [`Server::sleep`].
+    ///
+    /// # Errors
+    /// See [`Server::sleep`]; this process did not register it.
+    pub fn sleep(&self) -> Result<(), Error> {
+        self.call::<()>(SLEEP, ptr::null_mut(), "let clients into the server")
+    }
+
+    /// For the server that this file is; see [`Server::retire`].
+    ///
+    /// # Errors
+    /// See [`Server::retire`].
+    pub fn retire(&self) -> Result<(), Error> {
+        self.call::<()>(RETIRE, ptr::null_mut(), "give the server up")
+    }
+
     /// Makes this file the client of a vCPU; see [`Client::register`].
     ///
     /// # Errors
@@ -363,7 +387,7 @@ impl Server {
     /// A client stays in the server (`EBUSY`), and nothing has changed; the server was given up
     /// (`ESRCH`).
     pub fn wake(&self) -> Result<(), Error> {
-        self.0.call::<()>(WAKE, ptr::null_mut(), "wake the server")
+        self.0.wake()
     }
 
     /// After the VM's vCPUs have stopped again: clients can delegate.
@@ -371,8 +395,7 @@ impl Server {
     /// # Errors
     /// The server was given up.
     pub fn sleep(&self) -> Result<(), Error> {
-        self.0
-            .call::<()>(SLEEP, ptr::null_mut(), "let clients into the server")
+        self.0.sleep()
     }
 
     /// Gives the server up, whoever else has its descriptor. The VM's vCPUs may run afterwards.
@@ -381,8 +404,7 @@ impl Server {
     /// A client was taken out of the server's kernel (`EOWNERDEAD`): the server is given up, and
     /// that kernel may wait for ever for what the client had; this process did not register it.
     pub fn retire(&self) -> Result<(), Error> {
-        self.0
-            .call::<()>(RETIRE, ptr::null_mut(), "give the server up")
+        self.0.retire()
     }
 
     /// Counters of the module.

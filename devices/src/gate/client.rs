@@ -26,7 +26,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{
     CallingVcpu, Error, Refusal, Resources, function::End, hello, hello::Answer, host_error, lock,
-    refusal,
+    refusal, stand_in::StandIn,
 };
 use crate::{
     bus::BusDevice,
@@ -66,6 +66,13 @@ struct Link {
     pair: Option<Pair>,
 }
 
+/// Where BAR 2 is, and what is there without a pair. The guest's view goes first.
+struct Place {
+    address: Option<u64>,
+    placed: Option<Box<dyn Mapping>>,
+    stand_in: StandIn,
+}
+
 /// The server's wake-up at the doorbell.
 #[derive(Default)]
 struct Bell {
@@ -89,8 +96,7 @@ pub struct Client {
     stopping: AtomicBool,
     link: Mutex<Link>,
     bell: Mutex<Bell>,
-    /// Where BAR 2 is.
-    place: Mutex<Option<u64>>,
+    place: Mutex<Place>,
     registers: Mutex<Registers>,
     pairs: AtomicU64,
 }
@@ -116,7 +122,12 @@ impl Client {
             stopping: AtomicBool::new(false),
             link: Mutex::default(),
             bell: Mutex::default(),
-            place: Mutex::default(),
+            place: Mutex::new(Place {
+                address: None,
+                placed: None,
+                stand_in: StandIn::new(window::SHARED + u64::from(pages) * PAGE)
+                    .map_err(Error::Memory)?,
+            }),
             registers: Mutex::new(Registers {
                 state: State::Idle,
                 reason: Reason::None,
@@ -155,6 +166,7 @@ impl Client {
                 Ok(()) => self.set(State::Paired, (Reason::None, 0)),
                 // The connection stays, for another try.
                 Err(refusal) => {
+                    self.stand_in();
                     let connected = lock(&self.link).offer.is_some();
                     let state = if connected {
                         State::Connected
@@ -174,13 +186,33 @@ impl Client {
 
     fn drop_pair(&self) {
         let pair = lock(&self.link).pair.take();
-        if let Some(pair) = pair
+        if let Some(pair) = &pair
             && let Err(error) = pair.client.unpair()
         {
             // The server may have gone before.
             log::debug!("{}: {error}", self.name);
         }
+        // Its pages make room.
+        drop(pair);
         lock(&self.registers).kernel = false;
+        self.stand_in();
+    }
+
+    /// Puts memory where there is no pair.
+    fn stand_in(&self) {
+        let mut place = lock(&self.place);
+        let (Some(address), None) = (place.address, &place.placed) else {
+            return;
+        };
+        let memory = HostMemory {
+            address: place.stand_in.base(),
+            len: place.stand_in.bytes(),
+            read_only: false,
+        };
+        match self.space.map(memory, PAGE, Some(GuestAddress(address))) {
+            Ok(placed) => place.placed = Some(placed),
+            Err(error) => log::warn!("{}: nothing is at its window: {error}", self.name),
+        }
     }
 
     /// Ends the pair and the connection. The server's machine hears of it.
@@ -200,7 +232,7 @@ impl Client {
 
     fn pair(&self) -> Result<(), Refusal> {
         let caller = self.vcpu.caller().map_err(|error| host_error(&error))?;
-        let place = *lock(&self.place);
+        let place = lock(&self.place).address;
         let (window, features, needs_kernel) = {
             let registers = lock(&self.registers);
             (registers.window, registers.features, registers.needs_kernel)
@@ -278,6 +310,7 @@ impl Client {
             return Err((Reason::NoKernel, 0));
         }
         let pages = client.window().map_err(failed)?;
+        lock(&self.place).placed = None;
         let mut placed = Vec::new();
         for page in &pages {
             let bytes = page.memory();
@@ -499,7 +532,11 @@ impl End for Client {
 
     fn window_at(&self, address: Option<u64>) {
         self.drop_pair();
-        *lock(&self.place) = address;
+        let mut place = lock(&self.place);
+        place.placed = None;
+        place.address = address;
+        drop(place);
+        self.stand_in();
     }
 
     fn run(&self) {

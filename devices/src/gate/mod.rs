@@ -10,7 +10,7 @@
 //! - [`function`]: the PCI function with its two BARs, as [`vmfunc_gate::port`] lays them out.
 //! - [`server`]: a process that serves, and its VM that stands still; [`client`]: a process that is
 //!   paired. Each has a thread for its end of the connection between both machines.
-//! - [`hello`]: what the machines say to each other.
+//! - [`hello`]: what the machines say to each other; [`stand_in`]: what a client finds without a pair.
 //!
 //! Calls of the module that are about a vCPU are made on its thread, in the middle of the access by
 //! which the guest's process asks: its registers are those of that process then. They take time
@@ -24,6 +24,7 @@ pub mod client;
 pub mod function;
 mod hello;
 pub mod server;
+mod stand_in;
 
 use std::{
     io,
@@ -128,6 +129,9 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
+    /// Memory.
+    #[error("cannot reserve memory for a gate port's window")]
+    Memory(#[source] io::Error),
     /// Eventfds.
     #[error("cannot create an eventfd for a gate port")]
     EventFd(#[source] io::Error),

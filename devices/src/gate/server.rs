@@ -185,7 +185,7 @@ impl Server {
                 why
             }
         };
-        module.shared = None;
+        // The client's memory stays until the next server: this one may be at work with it.
         module.gate = None;
         self.set(State::Ended, (why, 0));
         self.kick();
@@ -266,15 +266,15 @@ impl Server {
             };
             (handlers.to_vec(), settings)
         };
+        module.shared = None;
         let Some(gate) = &module.gate else {
             // The port's thread opens it soon, if the host has it.
             self.kick();
-            let reason = if self.lacks == 0 {
-                Reason::Refused
+            return Err(if self.lacks == 0 {
+                (Reason::Refused, libc::EAGAIN as u32)
             } else {
-                Reason::Host
-            };
-            return Err((reason, libc::EAGAIN as u32));
+                (Reason::Host, 0)
+            });
         };
         let mut gate = Some(gate.try_clone().map_err(|error| refusal(&error))?);
         let mut result = None;
@@ -516,6 +516,7 @@ impl End for Server {
         // A process that serves stands still. One that moves the window runs, and is not served by
         // the old one any more.
         let _ = self.give_up(Reason::Invalid);
+        lock(&self.module).shared = None;
         lock(&self.registers).place = address;
     }
 
@@ -542,6 +543,7 @@ impl End for Server {
 
     fn reset(&self) {
         let _ = self.give_up(Reason::Invalid);
+        lock(&self.module).shared = None;
         self.set(State::Idle, (Reason::None, 0));
     }
 

@@ -30,6 +30,10 @@ pub const SCENARIOS: &[Entry] = &[
         "accelerator: a snapshot is refused while applications use it, or takes it from them",
         saved,
     ),
+    (
+        "accelerator: a host that lacks what the gate needs says so, to its users and to guests",
+        no_gate,
+    ),
 ];
 
 const PORT: &str = "/run/gantry/opencl.sock";
@@ -161,5 +165,57 @@ fn saved(context: &Context) -> Result<()> {
     let list = guest.run("clinfo -l")?;
     ensure!(list.contains("Device #0"), "{list}");
     ensure!(counter(&gantry, "workers_started")? == 1);
+    Ok(())
+}
+
+/// The hosts of these tests have no VT-x.
+fn no_gate(context: &Context) -> Result<()> {
+    // Registers of the port (vmfunc-gate/src/port.rs) and what they hold.
+    const STATE: u64 = 0x0c;
+    const REASON: u64 = 0x10;
+    const COMMAND: u64 = 0x18;
+    const LACKS: u64 = 0x38;
+    let socket = context.dir.join("gate");
+    let more = json!({
+        "accel_server": {"socket": socket, "id": "server"},
+        "accels": [{"transport": "Gate", "server": socket, "shared": 65536, "id": "client"}],
+    });
+    let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    let log = gantry.log_until("nobody can use the gate")?;
+    ensure!(
+        log.contains("no VT-x") && log.contains("no module"),
+        "{log}"
+    );
+    let find = "for f in /sys/bus/pci/devices/*; do \
+                grep -q 0x4754 $f/device && echo 1 >$f/enable && \
+                head -n 1 $f/resource | cut -d ' ' -f 1; done; true";
+    let ports = guest.run(find)?;
+    let ports: Vec<_> = ports
+        .split_whitespace()
+        .filter_map(|port| u64::from_str_radix(port.trim_start_matches("0x"), 16).ok())
+        .collect();
+    ensure!(ports.len() == 2, "{ports:x?}");
+    for port in ports {
+        let mut read = |register: u64| -> Result<u64> {
+            let text = guest.run(&format!("devmem {:#x} 32", port + register))?;
+            let text = text.trim().trim_start_matches("0x");
+            u64::from_str_radix(text, 16).with_context(|| format!("devmem says {text:?}"))
+        };
+        // VT-x and the module.
+        let lacks = read(LACKS)?;
+        ensure!(lacks & 33 == 33, "{lacks:#x}");
+        // To freeze, and to connect: one of them is not for this port, the other one fails.
+        for command in [1, 2] {
+            guest.run(&format!("devmem {:#x} 32 {command}", port + COMMAND))?;
+        }
+        let mut read = |register: u64| guest.run(&format!("devmem {:#x} 32", port + register));
+        let (state, reason) = (read(STATE)?, read(REASON)?);
+        ensure!(state.trim() == "0x00000004", "{state} {reason}");
+    }
+    // The guest goes on, and nothing of the ports is in the way of a pause.
+    ensure!(gantry.state()? == "Running");
+    gantry.act("vm.pause")?;
+    gantry.act("vm.resume")?;
+    guest.run("true")?;
     Ok(())
 }

@@ -59,6 +59,14 @@ pub fn all(check: Check<'_>) {
         &mut broken,
     );
     check(
+        "a server is given up whose client is unpaired in a system call",
+        &mut unpaired_in_kernel,
+    );
+    check(
+        "a server is woken when nobody is inside, and clients come back when it sleeps",
+        &mut woken,
+    );
+    check(
         "handlers are called with anything by a hostile client",
         &mut fuzz::delegations,
     );
@@ -339,6 +347,71 @@ fn broken() -> Result<()> {
         ensure!(refused.to_string().contains("given up"), "{refused}");
     }
     Ok(())
+}
+
+/// As above, and so for a pair that is undone.
+fn unpaired_in_kernel() -> Result<()> {
+    let server = OtherServer::start()?;
+    let mut client = ClientVm::new()?;
+    client.client.pair(server.as_fd())?;
+    expect(&mut client, ADD, 7, 8, (29, DONE))?;
+    let gate = Arc::clone(&client.client);
+    // Longer than anybody waits, with interrupts.
+    let call = Start::call(SYSTEM_CALL, 0, 1 << 50).interrupted();
+    let before = gate.status()?.exits_inside;
+    let reply = thread::scope(|scope| {
+        let running = scope.spawn(|| client.run(&call));
+        let start = Instant::now();
+        let is_inside = || gate.status().is_ok_and(|it| it.exits_inside > before + 2);
+        while !is_inside() && start.elapsed() < Duration::from_secs(20) {
+            thread::sleep(Duration::from_millis(5));
+        }
+        let unpaired = gate.unpair();
+        let reply = running.join().ok().context("the vCPU's thread panicked")?;
+        unpaired?;
+        reply
+    })?;
+    gone(reply)?;
+    let refused = gate.pair(server.as_fd()).err().context("paired")?;
+    ensure!(refused.to_string().contains("given up"), "{refused}");
+    Ok(())
+}
+
+fn woken() -> Result<()> {
+    let server = ServerVm::new(Gate::open()?, Place::Apart)?;
+    let mut client = ClientVm::new()?;
+    client.client.pair(server.as_fd())?;
+    expect(&mut client, ADD, 7, 8, (29, DONE))?;
+    // Somebody is inside, and stays.
+    let reply = while_inside(&mut client, || {
+        let busy = server.server.wake().err().context("woken")?;
+        ensure!(busy.number() == Some(libc::EBUSY), "{busy}");
+        Ok(())
+    })?;
+    // It was told to end.
+    ensure!(reply.1 == DONE, "{reply:x?}");
+    expect(&mut client, ADD, 7, 8, (29, DONE))?;
+    server.server.wake()?;
+    let awake = (trampoline::AWAKE, ABORTED);
+    expect(&mut client, ADD, 7, 8, awake)?;
+    // Who pairs meanwhile waits, too.
+    client.client.unpair()?;
+    client.client.pair(server.as_fd())?;
+    expect(&mut client, ADD, 7, 8, awake)?;
+    server.server.sleep()?;
+    expect(&mut client, ADD, 7, 8, (29, DONE))?;
+    // Nobody else's business.
+    let other = OtherServer::start()?;
+    client.client.unpair()?;
+    client.client.pair(other.as_fd())?;
+    for refused in [other.gate.wake(), other.gate.sleep(), other.gate.retire()] {
+        let refused = refused.err().context("taken from another process")?;
+        ensure!(refused.number() == Some(libc::EPERM), "{refused}");
+    }
+    client.client.unpair()?;
+    client.client.pair(server.as_fd())?;
+    server.server.retire()?;
+    gone(client.run(&Start::call(ADD, 7, 8).interrupted())?)
 }
 
 /// Each is counted, and what one leaves behind is not the other's.

@@ -60,6 +60,19 @@ pub fn all(check: Check<'_>) {
     check("what a frozen VM cannot do is refused", &mut || {
         refusals(server)
     });
+    check(
+        "a frozen VM goes on when it is resumed, and serves again",
+        &mut || {
+            server.ctl(&["resume"])?;
+            server.wait_for("a client has ended: Resumed")?;
+            server.event("frozen")
+        },
+    );
+    check("a frozen VM is booted again, and serves again", &mut || {
+        server.ctl(&["reboot"])?;
+        server.event("rebooted")?;
+        server.event("frozen")
+    });
     // The guests' own checks are printed while they run.
     let mut clients = Vec::new();
     let ran = check("a process of another VM delegates to it", &mut || {

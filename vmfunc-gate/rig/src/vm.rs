@@ -236,7 +236,7 @@ pub const DRIVER: u64 = 9;
 pub struct ServerVm {
     pub memory: Memory,
     doorbell: EventFd,
-    server: Server,
+    pub server: Server,
     _vcpu: VcpuFd,
     _vm: VmFd,
 }
@@ -688,7 +688,8 @@ impl Drop for Process {
 /// A server in a process of its own.
 pub struct OtherServer {
     process: Option<Process>,
-    gate: Gate,
+    /// The server's file, which another process made one.
+    pub gate: Gate,
 }
 
 impl OtherServer {

@@ -1,8 +1,9 @@
 //! A client's process.
 
-use core::ptr::{NonNull, with_exposed_provenance_mut};
 use std::{
-    hint, mem, thread,
+    hint, mem,
+    ptr::{NonNull, with_exposed_provenance_mut},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -31,6 +32,7 @@ const AGAIN: Duration = Duration::from_millis(50);
 
 /// A process that is paired with a server. Threads that use it run on the vCPU on which it was
 /// paired, where VMFUNC is armed: the pairing thread is pinned to it, and those that it starts.
+#[derive(Debug)]
 pub struct Client {
     port: Port,
     gate: Gate,

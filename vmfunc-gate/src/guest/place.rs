@@ -1,11 +1,11 @@
 //! Finding the port and mapping it.
 
-use core::ptr::{null_mut, with_exposed_provenance_mut};
 use std::{
     format, fs,
     io::{self, ErrorKind},
     os::{fd::AsRawFd, unix::fs::OpenOptionsExt},
     path::{Path, PathBuf},
+    ptr::{null_mut, with_exposed_provenance_mut},
     vec::Vec,
 };
 
@@ -19,6 +19,7 @@ use crate::{
 const FUNCTIONS: &str = "/sys/bus/pci/devices";
 
 /// The port's registers, mapped.
+#[derive(Debug)]
 pub struct Port {
     registers: *mut u8,
     /// Its folder in sysfs.
@@ -190,6 +191,7 @@ impl Drop for Port {
 }
 
 /// The window's pages in this process, until dropped.
+#[derive(Debug)]
 pub struct Window(usize);
 
 impl Drop for Window {

@@ -1,7 +1,11 @@
 //! A server's process.
 
-use core::ptr::{NonNull, with_exposed_provenance_mut};
-use core::sync::atomic::{AtomicU64, Ordering};
+use std::{
+    ptr::{NonNull, with_exposed_provenance_mut},
+    sync::atomic::{AtomicU64, Ordering},
+    thread,
+    time::Duration,
+};
 
 use super::{
     Error, Handler, SHARED, WINDOW,
@@ -15,6 +19,10 @@ use crate::{
     },
     window::{self, PAGE, Table},
 };
+
+/// How often a machine that is not ready is asked again, and how long after.
+const TRIES: u32 = 2000;
+const NAP: Duration = Duration::from_millis(1);
 
 /// Why a server does not serve any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +39,7 @@ pub enum Ended {
 static AWAKE_SHARED: AtomicU64 = AtomicU64::new(0);
 
 /// A process that serves one client at a time. Its VM stands still while it does.
+#[derive(Debug)]
 pub struct Server {
     port: Port,
     _window: Window,
@@ -70,13 +79,24 @@ impl Server {
     /// client is hostile.
     ///
     /// # Errors
-    /// The module refused. `EAGAIN` passes.
+    /// The module refused.
     pub fn serve(&mut self, mut slow: impl FnMut(u64, u64) -> u64) -> Result<Ended, Error> {
+        let mut tries = 0;
         loop {
             // The vCPU stops here.
             self.port.command(Command::Freeze);
             match self.port.state() {
-                Some(State::Awake) => self.work(&mut slow),
+                Some(State::Awake) => {
+                    tries = 0;
+                    self.work(&mut slow);
+                }
+                // The machine is about to open the module's device anew.
+                Some(State::Failed)
+                    if tries < TRIES && self.port.read(at::ERROR) == libc::EAGAIN as u32 =>
+                {
+                    tries += 1;
+                    thread::sleep(NAP);
+                }
                 Some(State::Ended) => {
                     return Ok(match self.port.reason() {
                         Reason::Resumed => Ended::Resumed,

@@ -2,7 +2,8 @@
 //!
 //! - [`bare`]: a program without an operating system, in VMX root operation.
 //! - [`module`]: the kernel module, built for the kernels that it is made for.
-//! - [`kvm`]: the module under Debian's kernel and KVM, with small guests and with Linux.
+//! - [`kvm`]: the module under Debian's kernel and KVM, with small guests, and with Linux guests of
+//!   two processes of Gantry.
 //! - [`bochs`]: the emulator.
 
 mod bare;
@@ -21,8 +22,8 @@ use kvm::Guests;
 pub type Check = (String, Outcome);
 
 /// What words choose parts of: `gate:` all of it, `gate:bare` the program without an operating
-/// system, `gate:6.1`, say, the module for that kernel with small guests, and `gate:linux` with
-/// Linux guests.
+/// system, `gate:6.1`, say, the module for that kernel with small guests, and `gate:linux` two
+/// processes of Gantry with Linux guests.
 const PREFIX: &str = "gate:";
 
 /// Whether a word is for these checks.
