@@ -33,5 +33,5 @@ pub mod protocol;
 pub mod transport;
 #[cfg(feature = "std")]
 pub mod turns;
-#[cfg(feature = "worker")]
+#[cfg(feature = "server")]
 pub mod worker;

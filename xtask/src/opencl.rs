@@ -408,7 +408,19 @@ fn delegated(pool: &Pool) -> Result<()> {
     piglit(&lent)?;
     let own = Pool::passive("own", pool.release.clone(), &["--own-cpu"])?;
     clinfo(&own)?;
-    pyopencl(&own)
+    pyopencl(&own)?;
+    // Who asks for a real gate hears why there is none.
+    let asked = pool
+        .remoted("clinfo")
+        .arg("-l")
+        .env("GANTRY_OPENCL", "gate")
+        .output()?;
+    let said = String::from_utf8_lossy(&asked.stderr);
+    ensure!(
+        said.contains("not through the gate: ") && said.contains("--accel transport=gate"),
+        "{said}"
+    );
+    Ok(())
 }
 
 fn clpeak(pool: &Pool) -> Result<()> {

@@ -39,6 +39,18 @@ pub fn open(wanted: Option<&str>) -> Option<Link> {
 
 /// Pairs with the server that this virtual machine is offered; none if it is not offered one and
 /// this process was not told that it is.
+#[cfg(feature = "gate")]
+fn pair(told: bool) -> Option<Result<Box<dyn Delegate>, String>> {
+    use crate::paired::{NoPair, Paired};
+    match Paired::new() {
+        Ok(paired) => Some(Ok(Box::new(paired))),
+        Err(NoPair::NotOffered(_)) if !told => None,
+        Err(NoPair::NotOffered(error) | NoPair::Failed(error)) => Some(Err(error)),
+    }
+}
+
+/// As above, in a driver that was built without the gate.
+#[cfg(not(feature = "gate"))]
 fn pair(told: bool) -> Option<Result<Box<dyn Delegate>, String>> {
     told.then(|| Err("this driver was built without it".to_owned()))
 }

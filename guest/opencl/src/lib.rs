@@ -7,14 +7,15 @@
 //!
 //! `GANTRY_OPENCL` names the socket of the workers, an [`Address`] where they are reached by a
 //! stream, or `messages:` and the socket of `gantry-accel passive`, to which calls are delegated; or
-//! is `off`. `GANTRY_OPENCL_SPIN` is the time in microseconds that a waiting call polls before it
+//! is `off`, or `gate` for who wants to hear why there is no exitless gate, which is used anyhow
+//! where there is one. `GANTRY_OPENCL_SPIN` is the time in microseconds that a waiting call polls before it
 //! sleeps.
 //!
 //! [`Address`]: gantry_remoting::transport::stream::address::Address
 //!
 //! - `table`: the dispatch table, and what becomes of each entry point
 //! - `link`: the connection; `space`: the window; `ids`: numbers of objects
-//! - `gate`: whether the worker is behind an exitless gate
+//! - `gate`: whether the worker is behind an exitless gate; `paired`: a real one
 //! - `hook`: the application's large allocations in the window
 //! - `include`: headers that travel with sources
 //! - `crew`: large copies by several threads
@@ -36,6 +37,8 @@ mod include;
 mod link;
 mod memory;
 mod object;
+#[cfg(feature = "gate")]
+mod paired;
 mod platform;
 mod program;
 mod refuse;

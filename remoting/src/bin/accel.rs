@@ -53,12 +53,19 @@ enum Role {
         #[arg(long, default_value_t = 4, value_name = "COUNT")]
         group: usize,
     },
-    /// Serve applications behind an exitless gate: each lends its own CPU for its calls.
+    /// Serve applications behind this virtual machine's exitless gate (gantry --accel-server): each
+    /// lends its own CPU for its calls. The machine stands still otherwise.
     Passive {
         /// Have applications send each delegation as a message to this socket: for machines
         /// without a gate.
         #[arg(long, value_name = "PATH")]
-        messages: PathBuf,
+        messages: Option<PathBuf>,
+        #[command(flatten)]
+        options: gate::Options,
+    },
+    /// Serve the application that pairs with this process (started by `passive`).
+    #[command(hide = true)]
+    Paired {
         #[command(flatten)]
         options: gate::Options,
     },
@@ -76,7 +83,7 @@ enum Role {
     },
 }
 
-fn run() -> Result<(), Box<dyn std::error::Error>> {
+fn run() -> Result<ExitCode, Box<dyn std::error::Error>> {
     match Arguments::parse().command {
         Role::Serve {
             socket,
@@ -100,12 +107,21 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
         }
         Role::Distances { group } => distances(group)?,
         Role::Passive { messages, options } => {
-            gate::listen(messages, &std::env::current_exe()?, &options)?;
+            let program = std::env::current_exe()?;
+            match messages {
+                Some(path) => gate::listen(path, &program, &options)?,
+                None => gate::stand(&program, &options)?,
+            }
+        }
+        Role::Paired { options } => {
+            if gate::paired(&options)? {
+                return Ok(ExitCode::from(gate::NEXT));
+            }
         }
         Role::Connected { options } => gate::connected(&options)?,
         Role::Worker { options } => pool::work(&options)?,
     }
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Prints the table, and the processors that are near each other in the form that `taskset -c`
@@ -129,8 +145,9 @@ fn distances(group: usize) -> std::io::Result<()> {
 }
 
 fn main() -> ExitCode {
-    let Err(error) = run() else {
-        return ExitCode::SUCCESS;
+    let error = match run() {
+        Ok(code) => return code,
+        Err(error) => error,
     };
     eprintln!("gantry-accel: {error}");
     let mut source = error.source();

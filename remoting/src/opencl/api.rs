@@ -125,7 +125,50 @@ impl Api {
         self.clSetMemObjectDestructorCallback = mem;
         self
     }
+
+    pub(super) fn with_memory(
+        mut self,
+        create: unsafe extern "C" fn(Handle, u64, usize, *mut c_void, *mut i32) -> Handle,
+        read: Transfer<*mut c_void>,
+        write: Transfer<*const c_void>,
+        set: unsafe extern "C" fn(Handle, u32, usize, *const c_void) -> i32,
+        enqueue: Enqueue,
+    ) -> Self {
+        self.clCreateBuffer = create;
+        self.clEnqueueReadBuffer = read;
+        self.clEnqueueWriteBuffer = write;
+        self.clSetKernelArg = set;
+        self.clEnqueueNDRangeKernel = enqueue;
+        self
+    }
 }
+
+/// `clEnqueueReadBuffer` and `clEnqueueWriteBuffer`.
+#[cfg(any(test, feature = "test-support"))]
+type Transfer<P> = unsafe extern "C" fn(
+    Handle,
+    Handle,
+    u32,
+    usize,
+    usize,
+    P,
+    u32,
+    *const Handle,
+    *mut Handle,
+) -> i32;
+/// `clEnqueueNDRangeKernel`.
+#[cfg(any(test, feature = "test-support"))]
+type Enqueue = unsafe extern "C" fn(
+    Handle,
+    Handle,
+    u32,
+    *const usize,
+    *const usize,
+    *const usize,
+    u32,
+    *const Handle,
+    *mut Handle,
+) -> i32;
 
 api! {
     fn clGetPlatformIDs(num_entries: u32, platforms: *mut Handle, num_platforms: *mut u32) -> i32;

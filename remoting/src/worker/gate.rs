@@ -3,11 +3,15 @@
 //! What an application leaves behind goes with that process: handles, memory, the driver's state.
 
 use std::{
+    fs::DirBuilder,
     io,
     mem::ManuallyDrop,
     os::{
         fd::{FromRawFd, OwnedFd},
-        unix::net::{UnixListener, UnixStream},
+        unix::{
+            fs::DirBuilderExt,
+            net::{UnixListener, UnixStream},
+        },
     },
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -15,6 +19,11 @@ use std::{
     thread,
 };
 
+#[cfg(feature = "gate")]
+use vmfunc_gate::guest::{self, Ended};
+
+#[cfg(feature = "gate")]
+use super::handlers::{self, Surroundings};
 use super::{
     lent::{Cpu, Drained},
     passive::{Offer, Passive},
@@ -48,6 +57,14 @@ pub struct Options {
         value_name = "MIB"
     )]
     pub memory: u64,
+    /// Folder below which each application's process gets one for its driver's caches and for
+    /// headers of sources.
+    #[arg(long, default_value = "/tmp", value_name = "FOLDER")]
+    pub cache: PathBuf,
+    /// Memory in MiB that is kept ready, locked, for what the application has carried out on its
+    /// own CPU.
+    #[arg(long, default_value_t = 64, value_name = "MIB")]
+    pub heap: usize,
     /// Carry calls out on this machine's own CPU, not on the application's: for drivers that have
     /// threads, as those for CPUs do.
     #[arg(long)]
@@ -71,6 +88,26 @@ pub enum Error {
     /// The connection that stands for a gate.
     #[error("the connection to the application failed")]
     Connection(#[source] io::Error),
+    /// The gate.
+    #[cfg(feature = "gate")]
+    #[error(transparent)]
+    Gate(#[from] guest::Error),
+    /// What has to be in memory.
+    #[cfg(feature = "gate")]
+    #[error("cannot lock {0} MiB in memory: run as root, or allow it more (ulimit -l)")]
+    Memory(usize, #[source] io::Error),
+    /// The process for an application has said why.
+    #[cfg(feature = "gate")]
+    #[error("the process for the next application has ended: see the message above")]
+    Ended,
+    /// A client has left the kernel in pieces.
+    #[cfg(feature = "gate")]
+    #[error("an application was ended in this machine's kernel: boot the machine again")]
+    Lost,
+    /// The driver build has no gate.
+    #[cfg(not(feature = "gate"))]
+    #[error("this program was built without the gate: name a socket with --messages")]
+    NoGate,
     /// A process for an application.
     #[error("cannot start a process for an application")]
     Start(#[source] io::Error),
@@ -90,7 +127,95 @@ fn open(options: &Options) -> Result<Passive, Error> {
         device: options.device.clone(),
         quota: Quota::new(options.memory.saturating_mul(1 << 20)),
         own: options.own_cpu,
+        files: Some(options.cache.clone()),
     }))
+}
+
+/// A process for one application, by a role of `program`, and the folder that it gets.
+fn process(
+    program: &Path,
+    role: &str,
+    options: &Options,
+    number: u64,
+) -> Result<(Command, PathBuf), Error> {
+    let folder = format!("gantry-passive-{}-{number}", std::process::id());
+    let cache = options.cache.join(folder);
+    DirBuilder::new()
+        .mode(0o700)
+        .create(&cache)
+        .map_err(Error::Start)?;
+    let mut command = Command::new(program);
+    command
+        .arg(role)
+        .args(["--library", &options.library])
+        .args(["--device", &options.device])
+        .args(["--memory", &options.memory.to_string()])
+        .args(["--heap", &options.heap.to_string()])
+        .arg("--cache")
+        .arg(&cache)
+        // The host's loader must not find this machine's own remoting driver.
+        .env("GANTRY_OPENCL", "off");
+    for variable in ["POCL_CACHE_DIR", "CUDA_CACHE_PATH", "TMPDIR"] {
+        command.env(variable, &cache);
+    }
+    if options.own_cpu {
+        command.arg("--own-cpu");
+    }
+    Ok((command, cache))
+}
+
+/// Serves one application after the other behind the gate of this virtual machine, until somebody
+/// resumes it; `program` with the arguments `paired` serves each.
+#[cfg(feature = "gate")]
+pub fn stand(program: &Path, options: &Options) -> Result<(), Error> {
+    for number in 1.. {
+        let (mut command, cache) = process(program, "paired", options, number)?;
+        let status = command.stdin(Stdio::null()).status().map_err(Error::Start);
+        let _ = std::fs::remove_dir_all(cache);
+        match status?.code() {
+            Some(code) if code == i32::from(NEXT) => {}
+            Some(0) => break,
+            // It has said why.
+            _ => return Err(Error::Ended),
+        }
+    }
+    Ok(())
+}
+
+/// As above, in a program that was built without the gate.
+#[cfg(not(feature = "gate"))]
+pub fn stand(_: &Path, _: &Options) -> Result<(), Error> {
+    Err(Error::NoGate)
+}
+
+/// Exit code of a process whose application has left.
+pub const NEXT: u8 = 3;
+
+/// Serves the application that pairs next. Whether others may come.
+#[cfg(feature = "gate")]
+pub fn paired(options: &Options) -> Result<bool, Error> {
+    let surroundings = Surroundings {
+        shared: guest::shared,
+        slow: guest::slow,
+    };
+    handlers::install(
+        open(options)?,
+        surroundings,
+        options.heap.saturating_mul(1 << 20),
+    )
+    .map_err(|source| Error::Memory(options.heap, source))?;
+    let mut server = guest::Server::register(&handlers::HANDLERS)?;
+    match server.serve(handlers::own)? {
+        Ended::ClientGone => Ok(true),
+        Ended::Resumed => Ok(false),
+        Ended::Lost => Err(Error::Lost),
+    }
+}
+
+/// As above, in a program that was built without the gate.
+#[cfg(not(feature = "gate"))]
+pub fn paired(_: &Options) -> Result<bool, Error> {
+    Err(Error::NoGate)
 }
 
 /// Accepts applications by messages, for ever; `program` with the arguments `connected` serves
@@ -101,21 +226,17 @@ pub fn listen(path: PathBuf, program: &Path, options: &Options) -> Result<(), Er
         let _ = std::fs::remove_file(&path);
     }
     let listener = UnixListener::bind(&path).map_err(|source| Error::Listen { path, source })?;
+    let mut started = 0u64;
     loop {
         let (stream, _) = listener.accept().map_err(Error::Connection)?;
-        let mut command = Command::new(program);
-        command.arg("connected");
-        command.args(["--library", &options.library]);
-        command.args(["--memory", &options.memory.to_string()]);
-        command.args(["--device", &options.device]);
-        if options.own_cpu {
-            command.arg("--own-cpu");
-        }
-        // The host's loader must not find this machine's own remoting driver.
-        command.env("GANTRY_OPENCL", "off");
+        started += 1;
+        let (mut command, cache) = process(program, "connected", options, started)?;
         command.stdin(Stdio::from(OwnedFd::from(stream)));
         let mut child = command.spawn().map_err(Error::Start)?;
-        thread::spawn(move || child.wait());
+        thread::spawn(move || {
+            let _ = child.wait();
+            let _ = std::fs::remove_dir_all(cache);
+        });
     }
 }
 

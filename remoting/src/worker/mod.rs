@@ -9,7 +9,7 @@
 //! - [`pool`]: keeps workers ready; [`confine`]: what they may do; [`stream`]: how they are reached
 //!   from other machines.
 //! - [`passive`]: serving without a thread, on CPUs that applications lend; [`lent`]: one round of
-//!   that; [`gate`]: the process.
+//!   that; [`handlers`]: how a gate calls it; [`gate`]: the process.
 //! - [`server`]: the serving thread; [`notice`]: what other threads tell it; `watch`: one that
 //!   sees commands complete while it sleeps; `limit`: one that ends what runs for too long.
 //! - [`objects`]: shadow objects, in a [`table`] for each kind. Calls about them by subject:
@@ -21,11 +21,14 @@
 //! - [`quota`]: device memory; [`sharing`]: taking turns with others.
 
 pub mod commands;
+#[cfg(feature = "worker")]
 pub mod confine;
 mod contexts;
 pub mod cover;
 mod events;
+#[cfg(feature = "worker")]
 pub mod gate;
+pub mod handlers;
 mod headers;
 mod kernels;
 pub mod lent;
@@ -34,14 +37,17 @@ mod memory;
 pub mod notice;
 pub mod objects;
 pub mod passive;
+#[cfg(feature = "worker")]
 pub mod placement;
 pub mod platform;
+#[cfg(feature = "worker")]
 pub mod pool;
 mod programs;
 pub mod query;
 pub mod quota;
 pub mod server;
 pub mod sharing;
+#[cfg(feature = "worker")]
 pub mod stream;
 pub mod table;
 pub mod transfers;

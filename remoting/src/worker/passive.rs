@@ -29,7 +29,7 @@
 //! arguments: there are none that matter. A call before the hello, a second hello, or a handler in
 //! another one's place end the server, which is this one application's.
 
-use std::{ptr::NonNull, sync::Arc, time::Duration};
+use std::{path::PathBuf, ptr::NonNull, sync::Arc, time::Duration};
 
 use super::{
     lent::{Cpu, Drained},
@@ -58,6 +58,8 @@ pub struct Offer {
     pub quota: Arc<Quota>,
     /// Whether the process's own CPU does everything.
     pub own: bool,
+    /// Where files for the driver's compiler go, if anywhere.
+    pub files: Option<PathBuf>,
 }
 
 #[derive(Debug)]
@@ -125,7 +127,11 @@ impl Passive {
         };
         // Nobody listens: who expects something comes by.
         let nudge = Nudge(Box::new(|| {}));
-        let (server, mut calls) = Server::new(Arc::clone(&self.offer.api), window, tuning, nudge);
+        let (mut server, mut calls) =
+            Server::new(Arc::clone(&self.offer.api), window, tuning, nudge);
+        if let Some(folder) = &self.offer.files {
+            server.keep_files_in(folder);
+        }
         if let Err(gone) = calls.leave() {
             self.end(&Error::from(gone));
             return false;

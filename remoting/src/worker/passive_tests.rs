@@ -3,18 +3,19 @@
 use std::{
     alloc::{Layout, alloc_zeroed, dealloc},
     ptr::NonNull,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, OnceLock},
     time::Duration,
 };
 
-use super::*;
+use super::{super::handlers, *};
 use crate::{
-    opencl::codes,
+    opencl::{adder, codes},
     protocol::{
         Blob, Call, Flags, Header, Wire,
         calls::{
-            self, BuildProgram, ContextId, CreateContext, CreateProgram, CreateQueue, DeviceId,
-            Finish, ProgramId, ProgramOrigin, QueueId,
+            self, BuildProgram, ContextId, CreateBuffer, CreateContext, CreateKernel,
+            CreateProgram, CreateQueue, DeviceId, Finish, KernelId, MemId, NdRange, Order, Place,
+            ProgramId, ProgramOrigin, QueueId, ReadBuffer, SetArgument, Value,
         },
     },
     transport::{
@@ -105,6 +106,7 @@ fn offer() -> Offer {
         device: String::new(),
         quota: Quota::new(1 << 20),
         own: false,
+        files: None,
     }
 }
 
@@ -124,16 +126,24 @@ struct Client {
 impl Client {
     fn new() -> Self {
         let passive = Arc::new(Mutex::new(Passive::new(offer())));
-        let delegations = Arc::default();
-        let pages = Pages::new();
-        let memory = pages.0;
         let here = Here {
             passive: Arc::clone(&passive),
-            memory: pages,
+            memory: Pages::new(),
             busy: Mutex::new(2),
-            delegations: Arc::clone(&delegations),
+            delegations: Arc::default(),
         };
-        let (gate, window) = Gate::open(Box::new(here), Duration::from_millis(10)).unwrap();
+        let delegations = Arc::clone(&here.delegations);
+        Self {
+            passive,
+            delegations,
+            ..Self::through(Box::new(here))
+        }
+    }
+
+    /// Without a way to look at the other side.
+    fn through(way: Box<dyn Delegate>) -> Self {
+        let memory = way.shared().cast();
+        let (gate, window) = Gate::open(way, Duration::from_millis(10)).unwrap();
         let bell = Doorbell::Gate(Arc::clone(&gate));
         let producer = Producer::new(window.calls(), bell.clone());
         let size = window.calls().size();
@@ -142,9 +152,9 @@ impl Client {
             answers: Receiver::new(Consumer::new(window.answers(), bell)),
             gate,
             window,
-            passive,
+            passive: Arc::new(Mutex::new(Passive::new(offer()))),
             memory,
-            delegations,
+            delegations: Arc::default(),
             sequence: 0,
             body: Vec::new(),
         }
@@ -341,4 +351,166 @@ fn a_ring_that_makes_no_sense_ends_the_worker_for_its_application_only() {
     unsafe { client.memory.cast::<u32>().write_volatile(1 << 30) };
     client.gate.drain();
     assert!(client.gate.ended().is_some());
+}
+
+/// The handlers as a gate calls them.
+#[derive(Debug)]
+struct Handled;
+
+impl Delegate for Handled {
+    fn delegate(&self, handler: usize, first: u64, second: u64) -> Result<u64, Failed> {
+        Ok(handlers::HANDLERS[handler](first, second))
+    }
+
+    fn shared(&self) -> NonNull<[u8]> {
+        shared()
+    }
+}
+
+fn shared() -> NonNull<[u8]> {
+    static MEMORY: OnceLock<Pages> = OnceLock::new();
+    MEMORY.get_or_init(Pages::new).bytes()
+}
+
+// SAFETY: the memory is only handed out as raw pointers.
+unsafe impl Sync for Pages {}
+
+/// From here on, whatever this process asks its kernel for but to end kills it.
+fn forbid_system_calls() {
+    let step = |code: u32, jf: u8, k: u32| libc::sock_filter {
+        code: code as u16,
+        jt: 0,
+        jf,
+        k,
+    };
+    let mut steps = [
+        // The call's number is first in what is looked at.
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
+        step(
+            libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+            1,
+            libc::SYS_exit as u32,
+        ),
+        step(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW),
+        step(
+            libc::BPF_RET | libc::BPF_K,
+            0,
+            libc::SECCOMP_RET_KILL_PROCESS,
+        ),
+    ];
+    let program = libc::sock_fprog {
+        len: steps.len() as u16,
+        filter: steps.as_mut_ptr(),
+    };
+    // SAFETY: the program and its steps outlive the calls.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        let filter = libc::SECCOMP_MODE_FILTER;
+        assert_eq!(
+            libc::prctl(libc::PR_SET_SECCOMP, filter, &raw const program),
+            0
+        );
+    }
+}
+
+/// What an application does before it ends, in a process of its own.
+fn compute_without_a_kernel() {
+    const WORDS: u32 = 1000;
+    let surroundings = handlers::Surroundings {
+        shared,
+        slow: |first, second| handlers::own(first, second),
+    };
+    let passive = Passive::new(Offer {
+        api: Arc::new(adder::open()),
+        ..offer()
+    });
+    handlers::install(passive, surroundings, 4 << 20).unwrap();
+    let _ = shared();
+    forbid_system_calls();
+    let mut client = Client::through(Box::new(Handled));
+    client.set_up();
+    client.post(&CreateBuffer {
+        id: MemId(0),
+        context: ContextId(0),
+        flags: 1,
+        size: 4 * u64::from(WORDS),
+        contents: None,
+        lives: None,
+    });
+    client.post(&CreateProgram {
+        id: ProgramId(0),
+        context: ContextId(0),
+        origin: ProgramOrigin::Source(Blob(b"add".to_vec())),
+    });
+    client.post(&CreateKernel {
+        id: KernelId(0),
+        program: ProgramId(0),
+        name: Blob(b"add".to_vec()),
+    });
+    for (index, value) in [
+        (0, Value::Mem(Some(MemId(0)))),
+        (1, Value::Bytes(Blob(7u32.to_le_bytes().to_vec()))),
+    ] {
+        client.post(&SetArgument {
+            kernel: KernelId(0),
+            index,
+            value,
+        });
+    }
+    let order = || Order {
+        queue: QueueId(0),
+        wait: Vec::new(),
+        event: None,
+    };
+    for _ in 0..3 {
+        client.post(&NdRange {
+            order: order(),
+            kernel: KernelId(0),
+            dimensions: 1,
+            offset: None,
+            global: [u64::from(WORDS), 1, 1],
+            local: None,
+        });
+    }
+    let to = Place {
+        offset: client.window.data(),
+        length: 4 * u64::from(WORDS),
+        stage: None,
+    };
+    let at = client.window.at(to.offset, to.length).unwrap();
+    let read = ReadBuffer {
+        order: order(),
+        mem: MemId(0),
+        offset: 0,
+        to,
+    };
+    assert_eq!(client.ask(&read), Ok(()));
+    for word in 0..WORDS as usize {
+        // SAFETY: within the stretch.
+        assert_eq!(unsafe { at.cast::<u32>().add(word).read_volatile() }, 21);
+    }
+    assert_eq!(client.ask(&Finish { queue: QueueId(0) }), Ok(()));
+    // The memory is a static's.
+    std::mem::forget(client);
+}
+
+#[test]
+fn an_application_computes_while_no_system_call_is_possible() {
+    // SAFETY: the child uses nothing that another thread may hold but the allocator, which the C
+    // library puts in order.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        compute_without_a_kernel();
+        // SAFETY: the only way to end that is allowed.
+        unsafe { libc::syscall(libc::SYS_exit, 77) };
+    }
+    let mut status = 0;
+    // SAFETY: of a child of this process.
+    unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert!(
+        libc::WIFEXITED(status),
+        "it made a system call: {status:#x}"
+    );
+    assert_eq!(libc::WEXITSTATUS(status), 77);
 }

@@ -1,0 +1,164 @@
+//! A device that only adds, at once and in place: for tests of what comes back.
+//!
+//! Buffers are memory of this process. Every kernel has two arguments, a buffer and a number of 32
+//! bits, and adds the number to as many words of the buffer as it is enqueued for. All else is as
+//! in [`null`](super::null).
+
+use std::{
+    ffi::c_void,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use super::{
+    api::{Api, Handle},
+    codes,
+    null::{Argument, Outcome},
+};
+
+/// Buffers by their handle, which is not 0, and the arguments that were set last.
+#[derive(Default)]
+struct Memory {
+    buffers: Vec<Vec<u8>>,
+    target: Handle,
+    number: u32,
+}
+
+static MEMORY: Mutex<Memory> = Mutex::new(Memory {
+    buffers: Vec::new(),
+    target: 0,
+    number: 0,
+});
+
+fn memory() -> MutexGuard<'static, Memory> {
+    MEMORY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Memory {
+    fn buffer(&mut self, handle: Handle) -> Option<&mut Vec<u8>> {
+        self.buffers.get_mut(handle.checked_sub(1)?)
+    }
+
+    /// A stretch of a buffer.
+    fn part(&mut self, handle: Handle, offset: usize, size: usize) -> Option<&mut [u8]> {
+        let end = offset.checked_add(size)?;
+        self.buffer(handle)?.get_mut(offset..end)
+    }
+}
+
+/// Adds with `clEnqueueNDRangeKernel`; see the module's documentation.
+#[must_use]
+pub fn open() -> Api {
+    Api::null().with_memory(create, read, write, set, enqueue)
+}
+
+unsafe extern "C" fn create(
+    _context: Handle,
+    _flags: u64,
+    size: usize,
+    contents: *mut c_void,
+    code: *mut i32,
+) -> Handle {
+    let mut bytes = vec![0; size];
+    if !contents.is_null() {
+        // SAFETY: the caller's memory, of the buffer's size.
+        unsafe {
+            contents
+                .cast::<u8>()
+                .copy_to_nonoverlapping(bytes.as_mut_ptr(), size)
+        };
+    }
+    // SAFETY: null or to be written.
+    unsafe { code.tell() };
+    let mut memory = memory();
+    memory.buffers.push(bytes);
+    memory.buffers.len()
+}
+
+#[allow(clippy::too_many_arguments)]
+unsafe extern "C" fn read(
+    _queue: Handle,
+    buffer: Handle,
+    _blocking: u32,
+    offset: usize,
+    size: usize,
+    to: *mut c_void,
+    _count: u32,
+    _wait: *const Handle,
+    event: *mut Handle,
+) -> i32 {
+    let mut memory = memory();
+    let Some(part) = memory.part(buffer, offset, size) else {
+        return codes::INVALID_VALUE;
+    };
+    // SAFETY: the caller's memory, of that size; and null or to be written.
+    unsafe {
+        to.cast::<u8>()
+            .copy_from_nonoverlapping(part.as_ptr(), size);
+        event.tell();
+    }
+    i32::success()
+}
+
+#[allow(clippy::too_many_arguments)]
+unsafe extern "C" fn write(
+    _queue: Handle,
+    buffer: Handle,
+    _blocking: u32,
+    offset: usize,
+    size: usize,
+    from: *const c_void,
+    _count: u32,
+    _wait: *const Handle,
+    event: *mut Handle,
+) -> i32 {
+    let mut memory = memory();
+    let Some(part) = memory.part(buffer, offset, size) else {
+        return codes::INVALID_VALUE;
+    };
+    // SAFETY: as for `read`.
+    unsafe {
+        from.cast::<u8>()
+            .copy_to_nonoverlapping(part.as_mut_ptr(), size);
+        event.tell();
+    }
+    i32::success()
+}
+
+unsafe extern "C" fn set(_kernel: Handle, index: u32, size: usize, value: *const c_void) -> i32 {
+    let mut memory = memory();
+    match (index, size) {
+        // SAFETY: as long as its size says.
+        (0, 8) => memory.target = unsafe { value.cast::<Handle>().read_unaligned() },
+        // SAFETY: as above.
+        (1, 4) => memory.number = unsafe { value.cast::<u32>().read_unaligned() },
+        _ => return codes::INVALID_ARG_INDEX,
+    }
+    i32::success()
+}
+
+#[allow(clippy::too_many_arguments)]
+unsafe extern "C" fn enqueue(
+    _queue: Handle,
+    _kernel: Handle,
+    _dimensions: u32,
+    _offset: *const usize,
+    global: *const usize,
+    _local: *const usize,
+    _count: u32,
+    _wait: *const Handle,
+    event: *mut Handle,
+) -> i32 {
+    // SAFETY: there is one dimension at least.
+    let items = unsafe { global.read() };
+    let mut memory = memory();
+    let (target, number) = (memory.target, memory.number);
+    let Some(buffer) = memory.buffer(target) else {
+        return codes::INVALID_KERNEL_ARGS;
+    };
+    for word in buffer.as_chunks_mut().0.iter_mut().take(items) {
+        *word = u32::from_le_bytes(*word).wrapping_add(number).to_le_bytes();
+    }
+    // SAFETY: null or to be written.
+    unsafe { event.tell() };
+    i32::success()
+}
