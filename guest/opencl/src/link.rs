@@ -33,7 +33,7 @@ use gantry_remoting::{
         socket,
         stream::{
             address::Address,
-            bridge::Bridge,
+            bridge::{self, Bridge},
             connect::{self, Connected},
         },
         window::{Slice, Window},
@@ -48,11 +48,6 @@ const SOCKET: &str = "/run/gantry/opencl.sock";
 /// How many microseconds a waiting call polls before it sleeps, unless `GANTRY_OPENCL_SPIN` says
 /// otherwise. Waking up takes 5: nothing after so long, but much after a kernel or copy of 50.
 const SPIN: u64 = 2000;
-/// The same for a worker elsewhere, whose answers take longer than waking up: the processor is
-/// better left to those who bring them.
-const STREAM_SPIN: u64 = 20;
-/// How long the thread that carries calls over polls for more before it sleeps.
-const OUTWARD_SPIN: Duration = Duration::from_micros(20);
 /// How late the worker's death is noticed by who sleeps in a call.
 pub const PATIENCE: Duration = Duration::from_millis(100);
 
@@ -342,7 +337,7 @@ impl Link {
             nudges,
             bridge: Bridge { outward, inward },
         } = connect::connect(&address.parse()?)?;
-        quiet("gantry-outward", move || drop(outward.run(OUTWARD_SPIN)))?;
+        quiet("gantry-outward", move || drop(outward.run()))?;
         // Its end closes the other end of `nudges`, which is how the worker's end is noticed.
         quiet("gantry-inward", move || drop(inward.run()))?;
         let bell = Doorbell::Futex(Futex { patience: PATIENCE });
@@ -356,14 +351,18 @@ impl Link {
         stream: Option<UnixStream>,
     ) -> Result<Self, Box<dyn std::error::Error>> {
         let shared = !matches!(peer, Peer::Stream);
-        let spin = std::env::var("GANTRY_OPENCL_SPIN")
-            .ok()
-            .and_then(|text| text.parse().ok())
-            .unwrap_or(if shared { SPIN } else { STREAM_SPIN });
+        let named = std::env::var("GANTRY_OPENCL_SPIN");
+        let named = named.ok().and_then(|text| text.parse().ok());
+        let spin = match named {
+            Some(micros) => Duration::from_micros(micros),
+            None if shared => Duration::from_micros(SPIN),
+            // Others of this process have to run before the answer comes.
+            None => bridge::spin(),
+        };
         let spin = match bell {
             // Nothing changes before this process goes and sees.
             Doorbell::Gate(_) => Duration::ZERO,
-            Doorbell::Futex(_) | Doorbell::Port { .. } => Duration::from_micros(spin),
+            Doorbell::Futex(_) | Doorbell::Port { .. } => spin,
         };
         let calls = window.calls();
         let size = calls.size();

@@ -41,9 +41,6 @@ const QUIET: Duration = Duration::from_secs(1);
 /// How long a signature of the pool is waited for.
 const SIGNING: Duration = Duration::from_secs(5);
 
-/// How long the outward thread polls before it sleeps.
-const SPIN: Duration = Duration::from_micros(20);
-
 /// The first byte of a message to the pool: the worker is taken, and hands over its connection.
 pub(super) const TAKEN: u8 = 1;
 /// The first byte of a message to the pool: a signature is wanted. A scheme and a message follow.
@@ -276,7 +273,7 @@ pub(super) fn start(window: &Arc<Window>, channel: Channel) -> io::Result<()> {
     };
     thread::Builder::new()
         .name("outward".to_owned())
-        .spawn(move || leave(outward.run(SPIN)))?;
+        .spawn(move || leave(outward.run()))?;
     thread::Builder::new()
         .name("inward".to_owned())
         .spawn(move || leave(inward.run()))?;

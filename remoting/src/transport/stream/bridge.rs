@@ -7,6 +7,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    thread,
     time::Duration,
 };
 
@@ -30,6 +31,21 @@ use crate::{
 const BELL: Futex = Futex {
     patience: Duration::from_secs(1),
 };
+
+/// Where so many processors are, some may poll.
+const ENOUGH: usize = 4;
+/// A little more than a round trip: whoever asks again and again finds nobody asleep.
+const LONG: Duration = Duration::from_micros(100);
+/// Where there are fewer, they are left to those who have something to do.
+const SHORT: Duration = Duration::from_micros(20);
+
+/// How long who waits at a ring of a bridge polls it before sleeping.
+pub fn spin() -> Duration {
+    match thread::available_parallelism() {
+        Ok(count) if count.get() >= ENOUGH => LONG,
+        _ => SHORT,
+    }
+}
 
 /// Why nothing is carried over any more.
 #[derive(Debug, thiserror::Error)]
@@ -103,7 +119,7 @@ impl Bridge {
     ) -> Self {
         let common = Arc::new(Common {
             window: Arc::clone(window),
-            owed: Owed::default(),
+            owed: Owed::new(window.size()),
             ended: AtomicBool::new(false),
         });
         let is_client = matches!(side, Side::Client(_));
@@ -144,17 +160,16 @@ pub struct Outward {
 }
 
 impl Outward {
-    /// Carries over what is in the ring until the connection ends. Polls the ring for `spin` before
-    /// it sleeps.
-    pub fn run(mut self, spin: Duration) -> Ended {
-        let ended = self.carry(spin).err().unwrap_or(Ended::Closed);
+    /// Carries over what is in the ring until the connection ends.
+    pub fn run(mut self) -> Ended {
+        let ended = self.carry().err().unwrap_or(Ended::Closed);
         // So that the other direction ends, too.
         self.writer.close();
         ended
     }
 
-    fn carry(&mut self, spin: Duration) -> Result<(), Ended> {
-        let mut spin = Spin::new(spin);
+    fn carry(&mut self) -> Result<(), Ended> {
+        let mut spin = Spin::new(spin());
         while !self.common.ended.load(Ordering::Relaxed) {
             if self.step()? {
                 spin.reset();

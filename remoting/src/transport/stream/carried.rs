@@ -19,8 +19,8 @@ use crate::{
 /// The longest call that names a part of the window, in bytes: a command that waits for so many
 /// events that a queue has no room for them.
 const LONGEST: usize = 1 << 20;
-/// The most commands under way whose data is to come back.
-const MOST: usize = 1 << 16;
+/// What parts of the window are aligned to, at least: a page.
+const GRAIN: u64 = 4096;
 
 /// Bytes of the window: where they begin and how many.
 pub type Part = (u64, u64);
@@ -104,14 +104,25 @@ impl Reading {
 }
 
 /// The parts that a worker's client is to have when their stages are released.
-#[derive(Debug, Default)]
-pub struct Owed(Mutex<HashMap<StageId, Part>>);
+#[derive(Debug)]
+pub struct Owed {
+    parts: Mutex<HashMap<StageId, Part>>,
+    most: usize,
+}
 
 impl Owed {
+    /// Of a window of so many bytes: it has room for so many parts, and no more.
+    pub fn new(window: u64) -> Self {
+        Self {
+            parts: Mutex::default(),
+            most: (window / GRAIN) as usize,
+        }
+    }
+
     /// The client is to have this part when the stage is released.
     pub fn owe(&self, stage: StageId, part: Part) -> Result<(), Gone> {
-        let mut owed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if owed.len() >= MOST {
+        let mut owed = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        if owed.len() >= self.most {
             return Err(Gone::Length(owed.len()));
         }
         owed.insert(stage, part);
@@ -124,7 +135,7 @@ impl Owed {
             return None;
         }
         let (stage, good): (StageId, bool) = Wire::from_bytes(body).ok()?;
-        let mut owed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut owed = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         // Commands that failed have written nothing.
         owed.remove(&stage).filter(|_| good)
     }
@@ -228,8 +239,8 @@ mod tests {
     }
 
     #[test]
-    fn what_has_failed_owes_nothing() {
-        let owed = Owed::default();
+    fn what_has_failed_owes_nothing_and_no_more_is_owed_than_a_window_holds() {
+        let owed = Owed::new(2 * GRAIN);
         let header = Header {
             opcode: calls::RELEASED,
             ..read(0).0
@@ -244,5 +255,7 @@ mod tests {
         owed.owe(StageId(9), (4096, 100)).unwrap();
         assert_eq!(release(true), Some((4096, 100)));
         assert_eq!(release(true), None);
+        let more = (0..3).map(|stage| owed.owe(StageId(stage), (4096, 100)).is_ok());
+        assert_eq!(more.collect::<Vec<_>>(), [true, true, false]);
     }
 }

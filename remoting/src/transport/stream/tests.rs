@@ -241,7 +241,7 @@ impl Side {
             sender: Sender::new(Producer::new(out, BELL), RING as u32, Duration::ZERO),
             receiver: Receiver::new(Consumer::new(back, BELL)),
             threads: vec![
-                thread::spawn(move || outward.run(Duration::ZERO)),
+                thread::spawn(move || outward.run()),
                 thread::spawn(move || inward.run()),
             ],
         }
