@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use serde_json::Value;
 
 use super::{
-    BarIndex, BarKind, Bdf, PciError, PciFunction, RootPort, Seat,
+    BarIndex, BarKind, Bdf, PciError, PciFunction, PciSegment, RootPort, Seat, SegmentConfig,
     tests::{MEMORY32, MEMORY64, Plain, tag_at},
 };
 use crate::testing::{PORT_WINDOWS, Rig};
@@ -87,6 +87,43 @@ fn functions_of_a_slot_say_that_there_are_others() {
     assert_eq!(next.device, 1, "a slot in which nothing is");
     rig.segment.unplug(five).unwrap();
     assert_eq!(rig.config_read(zero, HEADER) & MULTIFUNCTION, 0);
+}
+
+#[test]
+fn functions_are_found_in_any_segment() {
+    let rig = Rig::new();
+    let config = SegmentConfig {
+        segment: 3,
+        ..rig.segment.config().clone()
+    };
+    let segment = PciSegment::new(config, Arc::clone(&rig.mmio), Arc::clone(&rig.pio));
+    let plug = |function: Plain, seat| {
+        let function = Arc::new(Mutex::new(function));
+        segment.plug(function, seat, &[]).unwrap()
+    };
+    segment
+        .plug(Arc::new(Mutex::new(RootPort::new())), Seat::ANY, &[])
+        .unwrap();
+    for (tag, function) in [(1, 0), (2, 6)] {
+        let bdf = plug(Plain::new(tag, &[]), behind(1, function));
+        assert_eq!(bdf.to_string(), format!("0003:01:00.{function}"));
+    }
+    // Configuration space knows no segments.
+    let read = |function, offset| {
+        let at = Bdf {
+            segment: 0,
+            bus: 1,
+            device: 0,
+            function,
+        };
+        let mut data = [0; 4];
+        segment.read_config(at, offset, &mut data);
+        u32::from_le_bytes(data)
+    };
+    assert_eq!([read(0, 0), read(6, 0)], [0x0001_1234, 0x0002_1234]);
+    for function in [0, 6] {
+        assert_eq!(read(function, HEADER.into()) & MULTIFUNCTION, MULTIFUNCTION);
+    }
 }
 
 #[test]
@@ -193,6 +230,10 @@ fn a_guest_may_number_its_buses_itself() {
     assert_eq!(rig.config_read(zero, 0), u32::MAX, "bus 1 is gone");
     let called = Bdf { bus: 2, ..one };
     assert_eq!(rig.config_read(called, 0), 0x0002_1234);
+    assert_eq!(
+        rig.config_read(called, HEADER) & MULTIFUNCTION,
+        MULTIFUNCTION
+    );
     rig.config_write(called, 4, &[0, 0]);
     assert_eq!(tag_at(&rig, rig.bar64(called, BAR)), 0xff);
     for bus in [0, 255] {

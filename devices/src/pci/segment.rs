@@ -390,14 +390,16 @@ impl PciSegment {
 
     /// A guest's read of configuration space, at an address in its own numbering of buses.
     pub fn read_config(&self, at: Bdf, offset: usize, data: &mut [u8]) {
-        let Some(function) = self.resolve(at).and_then(|at| self.function(at)) else {
+        let place = self.resolve(at);
+        let found = place.and_then(|at| Some((at, self.function(at)?)));
+        let Some((place, function)) = found else {
             data.fill(0xff);
             return;
         };
         lock(&function).read_config(offset, data);
         let header = offsets::HEADER_TYPE.checked_sub(offset);
         if let Some(header) = header.and_then(|at| data.get_mut(at))
-            && self.has_siblings(at)
+            && self.has_siblings(place)
         {
             *header |= HEADER_MULTIFUNCTION;
         }

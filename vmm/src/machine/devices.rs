@@ -345,7 +345,8 @@ impl Devices {
             device: seat.device.unwrap_or(0),
             function: 0,
         };
-        if seat.function > 0 && segment.function(at).is_some() {
+        let is_named = seat.bus > 0 || seat.device.is_some();
+        if seat.function > 0 && is_named && segment.function(at).is_some() {
             return Err(MachineError::TooLate {
                 function: seat.function,
                 slot: at,
