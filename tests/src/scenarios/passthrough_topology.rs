@@ -8,12 +8,13 @@ use serde_json::{Value, json};
 use super::{
     Context, Entry,
     hotplug::gone,
+    passthrough_state::disk_works,
     snapshots::{restored, url},
 };
 use crate::{
-    gantry::Gantry,
+    gantry::{CMDLINE, Gantry},
     guest::Guest,
-    host_device::{EDU, EDU_OF_PORT, EDU_OF_TWO, EXPRESS_CARD, EXPRESS_RNG, HostDevice},
+    host_device::{EDU, EDU_OF_PORT, EDU_OF_TWO, EXPRESS_CARD, EXPRESS_RNG, HostDevice, NVME},
 };
 
 pub const SCENARIOS: &[Entry] = &[
@@ -24,6 +25,10 @@ pub const SCENARIOS: &[Entry] = &[
     (
         "passthrough: two functions of a slot of bus 0, and one that comes too late",
         of_one_slot,
+    ),
+    (
+        "passthrough: the interrupt line of a disk behind a root port",
+        line,
     ),
     (
         "passthrough: functions without a reset of their own are reset together",
@@ -304,6 +309,26 @@ fn of_one_slot(context: &Context) -> Result<()> {
         works(&mut guest, bdf)?;
     }
     are_one_slot(&mut guest, FUNCTIONS)
+}
+
+/// NVMe's driver, kept from MSI-X and MSI.
+fn line(context: &Context) -> Result<()> {
+    let nvme = HostDevice::take(NVME, 0)?;
+    let device = json!({"path": nvme.path, "id": "nvme", "parent": "second"});
+    let more = json!({
+        "memory": {"size": 512 << 20},
+        "payload": {"cmdline": format!("{CMDLINE} pci=nomsi")},
+        "pci_root_ports": [{"id": "first"}, {"id": "second", "pci_device_id": 20}],
+        "devices": [device],
+    });
+    let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    disk_works(&mut guest, "one")?;
+    let counted = guest.run("grep nvme0q /proc/interrupts")?;
+    ensure!(counted.contains("IO-APIC"), "{counted}");
+    gantry.put("vm.remove-device", json!({"id": "nvme"}))?;
+    gone(&gantry, "nvme")?;
+    gantry.put("vm.add-device", device)?;
+    disk_works(&mut guest, "two")
 }
 
 fn reset_together(context: &Context) -> Result<()> {
