@@ -59,6 +59,8 @@ pub enum Verdict {
 #[derive(Clone, Copy, Debug, Default)]
 struct Estimate {
     mean: Duration,
+    /// How far they are from the mean, on average.
+    spread: Duration,
     samples: u32,
 }
 
@@ -77,6 +79,9 @@ impl Estimate {
         } else {
             8
         };
+        if self.samples > 0 {
+            self.spread = (self.spread * (share - 1) + took.abs_diff(self.mean)) / share;
+        }
         self.mean = (self.mean * (share - 1) + took) / share;
         self.samples = (self.samples + 1).min(SAMPLES);
     }
@@ -88,6 +93,7 @@ struct Outstanding {
     kind: Kind,
     submitted: Moment,
     expected: Duration,
+    spread: Duration,
     /// It began a turn.
     first: bool,
 }
@@ -102,6 +108,8 @@ pub struct Meter {
     outstanding: VecDeque<Outstanding>,
     /// The sum of what the outstanding ones are expected to take.
     expected: Duration,
+    /// How far off that may be.
+    spread: Duration,
     /// Whether an outstanding request is of a kind that is not known yet.
     sampling: bool,
     /// When a request completed last, or the turn's begin.
@@ -119,6 +127,7 @@ impl Default for Meter {
             submitted: 0,
             outstanding: VecDeque::new(),
             expected: Duration::ZERO,
+            spread: Duration::ZERO,
             sampling: false,
             completed: Moment::START,
             busy: Duration::ZERO,
@@ -179,9 +188,11 @@ impl Meter {
         if self.estimates.len() >= KINDS && !self.estimates.contains_key(&kind) {
             self.estimates.clear();
         }
-        let estimate = self.estimates.entry(kind).or_default().known();
-        let expected = estimate.unwrap_or_default();
-        self.sampling |= estimate.is_none();
+        let estimate = *self.estimates.entry(kind).or_default();
+        let (known, spread) = (estimate.known(), estimate.spread);
+        let expected = known.unwrap_or_default();
+        self.sampling |= known.is_none();
+        self.spread += spread;
         let first = self.submitted == 0;
         self.submitted += 1;
         self.expected += expected;
@@ -189,6 +200,7 @@ impl Meter {
             kind,
             submitted: now,
             expected,
+            spread,
             first,
         });
     }
@@ -207,6 +219,7 @@ impl Meter {
         }
         self.completed = now;
         self.expected = self.expected.saturating_sub(request.expected);
+        self.spread = self.spread.saturating_sub(request.spread);
         if self.outstanding.is_empty() {
             self.sampling = false;
         }
@@ -228,10 +241,13 @@ impl Meter {
         Some(self.running_since()? + self.expected)
     }
 
-    /// Whether what is outstanding is expected to end about now: `soon` before or after.
+    /// Whether what is outstanding ends about now, `soon` before or after, as far as that can be
+    /// said of requests of these kinds.
     pub fn ends_within(&self, soon: Duration, now: Moment) -> bool {
-        self.expected_end()
-            .is_some_and(|end| end.since(now) <= soon && now.since(end) <= soon)
+        self.spread <= soon
+            && self
+                .expected_end()
+                .is_some_and(|end| end.since(now) <= soon && now.since(end) <= soon)
     }
 
     /// Whether the turn's time is over.
@@ -357,6 +373,47 @@ mod tests {
         meter.submitted(Kind(0), late);
         meter.submitted(Kind(0), late);
         assert_eq!(meter.verdict(Kind(0), true, late), Verdict::Filled);
+    }
+
+    #[test]
+    fn the_end_of_requests_is_foreseen_if_they_take_equally_long() {
+        let (mut meter, mut now) = (Meter::default(), Moment::START);
+        let micros = Duration::from_micros;
+        for round in 0..40 {
+            for (kind, length) in [(1, 1_000), (2, 200 + round % 2 * 20_000)] {
+                meter.begin(SLICE, now);
+                meter.submitted(Kind(kind), now);
+                now += micros(length);
+                meter.completed(now);
+            }
+        }
+        let mut foreseen = |kind, after| {
+            meter.begin(SLICE, now);
+            meter.submitted(Kind(kind), now);
+            now += after;
+            let soon = meter.ends_within(micros(300), now);
+            now += micros(1_000);
+            meter.completed(now);
+            soon
+        };
+        assert!(!foreseen(1, micros(600)));
+        assert!(foreseen(1, micros(800)));
+        assert!((0..40).all(|step| !foreseen(2, micros(500) * step)));
+    }
+
+    #[test]
+    fn the_first_request_of_a_turn_may_be_late_without_being_a_surprise() {
+        let (mut meter, mut now) = (Meter::default(), Moment::START);
+        let length = Duration::from_micros(20);
+        let (_, end) = turn(&mut meter, length, now);
+        now = end;
+        meter.begin(SLICE, now);
+        meter.submitted(Kind(0), now);
+        now += length * 10;
+        meter.completed(now);
+        meter.submitted(Kind(0), now);
+        // Still known: more than one at a time.
+        assert_eq!(meter.verdict(Kind(0), false, now), Verdict::Submit);
     }
 
     #[test]
