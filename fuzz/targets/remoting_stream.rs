@@ -103,7 +103,7 @@ fuzz_target!(|bytes: &[u8]| {
     } = Bridge::worker(&window, channel.split());
     let mut body = Vec::new();
     thread::scope(|scope| {
-        scope.spawn(|| {
+        let taking = scope.spawn(|| {
             let mut taken = vec![0; BATCH];
             while matches!((&here).read(&mut taken), Ok(1..)) {}
         });
@@ -130,5 +130,7 @@ fuzz_target!(|bytes: &[u8]| {
             }
         }
         here.shutdown(Shutdown::Both).expect("it is connected");
+        // Also what the thread itself has taken is given back then: leaks are looked for.
+        taking.join().expect("it does not panic");
     });
 });
