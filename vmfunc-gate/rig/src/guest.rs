@@ -23,6 +23,8 @@ use vmfunc_gate::{
     window::PAGE,
 };
 
+use crate::remoting;
+
 /// The machine's debug console.
 const TEXT: u16 = 0xe9;
 
@@ -219,6 +221,9 @@ extern "C" fn finish(_: u64, _: u64) -> u64 {
 
 /// Slow work: waits, which no handler can, and uses files and the shared memory.
 fn slow_work(first: u64, second: u64) -> u64 {
+    if first == remoting::SLOW {
+        return remoting::slow_work();
+    }
     thread::sleep(Duration::from_millis(first));
     let file = File::options().append(true).open(FILE);
     let written = file.and_then(|mut file| file.write_all(TEXT_SLOW.as_bytes()));
@@ -254,7 +259,9 @@ fn serve() -> Result<()> {
     RANDOM.store(random.as_raw_fd(), Ordering::Relaxed);
     let mut big = vec![1_u8; BIG_BYTES];
     BIG.store(big.as_mut_ptr() as u64, Ordering::Relaxed);
-    let mut server = Server::register(&HANDLERS)?;
+    remoting::prepare()?;
+    let handlers: Vec<_> = HANDLERS.into_iter().chain(remoting::HANDLERS).collect();
+    let mut server = Server::register(&handlers)?;
     // SAFETY: has no preconditions: what is mapped from here on is not there until it is used.
     unsafe { libc::munlockall() };
     // SAFETY: a new mapping.
@@ -299,14 +306,21 @@ fn delegate() -> Result<()> {
     // Processes that are paired without the server's kernel, and then with it. Their parents wait,
     // and keep their page tables.
     for tried in 1..=PROCESSES {
-        let client = Client::pair().context("at first")?;
-        if client.has_kernel() {
-            drop(client);
-            if !fork()? {
-                return Ok(());
+        let client = match Client::pair() {
+            Ok(client) if !client.has_kernel() => client,
+            // Or its page table is where the server's process has memory.
+            Ok(_)
+            | Err(Error::Refused {
+                reason: Reason::NoKernel,
+                ..
+            }) => {
+                if !fork()? {
+                    return Ok(());
+                }
+                continue;
             }
-            continue;
-        }
+            Err(error) => return Err(error).context("at first"),
+        };
         print(&format!(
             "paired after {:?}, process {tried}",
             start.elapsed()
@@ -315,7 +329,15 @@ fn delegate() -> Result<()> {
             "a handler of a Linux process computes where both guests have memory",
             || user_only(&client),
         );
-        drop(client);
+        check(
+            "a worker of a Linux process carries out an application's calls, by delegation",
+            || {
+                for figure in remoting::compute(client, HANDLERS.len())? {
+                    print(&format!("figure {figure}"));
+                }
+                Ok(())
+            },
+        );
         return with_kernel(start);
     }
     bail!("{PROCESSES} processes were paired with the server's kernel")
@@ -365,9 +387,10 @@ fn paired(client: &Client) {
     check("a handler of a Linux process computes", || {
         let found = client.delegate(ADD, 7, 8)?;
         ensure!(found == 29, "{found}");
-        let refused = client.delegate(HANDLERS.len(), 0, 0);
+        let none = HANDLERS.len() + remoting::HANDLERS.len();
+        let refused = client.delegate(none, 0, 0);
         ensure!(
-            refused == Err(Failure::NoHandler(HANDLERS.len() as u64)),
+            refused == Err(Failure::NoHandler(none as u64)),
             "{refused:?}"
         );
         let found = client.delegate(LENGTH, 0, 0)?;

@@ -76,7 +76,7 @@ pub fn all(check: Check<'_>) {
     // The guests' own checks are printed while they run.
     let mut clients = Vec::new();
     let ran = check("a process of another VM delegates to it", &mut || {
-        let options = "transport=gate,server=/tmp/gate,shared=64K,id=gate";
+        let options = "transport=gate,server=/tmp/gate,shared=1M,id=gate";
         let mut client = Machine::start("client", &["--accel", options])?;
         let found = client.wait_for(guest::DONE);
         clients.push(client);

@@ -4,12 +4,14 @@
 //! - [`checks`]: what is checked.
 //! - [`fuzz`]: calls with anything.
 //! - [`linux`]: what is checked with Linux guests, the argument `linux`.
+//! - [`remoting`]: an accelerator's calls by delegation, in such guests.
 //! - [`guest`]: what this program does as the first process of such a guest.
 
 mod checks;
 mod fuzz;
 mod guest;
 mod linux;
+mod remoting;
 mod vm;
 
 use anyhow::Result;
