@@ -677,11 +677,19 @@ fn stream_refused(pool: &Pool) -> Result<()> {
         .env("GANTRY_TLS_CERT", others.join("guest.pem"))
         .env("GANTRY_TLS_KEY", others.join("guest.key"));
     refused(stranger, "received fatal alert")?;
-    let log = pool.log()?;
-    ensure!(
-        log.contains("was refused: invalid peer certificate"),
-        "{log}"
-    );
+    // Said when the stranger has been told.
+    let until = Instant::now() + Duration::from_secs(10);
+    while !pool
+        .log()?
+        .contains("was refused: invalid peer certificate")
+    {
+        ensure!(
+            Instant::now() < until,
+            "the pool says of the stranger: {:?}",
+            pool.log()?
+        );
+        thread::sleep(Duration::from_millis(20));
+    }
     let mut careful = pool.remoted("clinfo");
     careful.env("GANTRY_TLS_CA", others.join("ca.pem"));
     refused(careful, "invalid peer certificate")?;
