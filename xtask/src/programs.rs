@@ -41,6 +41,8 @@ pub fn build() -> Result<Binaries> {
             "--bin",
             "runner",
             "--bin",
+            "ch-client",
+            "--bin",
             "gantry-accel",
             "--lib",
             "--example",
@@ -65,6 +67,7 @@ pub fn build() -> Result<Binaries> {
     Ok(Binaries {
         gantry: release.join("gantry"),
         runner: release.join("runner"),
+        client: release.join("ch-client"),
         opencl: Programs {
             pool: release.join("gantry-accel"),
             agent,

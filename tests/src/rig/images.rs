@@ -73,6 +73,8 @@ pub struct Binaries {
     pub gantry: PathBuf,
     /// `runner`.
     pub runner: PathBuf,
+    /// `ch-client`.
+    pub client: PathBuf,
     /// For guests and hosts with accelerators.
     pub opencl: opencl::Programs,
 }
@@ -268,6 +270,7 @@ fn programs_and_guest(
 ) -> Result<PathBuf> {
     program(&binaries.gantry, root, "bin/gantry")?;
     program(&binaries.runner, root, "bin/runner")?;
+    program(&binaries.client, root, "bin/ch-client")?;
     let images = root.join("images");
     fs::create_dir_all(&images)?;
     fs::copy(&kernel.image, images.join("vmlinuz"))?;

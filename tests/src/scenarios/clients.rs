@@ -1,7 +1,8 @@
 //! Programs that were written for Cloud Hypervisor, byte by byte: what they send and how they read
 //! the answers. The requests of libvirt (11.3, `ch` driver) were recorded while it drove Gantry;
 //! those of the command-line client `ch-remote` and of Kata Containers follow from their sources.
-//! The guest is one that halts at once: what requests do to a real one is tested elsewhere.
+//! The guest is one that halts at once: what requests do to a real one is tested elsewhere. One
+//! client is there itself, unmodified: the crate `cloud-hypervisor-client`.
 
 use std::{
     io::{Read, Write},
@@ -10,6 +11,7 @@ use std::{
         unix::net::UnixStream,
     },
     path::Path,
+    process::Command,
     time::Duration,
 };
 
@@ -20,6 +22,10 @@ use super::{Context, Entry, disks::image};
 use crate::{gantry::Gantry, http};
 
 pub const SCENARIOS: &[Entry] = &[
+    (
+        "clients: a client that others made for Cloud Hypervisor drives a guest",
+        foreign_client,
+    ),
     (
         "clients: the requests of ch-remote get answers that it reads",
         ch_remote,
@@ -33,6 +39,31 @@ pub const SCENARIOS: &[Entry] = &[
         kata_containers,
     ),
 ];
+
+fn foreign_client(context: &Context) -> Result<()> {
+    let gantry = Gantry::start(&context.dir, &[])?;
+    let mut config = crate::gantry::vm(&gantry.serial);
+    let disk = context.dir.join("disk.raw");
+    image(&disk, 1 << 20)?;
+    let more = json!({
+        "cpus": {"max_vcpus": 2},
+        "disks": [{"path": disk, "image_type": "Raw"}],
+        "vsock": {"cid": 3, "socket": context.dir.join("vsock")},
+    });
+    crate::gantry::merge(&mut config, more);
+    let path = context.dir.join("config.json");
+    std::fs::write(&path, config.to_string())?;
+    let output = Command::new("/bin/ch-client")
+        .args([&gantry.socket, &path, &context.dir])
+        .output()?;
+    ensure!(
+        output.status.success(),
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    gone_within(gantry, Duration::from_secs(20))
+}
 
 /// Longest wait for an answer.
 const TIMEOUT: Duration = Duration::from_secs(60);
