@@ -3,14 +3,13 @@
 //! What an application leaves behind goes with that process: handles, memory, the driver's state.
 
 use std::{
-    fs::DirBuilder,
     io,
     mem::ManuallyDrop,
     os::{
         fd::{FromRawFd, OwnedFd},
         unix::{
-            fs::DirBuilderExt,
             net::{UnixListener, UnixStream},
+            process::CommandExt,
         },
     },
     path::{Path, PathBuf},
@@ -27,6 +26,7 @@ use super::handlers::{self, Surroundings};
 use super::{
     lent::{Cpu, Drained},
     passive::{Offer, Passive},
+    pool::Cache,
     quota::Quota,
     server::cl,
 };
@@ -136,15 +136,19 @@ fn process(
     program: &Path,
     role: &str,
     options: &Options,
-    number: u64,
+    (all, number): (&Cache, u64),
 ) -> Result<(Command, PathBuf), Error> {
-    let folder = format!("gantry-passive-{}-{number}", std::process::id());
-    let cache = options.cache.join(folder);
-    DirBuilder::new()
-        .mode(0o700)
-        .create(&cache)
-        .map_err(Error::Start)?;
+    let cache = all.folder.join(number.to_string());
+    std::fs::create_dir(&cache).map_err(Error::Start)?;
     let mut command = Command::new(program);
+    // SAFETY: an async-signal-safe call between fork and exec.
+    unsafe {
+        command.pre_exec(|| {
+            // It does not outlive this process.
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            Ok(())
+        });
+    }
     command
         .arg(role)
         .args(["--library", &options.library])
@@ -168,8 +172,9 @@ fn process(
 /// resumes it; `program` with the arguments `paired` serves each.
 #[cfg(feature = "gate")]
 pub fn stand(program: &Path, options: &Options) -> Result<(), Error> {
+    let all = Cache::open(&options.cache).map_err(Error::Start)?;
     for number in 1.. {
-        let (mut command, cache) = process(program, "paired", options, number)?;
+        let (mut command, cache) = process(program, "paired", options, (&all, number))?;
         let status = command.stdin(Stdio::null()).status().map_err(Error::Start);
         let _ = std::fs::remove_dir_all(cache);
         match status?.code() {
@@ -226,11 +231,12 @@ pub fn listen(path: PathBuf, program: &Path, options: &Options) -> Result<(), Er
         let _ = std::fs::remove_file(&path);
     }
     let listener = UnixListener::bind(&path).map_err(|source| Error::Listen { path, source })?;
+    let all = Cache::open(&options.cache).map_err(Error::Start)?;
     let mut started = 0u64;
     loop {
         let (stream, _) = listener.accept().map_err(Error::Connection)?;
         started += 1;
-        let (mut command, cache) = process(program, "connected", options, started)?;
+        let (mut command, cache) = process(program, "connected", options, (&all, started))?;
         command.stdin(Stdio::from(OwnedFd::from(stream)));
         let mut child = command.spawn().map_err(Error::Start)?;
         thread::spawn(move || {

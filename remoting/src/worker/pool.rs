@@ -394,13 +394,14 @@ impl Drop for Worker {
 /// The folder of a pool, with one for each of its workers. A pool that was killed leaves its
 /// folder behind; the next pool removes it: its lock is free then.
 #[derive(Debug)]
-struct Cache {
-    folder: PathBuf,
+pub(super) struct Cache {
+    /// Where it is.
+    pub(super) folder: PathBuf,
     _lock: File,
 }
 
 impl Cache {
-    fn open(below: &Path) -> io::Result<Self> {
+    pub(super) fn open(below: &Path) -> io::Result<Self> {
         for entry in std::fs::read_dir(below)?.filter_map(Result::ok) {
             let left = entry.file_name().to_string_lossy().starts_with(FOLDER);
             let path = entry.path();
