@@ -37,7 +37,7 @@ pub use function::{Gate, Resources};
 pub use server::{GivenUp, Server};
 use vmfunc_gate::port::Reason;
 
-use crate::pci::ConfigError;
+use crate::{named_socket::NameError, pci::ConfigError};
 
 /// Most bytes of shared memory, a page of which is the library's.
 pub const MOST_SHARED: u64 = vmfunc_gate::window::SHARED_PAGES * vmfunc_gate::window::PAGE;
@@ -122,13 +122,8 @@ pub enum Error {
     )]
     Shared(u64),
     /// The server's socket.
-    #[error("cannot listen at {}: remove what is there, or choose another path", path.display())]
-    Listen {
-        /// Where.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Socket(#[from] NameError),
     /// Memory.
     #[error("cannot reserve memory for a gate port's window")]
     Memory(#[source] io::Error),

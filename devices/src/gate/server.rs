@@ -13,12 +13,12 @@
 //! has to be.
 
 use std::{
-    fs, io,
+    io,
     os::{
         fd::{AsFd, AsRawFd, BorrowedFd},
-        unix::net::{UnixListener, UnixStream},
+        unix::net::UnixStream,
     },
-    path::{Path, PathBuf},
+    path::Path,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -44,6 +44,7 @@ use super::{
 use crate::{
     bus::BusDevice,
     memory::{AddressSpace, HostMemory, Mapping},
+    named_socket::NamedSocket,
 };
 
 /// A server that was given up.
@@ -100,8 +101,7 @@ struct Module {
 /// A server's end.
 pub struct Server {
     name: String,
-    socket: PathBuf,
-    listener: UnixListener,
+    socket: NamedSocket,
     lacks: u32,
     vcpu: Arc<dyn CallingVcpu>,
     space: Arc<dyn AddressSpace>,
@@ -117,27 +117,19 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens for clients' machines; nobody serves yet.
+    /// Listens for clients' machines; nobody serves yet. A socket that nobody listens on is
+    /// replaced.
     pub(super) fn new(
         name: &str,
         socket: &Path,
         lacks: u32,
         resources: Resources,
     ) -> Result<Self, Error> {
-        let listen = || {
-            let listener = UnixListener::bind(socket)?;
-            listener.set_nonblocking(true)?;
-            Ok(listener)
-        };
-        let listener = listen().map_err(|source| Error::Listen {
-            path: socket.to_owned(),
-            source,
-        })?;
+        let socket = NamedSocket::listen(socket)?;
         let event = || EventFd::new(EFD_NONBLOCK).map_err(Error::EventFd);
         Ok(Self {
             name: name.to_owned(),
-            socket: socket.to_owned(),
-            listener,
+            socket,
             lacks,
             vcpu: resources.vcpu,
             space: resources.space,
@@ -396,7 +388,7 @@ impl Server {
             let stream = client.as_ref().map_or(nobody, |(stream, _)| stream.as_fd());
             let mut fds = [
                 PollFd::from_borrowed_fd(borrowed(&self.kick), PollFlags::IN),
-                PollFd::new(&self.listener, PollFlags::IN),
+                PollFd::new(&self.socket.listener, PollFlags::IN),
                 PollFd::from_borrowed_fd(stream, PollFlags::IN),
                 PollFd::from_borrowed_fd(borrowed(&self.wake), PollFlags::IN),
             ];
@@ -441,7 +433,7 @@ impl Server {
         }
         if connecting {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            match accept_with(&self.listener, flags) {
+            match accept_with(&self.socket.listener, flags) {
                 Ok(stream) => {
                     let stream = UnixStream::from(stream);
                     match self.admit(&stream, client.is_some()) {
@@ -556,13 +548,6 @@ impl End for Server {
             ("freezes", self.freezes.load(Ordering::Relaxed)),
             ("wakes", self.wakes.load(Ordering::Relaxed)),
         ]
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // Made by `new`, and nobody else could listen there since then.
-        let _ = fs::remove_file(&self.socket);
     }
 }
 

@@ -220,6 +220,22 @@ fn a_client_hears_why_there_is_no_server() {
 }
 
 #[test]
+fn a_machine_that_was_killed_does_not_keep_the_next_from_its_socket() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("server");
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    assert!(path.exists());
+    let first = rig(server(&folder), 3);
+    assert!(UnixStream::connect(&path).is_ok());
+    // The end of a machine whose name another one has by now leaves that one's alone.
+    std::fs::rename(&path, folder.path().join("old")).unwrap();
+    let second = rig(server(&folder), 3);
+    drop(first);
+    assert!(UnixStream::connect(&path).is_ok());
+    drop(second);
+}
+
+#[test]
 fn a_socket_goes_with_its_server_and_memory_has_limits() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("server");
