@@ -17,10 +17,7 @@ use std::{
     io::{self, ErrorKind},
     os::{
         fd::AsRawFd,
-        unix::{
-            fs::PermissionsExt,
-            net::{UnixListener, UnixStream},
-        },
+        unix::{fs::PermissionsExt, net::UnixListener},
     },
     path::{Path, PathBuf},
     sync::atomic::Ordering,
@@ -28,7 +25,7 @@ use std::{
 };
 
 use connection::{Newcomer, Worker};
-use gantry_remoting::turns::message::Word;
+use gantry_remoting::{transport::socket, turns::message::Word};
 use status::Status;
 
 use crate::{
@@ -129,15 +126,11 @@ pub struct Arbiter {
 
 /// Opens a socket that only this user reaches.
 fn listen(path: &Path) -> Result<UnixListener, Error> {
-    if UnixStream::connect(path).is_err() {
-        // A socket that nobody listens on is left from an arbiter that was killed.
-        let _ = fs::remove_file(path);
-    }
     let failed = |source| Error::Listen {
         path: path.to_owned(),
         source,
     };
-    let listener = UnixListener::bind(path).map_err(failed)?;
+    let listener = socket::listen(path).map_err(failed)?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(failed)?;
     listener.set_nonblocking(true).map_err(failed)?;
     Ok(listener)

@@ -97,11 +97,7 @@ impl Server {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder).map_err(failed("create the folder of"))?;
         }
-        if UnixStream::connect(path).is_err() {
-            // A socket that nobody listens on is left from an agent that was killed.
-            let _ = fs::remove_file(path);
-        }
-        let listener = UnixListener::bind(path).map_err(failed("listen on"))?;
+        let listener = socket::listen(path).map_err(failed("listen on"))?;
         listener
             .set_nonblocking(true)
             .map_err(failed("listen on"))?;

@@ -2,11 +2,16 @@
 //! listener, and the news that the other side has ended.
 
 use std::{
+    fs,
     io::{self, Read},
     mem,
     os::{
         fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
-        unix::{ffi::OsStrExt, net::UnixStream},
+        unix::{
+            ffi::OsStrExt,
+            fs::FileTypeExt,
+            net::{UnixDatagram, UnixListener, UnixStream},
+        },
     },
     path::Path,
 };
@@ -50,6 +55,20 @@ pub fn connect(path: &Path) -> io::Result<UnixStream> {
         }
         Ok(stream)
     }
+}
+
+/// Listens at a path. A socket that nobody listens on is left from a process that was killed, and is
+/// replaced; whatever else is there stays, and is an error.
+pub fn listen(path: &Path) -> io::Result<UnixListener> {
+    let is_socket = fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
+    if is_socket {
+        // One of the wrong type is refused by a dead socket, and is nobody's client in a live one.
+        let tried = UnixDatagram::unbound()?.connect(path);
+        if tried.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
+            fs::remove_file(path)?;
+        }
+    }
+    UnixListener::bind(path)
 }
 
 /// Sends bytes, and files with them: at most four.
@@ -202,6 +221,24 @@ mod tests {
         drop(listener);
         std::fs::remove_dir_all(folder).unwrap();
         assert!(connect(Path::new(&"x".repeat(108))).is_err());
+    }
+
+    #[test]
+    fn only_a_socket_that_nobody_listens_on_makes_way() {
+        let folder = std::env::temp_dir().join(format!("gantry-listen-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let (file, path) = (folder.join("file"), folder.join("socket"));
+        fs::write(&file, "precious").unwrap();
+        assert!(listen(&file).is_err());
+        assert_eq!(fs::read(&file).unwrap(), b"precious");
+        drop(listen(&path).unwrap());
+        let listener = listen(&path).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        assert!(listen(&path).is_err());
+        // Who tried that was nobody's client.
+        let nobody = listener.accept().unwrap_err();
+        assert_eq!(nobody.kind(), io::ErrorKind::WouldBlock);
+        fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]

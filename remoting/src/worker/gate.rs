@@ -7,10 +7,7 @@ use std::{
     mem::ManuallyDrop,
     os::{
         fd::{FromRawFd, OwnedFd},
-        unix::{
-            net::{UnixListener, UnixStream},
-            process::CommandExt,
-        },
+        unix::{net::UnixStream, process::CommandExt},
     },
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -32,7 +29,7 @@ use super::{
 };
 use crate::{
     opencl::{Api, api},
-    transport::{gate, messages},
+    transport::{gate, messages, socket},
 };
 
 /// What a process behind a gate offers.
@@ -226,11 +223,7 @@ pub fn paired(_: &Options) -> Result<bool, Error> {
 /// Accepts applications by messages, for ever; `program` with the arguments `connected` serves
 /// each.
 pub fn listen(path: PathBuf, program: &Path, options: &Options) -> Result<(), Error> {
-    if UnixStream::connect(&path).is_err() {
-        // A socket that nobody listens on is left from a process that was killed.
-        let _ = std::fs::remove_file(&path);
-    }
-    let listener = UnixListener::bind(&path).map_err(|source| Error::Listen { path, source })?;
+    let listener = socket::listen(&path).map_err(|source| Error::Listen { path, source })?;
     let all = Cache::open(&options.cache).map_err(Error::Start)?;
     let mut started = 0u64;
     loop {

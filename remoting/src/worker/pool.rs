@@ -157,7 +157,9 @@ impl Options {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The socket.
-    #[error("cannot listen on {path}: is another pool running, or is the folder missing?")]
+    #[error(
+        "cannot listen on {path}: is another pool running, is it no socket, or is the folder missing?"
+    )]
     Listen {
         /// Its path.
         path: PathBuf,
@@ -284,11 +286,7 @@ impl Listener {
 }
 
 fn bind(path: PathBuf) -> Result<UnixListener, Error> {
-    if UnixStream::connect(&path).is_err() {
-        // A socket that nobody listens on is left from a pool that was killed.
-        let _ = std::fs::remove_file(&path);
-    }
-    UnixListener::bind(&path).map_err(|source| Error::Listen { path, source })
+    socket::listen(&path).map_err(|source| Error::Listen { path, source })
 }
 
 /// Listens and keeps `spare` workers waiting, for ever. Each is `program` with the arguments
