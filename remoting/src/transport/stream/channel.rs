@@ -33,14 +33,17 @@ impl Socket {
     fn ready(&self, events: libc::c_short, until: Instant) -> io::Result<()> {
         loop {
             let left = until.saturating_duration_since(Instant::now());
+            // Also if there is something: a peer that always sends has no more time than others.
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
             let mut polled = libc::pollfd {
                 fd: self.fd.as_raw_fd(),
                 events,
                 revents: 0,
             };
             // Rounded up, so that the last wait is not one of no time; far below the largest.
-            let left =
-                left.as_millis().min(60_000) as libc::c_int + libc::c_int::from(!left.is_zero());
+            let left = left.as_millis().min(60_000) as libc::c_int + 1;
             // SAFETY: one entry, as is said.
             match unsafe { libc::poll(&raw mut polled, 1, left) } {
                 0 => return Err(io::ErrorKind::TimedOut.into()),
@@ -334,4 +337,22 @@ fn send_all(socket: &Socket, mut bytes: &[u8]) -> io::Result<()> {
         bytes = &bytes[sent..];
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn a_peer_that_always_sends_has_no_more_time_than_one_that_does_not() {
+        let (here, mut there) = UnixStream::pair().unwrap();
+        let channel = Channel::plain(Socket::new(here.into()));
+        there.write_all(&[0; 2 * hello::SIZE]).unwrap();
+        let now = Instant::now();
+        let late = channel.receive_hello(now).unwrap_err();
+        assert_eq!(late.kind(), io::ErrorKind::TimedOut);
+        assert!(channel.receive_hello(now + Duration::from_secs(60)).is_ok());
+    }
 }
