@@ -54,6 +54,8 @@ struct Client {
     /// Calls and time of the last turns; halved as they grow, so that old ones fade.
     calls: u128,
     held: Duration,
+    /// When it was charged for what it has used after its turns.
+    late: Moment,
     figures: Figures,
 }
 
@@ -100,6 +102,7 @@ impl Scheduler {
             waits_since: None,
             calls: 0,
             held: Duration::ZERO,
+            late: now,
             figures: Figures::default(),
         };
         self.clients.insert(id, client);
@@ -177,12 +180,16 @@ impl Scheduler {
         }
     }
 
-    /// Charges a client for what it has used after its turn, of others' turns.
+    /// Charges a client for what it has used after its turn, of others' turns, as its worker says:
+    /// no more than the time since the last such charge.
     pub fn charge_late(&mut self, id: ClientId, used: Duration, now: Moment) {
+        let Some(client) = self.clients.get_mut(&id) else {
+            return;
+        };
+        let used = used.min(now.since(client.late));
+        client.late = now;
+        client.figures.device_time += used;
         self.policy.charge(id, used, now);
-        if let Some(client) = self.clients.get_mut(&id) {
-            client.figures.device_time += used;
-        }
     }
 
     /// The holder's turn is over.

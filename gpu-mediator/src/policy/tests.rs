@@ -257,6 +257,22 @@ fn the_published_example_of_tags_is_played_turn_by_turn() {
 }
 
 #[test]
+fn what_a_worker_says_of_its_lateness_is_bounded_by_the_clock() {
+    for policy in Name::ALL {
+        let mut scheduler = Scheduler::new(policy.make());
+        let (client, mut now) = (ClientId(0), Moment::START);
+        scheduler.join(client, weight(1), now);
+        for _ in 0..3 {
+            now += millis(10);
+            scheduler.charge_late(client, Duration::MAX, now);
+            scheduler.charge_late(client, Duration::MAX, now);
+        }
+        let figures = scheduler.figures(client, now).unwrap();
+        assert_eq!(figures.device_time, millis(30), "{policy:?}");
+    }
+}
+
+#[test]
 fn sleeping_for_a_moment_does_not_wipe_out_the_debt_of_a_long_kernel() {
     let mut play = Play::new(Name::Fair, &[1, 1]);
     let lengths = [millis(100), millis(1)];
