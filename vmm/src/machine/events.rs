@@ -56,6 +56,14 @@ impl MachineEvent {
     fn repeats(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Guest(event), Self::Guest(other)) => event == other,
+            // What is to be done is up to the state that the server has by then.
+            (
+                Self::Gate { id, event },
+                Self::Gate {
+                    id: of,
+                    event: other,
+                },
+            ) => id == of && event == other,
             (Self::PciEjected { slot }, Self::PciEjected { slot: other })
             | (Self::PciRefused { slot, .. }, Self::PciRefused { slot: other, .. }) => {
                 slot == other
@@ -166,6 +174,22 @@ mod tests {
         // What was acted on may happen again.
         sender.send(first);
         assert_eq!(receiver.waiting(), 5);
+    }
+
+    #[test]
+    fn clients_that_come_and_go_make_no_more_work_for_a_servers_machine() {
+        let (sender, receiver) = queue().unwrap();
+        let gate = |id: &str, event| MachineEvent::Gate {
+            id: id.to_owned(),
+            event,
+        };
+        let over = gate::Event::Over(vmfunc_gate::port::Reason::Gone);
+        for _ in 0..1000 {
+            sender.send(gate("server", over));
+            sender.send(gate("server", gate::Event::Woken));
+        }
+        sender.send(gate("another", over));
+        assert_eq!(receiver.waiting(), 3);
     }
 
     #[test]
