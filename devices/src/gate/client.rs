@@ -564,7 +564,9 @@ impl End for Client {
     }
 
     fn in_use(&self) -> bool {
-        lock(&self.link).offer.is_some()
+        // A pair is placed for a while after its server has gone.
+        let link = lock(&self.link);
+        link.offer.is_some() || link.pair.is_some()
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {

@@ -38,6 +38,8 @@ use crate::{
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How often it is said at most that somebody was refused.
 const QUIET: Duration = Duration::from_secs(1);
+/// How long to wait after a connection could not be accepted.
+const BREATH: Duration = Duration::from_millis(20);
 /// How long a signature of the pool is waited for.
 const SIGNING: Duration = Duration::from_secs(5);
 
@@ -123,9 +125,13 @@ impl Door {
         loop {
             let (socket, peer) = match self.accept() {
                 Ok(accepted) => accepted,
-                // It has gone again.
-                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
-                Err(error) => return Err(error),
+                Err(error) if is_ours(&error) => return Err(error),
+                // Who wanted to come has gone again, the network has, or there is no descriptor or
+                // memory just now.
+                Err(_) => {
+                    thread::sleep(BREATH);
+                    continue;
+                }
             };
             match self.greet(socket, ours) {
                 Ok(channel) => return Ok(channel),
@@ -153,6 +159,16 @@ impl Door {
         channel.refuse();
         Err(refused)
     }
+}
+
+/// Whether it is for the listener that nobody can be accepted, and not for a peer, the network or
+/// the machine (accept(2)).
+fn is_ours(error: &io::Error) -> bool {
+    let code = error.raw_os_error();
+    matches!(
+        code,
+        Some(libc::EBADF | libc::EINVAL | libc::ENOTSOCK | libc::EOPNOTSUPP)
+    )
 }
 
 fn has_left(error: &(dyn std::error::Error + 'static)) -> bool {
