@@ -1,11 +1,12 @@
-//! Configuration space, BAR and ports of a virtio function, up to a device that runs.
+//! Configuration space, BAR and ports of a virtio function, up to a device that runs, and of the root
+//! port behind which it may be.
 
 #![no_main]
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use devices::{
-    pci::{BarIndex, Bdf},
+    pci::{BarIndex, Bdf, RootPort, Seat},
     testing::Rig,
     thread::Unconfined,
     virtio::{
@@ -16,7 +17,7 @@ use devices::{
 use gantry_fuzz::input::Input;
 use libfuzzer_sys::fuzz_target;
 
-fn step(rig: &Rig, bdf: Bdf, input: &mut Input) {
+fn step(rig: &Rig, port: Bdf, bdf: Bdf, input: &mut Input) {
     let kind = input.u8();
     let len = [1, 2, 4, 8][usize::from(kind >> 4) % 4];
     let mut data = [0; 8];
@@ -38,6 +39,25 @@ fn step(rig: &Rig, bdf: Bdf, input: &mut Input) {
             let port = 0xcf8 + u64::from(input.u8() % 8);
             rig.pio.write(port, input.bytes(len));
             rig.pio.read(port, &mut data[..len]);
+        }
+        // The port: mostly its header.
+        9 => {
+            let offset = match input.u8() {
+                short @ 0..=127 => u16::from(short),
+                _ => input.u16() % 4096,
+            };
+            rig.config_write(port, offset, input.bytes(len));
+            rig.config_read_bytes(port, offset, &mut data[..len]);
+        }
+        // A function that is not there, or is on a bus of another number.
+        10 => {
+            let bdf = Bdf {
+                segment: 0,
+                bus: input.u8() % 3,
+                device: input.u8() % 32,
+                function: input.u8() % 8,
+            };
+            rig.config_write(bdf, input.u16() % 4096, input.bytes(len));
         }
         // Any address at all.
         8 => {
@@ -67,11 +87,20 @@ fuzz_target!(|bytes: &[u8]| {
     let rng = Rng::new(options, Arc::new(Unconfined)).expect("/dev/zero is there");
     let function = VirtioPciFunction::new(Box::new(rng), rig.resources())
         .expect("one queue of 256 is possible");
-    let bdf = rig.plug(function);
-    rig.enable(bdf, true);
     let mut input = Input::new(bytes);
+    let port = rig.plug(RootPort::new());
+    rig.enable(port, true);
+    let seat = Seat {
+        bus: input.u8() & 1,
+        ..Seat::ANY
+    };
+    let bdf = rig
+        .segment
+        .plug(Arc::new(Mutex::new(function)), seat, &[])
+        .expect("there is room for it");
+    rig.enable(bdf, true);
     while !input.is_empty() {
-        step(&rig, bdf, &mut input);
+        step(&rig, port, bdf, &mut input);
     }
     rig.segment.unplug(bdf).expect("it is where it was plugged");
 });
