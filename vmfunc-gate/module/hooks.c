@@ -226,6 +226,7 @@ static void park(struct gate_client *client)
 	to->in_kernel = in_kernel();
 	to_client(client, vmfunc_gate_parked);
 	client->parked = true;
+	client->park_ended = 0;
 	client->counts.parked++;
 }
 
@@ -349,6 +350,8 @@ static void before_entry(struct gate_client *client)
 		queue_work(gate_work, &client->lose);
 	}
 	if (gone || closing) {
+		if (client->parked)
+			client->park_ended = gone ?: GATE_SERVER_GONE;
 		client->parked = resuming = false;
 		reason = reason ?: gone ?: GATE_SERVER_GONE;
 	}
@@ -420,7 +423,8 @@ static bool is_forbidden_write(struct gate_client *client, u32 reason)
 
 static bool is_resume(struct gate_client *client, u32 reason)
 {
-	return reason == EXIT_REASON_VMCALL && client->parked && is_clients(client) &&
+	return reason == EXIT_REASON_VMCALL && (client->parked || client->park_ended) &&
+	       is_clients(client) &&
 	       get_register(client->vcpu, VCPU_REGS_RIP) ==
 		       client->window + (vmfunc_gate_parked - vmfunc_gate_start);
 }
@@ -511,8 +515,13 @@ static int handle_exit(struct kvm_vcpu *vcpu, int fastpath)
 	u32 reason = (u16)vmcs_read(VM_EXIT_REASON);
 
 	if (!client->inside) {
-		if (is_resume(client, reason)) {
+		if (is_resume(client, reason) && client->parked) {
 			client->resuming = true;
+		} else if (is_resume(client, reason)) {
+			client->counts.aborted++;
+			to_client(client, vmfunc_gate_aborted);
+			set_register(vcpu, VCPU_REGS_RBX, client->park_ended);
+			client->park_ended = 0;
 		} else if (reason == EXIT_REASON_VMFUNC && is_gate_call(client)) {
 			/* It has come back meanwhile: the instruction is tried again. */
 			if (READ_ONCE(client->list[1]))

@@ -177,6 +177,7 @@ struct gate_client {
 	bool inside;
 	bool in_kernel;		/* of inside: in ring 0 */
 	bool left_kernel;	/* taken out of the server's kernel; until it is paired again */
+	int park_ended;		/* why what was parked is over; until its thread asks for the rest */
 	int ending;		/* why the delegation ends before the next entry, or 0 */
 	bool resuming;		/* what is parked goes on at the next entry */
 	u64 kernel_gs;		/* its MSR_KERNEL_GS_BASE in ring 3 */
