@@ -258,7 +258,6 @@ fn worker(criterion: &mut Criterion) {
     let (kernel, finish) = (nd_range(), Finish { queue });
     client.send(&kernel, Flags::ANSWER);
     client.serve();
-    client.serve();
     client.answer();
     criterion.bench_function("a kernel's enqueue, both sides' work", |bencher| {
         bencher.iter(|| {
