@@ -235,6 +235,33 @@ impl Gate {
         self.0.try_clone().map(Self).map_err(Error::Open)
     }
 
+    /// A file that is no device of the module: calls fail, its pages are zeros.
+    ///
+    /// # Errors
+    /// There is no `/dev/zero`.
+    #[cfg(feature = "test-support")]
+    pub fn without_module() -> io::Result<Self> {
+        let mut options = fs::File::options();
+        options.read(true).write(true).open("/dev/zero").map(Self)
+    }
+
+    /// Calls itself a server.
+    #[cfg(feature = "test-support")]
+    #[must_use]
+    pub fn pretend_server(self) -> Server {
+        Server(self)
+    }
+
+    /// Calls itself a client with so many pages of shared memory.
+    #[cfg(feature = "test-support")]
+    #[must_use]
+    pub fn pretend_client(self, shared_pages: u32) -> Client {
+        Client {
+            gate: self,
+            shared_pages,
+        }
+    }
+
     fn call<T>(&self, call: u64, argument: *mut T, what: &'static str) -> Result<(), Error> {
         // SAFETY: the module reads or writes a `T`, which is as large as the call says.
         match unsafe { libc::ioctl(self.0.as_raw_fd(), call, argument) } {

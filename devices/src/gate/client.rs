@@ -3,7 +3,7 @@
 use std::{
     io,
     os::{
-        fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd},
+        fd::{AsFd, FromRawFd, IntoRawFd},
         unix::net::UnixStream,
     },
     path::PathBuf,
@@ -15,8 +15,8 @@ use std::{
 };
 
 use gantry_remoting::transport::socket;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use vm_memory::GuestAddress;
+use rustix::event::{PollFd, PollFlags, poll};
+use vm_memory::{GuestAddress, GuestAddressSpace};
 use vmfunc_gate::{
     host::{self, ClientSettings, Pages, Status},
     port::{Command, Reason, Role, State, registers as at},
@@ -25,13 +25,13 @@ use vmfunc_gate::{
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{
-    CallingVcpu, Error, Refusal, Resources, function::End, hello, hello::Answer, host_error, lock,
-    refusal, stand_in::StandIn,
+    CallingVcpu, Error, Refusal, Resources, WATCH, borrowed, function::End, hello, hello::Answer,
+    host_error, kick, lock, process::Process, refusal, stand_in::StandIn, timespec,
 };
 use crate::{
     bus::BusDevice,
     doorbell::Doorbells,
-    memory::{AddressSpace, HostMemory, Mapping},
+    memory::{AddressSpace, GuestMemory, HostMemory, Mapping},
 };
 
 /// How long the server's machine may take to answer.
@@ -54,12 +54,15 @@ struct Pair {
     _placed: Vec<Box<dyn Mapping>>,
     _pages: [Pages; 3],
     client: host::Client,
+    /// If it can be watched.
+    process: Option<Process>,
 }
 
 /// What the port's thread has, and a pairing takes.
 #[derive(Default)]
 struct Link {
-    stream: Option<UnixStream>,
+    /// Its thread may be waiting for it.
+    stream: Option<Arc<UnixStream>>,
     offer: Option<hello::Offer>,
     /// The file for the next pair.
     gate: Option<host::Gate>,
@@ -90,6 +93,7 @@ pub struct Client {
     pages: u32,
     lacks: u32,
     vcpu: Arc<dyn CallingVcpu>,
+    memory: GuestMemory,
     space: Arc<dyn AddressSpace>,
     doorbells: Arc<dyn Doorbells>,
     kick: EventFd,
@@ -116,6 +120,7 @@ impl Client {
             pages,
             lacks,
             vcpu: resources.vcpu,
+            memory: resources.memory,
             space: resources.space,
             doorbells: resources.doorbells,
             kick: EventFd::new(EFD_NONBLOCK).map_err(Error::EventFd)?,
@@ -146,11 +151,6 @@ impl Client {
         (registers.state, registers.reason, registers.error) = (state, reason, error);
     }
 
-    fn kick(&self) {
-        // Fails only if the counter is full: then the thread has been woken.
-        let _ = self.kick.write(1);
-    }
-
     /// On the vCPU's thread: what the guest's process asks for.
     fn command(&self, number: u32) {
         match Command::from_number(number) {
@@ -160,7 +160,7 @@ impl Client {
             Some(Command::Connect) => {
                 self.drop_pair();
                 self.set(State::Connecting, (Reason::None, 0));
-                self.kick();
+                kick(&self.kick);
             }
             Some(Command::Pair) => match self.pair() {
                 Ok(()) => self.set(State::Paired, (Reason::None, 0)),
@@ -227,7 +227,7 @@ impl Client {
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }
         self.ring_for(None);
-        self.kick();
+        kick(&self.kick);
     }
 
     fn pair(&self) -> Result<(), Refusal> {
@@ -258,7 +258,7 @@ impl Client {
             features: features | if same { 0 } else { window::USER_ONLY },
         };
         let Some(gate) = &link.gate else {
-            self.kick();
+            kick(&self.kick);
             return Err((Reason::Refused, libc::EBUSY as u32));
         };
         let mut gate = Some(gate.try_clone().map_err(|error| refusal(&error))?);
@@ -274,12 +274,30 @@ impl Client {
         };
         // The file is a client from here on, and not for another one.
         link.gate = None;
-        self.kick();
+        kick(&self.kick);
         let done = self.place_and_pair(&link, client, place, needs_kernel);
-        let (pair, kernel) = done?;
+        let (mut pair, kernel) = done?;
+        pair.process = Process::find(&self.memory.memory(), caller.cr3, window, place);
         link.pair = Some(pair);
         lock(&self.registers).kernel = kernel;
         self.pairs.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// As if the module had paired a process. Each call of the module fails.
+    #[cfg(test)]
+    pub(super) fn pretend(&self, cr3: u64, window: u64) -> Result<(), Box<dyn std::error::Error>> {
+        let place = lock(&self.place).address.unwrap_or_default();
+        let client = host::Gate::without_module()?.pretend_client(self.pages);
+        let pair = Pair {
+            _placed: Vec::new(),
+            _pages: client.window()?,
+            client,
+            process: Process::find(&self.memory.memory(), cr3, window, place),
+        };
+        lock(&self.link).pair = Some(pair);
+        self.set(State::Paired, (Reason::None, 0));
+        kick(&self.kick);
         Ok(())
     }
 
@@ -332,6 +350,7 @@ impl Client {
             _placed: placed,
             _pages: pages,
             client,
+            process: None,
         };
         Ok((pair, kernel))
     }
@@ -358,7 +377,7 @@ impl Client {
         // SAFETY: a descriptor that nobody else owns.
         self.ring_for(Some(unsafe { EventFd::from_raw_fd(wake.into_raw_fd()) }));
         let mut link = lock(&self.link);
-        link.stream = Some(stream);
+        link.stream = Some(Arc::new(stream));
         link.offer = Some(offer);
         Ok(())
     }
@@ -401,16 +420,20 @@ impl Client {
 
     /// Waits for something to do, and does it. False to end.
     fn step(&self) -> io::Result<bool> {
-        let stream = lock(&self.link).stream.as_ref().map(UnixStream::try_clone);
-        let stream = stream.transpose()?;
+        let (stream, is_watched) = {
+            let link = lock(&self.link);
+            let process = link.pair.as_ref().and_then(|pair| pair.process.as_ref());
+            (link.stream.clone(), process.is_some())
+        };
         let gone = {
             let nobody = borrowed(&self.kick);
-            let stream = stream.as_ref().map_or(nobody, UnixStream::as_fd);
+            let stream = stream.as_ref().map_or(nobody, |stream| stream.as_fd());
             let mut fds = [
                 PollFd::from_borrowed_fd(nobody, PollFlags::IN),
                 PollFd::from_borrowed_fd(stream, PollFlags::RDHUP),
             ];
-            match poll(&mut fds, None) {
+            let limit = is_watched.then(|| timespec(WATCH));
+            match poll(&mut fds, limit.as_ref()) {
                 Err(rustix::io::Errno::INTR) => return Ok(true),
                 other => other?,
             };
@@ -423,6 +446,7 @@ impl Client {
         if gone && stream.is_some() {
             self.lost();
         }
+        self.look_after_process();
         if lock(&self.registers).state == State::Connecting {
             // Of a server before.
             self.disconnect();
@@ -457,6 +481,27 @@ impl Client {
         if matches!(registers.state, State::Connected | State::Paired) {
             (registers.state, registers.reason) = (State::Failed, Reason::Gone);
         }
+    }
+
+    /// Takes the pair of a process apart that has ended without a word.
+    fn look_after_process(&self) {
+        let has_ended = {
+            let link = lock(&self.link);
+            let process = link.pair.as_ref().and_then(|pair| pair.process.as_ref());
+            process.is_some_and(|process| !process.lives(&self.memory.memory()))
+        };
+        if !has_ended {
+            return;
+        }
+        let mut registers = lock(&self.registers);
+        // Another process asks already, which this thread is about to serve.
+        if registers.state == State::Connecting {
+            return;
+        }
+        (registers.state, registers.reason, registers.error) = (State::Idle, Reason::None, 0);
+        drop(registers);
+        log::info!("{}: the process that was paired has ended", self.name);
+        self.disconnect();
     }
 
     fn status(&self) -> Status {
@@ -555,7 +600,7 @@ impl End for Client {
 
     fn stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
-        self.kick();
+        kick(&self.kick);
     }
 
     fn reset(&self) {
@@ -590,10 +635,7 @@ fn wait_for(stream: &UnixStream, limit: Duration) -> io::Result<()> {
     let until = Instant::now() + limit;
     loop {
         let left = until.saturating_duration_since(Instant::now());
-        let left = Timespec {
-            tv_sec: left.as_secs().cast_signed(),
-            tv_nsec: left.subsec_nanos().into(),
-        };
+        let left = timespec(left);
         let mut fds = [PollFd::new(stream, PollFlags::IN)];
         match poll(&mut fds, Some(&left)) {
             Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
@@ -602,9 +644,4 @@ fn wait_for(stream: &UnixStream, limit: Duration) -> io::Result<()> {
             Err(error) => return Err(error.into()),
         }
     }
-}
-
-fn borrowed(event: &EventFd) -> BorrowedFd<'_> {
-    // SAFETY: the event is open as long as the result borrows it.
-    unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
 }

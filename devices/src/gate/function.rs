@@ -1,6 +1,6 @@
 //! The PCI function.
 
-use std::{io, sync::Arc, thread::JoinHandle};
+use std::{io, path::Path, sync::Arc, thread::JoinHandle};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -15,7 +15,7 @@ use super::{
 use crate::{
     bus::BusDevice,
     doorbell::Doorbells,
-    memory::AddressSpace,
+    memory::{AddressSpace, GuestMemory},
     pci::{
         BarIndex, BarKind, BarRequest, Bdf, ConfigSpace, ConfigSpaceState, Identity,
         LifecycleError, PciFunction,
@@ -31,6 +31,8 @@ const WINDOW: u8 = 2;
 pub struct Resources {
     /// Doorbells without exits.
     pub doorbells: Arc<dyn Doorbells>,
+    /// Guest RAM, where processes have their page tables.
+    pub memory: GuestMemory,
     /// Places the window's pages at the address of its BAR.
     pub space: Arc<dyn AddressSpace>,
     /// The vCPU that makes an access.
@@ -79,7 +81,11 @@ pub struct Gate {
 impl Gate {
     /// A port that nobody uses yet. Where the host lacks something, the guest is told.
     pub fn new(options: Options, resources: Resources) -> Result<Self, Error> {
-        let lacks = host::missing(std::path::Path::new("/"));
+        Self::on(host::missing(Path::new("/")), options, resources)
+    }
+
+    /// The same, on a host that lacks something or nothing.
+    pub fn on(lacks: Vec<Lack>, options: Options, resources: Resources) -> Result<Self, Error> {
         let name = options.thread_name;
         if !lacks.is_empty() {
             let lacks: Vec<_> = lacks.iter().map(|lack| lack.text()).collect();

@@ -10,7 +10,8 @@
 //! - [`function`]: the PCI function with its two BARs, as [`vmfunc_gate::port`] lays them out.
 //! - [`server`]: a process that serves, and its VM that stands still; [`client`]: a process that is
 //!   paired. Each has a thread for its end of the connection between both machines.
-//! - [`hello`]: what the machines say to each other; [`stand_in`]: what a client finds without a pair.
+//! - [`hello`]: what the machines say to each other; [`stand_in`]: what a client finds without a pair;
+//!   [`process`]: whether a process of the guest is still there.
 //!
 //! Calls of the module that are about a vCPU are made on its thread, in the middle of the access by
 //! which the guest's process asks: its registers are those of that process then. They take time
@@ -23,24 +24,31 @@
 pub mod client;
 pub mod function;
 mod hello;
+mod process;
 pub mod server;
 mod stand_in;
 
 use std::{
     io,
-    os::fd::BorrowedFd,
+    os::fd::{AsRawFd, BorrowedFd},
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 pub use function::{Gate, Resources};
+use rustix::event::Timespec;
 pub use server::{GivenUp, Server};
 use vmfunc_gate::port::Reason;
+use vmm_sys_util::eventfd::EventFd;
 
 use crate::{named_socket::NameError, pci::ConfigError};
 
 /// Most bytes of shared memory, a page of which is the library's.
 pub const MOST_SHARED: u64 = vmfunc_gate::window::SHARED_PAGES * vmfunc_gate::window::PAGE;
+
+/// How often it is looked whether a process is still there.
+const WATCH: Duration = Duration::from_millis(100);
 
 /// What a port is for.
 #[derive(Clone, Debug)]
@@ -106,8 +114,9 @@ pub enum Event {
     Frozen,
     /// A client asks for slow work: the vCPU is to run.
     Woken,
-    /// It is of no use any more.
-    Over(Reason),
+    /// The port has given the server up: its client has gone, or the module says that it is lost.
+    /// [`Server::over`] has the rest, unless somebody was faster.
+    Over,
 }
 
 /// Where events go. Called on any thread.
@@ -153,9 +162,29 @@ fn host_error(error: &io::Error) -> Refusal {
     (Reason::Invalid, number.unsigned_abs())
 }
 
+/// Wakes a port's thread.
+fn kick(event: &EventFd) {
+    // Fails only if the counter is full: then the thread has been woken.
+    let _ = event.write(1);
+}
+
+fn borrowed(event: &EventFd) -> BorrowedFd<'_> {
+    // SAFETY: the event is open as long as the result borrows it.
+    unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
+}
+
+fn timespec(duration: Duration) -> Timespec {
+    Timespec {
+        tv_sec: duration.as_secs().cast_signed(),
+        tv_nsec: duration.subsec_nanos().into(),
+    }
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+#[cfg(test)]
+mod ending_tests;
 #[cfg(test)]
 mod tests;

@@ -6,16 +6,16 @@
 //!     ^                                │ ^             freeze                  │
 //!     │                                │ └─────────────────────────────────────┤
 //!     └──────────── Ended <────────────┴───────────────────────────────────────┘
-//!                          given up (the machine), the client's end
+//!               given up (the machine); the end of the client, or of the process at slow work
 //! ```
 //!
-//! The vCPU is let go by the machine only: [`Server::thaw`] and [`Server::give_up`] say whether it
-//! has to be.
+//! The vCPU is let go by the machine only: [`Server::thaw`], [`Server::over`] and
+//! [`Server::give_up`] say whether it has to be.
 
 use std::{
     io,
     os::{
-        fd::{AsFd, AsRawFd, BorrowedFd},
+        fd::{AsFd, OwnedFd},
         unix::net::UnixStream,
     },
     path::Path,
@@ -23,13 +23,14 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use rustix::{
     event::{PollFd, PollFlags, poll},
     net::{SocketFlags, accept_with},
 };
-use vm_memory::GuestAddress;
+use vm_memory::{GuestAddress, GuestAddressSpace};
 use vmfunc_gate::{
     host::{self, Pages, ServerSettings},
     port::{Command, Reason, Role, State, registers as at},
@@ -38,14 +39,17 @@ use vmfunc_gate::{
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{
-    CallingVcpu, Error, Event, KERNEL, Refusal, Report, Resources, function::End, hello,
-    host_error, lock, refusal,
+    CallingVcpu, Error, Event, KERNEL, Refusal, Report, Resources, WATCH, borrowed, function::End,
+    hello, host_error, kick, lock, process::Process, refusal, timespec,
 };
 use crate::{
     bus::BusDevice,
-    memory::{AddressSpace, HostMemory, Mapping},
+    memory::{AddressSpace, GuestMemory, HostMemory, Mapping},
     named_socket::NamedSocket,
 };
+
+/// How long nobody is let in after a connection could not be accepted.
+pub(super) const BREATH: Duration = Duration::from_millis(20);
 
 /// A server that was given up.
 #[must_use]
@@ -77,6 +81,16 @@ struct Registered {
     window: u64,
     place: u64,
     kernel: [u64; KERNEL],
+    /// If it can be watched.
+    process: Option<Process>,
+}
+
+impl Registered {
+    /// Its process, which does not stand still, has ended.
+    fn has_ended(&self, memory: &GuestMemory) -> bool {
+        let process = self.process.as_ref();
+        process.is_some_and(|process| !process.lives(&memory.memory()))
+    }
 }
 
 /// The client's memory in this VM. The guest's view goes first.
@@ -96,14 +110,29 @@ struct Module {
     shared: Option<Shared>,
     /// The vCPU stands still.
     standing: bool,
+    /// Why the port has given the server up by itself, until the machine asks.
+    over: Option<Reason>,
+    /// Page table of the process that was at slow work when its server was given up, until it has
+    /// heard of that.
+    untold: Option<u64>,
+}
+
+/// What the port's thread looks after.
+#[derive(Default)]
+pub(super) struct Door {
+    /// A client's machine, and the generation of the server that it was given.
+    client: Option<(UnixStream, u64)>,
+    /// Nobody can be accepted just now.
+    pub(super) closed: bool,
 }
 
 /// A server's end.
 pub struct Server {
     name: String,
-    socket: NamedSocket,
+    pub(super) socket: NamedSocket,
     lacks: u32,
     vcpu: Arc<dyn CallingVcpu>,
+    memory: GuestMemory,
     space: Arc<dyn AddressSpace>,
     report: Report,
     kick: EventFd,
@@ -132,6 +161,7 @@ impl Server {
             socket,
             lacks,
             vcpu: resources.vcpu,
+            memory: resources.memory,
             space: resources.space,
             report: resources.report,
             kick: event()?,
@@ -165,9 +195,44 @@ impl Server {
         awake && std::mem::take(&mut module.standing)
     }
 
+    /// After [`Event::Over`]: the server that the port has given up, unless the machine has done so
+    /// since, or the process serves anew.
+    pub fn over(&self) -> Option<GivenUp> {
+        let mut module = lock(&self.module);
+        let why = module.over.take()?;
+        Some(GivenUp {
+            standing: std::mem::take(&mut module.standing),
+            why,
+        })
+    }
+
     /// Gives the server up, if there is one: delegations end, and nobody enters any more.
     pub fn give_up(&self, why: Reason) -> Option<GivenUp> {
         let mut module = lock(&self.module);
+        let retired = self.retire(&mut module, why);
+        let why = retired.or(module.over)?;
+        module.over = None;
+        Some(GivenUp {
+            standing: std::mem::take(&mut module.standing),
+            why,
+        })
+    }
+
+    /// On the port's thread: gives the server up, and says so. Not the one after it.
+    fn end(&self, generation: u64, why: Reason) {
+        let mut module = lock(&self.module);
+        if module.generation != generation {
+            return;
+        }
+        if let Some(why) = self.retire(&mut module, why) {
+            module.over = Some(why);
+            drop(module);
+            (self.report)(Event::Over);
+        }
+    }
+
+    /// Tells the module, and the process; why it was, in the end.
+    fn retire(&self, module: &mut Module, why: Reason) -> Option<Reason> {
         let registered = module.registered.take()?;
         let why = match registered.server.retire() {
             Ok(()) => why,
@@ -179,12 +244,10 @@ impl Server {
         };
         // The client's memory stays until the next server: this one may be at work with it.
         module.gate = None;
+        module.untold = (!module.standing).then_some(registered.cr3);
         self.set(State::Ended, (why, 0));
-        self.kick();
-        Some(GivenUp {
-            standing: std::mem::take(&mut module.standing),
-            why,
-        })
+        kick(&self.kick);
+        Some(why)
     }
 
     fn set(&self, state: State, (reason, error): Refusal) {
@@ -192,42 +255,50 @@ impl Server {
         (registers.state, registers.reason, registers.error) = (state, reason, error);
     }
 
-    fn kick(&self) {
-        // Fails only if the counter is full: then the thread has been woken.
-        let _ = self.kick.write(1);
-    }
-
     /// On the vCPU's thread: what the guest's process asks for.
     fn command(&self, number: u32) {
         match Command::from_number(number) {
             Some(Command::Freeze) => match self.freeze() {
-                Ok(()) => {
+                Ok(true) => {
                     self.freezes.fetch_add(1, Ordering::Relaxed);
-                    self.kick();
+                    kick(&self.kick);
                     (self.report)(Event::Frozen);
                 }
+                Ok(false) => {}
                 Err(refusal) => self.set(State::Failed, refusal),
             },
             Some(Command::Stop) => {
-                // Its vCPU runs: this is its thread.
+                // Its vCPU runs: this is its thread. And it knows.
                 let _ = self.give_up(Reason::Gone);
+                lock(&self.module).untold = None;
             }
             _ => self.set(State::Failed, (Reason::Invalid, 0)),
         }
     }
 
-    fn freeze(&self) -> Result<(), Refusal> {
+    /// Whether the vCPU stands still now; otherwise the process first hears what has happened while
+    /// it was at slow work.
+    fn freeze(&self) -> Result<bool, Refusal> {
         let caller = self.vcpu.caller().map_err(|error| host_error(&error))?;
         if caller.ring != 3 {
             return Err((Reason::Invalid, 0));
         }
         let mut module = lock(&self.module);
+        let cr3 = caller.cr3 & !0xfff;
+        if module.untold.take() == Some(cr3) {
+            return Ok(false);
+        }
+        let before = module.registered.as_ref();
+        if before.is_some_and(|it| it.cr3 != cr3 && it.has_ended(&self.memory)) {
+            self.retire(&mut module, Reason::Gone);
+            module.untold = None;
+        }
         // Before anybody else can be let in.
         self.vcpu.freeze(true).map_err(|error| host_error(&error))?;
         let done = match &module.registered {
-            Some(registered) if registered.cr3 != caller.cr3 => Err((Reason::Invalid, 0)),
+            Some(registered) if registered.cr3 != cr3 => Err((Reason::Invalid, 0)),
             Some(registered) => registered.server.sleep().map_err(|error| refusal(&error)),
-            None => self.register(&caller, &mut module),
+            None => self.register(&caller, cr3, &mut module),
         };
         if done.is_ok() {
             module.standing = true;
@@ -236,10 +307,15 @@ impl Server {
             // This is the vCPU's own thread.
             let _ = self.vcpu.freeze(false);
         }
-        done
+        done.map(|()| true)
     }
 
-    fn register(&self, caller: &super::Caller, module: &mut Module) -> Result<(), Refusal> {
+    fn register(
+        &self,
+        caller: &super::Caller,
+        cr3: u64,
+        module: &mut Module,
+    ) -> Result<(), Refusal> {
         let (handlers, settings) = {
             let registers = lock(&self.registers);
             let (Some(place), Some(handlers)) = (
@@ -249,7 +325,7 @@ impl Server {
                 return Err((Reason::Invalid, 0));
             };
             let settings = ServerSettings {
-                cr3: caller.cr3 & !0xfff,
+                cr3,
                 fs_base: caller.fs_base,
                 gs_base: caller.gs_base,
                 pkru: registers.pkru,
@@ -261,7 +337,7 @@ impl Server {
         module.shared = None;
         let Some(gate) = &module.gate else {
             // The port's thread opens it soon, if the host has it.
-            self.kick();
+            kick(&self.kick);
             return Err(if self.lacks == 0 {
                 (Reason::Refused, libc::EAGAIN as u32)
             } else {
@@ -283,14 +359,48 @@ impl Server {
             }
             None => return Err((Reason::Invalid, 0)),
         };
+        self.serve(module, server, &caller.kernel, &settings);
+        Ok(())
+    }
+
+    /// From here on, clients are let in.
+    fn serve(
+        &self,
+        module: &mut Module,
+        server: host::Server,
+        kernel: &[u64; KERNEL],
+        settings: &ServerSettings,
+    ) {
+        let (cr3, window, place) = (settings.cr3, settings.window, settings.window_gpa);
         module.generation += 1;
+        // What the machine has not asked for was of the server before.
+        module.over = None;
         module.registered = Some(Registered {
             server,
-            cr3: caller.cr3,
-            window: settings.window,
-            place: settings.window_gpa,
-            kernel: caller.kernel,
+            cr3,
+            window,
+            place,
+            kernel: *kernel,
+            process: Process::find(&self.memory.memory(), cr3, window, place),
         });
+    }
+
+    /// As if the module had taken a process as a server, which stands still or is at slow work.
+    /// Each call of the module fails.
+    #[cfg(any(test, feature = "test-support"))]
+    pub fn pretend(&self, settings: &ServerSettings, standing: bool) -> io::Result<()> {
+        let server = host::Gate::without_module()?.pretend_server();
+        let mut module = lock(&self.module);
+        self.serve(&mut module, server, &[0; KERNEL], settings);
+        module.standing = standing;
+        drop(module);
+        let state = if standing {
+            State::Frozen
+        } else {
+            State::Awake
+        };
+        self.set(state, (Reason::None, 0));
+        kick(&self.kick);
         Ok(())
     }
 
@@ -318,13 +428,14 @@ impl Server {
     }
 
     /// Puts the client's memory into this VM, for slow work.
-    fn share(&self, (pages, memory): (u32, std::os::fd::OwnedFd)) -> io::Result<()> {
+    fn share(&self, of: u64, (pages, memory): (u32, OwnedFd)) -> io::Result<()> {
         if u64::from(pages) > window::SHARED_PAGES {
             return Err(io::ErrorKind::InvalidData.into());
         }
         let pages = host::shared_pages(memory.as_fd(), pages).map_err(io::Error::other)?;
         let mut module = lock(&self.module);
-        let Some(registered) = &module.registered else {
+        let registered = module.registered.as_ref();
+        let Some(registered) = registered.filter(|_| module.generation == of) else {
             return Ok(());
         };
         let place = registered.place + window::SHARED;
@@ -362,8 +473,9 @@ impl Server {
                 (self.report)(Event::Woken);
             }
             Err(error) if error.number() == Some(libc::ESRCH) => {
+                let generation = module.generation;
                 drop(module);
-                (self.report)(Event::Over(Reason::Lost));
+                self.end(generation, Reason::Lost);
             }
             // Another thread of the client is still there; the client rings again.
             Err(error) => log::debug!("{}: {error}", self.name),
@@ -381,18 +493,43 @@ impl Server {
         }
     }
 
+    /// A process that ends at slow work says nothing; its client would wait for ever.
+    fn look_after_process(&self) {
+        let module = lock(&self.module);
+        let at_work = module.registered.as_ref().filter(|_| !module.standing);
+        if !at_work.is_some_and(|registered| registered.has_ended(&self.memory)) {
+            return;
+        }
+        let generation = module.generation;
+        drop(module);
+        log::info!("{}: the process has ended at slow work", self.name);
+        self.end(generation, Reason::Gone);
+        // Nobody is there to hear it.
+        lock(&self.module).untold = None;
+    }
+
+    /// How long the thread may wait.
+    pub(super) fn limit(&self, door: &Door) -> Option<Duration> {
+        let awake = lock(&self.registers).state == State::Awake;
+        match (door.closed, awake) {
+            (true, _) => Some(BREATH),
+            (false, true) => Some(WATCH),
+            (false, false) => None,
+        }
+    }
+
     /// Waits for something to do, and does it. False to end.
-    fn step(&self, client: &mut Option<(UnixStream, u64)>) -> io::Result<bool> {
-        let [kicked, connecting, heard, rung] = {
+    pub(super) fn step(&self, door: &mut Door) -> io::Result<bool> {
+        let limit = self.limit(door).map(timespec);
+        let [kicked, rung, heard, connecting] = {
             let nobody = borrowed(&self.kick);
-            let stream = client.as_ref().map_or(nobody, |(stream, _)| stream.as_fd());
-            let mut fds = [
-                PollFd::from_borrowed_fd(borrowed(&self.kick), PollFlags::IN),
-                PollFd::new(&self.socket.listener, PollFlags::IN),
-                PollFd::from_borrowed_fd(stream, PollFlags::IN),
-                PollFd::from_borrowed_fd(borrowed(&self.wake), PollFlags::IN),
-            ];
-            match poll(&mut fds, None) {
+            let stream = door.client.as_ref();
+            let stream = stream.map_or(nobody, |(stream, _)| stream.as_fd());
+            let listener = self.socket.listener.as_fd();
+            let listener = if door.closed { nobody } else { listener };
+            let mut fds = [nobody, borrowed(&self.wake), stream, listener]
+                .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+            match poll(&mut fds, limit.as_ref()) {
                 Err(rustix::io::Errno::INTR) => return Ok(true),
                 other => other?,
             };
@@ -405,47 +542,68 @@ impl Server {
             return Ok(false);
         }
         self.prepare();
+        self.look_after_process();
+        if heard {
+            self.hear(door);
+        }
         // Whose server was given up has to ask again.
         let module = lock(&self.module);
         let current = module.registered.as_ref().map(|_| module.generation);
         drop(module);
-        if client.as_ref().is_some_and(|(_, of)| current != Some(*of)) {
-            *client = None;
-        } else if heard && let Some((stream, _)) = client {
-            let word = hello::receive_shared(stream).and_then(|word| match word {
-                Some(word) => self.share(word).map(|()| true),
-                None => Ok(false),
-            });
-            let stays = word.unwrap_or_else(|error| {
-                log::warn!("{}: its client is not served any more: {error}", self.name);
-                false
-            });
-            if !stays {
-                *client = None;
-                (self.report)(Event::Over(Reason::Gone));
-            }
+        if door
+            .client
+            .as_ref()
+            .is_some_and(|(_, of)| current != Some(*of))
+        {
+            door.client = None;
         }
         if rung {
             let _ = self.wake.read();
-            if client.is_some() {
+            if door.client.is_some() {
                 self.rung();
             }
         }
-        if connecting {
-            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            match accept_with(&self.socket.listener, flags) {
-                Ok(stream) => {
-                    let stream = UnixStream::from(stream);
-                    match self.admit(&stream, client.is_some()) {
-                        Ok(Some(generation)) => *client = Some((stream, generation)),
-                        Ok(None) => {}
-                        Err(error) => log::debug!("{}: a client has left: {error}", self.name),
-                    }
-                }
-                Err(error) => log::debug!("{}: {error}", self.name),
-            }
+        if !std::mem::take(&mut door.closed) && connecting {
+            self.accept(door);
         }
         Ok(true)
+    }
+
+    /// A client's machine has said something, or has gone.
+    fn hear(&self, door: &mut Door) {
+        let Some((stream, of)) = &door.client else {
+            return;
+        };
+        let word = hello::receive_shared(stream).and_then(|word| match word {
+            Some(word) => self.share(*of, word).map(|()| true),
+            None => Ok(false),
+        });
+        let stays = word.unwrap_or_else(|error| {
+            log::warn!("{}: its client is not served any more: {error}", self.name);
+            false
+        });
+        if !stays {
+            self.end(*of, Reason::Gone);
+            door.client = None;
+        }
+    }
+
+    fn accept(&self, door: &mut Door) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let stream = match accept_with(&self.socket.listener, flags) {
+            Ok(stream) => UnixStream::from(stream),
+            Err(error) => {
+                // No descriptors, say: the connection is still there, and would be at once again.
+                log::debug!("{}: {error}", self.name);
+                door.closed = true;
+                return;
+            }
+        };
+        match self.admit(&stream, door.client.is_some()) {
+            Ok(Some(generation)) => door.client = Some((stream, generation)),
+            Ok(None) => {}
+            Err(error) => log::debug!("{}: a client has left: {error}", self.name),
+        }
     }
 }
 
@@ -514,14 +672,15 @@ impl End for Server {
 
     fn run(&self) {
         self.prepare();
-        let mut client = None;
+        let mut door = Door::default();
         loop {
-            match self.step(&mut client) {
+            match self.step(&mut door) {
                 Ok(true) => {}
                 Ok(false) => return,
                 Err(error) => {
                     log::error!("{}: nobody is served any more: {error}", self.name);
-                    (self.report)(Event::Over(Reason::Gone));
+                    let generation = lock(&self.module).generation;
+                    self.end(generation, Reason::Gone);
                     return;
                 }
             }
@@ -530,12 +689,14 @@ impl End for Server {
 
     fn stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
-        self.kick();
+        kick(&self.kick);
     }
 
     fn reset(&self) {
         let _ = self.give_up(Reason::Invalid);
-        lock(&self.module).shared = None;
+        let mut module = lock(&self.module);
+        (module.shared, module.untold) = (None, None);
+        drop(module);
         self.set(State::Idle, (Reason::None, 0));
     }
 
@@ -549,9 +710,4 @@ impl End for Server {
             ("wakes", self.wakes.load(Ordering::Relaxed)),
         ]
     }
-}
-
-fn borrowed(event: &EventFd) -> BorrowedFd<'_> {
-    // SAFETY: the event is open as long as the result borrows it.
-    unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
 }

@@ -9,36 +9,20 @@ use std::{
 };
 
 use proptest::prelude::*;
-use vm_memory::GuestAddress;
 use vmfunc_gate::port::{Command, Reason, Role, State, registers as at};
 
 use super::*;
 use crate::{
     bus::Bus,
-    memory::{AddressSpace, HostMemory, Mapping},
     pci::{BarIndex, PciFunction, PciSegment, Seat, SegmentConfig, Window},
-    testing::FakeDoorbells,
+    testing::{FakeDoorbells, FakeSpace, guest_memory},
     thread::Unconfined,
 };
 
-/// No page of the gate is ever placed here.
-struct Nowhere;
-
-impl AddressSpace for Nowhere {
-    fn map(
-        &self,
-        _memory: HostMemory,
-        _align: u64,
-        _at: Option<GuestAddress>,
-    ) -> io::Result<Box<dyn Mapping>> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
-}
-
 /// A vCPU in a ring, which can be frozen.
-struct FakeVcpu {
+pub struct FakeVcpu {
     ring: u8,
-    frozen: Mutex<bool>,
+    pub frozen: Mutex<bool>,
 }
 
 impl CallingVcpu for FakeVcpu {
@@ -70,7 +54,8 @@ struct Rig {
     function: Arc<Mutex<Gate>>,
 }
 
-fn rig(side: Side, ring: u8) -> Rig {
+/// What a machine gives a port whose guest is at a ring, and what it hears of it.
+pub fn resources(ring: u8) -> (Resources, Arc<FakeVcpu>, Arc<Mutex<Vec<Event>>>) {
     let vcpu = Arc::new(FakeVcpu {
         ring,
         frozen: Mutex::new(false),
@@ -79,11 +64,17 @@ fn rig(side: Side, ring: u8) -> Rig {
     let heard = Arc::clone(&events);
     let resources = Resources {
         doorbells: Arc::new(FakeDoorbells::default()),
-        space: Arc::new(Nowhere),
+        memory: guest_memory(1 << 16),
+        space: Arc::new(FakeSpace),
         vcpu: Arc::clone(&vcpu) as _,
         spawner: Arc::new(Unconfined),
         report: Arc::new(move |event| lock(&heard).push(event)),
     };
+    (resources, vcpu, events)
+}
+
+fn rig(side: Side, ring: u8) -> Rig {
+    let (resources, vcpu, events) = resources(ring);
     let options = Options {
         thread_name: "gate".to_owned(),
         side,
@@ -248,16 +239,7 @@ fn a_socket_goes_with_its_server_and_memory_has_limits() {
             server: path.clone(),
             shared,
         };
-        let resources = Resources {
-            doorbells: Arc::new(FakeDoorbells::default()),
-            space: Arc::new(Nowhere),
-            vcpu: Arc::new(FakeVcpu {
-                ring: 3,
-                frozen: Mutex::new(false),
-            }),
-            spawner: Arc::new(Unconfined),
-            report: Arc::new(|_| ()),
-        };
+        let (resources, ..) = resources(3);
         let options = Options {
             thread_name: "gate".to_owned(),
             side,

@@ -23,7 +23,7 @@ impl Control {
             // Not if it was given up since then.
             Event::Woken if machine.thaw_woken() => "slow work",
             Event::Woken => return,
-            Event::Over(reason) => match machine.give_up_server(reason) {
+            Event::Over => match machine.server_over() {
                 Some(why) => return self.given_up(id, why),
                 None => return,
             },

@@ -183,12 +183,11 @@ mod tests {
             id: id.to_owned(),
             event,
         };
-        let over = gate::Event::Over(vmfunc_gate::port::Reason::Gone);
         for _ in 0..1000 {
-            sender.send(gate("server", over));
+            sender.send(gate("server", gate::Event::Over));
             sender.send(gate("server", gate::Event::Woken));
         }
-        sender.send(gate("another", over));
+        sender.send(gate("another", gate::Event::Over));
         assert_eq!(receiver.waiting(), 3);
     }
 

@@ -32,10 +32,21 @@ impl Machine {
         woken
     }
 
+    /// Lets the vCPU go, if the port has given the server up; why it was.
+    pub fn server_over(&mut self) -> Option<Reason> {
+        let over = self.server()?.over();
+        self.let_go(over)
+    }
+
     /// Ends what a process of the guest serves, if one does, and lets the vCPU go; why it was, in
     /// the end.
     pub fn give_up_server(&mut self, why: Reason) -> Option<Reason> {
-        let GivenUp { standing, why } = self.server()?.give_up(why)?;
+        let given_up = self.server()?.give_up(why);
+        self.let_go(given_up)
+    }
+
+    fn let_go(&self, server: Option<GivenUp>) -> Option<Reason> {
+        let GivenUp { standing, why } = server?;
         if standing {
             self.cpus.thaw();
         }

@@ -55,6 +55,7 @@ fn gate_resources(id: &str, surroundings: &Surroundings) -> devices::gate::Resou
     let id = id.to_owned();
     devices::gate::Resources {
         doorbells: Arc::clone(&surroundings.doorbells),
+        memory: surroundings.memory.clone(),
         space: surroundings.physical.resources().space,
         vcpu: Arc::new(Calling),
         spawner: Arc::clone(&surroundings.spawner),
