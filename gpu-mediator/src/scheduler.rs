@@ -180,16 +180,23 @@ impl Scheduler {
         }
     }
 
+    /// How long the holder has had the device since it was charged last.
+    pub fn held(&self, now: Moment) -> Duration {
+        self.holder
+            .map_or(Duration::ZERO, |holder| now.since(holder.charged))
+    }
+
     /// Charges a client for what it has used after its turn, of others' turns, as its worker says:
-    /// no more than the time since the last such charge.
-    pub fn charge_late(&mut self, id: ClientId, used: Duration, now: Moment) {
+    /// no more than the time since the last such charge. How much that is.
+    pub fn charge_late(&mut self, id: ClientId, used: Duration, now: Moment) -> Duration {
         let Some(client) = self.clients.get_mut(&id) else {
-            return;
+            return Duration::ZERO;
         };
         let used = used.min(now.since(client.late));
         client.late = now;
         client.figures.device_time += used;
         self.policy.charge(id, used, now);
+        used
     }
 
     /// The holder's turn is over.

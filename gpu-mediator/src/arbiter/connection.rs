@@ -16,7 +16,7 @@ use gantry_remoting::turns::{
 };
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
-use crate::{Slice, scheduler};
+use crate::{Moment, Slice, scheduler};
 
 /// Why a connection ends.
 #[derive(Debug, thiserror::Error)]
@@ -186,6 +186,12 @@ impl Worker {
     /// What the worker says of itself.
     pub fn account(&self) -> &Account {
         &self.account
+    }
+
+    /// Since when its oldest request has been with the driver, as it says; none if it has none.
+    pub fn running_since(&self) -> Option<Moment> {
+        let nanos = self.account.running_since.load(Ordering::Relaxed);
+        (nanos != 0).then(|| Moment::from_nanos(nanos))
     }
 
     /// Ends the process.

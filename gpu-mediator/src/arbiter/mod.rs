@@ -3,7 +3,7 @@
 //! It holds the state of scheduling and nothing else: killed and started again, it knows its
 //! workers by their next connections. A worker's end frees what it had. What workers say of
 //! themselves decides nothing where another one could be harmed: a turn that others wait for is
-//! charged by the clock.
+//! charged by the clock, less what other clients are charged for it.
 //!
 //! - [`connection`]: a worker, from its introduction to its last word.
 //! - [`status`]: what there is to see.
@@ -93,6 +93,8 @@ struct Member {
     busy: u64,
     synchronous: u64,
     overrun: u64,
+    /// When its requests were last seen to wait for those of another worker, or it came.
+    behind: Moment,
     /// It was killed and has not ended yet.
     dying: bool,
 }
@@ -290,6 +292,7 @@ impl Arbiter {
             busy: 0,
             synchronous: 0,
             overrun: 0,
+            behind: Moment::now(),
             dying: false,
         };
         self.members.insert(self.next.1, member);
@@ -412,8 +415,13 @@ impl Arbiter {
         }
     }
 
-    /// Charges the holder: all the time, if others wait, and else what it says that it has used.
+    /// Charges the holder: all the time, if others wait, and else what it says that it has used;
+    /// less what requests of others, whose turns were over, have taken of it.
     fn charge(&mut self, id: u64, all: bool, now: Moment) {
+        let Some(vm) = self.members.get(&id).map(|member| member.vm) else {
+            return;
+        };
+        let taken = self.charge_late(vm, now);
         let Some(member) = self.members.get_mut(&id) else {
             return;
         };
@@ -421,32 +429,39 @@ impl Arbiter {
         let busy = account.busy.load(Ordering::Relaxed);
         let synchronous = account.synchronous.load(Ordering::Relaxed);
         let used = if all {
-            Duration::MAX
+            self.scheduler.held(now)
         } else {
             Duration::from_nanos(busy.saturating_sub(member.busy))
         };
         let calls = synchronous.saturating_sub(member.synchronous);
         (member.busy, member.synchronous) = (busy, synchronous);
-        self.scheduler.charge(used, calls, now);
-        let overrun = account.overrun.load(Ordering::Relaxed);
-        let late = Duration::from_nanos(overrun.saturating_sub(member.overrun));
-        member.overrun = overrun;
-        if !late.is_zero() {
-            self.scheduler.charge_late(member.vm, late, now);
+        self.scheduler
+            .charge(used.saturating_sub(taken), calls, now);
+    }
+
+    /// Charges clients for what their requests have taken after their turns; how much that is
+    /// without this one.
+    fn charge_late(&mut self, but: ClientId, now: Moment) -> Duration {
+        let mut taken = Duration::ZERO;
+        for member in self.members.values_mut() {
+            let overrun = member.worker.account().overrun.load(Ordering::Relaxed);
+            let late = Duration::from_nanos(overrun.saturating_sub(member.overrun));
+            member.overrun = overrun;
+            if late.is_zero() {
+                continue;
+            }
+            let charged = self.scheduler.charge_late(member.vm, late, now);
+            if member.vm != but {
+                taken += charged;
+            }
         }
+        taken
     }
 
     /// Whether somebody has the device, or uses it although its turn is over.
     fn is_used(&self) -> bool {
-        let running = |member: &Member| {
-            member
-                .worker
-                .account()
-                .running_since
-                .load(Ordering::Relaxed)
-                != 0
-        };
-        self.turn.is_some() || self.members.values().any(running)
+        let mut workers = self.members.values().map(|member| &member.worker);
+        self.turn.is_some() || workers.any(|worker| worker.running_since().is_some())
     }
 
     /// The holder's turn is over; `used` says whether it was using the device.
@@ -509,23 +524,31 @@ impl Arbiter {
 
     /// Ends workers that have exceeded the limit of run time: by what they say themselves, and, if
     /// others wait for the one that has the device, by the clock.
+    ///
+    /// A turn is given back before its last request has ended. What the next one submits waits in
+    /// the device for that, however long it takes: the time of all but the first begins when they
+    /// are no longer behind it.
     fn enforce(&mut self, now: Moment) {
         let Some(limit) = self.limit else {
             return;
         };
         let waited_for = self.waited_for();
-        for (id, member) in &mut self.members {
-            let since = member
-                .worker
-                .account()
-                .running_since
-                .load(Ordering::Relaxed);
-            let running = match since {
-                0 => Duration::ZERO,
-                since => now.since(Moment::from_nanos(since)),
-            };
+        // Read once: workers change it.
+        let since: Vec<_> = self
+            .members
+            .values()
+            .map(|member| member.worker.running_since())
+            .collect();
+        let first = since.iter().copied().flatten().min();
+        for ((id, member), since) in self.members.iter_mut().zip(since) {
+            if first.is_some() && since != first {
+                member.behind = now;
+            }
+            let running = since.map_or(Duration::ZERO, |since| now.since(since.max(member.behind)));
             let turn = self.turn.filter(|turn| turn.member == *id);
-            let late = turn.map_or(Duration::ZERO, |turn| now.since(turn.due));
+            let late = turn.map_or(Duration::ZERO, |turn| {
+                now.since(turn.due.max(member.behind))
+            });
             if member.dying || running <= limit && !(waited_for && late > limit * 2) {
                 continue;
             }
@@ -625,3 +648,6 @@ impl Arbiter {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,145 @@
+//! What the arbiter makes of what workers say, with times that nobody waits for. The workers are
+//! connections of this process, each with a process that does nothing.
+
+use std::{
+    io::Write,
+    os::unix::net::UnixStream,
+    process::{Child, Command},
+};
+
+use gantry_remoting::turns::message::Join;
+use vmm_sys_util::sock_ctrl_msg::ScmSocket;
+
+use super::*;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+struct Arranged {
+    arbiter: Arbiter,
+    /// Kept open; and the processes, which are ended.
+    workers: Vec<(UnixStream, Child)>,
+    folder: PathBuf,
+}
+
+impl Drop for Arranged {
+    fn drop(&mut self) {
+        for (_, process) in &mut self.workers {
+            process.kill().unwrap();
+            process.wait().unwrap();
+        }
+        fs::remove_dir_all(&self.folder).unwrap();
+    }
+}
+
+/// An arbiter with a limit of a second, and a worker for each name; their numbers are 1, 2 ...
+fn arrange(test: &str, names: &[&str]) -> Arranged {
+    let folder = std::env::temp_dir().join(format!("gantry-{test}-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let path = folder.join("socket");
+    let mut arranged = Arranged {
+        arbiter: Arbiter::new(&path, Name::Fair, Some(SECOND)).unwrap(),
+        workers: Vec::new(),
+        folder,
+    };
+    for name in names {
+        arranged.join(&path, name);
+    }
+    assert_eq!(arranged.arbiter.members.len(), names.len());
+    arranged
+}
+
+impl Arranged {
+    fn join(&mut self, path: &Path, name: &str) {
+        let process = Command::new("sleep").arg("1000").spawn().unwrap();
+        // SAFETY: no pointers; the child has not been waited for.
+        let handle = unsafe { libc::syscall(libc::SYS_pidfd_open, process.id(), 0) };
+        let mut stream = UnixStream::connect(path).unwrap();
+        stream
+            .send_with_fd([0u8].as_slice(), handle as i32)
+            .unwrap();
+        // SAFETY: opened above, and the arbiter has a copy on its way.
+        unsafe { libc::close(handle as i32) };
+        let join = Join {
+            name: name.to_owned(),
+            weight: 1,
+        };
+        stream.write_all(&join.to_bytes()).unwrap();
+        self.workers.push((stream, process));
+        self.arbiter.accept(true);
+        // The process's handle, then the message.
+        for _ in 0..2 {
+            let ready: Vec<_> = self.arbiter.newcomers.iter().map(Newcomer::fd).collect();
+            self.arbiter.greet(&ready);
+        }
+    }
+
+    /// A worker says since when its oldest request has been with the driver.
+    fn runs_since(&self, worker: u64, since: Option<Moment>) {
+        let account = self.arbiter.members[&worker].worker.account();
+        let nanos = since.map_or(0, Moment::nanos);
+        account.running_since.store(nanos, Ordering::Relaxed);
+    }
+
+    fn turn(&mut self, worker: u64) {
+        self.arbiter.want(worker);
+        self.arbiter.dispatch();
+        assert_eq!(self.arbiter.turn.map(|turn| turn.member), Some(worker));
+    }
+
+    /// The workers that have been killed.
+    fn killed(&self) -> Vec<u64> {
+        let members = self.arbiter.members.iter();
+        members
+            .filter_map(|(id, member)| member.dying.then_some(*id))
+            .collect()
+    }
+}
+
+#[test]
+fn who_waits_for_a_request_without_end_of_another_client_is_not_killed_for_it() {
+    let mut arranged = arrange("behind", &["offender", "victim"]);
+    let start = Moment::now();
+    arranged.turn(1);
+    arranged.runs_since(1, Some(start));
+    arranged.arbiter.want(2);
+    // It gives its turn back early, as if the request were to end in a moment.
+    arranged.arbiter.obey(1, Word::Again);
+    arranged.arbiter.dispatch();
+    assert_eq!(arranged.arbiter.turn.map(|turn| turn.member), Some(2));
+    arranged.runs_since(2, Some(start + SECOND / 1000));
+    for tick in 1..=150 {
+        arranged.arbiter.enforce(start + TICK * tick);
+    }
+    assert_eq!(arranged.killed(), [1]);
+    // A process may take its time to end. Then the victim has its own second, and no more.
+    let free = start + TICK * 150;
+    arranged.arbiter.leave(1);
+    arranged.arbiter.enforce(free + SECOND * 9 / 10);
+    assert!(arranged.killed().is_empty());
+    arranged.arbiter.enforce(free + SECOND * 11 / 10);
+    assert_eq!(arranged.killed(), [2]);
+}
+
+#[test]
+fn what_one_client_has_taken_of_anothers_turn_is_charged_to_one_of_them() {
+    let mut arranged = arrange("late", &["late", "other"]);
+    arranged.turn(1);
+    arranged.arbiter.end_turn(false);
+    arranged.turn(2);
+    let now = Moment::now() + SECOND * 100;
+    let account = arranged.arbiter.members[&1].worker.account();
+    let overrun = (SECOND * 75).as_nanos() as u64;
+    account.overrun.store(overrun, Ordering::Relaxed);
+    arranged.arbiter.charge(2, true, now);
+    let time = |client| {
+        let figures = arranged.arbiter.scheduler.figures(ClientId(client), now);
+        figures.unwrap().device_time
+    };
+    assert_eq!(time(0), SECOND * 75);
+    // With what this test itself has taken since the turn began.
+    assert!(
+        (SECOND * 25..SECOND * 50).contains(&time(1)),
+        "{:?}",
+        time(1)
+    );
+}
