@@ -17,6 +17,8 @@
 //!   confined worker makes none.
 
 mod clock;
+#[cfg(all(test, not(loom)))]
+pub(crate) mod fake;
 pub mod introduce;
 pub mod message;
 pub mod meter;

@@ -99,6 +99,8 @@ pub struct Turns {
     /// By when a turn that was given back is to be over.
     promised: Option<Moment>,
     overrun: Duration,
+    /// How long the device had been busy with its requests when the session began.
+    before: Duration,
     /// The turn that begins wakes the client.
     coschedule: bool,
     calls: u64,
@@ -131,6 +133,7 @@ impl Turns {
             meter: Meter::default(),
             promised: None,
             overrun: Duration::ZERO,
+            before: Duration::ZERO,
             coschedule: false,
             calls: 0,
             synchronous: 0,
@@ -240,7 +243,6 @@ impl Turns {
         let Some(session) = self.current() else {
             return;
         };
-        self.publish();
         let word = &session.account.claim;
         word.store(claim::IDLE, Ordering::Relaxed);
         // The arbiter says first that somebody waits and then looks at the claim: one of both
@@ -262,6 +264,8 @@ impl Turns {
             // The arbiter was faster, and knows.
             self.standing = Standing::Without;
         }
+        // What it leaves in the driver is no longer in its time.
+        self.publish();
     }
 
     /// The session, if it is still one; who has lost it has lost its turn.
@@ -273,6 +277,11 @@ impl Turns {
         }
         self.standing = Standing::Without;
         self.session = self.link.session();
+        if self.session.is_some() {
+            // This arbiter counts from nothing.
+            self.overrun = Duration::ZERO;
+            self.before = self.meter.busy();
+        }
         self.session.clone()
     }
 
@@ -349,7 +358,7 @@ impl Turns {
         let since = self.meter.running_since().filter(|_| uses);
         let since = since.map_or(0, Moment::nanos);
         account.running_since.store(since, Ordering::Relaxed);
-        let busy = self.meter.busy().as_nanos() as u64;
+        let busy = self.meter.busy().saturating_sub(self.before).as_nanos() as u64;
         account.busy.store(busy, Ordering::Relaxed);
         let overrun = self.overrun.as_nanos() as u64;
         account.overrun.store(overrun, Ordering::Relaxed);
@@ -384,3 +393,7 @@ fn listen(control: &UnixStream, join: &Join, link: &Link, wake: &impl Fn()) -> i
     wake();
     Ok(())
 }
+
+#[cfg(all(test, not(loom)))]
+#[path = "worker_tests.rs"]
+mod tests;

@@ -1,0 +1,87 @@
+//! An arbiter, and the pool that introduces a worker to it, which do what a test says.
+
+use std::{
+    io::{ErrorKind, Read},
+    os::{fd::AsRawFd, unix::net::UnixStream},
+    sync::atomic::Ordering,
+};
+
+use vmm_sys_util::sock_ctrl_msg::ScmSocket;
+
+use super::{
+    message::{JOIN, Join, Word},
+    page::{Account, Grant, Page, claim},
+};
+
+/// Whom the worker says that it works for.
+pub(crate) fn join() -> Join {
+    Join {
+        name: "test".to_owned(),
+        weight: 1,
+    }
+}
+
+/// Both, connected with one worker.
+pub(crate) struct Fake {
+    pool: UnixStream,
+    arbiter: UnixStream,
+    grant: Page<Grant>,
+    /// What the worker says of itself.
+    pub(crate) account: Page<Account>,
+}
+
+impl Fake {
+    /// A pool's socket to a worker that has begun to take part by the other end of it.
+    pub(crate) fn meet(pool: UnixStream) -> Self {
+        (&pool).read_exact(&mut [0]).unwrap();
+        let (arbiter, theirs) = UnixStream::pair().unwrap();
+        pool.send_with_fd([0u8].as_slice(), theirs.as_raw_fd())
+            .unwrap();
+        let mut bytes = [0; JOIN];
+        (&arbiter).read_exact(&mut bytes).unwrap();
+        assert_eq!(Join::from_bytes(&bytes), Ok(join()));
+        let (grant, grant_file) = Page::create().unwrap();
+        let (account, account_file) = Page::create().unwrap();
+        for file in [&grant_file, &account_file] {
+            arbiter
+                .send_with_fd([0u8].as_slice(), file.as_raw_fd())
+                .unwrap();
+        }
+        arbiter.set_nonblocking(true).unwrap();
+        Self {
+            pool,
+            arbiter,
+            grant,
+            account,
+        }
+    }
+
+    /// Another arbiter in the place of this one, which ends.
+    pub(crate) fn replace(self) -> Self {
+        let Self { pool, arbiter, .. } = self;
+        drop(arbiter);
+        Self::meet(pool)
+    }
+
+    /// What the worker says next, if it has said it.
+    pub(crate) fn heard(&self) -> Option<Word> {
+        let mut byte = [0];
+        match (&self.arbiter).read_exact(&mut byte) {
+            Ok(()) => Word::from_byte(byte[0]),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => None,
+            Err(error) => panic!("the worker is gone: {error}"),
+        }
+    }
+
+    /// Gives the worker a turn of so many nanoseconds, for one request if there are none;
+    /// `contended` says whether somebody else waits.
+    pub(crate) fn give(&self, slice: u64, contended: bool) {
+        self.grant.slice.store(slice, Ordering::Relaxed);
+        self.grant
+            .contended
+            .store(contended.into(), Ordering::Relaxed);
+        self.account.claim.store(claim::BUSY, Ordering::Relaxed);
+        self.grant.turn.fetch_add(1, Ordering::Release);
+        Word::Want.say(&self.arbiter).unwrap();
+    }
+}

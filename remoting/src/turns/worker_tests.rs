@@ -1,0 +1,74 @@
+//! What a worker tells the arbiter, and when.
+
+use super::{
+    super::fake::{self, Fake},
+    *,
+};
+
+const KIND: Kind = Kind(1);
+const SLICE: u64 = 6_000_000;
+
+fn start() -> (Turns, Fake) {
+    let (control, pool) = UnixStream::pair().unwrap();
+    let turns = Turns::start(control, fake::join(), || {}).unwrap();
+    (turns, Fake::meet(pool))
+}
+
+/// Lets the worker have a turn that begins at `now`.
+fn turn(turns: &mut Turns, fake: &Fake, now: Moment, contended: bool) {
+    while fake.heard() != Some(Word::Want) {
+        assert!(!turns.may_submit(KIND, false, now));
+        thread::sleep(Duration::from_millis(1));
+    }
+    fake.give(SLICE, contended);
+    assert!(turns.may_submit(KIND, false, now));
+}
+
+fn millis(count: u64) -> Moment {
+    Moment::from_nanos(count * 1_000_000)
+}
+
+#[test]
+fn what_only_the_client_can_bring_to_an_end_runs_in_nobodys_time() {
+    for contended in [false, true] {
+        let (mut turns, fake) = start();
+        let since = || fake.account.running_since.load(Ordering::Relaxed);
+        turn(&mut turns, &fake, millis(1), contended);
+        turns.submitted(KIND, millis(1));
+        assert_eq!(since(), millis(1).nanos());
+        turns.idle(true);
+        assert_eq!(since(), 0, "somebody waits: {contended}");
+    }
+}
+
+#[test]
+fn a_turn_that_is_given_back_too_early_is_owned_up_to_once() {
+    let (mut turns, fake) = start();
+    let overrun = |fake: &Fake| fake.account.overrun.load(Ordering::Relaxed);
+    turn(&mut turns, &fake, millis(0), true);
+    for at in 0..5 {
+        assert!(turns.may_submit(KIND, false, millis(at)));
+        turns.submitted(KIND, millis(at));
+        turns.completed(1, millis(at + 1));
+    }
+    // The sixth of a millisecond each is to end the turn.
+    assert!(turns.may_submit(KIND, false, millis(5)));
+    turns.submitted(KIND, millis(5));
+    assert!(!turns.may_submit(KIND, false, millis(5)));
+    assert_eq!(fake.heard(), None);
+    assert!(!turns.may_submit(KIND, false, Moment::from_nanos(5_800_000)));
+    assert_eq!(fake.heard(), Some(Word::Again));
+    let since = fake.account.running_since.load(Ordering::Relaxed);
+    assert_eq!(since, millis(5).nanos(), "it still uses the device");
+    turns.completed(1, millis(1_006));
+    let late = Duration::from_secs(1) - LEAD * 2;
+    assert_eq!(overrun(&fake), late.as_nanos() as u64);
+    assert_eq!(fake.account.running_since.load(Ordering::Relaxed), 0);
+    // Another arbiter has not given that turn.
+    let fake = fake.replace();
+    turn(&mut turns, &fake, millis(2_000), true);
+    turns.submitted(KIND, millis(2_000));
+    turns.completed(1, millis(2_001));
+    assert_eq!(overrun(&fake), 0);
+    assert_eq!(fake.account.busy.load(Ordering::Relaxed), 1_000_000);
+}

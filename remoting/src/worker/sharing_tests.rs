@@ -1,0 +1,225 @@
+//! Which calls wait for the device, and which for nothing but what it has already.
+
+use super::*;
+use crate::{
+    protocol::{
+        Blob, Call,
+        calls::{
+            self, ContextId, CreateContext, CreateKernel, CreateProgram, CreateQueue, DeviceId,
+            Finish, KernelId, NdRange, Order, ProgramId, ProgramOrigin, ReleaseEvent,
+            WaitForEvents,
+        },
+    },
+    transport::{
+        bell::Futex,
+        link::{Receiver, Sender},
+        port_bell::Waker,
+        ring::{Bytes, Consumer, Producer},
+        window::{self, Slice, Window},
+    },
+    turns::fake::{self, Fake},
+    worker::{
+        quota::Quota,
+        server::{Nudge, Tuning},
+    },
+};
+
+const RING: u64 = 1 << 16;
+const BELL: Futex = Futex {
+    patience: Duration::ZERO,
+};
+const QUEUE: QueueId = QueueId(0);
+const KERNEL: KernelId = KernelId(0);
+
+fn nd_range(kernel: KernelId, size: u64, event: Option<EventId>) -> NdRange {
+    NdRange {
+        order: Order {
+            queue: QUEUE,
+            wait: Vec::new(),
+            event,
+        },
+        kernel,
+        dimensions: 1,
+        offset: None,
+        global: [size, 1, 1],
+        local: None,
+    }
+}
+
+#[test]
+fn kernels_and_sizes_are_kinds_of_their_own_and_waiting_needs_no_device() {
+    let header = Header {
+        length: 0,
+        opcode: 1,
+        flags: Flags::default(),
+        sequence: 0,
+    };
+    let of = |kernel, size| {
+        let request = Request::NdRange(nd_range(KernelId(kernel), size, None));
+        kind(header, &request)
+    };
+    assert_eq!(of(1, 64), of(1, 64));
+    assert_ne!(of(1, 64), of(2, 64));
+    assert_ne!(of(1, 64), of(1, 65));
+    let finish = Request::Finish(Finish { queue: QUEUE });
+    assert_eq!(kind(header, &finish), None);
+}
+
+/// A client of a worker, whose commands are over as soon as the driver has them, and the arbiter.
+struct Client {
+    server: Server,
+    taken: Receiver<Slice, Waker>,
+    calls: Sender<Slice, Futex>,
+    answers: Receiver<Slice, Futex>,
+    body: Vec<u8>,
+    sequence: u64,
+    arbiter: Fake,
+}
+
+impl Client {
+    fn new() -> Self {
+        let file = window::create(window::SMALLEST).unwrap();
+        let window = Window::map(&file, window::SMALLEST, RING).unwrap();
+        let tuning = Tuning {
+            spin: Duration::ZERO,
+            waker: Waker::Futex(BELL),
+            device: String::new(),
+            quota: Quota::new(0),
+        };
+        let (calls, answers) = (window.calls(), window.answers());
+        let size = calls.size();
+        let nudge = Nudge(Box::new(|| {}));
+        let (mut server, taken) = Server::new(Arc::new(Api::null()), window, tuning, nudge);
+        let (control, pool) = UnixStream::pair().unwrap();
+        server.share(control, fake::join()).unwrap();
+        let mut client = Self {
+            server,
+            taken,
+            calls: Sender::new(Producer::new(calls, BELL), size, Duration::ZERO),
+            answers: Receiver::new(Consumer::new(answers, BELL)),
+            body: Vec::new(),
+            sequence: 0,
+            arbiter: Fake::meet(pool),
+        };
+        client.send(&CreateContext {
+            id: ContextId(0),
+            devices: vec![DeviceId(0)],
+            platform: None,
+        });
+        client.send(&CreateQueue {
+            id: QUEUE,
+            context: ContextId(0),
+            device: DeviceId(0),
+            properties: 0,
+            further: Vec::new(),
+        });
+        client.send(&CreateProgram {
+            id: ProgramId(0),
+            context: ContextId(0),
+            origin: ProgramOrigin::Source(Blob::default()),
+        });
+        client.send(&CreateKernel {
+            id: KERNEL,
+            program: ProgramId(0),
+            name: Blob(b"kernel".to_vec()),
+        });
+        client
+    }
+
+    /// Sends a call that is to be answered; its number.
+    fn send<C: Call>(&mut self, call: &C) -> u64 {
+        let mut bytes = Vec::new();
+        call.put(&mut bytes);
+        self.sequence += 1;
+        let header = Header {
+            length: 0,
+            opcode: C::OPCODE,
+            flags: Flags::ANSWER,
+            sequence: self.sequence,
+        };
+        self.calls.send(header, &bytes, || true).unwrap();
+        self.sequence
+    }
+
+    fn enqueue(&mut self, event: u32) -> u64 {
+        self.send(&nd_range(KERNEL, 1, Some(EventId(event))))
+    }
+
+    fn wait(&mut self, event: u32) -> u64 {
+        self.send(&WaitForEvents {
+            events: vec![EventId(event)],
+        })
+    }
+
+    /// Lets the worker do what it can.
+    fn serve(&mut self) {
+        while self.server.turn(&mut self.taken, &mut self.body).unwrap() {}
+    }
+
+    /// Gives the worker a turn for one command, once it has asked for one.
+    fn turn(&mut self) {
+        while self.arbiter.heard().is_none() {
+            self.serve();
+            thread::sleep(Duration::from_millis(1));
+        }
+        self.arbiter.give(0, true);
+        self.serve();
+    }
+
+    /// The numbers of the calls that have been answered since, all of which had success, in the
+    /// order of the calls.
+    fn answered(&mut self) -> Vec<u64> {
+        let mut answered = Vec::new();
+        while let Some(header) = self.answers.poll(&mut self.body).unwrap() {
+            assert_eq!(header.opcode, calls::ANSWER);
+            assert_eq!(self.body[..4], [0; 4], "{header:?}");
+            answered.push(header.sequence);
+        }
+        answered.sort_unstable();
+        answered
+    }
+}
+
+#[test]
+fn a_client_learns_of_what_has_completed_while_others_of_its_commands_wait_for_the_device() {
+    let mut client = Client::new();
+    let first = client.enqueue(1);
+    let second = client.enqueue(2);
+    let third = client.enqueue(3);
+    // Those commands are not there yet: these wait behind them.
+    let one = client.wait(1);
+    let two = client.wait(2);
+    client.serve();
+    client.answered();
+    client.turn();
+    assert_eq!(client.answered(), [first, one]);
+    client.turn();
+    assert_eq!(client.answered(), [second, two]);
+    // One that comes later waits for what is there, past all that is kept.
+    let again = client.wait(2);
+    client.serve();
+    assert_eq!(client.answered(), [again]);
+    client.turn();
+    assert_eq!(client.answered(), [third]);
+}
+
+#[test]
+fn a_wait_for_a_number_that_is_given_anew_waits_for_the_new_command() {
+    let mut client = Client::new();
+    client.enqueue(1);
+    client.serve();
+    client.turn();
+    let second = client.enqueue(2);
+    let third = client.enqueue(3);
+    let release = client.send(&ReleaseEvent { id: EventId(1) });
+    let anew = client.enqueue(1);
+    let wait = client.wait(1);
+    client.serve();
+    client.answered();
+    client.turn();
+    assert_eq!(client.answered(), [second]);
+    client.turn();
+    assert_eq!(client.answered(), [third, release]);
+    client.turn();
+    assert_eq!(client.answered(), [anew, wait]);
+}
