@@ -17,7 +17,10 @@ use std::{
     io::{self, ErrorKind},
     os::{
         fd::AsRawFd,
-        unix::{fs::PermissionsExt, net::UnixListener},
+        unix::{
+            fs::PermissionsExt,
+            net::{UnixListener, UnixStream},
+        },
     },
     path::{Path, PathBuf},
     sync::atomic::Ordering,
@@ -36,6 +39,8 @@ use crate::{
 
 /// How often the limit of run time is looked after.
 const TICK: Duration = Duration::from_millis(20);
+/// How long nobody is accepted after that has failed.
+const PAUSE: Duration = Duration::from_millis(100);
 /// Words of one worker that are taken in one go.
 const WORDS: usize = 16;
 /// Connections that are not workers yet: more are closed.
@@ -124,6 +129,8 @@ pub struct Arbiter {
     next: (u32, u64),
     /// When the policy wants to be asked again.
     ask: Option<Moment>,
+    /// Until when nobody is accepted: that has just failed, for want of descriptors.
+    deaf: Option<Moment>,
 }
 
 /// Opens a socket that only this user reaches.
@@ -155,6 +162,7 @@ impl Arbiter {
             turn: None,
             next: (0, 0),
             ask: None,
+            deaf: None,
         })
     }
 
@@ -162,6 +170,7 @@ impl Arbiter {
     pub fn run(mut self) -> Result<(), Error> {
         loop {
             let ready = self.wait().map_err(Error::Wait)?;
+            self.deaf = self.deaf.filter(|until| Moment::now() < *until);
             self.accept(ready.contains(&self.listener.as_raw_fd()));
             if ready.contains(&self.readers.as_raw_fd()) {
                 self.show();
@@ -179,7 +188,12 @@ impl Arbiter {
     /// Sleeps until something has happened; the descriptors that are ready.
     fn wait(&self) -> io::Result<Vec<i32>> {
         let members = self.members.values();
-        let mut polled: Vec<libc::pollfd> = [self.listener.as_raw_fd(), self.readers.as_raw_fd()]
+        let listeners = [&self.listener, &self.readers].map(|listener| match self.deaf {
+            // Nothing is polled for at this number.
+            Some(_) => -1,
+            None => listener.as_raw_fd(),
+        });
+        let mut polled: Vec<libc::pollfd> = listeners
             .into_iter()
             .chain(self.newcomers.iter().map(Newcomer::fd))
             .chain(members.flat_map(|member| {
@@ -193,10 +207,12 @@ impl Arbiter {
                 revents: 0,
             })
             .collect();
-        let ask = self.ask.map(|moment| moment.since(Moment::now()));
+        let left = |moment: Moment| moment.since(Moment::now());
+        let (ask, deaf) = (self.ask.map(left), self.deaf.map(left));
         let tick = (self.limit.is_some() && self.is_used()).then_some(TICK);
         let timeout = ask
             .into_iter()
+            .chain(deaf)
             .chain(tick)
             .min()
             .map(|time| libc::timespec {
@@ -225,11 +241,25 @@ impl Arbiter {
         Ok(ready.map(|entry| entry.fd).collect())
     }
 
+    /// Accepts one connection, if there is one. Without a descriptor for it, nobody is accepted for
+    /// a while: whoever waits is there again at once.
+    fn accept_at(&mut self, listener: fn(&Self) -> &UnixListener) -> Option<UnixStream> {
+        match listener(self).accept() {
+            Ok((stream, _)) => Some(stream),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => None,
+            Err(error) => {
+                log::warn!("nobody is accepted for {} ms: {error}", PAUSE.as_millis());
+                self.deaf = Some(Moment::now() + PAUSE);
+                None
+            }
+        }
+    }
+
     fn accept(&mut self, ready: bool) {
         if !ready {
             return;
         }
-        if let Ok((stream, _)) = self.listener.accept()
+        if let Some(stream) = self.accept_at(|arbiter| &arbiter.listener)
             && self.newcomers.len() < NEWCOMERS
             && let Ok(newcomer) = Newcomer::new(stream)
         {
@@ -600,7 +630,7 @@ impl Arbiter {
 
     /// Shows the status to one reader.
     fn show(&mut self) {
-        if let Ok((stream, _)) = self.readers.accept() {
+        if let Some(stream) = self.accept_at(|arbiter| &arbiter.readers) {
             // Who has gone does not want to know.
             let _ = self.status(Moment::now()).send(&stream);
         }

@@ -143,3 +143,17 @@ fn what_one_client_has_taken_of_anothers_turn_is_charged_to_one_of_them() {
         time(1)
     );
 }
+
+#[test]
+fn who_cannot_be_accepted_does_not_keep_the_arbiter_busy() {
+    let mut arranged = arrange("deaf", &[]);
+    let _waits = UnixStream::connect(arranged.folder.join("socket")).unwrap();
+    let arbiter = &mut arranged.arbiter;
+    assert_eq!(arbiter.wait().unwrap(), [arbiter.listener.as_raw_fd()]);
+    // What cannot be accepted from, whatever the reason.
+    let file = fs::File::open("/dev/null").unwrap();
+    arbiter.readers = std::os::fd::OwnedFd::from(file).into();
+    arbiter.show();
+    assert!(arbiter.deaf.is_some());
+    assert!(arbiter.wait().unwrap().is_empty());
+}
