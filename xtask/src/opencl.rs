@@ -3,8 +3,9 @@
 
 use std::{
     fs,
-    io::{BufRead, BufReader, Write},
+    io::{BufRead, BufReader, Read, Write},
     net::{TcpListener, TcpStream},
+    os::unix::net::UnixStream,
     path::{Path, PathBuf},
     process::{Child, ChildStdout, Command, Stdio},
     thread,
@@ -406,6 +407,7 @@ fn delegated(pool: &Pool) -> Result<()> {
     late(&lent)?;
     pyopencl(&lent)?;
     piglit(&lent)?;
+    crowded(&lent)?;
     let own = Pool::passive("own", pool.release.clone(), &["--own-cpu"])?;
     clinfo(&own)?;
     pyopencl(&own)?;
@@ -421,6 +423,38 @@ fn delegated(pool: &Pool) -> Result<()> {
         "{said}"
     );
     Ok(())
+}
+
+/// So many applications get a confined process each, one more gets none, and neither ends the
+/// server; nor does a process that cannot be started.
+fn crowded(lent: &Pool) -> Result<()> {
+    const MOST: usize = 16;
+    let connect = || UnixStream::connect(lent.folder.join("socket"));
+    // The first byte comes with the memory that is shared.
+    let served = |mut stream: &UnixStream| stream.read(&mut [0]).is_ok_and(|read| read == 1);
+    let until = Instant::now() + Duration::from_secs(20);
+    confined(lent)?;
+    let mut crowd = Vec::new();
+    while crowd.len() < MOST {
+        let stream = connect()?;
+        if served(&stream) {
+            crowd.push(stream);
+        }
+        // Who was there before takes a moment to end.
+        ensure!(Instant::now() < until, "{} are served only", crowd.len());
+    }
+    ensure!(!served(&connect()?), "one more than {MOST} is served");
+    crowd.truncate(1);
+    while lent.workers()?.len() > 1 {
+        ensure!(Instant::now() < until, "who serves nobody has not ended");
+        thread::sleep(Duration::from_millis(20));
+    }
+    let cache = PathBuf::from(format!("/tmp/gantry-accel-{}", lent.process.id()));
+    let away = cache.with_extension("away");
+    fs::rename(&cache, &away)?;
+    ensure!(!served(&connect()?), "one is served without a folder");
+    fs::rename(&away, &cache)?;
+    packages::run(lent.remoted("clinfo").arg("-l"))
 }
 
 fn clpeak(pool: &Pool) -> Result<()> {

@@ -74,6 +74,26 @@ unsafe extern "C" fn create(
     memory.buffers.len()
 }
 
+/// `clEnqueueReadBuffer` and `clEnqueueWriteBuffer`, which differ in which way `copy` goes: it gets
+/// the stretch of the buffer.
+///
+/// # Safety
+/// `event` is null or can be written.
+unsafe fn transfer(
+    (buffer, offset, size): (Handle, usize, usize),
+    event: *mut Handle,
+    copy: impl FnOnce(&mut [u8]),
+) -> i32 {
+    let mut memory = memory();
+    let Some(part) = memory.part(buffer, offset, size) else {
+        return codes::INVALID_VALUE;
+    };
+    copy(part);
+    // SAFETY: the caller's promise.
+    unsafe { event.tell() };
+    i32::success()
+}
+
 #[allow(clippy::too_many_arguments)]
 unsafe extern "C" fn read(
     _queue: Handle,
@@ -86,17 +106,10 @@ unsafe extern "C" fn read(
     _wait: *const Handle,
     event: *mut Handle,
 ) -> i32 {
-    let mut memory = memory();
-    let Some(part) = memory.part(buffer, offset, size) else {
-        return codes::INVALID_VALUE;
-    };
-    // SAFETY: the caller's memory, of that size; and null or to be written.
-    unsafe {
-        to.cast::<u8>()
-            .copy_from_nonoverlapping(part.as_ptr(), size);
-        event.tell();
-    }
-    i32::success()
+    // SAFETY: the caller's memory, of that size.
+    let copy = |part: &mut [u8]| unsafe { to.cast::<u8>().copy_from(part.as_ptr(), size) };
+    // SAFETY: the caller's, null or to be written.
+    unsafe { transfer((buffer, offset, size), event, copy) }
 }
 
 #[allow(clippy::too_many_arguments)]
@@ -111,17 +124,10 @@ unsafe extern "C" fn write(
     _wait: *const Handle,
     event: *mut Handle,
 ) -> i32 {
-    let mut memory = memory();
-    let Some(part) = memory.part(buffer, offset, size) else {
-        return codes::INVALID_VALUE;
-    };
     // SAFETY: as for `read`.
-    unsafe {
-        from.cast::<u8>()
-            .copy_to_nonoverlapping(part.as_mut_ptr(), size);
-        event.tell();
-    }
-    i32::success()
+    let copy = |part: &mut [u8]| unsafe { from.cast::<u8>().copy_to(part.as_mut_ptr(), size) };
+    // SAFETY: as above.
+    unsafe { transfer((buffer, offset, size), event, copy) }
 }
 
 unsafe extern "C" fn set(_kernel: Handle, index: u32, size: usize, value: *const c_void) -> i32 {

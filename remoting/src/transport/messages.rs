@@ -34,7 +34,9 @@ impl Messages {
     pub fn connect(path: &Path) -> io::Result<Self> {
         let stream = UnixStream::connect(path)?;
         let (_, files) = socket::receive(&stream, &mut [0])?;
-        let file = files.first().ok_or(io::ErrorKind::InvalidData)?;
+        let refused =
+            || io::Error::other("the server serves no more applications: its log says why");
+        let file = files.first().ok_or_else(refused)?;
         let shared = mapping::map(file, 0, SHARED).map_err(io::Error::other)?;
         Ok(Self { stream, shared })
     }

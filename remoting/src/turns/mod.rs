@@ -17,7 +17,8 @@
 //!   confined worker makes none.
 
 mod clock;
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 pub(crate) mod fake;
 pub mod introduce;
 pub mod message;

@@ -394,6 +394,7 @@ fn listen(control: &UnixStream, join: &Join, link: &Link, wake: &impl Fn()) -> i
     Ok(())
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 #[path = "worker_tests.rs"]
 mod tests;

@@ -337,8 +337,9 @@ pub struct Confinement<'a> {
     pub cache: &'a Path,
     /// Folders and files that it may read beside the usual ones.
     pub readable: &'a [PathBuf],
-    /// Bytes of memory of its own, without the window; the driver's share is included.
-    pub memory: u64,
+    /// Bytes of memory of its own, without the window; the driver's share is included. As much as
+    /// this process may have already without it.
+    pub memory: Option<u64>,
 }
 
 /// Whether this kernel has Landlock. One without it confines by seccomp alone.
@@ -351,7 +352,9 @@ pub fn has_landlock() -> bool {
 
 /// Confines this process for good.
 pub fn confine(confinement: Confinement) -> Result<(), Error> {
-    limit(confinement.memory).map_err(Error::Limit)?;
+    if let Some(memory) = confinement.memory {
+        limit(memory).map_err(Error::Limit)?;
+    }
     restrict_files(confinement.cache, confinement.readable)?;
     for filter in filters()? {
         seccompiler::apply_filter_all_threads(&filter)?;

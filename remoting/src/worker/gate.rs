@@ -6,13 +6,14 @@ use std::{
     io,
     mem::ManuallyDrop,
     os::{
-        fd::{FromRawFd, OwnedFd},
+        fd::{AsRawFd, FromRawFd, OwnedFd},
         unix::{net::UnixStream, process::CommandExt},
     },
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
     sync::Arc,
     thread,
+    time::Duration,
 };
 
 #[cfg(feature = "gate")]
@@ -21,6 +22,7 @@ use vmfunc_gate::guest::{self, Ended};
 #[cfg(feature = "gate")]
 use super::handlers::{self, Surroundings};
 use super::{
+    confine::{self, Confinement},
     lent::{Cpu, Drained},
     passive::{Offer, Passive},
     pool::Cache,
@@ -85,6 +87,9 @@ pub enum Error {
     /// The connection that stands for a gate.
     #[error("the connection to the application failed")]
     Connection(#[source] io::Error),
+    /// Confinement.
+    #[error(transparent)]
+    Confine(#[from] confine::Error),
     /// The gate.
     #[cfg(feature = "gate")]
     #[error(transparent)]
@@ -220,27 +225,117 @@ pub fn paired(_: &Options) -> Result<bool, Error> {
     Err(Error::NoGate)
 }
 
+/// The most applications that are served by messages at a time.
+const MOST: usize = 16;
+/// How long an application is not accepted after one could not be.
+const PAUSE: Duration = Duration::from_millis(100);
+
 /// Accepts applications by messages, for ever; `program` with the arguments `connected` serves
-/// each.
+/// each. Who cannot be served finds the connection closed.
 pub fn listen(path: PathBuf, program: &Path, options: &Options) -> Result<(), Error> {
     let listener = socket::listen(&path).map_err(|source| Error::Listen { path, source })?;
     let all = Cache::open(&options.cache).map_err(Error::Start)?;
-    let mut started = 0u64;
+    // Who serves an application has a reference.
+    let served = Arc::new(());
+    let mut number = 0u64;
     loop {
-        let (stream, _) = listener.accept().map_err(Error::Connection)?;
-        started += 1;
-        let (mut command, cache) = process(program, "connected", options, (&all, started))?;
-        command.stdin(Stdio::from(OwnedFd::from(stream)));
-        let mut child = command.spawn().map_err(Error::Start)?;
-        thread::spawn(move || {
-            let _ = child.wait();
-            let _ = std::fs::remove_dir_all(cache);
+        let accepted = listener.accept().map_err(Error::Connection);
+        if Arc::strong_count(&served) > MOST {
+            eprintln!("gantry-accel: {MOST} applications are served: another one is refused");
+            continue;
+        }
+        number += 1;
+        let started = accepted.and_then(|(stream, _)| {
+            let process = process(program, "connected", options, (&all, number))?;
+            connect(process, stream, Arc::clone(&served)).map_err(Error::Start)
         });
+        if let Err(error) = started {
+            let source = std::error::Error::source(&error);
+            let why = source.map(ToString::to_string).unwrap_or_default();
+            eprintln!("gantry-accel: an application is not served: {error}: {why}");
+            thread::sleep(PAUSE);
+        }
+    }
+}
+
+/// Starts the process for a connection, and a thread that ends it with the application and removes
+/// its folder.
+fn connect(
+    (mut command, cache): (Command, PathBuf),
+    stream: UnixStream,
+    served: Arc<()>,
+) -> io::Result<()> {
+    let connection = stream.try_clone()?;
+    command.stdin(OwnedFd::from(stream)).process_group(0);
+    let started = command
+        .spawn()
+        .and_then(|child| Attended::new(child, cache));
+    // With it goes this process's copy of the connection.
+    drop(command);
+    let attended = started?;
+    thread::Builder::new()
+        .name("attend".to_owned())
+        .spawn(move || {
+            attended.wait(&connection);
+            drop((attended, served));
+        })?;
+    Ok(())
+}
+
+/// A process for an application and its folder, which end with the value.
+struct Attended {
+    child: Child,
+    cache: PathBuf,
+    /// Readable when the process has ended.
+    end: OwnedFd,
+}
+
+impl Attended {
+    fn new(child: Child, cache: PathBuf) -> io::Result<Self> {
+        // SAFETY: no pointers; the child has not been waited for, so that its id is its own.
+        let end = unsafe { libc::syscall(libc::SYS_pidfd_open, child.id(), 0) };
+        if end < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor was just made and has no other owner.
+        let end = unsafe { OwnedFd::from_raw_fd(end as i32) };
+        Ok(Self { child, cache, end })
+    }
+
+    /// Waits until the process or its application has ended.
+    fn wait(&self, connection: &UnixStream) {
+        let poll = |fd, events| libc::pollfd {
+            fd,
+            events,
+            revents: 0,
+        };
+        let mut polled = [
+            poll(self.end.as_raw_fd(), libc::POLLIN),
+            poll(connection.as_raw_fd(), libc::POLLRDHUP),
+        ];
+        // SAFETY: two entries. Nothing interrupts this thread but what ends the process.
+        unsafe { libc::poll(polled.as_mut_ptr(), 2, -1) };
+    }
+}
+
+impl Drop for Attended {
+    fn drop(&mut self) {
+        // Whatever it has started is of its group, as in a pool.
+        // SAFETY: a plain call; the process has not been waited for, so that its id is its own.
+        unsafe { libc::kill(-(self.child.id() as libc::pid_t), libc::SIGKILL) };
+        let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(&self.cache);
     }
 }
 
 /// Serves the application whose connection is the standard input.
 pub fn connected(options: &Options) -> Result<(), Error> {
+    // Before the driver starts threads of its own.
+    confine::confine(Confinement {
+        cache: &options.cache,
+        readable: &[],
+        memory: None,
+    })?;
     let mut passive = open(options)?;
     // SAFETY: the parent has put it there, and it stays open.
     let stream = ManuallyDrop::new(unsafe { UnixStream::from_raw_fd(libc::STDIN_FILENO) });

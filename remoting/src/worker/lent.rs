@@ -45,8 +45,9 @@ pub struct Lent {
     kept: Option<(Header, Request)>,
 }
 
-/// Messages, the first of which may have been sent in part. Bounded by what one call can cause, as
-/// no other is taken while there are any.
+/// Messages, the first of which may have been sent in part. No call is taken while there are any:
+/// they are what one call has caused, and what became due of what the application waited for by
+/// then.
 #[derive(Debug, Default)]
 pub struct Unsent(VecDeque<(Header, Vec<u8>)>);
 

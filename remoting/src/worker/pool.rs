@@ -580,7 +580,7 @@ pub fn work(options: &Options) -> Result<(), Error> {
     confine::confine(Confinement {
         cache: &options.cache,
         readable: &options.readable,
-        memory: options.heap(),
+        memory: Some(options.heap()),
     })?;
     let api = Arc::new(api::Api::open(&options.library)?);
     // Drivers do much when they are first asked; nobody waits for it yet.

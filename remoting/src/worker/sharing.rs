@@ -413,6 +413,7 @@ impl Server {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 #[path = "sharing_tests.rs"]
 mod tests;
