@@ -9,6 +9,7 @@ use gantry_tests::{
 };
 
 use crate::{
+    elsewhere::Elsewhere,
     fairness, opencl_programs,
     programs::{self, cargo, target},
     progress::Step,
@@ -27,6 +28,8 @@ pub struct Options {
     /// docs/).
     names: Vec<String>,
     #[command(flatten)]
+    elsewhere: Elsewhere,
+    #[command(flatten)]
     sharing: sharing_figures::Options,
     #[command(flatten)]
     programs: opencl_programs::Options,
@@ -41,10 +44,10 @@ pub fn run(options: &Options) -> Result<()> {
         return ring::bench();
     }
     if options.names == ["programs"] {
-        return opencl_programs::run(&options.programs);
+        return opencl_programs::run(&options.programs, &options.elsewhere);
     }
     if options.names == ["sharing"] {
-        return sharing_figures::run(&options.sharing);
+        return sharing_figures::run(&options.sharing, &options.elsewhere);
     }
     packages::install(PROGRAMS)?;
     let binaries = programs::build()?;

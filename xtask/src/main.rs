@@ -14,6 +14,7 @@
 
 mod bench;
 mod demo;
+mod elsewhere;
 mod fairness;
 mod fuzz;
 mod gate;

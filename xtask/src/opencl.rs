@@ -19,6 +19,7 @@ use crate::{
     programs::{cargo, root, target},
     progress::Step,
     selected,
+    shared_device::Programs,
 };
 
 /// Where piglit is.
@@ -138,6 +139,8 @@ pub struct Pool {
     process: Child,
     folder: PathBuf,
     release: PathBuf,
+    /// The folder with the `.icd` file of the host's driver.
+    vendors: PathBuf,
     /// What `GANTRY_OPENCL` is for its applications.
     address: String,
 }
@@ -165,6 +168,13 @@ impl Pool {
         Self::serve("usual", release, &[])
     }
 
+    /// A pool of what was built elsewhere, before this machine's driver.
+    pub fn start_built(programs: Programs<'_>) -> Result<Self> {
+        let release = fs::canonicalize(programs.built)?;
+        let vendors = fs::canonicalize(programs.vendors)?;
+        Self::launch(Way::Rings, "usual", release, vendors, &[])
+    }
+
     /// A pool of what was built, with options of its own.
     fn serve(name: &str, release: PathBuf, options: &[&str]) -> Result<Self> {
         Self::start(Way::Rings, name, release, options)
@@ -177,6 +187,17 @@ impl Pool {
 
     /// Runs `gantry-accel` for applications that come by this way, with further options.
     fn start(way: Way, name: &str, release: PathBuf, options: &[&str]) -> Result<Self> {
+        Self::launch(way, name, release, "/etc/OpenCL/vendors".into(), options)
+    }
+
+    /// The same before the driver that this folder's `.icd` file names.
+    fn launch(
+        way: Way,
+        name: &str,
+        release: PathBuf,
+        vendors: PathBuf,
+        options: &[&str],
+    ) -> Result<Self> {
         // A socket's path has at most 107 bytes: not below the target folder.
         let folder =
             std::env::temp_dir().join(format!("gantry-opencl-{}-{name}", std::process::id()));
@@ -217,6 +238,9 @@ impl Pool {
         let process = Command::new(release.join("gantry-accel"))
             .args(role)
             .args(options)
+            // Some loaders want the slash.
+            .env("OCL_ICD_VENDORS", vendors.join(""))
+            .env_remove("OCL_ICD_FILENAMES")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(fs::File::create(folder.join("log"))?)
@@ -226,6 +250,7 @@ impl Pool {
             process,
             folder,
             release,
+            vendors,
             address,
         };
         let until = Instant::now() + Duration::from_secs(20);
@@ -258,6 +283,23 @@ impl Pool {
             .collect()
     }
 
+    /// An empty folder of this name, which goes with the pool.
+    pub fn folder(&self, name: &str) -> Result<PathBuf> {
+        let folder = self.folder.join(name);
+        fs::create_dir_all(&folder)?;
+        Ok(folder)
+    }
+
+    /// The version of the host's platform, as clinfo says it.
+    pub fn device(&self) -> Result<String> {
+        let text = packages::output(self.native("clinfo").arg("--raw"))?;
+        let version = text
+            .lines()
+            .find_map(|line| line.split_once("CL_PLATFORM_VERSION"))
+            .context("clinfo names no platform natively")?;
+        Ok(version.1.trim().to_owned())
+    }
+
     /// A program that uses the host's driver.
     pub fn native(&self, program: impl AsRef<Path>) -> Command {
         self.native_for(120, program)
@@ -269,7 +311,8 @@ impl Pool {
         command
             .arg(seconds.to_string())
             .arg(program.as_ref())
-            .env("OCL_ICD_VENDORS", "/etc/OpenCL/vendors")
+            .env("OCL_ICD_VENDORS", self.vendors.join(""))
+            .env_remove("OCL_ICD_FILENAMES")
             .env("GANTRY_OPENCL", "off");
         command
     }
@@ -283,7 +326,7 @@ impl Pool {
     pub fn remoted_for(&self, seconds: u32, program: impl AsRef<Path>) -> Command {
         let mut command = self.native_for(seconds, program);
         command
-            .env("OCL_ICD_VENDORS", self.folder.join("vendors"))
+            .env("OCL_ICD_VENDORS", self.folder.join("vendors/"))
             .env("GANTRY_OPENCL", &self.address);
         let keys = self.folder.join("keys");
         command

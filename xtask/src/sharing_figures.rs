@@ -16,7 +16,10 @@ use gpu_mediator::{
     simulator::{Outcome, WINDOW, fairness, picture},
 };
 
-use crate::shared_device::{Application, Machine, Programs, build, wait_for};
+use crate::{
+    elsewhere::Elsewhere,
+    shared_device::{Application, Machine, Programs, build, wait_for},
+};
 
 /// The weights of the clients.
 const WEIGHTS: [u32; 6] = [1, 2, 2, 3, 3, 4];
@@ -27,13 +30,6 @@ const LENGTHS: [u32; 6] = [100_000, 10_000, 2_000, 400, 100, 20];
 #[derive(clap::Args)]
 #[group(skip)]
 pub struct Options {
-    /// sharing: a folder with what was built elsewhere (gantry-accel, gantry-arbiter,
-    /// libgantry_opencl.so, examples/opencl_turns); nothing is built or installed then.
-    #[arg(long, value_name = "FOLDER", requires = "vendors")]
-    built: Option<PathBuf>,
-    /// sharing: the folder with the .icd file of this machine's driver.
-    #[arg(long, value_name = "FOLDER", requires = "built")]
-    vendors: Option<PathBuf>,
     /// sharing: the arbiter's policy.
     #[arg(long, default_value = "fair", value_name = "NAME")]
     policy: String,
@@ -54,11 +50,11 @@ const EXPERIMENTS: &[(&str, Kernels)] = &[
 ];
 
 /// Measures, prints a table and draws pictures.
-pub fn run(options: &Options) -> Result<()> {
+pub fn run(options: &Options, elsewhere: &Elsewhere) -> Result<()> {
     let here;
-    let programs = match (&options.built, &options.vendors) {
-        (Some(built), Some(vendors)) => Programs { built, vendors },
-        _ => {
+    let programs = match elsewhere.programs() {
+        Some(programs) => programs,
+        None => {
             here = build()?;
             here.programs()
         }

@@ -1,0 +1,158 @@
+//! What programs say of their tests, each in a way of its own.
+
+use std::collections::BTreeMap;
+
+use super::suites::Case;
+
+/// Results of tests by name: `pass`, perhaps with more behind it, or what else they ended with.
+pub type Results = BTreeMap<String, String>;
+
+/// A test that says by its end whether it passes.
+pub fn by_end(case: &Case, _: &str, good: bool) -> Results {
+    let result = if good { "pass" } else { "fail" };
+    Results::from([(case.name(), result.to_owned())])
+}
+
+/// Piglit's tests say it in a line of JSON, the last of which counts.
+pub fn by_piglit(case: &Case, text: &str, _: bool) -> Results {
+    let result = text
+        .rsplit_once("\"result\": \"")
+        .and_then(|(_, rest)| rest.split('"').next())
+        .unwrap_or("no result");
+    Results::from([(case.name(), result.to_owned())])
+}
+
+/// CLBlast's tests count for each precision: `* Completed all test-cases for this routine.
+/// Results:` and lines with `test(s) passed`, `skipped` and `failed`.
+pub fn by_clblast(case: &Case, text: &str, good: bool) -> Results {
+    let mut counts: [u64; 3] = [0; 3];
+    for line in text.lines() {
+        let plain: String =
+            line.split("\u{1b}[")
+                .enumerate()
+                .fold(String::new(), |text, (index, part)| {
+                    let part = match index {
+                        0 => part,
+                        _ => part.split_once('m').map_or(part, |(_, rest)| rest),
+                    };
+                    text + part
+                });
+        let number = plain
+            .split_whitespace()
+            .find_map(|word| word.parse::<u64>().ok());
+        let kinds = ["test(s) passed", "test(s) skipped", "test(s) failed"];
+        for (count, kind) in counts.iter_mut().zip(kinds) {
+            if plain.contains(kind) {
+                *count += number.unwrap_or(0);
+            }
+        }
+    }
+    let [passed, skipped, failed] = counts;
+    let result = match (good, failed) {
+        (true, 0) if passed > 0 => format!("pass ({passed} passed, {skipped} skipped)"),
+        (true, 0) => "skip".to_owned(),
+        _ => format!("fail ({passed} passed, {skipped} skipped, {failed} failed)"),
+    };
+    Results::from([(case.name(), result)])
+}
+
+/// Pytest's summary has a line for each test: `PASSED file::test`; but for those that are skipped,
+/// since a device lacks what they try.
+pub fn by_pytest(case: &Case, text: &str, _: bool) -> Results {
+    let kinds = [("PASSED", "pass"), ("FAILED", "fail"), ("ERROR", "error")];
+    let mut results = Results::new();
+    for line in text.lines() {
+        for (kind, result) in kinds {
+            if let Some(rest) = line.strip_prefix(kind)
+                && let Some(test) = rest.trim_start().split(" - ").next()
+                && test.contains("::")
+            {
+                // Names have the device's in them, which the two drivers' platforms share.
+                let test = test.split_once('[').map_or(test, |(name, _)| name);
+                let known = results
+                    .entry(test.to_owned())
+                    .or_insert_with(|| result.to_owned());
+                if result != "pass" {
+                    *known = result.to_owned();
+                }
+            }
+        }
+    }
+    if results.is_empty() {
+        results.insert(case.name(), "no result".to_owned());
+    }
+    results
+}
+
+/// x264 goes on without OpenCL if it finds no device that it wants, and says so. What it has
+/// encoded, of which its output is the checksum, depends on what the device found.
+pub fn by_x264(case: &Case, text: &str, good: bool) -> Results {
+    let said = text.lines().find(|line| line.contains("OpenCL"));
+    let sum = text.lines().find_map(|line| line.strip_suffix("  -"));
+    let result = match (good, said, sum) {
+        (true, Some(line), Some(sum)) if line.contains("acceleration enabled") => {
+            format!("pass (SHA-256 {}...)", sum.get(..16).unwrap_or(sum))
+        }
+        (_, Some(line), _) => line.trim_start_matches("x264 ").to_owned(),
+        _ => "fail".to_owned(),
+    };
+    Results::from([(case.name(), result)])
+}
+
+/// hashcat tests its kernels before it uses them, gives up if one fails, and else finds the password
+/// of the example.
+pub fn by_hashcat(case: &Case, text: &str, good: bool) -> Results {
+    let status = text
+        .lines()
+        .find_map(|line| line.strip_prefix("Status...........: "));
+    // Why it gave up stands before the times of its start and end.
+    let complaint = text
+        .lines()
+        .rfind(|line| !line.trim().is_empty() && !line.starts_with("St"));
+    let result = match (good, status) {
+        (true, Some("Cracked")) => "pass",
+        _ => status.or(complaint).unwrap_or("nothing said"),
+    };
+    Results::from([(case.name(), result.to_owned())])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn results(of: fn(&Case, &str, bool) -> Results, text: &str) -> Vec<(String, String)> {
+        let case = Case::new("/usr/bin/program", ["/tests/a.cl"], of);
+        of(&case, text, true).into_iter().collect()
+    }
+
+    #[test]
+    fn the_output_of_each_kind_of_program_becomes_results() {
+        let named = |result: &str| vec![("program a.cl".to_owned(), result.to_owned())];
+        let piglit = "PIGLIT: {\"subtest\": {\"x\" : \"fail\"}}\nPIGLIT: {\"result\": \"pass\" }";
+        assert_eq!(results(by_piglit, piglit), named("pass"));
+        assert_eq!(results(by_piglit, "Killed"), named("no result"));
+        let blas =
+            "   \u{1b}[32m12\u{1b}[0m test(s) passed\n   3 test(s) skipped\n   0 test(s) failed";
+        assert_eq!(
+            results(by_clblast, blas),
+            named("pass (12 passed, 3 skipped)")
+        );
+        let python =
+            "PASSED test_a.py::one[0]\nFAILED test_a.py::one[1] - no\nPASSED test_a.py::two";
+        let expected = [("test_a.py::one", "fail"), ("test_a.py::two", "pass")];
+        let expected: Vec<_> = expected.map(|(a, b)| (a.to_owned(), b.to_owned())).into();
+        assert_eq!(results(by_pytest, python), expected);
+        let video = "x264 [info]: OpenCL acceleration enabled with A B\n0123456789abcdef01  -";
+        assert_eq!(
+            results(by_x264, video),
+            named("pass (SHA-256 0123456789abcdef...)")
+        );
+        let without = "x264 [warning]: OpenCL: no device\n0123456789abcdef01  -";
+        assert_eq!(
+            results(by_x264, without),
+            named("[warning]: OpenCL: no device")
+        );
+        let found = "Session..........: hashcat\nStatus...........: Cracked\n";
+        assert_eq!(results(by_hashcat, found), named("pass"));
+    }
+}

@@ -1,0 +1,342 @@
+//! What is run: programs of one kind make a suite.
+
+use std::{
+    collections::BTreeSet,
+    ffi::OsString,
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result};
+use gantry_tests::rig::{Cache, packages};
+
+use super::results::{Results, by_clblast, by_end, by_hashcat, by_piglit, by_pytest, by_x264};
+use crate::{
+    opencl::{PIGLIT, Pool},
+    progress::Step,
+};
+
+/// What is run, beside what the OpenCL scenarios need, and the Debian packages that have it.
+pub const PROGRAMS: &[(&str, &str)] = &[
+    ("clblast_test_xaxpy", "clblast-tests"),
+    ("clFFT-client", "clfft-client"),
+    ("x264", "x264"),
+    ("hashcat", "hashcat"),
+];
+
+/// The version of pyopencl whose tests are run: what its archive of sources and its wheel have in
+/// common.
+const PYOPENCL: &str = "2024.3";
+
+/// The kinds of hashes that hashcat tests its kernels for: fast and slow ones, salted or not, with
+/// and without much memory.
+const HASHES: &[&str] = &[
+    "0", "100", "500", "900", "1000", "1400", "1700", "1800", "3200", "5600", "6000", "6100",
+    "8900", "10900", "11500", "17300", "22000",
+];
+
+/// Width, height and number of the pictures that x264 encodes.
+const VIDEO: (usize, usize, usize) = (352, 288, 96);
+
+/// A program, and how its output becomes results.
+pub struct Case {
+    pub program: OsString,
+    arguments: Vec<OsString>,
+    results: fn(&Case, &str, bool) -> Results,
+    /// How long it may take.
+    pub seconds: u32,
+    /// Where it is run; in a folder that is empty at first unless it is said here.
+    folder: Option<PathBuf>,
+    /// What it is called, if not by its arguments.
+    title: Option<String>,
+}
+
+impl Case {
+    pub fn new<const N: usize>(
+        program: impl Into<OsString>,
+        arguments: [&str; N],
+        results: fn(&Self, &str, bool) -> Results,
+    ) -> Self {
+        Self {
+            program: program.into(),
+            arguments: arguments.iter().map(OsString::from).collect(),
+            results,
+            seconds: 120,
+            folder: None,
+            title: None,
+        }
+    }
+
+    /// The program and its arguments without folders.
+    pub fn name(&self) -> String {
+        if let Some(title) = &self.title {
+            return title.clone();
+        }
+        let words = std::iter::once(&self.program).chain(&self.arguments);
+        let words = words.map(|word| {
+            let name = Path::new(word).file_name().unwrap_or(word);
+            name.to_string_lossy().into_owned()
+        });
+        words.collect::<Vec<_>>().join(" ")
+    }
+
+    /// Runs it by this command, with caches and files in a folder of its own.
+    pub fn run(&self, mut command: Command, scratch: &Path) -> Result<Results> {
+        // Not where it is run: hashcat takes a word that is a folder's name there for the folder.
+        command.env("XDG_CACHE_HOME", scratch.join("cache"));
+        command.current_dir(self.folder.as_deref().unwrap_or(scratch));
+        let output = command
+            .args(&self.arguments)
+            .stdin(Stdio::null())
+            .output()
+            .with_context(|| format!("cannot run {}", self.name()))?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned()
+            + &String::from_utf8_lossy(&output.stderr);
+        if output.status.code() == Some(TIMED_OUT) {
+            return Ok(Results::from([(self.name(), "no end".to_owned())]));
+        }
+        Ok((self.results)(self, &text, output.status.success()))
+    }
+}
+
+/// What `timeout` returns.
+const TIMED_OUT: i32 = 124;
+
+/// Programs of one kind.
+pub struct Suite {
+    pub name: String,
+    pub cases: Vec<Case>,
+}
+
+/// Files below a folder with this ending, in order.
+fn files(folder: &Path, ending: &str) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).with_context(|| format!("no {}", folder.display()))? {
+        let path = entry?.path();
+        if path.is_dir() {
+            found.extend(files(&path, ending)?);
+        } else if path.to_string_lossy().ends_with(ending) {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Everything that is run: of suites with hundreds of tests each so many. Folder: for files that
+/// programs read.
+pub fn suites(pool: &Pool, every: usize, folder: &Path) -> Result<Vec<Suite>> {
+    let every = every.max(1);
+    let piglit = Path::new(PIGLIT);
+    let own = |name: &str| name.starts_with("cl-") && name != "cl-program-tester";
+    let mut single: Vec<_> = fs::read_dir(piglit.join("bin"))?
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| {
+            path.file_name()
+                .and_then(|name| name.to_str())
+                .is_some_and(own)
+        })
+        .collect();
+    single.sort();
+    let mut programs = files(&piglit.join("tests/cl"), ".cl")?;
+    programs.extend(files(&piglit.join("generated_tests/cl"), ".cl")?);
+    let all = programs.len();
+    let tester = piglit.join("bin/cl-program-tester");
+    let mut blas: Vec<_> = fs::read_dir("/usr/bin")?
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.to_string_lossy().contains("/clblast_test_"))
+        .collect();
+    blas.sort();
+    let blas_all = blas.len();
+    let transforms: [[&str; 6]; 6] = [
+        ["-x", "1024", "-y", "32", "-z", "1"],
+        ["-x", "4096", "-y", "1", "-z", "1"],
+        ["-x", "243", "-y", "27", "-z", "3"],
+        ["-x", "125", "-y", "25", "-z", "5"],
+        ["-x", "343", "-y", "7", "-z", "1"],
+        ["-x", "16", "-y", "16", "-z", "16"],
+    ];
+    let mut suites = vec![
+        Suite {
+            name: "piglit: API and further programs".to_owned(),
+            cases: (single.iter())
+                .map(|path| Case::new(path, ["-auto"], by_piglit))
+                .collect(),
+        },
+        Suite {
+            name: format!(
+                "piglit: programs for devices, {} of {all}",
+                all.div_ceil(every)
+            ),
+            cases: (programs.iter().step_by(every))
+                .map(|path| Case::new(&tester, [&path.to_string_lossy(), "-auto"], by_piglit))
+                .collect(),
+        },
+        Suite {
+            name: format!("CLBlast: tests, {} of {blas_all}", blas_all.div_ceil(every)),
+            cases: (blas.iter().step_by(every))
+                .map(|path| Case::new(path, [], by_clblast))
+                .collect(),
+        },
+        Suite {
+            name: "clFFT: transforms of its client".to_owned(),
+            cases: (transforms.into_iter())
+                .map(|sizes| Case::new("clFFT-client", sizes, by_end))
+                .collect(),
+        },
+        Suite {
+            name: "clinfo, clpeak".to_owned(),
+            cases: vec![
+                Case::new("clinfo", [], by_end),
+                Case::new("clpeak", ["--global-bandwidth", "--compute-sp"], by_end),
+                Case::new(
+                    "clpeak",
+                    ["--kernel-latency", "--transfer-bandwidth"],
+                    by_end,
+                ),
+            ],
+        },
+        Suite {
+            name: "x264 --opencl".to_owned(),
+            cases: vec![x264(folder)?],
+        },
+    ];
+    // PoCL needs minutes for each of its kernels, of which hashcat has many.
+    if !pool.device()?.contains("PoCL") {
+        suites.push(Suite {
+            name: "hashcat: its test of itself, and a password found".to_owned(),
+            cases: HASHES
+                .iter()
+                .map(|mode| hashcat(mode))
+                .collect::<Result<_>>()?,
+        });
+    }
+    match pyopencl() {
+        Ok((python, tests)) => {
+            let mut collect = pool.native(&python);
+            collect.current_dir(&tests);
+            collect.args([
+                "-m",
+                "pytest",
+                "--collect-only",
+                "-q",
+                "-p",
+                "no:cacheprovider",
+            ]);
+            let text = packages::output(&mut collect)?;
+            // Names have the device's in them.
+            let names = text.lines().filter(|line| line.contains("::"));
+            let names = names.map(|line| line.split_once('[').map_or(line, |(name, _)| name));
+            let names: BTreeSet<_> = names.collect();
+            let options = [
+                "-m",
+                "pytest",
+                "-q",
+                "-rA",
+                "--tb=no",
+                "-p",
+                "no:cacheprovider",
+            ];
+            let mut case = Case::new(&python, options, by_pytest);
+            let chosen = names.iter().step_by(every);
+            case.arguments.extend(chosen.map(OsString::from));
+            case.seconds = 3600;
+            case.folder = Some(tests);
+            suites.push(Suite {
+                name: format!(
+                    "pyopencl {PYOPENCL}: its own tests, {} of {}",
+                    names.len().div_ceil(every),
+                    names.len()
+                ),
+                cases: vec![case],
+            });
+        }
+        Err(error) => eprintln!("without pyopencl's tests: {error:#}"),
+    }
+    Ok(suites)
+}
+
+/// x264 looks ahead by the device, and the checksum of what it encodes is its output. That depends
+/// on how fast things are with more threads than one, and while the driver compiles what it does not
+/// know yet: so it is run once before.
+fn x264(folder: &Path) -> Result<Case> {
+    let (width, height, count) = VIDEO;
+    let mut video = Vec::with_capacity(width * height * 3 / 2 * count);
+    for picture in 0..count {
+        for y in 0..height {
+            video.extend((0..width).map(|x| ((x + 3 * picture) ^ (y + 2 * picture)) as u8));
+        }
+        // Colours that change slowly.
+        video.extend((0..width * height / 2).map(|at| (at / width + picture) as u8));
+    }
+    let path = folder.join("video.yuv");
+    fs::write(&path, video).with_context(|| format!("cannot write {}", path.display()))?;
+    let script = format!(
+        "set -e; for _ in first counted; do x264 --opencl --threads 1 --no-progress --demuxer raw \
+         --input-res {width}x{height} --fps 25 --muxer raw -o encoded '{}'; done; \
+         sha256sum < encoded",
+        path.display()
+    );
+    let mut case = Case::new("sh", ["-c", &script], by_x264);
+    case.title = Some(format!("x264 --opencl, {count} pictures"));
+    Ok(case)
+}
+
+/// hashcat tests its kernels for one kind of hash, and finds the password of hashcat's own example.
+fn hashcat(mode: &str) -> Result<Case> {
+    let mut ask = Command::new("hashcat");
+    ask.args(["-m", mode, "--example-hashes", "--machine-readable"]);
+    let text = packages::output(&mut ask)?;
+    let field = |name: &str| {
+        let (_, rest) = text.split_once(&format!("\"{name}\": \""))?;
+        Some(rest.split_once('"')?.0.to_owned())
+    };
+    let (hash, password) = field("example_hash")
+        .zip(field("example_pass"))
+        .with_context(|| format!("hashcat has no example for hashes of kind {mode}: {text}"))?;
+    // Several run at a time, which is allowed to sessions with names of their own.
+    let script = format!(
+        "exec hashcat --session gantry-$$ -m {mode} -a 3 --backend-ignore-cuda --potfile-disable \
+         --restore-disable --logfile-disable --force '{hash}' '{password}'"
+    );
+    let mut case = Case::new("sh", ["-c", &script], by_hashcat);
+    case.title = Some(format!("hashcat -m {mode}"));
+    case.seconds = 300;
+    Ok(case)
+}
+
+/// A Python with pyopencl, and the folder of its tests, which only its sources have; both kept in
+/// the cache.
+fn pyopencl() -> Result<(PathBuf, PathBuf)> {
+    let folder = Cache::open()?.dir.join(format!("pyopencl-{PYOPENCL}"));
+    let (python, tests) = (
+        folder.join("environment/bin/python"),
+        folder.join(format!("pyopencl-{PYOPENCL}/test")),
+    );
+    if !tests.exists() {
+        let step = Step::new("fetching pyopencl and its tests (once)");
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder)?;
+        let version = format!("pyopencl=={PYOPENCL}");
+        let mut environment = Command::new("python3");
+        environment
+            .args(["-m", "venv"])
+            .arg(folder.join("environment"));
+        packages::run(&mut environment)?;
+        let mut install = Command::new(&python);
+        install.args([
+            "-m", "pip", "install", "--quiet", &version, "pytest", "mako",
+        ]);
+        packages::run(&mut install)?;
+        let mut sources = Command::new(&python);
+        sources.args(["-m", "pip", "download", "--quiet", "--no-deps"]);
+        sources.args(["--no-binary", "pyopencl", &version]);
+        packages::run(sources.current_dir(&folder))?;
+        let mut unpack = Command::new("tar");
+        unpack.arg("-xf").arg(format!("pyopencl-{PYOPENCL}.tar.gz"));
+        packages::run(unpack.current_dir(&folder))?;
+        step.finish();
+    }
+    Ok((python, tests))
+}
