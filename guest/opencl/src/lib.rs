@@ -14,7 +14,8 @@
 //! [`Address`]: gantry_remoting::transport::stream::address::Address
 //!
 //! - `table`: the dispatch table, and what becomes of each entry point
-//! - `link`: the connection; `space`: the window; `ids`: numbers of objects
+//! - `link`: the connection; `ids`: numbers of objects
+//! - `stage`: what data goes through; `space`: which parts of the window are free
 //! - `gate`: whether the worker is behind an exitless gate; `paired`: a real one
 //! - `hook`: the application's large allocations in the window
 //! - `include`: headers that travel with sources
@@ -43,6 +44,7 @@ mod platform;
 mod program;
 mod refuse;
 mod space;
+mod stage;
 mod table;
 mod transfer;
 

@@ -1,7 +1,7 @@
-//! The connection to the worker: calls out, answers in, callbacks, and the window's space.
+//! The connection to the worker: calls out, answers in, and callbacks.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::HashMap,
     ffi::{c_char, c_void},
     io::Read,
     os::unix::net::UnixStream,
@@ -21,7 +21,7 @@ use gantry_remoting::{
     port::Place,
     protocol::{
         Blob, Call, Flags, Header, Wire,
-        calls::{self, ContextId, StageId},
+        calls::{self, ContextId},
         hello::{Form, Hello},
     },
     transport::{
@@ -40,7 +40,7 @@ use gantry_remoting::{
     },
 };
 
-use crate::{crew, event_fd::EventFd, gate, hook, ids::Ids, space::Space};
+use crate::{event_fd::EventFd, gate, hook, ids::Ids, stage::Stages};
 
 /// Where the worker pool of this machine, or the agent of this guest, listens unless
 /// `GANTRY_OPENCL` says otherwise.
@@ -55,90 +55,6 @@ pub const PATIENCE: Duration = Duration::from_millis(100);
 const NOBODY: usize = 0;
 /// Several threads have made calls: no address.
 const SEVERAL: usize = 1;
-
-/// Where the data of a completed read is to go: rows of the stage, which is tight.
-#[derive(Clone, Copy, Debug)]
-pub struct Landing {
-    pub to: *mut u8,
-    pub row: usize,
-    pub rows: usize,
-    pub slices: usize,
-    pub row_pitch: usize,
-    pub slice_pitch: usize,
-}
-
-// SAFETY: the application keeps the memory of a read valid until the read has completed, and says
-// so by the API, from whichever thread.
-unsafe impl Send for Landing {}
-
-impl Landing {
-    /// One stretch of memory.
-    pub fn flat(to: *mut u8, size: usize) -> Self {
-        Self {
-            to,
-            row: size,
-            rows: 1,
-            slices: 1,
-            row_pitch: size,
-            slice_pitch: size,
-        }
-    }
-
-    /// Bytes without the gaps.
-    pub fn size(&self) -> usize {
-        self.row * self.rows * self.slices
-    }
-
-    fn rows(&self) -> impl Iterator<Item = (usize, usize)> {
-        let this = *self;
-        (0..this.slices).flat_map(move |slice| {
-            (0..this.rows).map(move |row| {
-                (
-                    (slice * this.rows + row) * this.row,
-                    slice * this.slice_pitch + row * this.row_pitch,
-                )
-            })
-        })
-    }
-
-    /// Copies out of the window.
-    pub fn scatter(&self, from: *const u8) {
-        for (there, here) in self.rows() {
-            // SAFETY: the application vouches for its memory, and the stage has `size` bytes.
-            unsafe { crew::copy(from.add(there), self.to.add(here), self.row) };
-        }
-    }
-
-    /// Copies into the window.
-    pub fn gather(&self, into: *mut u8) {
-        for (there, here) in self.rows() {
-            // SAFETY: as for `scatter`.
-            unsafe { crew::copy(self.to.add(here), into.add(there), self.row) };
-        }
-    }
-}
-
-/// A stretch of the window that a command uses.
-#[derive(Debug)]
-struct Stage {
-    offset: u64,
-    length: u64,
-    landing: Option<Landing>,
-    /// Whether the space stays in use when the command has completed.
-    stays: bool,
-}
-
-#[derive(Debug, Default)]
-struct Stages {
-    space: Space,
-    /// The end of what this process has asked to be mapped at once, from the window's start.
-    populated: u64,
-    pending: HashMap<StageId, Stage>,
-    order: std::collections::VecDeque<StageId>,
-    next: u32,
-    /// What the application's allocator has, by its offset: how much.
-    lent: BTreeMap<u64, u64>,
-}
 
 #[derive(Debug)]
 struct Outgoing {
@@ -196,7 +112,7 @@ impl Peer {
 pub struct Link {
     pub window: Arc<Window>,
     /// Whether the worker sees this window, and not one of its own.
-    shared: bool,
+    pub shared: bool,
     outgoing: Mutex<Outgoing>,
     incoming: Mutex<Incoming>,
     arrived: Condvar,
@@ -205,7 +121,7 @@ pub struct Link {
     dead: AtomicBool,
     /// The thread that makes all calls, [`NOBODY`] or [`SEVERAL`].
     only: AtomicUsize,
-    stages: Mutex<Stages>,
+    pub stages: Mutex<Stages>,
     callbacks: Mutex<(u64, HashMap<u64, Callback>)>,
     due: Mutex<mpsc::Sender<(Callback, i32)>>,
     /// Callbacks of contexts, with the application's data.
@@ -214,7 +130,8 @@ pub struct Link {
     pub ids: Ids,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+/// A lock, held by whoever panicked or not.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -367,10 +284,6 @@ impl Link {
         let calls = window.calls();
         let size = calls.size();
         let (due, queue) = mpsc::channel::<(Callback, i32)>();
-        let stages = Stages {
-            space: Space::new(window.data(), window.size()),
-            ..Stages::default()
-        };
         let link = Self {
             outgoing: Mutex::new(Outgoing {
                 sender: Sender::new(Producer::new(calls, bell.clone()), size, spin),
@@ -390,7 +303,7 @@ impl Link {
             peer,
             dead: AtomicBool::new(false),
             only: AtomicUsize::new(NOBODY),
-            stages: Mutex::new(stages),
+            stages: Mutex::new(Stages::of(&window)),
             callbacks: Mutex::default(),
             due: Mutex::new(due),
             notifies: Mutex::default(),
@@ -411,24 +324,6 @@ impl Link {
             hook::offer(&link.window);
         }
         Ok(link)
-    }
-
-    /// Where in the window memory of the application is, if the worker sees it there.
-    pub fn shared(&self, pointer: *const u8, length: u64) -> Option<u64> {
-        if self.shared {
-            self.window.offset_of(pointer, length)
-        } else {
-            None
-        }
-    }
-
-    /// Space in the window that the worker sees for good, if there is some.
-    pub fn reserve_shared(&self, length: u64) -> Option<u64> {
-        if self.shared {
-            self.reserve(length).ok()
-        } else {
-            None
-        }
     }
 
     fn alive(&self) -> bool {
@@ -696,154 +591,6 @@ impl Link {
             notify(text.as_ptr().cast(), null(), 0, data as *mut c_void);
         });
         let _ = lock(&self.due).send((call, 0));
-    }
-
-    /// Space for the application's allocator, if there is some at once.
-    pub fn lend(&self, size: u64) -> Option<*mut u8> {
-        // The allocator is also this driver's own, which may be at work with this very lock.
-        let mut stages = self.stages.try_lock().ok()?;
-        let offset = self.take_space(&mut stages, size)?;
-        stages.lent.insert(offset, size);
-        self.window.at(offset, size)
-    }
-
-    /// How much the application's allocator has there.
-    pub fn lent(&self, pointer: *const u8) -> u64 {
-        let stages = lock(&self.stages);
-        let offset = self.window.offset_of(pointer, 0);
-        offset
-            .and_then(|offset| stages.lent.get(&offset).copied())
-            .unwrap_or(0)
-    }
-
-    /// The application's allocator gives space back.
-    pub fn unlend(&self, pointer: *const u8) {
-        // Nothing that is allocated under this lock is lent, and so given back under it.
-        let mut stages = lock(&self.stages);
-        if let Some(offset) = self.window.offset_of(pointer, 0)
-            && let Some(size) = stages.lent.remove(&offset)
-        {
-            stages.space.give(offset, size);
-        }
-    }
-
-    fn take_space(&self, stages: &mut Stages, length: u64) -> Option<u64> {
-        let offset = stages.space.take(length)?;
-        let end = offset + length;
-        if end > stages.populated {
-            let from = stages.populated.max(self.window.data());
-            self.window.populate(from, end - from);
-            stages.populated = end;
-        }
-        Some(offset)
-    }
-
-    /// Space in the window; waits for commands that use it if there is none.
-    pub fn reserve(&self, length: u64) -> Result<u64, i32> {
-        loop {
-            let oldest = {
-                let mut stages = lock(&self.stages);
-                if let Some(offset) = self.take_space(&mut stages, length) {
-                    return Ok(offset);
-                }
-                loop {
-                    match stages.order.pop_front() {
-                        Some(id) if !stages.pending.contains_key(&id) => {}
-                        other => break other,
-                    }
-                }
-            };
-            let stage = oldest.ok_or(codes::OUT_OF_HOST_MEMORY)?;
-            self.ask(&calls::Await { stage })?;
-        }
-    }
-
-    /// Waits until the command that uses a stage has completed, and its data has landed.
-    pub fn landed(&self, stage: StageId) -> Result<(), i32> {
-        if lock(&self.stages).pending.contains_key(&stage) {
-            self.ask(&calls::Await { stage })?;
-        }
-        Ok(())
-    }
-
-    /// Gives space back.
-    pub fn give_back(&self, offset: u64, length: u64) {
-        lock(&self.stages).space.give(offset, length);
-    }
-
-    /// Where reserved space is.
-    pub fn pointer(&self, offset: u64, length: u64) -> Result<*mut u8, i32> {
-        self.window
-            .at(offset, length)
-            .ok_or(codes::OUT_OF_HOST_MEMORY)
-    }
-
-    /// Makes reserved space a stage: it is given back when its command has completed, after its
-    /// data has landed.
-    pub fn stage(&self, offset: u64, length: u64, landing: Option<Landing>) -> calls::Place {
-        self.stage_of(Stage {
-            offset,
-            length,
-            landing,
-            stays: false,
-        })
-    }
-
-    /// Reserved space that a command writes to and that stays reserved.
-    pub fn mapped(&self, offset: u64, length: u64) -> calls::Place {
-        if self.shared {
-            return calls::Place {
-                offset,
-                length,
-                stage: None,
-            };
-        }
-        // By the stage's release the worker says that the data is to come over.
-        self.stage_of(Stage {
-            offset,
-            length,
-            landing: None,
-            stays: true,
-        })
-    }
-
-    fn stage_of(&self, stage: Stage) -> calls::Place {
-        let Stage { offset, length, .. } = stage;
-        let mut stages = lock(&self.stages);
-        let id = StageId(stages.next);
-        // Not the number of one that is in use: there are not so many.
-        stages.next = stages.next.wrapping_add(1);
-        stages.pending.insert(id, stage);
-        stages.order.push_back(id);
-        calls::Place {
-            offset,
-            length,
-            stage: Some(id),
-        }
-    }
-
-    /// A stage with a copy of the application's memory.
-    pub fn stage_copy(&self, from: Landing) -> Result<calls::Place, i32> {
-        let length = from.size() as u64;
-        let offset = self.reserve(length)?;
-        from.gather(self.pointer(offset, length)?);
-        Ok(self.stage(offset, length, None))
-    }
-
-    fn released(&self, id: StageId, good: bool) {
-        // The lock is held while data lands: who finds the stage gone finds its data in place.
-        let mut stages = lock(&self.stages);
-        let Some(stage) = stages.pending.remove(&id) else {
-            return;
-        };
-        if let (true, Some(landing)) = (good, stage.landing)
-            && let Some(from) = self.window.at(stage.offset, stage.length)
-        {
-            landing.scatter(from);
-        }
-        if !stage.stays {
-            stages.space.give(stage.offset, stage.length);
-        }
     }
 }
 

@@ -19,9 +19,10 @@ use gantry_remoting::{
 
 use crate::{
     abi::{Outcome, array, bytes, code, give, handle, properties, set},
-    link::{self, Landing},
+    link,
     object::{self, Context, Handle, Image, Mem, MemDestructor, Object, Own, Sampler, get},
     platform::{ask, limit},
+    stage::Landing,
 };
 
 const ACCESS: u64 = codes::MEM_READ_WRITE | codes::MEM_READ_ONLY | codes::MEM_WRITE_ONLY;

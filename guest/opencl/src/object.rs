@@ -24,6 +24,7 @@ use gantry_remoting::{
 use crate::{
     abi::Outcome,
     link,
+    stage::Landing,
     table::{TABLE, Table},
 };
 
@@ -235,7 +236,7 @@ pub enum Mapped {
         offset: u64,
         length: u64,
         /// The application's own memory, if the data has to come from there.
-        host: Option<link::Landing>,
+        host: Option<Landing>,
         origin: [u64; 3],
         region: [u64; 3],
         write: bool,

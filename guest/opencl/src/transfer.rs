@@ -16,8 +16,9 @@ use crate::{
     abi::{Outcome, code, handle, set, triple},
     crew,
     event::{Around, submit},
-    link::{self, Landing, Link},
+    link::{self, Link},
     object::{Event, Handle, Image, Mapped, Mapping, Mem, Object, Queue, get},
+    stage::Landing,
 };
 
 /// Larger transfers of ordinary memory are cut into pieces, so that the copy between memory and

@@ -1,0 +1,336 @@
+//! What the application's data goes through: stretches of the window, and the commands that use
+//! them.
+//!
+//! A *stage* is filled before a command that reads it, or emptied (its data *lands*) after one that
+//! has written it. Its space is free again when the worker has released it.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use gantry_remoting::{
+    opencl::codes,
+    protocol::calls::{self, StageId},
+    transport::window::Window,
+};
+
+use crate::{
+    crew,
+    link::{Link, lock},
+    space::Space,
+};
+
+/// How many stages their order may name that have been released, beside as many as have not.
+const SLACK: usize = 64;
+
+/// Where the data of a completed read is to go: rows of the stage, which is tight.
+#[derive(Clone, Copy, Debug)]
+pub struct Landing {
+    pub to: *mut u8,
+    pub row: usize,
+    pub rows: usize,
+    pub slices: usize,
+    pub row_pitch: usize,
+    pub slice_pitch: usize,
+}
+
+// SAFETY: the application keeps the memory of a read valid until the read has completed, and says
+// so by the API, from whichever thread.
+unsafe impl Send for Landing {}
+
+impl Landing {
+    /// One stretch of memory.
+    pub fn flat(to: *mut u8, size: usize) -> Self {
+        Self {
+            to,
+            row: size,
+            rows: 1,
+            slices: 1,
+            row_pitch: size,
+            slice_pitch: size,
+        }
+    }
+
+    /// Bytes without the gaps.
+    pub fn size(&self) -> usize {
+        self.row * self.rows * self.slices
+    }
+
+    fn rows(&self) -> impl Iterator<Item = (usize, usize)> {
+        let this = *self;
+        (0..this.slices).flat_map(move |slice| {
+            (0..this.rows).map(move |row| {
+                (
+                    (slice * this.rows + row) * this.row,
+                    slice * this.slice_pitch + row * this.row_pitch,
+                )
+            })
+        })
+    }
+
+    /// Copies out of the window.
+    pub fn scatter(&self, from: *const u8) {
+        for (there, here) in self.rows() {
+            // SAFETY: the application vouches for its memory, and the stage has `size` bytes.
+            unsafe { crew::copy(from.add(there), self.to.add(here), self.row) };
+        }
+    }
+
+    /// Copies into the window.
+    pub fn gather(&self, into: *mut u8) {
+        for (there, here) in self.rows() {
+            // SAFETY: as for `scatter`.
+            unsafe { crew::copy(self.to.add(here), into.add(there), self.row) };
+        }
+    }
+}
+
+/// A stretch of the window that a command uses.
+#[derive(Debug)]
+struct Stage {
+    offset: u64,
+    length: u64,
+    landing: Option<Landing>,
+    /// Whether the space stays in use when the command has completed.
+    stays: bool,
+}
+
+/// The space of the window's data, and what uses it.
+#[derive(Debug, Default)]
+pub struct Stages {
+    space: Space,
+    /// The end of what this process has asked to be mapped at once, from the window's start.
+    populated: u64,
+    pending: HashMap<StageId, Stage>,
+    /// The oldest first; with some that are not pending any more.
+    order: VecDeque<StageId>,
+    next: u32,
+    /// What the application's allocator has, by its offset: how much.
+    lent: BTreeMap<u64, u64>,
+}
+
+impl Stages {
+    /// All of a window's data.
+    pub fn of(window: &Window) -> Self {
+        Self {
+            space: Space::new(window.data(), window.size()),
+            ..Self::default()
+        }
+    }
+
+    /// Space, if there is some, and its memory.
+    fn take(&mut self, window: &Window, length: u64) -> Option<u64> {
+        let offset = self.space.take(length)?;
+        let end = offset + length;
+        if end > self.populated {
+            let from = self.populated.max(window.data());
+            window.populate(from, end - from);
+            self.populated = end;
+        }
+        Some(offset)
+    }
+
+    /// A new stage.
+    fn add(&mut self, stage: Stage) -> StageId {
+        let id = StageId(self.next);
+        // Not the number of one that is in use: there are not so many.
+        self.next = self.next.wrapping_add(1);
+        self.pending.insert(id, stage);
+        self.order.push_back(id);
+        id
+    }
+
+    /// A stage that has been released.
+    fn remove(&mut self, id: StageId) -> Option<Stage> {
+        let stage = self.pending.remove(&id)?;
+        // Each is looked at once or twice for each that is added.
+        if self.order.len() > 2 * self.pending.len() + SLACK {
+            self.order.retain(|id| self.pending.contains_key(id));
+        }
+        Some(stage)
+    }
+
+    /// Takes the oldest stage out of their order that has not been released.
+    fn oldest(&mut self) -> Option<StageId> {
+        loop {
+            let id = self.order.pop_front()?;
+            if self.pending.contains_key(&id) {
+                return Some(id);
+            }
+        }
+    }
+}
+
+impl Link {
+    /// Where in the window memory of the application is, if the worker sees it there.
+    pub fn shared(&self, pointer: *const u8, length: u64) -> Option<u64> {
+        if self.shared {
+            self.window.offset_of(pointer, length)
+        } else {
+            None
+        }
+    }
+
+    /// Space in the window that the worker sees for good, if there is some.
+    pub fn reserve_shared(&self, length: u64) -> Option<u64> {
+        if self.shared {
+            self.reserve(length).ok()
+        } else {
+            None
+        }
+    }
+
+    /// Space for the application's allocator, if there is some at once.
+    pub fn lend(&self, size: u64) -> Option<*mut u8> {
+        // The allocator is also this driver's own, which may be at work with this very lock.
+        let mut stages = self.stages.try_lock().ok()?;
+        let offset = stages.take(&self.window, size)?;
+        stages.lent.insert(offset, size);
+        self.window.at(offset, size)
+    }
+
+    /// How much the application's allocator has there.
+    pub fn lent(&self, pointer: *const u8) -> u64 {
+        let stages = lock(&self.stages);
+        let offset = self.window.offset_of(pointer, 0);
+        offset
+            .and_then(|offset| stages.lent.get(&offset).copied())
+            .unwrap_or(0)
+    }
+
+    /// The application's allocator gives space back.
+    pub fn unlend(&self, pointer: *const u8) {
+        // Nothing that is allocated under this lock is lent, and so given back under it.
+        let mut stages = lock(&self.stages);
+        if let Some(offset) = self.window.offset_of(pointer, 0)
+            && let Some(size) = stages.lent.remove(&offset)
+        {
+            stages.space.give(offset, size);
+        }
+    }
+
+    /// Space in the window; waits for commands that use it if there is none.
+    pub fn reserve(&self, length: u64) -> Result<u64, i32> {
+        loop {
+            let oldest = {
+                let mut stages = lock(&self.stages);
+                if let Some(offset) = stages.take(&self.window, length) {
+                    return Ok(offset);
+                }
+                stages.oldest()
+            };
+            let stage = oldest.ok_or(codes::OUT_OF_HOST_MEMORY)?;
+            self.ask(&calls::Await { stage })?;
+        }
+    }
+
+    /// Waits until the command that uses a stage has completed, and its data has landed.
+    pub fn landed(&self, stage: StageId) -> Result<(), i32> {
+        if lock(&self.stages).pending.contains_key(&stage) {
+            self.ask(&calls::Await { stage })?;
+        }
+        Ok(())
+    }
+
+    /// Gives space back.
+    pub fn give_back(&self, offset: u64, length: u64) {
+        lock(&self.stages).space.give(offset, length);
+    }
+
+    /// Where reserved space is.
+    pub fn pointer(&self, offset: u64, length: u64) -> Result<*mut u8, i32> {
+        self.window
+            .at(offset, length)
+            .ok_or(codes::OUT_OF_HOST_MEMORY)
+    }
+
+    /// Makes reserved space a stage: it is given back when its command has completed, after its
+    /// data has landed.
+    pub fn stage(&self, offset: u64, length: u64, landing: Option<Landing>) -> calls::Place {
+        self.stage_of(Stage {
+            offset,
+            length,
+            landing,
+            stays: false,
+        })
+    }
+
+    /// Reserved space that a command writes to and that stays reserved.
+    pub fn mapped(&self, offset: u64, length: u64) -> calls::Place {
+        if self.shared {
+            return calls::Place {
+                offset,
+                length,
+                stage: None,
+            };
+        }
+        // By the stage's release the worker says that the data is to come over.
+        self.stage_of(Stage {
+            offset,
+            length,
+            landing: None,
+            stays: true,
+        })
+    }
+
+    fn stage_of(&self, stage: Stage) -> calls::Place {
+        let Stage { offset, length, .. } = stage;
+        let id = lock(&self.stages).add(stage);
+        calls::Place {
+            offset,
+            length,
+            stage: Some(id),
+        }
+    }
+
+    /// A stage with a copy of the application's memory.
+    pub fn stage_copy(&self, from: Landing) -> Result<calls::Place, i32> {
+        let length = from.size() as u64;
+        let offset = self.reserve(length)?;
+        from.gather(self.pointer(offset, length)?);
+        Ok(self.stage(offset, length, None))
+    }
+
+    /// The worker has released a stage, whose command has succeeded or not.
+    pub fn released(&self, id: StageId, good: bool) {
+        // The lock is held while data lands: who finds the stage gone finds its data in place.
+        let mut stages = lock(&self.stages);
+        let Some(stage) = stages.remove(id) else {
+            return;
+        };
+        if let (true, Some(landing)) = (good, stage.landing)
+            && let Some(from) = self.window.at(stage.offset, stage.length)
+        {
+            landing.scatter(from);
+        }
+        if !stage.stays {
+            stages.space.give(stage.offset, stage.length);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stage() -> Stage {
+        Stage {
+            offset: 0,
+            length: 0,
+            landing: None,
+            stays: true,
+        }
+    }
+
+    #[test]
+    fn stages_that_were_released_take_no_memory_though_an_older_one_was_not() {
+        let mut stages = Stages::default();
+        let first = stages.add(stage());
+        for _ in 0..100_000 {
+            let next = stages.add(stage());
+            assert!(stages.remove(next).is_some());
+        }
+        assert!(stages.order.len() <= SLACK + 4, "{}", stages.order.len());
+        assert_eq!(stages.oldest(), Some(first));
+        assert!(stages.remove(first).is_some() && stages.remove(first).is_none());
+        assert_eq!(stages.oldest(), None);
+    }
+}
