@@ -6,6 +6,7 @@ use std::{
 };
 
 use super::{
+    limit::{self, Limit},
     objects::Event,
     server::{Server, cl, outcome},
 };
@@ -72,6 +73,9 @@ impl Server {
         let metered = self.sharing.metered.take();
         let outcome = (|| {
             let queue = self.queues.get(order.queue.0)?.raw;
+            if self.limit.as_ref().is_some_and(Limit::is_full) {
+                return Err(codes::OUT_OF_RESOURCES);
+            }
             if let Some(id) = order.event {
                 self.events.check(id.0)?;
             }
@@ -139,9 +143,16 @@ impl Server {
             return Ok(());
         }
         // One reference came from the driver; each further use takes its own.
-        if let Some(limit) = &self.limit {
+        if let Some(limit) = &self.limit
+            && let Ok(queue) = self.queues.get(order.queue.0)
+        {
             cl!(self.api, clRetainEvent(event));
-            limit.order(event);
+            let apart = queue.made.properties & codes::QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE;
+            limit.order(limit::Order {
+                event,
+                queue: queue.raw,
+                in_order: apart == 0,
+            });
         }
         if let Some(stage) = stage {
             cl!(self.api, clRetainEvent(event));

@@ -3,15 +3,29 @@
 //! A kernel that never ends keeps a device from everybody who does not share it by an arbiter. OpenCL
 //! has no way to end a kernel alone; the end of its process does. So a thread looks at what the
 //! driver has, and ends the worker whose command has been running for longer than it may.
+//!
+//! It asks the driver about the oldest command of a queue that is in order, as no other one runs
+//! there, and about each of another queue. [`MOST`] commands are looked after at a time. While the
+//! driver has so many, no further calls are taken, or, where it may be up to the client that any of
+//! them ends, commands are refused. And the thread uses a sixteenth of a processor at most: with many
+//! commands out of order, or many queues, it looks less often than [`LOOKS`] says.
 
 use std::{
+    collections::{HashMap, VecDeque},
     io,
-    sync::{Arc, mpsc},
-    thread,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
+    thread::{self, Thread},
     time::{Duration, Instant},
 };
 
-use super::server::{cl, status};
+use super::{
+    notice::{Board, Notice},
+    server::{cl, status},
+};
 use crate::opencl::api::{Api, Handle};
 
 /// `CL_RUNNING`.
@@ -21,72 +35,175 @@ const RUNNING: i32 = 1;
 const LOOKS: u32 = 8;
 /// The shortest time between two looks.
 const SHORTEST: Duration = Duration::from_millis(1);
+/// Looking takes so small a part of the time at most.
+const PART: u32 = 16;
+/// How many commands are looked after at a time: several times what drivers have under way.
+const MOST: usize = 16 << 10;
+/// From so many on it is looked at them as often as may be, so that there is room for more in time.
+const MANY: usize = MOST / 2;
 
 /// The thread that looks at commands; ends with this value.
 #[derive(Debug)]
-pub(super) struct Limit(mpsc::Sender<Handle>);
+pub(super) struct Limit {
+    orders: mpsc::Sender<Order>,
+    /// How many commands are looked after, those included that the thread has not heard of.
+    count: Arc<AtomicUsize>,
+    thread: Thread,
+}
+
+/// A command to look after.
+#[derive(Debug)]
+pub(super) struct Order {
+    /// Its event, a reference to which this takes over.
+    pub event: Handle,
+    /// Its queue.
+    pub queue: Handle,
+    /// Whether that is in order.
+    pub in_order: bool,
+}
 
 impl Limit {
     /// Starts the thread, which calls `exceeded` with the time that a command has run when that is
-    /// more than `limit`.
+    /// more than `limit`, and leaves a notice on `board` when there is room again.
     pub fn start(
         api: Arc<Api>,
+        board: Arc<Board>,
         limit: Duration,
         exceeded: impl Fn(Duration) + Send + 'static,
     ) -> io::Result<Self> {
-        let (sender, commands) = mpsc::channel();
-        thread::Builder::new()
+        let (sender, orders) = mpsc::channel();
+        let count = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&count);
+        let thread = thread::Builder::new()
             .name("limit".to_owned())
-            .spawn(move || look_after(&api, limit, &commands, exceeded))?;
-        Ok(Self(sender))
+            .spawn(move || look_after(&api, &board, limit, &orders, &counted, exceeded))?;
+        Ok(Self {
+            orders: sender,
+            count,
+            thread: thread.thread().clone(),
+        })
     }
 
-    /// Has a command looked after, by its event, a reference to which this takes over.
-    pub fn order(&self, event: Handle) {
+    /// Whether no other command can be looked after: one atomic load.
+    pub fn is_full(&self) -> bool {
+        self.count.load(Ordering::Acquire) >= MOST
+    }
+
+    /// Has a command looked after.
+    pub fn order(&self, order: Order) {
+        // Before the thread can count it out again.
+        let before = self.count.fetch_add(1, Ordering::AcqRel);
         // The thread ends only with this value.
-        let _ = self.0.send(event);
+        let _ = self.orders.send(order);
+        if before + 1 == MANY {
+            self.thread.unpark();
+        }
     }
 }
 
 /// A command that the driver has, and when it was first seen to run.
+#[derive(Debug)]
 struct Command {
     event: Handle,
     since: Option<Instant>,
 }
 
-fn look_after(
-    api: &Api,
-    limit: Duration,
-    commands: &mpsc::Receiver<Handle>,
-    exceeded: impl Fn(Duration),
-) {
-    let pause = (limit / LOOKS).max(SHORTEST);
-    let mut known: Vec<Command> = Vec::new();
-    let fresh = |event| Command { event, since: None };
-    loop {
-        if known.is_empty() {
-            // Sleeps for good while nothing is under way.
-            let Ok(event) = commands.recv() else {
-                return;
-            };
-            known.push(fresh(event));
-        }
-        thread::sleep(pause);
-        known.extend(commands.try_iter().map(fresh));
-        known.retain_mut(|command| match status(api, command.event) {
+impl Command {
+    /// Whether it goes on, by its status; and how long it has run, by now.
+    fn goes_on(&mut self, status: i32, now: Instant) -> (bool, Duration) {
+        match status {
             RUNNING => {
-                let ran = command.since.get_or_insert_with(Instant::now).elapsed();
-                if ran > limit {
-                    exceeded(ran);
-                }
-                true
+                let since = *self.since.get_or_insert(now);
+                (true, now.saturating_duration_since(since))
             }
             // Waits.
-            2.. => true,
-            _ => {
-                cl!(api, clReleaseEvent(command.event));
-                false
-            }
-        });
+            2.. => (true, Duration::ZERO),
+            _ => (false, Duration::ZERO),
+        }
     }
 }
+
+/// What the driver has, by queue, and whether that is in order.
+#[derive(Debug, Default)]
+struct Known(HashMap<(Handle, bool), VecDeque<Command>>);
+
+impl Known {
+    fn add(&mut self, order: &Order) {
+        let queue = self.0.entry((order.queue, order.in_order)).or_default();
+        queue.push_back(Command {
+            event: order.event,
+            since: None,
+        });
+    }
+
+    /// Looks at all that may run: the events of those that have ended, and how long the one has
+    /// run that runs for longest.
+    fn look(&mut self, now: Instant, status: impl Fn(Handle) -> i32) -> (Vec<Handle>, Duration) {
+        let mut ended = Vec::new();
+        let mut longest = Duration::ZERO;
+        let mut goes_on = |command: &mut Command| {
+            let (goes_on, ran) = command.goes_on(status(command.event), now);
+            longest = longest.max(ran);
+            if !goes_on {
+                ended.push(command.event);
+            }
+            goes_on
+        };
+        self.0.retain(|(_, in_order), commands| {
+            if *in_order {
+                while let Some(oldest) = commands.front_mut()
+                    && !goes_on(oldest)
+                {
+                    commands.pop_front();
+                }
+            } else {
+                commands.retain_mut(&mut goes_on);
+            }
+            !commands.is_empty()
+        });
+        (ended, longest)
+    }
+}
+
+fn look_after(
+    api: &Api,
+    board: &Board,
+    limit: Duration,
+    orders: &mpsc::Receiver<Order>,
+    count: &AtomicUsize,
+    exceeded: impl Fn(Duration),
+) {
+    let usual = (limit / LOOKS).max(SHORTEST);
+    let mut known = Known::default();
+    let mut took = Duration::ZERO;
+    loop {
+        if known.0.is_empty() {
+            // Sleeps for good while nothing is under way.
+            let Ok(order) = orders.recv() else {
+                return;
+            };
+            known.add(&order);
+        }
+        let many = count.load(Ordering::Acquire) >= MANY;
+        thread::park_timeout(if many { SHORTEST } else { usual });
+        thread::sleep(took * PART);
+        orders.try_iter().for_each(|order| known.add(&order));
+        let start = Instant::now();
+        let (ended, longest) = known.look(start, |event| status(api, event));
+        if longest > limit {
+            exceeded(longest);
+        }
+        for event in &ended {
+            cl!(api, clReleaseEvent(*event));
+        }
+        took = start.elapsed();
+        let before = count.fetch_sub(ended.len(), Ordering::AcqRel);
+        if before >= MOST && before - ended.len() < MOST {
+            board.leave(Notice::Wake);
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "limit_tests.rs"]
+mod tests;

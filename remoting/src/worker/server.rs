@@ -55,6 +55,11 @@ pub(super) use cl;
 const LONG: Duration = Duration::from_millis(2);
 /// The most contexts at a time: on a GPU each has memory of the device that no quota sees.
 const MOST_CONTEXTS: u32 = 256;
+/// The most calls of an application that wait at a time: each is one of its threads.
+const MOST_WAITS: usize = 64 << 10;
+/// A stage has so many bytes of the window, at least, which it shares with one other at most: what is
+/// mapped has one, and what ends the mapping another.
+const STAGE: u64 = 4096;
 /// How many calls are taken before notices and waits are looked at.
 const BATCH: usize = 64;
 
@@ -67,6 +72,17 @@ pub enum Error {
     /// The application's driver sent something else than calls.
     #[error("the application sent what is no call")]
     Malformed(#[from] Malformed),
+    /// The application's driver sent more calls of a kind than it has memory or threads for.
+    #[error(
+        "the application has {stages} stages under way and {waits} waiting calls: more than there \
+         can be"
+    )]
+    Crowded {
+        /// Stages that have not been released, or that it has not been told of.
+        stages: usize,
+        /// Calls without an answer.
+        waits: usize,
+    },
 }
 
 /// What an application waits for: its answer is due when these events have completed.
@@ -231,8 +247,20 @@ impl Server {
         limit: Duration,
         exceeded: impl Fn(Duration) + Send + 'static,
     ) -> std::io::Result<()> {
-        self.limit = Some(Limit::start(Arc::clone(&self.api), limit, exceeded)?);
+        let (api, board) = (Arc::clone(&self.api), Arc::clone(&self.board));
+        self.limit = Some(Limit::start(api, board, limit, exceeded)?);
         Ok(())
+    }
+
+    /// Whether the driver has all the commands whose time can be looked after, and does not wait
+    /// for the client with any of them.
+    pub(super) fn has_all(&self) -> bool {
+        self.undecided == 0 && self.limit.as_ref().is_some_and(Limit::is_full)
+    }
+
+    /// Whether calls are left in the ring for now.
+    fn takes_nothing(&self) -> bool {
+        self.is_full() || self.builds_enough() || self.has_all()
     }
 
     /// Serves until the application's rings become unusable.
@@ -246,7 +274,7 @@ impl Server {
                 self.arm();
                 self.before_sleep();
                 let board = Arc::clone(&self.board);
-                if self.is_full() || self.builds_enough() {
+                if self.takes_nothing() {
                     calls.rest(|| board.any());
                 } else {
                     calls.sleep(|| board.any())?;
@@ -263,7 +291,7 @@ impl Server {
     ) -> Result<bool, Error> {
         let mut busy = self.serve_held()?;
         for _ in 0..BATCH {
-            if self.is_full() || self.builds_enough() {
+            if self.takes_nothing() {
                 break;
             }
             let Some(header) = calls.poll(body)? else {
@@ -479,6 +507,12 @@ impl Server {
 
     /// Has this thread woken when what is waited for changes.
     fn arm(&mut self) {
+        if self.has_all() {
+            // What the driver keeps back would never end.
+            for queue in self.queues.iter() {
+                cl!(self.api, clFlush(queue.raw));
+            }
+        }
         let mut events = Vec::new();
         for wait in self.waits.iter_mut().filter(|wait| !wait.armed) {
             wait.armed = true;
@@ -544,8 +578,17 @@ impl Server {
         Ok(())
     }
 
-    /// Carries out one call.
+    /// Carries out one call. Afterwards no more is kept than an application can have need of.
     pub(super) fn serve(&mut self, header: Header, request: Request) -> Result<(), Error> {
+        self.carry_out(header, request)?;
+        let (stages, waits) = (self.stages.len() + self.released.len(), self.waits.len());
+        if stages as u64 > 2 * self.window.size() / STAGE || waits > MOST_WAITS {
+            return Err(Error::Crowded { stages, waits });
+        }
+        Ok(())
+    }
+
+    fn carry_out(&mut self, header: Header, request: Request) -> Result<(), Error> {
         /// Calls a method and answers with what it returns.
         macro_rules! answered {
             ($call:expr, $method:ident) => {{

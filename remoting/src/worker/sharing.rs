@@ -215,7 +215,9 @@ impl Server {
     pub(super) fn serve_held(&mut self) -> Result<bool, Error> {
         self.sharing.settle(&self.api);
         let mut served = false;
-        while let Some(call) = self.sharing.held.pop_front() {
+        while !self.has_all()
+            && let Some(call) = self.sharing.held.pop_front()
+        {
             self.sharing.forget(&call);
             if let Some(kept) = self.try_serve(call)? {
                 self.sharing.keep(&kept);

@@ -58,6 +58,14 @@ impl<T> Table<T> {
         }
     }
 
+    /// All objects.
+    pub fn iter(&self) -> impl Iterator<Item = &T> {
+        self.slots.iter().filter_map(|slot| match slot {
+            Slot::There(object) => Some(object),
+            Slot::Empty | Slot::Failed(_) => None,
+        })
+    }
+
     /// Whether a client may give an object this number now.
     pub fn check(&self, id: u32) -> Result<(), i32> {
         let free = matches!(self.slots.get(id as usize), None | Some(Slot::Empty));
