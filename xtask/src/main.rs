@@ -8,8 +8,8 @@
 //! - [`sharing`]: one device for several applications, by weight; [`sharing_figures`]: how fairly;
 //!   [`shared_device`]: the processes for both.
 //! - [`test`]: every test, nested ones included.
-//! - [`opencl`]: the OpenCL driver's scenarios on this machine; [`opencl_programs`]: programs that
-//!   nobody here wrote.
+//! - [`opencl`]: the OpenCL driver's scenarios on this machine; [`opencl_streams`]: those of
+//!   streams; [`opencl_programs`]: programs that nobody here wrote.
 //! - [`programs`]: building what the others run; [`progress`]: what they say meanwhile.
 
 mod bench;
@@ -20,6 +20,7 @@ mod fuzz;
 mod gate;
 mod opencl;
 mod opencl_programs;
+mod opencl_streams;
 mod programs;
 mod progress;
 mod ring;

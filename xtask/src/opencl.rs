@@ -16,6 +16,7 @@ use anyhow::{Context, Result, bail, ensure};
 use gantry_tests::{report::Outcome, rig::packages};
 
 use crate::{
+    opencl_streams as streams,
     programs::{cargo, root, target},
     progress::Step,
     selected,
@@ -80,28 +81,36 @@ const SCENARIOS: &[(&str, Scenario)] = &[
         stopped,
     ),
     (
+        "opencl: a pool that runs out of descriptors goes on, and so do its workers",
+        short,
+    ),
+    (
         "opencl: a kernel that runs longer than it may costs its worker, without an arbiter",
         limited,
     ),
     (
         "opencl: through a socket without shared memory programs compute the same",
-        stream_unix,
+        streams::unix,
     ),
     (
         "opencl: through TLS programs compute the same, and on both sides who is killed is missed",
-        stream_tls,
+        streams::tls,
     ),
     (
         "opencl: who shows no certificate of the authority is refused, and a port without TLS",
-        stream_refused,
+        streams::refused,
     ),
     (
         "opencl: who is killed at any moment of a stream harms nobody else",
-        stream_killed,
+        streams::killed,
     ),
     (
         "opencl: so many applications are served by streams at a time as the pool may have",
-        stream_crowd,
+        streams::crowd,
+    ),
+    (
+        "opencl: who connects with a stream's port and says nothing keeps nobody else out",
+        streams::silent,
     ),
 ];
 
@@ -123,7 +132,7 @@ pub fn run(words: &[String], report: impl FnMut(&str, &Outcome, f64)) -> Result<
 
 /// How applications come to a pool's workers.
 #[derive(Clone, Copy)]
-enum Way {
+pub enum Way {
     /// By shared memory.
     Rings,
     /// By shared memory, on the applications' own CPUs.
@@ -137,12 +146,14 @@ enum Way {
 /// A running pool of workers, and the programs that go with it.
 pub struct Pool {
     process: Child,
-    folder: PathBuf,
-    release: PathBuf,
+    /// Where its socket, log and keys are.
+    pub folder: PathBuf,
+    /// Where what was built is.
+    pub release: PathBuf,
     /// The folder with the `.icd` file of the host's driver.
     vendors: PathBuf,
     /// What `GANTRY_OPENCL` is for its applications.
-    address: String,
+    pub address: String,
 }
 
 impl Drop for Pool {
@@ -186,7 +197,7 @@ impl Pool {
     }
 
     /// Runs `gantry-accel` for applications that come by this way, with further options.
-    fn start(way: Way, name: &str, release: PathBuf, options: &[&str]) -> Result<Self> {
+    pub fn start(way: Way, name: &str, release: PathBuf, options: &[&str]) -> Result<Self> {
         Self::launch(way, name, release, "/etc/OpenCL/vendors".into(), options)
     }
 
@@ -269,12 +280,12 @@ impl Pool {
     }
 
     /// What the pool and its workers have said.
-    fn log(&self) -> Result<String> {
+    pub fn log(&self) -> Result<String> {
         Ok(fs::read_to_string(self.folder.join("log"))?)
     }
 
     /// The workers' process ids.
-    fn workers(&self) -> Result<Vec<i32>> {
+    pub fn workers(&self) -> Result<Vec<i32>> {
         let id = self.process.id();
         let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children"))?;
         children
@@ -343,7 +354,7 @@ fn free_port() -> Result<u16> {
 }
 
 /// An authority, and what it has signed for this machine and for a guest.
-fn certificates(folder: &Path) -> Result<()> {
+pub fn certificates(folder: &Path) -> Result<()> {
     let mut make = Command::new("sh");
     make.arg(root().join("remoting/certificates.sh"))
         .arg(folder)
@@ -355,7 +366,7 @@ fn program(name: &str) -> PathBuf {
     root().join("guest/opencl/tests/programs").join(name)
 }
 
-fn clinfo(pool: &Pool) -> Result<()> {
+pub fn clinfo(pool: &Pool) -> Result<()> {
     /// Features that are not offered, and names of the driver.
     const APART: &[&str] = &[
         "_EXTENSIONS",
@@ -392,21 +403,21 @@ fn clinfo(pool: &Pool) -> Result<()> {
     Ok(())
 }
 
-fn figures(pool: &Pool) -> Result<()> {
+pub fn figures(pool: &Pool) -> Result<()> {
     let text = packages::output(&mut pool.remoted(pool.release.join("examples/opencl_figures")))?;
     ensure!(text.contains("is right"), "{text}");
     ensure!(text.contains("Gantry"), "another driver was used: {text}");
     Ok(())
 }
 
-fn late(pool: &Pool) -> Result<()> {
+pub fn late(pool: &Pool) -> Result<()> {
     let text = packages::output(&mut pool.remoted(pool.release.join("examples/opencl_late")))?;
     ensure!(text.starts_with("told late"), "{text}");
     Ok(())
 }
 
 /// What the driver does better than PoCL 3.1 does not count.
-fn piglit(pool: &Pool) -> Result<()> {
+pub fn piglit(pool: &Pool) -> Result<()> {
     let result = |mut command: Command| -> Result<String> {
         let output = command.arg("-auto").stdin(Stdio::null()).output()?;
         let text = String::from_utf8_lossy(&output.stdout);
@@ -432,7 +443,7 @@ fn piglit(pool: &Pool) -> Result<()> {
     Ok(())
 }
 
-fn pyopencl(pool: &Pool) -> Result<()> {
+pub fn pyopencl(pool: &Pool) -> Result<()> {
     let run = |mut command: Command| packages::output(command.arg(program("parts.py")));
     let native = run(pool.native("/usr/bin/python3"))?;
     let remoted = run(pool.remoted("/usr/bin/python3"))?;
@@ -591,7 +602,7 @@ fn steady(pool: &Pool) -> Result<()> {
     Ok(())
 }
 
-fn confined(pool: &Pool) -> Result<()> {
+pub fn confined(pool: &Pool) -> Result<()> {
     // Whoever is served has passed through the confinement.
     packages::run(pool.remoted("clinfo").arg("-l"))?;
     let workers = pool.workers()?;
@@ -615,7 +626,7 @@ fn confined(pool: &Pool) -> Result<()> {
 }
 
 /// An application that computes without an end, and what it prints.
-fn endless(pool: &Pool) -> Result<(Child, BufReader<ChildStdout>)> {
+pub fn endless(pool: &Pool) -> Result<(Child, BufReader<ChildStdout>)> {
     running(pool, "endless.py")
 }
 
@@ -635,14 +646,14 @@ fn running(pool: &Pool, name: &str) -> Result<(Child, BufReader<ChildStdout>)> {
     Ok((application, output))
 }
 
-fn signal(processes: &[i32], signal: i32) {
+pub fn signal(processes: &[i32], signal: i32) {
     for process in processes {
         // SAFETY: a plain call.
         unsafe { libc::kill(*process, signal) };
     }
 }
 
-fn killed(pool: &Pool) -> Result<()> {
+pub fn killed(pool: &Pool) -> Result<()> {
     let (mut application, mut output) = endless(pool)?;
     signal(&pool.workers()?, libc::SIGKILL);
     let start = Instant::now();
@@ -661,7 +672,7 @@ fn killed(pool: &Pool) -> Result<()> {
     packages::run(pool.remoted("clinfo").arg("-l"))
 }
 
-fn stopped(pool: &Pool) -> Result<()> {
+pub fn stopped(pool: &Pool) -> Result<()> {
     let (mut application, _output) = endless(pool)?;
     // None of its threads sees the application end.
     let before = pool.workers()?;
@@ -687,6 +698,61 @@ fn stopped(pool: &Pool) -> Result<()> {
     packages::run(pool.remoted("clinfo").arg("-l"))
 }
 
+fn short(pool: &Pool) -> Result<()> {
+    let pool = Pool::serve("short", pool.release.clone(), &["--spare", "1"])?;
+    let (mut first, output) = endless(&pool)?;
+    let until = Instant::now() + Duration::from_secs(20);
+    let soon = |what: &str| {
+        thread::sleep(Duration::from_millis(20));
+        ensure!(Instant::now() < until, "{what}");
+        Ok(())
+    };
+    while pool.workers()?.len() < 2 {
+        soon("the pool has no worker for another application")?;
+    }
+    let id = pool.process.id();
+    let descriptors = fs::read_dir(format!("/proc/{id}/fd"))?;
+    let used: Vec<u64> = descriptors
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .collect();
+    // One for the connection that a worker hands over, and none for what a new one needs.
+    let free = (0..).filter(|number| !used.contains(number)).nth(1);
+    let before = limit_descriptors(id, free.context("all are used")?)?;
+    let (mut second, _output) = endless(&pool)?;
+    while !pool.log()?.contains("cannot start a worker process") {
+        soon("the pool starts workers without descriptors")?;
+    }
+    ensure!(first.try_wait()?.is_none(), "the first one has ended");
+    limit_descriptors(id, before)?;
+    packages::run(pool.remoted("clinfo").arg("-l"))?;
+    for application in [&mut first, &mut second] {
+        signal(&[application.id() as i32], libc::SIGTERM);
+        application.wait()?;
+    }
+    drop(output);
+    Ok(())
+}
+
+/// Sets how many descriptors a process may have; how many it might before.
+fn limit_descriptors(process: u32, count: u64) -> Result<u64> {
+    // SAFETY: all zeroes are valid limits.
+    let mut limit: libc::rlimit = unsafe { std::mem::zeroed() };
+    let (id, which) = (process.cast_signed(), libc::RLIMIT_NOFILE);
+    // SAFETY: nothing is set; `limit` outlives the call.
+    let mut done = unsafe { libc::prlimit(id, which, std::ptr::null(), &raw mut limit) };
+    let before = std::mem::replace(&mut limit.rlim_cur, count);
+    if done == 0 {
+        // SAFETY: the old limits are not wanted; `limit` outlives the call.
+        done = unsafe { libc::prlimit(id, which, &raw const limit, std::ptr::null_mut()) };
+    }
+    ensure!(
+        done == 0,
+        "cannot limit its descriptors: {}",
+        std::io::Error::last_os_error()
+    );
+    Ok(before)
+}
+
 fn limited(pool: &Pool) -> Result<()> {
     let options = ["--kernel-limit", "1000"];
     let pool = Pool::start(Way::Rings, "limited", pool.release.clone(), &options)?;
@@ -708,165 +774,4 @@ fn limited(pool: &Pool) -> Result<()> {
     ensure!(log.contains("more than --kernel-limit allows"), "{log}");
     // Others, whose kernels end, are none the wiser.
     figures(&pool)
-}
-
-/// Programs that nobody here wrote, and errors that are found late.
-fn programs(pool: &Pool) -> Result<()> {
-    clinfo(pool)?;
-    figures(pool)?;
-    pyopencl(pool)?;
-    late(pool)
-}
-
-fn stream_unix(pool: &Pool) -> Result<()> {
-    let pool = Pool::start(Way::Unix, "unix", pool.release.clone(), &[])?;
-    programs(&pool)?;
-    piglit(&pool)
-}
-
-fn stream_tls(pool: &Pool) -> Result<()> {
-    let pool = Pool::start(Way::Tls, "tls", pool.release.clone(), &[])?;
-    programs(&pool)?;
-    confined(&pool)?;
-    killed(&pool)?;
-    stopped(&pool)
-}
-
-/// Runs a program that is to find no platform, for the reason that its driver gives.
-fn refused(mut command: Command, why: &str) -> Result<()> {
-    let output = command.arg("-l").stdin(Stdio::null()).output()?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    let listed = String::from_utf8_lossy(&output.stdout);
-    ensure!(
-        said.contains(why) && !listed.contains("Platform"),
-        "the driver said {said:?} and not {why:?}; there were {listed:?}"
-    );
-    Ok(())
-}
-
-fn stream_refused(pool: &Pool) -> Result<()> {
-    let release = &pool.release;
-    let pool = Pool::start(Way::Tls, "refused", release.clone(), &[])?;
-    let others = pool.folder.join("others");
-    certificates(&others)?;
-    let mut stranger = pool.remoted("clinfo");
-    stranger
-        .env("GANTRY_TLS_CERT", others.join("guest.pem"))
-        .env("GANTRY_TLS_KEY", others.join("guest.key"));
-    refused(stranger, "received fatal alert")?;
-    // Said when the stranger has been told.
-    let until = Instant::now() + Duration::from_secs(10);
-    while !pool
-        .log()?
-        .contains("was refused: invalid peer certificate")
-    {
-        ensure!(
-            Instant::now() < until,
-            "the pool says of the stranger: {:?}",
-            pool.log()?
-        );
-        thread::sleep(Duration::from_millis(20));
-    }
-    let mut careful = pool.remoted("clinfo");
-    careful.env("GANTRY_TLS_CA", others.join("ca.pem"));
-    refused(careful, "invalid peer certificate")?;
-    let mut forgetful = pool.remoted("clinfo");
-    forgetful.env_remove("GANTRY_TLS_KEY");
-    refused(forgetful, "GANTRY_TLS_KEY is not set")?;
-    let mut plain = pool.remoted("clinfo");
-    plain.env("GANTRY_OPENCL", pool.address.replace("tls:", "tcp:"));
-    refused(plain, "no worker has said hello")?;
-    // And neither is another's application served meanwhile, nor a worker lost.
-    packages::run(pool.remoted("clinfo").arg("-l"))?;
-    for listen in ["tcp:127.0.0.1:1", "tcp:0.0.0.0:1"] {
-        let plain: &[&str] = if listen.contains("0.0.0.0") {
-            &["--plain"]
-        } else {
-            &[]
-        };
-        let output = Command::new(release.join("gantry-accel"))
-            .args(["serve", "--listen", listen])
-            .args(plain)
-            .output()?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(
-            !output.status.success() && said.contains("is served by TLS only"),
-            "{listen}: {said}"
-        );
-    }
-    Ok(())
-}
-
-/// Kills applications, and workers, at several moments.
-fn stream_killed(pool: &Pool) -> Result<()> {
-    let pool = Pool::start(Way::Tls, "moments", pool.release.clone(), &[])?;
-    for after in [
-        "0.02", "0.04", "0.08", "0.12", "0.16", "0.24", "0.32", "0.48",
-    ] {
-        let application = pool
-            .remoted("timeout")
-            .args(["-s", "KILL", after])
-            .arg(pool.release.join("examples/opencl_figures"))
-            .stdin(Stdio::null())
-            .output()?;
-        ensure!(
-            !application.status.success(),
-            "{after} s are enough for everything: no moment in the middle of it"
-        );
-    }
-    // On the way to a worker: whether this one has come is left open, but not that it ends.
-    for after in [5, 10, 20, 40, 80] {
-        let mut application = pool.remoted("clinfo").stdout(Stdio::null()).spawn()?;
-        thread::sleep(Duration::from_millis(after));
-        signal(&pool.workers()?, libc::SIGKILL);
-        let until = Instant::now() + Duration::from_secs(30);
-        while application.try_wait()?.is_none() {
-            ensure!(
-                Instant::now() < until,
-                "clinfo, whose worker was killed after {after} ms, goes on"
-            );
-            thread::sleep(Duration::from_millis(5));
-        }
-    }
-    // In the middle of calls.
-    for after in [0, 3, 17] {
-        let (mut application, mut output) = endless(&pool)?;
-        thread::sleep(Duration::from_millis(after));
-        signal(&pool.workers()?, libc::SIGKILL);
-        let mut line = String::new();
-        output.read_line(&mut line)?;
-        application.wait()?;
-        ensure!(
-            line.starts_with("error -"),
-            "the application said {line:?} when its worker was killed"
-        );
-    }
-    packages::run(pool.remoted("clinfo").arg("-l"))
-}
-
-fn stream_crowd(pool: &Pool) -> Result<()> {
-    let options = ["--connections", "2"];
-    let pool = Pool::start(Way::Tls, "crowd", pool.release.clone(), &options)?;
-    let (mut first, output) = endless(&pool)?;
-    let (mut second, _output) = endless(&pool)?;
-    ensure!(pool.workers()?.len() == 2, "more workers than there may be");
-    let mut third = pool
-        .remoted("clinfo")
-        .arg("-l")
-        .stdout(Stdio::piped())
-        .spawn()?;
-    thread::sleep(Duration::from_secs(1));
-    ensure!(third.try_wait()?.is_none(), "a third one does not wait");
-    signal(&[first.id() as i32], libc::SIGTERM);
-    first.wait()?;
-    drop(output);
-    let served = third.wait_with_output()?;
-    signal(&[second.id() as i32], libc::SIGTERM);
-    second.wait()?;
-    let listed = String::from_utf8_lossy(&served.stdout);
-    ensure!(
-        listed.contains("Platform"),
-        "the third one got nothing: {listed:?}"
-    );
-    Ok(())
 }

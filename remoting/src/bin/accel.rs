@@ -8,6 +8,7 @@ use gantry_remoting::{
     worker::{
         gate, placement,
         pool::{self, Place},
+        process,
     },
 };
 
@@ -33,7 +34,7 @@ enum Role {
         /// For a port: the private key of the certificate, in PEM.
         #[arg(long, value_name = "FILE")]
         tls_key: Option<PathBuf>,
-        /// Serve a port of this machine alone (127.0.0.1 or ::1) without TLS.
+        /// Serve a port of this machine alone (127.0.0.1 or ::1) without TLS, to all of its users.
         #[arg(long, requires = "listen")]
         plain: bool,
         /// How many applications are served at a time by --listen; others wait.
@@ -43,7 +44,7 @@ enum Role {
         #[arg(long, default_value_t = 2, value_name = "COUNT")]
         spare: usize,
         #[command(flatten)]
-        options: pool::Options,
+        options: process::Options,
     },
     /// Measure how far apart this machine's processors are, in nanoseconds for a word there and
     /// back, and name those that are nearest to each other: calls are fastest if applications (or
@@ -79,7 +80,7 @@ enum Role {
     #[command(hide = true)]
     Worker {
         #[command(flatten)]
-        options: pool::Options,
+        options: process::Options,
     },
 }
 
@@ -119,7 +120,7 @@ fn run() -> Result<ExitCode, Box<dyn std::error::Error>> {
             }
         }
         Role::Connected { options } => gate::connected(&options)?,
-        Role::Worker { options } => pool::work(&options)?,
+        Role::Worker { options } => process::work(&options)?,
     }
     Ok(ExitCode::SUCCESS)
 }

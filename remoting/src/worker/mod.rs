@@ -5,9 +5,9 @@
 //! has waits for commands that wait for nothing of the application's, and waits were short so
 //! far. All else that has to be waited for is an event of the driver: polled for a bounded time,
 //! then slept on. Building and linking programs takes long and runs in threads of its own.
-
-//! - [`pool`]: keeps workers ready; [`confine`]: what they may do; [`stream`]: how they are reached
-//!   from other machines.
+//!
+//! - [`pool`]: keeps workers ready; [`process`]: what each is; [`confine`]: what they may do.
+//! - [`stream`]: how they are reached from other machines; `greet`: by whom, a `crowd` at a time.
 //! - [`passive`]: serving without a thread, on CPUs that applications lend; [`lent`]: one round of
 //!   that; [`handlers`]: how a gate calls it; [`gate`]: the process.
 //! - [`server`]: the serving thread; [`notice`]: what other threads tell it; `watch`: one that
@@ -25,9 +25,13 @@ pub mod commands;
 pub mod confine;
 mod contexts;
 pub mod cover;
+#[cfg(feature = "worker")]
+mod crowd;
 mod events;
 #[cfg(feature = "worker")]
 pub mod gate;
+#[cfg(feature = "worker")]
+mod greet;
 pub mod handlers;
 mod headers;
 mod kernels;
@@ -42,6 +46,8 @@ pub mod placement;
 pub mod platform;
 #[cfg(feature = "worker")]
 pub mod pool;
+#[cfg(feature = "worker")]
+pub mod process;
 mod programs;
 pub mod query;
 pub mod quota;

@@ -1,22 +1,14 @@
-//! Applications that come by a stream: taking their connection, and serving it.
-//!
-//! A worker that waits for an application makes itself known to whoever connects, one after the
-//! other, each for a bounded time, and is taken only by one that has shown a certificate (by TLS)
-//! and speaks its version. So who may not have a worker costs time and no process.
+//! Applications that come by a stream: what a worker and its pool have to say to each other about
+//! them, and carrying over what is said by one that has been [greeted](super::greet).
 
 use std::{
     io,
     mem::ManuallyDrop,
-    net::TcpListener,
-    os::{
-        fd::{AsRawFd, FromRawFd, OwnedFd},
-        unix::net::{UnixListener, UnixStream},
-    },
+    os::{fd::FromRawFd, unix::net::UnixStream},
     path::PathBuf,
     process::Command,
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     thread,
-    time::{Duration, Instant},
 };
 
 use clap::ValueEnum;
@@ -27,21 +19,12 @@ use crate::{
         socket,
         stream::{
             bridge::{Bridge, Ended},
-            channel::{Channel, Socket},
-            tls::{self, Keeper},
+            channel::Channel,
+            tls::Keeper,
         },
         window::Window,
     },
 };
-
-/// How long a peer may take until it has said hello.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// How often it is said at most that somebody was refused.
-const QUIET: Duration = Duration::from_secs(1);
-/// How long to wait after a connection could not be accepted.
-const BREATH: Duration = Duration::from_millis(20);
-/// How long a signature of the pool is waited for.
-const SIGNING: Duration = Duration::from_secs(5);
 
 /// The first byte of a message to the pool: the worker is taken, and hands over its connection.
 pub(super) const TAKEN: u8 = 1;
@@ -76,127 +59,6 @@ pub struct Options {
     /// Numbers of the schemes that the pool signs by.
     #[arg(long, hide = true, value_delimiter = ',')]
     pub tls_schemes: Vec<u16>,
-}
-
-/// A listening socket, and what is spoken there.
-#[derive(Debug)]
-pub(super) enum Door {
-    Unix(UnixListener),
-    Tcp(TcpListener),
-    Tls(TcpListener, tls::Server),
-}
-
-impl Door {
-    /// Over a listening socket. Reads the files that it needs: before the worker is confined.
-    pub fn new(listener: OwnedFd, kind: Kind, options: &Options) -> Result<Self, tls::Error> {
-        Ok(match kind {
-            Kind::Unix => Self::Unix(listener.into()),
-            Kind::Tcp => Self::Tcp(listener.into()),
-            Kind::Tls => {
-                let file = |path: &Option<PathBuf>| path.clone().unwrap_or_default();
-                let server = tls::Server::open(
-                    &file(&options.tls_cert),
-                    &file(&options.tls_client_ca),
-                    &options.tls_schemes,
-                    Arc::new(ask),
-                )?;
-                Self::Tls(listener.into(), server)
-            }
-        })
-    }
-
-    fn accept(&self) -> io::Result<(Socket, String)> {
-        let (socket, peer) = match self {
-            Self::Unix(listener) => {
-                let (stream, _) = listener.accept()?;
-                (stream.into(), "a process of this machine".to_owned())
-            }
-            Self::Tcp(listener) | Self::Tls(listener, _) => {
-                let (stream, peer) = listener.accept()?;
-                (stream.into(), peer.to_string())
-            }
-        };
-        Ok((Socket::new(socket), peer))
-    }
-
-    /// The next application that may have this worker, after its hello. `ours` is the answer.
-    pub fn next(&self, ours: Hello) -> io::Result<Channel> {
-        let mut refusals = Refusals::default();
-        loop {
-            let (socket, peer) = match self.accept() {
-                Ok(accepted) => accepted,
-                Err(error) if is_ours(&error) => return Err(error),
-                // Who wanted to come has gone again, the network has, or there is no descriptor or
-                // memory just now.
-                Err(_) => {
-                    thread::sleep(BREATH);
-                    continue;
-                }
-            };
-            match self.greet(socket, ours) {
-                Ok(channel) => return Ok(channel),
-                // Who leaves in the middle only wanted to know whether somebody listens.
-                Err(error) if has_left(error.as_ref()) => {}
-                Err(error) => refusals.note(&peer, error.as_ref()),
-            }
-        }
-    }
-
-    fn greet(&self, socket: Socket, ours: Hello) -> Result<Channel, Box<dyn std::error::Error>> {
-        let until = Instant::now() + PATIENCE;
-        let channel = match self {
-            Self::Unix(_) | Self::Tcp(_) => Channel::plain(socket),
-            Self::Tls(_, server) => Channel::secure(socket, server.accept()?, until)?,
-        };
-        let theirs = channel.receive_hello(until)?;
-        // Also to one of another build, so that it can name both versions.
-        channel.send_hello(&ours.to_bytes(), until)?;
-        let refused = match Hello::check(&theirs) {
-            Ok(hello) if hello.form == Form::Stream => return Ok(channel),
-            Ok(_) => "its driver wants a window that is shared".into(),
-            Err(refused) => refused.into(),
-        };
-        channel.refuse();
-        Err(refused)
-    }
-}
-
-/// Whether it is for the listener that nobody can be accepted, and not for a peer, the network or
-/// the machine (accept(2)).
-fn is_ours(error: &io::Error) -> bool {
-    let code = error.raw_os_error();
-    matches!(
-        code,
-        Some(libc::EBADF | libc::EINVAL | libc::ENOTSOCK | libc::EOPNOTSUPP)
-    )
-}
-
-fn has_left(error: &(dyn std::error::Error + 'static)) -> bool {
-    error
-        .downcast_ref::<io::Error>()
-        .is_some_and(|error| error.kind() == io::ErrorKind::UnexpectedEof)
-}
-
-/// Says who was refused, and no more often than somebody reads it.
-#[derive(Debug, Default)]
-struct Refusals {
-    last: Option<Instant>,
-    unsaid: u64,
-}
-
-impl Refusals {
-    fn note(&mut self, peer: &str, error: &dyn std::error::Error) {
-        if self.last.is_some_and(|last| last.elapsed() < QUIET) {
-            self.unsaid += 1;
-            return;
-        }
-        let unsaid = match std::mem::take(&mut self.unsaid) {
-            0 => String::new(),
-            count => format!(" (and {count} others before)"),
-        };
-        self.last = Some(Instant::now());
-        eprintln!("gantry-accel: {peer} was refused: {error}{unsaid}");
-    }
 }
 
 /// Tells a worker how it is to take streams.
@@ -240,22 +102,16 @@ pub(super) fn channel() -> ManuallyDrop<UnixStream> {
     ManuallyDrop::new(unsafe { UnixStream::from_raw_fd(libc::STDOUT_FILENO) })
 }
 
-/// Has the pool sign.
-fn ask(scheme: u16, message: &[u8]) -> io::Result<Vec<u8>> {
+/// Has the pool sign. It always answers: while it does not, it is stopped, and ends with it.
+pub(super) fn ask(scheme: u16, message: &[u8]) -> io::Result<Vec<u8>> {
+    // One question at a time: answers have no numbers.
+    static ASKING: Mutex<()> = Mutex::new(());
+    let _asking = ASKING.lock().unwrap_or_else(PoisonError::into_inner);
     let channel = channel();
     let mut request = vec![SIGN];
     request.extend(scheme.to_le_bytes());
     request.extend_from_slice(message);
     socket::send(&channel, &request, &[])?;
-    let mut polled = libc::pollfd {
-        fd: channel.as_raw_fd(),
-        events: libc::POLLIN,
-        revents: 0,
-    };
-    // SAFETY: one entry, as is said.
-    if unsafe { libc::poll(&raw mut polled, 1, SIGNING.as_millis() as libc::c_int) } != 1 {
-        return Err(io::ErrorKind::TimedOut.into());
-    }
     let mut answer = [0; LONGEST * 2];
     let (count, _) = socket::receive(&channel, &mut answer)?;
     match answer[..count] {
@@ -298,35 +154,132 @@ pub(super) fn start(window: &Arc<Window>, channel: Channel) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::{
+        io::{Read, Write},
+        time::Duration,
+    };
 
-    fn say(path: &std::path::Path, hello: Hello) -> [u8; crate::protocol::hello::SIZE] {
-        let until = Instant::now() + Duration::from_secs(20);
-        let stream = UnixStream::connect(path).unwrap();
-        let channel = Channel::plain(Socket::new(stream.into()));
-        channel.send_hello(&hello.to_bytes(), until).unwrap();
-        channel.receive_hello(until).unwrap()
+    use super::*;
+    use crate::{
+        opencl::Api,
+        protocol::{
+            Call, Flags, Header,
+            calls::{MemId, Order, Place, QueueId, ReadBuffer, StageId, Unstage},
+            frame::HEADER,
+        },
+        transport::{
+            bell::Futex,
+            link::Receiver,
+            port_bell::Waker,
+            stream::channel::Socket,
+            window::{self, Slice},
+        },
+        worker::{
+            quota::Quota,
+            server::{Error, Nudge, Server, Tuning},
+        },
+    };
+
+    /// A worker that is reached by a stream, before an OpenCL that does nothing.
+    struct Worker {
+        server: Server,
+        calls: Receiver<Slice, Waker>,
+        bridge: Bridge,
+        /// The application's end.
+        here: UnixStream,
+        /// How many pages its window has: as many reads may be owed.
+        pages: u32,
+    }
+
+    impl Worker {
+        fn new() -> Self {
+            let bell = Futex {
+                patience: Duration::from_millis(1),
+            };
+            let file = window::create(window::SMALLEST).unwrap();
+            let window = Window::map(&file, window::SMALLEST, 1 << 16).unwrap();
+            let tuning = Tuning {
+                spin: Duration::ZERO,
+                waker: Waker::Futex(bell),
+                device: String::new(),
+                quota: Quota::new(1 << 30),
+            };
+            let (api, nudge) = (Arc::new(Api::null()), Nudge(Box::new(|| {})));
+            let (server, calls) = Server::new(api, Arc::clone(&window), tuning, nudge);
+            let (here, there) = UnixStream::pair().unwrap();
+            let halves = Channel::plain(Socket::new(there.into())).split();
+            Self {
+                server,
+                calls,
+                bridge: Bridge::worker(&window, halves),
+                here,
+                pages: window.size() as u32 / 4096,
+            }
+        }
+
+        /// Carries a call over and serves it.
+        fn serve<C: Call>(&mut self, call: &C, flags: Flags) -> Result<bool, Error> {
+            let mut body = Vec::new();
+            call.put(&mut body);
+            let header = Header {
+                length: body.len() as u32,
+                opcode: C::OPCODE,
+                flags,
+                sequence: 1,
+            };
+            let frame = [&header.to_bytes(), &body[..]].concat();
+            self.here.write_all(&frame).unwrap();
+            self.bridge.inward.step().unwrap();
+            self.server.turn(&mut self.calls, &mut body)
+        }
+    }
+
+    /// For a queue that is not there.
+    fn order() -> Order {
+        Order {
+            queue: QueueId(7),
+            wait: Vec::new(),
+            event: None,
+        }
+    }
+
+    fn place(stage: u32) -> Place {
+        Place {
+            offset: 2 << 20,
+            length: 4096,
+            stage: Some(StageId(stage)),
+        }
     }
 
     #[test]
-    fn drivers_of_another_version_or_form_are_refused_and_the_next_is_taken() {
-        let name = format!("gantry-door-{}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        let listener = UnixListener::bind(&path).unwrap();
-        let door = Door::new(listener.into(), Kind::Unix, &Options::default()).unwrap();
-        let ours = hello(1 << 30, 1 << 20);
-        let taking = thread::spawn(move || door.next(ours).map(drop));
-        let mut other = Hello::client();
-        other.form = Form::Stream;
-        other.version.number += 1;
-        // It learns of the worker's version, and can say so.
-        let told = say(&path, other);
-        assert_eq!(Hello::check(&told), Ok(ours));
-        assert_eq!(say(&path, Hello::client()), told);
-        assert!(!taking.is_finished());
-        other.version = VERSION;
-        assert_eq!(say(&path, other), told);
-        taking.join().unwrap().unwrap();
-        std::fs::remove_file(path).unwrap();
+    fn reads_that_are_refused_are_owed_no_longer() {
+        let mut worker = Worker::new();
+        for stage in 0..2 * worker.pages {
+            let read = ReadBuffer {
+                order: order(),
+                mem: MemId(0),
+                offset: 0,
+                to: place(stage),
+            };
+            assert!(worker.serve(&read, Flags::ANSWER).unwrap());
+            assert!(worker.bridge.outward.step().unwrap());
+            // The release, and the answer.
+            let got = worker.here.read(&mut [0; 4096]).unwrap();
+            assert!(got > 2 * HEADER && got < 4 * HEADER, "{got} bytes");
+        }
+    }
+
+    #[test]
+    fn who_names_more_stages_than_there_can_be_is_not_served_any_more() {
+        let mut worker = Worker::new();
+        let most = 2 * worker.pages;
+        for stage in 0..=most {
+            let unstage = Unstage {
+                order: order(),
+                place: place(stage),
+            };
+            let served = worker.serve(&unstage, Flags::default());
+            assert_eq!(served.is_ok(), stage < most, "{stage}: {served:?}");
+        }
     }
 }

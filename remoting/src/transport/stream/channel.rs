@@ -193,27 +193,24 @@ impl Channel {
         Ok(())
     }
 
-    /// Receives the peer's hello, until then at the latest.
+    /// Receives the peer's hello, until then at the latest. [`UnexpectedEof`](io::ErrorKind) if it
+    /// has left without a byte of one.
     pub fn receive_hello(&self, until: Instant) -> io::Result<[u8; hello::SIZE]> {
         let mut timed = Until(&self.shared.socket, until);
         let mut bytes = [0; hello::SIZE];
-        let Some(tls) = &self.shared.tls else {
-            timed.read_exact(&mut bytes)?;
-            return Ok(bytes);
-        };
-        let mut tls = lock(tls);
         let mut got = 0;
         while got < bytes.len() {
-            match tls.reader().read(&mut bytes[got..]) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(count) => got += count,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    if tls.read_tls(&mut timed)? == 0 {
-                        return Err(io::ErrorKind::UnexpectedEof.into());
-                    }
-                    process(&mut tls)?;
+            let count = match &self.shared.tls {
+                None => timed.read(&mut bytes[got..])?,
+                Some(tls) => decrypted(&mut lock(tls), &mut timed, &mut bytes[got..])?,
+            };
+            match count {
+                0 if got == 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                0 => {
+                    let why = format!("a hello ended after {got} bytes");
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, why));
                 }
-                Err(error) => return Err(error),
+                _ => got += count,
             }
         }
         Ok(bytes)
@@ -244,6 +241,20 @@ impl Channel {
             secret: Vec::new(),
         };
         (reader, writer)
+    }
+}
+
+/// Reads what has come by TLS; none if the peer has closed the connection.
+fn decrypted(tls: &mut Connection, timed: &mut Until, into: &mut [u8]) -> io::Result<usize> {
+    loop {
+        match tls.reader().read(into) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            done => return done,
+        }
+        if tls.read_tls(timed)? == 0 {
+            return Ok(0);
+        }
+        process(tls)?;
     }
 }
 
@@ -354,5 +365,20 @@ mod tests {
         let late = channel.receive_hello(now).unwrap_err();
         assert_eq!(late.kind(), io::ErrorKind::TimedOut);
         assert!(channel.receive_hello(now + Duration::from_secs(60)).is_ok());
+    }
+
+    #[test]
+    fn who_has_left_without_a_word_is_told_from_who_has_said_something_else() {
+        for (said, kind) in [
+            (&b""[..], io::ErrorKind::UnexpectedEof),
+            (b"\x15\x03\x03", io::ErrorKind::InvalidData),
+        ] {
+            let (here, mut there) = UnixStream::pair().unwrap();
+            there.write_all(said).unwrap();
+            drop(there);
+            let until = Instant::now() + Duration::from_secs(60);
+            let left = Channel::plain(Socket::new(here.into())).receive_hello(until);
+            assert_eq!(left.unwrap_err().kind(), kind);
+        }
     }
 }

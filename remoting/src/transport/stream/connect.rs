@@ -20,7 +20,7 @@ use super::{
     tls,
 };
 use crate::{
-    protocol::hello::{Form, Hello, Refused},
+    protocol::hello::{self, Form, Hello, Refused},
     transport::{
         socket,
         window::{self, Window},
@@ -29,8 +29,11 @@ use crate::{
 
 /// How long a worker has to take a connection and to answer its hello.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How often a Unix socket is tried whose queue is full.
+/// How often a Unix socket is tried whose queue is full; and how long who was not served pauses
+/// before it comes again, at first.
 const AGAIN: Duration = Duration::from_millis(50);
+/// How long it pauses at most.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Variables that name the files of [`tls::Client`], in its order.
 const VARIABLES: [&str; 3] = ["GANTRY_TLS_CA", "GANTRY_TLS_CERT", "GANTRY_TLS_KEY"];
@@ -93,9 +96,54 @@ pub struct Connected {
     pub bridge: Bridge,
 }
 
+impl Error {
+    /// Whether the other side has closed the connection without a word: its worker has been taken
+    /// by another meanwhile, or has ended, or there were too many. The next one is for whoever
+    /// comes again; who is refused is told why.
+    fn is_wordless(&self) -> bool {
+        let (Self::Handshake(error) | Self::Hello(error)) = self else {
+            return false;
+        };
+        matches!(
+            error.kind(),
+            io::ErrorKind::UnexpectedEof
+                | io::ErrorKind::ConnectionReset
+                | io::ErrorKind::ConnectionAborted
+                | io::ErrorKind::BrokenPipe
+        )
+    }
+}
+
 /// Connects with a worker. For TLS the environment names the files.
 pub fn connect(address: &Address) -> Result<Connected, Error> {
     let until = Instant::now() + PATIENCE;
+    let mut pause = AGAIN;
+    let (channel, theirs) = loop {
+        match greet(address, until) {
+            Err(error) if error.is_wordless() && Instant::now() + pause < until => {
+                thread::sleep(pause);
+                pause = (2 * pause).min(LONGEST_PAUSE);
+            }
+            greeted => break greeted?,
+        }
+    };
+    let theirs = Hello::check(&theirs)?;
+    if theirs.form != Form::Stream {
+        return Err(Error::Form);
+    }
+    let file = window::create(theirs.window)?;
+    let window = Window::map(&file, theirs.window, theirs.ring)?;
+    let (nudge, nudges) = UnixStream::pair().map_err(Error::Pair)?;
+    let bridge = Bridge::client(&window, channel.split(), nudge);
+    Ok(Connected {
+        window,
+        nudges,
+        bridge,
+    })
+}
+
+/// Says hello to a worker: the connection, and its answer.
+fn greet(address: &Address, until: Instant) -> Result<(Channel, [u8; hello::SIZE]), Error> {
     let channel = match address {
         Address::Unix(path) => Channel::plain(unix(path, until)?),
         Address::Tcp(host) => Channel::plain(tcp(host, until, true)?),
@@ -121,19 +169,7 @@ pub fn connect(address: &Address) -> Result<Connected, Error> {
     let exchanged = channel
         .send_hello(&ours.to_bytes(), until)
         .and_then(|()| channel.receive_hello(until));
-    let theirs = Hello::check(&exchanged.map_err(Error::Hello)?)?;
-    if theirs.form != Form::Stream {
-        return Err(Error::Form);
-    }
-    let file = window::create(theirs.window)?;
-    let window = Window::map(&file, theirs.window, theirs.ring)?;
-    let (nudge, nudges) = UnixStream::pair().map_err(Error::Pair)?;
-    let bridge = Bridge::client(&window, channel.split(), nudge);
-    Ok(Connected {
-        window,
-        nudges,
-        bridge,
-    })
+    Ok((channel, exchanged.map_err(Error::Hello)?))
 }
 
 fn unix(path: &Path, until: Instant) -> Result<Socket, Error> {
@@ -214,3 +250,57 @@ pub fn tune(socket: BorrowedFd<'_>) -> io::Result<()> {
 const IDLE: Duration = Duration::from_secs(10);
 /// So long the other machine may leave bytes unacknowledged, or not take any.
 const SILENT: Duration = Duration::from_secs(60);
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{Read, Write},
+        os::unix::net::UnixListener,
+    };
+
+    use super::*;
+
+    /// What comes of connecting with somebody who answers each connection in its turn like this:
+    /// whether it did, and how many connections there were.
+    fn answered(
+        name: &str,
+        answers: &'static [&'static [u8]],
+    ) -> (Result<Connected, Error>, usize) {
+        let path = std::env::temp_dir().join(format!("gantry-{name}-{}", std::process::id()));
+        let listener = UnixListener::bind(&path).unwrap();
+        let serving = thread::spawn(move || {
+            for answer in answers {
+                let (mut stream, _) = listener.accept().unwrap();
+                stream.read_exact(&mut [0; hello::SIZE]).unwrap();
+                stream.write_all(answer).unwrap();
+            }
+            listener.set_nonblocking(true).unwrap();
+            answers.len() + usize::from(listener.accept().is_ok())
+        });
+        let connected = connect(&Address::Unix(path.clone()));
+        let count = serving.join().unwrap();
+        std::fs::remove_file(path).unwrap();
+        (connected, count)
+    }
+
+    #[test]
+    fn who_was_not_served_comes_again() {
+        let hello = Hello {
+            form: Form::Stream,
+            window: window::SMALLEST,
+            ring: 1 << 16,
+            ..Hello::client()
+        };
+        let answers: Vec<&[u8]> = vec![b"", b"", hello.to_bytes().to_vec().leak()];
+        let (connected, count) = answered("again", answers.leak());
+        assert_eq!(connected.unwrap().window.size(), window::SMALLEST);
+        assert_eq!(count, 3);
+    }
+
+    #[test]
+    fn who_was_refused_does_not_come_again() {
+        let (refused, count) = answered("refused", &[&[0; hello::SIZE]]);
+        assert!(matches!(refused, Err(Error::Refused(_))), "{refused:?}");
+        assert_eq!(count, 1);
+    }
+}

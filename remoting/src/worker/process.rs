@@ -1,0 +1,380 @@
+//! A worker's process: it opens the host's driver, takes one application, and serves it.
+//!
+//! Whatever its [pool](super::pool) has put in its place it has from the start: the listening
+//! socket, and its standard output as a channel to the pool.
+
+use std::{
+    io::{self, Read, Write},
+    os::{
+        fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd},
+        unix::net::{UnixListener, UnixStream},
+    },
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use super::{
+    confine::{self, Confinement},
+    greet::Door,
+    quota::Quota,
+    server::{self, Nudge, Server, Tuning},
+    stream,
+};
+use crate::{
+    account::Account,
+    opencl::api,
+    port::{self, Attachment, NoAttachment},
+    protocol::hello::{self, Form, Hello, Refused, VERSION},
+    transport::{
+        bell::Futex,
+        port_bell::{Events, Waker},
+        socket,
+        stream::tls,
+        window,
+    },
+    turns::message::Join,
+};
+
+/// The descriptor on which a worker finds the pool's socket.
+pub(super) const LISTENER: i32 = 3;
+/// The descriptor on which a worker that shares its device finds a socket to the pool.
+pub(super) const CONTROL: i32 = 4;
+
+/// Options of workers.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Options {
+    /// The OpenCL loader to open.
+    #[arg(long, default_value = "libOpenCL.so.1", value_name = "FILE")]
+    pub library: String,
+    /// Size of each application's window in MiB: address space, and memory only where it is used.
+    #[arg(long, default_value_t = 2048, value_name = "MIB")]
+    pub window: u64,
+    /// Microseconds to poll before sleeping.
+    #[arg(long, default_value_t = 50, value_name = "MICROSECONDS")]
+    pub spin: u64,
+    /// Folder below which each worker gets one for its driver's caches, the only one that it may
+    /// write to.
+    #[arg(long, default_value = "/tmp", value_name = "FOLDER")]
+    pub cache: PathBuf,
+    /// Device memory in MiB that each of this machine's own applications may have; all that there
+    /// is by default. Applications in guests have what their machine's accelerator is given.
+    #[arg(
+        long,
+        default_value_t = 0,
+        hide_default_value = true,
+        value_name = "MIB"
+    )]
+    pub memory: u64,
+    /// A folder or file that workers may read beside the usual ones (/usr, /opt and the like):
+    /// where the host's driver is, if it is elsewhere.
+    #[arg(long, value_name = "PATH")]
+    pub readable: Vec<PathBuf>,
+    /// Memory in MiB that each worker may have beside the window, its driver's included; half of
+    /// this machine's by default.
+    #[arg(long, value_name = "MIB")]
+    pub heap: Option<u64>,
+    /// Socket of the arbiter (gantry-arbiter) by which the device is shared with other pools.
+    #[arg(long, value_name = "PATH")]
+    pub arbiter: Option<PathBuf>,
+    /// Whose this machine's own applications are: those of one name share one part of the device.
+    /// Applications in guests are their virtual machine's.
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// The part of the device that this machine's own applications get, in proportion to those of
+    /// others: 1 to 10,000.
+    #[arg(long, default_value_t = 1, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub weight: u32,
+    /// Milliseconds that a command may run on the device; one that runs longer costs its worker. No
+    /// limit by default.
+    #[arg(
+        long,
+        default_value_t = 0,
+        hide_default_value = true,
+        value_name = "MS"
+    )]
+    pub kernel_limit: u64,
+    /// What streams need.
+    #[command(flatten)]
+    pub stream: stream::Options,
+}
+
+impl Options {
+    /// Bytes of memory that each worker may have of its own.
+    pub(super) fn heap(&self) -> u64 {
+        self.heap.map_or_else(
+            || {
+                // SAFETY: plain calls.
+                let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
+                // SAFETY: as above.
+                let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+                // Neither is negative on Linux.
+                pages.unsigned_abs() * page.unsigned_abs() / 2
+            },
+            |mib| mib.saturating_mul(1 << 20),
+        )
+    }
+}
+
+/// Why a worker ends.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Starting a thread.
+    #[error("cannot start a thread")]
+    Start(#[source] io::Error),
+    /// TLS.
+    #[error(transparent)]
+    Tls(#[from] tls::Error),
+    /// The connection.
+    #[error("the connection to the application failed")]
+    Connection(#[source] io::Error),
+    /// The other side.
+    #[error("an application was refused")]
+    Refused(#[from] Refused),
+    /// A machine's attachment.
+    #[error("a virtual machine was refused")]
+    Attachment(#[from] NoAttachment),
+    /// A machine's files.
+    #[error("a virtual machine sent {0} files with its attachment, and not 4")]
+    Files(usize),
+    /// The account of device memory.
+    #[error("cannot use the account of device memory that a virtual machine sent")]
+    Account(#[source] io::Error),
+    /// The window.
+    #[error(transparent)]
+    Window(#[from] window::Error),
+    /// The driver.
+    #[error(transparent)]
+    Driver(#[from] api::Error),
+    /// Confinement.
+    #[error(transparent)]
+    Confine(#[from] confine::Error),
+    /// Serving ended.
+    #[error(transparent)]
+    Serving(#[from] server::Error),
+}
+
+/// Where a worker's application comes in.
+enum Entrance {
+    Rings(UnixListener),
+    Streams(Door),
+}
+
+/// Serves one application that connects to the pool's socket.
+pub fn work(options: &Options) -> Result<(), Error> {
+    // SAFETY: the pool has put its socket there, and nothing else in this process uses it.
+    let listener = unsafe { OwnedFd::from_raw_fd(LISTENER) };
+    let entrance = match options.stream.stream {
+        Some(kind) => Entrance::Streams(Door::new(listener, kind, &options.stream)?),
+        None => Entrance::Rings(listener.into()),
+    };
+    // Before the driver starts threads of its own.
+    confine::confine(Confinement {
+        cache: &options.cache,
+        readable: &options.readable,
+        memory: Some(options.heap()),
+    })?;
+    let api = Arc::new(api::Api::open(&options.library)?);
+    // Drivers do much when they are first asked; nobody waits for it yet.
+    let mut count = 0;
+    server::cl!(
+        api,
+        clGetPlatformIDs(0, std::ptr::null_mut(), &raw mut count)
+    );
+    match entrance {
+        Entrance::Rings(listener) => {
+            let (stream, _) = listener.accept().map_err(Error::Connection)?;
+            drop(listener);
+            taken(stream.as_fd()).map_err(Error::Connection)?;
+            serve(api, &stream, options)
+        }
+        Entrance::Streams(door) => serve_stream(api, door, options),
+    }
+}
+
+/// Hands the pool a copy of the connection to this worker's application.
+fn taken(connection: BorrowedFd<'_>) -> io::Result<()> {
+    socket::send(&stream::channel(), &[stream::TAKEN], &[connection])?;
+    // What kernels print with printf must go somewhere: from here on to the error output.
+    // SAFETY: plain calls on the two.
+    if unsafe { libc::dup2(libc::STDERR_FILENO, libc::STDOUT_FILENO) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// The size of each ring's data in bytes.
+const RING: u64 = 1 << 20;
+/// The longest sleep of a serving thread.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// Serves whoever has connected: an application of this machine, or a slice of a virtual
+/// machine's accelerator port.
+fn serve(api: Arc<api::Api>, stream: &UnixStream, options: &Options) -> Result<(), Error> {
+    let (bytes, files) = socket::receive_hello(stream).map_err(Error::Connection)?;
+    if bytes.starts_with(&port::MAGIC) {
+        return serve_slice(api, stream, options, &bytes, files);
+    }
+    let ours = Hello {
+        version: VERSION,
+        form: Form::File,
+        window: options.window << 20,
+        ring: RING,
+    };
+    if let Err(refused) = Hello::check(&bytes) {
+        // So that the other side can name both versions, too.
+        let _ = socket::send_hello(stream, ours, &[]);
+        return Err(refused.into());
+    }
+    let file: OwnedFd = window::create(ours.window)?;
+    socket::send_hello(stream, ours, &[file.as_fd()]).map_err(Error::Connection)?;
+    let window = window::Window::map(&file, ours.window, RING)?;
+    let listener = stream.try_clone().map_err(Error::Connection)?;
+    let nudge = Nudge(Box::new(move || socket::nudge(&listener)));
+    serve_window(api, window, nudge, options)
+}
+
+/// Serves the next application that comes by a stream.
+fn serve_stream(api: Arc<api::Api>, door: Door, options: &Options) -> Result<(), Error> {
+    let hello = stream::hello(options.window << 20, RING);
+    let file: OwnedFd = window::create(hello.window)?;
+    let window = window::Window::map(&file, hello.window, RING)?;
+    let channel = door.next(hello).map_err(Error::Connection)?;
+    drop(door);
+    taken(channel.fd().as_fd()).map_err(Error::Connection)?;
+    stream::start(&window, channel).map_err(Error::Start)?;
+    // Messages that nobody waits for are carried over like all others.
+    serve_window(api, window, Nudge(Box::new(|| {})), options)
+}
+
+/// Serves an application that is not in a guest, at the other end of a window.
+fn serve_window(
+    api: Arc<api::Api>,
+    window: Arc<window::Window>,
+    nudge: Nudge,
+    options: &Options,
+) -> Result<(), Error> {
+    let tuning = Tuning {
+        spin: Duration::from_micros(options.spin),
+        waker: Waker::Futex(Futex { patience: PATIENCE }),
+        device: String::new(),
+        quota: Quota::new(options.memory.saturating_mul(1 << 20)),
+    };
+    let spin = tuning.spin;
+    let (mut server, calls) = Server::new(api, window, tuning, nudge);
+    server.keep_files_in(&options.cache);
+    limit(&mut server, options)?;
+    // SAFETY: a plain call.
+    let parent = unsafe { libc::getppid() };
+    let name = options.name.clone();
+    let name = name.unwrap_or_else(|| format!("gantry-accel-{parent}"));
+    share(&mut server, options, name, options.weight)?;
+    Ok(server.run(calls, spin)?)
+}
+
+/// Serves an application in a guest, of which this process has the slice of the window, a doorbell
+/// and an interrupt, and nothing else. `start` is the beginning of the machine's attachment.
+fn serve_slice(
+    api: Arc<api::Api>,
+    stream: &UnixStream,
+    options: &Options,
+    start: &[u8; hello::SIZE],
+    files: Vec<OwnedFd>,
+) -> Result<(), Error> {
+    let mut bytes = [0; port::ATTACHMENT];
+    bytes[..hello::SIZE].copy_from_slice(start);
+    (&mut &*stream)
+        .read_exact(&mut bytes[hello::SIZE..])
+        .map_err(Error::Connection)?;
+    let attachment = Attachment::from_bytes(&bytes)?;
+    let ready = accept_slice(&attachment, files);
+    let answer = if ready.is_ok() {
+        port::READY
+    } else {
+        port::REFUSED
+    };
+    (&mut &*stream)
+        .write_all(&[answer])
+        .map_err(Error::Connection)?;
+    let (window, events, quota) = ready?;
+    let tuning = Tuning {
+        spin: Duration::from_micros(options.spin),
+        waker: Waker::Guest(Arc::clone(&events)),
+        device: attachment.device,
+        quota,
+    };
+    let spin = tuning.spin;
+    let nudge = Nudge(Box::new(move || events.interrupt()));
+    let (mut server, calls) = Server::new(api, window, tuning, nudge);
+    server.keep_files_in(&options.cache);
+    limit(&mut server, options)?;
+    share(&mut server, options, attachment.client, attachment.weight)?;
+    Ok(server.run(calls, spin)?)
+}
+
+/// Checks versions and answers the application's hello, which is in the slice.
+fn accept_slice(
+    attachment: &Attachment,
+    files: Vec<OwnedFd>,
+) -> Result<(Arc<window::Window>, Arc<Events>, Arc<Quota>), Error> {
+    if attachment.version != VERSION {
+        return Err(Refused::Version {
+            ours: VERSION,
+            theirs: attachment.version,
+        }
+        .into());
+    }
+    let count = files.len();
+    let Ok([memory, doorbell, interrupt, account]) = <[OwnedFd; 4]>::try_from(files) else {
+        return Err(Error::Files(count));
+    };
+    let window = window::Window::map(&memory, attachment.window, RING)?;
+    let ours = Hello {
+        version: VERSION,
+        form: Form::Port,
+        window: attachment.window,
+        ring: RING,
+    };
+    let greeting = window.greeting();
+    // Also for an application of another build, so that it can name both versions.
+    window.reply(&ours.to_bytes());
+    Hello::check(&greeting)?;
+    let events = Events {
+        doorbell,
+        interrupt,
+        patience: PATIENCE,
+    };
+    let account = Account::map(&account).map_err(Error::Account)?;
+    let quota = Quota::shared(attachment.memory, account, attachment.slice);
+    Ok((window, Arc::new(events), quota))
+}
+
+/// Limits the time that a command may run, if there is a limit. The pool ends what this process has
+/// started when it has ended.
+fn limit(server: &mut Server, options: &Options) -> Result<(), Error> {
+    if options.kernel_limit == 0 {
+        return Ok(());
+    }
+    let exceeded = |ran: Duration| {
+        eprintln!(
+            "gantry-accel: a command that has run for {:.1} s, more than --kernel-limit allows, ends \
+             its worker",
+            ran.as_secs_f64()
+        );
+        // SAFETY: ends the process at once: the driver's own clean-up would wait for the command.
+        unsafe { libc::_exit(1) }
+    };
+    let limit = Duration::from_millis(options.kernel_limit);
+    server.limit(limit, exceeded).map_err(Error::Start)
+}
+
+/// Shares the device with others, if there is an arbiter.
+fn share(server: &mut Server, options: &Options, name: String, weight: u32) -> Result<(), Error> {
+    if options.arbiter.is_none() {
+        return Ok(());
+    }
+    // SAFETY: the pool has put the socket there, and nothing else in this process uses it.
+    let control = unsafe { UnixStream::from_raw_fd(CONTROL) };
+    let join = Join { name, weight };
+    server.share(control, join).map_err(Error::Start)
+}

@@ -1,0 +1,207 @@
+//! The same by streams: through a Unix socket that shares no memory, and through TLS.
+
+use std::{
+    io::BufRead,
+    net::TcpStream,
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, ensure};
+use gantry_tests::rig::packages;
+
+use crate::opencl::{
+    self, Pool, Way, certificates, clinfo, confined, endless, figures, late, piglit, pyopencl,
+    signal, stopped,
+};
+
+/// Programs that nobody here wrote, and errors that are found late.
+fn programs(pool: &Pool) -> Result<()> {
+    clinfo(pool)?;
+    figures(pool)?;
+    pyopencl(pool)?;
+    late(pool)
+}
+
+pub fn unix(pool: &Pool) -> Result<()> {
+    let pool = Pool::start(Way::Unix, "unix", pool.release.clone(), &[])?;
+    programs(&pool)?;
+    piglit(&pool)
+}
+
+pub fn tls(pool: &Pool) -> Result<()> {
+    let pool = Pool::start(Way::Tls, "tls", pool.release.clone(), &[])?;
+    programs(&pool)?;
+    confined(&pool)?;
+    opencl::killed(&pool)?;
+    stopped(&pool)
+}
+
+/// Runs a program that is to find no platform, for the reason that its driver gives.
+fn finds_nothing(mut command: Command, why: &str) -> Result<()> {
+    let output = command.arg("-l").stdin(Stdio::null()).output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    let listed = String::from_utf8_lossy(&output.stdout);
+    ensure!(
+        said.contains(why) && !listed.contains("Platform"),
+        "the driver said {said:?} and not {why:?}; there were {listed:?}"
+    );
+    Ok(())
+}
+
+pub fn refused(pool: &Pool) -> Result<()> {
+    let release = &pool.release;
+    let pool = Pool::start(Way::Tls, "refused", release.clone(), &[])?;
+    let others = pool.folder.join("others");
+    certificates(&others)?;
+    let mut stranger = pool.remoted("clinfo");
+    stranger
+        .env("GANTRY_TLS_CERT", others.join("guest.pem"))
+        .env("GANTRY_TLS_KEY", others.join("guest.key"));
+    finds_nothing(stranger, "received fatal alert")?;
+    // Said when the stranger has been told.
+    let until = Instant::now() + Duration::from_secs(10);
+    while !pool
+        .log()?
+        .contains("was refused: invalid peer certificate")
+    {
+        ensure!(
+            Instant::now() < until,
+            "the pool says of the stranger: {:?}",
+            pool.log()?
+        );
+        thread::sleep(Duration::from_millis(20));
+    }
+    let mut careful = pool.remoted("clinfo");
+    careful.env("GANTRY_TLS_CA", others.join("ca.pem"));
+    finds_nothing(careful, "invalid peer certificate")?;
+    let mut forgetful = pool.remoted("clinfo");
+    forgetful.env_remove("GANTRY_TLS_KEY");
+    finds_nothing(forgetful, "GANTRY_TLS_KEY is not set")?;
+    let mut plain = pool.remoted("clinfo");
+    plain.env("GANTRY_OPENCL", pool.address.replace("tls:", "tcp:"));
+    finds_nothing(plain, "no worker has said hello")?;
+    // And neither is another's application served meanwhile, nor a worker lost.
+    packages::run(pool.remoted("clinfo").arg("-l"))?;
+    for listen in ["tcp:127.0.0.1:1", "tcp:0.0.0.0:1"] {
+        let plain: &[&str] = if listen.contains("0.0.0.0") {
+            &["--plain"]
+        } else {
+            &[]
+        };
+        let output = Command::new(release.join("gantry-accel"))
+            .args(["serve", "--listen", listen])
+            .args(plain)
+            .output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(
+            !output.status.success() && said.contains("is served by TLS only"),
+            "{listen}: {said}"
+        );
+    }
+    Ok(())
+}
+
+/// Kills applications, and workers, at several moments.
+pub fn killed(pool: &Pool) -> Result<()> {
+    let pool = Pool::start(Way::Tls, "moments", pool.release.clone(), &[])?;
+    for after in [
+        "0.02", "0.04", "0.08", "0.12", "0.16", "0.24", "0.32", "0.48",
+    ] {
+        let application = pool
+            .remoted("timeout")
+            .args(["-s", "KILL", after])
+            .arg(pool.release.join("examples/opencl_figures"))
+            .stdin(Stdio::null())
+            .output()?;
+        ensure!(
+            !application.status.success(),
+            "{after} s are enough for everything: no moment in the middle of it"
+        );
+    }
+    // On the way to a worker: whether this one has come is left open, but not that it ends.
+    for after in [5, 10, 20, 40, 80] {
+        let mut application = pool.remoted("clinfo").stdout(Stdio::null()).spawn()?;
+        thread::sleep(Duration::from_millis(after));
+        signal(&pool.workers()?, libc::SIGKILL);
+        let until = Instant::now() + Duration::from_secs(30);
+        while application.try_wait()?.is_none() {
+            ensure!(
+                Instant::now() < until,
+                "clinfo, whose worker was killed after {after} ms, goes on"
+            );
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+    // In the middle of calls.
+    for after in [0, 3, 17] {
+        let (mut application, mut output) = endless(&pool)?;
+        thread::sleep(Duration::from_millis(after));
+        signal(&pool.workers()?, libc::SIGKILL);
+        let mut line = String::new();
+        output.read_line(&mut line)?;
+        application.wait()?;
+        ensure!(
+            line.starts_with("error -"),
+            "the application said {line:?} when its worker was killed"
+        );
+    }
+    packages::run(pool.remoted("clinfo").arg("-l"))
+}
+
+pub fn crowd(pool: &Pool) -> Result<()> {
+    let options = ["--connections", "2"];
+    let pool = Pool::start(Way::Tls, "crowd", pool.release.clone(), &options)?;
+    let (mut first, output) = endless(&pool)?;
+    let (mut second, _output) = endless(&pool)?;
+    ensure!(pool.workers()?.len() == 2, "more workers than there may be");
+    let mut third = pool
+        .remoted("clinfo")
+        .arg("-l")
+        .stdout(Stdio::piped())
+        .spawn()?;
+    thread::sleep(Duration::from_secs(1));
+    ensure!(third.try_wait()?.is_none(), "a third one does not wait");
+    signal(&[first.id() as i32], libc::SIGTERM);
+    first.wait()?;
+    drop(output);
+    let served = third.wait_with_output()?;
+    signal(&[second.id() as i32], libc::SIGTERM);
+    second.wait()?;
+    let listed = String::from_utf8_lossy(&served.stdout);
+    ensure!(
+        listed.contains("Platform"),
+        "the third one got nothing: {listed:?}"
+    );
+    Ok(())
+}
+
+/// Connections that say nothing, more than there are places for in all workers, and renewed.
+pub fn silent(pool: &Pool) -> Result<()> {
+    let pool = Pool::start(Way::Tls, "silent", pool.release.clone(), &[])?;
+    let address = pool.address.replace("tls://localhost", "127.0.0.1");
+    let connect = || TcpStream::connect(&address);
+    let mut silent = (0..100).map(|_| connect()).collect::<Result<Vec<_>, _>>()?;
+    let mut served = pool
+        .remoted("clinfo")
+        .arg("-l")
+        .stdout(Stdio::piped())
+        .spawn()?;
+    // The oldest go by and by, and others come.
+    for turn in 0.. {
+        if served.try_wait()?.is_some() {
+            break;
+        }
+        let oldest = turn % silent.len();
+        silent[oldest] = connect()?;
+        thread::sleep(Duration::from_millis(100));
+    }
+    let listed = served.wait_with_output()?;
+    let listed = String::from_utf8_lossy(&listed.stdout);
+    ensure!(
+        listed.contains("Platform"),
+        "who is served found no worker: {listed:?}"
+    );
+    Ok(())
+}
