@@ -16,16 +16,18 @@ new() {
         -subj "/CN=$name" -keyout "$name.key" -out "$name.pem" "$@" 2> /dev/null
 }
 
-# What it signs says that it is no authority itself, and by which name it is reached.
+# What it signs says that it is no authority itself, by which name it is reached, and of which side
+# it is: an application cannot show a host's, nor a host an application's.
 signed() {
     case $1 in
-        *[!0-9.:]*) kind=DNS ;;
+        *:*) kind=IP ;;
+        *[!0-9.]*) kind=DNS ;;
         *) kind=IP ;;
     esac
     new "$1" -CA ca.pem -CAkey ca.key -addext basicConstraints=critical,CA:false \
-        -addext "subjectAltName=$kind:$1"
+        -addext "subjectAltName=$kind:$1" -addext "extendedKeyUsage=$2"
 }
 
 [ -e ca.key ] || new ca
-signed "$2"
-signed "$3"
+signed "$2" serverAuth
+signed "$3" clientAuth

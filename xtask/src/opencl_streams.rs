@@ -73,6 +73,12 @@ pub fn refused(pool: &Pool) -> Result<()> {
         );
         thread::sleep(Duration::from_millis(20));
     }
+    // Nor is what shows a host to an application what shows an application to a host.
+    let mut posing = pool.remoted("clinfo");
+    posing
+        .env("GANTRY_TLS_CERT", pool.folder.join("keys/localhost.pem"))
+        .env("GANTRY_TLS_KEY", pool.folder.join("keys/localhost.key"));
+    finds_nothing(posing, "received fatal alert")?;
     let mut careful = pool.remoted("clinfo");
     careful.env("GANTRY_TLS_CA", others.join("ca.pem"));
     finds_nothing(careful, "invalid peer certificate")?;

@@ -17,11 +17,11 @@ use crate::{
         link::{Receiver, Sender},
         port_bell::Waker,
         ring::{Bytes, Consumer, Producer},
-        window::{self, Slice, Window},
+        window::Slice,
     },
     worker::{
-        quota::Quota,
-        server::{Nudge, Server, Tuning},
+        server::Server,
+        testing::{self, BELL},
     },
 };
 
@@ -82,28 +82,15 @@ struct Pair {
 
 impl Pair {
     fn new() -> Self {
-        let bell = Futex {
-            patience: Duration::from_millis(1),
-        };
-        let file = window::create(window::SMALLEST).unwrap();
-        let window = Window::map(&file, window::SMALLEST, 1 << 16).unwrap();
-        let tuning = Tuning {
-            spin: Duration::ZERO,
-            waker: Waker::Futex(bell),
-            device: String::new(),
-            quota: Quota::new(1 << 30),
-        };
-        let nudge = Nudge(Box::new(|| {}));
-        let api = Arc::new(Api::null());
-        let (mut server, calls) = Server::new(api, Arc::clone(&window), tuning, nudge);
+        let (mut server, calls, window) = testing::server();
         let limit = Duration::from_secs(3600);
         server.limit(limit, |_| panic!("nothing runs")).unwrap();
         let size = window.calls().size();
         let mut pair = Self {
             server,
             calls,
-            sender: Sender::new(Producer::new(window.calls(), bell), size, Duration::ZERO),
-            answers: Receiver::new(Consumer::new(window.answers(), bell)),
+            sender: Sender::new(Producer::new(window.calls(), BELL), size, Duration::ZERO),
+            answers: Receiver::new(Consumer::new(window.answers(), BELL)),
         };
         let (context, id) = (ContextId(0), QueueId(0));
         pair.post(&CreateContext {

@@ -56,5 +56,8 @@ pub mod sharing;
 #[cfg(feature = "worker")]
 pub mod stream;
 pub mod table;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod testing;
 pub mod transfers;
 mod watch;

@@ -154,29 +154,19 @@ pub(super) fn start(window: &Arc<Window>, channel: Channel) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        io::{Read, Write},
-        time::Duration,
-    };
+    use std::io::{Read, Write};
 
     use super::*;
     use crate::{
-        opencl::Api,
         protocol::{
             Call, Flags, Header,
             calls::{MemId, Order, Place, QueueId, ReadBuffer, StageId, Unstage},
             frame::HEADER,
         },
-        transport::{
-            bell::Futex,
-            link::Receiver,
-            port_bell::Waker,
-            stream::channel::Socket,
-            window::{self, Slice},
-        },
+        transport::{link::Receiver, port_bell::Waker, stream::channel::Socket, window::Slice},
         worker::{
-            quota::Quota,
-            server::{Error, Nudge, Server, Tuning},
+            server::{Error, Server},
+            testing,
         },
     };
 
@@ -193,19 +183,7 @@ mod tests {
 
     impl Worker {
         fn new() -> Self {
-            let bell = Futex {
-                patience: Duration::from_millis(1),
-            };
-            let file = window::create(window::SMALLEST).unwrap();
-            let window = Window::map(&file, window::SMALLEST, 1 << 16).unwrap();
-            let tuning = Tuning {
-                spin: Duration::ZERO,
-                waker: Waker::Futex(bell),
-                device: String::new(),
-                quota: Quota::new(1 << 30),
-            };
-            let (api, nudge) = (Arc::new(Api::null()), Nudge(Box::new(|| {})));
-            let (server, calls) = Server::new(api, Arc::clone(&window), tuning, nudge);
+            let (server, calls, window) = testing::server();
             let (here, there) = UnixStream::pair().unwrap();
             let halves = Channel::plain(Socket::new(there.into())).split();
             Self {

@@ -111,7 +111,8 @@ pub struct Owed {
 }
 
 impl Owed {
-    /// Of a window of so many bytes: it has room for so many parts, and no more.
+    /// Of a window of so many bytes: it has room for so many parts, and no more. They take 26 MiB at
+    /// most for the usual one of 2 GiB (2^20 places of 25 bytes).
     pub fn new(window: u64) -> Self {
         Self {
             parts: Mutex::default(),

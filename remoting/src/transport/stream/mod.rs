@@ -3,7 +3,7 @@
 //! Both sides keep what they have for the ring, in memory of their own: a window with its two rings.
 //! Two threads on each side, a [bridge], carry what is put into one side's ring over to the
 //! other side's ring of the same name. So neither the driver nor the serving thread knows of sockets,
-//! and what an enqueue costs the application is what it costs with a ring.
+//! and an enqueue is a copy into a ring for the application.
 //!
 //! ```text
 //!   driver             bridge                          bridge              worker
