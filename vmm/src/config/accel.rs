@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     check::{self, Invalid, Placement, Problem},
+    place::Place,
     syntax::{IOMMU, Key, Kind, PLACE, SyntaxError, parse},
 };
 
@@ -79,15 +80,9 @@ pub struct AccelConfig {
     /// Behind a virtual IOMMU.
     #[serde(default)]
     pub iommu: bool,
-    /// Name of the device in the API; made up if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub id: Option<String>,
-    /// PCI segment to plug it into.
-    #[serde(default)]
-    pub pci_segment: u16,
-    /// Device number on the segment's bus, 1 to 31; the first free one if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pci_device_id: Option<u8>,
+    /// Its name, and where it is.
+    #[serde(flatten)]
+    pub place: Place,
 }
 
 fn socket() -> PathBuf {
@@ -124,9 +119,7 @@ impl Default for AccelConfig {
             window: window(),
             slices: slices(),
             iommu: false,
-            id: None,
-            pci_segment: 0,
-            pci_device_id: None,
+            place: Place::default(),
         }
     }
 }
@@ -197,11 +190,8 @@ impl AccelConfig {
 
     pub(super) fn placement(&self) -> Placement<'_> {
         Placement {
-            id: self.id.as_deref(),
-            segment: self.pci_segment,
-            device: self.pci_device_id,
             iommu: self.iommu,
-            ..Placement::default()
+            ..self.place.placement()
         }
     }
 }
@@ -223,7 +213,7 @@ mod tests {
             memory: Some(8 << 30),
             window: 1 << 30,
             slices: 4,
-            id: Some("a".to_owned()),
+            place: Place::named("a"),
             ..AccelConfig::default()
         };
         assert_eq!(config, expected);

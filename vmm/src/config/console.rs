@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     check::{self, Invalid, Placement, Problem},
+    place::Place,
     syntax::{IOMMU, Key, Kind, PLACE, Parsed, SyntaxError, SyntaxProblem, parse},
 };
 
@@ -41,15 +42,9 @@ pub struct ConsoleConfig {
     /// Behind a virtual IOMMU.
     #[serde(default)]
     pub iommu: bool,
-    /// Name of the device in the API; made up if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub id: Option<String>,
-    /// PCI segment to plug it into.
-    #[serde(default)]
-    pub pci_segment: u16,
-    /// Device number on the segment's bus, 1 to 31; the first free one if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pci_device_id: Option<u8>,
+    /// Its name, and where it is.
+    #[serde(flatten)]
+    pub place: Place,
 }
 
 impl Default for ConsoleConfig {
@@ -59,9 +54,7 @@ impl Default for ConsoleConfig {
             file: None,
             socket: None,
             iommu: false,
-            id: None,
-            pci_segment: 0,
-            pci_device_id: None,
+            place: Place::default(),
         }
     }
 }
@@ -179,11 +172,8 @@ impl ConsoleConfig {
 
     pub(super) fn placement(&self) -> Placement<'_> {
         Placement {
-            id: self.id.as_deref(),
-            segment: self.pci_segment,
-            device: self.pci_device_id,
             iommu: self.iommu,
-            ..Placement::default()
+            ..self.place.placement()
         }
     }
 }

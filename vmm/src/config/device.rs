@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     check::{self, Invalid, Placement, Problem, is_zero},
+    place::Place,
     syntax::{FUNCTION, IOMMU, Key, Kind, PLACE, SyntaxError, parse},
 };
 
@@ -18,15 +19,9 @@ pub struct DeviceConfig {
     /// Behind a virtual IOMMU.
     #[serde(default)]
     pub iommu: bool,
-    /// Name of the device in the API; made up if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub id: Option<String>,
-    /// PCI segment to plug it into.
-    #[serde(default)]
-    pub pci_segment: u16,
-    /// Device number on the segment's bus, 1 to 31; the first free one if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pci_device_id: Option<u8>,
+    /// Its name, and where it is.
+    #[serde(flatten)]
+    pub place: Place,
     /// Function of the slot, 0 to 7.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub pci_function: u8,
@@ -74,12 +69,10 @@ impl DeviceConfig {
 
     pub(super) fn placement(&self) -> Placement<'_> {
         Placement {
-            id: self.id.as_deref(),
-            segment: self.pci_segment,
-            device: self.pci_device_id,
             iommu: self.iommu,
             function: self.pci_function,
             parent: self.parent.as_deref(),
+            ..self.place.placement()
         }
     }
 }

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     check::{self, Invalid, Placement, Problem},
+    place::Place,
     syntax::{IOMMU, Key, Kind, LIMITS, PLACE, Part, SyntaxError, parse},
 };
 
@@ -61,15 +62,9 @@ pub struct DiskConfig {
     /// Limits shared with other disks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate_limit_group: Option<String>,
-    /// Name of the device in the API; made up if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub id: Option<String>,
-    /// PCI segment to plug it into.
-    #[serde(default)]
-    pub pci_segment: u16,
-    /// Device number on the segment's bus, 1 to 31; the first free one if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pci_device_id: Option<u8>,
+    /// Its name, and where it is.
+    #[serde(flatten)]
+    pub place: Place,
     /// Serial number, at most 20 bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
@@ -115,9 +110,7 @@ impl Default for DiskConfig {
             vhost_socket: None,
             rate_limiter_config: None,
             rate_limit_group: None,
-            id: None,
-            pci_segment: 0,
-            pci_device_id: None,
+            place: Place::default(),
             serial: None,
             queue_affinity: None,
             backing_files: false,
@@ -249,11 +242,8 @@ impl DiskConfig {
 
     pub(super) fn placement(&self) -> Placement<'_> {
         Placement {
-            id: self.id.as_deref(),
-            segment: self.pci_segment,
-            device: self.pci_device_id,
             iommu: self.iommu,
-            ..Placement::default()
+            ..self.place.placement()
         }
     }
 }

@@ -14,6 +14,7 @@ mod disk;
 mod memory;
 mod net;
 mod payload;
+mod place;
 mod platform;
 mod pmem;
 mod rng;
@@ -35,6 +36,7 @@ pub use disk::{DiskConfig, ImageType, LockGranularity, RateLimitGroupConfig, Vir
 pub use memory::{HotplugMethod, MemoryConfig, MemoryZoneConfig};
 pub use net::{NetConfig, TapFd};
 pub use payload::PayloadConfig;
+pub use place::{Place, Placed};
 pub use platform::{NumaConfig, NumaDistance, PciSegmentConfig, PlatformConfig};
 pub use pmem::PmemConfig;
 pub use rng::RngConfig;

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     check::{self, Invalid, Placement, Problem},
+    place::Place,
     syntax::{IOMMU, Key, Kind, LIMITS, PLACE, SyntaxError, parse},
 };
 
@@ -85,15 +86,9 @@ pub struct NetConfig {
     /// `Client` or `Server`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vhost_mode: Option<String>,
-    /// Name of the device in the API; made up if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub id: Option<String>,
-    /// PCI segment to plug it into.
-    #[serde(default)]
-    pub pci_segment: u16,
-    /// Device number on the segment's bus, 1 to 31; the first free one if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pci_device_id: Option<u8>,
+    /// Its name, and where it is.
+    #[serde(flatten)]
+    pub place: Place,
     /// Limits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate_limiter_config: Option<devices::rate_limiter::RateLimiterConfig>,
@@ -138,9 +133,7 @@ impl Default for NetConfig {
             vhost_user: false,
             vhost_socket: None,
             vhost_mode: None,
-            id: None,
-            pci_segment: 0,
-            pci_device_id: None,
+            place: Place::default(),
             rate_limiter_config: None,
             offload_tso: true,
             offload_ufo: true,
@@ -242,11 +235,8 @@ impl NetConfig {
 
     pub(super) fn placement(&self) -> Placement<'_> {
         Placement {
-            id: self.id.as_deref(),
-            segment: self.pci_segment,
-            device: self.pci_device_id,
             iommu: self.iommu,
-            ..Placement::default()
+            ..self.place.placement()
         }
     }
 }

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     check::{Invalid, Placement, Problem},
+    place::Place,
     syntax::{IOMMU, Key, Kind, PLACE, SyntaxError, parse},
 };
 
@@ -17,15 +18,9 @@ pub struct RngConfig {
     /// Behind a virtual IOMMU.
     #[serde(default)]
     pub iommu: bool,
-    /// Name of the device in the API; made up if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub id: Option<String>,
-    /// PCI segment to plug it into.
-    #[serde(default)]
-    pub pci_segment: u16,
-    /// Device number on the segment's bus, 1 to 31; the first free one if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pci_device_id: Option<u8>,
+    /// Its name, and where it is.
+    #[serde(flatten)]
+    pub place: Place,
 }
 
 impl Default for RngConfig {
@@ -33,9 +28,7 @@ impl Default for RngConfig {
         Self {
             src: PathBuf::from("/dev/urandom"),
             iommu: false,
-            id: None,
-            pci_segment: 0,
-            pci_device_id: None,
+            place: Place::default(),
         }
     }
 }
@@ -63,11 +56,8 @@ impl RngConfig {
 
     pub(super) fn placement(&self) -> Placement<'_> {
         Placement {
-            id: self.id.as_deref(),
-            segment: self.pci_segment,
-            device: self.pci_device_id,
             iommu: self.iommu,
-            ..Placement::default()
+            ..self.place.placement()
         }
     }
 }

@@ -4,21 +4,16 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     check::{Invalid, Placement, Problem},
+    place::Place,
     syntax::{Key, PLACE, SyntaxError, parse},
 };
 
 /// A PCI Express root port: a bus with one slot, for devices that name it as their `parent`.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct PciRootPortConfig {
-    /// Its name, by which devices and the API call it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub id: Option<String>,
-    /// PCI segment to plug it into.
-    #[serde(default)]
-    pub pci_segment: u16,
-    /// Device number on the segment's bus, 1 to 31; the first free one if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pci_device_id: Option<u8>,
+    /// Its name, by which devices and the API call it, and where it is.
+    #[serde(flatten)]
+    pub place: Place,
 }
 
 impl PciRootPortConfig {
@@ -34,18 +29,13 @@ impl PciRootPortConfig {
 
     /// What it says can be done.
     pub fn validate(&self) -> Result<(), Invalid> {
-        if self.id.is_none() {
+        if self.place.id.is_none() {
             return Err(Problem::Missing("name it: devices say parent=NAME").at("id"));
         }
         self.placement().validate()
     }
 
     pub(super) fn placement(&self) -> Placement<'_> {
-        Placement {
-            id: self.id.as_deref(),
-            segment: self.pci_segment,
-            device: self.pci_device_id,
-            ..Placement::default()
-        }
+        self.place.placement()
     }
 }

@@ -253,18 +253,21 @@ fn devices_do_not_share_a_name_or_a_slot() {
     );
     assert_invalid(
         |c| {
-            c.rng.pci_device_id = Some(4);
+            c.rng.place.pci_device_id = Some(4);
             c.pmem = Some(vec![PmemConfig::parse("file=/p,pci_device_id=4").unwrap()]);
         },
         "pmem[0].pci_device_id: slot 4 of segment 0 is already taken by rng",
     );
     assert_invalid(
-        |c| c.rng.pci_segment = 1,
+        |c| c.rng.place.pci_segment = 1,
         "rng.pci_segment: 1 is not between 0 and 0",
     );
-    assert_invalid(|c| c.rng.pci_device_id = Some(32), "rng.pci_device_id");
     assert_invalid(
-        |c| c.rng.id = Some("__x".into()),
+        |c| c.rng.place.pci_device_id = Some(32),
+        "rng.pci_device_id",
+    );
+    assert_invalid(
+        |c| c.rng.place.id = Some("__x".into()),
         "rng.id: '__x' is not a device name",
     );
 }
@@ -450,7 +453,7 @@ fn consoles_go_where_they_are_told() {
     let console = ConsoleConfig::parse("file=/tmp/c,id=con").unwrap();
     assert_eq!(console.mode, ConsoleMode::File);
     assert_eq!(console.file.as_deref(), Some(Path::new("/tmp/c")));
-    assert_eq!(console.id.as_deref(), Some("con"));
+    assert_eq!(console.place.id.as_deref(), Some("con"));
     for (text, mode) in [
         ("off", ConsoleMode::Off),
         ("null", ConsoleMode::Null),
@@ -539,8 +542,10 @@ fn every_option_of_the_command_line_parses() {
         UserDeviceConfig::parse("socket=/s,id=a,pci_segment=1").unwrap(),
         UserDeviceConfig {
             socket: "/s".into(),
-            id: Some("a".to_owned()),
-            pci_segment: 1,
+            place: Place {
+                pci_segment: 1,
+                ..Place::named("a")
+            },
             ..Default::default()
         }
     );

@@ -229,7 +229,7 @@ impl VmConfig {
     pub fn root_ports(&self) -> Vec<u8> {
         let mut counts = vec![0_u8; self.segments().into()];
         for port in self.pci_root_ports.iter().flatten() {
-            if let Some(count) = counts.get_mut(usize::from(port.pci_segment)) {
+            if let Some(count) = counts.get_mut(usize::from(port.place.pci_segment)) {
                 *count = count.saturating_add(1);
             }
         }
@@ -250,11 +250,11 @@ impl VmConfig {
                 continue;
             };
             let mut ports = self.pci_root_ports.iter().flatten();
-            let Some(port) = ports.find(|port| port.id.as_deref() == Some(parent)) else {
+            let Some(port) = ports.find(|port| port.place.id.as_deref() == Some(parent)) else {
                 let (what, name) = ("PCI root port", parent.to_owned());
                 return Err(Problem::Unknown { what, name }.at(format!("{place}.parent")));
             };
-            if ![0, port.pci_segment].contains(&placement.segment) {
+            if ![0, port.place.pci_segment].contains(&placement.segment) {
                 let with = "a root port of another segment";
                 let advice = "leave it out";
                 let problem = Problem::Conflict { with, advice };

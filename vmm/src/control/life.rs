@@ -13,7 +13,11 @@
 //! A machine that serves others by the gate is frozen besides: by its guest, until it is woken for
 //! slow work, or its client leaves. A resume gives the server up.
 
-use crate::{api::VmState, config::VmConfig, machine::Machine};
+use crate::{
+    api::VmState,
+    config::{Placed, VmConfig},
+    machine::Machine,
+};
 
 /// The state of the VM.
 #[derive(Default)]
@@ -70,74 +74,61 @@ impl Life {
 
 /// Takes a device out of a configuration; false if it is not there.
 pub fn forget_device(config: &mut VmConfig, id: &str) -> bool {
-    fn forget<T>(list: &mut Option<Vec<T>>, is: impl Fn(&T) -> bool) -> bool {
-        let Some(items) = list else { return false };
-        let before = items.len();
-        items.retain(|item| !is(item));
-        let found = items.len() < before;
-        if items.is_empty() {
+    fn one<C: Placed>(device: &mut Option<C>, id: &str) -> bool {
+        device.take_if(|device| named(device, id)).is_some()
+    }
+    fn of<C: Placed>(list: &mut Option<Vec<C>>, id: &str) -> bool {
+        let Some(devices) = list else { return false };
+        let before = devices.len();
+        devices.retain(|device| !named(device, id));
+        let found = devices.len() < before;
+        if devices.is_empty() {
             *list = None;
         }
         found
     }
-    let named = |name: &Option<String>| name.as_deref() == Some(id);
-    if config.vsock.as_ref().is_some_and(|vsock| named(&vsock.id)) {
-        config.vsock = None;
-        return true;
-    }
-    forget(&mut config.disks, |disk| named(&disk.id))
-        || forget(&mut config.net, |net| named(&net.id))
-        || forget(&mut config.pmem, |pmem| named(&pmem.id))
-        || forget(&mut config.devices, |device| named(&device.id))
-        || forget(&mut config.accels, |accel| named(&accel.id))
-        || forget(&mut config.user_devices, |device| named(&device.id))
-        || forget_server(config, id)
-}
-
-fn forget_server(config: &mut VmConfig, id: &str) -> bool {
-    let of = config.accel_server.as_ref();
-    let found = of.is_some_and(|server| server.id.as_deref() == Some(id));
-    if found {
-        config.accel_server = None;
-    }
-    found
+    of(&mut config.disks, id)
+        || of(&mut config.net, id)
+        || of(&mut config.pmem, id)
+        || of(&mut config.devices, id)
+        || of(&mut config.accels, id)
+        || of(&mut config.user_devices, id)
+        || one(&mut config.vsock, id)
+        || one(&mut config.accel_server, id)
 }
 
 /// Whether a device of a configuration has that name.
 pub fn has_device(config: &VmConfig, id: &str) -> bool {
-    let ids = config
-        .disks
-        .iter()
-        .flatten()
-        .map(|disk| &disk.id)
-        .chain(config.net.iter().flatten().map(|net| &net.id))
-        .chain(config.pmem.iter().flatten().map(|pmem| &pmem.id))
-        .chain(config.devices.iter().flatten().map(|device| &device.id))
-        .chain(config.accels.iter().flatten().map(|accel| &accel.id))
-        .chain(
-            config
-                .user_devices
-                .iter()
-                .flatten()
-                .map(|device| &device.id),
-        )
-        .chain(config.accel_server.iter().map(|server| &server.id))
-        .chain(config.vsock.iter().map(|vsock| &vsock.id))
-        .chain(config.balloon.iter().map(|balloon| &balloon.id))
-        .chain(config.pci_root_ports.iter().flatten().map(|port| &port.id))
-        .chain([&config.rng.id, &config.console.id]);
-    ids.flatten().any(|name| name == id)
+    fn any<'a, C: Placed + 'a>(devices: impl IntoIterator<Item = &'a C>, id: &str) -> bool {
+        devices.into_iter().any(|device| named(device, id))
+    }
+    any(config.disks.iter().flatten(), id)
+        || any(config.net.iter().flatten(), id)
+        || any(config.pmem.iter().flatten(), id)
+        || any(config.devices.iter().flatten(), id)
+        || any(config.accels.iter().flatten(), id)
+        || any(config.user_devices.iter().flatten(), id)
+        || any(config.pci_root_ports.iter().flatten(), id)
+        || any(&config.accel_server, id)
+        || any(&config.vsock, id)
+        || any(&config.balloon, id)
+        || named(&config.rng, id)
+        || named(&config.console, id)
+}
+
+fn named(device: &impl Placed, id: &str) -> bool {
+    device.place().id.as_deref() == Some(id)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::DiskConfig;
+    use crate::config::{DiskConfig, Place};
 
     #[test]
     fn a_removed_device_leaves_the_configuration() {
         let disk = |id: &str| DiskConfig {
-            id: Some(id.to_owned()),
+            place: Place::named(id),
             ..Default::default()
         };
         let mut config = VmConfig {

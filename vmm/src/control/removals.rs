@@ -22,7 +22,7 @@ use vmm_sys_util::timerfd::TimerFd;
 use super::{Control, Life, life, requests::failed};
 use crate::{
     api::{ApiError, OnFailure, Response, Status, VmRemoveDevice, VmSwapDevice, error_chain},
-    config::{DeviceConfig, VmConfig},
+    config::{DeviceConfig, Place, VmConfig},
     events::EventMonitor,
     machine::{alarms::Alarm, error::MachineError},
 };
@@ -227,7 +227,7 @@ impl Control {
         {
             for id in machine.keep_device(id).map_err(|e| failed(&e))? {
                 let mut devices = config.devices.iter().flatten();
-                let device = devices.find(|device| device.id.as_ref() == Some(&id));
+                let device = devices.find(|device| device.place.id.as_ref() == Some(&id));
                 self.removals.keep(&id, device);
                 log::info!("device {id:?} stays: its removal was cancelled");
                 self.monitor
@@ -262,7 +262,9 @@ impl Control {
             return Err(self.not_live());
         };
         let devices = config.devices.iter().flatten();
-        let ids: Vec<_> = devices.filter_map(|device| device.id.clone()).collect();
+        let ids: Vec<_> = devices
+            .filter_map(|device| device.place.id.clone())
+            .collect();
         for id in ids {
             // Others of its slot have taken it along.
             let machine = self.life.machine_mut();
@@ -289,7 +291,7 @@ impl Control {
         let devices = config.devices.iter().flatten();
         let Some(old) = devices
             .into_iter()
-            .find(|device| device.id.as_ref() == Some(id))
+            .find(|device| device.place.id.as_ref() == Some(id))
         else {
             return Err(failed(&MachineError::NoDevice(id.clone())));
         };
@@ -435,8 +437,11 @@ impl Control {
         };
         let at_slot = |path| DeviceConfig {
             path,
-            // The slot behind a root port is the only one there.
-            pci_device_id: swap.old.parent.is_none().then_some(slot.device),
+            place: Place {
+                // The slot behind a root port is the only one there.
+                pci_device_id: swap.old.parent.is_none().then_some(slot.device),
+                ..swap.old.place.clone()
+            },
             ..swap.old.clone()
         };
         let mut attempts = vec![("device-swapped", at_slot(Some(swap.new.clone())))];

@@ -422,7 +422,7 @@ impl Control {
 
     /// Plugs a device into a live machine, or notes it for the next boot.
     fn add<K: Kind>(&mut self, mut config: K, note: impl FnOnce(&mut VmConfig, K)) -> Answer {
-        if let (Some(vm), Some(id)) = (self.life.config(), config.id())
+        if let (Some(vm), Some(id)) = (self.life.config(), &config.place().id)
             && life::has_device(vm, id)
         {
             return Err(failed(&MachineError::DuplicateId(id.clone())));
@@ -495,7 +495,7 @@ fn assign_fds(
         let cards = config.net.iter_mut().flatten();
         let card = cards
             .into_iter()
-            .find(|net| net.id.as_deref() == Some(&restored.id));
+            .find(|net| net.place.id.as_deref() == Some(&restored.id));
         let own: Vec<_> = if restored.fds.is_empty() {
             let own = fds.by_ref().take(restored.num_fds);
             own.map(TapFd::from).collect()

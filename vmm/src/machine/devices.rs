@@ -40,6 +40,7 @@ use super::{
     kinds::Handle,
     physical::Physical,
 };
+use crate::config::{Place, Placed};
 
 /// Where a device wants to sit.
 #[derive(Clone, Debug, Default)]
@@ -52,6 +53,17 @@ pub struct Slot {
     pub device: Option<u8>,
     /// Function of that slot, 0 to 7.
     pub function: u8,
+}
+
+impl Slot {
+    /// Function 0 of a slot on its segment's own bus.
+    pub fn at(place: &Place) -> Self {
+        Self {
+            segment: place.pci_segment,
+            device: place.pci_device_id,
+            ..Self::default()
+        }
+    }
 }
 
 /// What a device may use while it is made.
@@ -95,18 +107,17 @@ pub enum MadeFunction {
 }
 
 /// A kind of device, implemented by its configuration.
-pub trait Kind {
+pub trait Kind: Placed {
     /// What it is called in messages and in made-up names (`_disk0`).
     const NAME: &'static str;
 
     /// Whether a running guest can lose it.
     const REMOVABLE: bool = true;
 
-    /// Its name in the API.
-    fn id(&mut self) -> &mut Option<String>;
-
     /// Where it wants to sit.
-    fn slot(&self) -> Slot;
+    fn slot(&self) -> Slot {
+        Slot::at(self.place())
+    }
 
     /// Makes the device. `id` is its name.
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError>;
@@ -286,7 +297,7 @@ impl Devices {
         config: &mut K,
         saved: &mut BTreeMap<String, SavedDevice>,
     ) -> Result<(), MachineError> {
-        let id = config.id().clone().unwrap_or_default();
+        let id = config.place().id.clone().unwrap_or_default();
         let found = saved.remove(&id).ok_or_else(|| {
             MachineError::SnapshotMismatch(format!("no state of {} {id:?}", K::NAME))
         })?;
@@ -362,7 +373,7 @@ impl Devices {
         seat: Seat,
         saved: Option<Value>,
     ) -> Result<(String, Bdf), MachineError> {
-        let id = match config.id() {
+        let id = match &config.place().id {
             Some(id) => id.clone(),
             None => self.free_id(K::NAME),
         };
@@ -405,7 +416,7 @@ impl Devices {
             function,
         };
         self.plugged.insert(id.clone(), plugged);
-        *config.id() = Some(id.clone());
+        config.place_mut().id = Some(id.clone());
         Ok((id, bdf))
     }
 

@@ -9,7 +9,7 @@ use devices::{
 
 use super::{
     super::{
-        devices::{Kind, Made, MadeFunction, Slot, Surroundings},
+        devices::{Kind, Made, MadeFunction, Surroundings},
         error::DeviceError,
     },
     Handle, gate_resources, thread_name,
@@ -18,18 +18,6 @@ use crate::config::{AccelConfig, AccelTransport};
 
 impl Kind for AccelConfig {
     const NAME: &'static str = "accel";
-
-    fn id(&mut self) -> &mut Option<String> {
-        &mut self.id
-    }
-
-    fn slot(&self) -> Slot {
-        Slot {
-            segment: self.pci_segment,
-            device: self.pci_device_id,
-            ..Slot::default()
-        }
-    }
 
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
         if self.transport == AccelTransport::Gate {

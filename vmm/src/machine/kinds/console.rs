@@ -6,7 +6,7 @@ use devices::{console::ConsoleMode as Backend, virtio::console};
 
 use super::{
     super::{
-        devices::{Kind, Made, MadeFunction, Slot, Surroundings},
+        devices::{Kind, Made, MadeFunction, Surroundings},
         error::{DeviceError, MachineError},
     },
     Handle, thread_name,
@@ -37,18 +37,6 @@ pub fn backend_mode(
 impl Kind for ConsoleConfig {
     const NAME: &'static str = "console";
     const REMOVABLE: bool = false;
-
-    fn id(&mut self) -> &mut Option<String> {
-        &mut self.id
-    }
-
-    fn slot(&self) -> Slot {
-        Slot {
-            segment: self.pci_segment,
-            device: self.pci_device_id,
-            ..Slot::default()
-        }
-    }
 
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
         let Some((output, size)) = surroundings.console.clone() else {

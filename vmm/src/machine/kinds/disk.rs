@@ -10,7 +10,7 @@ use devices::{
 
 use super::{
     super::{
-        devices::{Kind, Made, MadeFunction, Slot, Surroundings},
+        devices::{Kind, Made, MadeFunction, Surroundings},
         error::DeviceError,
     },
     Handle, thread_name,
@@ -19,18 +19,6 @@ use crate::config::DiskConfig;
 
 impl Kind for DiskConfig {
     const NAME: &'static str = "disk";
-
-    fn id(&mut self) -> &mut Option<String> {
-        &mut self.id
-    }
-
-    fn slot(&self) -> Slot {
-        Slot {
-            segment: self.pci_segment,
-            device: self.pci_device_id,
-            ..Slot::default()
-        }
-    }
 
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
         let Some(path) = self.path.clone() else {

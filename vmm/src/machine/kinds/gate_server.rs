@@ -6,7 +6,7 @@ use devices::gate::{Gate, Options, Side};
 
 use super::{
     super::{
-        devices::{Kind, Made, MadeFunction, Slot, Surroundings},
+        devices::{Kind, Made, MadeFunction, Surroundings},
         error::DeviceError,
     },
     Handle, gate_resources, thread_name,
@@ -15,18 +15,6 @@ use crate::config::AccelServerConfig;
 
 impl Kind for AccelServerConfig {
     const NAME: &'static str = "accel-server";
-
-    fn id(&mut self) -> &mut Option<String> {
-        &mut self.id
-    }
-
-    fn slot(&self) -> Slot {
-        Slot {
-            segment: self.pci_segment,
-            device: self.pci_device_id,
-            ..Slot::default()
-        }
-    }
 
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
         let options = Options {

@@ -7,17 +7,20 @@ use vm_memory::GuestAddress;
 
 use super::{
     super::{
-        devices::{Kind, Made, MadeFunction, Slot, Surroundings},
+        devices::{Kind, Made, MadeFunction, Surroundings},
         error::DeviceError,
     },
     Handle, thread_name,
 };
-use crate::{config::MemoryZoneConfig, memory::Region};
+use crate::{
+    config::{MemoryZoneConfig, Place, Placed},
+    memory::Region,
+};
 
 /// The device of a memory zone. It is not configured by itself: a zone with `hotplug_size` and
 /// the method `VirtioMem` has one.
 pub struct ZoneMemory {
-    id: Option<String>,
+    place: Place,
     zone: String,
     address: u64,
     len: u64,
@@ -31,7 +34,7 @@ impl ZoneMemory {
     /// The device for a region of RAM.
     pub fn new(region: &Region, config: Option<&MemoryZoneConfig>) -> Self {
         Self {
-            id: Some(format!("_mem_{}", region.zone)),
+            place: Place::named(format!("_mem_{}", region.zone)),
             zone: region.zone.clone(),
             address: region.guest,
             len: region.mapping.size() as u64,
@@ -42,17 +45,19 @@ impl ZoneMemory {
     }
 }
 
+impl Placed for ZoneMemory {
+    fn place(&self) -> &Place {
+        &self.place
+    }
+
+    fn place_mut(&mut self) -> &mut Place {
+        &mut self.place
+    }
+}
+
 impl Kind for ZoneMemory {
     const NAME: &'static str = "mem";
     const REMOVABLE: bool = false;
-
-    fn id(&mut self) -> &mut Option<String> {
-        &mut self.id
-    }
-
-    fn slot(&self) -> Slot {
-        Slot::default()
-    }
 
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
         let options = mem::Options {

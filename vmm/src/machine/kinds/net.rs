@@ -10,7 +10,7 @@ use devices::virtio::net;
 
 use super::{
     super::{
-        devices::{Kind, Made, MadeFunction, Slot, Surroundings},
+        devices::{Kind, Made, MadeFunction, Surroundings},
         error::DeviceError,
     },
     Handle, thread_name,
@@ -23,18 +23,6 @@ const DEFAULT_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 168, 249, 1));
 
 impl Kind for NetConfig {
     const NAME: &'static str = "net";
-
-    fn id(&mut self) -> &mut Option<String> {
-        &mut self.id
-    }
-
-    fn slot(&self) -> Slot {
-        Slot {
-            segment: self.pci_segment,
-            device: self.pci_device_id,
-            ..Slot::default()
-        }
-    }
 
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
         let options = net::Options {

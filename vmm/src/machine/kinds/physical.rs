@@ -19,16 +19,11 @@ use crate::config::DeviceConfig;
 impl Kind for DeviceConfig {
     const NAME: &'static str = "vfio";
 
-    fn id(&mut self) -> &mut Option<String> {
-        &mut self.id
-    }
-
     fn slot(&self) -> Slot {
         Slot {
-            segment: self.pci_segment,
-            device: self.pci_device_id,
             parent: self.parent.clone(),
             function: self.pci_function,
+            ..Slot::at(&self.place)
         }
     }
 

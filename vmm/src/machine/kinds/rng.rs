@@ -6,7 +6,7 @@ use devices::virtio::rng;
 
 use super::{
     super::{
-        devices::{Kind, Made, MadeFunction, Slot, Surroundings},
+        devices::{Kind, Made, MadeFunction, Surroundings},
         error::DeviceError,
     },
     Handle, thread_name,
@@ -16,18 +16,6 @@ use crate::config::RngConfig;
 impl Kind for RngConfig {
     const NAME: &'static str = "rng";
     const REMOVABLE: bool = false;
-
-    fn id(&mut self) -> &mut Option<String> {
-        &mut self.id
-    }
-
-    fn slot(&self) -> Slot {
-        Slot {
-            segment: self.pci_segment,
-            device: self.pci_device_id,
-            ..Slot::default()
-        }
-    }
 
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
         let options = rng::Options {

@@ -6,7 +6,7 @@ use devices::pci::RootPort;
 
 use super::{
     super::{
-        devices::{Kind, Made, MadeFunction, Slot, Surroundings},
+        devices::{Kind, Made, MadeFunction, Surroundings},
         error::DeviceError,
     },
     Handle,
@@ -18,18 +18,6 @@ impl Kind for PciRootPortConfig {
 
     /// The address windows of the others depend on it.
     const REMOVABLE: bool = false;
-
-    fn id(&mut self) -> &mut Option<String> {
-        &mut self.id
-    }
-
-    fn slot(&self) -> Slot {
-        Slot {
-            segment: self.pci_segment,
-            device: self.pci_device_id,
-            ..Slot::default()
-        }
-    }
 
     fn make(&self, _id: &str, _surroundings: &Surroundings) -> Result<Made, DeviceError> {
         Ok(Made {

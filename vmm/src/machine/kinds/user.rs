@@ -16,16 +16,11 @@ use crate::config::UserDeviceConfig;
 impl Kind for UserDeviceConfig {
     const NAME: &'static str = "vfio_user";
 
-    fn id(&mut self) -> &mut Option<String> {
-        &mut self.id
-    }
-
     fn slot(&self) -> Slot {
         Slot {
-            segment: self.pci_segment,
-            device: self.pci_device_id,
             parent: self.parent.clone(),
             function: self.pci_function,
+            ..Slot::at(&self.place)
         }
     }
 

@@ -6,7 +6,7 @@ use devices::virtio::vsock;
 
 use super::{
     super::{
-        devices::{Kind, Made, MadeFunction, Slot, Surroundings},
+        devices::{Kind, Made, MadeFunction, Surroundings},
         error::DeviceError,
     },
     Handle, thread_name,
@@ -15,18 +15,6 @@ use crate::config::VsockConfig;
 
 impl Kind for VsockConfig {
     const NAME: &'static str = "vsock";
-
-    fn id(&mut self) -> &mut Option<String> {
-        &mut self.id
-    }
-
-    fn slot(&self) -> Slot {
-        Slot {
-            segment: self.pci_segment,
-            device: self.pci_device_id,
-            ..Slot::default()
-        }
-    }
 
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
         let options = vsock::Options {
