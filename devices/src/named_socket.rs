@@ -56,10 +56,11 @@ pub struct SocketFile {
 /// A socket that clients can connect to.
 #[derive(Debug)]
 pub struct NamedSocket {
+    /// Its file: gone before the listener is closed, as somebody else's file can have its identity
+    /// afterwards.
+    pub file: SocketFile,
     /// Non-blocking.
     pub listener: UnixListener,
-    /// Its file.
-    pub file: SocketFile,
 }
 
 impl NamedSocket {
