@@ -92,7 +92,6 @@ pub struct HotplugState {
     pending: Vec<(u32, u32)>,
     selected: u32,
     /// The answer that is being written.
-    #[serde(default)]
     answer: (u32, u32),
 }
 

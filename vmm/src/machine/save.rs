@@ -38,7 +38,6 @@ pub struct SavedMachine {
     /// Address latch of PCI's configuration ports.
     config_address: u32,
     /// Slots whose device was taken away, which the guest has yet to eject.
-    #[serde(default)]
     torn_out: BTreeSet<Bdf>,
     memory: Vec<MemoryRange>,
 }

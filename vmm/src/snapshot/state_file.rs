@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 const FORMAT: &str = "gantry-state";
 
 /// Version of everything that a state contains. It goes up with each incompatible change.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Larger states are refused: 255 vCPUs and 32 devices in each of 16 segments stay far below.
 const MAX_BYTES: u64 = 256 << 20;
@@ -35,7 +35,10 @@ pub enum StateFileError {
     #[error("it is no state of Gantry: its first line is not the header that it should be")]
     Foreign,
     /// Another version's state.
-    #[error("it has format version {found} (Gantry {gantry}), this Gantry reads version {VERSION}")]
+    #[error(
+        "it has format version {found} (Gantry {gantry}), this Gantry reads version {VERSION}: \
+         restore it with the Gantry that wrote it, or boot the VM anew"
+    )]
     Version {
         /// Version in the file.
         found: u32,
@@ -142,8 +145,13 @@ mod tests {
     #[test]
     fn another_version_is_named() {
         let text = String::from_utf8(encode(&0).unwrap()).unwrap();
-        let newer = text.replace("\"version\":2", "\"version\":7");
-        let error = decode::<u64>(newer.as_bytes()).unwrap_err();
-        assert!(error.to_string().contains("version 7"), "{error}");
+        let own = format!("\"version\":{VERSION}");
+        assert!(text.contains(&own), "{text}");
+        for other in [VERSION - 1, VERSION + 1] {
+            let other_text = text.replace(&own, &format!("\"version\":{other}"));
+            let error = decode::<u64>(other_text.as_bytes()).unwrap_err();
+            let version = format!("version {other} ");
+            assert!(error.to_string().contains(&version), "{error}");
+        }
     }
 }
