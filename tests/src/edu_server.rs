@@ -9,7 +9,7 @@
 use std::{
     collections::BTreeMap,
     fs::File,
-    io::{self, Write},
+    io::{self, Read, Write},
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
     path::Path,
     ptr::NonNull,
@@ -17,10 +17,10 @@ use std::{
 
 use anyhow::{Context, Result};
 use vfio_bindings::bindings::vfio::{
-    VFIO_IRQ_INFO_EVENTFD, VFIO_IRQ_SET_ACTION_UNMASK, VFIO_PCI_CONFIG_REGION_INDEX,
-    VFIO_PCI_INTX_IRQ_INDEX, VFIO_PCI_MSI_IRQ_INDEX, VFIO_PCI_MSIX_IRQ_INDEX,
-    VFIO_REGION_INFO_FLAG_MMAP, VFIO_REGION_INFO_FLAG_READ, VFIO_REGION_INFO_FLAG_WRITE,
-    vfio_region_info, vfio_region_sparse_mmap_area,
+    VFIO_IRQ_INFO_AUTOMASKED, VFIO_IRQ_INFO_EVENTFD, VFIO_IRQ_SET_ACTION_UNMASK,
+    VFIO_PCI_CONFIG_REGION_INDEX, VFIO_PCI_INTX_IRQ_INDEX, VFIO_PCI_MSI_IRQ_INDEX,
+    VFIO_PCI_MSIX_IRQ_INDEX, VFIO_REGION_INFO_FLAG_MMAP, VFIO_REGION_INFO_FLAG_READ,
+    VFIO_REGION_INFO_FLAG_WRITE, vfio_region_info, vfio_region_sparse_mmap_area,
 };
 use vfio_user::{
     DmaMapFlags, DmaUnmapFlags, IrqInfo, Server, ServerBackend, ServerRegion, SparseArea,
@@ -136,6 +136,15 @@ struct Registers {
     count: u64,
 }
 
+/// How the device asserts its interrupt line.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Line {
+    /// Once, as the kernel's vfio-pci: it is masked from then on, until the client has it unmasked.
+    Automasked,
+    /// At each interrupt. It cannot be masked.
+    Free,
+}
+
 /// The device.
 struct EduDevice {
     config: [u8; 256],
@@ -147,6 +156,11 @@ struct EduDevice {
     guest: BTreeMap<u64, Mapped>,
     /// Eventfds by kind and number.
     eventfds: BTreeMap<(u32, u32), File>,
+    line: Line,
+    /// The line was asserted, and has not been unmasked since.
+    masked: bool,
+    /// Signalled when it is to be unmasked.
+    unmask: Option<File>,
 }
 
 fn memory_file() -> io::Result<OwnedFd> {
@@ -224,11 +238,16 @@ fn regions(memory: &OwnedFd) -> Vec<ServerRegion> {
         .collect()
 }
 
-fn irqs() -> Vec<IrqInfo> {
+fn irqs(line: Line) -> Vec<IrqInfo> {
     (0..=VFIO_PCI_MSIX_IRQ_INDEX)
         .map(|index| IrqInfo {
             index,
-            flags: VFIO_IRQ_INFO_EVENTFD,
+            flags: match (index, line) {
+                (VFIO_PCI_INTX_IRQ_INDEX, Line::Automasked) => {
+                    VFIO_IRQ_INFO_EVENTFD | VFIO_IRQ_INFO_AUTOMASKED
+                }
+                _ => VFIO_IRQ_INFO_EVENTFD,
+            },
             count: match index {
                 VFIO_PCI_INTX_IRQ_INDEX => 1,
                 VFIO_PCI_MSI_IRQ_INDEX | VFIO_PCI_MSIX_IRQ_INDEX => VECTORS,
@@ -240,10 +259,15 @@ fn irqs() -> Vec<IrqInfo> {
 
 /// Serves the device on a socket, to one client after the other, until this process ends.
 pub fn serve(socket: &Path) -> Result<()> {
+    serve_with(socket, Line::Automasked)
+}
+
+/// As [`serve`], a device with a line of this kind.
+pub fn serve_with(socket: &Path, line: Line) -> Result<()> {
     // Of a server that was killed.
     let _ = std::fs::remove_file(socket);
     let memory = memory_file().context("no memory for the device")?;
-    let server = Server::new(socket, true, irqs(), regions(&memory))
+    let server = Server::new(socket, true, irqs(line), regions(&memory))
         .with_context(|| format!("cannot listen at {}", socket.display()))?;
     loop {
         let mut device = EduDevice {
@@ -253,6 +277,9 @@ pub fn serve(socket: &Path) -> Result<()> {
             accesses: 0,
             guest: BTreeMap::new(),
             eventfds: BTreeMap::new(),
+            line,
+            masked: false,
+            unmask: None,
         };
         // A client that goes in the middle of a message is a client that goes.
         if let Err(error) = server.run(&mut device) {
@@ -310,8 +337,13 @@ impl EduDevice {
             VFIO_PCI_MSI_IRQ_INDEX => msi,
             _ => !msix && !msi,
         };
+        if self.masked && self.unmask.as_mut().is_some_and(take_signal) {
+            self.masked = false;
+        }
         for ((kind, vector), mut eventfd) in &self.eventfds {
-            if value & 1 << vector != 0 && is_on(*kind) {
+            let is_line = *kind == VFIO_PCI_INTX_IRQ_INDEX;
+            if value & 1 << vector != 0 && is_on(*kind) && !(is_line && self.masked) {
+                self.masked |= is_line && self.line == Line::Automasked;
                 // A full counter is a raised interrupt as well.
                 let _ = eventfd.write(&1_u64.to_ne_bytes());
             }
@@ -437,9 +469,12 @@ impl ServerBackend for EduDevice {
         count: u32,
         fds: Vec<File>,
     ) -> io::Result<()> {
-        // Its line is asserted by each interrupt, and never masked.
         if flags & VFIO_IRQ_SET_ACTION_UNMASK != 0 {
-            return Err(io::ErrorKind::Unsupported.into());
+            if self.line == Line::Free {
+                return Err(io::ErrorKind::Unsupported.into());
+            }
+            self.unmask = fds.into_iter().next();
+            return Ok(());
         }
         if count == 0 {
             self.eventfds.retain(|(kind, _), _| *kind != index);
@@ -453,4 +488,16 @@ impl ServerBackend for EduDevice {
         }
         Ok(())
     }
+}
+
+/// Whether an eventfd, of whichever kind, was signalled since the last call.
+fn take_signal(eventfd: &mut File) -> bool {
+    let mut poll = libc::pollfd {
+        fd: eventfd.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one structure, which outlives the call.
+    let ready = unsafe { libc::poll(&raw mut poll, 1, 0) };
+    ready == 1 && eventfd.read(&mut [0; 8]).is_ok()
 }

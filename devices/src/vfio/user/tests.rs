@@ -11,7 +11,7 @@ use std::{
 };
 
 use gantry_tests::{
-    edu_server,
+    edu_server::{self, Line},
     liar::{Liar, SPOILS, Spoil},
 };
 use tempfile::TempDir;
@@ -88,10 +88,14 @@ struct Bench {
 impl Bench {
     /// With an honest server.
     fn new() -> Self {
+        Self::with_line(Line::Automasked)
+    }
+
+    fn with_line(line: Line) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("edu");
         let path = socket.clone();
-        std::thread::spawn(move || edu_server::serve(&path).unwrap());
+        std::thread::spawn(move || edu_server::serve_with(&path, line).unwrap());
         // The socket is there before anybody listens.
         while UnixStream::connect(&socket).is_err() {
             std::thread::yield_now();
@@ -284,6 +288,25 @@ fn a_device_without_messages_asserts_its_line() {
     device.disconnect(Irqs::Line).unwrap();
     device.write(0, 0x60, &1_u32.to_le_bytes());
     assert!(assert.read().is_err(), "nothing is asserted");
+}
+
+#[test]
+fn a_line_is_asserted_again_when_the_guest_has_served_it() {
+    // How often it is asserted by a second interrupt that comes before that.
+    for (line, early) in [(Line::Automasked, 0), (Line::Free, 1)] {
+        let bench = Bench::with_line(line);
+        let device = bench.connect(shared_memory(&[(0, RAM)])).unwrap();
+        let [assert, served] = [(); 2].map(|()| EventFd::new(EFD_NONBLOCK).unwrap());
+        device.connect_line(&assert, &served).unwrap();
+        device.write_config(4, &6_u16.to_le_bytes());
+        let raise = || {
+            device.write(0, 0x60, &1_u32.to_le_bytes());
+            assert.read().unwrap_or(0)
+        };
+        assert_eq!([raise(), raise()], [1, early], "{line:?}");
+        served.write(1).unwrap();
+        assert_eq!(raise(), 1, "{line:?}");
+    }
 }
 
 #[test]
