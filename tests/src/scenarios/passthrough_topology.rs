@@ -27,6 +27,10 @@ pub const SCENARIOS: &[Entry] = &[
         of_one_slot,
     ),
     (
+        "passthrough: one of two functions is swapped, and the other comes back",
+        swap_of_one_slot,
+    ),
+    (
         "passthrough: the interrupt line of a disk behind a root port",
         line,
     ),
@@ -292,8 +296,6 @@ fn of_one_slot(context: &Context) -> Result<()> {
     for bdf in FUNCTIONS {
         works(&mut guest, bdf)?;
     }
-    let swap = json!({"id": "zero", "path": other.path});
-    gantry.refused("vm.swap-device", Some(swap), 400, "in the same slot")?;
     gantry.put("vm.remove-device", json!({"id": "zero"}))?;
     gone(&gantry, "zero")?;
     gone(&gantry, "third")?;
@@ -309,6 +311,61 @@ fn of_one_slot(context: &Context) -> Result<()> {
         works(&mut guest, bdf)?;
     }
     are_one_slot(&mut guest, FUNCTIONS)
+}
+
+fn swap_of_one_slot(context: &Context) -> Result<()> {
+    const FUNCTIONS: [&str; 2] = ["0000:00:09.0", "0000:00:09.3"];
+    let [zero, third] = take_two()?;
+    let (spare, absent) = (HostDevice::take(EDU, 0)?, HostDevice::take(EDU, 1)?);
+    absent.release()?;
+    let device = |device: &HostDevice, id: &str, function: u8| -> Value {
+        json!({
+            "path": device.path,
+            "id": id,
+            "pci_device_id": 9,
+            "pci_function": function,
+        })
+    };
+    let more = json!({"devices": [device(&zero, "zero", 0), device(&third, "third", 3)]});
+    let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    let mut swap = |id: &str,
+                    to: &HostDevice,
+                    on_failure: &str,
+                    expected: [Option<&HostDevice>; 2]|
+     -> Result<()> {
+        let body = json!({"id": id, "path": to.path, "on_failure": on_failure});
+        gantry.put("vm.swap-device", body)?;
+        let paths = ["zero", "third"].into_iter().zip(expected);
+        let paths: BTreeMap<_, _> = paths
+            .filter_map(|(id, device)| Some((id, json!(device?.path))))
+            .collect();
+        gantry.info_until(&format!("there are {paths:?}"), |info| {
+            let devices = info["config"]["devices"].as_array().into_iter().flatten();
+            let now =
+                devices.filter_map(|device| Some((device["id"].as_str()?, device["path"].clone())));
+            let tree = &info["device_tree"];
+            let is_over = ["zero", "third"]
+                .iter()
+                .all(|id| tree[id]["state"].is_null());
+            is_over && now.collect::<BTreeMap<_, _>>() == paths
+        })?;
+        for (bdf, device) in FUNCTIONS.into_iter().zip(expected) {
+            if device.is_some() {
+                works(&mut guest, bdf)?;
+            }
+        }
+        Ok(())
+    };
+    swap("third", &spare, "Restore", [Some(&zero), Some(&spare)])?;
+    swap("zero", &third, "Restore", [Some(&third), Some(&spare)])?;
+    // The one that is swapped comes back as well as the other one.
+    for id in ["zero", "third"] {
+        swap(id, &absent, "Restore", [Some(&third), Some(&spare)])?;
+    }
+    swap("third", &absent, "Without", [Some(&third), None])?;
+    let log = gantry.log();
+    ensure!(log.matches("device-swap-undone").count() == 2, "{log}");
+    Ok(())
 }
 
 /// NVMe's driver, kept from MSI-X and MSI.

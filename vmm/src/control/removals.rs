@@ -6,11 +6,12 @@
 //!        └──> removed       └ (a swap plugs the other device in, or this one again)
 //! ```
 //!
-//! A slot with several functions leaves as a whole: a removal of one of them is one of all.
+//! A slot with several functions leaves as a whole: a removal of one of them is one of all. A swap
+//! of one of them brings the others back, too.
 
 use std::{
     collections::BTreeMap,
-    io,
+    io, mem,
     os::fd::{AsRawFd, RawFd},
     path::{Path, PathBuf},
     time::{Duration, Instant},
@@ -28,16 +29,47 @@ use crate::{
 };
 
 /// What to plug in when a device has gone.
-struct Swap {
-    old: DeviceConfig,
-    new: PathBuf,
-    on_failure: OnFailure,
+enum Next {
+    Nothing,
+    /// The same device: it was to stay, or another one of its slot is swapped.
+    Same(DeviceConfig),
+    /// Another one in its place.
+    Other {
+        old: DeviceConfig,
+        new: PathBuf,
+        on_failure: OnFailure,
+    },
+}
+
+impl Next {
+    /// What is tried, one after the other until it works: the event that says so, and the path of
+    /// the device. All of them are like the one that has gone.
+    fn attempts(self) -> Option<(DeviceConfig, Vec<(&'static str, Option<PathBuf>)>)> {
+        match self {
+            Self::Nothing => None,
+            Self::Same(device) => {
+                let path = device.path.clone();
+                Some((device, vec![("device-added", path)]))
+            }
+            Self::Other {
+                old,
+                new,
+                on_failure,
+            } => {
+                let mut attempts = vec![("device-swapped", Some(new))];
+                if on_failure == OnFailure::Restore {
+                    attempts.push(("device-swap-undone", old.path.clone()));
+                }
+                Some((old, attempts))
+            }
+        }
+    }
 }
 
 /// A device that the guest was asked to give up.
 struct Removal {
     deadline: Option<Instant>,
-    swap: Option<Swap>,
+    next: Next,
     /// Nobody waits any more, but the guest may still answer.
     overdue: bool,
 }
@@ -65,18 +97,18 @@ impl Removals {
     /// What a device is doing, for `vm.info`.
     pub fn state(&self, id: &str) -> Option<&'static str> {
         let removal = self.pending.get(id).filter(|removal| !removal.overdue)?;
-        Some(match removal.swap {
-            Some(_) => "swapping",
-            None => "removing",
+        Some(match removal.next {
+            Next::Nothing => "removing",
+            Next::Same(_) | Next::Other { .. } => "swapping",
         })
     }
 
-    fn insert(&mut self, id: &str, limit: Option<Duration>, swap: Option<Swap>) {
+    fn insert(&mut self, id: &str, limit: Option<Duration>, next: Next) {
         // A limit beyond the end of time is none.
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         let removal = Removal {
             deadline,
-            swap,
+            next,
             overdue: false,
         };
         self.pending.insert(id.to_owned(), removal);
@@ -89,11 +121,7 @@ impl Removals {
         if let Some(removal) = self.pending.get_mut(id) {
             removal.deadline = None;
             removal.overdue = true;
-            removal.swap = device.map(|device| Swap {
-                old: device.clone(),
-                new: device.path.clone().unwrap_or_default(),
-                on_failure: OnFailure::Restore,
-            });
+            removal.next = device.map_or(Next::Nothing, |device| Next::Same(device.clone()));
         }
         self.arm();
     }
@@ -122,15 +150,21 @@ impl Removals {
     /// the next one. A swap has not happened, and will not.
     pub fn finish(&mut self, config: &mut VmConfig, monitor: &mut EventMonitor) {
         for (id, removal) in std::mem::take(&mut self.pending) {
-            if removal.overdue {
+            match removal.next {
                 // It was to stay.
-            } else if removal.swap.is_some() {
-                let why = "the VM was switched off before the guest gave the device up";
-                log::warn!("device {id:?} is not swapped: {why}");
-                monitor.emit("vm", "device-swap-failed", &[("id", &id), ("reason", why)]);
-            } else if life::forget_device(config, &id) {
-                log::info!("device {id:?} has been removed with the machine");
-                monitor.emit("vm", "device-removed", &[("id", &id)]);
+                _ if removal.overdue => {}
+                Next::Same(_) => {}
+                Next::Other { .. } => {
+                    let why = "the VM was switched off before the guest gave the device up";
+                    log::warn!("device {id:?} is not swapped: {why}");
+                    monitor.emit("vm", "device-swap-failed", &[("id", &id), ("reason", why)]);
+                }
+                Next::Nothing => {
+                    if life::forget_device(config, &id) {
+                        log::info!("device {id:?} has been removed with the machine");
+                        monitor.emit("vm", "device-removed", &[("id", &id)]);
+                    }
+                }
             }
         }
         self.arm();
@@ -152,9 +186,10 @@ impl Removals {
                 removal.deadline = None;
                 removal.overdue = true;
                 // The old device was to stay: a guest that gives it up after all gets it back.
-                if let Some(swap) = &mut removal.swap {
-                    swap.new = swap.old.path.clone().unwrap_or_default();
-                }
+                removal.next = match mem::replace(&mut removal.next, Next::Nothing) {
+                    Next::Other { old, .. } => Next::Same(old),
+                    other => other,
+                };
             }
         }
         self.arm();
@@ -188,7 +223,7 @@ impl Control {
                     let leaving = machine.remove_device(id).map_err(|e| failed(&e))?;
                     let limit = request.timeout.map(Duration::from_secs);
                     for id in &leaving {
-                        self.removals.insert(id, limit, None);
+                        self.removals.insert(id, limit, Next::Nothing);
                         self.monitor.emit("vm", "device-removing", &[("id", id)]);
                     }
                 }
@@ -288,11 +323,11 @@ impl Control {
             let message = format!("{id:?} is on its way out already");
             return Err(ApiError::message(Status::BadRequest, message));
         }
-        let devices = config.devices.iter().flatten();
-        let Some(old) = devices
-            .into_iter()
-            .find(|device| device.place.id.as_ref() == Some(id))
-        else {
+        let configured = |id: &str| {
+            let mut devices = config.devices.iter().flatten();
+            devices.find(|device| device.place.id.as_deref() == Some(id))
+        };
+        let Some(old) = configured(id) else {
             return Err(failed(&MachineError::NoDevice(id.clone())));
         };
         let refused = |why: &str| {
@@ -311,25 +346,33 @@ impl Control {
         {
             return Err(refused(&format!("is not of the same model, {difference}")));
         }
-        if let Ok(slot) = machine.devices().removable(id)
-            && let others = machine.devices().ids_in(slot)
-            && let Some(other) = others.iter().find(|other| *other != id)
-        {
-            let message = format!(
-                "{id:?} cannot be swapped: {other:?} is in the same slot and would leave with it; \
-                 remove both, and add what is to be there"
-            );
-            return Err(ApiError::message(Status::BadRequest, message));
+        let slot = machine.devices().removable(id).map_err(|e| failed(&e))?;
+        let mut leaving = vec![(
+            id.clone(),
+            Next::Other {
+                old: old.clone(),
+                new: request.path.clone(),
+                on_failure: request.on_failure,
+            },
+        )];
+        let others = machine.devices().ids_in(slot);
+        for other in others.into_iter().filter(|other| other != id) {
+            let Some(device) = configured(&other) else {
+                let message = format!(
+                    "{id:?} cannot be swapped: {other:?} would leave with it, because they share a \
+                     slot, and only devices of the host come back; remove both, and add what is to \
+                     be there"
+                );
+                return Err(ApiError::message(Status::BadRequest, message));
+            };
+            leaving.push((other, Next::Same(device.clone())));
         }
-        let swap = Swap {
-            old: old.clone(),
-            new: request.path.clone(),
-            on_failure: request.on_failure,
-        };
         machine.remove_device(id).map_err(|e| failed(&e))?;
         let limit = Duration::from_secs(request.timeout);
-        self.removals.insert(id, Some(limit), Some(swap));
-        self.monitor.emit("vm", "device-swapping", &[("id", id)]);
+        for (id, next) in leaving {
+            self.monitor.emit("vm", "device-swapping", &[("id", &id)]);
+            self.removals.insert(&id, Some(limit), next);
+        }
         Ok(Response::Empty)
     }
 
@@ -385,7 +428,7 @@ impl Control {
                 .map_err(|e| failed(&e))
                 .map(|leaving| {
                     for id in &leaving {
-                        self.removals.insert(id, None, None);
+                        self.removals.insert(id, None, Next::Nothing);
                         self.monitor.emit("vm", "device-removing", &[("id", id)]);
                     }
                 })
@@ -411,44 +454,64 @@ impl Control {
             }
         };
         if gone.is_empty() {
-            log::debug!("the guest ejects an empty PCI slot {slot}");
+            // What has been plugged into the slot since the guest was told to let go of another
+            // device may be wanted back, too: it has not heard of that.
+            let mut waiting = machine.devices().ids_in(slot);
+            waiting.retain(|id| self.removals.state(id).is_some());
+            let asked = waiting.first().map(|id| machine.remove_device(id));
+            match asked {
+                Some(Ok(_)) => {}
+                Some(Err(error)) => log::error!("the guest is not asked for {slot}: {error}"),
+                None => log::debug!("the guest ejects an empty PCI slot {slot}"),
+            }
         }
-        let mut swaps = Vec::new();
+        let mut coming = Vec::new();
         for id in gone {
             life::forget_device(config, &id);
             log::info!("device {id:?} has been removed");
             self.monitor.emit("vm", "device-removed", &[("id", &id)]);
-            let removal = self.removals.pending.remove(&id);
-            swaps.extend(removal.and_then(|removal| Some((id, removal.swap?))));
+            let next = self.removals.pending.remove(&id);
+            let next = next.and_then(|removal| removal.next.attempts());
+            coming.extend(next.map(|(device, attempts)| (id, device, attempts)));
         }
         self.removals.arm();
-        for (id, swap) in swaps {
-            self.finish_swap(&id, &swap, slot);
+        let is_swap = !coming.is_empty();
+        // Function 0 last: with it, the guest looks for the others.
+        for (id, device, attempts) in coming {
+            // The slot behind a root port is the only one there.
+            let pci_device_id = device.parent.is_none().then_some(slot.device);
+            let device = DeviceConfig {
+                place: Place {
+                    pci_device_id,
+                    ..device.place
+                },
+                ..device
+            };
+            self.plug_one_of(&id, &device, attempts);
+        }
+        if is_swap {
+            self.check_visible(slot);
         }
     }
 
-    /// Plugs the other device into the slot, or the old one again.
-    fn finish_swap(&mut self, id: &str, swap: &Swap, slot: Bdf) {
+    /// Plugs in the first device that can be had of those like `device`.
+    fn plug_one_of(
+        &mut self,
+        id: &str,
+        device: &DeviceConfig,
+        attempts: Vec<(&'static str, Option<PathBuf>)>,
+    ) {
         let Life::Live {
             config, machine, ..
         } = &mut self.life
         else {
             return;
         };
-        let at_slot = |path| DeviceConfig {
-            path,
-            place: Place {
-                // The slot behind a root port is the only one there.
-                pci_device_id: swap.old.parent.is_none().then_some(slot.device),
-                ..swap.old.place.clone()
-            },
-            ..swap.old.clone()
-        };
-        let mut attempts = vec![("device-swapped", at_slot(Some(swap.new.clone())))];
-        if swap.on_failure == OnFailure::Restore {
-            attempts.push(("device-swap-undone", at_slot(swap.old.path.clone())));
-        }
-        for (event, mut device) in attempts {
+        for (event, path) in attempts {
+            let mut device = DeviceConfig {
+                path,
+                ..device.clone()
+            };
             match machine.add_device(&mut device) {
                 Ok(_) => {
                     config.devices.get_or_insert_default().push(device);
@@ -465,6 +528,21 @@ impl Control {
             }
         }
     }
+
+    /// Says so if a guest cannot find what is in a slot.
+    fn check_visible(&mut self, slot: Bdf) {
+        let Some(machine) = self.life.machine_mut() else {
+            return;
+        };
+        let devices = machine.devices();
+        let ids = devices.ids_in(slot);
+        let last = ids.last().and_then(|id| devices.get(id));
+        if last.is_some_and(|last| last.bdf != slot) {
+            log::warn!(
+                "the guest does not see {ids:?} before there is a device at {slot}: add one"
+            );
+        }
+    }
 }
 
 #[cfg(test)]
@@ -475,7 +553,7 @@ mod tests {
     fn any_time_limit_can_be_asked_for() {
         for limit in [0, u64::from(u32::MAX), i64::MAX as u64, u64::MAX] {
             let mut removals = Removals::new().unwrap();
-            removals.insert("gpu", Some(Duration::from_secs(limit)), None);
+            removals.insert("gpu", Some(Duration::from_secs(limit)), Next::Nothing);
             assert_eq!(removals.state("gpu"), Some("removing"), "{limit}");
             let ends = limit <= u64::from(u32::MAX);
             assert_eq!(removals.timer.is_armed().unwrap(), ends, "{limit}");
