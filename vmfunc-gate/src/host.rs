@@ -525,7 +525,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: mapped by `Client::pages`, and borrowed from nobody.
+        // SAFETY: mapped by `map`, and borrowed from nobody.
         unsafe { libc::munmap(self.at.as_ptr().cast(), self.bytes) };
     }
 }

@@ -8,8 +8,7 @@
 //! - [`ept`]: builds the *server view*, the EPT that a client's vCPU uses inside a server, and
 //!   the list of the EPTs that it may choose from;
 //! - [`window`]: which pages lie where in both address spaces;
-//! - [`trampoline`]: the code that changes sides.
-//!
+//! - [`trampoline`]: the code that changes sides;
 //! - [`client`]: what a client's program calls;
 //! - `host` (feature `std`): what the processes of VMs ask of the kernel module.
 //! - [`port`]: registers by which a guest's process asks its machine for the gate; `guest` (feature
@@ -56,7 +55,8 @@
 //!
 //! To install it: copy `module/` to `/usr/src/gantry-gate-0.1.0`, `dkms install gantry-gate/0.1.0`,
 //! `modprobe gantry_gate`. It names what a host lacks in the kernel's log, and other kernels than
-//! those above are refused when it is built. `gantry doctor` looks at the same things.
+//! those above are refused when it is built. `gantry doctor` looks at the same things. The tests
+//! have DKMS install it in folders of their own, for both kernels, and load what that made.
 //!
 //! # System calls of handlers
 //!

@@ -148,6 +148,14 @@ fn with_pair(check: Check<'_>) -> Result<()> {
         },
     );
     check(
+        "a pair that is undone while the client's kernel has an interrupt of a delegation ends it",
+        &mut || {
+            undone_while_parked(&mut client)?;
+            client.client.pair(server.as_fd())?;
+            expect(&mut client, ADD, 3, 4, (13, DONE))
+        },
+    );
+    check(
         "a pair that is undone during a delegation ends it",
         &mut || {
             let gate = Arc::clone(&client.client);
@@ -486,6 +494,22 @@ fn timer(client: &mut ClientVm, code: u64, steps: u64) -> Result<()> {
     ensure!(parked >= 50, "{parked} of {ticks} ticks came in the server");
     ensure!(after.aborted == before.aborted, "a delegation was ended");
     Ok(())
+}
+
+/// The thread asks for the rest of its delegation, and hears why there is none.
+fn undone_while_parked(client: &mut ClientVm) -> Result<()> {
+    // SAFETY: a word of shared memory, which stays mapped: the handler goes on until it is not 0.
+    unsafe { client.shared().write_volatile(0) };
+    let before = client.client.status()?.parked;
+    client.stop_at_tick();
+    client.run(&Start {
+        kernel: true,
+        ..Start::new(at::rig_timer_spin(), [1_000_000, 0, 0])
+    })?;
+    let parked = client.client.status()?.parked - before;
+    ensure!(parked == 1, "{parked} parked");
+    client.client.unpair()?;
+    gone(client.go_on()?)
 }
 
 fn missing(client: &mut ClientVm, server: &OtherServer) -> Result<()> {

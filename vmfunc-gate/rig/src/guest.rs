@@ -30,6 +30,12 @@ const TEXT: u16 = 0xe9;
 
 /// What a guest prints when all of its checks are done.
 pub const DONE: &str = "done";
+/// What a client's guest prints when a process of it was killed while it was paired.
+pub const KILLED: &str = "killed";
+/// What it prints before another process asks.
+pub const ASKING: &str = "asking";
+/// How long nobody asks in between.
+const QUIET: Duration = Duration::from_secs(5);
 /// What a client's guest prints before it delegates to what takes long in the server's kernel.
 pub const LONG: &str = "long";
 
@@ -300,8 +306,38 @@ fn serve() -> Result<()> {
 const PROCESSES: u32 = 200;
 const MANY: u64 = 10_000;
 
+/// A process that is paired, and is killed.
+fn die() -> Result<()> {
+    // SAFETY: this process has one thread.
+    let pid = unsafe { libc::fork() };
+    ensure!(pid >= 0, "no process");
+    if pid == 0 {
+        allow_ports();
+        match Client::pair() {
+            // SAFETY: of this process.
+            Ok(_client) => unsafe { libc::kill(libc::getpid(), libc::SIGKILL) },
+            Err(error) => {
+                print(&format!("not paired: {error}"));
+                leave()
+            }
+        };
+    }
+    let mut status = 0;
+    // SAFETY: of a child.
+    unsafe { libc::waitpid(pid, &raw mut status, 0) };
+    ensure!(
+        libc::WIFSIGNALED(status),
+        "the process ended with {status:#x}"
+    );
+    print(KILLED);
+    thread::sleep(QUIET);
+    print(ASKING);
+    Ok(())
+}
+
 fn delegate() -> Result<()> {
     mount_all()?;
+    die()?;
     let start = Instant::now();
     // Processes that are paired without the server's kernel, and then with it. Their parents wait,
     // and keep their page tables.
@@ -353,32 +389,38 @@ fn user_only(client: &Client) -> Result<()> {
     Ok(())
 }
 
-fn with_kernel(start: Instant) -> Result<()> {
+/// Pairs a process with the server's kernel: this one or another one, for which this one waits. The
+/// process that is paired gets how many tried; others get nothing.
+fn pair_somebody() -> Result<Option<(Client, u32)>> {
     for tried in 1..=PROCESSES {
         match Client::pair_with_kernel() {
-            Ok(client) => {
-                print(&format!(
-                    "figure processes of the client until one was paired with the server's kernel: \
-                     {tried}, {:?}",
-                    start.elapsed()
-                ));
-                paired(&client);
-                drop(client);
-                print(DONE);
-                return killed();
-            }
+            Ok(client) => return Ok(Some((client, tried))),
             Err(Error::Refused {
                 reason: Reason::NoKernel,
                 ..
             }) => {
                 if !fork()? {
-                    return Ok(());
+                    return Ok(None);
                 }
             }
             Err(error) => return Err(error.into()),
         }
     }
     bail!("none of {PROCESSES} processes could be paired")
+}
+
+fn with_kernel(start: Instant) -> Result<()> {
+    let Some((client, tried)) = pair_somebody()? else {
+        return Ok(());
+    };
+    print(&format!(
+        "figure processes of the client until one was paired with the server's kernel: {tried}, {:?}",
+        start.elapsed()
+    ));
+    paired(&client);
+    drop(client);
+    print(DONE);
+    killed()
 }
 
 fn paired(client: &Client) {
@@ -464,28 +506,15 @@ fn paired(client: &Client) {
 
 /// A process that is killed in a system call of a handler.
 fn killed() -> Result<()> {
-    for _ in 0..PROCESSES {
-        match Client::pair_with_kernel() {
-            Ok(client) => {
-                let memory = client.shared();
-                print(LONG);
-                loop {
-                    let found = client.delegate(BUSY, 0, memory.len() as u64)?;
-                    ensure!(found > 0, "{found}");
-                }
-            }
-            Err(Error::Refused {
-                reason: Reason::NoKernel,
-                ..
-            }) => {
-                if !fork()? {
-                    return Ok(());
-                }
-            }
-            Err(error) => return Err(error.into()),
-        }
+    let Some((client, _)) = pair_somebody()? else {
+        return Ok(());
+    };
+    let memory = client.shared();
+    print(LONG);
+    loop {
+        let found = client.delegate(BUSY, 0, memory.len() as u64)?;
+        ensure!(found > 0, "{found}");
     }
-    bail!("none of {PROCESSES} processes could be paired")
 }
 
 fn slow_checks(client: &Client, memory: *mut u8) -> Result<()> {

@@ -166,13 +166,27 @@ rig_timer_kernel:
     push r11
     iretq
 
-# The timer's interrupt: counts.
+# Ring 0: a timer of rdi ns, then handler 5 in ring 3.
+.globl rig_timer_spin
+rig_timer_spin:
+    lea r11, [rip + rig_spin_call]
+    jmp 1b
+rig_spin_call:
+    mov edi, 5
+    jmp rig_call
+
+# The timer's interrupt: counts. The first one stops in its middle, if asked to.
 .globl rig_tick
 rig_tick:
     push rax
     push rcx
     push rdx
     inc qword ptr [0x41000]
+    cmp qword ptr [0x41008], 0
+    je 1f
+    mov qword ptr [0x41008], 0
+    mov [0x500000], eax
+1:
     xor eax, eax
     xor edx, edx
     mov ecx, 0x80b

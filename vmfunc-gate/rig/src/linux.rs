@@ -73,18 +73,32 @@ pub fn all(check: Check<'_>) {
         server.event("rebooted")?;
         server.event("frozen")
     });
-    // The guests' own checks are printed while they run.
-    let mut clients = Vec::new();
-    let ran = check("a process of another VM delegates to it", &mut || {
-        let options = "transport=gate,server=/tmp/gate,shared=1M,id=gate";
-        let mut client = Machine::start("client", &["--accel", options])?;
-        let found = client.wait_for(guest::DONE);
-        clients.push(client);
-        found
-    });
-    let Some(client) = clients.first_mut().filter(|_| ran) else {
-        return;
+    let options = "transport=gate,server=/tmp/gate,shared=1M,id=gate";
+    let mut client = match Machine::start("client", &["--accel", options]) {
+        Ok(client) => client,
+        Err(error) => {
+            check("a client's VM starts", &mut || bail!("{error:#}"));
+            return;
+        }
     };
+    check(
+        "the server of a process that was killed is free before anybody asks",
+        &mut || {
+            client.wait_for(guest::KILLED)?;
+            server.event("thawed")?;
+            client.listen()?;
+            let asked = client.lines.iter().any(|line| line == guest::ASKING);
+            ensure!(!asked, "another process has asked");
+            server.wait_for("a client has ended: ClientGone")?;
+            server.event("frozen")
+        },
+    );
+    // The guests' own checks are printed while they run.
+    if !check("a process of another VM delegates to it", &mut || {
+        client.wait_for(guest::DONE)
+    }) {
+        return;
+    }
     check(
         "the server's VM goes on when its client has left",
         &mut || {
@@ -96,10 +110,21 @@ pub fn all(check: Check<'_>) {
         },
     );
     check(
-        "a server is given up whose client is killed in a system call",
+        "a VM whose process is in another VM is not saved",
         &mut || {
             client.wait_for(guest::LONG)?;
             thread::sleep(Duration::from_secs(2));
+            client.ctl(&["pause"])?;
+            let saved = client.ctl(&["snapshot", "/tmp/snapshot"]);
+            client.ctl(&["resume"])?;
+            let refused = format!("{:#}", saved.err().context("it was saved")?);
+            ensure!(refused.contains("uses the gate"), "{refused}");
+            Ok(())
+        },
+    );
+    check(
+        "a server is given up whose client is killed in a system call",
+        &mut || {
             let counters = client.ctl(&["counters"])?;
             println!("figure counters of the client: {}", compact(&counters));
             server.seen = server.events()?.len();

@@ -36,7 +36,7 @@ macro_rules! code {
 pub mod at {
     //! Where the guests' code is.
     code!(
-        rig_call rig_many rig_transfer rig_timer rig_timer_kernel rig_kernel rig_tick rig_undefined
+        rig_call rig_many rig_transfer rig_timer rig_timer_kernel rig_timer_spin rig_kernel rig_tick rig_undefined
         rig_protection rig_page rig_wrong_index rig_wrong_entry rig_write_table
         rig_write_trampoline rig_false_resume rig_add rig_sum rig_handler_compute rig_read
         rig_write rig_spin rig_fail rig_hypercall rig_system_call rig_driver
@@ -540,6 +540,16 @@ impl ClientVm {
         // What an earlier run was cut off in is over.
         self.memory.write(CLIENT_TICKS, 0);
         self.set(start)?;
+        self.go_on()
+    }
+
+    /// Has the next interrupt of the client's timer end the run in its middle.
+    pub fn stop_at_tick(&self) {
+        self.memory.write(CLIENT_TICKS + 8, 1);
+    }
+
+    /// Runs to the next end.
+    pub fn go_on(&mut self) -> Result<(u64, u64)> {
         loop {
             match self.vcpu.run() {
                 Ok(VcpuExit::MmioWrite(0xd010_0000, _)) => break,

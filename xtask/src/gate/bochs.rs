@@ -15,6 +15,8 @@ pub const PROGRAMS: &[(&str, &str)] = &[
     ("/usr/share/bochs/VGABIOS-lgpl-latest", "vgabios"),
     ("script", "bsdutils"),
     ("cpio", "cpio"),
+    ("/usr/sbin/dkms", "dkms"),
+    ("modinfo", "kmod"),
     ("make", "make"),
     ("gcc-12", "gcc-12"),
     ("xz", "xz-utils"),

@@ -54,8 +54,8 @@ pub fn run(words: &[String], mut report: impl FnMut(&str, &Outcome)) -> Result<(
         if !wanted(version) && !linux {
             continue;
         }
-        let (outcome, module) = module::build(&cache, version)?;
-        all(vec![outcome]);
+        let (checks, module) = module::build(&cache, version)?;
+        all(checks);
         let Some(module) = module else { continue };
         if wanted(version) {
             all(kvm::checks(&cache, &module, Guests::Small)?);
