@@ -177,8 +177,7 @@ impl Client {
                 }
             },
             Some(Command::Unpair) => {
-                self.disconnect();
-                self.set(State::Idle, (Reason::None, 0));
+                self.end();
             }
             _ => self.set(State::Failed, (Reason::Invalid, 0)),
         }
@@ -213,6 +212,13 @@ impl Client {
             Ok(placed) => place.placed = Some(placed),
             Err(error) => log::warn!("{}: nothing is at its window: {error}", self.name),
         }
+    }
+
+    /// Nobody uses the port any more.
+    fn end(&self) {
+        // First: a connection that is just being made sees it.
+        self.set(State::Idle, (Reason::None, 0));
+        self.disconnect();
     }
 
     /// Ends the pair and the connection. The server's machine hears of it.
@@ -377,6 +383,12 @@ impl Client {
         // SAFETY: a descriptor that nobody else owns.
         self.ring_for(Some(unsafe { EventFd::from_raw_fd(wake.into_raw_fd()) }));
         let mut link = lock(&self.link);
+        if lock(&self.registers).state != State::Connecting {
+            drop(link);
+            // The guest, or the machine, has thought better of it.
+            self.ring_for(None);
+            return Err((Reason::None, 0));
+        }
         link.stream = Some(Arc::new(stream));
         link.offer = Some(offer);
         Ok(())
@@ -453,20 +465,20 @@ impl Client {
             match self.connect() {
                 Ok(()) => {
                     self.prepare();
-                    self.connected();
+                    self.connected(State::Connected, (Reason::None, 0));
                 }
-                Err(refusal) => self.set(State::Failed, refusal),
+                Err(refusal) => self.connected(State::Failed, refusal),
             }
         }
         self.prepare();
         Ok(true)
     }
 
-    /// Says so, unless the guest has thought better of it.
-    fn connected(&self) {
+    /// Says what came of it, if anybody waits for that.
+    fn connected(&self, state: State, (reason, error): Refusal) {
         let mut registers = lock(&self.registers);
         if registers.state == State::Connecting {
-            registers.state = State::Connected;
+            (registers.state, registers.reason, registers.error) = (state, reason, error);
         }
     }
 
@@ -604,8 +616,7 @@ impl End for Client {
     }
 
     fn reset(&self) {
-        self.disconnect();
-        self.set(State::Idle, (Reason::None, 0));
+        self.end();
     }
 
     fn in_use(&self) -> bool {

@@ -285,6 +285,20 @@ fn a_client_is_in_use_while_it_has_a_server_or_a_pair() {
 }
 
 #[test]
+fn a_guest_that_thinks_better_of_it_while_it_connects_has_no_server() {
+    let (client, listener) = client();
+    command(&*client.end, Command::Connect);
+    let (stream, _) = listener.accept().unwrap();
+    command(&*client.end, Command::Unpair);
+    let null = File::open("/dev/null").unwrap();
+    hello::offer(&stream, WINDOW, &[0; KERNEL], null.as_fd(), null.as_fd()).unwrap();
+    let heard = hello::receive_shared(&stream);
+    assert!(matches!(heard, Ok(None)), "{heard:?}");
+    assert_eq!(state(&*client.end), (State::Idle, Reason::None));
+    assert!(!client.end.in_use());
+}
+
+#[test]
 fn the_server_of_a_process_that_ends_without_a_word_is_free() {
     let (client, listener) = client();
     map_window(&client.memory, true);
