@@ -5,6 +5,7 @@
 
 use std::{
     cell::Cell,
+    marker::PhantomData,
     os::fd::{AsRawFd, BorrowedFd, RawFd},
 };
 
@@ -28,19 +29,18 @@ pub fn set(fd: &impl AsRawFd) {
     CURRENT.set(Some(fd.as_raw_fd()));
 }
 
-/// The vCPU that the calling thread runs.
-pub struct CurrentVcpu(RawFd);
+/// The vCPU that the calling thread runs. It stays on that thread.
+pub struct CurrentVcpu(RawFd, PhantomData<*const ()>);
 
 /// The vCPU that the calling thread runs, if it is a vCPU's thread.
 pub fn current_vcpu() -> Option<CurrentVcpu> {
-    CURRENT.get().map(CurrentVcpu)
+    CURRENT.get().map(|fd| CurrentVcpu(fd, PhantomData))
 }
 
 impl CurrentVcpu {
     /// Its descriptor.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the thread owns the vCPU while it runs, and this value does not leave the thread:
-        // it is used in the middle of an access.
+        // SAFETY: the thread owns the vCPU while it runs, and this value cannot leave the thread.
         unsafe { BorrowedFd::borrow_raw(self.0) }
     }
 
