@@ -158,8 +158,12 @@ fn fill_memory(leave: u64) -> Result<Vec<u8>> {
     Ok(vec![1; (free << 10).saturating_sub(leave) as usize])
 }
 
-/// Nanoseconds that all threads of a process have run.
-fn cpu_time(pid: u32) -> Result<u64> {
+/// Nanoseconds for which all threads of a process have run.
+///
+/// # Errors
+///
+/// If there is no such process.
+pub fn cpu_time(pid: u32) -> Result<u64> {
     let mut total = 0;
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {
         let text = fs::read_to_string(task?.path().join("schedstat"))?;

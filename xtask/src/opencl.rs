@@ -13,7 +13,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use gantry_tests::{report::Outcome, rig::packages};
+use gantry_tests::{bench::cpu_time, report::Outcome, rig::packages};
 
 use crate::{
     opencl_streams as streams,
@@ -67,6 +67,10 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     (
         "opencl: ten thousand synchronous calls make no system call on either side",
         steady,
+    ),
+    (
+        "opencl: an application that waits with an open context costs under 0.5 % of a processor",
+        idle,
     ),
     (
         "opencl: workers are confined before an application comes",
@@ -519,6 +523,41 @@ fn clpeak(pool: &Pool) -> Result<()> {
     ensure!(
         text.contains("Kernel launch latency") && !text.contains("(-"),
         "{text}"
+    );
+    Ok(())
+}
+
+/// Counts the time for which application, workers and pool have a processor while nobody asks for
+/// anything.
+fn idle(pool: &Pool) -> Result<()> {
+    const WHILE: Duration = Duration::from_secs(4);
+    let mut application = pool
+        .remoted(pool.release.join("examples/opencl_steady"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut ready = String::new();
+    let mut output = BufReader::new(application.stdout.take().context("no output")?);
+    output.read_line(&mut ready)?;
+    let id = ready
+        .strip_prefix("ready ")
+        .with_context(|| format!("the application said {ready:?}"))?
+        .trim()
+        .parse()?;
+    let mut all = pool.workers()?;
+    all.extend([id, pool.process.id().cast_signed()]);
+    let spent = || -> Result<u64> { all.iter().map(|id| cpu_time(id.cast_unsigned())).sum() };
+    // Both sides look for work for a moment before they sleep.
+    thread::sleep(Duration::from_secs(1));
+    let before = spent()?;
+    thread::sleep(WHILE);
+    let nanos = spent()? - before;
+    drop(application.stdin.take());
+    std::io::copy(&mut output, &mut std::io::sink())?;
+    application.wait()?;
+    ensure!(
+        u128::from(nanos) * 200 < WHILE.as_nanos(),
+        "{nanos} ns of a processor in {WHILE:?}"
     );
     Ok(())
 }
