@@ -13,6 +13,10 @@ use std::{
         fd::{AsRawFd, OwnedFd},
         unix::net::UnixStream,
     },
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -83,16 +87,33 @@ pub(super) struct Peer {
     since: Instant,
     /// Its connection, by which it can be ended.
     socket: OwnedFd,
+    /// Whether it is not to be dismissed any more, or has been.
+    settled: Arc<AtomicBool>,
     /// Whether its connection has been ended, so that its thread is about to.
     pub dismissed: bool,
 }
 
 impl Peer {
+    /// Ends its connection, unless it is about to get its hello: who has that is served.
     fn dismiss(&mut self) {
+        if self.settled.swap(true, Ordering::Relaxed) {
+            return;
+        }
         self.dismissed = true;
         // SAFETY: a plain call on an open descriptor.
         unsafe { libc::shutdown(self.socket.as_raw_fd(), libc::SHUT_RDWR) };
     }
+}
+
+/// Somebody who has come.
+#[derive(Debug)]
+pub(super) struct Admitted {
+    /// Under this number it leaves.
+    pub number: u64,
+    /// To be set before it gets its hello. If it was set, it has been dismissed.
+    pub settled: Arc<AtomicBool>,
+    /// The name of the one who was dismissed for it.
+    pub displaced: Option<String>,
 }
 
 /// All who are greeted, the oldest first.
@@ -127,14 +148,8 @@ impl Crowd {
         }
     }
 
-    /// Lets somebody in, under the number that is returned; `socket` ends its connection. Who has
-    /// to go for it is dismissed, and named.
-    pub fn admit(
-        &mut self,
-        origin: Origin,
-        name: String,
-        socket: OwnedFd,
-    ) -> (u64, Option<String>) {
+    /// Lets somebody in; `socket` ends its connection.
+    pub fn admit(&mut self, origin: Origin, name: String, socket: OwnedFd) -> Admitted {
         let from = if self.alike(origin) >= MOST_ALIKE {
             Some(origin)
         } else if self.staying().count() >= MOST {
@@ -146,20 +161,26 @@ impl Crowd {
         };
         let mut staying = self.peers.iter_mut().filter(|peer| !peer.dismissed);
         let oldest = staying.find(|peer| Some(peer.origin) == from);
-        let displaced = oldest.map(|peer| {
+        let displaced = oldest.and_then(|peer| {
             peer.dismiss();
-            peer.name.clone()
+            peer.dismissed.then(|| peer.name.clone())
         });
         self.last += 1;
+        let settled = Arc::new(AtomicBool::new(false));
         self.peers.push(Peer {
             number: self.last,
             origin,
             name,
             since: Instant::now(),
             socket,
+            settled: Arc::clone(&settled),
             dismissed: false,
         });
-        (self.last, displaced)
+        Admitted {
+            number: self.last,
+            settled,
+            displaced,
+        }
     }
 
     /// Who had this number has left.
@@ -190,7 +211,7 @@ mod tests {
         let ends = (0..count).map(|index| {
             let (here, there) = UnixStream::pair().unwrap();
             let name = format!("{last}: {index}");
-            displaced = crowd.admit(origin(last), name, there.into()).1;
+            displaced = crowd.admit(origin(last), name, there.into()).displaced;
             here
         });
         (ends.collect(), displaced)
@@ -232,6 +253,19 @@ mod tests {
         assert_eq!(crowd.closed(Instant::now()), Duration::MAX);
         assert!(crowd.leave(1).is_some_and(|peer| peer.dismissed));
         assert_eq!(crowd.closed(Instant::now()), Duration::ZERO);
+    }
+
+    #[test]
+    fn who_is_about_to_be_served_is_not_dismissed() {
+        let mut crowd = Crowd::default();
+        let (mut here, there) = UnixStream::pair().unwrap();
+        let first = crowd.admit(origin(1), "first".to_owned(), there.into());
+        assert!(!first.settled.swap(true, Ordering::Relaxed));
+        assert_eq!(come(&mut crowd, 1, MOST_ALIKE).1, None);
+        crowd.dismiss();
+        here.set_nonblocking(true).unwrap();
+        let open = here.read(&mut [0]).unwrap_err();
+        assert_eq!(open.kind(), io::ErrorKind::WouldBlock);
     }
 
     #[test]

@@ -28,7 +28,7 @@ use std::{
 };
 
 use super::{
-    crowd::{Crowd, Origin},
+    crowd::{Admitted, Crowd, Origin},
     stream::{self, Kind, Options},
 };
 use crate::{
@@ -183,13 +183,17 @@ impl Greeting<'_> {
                 thread::sleep(BREATH);
                 continue;
             };
-            let (number, displaced) = crowd.admit(origin, name, handle);
+            let Admitted {
+                number,
+                settled,
+                displaced,
+            } = crowd.admit(origin, name, handle);
             if let Some(name) = displaced {
                 refusals.note(&name, "it said nothing, and others came");
             }
             let sender = sender.clone();
             let greet = move || {
-                let outcome = self.greet(Socket::new(socket));
+                let outcome = self.greet(Socket::new(socket), &settled);
                 // Who has served its turn is not waited for any more.
                 let _ = sender.send((number, outcome));
                 let _ = (&self.ring).write(&[0]);
@@ -228,15 +232,15 @@ impl Greeting<'_> {
         Ok((polled[0].revents != 0, polled[1].revents != 0))
     }
 
-    fn greet(&self, socket: Socket) -> Greeted {
-        match self.exchange(socket) {
+    fn greet(&self, socket: Socket, settled: &AtomicBool) -> Greeted {
+        match self.exchange(socket, settled) {
             // Who leaves in the middle only wanted to know whether somebody listens.
             Err(error) if has_left(error.as_ref()) => Ok(None),
             outcome => outcome,
         }
     }
 
-    fn exchange(&self, socket: Socket) -> Greeted {
+    fn exchange(&self, socket: Socket, settled: &AtomicBool) -> Greeted {
         let until = Instant::now() + PATIENCE;
         let channel = match self.door {
             Door::Unix(_) | Door::Tcp(_) => Channel::plain(socket),
@@ -247,6 +251,10 @@ impl Greeting<'_> {
             Ok(hello) if hello.form == Form::Stream => {
                 // One alone: who has got a hello is served.
                 if self.taken.swap(true, Ordering::Relaxed) {
+                    return Ok(None);
+                }
+                if settled.swap(true, Ordering::Relaxed) {
+                    self.taken.store(false, Ordering::Relaxed);
                     return Ok(None);
                 }
                 if let Err(error) = channel.send_hello(&self.ours.to_bytes(), until) {
@@ -386,15 +394,20 @@ mod tests {
             taken: AtomicBool::new(false),
             ring: UnixStream::pair().unwrap().0,
         };
-        let come = || {
+        let come = |dismissed| {
             let (here, there) = UnixStream::pair().unwrap();
             (&here).write_all(&right().to_bytes()).unwrap();
-            (here, greeting.greet(Socket::new(there.into())).unwrap())
+            let settled = AtomicBool::new(dismissed);
+            let greeted = greeting.greet(Socket::new(there.into()), &settled);
+            (here, greeted.unwrap())
         };
-        let (mut first, channel) = come();
+        let (mut dismissed, none) = come(true);
+        assert!(none.is_none());
+        assert_eq!(dismissed.read(&mut [0]).unwrap(), 0);
+        let (mut first, channel) = come(false);
         assert!(channel.is_some());
         first.read_exact(&mut [0; SIZE]).unwrap();
-        let (mut second, none) = come();
+        let (mut second, none) = come(false);
         assert!(none.is_none());
         assert_eq!(second.read(&mut [0]).unwrap(), 0);
     }
