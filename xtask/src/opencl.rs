@@ -811,6 +811,8 @@ fn limited(pool: &Pool) -> Result<()> {
     );
     let log = pool.log()?;
     ensure!(log.contains("more than --kernel-limit allows"), "{log}");
-    // Others, whose kernels end, are none the wiser.
+    // Others, whose kernels end, are none the wiser: also with more of them than are looked after.
+    let many = packages::output(pool.remoted("/usr/bin/python3").arg(program("many.py")))?;
+    ensure!(many == "40000 have run\n", "{many}");
     figures(&pool)
 }
