@@ -272,15 +272,21 @@ impl Machine {
         })
     }
 
-    /// The workers of a pool that serve an application.
-    pub fn kill_workers(&self, pool: usize) -> Result<()> {
+    /// The workers of a pool, the one that waits for an application included.
+    pub fn workers(&self, pool: usize) -> Result<Vec<i32>> {
         let id = self.pools[pool].0.id();
         let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children"))?;
-        // A pool has threads, whose children these are as well.
-        ensure!(!children.trim().is_empty(), "the pool has no workers");
-        for child in children.split_whitespace() {
+        let children = children.split_whitespace();
+        Ok(children.map(str::parse).collect::<Result<_, _>>()?)
+    }
+
+    /// Kills a pool's workers.
+    pub fn kill_workers(&self, pool: usize) -> Result<()> {
+        let workers = self.workers(pool)?;
+        ensure!(!workers.is_empty(), "the pool has no workers");
+        for worker in workers {
             // SAFETY: a plain call.
-            unsafe { libc::kill(child.parse()?, libc::SIGKILL) };
+            unsafe { libc::kill(worker, libc::SIGKILL) };
         }
         Ok(())
     }

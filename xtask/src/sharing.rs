@@ -196,6 +196,9 @@ fn misdeeds(programs: Programs) -> Result<()> {
         ensure!(step < STEPS, "an ordinary run has no end");
     }
     ensure!(step > 20, "an ordinary run has {step} steps only");
+    wait_for("the workers of killed clients to end", || {
+        Ok(machine.workers(0)?.len() == 1)
+    })?;
     let clients = machine.clients()?;
     let killed: u64 = clients.values().map(|client| client.killed).sum();
     ensure!(killed == 0, "the arbiter had to end {killed} workers");

@@ -81,7 +81,7 @@ pub enum Error {
     #[error(transparent)]
     Refused(#[from] Refused),
     /// The shared memory is too small.
-    #[error("the gate shares too little memory (see window= of the client's --accel)")]
+    #[error("the gate shares too little memory (see shared= of the client's --accel)")]
     Impossible(#[from] Impossible),
 }
 
