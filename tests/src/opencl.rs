@@ -13,8 +13,12 @@ use crate::net::sh;
 
 /// Where the disk with PoCL is mounted.
 const ROOT: &str = "/opencl";
+/// That disk.
+pub const DISK: &str = "/dev/vda";
 /// What a guest needs beside L2's other files.
 const GUEST: &str = "/images/l2-opencl.cpio.gz";
+/// What one with systemd needs besides.
+const SYSTEMD: &str = "/images/l2-systemd.cpio.gz";
 
 /// A worker pool. It is killed when dropped, and its workers with it.
 pub struct Pool {
@@ -89,7 +93,7 @@ fn mount() -> Result<()> {
         "virtio_ring virtio virtio_pci_legacy_dev virtio_pci_modern_dev virtio_pci virtio_blk";
     sh(&format!(
         "for m in {modules}; do [ -e /modules/$m.ko ] && insmod /modules/$m.ko 2>/dev/null; done; \
-         mkdir -p {ROOT} && mount -t ext4 -o ro /dev/vda {ROOT} && \
+         mkdir -p {ROOT} && mount -t ext4 -o ro {DISK} {ROOT} && \
          mount -t proc proc {ROOT}/proc && mount -t sysfs sys {ROOT}/sys && \
          mount -o bind /dev {ROOT}/dev && mount -t tmpfs run {ROOT}/run && \
          mount -t tmpfs tmp {ROOT}/tmp"
@@ -100,10 +104,21 @@ fn mount() -> Result<()> {
 
 /// L2's initial file system with driver, agent and programs, in `dir`.
 pub fn guest_files(dir: &Path) -> Result<PathBuf> {
+    guest_with(dir, &[GUEST])
+}
+
+/// The same with systemd and this repository's units.
+pub fn guest_files_with_systemd(dir: &Path) -> Result<PathBuf> {
+    guest_with(dir, &[GUEST, SYSTEMD])
+}
+
+fn guest_with(dir: &Path, more: &[&str]) -> Result<PathBuf> {
     let path = dir.join("l2.cpio.gz");
     // The kernel unpacks one archive after the other.
     let mut bytes = fs::read(crate::gantry::INITRAMFS)?;
-    bytes.extend(fs::read(GUEST)?);
+    for archive in more {
+        bytes.extend(fs::read(archive)?);
+    }
     fs::write(&path, bytes)?;
     Ok(path)
 }

@@ -13,6 +13,7 @@ use anyhow::{Context, Result, bail};
 use super::{
     opencl,
     packages::{Cache, Kernel, output, run},
+    systemd,
 };
 use crate::guest::{READY, STATUS};
 
@@ -113,6 +114,7 @@ impl Images {
         let l2 = work.join("l2.cpio.gz");
         build_l2(&kernel, &busybox, &binaries.runner, &work.join("l2"), &l2)?;
         let l2_opencl = opencl::guest(&binaries.opencl, work)?;
+        systemd::guest(&binaries.opencl, work)?;
         build_lean(&busybox, &work.join("lean"), &work.join("lean.cpio.gz"))?;
         let root = work.join("l1");
         start(&root, &busybox)?;
@@ -121,7 +123,7 @@ impl Images {
         let images = programs_and_guest(&root, &kernel, binaries, &l2)?;
         program(&binaries.opencl.pool, &root, "bin/gantry-accel")?;
         fs::copy(unpacked_kernel(cache, &kernel)?, images.join("vmlinux"))?;
-        for guest in ["l2-opencl.cpio.gz", "lean.cpio.gz"] {
+        for guest in ["l2-opencl.cpio.gz", "l2-systemd.cpio.gz", "lean.cpio.gz"] {
             fs::copy(work.join(guest), images.join(guest))?;
         }
         run(Command::new("qemu-img")
@@ -183,13 +185,9 @@ stty -F /dev/ttyS0 -echo -onlcr 2>/dev/null
 exec 0</dev/ttyS0 1>/dev/ttyS0 2>&1
 echo init at $(cat /tmp/init-at)
 for a in $(cat /proc/cmdline); do case $a in then=*) sh -c \"$(echo ${{a#then=}} | tr + ' ')\";; esac; done
-echo {READY}
-while read -r line; do
-  (eval \"$line\")
-  echo {STATUS}$?@
-done
-sleep 1000000
-"
+[ -x /bin/become ] && exec /bin/become
+{}",
+        commands()
     );
     script(&root.join("init"), &init)?;
     pack(root, archive)
@@ -470,6 +468,19 @@ fn find_modules(dir: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// A script that takes commands from the console for ever, as [`guest`](crate::guest) gives them.
+pub fn commands() -> String {
+    format!(
+        "echo {READY}
+while read -r line; do
+  (eval \"$line\")
+  echo {STATUS}$?@
+done
+sleep 1000000
+"
+    )
 }
 
 /// Packs a folder as an initial file system.

@@ -53,7 +53,7 @@ fn counter(gantry: &Gantry, name: &str) -> Result<u64> {
         .with_context(|| format!("no counter {name} in {counters}"))
 }
 
-fn accel(pool: &Pool) -> Value {
+pub fn accel(pool: &Pool) -> Value {
     json!({"socket": pool.socket, "window": 256_u64 << 20, "slices": 4, "id": "a"})
 }
 

@@ -17,6 +17,7 @@ mod passthrough_state;
 mod passthrough_topology;
 mod passthrough_user;
 mod process;
+mod services;
 mod small_devices;
 mod snapshots;
 
@@ -58,6 +59,7 @@ pub fn all() -> Vec<Scenario> {
         process::SCENARIOS,
         passthrough::SCENARIOS,
         accelerator::SCENARIOS,
+        services::SCENARIOS,
         passthrough_state::SCENARIOS,
         passthrough_user::SCENARIOS,
         passthrough_leave::SCENARIOS,

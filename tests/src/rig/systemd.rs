@@ -1,0 +1,110 @@
+//! L2 with systemd: Debian's init and this repository's units, where an administrator has them.
+
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+
+use super::{
+    images::{commands, pack, program, script},
+    opencl::Programs,
+    packages,
+};
+
+/// Debian's programs and units.
+const NEEDED: &[(&str, &str)] = &[("/lib/systemd/systemd", "systemd")];
+const PROGRAMS: [&str; 3] = [
+    "/lib/systemd/systemd",
+    "/bin/systemctl",
+    "/usr/bin/systemd-analyze",
+];
+const UNITS: &str = "/lib/systemd/system";
+/// Kinds of Debian's units that start nothing.
+const KINDS: [&str; 2] = [".target", ".slice"];
+
+/// What L2's init becomes instead of taking commands.
+const BECOME: &str = "#!/bin/sh
+# Services have a view of the file system of their own, which that of the kernel does not allow.
+mkdir /new
+mount -t tmpfs -o mode=755,size=90% new /new
+cp -a /bin /etc /lib /lib64 /usr /new/
+for d in proc sys dev; do mkdir /new/$d; mount -o move /$d /new/$d; done
+mkdir /new/run /new/tmp /new/root /new/home /new/var
+ln -s /run /new/var/run
+exec switch_root /new /lib/systemd/systemd
+";
+
+/// Takes commands.
+const CONSOLE: &str = "[Unit]
+DefaultDependencies=no
+[Service]
+ExecStart=/bin/commands
+";
+
+const TERMINAL: &str = "#!/bin/sh
+export PATH=/bin:/usr/bin
+stty -F /dev/ttyS0 -echo -onlcr
+exec 0</dev/ttyS0 1>/dev/ttyS0 2>&1
+";
+
+/// What a guest with systemd has beside the other files of L2 and what
+/// [`opencl::guest`](super::opencl::guest) adds: init, units, and the worker pool.
+pub fn guest(programs: &Programs, work: &Path) -> Result<PathBuf> {
+    packages::install(NEEDED)?;
+    let root = work.join("l2-systemd");
+    if root.exists() {
+        fs::remove_dir_all(&root)?;
+    }
+    let units = root.join(&UNITS[1..]);
+    let wanted = root.join("etc/systemd/system/multi-user.target.wants");
+    for folder in [&units, &wanted, &root.join("bin"), &root.join("usr/sbin")] {
+        fs::create_dir_all(folder)?;
+    }
+    fs::create_dir_all(root.join("usr/bin"))?;
+    for path in PROGRAMS {
+        program(Path::new(path), &root, &path[1..])?;
+    }
+    for entry in fs::read_dir(UNITS)?.filter_map(Result::ok) {
+        let name = entry.file_name();
+        let of_kind = |name: &str| KINDS.iter().any(|kind| name.ends_with(kind));
+        // Links may lead nowhere.
+        if name.to_str().is_some_and(of_kind) && entry.path().is_file() {
+            fs::copy(entry.path(), units.join(&name))?;
+        }
+    }
+    for unit in [
+        "guest/agent/gantry-agent.service",
+        "remoting/gantry-accel.service",
+    ] {
+        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(unit);
+        let name = from.file_name().context("a unit has no name")?;
+        fs::copy(&from, units.join(name)).with_context(|| format!("cannot copy {unit}"))?;
+    }
+    program(&programs.agent, &root, "usr/sbin/gantry-agent")?;
+    program(&programs.pool, &root, "usr/sbin/gantry-accel")?;
+    fs::write(root.join("etc/systemd/system/console.service"), CONSOLE)?;
+    symlink("../console.service", wanted.join("console.service"))?;
+    script(
+        &root.join("bin/commands"),
+        &format!("{TERMINAL}{}", commands()),
+    )?;
+    script(&root.join("bin/become"), BECOME)?;
+    let etc = root.join("etc");
+    // With a number, it is not its first boot, at which systemd would enable all units.
+    fs::write(etc.join("machine-id"), "b08dfa6083e7567a1921a715000001fb\n")?;
+    fs::write(
+        etc.join("passwd"),
+        "root:x:0:0::/root:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n",
+    )?;
+    // As Debian's packages make them.
+    fs::write(
+        etc.join("group"),
+        "root:x:0:\nvideo:x:44:\nkvm:x:105:\nrender:x:106:\nnogroup:x:65534:\n",
+    )?;
+    let archive = work.join("l2-systemd.cpio.gz");
+    pack(&root, &archive)?;
+    Ok(archive)
+}

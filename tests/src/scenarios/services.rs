@@ -1,0 +1,113 @@
+//! The units of this repository under systemd, in a guest whose init that is.
+
+use anyhow::{Result, ensure};
+use serde_json::json;
+
+use super::{Context, Entry, accelerator::accel};
+use crate::{
+    gantry::{CMDLINE, Gantry},
+    guest::Guest,
+    opencl::{self, Pool},
+};
+
+pub const SCENARIOS: &[Entry] = &[(
+    "services: systemd runs the agent and the pool as their units say, and again when they are killed",
+    units,
+)];
+
+/// Folder where the host's disk with PoCL is in the guest.
+const POCL: &str = "/opencl";
+
+fn units(context: &Context) -> Result<()> {
+    let pool = Pool::start(&context.dir)?;
+    let more = json!({
+        "memory": {"size": 768_u64 << 20},
+        "payload": {
+            "initramfs": opencl::guest_files_with_systemd(&context.dir)?,
+            "cmdline": format!("{CMDLINE} lsm=landlock"),
+        },
+        "disks": [{"path": opencl::DISK, "readonly": true}],
+        "accels": [accel(&pool)],
+    });
+    let (_gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    for unit in ["gantry-agent", "gantry-accel"] {
+        let found = guest.run(&format!("systemd-analyze verify {unit}.service 2>&1"))?;
+        ensure!(found.is_empty(), "{found}");
+    }
+    served_by_agent(&mut guest)?;
+    guest.run("systemctl --no-ask-password disable --now gantry-agent 2>&1")?;
+    served_by_pool(&mut guest)
+}
+
+fn main_process(guest: &mut Guest, unit: &str) -> Result<String> {
+    guest.run(&format!("systemctl show --property MainPID --value {unit}"))
+}
+
+/// Kills a unit's process, and waits until it has another one that listens.
+fn killed(guest: &mut Guest, unit: &str) -> Result<()> {
+    let before = main_process(guest, unit)?;
+    guest.run(&format!("kill -9 {before}"))?;
+    let state = format!("systemctl is-active {unit}; systemctl show -P NRestarts {unit}");
+    guest.eventually(&state, |text| text == "active\n1")?;
+    let after = main_process(guest, unit)?;
+    ensure!(after != before && after != "0", "{before}, then {after}");
+    Ok(())
+}
+
+fn finds_a_device(guest: &mut Guest) -> Result<()> {
+    let command = "clinfo -l 2>&1 | grep 'Device #0' || systemctl status 'gantry-*' | tail -n 20";
+    guest.eventually(command, |text| text.contains("Device #0"))?;
+    Ok(())
+}
+
+/// What `stat` says of the socket.
+fn socket(guest: &mut Guest) -> Result<String> {
+    guest.run("stat -c '%A %U %G' /run/gantry/opencl.sock")
+}
+
+fn served_by_agent(guest: &mut Guest) -> Result<()> {
+    guest.run("systemctl --no-ask-password enable --now gantry-agent 2>&1")?;
+    finds_a_device(guest)?;
+    let shown = socket(guest)?;
+    ensure!(shown == "srw-rw---- root render", "{shown}");
+    // No more rights than it needs, and those of its own view of the file system.
+    let process = main_process(guest, "gantry-agent")?;
+    let status = guest.run(&format!("cat /proc/{process}/status"))?;
+    ensure!(
+        status.contains("NoNewPrivs:\t1") && status.contains("CapBnd:\t0000000000220003"),
+        "{status}"
+    );
+    killed(guest, "gantry-agent")?;
+    finds_a_device(guest)
+}
+
+/// This guest is a host, for its own programs.
+fn served_by_pool(guest: &mut Guest) -> Result<()> {
+    let libraries = "usr/lib/x86_64-linux-gnu";
+    guest.run(&format!(
+        "mkdir -p {POCL} /{libraries} && mount -t ext4 -o ro /dev/vda {POCL} && \
+         ln -s {POCL}/{libraries}/pocl /{libraries}/pocl"
+    ))?;
+    guest.run(&format!(
+        "d=/etc/systemd/system/gantry-accel.service.d; mkdir -p $d && \
+         printf '[Service]\\nEnvironment=OCL_ICD_VENDORS={POCL}/etc/OpenCL/vendors \
+         LD_LIBRARY_PATH={POCL}/{libraries}\\n' >$d/pocl.conf"
+    ))?;
+    guest.run("systemctl --no-ask-password enable --now gantry-accel 2>&1")?;
+    finds_a_device(guest)?;
+    let shown = socket(guest)?;
+    ensure!(
+        shown.starts_with("srwxrwx--- ") && shown.ends_with(" kvm") && !shown.contains("root"),
+        "{shown}"
+    );
+    let process = main_process(guest, "gantry-accel")?;
+    let status = guest.run(&format!("cat /proc/{process}/status"))?;
+    ensure!(
+        status.contains("NoNewPrivs:\t1")
+            && status.contains("CapBnd:\t0000000000000000")
+            && !status.contains("Uid:\t0"),
+        "{status}"
+    );
+    killed(guest, "gantry-accel")?;
+    finds_a_device(guest)
+}
