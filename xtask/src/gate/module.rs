@@ -59,8 +59,7 @@ pub fn build(cache: &Cache, version: &str) -> Result<(Vec<Check>, Option<Module>
             Ok(()) => Outcome::Passed,
             Err(error) => Outcome::Failed(vec![format!("{error:#}")]),
         };
-        let name =
-            format!("gate: DKMS refuses the kernel module for {OTHER}, and not for {release}");
+        let name = format!("gate: DKMS refuses to build the kernel module for {OTHER} ({release})");
         checks.push((name, outcome));
     }
     step.finish();
