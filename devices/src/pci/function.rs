@@ -100,6 +100,16 @@ pub trait PciFunction: Send {
         let _ = (index, address);
     }
 
+    /// Whether the bridges between it and memory forward what it sends: DMA and messages. Until this
+    /// is called, they do.
+    fn set_upstream(&mut self, forwarded: bool) {
+        let _ = forwarded;
+    }
+
+    /// The guest resets the bus on which the function is. [`PciFunction::reset`] follows, when this
+    /// has been called for all functions of the bus; until then, the guest does not reach them.
+    fn prepare_bus_reset(&mut self) {}
+
     /// The function got its place on the bus, before the guest can see it.
     fn plugged(&mut self, bdf: Bdf) -> io::Result<()> {
         let _ = bdf;

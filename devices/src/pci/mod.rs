@@ -29,6 +29,9 @@
 //! A segment has bus 0 and a bus for each [`RootPort`], with one slot of up to eight functions. A
 //! slot leaves as a whole: that is how guests unplug. Interrupt lines (INTx) are there for physical
 //! devices that have nothing better; the bridge's `_PRT` gives all slots four of them.
+//!
+//! A guest can reset the bus behind a port. It finds nothing there until the machine, told by
+//! [`PciSegment::on_bus_reset`], has called [`PciSegment::reset_bus`].
 
 mod access;
 mod aml;
@@ -61,7 +64,7 @@ pub use msix::{
     Delivery, MAX_VECTORS, MsixCapability, MsixEntryState, MsixState, MsixTable, TABLE_ENTRY_SIZE,
 };
 pub use root_port::RootPort;
-pub use segment::{PciError, PciSegment, Seat, SharedFunction};
+pub use segment::{BusResetHandler, PciError, PciSegment, Seat, SharedFunction};
 pub use windows::{PortWindows, SegmentConfig, Window};
 
 #[cfg(test)]

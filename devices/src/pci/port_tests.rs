@@ -15,6 +15,7 @@ const HEADER: u16 = 0x0c;
 const MULTIFUNCTION: u32 = 0x80_0000;
 const BUSES: u16 = 0x18;
 const MEMORY: u16 = 0x20;
+const CONTROL: u16 = 0x3e;
 
 fn plug(rig: &Rig, function: impl PciFunction + 'static, seat: Seat) -> Result<Bdf, PciError> {
     let function = Arc::new(Mutex::new(function));
@@ -221,6 +222,46 @@ fn what_a_port_does_not_forward_is_not_decoded() {
     assert_eq!(at.map(|at| tag_at(&rig, at)), [0xff; 2]);
     rig.enable(port, true);
     assert_eq!(at.map(|at| tag_at(&rig, at)), [1, 2]);
+}
+
+#[test]
+fn a_bus_that_the_guest_resets_comes_back_when_what_is_on_it_has_been_reset() {
+    let (rig, port, functions) = topology();
+    let resets = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&resets);
+    let handler = move |port| log.lock().unwrap().push(port);
+    rig.segment.on_bus_reset(Box::new(handler));
+    let at = functions.map(|bdf| rig.bar64(bdf, BAR));
+    let is_there = || functions.map(|bdf| rig.config_read(bdf, 0) != u32::MAX);
+    let hold = |held: bool| rig.config_write(port, CONTROL, &[u8::from(held) << 6]);
+    for _ in 0..3 {
+        hold(true);
+        hold(false);
+    }
+    assert_eq!(*resets.lock().unwrap(), [port], "one reset, and no more");
+    assert_eq!(is_there(), [false; 2]);
+    assert_eq!(at.map(|at| tag_at(&rig, at)), [0xff; 2]);
+    // What comes now is not there before the others.
+    plug(&rig, Plain::new(3, &[]), behind(1, 2)).unwrap();
+    rig.segment.reset_bus(port);
+    assert_eq!(is_there(), [true; 2]);
+    for bdf in functions {
+        assert_eq!(rig.config_read(bdf, 4) & 7, 0);
+        assert_eq!(rig.bar64(bdf, BAR), 0);
+    }
+    // As long as the guest holds it, it is one.
+    rig.enable(functions[0], true);
+    hold(true);
+    rig.segment.reset_bus(port);
+    assert_eq!(is_there(), [false; 2]);
+    hold(false);
+    assert_eq!(is_there(), [true; 2]);
+    assert_eq!(*resets.lock().unwrap(), [port; 2]);
+    // Nobody has asked.
+    rig.enable(functions[0], true);
+    rig.segment.reset_bus(port);
+    rig.segment.reset_bus(functions[0]);
+    assert_eq!(rig.config_read(functions[0], 4) & 7, 7 & !1);
 }
 
 #[test]

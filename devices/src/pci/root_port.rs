@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::{
     bar::DecodedBar,
-    config::{COMMAND_MEMORY, ConfigSpace, Identity},
+    config::{COMMAND_BUS_MASTER, COMMAND_MEMORY, ConfigSpace, Identity},
     function::{LifecycleError, PciFunction},
     windows::{PortWindows, Window},
 };
@@ -36,16 +36,17 @@ const PREFETCHABLE_UPPER_BASE: usize = 0x28;
 const PREFETCHABLE_UPPER_LIMIT: usize = 0x2c;
 const CONTROL: usize = 0x3e;
 /// The byte behind the registers that say what the bridge forwards.
-pub const FORWARDING_END: usize = 0x30;
+pub const FORWARDING_END: usize = CONTROL + 2;
 
 /// The window registers have bits 20 to 31 of an address.
 const WINDOW_BITS: u16 = 0xfff0;
 /// Prefetchable window: addresses have 64 bits.
 const WINDOW_WIDE: u16 = 1;
 const WINDOW_UNIT: u64 = 1 << 20;
-/// Control: parity, SERR#, VGA and the like, which nothing here looks at. Not the reset of the
-/// secondary bus: to reset devices takes its time, for which no vCPU is to wait.
-const CONTROL_WRITABLE: u16 = 0x003f;
+/// Control: parity, SERR#, VGA and the like, which nothing here looks at, and the reset.
+const CONTROL_WRITABLE: u16 = 0x003f | CONTROL_RESET;
+/// Control: the bus behind the port is reset, as long as this is set.
+const CONTROL_RESET: u16 = 1 << 6;
 
 const EXPRESS: u8 = 0x10;
 
@@ -72,13 +73,15 @@ const EXPRESS_LEN: usize = 0x3a;
 /// control.
 const EXPRESS_WRITABLE: [(usize, u16); 3] = [(6, 0x7fff), (14, 0x0fdb), (26, 0x001f)];
 
-/// What a port forwards to its bus.
-#[derive(Clone, Copy, Debug)]
+/// What a port forwards.
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Forwarding {
-    /// The number that the guest gave the bus; 0 if it has none.
+    /// To its bus: the number that the guest gave the bus; 0 if it has none.
     pub bus: u8,
-    /// Memory.
+    /// To its bus: memory.
     windows: [Option<Window>; 2],
+    /// From its bus: DMA, and messages of interrupts.
+    pub upstream: bool,
 }
 
 impl Forwarding {
@@ -94,6 +97,8 @@ impl Forwarding {
 pub struct RootPort {
     config: ConfigSpace,
     home: Option<(u8, PortWindows)>,
+    /// The guest has reset the bus, and what is on it has not been reset yet.
+    resetting: bool,
 }
 
 impl RootPort {
@@ -130,7 +135,11 @@ impl RootPort {
         config
             .add_capability(EXPRESS, &body, &writable)
             .expect("there is room for one capability");
-        let mut port = Self { config, home: None };
+        let mut port = Self {
+            config,
+            home: None,
+            resetting: false,
+        };
         port.close();
         port
     }
@@ -159,8 +168,25 @@ impl RootPort {
         self.home.map(|(bus, _)| bus)
     }
 
-    /// What it forwards now.
+    /// Whether the guest has reset the bus, and what is on it has not been reset yet.
+    pub(super) fn is_resetting(&self) -> bool {
+        self.resetting
+    }
+
+    /// All that is on its bus has been reset.
+    pub(super) fn end_reset(&mut self) {
+        self.resetting = false;
+    }
+
+    fn holds_reset(&self) -> bool {
+        self.config.read_u16(CONTROL) & CONTROL_RESET != 0
+    }
+
+    /// What it forwards now: nothing while its bus is reset.
     pub(super) fn forwarding(&self) -> Forwarding {
+        if self.resetting || self.holds_reset() {
+            return Forwarding::default();
+        }
         let low = |register| u64::from(self.config.read_u16(register) & WINDOW_BITS) << 16;
         let high = |register| u64::from(self.config.read_u32(register)) << 32;
         let window = |first: u64, last: u64| {
@@ -178,6 +204,7 @@ impl RootPort {
                     high(PREFETCHABLE_UPPER_LIMIT) | low(PREFETCHABLE_LIMIT),
                 ),
             ],
+            upstream: self.config.command() & COMMAND_BUS_MASTER != 0,
         }
     }
 
@@ -213,6 +240,13 @@ impl PciFunction for RootPort {
         &mut self.config
     }
 
+    fn write_config(&mut self, offset: usize, data: &[u8]) {
+        let held = self.holds_reset();
+        self.config.write(offset, data);
+        // What is set and cleared while the bus is still being reset is that reset.
+        self.resetting |= !held && self.holds_reset();
+    }
+
     fn root_port(&self) -> Option<&RootPort> {
         Some(self)
     }
@@ -239,6 +273,7 @@ impl PciFunction for RootPort {
 
     fn reset(&mut self) -> Result<(), LifecycleError> {
         self.config.reset();
+        self.resetting = false;
         if let Some((bus, windows)) = self.home {
             self.give_bus(bus, windows);
         }

@@ -4,7 +4,7 @@
 use std::{
     collections::BTreeMap,
     io,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
 use serde_json::Value;
@@ -20,6 +20,10 @@ use super::{
     windows::SegmentConfig,
 };
 use crate::bus::{Bus, BusError};
+
+/// What the machine does when the guest has reset the bus behind the root port at an address: it has
+/// somebody call [`PciSegment::reset_bus`]. Called on a vCPU thread, which is not to wait for that.
+pub type BusResetHandler = Box<dyn Fn(Bdf) + Send + Sync>;
 
 /// A function that is plugged in.
 pub type SharedFunction = Arc<Mutex<dyn PciFunction>>;
@@ -175,6 +179,7 @@ pub struct PciSegment {
     decoding: Mutex<()>,
     /// Held for look-ups and short changes only.
     slots: Mutex<Slots>,
+    resets: OnceLock<BusResetHandler>,
 }
 
 impl PciSegment {
@@ -196,7 +201,14 @@ impl PciSegment {
             pio,
             decoding: Mutex::new(()),
             slots: Mutex::new(BTreeMap::from([(at, bridge)])),
+            resets: OnceLock::new(),
         })
+    }
+
+    /// Says what happens when the guest resets the bus behind a root port; until then, it stays in
+    /// reset. Only the first call counts.
+    pub fn on_bus_reset(&self, handler: BusResetHandler) {
+        let _ = self.resets.set(handler);
     }
 
     /// Number and windows.
@@ -376,6 +388,37 @@ impl PciSegment {
         })
     }
 
+    /// Resets all functions behind a root port whose bus the guest has reset, which may take seconds,
+    /// and lets the guest reach them again. Those that cannot be reset say so in the log.
+    pub fn reset_bus(&self, port: Bdf) {
+        let Some(root_port) = self.function(port) else {
+            return;
+        };
+        if !lock(&root_port)
+            .root_port()
+            .is_some_and(RootPort::is_resetting)
+        {
+            return;
+        }
+        let behind = self.behind(port).into_iter();
+        let functions: Vec<_> = behind
+            .filter_map(|at| Some((at, self.function(at)?)))
+            .collect();
+        for (_, function) in &functions {
+            lock(function).prepare_bus_reset();
+        }
+        for (at, function) in &functions {
+            if let Err(error) = lock(function).reset() {
+                log::warn!("{at} keeps what the guest left in it: {error}");
+            }
+        }
+        if let Some(root_port) = lock(&root_port).root_port_mut() {
+            root_port.end_reset();
+        }
+        let _decoding = lock(&self.decoding);
+        self.settle(port);
+    }
+
     fn change(
         &self,
         bdf: Bdf,
@@ -412,12 +455,18 @@ impl PciSegment {
             return;
         };
         // A function may reset itself, by a register that only it knows.
-        let (moved, port) = {
+        let is_resetting = |function: &dyn PciFunction| {
+            let port = function.root_port();
+            port.map(RootPort::is_resetting)
+        };
+        let (moved, port, reset) = {
             let mut function = lock(&function);
-            let before = function.config().command();
+            let before = (function.config().command(), is_resetting(&*function));
             function.write_config(offset, data);
-            let moved = function.config().command() != before;
-            (moved, function.root_port().is_some())
+            let resetting = is_resetting(&*function);
+            let moved = function.config().command() != before.0;
+            let reset = resetting != before.1;
+            (moved, resetting.is_some(), reset)
         };
         let end = offset.saturating_add(data.len());
         let touches = |first: usize, last: usize| offset < last && first < end;
@@ -429,6 +478,9 @@ impl PciSegment {
         {
             let _decoding = lock(&self.decoding);
             self.settle(at);
+        }
+        if let (true, Some(handler)) = (reset, self.resets.get()) {
+            handler(at);
         }
     }
 
@@ -504,6 +556,7 @@ impl PciSegment {
         let mut function = lock(&function);
         let mut wanted: Vec<_> = function.config().decoded_bars().collect();
         if bdf.bus > 0 {
+            function.set_upstream(port.is_some_and(|port| port.upstream));
             wanted.retain(|decoded| port.is_some_and(|port| port.reaches(decoded)));
         }
         let mut freed = false;

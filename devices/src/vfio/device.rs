@@ -108,6 +108,16 @@ pub trait Device: Send + Sync {
     /// Back to the state after power-on.
     fn reset(&self) -> Result<(), ResetError>;
 
+    /// The guest resets the bus of the device: it does not use it until [`Device::reset_bus`], which
+    /// follows when all of the bus have heard this.
+    fn prepare_bus_reset(&self) {}
+
+    /// Back to the state after power-on, by a reset of its bus if that can be, else by its own: false
+    /// then.
+    fn reset_bus(&self) -> Result<bool, ResetError> {
+        self.reset().map(|()| false)
+    }
+
     /// Reads configuration space; what is not there reads as ones.
     fn read_config(&self, offset: usize, data: &mut [u8]) {
         data.fill(0xff);

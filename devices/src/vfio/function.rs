@@ -89,6 +89,12 @@ pub struct Function {
     shared: Vec<Shared>,
     bars: BTreeMap<BarIndex, Arc<Bar>>,
     resources: Resources,
+    /// The bridges above forward its DMA and messages.
+    upstream: bool,
+    /// The next reset is one of its bus.
+    with_bus: bool,
+    /// So often it was reset with its bus, as the guest asked.
+    bus_resets: u64,
     /// It was taken off the bus, and is as it was before it came.
     gone: bool,
     /// A failure that the guest can repeat at will is logged once.
@@ -133,6 +139,9 @@ impl Function {
             shared: Vec::new(),
             bars: BTreeMap::new(),
             resources,
+            upstream: true,
+            with_bus: false,
+            bus_resets: 0,
             gone: false,
             warned: false,
             device,
@@ -193,7 +202,7 @@ impl Function {
     /// vCPU that still looks at one must not run into nothing.
     fn set_command(&self, command: u16) {
         let mut command = command | COMMAND_IO | COMMAND_MEMORY;
-        if !self.is_awake() {
+        if !self.is_awake() || !self.upstream {
             command &= !COMMAND_BUS_MASTER;
         }
         self.device
@@ -282,7 +291,11 @@ impl Function {
     fn silence(&mut self) -> Result<(), ResetError> {
         self.set_command(0);
         self.reset_registers();
-        self.device.reset()
+        if !std::mem::take(&mut self.with_bus) {
+            return self.device.reset();
+        }
+        self.bus_resets += u64::from(self.device.reset_bus()?);
+        Ok(())
     }
 
     fn reset_registers(&mut self) {
@@ -504,6 +517,17 @@ impl PciFunction for Function {
         }
     }
 
+    fn set_upstream(&mut self, forwarded: bool) {
+        if std::mem::replace(&mut self.upstream, forwarded) != forwarded {
+            self.set_command(self.config.command());
+        }
+    }
+
+    fn prepare_bus_reset(&mut self) {
+        self.with_bus = true;
+        self.device.prepare_bus_reset();
+    }
+
     fn plugged(&mut self, bdf: Bdf) -> io::Result<()> {
         let source = bdf.requester_id();
         if let Some(msix) = &self.msix {
@@ -544,9 +568,13 @@ impl PciFunction for Function {
 
     fn reset(&mut self) -> Result<(), LifecycleError> {
         if let Err(error) = self.silence() {
-            self.warn("reset it together with the VM", &error);
+            self.warn("reset it for the guest", &error);
         }
         Ok(())
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        vec![("bus_resets", self.bus_resets)]
     }
 }
 

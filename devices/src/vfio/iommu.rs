@@ -55,6 +55,8 @@ struct State {
     /// Devices that were reset with their bus and have not been used since: group by address. What
     /// else there is in their groups is not the host's, either.
     clean: BTreeMap<String, String>,
+    /// Devices that the guest does not use, because it is resetting their bus: by address.
+    idle: BTreeSet<String>,
     /// Memory of devices by guest-physical address.
     peers: BTreeMap<u64, Peer>,
     reach: Reach,
@@ -81,12 +83,14 @@ impl State {
         if !foreign.is_empty() {
             return Err(ResetError::Shared(names(foreign)));
         }
-        let is_used = |other: &&Neighbour| self.devices.contains_key(&other.address);
+        let is_used = |other: &&Neighbour| {
+            self.devices.contains_key(&other.address) && !self.idle.contains(&other.address)
+        };
         let used: Vec<_> = ours.into_iter().filter(is_used).collect();
         let was_clean = self.clean.remove(address).is_some();
         match used.is_empty() {
+            _ if was_clean => Ok(false),
             true => Ok(true),
-            false if was_clean => Ok(false),
             false => Err(ResetError::Later(names(used))),
         }
     }
@@ -306,6 +310,18 @@ impl Attached {
         self.device.as_ref()
     }
 
+    /// The guest has used the device, and does not until [`Attached::end_idleness`].
+    pub fn begin_idleness(&self) {
+        let mut state = self.iommu.lock();
+        state.clean.remove(&self.address);
+        state.idle.insert(self.address.clone());
+    }
+
+    /// The guest may use the device again.
+    pub fn end_idleness(&self) {
+        self.iommu.lock().idle.remove(&self.address);
+    }
+
     /// Resets the bus of the device with all that is on it (`together`), if this VM has all of it
     /// and uses nothing else of it. Those that come later find themselves reset.
     pub fn reset_bus(&self, device: &VfioDevice, together: &[Neighbour]) -> Result<(), ResetError> {
@@ -364,6 +380,7 @@ impl Drop for Attached {
         let mut state = self.iommu.lock();
         self.device = None;
         let group = state.devices.remove(&self.address);
+        state.idle.remove(&self.address);
         // The host may have the rest of the group from now on.
         if !state
             .devices
@@ -416,6 +433,23 @@ mod tests {
         assert!(matches!(left, Err(ResetError::Later(names)) if names == "a"));
         state.devices.remove("b");
         assert!(state.may_reset("a", &together()).unwrap());
+    }
+
+    #[test]
+    fn functions_that_all_stand_still_are_reset_with_the_first_of_them() {
+        let mut state = State::default();
+        for address in ["a", "b"] {
+            attach(&mut state, address);
+        }
+        state.idle.insert("a".to_owned());
+        let used = state.may_reset("a", &together());
+        assert!(matches!(used, Err(ResetError::Later(names)) if names == "b"));
+        state.idle.insert("b".to_owned());
+        assert!(state.may_reset("a", &together()).unwrap());
+        // As the reset notes it.
+        state.clean.insert("b".to_owned(), "7".to_owned());
+        state.idle.remove("a");
+        assert!(!state.may_reset("b", &together()).unwrap(), "it is clean");
     }
 
     #[test]

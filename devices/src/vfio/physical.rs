@@ -269,6 +269,22 @@ impl Device for Physical {
         };
         self.attached.reset_bus(&self.device, &together)
     }
+
+    fn prepare_bus_reset(&self) {
+        self.attached.begin_idleness();
+    }
+
+    /// That of its bus is what the guest asks for, which a device may need more than its own. It is
+    /// done once for all that are on the bus, and not if others are.
+    fn reset_bus(&self) -> Result<bool, ResetError> {
+        let together = ioctl::reset_together(&*self.device);
+        let reset = together.map(|together| self.attached.reset_bus(&self.device, &together));
+        self.attached.end_idleness();
+        match reset {
+            Ok(Ok(())) => Ok(true),
+            _ => self.reset().map(|()| false),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
 //! A guest's driver and a device made of memory.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::sync::{Arc, Mutex, atomic::Ordering};
 
 use super::{Function, Irqs, Resources};
 use crate::{
-    pci::{BarIndex, Bdf},
+    pci::{BarIndex, Bdf, RootPort, Seat},
     testing::{FakeDevice, FakeLines, FakeSpace, Rig},
 };
 
@@ -24,7 +24,22 @@ struct Plugged {
 
 impl Plugged {
     fn new(device: FakeDevice) -> Self {
+        Self::on(Rig::new(), Seat::ANY, device)
+    }
+
+    /// Behind a port, whose address comes with it.
+    fn behind_port(device: FakeDevice) -> (Self, Bdf) {
         let rig = Rig::new();
+        let port = rig.plug(RootPort::new());
+        rig.enable(port, true);
+        let seat = Seat {
+            bus: 1,
+            ..Seat::ANY
+        };
+        (Self::on(rig, seat, device), port)
+    }
+
+    fn on(rig: Rig, seat: Seat, device: FakeDevice) -> Self {
         let device = Arc::new(device);
         let resources = Resources {
             msi: Arc::new(rig.msi.clone()),
@@ -32,7 +47,8 @@ impl Plugged {
             space: Arc::new(FakeSpace),
         };
         let function = Function::new(Arc::clone(&device) as Arc<_>, resources, &[]).unwrap();
-        let bdf = rig.plug(function);
+        let function = Arc::new(Mutex::new(function));
+        let bdf = rig.segment.plug(function, seat, &[]).unwrap();
         rig.enable(bdf, true);
         Self { rig, bdf, device }
     }
@@ -163,6 +179,54 @@ fn a_reset_by_the_guest_leaves_registers_as_after_power_on() {
     assert_eq!(plugged.msix(), (0, vec![]));
     assert_eq!(plugged.device.command() & MASTER, 0);
     assert_eq!(plugged.rig.read(bar), u32::MAX, "the BAR is not decoded");
+}
+
+#[test]
+fn a_port_that_is_no_bus_master_stops_the_dma_of_what_is_behind_it() {
+    let (plugged, port) = Plugged::behind_port(FakeDevice::new(4));
+    let master = || plugged.device.command() & MASTER != 0;
+    assert!(master());
+    let set_port = |command: u16| plugged.rig.config_write(port, 4, &command.to_le_bytes());
+    set_port(2);
+    assert!(!master());
+    // Its own bit is what it was, and has no effect.
+    assert_eq!(plugged.rig.config_read(plugged.bdf, 4) & 7, 6);
+    plugged.rig.enable(plugged.bdf, true);
+    assert!(!master());
+    set_port(6);
+    assert!(master());
+    plugged.rig.enable(plugged.bdf, false);
+    set_port(2);
+    set_port(6);
+    assert!(!master(), "it is none itself");
+}
+
+#[test]
+fn a_reset_of_its_bus_leaves_a_device_as_after_power_on() {
+    let (plugged, port) = Plugged::behind_port(FakeDevice::new(4));
+    plugged.config(MSIX_CONTROL, MSIX_ON);
+    plugged.set_masked(0, false);
+    let bar = plugged.rig.bar64(plugged.bdf, BarIndex::ZERO);
+    let before = plugged.device.resets.load(Ordering::Relaxed);
+    for control in [0x40_u8, 0] {
+        plugged.rig.config_write(port, 0x3e, &[control]);
+        assert_eq!(
+            plugged.device.command() & MASTER,
+            0,
+            "its DMA stops at once"
+        );
+        assert_eq!(plugged.rig.config_read(plugged.bdf, 0), u32::MAX);
+        assert_eq!(plugged.rig.read(bar), u32::MAX);
+    }
+    plugged.rig.segment.reset_bus(port);
+    assert_eq!(plugged.device.resets.load(Ordering::Relaxed), before + 1);
+    assert_eq!(plugged.msix(), (0, vec![]));
+    assert_eq!(plugged.rig.config_read(plugged.bdf, 4) & 7, 0);
+    assert_eq!(plugged.rig.bar64(plugged.bdf, BarIndex::ZERO), 0);
+    plugged.rig.set_bar64(plugged.bdf, BarIndex::ZERO, bar);
+    plugged.rig.enable(plugged.bdf, true);
+    assert_eq!(plugged.device.command() & MASTER, MASTER);
+    assert_ne!(plugged.rig.read(bar), u32::MAX);
 }
 
 #[test]

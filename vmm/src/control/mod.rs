@@ -272,6 +272,11 @@ impl Control {
                     machine.devices().settle_peers();
                 }
             }
+            MachineEvent::PciBusReset { port } => {
+                if let Some(machine) = self.life.machine_mut() {
+                    machine.devices().reset_bus(port);
+                }
+            }
             MachineEvent::PciRefused { slot, status } => self.refused(slot, status),
         }
     }

@@ -36,7 +36,7 @@ use serde_json::Value;
 use super::{
     buses::Buses,
     error::{DeviceError, MachineError},
-    events::EventSender,
+    events::{EventSender, MachineEvent},
     kinds::Handle,
     physical::Physical,
 };
@@ -238,6 +238,9 @@ impl Devices {
             buses
                 .mmio
                 .insert(windows.ecam.start, windows.ecam.size, Ecam::new(&segment))?;
+            let events = surroundings.events.clone();
+            let reset = move |port| events.send(MachineEvent::PciBusReset { port });
+            segment.on_bus_reset(Box::new(reset));
             segments.push(segment);
         }
         let Some(first) = segments.first() else {
@@ -532,6 +535,13 @@ impl Devices {
     /// Lets physical devices reach the memory of others, where the guest sees it now.
     pub fn settle_peers(&self) {
         self.surroundings.physical.settle_peers();
+    }
+
+    /// Resets all devices behind a root port whose bus the guest has reset.
+    pub fn reset_bus(&self, port: Bdf) {
+        if let Ok(segment) = self.segment(port.segment) {
+            segment.reset_bus(port);
+        }
     }
 
     /// Lets physical devices reach RAM that was added.

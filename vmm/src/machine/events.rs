@@ -40,6 +40,11 @@ pub enum MachineEvent {
     },
     /// The guest has moved the memory of a physical device.
     PeersChanged,
+    /// The guest has reset the bus behind a root port.
+    PciBusReset {
+        /// The port.
+        port: Bdf,
+    },
     /// The guest will not give up the PCI device in a slot.
     PciRefused {
         /// The slot's function 0.
@@ -68,6 +73,7 @@ impl MachineEvent {
             | (Self::PciRefused { slot, .. }, Self::PciRefused { slot: other, .. }) => {
                 slot == other
             }
+            (Self::PciBusReset { port }, Self::PciBusReset { port: other }) => port == other,
             (Self::Cpu(CpuEvent::Reset), Self::Cpu(CpuEvent::Reset))
             | (Self::PeersChanged, Self::PeersChanged) => true,
             _ => false,
