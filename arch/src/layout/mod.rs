@@ -155,6 +155,12 @@ pub const ACPI_PM_TIMER_PORT_COUNT: u16 = 4;
 /// First port for I/O BARs of PCI segment 0, up to the last port there is: 15/16 of the ports, none
 /// of which anything else decodes.
 pub const PCI_IO_START: u16 = 0x1000;
+/// The last one.
+pub const PCI_IO_LAST: u16 = u16::MAX;
+/// Ports of a root port of segment 0, which cannot have fewer (PCI-to-PCI Bridge 1.2, 3.2.5.6).
+pub const PCI_IO_OF_ROOT_PORT: u32 = 0x1000;
+/// Most root ports that have any: bus 0 keeps the other half.
+pub const ROOT_PORTS_WITH_IO: u8 = 8;
 
 // Interrupts.
 
@@ -565,6 +571,23 @@ impl AddressMap {
             mmio32: self.share(self.mmio32(), at, 1, MIB),
             mmio64: self.share(self.mmio64, at, 1, GIB),
         })
+    }
+
+    /// The I/O ports of a root port of `segment`, the one with this bus: the first ones of segment 0
+    /// have some, of equal size, up to the last port that there is; empty for others.
+    pub fn io(&self, segment: u16, bus: u8) -> AddressRange {
+        let ports = self.ports.first().filter(|_| segment == 0);
+        let count = ports.map_or(0, |ports| (*ports).min(ROOT_PORTS_WITH_IO));
+        let size = u64::from(PCI_IO_OF_ROOT_PORT);
+        let at_end = u64::from(PCI_IO_LAST) + 1;
+        if bus == 0 || bus > count {
+            return AddressRange { start: 0, size: 0 };
+        }
+        AddressRange {
+            // At most eight shares of a sixteenth each.
+            start: at_end - u64::from(count - bus + 1) * size,
+            size,
+        }
     }
 
     /// `count` shares from the `first` on of as many equal shares of `window` as there are buses.

@@ -163,6 +163,22 @@ fn arguments_out_of_range_are_refused_by_name() {
 }
 
 #[test]
+fn the_first_root_ports_share_half_of_the_io_ports() {
+    let shares = |ports: u8, segment: u16| -> Vec<_> {
+        let map = AddressMap::with_root_ports(GIB, 0, 46, &[ports, 2]).unwrap();
+        let shares = (0..=ports + 1).map(|bus| map.io(segment, bus));
+        let shares = shares.filter(|share| !share.is_empty());
+        shares.map(|share| (share.start, share.end())).collect()
+    };
+    assert_eq!(shares(0, 0), []);
+    assert_eq!(shares(2, 0), [(0xe000, 0xf000), (0xf000, 0x1_0000)]);
+    let most = shares(31, 0);
+    assert_eq!((most.len(), most[0].0), (8, 0x8000));
+    assert!(most.windows(2).all(|pair| pair[0].1 == pair[1].0));
+    assert_eq!(shares(2, 1), []);
+}
+
+#[test]
 fn every_bus_has_its_share_of_its_segment() {
     for ports in [&[3][..], &[0, 31, 2], &[1; 48]] {
         let map = AddressMap::with_root_ports(GIB, 0, 46, ports).unwrap();

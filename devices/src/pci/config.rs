@@ -171,7 +171,7 @@ impl ConfigSpace {
     pub fn bridge(identity: Identity) -> Self {
         let mut space = Self::new(identity);
         space.set(offsets::HEADER_TYPE, &[HEADER_BRIDGE]);
-        space.writable[offsets::COMMAND] |= COMMAND_MEMORY as u8;
+        space.writable[offsets::COMMAND] |= (COMMAND_MEMORY | COMMAND_IO) as u8;
         space.write_one_to_clear[offsets::SECONDARY_STATUS..offsets::SECONDARY_STATUS + 2]
             .copy_from_slice(&STATUS_ERRORS.to_le_bytes());
         // An endpoint's subsystem, and a bridge's upper half of an address.

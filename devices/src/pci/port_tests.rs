@@ -306,7 +306,7 @@ fn ports_answer_odd_accesses() {
     }
     assert_eq!(rig.config_read(port, 0), 0x000c_1b36);
     assert_eq!(rig.config_read(port, HEADER) >> 16 & 0xff, 1);
-    assert_eq!(rig.config_read(port, 0x1c) & 0xffff, 0, "no I/O window");
+    assert_eq!(rig.config_read(port, 0x1c) & 0xffff, 0xf0f0);
 }
 
 #[test]
@@ -335,12 +335,33 @@ fn a_saved_port_forwards_what_it_did() {
 }
 
 #[test]
-fn a_device_behind_a_port_does_without_ports() {
+fn a_device_has_io_ports_behind_a_port_that_forwards_some() {
     let rig = Rig::new();
-    plug(&rig, RootPort::new(), Seat::slot(4)).unwrap();
-    let plain = Plain::new(1, &[(0, BarKind::Io, 0x20)]);
-    let bdf = plug(&rig, plain, behind(1, 0)).unwrap();
-    rig.enable(bdf, true);
-    assert_eq!(rig.config_read(bdf, 0x10), 1);
-    assert!(!rig.pio.read(0, &mut [0]));
+    let ports = [4, 5].map(|slot| plug(&rig, RootPort::new(), Seat::slot(slot)).unwrap());
+    let bars = [(0, BarKind::Io, 0x20)];
+    let [with, without] = [1, 2].map(|bus| {
+        let bdf = plug(&rig, Plain::new(bus, &bars), behind(bus, 0)).unwrap();
+        rig.enable(bdf, true);
+        bdf
+    });
+    assert_eq!(rig.config_read(without, 0x10), 1);
+    assert_eq!(rig.config_read(with, 0x10), 0xf001);
+    let answers = |port| {
+        let mut data = [0xff];
+        rig.pio.read(port, &mut data);
+        data == [1]
+    };
+    assert!(!answers(0xf000), "the port forwards nothing yet");
+    rig.enable(ports[0], true);
+    assert!(answers(0xf000));
+    // A window of other ports, and then the device, too.
+    rig.config_write(ports[0], 0x1c, &[0x80, 0x90]);
+    assert!(!answers(0xf000));
+    rig.config_write(with, 0x10, &0x9fe0_u32.to_le_bytes());
+    assert!(answers(0x9fe0));
+    // Memory only.
+    rig.config_write(ports[0], 4, &[6]);
+    assert!(!answers(0x9fe0));
+    let bus_0 = plug(&rig, Plain::new(3, &bars), Seat::ANY).unwrap();
+    assert_eq!(rig.config_read(bus_0, 0x10), 0x1001);
 }

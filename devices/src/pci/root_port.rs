@@ -7,8 +7,8 @@
 use serde_json::Value;
 
 use super::{
-    bar::DecodedBar,
-    config::{COMMAND_BUS_MASTER, COMMAND_MEMORY, ConfigSpace, Identity},
+    bar::{BarKind, DecodedBar},
+    config::{COMMAND_BUS_MASTER, COMMAND_IO, COMMAND_MEMORY, ConfigSpace, Identity},
     function::{LifecycleError, PciFunction},
     windows::{PortWindows, Window},
 };
@@ -28,6 +28,8 @@ const IDENTITY: Identity = Identity {
 const PRIMARY: usize = 0x18;
 /// The bus behind it.
 const SECONDARY: usize = 0x19;
+/// First and last I/O ports, a byte each.
+const IO_BASE: usize = 0x1c;
 const MEMORY_BASE: usize = 0x20;
 const MEMORY_LIMIT: usize = 0x22;
 const PREFETCHABLE_BASE: usize = 0x24;
@@ -43,6 +45,9 @@ const WINDOW_BITS: u16 = 0xfff0;
 /// Prefetchable window: addresses have 64 bits.
 const WINDOW_WIDE: u16 = 1;
 const WINDOW_UNIT: u64 = 1 << 20;
+/// Those of the I/O window have bits 12 to 15 of a port.
+const IO_BITS: u8 = 0xf0;
+const IO_UNIT: u64 = 1 << 12;
 /// Control: parity, SERR#, VGA and the like, which nothing here looks at, and the reset.
 const CONTROL_WRITABLE: u16 = 0x003f | CONTROL_RESET;
 /// Control: the bus behind the port is reset, as long as this is set.
@@ -80,15 +85,21 @@ pub struct Forwarding {
     pub bus: u8,
     /// To its bus: memory.
     windows: [Option<Window>; 2],
+    /// To its bus: I/O ports.
+    io: Option<Window>,
     /// From its bus: DMA, and messages of interrupts.
     pub upstream: bool,
 }
 
 impl Forwarding {
-    /// Whether a memory BAR behind the port can be reached. There is no window for I/O ports.
+    /// Whether a BAR behind the port can be reached.
     pub fn reaches(&self, decoded: &DecodedBar) -> bool {
         let DecodedBar { bar, address } = decoded;
-        let mut windows = self.windows.iter().flatten();
+        let windows = match bar.kind {
+            BarKind::Io => std::slice::from_ref(&self.io),
+            _ => &self.windows[..],
+        };
+        let mut windows = windows.iter().flatten();
         windows.any(|window| window.contains(*address, bar.size))
     }
 }
@@ -110,6 +121,7 @@ impl RootPort {
     pub fn new() -> Self {
         let mut config = ConfigSpace::bridge(IDENTITY);
         config.set_writable(PRIMARY, &[0xff; 3]);
+        config.set_writable(IO_BASE, &[IO_BITS; 2]);
         for register in [
             MEMORY_BASE,
             MEMORY_LIMIT,
@@ -150,6 +162,10 @@ impl RootPort {
         self.close();
         // Both numbers: nothing behind the port has a bus of its own.
         self.config.set(SECONDARY, &[bus, bus]);
+        if let Some(Window { first, last }) = windows.io {
+            let bits = |port: u64| (port >> 8) as u8 & IO_BITS;
+            self.config.set(IO_BASE, &[bits(first), bits(last)]);
+        }
         if let Some(Window { first, last }) = windows.mmio32 {
             self.set_window(MEMORY_BASE, first);
             self.set_window(MEMORY_LIMIT, last);
@@ -189,10 +205,16 @@ impl RootPort {
         }
         let low = |register| u64::from(self.config.read_u16(register) & WINDOW_BITS) << 16;
         let high = |register| u64::from(self.config.read_u32(register)) << 32;
+        let enabled = |bit| self.config.command() & bit != 0;
         let window = |first: u64, last: u64| {
             let last = last | (WINDOW_UNIT - 1);
-            let enabled = self.config.command() & COMMAND_MEMORY != 0;
-            (enabled && first <= last).then_some(Window { first, last })
+            (enabled(COMMAND_MEMORY) && first <= last).then_some(Window { first, last })
+        };
+        let ports = self.config.read_u16(IO_BASE).to_le_bytes();
+        let [first, last] = ports.map(|bits| u64::from(bits & IO_BITS) << 8);
+        let io = Window {
+            first,
+            last: last | (IO_UNIT - 1),
         };
         let [_, bus] = self.config.read_u16(PRIMARY).to_le_bytes();
         Forwarding {
@@ -204,12 +226,14 @@ impl RootPort {
                     high(PREFETCHABLE_UPPER_LIMIT) | low(PREFETCHABLE_LIMIT),
                 ),
             ],
+            io: (enabled(COMMAND_IO) && first <= last).then_some(io),
             upstream: self.config.command() & COMMAND_BUS_MASTER != 0,
         }
     }
 
     /// Windows that end before they begin.
     fn close(&mut self) {
+        self.config.set(IO_BASE, &[IO_BITS, 0]);
         for register in [MEMORY_BASE, PREFETCHABLE_BASE] {
             self.set_window(register, u64::from(u32::MAX));
             self.set_window(register + 2, 0);

@@ -38,6 +38,8 @@ pub struct PortWindows {
     pub mmio32: Option<Window>,
     /// Memory above 4 GiB, in units of 1 MiB.
     pub mmio64: Option<Window>,
+    /// I/O ports, in units of 4 KiB.
+    pub io: Option<Window>,
 }
 
 /// Number and address windows of a segment. Windows of different segments must not overlap, nor
@@ -52,8 +54,8 @@ pub struct SegmentConfig {
     pub mmio64: Option<Window>,
     /// I/O ports, for segment 0.
     pub io: Option<Window>,
-    /// Shares of root ports, one for each that can be plugged: the ends of `mmio32` and `mmio64`,
-    /// one after the other. The port with the first share has bus 1 behind it.
+    /// Shares of root ports, one for each that can be plugged: the ends of `mmio32`, `mmio64` and
+    /// `io`, one after the other. The port with the first share has bus 1 behind it.
     pub ports: Vec<PortWindows>,
 }
 
@@ -74,13 +76,13 @@ impl SegmentConfig {
         let first = self.ports.first().copied().unwrap_or_default();
         let (io, mmio32, mmio64) = match usize::from(bus).checked_sub(1) {
             None => (
-                self.io,
+                self.io.and_then(|window| window.before(first.io)),
                 self.mmio32.and_then(|window| window.before(first.mmio32)),
                 self.mmio64.and_then(|window| window.before(first.mmio64)),
             ),
             Some(port) => {
                 let own = self.ports.get(port).copied().unwrap_or_default();
-                (None, own.mmio32, own.mmio64)
+                (own.io, own.mmio32, own.mmio64)
             }
         };
         // Behind a bridge only what is prefetchable belongs above 4 GiB (PCI-to-PCI Bridge 1.2,

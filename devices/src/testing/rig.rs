@@ -27,7 +27,7 @@ pub const MMIO64: Window = Window {
     first: 1 << 42,
     last: (1 << 43) - 1,
 };
-/// What the rig's two root ports forward, if they are plugged.
+/// What the rig's two root ports forward, if they are plugged. The second one has no I/O ports.
 pub const PORT_WINDOWS: [PortWindows; 2] = [
     PortWindows {
         mmio32: Some(Window {
@@ -37,6 +37,10 @@ pub const PORT_WINDOWS: [PortWindows; 2] = [
         mmio64: Some(Window {
             first: 30 << 38,
             last: (31 << 38) - 1,
+        }),
+        io: Some(Window {
+            first: 0xf000,
+            last: 0xffff,
         }),
     },
     PortWindows {
@@ -48,6 +52,7 @@ pub const PORT_WINDOWS: [PortWindows; 2] = [
             first: 31 << 38,
             last: (32 << 38) - 1,
         }),
+        io: None,
     },
 ];
 /// The rig's I/O window.

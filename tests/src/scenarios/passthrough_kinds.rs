@@ -12,7 +12,10 @@ use crate::{
 };
 
 pub const SCENARIOS: &[Entry] = &[
-    ("passthrough: I/O ports of a device", ports),
+    (
+        "passthrough: I/O ports of a device, on bus 0 and behind a root port",
+        ports,
+    ),
     (
         "passthrough: a ROM, a reset by the bus, and a second PCI segment",
         rom_and_reset,
@@ -30,17 +33,30 @@ pub const SCENARIOS: &[Entry] = &[
 
 fn ports(context: &Context) -> Result<()> {
     let device = HostDevice::take(TESTDEV, 0)?;
-    let more = json!({"devices": [{"path": device.path, "pci_device_id": 9}]});
-    let (_gantry, mut guest) = Gantry::boot(&context.dir, more)?;
-    guest.run("echo 1 > /sys/bus/pci/devices/0000:00:09.0/enable")?;
-    // The first of its tests of ports; its name is behind 16 bytes.
-    let name = guest.run(
-        "cd /sys/bus/pci/devices/0000:00:09.0; \
-         printf '\\0' | dd of=resource1 bs=1 conv=notrunc 2>/dev/null; \
-         dd if=resource1 bs=1 skip=16 count=17 2>/dev/null",
-    )?;
-    ensure!(name == "portio-no-eventfd", "the ports say {name:?}");
-    Ok(())
+    let on_bus_0 = json!({"path": device.path, "id": "testdev", "pci_device_id": 9});
+    let behind_port = json!({"path": device.path, "id": "testdev", "parent": "port"});
+    let more = json!({"pci_root_ports": [{"id": "port"}], "devices": [on_bus_0]});
+    let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    let mut answer = |bdf: &str| -> Result<()> {
+        present(&mut guest, bdf)?;
+        guest.run(&format!("echo 1 > /sys/bus/pci/devices/{bdf}/enable"))?;
+        // The first of its tests of ports; its name is behind 16 bytes.
+        let name = guest.run(&format!(
+            "cd /sys/bus/pci/devices/{bdf}; \
+             printf '\\0' | dd of=resource1 bs=1 conv=notrunc 2>/dev/null; \
+             dd if=resource1 bs=1 skip=16 count=17 2>/dev/null"
+        ))?;
+        ensure!(
+            name == "portio-no-eventfd",
+            "the ports of {bdf} say {name:?}"
+        );
+        Ok(())
+    };
+    answer("0000:00:09.0")?;
+    gantry.put("vm.remove-device", json!({"id": "testdev"}))?;
+    gone(&gantry, "testdev")?;
+    gantry.put("vm.add-device", behind_port)?;
+    answer("0000:01:00.0")
 }
 
 fn rom_and_reset(context: &Context) -> Result<()> {

@@ -223,13 +223,14 @@ impl Devices {
                 mmio64: window(windows.mmio64),
                 io: (number == 0).then(|| Window {
                     first: layout::PCI_IO_START.into(),
-                    last: u16::MAX.into(),
+                    last: layout::PCI_IO_LAST.into(),
                 }),
                 ports: (1..)
-                    .map_while(|bus| map.bus(number, bus))
-                    .map(|windows| PortWindows {
+                    .map_while(|bus| Some((bus, map.bus(number, bus)?)))
+                    .map(|(bus, windows)| PortWindows {
                         mmio32: window(windows.mmio32),
                         mmio64: window(windows.mmio64),
+                        io: window(map.io(number, bus)),
                     })
                     .collect(),
             };
