@@ -153,6 +153,17 @@ fn a_port_starts_with_a_bus_and_windows() {
 }
 
 #[test]
+fn a_port_gets_a_bus_that_no_other_has() {
+    let rig = Rig::new();
+    let bus = |port| rig.config_read(port, BUSES) >> 8 & 0xff;
+    let [first, second] = [4, 5].map(|slot| plug(&rig, RootPort::new(), Seat::slot(slot)).unwrap());
+    assert_eq!([first, second].map(bus), [1, 2]);
+    rig.segment.unplug(first).unwrap();
+    let third = plug(&rig, RootPort::new(), Seat::slot(6)).unwrap();
+    assert_eq!([second, third].map(bus), [2, 1]);
+}
+
+#[test]
 fn there_is_one_slot_behind_a_port_and_none_without() {
     let (rig, ..) = topology();
     let seat = |bus, device| Seat {
