@@ -49,6 +49,8 @@ fn step(rig: &Rig, port: Bdf, bdf: Bdf, input: &mut Input) {
             rig.config_write(port, offset, input.bytes(len));
             rig.config_read_bytes(port, offset, &mut data[..len]);
         }
+        // What the machine does when the port's bus was reset, and also when it was not.
+        11 => rig.segment.reset_bus(port),
         // A function that is not there, or is on a bus of another number.
         10 => {
             let bdf = Bdf {
