@@ -325,18 +325,19 @@ impl Attached {
     /// Resets the bus of the device with all that is on it (`together`), if this VM has all of it
     /// and uses nothing else of it. Those that come later find themselves reset.
     pub fn reset_bus(&self, device: &VfioDevice, together: &[Neighbour]) -> Result<(), ResetError> {
-        let mut state = self.iommu.lock();
-        if !state.may_reset(&self.address, together)? {
+        if !self.iommu.lock().may_reset(&self.address, together)? {
             return Ok(());
         }
         let groups: BTreeSet<_> = together.iter().map(|other| &*other.group).collect();
         let groups: Vec<_> = groups.into_iter().filter_map(group_descriptor).collect();
+        // Without the lock, which vCPUs take when they move BARs: this takes a second. Nobody attaches
+        // a device meanwhile, which is for the thread that resets them.
         ioctl::reset_bus(device, &groups)?;
         let others = together
             .iter()
             .filter(|other| other.address != self.address);
         let clean = others.map(|other| (other.address.clone(), other.group.clone()));
-        state.clean.extend(clean);
+        self.iommu.lock().clean.extend(clean);
         Ok(())
     }
 }

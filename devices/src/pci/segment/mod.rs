@@ -369,7 +369,7 @@ impl PciSegment {
     }
 
     /// Resets all functions behind a root port whose bus the guest has reset, which may take seconds,
-    /// and lets the guest reach them again. Those that cannot be reset say so in the log.
+    /// and lets the guest reach them again.
     pub fn reset_bus(&self, port: Bdf) {
         let Some(root_port) = self.function(port) else {
             return;
@@ -389,7 +389,8 @@ impl PciSegment {
         }
         for (at, function) in &functions {
             if let Err(error) = lock(function).reset() {
-                log::warn!("{at} keeps what the guest left in it: {error}");
+                // Nothing more: the guest can repeat it at will.
+                log::debug!("{at} keeps what the guest left in it: {error}");
             }
         }
         if let Some(root_port) = lock(&root_port).root_port_mut() {
