@@ -341,6 +341,11 @@ fn limits(context: &Context) -> Result<()> {
     gantry.act("vm.resume")?;
     guest.eventually("dmesg | grep -c '1234:11e8'", |seen| found(seen) > before)?;
     guest.eventually("agent edu-check", |said| said.contains("edu works"))?;
+    // One that comes and is to leave before that.
+    gantry.act("vm.pause")?;
+    gantry.put("vm.remove-device", json!({"id": "edu", "force": true}))?;
+    gantry.put("vm.add-device", json!({"path": edu.path, "id": "edu"}))?;
     gantry.put("vm.remove-device", json!({"id": "edu"}))?;
+    gantry.act("vm.resume")?;
     gone(&gantry, "edu")
 }
