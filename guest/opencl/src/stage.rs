@@ -4,7 +4,11 @@
 //! A *stage* is filled before a command that reads it, or emptied (its data *lands*) after one that
 //! has written it. Its space is free again when the worker has released it.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    thread,
+    time::Duration,
+};
 
 use gantry_remoting::{
     opencl::codes,
@@ -20,6 +24,11 @@ use crate::{
 
 /// How many stages their order may name that have been released, beside as many as have not.
 const SLACK: usize = 64;
+
+/// How long to sleep where another thread has a stage whose command it has not sent yet.
+const NAP: Duration = Duration::from_millis(1);
+/// How often at most. Only the encoding of a call stands between the two.
+const NAPS: u32 = 2000;
 
 /// Where the data of a completed read is to go: rows of the stage, which is tight.
 #[derive(Clone, Copy, Debug)]
@@ -148,13 +157,14 @@ impl Stages {
         Some(stage)
     }
 
-    /// Takes the oldest stage out of their order that has not been released.
+    /// The oldest stage that has not been released.
     fn oldest(&mut self) -> Option<StageId> {
         loop {
-            let id = self.order.pop_front()?;
+            let id = *self.order.front()?;
             if self.pending.contains_key(&id) {
                 return Some(id);
             }
+            self.order.pop_front();
         }
     }
 }
@@ -209,6 +219,7 @@ impl Link {
 
     /// Space in the window; waits for commands that use it if there is none.
     pub fn reserve(&self, length: u64) -> Result<u64, i32> {
+        let mut vain = 0;
         loop {
             let oldest = {
                 let mut stages = lock(&self.stages);
@@ -219,6 +230,14 @@ impl Link {
             };
             let stage = oldest.ok_or(codes::OUT_OF_HOST_MEMORY)?;
             self.ask(&calls::Await { stage })?;
+            if lock(&self.stages).pending.contains_key(&stage) {
+                // The worker does not know it: another thread is about to send its command.
+                vain += 1;
+                if vain > NAPS {
+                    return Err(codes::OUT_OF_HOST_MEMORY);
+                }
+                thread::sleep(NAP);
+            }
         }
     }
 
@@ -329,6 +348,8 @@ mod tests {
             assert!(stages.remove(next).is_some());
         }
         assert!(stages.order.len() <= SLACK + 4, "{}", stages.order.len());
+        // However often it is asked for.
+        assert_eq!(stages.oldest(), Some(first));
         assert_eq!(stages.oldest(), Some(first));
         assert!(stages.remove(first).is_some() && stages.remove(first).is_none());
         assert_eq!(stages.oldest(), None);

@@ -1,5 +1,5 @@
 //! Applications that come by a stream: what a worker and its pool have to say to each other about
-//! them, and carrying over what is said by one that has been [greeted](super::greet).
+//! them, and carrying over what is said by one that has been greeted (`greet`).
 
 use std::{
     io,
