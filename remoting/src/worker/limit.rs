@@ -37,7 +37,7 @@ const LOOKS: u32 = 8;
 const SHORTEST: Duration = Duration::from_millis(1);
 /// Looking takes so small a part of the time at most.
 const PART: u32 = 16;
-/// How many commands are looked after at a time: several times what drivers have under way.
+/// How many commands are looked after at a time: less than 1 MiB.
 const MOST: usize = 16 << 10;
 /// From so many on it is looked at them as often as may be, so that there is room for more in time.
 const MANY: usize = MOST / 2;
