@@ -105,6 +105,7 @@ impl Host {
             self.hugepages(),
             self.iommu(),
             self.vfio(),
+            self.iommufd(),
             self.locked_memory(),
             self.gpu_driver(),
             self.gate(),
@@ -175,6 +176,25 @@ impl Host {
         } else {
             let state = "there is no /dev/vfio/vfio";
             finding(subject, Verdict::Optional, state, "modprobe vfio-pci")
+        }
+    }
+
+    /// The other way to physical devices, which is taken where it is there.
+    fn iommufd(&self) -> Finding {
+        const FILE: &str = devices::vfio::IOMMUFD;
+        let subject = "iommufd";
+        if self.opens(FILE) {
+            finding(subject, Verdict::Ready, format!("{FILE} can be used"), "")
+        } else if self.path(FILE).exists() {
+            let cure = "IOMMU groups are used instead; or give the user this file and those under \
+                        /dev/vfio/devices (chown)";
+            let state = format!("{FILE} cannot be opened");
+            finding(subject, Verdict::Optional, state, cure)
+        } else {
+            let cure = "not needed: IOMMU groups are used instead; kernels from 6.6 on have it if \
+                        they are built with IOMMUFD and VFIO_DEVICE_CDEV (modprobe iommufd)";
+            let state = format!("there is no {FILE}");
+            finding(subject, Verdict::Optional, state, cure)
         }
     }
 
@@ -262,7 +282,11 @@ fn accelerator(path: &Path) -> Finding {
     };
     let driver = link(&path.join("driver")).unwrap_or_else(|| "no driver".to_owned());
     if driver == "vfio-pci" {
-        let state = format!("bound to vfio-pci, IOMMU group {group}");
+        let own = fs::read_dir(path.join("vfio-dev")).ok();
+        let own = own.and_then(|mut names| names.next()?.ok());
+        let own = own.map(|name| format!(", /dev/vfio/devices/{}", name.file_name().display()));
+        let own = own.unwrap_or_default();
+        let state = format!("bound to vfio-pci, IOMMU group {group}{own}");
         let cure = format!("gantry ... --device path=/sys/bus/pci/devices/{address}");
         return finding(&subject, Verdict::Ready, state, &cure);
     }
@@ -322,6 +346,21 @@ mod tests {
     }
 
     #[test]
+    fn iommufd_is_named_where_it_is_there_and_can_be_done_without() {
+        let (_dir, bare) = host(&[]);
+        let finding = bare.iommufd();
+        assert_eq!(finding.verdict, Verdict::Optional);
+        assert!(finding.cure.starts_with("not needed"), "{}", finding.cure);
+        let (dir, host) = host(&[("dev/iommu", "")]);
+        assert_eq!(host.iommufd().verdict, Verdict::Ready);
+        fs::remove_file(dir.path().join("dev/iommu")).unwrap();
+        fs::create_dir(dir.path().join("dev/iommu")).unwrap();
+        let finding = host.iommufd();
+        assert_eq!(finding.verdict, Verdict::Optional);
+        assert!(finding.state.contains("cannot be opened"));
+    }
+
+    #[test]
     fn a_device_is_ready_once_vfio_has_it() {
         let (dir, host) = host(&[
             ("dev/kvm", ""),
@@ -344,5 +383,8 @@ mod tests {
         let ready = found();
         assert_eq!(ready.verdict, Verdict::Ready);
         assert_eq!(ready.subject, "device 0000:01:00.0 (10de:2335)");
+        fs::create_dir_all(device.join("vfio-dev/vfio0")).unwrap();
+        let expected = "bound to vfio-pci, IOMMU group 7, /dev/vfio/devices/vfio0";
+        assert_eq!(found().state, expected);
     }
 }

@@ -100,6 +100,13 @@ fn paths(config: &VmConfig) -> Result<Vec<Rule>, LandlockError> {
     if Path::new("/dev/vfio").exists() {
         rules.push((PathBuf::from("/dev/vfio"), write));
         rules.push((PathBuf::from("/sys/devices"), read));
+        // Whose the other devices of a group are, if one is refused, is in the second.
+        let others = [
+            (devices::vfio::IOMMUFD, write),
+            ("/sys/kernel/iommu_groups", read),
+        ];
+        let others = others.map(|(path, access)| (PathBuf::from(path), access));
+        rules.extend(others.into_iter().filter(|(path, _)| path.exists()));
         if Path::new("/dev/kmsg").exists() {
             rules.push((PathBuf::from("/dev/kmsg"), read));
         }

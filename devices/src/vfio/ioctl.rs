@@ -7,14 +7,14 @@ use std::{
 
 use vfio_bindings::bindings::vfio::{
     VFIO_BASE, VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_ACTION_UNMASK, VFIO_IRQ_SET_DATA_EVENTFD,
-    VFIO_IRQ_SET_DATA_NONE, VFIO_PCI_INTX_IRQ_INDEX, VFIO_TYPE,
+    VFIO_IRQ_SET_DATA_NONE, VFIO_PCI_HOT_RESET_FLAG_DEV_ID, VFIO_PCI_INTX_IRQ_INDEX, VFIO_TYPE,
 };
 use vmm_sys_util::{
     ioctl::{ioctl_with_mut_ptr, ioctl_with_ptr, ioctl_with_val},
     ioctl_io_nr,
 };
 
-use super::reach::Reach;
+use super::{place, reach::Reach};
 
 ioctl_io_nr!(VFIO_DEVICE_SET_IRQS, VFIO_TYPE.into(), VFIO_BASE + 10);
 ioctl_io_nr!(VFIO_DEVICE_RESET, VFIO_TYPE.into(), VFIO_BASE + 11);
@@ -99,25 +99,30 @@ pub fn reset_together(device: &impl AsRawFd) -> io::Result<Vec<Neighbour>> {
         )
     })?;
     let count = words[2].min(MAX_TOGETHER) as usize;
+    let has_groups = words[1] & VFIO_PCI_HOT_RESET_FLAG_DEV_ID == 0;
     Ok(words[3..]
         .chunks_exact(2)
         .take(count)
-        .map(neighbour)
+        .map(|words| neighbour(words, has_groups))
         .collect())
 }
 
-/// struct vfio_pci_dependent_device: the group, then segment, bus and devfn.
-fn neighbour(words: &[u32]) -> Neighbour {
+/// struct vfio_pci_dependent_device: the group, then segment, bus and devfn. Of a device that was
+/// opened by itself, the first is a number of iommufd's.
+fn neighbour(words: &[u32], has_group: bool) -> Neighbour {
     let [segment_low, segment_high, bus, devfn] = words[1].to_le_bytes();
     let segment = u16::from_le_bytes([segment_low, segment_high]);
-    Neighbour {
-        address: format!("{segment:04x}:{bus:02x}:{:02x}.{}", devfn >> 3, devfn & 7),
-        group: words[0].to_string(),
-    }
+    let address = format!("{segment:04x}:{bus:02x}:{:02x}.{}", devfn >> 3, devfn & 7);
+    let group = match has_group {
+        true => words[0].to_string(),
+        // No group is like that of none of the VM's devices.
+        false => place::group_of(&address).unwrap_or_default(),
+    };
+    Neighbour { address, group }
 }
 
 /// Resets the bus or slot of a device. `groups`, descriptors of IOMMU groups, proves that all
-/// devices on it belong to the caller.
+/// devices on it belong to the caller; none is needed for devices that were opened by themselves.
 pub fn reset_bus(device: &impl AsRawFd, groups: &[RawFd]) -> io::Result<()> {
     // struct vfio_pci_hot_reset: argsz, flags, count, then the descriptors.
     let mut words = vec![0, 0, groups.len() as u32];
@@ -128,7 +133,7 @@ pub fn reset_bus(device: &impl AsRawFd, groups: &[RawFd]) -> io::Result<()> {
 }
 
 /// The addresses that the IOMMU of a container translates.
-pub fn reach(container: &impl AsRawFd) -> io::Result<Reach> {
+pub fn reach_of_container(container: &impl AsRawFd) -> io::Result<Reach> {
     // struct vfio_iommu_type1_info, and capabilities.
     let mut bytes = vec![0_u64; 512];
     let mut len = size_of_val(&bytes[..]);
@@ -148,7 +153,8 @@ pub fn reach(container: &impl AsRawFd) -> io::Result<Reach> {
     Ok(Reach::parse(&bytes))
 }
 
-fn done(result: libc::c_int) -> io::Result<()> {
+/// What a call's result means.
+pub fn done(result: libc::c_int) -> io::Result<()> {
     if result < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -170,7 +176,9 @@ mod tests {
             address: "1234:ab:1f.5".to_owned(),
             group: "7".to_owned(),
         };
-        assert_eq!(neighbour(&words), expected);
+        assert_eq!(neighbour(&words, true), expected);
+        let group = String::new();
+        assert_eq!(neighbour(&words, false), Neighbour { group, ..expected });
     }
 
     #[test]
@@ -182,7 +190,7 @@ mod tests {
             reset(&file),
             reset_together(&file).map(drop),
             reset_bus(&file, &[]),
-            reach(&file).map(drop),
+            reach_of_container(&file).map(drop),
         ] {
             assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::ENOTTY));
         }

@@ -2,20 +2,19 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs, io,
-    os::fd::RawFd,
-    path::Path,
+    io,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
-use vfio_ioctls::{VfioContainer, VfioDevice, VfioDeviceFd, VfioError};
+use vfio_ioctls::{VfioDevice, VfioDeviceFd};
 use vm_memory::{Address, GuestAddress, GuestAddressSpace, GuestMemoryBackend, GuestMemoryRegion};
 
 use super::{
     Error, ResetError,
     ioctl::{self, Neighbour},
-    physical,
+    place::{Place, Way},
     reach::Reach,
+    tables::{self, Tables},
 };
 use crate::{
     memory::{GuestMemory, HostMemory},
@@ -36,7 +35,7 @@ use crate::{
 /// are only offered there, and mapped in [`Iommu::settle_peers`].
 pub struct Iommu {
     memory: GuestMemory,
-    container: Arc<VfioContainer>,
+    tables: Box<dyn Tables>,
     /// Stopped while there are devices.
     discards: Arc<Discards>,
     /// How much memory may be locked.
@@ -98,28 +97,18 @@ impl State {
 
 impl Iommu {
     /// An address space without devices. Through `hypervisor`, its VFIO device, the hypervisor
-    /// learns which groups the VM uses.
+    /// learns which devices the VM uses.
     pub fn new(
+        way: Way,
         hypervisor: VfioDeviceFd,
         memory: GuestMemory,
         discards: Arc<Discards>,
         peers_changed: Box<dyn Fn() + Send + Sync>,
     ) -> Result<Arc<Self>, Error> {
-        let container =
-            VfioContainer::new(Some(Arc::new(hypervisor))).map_err(|source| match source {
-                VfioError::OpenContainer(source) => Error::Open {
-                    path: "/dev/vfio/vfio".into(),
-                    source,
-                },
-                source => Error::Vfio {
-                    action: "use the IOMMU",
-                    source,
-                },
-            })?;
         let iommu = Arc::new(Self {
             memory,
             discards,
-            container: Arc::new(container),
+            tables: tables::open(way, hypervisor)?,
             limit: memory_limit(),
             peers_changed,
             state: Mutex::default(),
@@ -130,15 +119,14 @@ impl Iommu {
     }
 
     /// Opens a device and gives it access to RAM.
-    pub(super) fn attach(self: &Arc<Self>, place: &physical::Place) -> Result<Attached, Error> {
+    pub(super) fn attach(self: &Arc<Self>, place: &Place) -> Result<Attached, Error> {
         let blocks = self.discards.blocks().lock();
         let mut state = self.lock();
         if state.devices.contains_key(&place.address) {
             let device = place.address.clone();
             return Err(Error::Twice { device });
         }
-        let device = VfioDevice::new(&place.path, Arc::clone(&self.container) as Arc<_>, true)
-            .map_err(|source| place.explain(source))?;
+        let device = self.tables.open_device(place)?;
         let group = place.group.clone();
         state.devices.insert(place.address.clone(), group);
         self.discards.hold();
@@ -172,11 +160,8 @@ impl Iommu {
             let mapped = if reach.covers(*guest, len) {
                 // SAFETY: whoever offered it keeps it mapped until the offer is withdrawn, which
                 // takes it away from the devices first.
-                unsafe {
-                    self.container
-                        .vfio_dma_map(*guest, len as usize, peer.memory.address)
-                }
-                .map_err(|error| error.to_string())
+                unsafe { self.tables.map(*guest, len, peer.memory.address) }
+                    .map_err(|error| tables::reason(&error))
             } else {
                 Err(format!("the host's IOMMU translates {reach} only"))
             };
@@ -209,11 +194,15 @@ impl Iommu {
     }
 
     fn map_ram(&self, state: &mut State, blocks: &Blocks) -> Result<(), Error> {
-        // Only known with a group in the container.
-        state.reach = ioctl::reach(&*self.container).map_err(|source| Error::Host {
+        // Only known with a device.
+        let reach = self.tables.reach().map_err(|source| Error::Host {
             action: "ask the IOMMU what it translates",
             source,
         })?;
+        if state.reach != reach {
+            log::info!("devices reach the addresses {reach}");
+            state.reach = reach;
+        }
         for region in self.memory.memory().iter() {
             let guest = region.start_addr().raw_value();
             if !blocks.is_managed(guest) {
@@ -238,12 +227,14 @@ impl Iommu {
         state.reach.check(guest, len)?;
         // SAFETY: guest RAM stays mapped until the machine ends, which is after its devices; it is
         // only accessed as bytes that may change at any time.
-        unsafe { self.container.vfio_dma_map(guest, len as usize, host) }.map_err(|source| {
-            match &source {
-                VfioError::IommuDmaMap(error) if error.errno() == libc::ENOMEM => {
-                    let limit = self.limit.clone();
-                    Error::MemoryLimit { guest, len, limit }
-                }
+        unsafe { self.tables.map(guest, len, host) }.map_err(|source| {
+            match tables::errno(&source) {
+                Some(libc::ENOMEM) => Error::MemoryLimit {
+                    guest,
+                    len,
+                    of: self.tables.limit_of(),
+                    limit: self.limit.clone(),
+                },
                 _ => Error::MapRam { guest, len, source },
             }
         })?;
@@ -264,9 +255,7 @@ impl Follower for Iommu {
     fn unplugged(&self, address: u64, len: u64) -> io::Result<()> {
         let mut state = self.lock();
         if state.mapped.contains_key(&address) {
-            self.container
-                .vfio_dma_unmap(address, len as usize)
-                .map_err(io::Error::other)?;
+            self.tables.unmap(address, len).map_err(io::Error::other)?;
             state.mapped.remove(&address);
         }
         Ok(())
@@ -285,15 +274,6 @@ fn memory_limit() -> String {
         0 => limit.rlim_cur.to_string(),
         _ => "unknown".to_owned(),
     }
-}
-
-/// The descriptor of an IOMMU group that this process has open: vfio-ioctls keeps it to itself, and
-/// a group cannot be opened twice.
-fn group_descriptor(group: &str) -> Option<RawFd> {
-    /// More files than a VM with hundreds of sockets and queues has open.
-    const MOST: RawFd = 0x1_0000;
-    let path = Path::new("/dev/vfio").join(group);
-    (0..MOST).find(|fd| fs::read_link(format!("/proc/self/fd/{fd}")).is_ok_and(|file| file == path))
 }
 
 /// A device in the address space.
@@ -329,10 +309,9 @@ impl Attached {
             return Ok(());
         }
         let groups: BTreeSet<_> = together.iter().map(|other| &*other.group).collect();
-        let groups: Vec<_> = groups.into_iter().filter_map(group_descriptor).collect();
         // Without the lock, which vCPUs take when they move BARs: this takes a second. Nobody attaches
         // a device meanwhile, which is for the thread that resets them.
-        ioctl::reset_bus(device, &groups)?;
+        ioctl::reset_bus(device, &self.iommu.tables.proof(&groups))?;
         let others = together
             .iter()
             .filter(|other| other.address != self.address);
@@ -366,12 +345,10 @@ impl Drop for Offer {
     fn drop(&mut self) {
         let peer = self.iommu.lock().peers.remove(&self.guest);
         if let Some(Peer { memory, .. }) = peer.filter(|peer| peer.mapped)
-            && let Err(error) = self
-                .iommu
-                .container
-                .vfio_dma_unmap(self.guest, memory.len as usize)
+            && let Err(error) = self.iommu.tables.unmap(self.guest, memory.len)
         {
-            log::warn!("devices still reach {:#x}: {error}", self.guest);
+            let why = tables::reason(&error);
+            log::warn!("devices still reach {:#x}: {why}", self.guest);
         }
     }
 }
@@ -394,7 +371,7 @@ impl Drop for Attached {
         }
         self.iommu.discards.release();
         if state.devices.is_empty() {
-            // With its last group the kernel forgets all mappings.
+            self.iommu.tables.clear();
             state.mapped.clear();
             state
                 .peers

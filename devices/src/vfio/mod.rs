@@ -12,6 +12,8 @@
 //! ```
 //!
 //! - [`iommu`]: what the device can reach: all of guest RAM, nothing else.
+//! - [`place`]: where a device is on the host, and how it can be had.
+//! - [`tables`]: the kernel's two ways to let devices reach RAM: [`groups`] and [`mod@iommufd`].
 //! - [`reach`]: which addresses the IOMMU translates.
 //! - [`device`]: what a device can do, whoever serves it.
 //! - [`physical`]: a device of the host, as the kernel offers it.
@@ -27,14 +29,18 @@ mod capabilities;
 mod device;
 mod extended;
 mod function;
+mod groups;
 mod interrupts;
 mod ioctl;
 mod iommu;
+mod iommufd;
 mod mapping;
 mod model;
 mod physical;
+mod place;
 mod power;
 mod reach;
+mod tables;
 #[cfg(test)]
 mod tests;
 pub mod user;
@@ -46,6 +52,7 @@ pub use function::{Function, Resources};
 pub use iommu::Iommu;
 pub use model::Model;
 pub use physical::Physical;
+pub use place::{IOMMUFD, Place, Way};
 
 /// A physical device cannot be given to the guest.
 #[derive(Debug, thiserror::Error)]
@@ -109,12 +116,14 @@ pub enum Error {
     #[error(
         "the host's IOMMU does not remap interrupts, so that {device} could send the host any \
          interrupt: switch remapping on in the firmware (not nointremap on the kernel's command \
-         line); or, if the guest is trusted, load the module vfio_iommu_type1 with \
+         line); or, if the guest is trusted, load the module {module} with \
          allow_unsafe_interrupts=1"
     )]
     UnsafeInterrupts {
         /// Its address.
         device: String,
+        /// The module that can be told to allow it.
+        module: &'static str,
     },
     /// A file of VFIO cannot be opened.
     #[error("cannot open {}: load the module vfio-pci, and give Gantry access", path.display())]
@@ -123,6 +132,37 @@ pub enum Error {
         path: PathBuf,
         /// Why.
         source: std::io::Error,
+    },
+    /// It has no file of its own.
+    #[error(
+        "{device} has no file in /dev/vfio/devices, which iommufd needs: the host needs a kernel \
+         with CONFIG_IOMMUFD and CONFIG_VFIO_DEVICE_CDEV; or leave iommufd out of the platform, \
+         and IOMMU groups are used"
+    )]
+    NoNode {
+        /// Its address.
+        device: String,
+    },
+    /// A file cannot be opened, for iommufd.
+    #[error(
+        "cannot open {}, which iommufd needs: load the module iommufd, and give Gantry access; or \
+         leave iommufd out of the platform, and IOMMU groups are used",
+        path.display()
+    )]
+    OpenIommufd {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Its IOMMU reserves addresses that are in use.
+    #[error(
+        "{device} is behind an IOMMU that reserves addresses at which the VM has RAM: give the VM \
+         less memory"
+    )]
+    Collides {
+        /// Its address.
+        device: String,
     },
     /// VFIO refused something else.
     #[error("cannot {action}")]
@@ -142,16 +182,18 @@ pub enum Error {
     },
     /// RAM cannot be locked in memory.
     #[error(
-        "cannot lock {len} bytes of RAM at {guest:#x} in memory for the device: the limit (in \
-         bytes) is {limit}; raise it to somewhat more than the VM's size (ulimit -l, LimitMEMLOCK= \
-         of a systemd unit, limits.conf), or free memory of the host"
+        "cannot lock {len} bytes of RAM at {guest:#x} in memory for the device: the limit of {of} \
+         (in bytes) is {limit}; raise it to somewhat more than the VM's size (ulimit -l, \
+         LimitMEMLOCK= of a systemd unit, limits.conf), or free memory of the host"
     )]
     MemoryLimit {
         /// Guest-physical address.
         guest: u64,
         /// Bytes.
         len: u64,
-        /// What the process may lock, as `ulimit -l` says it.
+        /// Whose memory counts.
+        of: &'static str,
+        /// What may be locked, as `ulimit -l` says it.
         limit: String,
     },
     /// RAM is where the IOMMU does not reach.

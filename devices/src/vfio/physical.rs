@@ -1,9 +1,8 @@
 //! A device of the host, in sysfs and through the kernel's VFIO.
 
 use std::{
-    fs, io,
+    io,
     os::fd::{AsRawFd, BorrowedFd},
-    path::{Path, PathBuf},
     sync::Arc,
     thread,
     time::{Duration, Instant},
@@ -13,7 +12,7 @@ use vfio_bindings::bindings::vfio::{
     VFIO_IRQ_INFO_NORESIZE, VFIO_PCI_ERR_IRQ_INDEX, VFIO_PCI_REQ_IRQ_INDEX,
     VFIO_REGION_INFO_FLAG_MMAP, VFIO_REGION_INFO_FLAG_WRITE,
 };
-use vfio_ioctls::{VfioDevice, VfioError, VfioRegionInfoCap};
+use vfio_ioctls::{VfioDevice, VfioRegionInfoCap};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
@@ -21,76 +20,9 @@ use super::{
     device::{Device, Irqs, Mappable, ResetError},
     ioctl,
     iommu::Attached,
+    place::Place,
 };
 use crate::memory::HostMemory;
-
-/// Where a device is on the host.
-pub struct Place {
-    /// Its folder in sysfs.
-    pub path: PathBuf,
-    /// Its address, such as `0000:01:00.0`.
-    pub address: String,
-    /// Its IOMMU group.
-    pub group: String,
-}
-
-impl Place {
-    /// Looks at a device in sysfs, and checks what VFIO would refuse with a bare error number.
-    pub fn new(path: &Path) -> Result<Self, Error> {
-        let found = fs::canonicalize(path).ok();
-        let found = found.filter(|path| path.join("vendor").exists());
-        let address = found
-            .as_deref()
-            .and_then(Path::file_name)
-            .and_then(|name| name.to_str());
-        let (Some(found), Some(address)) = (&found, address) else {
-            return Err(Error::NoDevice {
-                path: path.to_owned(),
-            });
-        };
-        let device = address.to_owned();
-        let link = |name| {
-            let target = fs::read_link(found.join(name)).ok()?;
-            Some(target.file_name()?.to_str()?.to_owned())
-        };
-        let driver = link("driver");
-        if driver.as_deref() != Some("vfio-pci") {
-            let driver = driver.unwrap_or_else(|| "no driver".to_owned());
-            return Err(Error::Driver { device, driver });
-        }
-        let Some(group) = link("iommu_group") else {
-            return Err(Error::NoGroup { device });
-        };
-        Ok(Self {
-            path: found.clone(),
-            address: device,
-            group,
-        })
-    }
-
-    /// What an error of VFIO means for this device.
-    pub fn explain(&self, error: VfioError) -> Error {
-        let device = self.address.clone();
-        let group = self.group.clone();
-        match error {
-            VfioError::OpenGroup(source, _) if source.raw_os_error() == Some(libc::EBUSY) => {
-                Error::Busy { device, group }
-            }
-            VfioError::OpenGroup(source, group) => Error::Open {
-                path: Path::new("/dev/vfio").join(group),
-                source,
-            },
-            VfioError::GroupViable => Error::GroupNotViable { device, group },
-            VfioError::ContainerSetIOMMU(error) if error.errno() == libc::EPERM => {
-                Error::UnsafeInterrupts { device }
-            }
-            source => Error::Vfio {
-                action: "open the device",
-                source,
-            },
-        }
-    }
-}
 
 /// A device that the kernel's vfio-pci driver gives to this process.
 pub struct Physical {
@@ -101,14 +33,11 @@ pub struct Physical {
 }
 
 impl Physical {
-    /// Takes over the device at a path in sysfs.
-    pub fn open(path: &Path, iommu: &Arc<Iommu>) -> Result<Self, Error> {
-        let place = Place::new(path)?;
+    /// Takes over a device.
+    pub fn open(place: Place, iommu: &Arc<Iommu>) -> Result<Self, Error> {
         let attached = iommu.attach(&place)?;
         let Some(device) = attached.device().map(Arc::clone) else {
-            return Err(Error::NoDevice {
-                path: path.to_owned(),
-            });
+            return Err(Error::NoDevice { path: place.path });
         };
         Ok(Self {
             address: place.address,
@@ -284,18 +213,5 @@ impl Device for Physical {
             Ok(Ok(())) => Ok(true),
             _ => self.reset().map(|()| false),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_no_device_is_named() {
-        let error = Place::new(Path::new("/sys/bus/pci/devices/none")).err();
-        assert!(matches!(error, Some(Error::NoDevice { .. })));
-        let error = Place::new(Path::new("/tmp")).err();
-        assert!(matches!(error, Some(Error::NoDevice { .. })));
     }
 }

@@ -73,6 +73,12 @@ impl Reach {
     }
 }
 
+impl FromIterator<RangeInclusive<u64>> for Reach {
+    fn from_iter<I: IntoIterator<Item = RangeInclusive<u64>>>(ranges: I) -> Self {
+        Self(ranges.into_iter().collect())
+    }
+}
+
 impl std::fmt::Display for Reach {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         for (at, range) in self.0.iter().enumerate() {

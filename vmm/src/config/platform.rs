@@ -73,7 +73,8 @@ pub struct PlatformConfig {
     /// AMD SEV-SNP.
     #[serde(default)]
     pub sev_snp: bool,
-    /// Use iommufd for physical devices.
+    /// Refuse physical devices that do not come through iommufd. Without, it is used where the host
+    /// has it.
     #[serde(default)]
     pub iommufd: bool,
     /// Let physical devices reach each other's BARs. They cannot, whatever it says: only RAM is
@@ -253,11 +254,6 @@ impl PlatformConfig {
             ),
             ("tdx", self.tdx, "confidential guests (Intel TDX)"),
             ("sev_snp", self.sev_snp, "confidential guests (AMD SEV-SNP)"),
-            (
-                "iommufd",
-                self.iommufd,
-                "iommufd as the way to the host's IOMMU",
-            ),
         ] {
             check::unsupported(wanted, place, what, "leave it out")?;
         }

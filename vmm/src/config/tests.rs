@@ -154,10 +154,6 @@ fn what_gantry_does_not_do_is_refused_by_name() {
             "cpus.kvm_hyperv",
         ),
         (
-            json!({"platform": {"iommufd": true}}),
-            "platform.iommufd: not supported",
-        ),
-        (
             json!({"pci_segments": [{"pci_segment": 0, "mmio32_aperture_weight": 2}]}),
             "pci_segments[0].mmio32_aperture_weight: not supported",
         ),

@@ -182,6 +182,10 @@ impl Machine {
         let surroundings = Surroundings {
             physical: Physical::new(
                 &vm,
+                config
+                    .platform
+                    .as_ref()
+                    .is_some_and(|platform| platform.iommufd),
                 ram.memory().clone(),
                 Arc::clone(&msi),
                 Arc::clone(&discards),

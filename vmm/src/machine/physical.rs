@@ -11,7 +11,7 @@ use devices::{
     pci::Lines,
     thread::ThreadSpawner,
     vfio::{
-        self, Device, Error, Iommu, Resources,
+        self, Device, Error, Iommu, Place, Resources, Way,
         user::{self, UserDevice},
     },
     virtio::discard::Discards,
@@ -46,15 +46,18 @@ pub struct Physical {
     space: Arc<dyn AddressSpace>,
     discards: Arc<Discards>,
     iommu: Mutex<HostIommu>,
+    /// They come through iommufd, or not at all.
+    only_iommufd: bool,
     /// Those of other processes.
     users: Mutex<Vec<Weak<UserDevice>>>,
     events: EventSender,
 }
 
 impl Physical {
-    /// For the physical devices of `vm`.
+    /// For the physical devices of `vm`; `only_iommufd`: without it they are refused.
     pub fn new(
         vm: &Arc<Vm>,
+        only_iommufd: bool,
         memory: GuestMemory,
         msi: Arc<dyn MsiController>,
         discards: Arc<Discards>,
@@ -68,6 +71,7 @@ impl Physical {
             discards,
             space: Arc::new(ExactMemory::new(Arc::clone(vm))),
             iommu: Mutex::default(),
+            only_iommufd,
             users: Mutex::default(),
             events,
         }
@@ -128,12 +132,13 @@ impl Physical {
             })?)
     }
 
-    /// What devices of the host can reach.
-    pub fn iommu(&self) -> Result<Arc<Iommu>, DeviceError> {
+    /// What devices of the host can reach. The first of them says how they are had: `place`.
+    pub fn iommu(&self, place: &Place) -> Result<Arc<Iommu>, DeviceError> {
         let mut iommu = self.iommu.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(current) = iommu.current.upgrade() {
             return Ok(current);
         }
+        let way = Way::of(place, self.only_iommufd)?;
         let hypervisor = match iommu.hypervisor.take() {
             Some(hypervisor) => hypervisor,
             None => VfioDeviceFd::new_from_kvm(self.vm.create_vfio_device()?),
@@ -146,6 +151,7 @@ impl Physical {
         let events = self.events.clone();
         let changed = Box::new(move || events.send(MachineEvent::PeersChanged));
         let new = Iommu::new(
+            way,
             own,
             self.memory.clone(),
             Arc::clone(&self.discards),

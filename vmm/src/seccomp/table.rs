@@ -251,7 +251,7 @@ fn ioctl_types(role: ThreadRole) -> &'static [u8] {
     const TERMINAL: u8 = b'T';
     /// Network interfaces (`TUN*`).
     const TUN: u8 = b'T';
-    /// `VFIO_*`.
+    /// `VFIO_*`, and `IOMMU_*` of iommufd.
     const VFIO: u8 = b';';
     /// `UFFDIO_*`.
     const UFFD: u8 = 0xaa;

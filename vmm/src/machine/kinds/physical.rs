@@ -30,7 +30,9 @@ impl Kind for DeviceConfig {
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
         let path = self.path.as_deref().unwrap_or(Path::new(""));
         let physical = &surroundings.physical;
-        let device = Arc::new(vfio::Physical::open(path, &physical.iommu()?)?);
+        let place = vfio::Place::new(path)?;
+        let iommu = physical.iommu(&place)?;
+        let device = Arc::new(vfio::Physical::open(place, &iommu)?);
         let watch = physical.watch(id, &device)?;
         let function = Function::new(device, physical.resources(), &self.x_exclude_mmap_bars)?;
         Ok(Made {

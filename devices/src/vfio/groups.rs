@@ -1,0 +1,105 @@
+//! Devices by IOMMU groups, in a container: what every kernel with VFIO has.
+
+use std::{collections::BTreeSet, fs, io, os::fd::RawFd, path::Path, sync::Arc};
+
+use vfio_ioctls::{VfioContainer, VfioDevice, VfioDeviceFd, VfioError};
+
+use super::{Error, ioctl, place::Place, reach::Reach, tables::Tables};
+
+/// A container.
+pub struct Groups {
+    container: Arc<VfioContainer>,
+}
+
+impl Groups {
+    /// An empty one.
+    pub fn new(hypervisor: Arc<VfioDeviceFd>) -> Result<Self, Error> {
+        let container = VfioContainer::new(Some(hypervisor)).map_err(|source| match source {
+            VfioError::OpenContainer(source) => Error::Open {
+                path: "/dev/vfio/vfio".into(),
+                source,
+            },
+            source => Error::Vfio {
+                action: "use the IOMMU",
+                source,
+            },
+        })?;
+        Ok(Self {
+            container: Arc::new(container),
+        })
+    }
+}
+
+impl Tables for Groups {
+    fn open_device(&self, place: &Place) -> Result<VfioDevice, Error> {
+        let container = Arc::clone(&self.container) as Arc<_>;
+        let device = VfioDevice::new(&place.path, container, true)
+            .map_err(|source| explain(place, source))?;
+        let Place { address, group, .. } = place;
+        log::info!("{address} comes through its IOMMU group, /dev/vfio/{group}");
+        Ok(device)
+    }
+
+    fn reach(&self) -> io::Result<Reach> {
+        ioctl::reach_of_container(&*self.container)
+    }
+
+    unsafe fn map(&self, guest: u64, len: u64, host: *mut u8) -> Result<(), VfioError> {
+        // SAFETY: upheld by the caller.
+        unsafe { self.container.vfio_dma_map(guest, len as usize, host) }
+    }
+
+    fn unmap(&self, guest: u64, len: u64) -> Result<(), VfioError> {
+        self.container.vfio_dma_unmap(guest, len as usize)
+    }
+
+    /// With its last group the kernel has forgotten all mappings.
+    fn clear(&self) {}
+
+    fn limit_of(&self) -> &'static str {
+        "this process"
+    }
+
+    fn proof(&self, groups: &BTreeSet<&str>) -> Vec<RawFd> {
+        groups
+            .iter()
+            .copied()
+            .filter_map(group_descriptor)
+            .collect()
+    }
+}
+
+/// What an error of VFIO means for a device.
+fn explain(place: &Place, error: VfioError) -> Error {
+    let device = place.address.clone();
+    let group = place.group.clone();
+    match error {
+        VfioError::OpenGroup(source, _) if source.raw_os_error() == Some(libc::EBUSY) => {
+            Error::Busy { device, group }
+        }
+        VfioError::OpenGroup(source, group) => Error::Open {
+            path: Path::new("/dev/vfio").join(group),
+            source,
+        },
+        VfioError::GroupViable => Error::GroupNotViable { device, group },
+        VfioError::ContainerSetIOMMU(error) if error.errno() == libc::EPERM => {
+            Error::UnsafeInterrupts {
+                device,
+                module: "vfio_iommu_type1",
+            }
+        }
+        source => Error::Vfio {
+            action: "open the device",
+            source,
+        },
+    }
+}
+
+/// The descriptor of an IOMMU group that this process has open: vfio-ioctls keeps it to itself, and
+/// a group cannot be opened twice.
+fn group_descriptor(group: &str) -> Option<RawFd> {
+    /// More files than a VM with hundreds of sockets and queues has open.
+    const MOST: RawFd = 0x1_0000;
+    let path = Path::new("/dev/vfio").join(group);
+    (0..MOST).find(|fd| fs::read_link(format!("/proc/self/fd/{fd}")).is_ok_and(|file| file == path))
+}

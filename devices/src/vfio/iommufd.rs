@@ -1,0 +1,234 @@
+//! Devices by their own files, in an address space of iommufd (Linux 6.6 and newer).
+//!
+//! All devices of a VM share the address space, and the page tables as far as their IOMMUs are
+//! alike: the kernel sees to that. A device that is closed has left it.
+
+use std::{
+    collections::BTreeSet,
+    fs::File,
+    io,
+    os::fd::{AsRawFd, RawFd},
+    path::Path,
+    sync::Arc,
+};
+
+use iommufd_bindings::iommufd::{
+    IOMMUFD_CMD_IOAS_IOVA_RANGES, IOMMUFD_TYPE, iommu_ioas_iova_ranges, iommu_iova_range,
+};
+use iommufd_ioctls::{IommuFd, IommufdError};
+use vfio_bindings::bindings::vfio::{VFIO_BASE, VFIO_TYPE, vfio_device_bind_iommufd};
+use vfio_ioctls::{VfioDevice, VfioDeviceFd, VfioError, VfioIommufd};
+use vmm_sys_util::{ioctl::ioctl_with_mut_ref, ioctl_io_nr};
+
+use super::{
+    Error,
+    ioctl::done,
+    place::{self, IOMMUFD, Place},
+    reach::Reach,
+    tables::Tables,
+};
+
+ioctl_io_nr!(VFIO_DEVICE_BIND_IOMMUFD, VFIO_TYPE.into(), VFIO_BASE + 18);
+ioctl_io_nr!(
+    IOMMU_IOAS_IOVA_RANGES,
+    IOMMUFD_TYPE.into(),
+    IOMMUFD_CMD_IOAS_IOVA_RANGES
+);
+
+/// An address space of iommufd.
+pub struct Iommufd {
+    space: Arc<VfioIommufd>,
+}
+
+impl Iommufd {
+    /// An empty one.
+    pub fn new(hypervisor: Arc<VfioDeviceFd>) -> Result<Self, Error> {
+        let file = place::open(Path::new(IOMMUFD)).map_err(|source| Error::OpenIommufd {
+            path: IOMMUFD.into(),
+            source,
+        })?;
+        let file = Arc::new(IommuFd::new_from_fd(file));
+        let space =
+            VfioIommufd::new(file, None, Some(hypervisor)).map_err(|source| Error::Vfio {
+                action: "make an address space of iommufd",
+                source,
+            })?;
+        Ok(Self {
+            space: Arc::new(space),
+        })
+    }
+}
+
+impl Tables for Iommufd {
+    fn open_device(&self, place: &Place) -> Result<VfioDevice, Error> {
+        let node = place.own_file()?;
+        let file = place::open(node).map_err(|source| Error::OpenIommufd {
+            path: node.to_owned(),
+            source,
+        })?;
+        // vfio-ioctls would tell KVM of the file first, and leave it there, open, if the device is
+        // refused.
+        bind(&file, &**self.space.iommufd()).map_err(|source| explain(place, source))?;
+        let device = VfioDevice::new_from_bound_fd(file, Arc::clone(&self.space), false).map_err(
+            |source| Error::Vfio {
+                action: "open the device",
+                source,
+            },
+        )?;
+        let space = self.space.ioas().id();
+        device.attach_hwpt(space).map_err(|source| match source {
+            VfioError::VfioDeviceAttachIommufdPt(error) if error.errno() == libc::EADDRINUSE => {
+                let device = place.address.clone();
+                Error::Collides { device }
+            }
+            source => Error::Vfio {
+                action: "give the device the VM's address space",
+                source,
+            },
+        })?;
+        log::info!(
+            "{} comes through iommufd, {}",
+            place.address,
+            node.display()
+        );
+        Ok(device)
+    }
+
+    fn reach(&self) -> io::Result<Reach> {
+        reach(&**self.space.iommufd(), self.space.ioas().id())
+    }
+
+    unsafe fn map(&self, guest: u64, len: u64, host: *mut u8) -> Result<(), VfioError> {
+        // SAFETY: upheld by the caller.
+        unsafe { self.space.vfio_dma_map(guest, len as usize, host) }
+    }
+
+    fn unmap(&self, guest: u64, len: u64) -> Result<(), VfioError> {
+        self.space.vfio_dma_unmap(guest, len as usize)
+    }
+
+    fn clear(&self) {
+        match self.space.ioas().unmap(0, u64::MAX) {
+            Ok(()) => {}
+            // There was nothing.
+            Err(IommufdError::IommuIoasUnmap(error)) if error.errno() == libc::ENOENT => {}
+            Err(error) => log::warn!("RAM stays locked in memory: {error}"),
+        }
+    }
+
+    fn limit_of(&self) -> &'static str {
+        "all processes of this user together"
+    }
+
+    /// The kernel knows whose devices they are.
+    fn proof(&self, _: &BTreeSet<&str>) -> Vec<RawFd> {
+        Vec::new()
+    }
+}
+
+/// Gives a device to an iommufd, until its file is closed.
+fn bind(device: &File, iommufd: &impl AsRawFd) -> io::Result<()> {
+    let mut bind = vfio_device_bind_iommufd {
+        argsz: size_of::<vfio_device_bind_iommufd>() as u32,
+        iommufd: iommufd.as_raw_fd(),
+        ..Default::default()
+    };
+    // SAFETY: the kernel reads and writes `argsz` bytes, which is what `bind` has.
+    done(unsafe { ioctl_with_mut_ref(device, VFIO_DEVICE_BIND_IOMMUFD(), &mut bind) })
+}
+
+/// Why the kernel does not give a device to this process.
+fn explain(place: &Place, source: io::Error) -> Error {
+    let device = place.address.clone();
+    let group = place.group.clone();
+    match source.raw_os_error() {
+        // Its group is in use by way of the group; it is in use itself.
+        Some(libc::EBUSY | libc::EINVAL) => Error::Busy { device, group },
+        // Another device of the group is not this VM's, or interrupts are not remapped.
+        Some(libc::EPERM) if place.used_by_host().is_some() => {
+            Error::GroupNotViable { device, group }
+        }
+        Some(libc::EPERM) if is_open(&group) => Error::Busy { device, group },
+        Some(libc::EPERM) => Error::UnsafeInterrupts {
+            device,
+            module: "iommufd",
+        },
+        _ => Error::Host {
+            action: "give the device to iommufd",
+            source,
+        },
+    }
+}
+
+/// Whether somebody has a device of a group: it cannot be had as a whole then.
+fn is_open(group: &str) -> bool {
+    let group = place::open(&Path::new("/dev/vfio").join(group));
+    group.is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY))
+}
+
+/// The addresses that can be mapped in an address space (`ioas`).
+fn reach(iommufd: &impl AsRawFd, ioas: u32) -> io::Result<Reach> {
+    let mut ranges = vec![iommu_iova_range::default(); 32];
+    loop {
+        let mut ask = iommu_ioas_iova_ranges {
+            size: size_of::<iommu_ioas_iova_ranges>() as u32,
+            ioas_id: ioas,
+            num_iovas: ranges.len() as u32,
+            allowed_iovas: ranges.as_mut_ptr() as u64,
+            ..Default::default()
+        };
+        // SAFETY: the kernel reads and writes `size` bytes, which is what `ask` has, and writes at
+        // most `num_iovas` ranges, which is what `ranges` has.
+        let asked =
+            done(unsafe { ioctl_with_mut_ref(iommufd, IOMMU_IOAS_IOVA_RANGES(), &mut ask) });
+        let count = ask.num_iovas as usize;
+        match asked {
+            Err(error) if error.raw_os_error() == Some(libc::EMSGSIZE) && count > ranges.len() => {
+                ranges.resize(count, iommu_iova_range::default());
+            }
+            Err(error) => return Err(error),
+            Ok(()) => {
+                let ranges = ranges.iter().take(count);
+                return Ok(ranges.map(|range| range.start..=range.last).collect());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_have_the_numbers_of_the_kernels_headers() {
+        assert_eq!(VFIO_DEVICE_BIND_IOMMUFD(), 0x3b76);
+        assert_eq!(IOMMU_IOAS_IOVA_RANGES(), 0x3b84);
+    }
+
+    #[test]
+    fn what_is_no_device_is_refused() {
+        let file = File::open("/dev/null").unwrap();
+        for result in [bind(&file, &file), reach(&file, 1).map(drop)] {
+            assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::ENOTTY));
+        }
+    }
+
+    fn explained(error: i32) -> Error {
+        let place = Place {
+            path: "/nowhere".into(),
+            address: "0000:01:00.0".to_owned(),
+            group: "none".to_owned(),
+            node: None,
+        };
+        explain(&place, io::Error::from_raw_os_error(error))
+    }
+
+    #[test]
+    fn refusals_are_explained() {
+        assert!(matches!(explained(libc::EBUSY), Error::Busy { .. }));
+        assert!(matches!(explained(libc::EINVAL), Error::Busy { .. }));
+        let unsafe_interrupts = explained(libc::EPERM).to_string();
+        assert!(unsafe_interrupts.contains("module iommufd with"));
+        assert!(matches!(explained(libc::ENODEV), Error::Host { .. }));
+    }
+}
