@@ -241,7 +241,7 @@ pub fn check(path: Option<&str>) -> Result<()> {
         ensure!(byte == at as u8 ^ 0x5a, "byte {at} is {byte:#x} after DMA");
     }
     interrupt(&edu)?;
-    println!("edu works");
+    println!("edu works, with the page at {address:#x}");
     Ok(())
 }
 

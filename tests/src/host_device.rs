@@ -70,7 +70,7 @@ impl HostDevice {
         }
         // Newer kernels have some of them in others.
         sh(
-            "for m in vfio vfio_virqfd vfio_iommu_type1 vfio-pci-core vfio-pci; do \
+            "for m in iommufd vfio vfio_virqfd vfio_iommu_type1 vfio-pci-core vfio-pci; do \
              [ ! -e /modules/$m.ko ] || [ -d /sys/module/$(echo $m | tr - _) ] || \
              insmod /modules/$m.ko || exit 1; done",
         )?;

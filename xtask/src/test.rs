@@ -1,6 +1,7 @@
 //! Every test, one line each, and a line that counts them.
 
 use std::{
+    collections::BTreeSet,
     path::Path,
     process::{Command, Stdio},
 };
@@ -364,8 +365,12 @@ fn nested(options: &Options, count: &mut Count) -> Result<()> {
     let cache = Cache::open()?;
     let mut images = Images::build(&cache, &binaries, &work)?;
     let chosen = rig::chosen(&options.words);
-    if chosen.iter().any(|one| one.board.needs_other_kernel()) {
-        images.add_other(&cache, &binaries)?;
+    let others: BTreeSet<_> = chosen
+        .iter()
+        .filter_map(|one| one.board.other_kernel())
+        .collect();
+    for other in others {
+        images.add(other, &cache, &binaries)?;
     }
     step.finish();
     let rig = Rig {

@@ -1,7 +1,7 @@
 //! Initial file systems of L1 and L2.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs,
     os::unix::fs::{PermissionsExt, symlink},
     path::{Path, PathBuf},
@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use super::{
-    opencl,
+    iommufd, opencl,
     packages::{Cache, Kernel, output, run},
     systemd,
 };
@@ -92,11 +92,30 @@ pub struct Images {
     pub l2_opencl: PathBuf,
     /// L1's disk with PoCL.
     pub pocl: PathBuf,
-    /// For the boards that need it.
-    pub other: Option<OtherL1>,
+    /// For the boards that need them.
+    pub others: BTreeMap<OtherKernel, OtherL1>,
 }
 
-/// An L1 with the kernel that has a driver for every IOMMU, and nothing but what passthrough needs.
+/// A kernel of L1 for what the usual one lacks.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub enum OtherKernel {
+    /// Has drivers for AMD's IOMMU and for virtio's.
+    AnyIommu,
+    /// Has iommufd.
+    Iommufd,
+}
+
+impl OtherKernel {
+    /// The package that stands for the newest one of Debian's.
+    fn package(self) -> &'static str {
+        match self {
+            Self::AnyIommu => "linux-image-6.12-amd64",
+            Self::Iommufd => "linux-image-6.12-cloud-amd64",
+        }
+    }
+}
+
+/// An L1 with another kernel, and nothing but what passthrough needs.
 #[derive(Clone)]
 pub struct OtherL1 {
     /// The kernel.
@@ -139,30 +158,31 @@ impl Images {
             l2,
             l2_opencl,
             pocl,
-            other: None,
+            others: BTreeMap::new(),
         })
     }
 
-    /// Adds the other L1.
-    pub fn add_other(&mut self, cache: &Cache, binaries: &Binaries) -> Result<()> {
+    /// Adds an L1 with another kernel.
+    pub fn add(&mut self, other: OtherKernel, cache: &Cache, binaries: &Binaries) -> Result<()> {
         let work = self.l1.parent().context("images are in no folder")?;
-        let kernel = cache.kernel_of(&cache.release_of(OTHER_KERNEL)?)?;
+        let kernel = cache.kernel_of(&cache.release_of(other.package())?)?;
         let busybox = cache.unpacked("busybox-static")?.join("bin/busybox");
-        let root = work.join("other-l1");
+        let root = work.join(format!("l1-{other:?}"));
         start(&root, &busybox)?;
+        let folder = root.join("modules");
         let names = [OTHER_L1_MODULES, L1_MODULES].concat();
-        let loaded = modules(&kernel, &names, &root.join("modules"))?;
-        modules(&kernel, L1_EXTRA, &root.join("modules"))?;
+        let loaded = modules(&kernel, &names, &folder)?;
+        modules(&kernel, L1_EXTRA, &folder)?;
+        if other == OtherKernel::Iommufd {
+            iommufd::copy(&iommufd::modules(cache, &kernel)?, &folder)?;
+        }
         programs_and_guest(&root, &self.kernel, binaries, &self.l2)?;
-        let l1 = work.join("other-l1.cpio.gz");
+        let l1 = work.join(format!("l1-{other:?}.cpio.gz"));
         finish_l1(&root, &loaded, &l1)?;
-        self.other = Some(OtherL1 { kernel, l1 });
+        self.others.insert(other, OtherL1 { kernel, l1 });
         Ok(())
     }
 }
-
-/// Debian's kernel with drivers for AMD's IOMMU and for virtio's, which the one for clouds lacks.
-const OTHER_KERNEL: &str = "linux-image-6.12-amd64";
 
 fn build_l2(
     kernel: &Kernel,
@@ -323,7 +343,7 @@ pub fn with_qemu(images: &Images) -> Result<Images> {
         l2: images.l2.clone(),
         l2_opencl: images.l2_opencl.clone(),
         pocl: images.pocl.clone(),
-        other: images.other.clone(),
+        others: images.others.clone(),
     })
 }
 

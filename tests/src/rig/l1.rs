@@ -15,7 +15,7 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use super::images::Images;
+use super::images::{Images, OtherKernel};
 use crate::report::Report;
 
 /// Bytes of L1's NVMe disk.
@@ -33,18 +33,24 @@ pub enum Board {
     Amd,
     /// The paravirtual IOMMU: no interrupt remapping.
     Virtio,
+    /// Intel's as well, under a kernel with iommufd.
+    Iommufd,
 }
 
 impl Board {
-    /// It needs a kernel that has its driver.
-    pub fn needs_other_kernel(self) -> bool {
-        matches!(self, Self::Amd | Self::Virtio)
+    /// What it needs instead of the usual kernel.
+    pub fn other_kernel(self) -> Option<OtherKernel> {
+        match self {
+            Self::Intel | Self::Intel39 => None,
+            Self::Amd | Self::Virtio => Some(OtherKernel::AnyIommu),
+            Self::Iommufd => Some(OtherKernel::Iommufd),
+        }
     }
 
     /// QEMU's arguments for its IOMMU.
     fn iommu(self) -> [&'static str; 2] {
         match self {
-            Self::Intel => ["-device", "intel-iommu,intremap=on,aw-bits=48"],
+            Self::Intel | Self::Iommufd => ["-device", "intel-iommu,intremap=on,aw-bits=48"],
             Self::Intel39 => ["-device", "intel-iommu,intremap=on,aw-bits=39"],
             Self::Amd => ["-device", "amd-iommu,intremap=on"],
             Self::Virtio => ["-device", "virtio-iommu-pci"],
@@ -83,11 +89,13 @@ impl L1 {
     /// Boots the L1 of this number, which tells its console's file from those of others.
     pub fn boot(images: &Images, board: Board, number: usize) -> Result<Self> {
         let work = images.l1.parent().context("images are in no folder")?;
-        let (kernel, initrd) = if board.needs_other_kernel() {
-            let other = images.other.as_ref().context("there is no other L1")?;
-            (&other.kernel, &other.l1)
-        } else {
-            (&images.kernel, &images.l1)
+        let (kernel, initrd) = match board.other_kernel() {
+            None => (&images.kernel, &images.l1),
+            Some(other) => {
+                let other = images.others.get(&other);
+                let other = other.context("there is no L1 with the board's kernel")?;
+                (&other.kernel, &other.l1)
+            }
         };
         let console = work.join(format!("l1-{number}-console.log"));
         let disk = work.join(format!("l1-{number}-nvme.raw"));
@@ -212,7 +220,7 @@ const ROM_SIZE: usize = 8 << 10;
 
 /// What is not tested on every board, in high slots: the others stay where they are.
 fn more_devices(board: Board, work: &Path) -> Result<Vec<String>> {
-    if board != Board::Intel {
+    if !matches!(board, Board::Intel | Board::Iommufd) {
         return Ok(Vec::new());
     }
     let rom = work.join("edu.rom");

@@ -2,11 +2,13 @@
 //!
 //! - [`packages`]: what comes from Debian, and the cache.
 //! - [`images`]: initial file systems of L1 and L2.
+//! - [`mod@iommufd`]: kernel modules for L1.
 //! - [`opencl`]: PoCL for L1, driver, agent and programs for L2.
 //! - [`systemd`]: Debian's init and this repository's units for L2.
 //! - [`l1`]: booting L1 and listening to it.
 
 pub mod images;
+pub mod iommufd;
 pub mod l1;
 pub mod opencl;
 pub mod packages;

@@ -31,27 +31,30 @@ impl Cache {
     /// The contents of a Debian package, unpacked into a folder of the cache without being
     /// installed. The newest version that the package manager knows is fetched once.
     pub fn unpacked(&self, package: &str) -> Result<PathBuf> {
-        let kept = self.dir.join("packages").join(package);
+        self.made(package, |work| self.unpack(package, work))
+    }
+
+    /// A folder of the cache, which `make` fills, once.
+    pub fn made(&self, name: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
+        let kept = self.dir.join("packages").join(name);
         if kept.join(".complete").exists() {
             return Ok(kept);
         }
-        let work = self.start(package)?;
-        self.unpack(package, &work)?;
-        finish(&work, &kept)?;
+        let work = self.dir.join("packages").join(format!("{name}.partial"));
+        for old in [&work, &kept] {
+            if old.exists() {
+                fs::remove_dir_all(old)?;
+            }
+        }
+        fs::create_dir_all(&work)?;
+        make(&work)?;
+        fs::write(work.join(".complete"), "")?;
+        fs::rename(&work, &kept)?;
         Ok(kept)
     }
 
-    /// An empty folder, to unpack into.
-    fn start(&self, name: &str) -> Result<PathBuf> {
-        let work = self.dir.join("packages").join(format!("{name}.partial"));
-        if work.exists() {
-            fs::remove_dir_all(&work)?;
-        }
-        fs::create_dir_all(&work)?;
-        Ok(work)
-    }
-
-    fn unpack(&self, package: &str, work: &Path) -> Result<()> {
+    /// Fetches a package (`name` or `name=version`), and unpacks it into a folder.
+    pub fn unpack(&self, package: &str, work: &Path) -> Result<()> {
         update_lists(&self.dir)?;
         run(Command::new("apt-get").args(["download", package]).current_dir(work)).with_context(
             || format!("cannot download the Debian package {package}: check the network and /etc/apt/sources.list"),
@@ -72,19 +75,18 @@ impl Cache {
         let name = format!("linux-headers-{release}");
         let kept = self.dir.join("packages").join(&name);
         let folder = |root: &Path| root.join("usr/src").join(&name);
-        if !kept.join(".complete").exists() {
-            let work = self.start(&name)?;
-            self.unpack(&name, &work)?;
+        self.made(&name, |work| {
+            self.unpack(&name, work)?;
             // One line: the path of the common headers' Makefile.
-            let makefile = fs::read_to_string(folder(&work).join("Makefile"))?;
+            let makefile = fs::read_to_string(folder(work).join("Makefile"))?;
             let common = makefile
                 .trim()
                 .strip_prefix("include /usr/src/")
                 .and_then(|rest| rest.strip_suffix("/Makefile"))
                 .with_context(|| format!("{name} is not made as expected: {makefile}"))?;
-            self.unpack(common, &work)?;
+            self.unpack(common, work)?;
             // The link leads into the package that has the build's programs.
-            let scripts = fs::read_link(folder(&work).join("scripts"))?;
+            let scripts = fs::read_link(folder(work).join("scripts"))?;
             let programs = scripts
                 .iter()
                 .find_map(|part| {
@@ -92,11 +94,10 @@ impl Cache {
                         .filter(|part| part.starts_with("linux-kbuild-"))
                 })
                 .with_context(|| format!("{name} names no programs: {}", scripts.display()))?;
-            self.unpack(programs, &work)?;
+            self.unpack(programs, work)?;
             let moved = format!("include {}/usr/src/{common}/Makefile\n", kept.display());
-            fs::write(folder(&work).join("Makefile"), moved)?;
-            finish(&work, &kept)?;
-        }
+            Ok(fs::write(folder(work).join("Makefile"), moved)?)
+        })?;
         Ok(folder(&kept))
     }
 
@@ -130,16 +131,6 @@ impl Cache {
     pub fn kernel_of(&self, release: &str) -> Result<Kernel> {
         kernel_in(&self.unpacked(&format!("linux-image-{release}"))?)
     }
-}
-
-/// What is unpacked is complete.
-fn finish(work: &Path, kept: &Path) -> Result<()> {
-    fs::write(work.join(".complete"), "")?;
-    if kept.exists() {
-        fs::remove_dir_all(kept)?;
-    }
-    fs::rename(work, kept)?;
-    Ok(())
 }
 
 fn kernel_in(root: &Path) -> Result<Kernel> {

@@ -11,6 +11,7 @@ mod memory;
 mod network;
 mod passthrough;
 mod passthrough_boards;
+mod passthrough_iommufd;
 mod passthrough_kinds;
 mod passthrough_leave;
 mod passthrough_state;
@@ -74,6 +75,7 @@ pub fn all() -> Vec<Scenario> {
         board: Board::Intel,
     })
     .chain(passthrough_boards::scenarios())
+    .chain(passthrough_iommufd::scenarios())
     .collect()
 }
 

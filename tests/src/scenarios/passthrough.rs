@@ -115,7 +115,8 @@ fn nvme(context: &Context) -> Result<()> {
     .map(|_| ())
 }
 
-fn isolation(context: &Context) -> Result<()> {
+/// A scenario, on any board.
+pub fn isolation(context: &Context) -> Result<()> {
     let edu = HostDevice::take(EDU, 0)?;
     let more = json!({"devices": [{"path": edu.path}]});
     let (_gantry, mut guest) = Gantry::boot(&context.dir, more)?;
@@ -126,7 +127,8 @@ fn isolation(context: &Context) -> Result<()> {
     edu_works(&mut guest)
 }
 
-fn killed(context: &Context) -> Result<()> {
+/// A scenario, on any board.
+pub fn killed(context: &Context) -> Result<()> {
     let edu = HostDevice::take(EDU, 0)?;
     let more = json!({"devices": [{"path": edu.path}]});
     for _ in 0..2 {
@@ -156,7 +158,8 @@ fn paused(context: &Context) -> Result<()> {
     edu_works(&mut guest)
 }
 
-fn refused(context: &Context) -> Result<()> {
+/// A scenario, on any board.
+pub fn refused(context: &Context) -> Result<()> {
     let edu = HostDevice::take(EDU, 0)?;
     let other = HostDevice::find(EDU, 1)?;
     let more = json!({"devices": [{"path": edu.path}]});
@@ -218,7 +221,8 @@ pub fn has_leaked(before: [usize; 3], after: [usize; 3], rounds: usize) -> bool 
 /// Rounds of plugging and unplugging.
 const CYCLES: usize = 12;
 
-fn cycles(context: &Context) -> Result<()> {
+/// A scenario, on any board.
+pub fn cycles(context: &Context) -> Result<()> {
     let edu = HostDevice::take(EDU, 0)?;
     let path = context.dir.join("disk.raw");
     super::disks::image(&path, 64 << 20)?;
@@ -256,7 +260,8 @@ fn path_of(gantry: &Gantry, id: &str) -> Result<Option<String>> {
     Ok(found.and_then(|device| device["path"].as_str().map(str::to_owned)))
 }
 
-fn swap(context: &Context) -> Result<()> {
+/// A scenario, on any board.
+pub fn swap(context: &Context) -> Result<()> {
     let (first, second) = (HostDevice::take(EDU, 0)?, HostDevice::take(EDU, 1)?);
     let more = json!({"devices": [{"path": first.path, "id": "edu", "pci_device_id": 7}]});
     let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;

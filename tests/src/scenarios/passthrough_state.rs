@@ -112,15 +112,19 @@ fn line(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Memory that physical devices lock, in MiB.
-fn locked(gantry: &Gantry) -> Result<u64> {
+/// Memory that physical devices lock, in MiB. iommufd calls it pinned.
+pub fn locked(gantry: &Gantry) -> Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{}/status", gantry.pid()))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmLck:"));
-    let kib = line.unwrap_or("").trim().trim_end_matches(" kB");
-    Ok(kib.parse::<u64>()? / 1024)
+    let kib = |name| -> Result<u64> {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        let kib = line.unwrap_or("").trim().trim_end_matches(" kB");
+        Ok(kib.parse()?)
+    };
+    Ok((kib("VmLck:")? + kib("VmPin:")?) / 1024)
 }
 
-fn memory(context: &Context) -> Result<()> {
+/// A scenario, on any board.
+pub fn memory(context: &Context) -> Result<()> {
     let edu = HostDevice::take(EDU, 0)?;
     let more = json!({
         "memory": {"hotplug_size": 512 * MIB, "hotplug_method": "VirtioMem"},
@@ -151,7 +155,8 @@ fn memory(context: &Context) -> Result<()> {
     Ok(())
 }
 
-fn landlock(context: &Context) -> Result<()> {
+/// A scenario, on any board.
+pub fn landlock(context: &Context) -> Result<()> {
     let edu = HostDevice::take(EDU, 0)?;
     let serial = context.dir.join("serial");
     std::fs::create_dir(&serial)?;

@@ -392,7 +392,8 @@ fn line(context: &Context) -> Result<()> {
     disk_works(&mut guest, "two")
 }
 
-fn reset_together(context: &Context) -> Result<()> {
+/// A scenario, on any board.
+pub fn reset_together(context: &Context) -> Result<()> {
     const FUNCTIONS: [&str; 2] = ["0000:01:00.0", "0000:01:00.1"];
     let [one, other] = [EDU_OF_PORT, EDU_OF_PORT + 1].map(|index| HostDevice::take(EDU, index));
     let (one, other) = (one?, other?);
