@@ -158,3 +158,13 @@ fn main() -> ExitCode {
     }
     ExitCode::FAILURE
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_makes_sense() {
+        super::Arguments::command().debug_assert();
+    }
+}

@@ -46,6 +46,8 @@ pub enum Kind {
 
 /// How a worker takes streams; made by the pool from what it was told itself.
 #[derive(Clone, Debug, Default, clap::Args)]
+// Those of workers, of which these are a part, are the group of this name.
+#[group(skip)]
 pub struct Options {
     /// The kind of streams.
     #[arg(long, hide = true)]
