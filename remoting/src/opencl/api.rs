@@ -126,6 +126,20 @@ impl Api {
         self
     }
 
+    /// With commands and events of a test's own.
+    #[cfg(test)]
+    pub(crate) fn with_events(
+        mut self,
+        enqueue: Enqueue,
+        status: unsafe extern "C" fn(Handle, u32, usize, *mut c_void, *mut usize) -> i32,
+        decide: unsafe extern "C" fn(Handle, i32) -> i32,
+    ) -> Self {
+        self.clEnqueueNDRangeKernel = enqueue;
+        self.clGetEventInfo = status;
+        self.clSetUserEventStatus = decide;
+        self
+    }
+
     pub(super) fn with_memory(
         mut self,
         create: unsafe extern "C" fn(Handle, u64, usize, *mut c_void, *mut i32) -> Handle,

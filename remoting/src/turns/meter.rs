@@ -207,7 +207,12 @@ impl Meter {
 
     /// The oldest outstanding request has completed.
     pub fn completed(&mut self, now: Moment) {
-        let Some(request) = self.outstanding.pop_front() else {
+        self.completed_behind(0, now);
+    }
+
+    /// The outstanding request that has so many older ones before it has completed.
+    pub fn completed_behind(&mut self, older: usize, now: Moment) {
+        let Some(request) = self.outstanding.remove(older) else {
             return;
         };
         let took = now.since(self.completed.max(request.submitted));

@@ -218,6 +218,17 @@ impl Turns {
     /// The oldest outstanding requests have completed, so many of them, which was noticed at once.
     pub fn completed(&mut self, count: u32, now: Moment) {
         self.meter.completed_together(count, now);
+        self.after_completion(now);
+    }
+
+    /// The outstanding request that has so many older ones before it, which wait for the client,
+    /// has completed.
+    pub fn completed_behind(&mut self, older: usize, now: Moment) {
+        self.meter.completed_behind(older, now);
+        self.after_completion(now);
+    }
+
+    fn after_completion(&mut self, now: Moment) {
         if self.meter.outstanding() == 0 {
             self.keep_promise(now);
         }

@@ -135,8 +135,10 @@ impl Sharing {
         self.held_waits -= usize::from(awaited(&call.request).is_some());
     }
 
-    /// Takes note of commands that have completed.
-    fn settle(&mut self, api: &Api) {
+    /// Takes note of commands that have completed. While the client has user events without a status,
+    /// of which there are so many `undecided`, older ones may wait for these: then also of those
+    /// behind them.
+    fn settle(&mut self, api: &Api, undecided: usize) {
         let mut completed = 0;
         while let Some(oldest) = self.submitted.front() {
             if status(api, oldest.event) > 0 {
@@ -146,8 +148,22 @@ impl Sharing {
             self.submitted.pop_front();
             completed += 1;
         }
-        if let (1.., Some(turns)) = (completed, &mut self.turns) {
+        let Some(turns) = &mut self.turns else {
+            return;
+        };
+        if completed > 0 {
             turns.completed(completed, Moment::now());
+        }
+        let mut older = 0;
+        while undecided > 0 && older < self.submitted.len() {
+            let event = self.submitted[older].event;
+            if status(api, event) > 0 {
+                older += 1;
+                continue;
+            }
+            cl!(api, clReleaseEvent(event));
+            self.submitted.remove(older);
+            turns.completed_behind(older, Moment::now());
         }
     }
 
@@ -183,7 +199,7 @@ impl Sharing {
         }
         self.flush_submitted(api, queues);
         let stuck = loop {
-            self.settle(api);
+            self.settle(api, undecided);
             let stuck = self.stuck(api, undecided);
             if stuck || self.submitted.is_empty() {
                 break stuck;
@@ -213,7 +229,7 @@ impl Server {
     /// Carries out the calls that wait for the device, as far as they may be by now. Whether there
     /// was one.
     pub(super) fn serve_held(&mut self) -> Result<bool, Error> {
-        self.sharing.settle(&self.api);
+        self.sharing.settle(&self.api, self.undecided);
         let mut served = false;
         while !self.has_all()
             && let Some(call) = self.sharing.held.pop_front()
@@ -322,7 +338,7 @@ impl Server {
     }
 
     fn may_submit(&mut self, kind: Kind) -> bool {
-        self.sharing.settle(&self.api);
+        self.sharing.settle(&self.api, self.undecided);
         let stuck = self.sharing.stuck(&self.api, self.undecided);
         let Some(turns) = &mut self.sharing.turns else {
             return true;
@@ -354,7 +370,7 @@ impl Server {
     /// Keeps account of a command that was submitted at `start` and has completed, and so have all
     /// before it in its queue. While commands of other queues are under way, its time is theirs.
     pub(super) fn meter_done(&mut self, kind: Kind, start: Moment) {
-        self.sharing.settle(&self.api);
+        self.sharing.settle(&self.api, self.undecided);
         let Some(turns) = &mut self.sharing.turns else {
             return;
         };
@@ -398,20 +414,27 @@ impl Server {
         {
             turns.idle(stuck);
         }
-        // Who waits for the device waits for the oldest; else the last one ends the turn.
-        let next = if self.sharing.held.is_empty() {
-            self.sharing.submitted.back_mut()
-        } else {
-            self.sharing.submitted.front_mut()
-        };
-        let Some(next) = next.filter(|next| !next.armed) else {
-            return;
-        };
-        next.armed = true;
-        let event = next.event;
         let turns = self.sharing.turns.as_ref();
         let end = turns.and_then(|turns| turns.expected_end(Moment::now()));
-        self.watch(event, end.map(|end| end.saturating_sub(SOON)));
+        let after = end.map(|end| end.saturating_sub(SOON));
+        let submitted = &mut self.sharing.submitted;
+        let last = submitted.len().saturating_sub(1);
+        // Who waits for the device waits for the oldest; else the last one ends the turn. Where one
+        // may wait for the client, it may be any.
+        let (first, count) = match self.undecided {
+            0 if self.sharing.held.is_empty() => (last, 1),
+            0 => (0, 1),
+            _ => (0, submitted.len()),
+        };
+        let mut events = Vec::new();
+        for next in submitted.iter_mut().skip(first).take(count) {
+            if !std::mem::replace(&mut next.armed, true) {
+                events.push(next.event);
+            }
+        }
+        for event in events {
+            self.watch(event, after);
+        }
     }
 }
 

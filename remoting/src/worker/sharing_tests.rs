@@ -1,13 +1,18 @@
 //! Which calls wait for the device, and which for nothing but what it has already.
 
+use std::{
+    ffi::c_void,
+    sync::atomic::{AtomicBool, Ordering},
+};
+
 use super::*;
 use crate::{
     protocol::{
         Blob, Call,
         calls::{
-            self, ContextId, CreateContext, CreateKernel, CreateProgram, CreateQueue, DeviceId,
-            Finish, KernelId, NdRange, Order, ProgramId, ProgramOrigin, ReleaseEvent,
-            WaitForEvents,
+            self, ContextId, CreateContext, CreateKernel, CreateProgram, CreateQueue,
+            CreateUserEvent, DeviceId, Finish, KernelId, NdRange, Order, ProgramId, ProgramOrigin,
+            ReleaseEvent, SetUserEventStatus, WaitForEvents,
         },
     },
     transport::{
@@ -78,6 +83,10 @@ struct Client {
 
 impl Client {
     fn new() -> Self {
+        Self::of(Api::null())
+    }
+
+    fn of(api: Api) -> Self {
         let file = window::create(window::SMALLEST).unwrap();
         let window = Window::map(&file, window::SMALLEST, RING).unwrap();
         let tuning = Tuning {
@@ -89,7 +98,7 @@ impl Client {
         let (calls, answers) = (window.calls(), window.answers());
         let size = calls.size();
         let nudge = Nudge(Box::new(|| {}));
-        let (mut server, taken) = Server::new(Arc::new(Api::null()), window, tuning, nudge);
+        let (mut server, taken) = Server::new(Arc::new(api), window, tuning, nudge);
         let (control, pool) = UnixStream::pair().unwrap();
         server.share(control, fake::join()).unwrap();
         let mut client = Self {
@@ -158,11 +167,16 @@ impl Client {
 
     /// Gives the worker a turn for one command, once it has asked for one.
     fn turn(&mut self) {
+        self.turn_of(0, true);
+    }
+
+    /// Gives the worker a turn of so many nanoseconds, once it has asked for one.
+    fn turn_of(&mut self, slice: u64, contended: bool) {
         while self.arbiter.heard().is_none() {
             self.serve();
             thread::sleep(Duration::from_millis(1));
         }
-        self.arbiter.give(0, true);
+        self.arbiter.give(slice, contended);
         self.serve();
     }
 
@@ -222,4 +236,70 @@ fn a_wait_for_a_number_that_is_given_anew_waits_for_the_new_command() {
     assert_eq!(client.answered(), [third, release]);
     client.turn();
     assert_eq!(client.answered(), [anew, wait]);
+}
+
+/// The event of a command that waits for another, which is one that only the client decides.
+const STUCK: Handle = 1 << 20;
+static DECIDED: AtomicBool = AtomicBool::new(false);
+
+unsafe extern "C" fn enqueue(
+    _: Handle,
+    _: Handle,
+    _: u32,
+    _: *const usize,
+    _: *const usize,
+    _: *const usize,
+    waits: u32,
+    _: *const Handle,
+    event: *mut Handle,
+) -> i32 {
+    // SAFETY: the worker wants to know the event of every command.
+    unsafe { event.write(if waits > 0 { STUCK } else { 1 }) };
+    0
+}
+
+unsafe extern "C" fn event_status(
+    event: Handle,
+    _: u32,
+    _: usize,
+    value: *mut c_void,
+    _: *mut usize,
+) -> i32 {
+    const QUEUED: i32 = 3;
+    let waits = event == STUCK && !DECIDED.load(Ordering::Relaxed);
+    // SAFETY: the status of an event is asked for, a number of 32 bits.
+    unsafe { value.cast::<i32>().write(if waits { QUEUED } else { 0 }) };
+    0
+}
+
+unsafe extern "C" fn decide(_: Handle, _: i32) -> i32 {
+    DECIDED.store(true, Ordering::Relaxed);
+    0
+}
+
+#[test]
+fn commands_behind_one_that_waits_for_the_client_go_on_and_so_does_the_client() {
+    let mut client = Client::of(Api::null().with_events(enqueue, event_status, decide));
+    let event = client.send(&CreateUserEvent {
+        id: EventId(1),
+        context: ContextId(0),
+    });
+    let mut waits = nd_range(KERNEL, 1, None);
+    waits.order.wait = vec![EventId(1)];
+    let stuck = client.send(&waits);
+    let others: Vec<_> = (0..40)
+        .map(|_| client.send(&nd_range(KERNEL, 1, None)))
+        .collect();
+    client.turn_of(6_000_000, false);
+    let answered = client.answered();
+    let all: Vec<_> = answered.into_iter().filter(|call| *call >= event).collect();
+    assert_eq!(all[0], event);
+    assert_eq!(all[1..], others);
+    let decided = client.send(&SetUserEventStatus {
+        id: EventId(1),
+        status: 0,
+    });
+    let end = client.send(&Finish { queue: QUEUE });
+    client.serve();
+    assert_eq!(client.answered(), [stuck, decided, end]);
 }
