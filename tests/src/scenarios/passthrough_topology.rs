@@ -282,18 +282,20 @@ fn behind_a_port(context: &Context) -> Result<()> {
     Ok(())
 }
 
+/// A device in the slot of these scenarios.
+fn in_slot(device: &HostDevice, id: &str, function: u8) -> Value {
+    json!({
+        "path": device.path,
+        "id": id,
+        "pci_device_id": 9,
+        "pci_function": function,
+    })
+}
+
 fn of_one_slot(context: &Context) -> Result<()> {
     const FUNCTIONS: [&str; 2] = ["0000:00:09.0", "0000:00:09.3"];
     let [one, other] = take_two()?;
-    let device = |device: &HostDevice, id: &str, function: u8| -> Value {
-        json!({
-            "path": device.path,
-            "id": id,
-            "pci_device_id": 9,
-            "pci_function": function,
-        })
-    };
-    let (zero, third) = (device(&one, "zero", 0), device(&other, "third", 3));
+    let (zero, third) = (in_slot(&one, "zero", 0), in_slot(&other, "third", 3));
     let more = json!({"devices": [zero, third]});
     let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
     are_one_slot(&mut guest, FUNCTIONS)?;
@@ -322,15 +324,7 @@ fn swap_of_one_slot(context: &Context) -> Result<()> {
     let [zero, third] = take_two()?;
     let (spare, absent) = (HostDevice::take(EDU, 0)?, HostDevice::take(EDU, 1)?);
     absent.release()?;
-    let device = |device: &HostDevice, id: &str, function: u8| -> Value {
-        json!({
-            "path": device.path,
-            "id": id,
-            "pci_device_id": 9,
-            "pci_function": function,
-        })
-    };
-    let more = json!({"devices": [device(&zero, "zero", 0), device(&third, "third", 3)]});
+    let more = json!({"devices": [in_slot(&zero, "zero", 0), in_slot(&third, "third", 3)]});
     let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
     let mut swap = |id: &str,
                     to: &HostDevice,
