@@ -20,19 +20,12 @@ use crate::{
         link::{Receiver, Sender},
         port_bell::Waker,
         ring::{Bytes, Consumer, Producer},
-        window::{self, Slice, Window},
+        window::Slice,
     },
     turns::fake::{self, Fake},
-    worker::{
-        quota::Quota,
-        server::{Nudge, Tuning},
-    },
+    worker::testing::{self, BELL},
 };
 
-const RING: u64 = 1 << 16;
-const BELL: Futex = Futex {
-    patience: Duration::ZERO,
-};
 const QUEUE: QueueId = QueueId(0);
 const KERNEL: KernelId = KernelId(0);
 
@@ -87,18 +80,9 @@ impl Client {
     }
 
     fn of(api: Api) -> Self {
-        let file = window::create(window::SMALLEST).unwrap();
-        let window = Window::map(&file, window::SMALLEST, RING).unwrap();
-        let tuning = Tuning {
-            spin: Duration::ZERO,
-            waker: Waker::Futex(BELL),
-            device: String::new(),
-            quota: Quota::new(0),
-        };
+        let (mut server, taken, window) = testing::server_before(api);
         let (calls, answers) = (window.calls(), window.answers());
         let size = calls.size();
-        let nudge = Nudge(Box::new(|| {}));
-        let (mut server, taken) = Server::new(Arc::new(api), window, tuning, nudge);
         let (control, pool) = UnixStream::pair().unwrap();
         server.share(control, fake::join()).unwrap();
         let mut client = Self {

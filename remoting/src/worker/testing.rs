@@ -25,6 +25,11 @@ pub(super) const BELL: Futex = Futex {
 
 /// A server before an OpenCL that does nothing, its window, and the calls that it gets.
 pub(super) fn server() -> (Server, Receiver<Slice, Waker>, Arc<Window>) {
+    server_before(Api::null())
+}
+
+/// The same before another OpenCL.
+pub(super) fn server_before(api: Api) -> (Server, Receiver<Slice, Waker>, Arc<Window>) {
     let file = window::create(window::SMALLEST).unwrap();
     let window = Window::map(&file, window::SMALLEST, RING).unwrap();
     let tuning = Tuning {
@@ -34,6 +39,6 @@ pub(super) fn server() -> (Server, Receiver<Slice, Waker>, Arc<Window>) {
         quota: Quota::new(1 << 30),
     };
     let nudge = Nudge(Box::new(|| {}));
-    let (server, calls) = Server::new(Arc::new(Api::null()), Arc::clone(&window), tuning, nudge);
+    let (server, calls) = Server::new(Arc::new(api), Arc::clone(&window), tuning, nudge);
     (server, calls, window)
 }
