@@ -60,6 +60,7 @@ pub fn run() -> ! {
     let role = std::env::args().next_back().unwrap_or_default();
     let done = match role.as_str() {
         "server" => serve(),
+        "waiter" => wait_inside(),
         _ => delegate(),
     };
     if let Err(error) = done {
@@ -149,8 +150,9 @@ const LENGTH: usize = 6;
 const SLOW: usize = 7;
 const FINISH: usize = 8;
 const BUSY: usize = 9;
-const HANDLERS: [Handler; 10] = [
-    add, getpid, write, zero, fill, touch, length, work, finish, busy,
+const WAIT: usize = 10;
+const HANDLERS: [Handler; 11] = [
+    add, getpid, write, zero, fill, touch, length, work, finish, busy, wait,
 ];
 
 extern "C" fn add(first: u64, second: u64) -> u64 {
@@ -220,6 +222,12 @@ extern "C" fn busy(_: u64, _: u64) -> u64 {
     sum
 }
 
+/// Waits in the kernel, which no handler can.
+extern "C" fn wait(_: u64, _: u64) -> u64 {
+    thread::sleep(Duration::from_millis(1));
+    0
+}
+
 extern "C" fn finish(_: u64, _: u64) -> u64 {
     FINISHED.store(true, Ordering::Relaxed);
     0
@@ -254,8 +262,16 @@ fn serve() -> Result<()> {
             leave();
         }
     }
-    if !fork()? {
-        return Ok(());
+    match fork() {
+        Ok(true) => {}
+        Ok(false) => return Ok(()),
+        // Its kernel may have been left in the middle of something, in the end.
+        Err(error) => {
+            print(&format!("{error:#}"));
+            loop {
+                thread::park();
+            }
+        }
     }
     let written = File::create(FILE)?;
     let zeros = File::open("/dev/zero")?;
@@ -515,6 +531,25 @@ fn killed() -> Result<()> {
         let found = client.delegate(BUSY, 0, memory.len() as u64)?;
         ensure!(found > 0, "{found}");
     }
+}
+
+/// A process whose handler waits, which the server does not survive.
+fn wait_inside() -> Result<()> {
+    mount_all()?;
+    let Some((client, _)) = pair_somebody()? else {
+        return Ok(());
+    };
+    check("a handler that waits in its kernel is ended", || {
+        let found = client.delegate(ADD, 1, 2)?;
+        ensure!(found == 5, "{found}");
+        let ended = client.delegate(WAIT, 0, 0);
+        ensure!(ended == Err(Failure::Exit), "{ended:?}");
+        let gone = client.delegate(ADD, 1, 2);
+        ensure!(gone == Err(Failure::ServerGone), "{gone:?}");
+        Ok(())
+    });
+    print(DONE);
+    Ok(())
 }
 
 fn slow_checks(client: &Client, memory: *mut u8) -> Result<()> {

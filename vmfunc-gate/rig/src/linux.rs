@@ -129,15 +129,29 @@ pub fn all(check: Check<'_>) {
             println!("figure counters of the client: {}", compact(&counters));
             server.seen = server.events()?.len();
             client.kill()?;
-            server.event("thawed")?;
-            // The rest of the event.
-            thread::sleep(SOON);
-            let events = compact(&server.events()?);
-            let last = events.rsplit("thawed").next().unwrap_or_default();
-            ensure!(last.contains("lost"), "{last}");
-            Ok(())
+            lost(server)
         },
     );
+    check("a server is given up whose handler waits", &mut || {
+        server.ctl(&["reboot"])?;
+        server.event("rebooted")?;
+        server.event("frozen")?;
+        let mut waiter = Machine::start("waiter", &["--accel", options])?;
+        waiter.wait_for(guest::DONE)?;
+        lost(server)
+    });
+}
+
+/// The server's machine says that it is.
+fn lost(server: &mut Machine) -> Result<()> {
+    server.event("thawed")?;
+    // The rest of the event.
+    thread::sleep(SOON);
+    let events = server.events()?;
+    let last = events.get(server.seen..).map(compact).unwrap_or_default();
+    let reason = last.split('}').next().unwrap_or_default();
+    ensure!(reason.contains("lost"), "{last}");
+    Ok(())
 }
 
 fn compact(text: &str) -> String {
