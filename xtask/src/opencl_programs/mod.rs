@@ -3,6 +3,7 @@
 
 mod results;
 mod suites;
+mod times;
 
 use std::{
     collections::BTreeSet,
@@ -65,6 +66,9 @@ pub struct Options {
     /// programs: only suites whose names contain this word (may be given again).
     #[arg(long, value_name = "WORD")]
     only: Vec<String>,
+    /// programs: print how long each takes on either side instead, the median of so many runs.
+    #[arg(long, value_name = "RUNS")]
+    times: Option<usize>,
     /// programs: where the table goes [default: docs/opencl-programs.md]
     #[arg(long, value_name = "FILE")]
     table: Option<PathBuf>,
@@ -83,9 +87,16 @@ pub fn run(options: &Options, elsewhere: &Elsewhere) -> Result<()> {
     let path = path.unwrap_or_else(|| root().join("docs/opencl-programs.md"));
     let scratch = pool.folder("programs")?;
     let mut tables = Tables::default();
+    if options.times.is_some() {
+        println!("{}", times::HEAD);
+    }
     for suite in suites(&pool, options.every, &scratch)? {
         let chosen = |word: &String| suite.name.contains(word.as_str());
         if !options.only.is_empty() && !options.only.iter().any(chosen) {
+            continue;
+        }
+        if let Some(runs) = options.times {
+            times::rows(&pool, &suite.cases, runs)?;
             continue;
         }
         let step = Step::new(format!("{}: {} programs", suite.name, suite.cases.len()));
@@ -96,7 +107,9 @@ pub fn run(options: &Options, elsewhere: &Elsewhere) -> Result<()> {
         let text = tables.text(options.every, &pool.device()?);
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }
-    print!("{}", tables.text(options.every, &pool.device()?));
+    if options.times.is_none() {
+        print!("{}", tables.text(options.every, &pool.device()?));
+    }
     Ok(())
 }
 

@@ -1,0 +1,49 @@
+//! How long programs take natively and through the driver, by turns.
+
+use std::{fs, path::Path, process::Command, time::Instant};
+
+use anyhow::Result;
+
+use super::suites::Case;
+use crate::opencl::Pool;
+
+/// What the columns of [`rows`] are.
+pub const HEAD: &str = "| program | natively, first (s) | natively, again (s) | through Gantry (s) | \
+                        by first | by again |\n|---|---|---|---|---|---|";
+
+/// A row for each program: medians of so many runs. Natively with an empty cache of the driver's,
+/// natively again, and through Gantry, where each worker begins with an empty one.
+pub fn rows(pool: &Pool, cases: &[Case], runs: usize) -> Result<()> {
+    for case in cases {
+        let mut times: [Vec<f64>; 3] = Default::default();
+        for _ in 0..runs {
+            let native = || pool.native_for(case.seconds, &case.program);
+            let folder = pool.folder("timed")?;
+            times[0].push(timed(case, native(), &folder)?);
+            times[1].push(timed(case, native(), &folder)?);
+            let remoted = pool.remoted_for(case.seconds, &case.program);
+            times[2].push(timed(case, remoted, &folder)?);
+            fs::remove_dir_all(folder)?;
+        }
+        let [first, again, remoted] = times.map(median);
+        println!(
+            "| {} | {first:.2} | {again:.2} | {remoted:.2} | {:.2} | {:.2} |",
+            case.name(),
+            remoted / first,
+            remoted / again
+        );
+    }
+    Ok(())
+}
+
+/// Seconds from its start to its end.
+fn timed(case: &Case, command: Command, folder: &Path) -> Result<f64> {
+    let start = Instant::now();
+    case.run(command, folder)?;
+    Ok(start.elapsed().as_secs_f64())
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times.get(times.len() / 2).copied().unwrap_or_default()
+}
