@@ -491,7 +491,6 @@ fn crowded(lent: &Pool) -> Result<()> {
     // The first byte comes with the memory that is shared.
     let served = |mut stream: &UnixStream| stream.read(&mut [0]).is_ok_and(|read| read == 1);
     let until = Instant::now() + Duration::from_secs(20);
-    confined(lent)?;
     let mut crowd = Vec::new();
     while crowd.len() < MOST {
         let stream = connect()?;
@@ -507,6 +506,7 @@ fn crowded(lent: &Pool) -> Result<()> {
         ensure!(Instant::now() < until, "who serves nobody has not ended");
         thread::sleep(Duration::from_millis(20));
     }
+    confined(lent)?;
     let cache = PathBuf::from(format!("/tmp/gantry-accel-{}", lent.process.id()));
     let away = cache.with_extension("away");
     fs::rename(&cache, &away)?;
@@ -647,10 +647,12 @@ pub fn confined(pool: &Pool) -> Result<()> {
     let workers = pool.workers()?;
     ensure!(!workers.is_empty(), "the pool has no workers");
     let until = Instant::now() + Duration::from_secs(10);
+    let mut seen = 0;
     for worker in workers {
         while let Ok(status) = fs::read_to_string(format!("/proc/{worker}/status")) {
             let is = |line: &str| status.lines().any(|known| known == line);
             if is("Seccomp:\t2") && is("NoNewPrivs:\t1") {
+                seen += 1;
                 break;
             }
             // One that has just been started may not be there yet.
@@ -661,6 +663,7 @@ pub fn confined(pool: &Pool) -> Result<()> {
             thread::sleep(Duration::from_millis(50));
         }
     }
+    ensure!(seen > 0, "all workers have ended");
     Ok(())
 }
 

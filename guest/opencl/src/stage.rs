@@ -157,6 +157,13 @@ impl Stages {
         Some(stage)
     }
 
+    /// Waits for another one next, if this is the oldest.
+    fn pass_over(&mut self, id: StageId) {
+        if self.order.front() == Some(&id) {
+            self.order.rotate_left(1);
+        }
+    }
+
     /// The oldest stage that has not been released.
     fn oldest(&mut self) -> Option<StageId> {
         loop {
@@ -230,8 +237,11 @@ impl Link {
             };
             let stage = oldest.ok_or(codes::OUT_OF_HOST_MEMORY)?;
             self.ask(&calls::Await { stage })?;
-            if lock(&self.stages).pending.contains_key(&stage) {
+            let mut stages = lock(&self.stages);
+            if stages.pending.contains_key(&stage) {
                 // The worker does not know it: another thread is about to send its command.
+                stages.pass_over(stage);
+                drop(stages);
                 vain += 1;
                 if vain > NAPS {
                     return Err(codes::OUT_OF_HOST_MEMORY);

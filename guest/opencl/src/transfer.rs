@@ -773,10 +773,12 @@ pub extern "C" fn clEnqueueUnmapMemObject(
                 write: false,
                 ..
             } => {
-                let place = link.stage(offset, length, None);
                 // Its space is free when all before is over.
                 submit(queue, around, command, false, |order| {
-                    Ok(gantry_remoting::protocol::calls::Unstage { order, place })
+                    Ok(gantry_remoting::protocol::calls::Unstage {
+                        order,
+                        place: link.stage(offset, length, None),
+                    })
                 })
             }
             Mapped::Copy {
@@ -790,7 +792,6 @@ pub extern "C" fn clEnqueueUnmapMemObject(
                 if let Some(host) = host {
                     host.gather(link.pointer(offset, length)?);
                 }
-                let place = link.stage(offset, length, None);
                 if mem.it.image.is_some() {
                     submit(queue, around, command, false, |order| {
                         Ok(ImageRect {
@@ -799,7 +800,7 @@ pub extern "C" fn clEnqueueUnmapMemObject(
                             write: true,
                             origin,
                             region,
-                            place,
+                            place: link.stage(offset, length, None),
                         })
                     })
                 } else {
@@ -808,7 +809,7 @@ pub extern "C" fn clEnqueueUnmapMemObject(
                             order,
                             mem: mem.it.id,
                             offset: origin[0],
-                            from: place,
+                            from: link.stage(offset, length, None),
                         })
                     })
                 }

@@ -136,6 +136,12 @@ impl Server {
     }
 
     fn make_queue(&self, call: CreateQueue) -> Result<Queue, i32> {
+        // Pairs of names and values; a second word on whether the queue is in order is none.
+        let (pairs, rest) = call.further.as_chunks();
+        let wrong = |[name, _]: &[u64; 2]| [0, codes::QUEUE_PROPERTIES.into()].contains(name);
+        if !rest.is_empty() || pairs.iter().any(wrong) {
+            return Err(codes::INVALID_VALUE);
+        }
         let context = self.contexts.get(call.context.0)?.raw;
         let device = self.devices.get(call.device.0)?.raw;
         let mut code = 0;

@@ -25,7 +25,7 @@ use super::{
     confine::{self, Confinement},
     lent::{Cpu, Drained},
     passive::{Offer, Passive},
-    pool::Cache,
+    pool::{self, Cache, Folder},
     quota::Quota,
     server::cl,
 };
@@ -56,6 +56,10 @@ pub struct Options {
         value_name = "MIB"
     )]
     pub memory: u64,
+    /// A folder or file that an application's process may read beside the usual ones (/usr, /opt
+    /// and the like): where the host's driver is, if it is elsewhere. For those that come by messages.
+    #[arg(long, value_name = "PATH")]
+    pub readable: Vec<PathBuf>,
     /// Folder below which each application's process gets one for its driver's caches and for
     /// headers of sources.
     #[arg(long, default_value = "/tmp", value_name = "FOLDER")]
@@ -139,9 +143,8 @@ fn process(
     role: &str,
     options: &Options,
     (all, number): (&Cache, u64),
-) -> Result<(Command, PathBuf), Error> {
-    let cache = all.folder.join(number.to_string());
-    std::fs::create_dir(&cache).map_err(Error::Start)?;
+) -> Result<(Command, Folder), Error> {
+    let cache = Folder::create(all.folder.join(number.to_string())).map_err(Error::Start)?;
     let mut command = Command::new(program);
     // SAFETY: an async-signal-safe call between fork and exec.
     unsafe {
@@ -158,11 +161,14 @@ fn process(
         .args(["--memory", &options.memory.to_string()])
         .args(["--heap", &options.heap.to_string()])
         .arg("--cache")
-        .arg(&cache)
+        .arg(&cache.0)
         // The host's loader must not find this machine's own remoting driver.
         .env("GANTRY_OPENCL", "off");
     for variable in ["POCL_CACHE_DIR", "CUDA_CACHE_PATH", "TMPDIR"] {
-        command.env(variable, &cache);
+        command.env(variable, &cache.0);
+    }
+    for path in &options.readable {
+        command.arg("--readable").arg(path);
     }
     if options.own_cpu {
         command.arg("--own-cpu");
@@ -178,7 +184,7 @@ pub fn stand(program: &Path, options: &Options) -> Result<(), Error> {
     for number in 1.. {
         let (mut command, cache) = process(program, "paired", options, (&all, number))?;
         let status = command.stdin(Stdio::null()).status().map_err(Error::Start);
-        let _ = std::fs::remove_dir_all(cache);
+        drop(cache);
         match status?.code() {
             Some(code) if code == i32::from(NEXT) => {}
             Some(0) => break,
@@ -240,7 +246,7 @@ pub fn listen(path: PathBuf, program: &Path, options: &Options) -> Result<(), Er
     let mut number = 0u64;
     loop {
         let accepted = listener.accept().map_err(Error::Connection);
-        if Arc::strong_count(&served) > MOST {
+        if accepted.is_ok() && Arc::strong_count(&served) > MOST {
             eprintln!("gantry-accel: {MOST} applications are served: another one is refused");
             continue;
         }
@@ -261,7 +267,7 @@ pub fn listen(path: PathBuf, program: &Path, options: &Options) -> Result<(), Er
 /// Starts the process for a connection, and a thread that ends it with the application and removes
 /// its folder.
 fn connect(
-    (mut command, cache): (Command, PathBuf),
+    (mut command, cache): (Command, Folder),
     stream: UnixStream,
     served: Arc<()>,
 ) -> io::Result<()> {
@@ -285,21 +291,25 @@ fn connect(
 /// A process for an application and its folder, which end with the value.
 struct Attended {
     child: Child,
-    cache: PathBuf,
+    _cache: Folder,
     /// Readable when the process has ended.
     end: OwnedFd,
 }
 
 impl Attended {
-    fn new(child: Child, cache: PathBuf) -> io::Result<Self> {
-        // SAFETY: no pointers; the child has not been waited for, so that its id is its own.
-        let end = unsafe { libc::syscall(libc::SYS_pidfd_open, child.id(), 0) };
-        if end < 0 {
-            return Err(io::Error::last_os_error());
+    fn new(mut child: Child, cache: Folder) -> io::Result<Self> {
+        match pool::handle(&child) {
+            Ok(end) => Ok(Self {
+                child,
+                _cache: cache,
+                end,
+            }),
+            Err(error) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                Err(error)
+            }
         }
-        // SAFETY: the descriptor was just made and has no other owner.
-        let end = unsafe { OwnedFd::from_raw_fd(end as i32) };
-        Ok(Self { child, cache, end })
     }
 
     /// Waits until the process or its application has ended.
@@ -324,7 +334,6 @@ impl Drop for Attended {
         // SAFETY: a plain call; the process has not been waited for, so that its id is its own.
         unsafe { libc::kill(-(self.child.id() as libc::pid_t), libc::SIGKILL) };
         let _ = self.child.wait();
-        let _ = std::fs::remove_dir_all(&self.cache);
     }
 }
 
@@ -333,7 +342,7 @@ pub fn connected(options: &Options) -> Result<(), Error> {
     // Before the driver starts threads of its own.
     confine::confine(Confinement {
         cache: &options.cache,
-        readable: &[],
+        readable: &options.readable,
         memory: None,
     })?;
     let mut passive = open(options)?;

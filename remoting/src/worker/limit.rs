@@ -186,7 +186,8 @@ fn look_after(
         }
         let many = count.load(Ordering::Acquire) >= MANY;
         thread::park_timeout(if many { SHORTEST } else { usual });
-        thread::sleep(took * PART);
+        // Not by the clock alone: a look can be held up for long.
+        thread::sleep((took * PART).min(limit));
         orders.try_iter().for_each(|order| known.add(&order));
         let start = Instant::now();
         let (ended, longest) = known.look(start, |event| status(api, event));

@@ -201,9 +201,9 @@ pub fn run(place: Place, spare: usize, program: &Path, options: &Options) -> Res
             let folder = cache.folder.join(started.to_string());
             match start(&listener, program, options, folder) {
                 Ok(worker) => waiting.push(worker),
-                // Not at the cost of those that are there: there may be descriptors, processes or
-                // memory again when some have ended.
-                Err(error) if !serving.is_empty() => {
+                // Not at the cost of those that are there, or once it has worked: there may be
+                // descriptors, processes or memory again when some have ended.
+                Err(error) if short || waiting.len() + serving.len() > 0 => {
                     if !short {
                         eprintln!(
                             "gantry-accel: cannot start a worker process ({error}): those who come \
@@ -293,10 +293,10 @@ impl Worker {
 
 /// A worker's folder, which goes with this value.
 #[derive(Debug)]
-struct Folder(PathBuf);
+pub(super) struct Folder(pub(super) PathBuf);
 
 impl Folder {
-    fn create(path: PathBuf) -> io::Result<Self> {
+    pub(super) fn create(path: PathBuf) -> io::Result<Self> {
         std::fs::create_dir(&path)?;
         Ok(Self(path))
     }
@@ -433,7 +433,7 @@ fn start(
 }
 
 /// A descriptor that is readable when a process has ended, which has not been waited for.
-fn handle(child: &Child) -> io::Result<OwnedFd> {
+pub(super) fn handle(child: &Child) -> io::Result<OwnedFd> {
     // SAFETY: a plain call; the child has not been waited for, so that its id is its own.
     let handle = unsafe { libc::syscall(libc::SYS_pidfd_open, child.id(), 0) };
     if handle < 0 {
