@@ -100,8 +100,19 @@ struct Member {
     overrun: u64,
     /// When its requests were last seen to wait for those of another worker, or it came.
     behind: Moment,
+    /// Its last turn, as long as requests of that can be with the device.
+    over: Option<Over>,
     /// It was killed and has not ended yet.
     dying: bool,
+}
+
+/// A turn that is over.
+#[derive(Clone, Copy, Debug)]
+struct Over {
+    /// Since when.
+    ended: Moment,
+    /// Until when its requests have been taken off the time of those whose turn it was then.
+    counted: Moment,
 }
 
 /// Who has the device.
@@ -323,6 +334,7 @@ impl Arbiter {
             synchronous: 0,
             overrun: 0,
             behind: Moment::now(),
+            over: None,
             dying: false,
         };
         self.members.insert(self.next.1, member);
@@ -469,8 +481,9 @@ impl Arbiter {
             .charge(used.saturating_sub(taken), calls, now);
     }
 
-    /// Charges clients for what their requests have taken after their turns; how much that is
-    /// without this one.
+    /// Charges clients for what their requests have taken after their turns; how much of that was
+    /// this one's time. Only requests of a turn that has been take others' time, and not for longer
+    /// than it has been over: who says more of himself spares nobody else.
     fn charge_late(&mut self, but: ClientId, now: Moment) -> Duration {
         let mut taken = Duration::ZERO;
         for member in self.members.values_mut() {
@@ -481,8 +494,18 @@ impl Arbiter {
                 continue;
             }
             let charged = self.scheduler.charge_late(member.vm, late, now);
+            let Some(over) = member.over.take() else {
+                continue;
+            };
             if member.vm != but {
-                taken += charged;
+                taken += charged.min(now.since(over.counted));
+            }
+            let still = member.worker.running_since();
+            if still.is_some_and(|since| since <= over.ended) {
+                member.over = Some(Over {
+                    counted: now,
+                    ..over
+                });
             }
         }
         taken
@@ -501,7 +524,13 @@ impl Arbiter {
         };
         let now = Moment::now();
         self.charge(turn.member, used, now);
-        let vm = self.members.get(&turn.member).map(|member| member.vm);
+        let vm = self.members.get_mut(&turn.member).map(|member| {
+            member.over = Some(Over {
+                ended: now,
+                counted: now,
+            });
+            member.vm
+        });
         self.scheduler.done(now);
         // Other workers of the same machine may wait.
         if let Some(id) = vm
@@ -557,12 +586,14 @@ impl Arbiter {
     ///
     /// A turn is given back before its last request has ended. What the next one submits waits in
     /// the device for that, however long it takes: the time of all but the first begins when they
-    /// are no longer behind it.
+    /// are no longer behind it. What that depends on is the workers' own word. So nobody keeps the
+    /// device from others for longer than all of them could be waited for, one after the other.
     fn enforce(&mut self, now: Moment) {
         let Some(limit) = self.limit else {
             return;
         };
         let waited_for = self.waited_for();
+        let longest = limit * (2 + u32::try_from(self.members.len()).unwrap_or(u32::MAX - 2));
         // Read once: workers change it.
         let since: Vec<_> = self
             .members
@@ -579,7 +610,9 @@ impl Arbiter {
             let late = turn.map_or(Duration::ZERO, |turn| {
                 now.since(turn.due.max(member.behind))
             });
-            if member.dying || running <= limit && !(waited_for && late > limit * 2) {
+            let overdue = turn.map_or(Duration::ZERO, |turn| now.since(turn.due));
+            let keeps = waited_for && (late > limit * 2 || overdue > longest);
+            if member.dying || running <= limit && !keeps {
                 continue;
             }
             member.dying = true;
@@ -590,7 +623,7 @@ impl Arbiter {
                     "{}: a request has had the device for {:.1} s, and {:.1} s are allowed: its \
                      worker is ended",
                     vm.name,
-                    running.max(late).as_secs_f64(),
+                    running.max(late).max(overdue).as_secs_f64(),
                     limit.as_secs_f64()
                 );
             }

@@ -145,6 +145,41 @@ fn what_one_client_has_taken_of_anothers_turn_is_charged_to_one_of_them() {
 }
 
 #[test]
+fn who_has_had_no_turn_takes_nothing_of_anothers() {
+    let mut arranged = arrange("accomplice", &["idle", "holder"]);
+    arranged.turn(2);
+    let now = Moment::now() + SECOND * 100;
+    let account = arranged.arbiter.members[&1].worker.account();
+    let overrun = (SECOND * 75).as_nanos() as u64;
+    account.overrun.store(overrun, Ordering::Relaxed);
+    arranged.arbiter.charge(2, true, now);
+    let figures = arranged.arbiter.scheduler.figures(ClientId(1), now);
+    assert!(figures.unwrap().device_time >= SECOND * 100);
+}
+
+#[test]
+fn workers_that_blame_each_other_by_turns_do_not_keep_the_device() {
+    let mut arranged = arrange("blame", &["one", "two", "waits"]);
+    arranged.turn(2);
+    arranged.arbiter.want(3);
+    let start = Moment::now();
+    let longest = 2 + arranged.workers.len() as u32;
+    for tick in 0..longest * 100 {
+        let now = start + SECOND / 100 * tick;
+        // Before its own second is over each says that the other's request is older.
+        let (older, younger) = if tick / 50 % 2 == 0 { (1, 2) } else { (2, 1) };
+        arranged.runs_since(older, Some(now));
+        arranged.runs_since(younger, Some(now + SECOND / 1000));
+        arranged.arbiter.enforce(now);
+    }
+    assert!(arranged.killed().is_empty());
+    arranged
+        .arbiter
+        .enforce(start + SECOND * longest + SECOND / 10);
+    assert_eq!(arranged.killed(), [2]);
+}
+
+#[test]
 fn who_cannot_be_accepted_does_not_keep_the_arbiter_busy() {
     let mut arranged = arrange("deaf", &[]);
     let _waits = UnixStream::connect(arranged.folder.join("socket")).unwrap();
