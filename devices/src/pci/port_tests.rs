@@ -1,6 +1,10 @@
 //! Slots with several functions, and what is behind root ports.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    sync::{Arc, Mutex, mpsc},
+    thread,
+    time::Duration,
+};
 
 use serde_json::Value;
 
@@ -273,6 +277,38 @@ fn a_bus_that_the_guest_resets_comes_back_when_what_is_on_it_has_been_reset() {
     rig.segment.reset_bus(port);
     rig.segment.reset_bus(functions[0]);
     assert_eq!(rig.config_read(functions[0], 4) & 7, 7 & !1);
+}
+
+#[test]
+fn a_guest_that_ends_a_reset_does_not_wait_for_it() {
+    let rig = Rig::new();
+    let port = plug(&rig, RootPort::new(), Seat::slot(4)).unwrap();
+    let bars = [(0, MEMORY64, 0x1000)];
+    let function = Arc::new(Mutex::new(Plain::new(1, &bars)));
+    let bdf = rig
+        .segment
+        .plug(Arc::clone(&function) as _, behind(1, 0), &[])
+        .unwrap();
+    rig.enable(port, true);
+    rig.enable(bdf, true);
+    let hold = |held: bool| rig.config_write(port, CONTROL, &[u8::from(held) << 6]);
+    hold(true);
+    thread::scope(|scope| {
+        // As whoever resets it does.
+        let being_reset = function.lock().unwrap();
+        let (told, done) = mpsc::channel();
+        scope.spawn(move || {
+            hold(false);
+            hold(true);
+            hold(false);
+            told.send(()).unwrap();
+        });
+        let waited = done.recv_timeout(Duration::from_secs(20));
+        drop(being_reset);
+        waited.unwrap();
+    });
+    rig.segment.reset_bus(port);
+    assert_ne!(rig.config_read(bdf, 0), u32::MAX);
 }
 
 #[test]

@@ -440,23 +440,26 @@ impl PciSegment {
             let port = function.root_port();
             port.map(RootPort::is_resetting)
         };
-        let (moved, port, reset) = {
+        let (moved, port, reset, closed) = {
             let mut function = lock(&function);
             let before = (function.config().command(), is_resetting(&*function));
             function.write_config(offset, data);
             let resetting = is_resetting(&*function);
             let moved = function.config().command() != before.0;
             let reset = resetting != before.1;
-            (moved, resetting.is_some(), reset)
+            // All behind it is gone until the reset has ended, which looks at everything anew.
+            let closed = resetting == Some(true) && !reset;
+            (moved, resetting.is_some(), reset, closed)
         };
         let end = offset.saturating_add(data.len());
         let touches = |first: usize, last: usize| offset < last && first < end;
-        if moved
+        let moves = moved
             || touches(offsets::COMMAND, offsets::STATUS)
             || touches(offsets::ROM, offsets::ROM + 4)
             || touches(offsets::BAR0, offsets::BAR_END)
-            || (port && touches(offsets::BAR0, root_port::FORWARDING_END))
-        {
+            || (port && touches(offsets::BAR0, root_port::FORWARDING_END));
+        // This thread is a vCPU's, and what is being reset is locked meanwhile.
+        if moves && !closed {
             let _decoding = lock(&self.decoding);
             self.settle(at);
         }
