@@ -28,6 +28,7 @@ const HTT: u32 = 1 << 28;
 const INVPCID: u32 = 1 << 10;
 // Leaf 7.0, ECX.
 const OSPKE: u32 = 1 << 4;
+const LA57: u32 = 1 << 16;
 // Leaf 0x8000_0001, ECX.
 const CMP_LEGACY: u32 = 1 << 1;
 const SVM: u32 = 1 << 2;
@@ -110,8 +111,9 @@ pub struct Config {
     pub phys_bits: u8,
     /// The guest may run virtual machines of its own, if the host can.
     pub nested: bool,
-    /// The guest may tag translations with its processes' numbers (PCID), if the host can.
-    pub pcid: bool,
+    /// The guest's processes run others' or are run by them, by a gate: their page tables have four
+    /// levels, and their translations no tags (PCID), whatever the host can.
+    pub gate: bool,
     /// Frequency of the guest's TSC in kHz (`KVM_GET_TSC_KHZ`), if it is known and stable.
     pub tsc_khz: Option<u32>,
 }
@@ -223,7 +225,7 @@ fn set_features(cpuid: &mut Vec<kvm_cpuid_entry2>, config: &Config, vcpu: u32) {
         if !config.nested {
             leaf.ecx &= !VMX;
         }
-        if !config.pcid {
+        if config.gate {
             leaf.ecx &= !PCID;
         }
         leaf.edx = if several {
@@ -234,8 +236,9 @@ fn set_features(cpuid: &mut Vec<kvm_cpuid_entry2>, config: &Config, vcpu: u32) {
     }
     if let Some(leaf) = find_mut(cpuid, 7, 0) {
         leaf.ecx &= !OSPKE;
-        if !config.pcid {
+        if config.gate {
             leaf.ebx &= !INVPCID;
+            leaf.ecx &= !LA57;
         }
     }
     if !config.nested {

@@ -65,7 +65,7 @@ fn config(topology: Topology) -> Config {
         profile: Profile::Host,
         phys_bits: 40,
         nested: false,
-        pcid: true,
+        gate: false,
         tsc_khz: Some(2_500_000),
     }
 }
@@ -166,6 +166,21 @@ fn nested_virtualization_is_hidden_unless_asked_for() {
         assert_eq!(values(&cpuid, 0x8000_0001, 0)[2] & SVM, svm);
         assert_eq!(find(&cpuid, 0x8000_000a, 0).is_some(), nested);
     }
+}
+
+#[test]
+fn page_tables_that_a_gate_cannot_follow_are_hidden() {
+    let shown = |gate| {
+        let config = Config {
+            gate,
+            ..config(Topology::flat(1).unwrap())
+        };
+        let cpuid = for_vcpu(&intel(), &config, 0).unwrap();
+        let (one, seven) = (values(&cpuid, 1, 0), values(&cpuid, 7, 0));
+        [one[2] & PCID, seven[1] & INVPCID, seven[2] & LA57]
+    };
+    assert_eq!(shown(false), [PCID, INVPCID, LA57]);
+    assert_eq!(shown(true), [0; 3]);
 }
 
 #[test]

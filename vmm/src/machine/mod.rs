@@ -212,9 +212,9 @@ impl Machine {
                 topology,
                 profile,
                 phys_bits,
-                // A vCPU of the gate has one VMCS, and page tables without tags.
+                // A vCPU of the gate has one VMCS.
                 nested: config.cpus.nested && !config.has_gate(),
-                pcid: !config.has_gate(),
+                gate: config.has_gate(),
                 tsc_khz: None,
             },
             affinity: affinity(&config.cpus),
