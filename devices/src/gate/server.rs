@@ -510,8 +510,9 @@ impl Server {
 
     /// How long the thread may wait.
     pub(super) fn limit(&self, door: &Door) -> Option<Duration> {
-        let awake = lock(&self.registers).state == State::Awake;
-        match (door.closed, awake) {
+        let module = lock(&self.module);
+        let at_work = module.registered.is_some() && !module.standing;
+        match (door.closed, at_work) {
             (true, _) => Some(BREATH),
             (false, true) => Some(WATCH),
             (false, false) => None,

@@ -136,8 +136,8 @@ pub enum Error {
     /// It has no file of its own.
     #[error(
         "{device} has no file in /dev/vfio/devices, which iommufd needs: the host needs a kernel \
-         with CONFIG_IOMMUFD and CONFIG_VFIO_DEVICE_CDEV; or leave iommufd out of the platform, \
-         and IOMMU groups are used"
+         with CONFIG_IOMMUFD and CONFIG_VFIO_DEVICE_CDEV; or have IOMMU groups used, without \
+         iommufd in the platform or access to /dev/iommu"
     )]
     NoNode {
         /// Its address.
@@ -146,7 +146,7 @@ pub enum Error {
     /// A file cannot be opened, for iommufd.
     #[error(
         "cannot open {}, which iommufd needs: load the module iommufd, and give Gantry access; or \
-         leave iommufd out of the platform, and IOMMU groups are used",
+         have IOMMU groups used, without iommufd in the platform or access to /dev/iommu",
         path.display()
     )]
     OpenIommufd {

@@ -240,9 +240,17 @@ impl Control {
         {
             for id in machine.tear_out(id).map_err(|e| failed(&e))? {
                 life::forget_device(config, &id);
-                self.removals.pending.remove(&id);
+                let removal = self.removals.pending.remove(&id);
                 log::info!("device {id:?} has been removed without the guest");
                 self.monitor.emit("vm", "device-removed", &[("id", &id)]);
+                let swap = removal.filter(|removal| {
+                    !removal.overdue && matches!(removal.next, Next::Other { .. })
+                });
+                if swap.is_some() {
+                    let why = "its slot was taken from the guest meanwhile";
+                    let properties = [("id", id.as_str()), ("reason", why)];
+                    self.monitor.emit("vm", "device-swap-failed", &properties);
+                }
             }
             self.removals.arm();
         }
