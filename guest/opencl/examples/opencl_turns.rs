@@ -132,8 +132,17 @@ impl Work {
     /// Nanoseconds that an iteration takes.
     fn iteration(&self) -> Result<f64, Failed> {
         let (small, large) = (200_000, 4_200_000);
-        let difference = self.time(large)?.saturating_sub(self.time(small)?);
-        Ok(difference.as_nanos().max(1) as f64 / f64::from(large - small))
+        for _ in 0..20 {
+            let (short, long) = (self.time(small)?, self.time(large)?);
+            // On a busy machine the short one may have waited for longer than the long one ran.
+            if long > short * 4 {
+                return Ok((long - short).as_nanos() as f64 / f64::from(large - small));
+            }
+        }
+        Err(Failed {
+            what: "measuring on a busy machine",
+            code: codes::OUT_OF_RESOURCES,
+        })
     }
 }
 
