@@ -10,7 +10,7 @@ use std::{
         unix::{net::UnixStream, process::CommandExt},
     },
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, Command},
     sync::Arc,
     thread,
     time::Duration,
@@ -183,7 +183,10 @@ pub fn stand(program: &Path, options: &Options) -> Result<(), Error> {
     let all = Cache::open(&options.cache).map_err(Error::Start)?;
     for number in 1.. {
         let (mut command, cache) = process(program, "paired", options, (&all, number))?;
-        let status = command.stdin(Stdio::null()).status().map_err(Error::Start);
+        let status = command
+            .stdin(std::process::Stdio::null())
+            .status()
+            .map_err(Error::Start);
         drop(cache);
         match status?.code() {
             Some(code) if code == i32::from(NEXT) => {}
