@@ -47,8 +47,7 @@ pub fn run(options: &Options) -> Result<()> {
     packages::install(PROGRAMS)?;
     let fuzz = fuzzer()?;
     let step = Step::new("building the fuzz targets, with sanitizers");
-    // Each target is linked with the sanitizer's runtime, which takes a while: those alone that
-    // Linking a target takes a while: only those that will run.
+    // Linking a target with the sanitizers takes a while: only those that will run.
     let builds = match &options.targets[..] {
         [] => vec![command(&fuzz, "build")],
         some => some.iter().map(|name| build_of(&fuzz, name)).collect(),
