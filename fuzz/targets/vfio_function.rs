@@ -31,10 +31,15 @@ fn step(rig: &Rig, bdf: Bdf, device: &FakeDevice, input: &mut Input) {
         }
         5 => rig.enable(bdf, kind & 0x40 != 0),
         6 => rig.set_bar64(bdf, BarIndex::ZERO, input.u64()),
-        7 => device.host_vectors.store(u32::from(input.u8()), Ordering::Relaxed),
+        7 => device
+            .host_vectors
+            .store(u32::from(input.u8()), Ordering::Relaxed),
         8 => device.stubborn.store(kind & 0x40 != 0, Ordering::Relaxed),
         // The VM is reset.
-        9 => rig.segment.reset(bdf).expect("a device without a reset is no error"),
+        9 => rig
+            .segment
+            .reset(bdf)
+            .expect("a device without a reset is no error"),
         // The vector table, the pending bits and what is behind them.
         _ => {
             let offset = u64::from(input.u16() % 4096);
@@ -44,7 +49,10 @@ fn step(rig: &Rig, bdf: Bdf, device: &FakeDevice, input: &mut Input) {
         }
     }
     let on = KINDS.map(|kind| device.connected(kind).0 > 0);
-    assert!(on.into_iter().filter(|on| *on).count() < 2, "one kind at a time");
+    assert!(
+        on.into_iter().filter(|on| *on).count() < 2,
+        "one kind at a time"
+    );
 }
 
 fuzz_target!(|bytes: &[u8]| {

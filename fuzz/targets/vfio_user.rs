@@ -58,7 +58,8 @@ fn config(input: &mut Input) -> [u8; CONFIG] {
     config[0x18] = 0xc;
     config[0x3d] = 1;
     config[0x40..0x44].copy_from_slice(&[0x05, 0x50, 0x84, 0]);
-    config[0x50..0x60].copy_from_slice(&[0x11, 0x60, 7, 0, 0, 0x10, 0, 0, 0, 0x18, 0, 0, 0, 0, 0, 0]);
+    config[0x50..0x60]
+        .copy_from_slice(&[0x11, 0x60, 7, 0, 0, 0x10, 0, 0, 0, 0x18, 0, 0, 0, 0, 0, 0]);
     config[0x60..0x64].copy_from_slice(&[0x10, 0xa0, 2, 0]);
     config[0xa0..0xa3].copy_from_slice(&[0x09, 0, 8]);
     for _ in 0..input.u8() % 32 {
@@ -146,8 +147,22 @@ impl Server<'_> {
             4 => words(&[16, 3, 9, 5]),
             5 => match word(8) {
                 index @ (0 | 2) => words(&[
-                    80, 0xf, index, 32, 0x2000, 0, 0, 0, // a capability: one area
-                    1 << 16 | 1, 0, 1, 0, 0, 0, 0x1000, 0,
+                    80,
+                    0xf,
+                    index,
+                    32,
+                    0x2000,
+                    0,
+                    0,
+                    0, // a capability: one area
+                    1 << 16 | 1,
+                    0,
+                    1,
+                    0,
+                    0,
+                    0,
+                    0x1000,
+                    0,
                 ]),
                 1 => words(&[32, 3, 1, 0, 0x100, 0, 0, 0]),
                 index @ 7 => words(&[32, 3, index, 0, CONFIG as u32, 0, 0, 0]),
@@ -193,6 +208,30 @@ fn step(rig: &Rig, bdf: Bdf, input: &mut Input) {
     }
 }
 
+/// Has a guest use the device as the bytes say.
+fn plug(device: UserDevice, done: &[u8]) {
+    let rig = Rig::new();
+    let resources = Resources {
+        msi: Arc::new(rig.msi.clone()),
+        lines: Arc::new(FakeLines),
+        space: Arc::new(FakeSpace),
+    };
+    let Ok(function) = Function::new(Arc::new(device), resources, &[]) else {
+        return;
+    };
+    let Ok(bdf) = rig
+        .segment
+        .plug(Arc::new(Mutex::new(function)), Seat::ANY, &[])
+    else {
+        return;
+    };
+    let mut input = Input::new(done);
+    while !input.is_empty() {
+        step(&rig, bdf, &mut input);
+    }
+    rig.segment.unplug(bdf).expect("it is where it was plugged");
+}
+
 fuzz_target!(|bytes: &[u8]| {
     let (said, done) = bytes.split_at(bytes.len() / 2);
     let (client, stream) = UnixStream::pair().expect("there are descriptors");
@@ -208,7 +247,7 @@ fuzz_target!(|bytes: &[u8]| {
         lost: Box::new(|_| {}),
     };
     std::thread::scope(|scope| {
-        scope.spawn(move || {
+        let server = scope.spawn(move || {
             let mut input = Input::new(said);
             let config = config(&mut input);
             Server {
@@ -218,25 +257,11 @@ fuzz_target!(|bytes: &[u8]| {
             }
             .run();
         });
-        let Ok(device) = UserDevice::new("fuzz", client, surroundings) else {
-            return;
-        };
-        let rig = Rig::new();
-        let resources = Resources {
-            msi: Arc::new(rig.msi.clone()),
-            lines: Arc::new(FakeLines),
-            space: Arc::new(FakeSpace),
-        };
-        let Ok(function) = Function::new(Arc::new(device), resources, &[]) else {
-            return;
-        };
-        let Ok(bdf) = rig.segment.plug(Arc::new(Mutex::new(function)), Seat::ANY, &[]) else {
-            return;
-        };
-        let mut input = Input::new(done);
-        while !input.is_empty() {
-            step(&rig, bdf, &mut input);
+        if let Ok(device) = UserDevice::new("fuzz", client, surroundings) {
+            plug(device, done);
         }
-        rig.segment.unplug(bdf).expect("it is where it was plugged");
+        // The connection is closed. Also what the thread itself has taken is given back then: leaks
+        // are looked for.
+        server.join().expect("it does not panic");
     });
 });

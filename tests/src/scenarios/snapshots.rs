@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 
 use super::{
@@ -137,8 +137,15 @@ fn damaged(context: &Context) -> Result<()> {
     broken[middle] ^= 1;
     fs::write(snapshot.join("state.json"), &broken)?;
     gantry.refused("vm.restore", Some(request.clone()), 500, "damaged")?;
-    let text = String::from_utf8_lossy(&state).replacen("\"version\":2", "\"version\":99", 1);
-    fs::write(snapshot.join("state.json"), text)?;
+    let text = String::from_utf8_lossy(&state);
+    let (before, after) = text
+        .split_once("\"version\":")
+        .context("the state has no version")?;
+    let after = after.trim_start_matches(|digit: char| digit.is_ascii_digit());
+    fs::write(
+        snapshot.join("state.json"),
+        format!("{before}\"version\":99{after}"),
+    )?;
     gantry.refused("vm.restore", Some(request.clone()), 500, "version 99")?;
     fs::write(snapshot.join("state.json"), &state)?;
     let memory = fs::File::options()
