@@ -41,6 +41,7 @@ const CRATES: &[&str] = &[
     "gantry-agent",
     "gpu-mediator",
     "gantry-tests",
+    "xtask",
 ];
 
 /// Options of `cargo xtask test`.

@@ -3,7 +3,10 @@
 use std::{
     os::fd::{AsFd, BorrowedFd},
     os::unix::net::UnixStream,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -22,6 +25,8 @@ use crate::{
 /// A vCPU in a ring, which can be frozen.
 pub struct FakeVcpu {
     ring: u8,
+    /// The page table of the process that it executes.
+    pub cr3: AtomicU64,
     pub frozen: Mutex<bool>,
 }
 
@@ -29,6 +34,7 @@ impl CallingVcpu for FakeVcpu {
     fn caller(&self) -> io::Result<Caller> {
         Ok(Caller {
             ring: self.ring,
+            cr3: self.cr3.load(Ordering::Relaxed),
             ..Caller::default()
         })
     }
@@ -58,6 +64,7 @@ struct Rig {
 pub fn resources(ring: u8) -> (Resources, Arc<FakeVcpu>, Arc<Mutex<Vec<Event>>>) {
     let vcpu = Arc::new(FakeVcpu {
         ring,
+        cr3: AtomicU64::new(0),
         frozen: Mutex::new(false),
     });
     let events = Arc::<Mutex<Vec<Event>>>::default();

@@ -80,6 +80,13 @@ impl Arranged {
         account.running_since.store(nanos, Ordering::Relaxed);
     }
 
+    /// A worker says for how long its requests have had the device after its turns.
+    fn overruns(&self, worker: u64, time: Duration) {
+        let account = self.arbiter.members[&worker].worker.account();
+        let nanos = time.as_nanos() as u64;
+        account.overrun.store(nanos, Ordering::Relaxed);
+    }
+
     fn turn(&mut self, worker: u64) {
         self.arbiter.want(worker);
         self.arbiter.dispatch();
@@ -127,9 +134,7 @@ fn what_one_client_has_taken_of_anothers_turn_is_charged_to_one_of_them() {
     arranged.arbiter.end_turn(false);
     arranged.turn(2);
     let now = Moment::now() + SECOND * 100;
-    let account = arranged.arbiter.members[&1].worker.account();
-    let overrun = (SECOND * 75).as_nanos() as u64;
-    account.overrun.store(overrun, Ordering::Relaxed);
+    arranged.overruns(1, SECOND * 75);
     arranged.arbiter.charge(2, true, now);
     let time = |client| {
         let figures = arranged.arbiter.scheduler.figures(ClientId(client), now);
@@ -149,9 +154,7 @@ fn who_has_had_no_turn_takes_nothing_of_anothers() {
     let mut arranged = arrange("accomplice", &["idle", "holder"]);
     arranged.turn(2);
     let now = Moment::now() + SECOND * 100;
-    let account = arranged.arbiter.members[&1].worker.account();
-    let overrun = (SECOND * 75).as_nanos() as u64;
-    account.overrun.store(overrun, Ordering::Relaxed);
+    arranged.overruns(1, SECOND * 75);
     arranged.arbiter.charge(2, true, now);
     let figures = arranged.arbiter.scheduler.figures(ClientId(1), now);
     assert!(figures.unwrap().device_time >= SECOND * 100);

@@ -46,7 +46,7 @@ impl Control {
                 "lost"
             }
             Reason::Resumed => "resumed",
-            _ => "its client has gone",
+            _ => "its client or its own process has gone",
         };
         self.thawed(id, why);
     }
