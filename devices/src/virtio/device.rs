@@ -40,6 +40,8 @@ pub enum DeviceType {
     Balloon = 5,
     /// Socket device.
     Vsock = 19,
+    /// IOMMU.
+    Iommu = 23,
     /// Memory device (virtio-mem).
     Mem = 24,
     /// Persistent memory.

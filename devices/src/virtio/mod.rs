@@ -16,6 +16,7 @@ pub mod console;
 pub mod device;
 pub mod discard;
 mod in_flight;
+pub mod iommu;
 pub mod mem;
 pub mod net;
 pub mod pci;

@@ -27,6 +27,7 @@ use devices::{
         VirtioDevice,
         blk::SharedRateLimiter,
         discard::Discards,
+        iommu::Endpoints,
         pci::{VirtioPciFunction, VirtioPciResources},
     },
 };
@@ -84,6 +85,8 @@ pub struct Surroundings {
     pub discards: Arc<Discards>,
     /// What physical devices need.
     pub physical: Physical,
+    /// Physical devices behind the virtual IOMMU.
+    pub endpoints: Endpoints,
     /// Where devices report what the control loop has to act on.
     pub events: EventSender,
     /// Limits that several disks share, by name.

@@ -41,7 +41,7 @@ use ::devices::{
     legacy::DebugConsole,
     msi::MsiController,
     pci::{Bdf, PciBuses},
-    virtio::{blk::SharedRateLimiter, discard::Discards},
+    virtio::{blk::SharedRateLimiter, discard::Discards, iommu::Endpoints},
 };
 use arch::{
     cpuid::Profile,
@@ -191,6 +191,7 @@ impl Machine {
                 Arc::clone(&discards),
                 host.events.clone(),
             ),
+            endpoints: Endpoints::new(),
             discards,
             msi,
             doorbells: Arc::new(KvmDoorbells::new(Arc::clone(&vm))),

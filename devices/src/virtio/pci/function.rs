@@ -267,6 +267,8 @@ fn class(kind: DeviceType) -> u32 {
         DeviceType::Block => 0x01_8000,
         DeviceType::Console => 0x07_8000,
         DeviceType::Vsock => 0x02_8000,
+        // Class 8, subclass 6: an IOMMU.
+        DeviceType::Iommu => 0x08_0600,
         DeviceType::Rng | DeviceType::Balloon | DeviceType::Mem | DeviceType::Pmem => 0xff_0000,
     }
 }
