@@ -3,9 +3,9 @@
 //! A driver can call back when a command completes, but not every driver does so at once: with
 //! NVIDIA's (580.159, on an H200) kernels of 400 us whose end was learnt that way took 2 ms each
 //! (`examples/opencl_turns 400 64 6` under gantry-arbiter: 3,059 of them in 6 s, 14,871 natively).
-//! So a thread looks at them again and again, and wakes the serving thread. It sleeps in between for a part of
-//! the time that it has waited so far, so that what is lost stays a part of what is waited for, and
-//! the processor is hardly used.
+//! So a thread looks at them again and again, and wakes the serving thread. It sleeps in between for
+//! a small part of the time that it has waited so far: that is what the device idles at most, while
+//! who waits for long hardly uses the processor.
 
 use std::{
     io,
@@ -21,9 +21,13 @@ use super::{
 use crate::opencl::api::{Api, Handle};
 
 /// It sleeps for so small a part of the time that it has waited.
-const PART: u32 = 16;
+const PART: u32 = 64;
+/// The same for what takes long: a kernel of 100 ms whose end is seen 3 ms late is 3 % of a device.
+const SMALL_PART: u32 = 512;
 /// The shortest sleep: about what falling asleep and waking up take.
 const SHORTEST: Duration = Duration::from_micros(20);
+/// Sleeps grow more slowly from here on: falling asleep and waking up are 2 % of it.
+const USUAL: Duration = Duration::from_micros(500);
 /// The longest sleep: who waits for what never ends uses 50 of these a second.
 const LONGEST: Duration = Duration::from_millis(20);
 /// How much later than asked for the system may end a sleep, in nanoseconds; 50 us by itself.
@@ -60,6 +64,14 @@ impl Watch {
     }
 }
 
+/// How long to sleep after so long a wait.
+fn nap(waited: Duration) -> Duration {
+    (waited / PART)
+        .min(USUAL)
+        .max(waited / SMALL_PART)
+        .clamp(SHORTEST, LONGEST)
+}
+
 fn watch(api: &Api, board: &Board, orders: &mpsc::Receiver<Order>) {
     // SAFETY: a plain call. Without it sleeps are somewhat longer.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, SLACK) };
@@ -72,7 +84,7 @@ fn watch(api: &Api, board: &Board, orders: &mpsc::Receiver<Order>) {
                 .recv()
                 .map_err(|_| mpsc::RecvTimeoutError::Disconnected)
         } else {
-            let nap = (since.elapsed() / PART).clamp(SHORTEST, LONGEST);
+            let nap = nap(since.elapsed());
             let deadlines = watched.iter().filter_map(|order| order.deadline);
             let left = deadlines
                 .min()
@@ -108,5 +120,34 @@ fn watch(api: &Api, board: &Board, orders: &mpsc::Receiver<Order>) {
     }
     for order in watched {
         cl!(api, clReleaseEvent(order.event));
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    /// How late the end of a command is seen at most that takes so long, and after how many looks.
+    fn seen(took: Duration) -> (Duration, u32) {
+        let (mut now, mut looks) = (Duration::ZERO, 0);
+        while now < took {
+            now += nap(now);
+            looks += 1;
+        }
+        (nap(took), looks)
+    }
+
+    #[test]
+    fn the_end_of_a_long_command_is_seen_soon_and_with_few_looks() {
+        for millis in [10, 100, 1_000, 10_000] {
+            let took = Duration::from_millis(millis);
+            let (late, looks) = seen(took);
+            assert!(late <= took / 64, "{took:?}: {late:?}");
+            assert!(looks < 3_000, "{took:?}: {looks}");
+        }
+        assert_eq!(seen(Duration::from_millis(100)).0, USUAL);
+        assert_eq!(nap(Duration::from_secs(3_600)), LONGEST);
+        assert_eq!(nap(Duration::ZERO), SHORTEST);
     }
 }
