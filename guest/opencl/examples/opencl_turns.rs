@@ -132,8 +132,10 @@ impl Work {
     /// Nanoseconds that an iteration takes.
     fn iteration(&self) -> Result<f64, Failed> {
         let (small, large) = (200_000, 4_200_000);
-        for _ in 0..20 {
-            let (short, long) = (self.time(small)?, self.time(large)?);
+        let (mut short, mut long) = (Duration::MAX, Duration::MAX);
+        let until = Instant::now() + Duration::from_secs(20);
+        while Instant::now() < until {
+            (short, long) = (short.min(self.time(small)?), long.min(self.time(large)?));
             // On a busy machine the short one may have waited for longer than the long one ran.
             if long > short * 4 {
                 return Ok((long - short).as_nanos() as f64 / f64::from(large - small));
