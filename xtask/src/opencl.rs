@@ -298,6 +298,22 @@ impl Pool {
             .collect()
     }
 
+    /// The same, once each is the program that it is to be: the pool waits for that.
+    fn started_workers(&self) -> Result<Vec<i32>> {
+        let command = |id: i32| fs::read(format!("/proc/{id}/cmdline"));
+        let pool = command(self.process.id().cast_signed())?;
+        let until = Instant::now() + Duration::from_secs(10);
+        loop {
+            let workers = self.workers()?;
+            let started = |id: &i32| command(*id).is_ok_and(|own| own != pool && !own.is_empty());
+            if workers.iter().all(started) {
+                return Ok(workers);
+            }
+            ensure!(Instant::now() < until, "workers do not start");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     /// An empty folder of this name, which goes with the pool.
     pub fn folder(&self, name: &str) -> Result<PathBuf> {
         let folder = self.folder.join(name);
@@ -716,8 +732,8 @@ pub fn killed(pool: &Pool) -> Result<()> {
 
 pub fn stopped(pool: &Pool) -> Result<()> {
     let (mut application, _output) = endless(pool)?;
+    let before = pool.started_workers()?;
     // None of its threads sees the application end.
-    let before = pool.workers()?;
     signal(&before, libc::SIGSTOP);
     // `timeout`, which runs it, passes the signal on.
     signal(&[application.id() as i32], libc::SIGTERM);
