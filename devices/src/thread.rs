@@ -33,6 +33,8 @@ pub enum ThreadRole {
     PageFault,
     /// Sees the server of a vfio-user device go.
     UserDevice,
+    /// Maps memory for physical devices as the guest's IOMMU says.
+    Iommu,
 }
 
 /// Starts threads.

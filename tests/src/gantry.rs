@@ -23,6 +23,9 @@ pub const BZIMAGE: &str = "/images/vmlinuz";
 pub const VMLINUX: &str = "/images/vmlinux";
 /// L2's initial file system.
 pub const INITRAMFS: &str = "/images/l2.cpio.gz";
+/// A kernel of Debian's that knows virtual IOMMUs, and an initial file system for it, on the board
+/// with iommufd.
+const IOMMU_KERNEL: (&str, &str) = ("/images/vmlinuz-iommu", "/images/l2-iommu.cpio.gz");
 /// Command line that makes L2 boot fast in the rig.
 pub const CMDLINE: &str = "console=ttyS0 panic=-1 quiet tsc=reliable no_timer_check \
      cryptomgr.notests random.trust_cpu=on nokaslr mitigations=off";
@@ -47,6 +50,14 @@ pub fn vm(serial: &Path) -> Value {
         "serial": {"mode": "Socket", "socket": serial},
         "console": {"mode": "Off"},
     })
+}
+
+/// What a guest has that knows virtual IOMMUs, with further words on its command line; to be merged
+/// into the configuration of another.
+pub fn with_iommu_driver(words: &str) -> Value {
+    let (kernel, initramfs) = IOMMU_KERNEL;
+    let cmdline = format!("{CMDLINE} {words}");
+    json!({"payload": {"kernel": kernel, "initramfs": initramfs, "cmdline": cmdline}})
 }
 
 /// Merges `more` into `config`: objects are merged, everything else is replaced.

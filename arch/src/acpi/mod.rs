@@ -6,6 +6,7 @@
 
 mod madt;
 mod numa;
+mod viot;
 
 use acpi_tables::fadt::{FADTBuilder, Flags};
 use acpi_tables::gas::{AccessSize, AddressSpace, GAS};
@@ -17,6 +18,7 @@ use acpi_tables::{Aml, aml};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
 
 pub use numa::NumaNode;
+pub use viot::VirtualIommu;
 
 use crate::layout::{
     ACPI_PM_TIMER_PORT, ACPI_RESET_PORT, ACPI_RESET_VALUE, ACPI_SLEEP_CONTROL_PORT,
@@ -86,6 +88,8 @@ pub struct Machine<'a> {
     pub pm_timer: bool,
     /// NUMA nodes; none for a machine with uniform memory.
     pub numa: &'a [NumaNode],
+    /// The virtual IOMMU, if there is one.
+    pub iommu: Option<VirtualIommu>,
     /// AML of the devices, each a sequence of complete terms for the top level of the DSDT.
     pub devices: &'a [Vec<u8>],
 }
@@ -119,6 +123,9 @@ fn tables(machine: &Machine) -> Result<Vec<(GuestAddress, Vec<u8>)>, AcpiError> 
     if !machine.numa.is_empty() {
         listed.push(placed.push(numa::srat(machine)?));
         listed.push(placed.push(numa::slit(machine.numa)?));
+    }
+    if let Some(iommu) = &machine.iommu {
+        listed.push(placed.push(viot::viot(iommu)));
     }
     let mut xsdt = XSDT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
     for address in listed {

@@ -11,6 +11,7 @@ fn machine<'a>(map: &'a AddressMap, topology: &'a Topology) -> Machine<'a> {
         boot_vcpus: topology.vcpus(),
         pm_timer: true,
         numa: &[],
+        iommu: None,
         devices: &[],
     }
 }
@@ -36,6 +37,13 @@ fn two_nodes(map: &AddressMap) -> Vec<NumaNode> {
     ]
 }
 
+fn iommu(segments: &[u16]) -> VirtualIommu {
+    VirtualIommu {
+        device: 3,
+        segments: segments.to_vec(),
+    }
+}
+
 fn find<'a>(tables: &'a [(GuestAddress, Vec<u8>)], signature: &[u8; 4]) -> &'a [u8] {
     tables
         .iter()
@@ -54,6 +62,7 @@ fn the_root_pointer_leads_to_every_table_and_all_add_up_to_zero() {
     let numa = two_nodes(&map);
     let machine = Machine {
         numa: &numa,
+        iommu: Some(iommu(&[1])),
         ..machine(&map, &topology)
     };
     let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), MIB as usize)]).unwrap();
@@ -78,7 +87,10 @@ fn the_root_pointer_leads_to_every_table_and_all_add_up_to_zero() {
         .chunks(8)
         .map(|at| table(address(at))[..4].to_vec())
         .collect();
-    assert_eq!(names, [b"FACP", b"APIC", b"MCFG", b"SRAT", b"SLIT"]);
+    assert_eq!(
+        names,
+        [b"FACP", b"APIC", b"MCFG", b"SRAT", b"SLIT", b"VIOT"]
+    );
     let fadt = table(address(&xsdt[36..44]));
     assert!(table(address(&fadt[140..148])).starts_with(b"DSDT"));
 }
@@ -122,6 +134,38 @@ fn each_segment_has_its_configuration_space() {
         assert_eq!(base, map.segment(n).unwrap().ecam.start);
         assert_eq!(entry[8..12], [n as u8, 0, 0, ports[usize::from(n)]]);
     }
+}
+
+#[test]
+fn an_iommu_translates_for_its_segments_but_not_for_itself() {
+    let (map, topology) = (map(3), Topology::flat(1).unwrap());
+    let machine = Machine {
+        iommu: Some(iommu(&[2, 0])),
+        ..machine(&map, &topology)
+    };
+    let tables = tables(&machine).unwrap();
+    let viot = find(&tables, b"VIOT");
+    let word = |at: usize| u16::from_le_bytes(viot[at..at + 2].try_into().unwrap());
+    // Nodes, and where they begin; the IOMMU: 0000:00:03.0.
+    assert_eq!((word(36), word(38)), (4, 48));
+    assert_eq!([48, 50, 52, 54].map(word), [3, 16, 0, 0x18]);
+    let ranges: Vec<_> = viot[64..]
+        .chunks(24)
+        .map(|node| {
+            let word = |at: usize| u16::from_le_bytes([node[at], node[at + 1]]);
+            assert_eq!((word(0), word(2), word(16)), (1, 24, 48));
+            let endpoint = u32::from(word(6)) << 16 | u32::from(word(4));
+            (endpoint, word(8)..=word(10), word(12)..=word(14))
+        })
+        .collect();
+    assert_eq!(
+        ranges,
+        [
+            (0x2_0000, 2..=2, 0..=0xffff),
+            (0x8, 0..=0, 0x8..=0x17),
+            (0x20, 0..=0, 0x20..=0xffff),
+        ]
+    );
 }
 
 #[test]
@@ -182,6 +226,8 @@ fn the_reference_compiler_takes_the_tables() {
     let numa = two_nodes(&map);
     let machine = Machine {
         numa: &numa,
+        // Debian's compiler does not know the table of virtual IOMMUs.
+        iommu: None,
         ..machine(&map, &topology)
     };
     let folder = tempfile::tempdir().unwrap();

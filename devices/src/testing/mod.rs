@@ -4,10 +4,12 @@
 //! - [`Rig`]: a segment with its buses; accesses as a vCPU would make them.
 //! - [`VirtioDriver`]: drives a virtio function through its configuration space and BAR.
 //! - [`simple`]: a guest with queues and no transport.
+//! - [`iommu`]: a device behind the virtual IOMMU.
 //! - [`FakeDevice`]: a device in the terms of VFIO.
 //! - [`FakeMsi`], [`FakeDoorbells`]: the platform, with what happened kept for inspection.
 
 mod driver;
+pub mod iommu;
 mod platform;
 pub mod raw;
 mod rig;

@@ -65,6 +65,10 @@ const L2_MODULES: &[&str] = &[
     "button",
 ];
 
+/// Modules that an L2 with a virtual IOMMU loads before, and after them some for scenarios to load.
+const L2_IOMMU: &[&str] = &["irqbypass", "virtio-iommu"];
+const L2_VFIO: &[&str] = &["vfio", "vfio_iommu_type1", "vfio-pci-core", "vfio-pci"];
+
 /// Modules that are there for scenarios to load.
 const L2_EXTRA: &[&str] = &["libnvdimm", "nd_virtio", "virtio_pmem", "nd_btt", "nd_pmem"];
 
@@ -101,7 +105,7 @@ pub struct Images {
 pub enum OtherKernel {
     /// Has drivers for AMD's IOMMU and for virtio's.
     AnyIommu,
-    /// Has iommufd.
+    /// Has iommufd. Its guests may have the same kernel: the usual one knows no virtual IOMMU.
     Iommufd,
 }
 
@@ -131,7 +135,13 @@ impl Images {
         let busybox = cache.unpacked("busybox-static")?.join("bin/busybox");
         fs::create_dir_all(work)?;
         let l2 = work.join("l2.cpio.gz");
-        build_l2(&kernel, &busybox, &binaries.runner, &work.join("l2"), &l2)?;
+        build_l2(
+            &kernel,
+            [L2_MODULES.to_vec(), L2_EXTRA.to_vec()],
+            &busybox,
+            &binaries.runner,
+            &l2,
+        )?;
         let l2_opencl = opencl::guest(&binaries.opencl, work)?;
         systemd::guest(&binaries.opencl, work)?;
         build_lean(&busybox, &work.join("lean"), &work.join("lean.cpio.gz"))?;
@@ -176,7 +186,17 @@ impl Images {
         if other == OtherKernel::Iommufd {
             iommufd::copy(&iommufd::modules(cache, &kernel)?, &folder)?;
         }
-        programs_and_guest(&root, &self.kernel, binaries, &self.l2)?;
+        let images = programs_and_guest(&root, &self.kernel, binaries, &self.l2)?;
+        if other == OtherKernel::Iommufd {
+            fs::copy(&kernel.image, images.join("vmlinuz-iommu"))?;
+            build_l2(
+                &kernel,
+                [[L2_IOMMU, L2_MODULES].concat(), L2_VFIO.to_vec()],
+                &busybox,
+                &binaries.runner,
+                &images.join("l2-iommu.cpio.gz"),
+            )?;
+        }
         let l1 = work.join(format!("l1-{other:?}.cpio.gz"));
         finish_l1(&root, &loaded, &l1)?;
         self.others.insert(other, OtherL1 { kernel, l1 });
@@ -184,16 +204,18 @@ impl Images {
     }
 }
 
+/// Builds L2's initial file system with modules that are loaded at start, and others.
 fn build_l2(
     kernel: &Kernel,
+    [loaded, extra]: [Vec<&str>; 2],
     busybox: &Path,
     runner: &Path,
-    root: &Path,
     archive: &Path,
 ) -> Result<()> {
+    let root = &archive.with_extension("").with_extension("");
     start(root, busybox)?;
-    let loaded = modules(kernel, L2_MODULES, &root.join("modules"))?;
-    modules(kernel, L2_EXTRA, &root.join("modules"))?;
+    let loaded = modules(kernel, &loaded, &root.join("modules"))?;
+    modules(kernel, &extra, &root.join("modules"))?;
     program(runner, root, "bin/agent")?;
     script(&root.join("bin/agent-power-button"), POWER_BUTTON)?;
     script(&root.join("bin/demo"), DEMO)?;

@@ -21,6 +21,7 @@ mod process;
 mod services;
 mod small_devices;
 mod snapshots;
+mod virtual_iommu;
 
 use std::path::PathBuf;
 
@@ -76,6 +77,7 @@ pub fn all() -> Vec<Scenario> {
     })
     .chain(passthrough_boards::scenarios())
     .chain(passthrough_iommufd::scenarios())
+    .chain(virtual_iommu::scenarios())
     .collect()
 }
 

@@ -33,7 +33,7 @@ pub(super) fn url(context: &Context) -> String {
     format!("file://{}", context.dir.join("snapshot").display())
 }
 
-fn take(gantry: &Gantry, context: &Context) -> Result<()> {
+pub(super) fn take(gantry: &Gantry, context: &Context) -> Result<()> {
     let body = json!({"destination_url": url(context)});
     gantry.refused("vm.snapshot", Some(body.clone()), 405, "pause")?;
     gantry.act("vm.pause")?;

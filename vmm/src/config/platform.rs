@@ -30,10 +30,10 @@ pub struct PlatformConfig {
     /// PCI segments, 1 to 96.
     #[serde(default = "one_segment")]
     pub num_pci_segments: u16,
-    /// Segments behind a virtual IOMMU.
+    /// Segments behind a virtual IOMMU: it translates what physical devices in them access.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iommu_segments: Option<Vec<u16>>,
-    /// Address width of the virtual IOMMU.
+    /// Bits of the addresses that the virtual IOMMU translates, 32 to 64.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iommu_address_width_bits: Option<u8>,
     /// Serial number (SMBIOS).
@@ -241,17 +241,21 @@ impl PlatformConfig {
             1,
             u64::from(Self::MAX_SEGMENTS),
         )?;
-        let iommu = self
-            .iommu_segments
-            .as_ref()
-            .is_some_and(|list| !list.is_empty());
+        let last = u64::from(self.num_pci_segments - 1);
+        let behind = self.iommu_segments.as_deref().unwrap_or_default();
+        for (index, segment) in behind.iter().enumerate() {
+            let place = format!("iommu_segments[{index}]");
+            check::range(&place, *segment, 0, last)?;
+            if let Some(other) = behind[..index].iter().position(|other| other == segment) {
+                let what = format!("segment {segment}");
+                let other = format!("iommu_segments[{other}]");
+                return Err(Problem::Taken { what, other }.at(place));
+            }
+        }
+        if let Some(bits) = self.iommu_address_width_bits {
+            check::range("iommu_address_width_bits", bits, 32, 64)?;
+        }
         for (place, wanted, what) in [
-            ("iommu_segments", iommu, "a virtual IOMMU"),
-            (
-                "iommu_address_width_bits",
-                self.iommu_address_width_bits.is_some(),
-                "a virtual IOMMU",
-            ),
             ("tdx", self.tdx, "confidential guests (Intel TDX)"),
             ("sev_snp", self.sev_snp, "confidential guests (AMD SEV-SNP)"),
         ] {

@@ -130,10 +130,6 @@ fn what_gantry_does_not_do_is_refused_by_name() {
             "platform.sev_snp: not supported",
         ),
         (
-            json!({"platform": {"iommu_segments": [1]}}),
-            "platform.iommu_segments: not supported",
-        ),
-        (
             json!({"disks": [{"path": "/d", "iommu": true}]}),
             "disks[0].iommu: not supported",
         ),

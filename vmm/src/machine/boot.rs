@@ -5,7 +5,7 @@ use std::{fs::File, path::Path};
 use arch::{acpi, boot, smbios};
 use vm_memory::GuestAddressSpace;
 
-use super::{Machine, error::MachineError};
+use super::{Machine, error::MachineError, kinds::iommu::Iommu};
 use crate::config::{PlatformConfig, VmConfig};
 
 impl Machine {
@@ -39,6 +39,7 @@ impl Machine {
                 boot_vcpus: config.cpus.boot_vcpus,
                 pm_timer: true,
                 numa: &super::numa::nodes(config, &self.map, &self.ram),
+                iommu: Iommu::of(config).map(|iommu| iommu.described()),
                 devices: &aml,
             },
         )?;

@@ -53,6 +53,9 @@ pub enum DeviceError {
     /// Memory.
     #[error(transparent)]
     Mem(#[from] devices::virtio::mem::Error),
+    /// The virtual IOMMU.
+    #[error(transparent)]
+    Iommu(#[from] devices::virtio::iommu::Error),
     /// Entropy.
     #[error(transparent)]
     Rng(#[from] devices::virtio::rng::Error),

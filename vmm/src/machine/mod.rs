@@ -58,7 +58,7 @@ use self::{
     events::MachineEvent,
     host::{Host, Shell},
     interrupts::{KvmDoorbells, KvmMsis},
-    kinds::mem::ZoneMemory,
+    kinds::{iommu::Iommu, mem::ZoneMemory},
     physical::Physical,
     platform::{Platform, PlatformSetup},
 };
@@ -240,6 +240,10 @@ impl Machine {
 
     fn plug_all(&mut self, config: &mut VmConfig) -> Result<(), MachineError> {
         let devices = &mut self.devices;
+        // First, because its slot is fixed.
+        if let Some(mut iommu) = Iommu::of(config) {
+            devices.plug(&mut iommu)?;
+        }
         for_each_device(config, |device| device.plug(devices))?;
         for mut zone in zone_memory(&self.ram, config) {
             self.devices.plug(&mut zone)?;
@@ -253,6 +257,9 @@ impl Machine {
         saved: &mut BTreeMap<String, SavedDevice>,
     ) -> Result<(), MachineError> {
         let devices = &mut self.devices;
+        if let Some(mut iommu) = Iommu::of(config) {
+            devices.restore(&mut iommu, saved)?;
+        }
         for_each_device(config, |device| device.restore(devices, saved))?;
         for mut zone in zone_memory(&self.ram, config) {
             self.devices.restore(&mut zone, saved)?;

@@ -8,7 +8,7 @@ use seccompiler::{
 };
 
 /// All roles.
-pub const ROLES: [ThreadRole; 14] = [
+pub const ROLES: [ThreadRole; 15] = [
     ThreadRole::Vmm,
     ThreadRole::Api,
     ThreadRole::Vcpu,
@@ -23,6 +23,7 @@ pub const ROLES: [ThreadRole; 14] = [
     ThreadRole::Gate,
     ThreadRole::PageFault,
     ThreadRole::UserDevice,
+    ThreadRole::Iommu,
 ];
 
 /// Rust's and libc's own needs on any thread: memory, locks, time, logging, leaving.
@@ -265,8 +266,8 @@ fn ioctl_types(role: ThreadRole) -> &'static [u8] {
         ThreadRole::Console => &[TERMINAL],
         ThreadRole::Net => &[TUN],
         ThreadRole::Vsock => &[TERMINAL],
-        // What is plugged is mapped for physical devices.
-        ThreadRole::Memory => &[VFIO],
+        // Memory is mapped for physical devices: what is plugged, and what the guest's IOMMU says.
+        ThreadRole::Memory | ThreadRole::Iommu => &[VFIO],
         ThreadRole::PageFault => &[UFFD],
         _ => &[],
     }
@@ -287,7 +288,7 @@ fn calls(role: ThreadRole) -> &'static [i64] {
         ThreadRole::Gate => GATE,
         ThreadRole::PageFault => PAGE_FAULT,
         ThreadRole::UserDevice => USER_DEVICE,
-        ThreadRole::Net | ThreadRole::Rng => &[],
+        ThreadRole::Net | ThreadRole::Rng | ThreadRole::Iommu => &[],
     }
 }
 

@@ -1,14 +1,11 @@
 //! The devices behind the IOMMU.
 
-use std::{
-    collections::{BTreeMap, btree_map::Entry},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::{
+    domains::{Domains, MAX_RESERVED},
+    endpoint::{Endpoint, MapError},
 };
-
-use super::endpoint::Endpoint;
-
-/// The page size that the IOMMU offers its driver, and every endpoint has to have.
-const PAGE: u64 = 4096;
 
 /// A device cannot be put behind the IOMMU.
 #[derive(Debug, thiserror::Error)]
@@ -25,12 +22,21 @@ pub enum AddError {
         /// The sizes, as a mask.
         sizes: u64,
     },
+    /// More reserved ranges than the guest can be told of.
+    #[error(
+        "the host reserves {0} ranges of this device's addresses, the guest can be told of \
+         {max}: plug it in without a virtual IOMMU", max = MAX_RESERVED
+    )]
+    TooFragmented(usize),
+    /// What it is to reach from the first can not be mapped.
+    #[error("cannot map for the device what the guest's IOMMU lets it reach")]
+    Map(#[from] MapError),
 }
 
 /// The devices behind the IOMMU, by their numbers: segment << 16 | bus << 8 | device << 3 |
 /// function. Clones are the same registry, which the machine shares with the IOMMU.
 #[derive(Clone, Default)]
-pub struct Endpoints(Arc<Mutex<BTreeMap<u32, Arc<dyn Endpoint>>>>);
+pub struct Endpoints(Arc<Mutex<Domains>>);
 
 impl Endpoints {
     /// None.
@@ -38,31 +44,22 @@ impl Endpoints {
         Self::default()
     }
 
-    /// Adds a device, which reaches nothing until the guest says so.
+    /// Adds a device. It reaches nothing until the guest says so, or all of RAM if the guest lets
+    /// devices without a domain do that; after a restore, what it reached when it was saved.
     ///
     /// # Errors
     ///
-    /// [`AddError`], with the device left as it was.
+    /// [`AddError`], with nothing mapped for the device.
     pub fn add(&self, id: u32, endpoint: Arc<dyn Endpoint>) -> Result<(), AddError> {
-        let sizes = endpoint.page_sizes();
-        if sizes & PAGE == 0 {
-            return Err(AddError::PageSizes { sizes });
-        }
-        match self.lock().entry(id) {
-            Entry::Occupied(_) => Err(AddError::Taken(id)),
-            Entry::Vacant(vacant) => {
-                vacant.insert(endpoint);
-                Ok(())
-            }
-        }
+        self.lock().add(id, endpoint)
     }
 
     /// Takes a device away: it reaches nothing afterwards. No mistake if there is none.
     pub fn remove(&self, id: u32) {
-        self.lock().remove(&id);
+        self.lock().remove(id);
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Arc<dyn Endpoint>>> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Domains> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,0 +1,65 @@
+//! Which devices a virtual IOMMU translates for (VIOT; virtio 1.2, 5.13, and the table's own
+//! specification, revision 0 of which Linux reads).
+//!
+//! Guests look at it before they look for drivers, so that devices behind the IOMMU wait for its
+//! driver. Endpoints have the numbers that the IOMMU knows them by: the segment in the upper half,
+//! the requester id in the lower. (`acpi_tables` has the table, but leaves the segment out.)
+
+use super::{TABLE_HEADER_SIZE, table};
+
+const PCI_RANGE: u8 = 1;
+const PCI_RANGE_SIZE: u16 = 24;
+const VIRTIO_PCI: u8 = 3;
+const VIRTIO_PCI_SIZE: u16 = 16;
+/// Where the first node is: behind the number of nodes, this offset and 8 reserved bytes.
+const FIRST_NODE: u16 = TABLE_HEADER_SIZE as u16 + 12;
+/// Functions of a slot.
+const FUNCTIONS: u16 = 8;
+
+/// A virtual IOMMU, and what is behind it.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct VirtualIommu {
+    /// The device number of the IOMMU, 1 to 31: it is function 0 of that slot on bus 0 of segment 0.
+    pub device: u8,
+    /// The PCI segments behind it. Of segment 0, the IOMMU's own slot and the host bridge are not.
+    pub segments: Vec<u16>,
+}
+
+pub(super) fn viot(iommu: &VirtualIommu) -> Vec<u8> {
+    // At most 31.
+    let own = u16::from(iommu.device & 0x1f) * FUNCTIONS;
+    let mut ranges = Vec::new();
+    for &segment in &iommu.segments {
+        if segment == 0 {
+            ranges.push((segment, FUNCTIONS, own.saturating_sub(1)));
+            ranges.push((segment, own + FUNCTIONS, u16::MAX));
+        } else {
+            ranges.push((segment, 0, u16::MAX));
+        }
+    }
+    ranges.retain(|(_, first, last)| first < last);
+    let mut body = Vec::new();
+    // No more than two for each of some hundred segments.
+    body.extend_from_slice(&(ranges.len() as u16 + 1).to_le_bytes());
+    body.extend_from_slice(&FIRST_NODE.to_le_bytes());
+    body.extend_from_slice(&[0; 8]);
+    body.extend_from_slice(&[VIRTIO_PCI, 0]);
+    let (segment, reserved) = (0_u16, 0_u64);
+    for field in [VIRTIO_PCI_SIZE, segment, own] {
+        body.extend_from_slice(&field.to_le_bytes());
+    }
+    body.extend_from_slice(&reserved.to_le_bytes());
+    for (segment, first, last) in ranges {
+        let endpoint = u32::from(segment) << 16 | u32::from(first);
+        body.extend_from_slice(&[PCI_RANGE, 0]);
+        body.extend_from_slice(&PCI_RANGE_SIZE.to_le_bytes());
+        body.extend_from_slice(&endpoint.to_le_bytes());
+        for field in [segment, segment, first, last, FIRST_NODE] {
+            body.extend_from_slice(&field.to_le_bytes());
+        }
+        body.extend_from_slice(&[0; 6]);
+    }
+    let mut viot = table(*b"VIOT", 0);
+    viot.append_slice(&body);
+    viot.as_slice().to_vec()
+}

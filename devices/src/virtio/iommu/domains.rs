@@ -1,0 +1,512 @@
+//! Domains: address spaces that the guest makes, and who is in which.
+//!
+//! An endpoint is in one domain or in none. One that is in none reaches nothing, or all of RAM while
+//! bypass is on. What an endpoint maps on the host is at all times what its domain maps, so that a
+//! request which the host refuses half-way is undone. Where the host does not let go of a mapping,
+//! the endpoint is out of use until it is plugged anew.
+
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    ops::RangeInclusive,
+    sync::Arc,
+};
+
+use super::{
+    endpoint::{Access, Endpoint, MapError, Reserved},
+    endpoints::AddError,
+    request::Status,
+};
+
+/// The smallest page, and the unit of all mappings.
+pub const PAGE: u64 = 4096;
+
+/// Domains have smaller numbers.
+pub const DOMAINS: u32 = 1 << 16;
+
+/// Mappings of a domain at most: the host's VFIO allows as many (`dma_entry_limit`).
+pub const MAX_MAPPINGS_OF_DOMAIN: usize = 65_535;
+
+/// Mappings in all, which take some 16 MiB.
+pub const MAX_MAPPINGS: usize = 1 << 18;
+
+/// Reserved ranges of an endpoint at most: PROBE's answer has room for so many.
+pub const MAX_RESERVED: usize = 21;
+
+/// A range of I/O addresses, which is known by its first.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Mapping {
+    /// Last I/O address.
+    pub last: u64,
+    /// First guest-physical address.
+    pub guest: u64,
+    /// What devices may do with it.
+    pub access: Access,
+}
+
+/// An address space.
+#[derive(Clone, Debug, Default)]
+pub struct Domain {
+    /// All of RAM at its own addresses; no mappings.
+    pub bypass: bool,
+    /// By first address; they do not overlap.
+    pub mappings: BTreeMap<u64, Mapping>,
+}
+
+impl Domain {
+    /// Whether something is mapped in a range.
+    pub fn overlaps(&self, first: u64, last: u64) -> bool {
+        let below = self.mappings.range(..=last).next_back();
+        below.is_some_and(|(_, mapping)| mapping.last >= first)
+    }
+}
+
+/// A device behind the IOMMU.
+struct Slot {
+    endpoint: Arc<dyn Endpoint>,
+    reserved: Vec<Reserved>,
+    /// It reaches all of RAM.
+    identity: bool,
+    /// The host has not let go of a mapping.
+    broken: bool,
+    /// The host has refused a mapping; said once, or a guest could fill the log.
+    complained: bool,
+}
+
+impl Slot {
+    /// Maps all that a domain maps, or nothing.
+    fn enter(&mut self, id: u32, domain: &Domain) -> Result<(), MapError> {
+        self.reach_all(id, domain.bypass)?;
+        let mut done = Domain::default();
+        for (&first, mapping) in &domain.mappings {
+            if let Err(error) = self.map(id, first, mapping) {
+                self.leave(id, &done);
+                return Err(error);
+            }
+            done.mappings.insert(first, *mapping);
+        }
+        Ok(())
+    }
+
+    /// Unmaps all that a domain maps.
+    fn leave(&mut self, id: u32, domain: &Domain) {
+        for (first, len) in runs(&domain.mappings) {
+            self.unmap(id, first, len);
+        }
+    }
+
+    fn map(&mut self, id: u32, first: u64, mapping: &Mapping) -> Result<(), MapError> {
+        // No overflow: see `fits`.
+        let len = mapping.last - first + 1;
+        self.endpoint
+            .map(first, mapping.guest, len, mapping.access)
+            .inspect_err(|error| {
+                if !std::mem::replace(&mut self.complained, true) {
+                    let to = mapping.guest;
+                    log::warn!("{len:#x} bytes of endpoint {id:#x} at {first:#x} are not mapped to {to:#x}: {error}");
+                }
+            })
+    }
+
+    fn unmap(&mut self, id: u32, first: u64, len: u64) {
+        if let Err(error) = self.endpoint.unmap(first, len) {
+            self.give_up(id, &format!("{len:#x} bytes at {first:#x}"), &error);
+        }
+    }
+
+    /// All of RAM, or none of it; nothing else is mapped.
+    fn reach_all(&mut self, id: u32, all: bool) -> Result<(), MapError> {
+        if self.identity == all {
+            return Ok(());
+        }
+        match self.endpoint.identity(all) {
+            Ok(()) => {
+                self.identity = all;
+                Ok(())
+            }
+            Err(error) => {
+                if !all {
+                    self.give_up(id, "RAM", &error);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn give_up(&mut self, id: u32, what: &str, error: &dyn std::error::Error) {
+        if !std::mem::replace(&mut self.broken, true) {
+            log::error!(
+                "the host does not let go of {what}, which is mapped for endpoint {id:#x} of the \
+                 virtual IOMMU: unplug the device: {error}"
+            );
+        }
+    }
+}
+
+/// All of it.
+#[derive(Default)]
+pub struct Domains {
+    /// The last I/O address that can be mapped.
+    last_address: u64,
+    slots: BTreeMap<u32, Slot>,
+    /// Domain by endpoint. After a restore there are endpoints that have yet to come.
+    attached: BTreeMap<u32, u32>,
+    domains: BTreeMap<u32, Domain>,
+    /// Endpoints without a domain reach all of RAM.
+    bypass: bool,
+    /// Mappings of all domains.
+    count: usize,
+}
+
+impl Domains {
+    /// Limits I/O addresses.
+    pub fn set_last_address(&mut self, last: u64) {
+        self.last_address = last;
+    }
+
+    /// How many mappings there are.
+    pub fn mappings(&self) -> usize {
+        self.count
+    }
+
+    /// All domains.
+    pub fn all(&self) -> &BTreeMap<u32, Domain> {
+        &self.domains
+    }
+
+    /// Domain by endpoint.
+    pub fn attached(&self) -> &BTreeMap<u32, u32> {
+        &self.attached
+    }
+
+    /// Adds an endpoint; see [`super::Endpoints::add`].
+    pub fn add(&mut self, id: u32, endpoint: Arc<dyn Endpoint>) -> Result<(), AddError> {
+        let Entry::Vacant(vacant) = self.slots.entry(id) else {
+            return Err(AddError::Taken(id));
+        };
+        let sizes = endpoint.page_sizes();
+        if sizes & PAGE == 0 {
+            return Err(AddError::PageSizes { sizes });
+        }
+        let reserved = endpoint.reserved();
+        if reserved.len() > MAX_RESERVED {
+            return Err(AddError::TooFragmented(reserved.len()));
+        }
+        let mut slot = Slot {
+            endpoint,
+            reserved,
+            identity: false,
+            broken: false,
+            complained: false,
+        };
+        match self.attached.get(&id).and_then(|id| self.domains.get(id)) {
+            Some(domain) => slot.enter(id, domain)?,
+            None => slot.reach_all(id, self.bypass)?,
+        }
+        vacant.insert(slot);
+        Ok(())
+    }
+
+    /// Takes an endpoint away.
+    pub fn remove(&mut self, id: u32) {
+        let domain = self.attached.remove(&id);
+        if let Some(mut slot) = self.slots.remove(&id) {
+            if let Some(domain) = domain.and_then(|domain| self.domains.get(&domain)) {
+                slot.leave(id, domain);
+            }
+            // Logged there.
+            let _ = slot.reach_all(id, false);
+        }
+        self.forget_unused();
+    }
+
+    /// Whether endpoints without a domain reach all of RAM from now on.
+    pub fn set_bypass(&mut self, bypass: bool) {
+        self.bypass = bypass;
+        let slots = self.slots.keys().copied();
+        let alone = slots.filter(|id| !self.attached.contains_key(id));
+        for id in alone.collect::<Vec<_>>() {
+            self.rest(id);
+        }
+    }
+
+    /// All endpoints are in no domain; what bypass means to them is left to the next
+    /// [`Domains::set_bypass`], because it may take its time.
+    pub fn reset(&mut self) {
+        for (id, domain) in std::mem::take(&mut self.attached) {
+            self.leave(id, domain);
+        }
+        self.domains.clear();
+        self.count = 0;
+    }
+
+    /// What endpoints cannot map.
+    pub fn reserved(&self, id: u32) -> Result<&[Reserved], Status> {
+        let slot = self.slots.get(&id).ok_or(Status::NoEntry)?;
+        Ok(&slot.reserved)
+    }
+
+    /// Puts an endpoint into a domain, which is made if there is none (5.13.6.3).
+    pub fn attach(&mut self, id: u32, to: u32, bypass: bool) -> Result<(), Status> {
+        let slot = self.slots.get(&id).ok_or(Status::NoEntry)?;
+        if to >= DOMAINS {
+            return Err(Status::Range);
+        }
+        if slot.broken {
+            return Err(Status::Device);
+        }
+        if let Some(domain) = self.domains.get(&to) {
+            if domain.bypass != bypass {
+                return Err(Status::Invalid);
+            }
+            let reserved = |range: &RangeInclusive<u64>| {
+                let (first, last) = range.clone().into_inner();
+                domain.overlaps(first, last)
+            };
+            if slot.reserved.iter().any(|other| reserved(&other.range)) {
+                return Err(Status::Unsupported);
+            }
+        }
+        match self.attached.get(&id) {
+            Some(from) if *from == to => return Ok(()),
+            Some(from) => {
+                let from = *from;
+                self.leave(id, from);
+                self.attached.remove(&id);
+                self.forget_unused();
+            }
+            None => {}
+        }
+        let Some(slot) = self.slots.get_mut(&id).filter(|slot| !slot.broken) else {
+            return Err(Status::Device);
+        };
+        let domain = self.domains.entry(to).or_insert_with(|| Domain {
+            bypass,
+            ..Domain::default()
+        });
+        let entered = slot.enter(id, domain);
+        if entered.is_ok() {
+            self.attached.insert(id, to);
+        } else {
+            self.forget_unused();
+            self.rest(id);
+        }
+        Ok(entered?)
+    }
+
+    /// Takes an endpoint out of a domain, which ceases to be with the last one.
+    pub fn detach(&mut self, id: u32, from: u32) -> Result<(), Status> {
+        if !self.slots.contains_key(&id) {
+            return Err(Status::NoEntry);
+        }
+        if self.attached.get(&id) != Some(&from) {
+            return Err(Status::Invalid);
+        }
+        self.leave(id, from);
+        self.attached.remove(&id);
+        self.forget_unused();
+        self.rest(id);
+        self.sound(id)
+    }
+
+    /// Maps a range for all endpoints of a domain, or for none (5.13.6.5).
+    pub fn map(&mut self, to: u32, first: u64, mapping: Mapping) -> Result<(), Status> {
+        let domain = self.domains.get_mut(&to).ok_or(Status::NoEntry)?;
+        let Mapping {
+            last,
+            guest,
+            access,
+        } = mapping;
+        if domain.bypass || last < first || !(access.read || access.write) {
+            return Err(Status::Invalid);
+        }
+        let aligned = [first, guest, last.wrapping_add(1)];
+        if aligned.iter().any(|at| !at.is_multiple_of(PAGE)) || last > self.last_address {
+            return Err(Status::Range);
+        }
+        if !fits(first, last, guest) {
+            return Err(Status::Fault);
+        }
+        if domain.overlaps(first, last) {
+            return Err(Status::Invalid);
+        }
+        let within: Vec<_> = members(&self.attached, to)
+            .filter(|id| self.slots.contains_key(id))
+            .collect();
+        let reserved =
+            |other: &Reserved| *other.range.start() <= last && first <= *other.range.end();
+        let mut slots = within.iter().filter_map(|id| self.slots.get(id));
+        if slots.any(|slot| slot.reserved.iter().any(reserved)) {
+            return Err(Status::Range);
+        }
+        if domain.mappings.len() >= MAX_MAPPINGS_OF_DOMAIN || self.count >= MAX_MAPPINGS {
+            return Err(Status::NoMemory);
+        }
+        for (done, id) in within.iter().enumerate() {
+            let Some(slot) = self.slots.get_mut(id) else {
+                continue;
+            };
+            if let Err(error) = slot.map(*id, first, &mapping) {
+                for id in &within[..done] {
+                    if let Some(slot) = self.slots.get_mut(id) {
+                        slot.unmap(*id, first, last - first + 1);
+                    }
+                }
+                self.expel_broken();
+                return Err(error.into());
+            }
+        }
+        domain.mappings.insert(first, mapping);
+        self.count += 1;
+        Ok(())
+    }
+
+    /// Removes all mappings in a range; none if one of them lies half in it (5.13.6.6).
+    pub fn unmap(&mut self, from: u32, first: u64, last: u64) -> Result<(), Status> {
+        let domain = self.domains.get_mut(&from).ok_or(Status::NoEntry)?;
+        if domain.bypass || last < first {
+            return Err(Status::Invalid);
+        }
+        let before = domain.mappings.range(..first).next_back();
+        let within = || domain.mappings.range(first..=last);
+        let ends_in = |mapping: &Mapping| mapping.last <= last;
+        if before.is_some_and(|(_, before)| before.last >= first)
+            || within()
+                .next_back()
+                .is_some_and(|(_, mapping)| !ends_in(mapping))
+        {
+            return Err(Status::Range);
+        }
+        let gone: BTreeMap<u64, Mapping> = within().map(|(at, mapping)| (*at, *mapping)).collect();
+        for at in gone.keys() {
+            domain.mappings.remove(at);
+        }
+        self.count -= gone.len();
+        let gone = Domain {
+            mappings: gone,
+            ..Domain::default()
+        };
+        for id in members(&self.attached, from) {
+            if let Some(slot) = self.slots.get_mut(&id) {
+                slot.leave(id, &gone);
+            }
+        }
+        if self.expel_broken() {
+            return Err(Status::Device);
+        }
+        Ok(())
+    }
+
+    /// Takes saved domains over in place of those that there are. The endpoints that there are get
+    /// their mappings, others when they come.
+    pub fn restore(
+        &mut self,
+        bypass: bool,
+        domains: BTreeMap<u32, Domain>,
+        attached: BTreeMap<u32, u32>,
+    ) -> Result<(), MapError> {
+        self.reset();
+        self.count = domains.values().map(|domain| domain.mappings.len()).sum();
+        self.domains = domains;
+        self.attached = attached;
+        for (id, slot) in &mut self.slots {
+            let domain = self.attached.get(id);
+            if let Some(domain) = domain.and_then(|domain| self.domains.get(domain)) {
+                slot.enter(*id, domain)?;
+            }
+        }
+        self.set_bypass(bypass);
+        Ok(())
+    }
+
+    /// Unmaps for an endpoint what its domain maps.
+    fn leave(&mut self, id: u32, domain: u32) {
+        if let (Some(slot), Some(domain)) = (self.slots.get_mut(&id), self.domains.get(&domain)) {
+            slot.leave(id, domain);
+            if domain.bypass && !self.bypass {
+                // Logged there.
+                let _ = slot.reach_all(id, false);
+            }
+        }
+    }
+
+    /// An endpoint that is in no domain reaches all of RAM or nothing.
+    fn rest(&mut self, id: u32) {
+        let bypass = self.bypass;
+        if let Some(slot) = self.slots.get_mut(&id).filter(|slot| !slot.broken)
+            && let Err(error) = slot.reach_all(id, bypass)
+            && !std::mem::replace(&mut slot.complained, true)
+        {
+            log::warn!("endpoint {id:#x} does not reach RAM: {error}");
+        }
+    }
+
+    fn sound(&self, id: u32) -> Result<(), Status> {
+        match self.slots.get(&id) {
+            Some(slot) if slot.broken => Err(Status::Device),
+            _ => Ok(()),
+        }
+    }
+
+    /// Endpoints whose mappings the host does not let go of are in no domain. Whether there were
+    /// any.
+    fn expel_broken(&mut self) -> bool {
+        let broken = self.slots.iter().filter(|(_, slot)| slot.broken);
+        let ids: Vec<_> = broken.map(|(id, _)| *id).collect();
+        let mut any = false;
+        for id in ids {
+            if let Some(domain) = self.attached.get(&id) {
+                self.leave(id, *domain);
+                self.attached.remove(&id);
+                any = true;
+            }
+        }
+        self.forget_unused();
+        any
+    }
+
+    /// Domains without endpoints do not exist.
+    fn forget_unused(&mut self) {
+        let Self {
+            attached,
+            domains,
+            count,
+            ..
+        } = self;
+        domains.retain(|id, domain| {
+            let used = members(attached, *id).next().is_some();
+            if !used {
+                *count -= domain.mappings.len();
+            }
+            used
+        });
+    }
+}
+
+/// Whether a mapping and its length can be said in 64 bits.
+pub fn fits(first: u64, last: u64, guest: u64) -> bool {
+    last - first < u64::MAX && guest.checked_add(last - first).is_some()
+}
+
+/// The endpoints of a domain.
+fn members(attached: &BTreeMap<u32, u32>, domain: u32) -> impl Iterator<Item = u32> {
+    let of_domain = attached.iter().filter(move |(_, of)| **of == domain);
+    of_domain.map(|(id, _)| *id)
+}
+
+/// Mappings that follow each other without a gap, together: first address and length. An endpoint
+/// unmaps each of them at once.
+fn runs(mappings: &BTreeMap<u64, Mapping>) -> Vec<(u64, u64)> {
+    let mut runs: Vec<(u64, u64)> = Vec::new();
+    for (&first, mapping) in mappings {
+        let len = mapping.last - first + 1;
+        match runs.last_mut() {
+            Some((start, run))
+                if start.checked_add(*run) == Some(first) && run.checked_add(len).is_some() =>
+            {
+                *run += len;
+            }
+            _ => runs.push((first, len)),
+        }
+    }
+    runs
+}

@@ -1,0 +1,84 @@
+//! The virtual IOMMU.
+
+use std::sync::Arc;
+
+use arch::acpi;
+use devices::virtio::iommu;
+
+use super::{
+    super::{
+        devices::{Kind, Made, MadeFunction, Surroundings},
+        error::DeviceError,
+    },
+    Handle, thread_name,
+};
+use crate::config::{Place, Placed, VmConfig};
+
+/// Its slot on segment 0, where the guest's tables say it is.
+const SLOT: u8 = 1;
+
+/// Bits of I/O addresses: as many as Intel's and AMD's IOMMUs have with four levels of tables.
+const ADDRESS_WIDTH: u8 = 48;
+
+/// The IOMMU of a machine. It is not configured by itself: a platform with `iommu_segments` has
+/// one.
+pub struct Iommu {
+    place: Place,
+    address_width: u8,
+    segments: Vec<u16>,
+}
+
+impl Iommu {
+    /// The IOMMU of a configuration, if there is one.
+    pub fn of(config: &VmConfig) -> Option<Self> {
+        let platform = config.platform.as_ref()?;
+        let segments = platform.iommu_segments.clone()?;
+        (!segments.is_empty()).then(|| Self {
+            place: Place {
+                pci_device_id: Some(SLOT),
+                ..Place::named("_iommu")
+            },
+            address_width: platform.iommu_address_width_bits.unwrap_or(ADDRESS_WIDTH),
+            segments,
+        })
+    }
+
+    /// What the guest's tables say of it.
+    pub fn described(&self) -> acpi::VirtualIommu {
+        acpi::VirtualIommu {
+            device: SLOT,
+            segments: self.segments.clone(),
+        }
+    }
+}
+
+impl Placed for Iommu {
+    fn place(&self) -> &Place {
+        &self.place
+    }
+
+    fn place_mut(&mut self) -> &mut Place {
+        &mut self.place
+    }
+}
+
+impl Kind for Iommu {
+    const NAME: &'static str = "iommu";
+
+    /// The guest's tables say that it is there.
+    const REMOVABLE: bool = false;
+
+    fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
+        let options = iommu::Options {
+            thread_name: thread_name(Self::NAME, id),
+            address_width: self.address_width,
+        };
+        let endpoints = surroundings.endpoints.clone();
+        let spawner = Arc::clone(&surroundings.spawner);
+        let iommu = iommu::VirtioIommu::new(endpoints, options, spawner)?;
+        Ok(Made {
+            function: MadeFunction::Virtio(Box::new(iommu)),
+            handle: Handle::None,
+        })
+    }
+}
