@@ -54,6 +54,10 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ),
     ("opencl: vectors are added, by figures' program", figures),
     ("opencl: pyopencl computes the same as natively", pyopencl),
+    (
+        "opencl: shared virtual memory has the same addresses for application and device",
+        shared_addresses,
+    ),
     ("opencl: piglit's tests of the API end as natively", piglit),
     (
         "opencl: errors that are found late are told by callback, event and wait",
@@ -427,6 +431,29 @@ pub fn figures(pool: &Pool) -> Result<()> {
     let text = packages::output(&mut pool.remoted(pool.release.join("examples/opencl_figures")))?;
     ensure!(text.contains("is right"), "{text}");
     ensure!(text.contains("Gantry"), "another driver was used: {text}");
+    Ok(())
+}
+
+/// Through rings, by delegations, and where application and worker share no memory.
+fn shared_addresses(pool: &Pool) -> Result<()> {
+    let run = |mut python: Command| packages::output(python.arg(program("svm.py")));
+    let native = run(pool.native("/usr/bin/python3"))?;
+    ensure!(native.ends_with("freed: all\n"), "natively: {native}");
+    let release = || pool.release.clone();
+    let delegated = Pool::passive("delegated-svm", release(), &["--own-cpu"])?;
+    let stream = Pool::start(Way::Unix, "stream-svm", release(), &[])?;
+    for pool in [pool, &delegated, &stream] {
+        let remoted = run(pool.remoted("/usr/bin/python3"))?;
+        ensure!(
+            native == remoted,
+            "natively:\n{native}\nremoted:\n{remoted}"
+        );
+    }
+    let mut wrong = pool.remoted("/usr/bin/python3");
+    let wrong = packages::output(wrong.arg(program("svm.py")).arg("refused"))?;
+    let expected = "strangers: [-50, -50, -50] True\nrefused: [None, None, None, None, -30, -30, \
+                    -30, -8, -30, -30, -49]\n";
+    ensure!(wrong == expected, "wrong calls gave:\n{wrong}");
     Ok(())
 }
 

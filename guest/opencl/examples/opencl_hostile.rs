@@ -281,6 +281,7 @@ fn buffer(id: u32, size: u64, lives: Option<u64>, contents: Option<Place>) -> Cr
         size,
         contents,
         lives,
+        svm: None,
     }
 }
 

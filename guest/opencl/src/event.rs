@@ -205,17 +205,32 @@ pub extern "C" fn clSetEventCallback(
         if !(codes::COMPLETE as i32..=codes::SUBMITTED as i32).contains(&at) {
             return Err(codes::INVALID_VALUE);
         }
-        let link = link::the()?;
         // The event lives until it has called back.
         let (kept, data) = (object.keep(), data as usize);
-        let number = link.callback(Box::new(move |status| {
+        when(object, at, move |status| {
             notify(kept.pointer(), status.min(at), data as *mut c_void);
-        }));
-        link.ask(&SetEventCallback {
-            id: object.it.id,
-            at,
-            callback: number,
         })
-        .inspect_err(|_| link.forget(number))
     })())
+}
+
+/// Calls back when an event has this status, or an error.
+fn when(event: &Object<Event>, at: i32, call: impl FnOnce(i32) + Send + 'static) -> Outcome {
+    let link = link::the()?;
+    let number = link.callback(Box::new(call));
+    link.ask(&SetEventCallback {
+        id: event.it.id,
+        at,
+        callback: number,
+    })
+    .inspect_err(|_| link.forget(number))
+}
+
+/// Calls back, in the thread for that, when the command of an event is over.
+pub fn when_complete(event: Handle<Event>, call: impl FnOnce(i32) + Send + 'static) -> Outcome {
+    let event = get(event)?;
+    let kept = event.keep();
+    when(event, codes::COMPLETE as i32, move |status| {
+        call(status);
+        drop(kept);
+    })
 }

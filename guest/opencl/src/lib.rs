@@ -17,6 +17,7 @@
 //! - `link`: the connection; `ids`: numbers of objects
 //! - `stage`: what data goes through; `space`: which parts of the window are free
 //! - `gate`: whether the worker is behind an exitless gate; `paired`: a real one
+//! - `svm`: memory whose addresses mean the same to the device
 //! - `hook`: the application's large allocations in the window
 //! - `include`: headers that travel with sources
 //! - `crew`: large copies by several threads
@@ -45,6 +46,7 @@ mod program;
 mod refuse;
 mod space;
 mod stage;
+mod svm;
 mod table;
 mod transfer;
 

@@ -23,6 +23,7 @@ use crate::{
     object::{self, Context, Handle, Image, Mem, MemDestructor, Object, Own, Sampler, get},
     platform::{ask, limit},
     stage::Landing,
+    svm,
 };
 
 const ACCESS: u64 = codes::MEM_READ_WRITE | codes::MEM_READ_ONLY | codes::MEM_WRITE_ONLY;
@@ -69,6 +70,7 @@ fn buffer(
     let uses = flags & codes::MEM_USE_HOST_PTR != 0;
     // Memory that host and device share lives in the window, if that is shared and has room for it.
     let in_window = link.shared(host.cast_const().cast(), size);
+    let svm = uses && svm::has(context, host, size as usize);
     let lives = if uses {
         in_window.map(|offset| (offset, 0))
     } else if flags & codes::MEM_ALLOC_HOST_PTR != 0 {
@@ -77,7 +79,8 @@ fn buffer(
         None
     };
     let mut contents = None;
-    if flags & (codes::MEM_COPY_HOST_PTR | codes::MEM_USE_HOST_PTR) != 0 {
+    // What is in shared virtual memory is there already.
+    if flags & (codes::MEM_COPY_HOST_PTR | codes::MEM_USE_HOST_PTR) != 0 && !svm {
         let data = Landing::flat(host.cast(), size as usize);
         match (lives, in_window) {
             (Some((_, 0)), _) => {}
@@ -101,6 +104,7 @@ fn buffer(
         // Contents that the application may change as soon as this returns are waited for.
         contents,
         lives: lives.map(|(offset, _)| offset),
+        svm: svm.then_some(host as u64),
     };
     let borrowed = call
         .contents
@@ -117,6 +121,7 @@ fn buffer(
         flags,
         size,
         host: if uses { host.cast() } else { null_mut() },
+        svm,
         parent: None,
         origin: 0,
         lives,
@@ -233,6 +238,7 @@ pub extern "C" fn clCreateSubBuffer(
             } else {
                 of.it.host.wrapping_add(origin as usize)
             },
+            svm: of.it.svm,
             parent: Some(of.keep()),
             origin,
             lives: of.it.lives.map(|(offset, _)| (offset + origin, 0)),
@@ -338,6 +344,7 @@ fn image(
         } else {
             null_mut()
         },
+        svm: false,
         parent,
         origin: 0,
         lives: None,
@@ -507,7 +514,7 @@ pub extern "C" fn clGetMemObjectInfo(
                 bytes(&[parent.map_or(null_mut(), |parent| parent.pointer())])
             }
             codes::MEM_OFFSET => bytes(&[it.origin]),
-            codes::MEM_USES_SVM_POINTER => bytes(&[0u32]),
+            codes::MEM_USES_SVM_POINTER => bytes(&[u32::from(it.svm)]),
             codes::MEM_PROPERTIES => bytes(&it.properties),
             _ => ask(Target::Mem(it.id), name)?,
         };

@@ -251,6 +251,8 @@ pub struct Mem {
     pub flags: u64,
     pub size: u64,
     pub host: *mut u8,
+    /// Whether that is in shared virtual memory.
+    pub svm: bool,
     pub parent: Option<Own<Mem>>,
     pub origin: u64,
     /// Where in the window it lives, and how much of it is its own.
@@ -300,6 +302,8 @@ pub enum Set {
     Sampler,
     /// Local memory.
     Local,
+    /// A pointer into shared virtual memory, or none.
+    Svm,
 }
 
 impl Set {
@@ -311,6 +315,7 @@ impl Set {
             Value::Mem(_) => Self::Mem,
             Value::Sampler(_) => Self::Sampler,
             Value::Local(_) => Self::Local,
+            Value::Svm(_) => Self::Svm,
         }
     }
 

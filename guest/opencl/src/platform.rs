@@ -278,10 +278,10 @@ pub extern "C" fn clGetDeviceInfo(
             codes::DEVICE_REFERENCE_COUNT => bytes(&[device.count()]),
             codes::DEVICE_EXTENSIONS => extensions(&kept(id, name)?, ""),
             codes::DEVICE_EXTENSIONS_WITH_VERSION => versioned(&kept(id, name)?, false),
-            // Shared virtual memory would need one address space.
+            // Finer grains of shared virtual memory would need one memory.
             codes::DEVICE_SVM_CAPABILITIES => {
                 kept(id, name)?;
-                bytes(&[0u64])
+                bytes(&[limit(device, name)? & codes::DEVICE_SVM_COARSE_GRAIN_BUFFER])
             }
             codes::DEVICE_PIPE_SUPPORT => {
                 kept(id, name)?;

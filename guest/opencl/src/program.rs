@@ -632,16 +632,22 @@ pub extern "C" fn clSetKernelArg(
             index,
             value,
         };
-        let link = link::the()?;
-        if known.vouches_for(&new) {
-            // It has no effect before the kernel is enqueued.
-            link.post_with_next(&call)?;
-        } else {
-            link.ask(&call)?;
-        }
-        *known = new;
-        Ok(())
+        give_argument(known, new, &call)
     })())
+}
+
+/// Gives an argument, of which this is `known`, a new value: without waiting, if the driver has
+/// accepted such a one before.
+pub fn give_argument(known: &mut Set, new: Set, call: &SetArgument) -> Outcome {
+    let link = link::the()?;
+    if known.vouches_for(&new) {
+        // It has no effect before the kernel is enqueued.
+        link.post_with_next(call)?;
+    } else {
+        link.ask(call)?;
+    }
+    *known = new;
+    Ok(())
 }
 
 impl Kernel {

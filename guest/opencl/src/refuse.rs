@@ -19,9 +19,6 @@ pub extern "C" fn null() -> *mut c_void {
     null_mut()
 }
 
-/// For entry points without a result.
-pub extern "C" fn nothing() {}
-
 /// Devices say that they have no pipes.
 pub extern "C" fn clCreatePipe(
     _: Handle<Context>,

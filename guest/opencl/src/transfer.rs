@@ -8,7 +8,8 @@ use std::{collections::VecDeque, ffi::c_void, ptr::null_mut, sync::PoisonError};
 use gantry_remoting::{
     opencl::codes,
     protocol::calls::{
-        BufferRect, ImageRect, Map, Marker, Place, ReadBuffer, StageId, Unmap, WriteBuffer,
+        BufferRect, ImageRect, Map, Marker, Place, ReadBuffer, StageId, SvmRead, SvmWrite, Unmap,
+        Unstage, WriteBuffer,
     },
 };
 
@@ -55,12 +56,34 @@ fn place(link: &Link, memory: Landing, write: bool) -> Outcome<Place> {
     Ok(link.stage(offset, size, Some(memory)))
 }
 
+/// The device's side of a transfer of plain bytes.
+#[derive(Clone, Copy)]
+pub enum There<'a> {
+    /// A buffer, from this byte on.
+    Buffer(&'a Object<Mem>, u64),
+    /// Shared virtual memory from this address on, by a command of this type.
+    Svm(u64, u32),
+    /// None: memory of the application from here on, by a command of this type. What is to go
+    /// there is read when the command is enqueued.
+    Host(*mut u8, u32),
+}
+
+impl There<'_> {
+    /// So many bytes further on.
+    fn after(self, bytes: u64) -> Self {
+        match self {
+            Self::Buffer(mem, offset) => Self::Buffer(mem, offset + bytes),
+            Self::Svm(address, command) => Self::Svm(address + bytes, command),
+            Self::Host(to, command) => Self::Host(to.wrapping_add(bytes as usize), command),
+        }
+    }
+}
+
 /// One piece, in or out.
 fn piece(
     queue: &Object<Queue>,
-    mem: &Object<Mem>,
+    there: There<'_>,
     blocking: bool,
-    offset: u64,
     memory: Landing,
     write: bool,
     around: Around,
@@ -72,36 +95,57 @@ fn piece(
         stage = place.stage;
         Ok(place)
     };
-    if write {
-        submit(
-            queue,
-            around,
-            codes::COMMAND_WRITE_BUFFER,
-            blocking,
-            |order| {
+    match (there, write) {
+        (There::Buffer(mem, offset), true) => {
+            let command = codes::COMMAND_WRITE_BUFFER;
+            submit(queue, around, command, blocking, |order| {
                 Ok(WriteBuffer {
                     order,
                     mem: mem.it.id,
                     offset,
                     from: place()?,
                 })
-            },
-        )?;
-    } else {
-        submit(
-            queue,
-            around,
-            codes::COMMAND_READ_BUFFER,
-            blocking,
-            |order| {
+            })?;
+        }
+        (There::Buffer(mem, offset), false) => {
+            let command = codes::COMMAND_READ_BUFFER;
+            submit(queue, around, command, blocking, |order| {
                 Ok(ReadBuffer {
                     order,
                     mem: mem.it.id,
                     offset,
                     to: place()?,
                 })
-            },
-        )?;
+            })?;
+        }
+        (There::Host(to, command), _) => {
+            submit(queue, around, command, blocking, |order| {
+                let size = memory.size();
+                let offset = link.reserve(size as u64)?;
+                memory.gather(link.pointer(offset, size as u64)?);
+                let place = link.stage(offset, size as u64, Some(Landing::flat(to, size)));
+                stage = place.stage;
+                Ok(Unstage { order, place })
+            })?;
+        }
+        (There::Svm(address, command), true) => {
+            submit(queue, around, command, blocking, |order| {
+                Ok(SvmWrite {
+                    order,
+                    address,
+                    from: place()?,
+                })
+            })?;
+        }
+        (There::Svm(address, command), false) => {
+            submit(queue, around, command, blocking, |order| {
+                Ok(SvmRead {
+                    order,
+                    address,
+                    to: place()?,
+                })
+            })?;
+        }
     }
     Ok(stage)
 }
@@ -145,17 +189,29 @@ fn copy(
         return Err(codes::INVALID_VALUE);
     }
     allowed(mem, write)?;
-    let (blocking, offset) = (blocking != 0, offset as u64);
     let memory = Landing::flat(pointer.cast(), size);
+    let there = There::Buffer(mem, offset as u64);
+    bytes_between(queue, there, blocking != 0, memory, write, around)
+}
+
+/// A transfer of plain bytes between the device and one stretch of the application's memory.
+pub fn bytes_between(
+    queue: &Object<Queue>,
+    there: There<'_>,
+    blocking: bool,
+    memory: Landing,
+    write: bool,
+    around: Around,
+) -> Outcome {
     let link = link::the()?;
-    let zero_copy = link.shared(pointer.cast(), size as u64).is_some();
+    let size = memory.size() as u64;
+    let zero_copy = !matches!(there, There::Host(..)) && link.shared(memory.to, size).is_some();
     let timed = !around.event.is_null() && queue.it.properties & codes::QUEUE_PROFILING_ENABLE != 0;
     let space = link.window.size() - link.window.data();
-    let size = size as u64;
     // One event cannot stand for several commands out of order, nor tell their common times.
     let whole = zero_copy || size <= UNCUT || size <= space / 4 && (timed || !queue.it.in_order());
     if whole || !queue.it.in_order() {
-        return piece(queue, mem, blocking, offset, memory, write, around).map(drop);
+        return piece(queue, there, blocking, memory, write, around).map(drop);
     }
     crew::call(size);
     let length = piece_size(size);
@@ -178,9 +234,8 @@ fn copy(
         let part = Landing::flat(memory.to.wrapping_add(at as usize), length as usize);
         let stage = piece(
             queue,
-            mem,
+            there.after(at),
             blocking && last,
-            offset + at,
             part,
             write,
             around,
@@ -775,7 +830,7 @@ pub extern "C" fn clEnqueueUnmapMemObject(
             } => {
                 // Its space is free when all before is over.
                 submit(queue, around, command, false, |order| {
-                    Ok(gantry_remoting::protocol::calls::Unstage {
+                    Ok(Unstage {
                         order,
                         place: link.stage(offset, length, None),
                     })

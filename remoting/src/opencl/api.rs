@@ -83,7 +83,7 @@ macro_rules! api {
             /// An OpenCL that does nothing; see [`null`](super::null).
             #[cfg(any(test, feature = "test-support"))]
             pub fn null() -> Self {
-                use super::null::{Argument, Outcome, set_event_callback, set_mem_callback};
+                use super::null::{Argument, Outcome};
                 $(
                     unsafe extern "C" fn $name($($arg: $type),*) -> $result {
                         // SAFETY: passed on to the caller.
@@ -95,7 +95,7 @@ macro_rules! api {
                     $($name: $name as unsafe extern "C" fn($($type),*) -> $result,)*
                     _library: None,
                 }
-                .with_callbacks(set_event_callback, set_mem_callback)
+                .with_null()
             }
 
             $(
@@ -116,13 +116,13 @@ macro_rules! api {
 
 #[cfg(any(test, feature = "test-support"))]
 impl Api {
-    fn with_callbacks(
-        mut self,
-        event: unsafe extern "C" fn(Handle, i32, Option<EventCallback>, *mut c_void) -> i32,
-        mem: unsafe extern "C" fn(Handle, Option<MemCallback>, *mut c_void) -> i32,
-    ) -> Self {
-        self.clSetEventCallback = event;
-        self.clSetMemObjectDestructorCallback = mem;
+    /// With what [`null`](super::null) does more than succeed.
+    fn with_null(mut self) -> Self {
+        use super::null;
+        self.clSetEventCallback = null::set_event_callback;
+        self.clSetMemObjectDestructorCallback = null::set_mem_callback;
+        self.clGetDeviceInfo = null::device_info;
+        self.clSVMAlloc = null::svm_alloc;
         self
     }
 
@@ -260,4 +260,11 @@ api! {
     fn clGetDeviceAndHostTimer(device: Handle, device_timestamp: *mut u64, host_timestamp: *mut u64) -> i32;
     fn clGetKernelSubGroupInfo(kernel: Handle, device: Handle, param_name: u32, input_value_size: usize, input_value: *const c_void, param_value_size: usize, param_value: *mut c_void, param_value_size_ret: *mut usize) -> i32;
     fn clSetProgramSpecializationConstant(program: Handle, spec_id: u32, spec_size: usize, spec_value: *const c_void) -> i32;
+    fn clSVMAlloc(context: Handle, flags: u64, size: usize, alignment: u32) -> *mut c_void;
+    fn clSVMFree(context: Handle, svm_pointer: *mut c_void) -> ();
+    fn clEnqueueSVMMemcpy(command_queue: Handle, blocking_copy: u32, dst_ptr: *mut c_void, src_ptr: *const c_void, size: usize, num_events_in_wait_list: u32, event_wait_list: *const Handle, event: *mut Handle) -> i32;
+    fn clEnqueueSVMMemFill(command_queue: Handle, svm_ptr: *mut c_void, pattern: *const c_void, pattern_size: usize, size: usize, num_events_in_wait_list: u32, event_wait_list: *const Handle, event: *mut Handle) -> i32;
+    fn clEnqueueSVMMigrateMem(command_queue: Handle, num_svm_pointers: u32, svm_pointers: *const *const c_void, sizes: *const usize, flags: u64, num_events_in_wait_list: u32, event_wait_list: *const Handle, event: *mut Handle) -> i32;
+    fn clSetKernelArgSVMPointer(kernel: Handle, arg_index: u32, arg_value: *const c_void) -> i32;
+    fn clSetKernelExecInfo(kernel: Handle, param_name: u32, param_value_size: usize, param_value: *const c_void) -> i32;
 }

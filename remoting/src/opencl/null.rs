@@ -2,6 +2,7 @@
 //!
 //! Every function succeeds. Where handles or counts are to be written, some are; memory whose size
 //! only other arguments tell (values of parameters, contents) is left alone, as are all buffers.
+//! Shared virtual memory has addresses and nothing else.
 //! Callbacks about events and objects are called before their registration returns.
 
 use std::{
@@ -9,7 +10,10 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-use super::api::{ContextCallback, EventCallback, Handle, ImageDesc, ImageFormat, MemCallback};
+use super::{
+    api::{ContextCallback, EventCallback, Handle, ImageDesc, ImageFormat, MemCallback},
+    codes,
+};
 
 /// Some handle: never 0, and small enough to be a size as well.
 fn some() -> Handle {
@@ -58,7 +62,7 @@ ignored! {
     i32 u32 u64 usize
     *const usize *const isize *const u64 *const u8 *const *const u8
     *const c_char *const *const c_char
-    *const c_void *mut c_void
+    *const c_void *mut c_void *const *const c_void
     *const ImageFormat *mut ImageFormat *const ImageDesc
     Option<ContextCallback> Option<MemCallback> Option<EventCallback>
 }
@@ -81,10 +85,48 @@ impl Outcome for Handle {
     }
 }
 
+impl Outcome for () {
+    fn success() -> Self {}
+}
+
 impl Outcome for *mut c_void {
     fn success() -> Self {
         std::ptr::null_mut()
     }
+}
+
+/// `clGetDeviceInfo`: a device with coarse-grained shared virtual memory; it says no more.
+///
+/// # Safety
+/// As the specification has it.
+pub unsafe extern "C" fn device_info(
+    _: Handle,
+    name: u32,
+    size: usize,
+    value: *mut c_void,
+    size_ret: *mut usize,
+) -> i32 {
+    // SAFETY: the caller's promise: there are `size` bytes, and a number or null.
+    unsafe {
+        if name == codes::DEVICE_SVM_CAPABILITIES && size == size_of::<u64>() && !value.is_null() {
+            let value = value.cast::<u64>();
+            value.write_unaligned(codes::DEVICE_SVM_COARSE_GRAIN_BUFFER);
+        }
+        size_ret.tell();
+    }
+    0
+}
+
+/// `clSVMAlloc`: addresses without memory, which nobody else is given, and which are not aligned.
+///
+/// # Safety
+/// None is needed.
+pub unsafe extern "C" fn svm_alloc(_: Handle, _: u64, size: usize, _: u32) -> *mut c_void {
+    static NEXT: AtomicUsize = AtomicUsize::new((1 << 40) + 64);
+    if size > 1 << 20 {
+        return std::ptr::null_mut();
+    }
+    NEXT.fetch_add(size.next_multiple_of(64), Ordering::Relaxed) as *mut c_void
 }
 
 /// `clSetEventCallback`.

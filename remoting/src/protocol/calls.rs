@@ -236,6 +236,8 @@ wire! { enum
         3 Sampler(sampler: SamplerId),
         /// So many bytes of local memory.
         4 Local(size: u64),
+        /// An address in shared virtual memory, or none.
+        5 Svm(address: Option<u64>),
     }
 }
 
@@ -344,6 +346,8 @@ calls! {
         contents: Option<Place>,
         /// Where in the window it lives for good, in bytes from its start.
         lives: Option<u64>,
+        /// Where in shared virtual memory it lives.
+        svm: Option<u64>,
     } -> ();
     /// `clCreateSubBuffer`.
     31 CreateSubBuffer {
@@ -389,6 +393,19 @@ calls! {
     } -> ();
     /// Releases a sampler.
     35 ReleaseSampler { /** Which. */ id: SamplerId, } -> ();
+    /// `clSVMAlloc`: where it is. It begins where a page does, and has its pages for itself.
+    36 SvmAlloc {
+        /// In which context.
+        context: ContextId,
+        /// `cl_svm_mem_flags`.
+        flags: u64,
+        /// Size in bytes.
+        size: u64,
+        /// How often the client had no use for an address before, which it holds still.
+        vain: u32,
+    } -> u64;
+    /// `clSVMFree`.
+    37 SvmFree { /** Where it begins. */ address: u64, } -> ();
 
     /// `clCreateProgramWith...`: the status of each binary.
     40 CreateProgram {
@@ -474,6 +491,13 @@ calls! {
         index: u32,
         /// Its value.
         value: Value,
+    } -> ();
+    /// `clSetKernelExecInfo` with `CL_KERNEL_EXEC_INFO_SVM_PTRS`.
+    51 SvmPointers {
+        /// Of which kernel.
+        kernel: KernelId,
+        /// What it uses beside its arguments.
+        addresses: Vec<u64>,
     } -> ();
 
     /// `clCreateUserEvent`.
@@ -696,6 +720,55 @@ calls! {
     86 Unmap { /** Order. */ order: Order, /** Which. */ mem: MemId, /** Where. */ offset: u64, } -> ();
     /// A marker that frees a stage when all before it is over.
     87 Unstage { /** Order. */ order: Order, /** The stage. */ place: Place, } -> ();
+    /// Reads shared virtual memory into the window.
+    88 SvmRead {
+        /// Order.
+        order: Order,
+        /// From where.
+        address: u64,
+        /// To where.
+        to: Place,
+    } -> ();
+    /// Writes shared virtual memory from the window.
+    89 SvmWrite {
+        /// Order.
+        order: Order,
+        /// To where.
+        address: u64,
+        /// From where.
+        from: Place,
+    } -> ();
+    /// `clEnqueueSVMMemcpy` within shared virtual memory.
+    90 SvmCopy {
+        /// Order.
+        order: Order,
+        /// From.
+        from: u64,
+        /// To.
+        to: u64,
+        /// Bytes.
+        size: u64,
+    } -> ();
+    /// `clEnqueueSVMMemFill`.
+    91 SvmFill {
+        /// Order.
+        order: Order,
+        /// From where on.
+        address: u64,
+        /// The pattern.
+        pattern: Blob,
+        /// Bytes.
+        size: u64,
+    } -> ();
+    /// `clEnqueueSVMMigrateMem`.
+    92 SvmMigrate {
+        /// Order.
+        order: Order,
+        /// Addresses and bytes; none: all of what lies there.
+        ranges: Vec<(u64, u64)>,
+        /// `cl_mem_migration_flags`.
+        flags: u64,
+    } -> ();
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use super::{
     limit::{self, Limit},
     objects::Event,
     server::{Server, cl, outcome},
+    transfers::There,
 };
 use crate::{
     opencl::{
@@ -249,11 +250,22 @@ impl Server {
                 ))
             }),
             Request::ReadBuffer(c) => {
-                self.transfer(header, &c.order, (c.mem, c.offset), &c.to, false)
+                let there = There::Buffer(c.mem, c.offset);
+                self.transfer(header, &c.order, &there, &c.to, false)
             }
             Request::WriteBuffer(c) => {
-                self.transfer(header, &c.order, (c.mem, c.offset), &c.from, true)
+                let there = There::Buffer(c.mem, c.offset);
+                self.transfer(header, &c.order, &there, &c.from, true)
             }
+            Request::SvmRead(c) => {
+                self.transfer(header, &c.order, &There::Svm(c.address), &c.to, false)
+            }
+            Request::SvmWrite(c) => {
+                self.transfer(header, &c.order, &There::Svm(c.address), &c.from, true)
+            }
+            Request::SvmCopy(c) => self.svm_copy(header, &c),
+            Request::SvmFill(c) => self.svm_fill(header, &c),
+            Request::SvmMigrate(c) => self.svm_migrate(header, &c),
             Request::BufferRect(c) => self.buffer_rect(header, &c),
             Request::ImageRect(c) => self.image_rect(header, &c),
             Request::CopyBuffer(c) => self.enqueue(header, &c.order, None, |server, api, slot| {

@@ -166,6 +166,7 @@ impl Server {
         };
         Ok(Queue {
             raw: made(raw, code)?,
+            context,
             made: call,
             deferred: None,
         })

@@ -24,10 +24,9 @@ impl Server {
     pub(super) fn create_kernel(&mut self, call: &CreateKernel) -> Result<Vec<ArgumentKind>, i32> {
         self.kernels.check(call.id.0)?;
         let program = self.programs.get(call.program.0)?;
-        let version = self
-            .contexts
-            .get(program.context.0)
-            .map_or(10, |context| self.platform_version(context.platform));
+        let context = self.contexts.get(program.context.0);
+        let version = context.map_or(10, |context| self.platform_version(context.platform));
+        let context = context.map_or(0, |context| context.raw);
         let name = c_string(&call.name);
         let mut code = 0;
         let raw = cl!(
@@ -39,6 +38,7 @@ impl Server {
         let kernel = Kernel {
             raw,
             made: MadeKernel::Created(call.clone()),
+            context,
             version,
             refused: BTreeMap::new(),
         };
@@ -110,12 +110,13 @@ impl Server {
         if of.version < 21 {
             return Err(codes::INVALID_OPERATION);
         }
-        let (version, refused) = (of.version, of.refused.clone());
+        let (context, version, refused) = (of.context, of.version, of.refused.clone());
         let mut code = 0;
         let raw = cl!(self.api, clCloneKernel(of.raw, &raw mut code));
         let kernel = made(raw, code).map(|raw| Kernel {
             raw,
             made: MadeKernel::Cloned(call.clone()),
+            context,
             version,
             refused,
         });
@@ -130,7 +131,11 @@ impl Server {
     }
 
     pub(super) fn set_argument(&mut self, call: &SetArgument) -> Result<(), i32> {
-        let kernel = self.kernels.get(call.kernel.0)?.raw;
+        let Kernel {
+            raw: kernel,
+            context,
+            ..
+        } = *self.kernels.get(call.kernel.0)?;
         let handle;
         let (size, pointer) = match &call.value {
             Value::Bytes(Blob(bytes)) => (bytes.len(), bytes.as_ptr().cast()),
@@ -144,6 +149,19 @@ impl Server {
                 (size_of::<Handle>(), (&raw const handle).cast())
             }
             Value::Local(size) => (*size as usize, null()),
+            Value::Svm(address) => {
+                let pointer = match address {
+                    None => null_mut(),
+                    // Kernels are trusted with what lies around it no more than with buffers.
+                    Some(address) => {
+                        (self.svm.at(context, *address, 1)).ok_or(codes::INVALID_ARG_VALUE)?
+                    }
+                };
+                return outcome(cl!(
+                    self.api,
+                    clSetKernelArgSVMPointer(kernel, call.index, pointer.cast())
+                ));
+            }
         };
         outcome(cl!(
             self.api,

@@ -43,7 +43,14 @@ impl Server {
         let host = codes::MEM_USE_HOST_PTR | codes::MEM_ALLOC_HOST_PTR | codes::MEM_COPY_HOST_PTR;
         let mut flags = call.flags & !host;
         let mut pointer = null_mut();
-        if let Some(offset) = call.lives {
+        let svm = call
+            .svm
+            .map(|address| self.svm_for_buffer(context, address, call.size))
+            .transpose()?;
+        if let Some(address) = call.svm {
+            flags |= codes::MEM_USE_HOST_PTR;
+            pointer = address as *mut u8;
+        } else if let Some(offset) = call.lives {
             flags |= codes::MEM_USE_HOST_PTR;
             pointer = self
                 .window
@@ -53,10 +60,10 @@ impl Server {
             flags |= codes::MEM_COPY_HOST_PTR;
             pointer = self.place(place, Some(call.size))?;
         }
-        // What lives in the window is no device's memory.
-        let charge = match call.lives {
-            Some(_) => None,
-            None => Some(self.quota.charge(call.size)?),
+        // What lives in the window is no device's memory, and shared virtual memory is charged.
+        let charge = match (call.svm, call.lives) {
+            (None, None) => Some(self.quota.charge(call.size)?),
+            _ => None,
         };
         let mut code = 0;
         let raw = cl!(
@@ -69,8 +76,12 @@ impl Server {
                 &raw mut code,
             )
         );
+        let raw = self.charged(made(raw, code)?, charge);
+        if let Some(allocation) = svm {
+            self.svm_until_gone(raw, allocation);
+        }
         Ok(Mem {
-            raw: self.charged(made(raw, code)?, charge),
+            raw,
             made: MadeMem::Buffer(call),
             maps: Vec::new(),
         })

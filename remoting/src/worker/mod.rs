@@ -17,6 +17,7 @@
 //!   `headers`: an application's files for the compiler.
 //! - [`commands`]: what goes into queues; [`transfers`]: to and from the window, of which the
 //!   [`cover`] says what the driver knows.
+//!   `svm`: memory whose addresses mean the same to the application.
 //! - [`placement`]: which processors are near each other.
 //! - [`quota`]: device memory; [`sharing`]: taking turns with others.
 
@@ -55,6 +56,7 @@ pub mod server;
 pub mod sharing;
 #[cfg(feature = "worker")]
 pub mod stream;
+mod svm;
 pub mod table;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]

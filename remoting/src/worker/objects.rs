@@ -38,6 +38,8 @@ pub struct Context {
 pub struct Queue {
     /// The driver's handle.
     pub raw: Handle,
+    /// The driver's handle of its context.
+    pub context: Handle,
     /// How it was made.
     pub made: CreateQueue,
     /// The first error of a command that nobody waited for, to be reported by who waits next.
@@ -123,6 +125,8 @@ pub struct Kernel {
     pub raw: Handle,
     /// How it was made.
     pub made: MadeKernel,
+    /// The driver's handle of its context.
+    pub context: Handle,
     /// Its platform's version.
     pub version: u32,
     /// Arguments whose last values the driver has refused, when nobody waited for that.

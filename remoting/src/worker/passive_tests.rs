@@ -436,6 +436,7 @@ fn compute_without_a_kernel() {
         size: 4 * u64::from(WORDS),
         contents: None,
         lives: None,
+        svm: None,
     });
     client.post(&CreateProgram {
         id: ProgramId(0),

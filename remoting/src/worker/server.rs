@@ -17,6 +17,7 @@ use super::{
     platform::Platform,
     quota::Quota,
     sharing::Sharing,
+    svm::Allocations,
     table::Table,
     watch::Watch,
 };
@@ -120,6 +121,7 @@ pub struct Server {
     pub(super) contexts: Table<Context>,
     pub(super) queues: Table<Queue>,
     pub(super) mems: Table<Mem>,
+    pub(super) svm: Allocations,
     pub(super) samplers: Table<Sampler>,
     pub(super) programs: Table<Program>,
     pub(super) kernels: Table<Kernel>,
@@ -203,6 +205,7 @@ impl Server {
             contexts: Table::new(codes::INVALID_CONTEXT).up_to(MOST_CONTEXTS),
             queues: Table::new(codes::INVALID_COMMAND_QUEUE),
             mems: Table::new(codes::INVALID_MEM_OBJECT),
+            svm: Allocations::default(),
             samplers: Table::new(codes::INVALID_SAMPLER),
             programs: Table::new(codes::INVALID_PROGRAM),
             kernels: Table::new(codes::INVALID_KERNEL),
@@ -616,6 +619,8 @@ impl Server {
             Request::ReleaseMem(call) => answered!(&call, release_mem),
             Request::CreateSampler(call) => answered!(call, create_sampler),
             Request::ReleaseSampler(call) => answered!(call.id, release_sampler),
+            Request::SvmAlloc(call) => answered!(&call, svm_alloc),
+            Request::SvmFree(call) => answered!(call.address, svm_free),
             Request::CreateProgram(call) => answered!(call, create_program),
             Request::ReleaseProgram(call) => answered!(call.id, release_program),
             Request::BuildProgram(call) => self.build_program(header, &call)?,
@@ -633,6 +638,7 @@ impl Server {
                 }
                 self.answer(header, &outcome)?;
             }
+            Request::SvmPointers(call) => answered!(&call, svm_pointers),
             Request::CreateUserEvent(call) => answered!(&call, create_user_event),
             Request::SetUserEventStatus(call) => answered!(&call, set_user_event_status),
             Request::ReleaseEvent(call) => answered!(call.id, release_event),

@@ -95,6 +95,10 @@ fn kind(header: Header, request: &Request) -> Option<Kind> {
         Request::CopyBuffer(c) => size(c.size),
         Request::FillBuffer(c) => size(c.size),
         Request::Map(c) => size(c.size),
+        Request::SvmRead(c) => size(c.to.length),
+        Request::SvmWrite(c) => size(c.from.length),
+        Request::SvmCopy(c) => size(c.size),
+        Request::SvmFill(c) => size(c.size),
         Request::BufferRect(_)
         | Request::ImageRect(_)
         | Request::CopyBufferRect(_)
@@ -103,6 +107,7 @@ fn kind(header: Header, request: &Request) -> Option<Kind> {
         | Request::CopyBufferToImage(_)
         | Request::FillImage(_)
         | Request::Migrate(_)
+        | Request::SvmMigrate(_)
         | Request::Unmap(_)
         // Sets going what waits for the event.
         | Request::SetUserEventStatus(_) => mix(&[]),

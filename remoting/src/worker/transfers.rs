@@ -7,7 +7,7 @@ use super::{
     server::{Server, cl},
 };
 use crate::{
-    opencl::{codes, image},
+    opencl::{api::Handle, codes, image},
     protocol::{
         Header,
         calls::{self, MemId, Order, Place},
@@ -15,7 +15,34 @@ use crate::{
     transport::link::Gone,
 };
 
+/// The device's side of a transfer of plain bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum There {
+    /// A buffer, from this byte on.
+    Buffer(MemId, u64),
+    /// Shared virtual memory, from this address on.
+    Svm(u64),
+}
+
+/// The same as the driver has it.
+#[derive(Clone, Copy, Debug)]
+enum Raw {
+    Buffer(Handle, u64),
+    Svm(*mut u8),
+}
+
 impl Server {
+    fn raw(&self, there: &There, order: &Order, length: u64) -> Result<Raw, i32> {
+        Ok(match *there {
+            There::Buffer(mem, offset) => Raw::Buffer(self.mems.get(mem.0)?.raw, offset),
+            There::Svm(address) => {
+                let context = self.queues.get(order.queue.0)?.context;
+                let pointer = self.svm.at(context, address, length);
+                Raw::Svm(pointer.ok_or(codes::INVALID_VALUE)?)
+            }
+        })
+    }
+
     /// Where a stretch of the window is, which the driver of the command's queue is to reach.
     fn near(&mut self, order: &Order, place: &Place, needed: Option<u64>) -> Result<*mut u8, i32> {
         let pointer = self.place(place, needed)?;
@@ -36,13 +63,13 @@ impl Server {
             .is_ok_and(|queue| queue.made.properties & apart == 0)
     }
 
-    /// A transfer of plain bytes between a buffer, from `offset` on, and a stretch of the window:
-    /// cut where the cover wants it.
+    /// A transfer of plain bytes between the device and a stretch of the window: cut where the
+    /// cover wants it.
     pub(super) fn transfer(
         &mut self,
         header: Header,
         order: &Order,
-        (mem, offset): (MemId, u64),
+        there: &There,
         place: &Place,
         write: bool,
     ) -> Result<(), Gone> {
@@ -50,10 +77,9 @@ impl Server {
         let way = if stays { Way::Done } else { Way::Answered };
         self.enqueue_as(way, header, order, place.stage, |server, api, slot| {
             let pointer = server.near(order, place, Some(place.length))?;
-            let mem = server.mems.get(mem.0)?.raw;
+            let raw = server.raw(there, order, place.length)?;
             let enqueue = |slot: &Slot, done: u64, length: u64, wait: bool| {
                 let (wait, length) = (u32::from(wait), length as usize);
-                let there = offset.wrapping_add(done) as usize;
                 let here = pointer.wrapping_add(done as usize);
                 let Slot {
                     queue,
@@ -61,22 +87,36 @@ impl Server {
                     wait: events,
                     event,
                 } = *slot;
-                if write {
-                    let here = here.cast_const().cast();
-                    cl!(
-                        api,
-                        clEnqueueWriteBuffer(
-                            queue, mem, wait, there, length, here, count, events, event
+                match raw {
+                    Raw::Buffer(mem, offset) => {
+                        let there = offset.wrapping_add(done) as usize;
+                        if write {
+                            let here = here.cast_const().cast();
+                            cl!(
+                                api,
+                                clEnqueueWriteBuffer(
+                                    queue, mem, wait, there, length, here, count, events, event
+                                )
+                            )
+                        } else {
+                            let here = here.cast();
+                            cl!(
+                                api,
+                                clEnqueueReadBuffer(
+                                    queue, mem, wait, there, length, here, count, events, event
+                                )
+                            )
+                        }
+                    }
+                    Raw::Svm(start) => {
+                        let there = start.wrapping_add(done as usize);
+                        let (to, from) = if write { (there, here) } else { (here, there) };
+                        let (to, from) = (to.cast(), from.cast_const().cast());
+                        cl!(
+                            api,
+                            clEnqueueSVMMemcpy(queue, wait, to, from, length, count, events, event)
                         )
-                    )
-                } else {
-                    let here = here.cast();
-                    cl!(
-                        api,
-                        clEnqueueReadBuffer(
-                            queue, mem, wait, there, length, here, count, events, event
-                        )
-                    )
+                    }
                 }
             };
             if !server.may_cut(order) {

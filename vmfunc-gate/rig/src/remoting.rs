@@ -175,6 +175,7 @@ pub fn compute(client: Client, first: usize) -> Result<Vec<String>> {
         size: length,
         contents: None,
         lives: None,
+        svm: None,
     })?;
     let program = ProgramId(0);
     app.post(&CreateProgram {

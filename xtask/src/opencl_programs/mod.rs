@@ -47,9 +47,10 @@ const WHY: &[(&str, bool, &str)] = &[
          through Gantry",
     ),
     (
-        "svm",
+        "fine_grain_svm",
         false,
-        "shared virtual memory is not offered: application and device have different memories",
+        "shared virtual memory is offered where it is mapped: application and device have \
+         different memories",
     ),
 ];
 

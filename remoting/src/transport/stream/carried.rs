@@ -10,7 +10,7 @@ use crate::{
         Call, Flags, Header, Request, Wire,
         calls::{
             self, BufferRect, CreateBuffer, CreateImage, ImageRect, Place, ReadBuffer, StageId,
-            WriteBuffer,
+            SvmRead, SvmWrite, WriteBuffer,
         },
     },
     transport::link::Gone,
@@ -57,6 +57,8 @@ fn names(opcode: u16) -> bool {
             | WriteBuffer::OPCODE
             | BufferRect::OPCODE
             | ImageRect::OPCODE
+            | SvmRead::OPCODE
+            | SvmWrite::OPCODE
     )
 }
 
@@ -69,6 +71,8 @@ pub fn carried(request: &Request) -> Option<Carried> {
         Request::WriteBuffer(call) => way(&call.from, true),
         Request::BufferRect(call) => way(&call.place, call.write),
         Request::ImageRect(call) => way(&call.place, call.write),
+        Request::SvmRead(call) => way(&call.to, false),
+        Request::SvmWrite(call) => way(&call.from, true),
         _ => None,
     }
 }

@@ -167,6 +167,7 @@ impl<B: Bell + Clone, S: Surroundings> Bench<'_, B, S> {
                 size: BUFFER,
                 contents: None,
                 lives: None,
+                svm: None,
             })?;
         }
         Ok(device)

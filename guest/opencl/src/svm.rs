@@ -1,0 +1,576 @@
+//! Coarse-grained shared virtual memory.
+//!
+//! The worker's driver chooses the address of an allocation, and this process keeps the same one
+//! for memory of its own, so that pointers mean the same on both sides. The host may look only
+//! between `clEnqueueSVMMap` and `clEnqueueSVMUnmap`, which copy what the device has made and what
+//! the host has; all commands in between, and pointers inside the memory, need nothing.
+
+use std::{
+    collections::BTreeMap,
+    ffi::c_void,
+    io,
+    ptr::null_mut,
+    sync::{PoisonError, RwLock},
+};
+
+use gantry_remoting::{
+    opencl::codes,
+    protocol::{
+        Blob,
+        calls::{
+            Marker, SetArgument, SvmAlloc, SvmCopy, SvmFill, SvmFree, SvmMigrate, SvmPointers,
+            Value,
+        },
+    },
+};
+
+use crate::{
+    abi::{Outcome, array, code, list, set},
+    event::{Around, submit, when_complete},
+    link,
+    object::{self, Context, Device, Event, Handle, Kernel, Object, Own, Queue, Set, get},
+    platform::limit,
+    program::give_argument,
+    stage::Landing,
+    transfer::{There, bytes_between},
+};
+
+/// How many addresses of the worker's are tried: where another mapping is in the way, the worker
+/// goes elsewhere.
+const TRIES: u32 = 8;
+/// The largest alignment in bytes that may be asked for: that of the largest type of OpenCL C.
+const LARGEST_TYPE: u32 = 128;
+
+/// Memory of this process at an address that was not its own choice.
+#[derive(Debug)]
+struct Reservation {
+    start: usize,
+    length: usize,
+}
+
+impl Reservation {
+    /// Memory that is there when it is touched, unless something else is in the way.
+    fn at(address: u64, length: u64) -> io::Result<Self> {
+        let (start, length) = (address as usize, length as usize);
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE
+            | libc::MAP_ANONYMOUS
+            | libc::MAP_NORESERVE
+            | libc::MAP_FIXED_NOREPLACE;
+        // SAFETY: a fresh mapping that replaces none.
+        let mapped = unsafe { libc::mmap(start as *mut c_void, length, access, flags, -1, 0) };
+        if mapped == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let reservation = Self {
+            start: mapped as usize,
+            length,
+        };
+        // Kernels before 4.17 take the address for a wish.
+        if reservation.start == start {
+            Ok(reservation)
+        } else {
+            Err(io::ErrorKind::AlreadyExists.into())
+        }
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        // SAFETY: what `at` has mapped; the application has freed it.
+        unsafe { libc::munmap(self.start as *mut c_void, self.length) };
+    }
+}
+
+/// A mapping: where it begins, how long it is, and whether the host writes.
+#[derive(Clone, Copy, Debug)]
+struct Mapped {
+    start: usize,
+    size: usize,
+    writes: bool,
+}
+
+/// An allocation.
+struct Allocation {
+    /// Its memory here.
+    memory: Reservation,
+    /// What the application has asked for, in bytes.
+    size: usize,
+    context: Own<Context>,
+    maps: Vec<Mapped>,
+}
+
+/// All allocations, by where they begin.
+static ALL: RwLock<BTreeMap<usize, Allocation>> = RwLock::new(BTreeMap::new());
+
+/// Calls `look` with the allocation that a pointer points into, if it does.
+fn find<T>(pointer: usize, look: impl FnOnce(usize, &Allocation) -> T) -> Option<T> {
+    let all = ALL.read().unwrap_or_else(PoisonError::into_inner);
+    let (&start, allocation) = all.range(..=pointer).next_back()?;
+    (pointer - start < allocation.size).then(|| look(start, allocation))
+}
+
+fn change<T>(pointer: usize, change: impl FnOnce(&mut Allocation) -> T) -> Option<T> {
+    let mut all = ALL.write().unwrap_or_else(PoisonError::into_inner);
+    let (&start, allocation) = all.range_mut(..=pointer).next_back()?;
+    (pointer - start < allocation.size).then(|| change(allocation))
+}
+
+/// Whether a pointer points into shared virtual memory.
+pub fn is(pointer: *const c_void) -> bool {
+    find(pointer as usize, |_, _| ()).is_some()
+}
+
+/// Whether memory of the application is shared virtual memory of a context, all of it.
+pub fn has(context: &Object<Context>, pointer: *const c_void, size: usize) -> bool {
+    let pointer = pointer as usize;
+    find(pointer, |start, allocation| {
+        allocation.context.it.id == context.it.id && size <= allocation.size - (pointer - start)
+    })
+    .unwrap_or(false)
+}
+
+/// Whether a device has it. Others of its kinds than buffers that are mapped would need one memory.
+fn offered(device: &Object<Device>) -> bool {
+    limit(device, codes::DEVICE_SVM_CAPABILITIES)
+        .is_ok_and(|capabilities| capabilities & codes::DEVICE_SVM_COARSE_GRAIN_BUFFER != 0)
+}
+
+fn need(queue: &Object<Queue>) -> Outcome {
+    if offered(&queue.it.device) {
+        Ok(())
+    } else {
+        Err(codes::INVALID_OPERATION)
+    }
+}
+
+/// Checks that all of this is shared virtual memory of a queue's context.
+fn inside(queue: &Object<Queue>, pointer: *const c_void, size: usize) -> Outcome {
+    if has(&queue.it.context, pointer, size) {
+        Ok(())
+    } else {
+        Err(codes::INVALID_VALUE)
+    }
+}
+
+fn alloc(context: Handle<Context>, flags: u64, size: usize, alignment: u32) -> Outcome<usize> {
+    let context = get(context)?;
+    let access = codes::MEM_READ_WRITE | codes::MEM_READ_ONLY | codes::MEM_WRITE_ONLY;
+    let devices = &context.it.devices;
+    if !devices.iter().any(|device| offered(device)) {
+        return Err(codes::INVALID_OPERATION);
+    }
+    // Allocations begin with a page, whatever alignment is asked for.
+    let aligns = alignment == 0 || alignment.is_power_of_two() && alignment <= LARGEST_TYPE;
+    if size == 0 || flags & !access != 0 || flags.count_ones() > 1 || !aligns {
+        return Err(codes::INVALID_VALUE);
+    }
+    for device in devices {
+        if size as u64 > limit(device, codes::DEVICE_MAX_MEM_ALLOC_SIZE)? {
+            return Err(codes::INVALID_BUFFER_SIZE);
+        }
+    }
+    let link = link::the()?;
+    // Addresses that are taken here stay the worker's until another one is found.
+    let mut vain = Vec::new();
+    let found = loop {
+        let asked = link.ask(&SvmAlloc {
+            context: context.it.id,
+            flags,
+            size: size as u64,
+            vain: vain.len() as u32,
+        });
+        let address = match asked {
+            Ok(address) => address,
+            Err(code) => break Err(code),
+        };
+        match Reservation::at(address, size as u64) {
+            Ok(memory) => break Ok(memory),
+            Err(_) => vain.push(address),
+        }
+        if vain.len() as u32 == TRIES {
+            break Err(codes::MEM_OBJECT_ALLOCATION_FAILURE);
+        }
+    };
+    for address in vain {
+        link.post(&SvmFree { address })?;
+    }
+    let memory = found?;
+    let start = memory.start;
+    let allocation = Allocation {
+        memory,
+        size,
+        context: context.keep(),
+        maps: Vec::new(),
+    };
+    let mut all = ALL.write().unwrap_or_else(PoisonError::into_inner);
+    all.insert(start, allocation);
+    Ok(start)
+}
+
+pub extern "C" fn clSVMAlloc(
+    context: Handle<Context>,
+    flags: u64,
+    size: usize,
+    alignment: u32,
+) -> *mut c_void {
+    alloc(context, flags, size, alignment).map_or(null_mut(), |start| start as *mut c_void)
+}
+
+/// Frees an allocation: here first, so that its address is free when the worker has it again.
+fn free(pointer: usize) {
+    let freed = ALL
+        .write()
+        .unwrap_or_else(PoisonError::into_inner)
+        .remove(&pointer);
+    let Some(Allocation {
+        memory, context, ..
+    }) = freed
+    else {
+        return;
+    };
+    drop(memory);
+    if let Some(link) = link::get() {
+        let address = pointer as u64;
+        let _ = link.post(&SvmFree { address });
+    }
+    // There, too, it is the last to go.
+    drop(context);
+}
+
+pub extern "C" fn clSVMFree(context: Handle<Context>, pointer: *mut c_void) {
+    if get(context).is_ok() {
+        free(pointer as usize);
+    }
+}
+
+/// `clEnqueueSVMFree`'s callback: queue, how many pointers, the pointers, data of the application.
+type FreeCallback = extern "C" fn(Handle<Queue>, u32, *mut *mut c_void, *mut c_void);
+
+pub extern "C" fn clEnqueueSVMFree(
+    queue: Handle<Queue>,
+    pointer_count: u32,
+    pointers: *const *mut c_void,
+    notify: Option<FreeCallback>,
+    data: *mut c_void,
+    count: u32,
+    wait: *const Handle<Event>,
+    event: *mut Handle<Event>,
+) -> i32 {
+    code((|| {
+        let queue = get(queue)?;
+        need(queue)?;
+        let pointers: Vec<usize> = list(pointers, pointer_count, codes::INVALID_VALUE)?
+            .into_iter()
+            .map(|pointer| pointer as usize)
+            .collect();
+        let mut own = null_mut();
+        let around = Around {
+            count,
+            wait,
+            event: &raw mut own,
+        };
+        submit(queue, around, codes::COMMAND_SVM_FREE, false, |order| {
+            Ok(Marker { order })
+        })?;
+        // Out of order, it waits for what was enqueued before, which is allowed.
+        let (kept, data) = (queue.keep(), data as usize);
+        let freed = when_complete(own, move |status| {
+            // A command that was not carried out frees nothing.
+            if status < 0 {
+                return;
+            }
+            match notify {
+                Some(notify) => {
+                    let mut pointers: Vec<_> = (pointers.iter())
+                        .map(|pointer| *pointer as *mut c_void)
+                        .collect();
+                    let list = pointers.as_mut_ptr();
+                    notify(kept.pointer(), pointer_count, list, data as *mut c_void);
+                }
+                None => pointers.into_iter().for_each(free),
+            }
+        });
+        if freed.is_err() || event.is_null() {
+            object::release(own)?;
+        } else {
+            set(event, own);
+        }
+        freed
+    })())
+}
+
+pub extern "C" fn clEnqueueSVMMemcpy(
+    queue: Handle<Queue>,
+    blocking: u32,
+    to: *mut c_void,
+    from: *const c_void,
+    size: usize,
+    count: u32,
+    wait: *const Handle<Event>,
+    event: *mut Handle<Event>,
+) -> i32 {
+    code((|| {
+        let queue = get(queue)?;
+        need(queue)?;
+        let around = Around { count, wait, event };
+        let (blocking, command) = (blocking != 0, codes::COMMAND_SVM_MEMCPY);
+        if size == 0 {
+            return submit(queue, around, command, blocking, |order| {
+                Ok(Marker { order })
+            });
+        }
+        if to.is_null() || from.is_null() {
+            return Err(codes::INVALID_VALUE);
+        }
+        if (to as usize).abs_diff(from as usize) < size {
+            return Err(codes::MEM_COPY_OVERLAP);
+        }
+        let (there, here) = (is(to), is(from));
+        if there {
+            inside(queue, to, size)?;
+        }
+        if here {
+            inside(queue, from, size)?;
+        }
+        match (there, here) {
+            (true, true) => submit(queue, around, command, blocking, |order| {
+                Ok(SvmCopy {
+                    order,
+                    from: from as u64,
+                    to: to as u64,
+                    size: size as u64,
+                })
+            }),
+            (true, false) => {
+                let memory = Landing::flat(from.cast_mut().cast(), size);
+                let there = There::Svm(to as u64, command);
+                bytes_between(queue, there, blocking, memory, true, around)
+            }
+            (false, true) => {
+                let memory = Landing::flat(to.cast(), size);
+                let there = There::Svm(from as u64, command);
+                bytes_between(queue, there, blocking, memory, false, around)
+            }
+            (false, false) => {
+                let memory = Landing::flat(from.cast_mut().cast(), size);
+                let there = There::Host(to.cast(), command);
+                bytes_between(queue, there, blocking, memory, true, around)
+            }
+        }
+    })())
+}
+
+pub extern "C" fn clEnqueueSVMMemFill(
+    queue: Handle<Queue>,
+    pointer: *mut c_void,
+    pattern: *const c_void,
+    pattern_size: usize,
+    size: usize,
+    count: u32,
+    wait: *const Handle<Event>,
+    event: *mut Handle<Event>,
+) -> i32 {
+    code((|| {
+        let queue = get(queue)?;
+        need(queue)?;
+        if pointer.is_null()
+            || pattern.is_null()
+            || !pattern_size.is_power_of_two()
+            || pattern_size > 128
+            || !(pointer as usize).is_multiple_of(pattern_size)
+            || !size.is_multiple_of(pattern_size)
+        {
+            return Err(codes::INVALID_VALUE);
+        }
+        inside(queue, pointer, size)?;
+        let around = Around { count, wait, event };
+        submit(queue, around, codes::COMMAND_SVM_MEMFILL, false, |order| {
+            Ok(SvmFill {
+                order,
+                address: pointer as u64,
+                pattern: Blob(array(pattern.cast(), pattern_size)),
+                size: size as u64,
+            })
+        })
+    })())
+}
+
+pub extern "C" fn clEnqueueSVMMap(
+    queue: Handle<Queue>,
+    blocking: u32,
+    flags: u64,
+    pointer: *mut c_void,
+    size: usize,
+    count: u32,
+    wait: *const Handle<Event>,
+    event: *mut Handle<Event>,
+) -> i32 {
+    code((|| {
+        let queue = get(queue)?;
+        need(queue)?;
+        let write = codes::MAP_WRITE | codes::MAP_WRITE_INVALIDATE_REGION;
+        let invalidate = flags & codes::MAP_WRITE_INVALIDATE_REGION != 0;
+        if pointer.is_null()
+            || size == 0
+            || flags & !(codes::MAP_READ | write) != 0
+            || invalidate && flags != codes::MAP_WRITE_INVALIDATE_REGION
+        {
+            return Err(codes::INVALID_VALUE);
+        }
+        inside(queue, pointer, size)?;
+        let around = Around { count, wait, event };
+        let (blocking, command) = (blocking != 0, codes::COMMAND_SVM_MAP);
+        if invalidate {
+            submit(queue, around, command, blocking, |order| {
+                Ok(Marker { order })
+            })?;
+        } else {
+            let memory = Landing::flat(pointer.cast(), size);
+            let there = There::Svm(pointer as u64, command);
+            bytes_between(queue, there, blocking, memory, false, around)?;
+        }
+        change(pointer as usize, |allocation| {
+            allocation.maps.push(Mapped {
+                start: pointer as usize,
+                size,
+                writes: flags & write != 0,
+            });
+        });
+        Ok(())
+    })())
+}
+
+pub extern "C" fn clEnqueueSVMUnmap(
+    queue: Handle<Queue>,
+    pointer: *mut c_void,
+    count: u32,
+    wait: *const Handle<Event>,
+    event: *mut Handle<Event>,
+) -> i32 {
+    code((|| {
+        let queue = get(queue)?;
+        need(queue)?;
+        inside(queue, pointer, 1)?;
+        let start = pointer as usize;
+        let mapped = change(start, |allocation| {
+            let index = allocation.maps.iter().position(|map| map.start == start);
+            index.map(|index| allocation.maps.remove(index))
+        });
+        let mapped = mapped.flatten().ok_or(codes::INVALID_VALUE)?;
+        let around = Around { count, wait, event };
+        let command = codes::COMMAND_SVM_UNMAP;
+        if mapped.writes {
+            let memory = Landing::flat(pointer.cast(), mapped.size);
+            let there = There::Svm(pointer as u64, command);
+            bytes_between(queue, there, false, memory, true, around)
+        } else {
+            submit(queue, around, command, false, |order| Ok(Marker { order }))
+        }
+    })())
+}
+
+pub extern "C" fn clEnqueueSVMMigrateMem(
+    queue: Handle<Queue>,
+    pointer_count: u32,
+    pointers: *const *const c_void,
+    sizes: *const usize,
+    flags: u64,
+    count: u32,
+    wait: *const Handle<Event>,
+    event: *mut Handle<Event>,
+) -> i32 {
+    code((|| {
+        let queue = get(queue)?;
+        need(queue)?;
+        let known = codes::MIGRATE_MEM_OBJECT_HOST | codes::MIGRATE_MEM_OBJECT_CONTENT_UNDEFINED;
+        let pointers = list(pointers, pointer_count, codes::INVALID_VALUE)?;
+        if pointers.is_empty() || flags & !known != 0 {
+            return Err(codes::INVALID_VALUE);
+        }
+        let mut sizes = array(sizes, pointers.len());
+        sizes.resize(pointers.len(), 0);
+        let mut ranges = Vec::with_capacity(pointers.len());
+        for (pointer, size) in pointers.into_iter().zip(sizes) {
+            inside(queue, pointer, size.max(1))?;
+            ranges.push((pointer as u64, size as u64));
+        }
+        let around = Around { count, wait, event };
+        let command = codes::COMMAND_SVM_MIGRATE_MEM;
+        submit(queue, around, command, false, |order| {
+            Ok(SvmMigrate {
+                order,
+                ranges,
+                flags,
+            })
+        })
+    })())
+}
+
+pub extern "C" fn clSetKernelArgSVMPointer(
+    kernel: Handle<Kernel>,
+    index: u32,
+    pointer: *const c_void,
+) -> i32 {
+    code((|| {
+        let kernel = get(kernel)?;
+        let context = &kernel.it.program.it.context;
+        if !context.it.devices.iter().any(|device| offered(device)) {
+            return Err(codes::INVALID_OPERATION);
+        }
+        if !pointer.is_null() && !has(context, pointer, 1) {
+            return Err(codes::INVALID_ARG_VALUE);
+        }
+        let mut set = kernel.it.set.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = set
+            .get_mut(index as usize)
+            .ok_or(codes::INVALID_ARG_INDEX)?;
+        let call = SetArgument {
+            kernel: kernel.it.id,
+            index,
+            value: Value::Svm((!pointer.is_null()).then_some(pointer as u64)),
+        };
+        give_argument(known, Set::Svm, &call)
+    })())
+}
+
+pub extern "C" fn clSetKernelExecInfo(
+    kernel: Handle<Kernel>,
+    name: u32,
+    size: usize,
+    value: *const c_void,
+) -> i32 {
+    code((|| {
+        let kernel = get(kernel)?;
+        let context = &kernel.it.program.it.context;
+        if !context.it.devices.iter().any(|device| offered(device)) {
+            return Err(codes::INVALID_OPERATION);
+        }
+        if value.is_null() || size == 0 {
+            return Err(codes::INVALID_VALUE);
+        }
+        match name {
+            codes::KERNEL_EXEC_INFO_SVM_PTRS if size.is_multiple_of(size_of::<usize>()) => {
+                let addresses: Vec<usize> = array(value.cast(), size / size_of::<usize>());
+                if !(addresses.iter()).all(|address| has(context, *address as *const c_void, 1)) {
+                    return Err(codes::INVALID_VALUE);
+                }
+                link::the()?.ask(&SvmPointers {
+                    kernel: kernel.it.id,
+                    addresses: addresses
+                        .into_iter()
+                        .map(|address| address as u64)
+                        .collect(),
+                })
+            }
+            // No device here reaches what is not allocated so.
+            codes::KERNEL_EXEC_INFO_SVM_FINE_GRAIN_SYSTEM if size == size_of::<u32>() => {
+                match array(value.cast::<u32>(), 1)[0] {
+                    0 => Ok(()),
+                    _ => Err(codes::INVALID_OPERATION),
+                }
+            }
+            _ => Err(codes::INVALID_VALUE),
+        }
+    })())
+}

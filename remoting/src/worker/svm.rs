@@ -1,0 +1,358 @@
+//! Coarse-grained shared virtual memory: pointers that mean the same to the application and to the
+//! device, while the memories behind them are different ones.
+//!
+//! The driver chooses the address of an allocation, and the application's driver keeps its pages
+//! free there. What either side has in them moves through the window, by commands that the client
+//! sends where OpenCL lets the host look (`clEnqueueSVMMap`, `clEnqueueSVMUnmap` and copies), so
+//! that the worker itself never reads or writes there.
+//!
+//! Addresses that come from a client are numbers to be looked up. The invariant: the driver gets
+//! no address but one inside an allocation that it has made for this client in the very context of
+//! the queue, kernel or buffer that it is for, with all the bytes behind it that the call is about.
+
+use std::{
+    collections::BTreeMap,
+    ffi::c_void,
+    ptr::{null, null_mut},
+    sync::Arc,
+};
+
+use super::{
+    quota::Charge,
+    server::{Server, cl, outcome},
+};
+use crate::{
+    opencl::{
+        api::{Api, Handle},
+        codes,
+    },
+    protocol::{
+        Header,
+        calls::{self, DeviceId, SvmAlloc, SvmPointers},
+    },
+    transport::link::Gone,
+};
+
+/// Allocations consist of pages of this size, in bytes: who shares none with anything else is
+/// mapped by the client, too.
+const PAGE: u64 = 4096;
+/// How much address space is left out before an address is chosen anew, in bytes: more than large
+/// windows take, which is what an address is likely to be in the way of.
+const APART: usize = 1 << 30;
+/// It doubles as often as the client asks again, but not more often than this.
+const DOUBLINGS: u32 = 6;
+
+/// An allocation of the driver.
+#[derive(Debug)]
+pub struct Allocation {
+    /// Its context, a reference to which it has.
+    context: Handle,
+    /// What the driver gave.
+    raw: usize,
+    /// The first byte that is the client's: a page's.
+    start: u64,
+    /// How many there are: whole pages.
+    length: u64,
+    /// Given back with the allocation.
+    _charge: Charge,
+}
+
+impl Allocation {
+    /// Whether these bytes are in it.
+    fn has(&self, address: u64, length: u64) -> bool {
+        address
+            .checked_sub(self.start)
+            .and_then(|offset| self.length.checked_sub(offset))
+            .is_some_and(|rest| length <= rest && rest > 0)
+    }
+}
+
+/// All allocations of a client, by where they begin.
+///
+/// They do not end with the table: the process does, and with it whatever uses them.
+#[derive(Debug, Default)]
+pub struct Allocations {
+    live: BTreeMap<u64, Arc<Allocation>>,
+    /// The client has no use for them any more, but buffers in them are left.
+    leaving: Vec<Arc<Allocation>>,
+}
+
+impl Allocations {
+    /// The allocation of a context that has these bytes.
+    fn find(&self, context: Handle, address: u64, length: u64) -> Option<&Arc<Allocation>> {
+        let (_, allocation) = self.live.range(..=address).next_back()?;
+        (allocation.context == context && allocation.has(address, length)).then_some(allocation)
+    }
+
+    /// The pointer for the driver to bytes of a context.
+    pub(super) fn at(&self, context: Handle, address: u64, length: u64) -> Option<*mut u8> {
+        self.find(context, address, length)
+            .map(|_| address as *mut u8)
+    }
+
+    /// Gives back to the driver what nothing uses any more.
+    fn sweep(&mut self, api: &Api) {
+        let mut index = 0;
+        while index < self.leaving.len() {
+            match Arc::try_unwrap(self.leaving.swap_remove(index)) {
+                Ok(allocation) => {
+                    cl!(
+                        api,
+                        clSVMFree(allocation.context, allocation.raw as *mut c_void)
+                    );
+                    cl!(api, clReleaseContext(allocation.context));
+                }
+                Err(used) => {
+                    // Where it was.
+                    self.leaving.push(used);
+                    let last = self.leaving.len() - 1;
+                    self.leaving.swap(index, last);
+                    index += 1;
+                }
+            }
+        }
+    }
+}
+
+/// Address space that is left out while the driver chooses an address: drivers with memory of the
+/// kernel's choice get the next below.
+#[derive(Debug)]
+struct Apart(*mut c_void, usize);
+
+impl Apart {
+    fn leave(vain: u32) -> Option<Self> {
+        let size = APART << vain.checked_sub(1)?.min(DOUBLINGS);
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a fresh mapping without any access, at an address of the kernel's choice.
+        let start = unsafe { libc::mmap(null_mut(), size, libc::PROT_NONE, flags, -1, 0) };
+        (start != libc::MAP_FAILED).then_some(Self(start, size))
+    }
+}
+
+impl Drop for Apart {
+    fn drop(&mut self) {
+        // SAFETY: what `leave` has mapped, which nobody uses.
+        unsafe { libc::munmap(self.0, self.1) };
+    }
+}
+
+/// `clSetMemObjectDestructorCallback`'s callback for a buffer in an allocation.
+unsafe extern "C" fn left(_: Handle, data: *mut c_void) {
+    // SAFETY: it comes from `leaves`, and the driver calls each registered callback once.
+    drop(unsafe { Arc::from_raw(data.cast::<Allocation>().cast_const()) });
+}
+
+impl Server {
+    /// Whether a device has buffers in shared virtual memory.
+    fn has_svm(&self, device: DeviceId) -> bool {
+        let Ok(device) = self.devices.get(device.0) else {
+            return false;
+        };
+        let mut capabilities = 0u64;
+        let code = cl!(
+            self.api,
+            clGetDeviceInfo(
+                device.raw,
+                codes::DEVICE_SVM_CAPABILITIES,
+                size_of::<u64>(),
+                (&raw mut capabilities).cast(),
+                null_mut(),
+            )
+        );
+        code == 0 && capabilities & codes::DEVICE_SVM_COARSE_GRAIN_BUFFER != 0
+    }
+
+    pub(super) fn svm_alloc(&mut self, call: &SvmAlloc) -> Result<u64, i32> {
+        let context = self.contexts.get(call.context.0)?;
+        // Drivers from before OpenCL 2.0 have no such functions.
+        if !context.made.devices.iter().any(|id| self.has_svm(*id)) {
+            return Err(codes::INVALID_OPERATION);
+        }
+        let access = codes::MEM_READ_WRITE | codes::MEM_READ_ONLY | codes::MEM_WRITE_ONLY;
+        if call.flags & !access != 0 {
+            return Err(codes::INVALID_VALUE);
+        }
+        let context = context.raw;
+        self.svm.sweep(&self.api);
+        let pages = call.size.checked_next_multiple_of(PAGE);
+        let length = pages
+            .filter(|length| *length > 0)
+            .ok_or(codes::INVALID_VALUE)?;
+        // Drivers align to what types need: somewhere in one page more, a page begins.
+        let whole = length.checked_add(PAGE).ok_or(codes::INVALID_VALUE)?;
+        let charge = self.quota.charge(whole)?;
+        let apart = Apart::leave(call.vain);
+        let raw = cl!(self.api, clSVMAlloc(context, call.flags, whole as usize, 0)) as usize;
+        drop(apart);
+        // No memory ends where numbers do: no overflow.
+        let start = (raw as u64).next_multiple_of(PAGE);
+        if raw == 0 {
+            return Err(codes::MEM_OBJECT_ALLOCATION_FAILURE);
+        }
+        cl!(self.api, clRetainContext(context));
+        let allocation = Allocation {
+            context,
+            raw,
+            start,
+            length,
+            _charge: charge,
+        };
+        self.svm.live.insert(start, Arc::new(allocation));
+        Ok(start)
+    }
+
+    pub(super) fn svm_free(&mut self, address: u64) -> Result<(), i32> {
+        let freed = self.svm.live.remove(&address).ok_or(codes::INVALID_VALUE)?;
+        self.svm.leaving.push(freed);
+        self.svm.sweep(&self.api);
+        Ok(())
+    }
+
+    /// The allocation that a buffer is to live in.
+    pub(super) fn svm_for_buffer(
+        &self,
+        context: Handle,
+        address: u64,
+        size: u64,
+    ) -> Result<Arc<Allocation>, i32> {
+        let found = self.svm.find(context, address, size);
+        found.cloned().ok_or(codes::INVALID_HOST_PTR)
+    }
+
+    /// Keeps an allocation until the driver says that a buffer in it is gone.
+    pub(super) fn svm_until_gone(&self, buffer: Handle, allocation: Arc<Allocation>) {
+        let data = Arc::into_raw(allocation);
+        // If the driver refuses to say it, the allocation stays.
+        cl!(
+            self.api,
+            clSetMemObjectDestructorCallback(buffer, Some(left), data.cast_mut().cast())
+        );
+    }
+
+    pub(super) fn svm_pointers(&mut self, call: &SvmPointers) -> Result<(), i32> {
+        let kernel = self.kernels.get(call.kernel.0)?;
+        let pointers = call
+            .addresses
+            .iter()
+            .map(|&address| self.svm.at(kernel.context, address, 1))
+            .collect::<Option<Vec<_>>>()
+            .ok_or(codes::INVALID_VALUE)?;
+        outcome(cl!(
+            self.api,
+            clSetKernelExecInfo(
+                kernel.raw,
+                codes::KERNEL_EXEC_INFO_SVM_PTRS,
+                size_of_val(pointers.as_slice()),
+                pointers.as_ptr().cast(),
+            )
+        ))
+    }
+
+    pub(super) fn svm_copy(&mut self, header: Header, c: &calls::SvmCopy) -> Result<(), Gone> {
+        self.enqueue(header, &c.order, None, |server, api, slot| {
+            let context = server.queues.get(c.order.queue.0)?.context;
+            let at = |address| server.svm.at(context, address, c.size);
+            let (Some(from), Some(to)) = (at(c.from), at(c.to)) else {
+                return Err(codes::INVALID_VALUE);
+            };
+            if c.from.abs_diff(c.to) < c.size {
+                return Err(codes::MEM_COPY_OVERLAP);
+            }
+            Ok(cl!(
+                api,
+                clEnqueueSVMMemcpy(
+                    slot.queue,
+                    0,
+                    to.cast(),
+                    from.cast_const().cast(),
+                    c.size as usize,
+                    slot.count,
+                    slot.wait,
+                    slot.event,
+                )
+            ))
+        })
+    }
+
+    pub(super) fn svm_fill(&mut self, header: Header, c: &calls::SvmFill) -> Result<(), Gone> {
+        self.enqueue(header, &c.order, None, |server, api, slot| {
+            let context = server.queues.get(c.order.queue.0)?.context;
+            let to = server.svm.at(context, c.address, c.size);
+            let to = to.ok_or(codes::INVALID_VALUE)?;
+            let (pattern, length) = (&c.pattern.0, c.pattern.0.len() as u64);
+            if !(1..=128).contains(&length)
+                || !length.is_power_of_two()
+                || !c.address.is_multiple_of(length)
+                || !c.size.is_multiple_of(length)
+            {
+                return Err(codes::INVALID_VALUE);
+            }
+            Ok(cl!(
+                api,
+                clEnqueueSVMMemFill(
+                    slot.queue,
+                    to.cast(),
+                    pattern.as_ptr().cast(),
+                    pattern.len(),
+                    c.size as usize,
+                    slot.count,
+                    slot.wait,
+                    slot.event,
+                )
+            ))
+        })
+    }
+
+    pub(super) fn svm_migrate(
+        &mut self,
+        header: Header,
+        c: &calls::SvmMigrate,
+    ) -> Result<(), Gone> {
+        self.enqueue(header, &c.order, None, |server, api, slot| {
+            let queue = server.queues.get(c.order.queue.0)?;
+            let (context, platform) = (queue.context, queue.made.context);
+            let known =
+                codes::MIGRATE_MEM_OBJECT_HOST | codes::MIGRATE_MEM_OBJECT_CONTENT_UNDEFINED;
+            if c.ranges.is_empty() || c.flags & !known != 0 {
+                return Err(codes::INVALID_VALUE);
+            }
+            let pointers = c
+                .ranges
+                .iter()
+                .map(|&(address, size)| server.svm.at(context, address, size.max(1)))
+                .collect::<Option<Vec<_>>>()
+                .ok_or(codes::INVALID_VALUE)?;
+            let platform = server.contexts.get(platform.0)?.platform;
+            if server.platform_version(platform) < 21 {
+                // It is a hint, for which such a driver has no function.
+                return Ok(cl!(
+                    api,
+                    clEnqueueMarkerWithWaitList(slot.queue, slot.count, slot.wait, slot.event)
+                ));
+            }
+            let sizes: Vec<usize> = c.ranges.iter().map(|range| range.1 as usize).collect();
+            Ok(cl!(
+                api,
+                clEnqueueSVMMigrateMem(
+                    slot.queue,
+                    pointers.len() as u32,
+                    pointers.as_ptr().cast::<*const c_void>(),
+                    if sizes.iter().all(|size| *size == 0) {
+                        null()
+                    } else {
+                        sizes.as_ptr()
+                    },
+                    c.flags,
+                    slot.count,
+                    slot.wait,
+                    slot.event,
+                )
+            ))
+        })
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+#[path = "svm_tests.rs"]
+mod tests;

@@ -1,0 +1,313 @@
+use super::*;
+use crate::{
+    protocol::{
+        Blob, Flags, Request,
+        calls::{
+            ContextId, CreateBuffer, CreateContext, CreateKernel, CreateProgram, CreateQueue,
+            KernelId, MemId, Order, Place, ProgramId, ProgramOrigin, QueueId, SetArgument, SvmFree,
+            Value,
+        },
+    },
+    worker::testing,
+};
+
+const HEADER: Header = Header {
+    length: 0,
+    opcode: 0,
+    flags: Flags::ANSWER,
+    sequence: 1,
+};
+
+/// Two contexts, each with a queue of the same number; a kernel in the first.
+fn server() -> Server {
+    let (mut server, _, _) = testing::server();
+    let device = server.offered()[0][0].id;
+    for number in 0..2 {
+        let call = CreateContext {
+            id: ContextId(number),
+            devices: vec![device],
+            platform: None,
+        };
+        server.create_context(call).unwrap();
+        let call = CreateQueue {
+            id: QueueId(number),
+            context: ContextId(number),
+            device,
+            properties: 0,
+            further: Vec::new(),
+        };
+        server.create_queue(call).unwrap();
+    }
+    let call = CreateProgram {
+        id: ProgramId(0),
+        context: ContextId(0),
+        origin: ProgramOrigin::Source(Blob::default()),
+    };
+    server.create_program(call).unwrap();
+    let call = CreateKernel {
+        id: KernelId(0),
+        program: ProgramId(0),
+        name: Blob::default(),
+    };
+    server.create_kernel(&call).unwrap();
+    server
+}
+
+fn alloc(server: &mut Server, context: u32, size: u64) -> Result<u64, i32> {
+    server.svm_alloc(&SvmAlloc {
+        context: ContextId(context),
+        flags: codes::MEM_READ_WRITE,
+        size,
+        vain: 0,
+    })
+}
+
+fn order(queue: u32) -> Order {
+    Order {
+        queue: QueueId(queue),
+        wait: Vec::new(),
+        event: None,
+    }
+}
+
+/// The error of a command that nobody waits for.
+fn enqueue(server: &mut Server, queue: u32, request: Request) -> Result<(), i32> {
+    let header = Header {
+        flags: Flags::default(),
+        ..HEADER
+    };
+    server.command(header, request).unwrap();
+    match server.queues.get_mut(queue).unwrap().deferred.take() {
+        None => Ok(()),
+        Some(code) => Err(code),
+    }
+}
+
+/// Every call that names a stretch of memory: whether each is served.
+fn served(server: &mut Server, queue: u32, address: u64, length: u64) -> Vec<bool> {
+    let place = || Place {
+        offset: server_data(),
+        length,
+        stage: None,
+    };
+    let other = alloc(server, queue, 1 << 16).unwrap();
+    let order = || order(queue);
+    let requests = [
+        Request::SvmRead(calls::SvmRead {
+            order: order(),
+            address,
+            to: place(),
+        }),
+        Request::SvmWrite(calls::SvmWrite {
+            order: order(),
+            address,
+            from: place(),
+        }),
+        Request::SvmCopy(calls::SvmCopy {
+            order: order(),
+            from: address,
+            to: other,
+            size: length,
+        }),
+        Request::SvmCopy(calls::SvmCopy {
+            order: order(),
+            from: other,
+            to: address,
+            size: length,
+        }),
+        Request::SvmFill(calls::SvmFill {
+            order: order(),
+            address,
+            pattern: Blob(vec![7]),
+            size: length,
+        }),
+        Request::SvmMigrate(calls::SvmMigrate {
+            order: order(),
+            ranges: vec![(other, 0), (address, length)],
+            flags: 0,
+        }),
+    ];
+    let served = requests.map(|request| enqueue(server, queue, request).is_ok());
+    server.svm_free(other).unwrap();
+    served.to_vec()
+}
+
+fn server_data() -> u64 {
+    // Where the data of the tests' windows begins.
+    2 << 20
+}
+
+#[test]
+fn only_what_lies_in_an_allocation_is_served() {
+    let mut server = server();
+    // The first and the last of three leave no gap that is a page's.
+    let around = [(); 3].map(|()| alloc(&mut server, 0, 4096).unwrap());
+    let start = around[1];
+    for (address, length) in [
+        (start, 4096),
+        (start, 1),
+        (start + 4095, 1),
+        (start + 100, 3996),
+    ] {
+        assert_eq!(
+            served(&mut server, 0, address, length),
+            [true; 6],
+            "{length}"
+        );
+    }
+    for (address, length) in [
+        (start, 4097),
+        (start - 1, 2),
+        (start - 1, 1),
+        (start + 4096, 1),
+        (start + 4095, 2),
+        (start + 1, u64::MAX),
+        (start, u64::MAX),
+        (u64::MAX, 1),
+        (0, 1),
+    ] {
+        assert_eq!(
+            served(&mut server, 0, address, length),
+            [false; 6],
+            "{length} bytes at {address:#x}"
+        );
+    }
+}
+
+#[test]
+fn an_allocation_is_found_by_what_is_of_its_context_alone() {
+    let mut server = server();
+    let (own, other) = (
+        alloc(&mut server, 0, 4096).unwrap(),
+        alloc(&mut server, 1, 4096).unwrap(),
+    );
+    assert_eq!(served(&mut server, 0, own, 64), [true; 6]);
+    assert_eq!(served(&mut server, 1, own, 64), [false; 6]);
+    let mut set = |address| {
+        server.set_argument(&SetArgument {
+            kernel: KernelId(0),
+            index: 0,
+            value: Value::Svm(address),
+        })
+    };
+    assert_eq!(set(Some(own)), Ok(()));
+    assert_eq!(set(Some(own + 4095)), Ok(()));
+    assert_eq!(set(None), Ok(()));
+    for address in [other, own + 4096, own - 1, 0, u64::MAX] {
+        assert_eq!(set(Some(address)), Err(codes::INVALID_ARG_VALUE));
+    }
+    let mut uses = |addresses: &[u64]| {
+        server.svm_pointers(&SvmPointers {
+            kernel: KernelId(0),
+            addresses: addresses.to_vec(),
+        })
+    };
+    assert_eq!(uses(&[own, own + 8]), Ok(()));
+    assert_eq!(uses(&[own, other]), Err(codes::INVALID_VALUE));
+}
+
+#[test]
+fn an_allocation_is_freed_once_by_where_it_begins_and_is_gone_then() {
+    let mut server = server();
+    let address = alloc(&mut server, 0, 4096).unwrap();
+    assert_eq!(address % PAGE, 0);
+    assert!(server.svm_free(address + 1).is_err());
+    assert_eq!(server.svm_free(address), Ok(()));
+    assert!(server.svm_free(address).is_err());
+    assert_eq!(served(&mut server, 0, address, 1), [false; 6]);
+}
+
+#[test]
+fn a_copy_onto_itself_and_a_pattern_that_does_not_fit_are_refused() {
+    let mut server = server();
+    let address = alloc(&mut server, 0, 4096).unwrap();
+    let copy = calls::SvmCopy {
+        order: order(0),
+        from: address,
+        to: address + 63,
+        size: 64,
+    };
+    assert_eq!(
+        enqueue(&mut server, 0, Request::SvmCopy(copy)),
+        Err(codes::MEM_COPY_OVERLAP)
+    );
+    for (offset, pattern, size, good) in [
+        (0, 128, 256, true),
+        (0, 0, 256, false),
+        (0, 3, 96, false),
+        (0, 256, 256, false),
+        (2, 4, 64, false),
+        (4, 4, 62, false),
+    ] {
+        let fill = calls::SvmFill {
+            order: order(0),
+            address: address + offset,
+            pattern: Blob(vec![0; pattern]),
+            size,
+        };
+        let filled = enqueue(&mut server, 0, Request::SvmFill(fill));
+        assert_eq!(filled.is_ok(), good, "{pattern} at {offset}");
+    }
+}
+
+#[test]
+fn the_quota_counts_allocations_with_their_pages_until_they_are_free() {
+    let mut server = server();
+    let quota = Arc::clone(&server.quota);
+    let address = alloc(&mut server, 0, 1).unwrap();
+    assert_eq!(quota.used(), 2 * PAGE);
+    for size in [0, u64::MAX, u64::MAX - PAGE, 1 << 40] {
+        assert!(alloc(&mut server, 0, size).is_err(), "{size}");
+    }
+    assert_eq!(quota.used(), 2 * PAGE);
+    server.svm_free(address).unwrap();
+    assert_eq!(quota.used(), 0);
+}
+
+#[test]
+fn a_buffer_keeps_the_allocation_that_it_lives_in() {
+    let mut server = server();
+    let address = alloc(&mut server, 0, 4096).unwrap();
+    let mut make = |id, address, size| {
+        server.create_buffer(CreateBuffer {
+            id: MemId(id),
+            context: ContextId(0),
+            flags: 0,
+            size,
+            contents: None,
+            lives: None,
+            svm: Some(address),
+        })
+    };
+    assert_eq!(make(0, address, 4096), Ok(()));
+    assert_eq!(make(1, address, 4097), Err(codes::INVALID_HOST_PTR));
+    assert_eq!(make(2, address - 1, 1), Err(codes::INVALID_HOST_PTR));
+    // As a buffer does whose end the driver has not told.
+    let kept = server
+        .svm
+        .find(server.queues.get(0).unwrap().context, address, 1);
+    let kept = Arc::clone(kept.unwrap());
+    server.svm_free(address).unwrap();
+    assert_eq!(server.quota.used(), 2 * PAGE);
+    drop(kept);
+    assert_eq!(server.svm_free(address), Err(codes::INVALID_VALUE));
+    alloc(&mut server, 0, 4096).unwrap();
+    assert_eq!(server.quota.used(), 2 * PAGE);
+}
+
+#[test]
+fn calls_that_name_an_allocation_are_served_by_number() {
+    let mut server = server();
+    let call = Request::SvmAlloc(SvmAlloc {
+        context: ContextId(0),
+        flags: 0,
+        size: 100,
+        vain: 3,
+    });
+    server.serve(HEADER, call).unwrap();
+    let address = *server.svm.live.keys().next().unwrap();
+    server
+        .serve(HEADER, Request::SvmFree(SvmFree { address }))
+        .unwrap();
+    assert!(server.svm.live.is_empty() && server.svm.leaving.is_empty());
+}
