@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::{edu, exits, pci};
+use crate::{edu, edu_vfio, exits, pci};
 
 /// The host's context id.
 const HOST_CID: u32 = 2;
@@ -20,6 +20,8 @@ const ANY_CID: u32 = u32::MAX;
 /// to the host and prints the answer; `port-write PORT TEXT` writes bytes to an I/O port;
 /// `edu-check` tries an edu device (that at a path in sysfs), `edu-memory` and `edu-msix` what only that of
 /// [`edu_server`](crate::edu_server) has, `edu-write-outside ADDRESS` has it write to an address,
+/// `edu-vfio` tries one behind an IOMMU, `edu-vfio-copy` has it copy for a moment, `edu-vfio-peers`
+/// has one write to the other;
 /// `edu-copy` has it copy until it goes, `edu-peers PATH PATH` has one write to the other;
 /// `pci-sleep PATH` puts a device to sleep and wakes it; `refuse-eject SLOT STATUS` answers to the
 /// next request to give a device up; `read-blocks PATH COUNT` reads blocks of 4 KiB and prints how
@@ -45,6 +47,9 @@ pub fn run(args: &[String]) -> Result<()> {
         [command] if command == "edu-check" => edu::check(None),
         [command, path] if command == "edu-check" => edu::check(Some(path)),
         [command, one, other] if command == "edu-peers" => edu::peers(one, other),
+        [command] if command == "edu-vfio" => edu_vfio::check(),
+        [command] if command == "edu-vfio-copy" => edu_vfio::copy(),
+        [command] if command == "edu-vfio-peers" => edu_vfio::peers(),
         [command] if command == "edu-memory" => edu::memory(),
         [command] if command == "edu-msix" => edu::msix(),
         [command, address] if command == "edu-write-outside" => {
@@ -58,7 +63,7 @@ pub fn run(args: &[String]) -> Result<()> {
         _ => bail!(
             "agent commands: vsock-echo PORT, vsock-count PORT SECONDS, vsock-send PORT TEXT, \
              port-write PORT TEXT, pci-sleep PATH, refuse-eject SLOT STATUS, read-blocks PATH COUNT, \
-             edu-check [PATH], edu-copy, edu-memory, edu-msix, edu-peers PATH PATH, edu-write-outside ADDRESS, \
+             edu-check [PATH], edu-copy, edu-vfio, edu-vfio-copy, edu-vfio-peers, edu-memory, edu-msix, edu-peers PATH PATH, edu-write-outside ADDRESS, \
              tcp-send ADDRESS MIB, tcp-receive ADDRESS"
         ),
     }

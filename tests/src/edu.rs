@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::edu_server::{COUNTER, MSIX_TABLE};
 
 const IDENTIFICATION: usize = 0x00;
-const LIVENESS: usize = 0x04;
+pub(crate) const LIVENESS: usize = 0x04;
 const FACTORIAL: usize = 0x08;
 const STATUS: usize = 0x20;
 const RAISE: usize = 0x60;
@@ -27,18 +27,23 @@ const DMA_TARGET: usize = 0x88;
 const DMA_COUNT: usize = 0x90;
 const DMA_COMMAND: usize = 0x98;
 /// Address of the device's buffer, for its DMA engine.
-const BUFFER: u64 = 0x4_0000;
-const DMA_START: u64 = 1;
-const DMA_FROM_DEVICE: u64 = 2;
+pub(crate) const BUFFER: u64 = 0x4_0000;
+pub(crate) const DMA_START: u64 = 1;
+pub(crate) const DMA_FROM_DEVICE: u64 = 2;
+/// Bytes of the registers.
+pub(crate) const REGISTERS: usize = 1 << 20;
 
-const PAGE: usize = 4096;
+pub(crate) const PAGE: usize = 4096;
 
 /// An interrupt vector that no driver of the guest's kernel has.
 const VECTOR: u16 = 0xe7;
 
-struct Edu {
-    folder: PathBuf,
-    registers: *mut u8,
+/// The device.
+pub(crate) struct Edu {
+    /// Its folder in sysfs.
+    pub folder: PathBuf,
+    /// Where its registers are, in this process.
+    pub registers: *mut u8,
 }
 
 impl Edu {
@@ -55,7 +60,7 @@ impl Edu {
 
     fn at(folder: PathBuf) -> Result<Self> {
         fs::write(folder.join("enable"), "1").context("cannot enable the device")?;
-        let registers = map(&folder.join("resource0"), 1 << 20)?;
+        let registers = map(&folder.join("resource0"), REGISTERS)?;
         let edu = Self { folder, registers };
         // Memory and bus mastering.
         edu.write_config(4, &6_u16.to_le_bytes())?;
@@ -80,12 +85,14 @@ impl Edu {
         Ok(config.write_all(data)?)
     }
 
-    fn read(&self, register: usize) -> u32 {
+    /// Reads a register.
+    pub fn read(&self, register: usize) -> u32 {
         // SAFETY: within the mapping, aligned; the device may change it at any time.
         unsafe { self.registers.add(register).cast::<u32>().read_volatile() }
     }
 
-    fn write(&self, register: usize, value: u32) {
+    /// Writes a register.
+    pub fn write(&self, register: usize, value: u32) {
         // SAFETY: as in `read`.
         unsafe {
             self.registers
@@ -112,7 +119,8 @@ impl Edu {
         Ok(header[..2] == [0x34, 0x12] && header[4] & 4 != 0)
     }
 
-    fn wait(&self, what: &str, done: impl Fn() -> bool) -> Result<()> {
+    /// Waits until something is done, for some seconds.
+    pub fn wait(&self, what: &str, done: impl Fn() -> bool) -> Result<()> {
         let start = Instant::now();
         while !done() {
             ensure!(start.elapsed().as_secs() < 5, "{what} does not end");
@@ -122,11 +130,12 @@ impl Edu {
     }
 
     /// Copies 64 bytes.
-    fn dma(&self, from: u64, to: u64, command: u64) -> Result<()> {
+    pub fn dma(&self, from: u64, to: u64, command: u64) -> Result<()> {
         self.dma_of(64, from, to, command)
     }
 
-    fn dma_of(&self, count: u64, from: u64, to: u64, command: u64) -> Result<()> {
+    /// Copies so many bytes, 4,096 at most.
+    pub fn dma_of(&self, count: u64, from: u64, to: u64, command: u64) -> Result<()> {
         self.write_wide(DMA_SOURCE, from);
         self.write_wide(DMA_TARGET, to);
         self.write_wide(DMA_COUNT, count);

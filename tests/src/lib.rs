@@ -16,6 +16,7 @@
 //! - [`opencl`]: a host with OpenCL.
 //! - [`gantry`], [`guest`], [`hijack`], [`http`], [`net`]: what scenarios are written with.
 //! - [`host_device`]: physical devices of L1; [`edu`]: a driver for one of them; [`pci`]: for any.
+//! - [`edu_vfio`]: the same driver in a guest with an IOMMU.
 //! - [`edu_server`]: the same device, served by a process; [`liar`]: spoils what its server says.
 //! - [`exits`]: what a guest's input and output costs.
 //! - [`agent`]: what runs in L2 besides busybox; [`demo`]: the demonstration;
@@ -32,6 +33,7 @@ pub mod bench;
 pub mod demo;
 pub mod edu;
 pub mod edu_server;
+pub mod edu_vfio;
 pub mod exits;
 pub mod gantry;
 pub mod guest;

@@ -8,7 +8,7 @@ use vfio_bindings::bindings::vfio::{
 };
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::memory::HostMemory;
+use crate::{memory::HostMemory, pci::Bdf};
 
 /// Interrupts of one kind.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -104,6 +104,15 @@ pub trait Device: Send + Sync {
         let _ = (guest, memory);
         None
     }
+
+    /// The guest finds it at an address from now on.
+    fn plugged(&self, bdf: Bdf) -> io::Result<()> {
+        let _ = bdf;
+        Ok(())
+    }
+
+    /// The guest has it no more, and it is silent.
+    fn unplugged(&self) {}
 
     /// Back to the state after power-on.
     fn reset(&self) -> Result<(), ResetError>;

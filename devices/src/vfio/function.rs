@@ -529,6 +529,7 @@ impl PciFunction for Function {
     }
 
     fn plugged(&mut self, bdf: Bdf) -> io::Result<()> {
+        self.device.plugged(bdf)?;
         let source = bdf.requester_id();
         if let Some(msix) = &self.msix {
             let vectors = self.resources.msi.allocate(msix.table.count(), source)?;
@@ -551,6 +552,7 @@ impl PciFunction for Function {
 
     fn unplugged(&mut self) {
         self.leave();
+        self.device.unplugged();
         self.gone = true;
     }
 

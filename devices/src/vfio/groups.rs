@@ -4,7 +4,13 @@ use std::{collections::BTreeSet, fs, io, os::fd::RawFd, path::Path, sync::Arc};
 
 use vfio_ioctls::{VfioContainer, VfioDevice, VfioDeviceFd, VfioError};
 
-use super::{Error, ioctl, place::Place, reach::Reach, tables::Tables};
+use super::{
+    Error, ioctl,
+    place::Place,
+    reach::Reach,
+    tables::{self, Tables},
+};
+use crate::virtio::iommu::Access;
 
 /// A container.
 pub struct Groups {
@@ -44,29 +50,20 @@ impl Tables for Groups {
         ioctl::reach_of_container(&*self.container)
     }
 
-    unsafe fn map(&self, guest: u64, len: u64, host: *mut u8) -> Result<(), VfioError> {
+    unsafe fn map(&self, at: u64, len: u64, host: *mut u8, access: Access) -> io::Result<()> {
         // SAFETY: upheld by the caller.
-        unsafe { self.container.vfio_dma_map(guest, len as usize, host) }
+        unsafe { ioctl::map_in_container(&*self.container, at, len, host, access) }
     }
 
-    fn unmap(&self, guest: u64, len: u64) -> Result<(), VfioError> {
-        self.container.vfio_dma_unmap(guest, len as usize)
+    fn unmap(&self, at: u64, len: u64) -> io::Result<()> {
+        let unmapped = self.container.vfio_dma_unmap(at, len as usize);
+        unmapped.map_err(tables::unmap_error)
     }
+}
 
-    /// With its last group the kernel has forgotten all mappings.
-    fn clear(&self) {}
-
-    fn limit_of(&self) -> &'static str {
-        "this process"
-    }
-
-    fn proof(&self, groups: &BTreeSet<&str>) -> Vec<RawFd> {
-        groups
-            .iter()
-            .copied()
-            .filter_map(group_descriptor)
-            .collect()
-    }
+/// The descriptors of IOMMU groups that this process has open.
+pub fn descriptors(groups: &BTreeSet<&str>) -> Vec<RawFd> {
+    groups.iter().copied().filter_map(descriptor).collect()
 }
 
 /// What an error of VFIO means for a device.
@@ -97,7 +94,7 @@ fn explain(place: &Place, error: VfioError) -> Error {
 
 /// The descriptor of an IOMMU group that this process has open: vfio-ioctls keeps it to itself, and
 /// a group cannot be opened twice.
-fn group_descriptor(group: &str) -> Option<RawFd> {
+fn descriptor(group: &str) -> Option<RawFd> {
     /// More files than a VM with hundreds of sockets and queues has open.
     const MOST: RawFd = 0x1_0000;
     let path = Path::new("/dev/vfio").join(group);

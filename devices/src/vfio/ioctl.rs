@@ -6,15 +6,17 @@ use std::{
 };
 
 use vfio_bindings::bindings::vfio::{
-    VFIO_BASE, VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_ACTION_UNMASK, VFIO_IRQ_SET_DATA_EVENTFD,
-    VFIO_IRQ_SET_DATA_NONE, VFIO_PCI_HOT_RESET_FLAG_DEV_ID, VFIO_PCI_INTX_IRQ_INDEX, VFIO_TYPE,
+    VFIO_BASE, VFIO_DMA_MAP_FLAG_READ, VFIO_DMA_MAP_FLAG_WRITE, VFIO_IRQ_SET_ACTION_TRIGGER,
+    VFIO_IRQ_SET_ACTION_UNMASK, VFIO_IRQ_SET_DATA_EVENTFD, VFIO_IRQ_SET_DATA_NONE,
+    VFIO_PCI_HOT_RESET_FLAG_DEV_ID, VFIO_PCI_INTX_IRQ_INDEX, VFIO_TYPE, vfio_iommu_type1_dma_map,
 };
 use vmm_sys_util::{
-    ioctl::{ioctl_with_mut_ptr, ioctl_with_ptr, ioctl_with_val},
+    ioctl::{ioctl_with_mut_ptr, ioctl_with_ptr, ioctl_with_ref, ioctl_with_val},
     ioctl_io_nr,
 };
 
 use super::{place, reach::Reach};
+use crate::virtio::iommu::Access;
 
 ioctl_io_nr!(VFIO_DEVICE_SET_IRQS, VFIO_TYPE.into(), VFIO_BASE + 10);
 ioctl_io_nr!(VFIO_DEVICE_RESET, VFIO_TYPE.into(), VFIO_BASE + 11);
@@ -25,6 +27,7 @@ ioctl_io_nr!(
 );
 ioctl_io_nr!(VFIO_DEVICE_PCI_HOT_RESET, VFIO_TYPE.into(), VFIO_BASE + 13);
 ioctl_io_nr!(VFIO_IOMMU_GET_INFO, VFIO_TYPE.into(), VFIO_BASE + 12);
+ioctl_io_nr!(VFIO_IOMMU_MAP_DMA, VFIO_TYPE.into(), VFIO_BASE + 13);
 
 /// Most functions that one reset reaches: all of a bus.
 const MAX_TOGETHER: u32 = 256;
@@ -153,6 +156,33 @@ pub fn reach_of_container(container: &impl AsRawFd) -> io::Result<Reach> {
     Ok(Reach::parse(&bytes))
 }
 
+/// Maps `len` bytes of this process's memory in a container, as `VfioContainer::vfio_dma_map` does
+/// for reading and writing only.
+///
+/// # Safety
+/// Until it is unmapped again, the memory stays mapped in this process, and is accessed only as
+/// bytes that may change at any time.
+pub unsafe fn map_in_container(
+    container: &impl AsRawFd,
+    at: u64,
+    len: u64,
+    host: *mut u8,
+    access: Access,
+) -> io::Result<()> {
+    let flag = |wanted, flag| if wanted { flag } else { 0 };
+    let map = vfio_iommu_type1_dma_map {
+        argsz: size_of::<vfio_iommu_type1_dma_map>() as u32,
+        flags: flag(access.read, VFIO_DMA_MAP_FLAG_READ)
+            | flag(access.write, VFIO_DMA_MAP_FLAG_WRITE),
+        vaddr: host as u64,
+        iova: at,
+        size: len,
+    };
+    // SAFETY: the kernel reads `argsz` bytes, which is what `map` has; the caller answers for the
+    // memory.
+    done(unsafe { ioctl_with_ref(container, VFIO_IOMMU_MAP_DMA(), &map) })
+}
+
 /// What a call's result means.
 pub fn done(result: libc::c_int) -> io::Result<()> {
     if result < 0 {
@@ -181,6 +211,11 @@ mod tests {
         assert_eq!(neighbour(&words, false), Neighbour { group, ..expected });
     }
 
+    const READ: Access = Access {
+        read: true,
+        write: false,
+    };
+
     #[test]
     fn what_is_no_device_is_refused() {
         let file = std::fs::File::open("/dev/null").unwrap();
@@ -191,6 +226,8 @@ mod tests {
             reset_together(&file).map(drop),
             reset_bus(&file, &[]),
             reach_of_container(&file).map(drop),
+            // SAFETY: the file is none that maps anything.
+            unsafe { map_in_container(&file, 0, 0, std::ptr::null_mut(), READ) },
         ] {
             assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::ENOTTY));
         }

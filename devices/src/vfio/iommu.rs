@@ -1,4 +1,4 @@
-//! What physical devices can reach.
+//! The physical devices of a VM, and their address spaces.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,14 +7,14 @@ use std::{
 };
 
 use vfio_ioctls::{VfioDevice, VfioDeviceFd};
-use vm_memory::{Address, GuestAddress, GuestAddressSpace, GuestMemoryBackend, GuestMemoryRegion};
 
 use super::{
     Error, ResetError,
     ioctl::{self, Neighbour},
     place::{Place, Way},
-    reach::Reach,
-    tables::{self, Tables},
+    reachable::Reachable,
+    space::Space,
+    tables::Provider,
 };
 use crate::{
     memory::{GuestMemory, HostMemory},
@@ -24,57 +24,79 @@ use crate::{
     },
 };
 
-/// The I/O address space of a VM's physical devices: guest-physical addresses, RAM only.
+/// The physical devices of a VM: what they reach, and what is reset together.
 ///
-/// RAM is mapped, and with it locked in memory, from the first device on; until the last one goes,
-/// the balloon gives none of it back: a device would keep the page that the guest lost. Memory that
-/// virtio-mem manages is mapped and unmapped block by block, as the guest plugs it.
+/// They share an address space, in which RAM has its guest-physical addresses; each that is behind
+/// a virtual IOMMU has one of its own. RAM is mapped, and with it locked in memory, from the first
+/// device on (behind a virtual IOMMU: as the guest maps it); until the last one goes, the balloon
+/// gives none of it back: a device would keep the page that the guest lost. Memory that virtio-mem
+/// manages is mapped and unmapped block by block, as the guest plugs it.
 ///
 /// As soon as there are two devices, each can reach what the guest sees of the other's memory
 /// (peer-to-peer). To map a large BAR takes its time, and the guest moves BARs on a vCPU: so they
 /// are only offered there, and mapped in [`Iommu::settle_peers`].
 pub struct Iommu {
-    memory: GuestMemory,
-    tables: Box<dyn Tables>,
-    /// Stopped while there are devices.
-    discards: Arc<Discards>,
-    /// How much memory may be locked.
-    limit: String,
-    /// Told when there is something for [`Iommu::settle_peers`] to do.
-    peers_changed: Box<dyn Fn() + Send + Sync>,
+    provider: Provider,
+    reachable: Arc<Reachable>,
+    /// Devices may reach the memory of others.
+    peer_to_peer: bool,
+    peers_changed: Arc<dyn Fn() + Send + Sync>,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    /// The devices: group by address, both on the host.
-    devices: BTreeMap<String, String>,
-    /// Length by guest-physical address.
-    mapped: BTreeMap<u64, u64>,
+    /// The devices by address on the host.
+    devices: BTreeMap<String, Member>,
     /// Devices that were reset with their bus and have not been used since: group by address. What
     /// else there is in their groups is not the host's, either.
     clean: BTreeMap<String, String>,
     /// Devices that the guest does not use, because it is resetting their bus: by address.
     idle: BTreeSet<String>,
-    /// Memory of devices by guest-physical address.
-    peers: BTreeMap<u64, Peer>,
-    reach: Reach,
-    /// A peer that cannot be reached is logged once: the guest could move its BARs at will.
-    warned: bool,
+    /// The address space of those that have none of their own.
+    shared: Weak<Space>,
+    /// That one, and the others.
+    spaces: Vec<Weak<Space>>,
 }
 
-struct Peer {
-    memory: HostMemory,
-    mapped: bool,
+/// A device of the VM.
+struct Member {
+    /// Its group on the host.
+    group: String,
+    /// It has an address space of its own.
+    apart: bool,
 }
 
 impl State {
+    fn has_of_group(&self, group: &str) -> bool {
+        self.devices.values().any(|device| device.group == group)
+    }
+
+    /// Checks that a device can be added, to an address space of its own or to that which is shared:
+    /// the host's IOMMU does not tell those of a group apart.
+    fn check(&self, place: &Place, apart: bool) -> Result<(), Error> {
+        let device = place.address.clone();
+        if self.devices.contains_key(&device) {
+            return Err(Error::Twice { device });
+        }
+        let mut others = self.devices.iter();
+        let other = others.find(|(_, other)| other.group == place.group && (apart || other.apart));
+        match other {
+            Some((other, _)) => Err(Error::GroupApart {
+                device,
+                group: place.group.clone(),
+                other: other.clone(),
+            }),
+            None => Ok(()),
+        }
+    }
+
     /// Whether the bus of a device is to be reset; false if nobody has used the device since that
     /// was done.
     fn may_reset(&mut self, address: &str, together: &[Neighbour]) -> Result<bool, ResetError> {
         let others = together.iter().filter(|other| other.address != address);
         let (ours, foreign): (Vec<_>, Vec<_>) =
-            others.partition(|other| self.devices.values().any(|group| *group == other.group));
+            others.partition(|other| self.has_of_group(&other.group));
         let names = |others: Vec<&Neighbour>| {
             let names: Vec<_> = others.iter().map(|other| &*other.address).collect();
             names.join(", ")
@@ -96,198 +118,143 @@ impl State {
 }
 
 impl Iommu {
-    /// An address space without devices. Through `hypervisor`, its VFIO device, the hypervisor
-    /// learns which devices the VM uses.
+    /// Without devices. Through `hypervisor`, its VFIO device, the hypervisor learns which devices
+    /// the VM uses. `peer_to_peer`: they may reach the memory of others.
     pub fn new(
         way: Way,
         hypervisor: VfioDeviceFd,
         memory: GuestMemory,
         discards: Arc<Discards>,
+        peer_to_peer: bool,
         peers_changed: Box<dyn Fn() + Send + Sync>,
     ) -> Result<Arc<Self>, Error> {
         let iommu = Arc::new(Self {
-            memory,
-            discards,
-            tables: tables::open(way, hypervisor)?,
-            limit: memory_limit(),
-            peers_changed,
+            provider: Provider::new(way, hypervisor)?,
+            reachable: Arc::new(Reachable::new(memory, discards)),
+            peer_to_peer,
+            peers_changed: Arc::from(peers_changed),
             state: Mutex::default(),
         });
         let follower = Arc::downgrade(&iommu);
-        iommu.discards.blocks().follow(follower as Weak<_>);
+        let blocks = iommu.reachable.discards().blocks();
+        blocks.follow(follower as Weak<_>);
         Ok(iommu)
     }
 
-    /// Opens a device and gives it access to RAM.
-    pub(super) fn attach(self: &Arc<Self>, place: &Place) -> Result<Attached, Error> {
-        let blocks = self.discards.blocks().lock();
-        let mut state = self.lock();
-        if state.devices.contains_key(&place.address) {
-            let device = place.address.clone();
-            return Err(Error::Twice { device });
-        }
-        let device = self.tables.open_device(place)?;
-        let group = place.group.clone();
-        state.devices.insert(place.address.clone(), group);
-        self.discards.hold();
-        let attached = Attached {
+    /// Opens a device and gives it access to RAM; `apart`: an address space of its own, and access
+    /// to nothing. For one thread at a time.
+    pub(super) fn attach(self: &Arc<Self>, place: &Place, apart: bool) -> Result<Attached, Error> {
+        self.lock().check(place, apart)?;
+        let space = self.space(apart)?;
+        let member = Member {
+            group: place.group.clone(),
+            apart,
+        };
+        self.lock().devices.insert(place.address.clone(), member);
+        self.reachable.discards().hold();
+        let mut attached = Attached {
             iommu: Arc::clone(self),
             address: place.address.clone(),
-            device: Some(Arc::new(device)),
+            device: None,
+            space,
         };
-        let mapped = self.map_ram(&mut state, &blocks);
-        // Dropping `attached` needs it.
-        drop(state);
+        let device = attached.space.open_device(place)?;
+        attached.device = Some(Arc::new(device));
         (self.peers_changed)();
-        mapped.map(|()| attached)
+        Ok(attached)
+    }
+
+    /// The address space for the next device.
+    fn space(&self, apart: bool) -> Result<Arc<Space>, Error> {
+        let mut state = self.lock();
+        if let Some(shared) = state.shared.upgrade().filter(|_| !apart) {
+            return Ok(shared);
+        }
+        let space = Space::new(
+            self.provider.tables()?,
+            self.provider.limit_of(),
+            Arc::clone(&self.reachable),
+            Arc::clone(&self.peers_changed),
+        );
+        let space = Arc::new(if apart { space } else { space.with_identity() });
+        if !apart {
+            state.shared = Arc::downgrade(&space);
+        }
+        state.spaces.retain(|space| space.strong_count() > 0);
+        state.spaces.push(Arc::downgrade(&space));
+        Ok(space)
     }
 
     /// Lets the devices reach the memory of others that was offered since the last call.
     pub fn settle_peers(&self) {
-        let mut state = self.lock();
-        let State {
-            devices,
-            peers,
-            reach,
-            warned,
-            ..
-        } = &mut *state;
-        if devices.len() < 2 {
-            return;
-        }
-        for (guest, peer) in peers.iter_mut().filter(|(_, peer)| !peer.mapped) {
-            let len = peer.memory.len;
-            let mapped = if reach.covers(*guest, len) {
-                // SAFETY: whoever offered it keeps it mapped until the offer is withdrawn, which
-                // takes it away from the devices first.
-                unsafe { self.tables.map(*guest, len, peer.memory.address) }
-                    .map_err(|error| tables::reason(&error))
-            } else {
-                Err(format!("the host's IOMMU translates {reach} only"))
-            };
-            match mapped {
-                Ok(()) => peer.mapped = true,
-                Err(why) if !*warned => {
-                    *warned = true;
-                    log::warn!(
-                        "devices cannot reach {len:#x} bytes of another one's memory at \
-                         {guest:#x} (peer-to-peer), and have to go through RAM: {why}"
-                    );
-                }
-                Err(_) => {}
-            }
+        if self.lock().devices.len() > 1 {
+            self.spaces().iter().for_each(|space| space.settle_peers());
         }
     }
 
     /// Takes note of RAM that was added.
     pub fn memory_changed(&self) -> Result<(), Error> {
-        let blocks = self.discards.blocks().lock();
-        let mut state = self.lock();
-        if state.devices.is_empty() {
-            return Ok(());
-        }
-        self.map_ram(&mut state, &blocks)
+        let blocks: MutexGuard<'_, Blocks> = self.reachable.discards().blocks().lock();
+        let spaces = self.spaces();
+        spaces
+            .iter()
+            .try_for_each(|space| space.memory_changed(&blocks))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn map_ram(&self, state: &mut State, blocks: &Blocks) -> Result<(), Error> {
-        // Only known with a device.
-        let reach = self.tables.reach().map_err(|source| Error::Host {
-            action: "ask the IOMMU what it translates",
-            source,
-        })?;
-        if state.reach != reach {
-            log::info!("devices reach the addresses {reach}");
-            state.reach = reach;
-        }
-        for region in self.memory.memory().iter() {
-            let guest = region.start_addr().raw_value();
-            if !blocks.is_managed(guest) {
-                self.map(state, guest, region.len())?;
-            }
-        }
-        for (guest, len) in blocks.plugged() {
-            self.map(state, guest, len)?;
-        }
-        Ok(())
-    }
-
-    /// Maps a range of RAM that lies within a region, if it is not yet.
-    fn map(&self, state: &mut State, guest: u64, len: u64) -> Result<(), Error> {
-        let ram = self.memory.memory();
-        let Ok(host) = ram.get_host_address(GuestAddress(guest)) else {
-            return Ok(());
-        };
-        if state.mapped.contains_key(&guest) {
-            return Ok(());
-        }
-        state.reach.check(guest, len)?;
-        // SAFETY: guest RAM stays mapped until the machine ends, which is after its devices; it is
-        // only accessed as bytes that may change at any time.
-        unsafe { self.tables.map(guest, len, host) }.map_err(|source| {
-            match tables::errno(&source) {
-                Some(libc::ENOMEM) => Error::MemoryLimit {
-                    guest,
-                    len,
-                    of: self.tables.limit_of(),
-                    limit: self.limit.clone(),
-                },
-                _ => Error::MapRam { guest, len, source },
-            }
-        })?;
-        state.mapped.insert(guest, len);
-        Ok(())
+    fn spaces(&self) -> Vec<Arc<Space>> {
+        let state = self.lock();
+        state.spaces.iter().filter_map(Weak::upgrade).collect()
     }
 }
 
 impl Follower for Iommu {
     fn plugged(&self, address: u64, len: u64) -> io::Result<()> {
-        let mut state = self.lock();
-        if state.devices.is_empty() {
-            return Ok(());
-        }
-        self.map(&mut state, address, len).map_err(io::Error::other)
+        let spaces = self.spaces();
+        let plugged = spaces
+            .iter()
+            .try_for_each(|space| space.plugged(address, len));
+        plugged.map_err(|error| {
+            for space in &spaces {
+                // Those that have it have just got it.
+                let _ = space.withdraw(address, len);
+            }
+            io::Error::other(error)
+        })
     }
 
     fn unplugged(&self, address: u64, len: u64) -> io::Result<()> {
-        let mut state = self.lock();
-        if state.mapped.contains_key(&address) {
-            self.tables.unmap(address, len).map_err(io::Error::other)?;
-            state.mapped.remove(&address);
-        }
-        Ok(())
+        let spaces = self.spaces();
+        spaces
+            .iter()
+            .try_for_each(|space| space.withdraw(address, len))
     }
 }
 
-/// How much memory this process may lock, in words.
-fn memory_limit() -> String {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: the structure outlives the call, which fills it.
-    match unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) } {
-        0 if limit.rlim_cur == libc::RLIM_INFINITY => "not set".to_owned(),
-        0 => limit.rlim_cur.to_string(),
-        _ => "unknown".to_owned(),
-    }
-}
-
-/// A device in the address space.
+/// A device in an address space.
 pub(super) struct Attached {
     iommu: Arc<Iommu>,
     address: String,
-    /// Only empty while dropped.
+    /// Only empty while made and dropped.
     device: Option<Arc<VfioDevice>>,
+    /// Dropped after the device. With its last device a container goes: a group whose device the
+    /// host has taken back cannot be removed from one, and would be in the way of that device's
+    /// return.
+    space: Arc<Space>,
 }
 
 impl Attached {
     /// The device.
     pub fn device(&self) -> Option<&Arc<VfioDevice>> {
         self.device.as_ref()
+    }
+
+    /// The address space that it is in.
+    pub fn space(&self) -> &Arc<Space> {
+        &self.space
     }
 
     /// The guest has used the device, and does not until [`Attached::end_idleness`].
@@ -311,7 +278,7 @@ impl Attached {
         let groups: BTreeSet<_> = together.iter().map(|other| &*other.group).collect();
         // Without the lock, which vCPUs take when they move BARs: this takes a second. Nobody attaches
         // a device meanwhile, which is for the thread that resets them.
-        ioctl::reset_bus(device, &self.iommu.tables.proof(&groups))?;
+        ioctl::reset_bus(device, &self.iommu.provider.proof(&groups))?;
         let others = together
             .iter()
             .filter(|other| other.address != self.address);
@@ -319,19 +286,18 @@ impl Attached {
         self.iommu.lock().clean.extend(clean);
         Ok(())
     }
-}
 
-impl Attached {
-    /// Offers memory of the device to others, at the address where the guest sees it.
-    pub fn offer(&self, guest: u64, memory: HostMemory) -> Offer {
+    /// Offers memory of the device to others, at the address where the guest sees it, if they may
+    /// reach it.
+    pub fn offer(&self, guest: u64, memory: HostMemory) -> Option<Offer> {
+        if !self.iommu.peer_to_peer {
+            return None;
+        }
         let iommu = Arc::clone(&self.iommu);
-        let peer = Peer {
-            memory,
-            mapped: false,
-        };
-        iommu.lock().peers.insert(guest, peer);
+        iommu.reachable.peers().insert(guest, memory);
         (iommu.peers_changed)();
-        Offer { iommu, guest }
+        let len = memory.len;
+        Some(Offer { iommu, guest, len })
     }
 }
 
@@ -339,45 +305,34 @@ impl Attached {
 pub(super) struct Offer {
     iommu: Arc<Iommu>,
     guest: u64,
+    len: u64,
 }
 
 impl Drop for Offer {
     fn drop(&mut self) {
-        let peer = self.iommu.lock().peers.remove(&self.guest);
-        if let Some(Peer { memory, .. }) = peer.filter(|peer| peer.mapped)
-            && let Err(error) = self.iommu.tables.unmap(self.guest, memory.len)
-        {
-            let why = tables::reason(&error);
-            log::warn!("devices still reach {:#x}: {why}", self.guest);
+        // Whoever looks for it from now on finds nothing.
+        self.iommu.reachable.peers().remove(&self.guest);
+        for space in self.iommu.spaces() {
+            if let Err(why) = space.withdraw(self.guest, self.len) {
+                log::warn!("devices still reach {:#x}: {why}", self.guest);
+            }
         }
     }
 }
 
 impl Drop for Attached {
     fn drop(&mut self) {
-        let mut state = self.iommu.lock();
         self.device = None;
-        let group = state.devices.remove(&self.address);
+        let mut state = self.iommu.lock();
+        let device = state.devices.remove(&self.address);
         state.idle.remove(&self.address);
         // The host may have the rest of the group from now on.
-        if !state
-            .devices
-            .values()
-            .any(|other| Some(other) == group.as_ref())
+        if let Some(Member { group, .. }) = device
+            && !state.has_of_group(&group)
         {
-            state
-                .clean
-                .retain(|_, other| Some(&*other) != group.as_ref());
+            state.clean.retain(|_, other| *other != group);
         }
-        self.iommu.discards.release();
-        if state.devices.is_empty() {
-            self.iommu.tables.clear();
-            state.mapped.clear();
-            state
-                .peers
-                .values_mut()
-                .for_each(|peer| peer.mapped = false);
-        }
+        self.iommu.reachable.discards().release();
     }
 }
 
@@ -394,8 +349,11 @@ mod tests {
     }
 
     fn attach(state: &mut State, address: &str) {
-        let group = "7".to_owned();
-        state.devices.insert(address.to_owned(), group);
+        let member = Member {
+            group: "7".to_owned(),
+            apart: false,
+        };
+        state.devices.insert(address.to_owned(), member);
     }
 
     #[test]

@@ -1,19 +1,15 @@
 //! Devices by their own files, in an address space of iommufd (Linux 6.6 and newer).
 //!
-//! All devices of a VM share the address space, and the page tables as far as their IOMMUs are
-//! alike: the kernel sees to that. A device that is closed has left it.
+//! Devices share an address space, and the page tables as far as their IOMMUs are alike: the kernel
+//! sees to that. A device that is closed has left it.
 
-use std::{
-    collections::BTreeSet,
-    fs::File,
-    io,
-    os::fd::{AsRawFd, RawFd},
-    path::Path,
-    sync::Arc,
-};
+use std::{fs::File, io, os::fd::AsRawFd, path::Path, sync::Arc};
 
 use iommufd_bindings::iommufd::{
-    IOMMUFD_CMD_IOAS_IOVA_RANGES, IOMMUFD_TYPE, iommu_ioas_iova_ranges, iommu_iova_range,
+    IOMMUFD_CMD_IOAS_IOVA_RANGES, IOMMUFD_TYPE, iommu_ioas_iova_ranges, iommu_ioas_map,
+    iommu_iova_range, iommufd_ioas_map_flags_IOMMU_IOAS_MAP_FIXED_IOVA,
+    iommufd_ioas_map_flags_IOMMU_IOAS_MAP_READABLE,
+    iommufd_ioas_map_flags_IOMMU_IOAS_MAP_WRITEABLE,
 };
 use iommufd_ioctls::{IommuFd, IommufdError};
 use vfio_bindings::bindings::vfio::{VFIO_BASE, VFIO_TYPE, vfio_device_bind_iommufd};
@@ -25,8 +21,9 @@ use super::{
     ioctl::done,
     place::{self, IOMMUFD, Place},
     reach::Reach,
-    tables::Tables,
+    tables::{self, Tables},
 };
+use crate::virtio::iommu::Access;
 
 ioctl_io_nr!(VFIO_DEVICE_BIND_IOMMUFD, VFIO_TYPE.into(), VFIO_BASE + 18);
 ioctl_io_nr!(
@@ -41,13 +38,8 @@ pub struct Iommufd {
 }
 
 impl Iommufd {
-    /// An empty one.
-    pub fn new(hypervisor: Arc<VfioDeviceFd>) -> Result<Self, Error> {
-        let file = place::open(Path::new(IOMMUFD)).map_err(|source| Error::OpenIommufd {
-            path: IOMMUFD.into(),
-            source,
-        })?;
-        let file = Arc::new(IommuFd::new_from_fd(file));
+    /// An empty one of `file`.
+    pub fn new(file: Arc<IommuFd>, hypervisor: Arc<VfioDeviceFd>) -> Result<Self, Error> {
         let space =
             VfioIommufd::new(file, None, Some(hypervisor)).map_err(|source| Error::Vfio {
                 action: "make an address space of iommufd",
@@ -57,6 +49,15 @@ impl Iommufd {
             space: Arc::new(space),
         })
     }
+}
+
+/// An iommufd, which may have several address spaces.
+pub fn open() -> Result<Arc<IommuFd>, Error> {
+    let file = place::open(Path::new(IOMMUFD)).map_err(|source| Error::OpenIommufd {
+        path: IOMMUFD.into(),
+        source,
+    })?;
+    Ok(Arc::new(IommuFd::new_from_fd(file)))
 }
 
 impl Tables for Iommufd {
@@ -98,31 +99,37 @@ impl Tables for Iommufd {
         reach(&**self.space.iommufd(), self.space.ioas().id())
     }
 
-    unsafe fn map(&self, guest: u64, len: u64, host: *mut u8) -> Result<(), VfioError> {
-        // SAFETY: upheld by the caller.
-        unsafe { self.space.vfio_dma_map(guest, len as usize, host) }
-    }
-
-    fn unmap(&self, guest: u64, len: u64) -> Result<(), VfioError> {
-        self.space.vfio_dma_unmap(guest, len as usize)
-    }
-
-    fn clear(&self) {
-        match self.space.ioas().unmap(0, u64::MAX) {
-            Ok(()) => {}
-            // There was nothing.
-            Err(IommufdError::IommuIoasUnmap(error)) if error.errno() == libc::ENOENT => {}
-            Err(error) => log::warn!("RAM stays locked in memory: {error}"),
+    unsafe fn map(&self, at: u64, len: u64, host: *mut u8, access: Access) -> io::Result<()> {
+        let mut flags = iommufd_ioas_map_flags_IOMMU_IOAS_MAP_FIXED_IOVA;
+        if access.read {
+            flags |= iommufd_ioas_map_flags_IOMMU_IOAS_MAP_READABLE;
+        }
+        if access.write {
+            flags |= iommufd_ioas_map_flags_IOMMU_IOAS_MAP_WRITEABLE;
+        }
+        let map = iommu_ioas_map {
+            size: size_of::<iommu_ioas_map>() as u32,
+            flags,
+            ioas_id: self.space.ioas().id(),
+            user_va: host as u64,
+            length: len,
+            iova: at,
+            ..Default::default()
+        };
+        // vfio-ioctls' own way maps for reading and writing only. The caller upholds what it asks
+        // for; iommufd-ioctls takes the call for a safe one.
+        match self.space.iommufd().map_iommu_ioas(&map) {
+            Ok(()) => Ok(()),
+            Err(IommufdError::IommuIoasMap(error)) => {
+                Err(io::Error::from_raw_os_error(error.errno()))
+            }
+            Err(other) => Err(io::Error::other(other)),
         }
     }
 
-    fn limit_of(&self) -> &'static str {
-        "all processes of this user together"
-    }
-
-    /// The kernel knows whose devices they are.
-    fn proof(&self, _: &BTreeSet<&str>) -> Vec<RawFd> {
-        Vec::new()
+    fn unmap(&self, at: u64, len: u64) -> io::Result<()> {
+        let unmapped = self.space.vfio_dma_unmap(at, len as usize);
+        unmapped.map_err(tables::unmap_error)
     }
 }
 

@@ -8,10 +8,12 @@
 //!        │       ── BAR page with the MSI-X table ──> trapped, MsixTable
 //!        │       ── configuration space ──> Function ──> vfio-pci
 //!        └<── interrupt <── KVM irqfd <── eventfd <── vfio-pci <── device (no user space)
-//!   guest RAM <── IOMMU (Iommu: guest-physical addresses) <──────── device DMA
+//!   guest RAM <── IOMMU (Space: guest-physical addresses, or <───── device DMA
+//!                        what the guest maps)
 //! ```
 //!
-//! - [`iommu`]: what the device can reach: all of guest RAM, nothing else.
+//! - [`iommu`]: the devices, and their address spaces: [`space`]; what they can reach:
+//!   [`reachable`].
 //! - [`place`]: where a device is on the host, and how it can be had.
 //! - [`tables`]: the kernel's two ways to let devices reach RAM: [`groups`] and [`mod@iommufd`].
 //! - [`reach`]: which addresses the IOMMU translates.
@@ -40,6 +42,8 @@ mod physical;
 mod place;
 mod power;
 mod reach;
+mod reachable;
+mod space;
 mod tables;
 #[cfg(test)]
 mod tests;
@@ -100,6 +104,19 @@ pub enum Error {
     Twice {
         /// Its address.
         device: String,
+    },
+    /// Another device of the group has another address space.
+    #[error(
+        "{device} is in IOMMU group {group} with {other}, which the VM has: the host does not tell \
+         their DMA apart, so that neither can be behind the virtual IOMMU while the VM has the other"
+    )]
+    GroupApart {
+        /// Its address.
+        device: String,
+        /// Its group.
+        group: String,
+        /// The other one's address.
+        other: String,
     },
     /// Another device of the group is used by the host.
     #[error(
@@ -231,7 +248,19 @@ pub enum Error {
         /// Bytes.
         len: u64,
         /// Why.
-        source: vfio_ioctls::VfioError,
+        source: std::io::Error,
+    },
+    /// The host maps no more.
+    #[error(
+        "the host maps no more ranges of memory for the device, of which {len} bytes at {guest:#x} \
+         would be one: load the module vfio_iommu_type1 with a higher dma_entry_limit, or have the \
+         guest map larger ranges"
+    )]
+    TooManyMappings {
+        /// Guest-physical address.
+        guest: u64,
+        /// Bytes.
+        len: u64,
     },
     /// A BAR cannot be mapped.
     #[error("cannot map BAR {bar} of the device")]

@@ -3,7 +3,7 @@
 use std::{
     io,
     os::fd::{AsRawFd, BorrowedFd},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -22,7 +22,7 @@ use super::{
     iommu::Attached,
     place::Place,
 };
-use crate::memory::HostMemory;
+use crate::{memory::HostMemory, pci::Bdf, virtio::iommu::Endpoints};
 
 /// A device that the kernel's vfio-pci driver gives to this process.
 pub struct Physical {
@@ -30,12 +30,35 @@ pub struct Physical {
     device: Arc<VfioDevice>,
     /// Dropped after the device.
     attached: Attached,
+    /// The virtual IOMMU that it is behind.
+    behind: Option<Behind>,
+}
+
+/// A device's place at a virtual IOMMU.
+struct Behind {
+    endpoints: Endpoints,
+    /// Its number there, while it is plugged in.
+    number: Mutex<Option<u32>>,
+}
+
+impl Behind {
+    fn set(&self, number: Option<u32>) {
+        let mut current = self.number.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(old) = std::mem::replace(&mut *current, number) {
+            self.endpoints.remove(old);
+        }
+    }
 }
 
 impl Physical {
-    /// Takes over a device.
-    pub fn open(place: Place, iommu: &Arc<Iommu>) -> Result<Self, Error> {
-        let attached = iommu.attach(&place)?;
+    /// Takes over a device, which reaches all RAM; or, behind a virtual IOMMU (`behind`), what the
+    /// guest maps as soon as the device is plugged in.
+    pub fn open(
+        place: Place,
+        iommu: &Arc<Iommu>,
+        behind: Option<&Endpoints>,
+    ) -> Result<Self, Error> {
+        let attached = iommu.attach(&place, behind.is_some())?;
         let Some(device) = attached.device().map(Arc::clone) else {
             return Err(Error::NoDevice { path: place.path });
         };
@@ -43,6 +66,10 @@ impl Physical {
             address: place.address,
             device,
             attached,
+            behind: behind.map(|endpoints| Behind {
+                endpoints: endpoints.clone(),
+                number: Mutex::default(),
+            }),
         })
     }
 }
@@ -181,7 +208,26 @@ impl Device for Physical {
 
     fn offer(&self, guest: u64, memory: HostMemory) -> Option<Box<dyn Send>> {
         // The kernel maps for reading and writing.
-        (!memory.read_only).then(|| Box::new(self.attached.offer(guest, memory)) as Box<_>)
+        let memory = Some(memory).filter(|memory| !memory.read_only)?;
+        Some(Box::new(self.attached.offer(guest, memory)?))
+    }
+
+    fn plugged(&self, bdf: Bdf) -> io::Result<()> {
+        let Some(behind) = &self.behind else {
+            return Ok(());
+        };
+        let number = u32::from(bdf.segment) << 16 | u32::from(bdf.requester_id());
+        let space = Arc::clone(self.attached.space());
+        let added = behind.endpoints.add(number, space);
+        added.map_err(io::Error::other)?;
+        behind.set(Some(number));
+        Ok(())
+    }
+
+    fn unplugged(&self) {
+        if let Some(behind) = &self.behind {
+            behind.set(None);
+        }
     }
 
     /// The device's own reset; without one, that of its bus, if nobody else is on it.
@@ -213,5 +259,11 @@ impl Device for Physical {
             Ok(Ok(())) => Ok(true),
             _ => self.reset().map(|()| false),
         }
+    }
+}
+
+impl Drop for Physical {
+    fn drop(&mut self) {
+        self.unplugged();
     }
 }

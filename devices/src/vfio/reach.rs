@@ -5,6 +5,11 @@ use std::ops::RangeInclusive;
 use vfio_bindings::bindings::vfio::{VFIO_IOMMU_INFO_CAPS, VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE};
 
 use super::Error;
+use crate::virtio::iommu::{Reserved, ReservedKind};
+
+/// Where a device's messages are interrupts, which no IOMMU of an x86 machine translates as memory
+/// (Intel SDM 3, 11.11.1).
+const INTERRUPTS: RangeInclusive<u64> = 0xfee0_0000..=0xfeef_ffff;
 
 /// Bytes of `struct vfio_iommu_type1_info`.
 const INFO: usize = 24;
@@ -53,6 +58,36 @@ impl Reach {
         let last = guest.saturating_add(len - 1);
         let covers = |range: &RangeInclusive<u64>| range.contains(&guest) && range.contains(&last);
         self.0.is_empty() || self.0.iter().any(covers)
+    }
+
+    /// The addresses that are not translated, interrupts apart from the others.
+    pub fn reserved(&self) -> Vec<Reserved> {
+        let mut translated = self.0.clone();
+        if translated.is_empty() {
+            translated.push(0..=u64::MAX);
+        }
+        // As it is reported by itself, it lies in no gap.
+        translated.push(INTERRUPTS);
+        translated.sort_by_key(|range| *range.start());
+        let mut reserved = vec![Reserved {
+            range: INTERRUPTS,
+            kind: ReservedKind::Msi,
+        }];
+        let gap = |range| Reserved {
+            range,
+            kind: ReservedKind::Reserved,
+        };
+        // The first address that is not known to be translated.
+        let mut next = Some(0);
+        for range in translated {
+            let Some(start) = next else { break };
+            if start < *range.start() {
+                reserved.push(gap(start..=*range.start() - 1));
+            }
+            next = range.end().checked_add(1).map(|end| end.max(start));
+        }
+        reserved.extend(next.map(|start| gap(start..=u64::MAX)));
+        reserved
     }
 
     /// Checks that devices can reach `len` bytes (not 0) of RAM at `guest`.
@@ -124,6 +159,45 @@ mod tests {
         for info in [vec![], vec![0; 24], info(&[])] {
             Reach::parse(&info).check(u64::MAX - 1, 1).unwrap();
         }
+    }
+
+    #[test]
+    fn interrupts_and_whatever_is_not_translated_is_reserved() {
+        let ranges = |reach: &Reach| -> Vec<_> {
+            let reserved = reach.reserved().into_iter();
+            reserved
+                .map(|reserved| (reserved.range, reserved.kind == ReservedKind::Msi))
+                .collect()
+        };
+        let msi = (INTERRUPTS, true);
+        assert_eq!(
+            ranges(&Reach::parse(&info(&INTEL_39))),
+            [msi.clone(), (1 << 39..=u64::MAX, false)]
+        );
+        let amd = [
+            (0, 0xfedf_ffff),
+            (0xfef0_0000, 0xfc_ffff_ffff),
+            (1 << 40, u64::MAX),
+        ];
+        assert_eq!(
+            ranges(&Reach::parse(&info(&amd))),
+            [msi.clone(), (0xfd_0000_0000..=0xff_ffff_ffff, false)]
+        );
+        let some = [(0x1000, 0x1fff), (0xfe00_0000, 0xfeff_ffff)];
+        assert_eq!(
+            ranges(&Reach::parse(&info(&some))),
+            [
+                msi.clone(),
+                (0..=0xfff, false),
+                (0x2000..=0xfdff_ffff, false),
+                (0xff00_0000..=u64::MAX, false)
+            ]
+        );
+        assert_eq!(
+            ranges(&Reach::default()),
+            [msi],
+            "a kernel that says nothing"
+        );
     }
 
     #[test]

@@ -1,16 +1,18 @@
-//! The I/O page tables of a VM's devices, which the kernel offers in two ways.
+//! The I/O page tables of devices, which the kernel offers in two ways.
 
 use std::{collections::BTreeSet, io, os::fd::RawFd, sync::Arc};
 
+use iommufd_ioctls::IommuFd;
 use vfio_ioctls::{VfioDevice, VfioDeviceFd, VfioError};
 
 use super::{
     Error,
-    groups::Groups,
-    iommufd::Iommufd,
+    groups::{self, Groups},
+    iommufd::{self, Iommufd},
     place::{Place, Way},
     reach::Reach,
 };
+use crate::virtio::iommu::Access;
 
 /// One address space, and the devices that are in it.
 pub trait Tables: Send + Sync {
@@ -20,51 +22,70 @@ pub trait Tables: Send + Sync {
     /// What can be mapped. Depends on the devices that there are.
     fn reach(&self) -> io::Result<Reach>;
 
-    /// Lets the devices read and write `len` bytes at `host`, at `guest` in their address space.
+    /// Lets the devices reach `len` bytes at `host`, at `at` in their address space.
     ///
     /// # Safety
     /// Until it is unmapped again, the memory stays mapped in this process, and is accessed only
     /// as bytes that may change at any time.
-    unsafe fn map(&self, guest: u64, len: u64, host: *mut u8) -> Result<(), VfioError>;
+    unsafe fn map(&self, at: u64, len: u64, host: *mut u8, access: Access) -> io::Result<()>;
 
-    /// Takes back what was mapped by one call of [`Tables::map`].
-    fn unmap(&self, guest: u64, len: u64) -> Result<(), VfioError>;
+    /// Takes back what was mapped by one or more whole calls of [`Tables::map`], without gaps.
+    fn unmap(&self, at: u64, len: u64) -> io::Result<()>;
+}
 
-    /// Takes everything back, after the last device has gone.
-    fn clear(&self);
+/// Makes address spaces, all of them in the same way.
+pub enum Provider {
+    /// Containers.
+    Groups(Arc<VfioDeviceFd>),
+    /// Address spaces of this iommufd: a reset of a bus asks for all devices on it to be there.
+    Iommufd(Arc<IommuFd>, Arc<VfioDeviceFd>),
+}
+
+impl Provider {
+    /// Through `hypervisor`, its VFIO device, the hypervisor learns which devices the VM uses.
+    pub fn new(way: Way, hypervisor: VfioDeviceFd) -> Result<Self, Error> {
+        let hypervisor = Arc::new(hypervisor);
+        Ok(match way {
+            Way::Groups => Self::Groups(hypervisor),
+            Way::Iommufd => Self::Iommufd(iommufd::open()?, hypervisor),
+        })
+    }
+
+    /// An address space without devices, in which nothing is mapped.
+    pub fn tables(&self) -> Result<Box<dyn Tables>, Error> {
+        Ok(match self {
+            Self::Groups(hypervisor) => Box::new(Groups::new(Arc::clone(hypervisor))?),
+            Self::Iommufd(file, hypervisor) => {
+                Box::new(Iommufd::new(Arc::clone(file), Arc::clone(hypervisor))?)
+            }
+        })
+    }
 
     /// Of what the limit of locked memory is, for people.
-    fn limit_of(&self) -> &'static str;
+    pub fn limit_of(&self) -> &'static str {
+        match self {
+            Self::Groups(_) => "this process",
+            Self::Iommufd(..) => "all processes of this user together",
+        }
+    }
 
     /// Descriptors that prove to the kernel that the devices of groups are this VM's.
-    fn proof(&self, groups: &BTreeSet<&str>) -> Vec<RawFd>;
-}
-
-/// An address space without devices. Through `hypervisor`, its VFIO device, the hypervisor learns
-/// which devices the VM uses.
-pub fn open(way: Way, hypervisor: VfioDeviceFd) -> Result<Box<dyn Tables>, Error> {
-    let hypervisor = Arc::new(hypervisor);
-    Ok(match way {
-        Way::Groups => Box::new(Groups::new(hypervisor)?),
-        Way::Iommufd => Box::new(Iommufd::new(hypervisor)?),
-    })
-}
-
-/// The kernel's error number, of a mapping that failed.
-pub fn errno(error: &VfioError) -> Option<i32> {
-    use iommufd_ioctls::IommufdError::IommuIoasMap;
-    match error {
-        VfioError::IommuDmaMap(error) | VfioError::IommufdIoctlError(IommuIoasMap(error)) => {
-            Some(error.errno())
+    pub fn proof(&self, groups: &BTreeSet<&str>) -> Vec<RawFd> {
+        match self {
+            Self::Groups(_) => groups::descriptors(groups),
+            // The kernel knows whose devices they are.
+            Self::Iommufd(..) => Vec::new(),
         }
-        _ => None,
     }
 }
 
-/// What failed, in words: vfio-ioctls says of iommufd's calls only that one did.
-pub fn reason(error: &VfioError) -> String {
+/// What the kernel says of an unmapping that failed.
+pub fn unmap_error(error: VfioError) -> io::Error {
+    use iommufd_ioctls::IommufdError::IommuIoasUnmap;
     match error {
-        VfioError::IommufdIoctlError(source) => source.to_string(),
-        other => other.to_string(),
+        VfioError::IommuDmaUnmap(error) | VfioError::IommufdIoctlError(IommuIoasUnmap(error)) => {
+            io::Error::from_raw_os_error(error.errno())
+        }
+        other => io::Error::other(other),
     }
 }

@@ -39,6 +39,12 @@ impl Blocks {
         self.plugged.iter().map(|(address, len)| (*address, *len))
     }
 
+    /// The plugged block that an address is in: its own address, and its length.
+    pub fn plugged_at(&self, address: u64) -> Option<(u64, u64)> {
+        let (start, len) = self.plugged.range(..=address).next_back()?;
+        (address - start < *len).then_some((*start, *len))
+    }
+
     fn follower(&self) -> Option<std::sync::Arc<dyn Follower>> {
         self.follower.as_ref()?.upgrade()
     }

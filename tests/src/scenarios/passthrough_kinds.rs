@@ -29,6 +29,10 @@ pub const SCENARIOS: &[Entry] = &[
         "passthrough: one device reaches the other's memory, and no longer when that has gone",
         peers,
     ),
+    (
+        "passthrough: no device reaches another's memory if that is switched off",
+        no_peers,
+    ),
 ];
 
 fn ports(context: &Context) -> Result<()> {
@@ -169,4 +173,23 @@ fn peers(context: &Context) -> Result<()> {
     gantry.put("vm.add-device", config)?;
     present(&mut guest, "0000:00:0a.0")?;
     both_ways(&mut guest)
+}
+
+fn no_peers(context: &Context) -> Result<()> {
+    const SYSFS: &str = "/sys/bus/pci/devices";
+    let (one, other) = (HostDevice::take(EDU, 0)?, HostDevice::take(EDU, 1)?);
+    let more = json!({
+        "platform": {"vfio_p2p_dma": false},
+        "devices": [
+            {"path": one.path, "id": "one", "pci_device_id": 9},
+            {"path": other.path, "id": "other", "pci_device_id": 10},
+        ],
+    });
+    let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    edu_works(&mut guest)?;
+    let [one, other] = ["09", "0a"].map(|slot| format!("{SYSFS}/0000:00:{slot}.0"));
+    let (status, said) = guest.status_of(&format!("agent edu-peers {one} {other}"))?;
+    ensure!(status != 0, "{said}");
+    gantry.log_until("was kept from memory")?;
+    edu_works(&mut guest)
 }

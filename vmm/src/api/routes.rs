@@ -198,7 +198,8 @@ fn invalid(error: &Invalid) -> ApiError {
 }
 
 fn create(path: &str, body: &[u8]) -> Outcome {
-    let config: Box<VmConfig> = body::parse(path, body)?;
+    let mut config: Box<VmConfig> = body::parse(path, body)?;
+    config.settle();
     config.validate().map_err(|error| invalid(&error))?;
     Ok(Request::VmCreate(config))
 }

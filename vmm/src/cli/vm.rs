@@ -184,7 +184,7 @@ impl VmArgs {
         }
         let mut memory = self.memory.unwrap_or_default();
         memory.zones = list(self.memory_zone);
-        let config = VmConfig {
+        let mut config = VmConfig {
             cpus: self.cpus.unwrap_or_default(),
             memory,
             payload: PayloadConfig {
@@ -223,6 +223,7 @@ impl VmArgs {
             landlock_enable: self.landlock,
             landlock_rules: list(self.landlock_rules),
         };
+        config.settle();
         config.validate()?;
         Ok(Some(Box::new(config)))
     }

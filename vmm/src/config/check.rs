@@ -186,6 +186,7 @@ pub(super) struct Placement<'a> {
     pub parent: Option<&'a str>,
     pub device: Option<u8>,
     pub function: u8,
+    /// It is to be behind a virtual IOMMU, where it cannot be.
     pub iommu: bool,
 }
 
@@ -194,7 +195,8 @@ impl Placement<'_> {
         unsupported(
             self.iommu,
             "iommu",
-            "a virtual IOMMU",
+            "a virtual IOMMU for what is no physical device: it would keep the VMM, which serves it, \
+             from nothing",
             "leave iommu out or off",
         )?;
         if let Some(id) = self.id {

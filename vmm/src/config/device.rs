@@ -16,9 +16,14 @@ pub struct DeviceConfig {
     /// Its folder in sysfs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
-    /// Behind a virtual IOMMU.
+    /// Behind the virtual IOMMU, as all in segments that are; without a segment, in the first of
+    /// those.
     #[serde(default)]
     pub iommu: bool,
+    /// The segment behind the virtual IOMMU that it goes into: short for `pci_segment` with `iommu`,
+    /// and for naming it in the platform before the VM starts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub iommu_segment: Option<u16>,
     /// Its name, and where it is.
     #[serde(flatten)]
     pub place: Place,
@@ -38,6 +43,7 @@ pub struct DeviceConfig {
 
 const KEYS: &[Key] = &[
     Key::new("path", Kind::Text),
+    Key::new("iommu_segment", Kind::Number),
     Key::new("x_nv_gpudirect_clique", Kind::Number),
     Key::new("x_exclude_mmap_bars", Kind::Numbers),
 ];
@@ -64,12 +70,40 @@ impl DeviceConfig {
         for &bar in &self.x_exclude_mmap_bars {
             check::range("x_exclude_mmap_bars", bar, 0, 5)?;
         }
+        if let Some(segment) = self.iommu_segment
+            && ![0, segment].contains(&self.place.pci_segment)
+        {
+            let with = "another pci_segment";
+            let advice = "leave pci_segment out";
+            return Err(Problem::Conflict { with, advice }.at("iommu_segment"));
+        }
+        if self.parent.is_some() && (self.iommu || self.iommu_segment.is_some()) {
+            let with = "the virtual IOMMU";
+            let advice = "leave it out: behind the virtual IOMMU there are no root ports";
+            return Err(Problem::Conflict { with, advice }.at("parent"));
+        }
         self.placement().validate()
+    }
+
+    /// Says by `pci_segment` and `iommu` alone where it is to be, in a machine in which these
+    /// segments are behind the virtual IOMMU.
+    pub fn settle_segment(&mut self, behind: &[u16]) {
+        if let Some(segment) = self.iommu_segment.take() {
+            self.place.pci_segment = segment;
+            self.iommu = true;
+        }
+        // Clients that always name a segment name this one if they mean none.
+        let is_named = self.place.pci_segment != 0 || behind.contains(&0);
+        if let Some(first) = behind.first()
+            && self.iommu
+            && !is_named
+        {
+            self.place.pci_segment = *first;
+        }
     }
 
     pub(super) fn placement(&self) -> Placement<'_> {
         Placement {
-            iommu: self.iommu,
             function: self.pci_function,
             parent: self.parent.as_deref(),
             ..self.place.placement()

@@ -33,7 +33,7 @@ pub struct PlatformConfig {
     /// Segments behind a virtual IOMMU: it translates what physical devices in them access.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iommu_segments: Option<Vec<u16>>,
-    /// Bits of the addresses that the virtual IOMMU translates, 32 to 64.
+    /// Bits of the addresses that the virtual IOMMU translates, 32 to 64; 48 if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iommu_address_width_bits: Option<u8>,
     /// Serial number (SMBIOS).
@@ -77,8 +77,8 @@ pub struct PlatformConfig {
     /// has it.
     #[serde(default)]
     pub iommufd: bool,
-    /// Let physical devices reach each other's BARs. They cannot, whatever it says: only RAM is
-    /// mapped for them.
+    /// Physical devices may reach each other's BARs, as far as the host's IOMMU lets them. Off: they
+    /// reach RAM alone.
     #[serde(default = "yes")]
     pub vfio_p2p_dma: bool,
 }

@@ -96,10 +96,6 @@ fn what_gantry_does_not_do_is_refused_by_name() {
             "fs: not supported by Gantry: shared",
         ),
         (
-            json!({"devices": [{"path": "/sys/d", "iommu": true}]}),
-            "devices[0].iommu: not supported",
-        ),
-        (
             json!({"devices": [{"path": "/sys/d", "x_nv_gpudirect_clique": 1}]}),
             "devices[0].x_nv_gpudirect_clique: not supported",
         ),
@@ -171,6 +167,63 @@ fn what_gantry_does_not_do_is_refused_by_name() {
         let error = config.validate().unwrap_err().to_string();
         assert!(error.contains(message), "{change}: {error}");
     }
+}
+
+#[test]
+fn a_segment_behind_the_virtual_iommu_can_be_named_by_its_device_alone() {
+    let mut config = minimal();
+    let device = |text: &str| DeviceConfig::parse(text).unwrap();
+    config.devices = Some(vec![
+        device("path=/a,iommu_segment=2"),
+        device("path=/b,iommu=on"),
+        device("path=/c"),
+        device("path=/d,pci_segment=1,iommu=on"),
+        device("path=/e,pci_segment=2"),
+    ]);
+    config.settle();
+    assert_eq!(config.validate(), Ok(()));
+    assert_eq!(config.iommu_segments(), [2]);
+    assert_eq!(config.platform.as_ref().unwrap().num_pci_segments, 3);
+    let places: Vec<_> = config.devices.iter().flatten().collect();
+    let places = places
+        .iter()
+        .map(|device| (device.place.pci_segment, device.iommu));
+    // The fourth is refused by the machine, which has no virtual IOMMU there.
+    let expected = [(2, true), (2, true), (0, false), (1, true), (2, false)];
+    assert_eq!(places.collect::<Vec<_>>(), expected);
+    let settled = config.clone();
+    config.settle();
+    assert_eq!(config, settled);
+    config.devices = Some(vec![device("path=/a,iommu_segment=96")]);
+    config.settle();
+    let error = config.validate().unwrap_err().to_string();
+    assert!(error.contains("num_pci_segments: 97 is not"), "{error}");
+}
+
+#[test]
+fn what_makes_no_virtual_iommu_is_named() {
+    let platform = |text: &str| Some(PlatformConfig::parse(text).unwrap());
+    let device = |text: &str| Some(vec![DeviceConfig::parse(text).unwrap()]);
+    assert_invalid(
+        |c| c.platform = platform("iommu_segments=[1]"),
+        "platform.iommu_segments[0]: 1 is not between 0 and 0",
+    );
+    assert_invalid(
+        |c| c.platform = platform("num_pci_segments=2,iommu_segments=[1,1]"),
+        "iommu_segments[1]: segment 1 is already taken",
+    );
+    assert_invalid(
+        |c| c.platform = platform("iommu_address_width=24"),
+        "iommu_address_width_bits: 24 is not between 32 and 64",
+    );
+    assert_invalid(
+        |c| c.devices = device("path=/a,pci_segment=2,iommu_segment=1"),
+        "devices[0].iommu_segment: cannot go together",
+    );
+    assert_invalid(
+        |c| c.devices = device("path=/a,parent=p,iommu=on"),
+        "devices[0].parent: cannot go together",
+    );
 }
 
 #[test]

@@ -211,6 +211,34 @@ impl VmConfig {
         self.validate_placements()
     }
 
+    /// Segments behind the virtual IOMMU; if there are none, there is no virtual IOMMU.
+    pub fn iommu_segments(&self) -> &[u16] {
+        let platform = self.platform.as_ref();
+        let segments = platform.and_then(|platform| platform.iommu_segments.as_deref());
+        segments.unwrap_or_default()
+    }
+
+    /// Says what is said in short as the machine wants it: there are the segments behind the virtual
+    /// IOMMU that devices go into, and each device says by `pci_segment` where it is. For use before
+    /// [`VmConfig::validate`].
+    pub fn settle(&mut self) {
+        let devices = self.devices.iter().flatten();
+        for segment in devices.filter_map(|device| device.iommu_segment) {
+            let platform = self.platform.get_or_insert_default();
+            // A number that is too large is refused later.
+            let count = segment.saturating_add(1).max(platform.num_pci_segments);
+            platform.num_pci_segments = count;
+            let behind = platform.iommu_segments.get_or_insert_default();
+            if !behind.contains(&segment) {
+                behind.push(segment);
+            }
+        }
+        let behind = self.iommu_segments().to_vec();
+        for device in self.devices.iter_mut().flatten() {
+            device.settle_segment(&behind);
+        }
+    }
+
     /// Whether processes of the VM use the gate, as clients or as a server.
     pub fn has_gate(&self) -> bool {
         let accels = self.accels.iter().flatten();

@@ -401,8 +401,8 @@ impl Control {
                 Alarm::Failed(id) => self.failed(&id),
                 Alarm::Fault { id, count, text } => {
                     log::error!(
-                        "device {id:?} was kept from memory that the guest does not have \
-                         (fault {count}): {text}"
+                        "device {id:?} was kept from memory that the guest does not have, or has \
+                         not mapped for it (fault {count}): {text}"
                     );
                     let properties = [("id", id.as_str()), ("reason", text.as_str())];
                     self.monitor.emit("vm", "device-dma-fault", &properties);

@@ -65,9 +65,15 @@ impl Handler for Control {
                 config.fds = fds.into_iter().map(TapFd::from).collect();
                 self.add(*config, |vm, net| vm.net.get_or_insert_default().push(net))
             }
-            Request::VmAddDevice(config) => self.add(config, |vm, device| {
-                vm.devices.get_or_insert_default().push(device)
-            }),
+            Request::VmAddDevice(mut config) => {
+                // Which segments are behind the virtual IOMMU is open until the machine boots.
+                if let Life::Live { config: vm, .. } = &self.life {
+                    config.settle_segment(vm.iommu_segments());
+                }
+                self.add(config, |vm, device| {
+                    vm.devices.get_or_insert_default().push(device)
+                })
+            }
             Request::VmAddAccel(config) => {
                 self.check_gate(&config)?;
                 self.add(config, |vm, accel| {
@@ -529,6 +535,7 @@ fn change(
 ) -> Answer {
     let mut changed = config.clone();
     work(&mut changed).map_err(|e| failed(&e))?;
+    changed.settle();
     validate(&changed)?;
     *config = changed;
     Ok(Response::Empty)
@@ -557,6 +564,9 @@ pub(super) fn failed(error: &MachineError) -> ApiError {
         MachineError::Invalid(_)
         | MachineError::Url { .. }
         | MachineError::NoSegment { .. }
+        | MachineError::BehindIommu { .. }
+        | MachineError::NoIommu
+        | MachineError::NotBehindIommu { .. }
         | MachineError::NoRootPort(_)
         | MachineError::TooLate { .. }
         | MachineError::NotRemovable(_)

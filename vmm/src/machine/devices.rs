@@ -41,7 +41,7 @@ use super::{
     kinds::Handle,
     physical::Physical,
 };
-use crate::config::{Place, Placed};
+use crate::config::{Place, Placed, VmConfig};
 
 /// Where a device wants to sit.
 #[derive(Clone, Debug, Default)]
@@ -54,6 +54,8 @@ pub struct Slot {
     pub device: Option<u8>,
     /// Function of that slot, 0 to 7.
     pub function: u8,
+    /// It is to be behind the virtual IOMMU: the segment has to be.
+    pub iommu: bool,
 }
 
 impl Slot {
@@ -64,6 +66,25 @@ impl Slot {
             device: place.pci_device_id,
             ..Self::default()
         }
+    }
+}
+
+/// The virtual IOMMU of a machine.
+pub struct VirtualIommu {
+    /// What the guest maps for the devices behind it.
+    pub endpoints: Endpoints,
+    /// The segments behind it.
+    pub segments: Vec<u16>,
+}
+
+impl VirtualIommu {
+    /// That of a configuration, if it has one.
+    pub fn of(config: &VmConfig) -> Option<Self> {
+        let segments = config.iommu_segments();
+        (!segments.is_empty()).then(|| Self {
+            endpoints: Endpoints::new(),
+            segments: segments.to_vec(),
+        })
     }
 }
 
@@ -85,8 +106,8 @@ pub struct Surroundings {
     pub discards: Arc<Discards>,
     /// What physical devices need.
     pub physical: Physical,
-    /// Physical devices behind the virtual IOMMU.
-    pub endpoints: Endpoints,
+    /// The virtual IOMMU, if there is one.
+    pub iommu: Option<VirtualIommu>,
     /// Where devices report what the control loop has to act on.
     pub events: EventSender,
     /// Limits that several disks share, by name.
@@ -116,6 +137,9 @@ pub trait Kind: Placed {
 
     /// Whether a running guest can lose it.
     const REMOVABLE: bool = true;
+
+    /// Whether it can sit in a segment behind the virtual IOMMU.
+    const BEHIND_IOMMU: bool = false;
 
     /// Where it wants to sit.
     fn slot(&self) -> Slot {
@@ -388,6 +412,7 @@ impl Devices {
             return Err(MachineError::DuplicateId(id));
         }
         self.reclaim();
+        self.check_iommu::<K>(&config.slot(), segment)?;
         let made = config
             .make(&id, &self.surroundings)
             .map_err(|source| MachineError::Device {
@@ -425,6 +450,25 @@ impl Devices {
         self.plugged.insert(id.clone(), plugged);
         config.place_mut().id = Some(id.clone());
         Ok((id, bdf))
+    }
+
+    /// Behind the virtual IOMMU there is all that is to be there, and nothing that cannot.
+    fn check_iommu<K: Kind>(&self, slot: &Slot, segment: &PciSegment) -> Result<(), MachineError> {
+        let segment = segment.config().segment;
+        let iommu = self.surroundings.iommu.as_ref();
+        let segments = iommu.map_or(&[][..], |iommu| &iommu.segments);
+        match segments.contains(&segment) {
+            true if !K::BEHIND_IOMMU => Err(MachineError::BehindIommu {
+                kind: K::NAME,
+                segment,
+            }),
+            false if slot.iommu && segments.is_empty() => Err(MachineError::NoIommu),
+            false if slot.iommu => Err(MachineError::NotBehindIommu {
+                segment,
+                behind: segments.to_vec(),
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// A name that no device has: `_disk0`, `_disk1` ...

@@ -191,6 +191,34 @@ pub enum MachineError {
     /// A device's parent is not there.
     #[error("there is no PCI root port '{0}': give the VM one with --pci-root-port id={0}")]
     NoRootPort(String),
+    /// Nothing that Gantry serves is behind the virtual IOMMU.
+    #[error(
+        "PCI segment {segment} is behind the virtual IOMMU, which can hold physical devices only: of \
+         {kind}, the VMM serves what it does itself, and an IOMMU would keep it from nothing. Choose \
+         another pci_segment"
+    )]
+    BehindIommu {
+        /// Kind of device.
+        kind: &'static str,
+        /// The segment.
+        segment: u16,
+    },
+    /// There is no virtual IOMMU.
+    #[error(
+        "the VM has no virtual IOMMU, which it gets when it starts: name the PCI segments behind it \
+         with --platform num_pci_segments=2,iommu_segments=[1]"
+    )]
+    NoIommu,
+    /// A device that is to be behind the virtual IOMMU is not.
+    #[error(
+        "PCI segment {segment} is not behind the virtual IOMMU: those behind it are {behind:?}"
+    )]
+    NotBehindIommu {
+        /// The segment.
+        segment: u16,
+        /// Those that are.
+        behind: Vec<u16>,
+    },
     /// The guest has looked at the slot already.
     #[error(
         "function {function} comes too late: the guest knows what is in slot {slot}. Plug function 0 \

@@ -41,7 +41,7 @@ use ::devices::{
     legacy::DebugConsole,
     msi::MsiController,
     pci::{Bdf, PciBuses},
-    virtio::{blk::SharedRateLimiter, discard::Discards, iommu::Endpoints},
+    virtio::{blk::SharedRateLimiter, discard::Discards},
 };
 use arch::{
     cpuid::Profile,
@@ -53,13 +53,13 @@ use hypervisor::Vm;
 use self::{
     buses::Buses,
     consoles::Consoles,
-    devices::{Devices, Kind, Pluggable, SavedDevice, Surroundings},
+    devices::{Devices, Kind, Pluggable, SavedDevice, Surroundings, VirtualIommu},
     error::MachineError,
     events::MachineEvent,
     host::{Host, Shell},
     interrupts::{KvmDoorbells, KvmMsis},
     kinds::{iommu::Iommu, mem::ZoneMemory},
-    physical::Physical,
+    physical::{Physical, Policy},
     platform::{Platform, PlatformSetup},
 };
 use crate::{
@@ -182,16 +182,13 @@ impl Machine {
         let surroundings = Surroundings {
             physical: Physical::new(
                 &vm,
-                config
-                    .platform
-                    .as_ref()
-                    .is_some_and(|platform| platform.iommufd),
+                Policy::of(config),
                 ram.memory().clone(),
                 Arc::clone(&msi),
                 Arc::clone(&discards),
                 host.events.clone(),
             ),
-            endpoints: Endpoints::new(),
+            iommu: VirtualIommu::of(config),
             discards,
             msi,
             doorbells: Arc::new(KvmDoorbells::new(Arc::clone(&vm))),

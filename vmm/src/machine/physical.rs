@@ -25,19 +25,18 @@ use super::{
     events::{EventSender, MachineEvent},
     interrupts::KvmLines,
 };
-use crate::memory::ExactMemory;
+use crate::{config::VmConfig, memory::ExactMemory};
 
-/// The I/O address space of the devices that there are.
+/// The devices that there are.
 #[derive(Default)]
 struct HostIommu {
     /// How KVM hears of groups. It has one such device in a VM's life.
     hypervisor: Option<VfioDeviceFd>,
-    /// Goes with the last device, and its container with it: a group whose device the host has
-    /// taken back cannot be removed from one, and would be in the way of that device's return.
+    /// Goes with the last device.
     current: Weak<Iommu>,
 }
 
-/// The I/O address space and whatever else physical devices need, made with the first of them.
+/// The I/O address spaces and whatever else physical devices need, made with the first of them.
 pub struct Physical {
     vm: Arc<Vm>,
     memory: GuestMemory,
@@ -46,18 +45,37 @@ pub struct Physical {
     space: Arc<dyn AddressSpace>,
     discards: Arc<Discards>,
     iommu: Mutex<HostIommu>,
-    /// They come through iommufd, or not at all.
-    only_iommufd: bool,
+    policy: Policy,
     /// Those of other processes.
     users: Mutex<Vec<Weak<UserDevice>>>,
     events: EventSender,
 }
 
+/// What the configuration says of all physical devices.
+#[derive(Clone, Copy)]
+pub struct Policy {
+    /// They come through iommufd, or not at all.
+    pub only_iommufd: bool,
+    /// They may reach each other's memory.
+    pub peer_to_peer: bool,
+}
+
+impl Policy {
+    /// That of a configuration.
+    pub fn of(config: &VmConfig) -> Self {
+        let platform = config.platform.as_ref();
+        Self {
+            only_iommufd: platform.is_some_and(|platform| platform.iommufd),
+            peer_to_peer: platform.is_none_or(|platform| platform.vfio_p2p_dma),
+        }
+    }
+}
+
 impl Physical {
-    /// For the physical devices of `vm`; `only_iommufd`: without it they are refused.
+    /// For the physical devices of `vm`.
     pub fn new(
         vm: &Arc<Vm>,
-        only_iommufd: bool,
+        policy: Policy,
         memory: GuestMemory,
         msi: Arc<dyn MsiController>,
         discards: Arc<Discards>,
@@ -71,7 +89,7 @@ impl Physical {
             discards,
             space: Arc::new(ExactMemory::new(Arc::clone(vm))),
             iommu: Mutex::default(),
-            only_iommufd,
+            policy,
             users: Mutex::default(),
             events,
         }
@@ -138,7 +156,7 @@ impl Physical {
         if let Some(current) = iommu.current.upgrade() {
             return Ok(current);
         }
-        let way = Way::of(place, self.only_iommufd)?;
+        let way = Way::of(place, self.policy.only_iommufd)?;
         let hypervisor = match iommu.hypervisor.take() {
             Some(hypervisor) => hypervisor,
             None => VfioDeviceFd::new_from_kvm(self.vm.create_vfio_device()?),
@@ -155,6 +173,7 @@ impl Physical {
             own,
             self.memory.clone(),
             Arc::clone(&self.discards),
+            self.policy.peer_to_peer,
             changed,
         )?;
         iommu.current = Arc::downgrade(&new);

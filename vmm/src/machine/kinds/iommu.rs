@@ -32,7 +32,7 @@ impl Iommu {
     /// The IOMMU of a configuration, if there is one.
     pub fn of(config: &VmConfig) -> Option<Self> {
         let platform = config.platform.as_ref()?;
-        let segments = platform.iommu_segments.clone()?;
+        let segments = config.iommu_segments().to_vec();
         (!segments.is_empty()).then(|| Self {
             place: Place {
                 pci_device_id: Some(SLOT),
@@ -68,12 +68,18 @@ impl Kind for Iommu {
     /// The guest's tables say that it is there.
     const REMOVABLE: bool = false;
 
+    /// They leave it out of its own segment.
+    const BEHIND_IOMMU: bool = true;
+
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
         let options = iommu::Options {
             thread_name: thread_name(Self::NAME, id),
             address_width: self.address_width,
         };
-        let endpoints = surroundings.endpoints.clone();
+        let iommu = surroundings.iommu.as_ref();
+        let endpoints = iommu
+            .map(|iommu| iommu.endpoints.clone())
+            .unwrap_or_default();
         let spawner = Arc::clone(&surroundings.spawner);
         let iommu = iommu::VirtioIommu::new(endpoints, options, spawner)?;
         Ok(Made {

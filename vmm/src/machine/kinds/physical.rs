@@ -19,10 +19,13 @@ use crate::config::DeviceConfig;
 impl Kind for DeviceConfig {
     const NAME: &'static str = "vfio";
 
+    const BEHIND_IOMMU: bool = true;
+
     fn slot(&self) -> Slot {
         Slot {
             parent: self.parent.clone(),
             function: self.pci_function,
+            iommu: self.iommu,
             ..Slot::at(&self.place)
         }
     }
@@ -32,7 +35,12 @@ impl Kind for DeviceConfig {
         let physical = &surroundings.physical;
         let place = vfio::Place::new(path)?;
         let iommu = physical.iommu(&place)?;
-        let device = Arc::new(vfio::Physical::open(place, &iommu)?);
+        // Root ports, behind which it would be elsewhere, are not in such segments.
+        let behind = surroundings.iommu.as_ref().filter(|iommu| {
+            self.parent.is_none() && iommu.segments.contains(&self.place.pci_segment)
+        });
+        let behind = behind.map(|iommu| &iommu.endpoints);
+        let device = Arc::new(vfio::Physical::open(place, &iommu, behind)?);
         let watch = physical.watch(id, &device)?;
         let function = Function::new(device, physical.resources(), &self.x_exclude_mmap_bars)?;
         Ok(Made {

@@ -1,0 +1,373 @@
+//! One I/O address space.
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::BTreeMap,
+    io,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use vfio_ioctls::VfioDevice;
+use vm_memory::GuestAddress;
+
+use super::{
+    Error,
+    place::Place,
+    reach::Reach,
+    reachable::{Piece, Reachable},
+    tables::Tables,
+};
+use crate::virtio::{
+    discard,
+    iommu::{Access, Endpoint, MapError, Reserved},
+    plugged::Blocks,
+};
+
+const BOTH: Access = Access {
+    read: true,
+    write: true,
+};
+
+/// What the devices in it reach at which addresses.
+///
+/// That is RAM at its own addresses and, as soon as there are two devices, the memory of others
+/// (identity); or, behind a virtual IOMMU, what the guest maps. What the guest loses (a block of
+/// memory that it unplugs, a BAR that moves) is lost here as well, whatever address it has.
+///
+/// Locks are taken in the order: blocks of memory, an address space, peers.
+pub struct Space {
+    tables: Box<dyn Tables>,
+    reachable: Arc<Reachable>,
+    /// Told when there is something for [`Space::settle_peers`] to do.
+    peers_changed: Arc<dyn Fn() + Send + Sync>,
+    /// How much memory may be locked, and by whom.
+    limit: (&'static str, String),
+    contents: Mutex<Contents>,
+}
+
+#[derive(Default)]
+struct Contents {
+    /// RAM is mapped at its own addresses.
+    identity: bool,
+    /// What is mapped, by I/O address.
+    pieces: BTreeMap<u64, Mapped>,
+    reach: Reach,
+    /// A peer that cannot be reached is logged once: the guest could move its BARs at will.
+    warned: bool,
+}
+
+/// A piece of memory that is mapped.
+#[derive(Clone, Copy, Debug)]
+struct Mapped {
+    guest: u64,
+    len: u64,
+}
+
+impl Space {
+    /// With nothing in it. `limit_of`: of what the limit of locked memory is, for people.
+    pub fn new(
+        tables: Box<dyn Tables>,
+        limit_of: &'static str,
+        reachable: Arc<Reachable>,
+        peers_changed: Arc<dyn Fn() + Send + Sync>,
+    ) -> Self {
+        Self {
+            tables,
+            reachable,
+            peers_changed,
+            limit: (limit_of, memory_limit()),
+            contents: Mutex::default(),
+        }
+    }
+
+    /// Opens a device, which reaches what is mapped.
+    pub fn open_device(&self, place: &Place) -> Result<VfioDevice, Error> {
+        let blocks = self.reachable.discards().blocks().lock();
+        let mut contents = self.lock();
+        let device = self.tables.open_device(place)?;
+        // Only known with a device.
+        let reach = self.tables.reach().map_err(|source| Error::Host {
+            action: "ask the IOMMU what it translates",
+            source,
+        })?;
+        if contents.reach != reach {
+            log::info!("devices reach the addresses {reach}");
+            contents.reach = reach;
+        }
+        if contents.identity {
+            self.map_ram(&mut contents, &blocks)?;
+        }
+        Ok(device)
+    }
+
+    /// RAM at its own addresses from now on, and whatever comes to it; nothing if it cannot be.
+    pub fn begin_identity(&self) -> Result<(), Error> {
+        let blocks = self.reachable.discards().blocks().lock();
+        let mut contents = self.lock();
+        contents.identity = true;
+        let mapped = self.map_ram(&mut contents, &blocks);
+        if mapped.is_err() {
+            // What is left for want of an answer goes with the address space.
+            let _ = self.clear(&mut contents);
+        }
+        drop(contents);
+        (self.peers_changed)();
+        mapped
+    }
+
+    /// As [`Space::begin_identity`], before there is a device: it is mapped when one comes.
+    pub fn with_identity(self) -> Self {
+        self.lock().identity = true;
+        self
+    }
+
+    /// Takes note of RAM that was added.
+    pub fn memory_changed(&self, blocks: &Blocks) -> Result<(), Error> {
+        let mut contents = self.lock();
+        match contents.identity {
+            true => self.map_ram(&mut contents, blocks),
+            false => Ok(()),
+        }
+    }
+
+    /// The guest gets a block of memory.
+    pub fn plugged(&self, guest: u64, len: u64) -> Result<(), Error> {
+        let mut contents = self.lock();
+        let ram = self.reachable.ram();
+        let host = vm_memory::GuestMemoryBackend::get_host_address(&*ram, GuestAddress(guest));
+        match host {
+            Ok(host) if contents.identity => {
+                self.map_own(&mut contents, Piece { guest, len, host })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Lets the devices reach memory of others that was offered since the last call.
+    pub fn settle_peers(&self) {
+        let mut contents = self.lock();
+        if !contents.identity {
+            return;
+        }
+        let peers = self.reachable.peers().clone();
+        for (guest, memory) in peers {
+            let len = memory.len;
+            if contents.pieces.contains_key(&guest) {
+                continue;
+            }
+            let mapped = if contents.reach.covers(guest, len) {
+                // SAFETY: whoever offered it keeps it mapped until the offer is withdrawn, which
+                // takes it away from the devices first.
+                unsafe { self.tables.map(guest, len, memory.address, BOTH) }
+                    .map_err(|error| error.to_string())
+            } else {
+                Err(format!(
+                    "the host's IOMMU translates {} only",
+                    contents.reach
+                ))
+            };
+            match mapped {
+                Ok(()) => {
+                    contents.pieces.insert(guest, Mapped { guest, len });
+                }
+                Err(why) if !contents.warned => {
+                    contents.warned = true;
+                    log::warn!(
+                        "devices cannot reach {len:#x} bytes of another one's memory at \
+                         {guest:#x} (peer-to-peer), and have to go through RAM: {why}"
+                    );
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Takes memory that the guest loses away from the devices, wherever they reach it.
+    pub fn withdraw(&self, guest: u64, len: u64) -> io::Result<()> {
+        let mut contents = self.lock();
+        let last = guest.saturating_add(len - 1);
+        let lost = contents.pieces.iter();
+        let lost = lost.filter(|(_, piece)| (guest..=last).contains(&piece.guest));
+        let lost: Vec<_> = lost.map(|(at, piece)| (*at, piece.len)).collect();
+        lost.into_iter()
+            .try_for_each(|(at, len)| self.unmap_exactly(&mut contents, at, len))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Contents> {
+        self.contents.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn map_ram(&self, contents: &mut Contents, blocks: &Blocks) -> Result<(), Error> {
+        let all = self.reachable.all_ram(blocks);
+        all.into_iter()
+            .try_for_each(|piece| self.map_own(contents, piece))
+    }
+
+    /// Maps RAM at its own address, if it is not yet.
+    fn map_own(&self, contents: &mut Contents, piece: Piece) -> Result<(), Error> {
+        let Piece { guest, len, .. } = piece;
+        if contents.pieces.contains_key(&guest) {
+            return Ok(());
+        }
+        contents.reach.check(guest, len)?;
+        self.map_piece(contents, guest, piece, BOTH)
+            .map_err(|source| self.explain(guest, len, source))
+    }
+
+    fn map_piece(
+        &self,
+        contents: &mut Contents,
+        at: u64,
+        piece: Piece,
+        access: Access,
+    ) -> io::Result<()> {
+        let Piece { guest, len, host } = piece;
+        // SAFETY: guest RAM stays mapped until the machine ends, which is after its devices, and
+        // memory of a device until its offer is withdrawn, which unmaps it here first; both are
+        // only accessed as bytes that may change at any time.
+        unsafe { self.tables.map(at, len, host, access) }?;
+        contents.pieces.insert(at, Mapped { guest, len });
+        Ok(())
+    }
+
+    /// Unmaps all that is mapped within `len` bytes at `at`.
+    fn unmap_within(&self, contents: &mut Contents, at: u64, len: u64) -> io::Result<()> {
+        let last = at.saturating_add(len - 1);
+        // Runs without gaps: the kernel unmaps each of them at once.
+        let mut runs: Vec<(u64, u64)> = Vec::new();
+        for (&start, piece) in contents.pieces.range(at..=last) {
+            match runs.last_mut() {
+                Some((from, len)) if start - *from == *len => *len += piece.len,
+                _ => runs.push((start, piece.len)),
+            }
+        }
+        runs.into_iter()
+            .try_for_each(|(at, len)| self.unmap_exactly(contents, at, len))
+    }
+
+    /// Unmaps a run of whole pieces.
+    fn unmap_exactly(&self, contents: &mut Contents, at: u64, len: u64) -> io::Result<()> {
+        self.tables.unmap(at, len)?;
+        let last = at.saturating_add(len - 1);
+        let starts: Vec<_> = contents
+            .pieces
+            .range(at..=last)
+            .map(|(at, _)| *at)
+            .collect();
+        for start in starts {
+            contents.pieces.remove(&start);
+        }
+        Ok(())
+    }
+
+    fn clear(&self, contents: &mut Contents) -> io::Result<()> {
+        contents.identity = false;
+        self.unmap_within(contents, 0, u64::MAX)
+    }
+
+    /// What the kernel means when it does not map memory.
+    fn explain(&self, guest: u64, len: u64, source: io::Error) -> Error {
+        let (of, limit) = &self.limit;
+        match source.raw_os_error() {
+            Some(libc::ENOMEM) => Error::MemoryLimit {
+                guest,
+                len,
+                of,
+                limit: limit.clone(),
+            },
+            Some(libc::ENOSPC) => Error::TooManyMappings { guest, len },
+            _ => Error::MapRam { guest, len, source },
+        }
+    }
+}
+
+/// Behind a virtual IOMMU.
+impl Endpoint for Space {
+    fn reserved(&self) -> Vec<Reserved> {
+        self.lock().reach.reserved()
+    }
+
+    /// Whatever is larger than a page of this process, too: the kernel splits it.
+    fn page_sizes(&self) -> u64 {
+        const PAGE: u64 = 4096;
+        !(PAGE - 1)
+    }
+
+    fn map(&self, iova: u64, guest: u64, len: u64, access: Access) -> Result<(), MapError> {
+        let blocks = self.reachable.discards().blocks().lock();
+        let mut contents = self.lock();
+        if !contents.reach.covers(iova, len) {
+            return Err(MapError::OutOfRange { iova, len });
+        }
+        let pieces = self.reachable.pieces(&blocks, guest, len);
+        let pieces = pieces.map_err(|guest| MapError::NotMemory { guest })?;
+        let mut at = iova;
+        for piece in pieces {
+            let mapped = self
+                .populate(piece, access)
+                .and_then(|()| self.map_piece(&mut contents, at, piece, access));
+            if let Err(source) = mapped {
+                if at > iova {
+                    // The kernel has just mapped it, and has no reason to keep it.
+                    let _ = self.unmap_within(&mut contents, iova, at - iova);
+                }
+                return Err(self.explain(piece.guest, piece.len, source).into());
+            }
+            // Only wraps around behind the last piece.
+            at = at.wrapping_add(piece.len);
+        }
+        Ok(())
+    }
+
+    fn unmap(&self, iova: u64, len: u64) -> io::Result<()> {
+        self.unmap_within(&mut self.lock(), iova, len)
+    }
+
+    fn identity(&self, on: bool) -> Result<(), MapError> {
+        if on {
+            return Ok(self.begin_identity()?);
+        }
+        self.clear(&mut self.lock()).map_err(MapError::Host)
+    }
+}
+
+impl Space {
+    /// Before memory is mapped for reading only: of a page that nobody has written to, the kernel
+    /// (before Linux 6.2) would let the device read one of zeroes for ever, while the guest's next
+    /// write goes to another one.
+    fn populate(&self, piece: Piece, access: Access) -> io::Result<()> {
+        if access.write {
+            return Ok(());
+        }
+        // What of it is no RAM is left out.
+        discard::populate(&self.reachable.ram(), GuestAddress(piece.guest), piece.len)
+    }
+}
+
+impl From<Error> for MapError {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::MapRam { source, .. } => Self::Host(source),
+            Error::BeyondWidth { guest, len, .. } | Error::Reserved { guest, len, .. } => {
+                Self::OutOfRange { iova: guest, len }
+            }
+            other => Self::NoMemory(other.to_string()),
+        }
+    }
+}
+
+/// How much memory this process may lock, in words.
+fn memory_limit() -> String {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the structure outlives the call, which fills it.
+    match unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) } {
+        0 if limit.rlim_cur == libc::RLIM_INFINITY => "not set".to_owned(),
+        0 => limit.rlim_cur.to_string(),
+        _ => "unknown".to_owned(),
+    }
+}
