@@ -35,6 +35,8 @@ pub enum ThreadRole {
     UserDevice,
     /// Maps memory for physical devices as the guest's IOMMU says.
     Iommu,
+    /// Resets physical devices for the guest.
+    Reset,
 }
 
 /// Starts threads.

@@ -50,7 +50,7 @@ fn step(rig: &Rig, port: Bdf, bdf: Bdf, input: &mut Input) {
             rig.config_read_bytes(port, offset, &mut data[..len]);
         }
         // What the machine does when the port's bus was reset, and also when it was not.
-        11 => rig.segment.reset_bus(port),
+        11 => rig.reset(port),
         // A function that is not there, or is on a bus of another number.
         10 => {
             let bdf = Bdf {

@@ -23,7 +23,7 @@ const ANY_CID: u32 = u32::MAX;
 /// `edu-vfio` tries one behind an IOMMU, `edu-vfio-copy` has it copy for a moment, `edu-vfio-peers`
 /// has one write to the other;
 /// `edu-copy` has it copy until it goes, `edu-peers PATH PATH` has one write to the other;
-/// `pci-sleep PATH` puts a device to sleep and wakes it; `refuse-eject SLOT STATUS` answers to the
+/// `pci-sleep PATH` puts a device to sleep and wakes it, `pci-reset PATH` resets it; `refuse-eject SLOT STATUS` answers to the
 /// next request to give a device up; `read-blocks PATH COUNT` reads blocks of 4 KiB and prints how
 /// many seconds that took; `tcp-send ADDRESS MIB` and `tcp-receive ADDRESS` move bytes that mean nothing, as fast as they
 /// can.
@@ -36,6 +36,7 @@ pub fn run(args: &[String]) -> Result<()> {
         [command, port, text] if command == "vsock-send" => send(port.parse()?, text),
         [command, port, text] if command == "port-write" => port_write(port.parse()?, text),
         [command, path] if command == "pci-sleep" => pci::sleep(path),
+        [command, path] if command == "pci-reset" => pci::reset(path),
         [command, slot, status] if command == "refuse-eject" => {
             let digits = status.trim_start_matches("0x");
             pci::refuse_eject(slot.parse()?, u32::from_str_radix(digits, 16)?)
@@ -62,7 +63,8 @@ pub fn run(args: &[String]) -> Result<()> {
         }
         _ => bail!(
             "agent commands: vsock-echo PORT, vsock-count PORT SECONDS, vsock-send PORT TEXT, \
-             port-write PORT TEXT, pci-sleep PATH, refuse-eject SLOT STATUS, read-blocks PATH COUNT, \
+             port-write PORT TEXT, pci-sleep PATH, pci-reset PATH, refuse-eject SLOT STATUS, \
+             read-blocks PATH COUNT, \
              edu-check [PATH], edu-copy, edu-vfio, edu-vfio-copy, edu-vfio-peers, edu-memory, edu-msix, edu-peers PATH PATH, edu-write-outside ADDRESS, \
              tcp-send ADDRESS MIB, tcp-receive ADDRESS"
         ),

@@ -13,6 +13,10 @@ use anyhow::{Context, Result, ensure};
 
 const CAPABILITIES: usize = 0x34;
 const POWER_MANAGEMENT: u8 = 1;
+const EXPRESS: u8 = 0x10;
+/// Device control, in the PCI Express capability, and in its upper byte a function level reset.
+const DEVICE_CONTROL: u64 = 8;
+const FUNCTION_RESET: u8 = 0x80;
 /// The power state, in the control register.
 const STATE: u8 = 3;
 
@@ -81,6 +85,37 @@ pub fn sleep(path: &str) -> Result<()> {
     let word = function.first_word()?;
     ensure!(word == awake, "{word:#x} after sleep, {awake:#x} before");
     println!("slept well");
+    Ok(())
+}
+
+/// Resets the device at an address in sysfs (PCI Express 6.6.2), and says how long the write took that
+/// asks for it. The reset goes on after that: the device does not answer.
+pub fn reset(path: &str) -> Result<()> {
+    let function = Function(Path::new(path).to_owned());
+    let control = function.capability(EXPRESS)? + DEVICE_CONTROL + 1;
+    let mut config = function.config()?;
+    let id = || -> Result<u32> {
+        let mut id = [0; 4];
+        let mut config = function.config()?;
+        config.read_exact(&mut id)?;
+        Ok(u32::from_le_bytes(id))
+    };
+    let before = id()?;
+    config.seek(SeekFrom::Start(control))?;
+    let start = Instant::now();
+    config.write_all(&[FUNCTION_RESET])?;
+    let written = start.elapsed();
+    ensure!(
+        id()? == u32::MAX,
+        "the device was reset while it was written to, which took {written:?}"
+    );
+    while id()? == u32::MAX {
+        ensure!(start.elapsed().as_secs() < 20, "the reset does not end");
+        thread::sleep(Duration::from_millis(1));
+    }
+    ensure!(id()? == before, "it is another device: {:#x}", id()?);
+    let taken = start.elapsed();
+    println!("reset in {taken:?}, {written:?} of them for the write");
     Ok(())
 }
 

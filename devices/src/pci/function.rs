@@ -52,6 +52,9 @@ impl From<serde_json::Error> for LifecycleError {
     }
 }
 
+/// What of a reset takes time, up to seconds: for a thread that may wait, without the function's lock.
+pub type SlowReset = Box<dyn FnOnce() + Send>;
+
 /// A PCI function that can be plugged into a [`PciSegment`](super::PciSegment).
 ///
 /// The segment calls every method with the function's lock held. A vCPU that touches a trapped
@@ -106,9 +109,25 @@ pub trait PciFunction: Send {
         let _ = forwarded;
     }
 
-    /// The guest resets the bus on which the function is. [`PciFunction::reset`] follows, when this
-    /// has been called for all functions of the bus; until then, the guest does not reach them.
+    /// Whether the guest has asked for a reset that has not ended yet: of the function, or of the bus
+    /// behind it if it is a root port. Whoever is being reset does not answer.
+    fn is_resetting(&self) -> bool {
+        false
+    }
+
+    /// The guest resets the bus on which the function is. [`PciFunction::begin_reset`] follows, when
+    /// this has been called for all functions of the bus; until [`PciFunction::end_reset`], the guest
+    /// does not reach them.
     fn prepare_bus_reset(&mut self) {}
+
+    /// Begins the reset that the guest has asked for, and returns what of it takes time, if anything
+    /// does. [`PciFunction::end_reset`] follows when that is done.
+    fn begin_reset(&mut self) -> Result<Option<SlowReset>, LifecycleError> {
+        self.reset().map(|()| None)
+    }
+
+    /// The function is as after power-on, and answers again.
+    fn end_reset(&mut self) {}
 
     /// The function got its place on the bus, before the guest can see it.
     fn plugged(&mut self, bdf: Bdf) -> io::Result<()> {

@@ -30,8 +30,9 @@
 //! slot leaves as a whole: that is how guests unplug. Interrupt lines (INTx) are there for physical
 //! devices that have nothing better; the bridge's `_PRT` gives all slots four of them.
 //!
-//! A guest can reset the bus behind a port. It finds nothing there until the machine, told by
-//! [`PciSegment::on_bus_reset`], has called [`PciSegment::reset_bus`].
+//! A guest can reset a function, and the bus behind a port. It finds nothing there until the machine,
+//! told by [`PciSegment::on_reset`], has called [`PciSegment::begin_reset`], run what that returns,
+//! and called [`PciSegment::end_reset`].
 
 mod access;
 mod aml;
@@ -53,7 +54,7 @@ pub use aml::PciAml;
 pub use bar::{BarAddress, BarIndex, BarKind, BarRequest, DecodedBar};
 pub use bdf::{Bdf, ParseBdfError, SLOTS};
 pub use config::{ConfigError, ConfigSpace, ConfigSpaceState, Identity};
-pub use function::{LifecycleError, PciFunction};
+pub use function::{LifecycleError, PciFunction, SlowReset};
 pub use host_bridge::HostBridge;
 pub use hotplug::{
     HOTPLUG_SIZE, HotplugController, HotplugState, PciBuses, SlotEvent, SlotHandler,
@@ -64,7 +65,7 @@ pub use msix::{
     Delivery, MAX_VECTORS, MsixCapability, MsixEntryState, MsixState, MsixTable, TABLE_ENTRY_SIZE,
 };
 pub use root_port::RootPort;
-pub use segment::{BusResetHandler, PciError, PciSegment, Seat, SharedFunction};
+pub use segment::{PciError, PciSegment, ResetHandler, Seat, SharedFunction};
 pub use windows::{PortWindows, SegmentConfig, Window};
 
 #[cfg(test)]

@@ -245,7 +245,7 @@ fn a_bus_that_the_guest_resets_comes_back_when_what_is_on_it_has_been_reset() {
     let resets = Arc::new(Mutex::new(Vec::new()));
     let log = Arc::clone(&resets);
     let handler = move |port| log.lock().unwrap().push(port);
-    rig.segment.on_bus_reset(Box::new(handler));
+    rig.segment.on_reset(Box::new(handler));
     let at = functions.map(|bdf| rig.bar64(bdf, BAR));
     let is_there = || functions.map(|bdf| rig.config_read(bdf, 0) != u32::MAX);
     let hold = |held: bool| rig.config_write(port, CONTROL, &[u8::from(held) << 6]);
@@ -258,7 +258,7 @@ fn a_bus_that_the_guest_resets_comes_back_when_what_is_on_it_has_been_reset() {
     assert_eq!(at.map(|at| tag_at(&rig, at)), [0xff; 2]);
     // What comes now is not there before the others.
     plug(&rig, Plain::new(3, &[]), behind(1, 2)).unwrap();
-    rig.segment.reset_bus(port);
+    rig.reset(port);
     assert_eq!(is_there(), [true; 2]);
     for bdf in functions {
         assert_eq!(rig.config_read(bdf, 4) & 7, 0);
@@ -267,15 +267,15 @@ fn a_bus_that_the_guest_resets_comes_back_when_what_is_on_it_has_been_reset() {
     // As long as the guest holds it, it is one.
     rig.enable(functions[0], true);
     hold(true);
-    rig.segment.reset_bus(port);
+    rig.reset(port);
     assert_eq!(is_there(), [false; 2]);
     hold(false);
     assert_eq!(is_there(), [true; 2]);
     assert_eq!(*resets.lock().unwrap(), [port; 2]);
     // Nobody has asked.
     rig.enable(functions[0], true);
-    rig.segment.reset_bus(port);
-    rig.segment.reset_bus(functions[0]);
+    rig.reset(port);
+    rig.reset(functions[0]);
     assert_eq!(rig.config_read(functions[0], 4) & 7, 7 & !1);
 }
 
@@ -307,7 +307,7 @@ fn a_guest_that_ends_a_reset_does_not_wait_for_it() {
         drop(being_reset);
         waited.unwrap();
     });
-    rig.segment.reset_bus(port);
+    rig.reset(port);
     assert_ne!(rig.config_read(bdf, 0), u32::MAX);
 }
 

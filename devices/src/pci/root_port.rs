@@ -184,16 +184,6 @@ impl RootPort {
         self.home.map(|(bus, _)| bus)
     }
 
-    /// Whether the guest has reset the bus, and what is on it has not been reset yet.
-    pub(super) fn is_resetting(&self) -> bool {
-        self.resetting
-    }
-
-    /// All that is on its bus has been reset.
-    pub(super) fn end_reset(&mut self) {
-        self.resetting = false;
-    }
-
     fn holds_reset(&self) -> bool {
         self.config.read_u16(CONTROL) & CONTROL_RESET != 0
     }
@@ -269,6 +259,15 @@ impl PciFunction for RootPort {
         self.config.write(offset, data);
         // What is set and cleared while the bus is still being reset is that reset.
         self.resetting |= !held && self.holds_reset();
+    }
+
+    fn is_resetting(&self) -> bool {
+        self.resetting
+    }
+
+    /// All that is on its bus has been reset.
+    fn end_reset(&mut self) {
+        self.resetting = false;
     }
 
     fn root_port(&self) -> Option<&RootPort> {

@@ -133,6 +133,14 @@ impl Rig {
         self.segment.plug(function, Seat::ANY, &[]).unwrap()
     }
 
+    /// Carries out a reset that the guest has asked for.
+    pub fn reset(&self, at: Bdf) {
+        if let Some(slow) = self.segment.begin_reset(at) {
+            slow();
+        }
+        self.segment.end_reset(at);
+    }
+
     fn config_address(bdf: Bdf, offset: u16) -> u64 {
         ECAM_BASE + (u64::from(bdf.requester_id()) << 12) + u64::from(offset & 0xfff)
     }

@@ -23,6 +23,10 @@ use crate::{
 const REGION: usize = 4096;
 const BAR0: u32 = 0;
 const ROM: u32 = 6;
+const COMMAND: u64 = 4;
+/// Upper byte of the device control register, and in it the function level reset.
+const CONTROL: u64 = 0x59;
+const CONTROL_RESET: u8 = 0x80;
 
 /// A device with a ROM full of 0x5a and a 64-bit BAR 0, and in it the vector table at 0 and the
 /// pending bits at 2048, a power management capability at 0x40, PCI Express with FLR at 0x50, MSI
@@ -40,6 +44,10 @@ pub struct FakeDevice {
     pub stubborn: AtomicBool,
     /// Resets so far.
     pub resets: AtomicU32,
+    /// While this is locked, a reset does not end.
+    pub busy: Mutex<()>,
+    /// A reset is under way: whoever writes the command register waits for its end.
+    pub resetting: AtomicBool,
     connected: Mutex<BTreeMap<(u32, u16), Option<EventFd>>>,
 }
 
@@ -67,6 +75,8 @@ impl FakeDevice {
             host_vectors: AtomicU32::new(u32::MAX),
             stubborn: AtomicBool::new(false),
             resets: AtomicU32::new(0),
+            busy: Mutex::default(),
+            resetting: AtomicBool::new(false),
             connected: Mutex::default(),
         }
     }
@@ -95,6 +105,13 @@ impl FakeDevice {
     pub fn command(&self) -> u16 {
         let config = lock(&self.config);
         u16::from_le_bytes([config[4], config[5]])
+    }
+
+    fn wait_for_reset(&self) {
+        self.resetting.store(true, Ordering::Relaxed);
+        drop(lock(&self.busy));
+        self.resetting.store(false, Ordering::Relaxed);
+        self.resets.fetch_add(1, Ordering::Relaxed);
     }
 
     fn region(&self, region: u32) -> Option<&Mutex<[u8; REGION]>> {
@@ -135,7 +152,18 @@ impl Device for FakeDevice {
         }
     }
 
+    /// Waits when vfio-pci does.
     fn write(&self, region: u32, offset: u64, data: &[u8]) {
+        if region == VFIO_PCI_CONFIG_REGION_INDEX {
+            let control = CONTROL.checked_sub(offset);
+            let control = control.and_then(|at| data.get(at as usize));
+            if control.is_some_and(|control| control & CONTROL_RESET != 0) {
+                self.wait_for_reset();
+            }
+            if offset == COMMAND && self.resetting.load(Ordering::Relaxed) {
+                drop(lock(&self.busy));
+            }
+        }
         let mut bytes = self.region(region).map(lock);
         let to = bytes
             .as_mut()
@@ -191,7 +219,7 @@ impl Device for FakeDevice {
         if self.stubborn.load(Ordering::Relaxed) {
             return Err(ResetError::None);
         }
-        self.resets.fetch_add(1, Ordering::Relaxed);
+        self.wait_for_reset();
         Ok(())
     }
 }

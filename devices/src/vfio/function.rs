@@ -1,6 +1,14 @@
 //! The PCI function through which the guest sees a device.
 
-use std::{collections::BTreeMap, io, ops::Range, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    io,
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
 
 use vm_memory::GuestAddress;
 
@@ -20,7 +28,7 @@ use crate::{
     msi::{MsiController, MsiMessage, MsiVectors},
     pci::{
         BarIndex, BarKind, BarRequest, Bdf, ConfigError, ConfigSpace, Identity, LifecycleError,
-        Line, Lines, MsiCapability, MsixCapability, MsixTable, PciFunction,
+        Line, Lines, MsiCapability, MsixCapability, MsixTable, PciFunction, SlowReset,
         config::{COMMAND_BUS_MASTER, COMMAND_IO, COMMAND_MEMORY, offsets},
         line_of,
     },
@@ -75,6 +83,31 @@ struct Through {
     writable: bool,
 }
 
+/// What became of the resets that the guest has asked for.
+#[derive(Default)]
+struct Resets {
+    /// So often it was reset with its bus.
+    with_bus: AtomicU64,
+    /// A failure that the guest can repeat at will is logged once.
+    warned: AtomicBool,
+}
+
+impl Resets {
+    /// `reset` says whether it was one of the device's bus.
+    fn note(&self, device: &dyn Device, reset: Result<bool, ResetError>) {
+        match reset {
+            Ok(with_bus) => {
+                self.with_bus.fetch_add(with_bus.into(), Ordering::Relaxed);
+            }
+            Err(error) if !self.warned.swap(true, Ordering::Relaxed) => {
+                let name = device.name();
+                log::warn!("device {name}: cannot reset it for the guest: {error}");
+            }
+            Err(_) => {}
+        }
+    }
+}
+
 /// A device on a guest's PCI bus.
 pub struct Function {
     config: ConfigSpace,
@@ -91,10 +124,12 @@ pub struct Function {
     resources: Resources,
     /// The bridges above forward its DMA and messages.
     upstream: bool,
+    /// The guest has asked for a reset that has not ended: the device is left alone, and answers
+    /// nothing.
+    resetting: bool,
     /// The next reset is one of its bus.
     with_bus: bool,
-    /// So often it was reset with its bus, as the guest asked.
-    bus_resets: u64,
+    resets: Arc<Resets>,
     /// It was taken off the bus, and is as it was before it came.
     gone: bool,
     /// A failure that the guest can repeat at will is logged once.
@@ -140,8 +175,9 @@ impl Function {
             bars: BTreeMap::new(),
             resources,
             upstream: true,
+            resetting: false,
             with_bus: false,
-            bus_resets: 0,
+            resets: Arc::default(),
             gone: false,
             warned: false,
             device,
@@ -201,6 +237,10 @@ impl Function {
     /// BARs at the host's addresses: where the guest sees them is the machine's business, and a
     /// vCPU that still looks at one must not run into nothing.
     fn set_command(&self, command: u16) {
+        if self.resetting {
+            // Its registers are out of reach until then, and it does nothing.
+            return;
+        }
         let mut command = command | COMMAND_IO | COMMAND_MEMORY;
         if !self.is_awake() || !self.upstream {
             command &= !COMMAND_BUS_MASTER;
@@ -271,8 +311,9 @@ impl Function {
             .collect()
     }
 
-    /// Leaves the device as clean as it can be.
+    /// Leaves the device as clean as it can be. Nobody resets it meanwhile.
     fn leave(&mut self) {
+        self.resetting = false;
         let line = self.line.take();
         let silenced = self.silence();
         // Only now: the device asserted it until it was silent.
@@ -289,13 +330,14 @@ impl Function {
 
     /// Stops DMA and interrupts, and brings the device back to its state after power-on.
     fn silence(&mut self) -> Result<(), ResetError> {
+        self.stop();
+        self.device.reset()
+    }
+
+    /// Stops DMA and interrupts, and brings the guest's registers back to their state after power-on.
+    fn stop(&mut self) {
         self.set_command(0);
         self.reset_registers();
-        if !std::mem::take(&mut self.with_bus) {
-            return self.device.reset();
-        }
-        self.bus_resets += u64::from(self.device.reset_bus()?);
-        Ok(())
     }
 
     fn reset_registers(&mut self) {
@@ -312,13 +354,16 @@ impl Function {
         let Some(express) = self.express else {
             return false;
         };
-        let mut capabilities = [0; 4];
-        self.device.read_config(express + 4, &mut capabilities);
         // The upper byte of the device control register, and the highest bit in it.
         let control = (express + 9)
             .checked_sub(offset)
             .and_then(|at| data.get(at));
-        capabilities[3] & 0x10 != 0 && control.is_some_and(|control| control & 0x80 != 0)
+        if control.is_none_or(|control| control & 0x80 == 0) {
+            return false;
+        }
+        let mut capabilities = [0; 4];
+        self.device.read_config(express + 4, &mut capabilities);
+        capabilities[3] & 0x10 != 0
     }
 
     fn is_awake(&self) -> bool {
@@ -450,6 +495,9 @@ impl PciFunction for Function {
     }
 
     fn read_config(&mut self, offset: usize, data: &mut [u8]) {
+        if self.resetting {
+            return data.fill(0xff);
+        }
         self.config.read(offset, data);
         for part in self.parts_through(offset, data.len(), false) {
             let data = &mut data[part.start - offset..part.end - offset];
@@ -466,8 +514,17 @@ impl PciFunction for Function {
     }
 
     fn write_config(&mut self, offset: usize, data: &[u8]) {
+        if self.resetting {
+            return;
+        }
+        if self.asks_for_reset(offset, data) {
+            // PCI Express 6.6.2: it stops at once, its registers are reset, too, and until it is ready
+            // it answers nothing. The kernel waits for that, which this thread, a vCPU's, does not.
+            self.stop();
+            self.resetting = true;
+            return;
+        }
         let before = (self.config.command(), self.is_awake());
-        let reset = self.asks_for_reset(offset, data);
         self.config.write(offset, data);
         if let Some(power) = self.power {
             power.settle(&mut self.config, before.1);
@@ -476,11 +533,7 @@ impl PciFunction for Function {
             let data = &data[part.start - offset..part.end - offset];
             self.device.write_config(part.start, data);
         }
-        if reset {
-            // The device's own reset its registers, too (PCI Express 6.6.2).
-            self.reset_registers();
-        }
-        if reset || (self.config.command(), self.is_awake()) != before {
+        if (self.config.command(), self.is_awake()) != before {
             self.set_command(self.config.command());
         }
         self.connect_interrupts();
@@ -523,9 +576,32 @@ impl PciFunction for Function {
         }
     }
 
+    fn is_resetting(&self) -> bool {
+        self.resetting
+    }
+
     fn prepare_bus_reset(&mut self) {
         self.with_bus = true;
         self.device.prepare_bus_reset();
+    }
+
+    fn begin_reset(&mut self) -> Result<Option<SlowReset>, LifecycleError> {
+        self.stop();
+        self.resetting = true;
+        let with_bus = std::mem::take(&mut self.with_bus);
+        let (device, resets) = (Arc::clone(&self.device), Arc::clone(&self.resets));
+        Ok(Some(Box::new(move || {
+            let reset = match with_bus {
+                true => device.reset_bus(),
+                false => device.reset().map(|()| false),
+            };
+            resets.note(&*device, reset);
+        })))
+    }
+
+    fn end_reset(&mut self) {
+        self.resetting = false;
+        self.set_command(self.config.command());
     }
 
     fn plugged(&mut self, bdf: Bdf) -> io::Result<()> {
@@ -569,14 +645,14 @@ impl PciFunction for Function {
     }
 
     fn reset(&mut self) -> Result<(), LifecycleError> {
-        if let Err(error) = self.silence() {
-            self.warn("reset it for the guest", &error);
-        }
+        self.resetting = false;
+        let reset = self.silence();
+        self.resets.note(&*self.device, reset.map(|()| false));
         Ok(())
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
-        vec![("bus_resets", self.bus_resets)]
+        vec![("bus_resets", self.resets.with_bus.load(Ordering::Relaxed))]
     }
 }
 

@@ -276,8 +276,8 @@ impl Attached {
             return Ok(());
         }
         let groups: BTreeSet<_> = together.iter().map(|other| &*other.group).collect();
-        // Without the lock, which vCPUs take when they move BARs: this takes a second. Nobody attaches
-        // a device meanwhile, which is for the thread that resets them.
+        // Without the lock, which vCPUs take when they move BARs: this takes a second. Nobody plugs or
+        // unplugs a device meanwhile: the machine waits for resets that are under way.
         ioctl::reset_bus(device, &self.iommu.provider.proof(&groups))?;
         let others = together
             .iter()

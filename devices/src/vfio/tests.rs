@@ -1,6 +1,10 @@
 //! A guest's driver and a device made of memory.
 
-use std::sync::{Arc, Mutex, atomic::Ordering};
+use std::{
+    sync::{Arc, Mutex, atomic::Ordering, mpsc},
+    thread,
+    time::Duration,
+};
 
 use super::{Function, Irqs, Resources};
 use crate::{
@@ -179,6 +183,56 @@ fn a_reset_by_the_guest_leaves_registers_as_after_power_on() {
     assert_eq!(plugged.msix(), (0, vec![]));
     assert_eq!(plugged.device.command() & MASTER, 0);
     assert_eq!(plugged.rig.read(bar), u32::MAX, "the BAR is not decoded");
+    plugged.rig.reset(plugged.bdf);
+    assert_eq!(plugged.rig.config_read(plugged.bdf, 4) & 7, 0);
+    assert_eq!(plugged.rig.bar64(plugged.bdf, BarIndex::ZERO), 0);
+}
+
+#[test]
+fn a_vcpu_does_not_wait_for_a_reset_and_the_device_answers_when_it_is_over() {
+    let (plugged, port) = Plugged::behind_port(FakeDevice::new(4));
+    let (told, asked) = mpsc::channel();
+    let handler = move |at| told.send(at).unwrap();
+    plugged.rig.segment.on_reset(Box::new(handler));
+    let before = plugged.device.resets.load(Ordering::Relaxed);
+    let id = || plugged.rig.config_read(plugged.bdf, 0);
+    let vcpu = || {
+        plugged.config(DEVICE_CONTROL, 0x8000);
+        assert_eq!(id(), u32::MAX, "it does not answer");
+        // None of this reaches it.
+        plugged.rig.enable(plugged.bdf, true);
+        for command in [2_u16, 6] {
+            plugged.rig.config_write(port, 4, &command.to_le_bytes());
+        }
+    };
+    let (rig, bdf) = (&plugged.rig, plugged.bdf);
+    let is_under_way = || plugged.device.resetting.load(Ordering::Relaxed);
+    thread::scope(|scope| {
+        let busy = plugged.device.busy.lock().unwrap();
+        let (over, waited) = mpsc::channel();
+        let (vcpu, is_under_way) = (&vcpu, &is_under_way);
+        scope.spawn(move || {
+            vcpu();
+            scope.spawn(move || rig.reset(bdf));
+            while !is_under_way() {
+                thread::yield_now();
+            }
+            vcpu();
+            over.send(()).unwrap();
+        });
+        let waited = waited.recv_timeout(Duration::from_secs(20));
+        drop(busy);
+        waited.unwrap();
+    });
+    assert_eq!(asked.try_iter().collect::<Vec<_>>(), [plugged.bdf]);
+    assert_eq!(plugged.device.resets.load(Ordering::Relaxed), before + 1);
+    assert_eq!(id(), 0x11e8_1234);
+    assert_eq!(plugged.rig.config_read(plugged.bdf, 4) & 7, 0);
+    plugged.rig.enable(plugged.bdf, true);
+    assert_eq!(plugged.device.command() & MASTER, MASTER);
+    // Nobody has asked.
+    plugged.rig.reset(plugged.bdf);
+    assert_eq!(plugged.device.resets.load(Ordering::Relaxed), before + 1);
 }
 
 #[test]
@@ -218,7 +272,7 @@ fn a_reset_of_its_bus_leaves_a_device_as_after_power_on() {
         assert_eq!(plugged.rig.config_read(plugged.bdf, 0), u32::MAX);
         assert_eq!(plugged.rig.read(bar), u32::MAX);
     }
-    plugged.rig.segment.reset_bus(port);
+    plugged.rig.reset(port);
     assert_eq!(plugged.device.resets.load(Ordering::Relaxed), before + 1);
     assert_eq!(plugged.msix(), (0, vec![]));
     assert_eq!(plugged.rig.config_read(plugged.bdf, 4) & 7, 0);

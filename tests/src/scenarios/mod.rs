@@ -14,6 +14,7 @@ mod passthrough_boards;
 mod passthrough_iommufd;
 mod passthrough_kinds;
 mod passthrough_leave;
+mod passthrough_resets;
 mod passthrough_state;
 mod passthrough_topology;
 mod passthrough_user;
@@ -67,6 +68,7 @@ pub fn all() -> Vec<Scenario> {
         passthrough_leave::SCENARIOS,
         passthrough_kinds::SCENARIOS,
         passthrough_topology::SCENARIOS,
+        passthrough_resets::SCENARIOS,
     ]
     .into_iter()
     .flatten()

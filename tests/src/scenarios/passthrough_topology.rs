@@ -151,7 +151,8 @@ fn extended_capabilities(context: &Context) -> Result<()> {
     Ok(())
 }
 
-const SYSFS: &str = "/sys/bus/pci/devices";
+/// The devices of a guest.
+pub const SYSFS: &str = "/sys/bus/pci/devices";
 
 fn take_two() -> Result<[HostDevice; 2]> {
     let [one, other] = [EDU_OF_TWO, EDU_OF_TWO + 1].map(|index| HostDevice::take(EDU, index));
@@ -159,7 +160,7 @@ fn take_two() -> Result<[HostDevice; 2]> {
 }
 
 /// Registers, DMA and an interrupt of the device at an address in the guest.
-fn works(guest: &mut Guest, bdf: &str) -> Result<()> {
+pub fn works(guest: &mut Guest, bdf: &str) -> Result<()> {
     let folder = format!("{SYSFS}/{bdf}");
     guest.eventually(&format!("ls -d {folder}"), |found| found == folder)?;
     let said = guest.run(&format!("agent edu-check {folder}"))?;
@@ -417,11 +418,16 @@ pub fn reset_together(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Writes a byte of configuration space.
-fn set_config(guest: &mut Guest, bdf: &str, at: usize, value: u8) -> Result<()> {
-    guest.run(&format!(
+/// The command that writes a byte of configuration space.
+pub fn write_of(bdf: &str, at: usize, value: u8) -> String {
+    format!(
         "printf '\\{value:03o}' | dd of={SYSFS}/{bdf}/config bs=1 seek={at} conv=notrunc 2>/dev/null"
-    ))?;
+    )
+}
+
+/// Writes a byte of configuration space.
+pub fn set_config(guest: &mut Guest, bdf: &str, at: usize, value: u8) -> Result<()> {
+    guest.run(&write_of(bdf, at, value))?;
     Ok(())
 }
 

@@ -272,9 +272,9 @@ impl Control {
                     machine.devices().settle_peers();
                 }
             }
-            MachineEvent::PciBusReset { port } => {
+            MachineEvent::PciReset => {
                 if let Some(machine) = self.life.machine_mut() {
-                    machine.devices().reset_bus(port);
+                    machine.go_on_with_resets();
                 }
             }
             MachineEvent::PciRefused { slot, status } => self.refused(slot, status),

@@ -37,9 +37,10 @@ use serde_json::Value;
 use super::{
     buses::Buses,
     error::{DeviceError, MachineError},
-    events::{EventSender, MachineEvent},
+    events::EventSender,
     kinds::Handle,
     physical::Physical,
+    resets::Resets,
 };
 use crate::config::{Place, Placed, VmConfig};
 
@@ -221,6 +222,7 @@ pub struct Devices {
     plugged: BTreeMap<String, Plugged>,
     /// Removed, but perhaps still used by a vCPU.
     leaving: Vec<SharedFunction>,
+    resets: Resets,
     pio: Arc<Bus>,
     mmio: Arc<Bus>,
 }
@@ -234,6 +236,7 @@ impl Devices {
     ) -> Result<Self, MachineError> {
         let mut segments = Vec::new();
         let mut described = Vec::new();
+        let resets = Resets::new(surroundings.events.clone());
         for number in 0..map.segments() {
             let Some(windows) = map.segment(number) else {
                 break;
@@ -266,9 +269,7 @@ impl Devices {
             buses
                 .mmio
                 .insert(windows.ecam.start, windows.ecam.size, Ecam::new(&segment))?;
-            let events = surroundings.events.clone();
-            let reset = move |port| events.send(MachineEvent::PciBusReset { port });
-            segment.on_bus_reset(Box::new(reset));
+            segment.on_reset(resets.handler());
             segments.push(segment);
         }
         let Some(first) = segments.first() else {
@@ -299,6 +300,7 @@ impl Devices {
             surroundings,
             plugged: BTreeMap::new(),
             leaving: Vec::new(),
+            resets,
             pio: Arc::clone(&buses.pio),
             mmio: Arc::clone(&buses.mmio),
         })
@@ -411,6 +413,7 @@ impl Devices {
         if self.plugged.contains_key(&id) {
             return Err(MachineError::DuplicateId(id));
         }
+        self.resets.wait(&self.segments);
         self.reclaim();
         self.check_iommu::<K>(&config.slot(), segment)?;
         let made = config
@@ -543,6 +546,7 @@ impl Devices {
 
     /// Unplugs a device without asking the guest. One whose storage does not answer stays.
     pub fn remove(&mut self, id: &str) -> Result<(), MachineError> {
+        self.resets.wait(&self.segments);
         if let Some(device) = self.plugged.get_key_value(id) {
             settle(&[device])?;
         }
@@ -585,11 +589,16 @@ impl Devices {
         self.surroundings.physical.settle_peers();
     }
 
-    /// Resets all devices behind a root port whose bus the guest has reset.
-    pub fn reset_bus(&self, port: Bdf) {
-        if let Ok(segment) = self.segment(port.segment) {
-            segment.reset_bus(port);
-        }
+    /// Begins and ends resets that the guest has asked for, without waiting for what takes time.
+    pub fn go_on_with_resets(&mut self) {
+        let spawner = &*self.surroundings.spawner;
+        self.resets.go_on(&self.segments, spawner);
+    }
+
+    /// Carries out all resets that the guest has asked for. vCPUs stand still.
+    pub fn finish_resets(&mut self) {
+        let spawner = &*self.surroundings.spawner;
+        self.resets.finish(&self.segments, spawner);
     }
 
     /// Lets physical devices reach RAM that was added.
@@ -678,6 +687,7 @@ impl Devices {
 
 impl Drop for Devices {
     fn drop(&mut self) {
+        self.resets.wait(&self.segments);
         for (id, device) in std::mem::take(&mut self.plugged) {
             let unplugged: Result<_, PciError> = match self.segment(device.bdf.segment) {
                 Ok(segment) => segment.unplug(device.bdf).map(|_| ()),

@@ -40,11 +40,8 @@ pub enum MachineEvent {
     },
     /// The guest has moved the memory of a physical device.
     PeersChanged,
-    /// The guest has reset the bus behind a root port.
-    PciBusReset {
-        /// The port.
-        port: Bdf,
-    },
+    /// The guest has asked for the reset of a device or a bus, or one has ended.
+    PciReset,
     /// The guest will not give up the PCI device in a slot.
     PciRefused {
         /// The slot's function 0.
@@ -73,8 +70,8 @@ impl MachineEvent {
             | (Self::PciRefused { slot, .. }, Self::PciRefused { slot: other, .. }) => {
                 slot == other
             }
-            (Self::PciBusReset { port }, Self::PciBusReset { port: other }) => port == other,
             (Self::Cpu(CpuEvent::Reset), Self::Cpu(CpuEvent::Reset))
+            | (Self::PciReset, Self::PciReset)
             | (Self::PeersChanged, Self::PeersChanged) => true,
             _ => false,
         }

@@ -10,6 +10,7 @@
 //! - [`boot`]: kernel, ACPI and SMBIOS; [`placement`] and [`numa`]: which memory goes where.
 //! - [`save`]: snapshots; `coredump`: a dump for debuggers; `resize`: machines that grow; `gate`:
 //!   machines that stand still and serve.
+//! - `resets`: what the guest resets, on a thread that may wait for it.
 //! - [`events`]: what a machine reports to the control loop; [`alarms`]: what physical devices do.
 
 pub mod alarms;
@@ -28,6 +29,7 @@ mod numa;
 pub mod physical;
 pub mod placement;
 pub mod platform;
+mod resets;
 pub mod resize;
 pub mod save;
 
@@ -272,10 +274,12 @@ impl Machine {
         Ok(())
     }
 
-    /// Stops vCPUs, then devices. If one of them cannot be stopped, all go on.
+    /// Stops vCPUs, then devices. If one of them cannot be stopped, all go on. Resets that the guest
+    /// has asked for end before that, which takes seconds at most for each.
     pub fn pause(&mut self) -> Result<(), MachineError> {
         self.cpus.pause();
         self.consoles.stop();
+        self.devices.finish_resets();
         self.devices.pause().inspect_err(|_| {
             if let Err(error) = self.resume() {
                 log::error!("after a pause that failed, the guest does not go on: {error}");
@@ -368,6 +372,11 @@ impl Machine {
         counters
             .extend(vcpus.map(|(index, all)| (format!("_cpu{index}"), all.into_iter().collect())));
         counters
+    }
+
+    /// Begins and ends resets that the guest has asked for, without waiting for what takes time.
+    pub fn go_on_with_resets(&mut self) {
+        self.devices.go_on_with_resets();
     }
 
     /// The devices on PCI.

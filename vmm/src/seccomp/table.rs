@@ -8,7 +8,7 @@ use seccompiler::{
 };
 
 /// All roles.
-pub const ROLES: [ThreadRole; 15] = [
+pub const ROLES: [ThreadRole; 16] = [
     ThreadRole::Vmm,
     ThreadRole::Api,
     ThreadRole::Vcpu,
@@ -24,6 +24,7 @@ pub const ROLES: [ThreadRole; 15] = [
     ThreadRole::PageFault,
     ThreadRole::UserDevice,
     ThreadRole::Iommu,
+    ThreadRole::Reset,
 ];
 
 /// Rust's and libc's own needs on any thread: memory, locks, time, logging, leaving.
@@ -170,6 +171,17 @@ const PAGE_FAULT: &[i64] = &[libc::SYS_lseek, libc::SYS_pread64];
 
 const USER_DEVICE: &[i64] = &[libc::SYS_shutdown];
 
+/// Finds the descriptors of groups that a reset of a bus needs, or sends another process a message.
+const RESET: &[i64] = &[
+    libc::SYS_pread64,
+    libc::SYS_pwrite64,
+    libc::SYS_readlink,
+    libc::SYS_readlinkat,
+    libc::SYS_recvmsg,
+    libc::SYS_sendmsg,
+    libc::SYS_shutdown,
+];
+
 /// The control thread opens, places and removes what the others use.
 const VMM: &[i64] = &[
     libc::SYS_access,
@@ -267,7 +279,7 @@ fn ioctl_types(role: ThreadRole) -> &'static [u8] {
         ThreadRole::Net => &[TUN],
         ThreadRole::Vsock => &[TERMINAL],
         // Memory is mapped for physical devices: what is plugged, and what the guest's IOMMU says.
-        ThreadRole::Memory | ThreadRole::Iommu => &[VFIO],
+        ThreadRole::Memory | ThreadRole::Iommu | ThreadRole::Reset => &[VFIO],
         ThreadRole::PageFault => &[UFFD],
         _ => &[],
     }
@@ -288,6 +300,7 @@ fn calls(role: ThreadRole) -> &'static [i64] {
         ThreadRole::Gate => GATE,
         ThreadRole::PageFault => PAGE_FAULT,
         ThreadRole::UserDevice => USER_DEVICE,
+        ThreadRole::Reset => RESET,
         ThreadRole::Net | ThreadRole::Rng | ThreadRole::Iommu => &[],
     }
 }

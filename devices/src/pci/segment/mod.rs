@@ -15,16 +15,17 @@ use super::{
     bar::{BarAddress, BarIndex, BarKind, DecodedBar},
     bdf::{Bdf, SLOTS},
     config::{HEADER_MULTIFUNCTION, offsets},
-    function::{LifecycleError, PciFunction},
+    function::{LifecycleError, PciFunction, SlowReset},
     host_bridge::HostBridge,
     root_port::{self, Forwarding, RootPort},
     windows::SegmentConfig,
 };
 use crate::bus::{Bus, BusError};
 
-/// What the machine does when the guest has reset the bus behind the root port at an address: it has
-/// somebody call [`PciSegment::reset_bus`]. Called on a vCPU thread, which is not to wait for that.
-pub type BusResetHandler = Box<dyn Fn(Bdf) + Send + Sync>;
+/// What the machine does when the guest resets the function at an address, or the bus behind it if it
+/// is a root port: it has somebody call [`PciSegment::begin_reset`]. Called on a vCPU thread, which is
+/// not to wait for that.
+pub type ResetHandler = Box<dyn Fn(Bdf) + Send + Sync>;
 
 /// A function that is plugged in.
 pub type SharedFunction = Arc<Mutex<dyn PciFunction>>;
@@ -180,7 +181,7 @@ pub struct PciSegment {
     decoding: Mutex<()>,
     /// Held for look-ups and short changes only.
     slots: Mutex<Slots>,
-    resets: OnceLock<BusResetHandler>,
+    resets: OnceLock<ResetHandler>,
 }
 
 impl PciSegment {
@@ -206,9 +207,9 @@ impl PciSegment {
         })
     }
 
-    /// Says what happens when the guest resets the bus behind a root port; until then, it stays in
-    /// reset. Only the first call counts.
-    pub fn on_bus_reset(&self, handler: BusResetHandler) {
+    /// Says what happens when the guest resets a function or the bus behind a root port; until then,
+    /// they stay in reset. Only the first call counts.
+    pub fn on_reset(&self, handler: ResetHandler) {
         let _ = self.resets.set(handler);
     }
 
@@ -298,7 +299,7 @@ impl PciSegment {
 
     /// Takes a function off the bus and stops it.
     pub fn unplug(&self, bdf: Bdf) -> Result<SharedFunction, PciError> {
-        let _decoding = lock(&self.decoding);
+        let decoding = lock(&self.decoding);
         if bdf.bus == 0 && bdf.device == 0 {
             return Err(PciError::NoFunction(bdf));
         }
@@ -311,8 +312,11 @@ impl PciSegment {
                     self.unregister(&mut *function, mapped);
                 }
             }
-            function.unplugged();
         }
+        // A device may be reset now, and a vCPU that moves another one's BARs is not to wait for that.
+        drop(decoding);
+        lock(&slot.function).unplugged();
+        let _decoding = lock(&self.decoding);
         self.settle_blocked();
         Ok(slot.function)
     }
@@ -368,36 +372,65 @@ impl PciSegment {
         })
     }
 
-    /// Resets all functions behind a root port whose bus the guest has reset, which may take seconds,
-    /// and lets the guest reach them again.
-    pub fn reset_bus(&self, port: Bdf) {
-        let Some(root_port) = self.function(port) else {
-            return;
-        };
-        if !lock(&root_port)
-            .root_port()
-            .is_some_and(RootPort::is_resetting)
-        {
-            return;
-        }
-        let behind = self.behind(port).into_iter();
-        let functions: Vec<_> = behind
-            .filter_map(|at| Some((at, self.function(at)?)))
-            .collect();
-        for (_, function) in &functions {
-            lock(function).prepare_bus_reset();
-        }
-        for (at, function) in &functions {
-            if let Err(error) = lock(function).reset() {
-                // Nothing more: the guest can repeat it at will.
-                log::debug!("{at} keeps what the guest left in it: {error}");
+    /// Begins a reset that the guest has asked for: of the function at an address, or of all behind
+    /// it if it is a root port. Returns what of it takes time, if anything does; when that is done,
+    /// [`PciSegment::end_reset`] lets the guest reach them again. Nobody plugs or unplugs meanwhile.
+    pub fn begin_reset(&self, at: Bdf) -> Option<SlowReset> {
+        let functions = self.resetting(at)?;
+        if !functions.contains_key(&at) {
+            for function in functions.values() {
+                lock(function).prepare_bus_reset();
             }
         }
-        if let Some(root_port) = lock(&root_port).root_port_mut() {
-            root_port.end_reset();
+        let begun = functions.iter().filter_map(|(at, function)| {
+            let begun = lock(function).begin_reset();
+            begun.unwrap_or_else(|error| {
+                // Nothing more: the guest can repeat it at will.
+                log::debug!("{at} keeps what the guest left in it: {error}");
+                None
+            })
+        });
+        let slow: Vec<_> = begun.collect();
+        if slow.is_empty() {
+            return None;
+        }
+        Some(Box::new(move || slow.into_iter().for_each(|slow| slow())))
+    }
+
+    /// What [`PciSegment::begin_reset`] has begun is done.
+    pub fn end_reset(&self, at: Bdf) {
+        let Some(functions) = self.resetting(at) else {
+            return;
+        };
+        for function in functions.values() {
+            lock(function).end_reset();
+        }
+        if let Some(port) = self.function(at).filter(|_| !functions.contains_key(&at)) {
+            lock(&port).end_reset();
         }
         let _decoding = lock(&self.decoding);
-        self.settle(port);
+        self.settle(at);
+    }
+
+    /// What the guest resets by what it has written to the function at an address: that function, or
+    /// those behind it. `None` if it has asked for nothing.
+    fn resetting(&self, at: Bdf) -> Option<BTreeMap<Bdf, SharedFunction>> {
+        let function = self.function(at)?;
+        let is_port = {
+            let function = lock(&function);
+            function
+                .is_resetting()
+                .then(|| function.root_port().is_some())?
+        };
+        if !is_port {
+            return Some(BTreeMap::from([(at, function)]));
+        }
+        let behind = self.behind(at).into_iter();
+        Some(
+            behind
+                .filter_map(|at| Some((at, self.function(at)?)))
+                .collect(),
+        )
     }
 
     fn change(
@@ -436,20 +469,16 @@ impl PciSegment {
             return;
         };
         // A function may reset itself, by a register that only it knows.
-        let is_resetting = |function: &dyn PciFunction| {
-            let port = function.root_port();
-            port.map(RootPort::is_resetting)
-        };
         let (moved, port, reset, closed) = {
             let mut function = lock(&function);
-            let before = (function.config().command(), is_resetting(&*function));
+            let before = (function.config().command(), function.is_resetting());
             function.write_config(offset, data);
-            let resetting = is_resetting(&*function);
+            let resetting = function.is_resetting();
             let moved = function.config().command() != before.0;
-            let reset = resetting != before.1;
-            // All behind it is gone until the reset has ended, which looks at everything anew.
-            let closed = resetting == Some(true) && !reset;
-            (moved, resetting.is_some(), reset, closed)
+            let reset = resetting && !before.1;
+            // It is gone with all behind it until the reset has ended, which looks at everything anew.
+            let closed = resetting && !reset;
+            (moved, function.root_port().is_some(), reset, closed)
         };
         let end = offset.saturating_add(data.len());
         let touches = |first: usize, last: usize| offset < last && first < end;
@@ -458,7 +487,7 @@ impl PciSegment {
             || touches(offsets::ROM, offsets::ROM + 4)
             || touches(offsets::BAR0, offsets::BAR_END)
             || (port && touches(offsets::BAR0, root_port::FORWARDING_END));
-        // This thread is a vCPU's, and what is being reset is locked meanwhile.
+        // This thread is a vCPU's, and functions that are reset at once are locked meanwhile.
         if moves && !closed {
             let _decoding = lock(&self.decoding);
             self.settle(at);
