@@ -7,7 +7,7 @@ use std::{
         fd::{AsFd, AsRawFd},
         unix::net::{UnixListener, UnixStream},
     },
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -111,6 +111,8 @@ fn server() -> Running<Server> {
     let (resources, vcpu, events) = resources(3);
     let memory = resources.memory.clone();
     let server = Server::new("gate", &folder.path().join("server"), 0, resources).unwrap();
+    // As the process of `settings` has it.
+    server.write(at::WINDOW, &WINDOW.to_le_bytes());
     let end = Arc::new(server);
     let runs = Arc::clone(&end);
     Running {
@@ -208,10 +210,45 @@ fn a_server_whose_process_ends_at_slow_work_is_over() {
         hello::receive_answer(&stream).is_err()
     });
     // The next process does not hear of an end that is not its own, whatever pages it has got.
-    server
-        .vcpu
-        .cr3
-        .store(CR3, std::sync::atomic::Ordering::Relaxed);
+    server.vcpu.cr3.store(CR3, Ordering::Relaxed);
+    command(&*server.end, Command::Freeze);
+    assert_eq!(state(&*server.end).0, State::Failed);
+}
+
+#[test]
+fn a_process_that_has_the_page_table_of_one_that_served_is_another_one() {
+    let changes: [fn(&Running<Server>); 4] = [
+        |server| server.vcpu.fs_base.store(0x1000, Ordering::Relaxed),
+        |server| server.end.write(at::WINDOW, &(2 * WINDOW).to_le_bytes()),
+        |server| server.end.write(at::COUNT, &1_u32.to_le_bytes()),
+        |server| server.end.write(at::PKRU, &1_u32.to_le_bytes()),
+    ];
+    for change in changes {
+        let server = server();
+        server.end.pretend(&settings(CALLER), false).unwrap();
+        let (stream, _) = server.client();
+        // The same process: the module, which there is not, is asked to let it sleep.
+        command(&*server.end, Command::Freeze);
+        assert_eq!(state(&*server.end).0, State::Failed);
+        assert!(server.end.in_use());
+        change(&server);
+        // The other one is over, and it is a new server, which there is no module for.
+        command(&*server.end, Command::Freeze);
+        assert_eq!(state(&*server.end).0, State::Failed);
+        assert!(!server.end.in_use());
+        until("the client hears of it", || {
+            hello::receive_answer(&stream).is_err()
+        });
+    }
+}
+
+#[test]
+fn a_process_does_not_hear_of_the_end_of_one_that_had_its_page_table() {
+    let server = server();
+    server.end.pretend(&settings(CALLER), false).unwrap();
+    drop(server.client());
+    until("it is over", || server.is_over());
+    server.vcpu.fs_base.store(0x1000, Ordering::Relaxed);
     command(&*server.end, Command::Freeze);
     assert_eq!(state(&*server.end).0, State::Failed);
 }

@@ -74,11 +74,36 @@ struct Registers {
     place: Option<u64>,
 }
 
+/// What tells a process that serves from one that comes after it: whose page table is where that of
+/// the other was is not the other for that.
+#[derive(Clone, Eq, PartialEq)]
+struct Identity {
+    cr3: u64,
+    fs_base: u64,
+    gs_base: u64,
+    pkru: u32,
+    window: u64,
+    handlers: Vec<u64>,
+}
+
+impl Identity {
+    /// With its window at a guest-physical address.
+    fn settings(&self, window_gpa: u64) -> ServerSettings {
+        ServerSettings {
+            cr3: self.cr3,
+            fs_base: self.fs_base,
+            gs_base: self.gs_base,
+            pkru: self.pkru,
+            window: self.window,
+            window_gpa,
+        }
+    }
+}
+
 /// A process whose handlers the module has.
 struct Registered {
     server: host::Server,
-    cr3: u64,
-    window: u64,
+    identity: Identity,
     place: u64,
     kernel: [u64; KERNEL],
     /// If it can be watched.
@@ -112,9 +137,8 @@ struct Module {
     standing: bool,
     /// Why the port has given the server up by itself, until the machine asks.
     over: Option<Reason>,
-    /// Page table of the process that was at slow work when its server was given up, until it has
-    /// heard of that.
-    untold: Option<u64>,
+    /// The process that was at slow work when its server was given up, until it has heard of that.
+    untold: Option<Identity>,
 }
 
 /// What the port's thread looks after.
@@ -244,7 +268,7 @@ impl Server {
         };
         // The client's memory stays until the next server: this one may be at work with it.
         module.gate = None;
-        module.untold = (!module.standing).then_some(registered.cr3);
+        module.untold = (!module.standing).then_some(registered.identity);
         self.set(State::Ended, (why, 0));
         kick(&self.kick);
         Some(why)
@@ -284,21 +308,25 @@ impl Server {
             return Err((Reason::Invalid, 0));
         }
         let mut module = lock(&self.module);
-        let cr3 = caller.cr3 & !0xfff;
-        if module.untold.take() == Some(cr3) {
+        let asks = self.identity(&caller)?;
+        if module.untold.take().is_some_and(|untold| untold == asks) {
             return Ok(false);
         }
-        let before = module.registered.as_ref();
-        if before.is_some_and(|it| it.cr3 != cr3 && it.has_ended(&self.memory)) {
+        let is_over = |before: &Registered| {
+            let is_another = before.identity != asks;
+            // A process with the same page table has taken the other one's place.
+            is_another && (before.identity.cr3 == asks.cr3 || before.has_ended(&self.memory))
+        };
+        if module.registered.as_ref().is_some_and(is_over) {
             self.retire(&mut module, Reason::Gone);
             module.untold = None;
         }
         // Before anybody else can be let in.
         self.vcpu.freeze(true).map_err(|error| host_error(&error))?;
         let done = match &module.registered {
-            Some(registered) if registered.cr3 != cr3 => Err((Reason::Invalid, 0)),
+            Some(registered) if registered.identity != asks => Err((Reason::Invalid, 0)),
             Some(registered) => registered.server.sleep().map_err(|error| refusal(&error)),
-            None => self.register(&caller, cr3, &mut module),
+            None => self.register(&caller, &asks, &mut module),
         };
         if done.is_ok() {
             module.standing = true;
@@ -310,30 +338,28 @@ impl Server {
         done.map(|()| true)
     }
 
+    /// Who asks to serve, by what it has written.
+    fn identity(&self, caller: &super::Caller) -> Result<Identity, Refusal> {
+        let registers = lock(&self.registers);
+        let handlers = registers.handlers.get(..registers.count as usize);
+        Ok(Identity {
+            cr3: caller.cr3 & !0xfff,
+            fs_base: caller.fs_base,
+            gs_base: caller.gs_base,
+            pkru: registers.pkru,
+            window: registers.window,
+            handlers: handlers.ok_or((Reason::Invalid, 0))?.to_vec(),
+        })
+    }
+
     fn register(
         &self,
         caller: &super::Caller,
-        cr3: u64,
+        identity: &Identity,
         module: &mut Module,
     ) -> Result<(), Refusal> {
-        let (handlers, settings) = {
-            let registers = lock(&self.registers);
-            let (Some(place), Some(handlers)) = (
-                registers.place,
-                registers.handlers.get(..registers.count as usize),
-            ) else {
-                return Err((Reason::Invalid, 0));
-            };
-            let settings = ServerSettings {
-                cr3,
-                fs_base: caller.fs_base,
-                gs_base: caller.gs_base,
-                pkru: registers.pkru,
-                window: registers.window,
-                window_gpa: place,
-            };
-            (handlers.to_vec(), settings)
-        };
+        let place = lock(&self.registers).place;
+        let settings = identity.settings(place.ok_or((Reason::Invalid, 0))?);
         module.shared = None;
         let Some(gate) = &module.gate else {
             // The port's thread opens it soon, if the host has it.
@@ -348,7 +374,7 @@ impl Server {
         let mut result = None;
         let with_fd = self.vcpu.with_fd(&mut |vcpu| {
             let gate = gate.take();
-            result = gate.map(|gate| gate.into_server(vcpu, &handlers, &settings));
+            result = gate.map(|gate| gate.into_server(vcpu, &identity.handlers, &settings));
         });
         with_fd.map_err(|error| host_error(&error))?;
         let server = match result {
@@ -359,7 +385,8 @@ impl Server {
             }
             None => return Err((Reason::Invalid, 0)),
         };
-        self.serve(module, server, &caller.kernel, &settings);
+        let place = settings.window_gpa;
+        self.serve(module, server, &caller.kernel, (identity.clone(), place));
         Ok(())
     }
 
@@ -369,29 +396,42 @@ impl Server {
         module: &mut Module,
         server: host::Server,
         kernel: &[u64; KERNEL],
-        settings: &ServerSettings,
+        (identity, place): (Identity, u64),
     ) {
-        let (cr3, window, place) = (settings.cr3, settings.window, settings.window_gpa);
+        let (cr3, window) = (identity.cr3, identity.window);
         module.generation += 1;
         // What the machine has not asked for was of the server before.
         module.over = None;
         module.registered = Some(Registered {
             server,
-            cr3,
-            window,
+            identity,
             place,
             kernel: *kernel,
             process: Process::find(&self.memory.memory(), cr3, window, place),
         });
     }
 
-    /// As if the module had taken a process as a server, which stands still or is at slow work.
-    /// Each call of the module fails.
+    /// As if the module had taken a process as a server, with the handlers that it has written, which
+    /// stands still or is at slow work. Each call of the module fails.
     #[cfg(any(test, feature = "test-support"))]
     pub fn pretend(&self, settings: &ServerSettings, standing: bool) -> io::Result<()> {
         let server = host::Gate::without_module()?.pretend_server();
         let mut module = lock(&self.module);
-        self.serve(&mut module, server, &[0; KERNEL], settings);
+        let handlers = {
+            let registers = lock(&self.registers);
+            let handlers = registers.handlers.get(..registers.count as usize);
+            handlers.unwrap_or_default().to_vec()
+        };
+        let identity = Identity {
+            cr3: settings.cr3,
+            fs_base: settings.fs_base,
+            gs_base: settings.gs_base,
+            pkru: settings.pkru,
+            window: settings.window,
+            handlers,
+        };
+        let process = (identity, settings.window_gpa);
+        self.serve(&mut module, server, &[0; KERNEL], process);
         module.standing = standing;
         drop(module);
         let state = if standing {
@@ -412,7 +452,7 @@ impl Server {
             Some(registered) => {
                 hello::offer(
                     stream,
-                    registered.window,
+                    registered.identity.window,
                     &registered.kernel,
                     registered.server.as_fd(),
                     borrowed(&self.wake),

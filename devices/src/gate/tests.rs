@@ -27,6 +27,7 @@ pub struct FakeVcpu {
     ring: u8,
     /// The page table of the process that it executes.
     pub cr3: AtomicU64,
+    pub fs_base: AtomicU64,
     pub frozen: Mutex<bool>,
 }
 
@@ -35,6 +36,7 @@ impl CallingVcpu for FakeVcpu {
         Ok(Caller {
             ring: self.ring,
             cr3: self.cr3.load(Ordering::Relaxed),
+            fs_base: self.fs_base.load(Ordering::Relaxed),
             ..Caller::default()
         })
     }
@@ -65,6 +67,7 @@ pub fn resources(ring: u8) -> (Resources, Arc<FakeVcpu>, Arc<Mutex<Vec<Event>>>)
     let vcpu = Arc::new(FakeVcpu {
         ring,
         cr3: AtomicU64::new(0),
+        fs_base: AtomicU64::new(0),
         frozen: Mutex::new(false),
     });
     let events = Arc::<Mutex<Vec<Event>>>::default();
