@@ -128,6 +128,7 @@ fuzz_target!(|bytes: &[u8]| {
         weight: 1,
         memory: 1 << 20,
         client: "guest".to_owned(),
+        compiled: "guest".to_owned(),
     };
     let resources = Resources {
         msi: Arc::new(rig.msi.clone()),

@@ -25,7 +25,7 @@
 use alloc::string::String;
 
 use crate::protocol::{
-    hello::{VERSION, Version},
+    hello::{self, VERSION, Version},
     wire::{Reader, Wire},
 };
 
@@ -61,6 +61,9 @@ pub mod registers {
     /// The first slice's register; 4 bytes each. Reads a [`State`](super::State), takes a
     /// [`Command`](super::Command).
     pub const SLICE: u64 = 0x1000;
+    /// The first slice's owner; 4 bytes each. Takes a user's number and one before a slice is
+    /// opened, for which it counts; none is said by zero.
+    pub const OWNER: u64 = 0x1800;
     /// The MSI-X table.
     pub const TABLE: u64 = 0x2000;
     /// The MSI-X pending bits.
@@ -101,6 +104,16 @@ impl State {
         .into_iter()
         .find(|state| *state as u32 == number)
     }
+}
+
+/// A user as a register has it, so that none is zero. The highest number is no user's.
+pub fn user_to_number(user: Option<u32>) -> u32 {
+    user.map_or(0, |user| user.wrapping_add(1))
+}
+
+/// The user whom a register names.
+pub fn user_of_number(number: u32) -> Option<u32> {
+    number.checked_sub(1)
 }
 
 /// What can be done with a slice.
@@ -148,7 +161,7 @@ impl Place {
 /// The first bytes of an attachment.
 pub const MAGIC: [u8; 8] = *b"GANTRYPT";
 /// Bytes of an attachment.
-pub const ATTACHMENT: usize = 192;
+pub const ATTACHMENT: usize = 256;
 /// Most bytes of a name in an attachment.
 pub const NAME: usize = 64;
 /// A worker's answer to an attachment: it serves.
@@ -176,6 +189,11 @@ pub struct Attachment {
     pub client: String,
     /// Part of the names of the devices that are offered; all if empty.
     pub device: String,
+    /// What the machine's compiled programs are called, which its later applications find; nothing
+    /// is kept if empty.
+    pub compiled: String,
+    /// The user in the guest whose application it is, if the guest's agent has said that.
+    pub user: Option<u32>,
 }
 
 /// The peer sent something else than an attachment.
@@ -194,6 +212,8 @@ impl Attachment {
             weight: 1,
             client: String::new(),
             device: String::new(),
+            compiled: String::new(),
+            user: None,
         }
     }
 
@@ -205,15 +225,32 @@ impl Attachment {
         self.version.fingerprint.put(&mut out);
         self.window.put(&mut out);
         self.memory.put(&mut out);
-        for name in [&self.client, &self.device] {
+        for name in [&self.client, &self.device, &self.compiled] {
             let end = out.len() + NAME;
             out.extend(name.bytes().take(NAME));
             out.resize(end, 0);
         }
         self.slice.put(&mut out);
+        user_to_number(self.user).put(&mut out);
         let mut bytes = [0; ATTACHMENT];
         bytes[..out.len()].copy_from_slice(&out);
         bytes
+    }
+
+    /// The version of an attachment that begins so.
+    pub fn version(start: &[u8; hello::SIZE]) -> Result<Version, NoAttachment> {
+        let rest = start.strip_prefix(&MAGIC).ok_or(NoAttachment)?;
+        let mut reader = Reader::new(rest);
+        let mut read = || {
+            let number = u32::take(&mut reader)?;
+            u32::take(&mut reader)?;
+            let fingerprint = u64::take(&mut reader)?;
+            Ok::<_, crate::protocol::Malformed>(Version {
+                number,
+                fingerprint,
+            })
+        };
+        read().map_err(|_| NoAttachment)
     }
 
     /// Reads an attachment; the version is for the caller to compare.
@@ -235,6 +272,8 @@ impl Attachment {
                 slice: 0,
                 client: String::new(),
                 device: String::new(),
+                compiled: String::new(),
+                user: None,
             })
         };
         let mut attachment = read().map_err(|_| NoAttachment)?;
@@ -246,8 +285,10 @@ impl Attachment {
         };
         attachment.client = name(0);
         attachment.device = name(1);
-        let mut rest = Reader::new(&bytes[40 + 2 * NAME..]);
+        attachment.compiled = name(2);
+        let mut rest = Reader::new(&bytes[40 + 3 * NAME..]);
         attachment.slice = u32::take(&mut rest).map_err(|_| NoAttachment)?;
+        attachment.user = user_of_number(u32::take(&mut rest).map_err(|_| NoAttachment)?);
         Ok(attachment)
     }
 }
@@ -264,10 +305,14 @@ mod tests {
             weight: 7,
             client: "vm-1".to_owned(),
             device: "x".repeat(NAME),
+            compiled: "web".to_owned(),
+            user: Some(0),
             ..Attachment::new(1 << 28)
         };
         let bytes = attachment.to_bytes();
         assert_eq!(Attachment::from_bytes(&bytes), Ok(attachment));
+        let start = bytes[..hello::SIZE].try_into().unwrap();
+        assert_eq!(Attachment::version(start), Ok(VERSION));
         assert_eq!(Attachment::from_bytes(&[1; ATTACHMENT]), Err(NoAttachment));
     }
 

@@ -69,6 +69,15 @@ impl Pool {
         Ok(pool)
     }
 
+    /// What PoCL has compiled for an owner, and when.
+    pub fn compiled(&self, owner: &str) -> Result<Vec<String>> {
+        let folder = format!("{ROOT}/tmp/gantry-compiled-0/{owner}");
+        let found = crate::net::sh(&format!(
+            "find {folder} -name program.bc -o -name '*.so' | xargs -r stat -c '%n %i %Y' | sort"
+        ))?;
+        Ok(found.lines().map(str::to_owned).collect())
+    }
+
     /// Processes of workers, ascending.
     pub fn workers(&self) -> Result<Vec<u32>> {
         let of = format!("/proc/{0}/task/{0}/children", self.child.id());

@@ -19,6 +19,7 @@ mod fairness;
 mod fuzz;
 mod gate;
 mod opencl;
+mod opencl_compiled;
 mod opencl_programs;
 mod opencl_streams;
 mod programs;

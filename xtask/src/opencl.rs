@@ -16,7 +16,7 @@ use anyhow::{Context, Result, bail, ensure};
 use gantry_tests::{bench::cpu_time, report::Outcome, rig::packages};
 
 use crate::{
-    opencl_streams as streams,
+    opencl_compiled as compiled, opencl_streams as streams,
     programs::{cargo, root, target},
     progress::Step,
     selected,
@@ -95,6 +95,22 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     (
         "opencl: a kernel that runs longer than it may costs its worker, without an arbiter",
         limited,
+    ),
+    (
+        "opencl: what one application has compiled the next one of its owner finds",
+        compiled::kept,
+    ),
+    (
+        "opencl: owners' compiled programs are apart",
+        compiled::apart,
+    ),
+    (
+        "opencl: workers and pools that are killed in the middle of a build break no later one",
+        compiled::killed,
+    ),
+    (
+        "opencl: who fills the folder of compiled programs loses it and its worker",
+        compiled::flooded,
     ),
     (
         "opencl: through a socket without shared memory programs compute the same",
@@ -228,7 +244,7 @@ impl Pool {
         let socket = folder.join("socket").display().to_string();
         // The heap is more than there is: PoCL calls a worker's limit the device's memory.
         let mut serve = ["serve", "--heap", "1048576"].map(str::to_owned).to_vec();
-        let (address, role) = match way {
+        let (address, mut role) = match way {
             Way::Rings => {
                 serve.extend(["--socket".to_owned(), socket.clone()]);
                 (socket, serve)
@@ -254,6 +270,11 @@ impl Pool {
                 (format!("tls://localhost:{port}"), serve)
             }
         };
+        if !matches!(way, Way::Delegated) && !options.contains(&"--cache") {
+            let caches = folder.join("caches");
+            fs::create_dir_all(&caches)?;
+            role.extend(["--cache".to_owned(), caches.display().to_string()]);
+        }
         let process = Command::new(release.join("gantry-accel"))
             .args(role)
             .args(options)
@@ -285,6 +306,11 @@ impl Pool {
             Some(port) => TcpStream::connect(format!("127.0.0.1:{port}")).is_ok(),
             None => self.folder.join("socket").exists(),
         }
+    }
+
+    /// Its process id.
+    pub fn id(&self) -> i32 {
+        self.process.id().cast_signed()
     }
 
     /// What the pool and its workers have said.
@@ -323,6 +349,17 @@ impl Pool {
         let folder = self.folder.join(name);
         fs::create_dir_all(&folder)?;
         Ok(folder)
+    }
+
+    /// Forgets what its workers have compiled.
+    pub fn forget_compiled(&self) -> Result<()> {
+        // SAFETY: a plain call.
+        let user = unsafe { libc::geteuid() };
+        let all = self.folder.join(format!("caches/gantry-compiled-{user}"));
+        for entry in fs::read_dir(all)? {
+            fs::remove_dir_all(entry?.path())?;
+        }
+        Ok(())
     }
 
     /// The version of the host's platform, as clinfo says it.
@@ -386,7 +423,8 @@ pub fn certificates(folder: &Path) -> Result<()> {
     packages::run(&mut make)
 }
 
-fn program(name: &str) -> PathBuf {
+/// A program of the tests.
+pub fn program(name: &str) -> PathBuf {
     root().join("guest/opencl/tests/programs").join(name)
 }
 

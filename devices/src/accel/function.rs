@@ -171,6 +171,7 @@ impl Accel {
         attachment.weight = self.options.weight;
         attachment.client.clone_from(&self.options.client);
         attachment.device.clone_from(&self.options.device);
+        attachment.compiled.clone_from(&self.options.compiled);
         Service {
             slices: Arc::clone(&self.slices),
             window: Arc::clone(&self.window),

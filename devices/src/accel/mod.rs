@@ -56,6 +56,9 @@ pub struct Options {
     pub memory: u64,
     /// Whose applications they are, to workers and arbiter.
     pub client: String,
+    /// What the machine's compiled programs are called: its applications find what they have
+    /// compiled before. Nothing is kept if empty.
+    pub compiled: String,
 }
 
 /// Why there is no port.

@@ -32,10 +32,20 @@ impl Registers {
     }
 }
 
-/// The slice whose register is there.
+/// The slice whose register is there, of those that begin at `first` and end before `end`.
+fn slice_between(offset: u64, first: u64, end: u64) -> Option<usize> {
+    let place = offset.checked_sub(first)?;
+    (offset < end && place.is_multiple_of(4)).then_some((place / 4) as usize)
+}
+
+/// The slice whose state is there.
 fn slice_at(offset: u64) -> Option<usize> {
-    let offset = offset.checked_sub(at::SLICE)?;
-    (offset < at::TABLE - at::SLICE && offset.is_multiple_of(4)).then_some((offset / 4) as usize)
+    slice_between(offset, at::SLICE, at::OWNER)
+}
+
+/// The slice whose owner is there.
+fn owner_at(offset: u64) -> Option<usize> {
+    slice_between(offset, at::OWNER, at::TABLE)
 }
 
 impl BusDevice for Registers {
@@ -64,6 +74,8 @@ impl BusDevice for Registers {
             self.slices.close_all();
         } else if let Some(slice) = slice_at(offset) {
             self.slices.command(slice, u32::from_le_bytes(bytes));
+        } else if let Some(slice) = owner_at(offset) {
+            self.slices.set_owner(slice, u32::from_le_bytes(bytes));
         }
     }
 }

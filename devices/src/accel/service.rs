@@ -151,6 +151,7 @@ impl Service {
                     // What no worker was given is as it was: a guest that opens and closes slices
                     // faster than workers come costs the host no memory and no mappings.
                     if matches!(link, Link::None) {
+                        self.slices.set_owner(slice, 0);
                         self.slices.change(slice, State::Closing, State::Free);
                     }
                 }
@@ -205,6 +206,7 @@ impl Service {
         let stream = socket::connect(&self.socket)?;
         let attachment = Attachment {
             slice: slice as u32,
+            user: self.slices.owner(slice),
             ..self.attachment.clone()
         };
         let bytes = attachment.to_bytes();

@@ -11,12 +11,14 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use gantry_remoting::port::{Command, State};
+use gantry_remoting::port::{self, Command, State};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 /// States, and what wakes the service.
 pub struct Slices {
     states: Box<[AtomicU32]>,
+    /// Whose the application of each slice is, as the guest says.
+    owners: Box<[AtomicU32]>,
     changes: AtomicU32,
     /// Wakes the service.
     pub kick: EventFd,
@@ -33,6 +35,7 @@ impl Slices {
     pub fn new(count: u32) -> std::io::Result<Self> {
         Ok(Self {
             states: (0..count).map(|_| AtomicU32::default()).collect(),
+            owners: (0..count).map(|_| AtomicU32::default()).collect(),
             changes: AtomicU32::new(0),
             kick: EventFd::new(EFD_NONBLOCK)?,
             stopping: AtomicU32::new(0),
@@ -58,6 +61,20 @@ impl Slices {
     pub fn get(&self, slice: usize) -> State {
         // Nothing else is ever stored.
         State::from_number(self.number(slice)).unwrap_or(State::Free)
+    }
+
+    /// Whose application of the guest the slice was opened for, if the guest has said that.
+    pub fn owner(&self, slice: usize) -> Option<u32> {
+        let owner = self.owners.get(slice)?;
+        port::user_of_number(owner.load(Ordering::Acquire))
+    }
+
+    /// Notes what the guest says of whose application a slice is for. It is read once for each
+    /// worker, when this is asked for.
+    pub fn set_owner(&self, slice: usize, number: u32) {
+        if let Some(owner) = self.owners.get(slice) {
+            owner.store(number, Ordering::Release);
+        }
     }
 
     /// How often a state has changed.

@@ -11,6 +11,7 @@ use gantry_remoting::{
     account::Account,
     port::{
         ATTACHMENT, Attachment, Command, DOORBELL, MOST_SLICES, READY, REFUSED, State, registers,
+        user_to_number,
     },
     transport::{socket, window::SMALLEST},
 };
@@ -81,6 +82,7 @@ fn options(folder: &std::path::Path) -> Options {
         weight: 3,
         memory: 1 << 30,
         client: "vm".to_owned(),
+        compiled: "web".to_owned(),
     }
 }
 
@@ -209,6 +211,8 @@ fn a_worker_gets_its_slice_its_doorbell_and_its_interrupt_and_nothing_else() {
     assert_eq!(attachment.weight, expected.weight);
     assert_eq!(attachment.memory, expected.memory);
     assert_eq!(attachment.slice, 2);
+    assert_eq!(attachment.compiled, expected.compiled);
+    assert_eq!(attachment.user, None);
     let [memory, mut doorbell, mut interrupt, account] =
         <[_; 4]>::try_from(files).unwrap().map(std::fs::File::from);
     assert_eq!(account.metadata().unwrap().len(), 4096);
@@ -228,6 +232,28 @@ fn a_worker_gets_its_slice_its_doorbell_and_its_interrupt_and_nothing_else() {
     assert_eq!(u64::from_le_bytes(count), 1);
     interrupt.write_all(&1u64.to_le_bytes()).unwrap();
     assert_eq!(rig.msi.take(3), 1);
+}
+
+#[test]
+fn a_worker_learns_whom_the_agent_has_named_for_its_slice_and_the_next_one_does_not() {
+    let rig = rig();
+    let user = user_to_number(Some(1000));
+    rig.write(registers::OWNER + 4 * 2, user);
+    // Of slices that there are not.
+    rig.write(registers::OWNER + 4 * u64::from(SLICES), user);
+    rig.write(registers::TABLE - 4, user);
+    rig.command(2, Command::Open);
+    let (stream, attachment, _) = rig.attached();
+    assert_eq!(attachment.user, Some(1000));
+    rig.command(1, Command::Open);
+    let (_other, attachment, _) = rig.attached();
+    assert_eq!(attachment.user, None);
+    rig.command(2, Command::Close);
+    drop(stream);
+    rig.becomes(2, State::Free);
+    rig.command(2, Command::Open);
+    let (_stream, attachment, _) = rig.attached();
+    assert_eq!(attachment.user, None);
 }
 
 #[test]

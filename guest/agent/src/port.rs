@@ -220,14 +220,22 @@ impl Port {
         (0..self.slices).find(|&slice| self.state(slice) == State::Free)
     }
 
-    /// Leaves an application's hello in a slice and has it opened.
-    pub fn open_slice(&self, slice: u32, hello: &[u8; hello::SIZE]) -> io::Result<()> {
+    /// Leaves an application's hello in a slice and has it opened, for this user's application if
+    /// that is known.
+    pub fn open_slice(
+        &self,
+        slice: u32,
+        hello: &[u8; hello::SIZE],
+        user: Option<u32>,
+    ) -> io::Result<()> {
         let page = self.first_page(slice)?;
         for (at, byte) in hello.iter().enumerate() {
             // SAFETY: within the page.
             unsafe { page.base.add(GREETING as usize + at).write_volatile(*byte) };
         }
         // The window is write-combining: an access to the registers, which are not, comes after.
+        let owner = registers::OWNER + 4 * u64::from(slice);
+        self.registers.write(owner, port::user_to_number(user));
         self.command(slice, Command::Open);
         Ok(())
     }

@@ -27,7 +27,7 @@ use std::{
 };
 
 use landlock::{
-    ABI, Access, AccessFs, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetError,
+    ABI, Access, AccessFs, Ruleset, RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError,
     path_beneath_rules,
 };
 use libc::c_long;
@@ -141,7 +141,9 @@ const ALLOWED: &[&[c_long]] = &[
         libc::SYS_sched_getparam,
         libc::SYS_sched_getscheduler,
         libc::SYS_sched_yield,
-        // Filters can only be added.
+        // Filters and restrictions can only be added.
+        libc::SYS_landlock_add_rule,
+        libc::SYS_landlock_restrict_self,
         libc::SYS_seccomp,
         libc::SYS_set_robust_list,
         libc::SYS_set_tid_address,
@@ -333,8 +335,8 @@ pub enum Error {
 /// What a worker may have.
 #[derive(Clone, Copy, Debug)]
 pub struct Confinement<'a> {
-    /// The folder that it may write to.
-    pub cache: &'a Path,
+    /// The folders that it may write to.
+    pub writable: &'a [&'a Path],
     /// Folders and files that it may read beside the usual ones.
     pub readable: &'a [PathBuf],
     /// Bytes of memory of its own, without the window; the driver's share is included. As much as
@@ -355,7 +357,7 @@ pub fn confine(confinement: Confinement) -> Result<(), Error> {
     if let Some(memory) = confinement.memory {
         limit(memory).map_err(Error::Limit)?;
     }
-    restrict_files(confinement.cache, confinement.readable)?;
+    rules(confinement)?.restrict_self()?;
     for filter in filters()? {
         seccompiler::apply_filter_all_threads(&filter)?;
     }
@@ -375,26 +377,51 @@ fn limit(memory: u64) -> io::Result<()> {
     }
 }
 
-fn restrict_files(cache: &Path, more: &[PathBuf]) -> Result<(), RulesetError> {
+/// What is to be taken from this process when it is known whose application it serves: made before
+/// it is confined, so that little is left to do then.
+#[derive(Debug)]
+pub struct Later(RulesetCreated);
+
+impl Later {
+    /// Of a process that is going to be confined so, but for its folders.
+    pub fn prepare(confinement: Confinement) -> Result<Self, Error> {
+        Ok(Self(rules(confinement)?))
+    }
+
+    /// Leaves this thread, and those that it starts, one more folder to write to of those that it
+    /// may.
+    pub fn enter(self, folder: Option<&Path>) -> Result<(), Error> {
+        let all = AccessFs::from_all(RIGHTS);
+        self.0
+            .add_rules(path_beneath_rules(folder, all))?
+            .restrict_self()?;
+        Ok(())
+    }
+}
+
+/// The files that a process may have.
+fn rules(confinement: Confinement) -> Result<RulesetCreated, RulesetError> {
     let named = NAMING.iter().filter_map(std::env::var_os);
     let named: Vec<PathBuf> = named
         .flat_map(|list| std::env::split_paths(&list).collect::<Vec<_>>())
         .filter(|path| !path.as_os_str().is_empty())
         .collect();
     let readable = READABLE.iter().map(Path::new);
+    let more = confinement.readable.iter();
     let readable = readable.chain(named.iter().chain(more).map(PathBuf::as_path));
     Ruleset::default()
         .handle_access(AccessFs::from_all(RIGHTS))?
         .create()?
         // What is not there gets no rule.
         .add_rules(path_beneath_rules(readable, AccessFs::from_read(RIGHTS)))?
-        .add_rules(path_beneath_rules([cache], AccessFs::from_all(RIGHTS)))?
+        .add_rules(path_beneath_rules(
+            confinement.writable,
+            AccessFs::from_all(RIGHTS),
+        ))?
         .add_rules(path_beneath_rules(
             nodes(),
             AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::ReadDir,
-        ))?
-        .restrict_self()?;
-    Ok(())
+        ))
 }
 
 /// The nodes of accelerators, and those that every program expects.
@@ -447,6 +474,56 @@ mod tests {
         }
     }
 
+    fn writing(writable: &[&Path]) -> Result<RulesetCreated, RulesetError> {
+        rules(Confinement {
+            writable,
+            readable: &[],
+            memory: None,
+        })
+    }
+
+    fn restrict(writable: &[&Path]) -> bool {
+        writing(writable).is_ok_and(|rules| rules.restrict_self().is_ok())
+    }
+
+    #[test]
+    fn of_all_owners_folders_one_is_left_when_it_is_known_whose_a_worker_is() {
+        if !has_landlock() {
+            eprintln!("not tested: this kernel has no Landlock");
+            return;
+        }
+        let all = std::env::temp_dir().join(format!("gantry-owners-{}", std::process::id()));
+        let (own, mine, theirs) = (all.join("own"), all.join("mine"), all.join("theirs"));
+        for folder in [&own, &mine, &theirs] {
+            std::fs::create_dir_all(folder).unwrap();
+        }
+        let open = |path: &Path, owner: Option<&Path>| {
+            let path = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+            let prepare = || {
+                let later = Later(writing(&[&own]).unwrap());
+                let confine = restrict(&[&own, &all])
+                    && filters()
+                        .unwrap()
+                        .iter()
+                        .all(|filter| seccompiler::apply_filter(filter).is_ok());
+                confine && later.enter(owner).is_ok()
+            };
+            let flags = libc::O_RDWR | libc::O_CREAT;
+            in_child(
+                prepare,
+                // SAFETY: a C string.
+                || i64::from(unsafe { libc::open(path.as_ptr(), flags, 0o600) }),
+            )
+        };
+        assert_eq!(open(&mine.join("1"), Some(&mine)), 0);
+        assert_eq!(open(&own.join("1"), Some(&mine)), 0);
+        assert_eq!(open(&theirs.join("1"), Some(&mine)), libc::EACCES);
+        assert_eq!(open(&all.join("1"), Some(&mine)), libc::EACCES);
+        assert_eq!(open(&mine.join("1"), None), libc::EACCES);
+        assert_eq!(open(&own.join("1"), None), 0);
+        std::fs::remove_dir_all(&all).unwrap();
+    }
+
     #[test]
     fn what_reaches_beyond_the_worker_is_refused() {
         let parent = std::process::id() as libc::pid_t;
@@ -483,7 +560,7 @@ mod tests {
         let open = |path: &Path, flags| {
             let path = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
             in_child(
-                || restrict_files(&cache, &[]).is_ok(),
+                || restrict(&[&cache]),
                 // SAFETY: a C string.
                 || i64::from(unsafe { libc::open(path.as_ptr(), flags, 0o600) }),
             )

@@ -20,6 +20,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use super::compiled::owner;
+
 /// How many are greeted at a time.
 pub(super) const MOST: usize = 32;
 /// How many of one address.
@@ -54,26 +56,7 @@ impl Origin {
 
     /// Of a process of this machine.
     pub fn of_process(stream: &UnixStream) -> io::Result<Self> {
-        let mut peer = libc::ucred {
-            pid: 0,
-            uid: 0,
-            gid: 0,
-        };
-        let mut size = size_of_val(&peer) as libc::socklen_t;
-        // SAFETY: the kernel writes at most `size` bytes, which `peer` has; both outlive the call.
-        let got = unsafe {
-            libc::getsockopt(
-                stream.as_raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_PEERCRED,
-                (&raw mut peer).cast(),
-                &raw mut size,
-            )
-        };
-        match got {
-            0 => Ok(Self::User(peer.uid)),
-            _ => Err(io::Error::last_os_error()),
-        }
+        owner::user(stream).map(Self::User)
     }
 }
 

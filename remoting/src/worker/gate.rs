@@ -344,7 +344,7 @@ impl Drop for Attended {
 pub fn connected(options: &Options) -> Result<(), Error> {
     // Before the driver starts threads of its own.
     confine::confine(Confinement {
-        cache: &options.cache,
+        writable: &[&options.cache],
         readable: &options.readable,
         memory: None,
     })?;

@@ -28,6 +28,7 @@ use std::{
 };
 
 use super::{
+    compiled::owner::{self, Owner},
     crowd::{Admitted, Crowd, Origin},
     stream::{self, Kind, Options},
 };
@@ -84,6 +85,16 @@ impl Door {
         match self {
             Self::Unix(listener) => listener.as_fd(),
             Self::Tcp(listener) | Self::Tls(listener, _) => listener.as_fd(),
+        }
+    }
+
+    /// Whose application is at the other end of a connection that came by this door, if anybody
+    /// says so who is to be trusted.
+    pub fn owner(&self, channel: &Channel) -> Option<Owner> {
+        match self {
+            Self::Unix(_) => owner::user(channel.fd()).ok().map(Owner::User),
+            Self::Tcp(_) => None,
+            Self::Tls(..) => channel.subject().map(Owner::Subject),
         }
     }
 

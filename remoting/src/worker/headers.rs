@@ -2,7 +2,9 @@
 
 use std::{
     ffi::{CString, OsStr},
-    fs, io,
+    fs,
+    hash::{DefaultHasher, Hash, Hasher},
+    io,
     os::unix::ffi::OsStrExt,
     path::{Component, Path, PathBuf},
 };
@@ -13,10 +15,10 @@ use crate::protocol::{Blob, calls};
 /// The most folders of a build.
 const MOST_FOLDERS: u32 = 64;
 
-/// The headers of one build. Their files go when this does.
+/// The headers of one build.
 #[derive(Debug)]
 pub struct Headers {
-    /// The folder that is made for them.
+    /// The folder that one is made in for them. Its name is part of the options.
     pub root: PathBuf,
     /// How many folders are made in there.
     pub folders: u32,
@@ -24,16 +26,20 @@ pub struct Headers {
     pub files: Vec<calls::HeaderFile>,
 }
 
-impl Drop for Headers {
+/// What keeps the files of headers. They go when this does.
+#[derive(Debug)]
+pub struct Kept(PathBuf);
+
+impl Drop for Kept {
     fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.root);
+        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
 impl Headers {
     /// Writes the files, if there are any: the build's options with their folders, and what keeps
     /// the files.
-    pub fn write(headers: Option<Self>, mut options: Blob) -> io::Result<(CString, Option<Self>)> {
+    pub fn write(headers: Option<Self>, mut options: Blob) -> io::Result<(CString, Option<Kept>)> {
         let Some(headers) = headers else {
             return Ok((c_string(&options), None));
         };
@@ -42,8 +48,9 @@ impl Headers {
         }
         // A zero would end the options before the folders.
         options.0.retain(|&byte| byte != 0);
+        let kept = headers.folder()?;
         for folder in 0..headers.folders {
-            let path = headers.root.join(folder.to_string());
+            let path = kept.0.join(folder.to_string());
             fs::create_dir_all(&path)?;
             options.0.extend(b" -I ");
             options.0.extend(path.as_os_str().as_bytes());
@@ -55,13 +62,37 @@ impl Headers {
             if file.folder >= headers.folders || !name.components().all(plain) {
                 return Err(io::ErrorKind::InvalidInput.into());
             }
-            let path = headers.root.join(file.folder.to_string()).join(name);
+            let path = kept.0.join(file.folder.to_string()).join(name);
             if let Some(parent) = path.parent() {
                 fs::create_dir_all(parent)?;
             }
             fs::write(path, &file.contents.0)?;
         }
-        Ok((c_string(&options), Some(headers)))
+        Ok((c_string(&options), Some(kept)))
+    }
+
+    /// Makes the folder. It is named after what goes into it: drivers that keep what they compile
+    /// look for it by the options, too. Builds of one program at a time have one each.
+    fn folder(&self) -> io::Result<Kept> {
+        fs::create_dir_all(&self.root)?;
+        let mut hasher = DefaultHasher::new();
+        for file in &self.files {
+            (file.folder, &file.name.0, &file.contents.0).hash(&mut hasher);
+        }
+        let name = hasher.finish();
+        for number in 0.. {
+            let path = self.root.join(format!("headers-{name:016x}-{number}"));
+            match fs::create_dir(&path) {
+                Ok(()) => return Ok(Kept(path)),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+            }
+            // One for each build that is under way, and what somebody has left here.
+            if number == 1000 {
+                break;
+            }
+        }
+        Err(io::ErrorKind::AlreadyExists.into())
     }
 }
 
@@ -94,6 +125,16 @@ mod tests {
         assert_eq!(fs::read(&file).unwrap(), b"text");
         drop(kept);
         assert!(!file.exists());
+    }
+
+    #[test]
+    fn the_same_headers_have_the_same_options_unless_both_are_there() {
+        let write = |name| Headers::write(Some(headers(0, name)), Blob::default()).unwrap();
+        let (first, kept) = write("same.h");
+        let (second, also) = write("same.h");
+        assert_ne!(first, second);
+        drop((kept, also));
+        assert_eq!(write("same.h").0, first);
     }
 
     #[test]

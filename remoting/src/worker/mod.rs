@@ -6,7 +6,8 @@
 //! far. All else that has to be waited for is an event of the driver: polled for a bounded time,
 //! then slept on. Building and linking programs takes long and runs in threads of its own.
 //!
-//! - [`pool`]: keeps workers ready; [`process`]: what each is; [`confine`]: what they may do.
+//! - [`pool`]: keeps workers ready; [`process`]: what each is; [`confine`]: what they may do;
+//!   [`compiled`]: what drivers have compiled, which outlives them.
 //! - [`stream`]: how they are reached from other machines; `greet`: by whom, a `crowd` at a time.
 //! - [`passive`]: serving without a thread, on CPUs that applications lend; [`lent`]: one round of
 //!   that; [`handlers`]: how a gate calls it; [`gate`]: the process.
@@ -22,6 +23,8 @@
 //! - [`quota`]: device memory; [`sharing`]: taking turns with others.
 
 pub mod commands;
+#[cfg(feature = "worker")]
+pub mod compiled;
 #[cfg(feature = "worker")]
 pub mod confine;
 mod contexts;

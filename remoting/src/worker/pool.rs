@@ -26,6 +26,7 @@ use std::{
 };
 
 use super::{
+    compiled::{self, owner, sweep::Sweeper, tree},
     confine,
     process::{CONTROL, LISTENER, Options},
     stream::{self, Kind},
@@ -185,9 +186,15 @@ pub fn run(place: Place, spare: usize, program: &Path, options: &Options) -> Res
     if !confine::has_landlock() {
         eprintln!(
             "gantry-accel: this kernel has no Landlock: workers can read and write what this user \
-             can; boot one that has it, or run the pool as a user of its own"
+             can, and keep nothing that they compile; boot one that has it, or run the pool as a \
+             user of its own"
         );
     }
+    let mut options = options.clone();
+    let limit = options.compiler_cache.0;
+    let kept = limit.and_then(|limit| Some((keep(&mut options)?, limit)));
+    let sweeper = Sweeper::default();
+    sweeper.start(kept, &cache.folder).map_err(Error::Start)?;
     let mut waiting: Vec<Worker> = Vec::new();
     let mut serving: Vec<Worker> = Vec::new();
     let mut dying = 0;
@@ -199,7 +206,7 @@ pub fn run(place: Place, spare: usize, program: &Path, options: &Options) -> Res
         while waiting.len() < spare.max(1) && waiting.len() + serving.len() < listener.most {
             started += 1;
             let folder = cache.folder.join(started.to_string());
-            match start(&listener, program, options, folder) {
+            match start(&listener, program, &options, (started, folder)) {
                 Ok(worker) => waiting.push(worker),
                 // Not at the cost of those that are there, or once it has worked: there may be
                 // descriptors, processes or memory again when some have ended.
@@ -223,7 +230,23 @@ pub fn run(place: Place, spare: usize, program: &Path, options: &Options) -> Res
             Changed::Nothing => continue,
             Changed::Waiting(index) => waiting.swap_remove(index),
             Changed::Ended(index) => {
-                serving.swap_remove(index).end();
+                let worker = serving.swap_remove(index);
+                sweeper.ended(worker.number);
+                worker.end();
+                continue;
+            }
+            Changed::Spoke(index) => {
+                let worker = &mut serving[index];
+                worker.heard = true;
+                let mut message = [0; stream::LONGEST];
+                if let Ok((count, _)) = socket::receive(&worker.channel, &mut message)
+                    && let [stream::OWNED, unit @ ..] = &message[..count]
+                    && let Some(unit) = str::from_utf8(unit)
+                        .ok()
+                        .filter(|unit| owner::is_unit(unit))
+                {
+                    sweeper.uses(worker.number, unit.to_owned());
+                }
                 continue;
             }
             Changed::Alone(index) => {
@@ -239,8 +262,22 @@ pub fn run(place: Place, spare: usize, program: &Path, options: &Options) -> Res
         match received.map(|(count, files)| (&message[..count], files)) {
             Ok(([stream::TAKEN], mut files)) if files.len() == 1 => {
                 dying = 0;
-                worker.connection = files.pop();
+                worker.connection = files.pop().map(Arc::new);
+                if let Some(connection) = &worker.connection {
+                    sweeper.serves(worker.number, &worker.cache.0, connection);
+                }
                 serving.push(worker);
+            }
+            Ok(([stream::THREADS], _)) => {
+                if !options.late {
+                    eprintln!(
+                        "gantry-accel: the driver starts threads before it is asked for devices: it \
+                         is opened when an application has come; --compiler-cache off has it opened \
+                         in advance"
+                    );
+                }
+                options.late = true;
+                worker.end();
             }
             Ok(([stream::SIGN, request @ ..], _)) => {
                 let answer = stream::answer(listener.keeper.as_ref(), request);
@@ -264,16 +301,20 @@ pub fn run(place: Place, spare: usize, program: &Path, options: &Options) -> Res
 /// A worker process and its folder, which goes when it does.
 #[derive(Debug)]
 struct Worker {
+    /// How many were started before it, and one.
+    number: u64,
     child: Child,
     /// By which it hands over its connection.
     channel: UnixStream,
     /// The connection to its application, once it has one.
-    connection: Option<OwnedFd>,
+    connection: Option<Arc<OwnedFd>>,
+    /// Whether nothing more is to be heard by the channel.
+    heard: bool,
     /// Whether its application has ended, so that it was killed.
     alone: bool,
     /// Readable when the process has ended.
     end: OwnedFd,
-    _cache: Folder,
+    cache: Folder,
 }
 
 impl Worker {
@@ -304,7 +345,8 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
+        // Whatever was written there; what cannot be removed now goes with the pool's folder.
+        let _ = tree::remove(&self.0);
     }
 }
 
@@ -323,7 +365,7 @@ impl Cache {
             let left = entry.file_name().to_string_lossy().starts_with(FOLDER);
             let path = entry.path();
             if left && File::open(path.join(LOCK)).is_ok_and(|lock| lock.try_lock().is_ok()) {
-                let _ = std::fs::remove_dir_all(path);
+                let _ = tree::remove(&path);
             }
         }
         let folder = below.join(format!("{FOLDER}{}", std::process::id()));
@@ -339,11 +381,33 @@ impl Cache {
     }
 }
 
+/// Makes the folder for what is compiled. None if nothing is kept, which is said.
+fn keep(options: &mut Options) -> Option<PathBuf> {
+    if !confine::has_landlock() {
+        return None;
+    }
+    let folder = compiled::folder(&options.cache);
+    match compiled::create(&folder) {
+        Ok(()) => {
+            options.compiled = Some(folder.clone());
+            Some(folder)
+        }
+        Err(error) => {
+            eprintln!(
+                "gantry-accel: cannot keep what is compiled in {}: {error}; every application's \
+                 programs are compiled anew",
+                folder.display()
+            );
+            None
+        }
+    }
+}
+
 fn start(
     listener: &Listener,
     program: &Path,
     options: &Options,
-    cache: PathBuf,
+    (number, cache): (u64, PathBuf),
 ) -> io::Result<Worker> {
     let cache = Folder::create(cache)?;
     let mut command = Command::new(program);
@@ -375,6 +439,12 @@ fn start(
     for path in &options.readable {
         command.arg("--readable").arg(path);
     }
+    if let Some(folder) = &options.compiled {
+        command.arg("--compiled").arg(folder);
+    }
+    if options.late {
+        command.arg("--late");
+    }
     command
         .args(["--weight", &options.weight.to_string()])
         .args(["--library", &options.library])
@@ -385,9 +455,7 @@ fn start(
         .args(["--heap", &(options.heap() >> 20).to_string()])
         .arg("--cache")
         .arg(&cache.0)
-        // One application's compiled kernels are none of another's business.
-        .env("POCL_CACHE_DIR", &cache.0)
-        .env("CUDA_CACHE_PATH", &cache.0)
+        .envs(compiled::variables(&cache.0))
         .env("TMPDIR", &cache.0)
         // The host's loader must not find this machine's own remoting driver.
         .env("GANTRY_OPENCL", "off")
@@ -423,12 +491,14 @@ fn start(
         let _ = child.wait();
     })?;
     Ok(Worker {
+        number,
         child,
         channel,
         connection: None,
+        heard: false,
         alone: false,
         end,
-        _cache: cache,
+        cache,
     })
 }
 
@@ -451,6 +521,8 @@ enum Changed {
     Ended(usize),
     /// This one serves nobody any more.
     Alone(usize),
+    /// This one, which serves, has something to say, or nothing more.
+    Spoke(usize),
     /// None, in all the time.
     Nothing,
 }
@@ -474,11 +546,19 @@ fn first_changed(
         let connection = worker.connection.as_ref().filter(|_| !worker.alone);
         poll(connection.map_or(-1, AsRawFd::as_raw_fd), libc::POLLRDHUP)
     });
+    let heard = serving.iter().map(|worker| {
+        let channel = Some(worker.channel.as_raw_fd()).filter(|_| !worker.heard);
+        poll(channel.unwrap_or(-1), libc::POLLIN)
+    });
     // Last, as strangers can have a signature wanted at any time.
     let channels = waiting
         .iter()
         .map(|worker| poll(worker.channel.as_raw_fd(), libc::POLLIN));
-    let mut polled: Vec<_> = ends.chain(connections).chain(channels).collect();
+    let mut polled: Vec<_> = ends
+        .chain(connections)
+        .chain(heard)
+        .chain(channels)
+        .collect();
     let patience = patience.map_or(-1, |patience| patience.as_millis() as libc::c_int);
     loop {
         // SAFETY: the array is as long as is said.
@@ -495,8 +575,10 @@ fn first_changed(
                 Changed::Ended(index)
             } else if index < 2 * served {
                 Changed::Alone(index - served)
+            } else if index < 3 * served {
+                Changed::Spoke(index - 2 * served)
             } else {
-                Changed::Waiting(index - 2 * served)
+                Changed::Waiting(index - 3 * served)
             });
         }
         let error = io::Error::last_os_error();
@@ -522,6 +604,6 @@ mod tests {
         held.lock().unwrap();
         let cache = Cache::open(&below).unwrap();
         assert!(!dead.exists() && living.exists() && cache.folder.exists());
-        std::fs::remove_dir_all(below).unwrap();
+        tree::remove(&below).unwrap();
     }
 }

@@ -9,13 +9,17 @@ use std::{
         fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd},
         unix::net::{UnixListener, UnixStream},
     },
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
 
 use super::{
-    confine::{self, Confinement},
+    compiled::{
+        self, Limit,
+        owner::{self, Owner, Place},
+    },
+    confine::{self, Confinement, Later},
     greet::Door,
     quota::Quota,
     server::{self, Nudge, Server, Tuning},
@@ -53,10 +57,20 @@ pub struct Options {
     /// Microseconds to poll before sleeping.
     #[arg(long, default_value_t = 50, value_name = "MICROSECONDS")]
     pub spin: u64,
-    /// Folder below which each worker gets one for its driver's caches, the only one that it may
-    /// write to.
+    /// Folder below which each worker gets one of its own, and each owner of applications one for
+    /// what drivers compile: the only ones that a worker may write to.
     #[arg(long, default_value = "/tmp", value_name = "FOLDER")]
     pub cache: PathBuf,
+    /// How much of what drivers compile is kept for the next application of the same owner (a user
+    /// of this machine, a virtual machine, a certificate's subject), or off.
+    #[arg(long, default_value_t = Limit(Some(256 << 20)), value_name = "SIZE|off")]
+    pub compiler_cache: Limit,
+    /// The folder of all owners' compiled programs.
+    #[arg(long, hide = true)]
+    pub compiled: Option<PathBuf>,
+    /// Open the driver when an application has come.
+    #[arg(long, hide = true)]
+    pub late: bool,
     /// Device memory in MiB that each of this machine's own applications may have; all that there
     /// is by default. Applications in guests have what their machine's accelerator is given.
     #[arg(
@@ -149,6 +163,15 @@ pub enum Error {
     /// Confinement.
     #[error(transparent)]
     Confine(#[from] confine::Error),
+    /// Its owner's compiled programs.
+    #[error(transparent)]
+    Compiled(#[from] compiled::Error),
+    /// Its own folder.
+    #[error("cannot work in its own folder")]
+    Folder(#[source] io::Error),
+    /// Its own threads.
+    #[error("a driver has started a thread while its worker waited for an application")]
+    Threads,
     /// Serving ended.
     #[error(transparent)]
     Serving(#[from] server::Error),
@@ -168,39 +191,104 @@ pub fn work(options: &Options) -> Result<(), Error> {
         Some(kind) => Entrance::Streams(Door::new(listener, kind, &options.stream)?),
         None => Entrance::Rings(listener.into()),
     };
-    // Before the driver starts threads of its own.
-    confine::confine(Confinement {
-        cache: &options.cache,
-        readable: &options.readable,
-        memory: Some(options.heap()),
-    })?;
-    let api = Arc::new(api::Api::open(&options.library)?);
-    // Drivers do much when they are first asked; nobody waits for it yet.
-    let mut count = 0;
-    server::cl!(
-        api,
-        clGetPlatformIDs(0, std::ptr::null_mut(), &raw mut count)
-    );
+    let mut worker = Worker::confined(options)?;
+    if !options.late {
+        worker.api()?;
+        if worker.later.is_some() && !compiled::alone(Duration::ZERO) {
+            // What is taken from this thread later, the driver's would keep.
+            let told = socket::send(&stream::channel(), &[stream::THREADS], &[]);
+            return told.map_err(Error::Connection);
+        }
+    }
     match entrance {
         Entrance::Rings(listener) => {
             let (stream, _) = listener.accept().map_err(Error::Connection)?;
             drop(listener);
             taken(stream.as_fd()).map_err(Error::Connection)?;
-            serve(api, &stream, options)
+            serve(worker, &stream)
         }
-        Entrance::Streams(door) => serve_stream(api, door, options),
+        Entrance::Streams(door) => serve_stream(worker, door),
+    }
+}
+
+/// This process, as long as it serves nobody.
+struct Worker<'a> {
+    options: &'a Options,
+    /// What is taken from it when it is known whose application it serves.
+    later: Option<(Later, &'a Path)>,
+    api: Option<Arc<api::Api>>,
+}
+
+impl<'a> Worker<'a> {
+    /// Confines the process, before the driver starts threads of its own.
+    fn confined(options: &'a Options) -> Result<Self, Error> {
+        let own: &Path = &options.cache;
+        let mut confinement = Confinement {
+            writable: &[own],
+            readable: &options.readable,
+            memory: Some(options.heap()),
+        };
+        let Some(all) = options.compiled.as_deref() else {
+            confine::confine(confinement)?;
+            return Ok(Self {
+                options,
+                later: None,
+                api: None,
+            });
+        };
+        let later = Some((Later::prepare(confinement)?, all));
+        let both = [own, all];
+        confinement.writable = &both;
+        confine::confine(confinement)?;
+        Ok(Self {
+            options,
+            later,
+            api: None,
+        })
+    }
+
+    /// The driver.
+    fn api(&mut self) -> Result<Arc<api::Api>, Error> {
+        if let Some(api) = &self.api {
+            return Ok(Arc::clone(api));
+        }
+        let api = Arc::new(api::Api::open(&self.options.library)?);
+        // Drivers do much when they are first asked; nobody waits for it yet.
+        let mut count = 0;
+        server::cl!(
+            api,
+            clGetPlatformIDs(0, std::ptr::null_mut(), &raw mut count)
+        );
+        self.api = Some(Arc::clone(&api));
+        Ok(api)
+    }
+
+    /// Becomes the worker of this owner's application, from here on with this owner's compiled
+    /// programs and nobody else's. The pool learns of it, and nothing more.
+    fn belong(&mut self, owner: Option<&Owner>) -> Result<(), Error> {
+        if let Some((later, all)) = self.later.take() {
+            // Those who have greeted others have served, but may not have ended yet.
+            if !compiled::alone(Duration::from_secs(1)) {
+                return Err(Error::Threads);
+            }
+            let place = compiled::enter(all, &self.options.cache, owner, later)?;
+            if let Some(Place { unit, .. }) = place {
+                let message = [&[stream::OWNED], unit.as_bytes()].concat();
+                socket::send(&stream::channel(), &message, &[]).map_err(Error::Connection)?;
+            }
+        }
+        // What kernels print with printf must go somewhere: from here on to the error output.
+        // SAFETY: plain calls on the two.
+        if unsafe { libc::dup2(libc::STDERR_FILENO, libc::STDOUT_FILENO) } < 0 {
+            return Err(Error::Connection(io::Error::last_os_error()));
+        }
+        Ok(())
     }
 }
 
 /// Hands the pool a copy of the connection to this worker's application.
 fn taken(connection: BorrowedFd<'_>) -> io::Result<()> {
-    socket::send(&stream::channel(), &[stream::TAKEN], &[connection])?;
-    // What kernels print with printf must go somewhere: from here on to the error output.
-    // SAFETY: plain calls on the two.
-    if unsafe { libc::dup2(libc::STDERR_FILENO, libc::STDOUT_FILENO) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
+    socket::send(&stream::channel(), &[stream::TAKEN], &[connection])
 }
 
 /// The size of each ring's data in bytes.
@@ -210,10 +298,12 @@ const PATIENCE: Duration = Duration::from_millis(200);
 
 /// Serves whoever has connected: an application of this machine, or a slice of a virtual
 /// machine's accelerator port.
-fn serve(api: Arc<api::Api>, stream: &UnixStream, options: &Options) -> Result<(), Error> {
+fn serve(mut worker: Worker<'_>, stream: &UnixStream) -> Result<(), Error> {
+    let options = worker.options;
     let (bytes, files) = socket::receive_hello(stream).map_err(Error::Connection)?;
+    let user = owner::user(stream).map_err(Error::Connection)?;
     if bytes.starts_with(&port::MAGIC) {
-        return serve_slice(api, stream, options, &bytes, files);
+        return serve_slice(worker, stream, user, &bytes, files);
     }
     let ours = Hello {
         version: VERSION,
@@ -231,20 +321,24 @@ fn serve(api: Arc<api::Api>, stream: &UnixStream, options: &Options) -> Result<(
     let window = window::Window::map(&file, ours.window, RING)?;
     let listener = stream.try_clone().map_err(Error::Connection)?;
     let nudge = Nudge(Box::new(move || socket::nudge(&listener)));
-    serve_window(api, window, nudge, options)
+    worker.belong(Some(&Owner::User(user)))?;
+    serve_window(worker.api()?, window, nudge, options)
 }
 
 /// Serves the next application that comes by a stream.
-fn serve_stream(api: Arc<api::Api>, door: Door, options: &Options) -> Result<(), Error> {
+fn serve_stream(mut worker: Worker<'_>, door: Door) -> Result<(), Error> {
+    let options = worker.options;
     let hello = stream::hello(options.window << 20, RING);
     let file: OwnedFd = window::create(hello.window)?;
     let window = window::Window::map(&file, hello.window, RING)?;
     let channel = door.next(hello).map_err(Error::Connection)?;
+    let owner = door.owner(&channel);
     drop(door);
     taken(channel.fd().as_fd()).map_err(Error::Connection)?;
+    worker.belong(owner.as_ref())?;
     stream::start(&window, channel).map_err(Error::Start)?;
     // Messages that nobody waits for are carried over like all others.
-    serve_window(api, window, Nudge(Box::new(|| {})), options)
+    serve_window(worker.api()?, window, Nudge(Box::new(|| {})), options)
 }
 
 /// Serves an application that is not in a guest, at the other end of a window.
@@ -262,7 +356,9 @@ fn serve_window(
     };
     let spin = tuning.spin;
     let (mut server, calls) = Server::new(api, window, tuning, nudge);
-    server.keep_files_in(&options.cache);
+    // Named alike by all workers: drivers look by the options, too, for what they have compiled.
+    std::env::set_current_dir(&options.cache).map_err(Error::Folder)?;
+    server.keep_files_in(Path::new(""));
     limit(&mut server, options)?;
     // SAFETY: a plain call.
     let parent = unsafe { libc::getppid() };
@@ -275,12 +371,19 @@ fn serve_window(
 /// Serves an application in a guest, of which this process has the slice of the window, a doorbell
 /// and an interrupt, and nothing else. `start` is the beginning of the machine's attachment.
 fn serve_slice(
-    api: Arc<api::Api>,
+    mut worker: Worker<'_>,
     stream: &UnixStream,
-    options: &Options,
+    user: u32,
     start: &[u8; hello::SIZE],
     files: Vec<OwnedFd>,
 ) -> Result<(), Error> {
+    let options = worker.options;
+    // Before the rest, whose length another version may not know.
+    let theirs = Attachment::version(start)?;
+    if theirs != VERSION {
+        let ours = VERSION;
+        return Err(Refused::Version { ours, theirs }.into());
+    }
     let mut bytes = [0; port::ATTACHMENT];
     bytes[..hello::SIZE].copy_from_slice(start);
     (&mut &*stream)
@@ -297,6 +400,8 @@ fn serve_slice(
         .write_all(&[answer])
         .map_err(Error::Connection)?;
     let (window, events, quota) = ready?;
+    worker.belong(machine(&attachment, user).as_ref())?;
+    let api = worker.api()?;
     let tuning = Tuning {
         spin: Duration::from_micros(options.spin),
         waker: Waker::Guest(Arc::clone(&events)),
@@ -306,24 +411,29 @@ fn serve_slice(
     let spin = tuning.spin;
     let nudge = Nudge(Box::new(move || events.interrupt()));
     let (mut server, calls) = Server::new(api, window, tuning, nudge);
-    server.keep_files_in(&options.cache);
+    // Named alike by all workers: drivers look by the options, too, for what they have compiled.
+    std::env::set_current_dir(&options.cache).map_err(Error::Folder)?;
+    server.keep_files_in(Path::new(""));
     limit(&mut server, options)?;
     share(&mut server, options, attachment.client, attachment.weight)?;
     Ok(server.run(calls, spin)?)
 }
 
-/// Checks versions and answers the application's hello, which is in the slice.
+/// Whose a guest's application is, if anything is kept for it.
+fn machine(attachment: &Attachment, user: u32) -> Option<Owner> {
+    let name = attachment.compiled.clone();
+    (!name.is_empty()).then_some(Owner::Machine {
+        user,
+        name,
+        guest: attachment.user,
+    })
+}
+
+/// Checks the version of the application's hello and answers it, which is in the slice.
 fn accept_slice(
     attachment: &Attachment,
     files: Vec<OwnedFd>,
 ) -> Result<(Arc<window::Window>, Arc<Events>, Arc<Quota>), Error> {
-    if attachment.version != VERSION {
-        return Err(Refused::Version {
-            ours: VERSION,
-            theirs: attachment.version,
-        }
-        .into());
-    }
     let count = files.len();
     let Ok([memory, doorbell, interrupt, account]) = <[OwnedFd; 4]>::try_from(files) else {
         return Err(Error::Files(count));

@@ -127,11 +127,10 @@ impl Server {
     }
 
     /// The headers of a build, which are not written yet.
-    fn headers(&mut self, folders: u32, included: &[calls::HeaderFile]) -> Option<Headers> {
+    fn headers(&self, folders: u32, included: &[calls::HeaderFile]) -> Option<Headers> {
         let root = self.files.as_ref().filter(|_| folders > 0)?;
-        self.header_folders += 1;
         Some(Headers {
-            root: root.join(format!("headers-{}", self.header_folders)),
+            root: root.clone(),
             folders,
             files: included.to_vec(),
         })

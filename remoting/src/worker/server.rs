@@ -138,8 +138,6 @@ pub struct Server {
     pub(super) building: usize,
     /// Where files for the driver's compiler go, if anywhere.
     pub(super) files: Option<PathBuf>,
-    /// How many folders have been made there.
-    pub(super) header_folders: u64,
     /// How long the last wait took.
     pub(super) last_wait: Duration,
     pub(super) quota: Arc<Quota>,
@@ -218,7 +216,6 @@ impl Server {
             expected: 0,
             building: 0,
             files: None,
-            header_folders: 0,
             last_wait: Duration::ZERO,
             stages: VecDeque::new(),
             released: Vec::new(),
@@ -239,7 +236,8 @@ impl Server {
         (server, receiver)
     }
 
-    /// Lets the driver's compiler have headers of the application, in files in this folder.
+    /// Lets the driver's compiler have headers of the application, in files in this folder. It is
+    /// named so in the options that the driver gets.
     pub fn keep_files_in(&mut self, folder: &Path) {
         self.files = Some(folder.to_owned());
     }

@@ -30,6 +30,12 @@ use crate::{
 pub(super) const TAKEN: u8 = 1;
 /// The first byte of a message to the pool: a signature is wanted. A scheme and a message follow.
 pub(super) const SIGN: u8 = 2;
+/// A message to the pool: the driver has started threads, before it is known whose application the
+/// worker serves.
+pub(super) const THREADS: u8 = 3;
+/// The first byte of a message to the pool: whose compiled programs the worker uses. The name of a
+/// unit follows.
+pub(super) const OWNED: u8 = 4;
 /// The longest message to the pool, in bytes; its answer may be twice as long.
 pub(super) const LONGEST: usize = 512;
 
@@ -98,7 +104,8 @@ pub(super) fn hello(window: u64, ring: u64) -> Hello {
     }
 }
 
-/// The pool's channel: this process's standard output, until an application has taken it.
+/// The pool's channel: this process's standard output, until it is known whose application it
+/// serves.
 pub(super) fn channel() -> ManuallyDrop<UnixStream> {
     // SAFETY: the standard output is the pool's channel, and stays open.
     ManuallyDrop::new(unsafe { UnixStream::from_raw_fd(libc::STDOUT_FILENO) })

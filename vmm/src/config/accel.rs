@@ -77,6 +77,11 @@ pub struct AccelConfig {
     /// Applications at a time, a power of two up to 64; each has an equal part of the window.
     #[serde(default = "slices")]
     pub slices: u32,
+    /// What the machine's compiled programs are called with the worker pool, which keeps them for a
+    /// machine of this name; `off`: none are kept. Without it they are kept as long as the machine
+    /// runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compiler_cache: Option<String>,
     /// Behind a virtual IOMMU.
     #[serde(default)]
     pub iommu: bool,
@@ -118,6 +123,7 @@ impl Default for AccelConfig {
             memory: None,
             window: window(),
             slices: slices(),
+            compiler_cache: None,
             iommu: false,
             place: Place::default(),
         }
@@ -138,6 +144,7 @@ const KEYS: &[Key] = &[
     Key::new("memory", Kind::Size),
     Key::new("window", Kind::Size),
     Key::new("slices", Kind::Number),
+    Key::new("compiler_cache", Kind::Text),
 ];
 
 impl AccelConfig {
@@ -173,6 +180,12 @@ impl AccelConfig {
             let valid = (1..=LONGEST_NAME).contains(&device.len());
             check::text("device", device, valid, "a part of a name, up to 64 bytes")?;
         }
+        if let Some(name) = &self.compiler_cache {
+            let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+            let valid = (1..=LONGEST_NAME).contains(&name.len()) && name.bytes().all(plain);
+            let expected = "\"off\", or a name of letters, digits, - and _, up to 64 of them";
+            check::text("compiler_cache", name, valid, expected)?;
+        }
         check::range("weight", self.weight, 1, 10_000)?;
         if let Some(memory) = self.memory {
             check::range("memory", memory, 1 << 20, u64::MAX)?;
@@ -203,7 +216,8 @@ mod tests {
     #[test]
     fn an_accelerator_is_described_in_one_option() {
         let config = AccelConfig::parse(
-            "backend=opencl,socket=/s,device=H200,weight=3,memory=8G,window=1G,slices=4,id=a",
+            "backend=opencl,socket=/s,device=H200,weight=3,memory=8G,window=1G,slices=4,\
+             compiler_cache=web-1,id=a",
         )
         .unwrap();
         let expected = AccelConfig {
@@ -213,6 +227,7 @@ mod tests {
             memory: Some(8 << 30),
             window: 1 << 30,
             slices: 4,
+            compiler_cache: Some("web-1".to_owned()),
             place: Place::named("a"),
             ..AccelConfig::default()
         };
@@ -246,6 +261,8 @@ mod tests {
             ("slices=3", "slices"),
             ("slices=128", "slices"),
             ("weight=0", "weight"),
+            ("compiler_cache=../x", "compiler_cache"),
+            ("compiler_cache=run.7.1", "compiler_cache"),
             ("memory=1K", "memory"),
             ("iommu=on", "iommu"),
         ] {

@@ -10,6 +10,7 @@ use std::{
 
 use rustls::{Connection, IoState};
 
+use super::tls;
 use crate::protocol::hello;
 
 /// How much is read of a connection by TLS at a time, in bytes.
@@ -161,6 +162,13 @@ impl Channel {
         Self {
             shared: Shared { socket, tls: None },
         }
+    }
+
+    /// A hash of the subject that the peer's certificate is for, or of the certificate if it names
+    /// none; nothing without TLS.
+    pub fn subject(&self) -> Option<[u8; 32]> {
+        let tls = lock(self.shared.tls.as_ref()?);
+        tls::subject(tls.peer_certificates()?.first()?)
     }
 
     /// By TLS: makes itself known and knows the peer when it returns, at `until` at the latest.

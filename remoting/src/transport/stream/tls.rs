@@ -104,6 +104,19 @@ fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, Error> {
     })
 }
 
+/// A hash of the subject of a certificate that has been verified; of all of it, if it has no
+/// subject.
+pub fn subject(certificate: &CertificateDer<'_>) -> Option<[u8; 32]> {
+    let parsed = webpki::EndEntityCert::try_from(certificate).ok()?;
+    let subject = match parsed.subject() {
+        [] => certificate.as_ref(),
+        subject => subject,
+    };
+    let suite = ring::cipher_suite::TLS13_AES_128_GCM_SHA256.tls13()?;
+    let hash = suite.common.hash_provider.hash(subject);
+    hash.as_ref().try_into().ok()
+}
+
 /// What an application has to show and to trust, as files in PEM.
 #[derive(Clone, Debug)]
 pub struct Client {
@@ -276,5 +289,36 @@ impl Server {
     /// A new connection.
     pub fn accept(&self) -> Result<Connection, Error> {
         Ok(ServerConnection::new(Arc::clone(&self.0))?.into())
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
+
+    use super::*;
+
+    /// A certificate for a subject of this name, or of none, with a key of its own.
+    fn certificate(name: Option<&str>) -> CertificateDer<'static> {
+        let mut params = CertificateParams::new(vec!["guest".to_owned()]).unwrap();
+        params.distinguished_name = DistinguishedName::new();
+        if let Some(name) = name {
+            params.distinguished_name.push(DnType::CommonName, name);
+        }
+        let key = KeyPair::generate().unwrap();
+        params.self_signed(&key).unwrap().into()
+    }
+
+    #[test]
+    fn certificates_of_one_subject_are_one_owners_and_others_are_not() {
+        let of = |name| subject(&certificate(name)).unwrap();
+        assert_eq!(of(Some("web")), of(Some("web")));
+        assert_ne!(of(Some("web")), of(Some("mail")));
+        // Who has no name is known by the certificate.
+        assert_ne!(of(None), of(None));
+        let nameless = certificate(None);
+        assert_eq!(subject(&nameless), subject(&nameless));
+        assert_eq!(subject(&CertificateDer::from(vec![1, 2, 3])), None);
     }
 }

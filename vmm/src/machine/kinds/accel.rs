@@ -1,6 +1,9 @@
 //! Accelerators whose calls are served by worker processes, or by a server VM's process.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    sync::{Arc, Mutex},
+    time::SystemTime,
+};
 
 use devices::{
     accel::{Accel, Options, Resources},
@@ -15,6 +18,21 @@ use super::{
     Handle, gate_resources, thread_name,
 };
 use crate::config::{AccelConfig, AccelTransport};
+
+/// What the machine's compiled programs are called: as it was said, or a name that no other run of
+/// a machine has.
+fn compiled(named: Option<&str>) -> String {
+    match named {
+        Some("off") => String::new(),
+        Some(name) => name.to_owned(),
+        None => {
+            let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+            let nanos = since.map_or(0, |since| since.as_nanos());
+            // A name that is said has no dot.
+            format!("run.{}.{nanos:x}", std::process::id())
+        }
+    }
+}
 
 impl Kind for AccelConfig {
     const NAME: &'static str = "accel";
@@ -44,6 +62,7 @@ impl Kind for AccelConfig {
             memory: self.memory.unwrap_or(0),
             // Of all clients of a host: a process is one VM.
             client: format!("{}/{id}", std::process::id()),
+            compiled: compiled(self.compiler_cache.as_deref()),
         };
         let resources = Resources {
             msi: Arc::clone(&surroundings.msi),

@@ -1,0 +1,215 @@
+//! What drivers compile is kept for the next application of the same owner, and for nobody else.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{BufRead, BufReader},
+    os::unix::{
+        fs::{MetadataExt, PermissionsExt},
+        process::CommandExt,
+    },
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use gantry_tests::rig::packages;
+
+use crate::opencl::{Pool, Way, endless, program, signal};
+
+/// The files that a driver has compiled, and what changes when one is written again.
+type Compiled = BTreeMap<PathBuf, (u64, i64, i64)>;
+
+/// What PoCL has compiled in a folder and below: programs, and the kernels that it has linked. It
+/// finds them instead of compiling again.
+fn compiled(folder: &Path) -> Result<Compiled> {
+    let mut found = Compiled::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder)? {
+            let path = entry?.path();
+            let data = path.symlink_metadata()?;
+            let name = path.file_name().unwrap_or_default();
+            if data.is_dir() {
+                folders.push(path);
+            } else if name == "program.bc" || path.extension().is_some_and(|end| end == "so") {
+                found.insert(path, (data.ino(), data.mtime(), data.mtime_nsec()));
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// An application that builds so many programs from a number on, and computes with them.
+fn builds(pool: &Pool, first: u32, count: u32) -> Command {
+    let mut command = pool.remoted("/usr/bin/python3");
+    command
+        .arg(program("builds.py"))
+        .args([first.to_string(), count.to_string()])
+        // It has a cache of its own.
+        .env("PYOPENCL_NO_CACHE", "1");
+    command
+}
+
+fn right(mut command: Command) -> Result<()> {
+    let text = packages::output(&mut command)?;
+    ensure!(text.ends_with("right\n"), "{text}");
+    Ok(())
+}
+
+/// The folders of all owners below a pool's folder for caches, by name.
+fn owners(caches: &Path) -> Result<BTreeMap<String, PathBuf>> {
+    // SAFETY: a plain call.
+    let user = unsafe { libc::geteuid() };
+    let all = caches.join(format!("gantry-compiled-{user}"));
+    let mut owners = BTreeMap::new();
+    for entry in fs::read_dir(&all).with_context(|| format!("nothing in {}", all.display()))? {
+        let entry = entry?;
+        owners.insert(
+            entry.file_name().to_string_lossy().into_owned(),
+            entry.path(),
+        );
+    }
+    Ok(owners)
+}
+
+/// The only owner's folder.
+fn owner(caches: &Path, start: &str) -> Result<PathBuf> {
+    let owners = owners(caches)?;
+    let mut names = owners.iter().filter(|(name, _)| name.starts_with(start));
+    let (_, path) = names.next().with_context(|| format!("{owners:?}"))?;
+    ensure!(names.next().is_none(), "{owners:?}");
+    Ok(path.clone())
+}
+
+/// A pool whose caches are in this folder.
+fn pool_at(way: Way, name: &str, release: &Path, caches: &Path) -> Result<Pool> {
+    let caches = caches.display().to_string();
+    Pool::start(way, name, release.to_owned(), &["--cache", &caches])
+}
+
+pub fn kept(pool: &Pool) -> Result<()> {
+    let caches = pool.folder("kept")?;
+    for way in [Way::Rings, Way::Unix, Way::Tls] {
+        let start = if matches!(way, Way::Tls) {
+            "subject-"
+        } else {
+            "user-"
+        };
+        let first = pool_at(way, "kept-1", &pool.release, &caches)?;
+        right(builds(&first, 1, 3))?;
+        let folder = owner(&caches, start)?.join("own/pocl");
+        let once = compiled(&folder)?;
+        ensure!(once.len() >= 9, "PoCL has compiled no more than {once:?}");
+        right(builds(&first, 1, 3))?;
+        ensure!(
+            compiled(&folder)? == once,
+            "the second one has compiled again"
+        );
+        // Also of two at a time, and of workers of another pool.
+        signal(&[first.id()], libc::SIGKILL);
+        drop(first);
+        let second = pool_at(way, "kept-2", &pool.release, &caches)?;
+        let run = || right(builds(&second, 1, 3));
+        thread::scope(|scope| {
+            let other = scope.spawn(run);
+            run().and(other.join().unwrap_or_else(|_| Ok(())))
+        })?;
+        ensure!(compiled(&folder)? == once, "others have compiled again");
+        fs::remove_dir_all(owner(&caches, start)?)?;
+    }
+    let path = caches.display().to_string();
+    let options = ["--compiler-cache", "off", "--cache", &path];
+    let off = Pool::start(Way::Rings, "kept-off", pool.release.clone(), &options)?;
+    right(builds(&off, 1, 1))?;
+    ensure!(owners(&caches)?.is_empty(), "{:?}", owners(&caches)?);
+    Ok(())
+}
+
+pub fn apart(pool: &Pool) -> Result<()> {
+    const OTHER: u32 = 65534;
+    let caches = pool.folder("apart")?;
+    let pool = pool_at(Way::Rings, "apart", &pool.release, &caches)?;
+    let everybody = fs::Permissions::from_mode(0o777);
+    fs::set_permissions(pool.folder.join("socket"), everybody)?;
+    right(builds(&pool, 1, 1))?;
+    let mut other = builds(&pool, 1, 1);
+    other
+        .uid(OTHER)
+        .env("HOME", pool.folder("home")?)
+        .env_remove("XDG_CACHE_HOME");
+    std::os::unix::fs::chown(pool.folder("home")?, Some(OTHER), None)?;
+    right(other)?;
+    let owners = owners(&caches)?;
+    ensure!(owners.len() == 2, "{owners:?}");
+    let mine = compiled(&owner(&caches, "user-0")?)?;
+    let theirs = compiled(&owner(&caches, "user-65534")?)?;
+    ensure!(
+        mine.len() >= 3 && mine.len() == theirs.len(),
+        "{mine:?}\n{theirs:?}"
+    );
+    let shared = |file: &(u64, i64, i64)| mine.values().any(|own| own.0 == file.0);
+    ensure!(!theirs.values().any(shared), "both have one file");
+    // Nobody but the pool's user reaches either.
+    let all = caches.join("gantry-compiled-0");
+    let mode = fs::metadata(&all)?.mode() & 0o777;
+    ensure!(mode == 0o700, "{} has mode {mode:o}", all.display());
+    Ok(())
+}
+
+/// Kills workers, and a pool with them, at many moments of a build. What they leave behind harms
+/// nobody: the next application of the same owner builds and computes the same program.
+pub fn killed(pool: &Pool) -> Result<()> {
+    const MOMENTS: u32 = 24;
+    let caches = pool.folder("broken")?;
+    let mut serving = pool_at(Way::Rings, "broken-0", &pool.release, &caches)?;
+    for moment in 0..MOMENTS {
+        // A number that nobody has built with.
+        let number = 1000 + moment;
+        let mut application = builds(&serving, number, 1)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()?;
+        let mut line = String::new();
+        let mut output = BufReader::new(application.stdout.take().context("no output")?);
+        output.read_line(&mut line)?;
+        ensure!(line == "building\n", "the application said {line:?}");
+        thread::sleep(Duration::from_millis(8) * moment);
+        if moment % 8 == 7 {
+            signal(&[serving.id()], libc::SIGKILL);
+            let name = format!("broken-{moment}");
+            serving = pool_at(Way::Rings, &name, &pool.release, &caches)?;
+        } else {
+            signal(&serving.workers()?, libc::SIGKILL);
+        }
+        application.wait()?;
+        right(builds(&serving, number, 1)).with_context(|| format!("after kill {moment}"))?;
+    }
+    let left = compiled(&owner(&caches, "user-")?)?;
+    ensure!(left.len() >= 3 * MOMENTS as usize, "{} files", left.len());
+    Ok(())
+}
+
+/// An application that fills its owner's folder loses its worker and the folder, and others go on.
+pub fn flooded(pool: &Pool) -> Result<()> {
+    let caches = pool.folder("flooded")?;
+    let path = caches.display().to_string();
+    let options = ["--cache", &path, "--compiler-cache", "16M"];
+    let pool = Pool::start(Way::Rings, "flooded", pool.release.clone(), &options)?;
+    right(builds(&pool, 1, 1))?;
+    let folder = owner(&caches, "user-")?;
+    let (mut application, mut output) = endless(&pool)?;
+    // As a kernel of its could: the driver runs it in a worker that may write there.
+    fs::write(folder.join("own/flood"), vec![1; 40 << 20])?;
+    let mut line = String::new();
+    output.read_line(&mut line)?;
+    application.wait()?;
+    ensure!(line.starts_with("error -"), "the application said {line:?}");
+    ensure!(!folder.join("own/flood").exists(), "what it wrote is there");
+    let log = pool.log()?;
+    ensure!(log.contains("more than twice the 16 MiB"), "{log}");
+    right(builds(&pool, 1, 1))
+}
