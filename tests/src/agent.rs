@@ -23,6 +23,7 @@ const ANY_CID: u32 = u32::MAX;
 /// `edu-vfio` tries one behind an IOMMU, `edu-vfio-copy` has it copy for a moment, `edu-vfio-peers`
 /// has one write to the other;
 /// `edu-copy` has it copy until it goes, `edu-peers PATH PATH` has one write to the other;
+/// `edu-move PATH ADDRESS` moves its memory, `edu-poke PATH ADDRESS VALUE` has it write 32 bits;
 /// `pci-sleep PATH` puts a device to sleep and wakes it, `pci-reset PATH` resets it; `refuse-eject SLOT STATUS` answers to the
 /// next request to give a device up; `read-blocks PATH COUNT` reads blocks of 4 KiB and prints how
 /// many seconds that took; `tcp-send ADDRESS MIB` and `tcp-receive ADDRESS` move bytes that mean nothing, as fast as they
@@ -51,11 +52,14 @@ pub fn run(args: &[String]) -> Result<()> {
         [command] if command == "edu-vfio" => edu_vfio::check(),
         [command] if command == "edu-vfio-copy" => edu_vfio::copy(),
         [command] if command == "edu-vfio-peers" => edu_vfio::peers(),
+        [command, path, address] if command == "edu-move" => edu::move_to(path, number(address)?),
+        [command, path, address, value] if command == "edu-poke" => {
+            edu::poke(path, number(address)?, number(value)? as u32)
+        }
         [command] if command == "edu-memory" => edu::memory(),
         [command] if command == "edu-msix" => edu::msix(),
         [command, address] if command == "edu-write-outside" => {
-            let digits = address.trim_start_matches("0x");
-            edu::write_outside(u64::from_str_radix(digits, 16)?)
+            edu::write_outside(number(address)?)
         }
         [command, address, mib] if command == "tcp-send" => tcp_send(address, mib.parse()?),
         [command, address] if command == "tcp-receive" => {
@@ -63,12 +67,17 @@ pub fn run(args: &[String]) -> Result<()> {
         }
         _ => bail!(
             "agent commands: vsock-echo PORT, vsock-count PORT SECONDS, vsock-send PORT TEXT, \
-             port-write PORT TEXT, pci-sleep PATH, pci-reset PATH, refuse-eject SLOT STATUS, \
-             read-blocks PATH COUNT, \
+             port-write PORT TEXT, pci-sleep PATH, pci-reset PATH, edu-move PATH ADDRESS, \
+             edu-poke PATH ADDRESS VALUE, refuse-eject SLOT STATUS, read-blocks PATH COUNT, \
              edu-check [PATH], edu-copy, edu-vfio, edu-vfio-copy, edu-vfio-peers, edu-memory, edu-msix, edu-peers PATH PATH, edu-write-outside ADDRESS, \
              tcp-send ADDRESS MIB, tcp-receive ADDRESS"
         ),
     }
+}
+
+/// A number in hexadecimal digits.
+fn number(text: &str) -> Result<u64> {
+    Ok(u64::from_str_radix(text.trim_start_matches("0x"), 16)?)
 }
 
 fn tcp_send(address: &str, mib: usize) -> Result<()> {

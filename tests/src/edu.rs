@@ -6,7 +6,7 @@
 use std::{
     fs,
     io::{Read, Seek, SeekFrom, Write},
-    os::fd::AsRawFd,
+    os::{fd::AsRawFd, unix::fs::OpenOptionsExt as _},
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
@@ -34,6 +34,8 @@ pub(crate) const DMA_FROM_DEVICE: u64 = 2;
 pub(crate) const REGISTERS: usize = 1 << 20;
 
 pub(crate) const PAGE: usize = 4096;
+/// Offset of the first BAR in configuration space.
+const BAR0: usize = 0x10;
 
 /// An interrupt vector that no driver of the guest's kernel has.
 const VECTOR: u16 = 0xe7;
@@ -147,6 +149,10 @@ impl Edu {
 /// Maps a BAR, for good.
 fn map(resource: &Path, len: usize) -> Result<*mut u8> {
     let file = fs::File::options().read(true).write(true).open(resource)?;
+    map_file(&file, len, 0)
+}
+
+fn map_file(file: &fs::File, len: usize, offset: u64) -> Result<*mut u8> {
     // SAFETY: a new mapping at an address that the kernel picks; it is never unmapped.
     let bar = unsafe {
         libc::mmap(
@@ -155,7 +161,7 @@ fn map(resource: &Path, len: usize) -> Result<*mut u8> {
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_SHARED,
             file.as_raw_fd(),
-            0,
+            offset as libc::off_t,
         )
     };
     ensure!(bar != libc::MAP_FAILED, "cannot map the device");
@@ -227,6 +233,15 @@ pub fn check(path: Option<&str>) -> Result<()> {
         Some(path) => Edu::at(path.into())?,
         None => Edu::find()?,
     };
+    let address = works(&edu)?;
+    interrupt(&edu)?;
+    println!("edu works, with the page at {address:#x}");
+    Ok(())
+}
+
+/// As [`check`], without an interrupt. Returns the guest-physical address of the page that it copies
+/// from and to.
+fn works(edu: &Edu) -> Result<u64> {
     let id = edu.read(IDENTIFICATION);
     ensure!(id & 0xff == 0xed, "identification {id:#x}");
     edu.write(LIVENESS, 0x1234_5678);
@@ -249,9 +264,7 @@ pub fn check(path: Option<&str>) -> Result<()> {
         let byte = unsafe { memory.add(2048 + at).read_volatile() };
         ensure!(byte == at as u8 ^ 0x5a, "byte {at} is {byte:#x} after DMA");
     }
-    interrupt(&edu)?;
-    println!("edu works, with the page at {address:#x}");
-    Ok(())
+    Ok(address)
 }
 
 /// The offset of a capability in configuration space, and that.
@@ -399,6 +412,53 @@ pub fn peers(one: &str, other: &str) -> Result<()> {
     })?;
     println!("they reach each other");
     Ok(())
+}
+
+/// Maps the registers of a device that is at an address, for good.
+fn map_registers(address: u64) -> Result<*mut u8> {
+    let mut options = fs::File::options();
+    // Not cached.
+    options.read(true).write(true).custom_flags(libc::O_SYNC);
+    map_file(&options.open("/dev/mem")?, REGISTERS, address)
+}
+
+/// Moves the memory of the device at a path in sysfs, of which the guest's kernel knows nothing. It
+/// answers and copies there, and nothing does where it was.
+pub fn move_to(path: &str, target: u64) -> Result<()> {
+    let folder = PathBuf::from(path);
+    let target_bits = u32::try_from(target).context("the BAR has 32 bits")?;
+    let mut edu = Edu {
+        registers: std::ptr::null_mut(),
+        folder,
+    };
+    let mut header = [0; 0x14];
+    edu.config()?.read_exact(&mut header)?;
+    let bar = &header[BAR0..];
+    let source = u32::from_le_bytes([bar[0], bar[1], bar[2], bar[3]]) & !0xf;
+    let [before, after] = [source.into(), target].map(map_registers);
+    let (before, after) = (before?, after?);
+    edu.registers = before;
+    ensure!(
+        edu.read(IDENTIFICATION) & 0xff == 0xed,
+        "it is not at {source:#x}"
+    );
+    edu.write_config(BAR0 as u64, &target_bits.to_le_bytes())?;
+    let left = edu.read(IDENTIFICATION);
+    ensure!(left == u32::MAX, "{left:#x} is still at {source:#x}");
+    edu.registers = after;
+    works(&edu)?;
+    println!("moved from {source:#x} to {target:#x}");
+    Ok(())
+}
+
+/// Has the device at a path in sysfs write 32 bits to an address.
+pub fn poke(path: &str, target: u64, value: u32) -> Result<()> {
+    let edu = Edu::at(path.into())?;
+    let (memory, address) = page()?;
+    // SAFETY: within the page, aligned.
+    unsafe { memory.cast::<u32>().write_volatile(value) };
+    edu.dma_of(4, address, BUFFER, DMA_START)?;
+    edu.dma_of(4, BUFFER, target, DMA_START | DMA_FROM_DEVICE)
 }
 
 /// Has the device write to an address that the guest does not have.

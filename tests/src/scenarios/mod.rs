@@ -14,6 +14,7 @@ mod passthrough_boards;
 mod passthrough_iommufd;
 mod passthrough_kinds;
 mod passthrough_leave;
+mod passthrough_move;
 mod passthrough_resets;
 mod passthrough_state;
 mod passthrough_topology;
@@ -69,6 +70,7 @@ pub fn all() -> Vec<Scenario> {
         passthrough_kinds::SCENARIOS,
         passthrough_topology::SCENARIOS,
         passthrough_resets::SCENARIOS,
+        passthrough_move::SCENARIOS,
     ]
     .into_iter()
     .flatten()
