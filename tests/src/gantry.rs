@@ -2,6 +2,7 @@
 
 use std::{
     fs::File,
+    os::unix::{fs::chown, process::CommandExt as _},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     time::{Duration, Instant},
@@ -29,6 +30,40 @@ const IOMMU_KERNEL: (&str, &str) = ("/images/vmlinuz-iommu", "/images/l2-iommu.c
 /// Command line that makes L2 boot fast in the rig.
 pub const CMDLINE: &str = "console=ttyS0 panic=-1 quiet tsc=reliable no_timer_check \
      cryptomgr.notests random.trust_cpu=on nokaslr mitigations=off";
+
+/// Who starts Gantry, if not root.
+#[derive(Clone, Copy)]
+pub struct User {
+    /// User and group.
+    pub id: u32,
+    /// Bytes that it may lock in memory.
+    pub memlock: u64,
+}
+
+impl User {
+    /// Has a program run as this user.
+    fn run(self, command: &mut Command) {
+        let become_it = move || {
+            let limit = libc::rlimit {
+                rlim_cur: self.memlock,
+                rlim_max: self.memlock,
+            };
+            // SAFETY: the limit outlives the call, and an empty list of groups is read nowhere.
+            let done = unsafe {
+                libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) == 0
+                    && libc::setgroups(0, std::ptr::null()) == 0
+                    && libc::setgid(self.id) == 0
+                    && libc::setuid(self.id) == 0
+            };
+            match done {
+                true => Ok(()),
+                false => Err(std::io::Error::last_os_error()),
+            }
+        };
+        // SAFETY: it makes system calls, and allocates nothing.
+        unsafe { command.pre_exec(become_it) };
+    }
+}
 
 /// A Gantry process. It is killed when dropped.
 pub struct Gantry {
@@ -76,28 +111,46 @@ impl Gantry {
     /// Starts Gantry with an API socket in `dir` and further arguments, and waits until it
     /// answers.
     pub fn start(dir: &Path, args: &[&str]) -> Result<Self> {
-        let mut gantry = Self::spawn(dir, args)?;
-        gantry.wait_api()?;
-        Ok(gantry)
+        Self::spawn(dir, args)?.answering()
+    }
+
+    /// As [`Gantry::start`], for a user that has access to KVM and to `dir`.
+    pub fn start_as(dir: &Path, user: User) -> Result<Self> {
+        for path in [dir, Path::new("/dev/kvm")] {
+            chown(path, Some(user.id), None)?;
+        }
+        Self::spawn_by(dir, &[], Some(user))?.answering()
+    }
+
+    fn answering(mut self) -> Result<Self> {
+        self.wait_api()?;
+        Ok(self)
     }
 
     /// Starts Gantry without waiting.
     pub fn spawn(dir: &Path, args: &[&str]) -> Result<Self> {
+        Self::spawn_by(dir, args, None)
+    }
+
+    fn spawn_by(dir: &Path, args: &[&str], user: Option<User>) -> Result<Self> {
         let socket = dir.join("api.sock");
         let log = File::options()
             .create(true)
             .append(true)
             .open(dir.join("gantry.log"))?;
-        let child = Command::new(GANTRY)
+        let mut command = Command::new(GANTRY);
+        command
             .arg("--api-socket")
             .arg(&socket)
             .args(["-v", "--seccomp", "true"])
             .args(args)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
-            .stderr(log)
-            .spawn()
-            .context("cannot start gantry")?;
+            .stderr(log);
+        if let Some(user) = user {
+            user.run(&mut command);
+        }
+        let child = command.spawn().context("cannot start gantry")?;
         Ok(Self {
             child,
             dir: dir.to_owned(),

@@ -49,7 +49,10 @@ mod tables;
 mod tests;
 pub mod user;
 
-use std::path::PathBuf;
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 pub use device::{Device, Irqs, Mappable, ResetError};
 pub use function::{Function, Resources};
@@ -57,6 +60,23 @@ pub use iommu::Iommu;
 pub use model::Model;
 pub use physical::Physical;
 pub use place::{IOMMUFD, Place, Way};
+
+/// What to do about a file that cannot be opened and that a module of the kernel makes.
+fn cure(path: &Path, why: &io::Error, module: &str) -> String {
+    if why.kind() != io::ErrorKind::PermissionDenied {
+        return format!(": load the module {module}, and give Gantry access");
+    }
+    // SAFETY: has no preconditions.
+    match unsafe { libc::geteuid() } {
+        0 => ": Gantry runs as root, so allow it in the container that Gantry runs in".to_owned(),
+        user => {
+            let path = path.display();
+            format!(
+                " as user {user}: give it to that user (chown {user} {path}, or a rule of udev)"
+            )
+        }
+    }
+}
 
 /// A physical device cannot be given to the guest.
 #[derive(Debug, thiserror::Error)]
@@ -142,13 +162,27 @@ pub enum Error {
         /// The module that can be told to allow it.
         module: &'static str,
     },
+    /// The kernel refuses it for one of two reasons.
+    #[error(
+        "the kernel does not give {device} to iommufd: another process has a device of IOMMU group \
+         {group}, which has to end or give it up first; or the host's IOMMU does not remap \
+         interrupts: switch remapping on in the firmware, or, if the guest is trusted, load the \
+         module iommufd with allow_unsafe_interrupts=1 (/dev/vfio/{group}, which would tell, cannot \
+         be opened)"
+    )]
+    Refused {
+        /// Its address.
+        device: String,
+        /// Its group.
+        group: String,
+    },
     /// A file of VFIO cannot be opened.
-    #[error("cannot open {}: load the module vfio-pci, and give Gantry access", path.display())]
+    #[error("cannot open {}{}", path.display(), cure(path, source, "vfio-pci"))]
     Open {
         /// The file.
         path: PathBuf,
         /// Why.
-        source: std::io::Error,
+        source: io::Error,
     },
     /// It has no file of its own.
     #[error(
@@ -162,15 +196,16 @@ pub enum Error {
     },
     /// A file cannot be opened, for iommufd.
     #[error(
-        "cannot open {}, which iommufd needs: load the module iommufd, and give Gantry access; or \
-         have IOMMU groups used, without iommufd in the platform or access to /dev/iommu",
-        path.display()
+        "cannot open {}, which iommufd needs{}; or have IOMMU groups used, without iommufd in the \
+         platform or access to /dev/iommu",
+        path.display(),
+        cure(path, source, "iommufd")
     )]
     OpenIommufd {
         /// The file.
         path: PathBuf,
         /// Why.
-        source: std::io::Error,
+        source: io::Error,
     },
     /// Its IOMMU reserves addresses that are in use.
     #[error(
@@ -195,7 +230,7 @@ pub enum Error {
         /// What was tried.
         action: &'static str,
         /// Why.
-        source: std::io::Error,
+        source: io::Error,
     },
     /// RAM cannot be locked in memory.
     #[error(
@@ -268,7 +303,7 @@ pub enum Error {
         /// Number of the BAR.
         bar: u8,
         /// Why.
-        source: std::io::Error,
+        source: io::Error,
     },
     /// Another process's device.
     #[error("cannot use the device at {}", socket.display())]

@@ -18,6 +18,7 @@ mod passthrough_move;
 mod passthrough_resets;
 mod passthrough_state;
 mod passthrough_topology;
+mod passthrough_unprivileged;
 mod passthrough_user;
 mod process;
 mod services;
@@ -71,6 +72,7 @@ pub fn all() -> Vec<Scenario> {
         passthrough_topology::SCENARIOS,
         passthrough_resets::SCENARIOS,
         passthrough_move::SCENARIOS,
+        passthrough_unprivileged::SCENARIOS,
     ]
     .into_iter()
     .flatten()

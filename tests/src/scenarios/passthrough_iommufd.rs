@@ -10,7 +10,7 @@ use super::{
     hotplug::gone,
     passthrough::{self, edu_works},
     passthrough_state::{self, MIB, disk_works, locked},
-    passthrough_topology,
+    passthrough_topology, passthrough_unprivileged,
 };
 use crate::{
     gantry::{BZIMAGE, Gantry},
@@ -27,7 +27,7 @@ pub fn scenarios() -> Vec<Scenario> {
         run,
         board: Board::Iommufd,
     };
-    let all: [(_, fn(&Context) -> Result<()>); 10] = [
+    let all: [(_, fn(&Context) -> Result<()>); 11] = [
         ("iommufd: devices at start, and no group is open", at_start),
         (
             "iommufd: a device cannot reach beyond the guest's memory",
@@ -62,6 +62,10 @@ pub fn scenarios() -> Vec<Scenario> {
             "iommufd: groups are used where it is missing, unless it is asked for",
             missing,
         ),
+        (
+            "iommufd: a user who is not root is told what is missing",
+            unprivileged,
+        ),
     ];
     all.into_iter().map(scenario).collect()
 }
@@ -81,7 +85,7 @@ fn open_files(gantry: &Gantry) -> Result<Vec<String>> {
 }
 
 /// A device's own file.
-fn node(device: &HostDevice) -> Result<String> {
+pub fn node(device: &HostDevice) -> Result<String> {
     let mut names = fs::read_dir(device.path.join("vfio-dev"))?;
     let name = names.next().context("the kernel has no file for it")??;
     Ok(format!("/dev/vfio/devices/{}", name.file_name().display()))
@@ -235,6 +239,11 @@ fn refused(context: &Context) -> Result<()> {
     let files = open_files(&gantry)?;
     ensure!(files.contains(&node(&edu)?), "{files:?} are open");
     Ok(())
+}
+
+fn unprivileged(context: &Context) -> Result<()> {
+    passthrough_unprivileged::with_iommufd(context)?;
+    without_groups(context)
 }
 
 /// The kernel's file for iommufd, elsewhere until this is dropped.

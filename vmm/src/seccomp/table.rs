@@ -204,6 +204,7 @@ const VMM: &[i64] = &[
     libc::SYS_ftruncate,
     libc::SYS_getcwd,
     libc::SYS_getdents64,
+    libc::SYS_geteuid,
     libc::SYS_getpgid,
     libc::SYS_getrlimit,
     libc::SYS_getsockname,

@@ -1,0 +1,151 @@
+//! Gantry as a user who is not root: what is missing is said, and how to get it.
+
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt as _, chown},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::{Value, json};
+
+use super::{
+    Context, Entry,
+    passthrough::edu_works,
+    passthrough_iommufd::node,
+    passthrough_state::{MIB, locked},
+};
+use crate::{
+    gantry::{Gantry, User, merge, vm},
+    host_device::{EDU, EDU_OF_TWO, HostDevice},
+};
+
+pub const SCENARIOS: &[Entry] = &[(
+    "passthrough: a user who is not root is told what is missing",
+    with_groups,
+)];
+
+const ID: u32 = 1234;
+/// Less than the VM has.
+const TOO_LITTLE: u64 = 128 * MIB;
+/// What the page says: somewhat more than the VM has.
+const ENOUGH: u64 = 320 * MIB;
+
+/// A user, who may lock so many bytes.
+fn user(memlock: u64) -> User {
+    User { id: ID, memlock }
+}
+
+/// A file that is the user's until this is dropped.
+struct Given(PathBuf);
+
+impl Given {
+    fn new(path: impl Into<PathBuf>) -> Result<Self> {
+        let path = path.into();
+        chown(&path, Some(ID), None).with_context(|| format!("cannot give {}", path.display()))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Given {
+    fn drop(&mut self) {
+        // It may have gone with its device.
+        let _ = chown(&self.0, Some(0), None);
+    }
+}
+
+/// The file of a device's IOMMU group.
+fn group(device: &HostDevice) -> Result<PathBuf> {
+    let link = fs::read_link(device.path.join("iommu_group"))?;
+    Ok(Path::new("/dev/vfio").join(link.file_name().context("no group")?))
+}
+
+/// Gantry of the user, with a VM that is to have a device and has not booted.
+fn start(context: &Context, name: &str, memlock: u64, more: Value) -> Result<Gantry> {
+    let dir = context.dir.join(name);
+    fs::create_dir(&dir)?;
+    let gantry = Gantry::start_as(&dir, user(memlock))?;
+    let mut config = vm(&gantry.serial);
+    merge(&mut config, more);
+    gantry.put("vm.create", config)?;
+    Ok(gantry)
+}
+
+fn refused(gantry: &Gantry, words: &[&str]) -> Result<()> {
+    words
+        .iter()
+        .try_for_each(|words| gantry.refused("vm.boot", None, 500, words))
+}
+
+/// With the file and the limit it works.
+fn works(context: &Context, more: Value) -> Result<()> {
+    let gantry = Gantry::start_as(&context.dir, user(ENOUGH))?;
+    let mut guest = gantry.create_and_boot(more)?;
+    edu_works(&mut guest)?;
+    ensure!(
+        locked(&gantry)? == 256,
+        "{} MiB are locked",
+        locked(&gantry)?
+    );
+    let status = fs::read_to_string(format!("/proc/{}/status", gantry.pid()))?;
+    ensure!(status.contains("CapEff:\t0000000000000000"), "{status}");
+    Ok(())
+}
+
+fn with_groups(context: &Context) -> Result<()> {
+    let edu = HostDevice::take(EDU, 0)?;
+    let file = group(&edu)?;
+    let more = json!({"devices": [{"path": edu.path, "id": "edu"}]});
+    let gantry = start(context, "access", TOO_LITTLE, more.clone())?;
+    let cure = format!("chown {ID} {}", file.display());
+    refused(&gantry, &["as user 1234", &cure])?;
+    let _given = Given::new(&file)?;
+    let limit = format!("the limit of this process (in bytes) is {TOO_LITTLE}");
+    refused(&gantry, &[&limit, "LimitMEMLOCK="])?;
+    drop(gantry);
+    works(context, more)
+}
+
+/// The same with iommufd, where there is more to be had.
+pub fn with_iommufd(context: &Context) -> Result<()> {
+    const IOMMUFD: &str = "/dev/iommu";
+    let edu = HostDevice::take(EDU, 0)?;
+    let file = node(&edu)?;
+    let more = json!({
+        "platform": {"iommufd": true},
+        "devices": [{"path": edu.path, "id": "edu"}],
+    });
+    fs::set_permissions(IOMMUFD, fs::Permissions::from_mode(0o600))?;
+    let gantry = start(context, "access", TOO_LITTLE, more.clone())?;
+    refused(&gantry, &["as user 1234", &format!("chown {ID} {IOMMUFD}")])?;
+    let _iommufd = Given::new(IOMMUFD)?;
+    refused(&gantry, &["as user 1234", &format!("chown {ID} {file}")])?;
+    let _given = Given::new(&file)?;
+    let of = "the limit of all processes of this user together (in bytes)";
+    let limit = format!("{of} is {TOO_LITTLE}");
+    refused(&gantry, &[&limit, "LimitMEMLOCK="])?;
+    drop(gantry);
+    works(context, more)?;
+    taken(context)
+}
+
+/// One device of a group is somebody else's, which the user cannot find out.
+fn taken(context: &Context) -> Result<()> {
+    let [one, other] = [EDU_OF_TWO, EDU_OF_TWO + 1].map(|index| HostDevice::take(EDU, index));
+    let (one, other) = (one?, other?);
+    let dir = context.dir.join("owner");
+    fs::create_dir(&dir)?;
+    let more = |device: &HostDevice| json!({"devices": [{"path": device.path}]});
+    let (_owner, _guest) = Gantry::boot(&dir, more(&one))?;
+    let _given = Given::new(node(&other)?)?;
+    let gantry = start(context, "taken", ENOUGH, more(&other))?;
+    let number = group(&other)?;
+    let number = number.file_name().unwrap_or_default().display();
+    refused(
+        &gantry,
+        &[
+            &format!("another process has a device of IOMMU group {number}"),
+            "allow_unsafe_interrupts=1",
+        ],
+    )
+}
