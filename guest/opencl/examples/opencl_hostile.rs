@@ -6,7 +6,7 @@
 //! | `garbage` | random bytes in the ring of calls | `ended` |
 //! | `index` | an index of the ring far ahead | `ended` |
 //! | `length` | a frame that is longer than what is there | `ended` |
-//! | `outside` | places before, beyond and across the ends of the window | `refused` |
+//! | `outside` | places before, beyond and across the ends of the window and of shared virtual memory | `refused` |
 //! | `quota` | device memory of 1 GiB for each of a hundred buffers | `refused` |
 //! | `silent` | calls whose answers it does not read, until its input ends | `silent`, `gone` |
 //! | a number | is killed by itself after so many steps of an ordinary run | nothing, or `whole` |
@@ -28,7 +28,8 @@ use gantry_remoting::{
         calls::{
             self, BuildProgram, ContextId, CreateBuffer, CreateContext, CreateKernel,
             CreateProgram, CreateQueue, DeviceId, Finish, KernelId, MemId, NdRange, Order, Place,
-            ProgramId, ProgramOrigin, QueueId, ReadBuffer, WriteBuffer,
+            ProgramId, ProgramOrigin, QueueId, ReadBuffer, ReleaseMem, SvmAlloc, SvmFill, SvmFree,
+            SvmRead, SvmWrite, WriteBuffer,
         },
         hello::Hello,
     },
@@ -324,6 +325,7 @@ fn outside(client: &mut Client) -> Result<&'static str, Failed> {
             return Err(format!("{length} bytes at {offset} are served: {refused:?}").into());
         }
     }
+    shared_addresses(client)?;
     // What lies within is served.
     let place = Place {
         offset: end - 4096,
@@ -337,6 +339,66 @@ fn outside(client: &mut Client) -> Result<&'static str, Failed> {
         to: place,
     })?;
     Ok("refused")
+}
+
+/// Addresses that are none of an allocation's, of all or of some bytes.
+fn shared_addresses(client: &mut Client) -> Result<(), Failed> {
+    const SIZE: u64 = 1 << 16;
+    let allocation = client.ask(&SvmAlloc {
+        context: CONTEXT,
+        flags: 0,
+        size: SIZE,
+        vain: 0,
+    })?;
+    // Not every device has such memory.
+    let Ok(start) = allocation else {
+        return Ok(());
+    };
+    let here = std::ptr::from_ref(client) as u64;
+    let addresses = [0, start - 1, start + 1, start + SIZE, u64::MAX - SIZE, here];
+    let to = || Place {
+        offset: 8 << 20,
+        length: SIZE,
+        stage: None,
+    };
+    for address in addresses {
+        let refused = [
+            client.ask(&SvmRead {
+                order: order(),
+                address,
+                to: to(),
+            })?,
+            client.ask(&SvmWrite {
+                order: order(),
+                address,
+                from: to(),
+            })?,
+            client.ask(&SvmFill {
+                order: order(),
+                address,
+                pattern: Blob(vec![0]),
+                size: SIZE,
+            })?,
+            client.ask(&CreateBuffer {
+                svm: Some(address),
+                ..buffer(99, SIZE, None, None)
+            })?,
+        ];
+        if refused.iter().any(Result::is_ok) {
+            return Err(format!("{SIZE} bytes at {address:#x} are served: {refused:?}").into());
+        }
+        // Its number is in use as if it were there.
+        client.good(&ReleaseMem {
+            id: MemId(99),
+            callback: None,
+        })?;
+    }
+    client.good(&SvmRead {
+        order: order(),
+        address: start,
+        to: to(),
+    })?;
+    client.good(&SvmFree { address: start })
 }
 
 fn quota(client: &mut Client) -> Result<&'static str, Failed> {

@@ -71,7 +71,9 @@ fn buffer(
     // Memory that host and device share lives in the window, if that is shared and has room for it.
     let in_window = link.shared(host.cast_const().cast(), size);
     let svm = uses && svm::has(context, host, size as usize);
-    let lives = if uses {
+    let lives = if svm {
+        None
+    } else if uses {
         in_window.map(|offset| (offset, 0))
     } else if flags & codes::MEM_ALLOC_HOST_PTR != 0 {
         link.reserve_shared(size).map(|offset| (offset, size))

@@ -186,6 +186,8 @@ pub struct Device {
     pub parent: Option<Own<Device>>,
     /// `CL_DEVICE_MAX_WORK_GROUP_SIZE`, which each kernel's enqueue is checked against.
     pub largest_group: OnceLock<u64>,
+    /// Whether it has shared virtual memory, which is looked at as often.
+    pub svm: OnceLock<bool>,
 }
 
 pub type ContextDestructor = (extern "C" fn(Handle<Context>, *mut c_void), usize);

@@ -48,6 +48,7 @@ pub fn all() -> &'static [Own<Platform>] {
                             kind: offered.kind,
                             parent: None,
                             largest_group: OnceLock::new(),
+                            svm: OnceLock::new(),
                         };
                         Object::own(device, 1)
                     })
@@ -353,6 +354,7 @@ pub extern "C" fn clCreateSubDevices(
                 kind: parent.it.kind,
                 parent: Some(parent.keep()),
                 largest_group: OnceLock::new(),
+                svm: OnceLock::new(),
             });
             set(devices.wrapping_add(index), device);
         }

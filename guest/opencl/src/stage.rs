@@ -20,6 +20,7 @@ use crate::{
     crew,
     link::{Link, lock},
     space::Space,
+    svm,
 };
 
 /// How many stages their order may name that have been released, beside as many as have not.
@@ -180,7 +181,17 @@ impl Link {
     /// Where in the window memory of the application is, if the worker sees it there.
     pub fn shared(&self, pointer: *const u8, length: u64) -> Option<u64> {
         if self.shared {
-            self.window.offset_of(pointer, length)
+            let own = self.window.offset_of(pointer, length);
+            own.or_else(|| svm::in_window(pointer, length))
+        } else {
+            None
+        }
+    }
+
+    /// Space in the window that the worker sees for good, if there is some at once.
+    pub fn spare_shared(&self, length: u64) -> Option<u64> {
+        if self.shared {
+            lock(&self.stages).take(&self.window, length)
         } else {
             None
         }

@@ -4,13 +4,19 @@
 //! for memory of its own, so that pointers mean the same on both sides. The host may look only
 //! between `clEnqueueSVMMap` and `clEnqueueSVMUnmap`, which copy what the device has made and what
 //! the host has; all commands in between, and pointers inside the memory, need nothing.
+//!
+//! Where the window is shared and has room, this process's memory of an allocation is a part of the
+//! window under another address: the device's copies end and begin there, and there are no others.
 
 use std::{
     collections::BTreeMap,
     ffi::c_void,
     io,
     ptr::null_mut,
-    sync::{PoisonError, RwLock},
+    sync::{
+        PoisonError, RwLock,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use gantry_remoting::{
@@ -27,7 +33,7 @@ use gantry_remoting::{
 use crate::{
     abi::{Outcome, array, code, list, set},
     event::{Around, submit, when_complete},
-    link,
+    link::{self, Link},
     object::{self, Context, Device, Event, Handle, Kernel, Object, Own, Queue, Set, get},
     platform::limit,
     program::give_argument,
@@ -40,6 +46,12 @@ use crate::{
 const TRIES: u32 = 8;
 /// The largest alignment in bytes that may be asked for: that of the largest type of OpenCL C.
 const LARGEST_TYPE: u32 = 128;
+
+/// Allocations take so much of the window's data, at most: the rest is for what else moves.
+const SHARE: u64 = 4;
+
+/// How many bytes of the window allocations have.
+static IN_WINDOW: AtomicU64 = AtomicU64::new(0);
 
 /// Memory of this process at an address that was not its own choice.
 #[derive(Debug)]
@@ -73,6 +85,18 @@ impl Reservation {
             Err(io::ErrorKind::AlreadyExists.into())
         }
     }
+
+    /// The same memory as where a page of a shared mapping begins. It may be lost on an error.
+    fn mirror(&self, there: *mut u8) -> io::Result<()> {
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        let start = self.start as *mut c_void;
+        // SAFETY: of a size of 0 nothing is taken away there; what is replaced here is this one's.
+        let mapped = unsafe { libc::mremap(there.cast(), 0, self.length, flags, start) };
+        if mapped == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
 }
 
 impl Drop for Reservation {
@@ -90,10 +114,85 @@ struct Mapped {
     writes: bool,
 }
 
+/// Memory of this process for an allocation.
+#[derive(Debug)]
+struct Memory {
+    reserved: Reservation,
+    /// Where in the window it is, if it is there.
+    window: Option<u64>,
+}
+
+impl Memory {
+    /// In the window, if that has room; else anywhere. Nothing else may be at the address.
+    fn at(link: &Link, address: u64, length: u64) -> io::Result<Self> {
+        let reserved = Reservation::at(address, length)?;
+        let Some(offset) = share(link, length) else {
+            return Ok(Self {
+                reserved,
+                window: None,
+            });
+        };
+        let memory = Self {
+            reserved,
+            window: Some(offset),
+        };
+        let mirrored = match link.pointer(offset, length) {
+            Ok(there) => memory.reserved.mirror(there).is_ok(),
+            Err(_) => false,
+        };
+        if mirrored {
+            return Ok(memory);
+        }
+        // A port's memory has one address.
+        drop(memory);
+        Ok(Self {
+            reserved: Reservation::at(address, length)?,
+            window: None,
+        })
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let (Some(offset), Some(link)) = (self.window, link::get()) {
+            let length = self.reserved.length as u64;
+            link.give_back(offset, length);
+            IN_WINDOW.fetch_sub(length, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A part of the window, if there is one to have at once.
+fn share(link: &Link, length: u64) -> Option<u64> {
+    let most = (link.window.size() - link.window.data()) / SHARE;
+    let fits = |used: u64| used.checked_add(length).filter(|sum| *sum <= most);
+    IN_WINDOW
+        .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits)
+        .ok()?;
+    let offset = link.spare_shared(length);
+    if offset.is_none() {
+        IN_WINDOW.fetch_sub(length, Ordering::Relaxed);
+    }
+    offset
+}
+
+/// Where in the window these bytes of an allocation are: one atomic load if no allocation is there.
+pub fn in_window(pointer: *const u8, length: u64) -> Option<u64> {
+    if IN_WINDOW.load(Ordering::Relaxed) == 0 {
+        return None;
+    }
+    let pointer = pointer as usize;
+    find(pointer, |start, allocation| {
+        let offset = pointer - start;
+        let window = allocation.memory.window?;
+        (length <= (allocation.size - offset) as u64).then_some(window + offset as u64)
+    })?
+}
+
 /// An allocation.
 struct Allocation {
     /// Its memory here.
-    memory: Reservation,
+    memory: Memory,
     /// What the application has asked for, in bytes.
     size: usize,
     context: Own<Context>,
@@ -132,8 +231,10 @@ pub fn has(context: &Object<Context>, pointer: *const c_void, size: usize) -> bo
 
 /// Whether a device has it. Others of its kinds than buffers that are mapped would need one memory.
 fn offered(device: &Object<Device>) -> bool {
-    limit(device, codes::DEVICE_SVM_CAPABILITIES)
-        .is_ok_and(|capabilities| capabilities & codes::DEVICE_SVM_COARSE_GRAIN_BUFFER != 0)
+    *device.it.svm.get_or_init(|| {
+        limit(device, codes::DEVICE_SVM_CAPABILITIES)
+            .is_ok_and(|capabilities| capabilities & codes::DEVICE_SVM_COARSE_GRAIN_BUFFER != 0)
+    })
 }
 
 fn need(queue: &Object<Queue>) -> Outcome {
@@ -184,7 +285,7 @@ fn alloc(context: Handle<Context>, flags: u64, size: usize, alignment: u32) -> O
             Ok(address) => address,
             Err(code) => break Err(code),
         };
-        match Reservation::at(address, size as u64) {
+        match Memory::at(link, address, size as u64) {
             Ok(memory) => break Ok(memory),
             Err(_) => vain.push(address),
         }
@@ -196,7 +297,7 @@ fn alloc(context: Handle<Context>, flags: u64, size: usize, alignment: u32) -> O
         link.post(&SvmFree { address })?;
     }
     let memory = found?;
-    let start = memory.start;
+    let start = memory.reserved.start;
     let allocation = Allocation {
         memory,
         size,
@@ -573,4 +674,51 @@ pub extern "C" fn clSetKernelExecInfo(
             _ => Err(codes::INVALID_VALUE),
         }
     })())
+}
+
+#[cfg(test)]
+mod tests {
+    use gantry_remoting::transport::window::{self, Window};
+
+    use super::*;
+
+    const PAGE: u64 = 4096;
+    /// Addresses far from those that kernels choose, each for one test.
+    const FREE: [u64; 2] = [0x2000_0000_0000, 0x2100_0000_0000];
+
+    #[test]
+    fn nothing_that_is_mapped_already_is_replaced() {
+        let there = vec![7u8; 4 * PAGE as usize];
+        let page = (there.as_ptr() as u64).next_multiple_of(PAGE);
+        assert!(Reservation::at(page, PAGE).is_err());
+        assert!(Reservation::at(page - PAGE, 16 * PAGE).is_err());
+        assert!(there.iter().all(|byte| *byte == 7));
+    }
+
+    #[test]
+    fn an_address_is_free_again_after_its_reservation() {
+        let first = Reservation::at(FREE[0], PAGE).unwrap();
+        assert!(Reservation::at(FREE[0], PAGE).is_err());
+        drop(first);
+        Reservation::at(FREE[0], PAGE).unwrap();
+    }
+
+    #[test]
+    fn a_mirror_of_the_window_is_the_same_memory_and_leaves_it_where_it_is() {
+        let file = window::create(window::SMALLEST).unwrap();
+        let window = Window::map(&file, window::SMALLEST, 1 << 16).unwrap();
+        let there = window.at(window.data(), 2 * PAGE).unwrap();
+        let memory = Reservation::at(FREE[1], 2 * PAGE).unwrap();
+        memory.mirror(there).unwrap();
+        let here = memory.start as *mut u8;
+        // SAFETY: both are two pages that nobody else uses.
+        unsafe {
+            here.write_volatile(5);
+            there.add(PAGE as usize).write_volatile(6);
+            assert_eq!(there.read_volatile(), 5);
+            assert_eq!(here.add(PAGE as usize).read_volatile(), 6);
+            drop(memory);
+            assert_eq!(there.read_volatile(), 5);
+        }
+    }
 }

@@ -181,7 +181,11 @@ impl Server {
         // Drivers align to what types need: somewhere in one page more, a page begins.
         let whole = length.checked_add(PAGE).ok_or(codes::INVALID_VALUE)?;
         let charge = self.quota.charge(whole)?;
-        let apart = Apart::leave(call.vain);
+        // Who has no threads may have no kernel to ask for address space.
+        let apart = self
+            .has_threads()
+            .then(|| Apart::leave(call.vain))
+            .flatten();
         let raw = cl!(self.api, clSVMAlloc(context, call.flags, whole as usize, 0)) as usize;
         drop(apart);
         // No memory ends where numbers do: no overflow.

@@ -263,6 +263,32 @@ def frees():
     print("freed: all")
 
 
+def elsewhere():
+    """An address that the driver is likely to choose again, and that is taken then."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = pointer
+    size = 64 << 20
+    address = alloc(size)
+    free(address)
+    # An answer comes after what was sent before.
+    queue.finish()
+    noreplace, anonymous, private = 0x100000, 0x20, 0x2
+    taken = libc.mmap(
+        pointer(address & ~0xFFF), size_t(size), 0, noreplace | anonymous | private, -1,
+        ctypes.c_long(0),
+    )
+    assert taken == address & ~0xFFF, "the address is not free after clSVMFree"
+    other = alloc(size)
+    assert other and (other + size <= taken or other >= taken + size)
+    data = np.arange(1000, dtype=np.int32)
+    copy(other, data.ctypes.data, data.nbytes)
+    enqueue_map(other, data.nbytes, READ)
+    print("elsewhere:", (view(other, np.int32, 1000) == data).all())
+    unmap(other)
+    queue.finish()
+    free(other)
+
+
 def refused():
     address = alloc(4096)
     other = cl.Context([device])
@@ -294,6 +320,6 @@ def refused():
     free(0)
 
 
-parts = [refused] if "refused" in sys.argv else [lists, copies, fills, buffers, events, frees]
+parts = [refused] if "refused" in sys.argv else [lists, copies, fills, buffers, events, elsewhere, frees]
 for part in parts:
     part()
