@@ -40,6 +40,8 @@ fn step(rig: &Rig, bdf: Bdf, device: &FakeDevice, input: &mut Input) {
             .segment
             .reset(bdf)
             .expect("a device without a reset is no error"),
+        // What the machine does when the guest has reset it, and also when it has not.
+        10 => rig.reset(bdf),
         // The vector table, the pending bits and what is behind them.
         _ => {
             let offset = u64::from(input.u16() % 4096);
