@@ -65,7 +65,7 @@ const L2_MODULES: &[&str] = &[
     "button",
 ];
 
-/// Modules that an L2 with a virtual IOMMU loads before, and after them some for scenarios to load.
+/// Modules that an L2 with a virtual IOMMU loads before them, and after: it gives devices away itself.
 const L2_IOMMU: &[&str] = &["irqbypass", "virtio-iommu"];
 const L2_VFIO: &[&str] = &["vfio", "vfio_iommu_type1", "vfio-pci-core", "vfio-pci"];
 
@@ -188,14 +188,16 @@ impl Images {
         }
         let images = programs_and_guest(&root, &self.kernel, binaries, &self.l2)?;
         if other == OtherKernel::Iommufd {
+            let l2 = work.join("l2-iommu.cpio.gz");
             fs::copy(&kernel.image, images.join("vmlinuz-iommu"))?;
             build_l2(
                 &kernel,
-                [[L2_IOMMU, L2_MODULES].concat(), L2_VFIO.to_vec()],
+                [[L2_IOMMU, L2_MODULES, L2_VFIO].concat(), Vec::new()],
                 &busybox,
                 &binaries.runner,
-                &images.join("l2-iommu.cpio.gz"),
+                &l2,
             )?;
+            fs::copy(&l2, images.join("l2-iommu.cpio.gz"))?;
         }
         let l1 = work.join(format!("l1-{other:?}.cpio.gz"));
         finish_l1(&root, &loaded, &l1)?;
