@@ -475,7 +475,7 @@ impl Client {
     }
 
     /// Says what came of it, if anybody waits for that.
-    fn connected(&self, state: State, (reason, error): Refusal) {
+    pub(super) fn connected(&self, state: State, (reason, error): Refusal) {
         let link = lock(&self.link);
         // Undone meanwhile, and perhaps asked for again: that is still to do.
         if state == State::Connected && link.offer.is_none() {

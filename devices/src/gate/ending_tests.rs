@@ -340,6 +340,35 @@ fn a_guest_that_thinks_better_of_it_while_it_connects_has_no_server() {
 }
 
 #[test]
+fn a_connection_that_was_undone_meanwhile_is_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let (resources, ..) = resources(3);
+    // Nothing happens by itself: it has no thread.
+    let client = Client::new("gate", folder.path().join("server"), 2, 0, resources).unwrap();
+    command(&client, Command::Connect);
+    // Of a server that was taken away before this was said.
+    client.connected(State::Connected, (Reason::None, 0));
+    assert_eq!(state(&client), (State::Connecting, Reason::None));
+    client.connected(State::Failed, (Reason::Unreachable, 0));
+    assert_eq!(state(&client), (State::Failed, Reason::Unreachable));
+}
+
+#[test]
+fn a_server_at_work_is_looked_after_whatever_the_guest_writes() {
+    let folder = tempfile::tempdir().unwrap();
+    let (resources, ..) = resources(3);
+    let server = Server::new("gate", &folder.path().join("server"), 0, resources).unwrap();
+    let door = Door::default();
+    assert_eq!(server.limit(&door), None);
+    server.pretend(&settings(CR3), false).unwrap();
+    assert_eq!(server.limit(&door), Some(WATCH));
+    // Another process of the guest, which changes what the register says.
+    server.write(at::COMMAND, &u32::MAX.to_le_bytes());
+    assert_ne!(state(&server).0, State::Awake);
+    assert_eq!(server.limit(&door), Some(WATCH));
+}
+
+#[test]
 fn the_server_of_a_process_that_ends_without_a_word_is_free() {
     let (client, listener) = client();
     map_window(&client.memory, true);

@@ -375,4 +375,20 @@ mod tests {
         assert!(stages.remove(first).is_some() && stages.remove(first).is_none());
         assert_eq!(stages.oldest(), None);
     }
+
+    #[test]
+    fn a_stage_that_is_passed_over_hides_none_behind_it_and_is_not_forgotten() {
+        let mut stages = Stages::default();
+        let ids = [(); 3].map(|()| stages.add(stage()));
+        let mut seen = Vec::new();
+        for _ in 0..4 {
+            let oldest = stages.oldest().unwrap();
+            seen.push(oldest);
+            stages.pass_over(oldest);
+        }
+        assert_eq!(seen, [ids[0], ids[1], ids[2], ids[0]]);
+        // One that is not the oldest any more stays where it is.
+        stages.pass_over(ids[0]);
+        assert_eq!(stages.oldest(), Some(ids[1]));
+    }
 }

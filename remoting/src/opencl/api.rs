@@ -140,6 +140,16 @@ impl Api {
         self
     }
 
+    /// With queues of a test's own.
+    #[cfg(test)]
+    pub(crate) fn with_queues(
+        mut self,
+        create: unsafe extern "C" fn(Handle, Handle, *const u64, *mut i32) -> Handle,
+    ) -> Self {
+        self.clCreateCommandQueueWithProperties = create;
+        self
+    }
+
     pub(super) fn with_memory(
         mut self,
         create: unsafe extern "C" fn(Handle, u64, usize, *mut c_void, *mut i32) -> Handle,

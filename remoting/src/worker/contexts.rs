@@ -179,3 +179,77 @@ impl Server {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::{cell::RefCell, slice};
+
+    use super::*;
+    use crate::{opencl::Api, worker::testing};
+
+    const PROPERTIES: u64 = codes::QUEUE_PROPERTIES as u64;
+    /// Some name that only the driver knows, and its value.
+    const FURTHER: [u64; 2] = [0x1094, 7];
+
+    thread_local! {
+        static TOLD: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+    }
+
+    /// Keeps what it is told of a queue.
+    unsafe extern "C" fn create(
+        _: Handle,
+        _: Handle,
+        properties: *const u64,
+        code: *mut i32,
+    ) -> Handle {
+        // SAFETY: the worker passes pairs and a zero, and a place for the code.
+        unsafe {
+            let pairs = (0..).step_by(2).find(|at| *properties.add(*at) == 0);
+            let told = slice::from_raw_parts(properties, pairs.unwrap());
+            TOLD.replace(told.to_vec());
+            code.write(0);
+        }
+        1
+    }
+
+    /// Has a worker make a queue: what it says, and what the driver was told.
+    fn queue(further: &[u64]) -> (Result<(), i32>, Vec<u64>) {
+        let (mut server, ..) = testing::server_before(Api::null().with_queues(create));
+        let (context, device) = (ContextId(0), DeviceId(0));
+        server
+            .create_context(CreateContext {
+                id: context,
+                devices: vec![device],
+                platform: None,
+            })
+            .unwrap();
+        let made = server.create_queue(CreateQueue {
+            id: QueueId(0),
+            context,
+            device,
+            properties: 2,
+            further: further.to_vec(),
+        });
+        (made, TOLD.take())
+    }
+
+    #[test]
+    fn further_properties_of_a_queue_are_passed_on_behind_whether_it_is_in_order() {
+        let told = vec![PROPERTIES, 2, FURTHER[0], FURTHER[1]];
+        assert_eq!(queue(&FURTHER), (Ok(()), told));
+    }
+
+    #[test]
+    fn a_queue_is_not_told_twice_whether_it_is_in_order_nor_half_a_pair() {
+        for wrong in [
+            &[PROPERTIES, 1][..],
+            &[FURTHER[0], FURTHER[1], PROPERTIES, 0],
+            &FURTHER[..1],
+            // An end that is not the last.
+            &[0, 0, PROPERTIES, 1],
+        ] {
+            let refused = (Err(codes::INVALID_VALUE), Vec::new());
+            assert_eq!(queue(wrong), refused, "{wrong:x?}");
+        }
+    }
+}

@@ -165,6 +165,12 @@ impl Known {
     }
 }
 
+/// How long nobody looks after a look that took so long. Not by that alone: a look can be held up
+/// for long, while commands run.
+fn rest(took: Duration, limit: Duration) -> Duration {
+    took.saturating_mul(PART).min(limit)
+}
+
 fn look_after(
     api: &Api,
     board: &Board,
@@ -186,8 +192,7 @@ fn look_after(
         }
         let many = count.load(Ordering::Acquire) >= MANY;
         thread::park_timeout(if many { SHORTEST } else { usual });
-        // Not by the clock alone: a look can be held up for long.
-        thread::sleep((took * PART).min(limit));
+        thread::sleep(rest(took, limit));
         orders.try_iter().for_each(|order| known.add(&order));
         let start = Instant::now();
         let (ended, longest) = known.look(start, |event| status(api, event));

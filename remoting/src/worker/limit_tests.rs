@@ -72,6 +72,15 @@ fn a_command_out_of_order_runs_from_when_it_was_first_seen_to() {
     assert_eq!((ended, longest), (vec![1], Duration::ZERO));
 }
 
+#[test]
+fn a_look_that_was_held_up_delays_the_next_one_by_the_limit_at_most() {
+    let limit = Duration::from_secs(1);
+    let short = Duration::from_millis(10);
+    assert_eq!(rest(short, limit), short * PART);
+    assert_eq!(rest(Duration::from_secs(60), limit), limit);
+    assert_eq!(rest(Duration::MAX, limit), limit);
+}
+
 /// A worker before an OpenCL that does nothing, and its application.
 struct Pair {
     server: Server,

@@ -126,6 +126,14 @@ impl Removals {
         self.arm();
     }
 
+    /// A device has gone without the guest's answer: whether that ends a swap that somebody waits
+    /// for.
+    fn torn_out(&mut self, id: &str) -> bool {
+        let removal = self.pending.remove(id);
+        removal
+            .is_some_and(|removal| !removal.overdue && matches!(removal.next, Next::Other { .. }))
+    }
+
     fn is_swapping(&self, id: &str) -> bool {
         self.state(id) == Some("swapping")
     }
@@ -240,13 +248,10 @@ impl Control {
         {
             for id in machine.tear_out(id).map_err(|e| failed(&e))? {
                 life::forget_device(config, &id);
-                let removal = self.removals.pending.remove(&id);
+                let was_swap = self.removals.torn_out(&id);
                 log::info!("device {id:?} has been removed without the guest");
                 self.monitor.emit("vm", "device-removed", &[("id", &id)]);
-                let swap = removal.filter(|removal| {
-                    !removal.overdue && matches!(removal.next, Next::Other { .. })
-                });
-                if swap.is_some() {
+                if was_swap {
                     let why = "its slot was taken from the guest meanwhile";
                     let properties = [("id", id.as_str()), ("reason", why)];
                     self.monitor.emit("vm", "device-swap-failed", &properties);
@@ -556,6 +561,29 @@ impl Control {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn swap() -> Next {
+        Next::Other {
+            old: DeviceConfig::default(),
+            new: "/sys/bus/pci/devices/0000:01:00.0".into(),
+            on_failure: OnFailure::Restore,
+        }
+    }
+
+    #[test]
+    fn a_swap_ends_when_its_device_is_torn_out_and_nothing_else_does() {
+        let mut removals = Removals::new().unwrap();
+        removals.insert("gpu", None, swap());
+        assert!(removals.torn_out("gpu"));
+        assert!(!removals.torn_out("gpu"), "it has ended once");
+        removals.insert("gpu", None, Next::Nothing);
+        assert!(!removals.torn_out("gpu"));
+        // Whoever waited for this one has heard already.
+        removals.insert("gpu", None, swap());
+        removals.pending.get_mut("gpu").unwrap().overdue = true;
+        assert!(!removals.torn_out("gpu"));
+        assert!(removals.pending.is_empty());
+    }
 
     #[test]
     fn any_time_limit_can_be_asked_for() {
