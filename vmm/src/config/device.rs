@@ -91,6 +91,7 @@ impl DeviceConfig {
         if let Some(segment) = self.iommu_segment.take() {
             self.place.pci_segment = segment;
             self.iommu = true;
+            return;
         }
         // Clients that always name a segment name this one if they mean none.
         let is_named = self.place.pci_segment != 0 || behind.contains(&0);

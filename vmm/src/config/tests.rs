@@ -194,6 +194,10 @@ fn a_segment_behind_the_virtual_iommu_can_be_named_by_its_device_alone() {
     let settled = config.clone();
     config.settle();
     assert_eq!(config, settled);
+    // Of a running machine, one is named that is not behind it.
+    let mut late = device("path=/f,iommu_segment=0");
+    late.settle_segment(&[2]);
+    assert_eq!((late.place.pci_segment, late.iommu), (0, true));
     config.devices = Some(vec![device("path=/a,iommu_segment=96")]);
     config.settle();
     let error = config.validate().unwrap_err().to_string();
