@@ -155,7 +155,7 @@ fn console_file(context: &Context) -> Result<()> {
 }
 
 /// The console closes when a machine ends; a new one listens at the same place.
-fn reconnect(gantry: &Gantry, mut old: Guest) -> Result<Guest> {
+pub(super) fn reconnect(gantry: &Gantry, mut old: Guest) -> Result<Guest> {
     if old.wait_for(READY, BOOT).is_ok() {
         return Ok(old);
     }

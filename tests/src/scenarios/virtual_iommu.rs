@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::{
     Context, Scenario,
+    lifecycle::reconnect,
     snapshots::{restored, take},
 };
 use crate::{
@@ -71,7 +72,7 @@ fn found(context: &Context) -> Result<()> {
     let (gantry, mut guest) = Gantry::boot(&context.dir, behind())?;
     is_bound(&mut guest, 48)?;
     guest.send("reboot -f")?;
-    guest.wait_ready()?;
+    let mut guest = reconnect(&gantry, guest)?;
     is_bound(&mut guest, 48)?;
     gantry.act("vm.shutdown")?;
     gantry.act("vm.delete")?;
