@@ -13,7 +13,7 @@
 //!
 //! - [`rig`]: on the host: packages, images, booting L1, collecting results.
 //! - [`scenarios`]: what is tested, one file per topic; runs in L1.
-//! - [`opencl`]: a host with OpenCL.
+//! - [`opencl`]: a host with OpenCL; [`shared_vms`]: guests that share its device by weight.
 //! - [`gantry`], [`guest`], [`hijack`], [`http`], [`net`]: what scenarios are written with.
 //! - [`host_device`]: physical devices of L1; [`edu`]: a driver for one of them; [`pci`]: for any.
 //! - [`edu_vfio`]: the same driver in a guest with an IOMMU.
@@ -48,3 +48,4 @@ pub mod report;
 pub mod rig;
 pub mod ring;
 pub mod scenarios;
+pub mod shared_vms;

@@ -1,4 +1,5 @@
-//! A host with OpenCL: PoCL from its disk, in a root of its own, and a worker pool in there.
+//! A host with OpenCL: PoCL from its disk, in a root of its own, and a worker pool in there; and an
+//! arbiter, where machines share it by weight.
 
 use std::{
     fs,
@@ -8,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use gpu_mediator::arbiter::status::{self, Client};
 
 use crate::net::sh;
 
@@ -31,17 +33,17 @@ impl Pool {
     /// Mounts the disk with PoCL, if that is not done yet, and starts a pool. Its messages go to
     /// `gantry.log` in `dir`.
     pub fn start(dir: &Path) -> Result<Self> {
-        if !Path::new(ROOT).join("dev/null").exists() {
-            mount()?;
-        }
+        Self::start_with(dir, &[])
+    }
+
+    /// The same with further arguments.
+    fn start_with(dir: &Path, more: &[&str]) -> Result<Self> {
+        mount()?;
         fs::copy(
             "/bin/gantry-accel",
             Path::new(ROOT).join("run/gantry-accel"),
         )?;
-        let log = fs::File::options()
-            .create(true)
-            .append(true)
-            .open(dir.join("gantry.log"))?;
+        let log = log(dir)?;
         let socket = Path::new(ROOT).join("run/pool.sock");
         let child = Command::new("chroot")
             .args([
@@ -52,20 +54,14 @@ impl Pool {
                 "/run/pool.sock",
             ])
             .args(["--spare", "1"])
+            .args(more)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
             .spawn()
             .context("cannot start the worker pool")?;
         let pool = Self { child, socket };
-        let start = Instant::now();
-        while !pool.socket.exists() {
-            ensure!(
-                start.elapsed() < Duration::from_secs(20),
-                "the pool does not listen"
-            );
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        until("the pool to listen", || pool.socket.exists())?;
         Ok(pool)
     }
 
@@ -97,7 +93,123 @@ impl Drop for Pool {
     }
 }
 
+/// The arbiter of a pool whose device machines share. It is killed when dropped, after the pool.
+pub struct Arbiter {
+    /// What it gives turns to.
+    pub pool: Pool,
+    process: Process,
+    socket: PathBuf,
+}
+
+/// A process that ends with the value.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Arbiter {
+    /// Starts both, with this policy. Messages go to `gantry.log` in `dir`.
+    pub fn start(dir: &Path, policy: &str) -> Result<Self> {
+        mount()?;
+        let log = log(dir)?;
+        let socket = Path::new(ROOT).join("run/arbiter");
+        let process = Command::new("/bin/gantry-arbiter")
+            .arg("--socket")
+            .arg(&socket)
+            .args(["--policy", policy])
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()
+            .context("cannot start gantry-arbiter")?;
+        let process = Process(process);
+        until("the arbiter to listen", || status::read(&socket).is_ok())?;
+        // The pool finds it by its name in the pool's root.
+        let pool = Pool::start_with(dir, &["--arbiter", "/run/arbiter"])?;
+        Ok(Self {
+            pool,
+            process,
+            socket,
+        })
+    }
+
+    /// What each machine has had of the device.
+    pub fn clients(&self) -> Result<Vec<Client>> {
+        let status = status::read(&self.socket)
+            .with_context(|| format!("the arbiter ({}) shows no figures", self.process.0.id()))?;
+        Ok(status.clients)
+    }
+}
+
+/// The application that the machines of an arbiter run, compiled.
+pub struct Compiled {
+    /// A file whose size is whole blocks, as a disk has.
+    pub file: PathBuf,
+    /// Bytes of it.
+    pub size: u64,
+    /// Nanoseconds that an iteration of a kernel takes, if nothing else runs.
+    pub iteration: String,
+}
+
+/// Has the application compile its kernels, natively in L1: for each guest anew, that takes this
+/// emulated processor many seconds.
+pub fn compile() -> Result<Compiled> {
+    mount()?;
+    let file = Path::new(ROOT).join("tmp/turns");
+    let _ = fs::remove_file(&file);
+    fs::copy(
+        "/bin/opencl-turns",
+        Path::new(ROOT).join("run/opencl-turns"),
+    )?;
+    let said = sh(&format!(
+        "echo | OPENCL_TURNS_BINARY=/tmp/turns POCL_CACHE_DIR=/tmp HOME=/tmp \
+         chroot {ROOT} /run/opencl-turns 1 1 0.001"
+    ))?;
+    let iteration = said
+        .lines()
+        .find_map(|line| line.strip_prefix("running "))
+        .with_context(|| format!("the application said {said:?}"))?
+        .to_owned();
+    let size = fs::metadata(&file)
+        .with_context(|| format!("nothing was compiled: {said:?}"))?
+        .len();
+    let disk = fs::File::options().write(true).open(&file)?;
+    disk.set_len(size.next_multiple_of(512))?;
+    Ok(Compiled {
+        file,
+        size,
+        iteration,
+    })
+}
+
+fn log(dir: &Path) -> Result<fs::File> {
+    let path = dir.join("gantry.log");
+    let opened = fs::File::options().create(true).append(true).open(&path);
+    opened.with_context(|| format!("cannot open {}", path.display()))
+}
+
+/// Waits a while until it is so.
+fn until(what: &str, is: impl Fn() -> bool) -> Result<()> {
+    let start = Instant::now();
+    while !is() {
+        ensure!(
+            start.elapsed() < Duration::from_secs(20),
+            "waited in vain for {what}"
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+/// Mounts the disk with PoCL, if that is not done yet.
 fn mount() -> Result<()> {
+    if Path::new(ROOT).join("dev/null").exists() {
+        return Ok(());
+    }
     let modules =
         "virtio_ring virtio virtio_pci_legacy_dev virtio_pci_modern_dev virtio_pci virtio_blk";
     sh(&format!(

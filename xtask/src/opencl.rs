@@ -138,11 +138,6 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ),
 ];
 
-/// Whether a word selects a scenario.
-pub fn has(word: &str) -> bool {
-    selected::has(SCENARIOS, word)
-}
-
 /// Runs the scenarios that the words select, all if there are none.
 pub fn run(words: &[String], report: impl FnMut(&str, &Outcome, f64)) -> Result<()> {
     selected::run(

@@ -44,9 +44,13 @@ pub fn build() -> Result<Binaries> {
             "ch-client",
             "--bin",
             "gantry-accel",
+            "--bin",
+            "gantry-arbiter",
             "--lib",
             "--example",
             "opencl_figures",
+            "--example",
+            "opencl_turns",
             "-p",
             "vmm",
             "-p",
@@ -55,6 +59,8 @@ pub fn build() -> Result<Binaries> {
             "gantry-remoting",
             "-p",
             "gantry-opencl",
+            "-p",
+            "gpu-mediator",
         ])
         .status()
         .context("cannot run cargo")?;
@@ -70,9 +76,11 @@ pub fn build() -> Result<Binaries> {
         client: release.join("ch-client"),
         opencl: Programs {
             pool: release.join("gantry-accel"),
+            arbiter: release.join("gantry-arbiter"),
             agent,
             driver: release.join("libgantry_opencl.so"),
             example: release.join("examples/opencl_figures"),
+            turns: release.join("examples/opencl_turns"),
         },
     })
 }

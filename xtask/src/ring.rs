@@ -35,7 +35,7 @@ const PROGRAMS: &[(&str, &str)] = &[
 const SCENARIO: &str = "ring-3: a guest computes there, and a call is no exit and no system call";
 
 /// Whether a word selects the scenario.
-pub fn has(word: &str) -> bool {
+fn has(word: &str) -> bool {
     SCENARIO.contains(word)
 }
 

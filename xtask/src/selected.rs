@@ -5,11 +5,6 @@ use std::time::Instant;
 use anyhow::Result;
 use gantry_tests::report::Outcome;
 
-/// Whether a word selects one.
-pub fn has<S>(scenarios: &[(&str, S)], word: &str) -> bool {
-    scenarios.iter().any(|(name, _)| name.contains(word))
-}
-
 /// Runs those that the words select, all if there are no words: prepares once, and not for none,
 /// and reports the name, the outcome and the seconds of each.
 pub fn run<S, P>(

@@ -113,11 +113,8 @@ pub fn run(options: &Options) -> Result<()> {
         ring::run(&options.words, |name, outcome, seconds| {
             count.add(name, outcome, Some(seconds));
         })?;
-        // Words that all name scenarios of this machine need no virtual one.
-        let here = |word: &String| {
-            gate::has(word) || opencl::has(word) || sharing::has(word) || ring::has(word)
-        };
-        if options.words.is_empty() || !options.words.iter().all(here) {
+        // Words may all name scenarios of this machine, which need no virtual one.
+        if !rig::chosen(&options.words).is_empty() {
             nested(options, &mut count)?;
         }
     }

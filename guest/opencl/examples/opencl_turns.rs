@@ -3,6 +3,9 @@
 //! lengths (`20,400,8000`) are mixed at random. How long an iteration of a kernel takes is measured
 //! at first, or given.
 //!
+//! `OPENCL_TURNS_BINARY` names a file for the compiled kernels: it is written if it is not there, and
+//! nothing is compiled if it is.
+//!
 //! Prints `running` and the nanoseconds of an iteration when it is ready, waits for a line of input,
 //! and prints at its end the number of kernels, and in seconds the time they took, the time that
 //! they take when nothing else runs, the longest time between the ends of two, and, if
@@ -65,16 +68,34 @@ impl Work {
             check(code, "creating a queue")?;
             device.queue = queue;
         }
-        let [kernel] = device.kernels(SOURCE, [name])?;
+        let file = std::env::var_os("OPENCL_TURNS_BINARY");
+        let kernel = match file.as_ref().map(std::fs::read) {
+            Some(Ok(binary)) => {
+                let program = device.program_of(&binary)?;
+                let [kernel] = device.kernels_of(program, [name])?;
+                kernel
+            }
+            _ => device.kernels(SOURCE, [name])?[0],
+        };
         let mut one = 1f32;
         let flags = codes::MEM_COPY_HOST_PTR;
         let values = device.buffer(flags, 4, (&raw mut one).cast())?;
         device.set(kernel, 0, values)?;
-        Ok(Self {
+        let work = Self {
             device,
             kernel,
             profiled,
-        })
+        };
+        if let Some(file) = file.filter(|file| !std::path::Path::new(file).exists()) {
+            // For this size, too.
+            work.wait(work.enqueue(1)?)?;
+            let binary = work.device.binary(kernel)?;
+            std::fs::write(file, binary).map_err(|error| Failed {
+                what: "writing the binary",
+                code: -error.raw_os_error().unwrap_or(1),
+            })?;
+        }
+        Ok(work)
     }
 
     fn enqueue(&self, iterations: i32) -> Result<usize, Failed> {

@@ -151,6 +151,8 @@ impl Images {
         modules(&kernel, L1_EXTRA, &root.join("modules"))?;
         let images = programs_and_guest(&root, &kernel, binaries, &l2)?;
         program(&binaries.opencl.pool, &root, "bin/gantry-accel")?;
+        program(&binaries.opencl.arbiter, &root, "bin/gantry-arbiter")?;
+        program(&binaries.opencl.turns, &root, "bin/opencl-turns")?;
         fs::copy(unpacked_kernel(cache, &kernel)?, images.join("vmlinux"))?;
         for guest in ["l2-opencl.cpio.gz", "l2-systemd.cpio.gz", "lean.cpio.gz"] {
             fs::copy(work.join(guest), images.join(guest))?;

@@ -39,12 +39,16 @@ const LIBRARIES: &str = "/usr/lib/x86_64-linux-gnu";
 pub struct Programs {
     /// The worker pool.
     pub pool: PathBuf,
+    /// Who shares its device by weight.
+    pub arbiter: PathBuf,
     /// The guest's agent.
     pub agent: PathBuf,
     /// The guest's driver.
     pub driver: PathBuf,
     /// A program that computes, checks what it has computed, and prints figures.
     pub example: PathBuf,
+    /// One that keeps the device busy with kernels of some lengths.
+    pub turns: PathBuf,
 }
 
 /// A disk image with everything that PoCL needs. It is made once: it has
@@ -170,6 +174,7 @@ pub fn guest(programs: &Programs, work: &Path) -> Result<PathBuf> {
     );
     program(&programs.agent, &root, "bin/gantry-agent")?;
     program(&programs.example, &root, "bin/opencl-figures")?;
+    program(&programs.turns, &root, "bin/opencl-turns")?;
     program(Path::new("/usr/bin/clinfo"), &root, "bin/clinfo")?;
     let library = "lib/x86_64-linux-gnu/libOpenCL.so.1";
     program(&Path::new("/usr").join(library), &root, library)?;

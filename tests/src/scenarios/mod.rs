@@ -22,6 +22,7 @@ mod passthrough_unprivileged;
 mod passthrough_user;
 mod process;
 mod services;
+mod sharing;
 mod small_devices;
 mod snapshots;
 mod virtual_iommu;
@@ -65,6 +66,7 @@ pub fn all() -> Vec<Scenario> {
         passthrough::SCENARIOS,
         accelerator::SCENARIOS,
         services::SCENARIOS,
+        sharing::SCENARIOS,
         passthrough_state::SCENARIOS,
         passthrough_user::SCENARIOS,
         passthrough_leave::SCENARIOS,

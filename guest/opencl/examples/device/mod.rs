@@ -12,6 +12,7 @@ use std::{
 use gantry_remoting::opencl::{
     Api,
     api::{ContextCallback, Handle},
+    codes,
 };
 
 /// Calls the driver.
@@ -113,11 +114,26 @@ impl Device {
             clCreateProgramWithSource(self.context, 1, &raw const text, null(), &raw mut code)
         );
         check(code, "creating a program")?;
+        self.build(program)?;
+        self.kernels_of(program, names)
+    }
+
+    /// Builds a program, for the device.
+    pub fn build(&self, program: Handle) -> Result<(), Failed> {
         let built = cl!(
             self.api,
             clBuildProgram(program, 0, null(), c"".as_ptr(), None, null_mut())
         );
-        check(built, "building the program")?;
+        check(built, "building the program")
+    }
+
+    /// Makes these kernels of a program that has been built.
+    pub fn kernels_of<const N: usize>(
+        &self,
+        program: Handle,
+        names: [&CStr; N],
+    ) -> Result<[Handle; N], Failed> {
+        let mut code = 0;
         let mut kernels = [0; N];
         for (kernel, name) in kernels.iter_mut().zip(names) {
             *kernel = cl!(
@@ -127,6 +143,53 @@ impl Device {
             check(code, "creating a kernel")?;
         }
         Ok(kernels)
+    }
+
+    /// A program that has been compiled for this device before: what [`binary`](Self::binary) gave.
+    pub fn program_of(&self, binary: &[u8]) -> Result<Handle, Failed> {
+        let (bytes, length) = (binary.as_ptr(), binary.len());
+        let (mut status, mut code) = (0, 0);
+        let program = cl!(
+            self.api,
+            clCreateProgramWithBinary(
+                self.context,
+                1,
+                &raw const self.id,
+                &raw const length,
+                &raw const bytes,
+                &raw mut status,
+                &raw mut code
+            )
+        );
+        check(code, "creating a program of a binary")?;
+        self.build(program)?;
+        Ok(program)
+    }
+
+    /// What a kernel's program has been compiled to.
+    pub fn binary(&self, kernel: Handle) -> Result<Vec<u8>, Failed> {
+        let (mut program, mut size) = (0usize, 0usize);
+        let to = (&raw mut program).cast();
+        let got = cl!(
+            self.api,
+            clGetKernelInfo(kernel, codes::KERNEL_PROGRAM, 8, to, null_mut())
+        );
+        check(got, "asking for a program")?;
+        let to = (&raw mut size).cast();
+        let got = cl!(
+            self.api,
+            clGetProgramInfo(program, codes::PROGRAM_BINARY_SIZES, 8, to, null_mut())
+        );
+        check(got, "asking for a binary's size")?;
+        let mut binary = vec![0u8; size];
+        let mut place = binary.as_mut_ptr();
+        let to = (&raw mut place).cast();
+        let got = cl!(
+            self.api,
+            clGetProgramInfo(program, codes::PROGRAM_BINARIES, 8, to, null_mut())
+        );
+        check(got, "asking for a binary")?;
+        Ok(binary)
     }
 
     /// Creates a buffer; `host` goes with the flags.

@@ -1,0 +1,59 @@
+//! One device for several VMs, by weight.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, ensure};
+use gpu_mediator::simulator::fairness::min_max_ratio;
+
+use super::{Context, Entry};
+use crate::shared_vms::Vms;
+
+pub const SCENARIOS: &[Entry] = &[("sharing: two VMs by weight", two)];
+
+/// How long it is waited for device time.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+fn two(context: &Context) -> Result<()> {
+    by_weight(context, &[1, 2], Duration::from_millis(1500))
+}
+
+/// The guest of least weight has the device for so long, and the others by weight. Each has kernels
+/// enqueued always, so that equal parts would be as far apart as the weights are.
+fn by_weight(context: &Context, weights: &[u32], least: Duration) -> Result<()> {
+    /// The worst-off guest by the best-off one; equal parts give 0.5, and turns without weights
+    /// (fifo) 0.64. A kernel more or less is a few hundredths.
+    const FAIR: f64 = 0.8;
+    let mut vms = Vms::start(&context.dir, "fair", weights)?;
+    vms.go()?;
+    let before = vms.device_times()?;
+    let start = Instant::now();
+    let had = loop {
+        thread::sleep(Duration::from_millis(200));
+        let after = vms.device_times()?;
+        let had: Vec<_> = (before.iter().zip(&after))
+            .map(|(before, after)| after.saturating_sub(*before) as f64 / 1e9)
+            .collect();
+        if had[0] >= least.as_secs_f64() {
+            break had;
+        }
+        ensure!(
+            start.elapsed() < PATIENCE,
+            "of the device, guests of weights {weights:?} had these seconds: {had:.2?}"
+        );
+    };
+    let kernels = vms.end()?;
+    let ideal: Vec<_> = weights.iter().copied().map(f64::from).collect();
+    let ratio = min_max_ratio(&had, &ideal);
+    ensure!(
+        ratio > FAIR,
+        "guests of weights {weights:?} had these seconds of the device: {had:.2?}"
+    );
+    ensure!(
+        kernels.iter().all(|count| *count > 0),
+        "guests of weights {weights:?} ran so many kernels: {kernels:?}"
+    );
+    Ok(())
+}
