@@ -320,10 +320,16 @@ impl Link {
         quiet("gantry-listen", move || listen(stream.as_ref()))?;
         // A port's window may be mapped without caches, and may go, and a gate's is small: no place
         // for a heap. One that is not shared saves no copy.
-        if matches!(link.peer, Peer::Worker) {
+        if link.is_file() {
             hook::offer(&link.window);
         }
         Ok(link)
+    }
+
+    /// Whether the window is a file that a worker of this machine has mapped: memory as any other.
+    /// That of ports and gates has one address.
+    pub fn is_file(&self) -> bool {
+        matches!(self.peer, Peer::Worker)
     }
 
     fn alive(&self) -> bool {

@@ -188,9 +188,9 @@ impl Link {
         }
     }
 
-    /// Space in the window that the worker sees for good, if there is some at once.
+    /// Space in the window for memory that has a second address, if there is some at once.
     pub fn spare_shared(&self, length: u64) -> Option<u64> {
-        if self.shared {
+        if self.is_file() {
             lock(&self.stages).take(&self.window, length)
         } else {
             None

@@ -86,13 +86,16 @@ impl Reservation {
         }
     }
 
-    /// The same memory as where a page of a shared mapping begins. It may be lost on an error.
-    fn mirror(&self, there: *mut u8) -> io::Result<()> {
+    /// The same memory as where a page of a shared mapping of a file begins. On an error nothing
+    /// is known to be here any more.
+    fn mirror(&mut self, there: *mut u8) -> io::Result<()> {
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
         let start = self.start as *mut c_void;
         // SAFETY: of a size of 0 nothing is taken away there; what is replaced here is this one's.
         let mapped = unsafe { libc::mremap(there.cast(), 0, self.length, flags, start) };
         if mapped == libc::MAP_FAILED {
+            // Another thread may have got the place: it is not to be taken from it.
+            self.length = 0;
             return Err(io::Error::last_os_error());
         }
         Ok(())
@@ -101,6 +104,9 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
+        if self.length == 0 {
+            return;
+        }
         // SAFETY: what `at` has mapped; the application has freed it.
         unsafe { libc::munmap(self.start as *mut c_void, self.length) };
     }
@@ -118,8 +124,8 @@ struct Mapped {
 #[derive(Debug)]
 struct Memory {
     reserved: Reservation,
-    /// Where in the window it is, if it is there.
-    window: Option<u64>,
+    /// Where in the window it is, and how much that takes, if it is there.
+    window: Option<(u64, u64)>,
 }
 
 impl Memory {
@@ -132,30 +138,21 @@ impl Memory {
                 window: None,
             });
         };
-        let memory = Self {
+        let mut memory = Self {
             reserved,
-            window: Some(offset),
+            window: Some((offset, length)),
         };
         let mirrored = match link.pointer(offset, length) {
-            Ok(there) => memory.reserved.mirror(there).is_ok(),
-            Err(_) => false,
+            Ok(there) => memory.reserved.mirror(there),
+            Err(_) => Err(io::ErrorKind::NotFound.into()),
         };
-        if mirrored {
-            return Ok(memory);
-        }
-        // A port's memory has one address.
-        drop(memory);
-        Ok(Self {
-            reserved: Reservation::at(address, length)?,
-            window: None,
-        })
+        mirrored.map(|()| memory)
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if let (Some(offset), Some(link)) = (self.window, link::get()) {
-            let length = self.reserved.length as u64;
+        if let (Some((offset, length)), Some(link)) = (self.window, link::get()) {
             link.give_back(offset, length);
             IN_WINDOW.fetch_sub(length, Ordering::Relaxed);
         }
@@ -184,7 +181,7 @@ pub fn in_window(pointer: *const u8, length: u64) -> Option<u64> {
     let pointer = pointer as usize;
     find(pointer, |start, allocation| {
         let offset = pointer - start;
-        let window = allocation.memory.window?;
+        let (window, _) = allocation.memory.window?;
         (length <= (allocation.size - offset) as u64).then_some(window + offset as u64)
     })?
 }
@@ -708,7 +705,7 @@ mod tests {
         let file = window::create(window::SMALLEST).unwrap();
         let window = Window::map(&file, window::SMALLEST, 1 << 16).unwrap();
         let there = window.at(window.data(), 2 * PAGE).unwrap();
-        let memory = Reservation::at(FREE[1], 2 * PAGE).unwrap();
+        let mut memory = Reservation::at(FREE[1], 2 * PAGE).unwrap();
         memory.mirror(there).unwrap();
         let here = memory.start as *mut u8;
         // SAFETY: both are two pages that nobody else uses.
