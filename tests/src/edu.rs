@@ -298,8 +298,12 @@ fn interrupt(edu: &Edu) -> Result<()> {
 fn raise(edu: &Edu) -> Result<()> {
     let complaints = || {
         let log = crate::net::sh("dmesg").unwrap_or_default();
-        log.matches(&format!(".{VECTOR} No irq handler for vector"))
-            .count()
+        // Before and after 6.12 in another order.
+        let vector = format!(".{VECTOR}");
+        let lines = log
+            .lines()
+            .filter(|line| line.contains("No irq handler for"));
+        lines.filter(|line| line.contains(&vector)).count()
     };
     let before = complaints();
     edu.write(RAISE, 1);

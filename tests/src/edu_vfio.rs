@@ -70,6 +70,8 @@ struct Owned {
 
 impl Space {
     fn new() -> Result<Self> {
+        // Loads the modules, too.
+        HostDevice::take(EDU, 0)?;
         Ok(Self {
             container: open("/dev/vfio/vfio".into())?,
             groups: Vec::new(),

@@ -11,6 +11,7 @@ mod memory;
 mod network;
 mod passthrough;
 mod passthrough_boards;
+mod passthrough_iommu;
 mod passthrough_iommufd;
 mod passthrough_kinds;
 mod passthrough_leave;
@@ -86,6 +87,7 @@ pub fn all() -> Vec<Scenario> {
     .chain(passthrough_boards::scenarios())
     .chain(passthrough_iommufd::scenarios())
     .chain(virtual_iommu::scenarios())
+    .chain(passthrough_iommu::scenarios())
     .collect()
 }
 

@@ -247,10 +247,11 @@ fn unprivileged(context: &Context) -> Result<()> {
 }
 
 /// The kernel's file for iommufd, elsewhere until this is dropped.
-struct Hidden;
+pub struct Hidden;
 
 impl Hidden {
-    fn new() -> Result<Self> {
+    /// Moves it away.
+    pub fn new() -> Result<Self> {
         sh("mv /dev/iommu /dev/iommu.hidden")?;
         Ok(Self)
     }
