@@ -65,12 +65,10 @@ impl Pool {
         Ok(pool)
     }
 
-    /// What PoCL has compiled for an owner, and when.
+    /// The programs that PoCL has compiled for an owner.
     pub fn compiled(&self, owner: &str) -> Result<Vec<String>> {
         let folder = format!("{ROOT}/tmp/gantry-compiled-0/{owner}");
-        let found = crate::net::sh(&format!(
-            "find {folder} -name program.bc -o -name '*.so' | xargs -r stat -c '%n %i %Y' | sort"
-        ))?;
+        let found = crate::net::sh(&format!("find {folder} -name program.bc"))?;
         Ok(found.lines().map(str::to_owned).collect())
     }
 

@@ -101,6 +101,10 @@ const SCENARIOS: &[(&str, Scenario)] = &[
         compiled::kept,
     ),
     (
+        "opencl: a driver that starts threads early is opened late, and finds what was compiled",
+        compiled::late,
+    ),
+    (
         "opencl: owners' compiled programs are apart",
         compiled::apart,
     ),
@@ -218,6 +222,16 @@ impl Pool {
     /// Runs `gantry-accel` for applications that come by this way, with further options.
     pub fn start(way: Way, name: &str, release: PathBuf, options: &[&str]) -> Result<Self> {
         Self::launch(way, name, release, "/etc/OpenCL/vendors".into(), options)
+    }
+
+    /// A pool before the drivers that this folder's `.icd` files name.
+    pub fn before(
+        vendors: PathBuf,
+        name: &str,
+        release: PathBuf,
+        options: &[&str],
+    ) -> Result<Self> {
+        Self::launch(Way::Rings, name, release, vendors, options)
     }
 
     /// The same before the driver that this folder's `.icd` file names.

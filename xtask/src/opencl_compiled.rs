@@ -213,3 +213,44 @@ pub fn flooded(pool: &Pool) -> Result<()> {
     ensure!(log.contains("more than twice the 16 MiB"), "{log}");
     right(builds(&pool, 1, 1))
 }
+
+/// A library that a loader opens as it does a driver's, and that starts a thread then.
+const EARLY: &str = "#include <pthread.h>
+#include <unistd.h>
+static void *sleeper(void *nothing) { for (;;) pause(); return nothing; }
+__attribute__((constructor)) static void start(void)
+{ pthread_t thread; pthread_create(&thread, 0, sleeper, 0); }
+";
+
+/// Landlock takes nothing from threads that are there already: workers have none before they know
+/// whose they are, whatever the driver does, and find what was compiled.
+pub fn late(pool: &Pool) -> Result<()> {
+    let vendors = pool.folder("early")?;
+    let (source, library) = (vendors.join("early.c"), vendors.join("early.so"));
+    fs::write(&source, EARLY)?;
+    let mut compile = Command::new("cc");
+    compile
+        .args(["-shared", "-fPIC", "-pthread", "-o"])
+        .args([&library, &source]);
+    packages::run(&mut compile)?;
+    fs::write(
+        vendors.join("early.icd"),
+        format!("{}\n", library.display()),
+    )?;
+    fs::copy("/etc/OpenCL/vendors/pocl.icd", vendors.join("pocl.icd"))?;
+    let caches = pool.folder("late")?;
+    let path = caches.display().to_string();
+    let pool = Pool::before(vendors, "late", pool.release.clone(), &["--cache", &path])?;
+    right(builds(&pool, 1, 1))?;
+    let once = compiled(&owner(&caches, "user-")?)?;
+    ensure!(once.len() >= 3, "{once:?}");
+    right(builds(&pool, 1, 1))?;
+    ensure!(
+        compiled(&owner(&caches, "user-")?)? == once,
+        "it was compiled again"
+    );
+    let log = pool.log()?;
+    let said = log.matches("the driver starts threads before").count();
+    ensure!(said == 1, "{log}");
+    Ok(())
+}

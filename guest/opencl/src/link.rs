@@ -46,7 +46,8 @@ use crate::{event_fd::EventFd, gate, hook, ids::Ids, stage::Stages};
 /// `GANTRY_OPENCL` says otherwise.
 const SOCKET: &str = "/run/gantry/opencl.sock";
 /// How many microseconds a waiting call polls before it sleeps, unless `GANTRY_OPENCL_SPIN` says
-/// otherwise. Waking up takes 5: nothing after so long, but much after a kernel or copy of 50.
+/// otherwise. Waking up takes 5: nothing after so long, but much after a kernel or copy of 50. Beside
+/// a worker that has few processors to share with the application it is far less.
 const SPIN: u64 = 2000;
 /// How late the worker's death is noticed by who sleeps in a call.
 pub const PATIENCE: Duration = Duration::from_millis(100);
@@ -272,8 +273,9 @@ impl Link {
         let named = named.ok().and_then(|text| text.parse().ok());
         let spin = match named {
             Some(micros) => Duration::from_micros(micros),
+            // Others of this machine have to run before the answer comes, or of this process.
+            None if matches!(peer, Peer::Worker) => bridge::spin_for(Duration::from_micros(SPIN)),
             None if shared => Duration::from_micros(SPIN),
-            // Others of this process have to run before the answer comes.
             None => bridge::spin(),
         };
         let spin = match bell {

@@ -72,24 +72,18 @@ fn compute(context: &Context) -> Result<()> {
     let figures =
         guest.run("GANTRY_OPENCL_SPIN=20 opencl-figures --brief || cat /tmp/agent.log")?;
     ensure!(figures.contains("numbers is right"), "{figures}");
-    let compiled = |user| pool.compiled(&format!("vm-0-web/user-{user}"));
-    let first = compiled(0)?;
-    ensure!(!first.is_empty(), "nothing was kept of what was compiled");
-    // The same user's finds it, and another user's does not.
-    let again = "GANTRY_OPENCL_SPIN=20 opencl-figures --brief 2>&1";
-    let figures = guest.run(again)?;
-    ensure!(figures.contains("numbers is right"), "{figures}");
-    ensure!(compiled(0)? == first, "it was compiled again");
-    guest.run("echo other:x:7:7::/:/bin/sh >>/etc/passwd; echo other:x:7: >>/etc/group")?;
-    let figures = guest.run(&format!("su other -s /bin/sh -c '{again}'"))?;
-    ensure!(figures.contains("numbers is right"), "{figures}");
-    ensure!(compiled(7)?.len() == first.len(), "{:?}", compiled(7)?);
-    ensure!(counter(&gantry, "workers_started")? == 4);
+    ensure!(counter(&gantry, "workers_started")? == 2);
     ensure!(counter(&gantry, "workers_lost")? == 0);
+    // For the next application of the guest's user, whom the agent has named.
+    let compiled = pool.compiled("vm-0-web/user-0")?;
+    ensure!(
+        !compiled.is_empty(),
+        "nothing was kept of what was compiled"
+    );
     // What serves an application of the guest goes with the VMM, whatever it is doing.
     guest.run("GANTRY_OPENCL_SPIN=20 opencl-figures >/dev/null 2>&1 & true")?;
     until("a worker serves", || {
-        Ok(counter(&gantry, "workers_started")? == 5)
+        Ok(counter(&gantry, "workers_started")? == 3)
     })?;
     let serving = pool.workers()?;
     gantry.kill()?;

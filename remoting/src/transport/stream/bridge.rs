@@ -41,8 +41,13 @@ const SHORT: Duration = Duration::from_micros(20);
 
 /// How long who waits at a ring of a bridge polls it before sleeping.
 pub fn spin() -> Duration {
+    spin_for(LONG)
+}
+
+/// The same for who polls so long where there are processors enough.
+pub fn spin_for(long: Duration) -> Duration {
     match thread::available_parallelism() {
-        Ok(count) if count.get() >= ENOUGH => LONG,
+        Ok(count) if count.get() >= ENOUGH => long,
         _ => SHORT,
     }
 }
