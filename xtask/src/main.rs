@@ -9,7 +9,8 @@
 //!   [`shared_device`]: the processes for both.
 //! - [`test`]: every test, nested ones included.
 //! - [`opencl`]: the OpenCL driver's scenarios on this machine; [`opencl_streams`]: those of
-//!   streams; [`opencl_programs`]: programs that nobody here wrote.
+//!   streams; [`opencl_users`]: of limits to users; [`opencl_programs`]: programs that nobody here
+//!   wrote.
 //! - [`programs`]: building what the others run; [`progress`]: what they say meanwhile.
 
 mod bench;
@@ -22,6 +23,7 @@ mod opencl;
 mod opencl_compiled;
 mod opencl_programs;
 mod opencl_streams;
+mod opencl_users;
 mod programs;
 mod progress;
 mod ring;

@@ -16,7 +16,7 @@ use anyhow::{Context, Result, bail, ensure};
 use gantry_tests::{bench::cpu_time, report::Outcome, rig::packages};
 
 use crate::{
-    opencl_compiled as compiled, opencl_streams as streams,
+    opencl_compiled as compiled, opencl_streams as streams, opencl_users as users,
     programs::{cargo, root, target},
     progress::Step,
     selected,
@@ -91,6 +91,10 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     (
         "opencl: a pool that runs out of descriptors goes on, and so do its workers",
         short,
+    ),
+    (
+        "opencl: a user has so many workers at a time as the pool allows, and others theirs",
+        users::limited,
     ),
     (
         "opencl: a kernel that runs longer than it may costs its worker, without an arbiter",

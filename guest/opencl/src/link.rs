@@ -221,6 +221,13 @@ impl Link {
             Form::Stream => {
                 return Err("it is served by a stream: write unix: before its path".into());
             }
+            Form::Full => {
+                return Err(
+                    "this user has as many workers as one may have (gantry-accel's \
+                            --per-user): end an application that uses OpenCL"
+                        .into(),
+                );
+            }
             Form::Port => {
                 let [window, doorbells] = &files[..] else {
                     return Err("the agent sent no window and doorbell".into());

@@ -40,6 +40,10 @@ enum Role {
         /// How many applications are served at a time by --listen; others wait.
         #[arg(long, default_value_t = 16, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
         connections: u16,
+        /// How many workers the applications and virtual machines of one user may have at a time
+        /// by --socket; one for each application in a guest.
+        #[arg(long, default_value_t = 128, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+        per_user: u32,
         /// How many workers wait for applications.
         #[arg(long, default_value_t = 2, value_name = "COUNT")]
         spare: usize,
@@ -92,6 +96,7 @@ fn run() -> Result<ExitCode, Box<dyn std::error::Error>> {
             tls_key,
             plain,
             connections,
+            per_user,
             spare,
             options,
         } => {
@@ -102,7 +107,10 @@ fn run() -> Result<ExitCode, Box<dyn std::error::Error>> {
                     plain,
                     most: connections.into(),
                 },
-                (socket, None) => Place::Rings(socket.unwrap_or_default()),
+                (socket, None) => Place::Rings {
+                    path: socket.unwrap_or_default(),
+                    per_user: per_user as usize,
+                },
             };
             pool::run(place, spare, &std::env::current_exe()?, &options)?;
         }

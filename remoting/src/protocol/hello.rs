@@ -23,7 +23,7 @@ pub struct Version {
 
 /// The version of this build.
 pub const VERSION: Version = Version {
-    number: 4,
+    number: 5,
     fingerprint: FINGERPRINT,
 };
 
@@ -64,6 +64,8 @@ pub enum Form {
     Port,
     /// Each side has a window of its own, and frames and data follow.
     Stream,
+    /// There is no window: the client's user has as many workers as one may have.
+    Full,
 }
 
 /// What both sides send first. The worker's carries the window's layout.
@@ -98,6 +100,7 @@ impl Hello {
             Form::File => 0,
             Form::Port => 1,
             Form::Stream => 2,
+            Form::Full => 3,
         };
         form.put(&mut out);
         self.version.fingerprint.put(&mut out);
@@ -119,6 +122,7 @@ impl Hello {
             let form = match u32::take(reader)? {
                 0 => Form::File,
                 2 => Form::Stream,
+                3 => Form::Full,
                 _ => Form::Port,
             };
             Ok(Self {
@@ -165,12 +169,14 @@ mod tests {
 
     #[test]
     fn a_hello_survives_the_way_through_bytes() {
-        let hello = Hello {
-            version: VERSION,
-            form: Form::Port,
-            window: 1 << 28,
-            ring: 1 << 20,
-        };
-        assert_eq!(Hello::check(&hello.to_bytes()), Ok(hello));
+        for form in [Form::File, Form::Port, Form::Stream, Form::Full] {
+            let hello = Hello {
+                version: VERSION,
+                form,
+                window: 1 << 28,
+                ring: 1 << 20,
+            };
+            assert_eq!(Hello::check(&hello.to_bytes()), Ok(hello));
+        }
     }
 }

@@ -302,13 +302,13 @@ fn has_left(error: &(dyn Error + Send + Sync + 'static)) -> bool {
 
 /// Says who was refused, and no more often than somebody reads it.
 #[derive(Debug, Default)]
-struct Refusals {
+pub(super) struct Refusals {
     last: Option<Instant>,
     unsaid: u64,
 }
 
 impl Refusals {
-    fn note(&mut self, peer: &str, why: &str) {
+    pub fn note(&mut self, peer: &str, why: &str) {
         if self.last.is_some_and(|last| last.elapsed() < QUIET) {
             self.unsaid += 1;
             return;

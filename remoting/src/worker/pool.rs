@@ -28,6 +28,7 @@ use std::{
 use super::{
     compiled::{self, owner, sweep::Sweeper, tree},
     confine,
+    greet::Refusals,
     process::{CONTROL, LISTENER, Options},
     stream::{self, Kind},
 };
@@ -55,7 +56,12 @@ const AGAIN: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug)]
 pub enum Place {
     /// At a Unix socket, for applications and machines that share memory with workers.
-    Rings(PathBuf),
+    Rings {
+        /// Where.
+        path: PathBuf,
+        /// How many of one user have a worker at a time.
+        per_user: usize,
+    },
     /// For applications elsewhere, so many at a time.
     Streams {
         /// Where.
@@ -109,22 +115,24 @@ pub enum Error {
     Dying(u32),
 }
 
-/// A listening socket, its kind if streams are served, and how many at a time.
+/// A listening socket, its kind if streams are served, and how many at a time: all, and of a user.
 struct Listener {
     socket: OwnedFd,
     kind: Option<Kind>,
     most: usize,
+    per_user: usize,
     keeper: Option<Keeper>,
 }
 
 impl Listener {
     fn open(place: Place, options: &Options) -> Result<Self, Error> {
         let (listen, key, plain, most) = match place {
-            Place::Rings(path) => {
+            Place::Rings { path, per_user } => {
                 return Ok(Self {
                     socket: bind(path)?.into(),
                     kind: None,
                     most: usize::MAX,
+                    per_user,
                     keeper: None,
                 });
             }
@@ -169,6 +177,7 @@ impl Listener {
             socket,
             kind: Some(kind),
             most,
+            per_user: usize::MAX,
             keeper,
         })
     }
@@ -201,6 +210,7 @@ pub fn run(place: Place, spare: usize, program: &Path, options: &Options) -> Res
     let mut started = 0u64;
     // Whether the machine has had nothing for one more worker.
     let mut short = false;
+    let mut refusals = Refusals::default();
     loop {
         let mut patience = None;
         while waiting.len() < spare.max(1) && waiting.len() + serving.len() < listener.most {
@@ -263,10 +273,37 @@ pub fn run(place: Place, spare: usize, program: &Path, options: &Options) -> Res
             Ok(([stream::TAKEN], mut files)) if files.len() == 1 => {
                 dying = 0;
                 worker.connection = files.pop().map(Arc::new);
-                if let Some(connection) = &worker.connection {
-                    sweeper.serves(worker.number, &worker.cache.0, connection);
+                worker.user = worker.connection.as_ref().and_then(|connection| {
+                    // Streams' other ends are not all of this machine.
+                    let local = listener.kind.is_none();
+                    local.then(|| owner::user(&**connection).ok())?
+                });
+                let alike = serving.iter().filter(|other| other.user == worker.user);
+                let enough = worker.user.is_some() && alike.count() >= listener.per_user;
+                let answer = if enough {
+                    stream::ENOUGH
+                } else {
+                    stream::SERVE
+                };
+                // One that has ended meanwhile is noticed as such.
+                let _ = socket::send(&worker.channel, &[answer], &[]);
+                if enough {
+                    let user = worker.user.take().unwrap_or_default();
+                    worker.connection = None;
+                    refusals.note(
+                        &format!("user {user}"),
+                        &format!(
+                            "it has {} workers, as many as --per-user allows",
+                            listener.per_user
+                        ),
+                    );
+                    waiting.push(worker);
+                } else {
+                    if let Some(connection) = &worker.connection {
+                        sweeper.serves(worker.number, &worker.cache.0, connection);
+                    }
+                    serving.push(worker);
                 }
-                serving.push(worker);
             }
             Ok(([stream::THREADS], _)) => {
                 if !options.late {
@@ -310,6 +347,8 @@ struct Worker {
     connection: Option<Arc<OwnedFd>>,
     /// Whether nothing more is to be heard by the channel.
     heard: bool,
+    /// The application's user, if it counts.
+    user: Option<u32>,
     /// Whether its application has ended, so that it was killed.
     alone: bool,
     /// Readable when the process has ended.
@@ -496,6 +535,7 @@ fn start(
         channel,
         connection: None,
         heard: false,
+        user: None,
         alone: false,
         end,
         cache,

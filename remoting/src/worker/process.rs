@@ -4,7 +4,9 @@
 //! socket, and its standard output as a channel to the pool.
 
 use std::{
+    collections::VecDeque,
     io::{self, Read, Write},
+    net::Shutdown,
     os::{
         fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd},
         unix::net::{UnixListener, UnixStream},
@@ -202,9 +204,8 @@ pub fn work(options: &Options) -> Result<(), Error> {
     }
     match entrance {
         Entrance::Rings(listener) => {
-            let (stream, _) = listener.accept().map_err(Error::Connection)?;
+            let stream = next(&listener).map_err(Error::Connection)?;
             drop(listener);
-            taken(stream.as_fd()).map_err(Error::Connection)?;
             serve(worker, &stream)
         }
         Entrance::Streams(door) => serve_stream(worker, door),
@@ -286,10 +287,43 @@ impl<'a> Worker<'a> {
     }
 }
 
-/// Hands the pool a copy of the connection to this worker's application.
-fn taken(connection: BorrowedFd<'_>) -> io::Result<()> {
-    socket::send(&stream::channel(), &[stream::TAKEN], &[connection])
+/// Who has connected next and may have a worker. Others are told why they get none.
+fn next(listener: &UnixListener) -> io::Result<UnixStream> {
+    let full = Hello {
+        form: Form::Full,
+        ..Hello::client()
+    };
+    // What they say meanwhile would make an error of an end that comes at once.
+    let mut refused = VecDeque::new();
+    loop {
+        let (stream, _) = listener.accept()?;
+        if taken(stream.as_fd())? {
+            return Ok(stream);
+        }
+        // One that has gone again has nothing to be told.
+        let _ = socket::send_hello(&stream, full, &[]);
+        let _ = stream.shutdown(Shutdown::Write);
+        refused.push_back(stream);
+        if refused.len() > REFUSED {
+            refused.pop_front();
+        }
+    }
 }
+
+/// Hands the pool a copy of the connection to this worker's application: whether it may serve it.
+fn taken(connection: BorrowedFd<'_>) -> io::Result<bool> {
+    let channel = stream::channel();
+    socket::send(&channel, &[stream::TAKEN], &[connection])?;
+    let mut answer = [stream::ENOUGH];
+    (&mut &*channel).read_exact(&mut answer)?;
+    if answer != [stream::SERVE] {
+        return Ok(false);
+    }
+    Ok(true)
+}
+
+/// How many connections that were refused are kept open for a while.
+const REFUSED: usize = 16;
 
 /// The size of each ring's data in bytes.
 const RING: u64 = 1 << 20;

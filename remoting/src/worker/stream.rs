@@ -26,8 +26,13 @@ use crate::{
     },
 };
 
-/// The first byte of a message to the pool: the worker is taken, and hands over its connection.
+/// The first byte of a message to the pool: the worker is taken, and hands over its connection. The
+/// answer is a byte.
 pub(super) const TAKEN: u8 = 1;
+/// The pool's answer to that: the worker serves.
+pub(super) const SERVE: u8 = 1;
+/// The pool's answer to that: whoever has connected has workers enough.
+pub(super) const ENOUGH: u8 = 0;
 /// The first byte of a message to the pool: a signature is wanted. A scheme and a message follow.
 pub(super) const SIGN: u8 = 2;
 /// A message to the pool: the driver has started threads, before it is known whose application the
