@@ -835,7 +835,7 @@ pub fn stopped(pool: &Pool) -> Result<()> {
 }
 
 fn short(pool: &Pool) -> Result<()> {
-    let pool = Pool::serve("short", pool.release.clone(), &["--spare", "1"])?;
+    let mut pool = Pool::serve("short", pool.release.clone(), &["--spare", "1"])?;
     let (mut first, output) = endless(&pool)?;
     let until = Instant::now() + Duration::from_secs(20);
     let soon = |what: &str| {
@@ -859,13 +859,25 @@ fn short(pool: &Pool) -> Result<()> {
         soon("the pool starts workers without descriptors")?;
     }
     ensure!(first.try_wait()?.is_none(), "the first one has ended");
-    limit_descriptors(id, before)?;
-    packages::run(pool.remoted("clinfo").arg("-l"))?;
+    // Also when nobody is left: it tries every second. It has these open for good, and polls no more.
+    limit_descriptors(id, 5)?;
+    signal(&pool.workers()?, libc::SIGKILL);
     for application in [&mut first, &mut second] {
-        signal(&[application.id() as i32], libc::SIGTERM);
         application.wait()?;
     }
     drop(output);
+    thread::sleep(Duration::from_millis(1500));
+    ensure!(
+        pool.workers()?.is_empty(),
+        "a worker was started without descriptors"
+    );
+    ensure!(
+        pool.process.try_wait()?.is_none(),
+        "the pool has ended: {}",
+        pool.log()?
+    );
+    limit_descriptors(id, before)?;
+    packages::run(pool.remoted("clinfo").arg("-l"))?;
     Ok(())
 }
 
