@@ -161,7 +161,7 @@ fn an_iommu_translates_for_its_segments_but_not_for_itself() {
     assert_eq!(
         ranges,
         [
-            (0x2_0000, 2..=2, 0..=0xffff),
+            (0x2_0008, 2..=2, 8..=0xffff),
             (0x8, 0..=0, 0x8..=0x17),
             (0x20, 0..=0, 0x20..=0xffff),
         ]

@@ -21,7 +21,7 @@ const FUNCTIONS: u16 = 8;
 pub struct VirtualIommu {
     /// The device number of the IOMMU, 1 to 31: it is function 0 of that slot on bus 0 of segment 0.
     pub device: u8,
-    /// The PCI segments behind it. Of segment 0, the IOMMU's own slot and the host bridge are not.
+    /// The PCI segments behind it. Their host bridges are not, nor is the IOMMU's own slot.
     pub segments: Vec<u16>,
 }
 
@@ -34,7 +34,7 @@ pub(super) fn viot(iommu: &VirtualIommu) -> Vec<u8> {
             ranges.push((segment, FUNCTIONS, own.saturating_sub(1)));
             ranges.push((segment, own + FUNCTIONS, u16::MAX));
         } else {
-            ranges.push((segment, 0, u16::MAX));
+            ranges.push((segment, FUNCTIONS, u16::MAX));
         }
     }
     ranges.retain(|(_, first, last)| first < last);

@@ -60,6 +60,11 @@ impl InFlight {
         }
     }
 
+    /// Whether somebody waits for the end of what is in flight.
+    pub fn is_held(&self) -> bool {
+        self.held.load(Ordering::SeqCst)
+    }
+
     /// Requests may begin again.
     pub fn carry_on(&self) {
         self.held.store(false, Ordering::SeqCst);

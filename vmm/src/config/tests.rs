@@ -228,6 +228,13 @@ fn what_makes_no_virtual_iommu_is_named() {
         |c| c.devices = device("path=/a,parent=p,iommu=on"),
         "devices[0].parent: cannot go together",
     );
+    assert_invalid(
+        |c| {
+            c.platform = platform("iommu_segments=[0]");
+            c.memory.hotplug_method = HotplugMethod::VirtioMem;
+        },
+        "platform.iommu_segments: cannot go together with virtio-mem",
+    );
 }
 
 #[test]

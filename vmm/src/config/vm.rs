@@ -12,10 +12,10 @@ use super::{
 
 use super::{
     AccelConfig, AccelServerConfig, AccelTransport, BalloonConfig, ConsoleConfig, CpusConfig,
-    DebugConsoleConfig, DeviceConfig, DiskConfig, FsConfig, GenericVhostUserConfig, MemoryConfig,
-    NetConfig, NumaConfig, PayloadConfig, PciRootPortConfig, PciSegmentConfig, PlatformConfig,
-    PmemConfig, RateLimitGroupConfig, RngConfig, RtcConfig, SerialConfig, TpmConfig,
-    UserDeviceConfig, VdpaConfig, VsockConfig,
+    DebugConsoleConfig, DeviceConfig, DiskConfig, FsConfig, GenericVhostUserConfig, HotplugMethod,
+    MemoryConfig, NetConfig, NumaConfig, PayloadConfig, PciRootPortConfig, PciSegmentConfig,
+    PlatformConfig, PmemConfig, RateLimitGroupConfig, RngConfig, RtcConfig, SerialConfig,
+    TpmConfig, UserDeviceConfig, VdpaConfig, VsockConfig,
 };
 
 /// A path that Gantry may use under Landlock.
@@ -208,6 +208,15 @@ impl VmConfig {
             node.validate(nodes, self.cpus.max_vcpus, zones)
         })?;
         self.validate_groups()?;
+        // Its devices have no place of their own to be configured.
+        if self.memory.hotplug_method == HotplugMethod::VirtioMem
+            && self.iommu_segments().contains(&0)
+        {
+            let with = "virtio-mem, whose devices are in segment 0";
+            let advice = "name other segments, or use hotplug_method=Acpi";
+            let problem = Problem::Conflict { with, advice };
+            return Err(problem.at("platform.iommu_segments"));
+        }
         self.validate_placements()
     }
 

@@ -30,6 +30,10 @@ const BOTH: Access = Access {
     write: true,
 };
 
+/// Behind a virtual IOMMU: pieces at most, and how often all of the guest's memory can be mapped.
+const MAX_PIECES: usize = 1 << 17;
+const MAX_TIMES: u64 = 16;
+
 /// What the devices in it reach at which addresses.
 ///
 /// That is RAM at its own addresses and, as soon as there are two devices, the memory of others
@@ -53,6 +57,8 @@ struct Contents {
     identity: bool,
     /// What is mapped, by I/O address.
     pieces: BTreeMap<u64, Mapped>,
+    /// The length of all of it.
+    bytes: u64,
     reach: Reach,
     /// A peer that cannot be reached is logged once: the guest could move its BARs at will.
     warned: bool,
@@ -63,6 +69,21 @@ struct Contents {
 struct Mapped {
     guest: u64,
     len: u64,
+}
+
+impl Contents {
+    fn insert(&mut self, at: u64, piece: Mapped) {
+        self.bytes += piece.len;
+        if let Some(before) = self.pieces.insert(at, piece) {
+            self.bytes -= before.len;
+        }
+    }
+
+    fn remove(&mut self, at: u64) {
+        if let Some(piece) = self.pieces.remove(&at) {
+            self.bytes -= piece.len;
+        }
+    }
 }
 
 impl Space {
@@ -170,7 +191,7 @@ impl Space {
             };
             match mapped {
                 Ok(()) => {
-                    contents.pieces.insert(guest, Mapped { guest, len });
+                    contents.insert(guest, Mapped { guest, len });
                 }
                 Err(why) if !contents.warned => {
                     contents.warned = true;
@@ -191,8 +212,7 @@ impl Space {
         let lost = contents.pieces.iter();
         let lost = lost.filter(|(_, piece)| (guest..=last).contains(&piece.guest));
         let lost: Vec<_> = lost.map(|(at, piece)| (*at, piece.len)).collect();
-        lost.into_iter()
-            .try_for_each(|(at, len)| self.unmap_exactly(&mut contents, at, len))
+        self.unmap_all(&mut contents, lost)
     }
 
     fn lock(&self) -> MutexGuard<'_, Contents> {
@@ -228,7 +248,7 @@ impl Space {
         // memory of a device until its offer is withdrawn, which unmaps it here first; both are
         // only accessed as bytes that may change at any time.
         unsafe { self.tables.map(at, len, host, access) }?;
-        contents.pieces.insert(at, Mapped { guest, len });
+        contents.insert(at, Mapped { guest, len });
         Ok(())
     }
 
@@ -243,8 +263,14 @@ impl Space {
                 _ => runs.push((start, piece.len)),
             }
         }
-        runs.into_iter()
-            .try_for_each(|(at, len)| self.unmap_exactly(contents, at, len))
+        self.unmap_all(contents, runs)
+    }
+
+    /// Unmaps runs of whole pieces: all that the kernel lets go of, whichever it does not.
+    fn unmap_all(&self, contents: &mut Contents, runs: Vec<(u64, u64)>) -> io::Result<()> {
+        let runs = runs.into_iter();
+        runs.map(|(at, len)| self.unmap_exactly(contents, at, len))
+            .fold(Ok(()), io::Result::and)
     }
 
     /// Unmaps a run of whole pieces.
@@ -257,7 +283,7 @@ impl Space {
             .map(|(at, _)| *at)
             .collect();
         for start in starts {
-            contents.pieces.remove(&start);
+            contents.remove(start);
         }
         Ok(())
     }
@@ -303,6 +329,7 @@ impl Endpoint for Space {
         }
         let pieces = self.reachable.pieces(&blocks, guest, len);
         let pieces = pieces.map_err(|guest| MapError::NotMemory { guest })?;
+        self.check_room(&contents, &pieces, len)?;
         let mut at = iova;
         for piece in pieces {
             let mapped = self
@@ -310,8 +337,8 @@ impl Endpoint for Space {
                 .and_then(|()| self.map_piece(&mut contents, at, piece, access));
             if let Err(source) = mapped {
                 if at > iova {
-                    // The kernel has just mapped it, and has no reason to keep it.
-                    let _ = self.unmap_within(&mut contents, iova, at - iova);
+                    let undone = self.unmap_within(&mut contents, iova, at - iova);
+                    undone.map_err(MapError::Stuck)?;
                 }
                 return Err(self.explain(piece.guest, piece.len, source).into());
             }
@@ -334,6 +361,29 @@ impl Endpoint for Space {
 }
 
 impl Space {
+    /// Whether the guest may map so much more. The kernel counts pages that are locked, not how
+    /// often they are mapped: a guest could have it make page tables without end.
+    fn check_room(&self, contents: &Contents, new: &[Piece], len: u64) -> Result<(), MapError> {
+        let ram = self.reachable.ram();
+        let ram: u64 = vm_memory::GuestMemoryBackend::iter(&*ram)
+            .map(vm_memory::GuestMemoryRegion::len)
+            .sum();
+        let peers: u64 = self.reachable.peers().values().map(|peer| peer.len).sum();
+        let most = ram.saturating_add(peers).saturating_mul(MAX_TIMES);
+        let refused = |what: String| Err(MapError::NoMemory(what));
+        if contents.bytes.saturating_add(len) > most {
+            return refused(format!(
+                "all that the guest maps for the device is more than {MAX_TIMES} times its memory"
+            ));
+        }
+        if contents.pieces.len() + new.len() > MAX_PIECES {
+            return refused(format!(
+                "what the guest maps for the device has more than {MAX_PIECES} pieces"
+            ));
+        }
+        Ok(())
+    }
+
     /// Before memory is mapped for reading only: of a page that nobody has written to, the kernel
     /// (before Linux 6.2) would let the device read one of zeroes for ever, while the guest's next
     /// write goes to another one.

@@ -178,6 +178,21 @@ impl Follower for Following {
 }
 
 #[test]
+fn a_guest_maps_its_memory_so_often_and_no_more() {
+    let rig = Rig::new(0);
+    let (all, half) = (8 * BLOCK * MAX_TIMES, 2 * BLOCK);
+    for at in (0..all).step_by(half as usize) {
+        rig.map(at, 0, half).unwrap();
+    }
+    let error = rig.map(all, 0, PAGE).unwrap_err();
+    assert!(error.to_string().contains("16 times its memory"), "{error}");
+    // What is given back may be mapped again.
+    rig.space.unmap(0, half).unwrap();
+    rig.map(all, 0, half).unwrap();
+    assert!(matches!(rig.map(0, 0, PAGE), Err(MapError::NoMemory(_))));
+}
+
+#[test]
 fn a_mapping_may_span_regions_and_is_taken_back_as_a_whole() {
     let rig = Rig::new(0);
     rig.map(0x10_0000, BLOCK, 2 * BLOCK).unwrap();

@@ -126,10 +126,11 @@ impl VirtioIommu {
             spawner,
             worker: None,
         };
-        iommu
-            .endpoints
-            .lock()
-            .set_last_address(iommu.last_address());
+        let mut domains = iommu.endpoints.lock();
+        domains.set_last_address(iommu.last_address());
+        let shared = Arc::clone(&iommu.shared);
+        domains.set_hurried(Box::new(move || shared.requests.is_held()));
+        drop(domains);
         Ok(iommu)
     }
 
@@ -173,11 +174,15 @@ impl VirtioDevice for VirtioIommu {
     }
 
     fn write_config(&mut self, offset: u64, data: &[u8]) {
-        // Takes effect before the next request is looked at, or with the next driver.
+        // Takes effect before the next request is looked at. Without a driver, what it opens waits
+        // for one, since that may take its time; what it closes does not.
         if let (Ok(BYPASS), [value @ (0 | 1)]) = (usize::try_from(offset), data) {
             self.shared.bypass.store(*value == 1, Ordering::SeqCst);
             // Fails only when the counter is full: also readable.
             let _ = self.shared.changed.write(1);
+            if *value == 0 && self.worker.is_none() {
+                self.endpoints.lock().set_bypass(false);
+            }
         }
     }
 
@@ -201,6 +206,7 @@ impl VirtioDevice for VirtioIommu {
             // Physical devices' faults are not reported to this process: its buffers stay.
             events: queues.next(),
             knows_bypass: features & 1 << VIRTIO_IOMMU_F_BYPASS_CONFIG != 0,
+            followed: None,
             endpoints: self.endpoints.clone(),
             shared: Arc::clone(&self.shared),
         };
@@ -230,8 +236,13 @@ impl VirtioDevice for VirtioIommu {
     }
 
     fn reset(&mut self) {
-        // Bypass stays (5.13.4.2).
-        self.endpoints.lock().reset();
+        // Bypass stays as the driver has chosen it last (5.13.4.2).
+        let mut domains = self.endpoints.lock();
+        domains.reset();
+        if !self.shared.bypass.load(Ordering::SeqCst) {
+            domains.set_bypass(false);
+        }
+        drop(domains);
         self.shared.mappings.store(0, Ordering::Relaxed);
     }
 
@@ -267,6 +278,8 @@ struct IommuWorker {
     events: Option<ActiveQueue>,
     /// The driver knows bypass domains.
     knows_bypass: bool,
+    /// The driver's choice that endpoints follow.
+    followed: Option<bool>,
     endpoints: Endpoints,
     shared: Arc<Shared>,
 }
@@ -291,10 +304,15 @@ impl IommuWorker {
         });
     }
 
-    /// Follows the driver's choice.
-    fn follow_bypass(&self) {
+    /// Follows the driver's choice, unless nothing is to be begun: then with the next kick.
+    fn follow_bypass(&mut self) {
         let bypass = self.shared.bypass.load(Ordering::SeqCst);
+        if self.followed == Some(bypass) || !self.shared.requests.begin() {
+            return;
+        }
         self.endpoints.lock().set_bypass(bypass);
+        self.followed = Some(bypass);
+        self.shared.requests.end();
     }
 }
 
@@ -355,10 +373,10 @@ impl MutEventSubscriber for IommuWorker {
     }
 
     fn process(&mut self, events: Events, _ops: &mut EventOps) {
+        // Fails if nothing has changed.
+        let _ = self.shared.changed.read();
         // Before the requests, which may have been made after it.
-        if self.shared.changed.read().is_ok() {
-            self.follow_bypass();
-        }
+        self.follow_bypass();
         if events.data() == KICK {
             self.queue.acknowledge_kick();
             self.serve();

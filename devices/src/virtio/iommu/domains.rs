@@ -7,8 +7,8 @@
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
-    ops::RangeInclusive,
     sync::Arc,
+    time::{Duration, Instant},
 };
 
 use super::{
@@ -60,6 +60,12 @@ impl Domain {
     }
 }
 
+/// Whether somebody waits for the end of a request.
+type Hurried = dyn Fn() -> bool + Send;
+
+/// How long a request takes in peace.
+const LONG: Duration = Duration::from_secs(1);
+
 /// A device behind the IOMMU.
 struct Slot {
     endpoint: Arc<dyn Endpoint>,
@@ -73,18 +79,32 @@ struct Slot {
 }
 
 impl Slot {
-    /// Maps all that a domain maps, or nothing.
-    fn enter(&mut self, id: u32, domain: &Domain) -> Result<(), MapError> {
+    /// Maps all that a domain maps, or nothing. A guest can make that take long: once it has, it
+    /// ends early where it is `hurried`.
+    fn enter(&mut self, id: u32, domain: &Domain, hurried: &Hurried) -> Result<(), MapError> {
         self.reach_all(id, domain.bypass)?;
+        let start = Instant::now();
         let mut done = Domain::default();
         for (&first, mapping) in &domain.mappings {
-            if let Err(error) = self.map(id, first, mapping) {
+            let mapped = match start.elapsed() > LONG && hurried() {
+                true => Err(MapError::NoMemory(
+                    "the machine waits for the virtual IOMMU".to_owned(),
+                )),
+                false => self.map(id, first, mapping),
+            };
+            if let Err(error) = mapped {
                 self.leave(id, &done);
                 return Err(error);
             }
             done.mappings.insert(first, *mapping);
         }
         Ok(())
+    }
+
+    /// Whether a domain maps what cannot be mapped for it.
+    fn is_reserved_in(&self, domain: &Domain) -> bool {
+        let mut ranges = self.reserved.iter().map(|reserved| &reserved.range);
+        ranges.any(|range| domain.overlaps(*range.start(), *range.end()))
     }
 
     /// Unmaps all that a domain maps.
@@ -97,9 +117,11 @@ impl Slot {
     fn map(&mut self, id: u32, first: u64, mapping: &Mapping) -> Result<(), MapError> {
         // No overflow: see `fits`.
         let len = mapping.last - first + 1;
-        self.endpoint
-            .map(first, mapping.guest, len, mapping.access)
-            .inspect_err(|error| {
+        let mapped = self.endpoint.map(first, mapping.guest, len, mapping.access);
+        mapped.inspect_err(|error| {
+                if let MapError::Stuck(source) = error {
+                    self.give_up(id, &format!("part of {len:#x} bytes at {first:#x}"), source);
+                }
                 if !std::mem::replace(&mut self.complained, true) {
                     let to = mapping.guest;
                     log::warn!("{len:#x} bytes of endpoint {id:#x} at {first:#x} are not mapped to {to:#x}: {error}");
@@ -143,8 +165,8 @@ impl Slot {
 }
 
 /// All of it.
-#[derive(Default)]
 pub struct Domains {
+    hurried: Box<Hurried>,
     /// The last I/O address that can be mapped.
     last_address: u64,
     slots: BTreeMap<u32, Slot>,
@@ -157,7 +179,26 @@ pub struct Domains {
     count: usize,
 }
 
+impl Default for Domains {
+    fn default() -> Self {
+        Self {
+            hurried: Box::new(|| false),
+            last_address: 0,
+            slots: BTreeMap::new(),
+            attached: BTreeMap::new(),
+            domains: BTreeMap::new(),
+            bypass: false,
+            count: 0,
+        }
+    }
+}
+
 impl Domains {
+    /// Has requests that take long end early when `hurried` says so.
+    pub fn set_hurried(&mut self, hurried: Box<Hurried>) {
+        self.hurried = hurried;
+    }
+
     /// Limits I/O addresses.
     pub fn set_last_address(&mut self, last: u64) {
         self.last_address = last;
@@ -199,7 +240,10 @@ impl Domains {
             complained: false,
         };
         match self.attached.get(&id).and_then(|id| self.domains.get(id)) {
-            Some(domain) => slot.enter(id, domain)?,
+            Some(domain) if slot.is_reserved_in(domain) => {
+                return Err(AddError::Reserved(id));
+            }
+            Some(domain) => slot.enter(id, domain, &self.hurried)?,
             None => slot.reach_all(id, self.bypass)?,
         }
         vacant.insert(slot);
@@ -258,11 +302,7 @@ impl Domains {
             if domain.bypass != bypass {
                 return Err(Status::Invalid);
             }
-            let reserved = |range: &RangeInclusive<u64>| {
-                let (first, last) = range.clone().into_inner();
-                domain.overlaps(first, last)
-            };
-            if slot.reserved.iter().any(|other| reserved(&other.range)) {
+            if slot.is_reserved_in(domain) {
                 return Err(Status::Unsupported);
             }
         }
@@ -283,7 +323,7 @@ impl Domains {
             bypass,
             ..Domain::default()
         });
-        let entered = slot.enter(id, domain);
+        let entered = slot.enter(id, domain, &self.hurried);
         if entered.is_ok() {
             self.attached.insert(id, to);
         } else {
@@ -411,7 +451,7 @@ impl Domains {
         for (id, slot) in &mut self.slots {
             let domain = self.attached.get(id);
             if let Some(domain) = domain.and_then(|domain| self.domains.get(domain)) {
-                slot.enter(*id, domain)?;
+                slot.enter(*id, domain, &self.hurried)?;
             }
         }
         self.set_bypass(bypass);

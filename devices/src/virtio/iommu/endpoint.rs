@@ -52,6 +52,9 @@ pub enum MapError {
     /// The host refuses for another reason.
     #[error("the host's IOMMU refuses")]
     Host(#[source] io::Error),
+    /// The host has mapped part of it and does not let go of that.
+    #[error("the host's IOMMU does not let go of what it has mapped")]
+    Stuck(#[source] io::Error),
 }
 
 /// Translates for one device.

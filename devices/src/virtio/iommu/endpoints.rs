@@ -28,6 +28,12 @@ pub enum AddError {
          {max}: plug it in without a virtual IOMMU", max = MAX_RESERVED
     )]
     TooFragmented(usize),
+    /// A restored domain maps what this device reserves.
+    #[error(
+        "endpoint {0:#x} of the virtual IOMMU is in a domain that maps addresses which the host \
+         reserves: plug it in after the guest has started anew"
+    )]
+    Reserved(u32),
     /// What it is to reach from the first can not be mapped.
     #[error("cannot map for the device what the guest's IOMMU lets it reach")]
     Map(#[from] MapError),

@@ -65,7 +65,7 @@ impl From<MapError> for Status {
             MapError::NotMemory { .. } => Self::Fault,
             MapError::OutOfRange { .. } => Self::Range,
             MapError::NoMemory(_) => Self::NoMemory,
-            MapError::Host(_) => Self::Device,
+            MapError::Host(_) | MapError::Stuck(_) => Self::Device,
         }
     }
 }

@@ -613,6 +613,32 @@ fn a_reset_takes_everything_away() {
 }
 
 #[test]
+fn what_a_driver_has_opened_is_closed_without_one() {
+    let mut rig = Rig::new();
+    rig.iommu.write_config(36, &[1]);
+    // The worker has followed when it answers.
+    assert_eq!(rig.attach(1, 8), OK);
+    assert!(rig.identity(1));
+    rig.iommu.deactivate();
+    rig.iommu.reset();
+    assert!(
+        rig.identity(1),
+        "it stays open as long as the driver has said so"
+    );
+    rig.iommu.write_config(36, &[0]);
+    assert!(!rig.identity(1));
+    // Said and gone at once: the worker may not have looked.
+    let mut rig = Rig::new();
+    rig.iommu.write_config(36, &[1]);
+    assert_eq!(rig.attach(1, 8), OK);
+    rig.iommu.settle(std::time::Duration::from_secs(9)).unwrap();
+    rig.iommu.write_config(36, &[0]);
+    rig.iommu.deactivate();
+    rig.iommu.reset();
+    assert!(!rig.identity(1));
+}
+
+#[test]
 fn both_queues_come_back_and_the_first_is_needed() {
     let mut rig = Rig::new();
     rig.iommu.deactivate();
