@@ -4,7 +4,8 @@
 use std::{collections::BTreeMap, env, fs, path::Path};
 
 fn main() {
-    let module = Path::new(env!("CARGO_MANIFEST_DIR")).join("module");
+    // Cargo runs it in this crate's folder, which may be another one than when it was built.
+    let module = Path::new("module");
     let header = module.join("gate.h");
     let source = module.join("trampoline.inc");
     for file in [&header, &source] {
