@@ -47,6 +47,10 @@ const TRIES: u32 = 8;
 /// The largest alignment in bytes that may be asked for: that of the largest type of OpenCL C.
 const LARGEST_TYPE: u32 = 128;
 
+/// The lowest address of an allocation, and what they all are multiples of.
+const LOWEST: usize = 1 << 16;
+const PAGE: usize = 4096;
+
 /// Allocations take so much of the window's data, at most: the rest is for what else moves.
 const SHARE: u64 = 4;
 
@@ -64,6 +68,10 @@ impl Reservation {
     /// Memory that is there when it is touched, unless something else is in the way.
     fn at(address: u64, length: u64) -> io::Result<Self> {
         let (start, length) = (address as usize, length as usize);
+        // Where null pointers point, nothing is to be: a root user's process could have it there.
+        if start < LOWEST || !start.is_multiple_of(PAGE) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE
             | libc::MAP_ANONYMOUS
@@ -477,6 +485,7 @@ pub extern "C" fn clEnqueueSVMMemFill(
             || !pattern_size.is_power_of_two()
             || pattern_size > 128
             || !(pointer as usize).is_multiple_of(pattern_size)
+            || size == 0
             || !size.is_multiple_of(pattern_size)
         {
             return Err(codes::INVALID_VALUE);
@@ -551,9 +560,9 @@ pub extern "C" fn clEnqueueSVMUnmap(
         need(queue)?;
         inside(queue, pointer, 1)?;
         let start = pointer as usize;
-        let mapped = change(start, |allocation| {
-            let index = allocation.maps.iter().position(|map| map.start == start);
-            index.map(|index| allocation.maps.remove(index))
+        let place = |maps: &[Mapped]| maps.iter().position(|map| map.start == start);
+        let mapped = find(start, |_, allocation| {
+            place(&allocation.maps).map(|at| allocation.maps[at])
         });
         let mapped = mapped.flatten().ok_or(codes::INVALID_VALUE)?;
         let around = Around { count, wait, event };
@@ -561,10 +570,15 @@ pub extern "C" fn clEnqueueSVMUnmap(
         if mapped.writes {
             let memory = Landing::flat(pointer.cast(), mapped.size);
             let there = There::Svm(pointer as u64, command);
-            bytes_between(queue, there, false, memory, true, around)
+            bytes_between(queue, there, false, memory, true, around)?;
         } else {
-            submit(queue, around, command, false, |order| Ok(Marker { order }))
+            submit(queue, around, command, false, |order| Ok(Marker { order }))?;
         }
+        // What was refused is mapped as before.
+        change(start, |allocation| {
+            place(&allocation.maps).map(|at| allocation.maps.remove(at))
+        });
+        Ok(())
     })())
 }
 
@@ -679,7 +693,7 @@ mod tests {
 
     use super::*;
 
-    const PAGE: u64 = 4096;
+    const PAGE: u64 = super::PAGE as u64;
     /// Addresses far from those that kernels choose, each for one test.
     const FREE: [u64; 2] = [0x2000_0000_0000, 0x2100_0000_0000];
 
@@ -690,6 +704,13 @@ mod tests {
         assert!(Reservation::at(page, PAGE).is_err());
         assert!(Reservation::at(page - PAGE, 16 * PAGE).is_err());
         assert!(there.iter().all(|byte| *byte == 7));
+    }
+
+    #[test]
+    fn nothing_is_where_null_pointers_point_or_beside_pages() {
+        for address in [0, PAGE, LOWEST as u64 - PAGE, FREE[0] + 8] {
+            assert!(Reservation::at(address, PAGE).is_err(), "{address:#x}");
+        }
     }
 
     #[test]

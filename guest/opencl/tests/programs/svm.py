@@ -289,6 +289,25 @@ def elsewhere():
     free(other)
 
 
+def again():
+    """What is refused changes nothing: the right call finds everything as it was."""
+    address = alloc(4096)
+    on = pointer(queue.int_ptr)
+    enqueue_map(address, 4096, WRITE)
+    view(address, np.int32, 1024)[:] = 77
+    wrong = lib.clEnqueueSVMUnmap(on, pointer(address), uint(1), None, None)
+    right = lib.clEnqueueSVMUnmap(on, pointer(address), uint(0), None, None)
+    data = np.zeros(1024, dtype=np.int32)
+    copy(data.ctypes.data, address, data.nbytes)
+    queue.finish()
+    pattern = np.zeros(1, dtype=np.int32)
+    nothing = lib.clEnqueueSVMMemFill(
+        on, pointer(address), pointer(pattern.ctypes.data), size_t(4), size_t(0), uint(0), None, None
+    )
+    print("again:", wrong, right, (data == 77).all(), nothing)
+    free(address)
+
+
 def refused():
     address = alloc(4096)
     other = cl.Context([device])
@@ -320,6 +339,6 @@ def refused():
     free(0)
 
 
-parts = [refused] if "refused" in sys.argv else [lists, copies, fills, buffers, events, elsewhere, frees]
+parts = [refused] if "refused" in sys.argv else [lists, copies, fills, buffers, events, elsewhere, again, frees]
 for part in parts:
     part()
