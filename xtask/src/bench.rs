@@ -10,7 +10,7 @@ use gantry_tests::{
 
 use crate::{
     elsewhere::Elsewhere,
-    fairness, opencl_programs,
+    fairness, opencl,
     programs::{self, cargo, target},
     progress::Step,
     ring, sharing_figures,
@@ -32,7 +32,7 @@ pub struct Options {
     #[command(flatten)]
     sharing: sharing_figures::Options,
     #[command(flatten)]
-    programs: opencl_programs::Options,
+    programs: opencl::programs::Options,
 }
 
 /// Measures and prints.
@@ -44,7 +44,7 @@ pub fn run(options: &Options) -> Result<()> {
         return ring::bench();
     }
     if options.names == ["programs"] {
-        return opencl_programs::run(&options.programs, &options.elsewhere);
+        return opencl::programs::run(&options.programs, &options.elsewhere);
     }
     if options.names == ["sharing"] {
         return sharing_figures::run(&options.sharing, &options.elsewhere);

@@ -8,9 +8,7 @@
 //! - [`sharing`]: one device for several applications, by weight; [`sharing_figures`]: how fairly;
 //!   [`shared_device`]: the processes for both.
 //! - [`test`]: every test, nested ones included.
-//! - [`opencl`]: the OpenCL driver's scenarios on this machine; [`opencl_streams`]: those of
-//!   streams; [`opencl_users`]: of limits to users; [`opencl_programs`]: programs that nobody here
-//!   wrote.
+//! - [`opencl`]: the OpenCL driver's scenarios on this machine, and programs that nobody here wrote.
 //! - [`programs`]: building what the others run; [`progress`]: what they say meanwhile.
 
 mod bench;
@@ -20,10 +18,6 @@ mod fairness;
 mod fuzz;
 mod gate;
 mod opencl;
-mod opencl_compiled;
-mod opencl_programs;
-mod opencl_streams;
-mod opencl_users;
 mod programs;
 mod progress;
 mod ring;

@@ -17,7 +17,10 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use gantry_tests::rig::packages;
 
-use crate::opencl::{Pool, Way, endless, program, signal};
+use super::{
+    applications::{endless, program, signal},
+    pool::{Pool, Way},
+};
 
 /// The files that a driver has compiled, and what changes when one is written again.
 type Compiled = BTreeMap<PathBuf, (u64, i64, i64)>;

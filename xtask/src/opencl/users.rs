@@ -10,7 +10,10 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use crate::opencl::{Pool, Way, endless, signal};
+use super::{
+    applications::{endless, signal},
+    pool::{Pool, Way},
+};
 
 /// A user without any rights.
 const NOBODY: &str = "65534";

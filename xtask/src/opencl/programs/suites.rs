@@ -13,7 +13,7 @@ use gantry_tests::rig::{Cache, packages};
 
 use super::results::{Results, by_clblast, by_end, by_hashcat, by_piglit, by_pytest, by_x264};
 use crate::{
-    opencl::{PIGLIT, Pool},
+    opencl::pool::{PIGLIT, Pool},
     progress::Step,
 };
 

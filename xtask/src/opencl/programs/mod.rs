@@ -24,7 +24,7 @@ use self::{
     results::Results,
     suites::{Case, PROGRAMS, suites},
 };
-use crate::{elsewhere::Elsewhere, opencl::Pool, programs::root, progress::Step};
+use crate::{elsewhere::Elsewhere, opencl::pool::Pool, programs::root, progress::Step};
 
 /// Why results differ, by a part of the tests' names; for those that pass through Gantry alone, and
 /// for others.

@@ -11,9 +11,11 @@ use std::{
 use anyhow::{Result, ensure};
 use gantry_tests::rig::packages;
 
-use crate::opencl::{
-    self, Pool, Way, certificates, clinfo, confined, endless, figures, late, piglit, pyopencl,
-    signal, stopped,
+use super::{
+    applications::{endless, signal},
+    natively::{clinfo, figures, late, piglit, pyopencl},
+    pool::{Pool, Way, certificates},
+    workers::{self, confined, stopped},
 };
 
 /// Programs that nobody here wrote, and errors that are found late.
@@ -34,7 +36,7 @@ pub fn tls(pool: &Pool) -> Result<()> {
     let pool = Pool::start(Way::Tls, "tls", pool.release.clone(), &[])?;
     programs(&pool)?;
     confined(&pool)?;
-    opencl::killed(&pool)?;
+    workers::killed(&pool)?;
     stopped(&pool)
 }
 

@@ -5,7 +5,7 @@ use std::{fs, path::Path, process::Command, time::Instant};
 use anyhow::Result;
 
 use super::suites::Case;
-use crate::opencl::Pool;
+use crate::opencl::pool::Pool;
 
 /// What the columns of [`rows`] are.
 pub const HEAD: &str = "| program | natively, first (s) | natively, again (s) | through Gantry, \

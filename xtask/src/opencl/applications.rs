@@ -1,0 +1,45 @@
+//! Applications that several scenarios run.
+
+use std::{
+    io::{BufRead, BufReader},
+    path::PathBuf,
+    process::{Child, ChildStdout, Stdio},
+};
+
+use anyhow::{Context, Result, ensure};
+
+use super::pool::Pool;
+use crate::programs::root;
+
+/// A program of the tests.
+pub fn program(name: &str) -> PathBuf {
+    root().join("guest/opencl/tests/programs").join(name)
+}
+
+/// An application that computes without an end, and what it prints.
+pub fn endless(pool: &Pool) -> Result<(Child, BufReader<ChildStdout>)> {
+    running(pool, "endless.py")
+}
+
+/// An application that says when it computes, and what it prints.
+pub fn running(pool: &Pool, name: &str) -> Result<(Child, BufReader<ChildStdout>)> {
+    let mut application = pool
+        .remoted("/usr/bin/python3")
+        .arg(program(name))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()?;
+    let mut output = BufReader::new(application.stdout.take().context("no output")?);
+    let mut line = String::new();
+    output.read_line(&mut line)?;
+    ensure!(line == "running\n", "the application said {line:?}");
+    Ok((application, output))
+}
+
+pub fn signal(processes: &[i32], signal: i32) {
+    for process in processes {
+        // SAFETY: a plain call.
+        unsafe { libc::kill(*process, signal) };
+    }
+}

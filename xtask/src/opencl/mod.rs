@@ -1,0 +1,149 @@
+//! OpenCL through the driver and a worker, as plain processes on this machine.
+//!
+//! - [`natively`]: programs that nobody here wrote give the same results as with the host's driver.
+//! - [`delegated`]: also on CPUs that applications lend; [`streams`]: where no memory is shared.
+//! - [`quiet`]: what calls, and waiting, do not cost.
+//! - [`workers`]: how workers are confined, and what their ends cost; [`descriptors`]: pools that
+//!   run out of them; [`users`]: limits to users.
+//! - [`compiled`]: what drivers compile is kept, each owner's apart.
+//! - [`pool`]: the pool before which all of them run; [`applications`]: what is run several times.
+//! - [`programs`]: test suites that nobody here wrote, as a table in the documentation.
+
+mod applications;
+mod compiled;
+mod delegated;
+mod descriptors;
+mod natively;
+pub mod pool;
+pub mod programs;
+mod quiet;
+mod streams;
+mod users;
+mod workers;
+
+use anyhow::Result;
+use gantry_tests::report::Outcome;
+
+use self::pool::Pool;
+use crate::selected;
+
+type Scenario = fn(&Pool) -> Result<()>;
+
+const SCENARIOS: &[(&str, Scenario)] = &[
+    (
+        "opencl: clinfo says the same of the device as natively",
+        natively::clinfo,
+    ),
+    (
+        "opencl: vectors are added, by figures' program",
+        natively::figures,
+    ),
+    (
+        "opencl: pyopencl computes the same as natively",
+        natively::pyopencl,
+    ),
+    (
+        "opencl: shared virtual memory has the same addresses for application and device",
+        natively::shared_addresses,
+    ),
+    (
+        "opencl: piglit's tests of the API end as natively",
+        natively::piglit,
+    ),
+    (
+        "opencl: errors that are found late are told by callback, event and wait",
+        natively::late,
+    ),
+    (
+        "opencl: programs compute the same by delegations, on a CPU that they lend",
+        delegated::run,
+    ),
+    ("opencl: clpeak measures without an error", natively::clpeak),
+    (
+        "opencl: ten thousand synchronous calls make no system call on either side",
+        quiet::steady,
+    ),
+    (
+        "opencl: an application that waits with an open context costs under 0.5 % of a processor",
+        quiet::idle,
+    ),
+    (
+        "opencl: workers are confined before an application comes",
+        workers::confined,
+    ),
+    (
+        "opencl: a killed worker costs its application an error code and nobody else anything",
+        workers::killed,
+    ),
+    (
+        "opencl: a worker that stands still ends with its application",
+        workers::stopped,
+    ),
+    (
+        "opencl: a pool that runs out of descriptors goes on, and so do its workers",
+        descriptors::short,
+    ),
+    (
+        "opencl: a user has so many workers at a time as the pool allows, and others theirs",
+        users::limited,
+    ),
+    (
+        "opencl: a kernel that runs longer than it may costs its worker, without an arbiter",
+        workers::limited,
+    ),
+    (
+        "opencl: what one application has compiled the next one of its owner finds",
+        compiled::kept,
+    ),
+    (
+        "opencl: a driver that starts threads early is opened late, and finds what was compiled",
+        compiled::late,
+    ),
+    (
+        "opencl: owners' compiled programs are apart",
+        compiled::apart,
+    ),
+    (
+        "opencl: workers and pools that are killed in the middle of a build break no later one",
+        compiled::killed,
+    ),
+    (
+        "opencl: who fills the folder of compiled programs loses it and its worker",
+        compiled::flooded,
+    ),
+    (
+        "opencl: through a socket without shared memory programs compute the same",
+        streams::unix,
+    ),
+    (
+        "opencl: through TLS programs compute the same, and on both sides who is killed is missed",
+        streams::tls,
+    ),
+    (
+        "opencl: who shows no certificate of the authority is refused, and a port without TLS",
+        streams::refused,
+    ),
+    (
+        "opencl: who is killed at any moment of a stream harms nobody else",
+        streams::killed,
+    ),
+    (
+        "opencl: so many applications are served by streams at a time as the pool may have",
+        streams::crowd,
+    ),
+    (
+        "opencl: who connects with a stream's port and says nothing keeps nobody else out",
+        streams::silent,
+    ),
+];
+
+/// Runs the scenarios that the words select, all if there are none.
+pub fn run(words: &[String], report: impl FnMut(&str, &Outcome, f64)) -> Result<()> {
+    selected::run(
+        SCENARIOS,
+        words,
+        Pool::start_installed,
+        |scenario, pool| scenario(pool),
+        report,
+    )
+}

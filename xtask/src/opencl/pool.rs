@@ -1,0 +1,314 @@
+//! A pool of workers on this machine, and the commands of its applications.
+
+use std::{
+    fs,
+    net::{TcpListener, TcpStream},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use gantry_tests::rig::packages;
+
+use crate::{
+    programs::{cargo, root, target},
+    progress::Step,
+    shared_device::Programs,
+};
+
+/// Where piglit is.
+pub const PIGLIT: &str = "/usr/lib/x86_64-linux-gnu/piglit";
+
+/// Programs and files that the scenarios need, and the Debian packages that have them.
+const PROGRAMS: &[(&str, &str)] = &[
+    ("/etc/OpenCL/vendors/pocl.icd", "pocl-opencl-icd"),
+    (
+        "/usr/lib/x86_64-linux-gnu/libOpenCL.so.1",
+        "ocl-icd-libopencl1",
+    ),
+    ("clinfo", "clinfo"),
+    ("clpeak", "clpeak"),
+    ("strace", "strace"),
+    ("openssl", "openssl"),
+    (PIGLIT, "piglit"),
+    (
+        "/usr/lib/python3/dist-packages/pyopencl",
+        "python3-pyopencl",
+    ),
+    ("/usr/lib/python3/dist-packages/mako", "python3-mako"),
+];
+
+/// How applications come to a pool's workers.
+#[derive(Clone, Copy)]
+pub enum Way {
+    /// By shared memory.
+    Rings,
+    /// By shared memory, on the applications' own CPUs.
+    Delegated,
+    /// By a Unix socket alone.
+    Unix,
+    /// By TLS.
+    Tls,
+}
+
+/// A running pool of workers, and the programs that go with it.
+pub struct Pool {
+    process: Child,
+    /// Where its socket, log and keys are.
+    pub folder: PathBuf,
+    /// Where what was built is.
+    pub release: PathBuf,
+    /// The folder with the `.icd` file of the host's driver.
+    vendors: PathBuf,
+    /// What `GANTRY_OPENCL` is for its applications.
+    pub address: String,
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+impl Pool {
+    /// Installs and builds what is needed, and starts a pool.
+    pub fn start_installed() -> Result<Self> {
+        packages::install(PROGRAMS)?;
+        let step = Step::new("building the OpenCL driver and its worker (release)");
+        let mut build = cargo();
+        build.args(["build", "--release", "--quiet"]);
+        build.args(["-p", "gantry-remoting", "-p", "gantry-opencl"]);
+        build.args(["--lib", "--bins", "--examples"]);
+        packages::run(&mut build)?;
+        step.finish();
+        let release = fs::canonicalize(target().join("release"))?;
+        Self::start(Way::Rings, "usual", release, &[])
+    }
+
+    /// A pool of what was built elsewhere, before this machine's driver.
+    pub fn start_built(programs: Programs<'_>) -> Result<Self> {
+        let release = fs::canonicalize(programs.built)?;
+        let vendors = fs::canonicalize(programs.vendors)?;
+        Self::launch(Way::Rings, "usual", release, vendors, &[])
+    }
+
+    /// Runs `gantry-accel` for applications that come by this way, with further options.
+    pub fn start(way: Way, name: &str, release: PathBuf, options: &[&str]) -> Result<Self> {
+        Self::launch(way, name, release, "/etc/OpenCL/vendors".into(), options)
+    }
+
+    /// A pool before the drivers that this folder's `.icd` files name.
+    pub fn before(
+        vendors: PathBuf,
+        name: &str,
+        release: PathBuf,
+        options: &[&str],
+    ) -> Result<Self> {
+        Self::launch(Way::Rings, name, release, vendors, options)
+    }
+
+    fn launch(
+        way: Way,
+        name: &str,
+        release: PathBuf,
+        vendors: PathBuf,
+        options: &[&str],
+    ) -> Result<Self> {
+        // A socket's path has at most 107 bytes: not below the target folder.
+        let folder =
+            std::env::temp_dir().join(format!("gantry-opencl-{}-{name}", std::process::id()));
+        fs::create_dir_all(folder.join("vendors"))?;
+        fs::write(
+            folder.join("vendors/gantry.icd"),
+            format!("{}\n", release.join("libgantry_opencl.so").display()),
+        )?;
+        let socket = folder.join("socket").display().to_string();
+        // The heap is more than there is: PoCL calls a worker's limit the device's memory.
+        let mut serve = ["serve", "--heap", "1048576"].map(str::to_owned).to_vec();
+        let (address, mut role) = match way {
+            Way::Rings => {
+                serve.extend(["--socket".to_owned(), socket.clone()]);
+                (socket, serve)
+            }
+            Way::Delegated => (
+                format!("messages:{socket}"),
+                vec!["passive".to_owned(), "--messages".to_owned(), socket],
+            ),
+            Way::Unix => {
+                let address = format!("unix:{socket}");
+                serve.extend(["--listen".to_owned(), address.clone()]);
+                (address, serve)
+            }
+            Way::Tls => {
+                let keys = folder.join("keys");
+                certificates(&keys)?;
+                let file = |name: &str| keys.join(name).display().to_string();
+                let port = free_port()?;
+                serve.extend(["--listen".to_owned(), format!("tcp:127.0.0.1:{port}")]);
+                serve.extend(["--tls-cert".to_owned(), file("localhost.pem")]);
+                serve.extend(["--tls-key".to_owned(), file("localhost.key")]);
+                serve.extend(["--tls-client-ca".to_owned(), file("ca.pem")]);
+                (format!("tls://localhost:{port}"), serve)
+            }
+        };
+        if !matches!(way, Way::Delegated) && !options.contains(&"--cache") {
+            let caches = folder.join("caches");
+            fs::create_dir_all(&caches)?;
+            role.extend(["--cache".to_owned(), caches.display().to_string()]);
+        }
+        let process = Command::new(release.join("gantry-accel"))
+            .args(role)
+            .args(options)
+            // Some loaders want the slash.
+            .env("OCL_ICD_VENDORS", vendors.join(""))
+            .env_remove("OCL_ICD_FILENAMES")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(fs::File::create(folder.join("log"))?)
+            .spawn()
+            .context("cannot start gantry-accel")?;
+        let pool = Self {
+            process,
+            folder,
+            release,
+            vendors,
+            address,
+        };
+        let until = Instant::now() + Duration::from_secs(20);
+        while !pool.listens() {
+            ensure!(Instant::now() < until, "gantry-accel does not listen");
+            thread::sleep(Duration::from_millis(20));
+        }
+        Ok(pool)
+    }
+
+    fn listens(&self) -> bool {
+        match self.address.strip_prefix("tls://localhost:") {
+            Some(port) => TcpStream::connect(format!("127.0.0.1:{port}")).is_ok(),
+            None => self.folder.join("socket").exists(),
+        }
+    }
+
+    /// Its process id.
+    pub fn id(&self) -> i32 {
+        self.process.id().cast_signed()
+    }
+
+    /// Whether it has not ended.
+    pub fn runs(&mut self) -> Result<bool> {
+        Ok(self.process.try_wait()?.is_none())
+    }
+
+    /// What the pool and its workers have said.
+    pub fn log(&self) -> Result<String> {
+        Ok(fs::read_to_string(self.folder.join("log"))?)
+    }
+
+    /// The workers' process ids.
+    pub fn workers(&self) -> Result<Vec<i32>> {
+        let id = self.id();
+        let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children"))?;
+        children
+            .split_whitespace()
+            .map(|child| Ok(child.parse()?))
+            .collect()
+    }
+
+    /// The same, once each is the program that it is to be: the pool waits for that.
+    pub fn started_workers(&self) -> Result<Vec<i32>> {
+        let command = |id: i32| fs::read(format!("/proc/{id}/cmdline"));
+        let pool = command(self.id())?;
+        let until = Instant::now() + Duration::from_secs(10);
+        loop {
+            let workers = self.workers()?;
+            let started = |id: &i32| command(*id).is_ok_and(|own| own != pool && !own.is_empty());
+            if workers.iter().all(started) {
+                return Ok(workers);
+            }
+            ensure!(Instant::now() < until, "workers do not start");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// An empty folder of this name, which goes with the pool.
+    pub fn folder(&self, name: &str) -> Result<PathBuf> {
+        let folder = self.folder.join(name);
+        fs::create_dir_all(&folder)?;
+        Ok(folder)
+    }
+
+    /// Forgets what its workers have compiled.
+    pub fn forget_compiled(&self) -> Result<()> {
+        // SAFETY: a plain call.
+        let user = unsafe { libc::geteuid() };
+        let all = self.folder.join(format!("caches/gantry-compiled-{user}"));
+        for entry in fs::read_dir(all)? {
+            fs::remove_dir_all(entry?.path())?;
+        }
+        Ok(())
+    }
+
+    /// The version of the host's platform, as clinfo says it.
+    pub fn device(&self) -> Result<String> {
+        let text = packages::output(self.native("clinfo").arg("--raw"))?;
+        let version = text
+            .lines()
+            .find_map(|line| line.split_once("CL_PLATFORM_VERSION"))
+            .context("clinfo names no platform natively")?;
+        Ok(version.1.trim().to_owned())
+    }
+
+    /// A program that uses the host's driver.
+    pub fn native(&self, program: impl AsRef<Path>) -> Command {
+        self.native_for(120, program)
+    }
+
+    /// The same, for at most so many seconds.
+    pub fn native_for(&self, seconds: u32, program: impl AsRef<Path>) -> Command {
+        let mut command = Command::new("timeout");
+        command
+            .arg(seconds.to_string())
+            .arg(program.as_ref())
+            .env("OCL_ICD_VENDORS", self.vendors.join(""))
+            .env_remove("OCL_ICD_FILENAMES")
+            .env("GANTRY_OPENCL", "off");
+        command
+    }
+
+    /// A program that uses Gantry's driver and no other.
+    pub fn remoted(&self, program: impl AsRef<Path>) -> Command {
+        self.remoted_for(120, program)
+    }
+
+    /// The same, for at most so many seconds.
+    pub fn remoted_for(&self, seconds: u32, program: impl AsRef<Path>) -> Command {
+        let mut command = self.native_for(seconds, program);
+        command
+            .env("OCL_ICD_VENDORS", self.folder.join("vendors/"))
+            .env("GANTRY_OPENCL", &self.address);
+        let keys = self.folder.join("keys");
+        command
+            .env("GANTRY_TLS_CA", keys.join("ca.pem"))
+            .env("GANTRY_TLS_CERT", keys.join("guest.pem"))
+            .env("GANTRY_TLS_KEY", keys.join("guest.key"));
+        command
+    }
+}
+
+/// A port of this machine that nobody listens on.
+fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
+/// An authority, and what it has signed for this machine and for a guest.
+pub fn certificates(folder: &Path) -> Result<()> {
+    let mut make = Command::new("sh");
+    make.arg(root().join("remoting/certificates.sh"))
+        .arg(folder)
+        .args(["localhost", "guest"]);
+    packages::run(&mut make)
+}

@@ -1,0 +1,133 @@
+//! What applications that call and wait do not cost: system calls, and a processor's time.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Write},
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use gantry_tests::bench::cpu_time;
+
+use super::pool::{Pool, Way};
+
+/// Counts the time for which application, workers and pool have a processor while nobody asks for
+/// anything.
+pub fn idle(pool: &Pool) -> Result<()> {
+    const WHILE: Duration = Duration::from_secs(4);
+    let mut application = pool
+        .remoted(pool.release.join("examples/opencl_steady"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut ready = String::new();
+    let mut output = BufReader::new(application.stdout.take().context("no output")?);
+    output.read_line(&mut ready)?;
+    let id = ready
+        .strip_prefix("ready ")
+        .with_context(|| format!("the application said {ready:?}"))?
+        .trim()
+        .parse()?;
+    let mut all = pool.workers()?;
+    all.extend([id, pool.id()]);
+    let spent = || -> Result<u64> { all.iter().map(|id| cpu_time(id.cast_unsigned())).sum() };
+    // Both sides look for work for a moment before they sleep.
+    thread::sleep(Duration::from_secs(1));
+    let before = spent()?;
+    thread::sleep(WHILE);
+    let nanos = spent()? - before;
+    drop(application.stdin.take());
+    std::io::copy(&mut output, &mut std::io::sink())?;
+    application.wait()?;
+    ensure!(
+        u128::from(nanos) * 200 < WHILE.as_nanos(),
+        "{nanos} ns of a processor in {WHILE:?}"
+    );
+    Ok(())
+}
+
+/// Counts the system calls of application and worker while they do nothing but ask and answer.
+/// Both poll for longer than the calls take: that nobody falls asleep meanwhile does not depend on
+/// how busy this machine is.
+pub fn steady(pool: &Pool) -> Result<()> {
+    const LONG: &str = "60000000";
+    let pool = Pool::start(
+        Way::Rings,
+        "steady",
+        pool.release.clone(),
+        &["--spin", LONG],
+    )?;
+    let mut application = pool
+        .remoted(pool.release.join("examples/opencl_steady"))
+        .env("GANTRY_OPENCL_SPIN", LONG)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut output = BufReader::new(application.stdout.take().context("no output")?);
+    let mut next = || -> Result<String> {
+        let mut line = String::new();
+        output.read_line(&mut line)?;
+        Ok(line.trim().to_owned())
+    };
+    let ready = next()?;
+    let id: i32 = ready
+        .strip_prefix("ready ")
+        .with_context(|| format!("the application said {ready:?}"))?
+        .parse()?;
+    let mut traced = pool.workers()?;
+    traced.push(id);
+    let log = pool.folder.join("calls");
+    let mut strace = Command::new("strace");
+    strace.args(["-f", "-o"]).arg(&log);
+    for id in &traced {
+        strace.args(["-p", &id.to_string()]);
+    }
+    let mut strace = strace
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("cannot run strace")?;
+    let mut attached = BufReader::new(strace.stderr.take().context("no messages")?).lines();
+    for _ in &traced {
+        let line = attached.next().context("strace attaches to nothing")??;
+        ensure!(line.contains("attached"), "strace says: {line}");
+    }
+    // Threads that slept in a system call begin it anew when they are attached to, and strace
+    // writes that down in its own time.
+    let until = Instant::now() + Duration::from_secs(20);
+    let mut written = None;
+    loop {
+        thread::sleep(Duration::from_millis(200));
+        let length = fs::metadata(&log)?.len();
+        if written.replace(length) == Some(length) {
+            break;
+        }
+        ensure!(Instant::now() < until, "what is to stand still makes calls");
+    }
+    application
+        .stdin
+        .take()
+        .context("no input")?
+        .write_all(b"go\n")?;
+    ensure!(next()? == "begin" && next()? == "end", "no marks");
+    // SAFETY: a plain call; strace leaves its processes alone then.
+    unsafe { libc::kill(strace.id().cast_signed(), libc::SIGINT) };
+    strace.wait()?;
+    application.wait()?;
+    let log = fs::read_to_string(log)?;
+    let between = log
+        .lines()
+        .skip_while(|line| !line.contains("\"begin"))
+        .skip(1)
+        .take_while(|line| !line.contains("\"end"));
+    let calls: Vec<_> = between.filter(|line| !line.contains("resumed>")).collect();
+    ensure!(
+        log.contains("\"begin") && log.contains("\"end") && calls.is_empty(),
+        "{} system calls: {:#?}",
+        calls.len(),
+        &calls[..calls.len().min(10)]
+    );
+    Ok(())
+}
