@@ -152,7 +152,8 @@ fn map(resource: &Path, len: usize) -> Result<*mut u8> {
     map_file(&file, len, 0)
 }
 
-fn map_file(file: &fs::File, len: usize, offset: u64) -> Result<*mut u8> {
+/// Maps a part of a file that is a device's, for good.
+pub fn map_file(file: &fs::File, len: usize, offset: u64) -> Result<*mut u8> {
     // SAFETY: a new mapping at an address that the kernel picks; it is never unmapped.
     let bar = unsafe {
         libc::mmap(

@@ -25,7 +25,7 @@ use self::calls::{
 };
 
 use crate::{
-    edu::{BUFFER, DMA_FROM_DEVICE, DMA_START, Edu, LIVENESS, PAGE, REGISTERS, page},
+    edu::{BUFFER, DMA_FROM_DEVICE, DMA_START, Edu, LIVENESS, PAGE, REGISTERS, map_file, page},
     host_device::{EDU, HostDevice},
 };
 
@@ -106,24 +106,13 @@ impl Space {
         let file = unsafe { fs::File::from_raw_fd(file) };
         self.groups.push(group);
         let bar = region(&file, VFIO_PCI_BAR0_REGION_INDEX)?;
-        // SAFETY: a new mapping at an address that the kernel picks; it is never unmapped.
-        let registers = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                REGISTERS,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                file.as_raw_fd(),
-                bar as libc::off_t,
-            )
-        };
-        ensure!(registers != libc::MAP_FAILED, "cannot map the device");
+        let registers = map_file(&file, REGISTERS, bar)?;
         // Memory and bus mastering.
         let config = region(&file, VFIO_PCI_CONFIG_REGION_INDEX)?;
         file.write_all_at(&6_u16.to_le_bytes(), config + 4)?;
         let edu = Edu {
             folder: device.path,
-            registers: registers.cast(),
+            registers,
         };
         Ok(Owned { edu, _file: file })
     }

@@ -297,6 +297,18 @@ impl Gantry {
         }
     }
 
+    /// Swaps a physical device for another one, and waits until the guest has that.
+    pub fn swap_device(&self, id: &str, to: &Path) -> Result<Value> {
+        self.put("vm.swap-device", json!({"id": id, "path": to}))?;
+        self.info_until("the swap is over", |info| {
+            let devices = info["config"]["devices"].as_array();
+            let mut devices = devices.into_iter().flatten();
+            let now = devices.find(|device| device["id"] == id);
+            let path = now.and_then(|device| device["path"].as_str());
+            info["device_tree"][id]["state"].is_null() && path.map(Path::new) == Some(to)
+        })
+    }
+
     /// Waits for the process to end.
     pub fn wait_exit(&mut self, limit: Duration) -> Result<ExitStatus> {
         let deadline = Instant::now() + limit;

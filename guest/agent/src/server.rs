@@ -274,7 +274,7 @@ impl Server {
                 }
                 return waits;
             };
-            if let Err(error) = port.open_slice(slice, hello, user(&client.stream)) {
+            if let Err(error) = port.open_slice(slice, hello, socket::user(&client.stream).ok()) {
                 eprintln!(
                     "gantry-agent: cannot use slice {slice} of {}: {error}",
                     port.address
@@ -369,27 +369,6 @@ fn said(client: &mut Client) -> bool {
         }
         _ => false,
     }
-}
-
-/// The user at the other end of a connection.
-fn user(stream: &UnixStream) -> Option<u32> {
-    let mut peer = libc::ucred {
-        pid: 0,
-        uid: 0,
-        gid: 0,
-    };
-    let mut size = size_of_val(&peer) as libc::socklen_t;
-    // SAFETY: the kernel writes at most `size` bytes, which `peer` has; both outlive the call.
-    let got = unsafe {
-        libc::getsockopt(
-            stream.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            (&raw mut peer).cast(),
-            &raw mut size,
-        )
-    };
-    (got == 0).then_some(peer.uid)
 }
 
 /// Hands a client its slice.

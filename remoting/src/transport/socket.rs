@@ -6,7 +6,7 @@ use std::{
     io::{self, Read},
     mem,
     os::{
-        fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+        fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
         unix::{
             ffi::OsStrExt,
             fs::FileTypeExt,
@@ -69,6 +69,30 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
         }
     }
     UnixListener::bind(path)
+}
+
+/// The user at the other end of a connection.
+pub fn user(connection: impl AsFd) -> io::Result<u32> {
+    let mut peer = libc::ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    let mut size = size_of_val(&peer) as libc::socklen_t;
+    // SAFETY: the kernel writes at most `size` bytes, which `peer` has; both outlive the call.
+    let got = unsafe {
+        libc::getsockopt(
+            connection.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut size,
+        )
+    };
+    match got {
+        0 => Ok(peer.uid),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Sends bytes, and files with them: at most four.

@@ -20,7 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::compiled::owner;
+use crate::transport::socket;
 
 /// How many are greeted at a time.
 pub(super) const MOST: usize = 32;
@@ -56,7 +56,7 @@ impl Origin {
 
     /// Of a process of this machine.
     pub fn of_process(stream: &UnixStream) -> io::Result<Self> {
-        owner::user(stream).map(Self::User)
+        socket::user(stream).map(Self::User)
     }
 }
 

@@ -28,15 +28,18 @@ use std::{
 };
 
 use super::{
-    compiled::owner::{self, Owner},
+    compiled::owner::Owner,
     crowd::{Admitted, Crowd, Origin},
     stream::{self, Kind, Options},
 };
 use crate::{
     protocol::hello::{Form, Hello},
-    transport::stream::{
-        channel::{Channel, Socket},
-        tls,
+    transport::{
+        socket,
+        stream::{
+            channel::{Channel, Socket},
+            tls,
+        },
     },
 };
 
@@ -92,7 +95,7 @@ impl Door {
     /// says so who is to be trusted.
     pub fn owner(&self, channel: &Channel) -> Option<Owner> {
         match self {
-            Self::Unix(_) => owner::user(channel.fd()).ok().map(Owner::User),
+            Self::Unix(_) => socket::user(channel.fd()).ok().map(Owner::User),
             Self::Tcp(_) => None,
             Self::Tls(..) => channel.subject().map(Owner::Subject),
         }

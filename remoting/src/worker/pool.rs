@@ -276,7 +276,7 @@ pub fn run(place: Place, spare: usize, program: &Path, options: &Options) -> Res
                 worker.user = worker.connection.as_ref().and_then(|connection| {
                     // Streams' other ends are not all of this machine.
                     let local = listener.kind.is_none();
-                    local.then(|| owner::user(&**connection).ok())?
+                    local.then(|| socket::user(&**connection).ok())?
                 });
                 let alike = serving.iter().filter(|other| other.user == worker.user);
                 let enough = worker.user.is_some() && alike.count() >= listener.per_user;

@@ -19,7 +19,7 @@ use std::{
 use super::{
     compiled::{
         self, Limit,
-        owner::{self, Owner, Place},
+        owner::{Owner, Place},
     },
     confine::{self, Confinement, Later},
     greet::Door,
@@ -335,7 +335,7 @@ const PATIENCE: Duration = Duration::from_millis(200);
 fn serve(mut worker: Worker<'_>, stream: &UnixStream) -> Result<(), Error> {
     let options = worker.options;
     let (bytes, files) = socket::receive_hello(stream).map_err(Error::Connection)?;
-    let user = owner::user(stream).map_err(Error::Connection)?;
+    let user = socket::user(stream).map_err(Error::Connection)?;
     if bytes.starts_with(&port::MAGIC) {
         return serve_slice(worker, stream, user, &bytes, files);
     }

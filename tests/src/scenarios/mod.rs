@@ -50,6 +50,12 @@ pub struct Scenario {
     pub board: Board,
 }
 
+/// A table of scenarios that share a board.
+fn on(board: Board, entries: &[Entry]) -> impl Iterator<Item = Scenario> {
+    let scenario = move |&(name, run): &Entry| Scenario { name, run, board };
+    entries.iter().map(scenario)
+}
+
 /// All scenarios.
 pub fn all() -> Vec<Scenario> {
     [
@@ -78,16 +84,11 @@ pub fn all() -> Vec<Scenario> {
         passthrough_unprivileged::SCENARIOS,
     ]
     .into_iter()
-    .flatten()
-    .map(|&(name, run)| Scenario {
-        name,
-        run,
-        board: Board::Intel,
-    })
+    .flat_map(|entries| on(Board::Intel, entries))
     .chain(passthrough_boards::scenarios())
-    .chain(passthrough_iommufd::scenarios())
-    .chain(virtual_iommu::scenarios())
-    .chain(passthrough_iommu::scenarios())
+    .chain(on(Board::Iommufd, passthrough_iommufd::SCENARIOS))
+    .chain(on(Board::Iommufd, virtual_iommu::SCENARIOS))
+    .chain(on(Board::Iommufd, passthrough_iommu::SCENARIOS))
     .collect()
 }
 

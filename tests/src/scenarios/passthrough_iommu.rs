@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Value, json};
 
 use super::{
-    Context, Scenario,
+    Context, Entry,
     hotplug::gone,
     passthrough::{has_leaked, holdings},
     passthrough_iommufd::Hidden,
@@ -17,57 +17,48 @@ use crate::{
     gantry::{Gantry, merge, with_iommu_driver},
     guest::Guest,
     host_device::{EDU, EDU_OF_TWO, HostDevice, NVME},
-    rig::Board,
 };
 
 /// The scenarios, which share an L1 whose kernel L2 has, too. It has iommufd; where groups are
 /// meant, that is hidden.
-pub fn scenarios() -> Vec<Scenario> {
-    let scenario = |(name, run)| Scenario {
-        name,
-        run,
-        board: Board::Iommufd,
-    };
-    let all: [(_, fn(&Context) -> Result<()>); 9] = [
-        (
-            "passthrough: a guest's program chooses addresses behind the virtual IOMMU",
-            own_addresses,
-        ),
-        (
-            "passthrough: the same behind the virtual IOMMU, through iommufd",
-            own_addresses_by_iommufd,
-        ),
-        (
-            "passthrough: NVMe with the stock driver behind the virtual IOMMU",
-            nvme,
-        ),
-        (
-            "passthrough: plugged and unplugged under load behind the virtual IOMMU",
-            cycles,
-        ),
-        (
-            "passthrough: swapped behind the virtual IOMMU, of a VM that Landlock confines",
-            swap,
-        ),
-        (
-            "passthrough: kill -9 with a device behind the virtual IOMMU, and it starts again",
-            killed,
-        ),
-        (
-            "passthrough: a guest that passes its virtual IOMMU by, with memory that it gets later",
-            bypass,
-        ),
-        (
-            "passthrough: one device reaches the other's memory through the virtual IOMMU",
-            peers,
-        ),
-        (
-            "passthrough: what cannot be behind the virtual IOMMU is refused with words",
-            refused,
-        ),
-    ];
-    all.into_iter().map(scenario).collect()
-}
+pub const SCENARIOS: &[Entry] = &[
+    (
+        "passthrough: a guest's program chooses addresses behind the virtual IOMMU",
+        own_addresses,
+    ),
+    (
+        "passthrough: the same behind the virtual IOMMU, through iommufd",
+        own_addresses_by_iommufd,
+    ),
+    (
+        "passthrough: NVMe with the stock driver behind the virtual IOMMU",
+        nvme,
+    ),
+    (
+        "passthrough: plugged and unplugged under load behind the virtual IOMMU",
+        cycles,
+    ),
+    (
+        "passthrough: swapped behind the virtual IOMMU, of a VM that Landlock confines",
+        swap,
+    ),
+    (
+        "passthrough: kill -9 with a device behind the virtual IOMMU, and it starts again",
+        killed,
+    ),
+    (
+        "passthrough: a guest that passes its virtual IOMMU by, with memory that it gets later",
+        bypass,
+    ),
+    (
+        "passthrough: one device reaches the other's memory through the virtual IOMMU",
+        peers,
+    ),
+    (
+        "passthrough: what cannot be behind the virtual IOMMU is refused with words",
+        refused,
+    ),
+];
 
 /// Where a device is that is called by its slot.
 fn at(slot: u8) -> String {
@@ -274,14 +265,8 @@ fn swap(context: &Context) -> Result<()> {
     guest.run("(while true; do agent edu-vfio-copy >> /tmp/load 2>&1; sleep 0.1; done) & true")?;
     for to in [&second, &first, &second] {
         guest.eventually("cat /tmp/load", |text| text.contains("copied"))?;
-        gantry.put("vm.swap-device", json!({"id": "edu", "path": to.path}))?;
-        gantry.info_until("the swap is over", |info| {
-            let devices = info["config"]["devices"].as_array();
-            let path = devices.and_then(|devices| devices.first()?["path"].as_str());
-            info["device_tree"]["edu"]["state"].is_null()
-                && path.map(std::path::Path::new) == Some(&to.path)
-        })?;
-        let bdf = &gantry.info()?["device_tree"]["edu"]["pci_bdf"];
+        let info = gantry.swap_device("edu", &to.path)?;
+        let bdf = &info["device_tree"]["edu"]["pci_bdf"];
         ensure!(*bdf == at(9), "the device is at {bdf}");
         guest.run("! grep 'byte' /tmp/load")?;
         guest.run("echo > /tmp/load")?;

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 
 use super::{
-    Context, Scenario,
+    Context, Entry,
     hotplug::gone,
     passthrough::{self, edu_works},
     passthrough_state::{self, MIB, disk_works, locked},
@@ -17,58 +17,49 @@ use crate::{
     guest::Guest,
     host_device::{EDU, HostDevice, NVME},
     net::sh,
-    rig::Board,
 };
 
 /// The scenarios, which share an L1.
-pub fn scenarios() -> Vec<Scenario> {
-    let scenario = |(name, run)| Scenario {
-        name,
-        run,
-        board: Board::Iommufd,
-    };
-    let all: [(_, fn(&Context) -> Result<()>); 11] = [
-        ("iommufd: devices at start, and no group is open", at_start),
-        (
-            "iommufd: a device cannot reach beyond the guest's memory",
-            isolation,
-        ),
-        (
-            "iommufd: kill -9, and the device starts again in another VM",
-            killed,
-        ),
-        (
-            "iommufd: plugged and unplugged again and again leaves nothing behind",
-            cycles,
-        ),
-        ("iommufd: swapped for another device, and back", swap),
-        (
-            "iommufd: memory is locked as the guest plugs it, and a device reaches it",
-            memory,
-        ),
-        (
-            "iommufd: functions without a reset of their own are reset together",
-            reset_together,
-        ),
-        (
-            "iommufd: a device comes to a VM that Landlock confines",
-            landlock,
-        ),
-        (
-            "iommufd: a device that cannot be given says why, and leaves nothing open",
-            refused,
-        ),
-        (
-            "iommufd: groups are used where it is missing, unless it is asked for",
-            missing,
-        ),
-        (
-            "iommufd: a user who is not root is told what is missing",
-            unprivileged,
-        ),
-    ];
-    all.into_iter().map(scenario).collect()
-}
+pub const SCENARIOS: &[Entry] = &[
+    ("iommufd: devices at start, and no group is open", at_start),
+    (
+        "iommufd: a device cannot reach beyond the guest's memory",
+        isolation,
+    ),
+    (
+        "iommufd: kill -9, and the device starts again in another VM",
+        killed,
+    ),
+    (
+        "iommufd: plugged and unplugged again and again leaves nothing behind",
+        cycles,
+    ),
+    ("iommufd: swapped for another device, and back", swap),
+    (
+        "iommufd: memory is locked as the guest plugs it, and a device reaches it",
+        memory,
+    ),
+    (
+        "iommufd: functions without a reset of their own are reset together",
+        reset_together,
+    ),
+    (
+        "iommufd: a device comes to a VM that Landlock confines",
+        landlock,
+    ),
+    (
+        "iommufd: a device that cannot be given says why, and leaves nothing open",
+        refused,
+    ),
+    (
+        "iommufd: groups are used where it is missing, unless it is asked for",
+        missing,
+    ),
+    (
+        "iommufd: a user who is not root is told what is missing",
+        unprivileged,
+    ),
+];
 
 /// The files of VFIO and of the IOMMU that a process has open, in order.
 fn open_files(gantry: &Gantry) -> Result<Vec<String>> {

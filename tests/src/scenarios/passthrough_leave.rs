@@ -148,13 +148,7 @@ fn swap_under_load(context: &Context) -> Result<()> {
     guest.run(COPY)?;
     guest.eventually("cat /tmp/load", |text| text.contains("copied"))?;
     for to in [&second, &first, &second] {
-        gantry.put("vm.swap-device", json!({"id": "edu", "path": to.path}))?;
-        gantry.info_until("the swap is over", |info| {
-            let devices = info["config"]["devices"].as_array();
-            let path = devices.and_then(|devices| devices.first()?["path"].as_str());
-            info["device_tree"]["edu"]["state"].is_null()
-                && path.map(std::path::Path::new) == Some(&to.path)
-        })?;
+        gantry.swap_device("edu", &to.path)?;
         guest.run("! grep wrong /tmp/load")?;
         guest.run("echo > /tmp/load")?;
         guest.eventually("cat /tmp/load", |text| text.contains("copied"))?;

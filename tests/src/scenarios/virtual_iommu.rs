@@ -4,39 +4,30 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 
 use super::{
-    Context, Scenario,
+    Context, Entry,
     lifecycle::reconnect,
     snapshots::{restored, take},
 };
 use crate::{
     gantry::{Gantry, merge, with_iommu_driver},
     guest::Guest,
-    rig::Board,
 };
 
 /// The scenarios, on the board whose guests may have a kernel that knows virtual IOMMUs.
-pub fn scenarios() -> Vec<Scenario> {
-    let scenario = |(name, run)| Scenario {
-        name,
-        run,
-        board: Board::Iommufd,
-    };
-    let all: [(_, fn(&Context) -> Result<()>); 3] = [
-        (
-            "virtual IOMMU: a stock guest finds it, and again after a reboot",
-            found,
-        ),
-        (
-            "virtual IOMMU: it is there after a restore, and for the next driver",
-            restore,
-        ),
-        (
-            "virtual IOMMU: it stays, and a guest without a driver for it boots",
-            stays,
-        ),
-    ];
-    all.into_iter().map(scenario).collect()
-}
+pub const SCENARIOS: &[Entry] = &[
+    (
+        "virtual IOMMU: a stock guest finds it, and again after a reboot",
+        found,
+    ),
+    (
+        "virtual IOMMU: it is there after a restore, and for the next driver",
+        restore,
+    ),
+    (
+        "virtual IOMMU: it stays, and a guest without a driver for it boots",
+        stays,
+    ),
+];
 
 /// A guest whose second segment is behind an IOMMU.
 fn behind() -> Value {

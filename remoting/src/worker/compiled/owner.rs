@@ -1,10 +1,6 @@
 //! Whose compiled programs are whose.
 
-use std::{
-    fmt::Write as _,
-    io,
-    os::fd::{AsFd, AsRawFd},
-};
+use std::fmt::Write as _;
 
 /// Who an application belongs to, as far as somebody says it who is to be trusted about it: the
 /// kernel about its own processes, a machine's process about the machine, the machine's agent about
@@ -24,30 +20,6 @@ pub enum Owner {
     },
     /// Who a certificate was signed for: a hash of its subject.
     Subject([u8; 32]),
-}
-
-/// The user of this machine at the other end of a connection.
-pub fn user(connection: impl AsFd) -> io::Result<u32> {
-    let mut peer = libc::ucred {
-        pid: 0,
-        uid: 0,
-        gid: 0,
-    };
-    let mut size = size_of_val(&peer) as libc::socklen_t;
-    // SAFETY: the kernel writes at most `size` bytes, which `peer` has; both outlive the call.
-    let got = unsafe {
-        libc::getsockopt(
-            connection.as_fd().as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            (&raw mut peer).cast(),
-            &raw mut size,
-        )
-    };
-    match got {
-        0 => Ok(peer.uid),
-        _ => Err(io::Error::last_os_error()),
-    }
 }
 
 /// Where an owner's compiled programs are, below the folder of all.
