@@ -165,26 +165,46 @@ pub struct Kernel {
 
 /// Installs Debian packages of which a program is missing.
 pub fn install(programs: &[(&str, &str)]) -> Result<()> {
-    let missing: Vec<_> = programs
-        .iter()
-        .filter(|(program, _)| !is_there(program))
-        .map(|(_, package)| *package)
-        .collect();
-    if missing.is_empty() {
-        return Ok(());
+    let missing = || -> Vec<_> {
+        programs
+            .iter()
+            .filter(|(program, _)| !is_there(program))
+            .map(|(_, package)| *package)
+            .collect()
+    };
+    // What is installed may take the place of what was there, of another version for instance:
+    // that is then installed in the version that goes with it.
+    for _ in 0..2 {
+        let missing = missing();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        install_packages(&missing)?;
     }
-    eprintln!("installing {} ...", missing.join(" "));
+    let missing = missing();
+    ensure!(
+        missing.is_empty(),
+        "{0} cannot be installed beside the others: install {0} by hand and try again",
+        missing.join(" ")
+    );
+    Ok(())
+}
+
+fn install_packages(packages: &[&str]) -> Result<()> {
+    eprintln!("installing {} ...", packages.join(" "));
     let cache = Cache::open()?;
     update_lists(&cache.dir)?;
     let mut command = as_root("apt-get")?;
     command
         .env("DEBIAN_FRONTEND", "noninteractive")
+        // The package manager may be busy with upgrades of its own.
+        .args(["-o", "DPkg::Lock::Timeout=600"])
         .args(["install", "-y", "--no-install-recommends"])
-        .args(&missing);
+        .args(packages);
     run(&mut command).with_context(|| {
         format!(
             "cannot install {}: install it by hand and try again",
-            missing.join(" ")
+            packages.join(" ")
         )
     })
 }
