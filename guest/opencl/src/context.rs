@@ -14,6 +14,7 @@ use crate::{
         self, Context, ContextDestructor, Device, Handle, Object, Platform, Queue, get, keep_all,
     },
     platform::{self, ask},
+    progress::Progress,
 };
 
 fn create(
@@ -217,6 +218,7 @@ fn queue(
         device: device.keep(),
         properties,
         array,
+        progress: Progress::default(),
     });
     if let Err(code) = asked {
         object::release(queue)?;
@@ -264,10 +266,7 @@ pub extern "C" fn clRetainCommandQueue(queue: Handle<Queue>) -> i32 {
 
 pub extern "C" fn clReleaseCommandQueue(queue: Handle<Queue>) -> i32 {
     code((|| {
-        let link = link::the()?;
-        let _ = link.post(&Flush {
-            queue: get(queue)?.it.id,
-        });
+        flush(&get(queue)?.it)?;
         object::release(queue)
     })())
 }
@@ -322,16 +321,30 @@ pub extern "C" fn clSetDefaultDeviceCommandQueue(
     })())
 }
 
+/// Has the device given what it has not been given yet.
+fn flush(queue: &Queue) -> Outcome {
+    if queue.progress.is_flushed() {
+        return Ok(());
+    }
+    let mark = queue.progress.mark();
+    link::the()?.post(&Flush { queue: queue.id })?;
+    queue.progress.flushed(mark);
+    Ok(())
+}
+
 pub extern "C" fn clFlush(queue: Handle<Queue>) -> i32 {
-    code((|| {
-        let queue = get(queue)?.it.id;
-        link::the()?.post(&Flush { queue })
-    })())
+    code(get(queue).and_then(|queue| flush(&queue.it)))
 }
 
 pub extern "C" fn clFinish(queue: Handle<Queue>) -> i32 {
     code((|| {
-        let queue = get(queue)?.it.id;
-        link::the()?.ask(&Finish { queue })
+        let queue = &get(queue)?.it;
+        if queue.progress.is_idle() {
+            return Ok(());
+        }
+        let mark = queue.progress.mark();
+        link::the()?.ask(&Finish { queue: queue.id })?;
+        queue.progress.done(mark);
+        Ok(())
     })())
 }

@@ -61,12 +61,21 @@ pub fn submit<C: Call<Answer = ()>>(
         wait,
         event: id,
     });
+    let progress = &queue.it.progress;
     let sent = call.and_then(|call| {
-        if blocking {
-            link.ask(&call)
-        } else {
-            link.post(&call)
+        if !blocking {
+            let sent = link.post(&call);
+            progress.sent();
+            return sent;
         }
+        let mark = progress.mark();
+        let outcome = link.ask(&call);
+        match outcome {
+            // It is done, and all that is before it.
+            Ok(()) if queue.it.in_order() => progress.done(mark),
+            _ => progress.sent(),
+        }
+        outcome
     });
     let Some(id) = id else {
         return sent;

@@ -43,6 +43,7 @@ mod object;
 mod paired;
 mod platform;
 mod program;
+mod progress;
 mod refuse;
 mod space;
 mod stage;

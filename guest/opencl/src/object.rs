@@ -24,6 +24,7 @@ use gantry_remoting::{
 use crate::{
     abi::Outcome,
     link,
+    progress::Progress,
     stage::Landing,
     table::{TABLE, Table},
 };
@@ -205,6 +206,7 @@ pub struct Queue {
     pub device: Own<Device>,
     pub properties: u64,
     pub array: Vec<u64>,
+    pub progress: Progress,
 }
 
 impl Queue {
