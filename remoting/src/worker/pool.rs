@@ -107,6 +107,14 @@ pub enum Error {
     /// TLS.
     #[error(transparent)]
     Tls(#[from] tls::Error),
+    /// The folder for the workers' files.
+    #[error("cannot keep files in {}: let this user write there, or name another by --cache", folder.display())]
+    Cache {
+        /// The folder.
+        folder: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// Starting a worker.
     #[error("cannot start a worker process")]
     Start(#[source] io::Error),
@@ -191,7 +199,10 @@ fn bind(path: PathBuf) -> Result<UnixListener, Error> {
 /// `worker` and those of `options`.
 pub fn run(place: Place, spare: usize, program: &Path, options: &Options) -> Result<(), Error> {
     let listener = Listener::open(place, options)?;
-    let cache = Cache::open(&options.cache).map_err(Error::Start)?;
+    let cache = Cache::open(&options.cache).map_err(|source| Error::Cache {
+        folder: options.cache.clone(),
+        source,
+    })?;
     if !confine::has_landlock() {
         eprintln!(
             "gantry-accel: this kernel has no Landlock: workers can read and write what this user \
@@ -400,6 +411,10 @@ pub(super) struct Cache {
 
 impl Cache {
     pub(super) fn open(below: &Path) -> io::Result<Self> {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(below)?;
         for entry in std::fs::read_dir(below)?.filter_map(Result::ok) {
             let left = entry.file_name().to_string_lossy().starts_with(FOLDER);
             let path = entry.path();
@@ -645,5 +660,12 @@ mod tests {
         let cache = Cache::open(&below).unwrap();
         assert!(!dead.exists() && living.exists() && cache.folder.exists());
         tree::remove(&below).unwrap();
+    }
+    #[test]
+    fn a_folder_that_is_not_there_is_made() {
+        let above = std::env::temp_dir().join(format!("gantry-pool-new-{}", std::process::id()));
+        let cache = Cache::open(&above.join("cache")).unwrap();
+        assert!(cache.folder.exists());
+        tree::remove(&above).unwrap();
     }
 }
