@@ -28,6 +28,8 @@ pub use endpoints::{AddError, Endpoints};
 #[cfg(test)]
 mod hostile;
 #[cfg(test)]
+mod oracle;
+#[cfg(test)]
 mod properties;
 #[cfg(test)]
 mod tests;
