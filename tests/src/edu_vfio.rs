@@ -241,7 +241,9 @@ pub fn check() -> Result<()> {
     has(first, 0x77).context("read from what is to be read only")?;
     // What is mapped no more, and what never was: a page of this program at its own address.
     space.unmap(OWN, PAGE)?;
+    fill(first, 0x44);
     edu.dma(BUFFER, OWN, DMA_START | DMA_FROM_DEVICE)?;
+    has(first, 0x44).context("written, though it is mapped no more")?;
     let (second, address) = page()?;
     fill(second, 0x55);
     edu.dma(BUFFER, address, DMA_START | DMA_FROM_DEVICE)?;
