@@ -20,6 +20,7 @@ pub mod bus;
 pub mod console;
 pub mod disk;
 pub mod doorbell;
+mod fair_lock;
 pub mod gate;
 pub mod guest_event;
 pub mod legacy;

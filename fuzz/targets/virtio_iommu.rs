@@ -23,6 +23,7 @@ fuzz_target!(|bytes: &[u8]| {
     let options = Options {
         thread_name: "_iommu".to_owned(),
         address_width: 48,
+        reserved: Vec::new(),
     };
     let mut device = VirtioIommu::new(endpoints, options, Arc::new(Unconfined))
         .expect("addresses have a width that there is");

@@ -4,15 +4,14 @@
 use std::{
     collections::BTreeMap,
     io,
+    ops::RangeInclusive,
     sync::{Mutex, MutexGuard, PoisonError},
+    thread::{self, ThreadId},
 };
 
-use crate::virtio::iommu::{Access, Endpoint, MapError, Reserved, ReservedKind};
+use crate::virtio::iommu::{Access, Endpoint, INTERRUPTS, MapError, Reserved, ReservedKind};
 
 const PAGE: u64 = 4096;
-
-/// The doorbells of interrupts on x86.
-const DOORBELLS: std::ops::RangeInclusive<u64> = 0xfee0_0000..=0xfeef_ffff;
 
 /// What is mapped: length, guest-physical address and access by I/O address.
 pub type Mapped = BTreeMap<u64, (u64, u64, Access)>;
@@ -28,6 +27,12 @@ pub struct Recorded {
     pub patience: Option<u32>,
     /// Mappings stay, whatever is asked for.
     pub stuck: bool,
+    /// What cannot be mapped, beside the doorbells of interrupts.
+    pub reserved: Option<RangeInclusive<u64>>,
+    /// Calls that were to unmap part of what is mapped.
+    pub unmappings: usize,
+    /// The threads that were to unmap all of it.
+    pub cleared_by: Vec<ThreadId>,
 }
 
 /// The device.
@@ -54,13 +59,18 @@ impl Recorded {
 
 impl Endpoint for Recorder {
     fn reserved(&self) -> Vec<Reserved> {
-        vec![Reserved {
-            range: DOORBELLS,
+        let doorbells = Reserved {
+            range: INTERRUPTS,
             kind: ReservedKind::Msi,
-        }]
+        };
+        let more = self.lock().reserved.clone().map(|range| Reserved {
+            range,
+            kind: ReservedKind::Reserved,
+        });
+        [doorbells].into_iter().chain(more).collect()
     }
 
-    fn page_sizes(&self) -> u64 {
+    fn page_size(&self) -> u64 {
         PAGE
     }
 
@@ -79,7 +89,12 @@ impl Endpoint for Recorder {
         let (Some(last), Some(_)) = (iova.checked_add(len - 1), guest.checked_add(len - 1)) else {
             panic!("{len:#x} bytes at {iova:#x}, mapped to {guest:#x}, go round the end");
         };
-        assert!(last < *DOORBELLS.start() || iova > *DOORBELLS.end());
+        for reserved in [Some(INTERRUPTS), recorded.reserved.clone()]
+            .iter()
+            .flatten()
+        {
+            assert!(last < *reserved.start() || iova > *reserved.end());
+        }
         let below = recorded.mapped.range(..=last).next_back();
         if let Some((at, (len, ..))) = below {
             assert!(at + (len - 1) < iova, "{iova:#x} is mapped already");
@@ -93,6 +108,7 @@ impl Endpoint for Recorder {
 
     fn unmap(&self, iova: u64, len: u64) -> io::Result<()> {
         let mut recorded = self.lock();
+        recorded.unmappings += 1;
         if recorded.stuck {
             return Err(io::Error::other("the recorder is stuck"));
         }
@@ -105,6 +121,17 @@ impl Endpoint for Recorder {
             at = at.wrapping_add(len);
             left -= len;
         }
+        Ok(())
+    }
+
+    fn clear(&self) -> io::Result<()> {
+        let mut recorded = self.lock();
+        assert!(!recorded.mapped.is_empty(), "nothing is mapped");
+        recorded.cleared_by.push(thread::current().id());
+        if recorded.stuck {
+            return Err(io::Error::other("the recorder is stuck"));
+        }
+        recorded.mapped.clear();
         Ok(())
     }
 

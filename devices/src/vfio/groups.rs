@@ -59,6 +59,10 @@ impl Tables for Groups {
         let unmapped = self.container.vfio_dma_unmap(at, len as usize);
         unmapped.map_err(tables::unmap_error)
     }
+
+    fn clear(&self) -> io::Result<()> {
+        ioctl::clear_container(&*self.container)
+    }
 }
 
 /// The descriptors of IOMMU groups that this process has open.

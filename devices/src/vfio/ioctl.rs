@@ -6,12 +6,15 @@ use std::{
 };
 
 use vfio_bindings::bindings::vfio::{
-    VFIO_BASE, VFIO_DMA_MAP_FLAG_READ, VFIO_DMA_MAP_FLAG_WRITE, VFIO_IRQ_SET_ACTION_TRIGGER,
-    VFIO_IRQ_SET_ACTION_UNMASK, VFIO_IRQ_SET_DATA_EVENTFD, VFIO_IRQ_SET_DATA_NONE,
-    VFIO_PCI_HOT_RESET_FLAG_DEV_ID, VFIO_PCI_INTX_IRQ_INDEX, VFIO_TYPE, vfio_iommu_type1_dma_map,
+    VFIO_BASE, VFIO_DMA_MAP_FLAG_READ, VFIO_DMA_MAP_FLAG_WRITE, VFIO_DMA_UNMAP_FLAG_ALL,
+    VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_ACTION_UNMASK, VFIO_IRQ_SET_DATA_EVENTFD,
+    VFIO_IRQ_SET_DATA_NONE, VFIO_PCI_HOT_RESET_FLAG_DEV_ID, VFIO_PCI_INTX_IRQ_INDEX, VFIO_TYPE,
+    vfio_iommu_type1_dma_map, vfio_iommu_type1_dma_unmap,
 };
 use vmm_sys_util::{
-    ioctl::{ioctl_with_mut_ptr, ioctl_with_ptr, ioctl_with_ref, ioctl_with_val},
+    ioctl::{
+        ioctl_with_mut_ptr, ioctl_with_mut_ref, ioctl_with_ptr, ioctl_with_ref, ioctl_with_val,
+    },
     ioctl_io_nr,
 };
 
@@ -28,6 +31,7 @@ ioctl_io_nr!(
 ioctl_io_nr!(VFIO_DEVICE_PCI_HOT_RESET, VFIO_TYPE.into(), VFIO_BASE + 13);
 ioctl_io_nr!(VFIO_IOMMU_GET_INFO, VFIO_TYPE.into(), VFIO_BASE + 12);
 ioctl_io_nr!(VFIO_IOMMU_MAP_DMA, VFIO_TYPE.into(), VFIO_BASE + 13);
+ioctl_io_nr!(VFIO_IOMMU_UNMAP_DMA, VFIO_TYPE.into(), VFIO_BASE + 14);
 
 /// Most functions that one reset reaches: all of a bus.
 const MAX_TOGETHER: u32 = 256;
@@ -183,6 +187,18 @@ pub unsafe fn map_in_container(
     done(unsafe { ioctl_with_ref(container, VFIO_IOMMU_MAP_DMA(), &map) })
 }
 
+/// Unmaps all that is mapped in a container. EINVAL: the kernel (before Linux 5.11) cannot do that
+/// at once.
+pub fn clear_container(container: &impl AsRawFd) -> io::Result<()> {
+    let mut unmap = vfio_iommu_type1_dma_unmap {
+        argsz: size_of::<vfio_iommu_type1_dma_unmap>() as u32,
+        flags: VFIO_DMA_UNMAP_FLAG_ALL,
+        ..Default::default()
+    };
+    // SAFETY: the kernel reads and writes `argsz` bytes, which is what `unmap` has.
+    done(unsafe { ioctl_with_mut_ref(container, VFIO_IOMMU_UNMAP_DMA(), &mut unmap) })
+}
+
 /// What a call's result means.
 pub fn done(result: libc::c_int) -> io::Result<()> {
     if result < 0 {
@@ -226,6 +242,7 @@ mod tests {
             reset_together(&file).map(drop),
             reset_bus(&file, &[]),
             reach_of_container(&file).map(drop),
+            clear_container(&file),
             // SAFETY: the file is none that maps anything.
             unsafe { map_in_container(&file, 0, 0, std::ptr::null_mut(), READ) },
         ] {

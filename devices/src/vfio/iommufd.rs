@@ -7,7 +7,7 @@ use std::{fs::File, io, os::fd::AsRawFd, path::Path, sync::Arc};
 
 use iommufd_bindings::iommufd::{
     IOMMUFD_CMD_IOAS_IOVA_RANGES, IOMMUFD_TYPE, iommu_ioas_iova_ranges, iommu_ioas_map,
-    iommu_iova_range, iommufd_ioas_map_flags_IOMMU_IOAS_MAP_FIXED_IOVA,
+    iommu_ioas_unmap, iommu_iova_range, iommufd_ioas_map_flags_IOMMU_IOAS_MAP_FIXED_IOVA,
     iommufd_ioas_map_flags_IOMMU_IOAS_MAP_READABLE,
     iommufd_ioas_map_flags_IOMMU_IOAS_MAP_WRITEABLE,
 };
@@ -131,6 +131,23 @@ impl Tables for Iommufd {
         let unmapped = self.space.vfio_dma_unmap(at, len as usize);
         unmapped.map_err(tables::unmap_error)
     }
+
+    fn clear(&self) -> io::Result<()> {
+        // These two mean whatever is mapped.
+        let mut unmap = iommu_ioas_unmap {
+            size: size_of::<iommu_ioas_unmap>() as u32,
+            ioas_id: self.space.ioas().id(),
+            iova: 0,
+            length: u64::MAX,
+        };
+        match self.space.iommufd().unmap_iommu_ioas(&mut unmap) {
+            Ok(()) => Ok(()),
+            Err(IommufdError::IommuIoasUnmap(error)) => {
+                Err(io::Error::from_raw_os_error(error.errno()))
+            }
+            Err(other) => Err(io::Error::other(other)),
+        }
+    }
 }
 
 /// Gives a device to an iommufd, until its file is closed.
@@ -203,7 +220,8 @@ fn reach(iommufd: &impl AsRawFd, ioas: u32) -> io::Result<Reach> {
             Err(error) => return Err(error),
             Ok(()) => {
                 let ranges = ranges.iter().take(count);
-                return Ok(ranges.map(|range| range.start..=range.last).collect());
+                let ranges: Reach = ranges.map(|range| range.start..=range.last).collect();
+                return Ok(ranges.with_page(ask.out_iova_alignment));
             }
         }
     }

@@ -16,7 +16,8 @@
 //!   [`reachable`].
 //! - [`place`]: where a device is on the host, and how it can be had.
 //! - [`tables`]: the kernel's two ways to let devices reach RAM: [`groups`] and [`mod@iommufd`].
-//! - [`reach`]: which addresses the IOMMU translates.
+//! - [`reach`]: which addresses the IOMMU translates; [`host_reserved`]: which none of the host's
+//!   does.
 //! - [`device`]: what a device can do, whoever serves it.
 //! - [`physical`]: a device of the host, as the kernel offers it.
 //! - [`capabilities`] and [`extended`]: which of its capabilities the guest sees.
@@ -32,6 +33,7 @@ mod device;
 mod extended;
 mod function;
 mod groups;
+mod host_reserved;
 mod interrupts;
 mod ioctl;
 mod iommu;
@@ -56,6 +58,7 @@ use std::{
 
 pub use device::{Device, Irqs, Mappable, ResetError};
 pub use function::{Function, Resources};
+pub use host_reserved::reserved_by_all;
 pub use iommu::Iommu;
 pub use model::Model;
 pub use physical::Physical;

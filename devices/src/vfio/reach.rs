@@ -2,23 +2,37 @@
 
 use std::ops::RangeInclusive;
 
-use vfio_bindings::bindings::vfio::{VFIO_IOMMU_INFO_CAPS, VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE};
+use vfio_bindings::bindings::vfio::{
+    VFIO_IOMMU_INFO_CAPS, VFIO_IOMMU_INFO_PGSIZES, VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE,
+};
 
 use super::Error;
-use crate::virtio::iommu::{Reserved, ReservedKind};
-
-/// Where a device's messages are interrupts, which no IOMMU of an x86 machine translates as memory
-/// (Intel SDM 3, 11.11.1).
-const INTERRUPTS: RangeInclusive<u64> = 0xfee0_0000..=0xfeef_ffff;
+use crate::virtio::iommu::{INTERRUPTS, Reserved, ReservedKind};
 
 /// Bytes of `struct vfio_iommu_type1_info`.
 const INFO: usize = 24;
 /// Most capabilities that are looked at: a chain that bites its own tail ends.
 const MAX_CAPABILITIES: usize = 16;
 
+/// The smallest page of a kernel that does not say.
+const PAGE: u64 = 4096;
+
 /// The addresses that an IOMMU translates: within its width, less what the platform has reserved.
-#[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub struct Reach(Vec<RangeInclusive<u64>>);
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Reach {
+    ranges: Vec<RangeInclusive<u64>>,
+    /// The smallest page, a power of two.
+    page: u64,
+}
+
+impl Default for Reach {
+    fn default() -> Self {
+        Self {
+            ranges: Vec::new(),
+            page: PAGE,
+        }
+    }
+}
 
 impl Reach {
     /// From what `VFIO_IOMMU_GET_INFO` filled in. A kernel that does not say is taken to translate
@@ -30,6 +44,13 @@ impl Reach {
         };
         let double =
             |at: usize| Some(u64::from(word(at)?) | u64::from(word(at.checked_add(4)?)?) << 32);
+        // Sizes of pages, a bit for each.
+        let sizes =
+            double(8).filter(|_| word(4).is_some_and(|flags| flags & VFIO_IOMMU_INFO_PGSIZES != 0));
+        let page = sizes
+            .filter(|sizes| *sizes != 0)
+            .map(|sizes| 1 << sizes.trailing_zeros());
+        let page = page.unwrap_or(PAGE);
         let has_chain = word(4).is_some_and(|flags| flags & VFIO_IOMMU_INFO_CAPS != 0);
         let mut at = word(16).filter(|_| has_chain).unwrap_or(0) as usize;
         for _ in 0..MAX_CAPABILITIES {
@@ -46,23 +67,34 @@ impl Reach {
                     let at = at.checked_add(16)?.checked_add(n.checked_mul(16)?)?;
                     Some(double(at)?..=double(at.checked_add(8)?)?)
                 };
-                return Self((0..count).map_while(range).collect());
+                let ranges: Self = (0..count).map_while(range).collect();
+                return ranges.with_page(page);
             }
             at = next as usize;
         }
-        Self::default()
+        Self::default().with_page(page)
+    }
+
+    /// With pages of at least so many bytes.
+    pub fn with_page(self, page: u64) -> Self {
+        Self { page, ..self }
+    }
+
+    /// Bytes of the smallest page that can be mapped.
+    pub fn page(&self) -> u64 {
+        self.page
     }
 
     /// Whether devices can reach `len` bytes (not 0) at `guest`.
     pub fn covers(&self, guest: u64, len: u64) -> bool {
         let last = guest.saturating_add(len - 1);
         let covers = |range: &RangeInclusive<u64>| range.contains(&guest) && range.contains(&last);
-        self.0.is_empty() || self.0.iter().any(covers)
+        self.ranges.is_empty() || self.ranges.iter().any(covers)
     }
 
     /// The addresses that are not translated, interrupts apart from the others.
     pub fn reserved(&self) -> Vec<Reserved> {
-        let mut translated = self.0.clone();
+        let mut translated = self.ranges.clone();
         if translated.is_empty() {
             translated.push(0..=u64::MAX);
         }
@@ -96,7 +128,7 @@ impl Reach {
             return Ok(());
         }
         let last = guest.saturating_add(len - 1);
-        let end = self.0.iter().map(RangeInclusive::end).max();
+        let end = self.ranges.iter().map(RangeInclusive::end).max();
         match end {
             Some(&end) if last > end => Err(Error::BeyondWidth { guest, len, end }),
             _ => Err(Error::Reserved {
@@ -110,13 +142,16 @@ impl Reach {
 
 impl FromIterator<RangeInclusive<u64>> for Reach {
     fn from_iter<I: IntoIterator<Item = RangeInclusive<u64>>>(ranges: I) -> Self {
-        Self(ranges.into_iter().collect())
+        Self {
+            ranges: ranges.into_iter().collect(),
+            ..Self::default()
+        }
     }
 }
 
 impl std::fmt::Display for Reach {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        for (at, range) in self.0.iter().enumerate() {
+        for (at, range) in self.ranges.iter().enumerate() {
             let comma = if at == 0 { "" } else { ", " };
             write!(f, "{comma}{:#x}-{:#x}", range.start(), range.end())?;
         }
@@ -201,12 +236,24 @@ mod tests {
     }
 
     #[test]
+    fn the_smallest_page_is_what_the_kernel_says() {
+        let mut with_sizes = info(&INTEL_39);
+        with_sizes[8..16].copy_from_slice(&0x4021_0000_u64.to_le_bytes());
+        assert_eq!(Reach::parse(&with_sizes).page(), 0x1000, "it does not say");
+        with_sizes[4] |= VFIO_IOMMU_INFO_PGSIZES as u8;
+        assert_eq!(Reach::parse(&with_sizes).page(), 0x1_0000);
+        assert_eq!(Reach::parse(&with_sizes[..24]).page(), 0x1_0000);
+        with_sizes[8..16].fill(0);
+        assert_eq!(Reach::parse(&with_sizes).page(), 0x1000);
+    }
+
+    #[test]
     fn a_broken_chain_ends() {
         let mut circle = info(&INTEL_39);
         circle[28] = 24;
         assert_eq!(Reach::parse(&circle), Reach::default());
         let mut short = info(&INTEL_39);
         short.truncate(60);
-        assert_eq!(Reach::parse(&short).0.len(), 0);
+        assert_eq!(Reach::parse(&short).ranges.len(), 0);
     }
 }

@@ -31,6 +31,10 @@ pub trait Tables: Send + Sync {
 
     /// Takes back what was mapped by one or more whole calls of [`Tables::map`], without gaps.
     fn unmap(&self, at: u64, len: u64) -> io::Result<()>;
+
+    /// Takes back all that was mapped, in one call. An error where the kernel has no such call, or
+    /// has not taken back all of it.
+    fn clear(&self) -> io::Result<()>;
 }
 
 /// Makes address spaces, all of them in the same way.

@@ -174,6 +174,16 @@ pub trait VirtioDevice: Send {
         Ok(())
     }
 
+    /// Prepares an active device for [`VirtioDevice::deactivate`] and [`VirtioDevice::reset`], as
+    /// [`VirtioDevice::settle`] does for the former; the driver waits, on a vCPU, for at most
+    /// `patience`, and looks again later if that was too short. What this has begun is not taken
+    /// back.
+    ///
+    /// By default for devices that forget their driver in no time.
+    fn prepare_reset(&mut self, patience: Duration) -> Result<(), Unanswered> {
+        self.settle(patience)
+    }
+
     /// Ends the wait that [`VirtioDevice::settle`] began; the queues have to be kicked.
     fn carry_on(&mut self) {}
 

@@ -7,8 +7,10 @@ use std::{
     collections::BTreeMap,
     io,
     ops::Range,
-    sync::{Mutex, MutexGuard, PoisonError, Weak},
+    sync::{MutexGuard, Weak},
 };
+
+use crate::fair_lock::FairLock;
 
 /// Follows the blocks.
 pub trait Follower: Send + Sync {
@@ -58,9 +60,9 @@ impl Blocks {
     }
 }
 
-/// All blocks of a machine.
+/// All blocks of a machine. A guest whose IOMMU looks at them all the time keeps nobody from them.
 #[derive(Default)]
-pub struct PluggedBlocks(Mutex<Blocks>);
+pub struct PluggedBlocks(FairLock<Blocks>);
 
 impl PluggedBlocks {
     /// Blocks come and go in these `len` bytes from now on; none of them is plugged.
@@ -107,7 +109,7 @@ impl PluggedBlocks {
 
     /// The blocks, which stay as they are until the result is dropped.
     pub fn lock(&self) -> MutexGuard<'_, Blocks> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
@@ -121,7 +123,7 @@ fn starts(range: &Range<u64>, block: u64) -> impl Iterator<Item = u64> + use<> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Arc;
+    use std::sync::{Arc, Mutex};
 
     /// Has room for two blocks.
     #[derive(Default)]

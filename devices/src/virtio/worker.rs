@@ -139,6 +139,11 @@ impl<T: DeviceWorker> Worker<T> {
         Ok((worker, subscribers))
     }
 
+    /// Whether the thread has died.
+    pub fn is_dead(&self) -> bool {
+        self.thread.is_finished()
+    }
+
     /// Stops the loop and gives its subscriber back; `None` if the thread died.
     pub fn stop(self) -> Option<T> {
         if let Err(error) = self.stop.write(1) {

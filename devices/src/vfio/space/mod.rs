@@ -6,7 +6,7 @@ mod tests;
 use std::{
     collections::BTreeMap,
     io,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, MutexGuard},
 };
 
 use vfio_ioctls::VfioDevice;
@@ -19,10 +19,13 @@ use super::{
     reachable::{Piece, Reachable},
     tables::Tables,
 };
-use crate::virtio::{
-    discard,
-    iommu::{Access, Endpoint, MapError, Reserved},
-    plugged::Blocks,
+use crate::{
+    fair_lock::FairLock,
+    virtio::{
+        discard,
+        iommu::{Access, Endpoint, MapError, Reserved},
+        plugged::Blocks,
+    },
 };
 
 const BOTH: Access = Access {
@@ -48,7 +51,7 @@ pub struct Space {
     peers_changed: Arc<dyn Fn() + Send + Sync>,
     /// How much memory may be locked, and by whom.
     limit: (&'static str, String),
-    contents: Mutex<Contents>,
+    contents: FairLock<Contents>,
 }
 
 #[derive(Default)]
@@ -99,7 +102,7 @@ impl Space {
             reachable,
             peers_changed,
             limit: (limit_of, memory_limit()),
-            contents: Mutex::default(),
+            contents: FairLock::default(),
         }
     }
 
@@ -131,7 +134,7 @@ impl Space {
         let mapped = self.map_ram(&mut contents, &blocks);
         if mapped.is_err() {
             // What is left for want of an answer goes with the address space.
-            let _ = self.clear(&mut contents);
+            let _ = self.clear_all(&mut contents);
         }
         drop(contents);
         (self.peers_changed)();
@@ -216,7 +219,7 @@ impl Space {
     }
 
     fn lock(&self) -> MutexGuard<'_, Contents> {
-        self.contents.lock().unwrap_or_else(PoisonError::into_inner)
+        self.contents.lock()
     }
 
     fn map_ram(&self, contents: &mut Contents, blocks: &Blocks) -> Result<(), Error> {
@@ -288,9 +291,19 @@ impl Space {
         Ok(())
     }
 
-    fn clear(&self, contents: &mut Contents) -> io::Result<()> {
+    /// Unmaps everything: at once if the kernel can, or else run by run.
+    fn clear_all(&self, contents: &mut Contents) -> io::Result<()> {
         contents.identity = false;
-        self.unmap_within(contents, 0, u64::MAX)
+        if contents.pieces.is_empty() {
+            return Ok(());
+        }
+        if let Err(error) = self.tables.clear() {
+            log::debug!("the kernel does not unmap everything at once: {error}");
+            return self.unmap_within(contents, 0, u64::MAX);
+        }
+        contents.pieces.clear();
+        contents.bytes = 0;
+        Ok(())
     }
 
     /// What the kernel means when it does not map memory.
@@ -315,10 +328,8 @@ impl Endpoint for Space {
         self.lock().reach.reserved()
     }
 
-    /// Whatever is larger than a page of this process, too: the kernel splits it.
-    fn page_sizes(&self) -> u64 {
-        const PAGE: u64 = 4096;
-        !(PAGE - 1)
+    fn page_size(&self) -> u64 {
+        self.lock().reach.page()
     }
 
     fn map(&self, iova: u64, guest: u64, len: u64, access: Access) -> Result<(), MapError> {
@@ -352,11 +363,15 @@ impl Endpoint for Space {
         self.unmap_within(&mut self.lock(), iova, len)
     }
 
+    fn clear(&self) -> io::Result<()> {
+        self.clear_all(&mut self.lock())
+    }
+
     fn identity(&self, on: bool) -> Result<(), MapError> {
         if on {
             return Ok(self.begin_identity()?);
         }
-        self.clear(&mut self.lock()).map_err(MapError::Host)
+        self.clear_all(&mut self.lock()).map_err(MapError::Host)
     }
 }
 

@@ -1,6 +1,13 @@
 //! Address spaces whose tables are a map: the kernel's rules, and nothing behind them.
 
-use std::ops::Range;
+use std::{
+    ops::Range,
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+};
 
 use proptest::prelude::*;
 use vm_memory::GuestMemoryAtomic;
@@ -8,7 +15,11 @@ use vm_memory::GuestMemoryAtomic;
 use super::*;
 use crate::{
     memory::{GuestRam, HostMemory},
-    virtio::{discard::Discards, plugged::Follower},
+    virtio::{
+        discard::Discards,
+        iommu::{AddError, Endpoints},
+        plugged::Follower,
+    },
 };
 
 /// What is mapped: length, place in this process and access by I/O address.
@@ -19,6 +30,10 @@ struct Kernel {
     table: Arc<Mutex<Table>>,
     /// No more mappings than that, if it is not 0.
     most: usize,
+    /// Everything can be unmapped at once; and how often that was done.
+    clears: Option<Arc<AtomicUsize>>,
+    /// Calls that unmap one run.
+    unmappings: Arc<AtomicUsize>,
 }
 
 /// Translates less than 64 bits, and no interrupts.
@@ -47,7 +62,17 @@ impl Tables for Kernel {
         Ok(())
     }
 
+    fn clear(&self) -> io::Result<()> {
+        let Some(clears) = &self.clears else {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        };
+        clears.fetch_add(1, Ordering::SeqCst);
+        self.table.lock().unwrap().clear();
+        Ok(())
+    }
+
     fn unmap(&self, at: u64, len: u64) -> io::Result<()> {
+        self.unmappings.fetch_add(1, Ordering::SeqCst);
         let mut table = self.table.lock().unwrap();
         let inside: Vec<_> = table
             .range(at..at + len)
@@ -76,6 +101,13 @@ struct Rig {
 
 impl Rig {
     fn new(most: usize) -> Self {
+        Self::with(Kernel {
+            most,
+            ..Kernel::default()
+        })
+    }
+
+    fn with(kernel: Kernel) -> Self {
         // Two regions without a gap, and one of blocks.
         let regions = [
             (0, 2 * BLOCK),
@@ -89,10 +121,6 @@ impl Rig {
             .blocks()
             .manage(BLOCKS.start, BLOCKS.end - BLOCKS.start);
         let reachable = Arc::new(Reachable::new(ram, discards));
-        let kernel = Kernel {
-            most,
-            ..Kernel::default()
-        };
         let table = Arc::clone(&kernel.table);
         let space = Space::new(
             Box::new(kernel),
@@ -314,6 +342,96 @@ fn identity_that_cannot_be_leaves_nothing() {
         matches!(refused, Err(MapError::OutOfRange { .. })),
         "{refused:?}"
     );
+}
+
+#[test]
+fn everything_goes_at_once_if_the_kernel_can_and_run_by_run_otherwise() {
+    for at_once in [true, false] {
+        let kernel = Kernel {
+            clears: at_once.then(Arc::default),
+            ..Kernel::default()
+        };
+        let calls = (kernel.clears.clone(), Arc::clone(&kernel.unmappings));
+        let calls = || {
+            let clears = calls.0.as_ref();
+            let clears = clears.map_or(0, |clears| clears.load(Ordering::SeqCst));
+            (clears, calls.1.load(Ordering::SeqCst))
+        };
+        let rig = Rig::with(kernel);
+        for at in 0..100 {
+            rig.map(at * 2 * PAGE, 0, PAGE).unwrap();
+        }
+        Endpoint::clear(&*rig.space).unwrap();
+        assert_eq!(rig.mappings(), 0);
+        assert_eq!(calls(), if at_once { (1, 0) } else { (0, 100) });
+        // All that may be mapped may be mapped again.
+        for at in 0..8 * MAX_TIMES {
+            rig.map(at * BLOCK, 0, BLOCK).unwrap();
+        }
+        assert!(matches!(
+            rig.map(1 << 40, 0, PAGE),
+            Err(MapError::NoMemory(_))
+        ));
+        Endpoint::clear(&*rig.space).unwrap();
+        rig.space.identity(true).unwrap();
+        let before = calls();
+        rig.space.identity(false).unwrap();
+        assert_eq!(rig.mappings(), 0);
+        let run_by_run = (before.0, before.1 + 1);
+        assert_eq!(
+            calls(),
+            if at_once {
+                (before.0 + 1, before.1)
+            } else {
+                run_by_run
+            }
+        );
+    }
+}
+
+#[test]
+fn what_the_virtual_iommu_cannot_tell_a_guest_of_is_refused_when_the_device_comes() {
+    let add = |reach: Reach| {
+        let rig = Rig::new(0);
+        rig.space.lock().reach = reach;
+        Endpoints::new().add(8, rig.space)
+    };
+    let all = || std::iter::once(0..=u64::MAX).collect::<Reach>();
+    add(all()).unwrap();
+    add(all().with_page(1)).unwrap();
+    let pages = add(all().with_page(0x1_0000)).unwrap_err();
+    assert!(matches!(pages, AddError::PageSize(0x1_0000)), "{pages}");
+    assert!(pages.to_string().contains("0x10000"), "{pages}");
+    // As many gaps, the doorbells of interrupts being one more.
+    let gaps = |count: u64| -> Reach {
+        let ranges = (0..count).map(|at| at * 0x2000..=at * 0x2000 + 0xfff);
+        let rest = std::iter::once(count * 0x2000..=u64::MAX);
+        ranges.chain(rest).collect()
+    };
+    add(gaps(20)).unwrap();
+    let many = add(gaps(21)).unwrap_err();
+    assert!(many.to_string().contains("22 ranges"), "{many}");
+}
+
+#[test]
+fn who_offers_a_peer_waits_for_one_request_however_many_there_are() {
+    let rig = Rig::new(0);
+    rig.space.identity(true).unwrap();
+    for _ in 0..100 {
+        rig.offer_peer();
+        let request = rig.space.lock();
+        thread::scope(|scope| {
+            let settles = scope.spawn(|| rig.space.settle_peers());
+            while !rig.space.contents.is_awaited() {
+                thread::yield_now();
+            }
+            // The next request comes at once.
+            drop(request);
+            assert!(rig.space.lock().pieces.contains_key(&BAR), "the peer waits");
+            settles.join().unwrap();
+        });
+        rig.withdraw_peer();
+    }
 }
 
 #[derive(Clone, Debug)]

@@ -2,11 +2,13 @@
 
 use std::{
     io::{self, Write},
+    ops::RangeInclusive,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
     },
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
 use event_manager::{EventOps, Events, MutEventSubscriber};
@@ -18,6 +20,7 @@ use vmm_sys_util::{
 
 use super::{
     domains::{DOMAINS, PAGE},
+    endpoint::INTERRUPTS,
     endpoints::Endpoints,
     request::{PROBE_SIZE, Request, Status, TAIL_SIZE},
     state::State,
@@ -61,10 +64,13 @@ pub struct Options {
     /// Bits of I/O addresses: 32 to 64. Larger ones than the host's are no mistake: the guest is
     /// told of what the host does not translate.
     pub address_width: u8,
+    /// What no device of this host can have mapped, beside [`INTERRUPTS`]: a saved guest that maps
+    /// it is refused.
+    pub reserved: Vec<RangeInclusive<u64>>,
 }
 
 /// Widths of I/O addresses.
-pub const ADDRESS_WIDTHS: std::ops::RangeInclusive<u8> = 32..=64;
+pub const ADDRESS_WIDTHS: RangeInclusive<u8> = 32..=64;
 
 /// A virtual IOMMU cannot be made.
 #[derive(Debug, thiserror::Error)]
@@ -80,11 +86,23 @@ pub enum Error {
     Event(#[source] io::Error),
 }
 
+/// How far the end of what the driver has mapped is.
+mod ending {
+    /// Nobody has asked for it.
+    pub const NONE: u8 = 0;
+    /// The worker has yet to unmap it.
+    pub const WANTED: u8 = 1;
+    /// It is unmapped.
+    pub const DONE: u8 = 2;
+}
+
 /// What the device shares with its worker.
 struct Shared {
     /// As the driver has set it; the worker follows.
     bypass: AtomicBool,
-    /// Wakes the worker for that.
+    /// One of [`ending`], for a reset.
+    ending: AtomicU8,
+    /// Wakes the worker for both.
     changed: EventFd,
     requests: InFlight,
     answered: AtomicU64,
@@ -113,6 +131,7 @@ impl VirtioIommu {
         }
         let shared = Arc::new(Shared {
             bypass: AtomicBool::new(false),
+            ending: AtomicU8::new(ending::NONE),
             changed: EventFd::new(EFD_NONBLOCK).map_err(Error::Event)?,
             requests: InFlight::default(),
             answered: AtomicU64::new(0),
@@ -200,6 +219,7 @@ impl VirtioDevice for VirtioIommu {
             return Err(ActivateError::MissingQueues { got, needed: 1 });
         };
         self.shared.requests.start_over();
+        self.shared.ending.store(ending::NONE, Ordering::SeqCst);
         let name = &self.options.thread_name;
         let worker = IommuWorker {
             queue: ServedQueue::new(active, memory, interrupt, features, name),
@@ -223,6 +243,40 @@ impl VirtioDevice for VirtioIommu {
         self.shared.requests.settle(what, patience)
     }
 
+    /// The worker unmaps what the driver has mapped: all that a guest can map takes the host longer
+    /// than a vCPU is to wait.
+    fn prepare_reset(&mut self, patience: Duration) -> Result<(), Unanswered> {
+        const LOOK: Duration = Duration::from_millis(1);
+        let deadline = Instant::now() + patience;
+        self.settle(patience)?;
+        let shared = &self.shared;
+        let of_nobody = |worker: &Worker<_>| worker.is_dead();
+        if self.worker.as_ref().is_none_or(of_nobody) {
+            return Ok(());
+        }
+        let (none, wanted) = (ending::NONE, ending::WANTED);
+        let order = Ordering::SeqCst;
+        if shared
+            .ending
+            .compare_exchange(none, wanted, order, order)
+            .is_ok()
+        {
+            // Fails only when the counter is full: also readable.
+            let _ = shared.changed.write(1);
+        }
+        while shared.ending.load(Ordering::SeqCst) != ending::DONE {
+            if Instant::now() >= deadline {
+                return Err(Unanswered {
+                    what: "the host's IOMMU, which is unmapping the memory of devices,".to_owned(),
+                    requests: 1,
+                    patience,
+                });
+            }
+            thread::sleep(LOOK);
+        }
+        Ok(())
+    }
+
     fn carry_on(&mut self) {
         self.shared.requests.carry_on();
     }
@@ -236,14 +290,8 @@ impl VirtioDevice for VirtioIommu {
     }
 
     fn reset(&mut self) {
-        // Bypass stays as the driver has chosen it last (5.13.4.2).
-        let mut domains = self.endpoints.lock();
-        domains.reset();
-        if !self.shared.bypass.load(Ordering::SeqCst) {
-            domains.set_bypass(false);
-        }
-        drop(domains);
-        self.shared.mappings.store(0, Ordering::Relaxed);
+        // Little is left if the worker was there to do it.
+        forget(&self.endpoints, &self.shared);
     }
 
     fn save(&self) -> Result<serde_json::Value, StateError> {
@@ -257,7 +305,10 @@ impl VirtioDevice for VirtioIommu {
         self.shared.bypass.store(state.bypass, Ordering::SeqCst);
         let last = self.last_address();
         let mut domains = self.endpoints.lock();
-        state.restore(&mut domains, last)?;
+        let reserved = [INTERRUPTS]
+            .into_iter()
+            .chain(self.options.reserved.clone());
+        state.restore(&mut domains, last, &reserved.collect::<Vec<_>>())?;
         let mappings = domains.mappings() as u64;
         self.shared.mappings.store(mappings, Ordering::Relaxed);
         Ok(())
@@ -314,6 +365,17 @@ impl IommuWorker {
         self.followed = Some(bypass);
         self.shared.requests.end();
     }
+}
+
+/// Unmaps what the driver has mapped. Bypass stays as it has chosen it last (5.13.4.2).
+fn forget(endpoints: &Endpoints, shared: &Shared) {
+    let mut domains = endpoints.lock();
+    domains.reset();
+    if !shared.bypass.load(Ordering::SeqCst) {
+        domains.set_bypass(false);
+    }
+    drop(domains);
+    shared.mappings.store(0, Ordering::Relaxed);
 }
 
 /// Carries a request out and answers it. Returns the bytes that were written: none if the request
@@ -375,6 +437,10 @@ impl MutEventSubscriber for IommuWorker {
     fn process(&mut self, events: Events, _ops: &mut EventOps) {
         // Fails if nothing has changed.
         let _ = self.shared.changed.read();
+        if self.shared.ending.load(Ordering::SeqCst) == ending::WANTED {
+            forget(&self.endpoints, &self.shared);
+            self.shared.ending.store(ending::DONE, Ordering::SeqCst);
+        }
         // Before the requests, which may have been made after it.
         self.follow_bypass();
         if events.data() == KICK {

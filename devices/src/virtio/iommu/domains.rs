@@ -7,13 +7,14 @@
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
+    ops::RangeInclusive,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use super::{
     endpoint::{Access, Endpoint, MapError, Reserved},
-    endpoints::AddError,
+    endpoints::{AddError, ReservedMapping},
     request::Status,
 };
 
@@ -55,8 +56,13 @@ pub struct Domain {
 impl Domain {
     /// Whether something is mapped in a range.
     pub fn overlaps(&self, first: u64, last: u64) -> bool {
-        let below = self.mappings.range(..=last).next_back();
-        below.is_some_and(|(_, mapping)| mapping.last >= first)
+        self.last_within(first, last).is_some()
+    }
+
+    /// The last mapping of which a part is in a range, by its first address.
+    fn last_within(&self, first: u64, last: u64) -> Option<(u64, &Mapping)> {
+        let (at, mapping) = self.mappings.range(..=last).next_back()?;
+        (mapping.last >= first).then_some((*at, mapping))
     }
 }
 
@@ -84,8 +90,7 @@ impl Slot {
     fn enter(&mut self, id: u32, domain: &Domain, hurried: &Hurried) -> Result<(), MapError> {
         self.reach_all(id, domain.bypass)?;
         let start = Instant::now();
-        let mut done = Domain::default();
-        for (&first, mapping) in &domain.mappings {
+        for (done, (&first, mapping)) in domain.mappings.iter().enumerate() {
             let mapped = match start.elapsed() > LONG && hurried() {
                 true => Err(MapError::NoMemory(
                     "the machine waits for the virtual IOMMU".to_owned(),
@@ -93,23 +98,53 @@ impl Slot {
                 false => self.map(id, first, mapping),
             };
             if let Err(error) = mapped {
-                self.leave(id, &done);
+                if done > 0 {
+                    self.clear(id);
+                }
                 return Err(error);
             }
-            done.mappings.insert(first, *mapping);
         }
         Ok(())
     }
 
-    /// Whether a domain maps what cannot be mapped for it.
-    fn is_reserved_in(&self, domain: &Domain) -> bool {
-        let mut ranges = self.reserved.iter().map(|reserved| &reserved.range);
-        ranges.any(|range| domain.overlaps(*range.start(), *range.end()))
+    /// What a domain maps that cannot be mapped for it.
+    fn reserved_in(&self, domain: &Domain) -> Option<(RangeInclusive<u64>, RangeInclusive<u64>)> {
+        let mut ranges = self.reserved.iter().map(|reserved| reserved.range.clone());
+        ranges.find_map(|range| {
+            let (first, mapping) = domain.last_within(*range.start(), *range.end())?;
+            Some((first..=mapping.last, range))
+        })
     }
 
-    /// Unmaps all that a domain maps.
+    /// Checks that a saved domain can be mapped for it.
+    fn check(&self, endpoint: u32, id: u32, domain: &Domain) -> Result<(), ReservedMapping> {
+        match self.reserved_in(domain) {
+            None => Ok(()),
+            Some((mapping, reserved)) => Err(ReservedMapping {
+                endpoint,
+                domain: id,
+                mapping,
+                reserved,
+            }),
+        }
+    }
+
+    /// Unmaps all that its domain maps.
     fn leave(&mut self, id: u32, domain: &Domain) {
-        for (first, len) in runs(&domain.mappings) {
+        if !domain.mappings.is_empty() {
+            self.clear(id);
+        }
+    }
+
+    fn clear(&mut self, id: u32) {
+        if let Err(error) = self.endpoint.clear() {
+            self.give_up(id, "memory", &error);
+        }
+    }
+
+    /// Unmaps part of what its domain maps.
+    fn lose(&mut self, id: u32, gone: &BTreeMap<u64, Mapping>) {
+        for (first, len) in runs(gone) {
             self.unmap(id, first, len);
         }
     }
@@ -224,9 +259,9 @@ impl Domains {
         let Entry::Vacant(vacant) = self.slots.entry(id) else {
             return Err(AddError::Taken(id));
         };
-        let sizes = endpoint.page_sizes();
-        if sizes & PAGE == 0 {
-            return Err(AddError::PageSizes { sizes });
+        let page = endpoint.page_size();
+        if page > PAGE {
+            return Err(AddError::PageSize(page));
         }
         let reserved = endpoint.reserved();
         if reserved.len() > MAX_RESERVED {
@@ -239,11 +274,12 @@ impl Domains {
             broken: false,
             complained: false,
         };
-        match self.attached.get(&id).and_then(|id| self.domains.get(id)) {
-            Some(domain) if slot.is_reserved_in(domain) => {
-                return Err(AddError::Reserved(id));
+        let domain = self.attached.get(&id);
+        match domain.and_then(|domain| Some((*domain, self.domains.get(domain)?))) {
+            Some((number, domain)) => {
+                slot.check(id, number, domain)?;
+                slot.enter(id, domain, &self.hurried)?;
             }
-            Some(domain) => slot.enter(id, domain, &self.hurried)?,
             None => slot.reach_all(id, self.bypass)?,
         }
         vacant.insert(slot);
@@ -302,7 +338,7 @@ impl Domains {
             if domain.bypass != bypass {
                 return Err(Status::Invalid);
             }
-            if slot.is_reserved_in(domain) {
+            if slot.reserved_in(domain).is_some() {
                 return Err(Status::Unsupported);
             }
         }
@@ -421,13 +457,9 @@ impl Domains {
             domain.mappings.remove(at);
         }
         self.count -= gone.len();
-        let gone = Domain {
-            mappings: gone,
-            ..Domain::default()
-        };
         for id in members(&self.attached, from) {
             if let Some(slot) = self.slots.get_mut(&id) {
-                slot.leave(id, &gone);
+                slot.lose(id, &gone);
             }
         }
         if self.expel_broken() {
@@ -443,7 +475,12 @@ impl Domains {
         bypass: bool,
         domains: BTreeMap<u32, Domain>,
         attached: BTreeMap<u32, u32>,
-    ) -> Result<(), MapError> {
+    ) -> Result<(), AddError> {
+        for (id, number) in &attached {
+            if let (Some(slot), Some(domain)) = (self.slots.get(id), domains.get(number)) {
+                slot.check(*id, *number, domain)?;
+            }
+        }
         self.reset();
         self.count = domains.values().map(|domain| domain.mappings.len()).sum();
         self.domains = domains;

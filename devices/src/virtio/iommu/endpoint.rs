@@ -2,6 +2,10 @@
 
 use std::{io, ops::RangeInclusive};
 
+/// Where a device's messages are interrupts, which no IOMMU of an x86 machine translates as memory
+/// (Intel SDM 3, 11.11.1).
+pub const INTERRUPTS: RangeInclusive<u64> = 0xfee0_0000..=0xfeef_ffff;
+
 /// What a device may do with memory that is mapped for it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Access {
@@ -60,16 +64,17 @@ pub enum MapError {
 /// Translates for one device.
 ///
 /// The calls come from the IOMMU's worker or the thread that owns the machine, never two at a time.
-/// Only [`Endpoint::unmap`] and `identity(false)` may come from a vCPU's thread too, when the driver
-/// resets the IOMMU: they must neither wait nor open files. The registry is locked meanwhile: an
-/// endpoint must not call it back, nor wait for somebody who might.
+/// Only [`Endpoint::clear`] and `identity(false)` may come from a vCPU's thread too, when the driver
+/// resets an IOMMU that has no worker: they must neither wait nor open files. The registry is locked
+/// meanwhile: an endpoint must not call it back, nor wait for somebody who might.
 pub trait Endpoint: Send + Sync {
     /// Addresses that cannot be mapped, without overlaps. Asked for once, when the endpoint is
     /// added; at most one of them is [`ReservedKind::Msi`] (5.13.6.8.1).
     fn reserved(&self) -> Vec<Reserved>;
 
-    /// Sizes of pages that can be mapped: bit 12 for 4 KiB, and so on.
-    fn page_sizes(&self) -> u64;
+    /// Whatever is mapped begins and ends at a multiple of this many bytes: a power of two. What is
+    /// larger than a page of the host's IOMMU is split by the host.
+    fn page_size(&self) -> u64;
 
     /// Maps `len` bytes of guest-physical addresses from `guest` on at `iova`: all or nothing. They
     /// may span several regions of RAM and other devices' memory. Multiples of 4 KiB, `len` is not
@@ -78,6 +83,10 @@ pub trait Endpoint: Send + Sync {
 
     /// Unmaps what one or more whole calls of [`Endpoint::map`] have mapped, without gaps.
     fn unmap(&self, iova: u64, len: u64) -> io::Result<()>;
+
+    /// Unmaps all that calls of [`Endpoint::map`] have mapped: at once where the host can, however
+    /// many there were.
+    fn clear(&self) -> io::Result<()>;
 
     /// On: all of RAM is reached at its own addresses, that which is plugged later included, while
     /// nothing else is mapped. Off: nothing is.

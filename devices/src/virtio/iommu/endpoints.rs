@@ -1,11 +1,34 @@
 //! The devices behind the IOMMU.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    ops::RangeInclusive,
+    sync::{Arc, MutexGuard},
+};
 
 use super::{
     domains::{Domains, MAX_RESERVED},
     endpoint::{Endpoint, MapError},
 };
+use crate::fair_lock::FairLock;
+
+/// A saved domain maps what cannot be mapped for an endpoint here.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error(
+    "the saved guest maps {first:#x} to {last:#x} for endpoint {endpoint:#x} of its virtual IOMMU \
+     (domain {domain}), but this host reserves {from:#x} to {to:#x} there: restore it on a host whose \
+     IOMMU translates these addresses, or boot the VM anew",
+    first = mapping.start(), last = mapping.end(), from = reserved.start(), to = reserved.end()
+)]
+pub struct ReservedMapping {
+    /// The endpoint.
+    pub endpoint: u32,
+    /// Its domain.
+    pub domain: u32,
+    /// First and last I/O address of the mapping.
+    pub mapping: RangeInclusive<u64>,
+    /// What is reserved.
+    pub reserved: RangeInclusive<u64>,
+}
 
 /// A device cannot be put behind the IOMMU.
 #[derive(Debug, thiserror::Error)]
@@ -15,13 +38,10 @@ pub enum AddError {
     Taken(u32),
     /// Its pages are too large.
     #[error(
-        "the host's IOMMU maps pages of sizes {sizes:#x} for this device, the virtual IOMMU needs \
-         4 KiB: plug it in without a virtual IOMMU"
+        "the host's IOMMU maps nothing smaller than {0:#x} bytes for this device, the virtual IOMMU \
+         pages of 4 KiB: plug it in without a virtual IOMMU"
     )]
-    PageSizes {
-        /// The sizes, as a mask.
-        sizes: u64,
-    },
+    PageSize(u64),
     /// More reserved ranges than the guest can be told of.
     #[error(
         "the host reserves {0} ranges of this device's addresses, the guest can be told of \
@@ -29,20 +49,18 @@ pub enum AddError {
     )]
     TooFragmented(usize),
     /// A restored domain maps what this device reserves.
-    #[error(
-        "endpoint {0:#x} of the virtual IOMMU is in a domain that maps addresses which the host \
-         reserves: plug it in after the guest has started anew"
-    )]
-    Reserved(u32),
+    #[error(transparent)]
+    Reserved(#[from] ReservedMapping),
     /// What it is to reach from the first can not be mapped.
     #[error("cannot map for the device what the guest's IOMMU lets it reach")]
     Map(#[from] MapError),
 }
 
 /// The devices behind the IOMMU, by their numbers: segment << 16 | bus << 8 | device << 3 |
-/// function. Clones are the same registry, which the machine shares with the IOMMU.
+/// function. Clones are the same registry, which the machine shares with the IOMMU: who adds or
+/// removes a device waits for one request of the guest's, however many there are.
 #[derive(Clone, Default)]
-pub struct Endpoints(Arc<Mutex<Domains>>);
+pub struct Endpoints(Arc<FairLock<Domains>>);
 
 impl Endpoints {
     /// None.
@@ -66,6 +84,12 @@ impl Endpoints {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Domains> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
+    }
+
+    /// Whether somebody waits for the end of a request.
+    #[cfg(test)]
+    pub(super) fn is_awaited(&self) -> bool {
+        self.0.is_awaited()
     }
 }

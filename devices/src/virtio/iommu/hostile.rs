@@ -21,6 +21,7 @@ fn started(guest: &Guest, endpoints: Endpoints) -> (VirtioIommu, RawQueue) {
     let options = Options {
         thread_name: "_iommu".to_owned(),
         address_width: 48,
+        reserved: Vec::new(),
     };
     let mut iommu = VirtioIommu::new(endpoints, options, Arc::new(Unconfined)).unwrap();
     let queue = RawQueue::new(guest, 0, SIZE);

@@ -22,11 +22,13 @@ mod request;
 mod state;
 
 pub use device::{ADDRESS_WIDTHS, Error, Options, VirtioIommu};
-pub use endpoint::{Access, Endpoint, MapError, Reserved, ReservedKind};
-pub use endpoints::{AddError, Endpoints};
+pub use endpoint::{Access, Endpoint, INTERRUPTS, MapError, Reserved, ReservedKind};
+pub use endpoints::{AddError, Endpoints, ReservedMapping};
 
 #[cfg(test)]
 mod hostile;
+#[cfg(test)]
+mod lifecycle;
 #[cfg(test)]
 mod oracle;
 #[cfg(test)]

@@ -149,7 +149,7 @@ fn found(mapped: &Mapped) -> BTreeMap<u64, Found> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1024))]
+    #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
     fn each_endpoint_reaches_what_the_specification_says(

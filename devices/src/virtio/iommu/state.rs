@@ -1,6 +1,6 @@
 //! What a snapshot keeps.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::RangeInclusive};
 
 use serde::{Deserialize, Serialize};
 
@@ -9,6 +9,7 @@ use super::{
         DOMAINS, Domain, Domains, MAX_MAPPINGS, MAX_MAPPINGS_OF_DOMAIN, Mapping, PAGE, fits,
     },
     endpoint::Access,
+    endpoints::{AddError, ReservedMapping},
 };
 use crate::virtio::device::StateError;
 
@@ -62,8 +63,14 @@ impl State {
         }
     }
 
-    /// Makes the domains of an IOMMU be those. Its last I/O address is `last_address`.
-    pub fn restore(self, domains: &mut Domains, last_address: u64) -> Result<(), StateError> {
+    /// Makes the domains of an IOMMU be those. Its last I/O address is `last_address`; whichever
+    /// devices there are or come, `reserved` cannot be mapped.
+    pub fn restore(
+        self,
+        domains: &mut Domains,
+        last_address: u64,
+        reserved: &[RangeInclusive<u64>],
+    ) -> Result<(), StateError> {
         let mut all = BTreeMap::new();
         let mut attached = BTreeMap::new();
         let mut count = 0;
@@ -102,6 +109,18 @@ impl State {
                 if !possible || domain.overlaps(first, last) {
                     return Err(wrong(&format!("an impossible mapping at {first:#x}")));
                 }
+                let meets =
+                    |range: &&RangeInclusive<u64>| first <= *range.end() && *range.start() <= last;
+                if let Some(range) = reserved.iter().find(meets) {
+                    let reserved = ReservedMapping {
+                        // There is one: see above.
+                        endpoint: saved.endpoints[0],
+                        domain: id,
+                        mapping: first..=last,
+                        reserved: range.clone(),
+                    };
+                    return Err(StateError::Mismatch(reserved.to_string()));
+                }
                 let mapping = Mapping {
                     last,
                     guest,
@@ -115,9 +134,12 @@ impl State {
         }
         domains
             .restore(self.bypass, all, attached)
-            .map_err(|error| StateError::Host {
-                action: "map what devices reached behind the virtual IOMMU",
-                source: std::io::Error::other(error),
+            .map_err(|error| match error {
+                AddError::Reserved(mapping) => StateError::Mismatch(mapping.to_string()),
+                error => StateError::Host {
+                    action: "map what devices reached behind the virtual IOMMU",
+                    source: std::io::Error::other(error),
+                },
             })
     }
 }

@@ -605,7 +605,7 @@ impl Registers {
     /// wait and see.
     fn try_reset(&mut self, patience: Duration) {
         if matches!(self.run, Run::Active(_))
-            && let Err(error) = self.device.settle(patience)
+            && let Err(error) = self.device.prepare_reset(patience)
         {
             self.resetting = true;
             self.lament(&format!("cannot be reset yet: {error}"));

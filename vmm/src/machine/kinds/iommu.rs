@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use arch::acpi;
-use devices::virtio::iommu;
+use devices::{vfio, virtio::iommu};
 
 use super::{
     super::{
@@ -75,6 +75,7 @@ impl Kind for Iommu {
         let options = iommu::Options {
             thread_name: thread_name(Self::NAME, id),
             address_width: self.address_width,
+            reserved: vfio::reserved_by_all(),
         };
         let iommu = surroundings.iommu.as_ref();
         let endpoints = iommu
