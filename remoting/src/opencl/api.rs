@@ -121,6 +121,7 @@ impl Api {
         use super::null;
         self.clSetEventCallback = null::set_event_callback;
         self.clSetMemObjectDestructorCallback = null::set_mem_callback;
+        self.clGetPlatformInfo = null::platform_info;
         self.clGetDeviceInfo = null::device_info;
         self.clSVMAlloc = null::svm_alloc;
         self
@@ -137,6 +138,22 @@ impl Api {
         self.clEnqueueNDRangeKernel = enqueue;
         self.clGetEventInfo = status;
         self.clSetUserEventStatus = decide;
+        self
+    }
+
+    /// With platforms of a test's own, and what drivers from before OpenCL 2.0 do not have.
+    #[cfg(test)]
+    pub(crate) fn with_old(
+        mut self,
+        platform: unsafe extern "C" fn(Handle, u32, usize, *mut c_void, *mut usize) -> i32,
+        argument: unsafe extern "C" fn(Handle, u32, *const c_void) -> i32,
+        alloc: unsafe extern "C" fn(Handle, u64, usize, u32) -> *mut c_void,
+        uses: unsafe extern "C" fn(Handle, u32, usize, *const c_void) -> i32,
+    ) -> Self {
+        self.clGetPlatformInfo = platform;
+        self.clSetKernelArgSVMPointer = argument;
+        self.clSVMAlloc = alloc;
+        self.clSetKernelExecInfo = uses;
         self
     }
 

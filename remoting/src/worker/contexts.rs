@@ -39,7 +39,7 @@ impl Server {
             self.devices.check(id.0)?;
         }
         let device = self.devices.get(call.device.0)?;
-        let platform = device.platform;
+        let (platform, svm) = (device.platform, device.svm);
         let mut properties: Vec<isize> = call.properties.iter().map(|p| *p as isize).collect();
         properties.push(0);
         let mut count = 0;
@@ -63,6 +63,7 @@ impl Server {
             let device = Device {
                 raw,
                 platform,
+                svm,
                 made: Some(call.clone()),
             };
             self.devices.put(id.0, Ok(device));
@@ -95,6 +96,12 @@ impl Server {
         let devices = self.raw_devices(&call.devices)?;
         let first = call.devices.first().ok_or(codes::INVALID_VALUE)?;
         let platform = self.devices.get(first.0)?.platform;
+        for id in &call.devices {
+            // Their drivers know nothing of each other.
+            if self.devices.get(id.0)?.platform != platform {
+                return Err(codes::INVALID_DEVICE);
+            }
+        }
         let mut properties = [0isize; 3];
         if let Some(id) = call.platform {
             let named = self
@@ -115,8 +122,10 @@ impl Server {
                 &raw mut code,
             )
         );
+        let svm = |id: &DeviceId| self.devices.get(id.0).is_ok_and(|device| device.svm);
         Ok(Context {
             raw: made(raw, code)?,
+            svm: call.devices.iter().any(svm),
             made: call,
             platform,
         })
@@ -142,8 +151,20 @@ impl Server {
         if !rest.is_empty() || pairs.iter().any(wrong) {
             return Err(codes::INVALID_VALUE);
         }
-        let context = self.contexts.get(call.context.0)?.raw;
-        let device = self.devices.get(call.device.0)?.raw;
+        let home = self.contexts.get(call.context.0)?.home();
+        let context = home.raw;
+        let &Device {
+            raw: device,
+            platform,
+            svm,
+            ..
+        } = self.devices.get(call.device.0)?;
+        if platform != home.platform {
+            return Err(codes::INVALID_DEVICE);
+        }
+        if !call.further.is_empty() && self.platform_version(platform) < 20 {
+            return Err(codes::INVALID_QUEUE_PROPERTIES);
+        }
         let mut code = 0;
         let raw = if call.further.is_empty() {
             cl!(
@@ -166,7 +187,8 @@ impl Server {
         };
         Ok(Queue {
             raw: made(raw, code)?,
-            context,
+            home,
+            svm,
             made: call,
             deferred: None,
         })
@@ -238,6 +260,35 @@ mod tests {
     fn further_properties_of_a_queue_are_passed_on_behind_whether_it_is_in_order() {
         let told = vec![PROPERTIES, 2, FURTHER[0], FURTHER[1]];
         assert_eq!(queue(&FURTHER), (Ok(()), told));
+    }
+
+    #[test]
+    fn a_context_has_devices_of_one_platform_and_so_have_its_queues() {
+        let (mut server, ..) = testing::server();
+        let foreign = Device {
+            raw: 99,
+            platform: 1,
+            svm: true,
+            made: None,
+        };
+        server.devices.put(1, Ok(foreign));
+        let mut make = |id, devices: &[u32]| {
+            server.create_context(CreateContext {
+                id: ContextId(id),
+                devices: devices.iter().copied().map(DeviceId).collect(),
+                platform: None,
+            })
+        };
+        assert_eq!(make(0, &[0, 1]), Err(codes::INVALID_DEVICE));
+        assert_eq!(make(1, &[0]), Ok(()));
+        let queue = server.create_queue(CreateQueue {
+            id: QueueId(0),
+            context: ContextId(1),
+            device: DeviceId(1),
+            properties: 0,
+            further: Vec::new(),
+        });
+        assert_eq!(queue, Err(codes::INVALID_DEVICE));
     }
 
     #[test]

@@ -24,9 +24,7 @@ impl Server {
     pub(super) fn create_kernel(&mut self, call: &CreateKernel) -> Result<Vec<ArgumentKind>, i32> {
         self.kernels.check(call.id.0)?;
         let program = self.programs.get(call.program.0)?;
-        let context = self.contexts.get(program.context.0);
-        let version = context.map_or(10, |context| self.platform_version(context.platform));
-        let context = context.map_or(0, |context| context.raw);
+        let home = program.home;
         let name = c_string(&call.name);
         let mut code = 0;
         let raw = cl!(
@@ -38,8 +36,7 @@ impl Server {
         let kernel = Kernel {
             raw,
             made: MadeKernel::Created(call.clone()),
-            context,
-            version,
+            home,
             refused: BTreeMap::new(),
         };
         self.kernels.put(call.id.0, Ok(kernel));
@@ -107,17 +104,16 @@ impl Server {
     pub(super) fn clone_kernel(&mut self, call: &CloneKernel) -> Result<(), i32> {
         self.kernels.check(call.id.0)?;
         let of = self.kernels.get(call.of.0)?;
-        if of.version < 21 {
+        let (home, refused) = (of.home, of.refused.clone());
+        if self.platform_version(home.platform) < 21 {
             return Err(codes::INVALID_OPERATION);
         }
-        let (context, version, refused) = (of.context, of.version, of.refused.clone());
         let mut code = 0;
         let raw = cl!(self.api, clCloneKernel(of.raw, &raw mut code));
         let kernel = made(raw, code).map(|raw| Kernel {
             raw,
             made: MadeKernel::Cloned(call.clone()),
-            context,
-            version,
+            home,
             refused,
         });
         keep!(self.kernels, call.id, kernel)
@@ -131,11 +127,9 @@ impl Server {
     }
 
     pub(super) fn set_argument(&mut self, call: &SetArgument) -> Result<(), i32> {
-        let Kernel {
-            raw: kernel,
-            context,
-            ..
-        } = *self.kernels.get(call.kernel.0)?;
+        let &Kernel {
+            raw: kernel, home, ..
+        } = self.kernels.get(call.kernel.0)?;
         let handle;
         let (size, pointer) = match &call.value {
             Value::Bytes(Blob(bytes)) => (bytes.len(), bytes.as_ptr().cast()),
@@ -150,11 +144,15 @@ impl Server {
             }
             Value::Local(size) => (*size as usize, null()),
             Value::Svm(address) => {
+                // Drivers from before OpenCL 2.0 have no such function, not even for null.
+                if !home.svm {
+                    return Err(codes::INVALID_OPERATION);
+                }
                 let pointer = match address {
                     None => null_mut(),
                     // Kernels are trusted with what lies around it no more than with buffers.
                     Some(address) => {
-                        (self.svm.at(context, *address, 1)).ok_or(codes::INVALID_ARG_VALUE)?
+                        (self.svm.at(home.raw, *address, 1)).ok_or(codes::INVALID_ARG_VALUE)?
                     }
                 };
                 return outcome(cl!(

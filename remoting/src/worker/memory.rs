@@ -28,8 +28,9 @@ impl Server {
         if let Some((offset, length)) =
             lives.or_else(|| contents.map(|place| (place.offset, place.length)))
             && self.window.at(offset, length).is_some()
+            && let Ok(context) = self.contexts.get(call.context.0)
         {
-            self.reach(call.context, offset, length);
+            self.reach(context.home(), offset, length);
         }
         let mem = self.make_buffer(call);
         if let Some(stage) = stage {

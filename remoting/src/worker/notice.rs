@@ -8,6 +8,7 @@ use std::{
     },
 };
 
+use super::objects::Home;
 use crate::{
     opencl::api::Handle,
     protocol::{
@@ -29,8 +30,8 @@ pub enum Notice {
     Callback(u64, i32),
     /// A build or compilation has ended with this code.
     Built(Header, i32),
-    /// A program has been linked: the driver's handle, if there is one, and its code.
-    Linked(Header, LinkProgram, Handle, i32),
+    /// A program has been linked in a context: the driver's handle, if there is one, and its code.
+    Linked(Header, LinkProgram, Home, Handle, i32),
     /// The driver has something to say about a context.
     Report(ContextId, Vec<u8>),
 }

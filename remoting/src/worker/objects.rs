@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::{
     opencl::{api::Handle, codes},
     protocol::calls::{
-        BuildProgram, CloneKernel, ContextId, CreateBuffer, CreateContext, CreateImage,
+        BuildProgram, CloneKernel, CreateBuffer, CreateContext, CreateImage,
         CreateKernel, CreateProgram, CreateQueue, CreateSampler, CreateSubBuffer, CreateSubDevices,
         ImageShape, LinkProgram, QueueId,
     },
@@ -18,6 +18,8 @@ pub struct Device {
     pub raw: Handle,
     /// Its platform's place in the list.
     pub platform: usize,
+    /// Whether it has buffers in shared virtual memory.
+    pub svm: bool,
     /// How it was made, if it is a sub-device.
     pub made: Option<CreateSubDevices>,
 }
@@ -31,6 +33,32 @@ pub struct Context {
     pub made: CreateContext,
     /// Its platform's place in the list.
     pub platform: usize,
+    /// Whether one of its devices has buffers in shared virtual memory.
+    pub svm: bool,
+}
+
+/// The context that an object was made in, which the driver keeps for as long as the object. Its
+/// number may have become another one's since.
+#[derive(Clone, Copy, Debug)]
+pub struct Home {
+    /// The driver's handle.
+    pub raw: Handle,
+    /// Its platform's place in the list.
+    pub platform: usize,
+    /// Whether one of its devices has buffers in shared virtual memory. Where none has, the
+    /// functions for it may be missing: drivers from before OpenCL 2.0 have none.
+    pub svm: bool,
+}
+
+impl Context {
+    /// As its objects keep it.
+    pub fn home(&self) -> Home {
+        Home {
+            raw: self.raw,
+            platform: self.platform,
+            svm: self.svm,
+        }
+    }
 }
 
 /// A queue.
@@ -38,8 +66,10 @@ pub struct Context {
 pub struct Queue {
     /// The driver's handle.
     pub raw: Handle,
-    /// The driver's handle of its context.
-    pub context: Handle,
+    /// Its context.
+    pub home: Home,
+    /// Whether its device has buffers in shared virtual memory.
+    pub svm: bool,
     /// How it was made.
     pub made: CreateQueue,
     /// The first error of a command that nobody waited for, to be reported by who waits next.
@@ -102,7 +132,7 @@ pub struct Program {
     /// The driver's handle.
     pub raw: Handle,
     /// Its context.
-    pub context: ContextId,
+    pub home: Home,
     /// How it was made.
     pub made: MadeProgram,
     /// How it was built last.
@@ -125,10 +155,8 @@ pub struct Kernel {
     pub raw: Handle,
     /// How it was made.
     pub made: MadeKernel,
-    /// The driver's handle of its context.
-    pub context: Handle,
-    /// Its platform's version.
-    pub version: u32,
+    /// Its context.
+    pub home: Home,
     /// Arguments whose last values the driver has refused, when nobody waited for that.
     pub refused: BTreeMap<u32, i32>,
 }

@@ -62,6 +62,7 @@ impl Platform {
                     null_mut(),
                 )
             );
+            let version = version(&text);
             let devices: Vec<_> = devices
                 .into_iter()
                 .filter(|&device| wanted.is_empty() || name(api, device).contains(wanted))
@@ -84,6 +85,7 @@ impl Platform {
                         Ok(Device {
                             raw: device,
                             platform: place,
+                            svm: version >= 20 && has_svm(api, device),
                             made: None,
                         }),
                     );
@@ -95,7 +97,7 @@ impl Platform {
             }
             platforms.push(Self {
                 raw,
-                version: version(&text),
+                version,
                 devices,
             });
         }
@@ -121,6 +123,22 @@ fn name(api: &Api, device: Handle) -> String {
     }
     let text = text.split(|&byte| byte == 0).next().unwrap_or_default();
     String::from_utf8_lossy(text).into_owned()
+}
+
+/// Whether a device has buffers in shared virtual memory.
+fn has_svm(api: &Api, device: Handle) -> bool {
+    let mut capabilities = 0u64;
+    let code = cl!(
+        api,
+        clGetDeviceInfo(
+            device,
+            codes::DEVICE_SVM_CAPABILITIES,
+            size_of::<u64>(),
+            (&raw mut capabilities).cast(),
+            null_mut(),
+        )
+    );
+    code == 0 && capabilities & codes::DEVICE_SVM_COARSE_GRAIN_BUFFER != 0
 }
 
 /// The OpenCL version of "OpenCL 3.0 ...".

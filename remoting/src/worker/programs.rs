@@ -10,7 +10,7 @@ use std::{
 use super::{
     headers::Headers,
     notice::Notice,
-    objects::{MadeProgram, Program, keep, made},
+    objects::{Home, MadeProgram, Program, keep, made},
     server::{Server, c_string, cl, outcome},
 };
 use crate::{
@@ -51,7 +51,8 @@ impl Server {
 
     fn make_program(&self, call: CreateProgram, statuses: &mut Vec<i32>) -> Result<Program, i32> {
         let context = self.contexts.get(call.context.0)?;
-        let (version, context) = (self.platform_version(context.platform), context.raw);
+        let home = context.home();
+        let (version, context) = (self.platform_version(home.platform), home.raw);
         let mut code = 0;
         let raw = match &call.origin {
             ProgramOrigin::Source(text) => {
@@ -108,7 +109,7 @@ impl Server {
         };
         Ok(Program {
             raw: made(raw, code)?,
-            context: call.context,
+            home,
             made: MadeProgram::Created(call),
             built: None,
         })
@@ -273,19 +274,20 @@ impl Server {
 
     pub(super) fn link_program(&mut self, header: Header, call: LinkProgram) -> Result<(), Gone> {
         let found = self.programs.check(call.id.0).and_then(|()| {
-            let context = self.contexts.get(call.context.0)?.raw;
+            let home = self.contexts.get(call.context.0)?.home();
             let devices = self.raw_devices(&call.devices)?;
             let inputs = call
                 .inputs
                 .iter()
                 .map(|id| self.programs.get(id.0).map(|program| program.raw))
                 .collect::<Result<Vec<_>, _>>()?;
-            Ok((context, devices, inputs))
+            Ok((home, devices, inputs))
         });
-        let (context, devices, inputs) = match found {
+        let (home, devices, inputs) = match found {
             Ok(found) => found,
             Err(code) => return self.answer(header, &Err::<(i32, bool), i32>(code)),
         };
+        let context = home.raw;
         cl!(self.api, clRetainContext(context));
         for &input in &inputs {
             cl!(self.api, clRetainProgram(input));
@@ -312,7 +314,7 @@ impl Server {
                 cl!(api, clReleaseProgram(input));
             }
             cl!(api, clReleaseContext(context));
-            board.leave(Notice::Linked(header, call, raw, code));
+            board.leave(Notice::Linked(header, call, home, raw, code));
         };
         if self.build(work).is_err() {
             // The references go with the process, which has not even room for a thread.
@@ -327,6 +329,7 @@ impl Server {
         &mut self,
         header: Header,
         call: LinkProgram,
+        home: Home,
         raw: Handle,
         code: i32,
     ) -> Result<(), Gone> {
@@ -341,7 +344,7 @@ impl Server {
         } else {
             let program = Program {
                 raw,
-                context: call.context,
+                home,
                 made: MadeProgram::Linked(call),
                 built: None,
             };
@@ -353,8 +356,7 @@ impl Server {
 
     pub(super) fn specialize(&mut self, call: &Specialize) -> Result<(), i32> {
         let program = self.programs.get(call.id.0)?;
-        let context = self.contexts.get(program.context.0)?;
-        if self.platform_version(context.platform) < 22 {
+        if self.platform_version(program.home.platform) < 22 {
             return Err(codes::INVALID_OPERATION);
         }
         outcome(cl!(

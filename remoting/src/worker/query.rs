@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    objects::Kernel,
+    objects::{Device, Kernel},
     server::{Server, cl, outcome},
 };
 use crate::{
@@ -95,7 +95,12 @@ impl Server {
                 ask(|size, to, ret| cl!(api, clGetPlatformInfo(raw, p, size, to, ret)))
             }
             Target::Device(id) => {
-                let raw = self.devices.get(id.0)?.raw;
+                let &Device { raw, platform, .. } = self.devices.get(id.0)?;
+                let is_new = self.platform_version(platform) >= 20;
+                if p == codes::DEVICE_SVM_CAPABILITIES && !is_new {
+                    // It may know the word, but is not called for it.
+                    return Err(codes::INVALID_VALUE);
+                }
                 ask(|size, to, ret| cl!(api, clGetDeviceInfo(raw, p, size, to, ret)))
             }
             Target::Context(id) => {
@@ -144,7 +149,7 @@ impl Server {
             }
             Target::SubGroup(id, device, input) => {
                 let kernel: &Kernel = self.kernels.get(id.0)?;
-                if kernel.version < 21 {
+                if self.platform_version(kernel.home.platform) < 21 {
                     return Err(codes::INVALID_OPERATION);
                 }
                 let raw = kernel.raw;

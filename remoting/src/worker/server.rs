@@ -13,7 +13,7 @@ use super::{
     lent::Lent,
     limit::Limit,
     notice::{Board, Notice, Reporter},
-    objects::{Context, Device, Event, Kernel, Mem, Program, Queue, Sampler},
+    objects::{Context, Device, Event, Home, Kernel, Mem, Program, Queue, Sampler},
     platform::Platform,
     quota::Quota,
     sharing::Sharing,
@@ -394,11 +394,8 @@ impl Server {
     }
 
     /// Has the driver of a context's platform know a stretch of the window.
-    pub(super) fn reach(&mut self, context: ContextId, offset: u64, length: u64) {
-        let Ok(context) = self.contexts.get(context.0) else {
-            return;
-        };
-        let of = (context.platform, context.raw);
+    pub(super) fn reach(&mut self, home: Home, offset: u64, length: u64) {
+        let of = (home.platform, home.raw);
         self.cover
             .reach(&self.api, &self.window, of, offset, length);
     }
@@ -563,7 +560,9 @@ impl Server {
                     (self.nudge.0)();
                 }
                 Notice::Built(header, code) => self.built(header, code)?,
-                Notice::Linked(header, call, raw, code) => self.linked(header, call, raw, code)?,
+                Notice::Linked(header, call, home, raw, code) => {
+                    self.linked(header, call, home, raw, code)?;
+                }
                 Notice::Report(context, text) => self.report(context, text)?,
             }
         }

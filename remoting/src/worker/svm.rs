@@ -18,6 +18,7 @@ use std::{
 };
 
 use super::{
+    objects::{Home, Queue},
     quota::Charge,
     server::{Server, cl, outcome},
 };
@@ -28,7 +29,7 @@ use crate::{
     },
     protocol::{
         Header,
-        calls::{self, DeviceId, SvmAlloc, SvmPointers},
+        calls::{self, Order, SvmAlloc, SvmPointers},
     },
     transport::link::Gone,
 };
@@ -143,29 +144,9 @@ unsafe extern "C" fn left(_: Handle, data: *mut c_void) {
 }
 
 impl Server {
-    /// Whether a device has buffers in shared virtual memory.
-    fn has_svm(&self, device: DeviceId) -> bool {
-        let Ok(device) = self.devices.get(device.0) else {
-            return false;
-        };
-        let mut capabilities = 0u64;
-        let code = cl!(
-            self.api,
-            clGetDeviceInfo(
-                device.raw,
-                codes::DEVICE_SVM_CAPABILITIES,
-                size_of::<u64>(),
-                (&raw mut capabilities).cast(),
-                null_mut(),
-            )
-        );
-        code == 0 && capabilities & codes::DEVICE_SVM_COARSE_GRAIN_BUFFER != 0
-    }
-
     pub(super) fn svm_alloc(&mut self, call: &SvmAlloc) -> Result<u64, i32> {
         let context = self.contexts.get(call.context.0)?;
-        // Drivers from before OpenCL 2.0 have no such functions.
-        if !context.made.devices.iter().any(|id| self.has_svm(*id)) {
+        if !context.svm {
             return Err(codes::INVALID_OPERATION);
         }
         let access = codes::MEM_READ_WRITE | codes::MEM_READ_ONLY | codes::MEM_WRITE_ONLY;
@@ -235,10 +216,13 @@ impl Server {
 
     pub(super) fn svm_pointers(&mut self, call: &SvmPointers) -> Result<(), i32> {
         let kernel = self.kernels.get(call.kernel.0)?;
+        if !kernel.home.svm {
+            return Err(codes::INVALID_OPERATION);
+        }
         let pointers = call
             .addresses
             .iter()
-            .map(|&address| self.svm.at(kernel.context, address, 1))
+            .map(|&address| self.svm.at(kernel.home.raw, address, 1))
             .collect::<Option<Vec<_>>>()
             .ok_or(codes::INVALID_VALUE)?;
         outcome(cl!(
@@ -252,9 +236,17 @@ impl Server {
         ))
     }
 
+    /// The context of a command's queue, if its device has shared virtual memory.
+    pub(super) fn svm_of(&self, order: &Order) -> Result<Home, i32> {
+        match self.queues.get(order.queue.0)? {
+            Queue { svm: true, home, .. } => Ok(*home),
+            _ => Err(codes::INVALID_OPERATION),
+        }
+    }
+
     pub(super) fn svm_copy(&mut self, header: Header, c: &calls::SvmCopy) -> Result<(), Gone> {
         self.enqueue(header, &c.order, None, |server, api, slot| {
-            let context = server.queues.get(c.order.queue.0)?.context;
+            let context = server.svm_of(&c.order)?.raw;
             let at = |address| server.svm.at(context, address, c.size);
             let (Some(from), Some(to)) = (at(c.from), at(c.to)) else {
                 return Err(codes::INVALID_VALUE);
@@ -280,7 +272,7 @@ impl Server {
 
     pub(super) fn svm_fill(&mut self, header: Header, c: &calls::SvmFill) -> Result<(), Gone> {
         self.enqueue(header, &c.order, None, |server, api, slot| {
-            let context = server.queues.get(c.order.queue.0)?.context;
+            let context = server.svm_of(&c.order)?.raw;
             let to = server.svm.at(context, c.address, c.size);
             let to = to.ok_or(codes::INVALID_VALUE)?;
             let (pattern, length) = (&c.pattern.0, c.pattern.0.len() as u64);
@@ -313,8 +305,7 @@ impl Server {
         c: &calls::SvmMigrate,
     ) -> Result<(), Gone> {
         self.enqueue(header, &c.order, None, |server, api, slot| {
-            let queue = server.queues.get(c.order.queue.0)?;
-            let (context, platform) = (queue.context, queue.made.context);
+            let home = server.svm_of(&c.order)?;
             let known =
                 codes::MIGRATE_MEM_OBJECT_HOST | codes::MIGRATE_MEM_OBJECT_CONTENT_UNDEFINED;
             if c.ranges.is_empty() || c.flags & !known != 0 {
@@ -323,11 +314,10 @@ impl Server {
             let pointers = c
                 .ranges
                 .iter()
-                .map(|&(address, size)| server.svm.at(context, address, size.max(1)))
+                .map(|&(address, size)| server.svm.at(home.raw, address, size.max(1)))
                 .collect::<Option<Vec<_>>>()
                 .ok_or(codes::INVALID_VALUE)?;
-            let platform = server.contexts.get(platform.0)?.platform;
-            if server.platform_version(platform) < 21 {
+            if server.platform_version(home.platform) < 21 {
                 // It is a hint, for which such a driver has no function.
                 return Ok(cl!(
                     api,

@@ -20,7 +20,12 @@ const HEADER: Header = Header {
 
 /// Two contexts, each with a queue of the same number; a kernel in the first.
 fn server() -> Server {
-    let (mut server, _, _) = testing::server();
+    server_before(Api::null())
+}
+
+/// The same before another OpenCL.
+fn server_before(api: Api) -> Server {
+    let (mut server, _, _) = testing::server_before(api);
     let device = server.offered()[0][0].id;
     for number in 0..2 {
         let call = CreateContext {
@@ -306,4 +311,161 @@ fn calls_that_name_an_allocation_are_served_by_number() {
         .serve(HEADER, Request::SvmFree(SvmFree { address }))
         .unwrap();
     assert!(server.svm.live.is_empty() && server.svm.leaving.is_empty());
+}
+
+#[test]
+fn a_context_with_the_number_of_one_before_lends_its_memory_to_none_of_that_ones_objects() {
+    let mut server = server();
+    let old = alloc(&mut server, 0, 4096).unwrap();
+    server.release_context(ContextId(0)).unwrap();
+    let device = server.offered()[0][0].id;
+    let call = CreateContext {
+        id: ContextId(0),
+        devices: vec![device],
+        platform: None,
+    };
+    server.create_context(call).unwrap();
+    let new = alloc(&mut server, 0, 4096).unwrap();
+    // Made by now, of a program from before.
+    let call = CreateKernel {
+        id: KernelId(1),
+        program: ProgramId(0),
+        name: Blob::default(),
+    };
+    server.create_kernel(&call).unwrap();
+    for kernel in [KernelId(0), KernelId(1)] {
+        let mut set = |address| {
+            server.set_argument(&SetArgument {
+                kernel,
+                index: 0,
+                value: Value::Svm(Some(address)),
+            })
+        };
+        assert_eq!(set(new), Err(codes::INVALID_ARG_VALUE), "{kernel:?}");
+        assert_eq!(set(old), Ok(()), "{kernel:?}");
+    }
+    let fill = |address| {
+        Request::SvmFill(calls::SvmFill {
+            order: order(0),
+            address,
+            pattern: Blob(vec![7]),
+            size: 64,
+        })
+    };
+    let refused = Err(codes::INVALID_VALUE);
+    assert_eq!(enqueue(&mut server, 0, fill(new)), refused);
+    assert_eq!(enqueue(&mut server, 0, fill(old)), Ok(()));
+}
+
+mod old {
+    //! A driver that says that its device has shared virtual memory, but is of OpenCL 1.2, so that
+    //! it need not have the functions.
+
+    use std::cell::Cell;
+
+    use super::*;
+
+    thread_local! {
+        static CALLED: Cell<u32> = const { Cell::new(0) };
+    }
+
+    fn called() -> i32 {
+        CALLED.set(CALLED.get() + 1);
+        0
+    }
+
+    unsafe extern "C" fn platform(
+        _: Handle,
+        name: u32,
+        size: usize,
+        value: *mut c_void,
+        _: *mut usize,
+    ) -> i32 {
+        let version = b"OpenCL 1.2 old\0";
+        if name == codes::PLATFORM_VERSION && size >= version.len() {
+            // SAFETY: the caller has `size` bytes there.
+            unsafe { version.as_ptr().copy_to(value.cast(), version.len()) };
+        }
+        0
+    }
+
+    unsafe extern "C" fn argument(_: Handle, _: u32, _: *const c_void) -> i32 {
+        called()
+    }
+
+    unsafe extern "C" fn allocates(_: Handle, _: u64, _: usize, _: u32) -> *mut c_void {
+        called();
+        4096 as *mut c_void
+    }
+
+    unsafe extern "C" fn uses(_: Handle, _: u32, _: usize, _: *const c_void) -> i32 {
+        called()
+    }
+
+    #[test]
+    fn no_function_is_called_that_a_driver_before_2_0_has_not() {
+        let api = Api::null().with_old(platform, argument, allocates, uses);
+        let mut server = server_before(api);
+        let refused = Err(codes::INVALID_OPERATION);
+        assert_eq!(alloc(&mut server, 0, 4096), refused.map(|()| 0));
+        for value in [None, Some(4096)] {
+            let set = server.set_argument(&SetArgument {
+                kernel: KernelId(0),
+                index: 0,
+                value: Value::Svm(value),
+            });
+            assert_eq!(set, refused);
+        }
+        for addresses in [vec![], vec![4096]] {
+            let told = server.svm_pointers(&SvmPointers {
+                kernel: KernelId(0),
+                addresses,
+            });
+            assert_eq!(told, refused);
+        }
+        let data = server.window.data();
+        let place = || Place {
+            offset: data,
+            length: 8,
+            stage: None,
+        };
+        for request in [
+            Request::SvmRead(calls::SvmRead {
+                order: order(0),
+                address: 4096,
+                to: place(),
+            }),
+            Request::SvmWrite(calls::SvmWrite {
+                order: order(0),
+                address: 4096,
+                from: place(),
+            }),
+            Request::SvmCopy(calls::SvmCopy {
+                order: order(0),
+                from: 4096,
+                to: 8192,
+                size: 8,
+            }),
+            Request::SvmFill(calls::SvmFill {
+                order: order(0),
+                address: 4096,
+                pattern: Blob(vec![7]),
+                size: 8,
+            }),
+            Request::SvmMigrate(calls::SvmMigrate {
+                order: order(0),
+                ranges: vec![(4096, 8)],
+                flags: 0,
+            }),
+        ] {
+            assert_eq!(enqueue(&mut server, 0, request), refused);
+        }
+        assert_eq!(server.svm_free(4096), Err(codes::INVALID_VALUE));
+        let asked = server.info(&calls::Info {
+            of: calls::Target::Device(calls::DeviceId(0)),
+            parameter: codes::DEVICE_SVM_CAPABILITIES,
+        });
+        assert_eq!(asked.map(|_| ()), Err(codes::INVALID_VALUE));
+        assert_eq!(CALLED.get(), 0);
+    }
 }

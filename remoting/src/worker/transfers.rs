@@ -36,7 +36,7 @@ impl Server {
         Ok(match *there {
             There::Buffer(mem, offset) => Raw::Buffer(self.mems.get(mem.0)?.raw, offset),
             There::Svm(address) => {
-                let context = self.queues.get(order.queue.0)?.context;
+                let context = self.svm_of(order)?.raw;
                 let pointer = self.svm.at(context, address, length);
                 Raw::Svm(pointer.ok_or(codes::INVALID_VALUE)?)
             }
@@ -46,8 +46,8 @@ impl Server {
     /// Where a stretch of the window is, which the driver of the command's queue is to reach.
     fn near(&mut self, order: &Order, place: &Place, needed: Option<u64>) -> Result<*mut u8, i32> {
         let pointer = self.place(place, needed)?;
-        let context = self.queues.get(order.queue.0)?.made.context;
-        self.reach(context, place.offset, place.length);
+        let home = self.queues.get(order.queue.0)?.home;
+        self.reach(home, place.offset, place.length);
         Ok(pointer)
     }
 
@@ -122,8 +122,7 @@ impl Server {
             if !server.may_cut(order) {
                 return Ok(enqueue(slot, 0, place.length, stays));
             }
-            let queue = server.queues.get(order.queue.0)?;
-            let platform = server.contexts.get(queue.made.context.0)?.platform;
+            let platform = server.queues.get(order.queue.0)?.home.platform;
             let parts = server
                 .cover
                 .parts(&server.window, platform, place.offset, place.length);
