@@ -1,8 +1,8 @@
 //! A device that only adds, at once and in place: for tests of what comes back.
 //!
-//! Buffers are memory of this process. Every kernel has two arguments, a buffer and a number of 32
-//! bits, and adds the number to as many words of the buffer as it is enqueued for. All else is as
-//! in [`null`](super::null).
+//! Buffers and shared virtual memory are memory of this process. Every kernel has two arguments, a
+//! buffer or an address and a number of 32 bits, and adds the number to as many words there as it
+//! is enqueued for. All else is as in [`null`](super::null).
 
 use std::{
     ffi::c_void,
@@ -15,17 +15,26 @@ use super::{
     null::{Argument, Outcome},
 };
 
-/// Buffers by their handle, which is not 0, and the arguments that were set last.
-#[derive(Default)]
+/// What a kernel adds to.
+#[derive(Clone, Copy)]
+enum Target {
+    Buffer(Handle),
+    /// Where it begins in shared virtual memory.
+    Shared(usize),
+}
+
+/// Buffers by their handle, which is not 0, allocations, and the arguments that were set last.
 struct Memory {
     buffers: Vec<Vec<u8>>,
-    target: Handle,
+    shared: Vec<Vec<u8>>,
+    target: Target,
     number: u32,
 }
 
 static MEMORY: Mutex<Memory> = Mutex::new(Memory {
     buffers: Vec::new(),
-    target: 0,
+    shared: Vec::new(),
+    target: Target::Buffer(0),
     number: 0,
 });
 
@@ -43,12 +52,22 @@ impl Memory {
         let end = offset.checked_add(size)?;
         self.buffer(handle)?.get_mut(offset..end)
     }
+
+    /// All of an allocation from an address on.
+    fn from(&mut self, address: usize) -> Option<&mut [u8]> {
+        self.shared.iter_mut().find_map(|allocation| {
+            let offset = address.checked_sub(allocation.as_ptr() as usize)?;
+            allocation.get_mut(offset..).filter(|rest| !rest.is_empty())
+        })
+    }
 }
 
 /// Adds with `clEnqueueNDRangeKernel`; see the module's documentation.
 #[must_use]
 pub fn open() -> Api {
-    Api::null().with_memory(create, read, write, set, enqueue)
+    Api::null()
+        .with_memory(create, read, write, set, enqueue)
+        .with_shared_memory(alloc, free, copy, point)
 }
 
 unsafe extern "C" fn create(
@@ -133,8 +152,11 @@ unsafe extern "C" fn write(
 unsafe extern "C" fn set(_kernel: Handle, index: u32, size: usize, value: *const c_void) -> i32 {
     let mut memory = memory();
     match (index, size) {
-        // SAFETY: as long as its size says.
-        (0, 8) => memory.target = unsafe { value.cast::<Handle>().read_unaligned() },
+        (0, 8) => {
+            // SAFETY: as long as its size says.
+            let buffer = unsafe { value.cast::<Handle>().read_unaligned() };
+            memory.target = Target::Buffer(buffer);
+        }
         // SAFETY: as above.
         (1, 4) => memory.number = unsafe { value.cast::<u32>().read_unaligned() },
         _ => return codes::INVALID_ARG_INDEX,
@@ -158,13 +180,59 @@ unsafe extern "C" fn enqueue(
     let items = unsafe { global.read() };
     let mut memory = memory();
     let (target, number) = (memory.target, memory.number);
-    let Some(buffer) = memory.buffer(target) else {
+    let words = match target {
+        Target::Buffer(buffer) => memory.buffer(buffer).map(Vec::as_mut_slice),
+        Target::Shared(address) => memory.from(address),
+    };
+    let Some(words) = words else {
         return codes::INVALID_KERNEL_ARGS;
     };
-    for word in buffer.as_chunks_mut().0.iter_mut().take(items) {
+    for word in words.as_chunks_mut().0.iter_mut().take(items) {
         *word = u32::from_le_bytes(*word).wrapping_add(number).to_le_bytes();
     }
     // SAFETY: null or to be written.
     unsafe { event.tell() };
+    i32::success()
+}
+
+unsafe extern "C" fn alloc(_: Handle, _: u64, size: usize, _: u32) -> *mut c_void {
+    let mut allocation = vec![0u8; size];
+    let start = allocation.as_mut_ptr();
+    memory().shared.push(allocation);
+    start.cast()
+}
+
+unsafe extern "C" fn free(_: Handle, pointer: *mut c_void) {
+    let start = pointer.cast::<u8>().cast_const();
+    memory()
+        .shared
+        .retain(|allocation| allocation.as_ptr() != start);
+}
+
+#[allow(clippy::too_many_arguments)]
+unsafe extern "C" fn copy(
+    _queue: Handle,
+    _blocking: u32,
+    to: *mut c_void,
+    from: *const c_void,
+    size: usize,
+    _count: u32,
+    _wait: *const Handle,
+    event: *mut Handle,
+) -> i32 {
+    let _memory = memory();
+    // SAFETY: the caller's promise of both sides; the event is null or to be written.
+    unsafe {
+        to.cast::<u8>().copy_from(from.cast(), size);
+        event.tell();
+    }
+    i32::success()
+}
+
+unsafe extern "C" fn point(_kernel: Handle, index: u32, address: *const c_void) -> i32 {
+    if index != 0 {
+        return codes::INVALID_ARG_INDEX;
+    }
+    memory().target = Target::Shared(address as usize);
     i32::success()
 }

@@ -157,6 +157,32 @@ impl Api {
         self
     }
 
+    /// With commands that end, and memory that is freed, when a test wants.
+    #[cfg(test)]
+    pub(crate) fn with_ends(
+        mut self,
+        marker: unsafe extern "C" fn(Handle, u32, *const Handle, *mut Handle) -> i32,
+        status: unsafe extern "C" fn(Handle, u32, usize, *mut c_void, *mut usize) -> i32,
+        wait: unsafe extern "C" fn(u32, *const Handle) -> i32,
+        free: unsafe extern "C" fn(Handle, *mut c_void),
+    ) -> Self {
+        self.clEnqueueMarkerWithWaitList = marker;
+        self.clGetEventInfo = status;
+        self.clWaitForEvents = wait;
+        self.clSVMFree = free;
+        self
+    }
+
+    /// With buffers whose end a test tells.
+    #[cfg(test)]
+    pub(crate) fn with_mem_callback(
+        mut self,
+        set: unsafe extern "C" fn(Handle, Option<MemCallback>, *mut c_void) -> i32,
+    ) -> Self {
+        self.clSetMemObjectDestructorCallback = set;
+        self
+    }
+
     /// With queues of a test's own.
     #[cfg(test)]
     pub(crate) fn with_queues(
@@ -182,8 +208,34 @@ impl Api {
         self.clEnqueueNDRangeKernel = enqueue;
         self
     }
+
+    pub(super) fn with_shared_memory(
+        mut self,
+        alloc: unsafe extern "C" fn(Handle, u64, usize, u32) -> *mut c_void,
+        free: unsafe extern "C" fn(Handle, *mut c_void),
+        copy: Copy,
+        argument: unsafe extern "C" fn(Handle, u32, *const c_void) -> i32,
+    ) -> Self {
+        self.clSVMAlloc = alloc;
+        self.clSVMFree = free;
+        self.clEnqueueSVMMemcpy = copy;
+        self.clSetKernelArgSVMPointer = argument;
+        self
+    }
 }
 
+/// `clEnqueueSVMMemcpy`.
+#[cfg(any(test, feature = "test-support"))]
+type Copy = unsafe extern "C" fn(
+    Handle,
+    u32,
+    *mut c_void,
+    *const c_void,
+    usize,
+    u32,
+    *const Handle,
+    *mut Handle,
+) -> i32;
 /// `clEnqueueReadBuffer` and `clEnqueueWriteBuffer`.
 #[cfg(any(test, feature = "test-support"))]
 type Transfer<P> = unsafe extern "C" fn(

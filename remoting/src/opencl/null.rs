@@ -110,7 +110,9 @@ pub unsafe extern "C" fn platform_info(
     // SAFETY: the caller's promise: there are `size` bytes, or null.
     unsafe {
         if name == codes::PLATFORM_VERSION && size >= VERSION.len() && !value.is_null() {
-            value.cast::<u8>().copy_from_nonoverlapping(VERSION.as_ptr(), VERSION.len());
+            value
+                .cast::<u8>()
+                .copy_from_nonoverlapping(VERSION.as_ptr(), VERSION.len());
         }
         size_ret.tell();
     }

@@ -15,7 +15,8 @@ use crate::{
         calls::{
             self, BuildProgram, ContextId, CreateBuffer, CreateContext, CreateKernel,
             CreateProgram, CreateQueue, DeviceId, Finish, KernelId, MemId, NdRange, Order, Place,
-            ProgramId, ProgramOrigin, QueueId, ReadBuffer, SetArgument, Value,
+            ProgramId, ProgramOrigin, QueueId, ReadBuffer, SetArgument, SvmAlloc, SvmFree, SvmRead,
+            SvmWrite, Value,
         },
     },
     transport::{
@@ -490,9 +491,63 @@ fn compute_without_a_kernel() {
         // SAFETY: within the stretch.
         assert_eq!(unsafe { at.cast::<u32>().add(word).read_volatile() }, 21);
     }
+    compute_in_shared_memory(&mut client);
     assert_eq!(client.ask(&Finish { queue: QueueId(0) }), Ok(()));
     // The memory is a static's.
     std::mem::forget(client);
+}
+
+/// What is in the window goes to where the device has the same addresses, is added to and comes
+/// back.
+fn compute_in_shared_memory(client: &mut Client) {
+    let alloc = SvmAlloc {
+        context: ContextId(0),
+        flags: 0,
+        size: 4096,
+        vain: 0,
+    };
+    let address = client.ask(&alloc).unwrap();
+    let place = Place {
+        offset: client.window.data(),
+        length: 4096,
+        stage: None,
+    };
+    let order = || Order {
+        queue: QueueId(0),
+        wait: Vec::new(),
+        event: None,
+    };
+    let at = client.window.at(place.offset, place.length).unwrap();
+    // SAFETY: within the stretch.
+    let before = unsafe { at.cast::<u32>().add(9).read_volatile() };
+    client.post(&SvmWrite {
+        order: order(),
+        address,
+        from: place.clone(),
+    });
+    client.post(&SetArgument {
+        kernel: KernelId(0),
+        index: 0,
+        value: Value::Svm(Some(address + 4)),
+    });
+    client.post(&NdRange {
+        order: order(),
+        kernel: KernelId(0),
+        dimensions: 1,
+        offset: None,
+        global: [10, 1, 1],
+        local: None,
+    });
+    let read = SvmRead {
+        order: order(),
+        address,
+        to: place,
+    };
+    assert_eq!(client.ask(&read), Ok(()));
+    // SAFETY: as above.
+    let after = unsafe { at.cast::<u32>().add(9).read_volatile() };
+    assert_eq!(after, before + 7);
+    assert_eq!(client.ask(&SvmFree { address }), Ok(()));
 }
 
 #[test]

@@ -11,8 +11,8 @@ use gantry_remoting::{
         calls::{
             self, BuildProgram, ContextId, CreateBuffer, CreateContext, CreateKernel,
             CreateProgram, CreateQueue, DeviceId, Finish, KernelId, MemId, NdRange, Order, Place,
-            ProgramId, ProgramOrigin, QueueId, ReadBuffer, SetArgument, StageId, Value,
-            WriteBuffer,
+            ProgramId, ProgramOrigin, QueueId, ReadBuffer, SetArgument, StageId, SvmAlloc, SvmFree,
+            SvmRead, SvmWrite, Value, WriteBuffer,
         },
     },
     transport::{
@@ -198,6 +198,7 @@ pub fn compute(client: Client, first: usize) -> Result<Vec<String>> {
     })?;
     app.ask(&Finish { queue })?;
     let rounds = sums(&mut app, (mem, kernel), length)?;
+    shared(&mut app, (context, kernel))?;
     // What is only mapped at first use, is now.
     for _ in 0..10 {
         app.ask(&Finish { queue })?;
@@ -303,6 +304,57 @@ fn sums(app: &mut Application, (mem, kernel): (MemId, KernelId), length: u64) ->
         }
     }
     Ok(ROUNDS)
+}
+
+/// The same with memory that has the same addresses on both sides.
+fn shared(app: &mut Application, (context, kernel): (ContextId, KernelId)) -> Result<()> {
+    let length = 4096;
+    let address = app.ask(&SvmAlloc {
+        context,
+        flags: 0,
+        size: length,
+        vain: 0,
+    })?;
+    let place = Place {
+        offset: app.window.data(),
+        length,
+        stage: None::<StageId>,
+    };
+    let word = app.data(place.offset, length)?.cast::<u32>();
+    // SAFETY: within the stretch, which nobody else uses now.
+    unsafe { word.write_volatile(40) };
+    app.post(&SvmWrite {
+        order: order(),
+        address,
+        from: place.clone(),
+    })?;
+    for (index, value) in [
+        (0, Value::Svm(Some(address))),
+        (1, Value::Bytes(Blob(2u32.to_le_bytes().to_vec()))),
+    ] {
+        app.post(&SetArgument {
+            kernel,
+            index,
+            value,
+        })?;
+    }
+    app.post(&NdRange {
+        order: order(),
+        kernel,
+        dimensions: 1,
+        offset: None,
+        global: [1, 1, 1],
+        local: None,
+    })?;
+    app.ask(&SvmRead {
+        order: order(),
+        address,
+        to: place,
+    })?;
+    // SAFETY: as above.
+    let found = unsafe { word.read_volatile() };
+    ensure!(found == 42, "the word at {address:#x} is {found}");
+    app.ask(&SvmFree { address })
 }
 
 /// This process's gate.
