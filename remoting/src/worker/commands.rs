@@ -73,7 +73,7 @@ impl Server {
         let mut event: Handle = 0;
         let metered = self.sharing.metered.take();
         let outcome = (|| {
-            let queue = self.queues.get(order.queue.0)?.raw;
+            let queue = self.queues.get_mut(order.queue.0)?;
             if self.limit.as_ref().is_some_and(Limit::is_full) {
                 return Err(codes::OUT_OF_RESOURCES);
             }
@@ -88,8 +88,10 @@ impl Server {
                     Err(_) => return Err(codes::EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST),
                 });
             }
+            // Of a command that fails, the driver may have a part.
+            queue.end.open(&self.api);
             let slot = Slot {
-                queue,
+                queue: queue.raw,
                 count: wait.len() as u32,
                 wait: if wait.is_empty() {
                     null()
@@ -131,6 +133,12 @@ impl Server {
         if let Some(start) = start {
             if let Some(stage) = stage {
                 self.stage_free(stage, true);
+            }
+            if let Ok(queue) = self.queues.get_mut(order.queue.0)
+                && queue.made.properties & codes::QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE == 0
+            {
+                // And with it all before.
+                queue.end.close(&self.api);
             }
             if let Some(id) = order.event {
                 self.keep_event(id, event, order.queue);
@@ -224,9 +232,12 @@ impl Server {
     pub(super) fn command(&mut self, header: Header, request: Request) -> Result<(), Gone> {
         match request {
             Request::NdRange(c) => self.enqueue(header, &c.order, None, |server, api, slot| {
-                let kernel = server.kernels.get(c.kernel.0)?;
+                let kernel = server.kernels.get_mut(c.kernel.0)?;
                 if let Some(code) = kernel.refused.values().next() {
                     return Err(*code);
+                }
+                if !kernel.addresses.are_in(&server.svm, kernel.home.raw) {
+                    return Err(codes::INVALID_KERNEL_ARGS);
                 }
                 let kernel = kernel.raw;
                 if !(1..=3).contains(&c.dimensions) {
@@ -493,8 +504,14 @@ impl Server {
     pub(super) fn finish(&mut self, header: Header, queue: QueueId) -> Result<(), Gone> {
         if self.may_stay(header) {
             let start = Instant::now();
-            let code = match self.queues.get(queue.0) {
-                Ok(queue) => cl!(self.api, clFinish(queue.raw)),
+            let code = match self.queues.get_mut(queue.0) {
+                Ok(queue) => {
+                    let code = cl!(self.api, clFinish(queue.raw));
+                    if code == 0 {
+                        queue.end.close(&self.api);
+                    }
+                    code
+                }
                 Err(code) => code,
             };
             let deferred = self.take_deferred(queue);

@@ -3,6 +3,7 @@
 use std::ptr::null_mut;
 
 use super::{
+    freed::End,
     notice::{self, Reporter},
     objects::{Context, Device, Queue, keep, made},
     server::{Server, cl, outcome},
@@ -190,13 +191,17 @@ impl Server {
             home,
             svm,
             made: call,
+            end: End::default(),
             deferred: None,
         })
     }
 
     pub(super) fn release_queue(&mut self, id: QueueId) -> Result<(), i32> {
         match self.queues.take(id.0) {
-            Some(queue) => outcome(cl!(self.api, clReleaseCommandQueue(queue.raw))),
+            Some(mut queue) => {
+                self.part(&mut queue);
+                outcome(cl!(self.api, clReleaseCommandQueue(queue.raw)))
+            }
             None => Ok(()),
         }
     }

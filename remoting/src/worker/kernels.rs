@@ -8,6 +8,7 @@ use std::{
 use super::{
     objects::{Kernel, MadeKernel, keep, made},
     server::{Server, c_string, cl, outcome},
+    svm::Addresses,
 };
 use crate::{
     opencl::{api::Handle, codes},
@@ -38,6 +39,7 @@ impl Server {
             made: MadeKernel::Created(call.clone()),
             home,
             refused: BTreeMap::new(),
+            addresses: Addresses::default(),
         };
         self.kernels.put(call.id.0, Ok(kernel));
         Ok(kinds)
@@ -104,7 +106,7 @@ impl Server {
     pub(super) fn clone_kernel(&mut self, call: &CloneKernel) -> Result<(), i32> {
         self.kernels.check(call.id.0)?;
         let of = self.kernels.get(call.of.0)?;
-        let (home, refused) = (of.home, of.refused.clone());
+        let (home, refused, addresses) = (of.home, of.refused.clone(), of.addresses.clone());
         if self.platform_version(home.platform) < 21 {
             return Err(codes::INVALID_OPERATION);
         }
@@ -115,6 +117,7 @@ impl Server {
             made: MadeKernel::Cloned(call.clone()),
             home,
             refused,
+            addresses,
         });
         keep!(self.kernels, call.id, kernel)
     }
@@ -155,26 +158,37 @@ impl Server {
                         (self.svm.at(home.raw, *address, 1)).ok_or(codes::INVALID_ARG_VALUE)?
                     }
                 };
-                return outcome(cl!(
+                outcome(cl!(
                     self.api,
                     clSetKernelArgSVMPointer(kernel, call.index, pointer.cast())
-                ));
+                ))?;
+                let kernel = self.kernels.get_mut(call.kernel.0)?;
+                kernel.addresses.set(call.index, *address);
+                return Ok(());
             }
         };
         outcome(cl!(
             self.api,
             clSetKernelArg(kernel, call.index, size, pointer)
-        ))
+        ))?;
+        let kernel = self.kernels.get_mut(call.kernel.0)?;
+        kernel.addresses.set(call.index, None);
+        Ok(())
     }
 
-    /// Remembers whether the driver has refused an argument's value, until it gets another one:
-    /// enqueuing the kernel fails meanwhile, since the value that it has is not the one that it
-    /// was to have.
-    pub(super) fn note_argument(&mut self, call: &SetArgument, outcome: Result<(), i32>) {
+    /// Remembers whether the driver has refused an argument's value, which nobody `awaits`, until
+    /// it gets another one: enqueuing the kernel fails meanwhile, since the value that it has is
+    /// not the one that it was to have.
+    pub(super) fn note_argument(
+        &mut self,
+        call: &SetArgument,
+        outcome: Result<(), i32>,
+        awaits: bool,
+    ) {
         if let Ok(kernel) = self.kernels.get_mut(call.kernel.0) {
             match outcome {
                 // A driver refuses indices beyond the kernel's arguments: their number is small.
-                Err(code) if kernel.refused.len() < MOST_REFUSED => {
+                Err(code) if !awaits && kernel.refused.len() < MOST_REFUSED => {
                     kernel.refused.insert(call.index, code);
                 }
                 Err(_) => {}

@@ -39,7 +39,7 @@ impl Server {
         keep!(self.mems, id, mem)
     }
 
-    fn make_buffer(&self, call: CreateBuffer) -> Result<Mem, i32> {
+    fn make_buffer(&mut self, call: CreateBuffer) -> Result<Mem, i32> {
         let context = self.contexts.get(call.context.0)?.raw;
         let host = codes::MEM_USE_HOST_PTR | codes::MEM_ALLOC_HOST_PTR | codes::MEM_COPY_HOST_PTR;
         let mut flags = call.flags & !host;
@@ -63,7 +63,7 @@ impl Server {
         }
         // What lives in the window is no device's memory, and shared virtual memory is charged.
         let charge = match (call.svm, call.lives) {
-            (None, None) => Some(self.quota.charge(call.size)?),
+            (None, None) => Some(self.charge(call.size)?),
             _ => None,
         };
         let mut code = 0;
@@ -143,7 +143,7 @@ impl Server {
         keep!(self.mems, id, mem)
     }
 
-    fn make_image(&self, call: CreateImage) -> Result<Mem, i32> {
+    fn make_image(&mut self, call: CreateImage) -> Result<Mem, i32> {
         let context = self.contexts.get(call.context.0)?.raw;
         let shape = &call.shape;
         let host = codes::MEM_USE_HOST_PTR | codes::MEM_ALLOC_HOST_PTR | codes::MEM_COPY_HOST_PTR;
@@ -163,7 +163,7 @@ impl Server {
         }
         // Images of a buffer have its memory; the driver refuses formats that it does not know.
         let charge = match (shape.of, needed) {
-            (None, Some(bytes)) => Some(self.quota.charge(bytes)?),
+            (None, Some(bytes)) => Some(self.charge(bytes)?),
             _ => None,
         };
         let format = ImageFormat {

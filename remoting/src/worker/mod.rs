@@ -18,7 +18,8 @@
 //!   `headers`: an application's files for the compiler.
 //! - [`commands`]: what goes into queues; [`transfers`]: to and from the window, of which the
 //!   [`cover`] says what the driver knows.
-//!   `svm`: memory whose addresses mean the same to the application.
+//!   `svm`: memory whose addresses mean the same to the application; `freed`: what commands may
+//!   use of it still.
 //! - [`placement`]: which processors are near each other.
 //! - [`quota`]: device memory; [`sharing`]: taking turns with others.
 
@@ -32,6 +33,7 @@ pub mod cover;
 #[cfg(feature = "worker")]
 mod crowd;
 mod events;
+mod freed;
 #[cfg(feature = "worker")]
 pub mod gate;
 #[cfg(feature = "worker")]

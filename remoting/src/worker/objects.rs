@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use super::{freed::End, svm::Addresses};
 use crate::{
     opencl::{api::Handle, codes},
     protocol::calls::{
-        BuildProgram, CloneKernel, CreateBuffer, CreateContext, CreateImage,
-        CreateKernel, CreateProgram, CreateQueue, CreateSampler, CreateSubBuffer, CreateSubDevices,
-        ImageShape, LinkProgram, QueueId,
+        BuildProgram, CloneKernel, CreateBuffer, CreateContext, CreateImage, CreateKernel,
+        CreateProgram, CreateQueue, CreateSampler, CreateSubBuffer, CreateSubDevices, ImageShape,
+        LinkProgram, QueueId,
     },
 };
 
@@ -72,6 +73,8 @@ pub struct Queue {
     pub svm: bool,
     /// How it was made.
     pub made: CreateQueue,
+    /// What is known of the end of its commands.
+    pub end: End,
     /// The first error of a command that nobody waited for, to be reported by who waits next.
     pub deferred: Option<i32>,
 }
@@ -159,6 +162,8 @@ pub struct Kernel {
     pub home: Home,
     /// Arguments whose last values the driver has refused, when nobody waited for that.
     pub refused: BTreeMap<u32, i32>,
+    /// Arguments that are addresses in shared virtual memory.
+    pub addresses: Addresses,
 }
 
 /// An event.

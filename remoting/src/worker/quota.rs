@@ -77,6 +77,11 @@ impl Quota {
 }
 
 impl Charge {
+    /// How much it is.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// As the driver's `user_data`, for [`gone`].
     pub fn into_raw(self) -> *mut c_void {
         Box::into_raw(Box::new(self)).cast()

@@ -466,9 +466,10 @@ impl Server {
         status(&self.api, event)
     }
 
-    /// Answers waits that are over. Whether there was one.
+    /// Answers waits that are over, and gives back what was freed and is not used any more. Whether
+    /// there was something.
     pub(super) fn poll_waits(&mut self) -> Result<bool, Gone> {
-        let mut progress = false;
+        let mut progress = !self.svm.freed.is_empty() && self.svm.freed.sweep(&self.api);
         let mut index = 0;
         while index < self.waits.len() {
             let mut failed = false;
@@ -516,6 +517,7 @@ impl Server {
             wait.armed = true;
             events.extend_from_slice(&wait.events);
         }
+        self.svm.freed.arm(&mut events);
         if !self.waits.is_empty()
             && let Some(oldest) = self.stages.front_mut().filter(|used| !used.armed)
         {
@@ -630,9 +632,7 @@ impl Server {
             Request::ReleaseKernel(call) => answered!(call.id, release_kernel),
             Request::SetArgument(call) => {
                 let outcome = self.set_argument(&call);
-                if !header.flags.has(Flags::ANSWER) {
-                    self.note_argument(&call, outcome);
-                }
+                self.note_argument(&call, outcome, header.flags.has(Flags::ANSWER));
                 self.answer(header, &outcome)?;
             }
             Request::SvmPointers(call) => answered!(&call, svm_pointers),

@@ -18,6 +18,8 @@ use std::{
 };
 
 use super::{
+    freed::Freed,
+    notice::{Board, Notice},
     objects::{Home, Queue},
     quota::Charge,
     server::{Server, cl, outcome},
@@ -50,15 +52,26 @@ pub struct Allocation {
     context: Handle,
     /// What the driver gave.
     raw: usize,
-    /// The first byte that is the client's: a page's.
+    /// The first byte that is the client's: a page's, if there was room for that.
     start: u64,
-    /// How many there are: whole pages.
+    /// How many there are: whole pages, then.
     length: u64,
     /// Given back with the allocation.
     _charge: Charge,
 }
 
 impl Allocation {
+    /// The driver's handle of its context.
+    pub fn context(&self) -> Handle {
+        self.context
+    }
+
+    /// Gives it back to the driver.
+    pub fn free(self, api: &Api) {
+        cl!(api, clSVMFree(self.context, self.raw as *mut c_void));
+        cl!(api, clReleaseContext(self.context));
+    }
+
     /// Whether these bytes are in it.
     fn has(&self, address: u64, length: u64) -> bool {
         address
@@ -68,14 +81,16 @@ impl Allocation {
     }
 }
 
-/// All allocations of a client, by where they begin.
+/// All allocations of a client, by where they begin in its eyes.
 ///
 /// They do not end with the table: the process does, and with it whatever uses them.
 #[derive(Debug, Default)]
 pub struct Allocations {
     live: BTreeMap<u64, Arc<Allocation>>,
-    /// The client has no use for them any more, but buffers in them are left.
-    leaving: Vec<Arc<Allocation>>,
+    /// How many the client has freed so far.
+    frees: u64,
+    /// Those that the driver has still.
+    pub(super) freed: Freed,
 }
 
 impl Allocations {
@@ -91,27 +106,46 @@ impl Allocations {
             .map(|_| address as *mut u8)
     }
 
-    /// Gives back to the driver what nothing uses any more.
-    fn sweep(&mut self, api: &Api) {
-        let mut index = 0;
-        while index < self.leaving.len() {
-            match Arc::try_unwrap(self.leaving.swap_remove(index)) {
-                Ok(allocation) => {
-                    cl!(
-                        api,
-                        clSVMFree(allocation.context, allocation.raw as *mut c_void)
-                    );
-                    cl!(api, clReleaseContext(allocation.context));
-                }
-                Err(used) => {
-                    // Where it was.
-                    self.leaving.push(used);
-                    let last = self.leaving.len() - 1;
-                    self.leaving.swap(index, last);
-                    index += 1;
-                }
+    /// Those of a context.
+    pub(super) fn of(&self, context: Handle) -> impl Iterator<Item = &Arc<Allocation>> {
+        let live = self.live.values();
+        live.filter(move |allocation| allocation.context == context)
+    }
+}
+
+/// A kernel's arguments that are addresses: the driver does not keep what they point to.
+#[derive(Clone, Debug, Default)]
+pub struct Addresses {
+    by_index: BTreeMap<u32, u64>,
+    /// How often something had been freed when all were last seen to be in allocations.
+    seen: u64,
+}
+
+impl Addresses {
+    /// An argument gets another value.
+    pub fn set(&mut self, index: u32, address: Option<u64>) {
+        match address {
+            Some(address) => {
+                self.by_index.insert(index, address);
+            }
+            None if self.by_index.is_empty() => {}
+            None => {
+                self.by_index.remove(&index);
             }
         }
+    }
+
+    /// Whether all are in allocations of a context still: a comparison if none was freed since.
+    pub fn are_in(&mut self, all: &Allocations, context: Handle) -> bool {
+        if self.by_index.is_empty() || self.seen == all.frees {
+            return true;
+        }
+        let there = |address: &u64| all.find(context, *address, 1).is_some();
+        let good = self.by_index.values().all(there);
+        if good {
+            self.seen = all.frees;
+        }
+        good
     }
 }
 
@@ -137,10 +171,22 @@ impl Drop for Apart {
     }
 }
 
-/// `clSetMemObjectDestructorCallback`'s callback for a buffer in an allocation.
+/// What a buffer in an allocation keeps.
+struct Lodger {
+    allocation: Arc<Allocation>,
+    board: Arc<Board>,
+}
+
+/// `clSetMemObjectDestructorCallback`'s callback for such a buffer.
+///
+/// # Safety
+/// `data` comes from `svm_until_gone` and is passed once.
 unsafe extern "C" fn left(_: Handle, data: *mut c_void) {
-    // SAFETY: it comes from `leaves`, and the driver calls each registered callback once.
-    drop(unsafe { Arc::from_raw(data.cast::<Allocation>().cast_const()) });
+    // SAFETY: the driver calls each registered callback once.
+    let Lodger { allocation, board } = *unsafe { Box::from_raw(data.cast::<Lodger>()) };
+    drop(allocation);
+    // Who has freed it gets it back by the serving thread.
+    board.leave(Notice::Wake);
 }
 
 impl Server {
@@ -154,26 +200,31 @@ impl Server {
             return Err(codes::INVALID_VALUE);
         }
         let context = context.raw;
-        self.svm.sweep(&self.api);
+        let found = self.find_memory(context, call);
+        if found.is_err() && self.make_room() {
+            return self.find_memory(context, call);
+        }
+        found
+    }
+
+    fn find_memory(&mut self, context: Handle, call: &SvmAlloc) -> Result<u64, i32> {
         let pages = call.size.checked_next_multiple_of(PAGE);
         let length = pages
             .filter(|length| *length > 0)
             .ok_or(codes::INVALID_VALUE)?;
         // Drivers align to what types need: somewhere in one page more, a page begins.
-        let whole = length.checked_add(PAGE).ok_or(codes::INVALID_VALUE)?;
-        let charge = self.quota.charge(whole)?;
-        // Who has no threads may have no kernel to ask for address space.
-        let apart = self
-            .has_threads()
-            .then(|| Apart::leave(call.vain))
-            .flatten();
-        let raw = cl!(self.api, clSVMAlloc(context, call.flags, whole as usize, 0)) as usize;
-        drop(apart);
+        let more = length.checked_add(PAGE).ok_or(codes::INVALID_VALUE)?;
+        let (raw, charge) = match self.ask_for(context, call, more) {
+            Ok(found) => found,
+            // The largest that there are have no room for it. They hardly share a page with others.
+            Err(_) => self.ask_for(context, call, call.size)?,
+        };
         // No memory ends where numbers do: no overflow.
-        let start = (raw as u64).next_multiple_of(PAGE);
-        if raw == 0 {
-            return Err(codes::MEM_OBJECT_ALLOCATION_FAILURE);
-        }
+        let (start, length) = if charge.bytes() == more {
+            ((raw as u64).next_multiple_of(PAGE), length)
+        } else {
+            (raw as u64, call.size)
+        };
         cl!(self.api, clRetainContext(context));
         let allocation = Allocation {
             context,
@@ -186,10 +237,26 @@ impl Server {
         Ok(start)
     }
 
+    /// So many bytes of the driver's memory.
+    fn ask_for(&self, context: Handle, call: &SvmAlloc, size: u64) -> Result<(usize, Charge), i32> {
+        let charge = self.quota.charge(size)?;
+        // Who has no threads may have no kernel to ask for address space.
+        let apart = self
+            .has_threads()
+            .then(|| Apart::leave(call.vain))
+            .flatten();
+        let raw = cl!(self.api, clSVMAlloc(context, call.flags, size as usize, 0)) as usize;
+        drop(apart);
+        if raw == 0 {
+            return Err(codes::MEM_OBJECT_ALLOCATION_FAILURE);
+        }
+        Ok((raw, charge))
+    }
+
     pub(super) fn svm_free(&mut self, address: u64) -> Result<(), i32> {
         let freed = self.svm.live.remove(&address).ok_or(codes::INVALID_VALUE)?;
-        self.svm.leaving.push(freed);
-        self.svm.sweep(&self.api);
+        self.svm.frees += 1;
+        self.keep_freed(freed);
         Ok(())
     }
 
@@ -206,11 +273,12 @@ impl Server {
 
     /// Keeps an allocation until the driver says that a buffer in it is gone.
     pub(super) fn svm_until_gone(&self, buffer: Handle, allocation: Arc<Allocation>) {
-        let data = Arc::into_raw(allocation);
+        let board = Arc::clone(&self.board);
+        let data = Box::into_raw(Box::new(Lodger { allocation, board }));
         // If the driver refuses to say it, the allocation stays.
         cl!(
             self.api,
-            clSetMemObjectDestructorCallback(buffer, Some(left), data.cast_mut().cast())
+            clSetMemObjectDestructorCallback(buffer, Some(left), data.cast())
         );
     }
 
@@ -239,7 +307,9 @@ impl Server {
     /// The context of a command's queue, if its device has shared virtual memory.
     pub(super) fn svm_of(&self, order: &Order) -> Result<Home, i32> {
         match self.queues.get(order.queue.0)? {
-            Queue { svm: true, home, .. } => Ok(*home),
+            Queue {
+                svm: true, home, ..
+            } => Ok(*home),
             _ => Err(codes::INVALID_OPERATION),
         }
     }
@@ -349,4 +419,4 @@ impl Server {
 #[cfg(test)]
 #[cfg(not(loom))]
 #[path = "svm_tests.rs"]
-mod tests;
+pub(crate) mod tests;

@@ -1,5 +1,8 @@
+use std::cell::Cell;
+
 use super::*;
 use crate::{
+    opencl::api::MemCallback,
     protocol::{
         Blob, Flags, Request,
         calls::{
@@ -11,7 +14,7 @@ use crate::{
     worker::testing,
 };
 
-const HEADER: Header = Header {
+pub(crate) const HEADER: Header = Header {
     length: 0,
     opcode: 0,
     flags: Flags::ANSWER,
@@ -24,7 +27,7 @@ fn server() -> Server {
 }
 
 /// The same before another OpenCL.
-fn server_before(api: Api) -> Server {
+pub(crate) fn server_before(api: Api) -> Server {
     let (mut server, _, _) = testing::server_before(api);
     let device = server.offered()[0][0].id;
     for number in 0..2 {
@@ -58,7 +61,7 @@ fn server_before(api: Api) -> Server {
     server
 }
 
-fn alloc(server: &mut Server, context: u32, size: u64) -> Result<u64, i32> {
+pub(crate) fn alloc(server: &mut Server, context: u32, size: u64) -> Result<u64, i32> {
     server.svm_alloc(&SvmAlloc {
         context: ContextId(context),
         flags: codes::MEM_READ_WRITE,
@@ -67,7 +70,7 @@ fn alloc(server: &mut Server, context: u32, size: u64) -> Result<u64, i32> {
     })
 }
 
-fn order(queue: u32) -> Order {
+pub(crate) fn order(queue: u32) -> Order {
     Order {
         queue: QueueId(queue),
         wait: Vec::new(),
@@ -76,7 +79,7 @@ fn order(queue: u32) -> Order {
 }
 
 /// The error of a command that nobody waits for.
-fn enqueue(server: &mut Server, queue: u32, request: Request) -> Result<(), i32> {
+pub(crate) fn enqueue(server: &mut Server, queue: u32, request: Request) -> Result<(), i32> {
     let header = Header {
         flags: Flags::default(),
         ..HEADER
@@ -265,9 +268,20 @@ fn the_quota_counts_allocations_with_their_pages_until_they_are_free() {
     assert_eq!(quota.used(), 0);
 }
 
+thread_local! {
+    /// The callback that the driver has been given for a buffer's end.
+    static AT_END: Cell<Option<(MemCallback, *mut c_void)>> = const { Cell::new(None) };
+}
+
+/// `clSetMemObjectDestructorCallback` of buffers that are used for longer.
+unsafe extern "C" fn at_end(_: Handle, notify: Option<MemCallback>, data: *mut c_void) -> i32 {
+    AT_END.set(notify.map(|notify| (notify, data)));
+    0
+}
+
 #[test]
 fn a_buffer_keeps_the_allocation_that_it_lives_in() {
-    let mut server = server();
+    let mut server = server_before(Api::null().with_mem_callback(at_end));
     let address = alloc(&mut server, 0, 4096).unwrap();
     let mut make = |id, address, size| {
         server.create_buffer(CreateBuffer {
@@ -280,20 +294,63 @@ fn a_buffer_keeps_the_allocation_that_it_lives_in() {
             svm: Some(address),
         })
     };
-    assert_eq!(make(0, address, 4096), Ok(()));
     assert_eq!(make(1, address, 4097), Err(codes::INVALID_HOST_PTR));
     assert_eq!(make(2, address - 1, 1), Err(codes::INVALID_HOST_PTR));
-    // As a buffer does whose end the driver has not told.
-    let kept = server
-        .svm
-        .find(server.queues.get(0).unwrap().context, address, 1);
-    let kept = Arc::clone(kept.unwrap());
+    assert_eq!(make(0, address, 4096), Ok(()));
+    // It has no memory of its own: the allocation's is charged already.
+    assert_eq!(server.quota.used(), 2 * PAGE);
     server.svm_free(address).unwrap();
-    assert_eq!(server.quota.used(), 2 * PAGE);
-    drop(kept);
+    server.poll_waits().unwrap();
     assert_eq!(server.svm_free(address), Err(codes::INVALID_VALUE));
-    alloc(&mut server, 0, 4096).unwrap();
     assert_eq!(server.quota.used(), 2 * PAGE);
+    let (notify, data) = AT_END.take().expect("the driver was not asked");
+    // SAFETY: once, as a driver does.
+    unsafe { notify(1, data) };
+    assert!(server.board.any(), "the serving thread is not told");
+    server.poll_waits().unwrap();
+    assert_eq!(server.quota.used(), 0);
+}
+
+#[test]
+fn the_largest_that_the_driver_has_needs_no_page_more() {
+    let mut server = server();
+    let most = 1 << 20;
+    let address = alloc(&mut server, 0, most).unwrap();
+    assert_eq!(server.quota.used(), most);
+    let context = server.queues.get(0).unwrap().home.raw;
+    let has = |address, length| server.svm.at(context, address, length).is_some();
+    assert!(has(address, most) && has(address + most - 1, 1));
+    assert!(!has(address, most + 1) && !has(address - 1, 1));
+    let full = codes::MEM_OBJECT_ALLOCATION_FAILURE;
+    assert_eq!(alloc(&mut server, 0, most + 1), Err(full));
+    assert_eq!(server.quota.used(), most);
+    server.svm_free(address).unwrap();
+    assert_eq!(server.quota.used(), 0);
+}
+
+#[test]
+fn a_refused_argument_is_forgotten_with_the_next_value_whether_that_is_awaited_or_not() {
+    let mut server = server();
+    let address = alloc(&mut server, 0, 4096).unwrap();
+    let posted = Header {
+        flags: Flags::default(),
+        ..HEADER
+    };
+    let mut set = |header, address| {
+        let call = SetArgument {
+            kernel: KernelId(0),
+            index: 0,
+            value: Value::Svm(Some(address)),
+        };
+        server.serve(header, Request::SetArgument(call)).unwrap();
+        server.kernels.get(0).unwrap().refused.len()
+    };
+    for header in [posted, HEADER] {
+        assert_eq!(set(posted, address - 1), 1);
+        assert_eq!(set(header, address), 0);
+    }
+    // Of this one the client hears, and the value from before stays.
+    assert_eq!(set(HEADER, address - 1), 0);
 }
 
 #[test]
@@ -310,7 +367,7 @@ fn calls_that_name_an_allocation_are_served_by_number() {
     server
         .serve(HEADER, Request::SvmFree(SvmFree { address }))
         .unwrap();
-    assert!(server.svm.live.is_empty() && server.svm.leaving.is_empty());
+    assert!(server.svm.live.is_empty() && server.svm.freed.is_empty());
 }
 
 #[test]
@@ -360,8 +417,6 @@ fn a_context_with_the_number_of_one_before_lends_its_memory_to_none_of_that_ones
 mod old {
     //! A driver that says that its device has shared virtual memory, but is of OpenCL 1.2, so that
     //! it need not have the functions.
-
-    use std::cell::Cell;
 
     use super::*;
 

@@ -66,6 +66,14 @@ impl<T> Table<T> {
         })
     }
 
+    /// All objects, to change them.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.slots.iter_mut().filter_map(|slot| match slot {
+            Slot::There(object) => Some(object),
+            Slot::Empty | Slot::Failed(_) => None,
+        })
+    }
+
     /// Whether a client may give an object this number now.
     pub fn check(&self, id: u32) -> Result<(), i32> {
         let free = matches!(self.slots.get(id as usize), None | Some(Slot::Empty));
