@@ -16,7 +16,7 @@ use gantry_remoting::{
 use crate::{
     abi::{Outcome, bytes, code, give, handle, list, set},
     link,
-    object::{self, Context, Event, Handle, Object, Queue, get, keep_all},
+    object::{self, Context, Event, Handle, Object, Own, Queue, get, keep_all},
     platform::ask,
 };
 
@@ -220,6 +220,38 @@ pub extern "C" fn clSetEventCallback(
             notify(kept.pointer(), status.min(at), data as *mut c_void);
         })
     })())
+}
+
+/// A new event that this driver decides by [`decide`], in any case: commands may wait for it.
+pub fn undecided(context: &Object<Context>) -> Outcome<Own<Event>> {
+    let link = link::the()?;
+    let id = EventId(link.ids.events.take());
+    // Whether this can be sent or not, the number is given back with the object.
+    let event = Object::own(
+        Event {
+            id,
+            context: context.keep(),
+            queue: None,
+            command: codes::COMMAND_USER,
+        },
+        0,
+    );
+    link.post(&CreateUserEvent {
+        id,
+        context: context.it.id,
+    })?;
+    Ok(event)
+}
+
+/// Gives such an event its status: 0, or an error.
+pub fn decide(event: &Object<Event>, status: i32) {
+    if let Some(link) = link::get() {
+        // If this cannot be sent, there is nobody any more for whom to decide.
+        let _ = link.post(&SetUserEventStatus {
+            id: event.it.id,
+            status,
+        });
+    }
 }
 
 /// Calls back when an event has this status, or an error.

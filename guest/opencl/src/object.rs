@@ -17,7 +17,7 @@ use gantry_remoting::{
     protocol::calls::{
         ArgumentKind, ContextId, DeviceId, EventId, KernelId, MemId, PlatformId, ProgramId,
         QueueId, ReleaseContext, ReleaseDevice, ReleaseEvent, ReleaseKernel, ReleaseMem,
-        ReleaseProgram, ReleaseQueue, ReleaseSampler, SamplerId, Value,
+        ReleaseProgram, ReleaseQueue, ReleaseSampler, SamplerId, StageId, Value,
     },
 };
 
@@ -227,6 +227,8 @@ pub struct Image {
 /// A mapping.
 pub struct Mapping {
     pub pointer: usize,
+    /// By which its contents come, if they do.
+    pub stage: Option<StageId>,
     /// What is to be done when it ends.
     pub kind: Mapped,
 }

@@ -262,9 +262,15 @@ impl Link {
         }
     }
 
+    /// Whether the command that uses a stage goes on, as far as the application can know: its data
+    /// has not landed.
+    pub fn is_pending(&self, stage: StageId) -> bool {
+        lock(&self.stages).pending.contains_key(&stage)
+    }
+
     /// Waits until the command that uses a stage has completed, and its data has landed.
     pub fn landed(&self, stage: StageId) -> Result<(), i32> {
-        if lock(&self.stages).pending.contains_key(&stage) {
+        if self.is_pending(stage) {
             self.ask(&calls::Await { stage })?;
         }
         Ok(())

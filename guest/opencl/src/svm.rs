@@ -24,21 +24,21 @@ use gantry_remoting::{
     protocol::{
         Blob,
         calls::{
-            Marker, SetArgument, SvmAlloc, SvmCopy, SvmFill, SvmFree, SvmMigrate, SvmPointers,
-            Value,
+            Marker, SetArgument, StageId, SvmAlloc, SvmCopy, SvmFill, SvmFree, SvmMigrate,
+            SvmPointers, Value,
         },
     },
 };
 
 use crate::{
     abi::{Outcome, array, code, list, set},
-    event::{Around, submit, when_complete},
+    event::{Around, decide, submit, undecided, when_complete},
     link::{self, Link},
     object::{self, Context, Device, Event, Handle, Kernel, Object, Own, Queue, Set, get},
     platform::limit,
     program::give_argument,
     stage::Landing,
-    transfer::{There, bytes_between},
+    transfer::{There, bytes_between, bytes_by},
 };
 
 /// How many addresses of the worker's are tried: where another mapping is in the way, the worker
@@ -121,11 +121,13 @@ impl Drop for Reservation {
 }
 
 /// A mapping: where it begins, how long it is, and whether the host writes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Mapped {
     start: usize,
     size: usize,
     writes: bool,
+    /// By which the device's bytes come, if they do.
+    stages: Vec<StageId>,
 }
 
 /// Memory of this process for an allocation.
@@ -136,9 +138,16 @@ struct Memory {
     window: Option<(u64, u64)>,
 }
 
+/// The pages that bytes are in: where these begin, and how many bytes there are from there on.
+fn pages(address: u64, size: u64) -> (u64, u64) {
+    let before = address % PAGE as u64;
+    (address - before, size + before)
+}
+
 impl Memory {
-    /// In the window, if that has room; else anywhere. Nothing else may be at the address.
-    fn at(link: &Link, address: u64, length: u64) -> io::Result<Self> {
+    /// In the window, if that has room; else anywhere. Nothing else may be in these pages.
+    fn at(link: &Link, address: u64, size: u64) -> io::Result<Self> {
+        let (address, length) = pages(address, size);
         let reserved = Reservation::at(address, length)?;
         let Some(offset) = share(link, length) else {
             return Ok(Self {
@@ -188,9 +197,10 @@ pub fn in_window(pointer: *const u8, length: u64) -> Option<u64> {
     }
     let pointer = pointer as usize;
     find(pointer, |start, allocation| {
-        let offset = pointer - start;
-        let (window, _) = allocation.memory.window?;
-        (length <= (allocation.size - offset) as u64).then_some(window + offset as u64)
+        let left = allocation.size - (pointer - start);
+        let Memory { reserved, window } = &allocation.memory;
+        let (window, _) = (*window)?;
+        (length <= left as u64).then_some(window + (pointer - reserved.start) as u64)
     })?
 }
 
@@ -266,7 +276,7 @@ fn alloc(context: Handle<Context>, flags: u64, size: usize, alignment: u32) -> O
     if !devices.iter().any(|device| offered(device)) {
         return Err(codes::INVALID_OPERATION);
     }
-    // Allocations begin with a page, whatever alignment is asked for.
+    // Allocations begin with a page, or else are aligned for the largest type.
     let aligns = alignment == 0 || alignment.is_power_of_two() && alignment <= LARGEST_TYPE;
     if size == 0 || flags & !access != 0 || flags.count_ones() > 1 || !aligns {
         return Err(codes::INVALID_VALUE);
@@ -291,7 +301,7 @@ fn alloc(context: Handle<Context>, flags: u64, size: usize, alignment: u32) -> O
             Err(code) => break Err(code),
         };
         match Memory::at(link, address, size as u64) {
-            Ok(memory) => break Ok(memory),
+            Ok(memory) => break Ok((address as usize, memory)),
             Err(_) => vain.push(address),
         }
         if vain.len() as u32 == TRIES {
@@ -299,10 +309,10 @@ fn alloc(context: Handle<Context>, flags: u64, size: usize, alignment: u32) -> O
         }
     };
     for address in vain {
-        link.post(&SvmFree { address })?;
+        // If this cannot be sent, the worker is gone with all that it had.
+        let _ = link.post(&SvmFree { address });
     }
-    let memory = found?;
-    let start = memory.reserved.start;
+    let (start, memory) = found?;
     let allocation = Allocation {
         memory,
         size,
@@ -370,39 +380,53 @@ pub extern "C" fn clEnqueueSVMFree(
             .into_iter()
             .map(|pointer| pointer as usize)
             .collect();
-        let mut own = null_mut();
-        let around = Around {
-            count,
-            wait,
-            event: &raw mut own,
+        // The memory is free between two markers: the command's event is that of the second, which
+        // waits, with all that is behind it in order, for this thread's word.
+        let marker = |count: u32, wait: *const Handle<Event>| -> Outcome<Handle<Event>> {
+            let mut event = null_mut();
+            let around = Around {
+                count,
+                wait,
+                event: &raw mut event,
+            };
+            submit(queue, around, codes::COMMAND_SVM_FREE, false, |order| {
+                Ok(Marker { order })
+            })?;
+            Ok(event)
         };
-        submit(queue, around, codes::COMMAND_SVM_FREE, false, |order| {
-            Ok(Marker { order })
-        })?;
         // Out of order, it waits for what was enqueued before, which is allowed.
+        let due = marker(count, wait)?;
+        let freed = undecided(&queue.it.context)?;
+        let own =
+            marker(1, [freed.pointer()].as_ptr()).inspect_err(|code| decide(&freed, *code))?;
         let (kept, data) = (queue.keep(), data as usize);
-        let freed = when_complete(own, move |status| {
+        let (told, word) = (pointers, freed.clone());
+        let ordered = when_complete(due, move |status| {
             // A command that was not carried out frees nothing.
-            if status < 0 {
-                return;
-            }
-            match notify {
-                Some(notify) => {
-                    let mut pointers: Vec<_> = (pointers.iter())
-                        .map(|pointer| *pointer as *mut c_void)
-                        .collect();
-                    let list = pointers.as_mut_ptr();
-                    notify(kept.pointer(), pointer_count, list, data as *mut c_void);
+            if status >= 0 {
+                match notify {
+                    Some(notify) => {
+                        let mut pointers: Vec<_> = (told.iter())
+                            .map(|pointer| *pointer as *mut c_void)
+                            .collect();
+                        let list = pointers.as_mut_ptr();
+                        notify(kept.pointer(), pointer_count, list, data as *mut c_void);
+                    }
+                    None => told.into_iter().for_each(free),
                 }
-                None => pointers.into_iter().for_each(free),
             }
+            decide(&word, status.min(0));
         });
-        if freed.is_err() || event.is_null() {
+        object::release(due)?;
+        if let Err(code) = ordered {
+            decide(&freed, code);
+        }
+        if ordered.is_err() || event.is_null() {
             object::release(own)?;
         } else {
             set(event, own);
         }
-        freed
+        ordered
     })())
 }
 
@@ -528,6 +552,7 @@ pub extern "C" fn clEnqueueSVMMap(
         inside(queue, pointer, size)?;
         let around = Around { count, wait, event };
         let (blocking, command) = (blocking != 0, codes::COMMAND_SVM_MAP);
+        let mut stages = Vec::new();
         if invalidate {
             submit(queue, around, command, blocking, |order| {
                 Ok(Marker { order })
@@ -535,13 +560,18 @@ pub extern "C" fn clEnqueueSVMMap(
         } else {
             let memory = Landing::flat(pointer.cast(), size);
             let there = There::Svm(pointer as u64, command);
-            bytes_between(queue, there, blocking, memory, false, around)?;
+            let staged = |stage| stages.push(stage);
+            bytes_by(queue, there, blocking, memory, false, around, staged)?;
+        }
+        if blocking {
+            stages = Vec::new();
         }
         change(pointer as usize, |allocation| {
             allocation.maps.push(Mapped {
                 start: pointer as usize,
                 size,
                 writes: flags & write != 0,
+                stages,
             });
         });
         Ok(())
@@ -562,12 +592,15 @@ pub extern "C" fn clEnqueueSVMUnmap(
         let start = pointer as usize;
         let place = |maps: &[Mapped]| maps.iter().position(|map| map.start == start);
         let mapped = find(start, |_, allocation| {
-            place(&allocation.maps).map(|at| allocation.maps[at])
+            place(&allocation.maps).map(|at| allocation.maps[at].clone())
         });
         let mapped = mapped.flatten().ok_or(codes::INVALID_VALUE)?;
+        let link = link::the()?;
+        // What has not come yet the host cannot have changed: what is here is older.
+        let came = !mapped.stages.iter().any(|stage| link.is_pending(*stage));
         let around = Around { count, wait, event };
         let command = codes::COMMAND_SVM_UNMAP;
-        if mapped.writes {
+        if mapped.writes && came {
             let memory = Landing::flat(pointer.cast(), mapped.size);
             let there = There::Svm(pointer as u64, command);
             bytes_between(queue, there, false, memory, true, around)?;
@@ -711,6 +744,12 @@ mod tests {
         for address in [0, PAGE, LOWEST as u64 - PAGE, FREE[0] + 8] {
             assert!(Reservation::at(address, PAGE).is_err(), "{address:#x}");
         }
+    }
+
+    #[test]
+    fn bytes_are_in_the_pages_from_their_first_one_s_to_their_last_one_s() {
+        assert_eq!(pages(5 * PAGE, 1), (5 * PAGE, 1));
+        assert_eq!(pages(5 * PAGE + 64, PAGE), (5 * PAGE, PAGE + 64));
     }
 
     #[test]

@@ -203,6 +203,19 @@ pub fn bytes_between(
     write: bool,
     around: Around,
 ) -> Outcome {
+    bytes_by(queue, there, blocking, memory, write, around, |_| ())
+}
+
+/// The same; `staged` hears of each stage by which the bytes go.
+pub fn bytes_by(
+    queue: &Object<Queue>,
+    there: There<'_>,
+    blocking: bool,
+    memory: Landing,
+    write: bool,
+    around: Around,
+    mut staged: impl FnMut(StageId),
+) -> Outcome {
     let link = link::the()?;
     let size = memory.size() as u64;
     let zero_copy = !matches!(there, There::Host(..)) && link.shared(memory.to, size).is_some();
@@ -211,7 +224,9 @@ pub fn bytes_between(
     // One event cannot stand for several commands out of order, nor tell their common times.
     let whole = zero_copy || size <= UNCUT || size <= space / 4 && (timed || !queue.it.in_order());
     if whole || !queue.it.in_order() {
-        return piece(queue, there, blocking, memory, write, around).map(drop);
+        let stage = piece(queue, there, blocking, memory, write, around)?;
+        stage.into_iter().for_each(staged);
+        return Ok(());
     }
     crew::call(size);
     let length = piece_size(size);
@@ -240,6 +255,7 @@ pub fn bytes_between(
             write,
             around,
         )?;
+        stage.into_iter().for_each(&mut staged);
         under_way.extend(stage);
         at += length;
     }
@@ -599,10 +615,11 @@ fn writes(flags: u64) -> bool {
     flags & (codes::MAP_WRITE | codes::MAP_WRITE_INVALIDATE_REGION) != 0
 }
 
-fn remember(mem: &Object<Mem>, pointer: *mut u8, kind: Mapped) {
+fn remember(mem: &Object<Mem>, pointer: *mut u8, kind: Mapped, stage: Option<StageId>) {
     let mut maps = mem.it.maps.lock().unwrap_or_else(PoisonError::into_inner);
     maps.push(Mapping {
         pointer: pointer as usize,
+        stage,
         kind,
     });
 }
@@ -643,14 +660,14 @@ pub extern "C" fn clEnqueueMapBuffer(
                     size,
                 })
             })?;
-            remember(mem, pointer, Mapped::Window(offset));
+            remember(mem, pointer, Mapped::Window(offset), None);
             return Ok(pointer.cast());
         }
         let start = link.reserve(size)?;
         let pointer = link.pointer(start, size)?;
         let host = (!mem.it.host.is_null())
             .then(|| Landing::flat(mem.it.host.wrapping_add(offset as usize), size as usize));
-        submit_map(
+        let stage = submit_map(
             link,
             queue,
             around,
@@ -678,14 +695,15 @@ pub extern "C" fn clEnqueueMapBuffer(
             write: writes(flags),
         };
         let pointer = host.map_or(pointer, |host| host.to);
-        remember(mem, pointer, kind);
+        remember(mem, pointer, kind, stage);
         Ok(pointer.cast())
     })();
     handle(outcome, errcode_ret)
 }
 
 /// Reads what is mapped into its stretch of the window, and on into the application's own memory
-/// if the object lives there; or only waits, if the contents do not matter.
+/// if the object lives there; or only waits, if the contents do not matter. The stage by which they
+/// come, if they do by one.
 #[allow(clippy::too_many_arguments)]
 fn submit_map<C: gantry_remoting::protocol::Call<Answer = ()>>(
     link: &Link,
@@ -698,7 +716,8 @@ fn submit_map<C: gantry_remoting::protocol::Call<Answer = ()>>(
     size: u64,
     host: Option<Landing>,
     read: impl FnOnce(gantry_remoting::protocol::calls::Order, Place) -> Outcome<C>,
-) -> Outcome {
+) -> Outcome<Option<StageId>> {
+    let mut stage = None;
     let submitted = if flags & codes::MAP_WRITE_INVALIDATE_REGION != 0 {
         submit(queue, around, command, blocking, |order| {
             Ok(Marker { order })
@@ -713,10 +732,12 @@ fn submit_map<C: gantry_remoting::protocol::Call<Answer = ()>>(
                 }
                 None => link.mapped(start, size),
             };
+            stage = to.stage;
             read(order, to)
         })
     };
-    submitted.inspect_err(|_| link.give_back(start, size))
+    submitted.inspect_err(|_| link.give_back(start, size))?;
+    Ok(stage)
 }
 
 pub extern "C" fn clEnqueueMapImage(
@@ -758,7 +779,7 @@ pub extern "C" fn clEnqueueMapImage(
         let pointer = link.pointer(start, size)?;
         let around = Around { count, wait, event };
         let command = codes::COMMAND_MAP_IMAGE;
-        submit_map(
+        let stage = submit_map(
             link,
             queue,
             around,
@@ -787,7 +808,7 @@ pub extern "C" fn clEnqueueMapImage(
             region,
             write: writes(flags),
         };
-        remember(mem, pointer, kind);
+        remember(mem, pointer, kind, stage);
         set(row_pitch, memory.row_pitch);
         set(slice_pitch, if has_slices { memory.slice_pitch } else { 0 });
         Ok(pointer.cast())
@@ -814,6 +835,8 @@ pub extern "C" fn clEnqueueUnmapMemObject(
         };
         let around = Around { count, wait, event };
         let command = codes::COMMAND_UNMAP_MEM_OBJECT;
+        // What has not come yet the application cannot have changed: what is here is older.
+        let came = mapping.stage.is_none_or(|stage| !link.is_pending(stage));
         match mapping.kind {
             Mapped::Window(offset) => submit(queue, around, command, false, |order| {
                 Ok(Unmap {
@@ -825,9 +848,9 @@ pub extern "C" fn clEnqueueUnmapMemObject(
             Mapped::Copy {
                 offset,
                 length,
-                write: false,
+                write,
                 ..
-            } => {
+            } if !write || !came => {
                 // Its space is free when all before is over.
                 submit(queue, around, command, false, |order| {
                     Ok(Unstage {
@@ -842,7 +865,7 @@ pub extern "C" fn clEnqueueUnmapMemObject(
                 host,
                 origin,
                 region,
-                write: true,
+                write: _,
             } => {
                 if let Some(host) = host {
                     host.gather(link.pointer(offset, length)?);

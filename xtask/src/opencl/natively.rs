@@ -58,21 +58,25 @@ pub fn figures(pool: &Pool) -> Result<()> {
     Ok(())
 }
 
-/// Through rings, by delegations, and where application and worker share no memory.
-pub fn shared_addresses(pool: &Pool) -> Result<()> {
+/// What the entry points for shared virtual memory do, natively and remoted.
+pub fn svm(pool: &Pool) -> Result<()> {
     let run = |mut python: Command| packages::output(python.arg(program("svm.py")));
     let native = run(pool.native("/usr/bin/python3"))?;
     ensure!(native.ends_with("freed: all\n"), "natively: {native}");
+    let remoted = run(pool.remoted("/usr/bin/python3"))?;
+    ensure!(
+        native == remoted,
+        "natively:\n{native}\nremoted:\n{remoted}"
+    );
+    Ok(())
+}
+
+/// Through rings, by delegations, and where application and worker share no memory.
+pub fn shared_addresses(pool: &Pool) -> Result<()> {
     let release = || pool.release.clone();
     let delegated = Pool::start(Way::Delegated, "delegated-svm", release(), &["--own-cpu"])?;
     let stream = Pool::start(Way::Unix, "stream-svm", release(), &[])?;
-    for pool in [pool, &delegated, &stream] {
-        let remoted = run(pool.remoted("/usr/bin/python3"))?;
-        ensure!(
-            native == remoted,
-            "natively:\n{native}\nremoted:\n{remoted}"
-        );
-    }
+    [pool, &delegated, &stream].into_iter().try_for_each(svm)?;
     let mut wrong = pool.remoted("/usr/bin/python3");
     let wrong = packages::output(wrong.arg(program("svm.py")).arg("refused"))?;
     let expected = "strangers: [-50, -50, -50] True\nrefused: [None, None, None, None, -30, -30, \

@@ -13,7 +13,7 @@ use gantry_tests::rig::packages;
 
 use super::{
     applications::{endless, signal},
-    natively::{clinfo, figures, late, piglit, pyopencl},
+    natively::{clinfo, figures, late, piglit, pyopencl, svm},
     pool::{Pool, Way, certificates},
     workers::{self, confined, stopped},
 };
@@ -36,6 +36,7 @@ pub fn tls(pool: &Pool) -> Result<()> {
     let pool = Pool::start(Way::Tls, "tls", pool.release.clone(), &[])?;
     programs(&pool)?;
     confined(&pool)?;
+    svm(&pool)?;
     workers::killed(&pool)?;
     stopped(&pool)
 }

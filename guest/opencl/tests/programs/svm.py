@@ -4,6 +4,7 @@ every driver that has it. With the word `refused`: what wrong calls give, where 
 import ctypes
 import sys
 import threading
+import time
 
 import numpy as np
 import pyopencl as cl
@@ -244,6 +245,8 @@ def frees():
         told.append((on == apart.int_ptr, count, pointers[:count] == addresses, data))
         for address in pointers[:count]:
             free(address)
+        # Long enough for whom the command's event does not keep waiting.
+        time.sleep(0.2)
         freed.set()
 
     start = cl.UserEvent(context)
@@ -252,8 +255,7 @@ def frees():
     early = freed.is_set()
     start.set_status(0)
     event.wait()
-    assert freed.wait(20), "clEnqueueSVMFree's callback was not called"
-    print("freed:", early, told, hex(event.command_type))
+    print("freed:", early, freed.is_set(), told, hex(event.command_type))
     address = alloc(5000)
     call("clEnqueueSVMFree", uint(1), (pointer * 1)(address), None, None).wait()
     queue.finish()
@@ -287,6 +289,58 @@ def elsewhere():
     unmap(other)
     queue.finish()
     free(other)
+
+
+def early():
+    """What is unmapped before it has been mapped keeps what the device has made."""
+    count = 300_000
+    data = np.random.default_rng(1).integers(0, 256, count, np.uint8)
+    hosts = [np.zeros(count, np.uint8) for _ in range(2)]
+    address = alloc(count)
+    flags = cl.mem_flags
+    buffers = [
+        cl.Buffer(context, flags.READ_WRITE, count),
+        cl.Buffer(context, flags.USE_HOST_PTR, hostbuf=hosts[0]),
+    ]
+    start = cl.UserEvent(context)
+    copy(address, data.ctypes.data, count, blocking=False, after_these=[start])
+    enqueue_map(address, count, blocking=False)
+    unmap(address)
+    access = cl.map_flags.READ | cl.map_flags.WRITE
+    # pyopencl waits for what it is asked to forget.
+    kept = []
+    for buffer in buffers:
+        kept.append(cl.enqueue_copy(queue, buffer, data, is_blocking=False))
+        mapped, _ = cl.enqueue_map_buffer(
+            queue, buffer, access, 0, count, np.uint8, is_blocking=False
+        )
+        kept.append(mapped.base.release(queue))
+        kept.append(mapped)
+    start.set_status(0)
+    right = []
+    back = np.zeros(count, np.uint8)
+    copy(back.ctypes.data, address, count)
+    right.append((back == data).all())
+    for buffer in buffers:
+        cl.enqueue_copy(queue, hosts[1], buffer)
+        right.append((hosts[1] == data).all())
+    print("early:", right)
+    free(address)
+
+
+def largest():
+    """As large as the device says that there are, to the last byte."""
+    size = device.max_mem_alloc_size
+    address = alloc(size)
+    assert address, f"there is none of {size} bytes"
+    data = np.arange(1000, dtype=np.int32)
+    last = address + size - data.nbytes
+    copy(last, data.ctypes.data, data.nbytes)
+    enqueue_map(last, data.nbytes, READ)
+    print("largest:", (view(last, np.int32, 1000) == data).all(), alloc(size + 1))
+    unmap(last)
+    queue.finish()
+    free(address)
 
 
 def again():
@@ -339,6 +393,6 @@ def refused():
     free(0)
 
 
-parts = [refused] if "refused" in sys.argv else [lists, copies, fills, buffers, events, elsewhere, again, frees]
+parts = [refused] if "refused" in sys.argv else [lists, copies, fills, buffers, events, elsewhere, early, again, largest, frees]
 for part in parts:
     part()
