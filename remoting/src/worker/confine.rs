@@ -5,8 +5,10 @@
 //! write to its own cache folder and to the nodes of accelerators only, and read what drivers are
 //! made of (`READABLE`) and nothing else: no disk image, no key, no memory of the machine.
 //! Seccomp lets it make the system calls below, and refuses all others (`EPERM`): none reaches
-//! another process, the network or the kernel's configuration. A limit bounds the memory that it
-//! has of its own. All are inherited by what the driver starts.
+//! another process, the network or the kernel's configuration. Landlock leaves to them what it does
+//! not know: modes and times of files by their paths, file systems' own commands, and before Linux
+//! 6.2 their lengths. A worker that root started has none of root's capabilities. A limit bounds the
+//! memory that it has of its own. All are inherited by what the driver starts.
 //!
 //! The table of calls was made by tracing workers under PoCL 3.1 and NVIDIA's driver 580, and
 //! rounded up to what other versions of the C library use for the same purpose. What only one of
@@ -165,7 +167,6 @@ const ALLOWED: &[&[c_long]] = &[
     &[
         libc::SYS_access,
         libc::SYS_chdir,
-        libc::SYS_chmod,
         libc::SYS_close,
         libc::SYS_close_range,
         libc::SYS_copy_file_range,
@@ -174,8 +175,6 @@ const ALLOWED: &[&[c_long]] = &[
         libc::SYS_faccessat2,
         libc::SYS_fadvise64,
         libc::SYS_fallocate,
-        libc::SYS_fchmod,
-        libc::SYS_fchmodat,
         libc::SYS_fdatasync,
         libc::SYS_flock,
         libc::SYS_fstat,
@@ -208,11 +207,9 @@ const ALLOWED: &[&[c_long]] = &[
         libc::SYS_statfs,
         libc::SYS_statx,
         libc::SYS_symlink,
-        libc::SYS_truncate,
         libc::SYS_umask,
         libc::SYS_unlink,
         libc::SYS_unlinkat,
-        libc::SYS_utimensat,
         libc::SYS_write,
         libc::SYS_writev,
     ],
@@ -263,6 +260,26 @@ const NAMESPACES: u64 = (libc::CLONE_NEWCGROUP
     | libc::CLONE_NEWUSER
     | libc::CLONE_NEWUTS) as u64;
 
+/// Calls that do nothing and say that they have: linkers give what they write a mode, and nobody
+/// minds which. Landlock looks at no call of these kinds, so that they would reach any file of the
+/// pool's user, other owners' compiled programs among them.
+const PRETENDED: &[c_long] = &[
+    libc::SYS_chmod,
+    libc::SYS_fchmod,
+    libc::SYS_fchmodat,
+    libc::SYS_fchmodat2,
+    libc::SYS_futimesat,
+    libc::SYS_utime,
+    libc::SYS_utimensat,
+    libc::SYS_utimes,
+];
+
+/// Types of commands of `ioctl` that are for file systems: they would change files that may only be
+/// read, or keep others from being removed. Those of XFS, Btrfs (and clones of files) and of all.
+const FILE_SYSTEMS: &[u64] = &[0x58, 0x94, 0x66];
+/// Where the type is in a command.
+const TYPE: u64 = 0xff00;
+
 /// Commands of `ioctl` that put keys into a terminal, or name who gets a descriptor's signals.
 const REFUSED_IOCTLS: &[u64] = &[0x5412, 0x8901, 0x8902];
 /// Commands of `fcntl` that name who gets a descriptor's signals, and which.
@@ -299,8 +316,8 @@ fn conditional() -> Result<Vec<(c_long, Vec<Rule>)>, BackendError> {
     ])
 }
 
-/// The filters, to be installed in this order.
-fn filters() -> Result<[BpfProgram; 2], BackendError> {
+/// The filters, to be installed in this order: of several that refuse a call the last one says how.
+fn filters() -> Result<[BpfProgram; 4], BackendError> {
     let errno = |code: i32| SeccompAction::Errno(code as u32);
     let mut rules: BTreeMap<_, _> = ALLOWED
         .iter()
@@ -312,7 +329,21 @@ fn filters() -> Result<[BpfProgram; 2], BackendError> {
     // Its flags lie in memory, where no filter sees them: the C library then uses `clone`.
     let unseen = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
     let missing = SeccompFilter::new(unseen, SeccompAction::Allow, errno(libc::ENOSYS), arch)?;
-    Ok([allowed.try_into()?, missing.try_into()?])
+    let pretended = PRETENDED.iter().map(|call| (*call, Vec::new())).collect();
+    let pretended = SeccompFilter::new(pretended, SeccompAction::Allow, errno(0), arch)?;
+    let of_type = |kind: &u64| {
+        let is = Condition::new(1, Len::Dword, Op::MaskedEq(TYPE), kind << 8)?;
+        Rule::new(vec![is])
+    };
+    let of_types = FILE_SYSTEMS.iter().map(of_type).collect::<Result<_, _>>()?;
+    let of_types = BTreeMap::from([(libc::SYS_ioctl, of_types)]);
+    let refused = SeccompFilter::new(of_types, SeccompAction::Allow, errno(libc::ENOTTY), arch)?;
+    Ok([
+        allowed.try_into()?,
+        missing.try_into()?,
+        pretended.try_into()?,
+        refused.try_into()?,
+    ])
 }
 
 /// Why a worker is not confined.
@@ -321,6 +352,9 @@ pub enum Error {
     /// Memory.
     #[error("cannot limit the worker's memory")]
     Limit(#[source] io::Error),
+    /// Capabilities.
+    #[error("cannot give the worker's capabilities up")]
+    Capabilities(#[source] io::Error),
     /// Landlock.
     #[error("cannot confine the worker's file access")]
     Landlock(#[from] RulesetError),
@@ -352,16 +386,32 @@ pub fn has_landlock() -> bool {
     unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, nothing, 0usize, VERSION) > 0 }
 }
 
-/// Confines this process for good.
+/// Confines this process, which has one thread, for good.
 pub fn confine(confinement: Confinement) -> Result<(), Error> {
     if let Some(memory) = confinement.memory {
         limit(memory).map_err(Error::Limit)?;
     }
     rules(confinement)?.restrict_self()?;
+    give_up_capabilities().map_err(Error::Capabilities)?;
     for filter in filters()? {
         seccompiler::apply_filter_all_threads(&filter)?;
     }
     Ok(())
+}
+
+/// Gives up what root may do beside what any user may with files of its own, for this thread and
+/// those that it starts. No program that it starts gets it back: Landlock has seen to
+/// `no_new_privs`.
+pub(super) fn give_up_capabilities() -> io::Result<()> {
+    /// `_LINUX_CAPABILITY_VERSION_3`, and this thread.
+    const HEADER: [u32; 2] = [0x2008_0522, 0];
+    // Effective, permitted and inheritable ones: the lower halves, then the upper ones.
+    let none = [0u32; 6];
+    // SAFETY: a header and two triples, as this version of the call reads; both outlive it.
+    match unsafe { libc::syscall(libc::SYS_capset, HEADER.as_ptr(), none.as_ptr()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Limits what can be written in this process and shared with no other one.
@@ -442,6 +492,8 @@ fn nodes() -> Vec<PathBuf> {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::os::fd::AsRawFd;
+
     use super::*;
 
     /// What a call gives in a child process under the filters: 0 or its error.
@@ -588,6 +640,52 @@ mod tests {
         assert_eq!(open(Path::new("/dev/null"), libc::O_RDWR), 0);
         std::fs::remove_dir_all(&cache).unwrap();
         std::fs::remove_file(&other).unwrap();
+    }
+
+    #[test]
+    fn modes_times_and_lengths_of_others_files_stay_whatever_their_paths() {
+        let path = std::env::temp_dir().join(format!("gantry-modes-{}", std::process::id()));
+        std::fs::write(&path, "compiled").unwrap();
+        let before = std::fs::metadata(&path).unwrap();
+        let file = std::fs::File::open(&path).unwrap();
+        let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+        let (name, fd) = (name.as_ptr(), i64::from(file.as_raw_fd()));
+        let here = libc::AT_FDCWD;
+        // SAFETY: a C string, and times where they are said to be.
+        unsafe {
+            let call = |number, one: c_long, two: c_long, three: c_long| {
+                under_filters(|| libc::syscall(number, one, two, three, 0))
+            };
+            let (path, here) = (name as c_long, c_long::from(here));
+            assert_eq!(call(libc::SYS_chmod, path, 0o777, 0), 0);
+            assert_eq!(call(libc::SYS_fchmod, fd, 0o777, 0), 0);
+            assert_eq!(call(libc::SYS_fchmodat, here, path, 0o777), 0);
+            assert_eq!(call(libc::SYS_fchmodat2, here, path, 0o777), 0);
+            let times = [7 as libc::time_t; 4];
+            let times = times.as_ptr() as c_long;
+            assert_eq!(call(libc::SYS_utimensat, here, path, times), 0);
+            assert_eq!(call(libc::SYS_utime, path, times, 0), 0);
+            assert_eq!(call(libc::SYS_truncate, path, 0, 0), libc::EPERM);
+            // FS_IOC_GETFLAGS, and clones of what is open.
+            assert_eq!(call(libc::SYS_ioctl, fd, 0x8008_6601, times), libc::ENOTTY);
+            assert_eq!(call(libc::SYS_ioctl, fd, 0x4004_9409, fd), libc::ENOTTY);
+        }
+        let after = std::fs::metadata(&path).unwrap();
+        assert_eq!(after.permissions(), before.permissions());
+        assert_eq!(after.modified().unwrap(), before.modified().unwrap());
+        assert_eq!(after.len(), before.len());
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn root_is_a_user_like_any_other() {
+        let given_up = || {
+            let done = give_up_capabilities();
+            let status = std::fs::read_to_string("/proc/self/status").unwrap();
+            let none = |kind: &str| status.contains(&format!("{kind}:\t0000000000000000\n"));
+            done.is_ok() && none("CapEff") && none("CapPrm") && none("CapInh")
+        };
+        assert_eq!(in_child(given_up, || 0), 0);
     }
 
     #[test]

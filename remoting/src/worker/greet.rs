@@ -95,9 +95,9 @@ impl Door {
     /// says so who is to be trusted.
     pub fn owner(&self, channel: &Channel) -> Option<Owner> {
         match self {
-            Self::Unix(_) => socket::user(channel.fd()).ok().map(Owner::User),
+            Self::Unix(_) => socket::user(channel.fd()).ok().and_then(Owner::of_user),
             Self::Tcp(_) => None,
-            Self::Tls(..) => channel.subject().map(Owner::Subject),
+            Self::Tls(_, server) => channel.subject(server).map(Owner::Subject),
         }
     }
 

@@ -13,7 +13,7 @@ use std::{
     os::{
         fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
         unix::{
-            fs::DirBuilderExt,
+            fs::{DirBuilderExt, MetadataExt},
             net::{UnixListener, UnixStream},
             process::CommandExt,
         },
@@ -212,7 +212,9 @@ pub fn run(place: Place, spare: usize, program: &Path, options: &Options) -> Res
     }
     let mut options = options.clone();
     let limit = options.compiler_cache.0;
-    let kept = limit.and_then(|limit| Some((keep(&mut options)?, limit)));
+    let _open = limit.and_then(|_| keep(&mut options));
+    let kept = limit.zip(options.compiled.clone());
+    let kept = kept.map(|(limit, folder)| (folder, limit));
     let sweeper = Sweeper::default();
     sweeper.start(kept, &cache.folder).map_err(Error::Start)?;
     let mut waiting: Vec<Worker> = Vec::new();
@@ -267,6 +269,9 @@ pub fn run(place: Place, spare: usize, program: &Path, options: &Options) -> Res
                         .filter(|unit| owner::is_unit(unit))
                 {
                     sweeper.uses(worker.number, unit.to_owned());
+                    if let Some(all) = &options.compiled {
+                        compiled::note_use(all, unit);
+                    }
                 }
                 continue;
             }
@@ -416,9 +421,9 @@ impl Cache {
             .mode(0o700)
             .create(below)?;
         for entry in std::fs::read_dir(below)?.filter_map(Result::ok) {
-            let left = entry.file_name().to_string_lossy().starts_with(FOLDER);
+            let pools = entry.file_name().to_string_lossy().starts_with(FOLDER);
             let path = entry.path();
-            if left && File::open(path.join(LOCK)).is_ok_and(|lock| lock.try_lock().is_ok()) {
+            if pools && is_left(&path) {
                 let _ = tree::remove(&path);
             }
         }
@@ -435,16 +440,28 @@ impl Cache {
     }
 }
 
-/// Makes the folder for what is compiled. None if nothing is kept, which is said.
-fn keep(options: &mut Options) -> Option<PathBuf> {
+/// Whether a pool of this user was killed that had this folder. Others may put there what they like.
+fn is_left(folder: &Path) -> bool {
+    // SAFETY: a plain call.
+    let user = unsafe { libc::geteuid() };
+    let mine = folder.symlink_metadata();
+    if !mine.is_ok_and(|folder| folder.is_dir() && folder.uid() == user) {
+        return false;
+    }
+    let lock = File::open(folder.join(LOCK));
+    lock.is_ok_and(|lock| lock.try_lock().is_ok())
+}
+
+/// Makes the folder for what is compiled, and keeps it open. None if nothing is kept, which is said.
+fn keep(options: &mut Options) -> Option<OwnedFd> {
     if !confine::has_landlock() {
         return None;
     }
     let folder = compiled::folder(&options.cache);
     match compiled::create(&folder) {
-        Ok(()) => {
-            options.compiled = Some(folder.clone());
-            Some(folder)
+        Ok(opened) => {
+            options.compiled = Some(folder);
+            Some(opened)
         }
         Err(error) => {
             eprintln!(
@@ -645,6 +662,8 @@ fn first_changed(
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use rustix::fs::{CWD, FileType, Mode};
+
     use super::*;
 
     #[test]
@@ -661,11 +680,30 @@ mod tests {
         assert!(!dead.exists() && living.exists() && cache.folder.exists());
         tree::remove(&below).unwrap();
     }
+
     #[test]
     fn a_folder_that_is_not_there_is_made() {
         let above = std::env::temp_dir().join(format!("gantry-pool-new-{}", std::process::id()));
         let cache = Cache::open(&above.join("cache")).unwrap();
         assert!(cache.folder.exists());
         tree::remove(&above).unwrap();
+    }
+
+    #[test]
+    fn another_users_folder_is_neither_looked_into_nor_removed() {
+        // SAFETY: a plain call.
+        if unsafe { libc::geteuid() } != 0 {
+            eprintln!("not tested: only root gives folders away");
+            return;
+        }
+        let below = std::env::temp_dir().join(format!("gantry-pool-others-{}", std::process::id()));
+        let theirs = below.join("gantry-accel-1");
+        std::fs::create_dir_all(&theirs).unwrap();
+        // Who opens it waits for ever.
+        let pipe = theirs.join(LOCK);
+        rustix::fs::mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR, 0).unwrap();
+        std::os::unix::fs::chown(&theirs, Some(65534), None).unwrap();
+        assert!(Cache::open(&below).is_ok() && theirs.exists());
+        tree::remove(&below).unwrap();
     }
 }

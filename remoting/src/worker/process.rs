@@ -17,10 +17,7 @@ use std::{
 };
 
 use super::{
-    compiled::{
-        self, Limit,
-        owner::{Owner, Place},
-    },
+    compiled::{self, InUse, Limit, owner::Owner},
     confine::{self, Confinement, Later},
     greet::Door,
     quota::Quota,
@@ -165,9 +162,6 @@ pub enum Error {
     /// Confinement.
     #[error(transparent)]
     Confine(#[from] confine::Error),
-    /// Its owner's compiled programs.
-    #[error(transparent)]
-    Compiled(#[from] compiled::Error),
     /// Its own folder.
     #[error("cannot work in its own folder")]
     Folder(#[source] io::Error),
@@ -217,6 +211,8 @@ struct Worker<'a> {
     options: &'a Options,
     /// What is taken from it when it is known whose application it serves.
     later: Option<(Later, &'a Path)>,
+    /// Where what its driver compiles is kept from then on.
+    kept: Option<InUse>,
     api: Option<Arc<api::Api>>,
 }
 
@@ -234,6 +230,7 @@ impl<'a> Worker<'a> {
             return Ok(Self {
                 options,
                 later: None,
+                kept: None,
                 api: None,
             });
         };
@@ -244,6 +241,7 @@ impl<'a> Worker<'a> {
         Ok(Self {
             options,
             later,
+            kept: None,
             api: None,
         })
     }
@@ -272,8 +270,8 @@ impl<'a> Worker<'a> {
             if !compiled::alone(Duration::from_secs(1)) {
                 return Err(Error::Threads);
             }
-            let place = compiled::enter(all, &self.options.cache, owner, later)?;
-            if let Some(Place { unit, .. }) = place {
+            self.kept = compiled::enter(all, &self.options.cache, owner, later)?;
+            if let Some(InUse { unit, .. }) = &self.kept {
                 let message = [&[stream::OWNED], unit.as_bytes()].concat();
                 socket::send(&stream::channel(), &message, &[]).map_err(Error::Connection)?;
             }
@@ -355,7 +353,7 @@ fn serve(mut worker: Worker<'_>, stream: &UnixStream) -> Result<(), Error> {
     let window = window::Window::map(&file, ours.window, RING)?;
     let listener = stream.try_clone().map_err(Error::Connection)?;
     let nudge = Nudge(Box::new(move || socket::nudge(&listener)));
-    worker.belong(Some(&Owner::User(user)))?;
+    worker.belong(Owner::of_user(user).as_ref())?;
     serve_window(worker.api()?, window, nudge, options)
 }
 
@@ -456,11 +454,8 @@ fn serve_slice(
 /// Whose a guest's application is, if anything is kept for it.
 fn machine(attachment: &Attachment, user: u32) -> Option<Owner> {
     let name = attachment.compiled.clone();
-    (!name.is_empty()).then_some(Owner::Machine {
-        user,
-        name,
-        guest: attachment.user,
-    })
+    let of = |name| Owner::of_machine(user, name, attachment.user);
+    Some(name).filter(|name| !name.is_empty()).and_then(of)
 }
 
 /// Checks the version of the application's hello and answers it, which is in the slice.

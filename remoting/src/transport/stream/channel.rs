@@ -164,11 +164,9 @@ impl Channel {
         }
     }
 
-    /// A hash of the subject that the peer's certificate is for, or of the certificate if it names
-    /// none; nothing without TLS.
-    pub fn subject(&self) -> Option<[u8; 32]> {
-        let tls = lock(self.shared.tls.as_ref()?);
-        tls::subject(tls.peer_certificates()?.first()?)
+    /// Who a server's peer is, if it came by TLS.
+    pub fn subject(&self, server: &tls::Server) -> Option<[u8; 32]> {
+        server.subject(&lock(self.shared.tls.as_ref()?))
     }
 
     /// By TLS: makes itself known and knows the peer when it returns, at `until` at the latest.

@@ -17,7 +17,7 @@ use rustls::{
     client::Resumption,
     crypto::{CryptoProvider, ring},
     pki_types::{
-        CertificateDer, PrivateKeyDer, ServerName,
+        CertificateDer, PrivateKeyDer, ServerName, UnixTime,
         pem::{self, PemObject},
     },
     server::{
@@ -27,6 +27,8 @@ use rustls::{
     sign::{CertifiedKey, Signer, SigningKey},
     version::TLS13,
 };
+
+use webpki::{EndEntityCert, KeyUsage};
 
 use super::address::Host;
 
@@ -104,17 +106,39 @@ fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, Error> {
     })
 }
 
-/// A hash of the subject of a certificate that has been verified; of all of it, if it has no
-/// subject.
-pub fn subject(certificate: &CertificateDer<'_>) -> Option<[u8; 32]> {
-    let parsed = webpki::EndEntityCert::try_from(certificate).ok()?;
+/// Who a client's certificate was signed for: a hash of its subject and of the authority by which it
+/// is trusted, as two authorities may name somebody alike. Of all of a certificate without a subject.
+fn subject(chain: &[CertificateDer<'_>], authorities: &RootCertStore) -> Option<[u8; 32]> {
+    let (certificate, others) = chain.split_first()?;
+    let parsed = EndEntityCert::try_from(certificate).ok()?;
+    let path = parsed
+        .verify_for_usage(
+            provider().signature_verification_algorithms.all,
+            &authorities.roots,
+            others,
+            UnixTime::now(),
+            KeyUsage::client_auth(),
+            None,
+            None,
+        )
+        .ok()?;
     let subject = match parsed.subject() {
         [] => certificate.as_ref(),
         subject => subject,
     };
+    let authority = path.anchor();
+    let parts = [
+        authority.subject.as_ref(),
+        authority.subject_public_key_info.as_ref(),
+        subject,
+    ];
     let suite = ring::cipher_suite::TLS13_AES_128_GCM_SHA256.tls13()?;
-    let hash = suite.common.hash_provider.hash(subject);
-    hash.as_ref().try_into().ok()
+    let mut hash = suite.common.hash_provider.start();
+    for part in parts {
+        hash.update(&(part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    hash.finish().as_ref().try_into().ok()
 }
 
 /// What an application has to show and to trust, as files in PEM.
@@ -255,7 +279,11 @@ impl ResolvesServerCert for One {
 
 /// A worker's side.
 #[derive(Clone, Debug)]
-pub struct Server(Arc<ServerConfig>);
+pub struct Server {
+    config: Arc<ServerConfig>,
+    /// Who signs applications' certificates.
+    authorities: Arc<RootCertStore>,
+}
 
 impl Server {
     /// With the server's certificates, and those of the authority that signs applications'; `ask`
@@ -266,8 +294,9 @@ impl Server {
         schemes: &[u16],
         ask: Arc<Ask>,
     ) -> Result<Self, Error> {
-        let roots = authorities(client_authority)?;
-        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider())
+        let authorities = Arc::new(authorities(client_authority)?);
+        let roots = Arc::clone(&authorities);
+        let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider())
             .build()
             .map_err(|source| Error::Authority {
                 path: client_authority.to_owned(),
@@ -283,42 +312,95 @@ impl Server {
         // A worker serves one connection, and remembers none.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
-        Ok(Self(Arc::new(config)))
+        Ok(Self {
+            config: Arc::new(config),
+            authorities,
+        })
     }
 
     /// A new connection.
     pub fn accept(&self) -> Result<Connection, Error> {
-        Ok(ServerConnection::new(Arc::clone(&self.0))?.into())
+        Ok(ServerConnection::new(Arc::clone(&self.config))?.into())
+    }
+
+    /// Who the peer of a connection is, after its handshake.
+    pub fn subject(&self, connection: &Connection) -> Option<[u8; 32]> {
+        subject(connection.peer_certificates()?, &self.authorities)
     }
 }
 
 #[cfg(all(test, not(loom)))]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
+    use rcgen::{
+        BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa,
+        KeyPair,
+    };
 
     use super::*;
 
-    /// A certificate for a subject of this name, or of none, with a key of its own.
-    fn certificate(name: Option<&str>) -> CertificateDer<'static> {
+    type Authority = CertifiedIssuer<'static, KeyPair>;
+
+    /// Parameters for a subject of this name, or of none.
+    fn named(name: Option<&str>) -> CertificateParams {
         let mut params = CertificateParams::new(vec!["guest".to_owned()]).unwrap();
         params.distinguished_name = DistinguishedName::new();
         if let Some(name) = name {
             params.distinguished_name.push(DnType::CommonName, name);
         }
+        params
+    }
+
+    fn authority(name: &str, by: Option<&Authority>) -> Authority {
+        let mut params = named(Some(name));
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let key = KeyPair::generate().unwrap();
-        params.self_signed(&key).unwrap().into()
+        match by {
+            None => CertifiedIssuer::self_signed(params, key).unwrap(),
+            Some(by) => CertifiedIssuer::signed_by(params, key, by).unwrap(),
+        }
+    }
+
+    /// A certificate with a key of its own.
+    fn certificate(name: Option<&str>, by: &Authority) -> CertificateDer<'static> {
+        let key = KeyPair::generate().unwrap();
+        named(name).signed_by(&key, by).unwrap().into()
+    }
+
+    fn trusting(authorities: &[&Authority]) -> RootCertStore {
+        let mut roots = RootCertStore::empty();
+        for authority in authorities {
+            roots.add(authority.der().clone()).unwrap();
+        }
+        roots
     }
 
     #[test]
     fn certificates_of_one_subject_are_one_owners_and_others_are_not() {
-        let of = |name| subject(&certificate(name)).unwrap();
+        let by = authority("authority", None);
+        let roots = trusting(&[&by]);
+        let of = |name| subject(&[certificate(name, &by)], &roots).unwrap();
         assert_eq!(of(Some("web")), of(Some("web")));
         assert_ne!(of(Some("web")), of(Some("mail")));
         // Who has no name is known by the certificate.
         assert_ne!(of(None), of(None));
-        let nameless = certificate(None);
-        assert_eq!(subject(&nameless), subject(&nameless));
-        assert_eq!(subject(&CertificateDer::from(vec![1, 2, 3])), None);
+        let nameless = [certificate(None, &by)];
+        assert_eq!(subject(&nameless, &roots), subject(&nameless, &roots));
+        assert_eq!(
+            subject(&[CertificateDer::from(vec![1, 2, 3])], &roots),
+            None
+        );
+    }
+
+    #[test]
+    fn whom_two_authorities_name_alike_are_two_owners() {
+        let (one, two) = (authority("one", None), authority("two", None));
+        let roots = trusting(&[&one, &two]);
+        let of = |by| subject(&[certificate(Some("web"), by)], &roots).unwrap();
+        assert_ne!(of(&one), of(&two));
+        // An authority that gives another one's name to whom it has sign in its place.
+        let posing = authority("one", Some(&two));
+        let chain = [certificate(Some("web"), &posing), posing.der().clone()];
+        assert_eq!(subject(&chain, &roots), Some(of(&two)));
     }
 }

@@ -17,7 +17,8 @@
 //! What applications make workers write there is hostile. It is read by workers of the same owner
 //! and by nobody else: before a worker serves, Landlock takes the others' folders from it
 //! ([`enter`]). The pool [looks through](tree) the folders without trusting what is in them, and
-//! keeps them [within limits](sweep).
+//! keeps them [within limits](sweep). Several pools of one user may share a folder: who uses a unit
+//! has a lock on it ([`InUse`]), which ends with the process however that ends.
 
 pub mod owner;
 pub mod sweep;
@@ -25,6 +26,7 @@ pub mod tree;
 
 use std::{
     io,
+    os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
     str::FromStr,
     thread,
@@ -32,8 +34,8 @@ use std::{
 };
 
 use rustix::fs::{
-    AtFlags, CWD, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, fchmod, fstat, mkdir, openat,
-    utimensat,
+    AtFlags, CWD, FlockOperation, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, fchmod, flock,
+    fstat, mkdir, mkdirat, openat, statat, utimensat,
 };
 
 use super::confine::{self, Later};
@@ -43,6 +45,12 @@ use owner::{Owner, Place};
 const FOLDER: &str = "gantry-compiled-";
 /// The folder in a worker's own folder that drivers are told of.
 const TOLD: &str = "compiled";
+/// A folder, and not what a link leads to.
+const FOLDER_ITSELF: OFlags = OFlags::DIRECTORY
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::CLOEXEC);
+/// How often a worker looks for its unit, which may just be removed.
+const TRIES: usize = 8;
 
 /// How much each unit may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,20 +104,30 @@ pub fn folder(below: &Path) -> PathBuf {
     below.join(format!("{FOLDER}{user}"))
 }
 
-/// Makes the folder of all if it is not there, and sees that nobody else reaches it.
-pub fn create(folder: &Path) -> io::Result<()> {
+/// Makes the folder of all if it is not there, and sees that nobody else reaches it. It is there as
+/// long as what is returned, though it is in `/tmp`.
+pub fn create(folder: &Path) -> io::Result<OwnedFd> {
     match mkdir(folder, Mode::RWXU) {
         Ok(()) | Err(rustix::io::Errno::EXIST) => {}
         Err(error) => return Err(error.into()),
     }
-    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let opened = openat(CWD, folder, flags, Mode::empty())?;
+    let opened = open(folder)?;
+    fchmod(&opened, Mode::RWXU)?;
+    // Those who tidy /tmp up leave a folder alone that somebody has a lock on.
+    let _ = flock(&opened, FlockOperation::NonBlockingLockShared);
+    Ok(opened)
+}
+
+/// Opens the folder of all. It may be below one that everybody can write to: what is there now may
+/// be another user's.
+fn open(folder: &Path) -> io::Result<OwnedFd> {
+    let opened = openat(CWD, folder, FOLDER_ITSELF, Mode::empty())?;
     // SAFETY: a plain call.
     let user = unsafe { libc::geteuid() };
     if fstat(&opened)?.st_uid != user {
         return Err(io::Error::other("it is another user's"));
     }
-    Ok(fchmod(&opened, Mode::RWXU)?)
+    Ok(opened)
 }
 
 /// The variables that tell drivers where to keep what they compile, in a worker's own folder.
@@ -124,50 +142,93 @@ pub fn variables(own: &Path) -> [(&'static str, PathBuf); 3] {
 }
 
 /// Gives a worker its owner's folder, and takes those of all others from it for good. Without an
-/// owner it keeps a folder that goes with it. For a process of one thread: others would keep what
-/// they have. What a driver has in its folder already stays there.
+/// owner, or where there is no room for a folder, it keeps one that goes with it. For a process of
+/// one thread: others would keep what they have. What a driver has in its folder already stays there.
 pub fn enter(
     folder: &Path,
     own: &Path,
     owner: Option<&Owner>,
     confined: Later,
-) -> Result<Option<Place>, Error> {
-    let Some(owner) = owner else {
-        confined.enter(None)?;
-        return Ok(None);
-    };
-    let place = owner.place();
-    let path = make(folder, &place).map_err(|source| Error::Folder {
-        path: folder.join(&place.unit),
-        source,
-    })?;
-    confined.enter(Some(&path))?;
-    lead(own, &path).map_err(Error::Lead)?;
-    Ok(Some(place))
+) -> Result<Option<InUse>, confine::Error> {
+    let made = owner.map(Owner::place).and_then(|place| {
+        let made = make(folder, &place).and_then(|made| lead(own, &made.path).map(|()| made));
+        let said = |error: &io::Error| {
+            eprintln!(
+                "gantry-accel: cannot make {} for compiled programs ({error}): is there room, and \
+                 is it this user's? One application's are compiled anew",
+                folder.join(&place.unit).display()
+            );
+        };
+        made.inspect_err(said).ok()
+    });
+    confined.enter(made.as_ref().map(|made| made.path.as_path()))?;
+    Ok(made)
+}
+
+/// A unit that somebody uses, of this pool or of another one: it is not removed unless there is far
+/// too much in it.
+#[derive(Debug)]
+pub struct InUse {
+    /// The unit's name.
+    pub unit: String,
+    /// The owner's folder in it.
+    path: PathBuf,
+    _lock: OwnedFd,
 }
 
 /// Makes an owner's folder.
-fn make(folder: &Path, place: &Place) -> io::Result<PathBuf> {
-    let unit = folder.join(&place.unit);
-    let path = unit.join(&place.part);
-    for folder in [&unit, &path, &path.join("pocl"), &path.join("nv")] {
-        match mkdir(folder, Mode::RWXU) {
-            // The last two are the application's to make something else of.
-            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
-            Err(error) => return Err(error.into()),
+fn make(folder: &Path, place: &Place) -> io::Result<InUse> {
+    let all = open(folder)?;
+    for tried in 1..=TRIES {
+        let lock = make_folder(&all, &place.unit)?;
+        // Who holds it alone is about to remove the unit, and soon done. Or it is a hostile worker of
+        // the unit, for whose sake nobody else goes without; and some file systems have no locks.
+        let locked = flock(&lock, FlockOperation::NonBlockingLockShared);
+        if locked == Err(rustix::io::Errno::WOULDBLOCK) && tried < TRIES {
+            thread::sleep(Duration::from_millis(1));
+            continue;
         }
+        let named = statat(&all, &place.unit, AtFlags::SYMLINK_NOFOLLOW);
+        if !named.is_ok_and(|named| fstat(&lock).is_ok_and(|lock| named.st_ino == lock.st_ino)) {
+            continue;
+        }
+        let part = make_folder(&lock, &place.part)?;
+        for driver in ["pocl", "nv"] {
+            // The application's to make something else of.
+            let _ = make_folder(&part, driver);
+        }
+        return Ok(InUse {
+            unit: place.unit.clone(),
+            path: folder.join(&place.unit).join(&place.part),
+            _lock: lock,
+        });
     }
+    Err(io::Error::other("it is removed again and again"))
+}
+
+/// Opens a folder, which is made if it is not there.
+fn make_folder(parent: impl AsFd, name: &str) -> io::Result<OwnedFd> {
+    let parent = parent.as_fd();
+    match mkdirat(parent, name, Mode::RWXU) {
+        Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+        Err(error) => return Err(error.into()),
+    }
+    Ok(openat(parent, name, FOLDER_ITSELF, Mode::empty())?)
+}
+
+/// Notes that a unit is used, so that it is not taken for one that nobody has used for long. For the
+/// pool: workers cannot say when a file was used.
+pub fn note_use(folder: &Path, unit: &str) {
     let now = Timespec {
         tv_sec: 0,
         tv_nsec: UTIME_NOW,
     };
-    // So that it is not taken for one that nobody uses.
     let now = Timestamps {
         last_access: now,
         last_modification: now,
     };
-    utimensat(CWD, &unit, &now, AtFlags::SYMLINK_NOFOLLOW)?;
-    Ok(path)
+    // One that has been removed meanwhile is not used.
+    let _ = utimensat(CWD, folder.join(unit), &now, AtFlags::SYMLINK_NOFOLLOW);
 }
 
 /// Has the folder that drivers were told of lead to another one.
@@ -177,28 +238,6 @@ fn lead(own: &Path, to: &Path) -> io::Result<()> {
         std::fs::rename(&told, own.join("before"))?;
     }
     std::os::unix::fs::symlink(to, told)
-}
-
-/// Why a worker has no owner's folder.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// Making it.
-    #[error(
-        "cannot make {path} for compiled programs: is there room, and is it this user's? \
-         --compiler-cache off does without"
-    )]
-    Folder {
-        /// Where.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// Telling drivers of it.
-    #[error("cannot lead drivers to the folder for compiled programs")]
-    Lead(#[source] io::Error),
-    /// Taking others' away.
-    #[error(transparent)]
-    Confine(#[from] confine::Error),
 }
 
 /// Whether this process has one thread; one that is about to end may take so long.
@@ -240,10 +279,47 @@ mod tests {
     fn a_folder_of_all_that_is_a_link_is_not_used() {
         let scratch = std::env::temp_dir().join(format!("gantry-all-{}", std::process::id()));
         std::fs::create_dir(&scratch).unwrap();
-        std::os::unix::fs::symlink("/tmp", scratch.join("link")).unwrap();
+        std::fs::create_dir(scratch.join("elsewhere")).unwrap();
+        std::os::unix::fs::symlink(scratch.join("elsewhere"), scratch.join("link")).unwrap();
         assert!(create(&scratch.join("link")).is_err());
         create(&scratch.join("new")).unwrap();
         create(&scratch.join("new")).unwrap();
+        tree::remove(&scratch).unwrap();
+    }
+
+    #[test]
+    fn a_folder_of_all_that_has_become_another_users_is_not_used() {
+        // SAFETY: a plain call.
+        if unsafe { libc::geteuid() } != 0 {
+            eprintln!("not tested: only root gives folders away");
+            return;
+        }
+        let scratch = std::env::temp_dir().join(format!("gantry-other-{}", std::process::id()));
+        std::fs::create_dir(&scratch).unwrap();
+        let place = Owner::User(7).place();
+        assert!(make(&scratch, &place).is_ok());
+        std::os::unix::fs::chown(&scratch, Some(65534), None).unwrap();
+        assert!(make(&scratch, &place).is_err() && create(&scratch).is_err());
+        tree::remove(&scratch).unwrap();
+    }
+
+    #[test]
+    fn what_an_application_made_of_its_folders_keeps_no_other_from_them() {
+        let scratch = std::env::temp_dir().join(format!("gantry-make-{}", std::process::id()));
+        let all = scratch.join("all");
+        std::fs::create_dir_all(&all).unwrap();
+        let place = Owner::User(7).place();
+        let first = make(&all, &place).unwrap();
+        std::fs::remove_dir(first.path.join("pocl")).unwrap();
+        std::os::unix::fs::symlink(&scratch, first.path.join("pocl")).unwrap();
+        // It has what the first one is locked by, and may lock it for itself.
+        flock(&first._lock, FlockOperation::NonBlockingLockExclusive).unwrap();
+        let second = make(&all, &place).unwrap();
+        assert_eq!(second.path, first.path);
+        // A link is no owner's folder.
+        let other = Owner::User(8).place();
+        std::os::unix::fs::symlink(&first.path, all.join(&other.unit)).unwrap();
+        assert!(make(&all, &other).is_err());
         tree::remove(&scratch).unwrap();
     }
 }

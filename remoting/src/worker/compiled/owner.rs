@@ -22,6 +22,34 @@ pub enum Owner {
     Subject([u8; 32]),
 }
 
+impl Owner {
+    /// A user of this machine, if that is one: in a container all users of the host whom it does not
+    /// know have one number.
+    pub fn of_user(user: u32) -> Option<Self> {
+        is_one(user).then_some(Self::User(user))
+    }
+
+    /// A virtual machine of a user of this machine, if that is one.
+    pub fn of_machine(user: u32, name: String, guest: Option<u32>) -> Option<Self> {
+        is_one(user).then_some(Self::Machine { user, name, guest })
+    }
+}
+
+/// Whether a number stands for one user alone.
+fn is_one(user: u32) -> bool {
+    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+    let unknown = read("/proc/sys/kernel/overflowuid");
+    if unknown.trim().parse() != Ok(user) {
+        return true;
+    }
+    maps_all(&read("/proc/self/uid_map"))
+}
+
+/// Whether a process with this table knows all users.
+fn maps_all(table: &str) -> bool {
+    table.split_whitespace().eq(["0", "0", "4294967295"])
+}
+
 /// Where an owner's compiled programs are, below the folder of all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
@@ -114,6 +142,14 @@ mod tests {
             prop_assert!(is_unit(&unit), "{unit}");
             prop_assert!(is_unit(&part) || matches!(&*part, "own" | "guest"));
         }
+    }
+
+    #[test]
+    fn users_whom_a_container_does_not_know_are_no_owner_together() {
+        assert!(maps_all("         0          0 4294967295\n"));
+        assert!(!maps_all("         0     100000      65536\n"));
+        assert!(!maps_all(""));
+        assert_eq!(Owner::of_user(1), Some(Owner::User(1)));
     }
 
     #[test]

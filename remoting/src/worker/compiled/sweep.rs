@@ -5,6 +5,9 @@
 //! only then through the folders. A unit with more than its limit loses the entries that were used
 //! least recently; those of the last minute stay, as somebody may be building them. A unit with
 //! more than twice its limit has something hostile in it: its workers end, and nothing stays.
+//!
+//! Other pools of the same user may sweep the same units. What another pool's worker uses is left
+//! to that one.
 
 use std::{
     cmp::Reverse,
@@ -19,7 +22,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{CWD, Dir, Mode, OFlags, fstat, openat, statvfs},
+    fs::{CWD, Dir, FlockOperation, Mode, OFlags, flock, fstat, openat, statvfs},
     net::{Shutdown, shutdown},
 };
 
@@ -323,12 +326,20 @@ impl Sweep {
                 }
             }
         }
-        for name in units_to_go(units, &sweeper.served_units(), limit, now) {
-            eprintln!(
-                "gantry-accel: the compiled programs of {name}, used least recently, are gone"
-            );
+        for text in units_to_go(units, &sweeper.served_units(), limit, now) {
             // It is plain, and has no zero in it.
-            let name = CString::new(name).unwrap_or_default();
+            let name = CString::new(text.as_str()).unwrap_or_default();
+            // One that is not there any more needs no removing.
+            let Ok(opened) = tree::open(all, &name) else {
+                continue;
+            };
+            // Held until the unit has no name any more, by which a worker would find it.
+            if !free(&opened) {
+                continue;
+            }
+            eprintln!(
+                "gantry-accel: the compiled programs of {text}, used least recently, are gone"
+            );
             self.trash.take(all, &[name])?;
         }
         Ok(())
@@ -354,6 +365,10 @@ impl Sweep {
             Err(TooMuch) => None,
         };
         let (Some(going), Ok(entries)) = (going, entries) else {
+            let ours = sweeper.served_units().contains(text);
+            if !ours && !free(&opened) {
+                return Ok(None);
+            }
             eprintln!(
                 "gantry-accel: the compiled programs of {text} have more than twice the {} MiB that \
                  they may: they are gone, and the workers that use them end",
@@ -388,6 +403,13 @@ impl Sweep {
         }
         Ok(Some(unit))
     }
+}
+
+/// Whether no worker of any pool uses a unit, and none begins to as long as the unit is open.
+fn free(unit: &OwnedFd) -> bool {
+    let locked = flock(unit, FlockOperation::NonBlockingLockExclusive);
+    // Where there are no locks, nobody has one.
+    locked != Err(rustix::io::Errno::WOULDBLOCK)
 }
 
 fn now() -> i64 {

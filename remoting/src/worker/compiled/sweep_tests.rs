@@ -6,7 +6,10 @@ use std::{
 use proptest::prelude::*;
 use rustix::fs::{AtFlags, FileType, Timespec, Timestamps, mknodat, utimensat};
 
-use super::*;
+use super::{
+    super::{make, owner::Owner},
+    *,
+};
 
 const LIMIT: u64 = 1 << 20;
 
@@ -248,4 +251,26 @@ fn folders_are_looked_through_when_the_file_system_has_got_fuller() {
     assert!(scratch.sweep.fuller());
     scratch.sweep.before = Some((0, 0));
     assert!(!scratch.sweep.fuller());
+}
+
+#[test]
+fn what_another_pools_worker_uses_is_left_to_that_pool() {
+    const OLD: i64 = 2 * STALE;
+    let mut scratch = Scratch::new("others");
+    let all = scratch.path.join("all");
+    let used = [1, 2].map(|user| make(&all, &Owner::User(user).place()).unwrap());
+    let units = ["user-1", "user-2"].map(|name| scratch.unit(name));
+    scratch.program(&units[0], "AAold", 100, OLD);
+    // Of this one there is far too much.
+    scratch.program(&units[1], "AAhuge", 3 * LIMIT as usize, OLD);
+    for unit in &units {
+        for part in ["own/pocl/AA", "own/pocl", "own/nv", "own", ""] {
+            scratch.age(&unit.join(part), OLD);
+        }
+    }
+    scratch.sweep();
+    assert!(units.iter().all(|unit| unit.exists()));
+    drop(used);
+    scratch.sweep();
+    assert!(!units.iter().any(|unit| unit.exists()));
 }
