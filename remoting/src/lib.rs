@@ -13,6 +13,7 @@
 //!   both sides are busy. To other machines, the same messages between two such memories.
 //! - [`opencl`]: the host's OpenCL, opened at run time.
 //! - [`account`]: device memory of the applications of one machine.
+//! - [`descriptors`]: how many files processes that serve many may have open.
 //! - [`port`]: how a virtual machine's guest comes to a worker.
 //! - [`turns`]: submitting to a device that others use, too.
 //! - [`worker`]: the process that serves one application. It trusts nothing that comes out of the
@@ -27,6 +28,8 @@ extern crate alloc;
 
 #[cfg(feature = "std")]
 pub mod account;
+#[cfg(feature = "std")]
+pub mod descriptors;
 pub mod opencl;
 pub mod port;
 pub mod protocol;

@@ -28,7 +28,11 @@ use std::{
 };
 
 use connection::{Newcomer, Worker};
-use gantry_remoting::{transport::socket, turns::message::Word};
+use gantry_remoting::{
+    descriptors::{self, Limit},
+    transport::socket,
+    turns::message::Word,
+};
 use status::Status;
 
 use crate::{
@@ -179,6 +183,10 @@ impl Arbiter {
 
     /// Shares the device, for ever.
     pub fn run(mut self) -> Result<(), Error> {
+        // There may be more workers than the usual soft limit allows.
+        if let Err(error) = Limit::raise() {
+            log::warn!("cannot raise the limit of file descriptors: {error}");
+        }
         loop {
             let ready = self.wait().map_err(Error::Wait)?;
             self.deaf = self.deaf.filter(|until| Moment::now() < *until);
@@ -221,33 +229,8 @@ impl Arbiter {
         let left = |moment: Moment| moment.since(Moment::now());
         let (ask, deaf) = (self.ask.map(left), self.deaf.map(left));
         let tick = (self.limit.is_some() && self.is_used()).then_some(TICK);
-        let timeout = ask
-            .into_iter()
-            .chain(deaf)
-            .chain(tick)
-            .min()
-            .map(|time| libc::timespec {
-                tv_sec: time.as_secs() as libc::time_t,
-                tv_nsec: libc::c_long::from(time.subsec_nanos()),
-            });
-        let timeout = timeout
-            .as_ref()
-            .map_or(std::ptr::null(), std::ptr::from_ref);
-        // SAFETY: the array is as long as is said; the time outlives the call.
-        let count = unsafe {
-            libc::ppoll(
-                polled.as_mut_ptr(),
-                polled.len() as libc::nfds_t,
-                timeout,
-                std::ptr::null(),
-            )
-        };
-        if count < 0 {
-            let error = io::Error::last_os_error();
-            if error.kind() != ErrorKind::Interrupted {
-                return Err(error);
-            }
-        }
+        let patience = ask.into_iter().chain(deaf).chain(tick).min();
+        descriptors::poll(&mut polled, patience)?;
         let ready = polled.into_iter().filter(|entry| entry.revents != 0);
         Ok(ready.map(|entry| entry.fd).collect())
     }

@@ -33,6 +33,7 @@ use super::{
     stream::{self, Kind},
 };
 use crate::{
+    descriptors::{self, Limit},
     transport::{
         socket,
         stream::{
@@ -48,6 +49,14 @@ use crate::{
 const FOLDER: &str = "gantry-accel-";
 /// The file in it that the pool holds a lock on as long as it lives.
 const LOCK: &str = "lock";
+
+/// Descriptors that a pool needs whomever it serves: its own, those with which folders in folders
+/// are looked through, and those with which a worker is started.
+const OWN_DESCRIPTORS: u64 = 64;
+/// Descriptors for each worker: its channel, its end, and its application's connection.
+const DESCRIPTORS: u64 = 3;
+/// Further ones where the device is shared: to the worker, and its process for the arbiter.
+const SHARING_DESCRIPTORS: u64 = 2;
 
 /// How long to wait before a worker is started that could not be.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -217,6 +226,8 @@ pub fn run(place: Place, spare: usize, program: &Path, options: &Options) -> Res
     let kept = kept.map(|(limit, folder)| (folder, limit));
     let sweeper = Sweeper::default();
     sweeper.start(kept, &cache.folder).map_err(Error::Start)?;
+    let files = Limit::raise().map_err(Error::Start)?;
+    let most = bound(&listener, &options, files);
     let mut waiting: Vec<Worker> = Vec::new();
     let mut serving: Vec<Worker> = Vec::new();
     let mut dying = 0;
@@ -226,10 +237,10 @@ pub fn run(place: Place, spare: usize, program: &Path, options: &Options) -> Res
     let mut refusals = Refusals::default();
     loop {
         let mut patience = None;
-        while waiting.len() < spare.max(1) && waiting.len() + serving.len() < listener.most {
+        while waiting.len() < spare.max(1) && waiting.len() + serving.len() < most {
             started += 1;
             let folder = cache.folder.join(started.to_string());
-            match start(&listener, program, &options, (started, folder)) {
+            match start(&listener, program, &options, files, (started, folder)) {
                 Ok(worker) => waiting.push(worker),
                 // Not at the cost of those that are there, or once it has worked: there may be
                 // descriptors, processes or memory again when some have ended.
@@ -349,6 +360,22 @@ pub fn run(place: Place, spare: usize, program: &Path, options: &Options) -> Res
             }
         }
     }
+}
+
+/// How many applications are served at a time: no more than there are descriptors for.
+fn bound(listener: &Listener, options: &Options, files: Limit) -> usize {
+    let sharing = options.arbiter.as_ref().map_or(0, |_| SHARING_DESCRIPTORS);
+    let room = files.room(OWN_DESCRIPTORS, DESCRIPTORS + sharing);
+    // Of one user, if not of all.
+    if room < listener.most.min(listener.per_user) {
+        eprintln!(
+            "gantry-accel: {room} applications are served at a time, as this process may have {} \
+             file descriptors: others wait; raise the hard limit (ulimit -Hn, or LimitNOFILE= of a \
+             service)",
+            files.hard
+        );
+    }
+    listener.most.min(room)
 }
 
 /// A worker process and its folder, which goes when it does.
@@ -478,6 +505,7 @@ fn start(
     listener: &Listener,
     program: &Path,
     options: &Options,
+    files: Limit,
     (number, cache): (u64, PathBuf),
 ) -> io::Result<Worker> {
     let cache = Folder::create(cache)?;
@@ -538,6 +566,8 @@ fn start(
         command.pre_exec(move || {
             // A worker does not outlive the pool.
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            // Drivers may use `select`. Somebody may have lowered the limit meanwhile.
+            let _ = files.set();
             // First out of each other's way, then to their places, where they stay open.
             for (fd, _) in &mut given {
                 *fd = libc::fcntl(*fd, libc::F_DUPFD_CLOEXEC, CONTROL + 1);
@@ -595,7 +625,7 @@ enum Changed {
     Alone(usize),
     /// This one, which serves, has something to say, or nothing more.
     Spoke(usize),
-    /// None, in all the time.
+    /// None: all the time is over, or a signal has come.
     Nothing,
 }
 
@@ -631,33 +661,20 @@ fn first_changed(
         .chain(heard)
         .chain(channels)
         .collect();
-    let patience = patience.map_or(-1, |patience| patience.as_millis() as libc::c_int);
-    loop {
-        // SAFETY: the array is as long as is said.
-        let count =
-            unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, patience) };
-        if count == 0 {
-            return Ok(Changed::Nothing);
-        }
-        if count > 0
-            && let Some(index) = polled.iter().position(|entry| entry.revents != 0)
-        {
-            let served = serving.len();
-            return Ok(if index < served {
-                Changed::Ended(index)
-            } else if index < 2 * served {
-                Changed::Alone(index - served)
-            } else if index < 3 * served {
-                Changed::Spoke(index - 2 * served)
-            } else {
-                Changed::Waiting(index - 3 * served)
-            });
-        }
-        let error = io::Error::last_os_error();
-        if count < 0 && error.kind() != io::ErrorKind::Interrupted {
-            return Err(error);
-        }
-    }
+    descriptors::poll(&mut polled, patience)?;
+    let Some(index) = polled.iter().position(|entry| entry.revents != 0) else {
+        return Ok(Changed::Nothing);
+    };
+    let served = serving.len();
+    Ok(if index < served {
+        Changed::Ended(index)
+    } else if index < 2 * served {
+        Changed::Alone(index - served)
+    } else if index < 3 * served {
+        Changed::Spoke(index - 2 * served)
+    } else {
+        Changed::Waiting(index - 3 * served)
+    })
 }
 
 #[cfg(all(test, not(loom)))]

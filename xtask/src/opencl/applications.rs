@@ -4,6 +4,8 @@ use std::{
     io::{BufRead, BufReader},
     path::PathBuf,
     process::{Child, ChildStdout, Stdio},
+    thread,
+    time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
@@ -42,4 +44,30 @@ pub fn signal(processes: &[i32], signal: i32) {
         // SAFETY: a plain call.
         unsafe { libc::kill(*process, signal) };
     }
+}
+
+/// Of a pool that serves two applications at a time: a third one waits until one of them has ended.
+pub fn third_waits(pool: &Pool) -> Result<()> {
+    let (mut first, output) = endless(pool)?;
+    let (mut second, _output) = endless(pool)?;
+    ensure!(pool.workers()?.len() == 2, "more workers than there may be");
+    let mut third = pool
+        .remoted("clinfo")
+        .arg("-l")
+        .stdout(Stdio::piped())
+        .spawn()?;
+    thread::sleep(Duration::from_secs(1));
+    ensure!(third.try_wait()?.is_none(), "a third one does not wait");
+    signal(&[first.id() as i32], libc::SIGTERM);
+    first.wait()?;
+    drop(output);
+    let served = third.wait_with_output()?;
+    signal(&[second.id() as i32], libc::SIGTERM);
+    second.wait()?;
+    let listed = String::from_utf8_lossy(&served.stdout);
+    ensure!(
+        listed.contains("Platform"),
+        "the third one got nothing: {listed:?}"
+    );
+    Ok(())
 }

@@ -243,7 +243,13 @@ pub fn late(pool: &Pool) -> Result<()> {
     fs::copy("/etc/OpenCL/vendors/pocl.icd", vendors.join("pocl.icd"))?;
     let caches = pool.folder("late")?;
     let path = caches.display().to_string();
-    let pool = Pool::before(vendors, "late", pool.release.clone(), &["--cache", &path])?;
+    let pool = Pool::before(
+        vendors,
+        Way::Rings,
+        "late",
+        pool.release.clone(),
+        &["--cache", &path],
+    )?;
     right(builds(&pool, 1, 1))?;
     let once = compiled(&owner(&caches, "user-")?)?;
     ensure!(once.len() >= 3, "{once:?}");

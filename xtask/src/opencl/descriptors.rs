@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use gantry_tests::rig::packages;
 
 use super::{
-    applications::{endless, signal},
+    applications::{endless, signal, third_waits},
     pool::{Pool, Way},
 };
 
@@ -53,6 +53,50 @@ pub fn short(pool: &Pool) -> Result<()> {
     ensure!(pool.runs()?, "the pool has ended: {}", pool.log()?);
     limit_descriptors(id, before)?;
     packages::run(pool.remoted("clinfo").arg("-l"))?;
+    Ok(())
+}
+
+/// The kernel lets nobody poll more than it may have open, also if that is open already.
+pub fn lowered(pool: &Pool) -> Result<()> {
+    let mut pool = Pool::start(Way::Rings, "lowered", pool.release.clone(), &[])?;
+    let (mut application, _output) = endless(&pool)?;
+    let before = pool.workers()?;
+    let limit = limit_descriptors(pool.id(), 2)?;
+    // What ends is noticed by the next poll.
+    signal(&[application.id() as i32], libc::SIGTERM);
+    application.wait()?;
+    let until = Instant::now() + Duration::from_secs(20);
+    while pool.runs()? && pool.workers()?.len() == before.len() {
+        ensure!(Instant::now() < until, "the worker's end is not noticed");
+        thread::sleep(Duration::from_millis(20));
+    }
+    ensure!(pool.runs()?, "the pool has ended: {}", pool.log()?);
+    limit_descriptors(pool.id(), limit)?;
+    packages::run(pool.remoted("clinfo").arg("-l"))
+}
+
+/// A pool takes the hard limit for itself, and no more applications than it has room for.
+pub fn bounded(pool: &Pool) -> Result<()> {
+    // Its own 64, and 3 for each of two.
+    let program = ["prlimit", "--nofile=40:70"];
+    let release = pool.release.clone();
+    let options = ["--spare", "1"];
+    let pool = Pool::under(&program, Way::Rings, "bounded", release, &options)?;
+    let log = pool.log()?;
+    ensure!(
+        log.contains("2 applications are served at a time, as this process may have 70"),
+        "{log}"
+    );
+    third_waits(&pool)?;
+    // Drivers have what is usual.
+    let started = pool.started_workers()?;
+    let worker = started.first().context("no worker waits")?;
+    let limits = fs::read_to_string(format!("/proc/{worker}/limits"))?;
+    let files = limits
+        .lines()
+        .find(|line| line.starts_with("Max open files"));
+    let files: Vec<_> = files.unwrap_or_default().split_whitespace().collect();
+    ensure!(files[3..5] == ["40", "70"], "{limits}");
     Ok(())
 }
 

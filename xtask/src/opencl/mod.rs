@@ -84,6 +84,14 @@ const SCENARIOS: &[(&str, Scenario)] = &[
         descriptors::short,
     ),
     (
+        "opencl: a pool whose limit of descriptors falls below what it polls goes on",
+        descriptors::lowered,
+    ),
+    (
+        "opencl: so many applications are served as there are descriptors for, and others wait",
+        descriptors::bounded,
+    ),
+    (
         "opencl: a user has so many workers at a time as the pool allows, and others theirs",
         users::limited,
     ),

@@ -21,6 +21,9 @@ use crate::{
 /// Where piglit is.
 pub const PIGLIT: &str = "/usr/lib/x86_64-linux-gnu/piglit";
 
+/// Where the host's drivers are named.
+const VENDORS: &str = "/etc/OpenCL/vendors";
+
 /// Programs and files that the scenarios need, and the Debian packages that have them.
 const PROGRAMS: &[(&str, &str)] = &[
     ("/etc/OpenCL/vendors/pocl.icd", "pocl-opencl-icd"),
@@ -93,25 +96,38 @@ impl Pool {
     pub fn start_built(programs: Programs<'_>) -> Result<Self> {
         let release = fs::canonicalize(programs.built)?;
         let vendors = fs::canonicalize(programs.vendors)?;
-        Self::launch(Way::Rings, "usual", release, vendors, &[])
+        Self::before(vendors, Way::Rings, "usual", release, &[])
     }
 
     /// Runs `gantry-accel` for applications that come by this way, with further options.
     pub fn start(way: Way, name: &str, release: PathBuf, options: &[&str]) -> Result<Self> {
-        Self::launch(way, name, release, "/etc/OpenCL/vendors".into(), options)
+        Self::under(&[], way, name, release, options)
+    }
+
+    /// The same, run by another program, which becomes it.
+    pub fn under(
+        program: &[&str],
+        way: Way,
+        name: &str,
+        release: PathBuf,
+        options: &[&str],
+    ) -> Result<Self> {
+        Self::launch(program, way, name, release, VENDORS.into(), options)
     }
 
     /// A pool before the drivers that this folder's `.icd` files name.
     pub fn before(
         vendors: PathBuf,
+        way: Way,
         name: &str,
         release: PathBuf,
         options: &[&str],
     ) -> Result<Self> {
-        Self::launch(Way::Rings, name, release, vendors, options)
+        Self::launch(&[], way, name, release, vendors, options)
     }
 
     fn launch(
+        under: &[&str],
         way: Way,
         name: &str,
         release: PathBuf,
@@ -160,7 +176,16 @@ impl Pool {
             fs::create_dir_all(&caches)?;
             role.extend(["--cache".to_owned(), caches.display().to_string()]);
         }
-        let process = Command::new(release.join("gantry-accel"))
+        let program = release.join("gantry-accel");
+        let mut command = match under.split_first() {
+            Some((first, more)) => {
+                let mut command = Command::new(first);
+                command.args(more).arg(program);
+                command
+            }
+            None => Command::new(program),
+        };
+        let process = command
             .args(role)
             .args(options)
             // Some loaders want the slash.

@@ -12,7 +12,7 @@ use anyhow::{Result, ensure};
 use gantry_tests::rig::packages;
 
 use super::{
-    applications::{endless, signal},
+    applications::{endless, signal, third_waits},
     natively::{clinfo, figures, late, piglit, pyopencl, svm},
     pool::{Pool, Way, certificates},
     workers::{self, confined, stopped},
@@ -42,7 +42,7 @@ pub fn tls(pool: &Pool) -> Result<()> {
 }
 
 /// Runs a program that is to find no platform, for the reason that its driver gives.
-fn finds_nothing(mut command: Command, why: &str) -> Result<()> {
+pub fn finds_nothing(mut command: Command, why: &str) -> Result<()> {
     let output = command.arg("-l").stdin(Stdio::null()).output()?;
     let said = String::from_utf8_lossy(&output.stderr);
     let listed = String::from_utf8_lossy(&output.stdout);
@@ -162,28 +162,7 @@ pub fn killed(pool: &Pool) -> Result<()> {
 pub fn crowd(pool: &Pool) -> Result<()> {
     let options = ["--connections", "2"];
     let pool = Pool::start(Way::Tls, "crowd", pool.release.clone(), &options)?;
-    let (mut first, output) = endless(&pool)?;
-    let (mut second, _output) = endless(&pool)?;
-    ensure!(pool.workers()?.len() == 2, "more workers than there may be");
-    let mut third = pool
-        .remoted("clinfo")
-        .arg("-l")
-        .stdout(Stdio::piped())
-        .spawn()?;
-    thread::sleep(Duration::from_secs(1));
-    ensure!(third.try_wait()?.is_none(), "a third one does not wait");
-    signal(&[first.id() as i32], libc::SIGTERM);
-    first.wait()?;
-    drop(output);
-    let served = third.wait_with_output()?;
-    signal(&[second.id() as i32], libc::SIGTERM);
-    second.wait()?;
-    let listed = String::from_utf8_lossy(&served.stdout);
-    ensure!(
-        listed.contains("Platform"),
-        "the third one got nothing: {listed:?}"
-    );
-    Ok(())
+    third_waits(&pool)
 }
 
 /// Connections that say nothing, more than there are places for in all workers, and renewed.
