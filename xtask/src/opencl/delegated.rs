@@ -3,8 +3,8 @@
 use std::{
     fs,
     io::Read,
-    os::unix::net::UnixStream,
-    path::PathBuf,
+    os::unix::{fs::symlink, net::UnixStream},
+    path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
 };
@@ -15,6 +15,7 @@ use gantry_tests::rig::packages;
 use super::{
     natively::{clinfo, late, piglit, pyopencl},
     pool::{Pool, Way},
+    streams::finds_nothing,
     workers::confined,
 };
 
@@ -41,6 +42,67 @@ pub fn run(pool: &Pool) -> Result<()> {
         "{said}"
     );
     Ok(())
+}
+
+/// A driver that is neither where drivers usually are nor where a variable says is read where the
+/// option allows it, and not otherwise.
+pub fn elsewhere(pool: &Pool) -> Result<()> {
+    const USUAL: &str = "/usr/lib/x86_64-linux-gnu";
+    let (vendors, folder) = (pool.folder("vendors-elsewhere")?, pool.folder("elsewhere")?);
+    // PoCL finds its parts by where it is itself.
+    let (library, share) = (folder.join("lib/all"), folder.join("share"));
+    fs::create_dir_all(&library)?;
+    fs::create_dir_all(&share)?;
+    symlink(Path::new(USUAL).join("pocl"), library.join("pocl"))?;
+    symlink("/usr/share/pocl", share.join("pocl"))?;
+    let named = fs::read_to_string("/etc/OpenCL/vendors/pocl.icd")?;
+    let copy = library.join("libelsewhere.so");
+    fs::copy(Path::new(USUAL).join(named.trim()), &copy)?;
+    fs::write(vendors.join("pocl.icd"), format!("{}\n", copy.display()))?;
+    let readable = folder.display().to_string();
+    let start = |name, options: &[&str]| {
+        let release = pool.release.clone();
+        Pool::before(vendors.clone(), Way::Delegated, name, release, options)
+    };
+    let without = start("unreadable", &["--own-cpu"])?;
+    finds_nothing(without.remoted("clinfo"), "")?;
+    let with = start("readable", &["--own-cpu", "--readable", &readable])?;
+    clinfo(&with)?;
+    pyopencl(&with)
+}
+
+/// An application whose process cannot be waited for is not served, its process does not stay, and
+/// the next one is served.
+pub fn unwatched(pool: &Pool) -> Result<()> {
+    const STRACE: [&str; 7] = [
+        "strace",
+        "-D",
+        "-f",
+        "-qq",
+        "-etrace=pidfd_open",
+        "-einject=pidfd_open:error=ENFILE:when=1",
+        "-o/dev/null",
+    ];
+    let release = pool.release.clone();
+    let mut pool = Pool::under(
+        &STRACE,
+        Way::Delegated,
+        "unwatched",
+        release,
+        &["--own-cpu"],
+    )?;
+    finds_nothing(pool.remoted("clinfo"), "")?;
+    // The application learns of it first.
+    let until = Instant::now() + Duration::from_secs(10);
+    let refused = "an application is not served: cannot start a process for an application";
+    while !pool.log()?.contains(refused) {
+        ensure!(Instant::now() < until, "the server says {:?}", pool.log()?);
+        thread::sleep(Duration::from_millis(20));
+    }
+    let left = pool.workers()?;
+    ensure!(left.is_empty(), "{left:?} are left");
+    ensure!(pool.runs()?, "the server has ended: {}", pool.log()?);
+    packages::run(pool.remoted("clinfo").arg("-l"))
 }
 
 /// So many applications get a confined process each, one more gets none, and neither ends the

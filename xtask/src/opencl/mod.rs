@@ -58,6 +58,14 @@ const SCENARIOS: &[(&str, Scenario)] = &[
         "opencl: programs compute the same by delegations, on a CPU that they lend",
         delegated::run,
     ),
+    (
+        "opencl: by delegations a driver that is elsewhere is read where it may be",
+        delegated::elsewhere,
+    ),
+    (
+        "opencl: an application whose process cannot be watched is refused, and the next one served",
+        delegated::unwatched,
+    ),
     ("opencl: clpeak measures without an error", natively::clpeak),
     (
         "opencl: ten thousand synchronous calls make no system call on either side",
@@ -110,6 +118,10 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     (
         "opencl: owners' compiled programs are apart",
         compiled::apart,
+    ),
+    (
+        "opencl: where nothing can be kept of what is compiled applications are served all the same",
+        compiled::homeless,
     ),
     (
         "opencl: workers and pools that are killed in the middle of a build break no later one",

@@ -26,7 +26,8 @@ pub fn confined(pool: &Pool) -> Result<()> {
     for worker in workers {
         while let Ok(status) = fs::read_to_string(format!("/proc/{worker}/status")) {
             let is = |line: &str| status.lines().any(|known| known == line);
-            if is("Seccomp:\t2") && is("NoNewPrivs:\t1") {
+            let powerless = is("CapEff:\t0000000000000000") && is("CapPrm:\t0000000000000000");
+            if is("Seccomp:\t2") && is("NoNewPrivs:\t1") && powerless {
                 seen += 1;
                 break;
             }
