@@ -282,8 +282,9 @@ const TYPE: u64 = 0xff00;
 
 /// Commands of `ioctl` that put keys into a terminal, or name who gets a descriptor's signals.
 const REFUSED_IOCTLS: &[u64] = &[0x5412, 0x8901, 0x8902];
-/// Commands of `fcntl` that name who gets a descriptor's signals, and which.
-const REFUSED_FCNTLS: &[u64] = &[8, 10, 15];
+/// Commands of `fcntl` that name who gets a descriptor's signals, and which; and the one that keeps
+/// others waiting who open a file (`F_SETLEASE`).
+const REFUSED_FCNTLS: &[u64] = &[8, 10, 15, 1024];
 
 /// The calls that are allowed with some arguments only.
 fn conditional() -> Result<Vec<(c_long, Vec<Rule>)>, BackendError> {
@@ -579,6 +580,7 @@ mod tests {
     #[test]
     fn what_reaches_beyond_the_worker_is_refused() {
         let parent = std::process::id() as libc::pid_t;
+        let program = std::fs::File::open("/proc/self/exe").unwrap();
         // SAFETY: the calls are refused, or change the child alone.
         unsafe {
             let socket = || i64::from(libc::socket(libc::AF_UNIX, libc::SOCK_STREAM, 0));
@@ -594,6 +596,14 @@ mod tests {
             assert_eq!(under_filters(namespace), libc::EPERM);
             let clone3 = || libc::syscall(libc::SYS_clone3, 0, 0);
             assert_eq!(under_filters(clone3), libc::ENOSYS);
+            let lease = || {
+                i64::from(libc::fcntl(
+                    program.as_raw_fd(),
+                    libc::F_SETLEASE,
+                    libc::F_RDLCK,
+                ))
+            };
+            assert_eq!(under_filters(lease), libc::EPERM);
             let trace = || libc::syscall(libc::SYS_ptrace, libc::PTRACE_ATTACH, parent, 0, 0);
             assert_eq!(under_filters(trace), libc::EPERM);
         }
