@@ -6,6 +6,8 @@
 
 use std::io;
 
+use gantry_remoting::descriptors::Limit;
+
 /// What suffices for whatever one VM can ask for: 1,023 streams of a socket device, 64 API
 /// clients, and some 60 devices with a few queues each.
 const ENOUGH: u64 = 4096;
@@ -13,25 +15,11 @@ const ENOUGH: u64 = 4096;
 /// Raises the soft limit of open files up to the hard one and returns it. Says in the log if that
 /// is little. Before the process is confined.
 pub fn raise_limit() -> io::Result<u64> {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: the structure outlives the call, which fills it.
-    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    if limit.rlim_cur < limit.rlim_max {
-        limit.rlim_cur = limit.rlim_max;
-        // SAFETY: the structure outlives the call, which reads it.
-        if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-    }
-    if let Some(warning) = shortage(limit.rlim_cur) {
+    let limit = Limit::raise()?.hard;
+    if let Some(warning) = shortage(limit) {
         log::warn!("{warning}");
     }
-    Ok(limit.rlim_cur)
+    Ok(limit)
 }
 
 fn shortage(limit: u64) -> Option<String> {
@@ -50,14 +38,8 @@ mod tests {
     #[test]
     fn the_soft_limit_rises_to_the_hard_one() {
         let raised = raise_limit().unwrap();
-        let mut limit = libc::rlimit {
-            rlim_cur: 0,
-            rlim_max: 0,
-        };
-        // SAFETY: the structure outlives the call, which fills it.
-        let result = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
-        assert_eq!((result, limit.rlim_cur), (0, raised));
-        assert_eq!(limit.rlim_cur, limit.rlim_max);
+        let limit = Limit::now().unwrap();
+        assert_eq!((limit.soft, limit.hard), (raised, raised));
     }
 
     #[test]
