@@ -56,7 +56,11 @@ impl Server {
         let mut code = 0;
         let raw = match &call.origin {
             ProgramOrigin::Source(text) => {
-                let (pointer, length) = (text.0.as_ptr().cast(), text.0.len());
+                // A length of zero has drivers look for the text's end.
+                let (pointer, length) = match text.0.len() {
+                    0 => (c"".as_ptr(), 0),
+                    length => (text.0.as_ptr().cast(), length),
+                };
                 cl!(
                     self.api,
                     clCreateProgramWithSource(

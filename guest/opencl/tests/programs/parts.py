@@ -151,7 +151,12 @@ def programs():
         raise AssertionError("nonsense was built")
 
 
-for part in [arrays, scan, events, images, maps, rectangles, headers, programs]:
+def nothing():
+    empty = cl.Program(context, "").build()
+    assert empty.num_kernels == 0
+
+
+for part in [arrays, scan, events, images, maps, rectangles, headers, programs, nothing]:
     part()
     print(part.__name__, flush=True)
 print("all")
