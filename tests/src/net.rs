@@ -4,6 +4,11 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
+/// L1's address, on a tap.
+pub const HOST: &str = "192.168.77.1";
+/// The guest's address.
+pub const GUEST: &str = "192.168.77.2";
+
 /// Runs a command of L1 that has to succeed.
 pub fn sh(command: &str) -> Result<String> {
     let output = Command::new("/bin/sh")

@@ -3,6 +3,7 @@
 
 use std::{
     fs,
+    net::TcpStream,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -11,7 +12,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use gpu_mediator::arbiter::status::{self, Client};
 
-use crate::net::sh;
+use crate::net::{HOST, sh};
 
 /// Where the disk with PoCL is mounted.
 const ROOT: &str = "/opencl";
@@ -22,10 +23,17 @@ const GUEST: &str = "/images/l2-opencl.cpio.gz";
 /// What one with systemd needs besides.
 const SYSTEMD: &str = "/images/l2-systemd.cpio.gz";
 
+/// Keys and certificates of a pool that other machines reach at [`HOST`].
+const KEYS: &str = "/images/keys";
+/// The port at which they do.
+const PORT: u16 = 7070;
+/// Where a guest has a certificate of its own, and the authority's.
+const GUEST_KEYS: &str = "/keys";
+
 /// A worker pool. It is killed when dropped, and its workers with it.
 pub struct Pool {
     child: Child,
-    /// Where it listens.
+    /// Where it listens, if that is no port.
     pub socket: PathBuf,
 }
 
@@ -38,31 +46,56 @@ impl Pool {
 
     /// The same with further arguments.
     fn start_with(dir: &Path, more: &[&str]) -> Result<Self> {
+        let pool = Self::launch(dir, &[&["--socket", "/run/pool.sock"], more].concat())?;
+        until("the pool to listen", || pool.socket.exists())?;
+        Ok(pool)
+    }
+
+    /// A pool for applications of other machines, which come by TLS to this address of L1. What
+    /// they need is in [`by_tls`].
+    pub fn start_for_others(dir: &Path) -> Result<Self> {
+        let listen = format!("tcp:{HOST}:{PORT}");
+        let (certificate, key) = (format!("/run/{HOST}.pem"), format!("/run/{HOST}.key"));
+        mount()?;
+        sh(&format!("cp {KEYS}/* {ROOT}/run/"))?;
+        let pool = Self::launch(
+            dir,
+            &[
+                "--listen",
+                &listen,
+                "--tls-cert",
+                &certificate,
+                "--tls-key",
+                &key,
+                "--tls-client-ca",
+                "/run/ca.pem",
+            ],
+        )?;
+        until("the pool to listen", || {
+            TcpStream::connect((HOST, PORT)).is_ok()
+        })?;
+        Ok(pool)
+    }
+
+    fn launch(dir: &Path, arguments: &[&str]) -> Result<Self> {
         mount()?;
         fs::copy(
             "/bin/gantry-accel",
             Path::new(ROOT).join("run/gantry-accel"),
         )?;
         let log = log(dir)?;
-        let socket = Path::new(ROOT).join("run/pool.sock");
         let child = Command::new("chroot")
-            .args([
-                ROOT,
-                "/run/gantry-accel",
-                "serve",
-                "--socket",
-                "/run/pool.sock",
-            ])
-            .args(["--spare", "1"])
-            .args(more)
+            .args([ROOT, "/run/gantry-accel", "serve", "--spare", "1"])
+            .args(arguments)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
             .spawn()
             .context("cannot start the worker pool")?;
-        let pool = Self { child, socket };
-        until("the pool to listen", || pool.socket.exists())?;
-        Ok(pool)
+        Ok(Self {
+            child,
+            socket: Path::new(ROOT).join("run/pool.sock"),
+        })
     }
 
     /// The programs that PoCL has compiled for an owner.
@@ -89,6 +122,14 @@ impl Drop for Pool {
         let _ = self.child.wait();
         let _ = fs::remove_file(&self.socket);
     }
+}
+
+/// The environment of a guest's application that comes to [`Pool::start_for_others`].
+pub fn by_tls() -> String {
+    format!(
+        "GANTRY_OPENCL=tls://{HOST}:{PORT} GANTRY_TLS_CA={GUEST_KEYS}/ca.pem \
+         GANTRY_TLS_CERT={GUEST_KEYS}/guest.pem GANTRY_TLS_KEY={GUEST_KEYS}/guest.key"
+    )
 }
 
 /// The arbiter of a pool whose device machines share. It is killed when dropped, after the pool.

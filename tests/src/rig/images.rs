@@ -157,6 +157,7 @@ impl Images {
         for guest in ["l2-opencl.cpio.gz", "l2-systemd.cpio.gz", "lean.cpio.gz"] {
             fs::copy(work.join(guest), images.join(guest))?;
         }
+        opencl::host_keys(work, &images.join("keys"))?;
         run(Command::new("qemu-img")
             .args(["create", "-q", "-f", "qcow2"])
             .arg(images.join("empty.qcow2"))

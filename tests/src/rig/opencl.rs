@@ -13,6 +13,7 @@ use super::{
     images::{pack, program},
     packages::{self, output, run},
 };
+use crate::net::HOST;
 
 /// What is copied from this machine, and the Debian packages that have it.
 const NEEDED: &[(&str, &str)] = &[
@@ -28,6 +29,7 @@ const NEEDED: &[(&str, &str)] = &[
     ("ld", "binutils"),
     ("/usr/lib/x86_64-linux-gnu/libc.so", "libc6-dev"),
     ("/usr/lib/gcc/x86_64-linux-gnu", "libgcc-12-dev"),
+    ("openssl", "openssl"),
 ];
 
 /// Bytes of the disk: what is copied, and some more.
@@ -184,7 +186,38 @@ pub fn guest(programs: &Programs, work: &Path) -> Result<PathBuf> {
         root.join("etc/OpenCL/vendors/gantry.icd"),
         "libgantry_opencl.so\n",
     )?;
+    let keys = keys(work)?;
+    fs::create_dir_all(root.join("keys"))?;
+    for file in ["ca.pem", "guest.pem", "guest.key"] {
+        fs::copy(keys.join(file), root.join("keys").join(file))?;
+    }
     let archive = work.join("l2-opencl.cpio.gz");
     pack(&root, &archive)?;
     Ok(archive)
+}
+
+/// Makes keys and certificates for L1, by its address, and a guest.
+fn keys(work: &Path) -> Result<PathBuf> {
+    let folder = work.join("keys");
+    if folder.exists() {
+        fs::remove_dir_all(&folder)?;
+    }
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../remoting/certificates.sh");
+    let mut make = Command::new("sh");
+    make.arg(script).arg(&folder).args([HOST, "guest"]);
+    run(&mut make)?;
+    Ok(folder)
+}
+
+/// What a pool in L1 shows to applications of other machines, and the authority that it trusts.
+pub fn host_keys(work: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to)?;
+    for file in [
+        format!("{HOST}.pem"),
+        format!("{HOST}.key"),
+        "ca.pem".to_owned(),
+    ] {
+        fs::copy(work.join("keys").join(&file), to.join(file))?;
+    }
+    Ok(())
 }

@@ -95,7 +95,7 @@ fn compute(context: &Context) -> Result<()> {
 }
 
 /// Waits until something is so.
-fn until(what: &str, is: impl Fn() -> Result<bool>) -> Result<()> {
+pub(super) fn until(what: &str, is: impl Fn() -> Result<bool>) -> Result<()> {
     let start = Instant::now();
     while !is()? {
         ensure!(start.elapsed() < COMMAND, "{what}: not for {COMMAND:?}");

@@ -26,6 +26,7 @@ mod services;
 mod sharing;
 mod small_devices;
 mod snapshots;
+mod streams;
 mod virtual_iommu;
 
 use std::path::PathBuf;
@@ -73,6 +74,7 @@ pub fn all() -> Vec<Scenario> {
         passthrough::SCENARIOS,
         accelerator::SCENARIOS,
         services::SCENARIOS,
+        streams::SCENARIOS,
         sharing::SCENARIOS,
         passthrough_state::SCENARIOS,
         passthrough_user::SCENARIOS,

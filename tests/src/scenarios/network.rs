@@ -7,7 +7,7 @@ use super::{Context, Entry};
 use crate::{
     gantry::Gantry,
     guest::Guest,
-    net::{exists, sh},
+    net::{GUEST, HOST, exists, sh},
 };
 
 pub const SCENARIOS: &[Entry] = &[
@@ -15,9 +15,6 @@ pub const SCENARIOS: &[Entry] = &[
     ("net: several queues", queues),
     ("net: a missing tap is made and goes with the VM", made),
 ];
-
-const HOST: &str = "192.168.77.1";
-const GUEST: &str = "192.168.77.2";
 
 /// Configures the guest's first card and pings the host.
 pub fn set_up(guest: &mut Guest, interface: &str) -> Result<()> {

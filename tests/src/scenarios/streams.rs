@@ -1,0 +1,53 @@
+//! A guest that reaches its host's device as that of another machine, over a network.
+
+use anyhow::{Result, ensure};
+use serde_json::json;
+
+use super::{Context, Entry, accelerator::until, network::set_up};
+use crate::{
+    gantry::Gantry,
+    net::{HOST, sh},
+    opencl::{self, Pool},
+};
+
+pub const SCENARIOS: &[Entry] = &[(
+    "stream: a guest computes by TLS, and when its network is cut both sides end",
+    cut,
+)];
+
+const TAP: &str = "tap-tls";
+
+fn cut(context: &Context) -> Result<()> {
+    let net = json!({"tap": TAP, "ip": HOST, "mask": "255.255.255.0"});
+    let more = json!({
+        "payload": {"initramfs": opencl::guest_files(&context.dir)?},
+        "net": [net],
+    });
+    let (_gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    set_up(&mut guest, "eth0")?;
+    let pool = Pool::start_for_others(&context.dir)?;
+    let tls = opencl::by_tls();
+    let figures = guest.run(&format!("{tls} opencl-figures --brief 2>&1"))?;
+    ensure!(figures.contains("numbers is right"), "{figures}");
+    until("the application's worker is gone", || {
+        Ok(pool.workers()?.len() == 1)
+    })?;
+    // One that has more to do than there is time for, and whose kernels are compiled by now.
+    guest.run(&format!(
+        "({tls} opencl-figures >/tmp/figures 2>&1; echo ended $? >>/tmp/figures) & true"
+    ))?;
+    guest.eventually("cat /tmp/figures", |text| text.contains("numbers is right"))?;
+    let serving = pool.workers()?;
+    ensure!(serving.len() == 2, "one serves, one waits: {serving:?}");
+    sh(&format!("ifconfig {TAP} down"))?;
+    // Both notice after a minute, see docs/accelerator.md.
+    let end = guest.eventually("cat /tmp/figures", |text| text.contains("ended"))?;
+    ensure!(end.contains("failed with code"), "{end}");
+    until("the worker that served is gone", || {
+        Ok(pool.workers()?.len() == 1)
+    })?;
+    sh(&format!("ifconfig {TAP} up"))?;
+    let list = guest.run(&format!("{tls} clinfo -l"))?;
+    ensure!(list.contains("Device #0"), "{list}");
+    Ok(())
+}
