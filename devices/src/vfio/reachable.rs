@@ -30,6 +30,8 @@ pub struct Piece {
     pub len: u64,
     /// Where it is in this process.
     pub host: *mut u8,
+    /// It is another device's.
+    pub is_peer: bool,
 }
 
 impl Piece {
@@ -41,6 +43,7 @@ impl Piece {
             len: (self.len - skipped).min(most),
             // In the same mapping.
             host: self.host.wrapping_add(skipped as usize),
+            is_peer: self.is_peer,
         }
     }
 
@@ -122,6 +125,7 @@ impl Reachable {
             guest: *guest,
             len: memory.len,
             host: memory.address,
+            is_peer: true,
         };
         piece.contains(at).then_some(piece)
     }
@@ -130,7 +134,12 @@ impl Reachable {
 /// RAM that lies within a region.
 fn piece(ram: &GuestRam, guest: u64, len: u64) -> Option<Piece> {
     let host = ram.get_host_address(GuestAddress(guest)).ok()?;
-    Some(Piece { guest, len, host })
+    Some(Piece {
+        guest,
+        len,
+        host,
+        is_peer: false,
+    })
 }
 
 #[cfg(test)]

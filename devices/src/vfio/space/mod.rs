@@ -37,6 +37,10 @@ const BOTH: Access = Access {
 const MAX_PIECES: usize = 1 << 17;
 const MAX_TIMES: u64 = 16;
 
+/// How many of them may be other devices' memory: a guest that moves it has them unmapped one by one
+/// on a vCPU's thread.
+const MAX_PEER_PIECES: usize = 1024;
+
 /// What the devices in it reach at which addresses.
 ///
 /// That is RAM at its own addresses and, as soon as there are two devices, the memory of others
@@ -62,6 +66,8 @@ struct Contents {
     pieces: BTreeMap<u64, Mapped>,
     /// The length of all of it.
     bytes: u64,
+    /// How many of them are other devices' memory.
+    peers: usize,
     reach: Reach,
     /// A peer that cannot be reached is logged once: the guest could move its BARs at will.
     warned: bool,
@@ -72,20 +78,28 @@ struct Contents {
 struct Mapped {
     guest: u64,
     len: u64,
+    is_peer: bool,
 }
 
 impl Contents {
     fn insert(&mut self, at: u64, piece: Mapped) {
+        self.remove(at);
         self.bytes += piece.len;
-        if let Some(before) = self.pieces.insert(at, piece) {
-            self.bytes -= before.len;
-        }
+        self.peers += usize::from(piece.is_peer);
+        self.pieces.insert(at, piece);
     }
 
     fn remove(&mut self, at: u64) {
         if let Some(piece) = self.pieces.remove(&at) {
             self.bytes -= piece.len;
+            self.peers -= usize::from(piece.is_peer);
         }
+    }
+
+    fn forget_all(&mut self) {
+        self.pieces.clear();
+        self.bytes = 0;
+        self.peers = 0;
     }
 }
 
@@ -163,7 +177,16 @@ impl Space {
         let host = vm_memory::GuestMemoryBackend::get_host_address(&*ram, GuestAddress(guest));
         match host {
             Ok(host) if contents.identity => {
-                self.map_own(&mut contents, Piece { guest, len, host })
+                let is_peer = false;
+                self.map_own(
+                    &mut contents,
+                    Piece {
+                        guest,
+                        len,
+                        host,
+                        is_peer,
+                    },
+                )
             }
             _ => Ok(()),
         }
@@ -194,7 +217,15 @@ impl Space {
             };
             match mapped {
                 Ok(()) => {
-                    contents.insert(guest, Mapped { guest, len });
+                    let is_peer = true;
+                    contents.insert(
+                        guest,
+                        Mapped {
+                            guest,
+                            len,
+                            is_peer,
+                        },
+                    );
                 }
                 Err(why) if !contents.warned => {
                     contents.warned = true;
@@ -246,12 +277,24 @@ impl Space {
         piece: Piece,
         access: Access,
     ) -> io::Result<()> {
-        let Piece { guest, len, host } = piece;
+        let Piece {
+            guest,
+            len,
+            host,
+            is_peer,
+        } = piece;
         // SAFETY: guest RAM stays mapped until the machine ends, which is after its devices, and
         // memory of a device until its offer is withdrawn, which unmaps it here first; both are
         // only accessed as bytes that may change at any time.
         unsafe { self.tables.map(at, len, host, access) }?;
-        contents.insert(at, Mapped { guest, len });
+        contents.insert(
+            at,
+            Mapped {
+                guest,
+                len,
+                is_peer,
+            },
+        );
         Ok(())
     }
 
@@ -301,8 +344,7 @@ impl Space {
             log::debug!("the kernel does not unmap everything at once: {error}");
             return self.unmap_within(contents, 0, u64::MAX);
         }
-        contents.pieces.clear();
-        contents.bytes = 0;
+        contents.forget_all();
         Ok(())
     }
 
@@ -389,6 +431,13 @@ impl Space {
         if contents.bytes.saturating_add(len) > most {
             return refused(format!(
                 "all that the guest maps for the device is more than {MAX_TIMES} times its memory"
+            ));
+        }
+        let new_peers = new.iter().filter(|piece| piece.is_peer).count();
+        if new_peers > 0 && contents.peers + new_peers > MAX_PEER_PIECES {
+            return refused(format!(
+                "what the guest maps of other devices' memory for the device has more than \
+                 {MAX_PEER_PIECES} pieces"
             ));
         }
         if contents.pieces.len() + new.len() > MAX_PIECES {

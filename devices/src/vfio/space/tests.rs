@@ -221,6 +221,30 @@ fn a_guest_maps_its_memory_so_often_and_no_more() {
 }
 
 #[test]
+fn other_devices_memory_is_mapped_in_so_many_pieces_and_ram_in_more() {
+    let rig = Rig::new(0);
+    rig.offer_peer();
+    let at = |number: usize| number as u64 * 2 * PAGE;
+    for number in 0..MAX_PEER_PIECES {
+        rig.map(at(number), BAR, PAGE).unwrap();
+    }
+    let error = rig.map(at(MAX_PEER_PIECES), BAR, PAGE).unwrap_err();
+    assert!(error.to_string().contains("1024 pieces"), "{error}");
+    rig.map(at(MAX_PEER_PIECES), 0, PAGE).unwrap();
+    // One that goes makes room for one, and so do all, however they go.
+    rig.space.unmap(at(0), PAGE).unwrap();
+    rig.map(at(0), BAR, PAGE).unwrap();
+    assert!(rig.map(1 << 40, BAR, PAGE).is_err());
+    rig.withdraw_peer();
+    rig.offer_peer();
+    rig.map(1 << 40, BAR, PAGE).unwrap();
+    Endpoint::clear(&*rig.space).unwrap();
+    for number in 0..MAX_PEER_PIECES {
+        rig.map(at(number), BAR, PAGE).unwrap();
+    }
+}
+
+#[test]
 fn a_mapping_may_span_regions_and_is_taken_back_as_a_whole() {
     let rig = Rig::new(0);
     rig.map(0x10_0000, BLOCK, 2 * BLOCK).unwrap();
