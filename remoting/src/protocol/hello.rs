@@ -15,7 +15,7 @@ pub const SIZE: usize = 48;
 /// A version of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Version {
-    /// Raised when the meaning of messages changes.
+    /// Raised when the meaning of messages, or how rings hold them, changes.
     pub number: u32,
     /// Hash of the definition of all calls.
     pub fingerprint: u64,
@@ -23,7 +23,7 @@ pub struct Version {
 
 /// The version of this build.
 pub const VERSION: Version = Version {
-    number: 5,
+    number: 6,
     fingerprint: FINGERPRINT,
 };
 

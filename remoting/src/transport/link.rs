@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::{
     bell::Bell,
-    ring::{Broken, Bytes, Consumer, Producer},
+    ring::{Broken, Bytes, Consumer, Producer, span},
 };
 use crate::protocol::frame::{Flags, HEADER, Header, LARGEST};
 
@@ -167,7 +167,7 @@ impl<B: Bytes, L: Bell> Receiver<B, L> {
             let header = Header::from_bytes(&bytes);
             let length = header.length as usize;
             let so_far = self.partial.len();
-            if length > held - HEADER || length > LARGEST - so_far {
+            if length > LARGEST - so_far || span::<B>(HEADER + length) > held {
                 return Err(Gone::Length(length));
             }
             if header.flags.has(Flags::MORE) {

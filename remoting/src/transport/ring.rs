@@ -5,6 +5,9 @@
 //! what is seen of *its* index alone; that one is read once and checked against the ring's size.
 //! A frame is copied out before anybody looks into it.
 //!
+//! Frames begin where cache lines do, so that a short one is in one line, and is written in one
+//! piece: bytes in a second line would cost a second trip, one after the other.
+//!
 //! What the other side writes costs a trip of a cache line from its processor, some 80 ns: the
 //! producer looks at the consumer's index only when the room that it knows of is used up, the
 //! consumer says how far it has read only when it runs out of bytes or has read a quarter of the
@@ -41,6 +44,9 @@ pub struct Control {
     pub room: Line,
 }
 
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
 /// A word that has a cache line for itself.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
@@ -48,6 +54,9 @@ pub struct Line(pub AtomicU32);
 
 /// The bytes of a ring.
 pub trait Bytes {
+    /// Frames begin at multiples of this: a power of two, which divides the size.
+    const GRAIN: u32 = LINE as u32;
+
     /// How many there are: a power of two.
     fn size(&self) -> u32;
     /// The shared control words.
@@ -103,6 +112,11 @@ fn copy_in<B: Bytes>(bytes: &B, index: u32, from: &[u8]) {
             bytes.write(0, rest);
         }
     }
+}
+
+/// How much of a ring a frame of so many bytes takes.
+pub fn span<B: Bytes>(length: usize) -> usize {
+    length.next_multiple_of(B::GRAIN as usize)
 }
 
 /// The writing end.
@@ -162,19 +176,24 @@ impl<B: Bytes, L: Bell> Producer<B, L> {
     /// Writes a frame if there is room, but keeps it back until the next one is published.
     pub fn keep_back(&mut self, header: &[u8], body: &[u8]) -> Result<bool, Broken> {
         let length = header.len() + body.len();
+        let span = span::<B>(length);
         // Never more than the size: `head` was checked when it was read.
         let known = self.bytes.size() - self.tail.wrapping_sub(self.head);
-        if length > known as usize && length > self.room()? as usize {
+        if span > known as usize && span > self.room()? as usize {
             return Ok(false);
         }
-        copy_in(&self.bytes, self.tail, header);
-        // Cannot overflow in a way that matters: indices wrap.
-        copy_in(
-            &self.bytes,
-            self.tail.wrapping_add(header.len() as u32),
-            body,
-        );
-        self.tail = self.tail.wrapping_add(length as u32);
+        if span == LINE {
+            let mut line = [0; LINE];
+            line[..header.len()].copy_from_slice(header);
+            line[header.len()..length].copy_from_slice(body);
+            copy_in(&self.bytes, self.tail, &line);
+        } else {
+            copy_in(&self.bytes, self.tail, header);
+            // Cannot overflow in a way that matters: indices wrap.
+            let after = self.tail.wrapping_add(header.len() as u32);
+            copy_in(&self.bytes, after, body);
+        }
+        self.tail = self.tail.wrapping_add(span as u32);
         Ok(true)
     }
 
@@ -193,7 +212,7 @@ impl<B: Bytes, L: Bell> Producer<B, L> {
         }
     }
 
-    /// Sleeps until there may be room for `length` bytes; at most for the bell's patience.
+    /// Sleeps until there may be room for a frame of `length` bytes; at most for the bell's patience.
     pub fn wait_for_room(&mut self, length: usize) -> Result<(), Broken> {
         // The consumer makes room by reading what it has been told of.
         self.publish();
@@ -201,7 +220,7 @@ impl<B: Bytes, L: Bell> Producer<B, L> {
         let seen = control.room.0.load(Ordering::Acquire);
         control.starved.0.store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        if (self.look()?.1 as usize) < length {
+        if (self.look()?.1 as usize) < span::<B>(length) {
             self.bell.wait(&control.room.0, seen);
         }
         control.starved.0.store(0, Ordering::Relaxed);
@@ -269,11 +288,12 @@ impl<B: Bytes, L: Bell> Consumer<B, L> {
         copy_out(&self.bytes, self.head, into);
     }
 
-    /// Copies bytes out, from `skip` bytes on, and takes all up to their end. The caller has seen
-    /// that they are there.
+    /// Copies a frame's bytes out, from `skip` bytes on to its end, and takes the frame. The caller
+    /// has seen that its [`span`] is there.
     pub fn take(&mut self, skip: usize, into: &mut [u8]) {
         copy_out(&self.bytes, self.head.wrapping_add(skip as u32), into);
-        self.head = self.head.wrapping_add((skip + into.len()) as u32);
+        let span = span::<B>(skip + into.len());
+        self.head = self.head.wrapping_add(span as u32);
         if self.head.wrapping_sub(self.published) >= self.bytes.size() / 4 {
             self.publish();
         }

@@ -105,14 +105,36 @@ mod plain {
         let ring = Private::new(256);
         let mut producer = Producer::new(ring.clone(), Counter::default());
         let header = Header {
-            length: 100,
+            length: 113,
             opcode: 1,
             flags: Flags(0),
             sequence: 0,
         };
         producer.push(&header.to_bytes(), &[0; 99]).unwrap();
         let mut receiver = Receiver::new(Consumer::new(ring, Counter::default()));
-        assert_eq!(receiver.poll(&mut Vec::new()), Err(Gone::Length(100)));
+        assert_eq!(receiver.poll(&mut Vec::new()), Err(Gone::Length(113)));
+    }
+
+    #[test]
+    fn a_frame_is_taken_with_all_of_its_lines_or_refused() {
+        let ring = Private::new(256);
+        let header = Header {
+            length: 49,
+            opcode: 1,
+            flags: Flags(0),
+            sequence: 0,
+        };
+        ring.0.1.borrow_mut()[..16].copy_from_slice(&header.to_bytes());
+        let poll = |tail| {
+            ring.control().tail.0.store(tail, Ordering::Relaxed);
+            let mut consumer = Consumer::new(ring.clone(), Counter::default());
+            let _ = consumer.held();
+            Receiver::new(consumer).poll(&mut Vec::new())
+        };
+        // All of the frame's bytes are there, but not of its last line.
+        assert_eq!(poll(65), Err(Gone::Length(49)));
+        assert_eq!(poll(127), Err(Gone::Length(49)));
+        assert_eq!(poll(128), Ok(Some(header)));
     }
 
     #[test]
@@ -123,10 +145,11 @@ mod plain {
         assert!(producer.keep_back(&[1; 16], &[2; 4]).unwrap());
         assert_eq!(consumer.held(), Ok(0));
         assert!(producer.push(&[3; 16], &[]).unwrap());
-        assert_eq!(consumer.held(), Ok(36));
-        let mut out = [0; 36];
-        consumer.take(0, &mut out);
-        assert_eq!((out[0], out[16], out[20]), (1, 2, 3));
+        assert_eq!(consumer.held(), Ok(128));
+        let (mut one, mut other) = ([0; 20], [0; 16]);
+        consumer.take(0, &mut one);
+        consumer.take(0, &mut other);
+        assert_eq!((one[0], one[16], other[0]), (1, 2, 3));
     }
 
     #[test]
@@ -137,20 +160,20 @@ mod plain {
         assert!(producer.keep_back(&[1; 16], &[2; 40]).unwrap());
         assert!(!producer.keep_back(&[1; 16], &[2; 40]).unwrap());
         producer.wait_for_room(56).unwrap();
-        assert_eq!(consumer.held(), Ok(56));
+        assert_eq!(consumer.held(), Ok(64));
     }
 
     #[test]
     fn room_is_given_back_when_the_ring_is_empty() {
-        let ring = Private::new(256);
+        let ring = Private::new(512);
         let mut producer = Producer::new(ring.clone(), Counter::default());
         let mut consumer = Consumer::new(ring, Counter::default());
         assert!(producer.push(&[1; 16], &[]).unwrap());
         consumer.held().unwrap();
         consumer.take(0, &mut [0; 16]);
-        assert_eq!(producer.room(), Ok(240));
+        assert_eq!(producer.room(), Ok(448));
         assert_eq!(consumer.held(), Ok(0));
-        assert_eq!(producer.room(), Ok(256));
+        assert_eq!(producer.room(), Ok(512));
     }
 
     proptest! {
@@ -220,6 +243,8 @@ mod model {
     }
 
     impl Bytes for Watched {
+        const GRAIN: u32 = 1;
+
         fn size(&self) -> u32 {
             self.0.1.len() as u32
         }

@@ -21,7 +21,7 @@ use crate::{
     transport::{
         bell::{Bell, Futex},
         link::{Gone, Spin},
-        ring::{Bytes, Consumer, Producer},
+        ring::{Bytes, Consumer, Producer, span},
         socket,
         window::{Slice, Window},
     },
@@ -212,7 +212,7 @@ impl Outward {
         self.ring.peek(&mut bytes);
         let header = Header::from_bytes(&bytes);
         let length = header.length as usize;
-        if length > held - HEADER {
+        if span::<Slice>(HEADER.saturating_add(length)) > held {
             return Err(Gone::Length(length).into());
         }
         let mut body = std::mem::take(&mut self.body);
@@ -348,7 +348,7 @@ impl Hand {
             self.common.owed.owe(stage, part)?;
         }
         // Longer ones than the other side's ring has would never find room.
-        if HEADER + body.len() > self.size as usize {
+        if span::<Slice>(HEADER + body.len()) > self.size as usize {
             return Err(Gone::Length(body.len()).into());
         }
         let bytes = header.to_bytes();
