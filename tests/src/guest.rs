@@ -82,7 +82,14 @@ impl Guest {
 
     /// Runs a shell command and returns its output; an exit status other than 0 is an error.
     pub fn run(&mut self, command: &str) -> Result<String> {
-        let (status, output) = self.status_of(command)?;
+        self.send(command)?;
+        self.ended(command)
+    }
+
+    /// Waits for the end of a command that was sent and returns its output; an exit status other
+    /// than 0 is an error.
+    pub fn ended(&mut self, command: &str) -> Result<String> {
+        let (status, output) = self.end_of(command)?;
         ensure!(
             status == 0,
             "{command:?} ended with {status} in the guest:\n{output}"
@@ -93,6 +100,10 @@ impl Guest {
     /// Runs a shell command and returns its exit status and output.
     pub fn status_of(&mut self, command: &str) -> Result<(i32, String)> {
         self.send(command)?;
+        self.end_of(command)
+    }
+
+    fn end_of(&mut self, command: &str) -> Result<(i32, String)> {
         let output = self
             .wait_for(STATUS, COMMAND)
             .with_context(|| format!("{command:?} does not end in the guest"))?;

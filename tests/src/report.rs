@@ -13,6 +13,10 @@ pub const DEMO: &str = "--demo";
 /// The order to measure, instead of the name of a scenario. Names of measurements may follow.
 pub const BENCH: &str = "--bench";
 
+/// The order to have guests share a device, instead of the name of a scenario. The policy, the
+/// seconds and the guests' weights follow.
+pub const SHARING: &str = "--sharing";
+
 /// What L1 tells the host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Report {

@@ -5,19 +5,20 @@
 
 use std::{
     fs,
+    ops::ControlFlow,
     path::Path,
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
-use gpu_mediator::arbiter::status::Client;
-use serde_json::json;
+use gpu_mediator::{arbiter::status::Client, simulator::WINDOW};
+use serde_json::{Value, json};
 
 use crate::{
     gantry::Gantry,
     guest::Guest,
-    opencl::{Arbiter, Compiled, compile, guest_files},
+    opencl::{Arbiter, Compiled, Pool, compile, guest_files},
 };
 
 /// Lengths in microseconds that the kernels of every guest have, at random, if nothing else runs.
@@ -37,6 +38,70 @@ struct Vm {
     _gantry: Gantry,
 }
 
+impl Vm {
+    /// Restores a guest, with this weight, and starts its application.
+    fn start(dir: &Path, snapshot: &Path, weight: u32, iteration: &str) -> Result<Self> {
+        let copy = dir.join("snapshot");
+        fs::create_dir_all(&copy)?;
+        for file in ["state.json", "memory-ranges"] {
+            fs::hard_link(snapshot.join(file), copy.join(file))?;
+        }
+        let gantry = Gantry::start(dir, &[])?;
+        let mut config: Value = serde_json::from_slice(&fs::read(snapshot.join("config.json"))?)?;
+        config["serial"]["socket"] = json!(gantry.serial);
+        config["accels"][0]["weight"] = json!(weight);
+        fs::write(copy.join("config.json"), config.to_string())?;
+        // What a guest does not touch is not there six times.
+        gantry.put(
+            "vm.restore",
+            json!({
+                "source_url": format!("file://{}", copy.display()), "resume": true,
+                "memory_restore_mode": "OnDemand",
+            }),
+        )?;
+        let mut guest = Guest::connect(&gantry.serial)?;
+        let lengths = LENGTHS.map(|length| length.to_string()).join(",");
+        guest.run(&format!(
+            "GANTRY_OPENCL_SPIN=20 OPENCL_TURNS_BINARY=/tmp/turns \
+             opencl-turns {lengths} {IN_FLIGHT} 0 {iteration} </tmp/in >/tmp/out 2>&1 & \
+             sleep 1000000 >/tmp/in & true"
+        ))?;
+        // Looking from here makes the guest start programs again and again, while others compute.
+        let said = guest.run("until [ -s /tmp/out ]; do sleep 1; done; cat /tmp/out")?;
+        ensure!(
+            said.starts_with("running "),
+            "the application of a guest said {said:?}"
+        );
+        Ok(Self {
+            // As in vmm/src/machine/kinds/accel.rs.
+            name: format!("{}/a", gantry.pid()),
+            guest,
+            _gantry: gantry,
+        })
+    }
+}
+
+/// Boots a guest until everything is ready for its application, and saves it: several guests that
+/// boot take an emulated processor minutes.
+fn ready(dir: &Path, pool: &Pool, compiled: &Compiled, snapshot: &Path) -> Result<()> {
+    fs::create_dir_all(dir)?;
+    let Compiled { file, size, .. } = compiled;
+    let accel = json!({"socket": pool.socket, "window": 16 << 20, "slices": 1, "id": "a"});
+    let disk = json!({"path": file, "readonly": true, "image_type": "Raw"});
+    let payload = json!({"initramfs": guest_files(dir)?});
+    let more = json!({"payload": payload, "accels": [accel], "disks": [disk]});
+    let (gantry, mut guest) = Gantry::boot(dir, more)?;
+    guest.run(&format!(
+        "gantry-agent >/tmp/agent.log 2>&1 & mkfifo /tmp/in; head -c {size} /dev/vda >/tmp/turns"
+    ))?;
+    let port = "/run/gantry/opencl.sock";
+    guest.eventually(&format!("ls {port}"), |text| text == port)?;
+    gantry.act("vm.pause")?;
+    let destination = format!("file://{}", snapshot.display());
+    gantry.put("vm.snapshot", json!({"destination_url": destination}))?;
+    Ok(())
+}
+
 /// Guests on one device.
 pub struct Vms {
     vms: Vec<Vm>,
@@ -44,59 +109,24 @@ pub struct Vms {
 }
 
 impl Vms {
-    /// Boots a guest for each weight, one after the other, and starts its application, which waits.
+    /// Starts a guest for each weight, all from one snapshot, and in each its application, which
+    /// waits.
     pub fn start(dir: &Path, policy: &str, weights: &[u32]) -> Result<Self> {
         let arbiter = Arbiter::start(dir, policy)?;
-        let files = guest_files(dir)?;
-        let Compiled {
-            file,
-            size,
-            iteration,
-        } = compile()?;
+        let compiled = compile()?;
+        let snapshot = dir.join("snapshot");
+        ready(&dir.join("first"), &arbiter.pool, &compiled, &snapshot)?;
         let mut vms = Vec::new();
         for (index, weight) in weights.iter().enumerate() {
             let dir = dir.join(format!("vm{index}"));
-            fs::create_dir_all(&dir)?;
-            let accel = json!({
-                "socket": arbiter.pool.socket, "weight": weight, "window": 16 << 20, "slices": 1,
-                "id": "a",
-            });
-            let disk = json!({"path": file, "readonly": true, "image_type": "Raw"});
-            let payload = json!({"initramfs": files});
-            let more = json!({"payload": payload, "accels": [accel], "disks": [disk]});
-            let (gantry, mut guest) = Gantry::boot(&dir, more)?;
-            guest.run(&format!(
-                "gantry-agent >/tmp/agent.log 2>&1 & mkfifo /tmp/in; \
-                 head -c {size} /dev/vda >/tmp/turns"
-            ))?;
-            let port = "/run/gantry/opencl.sock";
-            guest.eventually(&format!("ls {port}"), |text| text == port)?;
-            let lengths = LENGTHS.map(|length| length.to_string()).join(",");
-            guest.run(&format!(
-                "GANTRY_OPENCL_SPIN=20 OPENCL_TURNS_BINARY=/tmp/turns \
-                 opencl-turns {lengths} {IN_FLIGHT} 0 {iteration} </tmp/in >/tmp/out 2>&1 & \
-                 sleep 1000000 >/tmp/in & true"
-            ))?;
-            let said = guest.eventually("cat /tmp/out", |text| !text.is_empty())?;
-            ensure!(
-                said.starts_with("running "),
-                "the application of a guest said {said:?}"
-            );
-            vms.push(Vm {
-                // As in vmm/src/machine/kinds/accel.rs.
-                name: format!("{}/a", gantry.pid()),
-                guest,
-                _gantry: gantry,
-            });
+            vms.push(Vm::start(&dir, &snapshot, *weight, &compiled.iteration)?);
         }
         Ok(Self { vms, arbiter })
     }
 
     /// Has all applications begin, and waits until each has had the device a few times.
     pub fn go(&mut self) -> Result<()> {
-        for vm in &mut self.vms {
-            vm.guest.run("echo >/tmp/in")?;
-        }
+        self.all("echo >/tmp/in")?;
         let start = Instant::now();
         while self.clients()?.iter().any(|client| client.turns <= WARM) {
             ensure!(
@@ -105,6 +135,17 @@ impl Vms {
                 self.clients()?
             );
             thread::sleep(Duration::from_millis(100));
+        }
+        Ok(())
+    }
+
+    /// Runs a command in all guests at a time.
+    fn all(&mut self, command: &str) -> Result<()> {
+        for vm in &mut self.vms {
+            vm.guest.send(command)?;
+        }
+        for vm in &mut self.vms {
+            vm.guest.ended(command)?;
         }
         Ok(())
     }
@@ -120,18 +161,33 @@ impl Vms {
         self.vms.iter().map(of).collect()
     }
 
-    /// Nanoseconds for which each guest has had the device so far.
-    pub fn device_times(&self) -> Result<Vec<u64>> {
-        let clients = self.clients()?;
-        Ok(clients.iter().map(|client| client.device_time).collect())
+    /// Looks again and again at the seconds for which each guest has had the device since now, and
+    /// hands on the time that has passed and them, for as long as it is told to.
+    pub fn watch(
+        &self,
+        every: Duration,
+        mut each: impl FnMut(Duration, &[f64]) -> Result<ControlFlow<()>>,
+    ) -> Result<()> {
+        let before = self.clients()?;
+        let start = Instant::now();
+        for round in 1.. {
+            thread::sleep((every * round).saturating_sub(start.elapsed()));
+            let (passed, now) = (start.elapsed(), self.clients()?);
+            let had: Vec<_> = (before.iter().zip(&now))
+                .map(|(before, now)| now.device_time.saturating_sub(before.device_time))
+                .map(|nanos| nanos as f64 / 1e9)
+                .collect();
+            if each(passed, &had)?.is_break() {
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// Has all applications end: each says how many kernels it had run.
     pub fn end(&mut self) -> Result<Vec<u64>> {
         let mut kernels = Vec::new();
-        for vm in &mut self.vms {
-            vm.guest.run("killall sleep")?;
-        }
+        self.all("killall sleep")?;
         for vm in &mut self.vms {
             let said = vm
                 .guest
@@ -142,4 +198,29 @@ impl Vms {
         }
         Ok(kernels)
     }
+}
+
+/// Has guests of these weights share the device for so long, and hands on a line every so often:
+/// the seconds that have passed, and those for which each has had the device.
+pub fn show(
+    dir: &Path,
+    policy: &str,
+    weights: &[u32],
+    time: Duration,
+    mut line: impl FnMut(String),
+) -> Result<()> {
+    let mut vms = Vms::start(dir, policy, weights)?;
+    vms.go()?;
+    vms.watch(WINDOW, |passed, had| {
+        let numbers = [&[passed.as_secs_f64()], had].concat();
+        let words: Vec<_> = numbers
+            .iter()
+            .map(|number| format!("{number:.6}"))
+            .collect();
+        line(words.join(" "));
+        Ok(match passed < time {
+            true => ControlFlow::Continue(()),
+            false => ControlFlow::Break(()),
+        })
+    })
 }

@@ -25,6 +25,7 @@ mod selected;
 mod shared_device;
 mod sharing;
 mod sharing_figures;
+mod sharing_vms;
 mod test;
 
 use clap::{Parser, Subcommand};

@@ -1,5 +1,5 @@
 //! How fairly a real device is shared by weight, and what that costs: six applications on the
-//! device of this machine's OpenCL driver.
+//! device of this machine's OpenCL driver, or virtual machines on one of the nested rig.
 
 use std::{
     collections::BTreeMap,
@@ -19,10 +19,11 @@ use gpu_mediator::{
 use crate::{
     elsewhere::Elsewhere,
     shared_device::{Application, Machine, Programs, build, wait_for},
+    sharing_vms,
 };
 
 /// The weights of the clients.
-const WEIGHTS: [u32; 6] = [1, 2, 2, 3, 3, 4];
+pub const WEIGHTS: [u32; 6] = [1, 2, 2, 3, 3, 4];
 /// Lengths of kernels in microseconds, the longest first.
 const LENGTHS: [u32; 6] = [100_000, 10_000, 2_000, 400, 100, 20];
 
@@ -32,13 +33,17 @@ const LENGTHS: [u32; 6] = [100_000, 10_000, 2_000, 400, 100, 20];
 pub struct Options {
     /// sharing: the arbiter's policy.
     #[arg(long, default_value = "fair", value_name = "NAME")]
-    policy: String,
+    pub policy: String,
     /// sharing: for how many seconds each experiment is measured.
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
-    seconds: u64,
+    pub seconds: u64,
     /// sharing: where the pictures go.
     #[arg(long, default_value = "docs", value_name = "FOLDER")]
-    pictures: PathBuf,
+    pub pictures: PathBuf,
+    /// sharing: so many virtual machines (at most six) of the nested rig on its device, instead of
+    /// six applications on this machine's.
+    #[arg(long, value_name = "NUMBER")]
+    vms: Option<usize>,
 }
 
 /// Which kernels each client has.
@@ -51,6 +56,9 @@ const EXPERIMENTS: &[(&str, Kernels)] = &[
 
 /// Measures, prints a table and draws pictures.
 pub fn run(options: &Options, elsewhere: &Elsewhere) -> Result<()> {
+    if let Some(vms) = options.vms {
+        return sharing_vms::run(options, vms);
+    }
     let here;
     let programs = match elsewhere.programs() {
         Some(programs) => programs,

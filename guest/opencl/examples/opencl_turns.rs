@@ -20,7 +20,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use device::{Device, Failed, check, cl};
@@ -201,7 +201,10 @@ fn run(
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
         end.store(true, Ordering::Relaxed);
     });
-    let (mut random, start) = (u64::from(std::process::id()), Instant::now());
+    // Machines restored from one snapshot have the same process ids.
+    let clock = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let clock = clock.map_or(0, |clock| clock.as_nanos() as u64);
+    let (mut random, start) = (clock ^ u64::from(std::process::id()), Instant::now());
     let (mut last, mut pause, mut timed) = (start, Duration::ZERO, Duration::ZERO);
     let goes_on = || match seconds {
         0.0 => !ended.load(Ordering::Relaxed),

@@ -19,8 +19,9 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use gantry_tests::{
     agent, edu_server,
-    report::{BENCH, DEMO, Outcome, Report},
+    report::{BENCH, DEMO, Outcome, Report, SHARING},
     scenarios::{self, Context, Scenario},
+    shared_vms,
 };
 
 /// Longest log that is sent to the host, in lines from the end.
@@ -89,6 +90,10 @@ fn serve(port: &str) -> Result<()> {
                     out.report(&Report::Note(format!("| {what} | {figure} |")));
                 });
                 let outcome = outcome(result);
+                out.finished(&order, outcome, start);
+            }
+            sharing if sharing.split(' ').next() == Some(SHARING) => {
+                let outcome = outcome(share(sharing, &mut out));
                 out.finished(&order, outcome, start);
             }
             name => {
@@ -183,6 +188,22 @@ fn demo(out: &mut Port) -> Result<()> {
         gantry_tests::demo::run(&parts, |line| out.report(&Report::Note(line.to_owned())))?;
     out.report(&Report::Note(proven));
     Ok(())
+}
+
+/// Has guests share a device, as the order says.
+fn share(order: &str, out: &mut Port) -> Result<()> {
+    let words: Vec<_> = order.split(' ').collect();
+    let [_, policy, seconds, weights] = words[..] else {
+        bail!("what is to be shared how? {order:?}");
+    };
+    let weights = weights.split(',').map(str::parse);
+    let weights = weights.collect::<Result<Vec<u32>, _>>()?;
+    let time = Duration::from_secs(seconds.parse()?);
+    let dir = Path::new(DIR);
+    fs::create_dir_all(dir)?;
+    shared_vms::show(dir, policy, &weights, time, |line| {
+        out.report(&Report::Note(line));
+    })
 }
 
 fn send_logs(out: &mut Port) {

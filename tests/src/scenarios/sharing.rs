@@ -1,9 +1,6 @@
 //! One device for several VMs, by weight.
 
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
+use std::{ops::ControlFlow, time::Duration};
 
 use anyhow::{Result, ensure};
 use gpu_mediator::simulator::fairness::min_max_ratio;
@@ -11,14 +8,17 @@ use gpu_mediator::simulator::fairness::min_max_ratio;
 use super::{Context, Entry};
 use crate::shared_vms::Vms;
 
-pub const SCENARIOS: &[Entry] = &[("sharing: two VMs by weight", two)];
+pub const SCENARIOS: &[Entry] = &[
+    ("sharing: two VMs by weight", |context| {
+        by_weight(context, &[1, 2], Duration::from_millis(1500))
+    }),
+    ("sharing: six VMs by weight", |context| {
+        by_weight(context, &[1, 2, 2, 3, 3, 4], Duration::from_secs(1))
+    }),
+];
 
 /// How long it is waited for device time.
 const PATIENCE: Duration = Duration::from_secs(90);
-
-fn two(context: &Context) -> Result<()> {
-    by_weight(context, &[1, 2], Duration::from_millis(1500))
-}
 
 /// The guest of least weight has the device for so long, and the others by weight. Each has kernels
 /// enqueued always, so that equal parts would be as far apart as the weights are.
@@ -28,28 +28,24 @@ fn by_weight(context: &Context, weights: &[u32], least: Duration) -> Result<()> 
     const FAIR: f64 = 0.8;
     let mut vms = Vms::start(&context.dir, "fair", weights)?;
     vms.go()?;
-    let before = vms.device_times()?;
-    let start = Instant::now();
-    let had = loop {
-        thread::sleep(Duration::from_millis(200));
-        let after = vms.device_times()?;
-        let had: Vec<_> = (before.iter().zip(&after))
-            .map(|(before, after)| after.saturating_sub(*before) as f64 / 1e9)
-            .collect();
-        if had[0] >= least.as_secs_f64() {
-            break had;
-        }
+    let mut times = Vec::new();
+    vms.watch(Duration::from_millis(200), |passed, had| {
         ensure!(
-            start.elapsed() < PATIENCE,
+            passed < PATIENCE,
             "of the device, guests of weights {weights:?} had these seconds: {had:.2?}"
         );
-    };
+        times = had.to_vec();
+        Ok(match had[0] < least.as_secs_f64() {
+            true => ControlFlow::Continue(()),
+            false => ControlFlow::Break(()),
+        })
+    })?;
     let kernels = vms.end()?;
     let ideal: Vec<_> = weights.iter().copied().map(f64::from).collect();
-    let ratio = min_max_ratio(&had, &ideal);
+    let ratio = min_max_ratio(&times, &ideal);
     ensure!(
         ratio > FAIR,
-        "guests of weights {weights:?} had these seconds of the device: {had:.2?}"
+        "guests of weights {weights:?} had these seconds of the device: {times:.2?}"
     );
     ensure!(
         kernels.iter().all(|count| *count > 0),
