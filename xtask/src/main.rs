@@ -45,7 +45,7 @@ enum Command {
     Bench(bench::Options),
     /// Try at random what guests, clients and files may do.
     Fuzz(fuzz::Options),
-    /// Run every test; with words, only the nested scenarios whose names contain one of them.
+    /// Run every test; with words, only the scenarios whose names contain one of them.
     Test(test::Options),
 }
 

@@ -47,7 +47,7 @@ const CRATES: &[&str] = &[
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Only nested scenarios whose names contain one of these words. `gate:` chooses the gate's
+    /// Only scenarios whose names contain one of these words. `gate:` chooses the gate's
     /// checks; gate:bare, gate:6.1, gate:6.12 and gate:linux are their parts.
     words: Vec<String>,
     /// Leave the nested scenarios out.
