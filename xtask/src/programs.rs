@@ -50,6 +50,8 @@ pub fn build() -> Result<Binaries> {
             "--example",
             "opencl_figures",
             "--example",
+            "opencl_shared",
+            "--example",
             "opencl_turns",
             "-p",
             "vmm",
@@ -80,6 +82,7 @@ pub fn build() -> Result<Binaries> {
             agent,
             driver: release.join("libgantry_opencl.so"),
             example: release.join("examples/opencl_figures"),
+            shared: release.join("examples/opencl_shared"),
             turns: release.join("examples/opencl_turns"),
         },
     })

@@ -69,10 +69,12 @@ fn compute(context: &Context) -> Result<()> {
     start_agent(&mut guest)?;
     let list = guest.run("clinfo -l; cat /tmp/agent.log")?;
     ensure!(list.contains("Device #0"), "clinfo finds no device: {list}");
+    let shared = guest.run("GANTRY_OPENCL_SPIN=20 opencl-shared 2>&1 || true")?;
+    ensure!(shared.contains("followed 1000 nodes"), "{shared}");
     let figures =
         guest.run("GANTRY_OPENCL_SPIN=20 opencl-figures --brief || cat /tmp/agent.log")?;
     ensure!(figures.contains("numbers is right"), "{figures}");
-    ensure!(counter(&gantry, "workers_started")? == 2);
+    ensure!(counter(&gantry, "workers_started")? == 3);
     ensure!(counter(&gantry, "workers_lost")? == 0);
     // For the next application of the guest's user, whom the agent has named.
     let compiled = pool.compiled("vm-0-web/user-0")?;
@@ -83,7 +85,7 @@ fn compute(context: &Context) -> Result<()> {
     // What serves an application of the guest goes with the VMM, whatever it is doing.
     guest.run("GANTRY_OPENCL_SPIN=20 opencl-figures >/dev/null 2>&1 & true")?;
     until("a worker serves", || {
-        Ok(counter(&gantry, "workers_started")? == 3)
+        Ok(counter(&gantry, "workers_started")? == 4)
     })?;
     let serving = pool.workers()?;
     gantry.kill()?;
