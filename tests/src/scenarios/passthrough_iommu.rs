@@ -55,6 +55,10 @@ pub const SCENARIOS: &[Entry] = &[
         bypass,
     ),
     (
+        "passthrough: a guest that passes its virtual IOMMU by, through iommufd",
+        bypass_by_iommufd,
+    ),
+    (
         "passthrough: one device reaches the other's memory through the virtual IOMMU",
         peers,
     ),
@@ -356,6 +360,17 @@ fn bypass(context: &Context) -> Result<()> {
     gone(&gantry, "edu")?;
     ensure!(locked(&gantry)? == 0, "{} MiB without", locked(&gantry)?);
     Ok(())
+}
+
+fn bypass_by_iommufd(context: &Context) -> Result<()> {
+    let edu = HostDevice::take(EDU, 0)?;
+    let more = json!({"devices": [{"path": edu.path, "iommu": true, "pci_device_id": 9}]});
+    let config = vm_with("iommu.passthrough=1", more);
+    let (gantry, mut guest) = Gantry::boot(&context.dir, config)?;
+    // All of RAM is its when a driver comes and when the program is over, and none of it meanwhile.
+    edu_works(&mut guest)?;
+    ensure!(locked(&gantry)? == 512, "{} MiB of 512", locked(&gantry)?);
+    came_through_iommufd(&context.dir)
 }
 
 fn peers(context: &Context) -> Result<()> {
