@@ -15,7 +15,7 @@ use gpu_mediator::arbiter::status::{self, Client};
 use crate::net::{HOST, sh};
 
 /// Where the disk with PoCL is mounted.
-const ROOT: &str = "/opencl";
+pub const ROOT: &str = "/opencl";
 /// That disk.
 pub const DISK: &str = "/dev/vda";
 /// What a guest needs beside L2's other files.

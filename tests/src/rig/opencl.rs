@@ -29,6 +29,7 @@ const NEEDED: &[(&str, &str)] = &[
     ("ld", "binutils"),
     ("/usr/lib/x86_64-linux-gnu/libc.so", "libc6-dev"),
     ("/usr/lib/gcc/x86_64-linux-gnu", "libgcc-12-dev"),
+    (PIGLIT, "piglit"),
     ("openssl", "openssl"),
 ];
 
@@ -36,6 +37,20 @@ const NEEDED: &[(&str, &str)] = &[
 const DISK: u64 = 512 << 20;
 
 const LIBRARIES: &str = "/usr/lib/x86_64-linux-gnu";
+
+/// Where piglit is, here and on the disk.
+pub const PIGLIT: &str = "/usr/lib/x86_64-linux-gnu/piglit";
+
+/// Those of its programs that are there: those that compile much take an emulated processor minutes.
+pub const PIGLIT_TESTS: &[&str] = &[
+    "cl-api-get-platform-info",
+    "cl-api-get-device-ids",
+    "cl-api-create-context",
+    "cl-api-create-buffer",
+    "cl-api-enqueue-copy-buffer-rect",
+    "cl-api-enqueue-map-buffer",
+    "cl-custom-run-simple-kernel",
+];
 
 /// What is built for guests and hosts with accelerators.
 pub struct Programs {
@@ -55,11 +70,11 @@ pub struct Programs {
     pub turns: PathBuf,
 }
 
-/// A disk image with everything that PoCL needs. It is made once: it has
-/// nothing of this repository in it.
+/// A disk image with everything that PoCL needs, and piglit. It is made once: it has nothing of this
+/// repository in it.
 pub fn disk(work: &Path) -> Result<PathBuf> {
     packages::install(NEEDED)?;
-    let archive = work.join("pocl.img");
+    let archive = work.join("pocl-and-piglit.img");
     if archive.exists() {
         return Ok(archive);
     }
@@ -100,6 +115,11 @@ pub fn disk(work: &Path) -> Result<PathBuf> {
         program(Path::new(&path), &root, &path[1..])?;
     }
     fs::write(root.join("etc/OpenCL/vendors/pocl.icd"), "libpocl.so.2\n")?;
+    fs::create_dir_all(root.join(&PIGLIT[1..]).join("bin"))?;
+    for test in PIGLIT_TESTS {
+        let path = format!("{PIGLIT}/bin/{test}");
+        program(Path::new(&path), &root, &path[1..])?;
+    }
     for file in [
         "libc.so",
         "libm.so",

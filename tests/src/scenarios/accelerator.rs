@@ -39,14 +39,14 @@ pub const SCENARIOS: &[Entry] = &[
 const PORT: &str = "/run/gantry/opencl.sock";
 
 /// Starts the agent, and waits until it listens.
-fn start_agent(guest: &mut Guest) -> Result<()> {
+pub(super) fn start_agent(guest: &mut Guest) -> Result<()> {
     guest.run("gantry-agent >/tmp/agent.log 2>&1 & true")?;
     guest.eventually(&format!("ls {PORT}"), |text| text == PORT)?;
     Ok(())
 }
 
 /// A counter of the accelerator.
-fn counter(gantry: &Gantry, name: &str) -> Result<u64> {
+pub(super) fn counter(gantry: &Gantry, name: &str) -> Result<u64> {
     let counters = gantry.ok("GET", "vm.counters", None)?;
     counters["a"][name]
         .as_u64()

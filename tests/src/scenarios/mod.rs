@@ -5,6 +5,7 @@ mod boot;
 mod clients;
 mod disks;
 mod errors;
+mod foreign;
 mod hotplug;
 mod lifecycle;
 mod memory;
@@ -74,6 +75,7 @@ pub fn all() -> Vec<Scenario> {
         passthrough::SCENARIOS,
         accelerator::SCENARIOS,
         services::SCENARIOS,
+        foreign::SCENARIOS,
         streams::SCENARIOS,
         sharing::SCENARIOS,
         passthrough_state::SCENARIOS,
