@@ -178,6 +178,21 @@ fn a_machine_that_hears_of_the_end_lets_the_vcpu_go_once() {
 }
 
 #[test]
+fn a_vcpu_that_asks_in_vain_does_not_stand_still_for_the_server_before() {
+    let server = server();
+    let before = ServerSettings {
+        window: WINDOW + (1 << 30),
+        ..settings(CALLER)
+    };
+    server.end.pretend(&before, true).unwrap();
+    // Another process with its page table, of which the module wants to know nothing.
+    command(&*server.end, Command::Freeze);
+    assert_eq!(state(&*server.end).0, State::Failed);
+    assert_eq!(server.end.give_up(Reason::Resumed), None);
+    assert!(!server.end.is_frozen());
+}
+
+#[test]
 fn a_process_at_slow_work_hears_of_its_clients_end_before_it_serves_the_next_one() {
     let server = server();
     server.end.pretend(&settings(CALLER), false).unwrap();

@@ -334,6 +334,7 @@ impl Server {
         } else {
             // This is the vCPU's own thread.
             let _ = self.vcpu.freeze(false);
+            module.standing = false;
         }
         done.map(|()| true)
     }
