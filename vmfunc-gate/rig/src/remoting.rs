@@ -198,7 +198,7 @@ pub fn compute(client: Client, first: usize) -> Result<Vec<String>> {
     })?;
     app.ask(&Finish { queue })?;
     let rounds = sums(&mut app, (mem, kernel), length)?;
-    shared(&mut app, (context, kernel))?;
+    shared(&mut app, context, (mem, kernel))?;
     // What is only mapped at first use, is now.
     for _ in 0..10 {
         app.ask(&Finish { queue })?;
@@ -307,7 +307,11 @@ fn sums(app: &mut Application, (mem, kernel): (MemId, KernelId), length: u64) ->
 }
 
 /// The same with memory that has the same addresses on both sides.
-fn shared(app: &mut Application, (context, kernel): (ContextId, KernelId)) -> Result<()> {
+fn shared(
+    app: &mut Application,
+    context: ContextId,
+    (mem, kernel): (MemId, KernelId),
+) -> Result<()> {
     let length = 4096;
     let address = app.ask(&SvmAlloc {
         context,
@@ -354,6 +358,12 @@ fn shared(app: &mut Application, (context, kernel): (ContextId, KernelId)) -> Re
     // SAFETY: as above.
     let found = unsafe { word.read_volatile() };
     ensure!(found == 42, "the word at {address:#x} is {found}");
+    // The kernel is not run with an address of what is freed.
+    app.post(&SetArgument {
+        kernel,
+        index: 0,
+        value: Value::Mem(Some(mem)),
+    })?;
     app.ask(&SvmFree { address })
 }
 
