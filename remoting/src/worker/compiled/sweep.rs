@@ -337,10 +337,15 @@ impl Sweep {
             if !free(&opened) {
                 continue;
             }
-            eprintln!(
-                "gantry-accel: the compiled programs of {text}, used least recently, are gone"
-            );
-            self.trash.take(all, &[name])?;
+            match self.trash.take(all, &[name]) {
+                Ok(()) => eprintln!(
+                    "gantry-accel: the compiled programs of {text}, used least recently, are gone"
+                ),
+                // The others go nevertheless.
+                Err(error) => eprintln!(
+                    "gantry-accel: cannot remove the compiled programs of {text}: {error}"
+                ),
+            }
         }
         Ok(())
     }
