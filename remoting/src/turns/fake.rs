@@ -73,6 +73,11 @@ impl Fake {
         }
     }
 
+    /// Has the next turns begin with waking the client, or not.
+    pub(crate) fn coschedule(&self, wakes: bool) {
+        self.grant.coschedule.store(wakes.into(), Ordering::Relaxed);
+    }
+
     /// Gives the worker a turn of so many nanoseconds, for one request if there are none;
     /// `contended` says whether somebody else waits.
     pub(crate) fn give(&self, slice: u64, contended: bool) {

@@ -32,9 +32,10 @@ use crate::{
         frame,
     },
     transport::{
+        bell::Bell,
         link::{Gone, Receiver, Sender, Spin},
         port_bell::Waker,
-        ring::{Consumer, Producer},
+        ring::{Bytes, Consumer, Producer},
         window::{Slice, Window},
     },
 };
@@ -152,6 +153,8 @@ pub struct Server {
     /// On a CPU that the application lends: there is no other thread then, and nothing is waited
     /// for.
     pub(super) lent: Option<Lent>,
+    /// Wakes who waits for an answer.
+    waker: Waker,
     /// Wakes the client's listener.
     pub(super) nudge: Nudge,
     pub(super) sharing: Sharing,
@@ -195,7 +198,7 @@ impl Server {
         let bell = tuning.waker;
         let lent = matches!(bell, Waker::Lent);
         let answers = window.answers();
-        let size = crate::transport::ring::Bytes::size(&answers);
+        let size = answers.size();
         let mut devices = Table::new(codes::INVALID_DEVICE);
         let platforms = Platform::all(&api, &tuning.device, &mut devices);
         let server = Self {
@@ -223,6 +226,7 @@ impl Server {
             sender: Sender::new(Producer::new(answers, bell.clone()), size, tuning.spin),
             patience: if lent { Duration::ZERO } else { LONG },
             lent: lent.then(Lent::default),
+            waker: bell.clone(),
             nudge,
             sharing: Sharing::default(),
             watch: None,
@@ -308,6 +312,12 @@ impl Server {
         busy |= self.notices()?;
         busy |= self.poll_waits()?;
         Ok(busy || self.pass_on()?)
+    }
+
+    /// Wakes who sleeps until there is an answer, although there is none yet.
+    pub(super) fn rouse_client(&self) {
+        let answers = self.window.answers();
+        self.waker.ring(&answers.control().items.0);
     }
 
     /// Whether there are threads beside the serving one.

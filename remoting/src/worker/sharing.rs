@@ -350,7 +350,7 @@ impl Server {
         };
         let may = turns.may_submit(kind, stuck, Moment::now());
         if turns.coschedule() {
-            (self.nudge.0)();
+            self.rouse_client();
         }
         may
     }

@@ -16,11 +16,11 @@ use crate::{
         },
     },
     transport::{
-        bell::Futex,
+        bell::{Bell, Futex},
         link::{Receiver, Sender},
         port_bell::Waker,
         ring::{Bytes, Consumer, Producer},
-        window::Slice,
+        window::{Slice, Window},
     },
     turns::fake::{self, Fake},
     worker::testing::{self, BELL},
@@ -71,6 +71,7 @@ struct Client {
     answers: Receiver<Slice, Futex>,
     body: Vec<u8>,
     sequence: u64,
+    window: Arc<Window>,
     arbiter: Fake,
 }
 
@@ -92,6 +93,7 @@ impl Client {
             answers: Receiver::new(Consumer::new(answers, BELL)),
             body: Vec::new(),
             sequence: 0,
+            window,
             arbiter: Fake::meet(pool),
         };
         client.send(&CreateContext {
@@ -286,4 +288,30 @@ fn commands_behind_one_that_waits_for_the_client_go_on_and_so_does_the_client() 
     let end = client.send(&Finish { queue: QUEUE });
     client.serve();
     assert_eq!(client.answered(), [stuck, decided, end]);
+}
+
+#[test]
+fn a_turn_in_which_the_client_is_to_run_wakes_who_sleeps_on_its_answer() {
+    for wakes in [true, false] {
+        let mut client = Client::new();
+        client.arbiter.coschedule(wakes);
+        client.enqueue(1);
+        client.serve();
+        let window = Arc::clone(&client.window);
+        let items = move || window.answers().control().items.0.load(Ordering::Acquire);
+        let seen = items();
+        let sleeper = wakes.then(|| {
+            let window = Arc::clone(&client.window);
+            thread::spawn(move || {
+                let patience = Duration::from_secs(3600);
+                Futex { patience }.wait(&window.answers().control().items.0, seen);
+            })
+        });
+        // An answer alone would not wake it: nobody has said that there is a sleeper.
+        client.turn();
+        assert_eq!(items() != seen, wakes);
+        if let Some(sleeper) = sleeper {
+            sleeper.join().unwrap();
+        }
+    }
 }
