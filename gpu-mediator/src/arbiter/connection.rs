@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    io::{self, Read},
+    io::{self, Read, Write},
     os::{
         fd::{AsRawFd, OwnedFd, RawFd},
         unix::net::UnixStream,
@@ -11,7 +11,7 @@ use std::{
 };
 
 use gantry_remoting::turns::{
-    message::{JOIN, Join, Refused, Word},
+    message::{self, JOIN, Join, Refused, Word},
     page::{Account, Grant, Page, claim},
 };
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
@@ -81,6 +81,11 @@ impl Newcomer {
             0 => Err(Error::Ended),
             got => {
                 self.bytes.extend_from_slice(&bytes[..got]);
+                Join::check(&self.bytes).inspect_err(|_| {
+                    // So that it can name both versions, too. There is room for all of it, since
+                    // nothing was written before.
+                    let _ = (&self.stream).write_all(&message::hello());
+                })?;
                 Ok(got == room)
             }
         }

@@ -2,12 +2,12 @@
 //! connections of this process, each with a process that does nothing.
 
 use std::{
-    io::Write,
+    io::{Read, Write},
     os::unix::net::UnixStream,
     process::{Child, Command},
 };
 
-use gantry_remoting::turns::message::Join;
+use gantry_remoting::turns::message::{self, Join};
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use super::*;
@@ -50,6 +50,15 @@ fn arrange(test: &str, names: &[&str]) -> Arranged {
 
 impl Arranged {
     fn join(&mut self, path: &Path, name: &str) {
+        let join = Join {
+            name: name.to_owned(),
+            weight: 1,
+        };
+        self.connect(path, &join.to_bytes());
+    }
+
+    /// A worker with this first message.
+    fn connect(&mut self, path: &Path, message: &[u8]) {
         let process = Command::new("sleep").arg("1000").spawn().unwrap();
         // SAFETY: no pointers; the child has not been waited for.
         let handle = unsafe { libc::syscall(libc::SYS_pidfd_open, process.id(), 0) };
@@ -59,11 +68,7 @@ impl Arranged {
             .unwrap();
         // SAFETY: opened above, and the arbiter has a copy on its way.
         unsafe { libc::close(handle as i32) };
-        let join = Join {
-            name: name.to_owned(),
-            weight: 1,
-        };
-        stream.write_all(&join.to_bytes()).unwrap();
+        stream.write_all(message).unwrap();
         self.workers.push((stream, process));
         self.arbiter.accept(true);
         // The process's handle, then the message.
@@ -194,4 +199,22 @@ fn who_cannot_be_accepted_does_not_keep_the_arbiter_busy() {
     arbiter.show();
     assert!(arbiter.deaf.is_some());
     assert!(arbiter.wait().unwrap().is_empty());
+}
+
+#[test]
+fn a_worker_of_another_build_is_told_of_which_one_the_arbiter_is() {
+    // Its first message may be shorter than this build's.
+    for length in [16, 88, 200] {
+        let mut arranged = arrange(&format!("version{length}"), &[]);
+        let mut message = vec![1; length];
+        message[..message::HELLO].copy_from_slice(&message::hello());
+        message[8] += 1;
+        let path = arranged.folder.join("socket");
+        arranged.connect(&path, &message);
+        assert!(arranged.arbiter.newcomers.is_empty());
+        assert!(arranged.arbiter.members.is_empty());
+        let mut said = [0; message::HELLO];
+        arranged.workers[0].0.read_exact(&mut said).unwrap();
+        assert_eq!(said, message::hello());
+    }
 }

@@ -1,7 +1,7 @@
 //! An arbiter, and the pool that introduces a worker to it, which do what a test says.
 
 use std::{
-    io::{ErrorKind, Read},
+    io::{ErrorKind, Read, Write},
     os::{fd::AsRawFd, unix::net::UnixStream},
     sync::atomic::Ordering,
 };
@@ -9,7 +9,7 @@ use std::{
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use super::{
-    message::{JOIN, Join, Word},
+    message::{self, JOIN, Join, Word},
     page::{Account, Grant, Page, claim},
 };
 
@@ -19,6 +19,18 @@ pub(crate) fn join() -> Join {
         name: "test".to_owned(),
         weight: 1,
     }
+}
+
+/// Gets a worker a connection, and reads its first message.
+fn introduce(mut pool: &UnixStream) -> UnixStream {
+    pool.read_exact(&mut [0]).unwrap();
+    let (arbiter, theirs) = UnixStream::pair().unwrap();
+    pool.send_with_fd([0u8].as_slice(), theirs.as_raw_fd())
+        .unwrap();
+    let mut bytes = [0; JOIN];
+    (&arbiter).read_exact(&mut bytes).unwrap();
+    assert_eq!(Join::from_bytes(&bytes), Ok(join()));
+    arbiter
 }
 
 /// Both, connected with one worker.
@@ -33,13 +45,7 @@ pub(crate) struct Fake {
 impl Fake {
     /// A pool's socket to a worker that has begun to take part by the other end of it.
     pub(crate) fn meet(pool: UnixStream) -> Self {
-        (&pool).read_exact(&mut [0]).unwrap();
-        let (arbiter, theirs) = UnixStream::pair().unwrap();
-        pool.send_with_fd([0u8].as_slice(), theirs.as_raw_fd())
-            .unwrap();
-        let mut bytes = [0; JOIN];
-        (&arbiter).read_exact(&mut bytes).unwrap();
-        assert_eq!(Join::from_bytes(&bytes), Ok(join()));
+        let arbiter = introduce(&pool);
         let (grant, grant_file) = Page::create().unwrap();
         let (account, account_file) = Page::create().unwrap();
         for file in [&grant_file, &account_file] {
@@ -54,6 +60,15 @@ impl Fake {
             grant,
             account,
         }
+    }
+
+    /// An arbiter of this version, which is not the worker's, to a worker that has begun to take part
+    /// by the other end of the pool's socket.
+    pub(crate) fn of_another_build(pool: &UnixStream, version: u32) {
+        let arbiter = introduce(pool);
+        let mut hello = message::hello();
+        hello[8..].copy_from_slice(&version.to_le_bytes());
+        (&arbiter).write_all(&hello).unwrap();
     }
 
     /// Another arbiter in the place of this one, which ends.

@@ -11,6 +11,43 @@ pub const NAME: usize = 64;
 /// Bytes of [`Join`].
 pub const JOIN: usize = 24 + NAME;
 
+/// Bytes of a [`hello`].
+pub const HELLO: usize = 12;
+
+/// How every first message begins, whatever its version. It is also all that the arbiter says to a
+/// worker whose first message it does not understand.
+pub fn hello() -> [u8; HELLO] {
+    let mut bytes = [0; HELLO];
+    bytes[..8].copy_from_slice(&MAGIC);
+    bytes[8..].copy_from_slice(&VERSION.to_le_bytes());
+    bytes
+}
+
+/// The version of who has sent this, if it is one of Gantry's messages.
+fn version(start: &[u8; HELLO]) -> Option<u32> {
+    let number = start.strip_prefix(&MAGIC)?.try_into().ok()?;
+    Some(u32::from_le_bytes(number))
+}
+
+/// The arbiter is of another build than the worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the arbiter speaks version {theirs} of its protocol and this worker {VERSION}: install \
+     gantry-accel and gantry-arbiter of one release"
+)]
+pub struct OtherArbiter {
+    /// The arbiter's version.
+    pub theirs: u32,
+}
+
+impl OtherArbiter {
+    /// What an arbiter's [`hello`] says, if it is one of another version.
+    pub fn of(hello: &[u8; HELLO]) -> Option<Self> {
+        let theirs = version(hello)?;
+        (theirs != VERSION).then_some(Self { theirs })
+    }
+}
+
 /// For whom a worker works: its first message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Join {
@@ -44,8 +81,7 @@ impl Join {
     /// The message as bytes; a longer name is cut.
     pub fn to_bytes(&self) -> [u8; JOIN] {
         let mut bytes = [0; JOIN];
-        bytes[..8].copy_from_slice(&MAGIC);
-        bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[..HELLO].copy_from_slice(&hello());
         bytes[12..16].copy_from_slice(&self.weight.to_le_bytes());
         let mut length = self.name.len().min(NAME);
         while !self.name.is_char_boundary(length) {
@@ -55,17 +91,23 @@ impl Join {
         bytes
     }
 
+    /// Whether a message that begins so may be one of this version, as far as it has come: those of
+    /// others may be shorter.
+    pub fn check(start: &[u8]) -> Result<(), Refused> {
+        let Some(start) = start.first_chunk() else {
+            return Ok(());
+        };
+        match version(start) {
+            Some(VERSION) => Ok(()),
+            Some(theirs) => Err(Refused::Version { theirs }),
+            None => Err(Refused::NotGantry),
+        }
+    }
+
     /// Reads the message.
     pub fn from_bytes(bytes: &[u8; JOIN]) -> Result<Self, Refused> {
-        if bytes[..8] != MAGIC {
-            return Err(Refused::NotGantry);
-        }
-        let number = |at: usize| {
-            u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
-        };
-        if number(8) != VERSION {
-            return Err(Refused::Version { theirs: number(8) });
-        }
+        Self::check(bytes)?;
+        let weight = u32::from_le_bytes([bytes[12], bytes[13], bytes[14], bytes[15]]);
         let name = bytes[24..].split(|byte| *byte == 0).next();
         let name = std::str::from_utf8(name.unwrap_or_default()).map_err(|_| Refused::Name)?;
         if name.is_empty() || name.contains(char::is_control) {
@@ -73,7 +115,7 @@ impl Join {
         }
         Ok(Self {
             name: name.to_owned(),
-            weight: number(12),
+            weight,
         })
     }
 }

@@ -8,7 +8,7 @@
 use std::{
     fmt,
     fs::File,
-    io,
+    io::{self, Read, Write},
     os::unix::net::UnixStream,
     sync::{
         Arc, Mutex, PoisonError,
@@ -22,7 +22,7 @@ use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use super::{
     Moment, introduce,
-    message::{self, Join, Word},
+    message::{self, HELLO, Join, OtherArbiter, Word},
     meter::{Kind, Meter, Slice, Verdict},
     page::{Account, Grant, Page, claim},
 };
@@ -40,15 +40,32 @@ struct Session {
     gone: AtomicBool,
 }
 
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+enum NoSession {
+    #[error(transparent)]
+    Other(#[from] OtherArbiter),
+    #[error("the connection failed")]
+    System(#[from] io::Error),
+}
+
 impl Session {
-    fn open(control: &UnixStream, join: &Join) -> io::Result<Self> {
+    fn open(control: &UnixStream, join: &Join) -> Result<Self, NoSession> {
         let stream = introduce::ask(control)?;
-        io::Write::write_all(&mut &stream, &join.to_bytes())?;
-        let page = || -> io::Result<File> {
-            let (_, file) = stream
-                .recv_with_fd(&mut [0])
+        (&stream).write_all(&join.to_bytes())?;
+        let page = || -> Result<File, NoSession> {
+            let mut hello = [0; HELLO];
+            let (got, file) = stream
+                .recv_with_fd(&mut hello[..1])
                 .map_err(|error| io::Error::from_raw_os_error(error.errno()))?;
-            file.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+            if let Some(file) = file {
+                return Ok(file);
+            }
+            (&stream).read_exact(&mut hello[got..])?;
+            Err(match OtherArbiter::of(&hello) {
+                Some(other) => other.into(),
+                None => io::Error::from(io::ErrorKind::InvalidData).into(),
+            })
         };
         let (grant, account) = (page()?, page()?);
         Ok(Self {
@@ -58,6 +75,15 @@ impl Session {
             stream,
         })
     }
+}
+
+/// What the serving thread is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum News {
+    /// To look what has changed.
+    Look,
+    /// That there is no arbiter for it, and is not going to be one.
+    Apart(OtherArbiter),
 }
 
 /// What the listening thread and the serving thread share.
@@ -118,12 +144,12 @@ impl fmt::Debug for Turns {
 }
 
 impl Turns {
-    /// Takes part as `join` says; `control` is the socket to the pool, and `wake` wakes the
-    /// serving thread.
+    /// Takes part as `join` says; `control` is the socket to the pool, and `tell` tells the serving
+    /// thread what has happened.
     pub fn start(
         control: UnixStream,
         join: Join,
-        wake: impl Fn() + Send + 'static,
+        tell: impl Fn(News) + Send + 'static,
     ) -> io::Result<Self> {
         let link = Arc::new(Link::default());
         let turns = Self {
@@ -143,7 +169,7 @@ impl Turns {
             .name("turns".to_owned())
             .spawn(move || {
                 // A pool that has ended takes this process with it.
-                while listen(&control, &join, &link, &wake).is_ok() {}
+                while listen(&control, &join, &link, &tell).is_ok() {}
             })?;
         Ok(turns)
     }
@@ -381,11 +407,20 @@ impl Turns {
     }
 }
 
-/// One session, from its begin to its end.
-fn listen(control: &UnixStream, join: &Join, link: &Link, wake: &impl Fn()) -> io::Result<()> {
+/// One session, from its begin to its end. An error: there is not going to be another one.
+fn listen(
+    control: &UnixStream,
+    join: &Join,
+    link: &Link,
+    tell: &impl Fn(News),
+) -> Result<(), NoSession> {
     let session = match Session::open(control, join) {
         Ok(session) => Arc::new(session),
-        Err(_) => {
+        Err(NoSession::Other(other)) => {
+            tell(News::Apart(other));
+            return Err(other.into());
+        }
+        Err(NoSession::System(_)) => {
             // The arbiter has ended meanwhile, or refuses (and says why); if the pool has ended,
             // nothing comes from it any more.
             thread::sleep(Duration::from_millis(100));
@@ -394,14 +429,14 @@ fn listen(control: &UnixStream, join: &Join, link: &Link, wake: &impl Fn()) -> i
     };
     let set = |value| *link.session.lock().unwrap_or_else(PoisonError::into_inner) = value;
     set(Some(Arc::clone(&session)));
-    wake();
+    tell(News::Look);
     while message::listen(&session.stream).is_ok() {
-        wake();
+        tell(News::Look);
     }
     session.gone.store(true, Ordering::Release);
     set(None);
     eprintln!("gantry-accel: the arbiter has ended: this worker waits for another one");
-    wake();
+    tell(News::Look);
     Ok(())
 }
 

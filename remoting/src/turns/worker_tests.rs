@@ -10,7 +10,7 @@ const SLICE: u64 = 6_000_000;
 
 fn start() -> (Turns, Fake) {
     let (control, pool) = UnixStream::pair().unwrap();
-    let turns = Turns::start(control, fake::join(), || {}).unwrap();
+    let turns = Turns::start(control, fake::join(), |_| {}).unwrap();
     (turns, Fake::meet(pool))
 }
 

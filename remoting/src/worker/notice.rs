@@ -16,6 +16,7 @@ use crate::{
         calls::{ContextId, LinkProgram},
     },
     transport::{bell::Bell, port_bell::Waker, ring::Bytes, window::Slice},
+    turns::message::OtherArbiter,
 };
 
 /// The longest report that is passed on, in bytes.
@@ -34,6 +35,8 @@ pub enum Notice {
     Linked(Header, LinkProgram, Home, Handle, i32),
     /// The driver has something to say about a context.
     Report(ContextId, Vec<u8>),
+    /// The device is shared by an arbiter that this worker does not understand.
+    Apart(OtherArbiter),
 }
 
 /// Where notices are left.

@@ -38,6 +38,7 @@ use crate::{
         ring::{Bytes, Consumer, Producer},
         window::{Slice, Window},
     },
+    turns::message::OtherArbiter,
 };
 
 /// Calls a function of the driver. The one place where the worker's promises to it are stated.
@@ -74,6 +75,9 @@ pub enum Error {
     /// The application's driver sent something else than calls.
     #[error("the application sent what is no call")]
     Malformed(#[from] Malformed),
+    /// It would wait for the device for ever.
+    #[error("the device cannot be shared")]
+    Apart(#[from] OtherArbiter),
     /// The application's driver sent more calls of a kind than it has memory or threads for.
     #[error(
         "the application has {stages} stages under way and {waits} waiting calls: more than there \
@@ -555,7 +559,7 @@ impl Server {
     }
 
     /// Passes on what happened in other threads. Whether there was something.
-    pub(super) fn notices(&mut self) -> Result<bool, Gone> {
+    pub(super) fn notices(&mut self) -> Result<bool, Error> {
         if !self.board.any() {
             return Ok(false);
         }
@@ -576,6 +580,7 @@ impl Server {
                     self.linked(header, call, home, raw, code)?;
                 }
                 Notice::Report(context, text) => self.report(context, text)?,
+                Notice::Apart(other) => return Err(other.into()),
             }
         }
         Ok(true)

@@ -27,7 +27,12 @@ use crate::{
         Flags, Header, Request,
         calls::{EventId, QueueId, Target},
     },
-    turns::{Moment, message::Join, meter::Kind, worker::Turns},
+    turns::{
+        Moment,
+        message::Join,
+        meter::Kind,
+        worker::{News, Turns},
+    },
 };
 
 /// The most calls that are kept: enough for what applications have in flight, as those behind are
@@ -221,8 +226,13 @@ impl Server {
     /// Shares the device with others: `control` is the socket to the pool.
     pub fn share(&mut self, control: UnixStream, join: Join) -> io::Result<()> {
         let board = Arc::clone(&self.board);
-        let wake = move || board.leave(Notice::Wake);
-        self.sharing.turns = Some(Turns::start(control, join, wake)?);
+        let tell = move |news| {
+            board.leave(match news {
+                News::Look => Notice::Wake,
+                News::Apart(other) => Notice::Apart(other),
+            });
+        };
+        self.sharing.turns = Some(Turns::start(control, join, tell)?);
         Ok(())
     }
 

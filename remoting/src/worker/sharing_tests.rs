@@ -315,3 +315,23 @@ fn a_turn_in_which_the_client_is_to_run_wakes_who_sleeps_on_its_answer() {
         }
     }
 }
+
+#[test]
+fn a_worker_whose_arbiter_is_of_another_build_ends_and_names_both_versions() {
+    let (mut server, mut taken, _window) = testing::server();
+    let (control, pool) = UnixStream::pair().unwrap();
+    server.share(control, fake::join()).unwrap();
+    Fake::of_another_build(&pool, 9);
+    let mut body = Vec::new();
+    let error = loop {
+        match server.turn(&mut taken, &mut body) {
+            Ok(_) => thread::sleep(Duration::from_millis(1)),
+            Err(error) => break error,
+        }
+    };
+    let cause = std::error::Error::source(&error).unwrap().to_string();
+    assert!(
+        cause.contains("version 9 ") && cause.contains("this worker 1:"),
+        "{error}, because {cause}"
+    );
+}
