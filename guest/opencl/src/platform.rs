@@ -383,12 +383,12 @@ pub extern "C" fn clGetDeviceAndHostTimer(
 ) -> i32 {
     code((|| {
         let device = get(device)?;
-        if there.is_null() || here.is_null() {
-            return Err(codes::INVALID_VALUE);
-        }
         let (a, b) = link::the()?.ask(&calls::Timers {
             device: device.it.id,
         })?;
+        if there.is_null() || here.is_null() {
+            return Err(codes::INVALID_VALUE);
+        }
         set(there, a);
         set(here, b);
         Ok(())

@@ -31,3 +31,8 @@ pub extern "C" fn clCreatePipe(
     set(errcode_ret, codes::INVALID_OPERATION);
     null_mut()
 }
+
+/// What is asked about is no pipe, whatever it is: there are none.
+pub extern "C" fn clGetPipeInfo() -> i32 {
+    codes::INVALID_MEM_OBJECT
+}

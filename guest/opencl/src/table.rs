@@ -10,9 +10,8 @@ use crate::{command, context, event, memory, platform, program, refuse, svm, tra
 pub enum State {
     /// Served.
     Served,
-    /// Refused by `CL_INVALID_OPERATION`, as the specification has it for devices without the
-    /// feature.
-    Refused,
+    /// Refused by this code, as the specification has it for devices without the feature.
+    Refused(&'static str),
     /// Gives nothing: a null pointer.
     Nothing,
 }
@@ -40,11 +39,14 @@ macro_rules! function {
 }
 
 macro_rules! state {
-    (refused) => {
-        State::Refused
+    (refuse::clGetPipeInfo) => {
+        State::Refused("CL_INVALID_MEM_OBJECT")
     };
     (refuse::$name:ident) => {
-        State::Refused
+        State::Refused("CL_INVALID_OPERATION")
+    };
+    (refused) => {
+        State::Refused("CL_INVALID_OPERATION")
     };
     ($module:ident::$name:ident) => {
         State::Served
@@ -192,7 +194,7 @@ table! {
     clCreateEventFromEGLSyncKHR null;
     clCreateCommandQueueWithProperties context::clCreateCommandQueueWithProperties;
     clCreatePipe refuse::clCreatePipe;
-    clGetPipeInfo refused;
+    clGetPipeInfo refuse::clGetPipeInfo;
     clSVMAlloc svm::clSVMAlloc;
     clSVMFree svm::clSVMFree;
     clEnqueueSVMFree svm::clEnqueueSVMFree;
@@ -228,9 +230,9 @@ fn document() -> String {
     );
     for (name, state) in STATES {
         let state = match state {
-            State::Served => "served",
-            State::Refused => "refused: `CL_INVALID_OPERATION`",
-            State::Nothing => "returns nothing: the extension or feature is not offered",
+            State::Served => "served".to_owned(),
+            State::Refused(code) => format!("refused: `{code}`"),
+            State::Nothing => "returns nothing: the extension or feature is not offered".to_owned(),
         };
         text += &format!("| `{name}` | {state} |\n");
     }

@@ -363,13 +363,17 @@ impl Server {
         if self.platform_version(program.home.platform) < 22 {
             return Err(codes::INVALID_OPERATION);
         }
+        let value = match call.value.0.as_slice() {
+            [] => null(),
+            value => value.as_ptr().cast(),
+        };
         outcome(cl!(
             self.api,
             clSetProgramSpecializationConstant(
                 program.raw,
                 call.constant,
                 call.value.0.len(),
-                call.value.0.as_ptr().cast(),
+                value,
             )
         ))
     }

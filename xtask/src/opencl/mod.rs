@@ -47,6 +47,10 @@ const SCENARIOS: &[(&str, Scenario)] = &[
         natively::shared_addresses,
     ),
     (
+        "opencl: seldom used entry points give the same as natively, from four threads",
+        natively::entries,
+    ),
+    (
         "opencl: piglit's tests of the API end as natively",
         natively::piglit,
     ),

@@ -91,6 +91,28 @@ pub fn late(pool: &Pool) -> Result<()> {
     Ok(())
 }
 
+/// Through rings, by delegations, and where application and worker share no memory.
+pub fn entries(pool: &Pool) -> Result<()> {
+    let run = |mut command: Command| packages::output(&mut command);
+    let native = run(pool.native(pool.release.join("examples/opencl_entries")))?;
+    ensure!(native.ends_with("all\n"), "natively:\n{native}");
+    let release = || pool.release.clone();
+    let delegated = Pool::start(Way::Delegated, "delegated-entries", release(), &[])?;
+    let stream = Pool::start(Way::Unix, "stream-entries", release(), &[])?;
+    for (way, pool) in [
+        ("rings", pool),
+        ("delegations", &delegated),
+        ("a stream", &stream),
+    ] {
+        let remoted = run(pool.remoted(pool.release.join("examples/opencl_entries")))?;
+        ensure!(
+            native == remoted,
+            "natively:\n{native}\nthrough {way}:\n{remoted}"
+        );
+    }
+    Ok(())
+}
+
 /// What the driver does better than PoCL 3.1 does not count.
 pub fn piglit(pool: &Pool) -> Result<()> {
     let result = |mut command: Command| -> Result<String> {

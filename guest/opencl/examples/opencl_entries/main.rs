@@ -1,0 +1,165 @@
+//! Calls the entry points that few programs use, and says what each gives: in lines that are the
+//! same with every driver of a device, and so the same natively and through Gantry's.
+//!
+//! Four threads do so at once, each with two contexts of its own; they have to see the same. Then
+//! they use one context together.
+
+#[path = "../device/mod.rs"]
+mod device;
+mod devices;
+mod images;
+mod kernels;
+mod lifetimes;
+mod more;
+mod refusals;
+mod together;
+
+use std::{
+    ffi::{CStr, c_void},
+    fmt::Display,
+    ptr::{null, null_mut},
+    thread,
+};
+
+use device::{Device, cl};
+use gantry_remoting::opencl::api::Handle;
+use more::More;
+
+/// How many threads.
+const THREADS: usize = 4;
+
+const SOURCE: &CStr = c"
+kernel void add(global int *numbers, int more) {
+    numbers[get_global_id(0)] += more;
+}
+
+kernel void pixels(read_only image2d_t image, sampler_t sampler, global uint4 *out) {
+    out[get_global_id(0)] = read_imageui(image, sampler, (int2)(get_global_id(0), 1));
+}
+";
+
+/// What one thread works with, and what it has to say.
+struct Part {
+    device: Device,
+    more: More,
+    /// Another context of the device, and its queue.
+    other: (Handle, Handle),
+    program: Handle,
+    lines: Vec<String>,
+}
+
+impl Part {
+    fn new() -> Result<Self, String> {
+        let device = Device::open(None)?;
+        let mut code = 0;
+        let context = cl!(
+            device.api,
+            clCreateContext(
+                null(),
+                1,
+                &raw const device.id,
+                None,
+                null_mut(),
+                &raw mut code
+            )
+        );
+        device::check(code, "creating another context")?;
+        let queue = cl!(
+            device.api,
+            clCreateCommandQueue(context, device.id, 0, &raw mut code)
+        );
+        device::check(code, "creating its queue")?;
+        let text = SOURCE.as_ptr();
+        let program = cl!(
+            device.api,
+            clCreateProgramWithSource(device.context, 1, &raw const text, null(), &raw mut code)
+        );
+        device::check(code, "creating a program")?;
+        device.build(program)?;
+        Ok(Self {
+            more: More::open()?,
+            other: (context, queue),
+            program,
+            lines: Vec::new(),
+            device,
+        })
+    }
+
+    /// Says what a call gave.
+    fn say(&mut self, call: &str, gave: impl Display) {
+        self.lines.push(format!("{call}: {gave}"));
+    }
+
+    /// Says so, and whether it gave an object.
+    fn made(&mut self, call: &str, object: Handle, code: i32) -> Option<Handle> {
+        let there = if object == 0 { "none" } else { "one" };
+        self.say(call, format_args!("{code}, {there}"));
+        (code == 0 && object != 0).then_some(object)
+    }
+
+    /// A buffer of this context with these numbers in it.
+    fn numbers(&self, context: Handle, numbers: &[i32]) -> Result<Handle, String> {
+        let mut code = 0;
+        let buffer = cl!(
+            self.device.api,
+            clCreateBuffer(
+                context,
+                gantry_remoting::opencl::codes::MEM_COPY_HOST_PTR,
+                size_of_val(numbers),
+                numbers.as_ptr().cast_mut().cast(),
+                &raw mut code
+            )
+        );
+        device::check(code, "creating a buffer")?;
+        Ok(buffer)
+    }
+
+    /// What is at the start of a buffer, by a queue of its context.
+    fn contents<const N: usize>(&self, queue: Handle, buffer: Handle) -> Result<[i32; N], String> {
+        let mut numbers = [0i32; N];
+        let to: *mut c_void = numbers.as_mut_ptr().cast();
+        let read = cl!(
+            self.device.api,
+            clEnqueueReadBuffer(queue, buffer, 1, 0, N * 4, to, 0, null(), null_mut())
+        );
+        device::check(read, "reading a buffer")?;
+        Ok(numbers)
+    }
+}
+
+fn all() -> Result<Vec<String>, String> {
+    let mut part = Part::new()?;
+    lifetimes::run(&mut part)?;
+    kernels::run(&mut part)?;
+    devices::run(&mut part)?;
+    images::run(&mut part)?;
+    refusals::run(&mut part)?;
+    Ok(part.lines)
+}
+
+fn main() -> Result<(), String> {
+    // PoCL 3.1 sets a device up when it is first used, which two threads must not do at once.
+    let first = Part::new()?;
+    let said = thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(all)).collect();
+        let ends = threads.into_iter().map(|thread| match thread.join() {
+            Ok(end) => end,
+            Err(_) => Err("a thread has panicked".to_owned()),
+        });
+        ends.collect::<Result<Vec<_>, _>>()
+    })?;
+    for line in &said[0] {
+        println!("{line}");
+    }
+    for other in &said[1..] {
+        for (line, first) in other.iter().zip(&said[0]) {
+            if line != first {
+                return Err(format!("one thread saw `{first}` and another one `{line}`"));
+            }
+        }
+    }
+    println!("{THREADS} threads saw the same");
+    together::run(&first, THREADS)?;
+    println!("all");
+    Ok(())
+}

@@ -1,0 +1,42 @@
+//! What devices without the feature refuse.
+
+use std::ptr::{null, null_mut};
+
+use super::{Part, device::cl, more::more};
+
+/// `CL_PIPE_PACKET_SIZE`.
+const PIPE_PACKET_SIZE: u32 = 0x1120;
+
+pub fn run(part: &mut Part) -> Result<(), String> {
+    let (context, queue) = (part.device.context, part.device.queue);
+    let mut code = 0;
+    let pipe = more!(part, clCreatePipe(context, 0, 4, 16, null(), &raw mut code));
+    part.made("clCreatePipe", pipe, code);
+    let buffer = part.numbers(context, &[1])?;
+    let mut size = 0u32;
+    let asked = more!(
+        part,
+        clGetPipeInfo(
+            buffer,
+            PIPE_PACKET_SIZE,
+            4,
+            (&raw mut size).cast(),
+            null_mut()
+        )
+    );
+    part.say("clGetPipeInfo of a buffer", asked);
+    cl!(part.device.api, clReleaseMemObject(buffer));
+    let set = more!(
+        part,
+        clSetDefaultDeviceCommandQueue(context, part.device.id, queue)
+    );
+    part.say("clSetDefaultDeviceCommandQueue", set);
+    let set = more!(
+        part,
+        clSetProgramReleaseCallback(part.program, None, null_mut())
+    );
+    part.say("clSetProgramReleaseCallback", set);
+    let unloaded = more!(part, clUnloadPlatformCompiler(part.device.platform));
+    part.say("clUnloadPlatformCompiler", unloaded);
+    Ok(())
+}
