@@ -166,7 +166,8 @@ pub const ATTACHMENT: usize = 256;
 pub const NAME: usize = 64;
 /// A worker's answer to an attachment: it serves.
 pub const READY: u8 = 1;
-/// A worker's answer to an attachment: it does not, and has said why in its log.
+/// A worker's answer to an attachment: it does not, and has said why in its log. One of another build
+/// answers by its [hello](crate::protocol::hello) instead.
 pub const REFUSED: u8 = 2;
 
 /// What a machine says to a worker that is to serve a slice. Four files go with it: the slice's

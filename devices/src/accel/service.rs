@@ -20,6 +20,7 @@ use std::{
 use gantry_remoting::{
     account::Account,
     port::{Attachment, READY, State},
+    protocol::hello::{self, Hello, Refused},
     transport::socket,
 };
 use vmm_sys_util::eventfd::EventFd;
@@ -230,10 +231,10 @@ impl Service {
     /// Hears what a worker has to say: that it serves, once, and its end.
     fn listen(&self, slice: usize, link: &mut Link) {
         let Some(stream) = link.stream() else { return };
-        let mut byte = [0];
-        let heard = match (&mut &*stream).read(&mut byte) {
+        let mut said = [0; hello::SIZE];
+        let heard = match (&mut &*stream).read(&mut said) {
             Ok(0) => Err("has ended".to_owned()),
-            Ok(_) => Ok(byte[0]),
+            Ok(got) => Ok(&said[..got]),
             Err(error) => match error.kind() {
                 io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => return,
                 _ => Err(format!("cannot be heard: {error}")),
@@ -244,7 +245,7 @@ impl Service {
             _ => State::Open,
         };
         let why = match heard {
-            Ok(READY) if from == State::Opening => {
+            Ok([READY]) if from == State::Opening => {
                 self.slices.opened.fetch_add(1, Ordering::Relaxed);
                 if let Link::Asked(stream) = mem::replace(link, Link::Gone) {
                     *link = Link::Serving(stream);
@@ -252,7 +253,7 @@ impl Service {
                 self.slices.change(slice, State::Opening, State::Open);
                 return;
             }
-            Ok(_) if from == State::Opening => "refused it: see its log".to_owned(),
+            Ok(said) if from == State::Opening => refusal(said),
             Ok(_) => "talks too much".to_owned(),
             Err(why) => {
                 *link = Link::Gone;
@@ -297,7 +298,45 @@ impl Service {
     }
 }
 
+/// What a worker has said that does not serve.
+fn refusal(said: &[u8]) -> String {
+    match said.try_into().map(Hello::check) {
+        Ok(Err(Refused::Version { ours, theirs })) => format!(
+            "speaks version {theirs} of the remoting protocol and this machine {ours}: install \
+             gantry and gantry-accel of one release"
+        ),
+        _ => "refused it: see its log".to_owned(),
+    }
+}
+
 fn borrowed(event: &EventFd) -> BorrowedFd<'_> {
     // SAFETY: the event is open as long as the result borrows it.
     unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use gantry_remoting::{
+        port::REFUSED,
+        protocol::hello::{VERSION, Version},
+    };
+
+    use super::*;
+
+    #[test]
+    fn a_worker_of_another_build_is_reported_with_both_versions() {
+        let theirs = Version {
+            number: VERSION.number + 1,
+            ..VERSION
+        };
+        let hello = Hello {
+            version: theirs,
+            ..Hello::client()
+        };
+        let text = refusal(&hello.to_bytes());
+        for version in [theirs, VERSION] {
+            assert!(text.contains(&version.to_string()), "{text}");
+        }
+        assert!(refusal(&[REFUSED]).contains("log"));
+    }
 }

@@ -13,6 +13,7 @@ use gantry_remoting::{
         ATTACHMENT, Attachment, Command, DOORBELL, MOST_SLICES, READY, REFUSED, State, registers,
         user_to_number,
     },
+    protocol::hello::Hello,
     transport::{socket, window::SMALLEST},
 };
 use proptest::prelude::*;
@@ -353,6 +354,11 @@ fn a_refusal_and_a_missing_pool_end_the_slice() {
     let (mut stream, ..) = rig.attached();
     stream.write_all(&[REFUSED]).unwrap();
     rig.becomes(0, State::Ended);
+    // A worker of another build answers so.
+    rig.command(2, Command::Open);
+    let (stream, ..) = rig.attached();
+    socket::send_hello(&stream, Hello::client(), &[]).unwrap();
+    rig.becomes(2, State::Ended);
     std::fs::remove_file(rig._folder.path().join("pool")).unwrap();
     rig.command(1, Command::Open);
     rig.becomes(1, State::Ended);

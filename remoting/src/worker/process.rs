@@ -5,11 +5,15 @@
 
 use std::{
     collections::VecDeque,
+    fs::File,
     io::{self, Read, Write},
     net::Shutdown,
     os::{
         fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd},
-        unix::net::{UnixListener, UnixStream},
+        unix::{
+            fs::FileExt,
+            net::{UnixListener, UnixStream},
+        },
     },
     path::{Path, PathBuf},
     sync::Arc,
@@ -28,7 +32,7 @@ use crate::{
     account::Account,
     opencl::api,
     port::{self, Attachment, NoAttachment},
-    protocol::hello::{self, Form, Hello, Refused, VERSION},
+    protocol::hello::{self, Form, Hello, Refused, VERSION, Version},
     transport::{
         bell::Futex,
         port_bell::{Events, Waker},
@@ -413,8 +417,7 @@ fn serve_slice(
     // Before the rest, whose length another version may not know.
     let theirs = Attachment::version(start)?;
     if theirs != VERSION {
-        let ours = VERSION;
-        return Err(Refused::Version { ours, theirs }.into());
+        return Err(refuse_machine(stream, files.into_iter().next(), theirs).into());
     }
     let mut bytes = [0; port::ATTACHMENT];
     bytes[..hello::SIZE].copy_from_slice(start);
@@ -449,6 +452,34 @@ fn serve_slice(
     limit(&mut server, options)?;
     share(&mut server, options, attachment.client, attachment.weight)?;
     Ok(server.run(calls, spin)?)
+}
+
+/// Tells a machine of another build, and the application behind it, of which one this worker is.
+/// Hellos and their places in a slice, the first of a machine's files, are the same in all builds.
+fn refuse_machine(stream: &UnixStream, slice: Option<OwnedFd>, theirs: Version) -> Refused {
+    let mut hello = Hello {
+        version: VERSION,
+        form: Form::Port,
+        window: 0,
+        ring: 0,
+    };
+    let answer = hello;
+    if let Some(slice) = slice.map(File::from) {
+        let mut greeting = [0; hello::SIZE];
+        // One of this build would find nothing wrong with that: it is told the machine's.
+        if slice.read_exact_at(&mut greeting, window::GREETING).is_ok()
+            && Hello::check(&greeting).is_ok()
+        {
+            hello.version = theirs;
+        }
+        let _ = slice.write_all_at(&hello.to_bytes(), window::REPLY);
+    }
+    // As soon as it has this, the machine tells the application to look.
+    let _ = socket::send_hello(stream, answer, &[]);
+    Refused::Version {
+        ours: VERSION,
+        theirs,
+    }
 }
 
 /// Whose a guest's application is, if anything is kept for it.
@@ -516,4 +547,44 @@ fn share(server: &mut Server, options: &Options, name: String, weight: u32) -> R
     let control = unsafe { UnixStream::from_raw_fd(CONTROL) };
     let join = Join { name, weight };
     server.share(control, join).map_err(Error::Start)
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_of_another_build_and_its_application_learn_of_both_versions() {
+        let machine = Version {
+            number: VERSION.number + 1,
+            ..VERSION
+        };
+        let of = |version| Hello {
+            version,
+            ..Hello::client()
+        };
+        // The guest's driver is of the machine's build, of the worker's, or of a third one.
+        let third = Version {
+            number: VERSION.number + 2,
+            ..VERSION
+        };
+        for (driver, told) in [(machine, VERSION), (VERSION, machine), (third, VERSION)] {
+            let file = window::create(window::SMALLEST).unwrap();
+            let slice = window::Window::map(&file, window::SMALLEST, RING).unwrap();
+            slice.greet(&of(driver).to_bytes());
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            let refused = refuse_machine(&ours, Some(file), machine).to_string();
+            for version in [VERSION, machine] {
+                assert!(refused.contains(&version.to_string()), "{refused}");
+            }
+            let (answer, _) = socket::receive_hello(&theirs).unwrap();
+            assert_eq!(Hello::check(&answer).unwrap().version, VERSION);
+            let hello = Hello {
+                form: Form::Port,
+                ..of(told)
+            };
+            assert_eq!(slice.answer(), hello.to_bytes());
+        }
+    }
 }
