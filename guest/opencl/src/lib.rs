@@ -49,6 +49,8 @@ mod space;
 mod stage;
 mod svm;
 mod table;
+#[cfg(test)]
+mod testing;
 mod transfer;
 
 use std::ffi::{c_char, c_void};

@@ -62,6 +62,8 @@ fn lock_known() -> MutexGuard<'static, BTreeMap<usize, u32>> {
 
 /// The tag of a live buffer, image or sampler.
 pub fn find(handle: usize) -> Option<u32> {
+    #[cfg(test)]
+    crate::testing::LOOKED_UP.with(|count| count.set(count.get() + 1));
     lock_known().get(&handle).copied()
 }
 
@@ -287,7 +289,8 @@ pub struct Program {
 pub struct Kernel {
     pub id: KernelId,
     pub program: Own<Program>,
-    pub kinds: Vec<ArgumentKind>,
+    /// What its arguments are, as far as that is known.
+    pub kinds: Vec<OnceLock<ArgumentKind>>,
     /// The arguments as they were set last.
     pub set: Mutex<Vec<Set>>,
 }

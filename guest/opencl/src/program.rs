@@ -3,7 +3,7 @@
 use std::{
     ffi::{c_char, c_void},
     ptr::null_mut,
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, OnceLock, PoisonError},
 };
 
 use gantry_remoting::{
@@ -460,8 +460,12 @@ fn kernel(program: &Object<Program>, name: Vec<u8>) -> Outcome<Handle<Kernel>> {
         program: program.it.id,
         name: Blob(name),
     });
-    let (kinds, failed) = match asked {
-        Ok(kinds) => (kinds, None),
+    let known = |kind| match kind {
+        ArgumentKind::Unknown() => OnceLock::new(),
+        kind => OnceLock::from(kind),
+    };
+    let (kinds, failed): (Vec<_>, _) = match asked {
+        Ok(kinds) => (kinds.into_iter().map(known).collect(), None),
         Err(code) => (Vec::new(), Some(code)),
     };
     let kernel = Object::handle(Kernel {
@@ -564,6 +568,19 @@ fn sampler(value: *const c_void) -> Outcome<SamplerId> {
     Ok(get(*handle.first().ok_or(codes::INVALID_SAMPLER)?)?.it.id)
 }
 
+/// What an argument is, as the host's driver has taken this value for it: an object, or 8 bytes
+/// that are none. Neither null nor zeroes tell: buffers may be that, too.
+fn learned(value: &Value) -> Option<ArgumentKind> {
+    match value {
+        Value::Mem(Some(_)) => Some(ArgumentKind::Mem()),
+        Value::Sampler(_) => Some(ArgumentKind::Sampler()),
+        Value::Bytes(Blob(bytes)) => (bytes.len() == size_of::<usize>()
+            && bytes.iter().any(|byte| *byte != 0))
+        .then_some(ArgumentKind::Bytes()),
+        _ => None,
+    }
+}
+
 /// The value of an argument, by what the kernel's argument is.
 fn argument(kind: &ArgumentKind, size: usize, value: *const c_void) -> Outcome<Value> {
     let plain = || Value::Bytes(Blob(array(value.cast(), size)));
@@ -581,7 +598,8 @@ fn argument(kind: &ArgumentKind, size: usize, value: *const c_void) -> Outcome<V
         ArgumentKind::Bytes() => plain(),
         ArgumentKind::Unknown() if size == 0 => return Err(codes::INVALID_ARG_SIZE),
         ArgumentKind::Unknown() if value.is_null() => Value::Local(size as u64),
-        // The driver does not say: what looks like one of our live objects is one.
+        // The driver does not say, and has taken none yet: what looks like one of our live objects
+        // is one.
         ArgumentKind::Unknown() if is_handle => {
             let handle = array(value.cast::<usize>(), 1)[0];
             match object::find(handle) {
@@ -602,11 +620,12 @@ pub extern "C" fn clSetKernelArg(
 ) -> i32 {
     code((|| {
         let kernel = get(kernel)?;
-        let kind = kernel
+        let place = kernel
             .it
             .kinds
             .get(index as usize)
             .ok_or(codes::INVALID_ARG_INDEX)?;
+        let kind = place.get().unwrap_or(&ArgumentKind::Unknown());
         let mut set = kernel.it.set.lock().unwrap_or_else(PoisonError::into_inner);
         // As many as there are kinds.
         let known = set
@@ -625,12 +644,24 @@ pub extern "C" fn clSetKernelArg(
         if matches!(new, Set::Bytes(_)) && new == *known {
             return Ok(());
         }
+        let learned = match kind {
+            ArgumentKind::Unknown() => learned(&value),
+            _ => None,
+        };
         let call = SetArgument {
             kernel: kernel.it.id,
             index,
             value,
         };
-        give_argument(known, new, &call)
+        let Some(kind) = learned else {
+            return give_argument(known, new, &call);
+        };
+        // This is waited for even if such a value was accepted before: it may have been zeroes.
+        link::the()?.ask(&call)?;
+        *known = new;
+        // Whoever was first has learned the same.
+        let _ = place.set(kind);
+        Ok(())
     })())
 }
 
@@ -730,4 +761,83 @@ pub extern "C" fn clGetKernelSubGroupInfo(
         let target = Target::SubGroup(kernel.it.id, optional(device)?, input);
         give(&ask(target, name)?, size, value, size_ret)
     })())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr::null_mut;
+
+    use super::*;
+    use crate::{
+        memory,
+        testing::{self, LOOKED_UP},
+    };
+
+    fn some_kernel(context: Handle<Context>) -> Handle<Kernel> {
+        let (text, mut code) = (c"kernel void k(global int *a, ulong b) {}".as_ptr(), 0);
+        let program =
+            clCreateProgramWithSource(context, 1, &raw const text, null_mut(), &raw mut code);
+        assert_eq!(code, 0);
+        let kernel = clCreateKernel(program, c"k".as_ptr(), &raw mut code);
+        assert_eq!((code, clReleaseProgram(program)), (0, 0));
+        kernel
+    }
+
+    /// Sets an argument to a word; what the driver was told, and how often an object was looked up.
+    fn set(kernel: Handle<Kernel>, index: u32, word: u64) -> (Option<u64>, usize) {
+        let before = LOOKED_UP.get();
+        let code = clSetKernelArg(kernel, index, 8, (&raw const word).cast());
+        assert_eq!(code, 0);
+        // What goes with the next call goes now.
+        assert_eq!(clReleaseKernel(clCloneKernel(kernel, null_mut())), 0);
+        let told = testing::take_set().map(|(size, word)| {
+            assert_eq!(size, 8);
+            word
+        });
+        (told, LOOKED_UP.get() - before)
+    }
+
+    fn buffer(context: Handle<Context>) -> Handle<Mem> {
+        let mut code = 0;
+        let buffer = memory::clCreateBuffer(context, 0, 64, null_mut(), &raw mut code);
+        assert_eq!(code, 0);
+        buffer
+    }
+
+    #[test]
+    fn an_argument_that_the_driver_says_nothing_of_is_looked_up_once() {
+        let _alone = testing::alone();
+        let context = testing::context();
+        let kernel = some_kernel(context);
+        let buffers = [buffer(context), buffer(context)];
+        for round in 0..10 {
+            for buffer in buffers {
+                let (told, looked) = set(kernel, 0, buffer as u64);
+                // The driver is told its own handle.
+                assert!(told.is_some_and(|told| told != buffer as u64 && told != 0));
+                let first = round == 0 && buffer == buffers[0];
+                assert_eq!(looked, usize::from(first), "of an object");
+            }
+            let (told, looked) = set(kernel, 1, 1000 + round);
+            assert_eq!(told, Some(1000 + round));
+            assert_eq!(looked, usize::from(round == 0), "of a number");
+        }
+        // A clone knows what its kernel has learned.
+        let clone = clCloneKernel(kernel, null_mut());
+        assert_eq!(set(clone, 1, 7), (Some(7), 0));
+    }
+
+    #[test]
+    fn zeroes_do_not_make_a_number_of_an_argument() {
+        let _alone = testing::alone();
+        let context = testing::context();
+        let kernel = some_kernel(context);
+        assert_eq!(set(kernel, 0, 0), (Some(0), 1));
+        let buffer = buffer(context);
+        let (told, looked) = set(kernel, 0, buffer as u64);
+        assert!(told.is_some_and(|told| told != buffer as u64 && told != 0));
+        assert_eq!(looked, 1);
+        // And a buffer that is none is none.
+        assert_eq!(set(kernel, 0, 0), (Some(0), 0));
+    }
 }

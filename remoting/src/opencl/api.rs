@@ -183,6 +183,20 @@ impl Api {
         self
     }
 
+    /// With kernels of a test's own: what they and their arguments are, and who sets these.
+    #[must_use]
+    pub fn with_kernels(
+        mut self,
+        info: unsafe extern "C" fn(Handle, u32, usize, *mut c_void, *mut usize) -> i32,
+        argument: unsafe extern "C" fn(Handle, u32, u32, usize, *mut c_void, *mut usize) -> i32,
+        set: unsafe extern "C" fn(Handle, u32, usize, *const c_void) -> i32,
+    ) -> Self {
+        self.clGetKernelInfo = info;
+        self.clGetKernelArgInfo = argument;
+        self.clSetKernelArg = set;
+        self
+    }
+
     /// With queues of a test's own.
     #[cfg(test)]
     pub(crate) fn with_queues(

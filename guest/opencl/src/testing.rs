@@ -1,0 +1,165 @@
+//! A worker in the tests' own process, before an OpenCL that says little and remembers arguments.
+
+use std::{
+    alloc::{Layout, alloc_zeroed},
+    cell::Cell,
+    ffi::c_void,
+    fmt,
+    ptr::{NonNull, null, null_mut},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use gantry_remoting::{
+    opencl::{Api, codes},
+    transport::gate::{self, Delegate, Failed},
+    worker::{
+        lent::{Cpu, Drained},
+        passive::{Offer, Passive},
+        quota::Quota,
+    },
+};
+
+use crate::{
+    context,
+    object::{Context, Device, Handle, Platform},
+    platform,
+};
+
+thread_local! {
+    /// How often this thread has looked for an object by its handle.
+    pub static LOOKED_UP: Cell<usize> = const { Cell::new(0) };
+}
+
+/// What the driver was told to set an argument to last: size and first word.
+static SET: Mutex<Option<(usize, u64)>> = Mutex::new(None);
+
+/// Takes what the driver was told.
+pub fn take_set() -> Option<(usize, u64)> {
+    SET.lock().unwrap_or_else(PoisonError::into_inner).take()
+}
+
+/// Locked by each test that uses the worker: any thread that has a call may serve another one's.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The window's size in bytes.
+const WINDOW: usize = 4 << 20;
+
+/// A kernel has two arguments.
+unsafe extern "C" fn kernel_info(
+    _: usize,
+    name: u32,
+    _: usize,
+    value: *mut c_void,
+    _: *mut usize,
+) -> i32 {
+    if name == codes::KERNEL_NUM_ARGS {
+        // SAFETY: the worker asks for a number of 32 bits.
+        unsafe { value.cast::<u32>().write(2) };
+    }
+    0
+}
+
+/// The driver does not say what they are.
+unsafe extern "C" fn argument_info(
+    _: usize,
+    _: u32,
+    _: u32,
+    _: usize,
+    _: *mut c_void,
+    _: *mut usize,
+) -> i32 {
+    codes::KERNEL_ARG_INFO_NOT_AVAILABLE
+}
+
+unsafe extern "C" fn set_argument(_: usize, _: u32, size: usize, value: *const c_void) -> i32 {
+    // The first eight bytes tell all values of the tests apart.
+    let word = if value.is_null() || size != 8 {
+        0
+    } else {
+        // SAFETY: the value has so many bytes.
+        unsafe { value.cast::<u64>().read_unaligned() }
+    };
+    *SET.lock().unwrap_or_else(PoisonError::into_inner) = Some((size, word));
+    0
+}
+
+/// What the process shares with itself, as if through a gate.
+struct Here {
+    passive: Mutex<Passive>,
+    window: NonNull<[u8]>,
+}
+
+impl fmt::Debug for Here {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Here")
+    }
+}
+
+// SAFETY: the memory is there until the process ends.
+unsafe impl Send for Here {}
+
+impl Delegate for Here {
+    fn delegate(&self, handler: usize, _: u64, _: u64) -> Result<u64, Failed> {
+        let mut passive = self.passive.lock().unwrap_or_else(PoisonError::into_inner);
+        if handler == gate::GREET {
+            // SAFETY: the memory is whole pages, there until the process ends, and the window's.
+            let greeted = unsafe { passive.greet(self.window) };
+            return Ok(if greeted { gate::EMPTY } else { gate::ENDED });
+        }
+        Ok(match passive.drain(Cpu::Lent) {
+            Some(Drained::Empty) => gate::EMPTY,
+            Some(Drained::More) => gate::MORE,
+            Some(Drained::Own) => match passive.drain(Cpu::Own) {
+                Some(_) => gate::MORE,
+                None => gate::ENDED,
+            },
+            None => gate::ENDED,
+        })
+    }
+
+    fn shared(&self) -> NonNull<[u8]> {
+        self.window
+    }
+}
+
+/// The worker that all tests of this process use.
+pub fn worker() -> Box<dyn Delegate> {
+    let layout = Layout::from_size_align(WINDOW, 4096).expect("whole pages");
+    // SAFETY: the size is not 0.
+    let memory = NonNull::new(unsafe { alloc_zeroed(layout) }).expect("there is memory");
+    let api = Api::null().with_kernels(kernel_info, argument_info, set_argument);
+    Box::new(Here {
+        passive: Mutex::new(Passive::new(Offer {
+            api: Arc::new(api),
+            device: String::new(),
+            quota: Quota::new(1 << 30),
+            own: false,
+            files: None,
+        })),
+        window: NonNull::slice_from_raw_parts(memory, WINDOW),
+    })
+}
+
+/// A context of the worker's first device.
+pub fn context() -> Handle<Context> {
+    let (mut platform, mut device): (Handle<Platform>, Handle<Device>) = (null_mut(), null_mut());
+    let got = platform::clGetPlatformIDs(1, &raw mut platform, null_mut());
+    assert_eq!(got, 0);
+    let all = u64::from(u32::MAX);
+    let got = platform::clGetDeviceIDs(platform, all, 1, &raw mut device, null_mut());
+    assert_eq!(got, 0);
+    let mut code = 0;
+    let context = context::clCreateContext(
+        null(),
+        1,
+        &raw const device,
+        None,
+        null_mut(),
+        &raw mut code,
+    );
+    assert_eq!(code, 0);
+    context
+}
