@@ -8,7 +8,7 @@ use gantry_remoting::{
 };
 
 use crate::{
-    abi::{Outcome, bytes, code, give, handle, list, properties, set},
+    abi::{Outcome, bytes, code, give, handle, list, properties},
     link::{self, Notify},
     object::{
         self, Context, ContextDestructor, Device, Handle, Object, Platform, Queue, get, keep_all,
@@ -291,33 +291,6 @@ pub extern "C" fn clGetCommandQueueInfo(
             _ => ask(Target::Queue(queue.it.id), name)?,
         };
         give(&answer, size, value, size_ret)
-    })())
-}
-
-/// Withdrawn after OpenCL 1.0: "a device that does not support changing it returns this code".
-pub extern "C" fn clSetCommandQueueProperty(
-    queue: Handle<Queue>,
-    _: u64,
-    _: u32,
-    old: *mut u64,
-) -> i32 {
-    code((|| {
-        set(old, get(queue)?.it.properties);
-        Err(codes::INVALID_OPERATION)
-    })())
-}
-
-pub extern "C" fn clSetDefaultDeviceCommandQueue(
-    context: Handle<Context>,
-    device: Handle<Device>,
-    queue: Handle<Queue>,
-) -> i32 {
-    code((|| {
-        get(context)?;
-        get(device)?;
-        get(queue)?;
-        // No queue of this driver is on a device.
-        Err(codes::INVALID_OPERATION)
     })())
 }
 

@@ -257,6 +257,24 @@ pub fn limit(device: &Object<Device>, name: u32) -> Outcome<u64> {
     Ok(u64::from_le_bytes(number))
 }
 
+/// Whether this is about pipes or queues on the device, which are not offered: devices say 0 where
+/// the host's has them.
+fn is_withheld(name: u32) -> bool {
+    matches!(
+        name,
+        codes::DEVICE_PIPE_SUPPORT
+            | codes::DEVICE_MAX_PIPE_ARGS
+            | codes::DEVICE_PIPE_MAX_ACTIVE_RESERVATIONS
+            | codes::DEVICE_PIPE_MAX_PACKET_SIZE
+            | codes::DEVICE_QUEUE_ON_DEVICE_PROPERTIES
+            | codes::DEVICE_QUEUE_ON_DEVICE_PREFERRED_SIZE
+            | codes::DEVICE_QUEUE_ON_DEVICE_MAX_SIZE
+            | codes::DEVICE_MAX_ON_DEVICE_QUEUES
+            | codes::DEVICE_MAX_ON_DEVICE_EVENTS
+            | codes::DEVICE_DEVICE_ENQUEUE_CAPABILITIES
+    )
+}
+
 pub extern "C" fn clGetDeviceInfo(
     device: Handle<Device>,
     name: u32,
@@ -284,10 +302,7 @@ pub extern "C" fn clGetDeviceInfo(
                 kept(id, name)?;
                 bytes(&[limit(device, name)? & codes::DEVICE_SVM_COARSE_GRAIN_BUFFER])
             }
-            codes::DEVICE_PIPE_SUPPORT => {
-                kept(id, name)?;
-                bytes(&[0u32])
-            }
+            _ if is_withheld(name) => vec![0; kept(id, name)?.len()],
             // Kernels on the device only: functions of the application stay with it.
             codes::DEVICE_EXECUTION_CAPABILITIES => bytes(&[1u64]),
             _ => kept(id, name)?,
@@ -421,4 +436,44 @@ pub extern "C" fn clUnloadPlatformCompiler(platform: Handle<Platform>) -> i32 {
 
 pub extern "C" fn clUnloadCompiler() -> i32 {
     codes::SUCCESS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing;
+
+    #[test]
+    fn a_device_with_queues_and_pipes_of_its_own_is_offered_without_them() {
+        let _alone = testing::alone();
+        let device = all()[0].it.devices[0].pointer();
+        let ask = |name| {
+            let (mut value, mut size) = (u64::MAX, 0);
+            let to = (&raw mut value).cast();
+            let code = clGetDeviceInfo(device, name, 8, to, &raw mut size);
+            assert_eq!(code, 0, "{name:x}");
+            // The bytes that are written.
+            (value & u64::MAX >> (64 - 8 * size), size)
+        };
+        for name in [
+            codes::DEVICE_QUEUE_ON_DEVICE_PROPERTIES,
+            codes::DEVICE_DEVICE_ENQUEUE_CAPABILITIES,
+        ] {
+            assert_eq!(ask(name), (0, 8), "{name:x}");
+        }
+        for name in [
+            codes::DEVICE_QUEUE_ON_DEVICE_PREFERRED_SIZE,
+            codes::DEVICE_QUEUE_ON_DEVICE_MAX_SIZE,
+            codes::DEVICE_MAX_ON_DEVICE_QUEUES,
+            codes::DEVICE_MAX_ON_DEVICE_EVENTS,
+            codes::DEVICE_PIPE_SUPPORT,
+            codes::DEVICE_MAX_PIPE_ARGS,
+            codes::DEVICE_PIPE_MAX_ACTIVE_RESERVATIONS,
+            codes::DEVICE_PIPE_MAX_PACKET_SIZE,
+        ] {
+            assert_eq!(ask(name), (0, 4), "{name:x}");
+        }
+        // What the test's device says of all else.
+        assert_eq!(ask(codes::DEVICE_MAX_WORK_GROUP_SIZE), (testing::LIMIT, 8));
+    }
 }

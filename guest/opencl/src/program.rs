@@ -440,18 +440,6 @@ pub extern "C" fn clSetProgramSpecializationConstant(
     })())
 }
 
-/// Deprecated with OpenCL 2.2; devices without global constructors refuse it.
-pub extern "C" fn clSetProgramReleaseCallback(
-    program: Handle<Program>,
-    _: Notify,
-    _: *mut c_void,
-) -> i32 {
-    code((|| {
-        get(program)?;
-        Err(codes::INVALID_OPERATION)
-    })())
-}
-
 fn kernel(program: &Object<Program>, name: Vec<u8>) -> Outcome<Handle<Kernel>> {
     let link = link::the()?;
     let id = KernelId(link.ids.kernels.take());

@@ -1,12 +1,12 @@
-//! What is not offered.
+//! What is not offered: nothing here does anything but refuse.
 
 use std::{ffi::c_void, ptr::null_mut};
 
 use gantry_remoting::opencl::codes;
 
 use crate::{
-    abi::set,
-    object::{Context, Handle, Mem},
+    abi::{code, set},
+    object::{Context, Device, Handle, Mem, Program, Queue, get},
 };
 
 /// For entry points whose result is a code. Arguments are not looked at.
@@ -35,4 +35,43 @@ pub extern "C" fn clCreatePipe(
 /// What is asked about is no pipe, whatever it is: there are none.
 pub extern "C" fn clGetPipeInfo() -> i32 {
     codes::INVALID_MEM_OBJECT
+}
+
+/// Withdrawn after OpenCL 1.0: "a device that does not support changing it returns this code".
+pub extern "C" fn clSetCommandQueueProperty(
+    queue: Handle<Queue>,
+    _: u64,
+    _: u32,
+    old: *mut u64,
+) -> i32 {
+    code((|| {
+        set(old, get(queue)?.it.properties);
+        Err(codes::INVALID_OPERATION)
+    })())
+}
+
+/// No queue of this driver is on a device.
+pub extern "C" fn clSetDefaultDeviceCommandQueue(
+    context: Handle<Context>,
+    device: Handle<Device>,
+    queue: Handle<Queue>,
+) -> i32 {
+    code((|| {
+        get(context)?;
+        get(device)?;
+        get(queue)?;
+        Err(codes::INVALID_OPERATION)
+    })())
+}
+
+/// Deprecated with OpenCL 2.2; devices without global constructors refuse it.
+pub extern "C" fn clSetProgramReleaseCallback(
+    program: Handle<Program>,
+    _: *const c_void,
+    _: *mut c_void,
+) -> i32 {
+    code((|| {
+        get(program)?;
+        Err(codes::INVALID_OPERATION)
+    })())
 }

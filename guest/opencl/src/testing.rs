@@ -47,6 +47,43 @@ pub fn alone() -> MutexGuard<'static, ()> {
 /// The window's size in bytes.
 const WINDOW: usize = 4 << 20;
 
+/// What devices say of themselves that is a size or a set of flags.
+pub const LIMIT: u64 = 1 << 20;
+
+/// A device that has all there is to ask for.
+unsafe extern "C" fn device_info(
+    _: usize,
+    name: u32,
+    size: usize,
+    value: *mut c_void,
+    size_ret: *mut usize,
+) -> i32 {
+    let is_short = matches!(
+        name,
+        codes::DEVICE_QUEUE_ON_DEVICE_PREFERRED_SIZE
+            | codes::DEVICE_QUEUE_ON_DEVICE_MAX_SIZE
+            | codes::DEVICE_MAX_ON_DEVICE_QUEUES
+            | codes::DEVICE_MAX_ON_DEVICE_EVENTS
+            | codes::DEVICE_PIPE_SUPPORT
+            | codes::DEVICE_MAX_PIPE_ARGS
+            | codes::DEVICE_PIPE_MAX_ACTIVE_RESERVATIONS
+            | codes::DEVICE_PIPE_MAX_PACKET_SIZE
+            | codes::DEVICE_IMAGE_SUPPORT
+    );
+    let length = if is_short { 4 } else { 8 };
+    // SAFETY: the worker passes `size` bytes, or null, and a place for the length, or null.
+    unsafe {
+        if !value.is_null() && size >= length {
+            let from = LIMIT.to_le_bytes();
+            value.cast::<u8>().copy_from(from.as_ptr(), length);
+        }
+        if !size_ret.is_null() {
+            size_ret.write(length);
+        }
+    }
+    0
+}
+
 /// A kernel has two arguments.
 unsafe extern "C" fn kernel_info(
     _: usize,
@@ -130,7 +167,11 @@ pub fn worker() -> Box<dyn Delegate> {
     let layout = Layout::from_size_align(WINDOW, 4096).expect("whole pages");
     // SAFETY: the size is not 0.
     let memory = NonNull::new(unsafe { alloc_zeroed(layout) }).expect("there is memory");
-    let api = Api::null().with_kernels(kernel_info, argument_info, set_argument);
+    let api = Api::null().with_devices(device_info).with_kernels(
+        kernel_info,
+        argument_info,
+        set_argument,
+    );
     Box::new(Here {
         passive: Mutex::new(Passive::new(Offer {
             api: Arc::new(api),

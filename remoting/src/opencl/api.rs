@@ -183,6 +183,16 @@ impl Api {
         self
     }
 
+    /// With devices of a test's own.
+    #[must_use]
+    pub fn with_devices(
+        mut self,
+        info: unsafe extern "C" fn(Handle, u32, usize, *mut c_void, *mut usize) -> i32,
+    ) -> Self {
+        self.clGetDeviceInfo = info;
+        self
+    }
+
     /// With kernels of a test's own: what they and their arguments are, and who sets these.
     #[must_use]
     pub fn with_kernels(
