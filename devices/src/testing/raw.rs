@@ -36,15 +36,19 @@ pub struct RawQueue {
 }
 
 impl RawQueue {
-    /// Queue number `index`, up to 15, with at most 256 entries.
+    /// Queue number `index`, up to 15, with at most 256 entries. Its rings are empty, though there
+    /// may have been another one of that number.
     pub fn new(guest: &Guest, index: u16, size: u16) -> Self {
-        Self {
+        let queue = Self {
             memory: guest.memory.clone(),
             index,
             size,
             base: AREAS + u64::from(index) * AREA,
             kick: EventFd::new(EFD_NONBLOCK).unwrap_or_else(|error| panic!("no eventfd: {error}")),
-        }
+        };
+        queue.set_available(0);
+        queue.put(queue.base + USED + 2, 0_u16);
+        queue
     }
 
     /// The queue as a device gets it when its driver has just set it up.
