@@ -139,6 +139,9 @@ impl Endpoint for Recorder {
         let mut recorded = self.lock();
         assert!(recorded.mapped.is_empty(), "all of RAM beside mappings");
         assert_ne!(recorded.identity, on, "it is so already");
+        if !on {
+            recorded.cleared_by.push(thread::current().id());
+        }
         if !on && recorded.stuck {
             return Err(MapError::Host(io::Error::other("the recorder is stuck")));
         }

@@ -96,12 +96,24 @@ mod ending {
     pub const DONE: u8 = 2;
 }
 
+/// How far the end of bypass is that is closed where there is no worker.
+mod closing {
+    /// Nobody has asked for it.
+    pub const NONE: u8 = 0;
+    /// A thread has yet to look at what the driver has chosen.
+    pub const WANTED: u8 = 1;
+    /// It has looked, and takes RAM away.
+    pub const BEGUN: u8 = 2;
+}
+
 /// What the device shares with its worker.
 struct Shared {
     /// As the driver has set it; the worker follows.
     bypass: AtomicBool,
     /// One of [`ending`], for a reset.
     ending: AtomicU8,
+    /// One of [`closing`].
+    closing: AtomicU8,
     /// Wakes the worker for both.
     changed: EventFd,
     requests: InFlight,
@@ -117,6 +129,8 @@ pub struct VirtioIommu {
     shared: Arc<Shared>,
     spawner: Arc<dyn ThreadSpawner>,
     worker: Option<Worker<IommuWorker>>,
+    /// Since the last reset there was a worker, or a restore.
+    used: bool,
 }
 
 impl VirtioIommu {
@@ -132,6 +146,7 @@ impl VirtioIommu {
         let shared = Arc::new(Shared {
             bypass: AtomicBool::new(false),
             ending: AtomicU8::new(ending::NONE),
+            closing: AtomicU8::new(closing::NONE),
             changed: EventFd::new(EFD_NONBLOCK).map_err(Error::Event)?,
             requests: InFlight::default(),
             answered: AtomicU64::new(0),
@@ -144,6 +159,7 @@ impl VirtioIommu {
             shared,
             spawner,
             worker: None,
+            used: false,
         };
         let mut domains = iommu.endpoints.lock();
         domains.set_last_address(iommu.last_address());
@@ -165,8 +181,28 @@ impl VirtioIommu {
         config[16..24].copy_from_slice(&self.last_address().to_le_bytes());
         config[28..32].copy_from_slice(&(DOMAINS - 1).to_le_bytes());
         config[32..BYPASS].copy_from_slice(&(PROBE_SIZE as u32).to_le_bytes());
-        config[BYPASS] = self.shared.bypass.load(Ordering::SeqCst).into();
+        // Without a worker it reads as open until it is closed.
+        let closing = self.shared.closing.load(Ordering::SeqCst) != closing::NONE;
+        config[BYPASS] = (closing || self.shared.bypass.load(Ordering::SeqCst)).into();
         config
+    }
+
+    /// Closes bypass where there is no worker, on a thread that ends with it: taking all of RAM
+    /// away from devices takes the host longer than a vCPU is to wait.
+    fn close_bypass(&self) {
+        // One that has yet to look does it.
+        if self.shared.closing.swap(closing::WANTED, Ordering::SeqCst) == closing::WANTED {
+            return;
+        }
+        let (endpoints, shared) = (self.endpoints.clone(), Arc::clone(&self.shared));
+        let body = Box::new(move || close_bypass(&endpoints, &shared));
+        let name = &self.options.thread_name;
+        if let Err(error) = self.spawner.spawn(ThreadRole::Iommu, name, body) {
+            log::warn!(
+                "a vCPU waits while the virtual IOMMU's bypass is closed: no thread: {error}"
+            );
+            close_bypass(&self.endpoints, &self.shared);
+        }
     }
 }
 
@@ -193,14 +229,14 @@ impl VirtioDevice for VirtioIommu {
     }
 
     fn write_config(&mut self, offset: u64, data: &[u8]) {
-        // Takes effect before the next request is looked at. Without a driver, what it opens waits
-        // for one, since that may take its time; what it closes does not.
+        // Takes effect before the next request is looked at. Without a worker, what is opened waits
+        // for one, and what is closed does not: there may be no other driver.
         if let (Ok(BYPASS), [value @ (0 | 1)]) = (usize::try_from(offset), data) {
             self.shared.bypass.store(*value == 1, Ordering::SeqCst);
             // Fails only when the counter is full: also readable.
             let _ = self.shared.changed.write(1);
             if *value == 0 && self.worker.is_none() {
-                self.endpoints.lock().set_bypass(false);
+                self.close_bypass();
             }
         }
     }
@@ -220,6 +256,7 @@ impl VirtioDevice for VirtioIommu {
         };
         self.shared.requests.start_over();
         self.shared.ending.store(ending::NONE, Ordering::SeqCst);
+        self.used = true;
         let name = &self.options.thread_name;
         let worker = IommuWorker {
             queue: ServedQueue::new(active, memory, interrupt, features, name),
@@ -290,8 +327,11 @@ impl VirtioDevice for VirtioIommu {
     }
 
     fn reset(&mut self) {
-        // Little is left if the worker was there to do it.
-        forget(&self.endpoints, &self.shared);
+        // Little is left if the worker was there to do it, and without one there is nothing to wait
+        // for: bypass may be about to be closed.
+        if std::mem::take(&mut self.used) {
+            forget(&self.endpoints, &self.shared);
+        }
     }
 
     fn save(&self) -> Result<serde_json::Value, StateError> {
@@ -302,6 +342,7 @@ impl VirtioDevice for VirtioIommu {
 
     fn restore(&mut self, state: serde_json::Value) -> Result<(), StateError> {
         let state: State = serde_json::from_value(state)?;
+        self.used = true;
         self.shared.bypass.store(state.bypass, Ordering::SeqCst);
         let last = self.last_address();
         let mut domains = self.endpoints.lock();
@@ -365,6 +406,20 @@ impl IommuWorker {
         self.followed = Some(bypass);
         self.shared.requests.end();
     }
+}
+
+/// Closes bypass, unless the driver has opened it again.
+fn close_bypass(endpoints: &Endpoints, shared: &Shared) {
+    let order = Ordering::SeqCst;
+    let mut domains = endpoints.lock();
+    // In this order: whoever wants it from here on is not seen, and has to ask another thread.
+    shared.closing.store(closing::BEGUN, order);
+    if !shared.bypass.load(order) {
+        domains.set_bypass(false);
+    }
+    let (begun, none) = (closing::BEGUN, closing::NONE);
+    // Fails if another thread is to look.
+    let _ = shared.closing.compare_exchange(begun, none, order, order);
 }
 
 /// Unmaps what the driver has mapped. Bypass stays as it has chosen it last (5.13.4.2).

@@ -1,6 +1,10 @@
 //! Drivers, devices and snapshots that come and go.
 
-use std::{sync::Arc, thread, time::Duration};
+use std::{
+    sync::{Arc, mpsc},
+    thread,
+    time::Duration,
+};
 
 use super::{
     Access, AddError, Endpoints, Options, VirtioIommu,
@@ -43,7 +47,7 @@ fn what_a_driver_has_opened_is_closed_without_one() {
         rig.identity(1),
         "it stays open as long as the driver has said so"
     );
-    rig.iommu.write_config(36, &[0]);
+    close(&mut rig);
     assert!(!rig.identity(1));
     // Said and gone at once: the worker may not have looked.
     let mut rig = Rig::new();
@@ -54,6 +58,93 @@ fn what_a_driver_has_opened_is_closed_without_one() {
     rig.iommu.deactivate();
     rig.iommu.reset();
     assert!(!rig.identity(1));
+}
+
+/// Closes bypass and waits until it is.
+fn close(rig: &mut Rig) {
+    rig.iommu.write_config(36, &[0]);
+    rig.guest
+        .wait_until("bypass is closed", || !reads_open(rig));
+}
+
+/// Whether the configuration says that bypass is open.
+fn reads_open(rig: &Rig) -> bool {
+    let mut bypass = [0];
+    rig.iommu.read_config(36, &mut bypass);
+    bypass == [1]
+}
+
+/// A machine whose driver has opened bypass, which device 24 alone makes use of, and is gone.
+fn left_open() -> Rig {
+    let mut rig = Rig::new();
+    rig.iommu.write_config(36, &[1]);
+    assert_eq!([rig.attach(1, 8), rig.attach(1, 16)], [OK; 2]);
+    assert!(rig.identity(2));
+    rig.iommu.prepare_reset(PATIENCE).unwrap();
+    rig.iommu.deactivate();
+    rig.iommu.reset();
+    rig
+}
+
+#[test]
+fn who_closes_bypass_without_a_driver_does_not_take_ram_away_on_a_vcpu() {
+    let mut rig = left_open();
+    close(&mut rig);
+    for device in &rig.devices {
+        let recorded = device.lock();
+        assert!(!recorded.identity);
+        let vcpu = thread::current().id();
+        assert!(recorded.cleared_by.iter().all(|thread| *thread != vcpu));
+    }
+}
+
+#[test]
+fn no_vcpu_waits_while_bypass_is_closed_and_it_reads_as_open() {
+    let mut rig = left_open();
+    let device = Arc::clone(&rig.devices[2]);
+    let (ready, is_ready) = mpsc::channel();
+    let (over, is_over) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        // The host is busy with it until a vCPU has gone on, or has not.
+        scope.spawn(move || {
+            let _busy = device.lock();
+            ready.send(()).unwrap();
+            let _ = is_over.recv_timeout(PATIENCE);
+        });
+        is_ready.recv().unwrap();
+        for _ in 0..3 {
+            rig.iommu.write_config(36, &[0]);
+            rig.iommu.reset();
+            assert!(reads_open(&rig), "it is closed, or said to be");
+        }
+        drop(over);
+    });
+    rig.guest
+        .wait_until("bypass is closed", || !reads_open(&rig));
+    assert!(!rig.identity(2));
+    // The next driver finds it so, and can open it.
+    let queue = rig.guest.queue(0, 64);
+    rig.iommu.activate(rig.guest.activation(&[&queue])).unwrap();
+    rig.iommu.write_config(36, &[1]);
+    assert_eq!(queue.request(&attach(1, 8, 0), 4).1[0], OK);
+    assert!(rig.identity(2));
+}
+
+#[test]
+fn bypass_that_is_opened_again_before_it_is_closed_stays_open() {
+    let mut rig = left_open();
+    let request = rig.endpoints.lock();
+    rig.iommu.write_config(36, &[0]);
+    rig.guest
+        .wait_until("somebody is to close it", || rig.endpoints.is_awaited());
+    rig.iommu.write_config(36, &[1]);
+    drop(request);
+    // Who was waiting is done before this is answered.
+    let queue = rig.guest.queue(0, 64);
+    rig.iommu.activate(rig.guest.activation(&[&queue])).unwrap();
+    assert_eq!(queue.request(&attach(1, 8, 0), 4).1[0], OK);
+    let recorded = rig.devices[2].lock();
+    assert!(recorded.identity && recorded.cleared_by.is_empty());
 }
 
 #[test]
