@@ -12,9 +12,10 @@
 //! - [`scheduler`]: a policy, and the account of each client, whatever the policy.
 //! - [`simulator`]: the same code in virtual time against clients whose kernels have any length;
 //!   measures fairness and what it costs, and draws it.
-//! - [`top`]: the arbiter's figures in a terminal.
+//! - [`top`]: the arbiter's figures in a terminal; [`metrics`]: for Prometheus.
 
 pub mod arbiter;
+pub mod metrics;
 pub mod policy;
 pub mod scheduler;
 pub mod simulator;

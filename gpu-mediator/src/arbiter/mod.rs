@@ -90,6 +90,7 @@ struct Vm {
     waiting: VecDeque<u64>,
     /// Of workers that have ended.
     calls: u64,
+    synchronous_calls: u64,
     killed: u64,
 }
 
@@ -349,6 +350,7 @@ impl Arbiter {
             workers: 0,
             waiting: VecDeque::new(),
             calls: 0,
+            synchronous_calls: 0,
             killed: 0,
         };
         self.vms.insert(id, vm);
@@ -631,8 +633,11 @@ impl Arbiter {
         };
         vm.waiting.retain(|waiting| *waiting != id);
         vm.workers -= 1;
-        let calls = member.worker.account().calls.load(Ordering::Relaxed);
-        vm.calls = vm.calls.saturating_add(calls);
+        let account = member.worker.account();
+        let (calls, synchronous) = (&account.calls, &account.synchronous);
+        vm.calls = vm.calls.saturating_add(calls.load(Ordering::Relaxed));
+        vm.synchronous_calls =
+            (vm.synchronous_calls).saturating_add(synchronous.load(Ordering::Relaxed));
         let now = Moment::now();
         if vm.waiting.is_empty() {
             self.scheduler.give_up(member.vm, now);
@@ -679,9 +684,9 @@ impl Arbiter {
                 calls: vm
                     .calls
                     .saturating_add(sum(|worker| worker.account().calls.load(Ordering::Relaxed))),
-                synchronous_calls: sum(|worker| {
+                synchronous_calls: vm.synchronous_calls.saturating_add(sum(|worker| {
                     worker.account().synchronous.load(Ordering::Relaxed)
-                }),
+                })),
                 memory: sum(|worker| worker.account().memory.load(Ordering::Relaxed)),
                 killed: vm.killed,
                 holds,

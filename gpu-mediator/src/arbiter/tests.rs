@@ -218,3 +218,19 @@ fn a_worker_of_another_build_is_told_of_which_one_the_arbiter_is() {
         assert_eq!(said, message::hello());
     }
 }
+
+#[test]
+fn what_a_client_has_done_stays_when_one_of_its_workers_ends_and_its_memory_does_not() {
+    let mut arranged = arrange("counts", &["client", "client"]);
+    for worker in [1, 2] {
+        let account = arranged.arbiter.members[&worker].worker.account();
+        account.calls.store(10 * worker, Ordering::Relaxed);
+        account.synchronous.store(worker, Ordering::Relaxed);
+        account.memory.store(100 * worker, Ordering::Relaxed);
+    }
+    arranged.arbiter.leave(1);
+    let status = arranged.arbiter.status(Moment::now());
+    let client = &status.clients[0];
+    let figures = (client.calls, client.synchronous_calls, client.memory);
+    assert_eq!(figures, (30, 3, 200));
+}

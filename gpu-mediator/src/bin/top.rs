@@ -1,8 +1,13 @@
 //! `gantry-top`: watches who uses a shared accelerator.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{
+    io::{self, Write},
+    path::PathBuf,
+    process::ExitCode,
+};
 
 use clap::Parser;
+use gpu_mediator::{arbiter::status, metrics, top};
 
 /// Shows the clients of an arbiter, their parts of the device and how long they wait for it.
 #[derive(Parser)]
@@ -11,17 +16,28 @@ struct Arguments {
     /// The arbiter's socket.
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
+    /// Print the figures once, as Prometheus' text, and end.
+    #[arg(long)]
+    metrics: bool,
+}
+
+fn run(arguments: &Arguments) -> io::Result<()> {
+    if !arguments.metrics {
+        return top::run(&arguments.socket);
+    }
+    let status = status::read(&arguments.socket)?;
+    io::stdout().write_all(metrics::render(&status).as_bytes())
 }
 
 fn main() -> ExitCode {
-    let socket = Arguments::parse().socket;
-    match gpu_mediator::top::run(&socket) {
+    let arguments = Arguments::parse();
+    match run(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!(
                 "gantry-top: cannot show the arbiter at {}: {error}; is gantry-arbiter running \
                  with this --socket?",
-                socket.display()
+                arguments.socket.display()
             );
             ExitCode::FAILURE
         }

@@ -266,9 +266,14 @@ impl Turns {
         self.synchronous += 1;
     }
 
-    /// The client has so many bytes of device memory.
+    /// The client has so many bytes of device memory: nothing but a look, if it is known.
     pub fn memory(&mut self, bytes: u64) {
-        self.memory = bytes;
+        let gone = self.session.as_deref().is_none_or(is_gone);
+        if self.memory != bytes || gone {
+            self.memory = bytes;
+            self.current();
+            self.publish();
+        }
     }
 
     /// There is nothing to do for a while. With nothing outstanding, or nothing that can end, the
@@ -315,9 +320,10 @@ impl Turns {
         self.standing = Standing::Without;
         self.session = self.link.session();
         if self.session.is_some() {
-            // This arbiter counts from nothing.
+            // This arbiter counts from nothing, and knows nothing of the client.
             self.overrun = Duration::ZERO;
             self.before = self.meter.busy();
+            self.publish();
         }
         self.session.clone()
     }

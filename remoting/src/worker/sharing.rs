@@ -349,7 +349,15 @@ impl Server {
         let served = self.serve(header, call.request);
         // Not every call that needs the device submits a command, and not every one succeeds.
         self.sharing.metered = None;
+        self.tell_memory();
         served.map(|()| None)
+    }
+
+    /// Tells the arbiter how much device memory the client has, if that has changed.
+    fn tell_memory(&mut self) {
+        if let Some(turns) = &mut self.sharing.turns {
+            turns.memory(self.quota.used());
+        }
     }
 
     fn may_submit(&mut self, kind: Kind) -> bool {
@@ -371,7 +379,6 @@ impl Server {
         let Some(turns) = &mut self.sharing.turns else {
             return;
         };
-        turns.memory(self.quota.used());
         turns.submitted(kind, Moment::now());
         cl!(self.api, clRetainEvent(event));
         self.sharing.unflushed = true;
@@ -392,7 +399,6 @@ impl Server {
         if !self.sharing.submitted.is_empty() {
             return;
         }
-        turns.memory(self.quota.used());
         turns.submitted(kind, start);
         turns.completed(1, Moment::now());
     }
@@ -422,6 +428,8 @@ impl Server {
         if self.sharing.turns.is_none() {
             return;
         }
+        // Commands may have kept what was released before, and an arbiter may be new.
+        self.tell_memory();
         self.sharing.flush_submitted(&self.api, &self.queues);
         let stuck = self.sharing.stuck(&self.api, self.undecided);
         if self.sharing.held.is_empty()

@@ -335,3 +335,24 @@ fn a_worker_whose_arbiter_is_of_another_build_ends_and_names_both_versions() {
         "{error}, because {cause}"
     );
 }
+
+#[test]
+fn the_arbiter_sees_what_memory_a_client_has_that_computes_nothing() {
+    let mut client = Client::new();
+    let memory = |client: &Client| client.arbiter.account.memory.load(Ordering::Relaxed);
+    let charge = client.server.quota.charge(1 << 20).unwrap();
+    // Until the worker has found its arbiter.
+    while memory(&client) != 1 << 20 {
+        client.send(&Finish { queue: QUEUE });
+        client.serve();
+        thread::sleep(Duration::from_millis(1));
+    }
+    client.arbiter = client.arbiter.replace();
+    while memory(&client) != 1 << 20 {
+        client.server.before_sleep();
+        thread::sleep(Duration::from_millis(1));
+    }
+    drop(charge);
+    client.server.before_sleep();
+    assert_eq!(memory(&client), 0);
+}
