@@ -145,3 +145,77 @@ impl Policy for Band {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+    use crate::scheduler::{Dispatch, Scheduler};
+
+    /// A policy that a scheduler has and a test looks at.
+    #[derive(Clone, Debug, Default)]
+    struct Seen(Arc<Mutex<Band>>);
+
+    impl Seen {
+        fn credits(&self) -> Vec<i64> {
+            let band = self.0.lock().unwrap();
+            band.clients.values().map(|client| client.credit).collect()
+        }
+    }
+
+    impl Policy for Seen {
+        fn join(&mut self, client: ClientId, weight: Weight, now: Moment) {
+            self.0.lock().unwrap().join(client, weight, now);
+        }
+        fn leave(&mut self, client: ClientId, now: Moment) {
+            self.0.lock().unwrap().leave(client, now);
+        }
+        fn want(&mut self, client: ClientId, now: Moment) {
+            self.0.lock().unwrap().want(client, now);
+        }
+        fn unwant(&mut self, client: ClientId) {
+            self.0.lock().unwrap().unwant(client);
+        }
+        fn charge(&mut self, client: ClientId, used: Duration, now: Moment) {
+            self.0.lock().unwrap().charge(client, used, now);
+        }
+        fn overhead(&mut self, time: Duration) {
+            self.0.lock().unwrap().overhead(time);
+        }
+        fn next(&mut self, now: Moment) -> Next {
+            self.0.lock().unwrap().next(now)
+        }
+    }
+
+    #[test]
+    fn time_in_which_the_scheduler_leaves_the_device_free_is_charged_to_all_in_equal_parts() {
+        const MILLI: i64 = 1_000_000;
+        let millis = |count| Moment::START + Duration::from_millis(count);
+        let seen = Seen::default();
+        let mut scheduler = Scheduler::new(Box::new(seen.clone()));
+        for (id, weight) in [(0, 1), (1, 2), (2, 3)] {
+            let weight = Weight::try_from(weight).unwrap();
+            scheduler.join(ClientId(id), weight, Moment::START);
+        }
+        scheduler.want(ClientId(0), millis(30));
+        scheduler.want(ClientId(1), millis(30));
+        assert_eq!(seen.credits(), [5 * MILLI, 10 * MILLI, 15 * MILLI]);
+        let Dispatch::Grant(first) = scheduler.dispatch(millis(30)) else {
+            panic!("nobody has the device");
+        };
+        assert_eq!(first.client, ClientId(1));
+        scheduler.charge(Duration::from_millis(4), 0, millis(34));
+        scheduler.done(millis(34));
+        assert_eq!(seen.credits(), [5 * MILLI, 6 * MILLI, 15 * MILLI]);
+        // One waits, and gets the device 3 ms later.
+        assert!(matches!(scheduler.dispatch(millis(37)), Dispatch::Grant(_)));
+        assert_eq!(seen.credits(), [4 * MILLI, 5 * MILLI, 14 * MILLI]);
+        // While nobody waits, the time is nobody's.
+        scheduler.charge(Duration::from_millis(1), 0, millis(38));
+        scheduler.done(millis(38));
+        scheduler.want(ClientId(2), millis(50));
+        assert!(matches!(scheduler.dispatch(millis(50)), Dispatch::Grant(_)));
+        assert_eq!(seen.credits(), [3 * MILLI, 5 * MILLI, 14 * MILLI]);
+    }
+}
