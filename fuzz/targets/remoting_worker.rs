@@ -30,8 +30,10 @@ use gantry_remoting::{
 use libfuzzer_sys::fuzz_target;
 
 const RING: u64 = 1 << 16;
-/// The control words of the ring of calls.
-const CONTROL: u64 = 6 * 64;
+/// The control words of a ring.
+const CONTROL: u64 = 5 * 64;
+/// Where those of the ring of answers begin.
+const ANSWERS: u64 = 4096;
 
 static API: LazyLock<Arc<Api>> = LazyLock::new(|| Arc::new(Api::null()));
 
@@ -80,7 +82,8 @@ fuzz_target!(|bytes: &[u8]| {
                 producer.push(&[], input.bytes(length))
             }
             _ => {
-                let at = u64::from(input.u16()) % CONTROL;
+                let at = u64::from(input.u16()) % (2 * CONTROL);
+                let at = if at < CONTROL { at } else { at - CONTROL + ANSWERS };
                 file.write_all_at(input.bytes(4), at).expect("it is there");
                 Ok(true)
             }

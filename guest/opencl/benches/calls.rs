@@ -96,11 +96,7 @@ fn header(sequence: u64) -> Header {
 fn ends(slices: [Slice; 2]) -> (Sender<Slice, Futex>, Receiver<Slice, Futex>) {
     let [one, other] = slices;
     (
-        Sender::new(
-            Producer::new(one, BELL),
-            RING as u32,
-            Duration::from_secs(1),
-        ),
+        Sender::new(Producer::new(one, BELL), Duration::from_secs(1)),
         Receiver::new(Consumer::new(other, BELL)),
     )
 }

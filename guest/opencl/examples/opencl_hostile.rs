@@ -36,7 +36,7 @@ use gantry_remoting::{
     transport::{
         bell::{Bell, Futex},
         link::{Receiver, Sender},
-        ring::{Bytes, Consumer, Producer},
+        ring::{Consumer, Lines, Producer},
         socket,
         window::{Slice, Window},
     },
@@ -100,12 +100,11 @@ impl Client {
         let window = Window::map(&file, hello.window, hello.ring)?;
         steps.step();
         let (calls, answers) = (window.calls(), window.answers());
-        let size = calls.size();
         let spin = Duration::from_millis(1);
         Ok(Self {
             stream,
             memory: file.into(),
-            calls: Sender::new(Producer::new(calls, BELL), size, spin),
+            calls: Sender::new(Producer::new(calls, BELL), spin),
             answers: Receiver::new(Consumer::new(answers, BELL)),
             window,
             sequence: 0,
@@ -126,8 +125,7 @@ impl Client {
             sequence: self.sequence,
         };
         let until = Instant::now() + self.patience;
-        self.calls
-            .keep_back(header, &body, || Instant::now() < until)?;
+        self.calls.write(header, &body, || Instant::now() < until)?;
         self.steps.step();
         let mut nothing = Vec::new();
         calls::Flush { queue: QUEUE }.put(&mut nothing);
@@ -155,7 +153,7 @@ impl Client {
                     return Ok(Wire::from_bytes(&body)?);
                 }
                 Some(_) => {}
-                None => self.answers.sleep(|| false)?,
+                None => self.answers.sleep(|| false),
             }
         }
         Err("no answer".into())
@@ -250,16 +248,22 @@ fn garbage(client: &mut Client) -> Result<&'static str, Failed> {
             .wrapping_add(1);
         *byte = (random >> 56) as u8;
     }
-    // A second writer of the same ring, with no idea of frames.
-    Producer::new(client.window.calls(), BELL).push(&bytes, &[])?;
+    // A second writer of the same ring, with no idea of calls.
+    Producer::new(client.window.calls(), BELL).push(&[], &bytes)?;
     client.wait_for_end()
 }
 
-/// The producer's index is the first control word of the ring of calls.
+/// Where the application says how far it has read: the first control word of the ring of answers.
+const READ: u64 = 4096;
+
 fn index(client: &mut Client) -> Result<&'static str, Failed> {
     client
         .memory
-        .write_all_at(&0x8000_0000u32.to_le_bytes(), 0)?;
+        .write_all_at(&0x8000_0000u32.to_le_bytes(), READ)?;
+    // The worker looks there when the room is used up that it knows of.
+    for _ in 0..=client.window.answers().count() {
+        client.post(&Finish { queue: QUEUE }, Flags::ANSWER)?;
+    }
     client.wait_for_end()
 }
 

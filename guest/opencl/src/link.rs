@@ -29,7 +29,7 @@ use gantry_remoting::{
         gate::Gate,
         link::{Receiver, Sender, Spin},
         port_bell::{Doorbell, DoorbellPage, nap},
-        ring::{Bytes, Consumer, Producer},
+        ring::{Consumer, Lines, Producer},
         socket,
         stream::{
             address::Address,
@@ -67,7 +67,7 @@ struct Outgoing {
 #[derive(Debug)]
 struct Incoming {
     /// With whichever thread reads at the moment.
-    receiver: Option<Reader>,
+    receiver: Option<Box<Reader>>,
     answers: HashMap<u64, Vec<u8>>,
     /// Threads that wait until it comes back: who brings it back wakes them, and makes no system
     /// call if there are none.
@@ -290,20 +290,18 @@ impl Link {
             Doorbell::Gate(_) => Duration::ZERO,
             Doorbell::Futex(_) | Doorbell::Port { .. } => spin,
         };
-        let calls = window.calls();
-        let size = calls.size();
         let (due, queue) = mpsc::channel::<(Callback, i32)>();
         let link = Self {
             outgoing: Mutex::new(Outgoing {
-                sender: Sender::new(Producer::new(calls, bell.clone()), size, spin),
+                sender: Sender::new(Producer::new(window.calls(), bell.clone()), spin),
                 sequence: 0,
                 scratch: Vec::new(),
             }),
             incoming: Mutex::new(Incoming {
-                receiver: Some(Reader {
+                receiver: Some(Box::new(Reader {
                     ring: Receiver::new(Consumer::new(window.answers(), bell.clone())),
                     body: Vec::new(),
-                }),
+                })),
                 answers: HashMap::new(),
                 waiting: 0,
             }),
@@ -377,7 +375,7 @@ impl Link {
         false
     }
 
-    fn send<C: Call>(&self, call: &C, flags: Flags, keep_back: bool) -> Result<u64, i32> {
+    fn send<C: Call>(&self, call: &C, flags: Flags, later: bool) -> Result<u64, i32> {
         let flags = if self.alone() {
             flags.with(Flags::ALONE)
         } else {
@@ -398,8 +396,8 @@ impl Link {
             return Err(codes::OUT_OF_RESOURCES);
         }
         let (sender, body) = (&mut outgoing.sender, &outgoing.scratch);
-        let sent = if keep_back {
-            sender.keep_back(header, body, || self.still_alive())
+        let sent = if later {
+            sender.write(header, body, || self.still_alive())
         } else {
             sender.send(header, body, || self.still_alive())
         };
@@ -413,7 +411,8 @@ impl Link {
         self.send(call, Flags::default(), false).map(drop)
     }
 
-    /// Sends a call together with the next one: one that has no effect before that.
+    /// Sends a call for which a sleeping worker is woken only with the next one: one that has no
+    /// effect before that.
     pub fn post_with_next<C: Call<Answer = ()>>(&self, call: &C) -> Result<(), i32> {
         self.send(call, Flags::default(), true).map(drop)
     }
@@ -454,7 +453,7 @@ impl Link {
         }
     }
 
-    fn bring_back(&self, reader: Reader) {
+    fn bring_back(&self, reader: Box<Reader>) {
         let mut incoming = lock(&self.incoming);
         incoming.receiver = Some(reader);
         let waiting = incoming.waiting;
@@ -517,8 +516,8 @@ impl Link {
                 }
                 Ok(None) if wanted.is_none() || !self.alive() => return false,
                 Ok(None) => {
-                    if !spin.again() && reader.ring.sleep(|| !self.still_alive()).is_err() {
-                        return false;
+                    if !spin.again() {
+                        reader.ring.sleep(|| !self.still_alive());
                     }
                 }
                 Err(_) => {

@@ -1,7 +1,5 @@
 //! The header before each message.
 
-use super::wire::{Malformed, Reader, Wire};
-
 /// Size of a header in bytes.
 pub const HEADER: usize = 16;
 /// The largest message, in bytes, that is put together from fragments: a program's binary is
@@ -49,32 +47,22 @@ pub struct Header {
 impl Header {
     /// The header as bytes.
     pub fn to_bytes(self) -> [u8; HEADER] {
-        let mut bytes = [0; HEADER];
-        bytes[..4].copy_from_slice(&self.length.to_le_bytes());
-        bytes[4..6].copy_from_slice(&self.opcode.to_le_bytes());
-        bytes[6..8].copy_from_slice(&self.flags.0.to_le_bytes());
-        bytes[8..].copy_from_slice(&self.sequence.to_le_bytes());
-        bytes
+        let word = u128::from(self.length)
+            | u128::from(self.opcode) << 32
+            | u128::from(self.flags.0) << 48
+            | u128::from(self.sequence) << 64;
+        word.to_le_bytes()
     }
 
     /// Reads a header. The length is the peer's claim; whoever reads on checks it.
     pub fn from_bytes(bytes: &[u8; HEADER]) -> Self {
-        let mut reader = Reader::new(bytes);
-        // The array is exactly as long as these four fields, so that none of them is missing.
-        let read = |reader: &mut Reader<'_>| -> Result<Self, Malformed> {
-            Ok(Self {
-                length: u32::take(reader)?,
-                opcode: u16::take(reader)?,
-                flags: Flags(u16::take(reader)?),
-                sequence: u64::take(reader)?,
-            })
-        };
-        read(&mut reader).unwrap_or(Self {
-            length: 0,
-            opcode: 0,
-            flags: Flags(0),
-            sequence: 0,
-        })
+        let word = u128::from_le_bytes(*bytes);
+        Self {
+            length: word as u32,
+            opcode: (word >> 32) as u16,
+            flags: Flags((word >> 48) as u16),
+            sequence: (word >> 64) as u64,
+        }
     }
 }
 

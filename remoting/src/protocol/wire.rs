@@ -38,12 +38,23 @@ impl<'a> Reader<'a> {
     }
 
     /// The next `count` bytes.
+    #[inline]
     pub fn bytes(&mut self, count: usize) -> Result<&'a [u8], Malformed> {
         let (head, rest) = self.0.split_at_checked(count).ok_or(Malformed::Short {
             missing: count - self.0.len().min(count),
         })?;
         self.0 = rest;
         Ok(head)
+    }
+
+    /// The next `N` bytes.
+    #[inline]
+    pub fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
+        let (head, rest) = self.0.split_first_chunk().ok_or(Malformed::Short {
+            missing: N - self.0.len().min(N),
+        })?;
+        self.0 = rest;
+        Ok(*head)
     }
 
     /// How many bytes are left.
@@ -83,10 +94,9 @@ macro_rules! integers {
                 out.extend_from_slice(&self.to_le_bytes());
             }
 
+            #[inline]
             fn take(reader: &mut Reader<'_>) -> Result<Self, Malformed> {
-                let mut bytes = [0; size_of::<Self>()];
-                bytes.copy_from_slice(reader.bytes(size_of::<Self>())?);
-                Ok(Self::from_le_bytes(bytes))
+                Ok(Self::from_le_bytes(reader.array()?))
             }
         }
     )*};

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::{
     bell::Bell,
-    ring::{Broken, Bytes, Consumer, Producer, span},
+    ring::{Broken, Consumer, Lines, Producer},
 };
 use crate::protocol::frame::{Flags, HEADER, Header, LARGEST};
 
@@ -20,26 +20,27 @@ pub enum Gone {
     /// The peer has broken the ring's rules.
     #[error(transparent)]
     Broken(#[from] Broken),
-    /// The peer announced a longer frame than it wrote, or a longer message than there may be.
-    #[error("the peer announced a message of {0} bytes that it may not or did not write")]
+    /// The peer announced a longer frame or message than there may be.
+    #[error("the peer announced a message of {0} bytes, longer than there may be")]
     Length(usize),
 }
 
 /// Sends messages.
 #[derive(Debug)]
-pub struct Sender<B, L> {
-    ring: Producer<B, L>,
+pub struct Sender<R, L> {
+    ring: Producer<R, L>,
     fragment: usize,
     /// How long to poll for room before sleeping.
     pub spin: Duration,
 }
 
-impl<B: Bytes, L: Bell> Sender<B, L> {
-    /// Sends over `ring`, whose bytes are `size` many.
-    pub fn new(ring: Producer<B, L>, size: u32, spin: Duration) -> Self {
+impl<R: Lines, L: Bell> Sender<R, L> {
+    /// Sends over `ring`, and polls for room for so long.
+    pub fn new(ring: Producer<R, L>, spin: Duration) -> Self {
         Self {
+            // The peer can read one while the next is written.
+            fragment: ring.longest() / 2,
             ring,
-            fragment: size as usize / 4,
             spin,
         }
     }
@@ -55,14 +56,14 @@ impl<B: Bytes, L: Bell> Sender<B, L> {
         if body.len() > LARGEST {
             return Err(Gone::Length(body.len()));
         }
-        self.write(header, body, alive)?;
-        self.ring.publish();
+        self.put(header, body, alive)?;
+        self.ring.announce();
         Ok(())
     }
 
-    /// Writes a message that the peer learns of with the next one that is sent: one on which
-    /// nothing depends before that.
-    pub fn keep_back(
+    /// Writes a message for which a sleeping peer is woken only with the next one that is sent: one
+    /// on which nothing depends before that.
+    pub fn write(
         &mut self,
         header: Header,
         body: &[u8],
@@ -71,7 +72,7 @@ impl<B: Bytes, L: Bell> Sender<B, L> {
         if body.len() > LARGEST {
             return Err(Gone::Length(body.len()));
         }
-        self.write(header, body, alive)
+        self.put(header, body, alive)
     }
 
     /// Sends as much of a message as there is room for; `rest` is what is left. Whether nothing is.
@@ -80,11 +81,11 @@ impl<B: Bytes, L: Bell> Sender<B, L> {
             return Err(Gone::Length(rest.len()));
         }
         let whole = self.fill(header, rest)?;
-        self.ring.publish();
+        self.ring.announce();
         Ok(whole)
     }
 
-    fn write(&mut self, header: Header, body: &[u8], alive: impl Fn() -> bool) -> Result<(), Gone> {
+    fn put(&mut self, header: Header, body: &[u8], alive: impl Fn() -> bool) -> Result<(), Gone> {
         let mut rest = body;
         let mut spin = Spin::new(self.spin);
         loop {
@@ -95,8 +96,8 @@ impl<B: Bytes, L: Bell> Sender<B, L> {
             if rest.len() < before {
                 spin.reset();
             }
-            // Nothing is read that is kept back.
-            self.ring.publish();
+            // Who sleeps makes no room.
+            self.ring.announce();
             if !alive() {
                 return Err(Gone::Peer);
             }
@@ -122,7 +123,7 @@ impl<B: Bytes, L: Bell> Sender<B, L> {
                 flags,
                 ..header
             };
-            if !self.ring.keep_back(&frame.to_bytes(), part)? {
+            if !self.ring.write(&frame.to_bytes(), part)? {
                 return Ok(false);
             }
             if later.is_empty() {
@@ -135,14 +136,14 @@ impl<B: Bytes, L: Bell> Sender<B, L> {
 
 /// Receives messages.
 #[derive(Debug)]
-pub struct Receiver<B, L> {
-    ring: Consumer<B, L>,
+pub struct Receiver<R, L> {
+    ring: Consumer<R, L>,
     partial: Vec<u8>,
 }
 
-impl<B: Bytes, L: Bell> Receiver<B, L> {
+impl<R: Lines, L: Bell> Receiver<R, L> {
     /// Receives from `ring`.
-    pub fn new(ring: Consumer<B, L>) -> Self {
+    pub fn new(ring: Consumer<R, L>) -> Self {
         Self {
             ring,
             partial: Vec::new(),
@@ -153,13 +154,8 @@ impl<B: Bytes, L: Bell> Receiver<B, L> {
     /// the peer waits for room.
     pub fn poll(&mut self, body: &mut Vec<u8>) -> Result<Option<Header>, Gone> {
         loop {
-            let held = self.ring.held()? as usize;
-            if held < HEADER {
-                return if held == 0 {
-                    Ok(None)
-                } else {
-                    Err(Gone::Length(held))
-                };
+            if !self.ring.is_ready() {
+                return Ok(None);
             }
             let mut bytes = [0; HEADER];
             self.ring.peek(&mut bytes);
@@ -167,7 +163,7 @@ impl<B: Bytes, L: Bell> Receiver<B, L> {
             let header = Header::from_bytes(&bytes);
             let length = header.length as usize;
             let so_far = self.partial.len();
-            if length > LARGEST - so_far || span::<B>(HEADER + length) > held {
+            if length > LARGEST - so_far || HEADER + length > self.ring.longest() {
                 return Err(Gone::Length(length));
             }
             if header.flags.has(Flags::MORE) {
@@ -189,15 +185,15 @@ impl<B: Bytes, L: Bell> Receiver<B, L> {
 
     /// Sleeps until a message may be there or `awake` says that there is something else to do;
     /// at most for the bell's patience.
-    pub fn sleep(&mut self, awake: impl Fn() -> bool) -> Result<(), Gone> {
-        Ok(self.ring.sleep(awake)?)
+    pub fn sleep(&self, awake: impl Fn() -> bool) {
+        self.ring.sleep(awake);
     }
 }
 
-impl<B: Bytes, L: Bell> Receiver<B, L> {
+impl<R: Lines, L: Bell> Receiver<R, L> {
     /// Goes away until the peer rings, whatever it sends. Whether nothing is left to read.
-    pub fn leave(&mut self) -> Result<bool, Gone> {
-        Ok(self.ring.leave()?)
+    pub fn leave(&self) -> bool {
+        self.ring.leave()
     }
 
     /// Sleeps although there may be messages, which cannot be served yet, until `awake` says that

@@ -8,31 +8,46 @@ use super::*;
 /// A ring in private memory.
 #[cfg(not(loom))]
 #[derive(Clone)]
-struct Private(Rc<(Control, RefCell<Vec<u8>>)>);
+struct Private(Rc<Shared>);
+
+#[cfg(not(loom))]
+struct Shared {
+    control: Control,
+    marks: Vec<AtomicU64>,
+    payloads: RefCell<Vec<[u8; PAYLOAD]>>,
+}
 
 #[cfg(not(loom))]
 impl Private {
-    fn new(size: usize) -> Self {
-        Self(Rc::new((Control::default(), RefCell::new(vec![0; size]))))
+    fn new(lines: usize) -> Self {
+        Self(Rc::new(Shared {
+            control: Control::default(),
+            marks: (0..lines).map(|_| AtomicU64::new(0)).collect(),
+            payloads: RefCell::new(vec![[0; PAYLOAD]; lines]),
+        }))
     }
 }
 
 #[cfg(not(loom))]
-impl Bytes for Private {
-    fn size(&self) -> u32 {
-        self.0.1.borrow().len() as u32
+impl Lines for Private {
+    fn count(&self) -> u32 {
+        self.0.marks.len() as u32
     }
 
     fn control(&self) -> &Control {
-        &self.0.0
+        &self.0.control
     }
 
-    unsafe fn read(&self, at: u32, into: &mut [u8]) {
-        into.copy_from_slice(&self.0.1.borrow()[at as usize..][..into.len()]);
+    fn mark(&self, line: u32) -> &AtomicU64 {
+        &self.0.marks[line as usize]
     }
 
-    unsafe fn write(&self, at: u32, from: &[u8]) {
-        self.0.1.borrow_mut()[at as usize..][..from.len()].copy_from_slice(from);
+    unsafe fn read(&self, line: u32, at: usize, into: &mut [u8]) {
+        into.copy_from_slice(&self.0.payloads.borrow()[line as usize][at..][..into.len()]);
+    }
+
+    unsafe fn write(&self, line: u32, from: &[u8]) {
+        self.0.payloads.borrow_mut()[line as usize][..from.len()].copy_from_slice(from);
     }
 }
 
@@ -61,119 +76,164 @@ mod plain {
         transport::link::{Gone, Receiver, Sender},
     };
 
+    fn pair(
+        lines: usize,
+    ) -> (
+        Private,
+        Producer<Private, Counter>,
+        Consumer<Private, Counter>,
+    ) {
+        let ring = Private::new(lines);
+        let producer = Producer::new(ring.clone(), Counter::default());
+        let consumer = Consumer::new(ring.clone(), Counter::default());
+        (ring, producer, consumer)
+    }
+
+    fn header(length: usize) -> Header {
+        Header {
+            length: length as u32,
+            opcode: 1,
+            flags: Flags(0),
+            sequence: 0,
+        }
+    }
+
     #[test]
     fn a_busy_pair_rings_no_bell() {
-        let (ring, bell) = (Private::new(256), Counter::default());
+        let (ring, bell) = (Private::new(8), Counter::default());
         let mut producer = Producer::new(ring.clone(), bell.clone());
         let mut consumer = Consumer::new(ring, bell.clone());
         for _ in 0..100 {
             assert!(producer.push(&[1; 16], &[2; 20]).unwrap());
+            assert!(consumer.is_ready());
             let mut out = [0; 36];
             consumer.take(0, &mut out);
+            assert_eq!((out[15], out[16]), (1, 2));
         }
+        assert!(!consumer.is_ready());
         assert_eq!(*bell.0.borrow(), 0);
     }
 
     #[test]
-    fn an_index_that_jumps_ahead_is_noticed() {
-        let ring = Private::new(256);
-        let mut consumer = Consumer::new(ring.clone(), Counter::default());
-        ring.control().tail.0.store(257, Ordering::Relaxed);
-        assert_eq!(
-            consumer.held(),
-            Err(Broken {
-                claimed: 257,
-                size: 256
-            })
-        );
+    fn a_short_frame_is_one_line_and_a_longer_one_as_many_as_it_needs() {
+        let (_, mut producer, mut consumer) = pair(16);
+        for (length, lines) in [(0, 1), (PAYLOAD, 1), (PAYLOAD + 1, 2), (3 * PAYLOAD, 3)] {
+            let before = producer.room().unwrap();
+            let body: Vec<u8> = (0..).take(length).collect();
+            assert!(producer.push(&[], &body).unwrap());
+            assert_eq!(before - producer.room().unwrap(), lines, "{length}");
+            let mut out = vec![0; length];
+            assert!(consumer.is_ready());
+            consumer.take(0, &mut out);
+            assert_eq!(out, body);
+        }
+    }
+
+    #[test]
+    fn no_mark_is_taken_for_a_frame_of_another_lap() {
+        let (ring, mut producer, mut consumer) = pair(4);
+        for lap in 0..3 {
+            for line in 0..4 {
+                assert!(!consumer.is_ready(), "{lap} {line}");
+                assert!(producer.push(&[lap, line], &[]).unwrap());
+                let mut out = [0; 2];
+                assert!(consumer.is_ready());
+                consumer.take(0, &mut out);
+                assert_eq!(out, [lap, line]);
+            }
+        }
+        let marks = ring.0.marks.iter().map(|mark| mark.load(Ordering::Relaxed));
+        assert_eq!(marks.collect::<Vec<_>>(), [9, 10, 11, 12]);
+    }
+
+    #[test]
+    fn whatever_a_frame_carries_is_no_mark() {
+        let (_, mut producer, mut consumer) = pair(8);
+        // What would be the mark of each line in the next lap.
+        let words: Vec<u8> = (9..=30u64).flat_map(u64::to_le_bytes).collect();
+        assert!(producer.push(&[], &words).unwrap());
+        let mut out = vec![0; words.len()];
+        consumer.take(0, &mut out);
+        assert_eq!(out, words);
+        for _ in 0..8 {
+            assert!(!consumer.is_ready());
+            assert!(producer.push(&[7], &[]).unwrap());
+            consumer.take(0, &mut [0]);
+        }
     }
 
     #[test]
     fn a_consumer_that_claims_to_have_read_the_future_is_noticed() {
-        let ring = Private::new(256);
-        let mut producer = Producer::new(ring.clone(), Counter::default());
+        let (ring, mut producer, _) = pair(4);
         ring.control().head.0.store(1, Ordering::Relaxed);
         // When it is asked, and when the room that is known of is used up.
         assert!(producer.room().is_err());
-        assert_eq!(producer.push(&[0; 16], &[0; 240]), Ok(true));
-        ring.control().head.0.store(257, Ordering::Relaxed);
-        assert!(producer.push(&[0; 16], &[]).is_err());
+        assert_eq!(producer.push(&[0; 16], &[0; PAYLOAD]), Ok(true));
+        assert_eq!(producer.push(&[0; 16], &[0; PAYLOAD]), Ok(true));
+        ring.control().head.0.store(5, Ordering::Relaxed);
+        let broken = Broken {
+            claimed: u32::MAX,
+            count: 4,
+        };
+        assert_eq!(producer.push(&[0; 16], &[]), Err(broken));
     }
 
     #[test]
-    fn a_frame_that_claims_more_than_was_written_is_refused() {
-        let ring = Private::new(256);
-        let mut producer = Producer::new(ring.clone(), Counter::default());
-        let header = Header {
-            length: 113,
-            opcode: 1,
-            flags: Flags(0),
-            sequence: 0,
-        };
-        producer.push(&header.to_bytes(), &[0; 99]).unwrap();
-        let mut receiver = Receiver::new(Consumer::new(ring, Counter::default()));
-        assert_eq!(receiver.poll(&mut Vec::new()), Err(Gone::Length(113)));
+    fn a_frame_that_is_longer_than_any_may_be_is_refused() {
+        let longest = 4 * PAYLOAD - 16;
+        for (length, refused) in [
+            (longest, false),
+            (longest + 1, true),
+            (u32::MAX as usize, true),
+        ] {
+            let (_, mut producer, consumer) = pair(8);
+            producer.push(&header(length).to_bytes(), &[1]).unwrap();
+            let mut receiver = Receiver::new(consumer);
+            let got = receiver.poll(&mut Vec::new());
+            assert_eq!(got == Err(Gone::Length(length)), refused, "{got:?}");
+        }
     }
 
     #[test]
-    fn a_frame_is_taken_with_all_of_its_lines_or_refused() {
-        let ring = Private::new(256);
-        let header = Header {
-            length: 49,
-            opcode: 1,
-            flags: Flags(0),
-            sequence: 0,
-        };
-        ring.0.1.borrow_mut()[..16].copy_from_slice(&header.to_bytes());
-        let poll = |tail| {
-            ring.control().tail.0.store(tail, Ordering::Relaxed);
-            let mut consumer = Consumer::new(ring.clone(), Counter::default());
-            let _ = consumer.held();
-            Receiver::new(consumer).poll(&mut Vec::new())
-        };
-        // All of the frame's bytes are there, but not of its last line.
-        assert_eq!(poll(65), Err(Gone::Length(49)));
-        assert_eq!(poll(127), Err(Gone::Length(49)));
-        assert_eq!(poll(128), Ok(Some(header)));
-    }
-
-    #[test]
-    fn what_is_kept_back_arrives_with_what_follows() {
-        let ring = Private::new(256);
-        let mut producer = Producer::new(ring.clone(), Counter::default());
-        let mut consumer = Consumer::new(ring, Counter::default());
-        assert!(producer.keep_back(&[1; 16], &[2; 4]).unwrap());
-        assert_eq!(consumer.held(), Ok(0));
+    fn a_sleeper_is_not_woken_for_what_nobody_waits_for() {
+        let (ring, bell) = (Private::new(8), Counter::default());
+        let mut producer = Producer::new(ring.clone(), bell.clone());
+        let consumer = Consumer::new(ring, bell.clone());
+        assert!(consumer.leave());
+        assert!(producer.write(&[1; 16], &[2; 4]).unwrap());
+        assert_eq!(*bell.0.borrow(), 0);
         assert!(producer.push(&[3; 16], &[]).unwrap());
-        assert_eq!(consumer.held(), Ok(128));
-        let (mut one, mut other) = ([0; 20], [0; 16]);
-        consumer.take(0, &mut one);
-        consumer.take(0, &mut other);
-        assert_eq!((one[0], one[16], other[0]), (1, 2, 3));
+        assert_eq!(*bell.0.borrow(), 1);
+        // Both are there, and nothing new is announced.
+        assert!(consumer.is_ready());
+        producer.announce();
+        assert_eq!(*bell.0.borrow(), 1);
     }
 
     #[test]
-    fn a_producer_that_is_out_of_room_publishes_what_it_kept_back() {
-        let ring = Private::new(64);
-        let mut producer = Producer::new(ring.clone(), Counter::default());
-        let mut consumer = Consumer::new(ring, Counter::default());
-        assert!(producer.keep_back(&[1; 16], &[2; 40]).unwrap());
-        assert!(!producer.keep_back(&[1; 16], &[2; 40]).unwrap());
+    fn a_producer_that_is_out_of_room_wakes_the_consumer() {
+        let (ring, bell) = (Private::new(2), Counter::default());
+        let mut producer = Producer::new(ring.clone(), bell.clone());
+        let consumer = Consumer::new(ring, bell.clone());
+        assert!(consumer.leave());
+        assert!(producer.write(&[1; 16], &[2; 40]).unwrap());
+        assert!(producer.write(&[1; 16], &[2; 40]).unwrap());
+        assert!(!producer.write(&[1; 16], &[2; 40]).unwrap());
         producer.wait_for_room(56).unwrap();
-        assert_eq!(consumer.held(), Ok(64));
+        assert_eq!(*bell.0.borrow(), 1);
     }
 
     #[test]
-    fn room_is_given_back_when_the_ring_is_empty() {
-        let ring = Private::new(512);
-        let mut producer = Producer::new(ring.clone(), Counter::default());
-        let mut consumer = Consumer::new(ring, Counter::default());
-        assert!(producer.push(&[1; 16], &[]).unwrap());
-        consumer.held().unwrap();
-        consumer.take(0, &mut [0; 16]);
-        assert_eq!(producer.room(), Ok(448));
-        assert_eq!(consumer.held(), Ok(0));
-        assert_eq!(producer.room(), Ok(512));
+    fn when_all_is_read_there_is_room_for_the_longest_frame() {
+        for short in 0..40 {
+            let (_, mut producer, mut consumer) = pair(16);
+            for _ in 0..short {
+                assert!(producer.push(&[], &[1]).unwrap());
+                consumer.take(0, &mut [0]);
+            }
+            let longest = vec![2; producer.longest()];
+            assert!(producer.push(&[], &longest).unwrap(), "{short}");
+        }
     }
 
     proptest! {
@@ -181,13 +241,9 @@ mod plain {
         fn messages_arrive_whole_and_in_order(
             bodies in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..90), 1..60),
         ) {
-            let ring = Private::new(512);
-            let mut sender = Sender::new(
-                Producer::new(ring.clone(), Counter::default()),
-                512,
-                std::time::Duration::ZERO,
-            );
-            let mut receiver = Receiver::new(Consumer::new(ring, Counter::default()));
+            let (_, producer, consumer) = pair(8);
+            let mut sender = Sender::new(producer, std::time::Duration::ZERO);
+            let mut receiver = Receiver::new(consumer);
             let mut out = Vec::new();
             for (sequence, body) in bodies.iter().enumerate() {
                 let header = Header {
@@ -205,18 +261,23 @@ mod plain {
         }
 
         #[test]
-        fn any_bytes_and_indices_end_in_messages_or_an_error(
-            bytes in prop::collection::vec(any::<u8>(), 256),
-            tail: u32,
+        fn any_bytes_and_marks_end_in_messages_or_an_error(
+            bytes in prop::collection::vec(any::<[u8; PAYLOAD]>(), 8),
+            marks in prop::collection::vec(0..12u64, 8),
         ) {
-            let ring = Private::new(256);
-            ring.0.1.borrow_mut().copy_from_slice(&bytes);
-            ring.control().tail.0.store(tail, Ordering::Relaxed);
-            let mut receiver = Receiver::new(Consumer::new(ring, Counter::default()));
+            let (ring, _, consumer) = pair(8);
+            ring.0.payloads.borrow_mut().copy_from_slice(&bytes);
+            for (mark, claimed) in ring.0.marks.iter().zip(marks) {
+                mark.store(claimed, Ordering::Relaxed);
+            }
+            let mut receiver = Receiver::new(consumer);
             let mut out = Vec::new();
-            // Each message takes at least a header's bytes: the loop ends.
-            while let Ok(Some(_)) = receiver.poll(&mut out) {}
-            prop_assert!(out.len() <= 256);
+            // A mark stands for one frame: the loop ends.
+            let mut frames = 0;
+            while let Ok(Some(_)) = receiver.poll(&mut out) {
+                frames += 1;
+                prop_assert!(frames <= 8 && out.len() <= 8 * PAYLOAD);
+            }
         }
     }
 }
@@ -230,22 +291,25 @@ mod model {
 
     /// A ring whose bytes loom watches: an access that races with another fails the model.
     #[derive(Clone)]
-    struct Watched(Arc<(Control, Vec<UnsafeCell<u8>>)>);
+    struct Watched(Arc<(Control, Vec<(AtomicU64, UnsafeCell<[u8; 2]>)>)>);
 
     // SAFETY: what the model is to prove; loom checks each access.
     unsafe impl Send for Watched {}
 
     impl Watched {
-        fn new(size: usize) -> Self {
-            let bytes = (0..size).map(|_| UnsafeCell::new(0)).collect();
-            Self(Arc::new((Control::default(), bytes)))
+        fn new(lines: usize) -> Self {
+            let line = |_| (AtomicU64::new(0), UnsafeCell::new([0; 2]));
+            Self(Arc::new((
+                Control::default(),
+                (0..lines).map(line).collect(),
+            )))
         }
     }
 
-    impl Bytes for Watched {
-        const GRAIN: u32 = 1;
+    impl Lines for Watched {
+        const PAYLOAD: usize = 2;
 
-        fn size(&self) -> u32 {
+        fn count(&self) -> u32 {
             self.0.1.len() as u32
         }
 
@@ -253,18 +317,21 @@ mod model {
             &self.0.0
         }
 
-        unsafe fn read(&self, at: u32, into: &mut [u8]) {
-            for (cell, byte) in self.0.1[at as usize..].iter().zip(into) {
-                // SAFETY: loom checks that nobody writes meanwhile.
-                *byte = cell.with(|cell| unsafe { *cell });
-            }
+        fn mark(&self, line: u32) -> &AtomicU64 {
+            &self.0.1[line as usize].0
         }
 
-        unsafe fn write(&self, at: u32, from: &[u8]) {
-            for (cell, byte) in self.0.1[at as usize..].iter().zip(from) {
+        unsafe fn read(&self, line: u32, at: usize, into: &mut [u8]) {
+            // SAFETY: loom checks that nobody writes meanwhile.
+            let bytes = self.0.1[line as usize].1.with(|cell| unsafe { *cell });
+            into.copy_from_slice(&bytes[at..][..into.len()]);
+        }
+
+        unsafe fn write(&self, line: u32, from: &[u8]) {
+            self.0.1[line as usize].1.with_mut(|cell| {
                 // SAFETY: loom checks that nobody else accesses it meanwhile.
-                cell.with_mut(|cell| unsafe { *cell = *byte });
-            }
+                unsafe { (&mut *cell)[..from.len()].copy_from_slice(from) };
+            });
         }
     }
 
@@ -284,63 +351,52 @@ mod model {
         }
     }
 
-    #[test]
-    fn no_wake_up_is_lost_and_no_byte_is_read_while_it_is_written() {
+    /// Sends frames of so many bytes, each of the value of its number, through a ring of `lines`; a
+    /// sleeper is told of every `told`th.
+    fn check(lines: usize, frames: &'static [usize], told: usize) {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(3);
-        model.check(|| {
-            let ring = Watched::new(4);
+        model.check(move || {
+            let ring = Watched::new(lines);
             let mut producer = Producer::new(ring.clone(), Patient);
             let mut consumer = Consumer::new(ring, Patient);
             let writer = thread::spawn(move || {
-                for value in 1..=3u8 {
-                    // Three times two bytes do not fit in four: the producer has to wait.
-                    while !producer.push(&[value], &[value]).unwrap() {
-                        producer.wait_for_room(2).unwrap();
+                for (number, &length) in (1..).zip(frames) {
+                    let body = vec![number as u8; length - 1];
+                    while !producer.write(&[number as u8], &body).unwrap() {
+                        producer.wait_for_room(length).unwrap();
+                    }
+                    if number % told == 0 {
+                        producer.announce();
                     }
                 }
             });
-            for value in 1..=3u8 {
-                while consumer.held().unwrap() == 0 {
-                    consumer.sleep(|| false).unwrap();
+            for (number, &length) in (1..).zip(frames) {
+                while !consumer.is_ready() {
+                    consumer.sleep(|| false);
                 }
-                let mut out = [0; 2];
+                let mut out = vec![0; length];
                 consumer.take(0, &mut out);
-                assert_eq!(out, [value; 2]);
+                assert_eq!(out, vec![number as u8; length]);
             }
             writer.join().unwrap();
         });
     }
 
     #[test]
+    fn no_wake_up_is_lost_and_no_byte_is_read_while_it_is_written() {
+        // Three laps: the producer has to wait.
+        check(2, &[2; 5], 1);
+    }
+
+    #[test]
+    fn long_frames_are_whole_when_they_are_seen() {
+        check(4, &[3, 4, 3], 1);
+    }
+
+    #[test]
     fn a_reader_that_says_late_how_far_it_is_starves_nobody() {
-        let mut model = loom::model::Builder::new();
-        model.preemption_bound = Some(2);
-        model.check(|| {
-            // A quarter of the ring is four bytes: of frames of three, the reader says every
-            // other time how far it is, and when the ring is empty.
-            let ring = Watched::new(16);
-            let mut producer = Producer::new(ring.clone(), Patient);
-            let mut consumer = Consumer::new(ring, Patient);
-            let writer = thread::spawn(move || {
-                for value in 1..=6u8 {
-                    while !producer.keep_back(&[value], &[value; 2]).unwrap() {
-                        producer.wait_for_room(3).unwrap();
-                    }
-                    if value % 2 == 0 {
-                        producer.publish();
-                    }
-                }
-            });
-            for value in 1..=6u8 {
-                while consumer.held().unwrap() == 0 {
-                    consumer.sleep(|| false).unwrap();
-                }
-                let mut out = [0; 3];
-                consumer.take(0, &mut out);
-                assert_eq!(out, [value; 3]);
-            }
-            writer.join().unwrap();
-        });
+        // A quarter of the ring are two lines: the reader says every other time how far it is.
+        check(8, &[1, 2, 7, 2, 8, 1], 2);
     }
 }

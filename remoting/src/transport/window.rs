@@ -6,8 +6,8 @@
 //! | 2 KiB | on an [accelerator port](crate::port): the application's hello |
 //! | 3 KiB | on an accelerator port: the worker's answer to it |
 //! | 4 KiB | control words of the ring of answers |
-//! | 8 KiB | bytes of the ring of calls |
-//! | 8 KiB + ring | bytes of the ring of answers |
+//! | 8 KiB | lines of the ring of calls |
+//! | 8 KiB + ring | lines of the ring of answers |
 //! | the next multiple of 2 MiB; of 4 KiB in a window below 8 MiB | data, to the end |
 
 use alloc::sync::Arc;
@@ -16,7 +16,10 @@ use alloc::sync::Arc;
 use super::mapping::Mapped;
 #[cfg(feature = "std")]
 pub use super::mapping::{Error, cover, create};
-use super::ring::{Bytes, Control};
+use super::{
+    ring::{Control, LINE, Lines},
+    sync::AtomicU64,
+};
 use crate::protocol::hello;
 
 /// Where an application's hello is in its slice of an accelerator port.
@@ -201,14 +204,14 @@ impl Window {
         self.slice(CONTROL, 2 * CONTROL + self.ring)
     }
 
-    fn slice(self: &Arc<Self>, control: u64, bytes: u64) -> Slice {
+    fn slice(self: &Arc<Self>, control: u64, lines: u64) -> Slice {
         // SAFETY: both lie before `data_start`, which is within the mapping; a page boundary is
         // aligned for `Control`; every bit pattern is a valid `Control`; the `Arc` in the slice
         // keeps the mapping.
         unsafe {
             Slice {
                 control: self.base.add(control as usize).cast(),
-                bytes: self.base.add(bytes as usize),
+                lines: self.base.add(lines as usize),
                 size: self.ring as u32,
                 weak: self.weak,
                 _window: Arc::clone(self),
@@ -221,7 +224,7 @@ impl Window {
 #[derive(Debug)]
 pub struct Slice {
     control: *const Control,
-    bytes: *mut u8,
+    lines: *mut u8,
     size: u32,
     weak: bool,
     _window: Arc<Window>,
@@ -230,9 +233,23 @@ pub struct Slice {
 // SAFETY: as for `Window`, which the slice keeps alive.
 unsafe impl Send for Slice {}
 
-impl Bytes for Slice {
-    fn size(&self) -> u32 {
+impl Slice {
+    /// A line, which is below the count.
+    fn line(&self, line: u32) -> *mut u8 {
+        debug_assert!(line < self.count());
+        // SAFETY: within the ring, which is within the mapping.
+        unsafe { self.lines.add(line as usize * LINE) }
+    }
+
+    /// How many bytes there are: a power of two.
+    pub fn size(&self) -> u32 {
         self.size
+    }
+}
+
+impl Lines for Slice {
+    fn count(&self) -> u32 {
+        self.size / LINE as u32
     }
 
     fn control(&self) -> &Control {
@@ -240,41 +257,37 @@ impl Bytes for Slice {
         unsafe { &*self.control }
     }
 
-    unsafe fn read(&self, at: u32, into: &mut [u8]) {
-        debug_assert!(at as usize + into.len() <= self.size as usize);
+    fn mark(&self, line: u32) -> &AtomicU64 {
+        // SAFETY: see `line`; a line's start is aligned for the word, and every bit pattern is one.
+        unsafe { &*self.line(line).cast() }
+    }
+
+    unsafe fn read(&self, line: u32, at: usize, into: &mut [u8]) {
+        debug_assert!(at + into.len() <= Self::PAYLOAD);
         if self.weak {
-            // The index was read before the bytes are.
+            // The mark was read before the bytes are.
             load_fence();
         }
-        // SAFETY: the caller keeps the range within the ring; `into` is private memory.
+        // SAFETY: the caller keeps the range within the line; `into` is private memory.
         unsafe {
             core::ptr::copy_nonoverlapping(
-                self.bytes.add(at as usize),
+                self.line(line).add(LINE - Self::PAYLOAD + at),
                 into.as_mut_ptr(),
                 into.len(),
             );
         }
     }
 
-    fn expect(&self, at: u32) {
-        #[cfg(target_arch = "x86_64")]
-        {
-            use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            debug_assert!(at < self.size);
-            // SAFETY: `at` is below the size; and a prefetch faults nowhere.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.bytes.add(at as usize).cast()) };
-        }
-    }
-
-    unsafe fn write(&self, at: u32, from: &[u8]) {
-        debug_assert!(at as usize + from.len() <= self.size as usize);
+    unsafe fn write(&self, line: u32, from: &[u8]) {
+        debug_assert!(from.len() <= Self::PAYLOAD);
         // SAFETY: as for `read`.
         unsafe {
-            core::ptr::copy_nonoverlapping(from.as_ptr(), self.bytes.add(at as usize), from.len());
+            let to = self.line(line).add(LINE - Self::PAYLOAD);
+            core::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len());
         }
         if self.weak {
             // The bytes, and whatever the application wrote to the window before, are written out
-            // before the index is.
+            // before the mark is.
             store_fence();
         }
     }

@@ -7,12 +7,12 @@ use std::collections::VecDeque;
 
 use super::server::{Error, Server};
 use crate::{
-    protocol::{Header, Request, frame::HEADER},
+    protocol::{Header, Request},
     transport::{
         bell::Bell,
         link::{Gone, Receiver, Sender},
         port_bell::Waker,
-        ring::Bytes,
+        ring::Lines,
         window::Slice,
     },
 };
@@ -53,9 +53,9 @@ pub struct Unsent(VecDeque<(Header, Vec<u8>)>);
 
 impl Unsent {
     /// Sends a message after those that wait, or keeps what there is no room for.
-    pub fn add<B: Bytes, L: Bell>(
+    pub fn add<R: Lines, L: Bell>(
         &mut self,
-        sender: &mut Sender<B, L>,
+        sender: &mut Sender<R, L>,
         header: Header,
         body: &[u8],
     ) -> Result<(), Gone> {
@@ -67,9 +67,9 @@ impl Unsent {
     }
 
     /// Sends what there is room for now. Whether nothing is left.
-    pub(super) fn send<B: Bytes, L: Bell>(
+    pub(super) fn send<R: Lines, L: Bell>(
         &mut self,
-        sender: &mut Sender<B, L>,
+        sender: &mut Sender<R, L>,
     ) -> Result<bool, Gone> {
         while let Some((header, body)) = self.0.front_mut() {
             let mut rest = &body[..];
@@ -102,14 +102,14 @@ impl Server {
         body: &mut Vec<u8>,
         cpu: Cpu,
     ) -> Result<Drained, Error> {
-        let most = self.window.calls().size() as usize / HEADER;
+        let most = self.window.calls().count();
         for _ in 0..most {
             let Some(lent) = &mut self.lent else {
                 break;
             };
             if !lent.unsent.send(&mut self.sender)? {
                 // The application reads first, then it comes again.
-                calls.leave()?;
+                calls.leave();
                 return Ok(Drained::Empty);
             }
             let next = match lent.kept.take() {
@@ -133,7 +133,7 @@ impl Server {
             let noticed = self.notices()?;
             let waited = self.poll_waits()?;
             let passed = self.pass_on()?;
-            if idle && !(noticed || waited || passed) && calls.leave()? {
+            if idle && !(noticed || waited || passed) && calls.leave() {
                 return Ok(Drained::Empty);
             }
         }

@@ -16,7 +16,7 @@ use crate::{
         bell::Futex,
         link::{Receiver, Sender},
         port_bell::Waker,
-        ring::{Bytes, Consumer, Producer},
+        ring::{Consumer, Producer},
         window::Slice,
     },
     worker::{
@@ -94,11 +94,10 @@ impl Pair {
         let (mut server, calls, window) = testing::server();
         let limit = Duration::from_secs(3600);
         server.limit(limit, |_| panic!("nothing runs")).unwrap();
-        let size = window.calls().size();
         let mut pair = Self {
             server,
             calls,
-            sender: Sender::new(Producer::new(window.calls(), BELL), size, Duration::ZERO),
+            sender: Sender::new(Producer::new(window.calls(), BELL), Duration::ZERO),
             answers: Receiver::new(Consumer::new(window.answers(), BELL)),
         };
         let (context, id) = (ContextId(0), QueueId(0));

@@ -15,7 +15,7 @@ use crate::{
         Header,
         calls::{ContextId, LinkProgram},
     },
-    transport::{bell::Bell, port_bell::Waker, ring::Bytes, window::Slice},
+    transport::{bell::Bell, port_bell::Waker, ring::Lines, window::Slice},
     turns::message::OtherArbiter,
 };
 

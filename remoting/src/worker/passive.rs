@@ -34,7 +34,7 @@ use std::{path::PathBuf, ptr::NonNull, sync::Arc, time::Duration};
 use super::{
     lent::{Cpu, Drained},
     quota::Quota,
-    server::{Error, Nudge, Server, Tuning},
+    server::{Nudge, Server, Tuning},
 };
 use crate::{
     opencl::Api,
@@ -127,15 +127,11 @@ impl Passive {
         };
         // Nobody listens: who expects something comes by.
         let nudge = Nudge(Box::new(|| {}));
-        let (mut server, mut calls) =
-            Server::new(Arc::clone(&self.offer.api), window, tuning, nudge);
+        let (mut server, calls) = Server::new(Arc::clone(&self.offer.api), window, tuning, nudge);
         if let Some(folder) = &self.offer.files {
             server.keep_files_in(folder);
         }
-        if let Err(gone) = calls.leave() {
-            self.end(&Error::from(gone));
-            return false;
-        }
+        calls.leave();
         self.serving = Some(Serving {
             server,
             calls,

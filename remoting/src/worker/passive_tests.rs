@@ -23,7 +23,7 @@ use crate::{
         gate::{self, Delegate, Failed, Gate},
         link::Sender,
         port_bell::Doorbell,
-        ring::{Bytes, Consumer, Producer},
+        ring::{Consumer, Producer},
     },
 };
 
@@ -118,7 +118,6 @@ struct Client {
     gate: Arc<Gate>,
     window: Arc<Window>,
     passive: Arc<Mutex<Passive>>,
-    memory: NonNull<u8>,
     delegations: Arc<Mutex<usize>>,
     sequence: u64,
     body: Vec<u8>,
@@ -143,18 +142,15 @@ impl Client {
 
     /// Without a way to look at the other side.
     fn through(way: Box<dyn Delegate>) -> Self {
-        let memory = way.shared().cast();
         let (gate, window) = Gate::open(way, Duration::from_millis(10)).unwrap();
         let bell = Doorbell::Gate(Arc::clone(&gate));
         let producer = Producer::new(window.calls(), bell.clone());
-        let size = window.calls().size();
         Self {
-            calls: Sender::new(producer, size, Duration::ZERO),
+            calls: Sender::new(producer, Duration::ZERO),
             answers: Receiver::new(Consumer::new(window.answers(), bell)),
             gate,
             window,
             passive: Arc::new(Mutex::new(Passive::new(offer()))),
-            memory,
             delegations: Arc::default(),
             sequence: 0,
             body: Vec::new(),
@@ -192,7 +188,7 @@ impl Client {
                     return Result::from_bytes(&self.body).unwrap();
                 }
                 Some(_) => {}
-                None => self.answers.sleep(|| false).unwrap(),
+                None => self.answers.sleep(|| false),
             }
         }
     }
@@ -256,9 +252,8 @@ fn what_does_not_fit_into_the_ring_of_answers_is_sent_when_there_is_room() {
     let pages = Pages::new();
     // SAFETY: the memory is dropped after the window.
     let window = unsafe { Window::over(pages.0.as_ptr(), SIZE as u64, RING, false) }.unwrap();
-    let size = window.answers().size();
     let producer = Producer::new(window.answers(), Waker::Lent);
-    let mut sender = Sender::new(producer, size, Duration::ZERO);
+    let mut sender = Sender::new(producer, Duration::ZERO);
     let mut receiver = Receiver::new(Consumer::new(window.answers(), Waker::Lent));
     let mut unsent = super::super::lent::Unsent::default();
     let header = |sequence| Header {
@@ -302,7 +297,7 @@ fn a_message_that_never_ends_ends_the_worker() {
     let before = *client.delegations.lock().unwrap();
     let sent = client.send(&Finish { queue: QueueId(0) }, Flags::ANSWER);
     assert_eq!(sent, Ok(()));
-    client.answers.sleep(|| false).unwrap();
+    client.answers.sleep(|| false);
     assert_eq!(*client.delegations.lock().unwrap(), before);
 }
 
@@ -347,9 +342,14 @@ fn memory_that_is_too_small_for_rings_is_refused() {
 #[test]
 fn a_ring_that_makes_no_sense_ends_the_worker_for_its_application_only() {
     let client = Client::new();
-    // The ring of calls begins with the index up to which the application has written.
-    // SAFETY: the gate has the memory.
-    unsafe { client.memory.cast::<u32>().write_volatile(1 << 30) };
+    let header = Header {
+        length: RING as u32,
+        opcode: 1,
+        flags: Flags::default(),
+        sequence: 1,
+    };
+    let mut producer = Producer::new(client.window.calls(), Waker::Lent);
+    producer.push(&header.to_bytes(), &[]).unwrap();
     client.gate.drain();
     assert!(client.gate.ended().is_some());
 }

@@ -35,7 +35,7 @@ use crate::{
         bell::Bell,
         link::{Gone, Receiver, Sender, Spin},
         port_bell::Waker,
-        ring::{Bytes, Consumer, Producer},
+        ring::{Consumer, Lines, Producer},
         window::{Slice, Window},
     },
     turns::message::OtherArbiter,
@@ -201,8 +201,6 @@ impl Server {
     ) -> (Self, Receiver<Slice, Waker>) {
         let bell = tuning.waker;
         let lent = matches!(bell, Waker::Lent);
-        let answers = window.answers();
-        let size = answers.size();
         let mut devices = Table::new(codes::INVALID_DEVICE);
         let platforms = Platform::all(&api, &tuning.device, &mut devices);
         let server = Self {
@@ -227,7 +225,7 @@ impl Server {
             stages: VecDeque::new(),
             released: Vec::new(),
             waits: Vec::new(),
-            sender: Sender::new(Producer::new(answers, bell.clone()), size, tuning.spin),
+            sender: Sender::new(Producer::new(window.answers(), bell.clone()), tuning.spin),
             patience: if lent { Duration::ZERO } else { LONG },
             lent: lent.then(Lent::default),
             waker: bell.clone(),
@@ -286,7 +284,7 @@ impl Server {
                 if self.takes_nothing() {
                     calls.rest(|| board.any());
                 } else {
-                    calls.sleep(|| board.any())?;
+                    calls.sleep(|| board.any());
                 }
             }
         }

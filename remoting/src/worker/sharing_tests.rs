@@ -19,7 +19,7 @@ use crate::{
         bell::{Bell, Futex},
         link::{Receiver, Sender},
         port_bell::Waker,
-        ring::{Bytes, Consumer, Producer},
+        ring::{Consumer, Lines, Producer},
         window::{Slice, Window},
     },
     turns::fake::{self, Fake},
@@ -83,13 +83,12 @@ impl Client {
     fn of(api: Api) -> Self {
         let (mut server, taken, window) = testing::server_before(api);
         let (calls, answers) = (window.calls(), window.answers());
-        let size = calls.size();
         let (control, pool) = UnixStream::pair().unwrap();
         server.share(control, fake::join()).unwrap();
         let mut client = Self {
             server,
             taken,
-            calls: Sender::new(Producer::new(calls, BELL), size, Duration::ZERO),
+            calls: Sender::new(Producer::new(calls, BELL), Duration::ZERO),
             answers: Receiver::new(Consumer::new(answers, BELL)),
             body: Vec::new(),
             sequence: 0,

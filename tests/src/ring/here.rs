@@ -64,6 +64,6 @@ pub fn run(socket: &Path) -> Result<Report> {
         patience: Duration::from_millis(200),
     };
     let mut report = Report::default();
-    gantry_ring_client::run(&window, hello.ring as u32, bell, &mut report)?;
+    gantry_ring_client::run(&window, bell, &mut report)?;
     Ok(report)
 }

@@ -19,7 +19,7 @@ use gantry_remoting::{
         gate::{Delegate, Failed, Gate},
         link::{Receiver, Sender},
         port_bell::Doorbell,
-        ring::{Bytes, Consumer, Producer},
+        ring::{Consumer, Producer},
         window::{Slice, Window},
     },
     worker::{
@@ -108,7 +108,7 @@ impl Application {
                     if let Some(why) = self.gate.ended() {
                         return Err(anyhow!("{why}"));
                     }
-                    self.answers.sleep(|| false)?;
+                    self.answers.sleep(|| false);
                 }
             }
         }
@@ -140,13 +140,8 @@ pub fn compute(client: Client, first: usize) -> Result<Vec<String>> {
     let exits = || client.exits();
     let (gate, window) = Gate::open(way, Duration::from_millis(100))?;
     let bell = Doorbell::Gate(Arc::clone(&gate));
-    let size = window.calls().size();
     let mut app = Application {
-        calls: Sender::new(
-            Producer::new(window.calls(), bell.clone()),
-            size,
-            Duration::ZERO,
-        ),
+        calls: Sender::new(Producer::new(window.calls(), bell.clone()), Duration::ZERO),
         answers: Receiver::new(Consumer::new(window.answers(), bell)),
         window,
         gate,

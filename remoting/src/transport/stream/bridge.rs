@@ -21,7 +21,7 @@ use crate::{
     transport::{
         bell::{Bell, Futex},
         link::{Gone, Spin},
-        ring::{Bytes, Consumer, Producer, span},
+        ring::{Consumer, Lines, Producer},
         socket,
         window::{Slice, Window},
     },
@@ -139,7 +139,6 @@ impl Bridge {
         let inward = Inward {
             hand: Hand {
                 calls: (!is_client).then(Reading::default),
-                size: to.size(),
                 ring: Producer::new(to, BELL),
                 side,
                 common,
@@ -180,9 +179,7 @@ impl Outward {
                 spin.reset();
             } else if !spin.again() {
                 let common = &self.common;
-                self.ring
-                    .sleep(|| common.ended.load(Ordering::Relaxed))
-                    .map_err(Gone::from)?;
+                self.ring.sleep(|| common.ended.load(Ordering::Relaxed));
             }
         }
         Ok(())
@@ -200,19 +197,14 @@ impl Outward {
 
     /// Takes a frame out of the ring, if there is one, behind what goes with it.
     fn frame(&mut self) -> Result<bool, Ended> {
-        let held = self.ring.held().map_err(Gone::from)? as usize;
-        if held < HEADER {
-            return if held == 0 {
-                Ok(false)
-            } else {
-                Err(Gone::Length(held).into())
-            };
+        if !self.ring.is_ready() {
+            return Ok(false);
         }
         let mut bytes = [0; HEADER];
         self.ring.peek(&mut bytes);
         let header = Header::from_bytes(&bytes);
         let length = header.length as usize;
-        if span::<Slice>(HEADER.saturating_add(length)) > held {
+        if HEADER.saturating_add(length) > self.ring.longest() {
             return Err(Gone::Length(length).into());
         }
         let mut body = std::mem::take(&mut self.body);
@@ -316,7 +308,7 @@ impl Inward {
         while let Some((header, body)) = self.received.take()? {
             nudges |= self.hand.frame(header, body)?;
         }
-        self.hand.ring.publish();
+        self.hand.ring.announce();
         if let (true, Side::Client(listener)) = (nudges, &self.hand.side) {
             socket::nudge(listener);
         }
@@ -329,7 +321,6 @@ impl Inward {
 struct Hand {
     common: Arc<Common>,
     ring: Producer<Slice, Futex>,
-    size: u32,
     side: Side,
     /// A worker's calls, as they go by.
     calls: Option<Reading>,
@@ -347,12 +338,11 @@ impl Hand {
         {
             self.common.owed.owe(stage, part)?;
         }
-        // Longer ones than the other side's ring has would never find room.
-        if span::<Slice>(HEADER + body.len()) > self.size as usize {
+        if HEADER + body.len() > self.ring.longest() {
             return Err(Gone::Length(body.len()).into());
         }
         let bytes = header.to_bytes();
-        while !self.ring.keep_back(&bytes, body).map_err(Gone::from)? {
+        while !self.ring.write(&bytes, body).map_err(Gone::from)? {
             self.ring
                 .wait_for_room(HEADER + body.len())
                 .map_err(Gone::from)?;

@@ -75,10 +75,10 @@ pub struct Connection<B> {
 }
 
 impl<B: Bell + Clone> Connection<B> {
-    /// Over a window whose worker has answered the hello. Its rings have `ring` bytes each.
-    pub fn new(window: &Arc<Window>, ring: u32, bell: B) -> Self {
+    /// Over a window whose worker has answered the hello.
+    pub fn new(window: &Arc<Window>, bell: B) -> Self {
         Self {
-            calls: Sender::new(Producer::new(window.calls(), bell.clone()), ring, SPIN),
+            calls: Sender::new(Producer::new(window.calls(), bell.clone()), SPIN),
             answers: Receiver::new(Consumer::new(window.answers(), bell)),
             sequence: 0,
             scratch: Vec::new(),
@@ -86,7 +86,7 @@ impl<B: Bell + Clone> Connection<B> {
         }
     }
 
-    fn send<C: Call>(&mut self, call: &C, flags: Flags, keep_back: bool) -> Result<u64, Failure> {
+    fn send<C: Call>(&mut self, call: &C, flags: Flags, later: bool) -> Result<u64, Failure> {
         self.sequence += 1;
         self.scratch.clear();
         call.put(&mut self.scratch);
@@ -96,8 +96,8 @@ impl<B: Bell + Clone> Connection<B> {
             flags: flags.with(Flags::ALONE),
             sequence: self.sequence,
         };
-        if keep_back {
-            self.calls.keep_back(header, &self.scratch, || true)?;
+        if later {
+            self.calls.write(header, &self.scratch, || true)?;
         } else {
             self.calls.send(header, &self.scratch, || true)?;
         }
@@ -121,7 +121,7 @@ impl<B: Bell + Clone> Connection<B> {
         loop {
             let Some(header) = self.answers.poll(&mut self.body)? else {
                 if !spin.again() {
-                    self.answers.sleep(|| false)?;
+                    self.answers.sleep(|| false);
                 }
                 continue;
             };

@@ -341,17 +341,15 @@ impl<B: Bell + Clone, S: Surroundings> Bench<'_, B, S> {
     }
 }
 
-/// Computes, checks and measures over a window whose worker has answered the hello, and whose rings
-/// have `ring` bytes each.
+/// Computes, checks and measures over a window whose worker has answered the hello.
 pub fn run<B: Bell + Clone, S: Surroundings>(
     window: &Arc<Window>,
-    ring: u32,
     bell: B,
     here: &mut S,
 ) -> Result<(), Failure> {
     let mut bench = Bench {
         window,
-        link: Connection::new(window, ring, bell),
+        link: Connection::new(window, bell),
         here,
     };
     let device = bench.open()?;

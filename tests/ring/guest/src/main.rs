@@ -81,8 +81,8 @@ fn work(start_info: u64) -> Result<(), alloc::string::String> {
     DESK.enter(State::Waiting);
     until(|| DESK.orders() != Orders::None);
     let combining = DESK.orders() == Orders::Combining;
-    let (window, ring, bell) = port.open(combining)?;
-    run(&window, ring, bell, &mut Here).map_err(|why| alloc::format!("{why}"))
+    let (window, bell) = port.open(combining)?;
+    run(&window, bell, &mut Here).map_err(|why| alloc::format!("{why}"))
 }
 
 /// The program, in ring 3.

@@ -70,8 +70,8 @@ impl Port {
         State::from_number(number).unwrap_or(State::Ended)
     }
 
-    /// Opens the first slice: its window, the size of its rings, and how to wake its worker.
-    pub fn open(&self, combining: bool) -> Result<(Arc<Window>, u32, Doorbell), String> {
+    /// Opens the first slice: its window, and how to wake its worker.
+    pub fn open(&self, combining: bool) -> Result<(Arc<Window>, Doorbell), String> {
         let version = read(self.registers + registers::VERSION);
         if version != registers::INTERFACE {
             return Err(format!("the port's registers are of version {version}"));
@@ -100,6 +100,6 @@ impl Port {
         // the driver, which cannot know how its kernel maps the window.
         let window = unsafe { Window::over(start, size, theirs.ring, true) };
         let window = window.map_err(|why| format!("{why}"))?;
-        Ok((window, theirs.ring as u32, Doorbell(self.doorbells)))
+        Ok((window, Doorbell(self.doorbells)))
     }
 }
