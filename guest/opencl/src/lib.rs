@@ -2,8 +2,11 @@
 //!
 //! It has the form that the ecosystem expects: an installable client driver (ICD) that the loader
 //! `libOpenCL.so.1` finds by a file in `/etc/OpenCL/vendors`, beside whatever other drivers there
-//! are. Each call becomes a message to a worker process ([`gantry_remoting`]); creating objects,
-//! setting arguments and enqueuing commands are pipelined, and only what returns data waits.
+//! are. Each call becomes a message to a worker process ([`gantry_remoting`]). Not waited for are
+//! commands, new buffers and samplers, and values of an argument of which the host's driver has
+//! taken one like it before. What returns data waits, and so do new contexts, queues, images,
+//! programs and kernels and the first value of an argument: the call itself has to return why there
+//! is none, and only the host's driver knows.
 //!
 //! `GANTRY_OPENCL` names the socket of the workers, an [`Address`] where they are reached by a
 //! stream, or `messages:` and the socket of `gantry-accel passive`, to which calls are delegated; or

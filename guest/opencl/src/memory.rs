@@ -565,6 +565,28 @@ pub extern "C" fn clSetMemObjectDestructorCallback(
     })())
 }
 
+/// Whether there is no reason to refuse such a sampler. What the specification does not define is
+/// the host's driver's to say, and which modes there are that it does not know.
+fn is_usual(
+    context: &Object<Context>,
+    normalized: bool,
+    addressing: u32,
+    filter: u32,
+) -> Outcome<bool> {
+    let addressable = match addressing {
+        codes::ADDRESS_NONE | codes::ADDRESS_CLAMP_TO_EDGE | codes::ADDRESS_CLAMP => true,
+        codes::ADDRESS_REPEAT | codes::ADDRESS_MIRRORED_REPEAT => normalized,
+        _ => false,
+    };
+    let filtered = matches!(filter, codes::FILTER_NEAREST | codes::FILTER_LINEAR);
+    for device in &context.it.devices {
+        if limit(device, codes::DEVICE_IMAGE_SUPPORT)? == 0 {
+            return Ok(false);
+        }
+    }
+    Ok(addressable && filtered)
+}
+
 fn sampler(
     context: Handle<Context>,
     normalized: u32,
@@ -577,13 +599,18 @@ fn sampler(
         return Err(codes::INVALID_VALUE);
     }
     let id = SamplerId(link.ids.samplers.take());
-    let asked = link.ask(&CreateSampler {
+    let call = CreateSampler {
         id,
         context: context.it.id,
         normalized: normalized != 0,
         addressing,
         filter,
-    });
+    };
+    let asked = if is_usual(context, normalized != 0, addressing, filter)? {
+        link.post(&call)
+    } else {
+        link.ask(&call)
+    };
     let sampler = Object::handle(Sampler {
         id,
         context: context.keep(),
@@ -653,4 +680,33 @@ pub extern "C" fn clGetSamplerInfo(
         };
         give(&answer, size, value, size_ret)
     })())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing;
+
+    #[test]
+    fn a_sampler_of_usual_modes_is_not_waited_for_and_what_is_wrong_is_told_by_its_maker() {
+        let _alone = testing::alone();
+        let context = testing::context();
+        let make = |normalized, addressing, filter| {
+            let mut code = 1;
+            let sampler = clCreateSampler(context, normalized, addressing, filter, &raw mut code);
+            assert_eq!(code == 0, !sampler.is_null());
+            code
+        };
+        testing::refuse_samplers(true);
+        let usual = make(0, codes::ADDRESS_CLAMP, codes::FILTER_NEAREST);
+        let strange = [
+            make(0, 77, codes::FILTER_NEAREST),
+            make(1, codes::ADDRESS_CLAMP, 77),
+            make(0, codes::ADDRESS_REPEAT, codes::FILTER_LINEAR),
+        ];
+        testing::refuse_samplers(false);
+        assert_eq!(usual, 0);
+        assert_eq!(strange, [codes::INVALID_VALUE; 3]);
+        assert_eq!(make(1, codes::ADDRESS_REPEAT, codes::FILTER_LINEAR), 0);
+    }
 }

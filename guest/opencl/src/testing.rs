@@ -6,7 +6,10 @@ use std::{
     ffi::c_void,
     fmt,
     ptr::{NonNull, null, null_mut},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use gantry_remoting::{
@@ -123,6 +126,20 @@ unsafe extern "C" fn set_argument(_: usize, _: u32, size: usize, value: *const c
     0
 }
 
+static REFUSES_SAMPLERS: AtomicBool = AtomicBool::new(false);
+
+/// Whether the driver refuses all samplers from now on.
+pub fn refuse_samplers(all: bool) {
+    REFUSES_SAMPLERS.store(all, Ordering::Relaxed);
+}
+
+unsafe extern "C" fn create_sampler(_: usize, _: u32, _: u32, _: u32, code: *mut i32) -> usize {
+    let refuses = REFUSES_SAMPLERS.load(Ordering::Relaxed);
+    // SAFETY: the worker passes a place for the code.
+    unsafe { code.write(if refuses { codes::INVALID_VALUE } else { 0 }) };
+    usize::from(!refuses)
+}
+
 /// What the process shares with itself, as if through a gate.
 struct Here {
     passive: Mutex<Passive>,
@@ -167,11 +184,10 @@ pub fn worker() -> Box<dyn Delegate> {
     let layout = Layout::from_size_align(WINDOW, 4096).expect("whole pages");
     // SAFETY: the size is not 0.
     let memory = NonNull::new(unsafe { alloc_zeroed(layout) }).expect("there is memory");
-    let api = Api::null().with_devices(device_info).with_kernels(
-        kernel_info,
-        argument_info,
-        set_argument,
-    );
+    let api = Api::null()
+        .with_devices(device_info)
+        .with_kernels(kernel_info, argument_info, set_argument)
+        .with_samplers(create_sampler);
     Box::new(Here {
         passive: Mutex::new(Passive::new(Offer {
             api: Arc::new(api),

@@ -193,6 +193,16 @@ impl Api {
         self
     }
 
+    /// With samplers of a test's own.
+    #[must_use]
+    pub fn with_samplers(
+        mut self,
+        create: unsafe extern "C" fn(Handle, u32, u32, u32, *mut i32) -> Handle,
+    ) -> Self {
+        self.clCreateSampler = create;
+        self
+    }
+
     /// With kernels of a test's own: what they and their arguments are, and who sets these.
     #[must_use]
     pub fn with_kernels(
