@@ -59,6 +59,10 @@ const SCENARIOS: &[(&str, Scenario)] = &[
         natively::late,
     ),
     (
+        "opencl: with libgantry_malloc.so large allocations lie in the window, and copies are right",
+        natively::placed,
+    ),
+    (
         "opencl: programs compute the same by delegations, on a CPU that they lend",
         delegated::run,
     ),

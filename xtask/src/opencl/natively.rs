@@ -6,7 +6,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use gantry_tests::rig::packages;
 
 use super::{
@@ -82,6 +82,39 @@ pub fn shared_addresses(pool: &Pool) -> Result<()> {
     let expected = "strangers: [-50, -50, -50] True\nrefused: [None, None, None, None, -30, -30, \
                     -30, -8, -30, -30, -49]\n";
     ensure!(wrong == expected, "wrong calls gave:\n{wrong}");
+    Ok(())
+}
+
+/// Where a program's large allocations lie that the library for it is preloaded to, and its copies.
+pub fn placed(pool: &Pool) -> Result<()> {
+    let large = |pool: &Pool, library: Option<&Path>| -> Result<u32> {
+        let mut program = pool.remoted(pool.release.join("examples/opencl_placed"));
+        if let Some(library) = library {
+            program.env("LD_PRELOAD", library);
+        }
+        let text = packages::output(&mut program)?;
+        let count = text
+            .strip_suffix(" of 16 large allocations are in the window, and the data is right\n");
+        count
+            .and_then(|count| count.parse().ok())
+            .with_context(|| format!("the program said {text:?}"))
+    };
+    let library = pool.release.join("libgantry_malloc.so");
+    ensure!(library.exists(), "there is no {}", library.display());
+    let with = large(pool, Some(&library))?;
+    // Nobody waits for the window's lock: what another thread keeps from it is elsewhere.
+    ensure!(with >= 8, "only {with} of 16 are in the window");
+    let without = large(pool, None)?;
+    ensure!(
+        without == 0,
+        "{without} of 16 are in it without the library"
+    );
+    let stream = Pool::start(Way::Unix, "stream-placed", pool.release.clone(), &[])?;
+    let apart = large(&stream, Some(&library))?;
+    ensure!(
+        apart == 0,
+        "{apart} of 16 are in a window that is not shared"
+    );
     Ok(())
 }
 

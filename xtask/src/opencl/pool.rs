@@ -84,7 +84,14 @@ impl Pool {
         let step = Step::new("building the OpenCL driver and its worker (release)");
         let mut build = cargo();
         build.args(["build", "--release", "--quiet"]);
-        build.args(["-p", "gantry-remoting", "-p", "gantry-opencl"]);
+        build.args([
+            "-p",
+            "gantry-remoting",
+            "-p",
+            "gantry-opencl",
+            "-p",
+            "gantry-malloc",
+        ]);
         build.args(["--lib", "--bins", "--examples"]);
         packages::run(&mut build)?;
         step.finish();
