@@ -10,9 +10,12 @@ use std::{
     sync::atomic::Ordering,
 };
 
-use gantry_remoting::turns::{
-    message::{self, JOIN, Join, Refused, Word},
-    page::{Account, Grant, Page, claim},
+use gantry_remoting::{
+    transport::socket,
+    turns::{
+        message::{self, JOIN, Join, Refused, Word},
+        page::{Account, Grant, Page, claim},
+    },
 };
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
@@ -60,6 +63,17 @@ impl Newcomer {
     /// What to poll for input.
     pub fn fd(&self) -> RawFd {
         self.stream.as_raw_fd()
+    }
+
+    /// Whose it is, for people: a pool's user, before it has said a client's name.
+    pub fn whose(&self) -> String {
+        let name = self.bytes.as_slice().try_into().ok();
+        let name = name.and_then(|bytes| Join::from_bytes(bytes).ok());
+        match (name, socket::user(&self.stream)) {
+            (Some(join), _) => join.name,
+            (None, Ok(user)) => format!("user {user}"),
+            (None, Err(_)) => "an unknown user".to_owned(),
+        }
     }
 
     /// Takes what has come; whether the message is complete.

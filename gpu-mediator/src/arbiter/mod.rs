@@ -57,7 +57,10 @@ const MOST: usize = 1024;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The socket.
-    #[error("cannot listen on {path}: is another arbiter running, or is the folder missing?")]
+    #[error(
+        "cannot listen on {path}: is another arbiter running, or may this user not write to its \
+         folder?"
+    )]
     Listen {
         /// Its path.
         path: PathBuf,
@@ -161,6 +164,16 @@ fn listen(path: &Path) -> Result<UnixListener, Error> {
     Ok(listener)
 }
 
+/// What helps when nobody can be accepted, if that is known.
+fn remedy(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EMFILE) => {
+            "; raise the hard limit of open files (ulimit -Hn, or LimitNOFILE= of the service)"
+        }
+        _ => "",
+    }
+}
+
 impl Arbiter {
     /// An arbiter that workers reach at `path`. A request that has the device for longer than
     /// `limit` costs its worker.
@@ -243,7 +256,11 @@ impl Arbiter {
             Ok((stream, _)) => Some(stream),
             Err(error) if error.kind() == ErrorKind::WouldBlock => None,
             Err(error) => {
-                log::warn!("nobody is accepted for {} ms: {error}", PAUSE.as_millis());
+                log::warn!(
+                    "nobody is accepted for {} ms: {error}{}",
+                    PAUSE.as_millis(),
+                    remedy(&error)
+                );
                 self.deaf = Some(Moment::now() + PAUSE);
                 None
             }
@@ -269,7 +286,9 @@ impl Arbiter {
                 self.newcomers.push(newcomer);
                 continue;
             }
-            let joined = match newcomer.read() {
+            let read = newcomer.read();
+            let whose = newcomer.whose();
+            let joined = match read {
                 Ok(false) => {
                     self.newcomers.push(newcomer);
                     continue;
@@ -279,7 +298,7 @@ impl Arbiter {
                 Err(error) => Err(error.into()),
             };
             if let Err(error) = joined {
-                log::warn!("a worker was refused: {error}");
+                log::warn!("a worker of {whose} was refused: {error}");
             }
         }
     }

@@ -32,7 +32,8 @@ pub enum Error {
     },
     /// The registers are not those of a port.
     #[error(
-        "the device at {address} reads {magic:#x} where an accelerator port says {:#x}",
+        "the device at {address} reads {magic:#x} where an accelerator port says {:#x}: give \
+         --device the address of an accelerator port (lspci), or leave it out",
         registers::MAGIC_VALUE
     )]
     NoPort {

@@ -94,9 +94,6 @@ impl Server {
             let path = path.to_owned();
             move |source| Error::Socket { what, path, source }
         };
-        if let Some(folder) = path.parent() {
-            fs::create_dir_all(folder).map_err(failed("create the folder of"))?;
-        }
         let listener = socket::listen(path).map_err(failed("listen on"))?;
         listener
             .set_nonblocking(true)

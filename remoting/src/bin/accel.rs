@@ -14,7 +14,7 @@ use gantry_remoting::{
 
 /// Serves this machine's accelerators to applications elsewhere.
 #[derive(Parser)]
-#[command(version)]
+#[command(name = "gantry-accel", version)]
 struct Arguments {
     #[command(subcommand)]
     command: Role,
@@ -32,17 +32,17 @@ enum Role {
         #[arg(long, value_name = "WHERE", conflicts_with = "socket")]
         listen: Option<Listen>,
         /// For a port: the private key of the certificate, in PEM.
-        #[arg(long, value_name = "FILE")]
+        #[arg(long, conflicts_with = "socket", value_name = "FILE")]
         tls_key: Option<PathBuf>,
         /// Serve a port of this machine alone (127.0.0.1 or ::1) without TLS, to all of its users.
-        #[arg(long, requires = "listen")]
+        #[arg(long, conflicts_with = "socket")]
         plain: bool,
         /// How many applications are served at a time by --listen; others wait.
-        #[arg(long, default_value_t = 16, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
+        #[arg(long, conflicts_with = "socket", default_value_t = 16, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
         connections: u16,
         /// How many workers the applications and virtual machines of one user may have at a time
         /// by --socket; one for each application in a guest.
-        #[arg(long, default_value_t = 128, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+        #[arg(long, conflicts_with = "listen", default_value_t = 128, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
         per_user: u32,
         /// How many workers wait for applications.
         #[arg(long, default_value_t = 2, value_name = "COUNT")]
@@ -169,10 +169,35 @@ fn main() -> ExitCode {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
+    use clap::{CommandFactory, Parser};
 
     #[test]
     fn the_command_line_makes_sense() {
         super::Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn what_has_no_effect_is_refused() {
+        let is_taken = |line: &str| {
+            let words = ["gantry-accel", "serve"].into_iter();
+            super::Arguments::try_parse_from(words.chain(line.split(' '))).is_ok()
+        };
+        for line in [
+            "--socket /s",
+            "--socket /s --per-user 4",
+            "--listen unix:/s --connections 4",
+            "--listen tcp:127.0.0.1:1 --plain",
+            "--listen tcp:0.0.0.0:1 --tls-key k --tls-cert c --tls-client-ca a",
+        ] {
+            assert!(is_taken(line), "{line}");
+        }
+        for line in [
+            "--socket /s --connections 4",
+            "--socket /s --tls-key k",
+            "--socket /s --plain",
+            "--listen unix:/s --per-user 4",
+        ] {
+            assert!(!is_taken(line), "{line}");
+        }
     }
 }

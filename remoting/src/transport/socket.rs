@@ -57,9 +57,12 @@ pub fn connect(path: &Path) -> io::Result<UnixStream> {
     }
 }
 
-/// Listens at a path. A socket that nobody listens on is left from a process that was killed, and is
-/// replaced; whatever else is there stays, and is an error.
+/// Listens at a path, whose folder is made if it is not there. A socket that nobody listens on is left
+/// from a process that was killed, and is replaced; whatever else is there stays, and is an error.
 pub fn listen(path: &Path) -> io::Result<UnixListener> {
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder)?;
+    }
     let is_socket = fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
     if is_socket {
         // One of the wrong type is refused by a dead socket, and is nobody's client in a live one.
@@ -250,8 +253,9 @@ mod tests {
     #[test]
     fn only_a_socket_that_nobody_listens_on_makes_way() {
         let folder = std::env::temp_dir().join(format!("gantry-listen-{}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
         let (file, path) = (folder.join("file"), folder.join("socket"));
+        // The first one makes the folder, too.
+        drop(listen(&path).unwrap());
         fs::write(&file, "precious").unwrap();
         assert!(listen(&file).is_err());
         assert_eq!(fs::read(&file).unwrap(), b"precious");

@@ -81,7 +81,10 @@ pub enum Error {
     #[error(transparent)]
     Driver(#[from] api::Error),
     /// The socket that stands for a gate.
-    #[error("cannot listen on {path}: is another process there, or is the folder missing?")]
+    #[error(
+        "cannot listen on {path}: is another process there, or may this user not write to its \
+         folder?"
+    )]
     Listen {
         /// Its path.
         path: PathBuf,

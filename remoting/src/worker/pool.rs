@@ -89,7 +89,8 @@ pub enum Place {
 pub enum Error {
     /// The socket.
     #[error(
-        "cannot listen on {path}: is another pool running, is it no socket, or is the folder missing?"
+        "cannot listen on {path}: is another pool running, is it no socket, or may this user not \
+         write to its folder?"
     )]
     Listen {
         /// Its path.
@@ -113,6 +114,11 @@ pub enum Error {
          --plain, an address of this machine alone (127.0.0.1, ::1) is served"
     )]
     Plain(Host),
+    /// What only a port has a use for.
+    #[error(
+        "{0} is for --listen tcp:ADDRESS:PORT, and a socket is served without TLS: leave it out"
+    )]
+    ForPorts(&'static str),
     /// TLS.
     #[error(transparent)]
     Tls(#[from] tls::Error),
@@ -143,6 +149,9 @@ struct Listener {
 
 impl Listener {
     fn open(place: Place, options: &Options) -> Result<Self, Error> {
+        if let Some(option) = unused(&place, options) {
+            return Err(Error::ForPorts(option));
+        }
         let (listen, key, plain, most) = match place {
             Place::Rings { path, per_user } => {
                 return Ok(Self {
@@ -198,6 +207,27 @@ impl Listener {
             keeper,
         })
     }
+}
+
+/// The first option for ports alone that was given for a socket: who gives one expects TLS.
+fn unused(place: &Place, options: &Options) -> Option<&'static str> {
+    let (key, plain) = match place {
+        Place::Rings { .. } => (false, false),
+        Place::Streams {
+            listen: Listen::Tcp(_),
+            ..
+        } => return None,
+        Place::Streams { key, plain, .. } => (key.is_some(), *plain),
+    };
+    let given = [
+        (options.stream.tls_cert.is_some(), "--tls-cert"),
+        (options.stream.tls_client_ca.is_some(), "--tls-client-ca"),
+        (key, "--tls-key"),
+        (plain, "--plain"),
+    ];
+    given
+        .iter()
+        .find_map(|(given, option)| given.then_some(*option))
 }
 
 fn bind(path: PathBuf) -> Result<UnixListener, Error> {
@@ -679,9 +709,46 @@ fn first_changed(
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use clap::Parser;
     use rustix::fs::{CWD, FileType, Mode};
 
     use super::*;
+
+    /// Options of workers, as they are without any.
+    #[derive(clap::Parser)]
+    struct Given {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    #[test]
+    fn a_socket_is_not_served_without_the_tls_that_was_asked_for() {
+        let stream = |listen: &str, key: Option<&str>, plain| Place::Streams {
+            listen: listen.parse().unwrap(),
+            key: key.map(PathBuf::from),
+            plain,
+            most: 1,
+        };
+        let rings = || Place::Rings {
+            path: "/s".into(),
+            per_user: 1,
+        };
+        let refused = |place, given: &[&str]| {
+            let words = ["gantry-accel"].iter().chain(given);
+            let options = Given::try_parse_from(words).unwrap().options;
+            unused(&place, &options)
+        };
+        let all = ["--tls-cert", "c", "--tls-client-ca", "a"];
+        assert_eq!(refused(rings(), &all), Some("--tls-cert"));
+        assert_eq!(refused(rings(), &all[2..]), Some("--tls-client-ca"));
+        let key = stream("unix:/s", Some("k"), false);
+        assert_eq!(refused(key, &[]), Some("--tls-key"));
+        assert_eq!(refused(stream("unix:/s", None, true), &[]), Some("--plain"));
+        assert_eq!(refused(stream("unix:/s", None, false), &[]), None);
+        assert_eq!(refused(rings(), &[]), None);
+        let port = stream("tcp:127.0.0.1:1", Some("k"), false);
+        assert_eq!(refused(port, &all), None);
+    }
 
     #[test]
     fn a_killed_pools_folder_is_removed_and_a_living_ones_is_not() {

@@ -546,7 +546,10 @@ impl Server {
             self.watch = started
                 .inspect_err(|error| {
                     // The bell's patience bounds the wait.
-                    eprintln!("gantry-accel: the ends of commands are noticed late: {error}");
+                    eprintln!(
+                        "gantry-accel: cannot start a thread that waits for commands ({error}): \
+                         their ends are noticed late"
+                    );
                 })
                 .ok();
         }

@@ -49,10 +49,17 @@ pub enum Error {
     )]
     Variable(&'static str),
     /// The host.
-    #[error("cannot connect with {0}")]
+    #[error(
+        "cannot connect with {0}: is gantry-accel serve --listen running there, and does a firewall \
+         let this side through?"
+    )]
     Host(Host, #[source] io::Error),
     /// The socket.
-    #[error("cannot connect with {path}", path = _0.display())]
+    #[error(
+        "cannot connect with {path}: is gantry-accel serve --listen unix:{path} running, and may \
+         this user write to the socket?",
+        path = _0.display()
+    )]
     Path(PathBuf, #[source] io::Error),
     /// Without TLS, elsewhere.
     #[error("{0} is not this machine: without TLS nobody else is trusted; use tls://")]

@@ -55,9 +55,32 @@ pub enum Error {
     /// A file without a certificate.
     #[error("{0} has no certificate: it is to begin with -----BEGIN CERTIFICATE-----")]
     Empty(PathBuf),
-    /// A key, certificate or configuration that does not serve.
-    #[error("keys and certificates do not serve")]
-    Unfit(#[from] rustls::Error),
+    /// A file whose key or certificate does not serve.
+    #[error("{what} of {path} does not serve", path = path.display())]
+    Unfit {
+        /// What it is.
+        what: &'static str,
+        /// Where it is.
+        path: PathBuf,
+        /// Why.
+        source: rustls::Error,
+    },
+    /// A key that is another certificate's.
+    #[error(
+        "the key of {key} and the certificate of {certificate} do not serve together",
+        key = key.display(), certificate = certificate.display()
+    )]
+    Pair {
+        /// Where the key is.
+        key: PathBuf,
+        /// Where the certificate is.
+        certificate: PathBuf,
+        /// Why.
+        source: rustls::Error,
+    },
+    /// All else.
+    #[error("TLS cannot begin")]
+    Begin(#[from] rustls::Error),
     /// An authority's certificates that do not serve.
     #[error("the certificates of {path} do not serve as those of an authority", path = path.display())]
     Authority {
@@ -93,7 +116,11 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> {
 fn authorities(path: &Path) -> Result<RootCertStore, Error> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(path)? {
-        roots.add(certificate)?;
+        roots.add(certificate).map_err(|source| Error::Unfit {
+            what: "a certificate",
+            path: path.to_owned(),
+            source,
+        })?;
     }
     Ok(roots)
 }
@@ -104,6 +131,14 @@ fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, Error> {
         path: path.to_owned(),
         source,
     })
+}
+
+fn no_pair(key: &Path, certificate: &Path) -> impl FnOnce(rustls::Error) -> Error {
+    |source| Error::Pair {
+        key: key.to_owned(),
+        certificate: certificate.to_owned(),
+        source,
+    }
 }
 
 /// Who a client's certificate was signed for: a hash of its subject and of the authority by which it
@@ -158,7 +193,8 @@ impl Client {
         let mut config = ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&TLS13])?
             .with_root_certificates(authorities(&self.authority)?)
-            .with_client_auth_cert(certificates(&self.certificate)?, private_key(&self.key)?)?;
+            .with_client_auth_cert(certificates(&self.certificate)?, private_key(&self.key)?)
+            .map_err(no_pair(&self.key, &self.certificate))?;
         config.resumption = Resumption::disabled();
         let name =
             ServerName::try_from(host.name.clone()).map_err(|_| Error::Name(host.name.clone()))?;
@@ -173,14 +209,19 @@ pub struct Keeper(Arc<dyn SigningKey>);
 impl Keeper {
     /// With the private key of this file, which has to be that of the certificate.
     pub fn open(key: &Path, certificate: &Path) -> Result<Self, Error> {
-        let key = provider()
+        let loaded = provider()
             .key_provider
-            .load_private_key(private_key(key)?)?;
-        let pair = CertifiedKey::new(certificates(certificate)?, key);
+            .load_private_key(private_key(key)?)
+            .map_err(|source| Error::Unfit {
+                what: "the private key",
+                path: key.to_owned(),
+                source,
+            })?;
+        let pair = CertifiedKey::new(certificates(certificate)?, loaded);
         match pair.keys_match() {
             // Some keys do not tell.
             Ok(()) | Err(rustls::Error::InconsistentKeys(rustls::InconsistentKeys::Unknown)) => {}
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(no_pair(key, certificate)(error)),
         }
         Ok(Self(pair.key))
     }
@@ -373,6 +414,35 @@ mod tests {
             roots.add(authority.der().clone()).unwrap();
         }
         roots
+    }
+
+    #[test]
+    fn files_that_do_not_serve_are_named() {
+        let folder = std::env::temp_dir().join(format!("gantry-tls-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let by = authority("authority", None);
+        let (own, other) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
+        let signed = named(Some("web")).signed_by(&own, &by).unwrap();
+        let write = |name: &str, text: &str| {
+            let path = folder.join(name);
+            std::fs::write(&path, text).unwrap();
+            path
+        };
+        let certificate = write("web.pem", &signed.pem());
+        let own = write("web.key", &own.serialize_pem());
+        let other = write("other.key", &other.serialize_pem());
+        let head = |what| format!("-----BEGIN {what}-----\nAAAA\n-----END {what}-----\n");
+        let no_key = write("bad.key", &head("PRIVATE KEY"));
+        let no_certificate = write("bad.pem", &head("CERTIFICATE"));
+        assert!(Keeper::open(&own, &certificate).is_ok());
+        let said = |key| Keeper::open(key, &certificate).unwrap_err().to_string();
+        for name in ["other.key", "web.pem"] {
+            assert!(said(&other).contains(name), "{}", said(&other));
+        }
+        assert!(said(&no_key).contains("bad.key"), "{}", said(&no_key));
+        let said = authorities(&no_certificate).unwrap_err().to_string();
+        assert!(said.contains("bad.pem"), "{said}");
+        std::fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]

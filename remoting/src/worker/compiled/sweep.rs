@@ -44,6 +44,8 @@ const STALE: i64 = 30 * 24 * 3600;
 const PERIOD: Duration = Duration::from_secs(1);
 /// How long folders are not looked through at most while somebody is served.
 const LONGEST: Duration = Duration::from_secs(60);
+/// The folder in that of the pool where what is removed is on its way.
+const TRASH: &str = "trash";
 /// Looking through folders takes this part of a processor's time at most.
 const PART: u32 = 16;
 /// Bytes that a worker's own folder may have: for linkers, headers, and drivers' caches if nothing
@@ -188,7 +190,7 @@ impl Sweeper {
     pub fn start(&self, all: Option<(PathBuf, u64)>, pool: &Path) -> io::Result<()> {
         let mut sweep = Sweep {
             all,
-            trash: Trash::create(&pool.join("trash"))?,
+            trash: Trash::create(&pool.join(TRASH))?,
             pool: pool.to_owned(),
             before: None,
         };
@@ -278,7 +280,10 @@ impl Sweep {
             }
         }
         if let Err(error) = self.trash.empty() {
-            eprintln!("gantry-accel: cannot remove what was thrown away: {error}");
+            eprintln!(
+                "gantry-accel: cannot remove what was thrown away from {}: {error}",
+                self.pool.join(TRASH).display()
+            );
         }
         self.before = statvfs(&self.pool)
             .ok()
