@@ -131,7 +131,8 @@ fn run(cli: Cli, started: Instant) -> Result<ExitCode, Error> {
         Some(EventTarget::Path(path)) => EventMonitor::open(path, started)?,
         Some(EventTarget::Fd(fd)) => EventMonitor::to_file(event_file(*fd)?, started),
     };
-    let start = match (cli.vm.into_config()?, cli.restore) {
+    let config = cli.vm.into_config(cli.restore.is_some())?;
+    let start = match (config, cli.restore) {
         (Some(config), _) => Start::Boot(config),
         (None, Some(restore)) => Start::Restore(restore),
         (None, None) => Start::Wait,

@@ -113,7 +113,7 @@ pub enum Action {
         #[arg(value_name = "KEYS", value_parser = option(|text| NetConfig::parse(text).map(Box::new)))]
         config: Box<NetConfig>,
     },
-    /// Give the VM a physical device
+    /// Give the VM a physical device.
     AddDevice {
         /// As for --device: path=/sys/bus/pci/devices/ADDRESS,id=NAME,...
         #[arg(value_name = "KEYS", value_parser = option(DeviceConfig::parse))]
@@ -174,7 +174,8 @@ pub enum Action {
     Snapshot {
         /// Directory, as a path or a file:// URL.
         destination: String,
-        /// Take physical devices away from the guest first: they cannot be saved.
+        /// First take from the guest what cannot be saved: physical devices; accelerators, whose
+        /// applications see their device fail; and pairs of exitless gates, which are taken apart.
         #[arg(long)]
         detach: bool,
     },

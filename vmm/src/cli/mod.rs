@@ -35,6 +35,8 @@ Examples:
   Bring a saved VM back:
     gantry --api-socket /tmp/gantry.sock --restore source_url=file:///var/vm,resume=on
 
+Besides its own keys, each device takes id=NAME,pci_segment=N,pci_device_id=N.
+
 Exit status: 0 the VM or the command ended as it should; 1 an error, printed with its causes;
 2 the command line is wrong; 3 the guest was lost.
 

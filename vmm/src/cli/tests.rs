@@ -1,9 +1,15 @@
 //! The command line as users write it.
 
-use std::path::Path;
+use std::{collections::BTreeSet, path::Path};
 
 use super::*;
-use crate::config::ConsoleMode;
+use crate::config::{
+    AccelConfig, AccelServerConfig, BalloonConfig, ConsoleConfig, ConsoleMode, CpusConfig,
+    DebugConsoleConfig, DeviceConfig, DiskConfig, LandlockConfig, MemoryConfig, MemoryZoneConfig,
+    NetConfig, NumaConfig, PciRootPortConfig, PciSegmentConfig, PlatformConfig, PmemConfig,
+    RateLimitGroupConfig, RngConfig, SerialConfig, UserDeviceConfig, VsockConfig,
+    syntax::{Key, Kind, PLACE},
+};
 
 fn parse(line: &str) -> Cli {
     let arguments: Vec<&str> = line.split_whitespace().collect();
@@ -39,7 +45,7 @@ fn a_vm_is_described_as_for_cloud_hypervisor() {
     let mut vm = cli.vm;
     assert!(vm.watchdog);
     vm.watchdog = false;
-    let config = vm.into_config().unwrap().unwrap();
+    let config = vm.into_config(false).unwrap().unwrap();
     assert_eq!(config.disks.as_ref().unwrap().len(), 3);
     assert_eq!(config.memory.zones.as_ref().unwrap().len(), 2);
     assert_eq!(config.pci_root_ports.as_ref().unwrap().len(), 2);
@@ -57,18 +63,103 @@ fn without_a_vm_there_is_a_socket_to_wait_on() {
     let cli = parse("gantry --api-socket fd=5 --event-monitor fd=6");
     assert_eq!(cli.api_socket, Some(ApiSocket::Fd(5)));
     assert!(!cli.is_idle());
-    assert!(cli.vm.into_config().unwrap().is_none());
+    assert!(cli.vm.into_config(false).unwrap().is_none());
     assert!(parse("gantry -v").is_idle());
 }
 
 #[test]
 fn a_vm_without_a_kernel_is_refused() {
-    let error = parse("gantry --disk path=/d").vm.into_config().unwrap_err();
+    let error = parse("gantry --disk path=/d")
+        .vm
+        .into_config(false)
+        .unwrap_err();
     assert!(error.to_string().contains("add --kernel"));
-    let error = parse("gantry --firmware /f").vm.into_config().unwrap_err();
+    let error = parse("gantry --firmware /f")
+        .vm
+        .into_config(false)
+        .unwrap_err();
     assert!(matches!(error, VmArgsError::Invalid(_)));
     let error = parse("gantry --kernel /k --fs tag=t,socket=/s");
-    assert!(error.vm.into_config().is_err());
+    assert!(error.vm.into_config(false).is_err());
+}
+
+#[test]
+fn a_restored_vm_is_not_described_again() {
+    for line in ["--landlock", "--cpus boot=2", "--disk path=/d"] {
+        let cli = parse(&format!("gantry --restore /s {line}"));
+        let error = cli.vm.into_config(cli.restore.is_some()).unwrap_err();
+        assert!(matches!(error, VmArgsError::Restored), "{error}");
+    }
+    let cli = parse("gantry --restore /s --api-socket /a");
+    assert!(cli.vm.into_config(true).unwrap().is_none());
+}
+
+/// The keys that a help text names.
+fn named(help: &str) -> BTreeSet<&str> {
+    let words = help.split([',', ' ', ';', '|', '(', ')']);
+    let keys = words.filter_map(|word| Some(word.split_once('=')?.0));
+    keys.filter(|key| !is_place(key)).collect()
+}
+
+/// Keys that the help names once for all devices.
+fn is_place(key: &str) -> bool {
+    PLACE.iter().any(|place| place.name == key)
+}
+
+#[test]
+fn help_names_the_keys_that_are_taken_and_no_others() {
+    const VHOST: [&str; 3] = ["vhost_user", "vhost_mode", "socket"];
+    let tables: [(&str, &[&[Key]], &[&str]); 22] = [
+        ("cpus", CpusConfig::SYNTAX, &["kvm_hyperv", "features"]),
+        ("memory", MemoryConfig::SYNTAX, &[]),
+        ("memory_zone", MemoryZoneConfig::SYNTAX, &[]),
+        ("disk", DiskConfig::SYNTAX, &VHOST),
+        ("net", NetConfig::SYNTAX, &VHOST),
+        ("rng", RngConfig::SYNTAX, &[]),
+        ("balloon", BalloonConfig::SYNTAX, &[]),
+        ("pmem", PmemConfig::SYNTAX, &[]),
+        ("accel", AccelConfig::SYNTAX, &[]),
+        ("accel_server", AccelServerConfig::SYNTAX, &[]),
+        ("vsock", VsockConfig::SYNTAX, &[]),
+        ("serial", SerialConfig::SYNTAX, &[]),
+        ("console", ConsoleConfig::SYNTAX, &[]),
+        ("debug_console", DebugConsoleConfig::SYNTAX, &["null"]),
+        ("numa", NumaConfig::SYNTAX, &["pci_segments", "device_id"]),
+        (
+            "platform",
+            PlatformConfig::SYNTAX,
+            // The first two are also called serial_number and uuid.
+            &["system_serial_number", "system_uuid", "tdx", "sev_snp"],
+        ),
+        (
+            "pci_segment",
+            PciSegmentConfig::SYNTAX,
+            &["mmio32_aperture_weight", "mmio64_aperture_weight"],
+        ),
+        ("pci_root_port", PciRootPortConfig::SYNTAX, &[]),
+        ("rate_limit_group", RateLimitGroupConfig::SYNTAX, &[]),
+        ("landlock_rules", LandlockConfig::SYNTAX, &[]),
+        ("device", DeviceConfig::SYNTAX, &["x_nv_gpudirect_clique"]),
+        ("user_device", UserDeviceConfig::SYNTAX, &[]),
+    ];
+    let command = command("gantry".as_ref());
+    for (option, syntax, refused) in tables {
+        let mut options = command.get_arguments();
+        let found = options.find(|found| found.get_id() == option).unwrap();
+        let help = found.get_help().unwrap().to_string();
+        // What is no physical device has no use for an IOMMU.
+        let refused = |key: &str| refused.contains(&key) || key == "iommu" && option != "device";
+        let keys = || syntax.iter().copied().flatten();
+        let taken = keys().filter(|key| !is_place(key.name) && !refused(key.name));
+        let (words, keys): (Vec<&Key>, Vec<&Key>) =
+            taken.partition(|key| matches!(key.kind, Kind::Word(_)));
+        let keys: BTreeSet<&str> = keys.iter().map(|key| key.name).collect();
+        assert_eq!(named(&help), keys, "--{option}: {help}");
+        for word in words {
+            let mut parts = help.split([' ', '|', ',']);
+            assert!(parts.any(|part| part == word.name), "--{option}: {help}");
+        }
+    }
 }
 
 #[test]

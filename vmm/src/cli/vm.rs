@@ -19,6 +19,12 @@ pub enum VmArgsError {
     /// There is nothing to boot.
     #[error("the options describe a VM, but not what it boots; add --kernel")]
     NoPayload,
+    /// A saved VM is what it was.
+    #[error(
+        "the VM of --restore is as it was saved: leave out the options that describe a VM, and \
+         change it once it runs (gantry ctl)"
+    )]
+    Restored,
     /// The options contradict each other or ask for what cannot be done.
     #[error("the options describe no valid VM")]
     Invalid(#[from] Invalid),
@@ -45,25 +51,34 @@ pub struct VmArgs {
     pub firmware: Option<PathBuf>,
 
     /// Virtual processors: boot=N,max=N,topology=threads:cores:dies:packages,
-    /// affinity=[VCPU@[CPUS]],profile=host|x86-64-v2|x86-64-v3,nested=on|off,...
+    /// affinity=[VCPU@[CPUS]],profile=host|x86-64-v2|x86-64-v3,nested=on|off,max_phys_bits=N,
+    /// core_scheduling=vm|vcpu|off.
     #[arg(long = "cpus", value_name = "KEYS", value_parser = option(CpusConfig::parse))]
     pub cpus: Option<CpusConfig>,
 
     /// Memory: size=SIZE,shared=on|off,hugepages=on|off,hugepage_size=SIZE,
-    /// hotplug_size=SIZE,hotplug_method=acpi|virtio-mem,prefault=on|off,thp=on|off,...
+    /// hotplug_size=SIZE,hotplugged_size=SIZE,hotplug_method=acpi|virtio-mem,prefault=on|off,
+    /// thp=on|off,mergeable=on|off,reserve=on|off.
     #[arg(long = "memory", value_name = "KEYS", value_parser = option(MemoryConfig::parse))]
     pub memory: Option<MemoryConfig>,
 
-    /// A part of memory with its own backing: id=NAME,size=SIZE,file=PATH,host_numa_node=N,...
+    /// A part of memory with its own backing: id=NAME,size=SIZE,file=PATH,host_numa_node=N,
+    /// shared=on|off,hugepages=on|off,hugepage_size=SIZE,hotplug_size=SIZE,hotplugged_size=SIZE,
+    /// prefault=on|off,mergeable=on|off,reserve=on|off.
     #[arg(long = "memory-zone", value_name = "KEYS", num_args = 1.., value_parser = option(MemoryZoneConfig::parse))]
     pub memory_zone: Vec<MemoryZoneConfig>,
 
-    /// Disks: path=FILE,readonly=on|off,direct=on|off,image_type=raw|qcow2,num_queues=N,
-    /// bw_size=SIZE,bw_refill_time=MS,ops_size=N,ops_refill_time=MS,serial=TEXT,id=NAME,...
+    /// Disks: path=FILE,readonly=on|off,direct=on|off,image_type=raw|qcow2,backing_files=on|off,
+    /// sparse=on|off,lock_granularity=byte-range|full,serial=TEXT,num_queues=N,queue_size=N,
+    /// queue_affinity=[QUEUE@[CPUS]],rate_limit_group=NAME,bw_size=SIZE,bw_one_time_burst=SIZE,
+    /// bw_refill_time=MS,ops_size=N,ops_one_time_burst=N,ops_refill_time=MS,id=NAME.
     #[arg(long = "disk", value_name = "KEYS", num_args = 1.., value_parser = option(DiskConfig::parse))]
     pub disk: Vec<DiskConfig>,
 
-    /// Network cards: tap=NAME,mac=MAC,ip=ADDRESS,mask=MASK,fd=[N,N],num_queues=N,mtu=N,id=NAME,...
+    /// Network cards: tap=NAME,mac=MAC,host_mac=MAC,ip=ADDRESS,mask=MASK,fd=[N,N],num_queues=N,
+    /// queue_size=N,mtu=N,offload_tso=on|off,offload_ufo=on|off,offload_csum=on|off,bw_size=SIZE,
+    /// bw_one_time_burst=SIZE,bw_refill_time=MS,ops_size=N,ops_one_time_burst=N,
+    /// ops_refill_time=MS,id=NAME.
     #[arg(long = "net", value_name = "KEYS", num_args = 1.., value_parser = option(NetConfig::parse))]
     pub net: Vec<NetConfig>,
 
@@ -80,8 +95,8 @@ pub struct VmArgs {
     pub pmem: Vec<PmemConfig>,
 
     /// Accelerators whose calls are served by gantry-accel:
-    /// backend=opencl,socket=PATH,device=NAME,weight=N,memory=SIZE,window=SIZE,slices=N,id=NAME;
-    /// or by a process of a server VM, without exits: transport=gate,server=PATH,shared=SIZE,id=NAME.
+    /// backend=opencl,socket=PATH,device=NAME,weight=N,memory=SIZE,window=SIZE,slices=N,
+    /// compiler_cache=NAME|off,id=NAME; or by a process of a server VM, without exits: transport=gate,server=PATH,shared=SIZE,id=NAME.
     #[arg(long = "accel", value_name = "KEYS", num_args = 1.., value_parser = option(AccelConfig::parse))]
     pub accel: Vec<AccelConfig>,
 
@@ -110,19 +125,24 @@ pub struct VmArgs {
     #[arg(long = "numa", value_name = "KEYS", num_args = 1.., value_parser = option(NumaConfig::parse))]
     pub numa: Vec<NumaConfig>,
 
-    /// Platform: num_pci_segments=N,serial_number=TEXT,uuid=UUID,oem_strings=[TEXT],...
+    /// Platform: num_pci_segments=N,iommu_segments=[N,N-N],iommu_address_width=BITS,
+    /// iommufd=on|off,vfio_p2p_dma=on|off,serial_number=TEXT,uuid=UUID,oem_strings=[TEXT],
+    /// system_manufacturer=TEXT,system_product_name=TEXT,system_version=TEXT,system_family=TEXT,
+    /// system_sku_number=TEXT,chassis_asset_tag=TEXT.
     #[arg(long = "platform", value_name = "KEYS", value_parser = option(PlatformConfig::parse))]
     pub platform: Option<PlatformConfig>,
 
-    /// Shares of PCI segments: pci_segment=N,mmio32_aperture_weight=N,mmio64_aperture_weight=N.
+    /// PCI segments, for tools that name them: pci_segment=N. All have equal shares of the windows
+    /// for BARs.
     #[arg(long = "pci-segment", value_name = "KEYS", num_args = 1.., value_parser = option(PciSegmentConfig::parse))]
     pub pci_segment: Vec<PciSegmentConfig>,
 
-    /// PCI Express root ports, for devices with parent=NAME: id=NAME,pci_segment=N,pci_device_id=N.
+    /// PCI Express root ports, which devices name as parents: id=NAME,pci_segment=N,pci_device_id=N.
     #[arg(long = "pci-root-port", value_name = "KEYS", num_args = 1.., value_parser = option(PciRootPortConfig::parse))]
     pub pci_root_port: Vec<PciRootPortConfig>,
 
-    /// Limits that disks share: id=NAME,bw_size=SIZE,bw_refill_time=MS,...
+    /// Limits that disks share: id=NAME,bw_size=SIZE,bw_one_time_burst=SIZE,bw_refill_time=MS,
+    /// ops_size=N,ops_one_time_burst=N,ops_refill_time=MS.
     #[arg(long = "rate-limit-group", value_name = "KEYS", num_args = 1.., value_parser = option(RateLimitGroupConfig::parse))]
     pub rate_limit_group: Vec<RateLimitGroupConfig>,
 
@@ -131,12 +151,12 @@ pub struct VmArgs {
     pub landlock_rules: Vec<LandlockConfig>,
 
     /// Physical devices: path=/sys/bus/pci/devices/ADDRESS,id=NAME,pci_device_id=N,
-    /// pci_function=N,parent=ROOTPORT,...
+    /// pci_function=N,parent=ROOTPORT,iommu=on|off,iommu_segment=N,x_exclude_mmap_bars=[N,N].
     #[arg(long = "device", value_name = "KEYS", num_args = 1.., value_parser = option(DeviceConfig::parse))]
     pub device: Vec<DeviceConfig>,
 
-    /// Devices that other processes serve (vfio-user): socket=PATH,id=NAME,pci_segment=N,...;
-    /// needs --memory shared=on.
+    /// Devices that other processes serve (vfio-user): socket=PATH,id=NAME,pci_function=N,
+    /// parent=ROOTPORT. Memory has to be shared with them (see --memory).
     #[arg(long = "user-device", value_name = "KEYS", num_args = 1.., value_parser = option(UserDeviceConfig::parse))]
     pub user_device: Vec<UserDeviceConfig>,
 
@@ -174,10 +194,14 @@ pub struct VmArgs {
 }
 
 impl VmArgs {
-    /// The configuration; `None` if no option describes a VM.
-    pub fn into_config(self) -> Result<Option<Box<VmConfig>>, VmArgsError> {
+    /// The configuration; `None` if no option describes a VM, as it has to be for one that is
+    /// `restored`.
+    pub fn into_config(self, restored: bool) -> Result<Option<Box<VmConfig>>, VmArgsError> {
         if self == Self::default() {
             return Ok(None);
+        }
+        if restored {
+            return Err(VmArgsError::Restored);
         }
         if self.kernel.is_none() && self.firmware.is_none() {
             return Err(VmArgsError::NoPayload);

@@ -188,7 +188,12 @@ impl AccelConfig {
         }
         check::range("weight", self.weight, 1, 10_000)?;
         if let Some(memory) = self.memory {
-            check::range("memory", memory, 1 << 20, u64::MAX)?;
+            check::number(
+                "memory",
+                memory,
+                memory >= 1 << 20,
+                "1 MiB (1048576) or more",
+            )?;
         }
         let valid = self.slices.is_power_of_two() && self.slices <= MOST_SLICES;
         check::number("slices", self.slices, valid, "a power of two up to 64")?;

@@ -193,18 +193,7 @@ pub fn parse(
     }
 }
 
-/// How an option is written, for help texts.
-pub fn usage(tables: &[&'static [Key]]) -> String {
-    let mut words = Vec::new();
-    for key in tables.iter().copied().flatten() {
-        words.push(match key.kind {
-            Kind::Word(_) => key.name.to_owned(),
-            _ => format!("{}={}", key.name, placeholder(&key.kind)),
-        });
-    }
-    words.join(",")
-}
-
+/// How a value is written, for error messages.
 fn placeholder(kind: &Kind) -> String {
     match kind {
         Kind::Text | Kind::Word(_) => "TEXT".to_owned(),
