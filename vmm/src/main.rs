@@ -48,7 +48,7 @@ enum Error {
     Signals(#[source] io::Error),
     #[error(transparent)]
     Control(#[from] control::Error),
-    #[error("cannot write to standard output")]
+    #[error("cannot write what was asked for")]
     Output(#[source] io::Error),
 }
 
@@ -106,16 +106,9 @@ fn run(cli: Cli, started: Instant) -> Result<ExitCode, Error> {
                 false => ExitCode::SUCCESS,
             });
         }
-        Some(Command::Completions { shell }) => {
-            let mut script = Vec::new();
-            let mut command = command("gantry".as_ref());
-            clap_complete::generate(shell, &mut command, "gantry", &mut script);
-            io::stdout().write_all(&script).map_err(Error::Output)?;
-            return Ok(ExitCode::SUCCESS);
-        }
-        Some(Command::Man) => {
-            clap_mangen::Man::new(command("gantry".as_ref()))
-                .render(&mut io::stdout())
+        Some(Command::Manual(manual)) => {
+            manual
+                .write(command("gantry".as_ref()), &mut io::stdout())
                 .map_err(Error::Output)?;
             return Ok(ExitCode::SUCCESS);
         }

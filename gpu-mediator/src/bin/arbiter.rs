@@ -2,19 +2,25 @@
 
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
-use clap::Parser;
-use gpu_mediator::{
-    arbiter::{Arbiter, Error},
-    policy::Name,
-};
+use clap::{CommandFactory, Parser};
+use gpu_mediator::{arbiter::Arbiter, policy::Name};
+use manual::Manual;
 
 /// Shares one accelerator among the workers of virtual machines.
 #[derive(Parser)]
-#[command(name = "gantry-arbiter", version)]
+#[command(
+    name = "gantry-arbiter",
+    version,
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+    disable_help_subcommand = true
+)]
 struct Arguments {
+    #[command(subcommand)]
+    manual: Option<Manual>,
     /// The socket at which workers' pools find it; its figures are at PATH.status.
-    #[arg(long, value_name = "PATH")]
-    socket: PathBuf,
+    #[arg(long, required = true, value_name = "PATH")]
+    socket: Option<PathBuf>,
     /// Who gets the device: fifo, credit, band, fair or fair-preemptive.
     #[arg(long, default_value = "fair", value_name = "NAME")]
     policy: Name,
@@ -39,10 +45,14 @@ impl log::Log for Lines {
     fn flush(&self) {}
 }
 
-fn run() -> Result<(), Error> {
+fn run() -> Result<(), Box<dyn std::error::Error>> {
     let arguments = Arguments::parse();
+    if let Some(manual) = arguments.manual {
+        return Ok(manual.write(Arguments::command(), &mut std::io::stdout())?);
+    }
     let limit = (arguments.limit > 0).then(|| Duration::from_millis(arguments.limit));
-    Arbiter::new(&arguments.socket, arguments.policy, limit)?.run()
+    let socket = arguments.socket.unwrap_or_default();
+    Ok(Arbiter::new(&socket, arguments.policy, limit)?.run()?)
 }
 
 fn main() -> ExitCode {
@@ -53,10 +63,32 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     };
     eprintln!("gantry-arbiter: {error}");
-    let mut source = std::error::Error::source(&error);
+    let mut source = error.source();
     while let Some(cause) = source {
         eprintln!("  because {cause}");
         source = cause.source();
     }
     ExitCode::FAILURE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_makes_sense() {
+        Arguments::command().debug_assert();
+        let is_taken = |line: &str| Arguments::try_parse_from(line.split(' ')).is_ok();
+        for line in [
+            "x --socket /s",
+            "x man",
+            "x man /pages",
+            "x completions zsh",
+        ] {
+            assert!(is_taken(line), "{line}");
+        }
+        for line in ["x", "x --socket /s man", "x completions"] {
+            assert!(!is_taken(line), "{line}");
+        }
+    }
 }

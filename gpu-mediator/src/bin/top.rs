@@ -2,44 +2,86 @@
 
 use std::{
     io::{self, Write},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::ExitCode,
 };
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use gpu_mediator::{arbiter::status, metrics, top};
+use manual::Manual;
 
 /// Shows the clients of an arbiter, their parts of the device and how long they wait for it.
 #[derive(Parser)]
-#[command(name = "gantry-top", version)]
+#[command(
+    name = "gantry-top",
+    version,
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+    disable_help_subcommand = true
+)]
 struct Arguments {
+    #[command(subcommand)]
+    manual: Option<Manual>,
     /// The arbiter's socket.
-    #[arg(long, value_name = "PATH")]
-    socket: PathBuf,
+    #[arg(long, required = true, value_name = "PATH")]
+    socket: Option<PathBuf>,
     /// Print the figures once, as Prometheus' text, and end.
     #[arg(long)]
     metrics: bool,
 }
 
-fn run(arguments: &Arguments) -> io::Result<()> {
-    if !arguments.metrics {
-        return top::run(&arguments.socket);
+fn run(socket: &Path, once: bool) -> io::Result<()> {
+    if !once {
+        return top::run(socket);
     }
-    let status = status::read(&arguments.socket)?;
+    let status = status::read(socket)?;
     io::stdout().write_all(metrics::render(&status).as_bytes())
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    match run(&arguments) {
+    if let Some(manual) = arguments.manual {
+        return match manual.write(Arguments::command(), &mut io::stdout()) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("gantry-top: {error}");
+                ExitCode::FAILURE
+            }
+        };
+    }
+    let socket = arguments.socket.unwrap_or_default();
+    match run(&socket, arguments.metrics) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!(
                 "gantry-top: cannot show the arbiter at {}: {error}; is gantry-arbiter running \
-                 with this --socket?",
-                arguments.socket.display()
+                 with this --socket, and is this its user or root?",
+                socket.display()
             );
             ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_makes_sense() {
+        Arguments::command().debug_assert();
+        let is_taken = |line: &str| Arguments::try_parse_from(line.split(' ')).is_ok();
+        for line in [
+            "x --socket /s",
+            "x --socket /s --metrics",
+            "x man",
+            "x man /pages",
+            "x completions zsh",
+        ] {
+            assert!(is_taken(line), "{line}");
+        }
+        for line in ["x", "x --metrics", "x --socket /s man", "x completions"] {
+            assert!(!is_taken(line), "{line}");
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use gantry_remoting::{
     transport::stream::address::Listen,
     worker::{
@@ -11,6 +11,7 @@ use gantry_remoting::{
         process,
     },
 };
+use manual::Manual;
 
 /// Serves this machine's accelerators to applications elsewhere.
 #[derive(Parser)]
@@ -86,6 +87,9 @@ enum Role {
         #[command(flatten)]
         options: process::Options,
     },
+    /// What the program prints about itself.
+    #[command(flatten)]
+    Manual(Manual),
 }
 
 fn run() -> Result<ExitCode, Box<dyn std::error::Error>> {
@@ -129,6 +133,7 @@ fn run() -> Result<ExitCode, Box<dyn std::error::Error>> {
         }
         Role::Connected { options } => gate::connected(&options)?,
         Role::Worker { options } => process::work(&options)?,
+        Role::Manual(manual) => manual.write(Arguments::command(), &mut std::io::stdout())?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -7,6 +7,7 @@ mod vm;
 use std::{os::fd::RawFd, path::PathBuf, str::FromStr};
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use manual::Manual;
 
 pub use self::{
     client::{Client, ClientError},
@@ -105,13 +106,9 @@ pub enum Command {
     Ctl(Ctl),
     /// Check what this host has for VMs, and say how to mend what it lacks.
     Doctor,
-    /// Print a completion script.
-    Completions {
-        /// For which shell.
-        shell: clap_complete::Shell,
-    },
-    /// Print the manual page.
-    Man,
+    /// What the program prints about itself.
+    #[command(flatten)]
+    Manual(Manual),
 }
 
 /// Where events go.

@@ -225,21 +225,39 @@ fn every_command_of_ctl_parses() {
     assert!(refused("gantry ctl --socket /s resize --memory many").contains("no size"));
 }
 
+/// What a command about the program itself prints.
+fn printed(line: &str) -> std::io::Result<String> {
+    let Some(Command::Manual(manual)) = parse(line).command else {
+        panic!("{line} is another command");
+    };
+    let mut text = Vec::new();
+    manual.write(command("gantry".as_ref()), &mut text)?;
+    Ok(String::from_utf8(text).unwrap())
+}
+
 #[test]
-fn completions_and_manual_page_can_be_generated() {
-    for shell in [
-        clap_complete::Shell::Bash,
-        clap_complete::Shell::Zsh,
-        clap_complete::Shell::Fish,
-    ] {
-        let mut text = Vec::new();
-        let mut command = command("gantry".as_ref());
-        clap_complete::generate(shell, &mut command, "gantry", &mut text);
-        assert!(String::from_utf8(text).unwrap().contains("api-socket"));
+fn completions_and_the_manual_page_are_printed() {
+    for shell in ["bash", "zsh", "fish"] {
+        let script = printed(&format!("gantry completions {shell}")).unwrap();
+        assert!(script.contains("api-socket"), "{shell}");
     }
-    let mut page = Vec::new();
-    clap_mangen::Man::new(command("gantry".as_ref()))
-        .render(&mut page)
-        .unwrap();
-    assert!(String::from_utf8(page).unwrap().contains("memory"));
+    assert!(printed("gantry man").unwrap().contains("memory"));
+}
+
+#[test]
+fn every_command_has_a_manual_page_in_a_folder() {
+    let above = tempfile::tempdir().unwrap();
+    let folder = above.path().join("man1");
+    printed(&format!("gantry man {}", folder.display())).unwrap();
+    for (page, part) in [
+        ("gantry.1", "gantry\\-ctl"),
+        ("gantry-doctor.1", "mend"),
+        ("gantry-ctl.1", "API socket"),
+        ("gantry-ctl-swap-device.1", "timeout"),
+    ] {
+        let text = std::fs::read_to_string(folder.join(page)).unwrap();
+        assert!(text.contains(part), "{page}");
+    }
+    let error = printed("gantry man /dev/null/man1").unwrap_err();
+    assert!(error.to_string().contains("/dev/null/man1"), "{error}");
 }

@@ -1,0 +1,55 @@
+//! Manual pages and shell completions of the programs, from their command lines: two subcommands that
+//! each program has.
+
+use std::{
+    fs,
+    io::{self, Write},
+    path::{Path, PathBuf},
+};
+
+use clap::{Command, Subcommand};
+use clap_complete::Shell;
+
+/// What each program prints about itself.
+#[derive(Clone, Debug, PartialEq, Eq, Subcommand)]
+pub enum Manual {
+    /// Print a completion script.
+    Completions {
+        /// For which shell.
+        shell: Shell,
+    },
+    /// Print the manual page, or write those of all subcommands to a folder.
+    Man {
+        /// Where to write them, each to a file of its own; the folder is made if it is not there.
+        folder: Option<PathBuf>,
+    },
+}
+
+impl Manual {
+    /// Prints it for a program to `out`, or writes it to the folder.
+    pub fn write(&self, mut program: Command, out: &mut dyn Write) -> io::Result<()> {
+        match self {
+            Self::Completions { shell } => {
+                let name = program.get_name().to_owned();
+                // Its own way of writing panics if nobody reads.
+                let mut script = Vec::new();
+                clap_complete::generate(*shell, &mut program, name, &mut script);
+                out.write_all(&script)
+            }
+            Self::Man { folder: None } => clap_mangen::Man::new(program).render(out),
+            Self::Man {
+                folder: Some(folder),
+            } => pages(program, folder),
+        }
+    }
+}
+
+/// The pages of the program and of all of its subcommands, as PROGRAM-SUBCOMMAND.1.
+fn pages(program: Command, folder: &Path) -> io::Result<()> {
+    let failed = |error: io::Error| {
+        let text = format!("cannot write manual pages to {}: {error}", folder.display());
+        io::Error::new(error.kind(), text)
+    };
+    fs::create_dir_all(folder).map_err(failed)?;
+    clap_mangen::generate_to(program, folder).map_err(failed)
+}
