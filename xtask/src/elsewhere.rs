@@ -1,6 +1,11 @@
 //! Measuring on a machine where nothing can be built or installed, with what was built elsewhere.
 
-use std::path::PathBuf;
+use std::{
+    fs::File,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, ensure};
 
 use crate::shared_device::Programs;
 
@@ -22,5 +27,37 @@ impl Elsewhere {
     pub fn programs(&self) -> Option<Programs<'_>> {
         let (built, vendors) = (self.built.as_deref()?, self.vendors.as_deref()?);
         Some(Programs { built, vendors })
+    }
+}
+
+/// Whether a folder takes what is measured, before that takes long: the checkout, whose folders are
+/// the usual places, need not be on this machine.
+pub fn takes_results(folder: &Path, option: &str) -> Result<()> {
+    let name = || format!("name another place by {option}");
+    ensure!(
+        folder.is_dir(),
+        "there is no folder {}: {}",
+        folder.display(),
+        name()
+    );
+    let tried = folder.join(format!(".results-{}", std::process::id()));
+    File::create(&tried)
+        .and_then(|_| std::fs::remove_file(&tried))
+        .with_context(|| format!("cannot write to {}: {}", folder.display(), name()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_takes_nothing_is_noticed_first() {
+        let here = std::env::temp_dir();
+        takes_results(&here, "--pictures").unwrap();
+        let error = takes_results(&here.join("nowhere"), "--pictures").unwrap_err();
+        assert!(error.to_string().contains("--pictures"), "{error}");
+        // Nothing can be made there, by root neither.
+        let error = takes_results(Path::new("/proc/self"), "--table").unwrap_err();
+        assert!(error.to_string().contains("--table"), "{error}");
     }
 }

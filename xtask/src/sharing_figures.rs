@@ -17,7 +17,7 @@ use gpu_mediator::{
 };
 
 use crate::{
-    elsewhere::Elsewhere,
+    elsewhere::{Elsewhere, takes_results},
     shared_device::{Application, Machine, Programs, build, wait_for},
     sharing_vms,
 };
@@ -56,6 +56,7 @@ const EXPERIMENTS: &[(&str, Kernels)] = &[
 
 /// Measures, prints a table and draws pictures.
 pub fn run(options: &Options, elsewhere: &Elsewhere) -> Result<()> {
+    takes_results(&options.pictures, "--pictures")?;
     if let Some(vms) = options.vms {
         return sharing_vms::run(options, vms);
     }

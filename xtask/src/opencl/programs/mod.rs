@@ -9,7 +9,7 @@ use std::{
     collections::BTreeSet,
     fmt::Write as _,
     fs,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -24,7 +24,12 @@ use self::{
     results::Results,
     suites::{Case, PROGRAMS, suites},
 };
-use crate::{elsewhere::Elsewhere, opencl::pool::Pool, programs::root, progress::Step};
+use crate::{
+    elsewhere::{Elsewhere, takes_results},
+    opencl::pool::Pool,
+    programs::root,
+    progress::Step,
+};
 
 /// Why results differ, by a part of the tests' names; for those that pass through Gantry alone, and
 /// for others.
@@ -77,6 +82,14 @@ pub struct Options {
 
 /// Runs everything, and writes the table.
 pub fn run(options: &Options, elsewhere: &Elsewhere) -> Result<()> {
+    let path = options.table.clone();
+    let path = path.unwrap_or_else(|| root().join("docs/opencl-programs.md"));
+    if options.times.is_none() {
+        let folder = path
+            .parent()
+            .filter(|folder| !folder.as_os_str().is_empty());
+        takes_results(folder.unwrap_or(Path::new(".")), "--table")?;
+    }
     let pool = match elsewhere.programs() {
         Some(programs) => Pool::start_built(programs)?,
         None => {
@@ -84,8 +97,6 @@ pub fn run(options: &Options, elsewhere: &Elsewhere) -> Result<()> {
             Pool::start_installed()?
         }
     };
-    let path = options.table.clone();
-    let path = path.unwrap_or_else(|| root().join("docs/opencl-programs.md"));
     let scratch = pool.folder("programs")?;
     let mut tables = Tables::default();
     if options.times.is_some() {
