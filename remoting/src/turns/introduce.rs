@@ -5,7 +5,7 @@
 //! the arbiter a handle of the worker's process, by which that can end it.
 
 use std::{
-    io::{self, Read},
+    io::{self, ErrorKind, Read},
     os::{
         fd::{AsRawFd, FromRawFd, OwnedFd},
         unix::net::UnixStream,
@@ -53,16 +53,24 @@ fn introduce(control: &UnixStream, process: &OwnedFd, path: &Path) -> io::Result
             Err(error) if !told => {
                 told = true;
                 eprintln!(
-                    "gantry-accel: no arbiter answers at {} ({error}): applications wait; start \
-                     gantry-arbiter",
-                    path.display()
+                    "gantry-accel: no arbiter answers at {} ({error}): applications wait; {}",
+                    path.display(),
+                    remedy(&error)
                 );
             }
             Err(_) => {}
         }
         if ended(control) {
-            return Err(io::ErrorKind::BrokenPipe.into());
+            return Err(ErrorKind::BrokenPipe.into());
         }
+    }
+}
+
+/// What helps a pool that reaches no arbiter.
+fn remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        ErrorKind::PermissionDenied => "run the pool as the user who runs gantry-arbiter",
+        _ => "start gantry-arbiter",
     }
 }
 
@@ -90,6 +98,18 @@ pub fn ask(control: &UnixStream) -> io::Result<UnixStream> {
             unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFD, libc::FD_CLOEXEC) };
             Ok(OwnedFd::from(file).into())
         }
-        _ => Err(io::ErrorKind::UnexpectedEof.into()),
+        _ => Err(ErrorKind::UnexpectedEof.into()),
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_may_not_reach_an_arbiter_is_not_told_to_start_one() {
+        assert!(remedy(&ErrorKind::PermissionDenied.into()).contains("as the user"));
+        assert!(remedy(&ErrorKind::NotFound.into()).contains("start"));
+        assert!(remedy(&ErrorKind::ConnectionRefused.into()).contains("start"));
     }
 }
