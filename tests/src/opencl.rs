@@ -45,7 +45,7 @@ impl Pool {
     }
 
     /// The same with further arguments.
-    fn start_with(dir: &Path, more: &[&str]) -> Result<Self> {
+    pub fn start_with(dir: &Path, more: &[&str]) -> Result<Self> {
         let pool = Self::launch(dir, &[&["--socket", "/run/pool.sock"], more].concat())?;
         until("the pool to listen", || pool.socket.exists())?;
         Ok(pool)

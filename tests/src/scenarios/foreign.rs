@@ -1,39 +1,86 @@
-//! Programs of piglit, which nobody here wrote, in a guest on the host's device: they end as they do natively.
+//! Programs which nobody here wrote, in a guest on the host's device: they end, and say, what they do
+//! natively.
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Result, ensure};
 use serde_json::json;
 
 use super::{
     Context, Entry,
-    accelerator::{accel, counter, start_agent},
+    accelerator::{accel, counter, start_agent, until},
 };
 use crate::{
     gantry::Gantry,
+    guest::Guest,
     net::sh,
     opencl::{self, DISK, Pool, ROOT},
-    rig::opencl::{PIGLIT, PIGLIT_TESTS},
+    rig::opencl::{PIGLIT, PIGLIT_BUILDS, PIGLIT_TESTS},
 };
 
-pub const SCENARIOS: &[Entry] = &[(
-    "foreign: programs of piglit end in a guest as natively",
-    programs,
-)];
+pub const SCENARIOS: &[Entry] = &[
+    (
+        "foreign: programs of piglit end in a guest as natively",
+        |context| piglit(context, PIGLIT_TESTS),
+    ),
+    // Apart: a scenario has only so much time.
+    (
+        "foreign: programs of piglit that build others end in a guest as natively",
+        |context| piglit(context, PIGLIT_BUILDS),
+    ),
+    (
+        "foreign: clinfo says in a guest what it says natively, but for what is known",
+        clinfo,
+    ),
+];
 
-/// How a program is run, and its results shown (a console is slow), natively and in a guest: in the
-/// same file system, which has PoCL for the one, and to which the driver is added for the other.
-fn run_as(vendors: &str, command: &str) -> String {
+/// What clinfo says otherwise in a guest, and why. Nothing else may differ, and all of this has to.
+const APART: &[(&str, &str)] = &[
+    (
+        "CL_PLATFORM_VERSION",
+        "names Gantry behind the host's platform",
+    ),
+    (
+        "CL_PLATFORM_ICD_SUFFIX_KHR",
+        "loaders and clinfo tell drivers apart by it: POCL, and GANTRY",
+    ),
+    ("CL_PLATFORM_EXTENSIONS", UNSERVED),
+    ("CL_PLATFORM_EXTENSIONS_WITH_VERSION", UNSERVED),
+    ("CL_DEVICE_EXTENSIONS", UNSERVED),
+    ("CL_DEVICE_EXTENSIONS_WITH_VERSION", UNSERVED),
+    ("CL_DEVICE_COMMAND_BUFFER_CAPABILITIES_KHR", UNASKED),
+    (
+        "CL_DEVICE_COMMAND_BUFFER_REQUIRED_QUEUE_PROPERTIES_KHR",
+        UNASKED,
+    ),
+    (
+        "CL_DEVICE_SVM_CAPABILITIES",
+        "application and device have the same addresses and not one memory: no finer grain",
+    ),
+    (
+        "CL_DEVICE_EXECUTION_CAPABILITIES",
+        "functions of the application (native kernels) are in the guest, and the device is not",
+    ),
+];
+const UNSERVED: &str =
+    "extensions with entry points, or rules for memory, of their own are not served";
+const UNASKED: &str = "of an extension that is not served: clinfo does not ask";
+
+/// How a program is run, and what of it is shown (a console is slow), natively and in a guest: in
+/// the same file system, which has PoCL for the one, and to which the driver is added for the other.
+fn run_as(vendors: &str, command: &str, filter: &str) -> String {
     format!(
         "HOME=/tmp GANTRY_OPENCL_SPIN=20 OCL_ICD_VENDORS={vendors} chroot {ROOT} {command} 2>&1 | \
-         grep PIGLIT"
+         {filter}"
     )
 }
 
-fn programs(context: &Context) -> Result<()> {
-    let pool = Pool::start(&context.dir)?;
+/// A guest with the file system and the driver in it.
+fn start(context: &Context, pool: &Pool) -> Result<(Gantry, Guest)> {
     let more = json!({
         "payload": {"initramfs": opencl::guest_files(&context.dir)?},
         "disks": [{"path": DISK, "readonly": true, "image_type": "Raw"}],
-        "accels": [accel(&pool)],
+        "accels": [accel(pool)],
     });
     let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
     start_agent(&mut guest)?;
@@ -44,11 +91,33 @@ fn programs(context: &Context) -> Result<()> {
          mkdir /run/vendors && cp /lib/x86_64-linux-gnu/libgantry_opencl.so /run/ && \
          echo /run/libgantry_opencl.so >/run/vendors/gantry.icd"
     ))?;
-    for test in PIGLIT_TESTS {
+    Ok((gantry, guest))
+}
+
+/// What a program says natively, and in the guest.
+fn both(guest: &mut Guest, command: &str, filter: &str) -> Result<[String; 2]> {
+    let natively = sh(&run_as("/etc/OpenCL/vendors/", command, filter))?;
+    let (_, there) = guest.status_of(&run_as("/run/vendors/", command, filter))?;
+    Ok([natively, there])
+}
+
+/// Checks that all workers have ended with their applications, and none before.
+fn no_worker_was_lost(gantry: &Gantry) -> Result<()> {
+    until("the applications' slices are free", || {
+        Ok(counter(gantry, "slices_in_use")? == 0)
+    })?;
+    let lost = counter(gantry, "workers_lost")?;
+    ensure!(lost == 0, "{lost} workers have died");
+    Ok(())
+}
+
+fn piglit(context: &Context, tests: &[&str]) -> Result<()> {
+    let pool = Pool::start(&context.dir)?;
+    let (gantry, mut guest) = start(context, &pool)?;
+    for test in tests {
         let command = format!("{PIGLIT}/bin/{test} -auto");
-        let natively = sh(&run_as("/etc/OpenCL/vendors/", &command))?;
+        let [natively, text] = both(&mut guest, &command, "grep PIGLIT")?;
         let natively = results(&natively);
-        let text = guest.run(&run_as("/run/vendors/", &command))?;
         ensure!(
             natively == results(&text),
             "{test} ended with {natively:?} natively, and in a guest:\n{text}"
@@ -57,9 +126,8 @@ fn programs(context: &Context) -> Result<()> {
             .last()
             .is_some_and(|last| last.contains("\"pass\""));
         ensure!(passes, "{test} ended with {natively:?} natively, too");
+        no_worker_was_lost(&gantry)?;
     }
-    let lost = counter(&gantry, "workers_lost")?;
-    ensure!(lost == 0, "{lost} workers have died");
     Ok(())
 }
 
@@ -67,4 +135,44 @@ fn programs(context: &Context) -> Result<()> {
 fn results(text: &str) -> Vec<&str> {
     let lines = text.lines().filter(|line| line.starts_with("PIGLIT: "));
     lines.map(str::trim_end).collect()
+}
+
+fn clinfo(context: &Context) -> Result<()> {
+    // More than there is: PoCL calls a worker's limit the device's memory.
+    let pool = Pool::start_with(&context.dir, &["--heap", "1048576"])?;
+    let (gantry, mut guest) = start(context, &pool)?;
+    let said = both(&mut guest, "clinfo --raw", "tr -s ' '")?;
+    let [natively, there] = said.each_ref().map(|text| properties(text));
+    ensure!(
+        natively.contains_key("CL_DEVICE_NAME") && natively.len() > 100,
+        "clinfo says little natively:\n{}",
+        said[0]
+    );
+    let names: BTreeSet<_> = natively.keys().chain(there.keys()).collect();
+    for name in names {
+        let (here, there) = (natively.get(name), there.get(name));
+        let known = APART.iter().find(|(apart, _)| apart == name);
+        ensure!(
+            (here == there) == known.is_none(),
+            "{name} is {here:?} natively and {there:?} in a guest; known to differ: {known:?}"
+        );
+    }
+    no_worker_was_lost(&gantry)
+}
+
+/// What clinfo says of each property, in the order in which it does: of the platform, then of its
+/// device, with neither's name in front.
+fn properties(text: &str) -> BTreeMap<&str, Vec<&str>> {
+    let mut all = BTreeMap::<_, Vec<_>>::new();
+    for line in text.lines().map(str::trim) {
+        let line = line
+            .split_once("] ")
+            .filter(|_| line.starts_with('['))
+            .map_or(line, |(_, rest)| rest.trim());
+        if !line.is_empty() {
+            let (name, value) = line.split_once(' ').unwrap_or((line, ""));
+            all.entry(name).or_default().push(value.trim());
+        }
+    }
+    all
 }
