@@ -328,6 +328,27 @@ def early():
     free(address)
 
 
+def unheard():
+    """An image that is mapped by now, though nobody has asked, keeps what the device has made."""
+    width, height = 250, 300
+    pixels = cl.ImageFormat(cl.channel_order.RGBA, cl.channel_type.UNSIGNED_INT8)
+    image = cl.Image(context, cl.mem_flags.READ_WRITE, pixels, shape=(width, height))
+    area = {"origin": (0, 0), "region": (width, height)}
+    # By the device: no memory of the application has held it before.
+    cl.enqueue_fill_image(queue, image, np.array([7, 8, 9, 10], np.uint32), *area.values())
+    access = cl.map_flags.READ | cl.map_flags.WRITE
+    mapped, *_ = cl.enqueue_map_image(
+        queue, image, access, *area.values(), (height, 4 * width), np.uint8, is_blocking=False
+    )
+    queue.flush()
+    # A worker behind a stream tells when somebody asks: the image is read, and not yet here.
+    time.sleep(0.5)
+    mapped.base.release(queue)
+    back = np.zeros((height, width, 4), np.uint8)
+    cl.enqueue_copy(queue, back, image, **area)
+    print("unheard:", (back == [7, 8, 9, 10]).all())
+
+
 def largest():
     """As large as the device says that there are, to the last byte."""
     size = device.max_mem_alloc_size
@@ -393,6 +414,6 @@ def refused():
     free(0)
 
 
-parts = [refused] if "refused" in sys.argv else [lists, copies, fills, buffers, events, elsewhere, early, again, largest, frees]
+parts = [refused] if "refused" in sys.argv else [lists, copies, fills, buffers, events, elsewhere, early, unheard, again, largest, frees]
 for part in parts:
     part()
