@@ -99,6 +99,28 @@ struct Running<E: End + 'static> {
     folder: tempfile::TempDir,
 }
 
+/// What an end was given that tests look at.
+type Given = (
+    GuestMemory,
+    Arc<FakeVcpu>,
+    Arc<std::sync::Mutex<Vec<Event>>>,
+);
+
+impl<E: End + 'static> Running<E> {
+    fn start(end: E, (memory, vcpu, events): Given, folder: tempfile::TempDir) -> Self {
+        let end = Arc::new(end);
+        let runs = Arc::clone(&end);
+        Self {
+            end,
+            thread: Some(thread::spawn(move || runs.run())),
+            memory,
+            vcpu,
+            events,
+            folder,
+        }
+    }
+}
+
 impl<E: End + 'static> Drop for Running<E> {
     fn drop(&mut self) {
         self.end.stop();
@@ -113,16 +135,7 @@ fn server() -> Running<Server> {
     let server = Server::new("gate", &folder.path().join("server"), 0, resources).unwrap();
     // As the process of `settings` has it.
     server.write(at::WINDOW, &WINDOW.to_le_bytes());
-    let end = Arc::new(server);
-    let runs = Arc::clone(&end);
-    Running {
-        end,
-        thread: Some(thread::spawn(move || runs.run())),
-        memory,
-        vcpu,
-        events,
-        folder,
-    }
+    Running::start(server, (memory, vcpu, events), folder)
 }
 
 impl Running<Server> {
@@ -298,16 +311,7 @@ fn client() -> (Running<Client>, UnixListener) {
     let memory = resources.memory.clone();
     let client = Client::new("gate", path, 2, 0, resources).unwrap();
     client.window_at(Some(PLACE));
-    let end = Arc::new(client);
-    let runs = Arc::clone(&end);
-    let running = Running {
-        end,
-        thread: Some(thread::spawn(move || runs.run())),
-        memory,
-        vcpu,
-        events,
-        folder,
-    };
+    let running = Running::start(client, (memory, vcpu, events), folder);
     (running, listener)
 }
 

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use super::{ClientId, Next, Policy, Weight};
+use super::{ClientId, Next, Policy, Weight, periods_over};
 use crate::{Moment, Slice};
 
 /// How often credit is given out, and the most that a client can save.
@@ -46,12 +46,10 @@ pub struct Band {
 
 impl Band {
     fn give(&mut self, now: Moment) {
-        let periods = now.since(self.given).as_nanos() / PERIOD.as_nanos();
+        let periods = periods_over(&mut self.given, PERIOD, now);
         if periods == 0 {
             return;
         }
-        // Lossless: at most 2^64 ns.
-        self.given += Duration::from_nanos((periods * PERIOD.as_nanos()) as u64);
         let weights = self.clients.values().map(|client| client.weight.get());
         let total: i64 = weights.map(i64::from).sum();
         for client in self.clients.values_mut() {

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use super::{ClientId, Next, Policy, Weight};
+use super::{ClientId, Next, Policy, Weight, periods_over};
 use crate::{Moment, Slice};
 
 /// How often credit is given out, the most that a client can have or owe, and a turn.
@@ -62,12 +62,10 @@ pub struct Credit {
 impl Credit {
     /// Gives out the credit of the periods that are over.
     fn give(&mut self, now: Moment) {
-        let periods = now.since(self.given).as_nanos() / PERIOD.as_nanos();
+        let periods = periods_over(&mut self.given, PERIOD, now);
         if periods == 0 {
             return;
         }
-        // Lossless: at most 2^64 ns.
-        self.given += Duration::from_nanos((periods * PERIOD.as_nanos()) as u64);
         let active = self.clients.values().filter(|client| client.active);
         let total: i64 = active.map(|client| i64::from(client.weight.get())).sum();
         for client in self.clients.values_mut().filter(|client| client.active) {

@@ -111,6 +111,14 @@ pub trait Policy: fmt::Debug + Send {
     fn next(&mut self, now: Moment) -> Next;
 }
 
+/// How many whole periods are over since `last`, which then is the end of the latest of them.
+fn periods_over(last: &mut Moment, period: Duration, now: Moment) -> u128 {
+    let periods = now.since(*last).as_nanos() / period.as_nanos();
+    // Lossless: at most 2^64 ns.
+    *last += Duration::from_nanos((periods * period.as_nanos()) as u64);
+    periods
+}
+
 /// The policies by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Name {

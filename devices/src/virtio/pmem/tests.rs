@@ -119,6 +119,30 @@ fn new(options: Options) -> Result<(Pmem, Space), Error> {
     Ok((pmem, space))
 }
 
+/// Has `pmem` serve a queue for a driver that knows these features.
+fn activate(
+    pmem: &mut Pmem,
+    memory: &GuestMemory,
+    mock: &MockSplitQueue<GuestRam>,
+    features: u64,
+) -> Arc<Interrupts> {
+    let interrupts = Arc::<Interrupts>::default();
+    let mut queue: virtio_queue::Queue = mock.create_queue().unwrap();
+    queue.set_ready(true);
+    pmem.activate(Activation {
+        memory: memory.clone(),
+        interrupt: interrupts.clone(),
+        queues: vec![ActiveQueue {
+            index: 0,
+            queue,
+            kick: EventFd::new(EFD_NONBLOCK).unwrap(),
+        }],
+        features,
+    })
+    .unwrap();
+    interrupts
+}
+
 /// Sends chains to `pmem` and returns it, the results at 0x8000 + 16 k, and the interrupts.
 fn drive(
     pmem: &mut Pmem,
@@ -145,20 +169,9 @@ fn drive(
         }
     }
     mock.add_desc_chains(&descriptors, 0).unwrap();
-    let interrupts = Arc::<Interrupts>::default();
-    let mut queue: virtio_queue::Queue = mock.create_queue().unwrap();
-    queue.set_ready(true);
-    pmem.activate(Activation {
-        memory: memory.clone(),
-        interrupt: interrupts.clone(),
-        queues: vec![ActiveQueue {
-            index: 0,
-            queue,
-            kick: EventFd::new(EFD_NONBLOCK).unwrap(),
-        }],
-        features: pmem.features() & !(1 << 29),
-    })
-    .unwrap();
+    // All but event indices.
+    let features = pmem.features() & !(1 << 29);
+    let interrupts = activate(pmem, &memory, &mock, features);
     let since = Instant::now();
     while mock.used().idx().load() != requests.len() as u16
         && interrupts.resets.load(Ordering::SeqCst) == 0
@@ -302,20 +315,8 @@ fn impossible_ring_indices_break_the_queue_and_nothing_else() {
     let snapshot = memory.memory();
     let mock = MockSplitQueue::create(&*snapshot, GuestAddress(0x10000), 256);
     mock.avail().idx().store(0x8000);
-    let interrupts = Arc::<Interrupts>::default();
-    let mut queue: virtio_queue::Queue = mock.create_queue().unwrap();
-    queue.set_ready(true);
-    pmem.activate(Activation {
-        memory: memory.clone(),
-        interrupt: interrupts.clone(),
-        queues: vec![ActiveQueue {
-            index: 0,
-            queue,
-            kick: EventFd::new(EFD_NONBLOCK).unwrap(),
-        }],
-        features: pmem.features(),
-    })
-    .unwrap();
+    let features = pmem.features();
+    let interrupts = activate(&mut pmem, &memory, &mock, features);
     let since = Instant::now();
     while interrupts.resets.load(Ordering::SeqCst) == 0 {
         assert!(since.elapsed() < Duration::from_secs(20), "no answer");

@@ -24,6 +24,17 @@ fn all_features(net: &Net) -> u64 {
     net.features() & !(1 << 29)
 }
 
+/// A guest whose driver knows these features, and so many queues of it.
+fn driven(card: &mut Card, count: u16, features: u64) -> (Guest, Vec<GuestQueue>) {
+    let guest = Guest::new();
+    let queues: Vec<_> = (0..count).map(|index| guest.queue(index, 16)).collect();
+    let all: Vec<_> = queues.iter().collect();
+    card.net
+        .activate(guest.activation_with(&all, features))
+        .unwrap();
+    (guest, queues)
+}
+
 fn offloads(bits: u64) -> Vec<u8> {
     let mut command = vec![5, 0];
     command.extend(bits.to_le_bytes());
@@ -33,13 +44,8 @@ fn offloads(bits: u64) -> Vec<u8> {
 #[test]
 fn the_control_queue_takes_what_makes_sense() {
     let mut card = two_pairs();
-    let guest = Guest::new();
-    let queues: Vec<_> = (0..5).map(|index| guest.queue(index, 16)).collect();
-    let all: Vec<_> = queues.iter().collect();
     let features = all_features(&card.net);
-    card.net
-        .activate(guest.activation_with(&all, features))
-        .unwrap();
+    let (_guest, queues) = driven(&mut card, 5, features);
     let ask = |bytes: &[u8]| queues[4].request(bytes, 1).1[0];
     assert_eq!(ask(&[4, 0, 2, 0]), 0);
     for refused in [
@@ -60,13 +66,8 @@ fn the_control_queue_takes_what_makes_sense() {
 #[test]
 fn commands_need_the_features_that_they_belong_to() {
     let mut card = two_pairs();
-    let guest = Guest::new();
     // Without multi-queue the control queue is number 2.
-    let queues: Vec<_> = (0..3).map(|index| guest.queue(index, 16)).collect();
-    let all: Vec<_> = queues.iter().collect();
-    card.net
-        .activate(guest.activation_with(&all, CTRL_VQ | CSUM))
-        .unwrap();
+    let (_guest, queues) = driven(&mut card, 3, CTRL_VQ | CSUM);
     assert_eq!(queues[2].request(&[4, 0, 1, 0], 1).1, [1]);
     assert_eq!(queues[2].request(&offloads(CSUM), 1).1, [1]);
     assert_eq!(card.net.deactivate().len(), 3);
@@ -77,13 +78,8 @@ fn commands_need_the_features_that_they_belong_to() {
 #[test]
 fn pairs_that_cannot_be_attached_are_not_in_use() {
     let mut card = two_pairs();
-    let guest = Guest::new();
-    let queues: Vec<_> = (0..5).map(|index| guest.queue(index, 16)).collect();
-    let all: Vec<_> = queues.iter().collect();
     let features = all_features(&card.net);
-    card.net
-        .activate(guest.activation_with(&all, features))
-        .unwrap();
+    let (_guest, queues) = driven(&mut card, 5, features);
     card.asked[1].stubborn.store(true, Ordering::SeqCst);
     assert_eq!(queues[4].request(&[4, 0, 2, 0], 1).1, [1]);
     card.net.deactivate();
