@@ -38,8 +38,14 @@ pub fn run() -> Result<()> {
             // Writing to a string does not fail.
             let _ = writeln!(
                 table,
-                "| {} | {name} | {:.3} | {:.3} | {:.3} |",
+                "| {} | {name}{} | {:.3} | {:.3} | {:.3} |",
                 experiment.name,
+                // See the introduction.
+                if *name == Name::FairPreemptive {
+                    "*"
+                } else {
+                    ""
+                },
                 outcome.min_max_ratio(MINUTE),
                 outcome.min_max_ratio(LONG),
                 outcome.overhead(LONG),
@@ -99,12 +105,16 @@ fn introduction(costs: Costs) -> String {
         "# Sharing an accelerator by weight: policies compared in virtual time\n\
          \n\
          Command: `cargo xtask bench fairness`. The schedulers and the workers' metering are the \
-         code that runs for\nreal; the device (which cannot be interrupted, except for \
-         fair-preemptive), the clients and the clock are\nsimulated, so that each run gives the \
-         same figures on any machine. VMs have weights 1:2:3 or 1:2:2:3:3:4 and\nalways have \
-         kernels to run, of 20 us to 100 ms: one length for each VM, the lightest VM the longest; \
-         or each VM\nsix kernels in random order; or any length at random, of which nothing can \
-         be told before.\n\
+         code that runs for\nreal; the device (which cannot be interrupted), the clients and the \
+         clock are simulated, so that each run gives\nthe same figures on any machine. VMs have \
+         weights 1:2:3 or 1:2:2:3:3:4 and always have kernels to run, of 20 us\nto 100 ms: one \
+         length for each VM, the lightest VM the longest; or each VM six kernels in random order; \
+         or any\nlength at random, of which nothing can be told before.\n\
+         \n\
+         Rows with * are of a device that stops at the end of a turn in the middle of a kernel and \
+         goes on with it in the\nnext one. That device is simulated alone: `gantry-arbiter \
+         --policy fair-preemptive` has turns of 30 ms, and the next\none begins when the client \
+         has given its turn back, which a long kernel delays as with `fair`.\n\
          \n\
          The Min-Max Ratio (MMR) divides what the worst-off got of its fair part by what the \
          best-off got; the\naggregated overhead divides what all should have got by what they \

@@ -3,13 +3,13 @@
 
 use std::{collections::BTreeMap, thread, time::Duration};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use gantry_tests::report::Outcome;
 use gpu_mediator::arbiter::status::Client;
 
 use crate::{
     selected,
-    shared_device::{Machine, Programs, build, wait_for},
+    shared_device::{Application, Machine, Programs, build, wait_for},
 };
 
 type Scenario = fn(Programs) -> Result<()>;
@@ -89,6 +89,14 @@ fn by_weight(programs: Programs, weights: &[u32]) -> Result<()> {
     Ok(())
 }
 
+/// Has an application end: the longest time for which it stood still, in seconds.
+fn pause(application: &mut Application) -> Result<f64> {
+    let line = application.end()?;
+    // See what `opencl_turns` prints.
+    let pause = line.split(' ').nth(3).and_then(|word| word.parse().ok());
+    pause.with_context(|| format!("the other application said {line:?}"))
+}
+
 fn killed_worker(programs: Programs) -> Result<()> {
     let machine = Machine::start(programs, &[], &[1, 1])?;
     let mut victim = machine.application(0, &[3_000], 0)?;
@@ -148,6 +156,9 @@ fn endless(programs: Programs) -> Result<()> {
         other.process.0.try_wait()?.is_none(),
         "the other application has ended, too"
     );
+    // Until the limit, as a kernel cannot be taken off the device without its process.
+    let pause = pause(&mut other)?;
+    println!("    the other application stood still for {pause:.2} s, with a limit of 1 s");
     Ok(())
 }
 
@@ -156,15 +167,9 @@ fn endless(programs: Programs) -> Result<()> {
 fn misdeeds(programs: Programs) -> Result<()> {
     /// The arbiter's limit, in milliseconds: nobody is to need it.
     const LIMIT: &str = "60000";
-    /// The longest pause that is nobody's fault, in seconds: machines that test are busy (two
-    /// processors under a load of 12 made it 0.11).
-    const PAUSE: f64 = 2.0;
     /// More than an ordinary run has.
     const STEPS: u32 = 100;
-    let machine = Machine::start(programs, &["--limit", LIMIT], &[1, 1])?;
-    let mut other = machine.application(1, &[3_000], 0)?;
-    other.go()?;
-    machine.goes_on(1)?;
+    let mut machine = Machine::start(programs, &["--limit", LIMIT], &[1, 1])?;
     for (what, outcome) in [
         ("garbage", "ended"),
         ("index", "ended"),
@@ -173,13 +178,16 @@ fn misdeeds(programs: Programs) -> Result<()> {
         ("quota", "refused"),
         ("silent", "silent"),
     ] {
+        let mut other = beside(&mut machine)?;
         let mut offender = machine.misdeed(0, what)?;
         let said = offender.line()?;
         ensure!(said == outcome, "{what}: {said:?}");
         // Also while the offender is still there: one that is silent is until it is told to end.
         machine.goes_on(1)?;
         offender.end()?;
+        stood_still(&mut other, what)?;
     }
+    let mut other = beside(&mut machine)?;
     let mut step = 0;
     loop {
         let said = machine.misdeed(0, &step.to_string())?.line()?;
@@ -197,18 +205,28 @@ fn misdeeds(programs: Programs) -> Result<()> {
     let clients = machine.clients()?;
     let killed: u64 = clients.values().map(|client| client.killed).sum();
     ensure!(killed == 0, "the arbiter had to end {killed} workers");
-    let line = other.end()?;
-    let numbers: Vec<f64> = line
-        .split(' ')
-        .filter_map(|word| word.parse().ok())
-        .collect();
-    // See what `opencl_turns` prints.
-    let &[_, _, _, pause, _] = &numbers[..] else {
-        bail!("the other application said {line:?}");
-    };
+    stood_still(&mut other, "killed")
+}
+
+/// Another application that computes, beside one that misbehaves.
+fn beside(machine: &mut Machine) -> Result<Application> {
+    let mut other = machine.application(1, &[3_000], 0)?;
+    machine.iteration = Some(other.iteration);
+    other.go()?;
+    machine.goes_on(1)?;
+    Ok(other)
+}
+
+/// Has it end, and looks for how long it stood still beside an offender.
+fn stood_still(other: &mut Application, what: &str) -> Result<()> {
+    /// The longest pause that is nobody's fault, in seconds: machines that test are busy (two
+    /// processors under a load of 12 made it 0.11).
+    const PAUSE: f64 = 2.0;
+    let pause = pause(other)?;
+    println!("    {what}: the other application stood still for {pause:.3} s");
     ensure!(
         pause < PAUSE,
-        "the other application stood still for {pause} s"
+        "{what}: the other application stood still for {pause} s"
     );
     Ok(())
 }
