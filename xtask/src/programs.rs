@@ -1,12 +1,13 @@
 //! Building the programs that are run.
 
 use std::{
+    fs,
     path::{Path, PathBuf},
     process::Command,
 };
 
-use anyhow::{Context, Result, bail};
-use gantry_tests::rig::{Binaries, opencl::Programs};
+use anyhow::{Context, Result};
+use gantry_tests::rig::{Binaries, opencl::Programs, packages};
 
 use crate::progress::Step;
 
@@ -28,50 +29,37 @@ pub fn cargo() -> Command {
     cargo
 }
 
-/// Builds the release binaries of Gantry and of the tests.
-pub fn build() -> Result<Binaries> {
-    let step = Step::new("building gantry and its tests (release)");
-    let status = cargo()
-        .args([
-            "build",
-            "--release",
-            "--quiet",
-            "--bin",
-            "gantry",
-            "--bin",
-            "runner",
-            "--bin",
-            "ch-client",
-            "--bin",
-            "gantry-accel",
-            "--bin",
-            "gantry-arbiter",
-            "--lib",
-            "--example",
-            "opencl_figures",
-            "--example",
-            "opencl_shared",
-            "--example",
-            "opencl_turns",
-            "-p",
-            "vmm",
-            "-p",
-            "gantry-tests",
-            "-p",
-            "gantry-remoting",
-            "-p",
-            "gantry-opencl",
-            "-p",
-            "gpu-mediator",
-        ])
-        .status()
-        .context("cannot run cargo")?;
-    if !status.success() {
-        bail!("gantry does not build: see the errors above");
-    }
-    let agent = agent()?;
+/// The packages whose programs, libraries and examples are run.
+const PACKAGES: &[&str] = &[
+    "gantry-malloc",
+    "gantry-opencl",
+    "gantry-remoting",
+    "gantry-tests",
+    "gpu-mediator",
+    "vmfunc-gate-rig",
+    "vmm",
+];
+
+/// Builds all release programs that need an operating system, except the guest's agent; their
+/// folder. Everybody has the same selection: with another one, features of dependencies differ, and
+/// most crates are compiled and linked once more.
+pub fn release() -> Result<PathBuf> {
+    let step = Step::new("building gantry, its drivers and the programs of its tests (release)");
+    let mut build = cargo();
+    build
+        .args(["build", "--release", "--quiet"])
+        .args(["--lib", "--bins", "--examples"])
+        .args(PACKAGES.iter().flat_map(|name| ["--package", name]));
+    packages::run(&mut build)?;
     step.finish();
-    let release = target().join("release");
+    let folder = target().join("release");
+    fs::canonicalize(&folder).with_context(|| format!("cannot find {}", folder.display()))
+}
+
+/// Builds what the nested rig has.
+pub fn build() -> Result<Binaries> {
+    let release = release()?;
+    let agent = agent()?;
     Ok(Binaries {
         gantry: release.join("gantry"),
         runner: release.join("runner"),
@@ -92,18 +80,17 @@ pub fn build() -> Result<Binaries> {
 /// its flags to programs only, and not to what is run while building.
 fn agent() -> Result<PathBuf> {
     const TARGET: &str = "x86_64-unknown-linux-gnu";
-    let status = cargo()
+    let step = Step::new("building the guest's agent (release)");
+    let mut build = cargo();
+    build
         .args(["build", "--release", "--quiet", "-p", "gantry-agent"])
         .args(["--target", TARGET])
         .env(
             "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS",
             "-Ctarget-feature=+crt-static",
-        )
-        .status()
-        .context("cannot run cargo")?;
-    if !status.success() {
-        bail!("the guest's agent does not build: see the errors above");
-    }
+        );
+    packages::run(&mut build)?;
+    step.finish();
     Ok(target().join(TARGET).join("release/gantry-agent"))
 }
 

@@ -84,13 +84,8 @@ fn program(folder: &Path) -> Command {
 /// folder no other.
 fn build() -> Result<PathBuf> {
     packages::install(PROGRAMS)?;
-    let step = Step::new("building the programs and the guest of the ring's measurement (release)");
-    let mut programs = cargo();
-    programs.args(["build", "--release", "--quiet"]);
-    programs.args(["-p", "vmm", "-p", "gantry-remoting", "-p", "gantry-tests"]);
-    let names = ["gantry", "gantry-accel", "gantry-ring-bench"];
-    programs.args(names.iter().flat_map(|name| ["--bin", name]));
-    packages::run(&mut programs)?;
+    let release = programs::release()?;
+    let step = Step::new("building the guest of the ring's measurement (release)");
     let guest = target().join("ring-guest");
     packages::run(
         cargo()
@@ -101,9 +96,8 @@ fn build() -> Result<PathBuf> {
     )?;
     let folder = target().join("ring");
     fs::create_dir_all(&folder)?;
-    let release = target().join("release");
     let guest = guest.join(TARGET).join("release");
-    let built = names.map(|name| (&release, name));
+    let built = ["gantry", "gantry-accel", "gantry-ring-bench"].map(|name| (&release, name));
     for (from, name) in built.into_iter().chain([(&guest, "gantry-ring-guest")]) {
         let to = folder.join(name);
         // One that is running cannot be written to.

@@ -15,10 +15,7 @@ use anyhow::{Context, Result, ensure};
 use gantry_tests::rig::packages;
 use gpu_mediator::arbiter::status::{self, Client};
 
-use crate::{
-    programs::{cargo, target},
-    progress::Step,
-};
+use crate::programs;
 
 /// Programs and files that the scenarios need, and the Debian packages that have them.
 const PROGRAMS: &[(&str, &str)] = &[
@@ -45,21 +42,7 @@ impl Built {
 /// Installs and builds what is needed.
 pub fn build() -> Result<Built> {
     packages::install(PROGRAMS)?;
-    let step = Step::new("building the arbiter, the OpenCL driver and its worker (release)");
-    let mut build = cargo();
-    build.args(["build", "--release", "--quiet"]);
-    build.args([
-        "-p",
-        "gantry-remoting",
-        "-p",
-        "gantry-opencl",
-        "-p",
-        "gpu-mediator",
-    ]);
-    build.args(["--lib", "--bins", "--examples"]);
-    packages::run(&mut build)?;
-    step.finish();
-    Ok(Built(fs::canonicalize(target().join("release"))?))
+    Ok(Built(programs::release()?))
 }
 
 /// A process that ends with the value.

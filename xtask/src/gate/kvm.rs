@@ -16,7 +16,7 @@ use gantry_tests::{
 
 use super::{Check, bare, bochs, check, module::Module};
 use crate::{
-    programs::{cargo, target},
+    programs::{self, target},
     progress::Step,
 };
 
@@ -118,20 +118,13 @@ fn initramfs(
     kernel: &Path,
     work: &Path,
 ) -> Result<PathBuf> {
-    let step = Step::new("building the checks of the gate's module");
-    let mut build = cargo();
-    build.args(["build", "--release", "--quiet", "-p", "vmfunc-gate-rig"]);
-    if guests == Guests::Linux {
-        build.args(["-p", "vmm"]);
-    }
-    packages::run(&mut build)?;
-    step.finish();
+    let release = programs::release()?;
     let root = work.join("root");
     let busybox = cache.unpacked("busybox-static")?.join("bin/busybox");
     images::start(&root, &busybox)?;
     let loaded = images::modules(&module.kernel, MODULES, &root.join("modules"))?;
     fs::copy(&module.file, root.join("modules/gantry_gate.ko"))?;
-    let program = target().join("release/vmfunc-gate-rig");
+    let program = release.join("vmfunc-gate-rig");
     images::program(&program, &root, "bin/gate-rig")?;
     let mut arguments = "";
     if guests == Guests::Linux {
@@ -141,7 +134,7 @@ fn initramfs(
         fs::create_dir_all(root.join("linux"))?;
         archive(&guest, &root.join("linux/initramfs.cpio"))?;
         fs::copy(kernel, root.join("linux/vmlinux"))?;
-        images::program(&target().join("release/gantry"), &root, "bin/gantry")?;
+        images::program(&release.join("gantry"), &root, "bin/gantry")?;
         arguments = "linux";
     }
     let init = format!(

@@ -13,8 +13,7 @@ use anyhow::{Context, Result, ensure};
 use gantry_tests::rig::packages;
 
 use crate::{
-    programs::{cargo, root, target},
-    progress::Step,
+    programs::{self, root},
     shared_device::Programs,
 };
 
@@ -81,22 +80,7 @@ impl Pool {
     /// Installs and builds what is needed, and starts a pool.
     pub fn start_installed() -> Result<Self> {
         packages::install(PROGRAMS)?;
-        let step = Step::new("building the OpenCL driver and its worker (release)");
-        let mut build = cargo();
-        build.args(["build", "--release", "--quiet"]);
-        build.args([
-            "-p",
-            "gantry-remoting",
-            "-p",
-            "gantry-opencl",
-            "-p",
-            "gantry-malloc",
-        ]);
-        build.args(["--lib", "--bins", "--examples"]);
-        packages::run(&mut build)?;
-        step.finish();
-        let release = fs::canonicalize(target().join("release"))?;
-        Self::start(Way::Rings, "usual", release, &[])
+        Self::start(Way::Rings, "usual", programs::release()?, &[])
     }
 
     /// A pool of what was built elsewhere, before this machine's driver.
