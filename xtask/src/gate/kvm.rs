@@ -1,10 +1,13 @@
 //! The module under Debian's kernel and KVM in the emulator: a virtual machine's host.
 
 use std::{
+    collections::VecDeque,
     fs,
     io::Write,
     path::{Path, PathBuf},
     process::Command,
+    sync::{Mutex, PoisonError, mpsc},
+    thread,
     time::Instant,
 };
 
@@ -57,31 +60,94 @@ impl Guests {
     }
 }
 
-/// Runs the checks of `vmfunc-gate/rig` with a module and the kernel that it is for.
+/// An emulated host, whose disk is written.
+pub struct Host {
+    /// Of its kernel.
+    release: String,
+    guests: Guests,
+    work: PathBuf,
+}
+
+impl Host {
+    /// One that runs the checks of `vmfunc-gate/rig` with a module and the kernel that it is for.
+    ///
+    /// # Errors
+    /// Something cannot be built.
+    pub fn build(cache: &Cache, module: &Module, guests: Guests) -> Result<Self> {
+        let release = module.kernel.release.clone();
+        let folder = format!("{release}-{}", guests.name());
+        let work = target().join("gate-kvm").join(folder);
+        fs::create_dir_all(&work)?;
+        let loader = bare::build()?.join("vmfunc-gate-loader");
+        let kernel = images::unpacked_kernel(cache, &module.kernel)?;
+        let archive = initramfs(cache, module, guests, &kernel, &work)?;
+        write_disk(&loader, &kernel, &archive, &work.join("disk.img"))?;
+        Ok(Self {
+            release,
+            guests,
+            work,
+        })
+    }
+
+    /// What it prints, and the seconds that it takes.
+    fn run(&self) -> Result<(String, f64)> {
+        let machine = bochs::Machine {
+            // Its time-stamp counter runs at the emulator's speed; others confuse the kernel's
+            // timers.
+            cpu: "corei7_haswell_4770",
+            megabytes: MEGABYTES,
+            seconds: self.guests.seconds(),
+        };
+        let started = Instant::now();
+        Ok((machine.run(&self.work)?, started.elapsed().as_secs_f64()))
+    }
+}
+
+/// Runs hosts, two at a time, and hands on the checks of each as they end. An emulator has one
+/// thread, and its clock counts instructions: what else runs makes no difference to what it prints.
 ///
 /// # Errors
-/// Something cannot be built or started.
-pub fn checks(cache: &Cache, module: &Module, guests: Guests) -> Result<Vec<Check>> {
-    let work =
-        target()
-            .join("gate-kvm")
-            .join(format!("{}-{}", module.kernel.release, guests.name()));
-    fs::create_dir_all(&work)?;
-    let loader = bare::build()?.join("vmfunc-gate-loader");
-    let kernel = images::unpacked_kernel(cache, &module.kernel)?;
-    let archive = initramfs(cache, module, guests, &kernel, &work)?;
-    write_disk(&loader, &kernel, &archive, &work.join("disk.img"))?;
-    let step = Step::new(format!("running KVM in Bochs, guests: {}", guests.name()));
-    let machine = bochs::Machine {
-        // Its time-stamp counter runs at the emulator's speed; others confuse the kernel's timers.
-        cpu: "corei7_haswell_4770",
-        megabytes: MEGABYTES,
-        seconds: guests.seconds(),
+/// One cannot be started.
+pub fn run(hosts: Vec<Host>, mut each: impl FnMut(Vec<Check>)) -> Result<()> {
+    const SIDE_BY_SIDE: usize = 2;
+    let step = Step::new(format!("running KVM in Bochs ({} hosts)", hosts.len()));
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let queue = Mutex::new(VecDeque::from(hosts));
+    let next = || {
+        let mut queue = queue.lock().unwrap_or_else(PoisonError::into_inner);
+        queue.pop_front()
     };
-    let started = Instant::now();
-    let printed = machine.run(&work)?;
-    step.finish();
-    let release = &module.kernel.release;
+    thread::scope(|scope| {
+        let (sender, results) = mpsc::channel();
+        for _ in 0..SIDE_BY_SIDE.min(cores) {
+            let (sender, next) = (sender.clone(), &next);
+            scope.spawn(move || {
+                while let Some(host) = next() {
+                    let result = host.run();
+                    // The receiver may have ended with an error.
+                    let _ = sender.send((host, result));
+                }
+            });
+        }
+        drop(sender);
+        for (host, result) in results {
+            let (printed, seconds) = result?;
+            each(checks(&host, &printed, seconds));
+        }
+        step.finish();
+        Ok(())
+    })
+}
+
+/// The checks in what a host has printed.
+fn checks(host: &Host, printed: &str, seconds: f64) -> Vec<Check> {
+    let Host {
+        release,
+        guests,
+        work,
+    } = host;
+    let guests = guests.name();
+    eprintln!("KVM in Bochs, {release}, guests {guests}: done in {seconds:.1} s");
     let mut checks: Vec<_> = printed
         .lines()
         .filter_map(check)
@@ -96,8 +162,7 @@ pub fn checks(cache: &Cache, module: &Module, guests: Guests) -> Result<Vec<Chec
         let last: Vec<_> = printed.lines().rev().take(60).collect();
         let last: Vec<_> = last.into_iter().rev().collect();
         Outcome::Failed(vec![format!(
-            "stopped after {:.0} s; see {}:\n{}",
-            started.elapsed().as_secs_f64(),
+            "stopped after {seconds:.0} s; see {}:\n{}",
             work.display(),
             last.join("\n")
         )])
@@ -106,7 +171,7 @@ pub fn checks(cache: &Cache, module: &Module, guests: Guests) -> Result<Vec<Chec
         format!("gate: the checks run to their end (KVM, {release})"),
         end,
     ));
-    Ok(checks)
+    checks
 }
 
 /// The emulated host's initial file system: KVM, the module, the program that checks it, and what

@@ -16,7 +16,7 @@ use gantry_tests::{report::Outcome, rig::Cache};
 
 pub use bare::{MANIFEST as BARE, lint};
 pub use bochs::PROGRAMS;
-use kvm::Guests;
+use kvm::{Guests, Host};
 
 /// A check's name and how it ended.
 pub type Check = (String, Outcome);
@@ -49,6 +49,7 @@ pub fn run(words: &[String], mut report: impl FnMut(&str, &Outcome)) -> Result<(
     if wanted("bare") {
         all(bare::checks()?);
     }
+    let mut hosts = Vec::new();
     for version in module::VERSIONS {
         let linux = version == module::VERSIONS[0] && wanted("linux");
         if !wanted(version) && !linux {
@@ -57,14 +58,18 @@ pub fn run(words: &[String], mut report: impl FnMut(&str, &Outcome)) -> Result<(
         let (checks, module) = module::build(&cache, version)?;
         all(checks);
         let Some(module) = module else { continue };
-        if wanted(version) {
-            all(kvm::checks(&cache, &module, Guests::Small)?);
-        }
+        // The longest is to begin first.
         if linux {
-            all(kvm::checks(&cache, &module, Guests::Linux)?);
+            hosts.push(Host::build(&cache, &module, Guests::Linux)?);
+        }
+        if wanted(version) {
+            hosts.push(Host::build(&cache, &module, Guests::Small)?);
         }
     }
-    Ok(())
+    if hosts.is_empty() {
+        return Ok(());
+    }
+    kvm::run(hosts, all)
 }
 
 /// A line of a program in the emulator that tells of a check.
