@@ -7,7 +7,7 @@
 //! - [`ring`]: calls over an accelerator's rings, from ring 3 of a guest.
 //! - [`sharing`]: one device for several applications, by weight; [`sharing_figures`]: how fairly;
 //!   [`shared_device`]: the processes for both.
-//! - [`test`]: every test, nested ones included.
+//! - [`test`]: every test, nested ones included; [`unit_tests`]: those of the crates.
 //! - [`opencl`]: the OpenCL driver's scenarios on this machine, and programs that nobody here wrote.
 //! - [`programs`]: building what the others run; [`progress`]: what they say meanwhile.
 
@@ -27,6 +27,7 @@ mod sharing;
 mod sharing_figures;
 mod sharing_vms;
 mod test;
+mod unit_tests;
 
 use clap::{Parser, Subcommand};
 

@@ -16,7 +16,7 @@ use crate::{
     fuzz, gate, opencl,
     programs::{self, cargo, root, target},
     progress::Step,
-    ring, sharing,
+    ring, sharing, unit_tests,
 };
 
 /// Programs that tests need, and the Debian packages that have them.
@@ -27,21 +27,6 @@ pub const PROGRAMS: &[(&str, &str)] = &[
     ("cpio", "cpio"),
     ("iasl", "acpica-tools"),
     ("lz4", "lz4"),
-];
-
-/// Crates whose unit tests are run.
-const CRATES: &[&str] = &[
-    "hypervisor",
-    "arch",
-    "devices",
-    "vmfunc-gate",
-    "vmm",
-    "gantry-remoting",
-    "gantry-opencl",
-    "gantry-agent",
-    "gpu-mediator",
-    "gantry-tests",
-    "xtask",
 ];
 
 /// Options of `cargo xtask test`.
@@ -96,7 +81,7 @@ pub fn run(options: &Options) -> Result<()> {
     if options.words.is_empty() {
         checks(&mut count)?;
         models(&mut count)?;
-        unit_tests(&mut count)?;
+        unit_tests::run(|name, outcome| count.add(name, outcome, None))?;
     }
     if options.words.is_empty() || options.words.iter().any(|word| gate::has(word)) {
         gate::run(&options.words, |name, outcome| {
@@ -296,64 +281,6 @@ fn models(count: &mut Count) -> Result<()> {
     drop(step);
     count.add("check: no interleaving breaks the ring", &result, None);
     Ok(())
-}
-
-fn unit_tests(count: &mut Count) -> Result<()> {
-    let step = Step::new("building unit tests");
-    let mut build = cargo();
-    build.args(["test", "--quiet", "--no-run"]);
-    CRATES.iter().for_each(|name| {
-        build.args(["--package", name]);
-    });
-    let built = outcome(build)?;
-    drop(step);
-    if built != Outcome::Passed {
-        count.add("unit tests build", &built, None);
-        return Ok(());
-    }
-    for name in CRATES {
-        let output = Command::new("timeout")
-            .args(["600", "cargo", "test", "--no-fail-fast", "--package", name])
-            .current_dir(root())
-            .stdin(Stdio::null())
-            .output()?;
-        let text = String::from_utf8_lossy(&output.stdout);
-        let mut seen = 0;
-        for line in text.lines() {
-            let Some((test, result)) = line
-                .strip_prefix("test ")
-                .and_then(|rest| rest.rsplit_once(" ... "))
-            else {
-                continue;
-            };
-            let result = match result {
-                "ok" => Outcome::Passed,
-                ignored if ignored.starts_with("ignored") => Outcome::Skipped(ignored.to_owned()),
-                _ => Outcome::Failed(vec![failure(&text, test)]),
-            };
-            seen += 1;
-            count.add(&format!("{name}: {test}"), &result, None);
-        }
-        if !output.status.success() && !text.contains("test result: FAILED") || seen == 0 {
-            let text = text.into_owned() + &String::from_utf8_lossy(&output.stderr);
-            count.add(
-                &format!("{name}: tests run to their end"),
-                &Outcome::Failed(vec![text]),
-                None,
-            );
-        }
-    }
-    Ok(())
-}
-
-/// What a failed unit test printed.
-fn failure(text: &str, test: &str) -> String {
-    let head = format!("---- {test} stdout ----");
-    let start = text.find(&head).map_or(0, |at| at + head.len());
-    let rest = &text[start..];
-    rest[..rest.find("\n---- ").unwrap_or(rest.len().min(3000))]
-        .trim()
-        .to_owned()
 }
 
 fn nested(options: &Options, count: &mut Count) -> Result<()> {

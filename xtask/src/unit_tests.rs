@@ -1,0 +1,218 @@
+//! Unit tests: one build for all crates, whose programs are run as Cargo runs them. `cargo test` for
+//! one crate after the other would compile most of them again, with fewer features.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+};
+
+use anyhow::{Context, Result};
+use gantry_tests::report::Outcome;
+use serde_json::Value;
+
+use crate::{programs::cargo, progress::Step};
+
+/// Crates whose unit tests are run.
+const CRATES: &[&str] = &[
+    "hypervisor",
+    "arch",
+    "devices",
+    "vmfunc-gate",
+    "vmm",
+    "gantry-remoting",
+    "gantry-opencl",
+    "gantry-agent",
+    "gpu-mediator",
+    "gantry-tests",
+    "xtask",
+];
+
+/// Seconds after which a program counts as hanging.
+const LIMIT: &str = "600";
+
+/// Runs all of them.
+///
+/// # Errors
+/// Cargo or a program cannot be started.
+pub fn run(mut report: impl FnMut(&str, &Outcome)) -> Result<()> {
+    let step = Step::new("building unit tests");
+    let built = of_all(cargo().args(["test", "--quiet", "--no-run", "--tests"]))
+        .arg("--message-format=json-render-diagnostics")
+        .stdin(Stdio::null())
+        .output()?;
+    drop(step);
+    if !built.status.success() {
+        let said = String::from_utf8_lossy(&built.stderr).into_owned();
+        report("unit tests build", &Outcome::Failed(vec![said]));
+        return Ok(());
+    }
+    let programs = programs(&String::from_utf8_lossy(&built.stdout))?;
+    for name in CRATES {
+        let mut seen = 0;
+        for program in programs.iter().filter(|program| program.package == *name) {
+            seen += tell(name, &program.run()?, &mut report);
+        }
+        if seen == 0 {
+            let none = Outcome::Failed(vec!["it has none".to_owned()]);
+            report(&format!("{name}: tests are run"), &none);
+        }
+    }
+    let step = Step::new("building and running the documentation's examples");
+    let mut examples = Command::new("timeout");
+    examples.arg(LIMIT).arg(cargo().get_program());
+    let output = of_all(examples.args(["test", "--no-fail-fast", "--doc"]))
+        .current_dir(crate::programs::root())
+        .stdin(Stdio::null())
+        .output()?;
+    drop(step);
+    tell("documentation", &output, &mut report);
+    Ok(())
+}
+
+/// The same selection always: with another one, features differ.
+fn of_all(command: &mut Command) -> &mut Command {
+    command.args(CRATES.iter().flat_map(|name| ["--package", name]))
+}
+
+/// A program that Cargo has built.
+#[derive(Debug, PartialEq, Eq)]
+struct Program {
+    package: String,
+    /// The package's.
+    folder: PathBuf,
+    file: PathBuf,
+}
+
+impl Program {
+    fn run(&self) -> Result<Output> {
+        Command::new("timeout")
+            .arg(LIMIT)
+            .arg(&self.file)
+            .current_dir(&self.folder)
+            .env("CARGO_MANIFEST_DIR", &self.folder)
+            .stdin(Stdio::null())
+            .output()
+            .with_context(|| format!("cannot run {}", self.file.display()))
+    }
+}
+
+/// The programs with tests among what Cargo says it has built, a line of JSON each, by name.
+fn programs(said: &str) -> Result<Vec<Program>> {
+    let mut programs = Vec::new();
+    for line in said.lines() {
+        let artifact: Value = serde_json::from_str(line)?;
+        let text = |name: &str| artifact[name].as_str();
+        // Programs without tests are there for those that run them.
+        if artifact["profile"]["test"] != true {
+            continue;
+        }
+        let (Some(id), Some(manifest), Some(file)) = (
+            text("package_id"),
+            text("manifest_path"),
+            text("executable"),
+        ) else {
+            continue;
+        };
+        programs.push(Program {
+            package: package(id).to_owned(),
+            folder: Path::new(manifest)
+                .parent()
+                .unwrap_or(Path::new("/"))
+                .to_owned(),
+            file: file.into(),
+        });
+    }
+    programs.sort_by(|a, b| a.file.cmp(&b.file));
+    Ok(programs)
+}
+
+/// The name in a package's id, which is `path+file:///FOLDER#VERSION` where the folder has the
+/// package's name, and `path+file:///FOLDER#NAME@VERSION` elsewhere.
+fn package(id: &str) -> &str {
+    let (folder, version) = id.rsplit_once('#').unwrap_or((id, ""));
+    match version.split_once('@') {
+        Some((name, _)) => name,
+        None => folder.rsplit('/').next().unwrap_or(folder),
+    }
+}
+
+/// Reports each test of a program's output; how many there were.
+fn tell(of: &str, output: &Output, report: &mut impl FnMut(&str, &Outcome)) -> usize {
+    let text = String::from_utf8_lossy(&output.stdout);
+    let mut seen = 0;
+    for line in text.lines() {
+        let Some((test, result)) = line
+            .strip_prefix("test ")
+            .and_then(|rest| rest.rsplit_once(" ... "))
+        else {
+            continue;
+        };
+        let result = match result {
+            "ok" => Outcome::Passed,
+            ignored if ignored.starts_with("ignored") => Outcome::Skipped(ignored.to_owned()),
+            _ => Outcome::Failed(vec![failure(&text, test)]),
+        };
+        seen += 1;
+        report(&format!("{of}: {test}"), &result);
+    }
+    if !output.status.success() && !text.contains("test result: FAILED") {
+        let text = text.into_owned() + &String::from_utf8_lossy(&output.stderr);
+        let cut = Outcome::Failed(vec![text]);
+        report(&format!("{of}: tests run to their end"), &cut);
+        seen += 1;
+    }
+    seen
+}
+
+/// What a failed test printed.
+fn failure(text: &str, test: &str) -> String {
+    let head = format!("---- {test} stdout ----");
+    let start = text.find(&head).map_or(0, |at| at + head.len());
+    let rest = &text[start..];
+    rest[..rest.find("\n---- ").unwrap_or(rest.len().min(3000))]
+        .trim()
+        .to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_with_tests_are_told_from_what_they_run() {
+        let line = |id: &str, folder: &str, test: bool, file: &str| {
+            let manifest = format!("{folder}/Cargo.toml");
+            serde_json::json!({
+                "reason": "compiler-artifact",
+                "package_id": id,
+                "manifest_path": manifest,
+                "profile": { "test": test },
+                "executable": file,
+            })
+        };
+        let said = [
+            line("path+file:///g/vmm#0.1.0", "/g/vmm", true, "/t/vmm-1"),
+            line("path+file:///g/vmm#0.1.0", "/g/vmm", false, "/t/gantry"),
+            line(
+                "path+file:///g/guest/opencl#gantry-opencl@0.1.0",
+                "/g/guest/opencl",
+                true,
+                "/t/opencl-2",
+            ),
+            serde_json::json!({ "reason": "build-finished", "success": true }),
+        ];
+        let said: Vec<_> = said.iter().map(Value::to_string).collect();
+        let program = |package: &str, folder: &str, file: &str| Program {
+            package: package.to_owned(),
+            folder: folder.into(),
+            file: file.into(),
+        };
+        assert_eq!(
+            programs(&said.join("\n")).unwrap(),
+            [
+                program("gantry-opencl", "/g/guest/opencl", "/t/opencl-2"),
+                program("vmm", "/g/vmm", "/t/vmm-1"),
+            ]
+        );
+    }
+}
