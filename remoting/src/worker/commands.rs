@@ -186,7 +186,15 @@ impl Server {
     /// Keeps a command's event, a reference to which this takes over.
     fn keep_event(&mut self, id: EventId, raw: Handle, queue: QueueId) {
         let queue = Some(queue);
-        self.events.put(id.0, Ok(Event { raw, queue }));
+        let decided = None;
+        self.events.put(
+            id.0,
+            Ok(Event {
+                raw,
+                queue,
+                decided,
+            }),
+        );
     }
 
     /// Keeps the error of a command that nobody waits for, until somebody waits for its queue;

@@ -16,6 +16,7 @@ impl Server {
             Ok(Event {
                 raw: made(raw, code)?,
                 queue: None,
+                decided: None,
             })
         });
         self.undecided += usize::from(event.is_ok());
@@ -23,8 +24,9 @@ impl Server {
     }
 
     pub(super) fn set_user_event_status(&mut self, call: &SetUserEventStatus) -> Result<(), i32> {
-        let event = self.events.get(call.id.0)?;
+        let event = self.events.get_mut(call.id.0)?;
         outcome(cl!(self.api, clSetUserEventStatus(event.raw, call.status)))?;
+        event.decided = Some(call.status);
         // The driver accepts one status for each user event.
         self.undecided = self.undecided.saturating_sub(1);
         Ok(())

@@ -3,10 +3,12 @@
 use std::{
     collections::BTreeMap,
     ptr::{null, null_mut},
+    sync::Arc,
 };
 
 use super::{
-    objects::{Kernel, MadeKernel, keep, made},
+    objects::{Kernel, keep, made},
+    records::Arguments,
     server::{Server, c_string, cl, outcome},
     svm::Addresses,
 };
@@ -25,7 +27,7 @@ impl Server {
     pub(super) fn create_kernel(&mut self, call: &CreateKernel) -> Result<Vec<ArgumentKind>, i32> {
         self.kernels.check(call.id.0)?;
         let program = self.programs.get(call.program.0)?;
-        let home = program.home;
+        let (home, record) = (program.home, Arc::clone(&program.record));
         let name = c_string(&call.name);
         let mut code = 0;
         let raw = cl!(
@@ -36,7 +38,9 @@ impl Server {
         let kinds = self.argument_kinds(raw);
         let kernel = Kernel {
             raw,
-            made: MadeKernel::Created(call.clone()),
+            program: record,
+            name: call.name.clone(),
+            arguments: Arguments::default(),
             home,
             refused: BTreeMap::new(),
             addresses: Addresses::default(),
@@ -107,6 +111,8 @@ impl Server {
         self.kernels.check(call.id.0)?;
         let of = self.kernels.get(call.of.0)?;
         let (home, refused, addresses) = (of.home, of.refused.clone(), of.addresses.clone());
+        let (program, name) = (Arc::clone(&of.program), of.name.clone());
+        let arguments = of.arguments.clone();
         if self.platform_version(home.platform) < 21 {
             return Err(codes::INVALID_OPERATION);
         }
@@ -114,7 +120,9 @@ impl Server {
         let raw = cl!(self.api, clCloneKernel(of.raw, &raw mut code));
         let kernel = made(raw, code).map(|raw| Kernel {
             raw,
-            made: MadeKernel::Cloned(call.clone()),
+            program,
+            name,
+            arguments,
             home,
             refused,
             addresses,
@@ -134,15 +142,18 @@ impl Server {
             raw: kernel, home, ..
         } = self.kernels.get(call.kernel.0)?;
         let handle;
+        let mut birth = 0;
         let (size, pointer) = match &call.value {
             Value::Bytes(Blob(bytes)) => (bytes.len(), bytes.as_ptr().cast()),
             Value::Mem(None) => (size_of::<Handle>(), null()),
             Value::Mem(Some(id)) => {
                 handle = self.mems.get(id.0)?.raw;
+                birth = self.mems.birth(id.0);
                 (size_of::<Handle>(), (&raw const handle).cast())
             }
             Value::Sampler(id) => {
                 handle = self.samplers.get(id.0)?.raw;
+                birth = self.samplers.birth(id.0);
                 (size_of::<Handle>(), (&raw const handle).cast())
             }
             Value::Local(size) => (*size as usize, null()),
@@ -164,6 +175,7 @@ impl Server {
                 ))?;
                 let kernel = self.kernels.get_mut(call.kernel.0)?;
                 kernel.addresses.set(call.index, *address);
+                kernel.arguments.set(call.index, &call.value, 0);
                 return Ok(());
             }
         };
@@ -173,6 +185,7 @@ impl Server {
         ))?;
         let kernel = self.kernels.get_mut(call.kernel.0)?;
         kernel.addresses.set(call.index, None);
+        kernel.arguments.set(call.index, &call.value, birth);
         Ok(())
     }
 

@@ -13,7 +13,8 @@
 //!   that; [`handlers`]: how a gate calls it; [`gate`]: the process.
 //! - [`server`]: the serving thread; [`notice`]: what other threads tell it; `watch`: one that
 //!   sees commands complete while it sleeps; `limit`: one that ends what runs for too long.
-//! - [`objects`]: shadow objects, in a [`table`] for each kind. Calls about them by subject:
+//! - [`objects`]: shadow objects, in a [`table`] for each kind; [`records`]: how programs and kernels
+//!   came to be. Calls about them by subject:
 //!   `contexts`, `memory`, `programs`, `kernels`, `events`; [`query`]: questions.
 //!   `headers`: an application's files for the compiler.
 //! - [`commands`]: what goes into queues; [`transfers`]: to and from the window, of which the
@@ -57,6 +58,7 @@ pub mod process;
 mod programs;
 pub mod query;
 pub mod quota;
+pub mod records;
 pub mod server;
 pub mod sharing;
 #[cfg(feature = "worker")]

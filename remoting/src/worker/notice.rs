@@ -8,13 +8,10 @@ use std::{
     },
 };
 
-use super::objects::Home;
+use super::{objects::Home, records::Linked};
 use crate::{
     opencl::api::Handle,
-    protocol::{
-        Header,
-        calls::{ContextId, LinkProgram},
-    },
+    protocol::{Header, calls::ContextId},
     transport::{bell::Bell, port_bell::Waker, ring::Lines, window::Slice},
     turns::message::OtherArbiter,
 };
@@ -32,7 +29,7 @@ pub enum Notice {
     /// A build or compilation has ended with this code.
     Built(Header, i32),
     /// A program has been linked in a context: the driver's handle, if there is one, and its code.
-    Linked(Header, LinkProgram, Home, Handle, i32),
+    Linked(Header, Linked, Home, Handle, i32),
     /// The driver has something to say about a context.
     Report(ContextId, Vec<u8>),
     /// The device is shared by an arbiter that this worker does not understand.

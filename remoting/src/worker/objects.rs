@@ -1,14 +1,20 @@
 //! Shadow objects: what the driver made, and the call by which it can be made again.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
-use super::{freed::End, svm::Addresses};
+use super::{
+    freed::End,
+    records::{Arguments, ProgramRecord},
+    svm::Addresses,
+};
 use crate::{
     opencl::{api::Handle, codes},
-    protocol::calls::{
-        BuildProgram, CloneKernel, CreateBuffer, CreateContext, CreateImage, CreateKernel,
-        CreateProgram, CreateQueue, CreateSampler, CreateSubBuffer, CreateSubDevices, ImageShape,
-        LinkProgram, QueueId,
+    protocol::{
+        Blob,
+        calls::{
+            CreateBuffer, CreateContext, CreateImage, CreateQueue, CreateSampler, CreateSubBuffer,
+            CreateSubDevices, ImageShape, QueueId,
+        },
     },
 };
 
@@ -120,15 +126,6 @@ pub struct Sampler {
     pub made: CreateSampler,
 }
 
-/// How a program was made.
-#[derive(Debug)]
-pub enum MadeProgram {
-    /// From something.
-    Created(CreateProgram),
-    /// By linking.
-    Linked(LinkProgram),
-}
-
 /// A program.
 #[derive(Debug)]
 pub struct Program {
@@ -136,19 +133,8 @@ pub struct Program {
     pub raw: Handle,
     /// Its context.
     pub home: Home,
-    /// How it was made.
-    pub made: MadeProgram,
-    /// How it was built last.
-    pub built: Option<BuildProgram>,
-}
-
-/// How a kernel was made.
-#[derive(Debug)]
-pub enum MadeKernel {
-    /// From a program.
-    Created(CreateKernel),
-    /// From a kernel.
-    Cloned(CloneKernel),
+    /// How it came to be.
+    pub record: Arc<ProgramRecord>,
 }
 
 /// A kernel.
@@ -156,8 +142,12 @@ pub enum MadeKernel {
 pub struct Kernel {
     /// The driver's handle.
     pub raw: Handle,
-    /// How it was made.
-    pub made: MadeKernel,
+    /// Its program, as it was when the kernel was made, or the one that this is a clone of.
+    pub program: Arc<ProgramRecord>,
+    /// Its name there.
+    pub name: Blob,
+    /// The values of its arguments.
+    pub arguments: Arguments,
     /// Its context.
     pub home: Home,
     /// Arguments whose last values the driver has refused, when nobody waited for that.
@@ -173,6 +163,8 @@ pub struct Event {
     pub raw: Handle,
     /// Its command's queue; none for a user event.
     pub queue: Option<QueueId>,
+    /// The status that a user event has got.
+    pub decided: Option<i32>,
 }
 
 /// Puts what a creation made into its table.

@@ -10,7 +10,8 @@ use std::{
 use super::{
     headers::Headers,
     notice::Notice,
-    objects::{Home, MadeProgram, Program, keep, made},
+    objects::{Home, Program, keep, made},
+    records::{Built, Linked, Origin, ProgramRecord},
     server::{Server, c_string, cl, outcome},
 };
 use crate::{
@@ -114,8 +115,7 @@ impl Server {
         Ok(Program {
             raw: made(raw, code)?,
             home,
-            made: MadeProgram::Created(call),
-            built: None,
+            record: ProgramRecord::new(Origin::Created(call)),
         })
     }
 
@@ -186,7 +186,8 @@ impl Server {
     ) -> Result<(), Gone> {
         let found = self.raw_devices(&call.devices).and_then(|devices| {
             let program = self.programs.get_mut(call.id.0)?;
-            program.built = Some(call.clone());
+            let record = Arc::make_mut(&mut program.record);
+            record.built = Some(Arc::new(Built::Built(call.clone())));
             Ok((program.raw, devices))
         });
         let (raw, devices) = match found {
@@ -220,12 +221,17 @@ impl Server {
         call: &CompileProgram,
     ) -> Result<(), Gone> {
         let found = self.raw_devices(&call.devices).and_then(|devices| {
-            let headers = call
-                .headers
-                .iter()
-                .map(|(id, _)| self.programs.get(id.0).map(|program| program.raw))
-                .collect::<Result<Vec<_>, _>>()?;
-            Ok((self.programs.get(call.id.0)?.raw, devices, headers))
+            let mut headers = Vec::with_capacity(call.headers.len());
+            let mut origins = Vec::with_capacity(call.headers.len());
+            for (id, _) in &call.headers {
+                let header = self.programs.get(id.0)?;
+                headers.push(header.raw);
+                origins.push(Arc::clone(&header.record.origin));
+            }
+            let program = self.programs.get_mut(call.id.0)?;
+            let record = Arc::make_mut(&mut program.record);
+            record.built = Some(Arc::new(Built::compiled(call.clone(), origins)));
+            Ok((program.raw, devices, headers))
         });
         let (raw, devices, headers) = match found {
             Ok(found) => found,
@@ -280,14 +286,16 @@ impl Server {
         let found = self.programs.check(call.id.0).and_then(|()| {
             let home = self.contexts.get(call.context.0)?.home();
             let devices = self.raw_devices(&call.devices)?;
-            let inputs = call
-                .inputs
-                .iter()
-                .map(|id| self.programs.get(id.0).map(|program| program.raw))
-                .collect::<Result<Vec<_>, _>>()?;
-            Ok((home, devices, inputs))
+            let mut inputs = Vec::with_capacity(call.inputs.len());
+            let mut records = Vec::with_capacity(call.inputs.len());
+            for id in &call.inputs {
+                let input = self.programs.get(id.0)?;
+                inputs.push(input.raw);
+                records.push(Arc::clone(&input.record));
+            }
+            Ok((home, devices, inputs, records))
         });
-        let (home, devices, inputs) = match found {
+        let (home, devices, inputs, records) = match found {
             Ok(found) => found,
             Err(code) => return self.answer(header, &Err::<(i32, bool), i32>(code)),
         };
@@ -318,7 +326,8 @@ impl Server {
                 cl!(api, clReleaseProgram(input));
             }
             cl!(api, clReleaseContext(context));
-            board.leave(Notice::Linked(header, call, home, raw, code));
+            let linked = Linked::new(call, records);
+            board.leave(Notice::Linked(header, linked, home, raw, code));
         };
         if self.build(work).is_err() {
             // The references go with the process, which has not even room for a thread.
@@ -332,13 +341,13 @@ impl Server {
     pub(super) fn linked(
         &mut self,
         header: Header,
-        call: LinkProgram,
+        linked: Linked,
         home: Home,
         raw: Handle,
         code: i32,
     ) -> Result<(), Gone> {
         self.building -= 1;
-        let id = call.id;
+        let id = linked.call.id;
         let outcome = if raw == 0 {
             Ok((code, false))
         } else if let Err(code) = self.programs.check(id.0) {
@@ -349,8 +358,7 @@ impl Server {
             let program = Program {
                 raw,
                 home,
-                made: MadeProgram::Linked(call),
-                built: None,
+                record: ProgramRecord::new(Origin::Linked(linked)),
             };
             self.programs.put(id.0, Ok(program));
             Ok((code, true))
@@ -375,6 +383,9 @@ impl Server {
                 call.value.0.len(),
                 value,
             )
-        ))
+        ))?;
+        let program = self.programs.get_mut(call.id.0)?;
+        Arc::make_mut(&mut program.record).specialize(call.constant, &call.value);
+        Ok(())
     }
 }

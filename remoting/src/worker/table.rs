@@ -10,7 +10,8 @@ const STEP: usize = 8192;
 #[derive(Debug)]
 enum Slot<T> {
     Empty,
-    There(T),
+    /// With how many were put into the table before it.
+    There(T, u64),
     Failed(i32),
 }
 
@@ -22,6 +23,8 @@ pub struct Table<T> {
     invalid: i32,
     /// Numbers are below this.
     end: u32,
+    /// How many objects were put into it.
+    births: u64,
 }
 
 impl<T> Table<T> {
@@ -31,6 +34,7 @@ impl<T> Table<T> {
             slots: Vec::new(),
             invalid,
             end: LARGEST,
+            births: 0,
         }
     }
 
@@ -43,16 +47,25 @@ impl<T> Table<T> {
     /// The object, or the code that says why there is none.
     pub fn get(&self, id: u32) -> Result<&T, i32> {
         match self.slots.get(id as usize) {
-            Some(Slot::There(object)) => Ok(object),
+            Some(Slot::There(object, _)) => Ok(object),
             Some(Slot::Failed(code)) => Err(*code),
             _ => Err(self.invalid),
+        }
+    }
+
+    /// What tells the object of this number from those that had it before and will have it: 0 if
+    /// there is none.
+    pub fn birth(&self, id: u32) -> u64 {
+        match self.slots.get(id as usize) {
+            Some(Slot::There(_, birth)) => *birth,
+            _ => 0,
         }
     }
 
     /// The object, to change it.
     pub fn get_mut(&mut self, id: u32) -> Result<&mut T, i32> {
         match self.slots.get_mut(id as usize) {
-            Some(Slot::There(object)) => Ok(object),
+            Some(Slot::There(object, _)) => Ok(object),
             Some(Slot::Failed(code)) => Err(*code),
             _ => Err(self.invalid),
         }
@@ -61,7 +74,7 @@ impl<T> Table<T> {
     /// All objects.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.slots.iter().filter_map(|slot| match slot {
-            Slot::There(object) => Some(object),
+            Slot::There(object, _) => Some(object),
             Slot::Empty | Slot::Failed(_) => None,
         })
     }
@@ -69,7 +82,7 @@ impl<T> Table<T> {
     /// All objects, to change them.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.slots.iter_mut().filter_map(|slot| match slot {
-            Slot::There(object) => Some(object),
+            Slot::There(object, _) => Some(object),
             Slot::Empty | Slot::Failed(_) => None,
         })
     }
@@ -99,11 +112,14 @@ impl<T> Table<T> {
             self.slots.resize_with(index + 1, || Slot::Empty);
         }
         let slot = match object {
-            Ok(object) => Slot::There(object),
+            Ok(object) => {
+                self.births += 1;
+                Slot::There(object, self.births)
+            }
             Err(code) => Slot::Failed(code),
         };
         match std::mem::replace(&mut self.slots[index], slot) {
-            Slot::There(old) => Some(old),
+            Slot::There(old, _) => Some(old),
             _ => None,
         }
     }
@@ -111,7 +127,7 @@ impl<T> Table<T> {
     /// Takes an object out, so that its number is free again.
     pub fn take(&mut self, id: u32) -> Option<T> {
         match std::mem::replace(self.slots.get_mut(id as usize)?, Slot::Empty) {
-            Slot::There(object) => Some(object),
+            Slot::There(object, _) => Some(object),
             _ => None,
         }
     }
