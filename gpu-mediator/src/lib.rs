@@ -19,6 +19,7 @@ pub mod metrics;
 pub mod policy;
 pub mod scheduler;
 pub mod simulator;
+#[cfg(feature = "top")]
 pub mod top;
 
 pub use gantry_remoting::turns::{Moment, meter::Slice};

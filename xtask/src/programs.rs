@@ -31,6 +31,7 @@ pub fn cargo() -> Command {
 
 /// The packages whose programs, libraries and examples are run.
 const PACKAGES: &[&str] = &[
+    "ch-client",
     "gantry-malloc",
     "gantry-opencl",
     "gantry-remoting",
