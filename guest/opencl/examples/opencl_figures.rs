@@ -23,6 +23,15 @@ kernel void add(global const int *a, global const int *b, global int *sum, int c
     if (i < count) sum[i] = a[i] + b[i];
 }
 kernel void nothing(int a, int b) {}
+kernel void busy(global int *out, int rounds) {
+    uint word = get_global_id(0) + 1;
+    for (int i = 0; i < rounds; i++) {
+        word ^= word << 13;
+        word ^= word >> 17;
+        word ^= word << 5;
+    }
+    out[get_global_id(0)] = word;
+}
 ";
 
 /// Whether a few rounds are enough: where the processor is emulated.
@@ -207,6 +216,22 @@ fn copies(device: &Device, native: bool) -> Result<(), String> {
                 median(1, read)?,
             );
         }
+        // As programs that measure bandwidth do: many copies are under way, one is waited for.
+        const QUEUED: usize = 16;
+        for (what, memory_at, write) in [("write", from, true), ("read", to, false)] {
+            let size = 1 << 20;
+            let all = || {
+                for _ in 1..QUEUED {
+                    copy(device, buffer, memory_at, (0, size), write, false)?;
+                }
+                copy(device, buffer, memory_at, (0, size), write, true)
+            };
+            rate(
+                &format!("{what} of 1024 KiB, {QUEUED} queued, {memory} memory"),
+                QUEUED * size,
+                median(1, all)?,
+            );
+        }
         // As where two stretches of a window meet that the driver has come to know one by one.
         for (what, memory_at, write) in [("write", from, true), ("read", to, false)] {
             let (first, rest) = (28 << 20, 36 << 20);
@@ -291,33 +316,61 @@ fn calls(device: &Device, nothing: Handle) -> Result<(), String> {
         "synchronous call (clGetKernelWorkGroupInfo)",
         median(1000, ask)?,
     );
-    let submit = || {
-        device.set(nothing, 0, 1i32)?;
-        device.set(nothing, 1, 2i32)?;
+    let submit = |argument: i32| {
+        device.set(nothing, 0, argument)?;
+        device.set(nothing, 1, argument + 1)?;
         enqueue(device, nothing, 1, 1)
     };
-    let finish = || check(cl!(device.api, clFinish(device.queue)), "finishing");
+    let finish = || finish(device);
     // Client's time for a batch that fits the ring, the device's work left out.
-    let mut times = Vec::new();
     let (rounds, batch) = if brief() { (5, 10) } else { (200, 100) };
-    for _ in 0..rounds {
-        let start = Instant::now();
-        for _ in 0..batch {
-            submit()?;
+    for (what, step) in [("2 arguments", 0), ("2 new arguments", 1)] {
+        let mut times = Vec::new();
+        for _ in 0..rounds {
+            let start = Instant::now();
+            for number in 0..batch {
+                submit(step * number as i32)?;
+            }
+            times.push(start.elapsed() / batch);
+            finish()?;
         }
-        times.push(start.elapsed() / batch);
-        finish()?;
+        times.sort();
+        let name = format!("enqueue with {what}, client's time");
+        figure(&name, times[times.len() / 2]);
     }
-    times.sort();
-    figure(
-        "enqueue with 2 arguments, client's time",
-        times[times.len() / 2],
-    );
     figure(
         "enqueue with 2 arguments + finish",
-        median(10, || submit().and_then(|()| finish()))?,
+        median(10, || submit(1).and_then(|()| finish()))?,
     );
     figure("finish of an idle queue", median(10, finish)?);
+    Ok(())
+}
+
+fn finish(device: &Device) -> Result<(), Failed> {
+    check(cl!(device.api, clFinish(device.queue)), "finishing")
+}
+
+/// Kernels of several lengths, one behind the other: what a launch-bound program does.
+fn back_to_back(device: &Device, busy: Handle) -> Result<(), String> {
+    /// Takes some 20, 100 and 400 us on an H200.
+    const ROUNDS: [i32; 3] = [1_500, 7_000, 28_000];
+    const KERNELS: u32 = 50;
+    let out = device.buffer(0, 4096, null_mut())?;
+    device.set(busy, 0, out)?;
+    for rounds in ROUNDS {
+        device.set(busy, 1, rounds)?;
+        let all = || {
+            for _ in 0..KERNELS {
+                enqueue(device, busy, 1, 1)?;
+            }
+            finish(device)
+        };
+        let each = median(1, all)? / KERNELS;
+        figure(
+            &format!("kernel of {rounds} rounds, one of {KERNELS} back to back"),
+            each,
+        );
+    }
     Ok(())
 }
 
@@ -338,13 +391,16 @@ fn main() -> Result<(), String> {
     );
     let name = String::from_utf8_lossy(&name);
     println!("# {}", name.trim_end_matches('\0'));
-    let [add, nothing] = device.kernels(SOURCE, [c"add", c"nothing"])?;
+    let [add, nothing, busy] = device.kernels(SOURCE, [c"add", c"nothing", c"busy"])?;
     sum(&device, add)?;
     if option != "--copies" {
         calls(&device, nothing)?;
     }
     if brief() {
         return Ok(());
+    }
+    if option != "--copies" {
+        back_to_back(&device, busy)?;
     }
     copies(&device, !name.contains("Gantry"))
 }
