@@ -78,6 +78,9 @@ pub fn guest(programs: &Programs, work: &Path) -> Result<PathBuf> {
     for unit in [
         "guest/agent/gantry-agent.service",
         "remoting/gantry-accel.service",
+        "gpu-mediator/gantry-arbiter.service",
+        // Not where systemd looks: the pool runs without it first.
+        "remoting/gantry-accel.service.d/arbiter.conf",
     ] {
         let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(unit);
         let name = from.file_name().context("a unit has no name")?;
@@ -85,6 +88,7 @@ pub fn guest(programs: &Programs, work: &Path) -> Result<PathBuf> {
     }
     program(&programs.agent, &root, "usr/sbin/gantry-agent")?;
     program(&programs.pool, &root, "usr/sbin/gantry-accel")?;
+    program(&programs.arbiter, &root, "usr/sbin/gantry-arbiter")?;
     fs::write(root.join("etc/systemd/system/console.service"), CONSOLE)?;
     symlink("../console.service", wanted.join("console.service"))?;
     script(

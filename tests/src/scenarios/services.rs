@@ -11,7 +11,7 @@ use crate::{
 };
 
 pub const SCENARIOS: &[Entry] = &[(
-    "services: systemd runs the agent and the pool as their units say, and again when they are killed",
+    "services: systemd runs agent, pool and arbiter as their units say, and again when they are killed",
     units,
 )];
 
@@ -30,13 +30,14 @@ fn units(context: &Context) -> Result<()> {
         "accels": [accel(&pool)],
     });
     let (_gantry, mut guest) = Gantry::boot(&context.dir, more)?;
-    for unit in ["gantry-agent", "gantry-accel"] {
+    for unit in ["gantry-agent", "gantry-accel", "gantry-arbiter"] {
         let found = guest.run(&format!("systemd-analyze verify {unit}.service 2>&1"))?;
         ensure!(found.is_empty(), "{found}");
     }
     served_by_agent(&mut guest)?;
     guest.run("systemctl --no-ask-password disable --now gantry-agent 2>&1")?;
-    served_by_pool(&mut guest)
+    served_by_pool(&mut guest)?;
+    shared_by_arbiter(&mut guest)
 }
 
 fn main_process(guest: &mut Guest, unit: &str) -> Result<String> {
@@ -110,4 +111,40 @@ fn served_by_pool(guest: &mut Guest) -> Result<()> {
     );
     killed(guest, "gantry-accel")?;
     finds_a_device(guest)
+}
+
+/// The same pool shares by an arbiter, whose own unit starts it.
+fn shared_by_arbiter(guest: &mut Guest) -> Result<()> {
+    guest.run(
+        "mv /lib/systemd/system/arbiter.conf /etc/systemd/system/gantry-accel.service.d && \
+         systemctl daemon-reload && systemctl --no-ask-password restart gantry-accel 2>&1",
+    )?;
+    let found = guest.run("systemd-analyze verify gantry-accel.service 2>&1")?;
+    ensure!(found.is_empty(), "{found}");
+    finds_a_device(guest)?;
+    has_workers(guest)?;
+    let shown = guest.run("stat -c '%A %U' /run/gantry-arbiter/socket")?;
+    ensure!(
+        shown.starts_with("srw------- ") && !shown.contains("root"),
+        "{shown}"
+    );
+    // The pool's folder goes with the pool, and the arbiter's stays.
+    guest.run("systemctl --no-ask-password stop gantry-accel 2>&1")?;
+    let left = guest.run("ls -d /run/gantry /run/gantry-arbiter/socket 2>/dev/null || true")?;
+    ensure!(left == "/run/gantry-arbiter/socket", "{left}");
+    guest.run("systemctl --no-ask-password start gantry-accel 2>&1")?;
+    killed(guest, "gantry-arbiter")?;
+    has_workers(guest)
+}
+
+/// Waits until a worker is connected to the arbiter, as it is while it has an application. Both ends
+/// of a connection are in the network namespace of who has connected, the pool's.
+fn has_workers(guest: &mut Guest) -> Result<()> {
+    guest
+        .run("(touch /tmp/on; while [ -e /tmp/on ]; do clinfo -l; done) >/dev/null 2>&1 & true")?;
+    let process = main_process(guest, "gantry-accel")?;
+    let sockets = format!("grep gantry-arbiter/socket$ /proc/{process}/net/unix");
+    guest.eventually(&sockets, |found| found.contains("gantry-arbiter"))?;
+    guest.run("rm /tmp/on")?;
+    Ok(())
 }
