@@ -354,7 +354,7 @@ fn finish(device: &Device) -> Result<(), Failed> {
 fn back_to_back(device: &Device, busy: Handle) -> Result<(), String> {
     /// Takes some 20, 100 and 400 us on an H200.
     const ROUNDS: [i32; 3] = [1_500, 7_000, 28_000];
-    const KERNELS: u32 = 50;
+    const KERNELS: u32 = 200;
     let out = device.buffer(0, 4096, null_mut())?;
     device.set(busy, 0, out)?;
     for rounds in ROUNDS {
