@@ -54,8 +54,11 @@ macro_rules! cl {
 pub(super) use cl;
 
 /// After a wait of this length, the serving thread is no longer held up by the driver's waits: it
-/// can sleep until an event wakes it, and costs its host nothing meanwhile.
-const LONG: Duration = Duration::from_millis(2);
+/// can sleep until an event wakes it, and costs its host nothing meanwhile. The end is seen 0.3 ms
+/// late then, which is 1 % of so long a wait.
+const LONG: Duration = Duration::from_millis(30);
+/// The same where others share the device, to whom it may have to be given meanwhile.
+pub(super) const LONG_FOR_OTHERS: Duration = Duration::from_millis(2);
 /// The most contexts at a time: on a GPU each has memory of the device that no quota sees.
 const MOST_CONTEXTS: u32 = 256;
 /// The most calls of an application that wait at a time: each is one of its threads.
@@ -153,7 +156,7 @@ pub struct Server {
     waits: Vec<Wait>,
     pub(super) sender: Sender<Slice, Waker>,
     /// The last wait after which this thread is no longer held up by the driver's.
-    patience: Duration,
+    pub(super) patience: Duration,
     /// On a CPU that the application lends: there is no other thread then, and nothing is waited
     /// for.
     pub(super) lent: Option<Lent>,

@@ -18,7 +18,7 @@ use std::{
 use super::{
     notice::Notice,
     objects::Queue,
-    server::{Error, Server, cl, status},
+    server::{Error, LONG_FOR_OTHERS, Server, cl, status},
     table::Table,
 };
 use crate::{
@@ -233,6 +233,7 @@ impl Server {
             });
         };
         self.sharing.turns = Some(Turns::start(control, join, tell)?);
+        self.patience = LONG_FOR_OTHERS;
         Ok(())
     }
 

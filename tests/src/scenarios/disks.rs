@@ -237,7 +237,11 @@ fn silent(context: &Context) -> Result<()> {
     guest.run(write)?;
     gantry.act("vm.shutdown")?;
     drop(gantry);
-    crate::net::sh(&format!("umount -d {}", mount.display()))?;
+    // What an io_uring had open, the kernel lets go of somewhat later than its process.
+    crate::net::sh(&format!(
+        "for _ in $(seq 50); do umount -d {mount} && exit; sleep 0.1; done; exit 1",
+        mount = mount.display()
+    ))?;
     Ok(())
 }
 
