@@ -19,6 +19,10 @@ pub type MemCallback = unsafe extern "C" fn(Handle, *mut c_void);
 pub type ProgramCallback = unsafe extern "C" fn(Handle, *mut c_void);
 /// A callback about an event.
 pub type EventCallback = unsafe extern "C" fn(Handle, i32, *mut c_void);
+/// `clGet...Info` of most kinds of objects.
+pub type Info = unsafe extern "C" fn(Handle, u32, usize, *mut c_void, *mut usize) -> i32;
+/// `clSetKernelArg`.
+pub type SetArgument = unsafe extern "C" fn(Handle, u32, usize, *const c_void) -> i32;
 
 /// Why there is no OpenCL.
 #[derive(Debug, thiserror::Error)]
@@ -132,7 +136,7 @@ impl Api {
     pub(crate) fn with_events(
         mut self,
         enqueue: Enqueue,
-        status: unsafe extern "C" fn(Handle, u32, usize, *mut c_void, *mut usize) -> i32,
+        status: Info,
         decide: unsafe extern "C" fn(Handle, i32) -> i32,
     ) -> Self {
         self.clEnqueueNDRangeKernel = enqueue;
@@ -145,7 +149,7 @@ impl Api {
     #[cfg(test)]
     pub(crate) fn with_old(
         mut self,
-        platform: unsafe extern "C" fn(Handle, u32, usize, *mut c_void, *mut usize) -> i32,
+        platform: Info,
         argument: unsafe extern "C" fn(Handle, u32, *const c_void) -> i32,
         alloc: unsafe extern "C" fn(Handle, u64, usize, u32) -> *mut c_void,
         uses: unsafe extern "C" fn(Handle, u32, usize, *const c_void) -> i32,
@@ -162,7 +166,7 @@ impl Api {
     pub(crate) fn with_ends(
         mut self,
         marker: unsafe extern "C" fn(Handle, u32, *const Handle, *mut Handle) -> i32,
-        status: unsafe extern "C" fn(Handle, u32, usize, *mut c_void, *mut usize) -> i32,
+        status: Info,
         wait: unsafe extern "C" fn(u32, *const Handle) -> i32,
         free: unsafe extern "C" fn(Handle, *mut c_void),
     ) -> Self {
@@ -185,10 +189,7 @@ impl Api {
 
     /// With devices of a test's own.
     #[must_use]
-    pub fn with_devices(
-        mut self,
-        info: unsafe extern "C" fn(Handle, u32, usize, *mut c_void, *mut usize) -> i32,
-    ) -> Self {
+    pub fn with_devices(mut self, info: Info) -> Self {
         self.clGetDeviceInfo = info;
         self
     }
@@ -207,9 +208,9 @@ impl Api {
     #[must_use]
     pub fn with_kernels(
         mut self,
-        info: unsafe extern "C" fn(Handle, u32, usize, *mut c_void, *mut usize) -> i32,
+        info: Info,
         argument: unsafe extern "C" fn(Handle, u32, u32, usize, *mut c_void, *mut usize) -> i32,
-        set: unsafe extern "C" fn(Handle, u32, usize, *const c_void) -> i32,
+        set: SetArgument,
     ) -> Self {
         self.clGetKernelInfo = info;
         self.clGetKernelArgInfo = argument;
@@ -232,7 +233,7 @@ impl Api {
         create: unsafe extern "C" fn(Handle, u64, usize, *mut c_void, *mut i32) -> Handle,
         read: Transfer<*mut c_void>,
         write: Transfer<*const c_void>,
-        set: unsafe extern "C" fn(Handle, u32, usize, *const c_void) -> i32,
+        set: SetArgument,
         enqueue: Enqueue,
     ) -> Self {
         self.clCreateBuffer = create;

@@ -89,6 +89,21 @@ mod plain {
         (ring, producer, consumer)
     }
 
+    /// Both, the consumer having gone until the bell rings.
+    fn asleep(
+        lines: usize,
+    ) -> (
+        Counter,
+        Producer<Private, Counter>,
+        Consumer<Private, Counter>,
+    ) {
+        let (ring, bell) = (Private::new(lines), Counter::default());
+        let producer = Producer::new(ring.clone(), bell.clone());
+        let consumer = Consumer::new(ring, bell.clone());
+        assert!(consumer.leave());
+        (bell, producer, consumer)
+    }
+
     fn header(length: usize) -> Header {
         Header {
             length: length as u32,
@@ -196,10 +211,7 @@ mod plain {
 
     #[test]
     fn a_sleeper_is_not_woken_for_what_nobody_waits_for() {
-        let (ring, bell) = (Private::new(8), Counter::default());
-        let mut producer = Producer::new(ring.clone(), bell.clone());
-        let consumer = Consumer::new(ring, bell.clone());
-        assert!(consumer.leave());
+        let (bell, mut producer, consumer) = asleep(8);
         assert!(producer.write(&[1; 16], &[2; 4]).unwrap());
         assert_eq!(*bell.0.borrow(), 0);
         assert!(producer.push(&[3; 16], &[]).unwrap());
@@ -212,10 +224,7 @@ mod plain {
 
     #[test]
     fn a_producer_that_is_out_of_room_wakes_the_consumer() {
-        let (ring, bell) = (Private::new(2), Counter::default());
-        let mut producer = Producer::new(ring.clone(), bell.clone());
-        let consumer = Consumer::new(ring, bell.clone());
-        assert!(consumer.leave());
+        let (bell, mut producer, _consumer) = asleep(2);
         assert!(producer.write(&[1; 16], &[2; 40]).unwrap());
         assert!(producer.write(&[1; 16], &[2; 40]).unwrap());
         assert!(!producer.write(&[1; 16], &[2; 40]).unwrap());

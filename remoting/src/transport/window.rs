@@ -212,7 +212,7 @@ impl Window {
             Slice {
                 control: self.base.add(control as usize).cast(),
                 lines: self.base.add(lines as usize),
-                size: self.ring as u32,
+                count: self.ring as u32 / LINE as u32,
                 weak: self.weak,
                 _window: Arc::clone(self),
             }
@@ -225,7 +225,7 @@ impl Window {
 pub struct Slice {
     control: *const Control,
     lines: *mut u8,
-    size: u32,
+    count: u32,
     weak: bool,
     _window: Arc<Window>,
 }
@@ -236,20 +236,15 @@ unsafe impl Send for Slice {}
 impl Slice {
     /// A line, which is below the count.
     fn line(&self, line: u32) -> *mut u8 {
-        debug_assert!(line < self.count());
+        debug_assert!(line < self.count);
         // SAFETY: within the ring, which is within the mapping.
         unsafe { self.lines.add(line as usize * LINE) }
-    }
-
-    /// How many bytes there are: a power of two.
-    pub fn size(&self) -> u32 {
-        self.size
     }
 }
 
 impl Lines for Slice {
     fn count(&self) -> u32 {
-        self.size / LINE as u32
+        self.count
     }
 
     fn control(&self) -> &Control {
