@@ -1,9 +1,10 @@
 //! Devices, contexts and queues.
 
-use std::ptr::null_mut;
+use std::{ptr::null_mut, sync::Arc};
 
 use super::{
     freed::End,
+    lineage::{ContextRecord, DeviceRecord},
     notice::{self, Reporter},
     objects::{Context, Device, Queue, keep, made},
     server::{Server, cl, outcome},
@@ -29,6 +30,16 @@ impl Server {
             .collect()
     }
 
+    pub(super) fn device_records(&self, ids: &[DeviceId]) -> Result<Vec<Arc<DeviceRecord>>, i32> {
+        ids.iter()
+            .map(|id| {
+                self.devices
+                    .get(id.0)
+                    .map(|device| Arc::clone(&device.record))
+            })
+            .collect()
+    }
+
     pub(super) fn platform_version(&self, index: usize) -> u32 {
         self.platforms
             .get(index)
@@ -40,7 +51,7 @@ impl Server {
             self.devices.check(id.0)?;
         }
         let device = self.devices.get(call.device.0)?;
-        let (platform, svm) = (device.platform, device.svm);
+        let (platform, svm, of) = (device.platform, device.svm, Arc::clone(&device.record));
         let mut properties: Vec<isize> = call.properties.iter().map(|p| *p as isize).collect();
         properties.push(0);
         let mut count = 0;
@@ -60,12 +71,14 @@ impl Server {
                 &raw mut count,
             )
         ))?;
-        for (id, raw) in call.ids.iter().zip(raws).take(count as usize) {
+        let call = Arc::new(call.clone());
+        let made = call.ids.iter().zip(raws).take(count as usize);
+        for (place, (id, raw)) in made.enumerate() {
             let device = Device {
                 raw,
                 platform,
                 svm,
-                made: Some(call.clone()),
+                record: Arc::new(DeviceRecord::part(&of, &call, place)),
             };
             self.devices.put(id.0, Ok(device));
         }
@@ -73,7 +86,8 @@ impl Server {
     }
 
     pub(super) fn release_device(&mut self, id: DeviceId) -> Result<(), i32> {
-        if self.devices.get(id.0)?.made.is_none() {
+        let device = self.devices.get(id.0)?;
+        if matches!(*device.record, DeviceRecord::Offered(_)) {
             return Ok(());
         }
         let device = self.devices.take(id.0).ok_or(codes::INVALID_DEVICE)?;
@@ -127,7 +141,10 @@ impl Server {
         Ok(Context {
             raw: made(raw, code)?,
             svm: call.devices.iter().any(svm),
-            made: call,
+            record: Arc::new(ContextRecord {
+                devices: self.device_records(&call.devices)?,
+                call,
+            }),
             platform,
         })
     }
@@ -152,13 +169,14 @@ impl Server {
         if !rest.is_empty() || pairs.iter().any(wrong) {
             return Err(codes::INVALID_VALUE);
         }
-        let home = self.contexts.get(call.context.0)?.home();
+        let context = self.contexts.get(call.context.0)?;
+        let (home, in_context) = (context.home(), Arc::clone(&context.record));
         let context = home.raw;
         let &Device {
             raw: device,
             platform,
             svm,
-            ..
+            record: ref on_device,
         } = self.devices.get(call.device.0)?;
         if platform != home.platform {
             return Err(codes::INVALID_DEVICE);
@@ -191,6 +209,8 @@ impl Server {
             home,
             svm,
             made: call,
+            context: in_context,
+            device: Arc::clone(on_device),
             end: End::default(),
             deferred: None,
         })
@@ -274,7 +294,7 @@ mod tests {
             raw: 99,
             platform: 1,
             svm: true,
-            made: None,
+            record: Arc::new(DeviceRecord::Offered(DeviceId(1))),
         };
         server.devices.put(1, Ok(foreign));
         let mut make = |id, devices: &[u32]| {

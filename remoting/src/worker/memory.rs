@@ -1,8 +1,9 @@
 //! Buffers, images and samplers.
 
-use std::ptr::null_mut;
+use std::{ptr::null_mut, sync::Arc};
 
 use super::{
+    lineage::MemRecord,
     notice::{self, Leaf, Notice},
     objects::{MadeMem, Mem, Sampler, keep, made},
     quota::{self, Charge},
@@ -40,7 +41,8 @@ impl Server {
     }
 
     fn make_buffer(&mut self, call: CreateBuffer) -> Result<Mem, i32> {
-        let context = self.contexts.get(call.context.0)?.raw;
+        let context = self.contexts.get(call.context.0)?;
+        let (context, record) = (context.raw, Arc::clone(&context.record));
         let host = codes::MEM_USE_HOST_PTR | codes::MEM_ALLOC_HOST_PTR | codes::MEM_COPY_HOST_PTR;
         let mut flags = call.flags & !host;
         let mut pointer = null_mut();
@@ -83,7 +85,7 @@ impl Server {
         }
         Ok(Mem {
             raw,
-            made: MadeMem::Buffer(call),
+            record: MemRecord::new(MadeMem::Buffer(call), record, None),
             maps: Vec::new(),
         })
     }
@@ -112,13 +114,15 @@ impl Server {
     }
 
     fn make_sub_buffer(&self, call: CreateSubBuffer) -> Result<Mem, i32> {
-        let of = self.mems.get(call.of.0)?.raw;
+        let Mem {
+            raw: of, record, ..
+        } = self.mems.get(call.of.0)?;
         let region = [call.origin as usize, call.size as usize];
         let mut code = 0;
         let raw = cl!(
             self.api,
             clCreateSubBuffer(
-                of,
+                *of,
                 call.flags,
                 codes::BUFFER_CREATE_TYPE_REGION,
                 region.as_ptr().cast(),
@@ -127,7 +131,11 @@ impl Server {
         );
         Ok(Mem {
             raw: made(raw, code)?,
-            made: MadeMem::Sub(call),
+            record: MemRecord::new(
+                MadeMem::Sub(call),
+                Arc::clone(&record.context),
+                Some(Arc::clone(record)),
+            ),
             maps: Vec::new(),
         })
     }
@@ -144,7 +152,8 @@ impl Server {
     }
 
     fn make_image(&mut self, call: CreateImage) -> Result<Mem, i32> {
-        let context = self.contexts.get(call.context.0)?.raw;
+        let context = self.contexts.get(call.context.0)?;
+        let (context, record) = (context.raw, Arc::clone(&context.record));
         let shape = &call.shape;
         let host = codes::MEM_USE_HOST_PTR | codes::MEM_ALLOC_HOST_PTR | codes::MEM_COPY_HOST_PTR;
         let mut flags = call.flags & !host;
@@ -170,6 +179,11 @@ impl Server {
             order: shape.order,
             data: shape.data,
         };
+        let of = shape.of.map(|id| self.mems.get(id.0)).transpose()?;
+        let (raw_of, of) = match of {
+            Some(of) => (of.raw, Some(Arc::clone(&of.record))),
+            None => (0, None),
+        };
         let [width, height, depth] = shape.extent.map(|extent| extent as usize);
         let desc = ImageDesc {
             kind: shape.kind,
@@ -177,10 +191,7 @@ impl Server {
             height,
             depth,
             layers: shape.layers as usize,
-            of: match shape.of {
-                Some(id) => self.mems.get(id.0)?.raw,
-                None => 0,
-            },
+            of: raw_of,
             ..ImageDesc::default()
         };
         let mut code = 0;
@@ -197,7 +208,7 @@ impl Server {
         );
         Ok(Mem {
             raw: self.charged(made(raw, code)?, charge),
-            made: MadeMem::Image(call),
+            record: MemRecord::new(MadeMem::Image(call), record, of),
             maps: Vec::new(),
         })
     }
@@ -244,6 +255,7 @@ impl Server {
             Ok(Sampler {
                 raw: made(raw, code)?,
                 made: call,
+                context: Arc::clone(&context.record),
             })
         });
         keep!(self.samplers, id, sampler)

@@ -14,7 +14,7 @@
 //! - [`server`]: the serving thread; [`notice`]: what other threads tell it; `watch`: one that
 //!   sees commands complete while it sleeps; `limit`: one that ends what runs for too long.
 //! - [`objects`]: shadow objects, in a [`table`] for each kind; [`records`]: how programs and kernels
-//!   came to be. Calls about them by subject:
+//!   came to be; [`lineage`]: what objects were made in and of. Calls about them by subject:
 //!   `contexts`, `memory`, `programs`, `kernels`, `events`; [`query`]: questions.
 //!   `headers`: an application's files for the compiler.
 //! - [`commands`]: what goes into queues; [`transfers`]: to and from the window, of which the
@@ -44,6 +44,7 @@ mod headers;
 mod kernels;
 pub mod lent;
 mod limit;
+pub mod lineage;
 mod memory;
 pub mod notice;
 pub mod objects;

@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use super::{objects::Home, records::Linked};
+use super::programs::LinkedProgram;
 use crate::{
     opencl::api::Handle,
     protocol::{Header, calls::ContextId},
@@ -28,8 +28,8 @@ pub enum Notice {
     Callback(u64, i32),
     /// A build or compilation has ended with this code.
     Built(Header, i32),
-    /// A program has been linked in a context: the driver's handle, if there is one, and its code.
-    Linked(Header, Linked, Home, Handle, i32),
+    /// A program has been linked, or not, with this code.
+    Linked(Header, LinkedProgram, i32),
     /// The driver has something to say about a context.
     Report(ContextId, Vec<u8>),
     /// The device is shared by an arbiter that this worker does not understand.

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
     freed::End,
+    lineage::{ContextRecord, DeviceRecord, MemRecord},
     records::{Arguments, ProgramRecord},
     svm::Addresses,
 };
@@ -12,8 +13,8 @@ use crate::{
     protocol::{
         Blob,
         calls::{
-            CreateBuffer, CreateContext, CreateImage, CreateQueue, CreateSampler, CreateSubBuffer,
-            CreateSubDevices, ImageShape, QueueId,
+            CreateBuffer, CreateImage, CreateQueue, CreateSampler, CreateSubBuffer, ImageShape,
+            QueueId,
         },
     },
 };
@@ -27,8 +28,8 @@ pub struct Device {
     pub platform: usize,
     /// Whether it has buffers in shared virtual memory.
     pub svm: bool,
-    /// How it was made, if it is a sub-device.
-    pub made: Option<CreateSubDevices>,
+    /// How it came to be.
+    pub record: Arc<DeviceRecord>,
 }
 
 /// A context.
@@ -36,16 +37,16 @@ pub struct Device {
 pub struct Context {
     /// The driver's handle.
     pub raw: Handle,
-    /// How it was made.
-    pub made: CreateContext,
+    /// How it came to be.
+    pub record: Arc<ContextRecord>,
     /// Its platform's place in the list.
     pub platform: usize,
     /// Whether one of its devices has buffers in shared virtual memory.
     pub svm: bool,
 }
 
-/// The context that an object was made in, which the driver keeps for as long as the object. Its
-/// number may have become another one's since.
+/// The context that an object was made in, which the driver keeps for as long as the object, as
+/// calls about the object need it.
 #[derive(Clone, Copy, Debug)]
 pub struct Home {
     /// The driver's handle.
@@ -79,6 +80,10 @@ pub struct Queue {
     pub svm: bool,
     /// How it was made.
     pub made: CreateQueue,
+    /// How its context came to be.
+    pub context: Arc<ContextRecord>,
+    /// How its device came to be.
+    pub device: Arc<DeviceRecord>,
     /// What is known of the end of its commands.
     pub end: End,
     /// The first error of a command that nobody waited for, to be reported by who waits next.
@@ -101,8 +106,8 @@ pub enum MadeMem {
 pub struct Mem {
     /// The driver's handle.
     pub raw: Handle,
-    /// How it was made.
-    pub made: MadeMem,
+    /// How it came to be.
+    pub record: Arc<MemRecord>,
     /// Current mappings: offset and the driver's pointer.
     pub maps: Vec<(u64, usize)>,
 }
@@ -110,7 +115,7 @@ pub struct Mem {
 impl Mem {
     /// Format and shape, if it is an image.
     pub fn image(&self) -> Option<&ImageShape> {
-        match &self.made {
+        match &self.record.call {
             MadeMem::Image(image) => Some(&image.shape),
             _ => None,
         }
@@ -124,6 +129,8 @@ pub struct Sampler {
     pub raw: Handle,
     /// How it was made.
     pub made: CreateSampler,
+    /// How its context came to be.
+    pub context: Arc<ContextRecord>,
 }
 
 /// A program.

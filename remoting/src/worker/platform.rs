@@ -1,8 +1,8 @@
 //! What the host offers: its platforms and devices.
 
-use std::ptr::null_mut;
+use std::{ptr::null_mut, sync::Arc};
 
-use super::{objects::Device, server::cl, table::Table};
+use super::{lineage::DeviceRecord, objects::Device, server::cl, table::Table};
 use crate::{
     opencl::{
         api::{Api, Handle},
@@ -86,7 +86,7 @@ impl Platform {
                             raw: device,
                             platform: place,
                             svm: version >= 20 && has_svm(api, device),
-                            made: None,
+                            record: Arc::new(DeviceRecord::Offered(id)),
                         }),
                     );
                     Offered { id, kind }

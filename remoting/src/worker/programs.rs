@@ -9,9 +9,10 @@ use std::{
 
 use super::{
     headers::Headers,
+    lineage::ContextRecord,
     notice::Notice,
     objects::{Home, Program, keep, made},
-    records::{Built, Linked, Origin, ProgramRecord},
+    records::{Build, Built, Linked, Origin, ProgramRecord},
     server::{Server, c_string, cl, outcome},
 };
 use crate::{
@@ -41,6 +42,19 @@ fn list(handles: &[Handle]) -> *const Handle {
     }
 }
 
+/// What linking has made, before it is the client's.
+#[derive(Debug)]
+pub struct LinkedProgram {
+    /// The driver's handle; 0 if there is none.
+    raw: Handle,
+    /// Its context.
+    home: Home,
+    /// How that came to be.
+    context: Arc<ContextRecord>,
+    /// How it came to be itself.
+    origin: Linked,
+}
+
 impl Server {
     pub(super) fn create_program(&mut self, call: CreateProgram) -> Result<Vec<i32>, i32> {
         self.programs.check(call.id.0)?;
@@ -52,7 +66,8 @@ impl Server {
 
     fn make_program(&self, call: CreateProgram, statuses: &mut Vec<i32>) -> Result<Program, i32> {
         let context = self.contexts.get(call.context.0)?;
-        let home = context.home();
+        let (home, record) = (context.home(), Arc::clone(&context.record));
+        let mut for_devices = Vec::new();
         let (version, context) = (self.platform_version(home.platform), home.raw);
         let mut code = 0;
         let raw = match &call.origin {
@@ -76,6 +91,7 @@ impl Server {
             ProgramOrigin::Binary(binaries) => {
                 let ids: Vec<_> = binaries.iter().map(|(id, _)| *id).collect();
                 let devices = self.raw_devices(&ids)?;
+                for_devices = self.device_records(&ids)?;
                 let lengths: Vec<_> = binaries.iter().map(|(_, blob)| blob.0.len()).collect();
                 let pointers: Vec<_> = binaries.iter().map(|(_, blob)| blob.0.as_ptr()).collect();
                 *statuses = vec![0; devices.len()];
@@ -99,6 +115,7 @@ impl Server {
             ),
             ProgramOrigin::BuiltIn(ids, names) => {
                 let devices = self.raw_devices(ids)?;
+                for_devices = self.device_records(ids)?;
                 let names = c_string(names);
                 cl!(
                     self.api,
@@ -115,7 +132,7 @@ impl Server {
         Ok(Program {
             raw: made(raw, code)?,
             home,
-            record: ProgramRecord::new(Origin::Created(call)),
+            record: ProgramRecord::new(record, Origin::Created(call, for_devices)),
         })
     }
 
@@ -185,9 +202,12 @@ impl Server {
         call: &BuildProgram,
     ) -> Result<(), Gone> {
         let found = self.raw_devices(&call.devices).and_then(|devices| {
+            let built = Built {
+                call: Build::Whole(call.clone()),
+                devices: self.device_records(&call.devices)?,
+            };
             let program = self.programs.get_mut(call.id.0)?;
-            let record = Arc::make_mut(&mut program.record);
-            record.built = Some(Arc::new(Built::Built(call.clone())));
+            Arc::make_mut(&mut program.record).built = Some(Arc::new(built));
             Ok((program.raw, devices))
         });
         let (raw, devices) = match found {
@@ -228,9 +248,12 @@ impl Server {
                 headers.push(header.raw);
                 origins.push(Arc::clone(&header.record.origin));
             }
+            let built = Built {
+                call: Build::compiled(call.clone(), origins),
+                devices: self.device_records(&call.devices)?,
+            };
             let program = self.programs.get_mut(call.id.0)?;
-            let record = Arc::make_mut(&mut program.record);
-            record.built = Some(Arc::new(Built::compiled(call.clone(), origins)));
+            Arc::make_mut(&mut program.record).built = Some(Arc::new(built));
             Ok((program.raw, devices, headers))
         });
         let (raw, devices, headers) = match found {
@@ -284,8 +307,10 @@ impl Server {
 
     pub(super) fn link_program(&mut self, header: Header, call: LinkProgram) -> Result<(), Gone> {
         let found = self.programs.check(call.id.0).and_then(|()| {
-            let home = self.contexts.get(call.context.0)?.home();
+            let context = self.contexts.get(call.context.0)?;
+            let made_in = (context.home(), Arc::clone(&context.record));
             let devices = self.raw_devices(&call.devices)?;
+            let for_devices = self.device_records(&call.devices)?;
             let mut inputs = Vec::with_capacity(call.inputs.len());
             let mut records = Vec::with_capacity(call.inputs.len());
             for id in &call.inputs {
@@ -293,9 +318,9 @@ impl Server {
                 inputs.push(input.raw);
                 records.push(Arc::clone(&input.record));
             }
-            Ok((home, devices, inputs, records))
+            Ok((made_in, devices, for_devices, inputs, records))
         });
-        let (home, devices, inputs, records) = match found {
+        let ((home, record), devices, for_devices, inputs, records) = match found {
             Ok(found) => found,
             Err(code) => return self.answer(header, &Err::<(i32, bool), i32>(code)),
         };
@@ -326,8 +351,14 @@ impl Server {
                 cl!(api, clReleaseProgram(input));
             }
             cl!(api, clReleaseContext(context));
-            let linked = Linked::new(call, records);
-            board.leave(Notice::Linked(header, linked, home, raw, code));
+            let origin = Linked::new(call, for_devices, records);
+            let linked = LinkedProgram {
+                raw,
+                home,
+                context: record,
+                origin,
+            };
+            board.leave(Notice::Linked(header, linked, code));
         };
         if self.build(work).is_err() {
             // The references go with the process, which has not even room for a thread.
@@ -341,13 +372,17 @@ impl Server {
     pub(super) fn linked(
         &mut self,
         header: Header,
-        linked: Linked,
-        home: Home,
-        raw: Handle,
+        linked: LinkedProgram,
         code: i32,
     ) -> Result<(), Gone> {
         self.building -= 1;
-        let id = linked.call.id;
+        let LinkedProgram {
+            raw,
+            home,
+            context,
+            origin,
+        } = linked;
+        let id = origin.call.id;
         let outcome = if raw == 0 {
             Ok((code, false))
         } else if let Err(code) = self.programs.check(id.0) {
@@ -358,7 +393,7 @@ impl Server {
             let program = Program {
                 raw,
                 home,
-                record: ProgramRecord::new(Origin::Linked(linked)),
+                record: ProgramRecord::new(context, Origin::Linked(origin)),
             };
             self.programs.put(id.0, Ok(program));
             Ok((code, true))

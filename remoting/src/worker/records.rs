@@ -1,16 +1,18 @@
 //! How programs and kernels came to be, as far as making them again needs it.
 //!
 //! What a kernel or a linked program was made of may be released before it, and its number be given
-//! to another one. So a record keeps the records of what it needs, and names no such object by its
-//! number alone. It does not change while others keep it: a program that is built anew gets another
-//! record.
+//! to another one. So a record keeps the records of what it needs, those of its context and of
+//! devices included, and names no such object by its number alone. It does not change while others
+//! keep it: a program that is built anew gets another record.
 //!
-//! What a client can make them grow to is bounded: beside the calls about itself, each of which is a
-//! frame at most, a program keeps [`MOST_KEPT`] bytes of others and [`MOST_CONSTANTS`] constants, and
-//! a kernel [`MOST_ARGUMENTS`] values. What would be more is recorded as lost.
+//! What a client can make them grow to is bounded: beside the calls about itself and its context,
+//! each of which is a frame at most, a program keeps [`MOST_KEPT`] bytes of others and
+//! [`MOST_CONSTANTS`] constants, and a kernel [`MOST_ARGUMENTS`] values. What would be more is
+//! recorded as lost.
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use super::lineage::{ContextRecord, DEEPEST, DeviceRecord};
 use crate::protocol::{
     Blob,
     calls::{
@@ -23,8 +25,6 @@ use crate::protocol::{
 const MOST_KEPT: usize = 64 << 20;
 /// Bytes that a program counts for, however small.
 const RECORD: usize = 512;
-/// How many programs may have been linked one of the other.
-const DEEPEST: usize = 16;
 /// How many constants of a program are kept.
 const MOST_CONSTANTS: usize = 256;
 /// Bytes of a constant: it is a number.
@@ -37,8 +37,8 @@ const MOST_PLAIN: usize = 64 << 10;
 /// What a program was made of.
 #[derive(Debug)]
 pub enum Origin {
-    /// Something that is no program.
-    Created(CreateProgram),
+    /// Something that is no program, with the devices that it is for, if the call names them.
+    Created(CreateProgram, Vec<Arc<DeviceRecord>>),
     /// Programs.
     Linked(Linked),
 }
@@ -48,6 +48,8 @@ pub enum Origin {
 pub struct Linked {
     /// The call.
     pub call: LinkProgram,
+    /// The devices that it is for; those of its context if there are none.
+    pub devices: Vec<Arc<DeviceRecord>>,
     /// Its inputs as they were then; none if they are lost.
     pub inputs: Option<Vec<Arc<ProgramRecord>>>,
     /// Bytes of the inputs that it keeps, and how many were linked one of the other: counted once,
@@ -58,13 +60,18 @@ pub struct Linked {
 
 impl Linked {
     /// Of inputs as they are now.
-    pub fn new(call: LinkProgram, inputs: Vec<Arc<ProgramRecord>>) -> Self {
+    pub fn new(
+        call: LinkProgram,
+        devices: Vec<Arc<DeviceRecord>>,
+        inputs: Vec<Arc<ProgramRecord>>,
+    ) -> Self {
         let bytes = sum(inputs.iter().map(|input| input.bytes()));
         let depth = inputs.iter().map(|input| input.origin.depth()).max();
         let depth = depth.unwrap_or(0);
         let few = bytes <= MOST_KEPT && depth < DEEPEST;
         Self {
             call,
+            devices,
             inputs: few.then_some(inputs),
             bytes: if few { bytes } else { 0 },
             depth: if few { depth + 1 } else { 1 },
@@ -74,14 +81,23 @@ impl Linked {
 
 /// How a program was built last.
 #[derive(Debug)]
-pub enum Built {
+pub struct Built {
+    /// The call.
+    pub call: Build,
+    /// The devices that it was built for; those of its context if there are none.
+    pub devices: Vec<Arc<DeviceRecord>>,
+}
+
+/// What built a program.
+#[derive(Debug)]
+pub enum Build {
     /// At once.
-    Built(BuildProgram),
+    Whole(BuildProgram),
     /// To be linked, with the origins of its headers; none if they are lost.
     Compiled(CompileProgram, Option<Vec<Arc<Origin>>>),
 }
 
-impl Built {
+impl Build {
     /// Compiled with headers as they are now.
     pub fn compiled(call: CompileProgram, headers: Vec<Arc<Origin>>) -> Self {
         // Headers are sources: what is linked is none.
@@ -98,7 +114,7 @@ impl Built {
             options.0.len() + sum(files)
         };
         match self {
-            Self::Built(call) => files(&call.options, &call.included),
+            Self::Whole(call) => files(&call.options, &call.included),
             Self::Compiled(call, headers) => {
                 let headers = headers.iter().flatten().map(|header| header.bytes());
                 files(&call.options, &call.included).saturating_add(sum(headers))
@@ -115,14 +131,14 @@ fn sum(all: impl Iterator<Item = usize>) -> usize {
 impl Origin {
     fn depth(&self) -> usize {
         match self {
-            Self::Created(_) => 0,
+            Self::Created(..) => 0,
             Self::Linked(linked) => linked.depth,
         }
     }
 
     fn bytes(&self) -> usize {
         let own = match self {
-            Self::Created(call) => match &call.origin {
+            Self::Created(call, _) => match &call.origin {
                 ProgramOrigin::Source(text) => text.0.len(),
                 ProgramOrigin::Il(words) => words.0.len(),
                 ProgramOrigin::Binary(all) => sum(all.iter().map(|(_, one)| one.0.len())),
@@ -137,6 +153,8 @@ impl Origin {
 /// How a program came to be.
 #[derive(Clone, Debug)]
 pub struct ProgramRecord {
+    /// In which context.
+    pub context: Arc<ContextRecord>,
     /// What it was made of.
     pub origin: Arc<Origin>,
     /// Its specialization constants.
@@ -149,8 +167,9 @@ pub struct ProgramRecord {
 
 impl ProgramRecord {
     /// Of a program that has just been made.
-    pub fn new(origin: Origin) -> Arc<Self> {
+    pub fn new(context: Arc<ContextRecord>, origin: Origin) -> Arc<Self> {
         Arc::new(Self {
+            context,
             origin: Arc::new(origin),
             constants: BTreeMap::new(),
             built: None,
@@ -171,7 +190,7 @@ impl ProgramRecord {
     }
 
     fn bytes(&self) -> usize {
-        let built = self.built.as_ref().map_or(0, |built| built.bytes());
+        let built = self.built.as_ref().map_or(0, |built| built.call.bytes());
         self.origin.bytes().saturating_add(built)
     }
 }

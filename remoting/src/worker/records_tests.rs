@@ -58,13 +58,36 @@ fn program(server: &mut Server, id: u32, text: &[u8]) {
     server.create_program(call).unwrap();
 }
 
+fn context() -> Arc<ContextRecord> {
+    Arc::new(ContextRecord {
+        call: CreateContext {
+            id: ContextId(0),
+            devices: Vec::new(),
+            platform: None,
+        },
+        devices: Vec::new(),
+    })
+}
+
+fn created(call: CreateProgram) -> Arc<ProgramRecord> {
+    ProgramRecord::new(context(), Origin::Created(call, Vec::new()))
+}
+
+fn linked(call: LinkProgram, inputs: Vec<Arc<ProgramRecord>>) -> Arc<ProgramRecord> {
+    let linked = Linked::new(call, Vec::new(), inputs);
+    ProgramRecord::new(context(), Origin::Linked(linked))
+}
+
 /// The text that a program was made of.
 fn text(origin: &Origin) -> Option<&[u8]> {
     match origin {
-        Origin::Created(CreateProgram {
-            origin: ProgramOrigin::Source(text),
-            ..
-        }) => Some(&text.0),
+        Origin::Created(
+            CreateProgram {
+                origin: ProgramOrigin::Source(text),
+                ..
+            },
+            _,
+        ) => Some(&text.0),
         _ => None,
     }
 }
@@ -198,7 +221,8 @@ fn constants_and_how_a_program_was_compiled_are_kept_for_it_and_not_for_its_kern
     server.release_program(ProgramId(1)).unwrap();
     let now = record(&server, 0);
     assert_eq!(now.constants.get(&3), Some(&specialize.value));
-    let Some(Built::Compiled(compiled, Some(headers))) = now.built.as_deref() else {
+    let built = now.built.as_deref().map(|built| &built.call);
+    let Some(Build::Compiled(compiled, Some(headers))) = built else {
         panic!("it was built otherwise: {:?}", now.built);
     };
     assert_eq!(*compiled, call);
@@ -209,7 +233,7 @@ fn constants_and_how_a_program_was_compiled_are_kept_for_it_and_not_for_its_kern
 
 #[test]
 fn so_many_constants_are_kept_and_no_more() {
-    let mut record = Arc::unwrap_or_clone(ProgramRecord::new(Origin::Created(source(b""))));
+    let mut record = Arc::unwrap_or_clone(created(source(b"")));
     for constant in 0..MOST_CONSTANTS as u32 {
         record.specialize(constant, &Blob(vec![1; 4]));
     }
@@ -254,29 +278,29 @@ fn a_linked_program_keeps_its_inputs_when_others_get_their_numbers() {
 
 #[test]
 fn what_is_linked_over_and_over_keeps_what_it_may_and_no_more() {
-    let mut last = ProgramRecord::new(Origin::Created(source(b"text")));
+    let mut last = created(source(b"text"));
     let lost = |record: &ProgramRecord| match &*record.origin {
         Origin::Linked(linked) => linked.inputs.is_none(),
-        Origin::Created(_) => false,
+        Origin::Created(..) => false,
     };
     for _ in 0..DEEPEST {
-        last = ProgramRecord::new(Origin::Linked(Linked::new(link(0, &[0]), vec![last])));
+        last = linked(link(0, &[0]), vec![last]);
         assert!(!lost(&last));
     }
-    last = ProgramRecord::new(Origin::Linked(Linked::new(link(0, &[0]), vec![last])));
+    last = linked(link(0, &[0]), vec![last]);
     assert!(lost(&last));
     // Each of its own is linked many times: what is counted is what would be there if it were not
     // the same.
-    let mut last = ProgramRecord::new(Origin::Created(source(b"")));
+    let mut last = created(source(b""));
     for _ in 0..2 {
         let many = vec![last; 1000];
-        last = ProgramRecord::new(Origin::Linked(Linked::new(link(0, &[0]), many)));
+        last = linked(link(0, &[0]), many);
     }
     assert!(lost(&last));
-    let large = ProgramRecord::new(Origin::Created(source(&vec![0; MOST_KEPT / 2 + 1])));
+    let large = created(source(&vec![0; MOST_KEPT / 2 + 1]));
     let both = vec![Arc::clone(&large), Arc::clone(&large)];
-    let linked = ProgramRecord::new(Origin::Linked(Linked::new(link(0, &[0, 0]), both)));
-    assert!(lost(&linked));
+    let both = linked(link(0, &[0, 0]), both);
+    assert!(lost(&both));
     let headers = vec![Arc::clone(&large.origin), Arc::clone(&large.origin)];
     let call = CompileProgram {
         id: ProgramId(0),
@@ -287,8 +311,8 @@ fn what_is_linked_over_and_over_keeps_what_it_may_and_no_more() {
         headers: Vec::new(),
     };
     assert!(matches!(
-        Built::compiled(call, headers),
-        Built::Compiled(_, None)
+        Build::compiled(call, headers),
+        Build::Compiled(_, None)
     ));
 }
 

@@ -580,9 +580,7 @@ impl Server {
                     (self.nudge.0)();
                 }
                 Notice::Built(header, code) => self.built(header, code)?,
-                Notice::Linked(header, linked, home, raw, code) => {
-                    self.linked(header, linked, home, raw, code)?;
-                }
+                Notice::Linked(header, linked, code) => self.linked(header, linked, code)?,
                 Notice::Report(context, text) => self.report(context, text)?,
                 Notice::Apart(other) => return Err(other.into()),
             }

@@ -10,7 +10,7 @@ const STEP: usize = 8192;
 #[derive(Debug)]
 enum Slot<T> {
     Empty,
-    /// With how many were put into the table before it.
+    /// With how many have been put into the table by now, itself included.
     There(T, u64),
     Failed(i32),
 }
