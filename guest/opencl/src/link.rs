@@ -515,28 +515,13 @@ impl Link {
                     }
                 }
                 Ok(None) if wanted.is_none() || !self.alive() => return false,
-                Ok(None) => {
-                    if !spin.again() {
-                        let rung = self.rung();
-                        reader.ring.sleep(|| !self.still_alive());
-                        // Who is woken before there is an answer is to be awake when it comes.
-                        if self.rung() != rung {
-                            spin.reset();
-                        }
-                    }
-                }
+                Ok(None) => reader.ring.wait(&mut spin, || !self.still_alive()),
                 Err(_) => {
                     self.dead.store(true, Ordering::Relaxed);
                     return false;
                 }
             }
         }
-    }
-
-    /// Counts how often the worker has rung for who sleeps on an answer.
-    fn rung(&self) -> u32 {
-        let answers = self.window.answers();
-        answers.control().items.0.load(Ordering::Relaxed)
     }
 
     /// Reads what is there, unless another thread will.

@@ -188,6 +188,14 @@ impl<R: Lines, L: Bell> Receiver<R, L> {
     pub fn sleep(&self, awake: impl Fn() -> bool) {
         self.ring.sleep(awake);
     }
+
+    /// Waits for a moment: polls while `spin`'s time is not over, and sleeps then. Who is woken
+    /// before there is a message is to be awake when it comes: `spin` begins anew.
+    pub fn wait(&self, spin: &mut Spin, awake: impl Fn() -> bool) {
+        if !spin.again() && self.ring.sleep(awake) {
+            spin.reset();
+        }
+    }
 }
 
 impl<R: Lines, L: Bell> Receiver<R, L> {

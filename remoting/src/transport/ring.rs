@@ -307,10 +307,10 @@ impl<R: Lines, L: Bell> Consumer<R, L> {
     }
 
     /// Sleeps until something may be there or `awake` says that there is something else to do;
-    /// at most for the bell's patience.
-    pub fn sleep(&self, awake: impl Fn() -> bool) {
+    /// at most for the bell's patience. Whether the producer has rung meanwhile.
+    pub fn sleep(&self, awake: impl Fn() -> bool) -> bool {
         if self.is_ready() {
-            return;
+            return false;
         }
         let control = self.ring.control();
         let seen = control.items.0.load(Ordering::Acquire);
@@ -320,6 +320,7 @@ impl<R: Lines, L: Bell> Consumer<R, L> {
             self.bell.wait(&control.items.0, seen);
         }
         control.sleeping.0.store(0, Ordering::Relaxed);
+        control.items.0.load(Ordering::Relaxed) != seen
     }
 
     /// Goes away: from now on the producer rings when it has announced something. Whether nothing

@@ -1,7 +1,7 @@
 //! The ring under a hostile peer, under random use, and under every interleaving (loom).
 
 #[cfg(not(loom))]
-use std::{cell::RefCell, rc::Rc};
+use std::{cell::RefCell, rc::Rc, time::Duration};
 
 use super::*;
 
@@ -73,7 +73,7 @@ mod plain {
     use super::*;
     use crate::{
         protocol::frame::{Flags, Header},
-        transport::link::{Gone, Receiver, Sender},
+        transport::link::{Gone, Receiver, Sender, Spin},
     };
 
     fn pair(
@@ -127,6 +127,53 @@ mod plain {
         }
         assert!(!consumer.is_ready());
         assert_eq!(*bell.0.borrow(), 0);
+    }
+
+    /// A bell on which nobody sleeps for long: how often somebody lay down, and whether it rings.
+    #[derive(Clone)]
+    struct Restless {
+        slept: Rc<RefCell<usize>>,
+        rings: bool,
+    }
+
+    impl Bell for Restless {
+        fn ring(&self, word: &AtomicU32) {
+            word.fetch_add(1, Ordering::Release);
+        }
+
+        fn wait(&self, word: &AtomicU32, _: u32) {
+            *self.slept.borrow_mut() += 1;
+            if self.rings {
+                self.ring(word);
+            }
+        }
+    }
+
+    /// How often a reader without messages sleeps in 3,200 moments after its first sleep.
+    fn sleeps_after_the_first(rings: bool) -> usize {
+        let slept = Rc::new(RefCell::new(0));
+        let bell = Restless {
+            slept: Rc::clone(&slept),
+            rings,
+        };
+        let receiver = Receiver::new(Consumer::new(Private::new(8), bell));
+        // Far longer than the moments take, so that in them no time is over that began anew.
+        let mut spin = Spin::new(Duration::from_millis(300));
+        while *slept.borrow() == 0 {
+            receiver.wait(&mut spin, || false);
+        }
+        for _ in 0..3200 {
+            receiver.wait(&mut spin, || false);
+        }
+        *slept.borrow() - 1
+    }
+
+    #[test]
+    fn who_is_rung_for_before_there_is_a_message_stays_awake_for_it() {
+        // Some more at most, on a processor that others keep that long.
+        assert!(sleeps_after_the_first(true) < 10);
+        // The clock is read every 32 moments, and the time is over.
+        assert_eq!(sleeps_after_the_first(false), 100);
     }
 
     #[test]

@@ -120,9 +120,7 @@ impl<B: Bell + Clone> Connection<B> {
         let mut spin = Spin::new(SPIN);
         loop {
             let Some(header) = self.answers.poll(&mut self.body)? else {
-                if !spin.again() {
-                    self.answers.sleep(|| false);
-                }
+                self.answers.wait(&mut spin, || false);
                 continue;
             };
             // One thread, and no stages and callbacks: the next answer is the one.
