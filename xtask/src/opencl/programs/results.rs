@@ -56,32 +56,20 @@ pub fn by_clblast(case: &Case, text: &str, good: bool) -> Results {
     Results::from([(case.name(), result)])
 }
 
-/// Pytest's summary has a line for each test: `PASSED file::test`; but for those that are skipped,
-/// since a device lacks what they try.
+/// Pytest's summary has a line for each variant of a test: `PASSED file::test[variant]`, and for all
+/// that are skipped one with their reason. The worst counts.
 pub fn by_pytest(case: &Case, text: &str, _: bool) -> Results {
-    let kinds = [("PASSED", "pass"), ("FAILED", "fail"), ("ERROR", "error")];
-    let mut results = Results::new();
-    for line in text.lines() {
-        for (kind, result) in kinds {
-            if let Some(rest) = line.strip_prefix(kind)
-                && let Some(test) = rest.trim_start().split(" - ").next()
-                && test.contains("::")
-            {
-                // Names have the device's in them, which the two drivers' platforms share.
-                let test = test.split_once('[').map_or(test, |(name, _)| name);
-                let known = results
-                    .entry(test.to_owned())
-                    .or_insert_with(|| result.to_owned());
-                if result != "pass" {
-                    *known = result.to_owned();
-                }
-            }
-        }
-    }
-    if results.is_empty() {
-        results.insert(case.name(), "no result".to_owned());
-    }
-    results
+    let kinds = [
+        ("ERROR ", "error"),
+        ("FAILED ", "fail"),
+        ("PASSED ", "pass"),
+        ("SKIPPED ", "skip"),
+    ];
+    let found = kinds
+        .into_iter()
+        .find(|(kind, _)| text.lines().any(|line| line.starts_with(kind)));
+    let result = found.map_or("no result", |(_, result)| result);
+    Results::from([(case.name(), result.to_owned())])
 }
 
 /// x264 goes on without OpenCL if it finds no device that it wants, and says so. What it has
@@ -137,11 +125,11 @@ mod tests {
             results(by_clblast, blas),
             named("pass (12 passed, 3 skipped)")
         );
-        let python =
-            "PASSED test_a.py::one[0]\nFAILED test_a.py::one[1] - no\nPASSED test_a.py::two";
-        let expected = [("test_a.py::one", "fail"), ("test_a.py::two", "pass")];
-        let expected: Vec<_> = expected.map(|(a, b)| (a.to_owned(), b.to_owned())).into();
-        assert_eq!(results(by_pytest, python), expected);
+        let python = "PASSED test_a.py::one[0]\nFAILED test_a.py::one[1] - no\nSKIPPED [1] a: b";
+        assert_eq!(results(by_pytest, python), named("fail"));
+        let without = "SKIPPED [1] test_a.py:7: not on this device";
+        assert_eq!(results(by_pytest, without), named("skip"));
+        assert_eq!(results(by_pytest, "Fatal Python error"), named("no result"));
         let video = "x264 [info]: OpenCL acceleration enabled with A B\n0123456789abcdef01  -";
         assert_eq!(
             results(by_x264, video),
