@@ -14,9 +14,8 @@ use std::{
 
 use gantry_remoting::{
     opencl::{Api, codes},
-    transport::gate::{self, Delegate, Failed},
+    transport::gate::{Delegate, Failed},
     worker::{
-        lent::{Cpu, Drained},
         passive::{Offer, Passive},
         quota::Quota,
     },
@@ -158,20 +157,8 @@ unsafe impl Send for Here {}
 impl Delegate for Here {
     fn delegate(&self, handler: usize, _: u64, _: u64) -> Result<u64, Failed> {
         let mut passive = self.passive.lock().unwrap_or_else(PoisonError::into_inner);
-        if handler == gate::GREET {
-            // SAFETY: the memory is whole pages, there until the process ends, and the window's.
-            let greeted = unsafe { passive.greet(self.window) };
-            return Ok(if greeted { gate::EMPTY } else { gate::ENDED });
-        }
-        Ok(match passive.drain(Cpu::Lent) {
-            Some(Drained::Empty) => gate::EMPTY,
-            Some(Drained::More) => gate::MORE,
-            Some(Drained::Own) => match passive.drain(Cpu::Own) {
-                Some(_) => gate::MORE,
-                None => gate::ENDED,
-            },
-            None => gate::ENDED,
-        })
+        // SAFETY: the memory is whole pages, there until the process ends, and the window's.
+        Ok(unsafe { passive.delegated(handler, self.window) })
     }
 
     fn shared(&self) -> NonNull<[u8]> {

@@ -23,7 +23,6 @@ use vmfunc_gate::guest::{self, Ended};
 use super::handlers::{self, Surroundings};
 use super::{
     confine::{self, Confinement},
-    lent::{Cpu, Drained},
     passive::{Offer, Passive},
     pool::{self, Cache, Folder},
     quota::Quota,
@@ -31,7 +30,7 @@ use super::{
 };
 use crate::{
     opencl::{Api, api},
-    transport::{gate, messages, socket},
+    transport::{messages, socket},
 };
 
 /// What a process behind a gate offers.
@@ -354,28 +353,7 @@ pub fn connected(options: &Options) -> Result<(), Error> {
     let mut passive = open(options)?;
     // SAFETY: the parent has put it there, and it stays open.
     let stream = ManuallyDrop::new(unsafe { UnixStream::from_raw_fd(libc::STDIN_FILENO) });
-    let handler = |index, shared| match index {
-        gate::GREET => {
-            // SAFETY: the memory is mapped until the last message, and nobody else uses it here.
-            let served = unsafe { passive.greet(shared) };
-            if served { gate::EMPTY } else { gate::ENDED }
-        }
-        gate::DRAIN => match passive.drain(Cpu::Lent) {
-            // A real gate wakes the process for that.
-            Some(Drained::Own) => reply(passive.drain(Cpu::Own)),
-            drained => reply(drained),
-        },
-        _ => gate::ENDED,
-    };
+    // SAFETY: the memory is mapped until the last message, and nobody else uses it here.
+    let handler = |index, shared| unsafe { passive.delegated(index, shared) };
     messages::serve(&stream, handler).map_err(Error::Connection)
-}
-
-/// What a handler returns.
-fn reply(drained: Option<Drained>) -> u64 {
-    match drained {
-        Some(Drained::Empty) => gate::EMPTY,
-        // Nothing is left to the own CPU there.
-        Some(Drained::More | Drained::Own) => gate::MORE,
-        None => gate::ENDED,
-    }
 }

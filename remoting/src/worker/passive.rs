@@ -40,7 +40,7 @@ use crate::{
     opencl::Api,
     protocol::hello::{Form, Hello, VERSION},
     transport::{
-        gate::RING,
+        gate::{self, RING},
         link::Receiver,
         port_bell::Waker,
         window::{Slice, Window},
@@ -158,6 +158,34 @@ impl Passive {
             .drain(calls, body, cpu)
             .inspect_err(|error| self.end(error))
             .ok()
+    }
+
+    /// Does what a caller has delegated to a handler, all on one CPU, which both have; what the
+    /// handler returns. A real gate wakes the process for slow work.
+    ///
+    /// # Safety
+    /// As for [`greet`](Self::greet).
+    pub unsafe fn delegated(&mut self, handler: usize, shared: NonNull<[u8]>) -> u64 {
+        match handler {
+            // SAFETY: the caller's promise.
+            gate::GREET => match unsafe { self.greet(shared) } {
+                true => gate::EMPTY,
+                false => gate::ENDED,
+            },
+            gate::DRAIN => {
+                let drained = match self.drain(Cpu::Lent) {
+                    Some(Drained::Own) => self.drain(Cpu::Own),
+                    drained => drained,
+                };
+                match drained {
+                    Some(Drained::Empty) => gate::EMPTY,
+                    // Nothing is left to the own CPU there.
+                    Some(Drained::More | Drained::Own) => gate::MORE,
+                    None => gate::ENDED,
+                }
+            }
+            _ => gate::ENDED,
+        }
     }
 
     /// Serves nobody from now on.

@@ -20,7 +20,7 @@ use crate::{
         },
     },
     transport::{
-        gate::{self, Delegate, Failed, Gate},
+        gate::{Delegate, Failed, Gate},
         link::Sender,
         port_bell::Doorbell,
         ring::{Consumer, Producer},
@@ -78,22 +78,8 @@ impl Delegate for Here {
         }
         *self.delegations.lock().unwrap() += 1;
         let mut passive = self.passive.lock().unwrap();
-        Ok(match handler {
-            // SAFETY: the memory lives as long as the gate, which the client keeps.
-            gate::GREET => match unsafe { passive.greet(self.memory.bytes()) } {
-                true => gate::EMPTY,
-                false => gate::ENDED,
-            },
-            _ => match passive.drain(Cpu::Lent) {
-                Some(Drained::Empty) => gate::EMPTY,
-                Some(Drained::More) => gate::MORE,
-                Some(Drained::Own) => match passive.drain(Cpu::Own) {
-                    Some(_) => gate::MORE,
-                    None => gate::ENDED,
-                },
-                None => gate::ENDED,
-            },
-        })
+        // SAFETY: the memory lives as long as the gate, which the client keeps.
+        Ok(unsafe { passive.delegated(handler, self.memory.bytes()) })
     }
 
     fn shared(&self) -> NonNull<[u8]> {
