@@ -352,7 +352,7 @@ fn finish(device: &Device) -> Result<(), Failed> {
 
 /// Kernels of several lengths, one behind the other: what a launch-bound program does.
 fn back_to_back(device: &Device, busy: Handle) -> Result<(), String> {
-    /// Takes some 20, 100 and 400 us on an H200.
+    /// From kernels in whose time a launch's shows to such in which it is lost.
     const ROUNDS: [i32; 3] = [1_500, 7_000, 28_000];
     const KERNELS: u32 = 200;
     let out = device.buffer(0, 4096, null_mut())?;

@@ -101,21 +101,7 @@ fn main() -> Result<(), String> {
         clSetKernelExecInfo(walk, codes::KERNEL_EXEC_INFO_SVM_PTRS, bytes, list)
     );
     check(told, "naming the other allocation")?;
-    let one = 1usize;
-    let ran = cl!(
-        api,
-        clEnqueueNDRangeKernel(
-            queue,
-            walk,
-            1,
-            null(),
-            &raw const one,
-            null(),
-            0,
-            null(),
-            null_mut()
-        )
-    );
+    let ran = device.enqueue(queue, walk, 1, null_mut());
     check(ran, "running")?;
     both(codes::MAP_READ)?;
     // SAFETY: as above.

@@ -15,7 +15,7 @@
 
 use std::{
     collections::VecDeque,
-    ptr::{null, null_mut},
+    ptr::null_mut,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -100,21 +100,9 @@ impl Work {
 
     fn enqueue(&self, iterations: i32) -> Result<usize, Failed> {
         self.device.set(self.kernel, 1, iterations)?;
-        let (mut event, size) = (0, 1usize);
-        let enqueued = cl!(
-            self.device.api,
-            clEnqueueNDRangeKernel(
-                self.device.queue,
-                self.kernel,
-                1,
-                null(),
-                &raw const size,
-                null(),
-                0,
-                null(),
-                &raw mut event,
-            )
-        );
+        let mut event = 0;
+        let queue = self.device.queue;
+        let enqueued = self.device.enqueue(queue, self.kernel, 1, &raw mut event);
         check(enqueued, "enqueuing")?;
         Ok(event)
     }

@@ -203,6 +203,26 @@ impl Device {
         Ok(buffer)
     }
 
+    /// Enqueues a kernel over so many items of one dimension, in groups of the driver's choice; its
+    /// event goes to `event` unless that is null. The driver's code.
+    pub fn enqueue(&self, queue: Handle, kernel: Handle, items: usize, event: *mut Handle) -> i32 {
+        let (offset, group) = (null(), null());
+        cl!(
+            self.api,
+            clEnqueueNDRangeKernel(
+                queue,
+                kernel,
+                1,
+                offset,
+                &raw const items,
+                group,
+                0,
+                null(),
+                event
+            )
+        )
+    }
+
     /// Sets an argument to a value: a handle or a number.
     pub fn set<T: Copy>(&self, kernel: Handle, index: u32, value: T) -> Result<(), Failed> {
         let pointer = (&raw const value).cast();

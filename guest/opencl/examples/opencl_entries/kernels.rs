@@ -24,10 +24,16 @@ fn intermediate(part: &mut Part) {
     let mut code = 0;
     // SPIR-V's first word, and nothing that it could begin.
     let words = [0x0723_0203u32, 0x0001_0000, 0, 1];
-    for (call, from, length) in [
+    let tries = [
         ("clCreateProgramWithIL", words.as_ptr(), 16),
         ("clCreateProgramWithIL of nothing", null(), 0),
-    ] {
+    ];
+    let tries = if part.has("clCreateProgramWithIL") {
+        &tries[..]
+    } else {
+        &[]
+    };
+    for &(call, from, length) in tries {
         let program = cl!(
             part.device.api,
             clCreateProgramWithIL(context, from.cast(), length, &raw mut code)
@@ -35,6 +41,9 @@ fn intermediate(part: &mut Part) {
         if let Some(program) = part.made(call, program, code) {
             cl!(part.device.api, clReleaseProgram(program));
         }
+    }
+    if !part.has("clSetProgramSpecializationConstant") {
+        return;
     }
     let value = 5u32;
     for (call, value) in [
@@ -123,48 +132,14 @@ fn number(part: &Part, ask: impl Fn(&gantry_remoting::opencl::Api, *mut c_void) 
     format!("{code}, {}", u64::from_le_bytes(value))
 }
 
-fn enqueue(part: &Part, queue: Handle, kernel: Handle, items: usize) -> i32 {
-    cl!(
-        part.device.api,
-        clEnqueueNDRangeKernel(
-            queue,
-            kernel,
-            1,
-            null(),
-            &raw const items,
-            null(),
-            0,
-            null(),
-            null_mut(),
-        )
-    )
-}
-
 fn clones(part: &mut Part) -> Result<(), String> {
     let queue = part.device.queue;
     let [kernel] = part.device.kernels_of(part.program, [c"add"])?;
     let buffer = part.numbers(part.device.context, &[0; 4])?;
     part.device.set(kernel, 0, buffer)?;
     part.device.set(kernel, 1, 1i32)?;
-    let mut code = 0;
-    let clone = cl!(part.device.api, clCloneKernel(kernel, &raw mut code));
-    if let Some(clone) = part.made("clCloneKernel", clone, code) {
-        // Each has arguments of its own from here on.
-        part.device.set(kernel, 1, 10i32)?;
-        part.say("the clone's run", enqueue(part, queue, clone, 4));
-        let there = part.contents::<4>(queue, buffer)?;
-        part.say("after the clone", format_args!("{there:?}"));
-        part.device.set(clone, 1, 100i32)?;
-        part.say("the first one's run", enqueue(part, queue, kernel, 2));
-        part.say("the clone's run", enqueue(part, queue, clone, 1));
-        let there = part.contents::<4>(queue, buffer)?;
-        part.say("after both", format_args!("{there:?}"));
-        let retained = more!(part, clRetainKernel(clone));
-        part.say("clRetainKernel", retained);
-        for _ in 0..2 {
-            let released = cl!(part.device.api, clReleaseKernel(clone));
-            part.say("clReleaseKernel", released);
-        }
+    if part.has("clCloneKernel") {
+        clone(part, kernel, buffer)?;
     }
     // The older calls.
     let task = more!(part, clEnqueueTask(queue, kernel, 0, null(), null_mut()));
@@ -179,6 +154,42 @@ fn clones(part: &mut Part) -> Result<(), String> {
     cl!(part.device.api, clReleaseEvent(event));
     cl!(part.device.api, clReleaseMemObject(buffer));
     cl!(part.device.api, clReleaseKernel(kernel));
+    Ok(())
+}
+
+/// A kernel, which adds 1 to a buffer's numbers, and its clone.
+fn clone(part: &mut Part, kernel: Handle, buffer: Handle) -> Result<(), String> {
+    let queue = part.device.queue;
+    let mut code = 0;
+    let clone = cl!(part.device.api, clCloneKernel(kernel, &raw mut code));
+    let Some(clone) = part.made("clCloneKernel", clone, code) else {
+        return Ok(());
+    };
+    // Each has arguments of its own from here on.
+    part.device.set(kernel, 1, 10i32)?;
+    part.say(
+        "the clone's run",
+        part.device.enqueue(queue, clone, 4, null_mut()),
+    );
+    let there = part.contents::<4>(queue, buffer)?;
+    part.say("after the clone", format_args!("{there:?}"));
+    part.device.set(clone, 1, 100i32)?;
+    part.say(
+        "the first one's run",
+        part.device.enqueue(queue, kernel, 2, null_mut()),
+    );
+    part.say(
+        "the clone's run",
+        part.device.enqueue(queue, clone, 1, null_mut()),
+    );
+    let there = part.contents::<4>(queue, buffer)?;
+    part.say("after both", format_args!("{there:?}"));
+    let retained = more!(part, clRetainKernel(clone));
+    part.say("clRetainKernel", retained);
+    for _ in 0..2 {
+        let released = cl!(part.device.api, clReleaseKernel(clone));
+        part.say("clReleaseKernel", released);
+    }
     Ok(())
 }
 
@@ -212,6 +223,48 @@ fn questions(part: &mut Part) -> Result<(), String> {
     names.sort();
     let (name, kernel) = names[0].clone();
     part.say("the first kernel", name);
+    let id = part.device.id;
+    if part.has("clGetKernelSubGroupInfo") {
+        sub_groups(part, kernel);
+    }
+    for (name, parameter, size) in [
+        (
+            "CL_KERNEL_WORK_GROUP_SIZE",
+            codes::KERNEL_WORK_GROUP_SIZE,
+            8,
+        ),
+        ("CL_KERNEL_LOCAL_MEM_SIZE", codes::KERNEL_LOCAL_MEM_SIZE, 8),
+        (
+            "CL_KERNEL_GLOBAL_WORK_SIZE",
+            codes::KERNEL_GLOBAL_WORK_SIZE,
+            24,
+        ),
+    ] {
+        let mut value = [0u8; 24];
+        let to = value.as_mut_ptr().cast();
+        let asked = cl!(
+            part.device.api,
+            clGetKernelWorkGroupInfo(kernel, id, parameter, size, to, null_mut())
+        );
+        let first = i64::from_le_bytes(value[..8].try_into().unwrap_or_default());
+        part.say(
+            &format!("clGetKernelWorkGroupInfo {name}"),
+            format_args!("{asked}, {first}"),
+        );
+    }
+    for (_, kernel) in names {
+        cl!(part.device.api, clReleaseKernel(kernel));
+    }
+    let name: *const c_char = c"clNoSuchFunctionKHR".as_ptr();
+    let found = more!(
+        part,
+        clGetExtensionFunctionAddressForPlatform(part.device.platform, name)
+    );
+    part.say("an unknown extension's function is null", found.is_null());
+    Ok(())
+}
+
+fn sub_groups(part: &mut Part, kernel: Handle) {
     let id = part.device.id;
     let group = [8usize, 1, 1];
     for (name, parameter, input, size) in [
@@ -251,39 +304,4 @@ fn questions(part: &mut Part) -> Result<(), String> {
         });
         part.say(&format!("clGetKernelSubGroupInfo {name}"), value);
     }
-    for (name, parameter, size) in [
-        (
-            "CL_KERNEL_WORK_GROUP_SIZE",
-            codes::KERNEL_WORK_GROUP_SIZE,
-            8,
-        ),
-        ("CL_KERNEL_LOCAL_MEM_SIZE", codes::KERNEL_LOCAL_MEM_SIZE, 8),
-        (
-            "CL_KERNEL_GLOBAL_WORK_SIZE",
-            codes::KERNEL_GLOBAL_WORK_SIZE,
-            24,
-        ),
-    ] {
-        let mut value = [0u8; 24];
-        let to = value.as_mut_ptr().cast();
-        let asked = cl!(
-            part.device.api,
-            clGetKernelWorkGroupInfo(kernel, id, parameter, size, to, null_mut())
-        );
-        let first = i64::from_le_bytes(value[..8].try_into().unwrap_or_default());
-        part.say(
-            &format!("clGetKernelWorkGroupInfo {name}"),
-            format_args!("{asked}, {first}"),
-        );
-    }
-    for (_, kernel) in names {
-        cl!(part.device.api, clReleaseKernel(kernel));
-    }
-    let name: *const c_char = c"clNoSuchFunctionKHR".as_ptr();
-    let found = more!(
-        part,
-        clGetExtensionFunctionAddressForPlatform(part.device.platform, name)
-    );
-    part.say("an unknown extension's function is null", found.is_null());
-    Ok(())
 }

@@ -57,7 +57,10 @@ fn count(calls: &Calls) -> usize {
 }
 
 pub fn run(part: &mut Part) -> Result<(), String> {
-    contexts(part)?;
+    if part.has("clSetContextDestructorCallback") {
+        contexts(part)?;
+    }
+    context_from_type(part);
     buffers(part)?;
     strangers(part)
 }
@@ -103,6 +106,11 @@ fn contexts(part: &mut Part) -> Result<(), String> {
         "releasing",
     )?;
     part.say("the context's callbacks", wait(calls, 2, context));
+    Ok(())
+}
+
+fn context_from_type(part: &mut Part) {
+    let mut code = 0;
     let kind = u64::from(u32::MAX);
     let made = more!(
         part,
@@ -112,7 +120,6 @@ fn contexts(part: &mut Part) -> Result<(), String> {
         let released = cl!(part.device.api, clReleaseContext(context));
         part.say("clReleaseContext", released);
     }
-    Ok(())
 }
 
 fn buffers(part: &mut Part) -> Result<(), String> {
@@ -191,15 +198,17 @@ fn buffers(part: &mut Part) -> Result<(), String> {
         check(cl!(part.device.api, clReleaseMemObject(sub)), "releasing")?;
     }
     part.say("the whole's callback", wait(calls, 1, whole));
-    let made = more!(
-        part,
-        clCreateBufferWithProperties(context, null(), 0, 64, null_mut(), &raw mut code)
-    );
-    if let Some(buffer) = part.made("clCreateBufferWithProperties", made, code) {
-        check(
-            cl!(part.device.api, clReleaseMemObject(buffer)),
-            "releasing",
-        )?;
+    if part.has("clCreateBufferWithProperties") {
+        let made = more!(
+            part,
+            clCreateBufferWithProperties(context, null(), 0, 64, null_mut(), &raw mut code)
+        );
+        if let Some(buffer) = part.made("clCreateBufferWithProperties", made, code) {
+            check(
+                cl!(part.device.api, clReleaseMemObject(buffer)),
+                "releasing",
+            )?;
+        }
     }
     Ok(())
 }

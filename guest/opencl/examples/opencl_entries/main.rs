@@ -1,9 +1,11 @@
 //! Calls the entry points that few programs use, and says what each gives: in lines that are the
 //! same with every driver of a device, and so the same natively and through Gantry's.
 //!
-//! Four threads do so at once, each with two contexts of its own; they have to see the same. Then
-//! they use one context together.
+//! One thread does so first, and says each line at once: a driver that ends the process has done so
+//! in the call after the last line. Then four threads do, each with two contexts of its own; they have
+//! to see the same. Then they use one context together.
 
+mod added;
 #[path = "../device/mod.rs"]
 mod device;
 mod devices;
@@ -46,6 +48,8 @@ struct Part {
     other: (Handle, Handle),
     program: Handle,
     lines: Vec<String>,
+    /// Whether lines are printed as well.
+    aloud: bool,
 }
 
 impl Part {
@@ -81,13 +85,18 @@ impl Part {
             other: (context, queue),
             program,
             lines: Vec::new(),
+            aloud: false,
             device,
         })
     }
 
     /// Says what a call gave.
     fn say(&mut self, call: &str, gave: impl Display) {
-        self.lines.push(format!("{call}: {gave}"));
+        let line = format!("{call}: {gave}");
+        if self.aloud {
+            println!("{line}");
+        }
+        self.lines.push(line);
     }
 
     /// Says so, and whether it gave an object.
@@ -127,35 +136,42 @@ impl Part {
     }
 }
 
-fn all() -> Result<Vec<String>, String> {
-    let mut part = Part::new()?;
-    lifetimes::run(&mut part)?;
-    kernels::run(&mut part)?;
-    devices::run(&mut part)?;
-    images::run(&mut part)?;
-    refusals::run(&mut part)?;
-    Ok(part.lines)
+fn all(part: &mut Part) -> Result<(), String> {
+    lifetimes::run(part)?;
+    kernels::run(part)?;
+    devices::run(part)?;
+    images::run(part)?;
+    refusals::run(part)
 }
 
 fn main() -> Result<(), String> {
-    // PoCL 3.1 sets a device up when it is first used, which two threads must not do at once.
-    let first = Part::new()?;
-    let said = thread::scope(|scope| {
-        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(all)).collect();
+    // Also since PoCL 3.1 sets a device up when it is first used, which two threads must not do at once.
+    let mut first = Part::new()?;
+    first.aloud = true;
+    all(&mut first)?;
+    let others = thread::scope(|scope| {
+        let run = || {
+            let mut part = Part::new()?;
+            all(&mut part).map(|()| part.lines)
+        };
+        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(run)).collect();
         let ends = threads.into_iter().map(|thread| match thread.join() {
             Ok(end) => end,
             Err(_) => Err("a thread has panicked".to_owned()),
         });
-        ends.collect::<Result<Vec<_>, _>>()
+        ends.collect::<Result<Vec<_>, String>>()
     })?;
-    for line in &said[0] {
-        println!("{line}");
-    }
-    for other in &said[1..] {
-        for (line, first) in other.iter().zip(&said[0]) {
+    for other in &others {
+        for (line, first) in other.iter().zip(&first.lines) {
             if line != first {
                 return Err(format!("one thread saw `{first}` and another one `{line}`"));
             }
+        }
+        if other.len() != first.lines.len() {
+            let (one, other) = (first.lines.len(), other.len());
+            return Err(format!(
+                "one thread said {one} lines and another one {other}"
+            ));
         }
     }
     println!("{THREADS} threads saw the same");

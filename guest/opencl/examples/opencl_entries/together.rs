@@ -51,22 +51,8 @@ fn compute(part: &Part, buffer: Handle, index: usize) -> Result<i32, String> {
             more!(part, clRetainCommandQueue(queue)),
             "keeping the queue",
         )?;
-        let items = NUMBERS;
         let mut event = 0;
-        let run = cl!(
-            *api,
-            clEnqueueNDRangeKernel(
-                queue,
-                kernel,
-                1,
-                null(),
-                &raw const items,
-                null(),
-                0,
-                null(),
-                &raw mut event
-            )
-        );
+        let run = part.device.enqueue(queue, kernel, NUMBERS, &raw mut event);
         check(run, "enqueuing")?;
         let copied = cl!(
             *api,
