@@ -262,7 +262,7 @@ fn mount() -> Result<()> {
     Ok(())
 }
 
-/// L2's initial file system with driver, agent and programs, in `dir`.
+/// L2's initial file system with agent and programs, in `dir`.
 pub fn guest_files(dir: &Path) -> Result<PathBuf> {
     guest_with(dir, &[GUEST])
 }

@@ -91,6 +91,7 @@ fn ready(dir: &Path, pool: &Pool, compiled: &Compiled, snapshot: &Path) -> Resul
     let payload = json!({"initramfs": guest_files(dir)?});
     let more = json!({"payload": payload, "accels": [accel], "disks": [disk]});
     let (gantry, mut guest) = Gantry::boot(dir, more)?;
+    guest.run("gantry-agent install --driver-only")?;
     guest.run(&format!(
         "gantry-agent >/tmp/agent.log 2>&1 & mkfifo /tmp/in; head -c {size} /dev/vda >/tmp/turns"
     ))?;

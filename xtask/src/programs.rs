@@ -60,7 +60,7 @@ pub fn release() -> Result<PathBuf> {
 /// Builds what the nested rig has.
 pub fn build() -> Result<Binaries> {
     let release = release()?;
-    let agent = agent()?;
+    let agent = agent(&release.join("libgantry_opencl.so"))?;
     Ok(Binaries {
         gantry: release.join("gantry"),
         runner: release.join("runner"),
@@ -69,7 +69,6 @@ pub fn build() -> Result<Binaries> {
             pool: release.join("gantry-accel"),
             arbiter: release.join("gantry-arbiter"),
             agent,
-            driver: release.join("libgantry_opencl.so"),
             example: release.join("examples/opencl_figures"),
             shared: release.join("examples/opencl_shared"),
             turns: release.join("examples/opencl_turns"),
@@ -77,15 +76,16 @@ pub fn build() -> Result<Binaries> {
     })
 }
 
-/// Builds the guest's agent, which needs no shared objects. A build for a named target applies
-/// its flags to programs only, and not to what is run while building.
-fn agent() -> Result<PathBuf> {
+/// Builds the guest's agent, which needs no shared objects and carries the driver. A build for a
+/// named target applies its flags to programs only, and not to what is run while building.
+fn agent(driver: &Path) -> Result<PathBuf> {
     const TARGET: &str = "x86_64-unknown-linux-gnu";
     let step = Step::new("building the guest's agent (release)");
     let mut build = cargo();
     build
         .args(["build", "--release", "--quiet", "-p", "gantry-agent"])
-        .args(["--target", TARGET])
+        .args(["--features", "carry-driver", "--target", TARGET])
+        .env("GANTRY_DRIVER", driver)
         .env(
             "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS",
             "-Ctarget-feature=+crt-static",

@@ -8,6 +8,8 @@
 //! - `port`: the PCI function by its files in sysfs; no kernel module.
 //! - `server`: the socket and its clients.
 //! - `survive`: a device that goes away under a mapping does not end the agent.
+//! - `setup`: installs this program, its unit and the OpenCL driver, and removes them; `carried`:
+//!   what that is, all of it in this one file; `place`: files that come and go in one step.
 //!
 //! Who may connect to the socket decides who may use the accelerator. The files that an application
 //! gets are those of the whole window and of all doorbells: sysfs has no file for a part of a BAR.
@@ -15,86 +17,112 @@
 //! share through one device node; those that must not get a port each (`--device`, and a socket of
 //! their own). Nothing of this concerns the host, whose workers have one slice each.
 
+mod carried;
+mod place;
 mod port;
 mod server;
+mod setup;
 mod survive;
 
-use std::{io::Write, path::PathBuf, process::ExitCode};
+use std::{error::Error, io, path::PathBuf, process::ExitCode, sync::LazyLock};
 
-const USAGE: &str = "usage: gantry-agent [--socket PATH] [--device ADDRESS] [--group NAME]
+use clap::{CommandFactory, Parser, Subcommand};
+use manual::Manual;
 
-Gives applications their slices of Gantry's accelerator ports.
+/// Where applications connect, unless somebody says otherwise.
+const SOCKET: &str = "/run/gantry/opencl.sock";
 
-  --socket PATH     where applications connect (/run/gantry/opencl.sock)
-  --device ADDRESS  only the port at this PCI address, such as 0000:00:05.0 (all ports)
-  --group NAME      the group that may connect; everybody may without it
-  -h, --help        print this text
-  -V, --version     print the version of agent and protocol";
+static VERSION: LazyLock<String> = LazyLock::new(|| {
+    let driver = if carried::CARRIES_DRIVER {
+        "with the"
+    } else {
+        "without a"
+    };
+    format!(
+        "{}, protocol {}, {driver} driver",
+        env!("CARGO_PKG_VERSION"),
+        gantry_remoting::protocol::VERSION
+    )
+});
 
-/// What the command line says.
-#[derive(Debug)]
-struct Options {
+const EXAMPLES: &str = "Examples:
+  gantry-agent install               OpenCL for the programs of this machine, from now on
+  gantry-agent install --root /mnt   the same in an image, from its next boot on
+  gantry-agent uninstall             none of it any more
+  gantry-agent --group render        what the installed unit runs";
+
+/// Gives applications their slices of Gantry's accelerator ports.
+#[derive(Debug, Parser)]
+#[command(
+    name = "gantry-agent",
+    version = VERSION.as_str(),
+    after_help = EXAMPLES,
+    args_conflicts_with_subcommands = true,
+    disable_help_subcommand = true
+)]
+struct Arguments {
+    #[command(subcommand)]
+    other: Option<Other>,
+    /// Where applications connect.
+    #[arg(long, default_value = SOCKET, value_name = "PATH")]
     socket: PathBuf,
+    /// Only the port at this PCI address, such as 0000:00:05.0 (all ports without it).
+    #[arg(long, value_name = "ADDRESS")]
     device: Option<String>,
+    /// The group that may connect; everybody may without it.
+    #[arg(long, value_name = "NAME")]
     group: Option<String>,
 }
 
-/// What the command line asks for.
-#[derive(Debug)]
-enum Asked {
-    /// To serve.
-    Serve(Options),
-    /// To be told something, and nothing else.
-    Say(String),
+/// What it does instead of serving.
+#[derive(Debug, Subcommand)]
+enum Other {
+    /// Install the OpenCL driver, this program and its systemd unit, and start the agent.
+    ///
+    /// All of it is in this one file. Programs that are running keep the driver that they have. What
+    /// is there already is left as it is.
+    Install {
+        /// The root of an image in whose file system they are installed; nothing is started.
+        #[arg(long, default_value = "/", value_name = "DIR")]
+        root: PathBuf,
+        /// Only the driver, as the unit does before it serves: it is of the agent's version then.
+        #[arg(long)]
+        driver_only: bool,
+    },
+    /// Stop the agent, and remove what was installed and has not been changed since.
+    Uninstall {
+        /// The root of an image from whose file system they are removed.
+        #[arg(long, default_value = "/", value_name = "DIR")]
+        root: PathBuf,
+    },
+    /// What the program prints about itself.
+    #[command(flatten)]
+    Manual(Manual),
 }
 
-fn asked(mut words: impl Iterator<Item = String>) -> Result<Asked, String> {
-    let mut options = Options {
-        socket: "/run/gantry/opencl.sock".into(),
-        device: None,
-        group: None,
-    };
-    while let Some(word) = words.next() {
-        let mut value = || words.next().ok_or(format!("{word} needs a value\n{USAGE}"));
-        match word.as_str() {
-            "--socket" => options.socket = value()?.into(),
-            "--device" => options.device = Some(value()?),
-            "--group" => options.group = Some(value()?),
-            "--version" | "-V" => {
-                return Ok(Asked::Say(format!(
-                    "gantry-agent {}, protocol {}",
-                    env!("CARGO_PKG_VERSION"),
-                    gantry_remoting::protocol::VERSION
-                )));
-            }
-            "--help" | "-h" => return Ok(Asked::Say(USAGE.to_owned())),
-            _ => return Err(format!("{word:?} is no option\n{USAGE}")),
+fn run() -> Result<(), Box<dyn Error>> {
+    let arguments = Arguments::parse();
+    let out = &mut io::stdout();
+    match arguments.other {
+        Some(Other::Install { root, driver_only }) => setup::install(&root, driver_only, out)?,
+        Some(Other::Uninstall { root }) => setup::uninstall(&root, out)?,
+        Some(Other::Manual(manual)) => manual.write(Arguments::command(), out)?,
+        None => {
+            survive::install();
+            let group = arguments.group.as_deref();
+            let server = server::Server::new(&arguments.socket, arguments.device, group)?;
+            return Err(server.run().into());
         }
     }
-    Ok(Asked::Serve(options))
+    Ok(())
 }
 
 fn main() -> ExitCode {
-    let options = match asked(std::env::args().skip(1)) {
-        Ok(Asked::Serve(options)) => options,
-        Ok(Asked::Say(text)) => {
-            // If nobody listens, nobody wants to know.
-            let _ = writeln!(std::io::stdout(), "{text}");
-            return ExitCode::SUCCESS;
-        }
-        Err(text) => {
-            eprintln!("gantry-agent: {text}");
-            return ExitCode::from(2);
-        }
-    };
-    survive::install();
-    let error = match server::Server::new(&options.socket, options.device, options.group.as_deref())
-    {
-        Ok(server) => server.run(),
-        Err(error) => error,
+    let Err(error) = run() else {
+        return ExitCode::SUCCESS;
     };
     eprintln!("gantry-agent: {error}");
-    let mut source = std::error::Error::source(&error);
+    let mut source = error.source();
     while let Some(cause) = source {
         eprintln!("  because {cause}");
         source = cause.source();
@@ -107,34 +135,58 @@ fn main() -> ExitCode {
 mod tests {
     use super::*;
 
-    fn ask(line: &str) -> Result<Asked, String> {
-        asked(line.split_whitespace().map(str::to_owned))
+    fn ask(line: &str) -> Result<Arguments, clap::Error> {
+        let words = line.split_whitespace();
+        Arguments::try_parse_from(["gantry-agent"].into_iter().chain(words))
     }
 
     #[test]
     fn who_asks_for_help_or_the_version_has_made_no_mistake() {
+        Arguments::command().debug_assert();
         for (line, part) in [
-            ("--help", "usage:"),
-            ("-h", "--socket PATH"),
+            ("--help", "Usage:"),
+            ("-h", "--socket <PATH>"),
+            ("--help", "gantry-agent install --root /mnt"),
             ("--version", "protocol"),
             ("--group render -V", "gantry-agent "),
         ] {
-            match ask(line) {
-                Ok(Asked::Say(text)) => assert!(text.contains(part), "{text}"),
-                other => panic!("{line}: {other:?}"),
-            }
+            let answer = ask(line).unwrap_err();
+            assert_eq!(answer.exit_code(), 0, "{line}");
+            assert!(answer.to_string().contains(part), "{answer}");
         }
-        assert!(ask("--colour").unwrap_err().contains("is no option"));
-        assert!(ask("--socket").unwrap_err().contains("needs a value"));
+        for line in [
+            "--colour",
+            "--socket",
+            "--group render install",
+            "uninstall --driver-only",
+        ] {
+            assert_eq!(ask(line).unwrap_err().exit_code(), 2, "{line}");
+        }
     }
 
     #[test]
     fn what_is_served_is_said_by_options() {
-        let Ok(Asked::Serve(options)) = ask("--device 0000:00:05.0 --group render") else {
-            panic!("it does not serve");
-        };
-        assert_eq!(options.socket, PathBuf::from("/run/gantry/opencl.sock"));
-        assert_eq!(options.device.as_deref(), Some("0000:00:05.0"));
-        assert_eq!(options.group.as_deref(), Some("render"));
+        let asked = ask("--device 0000:00:05.0 --group render").unwrap();
+        assert!(asked.other.is_none());
+        assert_eq!(asked.socket, PathBuf::from("/run/gantry/opencl.sock"));
+        assert_eq!(asked.device.as_deref(), Some("0000:00:05.0"));
+        assert_eq!(asked.group.as_deref(), Some("render"));
+    }
+
+    #[test]
+    fn what_is_installed_is_said_by_options() {
+        for (line, expected) in [
+            ("install", ("/", false)),
+            ("install --root /mnt", ("/mnt", false)),
+            ("install --driver-only", ("/", true)),
+        ] {
+            let Some(Other::Install { root, driver_only }) = ask(line).unwrap().other else {
+                panic!("{line} does not install");
+            };
+            assert_eq!(
+                (root.as_path(), driver_only),
+                (expected.0.as_ref(), expected.1)
+            );
+        }
     }
 }

@@ -271,6 +271,7 @@ echo fact virtio devices: $(for d in /sys/bus/virtio/devices/*; do basename $(re
 [ -n \"$disk\" ] && echo fact $disk
 if [ -x /bin/gantry-agent ]; then
   echo \"OpenCL on the host's device:\"
+  gantry-agent install
   gantry-agent 2>&1 &
   while [ ! -e /run/gantry/opencl.sock ]; do sleep 0.1; done
   clinfo -l | tee /tmp/devices

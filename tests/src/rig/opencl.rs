@@ -62,10 +62,8 @@ pub struct Programs {
     pub pool: PathBuf,
     /// Who shares its device by weight.
     pub arbiter: PathBuf,
-    /// The guest's agent.
+    /// The guest's agent, which carries the driver.
     pub agent: PathBuf,
-    /// The guest's driver.
-    pub driver: PathBuf,
     /// A program that computes, checks what it has computed, and prints figures.
     pub example: PathBuf,
     /// One whose device follows pointers that the host has written.
@@ -186,15 +184,15 @@ fn copy(root: &Path, path: &str) -> Result<()> {
     Ok(())
 }
 
-/// What a guest with an accelerator has beside the other files of L2: driver, loader, agent and
-/// programs.
+/// What a guest with an accelerator has beside the other files of L2: loader and programs, and of
+/// Gantry the agent's one file, which has yet to install the rest.
 pub fn guest(programs: &Programs, work: &Path) -> Result<PathBuf> {
     packages::install(NEEDED)?;
     let root = work.join("l2-opencl");
     if root.exists() {
         fs::remove_dir_all(&root)?;
     }
-    for folder in ["bin", "lib/x86_64-linux-gnu", "etc/OpenCL/vendors"] {
+    for folder in ["bin", "lib/x86_64-linux-gnu"] {
         fs::create_dir_all(root.join(folder))?;
     }
     let linked = output(Command::new("ldd").arg(&programs.agent)).unwrap_or_default();
@@ -209,12 +207,6 @@ pub fn guest(programs: &Programs, work: &Path) -> Result<PathBuf> {
     program(Path::new("/usr/bin/clinfo"), &root, "bin/clinfo")?;
     let library = "lib/x86_64-linux-gnu/libOpenCL.so.1";
     program(&Path::new("/usr").join(library), &root, library)?;
-    let driver = "lib/x86_64-linux-gnu/libgantry_opencl.so";
-    program(&programs.driver, &root, driver)?;
-    fs::write(
-        root.join("etc/OpenCL/vendors/gantry.icd"),
-        "libgantry_opencl.so\n",
-    )?;
     let keys = keys(work)?;
     fs::create_dir_all(root.join("keys"))?;
     for file in ["ca.pem", "guest.pem", "guest.key"] {

@@ -1,4 +1,5 @@
-//! L2 with systemd: Debian's init and this repository's units, where an administrator has them.
+//! L2 with systemd: Debian's init and the host's units, where an administrator has them. The guest's
+//! unit is installed by its agent.
 
 use std::{
     fs,
@@ -76,7 +77,6 @@ pub fn guest(programs: &Programs, work: &Path) -> Result<PathBuf> {
         }
     }
     for unit in [
-        "guest/agent/gantry-agent.service",
         "remoting/gantry-accel.service",
         "gpu-mediator/gantry-arbiter.service",
         // Not where systemd looks: the pool runs without it first.
@@ -86,7 +86,6 @@ pub fn guest(programs: &Programs, work: &Path) -> Result<PathBuf> {
         let name = from.file_name().context("a unit has no name")?;
         fs::copy(&from, units.join(name)).with_context(|| format!("cannot copy {unit}"))?;
     }
-    program(&programs.agent, &root, "usr/sbin/gantry-agent")?;
     program(&programs.pool, &root, "usr/sbin/gantry-accel")?;
     program(&programs.arbiter, &root, "usr/sbin/gantry-arbiter")?;
     fs::write(root.join("etc/systemd/system/console.service"), CONSOLE)?;

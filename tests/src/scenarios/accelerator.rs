@@ -23,6 +23,10 @@ pub const SCENARIOS: &[Entry] = &[
         compute,
     ),
     (
+        "accelerator: one file and one command give a guest OpenCL, and take it away again",
+        installed,
+    ),
+    (
         "accelerator: it comes and goes, and a killed worker fails its application only",
         deaths,
     ),
@@ -38,9 +42,10 @@ pub const SCENARIOS: &[Entry] = &[
 
 const PORT: &str = "/run/gantry/opencl.sock";
 
-/// Starts the agent, and waits until it listens.
+/// Installs the driver, starts the agent, and waits until it listens.
 pub(super) fn start_agent(guest: &mut Guest) -> Result<()> {
-    guest.run("gantry-agent >/tmp/agent.log 2>&1 & true")?;
+    guest.run("gantry-agent install")?;
+    guest.run("/usr/local/sbin/gantry-agent >/tmp/agent.log 2>&1 & true")?;
     guest.eventually(&format!("ls {PORT}"), |text| text == PORT)?;
     Ok(())
 }
@@ -94,6 +99,66 @@ fn compute(context: &Context) -> Result<()> {
         let left = pool.workers()?;
         Ok(left.len() == 1 && !serving.iter().all(|worker| left.contains(worker)))
     })
+}
+
+/// From a guest that has nothing of Gantry but the agent's file to one that has nothing else again.
+/// The other scenarios compute with what is installed so.
+fn installed(context: &Context) -> Result<()> {
+    // But for mounted file systems, /tmp among them.
+    const ALL: &str = "find / -xdev | sort";
+    const PLACED: [&str; 5] = [
+        "/usr/local/lib/libgantry_opencl.so",
+        "/etc/OpenCL/vendors/gantry.icd",
+        "/usr/local/sbin/gantry-agent",
+        "/usr/local/lib/systemd/system/gantry-agent.service",
+        "/etc/systemd/system/multi-user.target.wants/gantry-agent.service",
+    ];
+    let pool = Pool::start(&context.dir)?;
+    let more = json!({
+        "payload": {"initramfs": opencl::guest_files(&context.dir)?},
+        "accels": [accel(&pool)],
+    });
+    let (_gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    let of_gantry = guest.run(&format!(
+        "mkdir -p /run; {ALL} >/tmp/before; grep gantry /tmp/before"
+    ))?;
+    ensure!(of_gantry == "/bin/gantry-agent", "{of_gantry}");
+    start_agent(&mut guest)?;
+    let found = guest.run("clinfo -l; cat /tmp/agent.log")?;
+    ensure!(found.contains("Device #0"), "{found}");
+    let again = guest.run("gantry-agent install")?;
+    ensure!(
+        PLACED
+            .iter()
+            .all(|path| again.contains(&format!("{path} is up to date")))
+            && again.contains("systemd does not run here"),
+        "{again}"
+    );
+    let replaced = guest.run(&format!(
+        "cp {0} /tmp/same && echo >>{0} && gantry-agent install && cmp /tmp/same {0}",
+        PLACED[0]
+    ))?;
+    ensure!(
+        replaced.contains(&format!("replaced {}", PLACED[0])),
+        "{replaced}"
+    );
+    let found = guest.run("clinfo -l")?;
+    ensure!(found.contains("Device #0"), "{found}");
+    let removed = guest.run("/usr/local/sbin/gantry-agent uninstall")?;
+    ensure!(
+        PLACED
+            .iter()
+            .all(|path| removed.contains(&format!("removed {path}"))),
+        "{removed}"
+    );
+    let found = guest.status_of("clinfo -l")?.1;
+    ensure!(!found.contains("Device #0"), "{found}");
+    guest.run("killall gantry-agent; while pidof gantry-agent; do sleep 0.1; done")?;
+    let nothing = guest.run("gantry-agent uninstall")?;
+    ensure!(nothing == "nothing is installed", "{nothing}");
+    let left = guest.run(&format!("{ALL} | diff /tmp/before -"))?;
+    ensure!(left.is_empty(), "{left}");
+    Ok(())
 }
 
 /// Waits until something is so.

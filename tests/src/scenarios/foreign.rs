@@ -88,7 +88,7 @@ fn start(context: &Context, pool: &Pool) -> Result<(Gantry, Guest)> {
     guest.run(&format!(
         "mkdir {ROOT} && mount -t ext4 -o ro /dev/vda {ROOT} && \
          for d in proc sys dev run tmp; do mount -o bind /$d {ROOT}/$d || exit 1; done; \
-         mkdir /run/vendors && cp /lib/x86_64-linux-gnu/libgantry_opencl.so /run/ && \
+         mkdir /run/vendors && cp /usr/local/lib/libgantry_opencl.so /run/ && \
          echo /run/libgantry_opencl.so >/run/vendors/gantry.icd"
     ))?;
     Ok((gantry, guest))

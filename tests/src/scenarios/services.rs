@@ -30,6 +30,8 @@ fn units(context: &Context) -> Result<()> {
         "accels": [accel(&pool)],
     });
     let (_gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    let said = guest.run("gantry-agent install 2>&1")?;
+    ensure!(said.ends_with("started gantry-agent.service"), "{said}");
     for unit in ["gantry-agent", "gantry-accel", "gantry-arbiter"] {
         let found = guest.run(&format!("systemd-analyze verify {unit}.service 2>&1"))?;
         ensure!(found.is_empty(), "{found}");
@@ -37,7 +39,8 @@ fn units(context: &Context) -> Result<()> {
     served_by_agent(&mut guest)?;
     guest.run("systemctl --no-ask-password disable --now gantry-agent 2>&1")?;
     served_by_pool(&mut guest)?;
-    shared_by_arbiter(&mut guest)
+    shared_by_arbiter(&mut guest)?;
+    installed_and_removed(&mut guest)
 }
 
 fn main_process(guest: &mut Guest, unit: &str) -> Result<String> {
@@ -67,7 +70,6 @@ fn socket(guest: &mut Guest) -> Result<String> {
 }
 
 fn served_by_agent(guest: &mut Guest) -> Result<()> {
-    guest.run("systemctl --no-ask-password enable --now gantry-agent 2>&1")?;
     finds_a_device(guest)?;
     let shown = socket(guest)?;
     ensure!(shown == "srw-rw---- root render", "{shown}");
@@ -135,6 +137,32 @@ fn shared_by_arbiter(guest: &mut Guest) -> Result<()> {
     guest.run("systemctl --no-ask-password start gantry-accel 2>&1")?;
     killed(guest, "gantry-arbiter")?;
     has_workers(guest)
+}
+
+/// The agent brings the driver when it starts, says when it has to be started again, and leaves
+/// nothing.
+fn installed_and_removed(guest: &mut Guest) -> Result<()> {
+    const DRIVER: &str = "/usr/local/lib/libgantry_opencl.so";
+    const IS_ENABLED: &str = "systemctl is-enabled gantry-agent 2>&1 || true";
+    guest.run("systemctl --no-ask-password disable --now gantry-accel 2>&1")?;
+    ensure!(guest.run(IS_ENABLED)? == "disabled");
+    guest.run(&format!("rm {DRIVER} && systemctl start gantry-agent"))?;
+    guest.run(&format!("ls {DRIVER}"))?;
+    let said = guest.run("gantry-agent install 2>&1")?;
+    ensure!(
+        said.contains("placed /etc/systemd") && said.contains("systemctl restart gantry-agent"),
+        "{said}"
+    );
+    ensure!(guest.run(IS_ENABLED)? == "enabled");
+    finds_a_device(guest)?;
+    let said = guest.run("gantry-agent uninstall 2>&1")?;
+    ensure!(said.starts_with("stopped gantry-agent.service"), "{said}");
+    let left = guest.run(
+        "find / -xdev -name '*gantry?agent*' -o -name '*gantry?opencl*' -o -name gantry.icd; \
+         ls -d /run/gantry 2>/dev/null; pidof gantry-agent; systemctl is-active gantry-agent; true",
+    )?;
+    ensure!(left == "/bin/gantry-agent\ninactive", "{left}");
+    Ok(())
 }
 
 /// Waits until a worker is connected to the arbiter, as it is while it has an application. Both ends

@@ -25,6 +25,7 @@ fn cut(context: &Context) -> Result<()> {
     });
     let (_gantry, mut guest) = Gantry::boot(&context.dir, more)?;
     set_up(&mut guest, "eth0")?;
+    guest.run("gantry-agent install --driver-only")?;
     let pool = Pool::start_for_others(&context.dir)?;
     let tls = opencl::by_tls();
     let (status, figures) = guest.status_of(&format!("{tls} opencl-figures --brief 2>&1"))?;

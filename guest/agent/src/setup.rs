@@ -1,0 +1,142 @@
+//! `install` and `uninstall`: one file makes a machine's OpenCL platform, and unmakes it.
+
+use std::{
+    fs,
+    io::{self, ErrorKind, Write},
+    os::unix::{fs::FileTypeExt, net::UnixStream},
+    path::Path,
+    process::Command,
+};
+
+use crate::{
+    SOCKET, carried,
+    place::{self, Done, Tree},
+};
+
+/// Why the driver and the agent are not installed, or not removed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// There is no driver.
+    #[error(
+        "this agent carries no driver: it was built without the feature carry-driver \
+         (docs/accelerator.md says how to build it with)"
+    )]
+    NoDriver,
+    /// The agent's own file.
+    #[error("cannot read this program's own file")]
+    Program(#[source] io::Error),
+    /// A file.
+    #[error(transparent)]
+    Place(#[from] place::Error),
+    /// systemd's answer, which it has given to the user.
+    #[error("`systemctl {0}` failed: the files are as said above")]
+    Systemd(String),
+    /// systemctl.
+    #[error("cannot run systemctl")]
+    Systemctl(#[source] io::Error),
+    /// What has been done cannot be said.
+    #[error("cannot write to the standard output")]
+    Say(#[source] io::Error),
+}
+
+fn say(out: &mut dyn Write, line: &dyn std::fmt::Display) -> Result<(), Error> {
+    writeln!(out, "{line}").map_err(Error::Say)
+}
+
+/// Whether systemd runs this machine, as sd_booted(3) says.
+fn has_systemd() -> bool {
+    Path::new("/run/systemd/system").is_dir()
+}
+
+fn systemctl(words: &[&str]) -> Result<(), Error> {
+    let status = Command::new("systemctl")
+        .arg("--no-ask-password")
+        .args(words)
+        .status();
+    match status.map_err(Error::Systemctl)?.success() {
+        true => Ok(()),
+        false => Err(Error::Systemd(words.join(" "))),
+    }
+}
+
+/// Whether the unit has a running agent.
+fn is_running() -> Result<bool, Error> {
+    let status = Command::new("systemctl")
+        .args(["--quiet", "is-active", carried::UNIT])
+        .status();
+    Ok(status.map_err(Error::Systemctl)?.success())
+}
+
+/// Installs the driver, and unless it is to be `driver_only` the agent, which is started if this
+/// machine's systemd can. Says what it does.
+pub fn install(root: &Path, driver_only: bool, out: &mut dyn Write) -> Result<(), Error> {
+    let mut pieces = carried::driver().ok_or(Error::NoDriver)?;
+    if !driver_only {
+        pieces.extend(carried::service().map_err(Error::Program)?);
+    }
+    let tree = Tree::new(root)?;
+    let done = tree.place(&pieces)?;
+    for done in &done {
+        say(out, done)?;
+    }
+    if driver_only || !tree.is_own() {
+        return Ok(());
+    }
+    if !has_systemd() {
+        let start = format!(
+            "systemd does not run here: have {} started at boot, as root",
+            carried::PROGRAM
+        );
+        return say(out, &start);
+    }
+    systemctl(&["daemon-reload"])?;
+    if !is_running()? {
+        systemctl(&["start", carried::UNIT])?;
+        return say(out, &format!("started {}", carried::UNIT));
+    }
+    if done.iter().all(|done| matches!(done, Done::Unchanged(_))) {
+        return say(out, &format!("{} is running", carried::UNIT));
+    }
+    let restart = format!(
+        "{0} is still running as it was started: `systemctl restart {0}` has it run what is \
+         installed now, and takes the accelerators from programs that use them",
+        carried::UNIT
+    );
+    say(out, &restart)
+}
+
+/// Takes away what was installed, and stops the agent before if it is this machine's. Says what it
+/// does.
+pub fn uninstall(root: &Path, out: &mut dyn Write) -> Result<(), Error> {
+    let tree = Tree::new(root)?;
+    let is_served = tree.is_own() && tree.has(Path::new(carried::PROGRAM))? && has_systemd();
+    if is_served && is_running()? {
+        systemctl(&["stop", carried::UNIT])?;
+        say(out, &format!("stopped {}", carried::UNIT))?;
+    }
+    let done = tree.take_away()?;
+    if done.is_empty() {
+        say(out, &"nothing is installed")?;
+    }
+    for done in done {
+        say(out, &done)?;
+    }
+    if is_served {
+        systemctl(&["daemon-reload"])?;
+    }
+    if tree.is_own() {
+        remove_socket(Path::new(SOCKET));
+    }
+    Ok(())
+}
+
+/// Removes a socket at which nobody listens any more, and its folder if it is empty then. They are
+/// gone after a reboot in any case.
+fn remove_socket(path: &Path) {
+    let is_socket = fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
+    let is_left = |error: io::Error| error.kind() == ErrorKind::ConnectionRefused;
+    if is_socket && UnixStream::connect(path).is_err_and(is_left) && fs::remove_file(path).is_ok() {
+        let folder = path.parent().unwrap_or(path);
+        let _ = fs::remove_dir(folder);
+    }
+}
