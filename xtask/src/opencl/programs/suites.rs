@@ -22,6 +22,11 @@ pub const PROGRAMS: &[(&str, &str)] = &[
     ("clblast_test_xaxpy", "clblast-tests"),
     ("clFFT-client", "clfft-client"),
     ("x264", "x264"),
+    // By this name x264 opens the loader.
+    (
+        "/usr/lib/x86_64-linux-gnu/libOpenCL.so",
+        "ocl-icd-opencl-dev",
+    ),
     ("hashcat", "hashcat"),
 ];
 
