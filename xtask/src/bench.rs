@@ -10,7 +10,7 @@ use gantry_tests::{
 
 use crate::{
     elsewhere::Elsewhere,
-    fairness, opencl,
+    fairness, gpu_machine, opencl,
     programs::{self, cargo, target},
     progress::Step,
     ring, sharing_figures,
@@ -25,7 +25,7 @@ pub struct Options {
     /// (writes docs/); `ring`: what a call over an accelerator's rings costs, from ring 3 of a guest
     /// on /dev/kvm; `sharing`: how fairly this machine's OpenCL device is shared, for real;
     /// `programs`: which OpenCL programs pass their tests natively and through the driver (writes
-    /// docs/).
+    /// docs/); `gpu`: all of these but `fairness`, for a machine with a GPU, its output kept.
     names: Vec<String>,
     #[command(flatten)]
     elsewhere: Elsewhere,
@@ -33,6 +33,8 @@ pub struct Options {
     sharing: sharing_figures::Options,
     #[command(flatten)]
     programs: opencl::programs::Options,
+    #[command(flatten)]
+    gpu: gpu_machine::Options,
 }
 
 /// Measures and prints.
@@ -45,6 +47,9 @@ pub fn run(options: &Options) -> Result<()> {
     }
     if options.names == ["programs"] {
         return opencl::programs::run(&options.programs, &options.elsewhere);
+    }
+    if options.names == ["gpu"] {
+        return gpu_machine::run(&options.gpu, &options.elsewhere, &options.sharing);
     }
     if options.names == ["sharing"] {
         return sharing_figures::run(&options.sharing, &options.elsewhere);
@@ -88,6 +93,15 @@ fn here(gantry: &Path) -> Result<()> {
 
 /// What the figures were measured on.
 fn machine() -> String {
+    format!(
+        "Host: {}. Boot, memory and snapshots: in the nested rig (QEMU TCG with AMD-V, Debian's \
+         kernel as L1 and L2).",
+        processors()
+    )
+}
+
+/// This machine's processors and kernel.
+pub fn processors() -> String {
     let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = cpuinfo
         .lines()
@@ -96,8 +110,7 @@ fn machine() -> String {
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     format!(
-        "Host: {} ({cores} CPUs), Linux {}. Boot, memory and snapshots: in the nested rig (QEMU \
-         TCG with AMD-V, Debian's kernel as L1 and L2).",
+        "{} ({cores} CPUs), Linux {}",
         model.trim_start_matches([' ', '\t', ':']),
         kernel.trim()
     )

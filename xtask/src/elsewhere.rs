@@ -13,11 +13,11 @@ use crate::shared_device::Programs;
 #[derive(clap::Args)]
 #[group(skip)]
 pub struct Elsewhere {
-    /// sharing, programs: a folder with what was built elsewhere (gantry-accel, gantry-arbiter,
-    /// libgantry_opencl.so, examples/opencl_turns); nothing is built or installed then.
+    /// sharing, programs, gpu: a folder with what was built elsewhere, such as `gpu --pack` makes;
+    /// nothing is built or installed then.
     #[arg(long, value_name = "FOLDER", requires = "vendors")]
     built: Option<PathBuf>,
-    /// sharing, programs: the folder with the .icd file of this machine's driver.
+    /// sharing, programs, gpu: the folder with the .icd file of this machine's driver.
     #[arg(long, value_name = "FOLDER", requires = "built")]
     vendors: Option<PathBuf>,
 }

@@ -17,6 +17,7 @@ mod elsewhere;
 mod fairness;
 mod fuzz;
 mod gate;
+mod gpu_machine;
 mod opencl;
 mod programs;
 mod progress;
@@ -43,7 +44,7 @@ enum Command {
     /// Boot a stock Debian guest under Gantry and show its console.
     Demo(demo::Options),
     /// Measure boot, memory, snapshots and the cost of an exit, and print a table.
-    Bench(bench::Options),
+    Bench(Box<bench::Options>),
     /// Try at random what guests, clients and files may do.
     Fuzz(fuzz::Options),
     /// Run every test; with words, only the scenarios whose names contain one of them.

@@ -82,7 +82,7 @@ fn program(folder: &Path) -> Command {
 
 /// A folder with all that is needed: the programs need the C library and an OpenCL driver, and the
 /// folder no other.
-fn build() -> Result<PathBuf> {
+pub fn build() -> Result<PathBuf> {
     packages::install(PROGRAMS)?;
     let release = programs::release()?;
     let step = Step::new("building the guest of the ring's measurement (release)");

@@ -27,7 +27,7 @@ use self::{
 };
 use crate::{
     elsewhere::{Elsewhere, takes_results},
-    opencl::pool::Pool,
+    opencl::pool::{PIGLIT, Pool},
     programs::root,
     progress::Step,
 };
@@ -68,6 +68,12 @@ impl Options {
         }
         command
     }
+}
+
+/// A program without which nothing can be run, on a machine where nothing can be installed.
+pub fn missing() -> Option<&'static str> {
+    let all = PROGRAMS.iter().map(|(program, _)| *program);
+    all.chain([PIGLIT]).find(|name| !packages::is_there(name))
 }
 
 /// Runs everything, and writes the table.

@@ -1,0 +1,205 @@
+//! Everything that is measured on a machine with a GPU, in one command; what it prints is kept.
+
+use std::{
+    fs::{self, File},
+    io::{BufRead, BufReader, Write},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::Instant,
+};
+
+use anyhow::{Context, Result, ensure};
+use gantry_tests::rig::packages;
+
+use crate::{
+    bench::processors,
+    elsewhere::{Elsewhere, takes_results},
+    opencl,
+    programs::{self, cargo, root, target},
+    progress::Step,
+    ring, sharing_figures,
+};
+
+/// What is built for the part that is no guest, and what measures.
+const BUILT: &[&str] = &[
+    "gantry-arbiter",
+    "libgantry_malloc.so",
+    "libgantry_opencl.so",
+    "xtask",
+    "examples/opencl_figures",
+    "examples/opencl_turns",
+];
+
+/// Scripts that are run as they are.
+const SCRIPTS: &[&str] = &["remoting/measure.sh", "remoting/certificates.sh"];
+
+/// Options of `cargo xtask bench gpu`.
+#[derive(clap::Args)]
+#[group(skip)]
+pub struct Options {
+    /// gpu: where everything that is printed goes [default: docs/gpu-machine.txt]
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// gpu: only build, into target/gpu, for a machine where nothing can be built: bring the folder
+    /// there, and run `FOLDER/xtask bench gpu --built FOLDER --vendors VENDORS --output FILE`.
+    #[arg(long, conflicts_with_all = ["built", "output"])]
+    pack: bool,
+}
+
+/// A part of what is measured.
+struct Part {
+    command: Command,
+    /// Why it is left out here.
+    left_out: Option<String>,
+}
+
+/// Measures everything, and keeps what is printed; or only builds what that needs.
+pub fn run(
+    options: &Options,
+    elsewhere: &Elsewhere,
+    sharing: &sharing_figures::Options,
+) -> Result<()> {
+    if options.pack {
+        println!("everything is in {}", pack()?.display());
+        return Ok(());
+    }
+    let output = options.output.clone();
+    let output = output.unwrap_or_else(|| root().join("docs/gpu-machine.txt"));
+    let folder = output.parent().filter(|path| !path.as_os_str().is_empty());
+    takes_results(folder.unwrap_or(Path::new(".")), "--output")?;
+    let (built, vendors) = match elsewhere.programs() {
+        Some(given) => (given.built.to_owned(), given.vendors.to_owned()),
+        None => (pack()?, PathBuf::from("/etc/OpenCL/vendors")),
+    };
+    let (built, vendors) = (absolute(&built)?, absolute(&vendors)?);
+    let mut kept =
+        File::create(&output).with_context(|| format!("cannot write {}", output.display()))?;
+    say(&mut kept, &processors())?;
+    let mut failed = Vec::new();
+    for mut part in parts(&built, &vendors, sharing)? {
+        let words: Vec<_> = std::iter::once(part.command.get_program())
+            .chain(part.command.get_args())
+            .map(|word| word.to_string_lossy().into_owned())
+            .collect();
+        let words = words.join(" ");
+        say(&mut kept, &format!("\n$ {words}"))?;
+        if let Some(why) = part.left_out {
+            say(&mut kept, &format!("(left out: {why})"))?;
+            continue;
+        }
+        let start = Instant::now();
+        if let Err(error) = tee(&mut part.command, &mut kept) {
+            say(&mut kept, &format!("({error})"))?;
+            failed.push(words);
+        }
+        say(&mut kept, &format!("({} s)", start.elapsed().as_secs()))?;
+    }
+    ensure!(failed.is_empty(), "these failed: {}", failed.join("; "));
+    println!("kept in {}", output.display());
+    Ok(())
+}
+
+/// What is run, in order.
+fn parts(built: &Path, vendors: &Path, shared: &sharing_figures::Options) -> Result<Vec<Part>> {
+    let xtask = |what: &[&str]| {
+        let mut command = Command::new(built.join("xtask"));
+        command.arg("bench").args(what);
+        command
+            .arg("--built")
+            .arg(built)
+            .arg("--vendors")
+            .arg(vendors);
+        command
+    };
+    let mut gpu = Command::new("nvidia-smi");
+    gpu.args([
+        "--query-gpu=name,driver_version,clocks.sm,clocks.mem",
+        "--format=csv",
+    ]);
+    let mut figures = Command::new("sh");
+    figures
+        .arg(built.join("measure.sh"))
+        .arg(vendors)
+        .arg(built);
+    let mut guest = Command::new(built.join("gantry-ring-bench"));
+    guest.arg(built).env("OCL_ICD_VENDORS", vendors.join(""));
+    let kvm = File::options().read(true).write(true).open("/dev/kvm");
+    let pictures = built.join("pictures");
+    fs::create_dir_all(&pictures)?;
+    let seconds = shared.seconds.to_string();
+    let mut sharing = xtask(&["sharing", "--policy", &shared.policy, "--seconds", &seconds]);
+    sharing.arg("--pictures").arg(&pictures);
+    let times = xtask(&["programs", "--times", "3", "--every", "25"]);
+    let mut table = xtask(&["programs", "--every", "24", "--jobs", "8"]);
+    table.arg("--table").arg(built.join("opencl-programs.md"));
+    let programs = opencl::programs::missing().map(|program| {
+        format!("there is no {program}: guest/opencl/tests/pack.sh brings the programs")
+    });
+    let part = |command, left_out| Part { command, left_out };
+    let nvidia = Path::new("/dev/nvidiactl").exists();
+    Ok(vec![
+        part(gpu, (!nvidia).then(|| "no device of NVIDIA's".to_owned())),
+        part(figures, None),
+        part(guest, kvm.err().map(|error| format!("/dev/kvm: {error}"))),
+        part(sharing, None),
+        part(times, programs.clone()),
+        part(table, programs),
+    ])
+}
+
+/// Runs a command; what it prints goes to the terminal and to the file.
+fn tee(command: &mut Command, kept: &mut File) -> Result<()> {
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot run {}", command.get_program().display()))?;
+    if let Some(printed) = child.stdout.take() {
+        for line in BufReader::new(printed).lines() {
+            say(kept, &line?)?;
+        }
+    }
+    let status = child.wait()?;
+    ensure!(status.success(), "{status}");
+    Ok(())
+}
+
+fn say(kept: &mut File, line: &str) -> Result<()> {
+    println!("{line}");
+    writeln!(kept, "{line}").context("cannot write what was measured")
+}
+
+fn absolute(path: &Path) -> Result<PathBuf> {
+    fs::canonicalize(path).with_context(|| format!("there is no {}", path.display()))
+}
+
+/// Builds everything into one folder.
+fn pack() -> Result<PathBuf> {
+    let folder = target().join("gpu");
+    fs::create_dir_all(folder.join("examples"))?;
+    let guest = ring::build()?;
+    let release = programs::release()?;
+    let step = Step::new("building the measurements (release)");
+    packages::run(cargo().args(["build", "--release", "--quiet", "-p", "xtask"]))?;
+    step.finish();
+    let built = BUILT.iter().map(|name| (release.join(name), *name));
+    let scripts = SCRIPTS.iter().map(|path| {
+        let name = path.rsplit('/').next().unwrap_or(path);
+        (root().join(path), name)
+    });
+    for (from, name) in built.chain(scripts) {
+        copy(&from, &folder.join(name))?;
+    }
+    for entry in fs::read_dir(&guest)? {
+        let entry = entry?;
+        copy(&entry.path(), &folder.join(entry.file_name()))?;
+    }
+    Ok(folder)
+}
+
+/// Also over a program that is running, which cannot be written to.
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    let _ = fs::remove_file(to);
+    fs::copy(from, to).with_context(|| format!("cannot copy {}", from.display()))?;
+    Ok(())
+}
