@@ -19,8 +19,8 @@ use gantry_remoting::{
         Blob, Call, Flags, Header, Request, Wire,
         calls::{
             ContextId, CreateContext, CreateKernel, CreateProgram, CreateQueue, DeviceId, Finish,
-            Info, KernelId, NdRange, Order, ProgramId, ProgramOrigin, QueueId, SetArgument, Target,
-            Value,
+            Grid, Info, KernelId, NdRange, Order, ProgramId, ProgramOrigin, QueueId, SetArgument,
+            Target, Value,
         },
     },
     transport::{
@@ -49,10 +49,7 @@ fn nd_range() -> NdRange {
             event: None,
         },
         kernel: KernelId(2),
-        dimensions: 1,
-        offset: None,
-        global: [1 << 20, 1, 1],
-        local: Some([256, 1, 1]),
+        grid: Grid::Line([1 << 20], Some([256]), None),
     }
 }
 

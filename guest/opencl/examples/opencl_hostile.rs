@@ -27,9 +27,9 @@ use gantry_remoting::{
         Blob, Call, Flags, Header, Wire,
         calls::{
             self, BuildProgram, ContextId, CreateBuffer, CreateContext, CreateKernel,
-            CreateProgram, CreateQueue, DeviceId, Finish, KernelId, MemId, NdRange, Order, Place,
-            ProgramId, ProgramOrigin, QueueId, ReadBuffer, ReleaseMem, SvmAlloc, SvmFill, SvmFree,
-            SvmRead, SvmWrite, WriteBuffer,
+            CreateProgram, CreateQueue, DeviceId, Finish, Grid, KernelId, MemId, NdRange, Order,
+            Place, ProgramId, ProgramOrigin, QueueId, ReadBuffer, ReleaseMem, SvmAlloc, SvmFill,
+            SvmFree, SvmRead, SvmWrite, WriteBuffer,
         },
         hello::Hello,
     },
@@ -205,10 +205,7 @@ impl Client {
             &NdRange {
                 order: order(),
                 kernel: KERNEL,
-                dimensions: 1,
-                offset: None,
-                global: [1; 3],
-                local: None,
+                grid: Grid::line(1),
             },
             Flags::default(),
         )

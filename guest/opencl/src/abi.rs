@@ -29,18 +29,18 @@ pub fn array<T: Copy>(from: *const T, count: usize) -> Vec<T> {
         .collect()
 }
 
-/// An item of an array of the caller, which is not null.
-pub fn at<T: Copy>(from: *const T, index: usize) -> T {
-    // SAFETY: see the module.
-    unsafe { from.add(index).read_unaligned() }
-}
-
 /// Whether the caller's bytes are these.
 pub fn same(from: *const u8, count: usize, bytes: &[u8]) -> bool {
     // SAFETY: see the module: there are `count` bytes.
     !from.is_null()
         && count == bytes.len()
         && unsafe { std::slice::from_raw_parts(from, count) } == bytes
+}
+
+/// Copies as many bytes of the caller as there is room for.
+pub fn copy(from: *const u8, to: &mut [u8]) {
+    // SAFETY: see the module: there are as many bytes.
+    to.copy_from_slice(unsafe { std::slice::from_raw_parts(from, to.len()) });
 }
 
 /// An array that has to be there exactly if its count is not zero.
@@ -70,12 +70,12 @@ pub fn properties(from: *const isize) -> Vec<isize> {
 }
 
 /// Three sizes.
-pub fn triple(from: *const usize) -> Option<[u64; 3]> {
+pub fn sizes<const N: usize>(from: *const usize) -> Option<[u64; N]> {
     if from.is_null() {
         return None;
     }
     // SAFETY: see the module.
-    Some(unsafe { from.cast::<[usize; 3]>().read_unaligned() }.map(|size| size as u64))
+    Some(unsafe { from.cast::<[usize; N]>().read_unaligned() }.map(|size| size as u64))
 }
 
 /// The bytes of a C string; none for null.

@@ -8,33 +8,37 @@ use gantry_remoting::{
         Blob,
         calls::{
             Barrier, CopyBuffer, CopyBufferRect, CopyBufferToImage, CopyImage, CopyImageToBuffer,
-            FillBuffer, FillImage, Marker, Migrate, NdRange,
+            FillBuffer, FillImage, Grid, Marker, Migrate, NdRange,
         },
     },
 };
 
 use crate::{
-    abi::{Outcome, array, at, code, list, triple},
+    abi::{Outcome, array, code, list, sizes},
     event::{Around, submit},
     object::{Event, Handle, Kernel, Mem, Queue, get},
     platform::limit,
     transfer::same_context,
 };
 
-fn need(triple_at: *const usize) -> Outcome<[u64; 3]> {
-    triple(triple_at).ok_or(codes::INVALID_VALUE)
+fn need(from: *const usize) -> Outcome<[u64; 3]> {
+    sizes(from).ok_or(codes::INVALID_VALUE)
 }
 
-/// Up to three sizes, the others one.
-fn sizes(from: *const usize, dimensions: u32, rest: u64) -> Option<[u64; 3]> {
-    if from.is_null() {
-        return None;
-    }
-    let mut all = [rest; 3];
-    for (index, slot) in all.iter_mut().take(dimensions as usize).enumerate() {
-        *slot = at(from, index) as u64;
-    }
-    Some(all)
+/// The work-items that a caller asks for.
+fn grid(
+    dimensions: u32,
+    offset: *const usize,
+    global: *const usize,
+    local: *const usize,
+) -> Outcome<Grid> {
+    const NO_SIZE: i32 = codes::INVALID_GLOBAL_WORK_SIZE;
+    Ok(match dimensions {
+        1 => Grid::Line(sizes(global).ok_or(NO_SIZE)?, sizes(local), sizes(offset)),
+        2 => Grid::Plane(sizes(global).ok_or(NO_SIZE)?, sizes(local), sizes(offset)),
+        3 => Grid::Space(sizes(global).ok_or(NO_SIZE)?, sizes(local), sizes(offset)),
+        _ => return Err(codes::INVALID_WORK_DIMENSION),
+    })
 }
 
 pub extern "C" fn clEnqueueNDRangeKernel(
@@ -53,15 +57,11 @@ pub extern "C" fn clEnqueueNDRangeKernel(
         if queue.it.context.it.id != kernel.it.program.it.context.it.id {
             return Err(codes::INVALID_CONTEXT);
         }
-        if !(1..=3).contains(&dimensions) {
-            return Err(codes::INVALID_WORK_DIMENSION);
-        }
+        let grid = grid(dimensions, offset, global, local)?;
         if !kernel.it.is_ready() {
             return Err(codes::INVALID_KERNEL_ARGS);
         }
-        let global = sizes(global, dimensions, 1).ok_or(codes::INVALID_GLOBAL_WORK_SIZE)?;
-        let local = sizes(local, dimensions, 1);
-        if let Some(local) = local {
+        if let (_, Some(local), _) = grid.sizes() {
             let device = &queue.it.device;
             let largest = match device.it.largest_group.get() {
                 Some(largest) => *largest,
@@ -85,10 +85,7 @@ pub extern "C" fn clEnqueueNDRangeKernel(
                 Ok(NdRange {
                     order,
                     kernel: kernel.it.id,
-                    dimensions,
-                    offset: sizes(offset, dimensions, 0),
-                    global,
-                    local,
+                    grid,
                 })
             },
         )
@@ -112,10 +109,7 @@ pub extern "C" fn clEnqueueTask(
             Ok(NdRange {
                 order,
                 kernel: kernel.it.id,
-                dimensions: 1,
-                offset: None,
-                global: [1; 3],
-                local: Some([1; 3]),
+                grid: Grid::Line([1], Some([1]), None),
             })
         })
     })())

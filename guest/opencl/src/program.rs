@@ -19,7 +19,7 @@ use gantry_remoting::{
 };
 
 use crate::{
-    abi::{Outcome, array, bytes, code, give, handle, list, same, set, text},
+    abi::{Outcome, array, bytes, code, copy, give, handle, list, same, set, text},
     include::{self, Included},
     link,
     object::{
@@ -623,9 +623,13 @@ pub extern "C" fn clSetKernelArg(
         let plain = matches!(kind, ArgumentKind::Bytes()) || size != size_of::<usize>();
         if let Set::Bytes(old) = known
             && plain
-            && same(value.cast(), size, &old.0)
         {
-            return Ok(());
+            if same(value.cast(), size, &old.0) {
+                return Ok(());
+            }
+            if size == old.0.len() && !value.is_null() {
+                return give_bytes(kernel.it.id, index, old, value);
+            }
         }
         let value = argument(kind, size, value)?;
         let new = Set::of(&value);
@@ -651,6 +655,24 @@ pub extern "C" fn clSetKernelArg(
         let _ = place.set(kind);
         Ok(())
     })())
+}
+
+/// Gives an argument other bytes than those `old` ones, which the driver has accepted: as many.
+/// Nothing is allocated, for this is what applications do between two kernels.
+fn give_bytes(kernel: KernelId, index: u32, old: &mut Blob, value: *const c_void) -> Outcome {
+    let mut bytes = std::mem::take(&mut old.0);
+    copy(value.cast(), &mut bytes);
+    let call = SetArgument {
+        kernel,
+        index,
+        value: Value::Bytes(Blob(bytes)),
+    };
+    // It has no effect before the kernel is enqueued.
+    let sent = link::the().and_then(|link| link.post_with_next(&call));
+    if let Value::Bytes(bytes) = call.value {
+        *old = bytes;
+    }
+    sent
 }
 
 /// Gives an argument, of which this is `known`, a new value: without waiting, if the driver has

@@ -14,7 +14,7 @@ use gantry_remoting::{
 };
 
 use crate::{
-    abi::{Outcome, code, handle, set, triple},
+    abi::{Outcome, code, handle, set, sizes},
     crew,
     event::{Around, submit},
     link::{self, Link},
@@ -347,8 +347,8 @@ fn rect(
 ) -> Outcome {
     let (queue, mem) = (get(queue)?, get(mem)?);
     same_context(queue, mem)?;
-    let [there, here] = rect.origins.map(triple);
-    let (Some(there), Some(here), Some(region)) = (there, here, triple(rect.region)) else {
+    let [there, here] = rect.origins.map(sizes);
+    let (Some(there), Some(here), Some(region)) = (there, here, sizes(rect.region)) else {
         return Err(codes::INVALID_VALUE);
     };
     if rect.pointer.is_null() || mem.it.image.is_some() {
@@ -516,7 +516,7 @@ fn image(
     let (queue, mem) = (get(queue)?, get(mem)?);
     same_context(queue, mem)?;
     let image = mem.it.image.as_ref().ok_or(codes::INVALID_MEM_OBJECT)?;
-    let (Some(origin), Some(region)) = (triple(call.origin), triple(call.region)) else {
+    let (Some(origin), Some(region)) = (sizes(call.origin), sizes(call.region)) else {
         return Err(codes::INVALID_VALUE);
     };
     if call.pointer.is_null() {
@@ -758,7 +758,7 @@ pub extern "C" fn clEnqueueMapImage(
         let (queue, mem) = (get(queue)?, get(mem)?);
         same_context(queue, mem)?;
         let image = mem.it.image.as_ref().ok_or(codes::INVALID_MEM_OBJECT)?;
-        let (Some(origin), Some(region)) = (triple(origin), triple(region)) else {
+        let (Some(origin), Some(region)) = (sizes(origin), sizes(region)) else {
             return Err(codes::INVALID_VALUE);
         };
         let has_slices = matches!(

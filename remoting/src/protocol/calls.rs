@@ -242,6 +242,43 @@ wire! { enum
 }
 
 wire! { enum
+    /// The work-items of a kernel, by dimension: how many, how many make a group if the caller has
+    /// chosen that, and the first one's number if that is not zero.
+    Grid {
+        /// One dimension.
+        1 Line(global: [u64; 1], local: Option<[u64; 1]>, offset: Option<[u64; 1]>),
+        /// Two dimensions.
+        2 Plane(global: [u64; 2], local: Option<[u64; 2]>, offset: Option<[u64; 2]>),
+        /// Three dimensions.
+        3 Space(global: [u64; 3], local: Option<[u64; 3]>, offset: Option<[u64; 3]>),
+    }
+}
+
+impl Grid {
+    /// So many work-items in one dimension, in groups of the driver's choice.
+    pub fn line(size: u64) -> Self {
+        Self::Line([size], None, None)
+    }
+
+    /// How many work-items, how many of them make a group, and the first one's number, by dimension.
+    pub fn sizes(&self) -> (&[u64], Option<&[u64]>, Option<&[u64]>) {
+        fn all<'a, const N: usize>(
+            global: &'a [u64; N],
+            local: &'a Option<[u64; N]>,
+            offset: &'a Option<[u64; N]>,
+        ) -> (&'a [u64], Option<&'a [u64]>, Option<&'a [u64]>) {
+            let slice = |sizes: &'a Option<[u64; N]>| sizes.as_ref().map(|sizes| &sizes[..]);
+            (global, slice(local), slice(offset))
+        }
+        match self {
+            Self::Line(global, local, offset) => all(global, local, offset),
+            Self::Plane(global, local, offset) => all(global, local, offset),
+            Self::Space(global, local, offset) => all(global, local, offset),
+        }
+    }
+}
+
+wire! { enum
     /// What a kernel's argument is, found out once when the kernel is created.
     ArgumentKind {
         /// The driver does not say: the client decides by the value.
@@ -530,14 +567,8 @@ calls! {
         order: Order,
         /// Which kernel.
         kernel: KernelId,
-        /// Dimensions, 1 to 3.
-        dimensions: u32,
-        /// Offset.
-        offset: Option<[u64; 3]>,
-        /// Global size.
-        global: [u64; 3],
-        /// Work-group size, if the caller has chosen it.
-        local: Option<[u64; 3]>,
+        /// Which work-items.
+        grid: Grid,
     } -> ();
     /// `clEnqueueReadBuffer` into the window.
     71 ReadBuffer {
@@ -794,10 +825,7 @@ mod tests {
                 event: Some(EventId(10)),
             },
             kernel: KernelId(4),
-            dimensions: 2,
-            offset: None,
-            global: [64, 32, 1],
-            local: Some([8, 8, 1]),
+            grid: Grid::Plane([64, 32], Some([8, 8]), None),
         };
         let mut bytes = Vec::new();
         call.put(&mut bytes);

@@ -23,7 +23,7 @@ pub struct Version {
 
 /// The version of this build.
 pub const VERSION: Version = Version {
-    number: 7,
+    number: 8,
     fingerprint: FINGERPRINT,
 };
 

@@ -45,6 +45,17 @@ pub(super) fn sizes(numbers: [u64; 3]) -> [usize; 3] {
     numbers.map(|number| number as usize)
 }
 
+/// The same of up to three; null for none.
+fn pointer(numbers: Option<&[u64]>, to: &mut [usize; 3]) -> *const usize {
+    let Some(numbers) = numbers else {
+        return null();
+    };
+    for (to, number) in to.iter_mut().zip(numbers) {
+        *to = *number as usize;
+    }
+    to.as_ptr()
+}
+
 impl Server {
     /// Enqueues a command: finds its queue and events, lets `enqueue` call the driver, and keeps
     /// account of the event, the stage and the answer.
@@ -248,20 +259,17 @@ impl Server {
                     return Err(codes::INVALID_KERNEL_ARGS);
                 }
                 let kernel = kernel.raw;
-                if !(1..=3).contains(&c.dimensions) {
-                    return Err(codes::INVALID_WORK_DIMENSION);
-                }
-                let (offset, local) = (c.offset.map(sizes), c.local.map(sizes));
-                let global = sizes(c.global);
+                let (global, local, offset) = c.grid.sizes();
+                let [mut a, mut b, mut c] = [[0; 3]; 3];
                 Ok(cl!(
                     api,
                     clEnqueueNDRangeKernel(
                         slot.queue,
                         kernel,
-                        c.dimensions,
-                        offset.as_ref().map_or(null(), |sizes| sizes.as_ptr()),
-                        global.as_ptr(),
-                        local.as_ref().map_or(null(), |sizes| sizes.as_ptr()),
+                        global.len() as u32,
+                        pointer(offset, &mut a),
+                        pointer(Some(global), &mut b),
+                        pointer(local, &mut c),
                         slot.count,
                         slot.wait,
                         slot.event,

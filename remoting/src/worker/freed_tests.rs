@@ -11,8 +11,8 @@ use crate::{
     protocol::{
         Blob, Flags, Header, Request,
         calls::{
-            ContextId, CreateBuffer, CreateUserEvent, EventId, KernelId, MemId, NdRange, QueueId,
-            SetArgument, SvmFill, Value,
+            ContextId, CreateBuffer, CreateUserEvent, EventId, Grid, KernelId, MemId, NdRange,
+            QueueId, SetArgument, SvmFill, Value,
         },
     },
     worker::{
@@ -221,10 +221,7 @@ fn a_kernel_does_not_run_with_the_address_of_what_was_freed() {
         let kernel = NdRange {
             order: order(0),
             kernel: KernelId(0),
-            dimensions: 1,
-            offset: None,
-            global: [1; 3],
-            local: None,
+            grid: Grid::line(1),
         };
         enqueue(server, 0, Request::NdRange(kernel))
     };

@@ -14,9 +14,9 @@ use crate::{
         Blob, Call, Flags, Header, Wire,
         calls::{
             self, BuildProgram, ContextId, CreateBuffer, CreateContext, CreateKernel,
-            CreateProgram, CreateQueue, DeviceId, Finish, KernelId, MemId, NdRange, Order, Place,
-            ProgramId, ProgramOrigin, QueueId, ReadBuffer, SetArgument, SvmAlloc, SvmFree, SvmRead,
-            SvmWrite, Value,
+            CreateProgram, CreateQueue, DeviceId, Finish, Grid, KernelId, MemId, NdRange, Order,
+            Place, ProgramId, ProgramOrigin, QueueId, ReadBuffer, SetArgument, SvmAlloc, SvmFree,
+            SvmRead, SvmWrite, Value,
         },
     },
     transport::{
@@ -454,10 +454,7 @@ fn compute_without_a_kernel() {
         client.post(&NdRange {
             order: order(),
             kernel: KernelId(0),
-            dimensions: 1,
-            offset: None,
-            global: [u64::from(WORDS), 1, 1],
-            local: None,
+            grid: Grid::line(u64::from(WORDS)),
         });
     }
     let to = Place {
@@ -519,10 +516,7 @@ fn compute_in_shared_memory(client: &mut Client) {
     client.post(&NdRange {
         order: order(),
         kernel: KernelId(0),
-        dimensions: 1,
-        offset: None,
-        global: [10, 1, 1],
-        local: None,
+        grid: Grid::line(10),
     });
     let read = SvmRead {
         order: order(),

@@ -94,7 +94,12 @@ fn kind(header: Header, request: &Request) -> Option<Kind> {
     // Sizes within a factor of two are one kind.
     let size = |bytes: u64| mix(&[u64::from(bytes.checked_ilog2().unwrap_or(0))]);
     match request {
-        Request::NdRange(c) => mix(&[c.kernel.0.into(), c.global[0], c.global[1], c.global[2]]),
+        Request::NdRange(c) => {
+            let mut words = [c.kernel.0.into(), 1, 1, 1];
+            let (global, ..) = c.grid.sizes();
+            words[1..=global.len()].copy_from_slice(global);
+            mix(&words)
+        }
         Request::ReadBuffer(c) => size(c.to.length),
         Request::WriteBuffer(c) => size(c.from.length),
         Request::CopyBuffer(c) => size(c.size),

@@ -11,8 +11,8 @@ use crate::{
         Blob, Call,
         calls::{
             self, ContextId, CreateContext, CreateKernel, CreateProgram, CreateQueue,
-            CreateUserEvent, DeviceId, Finish, KernelId, NdRange, Order, ProgramId, ProgramOrigin,
-            ReleaseEvent, SetUserEventStatus, WaitForEvents,
+            CreateUserEvent, DeviceId, Finish, Grid, KernelId, NdRange, Order, ProgramId,
+            ProgramOrigin, ReleaseEvent, SetUserEventStatus, WaitForEvents,
         },
     },
     transport::{
@@ -37,10 +37,7 @@ fn nd_range(kernel: KernelId, size: u64, event: Option<EventId>) -> NdRange {
             event,
         },
         kernel,
-        dimensions: 1,
-        offset: None,
-        global: [size, 1, 1],
-        local: None,
+        grid: Grid::line(size),
     }
 }
 

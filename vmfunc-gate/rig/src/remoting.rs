@@ -10,9 +10,9 @@ use gantry_remoting::{
         Blob, Call, Flags, Header, Wire,
         calls::{
             self, BuildProgram, ContextId, CreateBuffer, CreateContext, CreateKernel,
-            CreateProgram, CreateQueue, DeviceId, Finish, KernelId, MemId, NdRange, Order, Place,
-            ProgramId, ProgramOrigin, QueueId, ReadBuffer, SetArgument, StageId, SvmAlloc, SvmFree,
-            SvmRead, SvmWrite, Value, WriteBuffer,
+            CreateProgram, CreateQueue, DeviceId, Finish, Grid, KernelId, MemId, NdRange, Order,
+            Place, ProgramId, ProgramOrigin, QueueId, ReadBuffer, SetArgument, StageId, SvmAlloc,
+            SvmFree, SvmRead, SvmWrite, Value, WriteBuffer,
         },
     },
     transport::{
@@ -218,10 +218,7 @@ pub fn compute(client: Client, first: usize) -> Result<Vec<String>> {
     let command = NdRange {
         order: order(),
         kernel,
-        dimensions: 1,
-        offset: None,
-        global: [1, 1, 1],
-        local: None,
+        grid: Grid::line(1),
     };
     for _ in 0..CALLS {
         // SAFETY: as above.
@@ -279,10 +276,7 @@ fn sums(app: &mut Application, (mem, kernel): (MemId, KernelId), length: u64) ->
         app.post(&NdRange {
             order: order(),
             kernel,
-            dimensions: 1,
-            offset: None,
-            global: [WORDS as u64, 1, 1],
-            local: None,
+            grid: Grid::line(WORDS as u64),
         })?;
         app.ask(&ReadBuffer {
             order: order(),
@@ -340,10 +334,7 @@ fn shared(
     app.post(&NdRange {
         order: order(),
         kernel,
-        dimensions: 1,
-        offset: None,
-        global: [1, 1, 1],
-        local: None,
+        grid: Grid::line(1),
     })?;
     app.ask(&SvmRead {
         order: order(),

@@ -13,8 +13,9 @@ use gantry_remoting::{
         Blob,
         calls::{
             BuildProgram, ContextId, CreateBuffer, CreateContext, CreateKernel, CreateProgram,
-            CreateQueue, DeviceId, Finish, Info, KernelId, MemId, NdRange, Order, Place, Platforms,
-            ProgramId, ProgramOrigin, QueueId, ReadBuffer, SetArgument, Target, Value, WriteBuffer,
+            CreateQueue, DeviceId, Finish, Grid, Info, KernelId, MemId, NdRange, Order, Place,
+            Platforms, ProgramId, ProgramOrigin, QueueId, ReadBuffer, SetArgument, Target, Value,
+            WriteBuffer,
         },
     },
     transport::{bell::Bell, window::Window},
@@ -79,10 +80,7 @@ fn launch(kernel: KernelId, size: u64) -> NdRange {
     NdRange {
         order: order(),
         kernel,
-        dimensions: 1,
-        offset: None,
-        global: [size, 1, 1],
-        local: None,
+        grid: Grid::line(size),
     }
 }
 
