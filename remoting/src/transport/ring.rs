@@ -11,10 +11,11 @@
 //! against the ring's size. A hostile producer can publish any bytes at any time, and no more than
 //! that. A frame is copied out before anybody looks into it.
 //!
-//! What the other side writes costs a trip of a cache line from its processor, some 80 ns: the
-//! producer looks at the consumer's index only when the room that it knows of is used up, and the
-//! consumer says how far it has read once for each quarter of the ring. No frame may take more than
-//! half of the ring: then there is room for it at the latest when all before it has been read.
+//! What the other side writes costs a trip of a cache line from its processor (`gantry-accel
+//! distances` measures how long there and back): the producer looks at the consumer's index only
+//! when the room that it knows of is used up, and the consumer says how far it has read once for
+//! each quarter of the ring. No frame may take more than half of the ring: then there is room for it
+//! at the latest when all before it has been read.
 //!
 //! Sleeping: a consumer that has polled in vain says so (`sleeping`), looks once more, and sleeps
 //! on the bell. A producer that has published looks at `sleeping` and rings. Between the store
