@@ -27,7 +27,7 @@ use gantry_remoting::{
     transport::{
         bell::{Bell, Futex},
         gate::Gate,
-        link::{Receiver, Sender, Spin},
+        link::{Receiver, STAY, Sender, Spin},
         port_bell::{Doorbell, DoorbellPage, nap},
         ring::{Consumer, Lines, Producer},
         socket,
@@ -128,6 +128,8 @@ pub struct Link {
     /// Callbacks of contexts, with the application's data.
     notifies: Mutex<HashMap<ContextId, (Notify, usize)>>,
     spin: Duration,
+    /// The same while the worker stays awake for the answer.
+    attended: Duration,
     pub ids: Ids,
 }
 
@@ -315,6 +317,12 @@ impl Link {
             due: Mutex::new(due),
             notifies: Mutex::default(),
             spin,
+            // Where a waiting call is not to poll for long, it does not do so beside the worker.
+            attended: if spin < Duration::from_micros(SPIN) {
+                spin
+            } else {
+                STAY
+            },
             ids: Ids::default(),
             window,
             shared,
@@ -479,7 +487,7 @@ impl Link {
     /// Reads answers until the wanted one is there, or, if none is wanted, while there are some.
     /// Whether the wanted one is in the reader's body.
     fn read(&self, reader: &mut Reader, wanted: Option<u64>) -> bool {
-        let mut spin = Spin::new(self.spin);
+        let mut spin = Spin::new(self.spin).or_attended(self.attended);
         loop {
             match reader.ring.poll(&mut reader.body) {
                 Ok(Some(header)) => {

@@ -45,6 +45,12 @@ impl<R: Lines, L: Bell> Sender<R, L> {
         }
     }
 
+    /// Says that this side stays awake until it has the answer that the peer waits for, or no
+    /// longer: the peer may poll for it meanwhile, for at most [`STAY`].
+    pub fn attend(&self, attends: bool) {
+        self.ring.attend(attends);
+    }
+
     /// Sends a message, waiting for room while `alive`. If the ring has room: no system call
     /// unless the peer sleeps.
     pub fn send(
@@ -189,10 +195,11 @@ impl<R: Lines, L: Bell> Receiver<R, L> {
         self.ring.sleep(awake);
     }
 
-    /// Waits for a moment: polls while `spin`'s time is not over, and sleeps then. Who is woken
+    /// Waits for a moment: polls while `spin`'s time is not over (another, if the peer attends),
+    /// and sleeps then. Who is woken
     /// before there is a message is to be awake when it comes: `spin` begins anew.
     pub fn wait(&self, spin: &mut Spin, awake: impl Fn() -> bool) {
-        if !spin.again() && self.ring.sleep(awake) {
+        if !spin.again_beside(|| self.ring.is_attended()) && self.ring.sleep(awake) {
             spin.reset();
         }
     }
@@ -215,10 +222,15 @@ impl<R: Lines, L: Bell> Receiver<R, L> {
 /// optimization manual, on Skylake and later): most answers come in this time.
 const EAGER: Duration = Duration::from_micros(20);
 
+/// For so long a worker stays awake in its driver's waits, and the client beside it.
+pub const STAY: Duration = Duration::from_millis(30);
+
 /// Polls for a bounded time.
 #[derive(Debug)]
 pub struct Spin {
     bound: Duration,
+    /// The bound while the peer attends, if that is longer.
+    attended: Duration,
     #[cfg(feature = "std")]
     since: Option<Instant>,
     rounds: u32,
@@ -230,6 +242,7 @@ impl Spin {
     pub fn new(bound: Duration) -> Self {
         Self {
             bound,
+            attended: bound,
             #[cfg(feature = "std")]
             since: None,
             rounds: 0,
@@ -237,9 +250,15 @@ impl Spin {
         }
     }
 
+    /// For as long as this, if it is longer, while the peer stays awake for the answer.
+    #[must_use]
+    pub fn or_attended(self, attended: Duration) -> Self {
+        Self { attended, ..self }
+    }
+
     /// Starts again.
     pub fn reset(&mut self) {
-        *self = Self::new(self.bound);
+        *self = Self::new(self.bound).or_attended(self.attended);
     }
 
     #[cfg(feature = "std")]
@@ -255,6 +274,11 @@ impl Spin {
 
     /// Spends a moment; whether the time is not over. The clock is read every 32 rounds.
     pub fn again(&mut self) -> bool {
+        self.again_beside(|| false)
+    }
+
+    /// The same, beside a peer that may be attending.
+    fn again_beside(&mut self, is_attended: impl Fn() -> bool) -> bool {
         self.rounds = self.rounds.wrapping_add(1);
         if self.calm {
             core::hint::spin_loop();
@@ -264,6 +288,6 @@ impl Spin {
         }
         let waited = self.waited();
         self.calm = waited > EAGER;
-        waited < self.bound
+        waited < self.bound || waited < self.attended && is_attended()
     }
 }

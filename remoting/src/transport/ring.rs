@@ -43,6 +43,9 @@ pub struct Control {
     pub items: Line,
     /// What the producer sleeps on.
     pub room: Line,
+    /// Whether the producer stays awake until it has what the consumer waits for; written by the
+    /// producer.
+    attending: Line,
 }
 
 /// Bytes of a cache line.
@@ -140,6 +143,12 @@ impl<R: Lines, L: Bell> Producer<R, L> {
     /// The most bytes that a frame may have.
     pub fn longest(&self) -> usize {
         longest(&self.ring) * R::PAYLOAD
+    }
+
+    /// Says that this side stays awake until it has what the consumer waits for, or no longer.
+    pub fn attend(&self, attends: bool) {
+        let attending = &self.ring.control().attending.0;
+        attending.store(u32::from(attends), Ordering::Relaxed);
     }
 
     /// How many lines can be written now.
@@ -248,6 +257,13 @@ impl<R: Lines, L: Bell> Consumer<R, L> {
             head: 0,
             published: 0,
         }
+    }
+
+    /// Whether the producer stays awake until it has what this side waits for, and publishes it at
+    /// once: worth staying awake for, too.
+    pub fn is_attended(&self) -> bool {
+        let attending = &self.ring.control().attending.0;
+        attending.load(Ordering::Relaxed) != 0
     }
 
     /// Whether there is a frame: one load.

@@ -177,6 +177,30 @@ mod plain {
     }
 
     #[test]
+    fn who_is_attended_stays_awake_for_longer() {
+        let ring = Private::new(8);
+        let slept = Rc::new(RefCell::new(0));
+        let bell = || Restless {
+            slept: Rc::clone(&slept),
+            rings: false,
+        };
+        let producer = Producer::new(ring.clone(), bell());
+        let receiver = Receiver::new(Consumer::new(ring, bell()));
+        let mut spin = Spin::new(Duration::ZERO).or_attended(Duration::from_secs(3600));
+        let mut sleeps = || {
+            *slept.borrow_mut() = 0;
+            for _ in 0..3200 {
+                receiver.wait(&mut spin, || false);
+            }
+            *slept.borrow()
+        };
+        producer.attend(true);
+        assert_eq!(sleeps(), 0);
+        producer.attend(false);
+        assert_eq!(sleeps(), 100);
+    }
+
+    #[test]
     fn a_short_frame_is_one_line_and_a_longer_one_as_many_as_it_needs() {
         let (_, mut producer, mut consumer) = pair(16);
         for (length, lines) in [(0, 1), (PAYLOAD, 1), (PAYLOAD + 1, 2), (3 * PAYLOAD, 3)] {

@@ -119,8 +119,14 @@ impl Server {
                 },
             };
             let api = std::sync::Arc::clone(&self.api);
+            if way == Way::Done {
+                self.sender.attend(true);
+            }
             outcome(enqueue(self, &api, &slot)?)
         })();
+        if way == Way::Done {
+            self.sender.attend(false);
+        }
         if let Err(code) = outcome {
             if let Some(stage) = stage {
                 self.stage_free(stage, false);
@@ -522,7 +528,9 @@ impl Server {
             let start = Instant::now();
             let code = match self.queues.get_mut(queue.0) {
                 Ok(queue) => {
+                    self.sender.attend(true);
                     let code = cl!(self.api, clFinish(queue.raw));
+                    self.sender.attend(false);
                     if code == 0 {
                         queue.end.close(&self.api);
                     }

@@ -33,7 +33,7 @@ use crate::{
     },
     transport::{
         bell::Bell,
-        link::{Gone, Receiver, Sender, Spin},
+        link::{Gone, Receiver, STAY, Sender, Spin},
         port_bell::Waker,
         ring::{Consumer, Lines, Producer},
         window::{Slice, Window},
@@ -56,7 +56,7 @@ pub(super) use cl;
 /// After a wait of this length, the serving thread is no longer held up by the driver's waits: it
 /// can sleep until an event wakes it, and costs its host nothing meanwhile. The end is seen 0.3 ms
 /// late then, which is 1 % of so long a wait.
-const LONG: Duration = Duration::from_millis(30);
+const LONG: Duration = STAY;
 /// The same where others share the device, to whom it may have to be given meanwhile.
 pub(super) const LONG_FOR_OTHERS: Duration = Duration::from_millis(2);
 /// The most contexts at a time: on a GPU each has memory of the device that no quota sees.
