@@ -81,7 +81,10 @@ pub fn run(
             .chain(part.command.get_args())
             .map(|word| word.to_string_lossy().into_owned())
             .collect();
-        let words = words.join(" ");
+        // Where they are does not matter to who reads it.
+        let words = (words.join(" "))
+            .replace(&*built.to_string_lossy(), "FOLDER")
+            .replace(&*vendors.to_string_lossy(), "VENDORS");
         say(&mut kept, &format!("\n$ {words}"))?;
         if let Some(why) = part.left_out {
             say(&mut kept, &format!("(left out: {why})"))?;
