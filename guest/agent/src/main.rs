@@ -24,7 +24,21 @@ mod server;
 mod setup;
 mod survive;
 
-use std::{error::Error, io, path::PathBuf, process::ExitCode, sync::LazyLock};
+use std::{
+    error::Error,
+    ffi::OsStr,
+    io,
+    os::{
+        linux::net::SocketAddrExt,
+        unix::{
+            ffi::OsStrExt,
+            net::{SocketAddr, UnixDatagram},
+        },
+    },
+    path::PathBuf,
+    process::ExitCode,
+    sync::LazyLock,
+};
 
 use clap::{CommandFactory, Parser, Subcommand};
 use manual::Manual;
@@ -111,10 +125,24 @@ fn run() -> Result<(), Box<dyn Error>> {
             survive::install();
             let group = arguments.group.as_deref();
             let server = server::Server::new(&arguments.socket, arguments.device, group)?;
+            tell_systemd();
             return Err(server.run().into());
         }
     }
     Ok(())
+}
+
+/// Tells systemd, if it has started this, that applications may connect (sd_notify(3)). Who does not
+/// hear it ends this program after a while, so that there is nothing to do about an error.
+fn tell_systemd() {
+    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else {
+        return;
+    };
+    let address = match path.as_bytes() {
+        [b'@', name @ ..] => SocketAddr::from_abstract_name(name),
+        path => SocketAddr::from_pathname(OsStr::from_bytes(path)),
+    };
+    let _ = address.and_then(|to| UnixDatagram::unbound()?.send_to_addr(b"READY=1", &to));
 }
 
 fn main() -> ExitCode {

@@ -140,3 +140,23 @@ fn remove_socket(path: &Path) {
         let _ = fs::remove_dir(folder);
     }
 }
+
+#[cfg(test)]
+#[cfg(not(feature = "carry-driver"))]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_agent_without_a_driver_says_so_and_places_nothing() {
+        let root = tempfile::TempDir::new().unwrap();
+        for driver_only in [true, false] {
+            let mut said = Vec::new();
+            let error = install(root.path(), driver_only, &mut said).unwrap_err();
+            assert!(error.to_string().contains("carries no driver"), "{error}");
+            assert!(said.is_empty());
+        }
+        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0);
+        uninstall(root.path(), &mut Vec::new()).unwrap();
+    }
+}

@@ -32,6 +32,9 @@ fn units(context: &Context) -> Result<()> {
     let (_gantry, mut guest) = Gantry::boot(&context.dir, more)?;
     let said = guest.run("gantry-agent install 2>&1")?;
     ensure!(said.ends_with("started gantry-agent.service"), "{said}");
+    // What has been started listens.
+    let list = guest.run("clinfo -l 2>&1")?;
+    ensure!(list.contains("Device #0"), "{list}");
     for unit in ["gantry-agent", "gantry-accel", "gantry-arbiter"] {
         let found = guest.run(&format!("systemd-analyze verify {unit}.service 2>&1"))?;
         ensure!(found.is_empty(), "{found}");
