@@ -7,8 +7,8 @@ use std::fmt::{Display, Write};
 
 use crate::arbiter::status::{Client, Status};
 
-/// A metric's name, type and help, and its value for a client.
-type Metric<'a> = (&'a str, &'a str, &'a str, &'a dyn Fn(&Client) -> f64);
+/// A metric's name and help, and its value for a client.
+type Metric<'a> = (&'a str, &'a str, &'a dyn Fn(&Client) -> f64);
 
 fn seconds(nanos: u64) -> f64 {
     nanos as f64 / 1e9
@@ -22,67 +22,59 @@ pub fn render(status: &Status) -> String {
         0 => 0.0,
         _ => f64::from(client.weight) / weights as f64,
     };
-    let metrics: [Metric<'_>; 11] = [
+    let counters: [Metric<'_>; 6] = [
         (
             "device_seconds_total",
-            "counter",
             "Time for which the client has had the device.",
             &|client| seconds(client.device_time),
         ),
         (
             "queueing_seconds_total",
-            "counter",
             "Time for which the client has waited for the device.",
             &|client| seconds(client.queueing_time),
         ),
         (
             "turns_total",
-            "counter",
             "How often the client was given the device.",
             &|client| client.turns as f64,
         ),
         (
             "calls_total",
-            "counter",
             "Requests that the client has submitted.",
             &|client| client.calls as f64,
         ),
         (
             "synchronous_calls_total",
-            "counter",
             "Calls whose answers the client has waited for.",
             &|client| client.synchronous_calls as f64,
         ),
         (
             "killed_workers_total",
-            "counter",
             "Workers that were ended because a request took too long.",
             &|client| client.killed as f64,
         ),
+    ];
+    let gauges: [Metric<'_>; 5] = [
         (
             "memory_bytes",
-            "gauge",
             "Device memory that the client has.",
             &|client| client.memory as f64,
         ),
-        ("weight", "gauge", "The client's weight.", &|client| {
+        ("weight", "The client's weight.", &|client| {
             f64::from(client.weight)
         }),
         (
             "due_ratio",
-            "gauge",
             "The part of the device that the weight stands for, among clients that have workers.",
             &due,
         ),
         (
             "workers",
-            "gauge",
             "The client's workers, one for each application.",
             &|client| client.workers as f64,
         ),
         (
             "holds",
-            "gauge",
             "Whether the client has the device now.",
             &|client| f64::from(u8::from(client.holds)),
         ),
@@ -98,7 +90,9 @@ pub fn render(status: &Status) -> String {
         "Time since the arbiter's start.",
     );
     line(&mut text, uptime, &[], seconds(status.uptime));
-    for (name, kind, help, value) in metrics {
+    let counters = counters.map(|metric| ("counter", metric));
+    let gauges = gauges.map(|metric| ("gauge", metric));
+    for (kind, (name, help, value)) in counters.into_iter().chain(gauges) {
         let name = format!("gantry_client_{name}");
         header(&mut text, &name, kind, help);
         for client in &status.clients {

@@ -53,3 +53,23 @@ fn pages(program: Command, folder: &Path) -> io::Result<()> {
     fs::create_dir_all(folder).map_err(failed)?;
     clap_mangen::generate_to(program, folder).map_err(failed)
 }
+
+/// For tests: checks that a program's description of its command line makes sense, that it takes
+/// `lines` of arguments, and that it refuses `wrong` ones. An empty line has no arguments.
+///
+/// # Panics
+/// If it is not so.
+#[cfg(feature = "testing")]
+pub fn check<P: clap::Parser>(lines: &[&str], wrong: &[&str]) {
+    P::command().debug_assert();
+    let is_taken = |line: &str| {
+        let words = std::iter::once("program").chain(line.split_whitespace());
+        P::try_parse_from(words).is_ok()
+    };
+    for line in lines {
+        assert!(is_taken(line), "{line:?} is refused");
+    }
+    for line in wrong {
+        assert!(!is_taken(line), "{line:?} is taken");
+    }
+}

@@ -77,18 +77,9 @@ mod tests {
 
     #[test]
     fn the_command_line_makes_sense() {
-        Arguments::command().debug_assert();
-        let is_taken = |line: &str| Arguments::try_parse_from(line.split(' ')).is_ok();
-        for line in [
-            "x --socket /s",
-            "x man",
-            "x man /pages",
-            "x completions zsh",
-        ] {
-            assert!(is_taken(line), "{line}");
-        }
-        for line in ["x", "x --socket /s man", "x completions"] {
-            assert!(!is_taken(line), "{line}");
-        }
+        manual::check::<Arguments>(
+            &["--socket /s", "man", "man /pages", "completions zsh"],
+            &["", "--socket /s man", "completions"],
+        );
     }
 }

@@ -69,19 +69,15 @@ mod tests {
 
     #[test]
     fn the_command_line_makes_sense() {
-        Arguments::command().debug_assert();
-        let is_taken = |line: &str| Arguments::try_parse_from(line.split(' ')).is_ok();
-        for line in [
-            "x --socket /s",
-            "x --socket /s --metrics",
-            "x man",
-            "x man /pages",
-            "x completions zsh",
-        ] {
-            assert!(is_taken(line), "{line}");
-        }
-        for line in ["x", "x --metrics", "x --socket /s man", "x completions"] {
-            assert!(!is_taken(line), "{line}");
-        }
+        manual::check::<Arguments>(
+            &[
+                "--socket /s",
+                "--socket /s --metrics",
+                "man",
+                "man /pages",
+                "completions zsh",
+            ],
+            &["", "--metrics", "--socket /s man", "completions"],
+        );
     }
 }
