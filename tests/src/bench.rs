@@ -22,7 +22,7 @@ use crate::{
     gantry::{BZIMAGE, CMDLINE, GANTRY, Gantry, INITRAMFS, VMLINUX},
     guest::{BOOT, COMMAND, Guest, READY, STATUS},
     host_device::{HostDevice, NVME},
-    http,
+    http, idle,
 };
 
 /// Boots that are measured; the median counts.
@@ -44,6 +44,7 @@ const ALL: &[Measurement] = &[
     ("snapshot", snapshots),
     ("net", networks),
     ("passthrough", passthrough),
+    ("idle", idle::measure),
 ];
 
 /// Runs the measurements of these names (all, without names) and hands on each row: what was

@@ -18,7 +18,7 @@
 //! - [`host_device`]: physical devices of L1; [`edu`]: a driver for one of them; [`pci`]: for any.
 //! - [`edu_vfio`]: the same driver in a guest with an IOMMU.
 //! - [`edu_server`]: the same device, served by a process; [`liar`]: spoils what its server says.
-//! - [`exits`]: what a guest's input and output costs.
+//! - [`exits`]: what a guest's input and output costs; [`idle`]: what one costs that does nothing.
 //! - [`agent`]: what runs in L2 besides busybox; [`demo`]: the demonstration;
 //!   [`bench`]: measurements.
 //! - [`ring`]: on any host with KVM: calls over an accelerator's rings, from ring 3 of a guest.
@@ -40,6 +40,7 @@ pub mod guest;
 pub mod hijack;
 pub mod host_device;
 pub mod http;
+pub mod idle;
 pub mod liar;
 pub mod net;
 pub mod opencl;

@@ -12,7 +12,10 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use gpu_mediator::arbiter::status::{self, Client};
 
-use crate::net::{HOST, sh};
+use crate::{
+    guest::COMMAND,
+    net::{HOST, sh},
+};
 
 /// Where the disk with PoCL is mounted.
 pub const ROOT: &str = "/opencl";
@@ -47,7 +50,7 @@ impl Pool {
     /// The same with further arguments.
     pub fn start_with(dir: &Path, more: &[&str]) -> Result<Self> {
         let pool = Self::launch(dir, &[&["--socket", "/run/pool.sock"], more].concat())?;
-        until("the pool to listen", || pool.socket.exists())?;
+        until("the pool listens", || Ok(pool.socket.exists()))?;
         Ok(pool)
     }
 
@@ -71,8 +74,8 @@ impl Pool {
                 "/run/ca.pem",
             ],
         )?;
-        until("the pool to listen", || {
-            TcpStream::connect((HOST, PORT)).is_ok()
+        until("the pool listens", || {
+            Ok(TcpStream::connect((HOST, PORT)).is_ok())
         })?;
         Ok(pool)
     }
@@ -113,6 +116,11 @@ impl Pool {
             .split_whitespace()
             .filter_map(|pid| pid.parse().ok())
             .collect())
+    }
+
+    /// Its own process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
     }
 }
 
@@ -166,7 +174,7 @@ impl Arbiter {
             .spawn()
             .context("cannot start gantry-arbiter")?;
         let process = Process(process);
-        until("the arbiter to listen", || status::read(&socket).is_ok())?;
+        until("the arbiter listens", || Ok(status::read(&socket).is_ok()))?;
         // The pool finds it by its name in the pool's root.
         let pool = Pool::start_with(dir, &["--arbiter", "/run/arbiter"])?;
         Ok(Self {
@@ -176,10 +184,15 @@ impl Arbiter {
         })
     }
 
+    /// The arbiter's process.
+    pub fn pid(&self) -> u32 {
+        self.process.0.id()
+    }
+
     /// What each machine has had of the device.
     pub fn clients(&self) -> Result<Vec<Client>> {
         let status = status::read(&self.socket)
-            .with_context(|| format!("the arbiter ({}) shows no figures", self.process.0.id()))?;
+            .with_context(|| format!("the arbiter ({}) shows no figures", self.pid()))?;
         Ok(status.clients)
     }
 }
@@ -231,14 +244,11 @@ fn log(dir: &Path) -> Result<fs::File> {
     opened.with_context(|| format!("cannot open {}", path.display()))
 }
 
-/// Waits a while until it is so.
-fn until(what: &str, is: impl Fn() -> bool) -> Result<()> {
+/// Waits until something is so.
+pub fn until(what: &str, is: impl Fn() -> Result<bool>) -> Result<()> {
     let start = Instant::now();
-    while !is() {
-        ensure!(
-            start.elapsed() < Duration::from_secs(20),
-            "waited in vain for {what}"
-        );
+    while !is()? {
+        ensure!(start.elapsed() < COMMAND, "{what}: not for {COMMAND:?}");
         std::thread::sleep(Duration::from_millis(20));
     }
     Ok(())

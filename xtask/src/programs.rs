@@ -71,6 +71,7 @@ pub fn build() -> Result<Binaries> {
             agent,
             example: release.join("examples/opencl_figures"),
             shared: release.join("examples/opencl_shared"),
+            idle: release.join("examples/opencl_idle"),
             turns: release.join("examples/opencl_turns"),
         },
     })

@@ -68,6 +68,8 @@ pub struct Programs {
     pub example: PathBuf,
     /// One whose device follows pointers that the host has written.
     pub shared: PathBuf,
+    /// One that has a context, and does nothing with it.
+    pub idle: PathBuf,
     /// One that keeps the device busy with kernels of some lengths.
     pub turns: PathBuf,
 }
@@ -203,6 +205,7 @@ pub fn guest(programs: &Programs, work: &Path) -> Result<PathBuf> {
     program(&programs.agent, &root, "bin/gantry-agent")?;
     program(&programs.example, &root, "bin/opencl-figures")?;
     program(&programs.shared, &root, "bin/opencl-shared")?;
+    program(&programs.idle, &root, "bin/opencl-idle")?;
     program(&programs.turns, &root, "bin/opencl-turns")?;
     program(Path::new("/usr/bin/clinfo"), &root, "bin/clinfo")?;
     let library = "lib/x86_64-linux-gnu/libOpenCL.so.1";

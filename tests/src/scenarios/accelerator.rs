@@ -1,7 +1,5 @@
 //! Guests that compute on the host's accelerators.
 
-use std::time::{Duration, Instant};
-
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 
@@ -12,9 +10,9 @@ use super::{
 };
 use crate::{
     gantry::Gantry,
-    guest::{COMMAND, Guest},
+    guest::Guest,
     net::sh,
-    opencl::{self, Pool},
+    opencl::{self, Pool, until},
 };
 
 pub const SCENARIOS: &[Entry] = &[
@@ -158,16 +156,6 @@ fn installed(context: &Context) -> Result<()> {
     ensure!(nothing == "nothing is installed", "{nothing}");
     let left = guest.run(&format!("{ALL} | diff /tmp/before -"))?;
     ensure!(left.is_empty(), "{left}");
-    Ok(())
-}
-
-/// Waits until something is so.
-pub(super) fn until(what: &str, is: impl Fn() -> Result<bool>) -> Result<()> {
-    let start = Instant::now();
-    while !is()? {
-        ensure!(start.elapsed() < COMMAND, "{what}: not for {COMMAND:?}");
-        std::thread::sleep(Duration::from_millis(100));
-    }
     Ok(())
 }
 

@@ -8,13 +8,13 @@ use serde_json::json;
 
 use super::{
     Context, Entry,
-    accelerator::{accel, counter, start_agent, until},
+    accelerator::{accel, counter, start_agent},
 };
 use crate::{
     gantry::Gantry,
     guest::Guest,
     net::sh,
-    opencl::{self, DISK, Pool, ROOT},
+    opencl::{self, DISK, Pool, ROOT, until},
     rig::opencl::{PIGLIT, PIGLIT_BUILDS, PIGLIT_TESTS},
 };
 

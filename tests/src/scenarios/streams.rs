@@ -3,11 +3,11 @@
 use anyhow::{Result, ensure};
 use serde_json::json;
 
-use super::{Context, Entry, accelerator::until, network::set_up};
+use super::{Context, Entry, network::set_up};
 use crate::{
     gantry::Gantry,
     net::{HOST, sh},
-    opencl::{self, Pool},
+    opencl::{self, Pool, until},
 };
 
 pub const SCENARIOS: &[Entry] = &[(

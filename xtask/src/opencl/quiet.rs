@@ -14,11 +14,11 @@ use gantry_tests::bench::cpu_time;
 use super::pool::{Pool, Way};
 
 /// Counts the time for which application, workers and pool have a processor while nobody asks for
-/// anything.
+/// anything. `cargo xtask bench idle` does so with a guest's application.
 pub fn idle(pool: &Pool) -> Result<()> {
     const WHILE: Duration = Duration::from_secs(4);
     let mut application = pool
-        .remoted(pool.release.join("examples/opencl_steady"))
+        .remoted(pool.release.join("examples/opencl_idle"))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()?;
@@ -26,7 +26,7 @@ pub fn idle(pool: &Pool) -> Result<()> {
     let mut output = BufReader::new(application.stdout.take().context("no output")?);
     output.read_line(&mut ready)?;
     let id = ready
-        .strip_prefix("ready ")
+        .strip_prefix("idle ")
         .with_context(|| format!("the application said {ready:?}"))?
         .trim()
         .parse()?;

@@ -1,0 +1,101 @@
+//! What an idle guest costs its host, and what an application in it adds that has a context, a queue
+//! and buffers on the host's device, and does nothing with them.
+//!
+//! Counted is the time for which the host's processor has run any thread of gantry (the guest's time
+//! is that of its vCPU's thread), of the pool and its workers, and of the arbiter.
+
+use std::{
+    fs,
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, ensure};
+use serde_json::json;
+
+use crate::{
+    bench::cpu_time,
+    gantry::Gantry,
+    opencl::{Arbiter, guest_files, until},
+};
+
+/// How long each measurement takes.
+const WHILE: Duration = Duration::from_secs(20);
+/// How long to wait before it: both sides look for work for a moment before they sleep, and the
+/// guest's kernel puts off some of its own.
+const SETTLE: Duration = Duration::from_secs(5);
+/// Measurements without and with the application, in turns.
+const ROUNDS: usize = 2;
+
+/// Of a second, what was spent by gantry, by pool and workers, and by the arbiter.
+type Spent = [f64; 3];
+
+/// Measures both guests and hands on a row for each, and one for the difference.
+pub fn measure(row: &mut dyn FnMut(&str, String)) -> Result<()> {
+    let dir = Path::new("/tmp/bench-idle");
+    fs::create_dir_all(dir)?;
+    let arbiter = Arbiter::start(dir, "fair")?;
+    let accel = json!({"socket": arbiter.pool.socket, "window": 64 << 20, "slices": 4, "id": "a"});
+    let payload = json!({"initramfs": guest_files(dir)?});
+    let (gantry, mut guest) = Gantry::boot(dir, json!({"payload": payload, "accels": [accel]}))?;
+    guest.run("gantry-agent install --driver-only")?;
+    guest.run("gantry-agent >/tmp/agent.log 2>&1 & mkfifo /tmp/in")?;
+    let port = "/run/gantry/opencl.sock";
+    guest.eventually(&format!("ls {port}"), |text| text == port)?;
+    let (mut without, mut with) = (Spent::default(), Spent::default());
+    for _ in 0..ROUNDS {
+        add(&mut without, spent(&gantry, &arbiter)?);
+        let said = guest.run(
+            "rm -f /tmp/out; opencl-idle </tmp/in >/tmp/out 2>&1 & sleep 1000000 >/tmp/in & \
+             until [ -s /tmp/out ]; do sleep 1; done; cat /tmp/out",
+        )?;
+        ensure!(said.starts_with("idle "), "the application said {said:?}");
+        add(&mut with, spent(&gantry, &arbiter)?);
+        guest.run("killall sleep")?;
+        until("the application's worker is gone", || {
+            Ok(arbiter.pool.workers()?.len() == 1)
+        })?;
+    }
+    let percent = |part: f64| format!("{:.3}", part * 100.0 / ROUNDS as f64);
+    let all = |spent: Spent| spent.iter().sum::<f64>();
+    for (what, spent) in [
+        ("idle guest without an application", without),
+        ("idle guest with a context, a queue and 16 buffers", with),
+    ] {
+        row(
+            &format!("{what}: gantry; pool and workers; arbiter; all (% of a core)"),
+            [spent[0], spent[1], spent[2], all(spent)]
+                .map(percent)
+                .join("; "),
+        );
+    }
+    row(
+        "what the context adds (% of a core)",
+        percent(all(with) - all(without)),
+    );
+    Ok(())
+}
+
+fn add(sum: &mut Spent, spent: Spent) {
+    for (sum, part) in sum.iter_mut().zip(spent) {
+        *sum += part;
+    }
+}
+
+/// What is spent while nothing happens.
+fn spent(gantry: &Gantry, arbiter: &Arbiter) -> Result<Spent> {
+    let pool = &arbiter.pool;
+    let mut workers = pool.workers()?;
+    workers.push(pool.pid());
+    let groups = [&[gantry.pid()][..], &workers, &[arbiter.pid()]];
+    let nanos = || -> Result<Vec<u64>> {
+        let of = |group: &&[u32]| group.iter().map(|process| cpu_time(*process)).sum();
+        groups.iter().map(of).collect()
+    };
+    thread::sleep(SETTLE);
+    let (before, start) = (nanos()?, Instant::now());
+    thread::sleep(WHILE);
+    let (after, passed) = (nanos()?, start.elapsed().as_secs_f64());
+    Ok([0, 1, 2].map(|group| (after[group] - before[group]) as f64 / 1e9 / passed))
+}
