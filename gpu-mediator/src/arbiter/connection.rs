@@ -187,6 +187,11 @@ impl Worker {
             .store(contended.into(), Ordering::SeqCst);
     }
 
+    /// Whether the worker has the device and does not use it.
+    pub fn is_idle(&self) -> bool {
+        self.account.claim.load(Ordering::Relaxed) == claim::IDLE
+    }
+
     /// Takes the device away if the worker does not use it.
     pub fn take(&self) -> bool {
         // See `Turns::idle`: of both sides' writes, each side sees the other's or is seen.

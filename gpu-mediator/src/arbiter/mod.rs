@@ -43,6 +43,9 @@ use crate::{
 
 /// How often the limit of run time is looked after.
 const TICK: Duration = Duration::from_millis(20);
+/// Who has the device and does not use it for so long loses it, whoever else waits, so that nothing is
+/// left to be looked after. It costs a wait for the next turn.
+const UNUSED: Duration = Duration::from_secs(1);
 /// How long nobody is accepted after that has failed.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Words of one worker that are taken in one go.
@@ -129,6 +132,8 @@ struct Turn {
     member: u64,
     /// By when it should be over if others wait.
     due: Moment,
+    /// Since when every look has found it unused.
+    unused: Option<Moment>,
 }
 
 /// The arbiter.
@@ -214,6 +219,7 @@ impl Arbiter {
                 self.hear(id, &ready);
             }
             self.enforce(Moment::now());
+            self.let_go(Moment::now());
             self.dispatch();
         }
     }
@@ -573,6 +579,7 @@ impl Arbiter {
             self.turn = Some(Turn {
                 member: id,
                 due: now + length,
+                unused: None,
             });
             let others = self
                 .vms
@@ -631,6 +638,24 @@ impl Arbiter {
                     limit.as_secs_f64()
                 );
             }
+        }
+    }
+
+    /// Takes the device from who has not used it for long, as far as has been seen.
+    fn let_go(&mut self, now: Moment) {
+        let Some(turn) = &mut self.turn else {
+            return;
+        };
+        let Some(holder) = self.members.get(&turn.member) else {
+            return;
+        };
+        if !holder.worker.is_idle() {
+            turn.unused = None;
+            return;
+        }
+        let since = *turn.unused.get_or_insert(now);
+        if now.since(since) >= UNUSED && holder.worker.take() {
+            self.end_turn(false);
         }
     }
 

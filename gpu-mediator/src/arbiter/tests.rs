@@ -7,7 +7,10 @@ use std::{
     process::{Child, Command},
 };
 
-use gantry_remoting::turns::message::{self, Join};
+use gantry_remoting::turns::{
+    message::{self, Join},
+    page::claim,
+};
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use super::*;
@@ -233,4 +236,34 @@ fn what_a_client_has_done_stays_when_one_of_its_workers_ends_and_its_memory_does
     let client = &status.clients[0];
     let figures = (client.calls, client.synchronous_calls, client.memory);
     assert_eq!(figures, (30, 3, 200));
+}
+
+#[test]
+fn nothing_is_looked_after_once_the_device_was_not_used_for_a_second() {
+    let mut arranged = arrange("unused", &["client"]);
+    let start = Moment::now();
+    arranged.turn(1);
+    let claims = |arranged: &Arranged, word| {
+        let account = arranged.arbiter.members[&1].worker.account();
+        account.claim.store(word, Ordering::SeqCst);
+    };
+    // In use, not used for a while, and in use again: it is looked after.
+    for (word, from) in [
+        (claim::BUSY, 0),
+        (claim::IDLE, 100),
+        (claim::BUSY, 140),
+        (claim::IDLE, 150),
+    ] {
+        claims(&arranged, word);
+        for tick in from..from + 40 {
+            arranged.arbiter.let_go(start + TICK * tick);
+        }
+        assert!(arranged.arbiter.is_used(), "the device was taken away");
+    }
+    arranged.arbiter.let_go(start + TICK * 150 + UNUSED);
+    assert!(!arranged.arbiter.is_used());
+    // The worker asks again.
+    arranged.arbiter.obey(1, Word::Want);
+    arranged.arbiter.dispatch();
+    assert_eq!(arranged.arbiter.turn.map(|turn| turn.member), Some(1));
 }
