@@ -21,12 +21,18 @@ pub(crate) fn join() -> Join {
     }
 }
 
-/// Gets a worker a connection, and reads its first message.
-fn introduce(mut pool: &UnixStream) -> UnixStream {
+/// Gets a worker a connection.
+fn connect(mut pool: &UnixStream) -> UnixStream {
     pool.read_exact(&mut [0]).unwrap();
     let (arbiter, theirs) = UnixStream::pair().unwrap();
     pool.send_with_fd([0u8].as_slice(), theirs.as_raw_fd())
         .unwrap();
+    arbiter
+}
+
+/// Gets a worker a connection, and reads its first message.
+fn introduce(pool: &UnixStream) -> UnixStream {
+    let arbiter = connect(pool);
     let mut bytes = [0; JOIN];
     (&arbiter).read_exact(&mut bytes).unwrap();
     assert_eq!(Join::from_bytes(&bytes), Ok(join()));
@@ -69,6 +75,15 @@ impl Fake {
         let mut hello = message::hello();
         hello[8..].copy_from_slice(&version.to_le_bytes());
         (&arbiter).write_all(&hello).unwrap();
+    }
+
+    /// An arbiter that ends, or hangs up on a worker that has begun to take part by the other end of the
+    /// pool's socket, whose first message it has read or has not.
+    pub(crate) fn that_hangs_up(pool: &UnixStream, reads: bool) {
+        drop(match reads {
+            true => introduce(pool),
+            false => connect(pool),
+        });
     }
 
     /// Another arbiter in the place of this one, which ends.

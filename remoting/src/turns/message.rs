@@ -5,7 +5,9 @@ use std::io::{self, Read, Write};
 /// The first bytes of a worker's first message.
 const MAGIC: [u8; 8] = *b"GANTRYTN";
 /// Raised when messages or pages change their meaning.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+/// The version whose arbiters hang up on workers of another one without a word: see [`hello`].
+const SILENT: u32 = 1;
 /// The longest name of a client in bytes.
 pub const NAME: usize = 64;
 /// Bytes of [`Join`].
@@ -47,6 +49,15 @@ impl OtherArbiter {
         (theirs != VERSION).then_some(Self { theirs })
     }
 }
+
+/// An arbiter that hangs up again and again before it has said anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the arbiter hangs up on this worker, whose application waits: its log says why. One of version \
+     {SILENT} of its protocol does so, and this worker speaks {VERSION}: install gantry-accel and \
+     gantry-arbiter of one release"
+)]
+pub struct HangsUp;
 
 /// For whom a worker works: its first message.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -179,7 +190,7 @@ mod tests {
         bytes[8] = 9;
         let text = Join::from_bytes(&bytes).unwrap_err().to_string();
         assert!(
-            text.contains("version 9") && text.contains("this side 1"),
+            text.contains("version 9") && text.contains(&format!("this side {VERSION}")),
             "{text}"
         );
     }

@@ -8,7 +8,7 @@
 use std::{
     fmt,
     fs::File,
-    io::{self, Read, Write},
+    io::{self, ErrorKind, Read, Write},
     os::unix::net::UnixStream,
     sync::{
         Arc, Mutex, PoisonError,
@@ -22,7 +22,7 @@ use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use super::{
     Moment, introduce,
-    message::{self, HELLO, Join, OtherArbiter, Word},
+    message::{self, HELLO, HangsUp, Join, OtherArbiter, Word},
     meter::{Kind, Meter, Slice, Verdict},
     page::{Account, Grant, Page, claim},
 };
@@ -30,6 +30,12 @@ use super::{
 /// A turn is given back this long before what it was for is expected to end, so that the next one
 /// has begun by then: the way to its worker takes 150 us, and submitting 50.
 const LEAD: Duration = Duration::from_micros(300);
+
+/// How long to wait after an arbiter that hangs up, before another one is asked for: one that is just
+/// ending does so once.
+const AGAIN: Duration = Duration::from_millis(100);
+/// And after one that goes on like that.
+const MUCH_LATER: Duration = Duration::from_secs(1);
 
 /// A connection with an arbiter.
 #[derive(Debug)]
@@ -45,6 +51,8 @@ struct Session {
 enum NoSession {
     #[error(transparent)]
     Other(#[from] OtherArbiter),
+    #[error(transparent)]
+    HungUp(#[from] HangsUp),
     #[error("the connection failed")]
     System(#[from] io::Error),
 }
@@ -52,8 +60,30 @@ enum NoSession {
 impl Session {
     fn open(control: &UnixStream, join: &Join) -> Result<Self, NoSession> {
         let stream = introduce::ask(control)?;
-        (&stream).write_all(&join.to_bytes())?;
-        let page = || -> Result<File, NoSession> {
+        let (grant, account) = Self::begin(&stream, join).map_err(|error| match error {
+            // Who has not read everything that was said hangs up like this.
+            NoSession::System(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::ConnectionReset | ErrorKind::BrokenPipe
+                ) =>
+            {
+                HangsUp.into()
+            }
+            error => error,
+        })?;
+        Ok(Self {
+            grant: Page::map(&grant, false)?,
+            account: Page::map(&account, true)?,
+            gone: AtomicBool::new(false),
+            stream,
+        })
+    }
+
+    /// Says who this worker is: the pages that the arbiter has made for it.
+    fn begin(mut stream: &UnixStream, join: &Join) -> Result<(File, File), NoSession> {
+        stream.write_all(&join.to_bytes())?;
+        let mut page = || -> Result<File, NoSession> {
             let mut hello = [0; HELLO];
             let (got, file) = stream
                 .recv_with_fd(&mut hello[..1])
@@ -61,19 +91,16 @@ impl Session {
             if let Some(file) = file {
                 return Ok(file);
             }
-            (&stream).read_exact(&mut hello[got..])?;
+            if got == 0 {
+                return Err(HangsUp.into());
+            }
+            stream.read_exact(&mut hello[got..])?;
             Err(match OtherArbiter::of(&hello) {
                 Some(other) => other.into(),
-                None => io::Error::from(io::ErrorKind::InvalidData).into(),
+                None => io::Error::from(ErrorKind::InvalidData).into(),
             })
         };
-        let (grant, account) = (page()?, page()?);
-        Ok(Self {
-            grant: Page::map(&grant, false)?,
-            account: Page::map(&account, true)?,
-            gone: AtomicBool::new(false),
-            stream,
-        })
+        Ok((page()?, page()?))
     }
 }
 
@@ -84,6 +111,8 @@ pub enum News {
     Look,
     /// That there is no arbiter for it, and is not going to be one.
     Apart(OtherArbiter),
+    /// That there is none until people do something; said once.
+    HangsUp(HangsUp),
 }
 
 /// What the listening thread and the serving thread share.
@@ -169,7 +198,8 @@ impl Turns {
             .name("turns".to_owned())
             .spawn(move || {
                 // A pool that has ended takes this process with it.
-                while listen(&control, &join, &link, &tell).is_ok() {}
+                let mut hung_up = 0;
+                while listen(&control, &join, &link, &tell, &mut hung_up).is_ok() {}
             })?;
         Ok(turns)
     }
@@ -413,12 +443,14 @@ impl Turns {
     }
 }
 
-/// One session, from its begin to its end. An error: there is not going to be another one.
+/// One session, from its begin to its end; `hung_up` counts arbiters that hang up instead of it. An
+/// error: there is not going to be another one.
 fn listen(
     control: &UnixStream,
     join: &Join,
     link: &Link,
     tell: &impl Fn(News),
+    hung_up: &mut u32,
 ) -> Result<(), NoSession> {
     let session = match Session::open(control, join) {
         Ok(session) => Arc::new(session),
@@ -426,13 +458,21 @@ fn listen(
             tell(News::Apart(other));
             return Err(other.into());
         }
+        Err(NoSession::HungUp(why)) => {
+            *hung_up = hung_up.saturating_add(1);
+            if *hung_up == 2 {
+                tell(News::HangsUp(why));
+            }
+            thread::sleep(if *hung_up < 2 { AGAIN } else { MUCH_LATER });
+            return Ok(());
+        }
         Err(NoSession::System(_)) => {
-            // The arbiter has ended meanwhile, or refuses (and says why); if the pool has ended,
-            // nothing comes from it any more.
-            thread::sleep(Duration::from_millis(100));
+            // The arbiter has ended meanwhile; if the pool has, nothing comes from it any more.
+            thread::sleep(AGAIN);
             return Ok(());
         }
     };
+    *hung_up = 0;
     let set = |value| *link.session.lock().unwrap_or_else(PoisonError::into_inner) = value;
     set(Some(Arc::clone(&session)));
     tell(News::Look);

@@ -1,5 +1,7 @@
 //! What a worker tells the arbiter, and when.
 
+use std::sync::mpsc;
+
 use super::{
     super::fake::{self, Fake},
     *,
@@ -71,4 +73,30 @@ fn a_turn_that_is_given_back_too_early_is_owned_up_to_once() {
     turns.completed(1, millis(2_001));
     assert_eq!(overrun(&fake), 0);
     assert_eq!(fake.account.busy.load(Ordering::Relaxed), 1_000_000);
+}
+
+#[test]
+fn an_arbiter_that_hangs_up_again_and_again_is_reported_once_with_both_versions() {
+    let (control, pool) = UnixStream::pair().unwrap();
+    let (sender, told) = mpsc::channel();
+    let tell = move |news| sender.send(news).unwrap();
+    let _turns = Turns::start(control, fake::join(), tell).unwrap();
+    let hangs_up = |times: u32| (0..times).for_each(|time| Fake::that_hangs_up(&pool, time == 0));
+    // One that is just ending is nothing to report, nor is one more after another arbiter.
+    hangs_up(1);
+    let fake = Fake::meet(pool.try_clone().unwrap());
+    assert_eq!(told.recv(), Ok(News::Look));
+    drop(fake);
+    assert_eq!(told.recv(), Ok(News::Look));
+    hangs_up(1);
+    assert_eq!(told.try_recv(), Err(mpsc::TryRecvError::Empty));
+    hangs_up(2);
+    assert_eq!(told.recv(), Ok(News::HangsUp(HangsUp)));
+    let text = HangsUp.to_string();
+    assert!(
+        text.contains("version 1 ") && text.contains("speaks 2"),
+        "{text}"
+    );
+    let _fake = Fake::meet(pool);
+    assert_eq!(told.recv(), Ok(News::Look), "it was reported again");
 }
