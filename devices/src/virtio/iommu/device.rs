@@ -92,8 +92,10 @@ mod ending {
     pub const NONE: u8 = 0;
     /// The worker has yet to unmap it.
     pub const WANTED: u8 = 1;
-    /// It is unmapped.
-    pub const DONE: u8 = 2;
+    /// It unmaps it, and takes RAM away if the driver has chosen so.
+    pub const BEGUN: u8 = 2;
+    /// It has.
+    pub const DONE: u8 = 3;
 }
 
 /// How far the end of bypass is that is closed where there is no worker.
@@ -233,11 +235,18 @@ impl VirtioDevice for VirtioIommu {
         // for one, and what is closed does not: there may be no other driver.
         if let (Ok(BYPASS), [value @ (0 | 1)]) = (usize::try_from(offset), data) {
             self.shared.bypass.store(*value == 1, Ordering::SeqCst);
-            // Fails only when the counter is full: also readable.
-            let _ = self.shared.changed.write(1);
             if *value == 0 && self.worker.is_none() {
                 self.close_bypass();
+            } else if *value == 0 {
+                // A worker that is at a reset, or done with it, may have looked before.
+                let again =
+                    |at| matches!(at, ending::BEGUN | ending::DONE).then_some(ending::WANTED);
+                let order = Ordering::SeqCst;
+                // Fails if there is no reset, or it has yet to begin.
+                let _ = self.shared.ending.fetch_update(order, order, again);
             }
+            // Fails only when the counter is full: also readable.
+            let _ = self.shared.changed.write(1);
         }
     }
 
@@ -492,9 +501,13 @@ impl MutEventSubscriber for IommuWorker {
     fn process(&mut self, events: Events, _ops: &mut EventOps) {
         // Fails if nothing has changed.
         let _ = self.shared.changed.read();
-        if self.shared.ending.load(Ordering::SeqCst) == ending::WANTED {
+        let (order, ending) = (Ordering::SeqCst, &self.shared.ending);
+        if ending.load(order) == ending::WANTED {
+            // In this order: who closes bypass from here on is seen, or wants it again.
+            ending.store(ending::BEGUN, order);
             forget(&self.endpoints, &self.shared);
-            self.shared.ending.store(ending::DONE, Ordering::SeqCst);
+            // Fails if it is wanted again, which has woken this thread again.
+            let _ = ending.compare_exchange(ending::BEGUN, ending::DONE, order, order);
         }
         // Before the requests, which may have been made after it.
         self.follow_bypass();

@@ -99,6 +99,23 @@ fn who_closes_bypass_without_a_driver_does_not_take_ram_away_on_a_vcpu() {
 }
 
 #[test]
+fn who_closes_bypass_between_two_looks_at_a_reset_does_not_take_ram_away_on_a_vcpu() {
+    let mut rig = Rig::new();
+    rig.iommu.write_config(36, &[1]);
+    assert_eq!([rig.attach(1, 8), rig.attach(1, 16)], [OK; 2]);
+    assert!(rig.identity(2));
+    // Done, but the driver has not looked yet.
+    rig.iommu.prepare_reset(PATIENCE).unwrap();
+    rig.iommu.write_config(36, &[0]);
+    rig.iommu.prepare_reset(PATIENCE).unwrap();
+    rig.iommu.deactivate();
+    rig.iommu.reset();
+    assert!(!rig.identity(2));
+    let cleared_by = rig.devices[2].lock().cleared_by.clone();
+    assert!(!cleared_by.contains(&thread::current().id()));
+}
+
+#[test]
 fn no_vcpu_waits_while_bypass_is_closed_and_it_reads_as_open() {
     let mut rig = left_open();
     let device = Arc::clone(&rig.devices[2]);
