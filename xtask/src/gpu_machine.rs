@@ -37,7 +37,8 @@ const SCRIPTS: &[&str] = &["remoting/measure.sh", "remoting/certificates.sh"];
 #[derive(clap::Args)]
 #[group(skip)]
 pub struct Options {
-    /// gpu: where everything that is printed goes [default: docs/gpu-machine.txt]
+    /// gpu: where everything that is printed goes; pictures of shares go to FOLDER/pictures (target/gpu)
+    /// [default: docs/gpu-machine.txt]
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// gpu: only build, into target/gpu, for a machine where nothing can be built: bring the folder
@@ -205,4 +206,25 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     let _ = fs::remove_file(to);
     fs::copy(from, to).with_context(|| format!("cannot copy {}", from.display()))?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_part_prints_before_it_fails_is_kept() {
+        let path = std::env::temp_dir().join(format!("kept-{}", std::process::id()));
+        let mut kept = File::create(&path).unwrap();
+        let part = |script| {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]);
+            command
+        };
+        tee(&mut part("echo a figure"), &mut kept).unwrap();
+        let error = tee(&mut part("echo another; exit 3"), &mut kept).unwrap_err();
+        assert!(error.to_string().contains('3'), "{error}");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "a figure\nanother\n");
+        fs::remove_file(path).unwrap();
+    }
 }
