@@ -107,7 +107,10 @@ fn no_worker_was_lost(gantry: &Gantry) -> Result<()> {
         Ok(counter(gantry, "slices_in_use")? == 0)
     })?;
     let lost = counter(gantry, "workers_lost")?;
-    ensure!(lost == 0, "{lost} workers have died");
+    ensure!(
+        lost == 0,
+        "workers that died before their applications: {lost}"
+    );
     Ok(())
 }
 
