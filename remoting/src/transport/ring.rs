@@ -1,9 +1,11 @@
 //! A ring of frames in shared memory: one producer, one consumer, neither trusts the other.
 //!
-//! The ring is made of cache lines, and a frame takes as many as it needs. Each line begins with
-//! place for a mark. A frame is published by the mark of its first line, which is written after all
+//! The ring is made of lines, and a frame takes as many as it needs. A line is a pair of cache lines:
+//! processors fetch the other one of a pair along with each (Intel's optimization manual, "spatial
+//! prefetcher"), so that what the consumer polls is nothing else that the producer writes. Each line
+//! begins with place for a mark. A frame is published by the mark of its first line, which is written after all
 //! else: the line's number, counted from the ring's beginning through all laps, plus one. Whatever
-//! else a mark's place holds, it is older and never that. So a short frame is one line in one
+//! else a mark's place holds, it is older and never that. So a short frame is one cache line in one
 //! message between two processors: the consumer polls the very line that the frame will be in.
 //!
 //! Both sides count the lines in private memory. The consumer publishes how far it has read, so that
@@ -48,8 +50,8 @@ pub struct Control {
     attending: Line,
 }
 
-/// Bytes of a cache line.
-pub const LINE: usize = 64;
+/// Bytes of a line.
+pub const LINE: usize = 128;
 /// Bytes of a line beside its mark.
 const PAYLOAD: usize = LINE - size_of::<AtomicU64>();
 
@@ -60,7 +62,7 @@ pub struct Line(pub AtomicU32);
 
 /// The lines of a ring.
 pub trait Lines {
-    /// Bytes that a line has for frames: at most what a cache line has beside the mark.
+    /// Bytes that a line has for frames: at most what is left beside the mark.
     const PAYLOAD: usize = PAYLOAD;
 
     /// How many lines there are: a power of two.

@@ -205,7 +205,7 @@ mod plain {
         let (_, mut producer, mut consumer) = pair(16);
         for (length, lines) in [(0, 1), (PAYLOAD, 1), (PAYLOAD + 1, 2), (3 * PAYLOAD, 3)] {
             let before = producer.room().unwrap();
-            let body: Vec<u8> = (0..).take(length).collect();
+            let body: Vec<u8> = (0..=u8::MAX).cycle().take(length).collect();
             assert!(producer.push(&[], &body).unwrap());
             assert_eq!(before - producer.room().unwrap(), lines, "{length}");
             let mut out = vec![0; length];

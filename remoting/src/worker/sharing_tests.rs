@@ -22,7 +22,10 @@ use crate::{
         ring::{Consumer, Lines, Producer},
         window::{Slice, Window},
     },
-    turns::fake::{self, Fake},
+    turns::{
+        fake::{self, Fake},
+        message,
+    },
     worker::testing::{self, BELL},
 };
 
@@ -326,8 +329,9 @@ fn a_worker_whose_arbiter_is_of_another_build_ends_and_names_both_versions() {
         }
     };
     let cause = std::error::Error::source(&error).unwrap().to_string();
+    let ours = format!("this worker {}:", message::VERSION);
     assert!(
-        cause.contains("version 9 ") && cause.contains("this worker 1:"),
+        cause.contains("version 9 ") && cause.contains(&ours),
         "{error}, because {cause}"
     );
 }
