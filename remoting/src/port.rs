@@ -126,6 +126,11 @@ pub enum Command {
     Close = 2,
 }
 
+/// What an application that waits for long says to the agent, at most ten times a second: to look
+/// whether its worker is still there. If it is not, the agent closes the connection, and says nothing
+/// otherwise. By itself the agent does not look, since each look is an exit.
+pub const LOOK: u8 = b'?';
+
 /// Where an application finds its slice, after the worker's hello: two numbers, and the files of
 /// window and doorbells.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! - `port`: the PCI function by its files in sysfs; no kernel module.
-//! - `server`: the socket and its clients.
+//! - `server`: the socket and its clients; `removals`: news of ports that go.
 //! - `survive`: a device that goes away under a mapping does not end the agent.
 //! - `setup`: installs this program, its unit and the OpenCL driver, and removes them; `carried`:
 //!   what that is, all of it in this one file; `place`: files that come and go in one step.
@@ -20,6 +20,7 @@
 mod carried;
 mod place;
 mod port;
+mod removals;
 mod server;
 mod setup;
 mod survive;

@@ -1,8 +1,10 @@
-//! The socket and its clients: one thread, which looks at the ports while something is expected
-//! of them often, and ten times a second while applications are served.
+//! The socket and its clients: one thread, which looks at the ports often while something is expected of
+//! them, and otherwise when an application asks that waits for its worker, or a device is removed.
+//! While applications ask for nothing, it sleeps.
 
 use std::{
-    fs, io,
+    fs,
+    io::{self, Read},
     os::{
         fd::{AsFd, AsRawFd},
         unix::{
@@ -14,14 +16,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gantry_remoting::{port::State, protocol::hello, transport::socket};
+use gantry_remoting::{
+    port::{LOOK, State},
+    protocol::hello,
+    transport::socket,
+};
 
-use crate::port::{self, Port};
+use crate::{
+    port::{self, Port},
+    removals::Removals,
+};
 
 /// How often the registers are looked at while a worker is waited for.
 const SOON: Duration = Duration::from_millis(2);
-/// How often they are looked at for workers that have ended.
-const LATER: Duration = Duration::from_millis(100);
 /// How long a worker may take to answer: it opens the host's driver.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a client may take to say hello.
@@ -45,6 +52,9 @@ pub enum Error {
     /// The group.
     #[error("there is no group {0:?}: create it, or start without --group")]
     Group(String),
+    /// News of devices.
+    #[error("cannot hear from the kernel which devices are removed")]
+    Removals(#[source] io::Error),
     /// Waiting.
     #[error("cannot wait for applications")]
     Wait(#[source] io::Error),
@@ -80,6 +90,7 @@ impl Client {
 /// The agent.
 pub struct Server {
     listener: UnixListener,
+    removals: Removals,
     device: Option<String>,
     ports: Vec<Port>,
     clients: Vec<Client>,
@@ -109,6 +120,7 @@ impl Server {
             .map_err(failed("set the permissions of"))?;
         let mut server = Self {
             listener,
+            removals: Removals::listen().map_err(Error::Removals)?,
             device,
             ports: Vec::new(),
             clients: Vec::new(),
@@ -155,9 +167,10 @@ impl Server {
                 Ok(ready) => ready,
                 Err(error) => return Error::Wait(error),
             };
-            self.hear(&ready);
+            let asked = self.hear(&ready);
+            let removed = self.removals.heard();
             self.accept();
-            if looked.elapsed() >= SOON {
+            if asked || removed || looked.elapsed() >= SOON {
                 looked = Instant::now();
                 self.look();
             }
@@ -169,13 +182,15 @@ impl Server {
         self.ports.iter().find(|port| port.address == address)
     }
 
-    /// Waits for clients, or until the registers are to be looked at. Which clients have something.
+    /// Waits for clients and removed devices, or until the registers are to be looked at. Which clients
+    /// have something.
     fn wait(&self, looked: Instant) -> io::Result<Vec<bool>> {
         let mut limit = None;
         for client in &self.clients {
             let next = match client.step {
                 Step::Opening { .. } | Step::Queued(_) => SOON,
-                Step::Served { .. } | Step::Greeting => LATER,
+                Step::Greeting => HELLO,
+                Step::Served { .. } => continue,
             };
             limit = Some(limit.map_or(next, |limit: Duration| limit.min(next)));
         }
@@ -193,6 +208,7 @@ impl Server {
             .map(|client| poll(client.stream.as_raw_fd()))
             .collect();
         polled.push(poll(self.listener.as_raw_fd()));
+        polled.push(poll(self.removals.fd()));
         // SAFETY: the array is as long as is said.
         let ready = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, limit) };
         if ready < 0 {
@@ -204,11 +220,13 @@ impl Server {
         Ok(polled.iter().map(|entry| entry.revents != 0).collect())
     }
 
-    /// Hellos of new clients and ends of old ones.
-    fn hear(&mut self, ready: &[bool]) {
+    /// Hellos of new clients and ends of old ones. Whether one asks how its worker is.
+    fn hear(&mut self, ready: &[bool]) -> bool {
+        let mut asked = false;
         let mut kept = Vec::new();
         for (mut client, &ready) in std::mem::take(&mut self.clients).into_iter().zip(ready) {
             if !ready || said(&mut client) {
+                asked |= ready && matches!(client.step, Step::Served { .. });
                 kept.push(client);
             } else if let Some((address, slice)) = client.slice()
                 && let Some(port) = self.port(address)
@@ -217,6 +235,7 @@ impl Server {
             }
         }
         self.clients = kept;
+        asked
     }
 
     fn accept(&mut self) {
@@ -352,9 +371,11 @@ impl Server {
 
 /// Takes what a client has sent; false if it is to go.
 fn said(client: &mut Client) -> bool {
-    if !matches!(client.step, Step::Greeting) {
-        // Nothing more is to be said: it has ended, or is no driver of ours.
-        return false;
+    match client.step {
+        Step::Greeting => {}
+        Step::Served { .. } => return asks(&client.stream),
+        // Nothing is to be said: it has ended, or is no driver of ours.
+        Step::Queued(_) | Step::Opening { .. } => return false,
     }
     let mut bytes = [0; hello::SIZE];
     // A hello is far smaller than any socket's buffer, and comes in one piece.
@@ -365,6 +386,19 @@ fn said(client: &mut Client) -> bool {
             true
         }
         _ => false,
+    }
+}
+
+/// Whether a client that is served asks how its worker is. If not, it has ended, or is no driver of ours.
+fn asks(mut stream: &UnixStream) -> bool {
+    let mut words = [0; 64];
+    match stream.read(&mut words) {
+        Ok(0) => false,
+        Ok(got) => words[..got].iter().all(|word| *word == LOOK),
+        Err(error) => matches!(
+            error.kind(),
+            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+        ),
     }
 }
 

@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     ffi::{c_char, c_void},
     io::Read,
-    os::unix::net::UnixStream,
+    os::{fd::AsRawFd, unix::net::UnixStream},
     path::Path,
     ptr::null,
     sync::{
@@ -18,7 +18,7 @@ use std::{
 
 use gantry_remoting::{
     opencl::codes,
-    port::Place,
+    port::{self, Place},
     protocol::{
         Blob, Call, Flags, Header, Wire,
         calls::{self, ContextId},
@@ -91,7 +91,7 @@ enum Peer {
     Worker,
     /// The agent of this guest. The worker is outside and cannot nudge; callbacks are looked for
     /// while there are any, and the event is signalled when there is a first one.
-    Agent(EventFd),
+    Agent(EventFd, Agent),
     /// A worker behind a gate, which runs when this process goes there. Callbacks as above.
     Gate(EventFd),
     /// A worker with a window of its own, which a bridge carries this one's contents to. Nudges are
@@ -104,8 +104,29 @@ impl Peer {
     fn wanted(&self) -> Option<&EventFd> {
         match self {
             Self::Worker | Self::Stream => None,
-            Self::Agent(wanted) | Self::Gate(wanted) => Some(wanted),
+            Self::Agent(wanted, _) | Self::Gate(wanted) => Some(wanted),
         }
+    }
+}
+
+/// Who can tell whether a worker outside of this guest is still there, if asked.
+struct Agent {
+    stream: UnixStream,
+    asked: Mutex<Instant>,
+}
+
+impl Agent {
+    /// Has it look, ten times a second at most: it closes the connection of who has no worker.
+    fn look(&self) {
+        let mut asked = lock(&self.asked);
+        if asked.elapsed() < PATIENCE {
+            return;
+        }
+        *asked = Instant::now();
+        drop(asked);
+        let (word, flags) = ([port::LOOK], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+        // SAFETY: a byte of a local. Fails if it has been asked often, or is gone.
+        unsafe { libc::send(self.stream.as_raw_fd(), word.as_ptr().cast(), 1, flags) };
     }
 }
 
@@ -242,7 +263,11 @@ impl Link {
                     patience: PATIENCE,
                 };
                 let window = Window::map_slice(window, place.slice, hello.window, hello.ring)?;
-                (window, bell, Peer::Agent(EventFd::new()?))
+                let agent = Agent {
+                    stream: stream.try_clone()?,
+                    asked: Mutex::new(Instant::now()),
+                };
+                (window, bell, Peer::Agent(EventFd::new()?, agent))
             }
         };
         Self::over(window, bell, peer, Some(stream))
@@ -351,13 +376,17 @@ impl Link {
         !self.dead.load(Ordering::Relaxed)
     }
 
-    /// As `alive`, but also notices the end of a gate's server, which nobody tells of.
+    /// As `alive`, but also notices the end of a gate's server, which nobody tells of, and has a
+    /// guest's agent look, which does so for who waits.
     fn still_alive(&self) -> bool {
         if let Doorbell::Gate(gate) = &self.bell
             && let Some(why) = gate.ended()
             && !self.dead.swap(true, Ordering::Relaxed)
         {
             eprintln!("gantry-opencl: {why}");
+        }
+        if let Peer::Agent(_, agent) = &self.peer {
+            agent.look();
         }
         self.alive()
     }
