@@ -69,7 +69,7 @@ pub fn properties(from: *const isize) -> Vec<isize> {
     }
 }
 
-/// Three sizes.
+/// So many sizes, as numbers that travel; none for null.
 pub fn sizes<const N: usize>(from: *const usize) -> Option<[u64; N]> {
     if from.is_null() {
         return None;

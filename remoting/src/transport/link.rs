@@ -196,8 +196,8 @@ impl<R: Lines, L: Bell> Receiver<R, L> {
     }
 
     /// Waits for a moment: polls while `spin`'s time is not over (another, if the peer attends),
-    /// and sleeps then. Who is woken
-    /// before there is a message is to be awake when it comes: `spin` begins anew.
+    /// and sleeps then. Who is woken before there is a message is to be awake when it comes: `spin`
+    /// begins anew.
     pub fn wait(&self, spin: &mut Spin, awake: impl Fn() -> bool) {
         if !spin.again_beside(|| self.ring.is_attended()) && self.ring.sleep(awake) {
             spin.reset();

@@ -2,11 +2,12 @@
 //!
 //! The ring is made of lines, and a frame takes as many as it needs. A line is a pair of cache lines:
 //! processors fetch the other one of a pair along with each (Intel's optimization manual, "spatial
-//! prefetcher"), so that what the consumer polls is nothing else that the producer writes. Each line
-//! begins with place for a mark. A frame is published by the mark of its first line, which is written after all
-//! else: the line's number, counted from the ring's beginning through all laps, plus one. Whatever
-//! else a mark's place holds, it is older and never that. So a short frame is one cache line in one
-//! message between two processors: the consumer polls the very line that the frame will be in.
+//! prefetcher"), so that polling for a frame does not take the next one's line from the producer
+//! who writes it. Each line begins with place for a mark. A frame is published by the mark of its
+//! first line, which is written after all else: the line's number, counted from the ring's beginning
+//! through all laps, plus one. Whatever else a mark's place holds, it is older and never that. So a
+//! short frame is one cache line in one message between two processors: the consumer polls the very
+//! line that the frame will be in.
 //!
 //! Both sides count the lines in private memory. The consumer publishes how far it has read, so that
 //! a hostile one can change what is seen of *its* index alone; that one is read once and checked

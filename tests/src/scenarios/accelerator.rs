@@ -111,6 +111,8 @@ fn installed(context: &Context) -> Result<()> {
         "/usr/local/lib/systemd/system/gantry-agent.service",
         "/etc/systemd/system/multi-user.target.wants/gantry-agent.service",
     ];
+    let of_all =
+        |said: &str, line: fn(&str) -> String| PLACED.iter().all(|path| said.contains(&line(path)));
     let pool = Pool::start(&context.dir)?;
     let more = json!({
         "payload": {"initramfs": opencl::guest_files(&context.dir)?},
@@ -126,9 +128,7 @@ fn installed(context: &Context) -> Result<()> {
     ensure!(found.contains("Device #0"), "{found}");
     let again = guest.run("gantry-agent install")?;
     ensure!(
-        PLACED
-            .iter()
-            .all(|path| again.contains(&format!("{path} is up to date")))
+        of_all(&again, |path| format!("{path} is up to date"))
             && again.contains("systemd does not run here"),
         "{again}"
     );
@@ -144,9 +144,7 @@ fn installed(context: &Context) -> Result<()> {
     ensure!(found.contains("Device #0"), "{found}");
     let removed = guest.run("/usr/local/sbin/gantry-agent uninstall")?;
     ensure!(
-        PLACED
-            .iter()
-            .all(|path| removed.contains(&format!("removed {path}"))),
+        of_all(&removed, |path| format!("removed {path}")),
         "{removed}"
     );
     let found = guest.status_of("clinfo -l")?.1;
