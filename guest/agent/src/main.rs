@@ -7,6 +7,7 @@
 //!
 //! - `port`: the PCI function by its files in sysfs; no kernel module.
 //! - `server`: the socket and its clients; `removals`: news of ports that go.
+//! - `file_error`: what could not be done with a file.
 //! - `survive`: a device that goes away under a mapping does not end the agent.
 //! - `setup`: installs this program, its unit and the OpenCL driver, and removes them; `carried`:
 //!   what that is, all of it in this one file; `place`: files that come and go in one step.
@@ -18,6 +19,7 @@
 //! their own). Nothing of this concerns the host, whose workers have one slice each.
 
 mod carried;
+mod file_error;
 mod place;
 mod port;
 mod removals;

@@ -21,6 +21,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use crate::file_error::{FileError, failed};
+
 /// The record, in the file system that it is about.
 pub const RECORD: &str = "/var/lib/gantry-agent/installed";
 
@@ -28,15 +30,8 @@ pub const RECORD: &str = "/var/lib/gantry-agent/installed";
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file, a link or a folder.
-    #[error("cannot {what} {}", path.display())]
-    File {
-        /// What was tried.
-        what: &'static str,
-        /// On what.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    File(#[from] FileError),
     /// A link in the tree leads out of it.
     #[error(
         "{} leads to {}, out of {}: nothing is placed there",
@@ -58,11 +53,6 @@ pub enum Error {
         /// The line.
         line: String,
     },
-}
-
-fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
-    let path = path.to_owned();
-    move |source| Error::File { what, path, source }
 }
 
 /// Something to be placed.
@@ -419,7 +409,7 @@ impl Tree {
             bytes: text.into_bytes().into(),
             mode: 0o644,
         };
-        file.put(&path).map_err(failed("write", &path))
+        Ok(file.put(&path).map_err(failed("write", &path))?)
     }
 }
 

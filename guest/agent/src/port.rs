@@ -4,7 +4,7 @@ use std::{
     fs::{self, File, OpenOptions},
     io,
     os::fd::{AsRawFd, OwnedFd},
-    path::{Path, PathBuf},
+    path::Path,
     ptr::null_mut,
 };
 
@@ -14,6 +14,8 @@ use gantry_remoting::{
     transport::window::{GREETING, REPLY},
 };
 
+use crate::file_error::{FileError, failed};
+
 const PCI: &str = "/sys/bus/pci/devices";
 const PAGE: u64 = 4096;
 
@@ -21,15 +23,8 @@ const PAGE: u64 = 4096;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file.
-    #[error("cannot {what} {}", path.display())]
-    File {
-        /// What was tried.
-        what: &'static str,
-        /// On which file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    File(#[from] FileError),
     /// The registers are not those of a port.
     #[error(
         "the device at {address} reads {magic:#x} where an accelerator port says {:#x}: give \
@@ -148,10 +143,6 @@ impl Port {
     /// their slices.
     pub fn open(address: &str) -> Result<Self, Error> {
         let folder = Path::new(PCI).join(address);
-        let failed = |what, path: &Path| {
-            let path = path.to_owned();
-            move |source| Error::File { what, path, source }
-        };
         // Nobody else asks the function to decode its BARs: it has no driver.
         let enable = folder.join("enable");
         fs::write(&enable, "1").map_err(failed("write to", &enable))?;

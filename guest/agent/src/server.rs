@@ -12,7 +12,7 @@ use std::{
             net::{UnixListener, UnixStream},
         },
     },
-    path::{Path, PathBuf},
+    path::Path,
     time::{Duration, Instant},
 };
 
@@ -23,6 +23,7 @@ use gantry_remoting::{
 };
 
 use crate::{
+    file_error::{FileError, failed},
     port::{self, Port},
     removals::Removals,
 };
@@ -40,15 +41,8 @@ const WAITING: usize = 64;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The socket.
-    #[error("cannot {what} {}", path.display())]
-    Socket {
-        /// What was tried.
-        what: &'static str,
-        /// On which file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Socket(#[from] FileError),
     /// The group.
     #[error("there is no group {0:?}: create it, or start without --group")]
     Group(String),
@@ -101,14 +95,10 @@ pub struct Server {
 impl Server {
     /// Listens at a path. Ports are looked for when applications come.
     pub fn new(path: &Path, device: Option<String>, group: Option<&str>) -> Result<Self, Error> {
-        let failed = |what| {
-            let path = path.to_owned();
-            move |source| Error::Socket { what, path, source }
-        };
-        let listener = socket::listen(path).map_err(failed("listen on"))?;
+        let listener = socket::listen(path).map_err(failed("listen on", path))?;
         listener
             .set_nonblocking(true)
-            .map_err(failed("listen on"))?;
+            .map_err(failed("listen on", path))?;
         let mode = match group {
             Some(name) => {
                 give_to(path, name)?;
@@ -117,7 +107,7 @@ impl Server {
             None => 0o666,
         };
         fs::set_permissions(path, fs::Permissions::from_mode(mode))
-            .map_err(failed("set the permissions of"))?;
+            .map_err(failed("set the permissions of", path))?;
         let mut server = Self {
             listener,
             removals: Removals::listen().map_err(Error::Removals)?,
@@ -434,9 +424,6 @@ fn give_to(path: &Path, group: &str) -> Result<(), Error> {
             (fields.next() == Some(group)).then(|| fields.nth(1)?.parse().ok())?
         })
         .ok_or_else(|| Error::Group(group.to_owned()))?;
-    std::os::unix::fs::chown(path, None, Some(id)).map_err(|source| Error::Socket {
-        what: "give a group the socket",
-        path: path.to_owned(),
-        source,
-    })
+    let given = std::os::unix::fs::chown(path, None, Some(id));
+    Ok(given.map_err(failed("give a group the socket", path))?)
 }
