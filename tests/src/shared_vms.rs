@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use crate::{
     gantry::Gantry,
     guest::Guest,
-    opencl::{Arbiter, Compiled, Pool, compile, guest_files},
+    opencl::{Arbiter, Compiled, Pool, compile, guest_files, until},
 };
 
 /// Lengths in microseconds that the kernels of every guest have, at random, if nothing else runs.
@@ -35,7 +35,7 @@ struct Vm {
     /// Of its client.
     name: String,
     guest: Guest,
-    _gantry: Gantry,
+    gantry: Gantry,
 }
 
 impl Vm {
@@ -76,7 +76,7 @@ impl Vm {
             // As in vmm/src/machine/kinds/accel.rs.
             name: format!("{}/a", gantry.pid()),
             guest,
-            _gantry: gantry,
+            gantry,
         })
     }
 }
@@ -128,16 +128,44 @@ impl Vms {
     /// Has all applications begin, and waits until each has had the device a few times.
     pub fn go(&mut self) -> Result<()> {
         self.all("echo >/tmp/in")?;
+        self.each(|_, client| client.turns > WARM)
+    }
+
+    /// Waits until something is so for each guest.
+    fn each(&self, is: impl Fn(usize, &Client) -> bool) -> Result<()> {
         let start = Instant::now();
-        while self.clients()?.iter().any(|client| client.turns <= WARM) {
+        loop {
+            let clients = self.clients()?;
+            if clients
+                .iter()
+                .enumerate()
+                .all(|(vm, client)| is(vm, client))
+            {
+                return Ok(());
+            }
             ensure!(
                 start.elapsed() < PATIENCE,
-                "not all guests compute: {:?}",
-                self.clients()?
+                "not all guests compute: {clients:?}"
             );
             thread::sleep(Duration::from_millis(100));
         }
-        Ok(())
+    }
+
+    /// Kills the process of the guest that came last, in the middle of what it computes: its worker
+    /// goes and nothing of it is left with the arbiter, and each of the others computes more than it
+    /// had enqueued by then.
+    pub fn lose_one(&mut self) -> Result<()> {
+        let mut lost = self.vms.pop().context("there is no guest")?;
+        let workers = self.arbiter.pool.workers()?.len();
+        lost.gantry.kill()?;
+        let before = self.clients()?;
+        until("nothing is left of a killed VM", || {
+            let gone = |client: &Client| client.workers == 0 && client.memory == 0 && !client.holds;
+            let gone = (self.arbiter.clients()?.iter())
+                .all(|client| client.name != lost.name || gone(client));
+            Ok(gone && self.arbiter.pool.workers()?.len() < workers)
+        })?;
+        self.each(|vm, now| now.calls > before[vm].calls + u64::from(IN_FLIGHT))
     }
 
     /// Runs a command in all guests at a time.

@@ -9,19 +9,22 @@ use super::{Context, Entry};
 use crate::shared_vms::Vms;
 
 pub const SCENARIOS: &[Entry] = &[
-    ("sharing: two VMs by weight", |context| {
-        by_weight(context, &[1, 2], Duration::from_millis(1500))
-    }),
-    ("sharing: six VMs by weight", |context| {
-        by_weight(context, &[1, 2, 2, 3, 3, 4], Duration::from_secs(1))
-    }),
+    (
+        "sharing: two VMs by weight, and one goes on when the other is killed",
+        |context| by_weight(context, &[1, 2], Duration::from_millis(1500)),
+    ),
+    (
+        "sharing: six VMs by weight, and five go on when one is killed",
+        |context| by_weight(context, &[1, 2, 2, 3, 3, 4], Duration::from_secs(1)),
+    ),
 ];
 
 /// How long it is waited for device time.
 const PATIENCE: Duration = Duration::from_secs(90);
 
 /// The guest of least weight has the device for so long, and the others by weight. Each has kernels
-/// enqueued always, so that equal parts would be as far apart as the weights are.
+/// enqueued always, so that equal parts would be as far apart as the weights are. Then the VM of one
+/// is killed.
 fn by_weight(context: &Context, weights: &[u32], least: Duration) -> Result<()> {
     /// The worst-off guest by the best-off one; equal parts give 0.5, and turns without weights
     /// (fifo) 0.64. A kernel more or less is a few hundredths.
@@ -40,13 +43,14 @@ fn by_weight(context: &Context, weights: &[u32], least: Duration) -> Result<()> 
             false => ControlFlow::Break(()),
         })
     })?;
-    let kernels = vms.end()?;
     let ideal: Vec<_> = weights.iter().copied().map(f64::from).collect();
     let ratio = min_max_ratio(&times, &ideal);
     ensure!(
         ratio > FAIR,
         "guests of weights {weights:?} had these seconds of the device: {times:.2?}"
     );
+    vms.lose_one()?;
+    let kernels = vms.end()?;
     ensure!(
         kernels.iter().all(|count| *count > 0),
         "guests of weights {weights:?} ran so many kernels: {kernels:?}"
