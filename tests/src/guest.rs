@@ -19,8 +19,9 @@ pub const STATUS: &str = "@status=";
 
 /// Longest wait for a boot in the rig, on a host that does other things, too.
 pub const BOOT: Duration = Duration::from_secs(150);
-/// Longest wait for a command.
-pub const COMMAND: Duration = Duration::from_secs(90);
+/// Longest wait for a command. PoCL compiles for up to a minute on a processor that is emulated beside
+/// another one.
+pub const COMMAND: Duration = Duration::from_secs(150);
 
 /// The guest's console.
 pub struct Guest {

@@ -2,7 +2,6 @@
 //!
 //! Across the border of a virtual machine the same trait is served by [`port_bell`](super::port_bell).
 
-#[cfg(feature = "std")]
 use core::time::Duration;
 
 use super::sync::AtomicU32;
@@ -13,8 +12,9 @@ use super::sync::Ordering;
 pub trait Bell {
     /// Changes the word and wakes who sleeps on it.
     fn ring(&self, word: &AtomicU32);
-    /// Sleeps while the word is `seen`, at most for the bell's patience. May wake for no reason.
-    fn wait(&self, word: &AtomicU32, seen: u32);
+    /// Sleeps while the word is `seen`, at most for the bell's patience. May wake for no reason, and
+    /// late by a small part of the time for which has been `waited` before.
+    fn wait(&self, word: &AtomicU32, seen: u32, waited: Duration);
 }
 
 /// A futex that is shared between processes.
@@ -43,7 +43,7 @@ impl Bell for Futex {
         }
     }
 
-    fn wait(&self, word: &AtomicU32, seen: u32) {
+    fn wait(&self, word: &AtomicU32, seen: u32, _: Duration) {
         let patience = libc::timespec {
             tv_sec: self.patience.as_secs() as libc::time_t,
             tv_nsec: libc::c_long::from(self.patience.subsec_nanos()),
@@ -69,7 +69,7 @@ impl Bell for Futex {
         word.fetch_add(1, Ordering::Release);
     }
 
-    fn wait(&self, _: &AtomicU32, _: u32) {
+    fn wait(&self, _: &AtomicU32, _: u32, _: Duration) {
         loom::thread::yield_now();
     }
 }

@@ -192,14 +192,15 @@ impl<R: Lines, L: Bell> Receiver<R, L> {
     /// Sleeps until a message may be there or `awake` says that there is something else to do;
     /// at most for the bell's patience.
     pub fn sleep(&self, awake: impl Fn() -> bool) {
-        self.ring.sleep(awake);
+        self.ring.sleep(Duration::ZERO, awake);
     }
 
     /// Waits for a moment: polls while `spin`'s time is not over (another, if the peer attends),
     /// and sleeps then. Who is woken before there is a message is to be awake when it comes: `spin`
     /// begins anew.
     pub fn wait(&self, spin: &mut Spin, awake: impl Fn() -> bool) {
-        if !spin.again_beside(|| self.ring.is_attended()) && self.ring.sleep(awake) {
+        let polls = spin.again_beside(|| self.ring.is_attended());
+        if !polls && self.ring.sleep(spin.waited(), awake) {
             spin.reset();
         }
     }

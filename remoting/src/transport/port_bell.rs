@@ -6,8 +6,9 @@
 //! gives a program no way to sleep on a message-signalled interrupt. `uio_pci_generic` knows only
 //! line interrupts, and Debian builds VFIO without the mode for machines without an IOMMU. So the
 //! application's sleep is a row of naps, each a sixteenth of the time that it has waited, 20 us at
-//! least and 1 ms at most: what naps add to a wait is bounded by that share, and what they cost is
-//! a system call each.
+//! least and 1 ms at most, and for what takes longer than a quarter of a second a 256th of it, 20 ms
+//! at most: what naps add to a wait is bounded by that share, and what they cost is a system call
+//! each and a timer's interrupt.
 
 use std::{
     os::fd::{AsRawFd, OwnedFd},
@@ -103,9 +104,9 @@ impl Bell for Waker {
         }
     }
 
-    fn wait(&self, word: &AtomicU32, seen: u32) {
+    fn wait(&self, word: &AtomicU32, seen: u32, waited: Duration) {
         match self {
-            Self::Futex(futex) => futex.wait(word, seen),
+            Self::Futex(futex) => futex.wait(word, seen, waited),
             Self::Guest(events) | Self::Own(events) => events.sleep(),
             Self::Lent => {}
         }
@@ -178,11 +179,16 @@ pub enum Doorbell {
 }
 
 const SHORTEST_NAP: Duration = Duration::from_micros(20);
-const LONGEST_NAP: Duration = Duration::from_millis(1);
+/// Naps grow more slowly from here on.
+const USUAL_NAP: Duration = Duration::from_millis(1);
+const LONGEST_NAP: Duration = Duration::from_millis(20);
 
 /// How long to sleep before looking again, after so long a wait.
 pub fn nap(waited: Duration) -> Duration {
-    (waited / 16).clamp(SHORTEST_NAP, LONGEST_NAP)
+    (waited / 16)
+        .min(USUAL_NAP)
+        .max(waited / 256)
+        .clamp(SHORTEST_NAP, LONGEST_NAP)
 }
 
 impl Bell for Doorbell {
@@ -200,9 +206,9 @@ impl Bell for Doorbell {
         }
     }
 
-    fn wait(&self, word: &AtomicU32, seen: u32) {
+    fn wait(&self, word: &AtomicU32, seen: u32, before: Duration) {
         match self {
-            Self::Futex(futex) => futex.wait(word, seen),
+            Self::Futex(futex) => futex.wait(word, seen, before),
             Self::Port { patience, .. } => {
                 let since = Instant::now();
                 while word.load(Ordering::Acquire) == seen {
@@ -210,7 +216,7 @@ impl Bell for Doorbell {
                     if waited >= *patience {
                         return;
                     }
-                    std::thread::sleep(nap(waited));
+                    std::thread::sleep(nap(before + waited));
                 }
             }
             Self::Gate(gate) => gate.wait(|| word.load(Ordering::Acquire) != seen),
@@ -240,13 +246,15 @@ mod tests {
         let word = AtomicU32::new(0);
         waker.own().ring(&word);
         // Would last for ever.
-        waker.wait(&word, 0);
+        waker.wait(&word, 0, Duration::ZERO);
     }
 
     #[test]
     fn a_nap_is_a_share_of_the_wait_within_bounds() {
         assert_eq!(nap(Duration::ZERO), SHORTEST_NAP);
         assert_eq!(nap(Duration::from_millis(8)), Duration::from_micros(500));
+        assert_eq!(nap(Duration::from_millis(100)), USUAL_NAP);
+        assert_eq!(nap(Duration::from_millis(512)), Duration::from_millis(2));
         assert_eq!(nap(Duration::from_secs(8)), LONGEST_NAP);
     }
 
@@ -260,6 +268,6 @@ mod tests {
         };
         let word = AtomicU32::new(0);
         bell.ring(&word);
-        bell.wait(&word, 0);
+        bell.wait(&word, 0, Duration::ZERO);
     }
 }

@@ -27,6 +27,8 @@
 //! message costs an atomic store, a load and a fence: no system call. Frames that nobody waits for
 //! may be written without looking whether the consumer sleeps: then they cost a copy.
 
+use core::time::Duration;
+
 use super::{
     bell::Bell,
     sync::{AtomicU32, AtomicU64, Ordering, fence},
@@ -233,7 +235,7 @@ impl<R: Lines, L: Bell> Producer<R, L> {
         control.starved.0.store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         if (self.look()?.1 as usize) < span::<R>(length) {
-            self.bell.wait(&control.room.0, seen);
+            self.bell.wait(&control.room.0, seen, Duration::ZERO);
         }
         control.starved.0.store(0, Ordering::Relaxed);
         Ok(())
@@ -327,8 +329,9 @@ impl<R: Lines, L: Bell> Consumer<R, L> {
     }
 
     /// Sleeps until something may be there or `awake` says that there is something else to do;
-    /// at most for the bell's patience. Whether the producer has rung meanwhile.
-    pub fn sleep(&self, awake: impl Fn() -> bool) -> bool {
+    /// at most for the bell's patience. It has been `waited` for that long before. Whether the
+    /// producer has rung meanwhile.
+    pub fn sleep(&self, waited: Duration, awake: impl Fn() -> bool) -> bool {
         if self.is_ready() {
             return false;
         }
@@ -337,7 +340,7 @@ impl<R: Lines, L: Bell> Consumer<R, L> {
         control.sleeping.0.store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         if !self.is_ready() && !awake() {
-            self.bell.wait(&control.items.0, seen);
+            self.bell.wait(&control.items.0, seen, waited);
         }
         control.sleeping.0.store(0, Ordering::Relaxed);
         control.items.0.load(Ordering::Relaxed) != seen
@@ -357,7 +360,7 @@ impl<R: Lines, L: Bell> Consumer<R, L> {
         let items = &self.ring.control().items.0;
         let seen = items.load(Ordering::Acquire);
         if !awake() {
-            self.bell.wait(items, seen);
+            self.bell.wait(items, seen, Duration::ZERO);
         }
     }
 

@@ -63,7 +63,7 @@ impl Bell for Counter {
         *self.0.borrow_mut() += 1;
     }
 
-    fn wait(&self, _: &AtomicU32, _: u32) {}
+    fn wait(&self, _: &AtomicU32, _: u32, _: Duration) {}
 }
 
 #[cfg(not(loom))]
@@ -129,10 +129,11 @@ mod plain {
         assert_eq!(*bell.0.borrow(), 0);
     }
 
-    /// A bell on which nobody sleeps for long: how often somebody lay down, and whether it rings.
+    /// A bell on which nobody sleeps for long: after which waits somebody lay down, and whether it
+    /// rings.
     #[derive(Clone)]
     struct Restless {
-        slept: Rc<RefCell<usize>>,
+        slept: Rc<RefCell<Vec<Duration>>>,
         rings: bool,
     }
 
@@ -141,17 +142,17 @@ mod plain {
             word.fetch_add(1, Ordering::Release);
         }
 
-        fn wait(&self, word: &AtomicU32, _: u32) {
-            *self.slept.borrow_mut() += 1;
+        fn wait(&self, word: &AtomicU32, _: u32, waited: Duration) {
+            self.slept.borrow_mut().push(waited);
             if self.rings {
                 self.ring(word);
             }
         }
     }
 
-    /// How often a reader without messages sleeps in 3,200 moments after its first sleep.
-    fn sleeps_after_the_first(rings: bool) -> usize {
-        let slept = Rc::new(RefCell::new(0));
+    /// After which waits a reader without messages sleeps in 3,200 moments after its first sleep.
+    fn sleeps_after_the_first(rings: bool) -> Vec<Duration> {
+        let slept = Rc::new(RefCell::new(Vec::new()));
         let bell = Restless {
             slept: Rc::clone(&slept),
             rings,
@@ -159,27 +160,30 @@ mod plain {
         let receiver = Receiver::new(Consumer::new(Private::new(8), bell));
         // Far longer than the moments take, so that in them no time is over that began anew.
         let mut spin = Spin::new(Duration::from_millis(300));
-        while *slept.borrow() == 0 {
+        while slept.borrow().is_empty() {
             receiver.wait(&mut spin, || false);
         }
         for _ in 0..3200 {
             receiver.wait(&mut spin, || false);
         }
-        *slept.borrow() - 1
+        slept.borrow()[1..].to_vec()
     }
 
     #[test]
     fn who_is_rung_for_before_there_is_a_message_stays_awake_for_it() {
         // Some more at most, on a processor that others keep that long.
-        assert!(sleeps_after_the_first(true) < 10);
+        assert!(sleeps_after_the_first(true).len() < 10);
         // The clock is read every 32 moments, and the time is over.
-        assert_eq!(sleeps_after_the_first(false), 100);
+        let sleeps = sleeps_after_the_first(false);
+        assert_eq!(sleeps.len(), 100);
+        // Each is of the wait that began before the first.
+        assert!(sleeps[0] > Duration::from_millis(300) && sleeps.is_sorted_by(|a, b| a < b));
     }
 
     #[test]
     fn who_is_attended_stays_awake_for_longer() {
         let ring = Private::new(8);
-        let slept = Rc::new(RefCell::new(0));
+        let slept = Rc::new(RefCell::new(Vec::new()));
         let bell = || Restless {
             slept: Rc::clone(&slept),
             rings: false,
@@ -188,11 +192,11 @@ mod plain {
         let receiver = Receiver::new(Consumer::new(ring, bell()));
         let mut spin = Spin::new(Duration::ZERO).or_attended(Duration::from_secs(3600));
         let mut sleeps = || {
-            *slept.borrow_mut() = 0;
+            slept.borrow_mut().clear();
             for _ in 0..3200 {
                 receiver.wait(&mut spin, || false);
             }
-            *slept.borrow()
+            slept.borrow().len()
         };
         producer.attend(true);
         assert_eq!(sleeps(), 0);
@@ -424,7 +428,7 @@ mod model {
             word.fetch_add(1, Ordering::Release);
         }
 
-        fn wait(&self, word: &AtomicU32, seen: u32) {
+        fn wait(&self, word: &AtomicU32, seen: u32, _: Duration) {
             while word.load(Ordering::Acquire) == seen {
                 thread::yield_now();
             }
@@ -453,7 +457,7 @@ mod model {
             });
             for (number, &length) in (1..).zip(frames) {
                 while !consumer.is_ready() {
-                    consumer.sleep(|| false);
+                    consumer.sleep(Duration::ZERO, || false);
                 }
                 let mut out = vec![0; length];
                 consumer.take(0, &mut out);

@@ -303,7 +303,8 @@ fn a_turn_in_which_the_client_is_to_run_wakes_who_sleeps_on_its_answer() {
             let window = Arc::clone(&client.window);
             thread::spawn(move || {
                 let patience = Duration::from_secs(3600);
-                Futex { patience }.wait(&window.answers().control().items.0, seen);
+                let answers = window.answers();
+                Futex { patience }.wait(&answers.control().items.0, seen, Duration::ZERO);
             })
         });
         // An answer alone would not wake it: nobody has said that there is a sleeper.

@@ -179,7 +179,8 @@ impl Outward {
                 spin.reset();
             } else if !spin.again() {
                 let common = &self.common;
-                self.ring.sleep(|| common.ended.load(Ordering::Relaxed));
+                self.ring
+                    .sleep(Duration::ZERO, || common.ended.load(Ordering::Relaxed));
             }
         }
         Ok(())

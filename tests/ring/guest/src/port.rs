@@ -1,6 +1,7 @@
 //! The accelerator port, as the agent and the driver of a stock guest use it.
 
 use alloc::{format, string::String, sync::Arc};
+use core::time::Duration;
 
 use gantry_remoting::{
     port::{self, Command, State, registers},
@@ -34,7 +35,7 @@ impl Bell for Doorbell {
         write(self.0, 1);
     }
 
-    fn wait(&self, word: &AtomicU32, seen: u32) {
+    fn wait(&self, word: &AtomicU32, seen: u32, _: Duration) {
         until(|| word.load(Ordering::Acquire) != seen);
     }
 }
