@@ -54,8 +54,8 @@ macro_rules! cl {
 pub(super) use cl;
 
 /// After a wait of this length, the serving thread is no longer held up by the driver's waits: it
-/// can sleep until an event wakes it, and costs its host nothing meanwhile. The end is seen 0.3 ms
-/// late then, which is 1 % of so long a wait.
+/// can sleep until an event wakes it, and costs its host nothing meanwhile. The end is seen as late
+/// then as `watch` looks: by 1 % of the wait.
 const LONG: Duration = STAY;
 /// The same where others share the device, to whom it may have to be given meanwhile.
 pub(super) const LONG_FOR_OTHERS: Duration = Duration::from_millis(2);
