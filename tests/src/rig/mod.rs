@@ -134,7 +134,11 @@ impl Rig {
             let mut result = self.scenario(number, &mut l1, &scenario)?;
             if l1.is_none() {
                 let name = scenario.name;
-                eprintln!("L1 died in {name:?}; it is tried once more in a fresh one");
+                let why = match &result.outcome {
+                    Outcome::Failed(why) => why.join(", "),
+                    Outcome::Passed | Outcome::Skipped(_) => String::new(),
+                };
+                eprintln!("in {name:?}: {why}; it is tried once more in a fresh one");
                 result = self.scenario(number, &mut l1, &scenario)?;
             }
             // The receiver lives as long as this thread's scope.
