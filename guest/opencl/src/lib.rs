@@ -17,7 +17,7 @@
 //! [`Address`]: gantry_remoting::transport::stream::address::Address
 //!
 //! - `table`: the dispatch table, and what becomes of each entry point
-//! - `link`: the connection; `ids`: numbers of objects
+//! - `link`: the connection; `callbacks`: those that are waited for; `ids`: numbers of objects
 //! - `stage`: what data goes through; `space`: which parts of the window are free
 //! - `gate`: whether the worker is behind an exitless gate; `paired`: a real one
 //! - `svm`: memory whose addresses mean the same to the device
@@ -30,6 +30,7 @@
 #![allow(missing_docs, non_snake_case, clippy::too_many_arguments)]
 
 mod abi;
+mod callbacks;
 mod command;
 mod context;
 mod crew;

@@ -28,7 +28,7 @@ use gantry_remoting::{
         bell::{Bell, Futex},
         gate::Gate,
         link::{Receiver, STAY, Sender, Spin},
-        port_bell::{Doorbell, DoorbellPage, nap},
+        port_bell::{Doorbell, DoorbellPage},
         ring::{Consumer, Lines, Producer},
         socket,
         stream::{
@@ -40,7 +40,13 @@ use gantry_remoting::{
     },
 };
 
-use crate::{event_fd::EventFd, gate, hook, ids::Ids, stage::Stages};
+use crate::{
+    callbacks::{Callback, Callbacks, Look},
+    event_fd::EventFd,
+    gate, hook,
+    ids::Ids,
+    stage::Stages,
+};
 
 /// Where the worker pool of this machine, or the agent of this guest, listens unless
 /// `GANTRY_OPENCL` says otherwise.
@@ -80,8 +86,6 @@ struct Reader {
     /// The message that was read last.
     body: Vec<u8>,
 }
-
-type Callback = Box<dyn FnOnce(i32) + Send>;
 
 /// `clCreateContext`'s callback: text, data of the driver, its size, data of the application.
 pub type Notify = extern "C" fn(*const c_char, *const c_void, usize, *mut c_void);
@@ -144,7 +148,7 @@ pub struct Link {
     /// The thread that makes all calls, [`NOBODY`] or [`SEVERAL`].
     only: AtomicUsize,
     pub stages: Mutex<Stages>,
-    callbacks: Mutex<(u64, HashMap<u64, Callback>)>,
+    callbacks: Mutex<Callbacks>,
     due: Mutex<mpsc::Sender<(Callback, i32)>>,
     /// Callbacks of contexts, with the application's data.
     notifies: Mutex<HashMap<ContextId, (Notify, usize)>>,
@@ -260,6 +264,7 @@ impl Link {
                 let place = Place::from_bytes(place);
                 let bell = Doorbell::Port {
                     page: Arc::new(DoorbellPage::map(doorbells, place.doorbell)?),
+                    naps: Arc::default(),
                     patience: PATIENCE,
                 };
                 let window = Window::map_slice(window, place.slice, hello.window, hello.ring)?;
@@ -486,6 +491,8 @@ impl Link {
             if !self.alive() {
                 return Err(codes::OUT_OF_RESOURCES);
             }
+            // It may have waited for long already.
+            self.bell.hurry(&self.window.answers().control().items.0);
             incoming = self.wait_for_reader(incoming);
         }
     }
@@ -585,19 +592,16 @@ impl Link {
         self.bell.ring(&self.window.answers().control().items.0);
         self.bell.ring(&self.window.calls().control().room.0);
         self.arrived.notify_all();
-        let callbacks = std::mem::take(&mut lock(&self.callbacks).1);
-        for (_, callback) in callbacks {
+        let callbacks = lock(&self.callbacks).take_all();
+        for callback in callbacks {
             let _ = lock(&self.due).send((callback, codes::OUT_OF_RESOURCES));
         }
     }
 
     /// Keeps a callback and gives it a number.
     pub fn callback(&self, callback: Callback) -> u64 {
-        let mut callbacks = lock(&self.callbacks);
-        callbacks.0 += 1;
-        let number = callbacks.0;
-        callbacks.1.insert(number, callback);
-        if let (Some(wanted), 1) = (self.peer.wanted(), callbacks.1.len()) {
+        let (number, wakes) = lock(&self.callbacks).keep(callback);
+        if let (Some(wanted), true) = (self.peer.wanted(), wakes) {
             wanted.signal();
         }
         number
@@ -605,11 +609,11 @@ impl Link {
 
     /// Forgets a callback.
     pub fn forget(&self, number: u64) {
-        lock(&self.callbacks).1.remove(&number);
+        lock(&self.callbacks).take(number);
     }
 
     pub fn due(&self, number: u64, status: i32) {
-        if let Some(callback) = lock(&self.callbacks).1.remove(&number) {
+        if let Some(callback) = lock(&self.callbacks).take(number) {
             let _ = lock(&self.due).send((callback, status));
         }
     }
@@ -672,21 +676,14 @@ fn listen_to_nudges(link: &Link, stream: &UnixStream) {
 /// connection: the worker has ended, or the port is gone. Behind a gate, the worker does not notice
 /// anything by itself.
 fn look_for_callbacks(link: &Link, stream: Option<&UnixStream>, wanted: &EventFd) {
-    let mut since = Instant::now();
-    let mut pending = 0;
+    let mut look = Look::new();
     loop {
-        let now = lock(&link.callbacks).1.len();
-        if now != pending {
-            pending = now;
-            since = Instant::now();
-        }
-        let patience = if pending > 0 {
-            Some(nap(since.elapsed()))
-        } else {
+        let naps = look.patience(&mut lock(&link.callbacks));
+        let patience = naps.or_else(|| {
             // What a context has to report is not waited for by anybody.
             let reports = !lock(&link.notifies).is_empty();
             reports.then_some(PATIENCE)
-        };
+        });
         match wanted.wait_beside(stream, patience) {
             Ok(true) | Err(_) => return,
             Ok(false) => {

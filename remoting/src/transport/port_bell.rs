@@ -171,6 +171,8 @@ pub enum Doorbell {
     Port {
         /// What wakes it.
         page: Arc<DoorbellPage>,
+        /// How the application's threads sleep.
+        naps: Arc<Naps>,
         /// The longest sleep.
         patience: Duration,
     },
@@ -191,6 +193,47 @@ pub fn nap(waited: Duration) -> Duration {
         .clamp(SHORTEST_NAP, LONGEST_NAP)
 }
 
+/// Naps, of which the long ones end when another thread of the application asks the worker for
+/// something, too: who sleeps reads for both.
+#[derive(Debug, Default)]
+pub struct Naps {
+    /// 0 while nobody has a long one.
+    dozes: AtomicU32,
+}
+
+impl Naps {
+    fn sleep(&self, word: &AtomicU32, seen: u32, time: Duration) {
+        if time <= USUAL_NAP {
+            return std::thread::sleep(time);
+        }
+        // Either this thread sees the other one's change of the word, or that one this store.
+        self.dozes.store(1, Ordering::SeqCst);
+        if word.load(Ordering::SeqCst) == seen {
+            let futex = Futex { patience: time };
+            futex.wait(&self.dozes, 1, Duration::ZERO);
+        }
+        self.dozes.store(0, Ordering::Relaxed);
+    }
+
+    fn end(&self, word: &AtomicU32) {
+        word.fetch_add(1, Ordering::SeqCst);
+        if self.dozes.load(Ordering::SeqCst) != 0 {
+            let patience = Duration::ZERO;
+            Futex { patience }.ring(&self.dozes);
+        }
+    }
+}
+
+impl Doorbell {
+    /// Has the thread that sleeps on the word, if it naps, stay awake for a while: another one waits
+    /// for what it reads.
+    pub fn hurry(&self, word: &AtomicU32) {
+        if let Self::Port { naps, .. } = self {
+            naps.end(word);
+        }
+    }
+}
+
 impl Bell for Doorbell {
     fn ring(&self, word: &AtomicU32) {
         match self {
@@ -209,14 +252,14 @@ impl Bell for Doorbell {
     fn wait(&self, word: &AtomicU32, seen: u32, before: Duration) {
         match self {
             Self::Futex(futex) => futex.wait(word, seen, before),
-            Self::Port { patience, .. } => {
+            Self::Port { patience, naps, .. } => {
                 let since = Instant::now();
                 while word.load(Ordering::Acquire) == seen {
                     let waited = since.elapsed();
                     if waited >= *patience {
                         return;
                     }
-                    std::thread::sleep(nap(before + waited));
+                    naps.sleep(word, seen, nap(before + waited));
                 }
             }
             Self::Gate(gate) => gate.wait(|| word.load(Ordering::Acquire) != seen),
@@ -259,11 +302,26 @@ mod tests {
     }
 
     #[test]
+    fn a_long_nap_ends_when_another_thread_waits_too() {
+        let (naps, word) = (Naps::default(), AtomicU32::new(0));
+        std::thread::scope(|scope| {
+            scope.spawn(|| naps.sleep(&word, 0, Duration::from_secs(86_400)));
+            while naps.dozes.load(Ordering::SeqCst) == 0 {
+                std::thread::yield_now();
+            }
+            naps.end(&word);
+        });
+        // Nor does one begin after that.
+        naps.sleep(&word, 0, Duration::from_secs(86_400));
+    }
+
+    #[test]
     fn an_application_that_was_rung_for_before_it_sleeps_does_not_sleep() {
         let file = crate::transport::window::create(8192).unwrap();
         let page = Arc::new(DoorbellPage::map(&file, 4096).unwrap());
         let bell = Doorbell::Port {
             page,
+            naps: Arc::default(),
             patience: Duration::MAX,
         };
         let word = AtomicU32::new(0);
