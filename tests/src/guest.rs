@@ -19,8 +19,8 @@ pub const STATUS: &str = "@status=";
 
 /// Longest wait for a boot in the rig, on a host that does other things, too.
 pub const BOOT: Duration = Duration::from_secs(150);
-/// Longest wait for a command. PoCL compiles for up to a minute on a processor that is emulated beside
-/// another one.
+/// Longest wait for a command. The slowest, piglit's `cl-api-build-program` beside another emulated
+/// machine, has taken more than 90 s.
 pub const COMMAND: Duration = Duration::from_secs(150);
 
 /// The guest's console.
