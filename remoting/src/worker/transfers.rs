@@ -10,7 +10,7 @@ use crate::{
     opencl::{api::Handle, codes, image},
     protocol::{
         Header,
-        calls::{self, MemId, Order, Place},
+        calls::{self, MemId, Order, Place, QueueId},
     },
     transport::link::Gone,
 };
@@ -63,6 +63,14 @@ impl Server {
             .is_ok_and(|queue| queue.made.properties & apart == 0)
     }
 
+    /// Whether a queue carries out its commands one after the other.
+    fn in_order(&self, queue: QueueId) -> bool {
+        let apart = codes::QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE;
+        self.queues
+            .get(queue.0)
+            .is_ok_and(|queue| queue.made.properties & apart == 0)
+    }
+
     /// A transfer of plain bytes between the device and a stretch of the window: cut where the
     /// cover wants it.
     pub(super) fn transfer(
@@ -78,6 +86,15 @@ impl Server {
         self.enqueue_as(way, header, order, place.stage, |server, api, slot| {
             let pointer = server.near(order, place, Some(place.length))?;
             let raw = server.raw(there, order, place.length)?;
+            // The end of a queue in order is the end of its last command, for which NVIDIA's driver
+            // waits 0.4 us faster than in a blocking command. (That alone tells of events that
+            // failed.)
+            let finishes = stays && slot.count == 0 && server.in_order(order.queue);
+            let blocks = stays && !finishes;
+            let finish = |code| match code {
+                0 if finishes => cl!(api, clFinish(slot.queue)),
+                code => code,
+            };
             let enqueue = |slot: &Slot, done: u64, length: u64, wait: bool| {
                 let (wait, length) = (u32::from(wait), length as usize);
                 let here = pointer.wrapping_add(done as usize);
@@ -120,7 +137,7 @@ impl Server {
                 }
             };
             if !server.may_cut(order) {
-                return Ok(enqueue(slot, 0, place.length, stays));
+                return Ok(finish(enqueue(slot, 0, place.length, blocks)));
             }
             let platform = server.queues.get(order.queue.0)?.home.platform;
             let parts = server
@@ -135,12 +152,12 @@ impl Server {
                     wait: if first { slot.wait } else { null() },
                     event: if last { slot.event } else { null_mut() },
                 };
-                let code = enqueue(&slot, done, length, stays && last);
+                let code = enqueue(&slot, done, length, blocks && last);
                 if code != 0 {
                     return Ok(code);
                 }
             }
-            Ok(0)
+            Ok(finish(0))
         })
     }
 

@@ -1,0 +1,71 @@
+//! Copies past the caches, for memory that a device reads next.
+//!
+//! A device that reads what lies changed in a processor's caches has to have it handed out line by
+//! line: at half the rate of what lies in memory. Stores that stream do not leave it there. One
+//! thread streams more slowly than it copies, so that they pay off for several.
+
+use std::ptr::copy_nonoverlapping;
+
+/// Copies memory that does not overlap so that what is written is not in this processor's caches.
+/// Whoever sees what this thread writes afterwards sees the copy, too.
+///
+/// # Safety
+/// `from` can be read and `to` written for `length` bytes.
+#[cfg(target_arch = "x86_64")]
+pub unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
+    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+
+    /// A cache line, which the processor writes out when all of it has come.
+    const LINE: usize = 64;
+    const WORD: usize = size_of::<__m128i>();
+
+    let head = to.align_offset(LINE).min(length);
+    let lines = (length - head) / LINE * LINE;
+    // SAFETY: all is within what the caller vouches for; beyond the head, `to` is where a line
+    // begins, and a store of a line's part is aligned to its size.
+    unsafe {
+        copy_nonoverlapping(from, to, head);
+        for at in (head..head + lines).step_by(LINE) {
+            let words: [__m128i; LINE / WORD] =
+                std::array::from_fn(|word| _mm_loadu_si128(from.add(at + word * WORD).cast()));
+            for (index, word) in words.into_iter().enumerate() {
+                _mm_stream_si128(to.add(at + index * WORD).cast(), word);
+            }
+        }
+        let tail = head + lines;
+        copy_nonoverlapping(from.add(tail), to.add(tail), length - tail);
+        // No other fence orders such stores.
+        _mm_sfence();
+    }
+}
+
+/// As above; the processor decides what is in its caches.
+#[cfg(not(target_arch = "x86_64"))]
+pub unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
+    // SAFETY: as the caller vouches.
+    unsafe { copy_nonoverlapping(from, to, length) };
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn exactly_the_bytes_that_were_meant_are_copied(
+            bytes in prop::collection::vec(any::<u8>(), 0..600),
+            from in 0..70usize,
+            to in 0..70usize,
+        ) {
+            let from = from.min(bytes.len());
+            let length = bytes.len() - from;
+            let mut copied = vec![0xa5u8; to + length + 70];
+            // SAFETY: both have so many bytes from there on.
+            unsafe { copy(bytes.as_ptr().add(from), copied.as_mut_ptr().add(to), length) };
+            prop_assert_eq!(&copied[to..to + length], &bytes[from..]);
+            prop_assert!(copied[..to].iter().chain(&copied[to + length..]).all(|&b| b == 0xa5));
+        }
+    }
+}
