@@ -1,12 +1,12 @@
 //! Large copies, by several threads: one alone moves 14 GB/s on a machine whose device moves 55.
 //!
-//! Helpers are started by the first large transfer. They poll for a moment after each share and
-//! sleep otherwise; who begins a large transfer wakes the first, which wakes the next. A share
-//! that no helper has begun when the calling thread is done with its own is taken back, so that a
-//! helper that wakes late holds nobody up.
+//! Helpers are started by the first large transfer, or the first that closely follows another. They
+//! poll for a moment after each share and sleep otherwise; who begins such a transfer wakes the
+//! first that sleeps, which wakes the next. A share that no helper has begun when the calling thread
+//! is done with its own is taken back, so that a helper that wakes late holds nobody up.
 
 use std::{
-    cell::UnsafeCell,
+    cell::{Cell, UnsafeCell},
     ptr::{copy_nonoverlapping, null, null_mut},
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
@@ -16,33 +16,56 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::link::quiet;
+use crate::{link::quiet, streaming};
 
-/// The smallest copy that is shared, in bytes: three microseconds of one thread.
-const LEAST: usize = 128 << 10;
-/// The smallest transfer for which helpers are woken, in bytes.
+/// The smallest copy that is shared, in bytes: two microseconds of one thread.
+const LEAST: usize = 32 << 10;
+/// The smallest transfer for which helpers are woken if it closely follows another, in bytes.
+const FOLLOWING: u64 = 64 << 10;
+/// The smallest transfer for which helpers are woken in any case, in bytes.
 const WAKING: u64 = 1 << 20;
-/// Helpers at most; also fewer than processors.
+/// So many threads at least copy past the caches: what is lost by that in the copy is less then than
+/// what the device gains.
+const STREAMING: usize = 3;
+/// Helpers at most. Half of the processors have one each: the others are for the application's other
+/// threads, and for a worker that is on this machine.
 const MOST: usize = 3;
-/// How long a helper polls for its next share.
+/// How long a helper polls for its next share. A transfer that follows another in this time follows
+/// it closely.
 const POLL: Duration = Duration::from_micros(200);
 
 const IDLE: u32 = 0;
 const OFFERED: u32 = 1;
 const TAKEN: u32 = 2;
 
+/// Who looks at a copy next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reader {
+    /// A device, past this processor's caches.
+    Device,
+    /// A thread.
+    Thread,
+}
+
 #[derive(Clone, Copy)]
 struct Share {
     from: *const u8,
     to: *mut u8,
     length: usize,
+    streams: bool,
 }
 
 impl Share {
     fn copy(self) {
         // SAFETY: the caller of `copy` vouches for both sides until it returns, and it returns
         // after all shares are done.
-        unsafe { copy_nonoverlapping(self.from, self.to, self.length) };
+        unsafe {
+            if self.streams {
+                streaming::copy(self.from, self.to, self.length);
+            } else {
+                copy_nonoverlapping(self.from, self.to, self.length);
+            }
+        }
     }
 }
 
@@ -69,6 +92,7 @@ impl Helper {
                 from: null(),
                 to: null_mut(),
                 length: 0,
+                streams: false,
             }),
             asleep: AtomicBool::new(true),
             thread: OnceLock::new(),
@@ -77,6 +101,10 @@ impl Helper {
 
     /// Takes the share that is offered, if there is one.
     fn take(&self) -> Option<Share> {
+        // An exchange would take the line from the other side each time.
+        if self.state.load(Ordering::Relaxed) != OFFERED {
+            return None;
+        }
         self.state
             .compare_exchange(OFFERED, TAKEN, Ordering::Acquire, Ordering::Relaxed)
             .ok()?;
@@ -97,6 +125,10 @@ impl Helper {
                 std::hint::spin_loop();
             }
         }
+    }
+
+    fn sleeps(&self) -> bool {
+        self.asleep.load(Ordering::Relaxed)
     }
 
     /// Wakes the helper if it sleeps.
@@ -152,7 +184,9 @@ impl Crew {
     /// As many helpers as can be had.
     fn muster() -> Self {
         let processors = thread::available_parallelism().map_or(1, usize::from);
-        let helpers: Arc<[Helper]> = (1..processors).take(MOST).map(|_| Helper::new()).collect();
+        let helpers: Arc<[Helper]> = (0..MOST.min(processors / 2))
+            .map(|_| Helper::new())
+            .collect();
         for (number, helper) in helpers.iter().enumerate() {
             let all = Arc::clone(&helpers);
             // Without a thread, its share is taken back.
@@ -166,21 +200,30 @@ impl Crew {
         }
     }
 
+    /// Wakes those that sleep.
+    fn wake(&self) {
+        if let Some(first) = self.helpers.iter().find(|helper| helper.sleeps()) {
+            first.wake();
+        }
+    }
+
     fn copy(&self, whole: Share) {
-        let awake = |helper: &&Helper| !helper.asleep.load(Ordering::Relaxed);
         let mut helpers = [const { None }; MOST];
         let mut count = 0;
-        for helper in self.helpers.iter().filter(awake).take(MOST) {
+        for helper in self.helpers.iter().filter(|helper| !helper.sleeps()) {
             helpers[count] = Some(helper);
             count += 1;
         }
-        let share = whole.length.div_ceil(count + 1).next_multiple_of(64);
+        let threads = count + 1;
+        let streams = whole.streams && threads >= STREAMING;
+        let share = whole.length.div_ceil(threads).next_multiple_of(64);
         let part = |index: usize| {
             let at = (index * share).min(whole.length);
             Share {
                 from: whole.from.wrapping_add(at),
                 to: whole.to.wrapping_add(at),
                 length: share.min(whole.length - at),
+                streams,
             }
         };
         for (index, helper) in helpers.iter().flatten().enumerate() {
@@ -191,17 +234,27 @@ impl Crew {
     }
 }
 
+static CREW: OnceLock<Crew> = OnceLock::new();
+
 fn crew() -> &'static Crew {
-    static CREW: OnceLock<Crew> = OnceLock::new();
     CREW.get_or_init(Crew::muster)
 }
 
-/// A transfer of so many bytes begins: has the helpers wake up.
+/// A transfer of so many bytes begins: has the helpers wake up if they are worth it.
 pub fn call(size: u64) {
-    if size >= WAKING
-        && let Some(first) = crew().helpers.first()
-    {
-        first.wake();
+    thread_local! {
+        /// When this thread last began a transfer for which there might be others.
+        static LAST: Cell<Option<Instant>> = const { Cell::new(None) };
+    }
+    if size < FOLLOWING {
+        return;
+    }
+    let now = Instant::now();
+    let close = |last| now.duration_since(last) < POLL;
+    let follows = LAST.replace(Some(now)).is_some_and(close);
+    // Where processors are few, others need them more for so little.
+    if size >= WAKING || follows && crew().helpers.len() + 1 >= STREAMING {
+        crew().wake();
     }
 }
 
@@ -209,12 +262,20 @@ pub fn call(size: u64) {
 ///
 /// # Safety
 /// `from` can be read and `to` written for `length` bytes.
-pub unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
-    let whole = Share { from, to, length };
-    if length < LEAST {
-        return whole.copy();
-    }
-    let crew = crew();
+pub unsafe fn copy(from: *const u8, to: *mut u8, length: usize, reader: Reader) {
+    let alone = Share {
+        from,
+        to,
+        length,
+        streams: false,
+    };
+    let Some(crew) = CREW.get().filter(|_| length >= LEAST) else {
+        return alone.copy();
+    };
+    let whole = Share {
+        streams: reader == Reader::Device,
+        ..alone
+    };
     // Who finds the crew at work copies alone.
     match crew.busy.try_lock() {
         Ok(_busy) => crew.copy(whole),
@@ -222,7 +283,7 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
             let _busy: std::sync::MutexGuard<'_, ()> = PoisonError::into_inner(busy);
             crew.copy(whole);
         }
-        Err(std::sync::TryLockError::WouldBlock) => whole.copy(),
+        Err(std::sync::TryLockError::WouldBlock) => alone.copy(),
     }
 }
 
@@ -242,7 +303,7 @@ mod tests {
                             .collect();
                         let mut to = vec![0; length];
                         // SAFETY: both have `length` bytes.
-                        unsafe { copy(from.as_ptr(), to.as_mut_ptr(), length) };
+                        unsafe { copy(from.as_ptr(), to.as_mut_ptr(), length, Reader::Device) };
                         assert!(from == to, "{length} bytes");
                     }
                 });
@@ -264,6 +325,7 @@ mod tests {
             from: from.as_ptr(),
             to: to.as_mut_ptr(),
             length: from.len(),
+            streams: true,
         });
         assert!(from == to);
     }

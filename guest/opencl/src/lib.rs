@@ -51,6 +51,7 @@ mod progress;
 mod refuse;
 mod space;
 mod stage;
+mod streaming;
 mod svm;
 mod table;
 #[cfg(test)]

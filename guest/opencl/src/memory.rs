@@ -86,7 +86,7 @@ fn buffer(
         let data = Landing::flat(host.cast(), size as usize);
         match (lives, in_window) {
             (Some((_, 0)), _) => {}
-            (Some((offset, _)), _) => data.gather(link.pointer(offset, size)?),
+            (Some((offset, _)), _) => data.gather(link.pointer(offset, size)?, link.reader()),
             (None, Some(offset)) => {
                 contents = Some(Place {
                     offset,

@@ -17,7 +17,7 @@ use gantry_remoting::{
 };
 
 use crate::{
-    crew,
+    crew::{self, Reader},
     link::{Link, lock},
     space::Space,
     svm,
@@ -80,15 +80,15 @@ impl Landing {
     pub fn scatter(&self, from: *const u8) {
         for (there, here) in self.rows() {
             // SAFETY: the application vouches for its memory, and the stage has `size` bytes.
-            unsafe { crew::copy(from.add(there), self.to.add(here), self.row) };
+            unsafe { crew::copy(from.add(there), self.to.add(here), self.row, Reader::Thread) };
         }
     }
 
     /// Copies into the window.
-    pub fn gather(&self, into: *mut u8) {
+    pub fn gather(&self, into: *mut u8, reader: Reader) {
         for (there, here) in self.rows() {
             // SAFETY: as for `scatter`.
-            unsafe { crew::copy(self.to.add(here), into.add(there), self.row) };
+            unsafe { crew::copy(self.to.add(here), into.add(there), self.row, reader) };
         }
     }
 }
@@ -185,6 +185,15 @@ impl Link {
             own.or_else(|| svm::in_window(pointer, length))
         } else {
             None
+        }
+    }
+
+    /// Who looks next at what a command is to read from the window.
+    pub fn reader(&self) -> Reader {
+        if self.shared {
+            Reader::Device
+        } else {
+            Reader::Thread
         }
     }
 
@@ -331,7 +340,7 @@ impl Link {
     pub fn stage_copy(&self, from: Landing) -> Result<calls::Place, i32> {
         let length = from.size() as u64;
         let offset = self.reserve(length)?;
-        from.gather(self.pointer(offset, length)?);
+        from.gather(self.pointer(offset, length)?, self.reader());
         Ok(self.stage(offset, length, None))
     }
 

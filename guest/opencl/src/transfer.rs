@@ -15,7 +15,7 @@ use gantry_remoting::{
 
 use crate::{
     abi::{Outcome, code, handle, set, sizes},
-    crew,
+    crew::{self, Reader},
     event::{Around, submit},
     link::{self, Link},
     object::{Event, Handle, Image, Mapped, Mapping, Mem, Object, Queue, get},
@@ -24,9 +24,9 @@ use crate::{
 
 /// Larger transfers of ordinary memory are cut into pieces, so that the copy between memory and
 /// window and the device's work on another piece overlap.
-const UNCUT: u64 = 128 << 10;
-/// The largest piece. The device reaches 90 % of its rate with pieces of this size.
-const LARGEST_PIECE: u64 = 1 << 20;
+const UNCUT: u64 = 256 << 10;
+/// The largest piece. The device reaches 90 % of its rate with pieces of half this size.
+const LARGEST_PIECE: u64 = 2 << 20;
 /// How many pieces of a blocking transfer are under way: their stages are used again and again,
 /// and stay in the processor's caches.
 const PIECES: usize = 6;
@@ -122,7 +122,7 @@ fn piece(
             submit(queue, around, command, blocking, |order| {
                 let size = memory.size();
                 let offset = link.reserve(size as u64)?;
-                memory.gather(link.pointer(offset, size as u64)?);
+                memory.gather(link.pointer(offset, size as u64)?, Reader::Thread);
                 let place = link.stage(offset, size as u64, Some(Landing::flat(to, size)));
                 stage = place.stage;
                 Ok(Unstage { order, place })
@@ -221,6 +221,9 @@ pub fn bytes_by(
     let zero_copy = !matches!(there, There::Host(..)) && link.shared(memory.to, size).is_some();
     let timed = !around.event.is_null() && queue.it.properties & codes::QUEUE_PROFILING_ENABLE != 0;
     let space = link.window.size() - link.window.data();
+    if !zero_copy {
+        crew::call(size);
+    }
     // One event cannot stand for several commands out of order, nor tell their common times.
     let whole = zero_copy || size <= UNCUT || size <= space / 4 && (timed || !queue.it.in_order());
     if whole || !queue.it.in_order() {
@@ -228,7 +231,6 @@ pub fn bytes_by(
         stage.into_iter().for_each(staged);
         return Ok(());
     }
-    crew::call(size);
     let length = piece_size(size);
     let mut under_way = VecDeque::with_capacity(PIECES);
     let mut at = 0;
@@ -868,7 +870,7 @@ pub extern "C" fn clEnqueueUnmapMemObject(
                 write: _,
             } => {
                 if let Some(host) = host {
-                    host.gather(link.pointer(offset, length)?);
+                    host.gather(link.pointer(offset, length)?, link.reader());
                 }
                 if mem.it.image.is_some() {
                     submit(queue, around, command, false, |order| {
