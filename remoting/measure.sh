@@ -1,15 +1,17 @@
 #!/bin/sh
-# Figures of OpenCL natively and through the driver, in one run, on any machine with an OpenCL
-# driver: `remoting/measure.sh VENDORS [FOLDER]`. VENDORS is a folder with the .icd file of the
-# host's driver; FOLDER holds gantry-accel, libgantry_opencl.so, libgantry_malloc.so (or not) and
-# examples/opencl_figures (default: target/release). Nothing is built or downloaded.
+# Figures of OpenCL natively and through the driver, by turns, on any machine with an OpenCL
+# driver: `remoting/measure.sh VENDORS [FOLDER [ROUNDS]]`. VENDORS is a folder with the .icd file of
+# the host's driver; FOLDER holds gantry-accel, libgantry_opencl.so, libgantry_malloc.so (or not)
+# and examples/opencl_figures (default: target/release). Nothing is built or downloaded. What is
+# printed are medians of ROUNDS runs (default: 5), and what part of the native figure they are.
 set -eu
-[ $# -ge 1 ] || { echo "usage: $0 VENDORS [FOLDER]" >&2; exit 2; }
+[ $# -ge 1 ] || { echo "usage: $0 VENDORS [FOLDER [ROUNDS]]" >&2; exit 2; }
 # Some loaders want the slash; and this variable would add drivers to those of the folder.
 vendors=$(realpath "$1")/
 here=$(dirname "$(realpath "$0")")
 unset OCL_ICD_FILENAMES
 built=$(realpath "${2:-target/release}")
+rounds=${3:-5}
 figures=$built/examples/opencl_figures
 work=$(mktemp -d)
 pool=
@@ -41,39 +43,98 @@ native() {
     GANTRY_OPENCL=off OCL_ICD_VENDORS=$vendors "$@"
 }
 
+# Each of the programs that are named so in turn, with a prefix such as taskset, so often: what they
+# print is in "$work/figures/NAME.ROUND".
+turns() {
+    names=$1
+    often=$2
+    shift 2
+    rm -rf "$work/figures"
+    mkdir "$work/figures"
+    for round in $(seq "$often"); do
+        for name in $names; do
+            echo "# round $round of $often: $name" >&2
+            case $name in
+                native) native "$@" "$figures" ;;
+                hook) remoted "$@" env "LD_PRELOAD=$built/libgantry_malloc.so" "$figures" --copies ;;
+                *) remoted "$@" "$figures" ;;
+            esac > "$work/figures/$name.$round"
+        done
+    done
+}
+
+# The medians of what is there, a column for each name.
+table() {
+    cat "$work"/figures/* | grep '^#' | sort -u
+    (cd "$work/figures" && awk -F '\t' -v names="$1" '
+        function median(list, value, count, i, j, held) {
+            count = split(list, value, " ")
+            for (i = 2; i <= count; i++) {
+                held = value[i] + 0
+                for (j = i - 1; j > 0 && value[j] + 0 > held; j--) value[j + 1] = value[j]
+                value[j + 1] = held
+            }
+            return count % 2 ? value[(count + 1) / 2] : (value[count / 2] + value[count / 2 + 1]) / 2
+        }
+        FNR == 1 { name = FILENAME; sub(/^.*\//, "", name); sub(/[.][0-9]+$/, "", name) }
+        NF == 3 {
+            if (!($1 in unit)) { unit[$1] = $3; line[++lines] = $1 }
+            all[$1, name] = all[$1, name] " " $2
+        }
+        END {
+            columns = split(names, column, " ")
+            title = "| what |"; rule = "|---|"
+            for (c = 1; c <= columns; c++) {
+                title = title " " column[c] " |"; rule = rule "---|"
+                if (c > 1 && column[1] == "native") { title = title " ratio |"; rule = rule "---|" }
+            }
+            print title; print rule
+            for (l = 1; l <= lines; l++) {
+                what = line[l]
+                row = "| " what ", " unit[what] " |"
+                for (c = 1; c <= columns; c++) {
+                    there = (what SUBSEP column[c]) in all
+                    here = there ? median(all[what, column[c]]) : 0
+                    row = row " " (there ? here : "") " |"
+                    if (c == 1) native = here
+                    if (c > 1 && column[1] == "native")
+                        row = row " " (there && native > 0 ? sprintf("%.3f", here / native) : "") " |"
+                }
+                print row
+            }
+        }' ./*)
+}
+
 uname -srm
-echo "== native"
-native "$figures"
-echo "== through Gantry"
 start env
-remoted "$figures"
-if [ -e "$built/libgantry_malloc.so" ]; then
-    echo "== copies through Gantry, ordinary allocations in the window"
-    remoted env "LD_PRELOAD=$built/libgantry_malloc.so" "$figures" --copies
-fi
+columns="native gantry"
+[ ! -e "$built/libgantry_malloc.so" ] || columns="$columns hook"
+echo "== natively, through Gantry, and with ordinary allocations in the window: medians of $rounds runs"
+turns "$columns" "$rounds"
+table "$columns"
 if command -v taskset > /dev/null && [ "$(nproc)" -gt 3 ]; then
     "$built/gantry-accel" distances > "$work/distances"
     near=$(sed -n 's/^near: //p' "$work/distances")
     echo "== processors: nanoseconds for a word there and back"
     cat "$work/distances"
-    echo "== native, on processors $near"
-    native taskset -c "$near" "$figures"
-    echo "== through Gantry, application and worker on processors $near"
+    echo "== application and worker on processors $near: medians of 3 runs"
     start taskset -c "$near"
-    remoted taskset -c "$near" "$figures"
+    turns "native gantry" 3 taskset -c "$near"
+    table "native gantry"
 fi
 if command -v strace > /dev/null; then
     echo "== the application's system calls, all threads, start and end included"
     remoted strace -f -c -o "$work/calls" "$figures" > /dev/null
     head -12 "$work/calls"
 fi
-echo "== through Gantry, by a Unix socket without shared memory"
+echo "== by a Unix socket without shared memory"
 listen="--listen unix:$work/socket"
 address=unix:$work/socket
 start env
-remoted "$figures"
+turns unix 1
+table unix
 if command -v openssl > /dev/null; then
-    echo "== through Gantry, by TLS on this machine"
+    echo "== by TLS on this machine"
     sh "$here/certificates.sh" "$work" localhost guest
     port=${GANTRY_PORT:-17071}
     listen="--listen tcp:127.0.0.1:$port --tls-cert $work/localhost.pem"
@@ -82,5 +143,6 @@ if command -v openssl > /dev/null; then
     export GANTRY_TLS_CA="$work/ca.pem"
     export GANTRY_TLS_CERT="$work/guest.pem" GANTRY_TLS_KEY="$work/guest.key"
     start env
-    remoted "$figures"
+    turns tls 1
+    table tls
 fi

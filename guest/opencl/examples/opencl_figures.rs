@@ -44,7 +44,7 @@ fn brief() -> bool {
 /// Runs it often and returns the median time of one of `batch` calls.
 fn median(batch: u32, mut call: impl FnMut() -> Result<(), Failed>) -> Result<Duration, Failed> {
     let mut times = Vec::new();
-    let (batch, time) = if brief() { (1, 50) } else { (batch, 200) };
+    let (batch, time) = if brief() { (1, 50) } else { (batch, 100) };
     let until = Instant::now() + Duration::from_millis(time);
     while Instant::now() < until || times.len() < 5 {
         let start = Instant::now();
@@ -180,7 +180,16 @@ fn covered(device: &Device, size: usize) -> Result<*mut u8, String> {
 
 /// Copies between several kinds of memory and the device, at several sizes.
 fn copies(device: &Device, native: bool) -> Result<(), String> {
-    const SIZES: [usize; 6] = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
+    const SIZES: [usize; 8] = [
+        64 << 10,
+        128 << 10,
+        256 << 10,
+        512 << 10,
+        1 << 20,
+        4 << 20,
+        16 << 20,
+        64 << 20,
+    ];
     const LARGEST: usize = SIZES[SIZES.len() - 1];
     let buffer = device.buffer(0, LARGEST, null_mut())?;
     let pinned = device.buffer(codes::MEM_ALLOC_HOST_PTR, LARGEST, null_mut())?;
