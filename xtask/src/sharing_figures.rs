@@ -22,10 +22,12 @@ use crate::{
     sharing_vms,
 };
 
-/// The weights of the clients.
+/// The weights of the clients where none are given.
 pub const WEIGHTS: [u32; 6] = [1, 2, 2, 3, 3, 4];
 /// Lengths of kernels in microseconds, the longest first.
 const LENGTHS: [u32; 6] = [100_000, 10_000, 2_000, 400, 100, 20];
+/// For how many seconds each runs alone at most.
+const LONGEST_ALONE: u64 = 6;
 
 /// Options of `cargo xtask bench sharing`.
 #[derive(clap::Args)]
@@ -37,6 +39,10 @@ pub struct Options {
     /// sharing: for how many seconds each experiment is measured.
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
     pub seconds: u64,
+    /// sharing: the weights of the applications, of which each is a client (at most six); the first
+    /// has the longest kernels.
+    #[arg(long, value_delimiter = ',', default_values_t = WEIGHTS, value_name = "WEIGHT,...")]
+    weights: Vec<u32>,
     /// sharing: where the pictures go.
     #[arg(long, default_value = "docs", value_name = "FOLDER")]
     pub pictures: PathBuf,
@@ -46,12 +52,14 @@ pub struct Options {
     vms: Option<usize>,
 }
 
-/// Which kernels each client has.
-type Kernels = fn(usize) -> Vec<u32>;
+/// Which kernels a client of so many has.
+type Kernels = fn(usize, usize) -> Vec<u32>;
 
 const EXPERIMENTS: &[(&str, Kernels)] = &[
-    ("one length each", |client| vec![LENGTHS[client]]),
-    ("six lengths each", |_| LENGTHS.to_vec()),
+    ("one length each", |client, of| {
+        vec![LENGTHS[client * LENGTHS.len() / of]]
+    }),
+    ("six lengths each", |_, _| LENGTHS.to_vec()),
 ];
 
 /// Measures, prints a table and draws pictures.
@@ -68,8 +76,14 @@ pub fn run(options: &Options, elsewhere: &Elsewhere) -> Result<()> {
             here.programs()
         }
     };
+    let weights = &options.weights;
+    ensure!(
+        (1..=LENGTHS.len()).contains(&weights.len()) && !weights.contains(&0),
+        "--weights {weights:?}: one to {} weights, none of which is 0",
+        LENGTHS.len()
+    );
     println!(
-        "Weights {WEIGHTS:?}, kernels of {LENGTHS:?} us, policy {}, {} s\n",
+        "Weights {weights:?}, kernels of {LENGTHS:?} us, policy {}, {} s\n",
         options.policy, options.seconds
     );
     println!(
@@ -79,7 +93,7 @@ pub fn run(options: &Options, elsewhere: &Elsewhere) -> Result<()> {
     for &(name, kernels) in EXPERIMENTS {
         let measured = measure(programs, options, kernels)?;
         println!("| {name} | {measured} |");
-        let clients: Vec<String> = (WEIGHTS.iter().enumerate())
+        let clients: Vec<String> = (weights.iter().enumerate())
             .map(|(client, weight)| format!("{}: weight {weight}", client + 1))
             .collect();
         let title = format!("Parts of the device per {} ms, {name}", WINDOW.as_millis());
@@ -96,6 +110,7 @@ pub fn run(options: &Options, elsewhere: &Elsewhere) -> Result<()> {
 struct Measured {
     /// Shares of the device over time, as the arbiter counts them.
     outcome: Outcome,
+    weights: Vec<u32>,
     /// Of the whole time: the part in which each client had the device.
     device: Vec<f64>,
     clients: Vec<Work>,
@@ -121,7 +136,7 @@ impl std::fmt::Display for Measured {
         for (index, client) in self.clients.iter().enumerate() {
             let comma = if index == 0 { "" } else { "; " };
             let Work { kernels, part, .. } = client;
-            let (number, weight) = (index + 1, WEIGHTS[index]);
+            let (number, weight) = (index + 1, self.weights[index]);
             write!(clients, "{comma}{number} ({weight}): {part:.3}, {kernels}")?;
             if client.timed > 0.0 {
                 let (own, timed) = (client.own, client.timed);
@@ -160,12 +175,12 @@ fn natively(programs: Programs, options: &Options, kernels: Kernels) -> Result<(
     let mut known: BTreeMap<Vec<u32>, f64> = BTreeMap::new();
     let mut iteration = None;
     let mut parts = Vec::new();
-    for client in 0..WEIGHTS.len() {
-        let lengths = kernels(client);
+    for client in 0..options.weights.len() {
+        let lengths = kernels(client, options.weights.len());
         let part = match known.get(&lengths) {
             Some(part) => *part,
             None => {
-                let seconds = (options.seconds / 8).max(2);
+                let seconds = (options.seconds / 8).clamp(2, LONGEST_ALONE);
                 let mut application = programs.native(&lengths, seconds, iteration)?;
                 iteration.get_or_insert(application.iteration);
                 application.go()?;
@@ -180,13 +195,15 @@ fn natively(programs: Programs, options: &Options, kernels: Kernels) -> Result<(
 
 fn measure(programs: Programs, options: &Options, kernels: Kernels) -> Result<Measured> {
     let (natively, iteration) = natively(programs, options, kernels)?;
-    let mut machine = Machine::start(programs, &["--policy", &options.policy], &WEIGHTS)?;
+    let weights = &options.weights;
+    let mut machine = Machine::start(programs, &["--policy", &options.policy], weights)?;
     machine.iteration = Some(iteration);
     let mut applications = Vec::new();
-    for client in 0..WEIGHTS.len() {
-        applications.push(machine.application(client, &kernels(client), options.seconds)?);
+    for client in 0..weights.len() {
+        let kernels = kernels(client, weights.len());
+        applications.push(machine.application(client, &kernels, options.seconds)?);
     }
-    let known = |clients: &BTreeMap<usize, Client>| clients.len() == WEIGHTS.len();
+    let known = |clients: &BTreeMap<usize, Client>| clients.len() == weights.len();
     wait_for("all workers to have joined", || {
         Ok(known(&machine.clients()?))
     })?;
@@ -196,7 +213,7 @@ fn measure(programs: Programs, options: &Options, kernels: Kernels) -> Result<Me
     }
     let before = machine.clients()?;
     let mut last = before.clone();
-    let mut shares = vec![Vec::new(); WEIGHTS.len()];
+    let mut shares = vec![Vec::new(); weights.len()];
     let mut then = start;
     let windows = u128::from(options.seconds) * 1000 / WINDOW.as_millis();
     for window in 1..=windows as u32 {
@@ -208,7 +225,7 @@ fn measure(programs: Programs, options: &Options, kernels: Kernels) -> Result<Me
         }
         (last, then) = (clients, now);
     }
-    let device = (0..WEIGHTS.len())
+    let device = (0..weights.len())
         .map(|client| part(&before, &last, client, then - start))
         .collect();
     let mut clients = Vec::new();
@@ -222,11 +239,12 @@ fn measure(programs: Programs, options: &Options, kernels: Kernels) -> Result<Me
         });
     }
     let outcome = Outcome {
-        ideal: fairness::ideal(&WEIGHTS, &[1.0; WEIGHTS.len()]),
+        ideal: fairness::ideal(weights, &vec![1.0; weights.len()]),
         shares,
     };
     Ok(Measured {
         outcome,
+        weights: weights.clone(),
         device,
         clients,
     })
