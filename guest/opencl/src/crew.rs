@@ -3,13 +3,14 @@
 //! Helpers are started by the first large transfer, or the first that closely follows another. They
 //! poll for a moment after each share and sleep otherwise; who begins such a transfer wakes the
 //! first that sleeps, which wakes the next. A share that no helper has begun when the calling thread
-//! is done with its own is taken back, so that a helper that wakes late holds nobody up.
+//! is done with its own is taken back, so that a helper that wakes late holds nobody up. One that
+//! has lost its processor to others in the middle of a share does: then all are left alone for a while.
 
 use std::{
     cell::{Cell, UnsafeCell},
     ptr::{copy_nonoverlapping, null, null_mut},
     sync::{
-        Arc, Mutex, OnceLock, PoisonError,
+        Arc, Mutex, OnceLock, TryLockError,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
     thread::{self, Thread},
@@ -33,6 +34,12 @@ const MOST: usize = 3;
 /// How long a helper polls for its next share. A transfer that follows another in this time follows
 /// it closely.
 const POLL: Duration = Duration::from_micros(200);
+
+/// A helper that needs so much longer than the caller for as much has lost its processor.
+const LATE: Duration = Duration::from_micros(500);
+/// For so long nobody helps then: a turn of another thread takes some milliseconds, of which not many
+/// are to be lost.
+const REST: Duration = Duration::from_millis(50);
 
 const IDLE: u32 = 0;
 const OFFERED: u32 = 1;
@@ -176,8 +183,8 @@ fn serve(helpers: &[Helper], number: usize) {
 
 struct Crew {
     helpers: Arc<[Helper]>,
-    /// Held by who lets the crew copy.
-    busy: Mutex<()>,
+    /// Held by who lets the crew copy: until when nobody helps.
+    rests: Mutex<Instant>,
 }
 
 impl Crew {
@@ -196,21 +203,30 @@ impl Crew {
         }
         Self {
             helpers,
-            busy: Mutex::new(()),
+            rests: Mutex::new(Instant::now()),
         }
     }
 
-    /// Wakes those that sleep.
-    fn wake(&self) {
+    /// Wakes those that sleep, unless they are to rest.
+    fn wake(&self, now: Instant) {
+        if self.rests.try_lock().is_ok_and(|until| now < *until) {
+            return;
+        }
         if let Some(first) = self.helpers.iter().find(|helper| helper.sleeps()) {
             first.wake();
         }
     }
 
-    fn copy(&self, whole: Share) {
+    fn copy(&self, whole: Share, rest: &mut Instant) {
+        let start = Instant::now();
         let mut helpers = [const { None }; MOST];
         let mut count = 0;
-        for helper in self.helpers.iter().filter(|helper| !helper.sleeps()) {
+        let rested = start >= *rest;
+        for helper in self
+            .helpers
+            .iter()
+            .filter(|helper| rested && !helper.sleeps())
+        {
             helpers[count] = Some(helper);
             count += 1;
         }
@@ -230,7 +246,12 @@ impl Crew {
             helper.offer(part(index + 1));
         }
         part(0).copy();
+        let own = Instant::now();
         helpers.iter().flatten().for_each(|helper| helper.settle());
+        let end = Instant::now();
+        if end - own > own - start + LATE {
+            *rest = end + REST;
+        }
     }
 }
 
@@ -254,7 +275,7 @@ pub fn call(size: u64) {
     let follows = LAST.replace(Some(now)).is_some_and(close);
     // Where processors are few, others need them more for so little.
     if size >= WAKING || follows && crew().helpers.len() + 1 >= STREAMING {
-        crew().wake();
+        crew().wake(now);
     }
 }
 
@@ -277,13 +298,10 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, length: usize, reader: Reader) 
         ..alone
     };
     // Who finds the crew at work copies alone.
-    match crew.busy.try_lock() {
-        Ok(_busy) => crew.copy(whole),
-        Err(std::sync::TryLockError::Poisoned(busy)) => {
-            let _busy: std::sync::MutexGuard<'_, ()> = PoisonError::into_inner(busy);
-            crew.copy(whole);
-        }
-        Err(std::sync::TryLockError::WouldBlock) => alone.copy(),
+    match crew.rests.try_lock() {
+        Ok(mut rest) => crew.copy(whole, &mut rest),
+        Err(TryLockError::Poisoned(rest)) => crew.copy(whole, &mut rest.into_inner()),
+        Err(TryLockError::WouldBlock) => alone.copy(),
     }
 }
 
@@ -314,39 +332,76 @@ mod tests {
     fn crew_of(helpers: Vec<Helper>) -> Crew {
         Crew {
             helpers: helpers.into(),
-            busy: Mutex::new(()),
+            rests: Mutex::new(Instant::now()),
         }
     }
 
-    fn copies(crew: &Crew) {
-        let from: Vec<u8> = (0..100_001u32).map(|index| index as u8).collect();
+    fn copies(crew: &Crew, length: u32) {
+        let from: Vec<u8> = (0..length).map(|index| index as u8).collect();
         let mut to = vec![0u8; from.len()];
-        crew.copy(Share {
+        let whole = Share {
             from: from.as_ptr(),
             to: to.as_mut_ptr(),
             length: from.len(),
             streams: true,
-        });
+        };
+        crew.copy(whole, &mut crew.rests.lock().unwrap());
         assert!(from == to);
+    }
+
+    /// One that seems to be awake, though nobody works for it.
+    fn awake() -> Helper {
+        let helper = Helper::new();
+        helper.asleep.store(false, Ordering::Relaxed);
+        helper
     }
 
     #[test]
     fn a_crew_without_helpers_copies_as_well() {
-        copies(&crew_of(Vec::new()));
+        copies(&crew_of(Vec::new()), 100_001);
     }
 
     #[test]
     fn a_share_that_no_helper_takes_is_taken_back() {
-        // Nobody works for this helper, though it seems to be awake.
-        let helper = Helper::new();
-        helper.asleep.store(false, Ordering::Relaxed);
-        copies(&crew_of(vec![helper]));
+        copies(&crew_of(vec![awake()]), 100_001);
     }
 
     #[test]
     fn a_sleeping_helper_gets_no_share() {
         let crew = crew_of(vec![Helper::new()]);
-        copies(&crew);
+        copies(&crew, 100_001);
         assert_eq!(crew.helpers[0].state.load(Ordering::Relaxed), IDLE);
+    }
+
+    #[test]
+    fn a_helper_that_loses_its_processor_is_left_alone_for_a_while() {
+        let crew = crew_of(vec![awake()]);
+        let (helper, begun) = (&crew.helpers[0], Instant::now());
+        // SAFETY: nobody copies when it is asked.
+        let offered = || unsafe { (*helper.share.get()).length };
+        thread::scope(|scope| {
+            let work = scope.spawn(|| {
+                let share = loop {
+                    if let Some(share) = helper.take() {
+                        break share;
+                    }
+                };
+                thread::sleep(Duration::from_millis(300));
+                share.copy();
+                helper.state.store(IDLE, Ordering::Release);
+            });
+            // Its share is taken back as long as that thread has not come.
+            while !work.is_finished() {
+                copies(&crew, 256 << 10);
+            }
+        });
+        let rest = |until| std::mem::replace(&mut *crew.rests.lock().unwrap(), until);
+        let now = Instant::now();
+        assert!(rest(now + Duration::from_secs(1000)) > begun);
+        copies(&crew, 4096);
+        assert_eq!(offered(), 128 << 10);
+        rest(now);
+        copies(&crew, 4096);
+        assert_eq!(offered(), 2048);
     }
 }
