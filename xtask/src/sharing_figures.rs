@@ -1,4 +1,4 @@
-//! How fairly a real device is shared by weight, and what that costs: six applications on the
+//! How fairly a real device is shared by weight, and what that costs: applications on the
 //! device of this machine's OpenCL driver, or virtual machines on one of the nested rig.
 
 use std::{
@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// The weights of the clients where none are given.
-pub const WEIGHTS: [u32; 6] = [1, 2, 2, 3, 3, 4];
+const WEIGHTS: [u32; 6] = [1, 2, 2, 3, 3, 4];
 /// Lengths of kernels in microseconds, the longest first.
 const LENGTHS: [u32; 6] = [100_000, 10_000, 2_000, 400, 100, 20];
 /// For how many seconds each runs alone at most.
@@ -39,17 +39,17 @@ pub struct Options {
     /// sharing: for how many seconds each experiment is measured.
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
     pub seconds: u64,
-    /// sharing: the weights of the applications, of which each is a client (at most six); the first
-    /// has the longest kernels.
+    /// sharing: the weights of the clients, at most six; of applications the first has the longest
+    /// kernels.
     #[arg(long, value_delimiter = ',', default_values_t = WEIGHTS, value_name = "WEIGHT,...")]
-    weights: Vec<u32>,
+    pub weights: Vec<u32>,
     /// sharing: where the pictures go.
     #[arg(long, default_value = "docs", value_name = "FOLDER")]
     pub pictures: PathBuf,
-    /// sharing: so many virtual machines (at most six) of the nested rig on its device, instead of
-    /// six applications on this machine's.
-    #[arg(long, value_name = "NUMBER")]
-    vms: Option<usize>,
+    /// sharing: virtual machines of the nested rig on its device, instead of applications on this
+    /// machine's.
+    #[arg(long)]
+    vms: bool,
 }
 
 /// Which kernels a client of so many has.
@@ -65,8 +65,14 @@ const EXPERIMENTS: &[(&str, Kernels)] = &[
 /// Measures, prints a table and draws pictures.
 pub fn run(options: &Options, elsewhere: &Elsewhere) -> Result<()> {
     takes_results(&options.pictures, "--pictures")?;
-    if let Some(vms) = options.vms {
-        return sharing_vms::run(options, vms);
+    let weights = &options.weights;
+    ensure!(
+        (1..=LENGTHS.len()).contains(&weights.len()) && !weights.contains(&0),
+        "--weights {weights:?}: one to {} weights, none of which is 0",
+        LENGTHS.len()
+    );
+    if options.vms {
+        return sharing_vms::run(options);
     }
     let here;
     let programs = match elsewhere.programs() {
@@ -76,12 +82,6 @@ pub fn run(options: &Options, elsewhere: &Elsewhere) -> Result<()> {
             here.programs()
         }
     };
-    let weights = &options.weights;
-    ensure!(
-        (1..=LENGTHS.len()).contains(&weights.len()) && !weights.contains(&0),
-        "--weights {weights:?}: one to {} weights, none of which is 0",
-        LENGTHS.len()
-    );
     println!(
         "Weights {weights:?}, kernels of {LENGTHS:?} us, policy {}, {} s\n",
         options.policy, options.seconds

@@ -16,18 +16,14 @@ use gpu_mediator::simulator::{
 use crate::{
     programs::{self, target},
     progress::Step,
-    sharing_figures::{Options, WEIGHTS},
+    sharing_figures::Options,
     test::PROGRAMS,
 };
 
-/// Measures so many machines, prints a row of a table and draws the picture.
-pub fn run(options: &Options, vms: usize) -> Result<()> {
-    ensure!(
-        (1..=WEIGHTS.len()).contains(&vms),
-        "--vms is at most {}",
-        WEIGHTS.len()
-    );
-    let weights = &WEIGHTS[..vms];
+/// Measures a machine of each weight, prints a row of a table and draws the picture.
+pub fn run(options: &Options) -> Result<()> {
+    let weights = &options.weights;
+    let vms = weights.len();
     packages::install(PROGRAMS)?;
     let binaries = programs::build()?;
     let step = Step::new("fetching Debian's kernel and building images");
