@@ -43,8 +43,9 @@ native() {
     GANTRY_OPENCL=off OCL_ICD_VENDORS=$vendors "$@"
 }
 
-# Each of the programs that are named so in turn, with a prefix such as taskset, so often: what they
-# print is in "$work/figures/NAME.ROUND".
+# Runs the figures in each of the ways that are named (native, hook: with libgantry_malloc.so, others:
+# through the pool), one after the other, so often, with a prefix such as taskset. What they print is in
+# "$work/figures/NAME.ROUND".
 turns() {
     names=$1
     often=$2

@@ -367,6 +367,16 @@ mod tests {
     }
 
     #[test]
+    fn enough_threads_copy_past_their_caches_and_nothing_is_lost() {
+        let crew = crew_of((1..STREAMING).map(|_| awake()).collect());
+        copies(&crew, 100_001);
+        for helper in &crew.helpers[..] {
+            // SAFETY: nobody copies when it is asked.
+            assert!(unsafe { (*helper.share.get()).streams });
+        }
+    }
+
+    #[test]
     fn a_sleeping_helper_gets_no_share() {
         let crew = crew_of(vec![Helper::new()]);
         copies(&crew, 100_001);
