@@ -80,6 +80,8 @@ fn serve(port: &str) -> Result<()> {
         let order = order?;
         let start = Instant::now();
         match order.as_str() {
+            // Sent for its interrupt alone.
+            "" => {}
             DEMO => {
                 let outcome = outcome(demo(&mut out));
                 out.finished(&order, outcome, start);

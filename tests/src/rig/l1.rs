@@ -10,7 +10,7 @@ use std::{
     process::{Child, ChildStdin, Command, Stdio},
     sync::mpsc,
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result};
@@ -66,6 +66,14 @@ pub const FILE_SIZE: usize = 1 << 20;
 pub const FILE_LINE: &str = "gantry.\n";
 /// Who serves it: QEMU's network has this address.
 pub const FILE_SERVER: &str = "10.0.2.2";
+
+/// After so long without a line L1 is interrupted.
+///
+/// QEMU 7.2 can lose an interrupt while a nested guest of an emulated AMD processor is entered or
+/// left: `svm_helper.c` changes `interrupt_request` without the lock under which the timer's thread
+/// changes it. The local APIC then has the timer's interrupt pending, and the processor sleeps on,
+/// until any other interrupt has QEMU look again.
+const NUDGE: Duration = Duration::from_secs(1);
 
 /// A running L1.
 pub struct L1 {
@@ -188,13 +196,16 @@ impl L1 {
 
     /// The next report, after at most `silence` without any.
     pub fn next(&mut self, silence: Duration) -> Result<Line> {
+        let mut heard = Instant::now();
         loop {
-            match self.lines.recv_timeout(silence) {
+            match self.lines.recv_timeout(NUDGE) {
                 Ok(line) => {
                     if let Some(report) = Report::parse(&line) {
                         return Ok(Line::Report(report));
                     }
+                    heard = Instant::now();
                 }
+                Err(mpsc::RecvTimeoutError::Timeout) if heard.elapsed() < silence => self.nudge(),
                 Err(mpsc::RecvTimeoutError::Timeout) => {
                     return Ok(Line::Dead(format!("nothing was heard for {silence:?}")));
                 }
@@ -204,6 +215,12 @@ impl L1 {
                 }
             }
         }
+    }
+
+    /// Interrupts L1 with an order to do nothing.
+    fn nudge(&mut self) {
+        // Once QEMU has ended, its output tells.
+        let _ = writeln!(self.orders);
     }
 
     /// The last lines of L1's console.
