@@ -1,7 +1,9 @@
 //! Links the program as a kernel with a PVH entry.
 
 fn main() {
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/image.ld");
+    // Asked when this runs: what it was compiled with may be a folder that has been moved since.
+    let folder = std::env::var("CARGO_MANIFEST_DIR").expect("Cargo sets it");
+    let script = &format!("{folder}/image.ld");
     for argument in [
         "-nostartfiles",
         "-nodefaultlibs",
