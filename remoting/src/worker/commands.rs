@@ -152,7 +152,7 @@ impl Server {
                 self.stage_free(stage, true);
             }
             if let Ok(queue) = self.queues.get_mut(order.queue.0)
-                && queue.made.properties & codes::QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE == 0
+                && queue.in_order()
             {
                 // And with it all before.
                 queue.end.close(&self.api);
@@ -173,11 +173,10 @@ impl Server {
             && let Ok(queue) = self.queues.get(order.queue.0)
         {
             cl!(self.api, clRetainEvent(event));
-            let apart = queue.made.properties & codes::QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE;
             limit.order(limit::Order {
                 event,
                 queue: queue.raw,
-                in_order: apart == 0,
+                in_order: queue.in_order(),
             });
         }
         if let Some(stage) = stage {

@@ -90,6 +90,18 @@ pub struct Queue {
     pub deferred: Option<i32>,
 }
 
+impl Queue {
+    /// Whether it carries out its commands one after the other.
+    pub fn in_order(&self) -> bool {
+        self.made.properties & codes::QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE == 0
+    }
+
+    /// Whether it measures its commands.
+    pub fn profiles(&self) -> bool {
+        self.made.properties & codes::QUEUE_PROFILING_ENABLE != 0
+    }
+}
+
 /// How a buffer or image was made.
 #[derive(Debug)]
 pub enum MadeMem {

@@ -10,7 +10,7 @@ use crate::{
     opencl::{api::Handle, codes, image},
     protocol::{
         Header,
-        calls::{self, MemId, Order, Place, QueueId},
+        calls::{self, MemId, Order, Place},
     },
     transport::link::Gone,
 };
@@ -53,22 +53,9 @@ impl Server {
 
     /// Whether a command may be cut in several: if one event can stand for all of them.
     fn may_cut(&self, order: &Order) -> bool {
-        let apart = if order.event.is_some() {
-            codes::QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE | codes::QUEUE_PROFILING_ENABLE
-        } else {
-            codes::QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE
-        };
         self.queues
             .get(order.queue.0)
-            .is_ok_and(|queue| queue.made.properties & apart == 0)
-    }
-
-    /// Whether a queue carries out its commands one after the other.
-    fn in_order(&self, queue: QueueId) -> bool {
-        let apart = codes::QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE;
-        self.queues
-            .get(queue.0)
-            .is_ok_and(|queue| queue.made.properties & apart == 0)
+            .is_ok_and(|queue| queue.in_order() && (order.event.is_none() || !queue.profiles()))
     }
 
     /// A transfer of plain bytes between the device and a stretch of the window: cut where the
@@ -89,7 +76,8 @@ impl Server {
             // The end of a queue in order is the end of its last command, for which NVIDIA's driver
             // (580.159, H200) waits 0.3 to 0.7 us less than in a blocking command. Only that tells of
             // events that failed.
-            let finishes = stays && slot.count == 0 && server.in_order(order.queue);
+            let in_order = server.queues.get(order.queue.0)?.in_order();
+            let finishes = stays && slot.count == 0 && in_order;
             let blocks = stays && !finishes;
             let finish = |code| match code {
                 0 if finishes => cl!(api, clFinish(slot.queue)),
