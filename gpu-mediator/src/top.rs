@@ -1,7 +1,7 @@
 //! Watching an arbiter: a table of its clients, once a second.
 //!
-//! A binary of its own (`gantry-top`) and not a command of `gantry`: that is close to the size that
-//! it may have, and a virtual machine's process has no use for a terminal's code.
+//! A binary of its own, `gantry-top`, which `gantry top` becomes: `gantry` is close to the size that it
+//! may have, and a virtual machine's process has no use for a terminal's code.
 
 use std::{
     io,

@@ -9,9 +9,10 @@ use std::{
     time::Instant,
 };
 
+use manual::Manual;
 use vmm::{
     api::{self, ListenError, Listener, Server},
-    cli::{Cli, Command, CtlError, EventTarget, VmArgsError, command},
+    cli::{Cli, Command, CtlError, EventTarget, TopError, VmArgsError, command},
     control::{self, ExitReason, Start, StartOptions},
     doctor::{Finding, Host, Verdict},
     events::{self, EventMonitor},
@@ -30,6 +31,8 @@ const LOST: u8 = 3;
 enum Error {
     #[error(transparent)]
     Ctl(#[from] CtlError),
+    #[error(transparent)]
+    Top(#[from] TopError),
     #[error(transparent)]
     Vm(#[from] VmArgsError),
     #[error(transparent)]
@@ -106,9 +109,16 @@ fn run(cli: Cli, started: Instant) -> Result<ExitCode, Error> {
                 false => ExitCode::SUCCESS,
             });
         }
+        Some(Command::Top(top)) => return Err(top.become_it().into()),
         Some(Command::Manual(manual)) => {
+            // The page gantry-top.1 is that program's own to write.
+            let own =
+                |top: clap::Command| top.hide(matches!(manual, Manual::Man { folder: Some(_) }));
             manual
-                .write(command("gantry".as_ref()), &mut io::stdout())
+                .write(
+                    command("gantry".as_ref()).mut_subcommand("top", own),
+                    &mut io::stdout(),
+                )
                 .map_err(Error::Output)?;
             return Ok(ExitCode::SUCCESS);
         }

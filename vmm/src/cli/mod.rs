@@ -2,6 +2,7 @@
 
 mod client;
 mod ctl;
+mod top;
 mod vm;
 
 use std::{os::fd::RawFd, path::PathBuf, str::FromStr};
@@ -12,6 +13,7 @@ use manual::Manual;
 pub use self::{
     client::{Client, ClientError},
     ctl::{Ctl, CtlError},
+    top::{Top, TopError},
     vm::{VmArgs, VmArgsError},
 };
 use crate::{
@@ -106,6 +108,8 @@ pub enum Command {
     Ctl(Ctl),
     /// Check what this host has for VMs, and say how to mend what it lacks.
     Doctor,
+    /// Watch who uses a shared accelerator (gantry-top, with all of its options).
+    Top(Top),
     /// What the program prints about itself.
     #[command(flatten)]
     Manual(Manual),

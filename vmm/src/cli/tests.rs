@@ -27,6 +27,15 @@ fn the_description_of_the_command_line_is_consistent() {
 }
 
 #[test]
+fn options_of_the_watching_program_are_passed_on() {
+    let cli = parse("gantry top --socket /run/a --help");
+    let Some(Command::Top(top)) = cli.command else {
+        panic!("{cli:?}");
+    };
+    assert_eq!(top.options, ["--socket", "/run/a", "--help"]);
+}
+
+#[test]
 fn a_vm_is_described_as_for_cloud_hypervisor() {
     let cli = parse(
         "gantry --kernel /k --cmdline console=hvc0 --initramfs /i --cpus boot=2,max=4 \
