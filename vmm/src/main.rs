@@ -109,7 +109,7 @@ fn run(cli: Cli, started: Instant) -> Result<ExitCode, Error> {
                 false => ExitCode::SUCCESS,
             });
         }
-        Some(Command::Top(top)) => return Err(top.become_it().into()),
+        Some(Command::Top(top)) => return Err(top.exec().into()),
         Some(Command::Manual(manual)) => {
             // The page gantry-top.1 is that program's own to write.
             let own =

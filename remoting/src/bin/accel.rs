@@ -1,6 +1,10 @@
 //! `gantry-accel`: the pool of worker processes, and the workers.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{
+    path::PathBuf,
+    process::ExitCode,
+    time::{Duration, Instant},
+};
 
 use clap::{CommandFactory, Parser, Subcommand};
 use gantry_remoting::{
@@ -12,6 +16,9 @@ use gantry_remoting::{
     },
 };
 use manual::Manual;
+
+/// How often what takes long says how far it is.
+const PROGRESS: Duration = Duration::from_secs(2);
 
 /// Serves this machine's accelerators to applications elsewhere.
 #[derive(Parser)]
@@ -142,7 +149,13 @@ fn run() -> Result<ExitCode, Box<dyn std::error::Error>> {
 /// takes.
 fn distances(group: usize) -> std::io::Result<()> {
     let cpus = placement::processors()?;
-    let table = placement::distances(&cpus)?;
+    let mut shown = Instant::now();
+    let table = placement::distances(&cpus, |done, all| {
+        if shown.elapsed() >= PROGRESS {
+            shown = Instant::now();
+            eprintln!("gantry-accel: {done} of {all} measurements are done");
+        }
+    })?;
     for (cpu, row) in cpus.iter().zip(&table) {
         let row: Vec<_> = row
             .iter()

@@ -98,9 +98,15 @@ pub fn round_trip(one: usize, other: usize) -> io::Result<Duration> {
 }
 
 /// The round trips between each two of these processors, as far as they last: a symmetric table, with
-/// zeros on its diagonal. It takes two milliseconds for each two.
-pub fn distances(cpus: &[usize]) -> io::Result<Vec<Vec<Duration>>> {
+/// zeros on its diagonal. It takes some milliseconds for each two; `progress` gets how many measurements
+/// of how many are done.
+pub fn distances(
+    cpus: &[usize],
+    mut progress: impl FnMut(usize, usize) + Send,
+) -> io::Result<Vec<Vec<Duration>>> {
     let mut table = vec![vec![Duration::ZERO; cpus.len()]; cpus.len()];
+    let all = cpus.len() * cpus.len().saturating_sub(1) / 2 * PASSES as usize;
+    let mut done = 0;
     thread::scope(|scope| {
         // In a thread of its own: that of the caller stays where it is.
         let measured = scope.spawn(|| {
@@ -110,6 +116,8 @@ pub fn distances(cpus: &[usize]) -> io::Result<Vec<Vec<Duration>>> {
                         let time = round_trip(cpus[one], cpus[other])?.max(table[one][other]);
                         table[one][other] = time;
                         table[other][one] = time;
+                        done += 1;
+                        progress(done, all);
                     }
                 }
             }
@@ -168,7 +176,12 @@ mod tests {
     fn a_round_trip_takes_time_on_each_machine() {
         let cpus = processors().unwrap();
         assert!(!cpus.is_empty());
-        let table = distances(&cpus[..cpus.len().min(2)]).unwrap();
+        let mut seen = Vec::new();
+        let table = distances(&cpus[..cpus.len().min(2)], |done, all| {
+            seen.push((done, all))
+        });
+        let table = table.unwrap();
         assert!(table.len() < 2 || table[0][1] > Duration::ZERO);
+        assert!(table.len() < 2 || seen == [(1, 2), (2, 2)]);
     }
 }

@@ -74,8 +74,8 @@ impl Server {
             let pointer = server.near(order, place, Some(place.length))?;
             let raw = server.raw(there, order, place.length)?;
             // The end of a queue in order is the end of its last command, for which NVIDIA's driver
-            // (580.159, H200) waits 0.3 to 0.7 us less than in a blocking command. Only that tells of
-            // events that failed.
+            // (580.159, H200) waits 0.3 to 0.7 us less than in a blocking command. Only a blocking one
+            // tells of events that failed.
             let in_order = server.queues.get(order.queue.0)?.in_order();
             let finishes = stays && slot.count == 0 && in_order;
             let blocks = stays && !finishes;

@@ -69,10 +69,10 @@ pub const FILE_SERVER: &str = "10.0.2.2";
 
 /// After so long without a line L1 is interrupted.
 ///
-/// QEMU 7.2 can lose an interrupt while a nested guest of an emulated AMD processor is entered or
-/// left: `svm_helper.c` changes `interrupt_request` without the lock under which the timer's thread
-/// changes it. The local APIC then has the timer's interrupt pending, and the processor sleeps on,
-/// until any other interrupt has QEMU look again.
+/// QEMU 7.2 can lose an interrupt of an emulated AMD processor that runs nested guests: by its monitor,
+/// the local APIC had the timer's interrupt pending, interrupts were enabled, and the processor slept
+/// on, until any other interrupt had QEMU look again. Probably because `svm_helper.c` changes
+/// `interrupt_request` without the lock under which the timer's thread changes it.
 const NUDGE: Duration = Duration::from_secs(1);
 
 /// A running L1.

@@ -38,7 +38,7 @@ pub struct TopError(#[source] io::Error);
 
 impl Top {
     /// Becomes the program. Returns only if it cannot.
-    pub fn become_it(&self) -> TopError {
+    pub fn exec(&self) -> TopError {
         let own = env::current_exe().ok();
         TopError(
             Command::new(program(own.as_deref()))
