@@ -40,11 +40,19 @@ pub struct Options {
     no_rig: bool,
 }
 
+/// So many last lines of a failure's reason are said again at the end.
+const REASON: usize = 20;
+
 #[derive(Default)]
 struct Count {
     passed: usize,
-    failed: Vec<String>,
+    failed: Vec<Failure>,
     skipped: usize,
+}
+
+struct Failure {
+    name: String,
+    reason: Vec<String>,
 }
 
 impl Count {
@@ -58,11 +66,16 @@ impl Count {
                 println!("test {name} ... ok{time}");
             }
             Outcome::Failed(chain) => {
-                self.failed.push(name.to_owned());
+                let reason: Vec<_> = chain.iter().flat_map(|cause| cause.lines()).collect();
                 println!("test {name} ... FAILED{time}");
-                for line in chain.iter().flat_map(|cause| cause.lines()) {
+                for line in &reason {
                     println!("    {line}");
                 }
+                let last = reason.len().saturating_sub(REASON);
+                self.failed.push(Failure {
+                    name: name.to_owned(),
+                    reason: reason[last..].iter().map(ToString::to_string).collect(),
+                });
             }
             Outcome::Skipped(why) => {
                 self.skipped += 1;
@@ -103,8 +116,12 @@ pub fn run(options: &Options) -> Result<()> {
             nested(options, &mut count)?;
         }
     }
-    for name in &count.failed {
-        println!("failed: {name}");
+    // Said again where it is seen also by who keeps only the end of what was printed.
+    for failure in &count.failed {
+        println!("failed: {}", failure.name);
+        for line in &failure.reason {
+            println!("    {line}");
+        }
     }
     println!(
         "{} passed, {} failed, {} skipped",

@@ -22,6 +22,9 @@ use super::{
     pool::{Pool, Way},
 };
 
+/// The program of [`builds`].
+const BUILDS: &str = "builds.py";
+
 /// The files that a driver has compiled, and what changes when one is written again.
 type Compiled = BTreeMap<PathBuf, (u64, i64, i64)>;
 
@@ -47,12 +50,15 @@ fn compiled(folder: &Path) -> Result<Compiled> {
 
 /// An application that builds so many programs from a number on, and computes with them.
 fn builds(pool: &Pool, first: u32, count: u32) -> Command {
+    builds_of(pool, &program(BUILDS), first, count)
+}
+
+/// The same, of a program that is elsewhere.
+fn builds_of(pool: &Pool, program: &Path, first: u32, count: u32) -> Command {
     let mut command = pool.remoted("/usr/bin/python3");
     command
-        .arg(program("builds.py"))
-        .args([first.to_string(), count.to_string()])
-        // It has a cache of its own.
-        .env("PYOPENCL_NO_CACHE", "1");
+        .arg(program)
+        .args([first.to_string(), count.to_string()]);
     command
 }
 
@@ -144,12 +150,16 @@ pub fn apart(pool: &Pool) -> Result<()> {
     let everybody = fs::Permissions::from_mode(0o777);
     fs::set_permissions(pool.folder.join("socket"), everybody)?;
     right(builds(&pool, 1, 1))?;
-    let mut other = builds(&pool, 1, 1);
+    let home = pool.public_driver("home")?;
+    fs::copy(program(BUILDS), home.join(BUILDS))?;
+    std::os::unix::fs::chown(&home, Some(OTHER), None)?;
+    let mut other = builds_of(&pool, &home.join(BUILDS), 1, 1);
     other
         .uid(OTHER)
-        .env("HOME", pool.folder("home")?)
+        .current_dir(&home)
+        .env("OCL_ICD_VENDORS", home.join(""))
+        .env("HOME", &home)
         .env_remove("XDG_CACHE_HOME");
-    std::os::unix::fs::chown(pool.folder("home")?, Some(OTHER), None)?;
     right(other)?;
     let owners = owners(&caches)?;
     ensure!(owners.len() == 2, "{owners:?}");

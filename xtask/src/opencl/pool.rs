@@ -257,6 +257,17 @@ impl Pool {
         Ok(folder)
     }
 
+    /// A folder that every user of this machine can read, with a copy of the driver and the `.icd`
+    /// file that names it: what was built may be where only its builder gets.
+    pub fn public_driver(&self, name: &str) -> Result<PathBuf> {
+        let folder = self.folder(name)?;
+        let driver = folder.join("libgantry_opencl.so");
+        fs::copy(self.release.join("libgantry_opencl.so"), &driver)?;
+        let icd = format!("{}\n", driver.display());
+        fs::write(folder.join("gantry.icd"), icd)?;
+        Ok(folder)
+    }
+
     /// Forgets what its workers have compiled.
     pub fn forget_compiled(&self) -> Result<()> {
         // SAFETY: a plain call.
@@ -291,7 +302,9 @@ impl Pool {
             .arg(program.as_ref())
             .env("OCL_ICD_VENDORS", self.vendors.join(""))
             .env_remove("OCL_ICD_FILENAMES")
-            .env("GANTRY_OPENCL", "off");
+            .env("GANTRY_OPENCL", "off")
+            // Whoever is killed while it holds that cache's lock keeps all later ones out.
+            .env("PYOPENCL_NO_CACHE", "1");
         command
     }
 

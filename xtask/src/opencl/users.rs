@@ -54,19 +54,15 @@ pub fn limited(pool: &Pool) -> Result<()> {
     }
 }
 
-/// Another user is served, with a driver where that one finds it.
+/// Another user is served.
 fn other(pool: &Pool) -> Result<()> {
-    let folder = pool.folder("others")?;
-    let driver = folder.join("libgantry_opencl.so");
-    fs::copy(pool.release.join("libgantry_opencl.so"), &driver)?;
-    let icd = format!("{}\n", driver.display());
-    fs::write(folder.join("gantry.icd"), icd)?;
+    let vendors = pool.public_driver("others")?;
     let socket = pool.folder.join("socket");
     fs::set_permissions(&socket, fs::Permissions::from_mode(0o777))?;
     let mut listing = pool.remoted("setpriv");
     listing
         .args(["--reuid", NOBODY, "--clear-groups", "clinfo", "-l"])
-        .env("OCL_ICD_VENDORS", folder.join(""));
+        .env("OCL_ICD_VENDORS", vendors.join(""));
     let said = text(&mut listing)?;
     ensure!(said.contains("Platform"), "another user hears {said:?}");
     Ok(())
