@@ -9,10 +9,9 @@ use std::{
     time::Instant,
 };
 
-use manual::Manual;
 use vmm::{
     api::{self, ListenError, Listener, Server},
-    cli::{Cli, Command, CtlError, EventTarget, TopError, VmArgsError, command},
+    cli::{Cli, Command, CtlError, EventTarget, TopError, VmArgsError, write_manual},
     control::{self, ExitReason, Start, StartOptions},
     doctor::{Finding, Host, Verdict},
     events::{self, EventMonitor},
@@ -111,15 +110,7 @@ fn run(cli: Cli, started: Instant) -> Result<ExitCode, Error> {
         }
         Some(Command::Top(top)) => return Err(top.exec().into()),
         Some(Command::Manual(manual)) => {
-            // The page gantry-top.1 is that program's own to write.
-            let own =
-                |top: clap::Command| top.hide(matches!(manual, Manual::Man { folder: Some(_) }));
-            manual
-                .write(
-                    command("gantry".as_ref()).mut_subcommand("top", own),
-                    &mut io::stdout(),
-                )
-                .map_err(Error::Output)?;
+            write_manual(&manual, &mut io::stdout()).map_err(Error::Output)?;
             return Ok(ExitCode::SUCCESS);
         }
         None => {}

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gantry_remoting::transport::port_bell::nap;
+use gantry_remoting::transport::port_bell::{USUAL_NAP, nap};
 
 /// What is called, with a status.
 pub type Callback = Box<dyn FnOnce(i32) + Send>;
@@ -48,9 +48,6 @@ pub struct Look {
 }
 
 impl Look {
-    /// Longer sleeps are broken off for another callback.
-    const DOZE: Duration = Duration::from_millis(1);
-
     pub fn new() -> Self {
         Self {
             seen: (0, 0),
@@ -65,7 +62,7 @@ impl Look {
             (self.seen, self.since) = (now, Instant::now());
         }
         let patience = (now.1 > 0).then(|| nap(self.since.elapsed()));
-        callbacks.dozes = patience.is_none_or(|nap| nap > Self::DOZE);
+        callbacks.dozes = patience.is_none_or(|nap| nap > USUAL_NAP);
         patience
     }
 }
@@ -84,7 +81,7 @@ mod tests {
         look.patience(&mut callbacks);
         // As if it had been looked for for long.
         look.since -= Duration::from_secs(10);
-        assert!(look.patience(&mut callbacks).unwrap() > Look::DOZE);
+        assert!(look.patience(&mut callbacks).unwrap() > USUAL_NAP);
         let (_, wakes) = callbacks.keep(callback());
         assert!(wakes);
         look.patience(&mut callbacks);

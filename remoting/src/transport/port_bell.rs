@@ -181,8 +181,8 @@ pub enum Doorbell {
 }
 
 const SHORTEST_NAP: Duration = Duration::from_micros(20);
-/// Naps grow more slowly from here on.
-const USUAL_NAP: Duration = Duration::from_millis(1);
+/// Naps grow more slowly from here on, and longer ones end early for who comes meanwhile.
+pub const USUAL_NAP: Duration = Duration::from_millis(1);
 const LONGEST_NAP: Duration = Duration::from_millis(20);
 
 /// How long to sleep before looking again, after so long a wait.

@@ -5,7 +5,7 @@ mod ctl;
 mod top;
 mod vm;
 
-use std::{os::fd::RawFd, path::PathBuf, str::FromStr};
+use std::{io, os::fd::RawFd, path::PathBuf, str::FromStr};
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use manual::Manual;
@@ -171,6 +171,13 @@ pub fn command(name: &std::ffi::OsStr) -> clap::Command {
         return command.version(COMPATIBLE_BUILD);
     }
     Cli::command().version(concat!("v", env!("CARGO_PKG_VERSION")))
+}
+
+/// Prints what the program says about itself, or writes its manual pages.
+pub fn write_manual(manual: &Manual, out: &mut dyn io::Write) -> io::Result<()> {
+    // The page gantry-top.1 is that program's own to write.
+    let own = |top: clap::Command| top.hide(matches!(manual, Manual::Man { folder: Some(_) }));
+    manual.write(command("gantry".as_ref()).mut_subcommand("top", own), out)
 }
 
 /// A value parser of clap: clap itself says which option and value it is about.

@@ -236,11 +236,11 @@ fn every_command_of_ctl_parses() {
 
 /// What a command about the program itself prints.
 fn printed(line: &str) -> std::io::Result<String> {
-    let Some(Command::Manual(manual)) = parse(line).command else {
+    let Some(Command::Manual(wanted)) = parse(line).command else {
         panic!("{line} is another command");
     };
     let mut text = Vec::new();
-    manual.write(command("gantry".as_ref()), &mut text)?;
+    write_manual(&wanted, &mut text)?;
     Ok(String::from_utf8(text).unwrap())
 }
 
@@ -267,6 +267,7 @@ fn every_command_has_a_manual_page_in_a_folder() {
         let text = std::fs::read_to_string(folder.join(page)).unwrap();
         assert!(text.contains(part), "{page}");
     }
+    assert!(!folder.join("gantry-top.1").exists());
     let error = printed("gantry man /dev/null/man1").unwrap_err();
     assert!(error.to_string().contains("/dev/null/man1"), "{error}");
 }
