@@ -14,9 +14,47 @@ pub extern "C" fn refused() -> i32 {
     codes::INVALID_OPERATION
 }
 
-/// For entry points whose result is a pointer.
-pub extern "C" fn null() -> *mut c_void {
-    null_mut()
+macro_rules! creations {
+    ($($(#[$meta:meta])* $name:ident($($unused:ty),*) $code:ident;)*) => {$(
+        $(#[$meta])*
+        pub extern "C" fn $name($(_: $unused,)* errcode_ret: *mut i32) -> *mut c_void {
+            set(errcode_ret, codes::$code);
+            null_mut()
+        }
+    )*};
+}
+
+// For entry points that make something of another API's object. What they are called with is not
+// looked at; what counts is how many arguments stand before the last, where the code goes.
+creations! {
+    /// Of OpenGL: no context is created from one of its.
+    gl_3(usize, usize) INVALID_CONTEXT;
+    /// The same.
+    gl_4(usize, usize, usize) INVALID_CONTEXT;
+    /// The same.
+    gl_6(usize, usize, usize, usize, usize) INVALID_CONTEXT;
+    /// Of other APIs.
+    foreign_4(usize, usize, usize) INVALID_OPERATION;
+    /// The same.
+    foreign_5(usize, usize, usize, usize) INVALID_OPERATION;
+    /// The same.
+    foreign_6(usize, usize, usize, usize, usize) INVALID_OPERATION;
+}
+
+/// No buffer or image has an OpenGL object.
+pub extern "C" fn gl_object(mem: Handle<Mem>) -> i32 {
+    code((|| {
+        get(mem)?;
+        Err(codes::INVALID_GL_OBJECT)
+    })())
+}
+
+/// No queue's context is created from an OpenGL context.
+pub extern "C" fn gl_queue(queue: Handle<Queue>) -> i32 {
+    code((|| {
+        get(queue)?;
+        Err(codes::INVALID_CONTEXT)
+    })())
 }
 
 /// Devices say that they have no pipes.

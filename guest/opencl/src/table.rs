@@ -12,8 +12,6 @@ pub enum State {
     Served,
     /// Refused by this code, as the specification has it for devices without the feature.
     Refused(&'static str),
-    /// Gives nothing: a null pointer.
-    Nothing,
 }
 
 /// The table.
@@ -27,9 +25,6 @@ macro_rules! function {
     (refused) => {
         refuse::refused as *const c_void
     };
-    (null) => {
-        refuse::null as *const c_void
-    };
     (refuse::$name:ident) => {
         refuse::$name as *const c_void
     };
@@ -42,6 +37,21 @@ macro_rules! state {
     (refuse::clGetPipeInfo) => {
         State::Refused("CL_INVALID_MEM_OBJECT")
     };
+    (refuse::gl_object) => {
+        State::Refused("CL_INVALID_GL_OBJECT")
+    };
+    (refuse::gl_queue) => {
+        State::Refused("CL_INVALID_CONTEXT")
+    };
+    (refuse::gl_3) => {
+        State::Refused("CL_INVALID_CONTEXT")
+    };
+    (refuse::gl_4) => {
+        State::Refused("CL_INVALID_CONTEXT")
+    };
+    (refuse::gl_6) => {
+        State::Refused("CL_INVALID_CONTEXT")
+    };
     (refuse::$name:ident) => {
         State::Refused("CL_INVALID_OPERATION")
     };
@@ -50,9 +60,6 @@ macro_rules! state {
     };
     ($module:ident::$name:ident) => {
         State::Served
-    };
-    ($other:ident) => {
-        State::Nothing
     };
 }
 
@@ -135,19 +142,19 @@ table! {
     clEnqueueWaitForEvents command::clEnqueueWaitForEvents;
     clEnqueueBarrier command::clEnqueueBarrier;
     clGetExtensionFunctionAddress platform::clGetExtensionFunctionAddress;
-    clCreateFromGLBuffer null;
-    clCreateFromGLTexture2D null;
-    clCreateFromGLTexture3D null;
-    clCreateFromGLRenderbuffer null;
-    clGetGLObjectInfo refused;
-    clGetGLTextureInfo refused;
-    clEnqueueAcquireGLObjects refused;
-    clEnqueueReleaseGLObjects refused;
+    clCreateFromGLBuffer refuse::gl_4;
+    clCreateFromGLTexture2D refuse::gl_6;
+    clCreateFromGLTexture3D refuse::gl_6;
+    clCreateFromGLRenderbuffer refuse::gl_4;
+    clGetGLObjectInfo refuse::gl_object;
+    clGetGLTextureInfo refuse::gl_object;
+    clEnqueueAcquireGLObjects refuse::gl_queue;
+    clEnqueueReleaseGLObjects refuse::gl_queue;
     clGetGLContextInfoKHR refused;
     clGetDeviceIDsFromD3D10KHR refused;
-    clCreateFromD3D10BufferKHR null;
-    clCreateFromD3D10Texture2DKHR null;
-    clCreateFromD3D10Texture3DKHR null;
+    clCreateFromD3D10BufferKHR refuse::foreign_4;
+    clCreateFromD3D10Texture2DKHR refuse::foreign_5;
+    clCreateFromD3D10Texture3DKHR refuse::foreign_5;
     clEnqueueAcquireD3D10ObjectsKHR refused;
     clEnqueueReleaseD3D10ObjectsKHR refused;
     clSetEventCallback event::clSetEventCallback;
@@ -161,7 +168,7 @@ table! {
     clCreateSubDevicesEXT refused;
     clRetainDeviceEXT platform::clRetainDevice;
     clReleaseDeviceEXT platform::clReleaseDevice;
-    clCreateEventFromGLsyncKHR null;
+    clCreateEventFromGLsyncKHR refuse::gl_3;
     clCreateSubDevices platform::clCreateSubDevices;
     clRetainDevice platform::clRetainDevice;
     clReleaseDevice platform::clReleaseDevice;
@@ -177,21 +184,21 @@ table! {
     clEnqueueMarkerWithWaitList command::clEnqueueMarkerWithWaitList;
     clEnqueueBarrierWithWaitList command::clEnqueueBarrierWithWaitList;
     clGetExtensionFunctionAddressForPlatform platform::clGetExtensionFunctionAddressForPlatform;
-    clCreateFromGLTexture null;
+    clCreateFromGLTexture refuse::gl_6;
     clGetDeviceIDsFromD3D11KHR refused;
-    clCreateFromD3D11BufferKHR null;
-    clCreateFromD3D11Texture2DKHR null;
-    clCreateFromD3D11Texture3DKHR null;
-    clCreateFromDX9MediaSurfaceKHR null;
+    clCreateFromD3D11BufferKHR refuse::foreign_4;
+    clCreateFromD3D11Texture2DKHR refuse::foreign_5;
+    clCreateFromD3D11Texture3DKHR refuse::foreign_5;
+    clCreateFromDX9MediaSurfaceKHR refuse::foreign_6;
     clEnqueueAcquireD3D11ObjectsKHR refused;
     clEnqueueReleaseD3D11ObjectsKHR refused;
     clGetDeviceIDsFromDX9MediaAdapterKHR refused;
     clEnqueueAcquireDX9MediaSurfacesKHR refused;
     clEnqueueReleaseDX9MediaSurfacesKHR refused;
-    clCreateFromEGLImageKHR null;
+    clCreateFromEGLImageKHR refuse::foreign_6;
     clEnqueueAcquireEGLObjectsKHR refused;
     clEnqueueReleaseEGLObjectsKHR refused;
-    clCreateEventFromEGLSyncKHR null;
+    clCreateEventFromEGLSyncKHR refuse::foreign_4;
     clCreateCommandQueueWithProperties context::clCreateCommandQueueWithProperties;
     clCreatePipe refuse::clCreatePipe;
     clGetPipeInfo refuse::clGetPipeInfo;
@@ -232,7 +239,6 @@ fn document() -> String {
         let state = match state {
             State::Served => "served".to_owned(),
             State::Refused(code) => format!("refused: `{code}`"),
-            State::Nothing => "returns nothing: the extension or feature is not offered".to_owned(),
         };
         text += &format!("| `{name}` | {state} |\n");
     }
