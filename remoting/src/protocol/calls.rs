@@ -6,7 +6,7 @@
 
 use alloc::vec::Vec;
 
-use super::wire::{Blob, Malformed, Reader, Wire, wire};
+use super::wire::{Blob, Malformed, Reader, Wire, named, wire, with};
 
 /// A call: what one side asks of the other.
 pub trait Call: Wire {
@@ -25,6 +25,8 @@ macro_rules! ids {
         pub struct $name(pub u32);
 
         impl Wire for $name {
+            const SHAPE: u64 = named(stringify!($name));
+
             fn put(&self, out: &mut Vec<u8>) {
                 self.0.put(out);
             }
@@ -70,19 +72,8 @@ pub const CALLBACK: u16 = 3;
 /// Number of the message that tells a context's callback of an error: the context and a text.
 pub const REPORT: u16 = 4;
 
-const fn fingerprint(text: &str) -> u64 {
-    // FNV-1a, over what can be seen of the definition.
-    let bytes = text.as_bytes();
-    let mut hash = 0xcbf2_9ce4_8422_2325;
-    let mut at = 0;
-    while at < bytes.len() {
-        if !bytes[at].is_ascii_whitespace() {
-            hash = (hash ^ bytes[at] as u64).wrapping_mul(0x0000_0100_0000_01b3);
-        }
-        at += 1;
-    }
-    hash
-}
+/// All messages that are no calls.
+const MESSAGES: [u16; 4] = [ANSWER, RELEASED, CALLBACK, REPORT];
 
 macro_rules! calls {
     ($($(#[$meta:meta])* $opcode:literal $name:ident {
@@ -126,10 +117,18 @@ macro_rules! calls {
             }
         }
 
-        /// Hash of the definition.
-        pub const FINGERPRINT: u64 = fingerprint(stringify!($($opcode $name {
-            $($field: $type,)*
-        } -> $answer;)*));
+        /// Hash of the definition: of all calls, their answers, and the types that these consist of.
+        pub const FINGERPRINT: u64 = {
+            let hash = named("calls");
+            $(let hash = with(with(with(hash, $opcode), $name::SHAPE), <$answer as Wire>::SHAPE);)*
+            let mut hash = hash;
+            let mut at = 0;
+            while at < MESSAGES.len() {
+                hash = with(hash, MESSAGES[at] as u64);
+                at += 1;
+            }
+            hash
+        };
     };
 }
 

@@ -17,7 +17,7 @@ pub const SIZE: usize = 48;
 pub struct Version {
     /// Raised when the meaning of messages, or how rings hold them, changes.
     pub number: u32,
-    /// Hash of the definition of all calls.
+    /// Hash of the definition of all calls and of what they carry.
     pub fingerprint: u64,
 }
 

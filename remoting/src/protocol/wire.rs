@@ -71,8 +71,38 @@ impl<'a> Reader<'a> {
     }
 }
 
+/// A hash (FNV-1a) of a name, to which [`with`] adds what belongs to it.
+pub const fn named(name: &str) -> u64 {
+    let bytes = name.as_bytes();
+    let mut hash = 0xcbf2_9ce4_8422_2325;
+    let mut at = 0;
+    while at < bytes.len() {
+        hash = step(hash, bytes[at]);
+        at += 1;
+    }
+    hash
+}
+
+/// The hash with another one's bytes, or a number's.
+pub const fn with(mut hash: u64, part: u64) -> u64 {
+    let bytes = part.to_le_bytes();
+    let mut at = 0;
+    while at < bytes.len() {
+        hash = step(hash, bytes[at]);
+        at += 1;
+    }
+    hash
+}
+
+const fn step(hash: u64, byte: u8) -> u64 {
+    (hash ^ byte as u64).wrapping_mul(0x0000_0100_0000_01b3)
+}
+
 /// A value that can travel.
 pub trait Wire: Sized {
+    /// A hash of how its bytes are made, down to the types of which it consists.
+    const SHAPE: u64;
+
     /// Appends the value's bytes.
     fn put(&self, out: &mut Vec<u8>);
     /// Reads a value.
@@ -90,6 +120,8 @@ pub trait Wire: Sized {
 macro_rules! integers {
     ($($int:ty)*) => {$(
         impl Wire for $int {
+            const SHAPE: u64 = named(stringify!($int));
+
             fn put(&self, out: &mut Vec<u8>) {
                 out.extend_from_slice(&self.to_le_bytes());
             }
@@ -105,6 +137,8 @@ macro_rules! integers {
 integers!(u8 u16 u32 u64 i32);
 
 impl Wire for () {
+    const SHAPE: u64 = named("()");
+
     fn put(&self, _: &mut Vec<u8>) {}
 
     fn take(_: &mut Reader<'_>) -> Result<Self, Malformed> {
@@ -113,6 +147,8 @@ impl Wire for () {
 }
 
 impl Wire for bool {
+    const SHAPE: u64 = named("bool");
+
     fn put(&self, out: &mut Vec<u8>) {
         out.push(u8::from(*self));
     }
@@ -123,6 +159,8 @@ impl Wire for bool {
 }
 
 impl<T: Wire + Copy + Default, const N: usize> Wire for [T; N] {
+    const SHAPE: u64 = with(with(named("array"), N as u64), T::SHAPE);
+
     fn put(&self, out: &mut Vec<u8>) {
         self.iter().for_each(|item| item.put(out));
     }
@@ -137,6 +175,8 @@ impl<T: Wire + Copy + Default, const N: usize> Wire for [T; N] {
 }
 
 impl<T: Wire> Wire for Option<T> {
+    const SHAPE: u64 = with(named("Option"), T::SHAPE);
+
     fn put(&self, out: &mut Vec<u8>) {
         self.is_some().put(out);
         if let Some(value) = self {
@@ -154,6 +194,8 @@ impl<T: Wire> Wire for Option<T> {
 }
 
 impl<T: Wire> Wire for Vec<T> {
+    const SHAPE: u64 = with(named("Vec"), T::SHAPE);
+
     fn put(&self, out: &mut Vec<u8>) {
         // A list is bounded by the largest message, far below 2^32 items.
         (self.len() as u32).put(out);
@@ -182,6 +224,8 @@ impl<T: Wire> Wire for Vec<T> {
 pub struct Blob(pub Vec<u8>);
 
 impl Wire for Blob {
+    const SHAPE: u64 = named("Blob");
+
     fn put(&self, out: &mut Vec<u8>) {
         (self.0.len() as u32).put(out);
         out.extend_from_slice(&self.0);
@@ -194,6 +238,8 @@ impl Wire for Blob {
 }
 
 impl<A: Wire, B: Wire> Wire for (A, B) {
+    const SHAPE: u64 = with(with(named("pair"), A::SHAPE), B::SHAPE);
+
     fn put(&self, out: &mut Vec<u8>) {
         self.0.put(out);
         self.1.put(out);
@@ -205,6 +251,8 @@ impl<A: Wire, B: Wire> Wire for (A, B) {
 }
 
 impl<T: Wire> Wire for Result<T, i32> {
+    const SHAPE: u64 = with(named("Result"), T::SHAPE);
+
     fn put(&self, out: &mut Vec<u8>) {
         match self {
             Ok(value) => {
@@ -223,6 +271,18 @@ impl<T: Wire> Wire for Result<T, i32> {
     }
 }
 
+/// A hash with a field's name and shape.
+macro_rules! field {
+    ($hash:expr, $name:ident, $type:ty) => {{
+        use $crate::protocol::wire::{Wire, named, with};
+        with(
+            with($hash, named(stringify!($name))),
+            <$type as Wire>::SHAPE,
+        )
+    }};
+}
+pub(crate) use field;
+
 /// Declares structs and enums that travel: fields in the order of their declaration, and a
 /// variant's number before its fields.
 macro_rules! wire {
@@ -232,6 +292,12 @@ macro_rules! wire {
         pub struct $name { $($(#[$fmeta])* pub $field: $type,)* }
 
         impl $crate::protocol::wire::Wire for $name {
+            const SHAPE: u64 = {
+                let shape = $crate::protocol::wire::named(stringify!($name));
+                $(let shape = $crate::protocol::wire::field!(shape, $field, $type);)*
+                shape
+            };
+
             #[allow(unused_variables)]
             fn put(&self, out: &mut Vec<u8>) {
                 $($crate::protocol::wire::Wire::put(&self.$field, out);)*
@@ -253,6 +319,15 @@ macro_rules! wire {
         pub enum $name { $($(#[$vmeta])* $variant($($type),*),)* }
 
         impl $crate::protocol::wire::Wire for $name {
+            const SHAPE: u64 = {
+                let shape = $crate::protocol::wire::named(stringify!($name));
+                $(
+                    let shape = $crate::protocol::wire::with(shape, $tag);
+                    $(let shape = $crate::protocol::wire::field!(shape, $field, $type);)*
+                )*
+                shape
+            };
+
             fn put(&self, out: &mut Vec<u8>) {
                 match self {
                     $(Self::$variant($($field),*) => {
@@ -295,6 +370,36 @@ mod tests {
             Blob::from_bytes(&bytes),
             Err(Malformed::Short { .. })
         ));
+    }
+
+    #[test]
+    fn another_form_is_another_shape_however_deep_it_is() {
+        mod one {
+            wire! { struct Inner { a: u32, b: u32, } struct Outer { list: Vec<Inner>, } }
+            wire! { enum Choice { 1 First(a: u32), 2 Second(b: u32), } }
+        }
+        mod other {
+            wire! { struct Inner { b: u32, a: u32, } struct Outer { list: Vec<Inner>, } }
+            wire! { enum Choice { 2 First(a: u32), 1 Second(b: u32), } }
+        }
+        mod same {
+            wire! { struct Inner { a: u32, b: u32, } struct Outer { list: Vec<Inner>, } }
+        }
+        assert_ne!(one::Outer::SHAPE, other::Outer::SHAPE);
+        assert_eq!(one::Outer::SHAPE, same::Outer::SHAPE);
+        assert_ne!(one::Choice::SHAPE, other::Choice::SHAPE);
+        let shapes = [
+            <[u64; 3]>::SHAPE,
+            <[u64; 2]>::SHAPE,
+            <(u32, u64)>::SHAPE,
+            <(u64, u32)>::SHAPE,
+            Vec::<u8>::SHAPE,
+            Option::<u8>::SHAPE,
+            Blob::SHAPE,
+        ];
+        for (index, shape) in shapes.iter().enumerate() {
+            assert!(!shapes[..index].contains(shape), "{index}");
+        }
     }
 
     #[test]
