@@ -206,6 +206,7 @@ impl Server {
         self.events.put(
             id.0,
             Ok(Event {
+                context: None,
                 raw,
                 queue,
                 decided,

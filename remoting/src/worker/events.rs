@@ -1,5 +1,7 @@
 //! Events: those that the client decides, and callbacks about any.
 
+use std::sync::Arc;
+
 use super::{
     notice::{self, Leaf, Notice},
     objects::{Event, keep, made},
@@ -16,6 +18,7 @@ impl Server {
             Ok(Event {
                 raw: made(raw, code)?,
                 queue: None,
+                context: Some(Arc::clone(&context.record)),
                 decided: None,
             })
         });

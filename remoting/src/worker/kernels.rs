@@ -23,6 +23,11 @@ use crate::{
 /// How many refused arguments of a kernel are remembered.
 const MOST_REFUSED: usize = 64;
 
+/// Whether the value of such an argument is a handle of the driver.
+fn is_handle(kind: &ArgumentKind) -> bool {
+    matches!(kind, ArgumentKind::Mem() | ArgumentKind::Sampler())
+}
+
 impl Server {
     pub(super) fn create_kernel(&mut self, call: &CreateKernel) -> Result<Vec<ArgumentKind>, i32> {
         self.kernels.check(call.id.0)?;
@@ -44,6 +49,7 @@ impl Server {
             home,
             refused: BTreeMap::new(),
             addresses: Addresses::default(),
+            kinds: kinds.clone().into(),
         };
         self.kernels.put(call.id.0, Ok(kernel));
         Ok(kinds)
@@ -112,7 +118,7 @@ impl Server {
         let of = self.kernels.get(call.of.0)?;
         let (home, refused, addresses) = (of.home, of.refused.clone(), of.addresses.clone());
         let (program, name) = (Arc::clone(&of.program), of.name.clone());
-        let arguments = of.arguments.clone();
+        let (arguments, kinds) = (of.arguments.clone(), Arc::clone(&of.kinds));
         if self.platform_version(home.platform) < 21 {
             return Err(codes::INVALID_OPERATION);
         }
@@ -126,6 +132,7 @@ impl Server {
             home,
             refused,
             addresses,
+            kinds,
         });
         keep!(self.kernels, call.id, kernel)
     }
@@ -138,12 +145,17 @@ impl Server {
     }
 
     pub(super) fn set_argument(&mut self, call: &SetArgument) -> Result<(), i32> {
-        let &Kernel {
-            raw: kernel, home, ..
+        let Kernel {
+            raw, home, kinds, ..
         } = self.kernels.get(call.kernel.0)?;
+        let (kernel, home) = (*raw, *home);
         let handle;
         let mut birth = 0;
         let (size, pointer) = match &call.value {
+            // The driver would take them for a handle, and believe it.
+            Value::Bytes(_) if kinds.get(call.index as usize).is_some_and(is_handle) => {
+                return Err(codes::INVALID_ARG_VALUE);
+            }
             Value::Bytes(Blob(bytes)) => (bytes.len(), bytes.as_ptr().cast()),
             Value::Mem(None) => (size_of::<Handle>(), null()),
             Value::Mem(Some(id)) => {

@@ -13,8 +13,8 @@ use crate::{
     protocol::{
         Blob,
         calls::{
-            CreateBuffer, CreateImage, CreateQueue, CreateSampler, CreateSubBuffer, ImageShape,
-            QueueId,
+            ArgumentKind, CreateBuffer, CreateImage, CreateQueue, CreateSampler, CreateSubBuffer,
+            ImageShape, QueueId, SvmAlloc,
         },
     },
 };
@@ -134,6 +134,15 @@ impl Mem {
     }
 }
 
+/// How shared virtual memory was made.
+#[derive(Debug)]
+pub struct MadeSvm {
+    /// The call.
+    pub call: SvmAlloc,
+    /// How its context came to be.
+    pub context: Arc<ContextRecord>,
+}
+
 /// A sampler.
 #[derive(Debug)]
 pub struct Sampler {
@@ -154,6 +163,19 @@ pub struct Program {
     pub home: Home,
     /// How it came to be.
     pub record: Arc<ProgramRecord>,
+    /// Those that are under way.
+    pub builds: Builds,
+}
+
+/// The builds of a program that are under way: each has a clone of this.
+#[derive(Clone, Debug, Default)]
+pub struct Builds(Arc<()>);
+
+impl Builds {
+    /// Whether there is one.
+    pub fn any(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
 }
 
 /// A kernel.
@@ -173,6 +195,8 @@ pub struct Kernel {
     pub refused: BTreeMap<u32, i32>,
     /// Arguments that are addresses in shared virtual memory.
     pub addresses: Addresses,
+    /// What its arguments are, as far as the driver says.
+    pub kinds: Arc<[ArgumentKind]>,
 }
 
 /// An event.
@@ -182,6 +206,8 @@ pub struct Event {
     pub raw: Handle,
     /// Its command's queue; none for a user event.
     pub queue: Option<QueueId>,
+    /// How a user event's context came to be.
+    pub context: Option<Arc<ContextRecord>>,
     /// The status that a user event has got.
     pub decided: Option<i32>,
 }

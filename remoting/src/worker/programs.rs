@@ -11,7 +11,7 @@ use super::{
     headers::Headers,
     lineage::ContextRecord,
     notice::Notice,
-    objects::{Home, Program, keep, made},
+    objects::{Builds, Home, Program, keep, made},
     records::{Build, Built, Linked, Origin, ProgramRecord},
     server::{Server, c_string, cl, outcome},
 };
@@ -133,6 +133,7 @@ impl Server {
             raw: made(raw, code)?,
             home,
             record: ProgramRecord::new(record, Origin::Created(call, for_devices)),
+            builds: Builds::default(),
         })
     }
 
@@ -162,7 +163,7 @@ impl Server {
     fn apart(
         &mut self,
         header: Header,
-        raw: Handle,
+        (raw, under_way): (Handle, Builds),
         work: impl FnOnce(&Api) -> i32 + Send + 'static,
     ) -> Result<(), Gone> {
         cl!(self.api, clRetainProgram(raw));
@@ -170,6 +171,7 @@ impl Server {
         let work = move || {
             let code = work(&api);
             cl!(api, clReleaseProgram(raw));
+            drop(under_way);
             board.leave(Notice::Built(header, code));
         };
         if self.build(work).is_err() {
@@ -208,15 +210,16 @@ impl Server {
             };
             let program = self.programs.get_mut(call.id.0)?;
             Arc::make_mut(&mut program.record).built = Some(Arc::new(built));
-            Ok((program.raw, devices))
+            Ok(((program.raw, program.builds.clone()), devices))
         });
-        let (raw, devices) = match found {
+        let (program, devices) = match found {
             Ok(found) => found,
             Err(code) => return self.answer(header, &Err::<(), i32>(code)),
         };
         let headers = self.headers(call.folders, &call.included);
         let options = call.options.clone();
-        self.apart(header, raw, move |api| {
+        let raw = program.0;
+        self.apart(header, program, move |api| {
             let Ok((options, _headers)) = Headers::write(headers, options) else {
                 return codes::OUT_OF_HOST_MEMORY;
             };
@@ -254,9 +257,9 @@ impl Server {
             };
             let program = self.programs.get_mut(call.id.0)?;
             Arc::make_mut(&mut program.record).built = Some(Arc::new(built));
-            Ok((program.raw, devices, headers))
+            Ok(((program.raw, program.builds.clone()), devices, headers))
         });
-        let (raw, devices, headers) = match found {
+        let (program, devices, headers) = match found {
             Ok(found) => found,
             Err(code) => return self.answer(header, &Err::<(), i32>(code)),
         };
@@ -270,7 +273,8 @@ impl Server {
             .iter()
             .map(|(_, name)| c_string(name))
             .collect();
-        self.apart(header, raw, move |api| {
+        let raw = program.0;
+        self.apart(header, program, move |api| {
             let mut pointers: Vec<_> = names.iter().map(|name| name.as_ptr()).collect();
             let count = headers.len() as u32;
             let release = || {
@@ -394,6 +398,7 @@ impl Server {
                 raw,
                 home,
                 record: ProgramRecord::new(context, Origin::Linked(origin)),
+                builds: Builds::default(),
             };
             self.programs.put(id.0, Ok(program));
             Ok((code, true))

@@ -238,8 +238,12 @@ impl Server {
     }
 
     pub(super) fn program_binaries(&mut self, id: ProgramId) -> Result<Vec<Blob>, i32> {
-        let raw = self.programs.get(id.0)?.raw;
-        let api = &self.api;
+        let program = self.programs.get(id.0)?;
+        // A build changes their sizes, which the driver is not told when it writes them.
+        if program.builds.any() {
+            return Err(codes::INVALID_PROGRAM_EXECUTABLE);
+        }
+        let (raw, api) = (program.raw, &self.api);
         let sizes = ask(|size, to, ret| {
             cl!(
                 api,

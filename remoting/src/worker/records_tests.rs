@@ -4,11 +4,13 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::{
+    opencl::codes,
     protocol::{
         Header,
         calls::{
-            CloneKernel, ContextId, CreateContext, CreateKernel, CreateUserEvent, DeviceId,
-            EventId, KernelId, ProgramId, ReleaseMem, SetArgument, SetUserEventStatus, Specialize,
+            ArgumentKind, CloneKernel, ContextId, CreateContext, CreateKernel, CreateUserEvent,
+            DeviceId, EventId, KernelId, ProgramId, ReleaseMem, SetArgument, SetUserEventStatus,
+            Specialize,
         },
     },
     worker::{server::Server, testing},
@@ -127,6 +129,36 @@ fn set(server: &mut Server, kernel: u32, index: u32, value: Value) {
 
 fn bytes(length: usize) -> Value {
     Value::Bytes(Blob(vec![7; length]))
+}
+
+#[test]
+fn plain_bytes_never_stand_for_a_handle() {
+    let mut server = server();
+    program(&mut server, 0, b"");
+    kernel(&mut server, 0, 0);
+    let kinds = [ArgumentKind::Mem(), ArgumentKind::Sampler()];
+    server.kernels.get_mut(0).unwrap().kinds = kinds.into();
+    for index in 0..3 {
+        let call = SetArgument {
+            kernel: KernelId(0),
+            index,
+            value: bytes(size_of::<usize>()),
+        };
+        let refused = server.set_argument(&call).err();
+        assert_eq!(refused, (index < 2).then_some(codes::INVALID_ARG_VALUE));
+    }
+    set(&mut server, 0, 0, Value::Mem(Some(MemId(0))));
+}
+
+#[test]
+fn binaries_are_not_asked_for_while_a_build_changes_them() {
+    let mut server = server();
+    program(&mut server, 0, b"");
+    let build = server.programs.get(0).unwrap().builds.clone();
+    let refused = Err(codes::INVALID_PROGRAM_EXECUTABLE);
+    assert_eq!(server.program_binaries(ProgramId(0)), refused);
+    drop(build);
+    assert_ne!(server.program_binaries(ProgramId(0)), refused);
 }
 
 #[test]
@@ -329,5 +361,7 @@ fn what_a_user_event_was_set_to_is_kept() {
     server
         .set_user_event_status(&SetUserEventStatus { id, status })
         .unwrap();
-    assert_eq!(server.events.get(0).unwrap().decided, Some(-7));
+    let event = server.events.get(0).unwrap();
+    assert_eq!(event.decided, Some(-7));
+    assert_eq!(event.context.as_ref().unwrap().call.id, context);
 }

@@ -47,7 +47,10 @@ macro_rules! cl {
         let api = &$api;
         // SAFETY: handles come from the tables, each of whose entries owns a reference; pointers
         // are to locals that outlive the call, of the sizes that are passed beside them, or into
-        // the window, checked against its bounds, which stays mapped while the worker lives.
+        // the window, checked against its bounds, which stays mapped while the worker lives. One
+        // thing is left to the driver: plain bytes of a client for a kernel's argument of which it
+        // does not say whether that is a handle, which it has to check; who deceives it has nobody's
+        // worker but its own.
         unsafe { api.$name($($arg),*) }
     }};
 }

@@ -19,8 +19,9 @@ use std::{
 
 use super::{
     freed::Freed,
+    lineage::ContextRecord,
     notice::{Board, Notice},
-    objects::{Home, Queue},
+    objects::{Home, MadeSvm, Queue},
     quota::Charge,
     server::{Server, cl, outcome},
 };
@@ -56,6 +57,9 @@ pub struct Allocation {
     start: u64,
     /// How many there are: whole pages, then.
     length: u64,
+    /// How it came to be.
+    #[expect(dead_code, reason = "read by who makes it again on another device")]
+    made: MadeSvm,
     /// Given back with the allocation.
     _charge: Charge,
 }
@@ -199,15 +203,20 @@ impl Server {
         if call.flags & !access != 0 {
             return Err(codes::INVALID_VALUE);
         }
-        let context = context.raw;
-        let found = self.find_memory(context, call);
+        let made_in = (context.raw, Arc::clone(&context.record));
+        let found = self.find_memory(&made_in, call);
         if found.is_err() && self.make_room() {
-            return self.find_memory(context, call);
+            return self.find_memory(&made_in, call);
         }
         found
     }
 
-    fn find_memory(&mut self, context: Handle, call: &SvmAlloc) -> Result<u64, i32> {
+    fn find_memory(
+        &mut self,
+        (context, record): &(Handle, Arc<ContextRecord>),
+        call: &SvmAlloc,
+    ) -> Result<u64, i32> {
+        let context = *context;
         let pages = call.size.checked_next_multiple_of(PAGE);
         let length = pages
             .filter(|length| *length > 0)
@@ -231,6 +240,10 @@ impl Server {
             raw,
             start,
             length,
+            made: MadeSvm {
+                call: call.clone(),
+                context: Arc::clone(record),
+            },
             _charge: charge,
         };
         self.svm.live.insert(start, Arc::new(allocation));
