@@ -190,6 +190,8 @@ impl Machine {
                 .arg(machine.folder.join("arbiter"))
                 .args(["--name", &index.to_string(), "--memory", "4096"])
                 .args(["--weight", &weight.to_string()])
+                .arg("--cache")
+                .arg(machine.folder.join(format!("cache{index}")))
                 // Some loaders want the slash; and this variable would add other drivers.
                 .env("OCL_ICD_VENDORS", programs.vendors.join(""))
                 .env_remove("OCL_ICD_FILENAMES")

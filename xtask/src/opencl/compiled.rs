@@ -21,6 +21,7 @@ use super::{
     applications::{endless, program, signal},
     pool::{Pool, Way},
 };
+use crate::shared_device::wait_for;
 
 /// The program of [`builds`].
 const BUILDS: &str = "builds.py";
@@ -184,7 +185,10 @@ pub fn homeless(pool: &Pool) -> Result<()> {
     let pool = pool_at(Way::Rings, "homeless", &pool.release, &caches)?;
     // SAFETY: a plain call.
     let user = unsafe { libc::geteuid() };
-    fs::remove_dir(caches.join(format!("gantry-compiled-{user}")))?;
+    let all = caches.join(format!("gantry-compiled-{user}"));
+    // It listens before it makes it.
+    wait_for("the folder of all", || Ok(all.exists()))?;
+    fs::remove_dir(all)?;
     right(builds(&pool, 1, 2))?;
     let log = pool.log()?;
     ensure!(log.contains("for compiled programs (No such file"), "{log}");
@@ -240,7 +244,9 @@ pub fn flooded(pool: &Pool) -> Result<()> {
     output.read_line(&mut line)?;
     application.wait()?;
     ensure!(line.starts_with("error -"), "the application said {line:?}");
-    ensure!(!folder.join("own/flood").exists(), "what it wrote is there");
+    // The worker ends first.
+    let flood = folder.join("own/flood");
+    wait_for("what it wrote to go", || Ok(!flood.exists()))?;
     let log = pool.log()?;
     ensure!(log.contains("more than twice the 16 MiB"), "{log}");
     right(builds(&pool, 1, 1))

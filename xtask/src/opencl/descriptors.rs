@@ -12,6 +12,7 @@ use super::{
     applications::{endless, signal, third_waits},
     pool::{Pool, Way},
 };
+use crate::shared_device::wait_for;
 
 pub fn short(pool: &Pool) -> Result<()> {
     let mut pool = Pool::start(Way::Rings, "short", pool.release.clone(), &["--spare", "1"])?;
@@ -82,11 +83,11 @@ pub fn bounded(pool: &Pool) -> Result<()> {
     let release = pool.release.clone();
     let options = ["--spare", "1"];
     let pool = Pool::under(&program, Way::Rings, "bounded", release, &options)?;
-    let log = pool.log()?;
-    ensure!(
-        log.contains("2 applications are served at a time, as this process may have 70"),
-        "{log}"
-    );
+    // It listens before it says so.
+    let said = "2 applications are served at a time, as this process may have 70";
+    wait_for("the pool to say its bound", || {
+        Ok(pool.log()?.contains(said))
+    })?;
     third_waits(&pool)?;
     // Drivers have what is usual.
     let started = pool.started_workers()?;

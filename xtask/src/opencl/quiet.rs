@@ -12,6 +12,7 @@ use anyhow::{Context, Result, ensure};
 use gantry_tests::bench::cpu_time;
 
 use super::pool::{Pool, Way};
+use crate::shared_device::wait_for;
 
 /// Counts the time for which application, workers and pool have a processor while nobody asks for
 /// anything. `cargo xtask bench idle` does so with a guest's application.
@@ -33,9 +34,13 @@ pub fn idle(pool: &Pool) -> Result<()> {
     let mut all = pool.workers()?;
     all.extend([id, pool.id()]);
     let spent = || -> Result<u64> { all.iter().map(|id| cpu_time(id.cast_unsigned())).sum() };
-    // Both sides look for work for a moment before they sleep.
-    thread::sleep(Duration::from_secs(1));
-    let before = spent()?;
+    // Both sides look for work for a moment before they sleep, and another worker opens its driver.
+    let mut before = spent()?;
+    wait_for("workers to be ready", || {
+        thread::sleep(Duration::from_secs(1));
+        let last = std::mem::replace(&mut before, spent()?);
+        Ok(u128::from(before - last) * 100 < Duration::from_secs(1).as_nanos())
+    })?;
     thread::sleep(WHILE);
     let nanos = spent()? - before;
     drop(application.stdin.take());

@@ -89,7 +89,7 @@ pub fn stopped(pool: &Pool) -> Result<()> {
 }
 
 pub fn limited(pool: &Pool) -> Result<()> {
-    let options = ["--kernel-limit", "1000"];
+    let options = ["--kernel-limit", "2000"];
     let pool = Pool::start(Way::Rings, "limited", pool.release.clone(), &options)?;
     let (mut application, mut output) = running(&pool, "stuck.py")?;
     let start = Instant::now();
@@ -102,7 +102,8 @@ pub fn limited(pool: &Pool) -> Result<()> {
         "the application said {line:?} when its kernel had run for too long"
     );
     ensure!(
-        waited > Duration::from_millis(900) && waited < Duration::from_secs(10),
+        // It has run for a while when it is heard of, for longer on a busy machine.
+        waited > Duration::from_secs(1) && waited < Duration::from_secs(10),
         "the kernel was ended after {waited:?}"
     );
     let log = pool.log()?;
