@@ -1,7 +1,7 @@
 //! A connection of a worker: from the pool that introduces it to its last word.
 
 use std::{
-    fs::File,
+    fs::{self, File},
     io::{self, Read, Write},
     os::{
         fd::{AsRawFd, OwnedFd, RawFd},
@@ -41,11 +41,41 @@ pub enum Error {
     System(#[from] io::Error),
 }
 
+/// A worker's process: the pool's word, and not the worker's.
+#[derive(Debug)]
+pub struct Process {
+    handle: OwnedFd,
+    /// Its number when it was introduced; 0 for one of a namespace that is not seen from here.
+    pid: u32,
+}
+
+impl Process {
+    fn new(handle: OwnedFd) -> Result<Self, Error> {
+        let pid = Self::pid(&handle).ok_or(Error::Process)?;
+        Ok(Self { handle, pid })
+    }
+
+    /// The number of the process, as long as it has one; only a process's handle does.
+    fn pid(handle: &OwnedFd) -> Option<u32> {
+        let path = format!("/proc/self/fdinfo/{}", handle.as_raw_fd());
+        let info = fs::read_to_string(path).ok()?;
+        let pid = info.lines().find_map(|line| line.strip_prefix("Pid:"))?;
+        pid.trim().parse().ok()
+    }
+
+    /// Whether both are one process. The number of one that has ended may be another's by now,
+    /// which is why it is looked up again.
+    pub fn is(&self, other: &Self) -> bool {
+        self.pid != 0 && self.pid == other.pid && Self::pid(&self.handle) == Some(self.pid)
+    }
+}
+
 /// A connection whose first message is not complete.
 #[derive(Debug)]
 pub struct Newcomer {
     stream: UnixStream,
-    process: Option<OwnedFd>,
+    since: Moment,
+    process: Option<Process>,
     bytes: Vec<u8>,
 }
 
@@ -55,6 +85,7 @@ impl Newcomer {
         stream.set_nonblocking(true)?;
         Ok(Self {
             stream,
+            since: Moment::now(),
             process: None,
             bytes: Vec::new(),
         })
@@ -63,6 +94,16 @@ impl Newcomer {
     /// What to poll for input.
     pub fn fd(&self) -> RawFd {
         self.stream.as_raw_fd()
+    }
+
+    /// When it was accepted.
+    pub fn since(&self) -> Moment {
+        self.since
+    }
+
+    /// Its process, once the pool has introduced it.
+    pub fn process(&self) -> Option<&Process> {
+        self.process.as_ref()
     }
 
     /// Whose it is, for people: a pool's user, before it has said a client's name.
@@ -86,7 +127,7 @@ impl Newcomer {
             if got == 0 {
                 return Err(Error::Ended);
             }
-            self.process = Some(file.ok_or(Error::Process)?.into());
+            self.process = Some(Process::new(file.ok_or(Error::Process)?.into())?);
             return Ok(false);
         }
         let mut bytes = [0; JOIN];
@@ -132,7 +173,7 @@ impl Newcomer {
 #[derive(Debug)]
 pub struct Worker {
     stream: UnixStream,
-    process: OwnedFd,
+    process: Process,
     grant: Page<Grant>,
     account: Page<Account>,
 }
@@ -143,9 +184,14 @@ impl Worker {
         self.stream.as_raw_fd()
     }
 
+    /// Its process.
+    pub fn process(&self) -> &Process {
+        &self.process
+    }
+
     /// What to poll for the process's end.
-    pub fn process(&self) -> RawFd {
-        self.process.as_raw_fd()
+    pub fn end(&self) -> RawFd {
+        self.process.handle.as_raw_fd()
     }
 
     /// The next word, if one has come.
@@ -222,13 +268,7 @@ impl Worker {
     pub fn kill(&self) {
         // SAFETY: no pointers but the empty `siginfo_t`.
         unsafe {
-            libc::syscall(
-                libc::SYS_pidfd_send_signal,
-                self.process.as_raw_fd(),
-                libc::SIGKILL,
-                0,
-                0,
-            );
+            libc::syscall(libc::SYS_pidfd_send_signal, self.end(), libc::SIGKILL, 0, 0);
         }
     }
 }

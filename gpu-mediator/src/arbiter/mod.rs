@@ -1,9 +1,13 @@
 //! The arbiter: one process that shares one device among the workers of several virtual machines.
 //!
 //! It holds the state of scheduling and nothing else: killed and started again, it knows its
-//! workers by their next connections. A worker's end frees what it had. What workers say of
-//! themselves decides nothing where another one could be harmed: a turn that others wait for is
-//! charged by the clock, less what other clients are charged for it.
+//! workers by their next connections. A worker's end frees what it had.
+//!
+//! Workers may lie. What they say of their use of the device decides nothing where another one could
+//! be harmed: a turn that others wait for is charged by the clock, less what other clients are charged
+//! for it. A process has one connection, by the handle with which its pool introduces it, and a
+//! moment to say who it is. But name and weight are still its own word: a worker that has been taken
+//! over can take part in the turns of another client, or as a new one with the greatest weight.
 //!
 //! - [`connection`]: a worker, from its introduction to its last word.
 //! - [`status`]: what there is to see.
@@ -50,8 +54,10 @@ const UNUSED: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(100);
 /// Words of one worker that are taken in one go.
 const WORDS: usize = 16;
-/// Connections that are not workers yet: more are closed.
+/// Connections that are not workers yet: more are not accepted before one of them is none any more.
 const NEWCOMERS: usize = 64;
+/// How long a connection may take to become a worker.
+const INTRODUCTION: Duration = Duration::from_secs(1);
 /// The most workers, and the most machines that are remembered: beyond, newcomers are refused, and
 /// machines without workers are forgotten.
 const MOST: usize = 1024;
@@ -84,6 +90,8 @@ enum Refused {
     Weight(#[from] NoWeight),
     #[error("there are {MOST} workers already")]
     Many,
+    #[error("its process has a connection already")]
+    Twice,
 }
 
 /// A virtual machine.
@@ -221,24 +229,28 @@ impl Arbiter {
             self.enforce(Moment::now());
             self.let_go(Moment::now());
             self.dispatch();
+            self.give_up(Moment::now());
         }
     }
 
     /// Sleeps until something has happened; the descriptors that are ready.
     fn wait(&self) -> io::Result<Vec<i32>> {
         let members = self.members.values();
-        let listeners = [&self.listener, &self.readers].map(|listener| match self.deaf {
-            // Nothing is polled for at this number.
-            Some(_) => -1,
-            None => listener.as_raw_fd(),
-        });
+        // Nothing is polled for at the number -1.
+        let polled_if =
+            |hears, listener: &UnixListener| if hears { listener.as_raw_fd() } else { -1 };
+        let hears = self.deaf.is_none();
+        let listeners = [
+            polled_if(hears && self.newcomers.len() < NEWCOMERS, &self.listener),
+            polled_if(hears, &self.readers),
+        ];
         let mut polled: Vec<libc::pollfd> = listeners
             .into_iter()
             .chain(self.newcomers.iter().map(Newcomer::fd))
             .chain(members.flat_map(|member| {
                 // Of one that is about to end, only the end matters.
                 let words = (!member.dying).then(|| member.worker.fd());
-                [words.unwrap_or(-1), member.worker.process()]
+                [words.unwrap_or(-1), member.worker.end()]
             }))
             .map(|fd| libc::pollfd {
                 fd,
@@ -249,7 +261,9 @@ impl Arbiter {
         let left = |moment: Moment| moment.since(Moment::now());
         let (ask, deaf) = (self.ask.map(left), self.deaf.map(left));
         let tick = (self.limit.is_some() && self.is_used()).then_some(TICK);
-        let patience = ask.into_iter().chain(deaf).chain(tick).min();
+        let newcomers = self.newcomers.iter().map(Newcomer::since).min();
+        let silent = newcomers.map(|since| left(since + INTRODUCTION));
+        let patience = ask.into_iter().chain(deaf).chain(tick).chain(silent).min();
         descriptors::poll(&mut polled, patience)?;
         let ready = polled.into_iter().filter(|entry| entry.revents != 0);
         Ok(ready.map(|entry| entry.fd).collect())
@@ -274,11 +288,10 @@ impl Arbiter {
     }
 
     fn accept(&mut self, ready: bool) {
-        if !ready {
+        if !ready || self.newcomers.len() >= NEWCOMERS {
             return;
         }
         if let Some(stream) = self.accept_at(|arbiter| &arbiter.listener)
-            && self.newcomers.len() < NEWCOMERS
             && let Ok(newcomer) = Newcomer::new(stream)
         {
             self.newcomers.push(newcomer);
@@ -295,10 +308,7 @@ impl Arbiter {
             let read = newcomer.read();
             let whose = newcomer.whose();
             let joined = match read {
-                Ok(false) => {
-                    self.newcomers.push(newcomer);
-                    continue;
-                }
+                Ok(false) => self.admit(newcomer),
                 Ok(true) => self.join(newcomer),
                 Err(connection::Error::Ended) => continue,
                 Err(error) => Err(error.into()),
@@ -307,6 +317,37 @@ impl Arbiter {
                 log::warn!("a worker of {whose} was refused: {error}");
             }
         }
+    }
+
+    /// Lets a newcomer go on whose process has no other connection; an older newcomer of it goes.
+    /// A worker comes back when its arbiter has ended, and one whose connection has ended is killed:
+    /// no honest one comes twice.
+    fn admit(&mut self, newcomer: Newcomer) -> Result<(), Refused> {
+        if let Some(process) = newcomer.process() {
+            let mut members = self.members.values();
+            if members.any(|member| member.worker.process().is(process)) {
+                return Err(Refused::Twice);
+            }
+            self.newcomers
+                .retain(|other| !other.process().is_some_and(|other| other.is(process)));
+        }
+        self.newcomers.push(newcomer);
+        Ok(())
+    }
+
+    /// Hangs up on newcomers that have not said who they are in time.
+    fn give_up(&mut self, now: Moment) {
+        self.newcomers.retain(|newcomer| {
+            let keep = now.since(newcomer.since()) < INTRODUCTION;
+            if !keep {
+                log::warn!(
+                    "a worker of {} has not said who it is for {} ms: it is not waited for",
+                    newcomer.whose(),
+                    INTRODUCTION.as_millis()
+                );
+            }
+            keep
+        });
     }
 
     fn join(&mut self, newcomer: Newcomer) -> Result<(), Refused> {
@@ -387,7 +428,7 @@ impl Arbiter {
         let Some(member) = self.members.get(&id) else {
             return;
         };
-        let (words, process) = (member.worker.fd(), member.worker.process());
+        let (words, process) = (member.worker.fd(), member.worker.end());
         if ready.contains(&process) {
             return self.leave(id);
         }

@@ -34,6 +34,19 @@ impl Drop for Arranged {
     }
 }
 
+/// A connection that a pool has made for this process.
+fn introduced(path: &Path, process: &Child) -> UnixStream {
+    // SAFETY: no pointers; the child has not been waited for.
+    let handle = unsafe { libc::syscall(libc::SYS_pidfd_open, process.id(), 0) };
+    let stream = UnixStream::connect(path).unwrap();
+    stream
+        .send_with_fd([0u8].as_slice(), handle as i32)
+        .unwrap();
+    // SAFETY: opened above, and the arbiter has a copy on its way.
+    unsafe { libc::close(handle as i32) };
+    stream
+}
+
 /// An arbiter with a limit of a second, and a worker for each name; their numbers are 1, 2 ...
 fn arrange(test: &str, names: &[&str]) -> Arranged {
     let folder = std::env::temp_dir().join(format!("gantry-{test}-{}", std::process::id()));
@@ -63,21 +76,27 @@ impl Arranged {
     /// A worker with this first message.
     fn connect(&mut self, path: &Path, message: &[u8]) {
         let process = Command::new("sleep").arg("1000").spawn().unwrap();
-        // SAFETY: no pointers; the child has not been waited for.
-        let handle = unsafe { libc::syscall(libc::SYS_pidfd_open, process.id(), 0) };
-        let mut stream = UnixStream::connect(path).unwrap();
-        stream
-            .send_with_fd([0u8].as_slice(), handle as i32)
-            .unwrap();
-        // SAFETY: opened above, and the arbiter has a copy on its way.
-        unsafe { libc::close(handle as i32) };
+        let mut stream = introduced(path, &process);
         stream.write_all(message).unwrap();
         self.workers.push((stream, process));
+        self.take();
+    }
+
+    /// Accepts one connection, and reads what has come over all of them.
+    fn take(&mut self) {
         self.arbiter.accept(true);
         // The process's handle, then the message.
         for _ in 0..2 {
-            let ready: Vec<_> = self.arbiter.newcomers.iter().map(Newcomer::fd).collect();
-            self.arbiter.greet(&ready);
+            let mut polled: Vec<_> = self.arbiter.newcomers.iter().map(Newcomer::fd).collect();
+            polled.retain(|fd| {
+                let mut entry = [libc::pollfd {
+                    fd: *fd,
+                    events: libc::POLLIN,
+                    revents: 0,
+                }];
+                descriptors::poll(&mut entry, Some(Duration::ZERO)).unwrap() > 0
+            });
+            self.arbiter.greet(&polled);
         }
     }
 
@@ -266,4 +285,64 @@ fn nothing_is_looked_after_once_the_device_was_not_used_for_a_second() {
     arranged.arbiter.obey(1, Word::Want);
     arranged.arbiter.dispatch();
     assert_eq!(arranged.arbiter.turn.map(|turn| turn.member), Some(1));
+}
+
+#[test]
+fn silent_newcomers_keep_others_out_for_no_longer_than_a_second() {
+    let mut arranged = arrange("silent", &[]);
+    let path = arranged.folder.join("socket");
+    let silent: Vec<_> = (0..NEWCOMERS)
+        .map(|_| {
+            let stream = UnixStream::connect(&path).unwrap();
+            arranged.take();
+            stream
+        })
+        .collect();
+    assert_eq!(arranged.arbiter.newcomers.len(), silent.len());
+    // It is neither accepted nor dropped; and the arbiter sleeps until there is room.
+    arranged.join(&path, "waits");
+    assert!(arranged.arbiter.members.is_empty());
+    assert!(arranged.arbiter.wait().unwrap().is_empty());
+    arranged.arbiter.give_up(Moment::now());
+    assert!(arranged.arbiter.newcomers.len() < NEWCOMERS);
+    arranged.take();
+    assert_eq!(arranged.arbiter.members.len(), 1);
+}
+
+#[test]
+fn a_process_that_comes_twice_is_refused_and_goes_on_with_what_it_had() {
+    let mut arranged = arrange("twice", &["client", "other"]);
+    let path = arranged.folder.join("socket");
+    let mut second = introduced(&path, &arranged.workers[0].1);
+    arranged.take();
+    assert_eq!(second.read(&mut [0]).unwrap(), 0);
+    assert!(arranged.arbiter.newcomers.is_empty());
+    assert_eq!(arranged.arbiter.members.len(), 2);
+    assert!(arranged.killed().is_empty());
+    arranged.turn(1);
+}
+
+#[test]
+fn a_flood_of_connections_of_one_process_is_one_newcomer() {
+    let mut arranged = arrange("flood", &[]);
+    let path = arranged.folder.join("socket");
+    let process = Command::new("sleep").arg("1000").spawn().unwrap();
+    let mut streams = Vec::new();
+    for _ in 0..NEWCOMERS * 2 {
+        streams.push(introduced(&path, &process));
+        arranged.take();
+        assert_eq!(arranged.arbiter.newcomers.len(), 1);
+    }
+    // The last one is the one that counts.
+    let mut last = streams.pop().unwrap();
+    let join = Join {
+        name: "client".to_owned(),
+        weight: 1,
+    };
+    last.write_all(&join.to_bytes()).unwrap();
+    arranged.workers.push((last, process));
+    arranged.take();
+    assert_eq!(arranged.arbiter.members.len(), 1);
+    arranged.join(&path, "other");
+    assert_eq!(arranged.arbiter.members.len(), 2);
 }

@@ -13,12 +13,16 @@ use std::{
     path::{Path, PathBuf},
     process::Child,
     thread,
+    time::Duration,
 };
 
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 /// How often an arbiter that is not there is looked for, in milliseconds.
 const RETRY: i32 = 100;
+/// The least time between two connections of one worker. It may ask as often as it likes, and is to
+/// keep neither its pool nor the arbiter busy with that.
+const EVERY: Duration = Duration::from_millis(250);
 
 /// Gets a worker connections with the arbiter at `path` for as long as it lives; `control` is the
 /// pool's end of the socket between them.
@@ -32,7 +36,11 @@ pub fn attend(child: &Child, control: UnixStream, path: PathBuf) -> io::Result<(
     let process = unsafe { OwnedFd::from_raw_fd(fd as i32) };
     thread::Builder::new()
         .name("introduce".to_owned())
-        .spawn(move || while introduce(&control, &process, &path).is_ok() {})?;
+        .spawn(move || {
+            while introduce(&control, &process, &path).is_ok() {
+                thread::sleep(EVERY);
+            }
+        })?;
     Ok(())
 }
 
