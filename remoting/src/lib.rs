@@ -14,6 +14,7 @@
 //! - [`opencl`]: the host's OpenCL, opened at run time.
 //! - [`account`]: device memory of the applications of one machine.
 //! - [`descriptors`]: how many files processes that serve many may have open.
+//! - [`mod@note`]: what processes that serve others say, without ending if nobody can be told.
 //! - [`port`]: how a virtual machine's guest comes to a worker.
 //! - [`turns`]: submitting to a device that others use, too.
 //! - [`worker`]: the process that serves one application. It trusts nothing that comes out of the
@@ -23,6 +24,7 @@
 //! memory that is there.
 
 #![cfg_attr(not(feature = "std"), no_std)]
+#![cfg_attr(not(test), deny(clippy::print_stderr))]
 
 extern crate alloc;
 
@@ -30,6 +32,8 @@ extern crate alloc;
 pub mod account;
 #[cfg(feature = "std")]
 pub mod descriptors;
+#[cfg(feature = "std")]
+pub mod note;
 pub mod opencl;
 pub mod port;
 pub mod protocol;

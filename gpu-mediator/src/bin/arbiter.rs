@@ -1,5 +1,7 @@
 //! `gantry-arbiter`: shares this machine's accelerator among virtual machines by weight.
 
+#![cfg_attr(not(test), deny(clippy::print_stderr))]
+
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::{CommandFactory, Parser};
@@ -39,7 +41,7 @@ impl log::Log for Lines {
     }
 
     fn log(&self, record: &log::Record<'_>) {
-        eprintln!("gantry-arbiter: {}", record.args());
+        gantry_remoting::note!("gantry-arbiter: {}", record.args());
     }
 
     fn flush(&self) {}
@@ -62,10 +64,10 @@ fn main() -> ExitCode {
     let Err(error) = run() else {
         return ExitCode::SUCCESS;
     };
-    eprintln!("gantry-arbiter: {error}");
+    gantry_remoting::note!("gantry-arbiter: {error}");
     let mut source = error.source();
     while let Some(cause) = source {
-        eprintln!("  because {cause}");
+        gantry_remoting::note!("  because {cause}");
         source = cause.source();
     }
     ExitCode::FAILURE

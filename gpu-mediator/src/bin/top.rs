@@ -44,7 +44,7 @@ fn main() -> ExitCode {
         return match manual.write(Arguments::command(), &mut io::stdout()) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
-                eprintln!("gantry-top: {error}");
+                gantry_remoting::note!("gantry-top: {error}");
                 ExitCode::FAILURE
             }
         };
@@ -53,7 +53,7 @@ fn main() -> ExitCode {
     match run(&socket, arguments.metrics) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!(
+            gantry_remoting::note!(
                 "gantry-top: cannot show the arbiter at {}: {error}; is gantry-arbiter running \
                  with this --socket, and is this its user or root?",
                 socket.display()

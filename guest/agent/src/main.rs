@@ -18,6 +18,8 @@
 //! share through one device node; those that must not get a port each (`--device`, and a socket of
 //! their own). Nothing of this concerns the host, whose workers have one slice each.
 
+#![cfg_attr(not(test), deny(clippy::print_stderr))]
+
 mod carried;
 mod file_error;
 mod place;
@@ -152,10 +154,10 @@ fn main() -> ExitCode {
     let Err(error) = run() else {
         return ExitCode::SUCCESS;
     };
-    eprintln!("gantry-agent: {error}");
+    gantry_remoting::note!("gantry-agent: {error}");
     let mut source = error.source();
     while let Some(cause) = source {
-        eprintln!("  because {cause}");
+        gantry_remoting::note!("  because {cause}");
         source = cause.source();
     }
     ExitCode::FAILURE

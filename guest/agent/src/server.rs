@@ -134,14 +134,14 @@ impl Server {
             }
             match Port::open(&address) {
                 Ok(port) => {
-                    eprintln!("gantry-agent: accelerator port at {address}");
+                    gantry_remoting::note!("gantry-agent: accelerator port at {address}");
                     self.bad.retain(|bad| *bad != address);
                     self.ports.push(port);
                 }
                 Err(error) if !self.bad.contains(&address) => {
                     let cause = std::error::Error::source(&error);
                     let cause = cause.map(|cause| format!(": {cause}")).unwrap_or_default();
-                    eprintln!("gantry-agent: {error}{cause}");
+                    gantry_remoting::note!("gantry-agent: {error}{cause}");
                     self.bad.push(address);
                 }
                 Err(_) => {}
@@ -276,12 +276,12 @@ impl Server {
                     } else {
                         "all slices are taken"
                     };
-                    eprintln!("gantry-agent: an application is turned away: {why}");
+                    gantry_remoting::note!("gantry-agent: an application is turned away: {why}");
                 }
                 return waits;
             };
             if let Err(error) = port.open_slice(slice, hello, socket::user(&client.stream).ok()) {
-                eprintln!(
+                gantry_remoting::note!(
                     "gantry-agent: cannot use slice {slice} of {}: {error}",
                     port.address
                 );
@@ -324,7 +324,9 @@ impl Server {
                 (Step::Opening { .. }, State::Open) => {
                     let answered = answer(client, port, slice);
                     if let Err(error) = &answered {
-                        eprintln!("gantry-agent: cannot answer an application: {error}");
+                        gantry_remoting::note!(
+                            "gantry-agent: cannot answer an application: {error}"
+                        );
                         port.close_slice(slice);
                     } else {
                         client.step = Step::Served {
@@ -337,7 +339,7 @@ impl Server {
                 (Step::Opening { .. }, State::Opening) if !late => true,
                 (Step::Served { .. }, State::Open) => true,
                 (Step::Opening { .. }, State::Ended) => {
-                    eprintln!(
+                    gantry_remoting::note!(
                         "gantry-agent: no worker took slice {slice} of {}: see the host's log",
                         port.address
                     );
@@ -347,7 +349,7 @@ impl Server {
                     false
                 }
                 (_, state) => {
-                    eprintln!(
+                    gantry_remoting::note!(
                         "gantry-agent: slice {slice} of {} is lost ({state:?})",
                         port.address
                     );

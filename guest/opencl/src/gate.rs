@@ -37,7 +37,7 @@ pub fn open(wanted: Option<&str>) -> Option<Link> {
         let (gate, window) = Gate::open(way, PATIENCE).map_err(|error| error.to_string())?;
         Link::through(gate, window).map_err(|error| error.to_string())
     });
-    link.inspect_err(|error| eprintln!("gantry-opencl: not through the gate: {error}"))
+    link.inspect_err(|error| gantry_remoting::note!("gantry-opencl: not through the gate: {error}"))
         .ok()
 }
 

@@ -187,10 +187,10 @@ pub fn get() -> Option<&'static Link> {
             // Nobody serves here, and nobody said that there should be one.
             Err(_) if named.is_none() && !Path::new(path).exists() => None,
             Err(error) => {
-                eprintln!("gantry-opencl: cannot use {path}: {error}");
+                gantry_remoting::note!("gantry-opencl: cannot use {path}: {error}");
                 let mut source = error.source();
                 while let Some(cause) = source {
-                    eprintln!("  because {cause}");
+                    gantry_remoting::note!("  because {cause}");
                     source = cause.source();
                 }
                 None
@@ -388,7 +388,7 @@ impl Link {
             && let Some(why) = gate.ended()
             && !self.dead.swap(true, Ordering::Relaxed)
         {
-            eprintln!("gantry-opencl: {why}");
+            gantry_remoting::note!("gantry-opencl: {why}");
         }
         if let Peer::Agent(_, agent) = &self.peer {
             agent.look();

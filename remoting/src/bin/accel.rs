@@ -1,5 +1,7 @@
 //! `gantry-accel`: the pool of worker processes, and the workers.
 
+#![cfg_attr(not(test), deny(clippy::print_stderr))]
+
 use std::{
     path::PathBuf,
     process::ExitCode,
@@ -153,7 +155,7 @@ fn distances(group: usize) -> std::io::Result<()> {
     let table = placement::distances(&cpus, |done, all| {
         if shown.elapsed() >= PROGRESS {
             shown = Instant::now();
-            eprintln!("gantry-accel: {done} of {all} measurements are done");
+            gantry_remoting::note!("gantry-accel: {done} of {all} measurements are done");
         }
     })?;
     for (cpu, row) in cpus.iter().zip(&table) {
@@ -176,10 +178,10 @@ fn main() -> ExitCode {
         Ok(code) => return code,
         Err(error) => error,
     };
-    eprintln!("gantry-accel: {error}");
+    gantry_remoting::note!("gantry-accel: {error}");
     let mut source = error.source();
     while let Some(cause) = source {
-        eprintln!("  because {cause}");
+        gantry_remoting::note!("  because {cause}");
         source = cause.source();
     }
     ExitCode::FAILURE

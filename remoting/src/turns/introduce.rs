@@ -60,7 +60,7 @@ fn introduce(control: &UnixStream, process: &OwnedFd, path: &Path) -> io::Result
             }
             Err(error) if !told => {
                 told = true;
-                eprintln!(
+                crate::note!(
                     "gantry-accel: no arbiter answers at {} ({error}): applications wait; {}",
                     path.display(),
                     remedy(&error)

@@ -481,7 +481,7 @@ fn listen(
     }
     session.gone.store(true, Ordering::Release);
     set(None);
-    eprintln!("gantry-accel: the arbiter has ended: this worker waits for another one");
+    crate::note!("gantry-accel: the arbiter has ended: this worker waits for another one");
     tell(News::Look);
     Ok(())
 }

@@ -92,7 +92,7 @@ impl Cover {
         if raw == 0 {
             // Copies are slower then, and nothing else.
             known.refused = true;
-            eprintln!(
+            crate::note!(
                 "gantry-accel: the driver does not make more than {} MiB of the window its own \
                  (code {code}): copies beyond are slower",
                 until >> 20

@@ -252,7 +252,7 @@ pub fn listen(path: PathBuf, program: &Path, options: &Options) -> Result<(), Er
     loop {
         let accepted = listener.accept().map_err(Error::Connection);
         if accepted.is_ok() && Arc::strong_count(&served) > MOST {
-            eprintln!("gantry-accel: {MOST} applications are served: another one is refused");
+            crate::note!("gantry-accel: {MOST} applications are served: another one is refused");
             continue;
         }
         number += 1;
@@ -263,7 +263,7 @@ pub fn listen(path: PathBuf, program: &Path, options: &Options) -> Result<(), Er
         if let Err(error) = started {
             let source = std::error::Error::source(&error);
             let why = source.map(ToString::to_string).unwrap_or_default();
-            eprintln!("gantry-accel: an application is not served: {error}: {why}");
+            crate::note!("gantry-accel: an application is not served: {error}: {why}");
             thread::sleep(PAUSE);
         }
     }

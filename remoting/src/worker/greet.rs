@@ -321,7 +321,7 @@ impl Refusals {
             count => format!(" (and {count} others before)"),
         };
         self.last = Some(Instant::now());
-        eprintln!("gantry-accel: {peer} was refused: {why}{unsaid}");
+        crate::note!("gantry-accel: {peer} was refused: {why}{unsaid}");
     }
 }
 

@@ -192,7 +192,7 @@ impl Passive {
     fn end(&mut self, why: &dyn std::fmt::Display) {
         self.serving = None;
         if !std::mem::replace(&mut self.over, true) {
-            eprintln!("gantry-accel: the application behind the gate is not served: {why}");
+            crate::note!("gantry-accel: the application behind the gate is not served: {why}");
         }
     }
 }

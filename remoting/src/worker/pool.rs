@@ -243,7 +243,7 @@ pub fn run(place: Place, spare: usize, program: &Path, options: &Options) -> Res
         source,
     })?;
     if !confine::has_landlock() {
-        eprintln!(
+        crate::note!(
             "gantry-accel: this kernel has no Landlock: workers can read and write what this user \
              can, and keep nothing that they compile; boot one that has it, or run the pool as a \
              user of its own"
@@ -276,7 +276,7 @@ pub fn run(place: Place, spare: usize, program: &Path, options: &Options) -> Res
                 // descriptors, processes or memory again when some have ended.
                 Err(error) if short || waiting.len() + serving.len() > 0 => {
                     if !short {
-                        eprintln!(
+                        crate::note!(
                             "gantry-accel: cannot start a worker process ({error}): those who come \
                              wait until others have ended"
                         );
@@ -364,7 +364,7 @@ pub fn run(place: Place, spare: usize, program: &Path, options: &Options) -> Res
             }
             Ok(([stream::THREADS], _)) => {
                 if !options.late {
-                    eprintln!(
+                    crate::note!(
                         "gantry-accel: the driver starts threads before it is asked for devices: it \
                          is opened when an application has come; --compiler-cache off has it opened \
                          in advance"
@@ -398,7 +398,7 @@ fn bound(listener: &Listener, options: &Options, files: Limit) -> usize {
     let room = files.room(OWN_DESCRIPTORS, DESCRIPTORS + sharing);
     // Of one user, if not of all.
     if room < listener.most.min(listener.per_user) {
-        eprintln!(
+        crate::note!(
             "gantry-accel: {room} applications are served at a time, as this process may have {} \
              file descriptors: others wait; raise the hard limit (ulimit -Hn, or LimitNOFILE= of a \
              service)",
@@ -521,7 +521,7 @@ fn keep(options: &mut Options) -> Option<OwnedFd> {
             Some(opened)
         }
         Err(error) => {
-            eprintln!(
+            crate::note!(
                 "gantry-accel: cannot keep what is compiled in {}: {error}; every application's \
                  programs are compiled anew",
                 folder.display()

@@ -526,7 +526,7 @@ fn limit(server: &mut Server, options: &Options) -> Result<(), Error> {
         return Ok(());
     }
     let exceeded = |ran: Duration| {
-        eprintln!(
+        crate::note!(
             "gantry-accel: a command that has run for {:.1} s, more than --kernel-limit allows, ends \
              its worker",
             ran.as_secs_f64()

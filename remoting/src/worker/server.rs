@@ -552,7 +552,7 @@ impl Server {
             self.watch = started
                 .inspect_err(|error| {
                     // The bell's patience bounds the wait.
-                    eprintln!(
+                    crate::note!(
                         "gantry-accel: cannot start a thread that waits for commands ({error}): \
                          their ends are noticed late"
                     );

@@ -235,7 +235,7 @@ impl Server {
             board.leave(match news {
                 News::Look => Notice::Wake,
                 News::Apart(other) => Notice::Apart(other),
-                News::HangsUp(why) => return eprintln!("gantry-accel: {why}"),
+                News::HangsUp(why) => return crate::note!("gantry-accel: {why}"),
             });
         };
         self.sharing.turns = Some(Turns::start(control, join, tell)?);

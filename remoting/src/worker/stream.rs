@@ -152,7 +152,7 @@ pub(super) fn start(window: &Arc<Window>, channel: Channel) -> io::Result<()> {
     let Bridge { outward, inward } = Bridge::worker(window, channel.split());
     let leave = |ended: Ended| {
         if !matches!(ended, Ended::Closed) {
-            eprintln!("gantry-accel: an application's connection has ended: {ended}");
+            crate::note!("gantry-accel: an application's connection has ended: {ended}");
         }
         // SAFETY: ends the process at once: the driver's own clean-up could wait for kernels.
         unsafe { libc::_exit(0) }

@@ -153,7 +153,7 @@ pub fn enter(
     let made = owner.map(Owner::place).and_then(|place| {
         let made = make(folder, &place).and_then(|made| lead(own, &made.path).map(|()| made));
         let said = |error: &io::Error| {
-            eprintln!(
+            crate::note!(
                 "gantry-accel: cannot make {} for compiled programs ({error}): is there room, and \
                  is it this user's? One application's are compiled anew",
                 folder.join(&place.unit).display()

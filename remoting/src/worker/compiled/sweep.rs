@@ -273,14 +273,14 @@ impl Sweep {
                 .map_err(io::Error::from)
                 .and_then(|opened| self.units(&opened, limit, sweeper));
             if let Err(error) = swept {
-                eprintln!(
+                crate::note!(
                     "gantry-accel: cannot look through {}, which may grow: {error}",
                     all.display()
                 );
             }
         }
         if let Err(error) = self.trash.empty() {
-            eprintln!(
+            crate::note!(
                 "gantry-accel: cannot remove what was thrown away from {}: {error}",
                 self.pool.join(TRASH).display()
             );
@@ -307,7 +307,7 @@ impl Sweep {
             if total.is_ok_and(|(bytes, _)| bytes <= OWN) {
                 continue;
             }
-            eprintln!(
+            crate::note!(
                 "gantry-accel: a worker has written more than {} MiB to its own folder, and ends",
                 OWN >> 20
             );
@@ -327,7 +327,9 @@ impl Sweep {
             match self.unit(all, &name, text, limit, now, sweeper) {
                 Ok(unit) => units.extend(unit),
                 Err(error) => {
-                    eprintln!("gantry-accel: cannot look through the programs of {text}: {error}");
+                    crate::note!(
+                        "gantry-accel: cannot look through the programs of {text}: {error}"
+                    );
                 }
             }
         }
@@ -343,11 +345,11 @@ impl Sweep {
                 continue;
             }
             match self.trash.take(all, &[name]) {
-                Ok(()) => eprintln!(
+                Ok(()) => crate::note!(
                     "gantry-accel: the compiled programs of {text}, used least recently, are gone"
                 ),
                 // The others go nevertheless.
-                Err(error) => eprintln!(
+                Err(error) => crate::note!(
                     "gantry-accel: cannot remove the compiled programs of {text}: {error}"
                 ),
             }
@@ -379,7 +381,7 @@ impl Sweep {
             if !ours && !free(&opened) {
                 return Ok(None);
             }
-            eprintln!(
+            crate::note!(
                 "gantry-accel: the compiled programs of {text} have more than twice the {} MiB that \
                  they may: they are gone, and the workers that use them end",
                 limit >> 20
@@ -396,7 +398,7 @@ impl Sweep {
             charge: total(&entries),
         };
         if !going.is_empty() {
-            eprintln!(
+            crate::note!(
                 "gantry-accel: the compiled programs of {text} have {} MiB: {} of {} that were used \
                  least recently are gone",
                 unit.charge >> 20,
