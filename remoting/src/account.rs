@@ -87,11 +87,16 @@ impl Account {
 
     /// A slice has so many more bytes, if all slices have no more than `limit` then.
     ///
-    /// Two that ask at the same time for the last of it may both be refused.
+    /// Two that ask at the same time for the last of it may both be refused; who asks for more than
+    /// there is has nobody else refused.
     pub fn add(&self, slice: u32, bytes: u64, limit: u64) -> bool {
         let Some(number) = self.page().get(slice as usize) else {
             return false;
         };
+        let after = self.total().checked_add(bytes);
+        if after.is_none_or(|after| after > limit) {
+            return false;
+        }
         // Wraps only if another than the slice's worker has written there.
         number.fetch_add(bytes, Ordering::SeqCst);
         let fits = self.total() <= limit;
@@ -140,6 +145,27 @@ mod tests {
         machine.clear(1);
         assert_eq!(first.total(), 50);
         assert!(!first.add(MOST_SLICES, 1, 100));
+    }
+
+    #[test]
+    fn who_asks_for_too_much_has_nobody_else_refused() {
+        let (account, file) = Account::create().unwrap();
+        let greedy = Account::map(&file).unwrap();
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    assert!(!greedy.add(0, 101, 100));
+                }
+            });
+            let granted = (0..100_000).all(|_| {
+                let granted = account.add(1, 1, 100);
+                account.remove(1, u64::from(granted));
+                granted
+            });
+            done.store(true, Ordering::Relaxed);
+            assert!(granted);
+        });
     }
 
     #[test]
