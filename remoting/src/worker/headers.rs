@@ -14,6 +14,10 @@ use crate::protocol::{Blob, calls};
 
 /// The most folders of a build.
 const MOST_FOLDERS: u32 = 64;
+/// The most files of a build: as many as the driver sends. The pool removes what a worker leaves.
+const MOST_FILES: usize = 1024;
+/// The most steps in a file's name, each a folder.
+const DEEPEST: usize = 64;
 
 /// The headers of one build.
 #[derive(Debug)]
@@ -43,7 +47,7 @@ impl Headers {
         let Some(headers) = headers else {
             return Ok((c_string(&options), None));
         };
-        if headers.folders > MOST_FOLDERS {
+        if headers.folders > MOST_FOLDERS || headers.files.len() > MOST_FILES {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         // A zero would end the options before the folders.
@@ -59,7 +63,8 @@ impl Headers {
             let name = Path::new(OsStr::from_bytes(&file.name.0));
             let plain = |part| matches!(part, Component::Normal(_));
             // The client's claims: neither a step up nor another root.
-            if file.folder >= headers.folders || !name.components().all(plain) {
+            let deep = name.components().nth(DEEPEST).is_some();
+            if file.folder >= headers.folders || deep || !name.components().all(plain) {
                 return Err(io::ErrorKind::InvalidInput.into());
             }
             let path = kept.0.join(file.folder.to_string()).join(name);
@@ -147,5 +152,16 @@ mod tests {
             );
         }
         assert!(Headers::write(Some(headers(2, "x.h")), options()).is_err());
+    }
+
+    #[test]
+    fn files_and_folders_without_a_bound_are_refused() {
+        let steps = |count| vec!["d"; count].join("/");
+        let write = |headers| Headers::write(Some(headers), Blob::default());
+        assert!(write(headers(0, &steps(DEEPEST))).is_ok());
+        assert!(write(headers(0, &steps(DEEPEST + 1))).is_err());
+        let mut many = headers(0, "many.h");
+        many.files = vec![many.files[0].clone(); MOST_FILES + 1];
+        assert!(write(many).is_err());
     }
 }
