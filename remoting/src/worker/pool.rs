@@ -488,8 +488,12 @@ impl Cache {
         let mut builder = DirBuilder::new();
         // Other users' processes have no business with what is compiled here.
         builder.mode(0o700).create(&folder)?;
-        let lock = File::create(folder.join(LOCK))?;
+        // Whoever finds it finds it locked: another pool that starts now takes the folder for a
+        // killed one's else.
+        let new = folder.join("lock-new");
+        let lock = File::create(&new)?;
         lock.lock()?;
+        std::fs::rename(&new, folder.join(LOCK))?;
         Ok(Self {
             folder,
             _lock: lock,
@@ -762,6 +766,18 @@ mod tests {
         held.lock().unwrap();
         let cache = Cache::open(&below).unwrap();
         assert!(!dead.exists() && living.exists() && cache.folder.exists());
+        tree::remove(&below).unwrap();
+    }
+
+    #[test]
+    fn pools_that_start_at_one_moment_leave_each_other_alone() {
+        let below = std::env::temp_dir().join(format!("gantry-pool-start-{}", std::process::id()));
+        // One that has made its folder, and not its lock yet.
+        let starting = below.join("gantry-accel-1");
+        std::fs::create_dir_all(&starting).unwrap();
+        File::create(starting.join("lock-new")).unwrap();
+        let cache = Cache::open(&below).unwrap();
+        assert!(starting.exists() && !is_left(&cache.folder));
         tree::remove(&below).unwrap();
     }
 
