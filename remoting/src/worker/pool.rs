@@ -20,7 +20,10 @@ use std::{
     },
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::Arc,
+    sync::{
+        Arc,
+        mpsc::{self, Sender},
+    },
     thread,
     time::Duration,
 };
@@ -256,6 +259,7 @@ pub fn run(place: Place, spare: usize, program: &Path, options: &Options) -> Res
     let kept = kept.map(|(limit, folder)| (folder, limit));
     let sweeper = Sweeper::default();
     sweeper.start(kept, &cache.folder).map_err(Error::Start)?;
+    let remover = remover().map_err(Error::Start)?;
     let files = Limit::raise().map_err(Error::Start)?;
     let most = bound(&listener, &options, files);
     let mut waiting: Vec<Worker> = Vec::new();
@@ -296,7 +300,7 @@ pub fn run(place: Place, spare: usize, program: &Path, options: &Options) -> Res
             Changed::Ended(index) => {
                 let worker = serving.swap_remove(index);
                 sweeper.ended(worker.number);
-                worker.end();
+                worker.end(&remover);
                 continue;
             }
             Changed::Spoke(index) => {
@@ -371,7 +375,7 @@ pub fn run(place: Place, spare: usize, program: &Path, options: &Options) -> Res
                     );
                 }
                 options.late = true;
-                worker.end();
+                worker.end(&remover);
             }
             Ok(([stream::SIGN, request @ ..], _)) => {
                 let answer = stream::answer(listener.keeper.as_ref(), request);
@@ -381,7 +385,7 @@ pub fn run(place: Place, spare: usize, program: &Path, options: &Options) -> Res
             }
             _ => {
                 dying += 1;
-                worker.end();
+                worker.end(&remover);
                 if dying == 8 {
                     return Err(Error::Dying(dying));
                 }
@@ -390,6 +394,16 @@ pub fn run(place: Place, spare: usize, program: &Path, options: &Options) -> Res
             }
         }
     }
+}
+
+/// A thread that removes folders, one after the other: one with millions of files takes long, and
+/// others are to be served meanwhile.
+fn remover() -> io::Result<Sender<Folder>> {
+    let (to, folders) = mpsc::channel::<Folder>();
+    thread::Builder::new()
+        .name("remove".to_owned())
+        .spawn(move || folders.into_iter().for_each(drop))?;
+    Ok(to)
 }
 
 /// How many applications are served at a time: no more than there are descriptors for.
@@ -437,10 +451,11 @@ impl Worker {
         unsafe { libc::kill(-(self.child.id() as libc::pid_t), libc::SIGKILL) };
     }
 
-    /// Ends it for good.
-    fn end(mut self) {
+    /// Ends it for good, and has its folder removed.
+    fn end(mut self, remover: &Sender<Folder>) {
         self.kill();
         let _ = self.child.wait();
+        let _ = remover.send(self.cache);
     }
 }
 
