@@ -503,17 +503,22 @@ impl Cache {
         let mut builder = DirBuilder::new();
         // Other users' processes have no business with what is compiled here.
         builder.mode(0o700).create(&folder)?;
-        // Whoever finds it finds it locked: another pool that starts now takes the folder for a
-        // killed one's else.
-        let new = folder.join("lock-new");
-        let lock = File::create(&new)?;
-        lock.lock()?;
-        std::fs::rename(&new, folder.join(LOCK))?;
+        let lock = lock(&folder)?;
         Ok(Self {
             folder,
             _lock: lock,
         })
     }
+}
+
+/// Makes the lock of a folder, held. Whoever finds it finds it so: a pool that starts at this moment
+/// would take the folder for a killed one's else.
+fn lock(folder: &Path) -> io::Result<File> {
+    let new = folder.join("lock-new");
+    let lock = File::create(&new)?;
+    lock.lock()?;
+    std::fs::rename(&new, folder.join(LOCK))?;
+    Ok(lock)
 }
 
 /// Whether a pool of this user was killed that had this folder. Others may put there what they like.
@@ -728,6 +733,8 @@ fn first_changed(
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
     use clap::Parser;
     use rustix::fs::{CWD, FileType, Mode};
 
@@ -785,15 +792,34 @@ mod tests {
     }
 
     #[test]
-    fn pools_that_start_at_one_moment_leave_each_other_alone() {
-        let below = std::env::temp_dir().join(format!("gantry-pool-start-{}", std::process::id()));
-        // One that has made its folder, and not its lock yet.
-        let starting = below.join("gantry-accel-1");
-        std::fs::create_dir_all(&starting).unwrap();
-        File::create(starting.join("lock-new")).unwrap();
-        let cache = Cache::open(&below).unwrap();
-        assert!(starting.exists() && !is_left(&cache.folder));
-        tree::remove(&below).unwrap();
+    fn a_folder_is_at_no_moment_of_its_pools_start_a_killed_ones() {
+        let folder = std::env::temp_dir().join(format!("gantry-pool-start-{}", std::process::id()));
+        // Odd while its pool lives.
+        let lives = AtomicUsize::new(0);
+        let done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                while !done.load(Ordering::SeqCst) {
+                    let before = lives.load(Ordering::SeqCst);
+                    let left = is_left(&folder);
+                    let same = lives.load(Ordering::SeqCst) == before;
+                    if left && same && before % 2 == 1 {
+                        return false;
+                    }
+                }
+                true
+            });
+            for _ in 0..2000 {
+                lives.fetch_add(1, Ordering::SeqCst);
+                std::fs::create_dir(&folder).unwrap();
+                let held = lock(&folder).unwrap();
+                lives.fetch_add(1, Ordering::SeqCst);
+                drop(held);
+                tree::remove(&folder).unwrap();
+            }
+            done.store(true, Ordering::SeqCst);
+            assert!(other.join().unwrap());
+        });
     }
 
     #[test]
