@@ -23,8 +23,9 @@ use vmfunc_gate::guest::{self, Ended};
 use super::handlers::{self, Surroundings};
 use super::{
     confine::{self, Confinement},
+    folders::{Cache, Folder},
     passive::{Offer, Passive},
-    pool::{self, Cache, Folder},
+    pool,
     quota::Quota,
     server::cl,
 };

@@ -34,6 +34,8 @@ pub mod cover;
 #[cfg(feature = "worker")]
 mod crowd;
 mod events;
+#[cfg(feature = "worker")]
+mod folders;
 mod freed;
 #[cfg(feature = "worker")]
 pub mod gate;

@@ -1,0 +1,173 @@
+//! Folders of pools and of their workers, of which none stays behind.
+
+use std::{
+    fs::{DirBuilder, File},
+    io,
+    os::unix::fs::{DirBuilderExt, MetadataExt},
+    path::{Path, PathBuf},
+};
+
+use super::compiled::tree;
+
+/// What the names of pools' folders begin with.
+const FOLDER: &str = "gantry-accel-";
+/// The file in it that the pool holds a lock on as long as it lives.
+const LOCK: &str = "lock";
+
+/// A worker's folder, which goes with this value.
+#[derive(Debug)]
+pub(super) struct Folder(pub(super) PathBuf);
+
+impl Folder {
+    pub(super) fn create(path: PathBuf) -> io::Result<Self> {
+        std::fs::create_dir(&path)?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // Whatever was written there; what cannot be removed now goes with the pool's folder.
+        let _ = tree::remove(&self.0);
+    }
+}
+
+/// The folder of a pool, with one for each of its workers. A pool that was killed leaves its
+/// folder behind; the next pool removes it: its lock is free then.
+#[derive(Debug)]
+pub(super) struct Cache {
+    /// Where it is.
+    pub(super) folder: PathBuf,
+    _lock: File,
+}
+
+impl Cache {
+    pub(super) fn open(below: &Path) -> io::Result<Self> {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(below)?;
+        for entry in std::fs::read_dir(below)?.filter_map(Result::ok) {
+            let pools = entry.file_name().to_string_lossy().starts_with(FOLDER);
+            let path = entry.path();
+            if pools && is_left(&path) {
+                let _ = tree::remove(&path);
+            }
+        }
+        let folder = below.join(format!("{FOLDER}{}", std::process::id()));
+        let mut builder = DirBuilder::new();
+        // Other users' processes have no business with what is compiled here.
+        builder.mode(0o700).create(&folder)?;
+        let lock = lock(&folder)?;
+        Ok(Self {
+            folder,
+            _lock: lock,
+        })
+    }
+}
+
+/// Makes the lock of a folder, held. Whoever finds it finds it so: a pool that starts at this moment
+/// would take the folder for a killed one's else.
+fn lock(folder: &Path) -> io::Result<File> {
+    let new = folder.join("lock-new");
+    let lock = File::create(&new)?;
+    lock.lock()?;
+    std::fs::rename(&new, folder.join(LOCK))?;
+    Ok(lock)
+}
+
+/// Whether a pool of this user was killed that had this folder. Others may put there what they like.
+fn is_left(folder: &Path) -> bool {
+    // SAFETY: a plain call.
+    let user = unsafe { libc::geteuid() };
+    let mine = folder.symlink_metadata();
+    if !mine.is_ok_and(|folder| folder.is_dir() && folder.uid() == user) {
+        return false;
+    }
+    let lock = File::open(folder.join(LOCK));
+    lock.is_ok_and(|lock| lock.try_lock().is_ok())
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::{
+        sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+        thread,
+    };
+
+    use rustix::fs::{CWD, FileType, Mode};
+
+    use super::*;
+
+    #[test]
+    fn a_killed_pools_folder_is_removed_and_a_living_ones_is_not() {
+        let below = std::env::temp_dir().join(format!("gantry-pool-test-{}", std::process::id()));
+        let (dead, living) = (below.join("gantry-accel-1"), below.join("gantry-accel-2"));
+        for folder in [&dead, &living] {
+            std::fs::create_dir_all(folder.join("7")).unwrap();
+            File::create(folder.join(LOCK)).unwrap();
+        }
+        let held = File::open(living.join(LOCK)).unwrap();
+        held.lock().unwrap();
+        let cache = Cache::open(&below).unwrap();
+        assert!(!dead.exists() && living.exists() && cache.folder.exists());
+        tree::remove(&below).unwrap();
+    }
+
+    #[test]
+    fn a_folder_is_at_no_moment_of_its_pools_start_a_killed_ones() {
+        let folder = std::env::temp_dir().join(format!("gantry-pool-start-{}", std::process::id()));
+        // Odd while its pool lives.
+        let lives = AtomicUsize::new(0);
+        let done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                while !done.load(Ordering::SeqCst) {
+                    let before = lives.load(Ordering::SeqCst);
+                    let left = is_left(&folder);
+                    let same = lives.load(Ordering::SeqCst) == before;
+                    if left && same && before % 2 == 1 {
+                        return false;
+                    }
+                }
+                true
+            });
+            for _ in 0..2000 {
+                lives.fetch_add(1, Ordering::SeqCst);
+                std::fs::create_dir(&folder).unwrap();
+                let held = lock(&folder).unwrap();
+                lives.fetch_add(1, Ordering::SeqCst);
+                drop(held);
+                tree::remove(&folder).unwrap();
+            }
+            done.store(true, Ordering::SeqCst);
+            assert!(other.join().unwrap());
+        });
+    }
+
+    #[test]
+    fn a_folder_that_is_not_there_is_made() {
+        let above = std::env::temp_dir().join(format!("gantry-pool-new-{}", std::process::id()));
+        let cache = Cache::open(&above.join("cache")).unwrap();
+        assert!(cache.folder.exists());
+        tree::remove(&above).unwrap();
+    }
+
+    #[test]
+    fn another_users_folder_is_neither_looked_into_nor_removed() {
+        // SAFETY: a plain call.
+        if unsafe { libc::geteuid() } != 0 {
+            eprintln!("not tested: only root gives folders away");
+            return;
+        }
+        let below = std::env::temp_dir().join(format!("gantry-pool-others-{}", std::process::id()));
+        let theirs = below.join("gantry-accel-1");
+        std::fs::create_dir_all(&theirs).unwrap();
+        // Who opens it waits for ever.
+        let pipe = theirs.join(LOCK);
+        rustix::fs::mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR, 0).unwrap();
+        std::os::unix::fs::chown(&theirs, Some(65534), None).unwrap();
+        assert!(Cache::open(&below).is_ok() && theirs.exists());
+        tree::remove(&below).unwrap();
+    }
+}
