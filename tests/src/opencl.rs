@@ -11,6 +11,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use gpu_mediator::arbiter::status::{self, Client};
+use rustix::fs::XattrFlags;
 
 use crate::{
     guest::COMMAND,
@@ -80,14 +81,40 @@ impl Pool {
         Ok(pool)
     }
 
+    /// The same in a control group that is given to it, as systemd does; and where that is.
+    pub fn start_in_group(dir: &Path, more: &[&str]) -> Result<(Self, PathBuf)> {
+        mount()?;
+        let all = Path::new(ROOT).join("sys/fs/cgroup");
+        let group = all.join("accel");
+        sh(&format!(
+            "[ -e {0}/cgroup.procs ] || mount -t cgroup2 none {0}; \
+             echo +memory +pids >{0}/cgroup.subtree_control && mkdir -p {0}/accel && \
+             echo -memory -pids >{0}/accel/cgroup.subtree_control",
+            all.display()
+        ))
+        .context("cannot make control groups")?;
+        rustix::fs::setxattr(&group, "trusted.delegate", b"1", XattrFlags::empty())?;
+        let enter = format!("echo 0 >{}/cgroup.procs && exec \"$@\"", group.display());
+        let arguments = [&["--socket", "/run/pool.sock"], more].concat();
+        let mut command = Command::new("sh");
+        command.args(["-c", &enter, "sh", "chroot"]);
+        let pool = Self::spawn(dir, command, &arguments)?;
+        until("the pool listens", || Ok(pool.socket.exists()))?;
+        Ok((pool, group))
+    }
+
     fn launch(dir: &Path, arguments: &[&str]) -> Result<Self> {
         mount()?;
+        Self::spawn(dir, Command::new("chroot"), arguments)
+    }
+
+    fn spawn(dir: &Path, mut command: Command, arguments: &[&str]) -> Result<Self> {
         fs::copy(
             "/bin/gantry-accel",
             Path::new(ROOT).join("run/gantry-accel"),
         )?;
         let log = log(dir)?;
-        let child = Command::new("chroot")
+        let child = command
             .args([ROOT, "/run/gantry-accel", "serve", "--spare", "1"])
             .args(arguments)
             .stdin(Stdio::null())

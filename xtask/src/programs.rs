@@ -73,6 +73,7 @@ pub fn build() -> Result<Binaries> {
             shared: release.join("examples/opencl_shared"),
             idle: release.join("examples/opencl_idle"),
             turns: release.join("examples/opencl_turns"),
+            hostile: release.join("examples/opencl_hostile"),
         },
     })
 }

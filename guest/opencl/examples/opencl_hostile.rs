@@ -1,5 +1,5 @@
 //! An application without scruples: `opencl_hostile SOCKET MISDEED` talks to a worker by itself,
-//! without the driver, and breaks one rule.
+//! without the driver, and breaks one rule. The socket is a pool's, or in a guest the agent's.
 //!
 //! | misdeed | what | printed |
 //! |---|---|---|
@@ -8,21 +8,29 @@
 //! | `length` | a frame that is longer than what is there | `ended` |
 //! | `outside` | places before, beyond and across the ends of the window and of shared virtual memory | `refused` |
 //! | `quota` | device memory of 1 GiB for each of a hundred buffers | `refused` |
+//! | `memory` | native code, on a CPU device, that takes shared memory without an end | `ended` |
+//! | `processes` | native code that starts processes as long as it can, and then waits | `running` |
 //! | `silent` | calls whose answers it does not read, until its input ends | `silent`, `gone` |
 //! | a number | is killed by itself after so many steps of an ordinary run | nothing, or `whole` |
 //!
-//! `ended`: the worker has closed the connection. `refused`: each call had an error, or had to.
+//! `ended`: the connection with the worker has ended. `refused`: each call had an error, or had to.
 
 use std::{
-    fs::File,
-    io::{Read, Write},
-    os::{fd::OwnedFd, unix::fs::FileExt, unix::net::UnixStream},
-    sync::Arc,
+    io::{ErrorKind, Read, Write},
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
     time::{Duration, Instant},
 };
 
 use gantry_remoting::{
     opencl::codes,
+    port,
     protocol::{
         Blob, Call, Flags, Header, Wire,
         calls::{
@@ -31,11 +39,12 @@ use gantry_remoting::{
             Place, ProgramId, ProgramOrigin, QueueId, ReadBuffer, ReleaseMem, SvmAlloc, SvmFill,
             SvmFree, SvmRead, SvmWrite, WriteBuffer,
         },
-        hello::Hello,
+        hello::{Form, Hello},
     },
     transport::{
         bell::{Bell, Futex},
         link::{Receiver, Sender},
+        port_bell::{Doorbell, DoorbellPage},
         ring::{Consumer, Lines, Producer},
         socket,
         window::{Slice, Window},
@@ -44,9 +53,8 @@ use gantry_remoting::{
 
 type Failed = Box<dyn std::error::Error>;
 
-const BELL: Futex = Futex {
-    patience: Duration::from_millis(20),
-};
+/// The longest sleep.
+const PATIENCE: Duration = Duration::from_millis(20);
 /// How long an end or an answer is waited for.
 const LONG: Duration = Duration::from_secs(20);
 const CONTEXT: ContextId = ContextId(0);
@@ -73,10 +81,12 @@ impl Steps {
 /// A connection with a worker.
 struct Client {
     stream: UnixStream,
-    memory: File,
+    /// The control words of its rings, which the window's own type does not hand out.
+    words: Words,
     window: Arc<Window>,
-    calls: Sender<Slice, Futex>,
-    answers: Receiver<Slice, Futex>,
+    bell: Doorbell,
+    calls: Sender<Slice, Doorbell>,
+    answers: Receiver<Slice, Doorbell>,
     sequence: u64,
     /// How long room in the ring of calls is waited for.
     patience: Duration,
@@ -96,16 +106,33 @@ impl Client {
         let (bytes, files) = socket::receive_hello(&stream)?;
         steps.step();
         let hello = Hello::check(&bytes)?;
-        let file: OwnedFd = files.into_iter().next().ok_or("no window")?;
-        let window = Window::map(&file, hello.window, hello.ring)?;
+        let mut files = files.into_iter();
+        let memory = files.next().ok_or("no window")?;
+        let (at, bell) = match hello.form {
+            Form::Port => {
+                let mut place = [0; port::Place::SIZE];
+                (&stream).read_exact(&mut place)?;
+                let place = port::Place::from_bytes(place);
+                let doorbells = files.next().ok_or("no doorbell")?;
+                let bell = Doorbell::Port {
+                    page: Arc::new(DoorbellPage::map(&doorbells, place.doorbell)?),
+                    naps: Arc::default(),
+                    patience: PATIENCE,
+                };
+                (place.slice, bell)
+            }
+            _ => (0, Doorbell::Futex(Futex { patience: PATIENCE })),
+        };
+        let window = Window::map_slice(&memory, at, hello.window, hello.ring)?;
         steps.step();
         let (calls, answers) = (window.calls(), window.answers());
         let spin = Duration::from_millis(1);
         Ok(Self {
             stream,
-            memory: file.into(),
-            calls: Sender::new(Producer::new(calls, BELL), spin),
-            answers: Receiver::new(Consumer::new(answers, BELL)),
+            words: Words::map(&memory, at)?,
+            calls: Sender::new(Producer::new(calls, bell.clone()), spin),
+            answers: Receiver::new(Consumer::new(answers, bell.clone())),
+            bell,
             window,
             sequence: 0,
             patience: LONG,
@@ -164,8 +191,13 @@ impl Client {
         Ok(self.ask(call)?.map_err(code)?)
     }
 
-    /// A context, a queue, and a kernel.
+    /// A context, a queue, and a kernel that does nothing.
     fn prepare(&mut self) -> Result<(), Failed> {
+        self.prepare_with("kernel void nothing() {}")
+    }
+
+    /// The same with another kernel of that name.
+    fn prepare_with(&mut self, source: &str) -> Result<(), Failed> {
         self.good(&calls::Platforms {})?;
         let device = DeviceId(0);
         self.good(&CreateContext {
@@ -183,7 +215,7 @@ impl Client {
         self.good(&CreateProgram {
             id: PROGRAM,
             context: CONTEXT,
-            origin: ProgramOrigin::Source(Blob(b"kernel void nothing() {}".to_vec())),
+            origin: ProgramOrigin::Source(Blob(source.as_bytes().to_vec())),
         })?;
         self.good(&BuildProgram {
             id: PROGRAM,
@@ -213,18 +245,61 @@ impl Client {
 
     /// Wakes the worker: there seems to be something in its ring.
     fn ring(&self) {
-        BELL.ring(&self.window.calls().control().items.0);
+        self.bell.ring(&self.window.calls().control().items.0);
     }
 
-    /// Waits until the worker has closed the connection.
+    /// Waits until the connection has ended.
     fn wait_for_end(&mut self) -> Result<&'static str, Failed> {
         self.ring();
-        self.stream.set_read_timeout(Some(LONG))?;
-        match self.stream.read(&mut [0; 64]) {
-            Ok(0) => Ok("ended"),
-            Ok(_) => Err("the worker nudges".into()),
-            Err(error) => Err(format!("the worker goes on: {error}").into()),
+        // Who is not asked does not look.
+        let step = Duration::from_millis(100);
+        self.stream.set_read_timeout(Some(step))?;
+        let start = Instant::now();
+        while start.elapsed() < LONG {
+            match self.stream.read(&mut [0; 64]) {
+                Ok(0) => return Ok("ended"),
+                Ok(_) => return Err("the worker nudges".into()),
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok("ended"),
+                Err(error) if error.kind() != ErrorKind::WouldBlock => return Err(error.into()),
+                Err(_) if matches!(self.bell, Doorbell::Port { .. }) => {
+                    // Fails if it has just ended, which is heard then.
+                    let _ = self.stream.write(&[port::LOOK]);
+                }
+                Err(_) => {}
+            }
         }
+        Err("the worker goes on".into())
+    }
+}
+
+/// The first control word of the ring of answers, in which the application says how far it has read.
+struct Words(*mut AtomicU32);
+
+impl Words {
+    /// Where it is in a slice.
+    const READ: u64 = 4096;
+
+    fn map(memory: &OwnedFd, slice: u64) -> Result<Self, Failed> {
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let page = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                4096,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                memory.as_raw_fd(),
+                libc::off_t::try_from(slice + Self::READ)?,
+            )
+        };
+        if page == libc::MAP_FAILED {
+            return Err(std::io::Error::last_os_error().into());
+        }
+        Ok(Self(page.cast()))
+    }
+
+    fn read(&self) -> &AtomicU32 {
+        // SAFETY: the page stays mapped, and is aligned.
+        unsafe { &*self.0 }
     }
 }
 
@@ -246,17 +321,12 @@ fn garbage(client: &mut Client) -> Result<&'static str, Failed> {
         *byte = (random >> 56) as u8;
     }
     // A second writer of the same ring, with no idea of calls.
-    Producer::new(client.window.calls(), BELL).push(&[], &bytes)?;
+    Producer::new(client.window.calls(), client.bell.clone()).push(&[], &bytes)?;
     client.wait_for_end()
 }
 
-/// Where the application says how far it has read: the first control word of the ring of answers.
-const READ: u64 = 4096;
-
 fn index(client: &mut Client) -> Result<&'static str, Failed> {
-    client
-        .memory
-        .write_all_at(&0x8000_0000u32.to_le_bytes(), READ)?;
+    client.words.read().store(0x8000_0000, Ordering::SeqCst);
     // The worker looks there when the room is used up that it knows of.
     for _ in 0..=client.window.answers().count() {
         client.post(&Finish { queue: QUEUE }, Flags::ANSWER)?;
@@ -271,7 +341,8 @@ fn length(client: &mut Client) -> Result<&'static str, Failed> {
         flags: Flags::ANSWER,
         sequence: 1,
     };
-    Producer::new(client.window.calls(), BELL).push(&header.to_bytes(), &[1, 2, 3])?;
+    Producer::new(client.window.calls(), client.bell.clone())
+        .push(&header.to_bytes(), &[1, 2, 3])?;
     client.wait_for_end()
 }
 
@@ -414,6 +485,42 @@ fn quota(client: &mut Client) -> Result<&'static str, Failed> {
     Err("a hundred GiB are served".into())
 }
 
+/// A kernel that makes system calls: on a CPU device it is native code in the worker.
+const NATIVE: &str = r#"
+long call(long number, long a, long b, long c, long d) {
+    long result;
+    __asm__ volatile("movq %5, %%r10; movq $-1, %%r8; xorq %%r9, %%r9; syscall" : "=a"(result)
+        : "a"(number), "D"(a), "S"(b), "d"(c), "r"(d)
+        : "rcx", "r8", "r9", "r10", "r11", "memory");
+    return result;
+}
+"#;
+
+/// mmap: 16 MiB, to be read and written, MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE.
+const MEMORY: &str = "kernel void nothing() { while (call(9, 0, 16 << 20, 3, 0x8021) > 0); }";
+
+/// Children of fork wait by poll; the parent, too, when there can be no more.
+const PROCESSES: &str =
+    "kernel void nothing() { while (call(57, 0, 0, 0, 0) > 0); for (;;) call(7, 0, 0, -1, 0); }";
+
+fn native(client: &mut Client, kernel: &str) -> Result<(), Failed> {
+    client.prepare_with(&format!("{NATIVE}{kernel}"))?;
+    client.enqueue()?;
+    client.post(&calls::Flush { queue: QUEUE }, Flags::default())
+}
+
+fn memory(client: &mut Client) -> Result<&'static str, Failed> {
+    native(client, MEMORY)?;
+    client.wait_for_end()
+}
+
+fn processes(client: &mut Client) -> Result<&'static str, Failed> {
+    native(client, PROCESSES)?;
+    println!("running");
+    std::io::copy(&mut std::io::stdin(), &mut std::io::sink())?;
+    Ok("gone")
+}
+
 fn silent(client: &mut Client) -> Result<&'static str, Failed> {
     client.prepare()?;
     // Until both rings are full: nobody reads the answers, and so nobody the calls.
@@ -455,6 +562,8 @@ fn main() -> Result<(), Failed> {
         "index" => index(&mut client(None)?),
         "length" => length(&mut client(None)?),
         "outside" => outside(&mut client(None)?),
+        "memory" => memory(&mut client(None)?),
+        "processes" => processes(&mut client(None)?),
         "quota" => quota(&mut client(None)?),
         "silent" => silent(&mut client(None)?),
         number => whole(&mut client(Some(number.parse()?))?),

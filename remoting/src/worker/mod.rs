@@ -7,7 +7,8 @@
 //! then slept on. Building and linking programs takes long and runs in threads of its own.
 //!
 //! - [`pool`]: keeps workers ready; [`process`]: what each is; [`confine`]: what they may do;
-//!   [`compiled`]: what drivers have compiled, which outlives them.
+//!   a `group` has the limits of all that it starts; [`compiled`]: what drivers have compiled, which
+//!   outlives them; `folders`: where all of them write.
 //! - [`stream`]: how they are reached from other machines; `greet`: by whom, a `crowd` at a time.
 //! - [`passive`]: serving without a thread, on CPUs that applications lend; [`lent`]: one round of
 //!   that; [`handlers`]: how a gate calls it; [`gate`]: the process.
@@ -41,6 +42,8 @@ mod freed;
 pub mod gate;
 #[cfg(feature = "worker")]
 mod greet;
+#[cfg(feature = "worker")]
+mod group;
 pub mod handlers;
 mod headers;
 mod kernels;

@@ -20,7 +20,7 @@ use std::{
     process::{Child, Command, Stdio},
     sync::{
         Arc,
-        mpsc::{self, Sender},
+        mpsc::{self, RecvTimeoutError, Sender},
     },
     thread,
     time::Duration,
@@ -31,6 +31,7 @@ use super::{
     confine,
     folders::{Cache, Folder},
     greet::Refusals,
+    group::{self, Group, Groups, Limits},
     process::{CONTROL, LISTENER, Options},
     stream::{self, Kind},
 };
@@ -254,6 +255,7 @@ pub fn run(place: Place, spare: usize, program: &Path, options: &Options) -> Res
     let sweeper = Sweeper::default();
     sweeper.start(kept, &cache.folder).map_err(Error::Start)?;
     let remover = remover().map_err(Error::Start)?;
+    let groups = groups(&options);
     let files = Limit::raise().map_err(Error::Start)?;
     let most = bound(&listener, &options, files);
     let mut waiting: Vec<Worker> = Vec::new();
@@ -268,7 +270,12 @@ pub fn run(place: Place, spare: usize, program: &Path, options: &Options) -> Res
         while waiting.len() < spare.max(1) && waiting.len() + serving.len() < most {
             started += 1;
             let folder = cache.folder.join(started.to_string());
-            match start(&listener, program, &options, files, (started, folder)) {
+            let new = New {
+                number: started,
+                folder,
+                groups: groups.as_ref(),
+            };
+            match start(&listener, program, &options, files, new) {
                 Ok(worker) => waiting.push(worker),
                 // Not at the cost of those that are there, or once it has worked: there may be
                 // descriptors, processes or memory again when some have ended.
@@ -355,7 +362,8 @@ pub fn run(place: Place, spare: usize, program: &Path, options: &Options) -> Res
                     waiting.push(worker);
                 } else {
                     if let Some(connection) = &worker.connection {
-                        sweeper.serves(worker.number, &worker.cache.0, connection);
+                        let folder = &worker.remains.folder.0;
+                        sweeper.serves(worker.number, folder, connection);
                     }
                     serving.push(worker);
                 }
@@ -390,14 +398,44 @@ pub fn run(place: Place, spare: usize, program: &Path, options: &Options) -> Res
     }
 }
 
-/// A thread that removes folders, one after the other: one with millions of files takes long, and
-/// others are to be served meanwhile.
-fn remover() -> io::Result<Sender<Folder>> {
-    let (to, folders) = mpsc::channel::<Folder>();
+/// A thread that removes what workers leave, one after the other: a folder with millions of files
+/// takes long, as do processes to end, and others are to be served meanwhile.
+fn remover() -> io::Result<Sender<Remains>> {
+    let (to, remains) = mpsc::channel::<Remains>();
     thread::Builder::new()
         .name("remove".to_owned())
-        .spawn(move || folders.into_iter().for_each(drop))?;
+        .spawn(move || {
+            // Groups whose processes have not all ended.
+            let mut left: Vec<Group> = Vec::new();
+            loop {
+                left.retain(|group| group.remove().is_err());
+                let next = match left.is_empty() {
+                    true => remains.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                    false => remains.recv_timeout(AGAIN),
+                };
+                match next {
+                    Ok(Remains { folder, group }) => {
+                        drop(folder);
+                        left.extend(group);
+                    }
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => return,
+                }
+            }
+        })?;
     Ok(to)
+}
+
+/// What limits workers, if the pool was given a control group.
+fn groups(options: &Options) -> Option<Groups> {
+    let limits = Limits::new(options.heap(), options.window.saturating_mul(1 << 20));
+    Groups::open(limits).unwrap_or_else(|error| {
+        crate::note!(
+            "gantry-accel: cannot use the control group that it was given ({error}): nothing limits \
+             the memory and the processes of a worker together; is the pool alone in its group?"
+        );
+        None
+    })
 }
 
 /// How many applications are served at a time: no more than there are descriptors for.
@@ -416,7 +454,7 @@ fn bound(listener: &Listener, options: &Options, files: Limit) -> usize {
     listener.most.min(room)
 }
 
-/// A worker process and its folder, which goes when it does.
+/// A worker process, and what goes when it does.
 #[derive(Debug)]
 struct Worker {
     /// How many were started before it, and one.
@@ -434,7 +472,14 @@ struct Worker {
     alone: bool,
     /// Readable when the process has ended.
     end: OwnedFd,
-    cache: Folder,
+    remains: Remains,
+}
+
+/// What a worker leaves behind.
+#[derive(Debug)]
+struct Remains {
+    folder: Folder,
+    group: Option<Group>,
 }
 
 impl Worker {
@@ -445,11 +490,18 @@ impl Worker {
         unsafe { libc::kill(-(self.child.id() as libc::pid_t), libc::SIGKILL) };
     }
 
-    /// Ends it for good, and has its folder removed.
-    fn end(mut self, remover: &Sender<Folder>) {
+    /// Ends it for good, and has what it leaves removed.
+    fn end(mut self, remover: &Sender<Remains>) {
         self.kill();
         let _ = self.child.wait();
-        let _ = remover.send(self.cache);
+        let group = self.remains.group.as_ref();
+        if group.is_some_and(Group::was_short) {
+            crate::note!(
+                "gantry-accel: a worker has ended, as it had no more memory with all that it has \
+                 started: --heap and --window say how much"
+            );
+        }
+        let _ = remover.send(self.remains);
     }
 }
 
@@ -475,14 +527,28 @@ fn keep(options: &mut Options) -> Option<OwnedFd> {
     }
 }
 
+/// A worker that is to be.
+struct New<'a> {
+    number: u64,
+    folder: PathBuf,
+    groups: Option<&'a Groups>,
+}
+
 fn start(
     listener: &Listener,
     program: &Path,
     options: &Options,
     files: Limit,
-    (number, cache): (u64, PathBuf),
+    new: New<'_>,
 ) -> io::Result<Worker> {
-    let cache = Folder::create(cache)?;
+    let cache = Folder::create(new.folder)?;
+    let group = new.groups.map(|groups| groups.create(new.number));
+    let remains = Remains {
+        folder: cache,
+        group: group.transpose()?,
+    };
+    let cache = &remains.folder.0;
+    let entrance = remains.group.as_ref().map(Group::entrance).transpose()?;
     let mut command = Command::new(program);
     let (channel, theirs) = UnixStream::pair()?;
     let mut given = vec![(listener.socket.as_raw_fd(), LISTENER)];
@@ -527,9 +593,9 @@ fn start(
         .args(["--kernel-limit", &options.kernel_limit.to_string()])
         .args(["--heap", &(options.heap() >> 20).to_string()])
         .arg("--cache")
-        .arg(&cache.0)
-        .envs(compiled::variables(&cache.0))
-        .env("TMPDIR", &cache.0)
+        .arg(cache)
+        .envs(compiled::variables(cache))
+        .env("TMPDIR", cache)
         // The host's loader must not find this machine's own remoting driver.
         .env("GANTRY_OPENCL", "off")
         .process_group(0)
@@ -538,6 +604,10 @@ fn start(
     // SAFETY: only async-signal-safe calls between fork and exec.
     unsafe {
         command.pre_exec(move || {
+            // First of all, so that nothing of it is in the pool's.
+            if let Some(entrance) = &entrance {
+                group::enter(entrance.as_fd())?;
+            }
             // A worker does not outlive the pool.
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
             // Drivers may use `select`. Somebody may have lowered the limit meanwhile.
@@ -566,7 +636,7 @@ fn start(
         let _ = child.wait();
     })?;
     Ok(Worker {
-        number,
+        number: new.number,
         child,
         channel,
         connection: None,
@@ -574,7 +644,7 @@ fn start(
         user: None,
         alone: false,
         end,
-        cache,
+        remains,
     })
 }
 

@@ -88,7 +88,8 @@ pub struct Options {
     #[arg(long, value_name = "PATH")]
     pub readable: Vec<PathBuf>,
     /// Memory in MiB that each worker may have beside the window, its driver's included; half of
-    /// this machine's by default.
+    /// this machine's by default. What it starts may have as much each, and all of it together
+    /// that, the window and 512 MiB where the pool has a control group to divide.
     #[arg(long, value_name = "MIB")]
     pub heap: Option<u64>,
     /// Socket of the arbiter (gantry-arbiter) by which the device is shared with other pools.

@@ -153,6 +153,7 @@ impl Images {
         program(&binaries.opencl.pool, &root, "bin/gantry-accel")?;
         program(&binaries.opencl.arbiter, &root, "bin/gantry-arbiter")?;
         program(&binaries.opencl.turns, &root, "bin/opencl-turns")?;
+        program(&binaries.opencl.hostile, &root, "bin/opencl-hostile")?;
         fs::copy(unpacked_kernel(cache, &kernel)?, images.join("vmlinux"))?;
         for guest in ["l2-opencl.cpio.gz", "l2-systemd.cpio.gz", "lean.cpio.gz"] {
             fs::copy(work.join(guest), images.join(guest))?;

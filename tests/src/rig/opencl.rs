@@ -72,6 +72,8 @@ pub struct Programs {
     pub idle: PathBuf,
     /// One that keeps the device busy with kernels of some lengths.
     pub turns: PathBuf,
+    /// One that breaks the rules.
+    pub hostile: PathBuf,
 }
 
 /// A disk image with everything that PoCL needs, and foreign programs. It is made once: it has nothing of this
@@ -207,6 +209,7 @@ pub fn guest(programs: &Programs, work: &Path) -> Result<PathBuf> {
     program(&programs.shared, &root, "bin/opencl-shared")?;
     program(&programs.idle, &root, "bin/opencl-idle")?;
     program(&programs.turns, &root, "bin/opencl-turns")?;
+    program(&programs.hostile, &root, "bin/opencl-hostile")?;
     program(Path::new("/usr/bin/clinfo"), &root, "bin/clinfo")?;
     let library = "lib/x86_64-linux-gnu/libOpenCL.so.1";
     program(&Path::new("/usr").join(library), &root, library)?;

@@ -1,5 +1,12 @@
 //! Guests that compute on the host's accelerators.
 
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    thread,
+};
+
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 
@@ -31,6 +38,10 @@ pub const SCENARIOS: &[Entry] = &[
     (
         "accelerator: a snapshot is refused while applications use it, or takes it from them",
         saved,
+    ),
+    (
+        "accelerator: a worker has so much memory, and so many processes, with all that it starts",
+        limited,
     ),
     (
         "accelerator: a host that lacks what the gate needs says so, to its users and to guests",
@@ -97,6 +108,76 @@ fn compute(context: &Context) -> Result<()> {
         let left = pool.workers()?;
         Ok(left.len() == 1 && !serving.iter().all(|worker| left.contains(worker)))
     })
+}
+
+/// Kernels on a CPU device are native code, which can start processes and share memory.
+fn limited(context: &Context) -> Result<()> {
+    const LOG: &str = "gantry.log";
+    let sizes = ["--heap", "256", "--window", "64"];
+    let (pool, group) = Pool::start_in_group(&context.dir, &sizes)?;
+    let groups = || -> Result<Vec<PathBuf>> {
+        let entries = fs::read_dir(&group)?.filter_map(Result::ok);
+        let is_group = |entry: &fs::DirEntry| entry.path().is_dir();
+        Ok(entries.filter(is_group).map(|entry| entry.path()).collect())
+    };
+    // Of one worker, which waits, and the pool's own.
+    let alone = || Ok(groups()?.len() == 2);
+    let log = || fs::read_to_string(context.dir.join(LOG));
+    until("a worker has a group", alone)?;
+    let limits = |path: &Path| -> Result<[String; 3]> {
+        let read =
+            |name| -> Result<String> { Ok(fs::read_to_string(path.join(name))?.trim().to_owned()) };
+        Ok([
+            read("memory.max")?,
+            read("memory.oom.group")?,
+            read("pids.max")?,
+        ])
+    };
+    let workers = groups()?.into_iter().find(|path| !path.ends_with("pool"));
+    let shown = limits(&workers.context("no worker has a group")?)?;
+    let memory = (256 + 64 + 512_u64) << 20;
+    let tasks = 256 + 16 * thread::available_parallelism()?.get();
+    ensure!(
+        shown == [memory.to_string(), "1".to_owned(), tasks.to_string()],
+        "{shown:?}"
+    );
+    let hostile = |misdeed: &str| {
+        let mut command = Command::new("opencl-hostile");
+        command.arg(&pool.socket).arg(misdeed);
+        command
+    };
+    // As many as there may be; they end with the worker.
+    let mut child = hostile("processes").stdin(Stdio::piped()).spawn()?;
+    let stopped = || {
+        let events = groups()?.into_iter().map(|path| path.join("pids.events"));
+        let events = events.filter_map(|path| fs::read_to_string(path).ok());
+        Ok(events
+            .into_iter()
+            .any(|events| !events.starts_with("max 0")))
+    };
+    let reached = until("a worker has no more processes", stopped);
+    drop(child.stdin.take());
+    child.wait()?;
+    reached?;
+    until("a worker's processes and its group are gone", alone)?;
+    // As much as there may be; others do not suffer.
+    let output = hostile("memory").output()?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    ensure!(said == "ended\n", "{output:?}");
+    until("the log says why", || Ok(log()?.contains("no more memory")))?;
+    let pools = fs::read_to_string(group.join("pool/memory.events"))?;
+    ensure!(pools.contains("oom_kill 0"), "{pools}");
+    until("the group is gone", alone)?;
+    // A killed pool's groups are the next one's.
+    drop(pool);
+    let (pool, _) = Pool::start_in_group(&context.dir, &sizes)?;
+    until("a worker has a group again", alone)?;
+    let output = Command::new("opencl-hostile")
+        .arg(&pool.socket)
+        .arg("garbage")
+        .output()?;
+    ensure!(output.stdout == b"ended\n", "{output:?}");
+    Ok(())
 }
 
 /// From a guest that has nothing of Gantry but the agent's file to one that has nothing else again.

@@ -114,8 +114,31 @@ fn served_by_pool(guest: &mut Guest) -> Result<()> {
             && !status.contains("Uid:\t0"),
         "{status}"
     );
+    each_in_a_group(guest)?;
     killed(guest, "gantry-accel")?;
-    finds_a_device(guest)
+    finds_a_device(guest)?;
+    each_in_a_group(guest)
+}
+
+/// The service's workers have control groups with limits, and its pool one without.
+fn each_in_a_group(guest: &mut Guest) -> Result<()> {
+    let service = "/sys/fs/cgroup/system.slice/gantry-accel.service";
+    let limits = format!(
+        "cd {service} && for g in */; do echo $g $(cat $g/pids.max $g/memory.oom.group) \
+         $(wc -l <$g/cgroup.procs); done"
+    );
+    let is = |text: &str| {
+        let lines: Vec<&str> = text.lines().collect();
+        let workers = lines.iter().filter(|line| line.starts_with("worker-"));
+        let (mut limited, mut count) = (true, 0);
+        for line in workers {
+            count += 1;
+            limited &= !line.contains("max") && line.ends_with(" 1 1");
+        }
+        limited && count == 2 && lines.contains(&"pool/ max 0 1")
+    };
+    guest.eventually(&limits, is)?;
+    Ok(())
 }
 
 /// The same pool shares by an arbiter, whose own unit starts it.
