@@ -6,8 +6,8 @@
 //! Workers may lie. What they say of their use of the device decides nothing where another one could
 //! be harmed: a turn that others wait for is charged by the clock, less what other clients are charged
 //! for it. A process has one connection, by the handle with which its pool introduces it, and a
-//! moment to say who it is. But name and weight are still its own word: a worker that has been taken
-//! over can take part in the turns of another client, or as a new one with the greatest weight.
+//! moment to say who it is. Its name and weight are its pool's word, too, which has heard them before
+//! anything of an application ran in the worker: one that has been taken over changes neither.
 //!
 //! - [`connection`]: a worker, from its introduction to its last word.
 //! - [`status`]: what there is to see.

@@ -314,6 +314,7 @@ fn a_process_that_comes_twice_is_refused_and_goes_on_with_what_it_had() {
     let mut arranged = arrange("twice", &["client", "other"]);
     let path = arranged.folder.join("socket");
     let mut second = introduced(&path, &arranged.workers[0].1);
+    second.set_read_timeout(Some(SECOND)).unwrap();
     arranged.take();
     assert_eq!(second.read(&mut [0]).unwrap(), 0);
     assert!(arranged.arbiter.newcomers.is_empty());

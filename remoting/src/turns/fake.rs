@@ -21,16 +21,24 @@ pub(crate) fn join() -> Join {
     }
 }
 
+/// Hears for whom a worker works, which it says to its pool before all else.
+pub(crate) fn belongs(mut pool: &UnixStream) {
+    let mut bytes = [0; JOIN];
+    pool.read_exact(&mut bytes).unwrap();
+    assert_eq!(Join::from_bytes(&bytes), Ok(join()));
+}
+
 /// Gets a worker a connection.
 fn connect(mut pool: &UnixStream) -> UnixStream {
     pool.read_exact(&mut [0]).unwrap();
     let (arbiter, theirs) = UnixStream::pair().unwrap();
+    (&theirs).write_all(&join().to_bytes()).unwrap();
     pool.send_with_fd([0u8].as_slice(), theirs.as_raw_fd())
         .unwrap();
     arbiter
 }
 
-/// Gets a worker a connection, and reads its first message.
+/// Gets a worker a connection, and reads whose it is.
 fn introduce(pool: &UnixStream) -> UnixStream {
     let arbiter = connect(pool);
     let mut bytes = [0; JOIN];

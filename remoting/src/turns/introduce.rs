@@ -1,11 +1,13 @@
 //! How a worker comes to a connection with the arbiter: its pool makes it.
 //!
-//! A confined worker opens no sockets. It has one to its pool, over which it asks for a
-//! connection: once at its start, and again when an arbiter has ended. With each the pool gives
-//! the arbiter a handle of the worker's process, by which that can end it.
+//! A confined worker opens no sockets. It has one to its pool, over which it says for whom it works,
+//! before anything of its application runs in it, and then asks for a connection: once at its
+//! start, and again when an arbiter has ended. With each the pool tells the arbiter what it was told
+//! first, whatever has become of the worker since, and gives it a handle of the worker's process, by
+//! which that can end it.
 
 use std::{
-    io::{self, ErrorKind, Read},
+    io::{self, ErrorKind, Read, Write},
     os::{
         fd::{AsRawFd, FromRawFd, OwnedFd},
         unix::net::UnixStream,
@@ -17,6 +19,8 @@ use std::{
 };
 
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
+
+use super::message::{JOIN, Join};
 
 /// How often an arbiter that is not there is looked for, in milliseconds.
 const RETRY: i32 = 100;
@@ -37,7 +41,11 @@ pub fn attend(child: &Child, control: UnixStream, path: PathBuf) -> io::Result<(
     thread::Builder::new()
         .name("introduce".to_owned())
         .spawn(move || {
-            while introduce(&control, &process, &path).is_ok() {
+            let mut join = [0; JOIN];
+            if (&control).read_exact(&mut join).is_err() {
+                return;
+            }
+            while introduce(&control, &process, &join, &path).is_ok() {
                 thread::sleep(EVERY);
             }
         })?;
@@ -45,13 +53,23 @@ pub fn attend(child: &Child, control: UnixStream, path: PathBuf) -> io::Result<(
 }
 
 /// Waits until the worker asks, and gets it one connection.
-fn introduce(control: &UnixStream, process: &OwnedFd, path: &Path) -> io::Result<()> {
+fn introduce(
+    control: &UnixStream,
+    process: &OwnedFd,
+    join: &[u8; JOIN],
+    path: &Path,
+) -> io::Result<()> {
     (&mut &*control).read_exact(&mut [0])?;
     let mut told = false;
     loop {
         let connected = UnixStream::connect(path).and_then(|stream| {
             stream.send_with_fd([0u8].as_slice(), process.as_raw_fd())?;
-            Ok(stream)
+            // There is room for it: nothing was written before.
+            match (&stream).write_all(join) {
+                // An arbiter that is just ending; or the worker hears why it is refused.
+                Err(error) if !is_hung_up(&error) => Err(error),
+                _ => Ok(stream),
+            }
         });
         match connected {
             Ok(stream) => {
@@ -74,6 +92,12 @@ fn introduce(control: &UnixStream, process: &OwnedFd, path: &Path) -> io::Result
     }
 }
 
+/// Whether an error says that the other side has hung up.
+fn is_hung_up(error: &io::Error) -> bool {
+    let kind = error.kind();
+    kind == ErrorKind::BrokenPipe || kind == ErrorKind::ConnectionReset
+}
+
 /// What helps a pool that reaches no arbiter.
 fn remedy(error: &io::Error) -> &'static str {
     match error.kind() {
@@ -93,9 +117,14 @@ fn ended(control: &UnixStream) -> bool {
     unsafe { libc::poll(&raw mut polled, 1, RETRY) > 0 }
 }
 
+/// A worker's side: says for whom it works. It says so once.
+pub fn belong(mut control: &UnixStream, join: &Join) -> io::Result<()> {
+    control.write_all(&join.to_bytes())
+}
+
 /// A worker's side: asks for a connection and waits for it.
-pub fn ask(control: &UnixStream) -> io::Result<UnixStream> {
-    io::Write::write_all(&mut &*control, &[0])?;
+pub fn ask(mut control: &UnixStream) -> io::Result<UnixStream> {
+    control.write_all(&[0])?;
     let (got, file) = control
         .recv_with_fd(&mut [0])
         .map_err(|error| io::Error::from_raw_os_error(error.errno()))?;
@@ -112,7 +141,41 @@ pub fn ask(control: &UnixStream) -> io::Result<UnixStream> {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::{os::unix::net::UnixListener, process::Command};
+
     use super::*;
+
+    #[test]
+    fn an_arbiter_hears_for_whom_a_worker_works_from_its_pool_and_always_the_same() {
+        let folder = std::env::temp_dir().join(format!("gantry-belong-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("arbiter");
+        let arbiter = UnixListener::bind(&path).unwrap();
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let (worker, control) = UnixStream::pair().unwrap();
+        attend(&child, control, path).unwrap();
+        let join = |name: &str, weight| Join {
+            name: name.to_owned(),
+            weight,
+        };
+        belong(&worker, &join("honest", 1)).unwrap();
+        for _ in 0..2 {
+            let mut connection = ask(&worker).unwrap();
+            let (mut stream, _) = arbiter.accept().unwrap();
+            let (_, process) = stream.recv_with_fd(&mut [0]).unwrap();
+            assert!(process.is_some());
+            // What a worker says by now comes after that.
+            connection
+                .write_all(&join("another", 10_000).to_bytes())
+                .unwrap();
+            let mut heard = [0; JOIN];
+            stream.read_exact(&mut heard).unwrap();
+            assert_eq!(Join::from_bytes(&heard), Ok(join("honest", 1)));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 
     #[test]
     fn who_may_not_reach_an_arbiter_is_not_told_to_start_one() {

@@ -8,7 +8,7 @@
 use std::{
     fmt,
     fs::File,
-    io::{self, ErrorKind, Read, Write},
+    io::{self, ErrorKind, Read},
     os::unix::net::UnixStream,
     sync::{
         Arc, Mutex, PoisonError,
@@ -58,9 +58,9 @@ enum NoSession {
 }
 
 impl Session {
-    fn open(control: &UnixStream, join: &Join) -> Result<Self, NoSession> {
+    fn open(control: &UnixStream) -> Result<Self, NoSession> {
         let stream = introduce::ask(control)?;
-        let (grant, account) = Self::begin(&stream, join).map_err(|error| match error {
+        let (grant, account) = Self::begin(&stream).map_err(|error| match error {
             // Who has not read everything that was said hangs up like this.
             NoSession::System(error)
                 if matches!(
@@ -80,9 +80,8 @@ impl Session {
         })
     }
 
-    /// Says who this worker is: the pages that the arbiter has made for it.
-    fn begin(mut stream: &UnixStream, join: &Join) -> Result<(File, File), NoSession> {
-        stream.write_all(&join.to_bytes())?;
+    /// The pages that the arbiter has made for this worker.
+    fn begin(mut stream: &UnixStream) -> Result<(File, File), NoSession> {
         let mut page = || -> Result<File, NoSession> {
             let mut hello = [0; HELLO];
             let (got, file) = stream
@@ -177,9 +176,10 @@ impl Turns {
     /// thread what has happened.
     pub fn start(
         control: UnixStream,
-        join: Join,
+        join: &Join,
         tell: impl Fn(News) + Send + 'static,
     ) -> io::Result<Self> {
+        introduce::belong(&control, join)?;
         let link = Arc::new(Link::default());
         let turns = Self {
             link: Arc::clone(&link),
@@ -199,7 +199,7 @@ impl Turns {
             .spawn(move || {
                 // A pool that has ended takes this process with it.
                 let mut hung_up = 0;
-                while listen(&control, &join, &link, &tell, &mut hung_up).is_ok() {}
+                while listen(&control, &link, &tell, &mut hung_up).is_ok() {}
             })?;
         Ok(turns)
     }
@@ -447,12 +447,11 @@ impl Turns {
 /// error: there is not going to be another one.
 fn listen(
     control: &UnixStream,
-    join: &Join,
     link: &Link,
     tell: &impl Fn(News),
     hung_up: &mut u32,
 ) -> Result<(), NoSession> {
-    let session = match Session::open(control, join) {
+    let session = match Session::open(control) {
         Ok(session) => Arc::new(session),
         Err(NoSession::Other(other)) => {
             tell(News::Apart(other));

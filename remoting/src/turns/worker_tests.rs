@@ -12,7 +12,8 @@ const SLICE: u64 = 6_000_000;
 
 fn start() -> (Turns, Fake) {
     let (control, pool) = UnixStream::pair().unwrap();
-    let turns = Turns::start(control, fake::join(), |_| {}).unwrap();
+    let turns = Turns::start(control, &fake::join(), |_| {}).unwrap();
+    fake::belongs(&pool);
     (turns, Fake::meet(pool))
 }
 
@@ -80,7 +81,8 @@ fn an_arbiter_that_hangs_up_again_and_again_is_reported_once_with_both_versions(
     let (control, pool) = UnixStream::pair().unwrap();
     let (sender, told) = mpsc::channel();
     let tell = move |news| sender.send(news).unwrap();
-    let _turns = Turns::start(control, fake::join(), tell).unwrap();
+    let _turns = Turns::start(control, &fake::join(), tell).unwrap();
+    fake::belongs(&pool);
     let hangs_up = |times: u32| (0..times).for_each(|time| Fake::that_hangs_up(&pool, time == 0));
     // One that is just ending is nothing to report, nor is one more after another arbiter.
     hangs_up(1);

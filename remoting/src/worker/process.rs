@@ -539,7 +539,8 @@ fn limit(server: &mut Server, options: &Options) -> Result<(), Error> {
     server.limit(limit, exceeded).map_err(Error::Start)
 }
 
-/// Shares the device with others, if there is an arbiter.
+/// Shares the device with others, if there is an arbiter. Called before anything of the application's
+/// is done: from here on the pool knows for whom this is, whatever becomes of this process.
 fn share(server: &mut Server, options: &Options, name: String, weight: u32) -> Result<(), Error> {
     if options.arbiter.is_none() {
         return Ok(());
@@ -547,7 +548,7 @@ fn share(server: &mut Server, options: &Options, name: String, weight: u32) -> R
     // SAFETY: the pool has put the socket there, and nothing else in this process uses it.
     let control = unsafe { UnixStream::from_raw_fd(CONTROL) };
     let join = Join { name, weight };
-    server.share(control, join).map_err(Error::Start)
+    server.share(control, &join).map_err(Error::Start)
 }
 
 #[cfg(test)]

@@ -229,7 +229,7 @@ impl Sharing {
 
 impl Server {
     /// Shares the device with others: `control` is the socket to the pool.
-    pub fn share(&mut self, control: UnixStream, join: Join) -> io::Result<()> {
+    pub fn share(&mut self, control: UnixStream, join: &Join) -> io::Result<()> {
         let board = Arc::clone(&self.board);
         let tell = move |news| {
             board.leave(match news {
