@@ -11,6 +11,8 @@
 
 pub mod bell;
 #[cfg(feature = "std")]
+pub mod closer;
+#[cfg(feature = "std")]
 pub mod gate;
 pub mod link;
 #[cfg(feature = "std")]

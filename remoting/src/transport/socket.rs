@@ -74,6 +74,25 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
     UnixListener::bind(path)
 }
 
+/// `SO_PASSRIGHTS` of Linux 6.16, which `libc` does not name.
+const PASS_RIGHTS: libc::c_int = 83;
+
+/// Has the kernel refuse descriptors that are sent to a socket: the close of a stranger's may hang.
+/// Connections that a listener accepts are as it is. An older kernel takes them as ever.
+pub fn refuse_files(socket: impl AsFd) {
+    let off: libc::c_int = 0;
+    // SAFETY: the kernel reads as many bytes as is said, of a local.
+    unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            PASS_RIGHTS,
+            (&raw const off).cast(),
+            size_of_val(&off) as libc::socklen_t,
+        );
+    }
+}
+
 /// The user at the other end of a connection.
 pub fn user(connection: impl AsFd) -> io::Result<u32> {
     let mut peer = libc::ucred {
@@ -230,6 +249,40 @@ mod tests {
             .map(|file| std::fs::File::from(file).metadata().unwrap().len())
             .collect();
         assert_eq!(got, sizes);
+    }
+
+    #[test]
+    fn who_refuses_files_gets_none_and_neither_do_its_connections() {
+        let folder = std::env::temp_dir().join(format!("gantry-rights-{}", std::process::id()));
+        let path = folder.join("socket");
+        let listener = listen(&path).unwrap();
+        refuse_files(&listener);
+        let client = UnixStream::connect(&path).unwrap();
+        // Before the connection is accepted, and after.
+        let early = send(&client, b"file", &[client.as_fd()]);
+        let (accepted, _) = listener.accept().unwrap();
+        let late = send(&client, b"file", &[client.as_fd()]);
+        fs::remove_dir_all(folder).unwrap();
+        let mut value: libc::c_int = 1;
+        let mut size = size_of_val(&value) as libc::socklen_t;
+        // SAFETY: the kernel writes at most as many bytes as is said, to a local.
+        let known = unsafe {
+            libc::getsockopt(
+                accepted.as_raw_fd(),
+                libc::SOL_SOCKET,
+                PASS_RIGHTS,
+                (&raw mut value).cast(),
+                &raw mut size,
+            )
+        };
+        if known != 0 {
+            eprintln!("not tested: this kernel has no SO_PASSRIGHTS");
+            return;
+        }
+        for sent in [early, late] {
+            assert_eq!(sent.unwrap_err().raw_os_error(), Some(libc::EPERM));
+        }
+        send(&client, b"word", &[]).unwrap();
     }
 
     #[test]
