@@ -3,8 +3,9 @@
 //! While applications ask for nothing, it sleeps.
 
 use std::{
-    fs,
-    io::{self, Read},
+    fs, io,
+    net::Shutdown,
+    ops::Deref,
     os::{
         fd::{AsFd, AsRawFd},
         unix::{
@@ -19,7 +20,7 @@ use std::{
 use gantry_remoting::{
     port::{LOOK, State},
     protocol::hello,
-    transport::socket,
+    transport::{closer::Closer, socket},
 };
 
 use crate::{
@@ -36,6 +37,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const HELLO: Duration = Duration::from_secs(5);
 /// Most clients that have not got a slice yet.
 const WAITING: usize = 64;
+/// Most of them of one user: who connects without an end keeps no other user out.
+const OF_ONE_USER: usize = 16;
 
 /// Why the agent does not serve.
 #[derive(Debug, thiserror::Error)]
@@ -67,9 +70,44 @@ enum Step {
 }
 
 struct Client {
-    stream: UnixStream,
+    stream: Connection,
+    /// Whose it is, if the system says.
+    user: Option<u32>,
     step: Step,
     since: Instant,
+}
+
+/// A stranger's connection, whose end may hang on what was sent with it: another thread waits.
+struct Connection {
+    stream: Option<UnixStream>,
+    closer: Closer,
+}
+
+impl Connection {
+    fn new(stream: UnixStream, closer: &Closer) -> Self {
+        Self {
+            stream: Some(stream),
+            closer: closer.clone(),
+        }
+    }
+}
+
+impl Deref for Connection {
+    type Target = UnixStream;
+
+    fn deref(&self) -> &UnixStream {
+        self.stream.as_ref().expect("there until it is dropped")
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        if let Some(stream) = self.stream.take() {
+            // The other side sees the end now, whatever hangs.
+            let _ = stream.shutdown(Shutdown::Both);
+            self.closer.close(stream);
+        }
+    }
 }
 
 impl Client {
@@ -90,12 +128,15 @@ pub struct Server {
     clients: Vec<Client>,
     /// Ports that could not be used and were complained about.
     bad: Vec<String>,
+    /// For what clients have sent, and their connections.
+    closer: Closer,
 }
 
 impl Server {
     /// Listens at a path. Ports are looked for when applications come.
     pub fn new(path: &Path, device: Option<String>, group: Option<&str>) -> Result<Self, Error> {
         let listener = socket::listen(path).map_err(failed("listen on", path))?;
+        socket::refuse_files(&listener);
         listener
             .set_nonblocking(true)
             .map_err(failed("listen on", path))?;
@@ -115,6 +156,7 @@ impl Server {
             ports: Vec::new(),
             clients: Vec::new(),
             bad: Vec::new(),
+            closer: Closer::default(),
         };
         server.look_for_ports();
         Ok(server)
@@ -215,7 +257,7 @@ impl Server {
         let mut asked = false;
         let mut kept = Vec::new();
         for (mut client, &ready) in std::mem::take(&mut self.clients).into_iter().zip(ready) {
-            if !ready || said(&mut client) {
+            if !ready || said(&mut client, &self.closer) {
                 asked |= ready && matches!(client.step, Step::Served { .. });
                 kept.push(client);
             } else if let Some((address, slice)) = client.slice()
@@ -234,19 +276,26 @@ impl Server {
             let Ok((stream, _)) = self.listener.accept() else {
                 break;
             };
-            let waiting = self
-                .clients
-                .iter()
-                .filter(|client| client.slice().is_none());
+            let user = socket::user(&stream).ok();
+            let stream = Connection::new(stream, &self.closer);
             // One more is closed at once: its driver says that there is no device.
-            if waiting.count() < WAITING {
+            if self.has_room(user) {
                 self.clients.push(Client {
                     stream,
+                    user,
                     step: Step::Greeting,
                     since: Instant::now(),
                 });
             }
         }
+    }
+
+    /// Whether one more client of a user may wait.
+    fn has_room(&self, user: Option<u32>) -> bool {
+        let waiting = self.clients.iter();
+        let waiting: Vec<_> = waiting.filter(|client| client.slice().is_none()).collect();
+        let alike = waiting.iter().filter(|client| client.user == user);
+        waiting.len() < WAITING && alike.count() < OF_ONE_USER
     }
 
     /// Gives free slices to those that wait.
@@ -280,7 +329,7 @@ impl Server {
                 }
                 return waits;
             };
-            if let Err(error) = port.open_slice(slice, hello, socket::user(&client.stream).ok()) {
+            if let Err(error) = port.open_slice(slice, hello, client.user) {
                 gantry_remoting::note!(
                     "gantry-agent: cannot use slice {slice} of {}: {error}",
                     port.address
@@ -362,17 +411,17 @@ impl Server {
 }
 
 /// Takes what a client has sent; false if it is to go.
-fn said(client: &mut Client) -> bool {
+fn said(client: &mut Client, closer: &Closer) -> bool {
     match client.step {
         Step::Greeting => {}
-        Step::Served { .. } => return asks(&client.stream),
+        Step::Served { .. } => return asks(&client.stream, closer),
         // Nothing is to be said: it has ended, or is no driver of ours.
         Step::Queued(_) | Step::Opening { .. } => return false,
     }
     let mut bytes = [0; hello::SIZE];
     // A hello is far smaller than any socket's buffer, and comes in one piece.
-    match socket::receive(&client.stream, &mut bytes) {
-        Ok((got, _)) if got == bytes.len() => {
+    match hear(&client.stream, &mut bytes, closer) {
+        Ok(got) if got == bytes.len() => {
             client.step = Step::Queued(bytes);
             client.since = Instant::now();
             true
@@ -382,9 +431,9 @@ fn said(client: &mut Client) -> bool {
 }
 
 /// Whether a client that is served asks how its worker is. If not, it has ended, or is no driver of ours.
-fn asks(mut stream: &UnixStream) -> bool {
+fn asks(stream: &UnixStream, closer: &Closer) -> bool {
     let mut words = [0; 64];
-    match stream.read(&mut words) {
+    match hear(stream, &mut words, closer) {
         Ok(0) => false,
         Ok(got) => words[..got].iter().all(|word| *word == LOOK),
         Err(error) => matches!(
@@ -392,6 +441,15 @@ fn asks(mut stream: &UnixStream) -> bool {
             io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
         ),
     }
+}
+
+/// Takes bytes. Files that come with them are received, as a read that passes over them closes them.
+fn hear(stream: &UnixStream, bytes: &mut [u8], closer: &Closer) -> io::Result<usize> {
+    let (got, files) = socket::receive(stream, bytes)?;
+    for file in files {
+        closer.close(file);
+    }
+    Ok(got)
 }
 
 /// Hands a client its slice.
@@ -429,3 +487,6 @@ fn give_to(path: &Path, group: &str) -> Result<(), Error> {
     let given = std::os::unix::fs::chown(path, None, Some(id));
     Ok(given.map_err(failed("give a group the socket", path))?)
 }
+
+#[cfg(test)]
+mod tests;

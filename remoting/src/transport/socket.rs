@@ -153,13 +153,17 @@ pub fn send(stream: &UnixStream, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::
     }
 }
 
+/// Words for the control message of as many files as Linux lets a message have (253): those that
+/// there is no room for the kernel closes at once, which may hang.
+const ALL: usize = 129;
+
 /// Receives bytes, at least one unless the peer has ended, and the files that came with them.
 pub fn receive(stream: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut vector = libc::iovec {
         iov_base: bytes.as_mut_ptr().cast(),
         iov_len: bytes.len(),
     };
-    let mut space = [0u64; CONTROL];
+    let mut space = [0u64; ALL];
     let mut files = Vec::new();
     // SAFETY: all pointers are to locals or to `bytes`, which outlive the call; the kernel says in
     // the message which part of `space` it filled, and the macros stay within it.

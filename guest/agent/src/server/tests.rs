@@ -1,0 +1,146 @@
+//! The agent among clients of which some mean ill, in a guest without a port: who has said hello is
+//! turned away, which shows that it was heard.
+
+use std::{
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    path::PathBuf,
+    sync::mpsc,
+    thread,
+};
+
+use gantry_remoting::protocol::hello::Hello;
+
+use super::*;
+
+/// How long a close hangs, and how long an honest client waits at most.
+const HANGS: u16 = 30;
+const SOON: Duration = Duration::from_secs(10);
+
+/// Starts an agent, which changes its listener first.
+fn agent(change: fn(&UnixListener)) -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let (ready, wait) = mpsc::channel();
+    let at = path.clone();
+    thread::spawn(move || {
+        let server = Server::new(&at, Some("none".to_owned()), None).unwrap();
+        change(&server.listener);
+        ready.send(()).unwrap();
+        server.run();
+    });
+    wait.recv().unwrap();
+    (folder, path)
+}
+
+/// As on a kernel before 6.16, if this is a later one: whether it is.
+fn take_files(socket: impl AsFd) -> bool {
+    let on: libc::c_int = 1;
+    // SAFETY: the kernel reads as many bytes as is said, of a local. 83 is SO_PASSRIGHTS.
+    let set = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            83,
+            (&raw const on).cast(),
+            size_of_val(&on) as libc::socklen_t,
+        )
+    };
+    set == 0
+}
+
+/// A socket whose last close hangs until the other one is gone.
+fn lingering() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (peer, _) = listener.accept().unwrap();
+    let linger = libc::linger {
+        l_onoff: 1,
+        l_linger: HANGS.into(),
+    };
+    // SAFETY: the kernel reads as many bytes as is said, of a local.
+    let set = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_LINGER,
+            (&raw const linger).cast(),
+            size_of_val(&linger) as libc::socklen_t,
+        )
+    };
+    assert_eq!(set, 0);
+    socket.set_nonblocking(true).unwrap();
+    while socket.write(&[0; 1 << 16]).is_ok() {}
+    (socket, peer)
+}
+
+/// A client without ill will is heard soon.
+fn is_served(path: &Path) {
+    let mut client = UnixStream::connect(path).unwrap();
+    client.set_read_timeout(Some(SOON)).unwrap();
+    client.write_all(&Hello::client().to_bytes()).unwrap();
+    assert_eq!(client.read(&mut [0]).unwrap(), 0);
+}
+
+#[test]
+fn files_whose_close_hangs_keep_nobody_from_being_served() {
+    let (_folder, path) = agent(|listener| {
+        take_files(listener);
+    });
+    let hello = Hello::client().to_bytes();
+    let mut peers = Vec::new();
+    // With a hello, with half of one, and after one: what is received, and what is not.
+    for (first, second) in [(&hello[..], 0), (&hello[..4], 0), (&hello[..], 4)] {
+        let client = UnixStream::connect(&path).unwrap();
+        let (socket, peer) = lingering();
+        peers.push(peer);
+        if second > 0 {
+            socket::send(&client, first, &[]).unwrap();
+            // It may be turned away already.
+            let _ = socket::send(&client, &first[..second], &[socket.as_fd()]);
+            drop(client);
+            thread::spawn(move || drop(socket));
+        } else {
+            socket::send(&client, first, &[socket.as_fd()]).unwrap();
+            drop(socket);
+        }
+        is_served(&path);
+        is_served(&path);
+    }
+}
+
+#[test]
+fn where_the_kernel_can_it_refuses_files_for_the_agent() {
+    let (_folder, path) = agent(|_| {});
+    let client = UnixStream::connect(&path).unwrap();
+    let (socket, peer) = lingering();
+    let sent = socket::send(&client, &[0], &[socket.as_fd()]);
+    if take_files(&client) {
+        // The close does not hang without the peer.
+        drop(peer);
+        assert_eq!(sent.unwrap_err().raw_os_error(), Some(libc::EPERM));
+    } else {
+        sent.unwrap();
+        drop(socket);
+    }
+    is_served(&path);
+}
+
+#[test]
+fn who_connects_without_an_end_has_a_share_of_the_places() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let mut server = Server::new(&path, Some("none".to_owned()), None).unwrap();
+    let clients: Vec<_> = (0..WAITING)
+        .map(|_| UnixStream::connect(&path).unwrap())
+        .collect();
+    server.accept();
+    assert_eq!(server.clients.len(), OF_ONE_USER);
+    let user = server.clients[0].user;
+    assert!(!server.has_room(user));
+    assert!(server.has_room(user.map(|user| user + 1)));
+    // The others learn it at once.
+    let mut refused = &clients[OF_ONE_USER];
+    refused.set_read_timeout(Some(SOON)).unwrap();
+    assert_eq!(refused.read(&mut [0]).unwrap(), 0);
+}
