@@ -38,6 +38,7 @@ use super::{
 use crate::{
     descriptors::{self, Limit},
     transport::{
+        closer::Closer,
         socket,
         stream::{
             address::{Host, Listen},
@@ -168,7 +169,12 @@ impl Listener {
             } => (listen, key, plain, most),
         };
         let (socket, kind, keeper) = match listen {
-            Listen::Unix(path) => (bind(path)?.into(), Kind::Unix, None),
+            Listen::Unix(path) => {
+                let listener = bind(path)?;
+                // Streams bring bytes alone. By rings' sockets slices of machines come, with files.
+                socket::refuse_files(&listener);
+                (listener.into(), Kind::Unix, None)
+            }
             Listen::Tcp(host) => {
                 let failed = |source| Error::Port {
                     host: host.clone(),
@@ -256,6 +262,7 @@ pub fn run(place: Place, spare: usize, program: &Path, options: &Options) -> Res
     sweeper.start(kept, &cache.folder).map_err(Error::Start)?;
     let remover = remover().map_err(Error::Start)?;
     let groups = groups(&options);
+    let closer = Closer::default();
     let files = Limit::raise().map_err(Error::Start)?;
     let most = bound(&listener, &options, files);
     let mut waiting: Vec<Worker> = Vec::new();
@@ -301,14 +308,19 @@ pub fn run(place: Place, spare: usize, program: &Path, options: &Options) -> Res
             Changed::Ended(index) => {
                 let worker = serving.swap_remove(index);
                 sweeper.ended(worker.number);
-                worker.end(&remover);
+                worker.end(&remover, &closer);
                 continue;
             }
             Changed::Spoke(index) => {
                 let worker = &mut serving[index];
                 worker.heard = true;
                 let mut message = [0; stream::LONGEST];
-                if let Ok((count, _)) = socket::receive(&worker.channel, &mut message)
+                let received = socket::receive(&worker.channel, &mut message);
+                let received = received.map(|(count, files)| {
+                    closer.close(files);
+                    count
+                });
+                if let Ok(count) = received
                     && let [stream::OWNED, unit @ ..] = &message[..count]
                     && let Some(unit) = str::from_utf8(unit)
                         .ok()
@@ -351,7 +363,7 @@ pub fn run(place: Place, spare: usize, program: &Path, options: &Options) -> Res
                 let _ = socket::send(&worker.channel, &[answer], &[]);
                 if enough {
                     let user = worker.user.take().unwrap_or_default();
-                    worker.connection = None;
+                    closer.close(worker.connection.take());
                     refusals.note(
                         &format!("user {user}"),
                         &format!(
@@ -368,7 +380,8 @@ pub fn run(place: Place, spare: usize, program: &Path, options: &Options) -> Res
                     serving.push(worker);
                 }
             }
-            Ok(([stream::THREADS], _)) => {
+            Ok(([stream::THREADS], files)) => {
+                closer.close(files);
                 if !options.late {
                     crate::note!(
                         "gantry-accel: the driver starts threads before it is asked for devices: it \
@@ -377,17 +390,19 @@ pub fn run(place: Place, spare: usize, program: &Path, options: &Options) -> Res
                     );
                 }
                 options.late = true;
-                worker.end(&remover);
+                worker.end(&remover, &closer);
             }
-            Ok(([stream::SIGN, request @ ..], _)) => {
+            Ok(([stream::SIGN, request @ ..], files)) => {
+                closer.close(files);
                 let answer = stream::answer(listener.keeper.as_ref(), request);
                 // One that has ended meanwhile is noticed as such.
                 let _ = socket::send(&worker.channel, &answer, &[]);
                 waiting.push(worker);
             }
-            _ => {
+            other => {
+                closer.close(other.map(|(_, files)| files));
                 dying += 1;
-                worker.end(&remover);
+                worker.end(&remover, &closer);
                 if dying == 8 {
                     return Err(Error::Dying(dying));
                 }
@@ -491,7 +506,7 @@ impl Worker {
     }
 
     /// Ends it for good, and has what it leaves removed.
-    fn end(mut self, remover: &Sender<Remains>) {
+    fn end(mut self, remover: &Sender<Remains>, closer: &Closer) {
         self.kill();
         let _ = self.child.wait();
         let group = self.remains.group.as_ref();
@@ -501,6 +516,7 @@ impl Worker {
                  started: --heap and --window say how much"
             );
         }
+        closer.close((self.connection, self.channel));
         let _ = remover.send(self.remains);
     }
 }
