@@ -1,6 +1,7 @@
 //! The PCI function.
 
 use std::{
+    cell::RefCell,
     io,
     os::fd::OwnedFd,
     sync::{Arc, atomic::Ordering},
@@ -181,6 +182,7 @@ impl Accel {
             socket: self.options.socket.clone(),
             attachment,
             name: self.options.thread_name.clone(),
+            warnings: RefCell::default(),
         }
     }
 

@@ -5,6 +5,8 @@
 //! only then: a guest has at most as many workers as slices.
 
 use std::{
+    cell::RefCell,
+    fmt,
     io::{self, Read},
     mem,
     net::Shutdown,
@@ -19,6 +21,7 @@ use std::{
 
 use gantry_remoting::{
     account::Account,
+    note::Seldom,
     port::{Attachment, READY, State},
     protocol::hello::{self, Hello, Refused},
     transport::socket,
@@ -52,6 +55,8 @@ pub struct Service {
     pub attachment: Attachment,
     /// Name in the log.
     pub name: String,
+    /// What a guest can cause at will is said seldom.
+    pub warnings: RefCell<Seldom>,
 }
 
 /// Whom a slice's memory was given to.
@@ -143,8 +148,7 @@ impl Service {
                         match self.window.renew(slice) {
                             Ok(()) => *link = Link::None,
                             Err(error) => {
-                                let name = &self.name;
-                                log::warn!("{name}: slice {slice} is not free yet: {error}");
+                                self.warn(format_args!("slice {slice} is not free yet: {error}"));
                                 next = Some(next.map_or(RETRY, |other| other.min(RETRY)));
                             }
                         }
@@ -165,10 +169,16 @@ impl Service {
         next
     }
 
+    fn warn(&self, what: fmt::Arguments<'_>) {
+        if let Some(unsaid) = self.warnings.borrow_mut().due() {
+            log::warn!("{}: {what}{unsaid}", self.name);
+        }
+    }
+
     /// Tells the agent that a state has changed.
     fn raise(&self) {
         if let Err(error) = self.msix.trigger(0) {
-            log::warn!("{}: cannot raise an interrupt: {error}", self.name);
+            self.warn(format_args!("cannot raise an interrupt: {error}"));
         }
     }
 
@@ -179,12 +189,11 @@ impl Service {
             // The pool has many to serve, and this slice comes later.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => {
-                log::warn!(
-                    "{}: no worker for slice {slice}: cannot reach the pool at {}: {error}; is \
+                self.warn(format_args!(
+                    "no worker for slice {slice}: cannot reach the pool at {}: {error}; is \
                      gantry-accel serving there?",
-                    self.name,
                     self.socket.display()
-                );
+                ));
                 self.end(slice, State::Opening);
             }
         }
@@ -205,6 +214,7 @@ impl Service {
         // What was rung for an application before is not for this one.
         let _ = doorbell.read();
         let stream = socket::connect(&self.socket)?;
+        socket::refuse_files(&stream);
         let attachment = Attachment {
             slice: slice as u32,
             user: self.slices.owner(slice),
@@ -260,7 +270,7 @@ impl Service {
                 why
             }
         };
-        log::warn!("{}: the worker of slice {slice} {why}", self.name);
+        self.warn(format_args!("the worker of slice {slice} {why}"));
         link.finish();
         self.end(slice, from);
     }

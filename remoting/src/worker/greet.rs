@@ -33,6 +33,7 @@ use super::{
     stream::{self, Kind, Options},
 };
 use crate::{
+    note::Seldom,
     protocol::hello::{Form, Hello},
     transport::{
         socket,
@@ -45,8 +46,6 @@ use crate::{
 
 /// How long a peer may take until it has said hello.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How often it is said at most that somebody was refused.
-const QUIET: Duration = Duration::from_secs(1);
 /// How long to wait after a connection could not be accepted.
 const BREATH: Duration = Duration::from_millis(20);
 /// Bytes of the stack of a thread that greets.
@@ -305,23 +304,13 @@ fn has_left(error: &(dyn Error + Send + Sync + 'static)) -> bool {
 
 /// Says who was refused, and no more often than somebody reads it.
 #[derive(Debug, Default)]
-pub(super) struct Refusals {
-    last: Option<Instant>,
-    unsaid: u64,
-}
+pub(super) struct Refusals(Seldom);
 
 impl Refusals {
     pub fn note(&mut self, peer: &str, why: &str) {
-        if self.last.is_some_and(|last| last.elapsed() < QUIET) {
-            self.unsaid += 1;
-            return;
+        if let Some(unsaid) = self.0.due() {
+            crate::note!("gantry-accel: {peer} was refused: {why}{unsaid}");
         }
-        let unsaid = match std::mem::take(&mut self.unsaid) {
-            0 => String::new(),
-            count => format!(" (and {count} others before)"),
-        };
-        self.last = Some(Instant::now());
-        crate::note!("gantry-accel: {peer} was refused: {why}{unsaid}");
     }
 }
 

@@ -150,6 +150,7 @@ const ACCEL: &[i64] = &[
     libc::SYS_memfd_create,
     libc::SYS_recvfrom,
     libc::SYS_sendmsg,
+    libc::SYS_setsockopt,
     libc::SYS_shutdown,
     libc::SYS_socket,
 ];
