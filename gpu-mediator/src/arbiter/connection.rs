@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    io::{self, Read, Write},
+    io::{self, Write},
     os::{
         fd::{AsRawFd, OwnedFd, RawFd},
         unix::net::UnixStream,
@@ -11,7 +11,10 @@ use std::{
 };
 
 use gantry_remoting::{
-    transport::socket,
+    transport::{
+        closer::{Closer, Strange},
+        socket,
+    },
     turns::{
         message::{self, JOIN, Join, Refused, Word},
         page::{Account, Grant, Page, claim},
@@ -73,18 +76,18 @@ impl Process {
 /// A connection whose first message is not complete.
 #[derive(Debug)]
 pub struct Newcomer {
-    stream: UnixStream,
+    stream: Strange<UnixStream>,
     since: Moment,
     process: Option<Process>,
     bytes: Vec<u8>,
 }
 
 impl Newcomer {
-    /// A fresh connection.
-    pub fn new(stream: UnixStream) -> io::Result<Self> {
+    /// A fresh connection. What a worker has sent to it may hang as it closes.
+    pub fn new(stream: UnixStream, closer: &Closer) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         Ok(Self {
-            stream,
+            stream: Strange::new(stream, closer),
             since: Moment::now(),
             process: None,
             bytes: Vec::new(),
@@ -110,7 +113,7 @@ impl Newcomer {
     pub fn whose(&self) -> String {
         let name = self.bytes.as_slice().try_into().ok();
         let name = name.and_then(|bytes| Join::from_bytes(bytes).ok());
-        match (name, socket::user(&self.stream)) {
+        match (name, socket::user(&*self.stream)) {
             (Some(join), _) => join.name,
             (None, Ok(user)) => format!("user {user}"),
             (None, Err(_)) => "an unknown user".to_owned(),
@@ -127,19 +130,21 @@ impl Newcomer {
             if got == 0 {
                 return Err(Error::Ended);
             }
+            // From here on a worker speaks.
+            socket::refuse_files(&*self.stream);
             self.process = Some(Process::new(file.ok_or(Error::Process)?.into())?);
             return Ok(false);
         }
         let mut bytes = [0; JOIN];
         let room = JOIN - self.bytes.len();
-        match self.stream.read(&mut bytes[..room])? {
+        match self.stream.receive(&mut bytes[..room])? {
             0 => Err(Error::Ended),
             got => {
                 self.bytes.extend_from_slice(&bytes[..got]);
                 Join::check(&self.bytes).inspect_err(|_| {
                     // So that it can name both versions, too. There is room for all of it, since
                     // nothing was written before.
-                    let _ = (&self.stream).write_all(&message::hello());
+                    let _ = (&*self.stream).write_all(&message::hello());
                 })?;
                 Ok(got == room)
             }
@@ -172,7 +177,7 @@ impl Newcomer {
 /// A worker.
 #[derive(Debug)]
 pub struct Worker {
-    stream: UnixStream,
+    stream: Strange<UnixStream>,
     process: Process,
     grant: Page<Grant>,
     account: Page<Account>,
@@ -197,7 +202,7 @@ impl Worker {
     /// The next word, if one has come.
     pub fn word(&self) -> Result<Option<Word>, Error> {
         let mut byte = [0];
-        match (&self.stream).read(&mut byte) {
+        match self.stream.receive(&mut byte) {
             Ok(0) => Err(Error::Ended),
             Ok(_) => match Word::from_byte(byte[0]) {
                 Some(word) => Ok(Some(word)),
@@ -223,7 +228,7 @@ impl Worker {
         self.account.claim.store(claim::BUSY, Ordering::Relaxed);
         grant.turn.fetch_add(1, Ordering::Release);
         // A worker that reads nothing has a full buffer, and need not be woken.
-        let _ = Word::say(Word::Want, &self.stream);
+        let _ = Word::say(Word::Want, &*self.stream);
     }
 
     /// Tells the worker whether somebody else waits.

@@ -34,7 +34,7 @@ use std::{
 use connection::{Newcomer, Worker};
 use gantry_remoting::{
     descriptors::{self, Limit},
-    transport::socket,
+    transport::{closer::Closer, socket},
     turns::message::Word,
 };
 use status::Status;
@@ -163,6 +163,7 @@ pub struct Arbiter {
     ask: Option<Moment>,
     /// Until when nobody is accepted: that has just failed, for want of descriptors.
     deaf: Option<Moment>,
+    closer: Closer,
 }
 
 /// Opens a socket that only this user reaches.
@@ -205,6 +206,7 @@ impl Arbiter {
             next: (0, 0),
             ask: None,
             deaf: None,
+            closer: Closer::default(),
         })
     }
 
@@ -292,7 +294,7 @@ impl Arbiter {
             return;
         }
         if let Some(stream) = self.accept_at(|arbiter| &arbiter.listener)
-            && let Ok(newcomer) = Newcomer::new(stream)
+            && let Ok(newcomer) = Newcomer::new(stream, &self.closer)
         {
             self.newcomers.push(newcomer);
         }

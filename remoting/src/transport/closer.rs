@@ -13,10 +13,15 @@
 use std::{
     any::Any,
     collections::VecDeque,
-    fmt,
+    fmt, io,
+    mem::ManuallyDrop,
+    ops::Deref,
+    os::unix::net::UnixStream,
     sync::{Arc, Condvar, Mutex, PoisonError},
     thread,
 };
+
+use super::socket;
 
 /// Most threads: each costs little more than its stack while it hangs.
 const MOST: usize = 32;
@@ -81,6 +86,50 @@ impl Closer {
             state_now = news.wait(state_now).unwrap_or_else(PoisonError::into_inner);
             state_now.idle -= 1;
         }
+    }
+}
+
+/// A stranger's, which is closed by a [`Closer`] wherever it goes out of use.
+#[derive(Debug)]
+pub struct Strange<T: Send + 'static> {
+    thing: ManuallyDrop<T>,
+    closer: Closer,
+}
+
+impl<T: Send> Strange<T> {
+    /// To be closed by this one.
+    pub fn new(thing: T, closer: &Closer) -> Self {
+        Self {
+            thing: ManuallyDrop::new(thing),
+            closer: closer.clone(),
+        }
+    }
+}
+
+impl Strange<UnixStream> {
+    /// Receives bytes, and closes what has come with them.
+    pub fn receive(&self, bytes: &mut [u8]) -> io::Result<usize> {
+        let (got, files) = socket::receive(&self.thing, bytes)?;
+        if !files.is_empty() {
+            self.closer.close(files);
+        }
+        Ok(got)
+    }
+}
+
+impl<T: Send> Deref for Strange<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.thing
+    }
+}
+
+impl<T: Send> Drop for Strange<T> {
+    fn drop(&mut self) {
+        // SAFETY: nobody uses it after this.
+        self.closer
+            .close(unsafe { ManuallyDrop::take(&mut self.thing) });
     }
 }
 
