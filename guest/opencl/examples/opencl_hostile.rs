@@ -8,6 +8,7 @@
 //! | `length` | a frame that is longer than what is there | `ended` |
 //! | `outside` | places before, beyond and across the ends of the window and of shared virtual memory | `refused` |
 //! | `quota` | device memory of 1 GiB for each of a hundred buffers | `refused` |
+//! | `files` | files whose last close hangs as long as its input is open: one with the hello, and one after it that is not received | `sent` |
 //! | `memory` | native code, on a CPU device, that takes shared memory without an end | `ended` |
 //! | `processes` | native code that starts processes as long as it can, and then waits | `running` |
 //! | `silent` | calls whose answers it does not read, until its input ends | `silent`, `gone` |
@@ -17,14 +18,16 @@
 
 use std::{
     io::{ErrorKind, Read, Write},
+    net::{TcpListener, TcpStream},
     os::{
-        fd::{AsRawFd, OwnedFd},
+        fd::{AsFd, AsRawFd, OwnedFd},
         unix::net::UnixStream,
     },
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering},
     },
+    thread,
     time::{Duration, Instant},
 };
 
@@ -56,7 +59,7 @@ type Failed = Box<dyn std::error::Error>;
 /// The longest sleep.
 const PATIENCE: Duration = Duration::from_millis(20);
 /// How long an end or an answer is waited for.
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(100);
 const CONTEXT: ContextId = ContextId(0);
 const QUEUE: QueueId = QueueId(0);
 const PROGRAM: ProgramId = ProgramId(0);
@@ -514,6 +517,46 @@ fn memory(client: &mut Client) -> Result<&'static str, Failed> {
     client.wait_for_end()
 }
 
+/// A socket whose last close waits as long as the other one is there.
+fn lingering() -> Result<(TcpStream, TcpStream), Failed> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let mut socket = TcpStream::connect(listener.local_addr()?)?;
+    let (peer, _) = listener.accept()?;
+    let linger = libc::linger {
+        l_onoff: 1,
+        l_linger: 60,
+    };
+    // SAFETY: the kernel reads as many bytes as is said, of a local.
+    unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_LINGER,
+            (&raw const linger).cast(),
+            size_of_val(&linger) as libc::socklen_t,
+        );
+    }
+    socket.set_nonblocking(true)?;
+    while socket.write(&[0; 1 << 16]).is_ok() {}
+    Ok((socket, peer))
+}
+
+fn files(path: &str) -> Result<&'static str, Failed> {
+    let [(first, _one), (second, _other)] = [lingering()?, lingering()?];
+    let stream = UnixStream::connect(path)?;
+    socket::send(&stream, &Hello::client().to_bytes(), &[first.as_fd()])?;
+    // Refused if the other side was faster.
+    let _ = socket::send(&stream, &[0], &[second.as_fd()]);
+    // Not the last ones, if they have arrived.
+    thread::spawn(move || drop((first, second)));
+    // Whether it is served or not.
+    let _ = socket::receive_hello(&stream);
+    drop(stream);
+    println!("sent");
+    std::io::copy(&mut std::io::stdin(), &mut std::io::sink())?;
+    Ok("gone")
+}
+
 fn processes(client: &mut Client) -> Result<&'static str, Failed> {
     native(client, PROCESSES)?;
     println!("running");
@@ -559,6 +602,7 @@ fn main() -> Result<(), Failed> {
     let client = |steps| Client::connect(&socket, Steps(steps));
     let said = match misdeed.as_str() {
         "garbage" => garbage(&mut client(None)?),
+        "files" => files(&socket),
         "index" => index(&mut client(None)?),
         "length" => length(&mut client(None)?),
         "outside" => outside(&mut client(None)?),

@@ -7,8 +7,9 @@
 //! sees the connection end when the worker has ended, and not before.
 
 use std::{
+    collections::VecDeque,
     io,
-    net::TcpListener,
+    net::{Shutdown, TcpListener},
     os::{
         fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
         unix::{
@@ -37,6 +38,7 @@ use super::{
 };
 use crate::{
     descriptors::{self, Limit},
+    protocol::hello::{Form, Hello},
     transport::{
         closer::Closer,
         socket,
@@ -56,6 +58,9 @@ const OWN_DESCRIPTORS: u64 = 64;
 const DESCRIPTORS: u64 = 3;
 /// Further ones where the device is shared: to the worker, and its process for the arbiter.
 const SHARING_DESCRIPTORS: u64 = 2;
+
+/// How many connections that were refused are kept open for a while.
+const REFUSED: usize = 16;
 
 /// How long to wait before a worker is started that could not be.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -272,6 +277,8 @@ pub fn run(place: Place, spare: usize, program: &Path, options: &Options) -> Res
     // Whether the machine has had nothing for one more worker.
     let mut short = false;
     let mut refusals = Refusals::default();
+    // What those say meanwhile would make an error of an end that comes at once.
+    let mut refused = VecDeque::new();
     loop {
         let mut patience = None;
         while waiting.len() < spare.max(1) && waiting.len() + serving.len() < most {
@@ -341,29 +348,28 @@ pub fn run(place: Place, spare: usize, program: &Path, options: &Options) -> Res
                 continue;
             }
         };
+        // By now it has closed its own copy of what it was told to refuse.
+        refused.extend(worker.connection.take());
+        while refused.len() > REFUSED {
+            closer.close(refused.pop_front());
+        }
         let mut message = [0; stream::LONGEST];
         let received = socket::receive(&worker.channel, &mut message);
         match received.map(|(count, files)| (&message[..count], files)) {
             Ok(([stream::TAKEN], mut files)) if files.len() == 1 => {
                 dying = 0;
-                worker.connection = files.pop().map(Arc::new);
-                worker.user = worker.connection.as_ref().and_then(|connection| {
+                let connection = files.pop();
+                worker.user = connection.as_ref().and_then(|connection| {
                     // Streams' other ends are not all of this machine.
                     let local = listener.kind.is_none();
-                    local.then(|| socket::user(&**connection).ok())?
+                    local.then(|| socket::user(connection).ok())?
                 });
                 let alike = serving.iter().filter(|other| other.user == worker.user);
-                let enough = worker.user.is_some() && alike.count() >= listener.per_user;
-                let answer = if enough {
-                    stream::ENOUGH
-                } else {
-                    stream::SERVE
-                };
-                // One that has ended meanwhile is noticed as such.
-                let _ = socket::send(&worker.channel, &[answer], &[]);
-                if enough {
+                if worker.user.is_some() && alike.count() >= listener.per_user {
+                    worker.connection = connection.map(refuse).map(Arc::new);
+                    // One that has ended meanwhile is noticed as such.
+                    let _ = socket::send(&worker.channel, &[stream::ENOUGH], &[]);
                     let user = worker.user.take().unwrap_or_default();
-                    closer.close(worker.connection.take());
                     refusals.note(
                         &format!("user {user}"),
                         &format!(
@@ -373,6 +379,8 @@ pub fn run(place: Place, spare: usize, program: &Path, options: &Options) -> Res
                     );
                     waiting.push(worker);
                 } else {
+                    worker.connection = connection.map(Arc::new);
+                    let _ = socket::send(&worker.channel, &[stream::SERVE], &[]);
                     if let Some(connection) = &worker.connection {
                         let folder = &worker.remains.folder.0;
                         sweeper.serves(worker.number, folder, connection);
@@ -411,6 +419,19 @@ pub fn run(place: Place, spare: usize, program: &Path, options: &Options) -> Res
             }
         }
     }
+}
+
+/// Tells somebody that there is no worker for one more.
+fn refuse(connection: OwnedFd) -> OwnedFd {
+    let stream = UnixStream::from(connection);
+    let full = Hello {
+        form: Form::Full,
+        ..Hello::client()
+    };
+    // There is room for it: nothing was written before. One that has gone has nothing to be told.
+    let _ = socket::send_hello(&stream, full, &[]);
+    let _ = stream.shutdown(Shutdown::Write);
+    stream.into()
 }
 
 /// A thread that removes what workers leave, one after the other: a folder with millions of files

@@ -4,10 +4,8 @@
 //! socket, and its standard output as a channel to the pool.
 
 use std::{
-    collections::VecDeque,
     fs::File,
     io::{self, Read, Write},
-    net::Shutdown,
     os::{
         fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd},
         unix::{
@@ -290,25 +288,14 @@ impl<'a> Worker<'a> {
     }
 }
 
-/// Who has connected next and may have a worker. Others are told why they get none.
+/// Who has connected next and may have a worker. The pool tells others why they get none, and has a
+/// copy of their connections until this process has closed its own: what was sent to one may hang
+/// as the last copy closes.
 fn next(listener: &UnixListener) -> io::Result<UnixStream> {
-    let full = Hello {
-        form: Form::Full,
-        ..Hello::client()
-    };
-    // What they say meanwhile would make an error of an end that comes at once.
-    let mut refused = VecDeque::new();
     loop {
         let (stream, _) = listener.accept()?;
         if taken(stream.as_fd())? {
             return Ok(stream);
-        }
-        // One that has gone again has nothing to be told.
-        let _ = socket::send_hello(&stream, full, &[]);
-        let _ = stream.shutdown(Shutdown::Write);
-        refused.push_back(stream);
-        if refused.len() > REFUSED {
-            refused.pop_front();
         }
     }
 }
@@ -324,9 +311,6 @@ fn taken(connection: BorrowedFd<'_>) -> io::Result<bool> {
     }
     Ok(true)
 }
-
-/// How many connections that were refused are kept open for a while.
-const REFUSED: usize = 16;
 
 /// The size of each ring's data in bytes.
 const RING: u64 = 1 << 20;

@@ -112,6 +112,10 @@ const SCENARIOS: &[(&str, Scenario)] = &[
         users::limited,
     ),
     (
+        "opencl: files that are sent to a pool, and hang as they close, keep nobody from it",
+        users::hanging,
+    ),
+    (
         "opencl: a kernel that runs longer than it may costs its worker, without an arbiter",
         workers::limited,
     ),

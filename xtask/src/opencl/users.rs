@@ -2,8 +2,9 @@
 
 use std::{
     fs,
+    io::{BufRead, BufReader},
     os::unix::fs::PermissionsExt,
-    process::Command,
+    process::{Child, ChildStdout, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -43,9 +44,54 @@ pub fn limited(pool: &Pool) -> Result<()> {
     signal(&[first.id() as i32], libc::SIGTERM);
     first.wait()?;
     drop(output);
-    let until = Instant::now() + Duration::from_secs(10);
+    is_served(&pool)
+}
+
+/// Those who send what hangs as it closes, served or refused, leave the pool to others.
+pub fn hanging(pool: &Pool) -> Result<()> {
+    let options = ["--per-user", "1", "--spare", "1"];
+    let pool = Pool::start(Way::Rings, "hanging", pool.release.clone(), &options)?;
+    let mut hostile = Vec::new();
+    for _ in 0..2 {
+        hostile.push(sends_files(&pool)?);
+        is_served(&pool)?;
+    }
+    let (mut first, output) = endless(&pool)?;
+    for _ in 0..3 {
+        hostile.push(sends_files(&pool)?);
+    }
+    signal(&[first.id() as i32], libc::SIGTERM);
+    first.wait()?;
+    drop(output);
+    is_served(&pool)?;
+    for (child, _) in &mut hostile {
+        ensure!(child.try_wait()?.is_none(), "what was sent closes by now");
+        drop(child.stdin.take());
+        child.wait()?;
+    }
+    Ok(())
+}
+
+/// Starts one who does, until its input ends: it has sent its files by now.
+fn sends_files(pool: &Pool) -> Result<(Child, BufReader<ChildStdout>)> {
+    let mut child = Command::new(pool.release.join("examples/opencl_hostile"))
+        .arg(pool.folder.join("socket"))
+        .arg("files")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut output = BufReader::new(child.stdout.take().context("no output")?);
+    let mut line = String::new();
+    output.read_line(&mut line)?;
+    ensure!(line == "sent\n", "the application said {line:?}");
+    Ok((child, output))
+}
+
+/// Waits until an application has a worker, for less long than a close hangs.
+fn is_served(pool: &Pool) -> Result<()> {
+    let until = Instant::now() + Duration::from_secs(20);
     loop {
-        let said = text(pool.remoted("clinfo").arg("-l"))?;
+        let said = text(pool.remoted_for(20, "clinfo").arg("-l"))?;
         if said.contains("Platform") {
             return Ok(());
         }
