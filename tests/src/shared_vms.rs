@@ -151,6 +151,40 @@ impl Vms {
         }
     }
 
+    /// Has an application without scruples take the place of the last guest's: its worker refuses
+    /// what it asks for, or ends, or it is killed itself. Meanwhile the others compute, and its guest
+    /// has a worker for the next one. The last one is left, and says nothing more.
+    pub fn one_does_wrong(&mut self) -> Result<()> {
+        const HOSTILE: &str = "opencl-hostile /run/gantry/opencl.sock";
+        /// What each does, and says. A number: it is killed after so many steps.
+        const MISDEEDS: [(&str, &str); 9] = [
+            ("0", "Killed"),
+            ("3", "Killed"),
+            ("5", "Killed"),
+            ("7", "Killed"),
+            ("garbage", "ended"),
+            ("length", "ended"),
+            ("index", "ended"),
+            ("outside", "refused"),
+            ("quota", "refused"),
+        ];
+        let last = self.vms.len() - 1;
+        self.vms[last].guest.run("killall -9 opencl-turns")?;
+        for (misdeed, said) in MISDEEDS {
+            let before = self.clients()?;
+            let command = format!("{HOSTILE} {misdeed} 2>/tmp/hostile || cat /tmp/hostile");
+            let heard = self.vms[last].guest.run(&command)?;
+            ensure!(heard.trim() == said, "{misdeed}: {heard:?}");
+            self.each(|vm, now| vm == last || now.calls > before[vm].calls)?;
+        }
+        let guest = &mut self.vms[last].guest;
+        guest.run(&format!(
+            "(sleep 1000000 | {HOSTILE} silent >/tmp/silent 2>&1) & true"
+        ))?;
+        guest.eventually("cat /tmp/silent", |text| text == "silent")?;
+        Ok(())
+    }
+
     /// Kills the process of the guest that came last, in the middle of what it computes: its worker
     /// goes and nothing of it is left with the arbiter, and each of the others computes more than it
     /// had enqueued by then.

@@ -80,6 +80,10 @@ const SCENARIOS: &[(&str, Scenario)] = &[
         quiet::steady,
     ),
     (
+        "opencl: copies from window memory and to it pass the application's process untouched",
+        quiet::untouched,
+    ),
+    (
         "opencl: an application that waits with an open context costs under 0.5 % of a processor",
         quiet::idle,
     ),

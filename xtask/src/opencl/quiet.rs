@@ -1,4 +1,4 @@
-//! What applications that call and wait do not cost: system calls, and a processor's time.
+//! What applications that call and wait do not cost: system calls, copies, and a processor's time.
 
 use std::{
     fs,
@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use gantry_tests::bench::cpu_time;
+use gantry_tests::{bench::cpu_time, rig::packages};
 
 use super::pool::{Pool, Way};
 use crate::shared_device::wait_for;
@@ -49,6 +49,18 @@ pub fn idle(pool: &Pool) -> Result<()> {
     ensure!(
         u128::from(nanos) * 200 < WHILE.as_nanos(),
         "{nanos} ns of a processor in {WHILE:?}"
+    );
+    Ok(())
+}
+
+/// The application's process cannot reach the memory that is copied: what the worker hands to the
+/// driver is that very memory.
+pub fn untouched(pool: &Pool) -> Result<()> {
+    let mut application = pool.remoted(pool.release.join("examples/opencl_untouched"));
+    let said = packages::output(&mut application)?;
+    ensure!(
+        said.lines().count() == 4,
+        "not all copies were made: {said}"
     );
     Ok(())
 }

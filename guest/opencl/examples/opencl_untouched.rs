@@ -1,0 +1,128 @@
+//! Copies from memory of the window and to it, while the application's own process can neither read
+//! that memory nor write to it: whoever copied there on the way would be killed by a signal.
+
+use std::ptr::{null, null_mut};
+
+use device::{Device, check, cl};
+
+mod device;
+
+const ALLOC_HOST_PTR: u64 = 1 << 4;
+const MAP_READ_WRITE: u64 = 3;
+/// Bytes of the largest copy.
+const LARGEST: usize = 4 << 20;
+
+fn byte(at: usize) -> u8 {
+    (at * 7 + at / 4096) as u8
+}
+
+/// Memory of the window, mapped for good.
+struct Mapped {
+    start: *mut u8,
+    length: usize,
+}
+
+impl Mapped {
+    fn new(device: &Device, length: usize) -> Result<Self, String> {
+        let buffer = device.buffer(ALLOC_HOST_PTR, length, null_mut())?;
+        let mut code = 0;
+        let start = cl!(
+            device.api,
+            clEnqueueMapBuffer(
+                device.queue,
+                buffer,
+                1,
+                MAP_READ_WRITE,
+                0,
+                length,
+                0,
+                null(),
+                null_mut(),
+                &raw mut code
+            )
+        );
+        check(code, "mapping")?;
+        Ok(Self {
+            start: start.cast(),
+            length,
+        })
+    }
+
+    /// Lets this process reach it, or not.
+    fn allow(&self, allowed: bool) -> Result<(), String> {
+        let rights = if allowed {
+            libc::PROT_READ | libc::PROT_WRITE
+        } else {
+            libc::PROT_NONE
+        };
+        // SAFETY: pages of a mapping of this process, of which it has no references now.
+        match unsafe { libc::mprotect(self.start.cast(), self.length, rights) } {
+            0 => Ok(()),
+            _ => Err(format!(
+                "{:p} is not to be protected: {}",
+                self.start,
+                std::io::Error::last_os_error()
+            )),
+        }
+    }
+
+    /// Its bytes, while they are allowed.
+    fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: mapped for good, and nobody else uses it meanwhile.
+        unsafe { std::slice::from_raw_parts_mut(self.start, self.length) }
+    }
+}
+
+fn main() -> Result<(), String> {
+    let device = Device::open(None)?;
+    let mut from = Mapped::new(&device, LARGEST)?;
+    let mut to = Mapped::new(&device, LARGEST)?;
+    for length in [4096, 64 << 10, 1 << 20, LARGEST] {
+        for (at, byte_there) in from.bytes()[..length].iter_mut().enumerate() {
+            *byte_there = byte(at);
+        }
+        to.bytes().fill(0);
+        from.allow(false)?;
+        to.allow(false)?;
+        let buffer = device.buffer(0, length, null_mut())?;
+        let written = cl!(
+            device.api,
+            clEnqueueWriteBuffer(
+                device.queue,
+                buffer,
+                0,
+                0,
+                length,
+                from.start.cast(),
+                0,
+                null(),
+                null_mut()
+            )
+        );
+        check(written, "writing")?;
+        let read = cl!(
+            device.api,
+            clEnqueueReadBuffer(
+                device.queue,
+                buffer,
+                1,
+                0,
+                length,
+                to.start.cast(),
+                0,
+                null(),
+                null_mut()
+            )
+        );
+        check(read, "reading")?;
+        check(cl!(device.api, clReleaseMemObject(buffer)), "releasing")?;
+        from.allow(true)?;
+        to.allow(true)?;
+        let mut bytes = to.bytes()[..length].iter().enumerate();
+        if bytes.any(|(at, there)| *there != byte(at)) {
+            return Err(format!("of {length} bytes, others came back"));
+        }
+        println!("{length} bytes there and back, untouched");
+    }
+    Ok(())
+}
