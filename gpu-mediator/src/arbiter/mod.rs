@@ -494,6 +494,12 @@ impl Arbiter {
             // Who has been alone pays for what it has used until now.
             self.charge(turn.member, false, now);
         }
+        if !self.waited_for()
+            && let Some(turn) = &mut self.turn
+        {
+            // Until now it could have gone on for ever.
+            turn.due = turn.due.max(now);
+        }
         if let Some(vm) = self.vms.get_mut(&vm)
             && !vm.waiting.contains(&id)
         {

@@ -310,6 +310,25 @@ fn silent_newcomers_keep_others_out_for_no_longer_than_a_second() {
 }
 
 #[test]
+fn who_has_had_the_device_alone_for_long_has_a_moment_to_give_it_back() {
+    let mut arranged = arrange("alone", &["long", "new"]);
+    arranged.turn(1);
+    let started = Moment::now();
+    let due = Moment::from_nanos(started.nanos() - (SECOND * 5).as_nanos() as u64);
+    arranged.arbiter.turn.as_mut().unwrap().due = due;
+    arranged.runs_since(1, Some(started));
+    arranged.arbiter.enforce(started);
+    arranged.arbiter.want(2);
+    arranged.arbiter.enforce(Moment::now());
+    assert!(arranged.killed().is_empty());
+    // It says that its requests end, and does not give the device back.
+    let late = Moment::now() + SECOND * 3;
+    arranged.runs_since(1, Some(late));
+    arranged.arbiter.enforce(late);
+    assert_eq!(arranged.killed(), [1]);
+}
+
+#[test]
 fn a_process_that_comes_twice_is_refused_and_goes_on_with_what_it_had() {
     let mut arranged = arrange("twice", &["client", "other"]);
     let path = arranged.folder.join("socket");
