@@ -86,7 +86,9 @@ impl Vm {
 fn ready(dir: &Path, pool: &Pool, compiled: &Compiled, snapshot: &Path) -> Result<()> {
     fs::create_dir_all(dir)?;
     let Compiled { file, size, .. } = compiled;
-    let accel = json!({"socket": pool.socket, "window": 16 << 20, "slices": 1, "id": "a"});
+    let accel = json!({
+        "socket": pool.socket, "window": 16 << 20, "slices": 1, "id": "a", "memory": 256 << 20,
+    });
     let disk = json!({"path": file, "readonly": true, "image_type": "Raw"});
     let payload = json!({"initramfs": guest_files(dir)?});
     let more = json!({"payload": payload, "accels": [accel], "disks": [disk]});

@@ -12,7 +12,7 @@ use std::{
 
 use gantry_remoting::{
     transport::{
-        closer::{Closer, Strange},
+        closer::{Closer, Connection},
         socket,
     },
     turns::{
@@ -76,7 +76,7 @@ impl Process {
 /// A connection whose first message is not complete.
 #[derive(Debug)]
 pub struct Newcomer {
-    stream: Strange<UnixStream>,
+    stream: Connection,
     since: Moment,
     process: Option<Process>,
     bytes: Vec<u8>,
@@ -87,7 +87,7 @@ impl Newcomer {
     pub fn new(stream: UnixStream, closer: &Closer) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         Ok(Self {
-            stream: Strange::new(stream, closer),
+            stream: Connection::new(stream, closer),
             since: Moment::now(),
             process: None,
             bytes: Vec::new(),
@@ -177,7 +177,7 @@ impl Newcomer {
 /// A worker.
 #[derive(Debug)]
 pub struct Worker {
-    stream: Strange<UnixStream>,
+    stream: Connection,
     process: Process,
     grant: Page<Grant>,
     account: Page<Account>,

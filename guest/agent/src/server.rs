@@ -4,14 +4,9 @@
 
 use std::{
     fs, io,
-    net::Shutdown,
-    ops::Deref,
     os::{
         fd::{AsFd, AsRawFd},
-        unix::{
-            fs::PermissionsExt,
-            net::{UnixListener, UnixStream},
-        },
+        unix::{fs::PermissionsExt, net::UnixListener},
     },
     path::Path,
     time::{Duration, Instant},
@@ -20,7 +15,10 @@ use std::{
 use gantry_remoting::{
     port::{LOOK, State},
     protocol::hello,
-    transport::{closer::Closer, socket},
+    transport::{
+        closer::{Closer, Connection},
+        socket,
+    },
 };
 
 use crate::{
@@ -75,39 +73,6 @@ struct Client {
     user: Option<u32>,
     step: Step,
     since: Instant,
-}
-
-/// A stranger's connection, whose end may hang on what was sent with it: another thread waits.
-struct Connection {
-    stream: Option<UnixStream>,
-    closer: Closer,
-}
-
-impl Connection {
-    fn new(stream: UnixStream, closer: &Closer) -> Self {
-        Self {
-            stream: Some(stream),
-            closer: closer.clone(),
-        }
-    }
-}
-
-impl Deref for Connection {
-    type Target = UnixStream;
-
-    fn deref(&self) -> &UnixStream {
-        self.stream.as_ref().expect("there until it is dropped")
-    }
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        if let Some(stream) = self.stream.take() {
-            // The other side sees the end now, whatever hangs.
-            let _ = stream.shutdown(Shutdown::Both);
-            self.closer.close(stream);
-        }
-    }
 }
 
 impl Client {
@@ -257,7 +222,7 @@ impl Server {
         let mut asked = false;
         let mut kept = Vec::new();
         for (mut client, &ready) in std::mem::take(&mut self.clients).into_iter().zip(ready) {
-            if !ready || said(&mut client, &self.closer) {
+            if !ready || said(&mut client) {
                 asked |= ready && matches!(client.step, Step::Served { .. });
                 kept.push(client);
             } else if let Some((address, slice)) = client.slice()
@@ -411,16 +376,16 @@ impl Server {
 }
 
 /// Takes what a client has sent; false if it is to go.
-fn said(client: &mut Client, closer: &Closer) -> bool {
+fn said(client: &mut Client) -> bool {
     match client.step {
         Step::Greeting => {}
-        Step::Served { .. } => return asks(&client.stream, closer),
+        Step::Served { .. } => return asks(&client.stream),
         // Nothing is to be said: it has ended, or is no driver of ours.
         Step::Queued(_) | Step::Opening { .. } => return false,
     }
     let mut bytes = [0; hello::SIZE];
     // A hello is far smaller than any socket's buffer, and comes in one piece.
-    match hear(&client.stream, &mut bytes, closer) {
+    match client.stream.receive(&mut bytes) {
         Ok(got) if got == bytes.len() => {
             client.step = Step::Queued(bytes);
             client.since = Instant::now();
@@ -431,9 +396,9 @@ fn said(client: &mut Client, closer: &Closer) -> bool {
 }
 
 /// Whether a client that is served asks how its worker is. If not, it has ended, or is no driver of ours.
-fn asks(stream: &UnixStream, closer: &Closer) -> bool {
+fn asks(stream: &Connection) -> bool {
     let mut words = [0; 64];
-    match hear(stream, &mut words, closer) {
+    match stream.receive(&mut words) {
         Ok(0) => false,
         Ok(got) => words[..got].iter().all(|word| *word == LOOK),
         Err(error) => matches!(
@@ -441,15 +406,6 @@ fn asks(stream: &UnixStream, closer: &Closer) -> bool {
             io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
         ),
     }
-}
-
-/// Takes bytes. Files that come with them are received, as a read that passes over them closes them.
-fn hear(stream: &UnixStream, bytes: &mut [u8], closer: &Closer) -> io::Result<usize> {
-    let (got, files) = socket::receive(stream, bytes)?;
-    for file in files {
-        closer.close(file);
-    }
-    Ok(got)
 }
 
 /// Hands a client its slice.

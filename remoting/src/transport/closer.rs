@@ -15,6 +15,7 @@ use std::{
     collections::VecDeque,
     fmt, io,
     mem::ManuallyDrop,
+    net::Shutdown,
     ops::Deref,
     os::unix::net::UnixStream,
     sync::{Arc, Condvar, Mutex, PoisonError},
@@ -89,47 +90,48 @@ impl Closer {
     }
 }
 
-/// A stranger's, which is closed by a [`Closer`] wherever it goes out of use.
+/// A stranger's connection, which a [`Closer`] closes when it goes out of use.
 #[derive(Debug)]
-pub struct Strange<T: Send + 'static> {
-    thing: ManuallyDrop<T>,
+pub struct Connection {
+    stream: ManuallyDrop<UnixStream>,
     closer: Closer,
 }
 
-impl<T: Send> Strange<T> {
+impl Connection {
     /// To be closed by this one.
-    pub fn new(thing: T, closer: &Closer) -> Self {
+    pub fn new(stream: UnixStream, closer: &Closer) -> Self {
         Self {
-            thing: ManuallyDrop::new(thing),
+            stream: ManuallyDrop::new(stream),
             closer: closer.clone(),
         }
     }
-}
 
-impl Strange<UnixStream> {
-    /// Receives bytes, and closes what has come with them.
+    /// Receives bytes. Files that come with them are received, as a read that passes over them closes
+    /// them, and closed.
     pub fn receive(&self, bytes: &mut [u8]) -> io::Result<usize> {
-        let (got, files) = socket::receive(&self.thing, bytes)?;
-        if !files.is_empty() {
-            self.closer.close(files);
+        let (got, files) = socket::receive(&self.stream, bytes)?;
+        for file in files {
+            self.closer.close(file);
         }
         Ok(got)
     }
 }
 
-impl<T: Send> Deref for Strange<T> {
-    type Target = T;
+impl Deref for Connection {
+    type Target = UnixStream;
 
-    fn deref(&self) -> &T {
-        &self.thing
+    fn deref(&self) -> &UnixStream {
+        &self.stream
     }
 }
 
-impl<T: Send> Drop for Strange<T> {
+impl Drop for Connection {
     fn drop(&mut self) {
+        // The other side sees the end now, whatever hangs.
+        let _ = self.stream.shutdown(Shutdown::Both);
         // SAFETY: nobody uses it after this.
         self.closer
-            .close(unsafe { ManuallyDrop::take(&mut self.thing) });
+            .close(unsafe { ManuallyDrop::take(&mut self.stream) });
     }
 }
 
