@@ -155,7 +155,7 @@ impl Vms {
 
     /// Has an application without scruples take the place of the last guest's: its worker refuses
     /// what it asks for, or ends, or it is killed itself. Meanwhile the others compute, and its guest
-    /// has a worker for the next one. The last one is left, and says nothing more.
+    /// has a worker for the next one, which is an honest one.
     pub fn one_does_wrong(&mut self) -> Result<()> {
         const HOSTILE: &str = "opencl-hostile /run/gantry/opencl.sock";
         /// What each does, and says. A number: it is killed after so many steps.
@@ -180,10 +180,8 @@ impl Vms {
             self.each(|vm, now| vm == last || now.calls > before[vm].calls)?;
         }
         let guest = &mut self.vms[last].guest;
-        guest.run(&format!(
-            "(sleep 1000000 | {HOSTILE} silent >/tmp/silent 2>&1) & true"
-        ))?;
-        guest.eventually("cat /tmp/silent", |text| text == "silent")?;
+        guest.run("(sleep 1000000 | opencl-idle >/tmp/idle 2>&1) & true")?;
+        guest.eventually("cat /tmp/idle", |text| text.starts_with("idle "))?;
         Ok(())
     }
 

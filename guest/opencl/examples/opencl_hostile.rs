@@ -197,13 +197,8 @@ impl Client {
         Ok(self.ask(call)?.map_err(code)?)
     }
 
-    /// A context, a queue, and a kernel that does nothing.
-    fn prepare(&mut self) -> Result<(), Failed> {
-        self.prepare_with("kernel void nothing() {}")
-    }
-
-    /// The same with another kernel of that name.
-    fn prepare_with(&mut self, source: &str) -> Result<(), Failed> {
+    /// A context and a queue.
+    fn begin(&mut self) -> Result<(), Failed> {
         self.good(&calls::Platforms {})?;
         let device = DeviceId(0);
         self.good(&CreateContext {
@@ -218,6 +213,17 @@ impl Client {
             properties: 0,
             further: Vec::new(),
         })?;
+        Ok(())
+    }
+
+    /// The same, and a kernel that does nothing.
+    fn prepare(&mut self) -> Result<(), Failed> {
+        self.prepare_with("kernel void nothing() {}")
+    }
+
+    /// The same, and a kernel of this source.
+    fn prepare_with(&mut self, source: &str) -> Result<(), Failed> {
+        self.begin()?;
         self.good(&CreateProgram {
             id: PROGRAM,
             context: CONTEXT,
@@ -365,7 +371,7 @@ fn buffer(id: u32, size: u64, lives: Option<u64>, contents: Option<Place>) -> Cr
 }
 
 fn outside(client: &mut Client) -> Result<&'static str, Failed> {
-    client.prepare()?;
+    client.begin()?;
     client.good(&buffer(0, 4096, None, None))?;
     let (start, end) = (client.window.data(), client.window.size());
     let places = [
@@ -480,7 +486,7 @@ fn shared_addresses(client: &mut Client) -> Result<(), Failed> {
 }
 
 fn quota(client: &mut Client) -> Result<&'static str, Failed> {
-    client.prepare()?;
+    client.begin()?;
     for id in 0..1000 {
         match client.ask(&buffer(id, 100 << 20, None, None))? {
             Ok(()) => {}
