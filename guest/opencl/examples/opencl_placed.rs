@@ -2,9 +2,9 @@
 //! shares a window of this machine, and the C library's otherwise. Copies from them and to them have
 //! to be right in any case.
 
-use std::{fs, ptr::null, ptr::null_mut};
+use std::fs;
 
-use device::{Device, check, cl};
+use device::Device;
 
 mod device;
 
@@ -38,42 +38,6 @@ fn grown(round: usize) -> Vec<u8> {
     bytes
 }
 
-fn copy(device: &Device, from: &[u8], to: &mut [u8]) -> Result<(), String> {
-    let buffer = device.buffer(0, from.len(), null_mut())?;
-    let written = cl!(
-        device.api,
-        clEnqueueWriteBuffer(
-            device.queue,
-            buffer,
-            0,
-            0,
-            from.len(),
-            from.as_ptr().cast(),
-            0,
-            null(),
-            null_mut()
-        )
-    );
-    check(written, "writing")?;
-    let read = cl!(
-        device.api,
-        clEnqueueReadBuffer(
-            device.queue,
-            buffer,
-            1,
-            0,
-            to.len(),
-            to.as_mut_ptr().cast(),
-            0,
-            null(),
-            null_mut()
-        )
-    );
-    check(read, "reading")?;
-    check(cl!(device.api, clReleaseMemObject(buffer)), "releasing")?;
-    Ok(())
-}
-
 fn main() -> Result<(), String> {
     let early = vec![1u8; LARGE];
     let device = Device::open(None)?;
@@ -88,7 +52,7 @@ fn main() -> Result<(), String> {
         for place in [from.as_ptr(), to.as_ptr()] {
             inside += usize::from(is_in_window(place)?);
         }
-        copy(&device, &from, &mut to)?;
+        device.there_and_back(from.as_ptr(), to.as_mut_ptr(), to.len())?;
         if to
             .iter()
             .enumerate()

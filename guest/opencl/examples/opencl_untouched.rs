@@ -84,38 +84,7 @@ fn main() -> Result<(), String> {
         to.bytes().fill(0);
         from.allow(false)?;
         to.allow(false)?;
-        let buffer = device.buffer(0, length, null_mut())?;
-        let written = cl!(
-            device.api,
-            clEnqueueWriteBuffer(
-                device.queue,
-                buffer,
-                0,
-                0,
-                length,
-                from.start.cast(),
-                0,
-                null(),
-                null_mut()
-            )
-        );
-        check(written, "writing")?;
-        let read = cl!(
-            device.api,
-            clEnqueueReadBuffer(
-                device.queue,
-                buffer,
-                1,
-                0,
-                length,
-                to.start.cast(),
-                0,
-                null(),
-                null_mut()
-            )
-        );
-        check(read, "reading")?;
-        check(cl!(device.api, clReleaseMemObject(buffer)), "releasing")?;
+        device.there_and_back(from.start, to.start, length)?;
         from.allow(true)?;
         to.allow(true)?;
         let mut bytes = to.bytes()[..length].iter().enumerate();

@@ -51,8 +51,9 @@ use crate::{
     turns::introduce,
 };
 
-/// Descriptors that a pool needs whomever it serves: its own, those with which folders in folders
-/// are looked through, and those with which a worker is started.
+/// Descriptors that a pool needs whomever it serves: its own, connections that it has [refused
+/// lately](REFUSED), those with which folders in folders are looked through, and those with which a
+/// worker is started.
 const OWN_DESCRIPTORS: u64 = 64;
 /// Descriptors for each worker: its channel, its end, and its application's connection.
 const DESCRIPTORS: u64 = 3;

@@ -62,6 +62,15 @@ pub fn untouched(pool: &Pool) -> Result<()> {
         said.lines().count() == 4,
         "not all copies were made: {said}"
     );
+    // By a stream the process itself sends what is copied, and is killed as it reads it.
+    let stream = Pool::start(Way::Unix, "touched", pool.release.clone(), &[])?;
+    let output = stream
+        .remoted(pool.release.join("examples/opencl_untouched"))
+        .output()?;
+    ensure!(
+        !output.status.success() && output.stdout.is_empty(),
+        "memory that cannot be read was sent by a stream: {output:?}"
+    );
     Ok(())
 }
 

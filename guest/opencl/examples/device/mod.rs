@@ -1,7 +1,7 @@
 //! The first device that the loader finds, with a context, a queue, and kernels for it.
 
 // Each program uses a part of this.
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports)]
 
 use std::{
     ffi::{CStr, c_void},
@@ -201,6 +201,29 @@ impl Device {
         );
         check(code, "creating a buffer")?;
         Ok(buffer)
+    }
+
+    /// Writes so many bytes into a buffer of that size, and reads them back to another place.
+    pub fn there_and_back(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        length: usize,
+    ) -> Result<(), Failed> {
+        let buffer = self.buffer(0, length, null_mut())?;
+        let (from, to) = (from.cast(), to.cast());
+        let (queue, none, event) = (self.queue, null(), null_mut());
+        let written = cl!(
+            self.api,
+            clEnqueueWriteBuffer(queue, buffer, 0, 0, length, from, 0, none, event)
+        );
+        check(written, "writing")?;
+        let read = cl!(
+            self.api,
+            clEnqueueReadBuffer(queue, buffer, 1, 0, length, to, 0, none, event)
+        );
+        check(read, "reading")?;
+        check(cl!(self.api, clReleaseMemObject(buffer)), "releasing")
     }
 
     /// Enqueues a kernel over so many items of one dimension, in groups of the driver's choice; its
