@@ -134,13 +134,14 @@ fn limited(context: &Context) -> Result<()> {
         ])
     };
     let workers = groups()?.into_iter().find(|path| !path.ends_with("pool"));
-    let shown = limits(&workers.context("no worker has a group")?)?;
+    let workers = workers.context("no worker has a group")?;
     let memory = (256 + 64 + 512_u64) << 20;
     let tasks = 256 + 16 * thread::available_parallelism()?.get();
-    ensure!(
-        shown == [memory.to_string(), "1".to_owned(), tasks.to_string()],
-        "{shown:?}"
-    );
+    let expected = [memory.to_string(), "1".to_owned(), tasks.to_string()];
+    // They are set one after the other.
+    until(&format!("a group has the limits {expected:?}"), || {
+        Ok(limits(&workers)? == expected)
+    })?;
     let hostile = |misdeed: &str| {
         let mut command = Command::new("opencl-hostile");
         command.arg(&pool.socket).arg(misdeed);
