@@ -14,7 +14,7 @@ use std::{
 use devices::{
     accel::{Accel, Options, Resources},
     pci::{BarIndex, Bdf},
-    testing::{FakeSpace, Rig},
+    testing::{FakeLines, FakeSpace, Rig},
     thread::Unconfined,
 };
 use gantry_fuzz::{input::Input, scratch};
@@ -62,7 +62,13 @@ fn accept(workers: &mut Vec<Worker>) {
     );
 }
 
-fn step(rig: &Rig, bdf: Bdf, workers: &mut Vec<Worker>, input: &mut Input) {
+fn step(
+    rig: &Rig,
+    lines: &FakeLines,
+    bdf: Bdf,
+    workers: &mut Vec<Worker>,
+    input: &mut Input,
+) {
     let kind = input.u8();
     let len = [1, 2, 4, 8][usize::from(kind >> 4) % 4];
     let mut data = [0; 8];
@@ -90,7 +96,14 @@ fn step(rig: &Rig, bdf: Bdf, workers: &mut Vec<Worker>, input: &mut Input) {
             rig.config_read_bytes(bdf, offset, &mut data[..len]);
         }
         9 => rig.enable(bdf, kind & 0x40 != 0),
-        10 => rig.write(bar(rig, bdf, 0) + registers::RESET, &[1, 0, 0, 0]),
+        10 => {
+            let register = if kind & 0x80 == 0 {
+                registers::RESET
+            } else {
+                registers::LINE
+            };
+            rig.write(bar(rig, bdf, 0) + register, &[kind >> 4 & 1, 0, 0, 0]);
+        }
         // What a worker reads before it serves: the guest's hello, and the machine's attachment.
         11 => {
             let mut bytes = [0; ATTACHMENT];
@@ -103,8 +116,13 @@ fn step(rig: &Rig, bdf: Bdf, workers: &mut Vec<Worker>, input: &mut Input) {
         }
         12 => accept(workers),
         13 => {
-            if let Some((stream, _)) = workers.first_mut() {
-                let _ = stream.write(input.bytes(len));
+            if let Some((stream, files)) = workers.first_mut() {
+                match kind >> 6 {
+                    // Its interrupt, which the guest may have served.
+                    0 => drop(rustix::io::write(&files[2], &1u64.to_le_bytes())),
+                    1 => lines.serve(),
+                    _ => drop(stream.write(input.bytes(len))),
+                }
             }
         }
         14 if !workers.is_empty() => {
@@ -130,8 +148,10 @@ fuzz_target!(|bytes: &[u8]| {
         client: "guest".to_owned(),
         compiled: "guest".to_owned(),
     };
+    let lines = FakeLines::default();
     let resources = Resources {
         msi: Arc::new(rig.msi.clone()),
+        lines: Arc::new(lines.clone()),
         doorbells: Arc::new(rig.doorbells.clone()),
         space: Arc::new(FakeSpace),
         spawner: Arc::new(Unconfined),
@@ -141,7 +161,7 @@ fuzz_target!(|bytes: &[u8]| {
     rig.enable(bdf, true);
     let mut workers = Vec::new();
     while !input.is_empty() {
-        step(&rig, bdf, &mut workers, &mut input);
+        step(&rig, &lines, bdf, &mut workers, &mut input);
     }
     rig.segment.unplug(bdf).expect("it is where it was plugged");
     assert!(rig.doorbells.addresses().is_empty(), "no doorbell is left");

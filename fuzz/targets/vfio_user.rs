@@ -213,7 +213,7 @@ fn plug(device: UserDevice, done: &[u8]) {
     let rig = Rig::new();
     let resources = Resources {
         msi: Arc::new(rig.msi.clone()),
-        lines: Arc::new(FakeLines),
+        lines: Arc::<FakeLines>::default(),
         space: Arc::new(FakeSpace),
     };
     let Ok(function) = Function::new(Arc::new(device), resources, &[]) else {

@@ -20,7 +20,9 @@
 //! device hands the slice's memory, its doorbell and its interrupt to a worker, which answers the
 //! hello in the slice. What a guest writes to its window is read by workers only.
 //!
-//! Vector 0 says that a slice's state has changed; vector 1 + n is rung for a sleeper of slice n.
+//! Vector 0 says that a slice's state has changed; vector 1 + n is rung for a sleeper of slice n
+//! that asks for it. With MSI-X off, all of them come by the function's line, if the agent wants them:
+//! registers tell of which slices they are.
 
 use alloc::string::String;
 
@@ -58,6 +60,14 @@ pub mod registers {
     pub const SLICE_SIZE_HIGH: u64 = 0x14;
     /// A write closes all slices.
     pub const RESET: u64 = 0x18;
+    /// Whether interrupts come by the function's line (INTx) while MSI-X is off: takes 1 if they
+    /// do, and 0. Zero after a reset by [`RESET`].
+    pub const LINE: u64 = 0x1c;
+    /// Reads for which of the slices 0 to 31 there have been interrupts, a bit for each, since it was
+    /// read last. Zero while interrupts come by messages.
+    pub const RUNG_LOW: u64 = 0x20;
+    /// The same for the slices 32 to 63.
+    pub const RUNG_HIGH: u64 = 0x24;
     /// The first slice's register; 4 bytes each. Reads a [`State`](super::State), takes a
     /// [`Command`](super::Command).
     pub const SLICE: u64 = 0x1000;
@@ -72,7 +82,7 @@ pub mod registers {
     /// "GACP".
     pub const MAGIC_VALUE: u32 = u32::from_le_bytes(*b"GACP");
     /// Version of the registers' meaning.
-    pub const INTERFACE: u32 = 1;
+    pub const INTERFACE: u32 = 2;
 }
 
 /// What a slice is.

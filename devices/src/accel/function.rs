@@ -21,6 +21,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{
     Error, Options,
+    line::PortLine,
     registers::{Doorbells, Registers},
     service::Service,
     slices::Slices,
@@ -33,7 +34,8 @@ use crate::{
     msi::MsiController,
     pci::{
         BarIndex, BarKind, BarRequest, Bdf, ConfigSpace, ConfigSpaceState, Identity,
-        LifecycleError, MsixCapability, MsixState, MsixTable, PciFunction,
+        LifecycleError, Lines, MsixCapability, MsixState, MsixTable, PciFunction,
+        config::{COMMAND_INTERRUPT_DISABLE, STATUS_INTERRUPT, offsets},
     },
     thread::{ThreadRole, ThreadSpawner},
 };
@@ -52,6 +54,8 @@ const SOON: Duration = Duration::from_millis(2);
 pub struct Resources {
     /// Interrupt vectors.
     pub msi: Arc<dyn MsiController>,
+    /// Interrupt lines.
+    pub lines: Arc<dyn Lines>,
     /// Doorbells without exits.
     pub doorbells: Arc<dyn doorbell::Doorbells>,
     /// Places the window at the address of its BAR.
@@ -65,6 +69,9 @@ pub struct Resources {
 struct PortState {
     config: ConfigSpaceState,
     msix: MsixState,
+    /// Whether the agent takes interrupts from the line; ports did not have it once.
+    #[serde(default)]
+    line: bool,
 }
 
 /// An accelerator port on a PCI bus.
@@ -72,6 +79,9 @@ pub struct Accel {
     config: ConfigSpace,
     msix_capability: MsixCapability,
     msix: Arc<MsixTable>,
+    line: Arc<PortLine>,
+    /// Its place on the bus, while it is plugged.
+    place: Option<Bdf>,
     registers: Arc<Registers>,
     doorbells: Arc<[EventFd]>,
     trapped_doorbells: Arc<Doorbells>,
@@ -140,6 +150,8 @@ impl Accel {
             (registers, at::PENDING as u32),
         )?;
         let msix = Arc::new(MsixTable::new(vectors));
+        config.set(offsets::INTERRUPT_PIN, &[1]);
+        let line = Arc::<PortLine>::default();
         let slices = Arc::new(Slices::new(count).map_err(Error::EventFd)?);
         let bells: Result<Vec<_>, _> = (0..count).map(|_| EventFd::new(EFD_NONBLOCK)).collect();
         let doorbells: Arc<[EventFd]> = bells.map_err(Error::EventFd)?.into();
@@ -150,8 +162,11 @@ impl Accel {
                 slices: Arc::clone(&slices),
                 slice_size: size,
                 msix: Arc::clone(&msix),
+                line: Arc::clone(&line),
             }),
             msix,
+            line,
+            place: None,
             trapped_doorbells: Arc::new(Doorbells(Arc::clone(&doorbells))),
             doorbells,
             listening: None,
@@ -179,6 +194,7 @@ impl Accel {
             account: Arc::clone(&self.account),
             doorbells: Arc::clone(&self.doorbells),
             msix: Arc::clone(&self.msix),
+            line: Arc::clone(&self.line),
             socket: self.options.socket.clone(),
             attachment,
             name: self.options.thread_name.clone(),
@@ -237,6 +253,26 @@ impl Accel {
         }
     }
 
+    /// Makes interrupts what the guest's registers say.
+    fn update_interrupts(&self) {
+        let before = self.msix.is_enabled();
+        self.msix_capability.update(&self.config, &self.msix);
+        let disabled = self.config.command() & COMMAND_INTERRUPT_DISABLE != 0;
+        self.line.disable(disabled);
+        if self.msix.is_enabled() != before {
+            self.slices.wake();
+        }
+    }
+
+    fn join_line(&self) -> io::Result<()> {
+        let Some(place) = self.place else {
+            return Ok(());
+        };
+        self.line.join(&*self.resources.lines, place)?;
+        self.slices.wake();
+        Ok(())
+    }
+
     fn stop(&mut self) {
         self.slices.stop();
         if let Some(thread) = self.thread.take()
@@ -261,9 +297,19 @@ impl PciFunction for Accel {
         &mut self.config
     }
 
+    fn read_config(&mut self, offset: usize, data: &mut [u8]) {
+        self.config.read(offset, data);
+        let status = offsets::STATUS.checked_sub(offset);
+        if let Some(status) = status.and_then(|at| data.get_mut(at))
+            && self.line.is_due()
+        {
+            *status |= STATUS_INTERRUPT;
+        }
+    }
+
     fn write_config(&mut self, offset: usize, data: &[u8]) {
         self.config.write(offset, data);
-        self.msix_capability.update(&self.config, &self.msix);
+        self.update_interrupts();
     }
 
     fn bar_device(&self, index: BarIndex) -> Option<Arc<dyn BusDevice>> {
@@ -286,6 +332,8 @@ impl PciFunction for Accel {
         let vectors = self.msix.count();
         let vectors = self.resources.msi.allocate(vectors, bdf.requester_id())?;
         self.msix.attach(vectors);
+        self.place = Some(bdf);
+        self.join_line()?;
         let service = self.service();
         self.thread = Some(self.resources.spawner.spawn(
             ThreadRole::Accel,
@@ -298,18 +346,25 @@ impl PciFunction for Accel {
     /// Ends the workers: their connections go with the thread.
     fn unplugged(&mut self) {
         self.stop();
+        self.line.leave();
+        self.place = None;
         self.msix.reset();
     }
 
     /// Workers finish what they were given before, and wait: no application gives them more. They
     /// reach no memory of the guest but their slices, which only its own applications look at; and
     /// a worker that stood still in the middle of its turn would keep others from the device.
+    /// The line is left, so that no saved interrupt controller has it asserted for ever.
     fn pause(&mut self) -> Result<(), LifecycleError> {
+        self.line.leave();
         Ok(())
     }
 
     fn resume(&mut self) -> Result<(), LifecycleError> {
-        Ok(())
+        self.join_line().map_err(|source| LifecycleError::Host {
+            action: "connect an accelerator port with its interrupt line",
+            source,
+        })
     }
 
     /// Ends all workers: their applications see the device fail.
@@ -337,6 +392,7 @@ impl PciFunction for Accel {
         Ok(serde_json::to_value(PortState {
             config: self.config.save(),
             msix: self.msix.save(),
+            line: self.line.is_wanted(),
         })?)
     }
 
@@ -344,15 +400,18 @@ impl PciFunction for Accel {
         let state: PortState = serde_json::from_value(state)?;
         self.config.restore(&state.config)?;
         self.msix.restore(&state.msix)?;
+        self.line.want(state.line);
         // The capability is what the guest reads: it wins.
-        self.msix_capability.update(&self.config, &self.msix);
+        self.update_interrupts();
         Ok(())
     }
 
     fn reset(&mut self) -> Result<(), LifecycleError> {
+        self.line.want(false);
         self.slices.close_all();
         self.msix.reset();
         self.config.reset();
+        self.line.disable(false);
         Ok(())
     }
 
@@ -365,6 +424,7 @@ impl PciFunction for Accel {
             ),
             ("workers_lost", self.slices.lost.load(Ordering::Relaxed)),
             ("device_memory_bytes", self.account.0.total()),
+            ("line_interrupts", self.line.asserted()),
         ]
     }
 }

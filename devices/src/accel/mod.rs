@@ -4,6 +4,7 @@
 //!   guest: agent ── registers ──> Registers ─ state ─> Service ── attachment ──> worker
 //!          application ── doorbell ─ ioeventfd ──────────────────────────────────> │
 //!               │ <──────────────────────────── irqfd, MSI-X ───────────────────── │
+//!               │ <── agent <── line, if MSI-X is off <── Service <── irqfd ────── │
 //!               └────────── slice of the window (shared memory) ────────────────── ┘
 //! ```
 //!
@@ -14,6 +15,7 @@
 //!   slice and nothing else.
 //! - [`gantry_remoting::account`]: how much of the device's memory the workers of all slices have.
 //! - `service`: the thread that finds workers for slices and sees them end.
+//! - `line`: interrupts by the function's line, while MSI-X is off.
 //!
 //! This process never looks into the window and takes no part in a call. What it does for a guest
 //! is bounded: as many workers as there are slices, ends of old ones included, and a new one every
@@ -22,6 +24,7 @@
 //! [`PACE`]: service::PACE
 
 pub mod function;
+mod line;
 mod registers;
 mod service;
 mod slices;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use gantry_remoting::port::{DOORBELL, registers as at};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::slices::Slices;
+use super::{line::PortLine, slices::Slices};
 use crate::{bus::BusDevice, pci::MsixTable};
 
 /// BAR 0.
@@ -16,6 +16,8 @@ pub struct Registers {
     pub slice_size: u64,
     /// Interrupts.
     pub msix: Arc<MsixTable>,
+    /// Interrupts while MSI-X is off.
+    pub line: Arc<PortLine>,
 }
 
 impl Registers {
@@ -24,9 +26,15 @@ impl Registers {
             at::MAGIC => at::MAGIC_VALUE,
             at::VERSION => at::INTERFACE,
             at::SLICES => self.slices.count(),
-            at::CHANGES => self.slices.changes(),
+            at::CHANGES => {
+                self.line.take_change();
+                self.slices.changes()
+            }
             at::SLICE_SIZE_LOW => self.slice_size as u32,
             at::SLICE_SIZE_HIGH => (self.slice_size >> 32) as u32,
+            at::LINE => u32::from(self.line.is_wanted()),
+            at::RUNG_LOW => self.line.take(0),
+            at::RUNG_HIGH => self.line.take(1),
             _ => slice_at(offset).map_or(0, |slice| self.slices.number(slice)),
         }
     }
@@ -71,7 +79,11 @@ impl BusDevice for Registers {
         }
         let Ok(bytes) = data.try_into() else { return };
         if offset == at::RESET {
+            self.line.want(false);
             self.slices.close_all();
+        } else if offset == at::LINE {
+            self.line.want(u32::from_le_bytes(bytes) != 0);
+            self.slices.wake();
         } else if let Some(slice) = slice_at(offset) {
             self.slices.command(slice, u32::from_le_bytes(bytes));
         } else if let Some(slice) = owner_at(offset) {

@@ -28,7 +28,7 @@ use gantry_remoting::{
 };
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{slices::Slices, window::Window};
+use super::{line::PortLine, slices::Slices, window::Window};
 use crate::pci::MsixTable;
 
 /// The shortest time between two slices' openings: a guest that opens and closes them as fast as
@@ -49,6 +49,8 @@ pub struct Service {
     pub doorbells: Arc<[EventFd]>,
     /// Interrupts.
     pub msix: Arc<MsixTable>,
+    /// Interrupts while MSI-X is off.
+    pub line: Arc<PortLine>,
     /// Where the worker pool listens.
     pub socket: PathBuf,
     /// What every worker is told.
@@ -177,6 +179,9 @@ impl Service {
 
     /// Tells the agent that a state has changed.
     fn raise(&self) {
+        if self.line.is_wanted() && !self.msix.is_enabled() {
+            return self.line.note_change();
+        }
         if let Err(error) = self.msix.trigger(0) {
             self.warn(format_args!("cannot raise an interrupt: {error}"));
         }
@@ -282,6 +287,21 @@ impl Service {
         }
     }
 
+    /// What the workers that there are signal, where neither KVM nor anybody else takes it.
+    fn interrupts(&self, links: &[Link]) -> Vec<(usize, &EventFd)> {
+        if !self.line.is_wanted() || self.msix.is_enabled() {
+            return Vec::new();
+        }
+        let served = links.iter().enumerate();
+        let served = served.filter(|(_, link)| link.stream().is_some());
+        let vectors = self.msix.vectors();
+        // Vector 0 is the port's own; at most MOST_SLICES follow.
+        let event = |slice: usize| vectors?.made_irqfd(slice as u16 + 1);
+        served
+            .filter_map(|(slice, _)| Some((slice, event(slice)?)))
+            .collect()
+    }
+
     /// Waits until a slice has something new, or for `limit`.
     fn wait(&self, links: &[Link], limit: Option<Duration>) -> io::Result<()> {
         let poll = |fd| libc::pollfd {
@@ -289,7 +309,12 @@ impl Service {
             events: libc::POLLIN,
             revents: 0,
         };
-        let mut polled = vec![poll(self.slices.kick.as_raw_fd())];
+        let interrupts = self.interrupts(links);
+        let served = self.line.served();
+        // A negative one is passed over.
+        let end = served.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+        let mut polled = vec![poll(self.slices.kick.as_raw_fd()), poll(end)];
+        polled.extend(interrupts.iter().map(|(_, event)| poll(event.as_raw_fd())));
         let streams = links.iter().filter_map(Link::stream);
         polled.extend(streams.map(|stream| poll(stream.as_raw_fd())));
         // Rounded up, so that the time has passed when the wait ends.
@@ -304,6 +329,14 @@ impl Service {
         }
         // An event that is not signalled says so.
         let _ = self.slices.kick.read();
+        for ((slice, event), polled) in interrupts.iter().zip(&polled[2..]) {
+            if polled.revents != 0 && event.read().is_ok() {
+                self.line.note(*slice);
+            }
+        }
+        if served.is_some_and(|served| polled[1].revents != 0 && served.read().is_ok()) {
+            self.line.settle();
+        }
         Ok(())
     }
 }

@@ -145,7 +145,8 @@ impl Slices {
         self.stopping.load(Ordering::Acquire) != 0
     }
 
-    fn wake(&self) {
+    /// Has the service look at what there is to wait for.
+    pub fn wake(&self) {
         // Fails only if the counter is full: then the service is awake.
         let _ = self.kick.write(1);
     }

@@ -24,7 +24,7 @@ use crate::{
     bus::Bus,
     memory::{AddressSpace, HostMemory, Mapping},
     pci::{BarIndex, Bdf, LifecycleError, PciFunction, PciSegment, Seat, SegmentConfig, Window},
-    testing::{FakeDoorbells, FakeMsi},
+    testing::{FakeDoorbells, FakeLines, FakeMsi},
     thread::Unconfined,
 };
 
@@ -67,6 +67,7 @@ struct Rig {
     function: Arc<Mutex<Accel>>,
     mmio: Arc<Bus>,
     msi: FakeMsi,
+    lines: FakeLines,
     doorbells: FakeDoorbells,
     space: Space,
     pool: UnixListener,
@@ -90,13 +91,15 @@ fn options(folder: &std::path::Path) -> Options {
 fn rig() -> Rig {
     let folder = tempfile::tempdir().unwrap();
     let pool = UnixListener::bind(folder.path().join("pool")).unwrap();
-    let (msi, doorbells, space) = (
+    let (msi, lines, doorbells, space) = (
         FakeMsi::default(),
+        FakeLines::default(),
         FakeDoorbells::default(),
         Space::default(),
     );
     let resources = Resources {
         msi: Arc::new(msi.clone()),
+        lines: Arc::new(lines.clone()),
         doorbells: Arc::new(doorbells.clone()),
         space: Arc::new(space.clone()),
         spawner: Arc::new(Unconfined),
@@ -120,6 +123,7 @@ fn rig() -> Rig {
         function,
         mmio,
         msi,
+        lines,
         doorbells,
         space,
         pool,
@@ -233,6 +237,170 @@ fn a_worker_gets_its_slice_its_doorbell_and_its_interrupt_and_nothing_else() {
     assert_eq!(u64::from_le_bytes(count), 1);
     interrupt.write_all(&1u64.to_le_bytes()).unwrap();
     assert_eq!(rig.msi.take(3), 1);
+}
+
+/// What a worker does to have its application woken.
+fn ring(files: &[std::os::fd::OwnedFd]) {
+    let mut interrupt = std::fs::File::from(files[2].try_clone().unwrap());
+    interrupt.write_all(&1u64.to_le_bytes()).unwrap();
+}
+
+impl Rig {
+    /// A slice's worker, and what it was given.
+    fn served(&self, slice: u64) -> (UnixStream, Vec<std::os::fd::OwnedFd>) {
+        self.command(slice, Command::Open);
+        let (mut stream, _, files) = self.attached();
+        stream.write_all(&[READY]).unwrap();
+        self.becomes(slice, State::Open);
+        (stream, files)
+    }
+
+    fn config(&self, offset: usize) -> u16 {
+        let mut data = [0; 2];
+        self.segment.read_config(self.bdf, offset, &mut data);
+        u16::from_le_bytes(data)
+    }
+
+    /// Bit 10 of the command register, which `uio_pci_generic` sets at an interrupt.
+    fn forbid(&self, forbidden: bool) {
+        let command = 6 | u16::from(forbidden) << 10;
+        self.segment
+            .write_config(self.bdf, 4, &command.to_le_bytes());
+    }
+
+    fn wants_interrupt(&self) -> bool {
+        self.config(6) & 1 << 3 != 0
+    }
+
+    /// Waits until the line has been asserted.
+    fn asserted(&self) {
+        let start = Instant::now();
+        while self.lines.take() == 0 {
+            assert!(start.elapsed() < Duration::from_secs(20));
+            std::thread::yield_now();
+        }
+    }
+
+    /// Until the service has seen all that there is.
+    fn settled(&self) {
+        self.command(3, Command::Open);
+        let _ = self.attached();
+        self.becomes(3, State::Ended);
+        self.command(3, Command::Close);
+        self.becomes(3, State::Free);
+    }
+
+    /// Takes notes until these slices have been among them, and nothing is left.
+    fn rung(&self, slices: u32) {
+        let (start, mut rung) = (Instant::now(), 0);
+        while rung != slices || self.wants_interrupt() {
+            assert!(start.elapsed() < Duration::from_secs(20), "{rung:b}");
+            // Slices that have been opened are news, too.
+            self.read(registers::CHANGES);
+            rung |= self.read(registers::RUNG_LOW);
+            assert_eq!(self.read(registers::RUNG_HIGH), 0);
+        }
+    }
+}
+
+#[test]
+fn who_has_no_messages_is_interrupted_by_the_line_and_told_for_which_slices() {
+    let rig = rig();
+    assert_eq!(rig.config(0x3c) >> 8, 1, "pin A");
+    rig.write(registers::LINE, 1);
+    assert_eq!(rig.read(registers::LINE), 1);
+    let (_first, first) = rig.served(0);
+    let (_second, second) = rig.served(2);
+    rig.asserted();
+    rig.rung(0);
+    // As the kernel's driver does at an interrupt; nothing more comes until the agent allows it.
+    rig.forbid(true);
+    rig.lines.serve();
+    rig.lines.take();
+    ring(&first);
+    ring(&second);
+    rig.rung(0b101);
+    // Nor is what comes between the agent's look and that lost.
+    ring(&first);
+    while !rig.wants_interrupt() {
+        std::thread::yield_now();
+    }
+    assert_eq!(rig.lines.take(), 0);
+    rig.forbid(false);
+    assert_ne!(rig.lines.take(), 0);
+    // Nor what a driver leaves that takes nothing.
+    rig.lines.serve();
+    rig.asserted();
+    rig.rung(1);
+    rig.lines.serve();
+    rig.settled();
+}
+
+#[test]
+fn that_a_worker_has_ended_is_told_by_the_line() {
+    let rig = rig();
+    rig.write(registers::LINE, 1);
+    let (stream, _files) = rig.served(0);
+    rig.asserted();
+    rig.rung(0);
+    rig.lines.take();
+    rig.lines.serve();
+    drop(stream);
+    rig.asserted();
+    rig.becomes(0, State::Ended);
+    rig.rung(0);
+}
+
+#[test]
+fn the_line_is_for_who_wants_it_and_has_no_messages() {
+    let rig = rig();
+    let (_stream, files) = rig.served(1);
+    ring(&files);
+    rig.settled();
+    assert_eq!((rig.lines.take(), rig.wants_interrupt()), (0, false));
+    // Message control of the only capability: MSI-X is on.
+    let control = usize::from(rig.config(0x34) & 0xff) + 2;
+    let turn = |on: u16| {
+        rig.segment
+            .write_config(rig.bdf, control, &(on << 15).to_le_bytes())
+    };
+    turn(1);
+    rig.write(registers::LINE, 1);
+    rig.msi.take(2);
+    ring(&files);
+    rig.settled();
+    assert_eq!((rig.lines.take(), rig.msi.take(2)), (0, 1));
+    turn(0);
+    ring(&files);
+    rig.asserted();
+    // The agent begins anew.
+    rig.write(registers::RESET, 1);
+    assert_eq!(rig.read(registers::LINE), 0);
+    assert!(!rig.wants_interrupt());
+}
+
+#[test]
+fn a_paused_port_asserts_no_line_and_one_that_goes_on_what_it_kept() {
+    let rig = rig();
+    rig.write(registers::LINE, 1);
+    let (stream, files) = rig.served(1);
+    assert_eq!(rig.lines.users(), 1);
+    rig.function.lock().unwrap().pause().unwrap();
+    assert_eq!(rig.lines.users(), 0);
+    ring(&files);
+    rig.settled();
+    assert!(rig.wants_interrupt());
+    rig.function.lock().unwrap().resume().unwrap();
+    rig.asserted();
+    // The guest of a snapshot takes interrupts as before.
+    drop(stream);
+    rig.function.lock().unwrap().detach().unwrap();
+    let state = rig.function.lock().unwrap().save().unwrap();
+    let later = self::rig();
+    later.segment.restore(later.bdf, state).unwrap();
+    assert_eq!(later.read(registers::LINE), 1);
+    later.segment.unplug(later.bdf).unwrap();
+    assert_eq!(later.lines.users(), 0);
 }
 
 #[test]
@@ -407,6 +575,7 @@ fn sizes_that_make_no_port_are_refused() {
         };
         let resources = Resources {
             msi: Arc::new(FakeMsi::default()),
+            lines: Arc::new(FakeLines::default()),
             doorbells: Arc::new(FakeDoorbells::default()),
             space: Arc::new(Space::default()),
             spawner: Arc::new(Unconfined),

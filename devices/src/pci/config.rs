@@ -54,8 +54,14 @@ pub const COMMAND_MEMORY: u16 = 1 << 1;
 /// Command register: the function may write to memory and signal interrupts.
 pub const COMMAND_BUS_MASTER: u16 = 1 << 2;
 
+/// Command register: the function does not assert its interrupt line.
+pub const COMMAND_INTERRUPT_DISABLE: u16 = 1 << 10;
+
+/// Status register: the function wants to assert its interrupt line, whether it may or not.
+pub const STATUS_INTERRUPT: u8 = 1 << 3;
+
 /// Parity, SERR# and interrupt-disable bits of the command register.
-const COMMAND_OTHER_WRITABLE: u16 = 1 << 6 | 1 << 8 | 1 << 10;
+const COMMAND_OTHER_WRITABLE: u16 = 1 << 6 | 1 << 8 | COMMAND_INTERRUPT_DISABLE;
 /// Header type: a bridge.
 const HEADER_BRIDGE: u8 = 1;
 /// Header type: there are other functions in the slot.

@@ -1,4 +1,4 @@
-//! Interrupt lines (INTx; PCI 3.0, 2.2.6), for functions that have nothing better.
+//! Interrupt lines (INTx; PCI 3.0, 2.2.6), for functions and drivers that have nothing better.
 
 use std::io;
 

@@ -28,7 +28,7 @@
 //!
 //! A segment has bus 0 and a bus for each [`RootPort`], with one slot of up to eight functions. A
 //! slot leaves as a whole: that is how guests unplug. Interrupt lines (INTx) are there for physical
-//! devices that have nothing better; the bridge's `_PRT` gives all slots four of them.
+//! devices and guests' drivers that have nothing better; the bridge's `_PRT` gives all slots four of them.
 //!
 //! A guest can reset a function, and the bus behind a port. It finds nothing there until the machine,
 //! told by [`PciSegment::on_reset`], has called [`PciSegment::begin_reset`], run what that returns,

@@ -185,6 +185,11 @@ impl MsixTable {
         }
     }
 
+    /// Whether the guest has switched MSI-X on.
+    pub fn is_enabled(&self) -> bool {
+        self.lock().enabled
+    }
+
     /// Whether the guest wants to have interrupts of a vector now.
     pub fn is_unmasked(&self, vector: u16) -> bool {
         let state = self.lock();

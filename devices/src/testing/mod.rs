@@ -6,7 +6,8 @@
 //! - [`simple`]: a guest with queues and no transport.
 //! - [`iommu`]: a device behind the virtual IOMMU.
 //! - [`FakeDevice`]: a device in the terms of VFIO.
-//! - [`FakeMsi`], [`FakeDoorbells`]: the platform, with what happened kept for inspection.
+//! - [`FakeMsi`], [`FakeLines`], [`FakeDoorbells`]: the platform, with what happened kept for
+//!   inspection.
 
 mod driver;
 pub mod iommu;
@@ -17,6 +18,6 @@ pub mod simple;
 mod vfio;
 
 pub use driver::VirtioDriver;
-pub use platform::{FakeDoorbells, FakeMsi, guest_memory};
+pub use platform::{FakeDoorbells, FakeLines, FakeMsi, guest_memory};
 pub use rig::{ECAM_BASE, MMIO32, MMIO64, PORT_WINDOWS, PORTS, Rig};
-pub use vfio::{FakeDevice, FakeLines, FakeSpace};
+pub use vfio::{FakeDevice, FakeSpace};

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     io,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
 use vm_memory::GuestAddress;
@@ -13,6 +13,7 @@ use crate::{
     doorbell::Doorbells,
     memory::{GuestMemory, GuestRam},
     msi::{MsiController, MsiMessage, MsiVectors},
+    pci::{Line, Lines},
 };
 
 /// `len` bytes of guest RAM from address 0.
@@ -91,6 +92,63 @@ impl MsiVectors for FakeVectors {
 
     fn made_irqfd(&self, vector: u16) -> Option<&EventFd> {
         self.fds.get(usize::from(vector))
+    }
+}
+
+/// An interrupt line, whichever was joined. Clones share it.
+#[derive(Clone, Default)]
+pub struct FakeLines(Arc<Mutex<Vec<Weak<FakeEvents>>>>);
+
+struct FakeEvents {
+    assert: EventFd,
+    served: EventFd,
+}
+
+struct FakeLine(Arc<FakeEvents>);
+
+impl FakeLines {
+    fn joined(&self) -> Vec<Arc<FakeEvents>> {
+        lock(&self.0).iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// How many functions share it.
+    pub fn users(&self) -> usize {
+        self.joined().len()
+    }
+
+    /// How often it was asserted since the last call.
+    pub fn take(&self) -> u64 {
+        let asserted = |events: &Arc<FakeEvents>| events.assert.read().unwrap_or(0);
+        self.joined().iter().map(asserted).sum()
+    }
+
+    /// The guest has served an interrupt.
+    pub fn serve(&self) {
+        for events in self.joined() {
+            // Fails only if the counter is full.
+            let _ = events.served.write(1);
+        }
+    }
+}
+
+impl Lines for FakeLines {
+    fn join(&self, _line: u8) -> io::Result<Box<dyn Line>> {
+        let events = Arc::new(FakeEvents {
+            assert: EventFd::new(EFD_NONBLOCK)?,
+            served: EventFd::new(EFD_NONBLOCK)?,
+        });
+        lock(&self.0).push(Arc::downgrade(&events));
+        Ok(Box::new(FakeLine(events)))
+    }
+}
+
+impl Line for FakeLine {
+    fn assert(&self) -> &EventFd {
+        &self.0.assert
+    }
+
+    fn served(&self) -> &EventFd {
+        &self.0.served
     }
 }
 

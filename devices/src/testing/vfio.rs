@@ -11,11 +11,10 @@ use std::{
 
 use vfio_bindings::bindings::vfio::VFIO_PCI_CONFIG_REGION_INDEX;
 use vm_memory::GuestAddress;
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 use crate::{
     memory::{AddressSpace, HostMemory, Mapping},
-    pci::{Line, Lines},
     vfio::{Device, Irqs, Mappable, ResetError},
 };
 
@@ -221,28 +220,6 @@ impl Device for FakeDevice {
         }
         self.wait_for_reset();
         Ok(())
-    }
-}
-
-/// Lines that lead nowhere.
-pub struct FakeLines;
-
-struct FakeLine([EventFd; 2]);
-
-impl Lines for FakeLines {
-    fn join(&self, _line: u8) -> io::Result<Box<dyn Line>> {
-        let [assert, served] = [EventFd::new(EFD_NONBLOCK)?, EventFd::new(EFD_NONBLOCK)?];
-        Ok(Box::new(FakeLine([assert, served])))
-    }
-}
-
-impl Line for FakeLine {
-    fn assert(&self) -> &EventFd {
-        &self.0[0]
-    }
-
-    fn served(&self) -> &EventFd {
-        &self.0[1]
     }
 }
 

@@ -29,15 +29,13 @@ use crate::{
     pci::{
         BarIndex, BarKind, BarRequest, Bdf, ConfigError, ConfigSpace, Identity, LifecycleError,
         Line, Lines, MsiCapability, MsixCapability, MsixTable, PciFunction, SlowReset,
-        config::{COMMAND_BUS_MASTER, COMMAND_IO, COMMAND_MEMORY, offsets},
+        config::{COMMAND_BUS_MASTER, COMMAND_IO, COMMAND_MEMORY, STATUS_INTERRUPT, offsets},
         line_of,
     },
 };
 
 const HEADER: usize = 0x100;
 const PAGE: u64 = 4096;
-/// Status register: the device wants to assert its interrupt line.
-const STATUS_INTERRUPT: u8 = 1 << 3;
 
 /// What a device needs from the machine.
 #[derive(Clone)]

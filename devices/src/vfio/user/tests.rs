@@ -152,7 +152,7 @@ impl Plugged {
         let space = FakeSpace::default();
         let resources = Resources {
             msi: Arc::new(rig.msi.clone()),
-            lines: Arc::new(FakeLines),
+            lines: Arc::<FakeLines>::default(),
             space: Arc::new(space.clone()),
         };
         let function = Function::new(Arc::clone(&device) as Arc<_>, resources, &[]).unwrap();

@@ -64,10 +64,12 @@ impl Kind for AccelConfig {
             client: format!("{}/{id}", std::process::id()),
             compiled: compiled(self.compiler_cache.as_deref()),
         };
+        let physical = surroundings.physical.resources();
         let resources = Resources {
             msi: Arc::clone(&surroundings.msi),
+            lines: physical.lines,
             doorbells: Arc::clone(&surroundings.doorbells),
-            space: surroundings.physical.resources().space,
+            space: physical.space,
             spawner: Arc::clone(&surroundings.spawner),
         };
         let accel = Accel::new(options, resources)?;
