@@ -142,7 +142,7 @@ pub enum Command {
 pub const LOOK: u8 = b'?';
 
 /// Where an application finds its slice, after the worker's hello: two numbers, and the files of
-/// window and doorbells.
+/// window and doorbells, and of an alarm if the agent has the port's interrupts.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Place {
     /// First byte of the slice in the window's file.

@@ -25,10 +25,11 @@ use gantry_remoting::{
         hello::{Form, Hello},
     },
     transport::{
-        bell::{Bell, Futex},
+        alarm::Alarm,
+        bell::Futex,
         gate::Gate,
         link::{Receiver, STAY, Sender, Spin},
-        port_bell::{Doorbell, DoorbellPage},
+        port_bell::{Doorbell, DoorbellPage, Naps},
         ring::{Consumer, Lines, Producer},
         socket,
         stream::{
@@ -57,6 +58,8 @@ const SOCKET: &str = "/run/gantry/opencl.sock";
 const SPIN: u64 = 2000;
 /// How late the worker's death is noticed by who sleeps in a call.
 pub const PATIENCE: Duration = Duration::from_millis(100);
+/// The same in a guest whose agent hears of it by an interrupt, if that does not come.
+const ALARMED: Duration = Duration::from_secs(1);
 
 /// No thread has made a call yet.
 const NOBODY: usize = 0;
@@ -117,13 +120,15 @@ impl Peer {
 struct Agent {
     stream: UnixStream,
     asked: Mutex<Instant>,
+    /// How long to wait before asking again.
+    patience: Duration,
 }
 
 impl Agent {
-    /// Has it look, ten times a second at most: it closes the connection of who has no worker.
+    /// Has it look, if it has not been asked for a while: it closes the connection of who has no worker.
     fn look(&self) {
         let mut asked = lock(&self.asked);
-        if asked.elapsed() < PATIENCE {
+        if asked.elapsed() < self.patience {
             return;
         }
         *asked = Instant::now();
@@ -256,21 +261,25 @@ impl Link {
                 );
             }
             Form::Port => {
-                let [window, doorbells] = &files[..] else {
+                let [window, doorbells, alarm @ ..] = &files[..] else {
                     return Err("the agent sent no window and doorbell".into());
                 };
+                // An agent without the port's interrupts sends none.
+                let alarm = alarm.first().map(Alarm::map).transpose()?;
+                let patience = alarm.as_ref().map_or(PATIENCE, |_| ALARMED);
                 let mut place = [0; Place::SIZE];
                 (&mut &stream).read_exact(&mut place)?;
                 let place = Place::from_bytes(place);
                 let bell = Doorbell::Port {
                     page: Arc::new(DoorbellPage::map(doorbells, place.doorbell)?),
-                    naps: Arc::default(),
-                    patience: PATIENCE,
+                    naps: Arc::new(Naps::new(alarm)),
+                    patience,
                 };
                 let window = Window::map_slice(window, place.slice, hello.window, hello.ring)?;
                 let agent = Agent {
                     stream: stream.try_clone()?,
                     asked: Mutex::new(Instant::now()),
+                    patience,
                 };
                 (window, bell, Peer::Agent(EventFd::new()?, agent))
             }
@@ -589,8 +598,8 @@ impl Link {
             page.retire();
             self.window.retire();
         }
-        self.bell.ring(&self.window.answers().control().items.0);
-        self.bell.ring(&self.window.calls().control().room.0);
+        self.bell.rouse(&self.window.answers().control().items.0);
+        self.bell.rouse(&self.window.calls().control().room.0);
         self.arrived.notify_all();
         let callbacks = lock(&self.callbacks).take_all();
         for callback in callbacks {

@@ -23,7 +23,7 @@ pub struct Version {
 
 /// The version of this build.
 pub const VERSION: Version = Version {
-    number: 9,
+    number: 10,
     fingerprint: FINGERPRINT,
 };
 

@@ -9,6 +9,8 @@
 //!
 //! To another machine the same messages go through a socket ([`stream`]), between two such windows.
 
+#[cfg(feature = "std")]
+pub mod alarm;
 pub mod bell;
 #[cfg(feature = "std")]
 pub mod closer;

@@ -2,13 +2,11 @@
 //! [accelerator port](crate::port).
 //!
 //! The worker sleeps on the port's doorbell and rings by its interrupt ([`Events`]). The
-//! application rings the doorbell and sleeps by looking again ([`Doorbell`]): a stock guest kernel
-//! gives a program no way to sleep on a message-signalled interrupt. `uio_pci_generic` knows only
-//! line interrupts, and Debian builds VFIO without the mode for machines without an IOMMU. So the
-//! application's sleep is a row of naps, each a sixteenth of the time that it has waited, 20 us at
-//! least and 1 ms at most, and for what takes longer than a quarter of a second a 256th of it, 20 ms
-//! at most: what naps add to a wait is bounded by that share, and what they cost is a system call
-//! each and a timer's interrupt.
+//! application rings the doorbell and sleeps ([`Doorbell`]) by looking again at first, and from a
+//! millisecond on until an interrupt, if its agent has those of the port ([`alarm`](super::alarm)).
+//! Its naps take each a sixteenth of the time that it has waited, 20 us at least and 1 ms at most, and
+//! for what takes longer than a quarter of a second a 256th of it, 20 ms at most: what naps add to a
+//! wait is bounded by that share, and what they cost is a system call each and a timer's interrupt.
 
 use std::{
     os::fd::{AsRawFd, OwnedFd},
@@ -17,6 +15,7 @@ use std::{
 };
 
 use super::{
+    alarm::{self, Alarm},
     bell::{Bell, Futex},
     gate::Gate,
     sync::{AtomicU32, Ordering},
@@ -69,7 +68,7 @@ fn signal(event: &OwnedFd) {
 pub enum Waker {
     /// The application is a process of this machine.
     Futex(Futex),
-    /// The application is in a guest; ringing raises its interrupt.
+    /// The application is in a guest; ringing raises its interrupt, if it asks for it.
     Guest(Arc<Events>),
     /// The worker's own threads ring for the serving one.
     Own(Arc<Events>),
@@ -94,8 +93,9 @@ impl Bell for Waker {
         match self {
             Self::Futex(futex) => futex.ring(word),
             Self::Guest(events) => {
-                word.fetch_add(1, Ordering::Release);
-                events.interrupt();
+                if alarm::ring(word) {
+                    events.interrupt();
+                }
             }
             Self::Own(events) => signal(&events.doorbell),
             Self::Lent => {
@@ -194,15 +194,40 @@ pub fn nap(waited: Duration) -> Duration {
 }
 
 /// Naps, of which the long ones end when another thread of the application asks the worker for
-/// something, too: who sleeps reads for both.
+/// something, too: who sleeps reads for both. With an alarm there are no long ones.
 #[derive(Debug, Default)]
 pub struct Naps {
     /// 0 while nobody has a long one.
     dozes: AtomicU32,
+    /// Rung by the agent at the port's interrupts, if it has them.
+    alarm: Option<Alarm>,
 }
 
 impl Naps {
-    fn sleep(&self, word: &AtomicU32, seen: u32, time: Duration) {
+    /// Naps before, and instead of, waiting for an alarm.
+    pub fn new(alarm: Option<Alarm>) -> Self {
+        Self {
+            dozes: AtomicU32::new(0),
+            alarm,
+        }
+    }
+
+    /// Sleeps for a while, after so long a wait; for `most` at most. Whether it was until the alarm,
+    /// which may be for another reason than that the word has changed.
+    fn sleep(&self, word: &AtomicU32, seen: u32, waited: Duration, most: Duration) -> bool {
+        match &self.alarm {
+            Some(alarm) if waited >= alarm::LONG => {
+                alarm.sleep(word, seen, most);
+                true
+            }
+            _ => {
+                self.nap(word, seen, nap(waited));
+                false
+            }
+        }
+    }
+
+    fn nap(&self, word: &AtomicU32, seen: u32, time: Duration) {
         if time <= USUAL_NAP {
             return std::thread::sleep(time);
         }
@@ -215,8 +240,13 @@ impl Naps {
         self.dozes.store(0, Ordering::Relaxed);
     }
 
+    /// Has who sleeps on the word look at it.
     fn end(&self, word: &AtomicU32) {
-        word.fetch_add(1, Ordering::SeqCst);
+        if alarm::ring(word)
+            && let Some(alarm) = &self.alarm
+        {
+            alarm.wake();
+        }
         if self.dozes.load(Ordering::SeqCst) != 0 {
             let patience = Duration::ZERO;
             Futex { patience }.ring(&self.dozes);
@@ -230,6 +260,18 @@ impl Doorbell {
     pub fn hurry(&self, word: &AtomicU32) {
         if let Self::Port { naps, .. } = self {
             naps.end(word);
+        }
+    }
+
+    /// Has the threads of this application that sleep on the word look at what there is. The word may
+    /// be another one meanwhile, in the place of that in which they have asked for their alarm.
+    pub fn rouse(&self, word: &AtomicU32) {
+        match self {
+            Self::Port { naps, .. } => {
+                naps.end(word);
+                naps.alarm.iter().for_each(Alarm::wake);
+            }
+            other => other.ring(word),
         }
     }
 }
@@ -259,7 +301,9 @@ impl Bell for Doorbell {
                     if waited >= *patience {
                         return;
                     }
-                    naps.sleep(word, seen, nap(before + waited));
+                    if naps.sleep(word, seen, before + waited, *patience - waited) {
+                        return;
+                    }
                 }
             }
             Self::Gate(gate) => gate.wait(|| word.load(Ordering::Acquire) != seen),
@@ -268,6 +312,7 @@ impl Bell for Doorbell {
 }
 
 #[cfg(all(test, not(loom)))]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use std::os::fd::FromRawFd;
 
@@ -305,25 +350,83 @@ mod tests {
     fn a_long_nap_ends_when_another_thread_waits_too() {
         let (naps, word) = (Naps::default(), AtomicU32::new(0));
         std::thread::scope(|scope| {
-            scope.spawn(|| naps.sleep(&word, 0, Duration::from_secs(86_400)));
+            scope.spawn(|| naps.nap(&word, 0, Duration::from_secs(86_400)));
             while naps.dozes.load(Ordering::SeqCst) == 0 {
                 std::thread::yield_now();
             }
             naps.end(&word);
         });
         // Nor does one begin after that.
-        naps.sleep(&word, 0, Duration::from_secs(86_400));
+        naps.nap(&word, 0, Duration::from_secs(86_400));
+    }
+
+    #[test]
+    fn a_long_sleep_ends_at_an_interrupt_or_when_another_thread_waits_too() {
+        const FOR_EVER: Duration = Duration::from_secs(86_400);
+        let (alarm, file) = Alarm::create().unwrap();
+        let (agents, naps) = (Alarm::map(&file).unwrap(), Naps::new(Some(alarm)));
+        let events = Arc::new(Events {
+            doorbell: event(),
+            interrupt: event(),
+            patience: Duration::MAX,
+        });
+        let waker = Waker::Guest(Arc::clone(&events));
+        let interrupted = || {
+            let mut polled = libc::pollfd {
+                fd: events.interrupt.as_raw_fd(),
+                events: libc::POLLIN,
+                revents: 0,
+            };
+            // SAFETY: one structure, which outlives the call.
+            unsafe { libc::poll(&raw mut polled, 1, 0) == 1 }
+        };
+        let word = AtomicU32::new(0);
+        // Nobody who sleeps for long: no interrupt.
+        waker.ring(&word);
+        assert!(!interrupted());
+        for rings in [true, false] {
+            let seen = word.load(Ordering::SeqCst);
+            std::thread::scope(|scope| {
+                scope.spawn(|| naps.sleep(&word, seen, alarm::LONG, FOR_EVER));
+                while word.load(Ordering::SeqCst) == seen {
+                    std::thread::yield_now();
+                }
+                if rings {
+                    waker.ring(&word);
+                    assert!(interrupted());
+                    agents.wake();
+                } else {
+                    naps.end(&word);
+                }
+            });
+        }
+    }
+
+    fn port(naps: Naps) -> Doorbell {
+        let file = crate::transport::window::create(8192).unwrap();
+        Doorbell::Port {
+            page: Arc::new(DoorbellPage::map(&file, 4096).unwrap()),
+            naps: Arc::new(naps),
+            patience: Duration::from_secs(86_400),
+        }
+    }
+
+    #[test]
+    fn who_sleeps_on_a_window_that_has_gone_is_roused() {
+        let (alarm, _) = Alarm::create().unwrap();
+        let (bell, word) = (port(Naps::new(Some(alarm))), AtomicU32::new(0));
+        std::thread::scope(|scope| {
+            scope.spawn(|| bell.wait(&word, 0, alarm::LONG));
+            while word.load(Ordering::SeqCst) == 0 {
+                std::thread::yield_now();
+            }
+            bell.rouse(&AtomicU32::new(0));
+        });
     }
 
     #[test]
     fn an_application_that_was_rung_for_before_it_sleeps_does_not_sleep() {
-        let file = crate::transport::window::create(8192).unwrap();
-        let page = Arc::new(DoorbellPage::map(&file, 4096).unwrap());
-        let bell = Doorbell::Port {
-            page,
-            naps: Arc::default(),
-            patience: Duration::MAX,
-        };
+        let bell = port(Naps::default());
         let word = AtomicU32::new(0);
         bell.ring(&word);
         bell.wait(&word, 0, Duration::ZERO);

@@ -424,12 +424,13 @@ fn serve_slice(
     let api = worker.api()?;
     let tuning = Tuning {
         spin: Duration::from_micros(options.spin),
-        waker: Waker::Guest(Arc::clone(&events)),
+        waker: Waker::Guest(events),
         device: attachment.device,
         quota,
     };
     let spin = tuning.spin;
-    let nudge = Nudge(Box::new(move || events.interrupt()));
+    // Messages that nobody waits for are looked for in a guest.
+    let nudge = Nudge(Box::new(|| {}));
     let (mut server, calls) = Server::new(api, window, tuning, nudge);
     // Named alike by all workers: drivers look by the options, too, for what they have compiled.
     std::env::set_current_dir(&options.cache).map_err(Error::Folder)?;
