@@ -1,5 +1,6 @@
 //! What an idle guest costs its host, and what an application in it adds that has a context, a queue
-//! and buffers on the host's device, and does nothing with them.
+//! and buffers on the host's device, and does nothing with them, or waits: by looking again and again,
+//! and until an interrupt.
 //!
 //! Counted is the time for which the host's processor has run any thread of gantry (the guest's time
 //! is that of its vCPU's thread), of the pool and its workers, and of the arbiter.
@@ -17,7 +18,8 @@ use serde_json::json;
 use crate::{
     bench::cpu_time,
     gantry::Gantry,
-    opencl::{Arbiter, guest_files, until},
+    guest::Guest,
+    opencl::{Arbiter, guest_files, load_uio, until},
 };
 
 /// How long each measurement takes.
@@ -31,7 +33,23 @@ const ROUNDS: usize = 2;
 /// Of a second, what was spent by gantry, by pool and workers, and by the arbiter.
 type Spent = [f64; 3];
 
-/// Measures both guests and hands on a row for each, and one for the difference.
+/// What a guest does meanwhile.
+const STATES: [(&str, Option<&str>); 4] = [
+    ("idle guest without an application", None),
+    (
+        "idle guest with a context, a queue and 16 buffers",
+        Some(""),
+    ),
+    ("the same, and a call that waits, in naps", Some("wait")),
+    (
+        "the same, and a call that waits for an interrupt",
+        Some("wait"),
+    ),
+];
+/// From this one on the agent has the port's interrupts.
+const INTERRUPTED: usize = 3;
+
+/// Measures a guest in all states, and hands on a row for each, and what the context adds.
 pub fn measure(row: &mut dyn FnMut(&str, String)) -> Result<()> {
     let dir = Path::new("/tmp/bench-idle");
     fs::create_dir_all(dir)?;
@@ -39,42 +57,61 @@ pub fn measure(row: &mut dyn FnMut(&str, String)) -> Result<()> {
     let accel = json!({"socket": arbiter.pool.socket, "window": 64 << 20, "slices": 4, "id": "a"});
     let payload = json!({"initramfs": guest_files(dir)?});
     let (gantry, mut guest) = Gantry::boot(dir, json!({"payload": payload, "accels": [accel]}))?;
-    guest.run("gantry-agent install --driver-only")?;
-    guest.run("gantry-agent >/tmp/agent.log 2>&1 & mkfifo /tmp/in")?;
-    let port = "/run/gantry/opencl.sock";
-    guest.eventually(&format!("ls {port}"), |text| text == port)?;
-    let (mut without, mut with) = (Spent::default(), Spent::default());
+    guest.run("gantry-agent install --driver-only; mkfifo /tmp/in")?;
+    start_agent(&mut guest)?;
+    let mut all = [Spent::default(); STATES.len()];
     for _ in 0..ROUNDS {
-        add(&mut without, spent(&gantry, &arbiter)?);
-        let said = guest.run(
-            "rm -f /tmp/out; opencl-idle </tmp/in >/tmp/out 2>&1 & sleep 1000000 >/tmp/in & \
-             until [ -s /tmp/out ]; do sleep 1; done; cat /tmp/out",
-        )?;
-        ensure!(said.starts_with("idle "), "the application said {said:?}");
-        add(&mut with, spent(&gantry, &arbiter)?);
-        guest.run("killall sleep")?;
-        until("the application's worker is gone", || {
-            Ok(arbiter.pool.workers()?.len() == 1)
-        })?;
+        for (state, sum) in all[..INTERRUPTED].iter_mut().enumerate() {
+            add(sum, in_state(&mut guest, &gantry, &arbiter, state)?);
+        }
+    }
+    load_uio(&mut guest)?;
+    guest.run("killall gantry-agent; rm /run/gantry/opencl.sock")?;
+    start_agent(&mut guest)?;
+    for _ in 0..ROUNDS {
+        let spent = in_state(&mut guest, &gantry, &arbiter, INTERRUPTED)?;
+        add(&mut all[INTERRUPTED], spent);
     }
     let percent = |part: f64| format!("{:.3}", part * 100.0 / ROUNDS as f64);
-    let all = |spent: Spent| spent.iter().sum::<f64>();
-    for (what, spent) in [
-        ("idle guest without an application", without),
-        ("idle guest with a context, a queue and 16 buffers", with),
-    ] {
+    let whole = |spent: Spent| spent.iter().sum::<f64>();
+    for ((what, _), spent) in STATES.into_iter().zip(all) {
         row(
             &format!("{what}: gantry; pool and workers; arbiter; all (% of a core)"),
-            [spent[0], spent[1], spent[2], all(spent)]
+            [spent[0], spent[1], spent[2], whole(spent)]
                 .map(percent)
                 .join("; "),
         );
     }
     row(
         "what the context adds (% of a core)",
-        percent(all(with) - all(without)),
+        percent(whole(all[1]) - whole(all[0])),
     );
     Ok(())
+}
+
+fn start_agent(guest: &mut Guest) -> Result<()> {
+    let port = "/run/gantry/opencl.sock";
+    guest.run("gantry-agent >/tmp/agent.log 2>&1 & true")?;
+    guest.eventually(&format!("ls {port}"), |text| text == port)?;
+    Ok(())
+}
+
+/// What is spent while the guest is in a state.
+fn in_state(guest: &mut Guest, gantry: &Gantry, arbiter: &Arbiter, state: usize) -> Result<Spent> {
+    let Some(argument) = STATES[state].1 else {
+        return spent(gantry, arbiter);
+    };
+    let said = guest.run(&format!(
+        "rm -f /tmp/out; opencl-idle {argument} </tmp/in >/tmp/out 2>&1 & sleep 1000000 >/tmp/in & \
+         until [ -s /tmp/out ]; do sleep 1; done; cat /tmp/out",
+    ))?;
+    ensure!(said.starts_with("idle "), "the application said {said:?}");
+    let spent = spent(gantry, arbiter)?;
+    guest.run("killall sleep")?;
+    until("the application's worker is gone", || {
+        Ok(arbiter.pool.workers()?.len() == 1)
+    })?;
+    Ok(spent)
 }
 
 fn add(sum: &mut Spent, spent: Spent) {

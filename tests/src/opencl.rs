@@ -14,7 +14,7 @@ use gpu_mediator::arbiter::status::{self, Client};
 use rustix::fs::XattrFlags;
 
 use crate::{
-    guest::COMMAND,
+    guest::{COMMAND, Guest},
     net::{HOST, sh},
 };
 
@@ -307,6 +307,12 @@ pub fn guest_files(dir: &Path) -> Result<PathBuf> {
 /// The same with systemd and this repository's units.
 pub fn guest_files_with_systemd(dir: &Path) -> Result<PathBuf> {
     guest_with(dir, &[GUEST, SYSTEMD])
+}
+
+/// Loads what gives an agent that is started afterwards the port's interrupts.
+pub fn load_uio(guest: &mut Guest) -> Result<()> {
+    guest.run("insmod /modules/uio.ko && insmod /modules/uio_pci_generic.ko")?;
+    Ok(())
 }
 
 fn guest_with(dir: &Path, more: &[&str]) -> Result<PathBuf> {

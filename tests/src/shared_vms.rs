@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use crate::{
     gantry::Gantry,
     guest::Guest,
-    opencl::{Arbiter, Compiled, Pool, compile, guest_files, until},
+    opencl::{Arbiter, Compiled, Pool, compile, guest_files, load_uio, until},
 };
 
 /// Lengths in microseconds that the kernels of every guest have, at random, if nothing else runs.
@@ -94,6 +94,7 @@ fn ready(dir: &Path, pool: &Pool, compiled: &Compiled, snapshot: &Path) -> Resul
     let more = json!({"payload": payload, "accels": [accel], "disks": [disk]});
     let (gantry, mut guest) = Gantry::boot(dir, more)?;
     guest.run("gantry-agent install --driver-only")?;
+    load_uio(&mut guest)?;
     guest.run(&format!(
         "gantry-agent >/tmp/agent.log 2>&1 & mkfifo /tmp/in; head -c {size} /dev/vda >/tmp/turns"
     ))?;
@@ -131,6 +132,16 @@ impl Vms {
     pub fn go(&mut self) -> Result<()> {
         self.all("echo >/tmp/in")?;
         self.each(|_, client| client.turns > WARM)
+    }
+
+    /// How often each guest's accelerator has interrupted it.
+    pub fn interrupts(&self) -> Result<Vec<u64>> {
+        let of = |vm: &Vm| {
+            let counters = vm.gantry.ok("GET", "vm.counters", None)?;
+            let count = counters["a"]["line_interrupts"].as_u64();
+            count.with_context(|| format!("no count of interrupts in {counters}"))
+        };
+        self.vms.iter().map(of).collect()
     }
 
     /// Waits until something is so for each guest.

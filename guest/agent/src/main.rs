@@ -2,10 +2,11 @@
 //!
 //! ```text
 //!   application ─ hello ─> agent ─ hello in the slice, command ─> port ─> worker
-//!               <─ hello, window, doorbells, place ─               (outside of this VM)
+//!               <─ hello, window, doorbells, alarm, place ─        (outside of this VM)
 //! ```
 //!
-//! - `port`: the PCI function by its files in sysfs; no kernel module.
+//! - `port`: the PCI function by its files in sysfs; no kernel module of Gantry's. `interrupts`: who
+//!   waits for long is woken by them.
 //! - `server`: the socket and its clients; `removals`: news of ports that go.
 //! - `file_error`: what could not be done with a file.
 //! - `survive`: a device that goes away under a mapping does not end the agent.
@@ -22,6 +23,7 @@
 
 mod carried;
 mod file_error;
+mod interrupts;
 mod place;
 mod port;
 mod removals;

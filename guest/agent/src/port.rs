@@ -14,7 +14,10 @@ use gantry_remoting::{
     transport::window::{GREETING, REPLY},
 };
 
-use crate::file_error::{FileError, failed};
+use crate::{
+    file_error::{FileError, failed},
+    interrupts::{self, Interrupts},
+};
 
 const PCI: &str = "/sys/bus/pci/devices";
 const PAGE: u64 = 4096;
@@ -114,6 +117,8 @@ pub struct Port {
     pub window: OwnedFd,
     /// The doorbells' file, for applications.
     pub doorbells: OwnedFd,
+    /// For sleepers of slices, if the guest's kernel has a driver for them.
+    pub interrupts: Option<Interrupts>,
     /// Value of the register of changes when it was last looked at.
     changes: Option<u32>,
 }
@@ -143,9 +148,12 @@ impl Port {
     /// their slices.
     pub fn open(address: &str) -> Result<Self, Error> {
         let folder = Path::new(PCI).join(address);
-        // Nobody else asks the function to decode its BARs: it has no driver.
-        let enable = folder.join("enable");
-        fs::write(&enable, "1").map_err(failed("write to", &enable))?;
+        // Nobody else asks the function to decode its BARs, unless an agent before this one has left
+        // it with a driver.
+        if !interrupts::is_bound(&folder) {
+            let enable = folder.join("enable");
+            fs::write(&enable, "1").map_err(failed("write to", &enable))?;
+        }
         let open = |name: &str| {
             let path = folder.join(name);
             OpenOptions::new()
@@ -175,17 +183,74 @@ impl Port {
         let window = open("resource2_wc").or_else(|_| open("resource2"))?;
         let low = registers.read(registers::SLICE_SIZE_LOW);
         let high = registers.read(registers::SLICE_SIZE_HIGH);
-        let port = Self {
+        let mut port = Self {
             address: address.to_owned(),
             slices: registers.read(registers::SLICES).min(port::MOST_SLICES),
             slice_size: u64::from(low) | u64::from(high) << 32,
             registers,
             window: window.into(),
             doorbells: open("resource1")?.into(),
+            interrupts: None,
             changes: None,
         };
         port.registers.write(registers::RESET, 1);
+        port.take_interrupts(&folder);
         Ok(port)
+    }
+
+    /// Has sleepers of slices be woken by interrupts, if that can be.
+    fn take_interrupts(&mut self, folder: &Path) {
+        let opened = Interrupts::open(folder, &self.address).and_then(|interrupts| {
+            // One may have come to an agent before this one; a function without a line fails here.
+            let allowed = interrupts.heard().and_then(|_| interrupts.allow());
+            allowed.map_err(failed("have interrupts of", folder))?;
+            Ok(interrupts)
+        });
+        match opened {
+            Ok(interrupts) => {
+                self.registers.write(registers::LINE, 1);
+                self.interrupts = Some(interrupts);
+            }
+            Err(error) => {
+                let cause = std::error::Error::source(&error);
+                let cause = cause.map(|cause| format!(": {cause}")).unwrap_or_default();
+                gantry_remoting::note!(
+                    "gantry-agent: applications of {} look for their answers again and again, as its \
+                     interrupts wake nobody: {error}{cause}",
+                    self.address
+                );
+            }
+        }
+    }
+
+    /// Takes an interrupt, if there is one: `wake` is called with the slices that it is for, a bit for
+    /// each, before another one may come. Whether the state of a slice may have changed. Without the
+    /// function there are no more interrupts.
+    pub fn interrupted(&mut self, wake: impl FnOnce(u64)) -> bool {
+        let heard = self.interrupts.as_ref().map(Interrupts::heard);
+        let Some(Ok(heard)) = heard else {
+            self.interrupts = None;
+            return false;
+        };
+        if !heard {
+            return false;
+        }
+        wake(self.rung());
+        let changed = self.changed();
+        let allowed = self.interrupts.as_ref().map(Interrupts::allow);
+        if !matches!(allowed, Some(Ok(()))) {
+            self.interrupts = None;
+        }
+        changed
+    }
+
+    fn rung(&self) -> u64 {
+        let low = self.registers.read(registers::RUNG_LOW);
+        let high = match self.slices {
+            0..=32 => 0,
+            _ => self.registers.read(registers::RUNG_HIGH),
+        };
+        u64::from(low) | u64::from(high) << 32
     }
 
     /// Whether the device is still there.

@@ -16,6 +16,7 @@ use gantry_remoting::{
     port::{LOOK, State},
     protocol::hello,
     transport::{
+        alarm::Alarm,
         closer::{Closer, Connection},
         socket,
     },
@@ -63,8 +64,12 @@ enum Step {
     Queued([u8; hello::SIZE]),
     /// Its slice waits for a worker.
     Opening { port: String, slice: u32 },
-    /// It has its slice.
-    Served { port: String, slice: u32 },
+    /// It has its slice, and what wakes its sleepers, if there are interrupts.
+    Served {
+        port: String,
+        slice: u32,
+        alarm: Option<Alarm>,
+    },
 }
 
 struct Client {
@@ -78,8 +83,24 @@ struct Client {
 impl Client {
     fn slice(&self) -> Option<(&str, u32)> {
         match &self.step {
-            Step::Opening { port, slice } | Step::Served { port, slice } => Some((port, *slice)),
+            Step::Opening { port, slice } | Step::Served { port, slice, .. } => {
+                Some((port, *slice))
+            }
             Step::Greeting | Step::Queued(_) => None,
+        }
+    }
+
+    /// Wakes its sleepers if it has a slice of this port for which there has been an interrupt.
+    fn wake(&self, address: &str, rung: u64) {
+        if let Step::Served {
+            port,
+            slice,
+            alarm: Some(alarm),
+        } = &self.step
+            && port == address
+            && rung >> slice & 1 != 0
+        {
+            alarm.wake();
         }
     }
 }
@@ -164,34 +185,53 @@ impl Server {
                 Ok(ready) => ready,
                 Err(error) => return Error::Wait(error),
             };
+            let changed = self.pass_on();
             let asked = self.hear(&ready);
             let removed = self.removals.heard();
             self.accept();
-            if asked || removed || looked.elapsed() >= SOON {
+            // Not at each interrupt: a look is some exits.
+            let due = self.next_look();
+            if changed || asked || removed || due.is_some_and(|due| looked.elapsed() >= due) {
                 looked = Instant::now();
-                self.look();
+                self.look(changed);
             }
             self.hand_out();
         }
+    }
+
+    /// Wakes those for whom there have been interrupts. Whether the state of a slice has changed.
+    fn pass_on(&mut self) -> bool {
+        let clients = &self.clients;
+        let mut changed = false;
+        for port in &mut self.ports {
+            let address = port.address.clone();
+            changed |= port.interrupted(|rung| {
+                clients
+                    .iter()
+                    .for_each(|client| client.wake(&address, rung));
+            });
+        }
+        changed
     }
 
     fn port(&self, address: &str) -> Option<&Port> {
         self.ports.iter().find(|port| port.address == address)
     }
 
-    /// Waits for clients and removed devices, or until the registers are to be looked at. Which clients
-    /// have something.
+    /// How long after a look at the registers the next one is due, if nobody asks for one.
+    fn next_look(&self) -> Option<Duration> {
+        let next = |client: &Client| match client.step {
+            Step::Opening { .. } | Step::Queued(_) => Some(SOON),
+            Step::Greeting => Some(HELLO),
+            Step::Served { .. } => None,
+        };
+        self.clients.iter().filter_map(next).min()
+    }
+
+    /// Waits for clients, interrupts and removed devices, or until the registers are to be looked at.
+    /// Which clients have something.
     fn wait(&self, looked: Instant) -> io::Result<Vec<bool>> {
-        let mut limit = None;
-        for client in &self.clients {
-            let next = match client.step {
-                Step::Opening { .. } | Step::Queued(_) => SOON,
-                Step::Greeting => HELLO,
-                Step::Served { .. } => continue,
-            };
-            limit = Some(limit.map_or(next, |limit: Duration| limit.min(next)));
-        }
-        let limit = limit.map_or(-1, |limit| {
+        let limit = self.next_look().map_or(-1, |limit| {
             limit.saturating_sub(looked.elapsed()).as_millis() as libc::c_int + 1
         });
         let poll = |fd| libc::pollfd {
@@ -206,6 +246,11 @@ impl Server {
             .collect();
         polled.push(poll(self.listener.as_raw_fd()));
         polled.push(poll(self.removals.fd()));
+        let interrupts = self
+            .ports
+            .iter()
+            .filter_map(|port| port.interrupts.as_ref());
+        polled.extend(interrupts.map(|interrupts| poll(interrupts.fd())));
         // SAFETY: the array is as long as is said.
         let ready = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, limit) };
         if ready < 0 {
@@ -310,9 +355,8 @@ impl Server {
         });
     }
 
-    /// Looks at what has become of slices.
-    fn look(&mut self) {
-        let mut changed = false;
+    /// Looks at what has become of slices, of which some are known to have `changed`, or not.
+    fn look(&mut self, mut changed: bool) {
         for port in &mut self.ports {
             changed |= port.changed() || !port.is_there();
         }
@@ -335,21 +379,23 @@ impl Server {
                 return false;
             };
             match (&client.step, port.state(slice)) {
-                (Step::Opening { .. }, State::Open) => {
-                    let answered = answer(client, port, slice);
-                    if let Err(error) = &answered {
+                (Step::Opening { .. }, State::Open) => match answer(client, port, slice) {
+                    Ok(alarm) => {
+                        client.step = Step::Served {
+                            port: port.address.clone(),
+                            slice,
+                            alarm,
+                        };
+                        true
+                    }
+                    Err(error) => {
                         gantry_remoting::note!(
                             "gantry-agent: cannot answer an application: {error}"
                         );
                         port.close_slice(slice);
-                    } else {
-                        client.step = Step::Served {
-                            port: port.address.clone(),
-                            slice,
-                        };
+                        false
                     }
-                    answered.is_ok()
-                }
+                },
                 (Step::Opening { .. }, State::Opening) if !late => true,
                 (Step::Served { .. }, State::Open) => true,
                 (Step::Opening { .. }, State::Ended) => {
@@ -408,16 +454,17 @@ fn asks(stream: &Connection) -> bool {
     }
 }
 
-/// Hands a client its slice.
-fn answer(client: &Client, port: &Port, slice: u32) -> io::Result<()> {
+/// Hands a client its slice. What wakes its sleepers, if there are interrupts.
+fn answer(client: &Client, port: &Port, slice: u32) -> io::Result<Option<Alarm>> {
     let mut bytes = port.reply(slice)?.to_vec();
     bytes.extend(port.place(slice).to_bytes());
     client.stream.set_nonblocking(true)?;
-    socket::send(
-        &client.stream,
-        &bytes,
-        &[port.window.as_fd(), port.doorbells.as_fd()],
-    )
+    let alarm = port.interrupts.as_ref().map(|_| Alarm::create());
+    let alarm = alarm.transpose().map_err(io::Error::other)?;
+    let mut files = vec![port.window.as_fd(), port.doorbells.as_fd()];
+    files.extend(alarm.as_ref().map(|(_, file)| file.as_fd()));
+    socket::send(&client.stream, &bytes, &files)?;
+    Ok(alarm.map(|(alarm, _)| alarm))
 }
 
 /// Passes on the hello of a worker that does not serve this client, if it left one.

@@ -1,9 +1,12 @@
 //! Has a context, a queue that has run commands, and 16 buffers of 256 KiB, half of them in the window,
-//! and does nothing with them: says `idle` and its process id, and ends with its input.
+//! and does nothing with them: says `idle` and its process id, and ends with its input. With an argument
+//! a call waits meanwhile, for an event of the application's own.
 
 use std::{
+    env,
     io::{Write, copy, sink, stdin, stdout},
     ptr::{null, null_mut},
+    thread,
 };
 
 use device::{Device, check, cl};
@@ -37,6 +40,31 @@ fn main() -> Result<(), String> {
         check(filled, "filling a buffer")?;
     }
     check(cl!(device.api, clFinish(device.queue)), "finishing")?;
+    if env::args().len() == 1 {
+        return rest();
+    }
+    let mut code = 0;
+    let event = cl!(device.api, clCreateUserEvent(device.context, &raw mut code));
+    check(code, "creating an event")?;
+    let marked = cl!(
+        device.api,
+        clEnqueueMarkerWithWaitList(device.queue, 1, &raw const event, null_mut())
+    );
+    check(marked, "waiting for an event")?;
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| check(cl!(device.api, clFinish(device.queue)), "finishing"));
+        let rested = rest();
+        let set = cl!(device.api, clSetUserEventStatus(event, 0));
+        check(set, "setting an event")?;
+        waits
+            .join()
+            .map_err(|_| "the waiting thread has panicked")??;
+        rested
+    })
+}
+
+/// Says that it is idle, until its input ends.
+fn rest() -> Result<(), String> {
     let mut out = stdout().lock();
     writeln!(out, "idle {}", std::process::id())
         .and_then(|()| out.flush())

@@ -70,7 +70,16 @@ const L2_IOMMU: &[&str] = &["irqbypass", "virtio-iommu"];
 const L2_VFIO: &[&str] = &["vfio", "vfio_iommu_type1", "vfio-pci-core", "vfio-pci"];
 
 /// Modules that are there for scenarios to load.
-const L2_EXTRA: &[&str] = &["libnvdimm", "nd_virtio", "virtio_pmem", "nd_btt", "nd_pmem"];
+const L2_EXTRA: &[&str] = &[
+    "libnvdimm",
+    "nd_virtio",
+    "virtio_pmem",
+    "nd_btt",
+    "nd_pmem",
+    // For the interrupts of an accelerator port.
+    "uio",
+    "uio_pci_generic",
+];
 
 /// The programs under test.
 pub struct Binaries {

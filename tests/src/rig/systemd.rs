@@ -23,8 +23,8 @@ const PROGRAMS: [&str; 3] = [
     "/usr/bin/systemd-analyze",
 ];
 const UNITS: &str = "/lib/systemd/system";
-/// Kinds of Debian's units that start nothing.
-const KINDS: [&str; 2] = [".target", ".slice"];
+/// Kinds of Debian's units that start nothing, and that which loads modules for others.
+const KINDS: [&str; 3] = [".target", ".slice", "modprobe@.service"];
 
 /// What L2's init becomes instead of taking commands.
 const BECOME: &str = "#!/bin/sh
@@ -33,6 +33,11 @@ mkdir /new
 mount -t tmpfs -o mode=755,size=90% new /new
 cp -a /bin /etc /lib /lib64 /usr /new/
 for d in proc sys dev; do mkdir /new/$d; mount -o move /$d /new/$d; done
+# For the unit that loads modules.
+mkdir -p /new/sbin /new/lib/modules
+ln -s /bin/busybox /new/sbin/modprobe
+cp -a /modules /new/lib/modules/$(uname -r)
+depmod -b /new
 mkdir /new/run /new/tmp /new/root /new/home /new/var
 ln -s /run /new/var/run
 exec switch_root /new /lib/systemd/systemd

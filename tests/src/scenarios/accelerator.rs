@@ -19,7 +19,7 @@ use crate::{
     gantry::Gantry,
     guest::Guest,
     net::sh,
-    opencl::{self, Pool, until},
+    opencl::{self, Pool, load_uio, until},
 };
 
 pub const SCENARIOS: &[Entry] = &[
@@ -59,6 +59,17 @@ pub(super) fn start_agent(guest: &mut Guest) -> Result<()> {
     Ok(())
 }
 
+/// How many interrupts of ports a guest has had.
+fn interrupts(guest: &mut Guest) -> Result<u64> {
+    let counted = guest.run(
+        "awk '/uio_pci_generic/ { for (i = 2; $i ~ /^[0-9]+$/; i++) n += $i } END { print n + 0 }' \
+         /proc/interrupts",
+    )?;
+    counted
+        .parse()
+        .with_context(|| format!("no count: {counted}"))
+}
+
 /// A counter of the accelerator.
 pub(super) fn counter(gantry: &Gantry, name: &str) -> Result<u64> {
     let counters = gantry.ok("GET", "vm.counters", None)?;
@@ -80,6 +91,7 @@ fn compute(context: &Context) -> Result<()> {
         "accels": [accel],
     });
     let (mut gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    load_uio(&mut guest)?;
     start_agent(&mut guest)?;
     let list = guest.run("clinfo -l; cat /tmp/agent.log")?;
     ensure!(list.contains("Device #0"), "clinfo finds no device: {list}");
@@ -88,6 +100,14 @@ fn compute(context: &Context) -> Result<()> {
     let figures =
         guest.run("GANTRY_OPENCL_SPIN=20 opencl-figures --brief || cat /tmp/agent.log")?;
     ensure!(figures.contains("numbers is right"), "{figures}");
+    // Who waits for long is woken by interrupts; the other scenarios do without.
+    let interrupts = interrupts(&mut guest)?;
+    let raised = counter(&gantry, "line_interrupts")?;
+    ensure!(
+        interrupts > 0 && interrupts <= raised,
+        "{raised} interrupts were raised, and the guest had {interrupts}: {}",
+        guest.run("cat /proc/interrupts /tmp/agent.log")?
+    );
     ensure!(counter(&gantry, "workers_started")? == 3);
     ensure!(counter(&gantry, "workers_lost")? == 0);
     // For the next application of the guest's user, whom the agent has named.
@@ -243,6 +263,8 @@ fn deaths(context: &Context) -> Result<()> {
     let pool = Pool::start(&context.dir)?;
     let more = json!({"payload": {"initramfs": opencl::guest_files(&context.dir)?}});
     let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    // A port that comes and goes is given to the kernel's driver and taken from it.
+    load_uio(&mut guest)?;
     start_agent(&mut guest)?;
     // Without a port there is no device, and no error either.
     let none = guest.status_of("clinfo -l")?.1;
@@ -269,13 +291,14 @@ fn deaths(context: &Context) -> Result<()> {
     let end = guest.eventually("cat /tmp/figures", |text| text.contains("ended"))?;
     ensure!(end.contains("failed with code"), "{end}");
     ensure!(counter(&gantry, "workers_lost")? == 1);
+    ensure!(counter(&gantry, "line_interrupts")? > 0);
     // The next one is served by a new worker.
     let list = guest.run("clinfo -l")?;
     ensure!(list.contains("Device #0"), "{list}");
     guest.run("GANTRY_OPENCL_SPIN=20 opencl-figures >/dev/null 2>&1 & true")?;
     gantry.put("vm.remove-device", json!({"id": "a"}))?;
     gone(&gantry, "a")?;
-    guest.run("pidof gantry-agent")?;
+    guest.run("pidof gantry-agent && ! ls /dev/uio* 2>/dev/null")?;
     let none = guest.status_of("clinfo -l")?.1;
     ensure!(!none.contains("Device #0"), "{none}");
     Ok(())

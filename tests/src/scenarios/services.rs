@@ -83,8 +83,21 @@ fn served_by_agent(guest: &mut Guest) -> Result<()> {
         status.contains("NoNewPrivs:\t1") && status.contains("CapBnd:\t0000000000220003"),
         "{status}"
     );
+    has_interrupts(guest)?;
     killed(guest, "gantry-agent")?;
-    finds_a_device(guest)
+    finds_a_device(guest)?;
+    has_interrupts(guest)
+}
+
+/// Its unit has had the kernel's driver loaded, and lets it hear of interrupts.
+fn has_interrupts(guest: &mut Guest) -> Result<()> {
+    let agent = main_process(guest, "gantry-agent")?;
+    let found = guest.run(&format!("ls -l /proc/{agent}/fd; cat /proc/interrupts"))?;
+    ensure!(
+        found.contains("/dev/uio0") && found.contains("uio_pci_generic"),
+        "{found}"
+    );
+    Ok(())
 }
 
 /// This guest is a host, for its own programs.

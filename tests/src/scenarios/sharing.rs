@@ -55,6 +55,12 @@ fn by_weight(context: &Context, weights: &[u32], least: Duration) -> Result<Vms>
         ratio > FAIR,
         "guests of weights {weights:?} had these seconds of the device: {times:.2?}"
     );
+    // Who waits until it is its turn sleeps until then.
+    let interrupts = vms.interrupts()?;
+    ensure!(
+        interrupts.iter().all(|count| *count > 0),
+        "guests had so many interrupts: {interrupts:?}"
+    );
     Ok(vms)
 }
 
