@@ -4,9 +4,10 @@
 //! current map (one atomic load) and search it; a change publishes a new map. Old maps are kept
 //! while a reader may use them, so that no reader is ever the one that drops a device.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use arc_swap::ArcSwap;
+use base::Unpoisoned;
 
 /// A device that answers trapped accesses.
 ///
@@ -112,7 +113,7 @@ impl Bus {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<Vec<Entry>>>> {
-        self.retired.lock().unwrap_or_else(PoisonError::into_inner)
+        self.retired.lock_unpoisoned()
     }
 
     /// Reads from whatever decodes `address`; false (and all ones) if nothing does.

@@ -9,7 +9,9 @@
 //!   lock():   next ──> inner ──> (next is given back) ──> the guard, which gives inner back
 //! ```
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
+
+use base::Unpoisoned;
 
 /// A mutex that a thread cannot have twice in a row while another one waits for it. Costs one more
 /// uncontended mutex. A panic while it is locked leaves the value as it is then.
@@ -23,8 +25,8 @@ pub struct FairLock<T> {
 impl<T> FairLock<T> {
     /// Waits for those who have it, and for the one who is next.
     pub fn lock(&self) -> MutexGuard<'_, T> {
-        let next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
-        let guard = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = self.next.lock_unpoisoned();
+        let guard = self.inner.lock_unpoisoned();
         drop(next);
         guard
     }

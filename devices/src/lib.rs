@@ -29,6 +29,7 @@ pub mod msi;
 pub mod named_socket;
 pub mod pci;
 pub mod rate_limiter;
+mod shared_event;
 #[cfg(any(test, feature = "test-support"))]
 pub mod testing;
 pub mod thread;

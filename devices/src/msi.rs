@@ -26,6 +26,9 @@ pub trait MsiVectors: Send + Sync {
     /// Routes `vector` to `message`, or unroutes (masks) it.
     fn route(&self, vector: u16, message: Option<MsiMessage>) -> io::Result<()>;
 
+    /// Raises `vector`, which is routed to `message`, without its eventfd and without waiting.
+    fn raise(&self, vector: u16, message: MsiMessage) -> io::Result<()>;
+
     /// The eventfd that raises `vector` when it is written, for use by the kernel or another
     /// process without passing through Gantry. It is made when it is first asked for, or the vector
     /// first routed; an error says that there are no more descriptors or interrupts of the platform.

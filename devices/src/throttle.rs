@@ -7,9 +7,10 @@
 use std::{
     io,
     os::fd::{AsRawFd, RawFd},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
 };
 
+use base::Unpoisoned;
 use vmm_sys_util::timerfd::TimerFd;
 
 use crate::rate_limiter::{RateLimiter, TokenType};
@@ -63,7 +64,7 @@ impl Throttle {
 
     /// The limiter, ready to be asked if its time has come.
     fn limiter(&self) -> MutexGuard<'_, RateLimiter> {
-        let mut limiter = self.limiter.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut limiter = self.limiter.lock_unpoisoned();
         // Reading the timer blocks until it has expired.
         if limiter.is_blocked()
             && is_readable(limiter.as_raw_fd())

@@ -12,16 +12,17 @@ use std::{
 };
 
 use devices::{
-    accel::{Accel, Options, Resources},
+    accel::{Accel, ApiId, Options, Resources},
     pci::{BarIndex, Bdf},
     testing::{FakeLines, FakeSpace, Rig},
     thread::Unconfined,
 };
 use gantry_fuzz::{input::Input, scratch};
 use gantry_remoting::{
+    apis,
+    link::{socket, window::SMALLEST},
     port::{ATTACHMENT, Attachment, DOORBELL, registers},
-    protocol::hello::{self, Hello},
-    transport::{socket, window::SMALLEST},
+    wire::hello::{self, Hello},
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -62,13 +63,7 @@ fn accept(workers: &mut Vec<Worker>) {
     );
 }
 
-fn step(
-    rig: &Rig,
-    lines: &FakeLines,
-    bdf: Bdf,
-    workers: &mut Vec<Worker>,
-    input: &mut Input,
-) {
+fn step(rig: &Rig, lines: &FakeLines, bdf: Bdf, workers: &mut Vec<Worker>, input: &mut Input) {
     let kind = input.u8();
     let len = [1, 2, 4, 8][usize::from(kind >> 4) % 4];
     let mut data = [0; 8];
@@ -112,7 +107,7 @@ fn step(
             let _ = Attachment::from_bytes(&bytes);
             let mut greeting = [0; hello::SIZE];
             greeting.copy_from_slice(&bytes[..hello::SIZE]);
-            let _ = Hello::check(&greeting);
+            let _ = Hello::check(&greeting, &apis::ALL);
         }
         12 => accept(workers),
         13 => {
@@ -139,6 +134,7 @@ fuzz_target!(|bytes: &[u8]| {
     let rig = Rig::new();
     let options = Options {
         thread_name: "accel".to_owned(),
+        api: ApiId::OpenCl,
         socket: scratch::path("pool"),
         slices: SLICES,
         slice_size: SMALLEST,

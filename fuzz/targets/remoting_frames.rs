@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use gantry_fuzz::input::Input;
 use gantry_remoting::{
-    protocol::{Header, Request, frame::LARGEST, hello::Hello},
-    transport::{
+    apis::{self, opencl::calls::Request},
+    link::{
         bell::Futex,
-        link::Receiver,
+        endpoint::Receiver,
         ring::{Consumer, Producer},
         window::{self, Window},
     },
+    wire::{Header, frame::LARGEST, hello::Hello},
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -51,6 +52,6 @@ fuzz_target!(|bytes: &[u8]| {
         let _ = Request::decode(opcode, bytes);
     }
     if let Some(hello) = bytes.first_chunk() {
-        let _ = Hello::check(hello);
+        let _ = Hello::check(hello, &apis::ALL);
     }
 });

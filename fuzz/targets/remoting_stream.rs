@@ -14,9 +14,9 @@ use std::{
 
 use gantry_fuzz::input::Input;
 use gantry_remoting::{
-    opencl::Api,
-    protocol::{Flags, Header},
-    transport::{
+    apis::opencl::OpenCl,
+    backends::opencl::{OpenClBackend, Server, driver::Api},
+    link::{
         bell::Futex,
         port_bell::Waker,
         stream::{
@@ -26,10 +26,11 @@ use gantry_remoting::{
         },
         window::{self, Window},
     },
-    worker::{
+    session::{
         quota::Quota,
-        server::{Nudge, Server, Tuning},
+        server::{Nudge, Tuning},
     },
+    wire::{Flags, Header},
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -90,17 +91,17 @@ fuzz_target!(|bytes: &[u8]| {
     let tuning = Tuning {
         spin: Duration::ZERO,
         waker: Waker::Futex(bell),
-        device: String::new(),
         quota: Quota::new(1 << 30),
     };
     let nudge = Nudge(Box::new(|| {}));
-    let (mut server, mut calls) = Server::new(Arc::clone(&API), Arc::clone(&window), tuning, nudge);
+    let backend = OpenClBackend::new(Arc::clone(&API), "");
+    let (mut server, mut calls) = Server::new(backend, Arc::clone(&window), tuning, nudge);
     let (here, there) = UnixStream::pair().expect("there are sockets");
     let channel = Channel::plain(Socket::new(there.into()));
     let Bridge {
         mut outward,
         mut inward,
-    } = Bridge::worker(&window, channel.split());
+    } = Bridge::<OpenCl>::worker(&window, channel.split());
     let mut body = Vec::new();
     thread::scope(|scope| {
         let taking = scope.spawn(|| {

@@ -1,4 +1,4 @@
-//! A whole worker before an OpenCL that does nothing, under an application without scruples: one
+//! A whole worker before an OpenCL that does nothing but look at the kinds of its handles, under an application without scruples: one
 //! with a thread of its own, or one that runs when the application delegates to it.
 
 #![no_main]
@@ -12,20 +12,20 @@ use std::{
 
 use gantry_fuzz::input::Input;
 use gantry_remoting::{
-    opencl::Api,
-    protocol::{Flags, Header},
-    transport::{
+    backends::opencl::{OpenClBackend, Server, driver::Api},
+    link::{
         bell::Futex,
-        link::Receiver,
+        endpoint::Receiver,
         port_bell::Waker,
         ring::{Consumer, Producer},
         window::{self, Window},
     },
-    worker::{
+    session::{
         lent::{Cpu, Drained},
         quota::Quota,
-        server::{Nudge, Server, Tuning},
+        server::{Nudge, Tuning},
     },
+    wire::{Flags, Header},
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -35,7 +35,7 @@ const CONTROL: u64 = 5 * 64;
 /// Where those of the ring of answers begin.
 const ANSWERS: u64 = 4096;
 
-static API: LazyLock<Arc<Api>> = LazyLock::new(|| Arc::new(Api::null()));
+static API: LazyLock<Arc<Api>> = LazyLock::new(|| Arc::new(Api::typed()));
 
 fuzz_target!(|bytes: &[u8]| {
     let bell = Futex {
@@ -53,11 +53,11 @@ fuzz_target!(|bytes: &[u8]| {
         } else {
             Waker::Futex(bell)
         },
-        device: String::new(),
         quota: Quota::new(1 << 30),
     };
     let nudge = Nudge(Box::new(|| {}));
-    let (mut server, mut calls) = Server::new(Arc::clone(&API), Arc::clone(&window), tuning, nudge);
+    let backend = OpenClBackend::new(Arc::clone(&API), "");
+    let (mut server, mut calls) = Server::new(backend, Arc::clone(&window), tuning, nudge);
     let mut producer = Producer::new(window.calls(), bell);
     let mut answers = Receiver::new(Consumer::new(window.answers(), bell));
     let (mut body, mut answer) = (Vec::new(), Vec::new());
@@ -83,7 +83,11 @@ fuzz_target!(|bytes: &[u8]| {
             }
             _ => {
                 let at = u64::from(input.u16()) % (2 * CONTROL);
-                let at = if at < CONTROL { at } else { at - CONTROL + ANSWERS };
+                let at = if at < CONTROL {
+                    at
+                } else {
+                    at - CONTROL + ANSWERS
+                };
                 file.write_all_at(input.bytes(4), at).expect("it is there");
                 Ok(true)
             }

@@ -22,4 +22,4 @@ pub mod simulator;
 #[cfg(feature = "top")]
 pub mod top;
 
-pub use gantry_remoting::turns::{Moment, meter::Slice};
+pub use gantry_remoting::turns::{Moment, meter::Slice, pauses::Expected};

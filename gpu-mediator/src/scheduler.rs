@@ -1,16 +1,34 @@
 //! A device, who has it, who waits for it, and what each client has had of it.
+//!
+//! Whatever the policy, a client that is between two batches is anticipated: for as long as it is
+//! expected to stay away ([`Expected`]) it keeps its turn, or the free device is kept for it, and what
+//! that costs is charged to it. That is for who would be next anyway, if it is back in a moment or has
+//! fallen behind its part; and only if it uses a fair part of what is kept for it. For others' pauses
+//! somebody else has the device, if possible for no longer than they last. Who is back within
+//! [`LONGEST`] has lost nothing of what it is owed; who stays away for longer than was expected is not
+//! waited for.
 
 use std::{collections::BTreeMap, time::Duration};
 
+use gantry_remoting::turns::pauses::LONGEST;
+
 use crate::{
-    Moment, Slice,
-    policy::{ClientId, Next, Policy, Weight},
+    Expected, Moment, Slice,
+    policy::{ClientId, Next, Place, Policy, Weight},
 };
 
 /// More synchronous calls than this in [`INTERACTIVE_TIME`] of its turns make a client one whose
 /// CPU must run while it has the device (FairGV, section 3.2.3).
 const INTERACTIVE_CALLS: u128 = 10;
 const INTERACTIVE_TIME: Duration = Duration::from_millis(10);
+
+/// A pause up to this is waited for rather than passing the turn on and back, which takes a GPU as
+/// long: 150 us for its change to another process and 200 us for the way to the worker, twice.
+const SHORT: Duration = Duration::from_micros(500);
+/// Who uses less of what is kept for it than one in so many parts is not waited for.
+const LEAST_PART: u32 = 3;
+/// A turn in another client's pause is not shorter.
+const SHORTEST_FILL: Duration = Duration::from_millis(1);
 
 /// What a client has had so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,9 +66,47 @@ pub enum Dispatch {
     Nothing,
 }
 
+/// A client that is between two batches.
+#[derive(Clone, Copy, Debug)]
+struct Away {
+    /// When it is usually back, and when at the latest if it is trusted: until then it is waited for.
+    usual: Moment,
+    until: Moment,
+    /// Until when it keeps what it is owed. That costs nobody anything.
+    owed: Moment,
+    /// Whether it uses enough of what is kept for it.
+    pays: bool,
+}
+
+impl Away {
+    fn new(expected: Expected, since: Moment) -> Self {
+        Self {
+            usual: since + expected.usual,
+            until: since + expected.within,
+            owed: since + LONGEST,
+            pays: expected.usual / (LEAST_PART - 1) <= expected.batch,
+        }
+    }
+
+    /// Whether the device is kept for it, if that is its `place` among those who wait; `holds` says
+    /// that it has a turn that is not over.
+    fn is_waited_for(self, place: Place, holds: bool, now: Moment) -> bool {
+        let soon = self.usual.since(now) <= SHORT;
+        self.pays
+            && now < self.until
+            && match place {
+                Place::Behind => holds && soon,
+                Place::First => soon,
+                Place::Owed => true,
+            }
+    }
+}
+
 #[derive(Debug)]
 struct Client {
     waits_since: Option<Moment>,
+    /// It does not wait, and is expected back.
+    away: Option<Away>,
     /// Calls and time of the last turns; halved as they grow, so that old ones fade.
     calls: u128,
     held: Duration,
@@ -81,6 +137,10 @@ pub struct Scheduler {
     holder: Option<Holder>,
     /// Since when the device has been free although somebody waits.
     wasted_since: Option<Moment>,
+    /// For whom a free device is kept, and up to when that has been charged.
+    kept: Option<Holder>,
+    /// Whose turn is just over: if it wants the device before somebody gets it, it goes on.
+    last: Option<ClientId>,
 }
 
 impl Scheduler {
@@ -92,6 +152,8 @@ impl Scheduler {
             waiting: 0,
             holder: None,
             wasted_since: None,
+            kept: None,
+            last: None,
         }
     }
 
@@ -100,6 +162,7 @@ impl Scheduler {
         self.policy.join(id, weight, now);
         let client = Client {
             waits_since: None,
+            away: None,
             calls: 0,
             held: Duration::ZERO,
             late: now,
@@ -114,6 +177,7 @@ impl Scheduler {
         if self.holder.is_some_and(|holder| holder.client == id) {
             self.holder = None;
         }
+        self.kept = self.kept.filter(|kept| kept.client != id);
         self.policy.leave(id, now);
         self.clients.remove(&id);
     }
@@ -128,11 +192,83 @@ impl Scheduler {
             return;
         }
         client.waits_since = Some(now);
+        let in_time = (client.away.take()).is_some_and(|away| now <= away.owed);
+        let kept = in_time || self.last == Some(id);
         self.waiting += 1;
         if self.holder.is_none() {
             self.wasted_since.get_or_insert(now);
         }
-        self.policy.want(id, now);
+        self.policy.want(id, kept, now);
+    }
+
+    /// Until when the holder keeps the device, which has been charged until now and is between two
+    /// batches `since` then; none if others shall have it. `in_turn` says that its turn is not over.
+    pub fn keeps(
+        &self,
+        expected: Expected,
+        since: Moment,
+        in_turn: bool,
+        now: Moment,
+    ) -> Option<Moment> {
+        let away = Away::new(expected, since);
+        let place = self.policy.place(self.holder?.client);
+        let keeps = away.is_waited_for(place, in_turn, now);
+        keeps.then_some(away.until)
+    }
+
+    /// A client that has given the device back is between two batches `since` then. One that waits
+    /// is not.
+    pub fn away(&mut self, id: ClientId, expected: Expected, since: Moment, now: Moment) {
+        let away = Away::new(expected, since);
+        if let Some(client) = self.clients.get_mut(&id)
+            && client.waits_since.is_none()
+            && now < away.owed
+        {
+            client.away = Some(away);
+        }
+    }
+
+    /// Charges who a free device has been kept for.
+    fn charge_kept(&mut self, now: Moment) {
+        let Some(kept) = self.kept.take() else {
+            return;
+        };
+        let time = now.since(kept.charged);
+        self.policy.charge(kept.client, time, now);
+        if let Some(client) = self.clients.get_mut(&kept.client) {
+            client.figures.device_time += time;
+        }
+        // That was no work of the scheduler's.
+        self.wasted_since = Some(now);
+    }
+
+    /// Who of those that are away the device is kept for, and until when to look again; or how long
+    /// a turn may be that is given in the pause of one that would be next.
+    fn anticipate(&mut self, now: Moment) -> Result<(ClientId, Moment), Option<Duration>> {
+        let mut best: Option<(Place, ClientId)> = None;
+        let mut first: Option<Moment> = None;
+        let mut fill: Option<Duration> = None;
+        for (&id, client) in &mut self.clients {
+            let Some(away) = client.away.filter(|away| now < away.owed) else {
+                client.away = None;
+                continue;
+            };
+            if now >= away.until {
+                continue;
+            }
+            let place = self.policy.place(id);
+            if away.is_waited_for(place, false, now) {
+                best = best.max(Some((place, id)));
+                first = Some(first.map_or(away.until, |first| first.min(away.until)));
+            } else if place != Place::Behind {
+                let left = away.usual.since(now).max(SHORTEST_FILL);
+                fill = Some(fill.map_or(left, |fill| fill.min(left)));
+            }
+        }
+        match best.zip(first) {
+            Some(((_, id), until)) => Ok((id, until)),
+            None => Err(fill),
+        }
     }
 
     /// The client does not want the device any longer.
@@ -201,7 +337,7 @@ impl Scheduler {
 
     /// The holder's turn is over.
     pub fn done(&mut self, now: Moment) {
-        self.holder = None;
+        self.last = self.holder.take().map(|holder| holder.client);
         if self.waiting > 0 {
             self.wasted_since = Some(now);
         }
@@ -211,6 +347,21 @@ impl Scheduler {
     pub fn dispatch(&mut self, now: Moment) -> Dispatch {
         if self.holder.is_some() {
             return Dispatch::Nothing;
+        }
+        self.last = None;
+        self.charge_kept(now);
+        let mut fill = None;
+        if self.waiting > 0 {
+            match self.anticipate(now) {
+                Ok((client, until)) => {
+                    self.kept = Some(Holder {
+                        client,
+                        charged: now,
+                    });
+                    return Dispatch::At(until);
+                }
+                Err(left) => fill = left,
+            }
         }
         match self.policy.next(now) {
             Next::Nobody => Dispatch::Nothing,
@@ -232,6 +383,10 @@ impl Scheduler {
                     client.figures.turns += 1;
                     coschedule = client.interactive();
                 }
+                let slice = match (slice, fill) {
+                    (Slice::Time(length), Some(fill)) => Slice::Time(length.min(fill)),
+                    _ => slice,
+                };
                 Dispatch::Grant(Grant {
                     client: id,
                     slice,

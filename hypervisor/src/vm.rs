@@ -4,13 +4,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use kvm_bindings::{
     KVM_CLOCK_TSC_STABLE, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE,
-    KVM_MEM_READONLY, KVM_PIT_SPEAKER_DUMMY, kvm_clock_data, kvm_irqchip, kvm_pit_config,
+    KVM_MEM_READONLY, KVM_PIT_SPEAKER_DUMMY, kvm_clock_data, kvm_irqchip, kvm_msi, kvm_pit_config,
     kvm_userspace_memory_region,
 };
 use kvm_ioctls::{Cap, IoEventAddress, NoDatamatch, VmFd};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::{Error, Gsis, Result, Vcpu, VmState};
+use crate::{Error, Gsis, MsiRoute, Result, Vcpu, VmState};
 
 /// Identifies a memory slot of a [`Vm`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -177,6 +177,21 @@ impl Vm {
         self.fd
             .unregister_irqfd(fd, gsi)
             .map_err(Error::ioctl("detach an eventfd from an interrupt"))
+    }
+
+    /// Sends a message-signalled interrupt at once, by no route and no eventfd.
+    pub fn signal_msi(&self, message: MsiRoute) -> Result<()> {
+        let message = kvm_msi {
+            // The halves of the address.
+            address_lo: message.address as u32,
+            address_hi: (message.address >> 32) as u32,
+            data: message.data,
+            ..Default::default()
+        };
+        self.fd
+            .signal_msi(message)
+            .map(drop)
+            .map_err(Error::ioctl("send a message-signalled interrupt"))
     }
 
     /// Lets writes to `fd` assert the level-triggered interrupt line `gsi`. When the guest has

@@ -8,14 +8,15 @@
 use std::{
     fs::File,
     io,
-    os::fd::{AsRawFd, OwnedFd},
-    ptr::{NonNull, null_mut},
+    os::fd::OwnedFd,
     sync::atomic::{AtomicU64, Ordering},
 };
 
+use base::{Access, Mapping};
+
 use crate::{
+    link::window::{self, create},
     port::MOST_SLICES,
-    transport::window::{self, create},
 };
 
 /// A number for each slice.
@@ -26,12 +27,7 @@ const SIZE: usize = 4096;
 
 /// The page, mapped.
 #[derive(Debug)]
-pub struct Account(NonNull<Page>);
-
-// SAFETY: the mapping belongs to the value, and all that is done with it is atomic.
-unsafe impl Send for Account {}
-// SAFETY: as above.
-unsafe impl Sync for Account {}
+pub struct Account(Mapping);
 
 impl Account {
     /// A new page, all zeroes, and its file.
@@ -54,27 +50,13 @@ impl Account {
             let text = format!("an account of {size} bytes has no room for all slices");
             return Err(io::Error::new(io::ErrorKind::InvalidData, text));
         }
-        // SAFETY: a fresh mapping at an address of the kernel's choice.
-        let page = unsafe {
-            libc::mmap(
-                null_mut(),
-                SIZE,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                file.as_raw_fd(),
-                0,
-            )
-        };
-        match NonNull::new(page.cast::<Page>()) {
-            Some(page) if page.as_ptr().cast() != libc::MAP_FAILED => Ok(Self(page)),
-            _ => Err(io::Error::last_os_error()),
-        }
+        Mapping::shared(file, 0, SIZE, Access::ReadWrite).map(Self)
     }
 
     fn page(&self) -> &Page {
         // SAFETY: the mapping is larger than the page's type, aligned, and lives as long as the
-        // value; any bytes are numbers.
-        unsafe { self.0.as_ref() }
+        // value; any bytes are numbers, which are changed atomically only.
+        unsafe { &*self.0.start().cast() }
     }
 
     /// Bytes that all slices have.
@@ -118,13 +100,6 @@ impl Account {
         if let Some(number) = self.page().get(slice as usize) {
             number.store(0, Ordering::SeqCst);
         }
-    }
-}
-
-impl Drop for Account {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `map`, and nobody uses it any more.
-        unsafe { libc::munmap(self.0.as_ptr().cast(), SIZE) };
     }
 }
 

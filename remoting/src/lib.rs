@@ -7,18 +7,18 @@
 //!                        '------ data window, seen by both and by the device ------'
 //! ```
 //!
-//! - [`protocol`]: what is said. One definition makes both sides; builds that differ refuse each
-//!   other and name both versions.
-//! - [`transport`]: how it gets there. Rings in shared memory: no system call and no exit while
+//! - [`apis`]: what is said: the calls of each API. One definition makes both sides; builds that
+//!   differ refuse each other and name both versions.
+//! - [`wire`]: how that is written as bytes.
+//! - [`link`]: how it gets there. Rings in shared memory: no system call and no exit while
 //!   both sides are busy. To other machines, the same messages between two such memories.
-//! - [`opencl`]: the host's OpenCL, opened at run time.
+//! - [`session`]: serving one application, whose calls one of the [`backends`] carries out on the
+//!   host's driver.
 //! - [`account`]: device memory of the applications of one machine.
-//! - [`descriptors`]: how many files processes that serve many may have open.
-//! - [`mod@note`]: what processes that serve others say, without ending if nobody can be told.
 //! - [`port`]: how a virtual machine's guest comes to a worker.
 //! - [`turns`]: submitting to a device that others use, too.
-//! - [`worker`]: the process that serves one application. It trusts nothing that comes out of the
-//!   rings; its end costs that application an error code and nobody else anything.
+//! - [`host`]: the processes that serve, one for each application. They trust nothing that comes out
+//!   of the rings; the end of one costs its application an error code and nobody else anything.
 //!
 //! The crate knows nothing of the machine around it: a window is a file, wherever it comes from, or
 //! memory that is there.
@@ -30,15 +30,32 @@ extern crate alloc;
 
 #[cfg(feature = "std")]
 pub mod account;
-#[cfg(feature = "std")]
-pub mod descriptors;
-#[cfg(feature = "std")]
-pub mod note;
-pub mod opencl;
+pub mod apis;
+#[cfg(feature = "driver")]
+pub mod backends;
+#[cfg(feature = "worker")]
+pub mod host;
+pub mod link;
 pub mod port;
-pub mod protocol;
-pub mod transport;
+#[cfg(feature = "server")]
+pub mod session;
 #[cfg(feature = "std")]
 pub mod turns;
-#[cfg(feature = "server")]
-pub mod worker;
+pub mod wire;
+
+#[cfg(all(test, not(loom)))]
+#[allow(clippy::unwrap_used)]
+mod layers;
+// The arbiter still names the links so.
+#[doc(hidden)]
+pub use link as transport;
+// The arbiter still finds these here.
+#[cfg(feature = "std")]
+#[doc(hidden)]
+pub use base::note;
+/// Limits of files, and waiting for them.
+#[cfg(feature = "std")]
+#[doc(hidden)]
+pub mod descriptors {
+    pub use base::{limits::Limit, poll::poll};
+}

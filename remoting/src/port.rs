@@ -15,7 +15,7 @@
 //! | 1 | doorbells: a page for each slice; a write of any kind rings |
 //! | 2 | the window, 64 bits wide and prefetchable: one slice after the other |
 //!
-//! A slice is the [window](crate::transport::window) of one application. The agent opens it by a
+//! A slice is the [window](crate::link::window) of one application. The agent opens it by a
 //! command, after it has put the application's hello at [`GREETING`](registers) in the slice; the
 //! device hands the slice's memory, its doorbell and its interrupt to a worker, which answers the
 //! hello in the slice. What a guest writes to its window is read by workers only.
@@ -26,9 +26,10 @@
 
 use alloc::string::String;
 
-use crate::protocol::{
-    hello::{self, VERSION, Version},
-    wire::{Reader, Wire},
+use crate::wire::{
+    api::{ApiId, Spoken},
+    codec::{Reader, Wire},
+    hello::{self, Version},
 };
 
 /// PCI vendor of the port.
@@ -68,6 +69,9 @@ pub mod registers {
     pub const RUNG_LOW: u64 = 0x20;
     /// The same for the slices 32 to 63.
     pub const RUNG_HIGH: u64 = 0x24;
+    /// Reads the number of the API that the port's applications call
+    /// ([`ApiId::number`](crate::wire::api::ApiId::number)).
+    pub const API: u64 = 0x28;
     /// The first slice's register; 4 bytes each. Reads a [`State`](super::State), takes a
     /// [`Command`](super::Command).
     pub const SLICE: u64 = 0x1000;
@@ -182,7 +186,7 @@ pub const NAME: usize = 64;
 /// A worker's answer to an attachment: it serves.
 pub const READY: u8 = 1;
 /// A worker's answer to an attachment: it does not, and has said why in its log. One of another build
-/// answers by its [hello](crate::protocol::hello) instead.
+/// answers by its [hello](crate::wire::hello) instead.
 pub const REFUSED: u8 = 2;
 
 /// What a machine says to a worker that is to serve a slice. Four files go with it: the slice's
@@ -190,7 +194,9 @@ pub const REFUSED: u8 = 2;
 /// memory.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Attachment {
-    /// The version that the machine was built with.
+    /// The API that the port's applications call.
+    pub api: ApiId,
+    /// The version of it that the machine was built with.
     pub version: Version,
     /// Bytes of the slice.
     pub window: u64,
@@ -212,16 +218,26 @@ pub struct Attachment {
     pub user: Option<u32>,
 }
 
-/// The peer sent something else than an attachment.
+/// The peer sent something else than an attachment that can be served.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
-#[error("the peer sent no attachment")]
-pub struct NoAttachment;
+pub enum NoAttachment {
+    /// It is none.
+    #[error("the peer sent no attachment")]
+    Malformed,
+    /// It is for an API that is not known.
+    #[error(
+        "the machine's port is for accelerator API number {0}, which this worker does not know: \
+         install gantry-accel of the machine's release"
+    )]
+    Api(u32),
+}
 
 impl Attachment {
-    /// One of this build's version.
-    pub fn new(window: u64) -> Self {
+    /// One for an API in this build's version.
+    pub fn new(spoken: Spoken, window: u64) -> Self {
         Self {
-            version: VERSION,
+            api: spoken.api,
+            version: spoken.version,
             window,
             slice: 0,
             memory: 0,
@@ -248,6 +264,7 @@ impl Attachment {
         }
         self.slice.put(&mut out);
         user_to_number(self.user).put(&mut out);
+        self.api.number().put(&mut out);
         let mut bytes = [0; ATTACHMENT];
         bytes[..out.len()].copy_from_slice(&out);
         bytes
@@ -255,29 +272,30 @@ impl Attachment {
 
     /// The version of an attachment that begins so.
     pub fn version(start: &[u8; hello::SIZE]) -> Result<Version, NoAttachment> {
-        let rest = start.strip_prefix(&MAGIC).ok_or(NoAttachment)?;
+        let rest = start.strip_prefix(&MAGIC).ok_or(NoAttachment::Malformed)?;
         let mut reader = Reader::new(rest);
         let mut read = || {
             let number = u32::take(&mut reader)?;
             u32::take(&mut reader)?;
             let fingerprint = u64::take(&mut reader)?;
-            Ok::<_, crate::protocol::Malformed>(Version {
+            Ok::<_, crate::wire::Malformed>(Version {
                 number,
                 fingerprint,
             })
         };
-        read().map_err(|_| NoAttachment)
+        read().map_err(|_| NoAttachment::Malformed)
     }
 
     /// Reads an attachment; the version is for the caller to compare.
     pub fn from_bytes(bytes: &[u8; ATTACHMENT]) -> Result<Self, NoAttachment> {
-        let rest = bytes.strip_prefix(&MAGIC).ok_or(NoAttachment)?;
+        let rest = bytes.strip_prefix(&MAGIC).ok_or(NoAttachment::Malformed)?;
         let mut reader = Reader::new(rest);
         let mut read = || {
             let number = u32::take(&mut reader)?;
             let weight = u32::take(&mut reader)?;
             let fingerprint = u64::take(&mut reader)?;
-            Ok::<_, crate::protocol::Malformed>(Self {
+            Ok::<_, crate::wire::Malformed>(Self {
+                api: ApiId::default(),
                 version: Version {
                     number,
                     fingerprint,
@@ -292,7 +310,7 @@ impl Attachment {
                 user: None,
             })
         };
-        let mut attachment = read().map_err(|_| NoAttachment)?;
+        let mut attachment = read().map_err(|_| NoAttachment::Malformed)?;
         // Magic, two words and three double words stand before the names.
         let name = |at: usize| {
             let bytes = &bytes[40 + at * NAME..40 + (at + 1) * NAME];
@@ -303,8 +321,11 @@ impl Attachment {
         attachment.device = name(1);
         attachment.compiled = name(2);
         let mut rest = Reader::new(&bytes[40 + 3 * NAME..]);
-        attachment.slice = u32::take(&mut rest).map_err(|_| NoAttachment)?;
-        attachment.user = user_of_number(u32::take(&mut rest).map_err(|_| NoAttachment)?);
+        attachment.slice = u32::take(&mut rest).map_err(|_| NoAttachment::Malformed)?;
+        attachment.user =
+            user_of_number(u32::take(&mut rest).map_err(|_| NoAttachment::Malformed)?);
+        let api = u32::take(&mut rest).map_err(|_| NoAttachment::Malformed)?;
+        attachment.api = ApiId::from_number(api).ok_or(NoAttachment::Api(api))?;
         Ok(attachment)
     }
 }
@@ -312,6 +333,9 @@ impl Attachment {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::apis::opencl::OpenCl;
+
+    const SPOKEN: Spoken = Spoken::of::<OpenCl>();
 
     #[test]
     fn an_attachment_survives_the_way_through_bytes() {
@@ -323,13 +347,19 @@ mod tests {
             device: "x".repeat(NAME),
             compiled: "web".to_owned(),
             user: Some(0),
-            ..Attachment::new(1 << 28)
+            ..Attachment::new(SPOKEN, 1 << 28)
         };
         let bytes = attachment.to_bytes();
         assert_eq!(Attachment::from_bytes(&bytes), Ok(attachment));
         let start = bytes[..hello::SIZE].try_into().unwrap();
-        assert_eq!(Attachment::version(start), Ok(VERSION));
-        assert_eq!(Attachment::from_bytes(&[1; ATTACHMENT]), Err(NoAttachment));
+        assert_eq!(Attachment::version(start), Ok(SPOKEN.version));
+        let mut unknown = bytes;
+        unknown[240] = 99;
+        assert_eq!(Attachment::from_bytes(&unknown), Err(NoAttachment::Api(99)));
+        assert_eq!(
+            Attachment::from_bytes(&[1; ATTACHMENT]),
+            Err(NoAttachment::Malformed)
+        );
     }
 
     #[test]

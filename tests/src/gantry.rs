@@ -27,6 +27,9 @@ pub const INITRAMFS: &str = "/images/l2.cpio.gz";
 /// A kernel of Debian's that knows virtual IOMMUs, and an initial file system for it, on the board
 /// with iommufd.
 const IOMMU_KERNEL: (&str, &str) = ("/images/vmlinuz-iommu", "/images/l2-iommu.cpio.gz");
+/// A kernel of Debian's with drivers for GPUs, and an initial file system for it, on the board for
+/// them.
+const GPU_KERNEL: (&str, &str) = ("/images/vmlinuz-gpu", "/images/l2-gpu.cpio.gz");
 /// Command line that makes L2 boot fast in the rig.
 pub const CMDLINE: &str = "console=ttyS0 panic=-1 quiet tsc=reliable no_timer_check \
      cryptomgr.notests random.trust_cpu=on nokaslr mitigations=off";
@@ -91,6 +94,14 @@ pub fn vm(serial: &Path) -> Value {
 /// into the configuration of another.
 pub fn with_iommu_driver(words: &str) -> Value {
     let (kernel, initramfs) = IOMMU_KERNEL;
+    let cmdline = format!("{CMDLINE} {words}");
+    json!({"payload": {"kernel": kernel, "initramfs": initramfs, "cmdline": cmdline}})
+}
+
+/// What a guest has that drives GPUs, with further words on its command line; to be merged into the
+/// configuration of another.
+pub fn with_gpu_driver(words: &str) -> Value {
+    let (kernel, initramfs) = GPU_KERNEL;
     let cmdline = format!("{CMDLINE} {words}");
     json!({"payload": {"kernel": kernel, "initramfs": initramfs, "cmdline": cmdline}})
 }

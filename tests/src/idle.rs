@@ -19,7 +19,7 @@ use crate::{
     bench::cpu_time,
     gantry::Gantry,
     guest::Guest,
-    opencl::{Arbiter, guest_files, load_uio, until},
+    opencl::{AGENT, Arbiter, guest_files, load_uio, start_agent, until},
 };
 
 /// How long each measurement takes.
@@ -58,7 +58,7 @@ pub fn measure(row: &mut dyn FnMut(&str, String)) -> Result<()> {
     let payload = json!({"initramfs": guest_files(dir)?});
     let (gantry, mut guest) = Gantry::boot(dir, json!({"payload": payload, "accels": [accel]}))?;
     guest.run("gantry-agent install --driver-only; mkfifo /tmp/in")?;
-    start_agent(&mut guest)?;
+    start_agent(&mut guest, "gantry-agent")?;
     let mut all = [Spent::default(); STATES.len()];
     for _ in 0..ROUNDS {
         for (state, sum) in all[..INTERRUPTED].iter_mut().enumerate() {
@@ -66,8 +66,8 @@ pub fn measure(row: &mut dyn FnMut(&str, String)) -> Result<()> {
         }
     }
     load_uio(&mut guest)?;
-    guest.run("killall gantry-agent; rm /run/gantry/opencl.sock")?;
-    start_agent(&mut guest)?;
+    guest.run(&format!("killall gantry-agent; rm {AGENT}"))?;
+    start_agent(&mut guest, "gantry-agent")?;
     for _ in 0..ROUNDS {
         let spent = in_state(&mut guest, &gantry, &arbiter, INTERRUPTED)?;
         add(&mut all[INTERRUPTED], spent);
@@ -86,13 +86,6 @@ pub fn measure(row: &mut dyn FnMut(&str, String)) -> Result<()> {
         "what the context adds (% of a core)",
         percent(whole(all[1]) - whole(all[0])),
     );
-    Ok(())
-}
-
-fn start_agent(guest: &mut Guest) -> Result<()> {
-    let port = "/run/gantry/opencl.sock";
-    guest.run("gantry-agent >/tmp/agent.log 2>&1 & true")?;
-    guest.eventually(&format!("ls {port}"), |text| text == port)?;
     Ok(())
 }
 

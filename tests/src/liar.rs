@@ -1,21 +1,23 @@
 //! A relay between Gantry and an honest vfio-user server that spoils what the server says.
 
 use std::{
+    fs::File,
     io::{Read, Write},
     net::Shutdown,
     os::{
-        fd::RawFd,
+        fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
         unix::net::{UnixListener, UnixStream},
     },
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicU8, Ordering},
     },
     thread,
 };
 
 use anyhow::{Context, Result};
+use base::Unpoisoned;
 use libc::iovec;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
@@ -64,6 +66,8 @@ pub struct Liar {
     spoil: Arc<AtomicU8>,
     /// The last one that came.
     client: Arc<Mutex<Option<UnixStream>>>,
+    /// Copies of what clients have sent.
+    descriptors: Arc<Mutex<Vec<OwnedFd>>>,
 }
 
 impl Liar {
@@ -74,6 +78,7 @@ impl Liar {
         let liar = Self {
             spoil: Arc::default(),
             client: Arc::default(),
+            descriptors: Arc::default(),
         };
         let this = liar.clone();
         thread::spawn(move || {
@@ -92,9 +97,34 @@ impl Liar {
         self.spoil.store(how as u8, Ordering::SeqCst);
     }
 
+    /// Does what a server may do to the descriptors that clients have sent so far: fills the
+    /// counters of eventfds, and has calls on all of them wait. How many that were.
+    pub fn misuse_descriptors(&self) -> Result<usize> {
+        let all = self.descriptors.lock_unpoisoned();
+        for descriptor in all.iter() {
+            let fd = descriptor.as_raw_fd();
+            let set = |flags: i32| {
+                // SAFETY: a plain call.
+                let set = unsafe { libc::fcntl(fd, libc::F_SETFL, flags) };
+                anyhow::ensure!(set == 0, "cannot set its flags");
+                Ok(())
+            };
+            let link = std::fs::read_link(format!("/proc/self/fd/{fd}"))?;
+            if link.to_string_lossy().contains("eventfd") {
+                set(libc::O_NONBLOCK)?;
+                let mut event = File::from(descriptor.try_clone()?);
+                // One that is not zero is full enough then, or becomes it here.
+                let _ = event.read(&mut [0; 8]);
+                event.write_all(&(u64::MAX - 1).to_ne_bytes())?;
+            }
+            set(0)?;
+        }
+        Ok(all.len())
+    }
+
     /// Closes the connection to the client, as a server that dies does.
     pub fn hang_up(&self) {
-        let mut client = self.client.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut client = self.client.lock_unpoisoned();
         if let Some(client) = client.take() {
             let _ = client.shutdown(Shutdown::Both);
         }
@@ -104,9 +134,10 @@ impl Liar {
         let (Ok(to), Ok(from)) = (server.try_clone(), client.try_clone()) else {
             return;
         };
-        *self.client.lock().unwrap_or_else(PoisonError::into_inner) = client.try_clone().ok();
+        *self.client.lock_unpoisoned() = client.try_clone().ok();
+        let kept = Arc::clone(&self.descriptors);
         thread::spawn(move || {
-            while forward(&from, &to).unwrap_or(0) > 0 {}
+            while forward(&from, &to, &kept).unwrap_or(0) > 0 {}
             let _ = to.shutdown(Shutdown::Both);
         });
         let this = self.clone();
@@ -190,13 +221,17 @@ fn receive_some(from: &UnixStream, bytes: &mut [u8]) -> Result<(usize, Vec<RawFd
     Ok((count, descriptors[..received].to_vec()))
 }
 
-/// Passes on what is there; returns how many bytes that was.
-fn forward(from: &UnixStream, mut to: &UnixStream) -> Result<usize> {
+/// Passes on what is there, and keeps the descriptors; returns how many bytes that was.
+fn forward(from: &UnixStream, mut to: &UnixStream, kept: &Mutex<Vec<OwnedFd>>) -> Result<usize> {
     let mut bytes = [0; 4096];
     let (count, descriptors) = receive_some(from, &mut bytes)?;
     if count > 0 {
         let sent = to.send_with_fds(&[&bytes[..count]], &descriptors)?;
-        close(&descriptors);
+        let descriptors = descriptors.into_iter();
+        // SAFETY: received just now, and owned by nobody else.
+        let descriptors = descriptors.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+        let mut kept = kept.lock_unpoisoned();
+        kept.extend(descriptors);
         to.write_all(&bytes[sent..count])?;
     }
     Ok(count)

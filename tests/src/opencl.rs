@@ -315,6 +315,16 @@ pub fn load_uio(guest: &mut Guest) -> Result<()> {
     Ok(())
 }
 
+/// Where a guest's agent listens.
+pub const AGENT: &str = "/run/gantry/opencl.sock";
+
+/// Starts an agent, and waits until it listens.
+pub fn start_agent(guest: &mut Guest, program: &str) -> Result<()> {
+    guest.run(&format!("{program} >/tmp/agent.log 2>&1 & true"))?;
+    guest.eventually(&format!("ls {AGENT}"), |text| text == AGENT)?;
+    Ok(())
+}
+
 fn guest_with(dir: &Path, more: &[&str]) -> Result<PathBuf> {
     let path = dir.join("l2.cpio.gz");
     // The kernel unpacks one archive after the other.

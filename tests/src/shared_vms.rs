@@ -18,13 +18,15 @@ use serde_json::{Value, json};
 use crate::{
     gantry::Gantry,
     guest::Guest,
-    opencl::{Arbiter, Compiled, Pool, compile, guest_files, load_uio, until},
+    opencl::{Arbiter, Compiled, Pool, compile, guest_files, load_uio, start_agent, until},
 };
 
 /// Lengths in microseconds that the kernels of every guest have, at random, if nothing else runs.
 const LENGTHS: [u32; 3] = [3_000, 6_000, 12_000];
 /// Kernels that a guest has enqueued at a time.
 const IN_FLIGHT: u32 = 32;
+/// Kernels that a guest waits for together before it enqueues others.
+const BATCH: u32 = 4;
 /// Turns that the guest with the fewest has had before what is had counts.
 const WARM: u64 = 3;
 /// The longest wait for all guests to compute.
@@ -39,8 +41,15 @@ struct Vm {
 }
 
 impl Vm {
-    /// Restores a guest, with this weight, and starts its application.
-    fn start(dir: &Path, snapshot: &Path, weight: u32, iteration: &str) -> Result<Self> {
+    /// Restores a guest, with this weight, and starts its application: one that always has kernels
+    /// enqueued, or one that `waits` for its results before it goes on.
+    fn start(
+        dir: &Path,
+        snapshot: &Path,
+        weight: u32,
+        waits: bool,
+        iteration: &str,
+    ) -> Result<Self> {
         let copy = dir.join("snapshot");
         fs::create_dir_all(&copy)?;
         for file in ["state.json", "memory-ranges"] {
@@ -61,9 +70,13 @@ impl Vm {
         )?;
         let mut guest = Guest::connect(&gantry.serial)?;
         let lengths = LENGTHS.map(|length| length.to_string()).join(",");
+        let (closed, in_flight) = match waits {
+            true => ("OPENCL_TURNS_THINK=0", BATCH),
+            false => ("", IN_FLIGHT),
+        };
         guest.run(&format!(
-            "GANTRY_OPENCL_SPIN=20 OPENCL_TURNS_BINARY=/tmp/turns \
-             opencl-turns {lengths} {IN_FLIGHT} 0 {iteration} </tmp/in >/tmp/out 2>&1 & \
+            "{closed} GANTRY_OPENCL_SPIN=20 OPENCL_TURNS_BINARY=/tmp/turns \
+             opencl-turns {lengths} {in_flight} 0 {iteration} </tmp/in >/tmp/out 2>&1 & \
              sleep 1000000 >/tmp/in & true"
         ))?;
         // Looking from here makes the guest start programs again and again, while others compute.
@@ -95,11 +108,10 @@ fn ready(dir: &Path, pool: &Pool, compiled: &Compiled, snapshot: &Path) -> Resul
     let (gantry, mut guest) = Gantry::boot(dir, more)?;
     guest.run("gantry-agent install --driver-only")?;
     load_uio(&mut guest)?;
+    start_agent(&mut guest, "gantry-agent")?;
     guest.run(&format!(
-        "gantry-agent >/tmp/agent.log 2>&1 & mkfifo /tmp/in; head -c {size} /dev/vda >/tmp/turns"
+        "mkfifo /tmp/in; head -c {size} /dev/vda >/tmp/turns"
     ))?;
-    let port = "/run/gantry/opencl.sock";
-    guest.eventually(&format!("ls {port}"), |text| text == port)?;
     gantry.act("vm.pause")?;
     let destination = format!("file://{}", snapshot.display());
     gantry.put("vm.snapshot", json!({"destination_url": destination}))?;
@@ -113,9 +125,14 @@ pub struct Vms {
 }
 
 impl Vms {
-    /// Starts a guest for each weight, all from one snapshot, and in each its application, which
-    /// waits.
-    pub fn start(dir: &Path, policy: &str, weights: &[u32]) -> Result<Self> {
+    /// Starts a guest for each weight, all from one snapshot, and in each its application, which does
+    /// not begin yet. The application of the guest `waiting` waits for its results, batch by batch.
+    pub fn start(
+        dir: &Path,
+        policy: &str,
+        weights: &[u32],
+        waiting: Option<usize>,
+    ) -> Result<Self> {
         let arbiter = Arbiter::start(dir, policy)?;
         let compiled = compile()?;
         let snapshot = dir.join("snapshot");
@@ -123,7 +140,9 @@ impl Vms {
         let mut vms = Vec::new();
         for (index, weight) in weights.iter().enumerate() {
             let dir = dir.join(format!("vm{index}"));
-            vms.push(Vm::start(&dir, &snapshot, *weight, &compiled.iteration)?);
+            let waits = waiting == Some(index);
+            let iteration = &compiled.iteration;
+            vms.push(Vm::start(&dir, &snapshot, *weight, waits, iteration)?);
         }
         Ok(Self { vms, arbiter })
     }
@@ -134,12 +153,12 @@ impl Vms {
         self.each(|_, client| client.turns > WARM)
     }
 
-    /// How often each guest's accelerator has interrupted it.
-    pub fn interrupts(&self) -> Result<Vec<u64>> {
+    /// How often a sleeping application of each guest was woken by an interrupt.
+    pub fn wakes(&self) -> Result<Vec<u64>> {
         let of = |vm: &Vm| {
             let counters = vm.gantry.ok("GET", "vm.counters", None)?;
-            let count = counters["a"]["line_interrupts"].as_u64();
-            count.with_context(|| format!("no count of interrupts in {counters}"))
+            let count = counters["a"]["sleepers_woken"].as_u64();
+            count.with_context(|| format!("no count of woken sleepers in {counters}"))
         };
         self.vms.iter().map(of).collect()
     }
@@ -283,7 +302,7 @@ pub fn show(
     time: Duration,
     mut line: impl FnMut(String),
 ) -> Result<()> {
-    let mut vms = Vms::start(dir, policy, weights)?;
+    let mut vms = Vms::start(dir, policy, weights, None)?;
     vms.go()?;
     vms.watch(WINDOW, |passed, had| {
         let numbers = [&[passed.as_secs_f64()], had].concat();

@@ -12,7 +12,10 @@ static DEFINE_SPINLOCK(clients_lock);
 /* Held while the clients of a VM are looked at and the VM is told what that means. */
 static DEFINE_MUTEX(inhibit_mutex);
 
-/* Under RCU, or where the client cannot go away: on its vCPU's thread. */
+/*
+ * Under RCU or the lock. On its vCPU's thread a client does not go away, so that it may be used after
+ * that.
+ */
 struct gate_client *client_of(struct kvm_vcpu *vcpu)
 {
 	struct gate_client *client;

@@ -130,7 +130,10 @@ static bool is_clients(struct gate_client *client)
 	return is_paged(client) && !((cr3 ^ client->cr3) & PAGE_MASK & ~BIT_ULL(63));
 }
 
-/* What the server's kernel changes, as it was when the client was in ring 3. Before VM entry. */
+/*
+ * What the server's kernel changes, as it was when the client was in ring 3. Before VM entry: with
+ * interrupts off, as the MSR is the host's user's as soon as this thread is preempted.
+ */
 static void leave_kernel(struct gate_client *client)
 {
 	/* As SYSRET has them. */
@@ -149,7 +152,7 @@ static void leave_kernel(struct gate_client *client)
 
 /*
  * The client's side, at an address of the trampoline, with the client's stack and nothing else.
- * Before VM entry, or in ring 3.
+ * Before VM entry, or in ring 3 of the client's process.
  */
 static void to_client(struct gate_client *client, const char *at)
 {
@@ -421,10 +424,14 @@ static bool is_forbidden_write(struct gate_client *client, u32 reason)
 	return gpa >= client->window_gpa && gpa < client->window_gpa + GATE_PRIVATE;
 }
 
+/*
+ * The trampoline's call, in ring 3 as it always is: in ring 0 what follows would take the client out
+ * of its kernel, which writes MSRs and is for VM entry alone, with interrupts off.
+ */
 static bool is_resume(struct gate_client *client, u32 reason)
 {
 	return reason == EXIT_REASON_VMCALL && (client->parked || client->park_ended) &&
-	       is_clients(client) &&
+	       !in_kernel() && is_clients(client) &&
 	       get_register(client->vcpu, VCPU_REGS_RIP) ==
 		       client->window + (vmfunc_gate_parked - vmfunc_gate_start);
 }
@@ -511,9 +518,13 @@ static int why_not(struct gate_client *client)
 /* Instead of KVM's function; its arguments and result. In process context. */
 static int handle_exit(struct kvm_vcpu *vcpu, int fastpath)
 {
-	struct gate_client *client = client_of(vcpu);
 	u32 reason = (u16)vmcs_read(VM_EXIT_REASON);
+	struct gate_client *client;
 
+	/* This one stays as long as its vCPU's thread is here; others that are passed may be freed. */
+	rcu_read_lock();
+	client = client_of(vcpu);
+	rcu_read_unlock();
 	if (!client->inside) {
 		if (is_resume(client, reason) && client->parked) {
 			client->resuming = true;

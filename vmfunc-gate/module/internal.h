@@ -81,6 +81,7 @@ struct gate_slot {
 	unsigned long hva;
 	bool readonly;
 	unsigned long *chunk;	/* of 2 MiB each, what is pinned; see server.c */
+	unsigned long *ended;	/* a bit for each page that was unmapped; see server.c */
 };
 
 struct gate_server {
@@ -96,6 +97,7 @@ struct gate_server {
 	struct gate_table *table;	/* as long as its handlers */
 	unsigned int slots;
 	struct gate_slot *slot;
+	u64 generation;		/* of the VM's layout, of which the slots are a copy */
 
 	/* Protects all below, the slots' pages, and the views of the clients. Never with IRQs off. */
 	spinlock_t lock;

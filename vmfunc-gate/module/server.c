@@ -36,10 +36,11 @@ static unsigned long chunk_count(const struct gate_slot *slot)
 	return ((slot->first + slot->pages - 1) / CHUNK_PAGES) - slot->first / CHUNK_PAGES + 1;
 }
 
-/* What the words of a slot take. */
+/* What the words and the bits of a slot take. */
 static unsigned long chunk_pages(const struct gate_slot *slot)
 {
-	return DIV_ROUND_UP(chunk_count(slot) * sizeof(*slot->chunk), PAGE_SIZE);
+	return DIV_ROUND_UP(chunk_count(slot) * sizeof(*slot->chunk), PAGE_SIZE) +
+	       DIV_ROUND_UP(BITS_TO_LONGS(slot->pages) * sizeof(*slot->ended), PAGE_SIZE);
 }
 
 static unsigned long *chunk_at(const struct gate_slot *slot, gfn_t gfn)
@@ -129,6 +130,10 @@ static bool backed(const struct gate_slot *slot, const struct mmu_notifier_range
 /*
  * The process's mappings change: its views follow at once. What is accessed again is looked up
  * again, after the change: until then, nothing is mapped or pinned.
+ *
+ * What the process unmaps is no memory of the VM any more, for good: what it maps at the same
+ * address later may be its heap. (Linux 6.1 calls it unmapping, too, when a hole is punched into a
+ * file of large pages: clients do not get at what is put there later.)
  */
 static int invalidate_start(struct mmu_notifier *notifier, const struct mmu_notifier_range *range)
 {
@@ -145,6 +150,9 @@ static int invalidate_start(struct mmu_notifier *notifier, const struct mmu_noti
 		if (!backed(&server->slot[at], range, &first, &end))
 			continue;
 		changed = true;
+		if (range->event == MMU_NOTIFY_UNMAP)
+			bitmap_set(server->slot[at].ended, first - server->slot[at].first,
+				   end - first);
 		list_for_each_entry(client, &server->clients, peer) {
 			view_zap(&client->view, gfn_to_gpa(first), end - first);
 			/* The page table may be among them, under its other address. */
@@ -359,13 +367,14 @@ static int keep(struct gate_server *server, struct gate_slot *slot, gfn_t gfn,
 }
 
 /*
- * Pins pages of a slot, at most to the end of the chunk; how many are pinned now. -EAGAIN while the
- * memory changes. The caller is the server's process if `own`.
+ * Pins pages of a slot, at most to the end of the chunk; how many are pinned now. -EFAULT if there
+ * is no memory or was unmapped, -EAGAIN while the memory changes. The caller is the server's process
+ * if `own`.
  */
 static long pin(struct gate_server *server, struct gate_slot *slot, gfn_t gfn, long count, bool own)
 {
 	unsigned int flags = FOLL_LONGTERM | (slot->readonly ? 0 : FOLL_WRITE);
-	unsigned long hva = slot->hva + (gfn - slot->first) * PAGE_SIZE, at;
+	unsigned long hva = slot->hva + (gfn - slot->first) * PAGE_SIZE, at, ended;
 	struct page **pages = gate_page(GFP_KERNEL_ACCOUNT), **start;
 	long pinned;
 	u64 changes;
@@ -377,8 +386,13 @@ static long pin(struct gate_server *server, struct gate_slot *slot, gfn_t gfn, l
 	count = min_t(long, count, CHUNK_PAGES - gfn % CHUNK_PAGES);
 	spin_lock(&server->lock);
 	changes = server->changes;
+	/* What is unmapped from here on is a change. */
+	ended = find_next_bit(slot->ended, slot->pages, gfn - slot->first);
 	spin_unlock(&server->lock);
-	if (own) {
+	count = min_t(long, count, ended - (gfn - slot->first));
+	if (!count) {
+		pinned = -EFAULT;
+	} else if (own) {
 		pinned = pin_user_pages_fast(hva, count, flags, start);
 	} else if (mmap_read_lock_killable(server->mm)) {
 		pinned = -EINTR;
@@ -574,9 +588,10 @@ static void free_chunks(struct gate_slot *slot)
 
 	for (at = 0; slot->chunk && at < chunk_count(slot); at++)
 		gate_free_page(array_of(slot->chunk[at]));
-	if (slot->chunk)
+	if (slot->chunk && slot->ended)
 		atomic64_sub(chunk_pages(slot), &gate_pages);
 	kvfree(slot->chunk);
+	kvfree(slot->ended);
 }
 
 static void server_free(struct kref *ref)
@@ -620,6 +635,7 @@ static int read_slots(struct gate_server *server, struct kvm *kvm)
 	/* Sleeping under SRCU is allowed. */
 	srcu = srcu_read_lock(&kvm->srcu);
 	slots = kvm_memslots(kvm);
+	server->generation = slots->generation;
 	kvm_for_each_memslot(memory, bucket, slots) {
 		if (memory->id >= KVM_USER_MEM_SLOTS)
 			continue;
@@ -645,15 +661,28 @@ static int read_slots(struct gate_server *server, struct kvm *kvm)
 		slot->readonly = memory->flags & KVM_MEM_READONLY;
 		slot->chunk = kvcalloc(chunk_count(slot), sizeof(*slot->chunk),
 				       GFP_KERNEL_ACCOUNT);
-		if (!slot->chunk)
+		slot->ended = kvcalloc(BITS_TO_LONGS(slot->pages), sizeof(*slot->ended),
+				       GFP_KERNEL_ACCOUNT);
+		/* It is freed with the others. */
+		server->slots++;
+		if (!slot->chunk || !slot->ended)
 			goto out;
 		atomic64_add(chunk_pages(slot), &gate_pages);
-		server->slots++;
 	}
 	error = 0;
 out:
 	srcu_read_unlock(&kvm->srcu, srcu);
 	return error;
+}
+
+/* Whether the VM's layout is the one that was copied. */
+static bool is_current(struct gate_server *server, struct kvm *kvm)
+{
+	int srcu = srcu_read_lock(&kvm->srcu);
+	bool current_one = kvm_memslots(kvm)->generation == server->generation;
+
+	srcu_read_unlock(&kvm->srcu, srcu);
+	return current_one;
 }
 
 static int fill_table(struct gate_server *server, const struct gate_server_args *args)
@@ -736,6 +765,10 @@ struct gate_server *server_register(const struct gate_server_args *args)
 		server->notifier.ops = NULL;
 		goto fail;
 	}
+	/* What was removed and unmapped before is not among the slots, then. */
+	error = -EAGAIN;
+	if (!is_current(server, vcpu->kvm))
+		goto fail;
 	for (at = 0; at < server->slots; at++) {
 		error = pin_slot(server, &server->slot[at]);
 		if (error)

@@ -7,6 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use base::limits;
 use vmfunc_gate::{host::DEVICE, port::Lack};
 
 /// How a check ended.
@@ -67,18 +68,14 @@ pub struct Host {
 impl Host {
     /// The host that this process runs on.
     pub fn this() -> Self {
-        let mut limit = libc::rlimit {
-            rlim_cur: 0,
-            rlim_max: 0,
-        };
-        // SAFETY: fills in the struct.
-        unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
         // SAFETY: no preconditions.
         let is_root = unsafe { libc::geteuid() } == 0;
-        let unlimited = is_root || limit.rlim_cur == libc::RLIM_INFINITY;
         Self {
             root: PathBuf::from("/"),
-            memlock: (!unlimited).then_some(limit.rlim_cur),
+            // A limit that cannot be read is one of 0, which is told of.
+            memlock: limits::locked_memory()
+                .unwrap_or(Some(0))
+                .filter(|_| !is_root),
         }
     }
 
@@ -232,7 +229,7 @@ impl Host {
         let missing = vmfunc_gate::host::missing(&self.root);
         if missing.is_empty() && !self.opens(DEVICE) {
             let cure = "not needed: the ring transport works without it; or give the user this \
-                        file (a udev rule is in docs/gate.md), or become root";
+                        file (a udev rule is in docs/user/gate.md), or become root";
             let state = format!("{DEVICE} cannot be opened");
             finding(subject, Verdict::Optional, state, cure)
         } else if missing.is_empty() {
@@ -297,7 +294,7 @@ fn accelerator(path: &Path) -> Finding {
     }
     let state = format!("bound to {driver}, IOMMU group {group}");
     let cure = format!(
-        "to give it to a VM: driverctl set-override {address} vfio-pci (or as in docs/gpu.md)"
+        "to give it to a VM: driverctl set-override {address} vfio-pci (or as in docs/user/gpu.md)"
     );
     finding(&subject, Verdict::Optional, state, &cure)
 }

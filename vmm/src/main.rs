@@ -83,7 +83,7 @@ fn main() -> ExitCode {
 /// Prints an error and its causes, outermost first.
 fn complain(error: &dyn StdError) {
     let mut text = String::from("gantry: ");
-    text.push_str(&api::error_chain(error).join("\n  because: "));
+    text.push_str(&base::Chain(error).texts().join("\n  because: "));
     text.push('\n');
     // If standard error is closed, the exit status has to do.
     let _ = io::stderr().write_all(text.as_bytes());

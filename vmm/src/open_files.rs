@@ -6,7 +6,7 @@
 
 use std::io;
 
-use gantry_remoting::descriptors::Limit;
+use base::limits::Limit;
 
 /// What suffices for whatever one VM can ask for: 1,023 streams of a socket device, 64 API
 /// clients, and some 60 devices with a few queues each.

@@ -358,7 +358,7 @@ fn types() -> BTreeMap<&'static str, Check> {
         ("NetConfig", Samples::check::<config::NetConfig>),
         ("RngConfig", Samples::check::<config::RngConfig>),
         ("BalloonConfig", Samples::check::<config::BalloonConfig>),
-        ("AccelBackend", Samples::check::<config::AccelBackend>),
+        ("AccelApi", Samples::check::<config::AccelApi>),
         ("AccelConfig", Samples::check::<config::AccelConfig>),
         ("AccelTransport", Samples::check::<config::AccelTransport>),
         (

@@ -22,10 +22,11 @@ use crate::{
 pub struct Options {
     /// Only these measurements of the nested rig: boot, process, snapshot, net, passthrough, idle.
     /// Or one of these, alone: `fairness`: how fairly schedulers share an accelerator, in virtual
-    /// time (writes docs/); `ring`: what a call over an accelerator's rings costs, from ring 3 of a
+    /// time (writes measurements/); `ring`: what a call over an accelerator's rings costs, from ring 3 of a
     /// guest on /dev/kvm; `sharing`: how fairly this machine's OpenCL device is shared, for real;
     /// `programs`: which OpenCL programs pass their tests natively and through the driver (writes
-    /// docs/); `gpu`: all of these but `fairness`, for a machine with a GPU, its output kept.
+    /// measurements/); `gpu`: all of
+    /// these but `fairness`, for a machine with a GPU, its output kept.
     names: Vec<String>,
     #[command(flatten)]
     elsewhere: Elsewhere,

@@ -18,7 +18,7 @@ const SEED: u64 = 1;
 pub fn run() -> Result<()> {
     let costs = Costs::default();
     let mut table = introduction(costs);
-    let docs = root().join("docs");
+    let folder = root().join("measurements");
     let mut pictures = String::new();
     for experiment in Experiment::published() {
         let step = Step::new(format!("simulating {}", experiment.name));
@@ -52,13 +52,13 @@ pub fn run() -> Result<()> {
             );
         }
         let file = format!("fairness-{}.svg", slug(experiment.name));
-        let path = docs.join(&file);
+        let path = folder.join(&file);
         fs::write(&path, draw(&experiment, outcomes))
             .with_context(|| format!("cannot write {}", path.display()))?;
         let _ = writeln!(pictures, "\n![{}]({file})", experiment.name);
     }
     print!("{table}");
-    let path = docs.join("fairness.md");
+    let path = folder.join("fairness.md");
     fs::write(&path, table + &pictures).with_context(|| format!("cannot write {}", path.display()))
 }
 

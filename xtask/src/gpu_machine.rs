@@ -31,14 +31,18 @@ const BUILT: &[&str] = &[
 ];
 
 /// Scripts that are run as they are.
-const SCRIPTS: &[&str] = &["remoting/measure.sh", "remoting/certificates.sh"];
+const SCRIPTS: &[&str] = &[
+    "guest/opencl/tests/turns.py",
+    "remoting/measure.sh",
+    "remoting/certificates.sh",
+];
 
 /// Options of `cargo xtask bench gpu`.
 #[derive(clap::Args)]
 #[group(skip)]
 pub struct Options {
     /// gpu: where everything that is printed goes; pictures of shares go to FOLDER/pictures (target/gpu)
-    /// [default: docs/gpu-machine.txt]
+    /// [default: measurements/gpu-machine.txt]
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// gpu: only build, into target/gpu, for a machine where nothing can be built: bring the folder
@@ -65,7 +69,7 @@ pub fn run(
         return Ok(());
     }
     let output = options.output.clone();
-    let output = output.unwrap_or_else(|| root().join("docs/gpu-machine.txt"));
+    let output = output.unwrap_or_else(|| root().join("measurements/gpu-machine.txt"));
     let folder = output.parent().filter(|path| !path.as_os_str().is_empty());
     takes_results(folder.unwrap_or(Path::new(".")), "--output")?;
     let (built, vendors) = match elsewhere.programs() {
@@ -133,6 +137,7 @@ fn parts(built: &Path, vendors: &Path, shared: &sharing_figures::Options) -> Res
     let seconds = shared.seconds.to_string();
     let mut sharing = xtask(&["sharing", "--policy", &shared.policy, "--seconds", &seconds]);
     sharing.arg("--pictures").arg(&pictures);
+    let closed = xtask(&["sharing", "--closed", "--policy", &shared.policy]);
     let times = xtask(&["programs", "--times", "3", "--every", "25"]);
     let mut table = xtask(&["programs", "--every", "24", "--jobs", "8"]);
     table.arg("--table").arg(built.join("opencl-programs.md"));
@@ -146,6 +151,7 @@ fn parts(built: &Path, vendors: &Path, shared: &sharing_figures::Options) -> Res
         part(figures, None),
         part(guest, kvm.err().map(|error| format!("/dev/kvm: {error}"))),
         part(sharing, None),
+        part(closed, None),
         part(times, programs.clone()),
         part(table, programs),
     ])

@@ -6,13 +6,17 @@
 //! - [`fuzz`]: what guests, clients and files may do, at random.
 //! - [`ring`]: calls over an accelerator's rings, from ring 3 of a guest.
 //! - [`sharing`]: one device for several applications, by weight; [`sharing_figures`]: how fairly;
-//!   [`shared_device`]: the processes for both.
-//! - [`test`]: every test, nested ones included; [`unit_tests`]: those of the crates.
+//!   [`sharing_closed`]: and if they wait for their results; [`shared_device`]: the processes for both.
+//! - [`test`]: every test, nested ones included; [`unit_tests`]: those of the crates; [`changed`]: which
+//!   of them a change can affect.
 //! - [`opencl`]: the OpenCL driver's scenarios on this machine, and programs that nobody here wrote.
 //! - [`programs`]: building what the others run; [`progress`]: what they say meanwhile.
 
 mod bench;
+mod changed;
 mod demo;
+#[cfg(test)]
+mod documents;
 mod elsewhere;
 mod fairness;
 mod fuzz;
@@ -25,6 +29,7 @@ mod ring;
 mod selected;
 mod shared_device;
 mod sharing;
+mod sharing_closed;
 mod sharing_figures;
 mod sharing_vms;
 mod test;

@@ -66,28 +66,62 @@ pub struct Programs<'a> {
 
 impl Programs<'_> {
     /// Starts an application that has the device natively.
-    pub fn native(
-        self,
-        micros: &[u32],
-        seconds: u64,
-        iteration: Option<f64>,
-    ) -> Result<Application> {
-        let mut command = turns(self.built, micros, seconds);
+    pub fn native(self, load: &Load, seconds: u64, iteration: Option<f64>) -> Result<Application> {
+        let mut command = load.command(self.built, seconds);
         command.args(iteration.map(|nanos| nanos.to_string()));
         command.env("OCL_ICD_VENDORS", self.vendors.join(""));
         Application::ready(&mut command)
     }
 }
 
-/// Kernels of so many microseconds (several lengths are mixed), 64 at a time, for so many seconds;
-/// zero: until it is told to end.
-fn turns(built: &Path, micros: &[u32], seconds: u64) -> Command {
-    let micros: Vec<_> = micros.iter().map(u32::to_string).collect();
-    let mut command = Command::new(built.join("examples/opencl_turns"));
-    command
-        .args([&micros.join(","), "64", &seconds.to_string()])
-        .env_remove("OCL_ICD_FILENAMES");
-    command
+/// What an application computes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Load {
+    /// Its kernels take about so many microseconds; several lengths are mixed. Zero: without end.
+    pub micros: Vec<u32>,
+    /// How many it has enqueued at a time.
+    pub in_flight: u32,
+    /// A closed loop: it waits for all of them, sleeps for so many microseconds, and begins again.
+    /// Otherwise each kernel's end has it enqueue another one.
+    pub think: Option<u32>,
+    /// By pyopencl, which nobody here wrote: a closed loop with kernels of one length.
+    pub foreign: bool,
+}
+
+impl Load {
+    /// Always kernels of these lengths, 64 at a time.
+    pub fn busy(micros: &[u32]) -> Self {
+        Self {
+            micros: micros.to_vec(),
+            in_flight: 64,
+            think: None,
+            foreign: false,
+        }
+    }
+
+    /// The program, for so many seconds; zero: until it is told to end.
+    fn command(&self, built: &Path, seconds: u64) -> Command {
+        let micros: Vec<_> = self.micros.iter().map(u32::to_string).collect();
+        let mut command = if self.foreign {
+            let packed = built.join("turns.py");
+            let mut python = Command::new("python3");
+            python.arg(match packed.exists() {
+                true => packed,
+                false => programs::root().join("guest/opencl/tests/turns.py"),
+            });
+            python
+        } else {
+            Command::new(built.join("examples/opencl_turns"))
+        };
+        command
+            .arg(micros.join(","))
+            .args([self.in_flight.to_string(), seconds.to_string()])
+            .env_remove("OCL_ICD_FILENAMES");
+        if let Some(think) = self.think {
+            command.env("OPENCL_TURNS_THINK", think.to_string());
+        }
+        command
+    }
 }
 
 /// Everything on one device.
@@ -209,7 +243,12 @@ impl Machine {
     /// Starts an application of a client, for so many seconds; zero: until it is told to end. Its
     /// kernels take about so many microseconds (several lengths are mixed); zero: without end.
     pub fn application(&self, client: usize, micros: &[u32], seconds: u64) -> Result<Application> {
-        let mut command = turns(&self.built, micros, seconds);
+        self.run(client, &Load::busy(micros), seconds)
+    }
+
+    /// Starts any application of a client, for so many seconds; zero: until it is told to end.
+    pub fn run(&self, client: usize, load: &Load, seconds: u64) -> Result<Application> {
+        let mut command = load.command(&self.built, seconds);
         command
             .args(self.iteration.map(|nanos| nanos.to_string()))
             .env("OCL_ICD_VENDORS", self.folder.join("vendors/"))

@@ -18,8 +18,8 @@ use gpu_mediator::{
 
 use crate::{
     elsewhere::{Elsewhere, takes_results},
-    shared_device::{Application, Machine, Programs, build, wait_for},
-    sharing_vms,
+    shared_device::{Application, Load, Machine, Programs, build, wait_for},
+    sharing_closed, sharing_vms,
 };
 
 /// The weights of the clients where none are given.
@@ -44,12 +44,16 @@ pub struct Options {
     #[arg(long, value_delimiter = ',', default_values_t = WEIGHTS, value_name = "WEIGHT,...")]
     pub weights: Vec<u32>,
     /// sharing: where the pictures go.
-    #[arg(long, default_value = "docs", value_name = "FOLDER")]
+    #[arg(long, default_value = "measurements", value_name = "FOLDER")]
     pub pictures: PathBuf,
     /// sharing: virtual machines of the nested rig on its device, instead of applications on this
     /// machine's.
     #[arg(long)]
     vms: bool,
+    /// sharing: applications that wait for their results, of weights 1 and 3, beside others, instead of
+    /// applications that always have kernels ready.
+    #[arg(long, conflicts_with = "vms")]
+    closed: bool,
 }
 
 /// Which kernels a client of so many has.
@@ -82,6 +86,9 @@ pub fn run(options: &Options, elsewhere: &Elsewhere) -> Result<()> {
             here.programs()
         }
     };
+    if options.closed {
+        return sharing_closed::run(programs, options);
+    }
     println!(
         "Weights {weights:?}, kernels of {LENGTHS:?} us, policy {}, {} s\n",
         options.policy, options.seconds
@@ -181,7 +188,7 @@ fn natively(programs: Programs, options: &Options, kernels: Kernels) -> Result<(
             Some(part) => *part,
             None => {
                 let seconds = (options.seconds / 8).clamp(2, LONGEST_ALONE);
-                let mut application = programs.native(&lengths, seconds, iteration)?;
+                let mut application = programs.native(&Load::busy(&lengths), seconds, iteration)?;
                 iteration.get_or_insert(application.iteration);
                 application.go()?;
                 result(&mut application)?.1
@@ -241,6 +248,7 @@ fn measure(programs: Programs, options: &Options, kernels: Kernels) -> Result<Me
     let outcome = Outcome {
         ideal: fairness::ideal(weights, &vec![1.0; weights.len()]),
         shares,
+        ..Outcome::default()
     };
     Ok(Measured {
         outcome,

@@ -97,6 +97,7 @@ impl Measured {
             outcome: Outcome {
                 ideal: ideal(weights, &vec![1.0; weights.len()]),
                 shares,
+                ..Outcome::default()
             },
         })
     }

@@ -13,6 +13,7 @@ use gantry_tests::{
 };
 
 use crate::{
+    changed::{self, Selection},
     fuzz, gate, opencl,
     programs::{self, cargo, root, target},
     progress::Step,
@@ -30,7 +31,7 @@ pub const PROGRAMS: &[(&str, &str)] = &[
 ];
 
 /// Options of `cargo xtask test`.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 pub struct Options {
     /// Only scenarios whose names contain one of these words. `gate:` chooses the gate's
     /// checks; gate:bare, gate:6.1, gate:6.12 and gate:linux are their parts.
@@ -38,16 +39,26 @@ pub struct Options {
     /// Leave the nested scenarios out.
     #[arg(long, conflicts_with = "words")]
     no_rig: bool,
+    /// Only what the difference between this commit and the working tree can affect: the unit tests
+    /// of crates that use what was changed, and scenarios by folder.
+    #[arg(long, value_name = "COMMIT", conflicts_with_all = ["words", "no_rig"])]
+    #[arg(num_args = 0..=1, default_missing_value = "HEAD")]
+    changed: Option<String>,
 }
 
 /// So many last lines of a failure's reason are said again at the end.
 const REASON: usize = 20;
+
+/// So many of the slowest tests are listed at the end of a whole run.
+const SLOWEST: usize = 10;
 
 #[derive(Default)]
 struct Count {
     passed: usize,
     failed: Vec<Failure>,
     skipped: usize,
+    /// Seconds and name of each test whose time is known.
+    times: Vec<(f64, String)>,
 }
 
 struct Failure {
@@ -60,6 +71,8 @@ impl Count {
         let time = seconds
             .map(|seconds| format!(" ({seconds:.1} s)"))
             .unwrap_or_default();
+        self.times
+            .extend(seconds.map(|seconds| (seconds, name.to_owned())));
         match outcome {
             Outcome::Passed => {
                 self.passed += 1;
@@ -85,8 +98,16 @@ impl Count {
     }
 }
 
+/// The longest of some times, longest first.
+fn slowest(times: &mut Vec<(f64, String)>) -> &[(f64, String)] {
+    times.sort_by(|a, b| b.0.total_cmp(&a.0));
+    times.truncate(SLOWEST);
+    times
+}
+
 /// Runs the tests. An error means that not all of them passed.
 pub fn run(options: &Options) -> Result<()> {
+    let selection = options.changed.as_deref().map(changed::since).transpose()?;
     packages::install(PROGRAMS)?;
     packages::install(gate::PROGRAMS)?;
     packages::install(fuzz::PROGRAMS)?;
@@ -94,8 +115,26 @@ pub fn run(options: &Options) -> Result<()> {
     if options.words.is_empty() {
         checks(&mut count)?;
         models(&mut count)?;
-        unit_tests::run(|name, outcome| count.add(name, outcome, None))?;
+        unit_tests::run(
+            |name| {
+                let crates = selection.as_ref().map(|selection| &selection.crates);
+                crates.is_none_or(|crates| crates.contains(name))
+            },
+            |name, outcome| count.add(name, outcome, None),
+        )?;
     }
+    let words = match selection {
+        // Without words, everything would be chosen.
+        Some(Selection {
+            words: Some(words), ..
+        }) if words.is_empty() => return summary(&mut count, options),
+        Some(Selection { words, .. }) => words.unwrap_or_default(),
+        None => options.words.clone(),
+    };
+    let options = &Options {
+        words,
+        ..options.clone()
+    };
     if options.words.is_empty() || options.words.iter().any(|word| gate::has(word)) {
         gate::run(&options.words, |name, outcome| {
             count.add(name, outcome, None);
@@ -114,6 +153,17 @@ pub fn run(options: &Options) -> Result<()> {
         // Words may all name scenarios of this machine, which need no virtual one.
         if !rig::chosen(&options.words).is_empty() {
             nested(options, &mut count)?;
+        }
+    }
+    summary(&mut count, options)
+}
+
+/// Says how it ended.
+fn summary(count: &mut Count, options: &Options) -> Result<()> {
+    if options.words.is_empty() {
+        println!("slowest tests:");
+        for (seconds, name) in slowest(&mut count.times) {
+            println!("    {seconds:6.1} s  {name}");
         }
     }
     // Said again where it is seen also by who keeps only the end of what was printed.
@@ -278,31 +328,30 @@ fn outcome(mut command: Command) -> Result<Outcome> {
     Ok(Outcome::Failed(vec![text]))
 }
 
-/// Every interleaving of the ring's two sides, and of who sleeps and who rings, up to a bound, in a
+/// Every interleaving of the rings' two sides, and of who sleeps and who rings, up to a bound, in a
 /// build of its own.
 fn models(count: &mut Count) -> Result<()> {
-    let step = Step::new("checking models of ring and alarm (loom)");
-    let mut test = cargo();
-    test.args(["test", "--quiet", "--release", "--lib", "--package"])
-        .args([
+    for (package, features, name) in [
+        (
             "gantry-remoting",
-            "--no-default-features",
-            "--features",
             "std",
-        ])
-        .arg("model::")
-        .env("RUSTFLAGS", "--cfg loom")
-        .env("CARGO_TARGET_DIR", target().join("loom"))
-        // What is for programs that are shipped only takes time here.
-        .env("CARGO_PROFILE_RELEASE_LTO", "off")
-        .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
-    let result = outcome(test)?;
-    drop(step);
-    count.add(
-        "check: no interleaving breaks the ring or sleeps through an alarm",
-        &result,
-        None,
-    );
+            "check: no interleaving breaks the ring or sleeps through an alarm",
+        ),
+    ] {
+        let step = Step::new(format!("checking models of {package} (loom)"));
+        let mut test = cargo();
+        test.args(["test", "--quiet", "--release", "--lib", "--package"])
+            .args([package, "--no-default-features", "--features", features])
+            .arg("model::")
+            .env("RUSTFLAGS", "--cfg loom")
+            .env("CARGO_TARGET_DIR", target().join("loom"))
+            // What is for programs that are shipped only takes time here.
+            .env("CARGO_PROFILE_RELEASE_LTO", "off")
+            .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
+        let result = outcome(test)?;
+        drop(step);
+        count.add(name, &result, None);
+    }
     Ok(())
 }
 
@@ -342,4 +391,17 @@ fn nested(options: &Options, count: &mut Count) -> Result<()> {
             }
         },
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_slowest_tests_are_listed_longest_first() {
+        let mut times: Vec<_> = (0..20).map(|n| (f64::from(n), n.to_string())).collect();
+        let seconds: Vec<_> = slowest(&mut times).iter().map(|(time, _)| *time).collect();
+        assert_eq!(seconds.len(), SLOWEST);
+        assert_eq!((seconds[0], seconds[SLOWEST - 1]), (19.0, 10.0));
+    }
 }

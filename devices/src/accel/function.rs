@@ -11,8 +11,9 @@ use std::{
 
 use gantry_remoting::{
     account::Account,
+    apis::spoken,
+    link::window::SMALLEST,
     port::{self, Attachment, DOORBELL, MOST_SLICES, registers as at},
-    transport::window::SMALLEST,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -160,6 +161,7 @@ impl Accel {
             msix_capability,
             registers: Arc::new(Registers {
                 slices: Arc::clone(&slices),
+                api: options.api,
                 slice_size: size,
                 msix: Arc::clone(&msix),
                 line: Arc::clone(&line),
@@ -182,7 +184,7 @@ impl Accel {
     }
 
     fn service(&self) -> Service {
-        let mut attachment = Attachment::new(self.options.slice_size);
+        let mut attachment = Attachment::new(spoken(self.options.api), self.options.slice_size);
         attachment.memory = self.options.memory;
         attachment.weight = self.options.weight;
         attachment.client.clone_from(&self.options.client);
@@ -425,6 +427,7 @@ impl PciFunction for Accel {
             ("workers_lost", self.slices.lost.load(Ordering::Relaxed)),
             ("device_memory_bytes", self.account.0.total()),
             ("line_interrupts", self.line.asserted()),
+            ("sleepers_woken", self.line.rings()),
         ]
     }
 }

@@ -13,19 +13,21 @@
 use std::{
     io,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
     },
 };
 
+use base::Unpoisoned;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::pci::{Bdf, Line, Lines, line_of};
 
 /// The line, and what somebody is to look at.
 ///
-/// Whoever makes the line due (a note, the agent that wants it, the disable bit that is cleared)
-/// looks afterwards at what the others have done: in one order of all of these, the last one asserts.
+/// Whoever makes the line due (a note, the agent that wants it, the disable bit that is cleared, the
+/// machine's line that is joined) looks afterwards at what the others have done: in one order of all of
+/// these, the last one asserts.
 #[derive(Default)]
 pub struct PortLine {
     /// The agent takes interrupts from it.
@@ -38,6 +40,8 @@ pub struct PortLine {
     changed: AtomicBool,
     /// How often it was asserted.
     asserted: AtomicU64,
+    /// How often a worker has rung.
+    rings: AtomicU64,
     joined: Mutex<Option<Joined>>,
 }
 
@@ -68,9 +72,10 @@ impl PortLine {
 
     /// Whether the agent takes interrupts from it. What was noted before is forgotten.
     pub fn want(&self, wanted: bool) {
-        self.wanted.store(wanted, SeqCst);
         self.rung.store(0, SeqCst);
         self.changed.store(false, SeqCst);
+        self.wanted.store(wanted, SeqCst);
+        self.settle();
     }
 
     /// Whether the agent takes interrupts from it.
@@ -87,6 +92,7 @@ impl PortLine {
 
     /// Notes that a slice's worker has rung. `slice` is below 64.
     pub fn note(&self, slice: usize) {
+        self.rings.fetch_add(1, SeqCst);
         self.rung.fetch_or(1 << slice, SeqCst);
         self.settle();
     }
@@ -139,7 +145,12 @@ impl PortLine {
         self.asserted.load(SeqCst)
     }
 
+    /// How often a worker has rung for a sleeper.
+    pub fn rings(&self) -> u64 {
+        self.rings.load(SeqCst)
+    }
+
     fn lock(&self) -> MutexGuard<'_, Option<Joined>> {
-        self.joined.lock().unwrap_or_else(PoisonError::into_inner)
+        self.joined.lock_unpoisoned()
     }
 }

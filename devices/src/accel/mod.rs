@@ -34,8 +34,9 @@ use std::{io, path::PathBuf};
 
 pub use function::{Accel, Resources};
 pub use gantry_remoting::{
+    link::window::SMALLEST as SMALLEST_SLICE,
     port::{MOST_SLICES, NAME as LONGEST_NAME},
-    transport::window::SMALLEST as SMALLEST_SLICE,
+    wire::api::ApiId,
 };
 
 use crate::pci::ConfigError;
@@ -45,6 +46,8 @@ use crate::pci::ConfigError;
 pub struct Options {
     /// Name of its thread.
     pub thread_name: String,
+    /// The API that its applications call.
+    pub api: ApiId,
     /// Where the worker pool listens.
     pub socket: PathBuf,
     /// Slices: a power of two up to [`MOST_SLICES`].
@@ -90,7 +93,7 @@ pub enum Error {
     },
     /// A slice's file.
     #[error(transparent)]
-    Slice(#[from] gantry_remoting::transport::window::Error),
+    Slice(#[from] gantry_remoting::link::window::Error),
     /// Eventfds.
     #[error("cannot create an eventfd for an accelerator port")]
     EventFd(#[source] io::Error),

@@ -2,16 +2,21 @@
 
 use std::sync::Arc;
 
-use gantry_remoting::port::{DOORBELL, registers as at};
+use gantry_remoting::{
+    port::{DOORBELL, registers as at},
+    wire::api::ApiId,
+};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{line::PortLine, slices::Slices};
-use crate::{bus::BusDevice, pci::MsixTable};
+use crate::{bus::BusDevice, pci::MsixTable, shared_event};
 
 /// BAR 0.
 pub struct Registers {
     /// Commands and states.
     pub slices: Arc<Slices>,
+    /// The API that the applications call.
+    pub api: ApiId,
     /// Bytes of a slice.
     pub slice_size: u64,
     /// Interrupts.
@@ -32,6 +37,7 @@ impl Registers {
             }
             at::SLICE_SIZE_LOW => self.slice_size as u32,
             at::SLICE_SIZE_HIGH => (self.slice_size >> 32) as u32,
+            at::API => self.api.number(),
             at::LINE => u32::from(self.line.is_wanted()),
             at::RUNG_LOW => self.line.take(0),
             at::RUNG_HIGH => self.line.take(1),
@@ -105,8 +111,7 @@ impl BusDevice for Doorbells {
             .ok()
             .and_then(|slice| self.0.get(slice));
         if let Some(bell) = bell {
-            // Fails only if the counter is full: then the worker has been rung for.
-            let _ = bell.write(1);
+            shared_event::ring(bell);
         }
     }
 }

@@ -21,15 +21,16 @@ use std::{
 
 use gantry_remoting::{
     account::Account,
+    apis,
+    link::socket,
     note::Seldom,
     port::{Attachment, READY, State},
-    protocol::hello::{self, Hello, Refused},
-    transport::socket,
+    wire::hello::{self, Hello, Refused},
 };
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{line::PortLine, slices::Slices, window::Window};
-use crate::pci::MsixTable;
+use crate::{pci::MsixTable, shared_event};
 
 /// The shortest time between two slices' openings: a guest that opens and closes them as fast as
 /// it can has the host start this many processes and not more.
@@ -217,7 +218,7 @@ impl Service {
             .get(slice)
             .ok_or_else(|| io::Error::other("there is no doorbell"))?;
         // What was rung for an application before is not for this one.
-        let _ = doorbell.read();
+        let _ = shared_event::take(doorbell);
         let stream = socket::connect(&self.socket)?;
         socket::refuse_files(&stream);
         let attachment = Attachment {
@@ -330,7 +331,7 @@ impl Service {
         // An event that is not signalled says so.
         let _ = self.slices.kick.read();
         for ((slice, event), polled) in interrupts.iter().zip(&polled[2..]) {
-            if polled.revents != 0 && event.read().is_ok() {
+            if polled.revents != 0 && shared_event::take(event).is_ok() {
                 self.line.note(*slice);
             }
         }
@@ -343,9 +344,9 @@ impl Service {
 
 /// What a worker has said that does not serve.
 fn refusal(said: &[u8]) -> String {
-    match said.try_into().map(Hello::check) {
-        Ok(Err(Refused::Version { ours, theirs })) => format!(
-            "speaks version {theirs} of the remoting protocol and this machine {ours}: install \
+    match said.try_into().map(|said| Hello::check(said, &apis::ALL)) {
+        Ok(Err(Refused::Version { api, ours, theirs })) => format!(
+            "speaks version {theirs} of the remoting protocol for {api} and this machine {ours}: install \
              gantry and gantry-accel of one release"
         ),
         _ => "refused it: see its log".to_owned(),
@@ -360,8 +361,9 @@ fn borrowed(event: &EventFd) -> BorrowedFd<'_> {
 #[cfg(test)]
 mod tests {
     use gantry_remoting::{
+        apis::opencl::OpenCl,
         port::REFUSED,
-        protocol::hello::{VERSION, Version},
+        wire::{Api, hello::Version},
     };
 
     use super::*;
@@ -369,15 +371,15 @@ mod tests {
     #[test]
     fn a_worker_of_another_build_is_reported_with_both_versions() {
         let theirs = Version {
-            number: VERSION.number + 1,
-            ..VERSION
+            number: OpenCl::VERSION.number + 1,
+            ..OpenCl::VERSION
         };
         let hello = Hello {
             version: theirs,
-            ..Hello::client()
+            ..Hello::client::<OpenCl>()
         };
         let text = refusal(&hello.to_bytes());
-        for version in [theirs, VERSION] {
+        for version in [theirs, OpenCl::VERSION] {
             assert!(text.contains(&version.to_string()), "{text}");
         }
         assert!(refusal(&[REFUSED]).contains("log"));

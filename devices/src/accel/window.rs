@@ -1,56 +1,35 @@
 //! The window's memory: one range of addresses, a file of its own behind each slice.
 
 use std::{
-    io,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
-    ptr::null_mut,
-    sync::{Mutex, PoisonError},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::Mutex,
 };
 
-use gantry_remoting::transport::window as slice_file;
+use base::{Access, Mapping, Unpoisoned};
+use gantry_remoting::link::window as slice_file;
 
 use super::Error;
 
 /// The memory. It costs the host what guest and workers touch.
 pub struct Window {
-    base: *mut u8,
-    /// Bytes of the range.
-    size: u64,
+    /// The range. The guest's view of it is removed before it is dropped.
+    range: Mapping,
     slice_size: u64,
     files: Mutex<Vec<OwnedFd>>,
 }
-
-// SAFETY: the mapping belongs to the value; nobody in this process looks into it.
-unsafe impl Send for Window {}
-// SAFETY: as above.
-unsafe impl Sync for Window {}
 
 impl Window {
     /// Memory for so many slices of so many bytes, both checked by the caller.
     pub fn new(slices: u32, slice_size: u64) -> Result<Self, Error> {
         let size = u64::from(slices) * slice_size;
-        let failed = |what| Error::Memory {
-            what,
-            size,
-            source: io::Error::last_os_error(),
-        };
-        // SAFETY: a fresh range of addresses of the kernel's choice.
-        let base = unsafe {
-            libc::mmap(
-                null_mut(),
-                size as usize,
-                libc::PROT_NONE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        if base == libc::MAP_FAILED {
-            return Err(failed("reserve"));
-        }
+        let range =
+            Mapping::anonymous(size as usize, Access::None).map_err(|source| Error::Memory {
+                what: "reserve",
+                size,
+                source,
+            })?;
         let window = Self {
-            base: base.cast(),
-            size,
+            range,
             slice_size,
             files: Mutex::new(Vec::new()),
         };
@@ -63,37 +42,31 @@ impl Window {
 
     /// First byte in this process.
     pub fn base(&self) -> *mut u8 {
-        self.base
+        self.range.start()
     }
 
     /// Bytes.
     pub fn size(&self) -> u64 {
-        self.size
+        self.range.len() as u64
     }
 
     /// Puts a new file in a slice's place. A guest that looks at the slice meanwhile sees either.
     fn fill(&self, slice: u64) -> Result<OwnedFd, Error> {
         let file = slice_file::create(self.slice_size)?;
         let at = slice * self.slice_size;
-        // SAFETY: the slice's part of the range, which belongs to this value; what was mapped
-        // there is only looked at by the guest, which gets zeroes from now on.
-        let mapped = unsafe {
-            libc::mmap(
-                self.base.add(at as usize).cast(),
+        // What was mapped there is only looked at by the guest, which gets zeroes from now on.
+        self.range
+            .replace(
+                at as usize,
+                &file,
                 self.slice_size as usize,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED,
-                file.as_raw_fd(),
-                0,
+                Access::ReadWrite,
             )
-        };
-        if mapped == libc::MAP_FAILED {
-            return Err(Error::Memory {
+            .map_err(|source| Error::Memory {
                 what: "map",
                 size: self.slice_size,
-                source: io::Error::last_os_error(),
-            });
-        }
+                source,
+            })?;
         Ok(file)
     }
 
@@ -112,13 +85,6 @@ impl Window {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<OwnedFd>> {
-        self.files.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Window {
-    fn drop(&mut self) {
-        // SAFETY: the range was made in `new`, and the guest's view of it was removed before.
-        unsafe { libc::munmap(self.base.cast(), self.size as usize) };
+        self.files.lock_unpoisoned()
     }
 }

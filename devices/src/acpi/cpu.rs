@@ -23,10 +23,11 @@
 //! The guest can eject only what it was asked to give up, so that the machine never loses a vCPU
 //! that it counts on.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use acpi_tables::{Aml, AmlSink, aml};
 use arch::topology::MAX_VCPUS;
+use base::Unpoisoned;
 use serde::{Deserialize, Serialize};
 
 use super::registers::{
@@ -247,7 +248,7 @@ impl CpuHotplug {
     }
 
     fn lock(&self) -> MutexGuard<'_, CpuHotplugState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock_unpoisoned()
     }
 }
 

@@ -15,9 +15,10 @@
 //! Memory that came this way stays: guests can seldom empty a whole device, and virtio-mem gives
 //! memory back in smaller pieces.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use acpi_tables::{Aml, AmlSink, aml};
+use base::Unpoisoned;
 use serde::{Deserialize, Serialize};
 
 use super::registers::{self, DEVICE_CHECK, FOREVER, NO_EVENT, Raw, STATUS_PRESENT, controller};
@@ -144,7 +145,7 @@ impl MemoryHotplug {
     }
 
     fn lock(&self) -> MutexGuard<'_, MemoryHotplugState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock_unpoisoned()
     }
 }
 

@@ -1,11 +1,12 @@
 //! The fixed hardware of a hardware-reduced ACPI machine: reset, sleep and timer registers.
 
 use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard},
     time::Instant,
 };
 
 use arch::layout::{ACPI_RESET_VALUE, ACPI_SLEEP_TYPE_S5};
+use base::Unpoisoned;
 use serde::{Deserialize, Serialize};
 
 use super::registers;
@@ -105,7 +106,7 @@ impl PmTimer {
     }
 
     fn lock(&self) -> MutexGuard<'_, (Instant, u32)> {
-        self.base.lock().unwrap_or_else(PoisonError::into_inner)
+        self.base.lock_unpoisoned()
     }
 }
 

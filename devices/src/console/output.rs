@@ -6,11 +6,12 @@ use std::{
     io::{self, ErrorKind, Write},
     os::fd::{AsRawFd, RawFd},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicU64, Ordering},
     },
 };
 
+use base::Unpoisoned;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 /// Bytes of output that wait for a slow or absent reader, per console. Allocated as needed.
@@ -125,7 +126,7 @@ impl ConsoleOutput {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.state.lock_unpoisoned()
     }
 }
 

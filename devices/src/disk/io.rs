@@ -42,6 +42,8 @@ pub enum Operation {
     WriteZeroes {
         /// The range's storage may be given back.
         may_unmap: bool,
+        /// Complete only when the zeroes are on stable storage.
+        durable: bool,
     },
 }
 
@@ -361,6 +363,12 @@ pub(super) enum Step {
 pub(super) fn step(io: &mut Io, outcome: io::Result<usize>) -> Step {
     let transfer = matches!(io.operation, Operation::Read | Operation::Write { .. });
     match outcome {
+        // The kernel zeroes a range, and puts nothing on stable storage: that is asked for next.
+        Ok(_) if matches!(io.operation, Operation::WriteZeroes { durable: true, .. }) => {
+            io.operation = Operation::Flush;
+            io.retries = 0;
+            Step::Again
+        }
         Ok(_) if !transfer => Step::Done(Ok(())),
         Ok(0) if io.buffers.is_empty() => Step::Done(Ok(())),
         Ok(0) => Step::Done(Err(io::ErrorKind::UnexpectedEof.into())),
@@ -439,6 +447,22 @@ mod tests {
         let mut io = Io::transfer(Operation::Write { durable: false }, 0, buffers, 0);
         let vectors = io.vectors(UNALIGNED).unwrap();
         assert_eq!(vectors.iter().map(|v| v.iov_len).sum::<usize>(), 256 << 10);
+    }
+
+    #[test]
+    fn zeroes_that_are_to_be_durable_are_flushed_before_they_are_done() {
+        let zeroes = |durable| Operation::WriteZeroes {
+            may_unmap: true,
+            durable,
+        };
+        let mut io = Io::range(zeroes(false), 0, 512, 0);
+        assert!(matches!(step(&mut io, Ok(0)), Step::Done(Ok(()))));
+        let mut io = Io::range(zeroes(true), 0, 512, 0);
+        let failed = Err(io::ErrorKind::StorageFull.into());
+        assert!(matches!(step(&mut io, failed), Step::Done(Err(_))));
+        assert!(matches!(step(&mut io, Ok(0)), Step::Again));
+        assert_eq!(io.operation, Operation::Flush);
+        assert!(matches!(step(&mut io, Ok(0)), Step::Done(Ok(()))));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::{
     thread,
 };
 
+use base::Unpoisoned;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::io::{AsyncIo, Finished, FinishedQueue, Io};
@@ -40,7 +41,7 @@ struct Shared {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock_unpoisoned()
     }
 
     fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {

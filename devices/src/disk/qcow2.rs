@@ -3,14 +3,9 @@
 //! The library works in host memory: guest memory may change while it is looked at, which Rust
 //! references do not allow. Requests go through the bounce buffer in bounded steps.
 
-use std::{
-    fs::File,
-    io,
-    os::unix::fs::FileExt,
-    path::Path,
-    sync::{PoisonError, RwLock},
-};
+use std::{fs::File, io, os::unix::fs::FileExt, path::Path, sync::RwLock};
 
+use base::lock::UnpoisonedRw;
 use imago::{
     DenyImplicitOpenGate, FormatAccess, FormatDriverBuilder, StorageOpenOptions,
     format::gate::ImplicitOpenGate, qcow2::Qcow2,
@@ -101,7 +96,7 @@ impl Qcow2Image {
     }
 
     fn read(&self, io: &mut Io) -> io::Result<()> {
-        let access = self.access.read().unwrap_or_else(PoisonError::into_inner);
+        let access = self.access.read_unpoisoned();
         while !io.buffers.is_empty() {
             let offset = io.offset;
             let bytes = io.bounce()?;
@@ -113,7 +108,7 @@ impl Qcow2Image {
     }
 
     fn write(&self, io: &mut Io) -> io::Result<()> {
-        let access = self.access.read().unwrap_or_else(PoisonError::into_inner);
+        let access = self.access.read_unpoisoned();
         while !io.buffers.is_empty() {
             let offset = io.offset;
             let bytes = &*io.bounce()?;
@@ -124,8 +119,13 @@ impl Qcow2Image {
         Ok(())
     }
 
+    fn discard(&self, io: &Io) -> io::Result<()> {
+        let mut access = self.access.write_unpoisoned();
+        access.discard_to_zero(io.offset, io.len)
+    }
+
     fn flush(&self) -> io::Result<()> {
-        let access = self.access.read().unwrap_or_else(PoisonError::into_inner);
+        let access = self.access.read_unpoisoned();
         access.flush()?;
         access.sync()
     }
@@ -140,14 +140,16 @@ impl Blocking for Qcow2Image {
                 if durable { self.flush() } else { Ok(()) }
             }
             Operation::Flush => self.flush(),
-            Operation::WriteZeroes { may_unmap: false } => {
-                let access = self.access.read().unwrap_or_else(PoisonError::into_inner);
-                access.write_zeroes(io.offset, io.len)
+            Operation::WriteZeroes { may_unmap, durable } => {
+                if may_unmap {
+                    self.discard(io)?;
+                } else {
+                    let access = self.access.read_unpoisoned();
+                    access.write_zeroes(io.offset, io.len)?;
+                }
+                if durable { self.flush() } else { Ok(()) }
             }
-            Operation::Discard | Operation::WriteZeroes { may_unmap: true } => {
-                let mut access = self.access.write().unwrap_or_else(PoisonError::into_inner);
-                access.discard_to_zero(io.offset, io.len)
-            }
+            Operation::Discard => self.discard(io),
         }
     }
 }

@@ -75,7 +75,7 @@ impl BlockingRaw {
             }
             Operation::Flush => self.file.sync_data().map(|()| 0),
             Operation::Discard => fallocate(&self.file, discard_mode(), io.offset, io.len),
-            Operation::WriteZeroes { may_unmap } => {
+            Operation::WriteZeroes { may_unmap, .. } => {
                 fallocate(&self.file, zero_mode(may_unmap), io.offset, io.len)
             }
         }

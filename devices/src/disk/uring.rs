@@ -170,7 +170,7 @@ fn entry(io: &mut Io, path: Path) -> io::Result<squeue::Entry> {
             .offset(io.offset)
             .mode(discard_mode())
             .build(),
-        Operation::WriteZeroes { may_unmap } => opcode::Fallocate::new(FILE, len)
+        Operation::WriteZeroes { may_unmap, .. } => opcode::Fallocate::new(FILE, len)
             .offset(io.offset)
             .mode(zero_mode(may_unmap))
             .build(),

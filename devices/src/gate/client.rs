@@ -14,7 +14,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gantry_remoting::transport::socket;
+use base::Unpoisoned;
+use gantry_remoting::link::socket;
 use rustix::event::{PollFd, PollFlags, poll};
 use vm_memory::{GuestAddress, GuestAddressSpace};
 use vmfunc_gate::{
@@ -26,12 +27,13 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{
     CallingVcpu, Error, Refusal, Resources, WATCH, borrowed, function::End, hello, hello::Answer,
-    host_error, kick, lock, process::Process, refusal, stand_in::StandIn, timespec,
+    host_error, kick, process::Process, refusal, stand_in::StandIn, timespec,
 };
 use crate::{
     bus::BusDevice,
     doorbell::Doorbells,
     memory::{AddressSpace, GuestMemory, HostMemory, Mapping},
+    shared_event,
 };
 
 /// How long the server's machine may take to answer.
@@ -147,7 +149,7 @@ impl Client {
     }
 
     fn set(&self, state: State, (reason, error): Refusal) {
-        let mut registers = lock(&self.registers);
+        let mut registers = self.registers.lock_unpoisoned();
         (registers.state, registers.reason, registers.error) = (state, reason, error);
     }
 
@@ -167,7 +169,7 @@ impl Client {
                 // The connection stays, for another try.
                 Err(refusal) => {
                     self.stand_in();
-                    let connected = lock(&self.link).offer.is_some();
+                    let connected = self.link.lock_unpoisoned().offer.is_some();
                     let state = if connected {
                         State::Connected
                     } else {
@@ -184,7 +186,7 @@ impl Client {
     }
 
     fn drop_pair(&self) {
-        let pair = lock(&self.link).pair.take();
+        let pair = self.link.lock_unpoisoned().pair.take();
         if let Some(pair) = &pair
             && let Err(error) = pair.client.unpair()
         {
@@ -193,13 +195,13 @@ impl Client {
         }
         // Its pages make room.
         drop(pair);
-        lock(&self.registers).kernel = false;
+        self.registers.lock_unpoisoned().kernel = false;
         self.stand_in();
     }
 
     /// Puts memory where there is no pair.
     fn stand_in(&self) {
-        let mut place = lock(&self.place);
+        let mut place = self.place.lock_unpoisoned();
         let (Some(address), None) = (place.address, &place.placed) else {
             return;
         };
@@ -224,7 +226,7 @@ impl Client {
     /// Ends the pair and the connection. The server's machine hears of it.
     fn disconnect(&self) {
         self.drop_pair();
-        let mut link = lock(&self.link);
+        let mut link = self.link.lock_unpoisoned();
         link.offer = None;
         // The port's thread may be waiting for it to be readable.
         let stream = link.stream.take();
@@ -238,12 +240,12 @@ impl Client {
 
     fn pair(&self) -> Result<(), Refusal> {
         let caller = self.vcpu.caller().map_err(|error| host_error(&error))?;
-        let place = lock(&self.place).address;
+        let place = self.place.lock_unpoisoned().address;
         let (window, features, needs_kernel) = {
-            let registers = lock(&self.registers);
+            let registers = self.registers.lock_unpoisoned();
             (registers.window, registers.features, registers.needs_kernel)
         };
-        let mut link = lock(&self.link);
+        let mut link = self.link.lock_unpoisoned();
         let Some(offer) = &link.offer else {
             return Err((Reason::NotServing, 0));
         };
@@ -285,7 +287,7 @@ impl Client {
         let (mut pair, kernel) = done?;
         pair.process = Process::find(&self.memory.memory(), caller.cr3, window, place);
         link.pair = Some(pair);
-        lock(&self.registers).kernel = kernel;
+        self.registers.lock_unpoisoned().kernel = kernel;
         self.pairs.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
@@ -293,7 +295,7 @@ impl Client {
     /// As if the module had paired a process. Each call of the module fails.
     #[cfg(test)]
     pub(super) fn pretend(&self, cr3: u64, window: u64) -> Result<(), Box<dyn std::error::Error>> {
-        let place = lock(&self.place).address.unwrap_or_default();
+        let place = self.place.lock_unpoisoned().address.unwrap_or_default();
         let client = host::Gate::without_module()?.pretend_client(self.pages);
         let pair = Pair {
             _placed: Vec::new(),
@@ -301,7 +303,7 @@ impl Client {
             client,
             process: Process::find(&self.memory.memory(), cr3, window, place),
         };
-        lock(&self.link).pair = Some(pair);
+        self.link.lock_unpoisoned().pair = Some(pair);
         self.set(State::Paired, (Reason::None, 0));
         kick(&self.kick);
         Ok(())
@@ -334,7 +336,7 @@ impl Client {
             return Err((Reason::NoKernel, 0));
         }
         let pages = client.window().map_err(failed)?;
-        lock(&self.place).placed = None;
+        self.place.lock_unpoisoned().placed = None;
         let mut placed = Vec::new();
         for page in &pages {
             let bytes = page.memory();
@@ -382,8 +384,8 @@ impl Client {
         let wake = offer.wake.try_clone().map_err(unreachable)?;
         // SAFETY: a descriptor that nobody else owns.
         self.ring_for(Some(unsafe { EventFd::from_raw_fd(wake.into_raw_fd()) }));
-        let mut link = lock(&self.link);
-        if lock(&self.registers).state != State::Connecting {
+        let mut link = self.link.lock_unpoisoned();
+        if self.registers.lock_unpoisoned().state != State::Connecting {
             drop(link);
             // The guest, or the machine, has thought better of it.
             self.ring_for(None);
@@ -396,7 +398,7 @@ impl Client {
 
     /// Has KVM signal the server at the doorbell, or nobody.
     fn ring_for(&self, wake: Option<EventFd>) {
-        let mut bell = lock(&self.bell);
+        let mut bell = self.bell.lock_unpoisoned();
         self.listen(&mut bell, false);
         bell.wake = wake;
         self.listen(&mut bell, true);
@@ -421,7 +423,7 @@ impl Client {
 
     /// Opens the module's device for the next pair.
     fn prepare(&self) {
-        let mut link = lock(&self.link);
+        let mut link = self.link.lock_unpoisoned();
         if link.gate.is_none() && link.offer.is_some() {
             match host::Gate::open() {
                 Ok(gate) => link.gate = Some(gate),
@@ -433,7 +435,7 @@ impl Client {
     /// Waits for something to do, and does it. False to end.
     fn step(&self) -> io::Result<bool> {
         let (stream, is_watched) = {
-            let link = lock(&self.link);
+            let link = self.link.lock_unpoisoned();
             let process = link.pair.as_ref().and_then(|pair| pair.process.as_ref());
             (link.stream.clone(), process.is_some())
         };
@@ -459,7 +461,7 @@ impl Client {
             self.lost();
         }
         self.look_after_process();
-        if lock(&self.registers).state == State::Connecting {
+        if self.registers.lock_unpoisoned().state == State::Connecting {
             // Of a server before.
             self.disconnect();
             match self.connect() {
@@ -476,12 +478,12 @@ impl Client {
 
     /// Says what came of it, if anybody waits for that.
     pub(super) fn connected(&self, state: State, (reason, error): Refusal) {
-        let link = lock(&self.link);
+        let link = self.link.lock_unpoisoned();
         // Undone meanwhile, and perhaps asked for again: that is still to do.
         if state == State::Connected && link.offer.is_none() {
             return;
         }
-        let mut registers = lock(&self.registers);
+        let mut registers = self.registers.lock_unpoisoned();
         if registers.state == State::Connecting {
             (registers.state, registers.reason, registers.error) = (state, reason, error);
         }
@@ -489,12 +491,12 @@ impl Client {
 
     /// The server's machine has closed the connection. Delegations end by themselves.
     fn lost(&self) {
-        let mut link = lock(&self.link);
+        let mut link = self.link.lock_unpoisoned();
         link.stream = None;
         link.offer = None;
         drop(link);
         self.ring_for(None);
-        let mut registers = lock(&self.registers);
+        let mut registers = self.registers.lock_unpoisoned();
         if matches!(registers.state, State::Connected | State::Paired) {
             (registers.state, registers.reason) = (State::Failed, Reason::Gone);
         }
@@ -503,14 +505,14 @@ impl Client {
     /// Takes the pair of a process apart that has ended without a word.
     fn look_after_process(&self) {
         let has_ended = {
-            let link = lock(&self.link);
+            let link = self.link.lock_unpoisoned();
             let process = link.pair.as_ref().and_then(|pair| pair.process.as_ref());
             process.is_some_and(|process| !process.lives(&self.memory.memory()))
         };
         if !has_ended {
             return;
         }
-        let mut registers = lock(&self.registers);
+        let mut registers = self.registers.lock_unpoisoned();
         // Another process asks already, which this thread is about to serve.
         if registers.state == State::Connecting {
             return;
@@ -522,7 +524,7 @@ impl Client {
     }
 
     fn status(&self) -> Status {
-        let link = lock(&self.link);
+        let link = self.link.lock_unpoisoned();
         let status = link.pair.as_ref().map(|pair| pair.client.status());
         status.and_then(Result::ok).unwrap_or_default()
     }
@@ -545,7 +547,7 @@ impl BusDevice for Client {
                 status.exits_inside.wrapping_sub(status.interrupts_inside) as u32
             }
             _ => {
-                let registers = lock(&self.registers);
+                let registers = self.registers.lock_unpoisoned();
                 match offset {
                     at::STATE => registers.state as u32,
                     at::REASON => registers.reason as u32,
@@ -561,7 +563,7 @@ impl BusDevice for Client {
     fn write(&self, offset: u64, data: &[u8]) {
         if let Ok(bytes) = <[u8; 8]>::try_from(data) {
             if offset == at::WINDOW {
-                lock(&self.registers).window = u64::from_le_bytes(bytes);
+                self.registers.lock_unpoisoned().window = u64::from_le_bytes(bytes);
             }
             return;
         }
@@ -570,13 +572,13 @@ impl BusDevice for Client {
         };
         let value = u32::from_le_bytes(bytes);
         match offset {
-            at::FEATURES => lock(&self.registers).features = value.into(),
-            at::NEEDS_KERNEL => lock(&self.registers).needs_kernel = value & 1 != 0,
+            at::FEATURES => self.registers.lock_unpoisoned().features = value.into(),
+            at::NEEDS_KERNEL => self.registers.lock_unpoisoned().needs_kernel = value & 1 != 0,
             at::COMMAND => self.command(value),
             // KVM did not take it.
             at::DOORBELL => {
-                if let Some(wake) = &lock(&self.bell).wake {
-                    let _ = wake.write(1);
+                if let Some(wake) = &self.bell.lock_unpoisoned().wake {
+                    shared_event::ring(wake);
                 }
             }
             _ => {}
@@ -586,7 +588,7 @@ impl BusDevice for Client {
 
 impl End for Client {
     fn registers_at(&self, address: Option<u64>) {
-        let mut bell = lock(&self.bell);
+        let mut bell = self.bell.lock_unpoisoned();
         self.listen(&mut bell, false);
         bell.place = address;
         self.listen(&mut bell, true);
@@ -594,7 +596,7 @@ impl End for Client {
 
     fn window_at(&self, address: Option<u64>) {
         self.drop_pair();
-        let mut place = lock(&self.place);
+        let mut place = self.place.lock_unpoisoned();
         place.placed = None;
         place.address = address;
         drop(place);
@@ -626,7 +628,7 @@ impl End for Client {
 
     fn in_use(&self) -> bool {
         // A pair is placed for a while after its server has gone.
-        let link = lock(&self.link);
+        let link = self.link.lock_unpoisoned();
         link.offer.is_some() || link.pair.is_some()
     }
 

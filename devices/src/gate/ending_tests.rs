@@ -12,6 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::Unpoisoned;
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 use vmfunc_gate::{
     host::ServerSettings,
@@ -23,7 +24,6 @@ use super::{
     client::Client,
     function::{End, Gate},
     hello::{self, Answer},
-    lock,
     server::{BREATH, Door, Server},
     tests::{FakeVcpu, resources},
 };
@@ -147,7 +147,7 @@ impl Running<Server> {
     }
 
     fn is_over(&self) -> bool {
-        lock(&self.events).contains(&Event::Over)
+        self.events.lock_unpoisoned().contains(&Event::Over)
     }
 }
 
@@ -213,7 +213,7 @@ fn a_process_at_slow_work_hears_of_its_clients_end_before_it_serves_the_next_one
     until("it is over", || server.is_over());
     command(&*server.end, Command::Freeze);
     assert_eq!(state(&*server.end), (State::Ended, Reason::Gone));
-    assert!(!*lock(&server.vcpu.frozen));
+    assert!(!*server.vcpu.frozen.lock_unpoisoned());
     // Once: then it is a new server, which there is no module for.
     command(&*server.end, Command::Freeze);
     assert_eq!(state(&*server.end).0, State::Failed);

@@ -10,7 +10,7 @@ use std::{
     },
 };
 
-use gantry_remoting::transport::socket;
+use gantry_remoting::link::socket;
 use vmfunc_gate::port::Reason;
 
 use super::KERNEL;

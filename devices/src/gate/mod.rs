@@ -32,7 +32,7 @@ use std::{
     io,
     os::fd::{AsRawFd, BorrowedFd},
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -178,10 +178,6 @@ fn timespec(duration: Duration) -> Timespec {
         tv_sec: duration.as_secs().cast_signed(),
         tv_nsec: duration.subsec_nanos().into(),
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

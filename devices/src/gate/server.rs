@@ -26,6 +26,7 @@ use std::{
     time::Duration,
 };
 
+use base::Unpoisoned;
 use rustix::{
     event::{PollFd, PollFlags, poll},
     net::{SocketFlags, accept_with},
@@ -40,12 +41,13 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{
     CallingVcpu, Error, Event, KERNEL, Refusal, Report, Resources, WATCH, borrowed, function::End,
-    hello, host_error, kick, lock, process::Process, refusal, timespec,
+    hello, host_error, kick, process::Process, refusal, timespec,
 };
 use crate::{
     bus::BusDevice,
     memory::{AddressSpace, GuestMemory, HostMemory, Mapping},
     named_socket::NamedSocket,
+    shared_event,
 };
 
 /// How long nobody is let in after a connection could not be accepted.
@@ -209,20 +211,20 @@ impl Server {
 
     /// Whether the vCPU stands still.
     pub fn is_frozen(&self) -> bool {
-        lock(&self.module).standing
+        self.module.lock_unpoisoned().standing
     }
 
     /// After [`Event::Woken`]: whether the vCPU stands still for slow work, and is to be let go.
     pub fn thaw(&self) -> bool {
-        let mut module = lock(&self.module);
-        let awake = lock(&self.registers).state == State::Awake;
+        let mut module = self.module.lock_unpoisoned();
+        let awake = self.registers.lock_unpoisoned().state == State::Awake;
         awake && std::mem::take(&mut module.standing)
     }
 
     /// After [`Event::Over`]: the server that the port has given up, unless the machine has done so
     /// since, or the process serves anew.
     pub fn over(&self) -> Option<GivenUp> {
-        let mut module = lock(&self.module);
+        let mut module = self.module.lock_unpoisoned();
         let why = module.over.take()?;
         Some(GivenUp {
             standing: std::mem::take(&mut module.standing),
@@ -232,7 +234,7 @@ impl Server {
 
     /// Gives the server up, if there is one: delegations end, and nobody enters any more.
     pub fn give_up(&self, why: Reason) -> Option<GivenUp> {
-        let mut module = lock(&self.module);
+        let mut module = self.module.lock_unpoisoned();
         let retired = self.retire(&mut module, why);
         let why = retired.or(module.over)?;
         module.over = None;
@@ -244,7 +246,7 @@ impl Server {
 
     /// On the port's thread: gives the server up, and says so. Not the one after it.
     fn end(&self, generation: u64, why: Reason) {
-        let mut module = lock(&self.module);
+        let mut module = self.module.lock_unpoisoned();
         if module.generation != generation {
             return;
         }
@@ -275,7 +277,7 @@ impl Server {
     }
 
     fn set(&self, state: State, (reason, error): Refusal) {
-        let mut registers = lock(&self.registers);
+        let mut registers = self.registers.lock_unpoisoned();
         (registers.state, registers.reason, registers.error) = (state, reason, error);
     }
 
@@ -294,7 +296,7 @@ impl Server {
             Some(Command::Stop) => {
                 // Its vCPU runs: this is its thread. And it knows.
                 let _ = self.give_up(Reason::Gone);
-                lock(&self.module).untold = None;
+                self.module.lock_unpoisoned().untold = None;
             }
             _ => self.set(State::Failed, (Reason::Invalid, 0)),
         }
@@ -307,7 +309,7 @@ impl Server {
         if caller.ring != 3 {
             return Err((Reason::Invalid, 0));
         }
-        let mut module = lock(&self.module);
+        let mut module = self.module.lock_unpoisoned();
         let asks = self.identity(&caller)?;
         if module.untold.take().is_some_and(|untold| untold == asks) {
             return Ok(false);
@@ -341,7 +343,7 @@ impl Server {
 
     /// Who asks to serve, by what it has written.
     fn identity(&self, caller: &super::Caller) -> Result<Identity, Refusal> {
-        let registers = lock(&self.registers);
+        let registers = self.registers.lock_unpoisoned();
         let handlers = registers.handlers.get(..registers.count as usize);
         Ok(Identity {
             cr3: caller.cr3 & !0xfff,
@@ -359,7 +361,7 @@ impl Server {
         identity: &Identity,
         module: &mut Module,
     ) -> Result<(), Refusal> {
-        let place = lock(&self.registers).place;
+        let place = self.registers.lock_unpoisoned().place;
         let settings = identity.settings(place.ok_or((Reason::Invalid, 0))?);
         module.shared = None;
         let Some(gate) = &module.gate else {
@@ -417,9 +419,9 @@ impl Server {
     #[cfg(any(test, feature = "test-support"))]
     pub fn pretend(&self, settings: &ServerSettings, standing: bool) -> io::Result<()> {
         let server = host::Gate::without_module()?.pretend_server();
-        let mut module = lock(&self.module);
+        let mut module = self.module.lock_unpoisoned();
         let handlers = {
-            let registers = lock(&self.registers);
+            let registers = self.registers.lock_unpoisoned();
             let handlers = registers.handlers.get(..registers.count as usize);
             handlers.unwrap_or_default().to_vec()
         };
@@ -447,7 +449,7 @@ impl Server {
 
     /// Gives a client's machine the server, or says why not. Which server it was.
     fn admit(&self, stream: &UnixStream, taken: bool) -> io::Result<Option<u64>> {
-        let module = lock(&self.module);
+        let module = self.module.lock_unpoisoned();
         let why = match &module.registered {
             Some(_) if taken => Reason::Taken,
             Some(registered) => {
@@ -474,7 +476,7 @@ impl Server {
             return Err(io::ErrorKind::InvalidData.into());
         }
         let pages = host::shared_pages(memory.as_fd(), pages).map_err(io::Error::other)?;
-        let mut module = lock(&self.module);
+        let mut module = self.module.lock_unpoisoned();
         let registered = module.registered.as_ref();
         let Some(registered) = registered.filter(|_| module.generation == of) else {
             return Ok(());
@@ -499,11 +501,11 @@ impl Server {
 
     /// A client has rung.
     fn rung(&self) {
-        let module = lock(&self.module);
+        let module = self.module.lock_unpoisoned();
         let Some(registered) = &module.registered else {
             return;
         };
-        if lock(&self.registers).state != State::Frozen {
+        if self.registers.lock_unpoisoned().state != State::Frozen {
             return;
         }
         match registered.server.wake() {
@@ -525,7 +527,7 @@ impl Server {
 
     /// Opens the module's device for the next server.
     fn prepare(&self) {
-        let mut module = lock(&self.module);
+        let mut module = self.module.lock_unpoisoned();
         if module.gate.is_none() && module.registered.is_none() {
             match host::Gate::open() {
                 Ok(gate) => module.gate = Some(gate),
@@ -536,7 +538,7 @@ impl Server {
 
     /// A process that ends at slow work says nothing; its client would wait for ever.
     fn look_after_process(&self) {
-        let module = lock(&self.module);
+        let module = self.module.lock_unpoisoned();
         let at_work = module.registered.as_ref().filter(|_| !module.standing);
         if !at_work.is_some_and(|registered| registered.has_ended(&self.memory)) {
             return;
@@ -546,12 +548,12 @@ impl Server {
         log::info!("{}: the process has ended at slow work", self.name);
         self.end(generation, Reason::Gone);
         // Nobody is there to hear it.
-        lock(&self.module).untold = None;
+        self.module.lock_unpoisoned().untold = None;
     }
 
     /// How long the thread may wait.
     pub(super) fn limit(&self, door: &Door) -> Option<Duration> {
-        let module = lock(&self.module);
+        let module = self.module.lock_unpoisoned();
         let at_work = module.registered.is_some() && !module.standing;
         match (door.closed, at_work) {
             (true, _) => Some(BREATH),
@@ -589,7 +591,7 @@ impl Server {
             self.hear(door);
         }
         // Whose server was given up has to ask again.
-        let module = lock(&self.module);
+        let module = self.module.lock_unpoisoned();
         let current = module.registered.as_ref().map(|_| module.generation);
         drop(module);
         if door
@@ -600,7 +602,8 @@ impl Server {
             door.client = None;
         }
         if rung {
-            let _ = self.wake.read();
+            // The other machine holds it too.
+            let _ = shared_event::take(&self.wake);
             if door.client.is_some() {
                 self.rung();
             }
@@ -656,10 +659,15 @@ impl BusDevice for Server {
             return;
         }
         let shared = match offset {
-            at::SHARED => lock(&self.module).shared.as_ref().map_or(0, |it| it.count),
+            at::SHARED => self
+                .module
+                .lock_unpoisoned()
+                .shared
+                .as_ref()
+                .map_or(0, |it| it.count),
             _ => 0,
         };
-        let registers = lock(&self.registers);
+        let registers = self.registers.lock_unpoisoned();
         let value = match offset {
             at::MAGIC => at::MAGIC_VALUE,
             at::VERSION => at::INTERFACE,
@@ -677,7 +685,7 @@ impl BusDevice for Server {
     fn write(&self, offset: u64, data: &[u8]) {
         if let Ok(bytes) = <[u8; 8]>::try_from(data) {
             let value = u64::from_le_bytes(bytes);
-            let mut registers = lock(&self.registers);
+            let mut registers = self.registers.lock_unpoisoned();
             if offset == at::WINDOW {
                 registers.window = value;
             } else if offset >= at::HANDLERS && offset.is_multiple_of(8) {
@@ -693,8 +701,8 @@ impl BusDevice for Server {
         };
         let value = u32::from_le_bytes(bytes);
         match offset {
-            at::COUNT => lock(&self.registers).count = value,
-            at::PKRU => lock(&self.registers).pkru = value,
+            at::COUNT => self.registers.lock_unpoisoned().count = value,
+            at::PKRU => self.registers.lock_unpoisoned().pkru = value,
             at::COMMAND => self.command(value),
             _ => {}
         }
@@ -708,8 +716,8 @@ impl End for Server {
         // A process that serves stands still. One that moves the window runs, and is not served by
         // the old one any more.
         let _ = self.give_up(Reason::Invalid);
-        lock(&self.module).shared = None;
-        lock(&self.registers).place = address;
+        self.module.lock_unpoisoned().shared = None;
+        self.registers.lock_unpoisoned().place = address;
     }
 
     fn run(&self) {
@@ -721,7 +729,7 @@ impl End for Server {
                 Ok(false) => return,
                 Err(error) => {
                     log::error!("{}: nobody is served any more: {error}", self.name);
-                    let generation = lock(&self.module).generation;
+                    let generation = self.module.lock_unpoisoned().generation;
                     self.end(generation, Reason::Gone);
                     return;
                 }
@@ -736,14 +744,14 @@ impl End for Server {
 
     fn reset(&self) {
         let _ = self.give_up(Reason::Invalid);
-        let mut module = lock(&self.module);
+        let mut module = self.module.lock_unpoisoned();
         (module.shared, module.untold) = (None, None);
         drop(module);
         self.set(State::Idle, (Reason::None, 0));
     }
 
     fn in_use(&self) -> bool {
-        lock(&self.module).registered.is_some()
+        self.module.lock_unpoisoned().registered.is_some()
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {

@@ -4,64 +4,37 @@
 //! execute a device's registers, which ends its VM. So it finds memory there, and in place of the
 //! trampoline a function that says that the server is gone.
 
-use std::{io, ptr::null_mut};
+use std::io;
 
+use base::{Access, Mapping};
 use vmfunc_gate::trampoline::{ABORTED, SERVER_GONE};
 
 /// Memory of its own, with that function at its start. It costs what is touched.
-pub struct StandIn {
-    base: *mut u8,
-    bytes: usize,
-}
-
-// SAFETY: the mapping belongs to the value; nobody in this process looks into it.
-unsafe impl Send for StandIn {}
+///
+/// The guest's view of it is removed before it is dropped.
+pub struct StandIn(Mapping);
 
 impl StandIn {
     /// So many bytes, a page at least.
     pub fn new(bytes: u64) -> io::Result<Self> {
-        let bytes = bytes as usize;
-        // SAFETY: a fresh range of addresses of the kernel's choice.
-        let base = unsafe {
-            libc::mmap(
-                null_mut(),
-                bytes,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
+        let memory = Mapping::anonymous(bytes as usize, Access::ReadWrite)?;
         let code = code();
         // SAFETY: a page is longer.
         unsafe {
             code.as_ptr()
-                .copy_to_nonoverlapping(base.cast(), code.len())
+                .copy_to_nonoverlapping(memory.start(), code.len())
         };
-        Ok(Self {
-            base: base.cast(),
-            bytes,
-        })
+        Ok(Self(memory))
     }
 
     /// Where it is in this process.
     pub fn base(&self) -> *mut u8 {
-        self.base
+        self.0.start()
     }
 
     /// How long it is.
     pub fn bytes(&self) -> u64 {
-        self.bytes as u64
-    }
-}
-
-impl Drop for StandIn {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `new`; the guest's view of it was removed before.
-        unsafe { libc::munmap(self.base.cast(), self.bytes) };
+        self.0.len() as u64
     }
 }
 

@@ -11,6 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::Unpoisoned;
 use proptest::prelude::*;
 use vmfunc_gate::port::{Command, Reason, Role, State, registers as at};
 
@@ -49,7 +50,7 @@ impl CallingVcpu for FakeVcpu {
     }
 
     fn freeze(&self, frozen: bool) -> io::Result<()> {
-        *lock(&self.frozen) = frozen;
+        *self.frozen.lock_unpoisoned() = frozen;
         Ok(())
     }
 }
@@ -78,7 +79,7 @@ pub fn resources(ring: u8) -> (Resources, Arc<FakeVcpu>, Arc<Mutex<Vec<Event>>>)
         space: Arc::new(FakeSpace),
         vcpu: Arc::clone(&vcpu) as _,
         spawner: Arc::new(Unconfined),
-        report: Arc::new(move |event| lock(&heard).push(event)),
+        report: Arc::new(move |event| heard.lock_unpoisoned().push(event)),
     };
     (resources, vcpu, events)
 }
@@ -101,7 +102,7 @@ fn rig(side: Side, ring: u8) -> Rig {
     let bdf = segment.plug(function.clone(), Seat::ANY, &[]).unwrap();
     segment.write_config(bdf, 4, &6u16.to_le_bytes());
     let registers = {
-        let function = lock(&function);
+        let function = function.lock_unpoisoned();
         let bar = BarIndex::new(0).unwrap();
         function.config().bar_address(bar).unwrap()
     };
@@ -181,13 +182,16 @@ fn a_vcpu_whose_server_is_refused_goes_on() {
         rig.write(at::COUNT, count);
         rig.command(Command::Freeze);
         assert_eq!(rig.state().0, State::Failed);
-        assert!(!*lock(&rig.vcpu.frozen), "ring {ring}, {count} handlers");
-        let function = lock(&rig.function);
+        assert!(
+            !*rig.vcpu.frozen.lock_unpoisoned(),
+            "ring {ring}, {count} handlers"
+        );
+        let function = rig.function.lock_unpoisoned();
         let server = function.server().unwrap();
         assert!(!server.is_frozen());
         assert!(!server.thaw());
         assert_eq!(server.give_up(Reason::Resumed), None);
-        assert_eq!(*lock(&rig.events), []);
+        assert_eq!(*rig.events.lock_unpoisoned(), []);
     }
 }
 
@@ -286,6 +290,6 @@ proptest! {
         for command in 0..8 {
             rig.write(at::COMMAND, command);
         }
-        prop_assert!(!*lock(&rig.vcpu.frozen));
+        prop_assert!(!*rig.vcpu.frozen.lock_unpoisoned());
     }
 }

@@ -3,11 +3,13 @@
 use std::{
     io::Write,
     sync::{
-        Mutex, PoisonError,
+        Mutex,
         atomic::{AtomicU32, Ordering},
     },
     time::Instant,
 };
+
+use base::Unpoisoned;
 
 use crate::bus::BusDevice;
 
@@ -97,7 +99,7 @@ impl BusDevice for DebugConsole {
     }
 
     fn write(&self, _offset: u64, data: &[u8]) {
-        let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut out = self.out.lock_unpoisoned();
         if let Err(error) = out.write_all(data).and_then(|()| out.flush()) {
             log::debug!("debug console: {} bytes lost: {error}", data.len());
         }

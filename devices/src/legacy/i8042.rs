@@ -5,8 +5,9 @@
 //! once, and the answers say that nothing is connected to the auxiliary port. Bytes for the
 //! keyboard itself are acknowledged and forgotten.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
+use base::Unpoisoned;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -83,7 +84,7 @@ impl I8042 {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, I8042State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock_unpoisoned()
     }
 }
 

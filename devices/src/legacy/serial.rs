@@ -3,12 +3,13 @@
 use std::{
     io::{self, Write},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
     },
 };
 
 use acpi_tables::{Aml, AmlSink, aml};
+use base::Unpoisoned;
 use serde::{Deserialize, Serialize};
 use vm_superio::{
     Trigger,
@@ -185,7 +186,7 @@ impl Serial {
     }
 
     fn lock(&self) -> MutexGuard<'_, Uart> {
-        self.uart.lock().unwrap_or_else(PoisonError::into_inner)
+        self.uart.lock_unpoisoned()
     }
 }
 

@@ -15,8 +15,9 @@
 //! calls `\_SB.PHPR.PSCN` (see [`PciAml`](super::PciAml)). The guest's `_EJ0` arrives here as a
 //! write to `eject`.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
+use base::Unpoisoned;
 use serde::{Deserialize, Serialize};
 
 use super::bdf::{Bdf, SLOTS};
@@ -176,7 +177,7 @@ impl HotplugController {
     }
 
     fn lock(&self) -> MutexGuard<'_, HotplugState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock_unpoisoned()
     }
 }
 

@@ -6,13 +6,13 @@
 
 use std::{
     io,
-    os::fd::AsRawFd,
     sync::{
-        Mutex, MutexGuard, OnceLock, PoisonError,
+        Mutex, MutexGuard, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
 };
 
+use base::Unpoisoned;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -21,6 +21,7 @@ use super::{
 };
 use crate::{
     msi::{MsiMessage, MsiVectors},
+    shared_event,
     virtio::StateError,
 };
 
@@ -159,6 +160,22 @@ impl MsixTable {
         Ok(Delivery::Pending)
     }
 
+    /// Raises a vector whose eventfd another process holds as well, which is not written: that
+    /// process may have filled its counter and made it blocking.
+    pub fn raise_shared(&self, vector: u16) -> io::Result<()> {
+        let mut state = self.lock();
+        let enabled = state.enabled;
+        let entry = state.entries.get_mut(usize::from(vector));
+        let (Some(entry), Some(vectors)) = (entry, self.vectors()) else {
+            return Ok(());
+        };
+        match entry.routed {
+            Some(message) => return vectors.raise(vector, message),
+            None => entry.pending |= enabled,
+        }
+        Ok(())
+    }
+
     fn signal(&self, vector: u16) -> io::Result<Delivery> {
         if let Some(irqfd) = self.vectors.get().and_then(|all| all.made_irqfd(vector)) {
             irqfd.write(1)?;
@@ -201,8 +218,8 @@ impl MsixTable {
     fn drain(&self) {
         for vector in 0..self.count() {
             if let Some(irqfd) = self.vectors().and_then(|all| all.made_irqfd(vector)) {
-                // An error says that there was nothing.
-                let _ = irqfd.read();
+                // An error says that there was nothing. Workers and servers hold it too.
+                let _ = shared_event::take(irqfd);
             }
         }
     }
@@ -291,13 +308,7 @@ impl MsixTable {
         let Some(irqfd) = irqfd.filter(|_| entry.routed.is_none()) else {
             return false;
         };
-        let mut poll = libc::pollfd {
-            fd: irqfd.as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        };
-        // SAFETY: one structure, which outlives the call.
-        unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
+        shared_event::is_set(irqfd)
     }
 
     /// The eventfd of a vector, for the kernel or another process to raise.
@@ -371,9 +382,9 @@ impl MsixTable {
             let open = entry.routed.is_some();
             self.open[at].store(open, Ordering::Release);
         }
-        if entry.routed.is_some() && entry.pending {
+        if let Some(message) = entry.routed.filter(|_| entry.pending) {
             entry.pending = false;
-            if let Err(error) = self.signal(vector) {
+            if let Err(error) = vectors.raise(vector, message) {
                 self.warn("raise", vector, &error);
             }
         }
@@ -386,7 +397,7 @@ impl MsixTable {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock_unpoisoned()
     }
 }
 
@@ -526,6 +537,25 @@ mod tests {
         table.read_pending(0, &mut pending);
         assert_eq!(u64::from_le_bytes(pending), 0);
         assert_eq!(msi.take(1), 0, "MSI-X was switched off");
+    }
+
+    #[test]
+    fn a_shared_vector_is_raised_without_its_eventfd() {
+        let (table, msi) = table();
+        table.set_control(true, false);
+        write(&table, 1, MESSAGE, true);
+        // Nobody can write to it without waiting.
+        let irqfd = table.vectors().unwrap().irqfd(1).unwrap();
+        irqfd.write(u64::MAX - 1).unwrap();
+        assert!(irqfd.write(1).is_err(), "it is full");
+        table.raise_shared(1).unwrap();
+        shared_event::take(irqfd).unwrap();
+        assert_eq!(msi.take(1), 0, "it is masked");
+        write(&table, 1, MESSAGE, false);
+        assert_eq!(msi.take(1), 1);
+        table.raise_shared(1).unwrap();
+        assert_eq!(msi.take(1), 1);
+        table.raise_shared(3).unwrap();
     }
 
     #[test]

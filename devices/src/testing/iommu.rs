@@ -5,9 +5,11 @@ use std::{
     collections::BTreeMap,
     io,
     ops::RangeInclusive,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard},
     thread::{self, ThreadId},
 };
+
+use base::Unpoisoned;
 
 use crate::virtio::iommu::{Access, Endpoint, INTERRUPTS, MapError, Reserved, ReservedKind};
 
@@ -42,7 +44,7 @@ pub struct Recorder(Mutex<Recorded>);
 impl Recorder {
     /// What it knows.
     pub fn lock(&self) -> MutexGuard<'_, Recorded> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock_unpoisoned()
     }
 }
 

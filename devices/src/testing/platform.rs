@@ -2,10 +2,11 @@
 
 use std::{
     collections::BTreeMap,
-    io,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    io, mem,
+    sync::{Arc, Mutex, Weak},
 };
 
+use base::Unpoisoned;
 use vm_memory::GuestAddress;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -14,6 +15,7 @@ use crate::{
     memory::{GuestMemory, GuestRam},
     msi::{MsiController, MsiMessage, MsiVectors},
     pci::{Line, Lines},
+    shared_event,
 };
 
 /// `len` bytes of guest RAM from address 0.
@@ -28,6 +30,8 @@ pub fn guest_memory(len: usize) -> GuestMemory {
 struct FakeVector {
     irqfd: EventFd,
     route: Option<MsiMessage>,
+    /// Interrupts that did not come by the eventfd.
+    raised: u64,
 }
 
 /// An interrupt controller that counts. Clones share their vectors.
@@ -39,14 +43,20 @@ pub struct FakeMsi {
 impl FakeMsi {
     /// Interrupts on `vector` since the last call.
     pub fn take(&self, vector: u16) -> u64 {
-        let vectors = lock(&self.vectors);
-        let vector = vectors.get(usize::from(vector));
-        vector.map_or(0, |vector| vector.irqfd.read().unwrap_or(0))
+        let mut vectors = self.vectors.lock_unpoisoned();
+        let vector = vectors.get_mut(usize::from(vector));
+        vector.map_or(0, |vector| {
+            let signalled = shared_event::take(&vector.irqfd).unwrap_or(0);
+            signalled.saturating_add(mem::take(&mut vector.raised))
+        })
     }
 
     /// Where `vector` goes.
     pub fn route(&self, vector: u16) -> Option<MsiMessage> {
-        lock(&self.vectors).get(usize::from(vector))?.route
+        self.vectors
+            .lock_unpoisoned()
+            .get(usize::from(vector))?
+            .route
     }
 }
 
@@ -54,12 +64,13 @@ impl MsiController for FakeMsi {
     /// All functions share the vectors of the first one: a rig tests one function at a time.
     fn allocate(&self, count: u16, _source: u16) -> io::Result<Box<dyn MsiVectors>> {
         let mut fds = Vec::new();
-        let mut vectors = lock(&self.vectors);
+        let mut vectors = self.vectors.lock_unpoisoned();
         for at in 0..usize::from(count) {
             if at >= vectors.len() {
                 vectors.push(FakeVector {
                     irqfd: EventFd::new(EFD_NONBLOCK)?,
                     route: None,
+                    raised: 0,
                 });
             }
             fds.push(vectors[at].irqfd.try_clone()?);
@@ -78,9 +89,17 @@ struct FakeVectors {
 
 impl MsiVectors for FakeVectors {
     fn route(&self, vector: u16, message: Option<MsiMessage>) -> io::Result<()> {
-        match lock(&self.vectors).get_mut(usize::from(vector)) {
+        match self.vectors.lock_unpoisoned().get_mut(usize::from(vector)) {
             Some(at) => at.route = message,
             None => return Err(io::ErrorKind::InvalidInput.into()),
+        }
+        Ok(())
+    }
+
+    fn raise(&self, vector: u16, message: MsiMessage) -> io::Result<()> {
+        match self.vectors.lock_unpoisoned().get_mut(usize::from(vector)) {
+            Some(at) if at.route == Some(message) => at.raised += 1,
+            _ => return Err(io::ErrorKind::InvalidInput.into()),
         }
         Ok(())
     }
@@ -108,7 +127,11 @@ struct FakeLine(Arc<FakeEvents>);
 
 impl FakeLines {
     fn joined(&self) -> Vec<Arc<FakeEvents>> {
-        lock(&self.0).iter().filter_map(Weak::upgrade).collect()
+        self.0
+            .lock_unpoisoned()
+            .iter()
+            .filter_map(Weak::upgrade)
+            .collect()
     }
 
     /// How many functions share it.
@@ -137,7 +160,7 @@ impl Lines for FakeLines {
             assert: EventFd::new(EFD_NONBLOCK)?,
             served: EventFd::new(EFD_NONBLOCK)?,
         });
-        lock(&self.0).push(Arc::downgrade(&events));
+        self.0.lock_unpoisoned().push(Arc::downgrade(&events));
         Ok(Box::new(FakeLine(events)))
     }
 }
@@ -161,12 +184,13 @@ pub struct FakeDoorbells {
 impl FakeDoorbells {
     /// The addresses, ascending.
     pub fn addresses(&self) -> Vec<u64> {
-        lock(&self.registered).keys().copied().collect()
+        self.registered.lock_unpoisoned().keys().copied().collect()
     }
 
     /// What KVM does at a write: true if a doorbell was at `address`.
     pub fn ring(&self, address: u64) -> bool {
-        lock(&self.registered)
+        self.registered
+            .lock_unpoisoned()
             .get(&address)
             .is_some_and(|fd| fd.write(1).is_ok())
     }
@@ -175,18 +199,14 @@ impl FakeDoorbells {
 impl Doorbells for FakeDoorbells {
     fn register(&self, fd: &EventFd, address: u64) -> io::Result<()> {
         let fd = fd.try_clone()?;
-        match lock(&self.registered).insert(address, fd) {
+        match self.registered.lock_unpoisoned().insert(address, fd) {
             Some(_) => Err(io::ErrorKind::AlreadyExists.into()),
             None => Ok(()),
         }
     }
 
     fn unregister(&self, _fd: &EventFd, address: u64) -> io::Result<()> {
-        let removed = lock(&self.registered).remove(&address);
+        let removed = self.registered.lock_unpoisoned().remove(&address);
         removed.map(drop).ok_or(io::ErrorKind::NotFound.into())
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

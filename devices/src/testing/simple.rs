@@ -3,12 +3,13 @@
 use std::{
     io,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
 
+use base::Unpoisoned;
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 
 use super::{
@@ -133,7 +134,7 @@ impl GuestQueue {
 
     /// Makes a chain of buffers (address, length, writable by the device) available and kicks.
     pub fn submit(&self, buffers: &[(u64, u32, bool)]) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock_unpoisoned();
         let head = state.descriptors % self.size;
         for (number, &(address, len, writable)) in buffers.iter().enumerate() {
             let slot = state.descriptors % self.size;
@@ -152,7 +153,7 @@ impl GuestQueue {
 
     /// The length of the next used chain, if there is one.
     pub fn poll_used(&self) -> Option<u32> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock_unpoisoned();
         let number = state.used;
         if self.raw.used() == number {
             return None;

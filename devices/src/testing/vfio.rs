@@ -4,11 +4,12 @@ use std::{
     collections::BTreeMap,
     io,
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Mutex,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
 };
 
+use base::Unpoisoned;
 use vfio_bindings::bindings::vfio::VFIO_PCI_CONFIG_REGION_INDEX;
 use vm_memory::GuestAddress;
 use vmm_sys_util::eventfd::EventFd;
@@ -87,7 +88,7 @@ impl FakeDevice {
 
     /// The interrupts of a kind that are switched on; of those, the ones that raise something.
     pub fn connected(&self, irqs: Irqs) -> (usize, Vec<u16>) {
-        let connected = lock(&self.connected);
+        let connected = self.connected.lock_unpoisoned();
         let kind = || {
             connected
                 .iter()
@@ -100,15 +101,22 @@ impl FakeDevice {
         )
     }
 
+    /// The eventfd that a message-signalled vector raises.
+    pub fn eventfd(&self, vector: u16) -> Option<EventFd> {
+        let connected = self.connected.lock_unpoisoned();
+        let eventfd = connected.get(&(Irqs::Msix as u32, vector))?.as_ref()?;
+        eventfd.try_clone().ok()
+    }
+
     /// The command register.
     pub fn command(&self) -> u16 {
-        let config = lock(&self.config);
+        let config = self.config.lock_unpoisoned();
         u16::from_le_bytes([config[4], config[5]])
     }
 
     fn wait_for_reset(&self) {
         self.resetting.store(true, Ordering::Relaxed);
-        drop(lock(&self.busy));
+        drop(self.busy.lock_unpoisoned());
         self.resetting.store(false, Ordering::Relaxed);
         self.resets.fetch_add(1, Ordering::Relaxed);
     }
@@ -121,10 +129,6 @@ impl FakeDevice {
             _ => None,
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Device for FakeDevice {
@@ -142,7 +146,7 @@ impl Device for FakeDevice {
 
     fn read(&self, region: u32, offset: u64, data: &mut [u8]) {
         data.fill(0xff);
-        let bytes = self.region(region).map(lock);
+        let bytes = self.region(region).map(Unpoisoned::lock_unpoisoned);
         let from = bytes
             .as_ref()
             .and_then(|bytes| bytes.get(offset as usize..));
@@ -160,10 +164,10 @@ impl Device for FakeDevice {
                 self.wait_for_reset();
             }
             if offset == COMMAND && self.resetting.load(Ordering::Relaxed) {
-                drop(lock(&self.busy));
+                drop(self.busy.lock_unpoisoned());
             }
         }
-        let mut bytes = self.region(region).map(lock);
+        let mut bytes = self.region(region).map(Unpoisoned::lock_unpoisoned);
         let to = bytes
             .as_mut()
             .and_then(|bytes| bytes.get_mut(offset as usize..));
@@ -186,7 +190,7 @@ impl Device for FakeDevice {
 
     /// As strict as vfio-pci: one kind at a time, and not beyond what it has.
     fn connect(&self, irqs: Irqs, first: u16, eventfds: &[Option<&EventFd>]) -> io::Result<()> {
-        let mut connected = lock(&self.connected);
+        let mut connected = self.connected.lock_unpoisoned();
         let others = connected.keys().any(|(kind, _)| *kind != irqs as u32);
         let is_on = !connected.is_empty();
         let end = u32::from(first) + eventfds.len() as u32;
@@ -209,7 +213,7 @@ impl Device for FakeDevice {
     }
 
     fn disconnect(&self, irqs: Irqs) -> io::Result<()> {
-        let mut connected = lock(&self.connected);
+        let mut connected = self.connected.lock_unpoisoned();
         connected.retain(|(kind, _), _| *kind != irqs as u32);
         Ok(())
     }

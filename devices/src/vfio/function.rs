@@ -549,8 +549,8 @@ impl PciFunction for Function {
             shared.offered = None;
             let Some(address) = address else { continue };
             let memory = HostMemory {
-                address: shared.host.address,
-                len: shared.host.len,
+                address: shared.host.address(),
+                len: shared.host.len(),
                 read_only: shared.host.read_only,
             };
             let at = GuestAddress(address.saturating_add(shared.host.offset));

@@ -7,11 +7,12 @@
 use std::{
     io,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
     },
 };
 
+use base::Unpoisoned;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::device::{Device, Irqs};
@@ -183,11 +184,9 @@ impl Interrupts {
     /// drivers bear with one interrupt too many, but not with one that is missing.
     fn raise_used(&self, connected: &Connected, table: &MsixTable) {
         for (vector, used) in (0..).zip(&connected.used) {
-            let raised = match irqfd(table, vector, *used) {
-                Ok(Some(fd)) => fd.write(1),
-                other => other.map(drop),
-            };
-            self.report(raised);
+            if *used {
+                self.report(table.raise_shared(vector));
+            }
         }
     }
 
@@ -201,7 +200,7 @@ impl Interrupts {
     }
 
     fn lock(&self) -> MutexGuard<'_, Mode> {
-        self.mode.lock().unwrap_or_else(PoisonError::into_inner)
+        self.mode.lock_unpoisoned()
     }
 }
 

@@ -3,9 +3,10 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, Weak},
 };
 
+use base::Unpoisoned;
 use vfio_ioctls::{VfioDevice, VfioDeviceFd};
 
 use super::{
@@ -202,7 +203,7 @@ impl Iommu {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock_unpoisoned()
     }
 
     fn spaces(&self) -> Vec<Arc<Space>> {

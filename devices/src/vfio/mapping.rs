@@ -1,6 +1,8 @@
 //! BARs of a device in this process's memory, from where the guest gets them.
 
-use std::{io, os::fd::AsRawFd};
+use std::io;
+
+use base::{Access, Mapping};
 
 use super::{
     Error,
@@ -11,55 +13,37 @@ const PAGE: u64 = 4096;
 
 /// A mapping of part of a BAR into this process.
 pub struct BarMapping {
-    /// Host virtual address.
-    pub address: *mut u8,
+    /// The memory, whole pages. The guest's view of it is removed before it is dropped.
+    memory: Mapping,
     /// Offset in the BAR, in whole pages.
     pub offset: u64,
-    /// Bytes, whole pages.
-    pub len: u64,
     /// Nobody may write to it.
     pub read_only: bool,
 }
 
-// SAFETY: the pointer is only handed to KVM; this process never looks through it.
-unsafe impl Send for BarMapping {}
-
 impl BarMapping {
     fn new(from: &Mappable, offset: u64, len: u64) -> io::Result<Self> {
-        let protection = if from.writable {
-            libc::PROT_READ | libc::PROT_WRITE
+        let access = if from.writable {
+            Access::ReadWrite
         } else {
-            libc::PROT_READ
+            Access::Read
         };
         let at = from.offset.saturating_add(offset);
-        let at = libc::off_t::try_from(at).map_err(io::Error::other)?;
-        // SAFETY: a new mapping of the region's file, at an address that the kernel picks.
-        let address = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                len as usize,
-                protection,
-                libc::MAP_SHARED,
-                from.file.as_raw_fd(),
-                at,
-            )
-        };
-        if address == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
         Ok(Self {
-            address: address.cast(),
+            memory: Mapping::shared(from.file, at, len as usize, access)?,
             offset,
-            len,
             read_only: !from.writable,
         })
     }
-}
 
-impl Drop for BarMapping {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `new`; the guest's view of it is removed before.
-        unsafe { libc::munmap(self.address.cast(), self.len as usize) };
+    /// Host virtual address.
+    pub fn address(&self) -> *mut u8 {
+        self.memory.start()
+    }
+
+    /// Bytes, whole pages.
+    pub fn len(&self) -> u64 {
+        self.memory.len() as u64
     }
 }
 

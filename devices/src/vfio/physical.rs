@@ -3,11 +3,12 @@
 use std::{
     io,
     os::fd::{AsRawFd, BorrowedFd},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     thread,
     time::{Duration, Instant},
 };
 
+use base::Unpoisoned;
 use vfio_bindings::bindings::vfio::{
     VFIO_IRQ_INFO_NORESIZE, VFIO_PCI_ERR_IRQ_INDEX, VFIO_PCI_REQ_IRQ_INDEX,
     VFIO_REGION_INFO_FLAG_MMAP, VFIO_REGION_INFO_FLAG_WRITE,
@@ -43,7 +44,7 @@ struct Behind {
 
 impl Behind {
     fn set(&self, number: Option<u32>) {
-        let mut current = self.number.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.number.lock_unpoisoned();
         if let Some(old) = std::mem::replace(&mut *current, number) {
             self.endpoints.remove(old);
         }

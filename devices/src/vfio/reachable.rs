@@ -2,9 +2,10 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
 };
 
+use base::Unpoisoned;
 use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
 use crate::{
@@ -74,7 +75,7 @@ impl Reachable {
 
     /// Memory of devices.
     pub fn peers(&self) -> MutexGuard<'_, BTreeMap<u64, HostMemory>> {
-        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.peers.lock_unpoisoned()
     }
 
     /// All RAM that the guest has.

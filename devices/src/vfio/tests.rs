@@ -1,6 +1,7 @@
 //! A guest's driver and a device made of memory.
 
 use std::{
+    os::fd::AsRawFd,
     sync::{Arc, Mutex, atomic::Ordering, mpsc},
     thread,
     time::Duration,
@@ -125,6 +126,29 @@ fn vectors_that_are_connected_anew_are_raised_once() {
     plugged.set_masked(0, false);
     assert_eq!(plugged.rig.msi.take(0), 0);
     plugged.set_masked(5, false);
+    assert_eq!(plugged.rig.msi.take(0), 1, "perhaps one was lost meanwhile");
+}
+
+#[test]
+fn a_vector_that_a_server_has_filled_is_raised_anew_without_waiting() {
+    let plugged = Plugged::new(FakeDevice::new(8));
+    plugged.config(MSIX_CONTROL, MSIX_ON);
+    plugged.set_masked(0, false);
+    let shared = plugged.device.eventfd(0).unwrap();
+    plugged.set_masked(0, true);
+    shared.write(u64::MAX - 1).unwrap();
+    // SAFETY: a plain call.
+    unsafe { libc::fcntl(shared.as_raw_fd(), libc::F_SETFL, 0) };
+    let (done, is_done) = mpsc::channel();
+    thread::spawn(move || {
+        plugged.set_masked(5, false);
+        let _ = done.send(plugged);
+    });
+    let plugged = is_done.recv_timeout(Duration::from_secs(20));
+    let plugged = plugged.expect("a vCPU waits in write(irqfd)");
+    shared.read().unwrap();
+    assert_eq!(plugged.rig.msi.take(0), 0, "it is masked");
+    plugged.set_masked(0, false);
     assert_eq!(plugged.rig.msi.take(0), 1, "perhaps one was lost meanwhile");
 }
 

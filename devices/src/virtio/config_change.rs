@@ -1,7 +1,9 @@
 //! Telling the driver that the device's configuration has changed, or as soon as there is a
 //! driver to tell: a size that is set while the VM is paused must not be lost.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use base::Unpoisoned;
 
 use super::device::VirtioInterrupt;
 
@@ -38,7 +40,7 @@ impl ConfigChange {
     }
 
     fn lock(&self) -> MutexGuard<'_, Link> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock_unpoisoned()
     }
 }
 

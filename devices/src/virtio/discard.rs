@@ -1,11 +1,8 @@
 //! Giving guest memory back to the host, and taking it again.
 
-use std::{
-    fmt, io,
-    ops::Range,
-    sync::{PoisonError, RwLock},
-};
+use std::{fmt, io, ops::Range, sync::RwLock};
 
+use base::lock::UnpoisonedRw;
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
 use super::plugged::PluggedBlocks;
@@ -23,12 +20,12 @@ impl Discards {
     /// All RAM stays where it is from now on, until [`Discards::release`]: a physical device
     /// would go on using a page that the guest no longer sees.
     pub fn hold(&self) {
-        *self.holders.write().unwrap_or_else(PoisonError::into_inner) += 1;
+        *self.holders.write_unpoisoned() += 1;
     }
 
     /// Takes one [`Discards::hold`] back.
     pub fn release(&self) {
-        let mut holders = self.holders.write().unwrap_or_else(PoisonError::into_inner);
+        let mut holders = self.holders.write_unpoisoned();
         *holders = holders.saturating_sub(1);
     }
 
@@ -39,7 +36,7 @@ impl Discards {
     /// Returns the bytes that were given back.
     pub fn discard(&self, ram: &GuestRam, address: GuestAddress, len: u64) -> io::Result<u64> {
         // Kept until the memory is gone: whoever holds RAM next must see all of it or nothing.
-        let holders = self.holders.read().unwrap_or_else(PoisonError::into_inner);
+        let holders = self.holders.read_unpoisoned();
         if *holders > 0 {
             return Ok(0);
         }

@@ -7,7 +7,8 @@ use std::{
         fd::{AsRawFd, OwnedFd, RawFd},
         unix::net::UnixStream,
     },
-    sync::atomic::Ordering,
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
 };
 
 use gantry_remoting::{
@@ -18,11 +19,12 @@ use gantry_remoting::{
     turns::{
         message::{self, JOIN, Join, Refused, Word},
         page::{Account, Grant, Page, claim},
+        pauses::LONGEST,
     },
 };
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
-use crate::{Moment, Slice, scheduler};
+use crate::{Expected, Moment, Slice, scheduler};
 
 /// Why a connection ends.
 #[derive(Debug, thiserror::Error)]
@@ -240,7 +242,9 @@ impl Worker {
 
     /// Whether the worker has the device and does not use it.
     pub fn is_idle(&self) -> bool {
-        self.account.claim.load(Ordering::Relaxed) == claim::IDLE
+        // As in `take`. What was written before the claim is seen, too.
+        std::sync::atomic::fence(Ordering::SeqCst);
+        self.account.claim.load(Ordering::Acquire) == claim::IDLE
     }
 
     /// Takes the device away if the worker does not use it.
@@ -267,6 +271,24 @@ impl Worker {
     pub fn running_since(&self) -> Option<Moment> {
         let nanos = self.account.running_since.load(Ordering::Relaxed);
         (nanos != 0).then(|| Moment::from_nanos(nanos))
+    }
+
+    /// When the last batch of a worker that does not use the device has ended, and when its client is
+    /// expected back, as it says: no later than anybody is waited for, and not at all if the batch is
+    /// to end in the future, by which a pause would never be over.
+    pub fn expected(&self, now: Moment) -> (Moment, Expected) {
+        let nanos = |value: &AtomicU64| value.load(Ordering::Relaxed);
+        let account = &self.account;
+        let time = |value| Duration::from_nanos(nanos(value));
+        let expected = Expected {
+            within: time(&account.away_within).min(LONGEST),
+            usual: time(&account.away_usual).min(LONGEST),
+            batch: time(&account.batch),
+        };
+        match Moment::from_nanos(nanos(&account.away_since)) {
+            since if since > now => (now, Expected::default()),
+            since => (since, expected),
+        }
     }
 
     /// Ends the process.

@@ -40,7 +40,7 @@ use gantry_remoting::{
 use status::Status;
 
 use crate::{
-    Moment, Slice,
+    Expected, Moment, Slice,
     policy::{ClientId, Name, NoWeight, Weight},
     scheduler::{Dispatch, Scheduler},
 };
@@ -142,6 +142,9 @@ struct Turn {
     due: Moment,
     /// Since when every look has found it unused.
     unused: Option<Moment>,
+    /// Others wait, and it was between two batches when that was looked at: until when it keeps the
+    /// device.
+    paused: Option<Moment>,
 }
 
 /// The arbiter.
@@ -217,26 +220,36 @@ impl Arbiter {
             log::warn!("cannot raise the limit of file descriptors: {error}");
         }
         loop {
-            let ready = self.wait().map_err(Error::Wait)?;
-            self.deaf = self.deaf.filter(|until| Moment::now() < *until);
-            self.accept(ready.contains(&self.listener.as_raw_fd()));
-            if ready.contains(&self.readers.as_raw_fd()) {
-                self.show();
-            }
-            self.greet(&ready);
-            let ids: Vec<u64> = self.members.keys().copied().collect();
-            for id in ids {
-                self.hear(id, &ready);
-            }
-            self.enforce(Moment::now());
-            self.let_go(Moment::now());
-            self.dispatch();
-            self.give_up(Moment::now());
+            self.step(None).map_err(Error::Wait)?;
         }
     }
 
-    /// Sleeps until something has happened; the descriptors that are ready.
-    fn wait(&self) -> io::Result<Vec<i32>> {
+    /// Sleeps until something has happened, or for some time if that is bounded, and deals with it.
+    ///
+    /// # Errors
+    /// As of poll(2).
+    pub fn step(&mut self, patience: Option<Duration>) -> io::Result<()> {
+        let ready = self.wait(patience)?;
+        self.deaf = self.deaf.filter(|until| Moment::now() < *until);
+        self.accept(ready.contains(&self.listener.as_raw_fd()));
+        if ready.contains(&self.readers.as_raw_fd()) {
+            self.show();
+        }
+        self.greet(&ready);
+        let ids: Vec<u64> = self.members.keys().copied().collect();
+        for id in ids {
+            self.hear(id, &ready);
+        }
+        self.enforce(Moment::now());
+        self.let_go(Moment::now());
+        self.end_pause(Moment::now());
+        self.dispatch();
+        self.give_up(Moment::now());
+        Ok(())
+    }
+
+    /// Sleeps until something has happened, or for some time; the descriptors that are ready.
+    fn wait(&self, patience: Option<Duration>) -> io::Result<Vec<i32>> {
         let members = self.members.values();
         // Nothing is polled for at the number -1.
         let polled_if =
@@ -262,10 +275,12 @@ impl Arbiter {
             .collect();
         let left = |moment: Moment| moment.since(Moment::now());
         let (ask, deaf) = (self.ask.map(left), self.deaf.map(left));
+        let pause = self.turn.and_then(|turn| turn.paused).map(left);
         let tick = (self.limit.is_some() && self.is_used()).then_some(TICK);
         let newcomers = self.newcomers.iter().map(Newcomer::since).min();
         let silent = newcomers.map(|since| left(since + INTRODUCTION));
-        let patience = ask.into_iter().chain(deaf).chain(tick).chain(silent).min();
+        let times = [ask, pause, deaf, tick, silent, patience];
+        let patience = times.into_iter().flatten().min();
         descriptors::poll(&mut polled, patience)?;
         let ready = polled.into_iter().filter(|entry| entry.revents != 0);
         Ok(ready.map(|entry| entry.fd).collect())
@@ -471,14 +486,22 @@ impl Arbiter {
         let has = self.turn.is_some_and(|turn| turn.member == id);
         match word {
             Word::Want if !has => self.want(id),
-            Word::Done if has => self.end_turn(true),
+            Word::Done if has => {
+                let vm = self.members.get(&id).map(|member| member.vm);
+                self.end_turn(true);
+                if let Some(vm) = vm {
+                    let now = Moment::now();
+                    self.scheduler.away(vm, Expected::default(), now, now);
+                }
+            }
             Word::Again if has => {
                 self.end_turn(true);
                 self.want(id);
             }
             // A turn that was taken away meanwhile, or nonsense that harms nobody.
             Word::Again => self.want(id),
-            Word::Want | Word::Done => {}
+            Word::Pause if has => self.review(Moment::now()),
+            Word::Want | Word::Done | Word::Pause => {}
         }
     }
 
@@ -510,9 +533,54 @@ impl Arbiter {
             && let Some(holder) = self.members.get(&turn.member)
         {
             holder.worker.set_contended(true);
-            if holder.worker.take() {
-                self.end_turn(false);
+            self.review(now);
+        }
+    }
+
+    /// Looks whether who has the device and does not use it keeps it although others wait: if it is
+    /// expected to go on in time.
+    fn review(&mut self, now: Moment) {
+        let Some(turn) = self.turn else {
+            return;
+        };
+        let idle = |member: &Member| member.worker.is_idle();
+        let keeps = self.members.get(&turn.member).is_some_and(idle) && self.waited_for();
+        if let Some(turn) = &mut self.turn {
+            turn.paused = None;
+        }
+        if !keeps {
+            return;
+        }
+        self.charge(turn.member, true, now);
+        let Some(member) = self.members.get(&turn.member) else {
+            return;
+        };
+        let (since, expected) = member.worker.expected(now);
+        // Its client's other applications come first.
+        let others = |vm: &Vm| !vm.waiting.is_empty();
+        let keeps = match self.vms.get(&member.vm).is_some_and(others) {
+            true => None,
+            false => (self.scheduler).keeps(expected, since, now < turn.due, now),
+        };
+        if keeps.is_some() {
+            if let Some(turn) = &mut self.turn {
+                turn.paused = keeps;
             }
+        } else if member.worker.take() {
+            let vm = member.vm;
+            self.end_turn(false);
+            self.scheduler.away(vm, expected, since, now);
+        }
+    }
+
+    /// Takes the device from who has not come back in time.
+    fn end_pause(&mut self, now: Moment) {
+        if self
+            .turn
+            .and_then(|turn| turn.paused)
+            .is_some_and(|until| until <= now)
+        {
+            self.review(now);
         }
     }
 
@@ -527,7 +595,11 @@ impl Arbiter {
             return;
         };
         let account = member.worker.account();
+        // With what is under way.
+        let running = member.worker.running_since();
+        let running = running.map_or(Duration::ZERO, |since| now.since(since));
         let busy = account.busy.load(Ordering::Relaxed);
+        let busy = busy.saturating_add(running.as_nanos() as u64);
         let synchronous = account.synchronous.load(Ordering::Relaxed);
         let used = if all {
             self.scheduler.held(now)
@@ -629,6 +701,7 @@ impl Arbiter {
                 member: id,
                 due: now + length,
                 unused: None,
+                paused: None,
             });
             let others = self
                 .vms

@@ -214,13 +214,13 @@ fn who_cannot_be_accepted_does_not_keep_the_arbiter_busy() {
     let mut arranged = arrange("deaf", &[]);
     let _waits = UnixStream::connect(arranged.folder.join("socket")).unwrap();
     let arbiter = &mut arranged.arbiter;
-    assert_eq!(arbiter.wait().unwrap(), [arbiter.listener.as_raw_fd()]);
+    assert_eq!(arbiter.wait(None).unwrap(), [arbiter.listener.as_raw_fd()]);
     // What cannot be accepted from, whatever the reason.
     let file = fs::File::open("/dev/null").unwrap();
     arbiter.readers = std::os::fd::OwnedFd::from(file).into();
     arbiter.show();
     assert!(arbiter.deaf.is_some());
-    assert!(arbiter.wait().unwrap().is_empty());
+    assert!(arbiter.wait(None).unwrap().is_empty());
 }
 
 #[test]
@@ -287,6 +287,75 @@ fn nothing_is_looked_after_once_the_device_was_not_used_for_a_second() {
     assert_eq!(arranged.arbiter.turn.map(|turn| turn.member), Some(1));
 }
 
+/// A worker says that its client is between two batches since `since`, of a millisecond each, and
+/// expected back.
+fn pauses(arranged: &mut Arranged, worker: u64, since: Moment, expected: Duration) {
+    let account = arranged.arbiter.members[&worker].worker.account();
+    let nanos = expected.as_nanos() as u64;
+    for (place, value) in [
+        (&account.away_since, since.nanos()),
+        (&account.away_within, nanos),
+        (&account.away_usual, nanos / 2),
+        (&account.batch, 1_000_000_000),
+    ] {
+        place.store(value, Ordering::Relaxed);
+    }
+    account.claim.store(claim::IDLE, Ordering::SeqCst);
+    arranged.arbiter.obey(worker, Word::Pause);
+}
+
+#[test]
+fn who_is_expected_back_keeps_its_turn_until_then_and_no_longer() {
+    let mut arranged = arrange("pause", &["thinks", "waits"]);
+    let has = |arranged: &Arranged| arranged.arbiter.turn.map(|turn| turn.member);
+    arranged.turn(1);
+    arranged.arbiter.want(2);
+    arranged.arbiter.turn.as_mut().unwrap().due = Moment::now() + SECOND;
+    pauses(&mut arranged, 1, Moment::now(), SECOND / 2000);
+    assert_eq!(has(&arranged), Some(1));
+    let until = arranged.arbiter.turn.unwrap().paused.unwrap();
+    arranged.arbiter.end_pause(until);
+    assert_eq!(has(&arranged), None);
+    arranged.arbiter.dispatch();
+    assert_eq!(has(&arranged), Some(2));
+}
+
+#[test]
+fn a_pause_that_is_to_begin_in_the_future_is_not_waited_for() {
+    let mut arranged = arrange("future", &["lies", "waits"]);
+    arranged.turn(1);
+    arranged.arbiter.want(2);
+    arranged.arbiter.turn.as_mut().unwrap().due = Moment::now() + SECOND;
+    pauses(&mut arranged, 1, Moment::now() + SECOND, SECOND / 2000);
+    assert!(arranged.arbiter.turn.is_none());
+}
+
+#[test]
+fn who_has_gone_on_keeps_its_turn_when_its_pause_is_over() {
+    let mut arranged = arrange("on", &["thinks", "waits"]);
+    arranged.turn(1);
+    arranged.arbiter.want(2);
+    arranged.arbiter.turn.as_mut().unwrap().due = Moment::now() + SECOND;
+    pauses(&mut arranged, 1, Moment::now(), SECOND / 2000);
+    let until = arranged.arbiter.turn.unwrap().paused.unwrap();
+    let account = arranged.arbiter.members[&1].worker.account();
+    account.claim.store(claim::BUSY, Ordering::SeqCst);
+    arranged.arbiter.end_pause(until);
+    let turn = arranged.arbiter.turn.unwrap();
+    assert_eq!((turn.member, turn.paused.is_some()), (1, false));
+}
+
+#[test]
+fn an_application_does_not_wait_for_another_ones_pause_of_the_same_client() {
+    let mut arranged = arrange("siblings", &["client", "client"]);
+    arranged.turn(1);
+    arranged.arbiter.turn.as_mut().unwrap().due = Moment::now() + SECOND;
+    arranged.arbiter.want(2);
+    pauses(&mut arranged, 1, Moment::now(), SECOND / 200);
+    arranged.arbiter.dispatch();
+    assert_eq!(arranged.arbiter.turn.map(|turn| turn.member), Some(2));
+}
+
 #[test]
 fn silent_newcomers_keep_others_out_for_no_longer_than_a_second() {
     let mut arranged = arrange("silent", &[]);
@@ -302,7 +371,7 @@ fn silent_newcomers_keep_others_out_for_no_longer_than_a_second() {
     // It is neither accepted nor dropped; and the arbiter sleeps until there is room.
     arranged.join(&path, "waits");
     assert!(arranged.arbiter.members.is_empty());
-    assert!(arranged.arbiter.wait().unwrap().is_empty());
+    assert!(arranged.arbiter.wait(None).unwrap().is_empty());
     arranged.arbiter.give_up(Moment::now());
     assert!(arranged.arbiter.newcomers.len() < NEWCOMERS);
     arranged.take();

@@ -1,27 +1,26 @@
 //! Gdev's bandwidth-aware scheduler for devices that cannot be interrupted, as GPUvm uses it.
 //!
 //! Each client has a bandwidth reserved by its weight. Every 30 ms it gets the credit of its
-//! reservation; a request costs what it used. Who has credit left goes first. If only clients
-//! wait that have used up theirs, the device is kept free for up to 500 us, in which a client
-//! with credit, whose requests are short and come one by one, can ask. GPUvm adds that the time in
-//! which the scheduler leaves the device free is charged to all in equal parts: otherwise credit
+//! reservation; a request costs what it used. Who has most credit goes first. GPUvm adds that the time
+//! in which the scheduler leaves the device free is charged to all in equal parts: otherwise credit
 //! that cannot be used piles up until it decides nothing.
+//!
+//! Two departures. Both keep the device free for 500 us if only clients wait that have used up their
+//! credit, so that one with credit, whose requests come one by one, can ask: that leaves up to a third
+//! of a device unused, and the scheduler's own anticipation is in its place. And who goes first has the
+//! device for as long as it would go first request by request, without giving it back in between.
 
 use std::{
     collections::{BTreeMap, VecDeque},
     time::Duration,
 };
 
-use super::{ClientId, Next, Policy, Weight, periods_over};
+use super::{ClientId, Next, Place, Policy, Weight, periods_over};
 use crate::{Moment, Slice};
 
 /// How often credit is given out, and the most that a client can save.
 const PERIOD: Duration = Duration::from_millis(30);
 const LIMIT: i64 = PERIOD.as_nanos() as i64;
-/// How long a light client is waited for.
-const PATIENCE: Duration = Duration::from_micros(500);
-/// Who has not asked for so long is not waited for.
-const RECENT: Duration = PERIOD;
 /// The most periods that are made up for at once: they pay for ten seconds of debt.
 const PERIODS: u128 = 1 << 20;
 
@@ -30,8 +29,6 @@ struct Client {
     weight: Weight,
     /// Nanoseconds of the device.
     credit: i64,
-    /// When it had the device or asked for it last.
-    seen: Option<Moment>,
 }
 
 /// Gdev's bandwidth-aware scheduler.
@@ -40,8 +37,6 @@ pub struct Band {
     clients: BTreeMap<ClientId, Client>,
     waiting: VecDeque<ClientId>,
     given: Moment,
-    /// Since when the device has been kept free for light clients.
-    free_since: Option<Moment>,
 }
 
 impl Band {
@@ -58,25 +53,12 @@ impl Band {
             client.credit = client.credit.saturating_add(credit).min(LIMIT);
         }
     }
-
-    /// Whether a client with credit may be about to ask.
-    fn light(&self, now: Moment) -> bool {
-        self.clients.iter().any(|(id, client)| {
-            client.credit > 0
-                && client.seen.is_some_and(|seen| now.since(seen) < RECENT)
-                && !self.waiting.contains(id)
-        })
-    }
 }
 
 impl Policy for Band {
     fn join(&mut self, client: ClientId, weight: Weight, now: Moment) {
         self.give(now);
-        let new = Client {
-            weight,
-            credit: 0,
-            seen: None,
-        };
+        let new = Client { weight, credit: 0 };
         self.clients.insert(client, new);
     }
 
@@ -86,11 +68,26 @@ impl Policy for Band {
         self.clients.remove(&client);
     }
 
-    fn want(&mut self, id: ClientId, now: Moment) {
+    fn want(&mut self, id: ClientId, _: bool, now: Moment) {
         self.give(now);
-        if let Some(client) = self.clients.get_mut(&id) {
-            client.seen = Some(now);
+        if self.clients.contains_key(&id) {
             self.waiting.push_back(id);
+        }
+    }
+
+    fn place(&self, id: ClientId) -> Place {
+        let credit = |id| {
+            self.clients
+                .get(id)
+                .map_or(i64::MIN, |client| client.credit)
+        };
+        let Some(most) = self.waiting.iter().map(credit).max() else {
+            return Place::First;
+        };
+        match credit(&id).saturating_sub(most) {
+            ..=0 => Place::Behind,
+            ahead if ahead < LIMIT / 4 => Place::First,
+            _ => Place::Owed,
         }
     }
 
@@ -102,7 +99,6 @@ impl Policy for Band {
         if let Some(client) = self.clients.get_mut(&client) {
             let used = i64::try_from(used.as_nanos()).unwrap_or(i64::MAX);
             client.credit = client.credit.saturating_sub(used);
-            client.seen = Some(now);
         }
         self.give(now);
     }
@@ -125,22 +121,17 @@ impl Policy for Band {
             // Of equals who came first: `max_by_key` takes the last one.
             .rev()
             .max_by_key(|(_, id)| credit(id))
-            .map(|(index, id)| (index, credit(id)));
-        let Some((index, credit)) = best else {
-            self.free_since = None;
+            .map(|(index, _)| index);
+        let Some(client) = best.and_then(|index| self.waiting.remove(index)) else {
             return Next::Nobody;
         };
-        if credit <= 0 && self.light(now) {
-            let until = *self.free_since.get_or_insert(now) + PATIENCE;
-            if now < until {
-                return Next::At(until);
-            }
-        }
-        self.free_since = None;
-        match self.waiting.remove(index) {
-            Some(client) => Next::Turn(client, Slice::Request),
-            None => Next::Nobody,
-        }
+        let next = self.waiting.iter().map(credit).max();
+        let ahead = next.map_or(0, |next| credit(&client).saturating_sub(next));
+        let slice = match u64::try_from(ahead.min(LIMIT)) {
+            Ok(nanos @ 1..) => Slice::Time(Duration::from_nanos(nanos)),
+            _ => Slice::Request,
+        };
+        Next::Turn(client, slice)
     }
 }
 
@@ -169,8 +160,11 @@ mod tests {
         fn leave(&mut self, client: ClientId, now: Moment) {
             self.0.lock().unwrap().leave(client, now);
         }
-        fn want(&mut self, client: ClientId, now: Moment) {
-            self.0.lock().unwrap().want(client, now);
+        fn want(&mut self, client: ClientId, kept: bool, now: Moment) {
+            self.0.lock().unwrap().want(client, kept, now);
+        }
+        fn place(&self, client: ClientId) -> Place {
+            self.0.lock().unwrap().place(client)
         }
         fn unwant(&mut self, client: ClientId) {
             self.0.lock().unwrap().unwant(client);

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use super::{ClientId, Next, Policy, Weight, periods_over};
+use super::{ClientId, Next, Place, Policy, Weight, periods_over};
 use crate::{Moment, Slice};
 
 /// How often credit is given out, the most that a client can have or owe, and a turn.
@@ -100,14 +100,26 @@ impl Policy for Credit {
         self.clients.remove(&client);
     }
 
-    fn want(&mut self, id: ClientId, now: Moment) {
+    fn want(&mut self, id: ClientId, kept: bool, now: Moment) {
         self.give(now);
         let Some(client) = self.clients.get_mut(&id) else {
             return;
         };
         client.active = true;
-        client.boost = self.last != Some(id);
+        client.boost = !kept && self.last != Some(id);
         self.waiting.push_back(id);
+    }
+
+    /// Within a priority clients take turns, and who is away is the last.
+    fn place(&self, id: ClientId) -> Place {
+        let priority = |id| self.clients.get(id).map(Client::priority);
+        let Some(first) = self.waiting.iter().filter_map(priority).min() else {
+            return Place::First;
+        };
+        match priority(&id) {
+            Some(own) if own < first.max(Priority::Under) => Place::Owed,
+            _ => Place::Behind,
+        }
     }
 
     fn unwant(&mut self, client: ClientId) {

@@ -4,7 +4,8 @@
 //! Who has the smallest tag is next. A client that wakes up starts at the virtual time, so that it
 //! cannot claim what it has left unused.
 //!
-//! Two departures. A client that wakes up keeps its own tag if that is later than the virtual
+//! Three departures. A client that has been away between two batches for a moment only
+//! keeps its own tag, whatever the virtual time: what others had meanwhile, it is owed. A client that wakes up keeps its own tag if that is later than the virtual
 //! time: otherwise sleeping for a moment after a long kernel would wipe its debt out. And once the
 //! device has been idle for a turn, all start equal: a debt is owed to those who waited.
 
@@ -13,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use super::{ClientId, Next, Policy, Weight};
+use super::{ClientId, Next, Place, Policy, Weight};
 use crate::{Moment, Slice};
 
 /// A turn on devices that cannot be interrupted: short, since its end is late anyway.
@@ -29,6 +30,13 @@ struct VirtualTime(u128);
 impl VirtualTime {
     fn after(self, used: Duration, weight: Weight) -> Self {
         Self(self.0 + (used.as_nanos() << 20) / u128::from(weight.get()))
+    }
+
+    /// What a client of this weight uses of the device from `earlier` to this; none if that is later.
+    fn since(self, earlier: Self, weight: Weight) -> Option<Duration> {
+        let time = self.0.checked_sub(earlier.0)?;
+        let nanos = (time >> 20).saturating_mul(u128::from(weight.get()));
+        Some(Duration::from_nanos(nanos.try_into().unwrap_or(u64::MAX)))
     }
 }
 
@@ -84,7 +92,7 @@ impl Policy for Fair {
         self.clients.remove(&client);
     }
 
-    fn want(&mut self, id: ClientId, now: Moment) {
+    fn want(&mut self, id: ClientId, kept: bool, now: Moment) {
         if self
             .idle_since
             .take()
@@ -96,10 +104,27 @@ impl Policy for Fair {
         let Some(client) = self.clients.get_mut(&id) else {
             return;
         };
-        client.tag = client.tag.max(self.now);
+        if !kept {
+            client.tag = client.tag.max(self.now);
+        }
         self.place += 1;
         client.waits = Some(self.place);
         self.waiting.insert((client.tag, self.place, id));
+    }
+
+    fn place(&self, id: ClientId) -> Place {
+        let Some(client) = self.clients.get(&id) else {
+            return Place::Behind;
+        };
+        let Some((first, _, other)) = self.waiting.first() else {
+            return Place::First;
+        };
+        let weight = self.clients.get(other).map(|other| other.weight);
+        match first.since(client.tag, weight.unwrap_or(Weight::ONE)) {
+            None => Place::Behind,
+            Some(ahead) if ahead < WHOLE => Place::First,
+            Some(_) => Place::Owed,
+        }
     }
 
     fn unwant(&mut self, id: ClientId) {

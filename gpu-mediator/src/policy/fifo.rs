@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use super::{ClientId, Next, Policy, Weight};
+use super::{ClientId, Next, Place, Policy, Weight};
 use crate::{Moment, Slice};
 
 /// First come, first served; weights mean nothing.
@@ -18,8 +18,13 @@ impl Policy for Fifo {
         self.unwant(client);
     }
 
-    fn want(&mut self, client: ClientId, _: Moment) {
+    fn want(&mut self, client: ClientId, _: bool, _: Moment) {
         self.waiting.push_back(client);
+    }
+
+    /// Who is not there has not come.
+    fn place(&self, _: ClientId) -> Place {
+        Place::Behind
     }
 
     fn unwant(&mut self, client: ClientId) {

@@ -90,6 +90,17 @@ pub enum Next {
     Nobody,
 }
 
+/// Where a client that does not wait would be among those who do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    /// Another one would go first.
+    Behind,
+    /// It would be named next.
+    First,
+    /// It would be, and has fallen behind its part by more than a turn.
+    Owed,
+}
+
 /// The order of turns. The caller keeps to the protocol: a client joins, then wants the device,
 /// is named by `next`, is charged, and wants it again, or not.
 pub trait Policy: fmt::Debug + Send {
@@ -97,8 +108,12 @@ pub trait Policy: fmt::Debug + Send {
     fn join(&mut self, client: ClientId, weight: Weight, now: Moment);
     /// The client is gone, whether it waits or not.
     fn leave(&mut self, client: ClientId, now: Moment);
-    /// The client waits for the device from now on.
-    fn want(&mut self, client: ClientId, now: Moment);
+    /// The client waits for the device from now on. `kept` says that it has been away between two
+    /// batches for a moment only: it is owed what it was owed before.
+    fn want(&mut self, client: ClientId, kept: bool, now: Moment);
+    /// Where a client that does not wait would be if it did. While nobody waits, that is nowhere
+    /// behind.
+    fn place(&self, client: ClientId) -> Place;
     /// The client does not wait any longer.
     fn unwant(&mut self, client: ClientId);
     /// The client has used the device for so long.

@@ -311,36 +311,6 @@ fn who_was_alone_for_long_owes_nothing_to_who_comes() {
 }
 
 #[test]
-fn band_waits_for_a_light_client_before_it_serves_one_without_credit() {
-    let mut scheduler = Scheduler::new(Name::Band.make());
-    let (light, heavy) = (ClientId(0), ClientId(1));
-    let start = Moment::START + millis(30);
-    for id in [light, heavy] {
-        scheduler.join(id, weight(1), Moment::START);
-    }
-    scheduler.want(light, start);
-    scheduler.want(heavy, start);
-    assert!(matches!(scheduler.dispatch(start), Dispatch::Grant(grant) if grant.client == light));
-    scheduler.charge(millis(1), 0, start + millis(1));
-    scheduler.done(start + millis(1));
-    assert!(matches!(
-        scheduler.dispatch(start + millis(1)),
-        Dispatch::Grant(grant) if grant.client == heavy
-    ));
-    let now = start + millis(21);
-    scheduler.charge(millis(20), 0, now);
-    scheduler.done(now);
-    scheduler.want(heavy, now);
-    let until = now + Duration::from_micros(500);
-    assert_eq!(scheduler.dispatch(now), Dispatch::At(until));
-    scheduler.want(light, now + Duration::from_micros(300));
-    assert!(matches!(
-        scheduler.dispatch(now + Duration::from_micros(300)),
-        Dispatch::Grant(grant) if grant.client == light
-    ));
-}
-
-#[test]
 fn many_synchronous_calls_make_a_client_interactive_and_few_do_not() {
     for (calls, interactive) in [(20, true), (2, false)] {
         let mut scheduler = Scheduler::new(Name::Fair.make());

@@ -6,7 +6,10 @@ use std::{
     time::Duration,
 };
 
-use gantry_remoting::turns::meter::{Meter, Slice, Verdict};
+use gantry_remoting::turns::{
+    meter::{Meter, Slice, Verdict},
+    pauses::Pauses,
+};
 
 use super::{
     Costs, Vm,
@@ -35,6 +38,8 @@ enum Event {
     Granted(usize),
     /// A worker has waited long enough for calls, unless there was one since.
     Patience(usize, u64),
+    /// A worker whose client stays away is to be back, unless it has been.
+    Late(usize, u64),
     /// A turn on a device that can be interrupted is over, unless it was before.
     Interrupt(usize, u64),
     /// The policy wanted to be asked again.
@@ -51,6 +56,8 @@ enum Turn {
     Has,
     /// It has it, nothing to do, and is not waiting for calls actively.
     Parked,
+    /// The same while others wait: its client is expected back.
+    Paused,
 }
 
 struct Worker {
@@ -63,8 +70,11 @@ struct Worker {
     /// What the device was interrupted in.
     interrupted: VecDeque<Job>,
     meter: Meter,
+    pauses: Pauses,
     turn: Turn,
     slice: Slice,
+    /// When its turn is to be over.
+    due: Moment,
     /// Counts turns and calls, so that timers know whether they are still meant.
     epoch: u64,
     turns: u64,
@@ -72,6 +82,12 @@ struct Worker {
     asleep: bool,
     synchronous: u64,
     charged: Duration,
+    /// Kernels of the batch that have not completed, and when its first call came.
+    batch: (u32, Moment),
+    /// What all of its kernels take.
+    length: Duration,
+    /// What batches took beyond their kernels.
+    delays: Vec<Duration>,
     /// Kernel time done in each of the outcome's windows.
     done: Vec<Duration>,
 }
@@ -119,13 +135,18 @@ impl Machine {
                     submitting: None,
                     interrupted: VecDeque::new(),
                     meter: Meter::default(),
+                    pauses: Pauses::default(),
                     turn: Turn::None,
                     slice: Slice::Request,
+                    due: Moment::START,
                     epoch: 0,
                     turns: 0,
                     asleep: false,
                     synchronous: 0,
                     charged: Duration::ZERO,
+                    batch: (0, Moment::START),
+                    length: Duration::ZERO,
+                    delays: Vec::new(),
                     done: Vec::new(),
                 }
             })
@@ -135,7 +156,7 @@ impl Machine {
             sequence: 0,
             events: BinaryHeap::new(),
             scheduler,
-            preemptive: policy == Name::FairPreemptive,
+            preemptive: policy == Name::FairPreemptive && costs.interrupts,
             costs,
             workers,
             device: Device::default(),
@@ -143,8 +164,9 @@ impl Machine {
         }
     }
 
-    /// Runs to `end`; kernel time done by each client in each window.
-    pub(super) fn run(mut self, end: Moment) -> Vec<Vec<Duration>> {
+    /// Runs to `end`; of each client, the kernel time done in each window, and what its batches took
+    /// beyond their kernels.
+    pub(super) fn run(mut self, end: Moment) -> Vec<(Vec<Duration>, Vec<Duration>)> {
         for index in 0..self.workers.len() {
             for _ in 0..self.workers[index].program.in_flight {
                 self.at(Duration::ZERO, Event::Call(index));
@@ -157,7 +179,10 @@ impl Machine {
             self.now = moment;
             self.handle(event);
         }
-        self.workers.into_iter().map(|worker| worker.done).collect()
+        self.workers
+            .into_iter()
+            .map(|worker| (worker.done, worker.delays))
+            .collect()
     }
 
     fn at(&mut self, after: Duration, event: Event) {
@@ -186,11 +211,15 @@ impl Machine {
             Event::Patience(index, epoch) if epoch == self.workers[index].epoch => {
                 self.patience(index);
             }
+            Event::Late(index, epoch) if epoch == self.workers[index].epoch => {
+                self.review(index);
+                self.dispatch();
+            }
             Event::Interrupt(index, turn) if turn == self.workers[index].turns => {
                 self.interrupt(index);
             }
             Event::Ask => self.dispatch(),
-            Event::Done(_) | Event::Patience(..) | Event::Interrupt(..) => {}
+            Event::Done(_) | Event::Patience(..) | Event::Late(..) | Event::Interrupt(..) => {}
         }
     }
 
@@ -200,10 +229,18 @@ impl Machine {
         let request = worker.program.request(&mut worker.random);
         worker.calls.push_back(request);
         worker.synchronous += u64::from(worker.program.in_flight == 1);
+        if worker.program.batches {
+            if worker.batch.0 == 0 {
+                worker.batch.1 = self.now;
+            }
+            worker.batch.0 += 1;
+            worker.length += request.length;
+        }
         worker.epoch += 1;
+        worker.pauses.end(worker.meter.busy(), self.now);
         match worker.turn {
             Turn::None => self.want(index),
-            Turn::Parked => {
+            Turn::Parked | Turn::Paused => {
                 worker.turn = Turn::Has;
                 self.pump(index);
             }
@@ -219,19 +256,22 @@ impl Machine {
         {
             let holder = holder as usize;
             // Who was alone pays for what it has used, and not for what nobody else wanted.
-            let busy = self.workers[holder].meter.busy();
-            self.charge(holder, busy - self.workers[holder].charged);
-            if self.workers[holder].turn == Turn::Parked {
-                self.end(holder, false);
-            }
+            let busy = self.workers[holder].meter.busy_until(self.now);
+            self.charge(holder, busy.saturating_sub(self.workers[holder].charged));
+            // Until now it could have gone on for ever.
+            let due = &mut self.workers[holder].due;
+            *due = (*due).max(self.now);
         }
         self.scheduler.want(ClientId(index as u32), self.now);
+        if let Some(ClientId(holder)) = self.scheduler.holder() {
+            self.review(holder as usize);
+        }
         self.dispatch();
     }
 
     fn charge(&mut self, index: usize, used: Duration) {
         let worker = &mut self.workers[index];
-        worker.charged = worker.meter.busy();
+        worker.charged = worker.meter.busy_until(self.now);
         let calls = std::mem::take(&mut worker.synchronous);
         self.scheduler.charge(used, calls, self.now);
     }
@@ -255,6 +295,11 @@ impl Machine {
         worker.turn = Turn::Has;
         worker.turns += 1;
         worker.meter.begin(worker.slice, self.now);
+        worker.charged = worker.meter.busy_until(self.now);
+        worker.due = match worker.slice {
+            Slice::Time(length) => self.now + length,
+            Slice::Request => self.now,
+        };
         let turn = worker.turns;
         let interrupted = std::mem::take(&mut worker.interrupted);
         self.device.queue.extend(interrupted);
@@ -276,12 +321,9 @@ impl Machine {
         }
         let Some(&request) = worker.calls.front() else {
             if worker.meter.outstanding() == 0 {
-                if worker.slice == Slice::Request {
-                    self.end(index, false);
-                } else {
-                    let epoch = worker.epoch;
-                    self.at(PATIENCE, Event::Patience(index, epoch));
-                }
+                worker.pauses.begin(self.now);
+                let epoch = worker.epoch;
+                self.at(PATIENCE, Event::Patience(index, epoch));
             }
             return;
         };
@@ -300,31 +342,47 @@ impl Machine {
     fn patience(&mut self, index: usize) {
         let worker = &mut self.workers[index];
         if worker.turn == Turn::Has && worker.meter.outstanding() == 0 {
-            if self.scheduler.contended() {
-                self.end(index, false);
-            } else {
-                worker.turn = Turn::Parked;
-            }
+            worker.turn = Turn::Parked;
+            self.review(index);
+        }
+    }
+
+    /// Looks whether a holder whose client is away keeps the device.
+    fn review(&mut self, index: usize) {
+        let worker = &self.workers[index];
+        if !matches!(worker.turn, Turn::Parked | Turn::Paused) || !self.scheduler.contended() {
+            return;
+        }
+        let expected = worker.pauses.expected();
+        let since = worker.pauses.since().unwrap_or(self.now);
+        let (in_turn, epoch) = (self.now < worker.due, worker.epoch);
+        self.charge(index, Duration::MAX);
+        let until = (self.scheduler).keeps(expected, since, in_turn, self.now);
+        let id = ClientId(index as u32);
+        if let Some(until) = until {
+            self.workers[index].turn = Turn::Paused;
+            self.at(until.since(self.now), Event::Late(index, epoch));
+        } else {
+            self.end(index, false);
+            self.scheduler.away(id, expected, since, self.now);
+            self.dispatch();
         }
     }
 
     fn end(&mut self, index: usize, more: bool) {
         let worker = &mut self.workers[index];
-        let parked = worker.turn == Turn::Parked;
         worker.turn = Turn::None;
         worker.turns += 1;
         // Its client's processor has found nothing to poll for, for a long time.
         worker.asleep = worker.program.in_flight == 1;
-        if !parked {
-            // All of the turn: the device was nobody else's.
-            self.charge(index, Duration::MAX);
-        }
+        // All of the turn: the device was nobody else's.
+        self.charge(index, Duration::MAX);
         self.scheduler.done(self.now);
         if more {
             self.workers[index].turn = Turn::Waits;
             self.scheduler.want(ClientId(index as u32), self.now);
+            self.dispatch();
         }
-        self.dispatch();
     }
 
     /// Starts the device's next kernel.
@@ -381,14 +439,28 @@ impl Machine {
     fn noticed(&mut self, index: usize) {
         let worker = &mut self.workers[index];
         worker.meter.completed(self.now);
-        let mut delay = worker.program.think;
+        let mut calls = 1;
+        if worker.program.batches {
+            worker.batch.0 -= 1;
+            if worker.batch.0 > 0 {
+                return self.pump(index);
+            }
+            calls = worker.program.in_flight;
+            let took = self.now.since(worker.batch.1);
+            let length = std::mem::take(&mut worker.length);
+            worker.delays.push(took.saturating_sub(length));
+            worker.synchronous += 1;
+        }
+        let mut delay = worker.program.pause(&mut worker.random);
         if std::mem::take(&mut worker.asleep) {
             delay += self.costs.wake;
         }
-        if delay.is_zero() {
-            self.call(index);
-        } else {
-            self.at(delay, Event::Call(index));
+        for _ in 0..calls {
+            if delay.is_zero() {
+                self.call(index);
+            } else {
+                self.at(delay, Event::Call(index));
+            }
         }
         self.pump(index);
     }

@@ -33,10 +33,13 @@ pub struct Costs {
     pub switch: Duration,
     /// Waking a client's sleeping processor.
     pub wake: Duration,
+    /// Whether [`Name::FairPreemptive`] has a device that stops a turn in the middle of a kernel; with
+    /// the others none does.
+    pub interrupts: bool,
 }
 
 impl Default for Costs {
-    /// An enqueue of 3 us and an enqueue with finish of 8 us, as on an H200 (docs/opencl-figures.md);
+    /// An enqueue of 3 us and an enqueue with finish of 8 us, as on an H200 (measurements/opencl-figures.md);
     /// the wake-up of a process, twice, for a grant; the rest is assumed.
     fn default() -> Self {
         Self {
@@ -46,6 +49,7 @@ impl Default for Costs {
             grant: Duration::from_micros(15),
             switch: Duration::from_micros(25),
             wake: Duration::from_micros(50),
+            interrupts: true,
         }
     }
 }
@@ -71,13 +75,17 @@ pub struct Experiment {
 /// The width of an outcome's windows.
 pub const WINDOW: Duration = Duration::from_millis(500);
 
-/// What came out.
-#[derive(Clone, Debug)]
+/// What came out; what is not known is empty.
+#[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// What each client should have got of the device.
     pub ideal: Vec<f64>,
     /// What each client got of it in each [`WINDOW`].
     pub shares: Vec<Vec<f64>>,
+    /// What each client uses of the device when nobody else wants it.
+    pub alone: Vec<f64>,
+    /// What each batch of each client took beyond its kernels, the shortest first.
+    pub delays: Vec<Vec<Duration>>,
 }
 
 impl Outcome {
@@ -93,6 +101,15 @@ impl Outcome {
     /// The Min-Max Ratio over the first `time`.
     pub fn min_max_ratio(&self, time: Duration) -> f64 {
         fairness::min_max_ratio(&self.got(windows(time)), &self.ideal)
+    }
+
+    /// The time beyond its kernels that 99 % of a client's batches do not exceed; none if it has no
+    /// batches.
+    pub fn delay(&self, client: usize) -> Option<Duration> {
+        let delays = self.delays.get(client)?;
+        delays
+            .get(delays.len().saturating_sub(1) * 99 / 100)
+            .copied()
     }
 
     /// The aggregated overhead over the first `time`.
@@ -166,30 +183,44 @@ impl Experiment {
                 };
                 let time = Duration::from_secs(2).max(time / 10);
                 let alone = std::slice::from_ref(vm);
-                let got = simulate(alone, Name::Fair, free, time, seed);
+                let got = simulate(alone, Name::Fair, free, time, seed).0;
                 got[0].iter().sum::<f64>() / got[0].len().max(1) as f64
             })
             .collect();
         let weights: Vec<u32> = self.vms.iter().map(|vm| vm.weight).collect();
+        let (shares, delays) = simulate(&self.vms, policy, costs, time, seed);
         Outcome {
             ideal: fairness::ideal(&weights, &wants),
-            shares: simulate(&self.vms, policy, costs, time, seed),
+            shares,
+            alone: wants,
+            delays,
         }
     }
 }
 
-/// Shares of the device by client and window.
-fn simulate(vms: &[Vm], policy: Name, costs: Costs, time: Duration, seed: u64) -> Vec<Vec<f64>> {
+/// Shares of the device by client and window, and delays of batches by client, the shortest first.
+fn simulate(
+    vms: &[Vm],
+    policy: Name,
+    costs: Costs,
+    time: Duration,
+    seed: u64,
+) -> (Vec<Vec<f64>>, Vec<Vec<Duration>>) {
     let machine = machine::Machine::new(vms, policy, costs, WINDOW, seed);
-    let mut done = machine.run(Moment::START + time);
-    for done in &mut done {
-        done.resize(windows(time), Duration::ZERO);
-    }
     let share = |done: Duration| done.as_secs_f64() / WINDOW.as_secs_f64();
-    done.into_iter()
-        .map(|done| done.into_iter().map(share).collect())
-        .collect()
+    machine
+        .run(Moment::START + time)
+        .into_iter()
+        .map(|(mut done, mut delays)| {
+            done.resize(windows(time), Duration::ZERO);
+            delays.sort_unstable();
+            (done.into_iter().map(share).collect(), delays)
+        })
+        .unzip()
 }
+
+#[cfg(test)]
+mod closed_loop_tests;
 
 #[cfg(test)]
 mod tests {

@@ -104,6 +104,7 @@ mod tests {
         let outcome = Outcome {
             ideal: vec![0.5, 0.5],
             shares: vec![vec![0.4, 0.5], vec![0.6, 0.5]],
+            ..Outcome::default()
         };
         let names = ["a".to_owned(), "b".to_owned()];
         let panels = [("one".to_owned(), &outcome), ("two".to_owned(), &outcome)];

@@ -33,6 +33,11 @@ pub struct Program {
     pub in_flight: u32,
     /// How long it computes itself between the end of a kernel and the next one.
     pub think: Duration,
+    /// A closed loop: it submits `in_flight` kernels at once, waits for all of them and then thinks,
+    /// as training steps and solvers do. Otherwise each kernel's end lets it submit another one.
+    pub batches: bool,
+    /// Up to so much longer it thinks at random, any time as likely.
+    pub varies: Duration,
 }
 
 impl Program {
@@ -42,6 +47,8 @@ impl Program {
             lengths,
             in_flight: 64,
             think: Duration::ZERO,
+            batches: false,
+            varies: Duration::ZERO,
         }
     }
 
@@ -51,6 +58,28 @@ impl Program {
             lengths: Lengths::Always(length),
             in_flight: 1,
             think,
+            batches: false,
+            varies: Duration::ZERO,
+        }
+    }
+
+    /// One that submits so many kernels, waits for all of them, thinks, and begins again.
+    pub fn closed(kernels: u32, length: Duration, think: Duration) -> Self {
+        Self {
+            lengths: Lengths::Always(length),
+            in_flight: kernels.max(1),
+            think,
+            batches: true,
+            varies: Duration::ZERO,
+        }
+    }
+
+    /// How long it thinks this time.
+    pub(super) fn pause(&self, random: &mut fastrand::Rng) -> Duration {
+        if self.varies.is_zero() {
+            self.think
+        } else {
+            self.think + self.varies.mul_f64(random.f64())
         }
     }
 

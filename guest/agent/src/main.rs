@@ -48,6 +48,7 @@ use std::{
 };
 
 use clap::{CommandFactory, Parser, Subcommand};
+use gantry_remoting::apis;
 use manual::Manual;
 
 /// Where applications connect, unless somebody says otherwise.
@@ -59,10 +60,11 @@ static VERSION: LazyLock<String> = LazyLock::new(|| {
     } else {
         "without a"
     };
+    let spoken = apis::ALL.map(|spoken| format!("{} {}", spoken.api, spoken.version));
     format!(
         "{}, protocol {}, {driver} driver",
         env!("CARGO_PKG_VERSION"),
-        gantry_remoting::protocol::VERSION
+        spoken.join(", ")
     )
 });
 
@@ -156,12 +158,7 @@ fn main() -> ExitCode {
     let Err(error) = run() else {
         return ExitCode::SUCCESS;
     };
-    gantry_remoting::note!("gantry-agent: {error}");
-    let mut source = error.source();
-    while let Some(cause) = source {
-        gantry_remoting::note!("  because {cause}");
-        source = cause.source();
-    }
+    base::note::error("gantry-agent", &*error);
     ExitCode::FAILURE
 }
 

@@ -3,15 +3,19 @@
 use std::{
     fs::{self, File, OpenOptions},
     io,
-    os::fd::{AsRawFd, OwnedFd},
+    os::fd::OwnedFd,
     path::Path,
-    ptr::null_mut,
 };
 
+use base::{Access, Mapping};
 use gantry_remoting::{
+    apis,
+    link::window::{GREETING, REPLY},
     port::{self, Command, DOORBELL, Place, State, registers},
-    protocol::hello,
-    transport::window::{GREETING, REPLY},
+    wire::{
+        api::ApiId,
+        hello::{self, Form, Hello},
+    },
 };
 
 use crate::{
@@ -55,54 +59,32 @@ pub enum Error {
 }
 
 /// A mapped part of a BAR.
-struct Mapped {
-    base: *mut u8,
-    len: usize,
-}
+struct Mapped(Mapping);
 
 impl Mapped {
     fn new(file: &File, offset: u64, len: u64) -> io::Result<Self> {
-        let offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
-        // SAFETY: a fresh mapping at an address of the kernel's choice.
-        let base = unsafe {
-            libc::mmap(
-                null_mut(),
-                len as usize,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                file.as_raw_fd(),
-                offset,
-            )
-        };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(Self {
-            base: base.cast(),
-            len: len as usize,
-        })
+        Mapping::shared(file, offset, len as usize, Access::ReadWrite).map(Self)
     }
 
     fn read(&self, offset: u64) -> u32 {
-        debug_assert!(offset as usize + 4 <= self.len);
+        debug_assert!(offset as usize + 4 <= self.0.len());
         // SAFETY: within the mapping, aligned; any value is a number.
-        unsafe { self.base.add(offset as usize).cast::<u32>().read_volatile() }
+        unsafe {
+            self.0
+                .start()
+                .add(offset as usize)
+                .cast::<u32>()
+                .read_volatile()
+        }
     }
 
     fn write(&self, offset: u64, value: u32) {
-        debug_assert!(offset as usize + 4 <= self.len);
+        debug_assert!(offset as usize + 4 <= self.0.len());
         // SAFETY: as above.
         unsafe {
-            let at = self.base.add(offset as usize).cast::<u32>();
+            let at = self.0.start().add(offset as usize).cast::<u32>();
             at.write_volatile(value);
         }
-    }
-}
-
-impl Drop for Mapped {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `new`, and nobody uses it any more.
-        unsafe { libc::munmap(self.base.cast(), self.len) };
     }
 }
 
@@ -110,6 +92,8 @@ impl Drop for Mapped {
 pub struct Port {
     /// Its PCI address.
     pub address: String,
+    /// The number of the API that its workers serve; zero from a machine that does not say it.
+    api: u32,
     registers: Mapped,
     slices: u32,
     slice_size: u64,
@@ -185,6 +169,7 @@ impl Port {
         let high = registers.read(registers::SLICE_SIZE_HIGH);
         let mut port = Self {
             address: address.to_owned(),
+            api: registers.read(registers::API),
             slices: registers.read(registers::SLICES).min(port::MOST_SLICES),
             slice_size: u64::from(low) | u64::from(high) << 32,
             registers,
@@ -214,7 +199,7 @@ impl Port {
             Err(error) => {
                 let cause = std::error::Error::source(&error);
                 let cause = cause.map(|cause| format!(": {cause}")).unwrap_or_default();
-                gantry_remoting::note!(
+                base::note!(
                     "gantry-agent: applications of {} look for their answers again and again, as its \
                      interrupts wake nobody: {error}{cause}",
                     self.address
@@ -272,6 +257,19 @@ impl Port {
         State::from_number(number).unwrap_or(State::Ended)
     }
 
+    /// Whether its workers serve the API of an application that says this. One of another build,
+    /// which does not say it, is told by a worker which build is meant.
+    pub fn serves(&self, hello: &[u8; hello::SIZE]) -> bool {
+        let wanted = Hello::api_number(hello);
+        wanted == 0 || self.api == 0 || wanted == self.api
+    }
+
+    /// What an application is told that wants another API: which one there is.
+    pub fn refusal(&self) -> Option<Hello> {
+        let api = ApiId::from_number(self.api)?;
+        Some(Hello::answer(apis::spoken(api), Form::Port, (0, 0)))
+    }
+
     /// A slice that nobody has.
     pub fn free(&self) -> Option<u32> {
         (0..self.slices).find(|&slice| self.state(slice) == State::Free)
@@ -288,7 +286,12 @@ impl Port {
         let page = self.first_page(slice)?;
         for (at, byte) in hello.iter().enumerate() {
             // SAFETY: within the page.
-            unsafe { page.base.add(GREETING as usize + at).write_volatile(*byte) };
+            unsafe {
+                page.0
+                    .start()
+                    .add(GREETING as usize + at)
+                    .write_volatile(*byte)
+            };
         }
         // The window is write-combining: an access to the registers, which are not, comes after.
         let owner = registers::OWNER + 4 * u64::from(slice);
@@ -303,7 +306,7 @@ impl Port {
         let mut reply = [0; hello::SIZE];
         for (at, byte) in reply.iter_mut().enumerate() {
             // SAFETY: within the page.
-            *byte = unsafe { page.base.add(REPLY as usize + at).read_volatile() };
+            *byte = unsafe { page.0.start().add(REPLY as usize + at).read_volatile() };
         }
         Ok(reply)
     }

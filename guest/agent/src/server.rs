@@ -12,14 +12,15 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::Chain;
 use gantry_remoting::{
-    port::{LOOK, State},
-    protocol::hello,
-    transport::{
+    link::{
         alarm::Alarm,
         closer::{Closer, Connection},
         socket,
     },
+    port::{LOOK, State},
+    wire::hello,
 };
 
 use crate::{
@@ -162,14 +163,12 @@ impl Server {
             }
             match Port::open(&address) {
                 Ok(port) => {
-                    gantry_remoting::note!("gantry-agent: accelerator port at {address}");
+                    base::note!("gantry-agent: accelerator port at {address}");
                     self.bad.retain(|bad| *bad != address);
                     self.ports.push(port);
                 }
                 Err(error) if !self.bad.contains(&address) => {
-                    let cause = std::error::Error::source(&error);
-                    let cause = cause.map(|cause| format!(": {cause}")).unwrap_or_default();
-                    gantry_remoting::note!("gantry-agent: {error}{cause}");
+                    base::note!("gantry-agent: {}", Chain(&error));
                     self.bad.push(address);
                 }
                 Err(_) => {}
@@ -323,9 +322,19 @@ impl Server {
             let Step::Queued(hello) = &client.step else {
                 return true;
             };
-            let found = ports
-                .iter()
-                .find_map(|port| port.free().map(|slice| (port, slice)));
+            let serving = || ports.iter().filter(|port| port.serves(hello));
+            if let (Some(other), None) = (ports.first(), serving().next()) {
+                gantry_remoting::note!(
+                    "gantry-agent: an application is turned away: no accelerator port is for the \
+                     API that it calls"
+                );
+                if let Some(hello) = other.refusal() {
+                    // It has nothing else to read, so that there is room.
+                    let _ = socket::send(&client.stream, &hello.to_bytes(), &[]);
+                }
+                return false;
+            }
+            let found = serving().find_map(|port| port.free().map(|slice| (port, slice)));
             let Some((port, slice)) = found else {
                 // None of them will be free soon, unless one is being closed.
                 let waits = !ports.is_empty() && client.since.elapsed() < HELLO;
@@ -335,12 +344,12 @@ impl Server {
                     } else {
                         "all slices are taken"
                     };
-                    gantry_remoting::note!("gantry-agent: an application is turned away: {why}");
+                    base::note!("gantry-agent: an application is turned away: {why}");
                 }
                 return waits;
             };
             if let Err(error) = port.open_slice(slice, hello, client.user) {
-                gantry_remoting::note!(
+                base::note!(
                     "gantry-agent: cannot use slice {slice} of {}: {error}",
                     port.address
                 );
@@ -389,9 +398,7 @@ impl Server {
                         true
                     }
                     Err(error) => {
-                        gantry_remoting::note!(
-                            "gantry-agent: cannot answer an application: {error}"
-                        );
+                        base::note!("gantry-agent: cannot answer an application: {error}");
                         port.close_slice(slice);
                         false
                     }
@@ -399,7 +406,7 @@ impl Server {
                 (Step::Opening { .. }, State::Opening) if !late => true,
                 (Step::Served { .. }, State::Open) => true,
                 (Step::Opening { .. }, State::Ended) => {
-                    gantry_remoting::note!(
+                    base::note!(
                         "gantry-agent: no worker took slice {slice} of {}: see the host's log",
                         port.address
                     );
@@ -409,7 +416,7 @@ impl Server {
                     false
                 }
                 (_, state) => {
-                    gantry_remoting::note!(
+                    base::note!(
                         "gantry-agent: slice {slice} of {} is lost ({state:?})",
                         port.address
                     );

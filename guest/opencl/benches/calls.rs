@@ -14,26 +14,24 @@ use std::{
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use gantry_remoting::{
-    opencl::Api,
-    protocol::{
-        Blob, Call, Flags, Header, Request, Wire,
-        calls::{
-            ContextId, CreateContext, CreateKernel, CreateProgram, CreateQueue, DeviceId, Finish,
-            Grid, Info, KernelId, NdRange, Order, ProgramId, ProgramOrigin, QueueId, SetArgument,
-            Target, Value,
-        },
+    apis::opencl::calls::{
+        Call, ContextId, CreateContext, CreateKernel, CreateProgram, CreateQueue, DeviceId, Finish,
+        Grid, Info, KernelId, NdRange, Order, ProgramId, ProgramOrigin, QueueId, Request,
+        SetArgument, Target, Value,
     },
-    transport::{
+    backends::opencl::{OpenClBackend, Server, driver::Api},
+    link::{
         bell::Futex,
-        link::{Receiver, Sender},
+        endpoint::{Receiver, Sender},
         port_bell::Waker,
         ring::{Consumer, Producer},
         window::{self, Slice, Window},
     },
-    worker::{
+    session::{
         quota::Quota,
-        server::{Nudge, Server, Tuning},
+        server::{Nudge, Tuning},
     },
+    wire::{Blob, Flags, Header, Wire},
 };
 
 const RING: u64 = 1 << 20;
@@ -161,12 +159,12 @@ impl Client {
         let tuning = Tuning {
             spin: Duration::ZERO,
             waker: Waker::Futex(BELL),
-            device: String::new(),
             quota: Quota::new(0),
         };
         let (calls, answers) = ends([window.calls(), window.answers()]);
         let nudge = Nudge(Box::new(|| {}));
-        let (server, taken) = Server::new(Arc::new(Api::null()), window, tuning, nudge);
+        let backend = OpenClBackend::new(Arc::new(Api::null()), "");
+        let (server, taken) = Server::new(backend, window, tuning, nudge);
         Self {
             calls,
             answers,

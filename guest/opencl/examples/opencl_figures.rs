@@ -13,7 +13,7 @@ use std::{
 };
 
 use device::{Device, Failed, check, cl};
-use gantry_remoting::opencl::{api::Handle, codes};
+use gantry_remoting::{apis::opencl::codes, backends::opencl::driver::api::Handle};
 
 mod device;
 

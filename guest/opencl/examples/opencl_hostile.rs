@@ -32,25 +32,28 @@ use std::{
 };
 
 use gantry_remoting::{
-    opencl::codes,
-    port,
-    protocol::{
-        Blob, Call, Flags, Header, Wire,
+    apis::opencl::{
+        OpenCl,
         calls::{
-            self, BuildProgram, ContextId, CreateBuffer, CreateContext, CreateKernel,
+            self, BuildProgram, Call, ContextId, CreateBuffer, CreateContext, CreateKernel,
             CreateProgram, CreateQueue, DeviceId, Finish, Grid, KernelId, MemId, NdRange, Order,
             Place, ProgramId, ProgramOrigin, QueueId, ReadBuffer, ReleaseMem, SvmAlloc, SvmFill,
             SvmFree, SvmRead, SvmWrite, WriteBuffer,
         },
-        hello::{Form, Hello},
+        codes,
     },
-    transport::{
+    link::{
         bell::{Bell, Futex},
-        link::{Receiver, Sender},
+        endpoint::{Receiver, Sender},
         port_bell::{Doorbell, DoorbellPage},
         ring::{Consumer, Lines, Producer},
         socket,
         window::{Slice, Window},
+    },
+    port,
+    wire::{
+        Blob, Flags, Header, Wire,
+        hello::{Form, Hello},
     },
 };
 
@@ -101,7 +104,7 @@ impl Client {
         steps.step();
         let stream = UnixStream::connect(path)?;
         steps.step();
-        let hello = Hello::client().to_bytes();
+        let hello = Hello::client::<OpenCl>().to_bytes();
         // In one piece, as the agent has it, unless this process ends in between.
         let cut = match steps.0 {
             Some(0) => hello.len() / 2,
@@ -111,7 +114,7 @@ impl Client {
         steps.step();
         let (bytes, files) = socket::receive_hello(&stream)?;
         steps.step();
-        let hello = Hello::check(&bytes)?;
+        let hello = Hello::check_for::<OpenCl>(&bytes)?;
         let mut files = files.into_iter();
         let memory = files.next().ok_or("no window")?;
         let (at, bell) = match hello.form {
@@ -432,7 +435,7 @@ fn shared_addresses(client: &mut Client) -> Result<(), Failed> {
         context: CONTEXT,
         flags: 0,
         size: SIZE,
-        vain: 0,
+        retries: 0,
     })?;
     // Not every device has such memory.
     let Ok(start) = allocation else {
@@ -553,7 +556,11 @@ fn lingering() -> Result<(TcpStream, TcpStream), Failed> {
 fn files(path: &str) -> Result<&'static str, Failed> {
     let [(first, _one), (second, _other)] = [lingering()?, lingering()?];
     let stream = UnixStream::connect(path)?;
-    socket::send(&stream, &Hello::client().to_bytes(), &[first.as_fd()])?;
+    socket::send(
+        &stream,
+        &Hello::client::<OpenCl>().to_bytes(),
+        &[first.as_fd()],
+    )?;
     // Refused if the other side was faster.
     let _ = socket::send(&stream, &[0], &[second.as_fd()]);
     // Not the last ones, if they have arrived.

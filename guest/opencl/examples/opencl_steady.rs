@@ -7,7 +7,7 @@ use std::{
 };
 
 use device::{Device, Failed, check, cl};
-use gantry_remoting::opencl::codes;
+use gantry_remoting::apis::opencl::codes;
 
 mod device;
 

@@ -5,7 +5,7 @@
 
 use std::ffi::{CStr, c_char, c_void};
 
-use gantry_remoting::opencl::codes;
+use gantry_remoting::apis::opencl::codes;
 
 /// The outcome of most entry points.
 pub type Outcome<T = ()> = Result<T, i32>;

@@ -3,14 +3,14 @@
 use std::ffi::c_void;
 
 use gantry_remoting::{
-    opencl::codes,
-    protocol::{
-        Blob,
+    apis::opencl::{
         calls::{
             Barrier, CopyBuffer, CopyBufferRect, CopyBufferToImage, CopyImage, CopyImageToBuffer,
             FillBuffer, FillImage, Grid, Marker, Migrate, NdRange,
         },
+        codes,
     },
+    wire::Blob,
 };
 
 use crate::{

@@ -1,10 +1,12 @@
 //! Contexts and queues.
 
-use std::{ffi::c_void, ptr::null_mut, sync::Mutex, sync::PoisonError};
+use std::{ffi::c_void, ptr::null_mut, sync::Mutex};
 
-use gantry_remoting::{
-    opencl::codes,
-    protocol::calls::{ContextId, CreateContext, CreateQueue, Finish, Flush, QueueId, Target},
+use base::Unpoisoned;
+use gantry_client::progress::Progress;
+use gantry_remoting::apis::opencl::{
+    calls::{ContextId, CreateContext, CreateQueue, Finish, Flush, QueueId, Target},
+    codes,
 };
 
 use crate::{
@@ -14,7 +16,6 @@ use crate::{
         self, Context, ContextDestructor, Device, Handle, Object, Platform, Queue, get, keep_all,
     },
     platform::{self, ask},
-    progress::Progress,
 };
 
 fn create(
@@ -23,7 +24,7 @@ fn create(
     notify: Option<Notify>,
     data: *mut c_void,
 ) -> Outcome<Handle<Context>> {
-    let link = link::the()?;
+    let link = link::connected()?;
     let properties = properties(list);
     let mut platform = None;
     let pairs = properties.as_chunks::<2>().0;
@@ -40,9 +41,9 @@ fn create(
         }
     }
     let devices = keep_all(devices)?;
-    let id = ContextId(link.ids.contexts.take());
+    let id = ContextId(link.state.ids.contexts.take());
     if let Some(notify) = notify {
-        link.notify(id, Some((notify, data as usize)));
+        link::notify(link, id, Some((notify, data as usize)));
     }
     let asked = link.ask(&CreateContext {
         id,
@@ -167,11 +168,7 @@ pub extern "C" fn clSetContextDestructorCallback(
     code((|| {
         let context = get(context)?;
         let entry: ContextDestructor = (notify.ok_or(codes::INVALID_VALUE)?, data as usize);
-        let mut destructors = context
-            .it
-            .destructors
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut destructors = context.it.destructors.lock_unpoisoned();
         destructors.push(entry);
         Ok(())
     })())
@@ -203,8 +200,8 @@ fn queue(
     if properties & codes::QUEUE_ON_DEVICE != 0 {
         return Err(codes::INVALID_QUEUE_PROPERTIES);
     }
-    let link = link::the()?;
-    let id = QueueId(link.ids.queues.take());
+    let link = link::connected()?;
+    let id = QueueId(link.state.ids.queues.take());
     let asked = link.ask(&CreateQueue {
         id,
         context: context.it.id,
@@ -300,7 +297,7 @@ fn flush(queue: &Queue) -> Outcome {
         return Ok(());
     }
     let mark = queue.progress.mark();
-    link::the()?.post(&Flush { queue: queue.id })?;
+    link::connected()?.post(&Flush { queue: queue.id })?;
     queue.progress.flushed(mark);
     Ok(())
 }
@@ -316,7 +313,7 @@ pub extern "C" fn clFinish(queue: Handle<Queue>) -> i32 {
             return Ok(());
         }
         let mark = queue.progress.mark();
-        link::the()?.ask(&Finish { queue: queue.id })?;
+        link::connected()?.ask(&Finish { queue: queue.id })?;
         queue.progress.done(mark);
         Ok(())
     })())

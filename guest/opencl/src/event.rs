@@ -2,15 +2,12 @@
 
 use std::ffi::c_void;
 
-use gantry_remoting::{
-    opencl::codes,
-    protocol::{
-        Call,
-        calls::{
-            CreateUserEvent, EventId, Order, SetEventCallback, SetUserEventStatus, Target,
-            WaitForEvents,
-        },
+use gantry_remoting::apis::opencl::{
+    calls::{
+        Call, CreateUserEvent, EventId, Order, SetEventCallback, SetUserEventStatus, Target,
+        WaitForEvents,
     },
+    codes,
 };
 
 use crate::{
@@ -53,9 +50,9 @@ pub fn submit<C: Call<Answer = ()>>(
     blocking: bool,
     make: impl FnOnce(Order) -> Outcome<C>,
 ) -> Outcome {
-    let link = link::the()?;
+    let link = link::connected()?;
     let wait = around.ids(&queue.it.context)?;
-    let id = (!around.event.is_null()).then(|| EventId(link.ids.events.take()));
+    let id = (!around.event.is_null()).then(|| EventId(link.state.ids.events.take()));
     let call = make(Order {
         queue: queue.it.id,
         wait,
@@ -104,7 +101,7 @@ pub extern "C" fn clWaitForEvents(count: u32, events: *const Handle<Event>) -> i
         if events.iter().any(|event| event.it.context.it.id != first) {
             return Err(codes::INVALID_CONTEXT);
         }
-        link::the()?.ask(&WaitForEvents {
+        link::connected()?.ask(&WaitForEvents {
             events: events.iter().map(|event| event.it.id).collect(),
         })
     })())
@@ -169,8 +166,8 @@ pub extern "C" fn clCreateUserEvent(
 ) -> Handle<Event> {
     let outcome = (|| {
         let context = get(context)?;
-        let link = link::the()?;
-        let id = EventId(link.ids.events.take());
+        let link = link::connected()?;
+        let id = EventId(link.state.ids.events.take());
         link.post(&CreateUserEvent {
             id,
             context: context.it.id,
@@ -195,7 +192,7 @@ pub extern "C" fn clSetUserEventStatus(event: Handle<Event>, status: i32) -> i32
             return Err(codes::INVALID_VALUE);
         }
         // Setting it twice is an error that the driver reports.
-        link::the()?.ask(&SetUserEventStatus {
+        link::connected()?.ask(&SetUserEventStatus {
             id: event.it.id,
             status,
         })
@@ -224,8 +221,8 @@ pub extern "C" fn clSetEventCallback(
 
 /// A new event that this driver decides by [`decide`], in any case: commands may wait for it.
 pub fn undecided(context: &Object<Context>) -> Outcome<Own<Event>> {
-    let link = link::the()?;
-    let id = EventId(link.ids.events.take());
+    let link = link::connected()?;
+    let id = EventId(link.state.ids.events.take());
     // Whether this can be sent or not, the number is given back with the object.
     let event = Object::own(
         Event {
@@ -256,14 +253,14 @@ pub fn decide(event: &Object<Event>, status: i32) {
 
 /// Calls back when an event has this status, or an error.
 fn when(event: &Object<Event>, at: i32, call: impl FnOnce(i32) + Send + 'static) -> Outcome {
-    let link = link::the()?;
-    let number = link.callback(Box::new(call));
+    let link = link::connected()?;
+    let number = link.register_callback(Box::new(call));
     link.ask(&SetEventCallback {
         id: event.it.id,
         at,
         callback: number,
     })
-    .inspect_err(|_| link.forget(number))
+    .inspect_err(|_| link.cancel_callback(number))
 }
 
 /// Calls back, in the thread for that, when the command of an event is over.

@@ -9,7 +9,7 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use gantry_remoting::protocol::{Blob, calls::HeaderFile};
+use gantry_remoting::{apis::opencl::calls::HeaderFile, wire::Blob};
 
 /// The most files that travel with a source, and the most bytes in all of them.
 const MOST_FILES: usize = 1024;

@@ -14,44 +14,29 @@
 //! where there is one. `GANTRY_OPENCL_SPIN` is the time in microseconds that a waiting call polls before it
 //! sleeps.
 //!
-//! [`Address`]: gantry_remoting::transport::stream::address::Address
+//! [`Address`]: gantry_remoting::link::stream::address::Address
 //!
 //! - `table`: the dispatch table, and what becomes of each entry point
-//! - `link`: the connection; `callbacks`: those that are waited for; `ids`: numbers of objects
-//! - `stage`: what data goes through; `space`: which parts of the window are free
-//! - `gate`: whether the worker is behind an exitless gate; `paired`: a real one
+//! - `link`: OpenCL's own part of the connection, which is [`gantry_client`]'s: there is the way of
+//!   a call, and of its data
 //! - `svm`: memory whose addresses mean the same to the device
-//! - `hook`: the application's large allocations in the window
 //! - `include`: headers that travel with sources
-//! - `crew`: large copies by several threads
 //! - `abi`: what C programs hand over; `object`: handles and reference counts
 //! - the others: entry points by subject
 
 #![allow(missing_docs, non_snake_case, clippy::too_many_arguments)]
 
 mod abi;
-mod callbacks;
 mod command;
 mod context;
-mod crew;
 mod event;
-mod event_fd;
-mod gate;
-mod hook;
-mod ids;
 mod include;
 mod link;
 mod memory;
 mod object;
-#[cfg(feature = "gate")]
-mod paired;
 mod platform;
 mod program;
-mod progress;
 mod refuse;
-mod space;
-mod stage;
-mod streaming;
 mod svm;
 mod table;
 #[cfg(test)]

@@ -1,20 +1,16 @@
 //! Buffers, images and samplers.
 
-use std::{
-    ffi::c_void,
-    ptr::null_mut,
-    sync::{Mutex, PoisonError},
-};
+use std::{ffi::c_void, ptr::null_mut, sync::Mutex};
 
-use gantry_remoting::{
-    opencl::{
-        codes,
-        image::{ImageDesc, ImageFormat, pixel_size},
-    },
-    protocol::calls::{
+use base::Unpoisoned;
+use gantry_client::stage::HostRegion;
+use gantry_remoting::apis::opencl::{
+    calls::{
         CreateBuffer, CreateImage, CreateSampler, CreateSubBuffer, ImageFormats, ImageShape, MemId,
         Place, SamplerId, Target,
     },
+    codes,
+    image::{ImageDesc, ImageFormat, pixel_size},
 };
 
 use crate::{
@@ -22,7 +18,6 @@ use crate::{
     link,
     object::{self, Context, Handle, Image, Mem, MemDestructor, Object, Own, Sampler, get},
     platform::{ask, limit},
-    stage::Landing,
     svm,
 };
 
@@ -66,7 +61,7 @@ fn buffer(
     if size == 0 || size > largest {
         return Err(codes::INVALID_BUFFER_SIZE);
     }
-    let link = link::the()?;
+    let link = link::connected()?;
     let uses = flags & codes::MEM_USE_HOST_PTR != 0;
     // Memory that host and device share lives in the window, if that is shared and has room for it.
     let in_window = link.shared(host.cast_const().cast(), size);
@@ -83,10 +78,11 @@ fn buffer(
     let mut contents = None;
     // What is in shared virtual memory is there already.
     if flags & (codes::MEM_COPY_HOST_PTR | codes::MEM_USE_HOST_PTR) != 0 && !svm {
-        let data = Landing::flat(host.cast(), size as usize);
+        let data = HostRegion::flat(host.cast(), size as usize);
         match (lives, in_window) {
             (Some((_, 0)), _) => {}
-            (Some((offset, _)), _) => data.gather(link.pointer(offset, size)?, link.reader()),
+            // SAFETY: the application vouches for its memory, here and below, as the API demands.
+            (Some((offset, _)), _) => unsafe { link.fill(offset, &data, link.reader())? },
             (None, Some(offset)) => {
                 contents = Some(Place {
                     offset,
@@ -94,10 +90,11 @@ fn buffer(
                     stage: None,
                 });
             }
-            (None, None) => contents = Some(link.stage_copy(data)?),
+            // SAFETY: see above.
+            (None, None) => contents = Some(unsafe { link.stage_copy(&data)? }),
         }
     }
-    let id = MemId(link.ids.mems.take());
+    let id = MemId(link.state.ids.mems.take());
     let call = CreateBuffer {
         id,
         context: context.it.id,
@@ -215,8 +212,8 @@ pub extern "C" fn clCreateSubBuffer(
                 flags & mask
             }
         };
-        let link = link::the()?;
-        let id = MemId(link.ids.mems.take());
+        let link = link::connected()?;
+        let id = MemId(link.state.ids.mems.take());
         let call = CreateSubBuffer {
             id,
             of: of.it.id,
@@ -309,9 +306,9 @@ fn image(
         0 => row_pitch * rows,
         pitch => pitch,
     };
-    let link = link::the()?;
-    let data = Landing {
-        to: host.cast(),
+    let link = link::connected()?;
+    let data = HostRegion {
+        start: host.cast(),
         row: tight as usize,
         rows: rows as usize,
         slices: slices as usize,
@@ -319,9 +316,10 @@ fn image(
         slice_pitch: slice_pitch as usize,
     };
     let contents = (!host.is_null())
-        .then(|| link.stage_copy(data))
+        // SAFETY: the application vouches for its memory, as the API demands.
+        .then(|| unsafe { link.stage_copy(&data) })
         .transpose()?;
-    let id = MemId(link.ids.mems.take());
+    let id = MemId(link.state.ids.mems.take());
     let asked = link.ask(&CreateImage {
         id,
         context: context.it.id,
@@ -464,7 +462,7 @@ pub extern "C" fn clGetSupportedImageFormats(
         if !formats.is_null() && count == 0 {
             return Err(codes::INVALID_VALUE);
         }
-        let found = link::the()?.ask(&ImageFormats {
+        let found = link::connected()?.ask(&ImageFormats {
             context: context.it.id,
             flags,
             kind,
@@ -506,7 +504,7 @@ pub extern "C" fn clGetMemObjectInfo(
             codes::MEM_SIZE if it.image.is_none() => bytes(&[it.size]),
             codes::MEM_HOST_PTR => bytes(&[it.host]),
             codes::MEM_MAP_COUNT => {
-                let maps = it.maps.lock().unwrap_or_else(PoisonError::into_inner);
+                let maps = it.maps.lock_unpoisoned();
                 bytes(&[maps.len() as u32])
             }
             codes::MEM_REFERENCE_COUNT => bytes(&[mem.count()]),
@@ -555,11 +553,7 @@ pub extern "C" fn clSetMemObjectDestructorCallback(
     code((|| {
         let mem = get(mem)?;
         let entry: MemDestructor = (notify.ok_or(codes::INVALID_VALUE)?, data as usize);
-        let mut destructors = mem
-            .it
-            .destructors
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut destructors = mem.it.destructors.lock_unpoisoned();
         destructors.push(entry);
         Ok(())
     })())
@@ -594,11 +588,11 @@ fn sampler(
     filter: u32,
 ) -> Outcome<Handle<Sampler>> {
     let context = get(context)?;
-    let link = link::the()?;
+    let link = link::connected()?;
     if normalized > 1 {
         return Err(codes::INVALID_VALUE);
     }
-    let id = SamplerId(link.ids.samplers.take());
+    let id = SamplerId(link.state.ids.samplers.take());
     let call = CreateSampler {
         id,
         context: context.it.id,

@@ -6,26 +6,29 @@ use std::{
     collections::BTreeMap,
     ffi::c_void,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock,
         atomic::{AtomicU32, Ordering},
     },
 };
 
+use base::Unpoisoned;
+use gantry_client::progress::Progress;
+use gantry_client::stage::HostRegion;
 use gantry_remoting::{
-    opencl::codes,
-    protocol::Blob,
-    protocol::calls::{
-        ArgumentKind, ContextId, DeviceId, EventId, KernelId, MemId, PlatformId, ProgramId,
-        QueueId, ReleaseContext, ReleaseDevice, ReleaseEvent, ReleaseKernel, ReleaseMem,
-        ReleaseProgram, ReleaseQueue, ReleaseSampler, SamplerId, StageId, Value,
+    apis::opencl::{
+        calls::{
+            ArgumentKind, ContextId, DeviceId, EventId, KernelId, MemId, PlatformId, ProgramId,
+            QueueId, ReleaseContext, ReleaseDevice, ReleaseEvent, ReleaseKernel, ReleaseMem,
+            ReleaseProgram, ReleaseQueue, ReleaseSampler, SamplerId, StageId, Value,
+        },
+        codes,
     },
+    wire::Blob,
 };
 
 use crate::{
     abi::Outcome,
     link,
-    progress::Progress,
-    stage::Landing,
     table::{TABLE, Table},
 };
 
@@ -57,7 +60,7 @@ const SAMPLER: u32 = 0x4754_0006;
 static KNOWN: Mutex<BTreeMap<usize, u32>> = Mutex::new(BTreeMap::new());
 
 fn lock_known() -> MutexGuard<'static, BTreeMap<usize, u32>> {
-    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
+    KNOWN.lock_unpoisoned()
 }
 
 /// The tag of a live buffer, image or sampler.
@@ -244,7 +247,7 @@ pub enum Mapped {
         offset: u64,
         length: u64,
         /// The application's own memory, if the data has to come from there.
-        host: Option<Landing>,
+        host: Option<HostRegion>,
         origin: [u64; 3],
         region: [u64; 3],
         write: bool,
@@ -355,7 +358,7 @@ macro_rules! kinds {
             fn released(&mut self, _: *mut c_void) {
                 if let Some(link) = link::get() {
                     let _ = link.post(&$call { id: self.id });
-                    link.ids.$numbers.give(self.id.0);
+                    link.state.ids.$numbers.give(self.id.0);
                 }
             }
         }
@@ -386,7 +389,7 @@ impl Kind for Device {
             && let Some(link) = link::get()
         {
             let _ = link.post(&ReleaseDevice { id: self.id });
-            link.ids.sub_devices.give(self.id.0 - SUB_DEVICES);
+            link.state.ids.sub_devices.give(self.id.0 - SUB_DEVICES);
         }
     }
 }
@@ -407,9 +410,9 @@ impl Kind for Context {
             call(handle.cast(), data as *mut c_void);
         }
         if let Some(link) = link::get() {
-            link.notify(self.id, None);
+            link::notify(link, self.id, None);
             let _ = link.post(&ReleaseContext { id: self.id });
-            link.ids.contexts.give(self.id.0);
+            link.state.ids.contexts.give(self.id.0);
         }
     }
 }
@@ -431,12 +434,12 @@ impl Kind for Mem {
         // Both are due only when no command uses the memory any more, which the driver knows.
         let callback = (own.is_some() || !destructors.is_empty()).then(|| {
             let handle = handle as usize;
-            link.callback(Box::new(move |_| {
+            link.register_callback(Box::new(move |_| {
                 for (call, data) in destructors.into_iter().rev() {
                     call(handle as *mut c_void, data as *mut c_void);
                 }
                 if let (Some((offset, length)), Some(link)) = (own, link::get()) {
-                    link.give_back(offset, length);
+                    link.free(offset, length);
                 }
             }))
         });
@@ -445,8 +448,8 @@ impl Kind for Mem {
             callback,
         });
         if let (Err(_), Some(number)) = (posted, callback) {
-            link.due(number, 0);
+            link.run_callback(number, 0);
         }
-        link.ids.mems.give(self.id.0);
+        link.state.ids.mems.give(self.id.0);
     }
 }

@@ -4,15 +4,16 @@ use std::{
     collections::HashMap,
     ffi::{CStr, c_char, c_void},
     ptr::null_mut,
-    sync::{Mutex, OnceLock, PoisonError},
+    sync::{Mutex, OnceLock},
 };
 
+use base::Unpoisoned;
 use gantry_remoting::{
-    opencl::codes,
-    protocol::{
-        Blob,
+    apis::opencl::{
         calls::{self, DeviceId, Info, PlatformId, Target},
+        codes,
     },
+    wire::Blob,
 };
 
 use crate::{
@@ -23,7 +24,7 @@ use crate::{
 
 /// Asks the worker.
 pub fn ask(of: Target, parameter: u32) -> Outcome<Vec<u8>> {
-    let Blob(value) = link::the()?.ask(&Info { of, parameter })?;
+    let Blob(value) = link::connected()?.ask(&Info { of, parameter })?;
     Ok(value)
 }
 
@@ -233,7 +234,7 @@ fn kept(id: DeviceId, name: u32) -> Outcome<Vec<u8>> {
         return ask(Target::Device(id), name);
     }
     let known = |value: Option<Vec<u8>>| {
-        let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = KEPT.lock_unpoisoned();
         let kept = kept.get_or_insert_default();
         if let Some(value) = value {
             kept.insert((id.0, name), value);
@@ -320,7 +321,7 @@ pub extern "C" fn clCreateSubDevices(
 ) -> i32 {
     code((|| {
         let parent = get(device)?;
-        let link = link::the()?;
+        let link = link::connected()?;
         // The one list that has an inner end: partition by counts.
         let first = array(list, 1);
         let properties: Vec<u64> = if first.first() == Some(&0x1087) {
@@ -354,11 +355,11 @@ pub extern "C" fn clCreateSubDevices(
             return Err(codes::INVALID_VALUE);
         }
         call.ids = (0..there)
-            .map(|_| DeviceId(SUB_DEVICES + link.ids.sub_devices.take()))
+            .map(|_| DeviceId(SUB_DEVICES + link.state.ids.sub_devices.take()))
             .collect();
         if let Err(code) = link.ask(&call) {
             for id in &call.ids {
-                link.ids.sub_devices.give(id.0 - SUB_DEVICES);
+                link.state.ids.sub_devices.give(id.0 - SUB_DEVICES);
             }
             return Err(code);
         }
@@ -398,7 +399,7 @@ pub extern "C" fn clGetDeviceAndHostTimer(
 ) -> i32 {
     code((|| {
         let device = get(device)?;
-        let (a, b) = link::the()?.ask(&calls::Timers {
+        let (a, b) = link::connected()?.ask(&calls::Timers {
             device: device.it.id,
         })?;
         if there.is_null() || here.is_null() {

@@ -6,16 +6,17 @@ use std::{
     sync::{Mutex, OnceLock, PoisonError},
 };
 
+use base::Unpoisoned;
 use gantry_remoting::{
-    opencl::codes,
-    protocol::{
-        Blob,
+    apis::opencl::{
         calls::{
             ArgumentKind, BuildProgram, CloneKernel, CompileProgram, CreateKernel, CreateProgram,
             DeviceId, KernelId, LinkProgram, MemId, ProgramBinaries, ProgramId, ProgramOrigin,
             SamplerId, SetArgument, Specialize, Target, Value,
         },
+        codes,
     },
+    wire::Blob,
 };
 
 use crate::{
@@ -36,8 +37,8 @@ fn create(
     devices: Vec<Own<Device>>,
     origin: ProgramOrigin,
 ) -> Outcome<(Handle<Program>, Vec<i32>)> {
-    let link = link::the()?;
-    let id = ProgramId(link.ids.programs.take());
+    let link = link::connected()?;
+    let id = ProgramId(link.state.ids.programs.take());
     let source = match &origin {
         ProgramOrigin::Source(Blob(text)) => text.clone(),
         _ => Vec::new(),
@@ -194,10 +195,7 @@ fn included(program: &Program, headers: &[Own<Program>], options: *const c_char)
     let texts = std::iter::once(&program.source).chain(headers.iter().map(|of| &of.it.source));
     let source = texts.map(Vec::as_slice).collect::<Vec<_>>().join(&b'\n');
     let gathered = include::gather(&source, &options);
-    let mut kept = program
-        .options
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner);
+    let mut kept = program.options.lock_unpoisoned();
     if let Some(gathered) = gathered {
         *kept = Some(options);
         return gathered;
@@ -249,7 +247,7 @@ pub extern "C" fn clBuildProgram(
             folders: included.folders,
             included: included.headers,
         };
-        run(program, notify, data, move || link::the()?.ask(&call))
+        run(program, notify, data, move || link::connected()?.ask(&call))
     })())
 }
 
@@ -282,7 +280,7 @@ pub extern "C" fn clCompileProgram(
             included: included.headers,
             headers,
         };
-        run(program, notify, data, move || link::the()?.ask(&call))
+        run(program, notify, data, move || link::connected()?.ask(&call))
     })())
 }
 
@@ -310,8 +308,8 @@ pub extern "C" fn clLinkProgram(
             .into_iter()
             .map(|input| Ok(get(input)?.it.id))
             .collect::<Outcome<_>>()?;
-        let link = link::the()?;
-        let id = ProgramId(link.ids.programs.take());
+        let link = link::connected()?;
+        let id = ProgramId(link.state.ids.programs.take());
         let asked = link.ask(&LinkProgram {
             id,
             context: context.it.id,
@@ -392,7 +390,7 @@ fn binaries(
         return Err(codes::INVALID_VALUE);
     }
     let pointers = array(value.cast::<*mut u8>(), program.it.devices.len());
-    let binaries = link::the()?.ask(&ProgramBinaries { id: program.it.id })?;
+    let binaries = link::connected()?.ask(&ProgramBinaries { id: program.it.id })?;
     for (pointer, Blob(binary)) in pointers.into_iter().zip(binaries) {
         if !pointer.is_null() {
             give(&binary, binary.len(), pointer.cast(), null_mut())?;
@@ -432,7 +430,7 @@ pub extern "C" fn clSetProgramSpecializationConstant(
     code((|| {
         let program = get(program)?;
         // No value at all is the host's driver's to refuse, after programs that have no constants.
-        link::the()?.ask(&Specialize {
+        link::connected()?.ask(&Specialize {
             id: program.it.id,
             constant,
             value: Blob(array(value.cast(), size)),
@@ -441,8 +439,8 @@ pub extern "C" fn clSetProgramSpecializationConstant(
 }
 
 fn kernel(program: &Object<Program>, name: Vec<u8>) -> Outcome<Handle<Kernel>> {
-    let link = link::the()?;
-    let id = KernelId(link.ids.kernels.take());
+    let link = link::connected()?;
+    let id = KernelId(link.state.ids.kernels.take());
     let asked = link.ask(&CreateKernel {
         id,
         program: program.it.id,
@@ -514,13 +512,13 @@ pub extern "C" fn clCreateKernelsInProgram(
 pub extern "C" fn clCloneKernel(source: Handle<Kernel>, errcode_ret: *mut i32) -> Handle<Kernel> {
     let outcome = (|| {
         let source = get(source)?;
-        let link = link::the()?;
-        let id = KernelId(link.ids.kernels.take());
+        let link = link::connected()?;
+        let id = KernelId(link.state.ids.kernels.take());
         let asked = link.ask(&CloneKernel {
             id,
             of: source.it.id,
         });
-        let set = source.it.set.lock().unwrap_or_else(PoisonError::into_inner);
+        let set = source.it.set.lock_unpoisoned();
         let kernel = Object::handle(Kernel {
             id,
             program: source.it.program.keep(),
@@ -614,7 +612,7 @@ pub extern "C" fn clSetKernelArg(
             .get(index as usize)
             .ok_or(codes::INVALID_ARG_INDEX)?;
         let kind = place.get().unwrap_or(&ArgumentKind::Unknown());
-        let mut set = kernel.it.set.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut set = kernel.it.set.lock_unpoisoned();
         // As many as there are kinds.
         let known = set
             .get_mut(index as usize)
@@ -649,7 +647,7 @@ pub extern "C" fn clSetKernelArg(
             return give_argument(known, new, &call);
         };
         // This is waited for even if such a value was accepted before: it may have been zeroes.
-        link::the()?.ask(&call)?;
+        link::connected()?.ask(&call)?;
         *known = new;
         // Whoever was first has learned the same.
         let _ = place.set(kind);
@@ -668,7 +666,7 @@ fn give_bytes(kernel: KernelId, index: u32, old: &mut Blob, value: *const c_void
         value: Value::Bytes(Blob(bytes)),
     };
     // It has no effect before the kernel is enqueued.
-    let sent = link::the().and_then(|link| link.post_with_next(&call));
+    let sent = link::connected().and_then(|link| link.post_with_next(&call));
     if let Value::Bytes(bytes) = call.value {
         *old = bytes;
     }
@@ -678,7 +676,7 @@ fn give_bytes(kernel: KernelId, index: u32, old: &mut Blob, value: *const c_void
 /// Gives an argument, of which this is `known`, a new value: without waiting, if the driver has
 /// accepted such a one before.
 pub fn give_argument(known: &mut Set, new: Set, call: &SetArgument) -> Outcome {
-    let link = link::the()?;
+    let link = link::connected()?;
     if known.vouches_for(&new) {
         // It has no effect before the kernel is enqueued.
         link.post_with_next(call)?;
@@ -692,7 +690,7 @@ pub fn give_argument(known: &mut Set, new: Set, call: &SetArgument) -> Outcome {
 impl Kernel {
     /// Whether all arguments have been set.
     pub fn is_ready(&self) -> bool {
-        let set = self.set.lock().unwrap_or_else(PoisonError::into_inner);
+        let set = self.set.lock_unpoisoned();
         set.iter().all(|set| *set != Set::Never)
     }
 }

@@ -14,20 +14,22 @@ use std::{
     io,
     ptr::null_mut,
     sync::{
-        PoisonError, RwLock,
+        RwLock,
         atomic::{AtomicU64, Ordering},
     },
 };
 
+use base::lock::{Unpoisoned, UnpoisonedRw};
+use gantry_client::stage::HostRegion;
 use gantry_remoting::{
-    opencl::codes,
-    protocol::{
-        Blob,
+    apis::opencl::{
         calls::{
             Marker, SetArgument, StageId, SvmAlloc, SvmCopy, SvmFill, SvmFree, SvmMigrate,
             SvmPointers, Value,
         },
+        codes,
     },
+    wire::Blob,
 };
 
 use crate::{
@@ -37,7 +39,6 @@ use crate::{
     object::{self, Context, Device, Event, Handle, Kernel, Object, Own, Queue, Set, get},
     platform::limit,
     program::give_argument,
-    stage::Landing,
     transfer::{There, bytes_between, bytes_by},
 };
 
@@ -170,7 +171,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         if let (Some((offset, length)), Some(link)) = (self.window, link::get()) {
-            link.give_back(offset, length);
+            link.free(offset, length);
             IN_WINDOW.fetch_sub(length, Ordering::Relaxed);
         }
     }
@@ -183,7 +184,7 @@ fn share(link: &Link, length: u64) -> Option<u64> {
     IN_WINDOW
         .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits)
         .ok()?;
-    let offset = link.spare_shared(length);
+    let offset = link.try_reserve_aliased(length);
     if offset.is_none() {
         IN_WINDOW.fetch_sub(length, Ordering::Relaxed);
     }
@@ -219,13 +220,13 @@ static ALL: RwLock<BTreeMap<usize, Allocation>> = RwLock::new(BTreeMap::new());
 
 /// Calls `look` with the allocation that a pointer points into, if it does.
 fn find<T>(pointer: usize, look: impl FnOnce(usize, &Allocation) -> T) -> Option<T> {
-    let all = ALL.read().unwrap_or_else(PoisonError::into_inner);
+    let all = ALL.read_unpoisoned();
     let (&start, allocation) = all.range(..=pointer).next_back()?;
     (pointer - start < allocation.size).then(|| look(start, allocation))
 }
 
 fn change<T>(pointer: usize, change: impl FnOnce(&mut Allocation) -> T) -> Option<T> {
-    let mut all = ALL.write().unwrap_or_else(PoisonError::into_inner);
+    let mut all = ALL.write_unpoisoned();
     let (&start, allocation) = all.range_mut(..=pointer).next_back()?;
     (pointer - start < allocation.size).then(|| change(allocation))
 }
@@ -286,15 +287,15 @@ fn alloc(context: Handle<Context>, flags: u64, size: usize, alignment: u32) -> O
             return Err(codes::INVALID_BUFFER_SIZE);
         }
     }
-    let link = link::the()?;
+    let link = link::connected()?;
     // Addresses that are taken here stay the worker's until another one is found.
-    let mut vain = Vec::new();
+    let mut conflicting = Vec::new();
     let found = loop {
         let asked = link.ask(&SvmAlloc {
             context: context.it.id,
             flags,
             size: size as u64,
-            vain: vain.len() as u32,
+            retries: conflicting.len() as u32,
         });
         let address = match asked {
             Ok(address) => address,
@@ -302,13 +303,13 @@ fn alloc(context: Handle<Context>, flags: u64, size: usize, alignment: u32) -> O
         };
         match Memory::at(link, address, size as u64) {
             Ok(memory) => break Ok((address as usize, memory)),
-            Err(_) => vain.push(address),
+            Err(_) => conflicting.push(address),
         }
-        if vain.len() as u32 == TRIES {
+        if conflicting.len() as u32 == TRIES {
             break Err(codes::MEM_OBJECT_ALLOCATION_FAILURE);
         }
     };
-    for address in vain {
+    for address in conflicting {
         // If this cannot be sent, the worker is gone with all that it had.
         let _ = link.post(&SvmFree { address });
     }
@@ -319,7 +320,7 @@ fn alloc(context: Handle<Context>, flags: u64, size: usize, alignment: u32) -> O
         context: context.keep(),
         maps: Vec::new(),
     };
-    let mut all = ALL.write().unwrap_or_else(PoisonError::into_inner);
+    let mut all = ALL.write_unpoisoned();
     all.insert(start, allocation);
     Ok(start)
 }
@@ -335,10 +336,7 @@ pub extern "C" fn clSVMAlloc(
 
 /// Frees an allocation: here first, so that its address is free when the worker has it again.
 fn free(pointer: usize) {
-    let freed = ALL
-        .write()
-        .unwrap_or_else(PoisonError::into_inner)
-        .remove(&pointer);
+    let freed = ALL.write_unpoisoned().remove(&pointer);
     let Some(Allocation {
         memory, context, ..
     }) = freed
@@ -473,17 +471,17 @@ pub extern "C" fn clEnqueueSVMMemcpy(
                 })
             }),
             (true, false) => {
-                let memory = Landing::flat(from.cast_mut().cast(), size);
+                let memory = HostRegion::flat(from.cast_mut().cast(), size);
                 let there = There::Svm(to as u64, command);
                 bytes_between(queue, there, blocking, memory, true, around)
             }
             (false, true) => {
-                let memory = Landing::flat(to.cast(), size);
+                let memory = HostRegion::flat(to.cast(), size);
                 let there = There::Svm(from as u64, command);
                 bytes_between(queue, there, blocking, memory, false, around)
             }
             (false, false) => {
-                let memory = Landing::flat(from.cast_mut().cast(), size);
+                let memory = HostRegion::flat(from.cast_mut().cast(), size);
                 let there = There::Host(to.cast(), command);
                 bytes_between(queue, there, blocking, memory, true, around)
             }
@@ -558,7 +556,7 @@ pub extern "C" fn clEnqueueSVMMap(
                 Ok(Marker { order })
             })?;
         } else {
-            let memory = Landing::flat(pointer.cast(), size);
+            let memory = HostRegion::flat(pointer.cast(), size);
             let there = There::Svm(pointer as u64, command);
             let staged = |stage| stages.push(stage);
             bytes_by(queue, there, blocking, memory, false, around, staged)?;
@@ -595,13 +593,13 @@ pub extern "C" fn clEnqueueSVMUnmap(
             place(&allocation.maps).map(|at| allocation.maps[at].clone())
         });
         let mapped = mapped.flatten().ok_or(codes::INVALID_VALUE)?;
-        let link = link::the()?;
+        let link = link::connected()?;
         // What has not come yet the host cannot have changed: what is here is older.
         let came = !mapped.stages.iter().any(|stage| link.is_pending(*stage));
         let around = Around { count, wait, event };
         let command = codes::COMMAND_SVM_UNMAP;
         if mapped.writes && came {
-            let memory = Landing::flat(pointer.cast(), mapped.size);
+            let memory = HostRegion::flat(pointer.cast(), mapped.size);
             let there = There::Svm(pointer as u64, command);
             bytes_between(queue, there, false, memory, true, around)?;
         } else {
@@ -666,7 +664,7 @@ pub extern "C" fn clSetKernelArgSVMPointer(
         if !pointer.is_null() && !has(context, pointer, 1) {
             return Err(codes::INVALID_ARG_VALUE);
         }
-        let mut set = kernel.it.set.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut set = kernel.it.set.lock_unpoisoned();
         let known = set
             .get_mut(index as usize)
             .ok_or(codes::INVALID_ARG_INDEX)?;
@@ -700,7 +698,7 @@ pub extern "C" fn clSetKernelExecInfo(
                 if !(addresses.iter()).all(|address| has(context, *address as *const c_void, 1)) {
                     return Err(codes::INVALID_VALUE);
                 }
-                link::the()?.ask(&SvmPointers {
+                link::connected()?.ask(&SvmPointers {
                     kernel: kernel.it.id,
                     addresses: addresses
                         .into_iter()
@@ -722,7 +720,7 @@ pub extern "C" fn clSetKernelExecInfo(
 
 #[cfg(test)]
 mod tests {
-    use gantry_remoting::transport::window::{self, Window};
+    use gantry_remoting::link::window::{self, Window};
 
     use super::*;
 

@@ -7,15 +7,17 @@ use std::{
     fmt,
     ptr::{NonNull, null, null_mut},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
     },
 };
 
+use base::Unpoisoned;
 use gantry_remoting::{
-    opencl::{Api, codes},
-    transport::gate::{Delegate, Failed},
-    worker::{
+    apis::opencl::codes,
+    backends::opencl::{OpenClBackend, driver::Api},
+    link::gate::{Delegate, Failed},
+    session::{
         passive::{Offer, Passive},
         quota::Quota,
     },
@@ -37,13 +39,13 @@ static SET: Mutex<Option<(usize, u64)>> = Mutex::new(None);
 
 /// Takes what the driver was told.
 pub fn take_set() -> Option<(usize, u64)> {
-    SET.lock().unwrap_or_else(PoisonError::into_inner).take()
+    SET.lock_unpoisoned().take()
 }
 
 /// Locked by each test that uses the worker: any thread that has a call may serve another one's.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    ALONE.lock_unpoisoned()
 }
 
 /// The window's size in bytes.
@@ -121,7 +123,7 @@ unsafe extern "C" fn set_argument(_: usize, _: u32, size: usize, value: *const c
         // SAFETY: the value has so many bytes.
         unsafe { value.cast::<u64>().read_unaligned() }
     };
-    *SET.lock().unwrap_or_else(PoisonError::into_inner) = Some((size, word));
+    *SET.lock_unpoisoned() = Some((size, word));
     0
 }
 
@@ -141,7 +143,7 @@ unsafe extern "C" fn create_sampler(_: usize, _: u32, _: u32, _: u32, code: *mut
 
 /// What the process shares with itself, as if through a gate.
 struct Here {
-    passive: Mutex<Passive>,
+    passive: Mutex<Passive<OpenClBackend>>,
     window: NonNull<[u8]>,
 }
 
@@ -156,7 +158,7 @@ unsafe impl Send for Here {}
 
 impl Delegate for Here {
     fn delegate(&self, handler: usize, _: u64, _: u64) -> Result<u64, Failed> {
-        let mut passive = self.passive.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut passive = self.passive.lock_unpoisoned();
         // SAFETY: the memory is whole pages, there until the process ends, and the window's.
         Ok(unsafe { passive.delegated(handler, self.window) })
     }
@@ -177,11 +179,9 @@ pub fn worker() -> Box<dyn Delegate> {
         .with_samplers(create_sampler);
     Box::new(Here {
         passive: Mutex::new(Passive::new(Offer {
-            api: Arc::new(api),
-            device: String::new(),
+            backend: OpenClBackend::new(Arc::new(api), ""),
             quota: Quota::new(1 << 30),
             own: false,
-            files: None,
         })),
         window: NonNull::slice_from_raw_parts(memory, WINDOW),
     })

@@ -3,23 +3,26 @@
 //! Memory in the window is used where it is. Other memory goes through stages: stretches of the
 //! window that are filled before a write, and emptied after a read.
 
-use std::{collections::VecDeque, ffi::c_void, ptr::null_mut, sync::PoisonError};
+use std::{collections::VecDeque, ffi::c_void, ptr::null_mut};
 
-use gantry_remoting::{
-    opencl::codes,
-    protocol::calls::{
+use base::Unpoisoned;
+use gantry_client::{
+    copy_threads::{self, Reader},
+    stage::HostRegion,
+};
+use gantry_remoting::apis::opencl::{
+    calls::{
         BufferRect, ImageRect, Map, Marker, Place, ReadBuffer, StageId, SvmRead, SvmWrite, Unmap,
         Unstage, WriteBuffer,
     },
+    codes,
 };
 
 use crate::{
     abi::{Outcome, code, handle, set, sizes},
-    crew::{self, Reader},
     event::{Around, submit},
     link::{self, Link},
     object::{Event, Handle, Image, Mapped, Mapping, Mem, Object, Queue, get},
-    stage::Landing,
 };
 
 /// Larger transfers of ordinary memory are cut into pieces, so that the copy between memory and
@@ -39,10 +42,10 @@ fn piece_size(size: u64) -> u64 {
 }
 
 /// The window's side of a transfer.
-fn place(link: &Link, memory: Landing, write: bool) -> Outcome<Place> {
+fn place(link: &Link, memory: HostRegion, write: bool) -> Outcome<Place> {
     let size = memory.size() as u64;
     let flat = memory.rows * memory.slices <= 1;
-    if flat && let Some(offset) = link.shared(memory.to, size) {
+    if flat && let Some(offset) = link.shared(memory.start, size) {
         return Ok(Place {
             offset,
             length: size,
@@ -50,10 +53,12 @@ fn place(link: &Link, memory: Landing, write: bool) -> Outcome<Place> {
         });
     }
     if write {
-        return link.stage_copy(memory);
+        // SAFETY: the application vouches for what it has written, as the API demands.
+        return unsafe { link.stage_copy(&memory) };
     }
     let offset = link.reserve(size)?;
-    Ok(link.stage(offset, size, Some(memory)))
+    // SAFETY: the application keeps the memory of a read until it has completed, as the API demands.
+    Ok(unsafe { link.stage_into(offset, size, memory) })
 }
 
 /// The device's side of a transfer of plain bytes.
@@ -84,11 +89,11 @@ fn piece(
     queue: &Object<Queue>,
     there: There<'_>,
     blocking: bool,
-    memory: Landing,
+    memory: HostRegion,
     write: bool,
     around: Around,
 ) -> Outcome<Option<StageId>> {
-    let link = link::the()?;
+    let link = link::connected()?;
     let mut stage = None;
     let mut place = || -> Outcome<Place> {
         let place = place(link, memory, write)?;
@@ -122,8 +127,13 @@ fn piece(
             submit(queue, around, command, blocking, |order| {
                 let size = memory.size();
                 let offset = link.reserve(size as u64)?;
-                memory.gather(link.pointer(offset, size as u64)?, Reader::Thread);
-                let place = link.stage(offset, size as u64, Some(Landing::flat(to, size)));
+                let landing = HostRegion::flat(to, size);
+                // SAFETY: the application vouches for both, until the command has completed for the
+                // second, as the API demands.
+                let place = unsafe {
+                    link.fill(offset, &memory, Reader::Thread)?;
+                    link.stage_into(offset, size as u64, landing)
+                };
                 stage = place.stage;
                 Ok(Unstage { order, place })
             })?;
@@ -189,7 +199,7 @@ fn copy(
         return Err(codes::INVALID_VALUE);
     }
     allowed(mem, write)?;
-    let memory = Landing::flat(pointer.cast(), size);
+    let memory = HostRegion::flat(pointer.cast(), size);
     let there = There::Buffer(mem, offset as u64);
     bytes_between(queue, there, blocking != 0, memory, write, around)
 }
@@ -199,7 +209,7 @@ pub fn bytes_between(
     queue: &Object<Queue>,
     there: There<'_>,
     blocking: bool,
-    memory: Landing,
+    memory: HostRegion,
     write: bool,
     around: Around,
 ) -> Outcome {
@@ -211,18 +221,18 @@ pub fn bytes_by(
     queue: &Object<Queue>,
     there: There<'_>,
     blocking: bool,
-    memory: Landing,
+    memory: HostRegion,
     write: bool,
     around: Around,
     mut staged: impl FnMut(StageId),
 ) -> Outcome {
-    let link = link::the()?;
+    let link = link::connected()?;
     let size = memory.size() as u64;
-    let zero_copy = !matches!(there, There::Host(..)) && link.shared(memory.to, size).is_some();
+    let zero_copy = !matches!(there, There::Host(..)) && link.shared(memory.start, size).is_some();
     let timed = !around.event.is_null() && queue.it.properties & codes::QUEUE_PROFILING_ENABLE != 0;
     let space = link.window.size() - link.window.data();
     if !zero_copy {
-        crew::call(size);
+        copy_threads::prepare(size);
     }
     // One event cannot stand for several commands out of order, nor tell their common times.
     let whole = zero_copy || size <= UNCUT || size <= space / 4 && (timed || !queue.it.in_order());
@@ -239,7 +249,7 @@ pub fn bytes_by(
         if blocking && under_way.len() == PIECES {
             under_way
                 .pop_front()
-                .map_or(Ok(()), |stage| link.landed(stage))?;
+                .map_or(Ok(()), |stage| link.wait_released(stage))?;
         }
         let length = length.min(size - at);
         let (first, last) = (at == 0, at + length == size);
@@ -248,7 +258,7 @@ pub fn bytes_by(
             wait: if first { around.wait } else { std::ptr::null() },
             event: if last { around.event } else { null_mut() },
         };
-        let part = Landing::flat(memory.to.wrapping_add(at as usize), length as usize);
+        let part = HostRegion::flat(memory.start.wrapping_add(at as usize), length as usize);
         let stage = piece(
             queue,
             there.after(at),
@@ -366,15 +376,15 @@ fn rect(
     )?;
     let [row_pitch, slice_pitch] = rectangle(here, region, rect.host[0], rect.host[1], None)?;
     let start = here[2] * slice_pitch + here[1] * row_pitch + here[0];
-    let memory = Landing {
-        to: rect.pointer.cast::<u8>().wrapping_add(start as usize),
+    let memory = HostRegion {
+        start: rect.pointer.cast::<u8>().wrapping_add(start as usize),
         row: region[0] as usize,
         rows: region[1] as usize,
         slices: region[2] as usize,
         row_pitch: row_pitch as usize,
         slice_pitch: slice_pitch as usize,
     };
-    let link = link::the()?;
+    let link = link::connected()?;
     let command = if write {
         codes::COMMAND_WRITE_BUFFER_RECT
     } else {
@@ -475,7 +485,7 @@ fn image_memory(
     row_pitch: usize,
     slice_pitch: usize,
     pointer: *mut c_void,
-) -> Outcome<Landing> {
+) -> Outcome<HostRegion> {
     let row = (region[0] * image.pixel) as usize;
     let row_pitch = if row_pitch == 0 { row } else { row_pitch };
     // The layers of an array of lines lie a slice's pitch apart.
@@ -489,8 +499,8 @@ fn image_memory(
     if row_pitch < row || slice_pitch < tight {
         return Err(codes::INVALID_VALUE);
     }
-    Ok(Landing {
-        to: pointer.cast(),
+    Ok(HostRegion {
+        start: pointer.cast(),
         row,
         rows,
         slices,
@@ -533,7 +543,7 @@ fn image(
         call.pitches[1],
         call.pointer,
     )?;
-    let link = link::the()?;
+    let link = link::connected()?;
     let command = if write {
         codes::COMMAND_WRITE_IMAGE
     } else {
@@ -618,7 +628,7 @@ fn writes(flags: u64) -> bool {
 }
 
 fn remember(mem: &Object<Mem>, pointer: *mut u8, kind: Mapped, stage: Option<StageId>) {
-    let mut maps = mem.it.maps.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut maps = mem.it.maps.lock_unpoisoned();
     maps.push(Mapping {
         pointer: pointer as usize,
         stage,
@@ -647,7 +657,7 @@ pub extern "C" fn clEnqueueMapBuffer(
             return Err(codes::INVALID_VALUE);
         }
         check_map(mem, flags)?;
-        let link = link::the()?;
+        let link = link::connected()?;
         let around = Around { count, wait, event };
         let blocking = blocking != 0;
         let command = codes::COMMAND_MAP_BUFFER;
@@ -668,7 +678,7 @@ pub extern "C" fn clEnqueueMapBuffer(
         let start = link.reserve(size)?;
         let pointer = link.pointer(start, size)?;
         let host = (!mem.it.host.is_null())
-            .then(|| Landing::flat(mem.it.host.wrapping_add(offset as usize), size as usize));
+            .then(|| HostRegion::flat(mem.it.host.wrapping_add(offset as usize), size as usize));
         let stage = submit_map(
             link,
             queue,
@@ -696,7 +706,7 @@ pub extern "C" fn clEnqueueMapBuffer(
             region: [size, 1, 1],
             write: writes(flags),
         };
-        let pointer = host.map_or(pointer, |host| host.to);
+        let pointer = host.map_or(pointer, |host| host.start);
         remember(mem, pointer, kind, stage);
         Ok(pointer.cast())
     })();
@@ -707,7 +717,7 @@ pub extern "C" fn clEnqueueMapBuffer(
 /// if the object lives there; or only waits, if the contents do not matter. The stage by which they
 /// come, if they do by one.
 #[allow(clippy::too_many_arguments)]
-fn submit_map<C: gantry_remoting::protocol::Call<Answer = ()>>(
+fn submit_map<C: gantry_remoting::apis::opencl::calls::Call<Answer = ()>>(
     link: &Link,
     queue: &Object<Queue>,
     around: Around,
@@ -716,8 +726,8 @@ fn submit_map<C: gantry_remoting::protocol::Call<Answer = ()>>(
     flags: u64,
     start: u64,
     size: u64,
-    host: Option<Landing>,
-    read: impl FnOnce(gantry_remoting::protocol::calls::Order, Place) -> Outcome<C>,
+    host: Option<HostRegion>,
+    read: impl FnOnce(gantry_remoting::apis::opencl::calls::Order, Place) -> Outcome<C>,
 ) -> Outcome<Option<StageId>> {
     let mut stage = None;
     let submitted = if flags & codes::MAP_WRITE_INVALIDATE_REGION != 0 {
@@ -730,7 +740,8 @@ fn submit_map<C: gantry_remoting::protocol::Call<Answer = ()>>(
                 // Through a stage of its own, which is released with the landing.
                 Some(landing) => {
                     let offset = link.reserve(size)?;
-                    link.stage(offset, size, Some(landing))
+                    // SAFETY: the memory is the buffer's, which the application keeps as long.
+                    unsafe { link.stage_into(offset, size, landing) }
                 }
                 None => link.mapped(start, size),
             };
@@ -738,7 +749,7 @@ fn submit_map<C: gantry_remoting::protocol::Call<Answer = ()>>(
             read(order, to)
         })
     };
-    submitted.inspect_err(|_| link.give_back(start, size))?;
+    submitted.inspect_err(|_| link.free(start, size))?;
     Ok(stage)
 }
 
@@ -774,7 +785,7 @@ pub extern "C" fn clEnqueueMapImage(
         }
         inside(image, origin, region)?;
         check_map(mem, flags)?;
-        let link = link::the()?;
+        let link = link::connected()?;
         let memory = image_memory(image, region, 0, 0, null_mut())?;
         let size = memory.size() as u64;
         let start = link.reserve(size)?;
@@ -829,9 +840,9 @@ pub extern "C" fn clEnqueueUnmapMemObject(
     code((|| {
         let (queue, mem) = (get(queue)?, get(mem)?);
         same_context(queue, mem)?;
-        let link = link::the()?;
+        let link = link::connected()?;
         let mapping = {
-            let mut maps = mem.it.maps.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut maps = mem.it.maps.lock_unpoisoned();
             let index = maps.iter().position(|map| map.pointer == pointer as usize);
             maps.remove(index.ok_or(codes::INVALID_VALUE)?)
         };
@@ -857,7 +868,7 @@ pub extern "C" fn clEnqueueUnmapMemObject(
                 submit(queue, around, command, false, |order| {
                     Ok(Unstage {
                         order,
-                        place: link.stage(offset, length, None),
+                        place: link.stage(offset, length),
                     })
                 })
             }
@@ -870,7 +881,8 @@ pub extern "C" fn clEnqueueUnmapMemObject(
                 write: _,
             } => {
                 if let Some(host) = host {
-                    host.gather(link.pointer(offset, length)?, link.reader());
+                    // SAFETY: the memory is the buffer's, which the application keeps as long.
+                    unsafe { link.fill(offset, &host, link.reader())? };
                 }
                 if mem.it.image.is_some() {
                     submit(queue, around, command, false, |order| {
@@ -880,7 +892,7 @@ pub extern "C" fn clEnqueueUnmapMemObject(
                             write: true,
                             origin,
                             region,
-                            place: link.stage(offset, length, None),
+                            place: link.stage(offset, length),
                         })
                     })
                 } else {
@@ -889,7 +901,7 @@ pub extern "C" fn clEnqueueUnmapMemObject(
                             order,
                             mem: mem.it.id,
                             offset: origin[0],
-                            from: link.stage(offset, length, None),
+                            from: link.stage(offset, length),
                         })
                     })
                 }

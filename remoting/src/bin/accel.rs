@@ -10,12 +10,12 @@ use std::{
 
 use clap::{CommandFactory, Parser, Subcommand};
 use gantry_remoting::{
-    transport::stream::address::Listen,
-    worker::{
+    host::{
         gate, placement,
         pool::{self, Place},
         process,
     },
+    link::stream::address::Listen,
 };
 use manual::Manual;
 
@@ -178,12 +178,7 @@ fn main() -> ExitCode {
         Ok(code) => return code,
         Err(error) => error,
     };
-    gantry_remoting::note!("gantry-accel: {error}");
-    let mut source = error.source();
-    while let Some(cause) = source {
-        gantry_remoting::note!("  because {cause}");
-        source = cause.source();
-    }
+    base::note::error("gantry-accel", &*error);
     ExitCode::FAILURE
 }
 

@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 /// The first bytes of a worker's first message.
 const MAGIC: [u8; 8] = *b"GANTRYTN";
 /// Raised when messages or pages change their meaning.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// The version whose arbiters hang up on workers of another one without a word: see [`hello`].
 const SILENT: u32 = 1;
 /// The longest name of a client in bytes.
@@ -141,12 +141,15 @@ pub enum Word {
     Again = b'a',
     /// Its turn is over.
     Done = b'd',
+    /// Its client is between two batches: it does not use the device, and may keep it until that is
+    /// taken away.
+    Pause = b'p',
 }
 
 impl Word {
     /// The word of this byte.
     pub fn from_byte(byte: u8) -> Option<Self> {
-        [Self::Want, Self::Again, Self::Done]
+        [Self::Want, Self::Again, Self::Done, Self::Pause]
             .into_iter()
             .find(|word| *word as u8 == byte)
     }

@@ -273,6 +273,12 @@ impl Meter {
         self.busy
     }
 
+    /// The same with what the oldest outstanding request has had of the device by now.
+    pub fn busy_until(&self, now: Moment) -> Duration {
+        let since = self.running_since();
+        self.busy + since.map_or(Duration::ZERO, |since| now.since(since))
+    }
+
     /// Since when nothing has been outstanding.
     pub fn idle_since(&self) -> Option<Moment> {
         self.outstanding.is_empty().then_some(self.completed)

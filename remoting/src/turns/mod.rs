@@ -12,6 +12,7 @@
 //! turns are and who gets the next one is the arbiter's business (the crate above).
 //!
 //! - [`meter`]: how much to submit, so that the device is busy to the end of a turn and not beyond.
+//! - [`pauses`]: how long an application is expected to stay away between two batches.
 //! - [`page`]: the memory that worker and arbiter share; [`message`]: what they say.
 //! - [`worker`]: a worker's side; [`introduce`]: how its pool gets it a connection, since a
 //!   confined worker makes none.
@@ -24,6 +25,7 @@ pub mod introduce;
 pub mod message;
 pub mod meter;
 pub mod page;
+pub mod pauses;
 pub mod worker;
 
 pub use clock::Moment;

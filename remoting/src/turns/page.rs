@@ -5,9 +5,11 @@ use std::{
     io,
     marker::PhantomData,
     ops::Deref,
-    os::fd::{AsRawFd, FromRawFd},
+    os::fd::FromRawFd,
     sync::atomic::{AtomicU32, AtomicU64},
 };
+
+use base::{Access, Mapping};
 
 /// Bytes of a page.
 const SIZE: usize = 4096;
@@ -18,7 +20,7 @@ pub mod claim {
     pub const NONE: u32 = 0;
     /// It is, and it is in use.
     pub const BUSY: u32 = 1;
-    /// It is, but nothing is submitted: whoever changes this to [`NONE`] first ends the turn, and
+    /// It is, but nothing is submitted, and the client may be expected back: whoever changes this to [`NONE`] first ends the turn, and
     /// whoever changes it to [`BUSY`] goes on.
     pub const IDLE: u32 = 2;
 }
@@ -57,6 +59,16 @@ pub struct Account {
     pub synchronous: AtomicU64,
     /// Bytes of device memory that the client has now.
     pub memory: AtomicU64,
+    /// Nanoseconds on the monotonic clock at which its last batch has ended. This and what follows is
+    /// written before [`claim::IDLE`].
+    pub away_since: AtomicU64,
+    /// Nanoseconds within which the client is expected to begin another batch, at most
+    /// ([`Expected`](super::pauses::Expected)); zero if it is not.
+    pub away_within: AtomicU64,
+    /// The same on average.
+    pub away_usual: AtomicU64,
+    /// Nanoseconds of the device that it uses between two pauses, on average.
+    pub batch: AtomicU64,
 }
 
 /// Types that may lie in memory that another process changes: every bit pattern is a value, and
@@ -74,7 +86,7 @@ unsafe impl Shared for Account {}
 /// A mapped page.
 #[derive(Debug)]
 pub struct Page<T> {
-    base: *mut libc::c_void,
+    memory: Mapping,
     _what: PhantomData<T>,
 }
 
@@ -114,26 +126,12 @@ impl<T: Shared> Page<T> {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let access = if write {
-            libc::PROT_READ | libc::PROT_WRITE
+            Access::ReadWrite
         } else {
-            libc::PROT_READ
+            Access::Read
         };
-        // SAFETY: a fresh mapping at an address of the kernel's choice.
-        let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                SIZE,
-                access,
-                libc::MAP_SHARED,
-                file.as_raw_fd(),
-                0,
-            )
-        };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
         Ok(Self {
-            base,
+            memory: Mapping::shared(file, 0, SIZE, access)?,
             _what: PhantomData,
         })
     }
@@ -145,14 +143,7 @@ impl<T: Shared> Deref for Page<T> {
     fn deref(&self) -> &T {
         // SAFETY: the mapping is a page, page-aligned, and lives as long as the value; `Shared`
         // says that any contents are a value and that changes from elsewhere are atomic.
-        unsafe { &*self.base.cast() }
-    }
-}
-
-impl<T> Drop for Page<T> {
-    fn drop(&mut self) {
-        // SAFETY: the mapping was made with this size and nobody borrows it any more.
-        unsafe { libc::munmap(self.base, SIZE) };
+        unsafe { &*self.memory.start().cast() }
     }
 }
 

@@ -11,13 +11,14 @@ use std::{
     io::{self, ErrorKind, Read},
     os::unix::net::UnixStream,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering, fence},
     },
     thread,
     time::Duration,
 };
 
+use base::Unpoisoned;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use super::{
@@ -25,6 +26,7 @@ use super::{
     message::{self, HELLO, HangsUp, Join, OtherArbiter, Word},
     meter::{Kind, Meter, Slice, Verdict},
     page::{Account, Grant, Page, claim},
+    pauses::{Expected, Pauses},
 };
 
 /// A turn is given back this long before what it was for is expected to end, so that the next one
@@ -122,7 +124,7 @@ struct Link {
 
 impl Link {
     fn session(&self) -> Option<Arc<Session>> {
-        let session = self.session.lock().unwrap_or_else(PoisonError::into_inner);
+        let session = self.session.lock_unpoisoned();
         session.clone().filter(|session| !is_gone(session))
     }
 }
@@ -140,7 +142,7 @@ enum Standing {
     Asked(u64),
     /// It has the device.
     Has,
-    /// It has the device, does not use it, and lets it be taken away.
+    /// It has the device, does not use it, and lets it be taken away; whether somebody waits or not.
     Parked,
 }
 
@@ -150,6 +152,7 @@ pub struct Turns {
     session: Option<Arc<Session>>,
     standing: Standing,
     meter: Meter,
+    pauses: Pauses,
     /// By when a turn that was given back is to be over.
     promised: Option<Moment>,
     overrun: Duration,
@@ -186,6 +189,7 @@ impl Turns {
             session: None,
             standing: Standing::Without,
             meter: Meter::default(),
+            pauses: Pauses::default(),
             promised: None,
             overrun: Duration::ZERO,
             before: Duration::ZERO,
@@ -209,6 +213,7 @@ impl Turns {
     /// what is outstanding cannot end before the client does something, so that waiting for it
     /// would be for ever.
     pub fn may_submit(&mut self, kind: Kind, stuck: bool, now: Moment) -> bool {
+        self.pauses.end(self.meter.busy(), now);
         let Some(session) = self.current() else {
             return false;
         };
@@ -287,6 +292,7 @@ impl Turns {
     fn after_completion(&mut self, now: Moment) {
         if self.meter.outstanding() == 0 {
             self.keep_promise(now);
+            self.pauses.begin(now);
         }
         self.publish();
     }
@@ -307,7 +313,8 @@ impl Turns {
     }
 
     /// There is nothing to do for a while. With nothing outstanding, or nothing that can end, the
-    /// device is given back if somebody waits for it, and can be taken away otherwise.
+    /// device can be taken away if nobody waits for it, or if the client is expected back; otherwise it
+    /// is given back.
     pub fn idle(&mut self, stuck: bool) {
         if self.standing != Standing::Has || (self.meter.outstanding() > 0 && !stuck) {
             return;
@@ -315,13 +322,30 @@ impl Turns {
         let Some(session) = self.current() else {
             return;
         };
-        let word = &session.account.claim;
-        word.store(claim::IDLE, Ordering::Relaxed);
+        let since = self.pauses.since().filter(|_| !stuck);
+        let expected = since.map_or(Expected::default(), |_| self.pauses.expected());
+        let account = &session.account;
+        let nanos = |time: Duration| time.as_nanos() as u64;
+        for (place, value) in [
+            (&account.away_since, since.map_or(0, Moment::nanos)),
+            (&account.away_within, nanos(expected.within)),
+            (&account.away_usual, nanos(expected.usual)),
+            (&account.batch, nanos(expected.batch)),
+        ] {
+            place.store(value, Ordering::Relaxed);
+        }
+        let word = &account.claim;
+        word.store(claim::IDLE, Ordering::Release);
         // The arbiter says first that somebody waits and then looks at the claim: one of both
         // sides sees what the other has written.
         fence(Ordering::SeqCst);
-        if session.grant.contended.load(Ordering::Relaxed) == 0 {
+        let alone = session.grant.contended.load(Ordering::Relaxed) == 0;
+        if alone || !expected.within.is_zero() {
             self.standing = Standing::Parked;
+            if !alone {
+                // As in `hold`.
+                let _ = Word::Pause.say(&session.stream);
+            }
         } else if word
             .compare_exchange(
                 claim::IDLE,
@@ -378,7 +402,11 @@ impl Turns {
                     Ordering::Relaxed,
                 );
                 if taken.is_ok() {
-                    self.begin(session, now);
+                    self.standing = Standing::Has;
+                    // Who keeps its turn while others wait has what is left of it.
+                    if session.grant.contended.load(Ordering::Relaxed) == 0 {
+                        self.begin(session, now);
+                    }
                     return true;
                 }
             }
@@ -472,7 +500,7 @@ fn listen(
         }
     };
     *hung_up = 0;
-    let set = |value| *link.session.lock().unwrap_or_else(PoisonError::into_inner) = value;
+    let set = |value| *link.session.lock_unpoisoned() = value;
     set(Some(Arc::clone(&session)));
     tell(News::Look);
     while message::listen(&session.stream).is_ok() {

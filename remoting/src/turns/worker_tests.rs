@@ -77,6 +77,55 @@ fn a_turn_that_is_given_back_too_early_is_owned_up_to_once() {
 }
 
 #[test]
+fn who_is_between_two_batches_keeps_its_turn_until_that_is_taken_and_then_asks_for_another() {
+    let (mut turns, fake) = start();
+    let claim = || fake.account.claim.load(Ordering::Relaxed);
+    turn(&mut turns, &fake, millis(0), true);
+    let mut now = 0;
+    let mut batch = |turns: &mut Turns| {
+        turns.submitted(KIND, millis(now));
+        turns.completed(1, millis(now + 1));
+        turns.idle(false);
+        now += 2;
+        millis(now)
+    };
+    for _ in 0..2 {
+        let back = batch(&mut turns);
+        assert_eq!(claim(), claim::IDLE);
+        assert_eq!(fake.heard(), Some(Word::Pause));
+        // A millisecond later, in what is left of the turn of 6 ms.
+        assert!(turns.may_submit(KIND, false, back));
+        assert_eq!(claim(), claim::BUSY);
+    }
+    let within = fake.account.away_within.load(Ordering::Relaxed);
+    assert_eq!(
+        within, 1_350_000,
+        "a quarter more than a millisecond, and 100 us"
+    );
+    let back = batch(&mut turns);
+    assert_eq!(fake.heard(), Some(Word::Pause));
+    fake.account.claim.store(claim::NONE, Ordering::Relaxed);
+    assert!(!turns.may_submit(KIND, false, back));
+    assert_eq!(fake.heard(), Some(Word::Want));
+}
+
+#[test]
+fn who_has_stayed_away_gives_its_turn_back_at_once() {
+    let (mut turns, fake) = start();
+    turn(&mut turns, &fake, millis(0), true);
+    turns.submitted(KIND, millis(0));
+    turns.completed(1, millis(1));
+    turns.idle(false);
+    assert_eq!(fake.heard(), Some(Word::Pause));
+    fake.account.claim.store(claim::NONE, Ordering::Relaxed);
+    turn(&mut turns, &fake, millis(500), true);
+    turns.submitted(KIND, millis(500));
+    turns.completed(1, millis(501));
+    turns.idle(false);
+    assert_eq!(fake.heard(), Some(Word::Done));
+}
+
+#[test]
 fn an_arbiter_that_hangs_up_again_and_again_is_reported_once_with_both_versions() {
     let (control, pool) = UnixStream::pair().unwrap();
     let (sender, told) = mpsc::channel();
@@ -96,7 +145,7 @@ fn an_arbiter_that_hangs_up_again_and_again_is_reported_once_with_both_versions(
     assert_eq!(told.recv(), Ok(News::HangsUp(HangsUp)));
     let text = HangsUp.to_string();
     assert!(
-        text.contains("version 1 ") && text.contains("speaks 2"),
+        text.contains("version 1 ") && text.contains("speaks 3"),
         "{text}"
     );
     let _fake = Fake::meet(pool);

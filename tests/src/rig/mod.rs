@@ -17,12 +17,13 @@ pub mod systemd;
 use std::{
     collections::VecDeque,
     path::PathBuf,
-    sync::{Mutex, PoisonError, mpsc},
+    sync::{Mutex, mpsc},
     thread,
     time::Duration,
 };
 
 use anyhow::{Result, bail};
+use base::Unpoisoned;
 
 pub use images::{Binaries, Images};
 pub use l1::{Board, L1, Line};
@@ -126,7 +127,7 @@ impl Rig {
         results: &mpsc::Sender<ScenarioResult>,
     ) -> Result<()> {
         let next = || {
-            let mut queue = queue.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut queue = queue.lock_unpoisoned();
             queue.pop_front()
         };
         let mut l1 = None;

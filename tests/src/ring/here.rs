@@ -8,8 +8,9 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use gantry_remoting::{
-    protocol::hello::Hello,
-    transport::{bell::Futex, socket, window::Window},
+    apis::opencl::OpenCl,
+    link::{bell::Futex, socket, window::Window},
+    wire::hello::Hello,
 };
 use gantry_ring_client::Surroundings;
 
@@ -55,9 +56,9 @@ pub fn run(socket: &Path) -> Result<Report> {
             ),
         }
     };
-    socket::send_hello(&stream, Hello::client(), &[]).context("cannot say hello")?;
+    socket::send_hello(&stream, Hello::client::<OpenCl>(), &[]).context("cannot say hello")?;
     let (bytes, files) = socket::receive_hello(&stream).context("the worker does not answer")?;
-    let hello = Hello::check(&bytes)?;
+    let hello = Hello::check_for::<OpenCl>(&bytes)?;
     let file = files.first().context("the worker sent no window")?;
     let window = Window::map(file, hello.window, hello.ring)?;
     let bell = Futex {

@@ -10,9 +10,10 @@ use crate::shared_vms::Vms;
 
 pub const SCENARIOS: &[Entry] = &[
     (
-        "sharing: two VMs by weight, and one goes on while the other does wrong and when it is killed",
+        "sharing: two VMs by weight, one of which waits for its results, and one goes on while the \
+         other does wrong and when it is killed",
         |context| {
-            let mut vms = by_weight(context, &[1, 2], Duration::from_millis(1500))?;
+            let mut vms = by_weight(context, &[1, 2], Some(1), Duration::from_millis(1500))?;
             vms.one_does_wrong()?;
             lose_one(vms)
         },
@@ -21,7 +22,7 @@ pub const SCENARIOS: &[Entry] = &[
         "sharing: six VMs by weight, and five go on when one is killed",
         |context| {
             let weights = [1, 2, 2, 3, 3, 4];
-            lose_one(by_weight(context, &weights, Duration::from_secs(1))?)
+            lose_one(by_weight(context, &weights, None, Duration::from_secs(1))?)
         },
     ),
 ];
@@ -30,12 +31,20 @@ pub const SCENARIOS: &[Entry] = &[
 const PATIENCE: Duration = Duration::from_secs(90);
 
 /// The guest of least weight has the device for so long, and the others by weight. Each has kernels
-/// enqueued always, so that equal parts would be as far apart as the weights are.
-fn by_weight(context: &Context, weights: &[u32], least: Duration) -> Result<Vms> {
+/// enqueued always, so that equal parts would be as far apart as the weights are; the one that is
+/// `waiting` enqueues four when the last four have ended, and would have as much as a guest of weight 1.
+fn by_weight(
+    context: &Context,
+    weights: &[u32],
+    waiting: Option<usize>,
+    least: Duration,
+) -> Result<Vms> {
     /// The worst-off guest by the best-off one; equal parts give 0.5, and turns without weights
     /// (fifo) 0.64. A kernel more or less is a few hundredths.
     const FAIR: f64 = 0.8;
-    let mut vms = Vms::start(&context.dir, "fair", weights)?;
+    /// How far the part of any guest may be from its own, where one waits for its results.
+    const NEAR: f64 = 0.05;
+    let mut vms = Vms::start(&context.dir, "fair", weights, waiting)?;
     vms.go()?;
     let mut times = Vec::new();
     vms.watch(Duration::from_millis(200), |passed, had| {
@@ -55,11 +64,19 @@ fn by_weight(context: &Context, weights: &[u32], least: Duration) -> Result<Vms>
         ratio > FAIR,
         "guests of weights {weights:?} had these seconds of the device: {times:.2?}"
     );
-    // Who waits until it is its turn sleeps until then.
-    let interrupts = vms.interrupts()?;
+    let (had, due): (f64, f64) = (times.iter().sum(), ideal.iter().sum());
+    let far =
+        (times.iter().zip(&ideal)).any(|(time, ideal)| (time / had - ideal / due).abs() > NEAR);
     ensure!(
-        interrupts.iter().all(|count| *count > 0),
-        "guests had so many interrupts: {interrupts:?}"
+        waiting.is_none() || !far,
+        "guests of weights {weights:?}, of which {waiting:?} waits for its results, had these seconds of \
+         the device: {times:.2?}"
+    );
+    // Who waits until it is its turn sleeps until then.
+    let wakes = vms.wakes()?;
+    ensure!(
+        wakes.iter().all(|count| *count > 0),
+        "in these guests sleepers were woken so often: {wakes:?}"
     );
     Ok(vms)
 }

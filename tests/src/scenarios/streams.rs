@@ -42,7 +42,7 @@ fn cut(context: &Context) -> Result<()> {
     let serving = pool.workers()?;
     ensure!(serving.len() == 2, "one serves, one waits: {serving:?}");
     sh(&format!("ifconfig {TAP} down"))?;
-    // Both notice after a minute, see docs/accelerator.md.
+    // Both notice after a minute, see docs/user/accelerator.md.
     let end = guest.eventually("cat /tmp/figures", |text| text.contains("ended"))?;
     ensure!(end.contains("failed with code"), "{end}");
     until("the worker that served is gone", || {

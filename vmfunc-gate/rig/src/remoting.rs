@@ -5,28 +5,32 @@ use std::{arch::x86_64::_rdtsc, fmt, ptr::NonNull, rc::Rc, sync::Arc, time::Dura
 
 use anyhow::{Context, Result, anyhow, ensure};
 use gantry_remoting::{
-    opencl::adder,
-    protocol::{
-        Blob, Call, Flags, Header, Wire,
+    apis::opencl::{
+        OpenCl,
         calls::{
-            self, BuildProgram, ContextId, CreateBuffer, CreateContext, CreateKernel,
+            self, BuildProgram, Call, ContextId, CreateBuffer, CreateContext, CreateKernel,
             CreateProgram, CreateQueue, DeviceId, Finish, Grid, KernelId, MemId, NdRange, Order,
             Place, ProgramId, ProgramOrigin, QueueId, ReadBuffer, SetArgument, StageId, SvmAlloc,
             SvmFree, SvmRead, SvmWrite, Value, WriteBuffer,
         },
     },
-    transport::{
+    backends::opencl::{
+        OpenClBackend,
+        driver::adder,
+        handlers::{self, Handler, Surroundings},
+    },
+    link::{
+        endpoint::{Receiver, Sender},
         gate::{Delegate, Failed, Gate},
-        link::{Receiver, Sender},
         port_bell::Doorbell,
         ring::{Consumer, Producer},
         window::{Slice, Window},
     },
-    worker::{
-        handlers::{self, Handler, Surroundings},
+    session::{
         passive::{Offer, Passive},
         quota::Quota,
     },
+    wire::{Blob, Flags, Header, Wire},
 };
 use vmfunc_gate::guest::{self, Client, Failure};
 
@@ -48,11 +52,9 @@ pub fn prepare() -> Result<()> {
         slow: |_, _| guest::slow(SLOW, 0),
     };
     let passive = Passive::new(Offer {
-        api: Arc::new(adder::open()),
-        device: String::new(),
+        backend: OpenClBackend::new(Arc::new(adder::open()), ""),
         quota: Quota::new(1 << 20),
         own: false,
-        files: None,
     });
     handlers::install(passive, surroundings, HEAP).context("cannot keep memory ready")
 }
@@ -138,7 +140,7 @@ pub fn compute(client: Client, first: usize) -> Result<Vec<String>> {
     });
     // Interrupts of the host are not counted.
     let exits = || client.exits();
-    let (gate, window) = Gate::open(way, Duration::from_millis(100))?;
+    let (gate, window) = Gate::open::<OpenCl>(way, Duration::from_millis(100))?;
     let bell = Doorbell::Gate(Arc::clone(&gate));
     let mut app = Application {
         calls: Sender::new(Producer::new(window.calls(), bell.clone()), Duration::ZERO),
@@ -306,7 +308,7 @@ fn shared(
         context,
         flags: 0,
         size: length,
-        vain: 0,
+        retries: 0,
     })?;
     let place = Place {
         offset: app.window.data(),

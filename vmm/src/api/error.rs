@@ -2,6 +2,8 @@
 
 use std::{error::Error, fmt};
 
+use base::Chain;
+
 /// Kind of failure, as an HTTP status.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Status {
@@ -69,7 +71,7 @@ impl ApiError {
     pub fn new(status: Status, error: &dyn Error) -> Self {
         Self {
             status,
-            chain: error_chain(error),
+            chain: Chain(error).texts(),
         }
     }
 
@@ -121,21 +123,6 @@ impl fmt::Display for ApiError {
 }
 
 impl Error for ApiError {}
-
-/// What happened and why, outermost first. A cause that only repeats what stands before it is
-/// left out.
-pub fn error_chain(error: &dyn Error) -> Vec<String> {
-    let mut chain = vec![error.to_string()];
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let text = cause.to_string();
-        if chain.last() != Some(&text) {
-            chain.push(text);
-        }
-        source = cause.source();
-    }
-    chain
-}
 
 #[cfg(test)]
 mod tests {

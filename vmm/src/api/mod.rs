@@ -24,7 +24,7 @@ mod routes;
 mod server;
 
 pub use channel::{ApiReceiver, ApiSender, Reply, channel};
-pub use error::{ApiError, Status, error_chain};
+pub use error::{ApiError, Status};
 pub use http::{Head, MAX_BODY, MAX_HEAD, parse_head};
 pub use listener::{ApiSocket, ListenError, Listener};
 pub use model::{

@@ -127,7 +127,7 @@ fn help_names_the_keys_that_are_taken_and_no_others() {
         ("rng", RngConfig::SYNTAX, &[]),
         ("balloon", BalloonConfig::SYNTAX, &[]),
         ("pmem", PmemConfig::SYNTAX, &[]),
-        ("accel", AccelConfig::SYNTAX, &[]),
+        ("accel", AccelConfig::SYNTAX, &["backend"]),
         ("accel_server", AccelServerConfig::SYNTAX, &[]),
         ("vsock", VsockConfig::SYNTAX, &[]),
         ("serial", SerialConfig::SYNTAX, &[]),

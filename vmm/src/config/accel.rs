@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use devices::{
-    accel::{LONGEST_NAME, MOST_SLICES, SMALLEST_SLICE},
+    accel::{ApiId, LONGEST_NAME, MOST_SLICES, SMALLEST_SLICE},
     gate::MOST_SHARED,
 };
 use serde::{Deserialize, Serialize};
@@ -25,12 +25,21 @@ const SHARED: u64 = 1 << 20;
 /// The largest window.
 const LARGEST_WINDOW: u64 = 1 << 40;
 
-/// Which interface of an accelerator the guest's driver speaks.
+/// Which API of an accelerator the guest's applications call.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
-pub enum AccelBackend {
+pub enum AccelApi {
     /// OpenCL, on any device that the host has an OpenCL driver for.
     #[default]
     Opencl,
+}
+
+impl AccelApi {
+    /// The same for workers.
+    pub fn id(self) -> ApiId {
+        match self {
+            Self::Opencl => ApiId::OpenCl,
+        }
+    }
 }
 
 /// How calls get to who carries them out.
@@ -46,9 +55,9 @@ pub enum AccelTransport {
 /// An accelerator port.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct AccelConfig {
-    /// What it speaks.
-    #[serde(default)]
-    pub backend: AccelBackend,
+    /// What its applications call.
+    #[serde(default, alias = "backend")]
+    pub api: AccelApi,
     /// How calls get to who carries them out. What is said about workers is for the ring.
     #[serde(default)]
     pub transport: AccelTransport,
@@ -113,7 +122,7 @@ fn shared() -> u64 {
 impl Default for AccelConfig {
     fn default() -> Self {
         Self {
-            backend: AccelBackend::default(),
+            api: AccelApi::default(),
             transport: AccelTransport::default(),
             server: None,
             shared: shared(),
@@ -131,7 +140,7 @@ impl Default for AccelConfig {
 }
 
 const KEYS: &[Key] = &[
-    Key::new("backend", Kind::Choice(&[("opencl", "Opencl")])),
+    Key::new("api", Kind::Choice(&[("opencl", "Opencl")])),
     Key::new(
         "transport",
         Kind::Choice(&[("ring", "Ring"), ("gate", "Gate")]),
@@ -221,7 +230,7 @@ mod tests {
     #[test]
     fn an_accelerator_is_described_in_one_option() {
         let config = AccelConfig::parse(
-            "backend=opencl,socket=/s,device=H200,weight=3,memory=8G,window=1G,slices=4,\
+            "api=opencl,socket=/s,device=H200,weight=3,memory=8G,window=1G,slices=4,\
              compiler_cache=web-1,id=a",
         )
         .unwrap();
@@ -238,7 +247,7 @@ mod tests {
         };
         assert_eq!(config, expected);
         assert_eq!(config.validate(), Ok(()));
-        assert!(AccelConfig::parse("backend=cuda").is_err());
+        assert!(AccelConfig::parse("api=direct3d").is_err());
     }
 
     #[test]

@@ -22,13 +22,14 @@ use std::{
     time::Instant,
 };
 
+use base::Chain;
 use devices::guest_event::GuestEvent;
 use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, SubscriberOps};
 use vmm_sys_util::epoll::EventSet;
 
 use self::{last_resort::LastResort, life::Life, removals::Removals};
 use crate::{
-    api::{ApiError, ApiReceiver, Handler, Request, RestoreConfig, error_chain},
+    api::{ApiError, ApiReceiver, Handler, Request, RestoreConfig},
     config::VmConfig,
     cpu::CpuEvent,
     events::EventMonitor,
@@ -255,7 +256,7 @@ impl Control {
                 }
             }
             MachineEvent::Cpu(CpuEvent::Failed(error)) => {
-                log::error!("the guest is lost: {}", error_chain(&error).join(": "));
+                log::error!("the guest is lost: {}", Chain(&error));
                 self.monitor
                     .emit("guest", "failed", &[("reason", &error.to_string())]);
                 self.exit = Some(ExitReason::GuestFailed);

@@ -17,12 +17,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::Chain;
 use devices::{pci::Bdf, vfio::Model};
 use vmm_sys_util::timerfd::TimerFd;
 
 use super::{Control, Life, life, requests::failed};
 use crate::{
-    api::{ApiError, OnFailure, Response, Status, VmRemoveDevice, VmSwapDevice, error_chain},
+    api::{ApiError, OnFailure, Response, Status, VmRemoveDevice, VmSwapDevice},
     config::{DeviceConfig, Place, VmConfig},
     events::EventMonitor,
     machine::{alarms::Alarm, error::MachineError},
@@ -242,6 +243,8 @@ impl Control {
 
     /// Takes a device away, and what is in its slot, without asking the guest.
     fn tear_out(&mut self, id: &str) -> Result<(), ApiError> {
+        // Clients of the guest reach its memory, of which a device's may be a part.
+        self.give_up_server();
         if let Life::Live {
             machine, config, ..
         } = &mut self.life
@@ -462,7 +465,7 @@ impl Control {
         let gone = match machine.ejected(slot) {
             Ok(gone) => gone,
             Err(error) => {
-                let why = error_chain(&error).join(": ");
+                let why = Chain(&error).to_string();
                 return log::error!("an ejected device stays: {why}");
             }
         };
@@ -533,7 +536,7 @@ impl Control {
                     return;
                 }
                 Err(error) => {
-                    let why = error_chain(&error).join(": ");
+                    let why = Chain(&error).to_string();
                     log::error!("device {id:?} cannot be plugged in: {why}");
                     let properties = [("id", id), ("reason", why.as_str())];
                     self.monitor.emit("vm", "device-swap-failed", &properties);

@@ -25,6 +25,7 @@ use std::{
     thread::JoinHandle,
 };
 
+use base::Unpoisoned;
 use devices::thread::{ThreadRole, ThreadSpawner, pin_current_thread};
 use hypervisor::{Exit, Exits, Kicker, Vcpu};
 
@@ -64,7 +65,7 @@ struct Shared {
 
 impl Shared {
     fn parking(&self) -> MutexGuard<'_, Parking> {
-        self.parking.lock().unwrap_or_else(PoisonError::into_inner)
+        self.parking.lock_unpoisoned()
     }
 
     fn wait<'a>(&self, guard: MutexGuard<'a, Parking>) -> MutexGuard<'a, Parking> {

@@ -14,9 +14,10 @@ use std::{
         fd::{AsRawFd, RawFd},
         unix::fs::OpenOptionsExt,
     },
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
 };
 
+use base::Unpoisoned;
 use devices::{pci::Bdf, vfio::Physical};
 use vmm_sys_util::{
     epoll::{ControlOperation, Epoll, EpollEvent, EventSet},
@@ -171,7 +172,7 @@ impl Alarms {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock_unpoisoned()
     }
 }
 

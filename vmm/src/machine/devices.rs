@@ -12,6 +12,7 @@ use std::{
 
 use acpi_tables::Aml;
 use arch::layout::{self, AddressMap};
+use base::Unpoisoned;
 use devices::{
     bus::Bus,
     console::ConsoleOutput,
@@ -720,7 +721,5 @@ fn settle(devices: &[(&String, &Plugged)]) -> Result<(), MachineError> {
 fn lock(
     function: &SharedFunction,
 ) -> std::sync::MutexGuard<'_, dyn devices::pci::PciFunction + 'static> {
-    function
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
+    function.lock_unpoisoned()
 }

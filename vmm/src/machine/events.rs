@@ -3,9 +3,10 @@
 use std::{
     collections::VecDeque,
     io,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
 };
 
+use base::Unpoisoned;
 use devices::{gate, guest_event::GuestEvent, pci::Bdf};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -86,7 +87,7 @@ struct Queue {
 
 impl Queue {
     fn events(&self) -> MutexGuard<'_, VecDeque<MachineEvent>> {
-        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+        self.events.lock_unpoisoned()
     }
 }
 

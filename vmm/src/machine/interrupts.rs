@@ -2,10 +2,11 @@
 
 use std::{
     io,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, Mutex, OnceLock},
 };
 
 use arch::layout::PCI_INTX_GSI;
+use base::Unpoisoned;
 use devices::{
     doorbell::Doorbells,
     msi::{MsiController, MsiMessage, MsiVectors},
@@ -58,7 +59,7 @@ impl Vector {
     }
 
     fn attach(&self, vm: &Vm, attach: bool) -> hypervisor::Result<()> {
-        let mut attached = self.attached.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut attached = self.attached.lock_unpoisoned();
         if *attached != attach {
             if attach {
                 vm.register_irqfd(&self.irqfd, self.gsi)?;
@@ -115,6 +116,12 @@ impl MsiVectors for Vectors {
             Ok(())
         };
         changed.map_err(io::Error::other)
+    }
+
+    fn raise(&self, _vector: u16, message: MsiMessage) -> io::Result<()> {
+        let MsiMessage { address, data } = message;
+        let route = MsiRoute { address, data };
+        self.vm.signal_msi(route).map_err(io::Error::other)
     }
 
     fn irqfd(&self, vector: u16) -> io::Result<&EventFd> {

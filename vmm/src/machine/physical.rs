@@ -2,9 +2,10 @@
 
 use std::{
     path::Path,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Mutex, Weak},
 };
 
+use base::{Chain, Unpoisoned};
 use devices::{
     memory::{AddressSpace, GuestMemory},
     msi::MsiController,
@@ -108,7 +109,7 @@ impl Physical {
         let lost = move |why: &user::Failure| {
             events.send(MachineEvent::DeviceLost {
                 id: name.clone(),
-                reason: user::with_sources(why),
+                reason: Chain(why).to_string(),
             });
         };
         let surroundings = user::Surroundings {
@@ -123,7 +124,7 @@ impl Physical {
             source: Box::new(source),
         })?;
         let device = Arc::new(device);
-        let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut users = self.users.lock_unpoisoned();
         users.retain(|user| user.strong_count() > 0);
         users.push(Arc::downgrade(&device));
         Ok(device)
@@ -152,7 +153,7 @@ impl Physical {
 
     /// What devices of the host can reach. The first of them says how they are had: `place`.
     pub fn iommu(&self, place: &Place) -> Result<Arc<Iommu>, DeviceError> {
-        let mut iommu = self.iommu.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut iommu = self.iommu.lock_unpoisoned();
         if let Some(current) = iommu.current.upgrade() {
             return Ok(current);
         }
@@ -182,7 +183,7 @@ impl Physical {
 
     /// Lets the devices reach the memory of others, where the guest sees it now.
     pub fn settle_peers(&self) {
-        let iommu = self.iommu.lock().unwrap_or_else(PoisonError::into_inner);
+        let iommu = self.iommu.lock_unpoisoned();
         if let Some(current) = iommu.current.upgrade() {
             current.settle_peers();
         }
@@ -190,11 +191,11 @@ impl Physical {
 
     /// Lets the devices reach RAM that was added.
     pub fn memory_changed(&self) -> Result<(), Error> {
-        let iommu = self.iommu.lock().unwrap_or_else(PoisonError::into_inner);
+        let iommu = self.iommu.lock_unpoisoned();
         if let Some(current) = iommu.current.upgrade() {
             current.memory_changed()?;
         }
-        let users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        let users = self.users.lock_unpoisoned();
         for device in users.iter().filter_map(Weak::upgrade) {
             device.memory_changed().map_err(|source| Error::User {
                 socket: device.name().into(),

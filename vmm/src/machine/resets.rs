@@ -12,9 +12,10 @@
 use std::{
     collections::VecDeque,
     io,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
+    sync::{Arc, Mutex, MutexGuard, mpsc},
 };
 
+use base::Unpoisoned;
 use devices::{
     pci::{Bdf, PciSegment, ResetHandler, SlowReset},
     thread::{ThreadRole, ThreadSpawner},
@@ -30,7 +31,7 @@ struct Asked(Arc<Mutex<VecDeque<Bdf>>>);
 
 impl Asked {
     fn lock(&self) -> MutexGuard<'_, VecDeque<Bdf>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock_unpoisoned()
     }
 
     fn push(&self, at: Bdf) {

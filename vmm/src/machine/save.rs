@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
+    io::Write,
     path::Path,
     sync::Arc,
 };
@@ -24,6 +25,7 @@ use crate::{
         lazy::LazyRestore,
         lock::DirectoryLock,
         memory_file::{self, MemoryRange},
+        staged::Staged,
         state_file,
     },
 };
@@ -52,25 +54,19 @@ pub enum MemorySource {
 }
 
 impl Machine {
-    /// Writes the paused machine to a directory, which is created if need be. The state file
-    /// comes last: without it a directory is no snapshot.
+    /// Writes the paused machine to a directory, which is created if need be. An older snapshot
+    /// there stays until this one is complete and on stable storage: there must be room for both.
     pub fn save(&self, config: &VmConfig, directory: &Path) -> Result<(), MachineError> {
         let io = |path: &Path| {
             let path = path.to_owned();
             move |source| MachineError::ConfigFile { path, source }
         };
-        let state_path = directory.join(snapshot::STATE);
         fs::create_dir_all(directory).map_err(io(directory))?;
         let _alone = DirectoryLock::exclusive(directory)?;
-        match fs::remove_file(&state_path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(io(&state_path)(error));
-            }
-            _ => {}
-        }
+        let staged = Staged::new(directory).map_err(io(directory))?;
         let cpus = self.cpus.save()?;
         let devices = self.devices.save()?;
-        let memory = memory_file::write(&directory.join(snapshot::MEMORY), &self.ram)?;
+        let memory = memory_file::write(&staged.path(snapshot::MEMORY), &self.ram)?;
         let state = SavedMachine {
             vm: self.vm.save()?,
             cpus,
@@ -80,14 +76,20 @@ impl Machine {
             torn_out: self.torn_out.clone(),
             memory,
         };
-        let config_path = directory.join(snapshot::CONFIG);
+        let config_path = staged.path(snapshot::CONFIG);
         let text = serde_json::to_vec_pretty(config).map_err(std::io::Error::from);
-        text.and_then(|text| fs::write(&config_path, text))
-            .map_err(io(&config_path))?;
+        text.and_then(|text| {
+            let mut file = fs::File::create_new(&config_path)?;
+            file.write_all(&text)?;
+            file.sync_all()
+        })
+        .map_err(io(&config_path))?;
+        let state_path = staged.path(snapshot::STATE);
         state_file::write(&state_path, &state).map_err(|source| MachineError::StateFile {
             path: state_path,
             source,
-        })
+        })?;
+        staged.commit().map_err(io(directory))
     }
 
     /// The configuration of a snapshot.

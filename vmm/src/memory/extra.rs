@@ -2,9 +2,10 @@
 
 use std::{
     io,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
+use base::Unpoisoned;
 use devices::memory::{AddressSpace, HostMemory, Mapping};
 use hypervisor::{MemorySlot, SlotId, Vm};
 use vm_allocator::{AddressAllocator, AllocPolicy, RangeInclusive};
@@ -46,8 +47,7 @@ impl AddressSpace for ExtraMemory {
         });
         let range = self
             .window
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+            .lock_unpoisoned()
             .allocate(memory.len, align, policy)
             .map_err(io::Error::other)?;
         let slot = MemorySlot {
@@ -130,11 +130,7 @@ impl Drop for Exact {
 }
 
 fn free(window: &Mutex<AddressAllocator>, range: &RangeInclusive) {
-    if let Err(error) = window
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .free(range)
-    {
+    if let Err(error) = window.lock_unpoisoned().free(range) {
         log::warn!("addresses from {:#x} are lost: {error}", range.start());
     }
 }

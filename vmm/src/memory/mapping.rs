@@ -17,6 +17,11 @@ use std::{
 /// addresses of RAM regions are multiples of it too.
 const ALIGNMENT: usize = 2 << 20;
 
+/// Bytes below every mapping that nobody can access. The kernel places what is mapped next right
+/// below: a thread's stack of 2 MiB would begin and end at multiples of them, and be a huge page as
+/// soon as it is touched, where transparent huge pages are always on (and Linux is older than 6.7).
+const GUARD: usize = 64 << 10;
+
 /// Where a region's memory comes from.
 #[derive(Clone, Debug, Default)]
 pub struct Backing {
@@ -261,12 +266,18 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by `new` and is owned by this value.
-        unsafe { libc::munmap(self.address.as_ptr().cast(), self.len) };
+        let guard = self.address.as_ptr().wrapping_sub(GUARD);
+        // SAFETY: both were mapped by `new` and are owned by this value; nobody has an address in
+        // the guard.
+        unsafe {
+            libc::munmap(guard.cast(), GUARD);
+            libc::munmap(self.address.as_ptr().cast(), self.len);
+        }
     }
 }
 
-/// Maps `size` bytes at a multiple of `align`, by cutting them out of a larger reservation.
+/// Maps `size` bytes at a multiple of `align`, by cutting them out of a larger reservation, of which
+/// [`GUARD`] bytes below them are kept.
 fn map_aligned(
     size: usize,
     align: usize,
@@ -276,7 +287,8 @@ fn map_aligned(
 ) -> io::Result<NonNull<u8>> {
     let offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
     let out_of_space = || io::Error::from_raw_os_error(libc::ENOMEM);
-    let reserved = size.checked_add(align).ok_or_else(out_of_space)?;
+    let around = align.checked_add(GUARD).ok_or_else(out_of_space)?;
+    let reserved = size.checked_add(around).ok_or_else(out_of_space)?;
     let mmap = |at: usize, len, prot, flags, fd, offset| {
         // SAFETY: without MAP_FIXED the kernel picks unused addresses; with it (below) the range
         // lies inside of a reservation that nobody else knows.
@@ -295,7 +307,8 @@ fn map_aligned(
     };
     let quiet = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let start = mmap(0, reserved, libc::PROT_NONE, quiet, -1, 0)?;
-    let aligned = start.next_multiple_of(align);
+    // Cannot overflow: both lie in the reservation.
+    let aligned = (start + GUARD).next_multiple_of(align);
     let prot = libc::PROT_READ | libc::PROT_WRITE;
     let mapped = match mmap(aligned, size, prot, flags | libc::MAP_FIXED, fd, offset) {
         Ok(address) => address,
@@ -304,7 +317,7 @@ fn map_aligned(
             return Err(error);
         }
     };
-    munmap(start, aligned - start);
+    munmap(start, aligned - GUARD - start);
     munmap(aligned + size, start + reserved - aligned - size);
     NonNull::new(mapped as *mut u8).ok_or_else(out_of_space)
 }
@@ -377,6 +390,35 @@ fn default_hugepage_size() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_the_kernel_places_below_memory_is_no_huge_page() {
+        /// A thread's stack, and a page that guards it.
+        const STACK: usize = 2 << 20;
+        const OWN_GUARD: usize = 4 << 10;
+        for shared in [false, true] {
+            let backing = Backing {
+                shared,
+                ..Backing::default()
+            };
+            let mapping = Mapping::new(4 << 20, &backing, 0).unwrap();
+            let start = mapping.address() as usize;
+            assert!(start.is_multiple_of(ALIGNMENT));
+            // Other threads map memory, too: what matters is where such a stack would be.
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            let below = maps.lines().find_map(|line| {
+                let (from, rest) = line.split_once('-')?;
+                let (to, rest) = rest.split_once(' ')?;
+                let number = |text| usize::from_str_radix(text, 16).ok();
+                (number(to)? == start).then_some((number(from)?, rest.starts_with("---p")))
+            });
+            let (from, nobodys) = below.expect("nothing is below it");
+            assert!(nobodys && start - from >= GUARD);
+            let stack = start - GUARD - STACK - OWN_GUARD..start - GUARD;
+            let huge = stack.start.next_multiple_of(ALIGNMENT);
+            assert!(huge + ALIGNMENT > stack.end);
+        }
+    }
 
     #[test]
     fn mappings_are_aligned_for_huge_pages() {

@@ -175,6 +175,8 @@ impl ThreadSpawner for Spawner {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
     use super::*;
 
     /// Runs `body` in a child process and returns its wait status.
@@ -209,6 +211,38 @@ mod tests {
             assert!(libc::WIFSIGNALED(status), "{role:?}: status {status:#x}");
             assert_eq!(libc::WTERMSIG(status), libc::SIGSYS, "{role:?}");
         }
+    }
+
+    /// Wait status of a child that makes a request of a file that has none.
+    fn after_ioctl(role: ThreadRole, request: u64) -> libc::c_int {
+        let filters = Filters::new(Enforcement::Kill).unwrap();
+        let file = std::fs::File::open("/dev/null").unwrap();
+        in_child(|| {
+            if filters.apply(role).is_ok() {
+                let mut argument = 0u64;
+                // SAFETY: at most a number is read or written.
+                unsafe { libc::ioctl(file.as_raw_fd(), request as libc::Ioctl, &raw mut argument) };
+            }
+        })
+    }
+
+    #[test]
+    fn no_device_types_or_pastes_into_a_terminal() {
+        const TIOCLINUX: u64 = 0x541c;
+        for role in [
+            ThreadRole::Vcpu,
+            ThreadRole::Console,
+            ThreadRole::Net,
+            ThreadRole::Vsock,
+        ] {
+            for request in [libc::TIOCSTI, TIOCLINUX] {
+                let status = after_ioctl(role, request);
+                assert!(libc::WIFSIGNALED(status), "{role:?}: {request:#x}");
+            }
+        }
+        assert_eq!(after_ioctl(ThreadRole::Console, libc::TIOCGWINSZ), 0);
+        assert_eq!(after_ioctl(ThreadRole::Vsock, libc::FIONBIO), 0);
+        assert_eq!(after_ioctl(ThreadRole::Vcpu, libc::TUNSETOFFLOAD), 0);
     }
 
     #[test]

@@ -50,6 +50,7 @@ const EVERY_THREAD: &[i64] = &[
     libc::SYS_nanosleep,
     libc::SYS_poll,
     libc::SYS_ppoll,
+    libc::SYS_preadv2,
     libc::SYS_read,
     libc::SYS_readv,
     libc::SYS_restart_syscall,
@@ -262,10 +263,6 @@ const VMM: &[i64] = &[
 fn ioctl_types(role: ThreadRole) -> &'static [u8] {
     /// `KVMIO`.
     const KVM: u8 = 0xae;
-    /// Terminals and sockets (`TIOC*`, `FIO*`).
-    const TERMINAL: u8 = b'T';
-    /// Network interfaces (`TUN*`).
-    const TUN: u8 = b'T';
     /// `VFIO_*`, and `IOMMU_*` of iommufd.
     const VFIO: u8 = b';';
     /// `UFFDIO_*`.
@@ -274,15 +271,35 @@ fn ioctl_types(role: ThreadRole) -> &'static [u8] {
     const GATE: u8 = 0xb7;
     match role {
         // What a guest's process asks of the gate is about the vCPU that executes it.
-        ThreadRole::Vcpu => &[KVM, TUN, VFIO, GATE],
+        ThreadRole::Vcpu => &[KVM, VFIO, GATE],
         // Memory and doorbells of a pair.
         ThreadRole::Gate => &[KVM, GATE],
-        ThreadRole::Console => &[TERMINAL],
-        ThreadRole::Net => &[TUN],
-        ThreadRole::Vsock => &[TERMINAL],
         // Memory is mapped for physical devices: what is plugged, and what the guest's IOMMU says.
         ThreadRole::Memory | ThreadRole::Iommu | ThreadRole::Reset => &[VFIO],
         ThreadRole::PageFault => &[UFFD],
+        _ => &[],
+    }
+}
+
+/// Single `ioctl` requests that a role may use beside [`ioctl_types`]: their type has others, which
+/// type into a terminal (`TIOCSTI`, `TIOCLINUX`).
+fn ioctl_requests(role: ThreadRole) -> &'static [u32] {
+    const FIONBIO: u32 = libc::FIONBIO as u32;
+    /// What queues of a network interface, and which offloads, its driver has chosen.
+    const TUN: &[u32] = &[libc::TUNSETQUEUE as u32, libc::TUNSETOFFLOAD as u32];
+    /// Sockets, and the settings and the size of a terminal.
+    const CONSOLE: &[u32] = &[
+        FIONBIO,
+        libc::TCGETS as u32,
+        libc::TCSETS as u32,
+        libc::TCGETS2 as u32,
+        libc::TCSETS2 as u32,
+        libc::TIOCGWINSZ as u32,
+    ];
+    match role {
+        ThreadRole::Vcpu | ThreadRole::Net => TUN,
+        ThreadRole::Console => CONSOLE,
+        ThreadRole::Vsock => &[FIONBIO],
         _ => &[],
     }
 }
@@ -324,6 +341,13 @@ pub fn rules(role: ThreadRole) -> Result<BTreeMap<i64, Vec<SeccompRule>>, Backen
     for kind in ioctl_types(role) {
         let request =
             SeccompCondition::new(1, Len::Dword, Op::MaskedEq(0xff00), u64::from(*kind) << 8)?;
+        rules
+            .entry(libc::SYS_ioctl)
+            .or_default()
+            .push(SeccompRule::new(vec![request])?);
+    }
+    for request in ioctl_requests(role) {
+        let request = SeccompCondition::new(1, Len::Dword, Op::Eq, u64::from(*request))?;
         rules
             .entry(libc::SYS_ioctl)
             .or_default()

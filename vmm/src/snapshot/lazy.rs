@@ -19,6 +19,7 @@ use std::{
     thread::JoinHandle,
 };
 
+use base::{Access, Mapping};
 use devices::thread::{ThreadRole, ThreadSpawner};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -90,7 +91,7 @@ impl LazyRestore {
         let file = File::open(path).map_err(|source| io_error("open", source))?;
         let pairs = memory_file::matching(&file, path, ram, ranges)?;
         let uffd = Userfaultfd::open().map_err(LazyError::Userfaultfd)?;
-        let source = FileView::new(&file).map_err(|source| io_error("map", source))?;
+        let source = view(&file).map_err(|source| io_error("map", source))?;
         let mut areas = Vec::new();
         for (region, range) in pairs {
             let start = region.mapping.address() as u64;
@@ -213,7 +214,7 @@ impl Area {
 struct Transfer {
     uffd: Userfaultfd,
     file: File,
-    source: FileView,
+    source: Mapping,
     areas: Vec<Area>,
     stop: EventFd,
     /// Addresses of faults that are still to be served.
@@ -366,7 +367,7 @@ impl Transfer {
     /// Copies `range` of an area, leaving alone the pages that are there already.
     fn copy(&self, area: &Area, mut range: Range<u64>) -> Copied {
         while !range.is_empty() {
-            let source = self.source.address + area.offset + range.start;
+            let source = self.source.start() as u64 + area.offset + range.start;
             match self
                 .uffd
                 .copy(area.start + range.start, source, range.end - range.start)
@@ -409,41 +410,10 @@ enum Event {
     Removed(Range<u64>),
 }
 
-/// A read-only view of a whole file.
-struct FileView {
-    address: u64,
-    len: usize,
-}
-
-impl FileView {
-    fn new(file: &File) -> io::Result<Self> {
-        let len = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
-        // SAFETY: the kernel picks the address; nothing refers to the mapping as Rust memory.
-        let address = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                len.max(1),
-                libc::PROT_READ,
-                libc::MAP_PRIVATE,
-                file.as_raw_fd(),
-                0,
-            )
-        };
-        if address == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(Self {
-            address: address as u64,
-            len: len.max(1),
-        })
-    }
-}
-
-impl Drop for FileView {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `new`, used by nobody else.
-        unsafe { libc::munmap(self.address as *mut _, self.len) };
-    }
+/// A read-only view of a whole file. An empty file has a page, which nobody reads.
+fn view(file: &File) -> io::Result<Mapping> {
+    let len = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
+    Mapping::private(file, 0, len.max(1), Access::Read)
 }
 
 /// `include/uapi/linux/userfaultfd.h`.
@@ -693,7 +663,7 @@ mod tests {
         uffd.register(memory as u64, len).unwrap();
         let transfer = Transfer {
             uffd,
-            source: FileView::new(&file).unwrap(),
+            source: view(&file).unwrap(),
             file,
             areas: vec![Area {
                 start: memory as u64,

@@ -12,10 +12,12 @@
 //! - [`memory_file`]: writing and reading RAM.
 //! - [`lazy`]: bringing RAM in while the guest runs already.
 //! - [`lock`]: one writer at a time.
+//! - [`staged`]: a new snapshot in an older one's place, or not at all.
 
 pub mod lazy;
 pub mod lock;
 pub mod memory_file;
+pub mod staged;
 pub mod state_file;
 
 /// The machine's configuration in a snapshot directory.

@@ -6,12 +6,13 @@ use std::{
     io::Write,
     path::{Path, PathBuf},
     process::Command,
-    sync::{Mutex, PoisonError, mpsc},
+    sync::{Mutex, mpsc},
     thread,
     time::Instant,
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use base::Unpoisoned;
 use gantry_tests::{
     report::Outcome,
     rig::{Cache, images, packages},
@@ -114,7 +115,7 @@ pub fn run(hosts: Vec<Host>, mut each: impl FnMut(Vec<Check>)) -> Result<()> {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let queue = Mutex::new(VecDeque::from(hosts));
     let next = || {
-        let mut queue = queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut queue = queue.lock_unpoisoned();
         queue.pop_front()
     };
     thread::scope(|scope| {

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use base::Unpoisoned;
 use vm_allocator::{AddressAllocator, AllocPolicy};
 
-use super::{PciError, PciSegment, SharedFunction, is_io, lock};
+use super::{PciError, PciSegment, SharedFunction, is_io};
 use crate::pci::bar::{BarAddress, BarIndex, BarKind, BarRequest, DecodedBar};
 
 impl PciSegment {
@@ -13,7 +14,7 @@ impl PciSegment {
         let mut requests = Vec::new();
         let mut here = Vec::new();
         {
-            let function = lock(function);
+            let function = function.lock_unpoisoned();
             let config = function.config();
             for bar in config.bars() {
                 requests.push(bar);
@@ -73,13 +74,15 @@ impl PciSegment {
 
     /// The addresses in all BARs of the segment, decoded or not, and where a reset would put them.
     fn addresses_in_use(&self) -> Vec<DecodedBar> {
-        let slots: Vec<_> = lock(&self.slots)
+        let slots: Vec<_> = self
+            .slots
+            .lock_unpoisoned()
             .values()
             .map(|slot| (Arc::clone(&slot.function), slot.home.clone()))
             .collect();
         let mut taken = Vec::new();
         for (function, home) in slots {
-            let function = lock(&function);
+            let function = function.lock_unpoisoned();
             let config = function.config();
             for bar in config.bars() {
                 let now = config.bar_address(bar.index);

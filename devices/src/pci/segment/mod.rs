@@ -6,9 +6,10 @@ mod addresses;
 use std::{
     collections::BTreeMap,
     io,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Mutex, OnceLock},
 };
 
+use base::Unpoisoned;
 use serde_json::Value;
 
 use super::{
@@ -226,13 +227,13 @@ impl PciSegment {
         seat: Seat,
         addresses: &[BarAddress],
     ) -> Result<Bdf, PciError> {
-        let _decoding = lock(&self.decoding);
+        let _decoding = self.decoding.lock_unpoisoned();
         let bdf = self.free_seat(seat)?;
         self.give_bus(&function)?;
-        let requests: Vec<_> = lock(&function).config().bars().collect();
+        let requests: Vec<_> = function.lock_unpoisoned().config().bars().collect();
         let home = self.place(bdf.bus, &requests, addresses)?;
         {
-            let mut function = lock(&function);
+            let mut function = function.lock_unpoisoned();
             for bar in &home {
                 let config = function.config_mut();
                 config.set_bar_address(bar.index, bar.address);
@@ -252,11 +253,11 @@ impl PciSegment {
         seat: Seat,
         state: Value,
     ) -> Result<Bdf, PciError> {
-        let _decoding = lock(&self.decoding);
+        let _decoding = self.decoding.lock_unpoisoned();
         let bdf = self.free_seat(seat)?;
         self.give_bus(&function)?;
         {
-            let mut function = lock(&function);
+            let mut function = function.lock_unpoisoned();
             let plugged = function.plugged(bdf);
             plugged.map_err(|source| PciError::Plug { bdf, source })?;
             if let Err(source) = function.restore(state) {
@@ -271,27 +272,30 @@ impl PciSegment {
 
     /// Makes a function part of the bus.
     fn add(&self, bdf: Bdf, function: SharedFunction, home: Vec<BarAddress>) {
-        let port = lock(&function).root_port().and_then(RootPort::home_bus);
+        let port = function
+            .lock_unpoisoned()
+            .root_port()
+            .and_then(RootPort::home_bus);
         let slot = Slot {
             function,
             placements: Default::default(),
             home,
             port,
         };
-        lock(&self.slots).insert(bdf, slot);
+        self.slots.lock_unpoisoned().insert(bdf, slot);
         self.settle(bdf);
     }
 
     /// Gives a root port the first bus of the segment that none has.
     fn give_bus(&self, function: &SharedFunction) -> Result<(), PciError> {
-        if lock(function).root_port().is_none() {
+        if function.lock_unpoisoned().root_port().is_none() {
             return Ok(());
         }
         let taken: Vec<_> = self.ports().into_iter().map(|(_, bus)| bus).collect();
         let mut shares = (1..).zip(&self.config.ports);
         let free = shares.find(|(bus, _)| !taken.contains(bus));
         let (bus, windows) = free.ok_or(PciError::NoPort(self.config.segment))?;
-        if let Some(port) = lock(function).root_port_mut() {
+        if let Some(port) = function.lock_unpoisoned().root_port_mut() {
             port.give_bus(bus, *windows);
         }
         Ok(())
@@ -299,14 +303,14 @@ impl PciSegment {
 
     /// Takes a function off the bus and stops it.
     pub fn unplug(&self, bdf: Bdf) -> Result<SharedFunction, PciError> {
-        let decoding = lock(&self.decoding);
+        let decoding = self.decoding.lock_unpoisoned();
         if bdf.bus == 0 && bdf.device == 0 {
             return Err(PciError::NoFunction(bdf));
         }
-        let slot = lock(&self.slots).remove(&bdf);
+        let slot = self.slots.lock_unpoisoned().remove(&bdf);
         let slot = slot.ok_or(PciError::NoFunction(bdf))?;
         {
-            let mut function = lock(&slot.function);
+            let mut function = slot.function.lock_unpoisoned();
             for placement in &slot.placements {
                 if let Some(mapped) = placement.mapped {
                     self.unregister(&mut *function, mapped);
@@ -315,21 +319,21 @@ impl PciSegment {
         }
         // A device may be reset now, and a vCPU that moves another one's BARs is not to wait for that.
         drop(decoding);
-        lock(&slot.function).unplugged();
-        let _decoding = lock(&self.decoding);
+        slot.function.lock_unpoisoned().unplugged();
+        let _decoding = self.decoding.lock_unpoisoned();
         self.settle_blocked();
         Ok(slot.function)
     }
 
     /// The function at an address.
     pub fn function(&self, bdf: Bdf) -> Option<SharedFunction> {
-        let slots = lock(&self.slots);
+        let slots = self.slots.lock_unpoisoned();
         Some(Arc::clone(&slots.get(&bdf)?.function))
     }
 
     /// All functions by address, the host bridge first.
     pub fn functions(&self) -> Vec<(Bdf, SharedFunction)> {
-        let slots = lock(&self.slots);
+        let slots = self.slots.lock_unpoisoned();
         let functions = slots
             .iter()
             .map(|(bdf, slot)| (*bdf, Arc::clone(&slot.function)));
@@ -343,7 +347,7 @@ impl PciSegment {
     }
 
     fn root_ports(&self) -> Vec<(Bdf, u8, SharedFunction)> {
-        let slots = lock(&self.slots);
+        let slots = self.slots.lock_unpoisoned();
         let ports = slots
             .iter()
             .filter_map(|(bdf, slot)| Some((*bdf, slot.port?, Arc::clone(&slot.function))));
@@ -358,7 +362,7 @@ impl PciSegment {
 
     /// Resets a function and brings its BARs back to where they were when it was plugged in.
     pub fn reset(&self, bdf: Bdf) -> Result<(), PciError> {
-        let home = match lock(&self.slots).get(&bdf) {
+        let home = match self.slots.lock_unpoisoned().get(&bdf) {
             Some(slot) => slot.home.clone(),
             None => return Err(PciError::NoFunction(bdf)),
         };
@@ -379,11 +383,11 @@ impl PciSegment {
         let functions = self.resetting(at)?;
         if !functions.contains_key(&at) {
             for function in functions.values() {
-                lock(function).prepare_bus_reset();
+                function.lock_unpoisoned().prepare_bus_reset();
             }
         }
         let begun = functions.iter().filter_map(|(at, function)| {
-            let begun = lock(function).begin_reset();
+            let begun = function.lock_unpoisoned().begin_reset();
             begun.unwrap_or_else(|error| {
                 // Nothing more: the guest can repeat it at will.
                 log::debug!("{at} keeps what the guest left in it: {error}");
@@ -403,12 +407,12 @@ impl PciSegment {
             return;
         };
         for function in functions.values() {
-            lock(function).end_reset();
+            function.lock_unpoisoned().end_reset();
         }
         if let Some(port) = self.function(at).filter(|_| !functions.contains_key(&at)) {
-            lock(&port).end_reset();
+            port.lock_unpoisoned().end_reset();
         }
-        let _decoding = lock(&self.decoding);
+        let _decoding = self.decoding.lock_unpoisoned();
         self.settle(at);
     }
 
@@ -417,7 +421,7 @@ impl PciSegment {
     fn resetting(&self, at: Bdf) -> Option<BTreeMap<Bdf, SharedFunction>> {
         let function = self.function(at)?;
         let is_port = {
-            let function = lock(&function);
+            let function = function.lock_unpoisoned();
             function
                 .is_resetting()
                 .then(|| function.root_port().is_some())?
@@ -438,9 +442,9 @@ impl PciSegment {
         bdf: Bdf,
         change: impl FnOnce(&mut dyn PciFunction) -> Result<(), LifecycleError>,
     ) -> Result<(), PciError> {
-        let _decoding = lock(&self.decoding);
+        let _decoding = self.decoding.lock_unpoisoned();
         let function = self.function(bdf).ok_or(PciError::NoFunction(bdf))?;
-        let result = change(&mut *lock(&function));
+        let result = change(&mut *function.lock_unpoisoned());
         self.settle(bdf);
         result.map_err(|source| PciError::Function { bdf, source })
     }
@@ -453,7 +457,7 @@ impl PciSegment {
             data.fill(0xff);
             return;
         };
-        lock(&function).read_config(offset, data);
+        function.lock_unpoisoned().read_config(offset, data);
         let header = offsets::HEADER_TYPE.checked_sub(offset);
         if let Some(header) = header.and_then(|at| data.get_mut(at))
             && self.has_siblings(place)
@@ -470,7 +474,7 @@ impl PciSegment {
         };
         // A function may reset itself, by a register that only it knows.
         let (moved, port, reset, closed) = {
-            let mut function = lock(&function);
+            let mut function = function.lock_unpoisoned();
             let before = (function.config().command(), function.is_resetting());
             function.write_config(offset, data);
             let resetting = function.is_resetting();
@@ -489,7 +493,7 @@ impl PciSegment {
             || (port && touches(offsets::BAR0, root_port::FORWARDING_END));
         // This thread is a vCPU's, and functions that are reset at once are locked meanwhile.
         if moves && !closed {
-            let _decoding = lock(&self.decoding);
+            let _decoding = self.decoding.lock_unpoisoned();
             self.settle(at);
         }
         if let (true, Some(handler)) = (reset, self.resets.get()) {
@@ -509,7 +513,7 @@ impl PciSegment {
         }
         let mut ports = self.root_ports().into_iter();
         let (_, bus, _) = ports.find(|(_, _, function)| {
-            let port = lock(function);
+            let port = function.lock_unpoisoned();
             port.root_port()
                 .is_some_and(|port| port.forwarding().bus == at.bus)
         })?;
@@ -519,7 +523,7 @@ impl PciSegment {
     /// Whether a slot has other functions than the one at `at`.
     fn has_siblings(&self, at: Bdf) -> bool {
         let last = Bdf { function: 7, ..at };
-        let slots = lock(&self.slots);
+        let slots = self.slots.lock_unpoisoned();
         slots.range(at.slot()..=last).any(|(other, _)| *other != at)
     }
 
@@ -536,7 +540,7 @@ impl PciSegment {
 
     /// The functions behind a root port; none if it is something else.
     fn behind(&self, port: Bdf) -> Vec<Bdf> {
-        let slots = lock(&self.slots);
+        let slots = self.slots.lock_unpoisoned();
         let Some(bus) = slots.get(&port).and_then(|slot| slot.port) else {
             return Vec::new();
         };
@@ -546,7 +550,9 @@ impl PciSegment {
     /// Looks again at the BARs that were in another one's way.
     fn settle_blocked(&self) {
         let is_blocked = |slot: &Slot| slot.placements.iter().any(|at| at.blocked);
-        let blocked: Vec<_> = lock(&self.slots)
+        let blocked: Vec<_> = self
+            .slots
+            .lock_unpoisoned()
             .iter()
             .filter(|(_, slot)| is_blocked(slot))
             .map(|(bdf, _)| *bdf)
@@ -558,7 +564,9 @@ impl PciSegment {
 
     /// True if the function gave up a range that it had.
     fn settle_one(&self, bdf: Bdf) -> bool {
-        let Some((function, mut placements)) = lock(&self.slots)
+        let Some((function, mut placements)) = self
+            .slots
+            .lock_unpoisoned()
             .get(&bdf)
             .map(|slot| (Arc::clone(&slot.function), slot.placements))
         else {
@@ -566,7 +574,7 @@ impl PciSegment {
         };
         // Before the function's own lock.
         let port = (bdf.bus > 0).then(|| self.port_of(bdf.bus)).flatten();
-        let mut function = lock(&function);
+        let mut function = function.lock_unpoisoned();
         let mut wanted: Vec<_> = function.config().decoded_bars().collect();
         if bdf.bus > 0 {
             function.set_upstream(port.is_some_and(|port| port.upstream));
@@ -613,12 +621,12 @@ impl PciSegment {
     fn port_of(&self, bus: u8) -> Option<Forwarding> {
         let mut ports = self.root_ports().into_iter();
         let (_, _, function) = ports.find(|(_, home, _)| *home == bus)?;
-        let function = lock(&function);
+        let function = function.lock_unpoisoned();
         Some(function.root_port()?.forwarding())
     }
 
     fn store(&self, bdf: Bdf, placements: [Placement; BarIndex::COUNT]) {
-        if let Some(slot) = lock(&self.slots).get_mut(&bdf) {
+        if let Some(slot) = self.slots.lock_unpoisoned().get_mut(&bdf) {
             slot.placements = placements;
         }
     }
@@ -653,7 +661,7 @@ impl PciSegment {
 
     /// All ranges that are decoded.
     fn mapped(&self) -> impl Iterator<Item = DecodedBar> {
-        let slots = lock(&self.slots);
+        let slots = self.slots.lock_unpoisoned();
         let mapped: Vec<_> = slots
             .values()
             .flat_map(|slot| slot.placements.iter().filter_map(|at| at.mapped))
@@ -671,7 +679,7 @@ impl PciSegment {
         if bus > 0 && !self.ports().iter().any(|(_, port)| *port == bus) {
             return Err(PciError::NoBus { segment, bus });
         }
-        let slots = lock(&self.slots);
+        let slots = self.slots.lock_unpoisoned();
         let at = |device| Bdf {
             segment,
             bus,
@@ -722,9 +730,4 @@ fn is_io(kind: BarKind) -> bool {
 fn overlap(a: DecodedBar, b: DecodedBar) -> bool {
     let last = |bar: DecodedBar| bar.address.saturating_add(bar.bar.size - 1);
     is_io(a.bar.kind) == is_io(b.bar.kind) && a.address <= last(b) && b.address <= last(a)
-}
-
-/// Locks; a panic of another holder does not make the bus unusable.
-fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

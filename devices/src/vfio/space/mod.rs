@@ -9,6 +9,7 @@ use std::{
     sync::{Arc, MutexGuard},
 };
 
+use base::limits;
 use vfio_ioctls::VfioDevice;
 use vm_memory::GuestAddress;
 
@@ -474,14 +475,9 @@ impl From<Error> for MapError {
 
 /// How much memory this process may lock, in words.
 fn memory_limit() -> String {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: the structure outlives the call, which fills it.
-    match unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) } {
-        0 if limit.rlim_cur == libc::RLIM_INFINITY => "not set".to_owned(),
-        0 => limit.rlim_cur.to_string(),
-        _ => "unknown".to_owned(),
+    match limits::locked_memory() {
+        Ok(None) => "not set".to_owned(),
+        Ok(Some(limit)) => limit.to_string(),
+        Err(_) => "unknown".to_owned(),
     }
 }

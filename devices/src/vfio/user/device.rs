@@ -10,13 +10,14 @@ use std::{
     },
     path::Path,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
     },
     thread::JoinHandle,
     time::Duration,
 };
 
+use base::{Chain, Unpoisoned};
 use rustix::fs::SealFlags;
 use vfio_bindings::bindings::vfio::{
     VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_ACTION_UNMASK, VFIO_IRQ_SET_DATA_EVENTFD,
@@ -32,7 +33,6 @@ use super::{
     connection::{self, Answer, Connection, Deadline},
     watch::watch,
     wire::{self, DeviceInfo, IrqInfo, Lie, RegionInfo},
-    with_sources,
 };
 use crate::{
     memory::GuestMemory,
@@ -86,7 +86,7 @@ struct Shared {
 
 impl Shared {
     fn link(&self) -> MutexGuard<'_, Link> {
-        self.link.lock().unwrap_or_else(PoisonError::into_inner)
+        self.link.lock_unpoisoned()
     }
 
     /// Ends the conversation; what is left of it is false if it had ended before.
@@ -235,7 +235,7 @@ impl UserDevice {
     }
 
     fn map_ram(&self, deadline: Deadline) -> Result<(), Error> {
-        let mut mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut mapped = self.mapped.lock_unpoisoned();
         let ram = self.memory.memory();
         let starts: BTreeSet<_> = ram
             .iter()
@@ -329,7 +329,7 @@ impl UserDevice {
 
     fn warn(&self, action: &str, error: &Error) {
         if !matches!(error, Error::Gone) && !self.warned.swap(true, Ordering::Relaxed) {
-            let why = with_sources(error);
+            let why = Chain(error);
             log::warn!("device {}: {action} failed: {why}", self.shared.name);
         }
     }

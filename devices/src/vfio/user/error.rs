@@ -40,14 +40,3 @@ pub enum Error {
     #[error("its server is gone")]
     Gone,
 }
-
-/// An error and what led to it, for the log.
-pub fn with_sources(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text = format!("{text}: {error}");
-        source = error.source();
-    }
-    text
-}

@@ -31,7 +31,7 @@ mod wire;
 
 pub use connection::Failure;
 pub use device::{Patience, Surroundings, UserDevice};
-pub use error::{Error, with_sources};
+pub use error::Error;
 
 #[cfg(test)]
 mod tests;

@@ -18,7 +18,7 @@ use tempfile::TempDir;
 use vm_memory::{Bytes, FileOffset, GuestAddress, GuestAddressSpace, GuestRegionMmap, MmapRegion};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use super::{Error, Patience, Surroundings, UserDevice, with_sources};
+use super::{Error, Patience, Surroundings, UserDevice};
 use crate::{
     memory::{AddressSpace, GuestMemory, GuestRam, HostMemory, Mapping},
     msi::MsiMessage,
@@ -321,7 +321,7 @@ fn nobody_at_the_socket_is_said_at_once() {
     let mut bench = Bench::new();
     bench.socket = "/nonexistent/socket".into();
     let error = bench.connect(shared_memory(&[(0, RAM)])).err().unwrap();
-    let text = with_sources(&error);
+    let text = base::Chain(&error).to_string();
     assert!(text.contains("start the device's server first"), "{text}");
 }
 
@@ -415,6 +415,63 @@ fn a_server_that_goes_is_missed_without_being_asked() {
     // Plugging the same again works.
     drop(plugged);
     assert_eq!(bench.lost(), 1);
+    assert_eq!(Plugged::new(&bench).read(0), 0x0100_00ed);
+}
+
+/// Runs what must not wait for a server on a thread of its own, as one that does would never end.
+fn finishes(plugged: &Arc<Plugged>, what: &str, call: impl FnOnce(&Plugged) + Send + 'static) {
+    let (done, is_done) = std::sync::mpsc::channel();
+    let there = Arc::clone(plugged);
+    std::thread::spawn(move || {
+        call(&there);
+        drop(there);
+        let _ = done.send(());
+    });
+    if is_done.recv_timeout(Duration::from_secs(20)).is_err() {
+        // Dropping it would wait as well.
+        std::mem::forget(Arc::clone(plugged));
+        panic!("{what} waits for a server that does not answer");
+    }
+}
+
+#[test]
+fn a_server_that_misuses_what_it_was_given_stops_nobody() {
+    let (bench, liar) = Bench::with_liar();
+    let plugged = Arc::new(Plugged::new(&bench));
+    let (bdf, rig) = (plugged.bdf, &plugged.rig);
+    let control = rig.capability(bdf, 0x11, 0).unwrap() + 2;
+    let entry = |vector: u64| edu_server::MSIX_TABLE + 16 * vector;
+    let message = MsiMessage {
+        address: 0xfee0_0000,
+        data: 0x40,
+    };
+    for vector in 0..4 {
+        plugged.write_wide(entry(vector), message.address);
+        plugged.write(entry(vector) + 8, message.data);
+    }
+    plugged.write(entry(0) + 12, 0);
+    rig.config_write(bdf, control, &0x8000_u16.to_le_bytes());
+    assert_eq!(rig.msi.route(0), Some(message));
+    // The RAM and an interrupt at least.
+    assert!(liar.misuse_descriptors().unwrap() > 1);
+    finishes(&plugged, "a vector that is added", move |plugged| {
+        plugged.write(entry(0) + 12, 1);
+        plugged.write(entry(3) + 12, 0);
+    });
+    plugged.write(entry(0) + 12, 0);
+    liar.misuse_descriptors().unwrap();
+    finishes(&plugged, "switching MSI-X off", move |plugged| {
+        plugged.rig.config_write(bdf, control, &0_u16.to_le_bytes());
+    });
+    rig.config_write(bdf, control, &0x8000_u16.to_le_bytes());
+    liar.misuse_descriptors().unwrap();
+    finishes(&plugged, "a reset", move |plugged| {
+        plugged.rig.segment.reset(bdf).unwrap();
+    });
+    finishes(&plugged, "unplugging", move |plugged| {
+        plugged.rig.segment.unplug(bdf).unwrap();
+    });
+    drop(plugged);
     assert_eq!(Plugged::new(&bench).read(0), 0x0100_00ed);
 }
 

@@ -248,16 +248,15 @@ impl QueueWorker {
 
     /// Checks a request and makes an Io of it, or does it at once; or the status that refuses it.
     fn prepare(&mut self, memory: &Arc<GuestRam>, command: Command) -> Result<Prepared, u32> {
+        // What is written is not lost with the host's power when the driver never flushes.
+        let durable = self.write_through_always || !self.shared.is_writeback();
         let (operation, sector, len) = match command {
             Command::Read { sector } => (Operation::Read, sector, self.parser.writable.len()),
-            Command::Write { sector } => {
-                let durable = self.write_through_always || !self.shared.is_writeback();
-                (
-                    Operation::Write { durable },
-                    sector,
-                    self.parser.readable.len(),
-                )
-            }
+            Command::Write { sector } => (
+                Operation::Write { durable },
+                sector,
+                self.parser.readable.len(),
+            ),
             Command::Flush => (Operation::Flush, 0, 0),
             Command::Discard(_) if !self.shared.can_discard => return Err(VIRTIO_BLK_S_UNSUPP),
             Command::WriteZeroes(_) if !self.shared.can_write_zeroes => {
@@ -271,7 +270,7 @@ impl QueueWorker {
                 let unmap = VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP;
                 let (sector, len) = self.shared.check_range(range, unmap)?;
                 let may_unmap = range.flags & unmap != 0 && self.shared.can_discard;
-                (Operation::WriteZeroes { may_unmap }, sector, len)
+                (Operation::WriteZeroes { may_unmap, durable }, sector, len)
             }
             Command::GetId => {
                 let written = self.parser.writable.write(memory, &self.shared.id);

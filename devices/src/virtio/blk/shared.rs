@@ -4,12 +4,13 @@ use std::{
     io,
     path::PathBuf,
     sync::{
-        Mutex, PoisonError,
+        Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
+use base::Unpoisoned;
 use virtio_bindings::bindings::virtio_blk::{VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_UNSUPP};
 
 use super::{config::MAX_RANGE, counters::Counters, request::Range};
@@ -90,7 +91,7 @@ impl Shared {
 
     /// Runs `f` on the image.
     pub fn with_disk<T>(&self, f: impl FnOnce(&mut Disk) -> T) -> T {
-        f(&mut self.disk.lock().unwrap_or_else(PoisonError::into_inner))
+        f(&mut self.disk.lock_unpoisoned())
     }
 
     /// Grows the image to `bytes` and tells the driver.
@@ -128,7 +129,7 @@ impl Shared {
 
     /// Logs a failed request, unless another one was logged just now.
     pub fn report(&self, operation: Operation, offset: u64, error: &io::Error) {
-        let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reported = self.reported.lock_unpoisoned();
         if reported.is_some_and(|at| at.elapsed() < REPORT_INTERVAL) {
             return;
         }

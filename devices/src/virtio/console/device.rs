@@ -3,11 +3,12 @@
 use std::{
     io::{self, Read, Write},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicU64, Ordering},
     },
 };
 
+use base::Unpoisoned;
 use event_manager::{EventOps, Events, MutEventSubscriber};
 use serde::{Deserialize, Serialize};
 use vmm_sys_util::epoll::EventSet;
@@ -68,7 +69,7 @@ struct Window {
 
 impl Window {
     fn size(&self) -> MutexGuard<'_, (u16, u16)> {
-        self.size.lock().unwrap_or_else(PoisonError::into_inner)
+        self.size.lock_unpoisoned()
     }
 }
 

@@ -4,11 +4,12 @@ use std::{
     collections::VecDeque,
     io,
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
     },
 };
 
+use base::Unpoisoned;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::console::InputSink;
@@ -63,7 +64,7 @@ impl Input {
     }
 
     fn lock(&self) -> MutexGuard<'_, VecDeque<u8>> {
-        self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.bytes.lock_unpoisoned()
     }
 }
 

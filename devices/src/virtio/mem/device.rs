@@ -4,11 +4,12 @@ use std::{
     io::{self, Read, Write},
     ops::Range,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
+use base::Unpoisoned;
 use event_manager::{EventOps, Events, MutEventSubscriber};
 use serde::{Deserialize, Serialize};
 use virtio_queue::DescriptorChain;
@@ -98,6 +99,8 @@ struct Shared {
     block: u64,
     populate: bool,
     requested: AtomicU64,
+    /// Changed by the worker alone while there is one. Held for moments: vCPUs and the control
+    /// thread ask how much is plugged, and the host may take long to give memory.
     blocks: Mutex<Blocks>,
     change: ConfigChange,
     discards: Arc<Discards>,
@@ -107,7 +110,7 @@ struct Shared {
 
 impl Shared {
     fn blocks(&self) -> MutexGuard<'_, Blocks> {
-        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
+        self.blocks.lock_unpoisoned()
     }
 }
 
@@ -331,32 +334,34 @@ fn request(chain: DescriptorChain<&GuestRam>, ram: &GuestRam, shared: &Shared) -
     let mut address = [0; 8];
     address.copy_from_slice(&bytes[8..16]);
     let address = u64::from_le_bytes(address);
-    let mut blocks = shared.blocks();
+    let count = shared.blocks().count();
     if half(0) == UNPLUG_ALL {
-        let all = 0..blocks.count();
-        return (unplug(shared, ram, &mut blocks, all), 0);
+        return (unplug(shared, ram, 0..count), 0);
     }
-    let Some(range) = shared.range(blocks.count(), address, half(16)) else {
+    let Some(range) = shared.range(count, address, half(16)) else {
         return (ERROR, 0);
+    };
+    // Nobody else changes them before this request is answered.
+    let (state, plugged) = {
+        let blocks = shared.blocks();
+        (blocks.state(range.clone()), blocks.plugged())
     };
     match half(0) {
         PLUG => {
-            if blocks.state(range.clone()) != Plugged::None {
+            if state != Plugged::None {
                 return (ERROR, 0);
             }
             // The guest may not take more than it was offered.
-            let wanted = (blocks.plugged() + range.len() as u64) * shared.block;
+            let wanted = (plugged + range.len() as u64) * shared.block;
             if wanted > shared.requested.load(Ordering::SeqCst) {
                 return (NACK, 0);
             }
-            (plug(shared, ram, &mut blocks, range), 0)
+            (plug(shared, ram, range), 0)
         }
-        UNPLUG if blocks.state(range.clone()) == Plugged::All => {
-            (unplug(shared, ram, &mut blocks, range), 0)
-        }
+        UNPLUG if state == Plugged::All => (unplug(shared, ram, range), 0),
         STATE => (
             ACK,
-            match blocks.state(range) {
+            match state {
                 Plugged::All => 0,
                 Plugged::None => 1,
                 Plugged::Some => 2,
@@ -396,7 +401,7 @@ impl Shared {
     }
 }
 
-fn plug(shared: &Shared, ram: &GuestRam, blocks: &mut Blocks, range: Range<usize>) -> u16 {
+fn plug(shared: &Shared, ram: &GuestRam, range: Range<usize>) -> u16 {
     let (address, len) = shared.place(&range);
     let populated = if shared.populate {
         populate(ram, address, len)
@@ -410,14 +415,14 @@ fn plug(shared: &Shared, ram: &GuestRam, blocks: &mut Blocks, range: Range<usize
     });
     let answer = shared.answer(plugged, "the host has no memory for a guest to plug");
     if answer == ACK {
-        blocks.set(range, true);
+        shared.blocks().set(range, true);
     } else if let Err(error) = discard_blocks(ram, address, len) {
         log::warn!("the host keeps memory that the guest did not get: {error}");
     }
     answer
 }
 
-fn unplug(shared: &Shared, ram: &GuestRam, blocks: &mut Blocks, range: Range<usize>) -> u16 {
+fn unplug(shared: &Shared, ram: &GuestRam, range: Range<usize>) -> u16 {
     let (address, len) = shared.place(&range);
     let unplugged = shared
         .discards
@@ -426,7 +431,7 @@ fn unplug(shared: &Shared, ram: &GuestRam, blocks: &mut Blocks, range: Range<usi
     let given = unplugged.and_then(|()| discard_blocks(ram, address, len));
     let answer = shared.answer(given.map(drop), "unplugged memory stays with the guest");
     if answer == ACK {
-        blocks.set(range, false);
+        shared.blocks().set(range, false);
     }
     answer
 }
@@ -472,7 +477,7 @@ mod tests {
                 .unwrap();
             let region = vm_memory::GuestRegionMmap::new(region, GuestAddress(0)).unwrap();
             let ram = GuestRam::from_regions(vec![region]).unwrap();
-            let answer = plug(&mem.shared, &ram, &mut mem.shared.blocks(), 0..1);
+            let answer = plug(&mem.shared, &ram, 0..1);
             (answer, mem.handle().plugged())
         };
         // Memory that cannot be written cannot be populated either.

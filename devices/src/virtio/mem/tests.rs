@@ -1,4 +1,11 @@
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::Ordering,
+        mpsc::{self, Receiver, Sender},
+    },
+    time::Duration,
+};
 
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 
@@ -134,6 +141,52 @@ fn memory_that_a_physical_device_cannot_reach_is_not_plugged() {
     other.restore(state).unwrap();
     let plugged: Vec<_> = discards.blocks().lock().plugged().collect();
     assert_eq!(plugged, [(START, BLOCK)]);
+}
+
+/// A host that takes its time: it is there when the first end of the pair says so, and goes on when
+/// the second one does.
+struct Slow(Mutex<(Sender<()>, Receiver<()>)>);
+
+impl crate::virtio::plugged::Follower for Slow {
+    fn plugged(&self, _address: u64, _len: u64) -> std::io::Result<()> {
+        let ends = self.0.lock().unwrap();
+        ends.0.send(()).unwrap();
+        ends.1.recv().map_err(std::io::Error::other)
+    }
+
+    fn unplugged(&self, _address: u64, _len: u64) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn while_the_host_gives_memory_nobody_waits_to_learn_how_much_is_plugged() {
+    let guest = Guest::new();
+    let queue = guest.queue(0, 16);
+    let options = options();
+    let blocks = Arc::clone(&options.discards);
+    let ((begun, has_begun), (go_on, goes_on)) = (mpsc::channel(), mpsc::channel());
+    let slow = Arc::new(Slow(Mutex::new((begun, goes_on))));
+    blocks
+        .blocks()
+        .follow(Arc::downgrade(&slow) as std::sync::Weak<_>);
+    let mut mem = Mem::new(options, Arc::new(Unconfined)).unwrap();
+    mem.activate(guest.activation(&[&queue])).unwrap();
+    let handle = mem.handle();
+    let host = std::thread::spawn(move || {
+        has_begun.recv().unwrap();
+        let (told, is_told) = mpsc::channel();
+        let control = std::thread::spawn(move || told.send(handle.plugged()));
+        let plugged = is_told.recv_timeout(Duration::from_secs(20));
+        // Only now does the host go on, whether somebody waited for that or not.
+        go_on.send(()).unwrap();
+        let _ = control.join();
+        plugged
+    });
+    assert_eq!(ask(&queue, 0, START, 1), (0, 0));
+    assert_eq!(host.join().unwrap(), Ok(0), "the control thread has waited");
+    assert_eq!(mem.handle().plugged(), BLOCK);
+    mem.deactivate();
 }
 
 #[test]

@@ -2,9 +2,10 @@
 
 use std::{
     io::{self, Read, Write},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
+use base::Unpoisoned;
 use virtio_bindings::bindings::virtio_net::{
     VIRTIO_NET_F_CTRL_GUEST_OFFLOADS, VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_ECN,
     VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6, VIRTIO_NET_F_GUEST_UFO, VIRTIO_NET_F_MQ,
@@ -64,7 +65,7 @@ impl ControlQueue {
             taps,
         } = self;
         queue.serve(|chain, ram| {
-            let mut choice = choice.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut choice = choice.lock_unpoisoned();
             let done = command(chain.clone(), ram)
                 .and_then(|command| carry_out(command, *features, &mut choice, taps));
             let result = if done.is_some() { OK } else { ERROR };

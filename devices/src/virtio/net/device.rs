@@ -4,9 +4,10 @@ use std::{
     io,
     net::IpAddr,
     os::fd::OwnedFd,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
+    sync::{Arc, Mutex, MutexGuard, atomic::Ordering},
 };
 
+use base::Unpoisoned;
 use serde::{Deserialize, Serialize};
 use virtio_bindings::bindings::virtio_net::{
     VIRTIO_NET_F_CSUM, VIRTIO_NET_F_CTRL_GUEST_OFFLOADS, VIRTIO_NET_F_CTRL_VQ,
@@ -344,7 +345,7 @@ impl Net {
     }
 
     fn choice(&self) -> MutexGuard<'_, Choice> {
-        self.choice.lock().unwrap_or_else(PoisonError::into_inner)
+        self.choice.lock_unpoisoned()
     }
 
     fn start(&mut self, activation: Activation) -> io::Result<()> {

@@ -2,12 +2,13 @@
 
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
+use base::{Chain, Unpoisoned};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use virtio_queue::Queue;
@@ -168,9 +169,7 @@ impl Transport {
     }
 
     fn lock(&self) -> MutexGuard<'_, Registers> {
-        self.registers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.registers.lock_unpoisoned()
     }
 
     /// The BAR is decoded at another address.
@@ -434,7 +433,7 @@ impl Registers {
             return;
         }
         if self.status & !value != 0 {
-            self.complain("clears bits of the device status without a reset");
+            self.warn_driver_once("clears bits of the device status without a reset");
             return;
         }
         let mut added = value & DRIVER_STATUS & !self.status;
@@ -442,7 +441,7 @@ impl Registers {
             added &= !(status::FEATURES_OK | status::DRIVER_OK);
         }
         if added & status::DRIVER_OK != 0 && (self.status | added) & status::FEATURES_OK == 0 {
-            self.complain("sets DRIVER_OK before FEATURES_OK");
+            self.warn_driver_once("sets DRIVER_OK before FEATURES_OK");
             added &= !status::DRIVER_OK;
         }
         self.status |= added;
@@ -454,11 +453,11 @@ impl Registers {
     fn accept_features(&self, status: u8) -> bool {
         let known = status::ACKNOWLEDGE | status::DRIVER;
         if status & known != known {
-            self.complain("sets FEATURES_OK before ACKNOWLEDGE and DRIVER");
+            self.warn_driver_once("sets FEATURES_OK before ACKNOWLEDGE and DRIVER");
             return false;
         }
         if self.driver_features & VERSION_1 == 0 || self.driver_features & !self.offered() != 0 {
-            self.complain("asks for features that were not offered, or not for VERSION_1");
+            self.warn_driver_once("asks for features that were not offered, or not for VERSION_1");
             return false;
         }
         true
@@ -470,11 +469,11 @@ impl Registers {
             Ok(queues) => {
                 // Whatever is wrong with the device, the driver sees DEVICE_NEEDS_RESET.
                 if let Err(error) = self.activate(queues) {
-                    self.lament(&format!("does not start: {}", chain(&error)));
+                    self.warn_host_once(&format!("does not start: {}", Chain(&error)));
                 }
             }
             Err(error) => {
-                self.complain(&error);
+                self.warn_driver_once(&error);
                 self.interrupt.needs_reset();
             }
         }
@@ -608,7 +607,7 @@ impl Registers {
             && let Err(error) = self.device.prepare_reset(patience)
         {
             self.resetting = true;
-            self.lament(&format!("cannot be reset yet: {error}"));
+            self.warn_host_once(&format!("cannot be reset yet: {error}"));
             return;
         }
         self.reset();
@@ -666,7 +665,7 @@ impl Registers {
                 Ok(()) => self.connected.push((index, address)),
                 Err(error) => {
                     let what = format!("is notified of queue {index} through exits: {error}");
-                    self.lament(&what);
+                    self.warn_host_once(&what);
                 }
             }
         }
@@ -676,7 +675,7 @@ impl Registers {
         for (index, address) in std::mem::take(&mut self.connected) {
             let kick = &self.kicks[usize::from(index)];
             if let Err(error) = self.doorbells.unregister(kick, address) {
-                self.lament(&format!("keeps its doorbell at {address:#x}: {error}"));
+                self.warn_host_once(&format!("keeps its doorbell at {address:#x}: {error}"));
             }
         }
     }
@@ -775,32 +774,21 @@ impl Registers {
         expect(known && ordered, "an impossible device status")
     }
 
-    /// Says once what the host could not do.
-    fn lament(&self, what: &str) {
+    /// Logs, once for this device, what the host could not do.
+    fn warn_host_once(&self, what: &str) {
         if !self.host_warned.swap(true, Ordering::Relaxed) {
             let kind = self.device.device_type();
             log::error!("virtio device {kind:?} {what}");
         }
     }
 
-    /// Says once what the driver does wrong.
-    fn complain(&self, what: &str) {
+    /// Logs, once for this device, what the driver does wrong.
+    fn warn_driver_once(&self, what: &str) {
         if !self.warned.swap(true, Ordering::Relaxed) {
             let kind = self.device.device_type();
             log::warn!("the driver of virtio device {kind:?} {what}");
         }
     }
-}
-
-/// An error and its causes, outermost first.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(error) = next {
-        text = format!("{text}: {error}");
-        next = error.source();
-    }
-    text
 }
 
 impl Drop for Registers {

@@ -3,14 +3,12 @@
 use std::{
     fs::{File, OpenOptions},
     io,
-    os::{
-        fd::AsRawFd,
-        unix::fs::{FileTypeExt, OpenOptionsExt},
-    },
+    os::unix::fs::{FileTypeExt, OpenOptionsExt},
     path::PathBuf,
-    ptr::NonNull,
     sync::Arc,
 };
+
+use base::{Access, Mapping};
 
 use crate::{
     disk::{LockGranularity, geometry, lock},
@@ -88,14 +86,11 @@ pub enum Error {
 
 /// An open, locked, mapped file.
 pub struct Backing {
-    address: NonNull<u8>,
-    len: usize,
+    /// The device drops the guest's mapping of it first.
+    memory: Mapping,
     file: Arc<File>,
     path: PathBuf,
 }
-
-// SAFETY: the mapping belongs to no thread; this process never looks into it.
-unsafe impl Send for Backing {}
 
 impl Backing {
     /// Opens `path`, or makes an unnamed file in the directory `path`. With `discard_writes`,
@@ -151,10 +146,14 @@ impl Backing {
             path: path.clone(),
             size,
         })?;
-        let address = map(&file, len, discard_writes).map_err(host("map"))?;
+        let map = if discard_writes {
+            Mapping::private
+        } else {
+            Mapping::shared
+        };
+        let memory = map(&file, 0, len, Access::ReadWrite).map_err(host("map"))?;
         Ok(Self {
-            address,
-            len,
+            memory,
             file: Arc::new(file),
             path,
         })
@@ -162,13 +161,13 @@ impl Backing {
 
     /// Size in bytes, a multiple of [`ALIGNMENT`].
     pub fn size(&self) -> u64 {
-        self.len as u64
+        self.memory.len() as u64
     }
 
     /// The mapping; valid as long as self.
     pub fn memory(&self) -> HostMemory {
         HostMemory {
-            address: self.address.as_ptr(),
+            address: self.memory.start(),
             len: self.size(),
             read_only: false,
         }
@@ -183,34 +182,4 @@ impl Backing {
     pub fn path(&self) -> &PathBuf {
         &self.path
     }
-}
-
-impl Drop for Backing {
-    fn drop(&mut self) {
-        // SAFETY: mapped in `open` with this length. The device drops the guest's mapping first.
-        unsafe { libc::munmap(self.address.as_ptr().cast(), self.len) };
-    }
-}
-
-fn map(file: &File, len: usize, private: bool) -> io::Result<NonNull<u8>> {
-    let kind = if private {
-        libc::MAP_PRIVATE
-    } else {
-        libc::MAP_SHARED
-    };
-    // SAFETY: a new mapping at an address of the kernel's choice.
-    let address = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            len,
-            libc::PROT_READ | libc::PROT_WRITE,
-            kind | libc::MAP_NORESERVE,
-            file.as_raw_fd(),
-            0,
-        )
-    };
-    if address == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
-    }
-    NonNull::new(address.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
 }

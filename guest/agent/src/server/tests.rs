@@ -10,7 +10,7 @@ use std::{
     thread,
 };
 
-use gantry_remoting::protocol::hello::Hello;
+use gantry_remoting::{apis::opencl::OpenCl, wire::hello::Hello};
 
 use super::*;
 
@@ -79,7 +79,9 @@ fn lingering() -> (TcpStream, TcpStream) {
 fn is_served(path: &Path) {
     let mut client = UnixStream::connect(path).unwrap();
     client.set_read_timeout(Some(SOON)).unwrap();
-    client.write_all(&Hello::client().to_bytes()).unwrap();
+    client
+        .write_all(&Hello::client::<OpenCl>().to_bytes())
+        .unwrap();
     assert_eq!(client.read(&mut [0]).unwrap(), 0);
 }
 
@@ -88,7 +90,7 @@ fn files_whose_close_hangs_keep_nobody_from_being_served() {
     let (_folder, path) = agent(|listener| {
         take_files(listener);
     });
-    let hello = Hello::client().to_bytes();
+    let hello = Hello::client::<OpenCl>().to_bytes();
     let mut peers = Vec::new();
     // With a hello, with half of one, and after one: what is received, and what is not.
     for (first, second) in [(&hello[..], 0), (&hello[..4], 0), (&hello[..], 4)] {

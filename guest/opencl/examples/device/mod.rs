@@ -9,10 +9,12 @@ use std::{
     ptr::{null, null_mut},
 };
 
-use gantry_remoting::opencl::{
-    Api,
-    api::{ContextCallback, Handle},
-    codes,
+use gantry_remoting::{
+    apis::opencl::codes,
+    backends::opencl::driver::{
+        Api,
+        api::{ContextCallback, Handle},
+    },
 };
 
 /// Calls the driver.

@@ -2,7 +2,7 @@
 
 use std::ptr::null_mut;
 
-use gantry_remoting::opencl::{api::Handle, codes};
+use gantry_remoting::{apis::opencl::codes, backends::opencl::driver::api::Handle};
 
 use super::{Part, device::cl};
 

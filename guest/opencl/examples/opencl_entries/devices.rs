@@ -6,7 +6,7 @@ use std::{
     thread,
 };
 
-use gantry_remoting::opencl::{api::Handle, codes};
+use gantry_remoting::{apis::opencl::codes, backends::opencl::driver::api::Handle};
 
 use super::{Part, device::check, device::cl, more::more};
 

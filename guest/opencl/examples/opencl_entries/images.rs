@@ -5,9 +5,9 @@ use std::{
     ptr::{null, null_mut},
 };
 
-use gantry_remoting::opencl::{
-    api::{Handle, ImageDesc, ImageFormat},
-    codes,
+use gantry_remoting::{
+    apis::opencl::codes,
+    backends::opencl::driver::api::{Handle, ImageDesc, ImageFormat},
 };
 
 use super::{Part, device::check, device::cl, more::more};

@@ -5,7 +5,7 @@ use std::{
     ptr::{null, null_mut},
 };
 
-use gantry_remoting::opencl::{api::Handle, codes};
+use gantry_remoting::{apis::opencl::codes, backends::opencl::driver::api::Handle};
 
 use super::{Part, device::check, device::cl, more::more};
 
@@ -126,7 +126,10 @@ fn built_in(part: &mut Part) -> Result<(), String> {
 }
 
 /// A number that is asked for, and the code.
-fn number(part: &Part, ask: impl Fn(&gantry_remoting::opencl::Api, *mut c_void) -> i32) -> String {
+fn number(
+    part: &Part,
+    ask: impl Fn(&gantry_remoting::backends::opencl::driver::Api, *mut c_void) -> i32,
+) -> String {
     let mut value = [0u8; 8];
     let code = ask(&part.device.api, value.as_mut_ptr().cast());
     format!("{code}, {}", u64::from_le_bytes(value))

@@ -24,7 +24,7 @@ use std::{
 };
 
 use device::{Device, cl};
-use gantry_remoting::opencl::api::Handle;
+use gantry_remoting::backends::opencl::driver::api::Handle;
 use more::More;
 
 /// How many threads.
@@ -113,7 +113,7 @@ impl Part {
             self.device.api,
             clCreateBuffer(
                 context,
-                gantry_remoting::opencl::codes::MEM_COPY_HOST_PTR,
+                gantry_remoting::apis::opencl::codes::MEM_COPY_HOST_PTR,
                 size_of_val(numbers),
                 numbers.as_ptr().cast_mut().cast(),
                 &raw mut code

@@ -4,13 +4,14 @@ use alloc::{sync::Arc, vec::Vec};
 use core::{fmt, time::Duration};
 
 use gantry_remoting::{
-    protocol::{Call, Flags, Header, Malformed, Wire, calls},
-    transport::{
+    apis::opencl::calls::{self, Call},
+    link::{
         bell::Bell,
-        link::{Gone, Receiver, Sender, Spin},
+        endpoint::{Gone, Receiver, Sender, Spin},
         ring::{Consumer, Producer},
         window::{Slice, Window},
     },
+    wire::{Flags, Header, Malformed, Wire},
 };
 
 /// Polled for so long before sleeping: longer than anything here takes but building a program.

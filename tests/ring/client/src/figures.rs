@@ -8,17 +8,17 @@ use alloc::{
 };
 
 use gantry_remoting::{
-    opencl::codes,
-    protocol::{
-        Blob,
+    apis::opencl::{
         calls::{
             BuildProgram, ContextId, CreateBuffer, CreateContext, CreateKernel, CreateProgram,
             CreateQueue, DeviceId, Finish, Grid, Info, KernelId, MemId, NdRange, Order, Place,
             Platforms, ProgramId, ProgramOrigin, QueueId, ReadBuffer, SetArgument, Target, Value,
             WriteBuffer,
         },
+        codes,
     },
-    transport::{bell::Bell, window::Window},
+    link::{bell::Bell, window::Window},
+    wire::Blob,
 };
 
 use crate::{Connection, Failure};

@@ -4,13 +4,14 @@ use alloc::{format, string::String, sync::Arc};
 use core::time::Duration;
 
 use gantry_remoting::{
-    port::{self, Command, State, registers},
-    protocol::hello::{self, Hello},
-    transport::{
+    apis::opencl::OpenCl,
+    link::{
         bell::Bell,
         sync::{AtomicU32, Ordering},
         window::{GREETING, REPLY, Window},
     },
+    port::{self, Command, State, registers},
+    wire::hello::{self, Hello},
 };
 
 use crate::{machine, until};
@@ -82,7 +83,7 @@ impl Port {
         let size = u64::from(low) | u64::from(high) << 32;
         machine::map(self.window, size, combining).ok_or("there are not enough page tables")?;
         let start = self.window as *mut u8;
-        for (at, byte) in (GREETING as usize..).zip(Hello::client().to_bytes()) {
+        for (at, byte) in (GREETING as usize..).zip(Hello::client::<OpenCl>().to_bytes()) {
             // SAFETY: within the slice's first page.
             unsafe { start.add(at).write_volatile(byte) };
         }
@@ -93,7 +94,7 @@ impl Port {
             // SAFETY: as above.
             *byte = unsafe { start.add(at).read_volatile() };
         }
-        let theirs = Hello::check(&reply).map_err(|why| format!("{why}"))?;
+        let theirs = Hello::check_for::<OpenCl>(&reply).map_err(|why| format!("{why}"))?;
         if self.slice() != State::Open {
             return Err(format!("the slice is {:?}", self.slice()));
         }

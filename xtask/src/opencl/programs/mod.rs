@@ -18,6 +18,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use base::Unpoisoned;
 use gantry_tests::rig::packages;
 
 use self::{
@@ -48,7 +49,7 @@ pub struct Options {
     /// programs: print how long each takes on either side instead, the median of so many runs.
     #[arg(long, value_name = "RUNS")]
     times: Option<usize>,
-    /// programs: where the table goes [default: docs/opencl-programs.md]
+    /// programs: where the table goes [default: measurements/opencl-programs.md]
     #[arg(long, value_name = "FILE")]
     table: Option<PathBuf>,
 }
@@ -84,7 +85,7 @@ pub fn missing() -> Option<&'static str> {
 /// in the table, too.
 pub fn run(options: &Options, elsewhere: &Elsewhere) -> Result<()> {
     let path = options.table.clone();
-    let path = path.unwrap_or_else(|| root().join("docs/opencl-programs.md"));
+    let path = path.unwrap_or_else(|| root().join("measurements/opencl-programs.md"));
     if options.times.is_none() {
         let folder = path
             .parent()
@@ -157,7 +158,7 @@ fn both(pool: &Pool, cases: &[Case], jobs: usize) -> Result<(Results, Results)> 
             }
             let one = one.map_err(|_| anyhow::anyhow!("{} was not run", case.name()))?;
             let (one, other) = (one?, other?);
-            let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut found = found.lock_unpoisoned();
             found.0.extend(one);
             found.1.extend(other);
         }

@@ -153,5 +153,9 @@ fn writes_are_stable_at_once_when_the_driver_chose_write_through() {
         rig.fill(DATA, &[1; 512]);
         assert_eq!(rig.request(OUT, 2, (DATA, 512, 0)).0, 0);
         assert_eq!(image.content()[1024..1536], [1; 512]);
+        if rig.blk.features() & 1 << 14 != 0 {
+            assert_eq!(rig.range(WRITE_ZEROES, 2, 1, 0), 0);
+            assert_eq!(image.content()[1024..1536], [0; 512]);
+        }
     });
 }

@@ -1,0 +1,26 @@
+//! Facilities of the operating system and the standard library that more than one crate of Gantry
+//! needs, once. It is a leaf: it uses no other crate of Gantry.
+//!
+//! - [`lock`]: locks that a panic elsewhere does not make unusable
+//! - [`mapping`]: memory mappings that are unmapped when dropped
+//! - [`poll`]: waiting for descriptors, however many there are
+//! - [`socket`]: Unix sockets: descriptors sent with bytes, a peer's user, connecting without waiting
+//! - [`limits`]: resource limits of the process
+//! - [`error_chain`]: an error with its causes
+//! - [`mod@note`]: lines on the error output that never panic
+//!
+//! Unsafe code is kept here, behind safe functions and types that own what they refer to.
+
+#![cfg_attr(not(test), deny(clippy::print_stderr))]
+
+pub mod error_chain;
+pub mod limits;
+pub mod lock;
+pub mod mapping;
+pub mod note;
+pub mod poll;
+pub mod socket;
+
+pub use error_chain::{Chain, causes};
+pub use lock::Unpoisoned;
+pub use mapping::{Access, Mapping};

@@ -1,0 +1,279 @@
+//! Memory mappings that are unmapped when dropped.
+
+use std::{
+    io,
+    os::fd::{AsFd, AsRawFd},
+    ptr::{self, NonNull},
+};
+
+/// What this process may do with the memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Nothing: addresses are reserved only.
+    None,
+    /// Read it.
+    Read,
+    /// Read and write it.
+    ReadWrite,
+}
+
+impl Access {
+    fn protection(self) -> libc::c_int {
+        match self {
+            Self::None => libc::PROT_NONE,
+            Self::Read => libc::PROT_READ,
+            Self::ReadWrite => libc::PROT_READ | libc::PROT_WRITE,
+        }
+    }
+}
+
+/// Memory of this process that belongs to the value, in whole pages.
+///
+/// It is handed out as pointers only, since others (a device, a guest, the owner of the file) may
+/// change it at any time: whoever looks through one says why it is valid, which it is as long as the
+/// value lives.
+#[derive(Debug)]
+pub struct Mapping {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the memory belongs to the value, and is only handed out as pointers.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+/// Maps at an address of the kernel's choice, or, with `MAP_FIXED` among the flags, at `at`. Memory
+/// is not reserved ahead.
+///
+/// # Safety
+/// With `MAP_FIXED`, nobody relies on what is at `at`.
+unsafe fn map(
+    at: *mut u8,
+    len: usize,
+    access: Access,
+    flags: libc::c_int,
+    file: libc::c_int,
+    offset: u64,
+) -> io::Result<NonNull<u8>> {
+    let offset =
+        libc::off_t::try_from(offset).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+    let flags = flags | libc::MAP_NORESERVE;
+    // SAFETY: a fresh mapping, or in the place of one of the caller's.
+    let start = unsafe { libc::mmap(at.cast(), len, access.protection(), flags, file, offset) };
+    if start == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    NonNull::new(start.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+}
+
+impl Mapping {
+    /// The bytes of a file from `offset` (whole pages) on: what either side writes, the other sees.
+    ///
+    /// # Errors
+    /// The kernel's. A file that is shorter is not refused: what is beyond its end faults.
+    pub fn shared(file: impl AsFd, offset: u64, len: usize, access: Access) -> io::Result<Self> {
+        let file = file.as_fd().as_raw_fd();
+        // SAFETY: at an address of the kernel's choice.
+        let start = unsafe { map(ptr::null_mut(), len, access, libc::MAP_SHARED, file, offset)? };
+        Ok(Self { start, len })
+    }
+
+    /// As [`Mapping::shared`], but what is written stays in this process.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn private(file: impl AsFd, offset: u64, len: usize, access: Access) -> io::Result<Self> {
+        let file = file.as_fd().as_raw_fd();
+        // SAFETY: at an address of the kernel's choice.
+        let start = unsafe {
+            map(
+                ptr::null_mut(),
+                len,
+                access,
+                libc::MAP_PRIVATE,
+                file,
+                offset,
+            )?
+        };
+        Ok(Self { start, len })
+    }
+
+    /// Zeroes of no file, seen by this process only.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn anonymous(len: usize, access: Access) -> io::Result<Self> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: at an address of the kernel's choice.
+        let start = unsafe { map(ptr::null_mut(), len, access, flags, -1, 0)? };
+        Ok(Self { start, len })
+    }
+
+    /// Puts the first `len` bytes of a file in the place of what is mapped from byte `at` on, shared.
+    /// Whoever looks there meanwhile sees either.
+    ///
+    /// # Errors
+    /// That is not within the mapping, or the kernel's.
+    pub fn replace(
+        &self,
+        at: usize,
+        file: impl AsFd,
+        len: usize,
+        access: Access,
+    ) -> io::Result<()> {
+        if at.checked_add(len).is_none_or(|end| end > self.len) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let (to, flags) = (
+            self.start.as_ptr().wrapping_add(at),
+            libc::MAP_SHARED | libc::MAP_FIXED,
+        );
+        // SAFETY: within this mapping, to whose memory there are only pointers.
+        unsafe { map(to, len, access, flags, file.as_fd().as_raw_fd(), 0) }.map(drop)
+    }
+
+    /// Puts zeroes of this process in the place of all that is mapped: the device or file behind it
+    /// may go, and whoever still looks there finds nothing instead of a fault.
+    pub fn detach(&self) {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+        // SAFETY: this mapping, to whose memory there are only pointers. If the kernel has no memory
+        // for it, all stays as it is.
+        let _ = unsafe {
+            map(
+                self.start.as_ptr(),
+                self.len,
+                Access::ReadWrite,
+                flags,
+                -1,
+                0,
+            )
+        };
+    }
+
+    /// Where it begins, aligned to a page.
+    #[inline]
+    pub fn start(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// Its length in bytes, as asked for.
+    #[inline]
+    #[allow(clippy::len_without_is_empty, reason = "the kernel makes no empty one")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// All of it.
+    pub fn bytes(&self) -> NonNull<[u8]> {
+        NonNull::slice_from_raw_parts(self.start, self.len)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped with this length; pointers into it are valid only as long as the value.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs::File, os::unix::fs::FileExt};
+
+    use super::*;
+
+    const PAGE: usize = 4096;
+
+    fn file(byte: u8, pages: usize) -> File {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&vec![byte; pages * PAGE], 0).unwrap();
+        file
+    }
+
+    fn read(mapping: &Mapping, at: usize) -> u8 {
+        assert!(at < mapping.len());
+        // SAFETY: within the mapping.
+        unsafe { mapping.start().add(at).read_volatile() }
+    }
+
+    fn write(mapping: &Mapping, at: usize, byte: u8) {
+        assert!(at < mapping.len());
+        // SAFETY: within the mapping, which is writable.
+        unsafe { mapping.start().add(at).write_volatile(byte) };
+    }
+
+    fn first_byte(file: &File) -> u8 {
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, 0).unwrap();
+        byte[0]
+    }
+
+    #[test]
+    fn what_is_written_to_a_shared_mapping_is_in_the_file_and_to_a_private_one_is_not() {
+        let file = file(1, 1);
+        let shared = Mapping::shared(&file, 0, PAGE, Access::ReadWrite).unwrap();
+        let private = Mapping::private(&file, 0, PAGE, Access::ReadWrite).unwrap();
+        write(&private, 0, 7);
+        assert_eq!((first_byte(&file), read(&private, 0)), (1, 7));
+        write(&shared, 0, 2);
+        assert_eq!(first_byte(&file), 2);
+    }
+
+    #[test]
+    fn a_mapping_begins_at_the_offset() {
+        let file = file(3, 2);
+        file.write_all_at(&[4], PAGE as u64).unwrap();
+        let mapping = Mapping::shared(&file, PAGE as u64, PAGE, Access::Read).unwrap();
+        assert_eq!((read(&mapping, 0), read(&mapping, 1)), (4, 3));
+    }
+
+    #[test]
+    fn mappings_that_were_dropped_take_no_addresses() {
+        // More than there are addresses (128 TiB) if one stayed.
+        for _ in 0..300 {
+            Mapping::anonymous(1 << 40, Access::None).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_part_is_replaced_by_a_file_and_nothing_outside_is() {
+        let reserved = Mapping::anonymous(3 * PAGE, Access::ReadWrite).unwrap();
+        write(&reserved, 0, 9);
+        reserved
+            .replace(PAGE, file(5, 1), PAGE, Access::Read)
+            .unwrap();
+        assert_eq!(
+            [
+                read(&reserved, 0),
+                read(&reserved, PAGE),
+                read(&reserved, 2 * PAGE)
+            ],
+            [9, 5, 0]
+        );
+        for at in [2 * PAGE + 1, 3 * PAGE, usize::MAX] {
+            assert!(
+                reserved
+                    .replace(at, file(5, 1), PAGE, Access::Read)
+                    .is_err()
+            );
+        }
+    }
+
+    #[test]
+    fn what_was_detached_reads_as_zeroes_also_after_the_file_is_truncated() {
+        let file = file(6, 1);
+        let mapping = Mapping::shared(&file, 0, PAGE, Access::Read).unwrap();
+        assert_eq!(read(&mapping, 0), 6);
+        mapping.detach();
+        file.set_len(0).unwrap();
+        assert_eq!(read(&mapping, 0), 0);
+        write(&mapping, 0, 1);
+    }
+
+    #[test]
+    fn an_offset_that_no_file_has_is_refused() {
+        let refused = Mapping::shared(file(0, 1), u64::MAX, PAGE, Access::Read).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::InvalidInput);
+    }
+}

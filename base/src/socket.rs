@@ -1,0 +1,312 @@
+//! Unix sockets: descriptors that go with bytes (`SCM_RIGHTS`), the user at the other end, and
+//! connecting without waiting.
+
+use std::{
+    fs,
+    io::{self, Read},
+    mem,
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+        unix::{
+            ffi::OsStrExt,
+            fs::FileTypeExt,
+            net::{UnixDatagram, UnixListener, UnixStream},
+        },
+    },
+    path::Path,
+};
+
+/// Most files that go with a message.
+const MOST_FILES: usize = 4;
+/// Words for the control message of so many files.
+const CONTROL: usize = 6;
+
+/// Connects without waiting: a listener whose queue is full is `WouldBlock`. The connection does
+/// not block afterwards, either.
+pub fn connect(path: &Path) -> io::Result<UnixStream> {
+    let bytes = path.as_os_str().as_bytes();
+    // SAFETY: all zeroes are a valid address.
+    let mut address: libc::sockaddr_un = unsafe { mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    // A zero is to follow the path.
+    if bytes.len() >= address.sun_path.len() {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "the path of a socket has at most 107 bytes",
+        ));
+    }
+    for (to, from) in address.sun_path.iter_mut().zip(bytes) {
+        *to = *from as libc::c_char;
+    }
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: no pointers; then a fresh descriptor without another owner; then an address of the
+    // size that is passed beside it.
+    unsafe {
+        let fd = libc::socket(libc::AF_UNIX, kind, 0);
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let stream = UnixStream::from_raw_fd(fd);
+        let size = size_of_val(&address) as libc::socklen_t;
+        if libc::connect(fd, (&raw const address).cast(), size) < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(stream)
+    }
+}
+
+/// Listens at a path, whose folder is made if it is not there. A socket that nobody listens on is left
+/// from a process that was killed, and is replaced; whatever else is there stays, and is an error.
+pub fn listen(path: &Path) -> io::Result<UnixListener> {
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    let is_socket = fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
+    if is_socket {
+        // One of the wrong type is refused by a dead socket, and is nobody's client in a live one.
+        let tried = UnixDatagram::unbound()?.connect(path);
+        if tried.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
+            fs::remove_file(path)?;
+        }
+    }
+    UnixListener::bind(path)
+}
+
+/// `SO_PASSRIGHTS` of Linux 6.16, which `libc` does not name.
+const PASS_RIGHTS: libc::c_int = 83;
+
+/// Has the kernel refuse descriptors that are sent to a socket: the close of a stranger's may hang.
+/// Connections that a listener accepts are as it is. An older kernel takes them as ever.
+pub fn refuse_files(socket: impl AsFd) {
+    let off: libc::c_int = 0;
+    // SAFETY: the kernel reads as many bytes as is said, of a local.
+    unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            PASS_RIGHTS,
+            (&raw const off).cast(),
+            size_of_val(&off) as libc::socklen_t,
+        );
+    }
+}
+
+/// The user at the other end of a connection.
+pub fn user(connection: impl AsFd) -> io::Result<u32> {
+    let mut peer = libc::ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    let mut size = size_of_val(&peer) as libc::socklen_t;
+    // SAFETY: the kernel writes at most `size` bytes, which `peer` has; both outlive the call.
+    let got = unsafe {
+        libc::getsockopt(
+            connection.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut size,
+        )
+    };
+    match got {
+        0 => Ok(peer.uid),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Sends bytes, and files with them: at most four.
+pub fn send(stream: &UnixStream, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
+    if files.len() > MOST_FILES {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let fds: Vec<libc::c_int> = files.iter().map(AsRawFd::as_raw_fd).collect();
+    let size = size_of_val(&fds[..]) as libc::c_uint;
+    let mut vector = libc::iovec {
+        iov_base: bytes.as_ptr().cast_mut().cast(),
+        iov_len: bytes.len(),
+    };
+    let mut space = [0u64; CONTROL];
+    // SAFETY: all pointers are to locals that outlive the call, and `space` (aligned for a
+    // `cmsghdr`) has room for its 16 bytes and four descriptors.
+    let sent = unsafe {
+        let mut message: libc::msghdr = mem::zeroed();
+        message.msg_iov = &raw mut vector;
+        message.msg_iovlen = 1;
+        if !fds.is_empty() {
+            message.msg_control = space.as_mut_ptr().cast();
+            message.msg_controllen = libc::CMSG_SPACE(size) as usize;
+            let control = libc::CMSG_FIRSTHDR(&raw const message);
+            (*control).cmsg_level = libc::SOL_SOCKET;
+            (*control).cmsg_type = libc::SCM_RIGHTS;
+            (*control).cmsg_len = libc::CMSG_LEN(size) as usize;
+            libc::CMSG_DATA(control).copy_from_nonoverlapping(fds.as_ptr().cast(), size as usize);
+        }
+        libc::sendmsg(stream.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL)
+    };
+    match sent {
+        sent if sent == bytes.len() as isize => Ok(()),
+        sent if sent >= 0 => Err(io::ErrorKind::WriteZero.into()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Words for the control message of as many files as Linux lets a message have (253): those that
+/// there is no room for the kernel closes at once, which may hang.
+const ALL: usize = 129;
+
+/// Receives bytes, at least one unless the peer has ended, and the files that came with them.
+pub fn receive(stream: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+    let mut vector = libc::iovec {
+        iov_base: bytes.as_mut_ptr().cast(),
+        iov_len: bytes.len(),
+    };
+    let mut space = [0u64; ALL];
+    let mut files = Vec::new();
+    // SAFETY: all pointers are to locals or to `bytes`, which outlive the call; the kernel says in
+    // the message which part of `space` it filled, and the macros stay within it.
+    let got = unsafe {
+        let mut message: libc::msghdr = mem::zeroed();
+        message.msg_iov = &raw mut vector;
+        message.msg_iovlen = 1;
+        message.msg_control = space.as_mut_ptr().cast();
+        message.msg_controllen = size_of_val(&space);
+        let got = libc::recvmsg(stream.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC);
+        let control = libc::CMSG_FIRSTHDR(&raw const message);
+        if got > 0
+            && !control.is_null()
+            && (*control).cmsg_level == libc::SOL_SOCKET
+            && (*control).cmsg_type == libc::SCM_RIGHTS
+        {
+            let bytes = (*control)
+                .cmsg_len
+                .saturating_sub(libc::CMSG_LEN(0) as usize);
+            let data = libc::CMSG_DATA(control).cast::<libc::c_int>();
+            for at in 0..bytes / size_of::<libc::c_int>() {
+                // The kernel has just made this descriptor for us.
+                files.push(OwnedFd::from_raw_fd(data.add(at).read_unaligned()));
+            }
+        }
+        got
+    };
+    let got = usize::try_from(got).map_err(|_| io::Error::last_os_error())?;
+    Ok((got, files))
+}
+
+/// Receives all of `bytes`, and the files that came with the first of them.
+pub fn receive_exact(stream: &UnixStream, bytes: &mut [u8]) -> io::Result<Vec<OwnedFd>> {
+    let (got, files) = receive(stream, bytes)?;
+    (&mut &*stream).read_exact(&mut bytes[got..])?;
+    Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn files_arrive_in_their_order() {
+        let (here, there) = UnixStream::pair().unwrap();
+        let sizes = [4096, 8192, 12288];
+        let files = sizes.map(|size| {
+            let file = tempfile::tempfile().unwrap();
+            file.set_len(size).unwrap();
+            file
+        });
+        send(
+            &here,
+            b"three",
+            &[files[0].as_fd(), files[1].as_fd(), files[2].as_fd()],
+        )
+        .unwrap();
+        let mut bytes = [0; 5];
+        let got = receive_exact(&there, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"three");
+        let got: Vec<_> = got
+            .into_iter()
+            .map(|file| std::fs::File::from(file).metadata().unwrap().len())
+            .collect();
+        assert_eq!(got, sizes);
+    }
+
+    #[test]
+    fn who_refuses_files_gets_none_and_neither_do_its_connections() {
+        let folder = std::env::temp_dir().join(format!("gantry-rights-{}", std::process::id()));
+        let path = folder.join("socket");
+        let listener = listen(&path).unwrap();
+        refuse_files(&listener);
+        let client = UnixStream::connect(&path).unwrap();
+        // Before the connection is accepted, and after.
+        let early = send(&client, b"file", &[client.as_fd()]);
+        let (accepted, _) = listener.accept().unwrap();
+        let late = send(&client, b"file", &[client.as_fd()]);
+        fs::remove_dir_all(folder).unwrap();
+        let mut value: libc::c_int = 1;
+        let mut size = size_of_val(&value) as libc::socklen_t;
+        // SAFETY: the kernel writes at most as many bytes as is said, to a local.
+        let known = unsafe {
+            libc::getsockopt(
+                accepted.as_raw_fd(),
+                libc::SOL_SOCKET,
+                PASS_RIGHTS,
+                (&raw mut value).cast(),
+                &raw mut size,
+            )
+        };
+        if known != 0 {
+            eprintln!("not tested: this kernel has no SO_PASSRIGHTS");
+            return;
+        }
+        for sent in [early, late] {
+            assert_eq!(sent.unwrap_err().raw_os_error(), Some(libc::EPERM));
+        }
+        send(&client, b"word", &[]).unwrap();
+    }
+
+    #[test]
+    fn who_cannot_be_reached_at_once_is_not_waited_for() {
+        let folder = std::env::temp_dir().join(format!("gantry-socket-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("socket");
+        assert!(connect(&path).is_err());
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        // SAFETY: no pointers; the listener keeps at most one connection waiting from here on.
+        assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0);
+        let waiting: Vec<_> = (0..8).map(|_| connect(&path)).collect();
+        assert!(waiting[0].is_ok());
+        let full = waiting[7].as_ref().unwrap_err();
+        assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
+        drop(listener);
+        std::fs::remove_dir_all(folder).unwrap();
+        assert!(connect(Path::new(&"x".repeat(108))).is_err());
+    }
+
+    #[test]
+    fn only_a_socket_that_nobody_listens_on_makes_way() {
+        let folder = std::env::temp_dir().join(format!("gantry-listen-{}", std::process::id()));
+        let (file, path) = (folder.join("file"), folder.join("socket"));
+        // The first one makes the folder, too.
+        drop(listen(&path).unwrap());
+        fs::write(&file, "precious").unwrap();
+        assert!(listen(&file).is_err());
+        assert_eq!(fs::read(&file).unwrap(), b"precious");
+        drop(listen(&path).unwrap());
+        let listener = listen(&path).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        assert!(listen(&path).is_err());
+        // Who tried that was nobody's client.
+        let nobody = listener.accept().unwrap_err();
+        assert_eq!(nobody.kind(), io::ErrorKind::WouldBlock);
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_message_comes_without_files_too() {
+        let (here, there) = UnixStream::pair().unwrap();
+        send(&here, b"none", &[]).unwrap();
+        let mut bytes = [0; 4];
+        assert!(receive_exact(&there, &mut bytes).unwrap().is_empty());
+    }
+}

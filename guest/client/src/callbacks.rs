@@ -1,0 +1,109 @@
+//! Pending callbacks, and how often the listener polls for them where no message wakes it.
+
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
+
+use gantry_remoting::link::port_bell::{USUAL_NAP, nap};
+
+/// What is called, with a status of the API.
+pub type Callback<S> = Box<dyn FnOnce(S) + Send>;
+
+/// Pending callbacks.
+pub struct Callbacks<S> {
+    /// How many were ever registered: the newest one's number.
+    registered: u64,
+    pending: HashMap<u64, Callback<S>>,
+    /// Whether the thread that polls for them has to be woken for another one.
+    poller_sleeps: bool,
+}
+
+impl<S> Default for Callbacks<S> {
+    fn default() -> Self {
+        Self {
+            registered: 0,
+            pending: HashMap::new(),
+            poller_sleeps: false,
+        }
+    }
+}
+
+impl<S> Callbacks<S> {
+    /// Adds one: its number, and whether to wake the thread that polls for it.
+    pub fn register(&mut self, callback: Callback<S>) -> (u64, bool) {
+        self.registered += 1;
+        self.pending.insert(self.registered, callback);
+        (self.registered, std::mem::take(&mut self.poller_sleeps))
+    }
+
+    /// Takes one that is due, or not needed any more.
+    pub fn take(&mut self, number: u64) -> Option<Callback<S>> {
+        self.pending.remove(&number)
+    }
+
+    /// Takes all.
+    pub fn take_all(&mut self) -> impl Iterator<Item = Callback<S>> + use<S> {
+        std::mem::take(&mut self.pending).into_values()
+    }
+}
+
+/// How often to poll for callbacks.
+pub struct PollInterval {
+    /// How many were registered and how many pending at the last poll.
+    seen: (u64, usize),
+    /// When that changed last: a callback that is pending for long makes polls rare, a newer one
+    /// makes them frequent again.
+    since: Instant,
+}
+
+impl Default for PollInterval {
+    fn default() -> Self {
+        Self {
+            seen: (0, 0),
+            since: Instant::now(),
+        }
+    }
+}
+
+impl PollInterval {
+    /// How long to sleep before the next poll; none if no callback is pending.
+    pub fn next<S>(&mut self, callbacks: &mut Callbacks<S>) -> Option<Duration> {
+        let now = (callbacks.registered, callbacks.pending.len());
+        if now != self.seen {
+            (self.seen, self.since) = (now, Instant::now());
+        }
+        let timeout = (now.1 > 0).then(|| nap(self.since.elapsed()));
+        callbacks.poller_sleeps = timeout.is_none_or(|nap| nap > USUAL_NAP);
+        timeout
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_callback_is_polled_for_as_soon_as_the_first() {
+        let callback = || -> Callback<i32> { Box::new(|_| {}) };
+        let (mut callbacks, mut interval) = (Callbacks::default(), PollInterval::default());
+        assert_eq!(interval.next(&mut callbacks), None);
+        let (first, wakes) = callbacks.register(callback());
+        assert!(wakes);
+        interval.next(&mut callbacks);
+        // As if it had been pending for long.
+        interval.since -= Duration::from_secs(10);
+        assert!(interval.next(&mut callbacks).unwrap() > USUAL_NAP);
+        let (_, wakes) = callbacks.register(callback());
+        assert!(wakes);
+        interval.next(&mut callbacks);
+        let began = interval.since;
+        // One goes and another comes between two polls, as in a chain of commands.
+        assert!(callbacks.take(first).is_some());
+        callbacks.register(callback());
+        interval.next(&mut callbacks);
+        assert!(interval.since > began);
+        assert_eq!(callbacks.take_all().count(), 2);
+        assert_eq!(interval.next(&mut callbacks), None);
+    }
+}

@@ -1,0 +1,212 @@
+//! How a process comes to its connection.
+
+use std::{
+    io::Read,
+    os::unix::net::UnixStream,
+    path::Path,
+    sync::{Arc, mpsc},
+    time::Duration,
+};
+
+use gantry_remoting::{
+    link::{
+        alarm::Alarm,
+        bell::Futex,
+        endpoint::STAY,
+        gate::{Delegate, Gate},
+        port_bell::{Doorbell, DoorbellPage, Naps},
+        socket,
+        stream::{
+            address::Address,
+            bridge::{self, Bridge},
+            connect::{self, Connected},
+        },
+        window::Window,
+    },
+    port::Place,
+    wire::hello::{Form, Hello},
+};
+
+use crate::{
+    callbacks::Callback,
+    driver::Driver,
+    event_fd::EventFd,
+    gate, hook,
+    link::{LIVENESS_TIMEOUT, Link},
+    listen::listen,
+    peer::{Agent, Peer},
+    thread::spawn,
+};
+
+/// How many microseconds a waiting call polls before it sleeps, unless the environment says
+/// otherwise. Waking up takes 5: nothing after so long, but much after a kernel or copy of 50. Beside
+/// a worker that has few processors to share with the application it is far less.
+const SPIN: u64 = 2000;
+/// The same in a guest whose agent hears of it by an interrupt, if that does not come.
+const ALARMED_LIVENESS_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The connection, made when it is first needed; none if there is no worker.
+pub fn get<D: Driver>() -> Option<&'static Link<D>> {
+    D::connection()
+        .get_or_init(|| {
+            let named = std::env::var(D::ADDRESS_VARIABLE).ok();
+            if let Some(link) = gate::open(named.as_deref()) {
+                return Some(link);
+            }
+            let named = named.filter(|name| name != gate::NAME);
+            let path = named.as_deref().unwrap_or(D::SOCKET);
+            if path == "off" {
+                return None;
+            }
+            let opened = if Address::is_meant(path) {
+                Link::open_stream(path)
+            } else {
+                Link::open(Path::new(path))
+            };
+            match opened {
+                Ok(link) => Some(link),
+                // Nobody serves here, and nobody said that there should be one.
+                Err(_) if named.is_none() && !Path::new(path).exists() => None,
+                Err(error) => {
+                    base::note::error(&format!("{}: cannot use {path}", D::NAME), &*error);
+                    None
+                }
+            }
+        })
+        .as_ref()
+}
+
+/// The connection, if it has been made.
+pub fn existing<D: Driver>() -> Option<&'static Link<D>> {
+    D::connection().get().and_then(Option::as_ref)
+}
+
+/// The connection of an object: it exists, since the object does.
+pub fn connected<D: Driver>() -> Result<&'static Link<D>, D::Status> {
+    get().ok_or(D::WORKER_LOST)
+}
+
+impl<D: Driver> Link<D> {
+    fn open(path: &Path) -> Result<Self, Box<dyn std::error::Error>> {
+        let stream = UnixStream::connect(path)?;
+        socket::send_hello(&stream, Hello::client::<D::Schema>(), &[])?;
+        let (bytes, files) = socket::receive_hello(&stream).map_err(|error| {
+            if error.kind() == std::io::ErrorKind::UnexpectedEof {
+                return "there is no worker for one more application: see the log of gantry-agent \
+                        (in a virtual machine) or gantry-accel"
+                    .into();
+            }
+            Box::<dyn std::error::Error>::from(error)
+        })?;
+        let hello = Hello::check_for::<D::Schema>(&bytes)?;
+        let (window, bell, peer) = match hello.form {
+            Form::File => {
+                let file = files.first().ok_or("the worker sent no window")?;
+                let window = Window::map(file, hello.window, hello.ring)?;
+                let bell = Doorbell::Futex(Futex {
+                    patience: LIVENESS_TIMEOUT,
+                });
+                (window, bell, Peer::Worker)
+            }
+            Form::Stream => {
+                return Err("it is served by a stream: write unix: before its path".into());
+            }
+            Form::Full => {
+                return Err(format!(
+                    "this user has as many workers as one may have (gantry-accel's --per-user): \
+                     end an application that uses {}",
+                    D::API
+                )
+                .into());
+            }
+            Form::Port => {
+                let [window, doorbells, alarm @ ..] = &files[..] else {
+                    return Err("the agent sent no window and doorbell".into());
+                };
+                // An agent without the port's interrupts sends none.
+                let alarm = alarm.first().map(Alarm::map).transpose()?;
+                let patience = alarm
+                    .as_ref()
+                    .map_or(LIVENESS_TIMEOUT, |_| ALARMED_LIVENESS_TIMEOUT);
+                let mut place = [0; Place::SIZE];
+                (&mut &stream).read_exact(&mut place)?;
+                let place = Place::from_bytes(place);
+                let bell = Doorbell::Port {
+                    page: Arc::new(DoorbellPage::map(doorbells, place.doorbell)?),
+                    naps: Arc::new(Naps::new(alarm)),
+                    patience,
+                };
+                let window = Window::map_slice(window, place.slice, hello.window, hello.ring)?;
+                let agent = Agent::new(stream.try_clone()?, patience);
+                (window, bell, Peer::Agent(EventFd::new()?, agent))
+            }
+        };
+        Self::over(window, bell, peer, Some(stream))
+    }
+
+    /// A connection through a gate, to a worker that this process's own CPU serves.
+    pub fn through(way: Box<dyn Delegate>) -> Result<Self, Box<dyn std::error::Error>> {
+        let (gate, window) = Gate::open::<D::Schema>(way, LIVENESS_TIMEOUT)?;
+        let peer = Peer::Gate(EventFd::new()?);
+        Self::over(window, Doorbell::Gate(gate), peer, None)
+    }
+
+    /// Connects with a worker that is reached by a stream.
+    fn open_stream(address: &str) -> Result<Self, Box<dyn std::error::Error>> {
+        let Connected {
+            window,
+            nudges,
+            bridge: Bridge { outward, inward },
+        } = connect::connect::<D::Schema>(&address.parse()?)?;
+        spawn("gantry-outward", move || drop(outward.run()))?;
+        // Its end closes the other end of `nudges`, which is how the worker's end is noticed.
+        spawn("gantry-inward", move || drop(inward.run()))?;
+        let bell = Doorbell::Futex(Futex {
+            patience: LIVENESS_TIMEOUT,
+        });
+        Self::over(window, bell, Peer::Stream, Some(nudges))
+    }
+
+    fn over(
+        window: Arc<Window>,
+        bell: Doorbell,
+        peer: Peer,
+        stream: Option<UnixStream>,
+    ) -> Result<Self, Box<dyn std::error::Error>> {
+        let shared = !matches!(peer, Peer::Stream);
+        let named = std::env::var(D::SPIN_VARIABLE);
+        let named = named.ok().and_then(|text| text.parse().ok());
+        let spin = match named {
+            Some(micros) => Duration::from_micros(micros),
+            // Others of this machine have to run before the answer comes, or of this process.
+            None if matches!(peer, Peer::Worker) => bridge::spin_for(Duration::from_micros(SPIN)),
+            None if shared => Duration::from_micros(SPIN),
+            None => bridge::spin(),
+        };
+        let spin = match bell {
+            // Nothing changes before this process goes and sees.
+            Doorbell::Gate(_) => Duration::ZERO,
+            Doorbell::Futex(_) | Doorbell::Port { .. } => spin,
+        };
+        // Where a waiting call is not to poll for long, it does not do so beside the worker.
+        let attended = if spin < Duration::from_micros(SPIN) {
+            spin
+        } else {
+            STAY
+        };
+        let (due, queue) = mpsc::channel::<(Callback<D::Status>, D::Status)>();
+        let link = Self::new(window, bell, peer, (spin, attended), due);
+        spawn("gantry-callback", move || {
+            for (callback, status) in queue {
+                callback(status);
+            }
+        })?;
+        spawn("gantry-listen", move || listen::<D>(stream.as_ref()))?;
+        // A port's window may be mapped without caches, and may go, and a gate's is small: no place
+        // for a heap. One that is not shared saves no copy.
+        if link.is_file() {
+            hook::offer::<D>(&link.window);
+        }
+        Ok(link)
+    }
+}

@@ -1,0 +1,418 @@
+//! Large copies by several threads: one thread moves 14 GB/s on a machine whose device moves 55.
+//!
+//! The copy threads are spawned by the first large transfer, or the first that closely follows
+//! another. They poll for a moment after each share and sleep otherwise. A thread that begins such a
+//! transfer wakes the first sleeping copy thread, which wakes the next. The calling thread takes back
+//! a share that no copy thread has begun when its own is done, so that a late wake-up delays nothing.
+//! A copy thread that is preempted in the middle of a share does delay the copy: all are then unused
+//! for a while ([`PAUSE`]).
+
+use std::{
+    cell::{Cell, UnsafeCell},
+    ptr::{copy_nonoverlapping, null, null_mut},
+    sync::{
+        Arc, Mutex, OnceLock, TryLockError,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    thread::{self, Thread},
+    time::{Duration, Instant},
+};
+
+use crate::{streaming, thread::spawn};
+
+/// The smallest copy that is shared out, in bytes: two microseconds of one thread.
+const LEAST: usize = 32 << 10;
+/// The smallest transfer for which copy threads are woken if it closely follows another, in bytes.
+const FOLLOWING: u64 = 64 << 10;
+/// The smallest transfer for which copy threads are woken in any case, in bytes.
+const WAKING: u64 = 1 << 20;
+/// At least so many threads copy past the caches: the copy then loses less by that than the device
+/// gains.
+const STREAMING: usize = 3;
+/// Copy threads at most. Half of the processors have one each: the others are for the application's other
+/// threads, and for a worker that is on this machine.
+const MOST: usize = 3;
+/// How long a copy thread polls for its next share. A transfer that follows another in this time
+/// follows it closely.
+const POLL: Duration = Duration::from_micros(200);
+
+/// A copy thread that needs so much longer than the caller for the same length was preempted.
+const LATE: Duration = Duration::from_micros(500);
+/// How long no copy thread is used then: another thread's time slice is some milliseconds, few of
+/// which should be lost.
+const PAUSE: Duration = Duration::from_millis(50);
+
+const IDLE: u32 = 0;
+const OFFERED: u32 = 1;
+const TAKEN: u32 = 2;
+
+/// Who looks at a copy next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reader {
+    /// A device, past this processor's caches.
+    Device,
+    /// A thread.
+    Thread,
+}
+
+#[derive(Clone, Copy)]
+struct Share {
+    from: *const u8,
+    to: *mut u8,
+    length: usize,
+    streams: bool,
+}
+
+impl Share {
+    fn copy(self) {
+        // SAFETY: the caller of `copy` vouches for both sides until it returns, and it returns
+        // after all shares are done.
+        unsafe {
+            if self.streams {
+                streaming::copy(self.from, self.to, self.length);
+            } else {
+                copy_nonoverlapping(self.from, self.to, self.length);
+            }
+        }
+    }
+}
+
+/// The state that the caller and one copy thread share, on cache lines of its own.
+#[repr(align(128))]
+struct CopyThread {
+    /// `IDLE`: the caller's to fill. `OFFERED`: for whoever takes it. `TAKEN`: being copied.
+    state: AtomicU32,
+    share: UnsafeCell<Share>,
+    asleep: AtomicBool,
+    thread: OnceLock<Thread>,
+}
+
+// SAFETY: `state` says who may touch `share`.
+unsafe impl Send for CopyThread {}
+// SAFETY: as above.
+unsafe impl Sync for CopyThread {}
+
+impl CopyThread {
+    fn new() -> Self {
+        Self {
+            state: AtomicU32::new(IDLE),
+            share: UnsafeCell::new(Share {
+                from: null(),
+                to: null_mut(),
+                length: 0,
+                streams: false,
+            }),
+            asleep: AtomicBool::new(true),
+            thread: OnceLock::new(),
+        }
+    }
+
+    /// Takes the share that is offered, if there is one.
+    fn take(&self) -> Option<Share> {
+        // An exchange would take the line from the other side each time.
+        if self.state.load(Ordering::Relaxed) != OFFERED {
+            return None;
+        }
+        self.state
+            .compare_exchange(OFFERED, TAKEN, Ordering::Acquire, Ordering::Relaxed)
+            .ok()?;
+        // SAFETY: whoever has changed OFFERED to TAKEN is alone with the share.
+        Some(unsafe { *self.share.get() })
+    }
+
+    /// Copies shares until none has come for a while.
+    fn work(&self) {
+        let mut since = Instant::now();
+        while since.elapsed() < POLL {
+            for _ in 0..64 {
+                if let Some(share) = self.take() {
+                    share.copy();
+                    self.state.store(IDLE, Ordering::Release);
+                    since = Instant::now();
+                }
+                std::hint::spin_loop();
+            }
+        }
+    }
+
+    fn sleeps(&self) -> bool {
+        self.asleep.load(Ordering::Relaxed)
+    }
+
+    /// Wakes the thread if it sleeps.
+    fn wake(&self) {
+        if self.asleep.swap(false, Ordering::Relaxed)
+            && let Some(thread) = self.thread.get()
+        {
+            thread.unpark();
+        }
+    }
+
+    fn offer(&self, share: Share) {
+        // SAFETY: `state` is IDLE, and only the caller, who holds `paused_until`, changes that.
+        unsafe { *self.share.get() = share };
+        self.state.store(OFFERED, Ordering::Release);
+    }
+
+    /// Takes the share back and copies it, or waits until its thread has.
+    fn finish(&self) {
+        if let Some(share) = self.take() {
+            share.copy();
+            self.state.store(IDLE, Ordering::Relaxed);
+        }
+        while self.state.load(Ordering::Acquire) != IDLE {
+            std::hint::spin_loop();
+        }
+    }
+}
+
+/// What the copy thread of this number runs, for ever.
+fn serve(threads: &[CopyThread], number: usize) {
+    let own = &threads[number];
+    loop {
+        // Spurious wake-ups only poll for a while.
+        thread::park();
+        own.asleep.store(false, Ordering::Relaxed);
+        if let Some(next) = threads.get(number + 1) {
+            next.wake();
+        }
+        own.work();
+        // A caller that has not seen this yet takes its share back.
+        own.asleep.store(true, Ordering::Relaxed);
+    }
+}
+
+struct CopyThreads {
+    threads: Arc<[CopyThread]>,
+    /// Until when no copy thread is used. Held by the caller whose copy they share.
+    paused_until: Mutex<Instant>,
+}
+
+impl CopyThreads {
+    /// Spawns as many as this machine has processors for and the system allows.
+    fn spawn() -> Self {
+        let processors = thread::available_parallelism().map_or(1, usize::from);
+        let threads: Arc<[CopyThread]> = (0..MOST.min(processors / 2))
+            .map(|_| CopyThread::new())
+            .collect();
+        for (number, state) in threads.iter().enumerate() {
+            let all = Arc::clone(&threads);
+            // Without a thread, its share is taken back.
+            if let Ok(thread) = spawn("gantry-copy", move || serve(&all, number)) {
+                let _ = state.thread.set(thread);
+            }
+        }
+        Self {
+            threads,
+            paused_until: Mutex::new(Instant::now()),
+        }
+    }
+
+    /// Wakes those that sleep, unless they are paused.
+    fn wake(&self, now: Instant) {
+        if self.paused_until.try_lock().is_ok_and(|until| now < *until) {
+            return;
+        }
+        if let Some(first) = self.threads.iter().find(|thread| thread.sleeps()) {
+            first.wake();
+        }
+    }
+
+    fn copy(&self, whole: Share, paused_until: &mut Instant) {
+        let start = Instant::now();
+        let mut awake = [const { None }; MOST];
+        let mut count = 0;
+        let used = start >= *paused_until;
+        for thread in self
+            .threads
+            .iter()
+            .filter(|thread| used && !thread.sleeps())
+        {
+            awake[count] = Some(thread);
+            count += 1;
+        }
+        let threads = count + 1;
+        let streams = whole.streams && threads >= STREAMING;
+        let share = whole.length.div_ceil(threads).next_multiple_of(64);
+        let part = |index: usize| {
+            let at = (index * share).min(whole.length);
+            Share {
+                from: whole.from.wrapping_add(at),
+                to: whole.to.wrapping_add(at),
+                length: share.min(whole.length - at),
+                streams,
+            }
+        };
+        for (index, thread) in awake.iter().flatten().enumerate() {
+            thread.offer(part(index + 1));
+        }
+        part(0).copy();
+        let own = Instant::now();
+        awake.iter().flatten().for_each(|thread| thread.finish());
+        let end = Instant::now();
+        if end - own > own - start + LATE {
+            *paused_until = end + PAUSE;
+        }
+    }
+}
+
+static COPY_THREADS: OnceLock<CopyThreads> = OnceLock::new();
+
+fn all() -> &'static CopyThreads {
+    COPY_THREADS.get_or_init(CopyThreads::spawn)
+}
+
+/// A transfer of so many bytes begins: wakes the copy threads if that pays off.
+pub fn prepare(size: u64) {
+    thread_local! {
+        /// When this thread last began a transfer for which there might be others.
+        static LAST: Cell<Option<Instant>> = const { Cell::new(None) };
+    }
+    if size < FOLLOWING {
+        return;
+    }
+    let now = Instant::now();
+    let close = |last| now.duration_since(last) < POLL;
+    let follows = LAST.replace(Some(now)).is_some_and(close);
+    // Where processors are few, others need them more for so little.
+    if size >= WAKING || follows && all().threads.len() + 1 >= STREAMING {
+        all().wake(now);
+    }
+}
+
+/// Copies memory that does not overlap.
+///
+/// # Safety
+/// `from` can be read and `to` written for `length` bytes.
+pub unsafe fn copy(from: *const u8, to: *mut u8, length: usize, reader: Reader) {
+    let alone = Share {
+        from,
+        to,
+        length,
+        streams: false,
+    };
+    let Some(threads) = COPY_THREADS.get().filter(|_| length >= LEAST) else {
+        return alone.copy();
+    };
+    let whole = Share {
+        streams: reader == Reader::Device,
+        ..alone
+    };
+    // A caller that finds them in use copies alone.
+    match threads.paused_until.try_lock() {
+        Ok(mut until) => threads.copy(whole, &mut until),
+        Err(TryLockError::Poisoned(until)) => threads.copy(whole, &mut until.into_inner()),
+        Err(TryLockError::WouldBlock) => alone.copy(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_arrives_whoever_copies_it() {
+        prepare(WAKING);
+        thread::scope(|scope| {
+            for seed in 0..3u8 {
+                scope.spawn(move || {
+                    for length in [0, 1, LEAST - 1, LEAST, LEAST + 1, 3 * LEAST + 77] {
+                        let from: Vec<u8> = (0..length)
+                            .map(|index| (index as u8).wrapping_mul(31).wrapping_add(seed))
+                            .collect();
+                        let mut to = vec![0; length];
+                        // SAFETY: both have `length` bytes.
+                        unsafe { copy(from.as_ptr(), to.as_mut_ptr(), length, Reader::Device) };
+                        assert!(from == to, "{length} bytes");
+                    }
+                });
+            }
+        });
+    }
+
+    fn threads_of(threads: Vec<CopyThread>) -> CopyThreads {
+        CopyThreads {
+            threads: threads.into(),
+            paused_until: Mutex::new(Instant::now()),
+        }
+    }
+
+    fn copies(threads: &CopyThreads, length: u32) {
+        let from: Vec<u8> = (0..length).map(|index| index as u8).collect();
+        let mut to = vec![0u8; from.len()];
+        let whole = Share {
+            from: from.as_ptr(),
+            to: to.as_mut_ptr(),
+            length: from.len(),
+            streams: true,
+        };
+        threads.copy(whole, &mut threads.paused_until.lock().unwrap());
+        assert!(from == to);
+    }
+
+    /// One that seems to be awake, though nobody works for it.
+    fn awake() -> CopyThread {
+        let thread = CopyThread::new();
+        thread.asleep.store(false, Ordering::Relaxed);
+        thread
+    }
+
+    #[test]
+    fn without_copy_threads_the_caller_copies_all() {
+        copies(&threads_of(Vec::new()), 100_001);
+    }
+
+    #[test]
+    fn a_share_that_no_copy_thread_takes_is_taken_back() {
+        copies(&threads_of(vec![awake()]), 100_001);
+    }
+
+    #[test]
+    fn enough_threads_copy_past_their_caches_and_nothing_is_lost() {
+        let threads = threads_of((1..STREAMING).map(|_| awake()).collect());
+        copies(&threads, 100_001);
+        for thread in &threads.threads[..] {
+            // SAFETY: nobody copies when it is asked.
+            assert!(unsafe { (*thread.share.get()).streams });
+        }
+    }
+
+    #[test]
+    fn a_sleeping_copy_thread_gets_no_share() {
+        let threads = threads_of(vec![CopyThread::new()]);
+        copies(&threads, 100_001);
+        assert_eq!(threads.threads[0].state.load(Ordering::Relaxed), IDLE);
+    }
+
+    #[test]
+    fn after_a_copy_thread_was_preempted_none_is_used_for_a_while() {
+        let threads = threads_of(vec![awake()]);
+        let (thread, begun) = (&threads.threads[0], Instant::now());
+        // SAFETY: nobody copies when it is asked.
+        let offered = || unsafe { (*thread.share.get()).length };
+        thread::scope(|scope| {
+            let work = scope.spawn(|| {
+                let share = loop {
+                    if let Some(share) = thread.take() {
+                        break share;
+                    }
+                };
+                thread::sleep(Duration::from_millis(300));
+                share.copy();
+                thread.state.store(IDLE, Ordering::Release);
+            });
+            // Its share is taken back as long as that thread has not come.
+            while !work.is_finished() {
+                copies(&threads, 256 << 10);
+            }
+        });
+        let pause = |until| std::mem::replace(&mut *threads.paused_until.lock().unwrap(), until);
+        let now = Instant::now();
+        assert!(pause(now + Duration::from_secs(1000)) > begun);
+        copies(&threads, 4096);
+        assert_eq!(offered(), 128 << 10);
+        pause(now);
+        copies(&threads, 4096);
+        assert_eq!(offered(), 2048);
+    }
+}

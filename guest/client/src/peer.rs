@@ -1,0 +1,69 @@
+//! What is at the other end of a connection, and how the end of the worker is noticed.
+
+use std::{
+    os::{fd::AsRawFd, unix::net::UnixStream},
+    sync::Mutex,
+    time::{Duration, Instant},
+};
+
+use base::Unpoisoned;
+use gantry_remoting::port;
+
+use crate::event_fd::EventFd;
+
+/// What the socket's other end is.
+pub(crate) enum Peer {
+    /// A worker of this machine, which sends a byte when there is something to read.
+    Worker,
+    /// The agent of this guest. The worker is outside and cannot send anything here; the listener
+    /// polls while callbacks are pending, and the event is signalled when there is a first one.
+    Agent(EventFd, Agent),
+    /// A worker behind a gate, which runs when this process enters it. Callbacks as above.
+    Gate(EventFd),
+    /// A worker with a window of its own, to which a bridge copies this one's contents. The bridge
+    /// sends the bytes that say that there is something to read.
+    Stream,
+}
+
+impl Peer {
+    /// The event that wakes the thread that polls for callbacks, if one polls.
+    pub(crate) fn poll_event(&self) -> Option<&EventFd> {
+        match self {
+            Self::Worker | Self::Stream => None,
+            Self::Agent(event, _) | Self::Gate(event) => Some(event),
+        }
+    }
+}
+
+/// The agent, which finds out on request whether the worker outside of this guest still lives.
+pub(crate) struct Agent {
+    stream: UnixStream,
+    asked: Mutex<Instant>,
+    /// The least time between two requests.
+    interval: Duration,
+}
+
+impl Agent {
+    /// At the other end of `stream`, asked at most once in `interval`.
+    pub(crate) fn new(stream: UnixStream, interval: Duration) -> Self {
+        Self {
+            stream,
+            asked: Mutex::new(Instant::now()),
+            interval,
+        }
+    }
+
+    /// Has the agent check, if it has not been asked for a while: it closes the connection of an
+    /// application whose worker has ended.
+    pub(crate) fn check_worker(&self) {
+        let mut asked = self.asked.lock_unpoisoned();
+        if asked.elapsed() < self.interval {
+            return;
+        }
+        *asked = Instant::now();
+        drop(asked);
+        let (word, flags) = ([port::LOOK], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+        // SAFETY: a byte of a local. Fails if it has been asked often, or is gone.
+        unsafe { libc::send(self.stream.as_raw_fd(), word.as_ptr().cast(), 1, flags) };
+    }
+}

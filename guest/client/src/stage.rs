@@ -1,0 +1,462 @@
+//! What the application's data goes through: stretches of the window, and the commands that use
+//! them.
+//!
+//! A *stage* is filled before a command that reads it, or emptied into the application's memory (its
+//! data *lands*) after one that has written it. Its space is free again when the worker has released it.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    thread,
+    time::Duration,
+};
+
+use base::Unpoisoned;
+use gantry_remoting::{
+    link::window::Window,
+    wire::messages::{Place, StageId},
+};
+
+use crate::{
+    copy_threads::{self, Reader},
+    driver::Driver,
+    link::Link,
+    space::Space,
+};
+
+/// How many stages their order may name that have been released, beside as many as have not.
+const SLACK: usize = 64;
+
+/// How long to sleep where another thread has a stage whose command it has not sent yet.
+const RETRY_DELAY: Duration = Duration::from_millis(1);
+/// How often at most. Only the encoding of a call stands between the two.
+const RETRIES: u32 = 2000;
+
+/// Memory of the application that a stage is filled from or emptied into: rows, which lie in the
+/// stage without gaps. All lengths are in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct HostRegion {
+    /// Where the first row begins.
+    pub start: *mut u8,
+    /// The length of a row.
+    pub row: usize,
+    /// Rows of a slice.
+    pub rows: usize,
+    /// How many slices there are.
+    pub slices: usize,
+    /// From one row's start to the next one's.
+    pub row_pitch: usize,
+    /// From one slice's start to the next one's.
+    pub slice_pitch: usize,
+}
+
+// SAFETY: the application keeps the memory of a read valid until the read has completed, and says
+// so by the API, from whichever thread.
+unsafe impl Send for HostRegion {}
+
+impl HostRegion {
+    /// One stretch of memory.
+    pub fn flat(start: *mut u8, size: usize) -> Self {
+        Self {
+            start,
+            row: size,
+            rows: 1,
+            slices: 1,
+            row_pitch: size,
+            slice_pitch: size,
+        }
+    }
+
+    /// Bytes without the gaps.
+    pub fn size(&self) -> usize {
+        self.row * self.rows * self.slices
+    }
+
+    fn rows(&self) -> impl Iterator<Item = (usize, usize)> {
+        let this = *self;
+        (0..this.slices).flat_map(move |slice| {
+            (0..this.rows).map(move |row| {
+                (
+                    (slice * this.rows + row) * this.row,
+                    slice * this.slice_pitch + row * this.row_pitch,
+                )
+            })
+        })
+    }
+
+    /// Copies out of the window.
+    ///
+    /// # Safety
+    /// This memory can be written, and `size` bytes at `from` can be read.
+    unsafe fn scatter(&self, from: *const u8) {
+        for (there, here) in self.rows() {
+            // SAFETY: as the caller vouches.
+            unsafe {
+                copy_threads::copy(
+                    from.add(there),
+                    self.start.add(here),
+                    self.row,
+                    Reader::Thread,
+                )
+            };
+        }
+    }
+
+    /// Copies into the window.
+    ///
+    /// # Safety
+    /// This memory can be read, and `size` bytes at `into` can be written.
+    unsafe fn gather(&self, into: *mut u8, reader: Reader) {
+        for (there, here) in self.rows() {
+            // SAFETY: as the caller vouches.
+            unsafe { copy_threads::copy(self.start.add(here), into.add(there), self.row, reader) };
+        }
+    }
+}
+
+/// A stretch of the window that a command uses.
+#[derive(Debug)]
+struct Stage {
+    offset: u64,
+    length: u64,
+    destination: Option<HostRegion>,
+    /// Whether the space stays in use when the command has completed.
+    keeps_space: bool,
+}
+
+/// The space of the window's data, and what uses it.
+#[derive(Debug, Default)]
+pub struct Stages {
+    space: Space,
+    /// The end of what this process has asked to be mapped at once, from the window's start.
+    populated: u64,
+    pending: HashMap<StageId, Stage>,
+    /// The oldest first; with some that are not pending any more.
+    order: VecDeque<StageId>,
+    next: u32,
+    /// What the application's allocator has, by its offset: how much.
+    heap: BTreeMap<u64, u64>,
+}
+
+impl Stages {
+    /// All of a window's data.
+    pub fn of(window: &Window) -> Self {
+        Self {
+            space: Space::new(window.data(), window.size()),
+            ..Self::default()
+        }
+    }
+
+    /// Space, if there is some, and its memory.
+    fn take(&mut self, window: &Window, length: u64) -> Option<u64> {
+        let offset = self.space.take(length)?;
+        let end = offset + length;
+        if end > self.populated {
+            let from = self.populated.max(window.data());
+            window.populate(from, end - from);
+            self.populated = end;
+        }
+        Some(offset)
+    }
+
+    /// A new stage.
+    fn add(&mut self, stage: Stage) -> StageId {
+        let id = StageId(self.next);
+        // Not the number of one that is in use: there are not so many.
+        self.next = self.next.wrapping_add(1);
+        self.pending.insert(id, stage);
+        self.order.push_back(id);
+        id
+    }
+
+    /// A stage that has been released.
+    fn remove(&mut self, id: StageId) -> Option<Stage> {
+        let stage = self.pending.remove(&id)?;
+        // Each is looked at once or twice for each that is added.
+        if self.order.len() > 2 * self.pending.len() + SLACK {
+            self.order.retain(|id| self.pending.contains_key(id));
+        }
+        Some(stage)
+    }
+
+    /// Waits for another one next, if this is the oldest.
+    fn pass_over(&mut self, id: StageId) {
+        if self.order.front() == Some(&id) {
+            self.order.rotate_left(1);
+        }
+    }
+
+    /// The oldest stage that has not been released.
+    fn oldest(&mut self) -> Option<StageId> {
+        loop {
+            let id = *self.order.front()?;
+            if self.pending.contains_key(&id) {
+                return Some(id);
+            }
+            self.order.pop_front();
+        }
+    }
+}
+
+impl<D: Driver> Link<D> {
+    /// Where in the window memory of the application is, if the worker sees it there.
+    pub fn shared(&self, pointer: *const u8, length: u64) -> Option<u64> {
+        if self.shared {
+            let own = self.window.offset_of(pointer, length);
+            own.or_else(|| D::in_window(pointer, length))
+        } else {
+            None
+        }
+    }
+
+    /// Who looks next at what a command is to read from the window.
+    pub fn reader(&self) -> Reader {
+        if self.shared {
+            Reader::Device
+        } else {
+            Reader::Thread
+        }
+    }
+
+    /// Space in the window for memory that has a second address, if there is some at once.
+    pub fn try_reserve_aliased(&self, length: u64) -> Option<u64> {
+        if self.is_file() {
+            self.stages.lock_unpoisoned().take(&self.window, length)
+        } else {
+            None
+        }
+    }
+
+    /// Space in the window that the worker sees for good, if there is some.
+    pub fn reserve_shared(&self, length: u64) -> Option<u64> {
+        if self.shared {
+            self.reserve(length).ok()
+        } else {
+            None
+        }
+    }
+
+    /// Space for the application's allocator, if there is some at once.
+    pub fn heap_alloc(&self, size: u64) -> Option<*mut u8> {
+        // The allocator is also this driver's own, which may be at work with this very lock.
+        let mut stages = self.stages.try_lock().ok()?;
+        let offset = stages.take(&self.window, size)?;
+        stages.heap.insert(offset, size);
+        self.window.at(offset, size)
+    }
+
+    /// How much the application's allocator has there.
+    pub fn heap_size(&self, pointer: *const u8) -> u64 {
+        let stages = self.stages.lock_unpoisoned();
+        let offset = self.window.offset_of(pointer, 0);
+        offset
+            .and_then(|offset| stages.heap.get(&offset).copied())
+            .unwrap_or(0)
+    }
+
+    /// The application's allocator gives space back.
+    pub fn heap_free(&self, pointer: *const u8) {
+        // Nothing that is allocated under this lock is in the window, and so freed under it.
+        let mut stages = self.stages.lock_unpoisoned();
+        if let Some(offset) = self.window.offset_of(pointer, 0)
+            && let Some(size) = stages.heap.remove(&offset)
+        {
+            stages.space.give(offset, size);
+        }
+    }
+
+    /// Space in the window; waits for commands that use it if there is none.
+    pub fn reserve(&self, length: u64) -> Result<u64, D::Status> {
+        let mut retries = 0;
+        loop {
+            let oldest = {
+                let mut stages = self.stages.lock_unpoisoned();
+                if let Some(offset) = stages.take(&self.window, length) {
+                    return Ok(offset);
+                }
+                stages.oldest()
+            };
+            let stage = oldest.ok_or(D::WINDOW_FULL)?;
+            self.ask(&D::await_stage(stage))?;
+            let mut stages = self.stages.lock_unpoisoned();
+            if stages.pending.contains_key(&stage) {
+                // The worker does not know it: another thread is about to send its command.
+                stages.pass_over(stage);
+                drop(stages);
+                retries += 1;
+                if retries > RETRIES {
+                    return Err(D::WINDOW_FULL);
+                }
+                thread::sleep(RETRY_DELAY);
+            }
+        }
+    }
+
+    /// Whether the command that uses a stage goes on, as far as the application can know: its data
+    /// has not landed.
+    pub fn is_pending(&self, stage: StageId) -> bool {
+        self.stages.lock_unpoisoned().pending.contains_key(&stage)
+    }
+
+    /// Waits until the command that uses a stage has completed, and its data has landed.
+    pub fn wait_released(&self, stage: StageId) -> Result<(), D::Status> {
+        if self.is_pending(stage) {
+            self.ask(&D::await_stage(stage))?;
+        }
+        Ok(())
+    }
+
+    /// Gives space back.
+    pub fn free(&self, offset: u64, length: u64) {
+        self.stages.lock_unpoisoned().space.give(offset, length);
+    }
+
+    /// Where reserved space is.
+    pub fn pointer(&self, offset: u64, length: u64) -> Result<*mut u8, D::Status> {
+        self.window.at(offset, length).ok_or(D::WINDOW_FULL)
+    }
+
+    /// Makes reserved space a stage: it is given back when its command has completed.
+    pub fn stage(&self, offset: u64, length: u64) -> Place {
+        self.stage_of(Stage {
+            offset,
+            length,
+            destination: None,
+            keeps_space: false,
+        })
+    }
+
+    /// Makes reserved space a stage of a command that writes to it: it is given back when the
+    /// command has completed, after its data has landed.
+    ///
+    /// # Safety
+    /// The memory where it lands can be written until then, and has no more bytes than are reserved.
+    pub unsafe fn stage_into(&self, offset: u64, length: u64, destination: HostRegion) -> Place {
+        self.stage_of(Stage {
+            offset,
+            length,
+            destination: Some(destination),
+            keeps_space: false,
+        })
+    }
+
+    /// Copies the application's memory into reserved space, for `reader` to look at.
+    ///
+    /// # Safety
+    /// The memory can be read.
+    pub unsafe fn fill(
+        &self,
+        offset: u64,
+        from: &HostRegion,
+        reader: Reader,
+    ) -> Result<(), D::Status> {
+        let into = self.pointer(offset, from.size() as u64)?;
+        // SAFETY: the caller vouches for the memory; the window has so many bytes there.
+        unsafe { from.gather(into, reader) };
+        Ok(())
+    }
+
+    /// Reserved space that a command writes to and that stays reserved.
+    pub fn mapped(&self, offset: u64, length: u64) -> Place {
+        if self.shared {
+            return Place {
+                offset,
+                length,
+                stage: None,
+            };
+        }
+        // By the stage's release the worker says that the data is to come over.
+        self.stage_of(Stage {
+            offset,
+            length,
+            destination: None,
+            keeps_space: true,
+        })
+    }
+
+    fn stage_of(&self, stage: Stage) -> Place {
+        let Stage { offset, length, .. } = stage;
+        let id = self.stages.lock_unpoisoned().add(stage);
+        Place {
+            offset,
+            length,
+            stage: Some(id),
+        }
+    }
+
+    /// A stage with a copy of the application's memory.
+    ///
+    /// # Safety
+    /// The memory can be read.
+    pub unsafe fn stage_copy(&self, from: &HostRegion) -> Result<Place, D::Status> {
+        let length = from.size() as u64;
+        let offset = self.reserve(length)?;
+        // SAFETY: as the caller vouches.
+        unsafe { self.fill(offset, from, self.reader())? };
+        Ok(self.stage(offset, length))
+    }
+
+    /// The worker has released a stage, whose command has succeeded or not.
+    pub fn released(&self, id: StageId, good: bool) {
+        // The lock is held while data lands: who finds the stage gone finds its data in place.
+        let mut stages = self.stages.lock_unpoisoned();
+        let Some(stage) = stages.remove(id) else {
+            return;
+        };
+        if let (true, Some(destination)) = (good, stage.destination)
+            && let Some(from) = self.window.at(stage.offset, destination.size() as u64)
+        {
+            // SAFETY: who made the stage vouched for the memory until it is released; the window has
+            // as many bytes there as it has room for.
+            unsafe { destination.scatter(from) };
+        }
+        if !stage.keeps_space {
+            stages.space.give(stage.offset, stage.length);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stage() -> Stage {
+        Stage {
+            offset: 0,
+            length: 0,
+            destination: None,
+            keeps_space: true,
+        }
+    }
+
+    #[test]
+    fn stages_that_were_released_take_no_memory_though_an_older_one_was_not() {
+        let mut stages = Stages::default();
+        let first = stages.add(stage());
+        for _ in 0..100_000 {
+            let next = stages.add(stage());
+            assert!(stages.remove(next).is_some());
+        }
+        assert!(stages.order.len() <= SLACK + 4, "{}", stages.order.len());
+        // However often it is asked for.
+        assert_eq!(stages.oldest(), Some(first));
+        assert_eq!(stages.oldest(), Some(first));
+        assert!(stages.remove(first).is_some() && stages.remove(first).is_none());
+        assert_eq!(stages.oldest(), None);
+    }
+
+    #[test]
+    fn a_stage_that_is_passed_over_hides_none_behind_it_and_is_not_forgotten() {
+        let mut stages = Stages::default();
+        let ids = [(); 3].map(|()| stages.add(stage()));
+        let mut seen = Vec::new();
+        for _ in 0..4 {
+            let oldest = stages.oldest().unwrap();
+            seen.push(oldest);
+            stages.pass_over(oldest);
+        }
+        assert_eq!(seen, [ids[0], ids[1], ids[2], ids[0]]);
+        // One that is not the oldest any more stays where it is.
+        stages.pass_over(ids[0]);
+        assert_eq!(stages.oldest(), Some(ids[1]));
+    }
+}

@@ -1,0 +1,140 @@
+//! OpenCL: its calls between a driver in a guest and a worker, and its constants.
+
+pub mod calls;
+pub mod codes;
+pub mod image;
+
+use calls::{
+    BufferRect, CreateBuffer, CreateImage, FINGERPRINT, ImageRect, Place, ReadBuffer, Request,
+    SvmRead, SvmWrite, Target, WriteBuffer,
+};
+
+use crate::wire::{
+    api::{Api, ApiId, WindowUse},
+    codec::Malformed,
+    messages::{Call, EventId},
+};
+
+/// The API, for links and sessions.
+#[derive(Debug)]
+pub enum OpenCl {}
+
+/// A transfer between the window and the device.
+fn transfer(place: &Place, write: bool) -> Option<WindowUse> {
+    let part = (place.offset, place.length);
+    if write {
+        return Some(WindowUse::Read(part));
+    }
+    // What no stage says the end of is not known to be there.
+    Some(WindowUse::Write(place.stage?, part))
+}
+
+/// What is read when an object is made.
+fn contents(place: Option<&Place>) -> Option<WindowUse> {
+    place.map(|place| WindowUse::Read((place.offset, place.length)))
+}
+
+impl Api for OpenCl {
+    type Request = Request;
+
+    const ID: ApiId = ApiId::OpenCl;
+    const FINGERPRINT: u64 = FINGERPRINT;
+
+    fn decode(opcode: u16, bytes: &[u8]) -> Result<Request, Malformed> {
+        Request::decode(opcode, bytes)
+    }
+
+    fn may_use_window(opcode: u16) -> bool {
+        matches!(
+            opcode,
+            CreateBuffer::OPCODE
+                | CreateImage::OPCODE
+                | ReadBuffer::OPCODE
+                | WriteBuffer::OPCODE
+                | BufferRect::OPCODE
+                | ImageRect::OPCODE
+                | SvmRead::OPCODE
+                | SvmWrite::OPCODE
+        )
+    }
+
+    fn window_use(request: &Request) -> Option<WindowUse> {
+        match request {
+            Request::CreateBuffer(call) => contents(call.contents.as_ref()),
+            Request::CreateImage(call) => contents(call.contents.as_ref()),
+            Request::ReadBuffer(call) => transfer(&call.to, false),
+            Request::WriteBuffer(call) => transfer(&call.from, true),
+            Request::BufferRect(call) => transfer(&call.place, call.write),
+            Request::ImageRect(call) => transfer(&call.place, call.write),
+            Request::SvmRead(call) => transfer(&call.to, false),
+            Request::SvmWrite(call) => transfer(&call.from, true),
+            _ => None,
+        }
+    }
+
+    fn cost(opcode: u16, request: &Request) -> Option<u64> {
+        // FNV-1a by words. Two kinds that fall together are measured as one, no more.
+        let mix = |words: &[u64]| {
+            let start = 0xcbf2_9ce4_8422_2325 ^ u64::from(opcode);
+            let step = |hash: u64, word: &u64| (hash ^ word).wrapping_mul(0x0000_0100_0000_01b3);
+            Some(words.iter().fold(start, step))
+        };
+        // Sizes within a factor of two are one kind.
+        let size = |bytes: u64| mix(&[u64::from(bytes.checked_ilog2().unwrap_or(0))]);
+        match request {
+            Request::NdRange(c) => {
+                let mut words = [c.kernel.0.into(), 1, 1, 1];
+                let (global, ..) = c.grid.sizes();
+                words[1..=global.len()].copy_from_slice(global);
+                mix(&words)
+            }
+            Request::ReadBuffer(c) => size(c.to.length),
+            Request::WriteBuffer(c) => size(c.from.length),
+            Request::CopyBuffer(c) => size(c.size),
+            Request::FillBuffer(c) => size(c.size),
+            Request::Map(c) => size(c.size),
+            Request::SvmRead(c) => size(c.to.length),
+            Request::SvmWrite(c) => size(c.from.length),
+            Request::SvmCopy(c) => size(c.size),
+            Request::SvmFill(c) => size(c.size),
+            Request::BufferRect(_)
+            | Request::ImageRect(_)
+            | Request::CopyBufferRect(_)
+            | Request::CopyImage(_)
+            | Request::CopyImageToBuffer(_)
+            | Request::CopyBufferToImage(_)
+            | Request::FillImage(_)
+            | Request::Migrate(_)
+            | Request::SvmMigrate(_)
+            | Request::Unmap(_)
+            // Sets going what waits for the event.
+            | Request::SetUserEventStatus(_) => mix(&[]),
+            _ => None,
+        }
+    }
+
+    fn awaited(request: &Request) -> Option<&[EventId]> {
+        match request {
+            Request::WaitForEvents(call) => Some(&call.events),
+            Request::Info(call) => match &call.of {
+                Target::Event(id) | Target::Profiling(id) => Some(core::slice::from_ref(id)),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    fn released(request: &Request) -> Option<EventId> {
+        match request {
+            Request::ReleaseEvent(call) => Some(call.id),
+            _ => None,
+        }
+    }
+
+    fn compiles(request: &Request) -> bool {
+        matches!(
+            request,
+            Request::BuildProgram(_) | Request::CompileProgram(_) | Request::LinkProgram(_)
+        )
+    }
+}

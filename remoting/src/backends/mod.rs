@@ -1,0 +1,3 @@
+//! What carries calls out, for each accelerator API.
+
+pub mod opencl;

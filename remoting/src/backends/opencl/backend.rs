@@ -1,0 +1,215 @@
+//! OpenCL as a session's backend: the application's objects, and which method carries out which
+//! request.
+
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use super::{
+    callbacks::{DriverNotice, Reporter},
+    cover::Cover,
+    driver::{Api, api::Handle, cl},
+    objects::{Context, Device, Event, Home, Kernel, Mem, Program, Queue, Sampler},
+    platform::Platform,
+    programs::MOST_BUILDS,
+    svm::Allocations,
+};
+use crate::{
+    apis::opencl::{
+        OpenCl,
+        calls::{ContextId, Request},
+        codes,
+    },
+    session::{
+        backend::Backend,
+        server::{Error, Session},
+        table::Table,
+    },
+    wire::{Flags, Header, messages::EventId},
+};
+
+/// The most contexts at a time: on a GPU each has memory of the device that no quota sees.
+const MOST_CONTEXTS: u32 = 256;
+
+/// The OpenCL objects of one application, and the driver that has them.
+#[derive(Debug)]
+pub struct OpenClBackend {
+    pub(crate) api: Arc<Api>,
+    pub(crate) platforms: Vec<Platform>,
+    pub(crate) devices: Table<Device>,
+    pub(crate) contexts: Table<Context>,
+    pub(crate) queues: Table<Queue>,
+    pub(crate) mems: Table<Mem>,
+    pub(crate) svm: Allocations,
+    pub(crate) samplers: Table<Sampler>,
+    pub(crate) programs: Table<Program>,
+    pub(crate) kernels: Table<Kernel>,
+    pub(crate) events: Table<Event>,
+    pub(crate) cover: Cover,
+    /// What the driver has been given for the callback of each context.
+    pub(crate) reporters: HashMap<ContextId, Box<Reporter>>,
+    /// Builds that are under way, in threads of their own.
+    pub(crate) building: usize,
+    /// Where files for the driver's compiler go, if anywhere.
+    pub(crate) files: Option<PathBuf>,
+}
+
+/// A session with an application that calls OpenCL.
+pub type Server = Session<OpenClBackend>;
+
+impl OpenClBackend {
+    /// Offers those devices of the driver in whose names `device` occurs; all if it is empty.
+    pub fn new(api: Arc<Api>, device: &str) -> Self {
+        let mut devices = Table::new(codes::INVALID_DEVICE);
+        let platforms = Platform::all(&api, device, &mut devices);
+        Self {
+            devices,
+            contexts: Table::new(codes::INVALID_CONTEXT).up_to(MOST_CONTEXTS),
+            queues: Table::new(codes::INVALID_COMMAND_QUEUE),
+            mems: Table::new(codes::INVALID_MEM_OBJECT),
+            svm: Allocations::default(),
+            samplers: Table::new(codes::INVALID_SAMPLER),
+            programs: Table::new(codes::INVALID_PROGRAM),
+            kernels: Table::new(codes::INVALID_KERNEL),
+            events: Table::new(codes::INVALID_EVENT),
+            cover: Cover::new(platforms.len()),
+            reporters: HashMap::new(),
+            building: 0,
+            files: None,
+            api,
+            platforms,
+        }
+    }
+
+    /// Lets the driver's compiler have headers of the application, in files in this folder. It is
+    /// named so in the options that the driver gets.
+    pub fn keep_files_in(&mut self, folder: &Path) {
+        self.files = Some(folder.to_owned());
+    }
+}
+
+impl Backend for OpenClBackend {
+    type Api = OpenCl;
+    type Driver = Api;
+    type Notice = DriverNotice;
+
+    const FENCE_FAILED: i32 = codes::EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST;
+    const ANSWER_TOO_LONG: i32 = codes::OUT_OF_HOST_MEMORY;
+
+    fn driver(&self) -> &Arc<Api> {
+        &self.api
+    }
+
+    fn execute(session: &mut Server, header: Header, request: Request) -> Result<(), Error> {
+        session.carry_out(header, request)
+    }
+
+    fn notice(session: &mut Server, notice: DriverNotice) -> Result<(), Error> {
+        match notice {
+            DriverNotice::Built(header, code) => session.built(header, code)?,
+            DriverNotice::Linked(header, linked, code) => session.linked(header, linked, code)?,
+            DriverNotice::Report(context, text) => session.report(context.0, text)?,
+        }
+        Ok(())
+    }
+
+    fn is_busy(&self) -> bool {
+        self.building >= MOST_BUILDS
+    }
+
+    fn has_event(&self, id: EventId) -> bool {
+        self.events.get(id.0).is_ok()
+    }
+
+    fn flush(&self, queue: u32) {
+        if let Ok(queue) = self.queues.get(queue) {
+            cl!(self.api, clFlush(queue.raw));
+        }
+    }
+
+    fn flush_all(&self) {
+        for queue in self.queues.iter() {
+            cl!(self.api, clFlush(queue.raw));
+        }
+    }
+
+    fn sweep(&mut self) -> bool {
+        !self.svm.freed.is_empty() && self.svm.freed.sweep(&self.api)
+    }
+
+    fn sweep_after(&mut self, fences: &mut Vec<Handle>) {
+        self.svm.freed.arm(fences);
+    }
+}
+
+impl Server {
+    /// Has the driver of a context's platform know a stretch of the window.
+    pub(crate) fn reach(&mut self, home: Home, offset: u64, length: u64) {
+        let of = (home.platform, home.raw);
+        let backend = &mut self.backend;
+        backend
+            .cover
+            .reach(&backend.api, &self.window, of, offset, length);
+    }
+
+    fn carry_out(&mut self, header: Header, request: Request) -> Result<(), Error> {
+        /// Calls a method and answers with what it returns.
+        macro_rules! answered {
+            ($call:expr, $method:ident) => {{
+                let outcome = self.$method($call);
+                self.answer(header, &outcome)?;
+            }};
+        }
+        match request {
+            Request::Platforms(_) => {
+                let offered = self.offered();
+                self.answer(header, &Ok(offered))?;
+            }
+            Request::Info(call) => answered!(&call, info),
+            Request::CreateSubDevices(call) => answered!(&call, create_sub_devices),
+            Request::ReleaseDevice(call) => answered!(call.id, release_device),
+            Request::Timers(call) => answered!(call.device, timers),
+            Request::CreateContext(call) => answered!(call, create_context),
+            Request::ReleaseContext(call) => answered!(call.id, release_context),
+            Request::ImageFormats(call) => answered!(&call, image_formats),
+            Request::CreateQueue(call) => answered!(call, create_queue),
+            Request::ReleaseQueue(call) => answered!(call.id, release_queue),
+            Request::CreateBuffer(call) => answered!(call, create_buffer),
+            Request::CreateSubBuffer(call) => answered!(call, create_sub_buffer),
+            Request::CreateImage(call) => answered!(call, create_image),
+            Request::ReleaseMem(call) => answered!(&call, release_mem),
+            Request::CreateSampler(call) => answered!(call, create_sampler),
+            Request::ReleaseSampler(call) => answered!(call.id, release_sampler),
+            Request::SvmAlloc(call) => answered!(&call, svm_alloc),
+            Request::SvmFree(call) => answered!(call.address, svm_free),
+            Request::CreateProgram(call) => answered!(call, create_program),
+            Request::ReleaseProgram(call) => answered!(call.id, release_program),
+            Request::BuildProgram(call) => self.build_program(header, &call)?,
+            Request::CompileProgram(call) => self.compile_program(header, &call)?,
+            Request::LinkProgram(call) => self.link_program(header, call)?,
+            Request::ProgramBinaries(call) => answered!(call.id, program_binaries),
+            Request::Specialize(call) => answered!(&call, specialize),
+            Request::CreateKernel(call) => answered!(&call, create_kernel),
+            Request::CloneKernel(call) => answered!(&call, clone_kernel),
+            Request::ReleaseKernel(call) => answered!(call.id, release_kernel),
+            Request::SetArgument(call) => {
+                let outcome = self.set_argument(&call);
+                self.note_argument(&call, outcome, header.flags.has(Flags::ANSWER));
+                self.answer(header, &outcome)?;
+            }
+            Request::SvmPointers(call) => answered!(&call, svm_pointers),
+            Request::CreateUserEvent(call) => answered!(&call, create_user_event),
+            Request::SetUserEventStatus(call) => answered!(&call, set_user_event_status),
+            Request::ReleaseEvent(call) => answered!(call.id, release_event),
+            Request::WaitForEvents(call) => self.wait_for_events(header, &call)?,
+            Request::SetEventCallback(call) => answered!(&call, set_event_callback),
+            Request::Flush(call) => answered!(call.queue, flush),
+            Request::Finish(call) => self.finish(header, call.queue)?,
+            Request::Await(call) => self.await_stage(header, call.stage)?,
+            command => self.command(header, command)?,
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,622 @@
+//! Commands in queues, and waiting for them.
+
+use std::{
+    ptr::{null, null_mut},
+    time::Instant,
+};
+
+use super::{
+    Server,
+    driver::{
+        api::{Api, Handle},
+        cl, outcome,
+    },
+    objects::Event,
+    transfers::There,
+};
+use crate::{
+    apis::opencl::{
+        calls::{self, EventId, Order, Place, QueueId, Request, StageId},
+        codes,
+    },
+    link::endpoint::Gone,
+    session::{
+        backend::QueueKey,
+        limit::{self, Limit},
+    },
+    turns::Moment,
+    wire::{Flags, Header},
+};
+
+/// How a command is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// By its event, if at all.
+    Answered,
+    /// In the driver's call that enqueues it.
+    Done,
+}
+
+/// What a command gets to pass on to the driver.
+pub(crate) struct Slot {
+    pub queue: Handle,
+    pub count: u32,
+    pub wait: *const Handle,
+    pub event: *mut Handle,
+}
+
+pub(crate) fn sizes(numbers: [u64; 3]) -> [usize; 3] {
+    numbers.map(|number| number as usize)
+}
+
+/// The same of up to three; null for none.
+fn pointer(numbers: Option<&[u64]>, to: &mut [usize; 3]) -> *const usize {
+    let Some(numbers) = numbers else {
+        return null();
+    };
+    for (to, number) in to.iter_mut().zip(numbers) {
+        *to = *number as usize;
+    }
+    to.as_ptr()
+}
+
+impl Server {
+    /// Enqueues a command: finds its queue and events, lets `enqueue` call the driver, and keeps
+    /// account of the event, the stage and the answer.
+    pub(crate) fn enqueue(
+        &mut self,
+        header: Header,
+        order: &Order,
+        stage: Option<StageId>,
+        enqueue: impl FnOnce(&mut Self, &Api, &Slot) -> Result<i32, i32>,
+    ) -> Result<(), Gone> {
+        self.enqueue_as(Way::Answered, header, order, stage, enqueue)
+    }
+
+    /// Enqueues a command; if its way is [`Way::Done`], it is over when `enqueue` returns.
+    pub(crate) fn enqueue_as(
+        &mut self,
+        way: Way,
+        header: Header,
+        order: &Order,
+        stage: Option<StageId>,
+        enqueue: impl FnOnce(&mut Self, &Api, &Slot) -> Result<i32, i32>,
+    ) -> Result<(), Gone> {
+        let start = (way == Way::Done).then(Moment::now);
+        let waits = header.flags.has(Flags::ANSWER);
+        let polled = waits && way == Way::Answered;
+        let mut event: Handle = 0;
+        let metered = self.sharing.metered.take();
+        let outcome = (|| {
+            let queue = self.backend.queues.get_mut(order.queue.0)?;
+            if self.limit.as_ref().is_some_and(Limit::is_full) {
+                return Err(codes::OUT_OF_RESOURCES);
+            }
+            if let Some(id) = order.event {
+                self.backend.events.check(id.0)?;
+            }
+            let mut wait = Vec::with_capacity(order.wait.len());
+            for id in &order.wait {
+                wait.push(match self.backend.events.get(id.0) {
+                    Ok(event) => event.raw,
+                    // What it waits for has failed before it reached the driver.
+                    Err(_) => return Err(codes::EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST),
+                });
+            }
+            // Of a command that fails, the driver may have a part.
+            queue.end.open(&self.backend.api);
+            let slot = Slot {
+                queue: queue.raw,
+                count: wait.len() as u32,
+                wait: if wait.is_empty() {
+                    null()
+                } else {
+                    wait.as_ptr()
+                },
+                event: if order.event.is_some()
+                    || way == Way::Answered
+                        && (stage.is_some() || waits || metered.is_some() || self.limit.is_some())
+                {
+                    &raw mut event
+                } else {
+                    null_mut()
+                },
+            };
+            let api = std::sync::Arc::clone(&self.backend.api);
+            if way == Way::Done {
+                self.sender.attend(true);
+            }
+            outcome(enqueue(self, &api, &slot)?)
+        })();
+        if way == Way::Done {
+            self.sender.attend(false);
+        }
+        if let Err(code) = outcome {
+            if let Some(stage) = stage {
+                self.stage_free(stage, false);
+            }
+            if let Some(id) = order.event
+                && self.backend.events.check(id.0).is_ok()
+            {
+                self.backend.events.put(id.0, Err(code));
+            }
+            if waits {
+                return self.answer(header, &Err::<(), i32>(code));
+            }
+            return self.defer(header, order.queue, code);
+        }
+        if let Some(kind) = metered {
+            match start {
+                Some(start) => self.meter_done(kind, start),
+                None => self.meter(kind, order.queue.0, event),
+            }
+        }
+        if let Some(start) = start {
+            if let Some(stage) = stage {
+                self.stage_free(stage, true);
+            }
+            if let Ok(queue) = self.backend.queues.get_mut(order.queue.0)
+                && queue.in_order()
+            {
+                // And with it all before.
+                queue.end.close(&self.backend.api);
+            }
+            if let Some(id) = order.event {
+                self.keep_event(id, event, order.queue);
+            }
+            let deferred = self.take_deferred(order.queue);
+            self.answer(header, &deferred.map_or(Ok(()), Err))?;
+            self.last_wait = Moment::now().since(start);
+            return Ok(());
+        }
+        if event == 0 {
+            return Ok(());
+        }
+        // One reference came from the driver; each further use takes its own.
+        if let Some(limit) = &self.limit
+            && let Ok(queue) = self.backend.queues.get(order.queue.0)
+        {
+            cl!(self.backend.api, clRetainEvent(event));
+            limit.order(limit::Order {
+                fence: event,
+                queue: QueueKey {
+                    raw: queue.raw,
+                    in_order: queue.in_order(),
+                },
+            });
+        }
+        if let Some(stage) = stage {
+            cl!(self.backend.api, clRetainEvent(event));
+            self.stage_until(stage, event);
+        }
+        if let Some(id) = order.event {
+            cl!(self.backend.api, clRetainEvent(event));
+            self.keep_event(id, event, order.queue);
+        }
+        if polled {
+            if let Ok(queue) = self.backend.queues.get(order.queue.0) {
+                cl!(self.backend.api, clFlush(queue.raw));
+            }
+            let deferred = self.take_deferred(order.queue);
+            self.answer_later(header, vec![event], true, deferred.unwrap_or(0));
+        } else {
+            cl!(self.backend.api, clReleaseEvent(event));
+        }
+        Ok(())
+    }
+
+    /// Keeps a command's event, a reference to which this takes over.
+    fn keep_event(&mut self, id: EventId, raw: Handle, queue: QueueId) {
+        let queue = Some(queue);
+        let decided = None;
+        self.backend.events.put(
+            id.0,
+            Ok(Event {
+                context: None,
+                raw,
+                queue,
+                decided,
+            }),
+        );
+    }
+
+    /// Keeps the error of a command that nobody waits for, until somebody waits for its queue;
+    /// the context's callback is told at once, of the first.
+    fn defer(&mut self, header: Header, queue: QueueId, code: i32) -> Result<(), Gone> {
+        let Ok(queue) = self.backend.queues.get_mut(queue.0) else {
+            return Ok(());
+        };
+        if queue.deferred.is_some() {
+            return Ok(());
+        }
+        queue.deferred = Some(code);
+        let context = queue.made.context;
+        let name = Request::name(header.opcode);
+        let text = format!("Gantry: {name} failed with code {code} after it had been enqueued");
+        self.report(context.0, text.into_bytes())
+    }
+
+    /// The error of a command that nobody waited for, to be reported now: as a code that those
+    /// who wait may be given.
+    fn take_deferred(&mut self, queue: QueueId) -> Option<i32> {
+        let queue = self.backend.queues.get_mut(queue.0).ok()?;
+        Some(match queue.deferred.take()? {
+            code @ (codes::OUT_OF_HOST_MEMORY
+            | codes::MEM_OBJECT_ALLOCATION_FAILURE
+            | codes::EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST) => code,
+            _ => codes::OUT_OF_RESOURCES,
+        })
+    }
+
+    /// Where a stretch of the window is, if a command may use `needed` bytes of it.
+    pub(crate) fn place(&self, place: &Place, needed: Option<u64>) -> Result<*mut u8, i32> {
+        if needed.is_none_or(|needed| needed > place.length) {
+            return Err(codes::INVALID_VALUE);
+        }
+        self.window
+            .at(place.offset, place.length)
+            .ok_or(codes::INVALID_VALUE)
+    }
+
+    /// Carries out a command.
+    #[allow(clippy::too_many_lines)]
+    pub(crate) fn command(&mut self, header: Header, request: Request) -> Result<(), Gone> {
+        match request {
+            Request::NdRange(c) => self.enqueue(header, &c.order, None, |server, api, slot| {
+                let kernel = server.backend.kernels.get_mut(c.kernel.0)?;
+                if let Some(code) = kernel.refused.values().next() {
+                    return Err(*code);
+                }
+                if !kernel
+                    .addresses
+                    .are_in(&server.backend.svm, kernel.home.raw)
+                {
+                    return Err(codes::INVALID_KERNEL_ARGS);
+                }
+                let kernel = kernel.raw;
+                let (global, local, offset) = c.grid.sizes();
+                let [mut a, mut b, mut c] = [[0; 3]; 3];
+                Ok(cl!(
+                    api,
+                    clEnqueueNDRangeKernel(
+                        slot.queue,
+                        kernel,
+                        global.len() as u32,
+                        pointer(offset, &mut a),
+                        pointer(Some(global), &mut b),
+                        pointer(local, &mut c),
+                        slot.count,
+                        slot.wait,
+                        slot.event,
+                    )
+                ))
+            }),
+            Request::ReadBuffer(c) => {
+                let there = There::Buffer(c.mem, c.offset);
+                self.transfer(header, &c.order, &there, &c.to, false)
+            }
+            Request::WriteBuffer(c) => {
+                let there = There::Buffer(c.mem, c.offset);
+                self.transfer(header, &c.order, &there, &c.from, true)
+            }
+            Request::SvmRead(c) => {
+                self.transfer(header, &c.order, &There::Svm(c.address), &c.to, false)
+            }
+            Request::SvmWrite(c) => {
+                self.transfer(header, &c.order, &There::Svm(c.address), &c.from, true)
+            }
+            Request::SvmCopy(c) => self.svm_copy(header, &c),
+            Request::SvmFill(c) => self.svm_fill(header, &c),
+            Request::SvmMigrate(c) => self.svm_migrate(header, &c),
+            Request::BufferRect(c) => self.buffer_rect(header, &c),
+            Request::ImageRect(c) => self.image_rect(header, &c),
+            Request::CopyBuffer(c) => self.enqueue(header, &c.order, None, |server, api, slot| {
+                let (from, to) = (
+                    server.backend.mems.get(c.from.0)?.raw,
+                    server.backend.mems.get(c.to.0)?.raw,
+                );
+                Ok(cl!(
+                    api,
+                    clEnqueueCopyBuffer(
+                        slot.queue,
+                        from,
+                        to,
+                        c.offsets[0] as usize,
+                        c.offsets[1] as usize,
+                        c.size as usize,
+                        slot.count,
+                        slot.wait,
+                        slot.event,
+                    )
+                ))
+            }),
+            Request::CopyBufferRect(c) => {
+                self.enqueue(header, &c.order, None, |server, api, slot| {
+                    let (from, to) = (
+                        server.backend.mems.get(c.from.0)?.raw,
+                        server.backend.mems.get(c.to.0)?.raw,
+                    );
+                    let [source, target] = c.origins.map(sizes);
+                    let region = sizes(c.region);
+                    Ok(cl!(
+                        api,
+                        clEnqueueCopyBufferRect(
+                            slot.queue,
+                            from,
+                            to,
+                            source.as_ptr(),
+                            target.as_ptr(),
+                            region.as_ptr(),
+                            c.pitches[0][0] as usize,
+                            c.pitches[0][1] as usize,
+                            c.pitches[1][0] as usize,
+                            c.pitches[1][1] as usize,
+                            slot.count,
+                            slot.wait,
+                            slot.event,
+                        )
+                    ))
+                })
+            }
+            Request::CopyImage(c) => self.enqueue(header, &c.order, None, |server, api, slot| {
+                let (from, to) = (
+                    server.backend.mems.get(c.from.0)?.raw,
+                    server.backend.mems.get(c.to.0)?.raw,
+                );
+                let [source, target] = c.origins.map(sizes);
+                let region = sizes(c.region);
+                Ok(cl!(
+                    api,
+                    clEnqueueCopyImage(
+                        slot.queue,
+                        from,
+                        to,
+                        source.as_ptr(),
+                        target.as_ptr(),
+                        region.as_ptr(),
+                        slot.count,
+                        slot.wait,
+                        slot.event,
+                    )
+                ))
+            }),
+            Request::CopyImageToBuffer(c) => {
+                self.enqueue(header, &c.order, None, |server, api, slot| {
+                    let image = server.backend.mems.get(c.image.0)?.raw;
+                    let buffer = server.backend.mems.get(c.buffer.0)?.raw;
+                    let (origin, region) = (sizes(c.origin), sizes(c.region));
+                    Ok(cl!(
+                        api,
+                        clEnqueueCopyImageToBuffer(
+                            slot.queue,
+                            image,
+                            buffer,
+                            origin.as_ptr(),
+                            region.as_ptr(),
+                            c.offset as usize,
+                            slot.count,
+                            slot.wait,
+                            slot.event,
+                        )
+                    ))
+                })
+            }
+            Request::CopyBufferToImage(c) => {
+                self.enqueue(header, &c.order, None, |server, api, slot| {
+                    let image = server.backend.mems.get(c.image.0)?.raw;
+                    let buffer = server.backend.mems.get(c.buffer.0)?.raw;
+                    let (origin, region) = (sizes(c.origin), sizes(c.region));
+                    Ok(cl!(
+                        api,
+                        clEnqueueCopyBufferToImage(
+                            slot.queue,
+                            buffer,
+                            image,
+                            c.offset as usize,
+                            origin.as_ptr(),
+                            region.as_ptr(),
+                            slot.count,
+                            slot.wait,
+                            slot.event,
+                        )
+                    ))
+                })
+            }
+            Request::FillBuffer(c) => self.enqueue(header, &c.order, None, |server, api, slot| {
+                let mem = server.backend.mems.get(c.mem.0)?.raw;
+                Ok(cl!(
+                    api,
+                    clEnqueueFillBuffer(
+                        slot.queue,
+                        mem,
+                        c.pattern.0.as_ptr().cast(),
+                        c.pattern.0.len(),
+                        c.offset as usize,
+                        c.size as usize,
+                        slot.count,
+                        slot.wait,
+                        slot.event,
+                    )
+                ))
+            }),
+            Request::FillImage(c) => self.enqueue(header, &c.order, None, |server, api, slot| {
+                let mem = server.backend.mems.get(c.mem.0)?.raw;
+                let (origin, region) = (sizes(c.origin), sizes(c.region));
+                Ok(cl!(
+                    api,
+                    clEnqueueFillImage(
+                        slot.queue,
+                        mem,
+                        c.colour.as_ptr().cast(),
+                        origin.as_ptr(),
+                        region.as_ptr(),
+                        slot.count,
+                        slot.wait,
+                        slot.event,
+                    )
+                ))
+            }),
+            Request::Migrate(c) => self.enqueue(header, &c.order, None, |server, api, slot| {
+                let mems: Vec<Handle> = c
+                    .mems
+                    .iter()
+                    .map(|id| server.backend.mems.get(id.0).map(|mem| mem.raw))
+                    .collect::<Result<_, _>>()?;
+                Ok(cl!(
+                    api,
+                    clEnqueueMigrateMemObjects(
+                        slot.queue,
+                        mems.len() as u32,
+                        mems.as_ptr(),
+                        c.flags,
+                        slot.count,
+                        slot.wait,
+                        slot.event,
+                    )
+                ))
+            }),
+            Request::Marker(c) => self.enqueue(header, &c.order, None, |_, api, slot| {
+                Ok(cl!(
+                    api,
+                    clEnqueueMarkerWithWaitList(slot.queue, slot.count, slot.wait, slot.event)
+                ))
+            }),
+            Request::Unstage(c) => self.enqueue(header, &c.order, c.place.stage, |_, api, slot| {
+                Ok(cl!(
+                    api,
+                    clEnqueueMarkerWithWaitList(slot.queue, slot.count, slot.wait, slot.event)
+                ))
+            }),
+            Request::Barrier(c) => self.enqueue(header, &c.order, None, |_, api, slot| {
+                Ok(cl!(
+                    api,
+                    clEnqueueBarrierWithWaitList(slot.queue, slot.count, slot.wait, slot.event)
+                ))
+            }),
+            Request::Map(c) => self.enqueue(header, &c.order, None, |server, api, slot| {
+                let raw = server.backend.mems.get(c.mem.0)?.raw;
+                let mut code = 0;
+                let pointer = cl!(
+                    api,
+                    clEnqueueMapBuffer(
+                        slot.queue,
+                        raw,
+                        0,
+                        c.flags,
+                        c.offset as usize,
+                        c.size as usize,
+                        slot.count,
+                        slot.wait,
+                        slot.event,
+                        &raw mut code,
+                    )
+                );
+                if code == 0 {
+                    let mem = server.backend.mems.get_mut(c.mem.0)?;
+                    mem.maps.push((c.offset, pointer as usize));
+                }
+                Ok(code)
+            }),
+            Request::Unmap(c) => self.enqueue(header, &c.order, None, |server, api, slot| {
+                let mem = server.backend.mems.get_mut(c.mem.0)?;
+                let index = mem.maps.iter().position(|&(offset, _)| offset == c.offset);
+                let (_, pointer) = mem.maps.remove(index.ok_or(codes::INVALID_VALUE)?);
+                let raw = mem.raw;
+                Ok(cl!(
+                    api,
+                    clEnqueueUnmapMemObject(
+                        slot.queue,
+                        raw,
+                        pointer as *mut _,
+                        slot.count,
+                        slot.wait,
+                        slot.event,
+                    )
+                ))
+            }),
+            // All other calls are served elsewhere.
+            _ => self.answer(header, &Err::<(), i32>(codes::INVALID_OPERATION)),
+        }
+    }
+
+    /// `clFinish`. A marker's event completes when all before it has; the driver's own wait is
+    /// faster, where this thread may be held up by it.
+    pub(crate) fn finish(&mut self, header: Header, queue: QueueId) -> Result<(), Gone> {
+        if self.may_stay(header) {
+            let start = Instant::now();
+            let code = match self.backend.queues.get_mut(queue.0) {
+                Ok(queue) => {
+                    self.sender.attend(true);
+                    let code = cl!(self.backend.api, clFinish(queue.raw));
+                    self.sender.attend(false);
+                    if code == 0 {
+                        queue.end.close(&self.backend.api);
+                    }
+                    code
+                }
+                Err(code) => code,
+            };
+            let deferred = self.take_deferred(queue);
+            self.answer(header, &outcome(deferred.unwrap_or(code)))?;
+            self.last_wait = start.elapsed();
+            return Ok(());
+        }
+        let order = Order {
+            queue,
+            wait: Vec::new(),
+            event: None,
+        };
+        let header = Header {
+            flags: header.flags.with(Flags::ANSWER),
+            ..header
+        };
+        self.enqueue(header, &order, None, |_, api, slot| {
+            Ok(cl!(
+                api,
+                clEnqueueMarkerWithWaitList(slot.queue, slot.count, slot.wait, slot.event)
+            ))
+        })
+    }
+
+    pub(crate) fn flush(&mut self, queue: QueueId) -> Result<(), i32> {
+        let raw = self.backend.queues.get(queue.0)?.raw;
+        outcome(cl!(self.backend.api, clFlush(raw)))
+    }
+
+    pub(crate) fn await_stage(&mut self, header: Header, stage: StageId) -> Result<(), Gone> {
+        let Some(event) = self.stage_fence(stage) else {
+            return self.answer(header, &Ok(()));
+        };
+        cl!(self.backend.api, clRetainEvent(event));
+        self.answer_later(header, vec![event], false, 0);
+        Ok(())
+    }
+
+    pub(crate) fn wait_for_events(
+        &mut self,
+        header: Header,
+        call: &calls::WaitForEvents,
+    ) -> Result<(), Gone> {
+        let mut events = Vec::with_capacity(call.events.len());
+        let mut code = 0;
+        for id in &call.events {
+            let Ok(event) = self.backend.events.get(id.0) else {
+                code = codes::EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST;
+                continue;
+            };
+            let (raw, queue) = (event.raw, event.queue);
+            cl!(self.backend.api, clRetainEvent(raw));
+            events.push(raw);
+            if let Some(id) = queue
+                && let Ok(queue) = self.backend.queues.get(id.0)
+            {
+                cl!(self.backend.api, clFlush(queue.raw));
+                if let (0, Some(late)) = (code, self.take_deferred(id)) {
+                    code = late;
+                }
+            }
+        }
+        self.answer_later(header, events, true, code);
+        Ok(())
+    }
+}

@@ -1,0 +1,174 @@
+//! The cover: which part of the window the host's driver knows as host memory of its own.
+//!
+//! Drivers copy slowly, through buffers of theirs, to and from memory that they do not know. A
+//! buffer with `CL_MEM_USE_HOST_PTR` makes memory known: NVIDIA's driver pins it, and from then on
+//! its DMA engine serves every transfer whose pointer lies inside, in whichever context. A transfer
+//! that begins in one such buffer and ends in the next goes the slow way, so that transfers are
+//! cut where two of them meet.
+//!
+//! To make memory known takes time for every page and holds it in RAM. The cover therefore grows
+//! with what is used: by as much as there was before, or up to the end of what is used at once.
+
+use super::driver::{
+    api::{Api, Handle},
+    cl,
+};
+use crate::{apis::opencl::codes, link::window::Window};
+
+/// Size of the first buffer in bytes; all are multiples of it.
+const GRAIN: u64 = 8 << 20;
+/// The cover does not grow ahead of its use by more than this, in bytes.
+const AHEAD: u64 = 256 << 20;
+
+/// The cover of one platform: where its buffers end, counted from the start of the data.
+#[derive(Clone, Debug, Default)]
+struct Known {
+    ends: Vec<u64>,
+    /// The driver did not want more.
+    refused: bool,
+}
+
+impl Known {
+    fn until(&self) -> u64 {
+        self.ends.last().copied().unwrap_or(0)
+    }
+
+    /// Where the next buffer is to end, for use up to `end`.
+    fn next(&self, end: u64) -> u64 {
+        let until = self.until();
+        // The window is mapped: far from overflowing.
+        (until + until.clamp(GRAIN, AHEAD)).max(end.next_multiple_of(GRAIN))
+    }
+}
+
+/// The cover of each platform.
+#[derive(Debug)]
+pub struct Cover(Vec<Known>);
+
+impl Cover {
+    /// Nothing is covered yet; there are so many platforms.
+    pub fn new(platforms: usize) -> Self {
+        Self(vec![Known::default(); platforms])
+    }
+
+    /// Makes the window known to a platform's driver up to the end of a stretch, which the caller
+    /// has found to lie in the window's data. One comparison if it is known already. The buffers
+    /// keep the context that they are made in until the process ends.
+    pub fn reach(
+        &mut self,
+        api: &Api,
+        window: &Window,
+        (platform, context): (usize, Handle),
+        offset: u64,
+        length: u64,
+    ) {
+        let Some(known) = self.0.get_mut(platform) else {
+            return;
+        };
+        let end = (offset + length).saturating_sub(window.data());
+        let until = known.until();
+        if end <= until || known.refused {
+            return;
+        }
+        let next = known.next(end).min(window.size() - window.data());
+        let size = next - until;
+        let Some(pointer) = window.at(window.data() + until, size) else {
+            return;
+        };
+        let mut code = 0;
+        let raw = cl!(
+            api,
+            clCreateBuffer(
+                context,
+                codes::MEM_USE_HOST_PTR,
+                size as usize,
+                pointer.cast(),
+                &raw mut code,
+            )
+        );
+        if raw == 0 {
+            // Copies are slower then, and nothing else.
+            known.refused = true;
+            crate::note!(
+                "gantry-accel: the driver does not make more than {} MiB of the window its own \
+                 (code {code}): copies beyond are slower",
+                until >> 20
+            );
+        } else {
+            known.ends.push(next);
+        }
+    }
+
+    /// A stretch of the window's data, cut where two buffers meet.
+    pub fn parts(
+        &self,
+        window: &Window,
+        platform: usize,
+        offset: u64,
+        length: u64,
+    ) -> impl Iterator<Item = (u64, u64)> {
+        let ends = self.0.get(platform).map_or(&[][..], |known| &known.ends);
+        let start = window.data();
+        let end = offset + length;
+        let mut cuts = ends
+            .iter()
+            .map(move |cut| start + cut)
+            .filter(move |cut| (offset + 1..end).contains(cut))
+            .chain([end]);
+        let mut at = offset;
+        std::iter::from_fn(move || {
+            let next = cuts.next()?;
+            let part = (at, next - at);
+            at = next;
+            Some(part)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::link::window::{self, Window};
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn the_cover_doubles_and_reaches_what_is_used() {
+        let mut known = Known::default();
+        for end in [
+            1,
+            9 * MIB,
+            17 * MIB,
+            33 * MIB,
+            200 * MIB,
+            201 * MIB,
+            420 * MIB,
+        ] {
+            known.ends.push(known.next(end));
+        }
+        let mib: Vec<_> = known.ends.iter().map(|end| end / MIB).collect();
+        assert_eq!(mib, [8, 16, 32, 64, 200, 400, 656]);
+    }
+
+    #[test]
+    fn a_transfer_is_cut_where_buffers_meet_and_nowhere_else() {
+        let window = Window::map(&window::create(64 * MIB).unwrap(), 64 * MIB, 1 << 20).unwrap();
+        let start = window.data();
+        let cover = Cover(vec![Known {
+            ends: vec![8 * MIB, 16 * MIB],
+            refused: false,
+        }]);
+        let cut = |from: u64, length| -> Vec<_> {
+            cover
+                .parts(&window, 0, start + from, length)
+                .map(|(at, length)| (at - start, length))
+                .collect()
+        };
+        assert_eq!(cut(0, 8 * MIB), [(0, 8 * MIB)]);
+        assert_eq!(
+            cut(7 * MIB, 10 * MIB),
+            [(7 * MIB, MIB), (8 * MIB, 8 * MIB), (16 * MIB, MIB)]
+        );
+        assert_eq!(cut(20 * MIB, 4096), [(20 * MIB, 4096)]);
+    }
+}

@@ -1,0 +1,255 @@
+//! Shared virtual memory that the client has freed, while commands may use it still.
+//!
+//! OpenCL leaves it to applications to free only what no command uses any more. The worker does not
+//! rely on that: its driver would let commands read and write where other memory of this process is
+//! by then. A freed allocation is gone for the client at once, and for the driver (and the quota)
+//! when all commands have ended that were enqueued before in its context, and all buffers in it are
+//! gone.
+//!
+//! Drivers say by the event of a marker when the commands of a queue have ended. There is one for
+//! each queue with commands that are not known to have ended, and none more while no command
+//! follows: freeing a thousand allocations takes no more of them than freeing one.
+
+use std::{ptr::null, sync::Arc};
+
+use super::{
+    Server,
+    driver::{
+        api::{Api, Handle},
+        cl, status,
+    },
+    objects::Queue,
+    svm::Allocation,
+};
+use crate::{
+    apis::opencl::codes,
+    session::quota::{Charge, Exceeded},
+};
+
+/// What is known of the end of a queue's commands.
+#[derive(Debug, Default)]
+pub enum End {
+    /// All have ended.
+    #[default]
+    Idle,
+    /// The driver has got some.
+    Open,
+    /// This event, a reference to which is the queue's, ends after all of them.
+    Marked(Handle),
+}
+
+impl End {
+    fn change(&mut self, api: &Api, to: Self) {
+        if let Self::Marked(event) = std::mem::replace(self, to) {
+            cl!(api, clReleaseEvent(event));
+        }
+    }
+
+    /// The driver gets a command.
+    pub fn open(&mut self, api: &Api) {
+        self.change(api, Self::Open);
+    }
+
+    /// All commands are known to have ended, or nobody asks any more.
+    pub fn close(&mut self, api: &Api) {
+        self.change(api, Self::Idle);
+    }
+}
+
+/// What was freed between two commands.
+#[derive(Debug)]
+struct Group {
+    allocations: Vec<Arc<Allocation>>,
+    /// Events, references to which it has, behind all commands that may use them.
+    behind: Vec<Handle>,
+    /// Whether the serving thread is going to be woken.
+    armed: bool,
+}
+
+/// What the client has freed and the driver still has.
+#[derive(Debug, Default)]
+pub struct Freed {
+    groups: Vec<Group>,
+    /// No command uses these any more, but buffers in them are left.
+    lived_in: Vec<Arc<Allocation>>,
+    /// Contexts of queues that are gone, and events behind the last commands of these.
+    parted: Vec<(Handle, Handle)>,
+}
+
+/// Whether a command has ended; its event is given up then.
+fn over(api: &Api, event: Handle) -> bool {
+    let over = status(api, event) <= 0;
+    if over {
+        cl!(api, clReleaseEvent(event));
+    }
+    over
+}
+
+/// An event behind all commands of a queue, a reference to which is the caller's; none if they have
+/// ended. The driver's code if it makes no marker.
+fn end(api: &Api, queue: &mut Queue) -> Result<Option<Handle>, i32> {
+    if matches!(queue.end, End::Open) {
+        let mut event = 0;
+        let code = cl!(
+            api,
+            clEnqueueMarkerWithWaitList(queue.raw, 0, null(), &raw mut event)
+        );
+        if code != 0 {
+            return Err(code);
+        }
+        queue.end = End::Marked(event);
+    }
+    let End::Marked(event) = queue.end else {
+        return Ok(None);
+    };
+    if status(api, event) <= 0 {
+        queue.end.close(api);
+        return Ok(None);
+    }
+    cl!(api, clRetainEvent(event));
+    Ok(Some(event))
+}
+
+impl Freed {
+    /// Whether there is nothing.
+    pub fn is_empty(&self) -> bool {
+        self.groups.is_empty() && self.lived_in.is_empty()
+    }
+
+    /// Gives back to the driver what nothing uses any more. Whether there was something.
+    pub fn sweep(&mut self, api: &Api) -> bool {
+        self.parted.retain(|(_, event)| !over(api, *event));
+        let lived_in = &mut self.lived_in;
+        self.groups.retain_mut(|group| {
+            group.behind.retain(|event| !over(api, *event));
+            let goes_on = !group.behind.is_empty();
+            if !goes_on {
+                lived_in.append(&mut group.allocations);
+            }
+            goes_on
+        });
+        let before = lived_in.len();
+        for allocation in std::mem::take(lived_in) {
+            match Arc::try_unwrap(allocation) {
+                Ok(allocation) => allocation.free(api),
+                Err(used) => lived_in.push(used),
+            }
+        }
+        lived_in.len() < before
+    }
+
+    /// The oldest events by which this thread is not going to be woken yet.
+    pub(crate) fn arm(&mut self, events: &mut Vec<Handle>) {
+        for group in self.groups.iter_mut().filter(|group| !group.armed) {
+            group.armed = true;
+            events.extend_from_slice(&group.behind);
+        }
+    }
+
+    /// Waits until the driver has it all back but for what buffers are in.
+    fn wait(&mut self, api: &Api) {
+        for group in &self.groups {
+            let (count, events) = (group.behind.len() as u32, group.behind.as_ptr());
+            // Of a failure, the events' status tells.
+            cl!(api, clWaitForEvents(count, events));
+        }
+        self.sweep(api);
+    }
+}
+
+impl Server {
+    /// Takes over an allocation that the client has freed.
+    pub(crate) fn keep_freed(&mut self, allocation: Arc<Allocation>) {
+        let context = allocation.context();
+        let api = Arc::clone(&self.backend.api);
+        let freed = &mut self.backend.svm.freed;
+        freed.sweep(&api);
+        let mut behind = Vec::new();
+        for queue in self.backend.queues.iter_mut() {
+            if queue.home.raw != context {
+                continue;
+            }
+            match end(&api, queue) {
+                Ok(event) => behind.extend(event),
+                // Nobody will know when: it stays as long as the process, and so does its charge.
+                Err(_) => std::mem::forget(Arc::clone(&allocation)),
+            }
+        }
+        let of_context = freed.parted.iter().filter(|(of, _)| *of == context);
+        for &(_, event) in of_context {
+            cl!(api, clRetainEvent(event));
+            behind.push(event);
+        }
+        match freed.groups.last_mut() {
+            Some(last) if last.behind == behind => {
+                for event in behind {
+                    cl!(api, clReleaseEvent(event));
+                }
+                last.allocations.push(allocation);
+            }
+            _ => freed.groups.push(Group {
+                allocations: vec![allocation],
+                behind,
+                armed: false,
+            }),
+        }
+        freed.sweep(&api);
+    }
+
+    /// A queue is about to be gone for the client, but its commands go on.
+    pub(crate) fn part(&mut self, queue: &mut Queue) {
+        let context = queue.home.raw;
+        if self.backend.svm.of(context).next().is_some() {
+            self.backend.svm.freed.sweep(&self.backend.api);
+            match end(&self.backend.api, queue) {
+                Ok(Some(event)) => self.backend.svm.freed.parted.push((context, event)),
+                Ok(None) => {}
+                // As above.
+                Err(_) => self
+                    .backend
+                    .svm
+                    .of(context)
+                    .cloned()
+                    .for_each(std::mem::forget),
+            }
+        }
+        queue.end.close(&self.backend.api);
+    }
+
+    /// Charges the quota.
+    pub(crate) fn charge_once(&self, bytes: u64) -> Result<Charge, i32> {
+        let charge = self.quota.charge(bytes);
+        charge.map_err(|Exceeded| codes::MEM_OBJECT_ALLOCATION_FAILURE)
+    }
+
+    /// Charges the quota, for which what was freed is waited for if nothing but the driver is to
+    /// end the commands that may use it.
+    pub(crate) fn charge(&mut self, bytes: u64) -> Result<Charge, i32> {
+        let charge = self.charge_once(bytes);
+        if charge.is_ok() || !self.make_room() {
+            return charge;
+        }
+        self.charge_once(bytes)
+    }
+
+    /// Waits for what was freed. Whether there is room that there was not before, as far as that
+    /// is known.
+    pub(crate) fn make_room(&mut self) -> bool {
+        if self.backend.svm.freed.is_empty() {
+            return false;
+        }
+        let swept = self.backend.svm.freed.sweep(&self.backend.api);
+        // Without threads nothing is waited for; and the client has to go on where it decides.
+        if !self.has_threads() || self.undecided > 0 {
+            return swept;
+        }
+        let api = Arc::clone(&self.backend.api);
+        self.backend.svm.freed.wait(&api);
+        true
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+#[path = "freed_tests.rs"]
+mod tests;

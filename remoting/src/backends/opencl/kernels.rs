@@ -1,0 +1,286 @@
+//! Kernels and their arguments.
+
+use std::{
+    collections::BTreeMap,
+    ptr::{null, null_mut},
+    sync::Arc,
+};
+
+use super::{
+    Server,
+    driver::{api::Handle, c_string, cl, outcome},
+    objects::{Kernel, keep, made},
+    records::Arguments,
+    svm::Addresses,
+};
+use crate::{
+    apis::opencl::{
+        calls::{ArgumentKind, CloneKernel, CreateKernel, KernelId, SetArgument, Value},
+        codes,
+    },
+    wire::Blob,
+};
+
+/// How many refused arguments of a kernel are remembered.
+const MOST_REFUSED: usize = 64;
+
+/// What a kernel takes as an argument.
+///
+/// A driver believes whatever it is given for a handle, and takes an object of one kind for one of
+/// another; and a kernel may print a handle that it was given for a number, which is an address of
+/// this process. So a value is compared with this before the driver gets it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Parameter {
+    /// The driver does not say.
+    Unknown,
+    /// Plain bytes.
+    Plain,
+    /// Local memory.
+    Local,
+    /// A buffer or an address.
+    Buffer,
+    /// An image.
+    Image,
+    /// A sampler.
+    Sampler,
+    /// A queue of the device itself, which no application has.
+    Queue,
+}
+
+impl Parameter {
+    /// By the address space and the type's name, if they are known (clGetKernelArgInfo).
+    fn new(space: Option<u32>, name: Option<&[u8]>) -> Self {
+        let Some(space) = space else {
+            return Self::Unknown;
+        };
+        match (name, space) {
+            (Some(b"sampler_t"), _) => Self::Sampler,
+            (Some(b"queue_t"), _) => Self::Queue,
+            (Some(name), _) if is_image(name) => Self::Image,
+            (_, codes::KERNEL_ARG_ADDRESS_LOCAL) => Self::Local,
+            (_, codes::KERNEL_ARG_ADDRESS_GLOBAL | codes::KERNEL_ARG_ADDRESS_CONSTANT) => {
+                Self::Buffer
+            }
+            _ => Self::Plain,
+        }
+    }
+
+    fn takes(self, value: &Value) -> bool {
+        match self {
+            Self::Unknown => true,
+            Self::Plain => matches!(value, Value::Bytes(_)),
+            Self::Local => matches!(value, Value::Local(_)),
+            Self::Buffer => matches!(value, Value::Mem(_) | Value::Svm(_)),
+            Self::Image => matches!(value, Value::Mem(_)),
+            Self::Sampler => matches!(value, Value::Sampler(_)),
+            Self::Queue => false,
+        }
+    }
+
+    /// What the application is told.
+    fn kind(self) -> ArgumentKind {
+        match self {
+            Self::Unknown => ArgumentKind::Unknown(),
+            Self::Plain | Self::Queue => ArgumentKind::Bytes(),
+            Self::Local => ArgumentKind::Local(),
+            Self::Buffer | Self::Image => ArgumentKind::Mem(),
+            Self::Sampler => ArgumentKind::Sampler(),
+        }
+    }
+}
+
+/// Whether a type is one of images (OpenCL C 3.0, 6.3.3), and no pointer to one of a similar name.
+fn is_image(name: &[u8]) -> bool {
+    let begins = [&b"image1d_"[..], b"image2d_", b"image3d_"];
+    begins.iter().any(|begin| name.starts_with(begin)) && name.ends_with(b"_t")
+}
+
+impl Server {
+    pub(crate) fn create_kernel(&mut self, call: &CreateKernel) -> Result<Vec<ArgumentKind>, i32> {
+        self.backend.kernels.check(call.id.0)?;
+        let program = self.backend.programs.get(call.program.0)?;
+        let (home, record) = (program.home, Arc::clone(&program.record));
+        let name = c_string(&call.name);
+        let mut code = 0;
+        let raw = cl!(
+            self.backend.api,
+            clCreateKernel(program.raw, name.as_ptr(), &raw mut code)
+        );
+        let raw = made(raw, code)?;
+        let parameters = self.parameters(raw);
+        let kinds = parameters.iter().map(|parameter| parameter.kind());
+        let kinds = kinds.collect();
+        let kernel = Kernel {
+            raw,
+            program: record,
+            name: call.name.clone(),
+            arguments: Arguments::default(),
+            home,
+            refused: BTreeMap::new(),
+            addresses: Addresses::default(),
+            parameters: parameters.into(),
+        };
+        self.backend.kernels.put(call.id.0, Ok(kernel));
+        Ok(kinds)
+    }
+
+    /// Finds out once what a kernel's arguments are, as far as the driver says.
+    fn parameters(&self, kernel: Handle) -> Vec<Parameter> {
+        let mut count = 0u32;
+        cl!(
+            self.backend.api,
+            clGetKernelInfo(
+                kernel,
+                codes::KERNEL_NUM_ARGS,
+                size_of::<u32>(),
+                (&raw mut count).cast(),
+                null_mut(),
+            )
+        );
+        (0..count)
+            .map(|index| {
+                let mut space = 0u32;
+                let code = cl!(
+                    self.backend.api,
+                    clGetKernelArgInfo(
+                        kernel,
+                        index,
+                        codes::KERNEL_ARG_ADDRESS_QUALIFIER,
+                        size_of::<u32>(),
+                        (&raw mut space).cast(),
+                        null_mut(),
+                    )
+                );
+                let mut name = [0u8; 128];
+                let mut length = 0;
+                let named = cl!(
+                    self.backend.api,
+                    clGetKernelArgInfo(
+                        kernel,
+                        index,
+                        codes::KERNEL_ARG_TYPE_NAME,
+                        name.len(),
+                        name.as_mut_ptr().cast(),
+                        &raw mut length,
+                    )
+                );
+                let name = (named == 0).then(|| name.split(|byte| *byte == 0).next());
+                Parameter::new((code == 0).then_some(space), name.flatten())
+            })
+            .collect()
+    }
+
+    pub(crate) fn clone_kernel(&mut self, call: &CloneKernel) -> Result<(), i32> {
+        self.backend.kernels.check(call.id.0)?;
+        let of = self.backend.kernels.get(call.of.0)?;
+        let (home, refused, addresses) = (of.home, of.refused.clone(), of.addresses.clone());
+        let (program, name) = (Arc::clone(&of.program), of.name.clone());
+        let (arguments, parameters) = (of.arguments.clone(), Arc::clone(&of.parameters));
+        if self.platform_version(home.platform) < 21 {
+            return Err(codes::INVALID_OPERATION);
+        }
+        let mut code = 0;
+        let raw = cl!(self.backend.api, clCloneKernel(of.raw, &raw mut code));
+        let kernel = made(raw, code).map(|raw| Kernel {
+            raw,
+            program,
+            name,
+            arguments,
+            home,
+            refused,
+            addresses,
+            parameters,
+        });
+        keep!(self.backend.kernels, call.id, kernel)
+    }
+
+    pub(crate) fn release_kernel(&mut self, id: KernelId) -> Result<(), i32> {
+        match self.backend.kernels.take(id.0) {
+            Some(kernel) => outcome(cl!(self.backend.api, clReleaseKernel(kernel.raw))),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn set_argument(&mut self, call: &SetArgument) -> Result<(), i32> {
+        let Kernel {
+            raw,
+            home,
+            parameters,
+            ..
+        } = self.backend.kernels.get(call.kernel.0)?;
+        let (kernel, home) = (*raw, *home);
+        // The driver refuses indices beyond the kernel's arguments.
+        let parameter = parameters.get(call.index as usize);
+        if parameter.is_some_and(|parameter| !parameter.takes(&call.value)) {
+            return Err(codes::INVALID_ARG_VALUE);
+        }
+        let handle;
+        let mut birth = 0;
+        let (size, pointer) = match &call.value {
+            Value::Bytes(Blob(bytes)) => (bytes.len(), bytes.as_ptr().cast()),
+            Value::Mem(None) => (size_of::<Handle>(), null()),
+            Value::Mem(Some(id)) => {
+                handle = self.backend.mems.get(id.0)?.raw;
+                birth = self.backend.mems.birth(id.0);
+                (size_of::<Handle>(), (&raw const handle).cast())
+            }
+            Value::Sampler(id) => {
+                handle = self.backend.samplers.get(id.0)?.raw;
+                birth = self.backend.samplers.birth(id.0);
+                (size_of::<Handle>(), (&raw const handle).cast())
+            }
+            Value::Local(size) => (*size as usize, null()),
+            Value::Svm(address) => {
+                // Drivers from before OpenCL 2.0 have no such function, not even for null.
+                if !home.svm {
+                    return Err(codes::INVALID_OPERATION);
+                }
+                let pointer = match address {
+                    None => null_mut(),
+                    // Kernels are trusted with what lies around it no more than with buffers.
+                    Some(address) => (self.backend.svm.at(home.raw, *address, 1))
+                        .ok_or(codes::INVALID_ARG_VALUE)?,
+                };
+                outcome(cl!(
+                    self.backend.api,
+                    clSetKernelArgSVMPointer(kernel, call.index, pointer.cast())
+                ))?;
+                let kernel = self.backend.kernels.get_mut(call.kernel.0)?;
+                kernel.addresses.set(call.index, *address);
+                kernel.arguments.set(call.index, &call.value, 0);
+                return Ok(());
+            }
+        };
+        outcome(cl!(
+            self.backend.api,
+            clSetKernelArg(kernel, call.index, size, pointer)
+        ))?;
+        let kernel = self.backend.kernels.get_mut(call.kernel.0)?;
+        kernel.addresses.set(call.index, None);
+        kernel.arguments.set(call.index, &call.value, birth);
+        Ok(())
+    }
+
+    /// Remembers whether the driver has refused an argument's value, which nobody `awaits`, until
+    /// it gets another one: enqueuing the kernel fails meanwhile, since the value that it has is
+    /// not the one that it was to have.
+    pub(crate) fn note_argument(
+        &mut self,
+        call: &SetArgument,
+        outcome: Result<(), i32>,
+        awaits: bool,
+    ) {
+        if let Ok(kernel) = self.backend.kernels.get_mut(call.kernel.0) {
+            match outcome {
+                // A driver refuses indices beyond the kernel's arguments: their number is small.
+                Err(code) if !awaits && kernel.refused.len() < MOST_REFUSED => {
+                    kernel.refused.insert(call.index, code);
+                }
+                Err(_) => {}
+                Ok(()) => {
+                    kernel.refused.remove(&call.index);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! Shadow objects: what the driver made, and the call by which it can be made again.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use super::{
+    freed::End,
+    kernels::Parameter,
+    lineage::{ContextRecord, DeviceRecord, MemRecord},
+    records::{Arguments, ProgramRecord},
+    svm::Addresses,
+};
+use crate::{
+    apis::opencl::{
+        calls::{
+            CreateBuffer, CreateImage, CreateQueue, CreateSampler, CreateSubBuffer, ImageShape,
+            QueueId, SvmAlloc,
+        },
+        codes,
+    },
+    backends::opencl::driver::api::Handle,
+    wire::Blob,
+};
+
+/// A device.
+#[derive(Debug)]
+pub struct Device {
+    /// The driver's handle.
+    pub raw: Handle,
+    /// Its platform's place in the list.
+    pub platform: usize,
+    /// Whether it has buffers in shared virtual memory.
+    pub svm: bool,
+    /// How it came to be.
+    pub record: Arc<DeviceRecord>,
+}
+
+/// A context.
+#[derive(Debug)]
+pub struct Context {
+    /// The driver's handle.
+    pub raw: Handle,
+    /// How it came to be.
+    pub record: Arc<ContextRecord>,
+    /// Its platform's place in the list.
+    pub platform: usize,
+    /// Whether one of its devices has buffers in shared virtual memory.
+    pub svm: bool,
+}
+
+/// The context that an object was made in, which the driver keeps for as long as the object, as
+/// calls about the object need it.
+#[derive(Clone, Copy, Debug)]
+pub struct Home {
+    /// The driver's handle.
+    pub raw: Handle,
+    /// Its platform's place in the list.
+    pub platform: usize,
+    /// Whether one of its devices has buffers in shared virtual memory. Where none has, the
+    /// functions for it may be missing: drivers from before OpenCL 2.0 have none.
+    pub svm: bool,
+}
+
+impl Context {
+    /// As its objects keep it.
+    pub fn home(&self) -> Home {
+        Home {
+            raw: self.raw,
+            platform: self.platform,
+            svm: self.svm,
+        }
+    }
+}
+
+/// A queue.
+#[derive(Debug)]
+pub struct Queue {
+    /// The driver's handle.
+    pub raw: Handle,
+    /// Its context.
+    pub home: Home,
+    /// Whether its device has buffers in shared virtual memory.
+    pub svm: bool,
+    /// How it was made.
+    pub made: CreateQueue,
+    /// How its context came to be.
+    pub context: Arc<ContextRecord>,
+    /// How its device came to be.
+    pub device: Arc<DeviceRecord>,
+    /// What is known of the end of its commands.
+    pub end: End,
+    /// The first error of a command that nobody waited for, to be reported by who waits next.
+    pub deferred: Option<i32>,
+}
+
+impl Queue {
+    /// Whether it carries out its commands one after the other.
+    pub fn in_order(&self) -> bool {
+        self.made.properties & codes::QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE == 0
+    }
+
+    /// Whether it measures its commands.
+    pub fn profiles(&self) -> bool {
+        self.made.properties & codes::QUEUE_PROFILING_ENABLE != 0
+    }
+}
+
+/// How a buffer or image was made.
+#[derive(Debug)]
+pub enum MadeMem {
+    /// A buffer.
+    Buffer(CreateBuffer),
+    /// A part of a buffer.
+    Sub(CreateSubBuffer),
+    /// An image.
+    Image(CreateImage),
+}
+
+/// A buffer or image.
+#[derive(Debug)]
+pub struct Mem {
+    /// The driver's handle.
+    pub raw: Handle,
+    /// How it came to be.
+    pub record: Arc<MemRecord>,
+    /// Current mappings: offset and the driver's pointer.
+    pub maps: Vec<(u64, usize)>,
+}
+
+impl Mem {
+    /// Format and shape, if it is an image.
+    pub fn image(&self) -> Option<&ImageShape> {
+        match &self.record.call {
+            MadeMem::Image(image) => Some(&image.shape),
+            _ => None,
+        }
+    }
+}
+
+/// How shared virtual memory was made.
+#[derive(Debug)]
+pub struct MadeSvm {
+    /// The call.
+    pub call: SvmAlloc,
+    /// How its context came to be.
+    pub context: Arc<ContextRecord>,
+}
+
+/// A sampler.
+#[derive(Debug)]
+pub struct Sampler {
+    /// The driver's handle.
+    pub raw: Handle,
+    /// How it was made.
+    pub made: CreateSampler,
+    /// How its context came to be.
+    pub context: Arc<ContextRecord>,
+}
+
+/// A program.
+#[derive(Debug)]
+pub struct Program {
+    /// The driver's handle.
+    pub raw: Handle,
+    /// Its context.
+    pub home: Home,
+    /// How it came to be.
+    pub record: Arc<ProgramRecord>,
+    /// Those that are under way.
+    pub builds: Builds,
+}
+
+/// The builds of a program that are under way: each has a clone of this.
+#[derive(Clone, Debug, Default)]
+pub struct Builds(Arc<()>);
+
+impl Builds {
+    /// Whether there is one.
+    pub fn any(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+}
+
+/// A kernel.
+#[derive(Debug)]
+pub struct Kernel {
+    /// The driver's handle.
+    pub raw: Handle,
+    /// Its program, as it was when the kernel was made, or the one that this is a clone of.
+    pub program: Arc<ProgramRecord>,
+    /// Its name there.
+    pub name: Blob,
+    /// The values of its arguments.
+    pub arguments: Arguments,
+    /// Its context.
+    pub home: Home,
+    /// Arguments whose last values the driver has refused, when nobody waited for that.
+    pub refused: BTreeMap<u32, i32>,
+    /// Arguments that are addresses in shared virtual memory.
+    pub addresses: Addresses,
+    /// What its arguments are, as far as the driver says.
+    pub parameters: Arc<[Parameter]>,
+}
+
+/// An event.
+#[derive(Debug)]
+pub struct Event {
+    /// The driver's handle.
+    pub raw: Handle,
+    /// Its command's queue; none for a user event.
+    pub queue: Option<QueueId>,
+    /// How a user event's context came to be.
+    pub context: Option<Arc<ContextRecord>>,
+    /// The status that a user event has got.
+    pub decided: Option<i32>,
+}
+
+/// Puts what a creation made into its table.
+macro_rules! keep {
+    ($table:expr, $id:expr, $made:expr) => {{
+        let made = $made;
+        let outcome = made.as_ref().map(|_| ()).map_err(|code| *code);
+        $table.put($id.0, made);
+        outcome
+    }};
+}
+pub(crate) use keep;
+
+/// The object if the code is success.
+pub(crate) fn made(raw: Handle, code: i32) -> Result<Handle, i32> {
+    match (raw, code) {
+        (0, 0) => Err(codes::OUT_OF_RESOURCES),
+        (raw, 0) => Ok(raw),
+        (_, code) => Err(code),
+    }
+}

@@ -1,0 +1,428 @@
+//! Programs: making, building and linking them. What takes long runs in threads of its own.
+
+use std::{
+    io,
+    ptr::{null, null_mut},
+    sync::Arc,
+    thread,
+};
+
+use super::{
+    Server,
+    callbacks::DriverNotice,
+    driver::{
+        api::{Api, Handle},
+        c_string, cl, outcome,
+    },
+    headers::Headers,
+    lineage::ContextRecord,
+    objects::{Builds, Home, Program, keep, made},
+    records::{Build, Built, Linked, Origin, ProgramRecord},
+};
+use crate::{
+    apis::opencl::{
+        calls::{
+            self, BuildProgram, CompileProgram, CreateProgram, LinkProgram, ProgramId,
+            ProgramOrigin, Specialize,
+        },
+        codes,
+    },
+    link::endpoint::Gone,
+    session::notice::Notice,
+    wire::Header,
+};
+
+/// The most builds that are under way: no call is taken before one of them has ended.
+pub(crate) const MOST_BUILDS: usize = 64;
+
+/// A list as the driver takes it: null if it is empty.
+fn list(handles: &[Handle]) -> *const Handle {
+    if handles.is_empty() {
+        null()
+    } else {
+        handles.as_ptr()
+    }
+}
+
+/// What linking has made, before it is the client's.
+#[derive(Debug)]
+pub struct LinkedProgram {
+    /// The driver's handle; 0 if there is none.
+    raw: Handle,
+    /// Its context.
+    home: Home,
+    /// How that came to be.
+    context: Arc<ContextRecord>,
+    /// How it came to be itself.
+    origin: Linked,
+}
+
+impl Server {
+    pub(crate) fn create_program(&mut self, call: CreateProgram) -> Result<Vec<i32>, i32> {
+        self.backend.programs.check(call.id.0)?;
+        let id = call.id;
+        let mut statuses = Vec::new();
+        let program = self.make_program(call, &mut statuses);
+        keep!(self.backend.programs, id, program).map(|()| statuses)
+    }
+
+    fn make_program(&self, call: CreateProgram, statuses: &mut Vec<i32>) -> Result<Program, i32> {
+        let context = self.backend.contexts.get(call.context.0)?;
+        let (home, record) = (context.home(), Arc::clone(&context.record));
+        let mut for_devices = Vec::new();
+        let (version, context) = (self.platform_version(home.platform), home.raw);
+        let mut code = 0;
+        let raw = match &call.origin {
+            ProgramOrigin::Source(text) => {
+                // A length of zero has drivers look for the text's end.
+                let (pointer, length) = match text.0.len() {
+                    0 => (c"".as_ptr(), 0),
+                    length => (text.0.as_ptr().cast(), length),
+                };
+                cl!(
+                    self.backend.api,
+                    clCreateProgramWithSource(
+                        context,
+                        1,
+                        &raw const pointer,
+                        &raw const length,
+                        &raw mut code,
+                    )
+                )
+            }
+            ProgramOrigin::Binary(binaries) => {
+                let ids: Vec<_> = binaries.iter().map(|(id, _)| *id).collect();
+                let devices = self.raw_devices(&ids)?;
+                for_devices = self.device_records(&ids)?;
+                let lengths: Vec<_> = binaries.iter().map(|(_, blob)| blob.0.len()).collect();
+                let pointers: Vec<_> = binaries.iter().map(|(_, blob)| blob.0.as_ptr()).collect();
+                *statuses = vec![0; devices.len()];
+                cl!(
+                    self.backend.api,
+                    clCreateProgramWithBinary(
+                        context,
+                        devices.len() as u32,
+                        devices.as_ptr(),
+                        lengths.as_ptr(),
+                        pointers.as_ptr(),
+                        statuses.as_mut_ptr(),
+                        &raw mut code,
+                    )
+                )
+            }
+            ProgramOrigin::Il(_) if version < 21 => return Err(codes::INVALID_OPERATION),
+            ProgramOrigin::Il(il) => cl!(
+                self.backend.api,
+                clCreateProgramWithIL(context, il.0.as_ptr().cast(), il.0.len(), &raw mut code)
+            ),
+            ProgramOrigin::BuiltIn(ids, names) => {
+                let devices = self.raw_devices(ids)?;
+                for_devices = self.device_records(ids)?;
+                let names = c_string(names);
+                cl!(
+                    self.backend.api,
+                    clCreateProgramWithBuiltInKernels(
+                        context,
+                        devices.len() as u32,
+                        devices.as_ptr(),
+                        names.as_ptr(),
+                        &raw mut code,
+                    )
+                )
+            }
+        };
+        Ok(Program {
+            raw: made(raw, code)?,
+            home,
+            record: ProgramRecord::new(record, Origin::Created(call, for_devices)),
+            builds: Builds::default(),
+        })
+    }
+
+    pub(crate) fn release_program(&mut self, id: ProgramId) -> Result<(), i32> {
+        match self.backend.programs.take(id.0) {
+            Some(program) => outcome(cl!(self.backend.api, clReleaseProgram(program.raw))),
+            None => Ok(()),
+        }
+    }
+
+    /// The headers of a build, which are not written yet.
+    fn headers(&self, folders: u32, included: &[calls::HeaderFile]) -> Option<Headers> {
+        let root = self.backend.files.as_ref().filter(|_| folders > 0)?;
+        Some(Headers {
+            root: root.clone(),
+            folders,
+            files: included.to_vec(),
+        })
+    }
+
+    /// Runs what takes long in a thread of its own, which leaves word on the board.
+    fn apart(
+        &mut self,
+        header: Header,
+        (raw, under_way): (Handle, Builds),
+        work: impl FnOnce(&Api) -> i32 + Send + 'static,
+    ) -> Result<(), Gone> {
+        cl!(self.backend.api, clRetainProgram(raw));
+        let (api, board) = (Arc::clone(&self.backend.api), Arc::clone(&self.board));
+        let work = move || {
+            let code = work(&api);
+            cl!(api, clReleaseProgram(raw));
+            drop(under_way);
+            board.leave(Notice::Backend(DriverNotice::Built(header, code)));
+        };
+        if self.build(work).is_err() {
+            cl!(self.backend.api, clReleaseProgram(raw));
+            return self.answer(header, &Err::<(), i32>(codes::OUT_OF_HOST_MEMORY));
+        }
+        self.backend.building += 1;
+        Ok(())
+    }
+
+    /// Runs a build: in a thread of its own, if there may be one.
+    fn build(&self, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        if !self.has_threads() {
+            work();
+            return Ok(());
+        }
+        let thread = thread::Builder::new().name("build".to_owned());
+        thread.spawn(work).map(drop)
+    }
+
+    /// Answers for a build that has ended.
+    pub(crate) fn built(&mut self, header: Header, code: i32) -> Result<(), Gone> {
+        self.backend.building -= 1;
+        self.answer(header, &outcome(code))
+    }
+
+    pub(crate) fn build_program(
+        &mut self,
+        header: Header,
+        call: &BuildProgram,
+    ) -> Result<(), Gone> {
+        let found = self.raw_devices(&call.devices).and_then(|devices| {
+            let built = Built {
+                call: Build::Whole(call.clone()),
+                devices: self.device_records(&call.devices)?,
+            };
+            let program = self.backend.programs.get_mut(call.id.0)?;
+            Arc::make_mut(&mut program.record).built = Some(Arc::new(built));
+            Ok(((program.raw, program.builds.clone()), devices))
+        });
+        let (program, devices) = match found {
+            Ok(found) => found,
+            Err(code) => return self.answer(header, &Err::<(), i32>(code)),
+        };
+        let headers = self.headers(call.folders, &call.included);
+        let options = call.options.clone();
+        let raw = program.0;
+        self.apart(header, program, move |api| {
+            let Ok((options, _headers)) = Headers::write(headers, options) else {
+                return codes::OUT_OF_HOST_MEMORY;
+            };
+            let pointer = list(&devices);
+            cl!(
+                api,
+                clBuildProgram(
+                    raw,
+                    devices.len() as u32,
+                    pointer,
+                    options.as_ptr(),
+                    None,
+                    null_mut(),
+                )
+            )
+        })
+    }
+
+    pub(crate) fn compile_program(
+        &mut self,
+        header: Header,
+        call: &CompileProgram,
+    ) -> Result<(), Gone> {
+        let found = self.raw_devices(&call.devices).and_then(|devices| {
+            let mut headers = Vec::with_capacity(call.headers.len());
+            let mut origins = Vec::with_capacity(call.headers.len());
+            for (id, _) in &call.headers {
+                let header = self.backend.programs.get(id.0)?;
+                headers.push(header.raw);
+                origins.push(Arc::clone(&header.record.origin));
+            }
+            let built = Built {
+                call: Build::compiled(call.clone(), origins),
+                devices: self.device_records(&call.devices)?,
+            };
+            let program = self.backend.programs.get_mut(call.id.0)?;
+            Arc::make_mut(&mut program.record).built = Some(Arc::new(built));
+            Ok(((program.raw, program.builds.clone()), devices, headers))
+        });
+        let (program, devices, headers) = match found {
+            Ok(found) => found,
+            Err(code) => return self.answer(header, &Err::<(), i32>(code)),
+        };
+        for &header in &headers {
+            cl!(self.backend.api, clRetainProgram(header));
+        }
+        let files = self.headers(call.folders, &call.included);
+        let options = call.options.clone();
+        let names: Vec<_> = call
+            .headers
+            .iter()
+            .map(|(_, name)| c_string(name))
+            .collect();
+        let raw = program.0;
+        self.apart(header, program, move |api| {
+            let mut pointers: Vec<_> = names.iter().map(|name| name.as_ptr()).collect();
+            let count = headers.len() as u32;
+            let release = || {
+                for &header in &headers {
+                    cl!(api, clReleaseProgram(header));
+                }
+            };
+            let Ok((options, _files)) = Headers::write(files, options) else {
+                release();
+                return codes::OUT_OF_HOST_MEMORY;
+            };
+            let code = cl!(
+                api,
+                clCompileProgram(
+                    raw,
+                    devices.len() as u32,
+                    list(&devices),
+                    options.as_ptr(),
+                    count,
+                    list(&headers),
+                    if headers.is_empty() {
+                        null()
+                    } else {
+                        pointers.as_mut_ptr().cast_const()
+                    },
+                    None,
+                    null_mut(),
+                )
+            );
+            release();
+            code
+        })
+    }
+
+    pub(crate) fn link_program(&mut self, header: Header, call: LinkProgram) -> Result<(), Gone> {
+        let found = self.backend.programs.check(call.id.0).and_then(|()| {
+            let context = self.backend.contexts.get(call.context.0)?;
+            let made_in = (context.home(), Arc::clone(&context.record));
+            let devices = self.raw_devices(&call.devices)?;
+            let for_devices = self.device_records(&call.devices)?;
+            let mut inputs = Vec::with_capacity(call.inputs.len());
+            let mut records = Vec::with_capacity(call.inputs.len());
+            for id in &call.inputs {
+                let input = self.backend.programs.get(id.0)?;
+                inputs.push(input.raw);
+                records.push(Arc::clone(&input.record));
+            }
+            Ok((made_in, devices, for_devices, inputs, records))
+        });
+        let ((home, record), devices, for_devices, inputs, records) = match found {
+            Ok(found) => found,
+            Err(code) => return self.answer(header, &Err::<(i32, bool), i32>(code)),
+        };
+        let context = home.raw;
+        cl!(self.backend.api, clRetainContext(context));
+        for &input in &inputs {
+            cl!(self.backend.api, clRetainProgram(input));
+        }
+        let (api, board) = (Arc::clone(&self.backend.api), Arc::clone(&self.board));
+        let options = c_string(&call.options);
+        let work = move || {
+            let mut code = 0;
+            let raw = cl!(
+                api,
+                clLinkProgram(
+                    context,
+                    devices.len() as u32,
+                    list(&devices),
+                    options.as_ptr(),
+                    inputs.len() as u32,
+                    inputs.as_ptr(),
+                    None,
+                    null_mut(),
+                    &raw mut code,
+                )
+            );
+            for input in inputs {
+                cl!(api, clReleaseProgram(input));
+            }
+            cl!(api, clReleaseContext(context));
+            let origin = Linked::new(call, for_devices, records);
+            let linked = LinkedProgram {
+                raw,
+                home,
+                context: record,
+                origin,
+            };
+            board.leave(Notice::Backend(DriverNotice::Linked(header, linked, code)));
+        };
+        if self.build(work).is_err() {
+            // The references go with the process, which has not even room for a thread.
+            return self.answer(header, &Err::<(i32, bool), i32>(codes::OUT_OF_HOST_MEMORY));
+        }
+        self.backend.building += 1;
+        Ok(())
+    }
+
+    /// Keeps what linking has made.
+    pub(crate) fn linked(
+        &mut self,
+        header: Header,
+        linked: LinkedProgram,
+        code: i32,
+    ) -> Result<(), Gone> {
+        self.backend.building -= 1;
+        let LinkedProgram {
+            raw,
+            home,
+            context,
+            origin,
+        } = linked;
+        let id = origin.call.id;
+        let outcome = if raw == 0 {
+            Ok((code, false))
+        } else if let Err(code) = self.backend.programs.check(id.0) {
+            // The number was given to another program meanwhile.
+            cl!(self.backend.api, clReleaseProgram(raw));
+            Err(code)
+        } else {
+            let program = Program {
+                raw,
+                home,
+                record: ProgramRecord::new(context, Origin::Linked(origin)),
+                builds: Builds::default(),
+            };
+            self.backend.programs.put(id.0, Ok(program));
+            Ok((code, true))
+        };
+        self.answer(header, &outcome)
+    }
+
+    pub(crate) fn specialize(&mut self, call: &Specialize) -> Result<(), i32> {
+        let program = self.backend.programs.get(call.id.0)?;
+        if self.platform_version(program.home.platform) < 22 {
+            return Err(codes::INVALID_OPERATION);
+        }
+        let value = match call.value.0.as_slice() {
+            [] => null(),
+            value => value.as_ptr().cast(),
+        };
+        outcome(cl!(
+            self.backend.api,
+            clSetProgramSpecializationConstant(
+                program.raw,
+                call.constant,
+                call.value.0.len(),
+                value,
+            )
+        ))?;
+        let program = self.backend.programs.get_mut(call.id.0)?;
+        Arc::make_mut(&mut program.record).specialize(call.constant, &call.value);
+        Ok(())
+    }
+}

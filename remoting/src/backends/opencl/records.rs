@@ -1,0 +1,272 @@
+//! How programs and kernels came to be, as far as making them again needs it.
+//!
+//! What a kernel or a linked program was made of may be released before it, and its number be given
+//! to another one. So a record keeps the records of what it needs, those of its context and of
+//! devices included, and names no such object by its number alone. It does not change while others
+//! keep it: a program that is built anew gets another record.
+//!
+//! What a client can make them grow to is bounded: beside the calls about itself and its context,
+//! each of which is a frame at most, a program keeps [`MOST_KEPT`] bytes of others and
+//! [`MOST_CONSTANTS`] constants, and a kernel [`MOST_ARGUMENTS`] values. What would be more is
+//! recorded as lost.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use super::lineage::{ContextRecord, DEEPEST, DeviceRecord};
+use crate::{
+    apis::opencl::calls::{
+        BuildProgram, CompileProgram, CreateProgram, HeaderFile, LinkProgram, MemId, ProgramOrigin,
+        SamplerId, Value,
+    },
+    wire::Blob,
+};
+
+/// Bytes that a program keeps of those that it was linked of, or whose headers it includes.
+const MOST_KEPT: usize = 64 << 20;
+/// Bytes that a program counts for, however small.
+const RECORD: usize = 512;
+/// How many constants of a program are kept.
+const MOST_CONSTANTS: usize = 256;
+/// Bytes of a constant: it is a number.
+const LONGEST_CONSTANT: usize = 8;
+/// How many arguments of a kernel are kept.
+const MOST_ARGUMENTS: usize = 1024;
+/// Bytes of a kernel's plain arguments that are kept.
+const MOST_PLAIN: usize = 64 << 10;
+
+/// What a program was made of.
+#[derive(Debug)]
+pub enum Origin {
+    /// Something that is no program, with the devices that it is for, if the call names them.
+    Created(CreateProgram, Vec<Arc<DeviceRecord>>),
+    /// Programs.
+    Linked(Linked),
+}
+
+/// How a program was linked.
+#[derive(Debug)]
+pub struct Linked {
+    /// The call.
+    pub call: LinkProgram,
+    /// The devices that it is for; those of its context if there are none.
+    pub devices: Vec<Arc<DeviceRecord>>,
+    /// Its inputs as they were then; none if they are lost.
+    pub inputs: Option<Vec<Arc<ProgramRecord>>>,
+    /// Bytes of the inputs that it keeps, and how many were linked one of the other: counted once,
+    /// as the same input may be there often, and so may its inputs.
+    bytes: usize,
+    depth: usize,
+}
+
+impl Linked {
+    /// Of inputs as they are now.
+    pub fn new(
+        call: LinkProgram,
+        devices: Vec<Arc<DeviceRecord>>,
+        inputs: Vec<Arc<ProgramRecord>>,
+    ) -> Self {
+        let bytes = sum(inputs.iter().map(|input| input.bytes()));
+        let depth = inputs.iter().map(|input| input.origin.depth()).max();
+        let depth = depth.unwrap_or(0);
+        let few = bytes <= MOST_KEPT && depth < DEEPEST;
+        Self {
+            call,
+            devices,
+            inputs: few.then_some(inputs),
+            bytes: if few { bytes } else { 0 },
+            depth: if few { depth + 1 } else { 1 },
+        }
+    }
+}
+
+/// How a program was built last.
+#[derive(Debug)]
+pub struct Built {
+    /// The call.
+    pub call: Build,
+    /// The devices that it was built for; those of its context if there are none.
+    pub devices: Vec<Arc<DeviceRecord>>,
+}
+
+/// What built a program.
+#[derive(Debug)]
+pub enum Build {
+    /// At once.
+    Whole(BuildProgram),
+    /// To be linked, with the origins of its headers; none if they are lost.
+    Compiled(CompileProgram, Option<Vec<Arc<Origin>>>),
+}
+
+impl Build {
+    /// Compiled with headers as they are now.
+    pub fn compiled(call: CompileProgram, headers: Vec<Arc<Origin>>) -> Self {
+        // Headers are sources: what is linked is none.
+        let few = sum(headers.iter().map(|header| header.bytes())) <= MOST_KEPT
+            && headers.iter().all(|header| header.depth() == 0);
+        Self::Compiled(call, few.then_some(headers))
+    }
+
+    fn bytes(&self) -> usize {
+        let files = |options: &Blob, files: &[HeaderFile]| {
+            let files = files
+                .iter()
+                .map(|file| file.name.0.len() + file.contents.0.len());
+            options.0.len() + sum(files)
+        };
+        match self {
+            Self::Whole(call) => files(&call.options, &call.included),
+            Self::Compiled(call, headers) => {
+                let headers = headers.iter().flatten().map(|header| header.bytes());
+                files(&call.options, &call.included).saturating_add(sum(headers))
+            }
+        }
+    }
+}
+
+/// A sum that is no less than it is.
+fn sum(all: impl Iterator<Item = usize>) -> usize {
+    all.fold(0, usize::saturating_add)
+}
+
+impl Origin {
+    fn depth(&self) -> usize {
+        match self {
+            Self::Created(..) => 0,
+            Self::Linked(linked) => linked.depth,
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        let own = match self {
+            Self::Created(call, _) => match &call.origin {
+                ProgramOrigin::Source(text) => text.0.len(),
+                ProgramOrigin::Il(words) => words.0.len(),
+                ProgramOrigin::Binary(all) => sum(all.iter().map(|(_, one)| one.0.len())),
+                ProgramOrigin::BuiltIn(_, names) => names.0.len(),
+            },
+            Self::Linked(linked) => linked.bytes.saturating_add(linked.call.options.0.len()),
+        };
+        own.saturating_add(RECORD)
+    }
+}
+
+/// How a program came to be.
+#[derive(Clone, Debug)]
+pub struct ProgramRecord {
+    /// In which context.
+    pub context: Arc<ContextRecord>,
+    /// What it was made of.
+    pub origin: Arc<Origin>,
+    /// Its specialization constants.
+    pub constants: BTreeMap<u32, Blob>,
+    /// How it was built last.
+    pub built: Option<Arc<Built>>,
+    /// Whether it has constants that are not among these.
+    pub has_lost: bool,
+}
+
+impl ProgramRecord {
+    /// Of a program that has just been made.
+    pub fn new(context: Arc<ContextRecord>, origin: Origin) -> Arc<Self> {
+        Arc::new(Self {
+            context,
+            origin: Arc::new(origin),
+            constants: BTreeMap::new(),
+            built: None,
+            has_lost: false,
+        })
+    }
+
+    /// Keeps the value of a constant.
+    pub fn specialize(&mut self, constant: u32, value: &Blob) {
+        let is_known = self.constants.contains_key(&constant);
+        if value.0.len() <= LONGEST_CONSTANT && (is_known || self.constants.len() < MOST_CONSTANTS)
+        {
+            self.constants.insert(constant, value.clone());
+        } else {
+            self.constants.remove(&constant);
+            self.has_lost = true;
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        let built = self.built.as_ref().map_or(0, |built| built.call.bytes());
+        self.origin.bytes().saturating_add(built)
+    }
+}
+
+/// An object that had a number, which others may have had before and may have since.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Named<I> {
+    /// The number.
+    pub id: I,
+    /// Which of those that had it.
+    pub birth: u64,
+}
+
+/// An argument's value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Argument {
+    /// Plain bytes.
+    Bytes(Vec<u8>),
+    /// A buffer or image, which may have been released since, or none.
+    Mem(Option<Named<MemId>>),
+    /// A sampler.
+    Sampler(Named<SamplerId>),
+    /// So much local memory.
+    Local(u64),
+    /// An address in shared virtual memory, or none.
+    Svm(Option<u64>),
+    /// It is not known any more.
+    Lost,
+}
+
+/// The values of a kernel's arguments that its driver has accepted last, by index.
+#[derive(Clone, Debug, Default)]
+pub struct Arguments {
+    values: Vec<Option<Argument>>,
+    /// Bytes of those that are plain.
+    plain: usize,
+}
+
+impl Arguments {
+    /// The value of an argument, if it has one.
+    pub fn get(&self, index: u32) -> Option<&Argument> {
+        self.values.get(index as usize)?.as_ref()
+    }
+
+    /// An argument has got another value: `birth` tells which object of its number it is. Plain
+    /// bytes take no memory if there were as many before.
+    pub fn set(&mut self, index: u32, value: &Value, birth: u64) {
+        let index = index as usize;
+        if index >= MOST_ARGUMENTS {
+            return;
+        }
+        if index >= self.values.len() {
+            self.values.resize(index + 1, None);
+        }
+        let slot = &mut self.values[index];
+        let mut old = match slot.take() {
+            Some(Argument::Bytes(bytes)) => bytes,
+            _ => Vec::new(),
+        };
+        self.plain -= old.len();
+        *slot = Some(match value {
+            Value::Bytes(Blob(bytes)) if bytes.len() <= MOST_PLAIN - self.plain => {
+                self.plain += bytes.len();
+                old.clone_from(bytes);
+                Argument::Bytes(old)
+            }
+            Value::Bytes(_) => Argument::Lost,
+            Value::Mem(id) => Argument::Mem(id.map(|id| Named { id, birth })),
+            Value::Sampler(id) => Argument::Sampler(Named { id: *id, birth }),
+            Value::Local(size) => Argument::Local(*size),
+            Value::Svm(address) => Argument::Svm(*address),
+        });
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+#[path = "records_tests.rs"]
+mod tests;

@@ -1,0 +1,444 @@
+//! Coarse-grained shared virtual memory: pointers that mean the same to the application and to the
+//! device, while the memories behind them are different ones.
+//!
+//! The driver chooses the address of an allocation, and the application's driver keeps its pages
+//! free there. What either side has in them moves through the window, by commands that the client
+//! sends where OpenCL lets the host look (`clEnqueueSVMMap`, `clEnqueueSVMUnmap` and copies), so
+//! that the worker itself never reads or writes there.
+//!
+//! Addresses that come from a client are numbers to be looked up. The invariant: the driver gets
+//! no address but one inside an allocation that it has made for this client in the very context of
+//! the queue, kernel or buffer that it is for, with all the bytes behind it that the call is about.
+
+use std::{
+    collections::BTreeMap,
+    ffi::c_void,
+    ptr::{null, null_mut},
+    sync::Arc,
+};
+
+use super::{
+    Server,
+    callbacks::Board,
+    driver::{
+        api::{Api, Handle},
+        cl, outcome,
+    },
+    freed::Freed,
+    lineage::ContextRecord,
+    objects::{Home, MadeSvm, Queue},
+};
+use crate::{
+    apis::opencl::{
+        calls::{self, Order, SvmAlloc, SvmPointers},
+        codes,
+    },
+    link::endpoint::Gone,
+    session::{notice::Notice, quota::Charge},
+    wire::Header,
+};
+
+/// Allocations consist of pages of this size, in bytes: who shares none with anything else is
+/// mapped by the client, too.
+const PAGE: u64 = 4096;
+/// How much address space is left out before an address is chosen anew, in bytes: more than large
+/// windows take, which is what an address is likely to be in the way of.
+const APART: usize = 1 << 30;
+/// It doubles as often as the client asks again, but not more often than this.
+const DOUBLINGS: u32 = 6;
+
+/// An allocation of the driver.
+#[derive(Debug)]
+pub struct Allocation {
+    /// Its context, a reference to which it has.
+    context: Handle,
+    /// What the driver gave.
+    raw: usize,
+    /// The first byte that is the client's: a page's, if there was room for that.
+    start: u64,
+    /// How many there are: whole pages, then.
+    length: u64,
+    /// How it came to be.
+    #[expect(dead_code, reason = "read by who makes it again on another device")]
+    made: MadeSvm,
+    /// Given back with the allocation.
+    _charge: Charge,
+}
+
+impl Allocation {
+    /// The driver's handle of its context.
+    pub fn context(&self) -> Handle {
+        self.context
+    }
+
+    /// Gives it back to the driver.
+    pub fn free(self, api: &Api) {
+        cl!(api, clSVMFree(self.context, self.raw as *mut c_void));
+        cl!(api, clReleaseContext(self.context));
+    }
+
+    /// Whether these bytes are in it.
+    fn has(&self, address: u64, length: u64) -> bool {
+        address
+            .checked_sub(self.start)
+            .and_then(|offset| self.length.checked_sub(offset))
+            .is_some_and(|rest| length <= rest && rest > 0)
+    }
+}
+
+/// All allocations of a client, by where they begin in its eyes.
+///
+/// They do not end with the table: the process does, and with it whatever uses them.
+#[derive(Debug, Default)]
+pub struct Allocations {
+    live: BTreeMap<u64, Arc<Allocation>>,
+    /// How many the client has freed so far.
+    frees: u64,
+    /// Those that the driver has still.
+    pub(crate) freed: Freed,
+}
+
+impl Allocations {
+    /// The allocation of a context that has these bytes.
+    fn find(&self, context: Handle, address: u64, length: u64) -> Option<&Arc<Allocation>> {
+        let (_, allocation) = self.live.range(..=address).next_back()?;
+        (allocation.context == context && allocation.has(address, length)).then_some(allocation)
+    }
+
+    /// The pointer for the driver to bytes of a context.
+    pub(crate) fn at(&self, context: Handle, address: u64, length: u64) -> Option<*mut u8> {
+        self.find(context, address, length)
+            .map(|_| address as *mut u8)
+    }
+
+    /// Those of a context.
+    pub(crate) fn of(&self, context: Handle) -> impl Iterator<Item = &Arc<Allocation>> {
+        let live = self.live.values();
+        live.filter(move |allocation| allocation.context == context)
+    }
+}
+
+/// A kernel's arguments that are addresses: the driver does not keep what they point to.
+#[derive(Clone, Debug, Default)]
+pub struct Addresses {
+    by_index: BTreeMap<u32, u64>,
+    /// How often something had been freed when all were last seen to be in allocations.
+    seen: u64,
+}
+
+impl Addresses {
+    /// An argument gets another value.
+    pub fn set(&mut self, index: u32, address: Option<u64>) {
+        match address {
+            Some(address) => {
+                self.by_index.insert(index, address);
+            }
+            None if self.by_index.is_empty() => {}
+            None => {
+                self.by_index.remove(&index);
+            }
+        }
+    }
+
+    /// Whether all are in allocations of a context still: a comparison if none was freed since.
+    pub fn are_in(&mut self, all: &Allocations, context: Handle) -> bool {
+        if self.by_index.is_empty() || self.seen == all.frees {
+            return true;
+        }
+        let there = |address: &u64| all.find(context, *address, 1).is_some();
+        let good = self.by_index.values().all(there);
+        if good {
+            self.seen = all.frees;
+        }
+        good
+    }
+}
+
+/// Address space that is left out while the driver chooses an address: drivers with memory of the
+/// kernel's choice get the next below.
+#[derive(Debug)]
+struct Apart(*mut c_void, usize);
+
+impl Apart {
+    fn leave(retries: u32) -> Option<Self> {
+        let size = APART << retries.checked_sub(1)?.min(DOUBLINGS);
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a fresh mapping without any access, at an address of the kernel's choice.
+        let start = unsafe { libc::mmap(null_mut(), size, libc::PROT_NONE, flags, -1, 0) };
+        (start != libc::MAP_FAILED).then_some(Self(start, size))
+    }
+}
+
+impl Drop for Apart {
+    fn drop(&mut self) {
+        // SAFETY: what `leave` has mapped, which nobody uses.
+        unsafe { libc::munmap(self.0, self.1) };
+    }
+}
+
+/// What a buffer in an allocation keeps.
+struct Lodger {
+    allocation: Arc<Allocation>,
+    board: Arc<Board>,
+}
+
+/// `clSetMemObjectDestructorCallback`'s callback for such a buffer.
+///
+/// # Safety
+/// `data` comes from `svm_until_gone` and is passed once.
+unsafe extern "C" fn left(_: Handle, data: *mut c_void) {
+    // SAFETY: the driver calls each registered callback once.
+    let Lodger { allocation, board } = *unsafe { Box::from_raw(data.cast::<Lodger>()) };
+    drop(allocation);
+    // Who has freed it gets it back by the serving thread.
+    board.leave(Notice::Wake);
+}
+
+impl Server {
+    pub(crate) fn svm_alloc(&mut self, call: &SvmAlloc) -> Result<u64, i32> {
+        let context = self.backend.contexts.get(call.context.0)?;
+        if !context.svm {
+            return Err(codes::INVALID_OPERATION);
+        }
+        let access = codes::MEM_READ_WRITE | codes::MEM_READ_ONLY | codes::MEM_WRITE_ONLY;
+        if call.flags & !access != 0 {
+            return Err(codes::INVALID_VALUE);
+        }
+        let made_in = (context.raw, Arc::clone(&context.record));
+        let found = self.find_memory(&made_in, call);
+        if found.is_err() && self.make_room() {
+            return self.find_memory(&made_in, call);
+        }
+        found
+    }
+
+    fn find_memory(
+        &mut self,
+        (context, record): &(Handle, Arc<ContextRecord>),
+        call: &SvmAlloc,
+    ) -> Result<u64, i32> {
+        let context = *context;
+        let pages = call.size.checked_next_multiple_of(PAGE);
+        let length = pages
+            .filter(|length| *length > 0)
+            .ok_or(codes::INVALID_VALUE)?;
+        // Drivers align to what types need: somewhere in one page more, a page begins.
+        let more = length.checked_add(PAGE).ok_or(codes::INVALID_VALUE)?;
+        let (raw, charge) = match self.ask_for(context, call, more) {
+            Ok(found) => found,
+            // The largest that there are have no room for it. They hardly share a page with others.
+            Err(_) => self.ask_for(context, call, call.size)?,
+        };
+        // No memory ends where numbers do: no overflow.
+        let (start, length) = if charge.bytes() == more {
+            ((raw as u64).next_multiple_of(PAGE), length)
+        } else {
+            (raw as u64, call.size)
+        };
+        cl!(self.backend.api, clRetainContext(context));
+        let allocation = Allocation {
+            context,
+            raw,
+            start,
+            length,
+            made: MadeSvm {
+                call: call.clone(),
+                context: Arc::clone(record),
+            },
+            _charge: charge,
+        };
+        self.backend.svm.live.insert(start, Arc::new(allocation));
+        Ok(start)
+    }
+
+    /// So many bytes of the driver's memory.
+    fn ask_for(&self, context: Handle, call: &SvmAlloc, size: u64) -> Result<(usize, Charge), i32> {
+        let charge = self.charge_once(size)?;
+        // Who has no threads may have no kernel to ask for address space.
+        let apart = self
+            .has_threads()
+            .then(|| Apart::leave(call.retries))
+            .flatten();
+        let raw = cl!(
+            self.backend.api,
+            clSVMAlloc(context, call.flags, size as usize, 0)
+        ) as usize;
+        drop(apart);
+        if raw == 0 {
+            return Err(codes::MEM_OBJECT_ALLOCATION_FAILURE);
+        }
+        Ok((raw, charge))
+    }
+
+    pub(crate) fn svm_free(&mut self, address: u64) -> Result<(), i32> {
+        let freed = self
+            .backend
+            .svm
+            .live
+            .remove(&address)
+            .ok_or(codes::INVALID_VALUE)?;
+        self.backend.svm.frees += 1;
+        self.keep_freed(freed);
+        Ok(())
+    }
+
+    /// The allocation that a buffer is to live in.
+    pub(crate) fn svm_for_buffer(
+        &self,
+        context: Handle,
+        address: u64,
+        size: u64,
+    ) -> Result<Arc<Allocation>, i32> {
+        let found = self.backend.svm.find(context, address, size);
+        found.cloned().ok_or(codes::INVALID_HOST_PTR)
+    }
+
+    /// Keeps an allocation until the driver says that a buffer in it is gone.
+    pub(crate) fn svm_until_gone(&self, buffer: Handle, allocation: Arc<Allocation>) {
+        let board = Arc::clone(&self.board);
+        let data = Box::into_raw(Box::new(Lodger { allocation, board }));
+        // If the driver refuses to say it, the allocation stays.
+        cl!(
+            self.backend.api,
+            clSetMemObjectDestructorCallback(buffer, Some(left), data.cast())
+        );
+    }
+
+    pub(crate) fn svm_pointers(&mut self, call: &SvmPointers) -> Result<(), i32> {
+        let kernel = self.backend.kernels.get(call.kernel.0)?;
+        if !kernel.home.svm {
+            return Err(codes::INVALID_OPERATION);
+        }
+        let pointers = call
+            .addresses
+            .iter()
+            .map(|&address| self.backend.svm.at(kernel.home.raw, address, 1))
+            .collect::<Option<Vec<_>>>()
+            .ok_or(codes::INVALID_VALUE)?;
+        outcome(cl!(
+            self.backend.api,
+            clSetKernelExecInfo(
+                kernel.raw,
+                codes::KERNEL_EXEC_INFO_SVM_PTRS,
+                size_of_val(pointers.as_slice()),
+                pointers.as_ptr().cast(),
+            )
+        ))
+    }
+
+    /// The context of a command's queue, if its device has shared virtual memory.
+    pub(crate) fn svm_of(&self, order: &Order) -> Result<Home, i32> {
+        match self.backend.queues.get(order.queue.0)? {
+            Queue {
+                svm: true, home, ..
+            } => Ok(*home),
+            _ => Err(codes::INVALID_OPERATION),
+        }
+    }
+
+    pub(crate) fn svm_copy(&mut self, header: Header, c: &calls::SvmCopy) -> Result<(), Gone> {
+        self.enqueue(header, &c.order, None, |server, api, slot| {
+            let context = server.svm_of(&c.order)?.raw;
+            let at = |address| server.backend.svm.at(context, address, c.size);
+            let (Some(from), Some(to)) = (at(c.from), at(c.to)) else {
+                return Err(codes::INVALID_VALUE);
+            };
+            if c.from.abs_diff(c.to) < c.size {
+                return Err(codes::MEM_COPY_OVERLAP);
+            }
+            Ok(cl!(
+                api,
+                clEnqueueSVMMemcpy(
+                    slot.queue,
+                    0,
+                    to.cast(),
+                    from.cast_const().cast(),
+                    c.size as usize,
+                    slot.count,
+                    slot.wait,
+                    slot.event,
+                )
+            ))
+        })
+    }
+
+    pub(crate) fn svm_fill(&mut self, header: Header, c: &calls::SvmFill) -> Result<(), Gone> {
+        self.enqueue(header, &c.order, None, |server, api, slot| {
+            let context = server.svm_of(&c.order)?.raw;
+            let to = server.backend.svm.at(context, c.address, c.size);
+            let to = to.ok_or(codes::INVALID_VALUE)?;
+            let (pattern, length) = (&c.pattern.0, c.pattern.0.len() as u64);
+            if !(1..=128).contains(&length)
+                || !length.is_power_of_two()
+                || !c.address.is_multiple_of(length)
+                || !c.size.is_multiple_of(length)
+            {
+                return Err(codes::INVALID_VALUE);
+            }
+            Ok(cl!(
+                api,
+                clEnqueueSVMMemFill(
+                    slot.queue,
+                    to.cast(),
+                    pattern.as_ptr().cast(),
+                    pattern.len(),
+                    c.size as usize,
+                    slot.count,
+                    slot.wait,
+                    slot.event,
+                )
+            ))
+        })
+    }
+
+    pub(crate) fn svm_migrate(
+        &mut self,
+        header: Header,
+        c: &calls::SvmMigrate,
+    ) -> Result<(), Gone> {
+        self.enqueue(header, &c.order, None, |server, api, slot| {
+            let home = server.svm_of(&c.order)?;
+            let known =
+                codes::MIGRATE_MEM_OBJECT_HOST | codes::MIGRATE_MEM_OBJECT_CONTENT_UNDEFINED;
+            if c.ranges.is_empty() || c.flags & !known != 0 {
+                return Err(codes::INVALID_VALUE);
+            }
+            let pointers = c
+                .ranges
+                .iter()
+                .map(|&(address, size)| server.backend.svm.at(home.raw, address, size.max(1)))
+                .collect::<Option<Vec<_>>>()
+                .ok_or(codes::INVALID_VALUE)?;
+            if server.platform_version(home.platform) < 21 {
+                // It is a hint, for which such a driver has no function.
+                return Ok(cl!(
+                    api,
+                    clEnqueueMarkerWithWaitList(slot.queue, slot.count, slot.wait, slot.event)
+                ));
+            }
+            let sizes: Vec<usize> = c.ranges.iter().map(|range| range.1 as usize).collect();
+            Ok(cl!(
+                api,
+                clEnqueueSVMMigrateMem(
+                    slot.queue,
+                    pointers.len() as u32,
+                    pointers.as_ptr().cast::<*const c_void>(),
+                    if sizes.iter().all(|size| *size == 0) {
+                        null()
+                    } else {
+                        sizes.as_ptr()
+                    },
+                    c.flags,
+                    slot.count,
+                    slot.wait,
+                    slot.event,
+                )
+            ))
+        })
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+#[path = "svm_tests.rs"]
+pub(crate) mod tests;

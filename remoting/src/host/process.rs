@@ -1,0 +1,611 @@
+//! A worker's process: it opens the host's driver, takes one application, and serves it.
+//!
+//! Whatever its [pool](super::pool) has put in its place it has from the start: the listening
+//! socket, and its standard output as a channel to the pool.
+
+use std::{
+    fs::File,
+    io::{self, Read, Write},
+    os::{
+        fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd},
+        unix::{
+            fs::FileExt,
+            net::{UnixListener, UnixStream},
+        },
+    },
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use super::{
+    compiled::{self, InUse, Limit, owner::Owner},
+    confine::{self, Confinement, Later},
+    greet::Door,
+    stream,
+};
+use crate::{
+    account::Account,
+    apis::{self, opencl::OpenCl},
+    backends::opencl::{
+        OpenClBackend, Server,
+        driver::{api, cl},
+    },
+    link::{
+        bell::Futex,
+        port_bell::{Events, Waker},
+        socket,
+        stream::tls,
+        window,
+    },
+    port::{self, Attachment, NoAttachment},
+    session::{
+        quota::Quota,
+        server::{self, Nudge, Tuning},
+    },
+    turns::message::Join,
+    wire::{
+        api::{ApiId, Spoken},
+        hello::{self, Form, Hello, NUMBER, Refused},
+    },
+};
+
+/// The descriptor on which a worker finds the pool's socket.
+pub(super) const LISTENER: i32 = 3;
+/// The descriptor on which a worker that shares its device finds a socket to the pool.
+pub(super) const CONTROL: i32 = 4;
+
+/// Options of workers.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Options {
+    /// The OpenCL loader to open.
+    #[arg(long, default_value = "libOpenCL.so.1", value_name = "FILE")]
+    pub library: String,
+    /// Size of each application's window in MiB: address space, and memory only where it is used.
+    #[arg(long, default_value_t = 2048, value_name = "MIB")]
+    pub window: u64,
+    /// Microseconds to poll before sleeping.
+    #[arg(long, default_value_t = 50, value_name = "MICROSECONDS")]
+    pub spin: u64,
+    /// Folder below which each worker gets one of its own, and each owner of applications one for
+    /// what drivers compile: the only ones that a worker may write to.
+    #[arg(long, default_value = "/tmp", value_name = "FOLDER")]
+    pub cache: PathBuf,
+    /// How much of what drivers compile is kept for the next application of the same owner (a user
+    /// of this machine, a virtual machine, a certificate's subject), or off.
+    #[arg(long, default_value_t = Limit(Some(256 << 20)), value_name = "SIZE|off")]
+    pub compiler_cache: Limit,
+    /// The folder of all owners' compiled programs.
+    #[arg(long, hide = true)]
+    pub compiled: Option<PathBuf>,
+    /// Open the driver when an application has come.
+    #[arg(long, hide = true)]
+    pub late: bool,
+    /// Device memory in MiB that each of this machine's own applications may have; all that there
+    /// is by default. Applications in guests have what their machine's accelerator is given.
+    #[arg(
+        long,
+        default_value_t = 0,
+        hide_default_value = true,
+        value_name = "MIB"
+    )]
+    pub memory: u64,
+    /// A folder or file that workers may read beside the usual ones (/usr, /opt and the like):
+    /// where the host's driver is, if it is elsewhere.
+    #[arg(long, value_name = "PATH")]
+    pub readable: Vec<PathBuf>,
+    /// Memory in MiB that each worker may have beside the window, its driver's included; half of
+    /// this machine's by default. What it starts may have as much each, and all of it together
+    /// that, the window and 512 MiB where the pool has a control group to divide.
+    #[arg(long, value_name = "MIB")]
+    pub heap: Option<u64>,
+    /// Socket of the arbiter (gantry-arbiter) by which the device is shared with other pools.
+    #[arg(long, value_name = "PATH")]
+    pub arbiter: Option<PathBuf>,
+    /// Whose this machine's own applications are: those of one name share one part of the device.
+    /// Applications in guests are their virtual machine's.
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// The part of the device that this machine's own applications get, in proportion to those of
+    /// others: 1 to 10,000.
+    #[arg(long, default_value_t = 1, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub weight: u32,
+    /// Milliseconds that a command may run on the device; one that runs longer costs its worker. No
+    /// limit by default.
+    #[arg(
+        long,
+        default_value_t = 0,
+        hide_default_value = true,
+        value_name = "MS"
+    )]
+    pub kernel_limit: u64,
+    /// What streams need.
+    #[command(flatten)]
+    pub stream: stream::Options,
+}
+
+impl Options {
+    /// Bytes of memory that each worker may have of its own.
+    pub(super) fn heap(&self) -> u64 {
+        self.heap.map_or_else(
+            || {
+                // SAFETY: plain calls.
+                let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
+                // SAFETY: as above.
+                let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+                // Neither is negative on Linux.
+                pages.unsigned_abs() * page.unsigned_abs() / 2
+            },
+            |mib| mib.saturating_mul(1 << 20),
+        )
+    }
+}
+
+/// Why a worker ends.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Starting a thread.
+    #[error("cannot start a thread")]
+    Start(#[source] io::Error),
+    /// TLS.
+    #[error(transparent)]
+    Tls(#[from] tls::Error),
+    /// The connection.
+    #[error("the connection to the application failed")]
+    Connection(#[source] io::Error),
+    /// The other side.
+    #[error("an application was refused")]
+    Refused(#[from] Refused),
+    /// A machine's attachment.
+    #[error("a virtual machine was refused")]
+    Attachment(#[from] NoAttachment),
+    /// A machine's files.
+    #[error("a virtual machine sent {0} files with its attachment, and not 4")]
+    Files(usize),
+    /// The account of device memory.
+    #[error("cannot use the account of device memory that a virtual machine sent")]
+    Account(#[source] io::Error),
+    /// The window.
+    #[error(transparent)]
+    Window(#[from] window::Error),
+    /// The driver.
+    #[error(transparent)]
+    Driver(#[from] api::Error),
+    /// Confinement.
+    #[error(transparent)]
+    Confine(#[from] confine::Error),
+    /// Its own folder.
+    #[error("cannot work in its own folder")]
+    Folder(#[source] io::Error),
+    /// Its own threads.
+    #[error("a driver has started a thread while its worker waited for an application")]
+    Threads,
+    /// Serving ended.
+    #[error(transparent)]
+    Serving(#[from] server::Error),
+}
+
+/// Where a worker's application comes in.
+enum Entrance {
+    Rings(UnixListener),
+    Streams(Door),
+}
+
+/// Serves one application that connects to the pool's socket.
+pub fn work(options: &Options) -> Result<(), Error> {
+    // SAFETY: the pool has put its socket there, and nothing else in this process uses it.
+    let listener = unsafe { OwnedFd::from_raw_fd(LISTENER) };
+    let entrance = match options.stream.stream {
+        Some(kind) => {
+            // A confined worker cannot do that any more.
+            rustix::io::ioctl_fionbio(&listener, true)
+                .map_err(|error| Error::Connection(error.into()))?;
+            Entrance::Streams(Door::new(listener, kind, &options.stream)?)
+        }
+        None => Entrance::Rings(listener.into()),
+    };
+    let mut worker = Worker::confined(options)?;
+    if !options.late {
+        worker.api()?;
+        if worker.later.is_some() && !compiled::alone(Duration::ZERO) {
+            // What is taken from this thread later, the driver's would keep.
+            let told = socket::send(&stream::channel(), &[stream::THREADS], &[]);
+            return told.map_err(Error::Connection);
+        }
+    }
+    match entrance {
+        Entrance::Rings(listener) => {
+            let stream = next(&listener).map_err(Error::Connection)?;
+            drop(listener);
+            serve(worker, &stream)
+        }
+        Entrance::Streams(door) => serve_stream(worker, door),
+    }
+}
+
+/// This process, as long as it serves nobody.
+struct Worker<'a> {
+    options: &'a Options,
+    /// What is taken from it when it is known whose application it serves.
+    later: Option<(Later, &'a Path)>,
+    /// Where what its driver compiles is kept from then on.
+    kept: Option<InUse>,
+    api: Option<Arc<api::Api>>,
+}
+
+impl<'a> Worker<'a> {
+    /// Confines the process, before the driver starts threads of its own.
+    fn confined(options: &'a Options) -> Result<Self, Error> {
+        let own: &Path = &options.cache;
+        let mut confinement = Confinement {
+            writable: &[own],
+            readable: &options.readable,
+            memory: Some(options.heap()),
+        };
+        let Some(all) = options.compiled.as_deref() else {
+            confine::confine(confinement)?;
+            return Ok(Self {
+                options,
+                later: None,
+                kept: None,
+                api: None,
+            });
+        };
+        let later = Some((Later::prepare(confinement)?, all));
+        let both = [own, all];
+        confinement.writable = &both;
+        confine::confine(confinement)?;
+        Ok(Self {
+            options,
+            later,
+            kept: None,
+            api: None,
+        })
+    }
+
+    /// The driver.
+    fn api(&mut self) -> Result<Arc<api::Api>, Error> {
+        if let Some(api) = &self.api {
+            return Ok(Arc::clone(api));
+        }
+        let api = Arc::new(api::Api::open(&self.options.library)?);
+        // Drivers do much when they are first asked; nobody waits for it yet.
+        let mut count = 0;
+        cl!(
+            api,
+            clGetPlatformIDs(0, std::ptr::null_mut(), &raw mut count)
+        );
+        self.api = Some(Arc::clone(&api));
+        Ok(api)
+    }
+
+    /// Becomes the worker of this owner's application, from here on with this owner's compiled
+    /// programs and nobody else's. The pool learns of it, and nothing more.
+    fn belong(&mut self, owner: Option<&Owner>) -> Result<(), Error> {
+        if let Some((later, all)) = self.later.take() {
+            // Those who have greeted others have served, but may not have ended yet.
+            if !compiled::alone(Duration::from_secs(1)) {
+                return Err(Error::Threads);
+            }
+            self.kept = compiled::enter(all, &self.options.cache, owner, later)?;
+            if let Some(InUse { unit, .. }) = &self.kept {
+                let message = [&[stream::OWNED], unit.as_bytes()].concat();
+                socket::send(&stream::channel(), &message, &[]).map_err(Error::Connection)?;
+            }
+        }
+        // What kernels print with printf must go somewhere: from here on to the error output.
+        // SAFETY: plain calls on the two.
+        if unsafe { libc::dup2(libc::STDERR_FILENO, libc::STDOUT_FILENO) } < 0 {
+            return Err(Error::Connection(io::Error::last_os_error()));
+        }
+        Ok(())
+    }
+}
+
+/// Who has connected next and may have a worker. The pool tells others why they get none, and has a
+/// copy of their connections until this process has closed its own: what was sent to one may hang
+/// as the last copy closes.
+fn next(listener: &UnixListener) -> io::Result<UnixStream> {
+    loop {
+        let (stream, _) = listener.accept()?;
+        if taken(stream.as_fd())? {
+            return Ok(stream);
+        }
+    }
+}
+
+/// Hands the pool a copy of the connection to this worker's application: whether it may serve it.
+fn taken(connection: BorrowedFd<'_>) -> io::Result<bool> {
+    let channel = stream::channel();
+    socket::send(&channel, &[stream::TAKEN], &[connection])?;
+    let mut answer = [stream::ENOUGH];
+    (&mut &*channel).read_exact(&mut answer)?;
+    if answer != [stream::SERVE] {
+        return Ok(false);
+    }
+    Ok(true)
+}
+
+/// The size of each ring's data in bytes.
+const RING: u64 = 1 << 20;
+/// The longest sleep of a serving thread.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// Serves whoever has connected: an application of this machine, or a slice of a virtual
+/// machine's accelerator port.
+fn serve(mut worker: Worker<'_>, stream: &UnixStream) -> Result<(), Error> {
+    let options = worker.options;
+    let (bytes, files) = socket::receive_hello(stream).map_err(Error::Connection)?;
+    let user = socket::user(stream).map_err(Error::Connection)?;
+    if bytes.starts_with(&port::MAGIC) {
+        return serve_slice(worker, stream, user, &bytes, files);
+    }
+    let sizes = (options.window << 20, RING);
+    let ours = Hello::answer(apis::answering(&bytes), Form::File, sizes);
+    if let Err(refused) = Hello::check(&bytes, &apis::ALL) {
+        // So that the other side can name both versions, too.
+        let _ = socket::send_hello(stream, ours, &[]);
+        return Err(refused.into());
+    }
+    let file: OwnedFd = window::create(ours.window)?;
+    socket::send_hello(stream, ours, &[file.as_fd()]).map_err(Error::Connection)?;
+    let window = window::Window::map(&file, ours.window, RING)?;
+    let listener = stream.try_clone().map_err(Error::Connection)?;
+    let nudge = Nudge(Box::new(move || socket::nudge(&listener)));
+    worker.belong(Owner::of_user(user).as_ref())?;
+    match ours.api {
+        ApiId::OpenCl => serve_window(worker.api()?, window, nudge, options),
+    }
+}
+
+/// Serves the next application that comes by a stream.
+fn serve_stream(mut worker: Worker<'_>, door: Door) -> Result<(), Error> {
+    let options = worker.options;
+    let size = options.window << 20;
+    let file: OwnedFd = window::create(size)?;
+    let window = window::Window::map(&file, size, RING)?;
+    let (channel, api) = door.next((size, RING)).map_err(Error::Connection)?;
+    let owner = door.owner(&channel);
+    drop(door);
+    taken(channel.fd().as_fd()).map_err(Error::Connection)?;
+    worker.belong(owner.as_ref())?;
+    // Messages that nobody waits for are carried over like all others.
+    let nudge = Nudge(Box::new(|| {}));
+    match api {
+        ApiId::OpenCl => {
+            stream::start::<OpenCl>(&window, channel).map_err(Error::Start)?;
+            serve_window(worker.api()?, window, nudge, options)
+        }
+    }
+}
+
+/// What carries out the calls of an application that is offered these devices, in the folder that
+/// is this process's own.
+fn backend(api: Arc<api::Api>, device: &str, options: &Options) -> Result<OpenClBackend, Error> {
+    let mut backend = OpenClBackend::new(api, device);
+    // Named alike by all workers: drivers look by the options, too, for what they have compiled.
+    std::env::set_current_dir(&options.cache).map_err(Error::Folder)?;
+    backend.keep_files_in(Path::new(""));
+    Ok(backend)
+}
+
+/// Serves an application that is not in a guest, at the other end of a window.
+fn serve_window(
+    api: Arc<api::Api>,
+    window: Arc<window::Window>,
+    nudge: Nudge,
+    options: &Options,
+) -> Result<(), Error> {
+    let tuning = Tuning {
+        spin: Duration::from_micros(options.spin),
+        waker: Waker::Futex(Futex { patience: PATIENCE }),
+        quota: Quota::new(options.memory.saturating_mul(1 << 20)),
+    };
+    let spin = tuning.spin;
+    let backend = backend(api, "", options)?;
+    let (mut server, calls) = Server::new(backend, window, tuning, nudge);
+    limit(&mut server, options)?;
+    // SAFETY: a plain call.
+    let parent = unsafe { libc::getppid() };
+    let name = options.name.clone();
+    let name = name.unwrap_or_else(|| format!("gantry-accel-{parent}"));
+    share(&mut server, options, name, options.weight)?;
+    Ok(server.run(calls, spin)?)
+}
+
+/// Serves an application in a guest, of which this process has the slice of the window, a doorbell
+/// and an interrupt, and nothing else. `start` is the beginning of the machine's attachment.
+fn serve_slice(
+    mut worker: Worker<'_>,
+    stream: &UnixStream,
+    user: u32,
+    start: &[u8; hello::SIZE],
+    files: Vec<OwnedFd>,
+) -> Result<(), Error> {
+    let options = worker.options;
+    // Before the rest, whose length another version may not know.
+    let theirs = Attachment::version(start)?;
+    let first = apis::ALL[0];
+    if theirs.number != NUMBER {
+        let theirs = Spoken {
+            version: theirs,
+            ..first
+        };
+        return Err(refuse_machine(stream, files.into_iter().next(), theirs).into());
+    }
+    let mut bytes = [0; port::ATTACHMENT];
+    bytes[..hello::SIZE].copy_from_slice(start);
+    (&mut &*stream)
+        .read_exact(&mut bytes[hello::SIZE..])
+        .map_err(Error::Connection)?;
+    let attachment = Attachment::from_bytes(&bytes)?;
+    let ApiId::OpenCl = attachment.api;
+    if theirs != apis::spoken(attachment.api).version {
+        let theirs = Spoken {
+            api: attachment.api,
+            version: theirs,
+        };
+        return Err(refuse_machine(stream, files.into_iter().next(), theirs).into());
+    }
+    let ready = accept_slice(&attachment, files);
+    let answer = if ready.is_ok() {
+        port::READY
+    } else {
+        port::REFUSED
+    };
+    (&mut &*stream)
+        .write_all(&[answer])
+        .map_err(Error::Connection)?;
+    let (window, events, quota) = ready?;
+    worker.belong(machine(&attachment, user).as_ref())?;
+    let api = worker.api()?;
+    let tuning = Tuning {
+        spin: Duration::from_micros(options.spin),
+        waker: Waker::Guest(events),
+        quota,
+    };
+    let spin = tuning.spin;
+    // Messages that nobody waits for are looked for in a guest.
+    let nudge = Nudge(Box::new(|| {}));
+    let backend = backend(api, &attachment.device, options)?;
+    let (mut server, calls) = Server::new(backend, window, tuning, nudge);
+    limit(&mut server, options)?;
+    share(&mut server, options, attachment.client, attachment.weight)?;
+    Ok(server.run(calls, spin)?)
+}
+
+/// Tells a machine of another build, and the application behind it, of which one this worker is.
+/// Hellos and their places in a slice, the first of a machine's files, are the same in all builds.
+fn refuse_machine(stream: &UnixStream, slice: Option<OwnedFd>, theirs: Spoken) -> Refused {
+    let ours = apis::spoken(theirs.api);
+    let answer = Hello::answer(ours, Form::Port, (0, 0));
+    if let Some(slice) = slice.map(File::from) {
+        let mut hello = answer;
+        let mut greeting = [0; hello::SIZE];
+        // One of this build would find nothing wrong with that: it is told the machine's.
+        if slice.read_exact_at(&mut greeting, window::GREETING).is_ok()
+            && Hello::check(&greeting, &[ours]).is_ok()
+        {
+            hello.version = theirs.version;
+        }
+        let _ = slice.write_all_at(&hello.to_bytes(), window::REPLY);
+    }
+    // As soon as it has this, the machine tells the application to look.
+    let _ = socket::send_hello(stream, answer, &[]);
+    Refused::Version {
+        api: theirs.api,
+        ours: ours.version,
+        theirs: theirs.version,
+    }
+}
+
+/// Whose a guest's application is, if anything is kept for it.
+fn machine(attachment: &Attachment, user: u32) -> Option<Owner> {
+    let name = attachment.compiled.clone();
+    let of = |name| Owner::of_machine(user, name, attachment.user);
+    Some(name).filter(|name| !name.is_empty()).and_then(of)
+}
+
+/// Checks the version of the application's hello and answers it, which is in the slice.
+fn accept_slice(
+    attachment: &Attachment,
+    files: Vec<OwnedFd>,
+) -> Result<(Arc<window::Window>, Arc<Events>, Arc<Quota>), Error> {
+    let count = files.len();
+    let Ok([memory, doorbell, interrupt, account]) = <[OwnedFd; 4]>::try_from(files) else {
+        return Err(Error::Files(count));
+    };
+    let window = window::Window::map(&memory, attachment.window, RING)?;
+    let spoken = apis::spoken(attachment.api);
+    let ours = Hello::answer(spoken, Form::Port, (attachment.window, RING));
+    let greeting = window.greeting();
+    // Also for an application of another build, so that it can name both versions.
+    window.reply(&ours.to_bytes());
+    Hello::check(&greeting, &[spoken])?;
+    let events = Events {
+        doorbell,
+        interrupt,
+        patience: PATIENCE,
+    };
+    let account = Account::map(&account).map_err(Error::Account)?;
+    let quota = Quota::shared(attachment.memory, account, attachment.slice);
+    Ok((window, Arc::new(events), quota))
+}
+
+/// Limits the time that a command may run, if there is a limit. The pool ends what this process has
+/// started when it has ended.
+fn limit(server: &mut Server, options: &Options) -> Result<(), Error> {
+    if options.kernel_limit == 0 {
+        return Ok(());
+    }
+    let exceeded = |ran: Duration| {
+        crate::note!(
+            "gantry-accel: a command that has run for {:.1} s, more than --kernel-limit allows, ends \
+             its worker",
+            ran.as_secs_f64()
+        );
+        // SAFETY: ends the process at once: the driver's own clean-up would wait for the command.
+        unsafe { libc::_exit(1) }
+    };
+    let limit = Duration::from_millis(options.kernel_limit);
+    server.limit(limit, exceeded).map_err(Error::Start)
+}
+
+/// Shares the device with others, if there is an arbiter. Called before anything of the application's
+/// is done: from here on the pool knows for whom this is, whatever becomes of this process.
+fn share(server: &mut Server, options: &Options, name: String, weight: u32) -> Result<(), Error> {
+    if options.arbiter.is_none() {
+        return Ok(());
+    }
+    // SAFETY: the pool has put the socket there, and nothing else in this process uses it.
+    let control = unsafe { UnixStream::from_raw_fd(CONTROL) };
+    let join = Join { name, weight };
+    server.share(control, &join).map_err(Error::Start)
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use crate::wire::hello::Version;
+
+    #[test]
+    fn a_machine_of_another_build_and_its_application_learn_of_both_versions() {
+        let ours = Spoken::of::<OpenCl>();
+        let other = |version| Spoken { version, ..ours };
+        let machine = Version {
+            number: NUMBER + 1,
+            ..ours.version
+        };
+        let of = |version| Hello {
+            version,
+            ..Hello::client::<OpenCl>()
+        };
+        // The guest's driver is of the machine's build, of the worker's, or of a third one.
+        let third = Version {
+            fingerprint: !ours.version.fingerprint,
+            ..ours.version
+        };
+        let version = ours.version;
+        for (driver, told) in [(machine, version), (version, machine), (third, version)] {
+            let file = window::create(window::SMALLEST).unwrap();
+            let slice = window::Window::map(&file, window::SMALLEST, RING).unwrap();
+            slice.greet(&of(driver).to_bytes());
+            let (here, theirs) = UnixStream::pair().unwrap();
+            let refused = refuse_machine(&here, Some(file), other(machine)).to_string();
+            for version in [version, machine] {
+                assert!(refused.contains(&version.to_string()), "{refused}");
+            }
+            let (answer, _) = socket::receive_hello(&theirs).unwrap();
+            assert_eq!(
+                Hello::check_for::<OpenCl>(&answer).unwrap().version,
+                version
+            );
+            let hello = Hello {
+                form: Form::Port,
+                ..of(told)
+            };
+            assert_eq!(slice.answer(), hello.to_bytes());
+        }
+    }
+}

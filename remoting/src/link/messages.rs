@@ -1,0 +1,88 @@
+//! A gate without a gate: each delegation is a message to the server's process, and its answer.
+//!
+//! For machines that have no exitless gate, to see that a program and a driver work over one. A
+//! delegation costs two messages and two wake-ups.
+
+use std::{
+    io::{self, Read, Write},
+    os::{fd::AsFd, unix::net::UnixStream},
+    path::Path,
+    ptr::NonNull,
+};
+
+use base::Mapping;
+
+use super::{
+    gate::{Delegate, Failed},
+    mapping, socket, window,
+};
+
+/// Bytes of the shared memory: as much as a real gate has at most, but for a page.
+const SHARED: u64 = (16 << 20) - 4096;
+
+/// What is asked for: a handler and its arguments.
+const REQUEST: usize = 24;
+
+/// The client's side.
+#[derive(Debug)]
+pub struct Messages {
+    stream: UnixStream,
+    shared: Mapping,
+}
+
+impl Messages {
+    /// Connects to a server that listens at `path`.
+    pub fn connect(path: &Path) -> io::Result<Self> {
+        let stream = UnixStream::connect(path)?;
+        let (_, files) = socket::receive(&stream, &mut [0])?;
+        let refused =
+            || io::Error::other("the server serves no more applications: its log says why");
+        let file = files.first().ok_or_else(refused)?;
+        let shared = mapping::map(file, 0, SHARED).map_err(io::Error::other)?;
+        Ok(Self { stream, shared })
+    }
+}
+
+impl Delegate for Messages {
+    fn delegate(&self, handler: usize, first: u64, second: u64) -> Result<u64, Failed> {
+        let ended = |error: io::Error| Failed::Ended(format!("the gate's server is gone: {error}"));
+        let mut request = [0; REQUEST];
+        for (bytes, word) in request
+            .chunks_exact_mut(8)
+            .zip([handler as u64, first, second])
+        {
+            bytes.copy_from_slice(&word.to_le_bytes());
+        }
+        (&self.stream).write_all(&request).map_err(ended)?;
+        let mut answer = [0; 8];
+        (&self.stream).read_exact(&mut answer).map_err(ended)?;
+        Ok(u64::from_le_bytes(answer))
+    }
+
+    fn shared(&self) -> NonNull<[u8]> {
+        self.shared.bytes()
+    }
+}
+
+/// The server's side: shares memory, then calls `handler` with an index and the memory for each
+/// message until the client ends.
+pub fn serve(
+    stream: &UnixStream,
+    mut handler: impl FnMut(usize, NonNull<[u8]>) -> u64,
+) -> io::Result<()> {
+    let file = window::create(SHARED).map_err(io::Error::other)?;
+    let shared = mapping::map(&file, 0, SHARED).map_err(io::Error::other)?;
+    socket::send(stream, &[0], &[file.as_fd()])?;
+    let mut request = [0; REQUEST];
+    loop {
+        match (&mut &*stream).read_exact(&mut request) {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
+            done => done?,
+        }
+        let mut index = [0; 8];
+        index.copy_from_slice(&request[..8]);
+        let index = usize::try_from(u64::from_le_bytes(index)).unwrap_or(usize::MAX);
+        let answer = handler(index, shared.bytes());
+        (&mut &*stream).write_all(&answer.to_le_bytes())?;
+    }
+}

@@ -1,0 +1,32 @@
+//! How messages get from one side to the other.
+//!
+//! ```text
+//!   driver in the guest                         worker on the host
+//!   Sender -- push --> [ ring of calls   ] -- poll --> Receiver
+//!   Receiver <- poll -- [ ring of answers ] <-- push -- Sender
+//!          \____________ data in the window ____________/
+//! ```
+//!
+//! To another machine the same messages go through a socket ([`stream`]), between two such windows.
+
+#[cfg(feature = "std")]
+pub mod alarm;
+pub mod bell;
+#[cfg(feature = "std")]
+pub mod closer;
+pub mod endpoint;
+#[cfg(feature = "std")]
+pub mod gate;
+#[cfg(feature = "std")]
+pub mod mapping;
+#[cfg(feature = "std")]
+pub mod messages;
+#[cfg(feature = "std")]
+pub mod port_bell;
+pub mod ring;
+#[cfg(feature = "std")]
+pub mod socket;
+#[cfg(feature = "stream")]
+pub mod stream;
+pub mod sync;
+pub mod window;

@@ -1,0 +1,409 @@
+//! Waking and sleeping across the border of a virtual machine, by the
+//! [accelerator port](crate::port).
+//!
+//! The worker sleeps on the port's doorbell and rings by its interrupt ([`Events`]). The
+//! application rings the doorbell and sleeps ([`Doorbell`]) by looking again at first, and from a
+//! millisecond on until an interrupt, if its agent has those of the port ([`alarm`](super::alarm)).
+//! Its naps take each a sixteenth of the time that it has waited, 20 us at least and 1 ms at most, and
+//! for what takes longer than a quarter of a second a 256th of it, 20 ms at most: what naps add to a
+//! wait is bounded by that share, and what they cost is a system call each and a timer's interrupt.
+
+use std::{
+    os::fd::{AsRawFd, OwnedFd},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use base::{Access, Mapping};
+
+use super::{
+    alarm::{self, Alarm},
+    bell::{Bell, Futex},
+    gate::Gate,
+    sync::{AtomicU32, Ordering},
+};
+
+/// The two eventfds between a worker and its slice of an accelerator port.
+#[derive(Debug)]
+pub struct Events {
+    /// Signalled by the guest: what the worker sleeps on.
+    pub doorbell: OwnedFd,
+    /// Signalled by the worker: the guest's interrupt.
+    pub interrupt: OwnedFd,
+    /// The longest sleep.
+    pub patience: Duration,
+}
+
+impl Events {
+    /// Raises the guest's interrupt.
+    pub fn interrupt(&self) {
+        signal(&self.interrupt);
+    }
+
+    fn sleep(&self) {
+        let mut polled = libc::pollfd {
+            fd: self.doorbell.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        let patience = i32::try_from(self.patience.as_millis()).unwrap_or(i32::MAX);
+        let mut count = 0u64;
+        // SAFETY: one pollfd; then eight bytes into a local, without blocking after the poll
+        // since nobody else reads.
+        unsafe {
+            if libc::poll(&raw mut polled, 1, patience) > 0 {
+                libc::read(self.doorbell.as_raw_fd(), (&raw mut count).cast(), 8);
+            }
+        }
+    }
+}
+
+fn signal(event: &OwnedFd) {
+    let one = 1u64;
+    // SAFETY: eight bytes from a local.
+    unsafe { libc::write(event.as_raw_fd(), (&raw const one).cast(), 8) };
+}
+
+/// How a worker rings and sleeps, whoever its application is.
+#[derive(Clone, Debug)]
+pub enum Waker {
+    /// The application is a process of this machine.
+    Futex(Futex),
+    /// The application is in a guest; ringing raises its interrupt, if it asks for it.
+    Guest(Arc<Events>),
+    /// The worker's own threads ring for the serving one.
+    Own(Arc<Events>),
+    /// The application lends the worker its CPU ([`gate`](super::gate)): whoever rings runs on
+    /// behalf of the one who would be woken, and nobody sleeps here.
+    Lent,
+}
+
+impl Waker {
+    /// The same, ringing for this process's own serving thread.
+    #[must_use]
+    pub fn own(&self) -> Self {
+        match self {
+            Self::Guest(events) => Self::Own(Arc::clone(events)),
+            other => other.clone(),
+        }
+    }
+}
+
+impl Bell for Waker {
+    fn ring(&self, word: &AtomicU32) {
+        match self {
+            Self::Futex(futex) => futex.ring(word),
+            Self::Guest(events) => {
+                if alarm::ring(word) {
+                    events.interrupt();
+                }
+            }
+            Self::Own(events) => signal(&events.doorbell),
+            Self::Lent => {
+                word.fetch_add(1, Ordering::Release);
+            }
+        }
+    }
+
+    fn wait(&self, word: &AtomicU32, seen: u32, waited: Duration) {
+        match self {
+            Self::Futex(futex) => futex.wait(word, seen, waited),
+            Self::Guest(events) | Self::Own(events) => events.sleep(),
+            Self::Lent => {}
+        }
+    }
+}
+
+/// A page of an accelerator port's doorbells, mapped: a write anywhere in it rings.
+#[derive(Debug)]
+pub struct DoorbellPage(Mapping);
+
+impl DoorbellPage {
+    /// Maps the page at an offset of the doorbells' file.
+    pub fn map(file: &OwnedFd, offset: u64) -> std::io::Result<Self> {
+        let len = crate::port::DOORBELL as usize;
+        Mapping::shared(file, offset, len, Access::ReadWrite).map(Self)
+    }
+
+    /// Rings: a store that leaves the guest for the time that an eventfd takes.
+    pub fn ring(&self) {
+        // SAFETY: the page is mapped as long as the value lives.
+        unsafe { self.0.start().cast::<u32>().write_volatile(1) };
+    }
+
+    /// Puts memory that nobody looks at in the page's place: the device may be gone.
+    pub fn retire(&self) {
+        self.0.detach();
+    }
+}
+
+/// How an application rings and sleeps, wherever its worker is.
+#[derive(Clone, Debug)]
+pub enum Doorbell {
+    /// The worker is a process of this machine.
+    Futex(Futex),
+    /// The worker is outside of this virtual machine.
+    Port {
+        /// What wakes it.
+        page: Arc<DoorbellPage>,
+        /// How the application's threads sleep.
+        naps: Arc<Naps>,
+        /// The longest sleep.
+        patience: Duration,
+    },
+    /// The worker runs where it is rung for.
+    Gate(Arc<Gate>),
+}
+
+const SHORTEST_NAP: Duration = Duration::from_micros(20);
+/// Naps grow more slowly from here on, and longer ones end early for who comes meanwhile.
+pub const USUAL_NAP: Duration = Duration::from_millis(1);
+const LONGEST_NAP: Duration = Duration::from_millis(20);
+
+/// How long to sleep before looking again, after so long a wait.
+pub fn nap(waited: Duration) -> Duration {
+    (waited / 16)
+        .min(USUAL_NAP)
+        .max(waited / 256)
+        .clamp(SHORTEST_NAP, LONGEST_NAP)
+}
+
+/// Naps, of which the long ones end when another thread of the application asks the worker for
+/// something, too: who sleeps reads for both. With an alarm there are no long ones.
+#[derive(Debug, Default)]
+pub struct Naps {
+    /// 0 while nobody has a long one.
+    dozes: AtomicU32,
+    /// Rung by the agent at the port's interrupts, if it has them.
+    alarm: Option<Alarm>,
+}
+
+impl Naps {
+    /// Naps before, and instead of, waiting for an alarm.
+    pub fn new(alarm: Option<Alarm>) -> Self {
+        Self {
+            dozes: AtomicU32::new(0),
+            alarm,
+        }
+    }
+
+    /// Sleeps for a while, after so long a wait; for `most` at most. Whether it was until the alarm,
+    /// which may be for another reason than that the word has changed.
+    fn sleep(&self, word: &AtomicU32, seen: u32, waited: Duration, most: Duration) -> bool {
+        match &self.alarm {
+            Some(alarm) if waited >= alarm::LONG => {
+                alarm.sleep(word, seen, most);
+                true
+            }
+            _ => {
+                self.nap(word, seen, nap(waited));
+                false
+            }
+        }
+    }
+
+    fn nap(&self, word: &AtomicU32, seen: u32, time: Duration) {
+        if time <= USUAL_NAP {
+            return std::thread::sleep(time);
+        }
+        // Either this thread sees the other one's change of the word, or that one this store.
+        self.dozes.store(1, Ordering::SeqCst);
+        if word.load(Ordering::SeqCst) == seen {
+            let futex = Futex { patience: time };
+            futex.wait(&self.dozes, 1, Duration::ZERO);
+        }
+        self.dozes.store(0, Ordering::Relaxed);
+    }
+
+    /// Has who sleeps on the word look at it.
+    fn end(&self, word: &AtomicU32) {
+        if alarm::ring(word)
+            && let Some(alarm) = &self.alarm
+        {
+            alarm.wake();
+        }
+        if self.dozes.load(Ordering::SeqCst) != 0 {
+            let patience = Duration::ZERO;
+            Futex { patience }.ring(&self.dozes);
+        }
+    }
+}
+
+impl Doorbell {
+    /// Has the thread that sleeps on the word, if it naps, stay awake for a while: another one waits
+    /// for what it reads.
+    pub fn hurry(&self, word: &AtomicU32) {
+        if let Self::Port { naps, .. } = self {
+            naps.end(word);
+        }
+    }
+
+    /// Has the threads of this application that sleep on the word look at what there is. The word may
+    /// be another one meanwhile, in the place of that in which they have asked for their alarm.
+    pub fn rouse(&self, word: &AtomicU32) {
+        match self {
+            Self::Port { naps, .. } => {
+                naps.end(word);
+                naps.alarm.iter().for_each(Alarm::wake);
+            }
+            other => other.ring(word),
+        }
+    }
+}
+
+impl Bell for Doorbell {
+    fn ring(&self, word: &AtomicU32) {
+        match self {
+            Self::Futex(futex) => futex.ring(word),
+            Self::Port { page, .. } => {
+                word.fetch_add(1, Ordering::Release);
+                page.ring();
+            }
+            Self::Gate(gate) => {
+                word.fetch_add(1, Ordering::Release);
+                gate.drain();
+            }
+        }
+    }
+
+    fn wait(&self, word: &AtomicU32, seen: u32, before: Duration) {
+        match self {
+            Self::Futex(futex) => futex.wait(word, seen, before),
+            Self::Port { patience, naps, .. } => {
+                let since = Instant::now();
+                while word.load(Ordering::Acquire) == seen {
+                    let waited = since.elapsed();
+                    if waited >= *patience {
+                        return;
+                    }
+                    if naps.sleep(word, seen, before + waited, *patience - waited) {
+                        return;
+                    }
+                }
+            }
+            Self::Gate(gate) => gate.wait(|| word.load(Ordering::Acquire) != seen),
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::os::fd::FromRawFd;
+
+    use super::*;
+
+    fn event() -> OwnedFd {
+        // SAFETY: no pointers; a fresh descriptor without another owner.
+        unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, libc::EFD_CLOEXEC)) }
+    }
+
+    #[test]
+    fn a_worker_that_was_rung_for_before_it_sleeps_does_not_sleep() {
+        let events = Arc::new(Events {
+            doorbell: event(),
+            interrupt: event(),
+            patience: Duration::MAX,
+        });
+        let waker = Waker::Guest(events);
+        let word = AtomicU32::new(0);
+        waker.own().ring(&word);
+        // Would last for ever.
+        waker.wait(&word, 0, Duration::ZERO);
+    }
+
+    #[test]
+    fn a_nap_is_a_share_of_the_wait_within_bounds() {
+        assert_eq!(nap(Duration::ZERO), SHORTEST_NAP);
+        assert_eq!(nap(Duration::from_millis(8)), Duration::from_micros(500));
+        assert_eq!(nap(Duration::from_millis(100)), USUAL_NAP);
+        assert_eq!(nap(Duration::from_millis(512)), Duration::from_millis(2));
+        assert_eq!(nap(Duration::from_secs(8)), LONGEST_NAP);
+    }
+
+    #[test]
+    fn a_long_nap_ends_when_another_thread_waits_too() {
+        let (naps, word) = (Naps::default(), AtomicU32::new(0));
+        std::thread::scope(|scope| {
+            scope.spawn(|| naps.nap(&word, 0, Duration::from_secs(86_400)));
+            while naps.dozes.load(Ordering::SeqCst) == 0 {
+                std::thread::yield_now();
+            }
+            naps.end(&word);
+        });
+        // Nor does one begin after that.
+        naps.nap(&word, 0, Duration::from_secs(86_400));
+    }
+
+    #[test]
+    fn a_long_sleep_ends_at_an_interrupt_or_when_another_thread_waits_too() {
+        const FOR_EVER: Duration = Duration::from_secs(86_400);
+        let (alarm, file) = Alarm::create().unwrap();
+        let (agents, naps) = (Alarm::map(&file).unwrap(), Naps::new(Some(alarm)));
+        let events = Arc::new(Events {
+            doorbell: event(),
+            interrupt: event(),
+            patience: Duration::MAX,
+        });
+        let waker = Waker::Guest(Arc::clone(&events));
+        let interrupted = || {
+            let mut polled = libc::pollfd {
+                fd: events.interrupt.as_raw_fd(),
+                events: libc::POLLIN,
+                revents: 0,
+            };
+            // SAFETY: one structure, which outlives the call.
+            unsafe { libc::poll(&raw mut polled, 1, 0) == 1 }
+        };
+        let word = AtomicU32::new(0);
+        // Nobody who sleeps for long: no interrupt.
+        waker.ring(&word);
+        assert!(!interrupted());
+        for rings in [true, false] {
+            let seen = word.load(Ordering::SeqCst);
+            std::thread::scope(|scope| {
+                scope.spawn(|| naps.sleep(&word, seen, alarm::LONG, FOR_EVER));
+                while word.load(Ordering::SeqCst) == seen {
+                    std::thread::yield_now();
+                }
+                if rings {
+                    waker.ring(&word);
+                    assert!(interrupted());
+                    agents.wake();
+                } else {
+                    naps.end(&word);
+                }
+            });
+        }
+    }
+
+    fn port(naps: Naps) -> Doorbell {
+        let file = crate::link::window::create(8192).unwrap();
+        Doorbell::Port {
+            page: Arc::new(DoorbellPage::map(&file, 4096).unwrap()),
+            naps: Arc::new(naps),
+            patience: Duration::from_secs(86_400),
+        }
+    }
+
+    #[test]
+    fn who_sleeps_on_a_window_that_has_gone_is_roused() {
+        let (alarm, _) = Alarm::create().unwrap();
+        let (bell, word) = (port(Naps::new(Some(alarm))), AtomicU32::new(0));
+        std::thread::scope(|scope| {
+            scope.spawn(|| bell.wait(&word, 0, alarm::LONG));
+            while word.load(Ordering::SeqCst) == 0 {
+                std::thread::yield_now();
+            }
+            bell.rouse(&AtomicU32::new(0));
+        });
+    }
+
+    #[test]
+    fn an_application_that_was_rung_for_before_it_sleeps_does_not_sleep() {
+        let bell = port(Naps::default());
+        let word = AtomicU32::new(0);
+        bell.ring(&word);
+        bell.wait(&word, 0, Duration::ZERO);
+    }
+}

@@ -1,0 +1,40 @@
+//! The connection beside the rings: hellos and the files that go with them, wake-ups of a client's
+//! listener, and the news that the other side has ended.
+
+use std::{
+    io,
+    os::{
+        fd::{AsRawFd, BorrowedFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+};
+
+pub use base::socket::{connect, listen, receive, receive_exact, refuse_files, send, user};
+
+use crate::wire::hello::{self, Hello};
+
+/// Sends a hello, with files if there are any.
+pub fn send_hello(stream: &UnixStream, hello: Hello, files: &[BorrowedFd<'_>]) -> io::Result<()> {
+    send(stream, &hello.to_bytes(), files)
+}
+
+/// Receives a hello, and the files that came with it.
+pub fn receive_hello(stream: &UnixStream) -> io::Result<([u8; hello::SIZE], Vec<OwnedFd>)> {
+    let mut bytes = [0; hello::SIZE];
+    let files = receive_exact(stream, &mut bytes)?;
+    Ok((bytes, files))
+}
+
+/// Tells the client's listener that there is something for it among the answers. Never blocks: a
+/// socket that is full already says so.
+pub fn nudge(stream: &UnixStream) {
+    // SAFETY: one byte from a constant.
+    unsafe {
+        libc::send(
+            stream.as_raw_fd(),
+            [0u8].as_ptr().cast(),
+            1,
+            libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
+        );
+    }
+}

@@ -1,0 +1,318 @@
+//! How an application comes to a worker.
+
+use std::{
+    io,
+    net::{TcpStream, ToSocketAddrs},
+    os::{
+        fd::{AsRawFd, BorrowedFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    path::{Path, PathBuf},
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{
+    address::{Address, Host},
+    bridge::Bridge,
+    channel::{Channel, Socket},
+    tls,
+};
+use crate::{
+    link::{
+        socket,
+        window::{self, Window},
+    },
+    wire::Api,
+    wire::hello::{self, Form, Hello, Refused},
+};
+
+/// How long a worker has to take a connection and to answer its hello.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How often a Unix socket is tried whose queue is full; and how long who was not served pauses
+/// before it comes again, at first.
+const AGAIN: Duration = Duration::from_millis(50);
+/// How long it pauses at most.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// Variables that name the files of [`tls::Client`], in its order.
+const VARIABLES: [&str; 3] = ["GANTRY_TLS_CA", "GANTRY_TLS_CERT", "GANTRY_TLS_KEY"];
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A variable is missing.
+    #[error(
+        "{0} is not set: for tls:// it has to name a file in PEM (of GANTRY_TLS_CA, \
+         GANTRY_TLS_CERT and GANTRY_TLS_KEY: the authority that has signed the worker's \
+         certificate, this side's certificate, and its key)"
+    )]
+    Variable(&'static str),
+    /// The host.
+    #[error(
+        "cannot connect with {0}: is gantry-accel serve --listen running there, and does a firewall \
+         let this side through?"
+    )]
+    Host(Host, #[source] io::Error),
+    /// The socket.
+    #[error(
+        "cannot connect with {path}: is gantry-accel serve --listen unix:{path} running, and may \
+         this user write to the socket?",
+        path = _0.display()
+    )]
+    Path(PathBuf, #[source] io::Error),
+    /// Without TLS, elsewhere.
+    #[error("{0} is not this machine: without TLS nobody else is trusted; use tls://")]
+    Elsewhere(Host),
+    /// TLS.
+    #[error(transparent)]
+    Tls(#[from] tls::Error),
+    /// The handshake.
+    #[error("the other side and this one do not come to terms by TLS")]
+    Handshake(#[source] io::Error),
+    /// Its hello.
+    #[error(
+        "no worker has said hello: all that the pool may have could be busy, or it has refused \
+         this side's certificate; see the log of gantry-accel"
+    )]
+    Hello(#[source] io::Error),
+    /// The other side.
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    /// The other side offers something else.
+    #[error(
+        "the other side serves windows that are shared, and not streams: see gantry-accel serve --listen"
+    )]
+    Form,
+    /// The window.
+    #[error(transparent)]
+    Window(#[from] window::Error),
+    /// The listener's end.
+    #[error("cannot make the threads' connection")]
+    Pair(#[source] io::Error),
+}
+
+/// What an application has of a worker elsewhere.
+#[derive(Debug)]
+pub struct Connected<A> {
+    /// Rings and data of this side.
+    pub window: Arc<Window>,
+    /// Is readable when there is something that nobody waits for, and ends when the worker has.
+    pub nudges: UnixStream,
+    /// What carries both over, once its directions run.
+    pub bridge: Bridge<A>,
+}
+
+impl Error {
+    /// Whether the other side has closed the connection without a word: its worker has been taken
+    /// by another meanwhile, or has ended, or there were too many. The next one is for whoever
+    /// comes again; who is refused is told why.
+    fn is_wordless(&self) -> bool {
+        let (Self::Handshake(error) | Self::Hello(error)) = self else {
+            return false;
+        };
+        matches!(
+            error.kind(),
+            io::ErrorKind::UnexpectedEof
+                | io::ErrorKind::ConnectionReset
+                | io::ErrorKind::ConnectionAborted
+                | io::ErrorKind::BrokenPipe
+        )
+    }
+}
+
+/// Connects with a worker. For TLS the environment names the files.
+pub fn connect<A: Api>(address: &Address) -> Result<Connected<A>, Error> {
+    let until = Instant::now() + PATIENCE;
+    let mut pause = AGAIN;
+    let (channel, theirs) = loop {
+        match exchange::<A>(address, until) {
+            Err(error) if error.is_wordless() && Instant::now() + pause < until => {
+                thread::sleep(pause);
+                pause = (2 * pause).min(LONGEST_PAUSE);
+            }
+            exchanged => break exchanged?,
+        }
+    };
+    let theirs = Hello::check_for::<A>(&theirs)?;
+    if theirs.form != Form::Stream {
+        return Err(Error::Form);
+    }
+    let file = window::create(theirs.window)?;
+    let window = Window::map(&file, theirs.window, theirs.ring)?;
+    let (nudge, nudges) = UnixStream::pair().map_err(Error::Pair)?;
+    let bridge = Bridge::client(&window, channel.split(), nudge);
+    Ok(Connected {
+        window,
+        nudges,
+        bridge,
+    })
+}
+
+/// Says hello to a worker: the connection, and its answer.
+fn exchange<A: Api>(
+    address: &Address,
+    until: Instant,
+) -> Result<(Channel, [u8; hello::SIZE]), Error> {
+    let channel = match address {
+        Address::Unix(path) => Channel::plain(unix(path, until)?),
+        Address::Tcp(host) => Channel::plain(tcp(host, until, true)?),
+        Address::Tls(host) => {
+            let [authority, certificate, key] = VARIABLES;
+            let file = |name| {
+                let value = std::env::var_os(name).filter(|value| !value.is_empty());
+                value.map(PathBuf::from).ok_or(Error::Variable(name))
+            };
+            let files = tls::Client {
+                authority: file(authority)?,
+                certificate: file(certificate)?,
+                key: file(key)?,
+            };
+            let session = files.connect(host)?;
+            Channel::secure(tcp(host, until, false)?, session, until).map_err(Error::Handshake)?
+        }
+    };
+    let ours = Hello {
+        form: Form::Stream,
+        ..Hello::client::<A>()
+    };
+    let exchanged = channel
+        .send_hello(&ours.to_bytes(), until)
+        .and_then(|()| channel.receive_hello(until));
+    Ok((channel, exchanged.map_err(Error::Hello)?))
+}
+
+fn unix(path: &Path, until: Instant) -> Result<Socket, Error> {
+    loop {
+        match socket::connect(path) {
+            Ok(stream) => {
+                stream
+                    .set_nonblocking(false)
+                    .map_err(|error| Error::Path(path.to_owned(), error))?;
+                return Ok(Socket::new(stream.into()));
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < until => {
+                thread::sleep(AGAIN);
+            }
+            Err(error) => return Err(Error::Path(path.to_owned(), error)),
+        }
+    }
+}
+
+fn tcp(host: &Host, until: Instant, here: bool) -> Result<Socket, Error> {
+    let failed = |error| Error::Host(host.clone(), error);
+    let addresses = (host.name.as_str(), host.port)
+        .to_socket_addrs()
+        .map_err(failed)?;
+    let mut last = io::ErrorKind::AddrNotAvailable.into();
+    for address in addresses {
+        if here && !address.ip().is_loopback() {
+            return Err(Error::Elsewhere(host.clone()));
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        match TcpStream::connect_timeout(&address, left.max(AGAIN)) {
+            Ok(stream) => {
+                let stream = OwnedFd::from(stream);
+                tune(std::os::fd::AsFd::as_fd(&stream)).map_err(failed)?;
+                return Ok(Socket::new(stream));
+            }
+            Err(error) => last = error,
+        }
+    }
+    Err(failed(last))
+}
+
+/// Has a TCP socket send at once, and notice within a minute that the other machine is gone. What
+/// a listening socket is set to, its connections are.
+pub fn tune(socket: BorrowedFd<'_>) -> io::Result<()> {
+    let seconds = |time: Duration| time.as_secs() as libc::c_int;
+    let options = [
+        (libc::IPPROTO_TCP, libc::TCP_NODELAY, 1),
+        (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, seconds(IDLE)),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, seconds(IDLE)),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 4),
+        (
+            libc::IPPROTO_TCP,
+            libc::TCP_USER_TIMEOUT,
+            1000 * seconds(SILENT),
+        ),
+    ];
+    for (level, name, value) in options {
+        // SAFETY: an integer that outlives the call, of the size that is passed beside it.
+        let set = unsafe {
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                level,
+                name,
+                (&raw const value).cast(),
+                size_of::<libc::c_int>() as libc::socklen_t,
+            )
+        };
+        if set < 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
+/// After so much silence, and then as often, the other machine is asked whether it is there.
+const IDLE: Duration = Duration::from_secs(10);
+/// So long the other machine may leave bytes unacknowledged, or not take any.
+const SILENT: Duration = Duration::from_secs(60);
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{Read, Write},
+        os::unix::net::UnixListener,
+    };
+
+    use super::*;
+    use crate::apis::opencl::OpenCl;
+
+    /// What comes of connecting with somebody who answers each connection in its turn like this:
+    /// whether it did, and how many connections there were.
+    fn answered(
+        name: &str,
+        answers: &'static [&'static [u8]],
+    ) -> (Result<Connected<OpenCl>, Error>, usize) {
+        let path = std::env::temp_dir().join(format!("gantry-{name}-{}", std::process::id()));
+        let listener = UnixListener::bind(&path).unwrap();
+        let serving = thread::spawn(move || {
+            for answer in answers {
+                let (mut stream, _) = listener.accept().unwrap();
+                stream.read_exact(&mut [0; hello::SIZE]).unwrap();
+                stream.write_all(answer).unwrap();
+            }
+            listener.set_nonblocking(true).unwrap();
+            answers.len() + usize::from(listener.accept().is_ok())
+        });
+        let connected = connect::<OpenCl>(&Address::Unix(path.clone()));
+        let count = serving.join().unwrap();
+        std::fs::remove_file(path).unwrap();
+        (connected, count)
+    }
+
+    #[test]
+    fn who_was_not_served_comes_again() {
+        let hello = Hello {
+            form: Form::Stream,
+            window: window::SMALLEST,
+            ring: 1 << 16,
+            ..Hello::client::<OpenCl>()
+        };
+        let answers: Vec<&[u8]> = vec![b"", b"", hello.to_bytes().to_vec().leak()];
+        let (connected, count) = answered("again", answers.leak());
+        assert_eq!(connected.unwrap().window.size(), window::SMALLEST);
+        assert_eq!(count, 3);
+    }
+
+    #[test]
+    fn who_was_refused_does_not_come_again() {
+        let (refused, count) = answered("refused", &[&[0; hello::SIZE]]);
+        assert!(matches!(refused, Err(Error::Refused(_))), "{refused:?}");
+        assert_eq!(count, 1);
+    }
+}

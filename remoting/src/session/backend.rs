@@ -1,0 +1,115 @@
+//! What a session needs of an accelerator API's backend, and what a backend gets of a session.
+//!
+//! A backend owns the shadow objects of one application and calls the host's driver. Its methods
+//! take the [session](Session) that it belongs to, by which it answers, releases stages, waits for
+//! fences and charges quotas. The session itself knows nothing of the API but this: all is static,
+//! so that a request costs no call through a table.
+
+use std::{fmt::Debug, hash::Hash, sync::Arc};
+
+use super::server::{Error, Session};
+use crate::wire::{Api, Header, messages::EventId};
+
+/// How far the work is that a fence stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// The device has not begun it.
+    Waiting,
+    /// The device is at it.
+    Running,
+    /// It is done.
+    Complete,
+    /// It has failed, or nobody knows of it.
+    Failed,
+}
+
+impl Progress {
+    /// Whether the fence will not change any more.
+    pub fn is_over(self) -> bool {
+        matches!(self, Self::Complete | Self::Failed)
+    }
+}
+
+/// The part of a driver that says when work has completed. Threads beside the serving one ask, too.
+pub trait Fences: Debug + Send + Sync + 'static {
+    /// Stands for work that was submitted: an event, a number on a timeline. References to it are
+    /// counted by [`retain`](Self::retain) and [`release`](Self::release).
+    type Fence: Copy + Debug + Eq + Hash + Send + 'static;
+
+    /// How far the work is. Waits for nothing.
+    fn poll(&self, fence: Self::Fence) -> Progress;
+
+    /// Takes a reference more.
+    fn retain(&self, fence: Self::Fence);
+
+    /// Gives up a reference.
+    fn release(&self, fence: Self::Fence);
+}
+
+/// A queue, as the driver tells it from others: commands of one that is in order run one after the
+/// other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct QueueKey {
+    /// The driver's handle.
+    pub raw: usize,
+    /// Whether it is in order.
+    pub in_order: bool,
+}
+
+/// What carries an API's requests out.
+pub trait Backend: Debug + Sized {
+    /// The API.
+    type Api: Api;
+    /// The driver, as its fences are asked about.
+    type Driver: Fences;
+    /// What the driver's threads and the backend's own tell the serving thread.
+    type Notice: Debug + Send + 'static;
+
+    /// The API's code for a wait of whose fences one has failed.
+    const FENCE_FAILED: i32;
+    /// The API's code for an answer that is too long to be sent.
+    const ANSWER_TOO_LONG: i32;
+
+    /// The driver.
+    fn driver(&self) -> &Arc<Self::Driver>;
+
+    /// Carries out a request: answers it, or sees to it that it is answered later.
+    ///
+    /// # Errors
+    /// The session ends. What is wrong with the request alone is in its answer.
+    fn execute(
+        session: &mut Session<Self>,
+        header: Header,
+        request: <Self::Api as Api>::Request,
+    ) -> Result<(), Error>;
+
+    /// Does what a notice tells of, in the serving thread.
+    ///
+    /// # Errors
+    /// The session ends.
+    fn notice(session: &mut Session<Self>, notice: Self::Notice) -> Result<(), Error>;
+
+    /// Whether no request is to be taken for now, because of what the backend is still at.
+    fn is_busy(&self) -> bool;
+
+    /// Whether the client has an event of this number.
+    fn has_event(&self, id: EventId) -> bool;
+
+    /// Has the driver begin what it has of a queue of the client, if there is one of this number.
+    fn flush(&self, queue: u32);
+
+    /// The same of all queues.
+    fn flush_all(&self);
+
+    /// Gives back to the driver what the client has freed and no work uses any more. Whether there
+    /// was something.
+    fn sweep(&mut self) -> bool;
+
+    /// Adds the fences after which [`sweep`](Self::sweep) may find something, each of them once.
+    fn sweep_after(&mut self, fences: &mut Vec<<Self::Driver as Fences>::Fence>);
+}
+
+/// The fences of a backend.
+pub type FenceOf<B> = <<B as Backend>::Driver as Fences>::Fence;
+/// The requests of a backend.
+pub type RequestOf<B> = <<B as Backend>::Api as Api>::Request;

@@ -1,0 +1,146 @@
+//! Serving on a CPU that the application lends: what is there is done, and nothing is waited for.
+//!
+//! Answers that have no room in their ring are kept until the application has read and comes again.
+//! Calls for which the driver may need its kernel or much time are left to the process's own CPU.
+
+use std::collections::VecDeque;
+
+use super::{
+    backend::Backend,
+    server::{Error, Session},
+};
+use crate::{
+    link::{
+        bell::Bell,
+        endpoint::{Gone, Receiver, Sender},
+        port_bell::Waker,
+        ring::Lines,
+        window::Slice,
+    },
+    wire::{Api, Header},
+};
+
+/// Whose CPU it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cpu {
+    /// The application's.
+    Lent,
+    /// The process's own.
+    Own,
+}
+
+/// How a delegation has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Drained {
+    /// The ring of calls is empty, or what is in it waits until answers have been read.
+    Empty,
+    /// A ring's worth of calls has been served, and there are more.
+    More,
+    /// The next call is for the process's own CPU.
+    Own,
+}
+
+/// The state of such a server.
+#[derive(Debug)]
+pub struct Lent<R> {
+    pub(crate) unsent: Unsent,
+    /// A call that was taken out of the ring and is for the process's own CPU.
+    kept: Option<(Header, R)>,
+}
+
+impl<R> Default for Lent<R> {
+    fn default() -> Self {
+        Self {
+            unsent: Unsent::default(),
+            kept: None,
+        }
+    }
+}
+
+/// Messages, the first of which may have been sent in part. No call is taken while there are any:
+/// they are what one call has caused, and what became due of what the application waited for by
+/// then.
+#[derive(Debug, Default)]
+pub struct Unsent(VecDeque<(Header, Vec<u8>)>);
+
+impl Unsent {
+    /// Sends a message after those that wait, or keeps what there is no room for.
+    pub fn add<R: Lines, L: Bell>(
+        &mut self,
+        sender: &mut Sender<R, L>,
+        header: Header,
+        body: &[u8],
+    ) -> Result<(), Gone> {
+        let mut rest = body;
+        if !self.0.is_empty() || !sender.offer(header, &mut rest)? {
+            self.0.push_back((header, rest.to_vec()));
+        }
+        Ok(())
+    }
+
+    /// Sends what there is room for now. Whether nothing is left.
+    pub(crate) fn send<R: Lines, L: Bell>(
+        &mut self,
+        sender: &mut Sender<R, L>,
+    ) -> Result<bool, Gone> {
+        while let Some((header, body)) = self.0.front_mut() {
+            let mut rest = &body[..];
+            let whole = sender.offer(*header, &mut rest)?;
+            let sent = body.len() - rest.len();
+            if !whole {
+                body.drain(..sent);
+                return Ok(false);
+            }
+            self.0.pop_front();
+        }
+        Ok(true)
+    }
+}
+
+impl<B: Backend> Session<B> {
+    /// Serves the calls that the ring holds, and returns. The work is bounded: as many calls as
+    /// have room in the ring. For a server whose bell is [`Waker::Lent`]; others have threads.
+    pub fn drain(
+        &mut self,
+        calls: &mut Receiver<Slice, Waker>,
+        body: &mut Vec<u8>,
+        cpu: Cpu,
+    ) -> Result<Drained, Error> {
+        let most = self.window.calls().count();
+        for _ in 0..most {
+            let Some(lent) = &mut self.lent else {
+                break;
+            };
+            if !lent.unsent.send(&mut self.sender)? {
+                // The application reads first, then it comes again.
+                calls.leave();
+                return Ok(Drained::Empty);
+            }
+            let next = match lent.kept.take() {
+                None => match calls.poll(body)? {
+                    Some(header) => Some((header, B::Api::decode(header.opcode, body)?)),
+                    None => None,
+                },
+                kept => kept,
+            };
+            let idle = match next {
+                Some((_, ref request)) if cpu == Cpu::Lent && B::Api::compiles(request) => {
+                    lent.kept = next;
+                    return Ok(Drained::Own);
+                }
+                Some((header, request)) => {
+                    self.serve(header, request)?;
+                    false
+                }
+                None => true,
+            };
+            let noticed = self.notices()?;
+            let waited = self.poll_waits()?;
+            let passed = self.pass_on()?;
+            if idle && !(noticed || waited || passed) && calls.leave() {
+                return Ok(Drained::Empty);
+            }
+        }
+        Ok(Drained::More)
+    }
+}

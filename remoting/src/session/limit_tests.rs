@@ -1,0 +1,233 @@
+//! Commands that go on for as long as the test wants, and a worker that looks after them.
+
+use std::cell::Cell;
+
+use super::*;
+use crate::{
+    apis::opencl::{
+        calls::{
+            self, Call, ContextId, CreateContext, CreateQueue, CreateUserEvent, DeviceId, EventId,
+            Finish, Marker, QueueId,
+        },
+        codes,
+    },
+    backends::opencl::{
+        Server,
+        driver::api::Handle,
+        testing::{self, BELL},
+    },
+    link::{
+        bell::Futex,
+        endpoint::{Receiver, Sender},
+        port_bell::Waker,
+        ring::{Consumer, Producer},
+        window::Slice,
+    },
+    wire::{Flags, Header, Wire},
+};
+
+fn known(commands: std::ops::Range<Handle>, in_order: bool) -> Known<Handle> {
+    let mut known = Known::default();
+    for event in commands {
+        known.add(&Order {
+            fence: event,
+            queue: QueueKey { raw: 7, in_order },
+        });
+    }
+    known
+}
+
+#[test]
+fn the_oldest_of_a_queue_in_order_alone_is_asked_about() {
+    let mut known = known(0..1000, true);
+    let (asked, done) = (Cell::new(0), Cell::new(0));
+    let status = |event: Handle| {
+        asked.set(asked.get() + 1);
+        if event < done.get() {
+            Progress::Complete
+        } else {
+            Progress::Waiting
+        }
+    };
+    let now = Instant::now();
+    assert_eq!(known.look(now, status).0.len(), 0);
+    assert_eq!(asked.take(), 1);
+    done.set(10);
+    assert_eq!(known.look(now, status).0, Vec::from_iter(0..10));
+    assert_eq!(asked.take(), 11);
+    done.set(1000);
+    assert_eq!(known.look(now, status).0.len(), 990);
+    assert!(known.0.is_empty(), "a queue without commands is forgotten");
+}
+
+#[test]
+fn a_command_out_of_order_runs_from_when_it_was_first_seen_to() {
+    let mut known = known(0..3, false);
+    let runs = |runs: Handle| {
+        move |event| {
+            if event == runs {
+                Progress::Running
+            } else {
+                Progress::Waiting
+            }
+        }
+    };
+    let start = Instant::now();
+    assert_eq!(known.look(start, runs(1)).1, Duration::ZERO);
+    let later = start + Duration::from_millis(300);
+    assert_eq!(known.look(later, runs(1)).1, later - start);
+    // One that has ended, by an error as well, counts no longer.
+    let (ended, longest) = known.look(later, |event| {
+        if event == 1 {
+            Progress::Failed
+        } else {
+            Progress::Waiting
+        }
+    });
+    assert_eq!((ended, longest), (vec![1], Duration::ZERO));
+}
+
+#[test]
+fn a_look_that_was_held_up_delays_the_next_one_by_the_limit_at_most() {
+    let limit = Duration::from_secs(1);
+    let short = Duration::from_millis(10);
+    assert_eq!(rest(short, limit), short * PART);
+    assert_eq!(rest(Duration::from_secs(60), limit), limit);
+    assert_eq!(rest(Duration::MAX, limit), limit);
+}
+
+/// A worker before an OpenCL that does nothing, and its application.
+struct Pair {
+    server: Server,
+    calls: Receiver<Slice, Waker>,
+    sender: Sender<Slice, Futex>,
+    answers: Receiver<Slice, Futex>,
+}
+
+impl Pair {
+    fn new() -> Self {
+        let (mut server, calls, window) = testing::server();
+        let limit = Duration::from_secs(3600);
+        server.limit(limit, |_| panic!("nothing runs")).unwrap();
+        let mut pair = Self {
+            server,
+            calls,
+            sender: Sender::new(Producer::new(window.calls(), BELL), Duration::ZERO),
+            answers: Receiver::new(Consumer::new(window.answers(), BELL)),
+        };
+        let (context, id) = (ContextId(0), QueueId(0));
+        pair.post(&CreateContext {
+            id: context,
+            devices: vec![DeviceId(0)],
+            platform: None,
+        });
+        pair.post(&CreateQueue {
+            id,
+            context,
+            device: DeviceId(0),
+            properties: 0,
+            further: Vec::new(),
+        });
+        assert!(pair.turn());
+        pair
+    }
+
+    fn send<C: Call>(&mut self, call: &C, flags: Flags) {
+        let mut body = Vec::new();
+        call.put(&mut body);
+        let header = Header {
+            length: 0,
+            opcode: C::OPCODE,
+            flags,
+            sequence: 1,
+        };
+        self.sender.send(header, &body, || true).unwrap();
+    }
+
+    fn post<C: Call>(&mut self, call: &C) {
+        self.send(call, Flags::default());
+    }
+
+    fn turn(&mut self) -> bool {
+        self.server.turn(&mut self.calls, &mut Vec::new()).unwrap()
+    }
+
+    /// The answer that is there, if there is one.
+    fn answer(&mut self) -> Option<Result<(), i32>> {
+        let mut body = Vec::new();
+        while let Some(header) = self.answers.poll(&mut body).unwrap() {
+            if header.opcode == calls::ANSWER {
+                return Some(Result::from_bytes(&body).unwrap());
+            }
+        }
+        None
+    }
+
+    /// Has the thread look after so many commands more than there are.
+    fn crowd(&self, count: usize) {
+        self.limit().count.fetch_add(count, Ordering::AcqRel);
+    }
+
+    fn limit(&self) -> &Limit<Handle> {
+        self.server.limit.as_ref().unwrap()
+    }
+}
+
+fn marker() -> Marker {
+    Marker {
+        order: calls::Order {
+            queue: QueueId(0),
+            wait: Vec::new(),
+            event: None,
+        },
+    }
+}
+
+#[test]
+fn while_the_driver_has_all_that_is_looked_after_no_other_call_is_taken() {
+    let mut pair = Pair::new();
+    pair.crowd(MOST);
+    pair.send(&Finish { queue: QueueId(0) }, Flags::ANSWER);
+    assert!(!pair.turn());
+    assert_eq!(pair.answer(), None);
+    pair.limit().count.fetch_sub(1, Ordering::AcqRel);
+    assert!(pair.turn());
+    assert_eq!(pair.answer(), Some(Ok(())));
+}
+
+#[test]
+fn commands_that_may_wait_for_the_client_are_refused_beyond_that() {
+    let mut pair = Pair::new();
+    pair.post(&CreateUserEvent {
+        id: EventId(0),
+        context: ContextId(0),
+    });
+    assert!(pair.turn());
+    pair.send(&marker(), Flags::ANSWER);
+    assert!(pair.turn());
+    assert_eq!(pair.answer(), Some(Ok(())));
+    pair.crowd(MOST);
+    pair.send(&marker(), Flags::ANSWER);
+    assert!(pair.turn());
+    assert_eq!(pair.answer(), Some(Err(codes::OUT_OF_RESOURCES)));
+}
+
+#[test]
+fn who_waits_for_room_is_woken_when_there_is_some() {
+    let pair = Pair::new();
+    pair.crowd(MOST - 1);
+    pair.limit().order(Order {
+        fence: 1,
+        queue: QueueKey {
+            raw: 1,
+            in_order: true,
+        },
+    });
+    // Commands of this driver have ended when they are looked at.
+    while pair.limit().is_full() {
+        thread::yield_now();
+    }
+    while !pair.server.board.any() {
+        thread::yield_now();
+    }
+}

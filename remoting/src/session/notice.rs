@@ -1,0 +1,67 @@
+//! What the driver's own threads and the worker's build threads tell the serving thread.
+
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicBool, Ordering},
+};
+
+use crate::{
+    link::{bell::Bell, port_bell::Waker, ring::Lines, window::Slice},
+    turns::message::OtherArbiter,
+};
+
+/// Something that happened outside of the serving thread.
+#[derive(Debug)]
+pub enum Notice<N> {
+    /// A fence that is waited for has changed.
+    Wake,
+    /// The client's callback of this number is due, with this status.
+    Callback(u64, i32),
+    /// For the backend.
+    Backend(N),
+    /// The device is shared by an arbiter that this worker does not understand.
+    Apart(OtherArbiter),
+}
+
+/// Where notices are left.
+#[derive(Debug)]
+pub struct Board<N> {
+    notices: Mutex<Vec<Notice<N>>>,
+    any: AtomicBool,
+    ring: Mutex<Slice>,
+    bell: Waker,
+}
+
+impl<N> Board<N> {
+    /// A board whose reader sleeps on this ring.
+    pub fn new(ring: Slice, bell: Waker) -> Arc<Self> {
+        Arc::new(Self {
+            notices: Mutex::new(Vec::new()),
+            any: AtomicBool::new(false),
+            ring: Mutex::new(ring),
+            bell,
+        })
+    }
+
+    /// Leaves a notice and wakes the serving thread.
+    pub fn leave(&self, notice: Notice<N>) {
+        self.notices
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(notice);
+        self.any.store(true, Ordering::SeqCst);
+        let ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        self.bell.ring(&ring.control().items.0);
+    }
+
+    /// Whether there are notices: one atomic load.
+    pub fn any(&self) -> bool {
+        self.any.load(Ordering::SeqCst)
+    }
+
+    /// Takes all notices.
+    pub fn take(&self) -> Vec<Notice<N>> {
+        self.any.store(false, Ordering::SeqCst);
+        std::mem::take(&mut *self.notices.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}

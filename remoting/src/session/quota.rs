@@ -1,0 +1,130 @@
+//! How much device memory an application may have, alone or with others of its machine.
+//!
+//! A charge is made before the driver sees an allocation, and given back when the driver says that
+//! the memory object is really gone: kernels, sub-buffers and commands keep one that its
+//! application has released.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use crate::account::Account;
+
+/// There is not so much device memory left for the application.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the application has as much device memory as it may have")]
+pub struct Exceeded;
+
+/// Bytes that may be had, and that are.
+#[derive(Debug)]
+pub struct Quota {
+    limit: u64,
+    used: AtomicU64,
+    /// An account for all applications of a machine, and this one's number in it.
+    shared: Option<(Account, u32)>,
+}
+
+/// Part of a quota; given back when it is dropped.
+#[derive(Debug)]
+pub struct Charge {
+    quota: Arc<Quota>,
+    bytes: u64,
+}
+
+impl Quota {
+    /// A quota of so many bytes; without a limit if that is zero.
+    pub fn new(limit: u64) -> Arc<Self> {
+        Arc::new(Self {
+            limit: if limit == 0 { u64::MAX } else { limit },
+            used: AtomicU64::new(0),
+            shared: None,
+        })
+    }
+
+    /// A quota that all who share the account have together; without a limit if that is zero.
+    pub fn shared(limit: u64, account: Account, slice: u32) -> Arc<Self> {
+        Arc::new(Self {
+            limit: if limit == 0 { u64::MAX } else { limit },
+            used: AtomicU64::new(0),
+            shared: Some((account, slice)),
+        })
+    }
+
+    /// How many bytes are had now.
+    pub fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Charges an allocation of so many bytes.
+    pub fn charge(self: &Arc<Self>, bytes: u64) -> Result<Charge, Exceeded> {
+        let fits = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= self.limit);
+        self.used
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits)
+            .map_err(|_| Exceeded)?;
+        if let Some((account, slice)) = &self.shared
+            && !account.add(*slice, bytes, self.limit)
+        {
+            self.used.fetch_sub(bytes, Ordering::Relaxed);
+            return Err(Exceeded);
+        }
+        Ok(Charge {
+            quota: Arc::clone(self),
+            bytes,
+        })
+    }
+}
+
+impl Charge {
+    /// How much it is.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.quota.used.fetch_sub(self.bytes, Ordering::Relaxed);
+        if let Some((account, slice)) = &self.quota.shared {
+            account.remove(*slice, self.bytes);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_is_refused_until_something_is_given_back() {
+        let quota = Quota::new(100);
+        let first = quota.charge(60).unwrap();
+        assert_eq!(quota.charge(41).unwrap_err(), Exceeded);
+        let second = quota.charge(40).unwrap();
+        drop(first);
+        quota.charge(60).unwrap();
+        drop(second);
+        assert!(quota.charge(u64::MAX).is_err());
+    }
+
+    #[test]
+    fn two_of_one_machine_share_their_quota() {
+        let (machine, file) = Account::create().unwrap();
+        let of = |slice| Quota::shared(100, Account::map(&file).unwrap(), slice);
+        let (one, other) = (of(0), of(1));
+        let first = one.charge(60).unwrap();
+        assert!(other.charge(41).is_err());
+        assert_eq!((other.used(), machine.total()), (0, 60));
+        let _second = other.charge(40).unwrap();
+        drop(first);
+        assert_eq!(machine.total(), 40);
+        one.charge(60).unwrap();
+    }
+
+    #[test]
+    fn without_a_limit_everything_fits_that_is_a_number() {
+        let quota = Quota::new(0);
+        let _most = quota.charge(u64::MAX).unwrap();
+        assert!(quota.charge(1).is_err());
+    }
+}

@@ -1,0 +1,137 @@
+//! A snapshot takes an older one's place when all of it is on stable storage, and not before.
+//!
+//! The files are written under names of their own, beside those of an older snapshot: a disk that is
+//! full, or a process that is killed, costs the new one alone. [`Staged::commit`] then gives them
+//! their names, the state last: a directory without it is no snapshot, so that no state is ever
+//! found beside another snapshot's memory, whenever the host loses its power.
+
+use std::{
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+};
+
+use super::{CONFIG, MEMORY, STATE};
+
+/// All files, the state last.
+const FILES: [&str; 3] = [MEMORY, CONFIG, STATE];
+
+/// The files of a snapshot that is being written. They are removed unless it is committed.
+#[derive(Debug)]
+pub struct Staged<'a> {
+    directory: &'a Path,
+}
+
+impl<'a> Staged<'a> {
+    /// In a directory that nobody else uses, without what somebody left there who was killed.
+    pub fn new(directory: &'a Path) -> io::Result<Self> {
+        let staged = Self { directory };
+        for file in FILES {
+            remove(&staged.path(file))?;
+        }
+        Ok(staged)
+    }
+
+    /// Where one of the files is written to.
+    pub fn path(&self, file: &str) -> PathBuf {
+        self.directory.join(format!("{file}.new"))
+    }
+
+    /// Puts the files, whose contents are on stable storage, in the place of an older snapshot's.
+    /// Durable when it returns.
+    pub fn commit(self) -> io::Result<()> {
+        let directory = File::open(self.directory)?;
+        remove(&self.directory.join(STATE))?;
+        // Nothing of the new one takes its name before the old state has lost it.
+        directory.sync_all()?;
+        for file in FILES {
+            if file == STATE {
+                directory.sync_all()?;
+            }
+            fs::rename(self.path(file), self.directory.join(file))?;
+        }
+        directory.sync_all()
+    }
+}
+
+impl Drop for Staged<'_> {
+    fn drop(&mut self) {
+        for file in FILES {
+            if let Err(error) = remove(&self.path(file)) {
+                let path = self.path(file);
+                log::warn!("cannot remove {}: {error}", path.display());
+            }
+        }
+    }
+}
+
+/// Removes a file, if it is there.
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(to: &Staged<'_>, text: &str) {
+        for file in FILES {
+            fs::write(to.path(file), text).unwrap();
+        }
+    }
+
+    /// What is in the directory, by name.
+    fn found(directory: &Path) -> Vec<(String, String)> {
+        let entries = fs::read_dir(directory).unwrap().map(|entry| {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_str().unwrap();
+            (name.to_owned(), fs::read_to_string(&path).unwrap())
+        });
+        let mut entries: Vec<_> = entries.collect();
+        entries.sort();
+        entries
+    }
+
+    fn all(text: &str) -> Vec<(String, String)> {
+        let mut all = FILES.map(|file| (file.to_owned(), text.to_owned()));
+        all.sort();
+        all.into()
+    }
+
+    #[test]
+    fn an_older_snapshot_is_there_until_the_new_one_is_complete() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = Staged::new(dir.path()).unwrap();
+        write(&first, "first");
+        first.commit().unwrap();
+        assert_eq!(found(dir.path()), all("first"));
+        // The disk is full when half of it is written.
+        let failed = Staged::new(dir.path()).unwrap();
+        fs::write(failed.path(MEMORY), "half").unwrap();
+        drop(failed);
+        assert_eq!(found(dir.path()), all("first"));
+        // The process is killed.
+        let killed = Staged::new(dir.path()).unwrap();
+        write(&killed, "second");
+        std::mem::forget(killed);
+        for file in FILES {
+            assert_eq!(fs::read_to_string(dir.path().join(file)).unwrap(), "first");
+        }
+        let third = Staged::new(dir.path()).unwrap();
+        write(&third, "third");
+        third.commit().unwrap();
+        assert_eq!(found(dir.path()), all("third"));
+    }
+
+    #[test]
+    fn a_snapshot_that_is_not_complete_takes_nothings_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let staged = Staged::new(dir.path()).unwrap();
+        fs::write(staged.path(MEMORY), "memory").unwrap();
+        assert!(staged.commit().is_err());
+        assert!(!dir.path().join(STATE).exists());
+    }
+}

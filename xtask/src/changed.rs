@@ -1,0 +1,229 @@
+//! What a change can affect: the crates whose unit tests are run, and the scenarios.
+
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::programs::{cargo, root};
+
+/// Scenarios that a file can affect: the first row whose prefix the file's path has. An empty list
+/// means none; a file in no row can affect all.
+const SCENARIOS: &[(&str, &[&str])] = &[
+    ("docs/", &[]),
+    ("measurements/", &[]),
+    ("fuzz/", &[]),
+    ("manual/", &["command line"]),
+    ("vmfunc-gate/", &["gate:", "ring-3"]),
+    ("gpu-mediator/", &["sharing:"]),
+    ("remoting/", REMOTING),
+    ("guest/", REMOTING),
+    ("devices/src/accel/", REMOTING),
+    ("devices/src/gate/", &["gate:"]),
+    ("devices/src/vfio/user/", &["vfio-user:"]),
+    (
+        "devices/src/vfio/",
+        &["passthrough:", "iommufd:", "vfio-user:"],
+    ),
+    ("devices/src/virtio/iommu/", &["IOMMU"]),
+    ("devices/src/virtio/vsock/", &["vsock:", "snapshot:"]),
+    ("devices/src/virtio/balloon/", &["memory:", "snapshot:"]),
+    (
+        "devices/src/virtio/mem/",
+        &["memory:", "hot-plug:", "snapshot:"],
+    ),
+    (
+        "devices/src/virtio/blk/",
+        &["disk:", "hot-plug:", "snapshot:"],
+    ),
+    ("devices/src/disk/", &["disk:", "hot-plug:", "snapshot:"]),
+];
+
+/// What everything between an application's call and the host's device affects.
+const REMOTING: &[&str] = &[
+    "opencl:",
+    "accelerator:",
+    "sharing:",
+    "services:",
+    "stream:",
+    "ring-3",
+];
+
+/// What is to be run.
+#[derive(Debug, Eq, PartialEq)]
+pub struct Selection {
+    /// Crates whose unit tests are run.
+    pub crates: BTreeSet<String>,
+    /// Words that choose scenarios; `None` for all scenarios.
+    pub words: Option<Vec<String>>,
+}
+
+/// What the difference between a commit and the working tree can affect.
+pub fn since(base: &str) -> Result<Selection> {
+    let files = files(base)?;
+    let metadata = cargo()
+        .args(["metadata", "--no-deps", "--format-version", "1"])
+        .output()?;
+    let metadata: Value = serde_json::from_slice(&metadata.stdout).context("cargo metadata")?;
+    Ok(Selection {
+        crates: dependents(&packages(&metadata, &root()), &files),
+        words: words(&files),
+    })
+}
+
+/// Files that differ from a commit, new ones included, relative to the root.
+fn files(base: &str) -> Result<Vec<String>> {
+    let mut files = Vec::new();
+    for arguments in [
+        &["diff", "--name-only", base, "--"][..],
+        &["ls-files", "--others", "--exclude-standard"],
+    ] {
+        let output = Command::new("git")
+            .args(arguments)
+            .current_dir(root())
+            .output()
+            .context("cannot run git")?;
+        if !output.status.success() {
+            bail!(
+                "git cannot compare with {base:?}: {}",
+                String::from_utf8_lossy(&output.stderr).trim()
+            );
+        }
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        files.extend(text.lines().map(str::to_owned));
+    }
+    Ok(files)
+}
+
+/// Words that choose what the files can affect; `None` if that is everything.
+fn words(files: &[String]) -> Option<Vec<String>> {
+    let mut words = BTreeSet::new();
+    for file in files.iter().filter(|file| !file.ends_with(".md")) {
+        let (_, affected) = SCENARIOS
+            .iter()
+            .find(|(prefix, _)| file.starts_with(prefix))?;
+        words.extend(affected.iter().map(ToString::to_string));
+    }
+    Some(words.into_iter().collect())
+}
+
+/// A crate of the workspace.
+#[derive(Debug)]
+struct Package {
+    name: String,
+    /// Relative to the root.
+    folder: PathBuf,
+    /// Crates of the workspace that it or its tests use.
+    uses: Vec<String>,
+}
+
+fn packages(metadata: &Value, root: &Path) -> Vec<Package> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    list(&metadata["packages"])
+        .iter()
+        .map(|package| {
+            let manifest = PathBuf::from(text(&package["manifest_path"]));
+            let folder = manifest.parent().unwrap_or(root);
+            let uses = list(&package["dependencies"]);
+            let uses = uses.iter().filter(|one| one["path"].is_string());
+            Package {
+                name: text(&package["name"]),
+                folder: folder.strip_prefix(root).unwrap_or(folder).to_owned(),
+                uses: uses.map(|one| text(&one["name"])).collect(),
+            }
+        })
+        .collect()
+}
+
+/// The crates that the files are in, and those that use them, directly or not. A file of no crate
+/// (a manifest, a lock file) affects all.
+fn dependents(packages: &[Package], files: &[String]) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for file in files.iter().filter(|file| !file.ends_with(".md")) {
+        let within = |package: &&Package| Path::new(file).starts_with(&package.folder);
+        let deepest = |package: &&Package| package.folder.components().count();
+        match packages.iter().filter(within).max_by_key(deepest) {
+            Some(package) => _ = found.insert(package.name.clone()),
+            None if ["docs/", "measurements/", "fuzz/"]
+                .iter()
+                .any(|folder| file.starts_with(folder)) => {}
+            None => {
+                return packages
+                    .iter()
+                    .map(|package| package.name.clone())
+                    .collect();
+            }
+        }
+    }
+    loop {
+        let more: Vec<_> = packages
+            .iter()
+            .filter(|package| !found.contains(&package.name))
+            .filter(|package| package.uses.iter().any(|used| found.contains(used)))
+            .map(|package| package.name.clone())
+            .collect();
+        if more.is_empty() {
+            return found;
+        }
+        found.extend(more);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(items: &[&str]) -> Vec<String> {
+        items.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_change_selects_the_crates_that_use_it() {
+        let package = |name: &str, folder: &str, uses: &[&str]| Package {
+            name: name.to_owned(),
+            folder: folder.into(),
+            uses: list(uses),
+        };
+        let all = [
+            package("gate", "gate", &[]),
+            package("rig", "gate/rig", &["gate"]),
+            package("devices", "devices", &["gate"]),
+            package("vmm", "vmm", &["devices"]),
+            package("manual", "manual", &[]),
+        ];
+        let affected = |files: &[&str]| Vec::from_iter(dependents(&all, &list(files)));
+        assert_eq!(affected(&["gate/rig/src/main.rs"]), ["rig"]);
+        assert_eq!(
+            affected(&["gate/src/lib.rs"]),
+            ["devices", "gate", "rig", "vmm"]
+        );
+        assert_eq!(affected(&["docs/user/gpu.md", "vmm/README.md"]), [""; 0]);
+        assert_eq!(affected(&["Cargo.lock"]).len(), all.len());
+    }
+
+    #[test]
+    fn a_change_selects_the_scenarios_that_it_can_affect_and_all_if_that_is_unknown() {
+        assert_eq!(
+            words(&list(&["docs/user/gpu.md", "README.md"])),
+            Some(vec![])
+        );
+        let device = list(&["devices/src/vfio/user/wire.rs"]);
+        assert_eq!(words(&device), Some(list(&["vfio-user:"])));
+        assert_eq!(
+            words(&list(&["devices/src/vfio/user/wire.rs", "vmm/src/lib.rs"])),
+            None
+        );
+    }
+
+    #[test]
+    fn the_folders_that_select_scenarios_are_there() {
+        for (folder, _) in SCENARIOS {
+            assert!(root().join(folder).is_dir(), "{folder}");
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Links between the repository's documents lead somewhere.
+
+use std::path::{Path, PathBuf};
+
+/// Targets of the links in a Markdown text, without their anchors; links to other sites left out.
+fn targets(text: &str) -> impl Iterator<Item = &str> {
+    text.split("](").skip(1).filter_map(|rest| {
+        let target = rest.split([')', ' ']).next()?;
+        let file = target.split('#').next()?;
+        (!file.is_empty() && !target.contains("://")).then_some(file)
+    })
+}
+
+/// All Markdown files below a folder, but for what is built or fetched.
+fn documents(folder: &Path, found: &mut Vec<PathBuf>) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if entry.file_type()?.is_dir() {
+            if name != "target" && !name.starts_with('.') {
+                documents(&entry.path(), found)?;
+            }
+        } else if name.ends_with(".md") {
+            found.push(entry.path());
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn links_of_the_documents_lead_to_files() {
+    let mut found = Vec::new();
+    documents(&crate::programs::root(), &mut found).unwrap();
+    assert!(found.len() > 5, "{found:?}");
+    let mut broken = Vec::new();
+    for document in &found {
+        let text = std::fs::read_to_string(document).unwrap();
+        let folder = document.parent().unwrap();
+        broken.extend(
+            targets(&text)
+                .filter(|target| !folder.join(target).exists())
+                .map(|target| format!("{}: {target}", document.display())),
+        );
+    }
+    assert!(broken.is_empty(), "{broken:#?}");
+}
+
+#[test]
+fn a_link_to_another_site_is_no_file_and_an_anchor_is_no_part_of_one() {
+    let text = "[a](b.md#c) [d](https://e.org/f) [g](#h) ![i](j.svg)";
+    assert_eq!(targets(text).collect::<Vec<_>>(), ["b.md", "j.svg"]);
+}

@@ -1,0 +1,220 @@
+//! Whether weights hold for applications that wait for their results: closed loops of weights 1 and 3,
+//! and more, on a real device.
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result};
+use gpu_mediator::{arbiter::status::Client, simulator::fairness};
+
+use crate::{
+    shared_device::{Application, Load, Machine, Programs, wait_for},
+    sharing_figures::Options,
+};
+
+/// For how many seconds an application runs alone.
+const ALONE: u64 = 2;
+/// The most seconds for each row: there are many, and they are short-lived states.
+const LONGEST: u64 = 10;
+
+/// Kernels of so many microseconds, and how many of them are waited for together.
+type Batch = (u32, u32);
+const FOUR_LONG: Batch = (4, 5_000);
+const MANY_SHORT: Batch = (64, 100);
+const FEW_SHORT: Batch = (4, 100);
+const TWO_LONGEST: Batch = (2, 20_000);
+const ONE_SHORT: Batch = (1, 100);
+
+fn sync((in_flight, micros): Batch, think: u32) -> Load {
+    Load {
+        micros: vec![micros],
+        in_flight,
+        think: Some(think),
+        foreign: false,
+    }
+}
+
+/// The next batch is enqueued before the last one is waited for.
+fn ahead((in_flight, micros): Batch) -> Load {
+    Load {
+        micros: vec![micros],
+        in_flight: in_flight * 2,
+        think: None,
+        foreign: false,
+    }
+}
+
+fn foreign(batch: Batch, think: u32) -> Load {
+    Load {
+        foreign: true,
+        ..sync(batch, think)
+    }
+}
+
+/// Who shares the device in each row.
+fn rows(foreigners: bool) -> Vec<Vec<(u32, Load)>> {
+    let pair = |one, other| vec![(1, one), (3, other)];
+    let mut rows = vec![
+        pair(ahead(FOUR_LONG), ahead(FOUR_LONG)),
+        pair(sync(FOUR_LONG, 0), sync(FOUR_LONG, 0)),
+        pair(sync(FOUR_LONG, 0), sync(MANY_SHORT, 0)),
+        pair(sync(FOUR_LONG, 0), sync(FEW_SHORT, 0)),
+        pair(sync(MANY_SHORT, 0), sync(TWO_LONGEST, 0)),
+        pair(ahead(FOUR_LONG), sync(MANY_SHORT, 0)),
+        pair(sync(FOUR_LONG, 1_000), sync(FOUR_LONG, 1_000)),
+        pair(sync(FOUR_LONG, 1_000), sync(MANY_SHORT, 1_000)),
+        pair(sync(FOUR_LONG, 5_000), sync(FOUR_LONG, 5_000)),
+        pair(ahead(MANY_SHORT), sync(FOUR_LONG, 5_000)),
+        vec![(1, sync(ONE_SHORT, 5_000)), (1, ahead(FOUR_LONG))],
+        [1, 2, 3].map(|weight| (weight, sync(FOUR_LONG, 0))).into(),
+        [1, 2, 2, 3, 3, 4]
+            .into_iter()
+            .zip(
+                [sync(FOUR_LONG, 0), sync(MANY_SHORT, 0)]
+                    .into_iter()
+                    .cycle(),
+            )
+            .collect(),
+    ];
+    if foreigners {
+        rows.push(pair(ahead(FOUR_LONG), foreign(MANY_SHORT, 0)));
+        rows.push(pair(foreign(FOUR_LONG, 0), foreign(MANY_SHORT, 0)));
+        rows.push(pair(foreign(FOUR_LONG, 1_000), sync(FOUR_LONG, 1_000)));
+    }
+    rows
+}
+
+/// An application, for people.
+fn name(load: &Load) -> String {
+    let Load {
+        micros,
+        in_flight,
+        think,
+        foreign,
+    } = load;
+    let by = if *foreign { " (pyopencl)" } else { "" };
+    let kind = match think {
+        None => "ahead".to_owned(),
+        Some(0) => "sync".to_owned(),
+        Some(think) => format!("sync, {think} us between"),
+    };
+    format!("{in_flight} x {} us {kind}{by}", micros[0])
+}
+
+/// What an application says at its end: the part of the time that its kernels take by themselves, and
+/// the seconds that 99 of 100 of its batches do not exceed.
+fn result(application: &mut Application) -> Result<(f64, Option<f64>)> {
+    let line = application.line()?;
+    let numbers: Vec<f64> = line
+        .split(' ')
+        .filter_map(|word| word.parse().ok())
+        .collect();
+    match &numbers[..] {
+        [_, seconds, own, _, _] => Ok((own / seconds, None)),
+        [_, seconds, own, _, _, slowest] => Ok((own / seconds, Some(*slowest))),
+        _ => anyhow::bail!("an application said {line:?}"),
+    }
+}
+
+/// Whether a program of pyopencl's can run here.
+fn has_pyopencl() -> bool {
+    let mut python = Command::new("python3");
+    python.args(["-c", "import pyopencl"]).stderr(Stdio::null());
+    python.status().is_ok_and(|status| status.success())
+}
+
+/// Measures the rows, and prints a table.
+pub fn run(programs: Programs, options: &Options) -> Result<()> {
+    let foreigners = has_pyopencl();
+    let seconds = options.seconds.min(LONGEST);
+    println!(
+        "Applications that wait for their results, policy {}, {seconds} s",
+        options.policy
+    );
+    if !foreigners {
+        println!("(without pyopencl, which python3 does not have here)");
+    }
+    println!(
+        "\n| weight: application | wanted | got | of the device, as the arbiter counts | used by what \
+         they use by turns, alone | P99 of a batch, ms |\n|---|---|---|---|---|---|"
+    );
+    let mut known: Vec<(Load, f64)> = Vec::new();
+    let mut iteration = None;
+    for row in rows(foreigners) {
+        let mut alone = Vec::new();
+        for (_, load) in &row {
+            let part = match known.iter().find(|(known, _)| known == load) {
+                Some((_, part)) => *part,
+                None => {
+                    let mut application = programs.native(load, ALONE, iteration)?;
+                    iteration.get_or_insert(application.iteration);
+                    application.go()?;
+                    let part = result(&mut application)?.0.min(1.0);
+                    known.push((load.clone(), part));
+                    part
+                }
+            };
+            alone.push(part);
+        }
+        println!(
+            "| {} |",
+            measure(programs, &options.policy, seconds, &row, &alone, iteration)?
+        );
+    }
+    Ok(())
+}
+
+fn measure(
+    programs: Programs,
+    policy: &str,
+    seconds: u64,
+    row: &[(u32, Load)],
+    alone: &[f64],
+    iteration: Option<f64>,
+) -> Result<String> {
+    let weights: Vec<u32> = row.iter().map(|client| client.0).collect();
+    let mut machine = Machine::start(programs, &["--policy", policy], &weights)?;
+    machine.iteration = iteration;
+    let mut applications = Vec::new();
+    for (client, (_, load)) in row.iter().enumerate() {
+        applications.push(machine.run(client, load, seconds)?);
+    }
+    wait_for("all workers to have joined", || {
+        Ok(machine.clients()?.len() == row.len())
+    })?;
+    let before = machine.clients()?;
+    for application in &mut applications {
+        application.go()?;
+    }
+    let mut got = Vec::new();
+    let mut slowest = Vec::new();
+    for application in &mut applications {
+        let (part, late) = result(application)?;
+        got.push(part);
+        slowest.push(late.map_or("-".to_owned(), |late| format!("{:.2}", late * 1e3)));
+    }
+    let after = machine.clients()?;
+    let had: Result<Vec<f64>> = (0..row.len())
+        .map(|client| {
+            let time = |client: Option<&Client>| client.map(|client| client.device_time);
+            let times = time(after.get(&client)).zip(time(before.get(&client)));
+            let (after, before) = times.context("a client has gone")?;
+            Ok(after.saturating_sub(before) as f64 / 1e9 / seconds as f64)
+        })
+        .collect();
+    let total = f64::from(weights.iter().sum::<u32>());
+    let both = weights.iter().zip(alone);
+    let by_turns: f64 = both
+        .map(|(&weight, alone)| f64::from(weight) / total * alone)
+        .sum();
+    let who: Vec<_> = (row.iter())
+        .map(|(weight, load)| format!("{weight}: {}", name(load)))
+        .collect();
+    Ok(format!(
+        "{} | {:.2?} | {got:.3?} | {:.3?} | {:.3} | {}",
+        who.join("; "),
+        fairness::ideal(&weights, alone),
+        had?,
+        got.iter().sum::<f64>() / by_turns,
+        slowest.join(", ")
+    ))
+}

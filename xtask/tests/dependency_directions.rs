@@ -1,0 +1,223 @@
+//! The direction of dependencies among the workspace's crates.
+//!
+//! A crate may use crates of its own folder and of folders below: see `docs/dev/architecture.md`.
+//! What is not so yet is listed here with its reason. A dependency that is neither fails the test,
+//! and so does a listed one that is gone: the list says what is left to do.
+
+use std::{collections::BTreeSet, path::Path, process::Command};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+/// Folders of crates, from top to bottom.
+const FOLDERS: &[&str] = &[
+    // What starts, tests and measures all the others.
+    "xtask",
+    "tests",
+    // The machine.
+    "vmm",
+    "devices",
+    "gpu-mediator",
+    "gf100",
+    "vmfunc-gate",
+    // Accelerators: drivers in a guest use what they say to a worker, and how it gets there.
+    "guest",
+    "remoting",
+    "gloop",
+    // What knows nothing of devices.
+    "arch",
+    "hypervisor",
+    // Command lines' help and manual pages.
+    "manual",
+    "base",
+];
+
+/// Folders whose crates use no other crate of the workspace but those of these folders.
+const LEAVES: &[(&str, &[&str])] = &[
+    ("gf100", &["manual", "base"]),
+    ("manual", &[]),
+    ("base", &[]),
+];
+
+/// Dependencies upwards that there are: who uses what, and why.
+const VIOLATIONS: &[(&str, &str, &str)] = &[
+    (
+        "devices",
+        "gantry-tests",
+        "tests of VFIO devices drive the edu device of the rigs; it becomes a test double of its own",
+    ),
+    (
+        "gantry-client",
+        "vmfunc-gate",
+        "a client of a gate calls through the gate's user library, which becomes a leaf below remoting",
+    ),
+    (
+        "gantry-remoting",
+        "vmfunc-gate",
+        "a server behind a gate is one by the gate's user library, as above",
+    ),
+];
+
+/// Features of remoting that a driver or an agent in a guest may have: wire, links and schemas.
+const GUEST_FEATURES: &[&str] = &["std", "stream"];
+
+/// A crate of the workspace.
+struct Crate {
+    name: String,
+    /// The first folder of its path.
+    folder: String,
+    /// What it depends on, also for tests only.
+    dependencies: Vec<Dependency>,
+}
+
+struct Dependency {
+    name: String,
+    tests_only: bool,
+    /// Those asked for, `default` among them unless it is turned off.
+    features: Vec<String>,
+}
+
+fn text(value: &Value) -> Result<&str> {
+    value
+        .as_str()
+        .with_context(|| format!("not a text: {value}"))
+}
+
+fn list(value: &Value) -> Result<&[Value]> {
+    let list = value.as_array().map(Vec::as_slice);
+    list.with_context(|| format!("not a list: {value}"))
+}
+
+fn dependency(value: &Value) -> Result<Dependency> {
+    let mut features: Vec<String> = (list(&value["features"])?.iter())
+        .map(|feature| text(feature).map(str::to_owned))
+        .collect::<Result<_>>()?;
+    if value["uses_default_features"] != false {
+        features.push("default".to_owned());
+    }
+    Ok(Dependency {
+        name: text(&value["name"])?.to_owned(),
+        tests_only: value["kind"] == "dev",
+        features,
+    })
+}
+
+/// All crates of the workspace.
+fn crates() -> Result<Vec<Crate>> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
+    let root = root.context("xtask has no parent")?;
+    let said = Command::new(env!("CARGO"))
+        .args([
+            "metadata",
+            "--no-deps",
+            "--format-version",
+            "1",
+            "--offline",
+        ])
+        .current_dir(root)
+        .output()?;
+    ensure!(
+        said.status.success(),
+        "{}",
+        String::from_utf8_lossy(&said.stderr)
+    );
+    let metadata: Value = serde_json::from_slice(&said.stdout)?;
+    (list(&metadata["packages"])?.iter())
+        .map(|package| {
+            let manifest = Path::new(text(&package["manifest_path"])?);
+            let folder = manifest.strip_prefix(root)?.components().next();
+            let folder = folder.context("a manifest without a folder")?;
+            Ok(Crate {
+                name: text(&package["name"])?.to_owned(),
+                folder: folder.as_os_str().to_string_lossy().into_owned(),
+                dependencies: (list(&package["dependencies"])?.iter())
+                    .map(dependency)
+                    .collect::<Result<_>>()?,
+            })
+        })
+        .collect()
+}
+
+/// How far from the top a folder is.
+fn depth(folder: &str) -> Result<usize> {
+    (FOLDERS.iter().position(|known| *known == folder))
+        .with_context(|| format!("{folder}/ has no place among FOLDERS in {}", file!()))
+}
+
+/// Whether a crate of one folder may use one of another.
+fn may_use(user: &str, used: &str) -> Result<bool> {
+    if user == used {
+        return Ok(true);
+    }
+    match LEAVES.iter().find(|(leaf, _)| *leaf == user) {
+        Some((_, uses)) => Ok(uses.contains(&used)),
+        None => Ok(depth(user)? < depth(used)?),
+    }
+}
+
+#[test]
+fn crates_use_what_is_below_them_but_for_the_violations_that_are_listed() -> Result<()> {
+    let crates = crates()?;
+    let mut found = BTreeSet::new();
+    for user in &crates {
+        depth(&user.folder)?;
+        for dependency in &user.dependencies {
+            let used = crates.iter().find(|known| known.name == dependency.name);
+            if let Some(used) = used
+                && !may_use(&user.folder, &used.folder)?
+            {
+                found.insert((user.name.as_str(), used.name.as_str()));
+            }
+        }
+    }
+    let listed: BTreeSet<_> = (VIOLATIONS.iter())
+        .map(|(user, used, _)| (*user, *used))
+        .collect();
+    let new: Vec<_> = found.difference(&listed).collect();
+    ensure!(
+        new.is_empty(),
+        "dependencies that point upwards (user, used): {new:?}; use something below, or move it there"
+    );
+    let gone: Vec<_> = listed.difference(&found).collect();
+    ensure!(
+        gone.is_empty(),
+        "take these out of VIOLATIONS, they are gone: {gone:?}"
+    );
+    Ok(())
+}
+
+#[test]
+fn what_is_installed_in_a_guest_has_no_worker_linked_into_it() -> Result<()> {
+    let crates = crates()?;
+    let guests = crates.iter().filter(|user| user.folder == "guest");
+    let mut checked = 0;
+    for user in guests {
+        let own = |dependency: &&Dependency| !dependency.tests_only;
+        for dependency in user.dependencies.iter().filter(own) {
+            if dependency.name == "gantry-remoting" {
+                checked += 1;
+                let unknown = |feature: &&String| !GUEST_FEATURES.contains(&feature.as_str());
+                let more: Vec<_> = dependency.features.iter().filter(unknown).collect();
+                ensure!(more.is_empty(), "{} has remoting's {more:?}", user.name);
+            }
+        }
+    }
+    ensure!(
+        checked > 0,
+        "no crate in guest/ uses remoting: is it named otherwise now?"
+    );
+    Ok(())
+}
+
+#[test]
+fn the_rule_tells_below_from_above() -> Result<()> {
+    assert!(may_use("vmm", "base")? && may_use("guest", "remoting")?);
+    assert!(
+        may_use("guest", "guest")?,
+        "a folder's crates use each other"
+    );
+    assert!(!may_use("remoting", "guest")? && !may_use("base", "manual")?);
+    assert!(may_use("gf100", "base")? && !may_use("gf100", "remoting")?);
+    assert!(may_use("a new folder", "base").is_err());
+    Ok(())
+}
