@@ -18,6 +18,7 @@
 //! - [`host_device`]: physical devices of L1; [`edu`]: a driver for one of them; [`pci`]: for any.
 //! - [`edu_vfio`]: the same driver in a guest with an IOMMU.
 //! - [`edu_server`]: the same device, served by a process; [`liar`]: spoils what its server says.
+//! - [`nouveau`]: a program for a GPU in a guest.
 //! - [`exits`]: what a guest's input and output costs; [`idle`]: what one costs that does nothing.
 //! - [`agent`]: what runs in L2 besides busybox; [`demo`]: the demonstration;
 //!   [`bench`]: measurements.
@@ -43,6 +44,7 @@ pub mod http;
 pub mod idle;
 pub mod liar;
 pub mod net;
+pub mod nouveau;
 pub mod opencl;
 pub mod pci;
 pub mod report;

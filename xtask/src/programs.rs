@@ -36,6 +36,7 @@ const PACKAGES: &[&str] = &[
     "gantry-opencl",
     "gantry-remoting",
     "gantry-tests",
+    "gf100",
     "gpu-mediator",
     "vmfunc-gate-rig",
     "vmm",
@@ -63,6 +64,7 @@ pub fn build() -> Result<Binaries> {
     let agent = agent(&release.join("libgantry_opencl.so"))?;
     Ok(Binaries {
         gantry: release.join("gantry"),
+        gf100: release.join("gantry-gf100"),
         runner: release.join("runner"),
         client: release.join("ch-client"),
         opencl: Programs {

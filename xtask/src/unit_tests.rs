@@ -24,6 +24,7 @@ const CRATES: &[&str] = &[
     "gantry-client",
     "gantry-opencl",
     "gantry-agent",
+    "gf100",
     "gpu-mediator",
     "gantry-tests",
     "xtask",

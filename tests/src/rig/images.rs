@@ -81,10 +81,29 @@ const L2_EXTRA: &[&str] = &[
     "uio_pci_generic",
 ];
 
+/// Modules with which a guest drives a GPU, in the order of their needs.
+pub const L2_GPU: &[&str] = &[
+    "button",
+    "wmi",
+    "video",
+    "mxm-wmi",
+    "i2c-algo-bit",
+    "rc-core",
+    "cec",
+    "drm",
+    "drm_kms_helper",
+    "drm_display_helper",
+    "ttm",
+    "drm_ttm_helper",
+    "nouveau",
+];
+
 /// The programs under test.
 pub struct Binaries {
     /// `gantry`.
     pub gantry: PathBuf,
+    /// `gantry-gf100`.
+    pub gf100: PathBuf,
     /// `runner`.
     pub runner: PathBuf,
     /// `ch-client`.
@@ -116,6 +135,8 @@ pub enum OtherKernel {
     AnyIommu,
     /// Has iommufd. Its guests may have the same kernel: the usual one knows no virtual IOMMU.
     Iommufd,
+    /// Has drivers for GPUs, for guests: the usual one has none.
+    Gpu,
 }
 
 impl OtherKernel {
@@ -124,6 +145,7 @@ impl OtherKernel {
         match self {
             Self::AnyIommu => "linux-image-6.12-amd64",
             Self::Iommufd => "linux-image-6.12-cloud-amd64",
+            Self::Gpu => "linux-image-amd64",
         }
     }
 }
@@ -211,6 +233,19 @@ impl Images {
                 &l2,
             )?;
             fs::copy(&l2, images.join("l2-iommu.cpio.gz"))?;
+        }
+        if other == OtherKernel::Gpu {
+            let l2 = work.join("l2-gpu.cpio.gz");
+            fs::copy(&kernel.image, images.join("vmlinuz-gpu"))?;
+            build_l2(
+                &kernel,
+                [Vec::new(), L2_GPU.to_vec()],
+                &busybox,
+                &binaries.runner,
+                &l2,
+            )?;
+            fs::copy(&l2, images.join("l2-gpu.cpio.gz"))?;
+            program(&binaries.gf100, &root, "bin/gantry-gf100")?;
         }
         let l1 = work.join(format!("l1-{other:?}.cpio.gz"));
         finish_l1(&root, &loaded, &l1)?;

@@ -35,6 +35,8 @@ pub enum Board {
     Virtio,
     /// Intel's as well, under a kernel with iommufd.
     Iommufd,
+    /// Intel's as well, under a kernel that guests can have, too: it has drivers for GPUs.
+    Gpu,
 }
 
 impl Board {
@@ -44,13 +46,16 @@ impl Board {
             Self::Intel | Self::Intel39 => None,
             Self::Amd | Self::Virtio => Some(OtherKernel::AnyIommu),
             Self::Iommufd => Some(OtherKernel::Iommufd),
+            Self::Gpu => Some(OtherKernel::Gpu),
         }
     }
 
     /// QEMU's arguments for its IOMMU.
     fn iommu(self) -> [&'static str; 2] {
         match self {
-            Self::Intel | Self::Iommufd => ["-device", "intel-iommu,intremap=on,aw-bits=48"],
+            Self::Intel | Self::Iommufd | Self::Gpu => {
+                ["-device", "intel-iommu,intremap=on,aw-bits=48"]
+            }
             Self::Intel39 => ["-device", "intel-iommu,intremap=on,aw-bits=39"],
             Self::Amd => ["-device", "amd-iommu,intremap=on"],
             Self::Virtio => ["-device", "virtio-iommu-pci"],

@@ -6,6 +6,7 @@ mod clients;
 mod disks;
 mod errors;
 mod foreign;
+mod gf100;
 mod hotplug;
 mod lifecycle;
 mod memory;
@@ -93,6 +94,7 @@ pub fn all() -> Vec<Scenario> {
     .chain(on(Board::Iommufd, passthrough_iommufd::SCENARIOS))
     .chain(on(Board::Iommufd, virtual_iommu::SCENARIOS))
     .chain(on(Board::Iommufd, passthrough_iommu::SCENARIOS))
+    .chain(on(Board::Gpu, gf100::SCENARIOS))
     .collect()
 }
 

@@ -1,0 +1,709 @@
+//! Channels: rings of push buffers, the run list, and the interpreter of their methods.
+//!
+//! A channel's state is read from its instance block when it first runs and after each kick, and
+//! what the CPU may look at (how far it has come) is written back.
+
+use std::collections::VecDeque;
+
+use log::{debug, warn};
+
+use super::{
+    copy::{self, Copy, Release},
+    graphics,
+    host::{self, Acquire, Host},
+    m2mf::{self, Inline},
+    mmu::{Access, BadAddress, Memory, Place},
+};
+use crate::{
+    format::{
+        PAGE_SHIFT, Target,
+        instance::{self, InstanceBlock, Space},
+        push::{Decoder, ENTRY_BYTES, GpEntry, Method, Word},
+        ramfc::{self, Ramfc},
+        userd,
+    },
+    registers::{
+        CHANNELS, ChannelEntry, Fault, RunList,
+        interrupts::{CommandError, Reason, unit},
+    },
+};
+
+/// What a slice of a channel's work may cost: some thousands of methods, or copies of 4 MiB. The CPU
+/// waits for registers as long.
+const SLICE: u32 = 1 << 14;
+/// What it costs to fetch a ring entry.
+const ENTRY_COST: u32 = 16;
+/// What it costs to bind an object.
+const OBJECT_COST: u32 = 64;
+/// Words of a push buffer that are fetched at once.
+const FETCH: usize = 256;
+/// Methods below this are every channel's own.
+const HOST_METHODS: u16 = 0x100;
+
+/// A method, or its word, is not one of the class.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Refused;
+
+/// What is left of a slice.
+#[derive(Debug)]
+pub struct Budget(u32);
+
+impl Budget {
+    /// A budget of so much.
+    pub fn new(cost: u32) -> Self {
+        Self(cost)
+    }
+
+    /// Takes a cost, if there is anything left.
+    pub fn spend(&mut self, cost: u32) -> bool {
+        if self.0 == 0 {
+            return false;
+        }
+        self.0 = self.0.saturating_sub(cost);
+        true
+    }
+}
+
+/// Words that were written to an object's methods.
+pub struct Registers(Box<[u32; 0x1000]>);
+
+impl Registers {
+    fn new() -> Self {
+        Self(Box::new([0; 0x1000]))
+    }
+
+    /// The last word, 0 at first. `at` is a multiple of 4 below 0x4000.
+    pub fn get(&self, at: u16) -> u32 {
+        self.0[usize::from(at / 4) & 0xfff]
+    }
+
+    fn set(&mut self, at: u16, word: u32) {
+        self.0[usize::from(at / 4) & 0xfff] = word;
+    }
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Class {
+    Copy0,
+    Copy1,
+    MemoryToMemory,
+    Graphics(graphics::Kind),
+    /// The driver's own: it is asked by an interrupt.
+    Software,
+}
+
+impl Class {
+    fn new(id: u32) -> Self {
+        match id & 0xffff {
+            0x90b5 => Self::Copy0,
+            0x90b8 => Self::Copy1,
+            0x9039 => Self::MemoryToMemory,
+            0x9097 => Self::Graphics(graphics::Kind::Draw),
+            0x90c0 => Self::Graphics(graphics::Kind::Compute),
+            _ => Self::Software,
+        }
+    }
+
+    /// As fault registers count it.
+    fn unit(self) -> u8 {
+        match self {
+            Self::Copy0 => unit::COPY0,
+            Self::Copy1 => unit::COPY1,
+            Self::MemoryToMemory | Self::Graphics(_) => unit::GRAPHICS,
+            Self::Software => unit::FIFO,
+        }
+    }
+}
+
+struct Object {
+    class: Class,
+    registers: Registers,
+}
+
+/// What the channel is in the middle of.
+enum Work {
+    None,
+    Copy {
+        copy: Copy,
+        unit: u8,
+        interrupt: bool,
+    },
+    Wait(Acquire),
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Status {
+    /// Goes on when it may run.
+    Ready,
+    /// Until the driver has looked at the command that could not be carried out.
+    Stopped,
+    /// For good.
+    Faulted,
+}
+
+/// A channel whose instance block has been read.
+struct Context {
+    block: InstanceBlock,
+    ramfc: Ramfc,
+    entries: u32,
+    /// The rest of the current push buffer: the next word's address, and words.
+    segment: (u64, u32),
+    fetched: VecDeque<u32>,
+    decoder: Decoder,
+    objects: [Option<Object>; 8],
+    inline: Option<Inline>,
+    host: Host,
+    work: Work,
+    status: Status,
+    /// Its state in memory is older than this: read it again before it runs.
+    stale: bool,
+}
+
+#[derive(Default)]
+struct Channel {
+    entry: ChannelEntry,
+    listed: bool,
+    context: Option<Box<Context>>,
+}
+
+/// What the outside has to know.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Event {
+    /// An address could not be used. The channel has ended.
+    Fault(Fault),
+    /// A command could not be carried out. The channel has stopped.
+    Command(CommandError),
+    /// A program's interrupt.
+    NonStall,
+}
+
+/// What is left to do after a slice.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Left {
+    /// Nothing, until something is submitted.
+    Nothing,
+    /// A channel waits for a semaphore.
+    Waiting,
+    /// More.
+    More,
+}
+
+/// All channels.
+pub struct Fifo {
+    channels: Vec<Channel>,
+    /// The channel that ran last.
+    last: usize,
+    /// What has happened, for the caller to take.
+    pub events: Vec<Event>,
+}
+
+impl Default for Fifo {
+    fn default() -> Self {
+        Self {
+            channels: (0..CHANNELS).map(|_| Channel::default()).collect(),
+            last: 0,
+            events: Vec::new(),
+        }
+    }
+}
+
+impl Fifo {
+    /// An entry of the channel table was written.
+    pub fn entry(&mut self, channel: u8, entry: ChannelEntry) {
+        let Some(channel) = self.channels.get_mut(usize::from(channel)) else {
+            return;
+        };
+        if channel.entry.instance != entry.instance {
+            channel.context = None;
+        }
+        channel.entry = entry;
+    }
+
+    /// A new run list.
+    pub fn list(&mut self, list: RunList, memory: &Memory) {
+        for channel in &mut self.channels {
+            channel.listed = false;
+        }
+        let first = Place::of(list.at);
+        for index in 0..u64::from(list.count) {
+            let Some(word) = memory.word(first.after(index * 8)) else {
+                warn!("the run list at {:?} goes beyond memory", list.at);
+                return;
+            };
+            let channel = self.channels.get_mut(word as u32 as usize);
+            if let Some(channel) = channel {
+                channel.listed = true;
+            }
+        }
+    }
+
+    /// The CPU has submitted ring entries up to `put`.
+    pub fn submit(&mut self, channel: u8, put: u32, memory: &Memory) {
+        let index = usize::from(channel);
+        if !self.load(index, memory) {
+            debug!("channel {channel} is off, and was submitted to");
+            return;
+        }
+        let Some(context) = self.channels[index].context.as_mut() else {
+            return;
+        };
+        if put >= context.entries {
+            context.status = Status::Stopped;
+            self.events.push(Event::Command(CommandError {
+                channel,
+                status: CommandError::POINTER,
+                method: (0, 0),
+                data: put,
+            }));
+            return;
+        }
+        context.ramfc.gp_put = put;
+    }
+
+    /// A channel leaves the engines: what the driver may look at is in its instance block.
+    pub fn kick(&mut self, channel: u8, memory: &Memory) {
+        let Some(channel) = self.channels.get_mut(usize::from(channel)) else {
+            return;
+        };
+        let (Some(instance), Some(context)) = (channel.entry.instance, channel.context.as_mut())
+        else {
+            return;
+        };
+        let mut block = [0; ramfc::BYTES];
+        let place = Place::of(instance);
+        if memory.read(place, &mut block) {
+            context.ramfc.get = context.segment.0;
+            context.ramfc.encode(&mut block);
+            memory.write(place, &block);
+        }
+        context.stale = true;
+    }
+
+    /// The driver has looked at commands that could not be carried out: their channels go on.
+    pub fn command_error_seen(&mut self) {
+        let contexts = self.channels.iter_mut();
+        for context in contexts.filter_map(|channel| channel.context.as_mut()) {
+            if context.status == Status::Stopped {
+                context.status = Status::Ready;
+            }
+        }
+    }
+
+    /// Reads a channel's instance block if need be; whether it has one.
+    fn load(&mut self, index: usize, memory: &Memory) -> bool {
+        let Some(channel) = self.channels.get_mut(index) else {
+            return false;
+        };
+        let Some(instance) = channel.entry.instance else {
+            return false;
+        };
+        if channel
+            .context
+            .as_ref()
+            .is_some_and(|context| !context.stale)
+        {
+            return true;
+        }
+        let mut bytes = [0; instance::BYTES];
+        let mut head = [0; ramfc::BYTES];
+        if !memory.read(Place::of(instance), &mut bytes) {
+            warn!("channel {index}'s instance block {instance:?} is outside of memory");
+            return false;
+        }
+        head.copy_from_slice(&bytes[..ramfc::BYTES]);
+        let mut ramfc = Ramfc::parse(&head);
+        let (Some(block), Some(entries)) = (InstanceBlock::parse(&bytes), ramfc.entries()) else {
+            warn!("channel {index}'s instance block {instance:?} makes no sense");
+            return false;
+        };
+        // Otherwise the one would never come to the other. Entries are a power of two.
+        ramfc.gp_get &= entries - 1;
+        ramfc.gp_put &= entries - 1;
+        match channel.context.as_mut() {
+            // What the engines have of it stays.
+            Some(context) => {
+                context.block = block;
+                context.entries = entries;
+                context.ramfc = ramfc;
+                context.stale = false;
+            }
+            None => {
+                channel.context = Some(Box::new(Context {
+                    block,
+                    ramfc,
+                    entries,
+                    segment: (0, 0),
+                    fetched: VecDeque::new(),
+                    decoder: Decoder::default(),
+                    objects: [const { None }; 8],
+                    inline: None,
+                    host: Host::default(),
+                    work: Work::None,
+                    status: Status::Ready,
+                    stale: false,
+                }));
+            }
+        }
+        true
+    }
+
+    /// Runs one channel for a slice. `now` is in nanoseconds.
+    pub fn run(&mut self, memory: &Memory, now: u64) -> Left {
+        let mut waiting = false;
+        let count = self.channels.len();
+        for step in 1..=count {
+            let index = (self.last + step) % count;
+            let channel = &self.channels[index];
+            if !(channel.entry.enabled && channel.listed && channel.context.is_some()) {
+                continue;
+            }
+            if !self.load(index, memory) {
+                continue;
+            }
+            let channel = &mut self.channels[index];
+            let (Some(context), Some(instance)) =
+                (channel.context.as_mut(), channel.entry.instance)
+            else {
+                continue;
+            };
+            match context.can_run(memory) {
+                Ok(Left::Nothing) => continue,
+                Ok(Left::Waiting) => {
+                    waiting = true;
+                    continue;
+                }
+                Ok(Left::More) => {
+                    let mut run = Run {
+                        // Fewer than 128.
+                        channel: index as u8,
+                        context,
+                        memory,
+                        now,
+                        budget: Budget::new(SLICE),
+                        events: &mut self.events,
+                    };
+                    if let Err(stop) = run.go() {
+                        run.stop(stop, instance);
+                    }
+                }
+                Err(bad) => {
+                    context.fault(bad, unit::FIFO, instance, &mut self.events);
+                }
+            }
+            self.last = index;
+            return Left::More;
+        }
+        match waiting {
+            true => Left::Waiting,
+            false => Left::Nothing,
+        }
+    }
+}
+
+impl Context {
+    fn space(&self) -> Space {
+        self.block.space
+    }
+
+    fn can_run(&mut self, memory: &Memory) -> Result<Left, BadAddress> {
+        if self.status != Status::Ready {
+            return Ok(Left::Nothing);
+        }
+        if let Work::Wait(acquire) = self.work {
+            if !acquire.is_met(memory, self.space())? {
+                return Ok(Left::Waiting);
+            }
+            self.work = Work::None;
+        }
+        let idle = matches!(self.work, Work::None)
+            && self.segment.1 == 0
+            && self.fetched.is_empty()
+            && self.ramfc.gp_get == self.ramfc.gp_put;
+        Ok(if idle { Left::Nothing } else { Left::More })
+    }
+
+    fn fault(&mut self, bad: BadAddress, unit: u8, instance: Target, events: &mut Vec<Event>) {
+        self.status = Status::Faulted;
+        events.push(Event::Fault(Fault {
+            unit,
+            instance: (instance.address() >> PAGE_SHIFT) as u32,
+            address: bad.address,
+            write: bad.access == Access::Write,
+            reason: bad.reason,
+        }));
+    }
+
+    /// Shows the CPU a word; a page that is not there is the driver's mistake.
+    fn show(&self, memory: &Memory, at: u64, word: u32) {
+        let place = Place::Vram(self.ramfc.userd + at);
+        if !memory.write(place, &word.to_le_bytes()) {
+            debug!("USERD at {:#x} is outside of VRAM", self.ramfc.userd);
+        }
+    }
+}
+
+/// Why a channel does not go on.
+#[derive(Clone, Copy)]
+enum Stop {
+    Address(BadAddress, u8),
+    Command(CommandError),
+}
+
+/// A slice of a channel's work.
+struct Run<'a> {
+    channel: u8,
+    context: &'a mut Context,
+    memory: &'a Memory,
+    now: u64,
+    budget: Budget,
+    events: &'a mut Vec<Event>,
+}
+
+impl Run<'_> {
+    fn stop(self, stop: Stop, instance: Target) {
+        match stop {
+            Stop::Address(bad, unit) => {
+                debug!("channel {}: {bad:x?} by unit {unit:#x}", self.channel);
+                self.context.fault(bad, unit, instance, self.events);
+            }
+            Stop::Command(error) => {
+                debug!("channel {}: {error:x?}", self.channel);
+                self.context.status = Status::Stopped;
+                self.events.push(Event::Command(error));
+            }
+        }
+    }
+
+    /// Works until there is nothing left, the channel waits, or the budget is spent.
+    fn go(&mut self) -> Result<(), Stop> {
+        loop {
+            if !self.advance()? {
+                return Ok(());
+            }
+            let Some(word) = self.context.fetched.pop_front() else {
+                if !self.fetch()? {
+                    return Ok(());
+                }
+                continue;
+            };
+            if !self.budget.spend(1) {
+                self.context.fetched.push_front(word);
+                return Ok(());
+            }
+            match self.context.decoder.next(word) {
+                Ok(Word::Header) => {}
+                Ok(Word::End) => {
+                    self.context.fetched.clear();
+                    self.context.segment.1 = 0;
+                    self.show_get();
+                }
+                Ok(Word::Method(method)) => self.method(method)?,
+                Err(bad) => {
+                    return Err(Stop::Command(CommandError {
+                        channel: self.channel,
+                        status: CommandError::ILLEGAL,
+                        method: (0, 0),
+                        data: bad.0,
+                    }));
+                }
+            }
+        }
+    }
+
+    /// Goes on with what takes longer; whether it is done.
+    fn advance(&mut self) -> Result<bool, Stop> {
+        let space = self.context.space();
+        match &mut self.context.work {
+            Work::None => Ok(true),
+            Work::Wait(acquire) => {
+                let met = acquire
+                    .is_met(self.memory, space)
+                    .map_err(|bad| Stop::Address(bad, unit::FIFO))?;
+                if met {
+                    self.context.work = Work::None;
+                }
+                Ok(met)
+            }
+            Work::Copy {
+                copy,
+                unit,
+                interrupt,
+            } => {
+                let (unit, interrupt) = (*unit, *interrupt);
+                let done = copy
+                    .advance(self.memory, space, self.now, &mut self.budget)
+                    .map_err(|bad| Stop::Address(bad, unit))?;
+                if done {
+                    self.context.work = Work::None;
+                    if interrupt {
+                        self.events.push(Event::NonStall);
+                    }
+                }
+                Ok(done)
+            }
+        }
+    }
+
+    /// Fetches words of the push buffer, or the next ring entry; whether there were any.
+    fn fetch(&mut self) -> Result<bool, Stop> {
+        let space = self.context.space();
+        let bad = |bad| Stop::Address(bad, unit::FIFO);
+        let (address, words) = self.context.segment;
+        if words > 0 {
+            // At most FETCH.
+            let count = (words as usize).min(FETCH);
+            let mut bytes = [0; FETCH * 4];
+            let bytes = &mut bytes[..count * 4];
+            self.memory.read_at(space, address, bytes).map_err(bad)?;
+            let new = bytes
+                .chunks_exact(4)
+                .map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]));
+            self.context.fetched.extend(new);
+            self.context.segment = (address + count as u64 * 4, words - count as u32);
+            if self.context.segment.1 == 0 {
+                self.show_get();
+            }
+            return Ok(true);
+        }
+        let ramfc = &mut self.context.ramfc;
+        if ramfc.gp_get == ramfc.gp_put || !self.budget.spend(ENTRY_COST) {
+            return Ok(false);
+        }
+        let mut entry = [0; 8];
+        let at = ramfc.gp_base + u64::from(ramfc.gp_get) * ENTRY_BYTES;
+        // The ring may have become shorter since the entry was counted.
+        ramfc.gp_get = (ramfc.gp_get + 1) & (self.context.entries - 1);
+        let gp_get = ramfc.gp_get;
+        self.memory.read_at(space, at, &mut entry).map_err(bad)?;
+        let entry = GpEntry::parse(u64::from_le_bytes(entry));
+        self.context.segment = (entry.address, entry.words);
+        self.context.show(self.memory, userd::GP_GET, gp_get);
+        Ok(true)
+    }
+
+    fn show_get(&self) {
+        let get = self.context.segment.0;
+        self.context
+            .show(self.memory, userd::GET_HIGH, (get >> 32) as u32);
+        self.context.show(self.memory, userd::GET, get as u32);
+    }
+
+    fn method(&mut self, method: Method) -> Result<(), Stop> {
+        let error = |status| {
+            Stop::Command(CommandError {
+                channel: self.channel,
+                status,
+                method: (method.subchannel, method.address),
+                data: method.data,
+            })
+        };
+        let (illegal, empty) = (error(CommandError::ILLEGAL), error(CommandError::EMPTY));
+        // Below 8.
+        let index = usize::from(method.subchannel & 7);
+        if method.address == 0 {
+            let class = Class::new(method.data);
+            // Its registers are cleared. What is spent too much is little.
+            self.budget.spend(OBJECT_COST);
+            self.context.objects[index] = Some(Object {
+                class,
+                registers: Registers::new(),
+            });
+            return match class {
+                Class::Software => Err(empty),
+                _ => Ok(()),
+            };
+        }
+        if method.address < HOST_METHODS {
+            return self.host(method);
+        }
+        let Some(object) = &mut self.context.objects[index] else {
+            return Err(empty);
+        };
+        object.registers.set(method.address, method.data);
+        let (class, registers) = (object.class, &object.registers);
+        let unit = class.unit();
+        let (address, data) = (method.address, method.data);
+        match class {
+            Class::Software => Err(empty),
+            Class::Copy0 | Class::Copy1 => {
+                let work = copy::method(registers, address, data);
+                if let Some(copy) = work.map_err(|Refused| illegal)? {
+                    self.context.work = Work::Copy {
+                        copy,
+                        unit,
+                        interrupt: false,
+                    };
+                }
+                Ok(())
+            }
+            Class::MemoryToMemory => {
+                let work = m2mf::method(registers, address, data);
+                match work.map_err(|Refused| illegal)? {
+                    m2mf::Work::None => {}
+                    m2mf::Work::Copy(copy, interrupt) => {
+                        self.context.work = Work::Copy {
+                            copy,
+                            unit,
+                            interrupt,
+                        };
+                    }
+                    m2mf::Work::Inline(inline) => self.context.inline = Some(inline),
+                    m2mf::Work::Data(bytes) => return self.inline(bytes),
+                }
+                Ok(())
+            }
+            Class::Graphics(kind) => {
+                let work = graphics::method(kind, registers, address, data);
+                match work.map_err(|Refused| illegal)? {
+                    Some(release) => self.release(release, unit),
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+
+    fn inline(&mut self, bytes: [u8; 4]) -> Result<(), Stop> {
+        let space = self.context.space();
+        if let Some(inline) = &mut self.context.inline {
+            let done = inline
+                .store(bytes, self.memory, space, self.now)
+                .map_err(|bad| Stop::Address(bad, unit::GRAPHICS))?;
+            if done {
+                self.context.inline = None;
+            }
+        }
+        Ok(())
+    }
+
+    fn release(&self, release: Release, unit: u8) -> Result<(), Stop> {
+        release
+            .write(self.memory, self.context.space(), self.now)
+            .map_err(|bad| Stop::Address(bad, unit))
+    }
+
+    fn host(&mut self, method: Method) -> Result<(), Stop> {
+        match self.context.host.method(method.address, method.data) {
+            host::Work::None => {}
+            host::Work::Acquire(acquire) => self.context.work = Work::Wait(acquire),
+            host::Work::Release(release) => return self.release(release, unit::FIFO),
+            host::Work::NonStall => self.events.push(Event::NonStall),
+            host::Work::Reference(number) => {
+                self.context.show(self.memory, userd::REFERENCE, number);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Fault {
+    /// A channel without an address space.
+    pub fn no_channel(unit: u8, address: u64, write: bool) -> Self {
+        Self {
+            unit,
+            instance: 0,
+            address,
+            write,
+            reason: Reason::NoChannel,
+        }
+    }
+}

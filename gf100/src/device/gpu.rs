@@ -1,0 +1,310 @@
+//! The GPU: registers in front of engines and memories.
+
+use std::{fs::File, io, ops::Range, sync::Arc};
+
+use log::debug;
+
+use super::{
+    bars::{Mapped, View},
+    fifo::{Event, Fifo, Left},
+    mapping::memory_file,
+    mmu::{BadAddress, Memory, Place},
+    ram::Ram,
+    vram::{BackError, Vram},
+};
+use crate::{
+    format::{
+        Target,
+        userd::{self, Window},
+    },
+    registers::{
+        Bar, CHANNELS, ChannelEntry, Effects, Fault, Flush, Registers, RunList, interrupts::unit,
+    },
+};
+
+/// Smallest and largest VRAM, in bytes: what nouveau starts with, and what its addresses reach.
+pub const VRAM_BYTES: std::ops::RangeInclusive<u64> = 64 << 20..=32 << 30;
+
+/// An address behind all VRAM.
+const NOWHERE: u64 = 1 << 60;
+
+/// After so many nanoseconds a semaphore that a channel waits for is looked at again.
+const POLL: u64 = 1_000_000;
+
+/// When there is work again.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Next {
+    /// Now.
+    Now,
+    /// At this time, in nanoseconds.
+    At(u64),
+    /// When something is written.
+    Never,
+}
+
+/// The GPU.
+pub struct Gpu {
+    registers: Registers,
+    engines: Engines,
+}
+
+struct Engines {
+    memory: Memory,
+    fifo: Fifo,
+    bar1: View,
+    bar3: View,
+    mapped: Option<Mapped>,
+    window: Option<Window>,
+    /// What BAR 0's window shows: an address in VRAM.
+    base: u64,
+}
+
+impl Gpu {
+    /// A GPU after power-on, with so many bytes of VRAM (whole MiB). With `map`, BAR 3 and
+    /// BAR 0's window are files that clients map.
+    pub fn new(vram: u64, map: bool, now: u64) -> io::Result<Self> {
+        let memory = Memory {
+            vram: Vram::new(vram)?,
+            ram: Ram::default(),
+        };
+        Ok(Self {
+            registers: Registers::new(vram, now),
+            engines: Engines {
+                memory,
+                fifo: Fifo::default(),
+                bar1: View::default(),
+                bar3: View::default(),
+                mapped: map.then(Mapped::new).transpose()?,
+                window: None,
+                base: 0,
+            },
+        })
+    }
+
+    /// As after power-on, but for memory: VRAM keeps its bytes, and what is lent stays lent.
+    pub fn reset(&mut self, now: u64) {
+        let engines = &mut self.engines;
+        self.registers = Registers::new(engines.memory.vram.len(), now);
+        engines.fifo = Fifo::default();
+        engines.bar1 = View::default();
+        engines.bar3 = View::default();
+        engines.window = None;
+        engines.base = 0;
+        engines.follow();
+    }
+
+    /// The file that is BAR 3, if it is one.
+    pub fn bar3_file(&self) -> Option<&File> {
+        self.engines.mapped.as_ref().map(Mapped::bar3_file)
+    }
+
+    /// The file that is BAR 0's window, at its offset there, if it is one.
+    pub fn window_file(&self) -> Option<&File> {
+        self.engines.mapped.as_ref().map(Mapped::window_file)
+    }
+
+    /// Memory that the machine lends.
+    pub fn ram(&mut self) -> &mut Ram {
+        &mut self.engines.memory.ram
+    }
+
+    /// Has a range of VRAM be the bytes of a file from `offset`, until [`Self::unback`]. Pages that
+    /// BAR 3 or the window show as files have their bytes there meanwhile, and not in this file: who
+    /// backs VRAM has the GPU without `map`.
+    pub fn back(
+        &mut self,
+        range: Range<u64>,
+        file: Arc<File>,
+        offset: u64,
+    ) -> Result<(), BackError> {
+        self.engines.show_nothing();
+        let backed = self.engines.memory.vram.back(range, file, offset);
+        self.engines.follow();
+        backed
+    }
+
+    /// Has a range of VRAM be new memory, all zero.
+    pub fn unback(&mut self, range: Range<u64>) -> Result<(), BackError> {
+        let len = range.end.saturating_sub(range.start);
+        let new = memory_file(c"gf100-vram", len)
+            .map_err(|source| BackError::Map(range.clone(), source))?;
+        self.back(range, Arc::new(new), 0)
+    }
+
+    /// Reads bytes of VRAM, if all of them are there.
+    pub fn read_vram(&self, at: u64, data: &mut [u8]) -> bool {
+        self.engines.memory.vram.read(at, data)
+    }
+
+    /// Writes bytes of VRAM, if there is room for all of them.
+    pub fn write_vram(&mut self, at: u64, data: &[u8]) -> bool {
+        self.engines.memory.vram.write(at, data)
+    }
+
+    /// Reads the register at `at`.
+    pub fn read_register(&mut self, at: u32, now: u64) -> u32 {
+        self.registers.read(at, now, &mut self.engines)
+    }
+
+    /// Writes the register at `at`.
+    pub fn write_register(&mut self, at: u32, value: u32, now: u64) {
+        self.registers.write(at, value, now, &mut self.engines);
+        self.report();
+    }
+
+    /// Reads through a BAR; all ones where it shows nothing.
+    pub fn read_bar(&mut self, bar: Bar, at: u64, data: &mut [u8]) {
+        let engines = &self.engines;
+        let (view, unit) = engines.view(bar);
+        if let Err(bad) = view.read(&engines.memory, at, data) {
+            data.fill(0xff);
+            self.bar_fault(bar, unit, bad);
+        }
+    }
+
+    /// Writes through a BAR, to nowhere where it shows nothing. Returns whether a channel was
+    /// submitted to.
+    pub fn write_bar(&mut self, bar: Bar, at: u64, data: &[u8]) -> bool {
+        let engines = &mut self.engines;
+        let (view, unit) = engines.view(bar);
+        if let Err(bad) = view.write(&engines.memory, at, data) {
+            self.bar_fault(bar, unit, bad);
+            return false;
+        }
+        let doorbell = match (bar, engines.window, data) {
+            (Bar::One, Some(window), [a, b, c, d]) => window
+                .channel(at, CHANNELS)
+                .filter(|(_, offset)| *offset == userd::GP_PUT)
+                .map(|(channel, _)| (channel, u32::from_le_bytes([*a, *b, *c, *d]))),
+            _ => None,
+        };
+        if let Some((channel, put)) = doorbell {
+            engines.fifo.submit(channel, put, &engines.memory);
+            self.report();
+        }
+        doorbell.is_some()
+    }
+
+    fn bar_fault(&mut self, bar: Bar, unit: u8, bad: BadAddress) {
+        debug!("BAR {bar:?}: {bad:x?}");
+        self.registers.interrupts.fault(Fault {
+            unit,
+            instance: 0,
+            address: bad.address,
+            write: bad.access == super::mmu::Access::Write,
+            reason: bad.reason,
+        });
+    }
+
+    /// Does a slice of work.
+    pub fn work(&mut self, now: u64) -> Next {
+        let engines = &mut self.engines;
+        let left = engines.fifo.run(&engines.memory, now);
+        self.report();
+        let alarm = self.registers.next_alarm();
+        match (left, alarm) {
+            (Left::More, _) => Next::Now,
+            (Left::Waiting, None) => Next::At(now + POLL),
+            (Left::Waiting, Some(alarm)) => Next::At(alarm.min(now + POLL)),
+            (Left::Nothing, Some(alarm)) => Next::At(alarm),
+            (Left::Nothing, None) => Next::Never,
+        }
+    }
+
+    /// Whether the interrupt line is up.
+    pub fn line(&mut self, now: u64) -> bool {
+        self.registers.line(now)
+    }
+
+    /// Tells the registers what channels have done.
+    fn report(&mut self) {
+        for event in self.engines.fifo.events.drain(..) {
+            match event {
+                Event::Fault(fault) => self.registers.interrupts.fault(fault),
+                Event::Command(error) => self.registers.interrupts.command_error(error),
+                Event::NonStall => self.registers.interrupts.non_stall(0),
+            }
+        }
+    }
+}
+
+impl Engines {
+    fn view(&self, bar: Bar) -> (View, u8) {
+        match bar {
+            Bar::One => (self.bar1, unit::BAR1),
+            Bar::Three => (self.bar3, unit::BAR3),
+        }
+    }
+
+    /// Has files show nothing.
+    fn show_nothing(&mut self) {
+        if let Some(mapped) = &mut self.mapped {
+            mapped.follow(View::default(), NOWHERE, &mut self.memory);
+        }
+    }
+
+    /// Has files show what BAR 3's page table and the window's base do.
+    fn follow(&mut self) {
+        if let Some(mapped) = &mut self.mapped {
+            mapped.follow(self.bar3, self.base, &mut self.memory);
+        }
+    }
+}
+
+impl Effects for Engines {
+    fn window_read(&mut self, at: u64) -> u32 {
+        let mut bytes = [0xff; 4];
+        if !self.memory.read(Place::Vram(at), &mut bytes) {
+            bytes = [0xff; 4];
+        }
+        u32::from_le_bytes(bytes)
+    }
+
+    fn window_write(&mut self, at: u64, value: u32) {
+        self.memory.write(Place::Vram(at), &value.to_le_bytes());
+    }
+
+    fn window_base(&mut self, at: u64) {
+        self.base = at;
+        self.follow();
+    }
+
+    fn bar(&mut self, bar: Bar, instance: Option<Target>) {
+        match bar {
+            Bar::One => self.bar1.bind(instance, &self.memory),
+            Bar::Three => {
+                self.bar3.bind(instance, &self.memory);
+                self.follow();
+            }
+        }
+    }
+
+    fn flush(&mut self, flush: Flush) {
+        let directory = self.bar3.directory();
+        if directory.is_some() && (flush.directory.is_none() || flush.directory == directory) {
+            self.follow();
+        }
+    }
+
+    fn bar_flush(&mut self) {}
+
+    fn user_window(&mut self, window: Option<Window>) {
+        self.window = window;
+    }
+
+    fn channel(&mut self, channel: u8, entry: ChannelEntry) {
+        self.fifo.entry(channel, entry);
+    }
+
+    fn run_list(&mut self, list: RunList) {
+        self.fifo.list(list, &self.memory);
+    }
+
+    fn kick(&mut self, channel: u8) {
+        self.fifo.kick(channel, &self.memory);
+    }
+
+    fn command_error_seen(&mut self) {
+        self.fifo.command_error_seen();
+    }
+}

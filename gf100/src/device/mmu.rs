@@ -1,0 +1,205 @@
+//! Virtual addresses of the GPU: a walk of two levels, each time. There is no cache of translations:
+//! what a driver has not flushed is seen early, never late.
+
+use super::{ram::Ram, vram::Vram};
+use crate::{
+    format::{
+        Aperture, LARGE, LARGE_SHIFT, PAGE, PAGE_SHIFT, Target, VA_BITS,
+        directory::{self, Pde, SMALL_ENTRIES, Table},
+        instance::Space,
+        pte::Pte,
+    },
+    registers::interrupts::Reason,
+};
+
+/// Both memories.
+pub struct Memory {
+    /// The GPU's own.
+    pub vram: Vram,
+    /// The machine's.
+    pub ram: Ram,
+}
+
+/// A byte's place.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Place {
+    /// In the GPU's own memory.
+    Vram(u64),
+    /// In the machine's.
+    Ram(u64),
+}
+
+impl Place {
+    /// The first byte of a page.
+    pub fn of(target: Target) -> Self {
+        match target {
+            Target::Vram(page) => Self::Vram(page.address()),
+            Target::Ram(page) => Self::Ram(page.address()),
+        }
+    }
+
+    /// So many bytes further. Places are below 2^40 and steps below 2^30: no overflow.
+    pub fn after(self, bytes: u64) -> Self {
+        match self {
+            Self::Vram(at) => Self::Vram(at + bytes),
+            Self::Ram(at) => Self::Ram(at + bytes),
+        }
+    }
+}
+
+/// Contiguous bytes.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Span {
+    /// The first.
+    pub place: Place,
+    /// How many, at least 1.
+    pub len: u64,
+}
+
+/// What is done with an address.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Access {
+    /// It is read.
+    Read,
+    /// It is written.
+    Write,
+}
+
+/// An address that cannot be used.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct BadAddress {
+    /// The address.
+    pub address: u64,
+    /// What was done with it.
+    pub access: Access,
+    /// Why not.
+    pub reason: Reason,
+}
+
+impl Memory {
+    /// Copies bytes out, if all of them are there.
+    pub fn read(&self, place: Place, data: &mut [u8]) -> bool {
+        match place {
+            Place::Vram(at) => self.vram.read(at, data),
+            Place::Ram(at) => self.ram.read(at, data),
+        }
+    }
+
+    /// Copies bytes in, if there is room for all of them.
+    pub fn write(&self, place: Place, data: &[u8]) -> bool {
+        match place {
+            Place::Vram(at) => self.vram.write(at, data),
+            Place::Ram(at) => self.ram.write(at, data),
+        }
+    }
+
+    /// Eight bytes, if they are there.
+    pub fn word(&self, place: Place) -> Option<u64> {
+        let mut bytes = [0; 8];
+        self.read(place, &mut bytes)
+            .then(|| u64::from_le_bytes(bytes))
+    }
+
+    /// The directory entry for an address of a space.
+    pub fn directory_entry(&self, space: Space, address: u64) -> Option<Pde> {
+        let index = address >> directory::SHIFT;
+        let place = Place::of(space.directory()).after(index * 8);
+        self.word(place).map(Pde::parse)
+    }
+
+    fn table_entry(&self, table: Table, index: u64) -> Option<Pte> {
+        let place = Place::of(table.target()).after(index * 8);
+        Pte::parse(self.word(place)?).ok()?
+    }
+
+    /// Where an address of a space is, and how far that goes on: to the end of its page.
+    pub fn translate(
+        &self,
+        space: Space,
+        address: u64,
+        access: Access,
+    ) -> Result<Span, BadAddress> {
+        let bad = |reason| BadAddress {
+            address,
+            access,
+            reason,
+        };
+        if address > space.limit || address >> VA_BITS != 0 {
+            return Err(bad(Reason::Limit));
+        }
+        let entry = self
+            .directory_entry(space, address)
+            .ok_or(bad(Reason::NoTable))?;
+        if entry.small.is_none() && entry.large.is_none() {
+            return Err(bad(Reason::NoTable));
+        }
+        let small = (address >> PAGE_SHIFT) % SMALL_ENTRIES as u64;
+        let large = small >> (LARGE_SHIFT - PAGE_SHIFT);
+        let found = entry
+            .small
+            .and_then(|table| self.table_entry(table, small))
+            .map(|page| (page, PAGE));
+        let found = match (found, entry.large) {
+            (Some(found), _) => found,
+            (None, None) => return Err(bad(Reason::NoPage)),
+            (None, Some(_)) if large >= entry.large_entries() as u64 => {
+                return Err(bad(Reason::TableTooShort));
+            }
+            (None, Some(table)) => {
+                let page = self.table_entry(table, large);
+                (page.ok_or(bad(Reason::NoPage))?, LARGE)
+            }
+        };
+        let (page, size) = found;
+        if access == Access::Write && page.read_only {
+            return Err(bad(Reason::ReadOnly));
+        }
+        // Storage is linear here whatever its kind; but the machine's memory cannot be compressed.
+        if page.aperture != Aperture::Vram && page.kind != 0 && page.tag != 0 {
+            return Err(bad(Reason::Kind));
+        }
+        let offset = address % size;
+        Ok(Span {
+            place: Place::of(page.target()).after(offset),
+            len: size - offset,
+        })
+    }
+
+    /// Reads bytes at a virtual address.
+    pub fn read_at(&self, space: Space, address: u64, data: &mut [u8]) -> Result<(), BadAddress> {
+        let mut done = 0;
+        while done < data.len() {
+            let address = address.wrapping_add(done as u64);
+            let span = self.translate(space, address, Access::Read)?;
+            let len = (data.len() - done).min(usize::try_from(span.len).unwrap_or(usize::MAX));
+            if !self.read(span.place, &mut data[done..done + len]) {
+                return Err(BadAddress {
+                    address,
+                    access: Access::Read,
+                    reason: Reason::NoPage,
+                });
+            }
+            done += len;
+        }
+        Ok(())
+    }
+
+    /// Writes bytes at a virtual address. If it fails, what is before the bad page was written.
+    pub fn write_at(&self, space: Space, address: u64, data: &[u8]) -> Result<(), BadAddress> {
+        let mut done = 0;
+        while done < data.len() {
+            let address = address.wrapping_add(done as u64);
+            let span = self.translate(space, address, Access::Write)?;
+            let len = (data.len() - done).min(usize::try_from(span.len).unwrap_or(usize::MAX));
+            if !self.write(span.place, &data[done..done + len]) {
+                return Err(BadAddress {
+                    address,
+                    access: Access::Write,
+                    reason: Reason::NoPage,
+                });
+            }
+            done += len;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,430 @@
+//! The GPU as a driver uses it, with a driver of a few lines.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use super::{
+    bars::WINDOW_START,
+    gpu::{Gpu, Next},
+    mapping::{Mapping, memory_file},
+};
+use crate::{
+    format::{
+        Aperture, Gfn, PAGE, Target, VramPage,
+        directory::{Pde, Table},
+        instance::{self, InstanceBlock, Space},
+        pte::Pte,
+        push::{GpEntry, Header, Run},
+        ramfc::{self, Ramfc},
+        userd,
+    },
+    registers::Bar,
+};
+
+const VRAM: u64 = 16 << 20;
+
+/// Where the driver has what, in VRAM.
+const DIRECTORY: u64 = 0x10_0000;
+const TABLE: u64 = 0x12_0000;
+const INSTANCE: u64 = 0x20_0000;
+const USERD: u64 = 0x21_0000;
+const RUN_LIST: u64 = 0x22_0000;
+/// Virtual addresses of the ring, of push buffers, and of data, which are those in VRAM.
+const RING: u64 = 0x30_0000;
+const PUSH: u64 = 0x31_0000;
+const DATA: u64 = 0x40_0000;
+/// The virtual address that the machine's memory has, of one page.
+const RAM: u64 = 0x60_0000;
+/// Its address there.
+const RAM_AT: u64 = 0x1234_5000;
+
+/// A GPU with a channel, which is number 5.
+struct Driver {
+    gpu: Gpu,
+    put: u32,
+    now: u64,
+}
+
+impl Driver {
+    fn new(map: bool) -> Self {
+        let gpu = Gpu::new(VRAM, map, 0).expect("there is room");
+        let mut driver = Self {
+            gpu,
+            put: 0,
+            now: 0,
+        };
+        let table = |number: u64| Table {
+            aperture: Aperture::Vram,
+            number: (number / PAGE) as u32,
+        };
+        let entry = Pde {
+            small: Some(table(TABLE)),
+            ..Pde::default()
+        };
+        driver.set(DIRECTORY, &entry.encode().to_le_bytes());
+        for page in 0..VRAM / PAGE {
+            driver.page(page, Target::Vram(VramPage(page as u32)), false);
+        }
+        driver.page(RAM / PAGE, Target::Ram(Gfn((RAM_AT / PAGE) as u32)), false);
+        let mut block = [0; instance::BYTES];
+        let space = Space {
+            aperture: Aperture::Vram,
+            number: (DIRECTORY / PAGE) as u32,
+            limit: (1 << 40) - 1,
+        };
+        InstanceBlock {
+            space,
+            engines: [None; 7],
+        }
+        .encode(&mut block);
+        let mut head = [0; ramfc::BYTES];
+        Ramfc {
+            userd: USERD + 5 * userd::STRIDE,
+            signature: ramfc::SIGNATURE,
+            gp_base: RING,
+            gp_log2: 4,
+            ..Ramfc::default()
+        }
+        .encode(&mut head);
+        block[..ramfc::BYTES].copy_from_slice(&head);
+        driver.set(INSTANCE, &block);
+        driver.set(RUN_LIST, &5_u32.to_le_bytes());
+        let writes = [
+            (0x00_0140, 1),
+            (0x00_2140, 0x7fff_ffff),
+            (0x04_010c, u32::MAX),
+            // The same space is shown by both BARs.
+            (0x00_1704, 1 << 31 | (INSTANCE / PAGE) as u32),
+            (0x00_1714, 1 << 31 | (INSTANCE / PAGE) as u32),
+            (0x00_2254, 1 << 28 | (USERD / PAGE) as u32),
+            (0x00_3028, 3 << 30 | (INSTANCE / PAGE) as u32),
+            (0x00_302c, 0x1f_0001),
+            (0x00_2270, (RUN_LIST / PAGE) as u32),
+            (0x00_2274, 0x1f0_0001),
+            (0x00_2a00, 1 << 28),
+        ];
+        for (at, value) in writes {
+            driver.write(at, value);
+        }
+        driver
+    }
+
+    fn page(&mut self, page: u64, target: Target, read_only: bool) {
+        let entry = Pte {
+            read_only,
+            ..Pte::linear(target)
+        };
+        self.set(TABLE + page * 8, &entry.encode().to_le_bytes());
+    }
+
+    fn set(&mut self, at: u64, data: &[u8]) {
+        assert!(self.gpu.write_vram(at, data));
+    }
+
+    fn word(&self, at: u64) -> u32 {
+        let mut bytes = [0; 4];
+        assert!(self.gpu.read_vram(at, &mut bytes));
+        u32::from_le_bytes(bytes)
+    }
+
+    fn write(&mut self, at: u32, value: u32) {
+        self.gpu.write_register(at, value, self.now);
+    }
+
+    fn read(&mut self, at: u32) -> u32 {
+        self.gpu.read_register(at, self.now)
+    }
+
+    /// Submits words, without any work.
+    fn submit(&mut self, words: &[u32]) {
+        let at = PUSH + u64::from(self.put) * 0x1000;
+        for (index, word) in words.iter().enumerate() {
+            self.set(at + index as u64 * 4, &word.to_le_bytes());
+        }
+        let entry = GpEntry {
+            address: at,
+            words: words.len() as u32,
+        };
+        self.set(
+            RING + u64::from(self.put) * 8,
+            &entry.encode().to_le_bytes(),
+        );
+        self.put = (self.put + 1) % 16;
+        self.ring();
+    }
+
+    fn ring(&mut self) {
+        let at = USERD + 5 * userd::STRIDE + userd::GP_PUT;
+        assert!(self.gpu.write_bar(Bar::One, at, &self.put.to_le_bytes()));
+    }
+
+    /// Works until there is nothing to do at once, or for so many slices.
+    fn work(&mut self, slices: u32) -> Next {
+        for _ in 0..slices {
+            self.now += 1000;
+            match self.gpu.work(self.now) {
+                Next::Now => {}
+                next => return next,
+            }
+        }
+        Next::Now
+    }
+}
+
+fn run(subchannel: u8, address: u16, words: &[u32]) -> Vec<u32> {
+    let run = Run {
+        subchannel,
+        address,
+        count: words.len() as u16,
+    };
+    let mut all = vec![Header::Increasing(run).encode()];
+    all.extend(words);
+    all
+}
+
+fn copy(from: u64, to: u64, line: u32, lines: u32) -> Vec<u32> {
+    let mut words = run(4, 0, &[0x90b5]);
+    let high = |at: u64| (at >> 32) as u32;
+    words.extend(run(
+        4,
+        0x30c,
+        &[
+            high(from),
+            from as u32,
+            high(to),
+            to as u32,
+            line,
+            line,
+            line,
+            lines,
+        ],
+    ));
+    words.extend(run(4, 0x300, &[0x110]));
+    words
+}
+
+fn semaphore(at: u64, word: u32, operation: u32) -> Vec<u32> {
+    run(0, 0x10, &[(at >> 32) as u32, at as u32, word, operation])
+}
+
+#[test]
+fn a_copy_reaches_both_memories_and_tells_how_far_it_has_come() {
+    let mut driver = Driver::new(false);
+    let file = memory_file(c"ram", PAGE).expect("there is room");
+    let ram = Mapping::new(&file, 0, PAGE).expect("it has that much");
+    driver
+        .gpu
+        .ram()
+        .lend(RAM_AT, &file, 0, PAGE)
+        .expect("it has that much");
+    ram.write(0, &[7; 64]);
+    let mut words = copy(RAM, DATA + 0xfe0, 64, 1);
+    words.extend(semaphore(DATA + 0x3000, 0x55, 2));
+    words.extend(run(0, 0x20, &[0]));
+    words.extend(run(0, 0x50, &[0x77]));
+    driver.submit(&words);
+    assert_eq!(driver.work(10), Next::Never);
+    assert_eq!(driver.word(DATA + 0xfe0), 0x0707_0707);
+    assert_eq!(driver.word(DATA + 0x101c), 0x0707_0707);
+    assert_eq!(driver.word(DATA + 0x3000), 0x55);
+    let page = USERD + 5 * userd::STRIDE;
+    assert_eq!(driver.word(page + userd::GP_GET), 1);
+    assert_eq!(
+        driver.word(page + userd::GET),
+        (PUSH as u32) + words.len() as u32 * 4
+    );
+    assert_eq!(driver.word(page + userd::REFERENCE), 0x77);
+    // The program's interrupt.
+    driver.write(0x00_2140, u32::MAX);
+    assert_eq!(driver.read(0x00_25a4), 1);
+    assert!(driver.gpu.line(driver.now));
+    driver.write(0x00_25a8, 1);
+    assert!(!driver.gpu.line(driver.now));
+}
+
+#[test]
+fn a_channel_waits_for_its_semaphore() {
+    let mut driver = Driver::new(false);
+    let mut words = semaphore(DATA, 5, 4);
+    words.extend(semaphore(DATA + 0x100, 1, 2 | 1 << 24));
+    driver.submit(&words);
+    assert!(matches!(driver.work(10), Next::At(_)));
+    assert_eq!(driver.word(DATA + 0x100), 0);
+    driver.set(DATA, &6_u32.to_le_bytes());
+    assert_eq!(driver.work(10), Next::Never);
+    assert_eq!(driver.word(DATA + 0x100), 1);
+}
+
+#[test]
+fn a_bad_address_ends_the_channel_and_says_where() {
+    let mut driver = Driver::new(false);
+    driver.page(DATA / PAGE, Target::Vram(VramPage(0x400)), true);
+    driver.submit(&copy(PUSH, DATA, 16, 1));
+    assert_eq!(driver.work(10), Next::Never);
+    assert_eq!(driver.read(0x00_259c), 1 << 0x15);
+    let [instance, low, kind] = [0, 4, 12].map(|at| driver.read(0x00_2950 + at));
+    assert_eq!((instance, low), ((INSTANCE / PAGE) as u32, DATA as u32));
+    // A write to a read-only page.
+    assert_eq!(kind & 0x8f, 0x86);
+    // It does nothing more, until its entry names another instance.
+    driver.submit(&semaphore(DATA + 0x1000, 1, 2));
+    assert_eq!(driver.work(10), Next::Never);
+    assert_eq!(driver.word(DATA + 0x1000), 0);
+}
+
+#[test]
+fn a_bad_method_stops_the_channel_until_it_is_seen() {
+    let mut driver = Driver::new(false);
+    let mut words = run(4, 0, &[0x90b5]);
+    words.extend(run(4, 0x250, &[1]));
+    words.extend(semaphore(DATA, 1, 2));
+    driver.submit(&words);
+    assert_eq!(driver.work(10), Next::Never);
+    assert_eq!(driver.read(0x00_25a0), 1);
+    assert_eq!(driver.read(0x04_00c0), 4 << 16 | 0x250);
+    assert_eq!(driver.read(0x04_0120), 5);
+    assert_eq!(driver.word(DATA), 0);
+    driver.write(0x04_0108, u32::MAX);
+    assert_eq!(driver.work(10), Next::Never);
+    assert_eq!(driver.word(DATA), 1);
+}
+
+#[test]
+fn a_long_copy_leaves_registers_to_others() {
+    let mut driver = Driver::new(false);
+    // Half a gigabyte over and over the same page.
+    let mut words = copy(DATA, DATA + 0x1000, 0xffff, 0x1fff);
+    // Pitches.
+    words[7] = 0;
+    words[8] = 0;
+    driver.submit(&words);
+    assert_eq!(driver.work(3), Next::Now);
+    // A kick is answered in the middle of it, and what is switched off does not go on.
+    driver.write(0x00_302c, 0x1f_0000);
+    driver.write(0x00_2634, 5);
+    assert_eq!(driver.read(0x00_2634), 5);
+    assert_eq!(driver.work(3), Next::Never);
+    driver.write(0x00_302c, 0x1f_0001);
+    assert_eq!(driver.work(3), Next::Now);
+}
+
+#[test]
+fn a_kicked_channel_is_in_its_instance_block_and_goes_on_from_there() {
+    let mut driver = Driver::new(false);
+    driver.submit(&semaphore(DATA, 1, 2));
+    assert_eq!(driver.work(10), Next::Never);
+    driver.write(0x00_2634, 5);
+    let mut head = [0; ramfc::BYTES];
+    assert!(driver.gpu.read_vram(INSTANCE, &mut head));
+    let mut state = Ramfc::parse(&head);
+    assert_eq!((state.gp_get, state.gp_put), (1, 1));
+    assert_eq!(state.get, PUSH + 5 * 4);
+    // What makes no sense there is made to fit the ring.
+    state.gp_get = 0x11;
+    state.gp_put = 0x8000_0001;
+    state.encode(&mut head);
+    driver.set(INSTANCE, &head);
+    driver.submit(&semaphore(DATA, 2, 2));
+    assert_eq!(driver.work(10), Next::Never);
+    assert_eq!(driver.word(DATA), 2);
+}
+
+#[test]
+fn a_put_behind_the_ring_is_an_error() {
+    let mut driver = Driver::new(false);
+    driver.put = 16;
+    driver.ring();
+    assert_eq!(driver.work(10), Next::Never);
+    assert_eq!(driver.read(0x00_25a0), 1);
+}
+
+#[test]
+fn files_show_what_the_window_and_bar_3_do() {
+    let mut driver = Driver::new(true);
+    let file = driver
+        .gpu
+        .bar3_file()
+        .expect("it is mapped")
+        .try_clone()
+        .expect("a duplicate");
+    let bar3 = Mapping::new(&file, 0, VRAM).expect("it is longer");
+    let file = driver
+        .gpu
+        .window_file()
+        .expect("it is mapped")
+        .try_clone()
+        .expect("a duplicate");
+    let window = Mapping::new(&file, WINDOW_START, 1 << 20).expect("it is that long");
+    // What the BAR shows is the memory itself, in both directions.
+    bar3.write(DATA + 8, &[9; 4]);
+    assert_eq!(driver.word(DATA + 8), 0x0909_0909);
+    driver.set(DATA + 12, &[8; 4]);
+    let mut seen = [0; 4];
+    bar3.read(DATA + 12, &mut seen);
+    assert_eq!(seen, [8; 4]);
+    // Without the BAR, the window shows it.
+    driver.write(0x00_1714, 0);
+    driver.write(0x00_1700, (DATA >> 16) as u32);
+    window.read(12, &mut seen);
+    assert_eq!(seen, [8; 4]);
+    window.write(16, &[5; 4]);
+    assert_eq!(driver.word(DATA + 16), 0x0505_0505);
+    // It moves away, and the bytes stay.
+    driver.write(0x00_1700, 0);
+    assert_eq!(driver.word(DATA + 16), 0x0505_0505);
+    assert_eq!(driver.word(DATA + 8), 0x0909_0909);
+    // A page that is shown elsewhere in the BAR after a flush.
+    driver.write(0x00_1714, 1 << 31 | (INSTANCE / PAGE) as u32);
+    driver.page(3, Target::Vram(VramPage((DATA / PAGE) as u32)), false);
+    driver.page(DATA / PAGE, Target::Vram(VramPage(3)), false);
+    driver.write(0x10_0cb8, ((DIRECTORY / PAGE) << 4) as u32);
+    driver.write(0x10_0cbc, 1 << 31 | 5);
+    bar3.read(3 * PAGE + 8, &mut seen);
+    assert_eq!(seen, [9; 4]);
+    bar3.write(DATA, &[3; 4]);
+    assert_eq!(driver.word(3 * PAGE), 0x0303_0303);
+}
+
+#[test]
+fn a_partition_is_shared_by_its_file() {
+    let mut driver = Driver::new(false);
+    let file = Arc::new(memory_file(c"partition", 4 * PAGE).expect("there is room"));
+    let partition = Mapping::new(&file, 0, 4 * PAGE).expect("it has that much");
+    let range = DATA..DATA + 4 * PAGE;
+    driver
+        .gpu
+        .back(range.clone(), file, 0)
+        .expect("it is whole pages");
+    partition.write(PAGE, &[6; 4]);
+    assert_eq!(driver.word(DATA + PAGE), 0x0606_0606);
+    driver.submit(&copy(DATA + PAGE, DATA + 2 * PAGE, 4, 1));
+    assert_eq!(driver.work(10), Next::Never);
+    let mut seen = [0; 4];
+    partition.read(2 * PAGE, &mut seen);
+    assert_eq!(seen, [6; 4]);
+    driver.gpu.unback(range).expect("it is whole pages");
+    assert_eq!(driver.word(DATA + PAGE), 0);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn whatever_is_submitted_ends_or_yields(
+        words in proptest::collection::vec(any::<u32>(), 1..64),
+        entries in proptest::collection::vec(any::<u64>(), 0..64),
+        map: bool,
+    ) {
+        let mut driver = Driver::new(map);
+        for (page, entry) in entries.iter().enumerate() {
+            driver.set(TABLE + page as u64 * 8, &entry.to_le_bytes());
+        }
+        driver.write(0x10_0cbc, 1 << 31 | 7);
+        let mut all = run(4, 0, &[0x90b5]);
+        all.extend(run(2, 0, &[0x9039]));
+        all.extend(words);
+        driver.submit(&all);
+        driver.work(4);
+    }
+}

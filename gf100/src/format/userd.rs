@@ -1,0 +1,68 @@
+//! The page through which the CPU submits to a channel, in VRAM and seen in BAR 1: the addresses of
+//! its fields.
+
+/// Bytes between two channels' pages.
+pub const STRIDE: u64 = 0x1000;
+/// Low half of the address after the last command that was fetched; written by the GPU.
+pub const GET: u64 = 0x44;
+/// The reference that the channel set last; written by the GPU.
+pub const REFERENCE: u64 = 0x48;
+/// High half of [`GET`]; written by the GPU.
+pub const GET_HIGH: u64 = 0x60;
+/// Ring entries that have been fetched; written by the GPU.
+pub const GP_GET: u64 = 0x88;
+/// Ring entries that have been submitted; a write of it makes the channel look at its ring.
+pub const GP_PUT: u64 = 0x8c;
+
+/// The window with all channels' pages in BAR 1, as register 0x002254 places it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Window {
+    /// Offset in BAR 1, a multiple of 4 KiB.
+    pub start: u64,
+}
+
+impl Window {
+    /// From the register; none if the window is closed.
+    pub fn parse(register: u32) -> Option<Self> {
+        (register & 1 << 28 != 0).then(|| Self {
+            start: u64::from(register & 0xfff_ffff) << 12,
+        })
+    }
+
+    /// The register's value.
+    pub fn encode(self) -> u32 {
+        1 << 28 | (self.start >> 12) as u32 & 0xfff_ffff
+    }
+
+    /// The channel, of `count`, and the offset in its page, for an offset in BAR 1.
+    pub fn channel(self, at: u64, count: u8) -> Option<(u8, u64)> {
+        let inside = at.checked_sub(self.start)?;
+        let channel = u8::try_from(inside / STRIDE).ok()?;
+        (channel < count).then_some((channel, inside % STRIDE))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn the_register_keeps_its_meaning(register: u32) {
+            if let Some(window) = Window::parse(register) {
+                prop_assert_eq!(Window::parse(window.encode()), Some(window));
+            }
+        }
+
+        #[test]
+        fn a_channel_is_one_of_those_that_exist(register: u32, at: u64) {
+            let window = Window::parse(register | 1 << 28).expect("it is open");
+            if let Some((channel, offset)) = window.channel(at, 128) {
+                prop_assert_eq!(window.start + u64::from(channel) * STRIDE + offset, at);
+                prop_assert!(channel < 128);
+            }
+        }
+    }
+}

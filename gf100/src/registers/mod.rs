@@ -1,0 +1,269 @@
+//! The registers in BAR 0.
+//!
+//! - [`file`](mod@file): the words that were written, and what they are before.
+//! - [`power_on`]: what registers contain when power comes.
+//! - [`prom`]: the ROM with a minimal VBIOS.
+//! - [`timer`]: nanoseconds and an alarm.
+//! - [`interrupts`]: who wants an interrupt, and whether the line is up.
+//! - [`falcon`]: memories of the embedded processors, none of which runs.
+//!
+//! Most registers hold what was written. Those that do something are in [`Registers::write`]; what
+//! they do outside goes through [`Effects`], so that the model's engines and a virtual GPU's front
+//! have the same register file. Nothing here blocks, and every access costs a bounded time.
+
+pub mod falcon;
+pub mod file;
+pub mod interrupts;
+pub mod power_on;
+pub mod prom;
+pub mod timer;
+
+use log::trace;
+
+pub use self::interrupts::{Fault, Interrupts};
+use self::{falcon::Falcons, file::File, timer::Timer};
+use crate::format::{Aperture, Target, userd::Window};
+
+/// Bytes of BAR 0.
+pub const BAR0_BYTES: u32 = 16 << 20;
+/// Channels that there are.
+pub const CHANNELS: u8 = 128;
+
+/// What VBIOS and PCI configuration are mirrored in.
+const PCI_MIRROR: u32 = 0x08_8000;
+const WINDOW: u32 = 0x70_0000;
+const CHANNEL_TABLE: u32 = 0x00_3000;
+
+/// A BAR that shows an address space.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Bar {
+    /// For programs: buffers, and the channels' submission pages.
+    One,
+    /// For the driver: page tables, instance blocks and the like.
+    Three,
+}
+
+/// Which translations are to be forgotten.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Flush {
+    /// The page directory of the space; of all spaces, without one.
+    pub directory: Option<Target>,
+    /// Only the BARs' translations.
+    pub hub_only: bool,
+}
+
+/// Which channels may run: a list in memory.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct RunList {
+    /// Where it is.
+    pub at: Target,
+    /// Its entries of eight bytes, of which the first word is a channel. At most 4,095.
+    pub count: u32,
+}
+
+/// An entry of the channel table.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct ChannelEntry {
+    /// The channel's instance block; none if the entry is off or names an aperture that does not
+    /// exist.
+    pub instance: Option<Target>,
+    /// The channel may run.
+    pub enabled: bool,
+}
+
+impl ChannelEntry {
+    /// From the table's two words.
+    pub fn parse(instance: u32, control: u32) -> Self {
+        let aperture = Aperture::from_entry(u64::from(instance) >> 28);
+        let on = instance & 1 << 31 != 0;
+        Self {
+            instance: aperture
+                .filter(|_| on)
+                .map(|aperture| Target::new(aperture, u64::from(instance))),
+            enabled: control & 1 != 0,
+        }
+    }
+}
+
+/// What writes of registers cause elsewhere. Calls come in the order of the writes.
+pub trait Effects {
+    /// Reads the word at an address of VRAM, a multiple of 4, for the CPU's window.
+    fn window_read(&mut self, at: u64) -> u32;
+    /// Writes it.
+    fn window_write(&mut self, at: u64, value: u32);
+    /// The CPU's window shows VRAM from another address, a multiple of 64 KiB.
+    fn window_base(&mut self, at: u64);
+    /// A BAR shows the space of another instance block, or nothing.
+    fn bar(&mut self, bar: Bar, instance: Option<Target>);
+    /// Translations are to be forgotten.
+    fn flush(&mut self, flush: Flush);
+    /// What was written through BARs is to be seen by the GPU, and the reverse.
+    fn bar_flush(&mut self);
+    /// The channels' submission pages are at another place in BAR 1, or closed.
+    fn user_window(&mut self, window: Option<Window>);
+    /// An entry of the channel table was written; `channel` is below [`CHANNELS`].
+    fn channel(&mut self, channel: u8, entry: ChannelEntry);
+    /// There is a new list of channels that may run. It is to be taken before this returns.
+    fn run_list(&mut self, list: RunList);
+    /// A channel is to leave the engines; its state is in its instance block when this returns.
+    fn kick(&mut self, channel: u8);
+    /// The driver has looked at a channel's command that could not be carried out.
+    fn command_error_seen(&mut self);
+    /// Nobody has written this register, and the model does not know it: it reads as 0.
+    fn unknown_read(&mut self, at: u32) {
+        trace!("register {at:#08x} is read, and not known");
+    }
+}
+
+/// The register file.
+pub struct Registers {
+    file: File,
+    rom: Vec<u8>,
+    timer: Timer,
+    falcons: Falcons,
+    /// Who wants an interrupt.
+    pub interrupts: Interrupts,
+}
+
+impl Registers {
+    /// As after power-on, of a GPU with `vram` bytes of memory (whole MiB; the rest is not told).
+    /// `now` is the current time in nanoseconds, here as in all other calls.
+    pub fn new(vram: u64, now: u64) -> Self {
+        Self {
+            file: File::new(power_on::values(vram)),
+            rom: prom::image(),
+            timer: Timer::new(now),
+            falcons: Falcons::default(),
+            interrupts: Interrupts::default(),
+        }
+    }
+
+    /// Reads the word at `at`, of which the last two bits are ignored.
+    pub fn read(&mut self, at: u32, now: u64, effects: &mut impl Effects) -> u32 {
+        let at = at & !3 & (BAR0_BYTES - 1);
+        self.interrupts.timer = self.timer.alarm_pending(now);
+        if let Some(value) = self.interrupts.read(at) {
+            return value;
+        }
+        match at {
+            // Requests that are done when the write returns: their "busy" bits.
+            0x07_0000 | 0x07_0004 | 0x07_0010 => 0,
+            0x00_9000..0x00_9500 => self
+                .timer
+                .read(at, now)
+                .unwrap_or_else(|| self.file.read(at).unwrap_or(0)),
+            // The CPU's request to a translation cache is done, and there is room for others.
+            0x10_0c80 => 0x00ff_8000,
+            // A change of the graphics engine's power is done.
+            0x40_4170 => self.file.read(at).unwrap_or(0) & !0x10,
+            // Three units that fetch commands.
+            0x00_2204 => self.file.read(at).unwrap_or(0) & 7,
+            // A change of the run list is done.
+            0x00_227c => self.file.read(at).unwrap_or(0) & !(1 << 20),
+            prom::START..prom::END => prom::word(&self.rom, at - prom::START),
+            WINDOW..0x80_0000 => {
+                let base = self.window_base();
+                effects.window_read(base + u64::from(at - WINDOW))
+            }
+            PCI_MIRROR..0x08_9000 => self.file.read(at).unwrap_or(0),
+            _ => {
+                if let Some(value) = self.falcons.read(at) {
+                    return value;
+                }
+                self.file.read(at).unwrap_or_else(|| {
+                    effects.unknown_read(at);
+                    0
+                })
+            }
+        }
+    }
+
+    /// Writes the word at `at`, of which the last two bits are ignored.
+    pub fn write(&mut self, at: u32, value: u32, now: u64, effects: &mut impl Effects) {
+        let at = at & !3 & (BAR0_BYTES - 1);
+        if self.interrupts.write(at, value) {
+            if (0x04_0000..0x04_6000).contains(&at) && at & 0x1fff == 0x108 {
+                effects.command_error_seen();
+            }
+            return;
+        }
+        if self.timer.write(at, value, now) || self.falcons.write(at, value) {
+            return;
+        }
+        match at {
+            prom::START..prom::END => return,
+            WINDOW..0x80_0000 => {
+                let base = self.window_base();
+                effects.window_write(base + u64::from(at - WINDOW), value);
+                return;
+            }
+            _ => {}
+        }
+        self.file.write(at, value);
+        match at {
+            0x00_1700 => effects.window_base(self.window_base()),
+            0x00_1704 => effects.bar(Bar::One, bar_instance(value)),
+            0x00_1714 => effects.bar(Bar::Three, bar_instance(value)),
+            0x00_2254 => effects.user_window(Window::parse(value)),
+            0x00_2274 => self.run_list(value, effects),
+            0x00_2634 => effects.kick((value & 0x7f) as u8),
+            CHANNEL_TABLE..0x00_3400 => self.channel_entry(at, effects),
+            0x07_0000 => effects.bar_flush(),
+            0x10_0cbc if value & 1 << 31 != 0 => self.flush(value, effects),
+            _ => {}
+        }
+    }
+
+    /// When the timer's alarm goes off, if it is set.
+    pub fn next_alarm(&self) -> Option<u64> {
+        self.timer.next_alarm()
+    }
+
+    /// Whether the interrupt line is up.
+    pub fn line(&mut self, now: u64) -> bool {
+        self.interrupts.timer = self.timer.alarm_pending(now);
+        self.interrupts.line()
+    }
+
+    /// Byte address in VRAM of what the window shows. At most 2^48.
+    fn window_base(&self) -> u64 {
+        u64::from(self.file.read(0x00_1700).unwrap_or(0) & 0xff_ffff) << 16
+    }
+
+    fn run_list(&mut self, value: u32, effects: &mut impl Effects) {
+        let place = u64::from(self.file.read(0x00_2270).unwrap_or(0));
+        if let Some(aperture) = Aperture::from_entry(place >> 28) {
+            let list = RunList {
+                at: Target::new(aperture, place),
+                count: value & 0xfff,
+            };
+            effects.run_list(list);
+        }
+        self.interrupts.run_list_done();
+    }
+
+    fn channel_entry(&self, at: u32, effects: &mut impl Effects) {
+        let word = |at| self.file.read(at).unwrap_or(0);
+        let entry = ChannelEntry::parse(word(at & !7), word(at | 4));
+        // 128 entries of eight bytes.
+        effects.channel(((at - CHANNEL_TABLE) / 8) as u8, entry);
+    }
+
+    fn flush(&self, request: u32, effects: &mut impl Effects) {
+        let place = u64::from(self.file.read(0x10_0cb8).unwrap_or(0));
+        let aperture = Aperture::from_entry(place).unwrap_or(Aperture::Vram);
+        let directory = Target::new(aperture, place >> 4);
+        effects.flush(Flush {
+            directory: (request & 2 == 0).then_some(directory),
+            hub_only: request & 4 != 0,
+        });
+    }
+}
+
+/// The instance block that a BAR's register names; it is in VRAM.
+fn bar_instance(value: u32) -> Option<Target> {
+    (value & 1 << 31 != 0).then(|| Target::new(Aperture::Vram, u64::from(value & 0xfff_ffff)))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,142 @@
+//! Registers as a driver uses them.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::format::{Gfn, VramPage};
+
+/// What registers caused.
+#[derive(Default)]
+struct Seen {
+    calls: Vec<String>,
+}
+
+impl Effects for Seen {
+    fn window_read(&mut self, at: u64) -> u32 {
+        self.calls.push(format!("read {at:#x}"));
+        7
+    }
+    fn window_write(&mut self, at: u64, value: u32) {
+        self.calls.push(format!("write {at:#x} {value:#x}"));
+    }
+    fn window_base(&mut self, at: u64) {
+        self.calls.push(format!("base {at:#x}"));
+    }
+    fn bar(&mut self, bar: Bar, instance: Option<Target>) {
+        self.calls.push(format!("{bar:?} {instance:?}"));
+    }
+    fn flush(&mut self, flush: Flush) {
+        self.calls.push(format!("{flush:?}"));
+    }
+    fn bar_flush(&mut self) {
+        self.calls.push("bar flush".to_owned());
+    }
+    fn user_window(&mut self, window: Option<Window>) {
+        self.calls.push(format!("{window:?}"));
+    }
+    fn channel(&mut self, channel: u8, entry: ChannelEntry) {
+        self.calls.push(format!("{channel} {entry:?}"));
+    }
+    fn run_list(&mut self, list: RunList) {
+        self.calls.push(format!("{list:?}"));
+    }
+    fn kick(&mut self, channel: u8) {
+        self.calls.push(format!("kick {channel}"));
+    }
+    fn command_error_seen(&mut self) {
+        self.calls.push("seen".to_owned());
+    }
+}
+
+fn registers() -> (Registers, Seen) {
+    (Registers::new(256 << 20, 0), Seen::default())
+}
+
+#[test]
+fn the_chip_names_itself_and_its_memory() {
+    let (mut registers, mut seen) = registers();
+    assert_eq!(registers.read(0, 0, &mut seen) >> 20 & 0x1ff, 0xc0);
+    assert_eq!(registers.read(0x11_020c, 0, &mut seen), 256);
+    assert_eq!(registers.read(prom::START, 0, &mut seen) & 0xffff, 0xaa55);
+}
+
+#[test]
+fn the_window_shows_memory_at_its_base() {
+    let (mut registers, mut seen) = registers();
+    registers.write(0x00_1700, 0xff0, 0, &mut seen);
+    registers.write(0x70_0010, 3, 0, &mut seen);
+    assert_eq!(registers.read(0x70_0014, 0, &mut seen), 7);
+    assert_eq!(
+        seen.calls,
+        ["base 0xff00000", "write 0xff00010 0x3", "read 0xff00014"]
+    );
+}
+
+#[test]
+fn a_flush_names_its_space() {
+    let (mut registers, mut seen) = registers();
+    registers.write(0x10_0cb8, 0x123 << 4 | 2, 0, &mut seen);
+    registers.write(0x10_0cbc, 1 << 31 | 1, 0, &mut seen);
+    registers.write(0x10_0cbc, 1 << 31 | 7, 0, &mut seen);
+    let of = |directory, hub_only| {
+        format!(
+            "{:?}",
+            Flush {
+                directory,
+                hub_only
+            }
+        )
+    };
+    let one = Some(Target::Ram(Gfn(0x123)));
+    assert_eq!(seen.calls, [of(one, false), of(None, true)]);
+}
+
+#[test]
+fn a_run_list_is_taken_and_tells_so() {
+    let (mut registers, mut seen) = registers();
+    registers.write(0x00_0140, 1, 0, &mut seen);
+    registers.write(0x00_2140, 1 << 30, 0, &mut seen);
+    registers.write(0x00_2270, 0x55, 0, &mut seen);
+    assert!(!registers.line(0));
+    registers.write(0x00_2274, 0x01f0_0003, 0, &mut seen);
+    let at = Target::Vram(VramPage(0x55));
+    assert_eq!(seen.calls, [format!("{:?}", RunList { at, count: 3 })]);
+    assert!(registers.line(0));
+    assert_eq!(registers.read(0x00_0100, 0, &mut seen), 1 << 8);
+    registers.write(0x00_2a00, 1 << 28, 0, &mut seen);
+    assert!(!registers.line(0));
+}
+
+#[test]
+fn a_fault_is_told_until_it_is_seen() {
+    let (mut registers, mut seen) = registers();
+    registers.write(0x00_0140, 1, 0, &mut seen);
+    registers.write(0x00_2140, u32::MAX, 0, &mut seen);
+    registers.interrupts.fault(Fault {
+        unit: interrupts::unit::COPY0,
+        instance: 0x77,
+        address: 0x12_3456_7000,
+        write: true,
+        reason: interrupts::Reason::NoPage,
+    });
+    assert!(registers.line(0));
+    assert_eq!(registers.read(0x00_259c, 0, &mut seen), 1 << 0x15);
+    let words = [0, 4, 8, 12].map(|at| registers.read(0x00_2950 + at, 0, &mut seen));
+    assert_eq!(words, [0x77, 0x3456_7000, 0x12, 0xc2]);
+    registers.write(0x00_259c, 1 << 0x15, 0, &mut seen);
+    assert!(!registers.line(0));
+}
+
+proptest! {
+    #[test]
+    fn no_access_panics(accesses: Vec<(bool, u32, u32, u64)>) {
+        let (mut registers, mut seen) = registers();
+        for (write, at, value, now) in accesses {
+            match write {
+                true => registers.write(at, value, now, &mut seen),
+                false => { registers.read(at, now, &mut seen); }
+            }
+            registers.line(now);
+        }
+    }
+}

@@ -1,0 +1,600 @@
+//! A program for a GPU of NVIDIA's in L2, over nouveau's own system calls (`nouveau_drm.h`, and
+//! `nouveau_abi16.h` for the older ones): a channel, push buffers, copies, semaphores, memory that
+//! the CPU sees through BAR 1, and more buffers than the GPU has memory.
+
+use std::{
+    fs::{self, File},
+    io,
+    os::fd::AsRawFd,
+    ptr::NonNull,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+
+const NODE: &str = "/dev/dri/renderD128";
+
+/// Memory of the GPU, and the machine's.
+const VRAM: u32 = 2;
+const GART: u32 = 4;
+const MAPPABLE: u32 = 8;
+
+/// Bytes of most buffers.
+const BUFFER: u64 = 1 << 20;
+/// The copy engine's subchannel, and M2MF's.
+const COPY: u32 = 4;
+const M2MF: u32 = 2;
+const COPY_CLASS: u32 = 0x90b5;
+const M2MF_CLASS: u32 = 0x9039;
+
+const READ_WRITE: u64 = 3;
+const WRITE: u64 = 1;
+
+const fn request(direction: u64, number: u64, size: usize) -> u64 {
+    direction << 30 | (size as u64) << 16 | (b'd' as u64) << 8 | number
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Param {
+    param: u64,
+    value: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct ChannelAlloc {
+    vram_handle: u32,
+    gart_handle: u32,
+    channel: i32,
+    domains: u32,
+    notifier: u32,
+    subchannels: [[u32; 2]; 8],
+    count: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct ObjectAlloc {
+    channel: i32,
+    handle: u32,
+    class: i32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Info {
+    handle: u32,
+    domain: u32,
+    size: u64,
+    offset: u64,
+    map_handle: u64,
+    tile_mode: u32,
+    tile_flags: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct New {
+    info: Info,
+    channel_hint: u32,
+    align: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Used {
+    private: u64,
+    handle: u32,
+    read: u32,
+    write: u32,
+    valid: u32,
+    presumed_valid: u32,
+    presumed_domain: u32,
+    presumed_offset: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Push {
+    buffer: u32,
+    pad: u32,
+    offset: u64,
+    length: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct PushBuffer {
+    channel: u32,
+    buffers_count: u32,
+    buffers: u64,
+    relocs_count: u32,
+    pushes_count: u32,
+    relocs: u64,
+    pushes: u64,
+    suffix: [u32; 2],
+    vram_available: u64,
+    gart_available: u64,
+}
+
+/// nouveau, opened.
+struct Gpu {
+    file: File,
+}
+
+impl Gpu {
+    fn open() -> Result<Self> {
+        let file = File::options().read(true).write(true).open(NODE);
+        let file = file.with_context(|| format!("cannot open {NODE}: is nouveau there?"))?;
+        Ok(Self { file })
+    }
+
+    fn ask<T>(&self, direction: u64, number: u64, data: &mut T) -> io::Result<()> {
+        let request = request(direction, number, size_of::<T>());
+        // SAFETY: the structure is the one that this request is for, and outlives the call; what
+        // it points to does so in each caller.
+        let result = unsafe {
+            libc::ioctl(
+                self.file.as_raw_fd(),
+                request as libc::Ioctl,
+                std::ptr::from_mut(data),
+            )
+        };
+        match result {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    fn param(&self, param: u64) -> Result<u64> {
+        let mut data = Param { param, value: 0 };
+        self.ask(READ_WRITE, 0x40, &mut data)
+            .with_context(|| format!("nouveau does not tell parameter {param}"))?;
+        Ok(data.value)
+    }
+
+    fn channel(&self) -> Result<i32> {
+        let mut data = ChannelAlloc {
+            vram_handle: 0xbeef_0201,
+            gart_handle: 0xbeef_0202,
+            ..Default::default()
+        };
+        self.ask(READ_WRITE, 0x42, &mut data)
+            .context("nouveau makes no channel")?;
+        Ok(data.channel)
+    }
+
+    fn free_channel(&self, channel: i32) -> Result<()> {
+        let mut channel = channel;
+        self.ask(WRITE, 0x43, &mut channel)
+            .context("a channel cannot be freed")
+    }
+
+    fn object(&self, channel: i32, class: u32) -> Result<()> {
+        let mut data = ObjectAlloc {
+            channel,
+            handle: class,
+            class: class as i32,
+        };
+        self.ask(WRITE, 0x44, &mut data)
+            .with_context(|| format!("nouveau makes no object of class {class:#x}"))
+    }
+
+    fn buffer(&self, domain: u32, size: u64) -> Result<Buffer<'_>> {
+        let mut data = New::default();
+        data.info.domain = domain;
+        data.info.size = size;
+        data.align = 0x1000;
+        self.ask(READ_WRITE, 0x80, &mut data)
+            .with_context(|| format!("no buffer of {size:#x} bytes in domain {domain}"))?;
+        Ok(Buffer {
+            gpu: self,
+            info: data.info,
+            domain: domain & (VRAM | GART),
+        })
+    }
+
+    /// Submits words of a buffer, which use others as well.
+    fn submit(&self, channel: i32, push: &Mapped, words: &[u32], all: &[&Buffer]) -> Result<()> {
+        push.write(0, words);
+        let mut used: Vec<_> = all
+            .iter()
+            .map(|buffer| Used {
+                handle: buffer.info.handle,
+                read: buffer.domain,
+                write: buffer.domain,
+                valid: buffer.domain,
+                presumed_valid: 1,
+                presumed_domain: buffer.domain,
+                presumed_offset: buffer.info.offset,
+                ..Default::default()
+            })
+            .collect();
+        let mut pushes = [Push {
+            length: words.len() as u64 * 4,
+            ..Default::default()
+        }];
+        let mut data = PushBuffer {
+            channel: channel as u32,
+            buffers_count: used.len() as u32,
+            buffers: used.as_mut_ptr() as u64,
+            pushes_count: 1,
+            pushes: pushes.as_mut_ptr() as u64,
+            ..Default::default()
+        };
+        self.ask(READ_WRITE, 0x81, &mut data)
+            .context("nouveau refuses a push buffer")
+    }
+}
+
+/// A buffer, with an address in the program's GPU address space.
+struct Buffer<'a> {
+    gpu: &'a Gpu,
+    info: Info,
+    domain: u32,
+}
+
+impl Drop for Buffer<'_> {
+    fn drop(&mut self) {
+        let mut close = [self.info.handle, 0];
+        // The file's end frees it otherwise.
+        let _ = self.gpu.ask(WRITE, 0x09, &mut close);
+    }
+}
+
+impl Buffer<'_> {
+    fn map(&self) -> Result<Mapped> {
+        let len = self.info.size as usize;
+        // SAFETY: a new mapping at an address that the kernel picks.
+        let address = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                self.gpu.file.as_raw_fd(),
+                self.info.map_handle as libc::off_t,
+            )
+        };
+        ensure!(address != libc::MAP_FAILED, io::Error::last_os_error());
+        let address = NonNull::new(address.cast()).context("mapped at 0")?;
+        Ok(Mapped { address, len })
+    }
+
+    /// Waits until the GPU does not use it.
+    fn wait(&self) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            // For writing: after readers as well.
+            let mut data = [self.info.handle, 4];
+            match self.gpu.ask(WRITE, 0x82, &mut data) {
+                Ok(()) => return Ok(()),
+                // It waits for a while by itself.
+                Err(_) if Instant::now() < deadline => {}
+                Err(error) => return Err(error).context("the GPU does not finish"),
+            }
+        }
+    }
+
+    fn is_busy(&self) -> bool {
+        let mut data = [self.info.handle, 5];
+        self.gpu.ask(WRITE, 0x82, &mut data).is_err()
+    }
+}
+
+/// A buffer as the CPU sees it.
+struct Mapped {
+    address: NonNull<u32>,
+    len: usize,
+}
+
+impl Mapped {
+    fn write(&self, first: usize, words: &[u32]) {
+        assert!((first + words.len()) * 4 <= self.len, "within the buffer");
+        for (index, word) in words.iter().enumerate() {
+            // SAFETY: within the mapping, checked above.
+            unsafe {
+                self.address
+                    .as_ptr()
+                    .add(first + index)
+                    .write_volatile(*word)
+            };
+        }
+    }
+
+    fn read(&self, index: usize) -> u32 {
+        assert!((index + 1) * 4 <= self.len, "within the buffer");
+        // SAFETY: within the mapping, checked above.
+        unsafe { self.address.as_ptr().add(index).read_volatile() }
+    }
+
+    /// FNV-1a of its words.
+    fn checksum(&self) -> u64 {
+        (0..self.len / 4).fold(0xcbf2_9ce4_8422_2325, |sum: u64, index| {
+            (sum ^ u64::from(self.read(index))).wrapping_mul(0x100_0000_01b3)
+        })
+    }
+
+    fn fill(&self, seed: u32) {
+        let mut word = seed | 1;
+        for index in 0..self.len / 4 {
+            word = word.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            self.write(index, &[word]);
+        }
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map`, and not used after this.
+        unsafe { libc::munmap(self.address.as_ptr().cast(), self.len) };
+    }
+}
+
+fn header(subchannel: u32, method: u32, count: usize) -> u32 {
+    1 << 29 | (count as u32) << 16 | subchannel << 13 | method >> 2
+}
+
+fn method(subchannel: u32, method: u32, words: &[u32]) -> Vec<u32> {
+    let mut all = vec![header(subchannel, method, words.len())];
+    all.extend(words);
+    all
+}
+
+fn halves(address: u64) -> [u32; 2] {
+    [(address >> 32) as u32, address as u32]
+}
+
+fn bind(subchannel: u32, class: u32) -> Vec<u32> {
+    method(subchannel, 0, &[class])
+}
+
+/// Lines of 4 KiB from one buffer to another by the copy engine.
+fn copy(from: &Buffer, to: &Buffer) -> Vec<u32> {
+    let [s1, s0] = halves(from.info.offset);
+    let [d1, d0] = halves(to.info.offset);
+    let lines = (from.info.size.min(to.info.size) / 4096) as u32;
+    let mut words = method(COPY, 0x30c, &[s1, s0, d1, d0, 4096, 4096, 4096, lines]);
+    words.extend(method(COPY, 0x300, &[0x110]));
+    words
+}
+
+/// The channel's semaphore: releases a word (2), or waits until it is at least that (4).
+fn semaphore(buffer: &Buffer, word: u32, operation: u32) -> Vec<u32> {
+    let [high, low] = halves(buffer.info.offset);
+    method(0, 0x10, &[high, low, word, operation | 1 << 24])
+}
+
+/// Tells what there is, as libdrm's `drmdevice` does, from the same files.
+pub fn list() -> Result<()> {
+    for node in fs::read_dir("/dev/dri").context("there is no /dev/dri")? {
+        let name = node?.file_name();
+        let name = name.to_string_lossy();
+        let device = format!("/sys/class/drm/{name}/device");
+        let Ok(place) = fs::read_link(&device) else {
+            continue;
+        };
+        let read = |file: &str| fs::read_to_string(format!("{device}/{file}"));
+        let driver = fs::read_link(format!("{device}/driver"))?;
+        println!(
+            "{name}: {} {}:{} {}",
+            place.file_name().unwrap_or_default().display(),
+            read("vendor")?.trim(),
+            read("device")?.trim(),
+            driver.file_name().unwrap_or_default().display(),
+        );
+    }
+    let gpu = Gpu::open()?;
+    println!(
+        "chipset {:#x}, {} MiB of VRAM",
+        gpu.param(11)?,
+        gpu.param(8)? >> 20
+    );
+    Ok(())
+}
+
+/// Copies, semaphores, BAR 1.
+pub fn check() -> Result<()> {
+    let gpu = Gpu::open()?;
+    ensure!(
+        gpu.param(11)? == 0xc0,
+        "this is chipset {:#x}",
+        gpu.param(11)?
+    );
+    let channel = gpu.channel()?;
+    gpu.object(channel, COPY_CLASS)?;
+    let push = gpu.buffer(GART | MAPPABLE, 0x10000)?;
+    let from = gpu.buffer(GART | MAPPABLE, BUFFER)?;
+    let video = gpu.buffer(VRAM | MAPPABLE, BUFFER)?;
+    let back = gpu.buffer(GART | MAPPABLE, BUFFER)?;
+    let words = gpu.buffer(GART | MAPPABLE, 0x1000)?;
+    let (pushed, source, result, word) = (push.map()?, from.map()?, back.map()?, words.map()?);
+    let all = [&push, &from, &video, &back, &words];
+    source.fill(1);
+    result.fill(2);
+    ensure!(
+        source.checksum() != result.checksum(),
+        "they differ at first"
+    );
+
+    let mut commands = bind(COPY, COPY_CLASS);
+    commands.extend(copy(&from, &video));
+    commands.extend(copy(&video, &back));
+    commands.extend(semaphore(&words, 0x1234, 2));
+    gpu.submit(channel, &pushed, &commands, &all)?;
+    back.wait()?;
+    let (sent, came) = (source.checksum(), result.checksum());
+    ensure!(sent == came, "sent {sent:#x}, back came {came:#x}");
+    ensure!(
+        word.read(0) == 0x1234,
+        "the semaphore is {:#x}",
+        word.read(0)
+    );
+    println!("copies of {BUFFER:#x} bytes to VRAM and back: checksum {came:#x}");
+
+    // The first page of video memory through BAR 1.
+    let screen = video.map()?;
+    for index in 0..256 {
+        ensure!(
+            screen.read(index) == source.read(index),
+            "BAR 1 shows otherwise"
+        );
+        screen.write(index, &[!source.read(index)]);
+    }
+    gpu.submit(channel, &pushed, &copy(&video, &back), &all)?;
+    back.wait()?;
+    for index in 0..512 {
+        let expected = source.read(index) ^ if index < 256 { u32::MAX } else { 0 };
+        ensure!(
+            result.read(index) == expected,
+            "word {index} through BAR 1 is wrong"
+        );
+    }
+    println!("memory through BAR 1 is the memory that is copied");
+
+    // It waits for the CPU.
+    word.write(0, &[0]);
+    let mut commands = semaphore(&words, 7, 4);
+    commands.extend(copy(&from, &back));
+    gpu.submit(channel, &pushed, &commands, &all)?;
+    std::thread::sleep(Duration::from_millis(100));
+    ensure!(back.is_busy(), "the GPU did not wait");
+    ensure!(result.checksum() != sent, "the GPU did not wait");
+    word.write(0, &[9]);
+    back.wait()?;
+    ensure!(
+        result.checksum() == sent,
+        "nothing was copied after the wait"
+    );
+    println!("the channel waited for its semaphore");
+    println!("gpu works");
+    Ok(())
+}
+
+/// Memory-to-memory copies by the graphics engine, among them one from the push buffer itself.
+pub fn m2mf() -> Result<()> {
+    let gpu = Gpu::open()?;
+    let channel = gpu.channel()?;
+    gpu.object(channel, M2MF_CLASS)?;
+    let push = gpu.buffer(GART | MAPPABLE, 0x10000)?;
+    let from = gpu.buffer(GART | MAPPABLE, BUFFER)?;
+    let video = gpu.buffer(VRAM, BUFFER)?;
+    let back = gpu.buffer(GART | MAPPABLE, BUFFER)?;
+    let (pushed, source, result) = (push.map()?, from.map()?, back.map()?);
+    source.fill(3);
+    let mut commands = bind(M2MF, M2MF_CLASS);
+    let lines = (BUFFER / 4096) as u32;
+    for (from, to) in [(&from, &video), (&video, &back)] {
+        let [s1, s0] = halves(from.info.offset);
+        let [d1, d0] = halves(to.info.offset);
+        commands.extend(method(M2MF, 0x238, &[d1, d0]));
+        commands.extend(method(M2MF, 0x30c, &[s1, s0, 4096, 4096, 4096, lines]));
+        commands.extend(method(M2MF, 0x300, &[0x110]));
+    }
+    let [d1, d0] = halves(back.info.offset);
+    commands.extend(method(M2MF, 0x238, &[d1, d0]));
+    commands.extend(method(M2MF, 0x31c, &[8, 1]));
+    commands.extend(method(M2MF, 0x300, &[0x101]));
+    // The same register twice.
+    commands.push(3 << 29 | 2 << 16 | M2MF << 13 | 0x304 >> 2);
+    commands.extend([0xabcd, 0xef01]);
+    gpu.submit(channel, &pushed, &commands, &[&push, &from, &video, &back])?;
+    back.wait()?;
+    ensure!(
+        result.read(0) == 0xabcd && result.read(1) == 0xef01,
+        "words of the push buffer did not arrive"
+    );
+    for index in 2..(BUFFER / 4) as usize {
+        ensure!(
+            result.read(index) == source.read(index),
+            "word {index} is wrong"
+        );
+    }
+    println!("m2mf works");
+    Ok(())
+}
+
+/// Fills more buffers than VRAM has room for, and reads them again.
+pub fn evict() -> Result<()> {
+    let gpu = Gpu::open()?;
+    let channel = gpu.channel()?;
+    gpu.object(channel, COPY_CLASS)?;
+    let size = 4 << 20;
+    let count = (gpu.param(8)? / size + 3) as u32;
+    let push = gpu.buffer(GART | MAPPABLE, 0x10000)?;
+    let from = gpu.buffer(GART | MAPPABLE, size)?;
+    let (pushed, shared) = (push.map()?, from.map()?);
+    let mut buffers = Vec::new();
+    gpu.submit(channel, &pushed, &bind(COPY, COPY_CLASS), &[&push])?;
+    push.wait()?;
+    for number in 0..count {
+        let video = gpu.buffer(VRAM, size)?;
+        shared.write(0, &[number; 16]);
+        shared.write((size / 4) as usize - 1, &[!number]);
+        gpu.submit(
+            channel,
+            &pushed,
+            &copy(&from, &video),
+            &[&push, &from, &video],
+        )?;
+        from.wait()?;
+        buffers.push(video);
+    }
+    for (number, video) in buffers.iter().enumerate() {
+        shared.write(0, &[u32::MAX; 16]);
+        gpu.submit(
+            channel,
+            &pushed,
+            &copy(video, &from),
+            &[&push, &from, video],
+        )?;
+        from.wait()?;
+        let seen = (shared.read(0), shared.read((size / 4) as usize - 1));
+        let number = number as u32;
+        ensure!(
+            seen == (number, !number),
+            "buffer {number} came back as {seen:x?}"
+        );
+    }
+    println!("{count} buffers of {size:#x} bytes were kept");
+    Ok(())
+}
+
+/// Does something that ends a channel, and whether others go on is seen: `fault`, `loop`, `wait` or
+/// `method`.
+pub fn misuse(what: &str) -> Result<()> {
+    let gpu = Gpu::open()?;
+    let channel = gpu.channel()?;
+    gpu.object(channel, COPY_CLASS)?;
+    let push = gpu.buffer(GART | MAPPABLE, 0x10000)?;
+    let pushed = push.map()?;
+    let mut commands = bind(COPY, COPY_CLASS);
+    commands.extend(match what {
+        // Nothing is mapped there.
+        "fault" => {
+            let copy = [0x77, 0, 0x77, 0x10_0000, 4096, 4096, 4096, 1];
+            let mut words = method(COPY, 0x30c, &copy);
+            words.extend(method(COPY, 0x300, &[0x110]));
+            words
+        }
+        // Terabytes, of one page to itself.
+        "loop" => {
+            let [high, low] = halves(push.info.offset);
+            let copy = [high, low, high, low, 0, 0, 0xffff, 0x1fff];
+            let mut words = method(COPY, 0x30c, &copy);
+            words.push(3 << 29 | 0x1fff << 16 | COPY << 13 | 0x300 >> 2);
+            words.extend([0x110; 0x1fff]);
+            words
+        }
+        "wait" => semaphore(&push, 0xffff_fff0, 1),
+        // Physical addresses.
+        "method" => method(COPY, 0x250, &[1]),
+        _ => bail!("fault, loop, method or wait, not {what}"),
+    });
+    gpu.submit(channel, &pushed, &commands, &[&push])?;
+    std::thread::sleep(Duration::from_millis(200));
+    gpu.free_channel(channel)?;
+    println!("{what} is over");
+    Ok(())
+}

@@ -1,0 +1,161 @@
+//! A guest's own driver, nouveau as Debian ships it and without parameters, on a model of a GPU that
+//! another process serves.
+
+use std::{
+    fs::{self, File},
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::json;
+
+use super::{Context, Entry};
+use crate::{
+    gantry::{Gantry, merge, with_gpu_driver},
+    guest::Guest,
+    rig::images::L2_GPU,
+};
+
+/// The scenarios, which share an L1.
+pub const SCENARIOS: &[Entry] = &[
+    (
+        "gf100: a guest's nouveau drives the GPU: copies, semaphores, BAR 1, eviction",
+        works,
+    ),
+    (
+        "gf100: nouveau without messages uses the line; a GPU that is killed costs its device only, \
+         and comes back",
+        killed,
+    ),
+];
+
+/// A process that serves the GPU until dropped.
+struct Server {
+    child: Child,
+    socket: PathBuf,
+}
+
+impl Server {
+    fn start(context: &Context, vram: &str) -> Result<Self> {
+        let socket = context.dir.join("gpu.sock");
+        let _ = fs::remove_file(&socket);
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(context.dir.join("gf100.log"))?;
+        let child = Command::new("/bin/gantry-gf100")
+            .arg("--socket")
+            .arg(&socket)
+            .args(["--vram", vram, "-v"])
+            .stdin(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .context("cannot start gantry-gf100")?;
+        let server = Self { child, socket };
+        let patience = Instant::now() + Duration::from_secs(10);
+        while !server.socket.exists() {
+            ensure!(Instant::now() < patience, "gantry-gf100 does not listen");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(server)
+    }
+}
+
+impl Drop for Server {
+    /// As `kill -9`.
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Boots a guest that has the GPU.
+fn boot(context: &Context, server: &Server, words: &str) -> Result<(Gantry, Guest)> {
+    let mut config = with_gpu_driver(words);
+    let more = json!({
+        "memory": {"size": 512_u64 << 20, "shared": true},
+        "user_devices": [{"socket": server.socket, "id": "gpu"}],
+    });
+    merge(&mut config, more);
+    Gantry::boot(&context.dir, config)
+}
+
+/// Loads nouveau with what it needs, and waits until programs can use it.
+fn load(guest: &mut Guest) -> Result<()> {
+    let modules = L2_GPU.join(" ");
+    guest.run(&format!(
+        "for m in {modules}; do [ ! -e /modules/$m.ko ] || insmod /modules/$m.ko || exit 1; done"
+    ))?;
+    let listed = guest.run("agent gpu-list")?;
+    ensure!(
+        listed.contains("renderD128") && listed.contains("0x10de:0x06d8 nouveau"),
+        "what there is: {listed}"
+    );
+    let parameters = guest.run("cat /proc/cmdline")?;
+    ensure!(!parameters.contains("nouveau"), "{parameters}");
+    Ok(())
+}
+
+/// Has a program of the guest's do something, and checks what it says.
+fn does(guest: &mut Guest, what: &str, words: &str) -> Result<()> {
+    let said = guest.run(&format!("agent {what}"))?;
+    ensure!(said.contains(words), "{what}: {said}");
+    Ok(())
+}
+
+/// Interrupts that nouveau has got so far.
+fn interrupts(guest: &mut Guest) -> Result<(String, u64)> {
+    let text = guest.run("grep nvkm /proc/interrupts")?;
+    let count = text.split_whitespace().nth(1).unwrap_or_default();
+    let count = count.parse().with_context(|| format!("no count: {text}"))?;
+    Ok((text, count))
+}
+
+fn works(context: &Context) -> Result<()> {
+    let server = Server::start(context, "64M")?;
+    let (_gantry, mut guest) = boot(context, &server, "")?;
+    load(&mut guest)?;
+    does(&mut guest, "gpu-check", "gpu works")?;
+    let (text, count) = interrupts(&mut guest)?;
+    ensure!(text.contains("MSI") && count > 0, "interrupts: {text}");
+    does(&mut guest, "gpu-evict", "were kept")?;
+    // Each ends its own channel, and nothing else.
+    for what in ["fault", "method"] {
+        does(&mut guest, &format!("gpu-misuse {what}"), "is over")?;
+    }
+    does(&mut guest, "gpu-m2mf", "m2mf works")?;
+    // nouveau gives such channels 15 seconds; others work meanwhile.
+    guest.run(
+        "(agent gpu-misuse loop >/tmp/loop 2>&1) & (agent gpu-misuse wait >/tmp/wait 2>&1) &",
+    )?;
+    does(&mut guest, "gpu-check", "gpu works")?;
+    for file in ["/tmp/loop", "/tmp/wait"] {
+        guest.eventually(&format!("cat {file}"), |text| text.contains("is over"))?;
+    }
+    does(&mut guest, "gpu-check", "gpu works")
+}
+
+fn killed(context: &Context) -> Result<()> {
+    let server = Server::start(context, "64M")?;
+    // The kernel's own switch: nouveau has no parameter here either.
+    let (gantry, mut guest) = boot(context, &server, "pci=nomsi")?;
+    load(&mut guest)?;
+    does(&mut guest, "gpu-check", "gpu works")?;
+    let (text, count) = interrupts(&mut guest)?;
+    ensure!(!text.contains("MSI") && count > 0, "interrupts: {text}");
+    drop(server);
+    gantry.info_until("the device is lost", |info| {
+        info["device_tree"]["gpu"]["state"] == "lost"
+    })?;
+    guest.run("true")?;
+    drop(guest);
+    gantry.act("vm.shutdown")?;
+    let _server = Server::start(context, "64M")?;
+    gantry.act("vm.boot")?;
+    let mut guest = Guest::connect(&gantry.serial)?;
+    guest.wait_ready()?;
+    load(&mut guest)?;
+    does(&mut guest, "gpu-check", "gpu works")
+}
