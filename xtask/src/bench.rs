@@ -10,7 +10,7 @@ use gantry_tests::{
 
 use crate::{
     elsewhere::Elsewhere,
-    fairness, gpu_machine, opencl,
+    fairness, gloop, gpu_machine, opencl,
     programs::{self, cargo, target},
     progress::Step,
     ring, sharing_figures,
@@ -25,8 +25,8 @@ pub struct Options {
     /// time (writes measurements/); `ring`: what a call over an accelerator's rings costs, from ring 3 of a
     /// guest on /dev/kvm; `sharing`: how fairly this machine's OpenCL device is shared, for real;
     /// `programs`: which OpenCL programs pass their tests natively and through the driver (writes
-    /// measurements/); `gpu`: all of
-    /// these but `fairness`, for a machine with a GPU, its output kept.
+    /// measurements/); `gloop`: what it costs kernels to give an NVIDIA GPU back by themselves; `gpu`: all of
+    /// these but `fairness` and `gloop`, for a machine with a GPU, its output kept.
     names: Vec<String>,
     #[command(flatten)]
     elsewhere: Elsewhere,
@@ -48,6 +48,9 @@ pub fn run(options: &Options) -> Result<()> {
     }
     if options.names == ["programs"] {
         return opencl::programs::run(&options.programs, &options.elsewhere);
+    }
+    if options.names == ["gloop"] {
+        return gloop::bench(options.gpu.pack());
     }
     if options.names == ["gpu"] {
         return gpu_machine::run(&options.gpu, &options.elsewhere, &options.sharing);

@@ -45,10 +45,17 @@ pub struct Options {
     /// [default: measurements/gpu-machine.txt]
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// gpu: only build, into target/gpu, for a machine where nothing can be built: bring the folder
+    /// gpu, gloop: only build, into target/gpu or target/gloop, for a machine where nothing can be built: bring the folder
     /// there, and run `FOLDER/xtask bench gpu --built FOLDER --vendors VENDORS --output FILE`.
     #[arg(long, conflicts_with_all = ["built", "output"])]
     pack: bool,
+}
+
+impl Options {
+    /// Whether only to build.
+    pub fn pack(&self) -> bool {
+        self.pack
+    }
 }
 
 /// A part of what is measured.

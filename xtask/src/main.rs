@@ -4,6 +4,7 @@
 //! - [`bench`]: figures, as a table.
 //! - [`fairness`]: how accelerators are shared, in virtual time.
 //! - [`fuzz`]: what guests, clients and files may do, at random.
+//! - [`gloop`]: kernels that give the GPU back by themselves.
 //! - [`ring`]: calls over an accelerator's rings, from ring 3 of a guest.
 //! - [`sharing`]: one device for several applications, by weight; [`sharing_figures`]: how fairly;
 //!   [`sharing_closed`]: and if they wait for their results; [`shared_device`]: the processes for both.
@@ -21,6 +22,7 @@ mod elsewhere;
 mod fairness;
 mod fuzz;
 mod gate;
+mod gloop;
 mod gpu_machine;
 mod opencl;
 mod programs;

@@ -14,7 +14,7 @@ use gantry_tests::{
 
 use crate::{
     changed::{self, Selection},
-    fuzz, gate, opencl,
+    fuzz, gate, gloop, opencl,
     programs::{self, cargo, root, target},
     progress::Step,
     ring, sharing, unit_tests,
@@ -148,6 +148,9 @@ pub fn run(options: &Options) -> Result<()> {
             count.add(name, outcome, Some(seconds));
         })?;
         ring::run(&options.words, |name, outcome, seconds| {
+            count.add(name, outcome, Some(seconds));
+        })?;
+        gloop::run(&options.words, |name, outcome, seconds| {
             count.add(name, outcome, Some(seconds));
         })?;
         // Words may all name scenarios of this machine, which need no virtual one.
@@ -336,6 +339,11 @@ fn models(count: &mut Count) -> Result<()> {
             "gantry-remoting",
             "std",
             "check: no interleaving breaks the ring or sleeps through an alarm",
+        ),
+        (
+            "gantry-gloop",
+            "",
+            "check: no interleaving breaks the rings between a GPU's block and the host",
         ),
     ] {
         let step = Step::new(format!("checking models of {package} (loom)"));

@@ -25,6 +25,7 @@ const CRATES: &[&str] = &[
     "gantry-opencl",
     "gantry-agent",
     "gf100",
+    "gantry-gloop",
     "gpu-mediator",
     "gantry-tests",
     "xtask",

@@ -1,0 +1,332 @@
+// A block's event loop: callbacks, points at which the block may be stopped, and its state while it
+// does not run.
+//
+// The loop lies in shared memory and is kept by one thread, the leader. The callback that runs next
+// is in one of two cells; a callback posts into the other one. All threads pass one barrier between
+// two callbacks, which publishes the one cell and frees the other.
+//
+// Who stops a launch stores its number into the host's orders. A read of them over the bus takes a
+// microsecond and all such reads queue up, so that the blocks look at a copy in the device's memory,
+// now and then by the clock, and whichever first finds the copy old reads the orders for all.
+#pragma once
+
+#include <gloop/slots.cuh>
+
+namespace gloop {
+
+struct alignas(16) Cell {
+  u64 code;    // the function to call; 0 for none
+  u32 stop;    // whether to stop before it
+  u32 unused;
+  i64 result;  // what its event has brought: two words before the closure
+  u64 unused_too;
+  unsigned char closure[CLOSURE];
+};
+
+// What a look at the clock needs, read at once.
+struct alignas(16) Gate {
+  u32 at;        // the clock at the last look at the board
+  u32 cycles;    // until the next one
+  u32 stopping;  // the launch is to stop
+  u32 unused;
+};
+
+struct alignas(16) Loop {
+  Cell cell[2];
+  Gate gate;
+  Ctl ctl;
+  Block* own;
+  Rings* rings;
+  unsigned char* pages;
+  u64 polled;       // when this block read the orders last
+  u64 looked;       // when it last looked for answers
+  u64 logical;      // the logical block that runs
+  u64 batch_next;   // logical blocks that are this block's
+  u64 batch_end;
+  u32 next;         // the cell to post into, and TAKEN if that is not free
+  u32 parity;       // the cell that was next when the block stopped
+  u32 act;          // what the leader has chosen
+  u32 free_slots;
+  u32 free_pages;
+  u32 waiting;      // events under way
+  u32 ready_first;  // queue of slots whose events have come
+  u32 ready_count;
+  u32 sent;
+  u32 taken;
+  u32 page;         // the page that was taken last, told to all threads
+  u32 kept_count;
+  u32 kept_bytes;
+  u32 fault;
+  u32 finished;     // all of this block is done
+  u32 ready[SLOTS / 4];  // slots, a byte each
+  struct { u32 offset, bytes; } kept[KEPT];
+
+  // ---- what callbacks call, all threads of the block with the same arguments ----
+
+  // The logical block, and its place in the logical grid.
+  GLOOP_DEVICE u64 block() const { return logical; }
+  GLOOP_DEVICE u32 block_x() const { return static_cast<u32>(logical % ctl.x); }
+  GLOOP_DEVICE u32 block_y() const { return static_cast<u32>(logical / ctl.x % ctl.y); }
+  GLOOP_DEVICE u32 block_z() const { return static_cast<u32>(logical / ctl.x / ctl.y); }
+  // The most bytes that one call reads or writes.
+  GLOOP_DEVICE u32 page_bytes() const { return ctl.page_bytes; }
+
+  // Runs f(loop) after the calling callback has returned. Callbacks run in the order of their posts.
+  template <class F>
+  GLOOP_DEVICE void post(F f) {
+    // Without calls, for which all threads would have to save registers.
+    if (leader()) Closure<F>::store(claim(reinterpret_cast<u64>(&Closure<F>::run)), f);
+  }
+
+  // If the launch is to stop, posts f and says so: the caller returns. Otherwise it goes on.
+  template <class F>
+  GLOOP_DEVICE bool post_if_needed(F f) {
+    const int stop = leader() ? due() : 0;
+    if (!__syncthreads_or(stop)) return false;
+    post(f);
+    return true;
+  }
+
+  // Keeps a piece of shared memory of this kernel over suspensions: said once by a logical block,
+  // forgotten when it ends. Copies into it that are under way (bulk or asynchronous ones) have ended
+  // before a point at which the block may stop.
+  GLOOP_DEVICE void keep(const void* at, u32 bytes) {
+    if (!leader()) return;
+    const u32 room = (bytes + 15) & ~15u;
+    if (kept_count == KEPT || kept_bytes + room > ctl.kept_bytes) return fail(FAULT_KEPT);
+    kept[kept_count].offset = ptx::shared_offset(at);
+    kept[kept_count].bytes = bytes;
+    kept_count += 1;
+    kept_bytes += room;
+  }
+
+  // Asks the host; runs f(loop, result) when it has answered. `request` is the leader's.
+  template <class F>
+  GLOOP_DEVICE void ask(Request request, F f) {
+    if (!leader()) return;
+    const u32 slot = take_slot();
+    if (slot == SLOTS) return;
+    own->slots[slot].code = reinterpret_cast<u64>(&Closure<F>::run_with_result);
+    Closure<F>::store(own->slots[slot].closure, f);
+    waiting += 1;
+    request.tag = slot;
+    ring::push(rings, sent, request);
+  }
+
+  // A page for data, the same one to all threads; none is left: 32, and the launch ends by a fault.
+  GLOOP_DEVICE u32 take_page() {
+    __syncthreads();
+    if (leader()) {
+      const u32 found = __ffs(free_pages);
+      page = found ? found - 1 : 32;
+      if (found) free_pages &= free_pages - 1;
+      else fail(FAULT_PAGES);
+    }
+    __syncthreads();
+    return page;
+  }
+  GLOOP_DEVICE unsigned char* page_at(u32 index) const {
+    return pages + static_cast<u64>(index) * ctl.page_bytes;
+  }
+  // After a barrier behind its last use.
+  GLOOP_DEVICE void give_page(u32 index) {
+    if (leader()) free_pages |= 1u << index;
+  }
+
+  // ---- the loop itself ----
+
+  enum Act : u32 { CALL, BLOCK, LEAVE };
+  static constexpr u32 TAKEN = 2;
+
+  // Calls what is posted until nothing is; then says whether a logical block begins or this one
+  // leaves. `p` is the cell that is next.
+  GLOOP_DEVICE Act drain(u32& p) {
+    for (;;) {
+      Cell& now = cell[p];
+      if (leader() && due()) now.stop = 1;
+      __syncthreads();
+      const uint4 head = *reinterpret_cast<const uint4*>(&now);
+      const u64 code = static_cast<u64>(head.y) << 32 | head.x;
+      if (code != 0 && head.z == 0) {
+        if (leader()) {
+          cell[p ^ 1].code = 0;
+          // What waits for its turn runs first.
+          next = ready_count == 0 ? p ^ 1 : (p ^ 1) | TAKEN;
+        }
+        reinterpret_cast<Code>(code)(*this, now.closure);
+        p ^= 1;
+        continue;
+      }
+      __syncthreads();
+      if (leader()) {
+        act = code != 0 ? LEAVE : choose(p);
+        parity = p;
+        next = p;
+      }
+      __syncthreads();
+      const Act chosen = static_cast<Act>(act);
+      if (chosen != CALL) return chosen;
+    }
+  }
+
+  // ---- the leader's ----
+
+  // Whether the launch is to stop. Most times a look at the clock.
+  GLOOP_DEVICE bool due() {
+    const uint4 seen = *reinterpret_cast<const uint4*>(&gate);
+    const u32 now = ptx::clock();
+    if (now - seen.x < seen.y) return seen.z != 0;
+    gate.at = now;
+    look();
+    return gate.stopping != 0;
+  }
+
+  __device__ __noinline__ void look() {
+    Board* board = ctl.board;
+    const u32 stop = ptx::load_device(&board->stop);
+    const u64 last = ptx::load_device(&board->polled);
+    if (stop == ctl.launch) {
+      gate.stopping = 1;
+      return;
+    }
+    const u64 now = ptx::timer();
+    if (static_cast<i64>(now - last) > static_cast<i64>(ctl.poll_ns) && now - polled > ctl.own_poll_ns &&
+        atomicCAS(&board->polled, last, now) == last) {
+      polled = now;
+      const u64 orders = ptx::load_host(reinterpret_cast<const u64*>(ctl.orders));
+      if (static_cast<u32>(orders >> 32) == ctl.launch) ptx::store_device(&board->contended, ctl.launch);
+      if (static_cast<u32>(orders) == ctl.launch) {
+        ptx::store_device(&board->stop, ctl.launch);
+        gate.stopping = 1;
+      }
+    }
+    if (waiting != 0 && now - looked > 16000) {
+      looked = now;
+      take_answers();
+    }
+  }
+
+  // Where the closure of a callback goes: the free cell, or a slot if something waits already.
+  GLOOP_DEVICE void* claim(u64 code) {
+    const u32 to = next;
+    if ((to & TAKEN) == 0) {
+      next = to | TAKEN;
+      cell[to].code = code;
+      return cell[to].closure;
+    }
+    const u32 slot = take_slot();
+    if (slot == SLOTS) return own->slots[0].closure;  // nothing runs any more
+    own->slots[slot].code = code;
+    make_ready(slot);
+    return own->slots[slot].closure;
+  }
+
+  GLOOP_DEVICE u32 take_slot() {
+    const u32 found = __ffs(free_slots);
+    if (found == 0) {
+      fail(FAULT_SLOTS);
+      return SLOTS;
+    }
+    free_slots &= free_slots - 1;
+    return found - 1;
+  }
+
+  GLOOP_DEVICE void make_ready(u32 slot) {
+    reinterpret_cast<unsigned char*>(ready)[(ready_first + ready_count) % SLOTS] =
+        static_cast<unsigned char>(slot);
+    ready_count += 1;
+  }
+
+  GLOOP_DEVICE void fail(u32 why) {
+    fault = why;
+    gate.stopping = 1;
+    ptx::store_device(&ctl.board->fault, why);
+    ptx::store_device(&ctl.board->stop, ctl.launch);
+  }
+
+  __device__ __noinline__ void take_answers() {
+    u32 tag;
+    i64 result;
+    while (waiting != 0 && ring::take(rings, taken, tag, result)) {
+      if (tag >= SLOTS || (free_slots >> tag & 1) != 0) continue;
+      own->slots[tag].result = result;
+      waiting -= 1;
+      make_ready(tag);
+    }
+  }
+
+  // Nothing is posted: an event that has come, a logical block, or waiting. Fills the cell `p`.
+  __device__ __noinline__ u32 choose(u32 p) {
+    u64 since = 0;
+    bool idle = false;
+    u32 act = LEAVE;
+    for (u32 pause = 100;; pause = pause < 1000 ? pause * 2 : pause) {
+      if (due()) break;
+      if (waiting != 0 && ready_count == 0) take_answers();
+      if (ready_count != 0) {
+        const u32 slot = reinterpret_cast<unsigned char*>(ready)[ready_first];
+        ready_first = (ready_first + 1) % SLOTS;
+        ready_count -= 1;
+        fill(cell[p], own->slots[slot]);
+        free_slots |= 1u << slot;
+        act = CALL;
+        break;
+      }
+      if (waiting == 0) {
+        kept_count = 0;
+        kept_bytes = 0;
+        if (batch_next == batch_end) take_batch();
+        if (batch_next == batch_end) {
+          own->state = 2;
+          finished = 1;
+          break;
+        }
+        logical = batch_next++;
+        act = BLOCK;
+        break;
+      }
+      // All that is left is to wait, which needs no GPU.
+      const u64 now = ptx::timer();
+      if (since == 0) since = now;
+      if (!idle && now - since > ctl.idle_ns) {
+        idle = true;
+        atomicAdd(&ctl.board->idle, 1u);
+      }
+      if (idle && ptx::load_device(&ctl.board->contended) == ctl.launch &&
+          ptx::load_device(&ctl.board->idle) + static_cast<u32>(ptx::load_device(&ctl.board->left)) >=
+              gridDim.x * gridDim.y * gridDim.z) {
+        ptx::store_device(&ctl.board->waiting, ctl.launch);
+        ptx::store_device(&ctl.board->stop, ctl.launch);
+      }
+      ptx::sleep(pause);
+    }
+    if (idle) atomicSub(&ctl.board->idle, 1u);
+    return act;
+  }
+
+  GLOOP_DEVICE static void fill(Cell& cell, const Slot& slot) {
+    cell.code = slot.code;
+    cell.stop = 0;
+    cell.result = slot.result;
+    const uint4* from = reinterpret_cast<const uint4*>(slot.closure);
+    uint4* to = reinterpret_cast<uint4*>(cell.closure);
+    for (u32 i = 0; i < CLOSURE / 16; ++i) to[i] = from[i];
+  }
+
+  // Fewer blocks at a time as fewer are left: the last ones are shared out evenly.
+  GLOOP_DEVICE void take_batch() {
+    const u64 blocks = static_cast<u64>(gridDim.x) * gridDim.y * gridDim.z;
+    const u64 begun = ptx::load_device(&ctl.board->next);
+    if (begun >= ctl.logical) return;
+    const u64 share = (ctl.logical - begun) / (blocks * 4);
+    const u64 many = share < 1 ? 1 : share < ctl.batch ? share : ctl.batch;
+    const u64 first = atomicAdd(&ctl.board->next, many);
+    if (first >= ctl.logical) return;
+    batch_next = first;
+    batch_end = first + many < ctl.logical ? first + many : ctl.logical;
+  }
+};
+
+static_assert(sizeof(Loop) <= SAVED && sizeof(Loop) % 16 == 0, "a loop is saved whole");
+
+}  // namespace gloop

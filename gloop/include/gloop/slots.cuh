@@ -1,0 +1,79 @@
+// Closures in memory, and the two rings between a block and the host.
+#pragma once
+
+#include <gloop/ptx.cuh>
+
+namespace gloop {
+struct Loop;
+
+// Says that an object is made where there is room already.
+struct Place { void* at; };
+}  // namespace gloop
+
+GLOOP_DEVICE void* operator new(decltype(sizeof(0)), gloop::Place place) { return place.at; }
+GLOOP_DEVICE void operator delete(void*, gloop::Place) {}
+
+namespace gloop {
+
+// What runs a closure: the loop, and where the closure lies. What its event has brought lies before
+// it.
+using Code = void (*)(Loop&, void*);
+
+// A closure is copied as bytes: all threads of a block run it with the same captured values.
+template <class F>
+struct Closure {
+  static_assert(sizeof(F) <= CLOSURE, "a closure captures at most 384 bytes: capture a pointer");
+  static_assert(__is_trivially_copyable(F), "a closure is copied as bytes");
+  static_assert(alignof(F) <= 16, "a closure is aligned to 16 bytes at most");
+
+  static __device__ void run(Loop& loop, void* at) {
+    F f = *static_cast<F*>(at);
+    f(loop);
+  }
+  static __device__ void run_with_result(Loop& loop, void* at) {
+    F f = *static_cast<F*>(at);
+    f(loop, static_cast<const i64*>(at)[-2]);
+  }
+  GLOOP_DEVICE static void store(void* at, const F& f) { new (Place{at}) F(f); }
+};
+
+namespace ring {
+
+// Publishes a request. Its entry is free: there are as many as slots, and each has one at most.
+GLOOP_DEVICE void push(Rings* rings, u32& sent, const Request& request) {
+  Request* entry = &rings->requests[sent % SLOTS];
+  entry->opcode = request.opcode;
+  entry->tag = request.tag;
+  entry->handle = request.handle;
+  entry->page = request.page;
+  entry->offset = request.offset;
+  entry->length = request.length;
+  entry->flags = request.flags;
+  sent += 1;
+  ptx::store_host(&entry->sequence, sent);
+}
+
+// The next answer, if it is there: one read over the bus.
+GLOOP_DEVICE bool take(Rings* rings, u32& taken, u32& tag, i64& result) {
+  const Completion* entry = &rings->completions[taken % SLOTS];
+  u32 low, high, who, sequence;
+  // One read of 16 bytes; if it brings the number, it need not bring the others' newest values, which
+  // are read again behind an acquire.
+  asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(low), "=r"(high), "=r"(who), "=r"(sequence)
+               : "l"(entry)
+               : "memory");
+  if (sequence != taken + 1) return false;
+  ptx::load_host(&entry->sequence);
+  asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(low), "=r"(high), "=r"(who), "=r"(sequence)
+               : "l"(entry)
+               : "memory");
+  taken += 1;
+  tag = who;
+  result = static_cast<i64>(static_cast<u64>(high) << 32 | low);
+  return true;
+}
+
+}  // namespace ring
+}  // namespace gloop

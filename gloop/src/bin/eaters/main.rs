@@ -1,0 +1,122 @@
+//! The eaters: programs that keep a GPU for themselves, written for GLoop, each in three versions
+//! from one source (`gloop/programs/`): vanilla, split into many short kernels, and as a loop. Their
+//! outputs are compared, also after many random stops, and what GLoop costs is measured.
+
+mod bed;
+mod compile;
+mod figures;
+mod files;
+mod servers;
+mod single;
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+/// GLoop's programs: compiled, compared and measured.
+///
+/// Examples:
+///   gloop-eaters compile --nvrtc libnvrtc.so.13 --arch sm_90 --into cubins
+///   gloop-eaters check --cubins cubins --stops 10000
+///   gloop-eaters bench --cubins cubins
+#[derive(Parser)]
+#[command(name = "gloop-eaters", verbatim_doc_comment)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Print the header that is generated from the layout (gloop/include/gloop/layout.cuh).
+    Header,
+    /// Compile all programs; no GPU is needed.
+    Compile {
+        /// The compiler's library.
+        #[arg(long, value_name = "FILE", default_value = "libnvrtc.so.13")]
+        nvrtc: PathBuf,
+        /// For which GPUs.
+        #[arg(long, value_delimiter = ',', default_value = "sm_90")]
+        arch: Vec<String>,
+        /// Where the machine code goes; nowhere without it.
+        #[arg(long, value_name = "FOLDER")]
+        into: Option<PathBuf>,
+    },
+    /// Compare the versions' outputs after random stops.
+    Check {
+        /// What `compile` has made.
+        #[arg(long, value_name = "FOLDER")]
+        cubins: PathBuf,
+        /// Stops of each program.
+        #[arg(long, default_value_t = 10_000)]
+        stops: u64,
+        /// Seconds for each program at most.
+        #[arg(long, default_value_t = 30)]
+        seconds: u64,
+        /// Where the random numbers begin.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// Only these programs.
+        programs: Vec<String>,
+    },
+    /// Measure, and print a table.
+    Bench {
+        /// What `compile` has made.
+        #[arg(long, value_name = "FOLDER")]
+        cubins: PathBuf,
+    },
+}
+
+fn main() {
+    let result = match Arguments::parse().command {
+        Command::Header => gloop::layout::header()
+            .map(|header| print!("{header}"))
+            .map_err(Into::into),
+        Command::Compile { nvrtc, arch, into } => compile::run(&nvrtc, &arch, into.as_deref()),
+        Command::Check {
+            cubins,
+            stops,
+            seconds,
+            seed,
+            programs,
+        } => check(cubins, stops, seconds, seed, &programs),
+        Command::Bench { cubins } => bed::Bed::open(cubins).and_then(|bed| figures::run(&bed)),
+    };
+    if let Err(error) = result {
+        eprintln!("error: {error:#}");
+        std::process::exit(1);
+    }
+}
+
+type Check = fn(&bed::Bed, &mut bed::Stops) -> Result<()>;
+
+const PROGRAMS: &[(&str, Check)] = &[
+    ("throttle", single::throttle),
+    ("lavamd", single::lavamd),
+    ("tpacf", single::tpacf),
+    ("grep", files::grep),
+    ("echo", servers::echo),
+    ("matmul", servers::matmul),
+];
+
+fn check(cubins: PathBuf, stops: u64, seconds: u64, seed: u64, only: &[String]) -> Result<()> {
+    let bed = bed::Bed::open(cubins)?;
+    println!("{}", bed.machine());
+    let mut failed = 0;
+    for (name, check) in PROGRAMS {
+        if !only.is_empty() && !only.iter().any(|one| one == name) {
+            continue;
+        }
+        let mut random = bed::Stops::new(stops, seconds, seed);
+        match check(&bed, &mut random) {
+            Ok(()) => println!("{name}: outputs are equal after {random}"),
+            Err(error) => {
+                println!("{name}: FAILED after {random}: {error:#}");
+                failed += 1;
+            }
+        }
+    }
+    anyhow::ensure!(failed == 0, "{failed} programs failed");
+    Ok(())
+}

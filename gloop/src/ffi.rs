@@ -1,0 +1,234 @@
+//! The C interface: `libgloop.so` and `include/gloop.h`.
+//!
+//! A handle is a pointer that the caller gives back. Functions return 0, or -1 and leave a message
+//! for [`gloop_error`], which each thread has one of.
+
+use std::{
+    cell::RefCell,
+    ffi::{CStr, CString, c_char, c_int},
+};
+
+use crate::{
+    cuda::{Args, Kernel, Module},
+    job::{Grid, Job, Options, Runtime, State},
+};
+
+thread_local! {
+    static MESSAGE: RefCell<CString> = RefCell::default();
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text += &format!(": {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+fn say(text: &str) {
+    let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
+    MESSAGE.with(|message| *message.borrow_mut() = text);
+}
+
+/// What a call did, as a number.
+fn outcome<E: std::error::Error>(result: Result<(), E>) -> c_int {
+    match result {
+        Ok(()) => 0,
+        Err(error) => {
+            say(&chain(&error));
+            -1
+        }
+    }
+}
+
+/// A new object for the caller, or none.
+fn object<T, E: std::error::Error>(result: Result<T, E>) -> *mut T {
+    match result {
+        Ok(value) => Box::into_raw(Box::new(value)),
+        Err(error) => {
+            say(&chain(&error));
+            std::ptr::null_mut()
+        }
+    }
+}
+
+/// What the last call of this thread that failed has to say. Valid until the next one fails.
+#[unsafe(no_mangle)]
+pub extern "C" fn gloop_error() -> *const c_char {
+    MESSAGE.with(|message| message.borrow().as_ptr())
+}
+
+/// Opens a GPU by its number; null if that fails.
+#[unsafe(no_mangle)]
+pub extern "C" fn gloop_open(gpu: u32) -> *mut Runtime {
+    object(Runtime::new(Options {
+        gpu,
+        ..Options::default()
+    }))
+}
+
+/// Ends a runtime, whose jobs have ended.
+///
+/// # Safety
+/// It is a runtime's, or null, and not used again.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gloop_close(runtime: *mut Runtime) {
+    if !runtime.is_null() {
+        // SAFETY: `gloop_open` has made it.
+        drop(unsafe { Box::from_raw(runtime) });
+    }
+}
+
+/// Loads code (a cubin, a fatbin, or PTX) of `bytes` bytes; null if that fails.
+///
+/// # Safety
+/// A live runtime, and as many bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gloop_load(
+    runtime: *const Runtime,
+    image: *const u8,
+    bytes: usize,
+) -> *mut Module {
+    // SAFETY: passed on to the caller.
+    let (runtime, image) = unsafe { (&*runtime, std::slice::from_raw_parts(image, bytes)) };
+    object(runtime.load(image))
+}
+
+/// Forgets code that no job uses.
+///
+/// # Safety
+/// It is a module, or null, and not used again.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gloop_unload(module: *mut Module) {
+    if !module.is_null() {
+        // SAFETY: `gloop_load` has made it.
+        drop(unsafe { Box::from_raw(module) });
+    }
+}
+
+/// What a launch consists of, as `Grid` has it; 0 blocks are as many as run at a time.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct GloopGrid {
+    /// Logical blocks along x, y and z.
+    pub logical: [u32; 3],
+    /// Threads of a block.
+    pub threads: u32,
+    /// Physical blocks.
+    pub blocks: u32,
+    /// Bytes of dynamic shared memory.
+    pub shared: u32,
+    /// Bytes of kept shared memory of a block.
+    pub kept: u32,
+    /// Pages of a block.
+    pub pages: u32,
+    /// Bytes of a page.
+    pub page_bytes: u32,
+}
+
+/// A parameter of a kernel.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct GloopArg {
+    /// Its bytes, which are copied.
+    pub value: *const u8,
+    /// How many.
+    pub bytes: usize,
+}
+
+/// Launches a kernel whose first parameter is a `gloop::Ctl`; null if that fails.
+///
+/// # Safety
+/// A live runtime and module, a name with a zero at its end, and as many parameters.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gloop_launch(
+    runtime: *const Runtime,
+    module: *const Module,
+    name: *const c_char,
+    grid: *const GloopGrid,
+    args: *const GloopArg,
+    count: usize,
+) -> *mut Job {
+    // SAFETY: passed on to the caller.
+    let (runtime, module, name, grid) =
+        unsafe { (&*runtime, &*module, CStr::from_ptr(name), *grid) };
+    let mut values = Args::new();
+    for index in 0..count {
+        // SAFETY: there are as many parameters, each of as many bytes.
+        let bytes = unsafe {
+            let arg = *args.add(index);
+            std::slice::from_raw_parts(arg.value, arg.bytes)
+        };
+        values = values.with_bytes(bytes);
+    }
+    let whole = Grid {
+        logical: grid.logical,
+        blocks: (grid.blocks != 0).then_some(grid.blocks),
+        shared: grid.shared,
+        ..Grid::logical(1)
+    };
+    let whole = whole
+        .threads(grid.threads)
+        .kept(grid.kept)
+        .pages(grid.pages, grid.page_bytes);
+    let kernel: Result<Kernel, _> = module.kernel(&name.to_string_lossy());
+    object(
+        kernel
+            .map_err(crate::job::Error::from)
+            .and_then(|kernel| runtime.launch(&kernel, whole, values)),
+    )
+}
+
+/// Stops a job and waits until the GPU is free.
+///
+/// # Safety
+/// A live job, which no other thread uses.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gloop_suspend(job: *mut Job) -> c_int {
+    // SAFETY: passed on to the caller.
+    outcome(unsafe { &mut *job }.suspend().map(|_| ()))
+}
+
+/// Goes on with a job.
+///
+/// # Safety
+/// As for `gloop_suspend`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gloop_resume(job: *mut Job) -> c_int {
+    // SAFETY: passed on to the caller.
+    outcome(unsafe { &mut *job }.resume())
+}
+
+/// Runs a job to its end.
+///
+/// # Safety
+/// As for `gloop_suspend`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gloop_finish(job: *mut Job) -> c_int {
+    // SAFETY: passed on to the caller.
+    outcome(unsafe { &mut *job }.finish())
+}
+
+/// 1 if a job is done, 0 if not.
+///
+/// # Safety
+/// As for `gloop_suspend`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gloop_is_done(job: *const Job) -> c_int {
+    // SAFETY: passed on to the caller.
+    c_int::from(unsafe { &*job }.state() == State::Done)
+}
+
+/// Ends a job, and stops it before if it runs.
+///
+/// # Safety
+/// It is a job, or null, and not used again.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gloop_drop(job: *mut Job) {
+    if !job.is_null() {
+        // SAFETY: `gloop_launch` has made it.
+        drop(unsafe { Box::from_raw(job) });
+    }
+}

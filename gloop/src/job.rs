@@ -1,0 +1,529 @@
+//! Launches that can be suspended and resumed.
+//!
+//! A job is a kernel with its blocks' state. Suspending stores the launch's number into a word of
+//! the host that the GPU reads; all blocks save themselves and leave. Resuming launches the same
+//! kernel with the same memory again. In between the GPU is free, also for calls of this process
+//! that would wait for a running kernel (freeing memory, loading code).
+
+use std::{
+    io,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use crate::{
+    cuda::{self, Args, Buffer, Gpu, Kernel, Module, Registered, Stream},
+    layout::{Block, Board, Ctl, ExitCode, Rings},
+    memory::Memory,
+    serve::{Answered, Area, Reach, Service},
+    slots::Limits,
+};
+
+/// Why a job cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The GPU or its driver.
+    #[error(transparent)]
+    Cuda(#[from] cuda::Error),
+    /// The loop for files and sockets.
+    #[error("cannot serve files and sockets to the GPU (io_uring is needed)")]
+    Service(#[source] io::Error),
+    /// A block has broken the library's rules.
+    #[error("a block of the kernel {0}")]
+    Fault(&'static str),
+    /// The kernel ended without saying how.
+    #[error(
+        "the kernel ended without saying how (exit code {code} of launch {said}, launch {launch} \
+         was running): does it end with gloop::run?"
+    )]
+    Exit {
+        /// What it said last.
+        code: u32,
+        /// Of which launch.
+        said: u32,
+        /// Which launch ran.
+        launch: u32,
+    },
+    /// It is done.
+    #[error("the job is done: launch it anew")]
+    Done,
+}
+
+/// How kernels look for orders.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Which GPU.
+    pub gpu: u32,
+    /// Where files may be, and where servers listen.
+    pub reach: Reach,
+    /// How often a block looks at the device's copy of the orders: a look costs 0.2 us.
+    pub gate: Duration,
+    /// How often the orders are read over the bus, by whichever block.
+    pub poll: Duration,
+    /// How often the same block reads them at most: a read costs it 1.1 us.
+    pub own_poll: Duration,
+    /// When a block that waits counts as idle.
+    pub idle: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            gpu: 0,
+            reach: Reach::default(),
+            gate: Duration::from_micros(3),
+            poll: Duration::from_micros(2),
+            own_poll: Duration::from_micros(50),
+            idle: Duration::from_micros(100),
+        }
+    }
+}
+
+/// What a launch consists of.
+#[derive(Clone, Copy, Debug)]
+pub struct Grid {
+    /// Logical blocks along x, y and z.
+    pub logical: [u32; 3],
+    /// Threads of a block.
+    pub threads: u32,
+    /// Physical blocks; as many as run at a time if there is no number.
+    pub blocks: Option<u32>,
+    /// Bytes of dynamic shared memory.
+    pub shared: u32,
+    /// Bytes of shared memory that a block keeps at most.
+    pub kept: u32,
+    /// Pages for data of a block, at most 32.
+    pub pages: u32,
+    /// Bytes of a page.
+    pub page_bytes: u32,
+    /// The most logical blocks that a physical one takes at a time.
+    pub batch: u32,
+}
+
+impl Grid {
+    /// So many logical blocks of one thread.
+    pub fn logical(blocks: u32) -> Self {
+        Self {
+            logical: [blocks, 1, 1],
+            threads: 1,
+            blocks: None,
+            shared: 0,
+            kept: 0,
+            pages: 0,
+            page_bytes: 0,
+            batch: 8,
+        }
+    }
+
+    /// With so many threads in a block.
+    #[must_use]
+    pub fn threads(self, threads: u32) -> Self {
+        Self { threads, ..self }
+    }
+
+    /// With so many physical blocks.
+    #[must_use]
+    pub fn blocks(self, blocks: u32) -> Self {
+        let blocks = Some(blocks);
+        Self { blocks, ..self }
+    }
+
+    /// With so many bytes of kept shared memory.
+    #[must_use]
+    pub fn kept(self, kept: u32) -> Self {
+        Self { kept, ..self }
+    }
+
+    /// With so many pages of so many bytes for each block's files and sockets.
+    #[must_use]
+    pub fn pages(self, pages: u32, page_bytes: u32) -> Self {
+        Self {
+            pages: pages.min(32),
+            page_bytes: page_bytes.next_multiple_of(4096),
+            ..self
+        }
+    }
+}
+
+/// A GPU, and the loop that serves its kernels.
+#[derive(Debug)]
+pub struct Runtime {
+    service: Arc<Service>,
+    gpu: Arc<Gpu>,
+    options: Options,
+}
+
+impl Runtime {
+    /// Opens the GPU and starts the loop.
+    ///
+    /// # Errors
+    /// There is no GPU, no driver, or no io_uring.
+    pub fn new(options: Options) -> Result<Self, Error> {
+        let gpu = Gpu::open(options.gpu)?;
+        let service = Service::start(&options.reach).map_err(Error::Service)?;
+        Ok(Self {
+            service: Arc::new(service),
+            gpu,
+            options,
+        })
+    }
+
+    /// The GPU.
+    pub fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+
+    /// Loads code.
+    ///
+    /// # Errors
+    /// It is no code for this GPU.
+    pub fn load(&self, image: &[u8]) -> Result<Module, Error> {
+        Ok(self.gpu.load(image)?)
+    }
+
+    /// The port that a server listens on, by what `net::bind` gave.
+    ///
+    /// # Errors
+    /// There is no such server.
+    pub fn port(&self, server: u32) -> Result<u16, Error> {
+        self.service.port(server).map_err(Error::Service)
+    }
+
+    /// Launches a kernel whose first parameter is a `gloop::Ctl`; `args` are the others.
+    ///
+    /// # Errors
+    /// There is not enough memory, or the driver refuses.
+    pub fn launch(&self, kernel: &Kernel, grid: Grid, args: Args) -> Result<Job, Error> {
+        let mut job = self.prepare(kernel, grid, args)?;
+        job.resume()?;
+        Ok(job)
+    }
+
+    /// The same, not launched yet.
+    ///
+    /// # Errors
+    /// There is not enough memory, or the driver refuses.
+    pub fn prepare(&self, kernel: &Kernel, grid: Grid, args: Args) -> Result<Job, Error> {
+        let gpu = &self.gpu;
+        let resident = kernel.resident(grid.threads, grid.shared)?;
+        let logical: u64 = grid.logical.iter().copied().map(u64::from).product();
+        let wanted = u64::from(grid.blocks.unwrap_or(resident))
+            .min(logical)
+            .max(1);
+        // Below a number of 32 bits.
+        let blocks = wanted as u32;
+        let memory = |bytes: usize| {
+            Memory::new(bytes).map_err(|source| cuda::Error::Memory { bytes, source })
+        };
+        let limits = Limits {
+            page_bytes: grid.page_bytes,
+            page_count: grid.pages,
+        };
+        let pages = blocks as usize * grid.pages as usize * grid.page_bytes as usize;
+        let area = Arc::new(Area {
+            rings: memory(blocks as usize * size_of::<Rings>())?,
+            pages: memory(pages)?,
+            blocks: blocks as usize,
+            limits,
+            answered: Answered::default(),
+        });
+        let rings = gpu.register(RingsOf(Arc::clone(&area)))?;
+        let pages = gpu.register(PagesOf(Arc::clone(&area)))?;
+        let said = gpu.register(memory(4096)?)?;
+        let told = gpu.register(memory(4096)?)?;
+        let board = gpu.allocate(size_of::<Board>())?;
+        let state = gpu.allocate(blocks as usize * size_of::<Block>())?;
+        let kept_bytes = grid.kept.next_multiple_of(16);
+        let kept = gpu.allocate(blocks as usize * kept_bytes as usize)?;
+        let ns = |time: Duration| u32::try_from(time.as_nanos()).unwrap_or(u32::MAX);
+        let cycles = self.options.gate.as_nanos() * u128::from(gpu.clock) / 1_000_000;
+        let ctl = Ctl {
+            orders: told.device(),
+            exit: said.device(),
+            board: board.at(),
+            blocks: state.at(),
+            kept: kept.at(),
+            rings: rings.device(),
+            pages: pages.device(),
+            logical,
+            x: grid.logical[0],
+            y: grid.logical[1],
+            z: grid.logical[2],
+            page_bytes: grid.page_bytes,
+            page_count: grid.pages,
+            kept_bytes,
+            launch: 0,
+            gate_cycles: u32::try_from(cycles).unwrap_or(u32::MAX),
+            poll_ns: ns(self.options.poll),
+            own_poll_ns: ns(self.options.own_poll),
+            idle_ns: ns(self.options.idle),
+            batch: grid.batch.max(1),
+            reserved: [0; 8],
+        };
+        let number = self
+            .service
+            .add(Arc::clone(&area))
+            .map_err(Error::Service)?;
+        Ok(Job {
+            stream: gpu.stream()?,
+            service: Arc::clone(&self.service),
+            number,
+            area,
+            state: State::Ready,
+            launches: 0,
+            stops: 0,
+            ctl,
+            grid,
+            blocks,
+            kernel: kernel.clone(),
+            args,
+            told,
+            said,
+            memory: JobMemory {
+                _rings: rings,
+                _pages: pages,
+                _kept: kept,
+                board,
+                state,
+            },
+        })
+    }
+}
+
+struct RingsOf(Arc<Area>);
+
+impl AsRef<Memory> for RingsOf {
+    fn as_ref(&self) -> &Memory {
+        &self.0.rings
+    }
+}
+
+struct PagesOf(Arc<Area>);
+
+impl AsRef<Memory> for PagesOf {
+    fn as_ref(&self) -> &Memory {
+        &self.0.pages
+    }
+}
+
+/// Where a job is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Not launched, or stopped.
+    Ready,
+    /// It has given the GPU back because it waits for events.
+    Waiting,
+    /// On the GPU, or ended without anybody having looked.
+    Running,
+    /// All is done.
+    Done,
+}
+
+struct JobMemory {
+    _rings: Registered<RingsOf>,
+    _pages: Registered<PagesOf>,
+    _kept: Buffer,
+    board: Buffer,
+    state: Buffer,
+}
+
+/// A kernel with its blocks' state. Dropping it stops it.
+pub struct Job {
+    stream: Stream,
+    service: Arc<Service>,
+    number: usize,
+    area: Arc<Area>,
+    state: State,
+    launches: u32,
+    stops: u64,
+    ctl: Ctl,
+    grid: Grid,
+    blocks: u32,
+    kernel: Kernel,
+    args: Args,
+    /// Orders, which the GPU reads.
+    told: Registered<Memory>,
+    /// How it ended, which the GPU writes.
+    said: Registered<Memory>,
+    memory: JobMemory,
+}
+
+impl Job {
+    /// Where it is.
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    /// How often it was launched.
+    pub fn launches(&self) -> u32 {
+        self.launches
+    }
+
+    /// How often it was stopped before it was done.
+    pub fn stops(&self) -> u64 {
+        self.stops
+    }
+
+    /// Physical blocks.
+    pub fn blocks(&self) -> u32 {
+        self.blocks
+    }
+
+    /// Launches it, or goes on where it was stopped.
+    ///
+    /// # Errors
+    /// It is done, or the driver refuses.
+    pub fn resume(&mut self) -> Result<(), Error> {
+        match self.state {
+            State::Running => return Ok(()),
+            State::Done => return Err(Error::Done),
+            State::Ready | State::Waiting => {}
+        }
+        // Zero is no launch.
+        self.launches = self.launches.wrapping_add(1).max(1);
+        self.ctl.launch = self.launches;
+        let (threads, shared) = (self.grid.threads, self.grid.shared);
+        self.stream.launch(
+            &self.kernel,
+            self.blocks,
+            threads,
+            shared,
+            Some(&self.ctl),
+            &self.args,
+        )?;
+        self.service.stay_awake(true);
+        self.state = State::Running;
+        Ok(())
+    }
+
+    /// Tells it to stop, and does not wait for it. One store, which whoever else may reach this
+    /// word can make as well.
+    pub fn stop(&self) {
+        self.told
+            .memory()
+            .word(0)
+            .store(self.launches, Ordering::Release);
+    }
+
+    /// Tells it that others want the GPU: it ends when all of it waits for events.
+    pub fn contend(&self) {
+        self.told
+            .memory()
+            .word(1)
+            .store(self.launches, Ordering::Release);
+    }
+
+    /// Stops it, and waits until the GPU is free.
+    ///
+    /// # Errors
+    /// The kernel has failed.
+    pub fn suspend(&mut self) -> Result<State, Error> {
+        if self.state == State::Running {
+            self.stop();
+            while !self.stream.idle()? {
+                std::hint::spin_loop();
+            }
+        }
+        self.ended()
+    }
+
+    /// Waits until it has left the GPU, for whatever reason.
+    ///
+    /// # Errors
+    /// The kernel has failed.
+    pub fn wait(&mut self) -> Result<State, Error> {
+        if self.state == State::Running {
+            self.stream.wait()?;
+        }
+        self.ended()
+    }
+
+    /// Whether it is on the GPU.
+    ///
+    /// # Errors
+    /// The kernel has failed.
+    pub fn is_running(&mut self) -> Result<bool, Error> {
+        if self.state == State::Running && self.stream.idle()? {
+            self.ended()?;
+        }
+        Ok(self.state == State::Running)
+    }
+
+    /// Runs it to its end: resumes it whenever it has stopped, and when what it waits for has come.
+    ///
+    /// # Errors
+    /// The kernel has failed.
+    pub fn finish(&mut self) -> Result<(), Error> {
+        loop {
+            let seen = self.area.answered.count();
+            match self.wait()? {
+                State::Done => return Ok(()),
+                // What came before it had saved itself is seen by it; the rest is counted.
+                State::Waiting => {
+                    self.area.answered.wait(seen, Duration::from_millis(10));
+                    self.resume()?;
+                }
+                State::Ready | State::Running => self.resume()?,
+            }
+        }
+    }
+
+    /// Begins anew, as before the first launch. It does not run.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn rewind(&mut self) -> Result<(), Error> {
+        self.suspend()?;
+        self.memory.board.clear()?;
+        self.memory.state.clear()?;
+        self.service.remove(self.number).map_err(Error::Service)?;
+        for word in 0..self.area.rings.bytes() / 4 {
+            self.area.rings.word(word).store(0, Ordering::Relaxed);
+        }
+        self.number = self
+            .service
+            .add(Arc::clone(&self.area))
+            .map_err(Error::Service)?;
+        self.state = State::Ready;
+        Ok(())
+    }
+
+    /// The launch has ended: how.
+    fn ended(&mut self) -> Result<State, Error> {
+        if self.state != State::Running {
+            return Ok(self.state);
+        }
+        self.service.stay_awake(false);
+        self.state = State::Ready;
+        // What the device has written: read once.
+        let word = |number| self.said.memory().word(number).load(Ordering::Acquire);
+        let (code, fault, said) = (word(0), word(1), word(2));
+        let launch = self.launches;
+        self.state = match code {
+            _ if said != launch => return Err(Error::Exit { code, said, launch }),
+            code if code == ExitCode::Done as u32 => State::Done,
+            code if code == ExitCode::Stopped as u32 => State::Ready,
+            code if code == ExitCode::Waiting as u32 => State::Waiting,
+            code if code == ExitCode::Fault as u32 => {
+                self.state = State::Done;
+                return Err(Error::Fault(match fault {
+                    1 => "waits for more than 32 events at a time",
+                    2 => "has more I/O under way than it has pages: give the grid more",
+                    3 => "keeps more shared memory than the grid says",
+                    _ => "has failed",
+                }));
+            }
+            code => return Err(Error::Exit { code, said, launch }),
+        };
+        self.stops += u64::from(self.state != State::Done);
+        Ok(self.state)
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        // A kernel that does not stop is waited for by the driver, as natively.
+        let _ = self.suspend();
+        let _ = self.service.remove(self.number);
+    }
+}

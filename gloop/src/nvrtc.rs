@@ -1,0 +1,218 @@
+//! Compiling kernels for the device library at run time, by NVIDIA's NVRTC. The library's headers
+//! are part of this crate: a program needs none on its machine.
+
+use std::{
+    ffi::{CStr, CString, c_char, c_int},
+    path::Path,
+};
+
+/// The device library, by the names that sources include.
+pub const HEADERS: &[(&str, &str)] = &[
+    (
+        "gloop/gloop.cuh",
+        include_str!("../include/gloop/gloop.cuh"),
+    ),
+    (
+        "gloop/layout.cuh",
+        include_str!("../include/gloop/layout.cuh"),
+    ),
+    ("gloop/ptx.cuh", include_str!("../include/gloop/ptx.cuh")),
+    (
+        "gloop/slots.cuh",
+        include_str!("../include/gloop/slots.cuh"),
+    ),
+    ("gloop/loop.cuh", include_str!("../include/gloop/loop.cuh")),
+    (
+        "gloop/block.cuh",
+        include_str!("../include/gloop/block.cuh"),
+    ),
+    ("gloop/fs.cuh", include_str!("../include/gloop/fs.cuh")),
+    ("gloop/net.cuh", include_str!("../include/gloop/net.cuh")),
+];
+
+/// One of the headers; nothing for another name.
+pub fn header(name: &str) -> &'static str {
+    let found = HEADERS.iter().find(|(header, _)| *header == name);
+    found.map_or("", |(_, text)| text)
+}
+
+/// Why a source was not compiled.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// There is no compiler.
+    #[error(
+        "cannot open {library}: install NVIDIA's NVRTC (CUDA toolkit, or its Python package nvidia-cuda-nvrtc)"
+    )]
+    Open {
+        /// What was to be opened.
+        library: String,
+        /// Why not.
+        source: libloading::Error,
+    },
+    /// A name or text with a zero in it.
+    #[error("names and sources have no zero bytes")]
+    Zero,
+    /// It was refused.
+    #[error("{source_name} does not compile for {architecture}:\n{log}")]
+    Refused {
+        /// The source's name.
+        source_name: String,
+        /// For what.
+        architecture: String,
+        /// What the compiler says.
+        log: String,
+    },
+    /// The compiler itself failed.
+    #[error("{function} failed with {code}")]
+    Failed {
+        /// Which call.
+        function: &'static str,
+        /// NVRTC's error.
+        code: c_int,
+    },
+}
+
+type Program = usize;
+
+/// The compiler.
+#[derive(Debug)]
+pub struct Compiler {
+    library: libloading::Library,
+}
+
+/// A source and what it includes, by name and text.
+#[derive(Clone, Copy, Debug)]
+pub struct Source<'a> {
+    /// The source's name, for messages.
+    pub name: &'a str,
+    /// Its text.
+    pub text: &'a str,
+    /// What it includes besides the device library.
+    pub includes: &'a [(&'a str, &'a str)],
+}
+
+impl Compiler {
+    /// Opens it: `libnvrtc.so.13`, for instance.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn open(library: &Path) -> Result<Self, Error> {
+        // SAFETY: NVRTC runs nothing at its start that has demands on us.
+        match unsafe { libloading::Library::new(library) } {
+            Ok(library) => Ok(Self { library }),
+            Err(source) => Err(Error::Open {
+                library: library.display().to_string(),
+                source,
+            }),
+        }
+    }
+
+    fn function<T: Copy>(&self, name: &'static str) -> Result<T, Error> {
+        // SAFETY: the callers' signatures are the documentation's.
+        let found = unsafe { self.library.get::<T>(name.as_bytes()) };
+        found.map(|symbol| *symbol).map_err(|source| Error::Open {
+            library: format!("{name} in NVRTC"),
+            source,
+        })
+    }
+
+    /// Compiles to machine code for an architecture such as `sm_90`.
+    ///
+    /// # Errors
+    /// The source is wrong; the error has the compiler's log.
+    pub fn cubin(&self, source: Source<'_>, architecture: &str) -> Result<Vec<u8>, Error> {
+        type Create = unsafe extern "C" fn(
+            *mut Program,
+            *const c_char,
+            *const c_char,
+            c_int,
+            *const *const c_char,
+            *const *const c_char,
+        ) -> c_int;
+        type Compile = unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int;
+        type Destroy = unsafe extern "C" fn(*mut Program) -> c_int;
+
+        let text = |text: &str| CString::new(text).map_err(|_| Error::Zero);
+        let all = || HEADERS.iter().chain(source.includes);
+        let texts = all()
+            .map(|(_, body)| text(body))
+            .collect::<Result<Vec<_>, _>>()?;
+        let names = all()
+            .map(|(name, _)| text(name))
+            .collect::<Result<Vec<_>, _>>()?;
+        let pointers =
+            |strings: &[CString]| strings.iter().map(|one| one.as_ptr()).collect::<Vec<_>>();
+        let (texts, names) = ((pointers(&texts), texts), (pointers(&names), names));
+        let (body, name) = (text(source.text)?, text(source.name)?);
+        let options = [
+            text(&format!("--gpu-architecture={architecture}"))?,
+            text("--std=c++17")?,
+            text("-default-device")?,
+        ];
+        let create = self.function::<Create>("nvrtcCreateProgram\0")?;
+        let compile = self.function::<Compile>("nvrtcCompileProgram\0")?;
+        let destroy = self.function::<Destroy>("nvrtcDestroyProgram\0")?;
+        let mut program = 0;
+        let count = names.0.len() as c_int;
+        // SAFETY: all strings have a zero at their end, and there are as many as is said.
+        let code = unsafe {
+            let (texts, names) = (texts.0.as_ptr(), names.0.as_ptr());
+            create(
+                &mut program,
+                body.as_ptr(),
+                name.as_ptr(),
+                count,
+                texts,
+                names,
+            )
+        };
+        check("nvrtcCreateProgram", code)?;
+        let flags = pointers(&options);
+        // SAFETY: the program was made above.
+        let code = unsafe { compile(program, flags.len() as c_int, flags.as_ptr()) };
+        let result = match code {
+            0 => self.output(program, "nvrtcGetCUBINSize\0", "nvrtcGetCUBIN\0"),
+            _ => {
+                let log =
+                    self.output(program, "nvrtcGetProgramLogSize\0", "nvrtcGetProgramLog\0")?;
+                let log = CStr::from_bytes_until_nul(&log).unwrap_or_default();
+                Err(Error::Refused {
+                    source_name: source.name.to_owned(),
+                    architecture: architecture.to_owned(),
+                    log: log.to_string_lossy().into_owned(),
+                })
+            }
+        };
+        // SAFETY: the program is not used any longer.
+        unsafe { destroy(&mut program) };
+        result
+    }
+
+    fn output(
+        &self,
+        program: Program,
+        size: &'static str,
+        get: &'static str,
+    ) -> Result<Vec<u8>, Error> {
+        type Size = unsafe extern "C" fn(Program, *mut usize) -> c_int;
+        type Get = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
+        let (size_of, get_it) = (self.function::<Size>(size)?, self.function::<Get>(get)?);
+        let mut bytes = 0;
+        // SAFETY: the program lives.
+        check(size, unsafe { size_of(program, &mut bytes) })?;
+        let mut output = vec![0; bytes];
+        // SAFETY: there is as much room as it asks for.
+        check(get, unsafe { get_it(program, output.as_mut_ptr().cast()) })?;
+        Ok(output)
+    }
+}
+
+fn check(function: &'static str, code: c_int) -> Result<(), Error> {
+    match code {
+        0 => Ok(()),
+        _ => Err(Error::Failed {
+            function: function.trim_end_matches('\0'),
+            code,
+        }),
+    }
+}

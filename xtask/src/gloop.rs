@@ -1,0 +1,161 @@
+//! GLoop: what can be checked of it without a GPU, and its figures on a machine with one.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, ensure};
+use gantry_tests::{
+    report::Outcome,
+    rig::{Cache, packages},
+};
+
+use crate::{
+    programs::{cargo, root, target},
+    progress::Step,
+    selected,
+};
+
+/// Programs and files that the scenarios need, and the Debian packages that have them.
+const PROGRAMS: &[(&str, &str)] = &[
+    ("/etc/OpenCL/vendors/pocl.icd", "pocl-opencl-icd"),
+    (
+        "/usr/lib/x86_64-linux-gnu/libOpenCL.so.1",
+        "ocl-icd-libopencl1",
+    ),
+    (
+        "/usr/lib/python3/dist-packages/pyopencl",
+        "python3-pyopencl",
+    ),
+    ("/usr/lib/python3/dist-packages/pip", "python3-pip"),
+];
+
+/// NVIDIA's compiler as a Python package: it needs no GPU.
+const NVRTC: &str = "nvidia-cuda-nvrtc==13.0.88";
+/// Its library.
+const LIBRARY: &str = "nvidia/cu13/lib/libnvrtc.so.13";
+
+/// GPUs for which the device library compiles: Ampere, Hopper and Blackwell.
+const ARCHITECTURES: &str = "sm_80,sm_90,sm_100";
+
+/// Stops of each program for OpenCL.
+const STOPS: &str = "60";
+
+type Scenario = fn() -> Result<()>;
+
+const SCENARIOS: &[(&str, Scenario)] = &[
+    (
+        "gloop: its programs compile for three generations of GPUs, with NVRTC",
+        compiled,
+    ),
+    (
+        "gloop: kernels for OpenCL that are stopped at random moments compute the same",
+        stopped,
+    ),
+];
+
+/// Runs the scenarios that the words select, all if there are none.
+pub fn run(words: &[String], report: impl FnMut(&str, &Outcome, f64)) -> Result<()> {
+    selected::run(
+        SCENARIOS,
+        words,
+        || packages::install(PROGRAMS),
+        |scenario, ()| scenario(),
+        report,
+    )
+}
+
+/// The compiler's library, fetched once.
+fn nvrtc() -> Result<PathBuf> {
+    let name = NVRTC.replace("==", "-");
+    let kept = Cache::open()?.made(&name, |work| {
+        let step = Step::new("fetching NVRTC (once)");
+        let mut pip = Command::new("/usr/bin/python3");
+        pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--target"])
+            .arg(work)
+            .args(["--disable-pip-version-check", "--root-user-action=ignore"])
+            .arg(NVRTC);
+        packages::run(&mut pip)
+            .with_context(|| format!("cannot install {NVRTC} with pip: check the network"))?;
+        step.finish();
+        Ok(())
+    })?;
+    Ok(kept.join(LIBRARY))
+}
+
+fn compiled() -> Result<()> {
+    let mut build = cargo();
+    build.args(["build", "--quiet", "--package", "gantry-gloop"]);
+    packages::run(build.args(["--bin", "gloop-eaters"]))?;
+    let mut compile = Command::new(target().join("debug/gloop-eaters"));
+    compile.args(["compile", "--arch", ARCHITECTURES, "--nvrtc"]);
+    let said = packages::output(compile.arg(nvrtc()?))?;
+    for architecture in ARCHITECTURES.split(',') {
+        let programs = said.lines().filter(|line| line.contains(architecture));
+        ensure!(programs.count() >= 6, "programs are missing:\n{said}");
+    }
+    Ok(())
+}
+
+fn stopped() -> Result<()> {
+    let mut python = Command::new("/usr/bin/python3");
+    python
+        .arg(root().join("gloop/opencl/stops.py"))
+        .arg(root().join("gloop/include/gloop.cl.h"))
+        .arg(STOPS)
+        .env("OCL_ICD_VENDORS", "/etc/OpenCL/vendors/pocl.icd");
+    let said = packages::output(&mut python)?;
+    let equal = said
+        .lines()
+        .filter(|line| line.contains("outputs are equal"));
+    ensure!(equal.count() == 2, "{said}");
+    Ok(())
+}
+
+/// Measures on this machine's GPU; or only builds, for another one.
+pub fn bench(pack: bool) -> Result<()> {
+    packages::install(PROGRAMS)?;
+    let folder = build()?;
+    let eaters = folder.join("gloop-eaters");
+    if pack {
+        println!(
+            "everything is in {0}: bring it there, and run `{1} bench --cubins {0}`; `check` \
+             compares outputs after random stops",
+            folder.display(),
+            eaters.display()
+        );
+        return Ok(());
+    }
+    packages::run(
+        Command::new(eaters)
+            .arg("bench")
+            .arg("--cubins")
+            .arg(folder),
+    )
+}
+
+/// Builds the programs and what measures them into a folder.
+fn build() -> Result<PathBuf> {
+    let folder = target().join("gloop");
+    fs::create_dir_all(&folder)?;
+    let step = Step::new("building the programs (release)");
+    let mut build = cargo();
+    build.args(["build", "--release", "--quiet", "--package", "gantry-gloop"]);
+    packages::run(build.args(["--bin", "gloop-eaters"]))?;
+    let to = folder.join("gloop-eaters");
+    copy(&target().join("release/gloop-eaters"), &to)?;
+    let mut compile = Command::new(&to);
+    compile.args(["compile", "--arch", ARCHITECTURES, "--nvrtc"]);
+    packages::output(compile.arg(nvrtc()?).arg("--into").arg(&folder))?;
+    step.finish();
+    Ok(folder)
+}
+
+/// Also over a program that is running, which cannot be written to.
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    let _ = fs::remove_file(to);
+    fs::copy(from, to).with_context(|| format!("cannot copy {}", from.display()))?;
+    Ok(())
+}
