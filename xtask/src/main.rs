@@ -1,5 +1,6 @@
 //! Gantry's development commands.
 //!
+//! - [`cuda`]: the definition of the CUDA API, from the vendor's headers.
 //! - [`demo`]: boots a stock Debian guest and shows it.
 //! - [`bench`]: figures, as a table.
 //! - [`fairness`]: how accelerators are shared, in virtual time.
@@ -15,6 +16,7 @@
 
 mod bench;
 mod changed;
+mod cuda;
 mod demo;
 #[cfg(test)]
 mod documents;
@@ -50,6 +52,10 @@ struct Arguments {
 enum Command {
     /// Boot a stock Debian guest under Gantry and show its console.
     Demo(demo::Options),
+    /// Write the definition of the CUDA API anew, from the vendor's headers.
+    CudaDefinition(cuda::Options),
+    /// Compile the kernels of the CUDA tests anew, by the vendor's compiler.
+    CudaKernels(cuda::kernels::Options),
     /// Measure boot, memory, snapshots and the cost of an exit, and print a table.
     Bench(Box<bench::Options>),
     /// Try at random what guests, clients and files may do.
@@ -60,6 +66,8 @@ enum Command {
 
 fn main() {
     let result = match Arguments::parse().command {
+        Command::CudaKernels(options) => cuda::kernels::run(&options),
+        Command::CudaDefinition(options) => cuda::run(&options),
         Command::Demo(options) => demo::run(&options),
         Command::Bench(options) => bench::run(&options),
         Command::Fuzz(options) => fuzz::run(&options),

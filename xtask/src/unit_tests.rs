@@ -22,6 +22,8 @@ const CRATES: &[&str] = &[
     "vmm",
     "gantry-remoting",
     "gantry-client",
+    "cuda-definition",
+    "gantry-cuda-driver",
     "gantry-opencl",
     "gantry-agent",
     "gf100",

@@ -1,0 +1,316 @@
+//! The device and contexts.
+
+use std::{
+    ffi::{c_char, c_int, c_uint},
+    ptr::null_mut,
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
+};
+
+use cuda_definition::driver::types::*;
+
+use super::{device, entry_points, offer, put, text};
+use crate::driver::{
+    ARCHITECTURE, Answer, MULTIPROCESSORS, SHARED, SHARED_OPT_IN, THREADS,
+    context::{self, Context},
+    memory::memory,
+    objects,
+};
+
+const NAME: &[u8] = b"Gantry stand-in (PTX on the CPU)\0";
+const BUS_ID: &[u8] = b"0000:00:00.0\0";
+/// CUDA 13.0.
+const VERSION: c_int = 13000;
+
+/// The primary context, and how often it is retained.
+static PRIMARY: Mutex<(Option<Arc<Context>>, u32, c_uint)> = Mutex::new((None, 0, 0));
+
+fn primary() -> std::sync::MutexGuard<'static, (Option<Arc<Context>>, u32, c_uint)> {
+    PRIMARY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn handle(context: Option<&Arc<Context>>) -> CUcontext {
+    context.map_or(null_mut(), |context| context.handle as CUcontext)
+}
+
+fn attribute(attribute: CUdevice_attribute) -> Answer<c_int> {
+    use CUdevice_attribute as A;
+    let small = |value: u64| c_int::try_from(value).unwrap_or(c_int::MAX);
+    Ok(match attribute {
+        A::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK
+        | A::CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X
+        | A::CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y => 1024,
+        A::CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z => 64,
+        A::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X => c_int::MAX,
+        A::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y | A::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z => 65535,
+        A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK => small(SHARED),
+        A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+        | A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR => small(SHARED_OPT_IN),
+        A::CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY => 65536,
+        A::CU_DEVICE_ATTRIBUTE_WARP_SIZE => 32,
+        A::CU_DEVICE_ATTRIBUTE_MAX_PITCH => c_int::MAX,
+        A::CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK
+        | A::CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR => 65536,
+        A::CU_DEVICE_ATTRIBUTE_CLOCK_RATE | A::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE => 1_000_000,
+        A::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH => 64,
+        A::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE => 1 << 20,
+        A::CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT | A::CU_DEVICE_ATTRIBUTE_SURFACE_ALIGNMENT => 512,
+        A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT => small(u64::from(MULTIPROCESSORS)),
+        A::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR => small(u64::from(THREADS)),
+        A::CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR => 32,
+        A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR => small(u64::from(ARCHITECTURE / 10)),
+        A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR => small(u64::from(ARCHITECTURE % 10)),
+        A::CU_DEVICE_ATTRIBUTE_GPU_OVERLAP
+        | A::CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT
+        | A::CU_DEVICE_ATTRIBUTE_INTEGRATED
+        | A::CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY
+        | A::CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS
+        | A::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING
+        | A::CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY
+        | A::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS
+        | A::CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH
+        | A::CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
+        | A::CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED
+        | A::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
+        | A::CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR
+        | A::CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED => 1,
+        // Whatever else there is, this device has it not.
+        CUdevice_attribute_enum(number) if (1..=200).contains(&number) => 0,
+        _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+    })
+}
+
+entry_points! {
+    fn cuInit(Flags: c_uint) {
+        if Flags != 0 {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        context::initialise();
+        Ok(())
+    }
+
+    fn cuDriverGetVersion(driverVersion: *mut c_int) {
+        put(driverVersion, VERSION)
+    }
+
+    fn cuDeviceGet(device: *mut CUdevice, ordinal: c_int) {
+        super::device(ordinal)?;
+        put(device, 0)
+    }
+
+    fn cuDeviceGetCount(count: *mut c_int) {
+        context::initialised()?;
+        put(count, 1)
+    }
+
+    fn cuDeviceGetName(name: *mut c_char, len: c_int, dev: CUdevice) {
+        device(dev)?;
+        string(name, len, NAME)
+    }
+
+    fn cuDeviceGetUuid_v2(uuid: *mut CUuuid, dev: CUdevice) {
+        device(dev)?;
+        put(uuid, CUuuid { bytes: [0x47; 16] })
+    }
+
+    fn cuDeviceTotalMem_v2(bytes: *mut usize, dev: CUdevice) {
+        device(dev)?;
+        put(bytes, usize::try_from(memory().info().1).unwrap_or(usize::MAX))
+    }
+
+    fn cuDeviceGetAttribute(pi: *mut c_int, attrib: CUdevice_attribute, dev: CUdevice) {
+        device(dev)?;
+        put(pi, attribute(attrib)?)
+    }
+
+    fn cuDeviceComputeCapability(major: *mut c_int, minor: *mut c_int, dev: CUdevice) {
+        device(dev)?;
+        put(major, (ARCHITECTURE / 10).cast_signed())?;
+        put(minor, (ARCHITECTURE % 10).cast_signed())
+    }
+
+    fn cuDeviceGetPCIBusId(pciBusId: *mut c_char, len: c_int, dev: CUdevice) {
+        device(dev)?;
+        string(pciBusId, len, BUS_ID)
+    }
+
+    fn cuDeviceGetByPCIBusId(dev: *mut CUdevice, pciBusId: *const c_char) {
+        context::initialised()?;
+        if Some(text(pciBusId)?.as_bytes()) != BUS_ID.strip_suffix(b"\0") {
+            return Err(CUresult::CUDA_ERROR_INVALID_DEVICE);
+        }
+        put(dev, 0)
+    }
+
+    fn cuDeviceCanAccessPeer(canAccessPeer: *mut c_int, dev: CUdevice, peerDev: CUdevice) {
+        device(dev)?;
+        device(peerDev)?;
+        put(canAccessPeer, 0)
+    }
+
+    fn cuDevicePrimaryCtxRetain(pctx: *mut CUcontext, dev: CUdevice) {
+        device(dev)?;
+        let mut primary = primary();
+        let context = match &primary.0 {
+            Some(context) => Arc::clone(context),
+            None => Context::create(primary.2)?,
+        };
+        put(pctx, context.handle as CUcontext)?;
+        primary.0 = Some(context);
+        primary.1 += 1;
+        Ok(())
+    }
+
+    fn cuDevicePrimaryCtxRelease_v2(dev: CUdevice) {
+        device(dev)?;
+        let mut primary = primary();
+        primary.1 = primary.1.checked_sub(1).ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)?;
+        if primary.1 == 0
+            && let Some(context) = primary.0.take()
+        {
+            context.destroy();
+            objects::remove(context.handle);
+        }
+        Ok(())
+    }
+
+    fn cuDevicePrimaryCtxReset_v2(dev: CUdevice) {
+        device(dev)?;
+        if let Some(context) = primary().0.take() {
+            context.destroy();
+            objects::remove(context.handle);
+        }
+        Ok(())
+    }
+
+    fn cuDevicePrimaryCtxSetFlags_v2(dev: CUdevice, flags: c_uint) {
+        device(dev)?;
+        primary().2 = flags;
+        Ok(())
+    }
+
+    fn cuDevicePrimaryCtxGetState(dev: CUdevice, flags: *mut c_uint, active: *mut c_int) {
+        device(dev)?;
+        let primary = primary();
+        offer(flags, primary.2);
+        put(active, c_int::from(primary.0.is_some()))
+    }
+
+    fn cuCtxCreate_v2(pctx: *mut CUcontext, flags: c_uint, dev: CUdevice) {
+        device(dev)?;
+        let context = Context::create(flags)?;
+        put(pctx, context.handle as CUcontext)?;
+        context::push(context);
+        Ok(())
+    }
+
+    fn cuCtxCreate_v4(pctx: *mut CUcontext, ctxCreateParams: *mut CUctxCreateParams, flags: c_uint, dev: CUdevice) {
+        if !ctxCreateParams.is_null() {
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
+        device(dev)?;
+        let context = Context::create(flags)?;
+        put(pctx, context.handle as CUcontext)?;
+        context::push(context);
+        Ok(())
+    }
+
+    fn cuCtxDestroy_v2(ctx: CUcontext) {
+        let context = objects::context(ctx)?;
+        context.destroy();
+        objects::remove(context.handle);
+        if context::peek().is_some_and(|current| Arc::ptr_eq(&current, &context)) {
+            context::pop();
+        }
+        Ok(())
+    }
+
+    fn cuCtxPushCurrent_v2(ctx: CUcontext) {
+        context::initialised()?;
+        context::push(objects::context(ctx)?);
+        Ok(())
+    }
+
+    fn cuCtxPopCurrent_v2(pctx: *mut CUcontext) {
+        context::initialised()?;
+        let context = context::pop().ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)?;
+        offer(pctx, context.handle as CUcontext);
+        Ok(())
+    }
+
+    fn cuCtxSetCurrent(ctx: CUcontext) {
+        context::initialised()?;
+        let new = if ctx.is_null() { None } else { Some(objects::context(ctx)?) };
+        context::pop();
+        if let Some(new) = new {
+            context::push(new);
+        }
+        Ok(())
+    }
+
+    fn cuCtxGetCurrent(pctx: *mut CUcontext) {
+        context::initialised()?;
+        put(pctx, handle(context::peek().as_ref()))
+    }
+
+    fn cuCtxGetDevice(device: *mut CUdevice) {
+        context::current()?;
+        put(device, 0)
+    }
+
+    fn cuCtxGetFlags(flags: *mut c_uint) {
+        put(flags, context::current()?.flags.load(Ordering::Relaxed))
+    }
+
+    fn cuCtxGetApiVersion(ctx: CUcontext, version: *mut c_uint) {
+        if !ctx.is_null() {
+            objects::context(ctx)?;
+        }
+        put(version, 3020)
+    }
+
+    fn cuCtxSynchronize() {
+        context::current()?.synchronize()
+    }
+
+    fn cuCtxGetStreamPriorityRange(leastPriority: *mut c_int, greatestPriority: *mut c_int) {
+        context::current()?;
+        offer(leastPriority, 0);
+        offer(greatestPriority, -5);
+        Ok(())
+    }
+
+    fn cuCtxGetLimit(pvalue: *mut usize, limit: CUlimit) {
+        context::current()?;
+        put(pvalue, match limit {
+            CUlimit::CU_LIMIT_STACK_SIZE => 512 << 10,
+            CUlimit::CU_LIMIT_PRINTF_FIFO_SIZE => 1 << 20,
+            CUlimit::CU_LIMIT_MALLOC_HEAP_SIZE => 0,
+            _ => return Err(CUresult::CUDA_ERROR_UNSUPPORTED_LIMIT),
+        })
+    }
+
+    fn cuCtxSetLimit(limit: CUlimit, _value: usize) {
+        context::current()?;
+        match limit {
+            // All fit in what there is anyway.
+            CUlimit::CU_LIMIT_STACK_SIZE | CUlimit::CU_LIMIT_PRINTF_FIFO_SIZE => Ok(()),
+            _ => Err(CUresult::CUDA_ERROR_UNSUPPORTED_LIMIT),
+        }
+    }
+}
+
+/// # Safety
+/// There is room for `len` bytes.
+unsafe fn string(to: *mut c_char, len: c_int, text: &[u8]) -> Answer {
+    let room = usize::try_from(len).unwrap_or(0);
+    if to.is_null() || room == 0 {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    let bytes = text.len().min(room);
+    // SAFETY: the caller's promise; the last byte ends the text.
+    unsafe {
+        std::ptr::copy_nonoverlapping(text.as_ptr().cast(), to, bytes);
+        to.add(bytes - 1).write(0);
+    }
+    Ok(())
+}

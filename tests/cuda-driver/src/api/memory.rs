@@ -1,0 +1,258 @@
+//! Memory, and what a pointer is.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use cuda_definition::driver::types::*;
+
+use super::{entry_points, offer, put};
+use crate::driver::{
+    Answer,
+    context::{self, Context},
+    memory::{Allocation, Kind, memory},
+    objects,
+};
+
+const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
+
+fn allocate(size: usize, kind: Kind, flags: c_uint) -> Answer<u64> {
+    let context = context::current()?;
+    memory().allocate(size as u64, kind, flags, context.handle)
+}
+
+/// Memory is freed when nobody can be using it.
+fn free(at: u64, kinds: &[Kind]) -> Answer {
+    let own = context::current()?;
+    for context in objects::contexts() {
+        // Another context's fault is not this one's.
+        let _: Answer = context.synchronize();
+    }
+    memory().free(at, kinds)?;
+    own.check()
+}
+
+fn attribute(
+    attribute: CUpointer_attribute,
+    at: u64,
+    found: Option<Allocation>,
+    data: *mut c_void,
+) -> Answer {
+    use CUpointer_attribute as A;
+    // What is nobody's memory has few attributes.
+    let known = || found.ok_or(INVALID);
+    // SAFETY: the caller has room for a value of the attribute's type.
+    unsafe {
+        match attribute {
+            A::CU_POINTER_ATTRIBUTE_CONTEXT => put(data.cast(), known()?.context),
+            A::CU_POINTER_ATTRIBUTE_MEMORY_TYPE => {
+                let host = matches!(known()?.kind, Kind::Host | Kind::Registered);
+                let kind = if host {
+                    CUmemorytype::CU_MEMORYTYPE_HOST
+                } else {
+                    CUmemorytype::CU_MEMORYTYPE_DEVICE
+                };
+                put(data.cast(), kind)
+            }
+            A::CU_POINTER_ATTRIBUTE_DEVICE_POINTER => known().and_then(|_| put(data.cast(), at)),
+            A::CU_POINTER_ATTRIBUTE_HOST_POINTER => match known()?.kind.host() {
+                true => put(data.cast(), at),
+                false => Err(INVALID),
+            },
+            A::CU_POINTER_ATTRIBUTE_BUFFER_ID => put(data.cast(), known()?.id),
+            A::CU_POINTER_ATTRIBUTE_IS_MANAGED => put(
+                data.cast(),
+                u32::from(found.is_some_and(|found| found.kind == Kind::Managed)),
+            ),
+            A::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => put(data.cast(), known().map(|_| 0i32)?),
+            A::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR => put(data.cast(), known()?.start),
+            A::CU_POINTER_ATTRIBUTE_RANGE_SIZE => put(data.cast(), known()?.size),
+            A::CU_POINTER_ATTRIBUTE_MAPPED => put(data.cast(), u32::from(found.is_some())),
+            A::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE
+            | A::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS => put(data.cast(), 0u32),
+            _ => Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
+        }
+    }
+}
+
+entry_points! {
+    fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
+        context::current()?;
+        let (unused, all) = memory().info();
+        offer(free, usize::try_from(unused).unwrap_or(usize::MAX));
+        offer(total, usize::try_from(all).unwrap_or(usize::MAX));
+        Ok(())
+    }
+
+    fn cuMemAlloc_v2(dptr: *mut CUdeviceptr, bytesize: usize) {
+        put(dptr, allocate(bytesize, Kind::Device, 0)?)
+    }
+
+    fn cuMemAllocPitch_v2(
+        dptr: *mut CUdeviceptr,
+        pPitch: *mut usize,
+        WidthInBytes: usize,
+        Height: usize,
+        ElementSizeBytes: c_uint,
+    ) {
+        if !matches!(ElementSizeBytes, 4 | 8 | 16) {
+            return Err(INVALID);
+        }
+        let pitch = WidthInBytes.checked_next_multiple_of(512).ok_or(INVALID)?;
+        put(dptr, allocate(pitch.checked_mul(Height).ok_or(INVALID)?, Kind::Device, 0)?)?;
+        put(pPitch, pitch)
+    }
+
+    fn cuMemAllocManaged(dptr: *mut CUdeviceptr, bytesize: usize, flags: c_uint) {
+        put(dptr, allocate(bytesize, Kind::Managed, flags)?)
+    }
+
+    fn cuMemFree_v2(dptr: CUdeviceptr) {
+        if dptr == 0 { Ok(()) } else { free(dptr, &[Kind::Device, Kind::Managed]) }
+    }
+
+    fn cuMemAllocAsync(dptr: *mut CUdeviceptr, bytesize: usize, hStream: CUstream) {
+        // The address is known at once; only who uses it too early makes a mistake.
+        context::current()?.stream(hStream)?;
+        put(dptr, allocate(bytesize, Kind::Device, 0)?)
+    }
+
+    fn cuMemFreeAsync(dptr: CUdeviceptr, hStream: CUstream) {
+        let context = context::current()?;
+        let stream = context.stream(hStream)?;
+        let found = memory().find(dptr).filter(|found| found.start == dptr && found.kind == Kind::Device);
+        found.ok_or(INVALID)?;
+        context.submit(&stream, std::sync::Arc::new(move |_: &_| memory().free(dptr, &[Kind::Device])))?;
+        Ok(())
+    }
+
+    fn cuMemGetAddressRange_v2(pbase: *mut CUdeviceptr, psize: *mut usize, dptr: CUdeviceptr) {
+        context::current()?;
+        let found = memory().find(dptr).ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?;
+        offer(pbase, found.start);
+        offer(psize, usize::try_from(found.size).unwrap_or(usize::MAX));
+        Ok(())
+    }
+
+    fn cuMemAllocHost_v2(pp: *mut *mut c_void, bytesize: usize) {
+        put(pp, allocate(bytesize, Kind::Host, 0)? as *mut c_void)
+    }
+
+    fn cuMemHostAlloc(pp: *mut *mut c_void, bytesize: usize, Flags: c_uint) {
+        put(pp, allocate(bytesize, Kind::Host, Flags)? as *mut c_void)
+    }
+
+    fn cuMemFreeHost(p: *mut c_void) {
+        free(p as u64, &[Kind::Host])
+    }
+
+    fn cuMemHostRegister_v2(p: *mut c_void, bytesize: usize, Flags: c_uint) {
+        let context = context::current()?;
+        memory().register(p as u64, bytesize as u64, Flags, context.handle)
+    }
+
+    fn cuMemHostUnregister(p: *mut c_void) {
+        let answer = free(p as u64, &[Kind::Registered]);
+        answer.map_err(|error| if error == INVALID { CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED } else { error })
+    }
+
+    fn cuMemHostGetDevicePointer_v2(pdptr: *mut CUdeviceptr, p: *mut c_void, Flags: c_uint) {
+        context::current()?;
+        let found = memory().find(p as u64).filter(|found| found.kind.host() && Flags == 0);
+        found.ok_or(INVALID)?;
+        put(pdptr, p as u64)
+    }
+
+    fn cuMemHostGetFlags(pFlags: *mut c_uint, p: *mut c_void) {
+        context::current()?;
+        let found = memory().find(p as u64).filter(|found| found.kind.host());
+        put(pFlags, found.ok_or(INVALID)?.flags)
+    }
+
+    fn cuPointerGetAttribute(data: *mut c_void, attribute: CUpointer_attribute, ptr: CUdeviceptr) {
+        context::initialised()?;
+        self::attribute(attribute, ptr, memory().find(ptr), data)
+    }
+
+    fn cuPointerGetAttributes(
+        numAttributes: c_uint,
+        attributes: *mut CUpointer_attribute,
+        data: *mut *mut c_void,
+        ptr: CUdeviceptr,
+    ) {
+        context::initialised()?;
+        if attributes.is_null() || data.is_null() {
+            return Err(INVALID);
+        }
+        let found = memory().find(ptr);
+        for number in 0..numAttributes as usize {
+            let (one, to) = (attributes.add(number).read(), data.add(number).read());
+            if self::attribute(one, ptr, found, to) == Err(INVALID) {
+                // Foreign memory reads as zero here.
+                offer(to.cast::<u32>(), 0);
+            }
+        }
+        Ok(())
+    }
+
+    fn cuDeviceGetDefaultMemPool(pool_out: *mut CUmemoryPool, dev: CUdevice) {
+        super::device(dev)?;
+        put(pool_out, POOL as CUmemoryPool)
+    }
+
+    fn cuDeviceGetMemPool(pool: *mut CUmemoryPool, dev: CUdevice) {
+        super::device(dev)?;
+        put(pool, POOL as CUmemoryPool)
+    }
+
+    fn cuMemPoolTrimTo(pool: CUmemoryPool, _minBytesToKeep: usize) {
+        known(pool)
+    }
+
+    fn cuMemPoolSetAttribute(pool: CUmemoryPool, _attr: CUmemPool_attribute, _value: *mut c_void) {
+        // Memory goes back at once, whatever is asked to be kept.
+        known(pool)
+    }
+
+    fn cuMemPoolGetAttribute(pool: CUmemoryPool, attr: CUmemPool_attribute, value: *mut c_void) {
+        known(pool)?;
+        match attr.0 {
+            1..=3 => put(value.cast::<c_int>(), 1),
+            4..=8 => put(value.cast::<u64>(), 0),
+            _ => Err(INVALID),
+        }
+    }
+}
+
+/// The only pool.
+const POOL: u64 = 0x7b00_0000_0000;
+
+fn known(pool: CUmemoryPool) -> Answer {
+    context::initialised()?;
+    if pool as u64 == POOL {
+        Ok(())
+    } else {
+        Err(INVALID)
+    }
+}
+
+/// Whether the host's memory is known to the driver, so that copies need not take it at once.
+pub fn pinned(at: u64, size: u64) -> bool {
+    memory().holds(at, size)
+}
+
+/// A copy between addresses of any kind.
+///
+/// # Safety
+/// Both are readable or writable memory until the copy is done.
+pub unsafe fn copy(to: u64, from: u64, size: usize) {
+    // SAFETY: the caller's promise; the ranges may overlap.
+    unsafe { std::ptr::copy(from as *const u8, to as *mut u8, size) };
+}
+
+/// Fails unless all bytes belong to the device.
+pub fn on_device(at: u64, size: usize, _context: &Context) -> Answer {
+    if size == 0 || memory().holds(at, size as u64) {
+        Ok(())
+    } else {
+        Err(INVALID)
+    }
+}

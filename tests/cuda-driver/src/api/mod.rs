@@ -1,0 +1,111 @@
+//! The entry points: C's side of the driver.
+//!
+//! Each function is checked against the API's definition when this is compiled. What is missing is
+//! missing: a test that needs it says so by its name.
+
+mod copies;
+mod device;
+mod memory;
+mod modules;
+mod names;
+mod streams;
+
+use std::ffi::{CStr, c_char};
+
+use cuda_definition::driver::types::CUresult;
+
+use crate::driver::{Answer, context};
+
+/// A function that is exported.
+pub struct Export {
+    /// Its symbol.
+    pub symbol: &'static str,
+    /// Its address.
+    pub address: fn() -> *const (),
+}
+
+/// All functions that are exported.
+pub fn exports() -> impl Iterator<Item = &'static Export> {
+    let all = [
+        names::EXPORTS,
+        device::EXPORTS,
+        memory::EXPORTS,
+        copies::EXPORTS,
+        modules::EXPORTS,
+        streams::EXPORTS,
+    ];
+    all.into_iter().flatten()
+}
+
+/// Defines exported functions, with the signatures that the definition has.
+macro_rules! entry_points {
+    ($(fn $name:ident($($argument:ident: $of:ty),* $(,)?) $body:block)*) => {
+        $(
+            #[unsafe(no_mangle)]
+            #[allow(non_snake_case, unused_unsafe, clippy::missing_safety_doc)]
+            pub unsafe extern "C" fn $name($($argument: $of),*) -> CUresult {
+                // SAFETY: callers keep the API's promises about the pointers that they pass, as those
+                // of any library of C do. Handles are looked up and never followed.
+                let answer = || -> $crate::driver::Answer { unsafe { $body } };
+                $crate::api::result(answer())
+            }
+            const _: cuda_definition::driver::signatures::$name = $name;
+        )*
+        pub(super) const EXPORTS: &[$crate::api::Export] = &[$(
+            $crate::api::Export { symbol: stringify!($name), address: || $name as *const () },
+        )*];
+    };
+}
+use entry_points;
+
+fn result(answer: Answer) -> CUresult {
+    answer.err().unwrap_or(CUresult::CUDA_SUCCESS)
+}
+
+/// Writes a result.
+///
+/// # Safety
+/// `to` is null or a place for a value.
+unsafe fn put<T>(to: *mut T, value: T) -> Answer {
+    if to.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { to.write_unaligned(value) };
+    Ok(())
+}
+
+/// Writes a result that the caller may not want.
+///
+/// # Safety
+/// As for [`put`].
+unsafe fn offer<T>(to: *mut T, value: T) {
+    if !to.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe { to.write_unaligned(value) };
+    }
+}
+
+/// A string of the caller's.
+///
+/// # Safety
+/// `text` is null or ends in a zero byte.
+unsafe fn text<'a>(text: *const c_char) -> Answer<&'a str> {
+    if text.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: the caller's promise.
+    let text = unsafe { CStr::from_ptr(text) };
+    text.to_str()
+        .map_err(|_| CUresult::CUDA_ERROR_INVALID_VALUE)
+}
+
+/// The only device is number 0.
+fn device(number: i32) -> Answer {
+    context::initialised()?;
+    if number == 0 {
+        Ok(())
+    } else {
+        Err(CUresult::CUDA_ERROR_INVALID_DEVICE)
+    }
+}

@@ -1,0 +1,513 @@
+//! Streams, events, host functions, values in memory, and graphs.
+
+use std::{
+    ffi::{c_int, c_uint, c_ulonglong, c_void},
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use cuda_definition::driver::types::*;
+
+use super::{entry_points, modules, offer, put};
+use crate::driver::{
+    Answer,
+    context::{self, Context},
+    memory::memory,
+    module::Shape,
+    objects::{self, Object},
+    stream::{Event, Graph, Stream, Task},
+};
+
+const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
+
+fn capture(stream: &Stream) -> std::sync::MutexGuard<'_, Option<Arc<Graph>>> {
+    stream
+        .capture
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+}
+
+fn captured(event: &Event) -> std::sync::MutexGuard<'_, Option<Arc<Graph>>> {
+    event
+        .captured
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+}
+
+fn create(flags: c_uint, priority: c_int) -> Answer<CUstream> {
+    let context = context::current()?;
+    if flags > 1 {
+        return Err(INVALID);
+    }
+    Ok(context.add(flags == 0, priority.clamp(-5, 0))?.handle as CUstream)
+}
+
+/// A word that is compared or written.
+#[derive(Clone, Copy)]
+struct Word {
+    at: u64,
+    value: u64,
+    bytes: u64,
+    flags: c_uint,
+}
+
+impl Word {
+    fn checked(self) -> Answer<Self> {
+        let fits = memory().holds(self.at, self.bytes) && self.at.is_multiple_of(self.bytes);
+        if fits { Ok(self) } else { Err(INVALID) }
+    }
+
+    fn load(self) -> u64 {
+        // SAFETY: checked when the work was made; memory stays mapped while work is pending.
+        unsafe {
+            match self.bytes {
+                4 => u64::from((*(self.at as *const AtomicU32)).load(Ordering::Acquire)),
+                _ => (*(self.at as *const AtomicU64)).load(Ordering::Acquire),
+            }
+        }
+    }
+
+    fn write(self) -> Answer<Task> {
+        let word = self.checked()?;
+        Ok(Arc::new(move |_: &_| {
+            // SAFETY: as in `load`. Truncation is to the word's size.
+            unsafe {
+                match word.bytes {
+                    4 => {
+                        (*(word.at as *const AtomicU32)).store(word.value as u32, Ordering::Release)
+                    }
+                    _ => (*(word.at as *const AtomicU64)).store(word.value, Ordering::Release),
+                }
+            }
+            Ok(())
+        }))
+    }
+
+    fn holds(self) -> bool {
+        let (now, value) = (self.load(), self.value);
+        match self.flags & 3 {
+            // Cyclic: the difference is not negative.
+            0 if self.bytes == 4 => (now.wrapping_sub(value) as u32).cast_signed() >= 0,
+            0 => now.wrapping_sub(value).cast_signed() >= 0,
+            1 => now == value,
+            2 => now & value != 0,
+            _ => {
+                !(now | value)
+                    & if self.bytes == 4 {
+                        0xffff_ffff
+                    } else {
+                        u64::MAX
+                    }
+                    != 0
+            }
+        }
+    }
+
+    fn wait(self) -> Answer<Task> {
+        let word = self.checked()?;
+        Ok(Arc::new(move |context: &Arc<Context>| {
+            while !word.holds() {
+                context.check()?;
+                std::thread::sleep(Duration::from_micros(20));
+            }
+            Ok(())
+        }))
+    }
+}
+
+fn submit(stream: CUstream, task: Task) -> Answer {
+    let context = context::current()?;
+    let stream = context.stream(stream)?;
+    context.submit(&stream, task).map(|_| ())
+}
+
+/// The caller's pointer, for the thread of a stream.
+#[derive(Clone, Copy)]
+struct Callers(*mut c_void);
+// SAFETY: it is only handed back to the caller's own function, as the API says.
+unsafe impl Send for Callers {}
+// SAFETY: as above.
+unsafe impl Sync for Callers {}
+
+impl Callers {
+    fn get(self) -> *mut c_void {
+        self.0
+    }
+}
+
+fn host(function: CUhostFn, data: *mut c_void) -> Answer<Task> {
+    let function = function.ok_or(INVALID)?;
+    let data = Callers(data);
+    Ok(Arc::new(move |context: &Arc<Context>| {
+        context.print();
+        // SAFETY: the caller's function and what it wants.
+        unsafe { function(data.get()) };
+        Ok(())
+    }))
+}
+
+fn record(event: CUevent, stream: CUstream) -> Answer {
+    let context = context::current()?;
+    let event = objects::event(event)?;
+    let stream = context.stream(stream)?;
+    if let Some(graph) = &*capture(&stream) {
+        *captured(&event) = Some(Arc::clone(graph));
+        return Ok(());
+    }
+    *captured(&event) = None;
+    let time = Arc::new(OnceLock::new());
+    let own = Arc::clone(&time);
+    let task: Task = Arc::new(move |_: &_| {
+        let _ = own.set(Instant::now());
+        Ok(())
+    });
+    if let Some(mark) = context.submit(&stream, task)? {
+        event.record(mark, time);
+    }
+    Ok(())
+}
+
+fn add_node(graph: CUgraph, node: *mut CUgraphNode, task: Task) -> Answer {
+    let graph = objects::graph(graph)?;
+    graph.push(task);
+    // Nodes are numbers within all graphs: nothing is asked of them later.
+    // SAFETY: the caller has room for it.
+    unsafe { put(node, objects::number() as CUgraphNode) }
+}
+
+entry_points! {
+    fn cuStreamCreate(phStream: *mut CUstream, Flags: c_uint) {
+        put(phStream, create(Flags, 0)?)
+    }
+
+    fn cuStreamCreateWithPriority(phStream: *mut CUstream, flags: c_uint, priority: c_int) {
+        put(phStream, create(flags, priority)?)
+    }
+
+    fn cuStreamDestroy_v2(hStream: CUstream) {
+        context::initialised()?;
+        let stream = objects::stream(hStream)?;
+        objects::remove(stream.handle);
+        // Its work is still done.
+        stream.close();
+        Ok(())
+    }
+
+    fn cuStreamSynchronize(hStream: CUstream) {
+        let context = context::current()?;
+        let stream = context.stream(hStream)?;
+        context.wait(&stream)
+    }
+
+    fn cuStreamQuery(hStream: CUstream) {
+        let context = context::current()?;
+        match context.stream(hStream)?.mark().done() {
+            true => context.check(),
+            false => Err(CUresult::CUDA_ERROR_NOT_READY),
+        }
+    }
+
+    fn cuStreamGetFlags(hStream: CUstream, flags: *mut c_uint) {
+        put(flags, u32::from(!context::current()?.stream(hStream)?.blocking))
+    }
+
+    fn cuStreamGetPriority(hStream: CUstream, priority: *mut c_int) {
+        put(priority, context::current()?.stream(hStream)?.priority)
+    }
+
+    fn cuStreamGetId(hStream: CUstream, streamId: *mut c_ulonglong) {
+        let context = context::current()?;
+        let stream = context.stream(hStream)?;
+        put(streamId, if stream.handle == 0 { context.handle } else { stream.handle })
+    }
+
+    fn cuStreamGetCtx(hStream: CUstream, pctx: *mut CUcontext) {
+        let stream = context::current()?.stream(hStream)?;
+        let context = stream.context.upgrade().ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)?;
+        put(pctx, context.handle as CUcontext)
+    }
+
+    fn cuStreamWaitEvent(hStream: CUstream, hEvent: CUevent, _Flags: c_uint) {
+        let context = context::current()?;
+        let stream = context.stream(hStream)?;
+        let event = objects::event(hEvent)?;
+        if let Some(graph) = captured(&event).clone() {
+            // The other stream joins the capture.
+            capture(&stream).get_or_insert(graph);
+            return Ok(());
+        }
+        if let Some(mark) = event.mark() {
+            context.submit_after(&stream, vec![mark], Arc::new(|_: &_| Ok(())))?;
+        }
+        Ok(())
+    }
+
+    fn cuLaunchHostFunc(hStream: CUstream, r#fn: CUhostFn, userData: *mut c_void) {
+        submit(hStream, host(r#fn, userData)?)
+    }
+
+    fn cuStreamAddCallback(hStream: CUstream, callback: CUstreamCallback, userData: *mut c_void, flags: c_uint) {
+        let callback = callback.filter(|_| flags == 0).ok_or(INVALID)?;
+        let (stream, data) = (Callers(hStream.cast()), Callers(userData));
+        submit(hStream, Arc::new(move |context: &Arc<Context>| {
+            let status = super::result(context.check());
+            callback(stream.get().cast(), status, data.get());
+            Ok(())
+        }))
+    }
+
+    fn cuStreamWriteValue32_v2(stream: CUstream, addr: CUdeviceptr, value: cuuint32_t, flags: c_uint) {
+        submit(stream, Word { at: addr, value: u64::from(value), bytes: 4, flags }.write()?)
+    }
+
+    fn cuStreamWriteValue64_v2(stream: CUstream, addr: CUdeviceptr, value: cuuint64_t, flags: c_uint) {
+        submit(stream, Word { at: addr, value, bytes: 8, flags }.write()?)
+    }
+
+    fn cuStreamWaitValue32_v2(stream: CUstream, addr: CUdeviceptr, value: cuuint32_t, flags: c_uint) {
+        submit(stream, Word { at: addr, value: u64::from(value), bytes: 4, flags }.wait()?)
+    }
+
+    fn cuStreamWaitValue64_v2(stream: CUstream, addr: CUdeviceptr, value: cuuint64_t, flags: c_uint) {
+        submit(stream, Word { at: addr, value, bytes: 8, flags }.wait()?)
+    }
+
+    fn cuStreamBatchMemOp_v2(
+        stream: CUstream,
+        count: c_uint,
+        paramArray: *mut CUstreamBatchMemOpParams,
+        _flags: c_uint,
+    ) {
+        use CUstreamBatchMemOpType as Kind;
+        let mut tasks = Vec::new();
+        for number in 0..count.min(256) as usize {
+            let one = paramArray.add(number).as_ref().ok_or(INVALID)?;
+            // Both kinds begin alike: an address, a value, flags.
+            let word = |bytes: u64| {
+                let (at, value, flags) = (one.waitValue.address, one.waitValue.anonymous2.value64, one.waitValue.flags);
+                let value = if bytes == 4 { value & 0xffff_ffff } else { value };
+                Word { at, value, bytes, flags }
+            };
+            tasks.push(match one.operation {
+                Kind::CU_STREAM_MEM_OP_WAIT_VALUE_32 => word(4).wait()?,
+                Kind::CU_STREAM_MEM_OP_WAIT_VALUE_64 => word(8).wait()?,
+                Kind::CU_STREAM_MEM_OP_WRITE_VALUE_32 => word(4).write()?,
+                Kind::CU_STREAM_MEM_OP_WRITE_VALUE_64 => word(8).write()?,
+                Kind::CU_STREAM_MEM_OP_BARRIER => continue,
+                _ => return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
+            });
+        }
+        tasks.into_iter().try_for_each(|task| submit(stream, task))
+    }
+
+    fn cuEventCreate(phEvent: *mut CUevent, Flags: c_uint) {
+        context::current()?;
+        let handle = objects::number();
+        objects::insert(handle, Object::Event(Arc::new(Event::new(Flags & 2 == 0))));
+        put(phEvent, handle as CUevent)
+    }
+
+    fn cuEventDestroy_v2(hEvent: CUevent) {
+        objects::event(hEvent)?;
+        objects::remove(hEvent as u64);
+        Ok(())
+    }
+
+    fn cuEventRecord(hEvent: CUevent, hStream: CUstream) {
+        record(hEvent, hStream)
+    }
+
+    fn cuEventRecordWithFlags(hEvent: CUevent, hStream: CUstream, _flags: c_uint) {
+        record(hEvent, hStream)
+    }
+
+    fn cuEventQuery(hEvent: CUevent) {
+        let context = context::current()?;
+        match objects::event(hEvent)?.mark() {
+            Some(mark) if !mark.done() => Err(CUresult::CUDA_ERROR_NOT_READY),
+            _ => context.check(),
+        }
+    }
+
+    fn cuEventSynchronize(hEvent: CUevent) {
+        let context = context::current()?;
+        if let Some(mark) = objects::event(hEvent)?.mark() {
+            mark.wait();
+        }
+        context.print();
+        context.check()
+    }
+
+    fn cuEventElapsedTime_v2(pMilliseconds: *mut f32, hStart: CUevent, hEnd: CUevent) {
+        let (start, end) = (objects::event(hStart)?, objects::event(hEnd)?);
+        let (Some(first), Some(last)) = (start.mark(), end.mark()) else {
+            return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
+        };
+        if !start.timed || !end.timed {
+            return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
+        }
+        if !first.done() || !last.done() {
+            return Err(CUresult::CUDA_ERROR_NOT_READY);
+        }
+        let (Some(from), Some(to)) = (start.time(), end.time()) else {
+            return Err(CUresult::CUDA_ERROR_NOT_READY);
+        };
+        let ahead = to.saturating_duration_since(from).as_secs_f32();
+        let behind = from.saturating_duration_since(to).as_secs_f32();
+        put(pMilliseconds, (ahead - behind) * 1000.0)
+    }
+
+    fn cuStreamBeginCapture_v2(hStream: CUstream, _mode: CUstreamCaptureMode) {
+        let stream = context::current()?.stream(hStream)?;
+        if stream.handle == 0 {
+            return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        }
+        let mut capture = capture(&stream);
+        if capture.is_some() {
+            return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE);
+        }
+        *capture = Some(Arc::new(Graph::new(objects::number())));
+        Ok(())
+    }
+
+    fn cuStreamEndCapture(hStream: CUstream, phGraph: *mut CUgraph) {
+        let stream = context::current()?.stream(hStream)?;
+        let graph = capture(&stream).take().ok_or(CUresult::CUDA_ERROR_ILLEGAL_STATE)?;
+        for other in objects::streams() {
+            let mut capture = capture(&other);
+            if capture.as_ref().is_some_and(|own| Arc::ptr_eq(own, &graph)) {
+                *capture = None;
+            }
+        }
+        put(phGraph, graph.handle as CUgraph)?;
+        objects::insert(graph.handle, Object::Graph(graph));
+        Ok(())
+    }
+
+    fn cuStreamIsCapturing(hStream: CUstream, captureStatus: *mut CUstreamCaptureStatus) {
+        let stream = context::current()?.stream(hStream)?;
+        let active = capture(&stream).is_some();
+        put(captureStatus, match active {
+            true => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE,
+            false => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
+        })
+    }
+
+    fn cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode) {
+        static MODE: Mutex<CUstreamCaptureMode> = Mutex::new(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL);
+        let mut old = MODE.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = mode.as_mut().ok_or(INVALID)?;
+        std::mem::swap(&mut *old, new);
+        Ok(())
+    }
+
+    fn cuGraphCreate(phGraph: *mut CUgraph, _flags: c_uint) {
+        context::initialised()?;
+        let handle = objects::number();
+        objects::insert(handle, Object::Graph(Arc::new(Graph::new(handle))));
+        put(phGraph, handle as CUgraph)
+    }
+
+    fn cuGraphDestroy(hGraph: CUgraph) {
+        objects::remove(objects::graph(hGraph)?.handle);
+        Ok(())
+    }
+
+    // Dependencies are nodes that exist already: the order in which nodes are added obeys them all.
+    fn cuGraphAddKernelNode_v2(
+        phGraphNode: *mut CUgraphNode,
+        hGraph: CUgraph,
+        _dependencies: *const CUgraphNode,
+        _numDependencies: usize,
+        nodeParams: *const CUDA_KERNEL_NODE_PARAMS,
+    ) {
+        let node = nodeParams.as_ref().ok_or(INVALID)?;
+        let shape = Shape {
+            grid: [node.gridDimX, node.gridDimY, node.gridDimZ],
+            block: [node.blockDimX, node.blockDimY, node.blockDimZ],
+            dynamic: u64::from(node.sharedMemBytes),
+            cooperative: false,
+        };
+        let function = if node.func.is_null() { node.kern.cast() } else { node.func };
+        add_node(hGraph, phGraphNode, modules::work(function, shape, node.kernelParams, node.extra)?)
+    }
+
+    fn cuGraphAddHostNode(
+        phGraphNode: *mut CUgraphNode,
+        hGraph: CUgraph,
+        _dependencies: *const CUgraphNode,
+        _numDependencies: usize,
+        nodeParams: *const CUDA_HOST_NODE_PARAMS,
+    ) {
+        let node = nodeParams.as_ref().ok_or(INVALID)?;
+        add_node(hGraph, phGraphNode, host(node.r#fn, node.userData)?)
+    }
+
+    fn cuGraphAddEmptyNode(
+        phGraphNode: *mut CUgraphNode,
+        hGraph: CUgraph,
+        _dependencies: *const CUgraphNode,
+        _numDependencies: usize,
+    ) {
+        add_node(hGraph, phGraphNode, Arc::new(|_: &_| Ok(())))
+    }
+
+    fn cuGraphGetNodes(hGraph: CUgraph, nodes: *mut CUgraphNode, numNodes: *mut usize) {
+        if !nodes.is_null() {
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
+        put(numNodes, objects::graph(hGraph)?.nodes().len())
+    }
+
+    fn cuGraphInstantiateWithFlags(phGraphExec: *mut CUgraphExec, hGraph: CUgraph, _flags: c_ulonglong) {
+        let graph = objects::graph(hGraph)?;
+        // What is added to the graph later is not part of this.
+        let handle = objects::number();
+        let copy = Graph::new(handle);
+        graph.nodes().into_iter().for_each(|node| copy.push(node));
+        objects::insert(handle, Object::Executable(Arc::new(copy)));
+        put(phGraphExec, handle as CUgraphExec)
+    }
+
+    fn cuGraphExecDestroy(hGraphExec: CUgraphExec) {
+        objects::remove(objects::executable(hGraphExec)?.handle);
+        Ok(())
+    }
+
+    fn cuGraphLaunch(hGraphExec: CUgraphExec, hStream: CUstream) {
+        let nodes = objects::executable(hGraphExec)?.nodes();
+        submit(hStream, Arc::new(move |context: &Arc<Context>| {
+            nodes.iter().try_for_each(|node| node(context))
+        }))
+    }
+
+    fn cuGraphUpload(hGraphExec: CUgraphExec, hStream: CUstream) {
+        objects::executable(hGraphExec)?;
+        context::current()?.stream(hStream).map(|_| ())
+    }
+
+    fn cuStreamGetCaptureInfo_v2(
+        hStream: CUstream,
+        captureStatus_out: *mut CUstreamCaptureStatus,
+        id_out: *mut cuuint64_t,
+        graph_out: *mut CUgraph,
+        dependencies_out: *mut *const CUgraphNode,
+        numDependencies_out: *mut usize,
+    ) {
+        let stream = context::current()?.stream(hStream)?;
+        let graph = capture(&stream).clone();
+        put(captureStatus_out, match graph {
+            Some(_) => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE,
+            None => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
+        })?;
+        let handle = graph.map_or(0, |graph| graph.handle);
+        offer(id_out, handle);
+        offer(graph_out, handle as CUgraph);
+        offer(dependencies_out, std::ptr::null());
+        offer(numDependencies_out, 0);
+        Ok(())
+    }
+}

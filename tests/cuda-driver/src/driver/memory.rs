@@ -1,0 +1,249 @@
+//! Device memory: one reserved range of addresses, in which allocations keep a distance, so that a
+//! kernel that leaves its own is found out.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+};
+
+use cuda_definition::driver::types::CUresult;
+
+use super::Answer;
+use crate::run::memory::Ranges;
+
+/// Where Gantry wants device memory: a guest reserves these addresses.
+const ARENA: std::ops::Range<u64> = 0x2000_0000_0000..0x3000_0000_0000;
+/// Bytes of addresses that are reserved; pages come when they are touched.
+const RESERVED: u64 = 64 << 30;
+/// Steps in which a free place is looked for.
+const STEP: u64 = 1 << 40;
+/// Allocations begin at multiples of this.
+const ALIGNMENT: u64 = 512;
+/// Bytes between allocations that belong to nobody.
+const DISTANCE: u64 = 512;
+
+/// What memory was made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `cuMemAlloc` and pools.
+    Device,
+    /// A module's variables: freed with it.
+    Module,
+    /// `cuMemAllocManaged`
+    Managed,
+    /// `cuMemHostAlloc`
+    Host,
+    /// The caller's own, pinned by `cuMemHostRegister`.
+    Registered,
+}
+
+impl Kind {
+    /// Whether a host may use it directly.
+    pub fn host(self) -> bool {
+        matches!(self, Self::Managed | Self::Host | Self::Registered)
+    }
+
+    fn counted(self) -> bool {
+        matches!(self, Self::Device | Self::Module | Self::Managed)
+    }
+}
+
+/// An allocation.
+#[derive(Clone, Copy, Debug)]
+pub struct Allocation {
+    pub start: u64,
+    pub size: u64,
+    pub kind: Kind,
+    pub flags: u32,
+    /// The context that it was made in.
+    pub context: u64,
+    /// Numbers allocations.
+    pub id: u64,
+}
+
+#[derive(Default)]
+struct State {
+    all: BTreeMap<u64, Allocation>,
+    used: u64,
+    made: u64,
+    ranges: Ranges,
+}
+
+/// All memory of the device.
+pub struct Memory {
+    base: u64,
+    total: u64,
+    state: Mutex<State>,
+}
+
+/// The device's memory.
+pub fn memory() -> &'static Memory {
+    static MEMORY: OnceLock<Memory> = OnceLock::new();
+    MEMORY.get_or_init(Memory::reserve)
+}
+
+impl Memory {
+    fn reserve() -> Self {
+        let mebibytes = std::env::var("GANTRY_CUDA_MEMORY")
+            .ok()
+            .and_then(|text| text.parse().ok());
+        let total = mebibytes
+            .unwrap_or(4096u64)
+            .saturating_mul(1 << 20)
+            .min(RESERVED / 2);
+        let map = |at: u64, fixed: i32| {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | fixed;
+            let protection = libc::PROT_READ | libc::PROT_WRITE;
+            // SAFETY: new addresses only; nothing that is mapped is replaced.
+            let place =
+                unsafe { libc::mmap(at as *mut _, RESERVED as usize, protection, flags, -1, 0) };
+            (place != libc::MAP_FAILED).then_some(place as u64)
+        };
+        let places = ARENA.step_by(STEP as usize);
+        let base = places
+            .into_iter()
+            .find_map(|at| map(at, libc::MAP_FIXED_NOREPLACE).filter(|place| *place == at))
+            .or_else(|| map(0, 0))
+            .unwrap_or(0);
+        Self {
+            base,
+            total: if base == 0 { 0 } else { total },
+            state: Mutex::default(),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Bytes that are free, and all bytes.
+    pub fn info(&self) -> (u64, u64) {
+        (self.total - self.state().used, self.total)
+    }
+
+    /// Ranges that a kernel may use now.
+    pub fn ranges(&self) -> Ranges {
+        Arc::clone(&self.state().ranges)
+    }
+
+    /// Makes an allocation.
+    pub fn allocate(&self, size: u64, kind: Kind, flags: u32, context: u64) -> Answer<u64> {
+        if size == 0 {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        let mut state = self.state();
+        if kind.counted() && size > self.total - state.used {
+            return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        // The first gap that is large enough.
+        let mut at = self.base;
+        for (start, allocation) in state.all.range(self.base..self.base + RESERVED) {
+            if start.saturating_sub(at) >= size.saturating_add(DISTANCE) {
+                break;
+            }
+            at = (start + allocation.size + DISTANCE).next_multiple_of(ALIGNMENT);
+        }
+        let end = at
+            .checked_add(size)
+            .filter(|end| *end <= self.base + RESERVED);
+        if self.base == 0 || end.is_none() {
+            return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        state.add(Allocation {
+            start: at,
+            size,
+            kind,
+            flags,
+            context,
+            id: 0,
+        });
+        Ok(at)
+    }
+
+    /// Pins memory of the caller's.
+    pub fn register(&self, start: u64, size: u64, flags: u32, context: u64) -> Answer {
+        let end = start.checked_add(size).filter(|_| start != 0 && size != 0);
+        let end = end.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        let mut state = self.state();
+        let before = state.all.range(..end).next_back();
+        if before.is_some_and(|(from, allocation)| from + allocation.size > start) {
+            return Err(CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
+        }
+        state.add(Allocation {
+            start,
+            size,
+            kind: Kind::Registered,
+            flags,
+            context,
+            id: 0,
+        });
+        Ok(())
+    }
+
+    /// Ends an allocation of one of these kinds.
+    pub fn free(&self, start: u64, kinds: &[Kind]) -> Answer {
+        let mut state = self.state();
+        let found = state
+            .all
+            .get(&start)
+            .copied()
+            .filter(|allocation| kinds.contains(&allocation.kind));
+        let allocation = found.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        state.all.remove(&start);
+        if allocation.kind.counted() {
+            state.used -= allocation.size;
+        }
+        state.publish();
+        if allocation.kind != Kind::Registered {
+            // Whole pages go back; the distance keeps neighbours off them unless pages are shared.
+            let (first, last) = (
+                start.next_multiple_of(4096),
+                (start + allocation.size) & !4095,
+            );
+            if last > first {
+                // SAFETY: pages of the arena that belong to nobody any more.
+                unsafe {
+                    libc::madvise(
+                        first as *mut _,
+                        (last - first) as usize,
+                        libc::MADV_DONTNEED,
+                    )
+                };
+            }
+        }
+        Ok(())
+    }
+
+    /// The allocation that an address is in.
+    pub fn find(&self, at: u64) -> Option<Allocation> {
+        let state = self.state();
+        let (_, allocation) = state.all.range(..=at).next_back()?;
+        (at - allocation.start < allocation.size).then_some(*allocation)
+    }
+
+    /// Whether all bytes are in one allocation.
+    pub fn holds(&self, at: u64, size: u64) -> bool {
+        self.find(at)
+            .is_some_and(|allocation| allocation.start + allocation.size - at >= size)
+    }
+}
+
+impl State {
+    fn add(&mut self, mut allocation: Allocation) {
+        self.made += 1;
+        allocation.id = self.made;
+        if allocation.kind.counted() {
+            self.used += allocation.size;
+        }
+        self.all.insert(allocation.start, allocation);
+        self.publish();
+    }
+
+    fn publish(&mut self) {
+        let ranges = self
+            .all
+            .values()
+            .map(|allocation| (allocation.start, allocation.start + allocation.size));
+        self.ranges = Arc::new(ranges.collect());
+    }
+}

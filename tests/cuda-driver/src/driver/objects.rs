@@ -1,0 +1,121 @@
+//! Handles: numbers that are never followed, so that a wrong one is an error and not a crash.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, LazyLock, PoisonError, RwLock,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use cuda_definition::driver::types::CUresult;
+
+use super::{
+    Answer,
+    context::Context,
+    module::{Kernel, Module},
+    stream::{Event, Graph, Stream},
+};
+
+/// What a handle means.
+#[derive(Clone)]
+pub enum Object {
+    Context(Arc<Context>),
+    Stream(Arc<Stream>),
+    Event(Arc<Event>),
+    Module(Arc<Module>),
+    Kernel(Arc<Kernel>),
+    Graph(Arc<Graph>),
+    /// A graph that can be launched.
+    Executable(Arc<Graph>),
+}
+
+static ALL: LazyLock<RwLock<HashMap<u64, Object>>> = LazyLock::new(RwLock::default);
+static NEXT: AtomicU64 = AtomicU64::new(0x7c00_0000_0000);
+
+/// A new handle.
+pub fn number() -> u64 {
+    NEXT.fetch_add(16, Ordering::Relaxed)
+}
+
+/// Gives a handle a meaning.
+pub fn insert(handle: u64, object: Object) {
+    ALL.write()
+        .unwrap_or_else(PoisonError::into_inner)
+        .insert(handle, object);
+}
+
+/// Takes a handle's meaning away.
+pub fn remove(handle: u64) -> Option<Object> {
+    ALL.write()
+        .unwrap_or_else(PoisonError::into_inner)
+        .remove(&handle)
+}
+
+fn find(handle: u64) -> Option<Object> {
+    ALL.read()
+        .unwrap_or_else(PoisonError::into_inner)
+        .get(&handle)
+        .cloned()
+}
+
+/// All contexts.
+pub fn contexts() -> Vec<Arc<Context>> {
+    let all = ALL.read().unwrap_or_else(PoisonError::into_inner);
+    let contexts = all.values().filter_map(|object| match object {
+        Object::Context(context) => Some(Arc::clone(context)),
+        _ => None,
+    });
+    contexts.collect()
+}
+
+/// All streams that programs have made.
+pub fn streams() -> Vec<Arc<Stream>> {
+    let all = ALL.read().unwrap_or_else(PoisonError::into_inner);
+    let streams = all.values().filter_map(|object| match object {
+        Object::Stream(stream) => Some(Arc::clone(stream)),
+        _ => None,
+    });
+    streams.collect()
+}
+
+macro_rules! getter {
+    ($(#[$doc:meta])* $name:ident, $variant:ident, $of:ty, $error:ident) => {
+        $(#[$doc])*
+        pub fn $name<T>(handle: *mut T) -> Answer<Arc<$of>> {
+            match find(handle as u64) {
+                Some(Object::$variant(object)) => Ok(object),
+                _ => Err(CUresult::$error),
+            }
+        }
+    };
+}
+
+getter!(
+    /// A context by its handle.
+    context, Context, Context, CUDA_ERROR_INVALID_CONTEXT
+);
+getter!(
+    /// A stream by its handle, one of the default streams excepted.
+    stream, Stream, Stream, CUDA_ERROR_INVALID_HANDLE
+);
+getter!(
+    /// An event by its handle.
+    event, Event, Event, CUDA_ERROR_INVALID_HANDLE
+);
+getter!(
+    /// A module or a library by its handle.
+    module, Module, Module, CUDA_ERROR_INVALID_HANDLE
+);
+getter!(
+    /// A function or a kernel by its handle.
+    kernel, Kernel, Kernel, CUDA_ERROR_INVALID_HANDLE
+);
+getter!(
+    /// A graph by its handle.
+    graph, Graph, Graph, CUDA_ERROR_INVALID_HANDLE
+);
+getter!(
+    /// A graph that can be launched, by its handle.
+    executable, Executable, Graph, CUDA_ERROR_INVALID_HANDLE
+);

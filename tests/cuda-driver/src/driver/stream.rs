@@ -1,0 +1,223 @@
+//! Streams: a thread each, so that work that should wait for other work, and does not, is seen to fail.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
+    time::Instant,
+};
+
+use cuda_definition::driver::types::CUresult;
+
+use super::{Answer, context::Context};
+
+/// What a stream does once; in a graph, again and again.
+pub type Task = Arc<dyn Fn(&Arc<Context>) -> Answer + Send + Sync>;
+
+/// Work that a stream waits for: all of a stream up to a number.
+#[derive(Clone)]
+pub struct Mark {
+    stream: Arc<Stream>,
+    number: u64,
+}
+
+impl Mark {
+    /// Whether it is done.
+    pub fn done(&self) -> bool {
+        self.stream.state().completed >= self.number
+    }
+
+    /// Waits until it is done.
+    pub fn wait(&self) {
+        let mut state = self.stream.state();
+        while state.completed < self.number {
+            state = self
+                .stream
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<(Vec<Mark>, Task)>,
+    submitted: u64,
+    completed: u64,
+    closed: bool,
+}
+
+/// A stream.
+pub struct Stream {
+    pub handle: u64,
+    pub context: Weak<Context>,
+    /// Whether it waits for the legacy stream, and the legacy stream for it.
+    pub blocking: bool,
+    pub priority: i32,
+    state: Mutex<State>,
+    changed: Condvar,
+    /// The graph that is made of its work instead of doing it.
+    pub capture: Mutex<Option<Arc<Graph>>>,
+}
+
+impl Stream {
+    /// A stream and its thread.
+    pub fn start(
+        handle: u64,
+        context: &Arc<Context>,
+        blocking: bool,
+        priority: i32,
+    ) -> Answer<Arc<Self>> {
+        let stream = Arc::new(Self {
+            handle,
+            context: Arc::downgrade(context),
+            blocking,
+            priority,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            capture: Mutex::default(),
+        });
+        let own = Arc::clone(&stream);
+        let thread = std::thread::Builder::new().name(format!("cuda stream {handle:x}"));
+        thread
+            .spawn(move || own.work())
+            .map_err(|_| CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
+        Ok(stream)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds work behind all other work.
+    pub fn push(self: &Arc<Self>, waits: Vec<Mark>, task: Task) -> Mark {
+        let mut state = self.state();
+        state.queue.push_back((waits, task));
+        state.submitted += 1;
+        let number = state.submitted;
+        drop(state);
+        self.changed.notify_all();
+        Mark {
+            stream: Arc::clone(self),
+            number,
+        }
+    }
+
+    /// All work so far.
+    pub fn mark(self: &Arc<Self>) -> Mark {
+        Mark {
+            stream: Arc::clone(self),
+            number: self.state().submitted,
+        }
+    }
+
+    /// Ends the thread when all work is done.
+    pub fn close(&self) {
+        self.state().closed = true;
+        self.changed.notify_all();
+    }
+
+    fn work(&self) {
+        loop {
+            let mut state = self.state();
+            let (waits, task) = loop {
+                if let Some(next) = state.queue.pop_front() {
+                    break next;
+                }
+                if state.closed {
+                    return;
+                }
+                state = self
+                    .changed
+                    .wait(state)
+                    .unwrap_or_else(PoisonError::into_inner);
+            };
+            drop(state);
+            for wait in waits {
+                wait.wait();
+            }
+            // After a fault nothing is executed, but all that waits goes on.
+            if let Some(context) = self.context.upgrade()
+                && context.check().is_ok()
+                && let Err(error) = task(&context)
+            {
+                context.fail(error);
+            }
+            self.state().completed += 1;
+            self.changed.notify_all();
+        }
+    }
+}
+
+/// An event.
+#[derive(Default)]
+pub struct Event {
+    pub timed: bool,
+    recorded: Mutex<Option<(Mark, Arc<OnceLock<Instant>>)>>,
+    /// The graph that it was recorded in, if that was in a capture.
+    pub captured: Mutex<Option<Arc<Graph>>>,
+}
+
+impl Event {
+    /// An event that is done, as it was never recorded.
+    pub fn new(timed: bool) -> Self {
+        Self {
+            timed,
+            ..Self::default()
+        }
+    }
+
+    fn recorded(&self) -> MutexGuard<'_, Option<(Mark, Arc<OnceLock<Instant>>)>> {
+        self.recorded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Remembers what it stands for.
+    pub fn record(&self, mark: Mark, time: Arc<OnceLock<Instant>>) {
+        *self.recorded() = Some((mark, time));
+    }
+
+    /// What it stands for, if it was recorded.
+    pub fn mark(&self) -> Option<Mark> {
+        self.recorded().as_ref().map(|(mark, _)| mark.clone())
+    }
+
+    /// When it was reached.
+    pub fn time(&self) -> Option<Instant> {
+        self.recorded()
+            .as_ref()
+            .and_then(|(_, time)| time.get().copied())
+    }
+}
+
+/// Work in an order in which all that it waits for comes first.
+#[derive(Default)]
+pub struct Graph {
+    pub handle: u64,
+    nodes: Mutex<Vec<Task>>,
+}
+
+impl Graph {
+    /// A graph without work.
+    pub fn new(handle: u64) -> Self {
+        Self {
+            handle,
+            nodes: Mutex::default(),
+        }
+    }
+
+    /// Adds work.
+    pub fn push(&self, task: Task) {
+        self.nodes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(task);
+    }
+
+    /// All work so far.
+    pub fn nodes(&self) -> Vec<Task> {
+        self.nodes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+}

@@ -1,0 +1,215 @@
+//! Memory, attributes, parameters, and what kernels print.
+
+use std::{ffi::c_void, process::Command, ptr::null_mut};
+
+use cuda_definition::driver::types::*;
+
+use crate::driver::{alone, argument, context, cuda, device, function, launch, module, ok, values};
+
+const PRINT: &str = include_str!("../kernels/print.compute_75.ptx");
+const MIXED: &str = include_str!("../kernels/mixed.compute_75.ptx");
+const HISTOGRAM: &str = include_str!("../kernels/histogram.compute_75.ptx");
+
+#[test]
+fn device_memory_is_where_guests_keep_room_for_it() {
+    let _context = context();
+    let at = device(&[0u8; 100]);
+    assert!(
+        (0x2000_0000_0000..0x3000_0000_0000).contains(&at),
+        "{at:#x}"
+    );
+    let (mut base, mut size) = (0, 0);
+    ok!(cuMemGetAddressRange_v2(&mut base, &mut size, at + 99));
+    assert_eq!((base, size), (at, 100));
+    let behind = cuda!(cuMemGetAddressRange_v2(&mut base, &mut size, at + 100));
+    assert_eq!(behind, CUresult::CUDA_ERROR_NOT_FOUND);
+}
+
+#[test]
+fn memory_is_counted_and_refused_where_it_ends() {
+    let _alone = alone();
+    let _context = context();
+    let (mut free, mut total, mut at) = (0, 0, 0);
+    ok!(cuMemGetInfo_v2(&mut free, &mut total));
+    assert!(free <= total);
+    assert_eq!(
+        cuda!(cuMemAlloc_v2(&mut at, total + 1)),
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY
+    );
+    assert_eq!(
+        cuda!(cuMemAlloc_v2(&mut at, 0)),
+        CUresult::CUDA_ERROR_INVALID_VALUE
+    );
+    // More than any other test has.
+    let most = total / 8 * 7;
+    ok!(cuMemAlloc_v2(&mut at, most));
+    let mut after = 0;
+    ok!(cuMemGetInfo_v2(&mut after, &mut total));
+    assert!(after <= total - most);
+    ok!(cuMemFree_v2(at));
+    assert_eq!(cuda!(cuMemFree_v2(at)), CUresult::CUDA_ERROR_INVALID_VALUE);
+}
+
+#[test]
+fn registered_memory_has_the_same_address_on_the_device() {
+    let _context = context();
+    let mut own = vec![3u32; 1024];
+    let start: *mut c_void = own.as_mut_ptr().cast();
+    ok!(cuMemHostRegister_v2(start, 4096, 2));
+    let again = cuda!(cuMemHostRegister_v2(start, 4096, 2));
+    assert_eq!(again, CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
+    let mut at = 0;
+    ok!(cuMemHostGetDevicePointer_v2(&mut at, start, 0));
+    assert_eq!(at, start as u64);
+    let mut kind = 0u32;
+    let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
+    ok!(cuPointerGetAttribute((&raw mut kind).cast(), attribute, at));
+    assert_eq!(CUmemorytype::CU_MEMORYTYPE_HOST.0, kind);
+    ok!(cuMemsetD32_v2(at, 8, 1024));
+    ok!(cuMemHostUnregister(start));
+    assert_eq!(own, vec![8u32; 1024]);
+    let gone = cuda!(cuMemHostUnregister(start));
+    assert_eq!(gone, CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+}
+
+#[test]
+fn memory_that_is_freed_in_a_stream_is_there_until_then() {
+    let _context = context();
+    let mut at = 0;
+    ok!(cuMemAllocAsync(&mut at, 4096, null_mut()));
+    ok!(cuMemsetD8Async(at, 9, 4096, null_mut()));
+    assert_eq!(values::<u8>(at, 4096), vec![9; 4096]);
+    ok!(cuMemFreeAsync(at, null_mut()));
+    ok!(cuCtxSynchronize());
+    assert_eq!(cuda!(cuMemFree_v2(at)), CUresult::CUDA_ERROR_INVALID_VALUE);
+}
+
+#[test]
+fn kernels_tell_their_parameters_and_attributes() {
+    let _context = context();
+    let mixed = function(module(MIXED), "mixed");
+    let info = |index| {
+        let (mut offset, mut size) = (0, 0);
+        let result = cuda!(cuFuncGetParamInfo(mixed, index, &mut offset, &mut size));
+        (result == CUresult::CUDA_SUCCESS).then_some((offset, size))
+    };
+    assert_eq!(
+        [info(0), info(1), info(2), info(3)],
+        [Some((0, 16)), Some((16, 8)), Some((24, 8)), None]
+    );
+    let mut shared = 0;
+    let histogram = function(module(HISTOGRAM), "histogram");
+    ok!(cuFuncGetAttribute(
+        &mut shared,
+        CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
+        histogram
+    ));
+    assert_eq!(shared, 0);
+    let mut blocks = 0;
+    ok!(cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        &mut blocks,
+        histogram,
+        256,
+        0
+    ));
+    assert_eq!(blocks, 8);
+}
+
+#[test]
+fn libraries_are_modules_by_another_name() {
+    let _context = context();
+    let ptx = std::ffi::CString::new(MIXED).expect("PTX has no zero byte");
+    let (mut library, mut kernel, mut function) = (null_mut(), null_mut(), null_mut());
+    let none = null_mut();
+    ok!(cuLibraryLoadData(
+        &mut library,
+        ptx.as_ptr().cast(),
+        none,
+        null_mut(),
+        0,
+        null_mut(),
+        null_mut(),
+        0
+    ));
+    ok!(cuLibraryGetKernel(&mut kernel, library, c"mixed".as_ptr()));
+    ok!(cuKernelGetFunction(&mut function, kernel));
+    let mut name = std::ptr::null();
+    ok!(cuFuncGetName(&mut name, function));
+    // SAFETY: the driver's own text.
+    assert_eq!(unsafe { std::ffi::CStr::from_ptr(name) }, c"mixed");
+    ok!(cuLibraryUnload(library));
+    let gone = cuda!(cuKernelGetFunction(&mut function, kernel));
+    assert_eq!(gone, CUresult::CUDA_ERROR_INVALID_HANDLE);
+}
+
+#[test]
+fn primary_contexts_live_as_long_as_they_are_retained() {
+    let _alone = alone();
+    ok!(cuInit(0));
+    let (mut first, mut second, mut flags, mut active) = (null_mut(), null_mut(), 0, 0);
+    ok!(cuDevicePrimaryCtxRetain(&mut first, 0));
+    ok!(cuDevicePrimaryCtxRetain(&mut second, 0));
+    assert_eq!(first, second);
+    ok!(cuDevicePrimaryCtxRelease_v2(0));
+    ok!(cuDevicePrimaryCtxGetState(0, &mut flags, &mut active));
+    assert_eq!(active, 1);
+    ok!(cuDevicePrimaryCtxRelease_v2(0));
+    ok!(cuDevicePrimaryCtxGetState(0, &mut flags, &mut active));
+    assert_eq!(active, 0);
+    assert_eq!(
+        cuda!(cuCtxSetCurrent(first)),
+        CUresult::CUDA_ERROR_INVALID_CONTEXT
+    );
+}
+
+/// Set in a process of its own, whose output is what is tested.
+const PRINTS: &str = "GANTRY_TEST_PRINTS";
+
+fn prints() {
+    let _context = context();
+    let print = function(module(PRINT), "print");
+    let (word, factor) = (device(b"word\0"), 1.25f64);
+    let arguments = [argument(&word), argument(&factor)];
+    let result = launch(print, [2, 1, 1], [32, 1, 1], 0, null_mut(), &arguments);
+    assert_eq!(result, CUresult::CUDA_SUCCESS);
+    ok!(cuCtxSynchronize());
+}
+
+#[test]
+fn kernels_print_when_the_host_waits_for_them() {
+    if std::env::var_os(PRINTS).is_some() {
+        return prints();
+    }
+    let program = std::env::current_exe().expect("a test knows its own path");
+    let printed = Command::new(program)
+        .args([
+            "--exact",
+            "device::kernels_print_when_the_host_waits_for_them",
+            "--nocapture",
+        ])
+        .env(PRINTS, "1")
+        .output()
+        .expect("it runs again");
+    assert!(printed.status.success());
+    let text = String::from_utf8(printed.stdout).expect("it is text");
+    let found: Vec<_> = text
+        .lines()
+        .filter(|line| line.contains("word: "))
+        .collect();
+    let mut expected = Vec::new();
+    for block in 0..2 {
+        for thread in 0..4u64 {
+            let real = 1.25 * thread as f64;
+            let letter = char::from(b'a' + thread as u8);
+            let number = 0x1234_5678_9abc_u64 + thread;
+            expected.push(format!(
+                "word: block {block} thread {thread} of 32: {real:5.2} {letter} {number:x} %"
+            ));
+        }
+    }
+    let found: Vec<_> = found
+        .iter()
+        .map(|line| &line[line.find("word: ").unwrap_or(0)..])
+        .collect();
+    assert_eq!(found, expected);
+}

@@ -1,0 +1,167 @@
+//! The library, opened once for all tests, and the few calls that all of them make.
+
+use std::{
+    ffi::{CString, c_void},
+    path::PathBuf,
+    ptr::null_mut,
+    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
+};
+
+use cuda_definition::driver::{signatures, types::*};
+use libloading::Library;
+
+/// Where Cargo puts the library: beside this program.
+pub fn path() -> PathBuf {
+    let program = std::env::current_exe().expect("a test knows its own path");
+    program.with_file_name("libgantry_cuda_driver.so")
+}
+
+/// The library.
+pub fn library() -> &'static Library {
+    static LIBRARY: OnceLock<Library> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        // SAFETY: opening it runs no code of its own.
+        let library = unsafe { Library::new(path()) };
+        library.expect("the driver is built with this test")
+    })
+}
+
+/// Calls a function by its symbol, with the signature that the definition has.
+macro_rules! cuda {
+    ($name:ident($($argument:expr),* $(,)?)) => {{
+        // SAFETY: the signature is the definition's; tests pass what it wants.
+        #[allow(unused_unsafe)]
+        unsafe {
+            let function = $crate::driver::library()
+                .get::<cuda_definition::driver::signatures::$name>(stringify!($name).as_bytes())
+                .expect("it is exported");
+            function($($argument),*)
+        }
+    }};
+}
+pub(crate) use cuda;
+
+/// The same, and it must succeed.
+macro_rules! ok {
+    ($name:ident($($argument:expr),* $(,)?)) => {{
+        let result = $crate::driver::cuda!($name($($argument),*));
+        assert_eq!(result, CUresult::CUDA_SUCCESS, "{}", $crate::driver::name_of(result));
+    }};
+}
+pub(crate) use ok;
+
+pub fn name_of(result: CUresult) -> &'static str {
+    let found = CUresult::NAMES.iter().find(|(_, known)| *known == result);
+    found.map_or("an unknown error", |(name, _)| name)
+}
+
+/// A context of a test's own, current in its thread.
+pub struct Own(CUcontext);
+
+pub fn context() -> Own {
+    ok!(cuInit(0));
+    let mut context = null_mut();
+    ok!(cuCtxCreate_v4(&mut context, null_mut(), 0, 0));
+    Own(context)
+}
+
+impl Own {
+    pub fn handle(&self) -> CUcontext {
+        self.0
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        cuda!(cuCtxDestroy_v2(self.0));
+    }
+}
+
+/// Tests that look at what all contexts share are alone.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub fn module(ptx: &str) -> CUmodule {
+    let ptx = CString::new(ptx).expect("PTX has no zero byte");
+    let mut module = null_mut();
+    ok!(cuModuleLoadData(&mut module, ptx.as_ptr().cast()));
+    module
+}
+
+pub fn function(module: CUmodule, name: &str) -> CUfunction {
+    let name = CString::new(name).expect("names have no zero byte");
+    let mut function = null_mut();
+    ok!(cuModuleGetFunction(&mut function, module, name.as_ptr()));
+    function
+}
+
+/// Device memory with values.
+pub fn device<T: Copy>(values: &[T]) -> CUdeviceptr {
+    let mut at = 0;
+    ok!(cuMemAlloc_v2(&mut at, size_of_val(values)));
+    ok!(cuMemcpyHtoD_v2(
+        at,
+        values.as_ptr().cast(),
+        size_of_val(values)
+    ));
+    at
+}
+
+/// What is in device memory.
+pub fn values<T: Copy + Default>(at: CUdeviceptr, count: usize) -> Vec<T> {
+    let mut values = vec![T::default(); count];
+    ok!(cuMemcpyDtoH_v2(
+        values.as_mut_ptr().cast(),
+        at,
+        size_of_val(values.as_slice())
+    ));
+    values
+}
+
+/// An argument's address, as a launch wants it.
+pub fn argument<T>(value: &T) -> *mut c_void {
+    std::ptr::from_ref(value).cast_mut().cast()
+}
+
+/// A launch into a stream; what it answers.
+pub fn launch(
+    function: CUfunction,
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared: u32,
+    stream: CUstream,
+    arguments: &[*mut c_void],
+) -> CUresult {
+    let mut arguments = arguments.to_vec();
+    cuda!(cuLaunchKernel(
+        function,
+        grid[0],
+        grid[1],
+        grid[2],
+        block[0],
+        block[1],
+        block[2],
+        shared,
+        stream,
+        arguments.as_mut_ptr(),
+        null_mut(),
+    ))
+}
+
+/// A launch that must succeed, in the default stream.
+pub fn run(
+    function: CUfunction,
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared: u32,
+    arguments: &[*mut c_void],
+) {
+    let result = launch(function, grid, block, shared, null_mut(), arguments);
+    assert_eq!(result, CUresult::CUDA_SUCCESS, "{}", name_of(result));
+    ok!(cuCtxSynchronize());
+}
+
+/// A signature that only names it: tests that go through `cuGetProcAddress` cast to it.
+pub type Version = signatures::cuDriverGetVersion;

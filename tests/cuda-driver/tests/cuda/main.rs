@@ -1,0 +1,8 @@
+//! The stand-in driver as programs use it: a library that is opened, and compiled kernels.
+
+mod device;
+mod driver;
+mod errors;
+mod exports;
+mod order;
+mod programs;

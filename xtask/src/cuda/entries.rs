@@ -1,0 +1,294 @@
+//! Entry points: names, versions and rules.
+
+use std::{collections::HashMap, fmt::Write};
+
+use anyhow::{Context, Result, ensure};
+
+use super::{
+    Names,
+    annotations::{Annotations, Class},
+    c::{Body, Field, Header, Tag, Type},
+    rust::{Types, field_name},
+};
+
+/// Before the tables.
+pub const DOCUMENTATION: &str = "# CUDA entry points\n\n\
+    Written by `cargo xtask cuda-definition`, from the vendor's headers and `remoting/cuda-definition/annotations.txt`.\n\n\
+    Wanted: programs that were examined use it. Stub: it reports that it is not supported. Posted: the guest goes on and \
+    an error is told later; answered: it waits for the worker; guest: it knows the answer itself. \
+    Older versions of a symbol and those for per-thread default streams are left out here.\n";
+
+/// An entry point.
+pub struct Entry {
+    /// What C calls.
+    pub symbol: String,
+    /// Its type in Rust.
+    pub signature: String,
+    name: String,
+    since: u32,
+    current: bool,
+    per_thread: bool,
+    class: Class,
+    wanted: bool,
+    parameters: Vec<(String, String, String)>,
+}
+
+impl Entry {
+    /// A row of the table.
+    pub fn in_rust(&self) -> String {
+        let streams = if self.per_thread {
+            "PerThread"
+        } else {
+            "Legacy"
+        };
+        let state = if self.wanted { "Wanted" } else { "Stub" };
+        let mut text = format!(
+            "    EntryPoint {{ name: {:?}, symbol: {:?}, since: {}, current: {}, streams: Streams::{streams}, \
+             class: Class::{:?}, state: State::{state}, parameters: &[",
+            self.name, self.symbol, self.since, self.current, self.class
+        );
+        let parameter = |(name, of, rule): &(String, String, String)| {
+            format!("Parameter {{ name: {name:?}, of: {of:?}, rule: {rule} }}")
+        };
+        let parameters: Vec<_> = self.parameters.iter().map(parameter).collect();
+        text += &parameters.join(", ");
+        text + "] },\n"
+    }
+
+    fn lacks_a_rule(&self) -> bool {
+        self.parameters
+            .iter()
+            .any(|(_, _, rule)| rule == "Rule::Unwritten")
+    }
+}
+
+/// All entry points of a header, in its order.
+///
+/// # Errors
+/// An annotation is about nothing, or a type is not known.
+pub fn all(
+    header: &Header,
+    types: &mut Types<'_>,
+    annotations: &Annotations,
+    names: &Names,
+) -> Result<Vec<Entry>> {
+    let mut entries: Vec<Entry> = Vec::new();
+    for function in &header.functions {
+        let symbol = &function.symbol;
+        let public = symbol.starts_with("cu") || symbol.starts_with("__cuda");
+        if !public || entries.iter().any(|entry| entry.symbol == *symbol) {
+            continue;
+        }
+        let whole = symbol.trim_end_matches("_ptds").trim_end_matches("_ptsz");
+        let per_thread = whole.len() != symbol.len();
+        let name = base(whole);
+        let mut parameters = Vec::new();
+        let calls_back = function
+            .parameters
+            .iter()
+            .any(|field| is_callback(header, &field.of));
+        for field in &function.parameters {
+            let key = (name.to_owned(), field.name.clone());
+            let rule = match annotations.rules.get(&key) {
+                Some(rule) => rule.clone(),
+                None => rule(header, field, calls_back),
+            };
+            let of = types
+                .name(&field.of)
+                .with_context(|| format!("{symbol}, {}", field.name))?;
+            parameters.push((field_name(&field.name), of, rule));
+        }
+        let current = match names.macros.iter().find(|(from, _)| from == name) {
+            Some((_, to)) => to == whole,
+            None => name == whole,
+        };
+        entries.push(Entry {
+            signature: types.function(&function.returns, &function.parameters)?,
+            symbol: symbol.clone(),
+            name: name.to_owned(),
+            since: 0,
+            current,
+            per_thread,
+            class: annotations.class(name),
+            wanted: annotations.wanted.contains(name),
+            parameters,
+        });
+    }
+    number(&mut entries, &names.versions)?;
+    check(&entries, annotations)?;
+    Ok(entries)
+}
+
+/// A name without the version that a symbol may end with.
+fn base(symbol: &str) -> &str {
+    match symbol.rsplit_once("_v") {
+        Some((name, version)) if version.parse::<u32>().is_ok() => name,
+        _ => symbol,
+    }
+}
+
+/// The headers name versions of a signature, not of a symbol; both are in order.
+fn number(entries: &mut [Entry], versions: &[String]) -> Result<()> {
+    let mut by_name: HashMap<(String, bool), Vec<u32>> = HashMap::new();
+    for version in versions {
+        let whole = version.trim_end_matches("_ptds").trim_end_matches("_ptsz");
+        let Some((name, number)) = whole.rsplit_once("_v") else {
+            continue;
+        };
+        let key = (name.to_owned(), whole.len() != version.len());
+        by_name
+            .entry(key)
+            .or_default()
+            .push(number.parse().unwrap_or(0));
+    }
+    for ((name, per_thread), mut numbers) in by_name {
+        numbers.sort_unstable();
+        let mut mine: Vec<_> = entries
+            .iter_mut()
+            .filter(|entry| entry.name == name && entry.per_thread == per_thread)
+            .collect();
+        mine.sort_by_key(|entry| entry.symbol.len().max(1) * 1000 + suffix(&entry.symbol));
+        // The newest are certain to be there.
+        for (entry, number) in mine.iter_mut().rev().zip(numbers.iter().rev()) {
+            entry.since = *number;
+        }
+    }
+    Ok(())
+}
+
+fn suffix(symbol: &str) -> usize {
+    let whole = symbol.trim_end_matches("_ptds").trim_end_matches("_ptsz");
+    whole
+        .rsplit_once("_v")
+        .and_then(|(_, v)| v.parse().ok())
+        .unwrap_or(1)
+}
+
+fn check(entries: &[Entry], annotations: &Annotations) -> Result<()> {
+    let known = |name: &String| entries.iter().any(|entry| entry.name == *name);
+    for name in annotations.wanted.iter().chain(annotations.classes.keys()) {
+        ensure!(
+            known(name),
+            "annotations.txt names {name}, which no header declares"
+        );
+    }
+    for (name, parameter) in annotations.rules.keys() {
+        let raw = field_name(parameter);
+        let found = entries
+            .iter()
+            .filter(|entry| entry.name == *name)
+            .any(|entry| entry.parameters.iter().any(|(own, _, _)| *own == raw));
+        ensure!(
+            found,
+            "annotations.txt: {name} has no parameter {parameter}"
+        );
+    }
+    Ok(())
+}
+
+fn resolved<'a>(header: &'a Header, mut of: &'a Type) -> &'a Type {
+    while let Type::Named(name) = of {
+        match header.typedefs.get(name) {
+            Some(next) if next != of => of = next,
+            _ => break,
+        }
+    }
+    of
+}
+
+fn is_callback(header: &Header, of: &Type) -> bool {
+    matches!(resolved(header, of), Type::Pointer(of, _) if matches!(**of, Type::Function(..)))
+}
+
+/// A structure whose members nobody sees is only named by pointers.
+fn is_handle(header: &Header, of: &Type) -> bool {
+    let Type::Pointer(of, _) = resolved(header, of) else {
+        return false;
+    };
+    match &**of {
+        Type::Tagged(Tag::Structure, name) => match header.definitions.get(name) {
+            Some(definition) => definition.body == Body::Fields(Vec::new()),
+            None => true,
+        },
+        _ => false,
+    }
+}
+
+/// What a header says by convention.
+fn rule(header: &Header, field: &Field, calls_back: bool) -> String {
+    let void = |of: &Type| *resolved(header, of) == Type::Base("void".to_owned());
+    let char = |of: &Type| *of == Type::Base("char".to_owned());
+    if is_callback(header, &field.of) || (calls_back && field.name == "userData") {
+        return "Rule::Callback".to_owned();
+    }
+    match &field.of {
+        Type::Named(name) if name.starts_with("CUdeviceptr") => "Rule::Device",
+        of if is_handle(header, of) => "Rule::Handle",
+        Type::Pointer(of, true) if char(of) => "Rule::Text",
+        Type::Pointer(of, _) if void(of) || char(of) => "Rule::Unwritten",
+        // An array of addresses, or an address for the caller: nobody can tell.
+        Type::Pointer(of, _) if matches!(**of, Type::Pointer(..)) && !is_handle(header, of) => {
+            "Rule::Unwritten"
+        }
+        Type::Pointer(_, true) => "Rule::In(\"1\")",
+        Type::Pointer(_, false) => "Rule::Out(\"1\")",
+        _ => "Rule::Value",
+    }
+    .to_owned()
+}
+
+/// How many are wanted, and how many of these no side can be made for yet.
+pub fn counts(all: &[Entry]) -> (usize, usize) {
+    let wanted = || {
+        all.iter()
+            .filter(|entry| entry.wanted && entry.current && !entry.per_thread)
+    };
+    let lacking = wanted().filter(|entry| entry.lacks_a_rule());
+    for entry in lacking.clone() {
+        let names = entry
+            .parameters
+            .iter()
+            .filter(|(_, _, rule)| rule == "Rule::Unwritten");
+        let names: Vec<_> = names.map(|(name, of, _)| format!("{name}: {of}")).collect();
+        println!("  {} lacks rules for {}", entry.name, names.join(", "));
+    }
+    (wanted().count(), lacking.count())
+}
+
+/// The table of an API.
+pub fn documentation(title: &str, all: &[Entry]) -> String {
+    let shown = || {
+        all.iter()
+            .filter(|entry| entry.current && !entry.per_thread)
+    };
+    let wanted = shown().filter(|entry| entry.wanted).count();
+    let mut text = format!(
+        "\n## {title}\n\n{} symbols; {} entry points, {wanted} of them wanted.\n\n\
+        | entry point | symbol | since | state | class |\n|---|---|---|---|---|\n",
+        all.len(),
+        shown().count(),
+    );
+    for entry in shown() {
+        let since = match entry.since {
+            0 => String::new(),
+            since => format!("{}.{}", since / 1000, since % 1000 / 10),
+        };
+        let symbol = if entry.symbol == entry.name {
+            ""
+        } else {
+            &entry.symbol
+        };
+        let (state, class) = match (entry.wanted, entry.class) {
+            (false, _) => ("stub", ""),
+            (true, Class::Posted) => ("wanted", "posted"),
+            (true, Class::Answered) => ("wanted", "answered"),
+            (true, Class::Guest) => ("wanted", "guest"),
+        };
+        let _ = writeln!(
+            text,
+            "| {} | {symbol} | {since} | {state} | {class} |",
+            entry.name
+        );
+    }
+    text
+}

@@ -1,0 +1,258 @@
+//! `cargo xtask cuda-definition`: the CUDA API's definition, from the vendor's headers.
+//!
+//! - [`wheels`]: where headers come from; [`c`]: reading them; [`layout`]: sizes and values.
+//! - [`kernels`]: compiling the tests' kernels.
+//! - [`annotations`]: what headers do not say.
+//! - [`rust`], [`entries`]: what is written.
+
+mod annotations;
+mod c;
+mod entries;
+pub mod kernels;
+mod layout;
+mod rust;
+mod wheels;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use gantry_tests::rig::packages;
+
+use self::{annotations::Annotations, c::Header, entries::Entry, layout::Layout, rust::Types};
+use crate::programs::root;
+
+/// What `cargo xtask cuda-definition` is told.
+#[derive(Args)]
+#[command(after_help = "Examples:\n  \
+    cargo xtask cuda-definition           write the definition and docs/cuda-entry-points.md\n  \
+    cargo xtask cuda-definition --check   fail if that would change them")]
+pub struct Options {
+    /// Change nothing; fail if the committed files are not what the headers and annotations give.
+    #[arg(long)]
+    check: bool,
+    /// Headers of another place: the folder with cuda.h.
+    #[arg(long, value_name = "FOLDER")]
+    headers: Option<PathBuf>,
+}
+
+/// An API: what to preprocess, and where the result goes.
+struct Api {
+    name: &'static str,
+    title: &'static str,
+    prologue: &'static str,
+}
+
+const APIS: &[Api] = &[
+    Api {
+        name: "driver",
+        title: "The driver API: `libcuda.so.1`.",
+        prologue: "#define __CUDA_API_VERSION_INTERNAL\n#include <cuda.h>\n#include <cudaProfiler.h>\n",
+    },
+    Api {
+        name: "runtime",
+        title: "The runtime API: `libcudart.so.13`.",
+        prologue: "#include <cuda_runtime_api.h>\n#include <cuda_profiler_api.h>\n",
+    },
+];
+
+/// Writes the definition.
+///
+/// # Errors
+/// The headers cannot be fetched or read; or, with `--check`, the committed files are out of date.
+pub fn run(options: &Options) -> Result<()> {
+    let headers = match &options.headers {
+        Some(folder) => folder.clone(),
+        None => wheels::headers()?,
+    };
+    let home = root().join("remoting/cuda-definition");
+    let text = fs::read_to_string(home.join("annotations.txt"))?;
+    let mut files = Vec::new();
+    let mut documentation = entries::DOCUMENTATION.to_owned();
+    for api in APIS {
+        let annotations = Annotations::read(&text, api.name)?;
+        let header = read(api, &headers)?;
+        let layout = Layout::of(&header, &headers, api.prologue)?;
+        let mut types = Types::new(&header, &layout);
+        let all = entries::all(&header, &mut types, &annotations, &names(api, &headers)?)?;
+        let folder = home.join("src").join(api.name);
+        let note =
+            "// Written by `cargo xtask cuda-definition`: change annotations.txt, not this.\n\n";
+        files.push((folder.join("mod.rs"), format!("{note}{}", module(api))));
+        files.push((
+            folder.join("signatures.rs"),
+            format!("{note}{}", signatures(&all)),
+        ));
+        files.push((
+            folder.join("entry_points.rs"),
+            format!("{note}{}", table(&all)),
+        ));
+        documentation += &entries::documentation(api.title, &all);
+        files.push((
+            folder.join("types.rs"),
+            format!("{note}{TYPES}{}", types.write()?),
+        ));
+        let (wanted, unwritten) = entries::counts(&all);
+        println!(
+            "{}: {} symbols, {wanted} wanted, {unwritten} of these with a parameter that lacks a rule",
+            api.name,
+            all.len()
+        );
+    }
+    for (path, text) in &files {
+        place(path, text, options.check)?;
+    }
+    place(
+        &root().join("docs/cuda-entry-points.md"),
+        &documentation,
+        options.check,
+    )
+}
+
+const TYPES: &str = "//! C's types, each with the layout that the C compiler gives it.\n\n\
+    use core::{ffi::*, mem::offset_of};\n\n";
+
+fn module(api: &Api) -> String {
+    format!(
+        "//! {}\n\n\
+        #[rustfmt::skip]\n\
+        mod entry_points;\n\
+        // The vendor documents them; names are as in its headers.\n\
+        #[rustfmt::skip]\n\
+        #[allow(missing_docs, non_camel_case_types, non_snake_case)]\n\
+        pub mod signatures;\n\
+        #[rustfmt::skip]\n\
+        #[allow(missing_docs, non_camel_case_types, non_snake_case, non_upper_case_globals)]\n\
+        pub mod types;\n\n\
+        pub use entry_points::ENTRY_POINTS;\n",
+        api.title
+    )
+}
+
+fn signatures(all: &[Entry]) -> String {
+    let mut text = "//! The type of a pointer to each symbol.\n\nuse core::ffi::*;\n\nuse super::types::*;\n\n".to_owned();
+    for entry in all {
+        text += &format!("pub type {} = {};\n", entry.symbol, entry.signature);
+    }
+    text
+}
+
+fn table(all: &[Entry]) -> String {
+    let mut text = "//! Every public entry point.\n\n\
+        use crate::{Class, EntryPoint, Parameter, Rule, State, Streams};\n\n\
+        /// Every public symbol, in the header's order.\n\
+        pub static ENTRY_POINTS: &[EntryPoint] = &[\n"
+        .to_owned();
+    for entry in all {
+        text += &entry.in_rust();
+    }
+    text + "];\n"
+}
+
+fn preprocessed(prologue: &str, headers: &Path, flag: &str) -> Result<String> {
+    let folder = tempfile::tempdir()?;
+    let source = folder.path().join("all.c");
+    fs::write(&source, prologue)?;
+    let mut cc = Command::new("cc");
+    let out = folder.path().join("all.i");
+    cc.args(["-E", "-w", flag, "-I"])
+        .arg(headers)
+        .arg(&source)
+        .arg("-o")
+        .arg(&out);
+    packages::run(&mut cc).context("cannot preprocess the headers: is a C compiler installed?")?;
+    Ok(fs::read_to_string(out)?)
+}
+
+fn read(api: &Api, headers: &Path) -> Result<Header> {
+    let mut text = preprocessed(api.prologue, headers, "-P")?;
+    if api.name == "runtime" {
+        for header in ["crt/host_runtime.h", "crt/device_functions.h"] {
+            text += &registration(header, &fs::read_to_string(headers.join(header))?)?;
+        }
+    }
+    c::parse(&text).with_context(|| format!("cannot read the headers of the {} API", api.name))
+}
+
+/// What compiled programs call to register images and to launch is declared for C++ only.
+fn registration(file: &str, header: &str) -> Result<String> {
+    let mut text = String::new();
+    for (at, _) in header.match_indices("CUDARTAPI __cuda") {
+        let (before, after) = header.split_at(at);
+        let start = before
+            .rfind("extern")
+            .with_context(|| format!("{file}: no extern"))?;
+        let end = at
+            + after
+                .find(';')
+                .with_context(|| format!("{file}: no semicolon"))?;
+        let mut one = header[start..=end].to_owned();
+        for word in ["\"C\"", "CUDARTAPI", "__host__", "__device__"] {
+            one = one.replace(word, "");
+        }
+        if !one.contains('#') {
+            text += &one;
+            text.push('\n');
+        }
+    }
+    ensure!(
+        !text.is_empty(),
+        "{file} declares nothing that starts with __cuda"
+    );
+    Ok(text)
+}
+
+/// Which symbol a name means, and since when a signature exists.
+#[derive(Default)]
+struct Names {
+    macros: Vec<(String, String)>,
+    versions: Vec<String>,
+}
+
+fn names(api: &Api, headers: &Path) -> Result<Names> {
+    if api.name != "driver" {
+        return Ok(Names::default());
+    }
+    let mut names = Names::default();
+    for line in preprocessed("#include <cuda.h>\n", headers, "-dM")?.lines() {
+        let mut words = line.split_whitespace().skip(1);
+        if let (Some(name), Some(symbol)) = (words.next(), words.next())
+            && name.starts_with("cu")
+        {
+            let inner = symbol
+                .rsplit('(')
+                .next()
+                .unwrap_or(symbol)
+                .trim_end_matches(')');
+            names.macros.push((name.to_owned(), inner.to_owned()));
+        }
+    }
+    let typedefs = "#define __CUDA_API_VERSION_INTERNAL\n#include <cudaTypedefs.h>\n#include <cudaProfilerTypedefs.h>\n";
+    let header = c::parse(&preprocessed(typedefs, headers, "-P")?)?;
+    let versions = header
+        .typedefs
+        .keys()
+        .filter_map(|name| name.strip_prefix("PFN_"));
+    names.versions = versions.map(str::to_owned).collect();
+    Ok(names)
+}
+
+fn place(path: &Path, text: &str, check: bool) -> Result<()> {
+    if check {
+        let same = fs::read_to_string(path).is_ok_and(|old| old == text);
+        ensure!(
+            same,
+            "{} is out of date: run `cargo xtask cuda-definition`",
+            path.display()
+        );
+        return Ok(());
+    }
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}

@@ -1,0 +1,64 @@
+//! The vendor's headers and its compiler NVRTC, as its Python packages bring them; kept in the cache.
+//! They are used where they are and never become part of this repository.
+
+use std::{path::PathBuf, process::Command};
+
+use anyhow::{Context, Result};
+use gantry_tests::rig::{Cache, packages};
+
+use crate::progress::Step;
+
+/// Packages with headers, with the versions that the committed definition was made from.
+const HEADERS: &[(&str, &str)] = &[
+    ("nvidia-cuda-runtime", "13.0.96"),
+    ("nvidia-cuda-crt", "13.0.88"),
+    ("nvidia-cuda-profiler-api", "13.0.85"),
+];
+
+/// The compiler that made the committed kernels.
+const COMPILER: &[(&str, &str)] = &[("nvidia-cuda-nvrtc", "13.0.88")];
+
+/// The folder with `libnvrtc.so.13`.
+///
+/// # Errors
+/// The package cannot be fetched.
+pub fn compiler() -> Result<PathBuf> {
+    Ok(fetched("cuda-nvrtc", COMPILER)?.join("nvidia/cu13/lib"))
+}
+
+/// The folder with `cuda.h`.
+///
+/// # Errors
+/// A package cannot be fetched.
+pub fn headers() -> Result<PathBuf> {
+    let folder = fetched("cuda-headers", HEADERS)?.join("nvidia/cu13/include");
+    let found = folder.join("cuda.h").exists();
+    anyhow::ensure!(
+        found,
+        "the package of the CUDA runtime has no {}/cuda.h",
+        folder.display()
+    );
+    Ok(folder)
+}
+
+fn fetched(name: &str, wheels: &[(&str, &str)]) -> Result<PathBuf> {
+    let versions: Vec<_> = wheels.iter().map(|(_, version)| *version).collect();
+    let name = format!("{name}-{}", versions.join("-"));
+    Cache::open()?.made(&name, |work| {
+        let step = Step::new(format!("fetching {name} (once)"));
+        // All at once: a second call would not add to the folders of the first.
+        let mut install = Command::new("python3");
+        install
+            .args(["-m", "pip", "install", "--quiet", "--no-deps", "--target"])
+            .arg(work);
+        install.args(
+            wheels
+                .iter()
+                .map(|(package, version)| format!("{package}=={version}")),
+        );
+        packages::run(&mut install)
+            .context("cannot fetch Python packages: check the network and pip")?;
+        step.finish();
+        Ok(())
+    })
+}
