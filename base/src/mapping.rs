@@ -151,6 +151,34 @@ impl Mapping {
         };
     }
 
+    /// Moves it to another address, in the place of whatever is mapped there: addresses that this
+    /// process has kept free for it, by a mapping without access.
+    ///
+    /// # Errors
+    /// The kernel's: not a page's address, say.
+    ///
+    /// # Safety
+    /// Nobody relies on what is mapped there.
+    pub unsafe fn move_to(&mut self, at: usize) -> io::Result<()> {
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        // SAFETY: this mapping, to whose memory there are only pointers; of the other addresses the
+        // caller says so.
+        let start = unsafe {
+            libc::mremap(
+                self.start.as_ptr().cast(),
+                self.len,
+                self.len,
+                flags,
+                at as *mut libc::c_void,
+            )
+        };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        self.start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(())
+    }
+
     /// Where it begins, aligned to a page.
     #[inline]
     pub fn start(&self) -> *mut u8 {

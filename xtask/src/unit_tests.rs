@@ -24,6 +24,7 @@ const CRATES: &[&str] = &[
     "gantry-client",
     "cuda-definition",
     "gantry-cuda-driver",
+    "gantry-cuda",
     "gantry-opencl",
     "gantry-agent",
     "gf100",

@@ -103,6 +103,7 @@ impl<D: Driver> Link<D> {
             Form::File => {
                 let file = files.first().ok_or("the worker sent no window")?;
                 let window = Window::map(file, hello.window, hello.ring)?;
+                let window = Self::settle(window);
                 let bell = Doorbell::Futex(Futex {
                     patience: LIVENESS_TIMEOUT,
                 });
@@ -137,11 +138,20 @@ impl<D: Driver> Link<D> {
                     patience,
                 };
                 let window = Window::map_slice(window, place.slice, hello.window, hello.ring)?;
+                let window = Self::settle(window);
                 let agent = Agent::new(stream.try_clone()?, patience);
                 (window, bell, Peer::Agent(EventFd::new()?, agent))
             }
         };
         Self::over(window, bell, peer, Some(stream))
+    }
+
+    /// Moves a window that nobody uses yet to where the API wants it, if nothing else is there.
+    fn settle(window: Arc<Window>) -> Arc<Window> {
+        match D::WINDOW_AT {
+            Some(at) => Window::moved(window, at),
+            None => window,
+        }
     }
 
     /// A connection through a gate, to a worker that this process's own CPU serves.

@@ -24,6 +24,10 @@ pub trait Driver: Sized + 'static {
     /// The socket where workers are found if the environment names no address.
     const SOCKET: &'static str;
 
+    /// Where the window is to be in this process, if its addresses have a meaning elsewhere. It is
+    /// somewhere else where that place is taken.
+    const WINDOW_AT: Option<u64> = None;
+
     /// The schema of its requests: a stream asks it what a request does with the window.
     type Schema: Api;
 

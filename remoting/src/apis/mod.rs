@@ -1,7 +1,9 @@
 //! What is said, for each accelerator API: a schema that drivers in guests and workers are built
 //! from.
 
+pub mod cuda;
 pub mod opencl;
+mod schema;
 
 use crate::wire::{
     api::{ApiId, Spoken},
@@ -9,12 +11,13 @@ use crate::wire::{
 };
 
 /// All APIs that this build speaks.
-pub const ALL: [Spoken; 1] = [spoken(ApiId::OpenCl)];
+pub const ALL: [Spoken; 2] = [spoken(ApiId::OpenCl), spoken(ApiId::Cuda)];
 
 /// An API as this build speaks it.
 pub const fn spoken(api: ApiId) -> Spoken {
     match api {
         ApiId::OpenCl => Spoken::of::<opencl::OpenCl>(),
+        ApiId::Cuda => Spoken::of::<cuda::Cuda>(),
     }
 }
 

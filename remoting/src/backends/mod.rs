@@ -1,3 +1,5 @@
 //! What carries calls out, for each accelerator API.
 
+#[cfg(feature = "server")]
+pub mod cuda;
 pub mod opencl;

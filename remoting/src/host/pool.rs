@@ -635,7 +635,8 @@ fn start(
     }
     command
         .args(["--weight", &options.weight.to_string()])
-        .args(["--library", &options.library])
+        .args(["--api", options.api.name()])
+        .args(["--library", options.library()])
         .args(["--window", &options.window.to_string()])
         .args(["--spin", &options.spin.to_string()])
         .args(["--memory", &options.memory.to_string()])

@@ -26,10 +26,13 @@ use super::{
 };
 use crate::{
     account::Account,
-    apis::{self, opencl::OpenCl},
-    backends::opencl::{
-        OpenClBackend, Server,
-        driver::{api, cl},
+    apis::{self, cuda::Cuda, opencl::OpenCl},
+    backends::{
+        cuda::{self, CudaBackend},
+        opencl::{
+            OpenClBackend,
+            driver::{api, cl},
+        },
     },
     link::{
         bell::Futex,
@@ -40,8 +43,9 @@ use crate::{
     },
     port::{self, Attachment, NoAttachment},
     session::{
+        backend::Backend,
         quota::Quota,
-        server::{self, Nudge, Tuning},
+        server::{self, Nudge, Session, Tuning},
     },
     turns::message::Join,
     wire::{
@@ -58,9 +62,13 @@ pub(super) const CONTROL: i32 = 4;
 /// Options of workers.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Options {
-    /// The OpenCL loader to open.
-    #[arg(long, default_value = "libOpenCL.so.1", value_name = "FILE")]
-    pub library: String,
+    /// The API that is served: opencl or cuda. A pool serves one; another one can serve the other.
+    #[arg(long, default_value = "opencl", value_name = "API", value_parser = named_api)]
+    pub api: ApiId,
+    /// The library to open: the OpenCL loader, libOpenCL.so.1 by default, or the CUDA driver,
+    /// libcuda.so.1 by default.
+    #[arg(long, value_name = "FILE")]
+    pub library: Option<String>,
     /// Size of each application's window in MiB: address space, and memory only where it is used.
     #[arg(long, default_value_t = 2048, value_name = "MIB")]
     pub window: u64,
@@ -124,7 +132,24 @@ pub struct Options {
     pub stream: stream::Options,
 }
 
+/// The API of this name.
+fn named_api(name: &str) -> Result<ApiId, String> {
+    let found = ApiId::ALL.into_iter().find(|api| api.name() == name);
+    found.ok_or_else(|| {
+        let all = ApiId::ALL.map(ApiId::name).join(" or ");
+        format!("name {all}")
+    })
+}
+
 impl Options {
+    /// The library to open.
+    pub(super) fn library(&self) -> &str {
+        self.library.as_deref().unwrap_or(match self.api {
+            ApiId::OpenCl => "libOpenCL.so.1",
+            ApiId::Cuda => "libcuda.so.1",
+        })
+    }
+
     /// Bytes of memory that each worker may have of its own.
     pub(super) fn heap(&self) -> u64 {
         self.heap.map_or_else(
@@ -171,6 +196,9 @@ pub enum Error {
     /// The driver.
     #[error(transparent)]
     Driver(#[from] api::Error),
+    /// The CUDA driver.
+    #[error(transparent)]
+    Cuda(#[from] cuda::driver::Error),
     /// Confinement.
     #[error(transparent)]
     Confine(#[from] confine::Error),
@@ -206,7 +234,7 @@ pub fn work(options: &Options) -> Result<(), Error> {
     };
     let mut worker = Worker::confined(options)?;
     if !options.late {
-        worker.api()?;
+        worker.driver()?;
         if worker.later.is_some() && !compiled::alone(Duration::ZERO) {
             // What is taken from this thread later, the driver's would keep.
             let told = socket::send(&stream::channel(), &[stream::THREADS], &[]);
@@ -230,7 +258,37 @@ struct Worker<'a> {
     later: Option<(Later, &'a Path)>,
     /// Where what its driver compiles is kept from then on.
     kept: Option<InUse>,
-    api: Option<Arc<api::Api>>,
+    driver: Option<Driver>,
+}
+
+/// The host's driver of the API that is served.
+#[derive(Clone)]
+enum Driver {
+    OpenCl(Arc<api::Api>),
+    Cuda(Arc<cuda::driver::Api>),
+}
+
+impl Driver {
+    fn open(options: &Options) -> Result<Self, Error> {
+        match options.api {
+            ApiId::OpenCl => {
+                let api = Arc::new(api::Api::open(options.library())?);
+                // Drivers do much when they are first asked; nobody waits for it yet.
+                let mut count = 0;
+                cl!(
+                    api,
+                    clGetPlatformIDs(0, std::ptr::null_mut(), &raw mut count)
+                );
+                Ok(Self::OpenCl(api))
+            }
+            ApiId::Cuda => {
+                // Before the driver looks for places.
+                cuda::arena::fill().map_err(cuda::driver::Error::Arena)?;
+                let api = cuda::driver::Api::open(options.library())?;
+                Ok(Self::Cuda(Arc::new(api)))
+            }
+        }
+    }
 }
 
 impl<'a> Worker<'a> {
@@ -248,7 +306,7 @@ impl<'a> Worker<'a> {
                 options,
                 later: None,
                 kept: None,
-                api: None,
+                driver: None,
             });
         };
         let later = Some((Later::prepare(confinement)?, all));
@@ -259,24 +317,18 @@ impl<'a> Worker<'a> {
             options,
             later,
             kept: None,
-            api: None,
+            driver: None,
         })
     }
 
     /// The driver.
-    fn api(&mut self) -> Result<Arc<api::Api>, Error> {
-        if let Some(api) = &self.api {
-            return Ok(Arc::clone(api));
+    fn driver(&mut self) -> Result<Driver, Error> {
+        if let Some(driver) = &self.driver {
+            return Ok(driver.clone());
         }
-        let api = Arc::new(api::Api::open(&self.options.library)?);
-        // Drivers do much when they are first asked; nobody waits for it yet.
-        let mut count = 0;
-        cl!(
-            api,
-            clGetPlatformIDs(0, std::ptr::null_mut(), &raw mut count)
-        );
-        self.api = Some(Arc::clone(&api));
-        Ok(api)
+        let driver = Driver::open(self.options)?;
+        self.driver = Some(driver.clone());
+        Ok(driver)
     }
 
     /// Becomes the worker of this owner's application, from here on with this owner's compiled
@@ -341,21 +393,33 @@ fn serve(mut worker: Worker<'_>, stream: &UnixStream) -> Result<(), Error> {
         return serve_slice(worker, stream, user, &bytes, files);
     }
     let sizes = (options.window << 20, RING);
-    let ours = Hello::answer(apis::answering(&bytes), Form::File, sizes);
-    if let Err(refused) = Hello::check(&bytes, &apis::ALL) {
+    let spoken = apis::spoken(options.api);
+    let ours = Hello::answer(spoken, Form::File, sizes);
+    if let Err(refused) = Hello::check(&bytes, &[spoken]) {
         // So that the other side can name both versions, too.
         let _ = socket::send_hello(stream, ours, &[]);
         return Err(refused.into());
     }
     let file: OwnedFd = window::create(ours.window)?;
     socket::send_hello(stream, ours, &[file.as_fd()]).map_err(Error::Connection)?;
-    let window = window::Window::map(&file, ours.window, RING)?;
+    let driver = worker.driver()?;
+    let window = map(&file, ours.window, options)?;
     let listener = stream.try_clone().map_err(Error::Connection)?;
     let nudge = Nudge(Box::new(move || socket::nudge(&listener)));
     worker.belong(Owner::of_user(user).as_ref())?;
-    match ours.api {
-        ApiId::OpenCl => serve_window(worker.api()?, window, nudge, options),
+    serve_window(driver, window, nudge, options)
+}
+
+/// Maps a window: where the application has it, too, if the API has addresses in common.
+fn map(file: &OwnedFd, size: u64, options: &Options) -> Result<Arc<window::Window>, Error> {
+    let place = cuda::arena::WINDOW;
+    if options.api == ApiId::Cuda && size <= place.end - place.start {
+        // SAFETY: `arena::fill` has kept the place for this.
+        if let Ok(window) = unsafe { window::Window::map_at(file, size, RING, place.start) } {
+            return Ok(window);
+        }
     }
+    Ok(window::Window::map(file, size, RING)?)
 }
 
 /// Serves the next application that comes by a stream.
@@ -365,6 +429,11 @@ fn serve_stream(mut worker: Worker<'_>, door: Door) -> Result<(), Error> {
     let file: OwnedFd = window::create(size)?;
     let window = window::Window::map(&file, size, RING)?;
     let (channel, api) = door.next((size, RING)).map_err(Error::Connection)?;
+    if api != options.api {
+        let theirs = api.number();
+        let ours = options.api;
+        return Err(Refused::Api { ours, theirs }.into());
+    }
     let owner = door.owner(&channel);
     drop(door);
     taken(channel.fd().as_fd()).map_err(Error::Connection)?;
@@ -372,26 +441,55 @@ fn serve_stream(mut worker: Worker<'_>, door: Door) -> Result<(), Error> {
     // Messages that nobody waits for are carried over like all others.
     let nudge = Nudge(Box::new(|| {}));
     match api {
-        ApiId::OpenCl => {
-            stream::start::<OpenCl>(&window, channel).map_err(Error::Start)?;
-            serve_window(worker.api()?, window, nudge, options)
-        }
+        ApiId::OpenCl => stream::start::<OpenCl>(&window, channel),
+        ApiId::Cuda => stream::start::<Cuda>(&window, channel),
     }
+    .map_err(Error::Start)?;
+    serve_window(worker.driver()?, window, nudge, options)
 }
 
-/// What carries out the calls of an application that is offered these devices, in the folder that
-/// is this process's own.
-fn backend(api: Arc<api::Api>, device: &str, options: &Options) -> Result<OpenClBackend, Error> {
-    let mut backend = OpenClBackend::new(api, device);
-    // Named alike by all workers: drivers look by the options, too, for what they have compiled.
-    std::env::set_current_dir(&options.cache).map_err(Error::Folder)?;
-    backend.keep_files_in(Path::new(""));
-    Ok(backend)
+/// An application, as it is served whatever API it calls.
+struct Served {
+    window: Arc<window::Window>,
+    tuning: Tuning,
+    nudge: Nudge,
+    /// Part of the names of the devices that it is offered.
+    device: String,
+    /// Whose it is, and its part of the device.
+    name: String,
+    weight: u32,
+}
+
+impl Served {
+    /// Serves it, in the folder that is this process's own.
+    fn by(self, driver: Driver, options: &Options) -> Result<(), Error> {
+        // Named alike by all workers: drivers look by the options, too, for what they have compiled.
+        std::env::set_current_dir(&options.cache).map_err(Error::Folder)?;
+        match driver {
+            Driver::OpenCl(api) => {
+                let mut backend = OpenClBackend::new(api, &self.device);
+                backend.keep_files_in(Path::new(""));
+                self.run(backend, options)
+            }
+            Driver::Cuda(api) => {
+                let backend = CudaBackend::new(api, &self.device);
+                self.run(backend, options)
+            }
+        }
+    }
+
+    fn run<B: Backend>(self, backend: B, options: &Options) -> Result<(), Error> {
+        let spin = self.tuning.spin;
+        let (mut server, calls) = Session::new(backend, self.window, self.tuning, self.nudge);
+        limit(&mut server, options)?;
+        share(&mut server, options, self.name, self.weight)?;
+        Ok(server.run(calls, spin)?)
+    }
 }
 
 /// Serves an application that is not in a guest, at the other end of a window.
 fn serve_window(
-    api: Arc<api::Api>,
+    driver: Driver,
     window: Arc<window::Window>,
     nudge: Nudge,
     options: &Options,
@@ -401,16 +499,18 @@ fn serve_window(
         waker: Waker::Futex(Futex { patience: PATIENCE }),
         quota: Quota::new(options.memory.saturating_mul(1 << 20)),
     };
-    let spin = tuning.spin;
-    let backend = backend(api, "", options)?;
-    let (mut server, calls) = Server::new(backend, window, tuning, nudge);
-    limit(&mut server, options)?;
     // SAFETY: a plain call.
     let parent = unsafe { libc::getppid() };
     let name = options.name.clone();
-    let name = name.unwrap_or_else(|| format!("gantry-accel-{parent}"));
-    share(&mut server, options, name, options.weight)?;
-    Ok(server.run(calls, spin)?)
+    let served = Served {
+        window,
+        tuning,
+        nudge,
+        device: String::new(),
+        name: name.unwrap_or_else(|| format!("gantry-accel-{parent}")),
+        weight: options.weight,
+    };
+    served.by(driver, options)
 }
 
 /// Serves an application in a guest, of which this process has the slice of the window, a doorbell
@@ -425,7 +525,7 @@ fn serve_slice(
     let options = worker.options;
     // Before the rest, whose length another version may not know.
     let theirs = Attachment::version(start)?;
-    let first = apis::ALL[0];
+    let first = apis::spoken(options.api);
     if theirs.number != NUMBER {
         let theirs = Spoken {
             version: theirs,
@@ -439,15 +539,15 @@ fn serve_slice(
         .read_exact(&mut bytes[hello::SIZE..])
         .map_err(Error::Connection)?;
     let attachment = Attachment::from_bytes(&bytes)?;
-    let ApiId::OpenCl = attachment.api;
-    if theirs != apis::spoken(attachment.api).version {
+    if attachment.api != options.api || theirs != first.version {
         let theirs = Spoken {
             api: attachment.api,
             version: theirs,
         };
         return Err(refuse_machine(stream, files.into_iter().next(), theirs).into());
     }
-    let ready = accept_slice(&attachment, files);
+    let driver = worker.driver()?;
+    let ready = accept_slice(&attachment, files, options);
     let answer = if ready.is_ok() {
         port::READY
     } else {
@@ -458,20 +558,20 @@ fn serve_slice(
         .map_err(Error::Connection)?;
     let (window, events, quota) = ready?;
     worker.belong(machine(&attachment, user).as_ref())?;
-    let api = worker.api()?;
-    let tuning = Tuning {
-        spin: Duration::from_micros(options.spin),
-        waker: Waker::Guest(events),
-        quota,
+    let served = Served {
+        window,
+        tuning: Tuning {
+            spin: Duration::from_micros(options.spin),
+            waker: Waker::Guest(events),
+            quota,
+        },
+        // Messages that nobody waits for are looked for in a guest.
+        nudge: Nudge(Box::new(|| {})),
+        device: attachment.device,
+        name: attachment.client,
+        weight: attachment.weight,
     };
-    let spin = tuning.spin;
-    // Messages that nobody waits for are looked for in a guest.
-    let nudge = Nudge(Box::new(|| {}));
-    let backend = backend(api, &attachment.device, options)?;
-    let (mut server, calls) = Server::new(backend, window, tuning, nudge);
-    limit(&mut server, options)?;
-    share(&mut server, options, attachment.client, attachment.weight)?;
-    Ok(server.run(calls, spin)?)
+    served.by(driver, options)
 }
 
 /// Tells a machine of another build, and the application behind it, of which one this worker is.
@@ -510,12 +610,13 @@ fn machine(attachment: &Attachment, user: u32) -> Option<Owner> {
 fn accept_slice(
     attachment: &Attachment,
     files: Vec<OwnedFd>,
+    options: &Options,
 ) -> Result<(Arc<window::Window>, Arc<Events>, Arc<Quota>), Error> {
     let count = files.len();
     let Ok([memory, doorbell, interrupt, account]) = <[OwnedFd; 4]>::try_from(files) else {
         return Err(Error::Files(count));
     };
-    let window = window::Window::map(&memory, attachment.window, RING)?;
+    let window = map(&memory, attachment.window, options)?;
     let spoken = apis::spoken(attachment.api);
     let ours = Hello::answer(spoken, Form::Port, (attachment.window, RING));
     let greeting = window.greeting();
@@ -534,7 +635,7 @@ fn accept_slice(
 
 /// Limits the time that a command may run, if there is a limit. The pool ends what this process has
 /// started when it has ended.
-fn limit(server: &mut Server, options: &Options) -> Result<(), Error> {
+fn limit<B: Backend>(server: &mut Session<B>, options: &Options) -> Result<(), Error> {
     if options.kernel_limit == 0 {
         return Ok(());
     }
@@ -553,7 +654,12 @@ fn limit(server: &mut Server, options: &Options) -> Result<(), Error> {
 
 /// Shares the device with others, if there is an arbiter. Called before anything of the application's
 /// is done: from here on the pool knows for whom this is, whatever becomes of this process.
-fn share(server: &mut Server, options: &Options, name: String, weight: u32) -> Result<(), Error> {
+fn share<B: Backend>(
+    server: &mut Session<B>,
+    options: &Options,
+    name: String,
+    weight: u32,
+) -> Result<(), Error> {
     if options.arbiter.is_none() {
         return Ok(());
     }

@@ -92,6 +92,62 @@ impl Window {
         Self::new(file, 0, size, ring, false)
     }
 
+    /// The same at an address that this process has kept for it: whatever is mapped there is
+    /// replaced.
+    ///
+    /// # Safety
+    /// Nobody relies on what is mapped there.
+    pub unsafe fn map_at(
+        file: &OwnedFd,
+        size: u64,
+        ring: u64,
+        at: u64,
+    ) -> Result<Arc<Self>, Error> {
+        Self::check(size, ring)?;
+        let mut mapping = map(file, 0, size)?;
+        // SAFETY: as the caller says.
+        let moved = unsafe { mapping.move_to(at as usize) };
+        let source = |source| Error::System {
+            what: "move",
+            size,
+            source,
+        };
+        moved.map_err(source)?;
+        Ok(Self::mapped(mapping, ring, false))
+    }
+
+    /// Moves a window that has no other owner to an address at which nothing is mapped; where
+    /// something is, it stays.
+    pub fn moved(mut window: Arc<Self>, at: u64) -> Arc<Self> {
+        let Some(own) = Arc::get_mut(&mut window) else {
+            return window;
+        };
+        let flags = libc::MAP_PRIVATE
+            | libc::MAP_ANONYMOUS
+            | libc::MAP_NORESERVE
+            | libc::MAP_FIXED_NOREPLACE;
+        // SAFETY: new addresses only; nothing that is mapped is replaced.
+        let kept = unsafe {
+            libc::mmap(
+                at as *mut _,
+                own.size as usize,
+                libc::PROT_NONE,
+                flags,
+                -1,
+                0,
+            )
+        };
+        if kept as u64 == at
+            && let Some(mapping) = &mut own.mapping
+        {
+            // SAFETY: the place was kept just now.
+            if unsafe { mapping.move_to(at as usize) }.is_ok() {
+                own.base = mapping.start();
+            }
+        }
+        window
+    }
+
     /// Maps a slice of an accelerator port's window, from `offset` on. The guest's kernel maps it
     /// write-combining, which some processors take at its word: everything that the rings'
     /// rules order is ordered by fences.

@@ -52,8 +52,8 @@ pub struct Impossible {
 /// Memory that both sides see.
 #[derive(Debug)]
 pub struct Window {
-    base: *mut u8,
-    size: u64,
+    pub(super) base: *mut u8,
+    pub(super) size: u64,
     ring: u64,
     /// The processor may write out and read ahead in another order than the program's.
     weak: bool,

@@ -56,6 +56,20 @@ impl Quota {
         self.used.load(Ordering::Relaxed)
     }
 
+    /// The most bytes that can be had; `u64::MAX` without a limit.
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// How many bytes may still be had, as far as this process sees.
+    pub fn left(&self) -> u64 {
+        let all = self
+            .shared
+            .as_ref()
+            .map_or(0, |(account, _)| account.total());
+        self.limit.saturating_sub(self.used().max(all))
+    }
+
     /// Charges an allocation of so many bytes.
     pub fn charge(self: &Arc<Self>, bytes: u64) -> Result<Charge, Exceeded> {
         let fits = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= self.limit);

@@ -14,16 +14,19 @@ pub enum ApiId {
     /// OpenCL.
     #[default]
     OpenCl,
+    /// CUDA's driver API.
+    Cuda,
 }
 
 impl ApiId {
     /// All that there are.
-    pub const ALL: [Self; 1] = [Self::OpenCl];
+    pub const ALL: [Self; 2] = [Self::OpenCl, Self::Cuda];
 
     /// Its number in hellos, attachments and registers; never zero.
     pub const fn number(self) -> u32 {
         match self {
             Self::OpenCl => 1,
+            Self::Cuda => 2,
         }
     }
 
@@ -36,6 +39,7 @@ impl ApiId {
     pub const fn name(self) -> &'static str {
         match self {
             Self::OpenCl => "opencl",
+            Self::Cuda => "cuda",
         }
     }
 }

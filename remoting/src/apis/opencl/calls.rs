@@ -9,9 +9,14 @@ use alloc::vec::Vec;
 pub use crate::wire::messages::{
     ANSWER, CALLBACK, Call, EventId, Place, RELEASED, REPORT, StageId,
 };
-use crate::wire::{
-    codec::{Blob, Malformed, Wire, named, wire, with},
-    messages::{MESSAGES, ids},
+#[cfg(test)]
+use crate::wire::{Malformed, Wire};
+use crate::{
+    apis::schema::calls,
+    wire::{
+        codec::{Blob, wire},
+        messages::ids,
+    },
 };
 
 ids! {
@@ -31,63 +36,6 @@ ids! {
     ProgramId
     /// A kernel.
     KernelId
-}
-
-macro_rules! calls {
-    ($($(#[$meta:meta])* $opcode:literal $name:ident {
-        $($(#[$fmeta:meta])* $field:ident: $type:ty,)*
-    } -> $answer:ty;)*) => {
-        wire! { $($(#[$meta])* struct $name { $($(#[$fmeta])* $field: $type,)* })* }
-
-        $(impl Call for $name {
-            const OPCODE: u16 = $opcode;
-            const NAME: &'static str = stringify!($name);
-            type Answer = $answer;
-        })*
-
-        /// Any call.
-        #[derive(Clone, Debug, PartialEq)]
-        pub enum Request {
-            $(
-                #[doc = concat!("See [`", stringify!($name), "`].")]
-                $name($name),
-            )*
-        }
-
-        impl Request {
-            /// The name of the call of number `opcode`.
-            pub fn name(opcode: u16) -> &'static str {
-                match opcode {
-                    $($opcode => stringify!($name),)*
-                    _ => "no call",
-                }
-            }
-
-            /// Reads the call of number `opcode` from all of `bytes`.
-            pub fn decode(opcode: u16, bytes: &[u8]) -> Result<Self, Malformed> {
-                match opcode {
-                    $($opcode => Ok(Self::$name($name::from_bytes(bytes)?)),)*
-                    other => Err(Malformed::Tag {
-                        what: "Request",
-                        tag: u32::from(other),
-                    }),
-                }
-            }
-        }
-
-        /// Hash of the definition: of all calls, their answers, and the types that these consist of.
-        pub const FINGERPRINT: u64 = {
-            let hash = named("calls");
-            $(let hash = with(with(with(hash, $opcode), $name::SHAPE), <$answer as Wire>::SHAPE);)*
-            let mut hash = hash;
-            let mut at = 0;
-            while at < MESSAGES.len() {
-                hash = with(hash, MESSAGES[at] as u64);
-                at += 1;
-            }
-            hash
-        };
-    };
 }
 
 wire! {

@@ -1,12 +1,11 @@
-//! Memory, attributes, parameters, and what kernels print.
+//! Memory, attributes and parameters.
 
-use std::{ffi::c_void, process::Command, ptr::null_mut};
+use std::ptr::null_mut;
 
 use cuda_definition::driver::types::*;
 
-use crate::driver::{alone, argument, context, cuda, device, function, launch, module, ok, values};
+use crate::driver::{alone, context, cuda, device, function, module, ok, values};
 
-const PRINT: &str = include_str!("../kernels/print.compute_75.ptx");
 const MIXED: &str = include_str!("../kernels/mixed.compute_75.ptx");
 const HISTOGRAM: &str = include_str!("../kernels/histogram.compute_75.ptx");
 
@@ -48,28 +47,6 @@ fn memory_is_counted_and_refused_where_it_ends() {
     assert!(after <= total - most);
     ok!(cuMemFree_v2(at));
     assert_eq!(cuda!(cuMemFree_v2(at)), CUresult::CUDA_ERROR_INVALID_VALUE);
-}
-
-#[test]
-fn registered_memory_has_the_same_address_on_the_device() {
-    let _context = context();
-    let mut own = vec![3u32; 1024];
-    let start: *mut c_void = own.as_mut_ptr().cast();
-    ok!(cuMemHostRegister_v2(start, 4096, 2));
-    let again = cuda!(cuMemHostRegister_v2(start, 4096, 2));
-    assert_eq!(again, CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
-    let mut at = 0;
-    ok!(cuMemHostGetDevicePointer_v2(&mut at, start, 0));
-    assert_eq!(at, start as u64);
-    let mut kind = 0u32;
-    let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
-    ok!(cuPointerGetAttribute((&raw mut kind).cast(), attribute, at));
-    assert_eq!(CUmemorytype::CU_MEMORYTYPE_HOST.0, kind);
-    ok!(cuMemsetD32_v2(at, 8, 1024));
-    ok!(cuMemHostUnregister(start));
-    assert_eq!(own, vec![8u32; 1024]);
-    let gone = cuda!(cuMemHostUnregister(start));
-    assert_eq!(gone, CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
 }
 
 #[test]
@@ -160,56 +137,4 @@ fn primary_contexts_live_as_long_as_they_are_retained() {
         cuda!(cuCtxSetCurrent(first)),
         CUresult::CUDA_ERROR_INVALID_CONTEXT
     );
-}
-
-/// Set in a process of its own, whose output is what is tested.
-const PRINTS: &str = "GANTRY_TEST_PRINTS";
-
-fn prints() {
-    let _context = context();
-    let print = function(module(PRINT), "print");
-    let (word, factor) = (device(b"word\0"), 1.25f64);
-    let arguments = [argument(&word), argument(&factor)];
-    let result = launch(print, [2, 1, 1], [32, 1, 1], 0, null_mut(), &arguments);
-    assert_eq!(result, CUresult::CUDA_SUCCESS);
-    ok!(cuCtxSynchronize());
-}
-
-#[test]
-fn kernels_print_when_the_host_waits_for_them() {
-    if std::env::var_os(PRINTS).is_some() {
-        return prints();
-    }
-    let program = std::env::current_exe().expect("a test knows its own path");
-    let printed = Command::new(program)
-        .args([
-            "--exact",
-            "device::kernels_print_when_the_host_waits_for_them",
-            "--nocapture",
-        ])
-        .env(PRINTS, "1")
-        .output()
-        .expect("it runs again");
-    assert!(printed.status.success());
-    let text = String::from_utf8(printed.stdout).expect("it is text");
-    let found: Vec<_> = text
-        .lines()
-        .filter(|line| line.contains("word: "))
-        .collect();
-    let mut expected = Vec::new();
-    for block in 0..2 {
-        for thread in 0..4u64 {
-            let real = 1.25 * thread as f64;
-            let letter = char::from(b'a' + thread as u8);
-            let number = 0x1234_5678_9abc_u64 + thread;
-            expected.push(format!(
-                "word: block {block} thread {thread} of 32: {real:5.2} {letter} {number:x} %"
-            ));
-        }
-    }
-    let found: Vec<_> = found
-        .iter()
-        .map(|line| &line[line.find("word: ").unwrap_or(0)..])
-        .collect();
-    assert_eq!(found, expected);
 }

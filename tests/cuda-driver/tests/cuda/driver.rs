@@ -1,30 +1,12 @@
-//! The library, opened once for all tests, and the few calls that all of them make.
+//! The few calls that all tests make, of whatever library this program tests.
 
 use std::{
     ffi::{CString, c_void},
-    path::PathBuf,
     ptr::null_mut,
-    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use cuda_definition::driver::{signatures, types::*};
-use libloading::Library;
-
-/// Where Cargo puts the library: beside this program.
-pub fn path() -> PathBuf {
-    let program = std::env::current_exe().expect("a test knows its own path");
-    program.with_file_name("libgantry_cuda_driver.so")
-}
-
-/// The library.
-pub fn library() -> &'static Library {
-    static LIBRARY: OnceLock<Library> = OnceLock::new();
-    LIBRARY.get_or_init(|| {
-        // SAFETY: opening it runs no code of its own.
-        let library = unsafe { Library::new(path()) };
-        library.expect("the driver is built with this test")
-    })
-}
+use cuda_definition::driver::types::*;
 
 /// Calls a function by its symbol, with the signature that the definition has.
 macro_rules! cuda {
@@ -32,7 +14,7 @@ macro_rules! cuda {
         // SAFETY: the signature is the definition's; tests pass what it wants.
         #[allow(unused_unsafe)]
         unsafe {
-            let function = $crate::driver::library()
+            let function = $crate::library::library()
                 .get::<cuda_definition::driver::signatures::$name>(stringify!($name).as_bytes())
                 .expect("it is exported");
             function($($argument),*)
@@ -162,6 +144,3 @@ pub fn run(
     assert_eq!(result, CUresult::CUDA_SUCCESS, "{}", name_of(result));
     ok!(cuCtxSynchronize());
 }
-
-/// A signature that only names it: tests that go through `cuGetProcAddress` cast to it.
-pub type Version = signatures::cuDriverGetVersion;

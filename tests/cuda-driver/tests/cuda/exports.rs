@@ -2,9 +2,12 @@
 
 use std::{collections::BTreeSet, process::Command};
 
-use cuda_definition::driver::{ENTRY_POINTS, types::*};
+use cuda_definition::driver::{ENTRY_POINTS, signatures, types::*};
 
-use crate::driver::{Version, context, cuda, library, ok, path};
+use crate::{
+    driver::{context, cuda, ok},
+    library::{library, path},
+};
 
 /// Dynamic symbols of the library itself.
 fn symbols() -> BTreeSet<String> {
@@ -56,7 +59,9 @@ fn functions_are_found_by_name_and_version() {
     let (result, found, _) = find(c"cuDriverGetVersion", 13000);
     assert_eq!(result, CUresult::CUDA_SUCCESS);
     // SAFETY: the name says what it is.
-    let function = unsafe { std::mem::transmute::<*mut std::ffi::c_void, Version>(found) };
+    let function = unsafe {
+        std::mem::transmute::<*mut std::ffi::c_void, signatures::cuDriverGetVersion>(found)
+    };
     let mut version = 0;
     // SAFETY: as above.
     let result = unsafe { function(&raw mut version) };

@@ -4,5 +4,7 @@ mod device;
 mod driver;
 mod errors;
 mod exports;
+mod here;
+mod library;
 mod order;
 mod programs;

@@ -1,0 +1,292 @@
+//! Contexts: what is current in a thread, and its default stream.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::HashMap,
+    ffi::{c_int, c_uint, c_ulonglong},
+    sync::Mutex,
+};
+
+use base::Unpoisoned;
+use cuda_definition::driver::types::*;
+use gantry_remoting::apis::cuda::{Kind, calls::ContextSynchronize, codes};
+
+use crate::{
+    entry::{Outcome, connected, entry_points, put},
+    forward::forward,
+    handles,
+    streams::exact,
+};
+
+thread_local! {
+    /// The stack of contexts: their handles.
+    static STACK: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+    /// Whether no stream means the thread's own.
+    static IS_PER_THREAD: Cell<bool> = const { Cell::new(false) };
+    /// This thread's own streams, by context: their numbers.
+    static STREAMS: RefCell<HashMap<u64, u32>> = RefCell::default();
+}
+
+/// Devices of contexts, by handle.
+static DEVICES: Mutex<Vec<(u64, CUdevice)>> = Mutex::new(Vec::new());
+
+/// Has no stream mean the thread's own one while this runs.
+pub fn per_thread(call: impl FnOnce() -> CUresult) -> CUresult {
+    let before = IS_PER_THREAD.replace(true);
+    let result = call();
+    IS_PER_THREAD.set(before);
+    result
+}
+
+/// Whether no stream means the thread's own.
+pub fn is_per_thread() -> bool {
+    IS_PER_THREAD.get()
+}
+
+/// The number of this thread's own stream in the current context, which is made when it is first used.
+pub fn own_stream() -> Option<u32> {
+    let context = top()?;
+    if let Some(stream) = STREAMS.with_borrow(|all| all.get(&context).copied()) {
+        return Some(stream);
+    }
+    let before = IS_PER_THREAD.replace(false);
+    let mut stream = 0u64;
+    // SAFETY: the pointer is to a local.
+    let made = unsafe { forward("cuStreamCreate", &[&raw mut stream as u64, 0]) };
+    let number = made.ok().map(|()| handles::number(Kind::Stream, stream));
+    IS_PER_THREAD.set(before);
+    if let Some(number) = number {
+        STREAMS.with_borrow_mut(|all| all.insert(context, number));
+    }
+    number
+}
+
+/// The current context's handle.
+pub fn top() -> Option<u64> {
+    STACK
+        .with_borrow(|stack| stack.last().copied())
+        .filter(|top| *top != 0)
+}
+
+/// The current context's number; 0 if none is current.
+pub fn current() -> u32 {
+    top().map_or(0, |top| top as u32)
+}
+
+/// The current context's number: there must be one.
+pub fn need() -> Outcome<u32> {
+    match current() {
+        0 => Err(codes::INVALID_CONTEXT),
+        number => Ok(number),
+    }
+}
+
+/// That there is a driver and a current context.
+pub fn need_connected() -> Outcome {
+    connected()?;
+    need().map(drop)
+}
+
+/// The device of the current context.
+pub fn device() -> Outcome<CUdevice> {
+    let top = top().ok_or(codes::INVALID_CONTEXT)?;
+    let devices = DEVICES.lock_unpoisoned();
+    let found = devices.iter().find(|(context, _)| *context == top);
+    Ok(found.map_or(0, |(_, device)| *device))
+}
+
+fn know(context: u64, device: CUdevice) {
+    let mut devices = DEVICES.lock_unpoisoned();
+    devices.retain(|(known, _)| *known != context);
+    devices.push((context, device));
+}
+
+fn forget(context: u64) {
+    STACK.with_borrow_mut(|stack| {
+        if stack.last() == Some(&context) {
+            stack.pop();
+        }
+    });
+}
+
+fn valid(context: CUcontext) -> Outcome<u64> {
+    handles::valid(Kind::Context, context as u64)?;
+    Ok(context as u64)
+}
+
+/// How often each device's primary context is retained, and its handle.
+static PRIMARY: Mutex<Vec<(CUdevice, u32, u64)>> = Mutex::new(Vec::new());
+
+fn retained(device: CUdevice, context: u64) {
+    let mut all = PRIMARY.lock_unpoisoned();
+    match all.iter_mut().find(|(of, ..)| *of == device) {
+        Some((_, count, _)) => *count += 1,
+        None => all.push((device, 1, context)),
+    }
+}
+
+/// The primary context is released once, or all at once.
+fn released(device: CUdevice, all_at_once: bool) {
+    let mut all = PRIMARY.lock_unpoisoned();
+    all.retain_mut(|(of, count, context)| {
+        if *of != device {
+            return true;
+        }
+        *count = if all_at_once { 0 } else { *count - 1 };
+        if *count == 0 {
+            crate::memory::forget_context(*context);
+        }
+        *count > 0
+    });
+}
+
+/// Has the worker release a primary context. If that is its end, its handle is none any more before
+/// another thread may be given its number.
+fn release(symbol: &str, device: CUdevice, all_at_once: bool) -> Outcome {
+    let ends =
+        |(of, count, _): &&(CUdevice, u32, u64)| *of == device && (all_at_once || *count == 1);
+    let ended = PRIMARY
+        .lock_unpoisoned()
+        .iter()
+        .find(ends)
+        .map(|(.., context)| *context);
+    if let Some(context) = ended {
+        handles::forget(context);
+    }
+    // SAFETY: no pointers.
+    let asked = unsafe { forward(symbol, &[device.cast_unsigned().into()]) };
+    match (ended, asked) {
+        (_, Ok(())) => released(device, all_at_once),
+        (Some(context), Err(_)) => handles::revive(context),
+        (None, Err(_)) => {}
+    }
+    asked
+}
+
+unsafe fn create(pctx: *mut CUcontext, flags: c_uint, dev: CUdevice) -> Outcome {
+    let mut context = 0u64;
+    let words = [
+        &raw mut context as u64,
+        flags.into(),
+        dev.cast_unsigned().into(),
+    ];
+    // SAFETY: the pointer is to a local; the caller's promise for the other one.
+    unsafe {
+        forward("cuCtxCreate_v2", &words)?;
+        know(context, dev);
+        STACK.with_borrow_mut(|stack| stack.push(context));
+        put(pctx, context as CUcontext)
+    }
+}
+
+entry_points! {
+    fn cuDevicePrimaryCtxRetain(pctx: *mut CUcontext, dev: CUdevice) {
+        let mut context = 0u64;
+        forward("cuDevicePrimaryCtxRetain", &[&raw mut context as u64, dev.cast_unsigned().into()])?;
+        know(context, dev);
+        retained(dev, context);
+        put(pctx, context as CUcontext)
+    }
+
+    fn cuDevicePrimaryCtxRelease_v2(dev: CUdevice) {
+        release("cuDevicePrimaryCtxRelease_v2", dev, false)
+    }
+
+    fn cuCtxCreate_v2(pctx: *mut CUcontext, flags: c_uint, dev: CUdevice) {
+        create(pctx, flags, dev)
+    }
+
+    fn cuCtxCreate_v3(
+        pctx: *mut CUcontext,
+        _paramsArray: *mut CUexecAffinityParam,
+        numParams: c_int,
+        flags: c_uint,
+        dev: CUdevice,
+    ) {
+        if numParams != 0 {
+            return Err(codes::NOT_SUPPORTED);
+        }
+        create(pctx, flags, dev)
+    }
+
+    fn cuCtxCreate_v4(pctx: *mut CUcontext, ctxCreateParams: *mut CUctxCreateParams, flags: c_uint, dev: CUdevice) {
+        let plain = ctxCreateParams.is_null()
+            || (*ctxCreateParams).execAffinityParams.is_null() && (*ctxCreateParams).cigParams.is_null();
+        if !plain {
+            return Err(codes::NOT_SUPPORTED);
+        }
+        create(pctx, flags, dev)
+    }
+
+    fn cuCtxDestroy_v2(ctx: CUcontext) {
+        connected()?;
+        let context = valid(ctx)?;
+        forward("cuCtxDestroy_v2", &[context])?;
+        crate::memory::forget_context(context);
+        forget(context);
+        Ok(())
+    }
+
+    fn cuDevicePrimaryCtxReset_v2(dev: CUdevice) {
+        release("cuDevicePrimaryCtxReset_v2", dev, true)
+    }
+
+    fn cuCtxPushCurrent_v2(ctx: CUcontext) {
+        connected()?;
+        let context = valid(ctx)?;
+        if context == 0 {
+            return Err(codes::INVALID_CONTEXT);
+        }
+        STACK.with_borrow_mut(|stack| stack.push(context));
+        Ok(())
+    }
+
+    fn cuCtxPopCurrent_v2(pctx: *mut CUcontext) {
+        connected()?;
+        let context = STACK.with_borrow_mut(Vec::pop).ok_or(codes::INVALID_CONTEXT)?;
+        if !pctx.is_null() {
+            put(pctx, context as CUcontext)?;
+        }
+        Ok(())
+    }
+
+    fn cuCtxSetCurrent(ctx: CUcontext) {
+        connected()?;
+        let context = valid(ctx)?;
+        STACK.with_borrow_mut(|stack| {
+            stack.pop();
+            if context != 0 {
+                stack.push(context);
+            }
+        });
+        Ok(())
+    }
+
+    fn cuCtxGetCurrent(pctx: *mut CUcontext) {
+        connected()?;
+        put(pctx, top().unwrap_or(0) as CUcontext)
+    }
+
+    fn cuCtxGetDevice(device: *mut CUdevice) {
+        connected()?;
+        put(device, self::device()?)
+    }
+
+    fn cuCtxGetApiVersion(ctx: CUcontext, version: *mut c_uint) {
+        connected()?;
+        valid(ctx)?;
+        put(version, 3020)
+    }
+
+    fn cuCtxGetId(ctx: CUcontext, ctxId: *mut c_ulonglong) {
+        connected()?;
+        let context = if ctx.is_null() { top().ok_or(codes::INVALID_CONTEXT)? } else { valid(ctx)? };
+        put(ctxId, context)
+    }
+
+    fn cuCtxSynchronize() {
+        let link = connected()?;
+        let context = need()?;
+        exact(link, context, 0, link.ask(&ContextSynchronize { context }))
+    }
+}

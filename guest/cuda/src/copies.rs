@@ -1,0 +1,434 @@
+//! Copies. Pinned memory is used where it is; other memory goes through stages of the window, in
+//! pieces, so that the copy between memory and window and the device's work on another piece overlap.
+
+use std::{collections::VecDeque, ffi::c_void};
+
+use cuda_definition::driver::types::*;
+use gantry_client::{copy_threads, stage::HostRegion};
+use gantry_remoting::{
+    apis::cuda::{
+        Kind,
+        calls::{Copy, CopyRows, Read, StreamSynchronize, Write},
+        codes,
+    },
+    wire::messages::Place,
+};
+
+use crate::{
+    context,
+    entry::{Outcome, connected, entry_points},
+    handles,
+    link::Link,
+    memory::find,
+    streams::{capturing, exact},
+};
+
+/// Larger copies of ordinary memory are cut into pieces.
+const UNCUT: usize = 256 << 10;
+/// The largest piece.
+const LARGEST_PIECE: usize = 2 << 20;
+/// How many pieces of a copy to the host are under way: their stages stay in the caches.
+const PIECES: usize = 6;
+
+/// Where and how a copy goes.
+#[derive(Clone, Copy)]
+struct Order {
+    context: u32,
+    stream: u32,
+    /// Whether the caller goes on only when it is done.
+    wait: bool,
+}
+
+impl Order {
+    fn new(stream: CUstream, wait: bool) -> Outcome<Self> {
+        connected()?;
+        Ok(Self {
+            context: context::need()?,
+            stream: handles::valid(Kind::Stream, stream as u64)?,
+            wait,
+        })
+    }
+}
+
+fn piece_size(size: usize) -> usize {
+    let part = (size / 4).next_multiple_of(4096);
+    part.clamp(UNCUT, LARGEST_PIECE)
+}
+
+/// Cuts a stretch.
+fn pieces(size: usize) -> impl Iterator<Item = (usize, usize)> {
+    let length = if size <= UNCUT {
+        size
+    } else {
+        piece_size(size)
+    };
+    (0..size)
+        .step_by(length.max(1))
+        .map(move |at| (at, length.min(size - at)))
+}
+
+fn window_place(link: &Link, pointer: *const u8, size: usize) -> Option<Place> {
+    Some(Place {
+        offset: link.shared(pointer, size as u64)?,
+        length: size as u64,
+        stage: None,
+    })
+}
+
+fn write(link: &Link, order: Order, to: u64, from: *const u8, size: usize) -> Outcome {
+    let Order {
+        context, stream, ..
+    } = order;
+    let call = |to, from| Write {
+        context,
+        stream,
+        to,
+        from,
+    };
+    if let Some(place) = window_place(link, from, size) {
+        let call = call(to, place);
+        return match order.wait {
+            true => exact(link, context, stream, link.ask(&call)),
+            false => link.post(&call),
+        };
+    }
+    if capturing(link, context, stream) {
+        return Err(codes::STREAM_CAPTURE_UNSUPPORTED);
+    }
+    copy_threads::prepare(size as u64);
+    for (at, length) in pieces(size) {
+        let memory = HostRegion::flat(from.wrapping_add(at).cast_mut(), length);
+        // SAFETY: the caller's memory, as the API wants it.
+        let place = unsafe { link.stage_copy(&memory)? };
+        // The memory has been read: that is all the caller waits for.
+        link.post(&call(to + at as u64, place))?;
+    }
+    Ok(())
+}
+
+fn read(link: &Link, order: Order, to: *mut u8, from: u64, size: usize) -> Outcome {
+    let Order {
+        context, stream, ..
+    } = order;
+    let call = |from, to| Read {
+        context,
+        stream,
+        from,
+        to,
+    };
+    if let Some(place) = window_place(link, to, size) {
+        let call = call(from, place);
+        return match order.wait {
+            true => exact(link, context, stream, link.ask(&call)),
+            false => link.post(&call),
+        };
+    }
+    if capturing(link, context, stream) {
+        return Err(codes::STREAM_CAPTURE_UNSUPPORTED);
+    }
+    copy_threads::prepare(size as u64);
+    let mut under_way = VecDeque::with_capacity(PIECES);
+    for (at, length) in pieces(size) {
+        if under_way.len() == PIECES {
+            under_way
+                .pop_front()
+                .map_or(Ok(()), |stage| link.wait_released(stage))?;
+        }
+        let memory = HostRegion::flat(to.wrapping_add(at), length);
+        let offset = link.reserve(length as u64)?;
+        // SAFETY: the caller's memory, to which nothing is written after this has returned.
+        let place = unsafe { link.stage_into(offset, length as u64, memory) };
+        under_way.extend(place.stage);
+        let call = call(from + at as u64, place);
+        if at + length == size {
+            // Memory that is not pinned has its data when the call returns, in any case.
+            return exact(link, context, stream, link.ask(&call));
+        }
+        link.post(&call)?;
+    }
+    Ok(())
+}
+
+fn on_device(link: &Link, order: Order, to: u64, from: u64, size: usize) -> Outcome {
+    let (context, stream) = (order.context, order.stream);
+    link.post(&Copy {
+        context,
+        stream,
+        to,
+        from,
+        size: size as u64,
+    })
+}
+
+/// Whether all of a stretch is memory of the device, or, if it is not known, `otherwise`.
+fn is_device(link: &Link, at: u64) -> bool {
+    find(link, at).is_some_and(|known| known.what.is_device())
+}
+
+/// Whether a stretch goes beyond the memory that it begins in.
+fn checked(link: &Link, at: u64, size: usize) -> Outcome {
+    let known = find(link, at).ok_or(codes::INVALID_VALUE)?;
+    let fits = (at - known.start).checked_add(size as u64);
+    // Mapped memory goes on in the next mapping.
+    if known.what == crate::memory::What::Mapped || fits.is_some_and(|end| end <= known.size) {
+        return Ok(());
+    }
+    Err(codes::INVALID_VALUE)
+}
+
+/// A copy between addresses of any kind.
+fn any(order: Order, to: u64, from: u64, size: usize) -> Outcome {
+    let link = connected()?;
+    if size == 0 {
+        return Ok(());
+    }
+    match (is_device(link, to), is_device(link, from)) {
+        (true, true) => {
+            checked(link, to, size)?;
+            checked(link, from, size)?;
+            on_device(link, order, to, from, size)
+        }
+        (true, false) => {
+            checked(link, to, size)?;
+            write(link, order, to, from as *const u8, size)
+        }
+        (false, true) => {
+            checked(link, from, size)?;
+            read(link, order, to as *mut u8, from, size)
+        }
+        (false, false) => {
+            let (context, stream) = (order.context, order.stream);
+            let waited = link.ask(&StreamSynchronize { context, stream });
+            exact(link, context, stream, waited)?;
+            // SAFETY: the caller's memory, both.
+            unsafe { std::ptr::copy(from as *const u8, to as *mut u8, size) };
+            Ok(())
+        }
+    }
+}
+
+fn to_device(order: Order, to: u64, from: *const c_void, size: usize) -> Outcome {
+    let link = connected()?;
+    if size == 0 {
+        return Ok(());
+    }
+    checked(link, to, size)?;
+    if !is_device(link, to) || is_device(link, from as u64) {
+        return any(order, to, from as u64, size);
+    }
+    write(link, order, to, from.cast(), size)
+}
+
+fn to_host(order: Order, to: *mut c_void, from: u64, size: usize) -> Outcome {
+    let link = connected()?;
+    if size == 0 {
+        return Ok(());
+    }
+    checked(link, from, size)?;
+    if !is_device(link, from) || is_device(link, to as u64) {
+        return any(order, to as u64, from, size);
+    }
+    read(link, order, to.cast(), from, size)
+}
+
+/// A rectangle's side.
+#[derive(Clone, Copy)]
+struct Side {
+    at: u64,
+    pitch: usize,
+    is_device: bool,
+}
+
+fn side(
+    link: &Link,
+    kind: CUmemorytype,
+    host: u64,
+    device: u64,
+    (x, y, pitch): (usize, usize, usize),
+    width: usize,
+) -> Outcome<Side> {
+    use CUmemorytype as T;
+    let pitch = if pitch == 0 { width } else { pitch };
+    let inside = y.checked_mul(pitch).and_then(|rows| rows.checked_add(x));
+    let inside = inside.ok_or(codes::INVALID_VALUE)? as u64;
+    let (start, is_device) = match kind {
+        T::CU_MEMORYTYPE_HOST => (host, false),
+        T::CU_MEMORYTYPE_DEVICE => (device, true),
+        T::CU_MEMORYTYPE_UNIFIED => (device, self::is_device(link, device)),
+        // Arrays are not served.
+        _ => return Err(codes::NOT_SUPPORTED),
+    };
+    Ok(Side {
+        at: start.wrapping_add(inside),
+        pitch,
+        is_device,
+    })
+}
+
+unsafe fn rectangle(copy: *const CUDA_MEMCPY2D, stream: CUstream, wait: bool) -> Outcome {
+    let link = connected()?;
+    let order = Order::new(stream, wait)?;
+    // SAFETY: the caller's promise.
+    let copy = unsafe { copy.as_ref() }.ok_or(codes::INVALID_VALUE)?;
+    let (width, rows) = (copy.WidthInBytes, copy.Height);
+    let from = (copy.srcXInBytes, copy.srcY, copy.srcPitch);
+    let to = (copy.dstXInBytes, copy.dstY, copy.dstPitch);
+    let (kind, host) = (copy.srcMemoryType, copy.srcHost as u64);
+    let from = side(link, kind, host, copy.srcDevice, from, width)?;
+    let (kind, host) = (copy.dstMemoryType, copy.dstHost as u64);
+    let to = side(link, kind, host, copy.dstDevice, to, width)?;
+    rows_between(order, to, from, width, rows)
+}
+
+fn rows_between(order: Order, to: Side, from: Side, width: usize, rows: usize) -> Outcome {
+    let link = connected()?;
+    if width == 0 || rows == 0 {
+        return Ok(());
+    }
+    if to.pitch < width || from.pitch < width {
+        return Err(codes::INVALID_VALUE);
+    }
+    let (context, stream) = (order.context, order.stream);
+    if to.is_device && from.is_device {
+        return link.post(&CopyRows {
+            context,
+            stream,
+            to: (to.at, to.pitch as u64),
+            from: (from.at, from.pitch as u64),
+            width: width as u64,
+            rows: rows as u64,
+        });
+    }
+    if to.pitch == width && from.pitch == width {
+        return any(order, to.at, from.at, width * rows);
+    }
+    for row in 0..rows {
+        let last = row + 1 == rows;
+        let (to, from) = (
+            to.at + (row * to.pitch) as u64,
+            from.at + (row * from.pitch) as u64,
+        );
+        let order = Order {
+            wait: order.wait && last,
+            ..order
+        };
+        any(order, to, from, width)?;
+    }
+    Ok(())
+}
+
+unsafe fn cuboid(copy: *const CUDA_MEMCPY3D, stream: CUstream, wait: bool) -> Outcome {
+    let link = connected()?;
+    let order = Order::new(stream, wait)?;
+    // SAFETY: the caller's promise.
+    let c = unsafe { copy.as_ref() }.ok_or(codes::INVALID_VALUE)?;
+    let (width, rows) = (c.WidthInBytes, c.Height);
+    let height = |height: usize, y: usize| if height == 0 { y + rows } else { height };
+    for slice in 0..c.Depth {
+        let y = (c.srcZ + slice) * height(c.srcHeight, c.srcY) + c.srcY;
+        let from = (c.srcXInBytes, y, c.srcPitch);
+        let (kind, host) = (c.srcMemoryType, c.srcHost as u64);
+        let from = side(link, kind, host, c.srcDevice, from, width)?;
+        let y = (c.dstZ + slice) * height(c.dstHeight, c.dstY) + c.dstY;
+        let to = (c.dstXInBytes, y, c.dstPitch);
+        let (kind, host) = (c.dstMemoryType, c.dstHost as u64);
+        let to = side(link, kind, host, c.dstDevice, to, width)?;
+        rows_between(order, to, from, width, rows)?;
+    }
+    Ok(())
+}
+
+entry_points! {
+    fn cuMemcpy(dst: CUdeviceptr, src: CUdeviceptr, ByteCount: usize) {
+        any(Order::new(std::ptr::null_mut(), true)?, dst, src, ByteCount)
+    }
+
+    fn cuMemcpyAsync(dst: CUdeviceptr, src: CUdeviceptr, ByteCount: usize, hStream: CUstream) {
+        any(Order::new(hStream, false)?, dst, src, ByteCount)
+    }
+
+    fn cuMemcpyHtoD_v2(dstDevice: CUdeviceptr, srcHost: *const c_void, ByteCount: usize) {
+        to_device(Order::new(std::ptr::null_mut(), true)?, dstDevice, srcHost, ByteCount)
+    }
+
+    fn cuMemcpyHtoDAsync_v2(dstDevice: CUdeviceptr, srcHost: *const c_void, ByteCount: usize, hStream: CUstream) {
+        to_device(Order::new(hStream, false)?, dstDevice, srcHost, ByteCount)
+    }
+
+    fn cuMemcpyDtoH_v2(dstHost: *mut c_void, srcDevice: CUdeviceptr, ByteCount: usize) {
+        to_host(Order::new(std::ptr::null_mut(), true)?, dstHost, srcDevice, ByteCount)
+    }
+
+    fn cuMemcpyDtoHAsync_v2(dstHost: *mut c_void, srcDevice: CUdeviceptr, ByteCount: usize, hStream: CUstream) {
+        to_host(Order::new(hStream, false)?, dstHost, srcDevice, ByteCount)
+    }
+
+    fn cuMemcpyDtoD_v2(dstDevice: CUdeviceptr, srcDevice: CUdeviceptr, ByteCount: usize) {
+        any(Order::new(std::ptr::null_mut(), false)?, dstDevice, srcDevice, ByteCount)
+    }
+
+    fn cuMemcpyDtoDAsync_v2(dstDevice: CUdeviceptr, srcDevice: CUdeviceptr, ByteCount: usize, hStream: CUstream) {
+        any(Order::new(hStream, false)?, dstDevice, srcDevice, ByteCount)
+    }
+
+    // One worker serves all devices: addresses mean the same in all contexts.
+    fn cuMemcpyPeerAsync(
+        dstDevice: CUdeviceptr,
+        _dstContext: CUcontext,
+        srcDevice: CUdeviceptr,
+        _srcContext: CUcontext,
+        ByteCount: usize,
+        hStream: CUstream,
+    ) {
+        any(Order::new(hStream, false)?, dstDevice, srcDevice, ByteCount)
+    }
+
+    fn cuMemcpyPeer(
+        dstDevice: CUdeviceptr,
+        _dstContext: CUcontext,
+        srcDevice: CUdeviceptr,
+        _srcContext: CUcontext,
+        ByteCount: usize,
+    ) {
+        any(Order::new(std::ptr::null_mut(), true)?, dstDevice, srcDevice, ByteCount)
+    }
+
+    fn cuMemcpy2D_v2(pCopy: *const CUDA_MEMCPY2D) {
+        rectangle(pCopy, std::ptr::null_mut(), true)
+    }
+
+    fn cuMemcpy2DUnaligned_v2(pCopy: *const CUDA_MEMCPY2D) {
+        rectangle(pCopy, std::ptr::null_mut(), true)
+    }
+
+    fn cuMemcpy2DAsync_v2(pCopy: *const CUDA_MEMCPY2D, hStream: CUstream) {
+        rectangle(pCopy, hStream, false)
+    }
+
+    fn cuMemcpy3D_v2(pCopy: *const CUDA_MEMCPY3D) {
+        cuboid(pCopy, std::ptr::null_mut(), true)
+    }
+
+    fn cuMemcpy3DAsync_v2(pCopy: *const CUDA_MEMCPY3D, hStream: CUstream) {
+        cuboid(pCopy, hStream, false)
+    }
+
+    fn cuMemcpyBatchAsync_v2(
+        dsts: *mut CUdeviceptr,
+        srcs: *mut CUdeviceptr,
+        sizes: *mut usize,
+        count: usize,
+        _attrs: *mut CUmemcpyAttributes,
+        _attrsIdxs: *mut usize,
+        _numAttrs: usize,
+        hStream: CUstream,
+    ) {
+        let order = Order::new(hStream, false)?;
+        if count == 0 || dsts.is_null() || srcs.is_null() || sizes.is_null() {
+            return Err(codes::INVALID_VALUE);
+        }
+        (0..count).try_for_each(|one| {
+            any(order, dsts.add(one).read(), srcs.add(one).read(), sizes.add(one).read())
+        })
+    }
+}

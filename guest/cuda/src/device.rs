@@ -1,0 +1,116 @@
+//! The devices: what the worker has said of them.
+
+use std::ffi::{CStr, c_char, c_int, c_uint};
+
+use cuda_definition::driver::types::*;
+use gantry_remoting::apis::cuda::{calls::DeviceInfo, codes};
+
+use crate::{
+    entry::{self, Outcome, connected, entry_points, offer, put, put_text},
+    link,
+};
+
+/// The newest version whose entry points there are.
+const VERSION: u32 = 13000;
+
+fn info(device: CUdevice) -> Outcome<&'static DeviceInfo> {
+    let started = link::started(connected()?)?;
+    let index = usize::try_from(device).map_err(|_| codes::INVALID_DEVICE)?;
+    started.devices.get(index).ok_or(codes::INVALID_DEVICE)
+}
+
+/// An attribute of a device.
+pub fn attribute(device: CUdevice, number: u32) -> Outcome<i32> {
+    let value = info(device)?.attributes.get(number as usize);
+    match value {
+        None | Some(&i32::MIN) => Err(codes::INVALID_VALUE),
+        // Its worker has no sockets, and shares no memory with others.
+        Some(_) if number == CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED.0 => Ok(0),
+        Some(value) => Ok(*value),
+    }
+}
+
+entry_points! {
+    fn cuInit(Flags: c_uint) {
+        if Flags != 0 {
+            return Err(codes::INVALID_VALUE);
+        }
+        let link = link::get().ok_or(codes::NO_DEVICE)?;
+        if link::started(link)?.devices.is_empty() {
+            return Err(codes::NO_DEVICE);
+        }
+        entry::start();
+        Ok(())
+    }
+
+    fn cuDriverGetVersion(driverVersion: *mut c_int) {
+        let host = link::get().map(link::started);
+        let host = host.and_then(Result::ok).map_or(VERSION, |started| started.version);
+        put(driverVersion, host.min(VERSION).cast_signed())
+    }
+
+    fn cuDeviceGet(device: *mut CUdevice, ordinal: c_int) {
+        info(ordinal)?;
+        put(device, ordinal)
+    }
+
+    fn cuDeviceGetCount(count: *mut c_int) {
+        let devices = link::started(connected()?)?.devices.len();
+        put(count, c_int::try_from(devices).unwrap_or(c_int::MAX))
+    }
+
+    fn cuDeviceGetName(name: *mut c_char, len: c_int, dev: CUdevice) {
+        put_text(name, len, &info(dev)?.name.0)
+    }
+
+    fn cuDeviceGetUuid(uuid: *mut CUuuid, dev: CUdevice) {
+        put(uuid, CUuuid { bytes: info(dev)?.uuid.map(|byte| byte as c_char) })
+    }
+
+    fn cuDeviceGetUuid_v2(uuid: *mut CUuuid, dev: CUdevice) {
+        put(uuid, CUuuid { bytes: info(dev)?.uuid.map(|byte| byte as c_char) })
+    }
+
+    fn cuDeviceTotalMem_v2(bytes: *mut usize, dev: CUdevice) {
+        put(bytes, usize::try_from(info(dev)?.memory).unwrap_or(usize::MAX))
+    }
+
+    fn cuDeviceGetAttribute(pi: *mut c_int, attrib: CUdevice_attribute, dev: CUdevice) {
+        put(pi, attribute(dev, attrib.0)?)
+    }
+
+    fn cuDeviceComputeCapability(major: *mut c_int, minor: *mut c_int, dev: CUdevice) {
+        let of = |one: CUdevice_attribute| attribute(dev, one.0);
+        put(major, of(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?)?;
+        put(minor, of(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?)
+    }
+
+    fn cuDeviceGetPCIBusId(pciBusId: *mut c_char, len: c_int, dev: CUdevice) {
+        put_text(pciBusId, len, &info(dev)?.bus.0)
+    }
+
+    fn cuDeviceGetByPCIBusId(dev: *mut CUdevice, pciBusId: *const c_char) {
+        let started = link::started(connected()?)?;
+        if pciBusId.is_null() {
+            return Err(codes::INVALID_VALUE);
+        }
+        let wanted = CStr::from_ptr(pciBusId).to_bytes();
+        let place = started.devices.iter().position(|one| one.bus.0.eq_ignore_ascii_case(wanted));
+        put(dev, c_int::try_from(place.ok_or(codes::INVALID_DEVICE)?).unwrap_or(0))
+    }
+
+
+    fn cuModuleGetLoadingMode(mode: *mut CUmoduleLoadingMode) {
+        connected()?;
+        offer(mode, CUmoduleLoadingMode::CU_MODULE_EAGER_LOADING);
+        Ok(())
+    }
+
+    fn cuProfilerStart() {
+        Ok(())
+    }
+
+    fn cuProfilerStop() {
+        Ok(())
+    }
+}

@@ -1,0 +1,91 @@
+//! What all entry points have in common.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use cuda_definition::driver::types::{CUresult, cudaError_enum};
+use gantry_remoting::apis::cuda::codes;
+
+use crate::link::{self, Link};
+
+/// A result: what is wrong is a `CUresult`'s number.
+pub type Outcome<T = ()> = Result<T, i32>;
+
+/// Whether `cuInit` has succeeded.
+static STARTED: AtomicBool = AtomicBool::new(false);
+
+/// From here on there is a driver.
+pub fn start() {
+    STARTED.store(true, Ordering::Release);
+}
+
+/// The connection, once `cuInit` has been called.
+pub fn connected() -> Outcome<&'static Link> {
+    if !STARTED.load(Ordering::Acquire) {
+        return Err(codes::NOT_INITIALIZED);
+    }
+    link::get().ok_or(codes::DEVICE_UNAVAILABLE)
+}
+
+/// A result for the caller.
+pub fn result(outcome: Outcome) -> CUresult {
+    cudaError_enum(outcome.err().unwrap_or(0).cast_unsigned())
+}
+
+/// Defines entry points that are written by hand, with the signatures that the definition has.
+macro_rules! entry_points {
+    ($(fn $name:ident($($argument:ident: $of:ty),* $(,)?) $body:block)*) => {$(
+        #[unsafe(no_mangle)]
+        #[allow(unused_unsafe, clippy::missing_safety_doc)]
+        pub unsafe extern "C" fn $name($($argument: $of),*) -> CUresult {
+            // SAFETY: callers keep the API's promises about the pointers that they pass, as those of
+            // any library of C do.
+            let call = || -> $crate::entry::Outcome { unsafe { $body } };
+            $crate::entry::result(call())
+        }
+        const _: cuda_definition::driver::signatures::$name = $name;
+    )*};
+}
+pub(crate) use entry_points;
+
+/// Writes a result.
+///
+/// # Safety
+/// `to` is null or a place for a value.
+pub unsafe fn put<T>(to: *mut T, value: T) -> Outcome {
+    if to.is_null() {
+        return Err(codes::INVALID_VALUE);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { to.write_unaligned(value) };
+    Ok(())
+}
+
+/// Writes a result that the caller may not want.
+///
+/// # Safety
+/// As for [`put`].
+pub unsafe fn offer<T>(to: *mut T, value: T) {
+    if !to.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe { to.write_unaligned(value) };
+    }
+}
+
+/// Writes a text with its zero, as much of it as there is room for.
+///
+/// # Safety
+/// There is room for `length` bytes.
+pub unsafe fn put_text(to: *mut std::ffi::c_char, length: i32, text: &[u8]) -> Outcome {
+    let room = usize::try_from(length).unwrap_or(0);
+    if to.is_null() || room == 0 {
+        return Err(codes::INVALID_VALUE);
+    }
+    let bytes = text.len().min(room - 1);
+    // SAFETY: the caller's promise.
+    unsafe {
+        to.cast::<u8>()
+            .copy_from_nonoverlapping(text.as_ptr(), bytes);
+        to.add(bytes).write(0);
+    }
+    Ok(())
+}

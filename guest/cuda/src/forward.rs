@@ -1,0 +1,132 @@
+//! Entry points whose parameters travel by the API's definition.
+
+use cuda_definition::driver::types::CUresult;
+use gantry_remoting::{
+    apis::cuda::{
+        NO_HANDLE,
+        calls::{Forward, Post},
+        codes,
+        forwarded::ALL,
+        plan::{Outgoing, Parameter, Plan},
+    },
+    wire::Blob,
+};
+
+use crate::{
+    context,
+    entry::{Outcome, connected, result},
+    handles, launch, memory,
+};
+
+/// Those that are not waited for: work in a stream that writes nothing for the caller.
+const POSTED: &[&str] = &[
+    "cuEventRecord",
+    "cuEventRecordWithFlags",
+    "cuStreamWaitEvent",
+    "cuStreamWriteValue32_v2",
+    "cuStreamWriteValue64_v2",
+    "cuStreamWaitValue32_v2",
+    "cuStreamWaitValue64_v2",
+];
+
+/// Those whose success ends the object of their first parameter.
+const ENDING: &[&str] = &[
+    "cuCtxDestroy_v2",
+    "cuModuleUnload",
+    "cuLibraryUnload",
+    "cuStreamDestroy_v2",
+    "cuEventDestroy_v2",
+    "cuGraphDestroy",
+    "cuGraphDestroyNode",
+    "cuGraphExecDestroy",
+    "cuMemPoolDestroy",
+];
+
+/// Those with whose success functions may go.
+const UNLOADING: &[&str] = &[
+    "cuModuleUnload",
+    "cuLibraryUnload",
+    "cuCtxDestroy_v2",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuDevicePrimaryCtxReset_v2",
+];
+
+/// An entry point that does nothing else.
+///
+/// # Safety
+/// Words are the parameters, and pointers among them as the API wants them.
+pub unsafe fn entry(symbol: &'static str, words: &[u64]) -> CUresult {
+    // SAFETY: the caller's promise.
+    result(unsafe { forward(symbol, words) })
+}
+
+/// The place of a symbol in the list of forwarded ones.
+fn number(symbol: &str) -> Outcome<u16> {
+    use std::{collections::HashMap, sync::OnceLock};
+    static NUMBERS: OnceLock<HashMap<&str, u16>> = OnceLock::new();
+    let numbers = NUMBERS.get_or_init(|| {
+        let all = ALL.iter().enumerate();
+        all.map(|(index, entry)| (entry.symbol, index as u16))
+            .collect()
+    });
+    numbers.get(symbol).copied().ok_or(codes::NOT_SUPPORTED)
+}
+
+/// Carries a call to the worker.
+///
+/// # Safety
+/// As for [`entry`].
+pub unsafe fn forward(symbol: &str, words: &[u64]) -> Outcome {
+    let link = connected()?;
+    let function = number(symbol)?;
+    let plan = Plan::of(function).ok_or(codes::NOT_SUPPORTED)?;
+    let outgoing = Outgoing { plan, words };
+    // What is no handle is told here: not all calls are waited for.
+    for (parameter, word) in plan.parameters.iter().zip(words) {
+        if let Parameter::Handle(kind) = parameter
+            && handles::number(*kind, *word) == NO_HANDLE
+        {
+            return Err(kind.invalid());
+        }
+    }
+    let mut arguments = Vec::with_capacity(64);
+    // SAFETY: the caller's promise.
+    if !unsafe { outgoing.encode(handles::number, &mut arguments) } {
+        return Err(codes::INVALID_VALUE);
+    }
+    let (context, arguments) = (context::current(), Blob(arguments));
+    if POSTED.contains(&symbol) {
+        if context == 0 {
+            return Err(codes::INVALID_CONTEXT);
+        }
+        return link.post(&Post {
+            context,
+            function,
+            arguments,
+        });
+    }
+    let ended = words.first().filter(|_| ENDING.contains(&symbol));
+    if let Some(handle) = ended {
+        // Before: as soon as the worker has ended it, another thread may be given its number.
+        handles::forget(*handle);
+    }
+    let asked = link.ask(&Forward {
+        context,
+        function,
+        arguments,
+    });
+    if let (Some(handle), Err(_)) = (ended, &asked) {
+        handles::revive(*handle);
+    }
+    let Blob(answer) = asked?;
+    // SAFETY: the caller's promise; encoded above.
+    let written = unsafe { outgoing.write(&answer, handles::handle) };
+    written.map_err(|_| codes::UNKNOWN)?;
+    if UNLOADING.contains(&symbol) {
+        // Numbers are given again.
+        launch::forget_all(link);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { memory::note(symbol, words) };
+    Ok(())
+}

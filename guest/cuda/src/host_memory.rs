@@ -1,0 +1,222 @@
+//! Pinned memory: in the window, where the device reads and writes it directly. Without a window in
+//! common it is ordinary memory. Managed memory is pinned memory, too: coherent, and not migrated.
+
+use std::{
+    alloc::{Layout, alloc_zeroed, dealloc},
+    ffi::{c_int, c_uint, c_void},
+};
+
+use base::Unpoisoned;
+use cuda_definition::driver::types::*;
+use gantry_remoting::apis::cuda::{
+    calls::{ContextSynchronize, Pin},
+    codes,
+};
+
+use crate::{
+    context,
+    entry::{Outcome, connected, entry_points, put},
+    link::Link,
+    memory::{What, find},
+};
+
+/// `CU_MEMHOSTALLOC_PORTABLE` and its like: all that there are.
+const FLAGS: u32 = 0x7;
+
+fn layout(size: u64) -> Outcome<Layout> {
+    Layout::from_size_align(size as usize, 4096).map_err(|_| codes::OUT_OF_MEMORY)
+}
+
+fn allocate(size: usize, what: What, flags: u32) -> Outcome<u64> {
+    let link = connected()?;
+    let context = context::need()?;
+    if size == 0 {
+        return Err(codes::INVALID_VALUE);
+    }
+    let length = size as u64;
+    if !link.shared {
+        if what == What::Managed {
+            return Err(codes::NOT_SUPPORTED);
+        }
+        // SAFETY: not of size 0.
+        let at = unsafe { alloc_zeroed(layout(length)?) } as u64;
+        if at == 0 {
+            return Err(codes::OUT_OF_MEMORY);
+        }
+        let mut memory = link.state.memory.lock_unpoisoned();
+        memory.insert(at, length, what, flags, 0);
+        return Ok(at);
+    }
+    let offset = link.reserve_shared(length).ok_or(codes::OUT_OF_MEMORY)?;
+    let pinned = link.ask(&Pin {
+        context,
+        offset,
+        length,
+    });
+    let device = match pinned {
+        Ok(device) => device,
+        Err(code) => {
+            link.free(offset, length);
+            return Err(code);
+        }
+    };
+    let at = link.pointer(offset, length)?;
+    // SAFETY: reserved just now, for nobody else.
+    unsafe { at.write_bytes(0, size) };
+    let mut memory = link.state.memory.lock_unpoisoned();
+    memory.insert(at as u64, length, what, flags, device);
+    Ok(at as u64)
+}
+
+/// Gives pinned memory back that nothing uses any more.
+pub fn give_back(link: &Link, at: u64) {
+    let Some(known) = link.state.memory.lock_unpoisoned().remove(at) else {
+        return;
+    };
+    match link.window.offset_of(at as *const u8, known.size) {
+        Some(offset) => link.free(offset, known.size),
+        None => {
+            if let Ok(layout) = layout(known.size) {
+                // SAFETY: allocated so, and in no list any more.
+                unsafe { dealloc(at as *mut u8, layout) };
+            }
+        }
+    }
+}
+
+fn host(link: &Link, at: u64) -> Outcome<crate::memory::Known> {
+    let hosts = |what| matches!(what, What::Host | What::Managed | What::Registered);
+    let known = find(link, at).filter(|known| hosts(known.what));
+    known.ok_or(codes::INVALID_VALUE)
+}
+
+entry_points! {
+    fn cuMemAllocHost_v2(pp: *mut *mut c_void, bytesize: usize) {
+        put(pp, allocate(bytesize, What::Host, 0)? as *mut c_void)
+    }
+
+    fn cuMemHostAlloc(pp: *mut *mut c_void, bytesize: usize, Flags: c_uint) {
+        if Flags & !FLAGS != 0 {
+            return Err(codes::INVALID_VALUE);
+        }
+        put(pp, allocate(bytesize, What::Host, Flags)? as *mut c_void)
+    }
+
+    fn cuMemAllocManaged(dptr: *mut CUdeviceptr, bytesize: usize, flags: c_uint) {
+        put(dptr, allocate(bytesize, What::Managed, flags)?)
+    }
+
+    fn cuMemFreeHost(p: *mut c_void) {
+        let link = connected()?;
+        let context = context::need()?;
+        let known = host(link, p as u64)?;
+        if known.start != p as u64 || known.what != What::Host {
+            return Err(codes::INVALID_VALUE);
+        }
+        // Copies may be under way; what went wrong before is no fault of this memory.
+        let waited = link.ask(&ContextSynchronize { context });
+        give_back(link, known.start);
+        waited.map_err(|code| if code == codes::ASK_AGAIN { codes::UNKNOWN } else { code })
+    }
+
+    // Copies go through the window as those of other memory do.
+    fn cuMemHostRegister_v2(p: *mut c_void, bytesize: usize, Flags: c_uint) {
+        let link = connected()?;
+        context::need()?;
+        if p.is_null() || bytesize == 0 {
+            return Err(codes::INVALID_VALUE);
+        }
+        let mut memory = link.state.memory.lock_unpoisoned();
+        if memory.find(p as u64).is_some() {
+            return Err(codes::HOST_MEMORY_ALREADY_REGISTERED);
+        }
+        memory.insert(p as u64, bytesize as u64, What::Registered, Flags, 0);
+        Ok(())
+    }
+
+    fn cuMemHostUnregister(p: *mut c_void) {
+        let link = connected()?;
+        context::need()?;
+        let known = find(link, p as u64)
+            .filter(|known| known.start == p as u64 && known.what == What::Registered);
+        known.ok_or(codes::HOST_MEMORY_NOT_REGISTERED)?;
+        link.state.memory.lock_unpoisoned().remove(p as u64);
+        Ok(())
+    }
+
+    fn cuMemHostGetDevicePointer_v2(pdptr: *mut CUdeviceptr, p: *mut c_void, Flags: c_uint) {
+        let link = connected()?;
+        context::need()?;
+        let known = host(link, p as u64)?;
+        if Flags != 0 {
+            return Err(codes::INVALID_VALUE);
+        }
+        if known.device == 0 {
+            return Err(codes::NOT_SUPPORTED);
+        }
+        put(pdptr, known.device + (p as u64 - known.start))
+    }
+
+    fn cuMemHostGetFlags(pFlags: *mut c_uint, p: *mut c_void) {
+        let link = connected()?;
+        context::need()?;
+        put(pFlags, host(link, p as u64)?.flags)
+    }
+
+    // Managed memory is where the host and the device see it: there is nowhere to move it to.
+    fn cuMemPrefetchAsync_v2(
+        _devPtr: CUdeviceptr,
+        _count: usize,
+        _location: CUmemLocation,
+        _flags: c_uint,
+        _hStream: CUstream,
+    ) {
+        connected().map(drop)
+    }
+
+    fn cuMemAdvise_v2(_devPtr: CUdeviceptr, _count: usize, _advice: CUmem_advise, _location: CUmemLocation) {
+        connected().map(drop)
+    }
+
+    fn cuMemPrefetchAsync(_devPtr: CUdeviceptr, _count: usize, _dstDevice: CUdevice, _hStream: CUstream) {
+        connected().map(drop)
+    }
+
+    fn cuMemAdvise(_devPtr: CUdeviceptr, _count: usize, _advice: CUmem_advise, _device: CUdevice) {
+        connected().map(drop)
+    }
+
+    fn cuStreamAttachMemAsync(_hStream: CUstream, _dptr: CUdeviceptr, _length: usize, _flags: c_uint) {
+        connected().map(drop)
+    }
+
+    fn cuMemPoolSetAttribute(pool: CUmemoryPool, attr: CUmemPool_attribute, value: *mut c_void) {
+        if value.is_null() {
+            return Err(codes::INVALID_VALUE);
+        }
+        let mut whole = 0u64;
+        if is_number(attr) {
+            whole = u64::from(value.cast::<c_int>().read_unaligned().cast_unsigned());
+        } else {
+            whole = whole.max(value.cast::<u64>().read_unaligned());
+        }
+        let words = [pool as u64, attr.0.into(), &raw const whole as u64];
+        crate::forward::forward("cuMemPoolSetAttribute", &words)
+    }
+
+    fn cuMemPoolGetAttribute(pool: CUmemoryPool, attr: CUmemPool_attribute, value: *mut c_void) {
+        let mut whole = 0u64;
+        let words = [pool as u64, attr.0.into(), &raw mut whole as u64];
+        crate::forward::forward("cuMemPoolGetAttribute", &words)?;
+        if is_number(attr) {
+            put(value.cast::<u32>(), whole as u32)
+        } else {
+            put(value.cast::<u64>(), whole)
+        }
+    }
+}
+
+/// Whether a pool's attribute is an `int`, and not 64 bits.
+fn is_number(attribute: CUmemPool_attribute) -> bool {
+    (1..=3).contains(&attribute.0)
+}

@@ -1,0 +1,429 @@
+//! Launches of kernels.
+
+use std::{
+    ffi::{c_int, c_uint, c_void},
+    sync::{
+        Arc, PoisonError,
+        atomic::{AtomicI32, Ordering},
+    },
+};
+
+use cuda_definition::driver::types::*;
+use gantry_remoting::{
+    apis::cuda::{
+        Kind,
+        calls::{Clusters, Examine, Launch, Shape},
+        codes,
+    },
+    wire::Blob,
+};
+
+use crate::{
+    context,
+    entry::{Outcome, connected, entry_points, offer, put},
+    handles,
+    link::Link,
+    streams::capturing,
+};
+
+/// Dynamic shared memory that every kernel may have.
+const SHARED: i32 = 48 << 10;
+/// `CU_LAUNCH_PARAM_BUFFER_POINTER` and `CU_LAUNCH_PARAM_BUFFER_SIZE`
+const BUFFER: u64 = 1;
+const SIZE: u64 = 2;
+/// The largest parameters of a kernel, in bytes.
+const LARGEST: usize = 32_764;
+/// The most attributes of a launch.
+const ATTRIBUTES: u32 = 64;
+
+/// What a launch has to know of a kernel.
+#[derive(Debug)]
+pub struct Kernel {
+    /// Offset and size of each parameter.
+    parameters: Vec<(u32, u32)>,
+    /// Bytes of all.
+    size: usize,
+    pub name: Vec<u8>,
+    /// The most threads of a block; 0 if that is not known.
+    threads: i32,
+    /// Dynamic shared memory that it may have.
+    dynamic: AtomicI32,
+}
+
+/// What is known of a function's or kernel's handle.
+pub fn kernel(link: &Link, handle: u64) -> Outcome<Arc<Kernel>> {
+    let function = handles::valid(Kind::Function, handle)?;
+    if function == 0 {
+        return Err(codes::INVALID_HANDLE);
+    }
+    let kernels = link.state.kernels.read();
+    let kernels = kernels.unwrap_or_else(PoisonError::into_inner);
+    if let Some(kernel) = kernels.get(&function) {
+        return Ok(Arc::clone(kernel));
+    }
+    drop(kernels);
+    let info = link.ask(&Examine {
+        context: context::current(),
+        function,
+    })?;
+    let end = |(offset, size): &(u32, u32)| (offset + size) as usize;
+    let size = info.parameters.iter().map(end).max().unwrap_or(0);
+    if size > LARGEST {
+        return Err(codes::INVALID_VALUE);
+    }
+    let kernel = Arc::new(Kernel {
+        parameters: info.parameters,
+        size,
+        name: info.name.0,
+        threads: info.threads,
+        dynamic: AtomicI32::new(SHARED),
+    });
+    let kernels = link.state.kernels.write();
+    let mut kernels = kernels.unwrap_or_else(PoisonError::into_inner);
+    kernels.insert(function, Arc::clone(&kernel));
+    Ok(kernel)
+}
+
+/// Forgets what is known of all: some may be gone.
+pub fn forget_all(link: &Link) {
+    let kernels = link.state.kernels.write();
+    kernels.unwrap_or_else(PoisonError::into_inner).clear();
+}
+
+/// Takes note of an attribute that has been set.
+pub fn note_attribute(handle: u64, attribute: CUfunction_attribute, value: c_int) {
+    if attribute == CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        && let Ok(link) = connected()
+        && let Ok(kernel) = kernel(link, handle)
+    {
+        kernel.dynamic.store(value, Ordering::Relaxed);
+    }
+}
+
+/// `cuFuncGetParamInfo`.
+///
+/// # Safety
+/// Pointers are null or places for numbers.
+pub unsafe fn parameter(
+    handle: u64,
+    index: usize,
+    offset: *mut usize,
+    size: *mut usize,
+) -> Outcome {
+    let kernel = kernel(connected()?, handle)?;
+    let (at, bytes) = kernel.parameters.get(index).ok_or(codes::INVALID_VALUE)?;
+    // SAFETY: the caller's promise.
+    unsafe {
+        put(offset, *at as usize)?;
+        offer(size, *bytes as usize);
+    }
+    Ok(())
+}
+
+/// The bytes of a kernel's parameters.
+///
+/// # Safety
+/// As the API says of `kernelParams` and `extra`.
+pub unsafe fn gather(
+    kernel: &Kernel,
+    each: *mut *mut c_void,
+    extra: *mut *mut c_void,
+) -> Outcome<Vec<u8>> {
+    let mut bytes = vec![0u8; kernel.size];
+    if extra.is_null() {
+        for (index, (at, size)) in kernel.parameters.iter().enumerate() {
+            if each.is_null() {
+                return Err(codes::INVALID_VALUE);
+            }
+            let (at, size) = (*at as usize, *size as usize);
+            // SAFETY: the caller's promise: an address for each parameter.
+            unsafe {
+                let from = each.add(index).read().cast::<u8>();
+                if from.is_null() {
+                    return Err(codes::INVALID_VALUE);
+                }
+                from.copy_to_nonoverlapping(bytes[at..at + size].as_mut_ptr(), size);
+            }
+        }
+        return Ok(bytes);
+    }
+    let (mut buffer, mut size) = (std::ptr::null::<u8>(), 0usize);
+    for pair in 0..8 {
+        // SAFETY: the caller's promise: pairs up to the one that ends them.
+        let key = unsafe { extra.add(2 * pair).read() } as u64;
+        // SAFETY: as above; only read where it is not the end.
+        let value = || unsafe { extra.add(2 * pair + 1).read() };
+        match key {
+            0 => break,
+            BUFFER => buffer = value().cast(),
+            // SAFETY: it points to the size.
+            SIZE => size = unsafe { value().cast::<usize>().read() },
+            _ => return Err(codes::INVALID_VALUE),
+        }
+    }
+    if size < bytes.len() || buffer.is_null() && !bytes.is_empty() {
+        return Err(codes::INVALID_VALUE);
+    }
+    // SAFETY: the caller's promise of so many bytes.
+    unsafe { buffer.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
+    Ok(bytes)
+}
+
+/// A launch's attributes as bytes, and whether it is cooperative.
+///
+/// # Safety
+/// The configuration is as the API wants it.
+unsafe fn attributes(config: &CUlaunchConfig) -> Outcome<Vec<u8>> {
+    if config.numAttrs > ATTRIBUTES {
+        return Err(codes::INVALID_VALUE);
+    }
+    if config.numAttrs == 0 {
+        return Ok(Vec::new());
+    }
+    if config.attrs.is_null() {
+        return Err(codes::INVALID_VALUE);
+    }
+    let size = config.numAttrs as usize * size_of::<CUlaunchAttribute>();
+    // SAFETY: so many attributes are there.
+    Ok(unsafe { std::slice::from_raw_parts(config.attrs.cast::<u8>(), size) }.to_vec())
+}
+
+/// What a program wants launched.
+struct Wanted {
+    function: CUfunction,
+    shape: Shape,
+    stream: CUstream,
+    cooperative: bool,
+    attributes: Vec<u8>,
+}
+
+unsafe fn launch(wanted: Wanted, each: *mut *mut c_void, extra: *mut *mut c_void) -> Outcome {
+    let link = connected()?;
+    let context = context::need()?;
+    let kernel = kernel(link, wanted.function as u64)?;
+    let function = handles::valid(Kind::Function, wanted.function as u64)?;
+    let stream = handles::valid(Kind::Stream, wanted.stream as u64)?;
+    let Shape {
+        grid,
+        block,
+        shared,
+    } = &wanted.shape;
+    let threads = block
+        .iter()
+        .try_fold(1u32, |all, one| all.checked_mul(*one));
+    let threads = threads.ok_or(codes::INVALID_VALUE)?;
+    if grid.contains(&0) || threads == 0 {
+        return Err(codes::INVALID_VALUE);
+    }
+    // What the driver might refuse is waited for, though not what comes of it.
+    let plain = threads.cast_signed() <= kernel.threads
+        && shared.cast_signed() <= kernel.dynamic.load(Ordering::Relaxed)
+        && block[2] <= 64
+        && grid[1] <= 65535
+        && grid[2] <= 65535
+        && !wanted.cooperative
+        && wanted.attributes.is_empty()
+        && !capturing(link, context, stream);
+    // SAFETY: the caller's promise.
+    let parameters = unsafe { gather(&kernel, each, extra)? };
+    let call = Launch {
+        context,
+        stream,
+        function,
+        shape: wanted.shape,
+        cooperative: wanted.cooperative,
+        attributes: Blob(wanted.attributes),
+        parameters: Blob(parameters),
+    };
+    if plain {
+        link.post(&call)
+    } else {
+        link.ask(&call)
+    }
+}
+
+unsafe fn clusters(
+    count: *mut c_int,
+    func: CUfunction,
+    config: *const CUlaunchConfig,
+    potential: bool,
+) -> Outcome {
+    let link = connected()?;
+    // SAFETY: the caller's promise.
+    let config = unsafe { config.as_ref() }.ok_or(codes::INVALID_VALUE)?;
+    let found = link.ask(&Clusters {
+        context: context::need()?,
+        function: handles::valid(Kind::Function, func as u64)?,
+        shape: shape(config),
+        // SAFETY: as above.
+        attributes: Blob(unsafe { attributes(config)? }),
+        potential,
+    })?;
+    // SAFETY: as above.
+    unsafe { put(count, found) }
+}
+
+fn shape(config: &CUlaunchConfig) -> Shape {
+    Shape {
+        grid: [config.gridDimX, config.gridDimY, config.gridDimZ],
+        block: [config.blockDimX, config.blockDimY, config.blockDimZ],
+        shared: config.sharedMemBytes,
+    }
+}
+
+entry_points! {
+    fn cuLaunchKernel(
+        f: CUfunction,
+        gridDimX: c_uint,
+        gridDimY: c_uint,
+        gridDimZ: c_uint,
+        blockDimX: c_uint,
+        blockDimY: c_uint,
+        blockDimZ: c_uint,
+        sharedMemBytes: c_uint,
+        hStream: CUstream,
+        kernelParams: *mut *mut c_void,
+        extra: *mut *mut c_void,
+    ) {
+        let wanted = Wanted {
+            function: f,
+            shape: Shape {
+                grid: [gridDimX, gridDimY, gridDimZ],
+                block: [blockDimX, blockDimY, blockDimZ],
+                shared: sharedMemBytes,
+            },
+            stream: hStream,
+            cooperative: false,
+            attributes: Vec::new(),
+        };
+        launch(wanted, kernelParams, extra)
+    }
+
+    fn cuLaunchCooperativeKernel(
+        f: CUfunction,
+        gridDimX: c_uint,
+        gridDimY: c_uint,
+        gridDimZ: c_uint,
+        blockDimX: c_uint,
+        blockDimY: c_uint,
+        blockDimZ: c_uint,
+        sharedMemBytes: c_uint,
+        hStream: CUstream,
+        kernelParams: *mut *mut c_void,
+    ) {
+        let wanted = Wanted {
+            function: f,
+            shape: Shape {
+                grid: [gridDimX, gridDimY, gridDimZ],
+                block: [blockDimX, blockDimY, blockDimZ],
+                shared: sharedMemBytes,
+            },
+            stream: hStream,
+            cooperative: true,
+            attributes: Vec::new(),
+        };
+        launch(wanted, kernelParams, std::ptr::null_mut())
+    }
+
+    fn cuLaunchKernelEx(
+        config: *const CUlaunchConfig,
+        f: CUfunction,
+        kernelParams: *mut *mut c_void,
+        extra: *mut *mut c_void,
+    ) {
+        let config = config.as_ref().ok_or(codes::INVALID_VALUE)?;
+        let wanted = Wanted {
+            function: f,
+            shape: shape(config),
+            stream: config.hStream,
+            cooperative: false,
+            attributes: attributes(config)?,
+        };
+        launch(wanted, kernelParams, extra)
+    }
+
+    fn cuOccupancyMaxActiveClusters(numClusters: *mut c_int, func: CUfunction, config: *const CUlaunchConfig) {
+        clusters(numClusters, func, config, false)
+    }
+
+    fn cuOccupancyMaxPotentialClusterSize(clusterSize: *mut c_int, func: CUfunction, config: *const CUlaunchConfig) {
+        clusters(clusterSize, func, config, true)
+    }
+
+    fn cuOccupancyMaxPotentialBlockSize(
+        minGridSize: *mut c_int,
+        blockSize: *mut c_int,
+        func: CUfunction,
+        blockSizeToDynamicSMemSize: CUoccupancyB2DSize,
+        dynamicSMemSize: usize,
+        blockSizeLimit: c_int,
+    ) {
+        best(minGridSize, blockSize, func, blockSizeToDynamicSMemSize, dynamicSMemSize, blockSizeLimit)
+    }
+
+    fn cuOccupancyMaxPotentialBlockSizeWithFlags(
+        minGridSize: *mut c_int,
+        blockSize: *mut c_int,
+        func: CUfunction,
+        blockSizeToDynamicSMemSize: CUoccupancyB2DSize,
+        dynamicSMemSize: usize,
+        blockSizeLimit: c_int,
+        _flags: c_uint,
+    ) {
+        best(minGridSize, blockSize, func, blockSizeToDynamicSMemSize, dynamicSMemSize, blockSizeLimit)
+    }
+}
+
+/// The block size with which most threads run at the same time.
+unsafe fn best(
+    minimum: *mut c_int,
+    to: *mut c_int,
+    func: CUfunction,
+    shared: CUoccupancyB2DSize,
+    dynamic: usize,
+    limit: c_int,
+) -> Outcome {
+    let kernel = kernel(connected()?, func as u64)?;
+    let device = context::device()?;
+    let attribute = |one: CUdevice_attribute| crate::device::attribute(device, one.0);
+    let warp = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_WARP_SIZE)?.max(1);
+    let processors = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+    let threads =
+        attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR)?;
+    let most = if kernel.threads > 0 {
+        kernel.threads
+    } else {
+        1024
+    };
+    let most = if limit > 0 { most.min(limit) } else { most };
+    let (mut best, mut blocks_of_best, mut active) = (0, 0, 0);
+    let mut size = (most + warp - 1) / warp * warp;
+    while size > 0 && active < threads {
+        let tried = size.min(most);
+        let dynamic = match shared {
+            // SAFETY: the program's function.
+            Some(shared) => unsafe { shared(tried) },
+            None => dynamic,
+        };
+        let mut blocks = 0;
+        let words = [
+            &raw mut blocks as u64,
+            func as u64,
+            tried.cast_unsigned().into(),
+            dynamic as u64,
+        ];
+        // SAFETY: the pointer is to a local.
+        unsafe {
+            crate::forward::forward("cuOccupancyMaxActiveBlocksPerMultiprocessor", &words)?;
+        }
+        if blocks * tried > active {
+            (active, best, blocks_of_best) = (blocks * tried, tried, blocks);
+        }
+        size -= warp;
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        put(minimum, blocks_of_best * processors)?;
+        put(to, best)
+    }
+}

@@ -1,0 +1,34 @@
+//! A CUDA driver whose devices are those of the host: `libcuda.so.1` in a guest.
+//!
+//! Each call becomes a message to a worker process ([`gantry_remoting`]). Launches, copies of memory
+//! that `cuMemHostAlloc` gave, fills, and records of events are not waited for; an error of theirs that
+//! could not be seen here is told by the next call that waits for the context's work.
+//!
+//! `GANTRY_CUDA` names the socket of the workers, or an address where they are reached by a stream, or is
+//! `off`. `GANTRY_CUDA_SPIN` is the time in microseconds that a waiting call polls before it sleeps.
+//!
+//! - `generated`: an entry point for each public symbol; what is not served says so, once by name
+//! - `forward`: those whose parameters travel by the API's definition
+//! - `link`: CUDA's own part of the connection; `handles`: what programs hold for objects
+//! - `context`: what is current in a thread; `memory`: which addresses are what
+//! - the others: entry points by subject
+
+#![allow(missing_docs, non_snake_case, clippy::too_many_arguments)]
+
+mod context;
+mod copies;
+mod device;
+mod entry;
+mod fills;
+mod forward;
+mod generated;
+mod graphs;
+mod handles;
+mod host_memory;
+mod launch;
+mod link;
+mod memory;
+mod modules;
+mod names;
+mod pointers;
+mod streams;

@@ -1,0 +1,73 @@
+//! CUDA's own part of the connection: its names, its results, and what it keeps with it.
+
+use std::sync::{Mutex, OnceLock, RwLock};
+use std::{collections::HashMap, sync::Arc};
+
+use gantry_client::{Connection, Driver, connect};
+use gantry_remoting::{
+    apis::cuda::{
+        self,
+        calls::{Await, Started},
+        codes,
+    },
+    wire::messages::{Call, StageId},
+};
+
+use crate::{launch::Kernel, memory::Memory};
+
+/// CUDA, for the core of all drivers.
+#[derive(Debug)]
+pub enum Cuda {}
+
+/// The connection.
+pub type Link = gantry_client::Link<Cuda>;
+
+/// What CUDA keeps with its connection.
+#[derive(Debug, Default)]
+pub struct State {
+    /// What the worker has.
+    pub started: OnceLock<Started>,
+    /// Which addresses are what.
+    pub memory: Mutex<Memory>,
+    /// Kernels that have been launched, by their numbers.
+    pub kernels: RwLock<HashMap<u32, Arc<Kernel>>>,
+}
+
+impl Driver for Cuda {
+    const NAME: &'static str = "gantry-cuda";
+    const API: &'static str = "CUDA";
+    const ADDRESS_VARIABLE: &'static str = "GANTRY_CUDA";
+    const SPIN_VARIABLE: &'static str = "GANTRY_CUDA_SPIN";
+    const SOCKET: &'static str = "/run/gantry/cuda.sock";
+    const WINDOW_AT: Option<u64> = Some(cuda::WINDOW);
+
+    type Schema = cuda::Cuda;
+    type Status = i32;
+    const WORKER_LOST: i32 = codes::DEVICE_UNAVAILABLE;
+    const WINDOW_FULL: i32 = codes::OUT_OF_MEMORY;
+
+    type State = State;
+
+    fn connection() -> &'static Connection<Self> {
+        static LINK: Connection<Cuda> = OnceLock::new();
+        &LINK
+    }
+
+    fn await_stage(stage: StageId) -> impl Call<Answer = ()> {
+        Await { stage }
+    }
+}
+
+/// The connection, made when it is first needed; none if there is no worker.
+pub fn get() -> Option<&'static Link> {
+    connect::get()
+}
+
+/// What the worker has.
+pub fn started(link: &Link) -> Result<&Started, i32> {
+    if let Some(started) = link.state.started.get() {
+        return Ok(started);
+    }
+    let started = link.ask(&cuda::calls::Start {})?;
+    Ok(link.state.started.get_or_init(|| started))
+}

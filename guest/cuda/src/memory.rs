@@ -1,0 +1,256 @@
+//! Which addresses are what, as far as this process has made them.
+
+use std::collections::BTreeMap;
+
+use base::Unpoisoned;
+use cuda_definition::driver::types::*;
+use gantry_remoting::apis::cuda::{
+    Kind,
+    calls::{Allocate, AllocatePitch, ContextSynchronize, Free, MemoryInfo, Source},
+    codes,
+};
+
+use crate::{
+    context,
+    entry::{Outcome, connected, entry_points, offer, put},
+    handles, host_memory,
+    link::{self, Link},
+};
+
+/// What memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// Of the device.
+    Device,
+    /// Of the device, from a pool.
+    Pooled,
+    /// Of the device, mapped by `cuMemMap`.
+    Mapped,
+    /// Of a module.
+    Variable,
+    /// Pinned memory of the host: in the window, or, where there is no window in common, ordinary.
+    Host,
+    /// The same, made by `cuMemAllocManaged`.
+    Managed,
+    /// The program's own, registered.
+    Registered,
+}
+
+impl What {
+    /// Whether it is the device's.
+    pub fn is_device(self) -> bool {
+        matches!(
+            self,
+            Self::Device | Self::Pooled | Self::Mapped | Self::Variable
+        )
+    }
+}
+
+/// An allocation.
+#[derive(Clone, Copy, Debug)]
+pub struct Known {
+    pub start: u64,
+    pub size: u64,
+    pub what: What,
+    /// The context that it was made in.
+    pub context: u64,
+    /// As it was asked for.
+    pub flags: u32,
+    /// Where the device has it.
+    pub device: u64,
+    /// Tells allocations apart.
+    pub id: u64,
+}
+
+/// All allocations by their addresses.
+#[derive(Debug, Default)]
+pub struct Memory {
+    all: BTreeMap<u64, Known>,
+    made: u64,
+}
+
+impl Memory {
+    /// Adds one.
+    pub fn insert(&mut self, start: u64, size: u64, what: What, flags: u32, device: u64) {
+        self.made += 1;
+        let known = Known {
+            start,
+            size,
+            what,
+            context: context::top().unwrap_or(0),
+            flags,
+            device,
+            id: self.made,
+        };
+        self.all.insert(start, known);
+    }
+
+    /// The one in which an address is.
+    pub fn find(&self, at: u64) -> Option<Known> {
+        let (_, known) = self.all.range(..=at).next_back()?;
+        (at - known.start < known.size.max(1)).then_some(*known)
+    }
+
+    /// Takes the one that begins here.
+    pub fn remove(&mut self, at: u64) -> Option<Known> {
+        self.all.remove(&at)
+    }
+}
+
+/// The allocation in which an address is.
+pub fn find(link: &Link, at: u64) -> Option<Known> {
+    link.state.memory.lock_unpoisoned().find(at)
+}
+
+/// Forgets what goes with a context.
+pub fn forget_context(context: u64) {
+    if let Some(link) = link::get() {
+        let mut memory = link.state.memory.lock_unpoisoned();
+        let gone = |one: &Known| {
+            one.context == context && matches!(one.what, What::Device | What::Variable)
+        };
+        memory.all.retain(|_, known| !gone(known));
+    }
+}
+
+/// Takes note of what a forwarded entry point has made or ended.
+///
+/// # Safety
+/// Words are its parameters, and it has succeeded.
+pub unsafe fn note(symbol: &str, words: &[u64]) {
+    let Some(link) = link::get() else {
+        return;
+    };
+    let read = |place: usize| {
+        let at = words.get(place).copied().unwrap_or(0) as *const u64;
+        if at.is_null() {
+            0
+        } else {
+            // SAFETY: the caller's promise: it was written.
+            unsafe { at.read_unaligned() }
+        }
+    };
+    let mut memory = link.state.memory.lock_unpoisoned();
+    match symbol {
+        "cuModuleGetGlobal_v2" | "cuLibraryGetGlobal" | "cuLibraryGetManaged" => {
+            let (at, size) = (read(0), read(1));
+            if at != 0 && size != 0 && memory.find(at).is_none() {
+                memory.insert(at, size, What::Variable, 0, at);
+            }
+        }
+        "cuMemMap" => {
+            let (at, size) = (words[0], words[1]);
+            memory.insert(at, size, What::Mapped, 0, at);
+        }
+        "cuMemUnmap" => {
+            let (at, end) = (words[0], words[0].saturating_add(words[1]));
+            memory
+                .all
+                .retain(|start, known| known.what != What::Mapped || *start < at || *start >= end);
+        }
+        _ => {}
+    }
+}
+
+fn allocate(size: usize, source: Source, what: What) -> Outcome<u64> {
+    let link = connected()?;
+    let context = context::need()?;
+    if size == 0 {
+        return Err(codes::INVALID_VALUE);
+    }
+    let size = size as u64;
+    let at = link.ask(&Allocate {
+        context,
+        size,
+        source,
+    })?;
+    let mut memory = link.state.memory.lock_unpoisoned();
+    memory.insert(at, size, what, 0, at);
+    Ok(at)
+}
+
+entry_points! {
+    fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
+        let link = connected()?;
+        let (unused, all) = link.ask(&MemoryInfo { context: context::need()? })?;
+        offer(free, unused as usize);
+        offer(total, all as usize);
+        Ok(())
+    }
+
+    fn cuMemAlloc_v2(dptr: *mut CUdeviceptr, bytesize: usize) {
+        put(dptr, allocate(bytesize, Source::Device(), What::Device)?)
+    }
+
+    fn cuMemAllocPitch_v2(
+        dptr: *mut CUdeviceptr,
+        pPitch: *mut usize,
+        WidthInBytes: usize,
+        Height: usize,
+        ElementSizeBytes: std::ffi::c_uint,
+    ) {
+        let link = connected()?;
+        let (at, pitch) = link.ask(&AllocatePitch {
+            context: context::need()?,
+            width: WidthInBytes as u64,
+            height: Height as u64,
+            element: ElementSizeBytes,
+        })?;
+        let size = pitch.saturating_mul(Height as u64);
+        link.state.memory.lock_unpoisoned().insert(at, size, What::Device, 0, at);
+        put(dptr, at)?;
+        put(pPitch, pitch as usize)
+    }
+
+    fn cuMemAllocAsync(dptr: *mut CUdeviceptr, bytesize: usize, hStream: CUstream) {
+        let stream = handles::valid(Kind::Stream, hStream as u64)?;
+        put(dptr, allocate(bytesize, Source::Stream(stream), What::Pooled)?)
+    }
+
+    fn cuMemAllocFromPoolAsync(
+        dptr: *mut CUdeviceptr,
+        bytesize: usize,
+        pool: CUmemoryPool,
+        hStream: CUstream,
+    ) {
+        let stream = handles::valid(Kind::Stream, hStream as u64)?;
+        let pool = handles::valid(Kind::Pool, pool as u64)?;
+        put(dptr, allocate(bytesize, Source::Pool(stream, pool), What::Pooled)?)
+    }
+
+    fn cuMemFree_v2(dptr: CUdeviceptr) {
+        let link = connected()?;
+        let context = context::need()?;
+        if dptr == 0 {
+            return Ok(());
+        }
+        let known = find(link, dptr).filter(|known| known.start == dptr).ok_or(codes::INVALID_VALUE)?;
+        if known.what == What::Managed {
+            let waited = link.ask(&ContextSynchronize { context });
+            host_memory::give_back(link, known.start);
+            return waited;
+        }
+        link.ask(&Free { context, address: dptr, stream: None })?;
+        link.state.memory.lock_unpoisoned().remove(dptr);
+        Ok(())
+    }
+
+    fn cuMemFreeAsync(dptr: CUdeviceptr, hStream: CUstream) {
+        let link = connected()?;
+        let context = context::need()?;
+        let stream = handles::valid(Kind::Stream, hStream as u64)?;
+        let known = find(link, dptr).filter(|known| known.start == dptr && known.what.is_device());
+        known.ok_or(codes::INVALID_VALUE)?;
+        link.post(&Free { context, address: dptr, stream: Some(stream) })?;
+        link.state.memory.lock_unpoisoned().remove(dptr);
+        Ok(())
+    }
+
+    fn cuMemGetAddressRange_v2(pbase: *mut CUdeviceptr, psize: *mut usize, dptr: CUdeviceptr) {
+        let link = connected()?;
+        let known = find(link, dptr).ok_or(codes::NOT_FOUND)?;
+        offer(pbase, known.start);
+        offer(psize, known.size as usize);
+        Ok(())
+    }
+}

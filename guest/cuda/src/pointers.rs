@@ -1,0 +1,110 @@
+//! What a pointer is.
+
+use std::ffi::{c_uint, c_void};
+
+use cuda_definition::driver::types::*;
+use gantry_remoting::apis::cuda::codes;
+
+use crate::{
+    context,
+    entry::{Outcome, connected, entry_points, put},
+    memory::{Known, What, find},
+};
+
+fn attribute(
+    attribute: CUpointer_attribute,
+    at: u64,
+    found: Option<Known>,
+    data: *mut c_void,
+) -> Outcome {
+    use CUpointer_attribute as A;
+    let known = || found.ok_or(codes::INVALID_VALUE);
+    // SAFETY: the caller has room for a value of the attribute's type.
+    unsafe {
+        match attribute {
+            A::CU_POINTER_ATTRIBUTE_CONTEXT => put(data.cast(), known()?.context),
+            A::CU_POINTER_ATTRIBUTE_MEMORY_TYPE => {
+                let host = matches!(known()?.what, What::Host | What::Registered);
+                put(data.cast::<u32>(), if host { 1 } else { 2 })
+            }
+            A::CU_POINTER_ATTRIBUTE_DEVICE_POINTER => {
+                let known = known()?;
+                if known.device == 0 {
+                    return Err(codes::INVALID_VALUE);
+                }
+                put(data.cast(), known.device + (at - known.start))
+            }
+            A::CU_POINTER_ATTRIBUTE_HOST_POINTER if known()?.what.is_device() => {
+                Err(codes::INVALID_VALUE)
+            }
+            A::CU_POINTER_ATTRIBUTE_HOST_POINTER => put(data.cast(), at),
+            A::CU_POINTER_ATTRIBUTE_BUFFER_ID => put(data.cast(), known()?.id),
+            A::CU_POINTER_ATTRIBUTE_IS_MANAGED => {
+                let managed = found.is_some_and(|known| known.what == What::Managed);
+                put(data.cast(), u32::from(managed))
+            }
+            A::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => {
+                known()?;
+                put(data.cast(), context::device().unwrap_or(0))
+            }
+            A::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR => put(data.cast(), known()?.start),
+            A::CU_POINTER_ATTRIBUTE_RANGE_SIZE => put(data.cast(), known()?.size),
+            A::CU_POINTER_ATTRIBUTE_MAPPED => put(data.cast(), u32::from(found.is_some())),
+            A::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES => put(data.cast(), 0u64),
+            A::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE => put(data.cast(), 0u64),
+            A::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE
+            | A::CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE
+            | A::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS => put(data.cast(), 0u32),
+            A::CU_POINTER_ATTRIBUTE_ACCESS_FLAGS => put(data.cast(), 3u32),
+            _ => Err(codes::NOT_SUPPORTED),
+        }
+    }
+}
+
+entry_points! {
+    fn cuPointerGetAttribute(data: *mut c_void, attribute: CUpointer_attribute, ptr: CUdeviceptr) {
+        let link = connected()?;
+        self::attribute(attribute, ptr, find(link, ptr), data)
+    }
+
+    fn cuPointerGetAttributes(
+        numAttributes: c_uint,
+        attributes: *mut CUpointer_attribute,
+        data: *mut *mut c_void,
+        ptr: CUdeviceptr,
+    ) {
+        let link = connected()?;
+        if attributes.is_null() || data.is_null() {
+            return Err(codes::INVALID_VALUE);
+        }
+        let found = find(link, ptr);
+        for number in 0..numAttributes as usize {
+            let (one, to) = (attributes.add(number).read(), data.add(number).read());
+            if self::attribute(one, ptr, found, to) == Err(codes::INVALID_VALUE) && !to.is_null() {
+                // Foreign memory reads as zero here, in as many bytes as the attribute has.
+                use CUpointer_attribute as A;
+                match one {
+                    A::CU_POINTER_ATTRIBUTE_CONTEXT
+                    | A::CU_POINTER_ATTRIBUTE_DEVICE_POINTER
+                    | A::CU_POINTER_ATTRIBUTE_HOST_POINTER
+                    | A::CU_POINTER_ATTRIBUTE_BUFFER_ID
+                    | A::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR
+                    | A::CU_POINTER_ATTRIBUTE_RANGE_SIZE => put(to.cast(), 0u64)?,
+                    // No device has this number.
+                    A::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => put(to.cast(), -2i32)?,
+                    _ => put(to.cast(), 0u32)?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    // Memory of a worker is always synchronised so.
+    fn cuPointerSetAttribute(_value: *const c_void, attribute: CUpointer_attribute, ptr: CUdeviceptr) {
+        let link = connected()?;
+        if attribute != CUpointer_attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS {
+            return Err(codes::INVALID_VALUE);
+        }
+        find(link, ptr).map(drop).ok_or(codes::INVALID_VALUE)
+    }
+}

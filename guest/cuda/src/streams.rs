@@ -1,0 +1,232 @@
+//! Streams and events: waiting, and functions of the program's.
+
+use std::{
+    collections::VecDeque,
+    ffi::{c_uint, c_void},
+    sync::{
+        Mutex,
+        atomic::{AtomicU32, AtomicUsize, Ordering},
+    },
+};
+
+use base::Unpoisoned;
+use cuda_definition::driver::types::*;
+use gantry_remoting::apis::cuda::{
+    Kind,
+    calls::{EventSynchronize, HostFunction, StreamSynchronize},
+    codes,
+};
+
+use crate::{
+    context,
+    entry::{Outcome, connected, entry_points, put},
+    forward::forward,
+    handles,
+    link::Link,
+};
+
+/// Captures that this process has begun and not ended.
+static CAPTURES: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether a stream is being captured; one atomic load if none is.
+pub fn capturing(link: &Link, _context: u32, stream: u32) -> bool {
+    let _ = link;
+    if CAPTURES.load(Ordering::Relaxed) == 0 || stream == 0 {
+        return false;
+    }
+    let mut status = 0u32;
+    let stream = handles::handle(Kind::Stream, stream);
+    // SAFETY: the pointer is to a local.
+    let asked = unsafe { forward("cuStreamIsCapturing", &[stream, &raw mut status as u64]) };
+    asked.is_ok() && status != 0
+}
+
+/// The result of a wait: where work has failed, the driver says how.
+pub fn exact(link: &Link, context: u32, stream: u32, waited: Outcome) -> Outcome {
+    let _ = (link, context);
+    match waited {
+        Err(codes::ASK_AGAIN) => {
+            let stream = handles::handle(Kind::Stream, stream);
+            // SAFETY: no pointers.
+            match unsafe { forward("cuStreamQuery", &[stream]) } {
+                Ok(()) | Err(codes::NOT_READY) => Err(codes::UNKNOWN),
+                failed => failed,
+            }
+        }
+        waited => waited,
+    }
+}
+
+/// A word of the window: its function is to return, has returned, and the worker has seen that.
+const DUE: u32 = 0;
+const RETURNED: u32 = 1;
+const SEEN: u32 = 2;
+/// Words are reserved so many at a time.
+const WORDS: u64 = 1024;
+
+/// A word of the window that no function uses, and where it is from the window's start.
+fn word(link: &Link) -> Outcome<(u64, &'static AtomicU32)> {
+    static ALL: Mutex<VecDeque<(u64, &'static AtomicU32)>> = Mutex::new(VecDeque::new());
+    let mut all = ALL.lock_unpoisoned();
+    let is_free = |word: &AtomicU32| word.load(Ordering::Acquire) == SEEN;
+    if !all.front().is_some_and(|(_, word)| is_free(word)) {
+        let start = link.reserve_shared(4 * WORDS).ok_or(codes::NOT_SUPPORTED)?;
+        for index in (0..WORDS).rev() {
+            let offset = start + 4 * index;
+            let pointer = link.pointer(offset, 4)?.cast::<AtomicU32>();
+            // SAFETY: reserved for this alone, for good, in a window that stays as long as the
+            // process; aligned, as reserved space begins at a page.
+            let word = unsafe { &*pointer };
+            word.store(SEEN, Ordering::Release);
+            all.push_front((offset, word));
+        }
+    }
+    let (offset, word) = all.pop_front().ok_or(codes::OUT_OF_MEMORY)?;
+    word.store(DUE, Ordering::Release);
+    all.push_back((offset, word));
+    Ok((offset, word))
+}
+
+/// Has a function of the program called in the order of a stream.
+fn host_function(stream: CUstream, call: impl FnOnce() + Send + 'static) -> Outcome {
+    let link = connected()?;
+    let context = context::need()?;
+    let stream = handles::valid(Kind::Stream, stream as u64)?;
+    let (done, word) = word(link)?;
+    let number = link.register_callback(Box::new(move |_| {
+        call();
+        word.store(RETURNED, Ordering::Release);
+    }));
+    let asked = link.ask(&HostFunction {
+        context,
+        stream,
+        number,
+        done,
+    });
+    if asked.is_err() {
+        link.cancel_callback(number);
+        word.store(SEEN, Ordering::Release);
+    }
+    asked
+}
+
+entry_points! {
+    fn cuStreamSynchronize(hStream: CUstream) {
+        let link = connected()?;
+        let context = context::need()?;
+        let stream = handles::valid(Kind::Stream, hStream as u64)?;
+        exact(link, context, stream, link.ask(&StreamSynchronize { context, stream }))
+    }
+
+    fn cuEventSynchronize(hEvent: CUevent) {
+        let link = connected()?;
+        let context = context::need()?;
+        let event = handles::valid(Kind::Event, hEvent as u64)?;
+        if event == 0 {
+            return Err(codes::INVALID_HANDLE);
+        }
+        match link.ask(&EventSynchronize { context, event }) {
+            Err(codes::ASK_AGAIN) => match forward("cuEventQuery", &[hEvent as u64]) {
+                Ok(()) | Err(codes::NOT_READY) => Err(codes::UNKNOWN),
+                failed => failed,
+            },
+            waited => waited,
+        }
+    }
+
+    fn cuStreamGetCtx(hStream: CUstream, pctx: *mut CUcontext) {
+        connected()?;
+        context::need()?;
+        forward("cuStreamGetCtx", &[hStream as u64, pctx as u64])
+    }
+
+    fn cuLaunchHostFunc(hStream: CUstream, r#fn: CUhostFn, userData: *mut c_void) {
+        let function = r#fn.ok_or(codes::INVALID_VALUE)?;
+        let data = userData as u64;
+        host_function(hStream, move || {
+            // SAFETY: the program's function, and what it wants.
+            unsafe { function(data as *mut c_void) };
+        })
+    }
+
+    fn cuStreamAddCallback(
+        hStream: CUstream,
+        callback: CUstreamCallback,
+        userData: *mut c_void,
+        flags: c_uint,
+    ) {
+        let callback = callback.filter(|_| flags == 0).ok_or(codes::INVALID_VALUE)?;
+        let (stream, data) = (hStream as u64, userData as u64);
+        host_function(hStream, move || {
+            // SAFETY: the program's function, and what it wants.
+            unsafe { callback(stream as CUstream, CUresult::CUDA_SUCCESS, data as *mut c_void) };
+        })
+    }
+
+    fn cuStreamBeginCapture_v2(hStream: CUstream, mode: CUstreamCaptureMode) {
+        // The worker's one thread is no measure of what this one may do.
+        let _ = mode;
+        let relaxed = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED.0;
+        forward("cuStreamBeginCapture_v2", &[hStream as u64, relaxed.into()])?;
+        CAPTURES.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn cuStreamEndCapture(hStream: CUstream, phGraph: *mut CUgraph) {
+        forward("cuStreamEndCapture", &[hStream as u64, phGraph as u64])?;
+        let _ = CAPTURES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| count.checked_sub(1));
+        Ok(())
+    }
+
+    fn cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode) {
+        thread_local!(static MODE: std::cell::Cell<CUstreamCaptureMode> =
+            const { std::cell::Cell::new(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL) });
+        connected()?;
+        let new = mode.as_ref().ok_or(codes::INVALID_VALUE)?;
+        put(mode, MODE.replace(*new))
+    }
+
+    fn cuStreamGetCaptureInfo_v2(
+        hStream: CUstream,
+        captureStatus_out: *mut CUstreamCaptureStatus,
+        id_out: *mut cuuint64_t,
+        graph_out: *mut CUgraph,
+        dependencies_out: *mut *const CUgraphNode,
+        numDependencies_out: *mut usize,
+    ) {
+        if CAPTURES.load(Ordering::Relaxed) == 0 {
+            connected()?;
+            return put(captureStatus_out, CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE);
+        }
+        // Nodes that a stream waits for are not told.
+        if !dependencies_out.is_null() {
+            return Err(codes::NOT_SUPPORTED);
+        }
+        forward("cuStreamGetCaptureInfo_v2", &[
+            hStream as u64,
+            captureStatus_out as u64,
+            id_out as u64,
+            graph_out as u64,
+            0,
+            numDependencies_out as u64,
+        ])
+    }
+
+    fn cuStreamGetCaptureInfo_v3(
+        hStream: CUstream,
+        captureStatus_out: *mut CUstreamCaptureStatus,
+        id_out: *mut cuuint64_t,
+        graph_out: *mut CUgraph,
+        dependencies_out: *mut *const CUgraphNode,
+        edgeData_out: *mut *const CUgraphEdgeData,
+        numDependencies_out: *mut usize,
+    ) {
+        if !edgeData_out.is_null() {
+            put(edgeData_out, std::ptr::null())?;
+        }
+        match cuStreamGetCaptureInfo_v2(hStream, captureStatus_out, id_out, graph_out, dependencies_out, numDependencies_out) {
+            CUresult::CUDA_SUCCESS => Ok(()),
+            error => Err(error.0.cast_signed()),
+        }
+    }
+}

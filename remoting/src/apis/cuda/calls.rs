@@ -1,0 +1,411 @@
+//! Requests that both sides treat by themselves. Whose answer is `()` may be posted; its error is then
+//! told by the context's next call that waits.
+//!
+//! Objects are named by the numbers that the worker has given them, in a [`u32`]: 0 is none, and
+//! [`LEGACY`](super::LEGACY) the legacy stream. Addresses are the device's. Sizes are bytes.
+
+use alloc::vec::Vec;
+
+use crate::{
+    apis::schema::calls,
+    wire::{
+        codec::{Blob, wire},
+        messages::{Place, StageId},
+    },
+};
+
+wire! {
+    /// A device.
+    struct DeviceInfo {
+        /// `cuDeviceGetName`, without a zero.
+        name: Blob,
+        /// `cuDeviceGetUuid`.
+        uuid: [u8; 16],
+        /// `cuDeviceTotalMem`, or the quota if that is less.
+        memory: u64,
+        /// `cuDeviceGetPCIBusId`, without a zero.
+        bus: Blob,
+        /// `cuDeviceGetAttribute`, by number; those that the driver does not know are `i32::MIN`.
+        attributes: Vec<i32>,
+    }
+
+    /// What the worker has.
+    struct Started {
+        /// `cuDriverGetVersion`.
+        version: u32,
+        /// Where the worker has the window, which is where the device has it.
+        window: u64,
+        /// All devices, in order.
+        devices: Vec<DeviceInfo>,
+    }
+
+    /// What became of an image.
+    struct Loaded {
+        /// A `CUresult`.
+        code: i32,
+        /// The module's or library's number.
+        id: u32,
+        /// What the compiler says.
+        information: Blob,
+        /// What it says of errors.
+        errors: Blob,
+    }
+
+    /// What a launch has to know of a kernel.
+    struct KernelInfo {
+        /// Offset and size of each parameter.
+        parameters: Vec<(u32, u32)>,
+        /// Its name, without a zero.
+        name: Blob,
+        /// The most threads of a block.
+        threads: i32,
+    }
+
+    /// How many threads.
+    struct Shape {
+        /// Blocks.
+        grid: [u32; 3],
+        /// Threads of a block.
+        block: [u32; 3],
+        /// Dynamic shared memory of a block.
+        shared: u32,
+    }
+}
+
+wire! { enum
+    /// From where memory comes.
+    Source {
+        /// `cuMemAlloc`.
+        0 Device(),
+        /// `cuMemAllocAsync`, in the order of a stream.
+        1 Stream(stream: u32),
+        /// `cuMemAllocFromPoolAsync`: stream and pool.
+        2 Pool(stream: u32, pool: u32),
+    }
+}
+
+calls! {
+    /// The first request.
+    16 Start {} -> Started;
+    /// `cuGetErrorString`.
+    17 Describe { /** The error. */ error: i32, } -> Blob;
+    /// An entry point of [`forwarded`](super::forwarded), whose answer holds what it has written.
+    18 Forward {
+        /// The current context.
+        context: u32,
+        /// Its number in the list.
+        function: u16,
+        /// As `plan` encodes them.
+        arguments: Blob,
+    } -> Blob;
+    /// The same of one that writes nothing.
+    19 Post {
+        /// The current context.
+        context: u32,
+        /// Its number in the list.
+        function: u16,
+        /// As `plan` encodes them.
+        arguments: Blob,
+    } -> ();
+    /// Device memory: its address.
+    20 Allocate {
+        /// The current context.
+        context: u32,
+        /// Bytes.
+        size: u64,
+        /// From where.
+        source: Source,
+    } -> u64;
+    /// `cuMemAllocPitch`: address and pitch.
+    21 AllocatePitch {
+        /// The current context.
+        context: u32,
+        /// Bytes of a row.
+        width: u64,
+        /// Rows.
+        height: u64,
+        /// Bytes of the largest element.
+        element: u32,
+    } -> (u64, u64);
+    /// `cuMemFree`, or `cuMemFreeAsync` in the order of a stream.
+    22 Free {
+        /// The current context.
+        context: u32,
+        /// Where.
+        address: u64,
+        /// In which stream.
+        stream: Option<u32>,
+    } -> ();
+    /// `cuMemGetInfo`: free and all, as far as the quota lets it.
+    23 MemoryInfo { /** The current context. */ context: u32, } -> (u64, u64);
+    /// Has the device know a stretch of the window; its address on the device.
+    24 Pin {
+        /// The current context.
+        context: u32,
+        /// Bytes from the start of the window.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+    } -> u64;
+    /// Copies from the window to the device.
+    25 Write {
+        /// The current context.
+        context: u32,
+        /// In which stream.
+        stream: u32,
+        /// To where.
+        to: u64,
+        /// From where.
+        from: Place,
+    } -> ();
+    /// Copies from the device to the window.
+    26 Read {
+        /// The current context.
+        context: u32,
+        /// In which stream.
+        stream: u32,
+        /// From where.
+        from: u64,
+        /// To where.
+        to: Place,
+    } -> ();
+    /// Copies on the device.
+    27 Copy {
+        /// The current context.
+        context: u32,
+        /// In which stream.
+        stream: u32,
+        /// To where.
+        to: u64,
+        /// From where.
+        from: u64,
+        /// Bytes.
+        size: u64,
+    } -> ();
+    /// Fills rows of memory.
+    28 Fill {
+        /// The current context.
+        context: u32,
+        /// In which stream.
+        stream: u32,
+        /// Where.
+        at: u64,
+        /// With what, in its low bits.
+        value: u32,
+        /// Bytes of the value: 1, 2 or 4.
+        width: u8,
+        /// Values of a row.
+        count: u64,
+        /// Bytes from one row's start to the next one's.
+        pitch: u64,
+        /// Rows.
+        rows: u64,
+    } -> ();
+    /// Copies a rectangle on the device, row by row.
+    29 CopyRows {
+        /// The current context.
+        context: u32,
+        /// In which stream.
+        stream: u32,
+        /// To where, and bytes from one row's start to the next one's.
+        to: (u64, u64),
+        /// The same of where it comes from.
+        from: (u64, u64),
+        /// Bytes of a row.
+        width: u64,
+        /// Rows.
+        rows: u64,
+    } -> ();
+    /// Loads an image: what became of it.
+    30 Load {
+        /// The current context.
+        context: u32,
+        /// The image, as it was given; PTX with its zero.
+        image: Blob,
+        /// A library, which belongs to no context, and not a module.
+        library: bool,
+        /// Options of the compiler that are numbers.
+        options: Vec<(u32, u64)>,
+        /// How long the two texts may be.
+        room: (u32, u32),
+    } -> Loaded;
+    /// What a launch has to know of a function or kernel.
+    31 Examine { /** The current context. */ context: u32, /** Which. */ function: u32, } -> KernelInfo;
+    /// Launches a kernel.
+    32 Launch {
+        /// The current context.
+        context: u32,
+        /// In which stream.
+        stream: u32,
+        /// Function or kernel.
+        function: u32,
+        /// How many threads.
+        shape: Shape,
+        /// All threads run at the same time.
+        cooperative: bool,
+        /// `CUlaunchAttribute`s, 72 bytes each, with events by their numbers.
+        attributes: Blob,
+        /// The parameters' bytes.
+        parameters: Blob,
+    } -> ();
+    /// Waits for a stream.
+    33 StreamSynchronize { /** The current context. */ context: u32, /** Which. */ stream: u32, } -> ();
+    /// Waits for all streams of a context.
+    34 ContextSynchronize { /** The current context. */ context: u32, } -> ();
+    /// Waits for an event.
+    35 EventSynchronize { /** The current context. */ context: u32, /** Which. */ event: u32, } -> ();
+    /// Has the client call a function of its own in the order of a stream, which goes on when the
+    /// client has set the word.
+    36 HostFunction {
+        /// The current context.
+        context: u32,
+        /// In which stream.
+        stream: u32,
+        /// The client's number of it.
+        number: u64,
+        /// A word of 32 bits, from the start of the window: not zero when the function has returned.
+        done: u64,
+    } -> ();
+    /// Launches a graph.
+    37 LaunchGraph {
+        /// The current context.
+        context: u32,
+        /// In which stream.
+        stream: u32,
+        /// Which.
+        graph: u32,
+    } -> ();
+    /// Waits until a stage is released.
+    38 Await { /** Which. */ stage: StageId, } -> ();
+    /// Adds a kernel to a graph: the node's number.
+    39 AddKernelNode {
+        /// The current context.
+        context: u32,
+        /// To which graph.
+        graph: u32,
+        /// After which nodes.
+        after: Vec<u32>,
+        /// Function or kernel.
+        function: u32,
+        /// How many threads.
+        shape: Shape,
+        /// The parameters' bytes.
+        parameters: Blob,
+    } -> u32;
+    /// Changes the kernel of a node, in an executable graph or in the graph itself (0).
+    40 SetKernelNode {
+        /// The current context.
+        context: u32,
+        /// The executable graph, if any.
+        executable: u32,
+        /// Which node.
+        node: u32,
+        /// Function or kernel.
+        function: u32,
+        /// How many threads.
+        shape: Shape,
+        /// The parameters' bytes.
+        parameters: Blob,
+    } -> ();
+    /// `cuOccupancyMaxActiveClusters`, or, if it is asked for, `cuOccupancyMaxPotentialClusterSize`.
+    41 Clusters {
+        /// The current context.
+        context: u32,
+        /// Function or kernel.
+        function: u32,
+        /// How many threads.
+        shape: Shape,
+        /// As for a launch.
+        attributes: Blob,
+        /// The size, and not the count.
+        potential: bool,
+    } -> i32;
+    /// Enumerates functions of a module or kernels of a library: their numbers.
+    42 Enumerate {
+        /// The current context.
+        context: u32,
+        /// Which module or library.
+        of: u32,
+        /// How many at most.
+        most: u32,
+    } -> Vec<u32>;
+    /// Links images, each with its `CUjitInputType` and name: the linked one, or what became of it.
+    43 Link {
+        /// The current context.
+        context: u32,
+        /// The images.
+        inputs: Vec<Input>,
+        /// Options of the linker that are numbers.
+        options: Vec<(u32, u64)>,
+        /// How long the two texts may be.
+        room: (u32, u32),
+    } -> Linked;
+}
+
+wire! {
+    /// An image to link.
+    struct Input {
+        /// Its `CUjitInputType`.
+        kind: u32,
+        /// Its name, without a zero.
+        name: Blob,
+        /// The image.
+        data: Blob,
+    }
+
+    /// What became of images that were to be linked.
+    struct Linked {
+        /// A `CUresult`.
+        code: i32,
+        /// The image.
+        image: Blob,
+        /// What the linker says.
+        information: Blob,
+        /// What it says of errors.
+        errors: Blob,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::wire::{Wire, messages::Call};
+
+    #[test]
+    fn a_launch_is_decoded_as_it_was_encoded() {
+        let call = Launch {
+            context: 16,
+            stream: 1,
+            function: 20,
+            shape: Shape {
+                grid: [4, 1, 1],
+                block: [256, 1, 1],
+                shared: 0,
+            },
+            cooperative: false,
+            attributes: Blob::default(),
+            parameters: Blob(vec![1, 2, 3, 4]),
+        };
+        let mut bytes = Vec::new();
+        call.put(&mut bytes);
+        assert_eq!(
+            Request::decode(Launch::OPCODE, &bytes),
+            Ok(Request::Launch(call))
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_a_call_or_malformed(
+            opcode in 0u16..60,
+            bytes in prop::collection::vec(any::<u8>(), 0..200),
+        ) {
+            if let Ok(request) = Request::decode(opcode, &bytes) {
+                let text = format!("{request:?}");
+                prop_assert!(!text.is_empty());
+            }
+        }
+    }
+}

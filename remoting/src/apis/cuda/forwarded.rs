@@ -1,0 +1,251 @@
+//! Entry points that are carried to the worker parameter by parameter, as the API's definition
+//! describes them. Both sides name them by their place in [`ALL`].
+//!
+//! What is here takes and gives numbers, handles, texts, and arrays of plain data: nothing that holds
+//! an address of a host's memory.
+
+use crate::wire::codec::{named, with};
+
+/// An entry point.
+#[derive(Clone, Copy, Debug)]
+pub struct Forwarded {
+    /// Its symbol.
+    pub symbol: &'static str,
+    /// Parameters for which another rule holds than the definition has: `In`, `Out` or `InOut` with
+    /// a count of elements, or `Null` for what is not passed on.
+    pub rules: &'static [(&'static str, &'static str)],
+}
+
+const fn plain(symbol: &'static str) -> Forwarded {
+    Forwarded { symbol, rules: &[] }
+}
+
+const fn ruled(symbol: &'static str, rules: &'static [(&'static str, &'static str)]) -> Forwarded {
+    Forwarded { symbol, rules }
+}
+
+/// After these nodes.
+const AFTER: &[(&str, &str)] = &[("dependencies", "In(numDependencies)")];
+const EDGES: &[(&str, &str)] = &[
+    ("from", "In(numDependencies)"),
+    ("to", "In(numDependencies)"),
+];
+const EDGES_DATA: &[(&str, &str)] = &[
+    ("from", "In(numDependencies)"),
+    ("to", "In(numDependencies)"),
+    ("edgeData", "In(numDependencies)"),
+];
+
+/// All of them.
+pub const ALL: &[Forwarded] = &[
+    // Devices and contexts.
+    plain("cuDeviceCanAccessPeer"),
+    plain("cuDeviceGetP2PAttribute"),
+    plain("cuDeviceGetDefaultMemPool"),
+    plain("cuDeviceGetMemPool"),
+    plain("cuDeviceSetMemPool"),
+    plain("cuDeviceGraphMemTrim"),
+    plain("cuDeviceGetTexture1DLinearMaxWidth"),
+    plain("cuDeviceGetExecAffinitySupport"),
+    plain("cuDeviceGetProperties"),
+    plain("cuDevicePrimaryCtxRetain"),
+    plain("cuDevicePrimaryCtxRelease_v2"),
+    plain("cuDevicePrimaryCtxSetFlags_v2"),
+    plain("cuDevicePrimaryCtxGetState"),
+    plain("cuDevicePrimaryCtxReset_v2"),
+    plain("cuCtxCreate_v2"),
+    plain("cuCtxDestroy_v2"),
+    plain("cuCtxGetFlags"),
+    plain("cuCtxSetFlags"),
+    plain("cuCtxGetId"),
+    plain("cuCtxSetLimit"),
+    plain("cuCtxGetLimit"),
+    plain("cuCtxGetCacheConfig"),
+    plain("cuCtxSetCacheConfig"),
+    plain("cuCtxGetSharedMemConfig"),
+    plain("cuCtxSetSharedMemConfig"),
+    plain("cuCtxGetApiVersion"),
+    plain("cuCtxGetStreamPriorityRange"),
+    plain("cuCtxResetPersistingL2Cache"),
+    plain("cuCtxEnablePeerAccess"),
+    plain("cuCtxDisablePeerAccess"),
+    plain("cuCtxRecordEvent"),
+    plain("cuCtxWaitEvent"),
+    // Modules, libraries, kernels.
+    plain("cuModuleUnload"),
+    plain("cuModuleGetLoadingMode"),
+    plain("cuModuleGetFunction"),
+    plain("cuModuleGetFunctionCount"),
+    plain("cuModuleGetGlobal_v2"),
+    plain("cuLibraryUnload"),
+    plain("cuLibraryGetKernel"),
+    plain("cuLibraryGetKernelCount"),
+    plain("cuLibraryGetModule"),
+    plain("cuLibraryGetGlobal"),
+    plain("cuLibraryGetManaged"),
+    plain("cuKernelGetFunction"),
+    plain("cuKernelGetLibrary"),
+    plain("cuKernelGetAttribute"),
+    plain("cuKernelSetAttribute"),
+    plain("cuKernelSetCacheConfig"),
+    plain("cuKernelGetParamInfo"),
+    plain("cuFuncGetAttribute"),
+    plain("cuFuncSetAttribute"),
+    plain("cuFuncSetCacheConfig"),
+    plain("cuFuncSetSharedMemConfig"),
+    plain("cuFuncGetModule"),
+    plain("cuFuncGetParamInfo"),
+    plain("cuFuncIsLoaded"),
+    plain("cuFuncLoad"),
+    plain("cuOccupancyMaxActiveBlocksPerMultiprocessor"),
+    plain("cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags"),
+    plain("cuOccupancyAvailableDynamicSMemPerBlock"),
+    // Pools and physical memory.
+    plain("cuMemPoolTrimTo"),
+    ruled("cuMemPoolSetAttribute", &[("value", "In(8)")]),
+    ruled("cuMemPoolGetAttribute", &[("value", "Out(8)")]),
+    plain("cuMemPoolSetAccess"),
+    ruled("cuMemPoolGetAccess", &[("location", "In(1)")]),
+    plain("cuMemPoolCreate"),
+    plain("cuMemPoolDestroy"),
+    plain("cuMemAddressReserve"),
+    plain("cuMemAddressFree"),
+    plain("cuMemCreate"),
+    plain("cuMemRelease"),
+    plain("cuMemMap"),
+    plain("cuMemUnmap"),
+    plain("cuMemSetAccess"),
+    plain("cuMemGetAccess"),
+    plain("cuMemGetAllocationGranularity"),
+    plain("cuMemGetAllocationPropertiesFromHandle"),
+    plain("cuMemRetainAllocationHandle"),
+    // Streams and events.
+    plain("cuStreamCreate"),
+    plain("cuStreamCreateWithPriority"),
+    plain("cuStreamDestroy_v2"),
+    plain("cuStreamQuery"),
+    plain("cuStreamGetFlags"),
+    plain("cuStreamGetPriority"),
+    plain("cuStreamGetId"),
+    plain("cuStreamGetCtx"),
+    plain("cuStreamWaitEvent"),
+    plain("cuStreamWriteValue32_v2"),
+    plain("cuStreamWriteValue64_v2"),
+    plain("cuStreamWaitValue32_v2"),
+    plain("cuStreamWaitValue64_v2"),
+    plain("cuStreamCopyAttributes"),
+    plain("cuStreamGetAttribute"),
+    plain("cuStreamSetAttribute"),
+    plain("cuEventCreate"),
+    plain("cuEventDestroy_v2"),
+    plain("cuEventQuery"),
+    plain("cuEventRecord"),
+    plain("cuEventRecordWithFlags"),
+    plain("cuEventElapsedTime"),
+    plain("cuEventElapsedTime_v2"),
+    // Capture and graphs.
+    plain("cuStreamBeginCapture_v2"),
+    plain("cuStreamBeginCaptureToGraph"),
+    plain("cuStreamEndCapture"),
+    plain("cuStreamIsCapturing"),
+    ruled("cuStreamGetCaptureInfo_v2", &[("dependencies_out", "Null")]),
+    ruled(
+        "cuStreamUpdateCaptureDependencies",
+        &[("dependencies", "In(numDependencies)")],
+    ),
+    plain("cuGraphCreate"),
+    plain("cuGraphDestroy"),
+    ruled("cuGraphAddEmptyNode", AFTER),
+    ruled("cuGraphAddChildGraphNode", AFTER),
+    plain("cuGraphChildGraphNodeGetGraph"),
+    ruled("cuGraphAddEventRecordNode", AFTER),
+    plain("cuGraphEventRecordNodeGetEvent"),
+    plain("cuGraphEventRecordNodeSetEvent"),
+    ruled("cuGraphAddEventWaitNode", AFTER),
+    plain("cuGraphEventWaitNodeGetEvent"),
+    plain("cuGraphEventWaitNodeSetEvent"),
+    ruled("cuGraphAddMemsetNode", AFTER),
+    plain("cuGraphMemsetNodeSetParams"),
+    plain("cuGraphExecMemsetNodeSetParams"),
+    plain("cuGraphClone"),
+    plain("cuGraphNodeFindInClone"),
+    plain("cuGraphNodeGetType"),
+    ruled("cuGraphGetNodes", &[("nodes", "Out(*numNodes)")]),
+    ruled(
+        "cuGraphGetRootNodes",
+        &[("rootNodes", "Out(*numRootNodes)")],
+    ),
+    ruled("cuGraphAddDependencies", EDGES),
+    ruled("cuGraphAddDependencies_v2", EDGES_DATA),
+    ruled("cuGraphRemoveDependencies", EDGES),
+    ruled("cuGraphRemoveDependencies_v2", EDGES_DATA),
+    plain("cuGraphDestroyNode"),
+    plain("cuGraphInstantiateWithFlags"),
+    plain("cuGraphExecGetFlags"),
+    plain("cuGraphExecChildGraphNodeSetParams"),
+    plain("cuGraphExecEventRecordNodeSetEvent"),
+    plain("cuGraphExecEventWaitNodeSetEvent"),
+    plain("cuGraphNodeSetEnabled"),
+    plain("cuGraphNodeGetEnabled"),
+    plain("cuGraphExecDestroy"),
+    plain("cuGraphUpload"),
+    plain("cuGraphExecUpdate_v2"),
+    plain("cuGraphKernelNodeCopyAttributes"),
+    plain("cuGraphKernelNodeGetAttribute"),
+    plain("cuGraphKernelNodeSetAttribute"),
+    // Tensor maps.
+    ruled(
+        "cuTensorMapEncodeTiled",
+        &[("globalStrides", "In(tensorRank-1)")],
+    ),
+    ruled(
+        "cuTensorMapEncodeIm2col",
+        &[
+            ("globalStrides", "In(tensorRank-1)"),
+            ("pixelBoxLowerCorner", "In(tensorRank-2)"),
+            ("pixelBoxUpperCorner", "In(tensorRank-2)"),
+        ],
+    ),
+];
+
+/// Hash of the list.
+pub const FINGERPRINT: u64 = {
+    let mut hash = named("forwarded");
+    let mut at = 0;
+    while at < ALL.len() {
+        hash = with(hash, named(ALL[at].symbol));
+        let mut rule = 0;
+        while rule < ALL[at].rules.len() {
+            hash = with(
+                with(hash, named(ALL[at].rules[rule].0)),
+                named(ALL[at].rules[rule].1),
+            );
+            rule += 1;
+        }
+        at += 1;
+    }
+    hash
+};
+
+/// The place of a symbol in the list.
+///
+/// # Panics
+/// When it is not there: in a constant, the compiler says so.
+pub const fn number(symbol: &str) -> u16 {
+    let wanted = symbol.as_bytes();
+    let mut at = 0;
+    while at < ALL.len() {
+        let name = ALL[at].symbol.as_bytes();
+        let mut same = name.len() == wanted.len();
+        let mut byte = 0;
+        while same && byte < name.len() {
+            same = name[byte] == wanted[byte];
+            byte += 1;
+        }
+        if same {
+            return at as u16;
+        }
+        at += 1;
+    }
+    panic!("no forwarded entry point has this symbol")
+}

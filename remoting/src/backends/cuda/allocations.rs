@@ -1,0 +1,151 @@
+//! Device memory.
+
+use std::sync::Arc;
+
+use cuda_definition::driver::types::{CUmemoryPool, CUstream};
+
+use super::{
+    Server,
+    driver::{cu, outcome},
+    memory::Stretch,
+};
+use crate::{
+    apis::cuda::{
+        Kind,
+        calls::{Allocate, AllocatePitch, Free, Pin, Source},
+        codes,
+    },
+    session::quota::Charge,
+};
+
+impl Server {
+    /// Charges device memory.
+    pub(super) fn charge(&self, size: u64) -> Result<Arc<Charge>, i32> {
+        let charge = self.quota.charge(size);
+        charge.map(Arc::new).map_err(|_| codes::OUT_OF_MEMORY)
+    }
+
+    pub(super) fn allocate(&mut self, call: &Allocate) -> Result<u64, i32> {
+        let raw = self.enter(call.context)?;
+        if raw == 0 {
+            return Err(codes::INVALID_CONTEXT);
+        }
+        let charge = self.charge(call.size)?;
+        let (mut at, size) = (0, call.size as usize);
+        let objects = &self.backend.objects;
+        let api = &self.backend.api;
+        outcome(match call.source {
+            Source::Device() => cu!(api, cuMemAlloc_v2(&raw mut at, size)),
+            Source::Stream(stream) => {
+                let stream = objects.raw(Kind::Stream, stream)? as CUstream;
+                cu!(api, cuMemAllocAsync(&raw mut at, size, stream))
+            }
+            Source::Pool(stream, pool) => {
+                let stream = objects.raw(Kind::Stream, stream)? as CUstream;
+                let pool = objects.get(Kind::Pool, pool)?.raw as CUmemoryPool;
+                cu!(
+                    api,
+                    cuMemAllocFromPoolAsync(&raw mut at, size, pool, stream)
+                )
+            }
+        })?;
+        // What comes of a pool outlives contexts.
+        let context = match call.source {
+            Source::Device() => call.context,
+            Source::Stream(_) | Source::Pool(..) => 0,
+        };
+        self.keep(at, call.size, context, charge);
+        Ok(at)
+    }
+
+    fn keep(&mut self, at: u64, size: u64, context: u32, charge: Arc<Charge>) {
+        let stretch = Stretch {
+            size,
+            context,
+            owner: 0,
+            freed: true,
+            _charge: Some(charge),
+        };
+        self.backend.memory.insert(at, stretch);
+    }
+
+    pub(super) fn allocate_pitch(&mut self, call: &AllocatePitch) -> Result<(u64, u64), i32> {
+        if self.enter(call.context)? == 0 {
+            return Err(codes::INVALID_CONTEXT);
+        }
+        // The driver's pitch is known afterwards; no driver aligns rows to more than this.
+        const PITCH: u64 = 4096;
+        let most = call.width.checked_next_multiple_of(PITCH);
+        let size = most.and_then(|most| most.checked_mul(call.height));
+        let charge = self.charge(size.ok_or(codes::OUT_OF_MEMORY)?)?;
+        let (mut at, mut pitch) = (0, 0);
+        outcome(cu!(
+            self.backend.api,
+            cuMemAllocPitch_v2(
+                &raw mut at,
+                &raw mut pitch,
+                call.width as usize,
+                call.height as usize,
+                call.element,
+            )
+        ))?;
+        let size = (pitch as u64).saturating_mul(call.height);
+        // What the pitch did not need is given back.
+        let charge = self.quota.charge(size).map_or(charge, Arc::new);
+        self.keep(at, size, call.context, charge);
+        Ok((at, pitch as u64))
+    }
+
+    pub(super) fn free(&mut self, call: &Free) -> Result<(), i32> {
+        if self.enter(call.context)? == 0 {
+            return Err(codes::INVALID_CONTEXT);
+        }
+        let stretch = self.backend.memory.get(call.address);
+        if !stretch.is_some_and(|stretch| stretch.freed) {
+            return Err(codes::INVALID_VALUE);
+        }
+        outcome(match call.stream {
+            None => cu!(self.backend.api, cuMemFree_v2(call.address)),
+            Some(stream) => {
+                let stream = self.backend.objects.raw(Kind::Stream, stream)? as CUstream;
+                cu!(self.backend.api, cuMemFreeAsync(call.address, stream))
+            }
+        })?;
+        self.backend.memory.remove(call.address);
+        Ok(())
+    }
+
+    pub(super) fn memory_info(&mut self, context: u32) -> Result<(u64, u64), i32> {
+        self.enter(context)?;
+        let (mut free, mut all) = (0, 0);
+        outcome(cu!(
+            self.backend.api,
+            cuMemGetInfo_v2(&raw mut free, &raw mut all)
+        ))?;
+        let all = (all as u64).min(self.quota.limit());
+        Ok(((free as u64).min(self.quota.left()).min(all), all))
+    }
+
+    /// Has the driver know a stretch of the window: where the device has it.
+    pub(super) fn pin(&mut self, call: &Pin) -> Result<u64, i32> {
+        if self.enter(call.context)? == 0 {
+            return Err(codes::INVALID_CONTEXT);
+        }
+        let at = self.window.at(call.offset, call.length);
+        let at = at.ok_or(codes::INVALID_VALUE)?;
+        let backend = &mut self.backend;
+        let (offset, length) = (call.offset, call.length);
+        let known = backend
+            .cover
+            .reach(&backend.api, &self.window, call.context, offset, length);
+        if !known {
+            return Err(codes::OUT_OF_MEMORY);
+        }
+        let mut device = 0;
+        outcome(cu!(
+            backend.api,
+            cuMemHostGetDevicePointer_v2(&raw mut device, at.cast(), 0)
+        ))?;
+        Ok(device)
+    }
+}

@@ -1,0 +1,356 @@
+//! CUDA as a session's backend: the application's objects, and which method carries out which request.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use super::{
+    cover::Cover,
+    driver::{Api, cu},
+    fences::Fence,
+    host_functions::Returned,
+    memory::Memory,
+    objects::Objects,
+};
+use crate::{
+    apis::cuda::{Cuda, Kind, calls::Request, codes},
+    link::endpoint::Gone,
+    session::{
+        backend::{Backend, Fences, QueueKey},
+        limit,
+        server::{Error, Session},
+    },
+    turns::meter::Kind as Metered,
+    wire::{
+        Flags, Header,
+        messages::{EventId, StageId},
+    },
+};
+
+/// The CUDA objects of one application, and the driver that has them.
+#[derive(Debug)]
+pub struct CudaBackend {
+    pub(super) api: Arc<Api>,
+    /// The devices that are offered: the driver's, by the client's ordinals.
+    pub(super) devices: Vec<i32>,
+    pub(super) objects: Objects,
+    pub(super) memory: Memory,
+    pub(super) cover: Cover,
+    /// How often each device's primary context is retained.
+    pub(super) primary: HashMap<i32, u32>,
+    /// Captures that are under way: fences are no part of them.
+    pub(super) captures: usize,
+    /// Errors of what nobody waited for, by context.
+    pub(super) deferred: HashMap<u32, i32>,
+    /// Functions of the client that the driver has and that have not returned.
+    pub(super) pending: Arc<AtomicUsize>,
+    /// What waits for these, as the driver might.
+    pub(super) parked: Option<(Header, Request)>,
+}
+
+/// A session with an application that calls CUDA.
+pub type Server = Session<CudaBackend>;
+
+impl CudaBackend {
+    /// Offers those devices of the driver in whose names `device` occurs; all if it is empty.
+    pub fn new(api: Arc<Api>, device: &str) -> Self {
+        let devices = super::start::devices(&api, device);
+        Self {
+            devices,
+            objects: Objects::default(),
+            memory: Memory::default(),
+            cover: Cover::default(),
+            primary: HashMap::new(),
+            captures: 0,
+            deferred: HashMap::new(),
+            pending: Arc::default(),
+            parked: None,
+            api,
+        }
+    }
+
+    /// Whether functions of the client are pending.
+    pub(super) fn has_pending(&self) -> bool {
+        self.pending.load(Ordering::Acquire) > 0
+    }
+}
+
+impl Backend for CudaBackend {
+    type Api = Cuda;
+    type Driver = Api;
+    type Notice = Returned;
+
+    const FENCE_FAILED: i32 = codes::ASK_AGAIN;
+    const ANSWER_TOO_LONG: i32 = codes::OUT_OF_MEMORY;
+
+    fn driver(&self) -> &Arc<Api> {
+        &self.api
+    }
+
+    fn execute(session: &mut Server, header: Header, request: Request) -> Result<(), Error> {
+        if session.backend.has_pending() && may_block(&request) {
+            // The driver would wait for a function that the client is told of by this very thread.
+            session.backend.parked = Some((header, request));
+            return Ok(());
+        }
+        session.carry_out(header, request)
+    }
+
+    fn notice(session: &mut Server, Returned: Returned) -> Result<(), Error> {
+        if !session.backend.has_pending()
+            && let Some((header, request)) = session.backend.parked.take()
+        {
+            session.carry_out(header, request)?;
+        }
+        Ok(())
+    }
+
+    fn is_busy(&self) -> bool {
+        self.parked.is_some()
+    }
+
+    fn has_event(&self, _: EventId) -> bool {
+        false
+    }
+
+    // The driver keeps nothing back.
+    fn flush(&self, _: u32) {}
+
+    fn flush_all(&self) {}
+
+    fn sweep(&mut self) -> bool {
+        false
+    }
+
+    fn sweep_after(&mut self, _: &mut Vec<Fence>) {}
+}
+
+/// Whether the driver may wait for work that it has before it returns.
+fn may_block(request: &Request) -> bool {
+    match request {
+        Request::Write(_)
+        | Request::Read(_)
+        | Request::Copy(_)
+        | Request::CopyRows(_)
+        | Request::Fill(_)
+        | Request::Launch(_)
+        | Request::LaunchGraph(_)
+        | Request::HostFunction(_)
+        | Request::StreamSynchronize(_)
+        | Request::ContextSynchronize(_)
+        | Request::EventSynchronize(_)
+        | Request::Await(_)
+        | Request::Describe(_) => false,
+        Request::Forward(call) => !super::forwarding::returns_at_once(call.function),
+        Request::Post(call) => !super::forwarding::returns_at_once(call.function),
+        _ => true,
+    }
+}
+
+/// What a command has been given to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Submitted {
+    /// The driver's context.
+    pub(super) context: usize,
+    /// The client's number of the stream.
+    pub(super) stream: u32,
+    /// The driver's stream.
+    pub(super) raw: usize,
+}
+
+impl Server {
+    /// Makes the client's context current: the driver's handle; 0 for none.
+    pub(super) fn enter(&mut self, context: u32) -> Result<usize, i32> {
+        let raw = self.backend.objects.raw(Kind::Context, context)?;
+        self.backend.api.enter(raw);
+        Ok(raw)
+    }
+
+    /// Makes the client's context current and finds a stream of it.
+    pub(super) fn submit_to(&mut self, context: u32, stream: u32) -> Result<Submitted, i32> {
+        let context = self.enter(context)?;
+        if context == 0 {
+            return Err(codes::INVALID_CONTEXT);
+        }
+        let raw = self.backend.objects.raw(Kind::Stream, stream)?;
+        Ok(Submitted {
+            context,
+            stream,
+            raw,
+        })
+    }
+
+    /// Whether all of a stretch of addresses is the client's own memory.
+    pub(super) fn is_clients(&self, at: u64, size: u64) -> bool {
+        self.backend.memory.holds(at, size)
+            || self.window.offset_of(at as *const u8, size).is_some()
+    }
+
+    /// Whether a stream is being captured, so that nothing may be added to it.
+    pub(super) fn is_captured(&self, stream: usize) -> bool {
+        use cuda_definition::driver::types::{CUstream, CUstreamCaptureStatus as Status};
+        if self.backend.captures == 0 {
+            return false;
+        }
+        let mut status = Status::CU_STREAM_CAPTURE_STATUS_NONE;
+        cu!(
+            self.backend.api,
+            cuStreamIsCapturing(stream as CUstream, &raw mut status)
+        );
+        status != Status::CU_STREAM_CAPTURE_STATUS_NONE
+    }
+
+    /// Whether this thread may wait in the driver.
+    pub(super) fn stays(&self, header: Header) -> bool {
+        self.may_stay(header) && !self.backend.has_pending()
+    }
+
+    /// Keeps account of a command: of what it uses of the window, of the device's time, and of the
+    /// answer. `metered` is what the session has said of it before.
+    pub(super) fn conclude(
+        &mut self,
+        header: Header,
+        context: u32,
+        stage: Option<StageId>,
+        metered: Option<Metered>,
+        outcome: Result<Submitted, i32>,
+    ) -> Result<(), Gone> {
+        let waits = header.flags.has(Flags::ANSWER);
+        let submitted = match outcome {
+            Ok(submitted) => submitted,
+            Err(code) => {
+                if let Some(stage) = stage {
+                    self.stage_free(stage, false);
+                }
+                return self.fail(header, context, code);
+            }
+        };
+        let captured = self.is_captured(submitted.raw);
+        if waits && !captured && metered.is_none() && self.limit.is_none() && self.stays(header) {
+            let synchronized = self.synchronize_here(submitted);
+            if let Some(stage) = stage {
+                self.stage_free(stage, synchronized.is_ok());
+            }
+            let deferred = self.take_deferred(context);
+            return self.answer(header, &deferred.map_or(synchronized, Err));
+        }
+        if captured {
+            if let Some(stage) = stage {
+                self.stage_free(stage, true);
+            }
+            return self.answer(header, &Ok(()));
+        }
+        if stage.is_none() && metered.is_none() && self.limit.is_none() && !waits {
+            return Ok(());
+        }
+        let fence = match self.backend.api.fence(submitted.context, submitted.raw) {
+            Ok(fence) => fence,
+            Err(code) => {
+                if let Some(stage) = stage {
+                    self.stage_free(stage, false);
+                }
+                return self.fail(header, context, code);
+            }
+        };
+        if let Some(kind) = metered {
+            self.meter(kind, submitted.stream, fence);
+        }
+        if let Some(limit) = &self.limit {
+            self.backend.api.retain(fence);
+            limit.order(limit::Order {
+                fence,
+                queue: QueueKey {
+                    raw: submitted.raw,
+                    in_order: true,
+                },
+            });
+        }
+        if let Some(stage) = stage {
+            self.backend.api.retain(fence);
+            self.stage_until(stage, fence);
+        }
+        if waits {
+            let deferred = self.take_deferred(context);
+            self.answer_later(header, vec![fence], true, deferred.unwrap_or(0));
+        } else {
+            self.backend.api.release(fence);
+        }
+        Ok(())
+    }
+
+    /// Answers with an error, or keeps it for the context's next call that waits.
+    pub(super) fn fail(&mut self, header: Header, context: u32, code: i32) -> Result<(), Gone> {
+        if header.flags.has(Flags::ANSWER) {
+            return self.answer(header, &Err::<(), i32>(code));
+        }
+        self.backend.deferred.entry(context).or_insert(code);
+        Ok(())
+    }
+
+    /// The error of something that nobody waited for, once.
+    pub(super) fn take_deferred(&mut self, context: u32) -> Option<i32> {
+        if self.backend.deferred.is_empty() {
+            return None;
+        }
+        self.backend.deferred.remove(&context)
+    }
+
+    fn carry_out(&mut self, header: Header, request: Request) -> Result<(), Error> {
+        /// Calls a method and answers with what it returns.
+        macro_rules! answered {
+            ($call:expr, $method:ident) => {{
+                let outcome = self.$method($call);
+                self.answer(header, &outcome)?;
+            }};
+        }
+        match request {
+            Request::Start(_) => {
+                let started = self.started();
+                self.answer(header, &Ok(started))?;
+            }
+            Request::Describe(call) => answered!(call.error, describe),
+            Request::Forward(call) => {
+                let outcome = self.forward(call.context, call.function, &call.arguments.0);
+                self.answer(header, &outcome)?;
+            }
+            Request::Post(call) => {
+                match self.forward(call.context, call.function, &call.arguments.0) {
+                    Ok(_) => self.answer(header, &Ok(()))?,
+                    Err(code) => self.fail(header, call.context, code)?,
+                }
+            }
+            Request::Allocate(call) => answered!(&call, allocate),
+            Request::AllocatePitch(call) => answered!(&call, allocate_pitch),
+            Request::Free(call) => match self.free(&call) {
+                Ok(()) => self.answer(header, &Ok(()))?,
+                Err(code) => self.fail(header, call.context, code)?,
+            },
+            Request::MemoryInfo(call) => answered!(call.context, memory_info),
+            Request::Pin(call) => answered!(&call, pin),
+            Request::Write(call) => self.write(header, &call)?,
+            Request::Read(call) => self.read(header, &call)?,
+            Request::Copy(call) => self.copy(header, &call)?,
+            Request::CopyRows(call) => self.copy_rows(header, &call)?,
+            Request::Fill(call) => self.fill(header, &call)?,
+            Request::Load(call) => answered!(call, load),
+            Request::Link(call) => answered!(call, link),
+            Request::Enumerate(call) => answered!(&call, enumerate),
+            Request::Examine(call) => answered!(&call, examine),
+            Request::Launch(call) => self.launch(header, &call)?,
+            Request::LaunchGraph(call) => self.launch_graph(header, &call)?,
+            Request::AddKernelNode(call) => answered!(&call, add_kernel_node),
+            Request::SetKernelNode(call) => answered!(&call, set_kernel_node),
+            Request::Clusters(call) => answered!(&call, clusters),
+            Request::HostFunction(call) => answered!(&call, host_function),
+            Request::StreamSynchronize(call) => self.stream_synchronize(header, &call)?,
+            Request::ContextSynchronize(call) => self.context_synchronize(header, call.context)?,
+            Request::EventSynchronize(call) => self.event_synchronize(header, &call)?,
+            Request::Await(call) => self.await_stage(header, call.stage)?,
+        }
+        Ok(())
+    }
+}

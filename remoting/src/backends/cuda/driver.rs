@@ -1,0 +1,198 @@
+//! The host's driver, opened at run time.
+
+use std::{cell::Cell, ffi::c_int, ptr::null_mut, sync::Mutex};
+
+use cuda_definition::driver::{signatures, types::*};
+
+use super::fences::Pool;
+use crate::apis::cuda::{codes, forwarded::ALL};
+
+/// Why there is no driver.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The library cannot be opened.
+    #[error("cannot open the CUDA driver {library}")]
+    Open {
+        /// Its name.
+        library: String,
+        /// Why.
+        source: libloading::Error,
+    },
+    /// It does not start.
+    #[error("the CUDA driver does not start: cuInit answers {0}")]
+    Start(i32),
+    /// Its addresses cannot be where they must.
+    #[error("cannot keep addresses for device memory")]
+    Arena(#[source] std::io::Error),
+}
+
+macro_rules! functions {
+    ($($name:ident)*) => {
+        /// Entry points with signatures; those that the driver lacks are none.
+        #[allow(non_snake_case, missing_docs)]
+        pub struct Functions { $(pub $name: Option<signatures::$name>,)* }
+
+        impl Functions {
+            fn of(library: &libloading::Library) -> Self {
+                Self {
+                    // SAFETY: what bears the name has the signature that the API's definition has.
+                    $($name: unsafe {
+                        library.get(concat!(stringify!($name), "\0").as_bytes()).ok().map(|symbol| *symbol)
+                    },)*
+                }
+            }
+        }
+    };
+}
+
+functions! {
+    cuInit cuDriverGetVersion cuGetErrorString cuDeviceGet cuDeviceGetCount cuDeviceGetName
+    cuDeviceGetUuid_v2 cuDeviceTotalMem_v2 cuDeviceGetAttribute cuDeviceGetPCIBusId
+    cuCtxSetCurrent cuCtxSynchronize cuCtxGetCurrent
+    cuMemAlloc_v2 cuMemAllocPitch_v2 cuMemFree_v2 cuMemAllocAsync cuMemAllocFromPoolAsync
+    cuMemFreeAsync cuMemGetInfo_v2 cuMemHostRegister_v2 cuMemHostGetDevicePointer_v2
+    cuMemcpyHtoDAsync_v2 cuMemcpyDtoHAsync_v2 cuMemcpyDtoDAsync_v2 cuMemcpy2DAsync_v2
+    cuMemsetD8Async cuMemsetD16Async cuMemsetD32Async
+    cuMemsetD2D8Async cuMemsetD2D16Async cuMemsetD2D32Async
+    cuModuleLoadDataEx cuLibraryLoadData
+    cuModuleGetFunctionCount cuModuleEnumerateFunctions cuLibraryGetKernelCount
+    cuLibraryEnumerateKernels
+    cuLinkCreate_v2 cuLinkAddData_v2 cuLinkComplete cuLinkDestroy
+    cuKernelGetParamInfo cuFuncGetParamInfo cuKernelGetName cuFuncGetName cuFuncGetAttribute
+    cuKernelGetAttribute cuKernelGetFunction
+    cuLaunchKernel cuLaunchKernelEx cuLaunchCooperativeKernel cuLaunchHostFunc
+    cuOccupancyMaxActiveClusters cuOccupancyMaxPotentialClusterSize
+    cuStreamSynchronize cuStreamIsCapturing cuStreamGetCtx
+    cuEventCreate cuEventDestroy_v2 cuEventRecord cuEventQuery cuEventSynchronize
+    cuGraphLaunch cuGraphAddKernelNode_v2 cuGraphKernelNodeSetParams_v2
+    cuGraphExecKernelNodeSetParams_v2
+}
+
+/// The driver.
+pub struct Api {
+    /// Entry points with signatures.
+    pub functions: Functions,
+    /// Addresses of those of the list of forwarded entry points, by their numbers; 0 for none.
+    forwarded: Vec<usize>,
+    pub(super) fences: Mutex<Pool>,
+    _library: libloading::Library,
+}
+
+impl std::fmt::Debug for Api {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Api")
+    }
+}
+
+/// Calls an entry point: its result as a number.
+macro_rules! cu {
+    ($api:expr, $name:ident($($argument:expr),* $(,)?)) => {{
+        match $api.functions.$name {
+            // SAFETY: handles are the driver's own; pointers are to memory of the size that the
+            // definition says, valid for the call.
+            #[allow(unused_unsafe)]
+            Some(function) => unsafe { function($($argument),*) }.0.cast_signed(),
+            None => $crate::apis::cuda::codes::NOT_SUPPORTED,
+        }
+    }};
+}
+pub(super) use cu;
+
+/// A result.
+pub(super) fn outcome(code: c_int) -> Result<(), i32> {
+    if code == 0 { Ok(()) } else { Err(code) }
+}
+
+thread_local! {
+    /// The context that is current in this thread.
+    static CURRENT: Cell<usize> = const { Cell::new(0) };
+}
+
+impl Api {
+    /// Opens a driver and starts it.
+    ///
+    /// # Errors
+    /// There is none of this name, or it does not start.
+    pub fn open(name: &str) -> Result<Self, Error> {
+        // SAFETY: the operator has named it; drivers' constructors are theirs.
+        let library = unsafe { libloading::Library::new(name) };
+        let library = library.map_err(|source| Error::Open {
+            library: name.to_owned(),
+            source,
+        })?;
+        let address = |symbol: &str| {
+            let symbol = format!("{symbol}\0");
+            // SAFETY: only the address is taken.
+            unsafe { library.get::<*const ()>(symbol.as_bytes()) }
+                .map_or(0, |symbol| *symbol as usize)
+        };
+        let api = Self {
+            functions: Functions::of(&library),
+            forwarded: ALL.iter().map(|entry| address(entry.symbol)).collect(),
+            fences: Mutex::default(),
+            _library: library,
+        };
+        match cu!(api, cuInit(0)) {
+            0 => Ok(api),
+            code => Err(Error::Start(code)),
+        }
+    }
+
+    /// Makes a context current in this thread, if it is not.
+    pub(super) fn enter(&self, context: usize) {
+        if CURRENT.get() != context {
+            cu!(self, cuCtxSetCurrent(context as CUcontext));
+            CURRENT.set(context);
+        }
+    }
+
+    /// Asks the driver which context is current: after calls that change that.
+    pub(super) fn look(&self) {
+        let mut current = null_mut();
+        cu!(self, cuCtxGetCurrent(&raw mut current));
+        CURRENT.set(current as usize);
+    }
+
+    /// Calls a forwarded entry point. All of its parameters are words.
+    ///
+    /// # Safety
+    /// They are what the API wants.
+    pub(super) unsafe fn call(&self, number: u16, words: &[u64]) -> i32 {
+        let Some(&address) = self.forwarded.get(usize::from(number)) else {
+            return codes::NOT_FOUND;
+        };
+        if address == 0 {
+            return codes::NOT_SUPPORTED;
+        }
+        macro_rules! by_count {
+            ($($count:literal: $($index:literal)*;)*) => {
+                match words.len() {
+                    $($count => {
+                        // SAFETY: the symbol is a function of the API, whose parameters are numbers,
+                        // enumerations and pointers, each in a register or a word of the stack.
+                        let function = unsafe {
+                            std::mem::transmute::<usize, unsafe extern "C" fn($(by_count!(@word $index)),*) -> c_int>(address)
+                        };
+                        // SAFETY: the caller's promise.
+                        unsafe { function($(words[$index]),*) }
+                    })*
+                    _ => codes::NOT_SUPPORTED,
+                }
+            };
+            (@word $index:literal) => { u64 };
+        }
+        by_count! {
+            0: ;
+            1: 0;
+            2: 0 1;
+            3: 0 1 2;
+            4: 0 1 2 3;
+            5: 0 1 2 3 4;
+            6: 0 1 2 3 4 5;
+            7: 0 1 2 3 4 5 6;
+            8: 0 1 2 3 4 5 6 7;
+            12: 0 1 2 3 4 5 6 7 8 9 10 11;
+            15: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14;
+        }
+    }
+}

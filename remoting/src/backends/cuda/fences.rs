@@ -1,0 +1,166 @@
+//! Fences: events of the driver, recorded behind work, and used again.
+
+use std::{collections::HashMap, sync::MutexGuard};
+
+use base::Unpoisoned;
+use cuda_definition::driver::types::{CUevent, CUstream};
+
+use super::driver::{Api, cu};
+use crate::{
+    apis::cuda::codes,
+    session::backend::{Fences, Progress},
+};
+
+/// `CU_EVENT_DISABLE_TIMING`.
+const NO_TIMING: u32 = 2;
+
+/// Stands for work that was submitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Fence(u32);
+
+/// An event, in use or not.
+#[derive(Debug)]
+struct Slot {
+    /// The driver's event.
+    event: usize,
+    /// The driver's context that it belongs to; 0 when that is gone.
+    context: usize,
+    references: u32,
+    /// The client's own: not used for anything else.
+    foreign: bool,
+}
+
+/// All events for fences.
+#[derive(Debug, Default)]
+pub(super) struct Pool {
+    slots: Vec<Slot>,
+    /// Those that nobody uses, by context.
+    free: HashMap<usize, Vec<u32>>,
+    /// Those whose contexts are gone.
+    empty: Vec<u32>,
+}
+
+impl Pool {
+    fn slot(&mut self, fence: Fence) -> &mut Slot {
+        &mut self.slots[fence.0 as usize]
+    }
+
+    /// An event of the client is about to go: what waits for it has failed.
+    pub(super) fn forget_event(&mut self, event: usize) {
+        let foreign = |slot: &&mut Slot| slot.foreign && slot.event == event;
+        for slot in self.slots.iter_mut().filter(foreign) {
+            slot.context = 0;
+        }
+    }
+
+    fn add(&mut self, slot: Slot) -> u32 {
+        if let Some(index) = self.empty.pop() {
+            self.slots[index as usize] = slot;
+            return index;
+        }
+        self.slots.push(slot);
+        // Each takes far more memory than its number.
+        (self.slots.len() - 1) as u32
+    }
+
+    /// A context is about to go, and its events with it: what they stand for counts as failed.
+    pub(super) fn forget(&mut self, context: usize) {
+        for slot in self.slots.iter_mut().filter(|slot| slot.context == context) {
+            slot.context = 0;
+        }
+        self.empty
+            .extend(self.free.remove(&context).unwrap_or_default());
+    }
+}
+
+impl Api {
+    /// The pool, for who is about to take something from it.
+    pub(super) fn fences_lock(&self) -> MutexGuard<'_, Pool> {
+        self.fences.lock_unpoisoned()
+    }
+
+    /// A fence behind all that a stream of the current context has, with one reference.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub(super) fn fence(&self, context: usize, stream: usize) -> Result<Fence, i32> {
+        let mut pool = self.fences.lock_unpoisoned();
+        let index = match pool.free.get_mut(&context).and_then(Vec::pop) {
+            Some(index) => index,
+            None => {
+                let mut event = std::ptr::null_mut();
+                match cu!(self, cuEventCreate(&raw mut event, NO_TIMING)) {
+                    0 => {}
+                    code => return Err(code),
+                }
+                let slot = Slot {
+                    event: event as usize,
+                    context,
+                    references: 0,
+                    foreign: false,
+                };
+                pool.add(slot)
+            }
+        };
+        let fence = Fence(index);
+        let event = pool.slot(fence).event;
+        match cu!(self, cuEventRecord(event as CUevent, stream as CUstream)) {
+            0 => {
+                pool.slot(fence).references = 1;
+                Ok(fence)
+            }
+            code => {
+                pool.free.entry(context).or_default().push(index);
+                Err(code)
+            }
+        }
+    }
+}
+
+impl Api {
+    /// A fence that is an event of the client, as it is recorded now; with one reference.
+    pub(super) fn event_fence(&self, context: usize, event: usize) -> Fence {
+        Fence(self.fences.lock_unpoisoned().add(Slot {
+            event,
+            context,
+            references: 1,
+            foreign: true,
+        }))
+    }
+}
+
+impl Fences for Api {
+    type Fence = Fence;
+
+    fn poll(&self, fence: Fence) -> Progress {
+        // Under the lock: the context cannot go meanwhile.
+        let mut pool = self.fences.lock_unpoisoned();
+        let slot = pool.slot(fence);
+        if slot.context == 0 {
+            return Progress::Failed;
+        }
+        self.enter(slot.context);
+        match cu!(self, cuEventQuery(slot.event as CUevent)) {
+            0 => Progress::Complete,
+            codes::NOT_READY => Progress::Running,
+            _ => Progress::Failed,
+        }
+    }
+
+    fn retain(&self, fence: Fence) {
+        self.fences.lock_unpoisoned().slot(fence).references += 1;
+    }
+
+    fn release(&self, fence: Fence) {
+        let mut pool = self.fences.lock_unpoisoned();
+        let slot = pool.slot(fence);
+        slot.references -= 1;
+        if slot.references == 0 {
+            match slot.context {
+                0 => pool.empty.push(fence.0),
+                _ if slot.foreign => pool.empty.push(fence.0),
+                context => pool.free.entry(context).or_default().push(fence.0),
+            }
+        }
+    }
+}

@@ -1,0 +1,477 @@
+//! Entry points whose parameters travel by the API's definition: translated, checked, called; and what
+//! their success means for the client's objects.
+
+use std::sync::Arc;
+
+use cuda_definition::driver::types::{
+    CUDA_MEMSET_NODE_PARAMS, CUgraphExecUpdateResultInfo, CUmemAccessDesc, CUmemAllocationProp,
+    CUmemLocation, CUmemLocationType, CUmemPoolProps,
+};
+
+use super::{Server, driver::outcome, launches::is_plain, memory::Stretch};
+use crate::{
+    apis::cuda::{
+        Kind, codes,
+        forwarded::number,
+        plan::{Argument, Element, Parameter, Plan},
+    },
+    session::quota::Charge,
+    wire::{Blob, Wire},
+};
+
+/// The most contexts at a time: each has memory of the device that no quota sees.
+const MOST_CONTEXTS: usize = 256;
+
+macro_rules! numbers {
+    ($($name:ident = $symbol:literal;)*) => { $(const $name: u16 = number($symbol);)* };
+}
+numbers! {
+    RETAIN = "cuDevicePrimaryCtxRetain";
+    RELEASE = "cuDevicePrimaryCtxRelease_v2";
+    RESET = "cuDevicePrimaryCtxReset_v2";
+    CREATE = "cuCtxCreate_v2";
+    DESTROY = "cuCtxDestroy_v2";
+    MODULE_UNLOAD = "cuModuleUnload";
+    LIBRARY_UNLOAD = "cuLibraryUnload";
+    MODULE_GLOBAL = "cuModuleGetGlobal_v2";
+    LIBRARY_GLOBAL = "cuLibraryGetGlobal";
+    LIBRARY_MANAGED = "cuLibraryGetManaged";
+    STREAM_DESTROY = "cuStreamDestroy_v2";
+    EVENT_DESTROY = "cuEventDestroy_v2";
+    GRAPH_DESTROY = "cuGraphDestroy";
+    NODE_DESTROY = "cuGraphDestroyNode";
+    EXECUTABLE_DESTROY = "cuGraphExecDestroy";
+    POOL_DESTROY = "cuMemPoolDestroy";
+    MEMORY_CREATE = "cuMemCreate";
+    MEMORY_RETAIN = "cuMemRetainAllocationHandle";
+    MEMORY_RELEASE = "cuMemRelease";
+    MAP = "cuMemMap";
+    UNMAP = "cuMemUnmap";
+    BEGIN_CAPTURE = "cuStreamBeginCapture_v2";
+    BEGIN_CAPTURE_TO = "cuStreamBeginCaptureToGraph";
+    END_CAPTURE = "cuStreamEndCapture";
+    WRITE_32 = "cuStreamWriteValue32_v2";
+    WRITE_64 = "cuStreamWriteValue64_v2";
+    WAIT_32 = "cuStreamWaitValue32_v2";
+    WAIT_64 = "cuStreamWaitValue64_v2";
+    STREAM_ATTRIBUTE = "cuStreamSetAttribute";
+    NODE_ATTRIBUTE = "cuGraphKernelNodeSetAttribute";
+    RECORD = "cuEventRecord";
+    RECORD_FLAGS = "cuEventRecordWithFlags";
+    WAIT_EVENT = "cuStreamWaitEvent";
+    EVENT_QUERY = "cuEventQuery";
+    STREAM_QUERY = "cuStreamQuery";
+    EVENT_CREATE = "cuEventCreate";
+}
+
+/// Whether the driver never waits for work in this entry point.
+pub(super) fn returns_at_once(function: u16) -> bool {
+    matches!(
+        function,
+        RECORD
+            | RECORD_FLAGS
+            | WAIT_EVENT
+            | EVENT_QUERY
+            | STREAM_QUERY
+            | EVENT_CREATE
+            | EVENT_DESTROY
+            | WRITE_32
+            | WRITE_64
+            | WAIT_32
+            | WAIT_64
+    )
+}
+
+/// The kinds of objects that go with a context.
+fn goes_with_context(kind: Kind) -> bool {
+    matches!(
+        kind,
+        Kind::Stream | Kind::Event | Kind::Module | Kind::Function | Kind::Array | Kind::Mipmap
+    )
+}
+
+fn word(arguments: &[Argument], place: usize) -> u64 {
+    match arguments.get(place) {
+        Some(Argument::Word(word)) => *word,
+        Some(Argument::Object(_, id)) => u64::from(*id),
+        Some(Argument::Memory { words, .. }) => words.first().copied().unwrap_or(0),
+        None => 0,
+    }
+}
+
+impl Server {
+    pub(super) fn forward(
+        &mut self,
+        context: u32,
+        function: u16,
+        bytes: &[u8],
+    ) -> Result<Blob, i32> {
+        let plan = Plan::of(function).ok_or(codes::NOT_SUPPORTED)?;
+        let mut arguments = plan.decode(bytes).map_err(|_| codes::INVALID_VALUE)?;
+        self.enter(context)?;
+        let charge = self.before(function, &arguments)?;
+        let words = self.words(plan, &mut arguments)?;
+        if function == DESTROY
+            && let Some(raw) = words.first()
+        {
+            self.backend.api.fences_lock().forget(*raw as usize);
+        }
+        if function == EVENT_DESTROY
+            && let Some(raw) = words.first()
+        {
+            self.backend.api.fences_lock().forget_event(*raw as usize);
+        }
+        if matches!(function, RELEASE | RESET) {
+            self.before_primary(function, word(&arguments, 0));
+        }
+        // SAFETY: numbers are any, handles the driver's own, addresses of devices checked where they
+        // are used at once, and arrays of the size that the definition says.
+        outcome(unsafe { self.backend.api.call(function, &words) })?;
+        let answer = self.results(plan, &mut arguments, context)?;
+        self.after(function, &arguments, &words, context, charge);
+        Ok(Blob(answer))
+    }
+
+    /// What is checked of some entry points; what memory they make costs.
+    fn before(
+        &mut self,
+        function: u16,
+        arguments: &[Argument],
+    ) -> Result<Option<Arc<Charge>>, i32> {
+        let number = |place| word(arguments, place);
+        let own = |place, size| match self.is_clients(number(place), size) {
+            true => Ok(None),
+            false => Err(codes::INVALID_VALUE),
+        };
+        match function {
+            WRITE_32 | WAIT_32 => own(1, 4),
+            WRITE_64 | WAIT_64 => own(1, 8),
+            STREAM_ATTRIBUTE | NODE_ATTRIBUTE if !is_plain(number(1) as u32) => {
+                Err(codes::NOT_SUPPORTED)
+            }
+            MEMORY_CREATE => self.charge(number(1)).map(Some),
+            CREATE => {
+                let contexts = self.backend.objects.iter();
+                let contexts = contexts.filter(|(_, object)| object.kind == Kind::Context);
+                match contexts.count() < MOST_CONTEXTS {
+                    true => Ok(None),
+                    false => Err(codes::OUT_OF_MEMORY),
+                }
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// The driver's device of an ordinal of the client.
+    fn device(&self, ordinal: u64) -> Result<i32, i32> {
+        let devices = &self.backend.devices;
+        let device = devices.get(ordinal as u32 as usize);
+        device.copied().ok_or(codes::INVALID_DEVICE)
+    }
+
+    /// The parameters as the driver gets them.
+    fn words(&mut self, plan: &Plan, arguments: &mut [Argument]) -> Result<Vec<u64>, i32> {
+        let mut words = Vec::with_capacity(arguments.len());
+        for (parameter, argument) in plan.parameters.iter().zip(arguments) {
+            words.push(match (parameter, &mut *argument) {
+                (Parameter::Device, Argument::Word(ordinal)) => {
+                    u64::from(self.device(*ordinal)?.cast_unsigned())
+                }
+                (_, Argument::Word(word)) => *word,
+                (_, Argument::Object(kind, id)) => self.backend.objects.raw(*kind, *id)? as u64,
+                (
+                    Parameter::Array {
+                        element,
+                        input,
+                        output,
+                        ..
+                    },
+                    Argument::Memory { .. },
+                ) => {
+                    let Argument::Memory { words, elements } = argument else {
+                        return Err(codes::INVALID_VALUE);
+                    };
+                    if *output && element.handle.is_some() {
+                        self.backend.objects.check_room()?;
+                    }
+                    if let (Some(kind), true) = (element.handle, *input) {
+                        for word in words.iter_mut().take(*elements) {
+                            *word = self.backend.objects.raw(kind, *word as u32)? as u64;
+                        }
+                    }
+                    let (count, start) = (*elements, words.as_mut_ptr() as u64);
+                    if *input {
+                        self.sanitize(element, argument, count)?;
+                    }
+                    start
+                }
+                (_, Argument::Memory { words, .. }) => words.as_mut_ptr() as u64,
+            });
+        }
+        Ok(words)
+    }
+
+    /// Checks what a structure from the client holds, and takes out what is none of its business.
+    fn sanitize(
+        &self,
+        element: &Element,
+        argument: &mut Argument,
+        count: usize,
+    ) -> Result<(), i32> {
+        let Argument::Memory { words, .. } = argument else {
+            return Ok(());
+        };
+        let start = words.as_mut_ptr().cast::<u8>();
+        for index in 0..count {
+            let at = start.wrapping_add(index * element.size);
+            let location = |location: &mut CUmemLocation| {
+                if location.r#type == CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE {
+                    location.id = self.device(u64::from(location.id.cast_unsigned()))?;
+                }
+                Ok::<(), i32>(())
+            };
+            // SAFETY: so many elements of this type are there, of plain numbers, aligned for any.
+            unsafe {
+                match element.of {
+                    "CUmemLocation" => location(&mut *at.cast::<CUmemLocation>())?,
+                    "CUmemAccessDesc" => {
+                        location(&mut (*at.cast::<CUmemAccessDesc>()).location)?;
+                    }
+                    "CUmemAllocationProp" => {
+                        let properties = &mut *at.cast::<CUmemAllocationProp>();
+                        // Nobody else could have it.
+                        if properties.requestedHandleTypes.0 != 0 {
+                            return Err(codes::NOT_SUPPORTED);
+                        }
+                        properties.win32HandleMetaData = std::ptr::null_mut();
+                        location(&mut properties.location)?;
+                    }
+                    "CUmemPoolProps" => {
+                        let properties = &mut *at.cast::<CUmemPoolProps>();
+                        if properties.handleTypes.0 != 0 {
+                            return Err(codes::NOT_SUPPORTED);
+                        }
+                        properties.win32SecurityAttributes = std::ptr::null_mut();
+                        location(&mut properties.location)?;
+                    }
+                    "CUDA_MEMSET_NODE_PARAMS" => {
+                        let node = &*at.cast::<CUDA_MEMSET_NODE_PARAMS>();
+                        let width = node.width.checked_mul(node.elementSize as usize);
+                        let rows = node.height.saturating_sub(1).checked_mul(node.pitch);
+                        let size = width.and_then(|width| width.checked_add(rows?));
+                        let size = size.ok_or(codes::INVALID_VALUE)? as u64;
+                        if !self.is_clients(node.dst, size) {
+                            return Err(codes::INVALID_VALUE);
+                        }
+                    }
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The number of a handle that the driver has given.
+    fn number(&mut self, kind: Kind, raw: usize, arguments: &[Argument], context: u32) -> u32 {
+        let mut owners = arguments.iter().filter_map(|argument| match argument {
+            Argument::Object(Kind::Module | Kind::Library | Kind::Kernel | Kind::Graph, id) => {
+                Some(*id)
+            }
+            _ => None,
+        });
+        let owner = match kind {
+            // A node found in a clone is that graph's, which comes last.
+            Kind::Function | Kind::Kernel | Kind::Node | Kind::Module => owners.next_back(),
+            _ => None,
+        };
+        let context = if goes_with_context(kind) { context } else { 0 };
+        let objects = &mut self.backend.objects;
+        objects.number(kind, raw, context, owner.unwrap_or(0))
+    }
+
+    /// What has been written, for the client: handles as numbers, which stay in the arguments.
+    fn results(
+        &mut self,
+        plan: &Plan,
+        arguments: &mut [Argument],
+        context: u32,
+    ) -> Result<Vec<u8>, i32> {
+        let mut answer = Vec::new();
+        for place in 0..arguments.len() {
+            let Some(Parameter::Array {
+                element,
+                output: true,
+                ..
+            }) = plan.parameters.get(place).copied()
+            else {
+                continue;
+            };
+            let Argument::Memory { words, elements } = &mut arguments[place] else {
+                continue;
+            };
+            (*elements as u32).put(&mut answer);
+            match element.handle {
+                Some(kind) => {
+                    let raw: Vec<u64> = words.iter().take(*elements).copied().collect();
+                    let mut numbers = Vec::with_capacity(raw.len());
+                    for raw in raw {
+                        self.backend.objects.check_room()?;
+                        let id = self.number(kind, raw as usize, arguments, context);
+                        id.put(&mut answer);
+                        numbers.push(u64::from(id));
+                    }
+                    if let Argument::Memory { words, .. } = &mut arguments[place] {
+                        words[..numbers.len()].copy_from_slice(&numbers);
+                    }
+                }
+                None => {
+                    if element.of == "CUgraphExecUpdateResultInfo" {
+                        // SAFETY: one of these is there; its handles mean nothing to the client.
+                        let result = unsafe {
+                            &mut *words.as_mut_ptr().cast::<CUgraphExecUpdateResultInfo>()
+                        };
+                        result.errorNode = std::ptr::null_mut();
+                        result.errorFromNode = std::ptr::null_mut();
+                    }
+                    let size = *elements * element.size;
+                    let bytes = arguments[place].bytes(size).ok_or(codes::UNKNOWN)?;
+                    answer.extend_from_slice(bytes);
+                }
+            }
+        }
+        Ok(answer)
+    }
+
+    /// Fences of a primary context that is about to go are over.
+    fn before_primary(&mut self, function: u16, ordinal: u64) {
+        let Ok(device) = self.device(ordinal) else {
+            return;
+        };
+        let last = self
+            .backend
+            .primary
+            .get(&device)
+            .is_none_or(|count| *count <= 1);
+        if function == RELEASE && !last {
+            return;
+        }
+        if let Some((_, raw)) = self.primary(device) {
+            self.backend.api.fences_lock().forget(raw);
+        }
+    }
+
+    /// Number and handle of a device's primary context, which is the one without references of its
+    /// own.
+    fn primary(&self, device: i32) -> Option<(u32, usize)> {
+        let mut all = self.backend.objects.iter();
+        let found = all.find(|(_, object)| {
+            object.kind == Kind::Context && object.device == device && object.references == 0
+        });
+        found.map(|(id, object)| (id, object.raw))
+    }
+
+    fn forget_context(&mut self, id: u32) {
+        self.backend.memory.forget_context(id);
+        self.backend.cover.forget(id);
+        self.backend.objects.remove(id);
+        self.backend.deferred.remove(&id);
+        self.backend.api.look();
+    }
+
+    /// What the success of some entry points means.
+    fn after(
+        &mut self,
+        function: u16,
+        arguments: &[Argument],
+        words: &[u64],
+        context: u32,
+        charge: Option<Arc<Charge>>,
+    ) {
+        let number = |place| word(arguments, place);
+        let object = |place| number(place) as u32;
+        let device = words.last().copied().unwrap_or(0) as i32;
+        match function {
+            RETAIN => {
+                *self.backend.primary.entry(device).or_default() += 1;
+                if let Ok(context) = self.backend.objects.get_mut(Kind::Context, object(0)) {
+                    (context.device, context.references) = (device, 0);
+                }
+            }
+            RELEASE | RESET => {
+                let count = self.backend.primary.entry(device).or_default();
+                *count = if function == RESET {
+                    0
+                } else {
+                    count.saturating_sub(1)
+                };
+                if *count == 0
+                    && let Some((id, _)) = self.primary(device)
+                {
+                    self.forget_context(id);
+                }
+            }
+            CREATE => {
+                self.backend.api.look();
+                if let Ok(context) = self.backend.objects.get_mut(Kind::Context, object(0)) {
+                    context.device = device;
+                }
+            }
+            DESTROY => self.forget_context(object(0)),
+            MODULE_UNLOAD | LIBRARY_UNLOAD => {
+                self.backend.memory.forget_owner(object(0));
+                self.backend.objects.remove(object(0));
+            }
+            STREAM_DESTROY | EVENT_DESTROY | GRAPH_DESTROY | NODE_DESTROY | EXECUTABLE_DESTROY
+            | POOL_DESTROY => {
+                self.backend.objects.remove(object(0));
+            }
+            MODULE_GLOBAL | LIBRARY_GLOBAL | LIBRARY_MANAGED => {
+                let stretch = Stretch {
+                    size: number(1),
+                    context,
+                    owner: object(2),
+                    freed: false,
+                    _charge: None,
+                };
+                // Who does not ask for both learns nothing that can be used.
+                if number(0) != 0 && stretch.size != 0 {
+                    self.backend.memory.insert(number(0), stretch);
+                }
+            }
+            MEMORY_CREATE => {
+                if let Ok(memory) = self.backend.objects.get_mut(Kind::Physical, object(0)) {
+                    memory.charge = charge;
+                }
+            }
+            MEMORY_RETAIN => {
+                if let Ok(memory) = self.backend.objects.get_mut(Kind::Physical, object(0)) {
+                    memory.references += 1;
+                }
+            }
+            MEMORY_RELEASE => {
+                if let Ok(memory) = self.backend.objects.get_mut(Kind::Physical, object(0)) {
+                    memory.references -= 1;
+                    if memory.references == 0 {
+                        self.backend.objects.remove(object(0));
+                    }
+                }
+            }
+            MAP => {
+                let memory = self.backend.objects.get(Kind::Physical, object(3));
+                let stretch = Stretch {
+                    size: number(1),
+                    context: 0,
+                    owner: 0,
+                    freed: false,
+                    // Memory that is mapped stays when its handle is released.
+                    _charge: memory.ok().and_then(|memory| memory.charge.clone()),
+                };
+                self.backend.memory.insert(number(0), stretch);
+            }
+            UNMAP => self.backend.memory.remove_within(number(0), number(1)),
+            BEGIN_CAPTURE | BEGIN_CAPTURE_TO => self.backend.captures += 1,
+            END_CAPTURE => self.backend.captures = self.backend.captures.saturating_sub(1),
+            _ => {}
+        }
+    }
+}

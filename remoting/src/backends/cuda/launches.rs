@@ -1,0 +1,294 @@
+//! Launches of kernels and graphs.
+
+use std::{ffi::c_void, ptr::null_mut};
+
+use cuda_definition::driver::types::*;
+
+use super::{
+    Server,
+    backend::Submitted,
+    driver::{cu, outcome},
+    objects::Layout,
+};
+use crate::{
+    apis::cuda::{
+        Kind,
+        calls::{AddKernelNode, Clusters, Launch, LaunchGraph, SetKernelNode, Shape},
+        codes,
+    },
+    link::endpoint::Gone,
+    wire::{Blob, Flags, Header},
+};
+
+/// The most attributes of a launch.
+const ATTRIBUTES: usize = 64;
+/// Whether an attribute of a launch, node or stream names no object and no memory of the host.
+pub(super) fn is_plain(attribute: u32) -> bool {
+    matches!(attribute, 0..=6 | 8..=11 | 14 | 16)
+}
+
+/// A kernel's parameters for the driver: an address each.
+struct Parameters {
+    each: Vec<*mut c_void>,
+    /// What they point into.
+    _bytes: Vec<u64>,
+}
+
+impl Parameters {
+    /// Those that a client has sent, if they are as many as the kernel takes.
+    fn new(layout: &Layout, sent: &Blob) -> Result<Self, i32> {
+        if sent.0.len() != layout.size as usize {
+            return Err(codes::INVALID_VALUE);
+        }
+        let mut bytes = vec![0u64; sent.0.len().div_ceil(8).max(1)];
+        for (word, part) in bytes.iter_mut().zip(sent.0.chunks(8)) {
+            let mut eight = [0; 8];
+            eight[..part.len()].copy_from_slice(part);
+            *word = u64::from_le_bytes(eight);
+        }
+        // Where the memory is does not change when its owner moves.
+        let start = bytes.as_mut_ptr().cast::<u8>();
+        let each = layout.parameters.iter();
+        let each = each.map(|(offset, _)| start.wrapping_add(*offset as usize).cast());
+        Ok(Self {
+            each: each.collect(),
+            _bytes: bytes,
+        })
+    }
+
+    /// For drivers' `kernelParams`; null for a kernel that takes none.
+    fn each(&mut self) -> *mut *mut c_void {
+        if self.each.is_empty() {
+            return null_mut();
+        }
+        self.each.as_mut_ptr()
+    }
+}
+
+/// Attributes for the driver, and a launch's configuration with them.
+fn configured(
+    shape: &Shape,
+    stream: usize,
+    sent: &Blob,
+) -> Result<(CUlaunchConfig, Vec<CUlaunchAttribute>), i32> {
+    let size = size_of::<CUlaunchAttribute>();
+    let count = sent.0.len() / size;
+    if !sent.0.len().is_multiple_of(size) || count > ATTRIBUTES {
+        return Err(codes::INVALID_VALUE);
+    }
+    let mut attributes = Vec::with_capacity(count);
+    for bytes in sent.0.chunks(size) {
+        // SAFETY: plain numbers in all its variants, of which those that are not are refused next.
+        let attribute = unsafe { bytes.as_ptr().cast::<CUlaunchAttribute>().read_unaligned() };
+        if !is_plain(attribute.id.0) {
+            return Err(codes::NOT_SUPPORTED);
+        }
+        attributes.push(attribute);
+    }
+    let config = CUlaunchConfig {
+        gridDimX: shape.grid[0],
+        gridDimY: shape.grid[1],
+        gridDimZ: shape.grid[2],
+        blockDimX: shape.block[0],
+        blockDimY: shape.block[1],
+        blockDimZ: shape.block[2],
+        sharedMemBytes: shape.shared,
+        hStream: stream as CUstream,
+        attrs: if count == 0 {
+            null_mut()
+        } else {
+            attributes.as_mut_ptr()
+        },
+        numAttrs: count as u32,
+    };
+    Ok((config, attributes))
+}
+
+impl Server {
+    pub(super) fn launch(&mut self, header: Header, call: &Launch) -> Result<(), Gone> {
+        let metered = self.sharing.metered.take();
+        let outcome = (|| {
+            let submitted = self.submit_to(call.context, call.stream)?;
+            let layout = self.layout(call.function)?;
+            let function = self.backend.objects.get(Kind::Function, call.function)?;
+            let function = function.raw as CUfunction;
+            let mut parameters = Parameters::new(&layout, &call.parameters)?;
+            let (api, shape) = (&self.backend.api, &call.shape);
+            let ([x, y, z], [a, b, c]) = (shape.grid, shape.block);
+            let stream = submitted.raw as CUstream;
+            outcome(if !call.attributes.0.is_empty() {
+                let (config, _attributes) = configured(shape, submitted.raw, &call.attributes)?;
+                let config = &raw const config;
+                cu!(
+                    api,
+                    cuLaunchKernelEx(config, function, parameters.each(), null_mut())
+                )
+            } else if call.cooperative {
+                let each = parameters.each();
+                cu!(
+                    api,
+                    cuLaunchCooperativeKernel(
+                        function,
+                        x,
+                        y,
+                        z,
+                        a,
+                        b,
+                        c,
+                        shape.shared,
+                        stream,
+                        each,
+                    )
+                )
+            } else {
+                let each = parameters.each();
+                cu!(
+                    api,
+                    cuLaunchKernel(
+                        function,
+                        x,
+                        y,
+                        z,
+                        a,
+                        b,
+                        c,
+                        shape.shared,
+                        stream,
+                        each,
+                        null_mut(),
+                    )
+                )
+            })?;
+            Ok(submitted)
+        })();
+        let header = self.tell(header, &outcome)?;
+        self.conclude(header, call.context, None, metered, outcome)
+    }
+
+    /// Tells who asks what has become of a launch itself, and not of what it has begun.
+    fn tell(&mut self, header: Header, outcome: &Result<Submitted, i32>) -> Result<Header, Gone> {
+        if !header.flags.has(Flags::ANSWER) {
+            return Ok(header);
+        }
+        self.answer(header, &outcome.map(drop))?;
+        Ok(Header {
+            flags: Flags::default(),
+            ..header
+        })
+    }
+
+    pub(super) fn launch_graph(&mut self, header: Header, call: &LaunchGraph) -> Result<(), Gone> {
+        let metered = self.sharing.metered.take();
+        let outcome = (|| {
+            let submitted = self.submit_to(call.context, call.stream)?;
+            let graph = self.backend.objects.get(Kind::Executable, call.graph)?;
+            let (graph, stream) = (graph.raw as CUgraphExec, submitted.raw as CUstream);
+            outcome(cu!(self.backend.api, cuGraphLaunch(graph, stream)))?;
+            Ok(submitted)
+        })();
+        self.conclude(header, call.context, None, metered, outcome)
+    }
+
+    /// What a kernel's node has, and the memory in it.
+    fn node(
+        &mut self,
+        context: u32,
+        function: u32,
+        shape: &Shape,
+        parameters: &Blob,
+    ) -> Result<(CUDA_KERNEL_NODE_PARAMS, Parameters), i32> {
+        self.enter(context)?;
+        let layout = self.layout(function)?;
+        let mut parameters = Parameters::new(&layout, parameters)?;
+        let object = self.backend.objects.get(Kind::Function, function)?;
+        let is_kernel = object.kind == Kind::Kernel;
+        let node = CUDA_KERNEL_NODE_PARAMS {
+            func: if is_kernel {
+                null_mut()
+            } else {
+                object.raw as CUfunction
+            },
+            gridDimX: shape.grid[0],
+            gridDimY: shape.grid[1],
+            gridDimZ: shape.grid[2],
+            blockDimX: shape.block[0],
+            blockDimY: shape.block[1],
+            blockDimZ: shape.block[2],
+            sharedMemBytes: shape.shared,
+            kernelParams: parameters.each(),
+            extra: null_mut(),
+            kern: if is_kernel {
+                object.raw as CUkernel
+            } else {
+                null_mut()
+            },
+            ctx: null_mut(),
+        };
+        Ok((node, parameters))
+    }
+
+    pub(super) fn add_kernel_node(&mut self, call: &AddKernelNode) -> Result<u32, i32> {
+        self.backend.objects.check_room()?;
+        let (node, _parameters) =
+            self.node(call.context, call.function, &call.shape, &call.parameters)?;
+        let objects = &self.backend.objects;
+        let graph = objects.get(Kind::Graph, call.graph)?.raw as CUgraph;
+        let after = call.after.iter();
+        let after = after.map(|id| {
+            objects
+                .get(Kind::Node, *id)
+                .map(|node| node.raw as CUgraphNode)
+        });
+        let after: Vec<CUgraphNode> = after.collect::<Result<_, _>>()?;
+        let mut added = null_mut();
+        outcome(cu!(
+            self.backend.api,
+            cuGraphAddKernelNode_v2(
+                &raw mut added,
+                graph,
+                after.as_ptr(),
+                after.len(),
+                &raw const node,
+            )
+        ))?;
+        let objects = &mut self.backend.objects;
+        Ok(objects.number(Kind::Node, added as usize, 0, call.graph))
+    }
+
+    pub(super) fn set_kernel_node(&mut self, call: &SetKernelNode) -> Result<(), i32> {
+        let (params, _parameters) =
+            self.node(call.context, call.function, &call.shape, &call.parameters)?;
+        let (api, objects) = (&self.backend.api, &self.backend.objects);
+        let node = objects.get(Kind::Node, call.node)?.raw as CUgraphNode;
+        outcome(match call.executable {
+            0 => cu!(api, cuGraphKernelNodeSetParams_v2(node, &raw const params)),
+            id => {
+                let graph = objects.get(Kind::Executable, id)?.raw as CUgraphExec;
+                cu!(
+                    api,
+                    cuGraphExecKernelNodeSetParams_v2(graph, node, &raw const params)
+                )
+            }
+        })
+    }
+
+    pub(super) fn clusters(&mut self, call: &Clusters) -> Result<i32, i32> {
+        self.enter(call.context)?;
+        let function = self.backend.objects.get(Kind::Function, call.function)?;
+        let function = function.raw as CUfunction;
+        let (config, _attributes) = configured(&call.shape, 0, &call.attributes)?;
+        let (api, config, mut count) = (&self.backend.api, &raw const config, 0);
+        outcome(if call.potential {
+            cu!(
+                api,
+                cuOccupancyMaxPotentialClusterSize(&raw mut count, function, config)
+            )
+        } else {
+            cu!(
+                api,
+                cuOccupancyMaxActiveClusters(&raw mut count, function, config)
+            )
+        })?;
+        Ok(count)
+    }
+}

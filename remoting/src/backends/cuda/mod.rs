@@ -1,0 +1,28 @@
+//! CUDA's driver API, carried out by the host's driver.
+//!
+//! - [`backend`]: all of it for a [session](crate::session).
+//! - [`driver`]: the host's `libcuda.so.1`, opened at run time; `fences`: how far its work is;
+//!   [`arena`]: where it puts memory.
+//! - `objects`: what the client has, by number; `memory`: which addresses are the client's;
+//!   `cover`: what of the window the driver knows.
+//! - Requests by subject: `start`, `allocations`, `copies`, `modules`, `launches`, `waiting`,
+//!   `host_functions`; `forwarding`: all those whose parameters travel by the API's definition.
+
+pub mod arena;
+pub mod backend;
+pub mod driver;
+
+mod allocations;
+mod copies;
+mod cover;
+mod fences;
+mod forwarding;
+mod host_functions;
+mod launches;
+mod memory;
+mod modules;
+mod objects;
+mod start;
+mod waiting;
+
+pub use backend::{CudaBackend, Server};

@@ -1,0 +1,189 @@
+//! The client's objects, by the numbers that the worker gives them.
+
+use std::{collections::HashMap, sync::Arc};
+
+use crate::{
+    apis::cuda::{FIRST, Kind, LEGACY, codes},
+    session::quota::Charge,
+};
+
+/// The most objects at a time: what a client can make the table grow to.
+const MOST: usize = 1 << 20;
+
+/// Offset and size of each parameter of a kernel, and the size of all.
+#[derive(Debug, Default)]
+pub(super) struct Layout {
+    pub(super) parameters: Vec<(u32, u32)>,
+    pub(super) size: u32,
+}
+
+/// An object of the driver.
+#[derive(Debug)]
+pub(super) struct Object {
+    pub(super) kind: Kind,
+    /// The driver's handle.
+    pub(super) raw: usize,
+    /// The context that it goes with; 0 for none.
+    pub(super) context: u32,
+    /// The object that it goes with; 0 for none.
+    pub(super) owner: u32,
+    /// Of a function or kernel, when it has been looked at.
+    pub(super) layout: Option<Arc<Layout>>,
+    /// What it costs.
+    pub(super) charge: Option<Arc<Charge>>,
+    /// The device, of a context.
+    pub(super) device: i32,
+    /// How often the client has got it, of physical memory.
+    pub(super) references: u32,
+}
+
+/// All objects.
+#[derive(Debug, Default)]
+pub(super) struct Objects {
+    slots: Vec<Option<Object>>,
+    free: Vec<u32>,
+    by_raw: HashMap<(Kind, usize), u32>,
+}
+
+impl Objects {
+    /// The object of a number, if it can stand for this kind.
+    pub(super) fn get(&self, kind: Kind, id: u32) -> Result<&Object, i32> {
+        let index = id.checked_sub(FIRST).ok_or(kind.invalid())? as usize;
+        match self.slots.get(index) {
+            Some(Some(object)) if object.kind.serves_as(kind) => Ok(object),
+            _ => Err(kind.invalid()),
+        }
+    }
+
+    /// The same, to change it.
+    pub(super) fn get_mut(&mut self, kind: Kind, id: u32) -> Result<&mut Object, i32> {
+        let index = id.checked_sub(FIRST).ok_or(kind.invalid())? as usize;
+        match self.slots.get_mut(index) {
+            Some(Some(object)) if object.kind.serves_as(kind) => Ok(object),
+            _ => Err(kind.invalid()),
+        }
+    }
+
+    /// The driver's handle of a number; 0 is none, and streams have numbers that are no objects'.
+    pub(super) fn raw(&self, kind: Kind, id: u32) -> Result<usize, i32> {
+        match id {
+            0 => Ok(0),
+            LEGACY if kind == Kind::Stream => Ok(LEGACY as usize),
+            id => self.get(kind, id).map(|object| object.raw),
+        }
+    }
+
+    /// All objects with their numbers.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Object)> {
+        let numbered = self.slots.iter().enumerate();
+        numbered.filter_map(|(index, slot)| Some((index as u32 + FIRST, slot.as_ref()?)))
+    }
+
+    /// Whether there is no room for another one.
+    pub(super) fn is_full(&self) -> bool {
+        self.free.is_empty() && self.slots.len() >= MOST
+    }
+
+    /// The number of a handle of the driver, which is new if the handle is. 0 for none.
+    pub(super) fn number(&mut self, kind: Kind, raw: usize, context: u32, owner: u32) -> u32 {
+        if raw == 0 || kind == Kind::Stream && raw == LEGACY as usize {
+            return raw as u32;
+        }
+        if let Some(&known) = self.by_raw.get(&(kind, raw)) {
+            return known;
+        }
+        let object = Object {
+            kind,
+            raw,
+            context,
+            owner,
+            layout: None,
+            charge: None,
+            device: 0,
+            references: 1,
+        };
+        let index = match self.free.pop() {
+            Some(index) => {
+                self.slots[index as usize] = Some(object);
+                index
+            }
+            None => {
+                self.slots.push(Some(object));
+                (self.slots.len() - 1) as u32
+            }
+        };
+        self.by_raw.insert((kind, raw), index + FIRST);
+        index + FIRST
+    }
+
+    /// Forgets an object and all that go with it.
+    pub(super) fn remove(&mut self, id: u32) -> Option<Object> {
+        let index = id.checked_sub(FIRST)?;
+        let object = self.slots.get_mut(index as usize)?.take()?;
+        self.by_raw.remove(&(object.kind, object.raw));
+        self.free.push(index);
+        let owns = matches!(
+            object.kind,
+            Kind::Context | Kind::Module | Kind::Library | Kind::Graph | Kind::Kernel
+        );
+        if owns {
+            let is_context = object.kind == Kind::Context;
+            let goes = |one: &Object| one.owner == id || is_context && one.context == id;
+            let all: Vec<u32> = self
+                .iter()
+                .filter(|(_, one)| goes(one))
+                .map(|(id, _)| id)
+                .collect();
+            for one in all {
+                self.remove(one);
+            }
+        }
+        Some(object)
+    }
+
+    /// The code for what cannot be made any more.
+    pub(super) fn check_room(&self) -> Result<(), i32> {
+        if self.is_full() {
+            return Err(codes::OUT_OF_MEMORY);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_handle_has_one_number_until_it_goes_with_its_owner() {
+        let mut objects = Objects::default();
+        let context = objects.number(Kind::Context, 0x10, 0, 0);
+        let module = objects.number(Kind::Module, 0x20, context, 0);
+        let function = objects.number(Kind::Function, 0x30, context, module);
+        assert_eq!(
+            objects.number(Kind::Function, 0x30, context, module),
+            function
+        );
+        assert_eq!(objects.raw(Kind::Function, function), Ok(0x30));
+        assert_eq!(
+            objects.raw(Kind::Event, function),
+            Err(codes::INVALID_HANDLE)
+        );
+        objects.remove(module);
+        assert!(objects.get(Kind::Function, function).is_err());
+        objects.number(Kind::Event, 0x40, context, 0);
+        objects.remove(context);
+        assert_eq!(objects.iter().count(), 0);
+    }
+
+    #[test]
+    fn numbers_that_nobody_was_given_are_no_handles() {
+        let objects = Objects::default();
+        for id in [2, FIRST, FIRST + 7, u32::MAX] {
+            assert!(objects.raw(Kind::Stream, id).is_err(), "{id}");
+        }
+        assert_eq!(objects.raw(Kind::Stream, 0), Ok(0));
+        assert_eq!(objects.raw(Kind::Stream, LEGACY), Ok(1));
+        assert!(objects.raw(Kind::Event, LEGACY).is_err());
+    }
+}

@@ -1,0 +1,95 @@
+//! What the driver is, and what its devices are.
+
+use std::ffi::{CStr, c_char};
+
+use cuda_definition::driver::types::{CUdevice_attribute_enum, CUuuid, cudaError_enum};
+
+use super::{
+    Server,
+    driver::{Api, cu, outcome},
+};
+use crate::{
+    apis::cuda::calls::{DeviceInfo, Started},
+    wire::Blob,
+};
+
+/// Attributes have numbers up to this.
+const ATTRIBUTES: u32 = 160;
+
+fn text(call: impl FnOnce(*mut c_char, i32) -> i32) -> Vec<u8> {
+    let mut buffer = [0u8; 256];
+    // One byte is left as it is.
+    if call(buffer.as_mut_ptr().cast(), 255) != 0 {
+        return Vec::new();
+    }
+    let text = CStr::from_bytes_until_nul(&buffer);
+    text.map_or(Vec::new(), |text| text.to_bytes().to_vec())
+}
+
+fn name(api: &Api, device: i32) -> Vec<u8> {
+    text(|buffer, length| cu!(api, cuDeviceGetName(buffer, length, device)))
+}
+
+/// The devices of the driver in whose names `part` occurs.
+pub(super) fn devices(api: &Api, part: &str) -> Vec<i32> {
+    let mut count = 0;
+    cu!(api, cuDeviceGetCount(&raw mut count));
+    let all = (0..count).filter_map(|ordinal| {
+        let mut device = 0;
+        (cu!(api, cuDeviceGet(&raw mut device, ordinal)) == 0).then_some(device)
+    });
+    all.filter(|device| String::from_utf8_lossy(&name(api, *device)).contains(part))
+        .collect()
+}
+
+impl Server {
+    fn device_info(&self, device: i32) -> DeviceInfo {
+        let api = &self.backend.api;
+        let (mut uuid, mut memory) = (CUuuid { bytes: [0; 16] }, 0);
+        cu!(api, cuDeviceGetUuid_v2(&raw mut uuid, device));
+        cu!(api, cuDeviceTotalMem_v2(&raw mut memory, device));
+        let attributes = (0..ATTRIBUTES).map(|number| {
+            let mut value = 0;
+            let attribute = CUdevice_attribute_enum(number);
+            match cu!(api, cuDeviceGetAttribute(&raw mut value, attribute, device)) {
+                0 => value,
+                _ => i32::MIN,
+            }
+        });
+        let bus = text(|buffer, length| cu!(api, cuDeviceGetPCIBusId(buffer, length, device)));
+        DeviceInfo {
+            name: Blob(name(api, device)),
+            uuid: uuid.bytes.map(|byte| byte as u8),
+            memory: (memory as u64).min(self.quota.limit()),
+            bus: Blob(bus),
+            attributes: attributes.collect(),
+        }
+    }
+
+    pub(super) fn started(&self) -> Started {
+        let mut version = 0;
+        cu!(self.backend.api, cuDriverGetVersion(&raw mut version));
+        let start = self.window.data();
+        let window = self.window.at(start, 0).map_or(0, |at| at as u64 - start);
+        let devices = self.backend.devices.iter();
+        Started {
+            version: version.unsigned_abs(),
+            window,
+            devices: devices.map(|device| self.device_info(*device)).collect(),
+        }
+    }
+
+    /// The driver's words for an error.
+    pub(super) fn describe(&mut self, error: i32) -> Result<Blob, i32> {
+        let mut words = std::ptr::null();
+        outcome(cu!(
+            self.backend.api,
+            cuGetErrorString(cudaError_enum(error.unsigned_abs()), &raw mut words)
+        ))?;
+        if words.is_null() {
+            return Ok(Blob::default());
+        }
+        // SAFETY: the driver's texts end in a zero and stay.
+        Ok(Blob(unsafe { CStr::from_ptr(words) }.to_bytes().to_vec()))
+    }
+}

@@ -1,0 +1,128 @@
+//! Waiting for streams, events and stages.
+
+use cuda_definition::driver::types::{CUevent, CUstream};
+
+use super::{
+    Server,
+    backend::Submitted,
+    driver::{cu, outcome},
+};
+use crate::{
+    apis::cuda::{
+        Kind,
+        calls::{EventSynchronize, StreamSynchronize},
+        codes,
+    },
+    link::endpoint::Gone,
+    session::backend::Fences,
+    turns::Moment,
+    wire::{Header, messages::StageId},
+};
+
+impl Server {
+    /// Waits in the driver, and says so to a client that polls meanwhile.
+    fn wait_here(&mut self, wait: impl FnOnce(&Self) -> i32) -> Result<(), i32> {
+        let start = Moment::now();
+        self.sender.attend(true);
+        let code = wait(self);
+        self.sender.attend(false);
+        self.last_wait = Moment::now().since(start);
+        outcome(code)
+    }
+
+    /// Waits in the driver for a stream.
+    pub(super) fn synchronize_here(&mut self, submitted: Submitted) -> Result<(), i32> {
+        let stream = submitted.raw as CUstream;
+        self.wait_here(|server| cu!(server.backend.api, cuStreamSynchronize(stream)))
+    }
+
+    pub(super) fn stream_synchronize(
+        &mut self,
+        header: Header,
+        call: &StreamSynchronize,
+    ) -> Result<(), Gone> {
+        let submitted = match self.submit_to(call.context, call.stream) {
+            Ok(submitted) => submitted,
+            Err(code) => return self.answer(header, &Err::<(), i32>(code)),
+        };
+        if self.is_captured(submitted.raw) {
+            // The driver says what becomes of the capture.
+            let stream = submitted.raw as CUstream;
+            let code = cu!(self.backend.api, cuStreamSynchronize(stream));
+            return self.answer(header, &outcome(code));
+        }
+        self.conclude(header, call.context, None, None, Ok(submitted))
+    }
+
+    pub(super) fn context_synchronize(&mut self, header: Header, context: u32) -> Result<(), Gone> {
+        let raw = match self.enter(context) {
+            Ok(0) => return self.answer(header, &Err::<(), i32>(codes::INVALID_CONTEXT)),
+            Ok(raw) => raw,
+            Err(code) => return self.answer(header, &Err::<(), i32>(code)),
+        };
+        if self.backend.captures > 0 || self.stays(header) {
+            let waited = self.wait_here(|server| cu!(server.backend.api, cuCtxSynchronize()));
+            let deferred = self.take_deferred(context);
+            return self.answer(header, &deferred.map_or(waited, Err));
+        }
+        let of_context = |object: &super::objects::Object| {
+            object.kind == Kind::Stream && object.context == context
+        };
+        let streams = self.backend.objects.iter();
+        let streams = streams.filter(|(_, object)| of_context(object));
+        let mut streams: Vec<usize> = streams.map(|(_, object)| object.raw).collect();
+        // The legacy stream: what was given to no stream.
+        streams.push(0);
+        let api = &self.backend.api;
+        let fences: Result<Vec<_>, i32> = streams
+            .iter()
+            .map(|stream| api.fence(raw, *stream))
+            .collect();
+        match fences {
+            Ok(fences) => {
+                let deferred = self.take_deferred(context);
+                self.answer_later(header, fences, true, deferred.unwrap_or(0));
+                Ok(())
+            }
+            Err(code) => self.answer(header, &Err::<(), i32>(code)),
+        }
+    }
+
+    pub(super) fn event_synchronize(
+        &mut self,
+        header: Header,
+        call: &EventSynchronize,
+    ) -> Result<(), Gone> {
+        let found = (|| {
+            let context = self.enter(call.context)?;
+            let event = self.backend.objects.get(Kind::Event, call.event)?;
+            Ok((context, event.raw))
+        })();
+        let (context, event) = match found {
+            Ok(found) => found,
+            Err(code) => return self.answer(header, &Err::<(), i32>(code)),
+        };
+        if self.stays(header) {
+            let raw = event as CUevent;
+            let waited = self.wait_here(|server| cu!(server.backend.api, cuEventSynchronize(raw)));
+            let deferred = self.take_deferred(call.context);
+            return self.answer(header, &deferred.map_or(waited, Err));
+        }
+        if context == 0 {
+            return self.answer(header, &Err::<(), i32>(codes::INVALID_CONTEXT));
+        }
+        let fence = self.backend.api.event_fence(context, event);
+        let deferred = self.take_deferred(call.context);
+        self.answer_later(header, vec![fence], true, deferred.unwrap_or(0));
+        Ok(())
+    }
+
+    pub(super) fn await_stage(&mut self, header: Header, stage: StageId) -> Result<(), Gone> {
+        let Some(fence) = self.stage_fence(stage) else {
+            return self.answer(header, &Ok(()));
+        };
+        self.backend.api.retain(fence);
+        self.answer_later(header, vec![fence], false, 0);
+        Ok(())
+    }
+}

@@ -1,0 +1,72 @@
+//! A guest's library before a pool of workers, both of this build, started once for all tests.
+
+use std::{
+    os::unix::process::CommandExt,
+    path::PathBuf,
+    process::{Child, Command},
+    sync::OnceLock,
+    thread,
+    time::Duration,
+};
+
+use libloading::Library;
+
+/// Bytes of device memory that the application may have, in MiB.
+pub const MEMORY: u64 = 1024;
+
+/// A library that Cargo has put beside this program.
+fn beside(name: &str) -> PathBuf {
+    let program = std::env::current_exe().expect("a test knows its own path");
+    program.with_file_name(name)
+}
+
+/// Starts a pool, which ends with this process, on a socket in this folder.
+fn pool(folder: &std::path::Path) -> Child {
+    let driver = beside("libgantry_cuda_driver.so");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gantry-accel"));
+    command
+        .args(["serve", "--api", "cuda", "--spare", "1"])
+        .args(["--memory", &MEMORY.to_string()])
+        // The stand-in reserves addresses that count as memory.
+        .args(["--heap", "262144"])
+        .arg("--library")
+        .arg(&driver)
+        .arg("--readable")
+        .arg(driver.parent().expect("it is in a folder"))
+        .arg("--cache")
+        .arg(folder)
+        .arg("--socket")
+        .arg(folder.join("cuda.sock"));
+    // SAFETY: an async-signal-safe call between fork and exec.
+    unsafe {
+        command.pre_exec(|| {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
+            Ok(())
+        });
+    }
+    command.spawn().expect("the pool starts")
+}
+
+/// The library.
+pub fn library() -> &'static Library {
+    static LIBRARY: OnceLock<Library> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        let folder = std::env::temp_dir().join(format!("gantry-cuda-test-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("there is room for files");
+        let socket = folder.join("cuda.sock");
+        let path = socket.clone();
+        // The thread that starts the pool must stay: the pool ends with it.
+        thread::spawn(move || {
+            let mut pool = pool(&folder);
+            let _ = pool.wait();
+        });
+        while !path.exists() {
+            thread::sleep(Duration::from_millis(10));
+        }
+        // SAFETY: tests look at no variable; the library does when it is first called.
+        unsafe { std::env::set_var("GANTRY_CUDA", &socket) };
+        // SAFETY: opening it runs no code of its own.
+        let library = unsafe { Library::new(beside("libgantry_cuda.so")) };
+        library.expect("the guest's library is built with this test")
+    })
+}

@@ -1,0 +1,18 @@
+//! The programs that test the stand-in for the CUDA driver, through `libcuda.so.1` of a guest and a
+//! worker before the stand-in: they have to see what they see of the stand-in itself.
+
+#![cfg(not(loom))]
+#![allow(clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
+
+#[path = "../../../tests/cuda-driver/tests/cuda/device.rs"]
+mod device;
+#[path = "../../../tests/cuda-driver/tests/cuda/driver.rs"]
+mod driver;
+#[path = "../../../tests/cuda-driver/tests/cuda/errors.rs"]
+mod errors;
+mod hostile;
+mod library;
+#[path = "../../../tests/cuda-driver/tests/cuda/order.rs"]
+mod order;
+#[path = "../../../tests/cuda-driver/tests/cuda/programs.rs"]
+mod programs;
