@@ -106,6 +106,19 @@ impl Client {
     }
 }
 
+/// CUDA's driver looks for the agent by another name, in the same folder: a link, in the place of an
+/// earlier one. Where it cannot be made, programs name the socket by GANTRY_CUDA.
+fn name_for_cuda(path: &Path) {
+    if path.file_name().is_none_or(|name| name != "opencl.sock") {
+        return;
+    }
+    let link = path.with_file_name("cuda.sock");
+    if link.is_symlink() {
+        let _ = fs::remove_file(&link);
+    }
+    let _ = std::os::unix::fs::symlink("opencl.sock", &link);
+}
+
 /// The agent.
 pub struct Server {
     listener: UnixListener,
@@ -136,6 +149,7 @@ impl Server {
         };
         fs::set_permissions(path, fs::Permissions::from_mode(mode))
             .map_err(failed("set the permissions of", path))?;
+        name_for_cuda(path);
         let mut server = Self {
             listener,
             removals: Removals::listen().map_err(Error::Removals)?,

@@ -100,8 +100,13 @@ fn write(link: &Link, order: Order, to: u64, from: *const u8, size: usize) -> Ou
         let memory = HostRegion::flat(from.wrapping_add(at).cast_mut(), length);
         // SAFETY: the caller's memory, as the API wants it.
         let place = unsafe { link.stage_copy(&memory)? };
-        // The memory has been read: that is all the caller waits for.
-        link.post(&call(to + at as u64, place))?;
+        let call = call(to + at as u64, place);
+        if order.wait && at + length == size {
+            // Streams that do not wait for this one are not to be earlier.
+            return exact(link, context, stream, link.ask(&call));
+        }
+        // The memory has been read: that is all that the caller waits for.
+        link.post(&call)?;
     }
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use gantry_remoting::apis::cuda::{FIRST, Kind, LEGACY, NO_HANDLE};
 
-use crate::context;
+use crate::{context, launch};
 
 /// What handles begin with, in their upper 32 bits, with the kind added.
 const BASE: u64 = 0x4700;
@@ -18,6 +18,10 @@ static LIVE: [AtomicU64; 1 << 14] = [const { AtomicU64::new(0) }; 1 << 14];
 pub fn handle(kind: Kind, number: u32) -> u64 {
     if number < FIRST {
         return number.into();
+    }
+    if matches!(kind, Kind::Function | Kind::Kernel) {
+        // The number may have been another one's.
+        launch::forget(number);
     }
     if let Some(word) = LIVE.get(number as usize / 64) {
         word.fetch_or(1 << (number % 64), Ordering::Relaxed);

@@ -90,6 +90,16 @@ pub fn forget_all(link: &Link) {
     kernels.unwrap_or_else(PoisonError::into_inner).clear();
 }
 
+/// Forgets what is known of a kernel.
+pub fn forget(number: u32) {
+    if let Some(link) = crate::link::existing() {
+        let kernels = link.state.kernels.write();
+        kernels
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&number);
+    }
+}
+
 /// Takes note of an attribute that has been set.
 pub fn note_attribute(handle: u64, attribute: CUfunction_attribute, value: c_int) {
     if attribute == CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

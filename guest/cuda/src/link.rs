@@ -63,6 +63,11 @@ pub fn get() -> Option<&'static Link> {
     connect::get()
 }
 
+/// The connection, if it has been made.
+pub fn existing() -> Option<&'static Link> {
+    connect::existing()
+}
+
 /// What the worker has.
 pub fn started(link: &Link) -> Result<&Started, i32> {
     if let Some(started) = link.state.started.get() {

@@ -95,7 +95,7 @@ pub struct VmArgs {
     pub pmem: Vec<PmemConfig>,
 
     /// Accelerators whose calls are served by gantry-accel:
-    /// api=opencl,socket=PATH,device=NAME,weight=N,memory=SIZE,window=SIZE,slices=N,
+    /// api=opencl|cuda,socket=PATH,device=NAME,weight=N,memory=SIZE,window=SIZE,slices=N,
     /// compiler_cache=NAME|off,id=NAME; or by a process of a server VM, without exits: transport=gate,server=PATH,shared=SIZE,id=NAME.
     #[arg(long = "accel", value_name = "KEYS", num_args = 1.., value_parser = option(AccelConfig::parse))]
     pub accel: Vec<AccelConfig>,

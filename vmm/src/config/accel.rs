@@ -14,8 +14,9 @@ use super::{
     syntax::{IOMMU, Key, Kind, PLACE, SyntaxError, parse},
 };
 
-/// Where `gantry-accel serve` listens by default.
+/// Where the pool of each API listens by default.
 const SOCKET: &str = "/run/gantry/opencl.sock";
+const CUDA_SOCKET: &str = "/run/gantry/cuda.sock";
 /// The window by default: address space, and memory only where it is used.
 const WINDOW: u64 = 4 << 30;
 /// Applications at a time by default.
@@ -31,6 +32,8 @@ pub enum AccelApi {
     /// OpenCL, on any device that the host has an OpenCL driver for.
     #[default]
     Opencl,
+    /// CUDA's driver API, on NVIDIA's devices.
+    Cuda,
 }
 
 impl AccelApi {
@@ -38,6 +41,7 @@ impl AccelApi {
     pub fn id(self) -> ApiId {
         match self {
             Self::Opencl => ApiId::OpenCl,
+            Self::Cuda => ApiId::Cuda,
         }
     }
 }
@@ -140,7 +144,10 @@ impl Default for AccelConfig {
 }
 
 const KEYS: &[Key] = &[
-    Key::new("api", Kind::Choice(&[("opencl", "Opencl")])),
+    Key::new(
+        "api",
+        Kind::Choice(&[("opencl", "Opencl"), ("cuda", "Cuda")]),
+    ),
     Key::new(
         "transport",
         Kind::Choice(&[("ring", "Ring"), ("gate", "Gate")]),
@@ -165,9 +172,23 @@ impl AccelConfig {
         parse("--accel", input, Self::SYNTAX)?.build()
     }
 
+    /// Where the worker pool listens: by default, where that of this API does.
+    pub fn pool(&self) -> &Path {
+        let is_default = self.socket == Path::new(SOCKET);
+        match self.api {
+            AccelApi::Cuda if is_default => Path::new(CUDA_SOCKET),
+            _ => &self.socket,
+        }
+    }
+
     /// What it says can be done.
     pub fn validate(&self) -> Result<(), Invalid> {
         if self.transport == AccelTransport::Gate {
+            if self.api == AccelApi::Cuda {
+                let with = "the gate";
+                let advice = "leave transport=gate out, or serve api=opencl by it";
+                return Err(Problem::Conflict { with, advice }.at("api"));
+            }
             let server = self.server.as_deref().unwrap_or(Path::new(""));
             if server.as_os_str().is_empty() {
                 let what = "name the socket of the server's machine (its --accel-server socket=)";
@@ -248,6 +269,16 @@ mod tests {
         assert_eq!(config, expected);
         assert_eq!(config.validate(), Ok(()));
         assert!(AccelConfig::parse("api=direct3d").is_err());
+    }
+
+    #[test]
+    fn each_api_has_a_pool_of_its_own() {
+        let pool = |text| AccelConfig::parse(text).unwrap().pool().to_owned();
+        assert_eq!(pool("id=a"), Path::new(SOCKET));
+        assert_eq!(pool("api=cuda,id=a"), Path::new(CUDA_SOCKET));
+        assert_eq!(pool("api=cuda,socket=/s"), Path::new("/s"));
+        let config = AccelConfig::parse("api=cuda,transport=gate,server=/s,id=a").unwrap();
+        assert_eq!(config.validate().unwrap_err().place(), "api");
     }
 
     #[test]

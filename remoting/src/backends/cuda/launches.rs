@@ -17,6 +17,7 @@ use crate::{
         codes,
     },
     link::endpoint::Gone,
+    turns::meter::Kind as Metered,
     wire::{Blob, Flags, Header},
 };
 
@@ -161,20 +162,30 @@ impl Server {
             })?;
             Ok(submitted)
         })();
-        let header = self.tell(header, &outcome)?;
-        self.conclude(header, call.context, None, metered, outcome)
+        self.conclude_launch(header, call.context, metered, outcome)
     }
 
-    /// Tells who asks what has become of a launch itself, and not of what it has begun.
-    fn tell(&mut self, header: Header, outcome: &Result<Submitted, i32>) -> Result<Header, Gone> {
-        if !header.flags.has(Flags::ANSWER) {
-            return Ok(header);
+    /// Keeps account of a launch. Who asks learns what has become of the launch itself, and does not
+    /// wait for what it has begun.
+    fn conclude_launch(
+        &mut self,
+        header: Header,
+        context: u32,
+        metered: Option<Metered>,
+        outcome: Result<Submitted, i32>,
+    ) -> Result<(), Gone> {
+        if header.flags.has(Flags::ANSWER) {
+            self.answer(header, &outcome.map(drop))?;
+            if outcome.is_err() {
+                return Ok(());
+            }
         }
-        self.answer(header, &outcome.map(drop))?;
-        Ok(Header {
+        let header = Header {
             flags: Flags::default(),
             ..header
-        })
+        };
+        // A failure that was not told is kept.
+        self.conclude(header, context, None, metered, outcome)
     }
 
     pub(super) fn launch_graph(&mut self, header: Header, call: &LaunchGraph) -> Result<(), Gone> {

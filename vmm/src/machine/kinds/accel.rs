@@ -55,7 +55,7 @@ impl Kind for AccelConfig {
         let options = Options {
             thread_name: thread_name(Self::NAME, id),
             api: self.api.id(),
-            socket: self.socket.clone(),
+            socket: self.pool().to_owned(),
             slices: self.slices,
             slice_size: self.window / u64::from(self.slices.max(1)),
             device: self.device.clone().unwrap_or_default(),
