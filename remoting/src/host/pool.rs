@@ -32,10 +32,10 @@ use super::{
     compiled::{self, sweep::Sweeper},
     confine,
     folders::{Cache, Folder},
-    greet::Refusals,
     group::{self, Group, Groups, Limits},
+    handshake::Refusals,
     process::{CONTROL, LISTENER, Options},
-    stream::{self, Kind, Said},
+    stream::{self, Said, StreamProtocol},
 };
 use crate::{
     apis,
@@ -70,7 +70,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 
 /// Where a pool listens, and for what.
 #[derive(Clone, Debug)]
-pub enum Place {
+pub enum ListenConfig {
     /// At a Unix socket, for applications and machines that share memory with workers.
     Rings {
         /// Where.
@@ -148,19 +148,19 @@ pub enum Error {
 /// A listening socket, its kind if streams are served, and how many at a time: all, and of a user.
 struct Listener {
     socket: OwnedFd,
-    kind: Option<Kind>,
+    kind: Option<StreamProtocol>,
     most: usize,
     per_user: usize,
     keeper: Option<Keeper>,
 }
 
 impl Listener {
-    fn open(place: Place, options: &Options) -> Result<Self, Error> {
+    fn open(place: ListenConfig, options: &Options) -> Result<Self, Error> {
         if let Some(option) = unused(&place, options) {
             return Err(Error::ForPorts(option));
         }
         let (listen, key, plain, most) = match place {
-            Place::Rings { path, per_user } => {
+            ListenConfig::Rings { path, per_user } => {
                 return Ok(Self {
                     socket: bind(path)?.into(),
                     kind: None,
@@ -169,7 +169,7 @@ impl Listener {
                     keeper: None,
                 });
             }
-            Place::Streams {
+            ListenConfig::Streams {
                 listen,
                 key,
                 plain,
@@ -181,7 +181,7 @@ impl Listener {
                 let listener = bind(path)?;
                 // Streams bring bytes alone. By rings' sockets slices of machines come, with files.
                 socket::refuse_files(&listener);
-                (listener.into(), Kind::Unix, None)
+                (listener.into(), StreamProtocol::Unix, None)
             }
             Listen::Tcp(host) => {
                 let failed = |source| Error::Port {
@@ -203,9 +203,9 @@ impl Listener {
                         // What workers will do, tried here where it is said at once.
                         let none = Arc::new(|_: u16, _: &[u8]| Err(io::ErrorKind::Other.into()));
                         tls::Server::open(certificate, authority, &keeper.schemes(), none)?;
-                        (Kind::Tls, Some(keeper))
+                        (StreamProtocol::Tls, Some(keeper))
                     }
-                    (None, None, None) if plain && here => (Kind::Tcp, None),
+                    (None, None, None) if plain && here => (StreamProtocol::Tcp, None),
                     _ => return Err(Error::Plain(host)),
                 };
                 (listener.into(), kind, keeper)
@@ -222,14 +222,14 @@ impl Listener {
 }
 
 /// The first option for ports alone that was given for a socket: who gives one expects TLS.
-fn unused(place: &Place, options: &Options) -> Option<&'static str> {
+fn unused(place: &ListenConfig, options: &Options) -> Option<&'static str> {
     let (key, plain) = match place {
-        Place::Rings { .. } => (false, false),
-        Place::Streams {
+        ListenConfig::Rings { .. } => (false, false),
+        ListenConfig::Streams {
             listen: Listen::Tcp(_),
             ..
         } => return None,
-        Place::Streams { key, plain, .. } => (key.is_some(), *plain),
+        ListenConfig::Streams { key, plain, .. } => (key.is_some(), *plain),
     };
     let given = [
         (options.stream.tls_cert.is_some(), "--tls-cert"),
@@ -248,7 +248,12 @@ fn bind(path: PathBuf) -> Result<UnixListener, Error> {
 
 /// Listens and keeps `spare` workers waiting, for ever. Each is `program` with the arguments
 /// `worker` and those of `options`.
-pub fn run(place: Place, spare: usize, program: &Path, options: &Options) -> Result<(), Error> {
+pub fn run(
+    place: ListenConfig,
+    spare: usize,
+    program: &Path,
+    options: &Options,
+) -> Result<(), Error> {
     let listener = Listener::open(place, options)?;
     let cache = Cache::open(&options.cache).map_err(|source| Error::Cache {
         folder: options.cache.clone(),
@@ -828,13 +833,13 @@ mod tests {
 
     #[test]
     fn a_socket_is_not_served_without_the_tls_that_was_asked_for() {
-        let stream = |listen: &str, key: Option<&str>, plain| Place::Streams {
+        let stream = |listen: &str, key: Option<&str>, plain| ListenConfig::Streams {
             listen: listen.parse().unwrap(),
             key: key.map(PathBuf::from),
             plain,
             most: 1,
         };
-        let rings = || Place::Rings {
+        let rings = || ListenConfig::Rings {
             path: "/s".into(),
             per_user: 1,
         };

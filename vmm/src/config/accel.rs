@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     check::{self, Invalid, Placement, Problem},
-    place::Place,
-    syntax::{IOMMU, Key, Kind, PLACE, SyntaxError, parse},
+    common::CommonConfig,
+    syntax::{IOMMU, Key, PLACE, SyntaxError, ValueType, parse},
 };
 
 /// Where `gantry-accel serve` listens by default.
@@ -96,7 +96,7 @@ pub struct AccelConfig {
     pub iommu: bool,
     /// Its name, and where it is.
     #[serde(flatten)]
-    pub place: Place,
+    pub common: CommonConfig,
 }
 
 fn socket() -> PathBuf {
@@ -134,26 +134,26 @@ impl Default for AccelConfig {
             slices: slices(),
             compiler_cache: None,
             iommu: false,
-            place: Place::default(),
+            common: CommonConfig::default(),
         }
     }
 }
 
 const KEYS: &[Key] = &[
-    Key::new("api", Kind::Choice(&[("opencl", "Opencl")])),
+    Key::new("api", ValueType::Choice(&[("opencl", "Opencl")])),
     Key::new(
         "transport",
-        Kind::Choice(&[("ring", "Ring"), ("gate", "Gate")]),
+        ValueType::Choice(&[("ring", "Ring"), ("gate", "Gate")]),
     ),
-    Key::new("server", Kind::Text),
-    Key::new("shared", Kind::Size),
-    Key::new("socket", Kind::Text),
-    Key::new("device", Kind::Text),
-    Key::new("weight", Kind::Number),
-    Key::new("memory", Kind::Size),
-    Key::new("window", Kind::Size),
-    Key::new("slices", Kind::Number),
-    Key::new("compiler_cache", Kind::Text),
+    Key::new("server", ValueType::Text),
+    Key::new("shared", ValueType::Size),
+    Key::new("socket", ValueType::Text),
+    Key::new("device", ValueType::Text),
+    Key::new("weight", ValueType::Number),
+    Key::new("memory", ValueType::Size),
+    Key::new("window", ValueType::Size),
+    Key::new("slices", ValueType::Number),
+    Key::new("compiler_cache", ValueType::Text),
 ];
 
 impl AccelConfig {
@@ -218,7 +218,7 @@ impl AccelConfig {
     pub(super) fn placement(&self) -> Placement<'_> {
         Placement {
             iommu: self.iommu,
-            ..self.place.placement()
+            ..self.common.placement()
         }
     }
 }
@@ -242,7 +242,7 @@ mod tests {
             window: 1 << 30,
             slices: 4,
             compiler_cache: Some("web-1".to_owned()),
-            place: Place::named("a"),
+            common: CommonConfig::named("a"),
             ..AccelConfig::default()
         };
         assert_eq!(config, expected);

@@ -54,7 +54,7 @@ impl Control {
     /// Has the guest serve nobody any more, as somebody wants it to go on.
     pub(super) fn give_up_server(&mut self) {
         let server = self.life.config().and_then(|vm| vm.accel_server.as_ref());
-        let id = server.and_then(|server| server.place.id.clone());
+        let id = server.and_then(|server| server.common.id.clone());
         let machine = self.life.machine_mut();
         let given_up = machine.and_then(|machine| machine.give_up_server(Reason::Resumed));
         if let (Some(id), Some(why)) = (id, given_up) {

@@ -17,7 +17,7 @@ use crate::{
     config::{TapFd, VmConfig},
     machine::{
         Machine, consoles,
-        devices::Kind,
+        devices::DeviceKind,
         error::MachineError,
         host::{Host, Shell},
         resize::no_balloon,
@@ -68,7 +68,7 @@ impl Handler for Control {
             Request::VmAddDevice(mut config) => {
                 // Which segments are behind the virtual IOMMU is open until the machine boots.
                 if let Life::Live { config: vm, .. } = &self.life {
-                    config.settle_segment(vm.iommu_segments());
+                    config.normalize_segment(vm.iommu_segments());
                 }
                 self.add(config, |vm, device| {
                     vm.devices.get_or_insert_default().push(device)
@@ -248,7 +248,7 @@ impl Control {
     /// as it is.
     fn end_machine(&mut self) -> Result<(), ApiError> {
         if let Some(machine) = self.life.machine_mut() {
-            machine.settle().map_err(|e| failed(&e))?;
+            machine.quiesce().map_err(|e| failed(&e))?;
         }
         self.life = match mem::take(&mut self.life) {
             Life::Live {
@@ -427,8 +427,8 @@ impl Control {
     }
 
     /// Plugs a device into a live machine, or notes it for the next boot.
-    fn add<K: Kind>(&mut self, mut config: K, note: impl FnOnce(&mut VmConfig, K)) -> Answer {
-        if let (Some(vm), Some(id)) = (self.life.config(), &config.place().id)
+    fn add<K: DeviceKind>(&mut self, mut config: K, note: impl FnOnce(&mut VmConfig, K)) -> Answer {
+        if let (Some(vm), Some(id)) = (self.life.config(), &config.common().id)
             && life::has_device(vm, id)
         {
             return Err(failed(&MachineError::DuplicateId(id.clone())));
@@ -501,7 +501,7 @@ fn assign_fds(
         let cards = config.net.iter_mut().flatten();
         let card = cards
             .into_iter()
-            .find(|net| net.place.id.as_deref() == Some(&restored.id));
+            .find(|net| net.common.id.as_deref() == Some(&restored.id));
         let own: Vec<_> = if restored.fds.is_empty() {
             let own = fds.by_ref().take(restored.num_fds);
             own.map(TapFd::from).collect()
@@ -535,7 +535,7 @@ fn change(
 ) -> Answer {
     let mut changed = config.clone();
     work(&mut changed).map_err(|e| failed(&e))?;
-    changed.settle();
+    changed.normalize();
     validate(&changed)?;
     *config = changed;
     Ok(Response::Empty)

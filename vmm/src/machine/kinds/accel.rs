@@ -12,7 +12,7 @@ use devices::{
 
 use super::{
     super::{
-        devices::{Kind, Made, MadeFunction, Surroundings},
+        devices::{DeviceKind, Made, MadeFunction, Surroundings},
         error::DeviceError,
     },
     Handle, gate_resources, thread_name,
@@ -34,7 +34,7 @@ fn compiled(named: Option<&str>) -> String {
     }
 }
 
-impl Kind for AccelConfig {
+impl DeviceKind for AccelConfig {
     const NAME: &'static str = "accel";
 
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
