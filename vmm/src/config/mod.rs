@@ -25,7 +25,7 @@ mod user_device;
 mod vm;
 mod vsock;
 
-pub use accel::{AccelApi, AccelConfig, AccelTransport};
+pub use accel::{AccelApi, AccelConfig, AccelTransport, AccelVia, GateConfig, RingConfig};
 pub use accel_server::AccelServerConfig;
 pub use balloon::BalloonConfig;
 pub use check::{Invalid, Problem};

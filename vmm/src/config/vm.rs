@@ -11,11 +11,11 @@ use super::{
 };
 
 use super::{
-    AccelConfig, AccelServerConfig, AccelTransport, BalloonConfig, ConsoleConfig, CpusConfig,
-    DebugConsoleConfig, DeviceConfig, DiskConfig, FsConfig, GenericVhostUserConfig, HotplugMethod,
-    MemoryConfig, NetConfig, NumaConfig, PayloadConfig, PciRootPortConfig, PciSegmentConfig,
-    PlatformConfig, PmemConfig, RateLimitGroupConfig, RngConfig, RtcConfig, SerialConfig,
-    TpmConfig, UserDeviceConfig, VdpaConfig, VsockConfig,
+    AccelConfig, AccelServerConfig, BalloonConfig, ConsoleConfig, CpusConfig, DebugConsoleConfig,
+    DeviceConfig, DiskConfig, FsConfig, GenericVhostUserConfig, HotplugMethod, MemoryConfig,
+    NetConfig, NumaConfig, PayloadConfig, PciRootPortConfig, PciSegmentConfig, PlatformConfig,
+    PmemConfig, RateLimitGroupConfig, RngConfig, RtcConfig, SerialConfig, TpmConfig,
+    UserDeviceConfig, VdpaConfig, VsockConfig,
 };
 
 /// A path that Gantry may use under Landlock.
@@ -254,7 +254,7 @@ impl VmConfig {
     /// Whether processes of the VM use the gate, as clients or as a server.
     pub fn has_gate(&self) -> bool {
         let accels = self.accels.iter().flatten();
-        let mut gates = accels.filter(|accel| accel.transport == AccelTransport::Gate);
+        let mut gates = accels.filter(|accel| accel.is_gate());
         self.accel_server.is_some() || gates.next().is_some()
     }
 

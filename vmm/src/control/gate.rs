@@ -6,7 +6,7 @@ use vmfunc_gate::port::Reason;
 use super::{Control, life::Life};
 use crate::{
     api::{ApiError, Request, Status, VmState},
-    config::{AccelConfig, AccelTransport},
+    config::AccelConfig,
 };
 
 impl Control {
@@ -93,7 +93,7 @@ impl Control {
         let Life::Live { config: vm, .. } = &self.life else {
             return Ok(());
         };
-        if config.transport == AccelTransport::Gate && !vm.has_gate() && vm.cpus.nested {
+        if config.is_gate() && !vm.has_gate() && vm.cpus.nested {
             return Err(ApiError::message(
                 Status::BadRequest,
                 "the guest may run VMs of its own, and cannot use the gate then: start the VM with \

@@ -33,11 +33,21 @@ pub enum Life {
         config: Box<VmConfig>,
         /// The machine.
         machine: Box<Machine>,
-        /// Its vCPUs and devices stand still.
-        paused: bool,
+        /// Whether its vCPUs and devices run.
+        run: RunState,
     },
     /// Switched off.
     Shutdown(Box<VmConfig>),
+}
+
+/// Whether a machine runs, as the API has set it. That a guest has frozen its own vCPU is not part of
+/// it: only the port knows ([`Machine::is_frozen`]), and a copy would be out of date.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunState {
+    /// vCPUs and devices run.
+    Running,
+    /// vCPUs and devices stand still.
+    Paused,
 }
 
 impl Life {
@@ -47,8 +57,10 @@ impl Life {
             Self::None => None,
             Self::Created(_) => Some(VmState::Created),
             Self::Live { machine, .. } if machine.is_frozen() => Some(VmState::Frozen),
-            Self::Live { paused: false, .. } => Some(VmState::Running),
-            Self::Live { paused: true, .. } => Some(VmState::Paused),
+            Self::Live { run, .. } => Some(match run {
+                RunState::Running => VmState::Running,
+                RunState::Paused => VmState::Paused,
+            }),
             Self::Shutdown(_) => Some(VmState::Shutdown),
         }
     }

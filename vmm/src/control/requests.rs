@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     Control, ExitReason,
-    life::{self, Life},
+    life::{self, Life, RunState},
 };
 use crate::{
     api::{
@@ -177,45 +177,39 @@ impl Control {
         self.life = Life::Live {
             config,
             machine: Box::new(machine),
-            paused: false,
+            run: RunState::Running,
         };
         self.monitor.emit("vm", "booted", &[]);
         Ok(Response::Empty)
     }
 
     fn pause(&mut self) -> Answer {
-        let Life::Live {
-            machine, paused, ..
-        } = &mut self.life
-        else {
+        let Life::Live { machine, run, .. } = &mut self.life else {
             return Err(self.not_live());
         };
-        if *paused {
+        if *run == RunState::Paused {
             return Err(ApiError::wrong_state("the VM is paused already"));
         }
         self.monitor.emit("vm", "pausing", &[]);
         machine.pause().map_err(|e| failed(&e))?;
-        *paused = true;
+        *run = RunState::Paused;
         self.monitor.emit("vm", "paused", &[]);
         Ok(Response::Empty)
     }
 
     fn resume(&mut self) -> Answer {
-        let Life::Live {
-            machine, paused, ..
-        } = &mut self.life
-        else {
+        let Life::Live { machine, run, .. } = &mut self.life else {
             return Err(self.not_live());
         };
         let frozen = machine.is_frozen();
-        if !*paused && !frozen {
+        if *run == RunState::Running && !frozen {
             return Err(ApiError::wrong_state("the VM is not paused"));
         }
         self.monitor.emit("vm", "resuming", &[]);
-        if *paused {
+        if *run == RunState::Paused {
             machine.resume().map_err(|e| failed(&e))?;
         }
-        *paused = false;
+        *run = RunState::Running;
         if frozen {
             self.give_up_server();
         }
@@ -306,11 +300,15 @@ impl Control {
         if request.resume {
             machine.resume().map_err(|e| failed(&e))?;
         }
-        let paused = !request.resume;
+        let run = if request.resume {
+            RunState::Running
+        } else {
+            RunState::Paused
+        };
         self.life = Life::Live {
             config,
             machine: Box::new(machine),
-            paused,
+            run,
         };
         log::info!("the VM has been restored in {:?}", asked.elapsed());
         self.monitor.emit("vm", "restored", &[]);
