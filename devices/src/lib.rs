@@ -37,3 +37,4 @@ pub mod thread;
 mod throttle;
 pub mod vfio;
 pub mod virtio;
+pub mod write_log;

@@ -37,7 +37,7 @@ use crate::{
     memory::GuestMemory,
     thread::ThreadSpawner,
     vfio::{
-        capabilities::{self, Kind},
+        capabilities::{self, CapabilityKind},
         device::{Device, Irqs, Mappable, ResetError},
     },
 };
@@ -346,8 +346,8 @@ impl UserDevice {
         self.read_config(0, &mut header);
         for capability in capabilities::visible(&header) {
             let (irqs, enable) = match capability.kind {
-                Kind::Msi => (Irqs::Msi, 1 << 0),
-                Kind::Msix => (Irqs::Msix, 1 << 15),
+                CapabilityKind::Msi => (Irqs::Msi, 1 << 0),
+                CapabilityKind::Msix => (Irqs::Msix, 1 << 15),
                 _ => continue,
             };
             self.controls.push(Control {
