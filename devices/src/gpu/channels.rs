@@ -307,11 +307,16 @@ impl Channel {
             return false;
         };
         let is_same = |bound: &Bound| {
-            bound.block == block
+            bound.block.space == block.space
                 && (bound.ring.gp_base, bound.ring.gp_log2, bound.ring.userd)
                     == (ring.gp_base, ring.gp_log2, ring.userd)
         };
-        if self.bound.as_ref().is_some_and(is_same) {
+        if let Some(bound) = self.bound.as_mut().filter(|bound| is_same(bound)) {
+            if bound.block.engines != block.engines {
+                bound.block = block;
+                let (channel, engines) = (number, block.engines);
+                world.link.send(&Request::Engines { channel, engines });
+            }
             return true;
         }
         self.unbind(number, None, world);

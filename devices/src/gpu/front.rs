@@ -67,6 +67,8 @@ struct Engines {
     window: Aperture,
     user: Option<Window>,
     happenings: Vec<Happening>,
+    /// Channels that were too late, of which the registers tell one at a time.
+    late: std::collections::VecDeque<u8>,
     counts: Counts,
     eager: bool,
     lost: bool,
@@ -109,6 +111,7 @@ impl Front {
             channels: (0..CHANNELS).map(|_| Channel::default()).collect(),
             user: None,
             happenings: Vec::new(),
+            late: std::collections::VecDeque::new(),
             counts: Counts::default(),
             eager: options.eager,
             lost: false,
@@ -273,16 +276,17 @@ fn lend(ram: &GuestMemory, link: &mut Link) -> Result<(), Error> {
 impl State {
     fn settle(&mut self, now: u64) {
         let interrupts = &mut self.registers.interrupts;
-        let mut late = None;
         for happening in self.engines.happenings.drain(..) {
             match happening {
                 Happening::Fault(fault) => interrupts.fault(fault),
                 Happening::Command(error) => interrupts.command_error(error),
                 Happening::NonStall => interrupts.non_stall(0),
-                Happening::Timeout(channel) => late = Some(channel),
+                Happening::Timeout(channel) => self.engines.late.push_back(channel),
             }
         }
-        if let Some(channel) = late {
+        if !self.registers.has_timeout()
+            && let Some(channel) = self.engines.late.pop_front()
+        {
             self.registers.channel_timeout(channel);
         }
         self.lines.set(self.registers.line(now));

@@ -3,7 +3,7 @@
 use std::{
     collections::VecDeque,
     io,
-    os::fd::{AsFd, BorrowedFd},
+    os::fd::BorrowedFd,
     path::Path,
     sync::{Arc, Condvar, Mutex},
     time::{Duration, Instant},
@@ -175,10 +175,5 @@ impl Link {
     pub fn end(&self) {
         self.packets.shut_down();
         self.inbox.lose();
-    }
-
-    /// The socket.
-    pub fn as_fd(&self) -> BorrowedFd<'_> {
-        self.packets.as_fd()
     }
 }

@@ -23,6 +23,8 @@ mod lines;
 mod link;
 mod memory;
 mod tables;
+#[cfg(test)]
+mod tests;
 
 use std::{io, path::PathBuf};
 

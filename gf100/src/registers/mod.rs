@@ -232,6 +232,13 @@ impl Registers {
         self.interrupts.schedule_error();
     }
 
+    /// Whether the driver has not yet looked at the last such channel.
+    pub fn has_timeout(&self) -> bool {
+        self.file
+            .read(ENGINE_STATUS + 4 * COPY0)
+            .is_some_and(|status| status != 0)
+    }
+
     /// When the timer's alarm goes off, if it is set.
     pub fn next_alarm(&self) -> Option<u64> {
         self.timer.next_alarm()

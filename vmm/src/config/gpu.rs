@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     check::{self, Invalid, Placement, Problem},
-    place::Place,
-    syntax::{Key, Kind, PLACE, SyntaxError, parse},
+    common::CommonConfig,
+    syntax::{Key, PLACE, SyntaxError, ValueType, parse},
 };
 
 /// Bytes of VRAM by default, and at least.
@@ -33,7 +33,7 @@ pub struct GpuConfig {
     pub weight: u32,
     /// Its name, and where it is.
     #[serde(flatten)]
-    pub place: Place,
+    pub common: CommonConfig,
 }
 
 fn vram() -> u64 {
@@ -49,10 +49,10 @@ fn weight() -> u32 {
 }
 
 const KEYS: &[Key] = &[
-    Key::new("socket", Kind::Text),
-    Key::new("vram", Kind::Size),
-    Key::new("channels", Kind::Number),
-    Key::new("weight", Kind::Number),
+    Key::new("socket", ValueType::Text),
+    Key::new("vram", ValueType::Size),
+    Key::new("channels", ValueType::Number),
+    Key::new("weight", ValueType::Number),
 ];
 
 impl GpuConfig {
@@ -72,14 +72,24 @@ impl GpuConfig {
             return Err(Problem::Missing("name the socket of gantry-gpu").at("socket"));
         }
         let valid = self.vram.is_multiple_of(1 << 20) && self.vram >= SMALLEST;
-        check::number("vram", self.vram, valid, "whole MiB, 64 MiB (67108864) or more")?;
-        check::range("channels", u32::from(self.channels), 1, MOST_CHANNELS.into())?;
+        check::number(
+            "vram",
+            self.vram,
+            valid,
+            "whole MiB, 64 MiB (67108864) or more",
+        )?;
+        check::range(
+            "channels",
+            u32::from(self.channels),
+            1,
+            MOST_CHANNELS.into(),
+        )?;
         check::range("weight", self.weight, 1, 10_000)?;
         self.placement().validate()
     }
 
     pub(super) fn placement(&self) -> Placement<'_> {
-        self.place.placement()
+        self.common.placement()
     }
 }
 
@@ -90,7 +100,10 @@ mod tests {
     #[test]
     fn a_virtual_gpu_is_described_in_one_option() {
         let config = GpuConfig::parse("socket=/s,vram=64M,weight=3,id=a").unwrap();
-        assert_eq!((config.vram, config.channels, config.weight), (SMALLEST, 64, 3));
+        assert_eq!(
+            (config.vram, config.channels, config.weight),
+            (SMALLEST, 64, 3)
+        );
         assert_eq!(config.validate(), Ok(()));
         assert!(GpuConfig::parse("id=a").is_err());
         for (wrong, key) in [

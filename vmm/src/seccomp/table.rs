@@ -171,11 +171,7 @@ const GATE: &[i64] = &[
 ];
 
 /// Hears what a mediator of a GPU says, and answers it.
-const GPU: &[i64] = &[
-    libc::SYS_recvmsg,
-    libc::SYS_sendmsg,
-    libc::SYS_shutdown,
-];
+const GPU: &[i64] = &[libc::SYS_recvmsg, libc::SYS_sendmsg, libc::SYS_shutdown];
 
 const PAGE_FAULT: &[i64] = &[libc::SYS_lseek, libc::SYS_pread64];
 

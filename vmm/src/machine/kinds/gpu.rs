@@ -6,14 +6,14 @@ use devices::gpu::{Gpu, Options, Resources};
 
 use super::{
     super::{
-        devices::{Kind, Made, MadeFunction, Surroundings},
+        devices::{DeviceKind, Made, MadeFunction, Surroundings},
         error::DeviceError,
     },
     Handle, thread_name,
 };
 use crate::config::GpuConfig;
 
-impl Kind for GpuConfig {
+impl DeviceKind for GpuConfig {
     const NAME: &'static str = "gpu";
 
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
