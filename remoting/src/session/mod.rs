@@ -11,10 +11,13 @@
 //!   sees commands complete while it sleeps; `limit`: one that ends what runs for too long.
 //! - [`passive`]: serving without a thread, on CPUs that applications lend; [`lent`]: one round of
 //!   that.
+//! - [`checkpoint`]: stopping, and going on in another process; [`image`]: the file in between.
 //! - [`table`]: an application's objects by their ids.
 //! - [`quota`]: device memory; [`sharing`]: taking turns with others.
 
 pub mod backend;
+pub mod checkpoint;
+pub mod image;
 pub mod lent;
 pub(crate) mod limit;
 pub mod notice;
