@@ -31,10 +31,13 @@ use std::{
 use super::{
     compiled::{self, sweep::Sweeper},
     confine,
+    control::{self, NotMoved},
     folders::{Cache, Folder},
     greet::Refusals,
     group::{self, Group, Groups, Limits},
+    moves::{Asker, Event, Moves, Request, Which},
     process::{CONTROL, LISTENER, Options},
+    standby::MOVES,
     stream::{self, Kind, Said},
 };
 use crate::{
@@ -57,8 +60,8 @@ use crate::{
 /// lately](REFUSED), those with which folders in folders are looked through, and those with which a
 /// worker is started.
 const OWN_DESCRIPTORS: u64 = 64;
-/// Descriptors for each worker: its channel, its end, and its application's connection.
-const DESCRIPTORS: u64 = 3;
+/// Descriptors for each worker: its channels, its end, and its application's connection.
+const DESCRIPTORS: u64 = 4;
 /// Further ones where the device is shared: to the worker, and its process for the arbiter.
 const SHARING_DESCRIPTORS: u64 = 2;
 
@@ -77,6 +80,8 @@ pub enum Place {
         path: PathBuf,
         /// How many of one user have a worker at a time.
         per_user: usize,
+        /// Where the pool's own user asks for applications to be moved.
+        control: Option<PathBuf>,
     },
     /// For applications elsewhere, so many at a time.
     Streams {
@@ -137,6 +142,14 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
+    /// The socket for requests.
+    #[error("cannot listen on {} for requests to move applications", path.display())]
+    Control {
+        /// Its path.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// Starting a worker.
     #[error("cannot start a worker process")]
     Start(#[source] io::Error),
@@ -160,7 +173,7 @@ impl Listener {
             return Err(Error::ForPorts(option));
         }
         let (listen, key, plain, most) = match place {
-            Place::Rings { path, per_user } => {
+            Place::Rings { path, per_user, .. } => {
                 return Ok(Self {
                     socket: bind(path)?.into(),
                     kind: None,
@@ -249,7 +262,15 @@ fn bind(path: PathBuf) -> Result<UnixListener, Error> {
 /// Listens and keeps `spare` workers waiting, for ever. Each is `program` with the arguments
 /// `worker` and those of `options`.
 pub fn run(place: Place, spare: usize, program: &Path, options: &Options) -> Result<(), Error> {
+    let control = match &place {
+        Place::Rings { control, .. } => control.clone(),
+        Place::Streams { .. } => None,
+    };
     let listener = Listener::open(place, options)?;
+    let moves = Moves::listen(control.as_deref()).map_err(|source| Error::Control {
+        path: control.unwrap_or_default(),
+        source,
+    })?;
     let cache = Cache::open(&options.cache).map_err(|source| Error::Cache {
         folder: options.cache.clone(),
         source,
@@ -291,6 +312,7 @@ pub fn run(place: Place, spare: usize, program: &Path, options: &Options) -> Res
                 number: started,
                 folder,
                 groups: groups.as_ref(),
+                standby: false,
             };
             match start(&listener, program, &options, files, new) {
                 Ok(worker) => waiting.push(worker),
@@ -311,10 +333,50 @@ pub fn run(place: Place, spare: usize, program: &Path, options: &Options) -> Res
         }
         short = patience.is_some();
         // Blocks until a worker is taken or has ended, or its application has.
-        let changed = first_changed(&waiting, &serving, patience).map_err(Error::Start)?;
+        let changed = first_changed(&moves, &waiting, &serving, patience).map_err(Error::Start)?;
         let mut worker = match changed {
             Changed::Nothing => continue,
+            Changed::Moves => {
+                let start = |number: &mut u64| {
+                    *number += 1;
+                    let new = New {
+                        number: *number,
+                        folder: cache.folder.join(number.to_string()),
+                        groups: groups.as_ref(),
+                        standby: true,
+                    };
+                    start(&listener, program, &options, files, new)
+                };
+                for event in moves.events() {
+                    match event {
+                        Event::Asked(Request::List, asker) => list(&serving, &asker),
+                        Event::Asked(Request::Move(which, drain), asker) => {
+                            for worker in chosen(&mut serving, which, &asker) {
+                                worker.move_away(&moves, drain, &asker, || start(&mut started));
+                            }
+                        }
+                        Event::Over(number, outcome, asker) => {
+                            let ended = over(&mut serving, number, outcome, &asker, |worker| {
+                                if let Some(connection) = &worker.connection {
+                                    let folder = &worker.remains.folder.0;
+                                    sweeper.serves(worker.number, folder, connection);
+                                }
+                            });
+                            for worker in ended {
+                                sweeper.ended(worker.number);
+                                worker.end(&remover, &closer);
+                            }
+                        }
+                    }
+                }
+                continue;
+            }
             Changed::Waiting(index) => waiting.swap_remove(index),
+            Changed::Ended(index) if serving[index].destination.is_some() => {
+                // What is saved by now goes on in the other one.
+                serving[index].has_ended = true;
+                continue;
+            }
             Changed::Ended(index) => {
                 let worker = serving.swap_remove(index);
                 sweeper.ended(worker.number);
@@ -510,7 +572,101 @@ struct Worker {
     alone: bool,
     /// Readable when the process has ended.
     end: OwnedFd,
+    /// By which its application is moved.
+    control: UnixStream,
+    /// The worker that its application is being moved to.
+    destination: Option<Box<Worker>>,
+    /// Whether the process has ended, and is still to be waited for.
+    has_ended: bool,
     remains: Remains,
+}
+
+/// Tells which applications are served.
+fn list(serving: &[Worker], asker: &Asker) {
+    for worker in serving {
+        let process = worker.peer().map_or("-".to_owned(), |id| id.to_string());
+        asker.tell(&format!("process {process} worker {}", worker.child.id()));
+    }
+}
+
+/// The workers whose applications are to be moved.
+fn chosen<'a>(
+    serving: &'a mut [Worker],
+    which: Which,
+    asker: &Asker,
+) -> impl Iterator<Item = &'a mut Worker> {
+    let is_meant = move |worker: &Worker| match which {
+        Which::All => true,
+        Which::Process(id) => {
+            worker.peer() == Some(id) || i32::try_from(worker.child.id()) == Ok(id)
+        }
+    };
+    if let Which::Process(id) = which
+        && !serving.iter().any(is_meant)
+    {
+        asker.tell(&format!("error: no application of process {id} is served"));
+    }
+    let asker = asker.clone();
+    serving.iter_mut().filter(move |worker| {
+        let is_meant = is_meant(worker);
+        if is_meant && worker.destination.is_some() {
+            asker.tell("error: it is being moved already");
+        }
+        is_meant && worker.destination.is_none() && !worker.alone
+    })
+}
+
+/// What becomes of an application that was carried over, or was not: those workers come back that
+/// are to end. `serves` is told of the one that serves it from now on.
+fn over(
+    serving: &mut Vec<Worker>,
+    number: u64,
+    outcome: Result<(), NotMoved>,
+    asker: &Asker,
+    serves: impl FnOnce(&Worker),
+) -> Vec<Worker> {
+    let Some(index) = serving.iter().position(|worker| worker.number == number) else {
+        return Vec::new();
+    };
+    let process = serving[index].peer().map_or(0, |id| id);
+    let Some(mut destination) = serving[index].destination.take() else {
+        return Vec::new();
+    };
+    let source = &serving[index];
+    if let Err(error) = &outcome {
+        asker.tell(&format!(
+            "error: process {process} stays: {}",
+            base::Chain(error)
+        ));
+    }
+    if outcome.is_err() || source.alone {
+        let mut ended = vec![*destination];
+        if serving[index].has_ended {
+            ended.push(serving.swap_remove(index));
+        }
+        return ended;
+    }
+    let source = serving.swap_remove(index);
+    // From here on nobody else serves the window.
+    source.kill();
+    let mut exit = [libc::pollfd {
+        fd: source.end.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    }];
+    let _ = descriptors::poll(&mut exit, None);
+    destination.connection.clone_from(&source.connection);
+    destination.user = source.user;
+    // One that has ended meanwhile is noticed as such.
+    let _ = control::send(&destination.control, &control::Command::Go(), &[]);
+    asker.tell(&format!(
+        "process {process} moved from worker {} to {}",
+        source.child.id(),
+        destination.child.id()
+    ));
+    serves(&destination);
+    serving.push(*destination);
+    vec![source]
 }
 
 /// What a worker leaves behind.
@@ -521,6 +677,33 @@ struct Remains {
 }
 
 impl Worker {
+    /// Begins to move its application to a worker that is started for it.
+    fn move_away(
+        &mut self,
+        moves: &Moves,
+        drain: Duration,
+        asker: &Asker,
+        start: impl FnOnce() -> io::Result<Self>,
+    ) {
+        let Some(connection) = self.connection.clone() else {
+            return;
+        };
+        let begun = start().and_then(|destination| {
+            let channels = (&self.control, &destination.control);
+            moves.start(self.number, channels, connection, drain, asker.clone())?;
+            self.destination = Some(Box::new(destination));
+            Ok(())
+        });
+        if let Err(error) = begun {
+            asker.tell(&format!("error: cannot start a worker for it: {error}"));
+        }
+    }
+
+    /// The application's process id, as far as that is known: a machine's is that of its VMM.
+    fn peer(&self) -> Option<i32> {
+        base::socket::process(self.connection.as_deref()?).ok()
+    }
+
     /// Kills the process and all that it has started: linkers, or what kernels on a CPU like. It
     /// has a process group of its own, which nothing in it can leave.
     fn kill(&self) {
@@ -581,6 +764,8 @@ struct New<'a> {
     number: u64,
     folder: PathBuf,
     groups: Option<&'a Groups>,
+    /// Whether it takes up another worker's application.
+    standby: bool,
 }
 
 fn start(
@@ -600,7 +785,11 @@ fn start(
     let entrance = remains.group.as_ref().map(Group::entrance).transpose()?;
     let mut command = Command::new(program);
     let (channel, theirs) = UnixStream::pair()?;
-    let mut given = vec![(listener.socket.as_raw_fd(), LISTENER)];
+    let (moves, worker_moves) = UnixStream::pair()?;
+    let mut given = vec![
+        (listener.socket.as_raw_fd(), LISTENER),
+        (worker_moves.as_raw_fd(), MOVES),
+    ];
     let control = match &options.arbiter {
         Some(path) => {
             let (ours, theirs) = UnixStream::pair()?;
@@ -633,6 +822,9 @@ fn start(
     if options.late {
         command.arg("--late");
     }
+    if new.standby {
+        command.arg("--standby");
+    }
     command
         .args(["--weight", &options.weight.to_string()])
         .args(["--library", &options.library])
@@ -663,7 +855,7 @@ fn start(
             let _ = files.set();
             // First out of each other's way, then to their places, where they stay open.
             for (fd, _) in &mut given {
-                *fd = libc::fcntl(*fd, libc::F_DUPFD_CLOEXEC, CONTROL + 1);
+                *fd = libc::fcntl(*fd, libc::F_DUPFD_CLOEXEC, MOVES + 1);
             }
             for (fd, place) in &given {
                 if *fd < 0 || libc::dup2(*fd, *place) < 0 {
@@ -693,6 +885,9 @@ fn start(
         user: None,
         alone: false,
         end,
+        control: moves,
+        destination: None,
+        has_ended: false,
         remains,
     })
 }
@@ -718,12 +913,15 @@ enum Changed {
     Alone(usize),
     /// This one, which serves, has something to say, or nothing more.
     Spoke(usize),
+    /// None, but somebody wants applications moved, or one has been.
+    Moves,
     /// None: all the time is over, or a signal has come.
     Nothing,
 }
 
 /// Waits until a worker has changed, for some time if that is bounded.
 fn first_changed(
+    moves: &Moves,
     waiting: &[Worker],
     serving: &[Worker],
     patience: Option<Duration>,
@@ -733,9 +931,10 @@ fn first_changed(
         events,
         revents: 0,
     };
-    let ends = serving
-        .iter()
-        .map(|worker| poll(worker.end.as_raw_fd(), libc::POLLIN));
+    let ends = serving.iter().map(|worker| {
+        let end = Some(worker.end.as_raw_fd()).filter(|_| !worker.has_ended);
+        poll(end.unwrap_or(-1), libc::POLLIN)
+    });
     // A negative descriptor is passed over. What the other side says is for the worker to read.
     let connections = serving.iter().map(|worker| {
         let connection = worker.connection.as_ref().filter(|_| !worker.alone);
@@ -752,6 +951,7 @@ fn first_changed(
     let mut polled: Vec<_> = ends
         .chain(connections)
         .chain(heard)
+        .chain([poll(moves.fd(), libc::POLLIN)])
         .chain(channels)
         .collect();
     descriptors::poll(&mut polled, patience)?;
@@ -765,8 +965,10 @@ fn first_changed(
         Changed::Alone(index - served)
     } else if index < 3 * served {
         Changed::Spoke(index - 2 * served)
+    } else if index == 3 * served {
+        Changed::Moves
     } else {
-        Changed::Waiting(index - 3 * served)
+        Changed::Waiting(index - 3 * served - 1)
     })
 }
 
@@ -837,6 +1039,7 @@ mod tests {
         let rings = || Place::Rings {
             path: "/s".into(),
             per_user: 1,
+            control: None,
         };
         let refused = |place, given: &[&str]| {
             let words = ["gantry-accel"].iter().chain(given);
