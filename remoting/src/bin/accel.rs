@@ -14,7 +14,7 @@ use gantry_remoting::{
         gate,
         moves::{self, Request, Which},
         placement,
-        pool::{self, Place},
+        pool::{self, ListenConfig},
         process,
     },
     link::stream::address::Listen,
@@ -142,13 +142,13 @@ fn run() -> Result<ExitCode, Box<dyn std::error::Error>> {
             options,
         } => {
             let place = match (socket, listen) {
-                (_, Some(listen)) => Place::Streams {
+                (_, Some(listen)) => ListenConfig::Streams {
                     listen,
                     key: tls_key,
                     plain,
                     most: connections.into(),
                 },
-                (socket, None) => Place::Rings {
+                (socket, None) => ListenConfig::Rings {
                     path: socket.unwrap_or_default(),
                     per_user: per_user as usize,
                     control,

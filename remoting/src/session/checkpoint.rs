@@ -208,7 +208,7 @@ impl<B: Backend> Session<B> {
 
     /// What the session is still at, if anything.
     fn busy(&mut self) -> Result<Option<Busy>, Error> {
-        if self.lent.is_some() {
+        if self.passive.is_some() {
             return Ok(Some(Busy::Never(Immovable::Has(
                 "it is served on its own processor, behind a gate".to_owned(),
             ))));

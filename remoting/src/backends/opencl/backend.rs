@@ -12,10 +12,10 @@ use super::{
     cover::Cover,
     driver::{Api, api::Handle, cl},
     freed,
-    lineage::MemRecord,
     objects::{Context, Device, Event, Home, Kernel, Mem, Program, Queue, Sampler},
     platform::Platform,
     programs::MOST_BUILDS,
+    provenance::MemRecord,
     state,
     svm::Allocations,
 };

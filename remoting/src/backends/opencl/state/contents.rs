@@ -14,8 +14,8 @@ use crate::{
             api::{Api, Handle},
             cl,
         },
-        lineage::{ContextRecord, DeviceRecord, MemRecord},
         objects::{MadeMem, Map, Mem, made},
+        provenance::{ContextRecord, DeviceRecord, MemRecord},
     },
     session::image::{Contents, Immovable, Writer},
 };

@@ -15,8 +15,8 @@ use crate::{
     backends::opencl::{
         Server,
         driver::{cl, status},
-        lineage::{ContextRecord, DeviceRecord, MemRecord},
         objects::{Event, Kernel, MadeMem},
+        provenance::{ContextRecord, DeviceRecord, MemRecord},
         records::{Argument, Build, Built, Linked, Origin, ProgramRecord},
     },
     session::{
