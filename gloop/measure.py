@@ -162,14 +162,25 @@ def by_driver(programs, seconds, how):
             f"MMR {min(progress) / max(progress):.3f}; overhead {1 / sum(progress):.3f}")
 
 
-def servers(count, shared):
-    say(f"\n### {count} matmul servers, {'in turns' if shared else 'by the driver'}")
-    arbiter = Arbiter(2000) if shared else None
-    processes = [start("matmul", arbiter, f"server-{number}", 1, ("run", "--seconds", "4"))
-                 for number in range(count)]
+def servers(count, policy=None, think=0, beside=None):
+    """Servers, and a program that has what they leave."""
+    say(f"\n### {count} matmul servers, clients think {think} ms, "
+        f"{f'in turns ({policy})' if policy else 'by the driver'}{f', beside {beside}' if beside else ''}")
+    arbiter = Arbiter(2000, policy) if policy else None
+    verb = ("run", "--seconds", "4", "--think", str(think))
+    processes = [start("matmul", arbiter, f"server-{number}", 1, verb) for number in range(count)]
+    other = start(beside, arbiter, beside, 1, ("run", "--seconds", "4")) if beside else None
     for process in processes:
-        say(result(process).split("\n")[-1])
+        say(result(process).replace("\n", "; "))
+    if other:
+        text = result(other)
+        rounds_of, took = rounds(text)
+        say(f"{text} (alone {ALONE.get(beside, 0):.4f} s: "
+            f"{rounds_of * ALONE.get(beside, 0) / took:.3f} of the GPU)")
     if arbiter:
+        used = ", ".join(f"{one['name']} {one['device_time'] / 1e9:.2f} s in {one['turns']} turns"
+                         for one in arbiter.clients().values())
+        say(f"of the GPU: {used}")
         arbiter.end()
 
 
@@ -224,7 +235,7 @@ def mps():
     os.environ["CUDA_MPS_LOG_DIRECTORY"] = folder
     subprocess.run([control, "-d"], check=False)
     by_driver(["throttle", "lavamd"], 5, "MPS")
-    servers(3, False)
+    servers(3)
     subprocess.run([control], input="quit\n", text=True, check=False, timeout=20)
     del os.environ["CUDA_MPS_PIPE_DIRECTORY"]
 
@@ -236,7 +247,7 @@ def main():
     parts = [
         ("bench", lambda: command([EATERS, "bench", "--cubins", HERE], 90)),
         ("check", lambda: command([EATERS, "check", "--cubins", HERE, "--stops", "10000",
-                                   "--seconds", "12"], 90)),
+                                   "--seconds", "25"], 120)),
         ("sharing", lambda: [
             alone(["throttle", "lavamd", "tpacf"]),
             say("\n## Shared"),
@@ -248,8 +259,12 @@ def main():
         ]),
         ("hostile", hostile),
         ("killed", killed),
-        ("servers", lambda: [say("\n## Servers"), servers(1, False), servers(3, True),
-                             servers(3, False)]),
+        ("servers", lambda: [
+            "tpacf" in ALONE or alone(["tpacf"]),
+            say("\n## Servers"), servers(1), servers(3, "fair"), servers(3, "fair-preemptive"), servers(3),
+            servers(1, think=20), servers(3, "fair", 20), servers(3, None, 20),
+            servers(3, "fair", 20, "tpacf"), servers(3, None, 20, "tpacf"),
+        ]),
         ("mps", mps),
     ]
     for name, part in parts:

@@ -11,7 +11,7 @@ mod run;
 mod servers;
 mod single;
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -73,6 +73,9 @@ enum Command {
         /// For how long; the round that is under way then is the last one.
         #[arg(long, default_value_t = 10)]
         seconds: u64,
+        /// Milliseconds that a server's client sleeps before a request, on average.
+        #[arg(long, default_value_t = 0)]
+        think: u64,
         /// throttle, lavamd, tpacf, grep or matmul.
         program: String,
     },
@@ -111,10 +114,12 @@ fn main() {
             cubins,
             sharing,
             seconds,
+            think,
             program,
         } => bed::Bed::open(cubins).and_then(|bed| {
             let mut runner = run::Runner::new(sharing)?;
-            run::run(&bed, &program, seconds, &mut runner)
+            let think = Duration::from_millis(think);
+            run::run(&bed, &program, seconds, think, &mut runner)
         }),
         Command::Hostile {
             cubins,

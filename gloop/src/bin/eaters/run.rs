@@ -113,8 +113,17 @@ fn program<'a>(bed: &'a Bed, name: &str) -> Result<Program<'a>> {
 }
 
 /// Runs a program for so many seconds, in rounds, and says what became of them.
-pub fn run(bed: &Bed, name: &str, seconds: u64, runner: &mut Runner) -> Result<()> {
+pub fn run(
+    bed: &Bed,
+    name: &str,
+    seconds: u64,
+    think: Duration,
+    runner: &mut Runner,
+) -> Result<()> {
     let mut program = program(bed, name)?;
+    if let Program::Server(server) = &mut program {
+        server.think = think;
+    }
     let begun = Instant::now();
     let (mut rounds, mut requests) = (0u64, Vec::new());
     while begun.elapsed() < Duration::from_secs(seconds) {
