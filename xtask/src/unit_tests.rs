@@ -28,6 +28,7 @@ const CRATES: &[&str] = &[
     "gantry-opencl",
     "gantry-agent",
     "gf100",
+    "vfio-client",
     "gantry-gloop",
     "gpu-mediator",
     "gantry-tests",

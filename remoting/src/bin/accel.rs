@@ -12,7 +12,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use gantry_remoting::{
     host::{
         gate, placement,
-        pool::{self, Place},
+        pool::{self, ListenConfig},
         process,
     },
     link::stream::address::Listen,
@@ -114,13 +114,13 @@ fn run() -> Result<ExitCode, Box<dyn std::error::Error>> {
             options,
         } => {
             let place = match (socket, listen) {
-                (_, Some(listen)) => Place::Streams {
+                (_, Some(listen)) => ListenConfig::Streams {
                     listen,
                     key: tls_key,
                     plain,
                     most: connections.into(),
                 },
-                (socket, None) => Place::Rings {
+                (socket, None) => ListenConfig::Rings {
                     path: socket.unwrap_or_default(),
                     per_user: per_user as usize,
                 },

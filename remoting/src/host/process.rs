@@ -21,7 +21,7 @@ use std::{
 use super::{
     compiled::{self, InUse, Limit, owner::Owner},
     confine::{self, Confinement, Later},
-    greet::Door,
+    handshake::Door,
     stream,
 };
 use crate::{
@@ -283,7 +283,7 @@ impl<'a> Worker<'a> {
     /// programs and nobody else's. The pool learns of it, and nothing more.
     fn belong(&mut self, owner: Option<&Owner>) -> Result<(), Error> {
         if let Some((later, all)) = self.later.take() {
-            // Those who have greeted others have served, but may not have ended yet.
+            // The handshake threads have finished their work, but may not have ended yet.
             if !compiled::alone(Duration::from_secs(1)) {
                 return Err(Error::Threads);
             }
@@ -481,10 +481,10 @@ fn refuse_machine(stream: &UnixStream, slice: Option<OwnedFd>, theirs: Spoken) -
     let answer = Hello::answer(ours, Form::Port, (0, 0));
     if let Some(slice) = slice.map(File::from) {
         let mut hello = answer;
-        let mut greeting = [0; hello::SIZE];
+        let mut sent = [0; hello::SIZE];
         // One of this build would find nothing wrong with that: it is told the machine's.
-        if slice.read_exact_at(&mut greeting, window::GREETING).is_ok()
-            && Hello::check(&greeting, &[ours]).is_ok()
+        if slice.read_exact_at(&mut sent, window::CLIENT_HELLO).is_ok()
+            && Hello::check(&sent, &[ours]).is_ok()
         {
             hello.version = theirs.version;
         }
@@ -518,10 +518,10 @@ fn accept_slice(
     let window = window::Window::map(&memory, attachment.window, RING)?;
     let spoken = apis::spoken(attachment.api);
     let ours = Hello::answer(spoken, Form::Port, (attachment.window, RING));
-    let greeting = window.greeting();
+    let hello = window.client_hello();
     // Also for an application of another build, so that it can name both versions.
     window.reply(&ours.to_bytes());
-    Hello::check(&greeting, &[spoken])?;
+    Hello::check(&hello, &[spoken])?;
     let events = Events {
         doorbell,
         interrupt,
@@ -590,7 +590,7 @@ mod tests {
         for (driver, told) in [(machine, version), (version, machine), (third, version)] {
             let file = window::create(window::SMALLEST).unwrap();
             let slice = window::Window::map(&file, window::SMALLEST, RING).unwrap();
-            slice.greet(&of(driver).to_bytes());
+            slice.write_client_hello(&of(driver).to_bytes());
             let (here, theirs) = UnixStream::pair().unwrap();
             let refused = refuse_machine(&here, Some(file), other(machine)).to_string();
             for version in [version, machine] {

@@ -20,7 +20,7 @@
 //! each quarter of the ring. No frame may take more than half of the ring: then there is room for it
 //! at the latest when all before it has been read.
 //!
-//! Sleeping: a consumer that has polled in vain says so (`sleeping`), looks once more, and sleeps
+//! Sleeping: a consumer that has polled without success says so (`sleeping`), looks once more, and sleeps
 //! on the bell. A producer that has published looks at `sleeping` and rings. Between the store
 //! and the load of each side stands a full fence, so that one of the two sees the other: no
 //! wake-up is lost (model-checked by `loom` in this crate's tests). While both sides are busy, a

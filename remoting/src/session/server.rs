@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     backend::{Backend, FenceOf, Fences, Progress, RequestOf},
-    lent::Lent,
+    drain::PassiveState,
     limit::Limit,
     notice::{Board, Notice},
     quota::Quota,
@@ -62,7 +62,7 @@ pub enum Error {
         "the application has {stages} stages under way and {waits} waiting calls: more than there \
          can be"
     )]
-    Crowded {
+    TooMany {
         /// Stages that have not been released, or that it has not been told of.
         stages: usize,
         /// Calls without an answer.
@@ -119,7 +119,7 @@ pub struct Session<B: Backend> {
     pub(crate) patience: Duration,
     /// On a CPU that the application lends: there is no other thread then, and nothing is waited
     /// for.
-    pub(crate) lent: Option<Lent<RequestOf<B>>>,
+    pub(crate) passive: Option<PassiveState<RequestOf<B>>>,
     /// Wakes who waits for an answer.
     waker: Waker,
     /// Wakes the client's listener.
@@ -161,7 +161,7 @@ impl<B: Backend> Session<B> {
         nudge: Nudge,
     ) -> (Self, Receiver<Slice, Waker>) {
         let bell = tuning.waker;
-        let lent = matches!(bell, Waker::Lent);
+        let passive = matches!(bell, Waker::Passive);
         let session = Self {
             backend,
             board: Board::new(window.calls(), bell.own()),
@@ -173,8 +173,8 @@ impl<B: Backend> Session<B> {
             released: Vec::new(),
             waits: Vec::new(),
             sender: Sender::new(Producer::new(window.answers(), bell.clone()), tuning.spin),
-            patience: if lent { Duration::ZERO } else { LONG },
-            lent: lent.then(Lent::default),
+            patience: if passive { Duration::ZERO } else { LONG },
+            passive: passive.then(PassiveState::default),
             waker: bell.clone(),
             nudge,
             sharing: Sharing::default(),
@@ -264,7 +264,7 @@ impl<B: Backend> Session<B> {
 
     /// Whether there are threads beside the serving one.
     pub(crate) fn has_threads(&self) -> bool {
-        self.lent.is_none()
+        self.passive.is_none()
     }
 
     /// Sends a message to the client.
@@ -275,8 +275,8 @@ impl<B: Backend> Session<B> {
             flags: Flags::default(),
             sequence,
         };
-        if let Some(lent) = &mut self.lent {
-            return lent.unsent.add(&mut self.sender, header, body);
+        if let Some(passive) = &mut self.passive {
+            return passive.unsent.add(&mut self.sender, header, body);
         }
         let (backend, undecided) = (&self.backend, self.undecided);
         let sharing = RefCell::new(&mut self.sharing);
@@ -529,7 +529,7 @@ impl<B: Backend> Session<B> {
         B::execute(self, header, request)?;
         let (stages, waits) = (self.stages.len() + self.released.len(), self.waits.len());
         if stages as u64 > 2 * self.window.size() / STAGE || waits > MOST_WAITS {
-            return Err(Error::Crowded { stages, waits });
+            return Err(Error::TooMany { stages, waits });
         }
         Ok(())
     }

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     apis::opencl::{
-        calls::{self, EventId, Order, Place, QueueId, Request, StageId},
+        calls::{self, EventId, Order, QueueId, Request, StageId, WindowRange},
         codes,
     },
     link::endpoint::Gone,
@@ -249,7 +249,7 @@ impl Server {
     }
 
     /// Where a stretch of the window is, if a command may use `needed` bytes of it.
-    pub(crate) fn place(&self, place: &Place, needed: Option<u64>) -> Result<*mut u8, i32> {
+    pub(crate) fn place(&self, place: &WindowRange, needed: Option<u64>) -> Result<*mut u8, i32> {
         if needed.is_none_or(|needed| needed > place.length) {
             return Err(codes::INVALID_VALUE);
         }

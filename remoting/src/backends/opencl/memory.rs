@@ -9,8 +9,8 @@ use super::{
         api::{Handle, ImageDesc, ImageFormat},
         cl, outcome,
     },
-    lineage::MemRecord,
     objects::{MadeMem, Mem, Sampler, keep, made},
+    provenance::MemRecord,
 };
 use crate::{
     apis::opencl::{

@@ -3,7 +3,7 @@
 //! - [`backend`]: all of it for a [session](crate::session).
 //! - [`driver`]: the host's OpenCL, opened at run time.
 //! - [`objects`]: shadow objects, in a [`table`](crate::session::table) for each kind; [`records`]:
-//!   how programs and kernels came to be; [`lineage`]: what objects were made in and of. Calls about
+//!   how programs and kernels came to be; [`provenance`]: what objects were made in and of. Calls about
 //!   them by subject: `contexts`, `memory`, `programs`, `kernels`, `events`; [`query`]: questions.
 //!   `headers`: an application's files for the compiler.
 //! - [`commands`]: what goes into queues; [`transfers`]: to and from the window, of which the
@@ -36,8 +36,6 @@ mod headers;
 #[cfg(feature = "server")]
 mod kernels;
 #[cfg(feature = "server")]
-pub mod lineage;
-#[cfg(feature = "server")]
 mod memory;
 #[cfg(feature = "server")]
 pub mod objects;
@@ -45,6 +43,8 @@ pub mod objects;
 pub mod platform;
 #[cfg(feature = "server")]
 pub(crate) mod programs;
+#[cfg(feature = "server")]
+pub mod provenance;
 #[cfg(feature = "server")]
 pub mod query;
 #[cfg(feature = "server")]

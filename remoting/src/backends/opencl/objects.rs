@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use super::{
     freed::End,
     kernels::Parameter,
-    lineage::{ContextRecord, DeviceRecord, MemRecord},
+    provenance::{ContextRecord, DeviceRecord, MemRecord},
     records::{Arguments, ProgramRecord},
     svm::Addresses,
 };

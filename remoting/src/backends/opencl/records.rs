@@ -12,7 +12,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use super::lineage::{ContextRecord, DEEPEST, DeviceRecord};
+use super::provenance::{ContextRecord, DEEPEST, DeviceRecord};
 use crate::{
     apis::opencl::calls::{
         BuildProgram, CompileProgram, CreateProgram, HeaderFile, LinkProgram, MemId, ProgramOrigin,

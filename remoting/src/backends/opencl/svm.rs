@@ -25,8 +25,8 @@ use super::{
         cl, outcome,
     },
     freed::Freed,
-    lineage::ContextRecord,
     objects::{Home, MadeSvm, Queue},
+    provenance::ContextRecord,
 };
 use crate::{
     apis::opencl::{
