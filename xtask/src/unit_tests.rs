@@ -23,6 +23,7 @@ const CRATES: &[&str] = &[
     "gantry-remoting",
     "gantry-client",
     "cuda-definition",
+    "gantry-cudart",
     "gantry-cuda-driver",
     "gantry-opencl",
     "gantry-agent",

@@ -30,6 +30,8 @@ pub enum ListenConfig {
         path: PathBuf,
         /// How many of one user have a worker at a time.
         per_user: usize,
+        /// Where the pool's own user asks for applications to be moved.
+        control: Option<PathBuf>,
     },
     /// For applications elsewhere, so many at a time.
     Streams {
@@ -63,7 +65,7 @@ impl Listener {
             return Err(Error::ForPorts(option));
         }
         let (listen, key, plain, most) = match config {
-            ListenConfig::Rings { path, per_user } => {
+            ListenConfig::Rings { path, per_user, .. } => {
                 return Ok(Self {
                     socket: bind(path)?.into(),
                     protocol: None,
@@ -174,6 +176,7 @@ mod tests {
         let rings = || ListenConfig::Rings {
             path: "/s".into(),
             per_user: 1,
+            control: None,
         };
         let refused = |place, given: &[&str]| {
             let words = ["gantry-accel"].iter().chain(given);

@@ -4,6 +4,8 @@
 //!   [`process`]: the worker itself; [`confine`]: what they may do;
 //!   a `group` has the limits of all that it starts; [`compiled`]: what drivers have compiled, which
 //!   outlives them; `folders`: where all of them write.
+//! - [`control`]: how an application moves from one worker to another: the pool's side is `moves` and
+//!   `moving`, a worker's `standby`.
 //! - [`stream`]: how they are reached from other machines; `handshake`: how a worker accepts its
 //!   application; `pending`: the connections that have not completed the handshake.
 //! - [`gate`]: the process behind a gate.
@@ -11,14 +13,18 @@
 
 pub mod compiled;
 pub mod confine;
+pub mod control;
 mod folders;
 pub mod gate;
 mod group;
 mod handshake;
 mod listener;
+pub mod moves;
+mod moving;
 mod pending;
 pub mod placement;
 pub mod pool;
 pub mod process;
+mod standby;
 pub mod stream;
 mod worker;

@@ -37,6 +37,8 @@ use super::{
     group::{Groups, Limits},
     handshake::Refusals,
     listener::Listener,
+    moves::Moves,
+    moving::Destination,
     process::Options,
     stream::{self, Said},
     worker::{self, New, Remains, Worker},
@@ -54,8 +56,8 @@ use crate::{
 
 /// worker is started.
 const OWN_DESCRIPTORS: u64 = 64;
-/// Descriptors for each worker: its channel, its end, and its application's connection.
-const DESCRIPTORS: u64 = 3;
+/// Descriptors for each worker: its channels, its end, and its application's connection.
+const DESCRIPTORS: u64 = 4;
 /// Further ones where the device is shared: to the worker, and its process for the arbiter.
 const SHARING_DESCRIPTORS: u64 = 2;
 
@@ -115,6 +117,14 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
+    /// The socket for requests.
+    #[error("cannot listen on {} for requests to move applications", path.display())]
+    Control {
+        /// Its path.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// Starting a worker.
     #[error("cannot start a worker process")]
     Start(#[source] io::Error),
@@ -131,7 +141,15 @@ pub fn run(
     program: &Path,
     options: &Options,
 ) -> Result<(), Error> {
+    let control = match &config {
+        ListenConfig::Rings { control, .. } => control.clone(),
+        ListenConfig::Streams { .. } => None,
+    };
     let listener = Listener::open(config, options)?;
+    let moves = Moves::listen(control.as_deref()).map_err(|source| Error::Control {
+        path: control.unwrap_or_default(),
+        source,
+    })?;
     let cache = Cache::open(&options.cache).map_err(|source| Error::Cache {
         folder: options.cache.clone(),
         source,
@@ -156,6 +174,7 @@ pub fn run(
         spare: spare.max(1),
         remover: worker::remover().map_err(Error::Start)?,
         groups: groups(&options),
+        moves,
         listener,
         program,
         options,
@@ -185,18 +204,20 @@ struct Waiting {
 }
 
 /// A worker that serves an application.
-struct Serving {
-    worker: Worker,
+pub(super) struct Serving {
+    pub worker: Worker,
     /// The connection to its application.
-    connection: Arc<OwnedFd>,
+    pub connection: Arc<OwnedFd>,
     /// The application's user, if there is a limit for users.
-    user: Option<u32>,
-    phase: Phase,
+    pub user: Option<u32>,
+    pub phase: Phase,
+    /// The worker that its application is being moved to.
+    pub destination: Option<Destination>,
 }
 
 /// How far a serving worker is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+pub(super) enum Phase {
     /// It may still name the owner of its application.
     Speaking,
     /// It has said all that it has to say.
@@ -206,24 +227,26 @@ enum Phase {
 }
 
 /// The pool's state.
-struct Pool<'a> {
-    listener: Listener,
-    program: &'a Path,
-    options: Options,
-    cache: Cache,
-    files: Limit,
-    groups: Option<Groups>,
-    sweeper: Sweeper,
-    remover: Sender<Remains>,
-    closer: Closer,
+pub(super) struct Pool<'a> {
+    pub listener: Listener,
+    pub program: &'a Path,
+    pub options: Options,
+    pub cache: Cache,
+    pub files: Limit,
+    pub groups: Option<Groups>,
+    /// Requests to move applications, and what becomes of them.
+    pub moves: Moves,
+    pub sweeper: Sweeper,
+    pub remover: Sender<Remains>,
+    pub closer: Closer,
     /// Maximum number of workers.
     most: usize,
     /// Workers to keep waiting.
     spare: usize,
     waiting: Vec<Waiting>,
-    serving: Vec<Serving>,
+    pub serving: Vec<Serving>,
     /// Workers started so far.
-    started: u64,
+    pub started: u64,
     /// Workers that have died in a row before they served anybody.
     deaths: u32,
     /// Whether the machine had no resources for one more worker.
@@ -246,6 +269,7 @@ impl Pool<'_> {
                 number: self.started,
                 folder: self.cache.folder.join(self.started.to_string()),
                 groups: self.groups.as_ref(),
+                standby: false,
             };
             let program = self.program;
             match worker::start(&self.listener, program, &self.options, self.files, new) {
@@ -275,8 +299,14 @@ impl Pool<'_> {
     /// Waits until a worker is taken, has something to say or has ended, or its application has, and
     /// acts on it.
     fn step(&mut self, patience: Option<Duration>) -> Result<(), Error> {
-        match first_event(&self.waiting, &self.serving, patience).map_err(Error::Start)? {
+        match first_event(&self.moves, &self.waiting, &self.serving, patience)
+            .map_err(Error::Start)?
+        {
             Event::None => {}
+            Event::Moves => self.move_applications(),
+            Event::Ended(index) if self.serving[index].destination.is_some() => {
+                self.source_ended(index);
+            }
             Event::Ended(index) => {
                 let ended = self.serving.swap_remove(index);
                 self.sweeper.ended(ended.worker.number);
@@ -404,6 +434,7 @@ impl Pool<'_> {
             connection,
             user,
             phase: Phase::Speaking,
+            destination: None,
         });
     }
 }
@@ -479,12 +510,15 @@ enum Event {
     HungUp(usize),
     /// This one, which serves, has sent a message or closed its channel.
     Message(usize),
+    /// None, but somebody wants applications moved, or one has been.
+    Moves,
     /// The time is over, or a signal has come.
     None,
 }
 
 /// Waits for the first event, for some time if that is bounded.
 fn first_event(
+    moves: &Moves,
     waiting: &[Waiting],
     serving: &[Serving],
     patience: Option<Duration>,
@@ -494,9 +528,12 @@ fn first_event(
         events,
         revents: 0,
     };
-    let ends = serving
-        .iter()
-        .map(|serving| poll(serving.worker.end.as_raw_fd(), libc::POLLIN));
+    let ends = serving.iter().map(|serving| {
+        let destination = serving.destination.as_ref();
+        let seen = destination.is_some_and(|destination| destination.source_ended);
+        let end = serving.worker.end.as_raw_fd();
+        poll(if seen { -1 } else { end }, libc::POLLIN)
+    });
     // A negative descriptor is passed over. What the other side says is for the worker to read.
     let connections = serving.iter().map(|serving| {
         let fd = match serving.phase {
@@ -519,6 +556,7 @@ fn first_event(
     let mut polled: Vec<_> = ends
         .chain(connections)
         .chain(messages)
+        .chain([poll(moves.fd(), libc::POLLIN)])
         .chain(channels)
         .collect();
     descriptors::poll(&mut polled, patience)?;
@@ -532,7 +570,9 @@ fn first_event(
         Event::HungUp(index - served)
     } else if index < 3 * served {
         Event::Message(index - 2 * served)
+    } else if index == 3 * served {
+        Event::Moves
     } else {
-        Event::Waiting(index - 3 * served)
+        Event::Waiting(index - 3 * served - 1)
     })
 }

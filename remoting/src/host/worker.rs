@@ -23,6 +23,7 @@ use super::{
     group::{self, Group, Groups},
     listener::Listener,
     process::{CONTROL, LISTENER, Options},
+    standby::MOVES,
     stream,
 };
 use crate::{descriptors::Limit, link::closer::Closer, turns::introduce};
@@ -38,6 +39,8 @@ pub(super) struct Worker {
     child: Child,
     /// Messages from and to the worker.
     pub channel: UnixStream,
+    /// By which its application is moved.
+    pub control: UnixStream,
     /// Readable when the process has ended.
     pub end: OwnedFd,
     pub remains: Remains,
@@ -56,6 +59,11 @@ impl Worker {
     pub fn kill(&self) {
         // SAFETY: a plain call; the process has not been waited for, so that its id is its own.
         unsafe { libc::kill(-(self.child.id() as libc::pid_t), libc::SIGKILL) };
+    }
+
+    /// Its process id.
+    pub fn id(&self) -> i32 {
+        self.child.id().cast_signed()
     }
 
     /// Kills it, waits for it, and has what it leaves removed. `connection` is closed afterwards: the
@@ -123,6 +131,8 @@ pub(super) struct New<'a> {
     pub number: u64,
     pub folder: PathBuf,
     pub groups: Option<&'a Groups>,
+    /// Whether it takes up another worker's application.
+    pub standby: bool,
 }
 
 pub(super) fn start(
@@ -142,7 +152,11 @@ pub(super) fn start(
     let entrance = remains.group.as_ref().map(Group::entrance).transpose()?;
     let mut command = Command::new(program);
     let (channel, theirs) = UnixStream::pair()?;
-    let mut given = vec![(listener.socket.as_raw_fd(), LISTENER)];
+    let (moves, worker_moves) = UnixStream::pair()?;
+    let mut given = vec![
+        (listener.socket.as_raw_fd(), LISTENER),
+        (worker_moves.as_raw_fd(), MOVES),
+    ];
     let control = match &options.arbiter {
         Some(path) => {
             let (ours, theirs) = UnixStream::pair()?;
@@ -175,6 +189,9 @@ pub(super) fn start(
     if options.late {
         command.arg("--late");
     }
+    if new.standby {
+        command.arg("--standby");
+    }
     command
         .args(["--weight", &options.weight.to_string()])
         .args(["--library", &options.library])
@@ -205,7 +222,7 @@ pub(super) fn start(
             let _ = files.set();
             // First out of each other's way, then to their places, where they stay open.
             for (fd, _) in &mut given {
-                *fd = libc::fcntl(*fd, libc::F_DUPFD_CLOEXEC, CONTROL + 1);
+                *fd = libc::fcntl(*fd, libc::F_DUPFD_CLOEXEC, MOVES + 1);
             }
             for (fd, place) in &given {
                 if *fd < 0 || libc::dup2(*fd, *place) < 0 {
@@ -230,6 +247,7 @@ pub(super) fn start(
         number: new.number,
         child,
         channel,
+        control: moves,
         end,
         remains,
     })

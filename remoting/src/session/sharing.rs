@@ -198,6 +198,11 @@ impl<B: Backend> Session<B> {
         Ok(())
     }
 
+    /// Whether no call waits for the device.
+    pub(crate) fn holds_nothing(&self) -> bool {
+        self.sharing.held.is_empty()
+    }
+
     /// Whether so many calls wait for the device that no other is to be taken.
     pub(crate) fn is_full(&self) -> bool {
         self.sharing.held.len() >= HELD || self.sharing.held_bytes >= HELD_BYTES

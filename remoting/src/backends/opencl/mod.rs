@@ -10,6 +10,7 @@
 //!   [`cover`] says what the driver knows.
 //!   `svm`: memory whose addresses mean the same to the application; `freed`: what commands may
 //!   use of it still.
+//! - `state`: all objects, saved and made again in another process.
 //! - [`handlers`]: how a gate calls a passive worker.
 
 pub mod driver;
@@ -49,6 +50,8 @@ pub mod provenance;
 pub mod query;
 #[cfg(feature = "server")]
 pub mod records;
+#[cfg(feature = "server")]
+mod state;
 #[cfg(feature = "server")]
 pub(crate) mod svm;
 #[cfg(all(test, feature = "server"))]

@@ -235,6 +235,12 @@ impl Arguments {
         self.values.get(index as usize)?.as_ref()
     }
 
+    /// All that have a value, by index.
+    pub fn all(&self) -> impl Iterator<Item = (u32, &Argument)> {
+        let values = (0..).zip(&self.values);
+        values.filter_map(|(index, value)| Some((index, value.as_ref()?)))
+    }
+
     /// An argument has got another value: `birth` tells which object of its number it is. Plain
     /// bytes take no memory if there were as many before.
     pub fn set(&mut self, index: u32, value: &Value, birth: u64) {
