@@ -3,6 +3,7 @@
 
 use std::{
     ffi::{CStr, CString, c_char, c_int},
+    fs,
     path::Path,
 };
 
@@ -78,6 +79,8 @@ type Program = usize;
 #[derive(Debug)]
 pub struct Compiler {
     library: libloading::Library,
+    /// Kept open as long as the compiler, which asks the loader for it by name.
+    _builtins: Option<libloading::Library>,
 }
 
 /// A source and what it includes, by name and text.
@@ -91,15 +94,30 @@ pub struct Source<'a> {
     pub includes: &'a [(&'a str, &'a str)],
 }
 
+/// The library of built-in functions beside a compiler. Without one, the loader looks for it.
+fn builtins(compiler: &Path) -> Option<libloading::Library> {
+    let files = fs::read_dir(compiler.parent()?).ok()?;
+    let beside = files.flatten().find(|file| {
+        let name = file.file_name();
+        name.to_string_lossy().starts_with("libnvrtc-builtins.so")
+    })?;
+    // SAFETY: it runs nothing at its start that has demands on us.
+    unsafe { libloading::Library::new(beside.path()) }.ok()
+}
+
 impl Compiler {
-    /// Opens it: `libnvrtc.so.13`, for instance.
+    /// Opens it: `libnvrtc.so.13`, for instance. With a path, its library of built-in functions is
+    /// taken from the same folder, so that a Python package's works without `LD_LIBRARY_PATH`.
     ///
     /// # Errors
     /// There is none.
     pub fn open(library: &Path) -> Result<Self, Error> {
         // SAFETY: NVRTC runs nothing at its start that has demands on us.
         match unsafe { libloading::Library::new(library) } {
-            Ok(library) => Ok(Self { library }),
+            Ok(opened) => Ok(Self {
+                library: opened,
+                _builtins: builtins(library),
+            }),
             Err(source) => Err(Error::Open {
                 library: library.display().to_string(),
                 source,

@@ -23,7 +23,7 @@ use gantry_remoting::{
         },
         window::Window,
     },
-    port::Place,
+    port::SliceOffsets,
     wire::hello::{Form, Hello},
 };
 
@@ -103,7 +103,7 @@ impl<D: Driver> Link<D> {
             Form::File => {
                 let file = files.first().ok_or("the worker sent no window")?;
                 let window = Window::map(file, hello.window, hello.ring)?;
-                let window = Self::settle(window);
+                let window = Self::move_window(window);
                 let bell = Doorbell::Futex(Futex {
                     patience: LIVENESS_TIMEOUT,
                 });
@@ -129,16 +129,16 @@ impl<D: Driver> Link<D> {
                 let patience = alarm
                     .as_ref()
                     .map_or(LIVENESS_TIMEOUT, |_| ALARMED_LIVENESS_TIMEOUT);
-                let mut place = [0; Place::SIZE];
+                let mut place = [0; SliceOffsets::SIZE];
                 (&mut &stream).read_exact(&mut place)?;
-                let place = Place::from_bytes(place);
+                let place = SliceOffsets::from_bytes(place);
                 let bell = Doorbell::Port {
                     page: Arc::new(DoorbellPage::map(doorbells, place.doorbell)?),
                     naps: Arc::new(Naps::new(alarm)),
                     patience,
                 };
                 let window = Window::map_slice(window, place.slice, hello.window, hello.ring)?;
-                let window = Self::settle(window);
+                let window = Self::move_window(window);
                 let agent = Agent::new(stream.try_clone()?, patience);
                 (window, bell, Peer::Agent(EventFd::new()?, agent))
             }
@@ -147,7 +147,7 @@ impl<D: Driver> Link<D> {
     }
 
     /// Moves a window that nobody uses yet to where the API wants it, if nothing else is there.
-    fn settle(window: Arc<Window>) -> Arc<Window> {
+    fn move_window(window: Arc<Window>) -> Arc<Window> {
         match D::WINDOW_AT {
             Some(at) => Window::moved(window, at),
             None => window,

@@ -11,7 +11,7 @@ use gantry_remoting::{
         calls::{Copy, CopyRows, Read, StreamSynchronize, Write},
         codes,
     },
-    wire::messages::Place,
+    wire::messages::WindowRange,
 };
 
 use crate::{
@@ -67,8 +67,8 @@ fn pieces(size: usize) -> impl Iterator<Item = (usize, usize)> {
         .map(move |at| (at, length.min(size - at)))
 }
 
-fn window_place(link: &Link, pointer: *const u8, size: usize) -> Option<Place> {
-    Some(Place {
+fn window_place(link: &Link, pointer: *const u8, size: usize) -> Option<WindowRange> {
+    Some(WindowRange {
         offset: link.shared(pointer, size as u64)?,
         length: size as u64,
         stage: None,

@@ -21,7 +21,8 @@ use std::{
 use super::{
     compiled::{self, InUse, Limit, owner::Owner},
     confine::{self, Confinement, Later},
-    greet::Door,
+    handshake::Door,
+    standby::{self, Seat},
     stream,
 };
 use crate::{
@@ -30,12 +31,13 @@ use crate::{
     backends::{
         cuda::{self, CudaBackend},
         opencl::{
-            OpenClBackend,
+            OpenClBackend, Server,
             driver::{api, cl},
         },
     },
     link::{
         bell::Futex,
+        endpoint::Receiver,
         port_bell::{Events, Waker},
         socket,
         stream::tls,
@@ -44,6 +46,7 @@ use crate::{
     port::{self, Attachment, NoAttachment},
     session::{
         backend::Backend,
+        image::Immovable,
         quota::Quota,
         server::{self, Nudge, Session, Tuning},
     },
@@ -89,6 +92,9 @@ pub struct Options {
     /// Open the driver when an application has come.
     #[arg(long, hide = true)]
     pub late: bool,
+    /// Take up an application that another worker serves.
+    #[arg(long, hide = true)]
+    pub standby: bool,
     /// Device memory in MiB that each of this machine's own applications may have; all that there
     /// is by default. Applications in guests have what their machine's accelerator is given.
     #[arg(
@@ -208,6 +214,9 @@ pub enum Error {
     /// Its own threads.
     #[error("a driver has started a thread while its worker waited for an application")]
     Threads,
+    /// Another worker's application.
+    #[error("cannot go on with another worker's application")]
+    Restore(#[source] Immovable),
     /// Serving ended.
     #[error(transparent)]
     Serving(#[from] server::Error),
@@ -234,12 +243,16 @@ pub fn work(options: &Options) -> Result<(), Error> {
     };
     let mut worker = Worker::confined(options)?;
     if !options.late {
-        worker.driver()?;
+        worker.open()?;
         if worker.later.is_some() && !compiled::alone(Duration::ZERO) {
             // What is taken from this thread later, the driver's would keep.
             let told = socket::send(&stream::channel(), &[stream::THREADS], &[]);
             return told.map_err(Error::Connection);
         }
+    }
+    if options.standby {
+        drop(entrance);
+        return standby::take_up(worker);
     }
     match entrance {
         Entrance::Rings(listener) => {
@@ -252,43 +265,14 @@ pub fn work(options: &Options) -> Result<(), Error> {
 }
 
 /// This process, as long as it serves nobody.
-struct Worker<'a> {
-    options: &'a Options,
+pub(super) struct Worker<'a> {
+    pub(super) options: &'a Options,
     /// What is taken from it when it is known whose application it serves.
     later: Option<(Later, &'a Path)>,
     /// Where what its driver compiles is kept from then on.
     kept: Option<InUse>,
-    driver: Option<Driver>,
-}
-
-/// The host's driver of the API that is served.
-#[derive(Clone)]
-enum Driver {
-    OpenCl(Arc<api::Api>),
-    Cuda(Arc<cuda::driver::Api>),
-}
-
-impl Driver {
-    fn open(options: &Options) -> Result<Self, Error> {
-        match options.api {
-            ApiId::OpenCl => {
-                let api = Arc::new(api::Api::open(options.library())?);
-                // Drivers do much when they are first asked; nobody waits for it yet.
-                let mut count = 0;
-                cl!(
-                    api,
-                    clGetPlatformIDs(0, std::ptr::null_mut(), &raw mut count)
-                );
-                Ok(Self::OpenCl(api))
-            }
-            ApiId::Cuda => {
-                // Before the driver looks for places.
-                cuda::arena::fill().map_err(cuda::driver::Error::Arena)?;
-                let api = cuda::driver::Api::open(options.library())?;
-                Ok(Self::Cuda(Arc::new(api)))
-            }
-        }
-    }
+    api: Option<Arc<api::Api>>,
+    cuda: Option<Arc<cuda::driver::Api>>,
 }
 
 impl<'a> Worker<'a> {
@@ -306,7 +290,8 @@ impl<'a> Worker<'a> {
                 options,
                 later: None,
                 kept: None,
-                driver: None,
+                api: None,
+                cuda: None,
             });
         };
         let later = Some((Later::prepare(confinement)?, all));
@@ -317,25 +302,52 @@ impl<'a> Worker<'a> {
             options,
             later,
             kept: None,
-            driver: None,
+            api: None,
+            cuda: None,
         })
     }
 
     /// The driver.
-    fn driver(&mut self) -> Result<Driver, Error> {
-        if let Some(driver) = &self.driver {
-            return Ok(driver.clone());
+    pub(super) fn api(&mut self) -> Result<Arc<api::Api>, Error> {
+        if let Some(api) = &self.api {
+            return Ok(Arc::clone(api));
         }
-        let driver = Driver::open(self.options)?;
-        self.driver = Some(driver.clone());
-        Ok(driver)
+        let api = Arc::new(api::Api::open(self.options.library())?);
+        // Drivers do much when they are first asked; nobody waits for it yet.
+        let mut count = 0;
+        cl!(
+            api,
+            clGetPlatformIDs(0, std::ptr::null_mut(), &raw mut count)
+        );
+        self.api = Some(Arc::clone(&api));
+        Ok(api)
+    }
+
+    /// The CUDA driver.
+    fn cuda(&mut self) -> Result<Arc<cuda::driver::Api>, Error> {
+        if let Some(cuda) = &self.cuda {
+            return Ok(Arc::clone(cuda));
+        }
+        // Before the driver looks for places.
+        cuda::arena::fill().map_err(cuda::driver::Error::Arena)?;
+        let cuda = Arc::new(cuda::driver::Api::open(self.options.library())?);
+        self.cuda = Some(Arc::clone(&cuda));
+        Ok(cuda)
+    }
+
+    /// Opens the driver of the API that is served.
+    fn open(&mut self) -> Result<(), Error> {
+        match self.options.api {
+            ApiId::OpenCl => self.api().map(drop),
+            ApiId::Cuda => self.cuda().map(drop),
+        }
     }
 
     /// Becomes the worker of this owner's application, from here on with this owner's compiled
     /// programs and nobody else's. The pool learns of it, and nothing more.
-    fn belong(&mut self, owner: Option<&Owner>) -> Result<(), Error> {
+    pub(super) fn belong(&mut self, owner: Option<&Owner>) -> Result<(), Error> {
         if let Some((later, all)) = self.later.take() {
-            // Those who have greeted others have served, but may not have ended yet.
+            // The handshake threads have finished their work, but may not have ended yet.
             if !compiled::alone(Duration::from_secs(1)) {
                 return Err(Error::Threads);
             }
@@ -379,9 +391,9 @@ fn taken(connection: BorrowedFd<'_>) -> io::Result<bool> {
 }
 
 /// The size of each ring's data in bytes.
-const RING: u64 = 1 << 20;
+pub(super) const RING: u64 = 1 << 20;
 /// The longest sleep of a serving thread.
-const PATIENCE: Duration = Duration::from_millis(200);
+pub(super) const PATIENCE: Duration = Duration::from_millis(200);
 
 /// Serves whoever has connected: an application of this machine, or a slice of a virtual
 /// machine's accelerator port.
@@ -402,12 +414,24 @@ fn serve(mut worker: Worker<'_>, stream: &UnixStream) -> Result<(), Error> {
     }
     let file: OwnedFd = window::create(ours.window)?;
     socket::send_hello(stream, ours, &[file.as_fd()]).map_err(Error::Connection)?;
-    let driver = worker.driver()?;
+    worker.open()?;
     let window = map(&file, ours.window, options)?;
     let listener = stream.try_clone().map_err(Error::Connection)?;
     let nudge = Nudge(Box::new(move || socket::nudge(&listener)));
     worker.belong(Owner::of_user(user).as_ref())?;
-    serve_window(driver, window, nudge, options)
+    match ours.api {
+        ApiId::OpenCl => {
+            let seat = Seat::local(file, ours.window);
+            serve_window(worker.api()?, window, nudge, Some(seat), options)
+        }
+        ApiId::Cuda => serve_cuda(
+            worker.cuda()?,
+            window,
+            (local(options), nudge),
+            None,
+            options,
+        ),
+    }
 }
 
 /// Maps a window: where the application has it, too, if the API has addresses in common.
@@ -422,6 +446,35 @@ fn map(file: &OwnedFd, size: u64, options: &Options) -> Result<Arc<window::Windo
     Ok(window::Window::map(file, size, RING)?)
 }
 
+/// How an application of this machine is served.
+fn local(options: &Options) -> Tuning {
+    Tuning {
+        spin: Duration::from_micros(options.spin),
+        waker: Waker::Futex(Futex { patience: PATIENCE }),
+        quota: Quota::new(options.memory.saturating_mul(1 << 20)),
+    }
+}
+
+/// Serves an application that calls CUDA. It cannot be moved to another worker.
+fn serve_cuda(
+    api: Arc<cuda::driver::Api>,
+    window: Arc<window::Window>,
+    (tuning, nudge): (Tuning, Nudge),
+    attachment: Option<&Attachment>,
+    options: &Options,
+) -> Result<(), Error> {
+    let device = attachment.map_or("", |attachment| &attachment.device);
+    std::env::set_current_dir(&options.cache).map_err(Error::Folder)?;
+    let spin = tuning.spin;
+    let backend = CudaBackend::new(api, device);
+    let (mut server, calls) = Session::new(backend, window, tuning, nudge);
+    limit(&mut server, options)?;
+    let (name, weight) = owner(attachment, options);
+    share(&mut server, options, name, weight)?;
+    standby::attend(Arc::clone(&server.board), None).map_err(Error::Start)?;
+    Ok(server.run(calls, spin)?)
+}
+
 /// Serves the next application that comes by a stream.
 fn serve_stream(mut worker: Worker<'_>, door: Door) -> Result<(), Error> {
     let options = worker.options;
@@ -430,8 +483,7 @@ fn serve_stream(mut worker: Worker<'_>, door: Door) -> Result<(), Error> {
     let window = window::Window::map(&file, size, RING)?;
     let (channel, api) = door.next((size, RING)).map_err(Error::Connection)?;
     if api != options.api {
-        let theirs = api.number();
-        let ours = options.api;
+        let (ours, theirs) = (options.api, api.number());
         return Err(Refused::Api { ours, theirs }.into());
     }
     let owner = door.owner(&channel);
@@ -441,76 +493,76 @@ fn serve_stream(mut worker: Worker<'_>, door: Door) -> Result<(), Error> {
     // Messages that nobody waits for are carried over like all others.
     let nudge = Nudge(Box::new(|| {}));
     match api {
-        ApiId::OpenCl => stream::start::<OpenCl>(&window, channel),
-        ApiId::Cuda => stream::start::<Cuda>(&window, channel),
-    }
-    .map_err(Error::Start)?;
-    serve_window(worker.driver()?, window, nudge, options)
-}
-
-/// An application, as it is served whatever API it calls.
-struct Served {
-    window: Arc<window::Window>,
-    tuning: Tuning,
-    nudge: Nudge,
-    /// Part of the names of the devices that it is offered.
-    device: String,
-    /// Whose it is, and its part of the device.
-    name: String,
-    weight: u32,
-}
-
-impl Served {
-    /// Serves it, in the folder that is this process's own.
-    fn by(self, driver: Driver, options: &Options) -> Result<(), Error> {
-        // Named alike by all workers: drivers look by the options, too, for what they have compiled.
-        std::env::set_current_dir(&options.cache).map_err(Error::Folder)?;
-        match driver {
-            Driver::OpenCl(api) => {
-                let mut backend = OpenClBackend::new(api, &self.device);
-                backend.keep_files_in(Path::new(""));
-                self.run(backend, options)
-            }
-            Driver::Cuda(api) => {
-                let backend = CudaBackend::new(api, &self.device);
-                self.run(backend, options)
-            }
+        ApiId::OpenCl => {
+            stream::start::<OpenCl>(&window, channel).map_err(Error::Start)?;
+            serve_window(worker.api()?, window, nudge, None, options)
+        }
+        ApiId::Cuda => {
+            stream::start::<Cuda>(&window, channel).map_err(Error::Start)?;
+            serve_cuda(
+                worker.cuda()?,
+                window,
+                (local(options), nudge),
+                None,
+                options,
+            )
         }
     }
+}
 
-    fn run<B: Backend>(self, backend: B, options: &Options) -> Result<(), Error> {
-        let spin = self.tuning.spin;
-        let (mut server, calls) = Session::new(backend, self.window, self.tuning, self.nudge);
-        limit(&mut server, options)?;
-        share(&mut server, options, self.name, self.weight)?;
-        Ok(server.run(calls, spin)?)
-    }
+/// What carries out the calls of an application that is offered these devices, in the folder that
+/// is this process's own.
+fn backend(api: Arc<api::Api>, device: &str, options: &Options) -> Result<OpenClBackend, Error> {
+    let mut backend = OpenClBackend::new(api, device);
+    // Named alike by all workers: drivers look by the options, too, for what they have compiled.
+    std::env::set_current_dir(&options.cache).map_err(Error::Folder)?;
+    backend.keep_files_in(Path::new(""));
+    Ok(backend)
 }
 
 /// Serves an application that is not in a guest, at the other end of a window.
 fn serve_window(
-    driver: Driver,
+    api: Arc<api::Api>,
     window: Arc<window::Window>,
     nudge: Nudge,
+    seat: Option<Seat>,
     options: &Options,
 ) -> Result<(), Error> {
-    let tuning = Tuning {
-        spin: Duration::from_micros(options.spin),
-        waker: Waker::Futex(Futex { patience: PATIENCE }),
-        quota: Quota::new(options.memory.saturating_mul(1 << 20)),
-    };
+    let tuning = local(options);
+    let (server, calls, spin) = session(api, window, (tuning, nudge), None, options)?;
+    standby::attend(Arc::clone(&server.board), seat).map_err(Error::Start)?;
+    Ok(server.run(calls, spin)?)
+}
+
+/// A session with an application of this machine or, with its attachment, of a virtual one; and the
+/// calls that it gets, and how long it polls.
+pub(super) fn session(
+    api: Arc<api::Api>,
+    window: Arc<window::Window>,
+    (tuning, nudge): (Tuning, Nudge),
+    attachment: Option<&Attachment>,
+    options: &Options,
+) -> Result<(Server, Receiver<window::Slice, Waker>, Duration), Error> {
+    let spin = tuning.spin;
+    let device = attachment.map_or("", |attachment| &attachment.device);
+    let backend = backend(api, device, options)?;
+    let (mut server, calls) = Server::new(backend, window, tuning, nudge);
+    limit(&mut server, options)?;
+    let (name, weight) = owner(attachment, options);
+    share(&mut server, options, name, weight)?;
+    Ok((server, calls, spin))
+}
+
+/// Whose an application is, as it shares the device, and its part of it.
+fn owner(attachment: Option<&Attachment>, options: &Options) -> (String, u32) {
+    if let Some(attachment) = attachment {
+        return (attachment.client.clone(), attachment.weight);
+    }
     // SAFETY: a plain call.
     let parent = unsafe { libc::getppid() };
     let name = options.name.clone();
-    let served = Served {
-        window,
-        tuning,
-        nudge,
-        device: String::new(),
-        name: name.unwrap_or_else(|| format!("gantry-accel-{parent}")),
-        weight: options.weight,
-    };
-    served.by(driver, options)
+    let name = name.unwrap_or_else(|| format!("gantry-accel-{parent}"));
+    (name, options.weight)
 }
 
 /// Serves an application in a guest, of which this process has the slice of the window, a doorbell
@@ -546,7 +598,8 @@ fn serve_slice(
         };
         return Err(refuse_machine(stream, files.into_iter().next(), theirs).into());
     }
-    let driver = worker.driver()?;
+    let seat = Seat::slice(&attachment, &files).map_err(Error::Connection)?;
+    worker.open()?;
     let ready = accept_slice(&attachment, files, options);
     let answer = if ready.is_ok() {
         port::READY
@@ -558,20 +611,21 @@ fn serve_slice(
         .map_err(Error::Connection)?;
     let (window, events, quota) = ready?;
     worker.belong(machine(&attachment, user).as_ref())?;
-    let served = Served {
-        window,
-        tuning: Tuning {
-            spin: Duration::from_micros(options.spin),
-            waker: Waker::Guest(events),
-            quota,
-        },
-        // Messages that nobody waits for are looked for in a guest.
-        nudge: Nudge(Box::new(|| {})),
-        device: attachment.device,
-        name: attachment.client,
-        weight: attachment.weight,
+    let tuning = Tuning {
+        spin: Duration::from_micros(options.spin),
+        waker: Waker::Guest(events),
+        quota,
     };
-    served.by(driver, options)
+    // Messages that nobody waits for are looked for in a guest.
+    let nudge = Nudge(Box::new(|| {}));
+    if attachment.api == ApiId::Cuda {
+        let way = (tuning, nudge);
+        return serve_cuda(worker.cuda()?, window, way, Some(&attachment), options);
+    }
+    let api = worker.api()?;
+    let (server, calls, spin) = session(api, window, (tuning, nudge), Some(&attachment), options)?;
+    standby::attend(Arc::clone(&server.board), Some(seat)).map_err(Error::Start)?;
+    Ok(server.run(calls, spin)?)
 }
 
 /// Tells a machine of another build, and the application behind it, of which one this worker is.
@@ -581,10 +635,10 @@ fn refuse_machine(stream: &UnixStream, slice: Option<OwnedFd>, theirs: Spoken) -
     let answer = Hello::answer(ours, Form::Port, (0, 0));
     if let Some(slice) = slice.map(File::from) {
         let mut hello = answer;
-        let mut greeting = [0; hello::SIZE];
+        let mut sent = [0; hello::SIZE];
         // One of this build would find nothing wrong with that: it is told the machine's.
-        if slice.read_exact_at(&mut greeting, window::GREETING).is_ok()
-            && Hello::check(&greeting, &[ours]).is_ok()
+        if slice.read_exact_at(&mut sent, window::CLIENT_HELLO).is_ok()
+            && Hello::check(&sent, &[ours]).is_ok()
         {
             hello.version = theirs.version;
         }
@@ -600,7 +654,7 @@ fn refuse_machine(stream: &UnixStream, slice: Option<OwnedFd>, theirs: Spoken) -
 }
 
 /// Whose a guest's application is, if anything is kept for it.
-fn machine(attachment: &Attachment, user: u32) -> Option<Owner> {
+pub(super) fn machine(attachment: &Attachment, user: u32) -> Option<Owner> {
     let name = attachment.compiled.clone();
     let of = |name| Owner::of_machine(user, name, attachment.user);
     Some(name).filter(|name| !name.is_empty()).and_then(of)
@@ -619,10 +673,10 @@ fn accept_slice(
     let window = map(&memory, attachment.window, options)?;
     let spoken = apis::spoken(attachment.api);
     let ours = Hello::answer(spoken, Form::Port, (attachment.window, RING));
-    let greeting = window.greeting();
+    let hello = window.client_hello();
     // Also for an application of another build, so that it can name both versions.
     window.reply(&ours.to_bytes());
-    Hello::check(&greeting, &[spoken])?;
+    Hello::check(&hello, &[spoken])?;
     let events = Events {
         doorbell,
         interrupt,
@@ -696,7 +750,7 @@ mod tests {
         for (driver, told) in [(machine, version), (version, machine), (third, version)] {
             let file = window::create(window::SMALLEST).unwrap();
             let slice = window::Window::map(&file, window::SMALLEST, RING).unwrap();
-            slice.greet(&of(driver).to_bytes());
+            slice.write_client_hello(&of(driver).to_bytes());
             let (here, theirs) = UnixStream::pair().unwrap();
             let refused = refuse_machine(&here, Some(file), other(machine)).to_string();
             for version in [version, machine] {

@@ -6,7 +6,7 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicU64, Ordering},
+    atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
 use crate::account::Account;
@@ -23,6 +23,8 @@ pub struct Quota {
     used: AtomicU64,
     /// An account for all applications of a machine, and this one's number in it.
     shared: Option<(Account, u32)>,
+    /// Whether what is charged is in the account already, by the process that had it before.
+    inherits: AtomicBool,
 }
 
 /// Part of a quota; given back when it is dropped.
@@ -39,6 +41,7 @@ impl Quota {
             limit: if limit == 0 { u64::MAX } else { limit },
             used: AtomicU64::new(0),
             shared: None,
+            inherits: AtomicBool::new(false),
         })
     }
 
@@ -48,6 +51,7 @@ impl Quota {
             limit: if limit == 0 { u64::MAX } else { limit },
             used: AtomicU64::new(0),
             shared: Some((account, slice)),
+            inherits: AtomicBool::new(false),
         })
     }
 
@@ -70,6 +74,12 @@ impl Quota {
         self.limit.saturating_sub(self.used().max(all))
     }
 
+    /// Whether the account of a machine has what is charged from now on already: another process had
+    /// it, and ends without giving it back.
+    pub fn inherit(&self, inherits: bool) {
+        self.inherits.store(inherits, Ordering::Relaxed);
+    }
+
     /// Charges an allocation of so many bytes.
     pub fn charge(self: &Arc<Self>, bytes: u64) -> Result<Charge, Exceeded> {
         let fits = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= self.limit);
@@ -77,6 +87,7 @@ impl Quota {
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits)
             .map_err(|_| Exceeded)?;
         if let Some((account, slice)) = &self.shared
+            && !self.inherits.load(Ordering::Relaxed)
             && !account.add(*slice, bytes, self.limit)
         {
             self.used.fetch_sub(bytes, Ordering::Relaxed);

@@ -299,7 +299,7 @@ macro_rules! wire {
             };
 
             #[allow(unused_variables)]
-            fn put(&self, out: &mut Vec<u8>) {
+            fn put(&self, out: &mut alloc::vec::Vec<u8>) {
                 $($crate::wire::codec::Wire::put(&self.$field, out);)*
             }
 
@@ -328,7 +328,7 @@ macro_rules! wire {
                 shape
             };
 
-            fn put(&self, out: &mut Vec<u8>) {
+            fn put(&self, out: &mut alloc::vec::Vec<u8>) {
                 match self {
                     $(Self::$variant($($field),*) => {
                         out.push($tag);

@@ -10,7 +10,7 @@ use crate::{
     apis::schema::calls,
     wire::{
         codec::{Blob, wire},
-        messages::{Place, StageId},
+        messages::{StageId, WindowRange},
     },
 };
 
@@ -156,7 +156,7 @@ calls! {
         /// To where.
         to: u64,
         /// From where.
-        from: Place,
+        from: WindowRange,
     } -> ();
     /// Copies from the device to the window.
     26 Read {
@@ -167,7 +167,7 @@ calls! {
         /// From where.
         from: u64,
         /// To where.
-        to: Place,
+        to: WindowRange,
     } -> ();
     /// Copies on the device.
     27 Copy {

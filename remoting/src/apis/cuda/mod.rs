@@ -20,7 +20,7 @@ use calls::{FINGERPRINT, Read, Request, Write};
 use crate::wire::{
     api::{Api, ApiId, WindowUse},
     codec::{Malformed, with},
-    messages::{Call, EventId, Place},
+    messages::{Call, EventId, WindowRange},
 };
 
 /// Where guest and worker have the window if they can: device memory is near it, and an address in
@@ -31,7 +31,7 @@ pub const WINDOW: u64 = 0x2000_0000_0000;
 #[derive(Debug)]
 pub enum Cuda {}
 
-fn part(place: &Place) -> (u64, u64) {
+fn part(place: &WindowRange) -> (u64, u64) {
     (place.offset, place.length)
 }
 

@@ -24,7 +24,7 @@ use crate::{
         limit,
         server::{Error, Session},
     },
-    turns::meter::Kind as Metered,
+    turns::meter::RequestClass,
     wire::{
         Flags, Header,
         messages::{EventId, StageId},
@@ -216,7 +216,7 @@ impl Server {
         header: Header,
         context: u32,
         stage: Option<StageId>,
-        metered: Option<Metered>,
+        metered: Option<RequestClass>,
         outcome: Result<Submitted, i32>,
     ) -> Result<(), Gone> {
         let waits = header.flags.has(Flags::ANSWER);

@@ -15,7 +15,7 @@ use crate::{
         codes,
     },
     link::endpoint::Gone,
-    wire::{Header, messages::Place},
+    wire::{Header, messages::WindowRange},
 };
 
 /// Bytes from the first of some rows to the end of the last.
@@ -35,7 +35,7 @@ impl Server {
         context: u32,
         stream: u32,
         there: u64,
-        place: &Place,
+        place: &WindowRange,
         write: bool,
     ) -> Result<Submitted, i32> {
         let submitted = self.submit_to(context, stream)?;

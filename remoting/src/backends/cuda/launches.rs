@@ -17,7 +17,7 @@ use crate::{
         codes,
     },
     link::endpoint::Gone,
-    turns::meter::Kind as Metered,
+    turns::meter::RequestClass,
     wire::{Blob, Flags, Header},
 };
 
@@ -171,7 +171,7 @@ impl Server {
         &mut self,
         header: Header,
         context: u32,
-        metered: Option<Metered>,
+        metered: Option<RequestClass>,
         outcome: Result<Submitted, i32>,
     ) -> Result<(), Gone> {
         if header.flags.has(Flags::ANSWER) {
