@@ -1,6 +1,6 @@
 //! SMBIOS tables: what the machine says about its maker, its owner and itself (DSP0134 3.7).
 
-use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryError};
 
 use crate::layout::{SMBIOS_END, SMBIOS_START};
 
@@ -91,7 +91,7 @@ pub struct Platform {
 /// # Errors
 ///
 /// [`SmbiosError`] if a string is unfit, or they do not fit.
-pub fn write(memory: &GuestMemoryMmap<()>, platform: &Platform) -> Result<(), SmbiosError> {
+pub fn write(memory: &impl GuestMemoryBackend, platform: &Platform) -> Result<(), SmbiosError> {
     let structures = structures(platform)?;
     // Fits in 32 bits, as the room is 64 KiB.
     let entry = entry_point(structures.len() as u32);
@@ -258,7 +258,8 @@ mod tests {
     #[test]
     fn a_guest_finds_what_the_user_said() {
         let memory =
-            GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), MIB as usize)]).unwrap();
+            vm_memory::GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), MIB as usize)])
+                .unwrap();
         let mut uuid = [0; 16];
         uuid.copy_from_slice(&(0..16).collect::<Vec<u8>>());
         let platform = Platform {

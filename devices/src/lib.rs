@@ -36,3 +36,4 @@ pub mod thread;
 mod throttle;
 pub mod vfio;
 pub mod virtio;
+pub mod write_log;

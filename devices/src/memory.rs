@@ -2,10 +2,15 @@
 
 use std::io;
 
-use vm_memory::{GuestAddress, GuestMemoryAtomic, GuestMemoryMmap};
+use vm_memory::{GuestAddress, GuestMemoryAtomic, GuestMemoryMmap, GuestRegionMmap};
 
-/// The regions of guest RAM at one moment.
-pub type GuestRam = GuestMemoryMmap<()>;
+use crate::write_log::WriteLog;
+
+/// The regions of guest RAM at one moment, with a log of what devices write.
+pub type GuestRam = GuestMemoryMmap<WriteLog>;
+
+/// One region of guest RAM.
+pub type GuestRegion = GuestRegionMmap<WriteLog>;
 
 /// A handle on guest RAM that follows hot-plugged regions: call `memory()` for the regions now.
 pub type GuestMemory = GuestMemoryAtomic<GuestRam>;

@@ -49,6 +49,27 @@ pub enum Error {
         /// What KVM reported.
         reason: String,
     },
+    /// The kernel keeps no log of written pages that is cleared by hand.
+    #[error(
+        "this host's KVM keeps no log of the pages that a guest writes; a Linux kernel of 5.7 or \
+         newer does"
+    )]
+    NoDirtyLog,
+    /// There is a log of the slot already.
+    #[error("writes to this memory are being logged already")]
+    Watched,
+    /// The slot has been unmapped.
+    #[error("the memory is not the guest's any more")]
+    NoSlot,
+    /// The guest is a hypervisor in action, and KVM cannot save that.
+    #[error(
+        "vCPU {vcpu} uses hardware virtualization itself, and this host's KVM cannot save that: \
+         end the guest's own VMs first"
+    )]
+    Nested {
+        /// Number of the vCPU.
+        vcpu: u8,
+    },
     /// All interrupt routes are taken.
     #[error("no interrupt route is left: KVM has {limit}")]
     NoRoute {

@@ -8,7 +8,7 @@
 //! ```text
 //!   Kvm ──create_vm──> Vm ──create_vcpu──> Vcpu ──run──> Exits (port I/O, MMIO: trait)
 //!                       │                    └─ kicker: interrupts a run from another thread
-//!                       ├─ map: memory slots, dirty log
+//!                       ├─ map: memory slots ──watch──> DirtyLog: which pages were written
 //!                       ├─ Gsis: interrupt routing table, MSI vectors as irqfds
 //!                       └─ ioeventfds, irqfds
 //! ```
@@ -16,9 +16,11 @@
 //! Interrupt controllers (local APICs, I/O APIC, PICs, PIT) are emulated by the kernel.
 
 mod current;
+pub mod dirty_log;
 mod error;
 mod gsi;
 mod kvm;
+mod nested;
 mod raw;
 mod state;
 mod stats;
@@ -26,6 +28,7 @@ mod vcpu;
 mod vm;
 
 pub use current::{CurrentVcpu, current_vcpu};
+pub use dirty_log::DirtyLog;
 pub use error::Error;
 pub use gsi::{Gsis, MsiRoute};
 pub use kvm::Kvm;

@@ -63,4 +63,8 @@ pub struct VcpuState {
     /// Pending exceptions, interrupts and NMIs.
     #[serde(with = "raw")]
     pub events: kvm_vcpu_events,
+    /// What KVM keeps of a guest that is a hypervisor itself (`struct kvm_nested_state`); empty
+    /// while the guest does not use VMX or SVM.
+    #[serde(with = "raw::list", default)]
+    pub nested: Vec<u8>,
 }

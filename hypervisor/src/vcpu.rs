@@ -15,7 +15,10 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{VcpuExit, VcpuFd};
 
-use crate::{Error, Result, VcpuState, VcpuStats};
+use crate::{Error, Result, VcpuState, VcpuStats, nested};
+
+/// The MSR in which firmware allows VMX and locks that choice.
+const IA32_FEATURE_CONTROL: u32 = 0x3a;
 
 /// The signal that makes a vCPU leave the guest. Its handler does nothing.
 fn kick_signal() -> libc::c_int {
@@ -360,7 +363,13 @@ impl Vcpu {
             lapic,
             msrs,
             events,
+            nested: nested::save(&self.fd, self.id, &sregs)?,
         })
+    }
+
+    /// Whether the guest has switched VMX or SVM on: it runs VMs of its own, or is about to.
+    pub fn is_nesting(&self) -> Result<bool> {
+        Ok(nested::is_on(&self.sregs()?))
     }
 
     /// Takes over a saved state, before the first run.
@@ -378,6 +387,15 @@ impl Vcpu {
             .map_err(Error::ioctl("set a vCPU's run state"))?;
         self.set_regs(&state.regs)?;
         self.set_sregs(&state.sregs)?;
+        if !state.nested.is_empty() {
+            // KVM takes no VMX state before the guest's lock of that feature, and no SVM state
+            // before EFER.SVME, which is in `sregs`.
+            let lock = |msr: &&kvm_msr_entry| msr.index == IA32_FEATURE_CONTROL;
+            if let Some(lock) = state.msrs.iter().find(lock) {
+                self.set_msrs(std::slice::from_ref(lock))?;
+            }
+            nested::restore(&self.fd, self.id, &state.nested)?;
+        }
         // SAFETY: `state.xsave` is a whole kvm_xsave without dynamic states: this process never
         // asks the kernel for any (arch_prctl), so KVM reads no more than that.
         unsafe { self.fd.set_xsave(&state.xsave) }

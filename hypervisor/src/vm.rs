@@ -3,8 +3,10 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kvm_bindings::{
-    KVM_CLOCK_TSC_STABLE, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE,
-    KVM_MEM_READONLY, KVM_PIT_SPEAKER_DUMMY, kvm_clock_data, kvm_irqchip, kvm_msi, kvm_pit_config,
+    KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, KVM_CLOCK_TSC_STABLE, KVM_DIRTY_LOG_INITIALLY_SET,
+    KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER,
+    KVM_IRQCHIP_PIC_SLAVE, KVM_MEM_LOG_DIRTY_PAGES, KVM_MEM_READONLY, KVM_PIT_SPEAKER_DUMMY,
+    kvm_clock_data, kvm_enable_cap, kvm_irqchip, kvm_msi, kvm_pit_config,
     kvm_userspace_memory_region,
 };
 use kvm_ioctls::{Cap, IoEventAddress, NoDatamatch, VmFd};
@@ -14,7 +16,12 @@ use crate::{Error, Gsis, MsiRoute, Result, Vcpu, VmState};
 
 /// Identifies a memory slot of a [`Vm`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct SlotId(u32);
+pub struct SlotId {
+    /// KVM's number, which another slot may get later.
+    pub(crate) index: u32,
+    /// This one's alone.
+    serial: u64,
+}
 
 /// A range of guest-physical addresses that is backed by host memory.
 #[derive(Clone, Copy, Debug)]
@@ -29,17 +36,41 @@ pub struct MemorySlot {
     pub read_only: bool,
 }
 
+/// A slot in use.
 #[derive(Debug)]
-struct Slots {
-    used: Vec<Option<u64>>,
-    limit: usize,
+pub(crate) struct UsedSlot {
+    serial: u64,
+    slot: MemorySlot,
+    /// Writes are logged.
+    logged: bool,
 }
+
+#[derive(Debug)]
+pub(crate) struct Slots {
+    used: Vec<Option<UsedSlot>>,
+    limit: usize,
+    next_serial: u64,
+}
+
+impl Slots {
+    /// A slot that has not been unmapped.
+    pub(crate) fn find(&self, id: SlotId) -> Result<&UsedSlot> {
+        let used = self.used.get(id.index as usize).and_then(Option::as_ref);
+        used.filter(|used| used.serial == id.serial)
+            .ok_or(Error::NoSlot)
+    }
+}
+
+// SAFETY: the host address in a slot is only handed back to KVM; nobody here reads or writes there.
+unsafe impl Send for Slots {}
 
 /// A virtual machine in KVM.
 #[derive(Debug)]
 pub struct Vm {
-    fd: Arc<VmFd>,
-    slots: Mutex<Slots>,
+    pub(crate) fd: Arc<VmFd>,
+    pub(crate) slots: Mutex<Slots>,
+    /// KVM logs writes as [`crate::DirtyLog`] needs it.
+    has_dirty_log: bool,
     gsis: Arc<Gsis>,
 }
 
@@ -61,12 +92,15 @@ impl Vm {
         let limit = usize::try_from(fd.check_extension_int(Cap::NrMemslots))
             .unwrap_or(0)
             .max(32);
+        let has_dirty_log = enable_dirty_log(&fd);
         let fd = Arc::new(fd);
         Ok(Self {
+            has_dirty_log,
             gsis: Arc::new(Gsis::new(Arc::clone(&fd))),
             slots: Mutex::new(Slots {
                 used: Vec::new(),
                 limit,
+                next_serial: 0,
             }),
             fd,
         })
@@ -117,31 +151,67 @@ impl Vm {
                 source: std::io::Error::from_raw_os_error(libc::ENOSPC),
             });
         }
-        // `free` is below the limit, which came from an i32.
-        let id = SlotId(free as u32);
+        let id = SlotId {
+            // Below the limit, which came from an i32.
+            index: free as u32,
+            serial: slots.next_serial,
+        };
         // SAFETY: the caller vouches for the memory.
-        unsafe { self.set_region(id, slot, slot.len) }.map_err(Error::ioctl("map memory"))?;
+        unsafe { self.set_region(id, &slot, slot.len, false) }
+            .map_err(Error::ioctl("map memory"))?;
+        slots.next_serial += 1;
         if free == slots.used.len() {
             slots.used.push(None);
         }
-        slots.used[free] = Some(slot.guest);
+        slots.used[free] = Some(UsedSlot {
+            serial: id.serial,
+            slot,
+            logged: false,
+        });
         Ok(id)
     }
 
     /// Removes a slot from the guest's address space. The host memory may be unmapped afterwards.
     pub fn unmap(&self, id: SlotId) -> Result<()> {
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(guest) = slots.used.get_mut(id.0 as usize).and_then(Option::take) else {
+        let Some(used) = slots
+            .used
+            .get_mut(id.index as usize)
+            .and_then(|used| used.take_if(|used| used.serial == id.serial))
+        else {
             return Ok(());
         };
-        let slot = MemorySlot {
-            guest,
-            len: 0,
-            host: std::ptr::null_mut(),
-            read_only: false,
-        };
         // SAFETY: length 0 removes the slot; no memory is involved.
-        unsafe { self.set_region(id, slot, 0) }.map_err(Error::ioctl("unmap memory"))
+        unsafe { self.set_region(id, &used.slot, 0, false) }.map_err(Error::ioctl("unmap memory"))
+    }
+
+    /// Starts or ends the log of a slot, whose length in bytes is returned.
+    pub(crate) fn set_logged(&self, id: SlotId, logged: bool) -> Result<u64> {
+        if !self.has_dirty_log {
+            return Err(Error::NoDirtyLog);
+        }
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let used = slots.find(id)?;
+        if used.logged == logged {
+            return if logged {
+                Err(Error::Watched)
+            } else {
+                Ok(used.slot.len)
+            };
+        }
+        let slot = used.slot;
+        // SAFETY: whoever mapped the slot keeps its memory in place until `unmap`, which takes the
+        // entry away under the lock that is held.
+        unsafe { self.set_region(id, &slot, slot.len, logged) }
+            .map_err(Error::ioctl("log writes to memory"))?;
+        if let Some(used) = slots
+            .used
+            .get_mut(id.index as usize)
+            .and_then(Option::as_mut)
+        {
+            used.logged = logged;
+        }
+        Ok(slot.len)
     }
 
     /// # Safety
@@ -150,12 +220,19 @@ impl Vm {
     unsafe fn set_region(
         &self,
         id: SlotId,
-        slot: MemorySlot,
+        slot: &MemorySlot,
         len: u64,
+        logged: bool,
     ) -> std::result::Result<(), kvm_ioctls::Error> {
-        let flags = if slot.read_only { KVM_MEM_READONLY } else { 0 };
+        let mut flags = 0;
+        if slot.read_only {
+            flags |= KVM_MEM_READONLY;
+        }
+        if logged {
+            flags |= KVM_MEM_LOG_DIRTY_PAGES;
+        }
         let region = kvm_userspace_memory_region {
-            slot: id.0,
+            slot: id.index,
             flags,
             guest_phys_addr: slot.guest,
             memory_size: len,
@@ -266,4 +343,20 @@ impl Vm {
             .set_clock(&clock)
             .map_err(Error::ioctl("set the clock"))
     }
+}
+
+/// Has KVM keep logs that are cleared by hand and begin with all pages set; false if it cannot. It
+/// costs nothing while no slot is logged.
+fn enable_dirty_log(fd: &VmFd) -> bool {
+    let wanted = KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE | KVM_DIRTY_LOG_INITIALLY_SET;
+    let known = fd.check_extension_raw(u64::from(KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2));
+    if u32::try_from(known).unwrap_or(0) & wanted != wanted {
+        return false;
+    }
+    let mut cap = kvm_enable_cap {
+        cap: KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2,
+        ..Default::default()
+    };
+    cap.args[0] = u64::from(wanted);
+    fd.enable_cap(&cap).is_ok()
 }

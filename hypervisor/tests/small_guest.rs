@@ -173,3 +173,69 @@ fn a_saved_vcpu_goes_on_in_another_vm() {
     let writes = Recorder::default().run_until(&mut vcpu, 1);
     assert_eq!(writes[0].0, 0x81);
 }
+
+/// Pages of the slot that are marked.
+fn marked(log: &hypervisor::DirtyLog) -> Vec<usize> {
+    let words = log.read().unwrap();
+    let pages = usize::try_from(log.pages()).unwrap();
+    let is_marked = |page: &usize| words[page / 64] >> (page % 64) & 1 == 1;
+    (0..pages).filter(is_marked).collect()
+}
+
+#[test]
+fn the_log_names_the_pages_that_were_written_since_they_were_armed() {
+    // mov [0x3000], ax; out 0x80, al; mov [0x5000], ax; out 0x80, al; jmp $
+    let code = [
+        0xa3, 0x00, 0x30, 0xe6, 0x80, 0xa3, 0x00, 0x50, 0xe6, 0x80, 0xeb, 0xfe,
+    ];
+    let Some((vm, mut vcpu)) = guest(&code) else {
+        return;
+    };
+    let vm = std::sync::Arc::new(vm);
+    // SAFETY: a fresh anonymous mapping that is never unmapped.
+    let host = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            0x7000,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        )
+    };
+    assert_ne!(host, libc::MAP_FAILED);
+    let slot = MemorySlot {
+        guest: 0x2000,
+        len: 0x7000,
+        host: host.cast(),
+        read_only: false,
+    };
+    // SAFETY: as above.
+    let slot = unsafe { vm.map(slot) }.unwrap();
+    let log = match vm.watch(slot) {
+        Ok(log) => log,
+        Err(error) => {
+            eprintln!("skipped: {error}");
+            return;
+        }
+    };
+    assert!(vm.watch(slot).is_err(), "one owner at a time");
+    assert_eq!(marked(&log), [0, 1, 2, 3, 4, 5, 6], "nothing is armed yet");
+    assert_eq!(marked(&log).len(), 7, "to read arms nothing");
+    log.arm(0, &mut [u64::MAX]).unwrap();
+    assert!(marked(&log).is_empty());
+    let recorder = Recorder::default();
+    recorder.run_until(&mut vcpu, 1);
+    assert_eq!(marked(&log), [1]);
+    recorder.run_until(&mut vcpu, 2);
+    assert_eq!(marked(&log), [1, 3]);
+    // Only what is asked for.
+    log.arm(0, &mut [0b10]).unwrap();
+    assert_eq!(marked(&log), [3]);
+    log.arm(1, &mut [u64::MAX]).unwrap();
+    drop(log);
+    let log = vm.watch(slot).unwrap();
+    assert_eq!(marked(&log).len(), 7, "a new log knows nothing");
+    vm.unmap(slot).unwrap();
+    assert!(log.read().is_err() && log.arm(0, &mut [1]).is_err());
+}

@@ -19,6 +19,8 @@ const FOLDERS: &[&str] = &[
     "devices",
     "gpu-mediator",
     "gf100",
+    // A client's side of devices that other processes serve.
+    "vfio-client",
     "vmfunc-gate",
     // Accelerators: drivers in a guest use what they say to a worker, and how it gets there.
     "guest",

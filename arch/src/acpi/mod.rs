@@ -15,7 +15,7 @@ use acpi_tables::rsdp::Rsdp;
 use acpi_tables::sdt::Sdt;
 use acpi_tables::xsdt::XSDT;
 use acpi_tables::{Aml, aml};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryError};
 
 pub use numa::NumaNode;
 pub use viot::VirtualIommu;
@@ -100,7 +100,7 @@ pub struct Machine<'a> {
 ///
 /// [`AcpiError`] if the tables do not fit or the description contradicts itself.
 pub fn write_tables(
-    memory: &GuestMemoryMmap<()>,
+    memory: &impl GuestMemoryBackend,
     machine: &Machine,
 ) -> Result<GuestAddress, AcpiError> {
     for (address, table) in tables(machine)? {

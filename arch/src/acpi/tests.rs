@@ -65,7 +65,8 @@ fn the_root_pointer_leads_to_every_table_and_all_add_up_to_zero() {
         iommu: Some(iommu(&[1])),
         ..machine(&map, &topology)
     };
-    let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), MIB as usize)]).unwrap();
+    let memory =
+        vm_memory::GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), MIB as usize)]).unwrap();
     let rsdp = write_tables(&memory, &machine).unwrap();
     let read = |at: u64, len: usize| {
         let mut bytes = vec![0; len];

@@ -4,7 +4,7 @@ use std::io::{Read, Seek};
 
 use linux_loader::loader::bootparam::setup_header;
 use linux_loader::loader::{BzImage, KernelLoader};
-use vm_memory::{ByteValued, GuestAddress, GuestMemoryMmap};
+use vm_memory::{ByteValued, GuestAddress, GuestMemoryBackend};
 
 use super::error::CMDLINE_LIMIT;
 use super::kernel::{check_footprint, read_at};
@@ -59,7 +59,7 @@ fn setup_size(header: &setup_header) -> u64 {
 
 /// Loads the protected-mode code of the bzImage with this `header`.
 pub(super) fn load<K: Image>(
-    memory: &GuestMemoryMmap<()>,
+    memory: &impl GuestMemoryBackend,
     map: &AddressMap,
     image: &mut K,
     size: u64,

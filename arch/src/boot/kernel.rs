@@ -3,7 +3,7 @@
 use std::io::{self, Read, Seek, SeekFrom};
 
 use linux_loader::loader::{Elf, KernelLoader};
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vm_memory::{GuestAddress, GuestMemoryBackend};
 
 use super::error::CMDLINE_LIMIT;
 use super::{BootError, BootProtocol, Image, LoadedKernel, bzimage};
@@ -37,7 +37,7 @@ const LINUX_CMDLINE_MAX: usize = 2047;
 ///
 /// [`BootError`], with what is wrong with the file and what to do.
 pub fn load_kernel<K: Image>(
-    memory: &GuestMemoryMmap<()>,
+    memory: &impl GuestMemoryBackend,
     map: &AddressMap,
     image: &mut K,
 ) -> Result<LoadedKernel, BootError> {
@@ -142,7 +142,7 @@ fn field<const N: usize>(bytes: &[u8], at: usize) -> u64 {
 
 /// Loads an ELF kernel. Everything that the loader library takes for granted is checked first.
 fn load_elf<K: Image>(
-    memory: &GuestMemoryMmap<()>,
+    memory: &impl GuestMemoryBackend,
     map: &AddressMap,
     image: &mut K,
     size: u64,

@@ -17,7 +17,7 @@ mod zero_page;
 use std::io::{Read, Seek};
 
 use linux_loader::loader::bootparam::setup_header;
-use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryMmap, ReadVolatile};
+use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend, ReadVolatile};
 
 pub use error::BootError;
 pub use kernel::load_kernel;
@@ -82,7 +82,7 @@ pub struct EntryPoint {
 /// [`BootError`] says what is wrong with which of them, and what to do. Memory may have been
 /// written by then; it is not to be run.
 pub fn load<K: Image, I: Image>(
-    memory: &GuestMemoryMmap<()>,
+    memory: &impl GuestMemoryBackend,
     map: &AddressMap,
     kernel: &mut K,
     initramfs: Option<&mut I>,
@@ -103,7 +103,7 @@ pub fn load<K: Image, I: Image>(
 ///
 /// [`BootError::Write`] if `memory` lacks the low RAM of `map`.
 pub fn write_boot_data(
-    memory: &GuestMemoryMmap<()>,
+    memory: &impl GuestMemoryBackend,
     map: &AddressMap,
     guest: &LoadedGuest,
     rsdp: GuestAddress,
@@ -130,7 +130,7 @@ pub(crate) use paging::{GDT_LIMIT, code_segment, data_segment, task_segment};
 ///
 /// Linux takes a platform with reduced hardware for one with EFI, tries to restart through it,
 /// and without EFI jumps to the BIOS, which there is none of here.
-fn write_reset_code(memory: &GuestMemoryMmap<()>) -> Result<(), BootError> {
+fn write_reset_code(memory: &impl GuestMemoryBackend) -> Result<(), BootError> {
     let [low, high] = layout::ACPI_RESET_PORT.to_le_bytes();
     // mov dx, port; mov al, value; out dx, al; cli; hlt; jmp to the hlt
     let code = [
@@ -153,7 +153,11 @@ fn write_reset_code(memory: &GuestMemoryMmap<()>) -> Result<(), BootError> {
         })
 }
 
-fn write_cmdline(memory: &GuestMemoryMmap<()>, cmdline: &str, max: usize) -> Result<(), BootError> {
+fn write_cmdline(
+    memory: &impl GuestMemoryBackend,
+    cmdline: &str,
+    max: usize,
+) -> Result<(), BootError> {
     if cmdline.len() > max {
         return Err(BootError::CmdlineTooLong {
             len: cmdline.len(),
@@ -180,7 +184,7 @@ fn write_cmdline(memory: &GuestMemoryMmap<()>, cmdline: &str, max: usize) -> Res
 /// Places the initramfs as high in low RAM as the kernel allows, away from what the kernel
 /// overwrites while it starts.
 fn load_initramfs<I: Image>(
-    memory: &GuestMemoryMmap<()>,
+    memory: &impl GuestMemoryBackend,
     map: &AddressMap,
     kernel: &LoadedKernel,
     file: &mut I,

@@ -1,7 +1,7 @@
 //! Descriptor tables and page tables that a kernel is entered with.
 
 use kvm_bindings::kvm_segment;
-use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend};
 
 use super::{BootError, BootProtocol};
 use crate::layout::{GDT_START, IDT_START, PAGE_SIZE, PD_START, PDPT_START, PML4_START};
@@ -90,7 +90,7 @@ pub(crate) const GDT_LIMIT: u16 = (GDT_ENTRIES * 8 - 1) as u16;
 
 /// Writes the GDT, and an IDT of one empty entry.
 pub(super) fn write_gdt(
-    memory: &GuestMemoryMmap<()>,
+    memory: &impl GuestMemoryBackend,
     protocol: BootProtocol,
 ) -> Result<(), BootError> {
     let mut table = [0u64; GDT_ENTRIES];
@@ -102,7 +102,7 @@ pub(super) fn write_gdt(
 }
 
 /// Maps the first 4 GiB to themselves in pages of 2 MiB.
-pub(super) fn write_identity_map(memory: &GuestMemoryMmap<()>) -> Result<(), BootError> {
+pub(super) fn write_identity_map(memory: &impl GuestMemoryBackend) -> Result<(), BootError> {
     let what = "the page tables";
     let directories = (0..ENTRIES).map(|n| match n {
         ..DIRECTORIES => (PD_START + n * PAGE_SIZE) | PRESENT | WRITABLE,
@@ -120,7 +120,7 @@ pub(super) fn write_identity_map(memory: &GuestMemoryMmap<()>) -> Result<(), Boo
 }
 
 fn write_entries(
-    memory: &GuestMemoryMmap<()>,
+    memory: &impl GuestMemoryBackend,
     start: u64,
     entries: impl IntoIterator<Item = u64>,
     what: &'static str,
@@ -153,7 +153,8 @@ mod tests {
     #[test]
     fn the_identity_map_covers_four_gibibytes() {
         let memory =
-            GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), MIB as usize)]).unwrap();
+            vm_memory::GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), MIB as usize)])
+                .unwrap();
         write_identity_map(&memory).unwrap();
         let read = |at: u64| memory.read_obj::<u64>(GuestAddress(at)).unwrap();
         for address in [0u64, 0x20_0000, 0xbfff_ffff, 0xffff_ffff] {

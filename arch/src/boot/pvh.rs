@@ -1,7 +1,7 @@
 //! `hvm_start_info` and what it points to (Xen's x86/HVM direct boot ABI, version 1).
 
 use linux_loader::loader::start_info::{hvm_memmap_table_entry, hvm_modlist_entry, hvm_start_info};
-use vm_memory::{ByteValued, Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{ByteValued, Bytes, GuestAddress, GuestMemoryBackend};
 
 use super::{BootError, LoadedGuest};
 use crate::layout::{
@@ -13,7 +13,7 @@ const START_MAGIC: u32 = 0x336e_c578;
 
 /// Writes the start info and returns its address.
 pub(super) fn write_start_info(
-    memory: &GuestMemoryMmap<()>,
+    memory: &impl GuestMemoryBackend,
     map: &AddressMap,
     guest: &LoadedGuest,
     rsdp: GuestAddress,
@@ -56,7 +56,7 @@ pub(super) fn write_start_info(
 }
 
 fn write<T: ByteValued>(
-    memory: &GuestMemoryMmap<()>,
+    memory: &impl GuestMemoryBackend,
     value: T,
     at: u64,
     what: &'static str,

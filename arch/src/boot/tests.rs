@@ -6,7 +6,7 @@ use vm_memory::ByteValued;
 use super::*;
 use crate::layout::{CMDLINE_START, GIB, MIB, PVH_INFO_START, PVH_MODLIST_START, ZERO_PAGE_START};
 
-type Memory = GuestMemoryMmap<()>;
+type Memory = vm_memory::GuestMemoryMmap<()>;
 const NO_INITRAMFS: Option<&mut Cursor<Vec<u8>>> = None;
 const RSDP: GuestAddress = GuestAddress(0xe_0000);
 const ELF_CODE: &[u8] = b"kernel text";

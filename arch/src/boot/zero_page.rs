@@ -1,7 +1,7 @@
 //! `boot_params`, the "zero page" of the Linux boot protocol.
 
 use linux_loader::loader::bootparam::{boot_e820_entry, boot_params};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 
 use super::{BootError, LoadedGuest};
 use crate::layout::{AddressMap, CMDLINE_START, ZERO_PAGE_START};
@@ -13,7 +13,7 @@ const LOADED_HIGH: u8 = 1;
 
 /// Writes the zero page and returns its address.
 pub(super) fn write(
-    memory: &GuestMemoryMmap<()>,
+    memory: &impl GuestMemoryBackend,
     map: &AddressMap,
     guest: &LoadedGuest,
     rsdp: GuestAddress,

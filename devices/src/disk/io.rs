@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use vm_memory::{GuestAddress, GuestMemoryBackend};
+use vm_memory::{GuestAddress, GuestMemoryBackend, bitmap::Bitmap};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::image::foreign_format;
@@ -91,6 +91,8 @@ impl Drop for AlignedBuffer {
 pub struct Buffers {
     memory: Option<Arc<GuestRam>>,
     vectors: Vec<libc::iovec>,
+    /// Where the guest sees it all.
+    places: Vec<(GuestAddress, usize)>,
     /// Vectors before this one were transferred already.
     first: usize,
 }
@@ -108,6 +110,7 @@ impl Buffers {
     /// Empties the buffers and lets go of the memory. Keeps its allocation.
     pub fn clear(&mut self) {
         self.vectors.clear();
+        self.places.clear();
         self.first = 0;
         self.memory = None;
     }
@@ -127,7 +130,21 @@ impl Buffers {
                 iov_len: slice.len(),
             });
         }
+        self.places.push((address, len));
         true
+    }
+
+    /// Notes that all of it may have been written, by the kernel or by `copy_from`.
+    fn mark_written(&self) {
+        let Some(memory) = &self.memory else {
+            return;
+        };
+        for (address, len) in &self.places {
+            let slices = GuestMemoryBackend::get_slices(memory.as_ref(), *address, *len);
+            for slice in slices.flatten() {
+                slice.bitmap().mark_dirty(0, slice.len());
+            }
+        }
     }
 
     /// Bytes that remain to be transferred.
@@ -303,6 +320,11 @@ impl Io {
         }
     }
 
+    /// Notes that the request may have written all of its memory.
+    pub(super) fn mark_written(&self) {
+        self.buffers.mark_written();
+    }
+
     fn bounced(&self) -> &[u8] {
         match &self.bounce {
             Some(bounce) => &bounce.bytes()[..self.bounce_vector.iov_len],
@@ -361,6 +383,15 @@ pub(super) enum Step {
 /// Judges one step of `io`, of which the kernel transferred `count` bytes (or did all that was
 /// asked for, for requests without data).
 pub(super) fn step(io: &mut Io, outcome: io::Result<usize>) -> Step {
+    let step = judge(io, outcome);
+    // Whatever came of it: a read that fails may have written some of it.
+    if matches!(step, Step::Done(_)) && io.operation == Operation::Read {
+        io.mark_written();
+    }
+    step
+}
+
+fn judge(io: &mut Io, outcome: io::Result<usize>) -> Step {
     let transfer = matches!(io.operation, Operation::Read | Operation::Write { .. });
     match outcome {
         // The kernel zeroes a range, and puts nothing on stable storage: that is asked for next.
@@ -463,6 +494,29 @@ mod tests {
         assert!(matches!(step(&mut io, Ok(0)), Step::Again));
         assert_eq!(io.operation, Operation::Flush);
         assert!(matches!(step(&mut io, Ok(0)), Step::Done(Ok(()))));
+    }
+
+    #[test]
+    fn what_a_read_filled_is_marked_for_a_migration_and_what_a_write_took_is_not() {
+        let ram = ram();
+        let region = ram.find_region(GuestAddress(0x4000)).unwrap();
+        let log = region.get_mmap();
+        log.bitmap().start();
+        let marked = |operation| {
+            let mut buffers = Buffers::default();
+            buffers.reset(ram.clone());
+            assert!(buffers.push(GuestAddress(0x4e00), 0x400));
+            let mut io = Io::transfer(operation, 0, buffers, 0);
+            // In two steps, of which the second fails.
+            assert!(matches!(step(&mut io, Ok(0x200)), Step::Again));
+            let failed = Err(io::ErrorKind::StorageFull.into());
+            assert!(matches!(step(&mut io, failed), Step::Done(Err(_))));
+            let mut bitmap = [0];
+            log.bitmap().take_into(&mut bitmap);
+            bitmap[0]
+        };
+        assert_eq!(marked(Operation::Read), 0b11);
+        assert_eq!(marked(Operation::Write { durable: false }), 0);
     }
 
     #[test]

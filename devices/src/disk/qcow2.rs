@@ -96,6 +96,12 @@ impl Qcow2Image {
     }
 
     fn read(&self, io: &mut Io) -> io::Result<()> {
+        let result = self.read_parts(io);
+        io.mark_written();
+        result
+    }
+
+    fn read_parts(&self, io: &mut Io) -> io::Result<()> {
         let access = self.access.read_unpoisoned();
         while !io.buffers.is_empty() {
             let offset = io.offset;

@@ -3,10 +3,10 @@
 use std::{fmt, io, ops::Range, sync::RwLock};
 
 use base::lock::UnpoisonedRw;
-use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
+use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion, bitmap::Bitmap};
 
 use super::plugged::PluggedBlocks;
-use crate::memory::GuestRam;
+use crate::memory::{GuestRam, GuestRegion as Region};
 
 /// Gives memory back unless somebody needs it where it is.
 #[derive(Default)]
@@ -81,6 +81,10 @@ fn discard_parts(
             libc::MADV_DONTNEED
         };
         advise(region, &part, advice)?;
+        // What the guest reads there from now on is new to a migration.
+        region
+            .bitmap()
+            .mark_dirty(part.start as usize, (part.end - part.start) as usize);
         given += part.end - part.start;
     }
     Ok(given)
@@ -98,8 +102,6 @@ pub fn populate(ram: &GuestRam, address: GuestAddress, len: u64) -> io::Result<(
     }
     Ok(())
 }
-
-type Region = vm_memory::GuestRegionMmap<()>;
 
 /// The parts of a range that are RAM: each a region, and offsets in it.
 fn parts(
@@ -181,7 +183,7 @@ mod tests {
 
     #[test]
     fn huge_pages_are_given_back_only_as_blocks() {
-        let region = vm_memory::mmap::MmapRegionBuilder::<()>::new(0x2000)
+        let region = vm_memory::mmap::MmapRegionBuilder::new(0x2000)
             .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
             .with_mmap_flags(libc::MAP_ANONYMOUS | libc::MAP_PRIVATE)
             // Said of ordinary memory: not every machine has huge pages.

@@ -12,7 +12,7 @@ use std::{
 };
 
 use gantry_remoting::{
-    transport::{
+    link::{
         closer::{Closer, Connection},
         socket,
     },

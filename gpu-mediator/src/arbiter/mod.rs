@@ -34,7 +34,7 @@ use std::{
 use connection::{Newcomer, Worker};
 use gantry_remoting::{
     descriptors::{self, Limit},
-    transport::{closer::Closer, socket},
+    link::{closer::Closer, socket},
     turns::message::Word,
 };
 use status::Status;
@@ -247,7 +247,7 @@ impl Arbiter {
         if ready.contains(&self.readers.as_raw_fd()) {
             self.show();
         }
-        self.greet(&ready);
+        self.handshake(&ready);
         let ids: Vec<u64> = self.members.keys().copied().collect();
         for id in ids {
             self.hear(id, &ready);
@@ -331,7 +331,7 @@ impl Arbiter {
     }
 
     /// Reads newcomers' first messages.
-    fn greet(&mut self, ready: &[i32]) {
+    fn handshake(&mut self, ready: &[i32]) {
         for mut newcomer in std::mem::take(&mut self.newcomers) {
             if !ready.contains(&newcomer.fd()) {
                 self.newcomers.push(newcomer);

@@ -96,7 +96,7 @@ impl Arranged {
                 }];
                 descriptors::poll(&mut entry, Some(Duration::ZERO)).unwrap() > 0
             });
-            self.arbiter.greet(&polled);
+            self.arbiter.handshake(&polled);
         }
     }
 

@@ -21,7 +21,7 @@ use base::Unpoisoned;
 use super::{
     Moment, introduce,
     message::{self, HangsUp, Join, OtherArbiter, Word},
-    meter::{Kind, Meter, Slice, Verdict},
+    meter::{Meter, RequestClass, Slice, Verdict},
     page::claim,
     pauses::{Expected, Pauses},
     session::{self, NoSession, Session},
@@ -134,7 +134,7 @@ impl Turns {
     /// gives it back as need be; the request is to be kept until this says yes. `stuck` says that
     /// what is outstanding cannot end before the client does something, so that waiting for it
     /// would be for ever.
-    pub fn may_submit(&mut self, kind: Kind, stuck: bool, now: Moment) -> bool {
+    pub fn may_submit(&mut self, kind: RequestClass, stuck: bool, now: Moment) -> bool {
         self.pauses.end(self.meter.busy(), now);
         let Some(session) = self.current() else {
             return false;
@@ -192,7 +192,7 @@ impl Turns {
     }
 
     /// A request was submitted.
-    pub fn submitted(&mut self, kind: Kind, now: Moment) {
+    pub fn submitted(&mut self, kind: RequestClass, now: Moment) {
         self.meter.submitted(kind, now);
         self.calls += 1;
         self.publish();

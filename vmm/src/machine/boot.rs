@@ -21,18 +21,18 @@ impl Machine {
             Some(path) => Some(open("initramfs", path)?),
             None => None,
         };
-        let memory = self.ram.memory().memory();
+        let memory = &*self.ram.memory().memory();
         let failed = |source| MachineError::Boot {
             kernel: kernel_path.clone(),
             source,
         };
         let cmdline = config.payload.cmdline.as_deref().unwrap_or("");
-        let guest = boot::load(&memory, &self.map, &mut kernel, initramfs.as_mut(), cmdline)
+        let guest = boot::load(memory, &self.map, &mut kernel, initramfs.as_mut(), cmdline)
             .map_err(failed)?;
         let mut aml = vec![self.devices.aml()];
         aml.extend(self.platform.aml());
         let rsdp = acpi::write_tables(
-            &memory,
+            memory,
             &acpi::Machine {
                 map: &self.map,
                 topology: &self.topology,
@@ -44,8 +44,8 @@ impl Machine {
             },
         )?;
         let platform = config.platform.clone().unwrap_or_default();
-        smbios::write(&memory, &smbios_strings(&platform)?)?;
-        let entry = boot::write_boot_data(&memory, &self.map, &guest, rsdp).map_err(failed)?;
+        smbios::write(memory, &smbios_strings(&platform)?)?;
+        let entry = boot::write_boot_data(memory, &self.map, &guest, rsdp).map_err(failed)?;
         self.cpus.boot(config.cpus.boot_vcpus, &entry)?;
         Ok(())
     }

@@ -2,10 +2,14 @@
 
 use std::sync::{Arc, PoisonError};
 
-use devices::memory::{GuestMemory, GuestRam};
+use devices::{
+    memory::{GuestMemory, GuestRam},
+    write_log::WriteLog,
+};
 use hypervisor::{MemorySlot, SlotId, Vm};
 use vm_memory::{
-    FileOffset, GuestAddress, GuestAddressSpace, GuestRegionMmap, mmap::MmapRegionBuilder,
+    FileOffset, GuestAddress, GuestAddressSpace, GuestRegionMmap, bitmap::NewBitmap,
+    mmap::MmapRegionBuilder,
 };
 
 use super::{Backing, Mapping, MappingError};
@@ -123,7 +127,8 @@ impl Ram {
         let overlap = || RamError::Overlap { guest, len };
         let offset = self.file_offset(zone, backing);
         let mapping = Mapping::new(len, backing, offset)?;
-        let mut builder = MmapRegionBuilder::<()>::new(mapping.size());
+        let log = WriteLog::with_len(mapping.size());
+        let mut builder = MmapRegionBuilder::new_with_bitmap(mapping.size(), log);
         if let Some(file) = mapping.file() {
             builder = builder.with_file_offset(FileOffset::from_arc(Arc::clone(file), offset));
         }

@@ -11,7 +11,11 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 const FORMAT: &str = "gantry-state";
 
 /// Version of everything that a state contains. It goes up with each incompatible change.
-pub const VERSION: u32 = 3;
+/// Version 4 has the state of a guest's own VMs; a state of version 3 is one without.
+pub const VERSION: u32 = 4;
+
+/// The oldest version that is read.
+pub const OLDEST: u32 = 3;
 
 /// Larger states are refused: 255 vCPUs and 32 devices in each of 16 segments stay far below.
 const MAX_BYTES: u64 = 256 << 20;
@@ -36,7 +40,7 @@ pub enum StateFileError {
     Foreign,
     /// Another version's state.
     #[error(
-        "it has format version {found} (Gantry {gantry}), this Gantry reads version {VERSION}: \
+        "it has format version {found} (Gantry {gantry}), this Gantry reads {OLDEST} to {VERSION}: \
          restore it with the Gantry that wrote it, or boot the VM anew"
     )]
     Version {
@@ -102,7 +106,7 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, StateFileError> {
     if header.format != FORMAT {
         return Err(StateFileError::Foreign);
     }
-    if header.version != VERSION {
+    if !(OLDEST..=VERSION).contains(&header.version) {
         return Err(StateFileError::Version {
             found: header.version,
             gantry: header.gantry,
@@ -147,11 +151,13 @@ mod tests {
         let text = String::from_utf8(encode(&0).unwrap()).unwrap();
         let own = format!("\"version\":{VERSION}");
         assert!(text.contains(&own), "{text}");
-        for other in [VERSION - 1, VERSION + 1] {
+        for other in [OLDEST - 1, VERSION + 1] {
             let other_text = text.replace(&own, &format!("\"version\":{other}"));
             let error = decode::<u64>(other_text.as_bytes()).unwrap_err();
             let version = format!("version {other} ");
             assert!(error.to_string().contains(&version), "{error}");
         }
+        let older = text.replace(&own, &format!("\"version\":{OLDEST}"));
+        assert_eq!(decode::<u64>(older.as_bytes()).unwrap(), 0);
     }
 }

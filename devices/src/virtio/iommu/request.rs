@@ -3,6 +3,7 @@
 use std::io::Read;
 
 use virtio_queue::{DescriptorChain, Reader};
+use vm_memory::bitmap::BitmapSlice;
 
 use super::{
     domains::{Domains, MAX_RESERVED, Mapping},
@@ -235,16 +236,16 @@ fn property(reserved: &Reserved) -> [u8; RESERVED_SIZE] {
     bytes
 }
 
-fn take<const N: usize>(reader: &mut Reader) -> Option<[u8; N]> {
+fn take<const N: usize>(reader: &mut Reader<'_, impl BitmapSlice>) -> Option<[u8; N]> {
     let mut bytes = [0; N];
     reader.read_exact(&mut bytes).ok()?;
     Some(bytes)
 }
 
-fn le32(reader: &mut Reader) -> Option<u32> {
+fn le32(reader: &mut Reader<'_, impl BitmapSlice>) -> Option<u32> {
     take(reader).map(u32::from_le_bytes)
 }
 
-fn le64(reader: &mut Reader) -> Option<u64> {
+fn le64(reader: &mut Reader<'_, impl BitmapSlice>) -> Option<u64> {
     take(reader).map(u64::from_le_bytes)
 }

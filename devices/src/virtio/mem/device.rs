@@ -470,7 +470,7 @@ mod tests {
         };
         let mem = Mem::new(options, Arc::new(Unconfined)).unwrap();
         let plug = |access| {
-            let region = MmapRegionBuilder::<()>::new(BLOCK as usize)
+            let region = MmapRegionBuilder::new(BLOCK as usize)
                 .with_mmap_prot(access)
                 .with_mmap_flags(libc::MAP_ANONYMOUS | libc::MAP_PRIVATE | libc::MAP_NORESERVE)
                 .build()

@@ -3,7 +3,9 @@
 use std::io;
 
 use virtio_queue::DescriptorChain;
-use vm_memory::{GuestMemoryBackend, VolatileSlice};
+use vm_memory::{
+    GuestAddress, GuestMemoryBackend, GuestMemoryRegion, VolatileSlice, bitmap::Bitmap,
+};
 
 use crate::memory::GuestRam;
 
@@ -15,6 +17,8 @@ const MAX_BUFFERS: usize = 1023;
 #[derive(Default)]
 pub struct Buffers {
     vectors: Vec<libc::iovec>,
+    /// Where the guest sees each vector.
+    places: Vec<GuestAddress>,
     len: usize,
 }
 
@@ -36,17 +40,20 @@ impl Buffers {
     /// Forgets everything.
     pub fn clear(&mut self) {
         self.vectors.clear();
+        self.places.clear();
         self.len = 0;
     }
 
     /// Forgets all but the first `vectors`.
     pub fn keep(&mut self, vectors: usize) {
+        self.places.truncate(vectors);
         let gone = self.vectors.drain(vectors..);
         self.len -= gone.map(|vector| vector.iov_len).sum::<usize>();
     }
 
     /// Forgets the first `vectors`.
     pub fn forget(&mut self, vectors: usize) {
+        self.places.drain(..vectors);
         let gone = self.vectors.drain(..vectors);
         self.len -= gone.map(|vector| vector.iov_len).sum::<usize>();
     }
@@ -88,8 +95,7 @@ impl Buffers {
                 let (region, offset) = ram.to_region_addr(address)?;
                 let available = vm_memory::GuestMemoryRegion::len(region).checked_sub(offset.0)?;
                 let len = rest.min(usize::try_from(available).unwrap_or(usize::MAX));
-                let slice: VolatileSlice<'_, ()> =
-                    vm_memory::GuestMemoryRegion::get_slice(region, offset, len).ok()?;
+                let slice = vm_memory::GuestMemoryRegion::get_slice(region, offset, len).ok()?;
                 if self.vectors.len() == MAX_BUFFERS {
                     return None;
                 }
@@ -97,6 +103,7 @@ impl Buffers {
                     iov_base: slice.ptr_guard_mut().as_ptr().cast(),
                     iov_len: len,
                 });
+                self.places.push(address);
                 // Cannot overflow: at most 1023 vectors of at most 4 GiB.
                 self.len += len;
                 address.0 = address.0.checked_add(len as u64)?;
@@ -129,10 +136,23 @@ impl Buffers {
         result
     }
 
+    /// Notes that the first `len` bytes have been written, by a system call.
+    pub fn mark_written(&self, ram: &GuestRam, len: usize) {
+        let mut rest = len;
+        for (vector, place) in self.vectors.iter().zip(&self.places) {
+            if rest == 0 {
+                break;
+            }
+            let now = rest.min(vector.iov_len);
+            mark(ram, *place, now);
+            rest -= now;
+        }
+    }
+
     /// Writes `bytes` at `offset`; what goes beyond the buffers is left out.
-    pub fn write(&self, offset: usize, bytes: &[u8]) {
+    pub fn write(&self, ram: &GuestRam, offset: usize, bytes: &[u8]) {
         let (mut skip, mut bytes) = (offset, bytes);
-        for vector in &self.vectors {
+        for (vector, place) in self.vectors.iter().zip(&self.places) {
             if bytes.is_empty() {
                 break;
             }
@@ -148,8 +168,21 @@ impl Buffers {
                 let to = vector.iov_base.cast::<u8>().add(skip);
                 VolatileSlice::<()>::new(to, now.len()).copy_from(now);
             }
+            mark(
+                ram,
+                GuestAddress(place.0.saturating_add(skip as u64)),
+                now.len(),
+            );
             bytes = later;
             skip = 0;
         }
+    }
+}
+
+/// Notes a write within one region of RAM.
+fn mark(ram: &GuestRam, place: GuestAddress, len: usize) {
+    if let Some((region, offset)) = ram.to_region_addr(place) {
+        // An offset in a mapping is a usize.
+        region.bitmap().mark_dirty(offset.0 as usize, len);
     }
 }

@@ -215,6 +215,7 @@ impl Work {
         len: usize,
         counters: &Counters,
     ) -> Result<Next, virtio_queue::Error> {
+        self.buffers.mark_written(taken.ram(), len);
         let offset = self.buffers.len();
         // After a large frame room for another one is kept for some time.
         let decayed = self.expected - self.expected / 8;
@@ -238,7 +239,7 @@ impl Work {
         match self.gather(taken, len)? {
             Stopped::Enough => {
                 let end = &self.spill[..len - offset];
-                self.buffers.write(offset, end);
+                self.buffers.write(taken.ram(), offset, end);
                 self.pending = None;
                 self.deliver(taken, len, counters)
             }
@@ -273,7 +274,8 @@ impl Work {
         }
         // `num_buffers`, which the tap leaves alone; at most a queue's worth.
         let count = self.used.len() as u16;
-        self.buffers.write(HEADER - 2, &count.to_le_bytes());
+        self.buffers
+            .write(taken.ram(), HEADER - 2, &count.to_le_bytes());
         taken.publish(&self.used)?;
         self.buffers.forget(vectors);
         self.gathered.drain(..self.used.len());
