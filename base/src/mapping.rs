@@ -122,15 +122,50 @@ impl Mapping {
         len: usize,
         access: Access,
     ) -> io::Result<()> {
+        self.replace_from(at, file, 0, len, access)
+    }
+
+    /// As [`Mapping::replace`], with the file's bytes from `offset` (whole pages) on.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn replace_from(
+        &self,
+        at: usize,
+        file: impl AsFd,
+        offset: u64,
+        len: usize,
+        access: Access,
+    ) -> io::Result<()> {
+        let file = file.as_fd().as_raw_fd();
+        self.put(at, len, access, libc::MAP_SHARED, file, offset)
+    }
+
+    /// Puts zeroes of this process in the place of what is mapped from byte `at` on.
+    ///
+    /// # Errors
+    /// That is not within the mapping, or the kernel's.
+    pub fn clear(&self, at: usize, len: usize, access: Access) -> io::Result<()> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        self.put(at, len, access, flags, -1, 0)
+    }
+
+    fn put(
+        &self,
+        at: usize,
+        len: usize,
+        access: Access,
+        flags: libc::c_int,
+        file: libc::c_int,
+        offset: u64,
+    ) -> io::Result<()> {
         if at.checked_add(len).is_none_or(|end| end > self.len) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let (to, flags) = (
-            self.start.as_ptr().wrapping_add(at),
-            libc::MAP_SHARED | libc::MAP_FIXED,
-        );
+        let to = self.start.as_ptr().wrapping_add(at);
+        let flags = flags | libc::MAP_FIXED;
         // SAFETY: within this mapping, to whose memory there are only pointers.
-        unsafe { map(to, len, access, flags, file.as_fd().as_raw_fd(), 0) }.map(drop)
+        unsafe { map(to, len, access, flags, file, offset) }.map(drop)
     }
 
     /// Puts zeroes of this process in the place of all that is mapped: the device or file behind it

@@ -22,6 +22,7 @@ pub mod disk;
 pub mod doorbell;
 mod fair_lock;
 pub mod gate;
+pub mod gpu;
 pub mod guest_event;
 pub mod legacy;
 pub mod memory;

@@ -29,6 +29,8 @@ pub enum ThreadRole {
     Accel,
     /// Connects machines whose processes execute each other's code.
     Gate,
+    /// Takes what a mediator of a GPU says, and timers.
+    Gpu,
     /// Fills guest memory during a lazy restore.
     PageFault,
     /// Sees the server of a vfio-user device go.

@@ -66,3 +66,8 @@ extern "C" __global__ void __launch_bounds__(128) split(Boxes boxes) {
 extern "C" __global__ void __launch_bounds__(128, 16) looped(gloop::Ctl ctl, Boxes boxes) {
   gloop::run(ctl, [=](gloop::Loop& loop) { box(boxes, static_cast<u32>(loop.block())); });
 }
+
+// The same boxes again and again, along y.
+extern "C" __global__ void __launch_bounds__(128, 16) repeated(gloop::Ctl ctl, Boxes boxes) {
+  gloop::run(ctl, [=](gloop::Loop& loop) { box(boxes, loop.block_x()); });
+}

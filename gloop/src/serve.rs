@@ -34,9 +34,11 @@ const HANDLES: usize = 4096;
 /// Entries of the ring to the kernel.
 const DEPTH: u32 = 1024;
 /// How long the loop looks for work without a pause.
-const SPIN: Duration = Duration::from_micros(200);
+const SPIN: Duration = Duration::from_millis(1);
 /// The longest pause.
 const PAUSE: Duration = Duration::from_millis(1);
+/// The longest pause while a kernel runs: it gives its turn back when all of it has waited for 100 us.
+const SHORT: Duration = Duration::from_micros(20);
 /// How long the kernel has to give pages back that are in use when a job ends.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -286,9 +288,12 @@ impl Server {
 
     fn run(&mut self, inbox: &mpsc::Receiver<Order>, awake: &AtomicBool) {
         let mut last = Instant::now();
-        let mut pause = Duration::from_micros(20);
+        let mut pause = SHORT;
+        let mut runs = false;
         loop {
-            let mut busy = false;
+            // What a kernel asks for at its begin is waited for.
+            let ran = std::mem::replace(&mut runs, awake.load(Ordering::Relaxed));
+            let mut busy = runs && !ran;
             loop {
                 match inbox.try_recv() {
                     Ok(order) => {
@@ -302,11 +307,11 @@ impl Server {
             busy |= self.turn();
             if busy {
                 last = Instant::now();
-                pause = Duration::from_micros(20);
-            } else if awake.load(Ordering::Relaxed) && last.elapsed() < SPIN {
+                pause = SHORT;
+            } else if runs && last.elapsed() < SPIN {
                 std::hint::spin_loop();
             } else {
-                thread::park_timeout(pause);
+                thread::park_timeout(if runs { SHORT } else { pause });
                 pause = (pause * 2).min(PAUSE);
             }
         }

@@ -9,6 +9,6 @@ here=$(dirname "$0")
 # Every object of the archive is wanted, as nothing refers to entry points; what the map makes local and
 # nothing uses goes.
 cc -shared -o "$2/libcudart.so.13" -Wl,-soname,libcudart.so.13 -Wl,--version-script="$here/libcudart.map" \
-    -Wl,--whole-archive "$1" -Wl,--no-whole-archive -Wl,--gc-sections -Wl,-z,now,-z,relro \
+    -Wl,--whole-archive "$1" -Wl,--no-whole-archive -Wl,--gc-sections -Wl,-z,now,-z,relro -Wl,--strip-debug \
     -lgcc_s -lpthread -ldl -lm -lc
 ln -sf libcudart.so.13 "$2/libcudart.so"

@@ -60,6 +60,13 @@ enum Error {
 fn limit_arenas() {
     // SAFETY: sets a number, before other threads exist.
     unsafe { libc::mallopt(libc::M_ARENA_MAX, 2) };
+    // Before an arena other than the first shrinks, malloc opens a file of /proc, for which threads
+    // are killed by their filters. So large pieces have mappings of their own, and arenas stay.
+    // SAFETY: as above.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, 64 << 10);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, i32::MAX);
+    }
 }
 
 fn main() -> ExitCode {

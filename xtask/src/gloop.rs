@@ -13,6 +13,7 @@ use gantry_tests::{
 };
 
 use crate::{
+    gloop_turns,
     programs::{cargo, root, target},
     progress::Step,
     selected,
@@ -53,6 +54,14 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     (
         "gloop: kernels for OpenCL that are stopped at random moments compute the same",
         stopped,
+    ),
+    (
+        "gloop: jobs share a device by weight, and one that is killed leaves the others computing",
+        gloop_turns::shared,
+    ),
+    (
+        "gloop: a kernel that does not stop is ended at the arbiter's limit, and the others go on",
+        gloop_turns::stubborn,
     ),
 ];
 
@@ -118,22 +127,14 @@ fn stopped() -> Result<()> {
 pub fn bench(pack: bool) -> Result<()> {
     packages::install(PROGRAMS)?;
     let folder = build()?;
-    let eaters = folder.join("gloop-eaters");
     if pack {
         println!(
-            "everything is in {0}: bring it there, and run `{1} bench --cubins {0}`; `check` \
-             compares outputs after random stops",
-            folder.display(),
-            eaters.display()
+            "everything is in {0}: bring it there, and run `{0}/measure.py`",
+            folder.display()
         );
         return Ok(());
     }
-    packages::run(
-        Command::new(eaters)
-            .arg("bench")
-            .arg("--cubins")
-            .arg(folder),
-    )
+    packages::run(&mut Command::new(folder.join("measure.py")))
 }
 
 /// Builds the programs and what measures them into a folder.
@@ -146,6 +147,12 @@ fn build() -> Result<PathBuf> {
     packages::run(build.args(["--bin", "gloop-eaters"]))?;
     let to = folder.join("gloop-eaters");
     copy(&target().join("release/gloop-eaters"), &to)?;
+    let mut build = cargo();
+    build.args(["build", "--release", "--quiet", "--package", "gpu-mediator"]);
+    packages::run(build.args(["--bin", "gantry-arbiter"]))?;
+    let arbiter = target().join("release/gantry-arbiter");
+    copy(&arbiter, &folder.join("gantry-arbiter"))?;
+    copy(&root().join("gloop/measure.py"), &folder.join("measure.py"))?;
     let mut compile = Command::new(&to);
     compile.args(["compile", "--arch", ARCHITECTURES, "--nvrtc"]);
     packages::output(compile.arg(nvrtc()?).arg("--into").arg(&folder))?;

@@ -65,6 +65,7 @@ pub fn build() -> Result<Binaries> {
     Ok(Binaries {
         gantry: release.join("gantry"),
         gf100: release.join("gantry-gf100"),
+        gpu: release.join("gantry-gpu"),
         runner: release.join("runner"),
         client: release.join("ch-client"),
         opencl: Programs {

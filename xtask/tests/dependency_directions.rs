@@ -24,8 +24,9 @@ const FOLDERS: &[&str] = &[
     "vmfunc-gate",
     // Accelerators: drivers in a guest use what they say to a worker, and how it gets there.
     "guest",
-    "remoting",
+    // Kernels that take turns as workers do.
     "gloop",
+    "remoting",
     // What knows nothing of devices.
     "arch",
     "hypervisor",

@@ -26,6 +26,7 @@ const ENGINES: usize = 8;
 const PMC_FIFO: u32 = 1 << 8;
 const PMC_TIMER: u32 = 1 << 20;
 
+const SCHEDULE_ERROR: u32 = 1 << 8;
 const FAULT: u32 = 1 << 28;
 const PBDMA: u32 = 1 << 29;
 const RUN_LIST: u32 = 1 << 30;
@@ -52,6 +53,21 @@ pub enum Reason {
     ReadOnly = 6,
     /// Its page is of a kind that cannot be used so.
     Kind = 0xc,
+}
+
+impl Reason {
+    /// As fault registers say it; what is not known is a page that is not there.
+    pub fn from_register(value: u8) -> Self {
+        match value {
+            0 => Self::NoTable,
+            1 => Self::TableTooShort,
+            3 => Self::Limit,
+            4 => Self::NoChannel,
+            6 => Self::ReadOnly,
+            0xc => Self::Kind,
+            _ => Self::NoPage,
+        }
+    }
 }
 
 /// An address that could not be used.
@@ -203,6 +219,11 @@ impl Interrupts {
         unit.method = u32::from(error.method.0) << 16 | u32::from(error.method.1);
         unit.data = error.data;
         unit.channel = u32::from(error.channel);
+    }
+
+    /// The scheduler of channels has something to say, which other registers say.
+    pub(super) fn schedule_error(&mut self) {
+        self.fifo |= SCHEDULE_ERROR;
     }
 
     /// A program's interrupt, of an engine below 8.

@@ -33,6 +33,12 @@ pub const CHANNELS: u8 = 128;
 const PCI_MIRROR: u32 = 0x08_8000;
 const WINDOW: u32 = 0x70_0000;
 const CHANNEL_TABLE: u32 = 0x00_3000;
+/// Why the scheduler of channels interrupts, and what engines do; the number of the first copy engine
+/// among them.
+const SCHEDULE_REASON: u32 = 0x00_254c;
+const CONTEXT_TIMEOUT: u32 = 0x0a;
+const ENGINE_STATUS: u32 = 0x00_2640;
+const COPY0: u32 = 4;
 
 /// A BAR that shows an address space.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -182,6 +188,9 @@ impl Registers {
     pub fn write(&mut self, at: u32, value: u32, now: u64, effects: &mut impl Effects) {
         let at = at & !3 & (BAR0_BYTES - 1);
         if self.interrupts.write(at, value) {
+            if at == 0x00_2100 && value & 1 << 8 != 0 {
+                self.file.write(ENGINE_STATUS + 4 * COPY0, 0);
+            }
             if (0x04_0000..0x04_6000).contains(&at) && at & 0x1fff == 0x108 {
                 effects.command_error_seen();
             }
@@ -212,6 +221,22 @@ impl Registers {
             0x10_0cbc if value & 1 << 31 != 0 => self.flush(value, effects),
             _ => {}
         }
+    }
+
+    /// A channel below [`CHANNELS`] keeps the first copy engine busy for too long.
+    pub fn channel_timeout(&mut self, channel: u8) {
+        self.file.write(SCHEDULE_REASON, CONTEXT_TIMEOUT);
+        // Busy, and about to change to another channel.
+        self.file
+            .write(ENGINE_STATUS + 4 * COPY0, 0x8004_1000 | u32::from(channel));
+        self.interrupts.schedule_error();
+    }
+
+    /// Whether the driver has not yet looked at the last such channel.
+    pub fn has_timeout(&self) -> bool {
+        self.file
+            .read(ENGINE_STATUS + 4 * COPY0)
+            .is_some_and(|status| status != 0)
     }
 
     /// When the timer's alarm goes off, if it is set.

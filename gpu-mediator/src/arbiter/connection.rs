@@ -233,6 +233,16 @@ impl Worker {
         let _ = Word::say(Word::Want, &*self.stream);
     }
 
+    /// Tells the worker that its turn is over: a word that a GPU may read by itself, and a byte that
+    /// wakes the worker.
+    pub fn stop(&self) {
+        let turn = self.grant.turn.load(Ordering::Relaxed);
+        // The lower half.
+        self.grant.stop.store(turn as u32, Ordering::Release);
+        // As in `give`.
+        let _ = Word::say(Word::Again, &*self.stream);
+    }
+
     /// Tells the worker whether somebody else waits.
     pub fn set_contended(&self, contended: bool) {
         self.grant

@@ -108,6 +108,14 @@ impl Channel {
         }
     }
 
+    /// Engines keep its state elsewhere in its space.
+    pub fn set_engines(&self, engines: [Option<u64>; instance::ENGINE_COUNT], reserve: &Reserve) {
+        let first = self.instance.address() + instance::ENGINES as u64;
+        for (at, engine) in (first..).step_by(0x10).zip(engines) {
+            reserve.set64(at, engine.map_or(0, |va| va & 0xff_ffff_f000 | 4));
+        }
+    }
+
     /// Adds a submission; whether there was room.
     pub fn queue(&mut self, entries: Vec<u64>) -> bool {
         if self.queued.len() + self.flying.len() >= MOST_BATCHES {

@@ -380,6 +380,11 @@ impl Mediator {
                 space,
                 engines,
             } => self.bind(vm, id, channel, space, engines)?,
+            Request::Engines { channel, engines } => {
+                if let Some(bound) = vm.channels.get(&channel) {
+                    bound.set_engines(engines, reserve);
+                }
+            }
             Request::Unbind { channel } => {
                 if let Some(bound) = vm.channels.remove(&channel) {
                     self.release(vm, &bound)?;

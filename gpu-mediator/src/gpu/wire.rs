@@ -139,6 +139,13 @@ pub enum Request {
         /// Virtual addresses of engines' state, as in an instance block.
         engines: [Option<u64>; gf100::format::instance::ENGINE_COUNT],
     },
+    /// Engines keep a bound channel's state elsewhere.
+    Engines {
+        /// The channel.
+        channel: u8,
+        /// Virtual addresses, as in an instance block.
+        engines: [Option<u64>; gf100::format::instance::ENGINE_COUNT],
+    },
     /// A channel's work ends where it is, and it is bound no longer.
     Unbind {
         /// The channel.
@@ -290,7 +297,7 @@ impl<'a> Reader<'a> {
     /// As many records as the rest has, `most` at most, from 1.
     fn count(&self, record: usize, most: usize) -> Result<usize, Nonsense> {
         let count = self.rest.len() / record;
-        if self.rest.len() % record != 0 || !(1..=most).contains(&count) {
+        if !self.rest.len().is_multiple_of(record) || !(1..=most).contains(&count) {
             return Err(self.length());
         }
         Ok(count)
@@ -376,6 +383,24 @@ impl Run {
     }
 }
 
+type Engines = [Option<u64>; gf100::format::instance::ENGINE_COUNT];
+
+fn engines(reader: &mut Reader) -> Result<Engines, Nonsense> {
+    let mut engines = [None; gf100::format::instance::ENGINE_COUNT];
+    for engine in &mut engines {
+        let raw = reader.u64()?;
+        *engine = (raw & 4 != 0).then_some(raw & 0xff_ffff_f000);
+    }
+    Ok(engines)
+}
+
+fn put_engines(engines: &Engines, message: &mut Vec<u8>) {
+    for engine in engines {
+        let raw = engine.map_or(0, |at| at & 0xff_ffff_f000 | 4);
+        message.extend(raw.to_le_bytes());
+    }
+}
+
 /// Starts a message.
 fn start(opcode: u32, number: u32) -> Vec<u8> {
     let mut message = Vec::with_capacity(HEAD + 24);
@@ -443,15 +468,10 @@ impl Request {
             10 => {
                 let channel = channel(number)?;
                 let space = space(reader.u32()?)?;
-                let mut engines = [None; gf100::format::instance::ENGINE_COUNT];
-                for engine in &mut engines {
-                    let raw = reader.u64()?;
-                    *engine = (raw & 4 != 0).then_some(raw & 0xff_ffff_f000);
-                }
                 Self::Bind {
                     channel,
                     space,
-                    engines,
+                    engines: engines(&mut reader)?,
                 }
             }
             11 => Self::Unbind {
@@ -469,6 +489,10 @@ impl Request {
                 }
             }
             13 => Self::Sync { number },
+            14 => Self::Engines {
+                channel: channel(number)?,
+                engines: engines(&mut reader)?,
+            },
             opcode => return Err(Nonsense::Opcode(opcode)),
         };
         reader.end(request)
@@ -556,10 +580,12 @@ impl Request {
             } => {
                 let mut message = start(10, u32::from(*channel));
                 message.extend(space.to_le_bytes());
-                for engine in engines {
-                    let raw = engine.map_or(0, |at| at & 0xff_ffff_f000 | 4);
-                    message.extend(raw.to_le_bytes());
-                }
+                put_engines(engines, &mut message);
+                message
+            }
+            Self::Engines { channel, engines } => {
+                let mut message = start(14, u32::from(*channel));
+                put_engines(engines, &mut message);
                 message
             }
             Self::Unbind { channel } => start(11, u32::from(*channel)),

@@ -104,7 +104,7 @@ pub fn ready() -> Answer {
 /// # Errors
 /// There is no driver, or no device.
 pub fn chosen() -> Answer<c_int> {
-    count()?;
+    init()?;
     if current()?.is_null() {
         return Ok(DEVICE.get());
     }

@@ -1,7 +1,7 @@
 //! Memory: allocations, registration, pools, and what a pointer is.
 
 use std::{
-    ffi::{c_int, c_uint, c_void},
+    ffi::{c_int, c_uint, c_ulonglong, c_void},
     ptr::null_mut,
 };
 
@@ -321,6 +321,7 @@ const _: () = {
     assert!(size_of::<cudaMemPoolProps>() == size_of::<CUmemPoolProps>());
     assert!(size_of::<cudaMemAccessDesc>() == size_of::<CUmemAccessDesc>());
     assert!(size_of::<cudaMemLocation>() == size_of::<CUmemLocation>());
+    assert!(size_of::<cudaMemcpyAttributes>() == size_of::<CUmemcpyAttributes>());
 };
 
 streamed! {
@@ -373,5 +374,67 @@ streamed! {
     ) {
         ready()?;
         driver!(cuStreamAttachMemAsync(base.stream(stream), devPtr as CUdeviceptr, length, flags))
+    }
+
+    fn cudaMemcpyBatchAsync / cudaMemcpyBatchAsync_ptsz [base] (
+        dsts: *const *mut c_void,
+        srcs: *const *const c_void,
+        sizes: *const usize,
+        count: usize,
+        attrs: *mut cudaMemcpyAttributes,
+        attrsIdxs: *mut usize,
+        numAttrs: usize,
+        stream: cudaStream_t,
+    ) {
+        ready()?;
+        // The driver reads these lists and writes none of them.
+        let (to, from, sizes) = (dsts.cast_mut().cast(), srcs.cast_mut().cast(), sizes.cast_mut());
+        let stream = base.stream(stream);
+        driver!(cuMemcpyBatchAsync_v2(to, from, sizes, count, attrs.cast(), attrsIdxs, numAttrs, stream))
+    }
+
+    fn cudaMemPrefetchBatchAsync / cudaMemPrefetchBatchAsync_ptsz [base] (
+        dptrs: *mut *mut c_void,
+        sizes: *mut usize,
+        count: usize,
+        prefetchLocs: *mut cudaMemLocation,
+        prefetchLocIdxs: *mut usize,
+        numPrefetchLocs: usize,
+        flags: c_ulonglong,
+        stream: cudaStream_t,
+    ) {
+        ready()?;
+        let (at, places, stream) = (dptrs.cast(), prefetchLocs.cast(), base.stream(stream));
+        driver!(cuMemPrefetchBatchAsync(
+            at, sizes, count, places, prefetchLocIdxs, numPrefetchLocs, flags, stream
+        ))
+    }
+
+    fn cudaMemDiscardBatchAsync / cudaMemDiscardBatchAsync_ptsz [base] (
+        dptrs: *mut *mut c_void,
+        sizes: *mut usize,
+        count: usize,
+        flags: c_ulonglong,
+        stream: cudaStream_t,
+    ) {
+        ready()?;
+        driver!(cuMemDiscardBatchAsync(dptrs.cast(), sizes, count, flags, base.stream(stream)))
+    }
+
+    fn cudaMemDiscardAndPrefetchBatchAsync / cudaMemDiscardAndPrefetchBatchAsync_ptsz [base] (
+        dptrs: *mut *mut c_void,
+        sizes: *mut usize,
+        count: usize,
+        prefetchLocs: *mut cudaMemLocation,
+        prefetchLocIdxs: *mut usize,
+        numPrefetchLocs: usize,
+        flags: c_ulonglong,
+        stream: cudaStream_t,
+    ) {
+        ready()?;
+        let (at, places, stream) = (dptrs.cast(), prefetchLocs.cast(), base.stream(stream));
+        driver!(cuMemDiscardAndPrefetchBatchAsync(
+            at, sizes, count, places, prefetchLocIdxs, numPrefetchLocs, flags, stream
+        ))
     }
 }

@@ -299,6 +299,56 @@ entry_points! {
         driver!(cuGraphExecMemcpyNodeSetParams(hGraphExec.cast(), node.cast(), &raw const copy, context()?))
     }
 
+    fn cudaGraphMemcpyNodeSetParamsToSymbol(
+        node: cudaGraphNode_t,
+        symbol: *const c_void,
+        src: *const c_void,
+        count: usize,
+        offset: usize,
+        kind: cudaMemcpyKind,
+    ) {
+        let copy = row(part(symbol, count, offset)? as *mut c_void, src, count, kind)?;
+        driver!(cuGraphMemcpyNodeSetParams(node.cast(), &raw const copy))
+    }
+
+    fn cudaGraphMemcpyNodeSetParamsFromSymbol(
+        node: cudaGraphNode_t,
+        dst: *mut c_void,
+        symbol: *const c_void,
+        count: usize,
+        offset: usize,
+        kind: cudaMemcpyKind,
+    ) {
+        let copy = row(dst, part(symbol, count, offset)? as *const c_void, count, kind)?;
+        driver!(cuGraphMemcpyNodeSetParams(node.cast(), &raw const copy))
+    }
+
+    fn cudaGraphExecMemcpyNodeSetParamsToSymbol(
+        hGraphExec: cudaGraphExec_t,
+        node: cudaGraphNode_t,
+        symbol: *const c_void,
+        src: *const c_void,
+        count: usize,
+        offset: usize,
+        kind: cudaMemcpyKind,
+    ) {
+        let copy = row(part(symbol, count, offset)? as *mut c_void, src, count, kind)?;
+        driver!(cuGraphExecMemcpyNodeSetParams(hGraphExec.cast(), node.cast(), &raw const copy, context()?))
+    }
+
+    fn cudaGraphExecMemcpyNodeSetParamsFromSymbol(
+        hGraphExec: cudaGraphExec_t,
+        node: cudaGraphNode_t,
+        dst: *mut c_void,
+        symbol: *const c_void,
+        count: usize,
+        offset: usize,
+        kind: cudaMemcpyKind,
+    ) {
+        let copy = row(dst, part(symbol, count, offset)? as *const c_void, count, kind)?;
+        driver!(cuGraphExecMemcpyNodeSetParams(hGraphExec.cast(), node.cast(), &raw const copy, context()?))
+    }
+
     fn cudaGraphAddMemsetNode(
         pGraphNode: *mut cudaGraphNode_t,
         graph: cudaGraph_t,

@@ -149,12 +149,19 @@ impl Binary {
 
     /// Forgets the image and all that is in it.
     pub fn forget(&self) {
+        // A function or variable that several objects have (a template's) is one address, which means
+        // the image that registered it last.
+        let mine = |binary: &Arc<Binary>| std::ptr::eq(&raw const **binary, self);
         write(|all| {
             for at in locked(&self.functions).drain(..) {
-                all.functions.remove(&at);
+                if all.functions.get(&at).is_some_and(|one| mine(&one.binary)) {
+                    all.functions.remove(&at);
+                }
             }
             for at in locked(&self.variables).drain(..) {
-                all.variables.remove(&at);
+                if all.variables.get(&at).is_some_and(|one| mine(&one.binary)) {
+                    all.variables.remove(&at);
+                }
             }
         });
         if let Some(Ok(library)) = locked(&self.library).take() {
@@ -302,6 +309,20 @@ pub fn variable(host: *const c_void) -> Answer<(CUdeviceptr, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_function_of_two_images_stays_until_the_last_one_is_forgotten() {
+        let (first, second) = (Binary::new(std::ptr::null()), Binary::new(std::ptr::null()));
+        let function = 0x3000 as *const c_void;
+        for binary in [&first, &second] {
+            add_function(binary, function, c"kernel".as_ptr());
+        }
+        let known = || read(|all| all.functions.get(&0x3000).map(|_| ())).is_some();
+        first.forget();
+        assert!(known());
+        second.forget();
+        assert!(!known());
+    }
 
     #[test]
     fn what_is_forgotten_with_its_image_is_unknown_again() {

@@ -5,8 +5,8 @@ use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use cuda_definition::{driver::types::*, runtime::types::*};
 
 use crate::{
-    api::{entry_points, streamed},
-    context::ready,
+    api::{entry_points, put, streamed},
+    context::{chosen, ready},
     driver::driver,
     error::{Answer, Error},
 };
@@ -118,7 +118,11 @@ streamed! {
 
     fn cudaStreamGetDevice / cudaStreamGetDevice_ptsz [base] (hStream: cudaStream_t, device: *mut c_int) {
         ready()?;
-        driver!(cuStreamGetDevice(base.stream(hStream), device))
+        match driver!(cuStreamGetDevice(base.stream(hStream), device)) {
+            // Before 12.8 there was one device a context, and streams are used in their own.
+            Err(Error::cudaErrorCallRequiresNewerDriver) => put(device, chosen()?),
+            answer => answer,
+        }
     }
 
     fn cudaStreamCopyAttributes / cudaStreamCopyAttributes_ptsz [base] (dst: cudaStream_t, src: cudaStream_t) {

@@ -1,7 +1,7 @@
-//! The CUDA driver API and runtime API as data: what a guest's libraries, the worker that serves them
+//! The CUDA driver API, runtime API and cuBLAS as data: what a guest's libraries, the worker that serves them
 //! and the stand-in driver of the tests are built from, so that they cannot disagree.
 //!
-//! `cargo xtask cuda-definition` writes [`driver`] and [`runtime`] from the vendor's public headers and
+//! `cargo xtask cuda-definition` writes [`driver`], [`runtime`], [`cublas`] and [`cublaslt`] from the vendor's public headers and
 //! from `annotations.txt`, which says what headers cannot: how large memory behind a pointer is, and who
 //! waits for whom. Only signatures, layouts and values are kept, and each layout is asserted when this
 //! crate is compiled.
@@ -12,6 +12,8 @@
 
 #![no_std]
 
+pub mod cublas;
+pub mod cublaslt;
 pub mod driver;
 mod entry_point;
 pub mod runtime;
@@ -53,9 +55,16 @@ mod tests {
 
     use super::*;
 
+    const ALL: [&[EntryPoint]; 4] = [
+        driver::ENTRY_POINTS,
+        runtime::ENTRY_POINTS,
+        cublas::ENTRY_POINTS,
+        cublaslt::ENTRY_POINTS,
+    ];
+
     #[test]
     fn every_symbol_is_there_once_and_every_name_means_one_of_them() {
-        for all in [driver::ENTRY_POINTS, runtime::ENTRY_POINTS] {
+        for all in ALL {
             let symbols: HashSet<_> = all.iter().map(|entry| entry.symbol).collect();
             assert_eq!(symbols.len(), all.len());
             for entry in all {
@@ -69,7 +78,7 @@ mod tests {
 
     #[test]
     fn what_is_wanted_has_a_rule_for_each_parameter() {
-        for all in [driver::ENTRY_POINTS, runtime::ENTRY_POINTS] {
+        for all in ALL {
             let wanted = |entry: &&EntryPoint| entry.state == State::Wanted && entry.current;
             for entry in all.iter().filter(wanted) {
                 for parameter in entry.parameters {
@@ -83,6 +92,38 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn scalars_of_linear_algebra_are_told_from_vectors() {
+        let rules = |symbol| {
+            let entry = by_symbol(cublas::ENTRY_POINTS, symbol).expect("it is declared");
+            let pointers = entry
+                .parameters
+                .iter()
+                .filter(|one| one.of.starts_with('*'));
+            let rules: std::vec::Vec<_> = pointers.map(|one| (one.name, one.rule)).collect();
+            rules
+        };
+        assert_eq!(
+            rules("cublasSaxpy_v2"),
+            [
+                ("alpha", Rule::Unified),
+                ("x", Rule::Device),
+                ("y", Rule::Device)
+            ]
+        );
+        assert_eq!(
+            rules("cublasSdot_v2"),
+            [
+                ("x", Rule::Device),
+                ("y", Rule::Device),
+                ("result", Rule::Unified)
+            ]
+        );
+        assert_eq!(rules("cublasGetVersion_v2"), [("version", Rule::Out("1"))]);
+        let sgemm = by_symbol(cublas::ENTRY_POINTS, "cublasSgemm_v2");
+        assert!(sgemm.is_some_and(|entry| entry.current && entry.name == "cublasSgemm"));
     }
 
     #[test]

@@ -145,7 +145,7 @@ fn an_arbiter_that_hangs_up_again_and_again_is_reported_once_with_both_versions(
     assert_eq!(told.recv(), Ok(News::HangsUp(HangsUp)));
     let text = HangsUp.to_string();
     assert!(
-        text.contains("version 1 ") && text.contains("speaks 3"),
+        text.contains("version 1 ") && text.contains(&format!("speaks {}", message::VERSION)),
         "{text}"
     );
     let _fake = Fake::meet(pool);

@@ -104,6 +104,8 @@ pub struct Binaries {
     pub gantry: PathBuf,
     /// `gantry-gf100`.
     pub gf100: PathBuf,
+    /// `gantry-gpu`.
+    pub gpu: PathBuf,
     /// `runner`.
     pub runner: PathBuf,
     /// `ch-client`.
@@ -246,6 +248,7 @@ impl Images {
             )?;
             fs::copy(&l2, images.join("l2-gpu.cpio.gz"))?;
             program(&binaries.gf100, &root, "bin/gantry-gf100")?;
+            program(&binaries.gpu, &root, "bin/gantry-gpu")?;
         }
         let l1 = work.join(format!("l1-{other:?}.cpio.gz"));
         finish_l1(&root, &loaded, &l1)?;

@@ -29,6 +29,7 @@ mod sharing;
 mod small_devices;
 mod snapshots;
 mod streams;
+mod virtual_gpu;
 mod virtual_iommu;
 
 use std::path::PathBuf;
@@ -95,6 +96,7 @@ pub fn all() -> Vec<Scenario> {
     .chain(on(Board::Iommufd, virtual_iommu::SCENARIOS))
     .chain(on(Board::Iommufd, passthrough_iommu::SCENARIOS))
     .chain(on(Board::Gpu, gf100::SCENARIOS))
+    .chain(on(Board::Gpu, virtual_gpu::SCENARIOS))
     .collect()
 }
 

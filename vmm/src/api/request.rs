@@ -8,8 +8,8 @@ use super::{
 };
 use crate::{
     config::{
-        AccelConfig, DeviceConfig, DiskConfig, NetConfig, PmemConfig, UserDeviceConfig, VmConfig,
-        VsockConfig,
+        AccelConfig, DeviceConfig, DiskConfig, GpuConfig, NetConfig, PmemConfig, UserDeviceConfig,
+        VmConfig, VsockConfig,
     },
     metrics::Metrics,
 };
@@ -65,6 +65,8 @@ pub enum Request {
     VmAddPmem(PmemConfig),
     /// `vm.add-accel`.
     VmAddAccel(AccelConfig),
+    /// Plug in a virtual GPU, answered with [`Response::Device`].
+    VmAddGpu(GpuConfig),
     /// Adds a physical device, answered with [`Response::Device`].
     VmAddDevice(DeviceConfig),
     /// Adds a device of another process, answered with [`Response::Device`].

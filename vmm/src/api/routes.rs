@@ -6,8 +6,8 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use super::{ApiError, Request, RestoreConfig, Status, body};
 use crate::config::{
-    AccelConfig, DeviceConfig, DiskConfig, FsConfig, GenericVhostUserConfig, Invalid, NetConfig,
-    PmemConfig, UserDeviceConfig, VdpaConfig, VmConfig, VsockConfig,
+    AccelConfig, DeviceConfig, DiskConfig, FsConfig, GenericVhostUserConfig, GpuConfig, Invalid,
+    NetConfig, PmemConfig, UserDeviceConfig, VdpaConfig, VmConfig, VsockConfig,
 };
 
 /// What all paths start with.
@@ -93,6 +93,7 @@ pub const ROUTES: &[Route] = &[
     put("vm.add-net", Action::Descriptors(add_net)),
     put("vm.add-device", Action::Body(add_device)),
     put("vm.add-accel", Action::Body(add_accel)),
+    put("vm.add-gpu", Action::Body(add_gpu)),
     put("vm.add-user-device", Action::Body(add_user_device)),
     put("vm.add-pmem", Action::Body(add_pmem)),
     put("vm.add-vsock", Action::Body(add_vsock)),
@@ -235,6 +236,12 @@ fn add_accel(path: &str, body: &[u8]) -> Outcome {
     let config: AccelConfig = body::parse(path, body)?;
     config.validate().map_err(|error| invalid(&error))?;
     Ok(Request::VmAddAccel(config))
+}
+
+fn add_gpu(path: &str, body: &[u8]) -> Outcome {
+    let config: GpuConfig = body::parse(path, body)?;
+    config.validate().map_err(|error| invalid(&error))?;
+    Ok(Request::VmAddGpu(config))
 }
 
 fn add_user_device(path: &str, body: &[u8]) -> Outcome {

@@ -17,7 +17,7 @@ use crate::{
         VmResizeZone, VmSnapshotConfig, VmSwapDevice, model::to_url,
     },
     config::{
-        AccelConfig, DeviceConfig, DiskConfig, NetConfig, PmemConfig, UserDeviceConfig,
+        AccelConfig, DeviceConfig, DiskConfig, GpuConfig, NetConfig, PmemConfig, UserDeviceConfig,
         VsockConfig, syntax,
     },
 };
@@ -124,6 +124,12 @@ pub enum Action {
         /// As for --accel: socket=PATH,device=NAME,weight=N,window=SIZE,id=NAME,...
         #[arg(value_name = "KEYS", value_parser = option(AccelConfig::parse))]
         config: AccelConfig,
+    },
+    /// Give the VM a virtual GPU.
+    AddGpu {
+        /// As for --gpu: socket=PATH,vram=SIZE,channels=N,weight=N,id=NAME,...
+        #[arg(value_name = "KEYS", value_parser = option(GpuConfig::parse))]
+        config: GpuConfig,
     },
     /// Give the VM a device that another process serves (vfio-user).
     AddUserDevice {
@@ -308,6 +314,7 @@ impl Action {
             }
             Self::AddDevice { config } => with_body("vm.add-device", config),
             Self::AddAccel { config } => with_body("vm.add-accel", config),
+            Self::AddGpu { config } => with_body("vm.add-gpu", config),
             Self::AddUserDevice { config } => with_body("vm.add-user-device", config),
             Self::AddPmem { config } => with_body("vm.add-pmem", config),
             Self::AddVsock { config } => with_body("vm.add-vsock", config),

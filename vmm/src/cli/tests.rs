@@ -5,9 +5,9 @@ use std::{collections::BTreeSet, path::Path};
 use super::*;
 use crate::config::{
     AccelConfig, AccelServerConfig, BalloonConfig, ConsoleConfig, ConsoleMode, CpusConfig,
-    DebugConsoleConfig, DeviceConfig, DiskConfig, LandlockConfig, MemoryConfig, MemoryZoneConfig,
-    NetConfig, NumaConfig, PciRootPortConfig, PciSegmentConfig, PlatformConfig, PmemConfig,
-    RateLimitGroupConfig, RngConfig, SerialConfig, UserDeviceConfig, VsockConfig,
+    DebugConsoleConfig, DeviceConfig, DiskConfig, GpuConfig, LandlockConfig, MemoryConfig,
+    MemoryZoneConfig, NetConfig, NumaConfig, PciRootPortConfig, PciSegmentConfig, PlatformConfig,
+    PmemConfig, RateLimitGroupConfig, RngConfig, SerialConfig, UserDeviceConfig, VsockConfig,
     syntax::{Key, PLACE, ValueType},
 };
 
@@ -118,7 +118,7 @@ fn is_place(key: &str) -> bool {
 #[test]
 fn help_names_the_keys_that_are_taken_and_no_others() {
     const VHOST: [&str; 3] = ["vhost_user", "vhost_mode", "socket"];
-    let tables: [(&str, &[&[Key]], &[&str]); 22] = [
+    let tables: [(&str, &[&[Key]], &[&str]); 23] = [
         ("cpus", CpusConfig::SYNTAX, &["kvm_hyperv", "features"]),
         ("memory", MemoryConfig::SYNTAX, &[]),
         ("memory_zone", MemoryZoneConfig::SYNTAX, &[]),
@@ -149,6 +149,7 @@ fn help_names_the_keys_that_are_taken_and_no_others() {
         ("rate_limit_group", RateLimitGroupConfig::SYNTAX, &[]),
         ("landlock_rules", LandlockConfig::SYNTAX, &[]),
         ("device", DeviceConfig::SYNTAX, &["x_nv_gpudirect_clique"]),
+        ("gpu", GpuConfig::SYNTAX, &[]),
         ("user_device", UserDeviceConfig::SYNTAX, &[]),
     ];
     let command = command("gantry".as_ref());
@@ -221,6 +222,7 @@ fn every_command_of_ctl_parses() {
         "add-net tap=t0",
         "add-pmem file=/p",
         "add-accel socket=/a,window=64M,id=a",
+        "add-gpu socket=/g,vram=64M,id=g",
         "add-vsock cid=3,socket=/v",
         "remove-device d",
         "snapshot /s",

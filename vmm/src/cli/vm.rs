@@ -7,7 +7,7 @@ use clap::Args;
 use super::option;
 use crate::config::{
     AccelConfig, AccelServerConfig, BalloonConfig, ConsoleConfig, CpusConfig, DebugConsoleConfig,
-    DeviceConfig, DiskConfig, FsConfig, GenericVhostUserConfig, Invalid, LandlockConfig,
+    DeviceConfig, DiskConfig, FsConfig, GenericVhostUserConfig, GpuConfig, Invalid, LandlockConfig,
     MemoryConfig, MemoryZoneConfig, NetConfig, NumaConfig, PayloadConfig, PciRootPortConfig,
     PciSegmentConfig, PlatformConfig, PmemConfig, RateLimitGroupConfig, RngConfig, RtcConfig,
     SerialConfig, TpmConfig, UserDeviceConfig, VdpaConfig, VmConfig, VsockConfig,
@@ -99,6 +99,11 @@ pub struct VmArgs {
     /// compiler_cache=NAME|off,id=NAME; or by a process of a server VM, without exits: transport=gate,server=PATH,shared=SIZE,id=NAME.
     #[arg(long = "accel", value_name = "KEYS", num_args = 1.., value_parser = option(AccelConfig::parse))]
     pub accel: Vec<AccelConfig>,
+
+    /// Virtual GPUs for the guest's own driver, parts of the one that gantry-gpu has:
+    /// socket=PATH,vram=SIZE,channels=N,weight=N,id=NAME.
+    #[arg(long = "gpu", value_name = "KEYS", num_args = 1.., value_parser = option(GpuConfig::parse))]
+    pub gpu: Vec<GpuConfig>,
 
     /// Make a process of this VM serve a process of another one, without exits, while this VM
     /// stands still: socket=PATH,hole_start=SIZE,hole_end=SIZE,id=NAME.
@@ -232,6 +237,7 @@ impl VmArgs {
             console: self.console.unwrap_or_default(),
             debug_console: self.debug_console.unwrap_or_default(),
             devices: list(self.device),
+            gpus: list(self.gpu),
             user_devices: list(self.user_device),
             vdpa: list(self.vdpa),
             vsock: self.vsock,

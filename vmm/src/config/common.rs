@@ -69,6 +69,7 @@ placed!(
     ConsoleConfig,
     DeviceConfig,
     DiskConfig,
+    GpuConfig,
     NetConfig,
     PciRootPortConfig,
     PmemConfig,

@@ -12,10 +12,10 @@ use super::{
 
 use super::{
     AccelConfig, AccelServerConfig, BalloonConfig, ConsoleConfig, CpusConfig, DebugConsoleConfig,
-    DeviceConfig, DiskConfig, FsConfig, GenericVhostUserConfig, HotplugMethod, MemoryConfig,
-    NetConfig, NumaConfig, PayloadConfig, PciRootPortConfig, PciSegmentConfig, PlatformConfig,
-    PmemConfig, RateLimitGroupConfig, RngConfig, RtcConfig, SerialConfig, TpmConfig,
-    UserDeviceConfig, VdpaConfig, VsockConfig,
+    DeviceConfig, DiskConfig, FsConfig, GenericVhostUserConfig, GpuConfig, HotplugMethod,
+    MemoryConfig, NetConfig, NumaConfig, PayloadConfig, PciRootPortConfig, PciSegmentConfig,
+    PlatformConfig, PmemConfig, RateLimitGroupConfig, RngConfig, RtcConfig, SerialConfig,
+    TpmConfig, UserDeviceConfig, VdpaConfig, VsockConfig,
 };
 
 /// A path that Gantry may use under Landlock.
@@ -80,6 +80,9 @@ pub struct VmConfig {
     /// Makes a process of this VM the accelerator of others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accel_server: Option<AccelServerConfig>,
+    /// Virtual GPUs, of which a mediator has the physical one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpus: Option<Vec<GpuConfig>>,
     /// Devices of other processes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_devices: Option<Vec<UserDeviceConfig>>,
@@ -188,6 +191,15 @@ impl VmConfig {
             }
         }
         each("pmem", self.pmem.as_deref(), PmemConfig::validate)?;
+        each("gpus", self.gpus.as_deref(), |gpu| {
+            gpu.validate()?;
+            if self.memory.is_shared() {
+                return Ok(());
+            }
+            let with = "memory that the GPU cannot reach";
+            let advice = "start the VM with --memory shared=on";
+            Err(Problem::Conflict { with, advice }.at("socket"))
+        })?;
         each("user_devices", self.user_devices.as_deref(), |device| {
             device.validate()?;
             if self.memory.is_shared() {
@@ -418,6 +430,7 @@ impl VmConfig {
         all.extend(server.map(|placement| ("accel_server".to_owned(), placement)));
         let devices = self.devices.as_ref();
         all.extend(list("devices", devices, DeviceConfig::placement));
+        all.extend(list("gpus", self.gpus.as_ref(), GpuConfig::placement));
         let devices = self.user_devices.as_ref();
         all.extend(list("user_devices", devices, UserDeviceConfig::placement));
         all

@@ -88,6 +88,19 @@ impl Control {
         ))
     }
 
+    /// Before the server is asked, and for a VM that has not booted yet.
+    pub(super) fn check_shared_memory(&self) -> Result<(), ApiError> {
+        let memory = self.life.config().map(|vm| &vm.memory);
+        if memory.is_some_and(|memory| !memory.is_shared()) {
+            return Err(ApiError::message(
+                Status::BadRequest,
+                "a device of another process needs memory that this process can map: \
+                 start the VM with --memory shared=on",
+            ));
+        }
+        Ok(())
+    }
+
     /// A guest that has found out what its CPU can do is not told anything else later.
     pub(super) fn check_gate(&self, config: &AccelConfig) -> Result<(), ApiError> {
         let Life::Live { config: vm, .. } = &self.life else {

@@ -80,16 +80,12 @@ impl Handler for Control {
                     vm.accels.get_or_insert_default().push(accel)
                 })
             }
+            Request::VmAddGpu(config) => {
+                self.check_shared_memory()?;
+                self.add(config, |vm, gpu| vm.gpus.get_or_insert_default().push(gpu))
+            }
             Request::VmAddUserDevice(config) => {
-                // Before the server is asked, and for a VM that has not booted yet.
-                let memory = self.life.config().map(|vm| &vm.memory);
-                if memory.is_some_and(|memory| !memory.is_shared()) {
-                    return Err(ApiError::message(
-                        Status::BadRequest,
-                        "a device of another process needs memory that this process can map: \
-                         start the VM with --memory shared=on",
-                    ));
-                }
+                self.check_shared_memory()?;
                 self.add(config, |vm, device| {
                     vm.user_devices.get_or_insert_default().push(device)
                 })

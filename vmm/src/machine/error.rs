@@ -32,6 +32,9 @@ pub enum DeviceError {
     /// An accelerator port.
     #[error(transparent)]
     Accel(#[from] devices::accel::Error),
+    /// A virtual GPU.
+    #[error(transparent)]
+    Gpu(#[from] devices::gpu::Error),
     /// A gate port.
     #[error(transparent)]
     Gate(#[from] devices::gate::Error),

@@ -436,6 +436,9 @@ fn for_each_device(
     if let Some(server) = &mut config.accel_server {
         visit(server)?;
     }
+    for gpu in config.gpus.iter_mut().flatten() {
+        visit(gpu)?;
+    }
     for device in config.user_devices.iter_mut().flatten() {
         visit(device)?;
     }

@@ -8,7 +8,7 @@ use seccompiler::{
 };
 
 /// All roles.
-pub const ROLES: [ThreadRole; 16] = [
+pub const ROLES: [ThreadRole; 17] = [
     ThreadRole::Vmm,
     ThreadRole::Api,
     ThreadRole::Vcpu,
@@ -21,6 +21,7 @@ pub const ROLES: [ThreadRole; 16] = [
     ThreadRole::Pmem,
     ThreadRole::Accel,
     ThreadRole::Gate,
+    ThreadRole::Gpu,
     ThreadRole::PageFault,
     ThreadRole::UserDevice,
     ThreadRole::Iommu,
@@ -168,6 +169,9 @@ const GATE: &[i64] = &[
     libc::SYS_shutdown,
     libc::SYS_socket,
 ];
+
+/// Hears what a mediator of a GPU says, and answers it.
+const GPU: &[i64] = &[libc::SYS_recvmsg, libc::SYS_sendmsg, libc::SYS_shutdown];
 
 const PAGE_FAULT: &[i64] = &[libc::SYS_lseek, libc::SYS_pread64];
 
@@ -317,6 +321,7 @@ fn calls(role: ThreadRole) -> &'static [i64] {
         ThreadRole::Pmem => PMEM,
         ThreadRole::Accel => ACCEL,
         ThreadRole::Gate => GATE,
+        ThreadRole::Gpu => GPU,
         ThreadRole::PageFault => PAGE_FAULT,
         ThreadRole::UserDevice => USER_DEVICE,
         ThreadRole::Reset => RESET,

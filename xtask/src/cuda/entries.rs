@@ -5,7 +5,7 @@ use std::{collections::HashMap, fmt::Write};
 use anyhow::{Context, Result, ensure};
 
 use super::{
-    Names,
+    Api, Names,
     annotations::{Annotations, Class},
     c::{Body, Field, Header, Tag, Type},
     rust::{Types, field_name},
@@ -17,6 +17,16 @@ pub const DOCUMENTATION: &str = "# CUDA entry points\n\n\
     Wanted: programs that were examined use it. Stub: it reports that it is not supported. Posted: the guest goes on and \
     an error is told later; answered: it waits for the worker; guest: it knows the answer itself. \
     Older versions of a symbol and those for per-thread default streams are left out here.\n";
+
+/// What parameters are where nothing is written about them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Convention {
+    /// Pointers are the host's: read if const, else written, one element each.
+    Core,
+    /// Pointers are the device's, but for scalars, which are where the pointer mode says, and for what
+    /// functions about the library itself tell.
+    LinearAlgebra,
+}
 
 /// An entry point.
 pub struct Entry {
@@ -67,6 +77,7 @@ impl Entry {
 /// # Errors
 /// An annotation is about nothing, or a type is not known.
 pub fn all(
+    api: &Api,
     header: &Header,
     types: &mut Types<'_>,
     annotations: &Annotations,
@@ -75,8 +86,7 @@ pub fn all(
     let mut entries: Vec<Entry> = Vec::new();
     for function in &header.functions {
         let symbol = &function.symbol;
-        let public = symbol.starts_with("cu") || symbol.starts_with("__cuda");
-        if !public || entries.iter().any(|entry| entry.symbol == *symbol) {
+        if !api.owns(symbol) || entries.iter().any(|entry| entry.symbol == *symbol) {
             continue;
         }
         let whole = symbol.trim_end_matches("_ptds").trim_end_matches("_ptsz");
@@ -91,7 +101,10 @@ pub fn all(
             let key = (name.to_owned(), field.name.clone());
             let rule = match annotations.rules.get(&key) {
                 Some(rule) => rule.clone(),
-                None => rule(header, field, calls_back),
+                None => match api.convention {
+                    Convention::Core => rule(header, field, calls_back),
+                    Convention::LinearAlgebra => algebra(header, name, field),
+                },
             };
             let of = types
                 .name(&field.of)
@@ -121,6 +134,7 @@ pub fn all(
 
 /// A name without the version that a symbol may end with.
 fn base(symbol: &str) -> &str {
+    // With 64-bit sizes, a name of its own.
     match symbol.rsplit_once("_v") {
         Some((name, version)) if version.parse::<u32>().is_ok() => name,
         _ => symbol,
@@ -235,6 +249,47 @@ fn rule(header: &Header, field: &Field, calls_back: bool) -> String {
         _ => "Rule::Value",
     }
     .to_owned()
+}
+
+/// A descriptor: its members are public, so that a caller may have the memory, but mean nothing to it.
+fn is_opaque(header: &Header, of: &Type) -> bool {
+    let Type::Pointer(of, _) = resolved(header, of) else {
+        return false;
+    };
+    matches!(&**of, Type::Named(name) if name.ends_with("Opaque_t"))
+}
+
+/// Scalars of linear algebra, which are the host's or the device's as the handle's pointer mode says.
+const SCALARS: &[&str] = &[
+    "alpha", "beta", "result", "param", "c", "s", "d1", "d2", "x1", "y1",
+];
+
+/// What the headers of cuBLAS say by convention.
+fn algebra(header: &Header, function: &str, field: &Field) -> String {
+    let own = ["Create", "Destroy", "Get", "Set", "Logger", "Init", "Check"];
+    let short = function
+        .trim_start_matches("cublasLt")
+        .trim_start_matches("cublas");
+    let about_itself = own.iter().any(|word| short.contains(word));
+    let rotation = short.get(1..).is_some_and(|rest| rest.starts_with("rotg"));
+    let pointer = matches!(field.of, Type::Pointer(..));
+    if is_opaque(header, &field.of) {
+        return "Rule::Handle".to_owned();
+    }
+    match (about_itself, pointer) {
+        (true, _) | (_, false) => rule(header, field, false),
+        _ if is_handle(header, &field.of) => "Rule::Handle".to_owned(),
+        _ if SCALARS.contains(&field.name.as_str()) || rotation => "Rule::Unified".to_owned(),
+        // Those of grouped calls, an element for each group; what they point to is the device's.
+        _ if field.name.ends_with("_array") || field.name == "group_size" => {
+            "Rule::In(\"group_count\")".to_owned()
+        }
+        // The number of the wrong argument, at once; those of each matrix are on the device.
+        _ if field.name == "info" && !short.ends_with("matinvBatched") => {
+            "Rule::Out(\"1\")".to_owned()
+        }
+        _ => "Rule::Device".to_owned(),
+    }
 }
 
 /// How many are wanted, and how many of these no side can be made for yet.

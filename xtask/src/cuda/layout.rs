@@ -1,6 +1,12 @@
 //! Sizes, offsets and values, computed by the C compiler and nobody else.
 
-use std::{collections::HashMap, fmt::Write, fs, path::Path, process::Command};
+use std::{
+    collections::HashMap,
+    fmt::Write,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context, Result};
 use gantry_tests::rig::packages;
@@ -15,7 +21,7 @@ impl Layout {
     ///
     /// # Errors
     /// There is no C compiler, or it refuses the header.
-    pub fn of(header: &Header, includes: &Path, prologue: &str) -> Result<Self> {
+    pub fn of(header: &Header, includes: &[PathBuf], prologue: &str) -> Result<Self> {
         let mut program =
             format!("#include <stdio.h>\n#include <stddef.h>\n{prologue}\nint main(void) {{\n");
         let mut ask = |key: &str, expression: &str| {
@@ -54,8 +60,7 @@ impl Layout {
         fs::write(&source, program)?;
         let mut cc = Command::new("cc");
         cc.arg("-w")
-            .arg("-I")
-            .arg(includes)
+            .args(includes.iter().flat_map(|folder| [Path::new("-I"), folder]))
             .arg(&source)
             .arg("-o")
             .arg(&binary);

@@ -23,7 +23,13 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use gantry_tests::rig::packages;
 
-use self::{annotations::Annotations, c::Header, entries::Entry, layout::Layout, rust::Types};
+use self::{
+    annotations::Annotations,
+    c::Header,
+    entries::{Convention, Entry},
+    layout::Layout,
+    rust::Types,
+};
 use crate::programs::root;
 
 /// What `cargo xtask cuda-definition` is told.
@@ -35,15 +41,21 @@ pub struct Options {
     /// Change nothing; fail if the committed files are not what the headers and annotations give.
     #[arg(long)]
     check: bool,
-    /// Headers of another place: the folder with cuda.h.
+    /// Headers of another place: folders with cuda.h and cublas_v2.h.
     #[arg(long, value_name = "FOLDER")]
-    headers: Option<PathBuf>,
+    headers: Vec<PathBuf>,
 }
 
 /// An API: what to preprocess, and where the result goes.
 struct Api {
     name: &'static str,
     title: &'static str,
+    /// What its symbols begin with, and those of others do not.
+    prefixes: &'static [&'static str],
+    /// What symbols begin with that belong to another API.
+    others: &'static [&'static str],
+    /// Whose conventions parameters follow.
+    convention: Convention,
     prologue: &'static str,
 }
 
@@ -51,23 +63,55 @@ const APIS: &[Api] = &[
     Api {
         name: "driver",
         title: "The driver API: `libcuda.so.1`.",
+        prefixes: &["cu"],
+        others: &[],
+        convention: Convention::Core,
         prologue: "#define __CUDA_API_VERSION_INTERNAL\n#include <cuda.h>\n#include <cudaProfiler.h>\n",
     },
     Api {
         name: "runtime",
         title: "The runtime API: `libcudart.so.13`.",
+        prefixes: &["cu", "__cuda"],
+        others: &[],
+        convention: Convention::Core,
         prologue: "#include <cuda_runtime_api.h>\n#include <cuda_profiler_api.h>\n",
     },
+    // Half-precision numbers are plain bits here: their own headers want a C++ library.
+    Api {
+        name: "cublas",
+        title: "cuBLAS: `libcublas.so.13`.",
+        prefixes: &["cublas"],
+        others: &["cublasLt", "cublasXt"],
+        convention: Convention::LinearAlgebra,
+        prologue: "#define __CUDA_FP16_H__\n#define __CUDA_BF16_H__\n\
+            typedef struct { unsigned short bits; } __half;\n#include <cublas_v2.h>\n",
+    },
+    Api {
+        name: "cublaslt",
+        title: "cuBLASLt: `libcublasLt.so.13`.",
+        prefixes: &["cublasLt"],
+        others: &[],
+        convention: Convention::LinearAlgebra,
+        prologue: "#define __CUDA_FP16_H__\n#define __CUDA_BF16_H__\n\
+            typedef struct { unsigned short bits; } __half;\n#include <stdio.h>\n#include <cublasLt.h>\n",
+    },
 ];
+
+impl Api {
+    fn owns(&self, symbol: &str) -> bool {
+        let begins = |with: &[&str]| with.iter().any(|prefix| symbol.starts_with(prefix));
+        begins(self.prefixes) && !begins(self.others)
+    }
+}
 
 /// Writes the definition.
 ///
 /// # Errors
 /// The headers cannot be fetched or read; or, with `--check`, the committed files are out of date.
 pub fn run(options: &Options) -> Result<()> {
-    let headers = match &options.headers {
-        Some(folder) => folder.clone(),
-        None => wheels::headers()?,
+    let headers = match options.headers.as_slice() {
+        [] => vec![wheels::headers()?, wheels::cublas()?],
+        folders => folders.to_vec(),
     };
     let home = root().join("remoting/cuda-definition");
     let text = fs::read_to_string(home.join("annotations.txt"))?;
@@ -78,7 +122,13 @@ pub fn run(options: &Options) -> Result<()> {
         let header = read(api, &headers)?;
         let layout = Layout::of(&header, &headers, api.prologue)?;
         let mut types = Types::new(&header, &layout);
-        let all = entries::all(&header, &mut types, &annotations, &names(api, &headers)?)?;
+        let all = entries::all(
+            api,
+            &header,
+            &mut types,
+            &annotations,
+            &names(api, &headers)?,
+        )?;
         let folder = home.join("src").join(api.name);
         let note =
             "// Written by `cargo xtask cuda-definition`: change annotations.txt, not this.\n\n";
@@ -153,14 +203,14 @@ fn table(all: &[Entry]) -> String {
     text + "];\n"
 }
 
-fn preprocessed(prologue: &str, headers: &Path, flag: &str) -> Result<String> {
+fn preprocessed(prologue: &str, headers: &[PathBuf], flag: &str) -> Result<String> {
     let folder = tempfile::tempdir()?;
     let source = folder.path().join("all.c");
     fs::write(&source, prologue)?;
     let mut cc = Command::new("cc");
     let out = folder.path().join("all.i");
-    cc.args(["-E", "-w", flag, "-I"])
-        .arg(headers)
+    cc.args(["-E", "-w", flag])
+        .args(headers.iter().flat_map(|folder| [Path::new("-I"), folder]))
         .arg(&source)
         .arg("-o")
         .arg(&out);
@@ -168,11 +218,14 @@ fn preprocessed(prologue: &str, headers: &Path, flag: &str) -> Result<String> {
     Ok(fs::read_to_string(out)?)
 }
 
-fn read(api: &Api, headers: &Path) -> Result<Header> {
+fn read(api: &Api, headers: &[PathBuf]) -> Result<Header> {
     let mut text = preprocessed(api.prologue, headers, "-P")?;
     if api.name == "runtime" {
         for header in ["crt/host_runtime.h", "crt/device_functions.h"] {
-            text += &registration(header, &fs::read_to_string(headers.join(header))?)?;
+            let found = headers.iter().map(|folder| folder.join(header));
+            let path = found.into_iter().find(|path| path.exists());
+            let path = path.with_context(|| format!("no folder has {header}"))?;
+            text += &registration(header, &fs::read_to_string(path)?)?;
         }
     }
     c::parse(&text).with_context(|| format!("cannot read the headers of the {} API", api.name))
@@ -213,15 +266,21 @@ struct Names {
     versions: Vec<String>,
 }
 
-fn names(api: &Api, headers: &Path) -> Result<Names> {
-    if api.name != "driver" {
+fn names(api: &Api, headers: &[PathBuf]) -> Result<Names> {
+    if api.name == "runtime" {
         return Ok(Names::default());
     }
     let mut names = Names::default();
-    for line in preprocessed("#include <cuda.h>\n", headers, "-dM")?.lines() {
+    // The driver's prologue hides which symbol a name means today.
+    let prologue = match api.name {
+        "driver" => "#include <cuda.h>\n",
+        _ => api.prologue,
+    };
+    for line in preprocessed(prologue, headers, "-dM")?.lines() {
         let mut words = line.split_whitespace().skip(1);
         if let (Some(name), Some(symbol)) = (words.next(), words.next())
-            && name.starts_with("cu")
+            && api.owns(name)
+            && name != symbol
         {
             let inner = symbol
                 .rsplit('(')
@@ -230,6 +289,9 @@ fn names(api: &Api, headers: &Path) -> Result<Names> {
                 .trim_end_matches(')');
             names.macros.push((name.to_owned(), inner.to_owned()));
         }
+    }
+    if api.name != "driver" {
+        return Ok(names);
     }
     let typedefs = "#define __CUDA_API_VERSION_INTERNAL\n#include <cudaTypedefs.h>\n#include <cudaProfilerTypedefs.h>\n";
     let header = c::parse(&preprocessed(typedefs, headers, "-P")?)?;

@@ -39,6 +39,13 @@ impl<'a> Types<'a> {
                 "size_t" => "usize".to_owned(),
                 "uint64_t" => "u64".to_owned(),
                 "uint32_t" => "u32".to_owned(),
+                "int64_t" => "i64".to_owned(),
+                "int32_t" => "i32".to_owned(),
+                "uint16_t" => "u16".to_owned(),
+                "uint8_t" => "u8".to_owned(),
+                "int8_t" => "i8".to_owned(),
+                // C's own file, which nobody here looks into.
+                "FILE" => "c_void".to_owned(),
                 _ => self.want(name),
             },
             Type::Tagged(_, name) => self.want(name),

@@ -1,7 +1,10 @@
 //! The vendor's headers and its compiler NVRTC, as its Python packages bring them; kept in the cache.
 //! They are used where they are and never become part of this repository.
 
-use std::{path::PathBuf, process::Command};
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context, Result};
 use gantry_tests::rig::{Cache, packages};
@@ -14,6 +17,9 @@ const HEADERS: &[(&str, &str)] = &[
     ("nvidia-cuda-crt", "13.0.88"),
     ("nvidia-cuda-profiler-api", "13.0.85"),
 ];
+
+/// The package with the headers of cuBLAS. Its libraries, most of a gigabyte, are not kept.
+const CUBLAS: &[(&str, &str)] = &[("nvidia-cublas", "13.1.0.3")];
 
 /// The compiler that made the committed kernels.
 const COMPILER: &[(&str, &str)] = &[("nvidia-cuda-nvrtc", "13.0.88")];
@@ -41,7 +47,26 @@ pub fn headers() -> Result<PathBuf> {
     Ok(folder)
 }
 
+/// The folder with `cublas_v2.h`.
+///
+/// # Errors
+/// The package cannot be fetched.
+pub fn cublas() -> Result<PathBuf> {
+    Ok(made("cublas-headers", CUBLAS, |work| {
+        Ok(std::fs::remove_dir_all(work.join("nvidia/cu13/lib"))?)
+    })?
+    .join("nvidia/cu13/include"))
+}
+
 fn fetched(name: &str, wheels: &[(&str, &str)]) -> Result<PathBuf> {
+    made(name, wheels, |_| Ok(()))
+}
+
+fn made(
+    name: &str,
+    wheels: &[(&str, &str)],
+    trim: impl FnOnce(&Path) -> Result<()>,
+) -> Result<PathBuf> {
     let versions: Vec<_> = wheels.iter().map(|(_, version)| *version).collect();
     let name = format!("{name}-{}", versions.join("-"));
     Cache::open()?.made(&name, |work| {
@@ -58,6 +83,7 @@ fn fetched(name: &str, wheels: &[(&str, &str)]) -> Result<PathBuf> {
         );
         packages::run(&mut install)
             .context("cannot fetch Python packages: check the network and pip")?;
+        trim(work)?;
         step.finish();
         Ok(())
     })

@@ -6,10 +6,12 @@ mod bed;
 mod compile;
 mod figures;
 mod files;
+mod hostile;
+mod run;
 mod servers;
 mod single;
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -20,6 +22,7 @@ use clap::{Parser, Subcommand};
 ///   gloop-eaters compile --nvrtc libnvrtc.so.13 --arch sm_90 --into cubins
 ///   gloop-eaters check --cubins cubins --stops 10000
 ///   gloop-eaters bench --cubins cubins
+///   gloop-eaters run --cubins cubins --arbiter /run/arbiter --client me --weight 3 lavamd
 #[derive(Parser)]
 #[command(name = "gloop-eaters", verbatim_doc_comment)]
 struct Arguments {
@@ -60,6 +63,32 @@ enum Command {
         /// Only these programs.
         programs: Vec<String>,
     },
+    /// Run a program again and again, in turns with other processes if there is an arbiter.
+    Run {
+        /// What `compile` has made.
+        #[arg(long, value_name = "FOLDER")]
+        cubins: PathBuf,
+        #[command(flatten)]
+        sharing: run::Sharing,
+        /// For how long; the round that is under way then is the last one.
+        #[arg(long, default_value_t = 10)]
+        seconds: u64,
+        /// Milliseconds that a server's client sleeps before a request, on average.
+        #[arg(long, default_value_t = 0)]
+        think: u64,
+        /// throttle, lavamd, tpacf, grep or matmul.
+        program: String,
+    },
+    /// Run a kernel that breaks the rules, and say what becomes of it.
+    Hostile {
+        /// What `compile` has made.
+        #[arg(long, value_name = "FOLDER")]
+        cubins: PathBuf,
+        #[command(flatten)]
+        sharing: run::Sharing,
+        /// requests, words, grants, wild or endless.
+        kernel: String,
+    },
     /// Measure, and print a table.
     Bench {
         /// What `compile` has made.
@@ -81,6 +110,25 @@ fn main() {
             seed,
             programs,
         } => check(cubins, stops, seconds, seed, &programs),
+        Command::Run {
+            cubins,
+            sharing,
+            seconds,
+            think,
+            program,
+        } => bed::Bed::open(cubins).and_then(|bed| {
+            let mut runner = run::Runner::new(sharing)?;
+            let think = Duration::from_millis(think);
+            run::run(&bed, &program, seconds, think, &mut runner)
+        }),
+        Command::Hostile {
+            cubins,
+            sharing,
+            kernel,
+        } => bed::Bed::open(cubins).and_then(|bed| {
+            let mut runner = run::Runner::new(sharing)?;
+            hostile::run(&bed, &kernel, &mut runner)
+        }),
         Command::Bench { cubins } => bed::Bed::open(cubins).and_then(|bed| figures::run(&bed)),
     };
     if let Err(error) = result {

@@ -149,6 +149,8 @@ pub struct Matmul<'a> {
     listening: Listening<'a>,
     pub job: Job,
     clients: u64,
+    /// How long a client sleeps before a request, on average.
+    pub think: Duration,
     expected: Vec<(Vec<u8>, Vec<u8>)>,
     _memory: Buffer,
 }
@@ -171,6 +173,7 @@ impl<'a> Matmul<'a> {
             listening,
             job,
             clients,
+            think: Duration::ZERO,
             expected: expected.collect::<Result<_>>()?,
             _memory: memory,
         })
@@ -183,10 +186,14 @@ impl<'a> Matmul<'a> {
         run: impl FnOnce(&mut Job) -> Result<()>,
     ) -> Result<Vec<Duration>> {
         let times = std::sync::Mutex::new(Vec::new());
-        let (port, expected) = (self.listening.port, &self.expected);
+        let (port, expected, think) = (self.listening.port, &self.expected, self.think);
         let client = |number: u64| {
+            let mut random = fastrand::Rng::with_seed(number);
             let mut stream = connect(port)?;
             for request in 0..requests {
+                if !think.is_zero() {
+                    thread::sleep(think.mul_f64(random.f64() * 2.0));
+                }
                 let (sent, product) = &expected[((number + request) % 8) as usize];
                 let start = Instant::now();
                 stream.write_all(sent)?;

@@ -157,6 +157,18 @@ impl LavaMd {
             .prepare(&kernel, grid, Args::new().with(self.boxes))?)
     }
 
+    /// The same work so many times in one job, which takes long enough to be shared.
+    pub fn repeated(&self, bed: &Bed, times: u32) -> Result<Job> {
+        let kernel = bed.kernel("lavamd", "repeated")?;
+        let grid = Grid {
+            logical: [self.count, times, 1],
+            ..Grid::logical(1).threads(128)
+        };
+        Ok(bed
+            .runtime
+            .prepare(&kernel, grid, Args::new().with(self.boxes))?)
+    }
+
     /// What was computed, which is then forgotten.
     fn output(&self) -> Result<Vec<u32>> {
         let output = self.force.download()?;

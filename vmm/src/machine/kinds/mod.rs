@@ -5,6 +5,7 @@ mod balloon;
 pub mod console;
 pub mod disk;
 mod gate_server;
+mod gpu;
 pub mod iommu;
 pub mod mem;
 mod net;

@@ -1,0 +1,370 @@
+//! The guest's channels: what it submits, and what the mediator has of it.
+
+use std::collections::VecDeque;
+
+use gf100::{
+    format::{
+        Aperture, PAGE, PAGE_SHIFT, Target,
+        instance::{self, InstanceBlock},
+        push::{ENTRY_BYTES, GpEntry},
+        ramfc::{self, Ramfc},
+        userd,
+    },
+    registers::{
+        ChannelEntry, Fault,
+        interrupts::{CommandError, Reason, unit},
+    },
+};
+use gpu_mediator::gpu::wire::{MOST_BATCHES, MOST_ENTRIES, Request};
+use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
+
+use super::{link::Link, memory::Vram, tables, tables::Tables};
+use crate::memory::GuestMemory;
+
+/// What happens to the guest's registers.
+#[derive(Clone, Copy, Debug)]
+pub enum Happening {
+    /// An address could not be used.
+    Fault(Fault),
+    /// A command could not be carried out.
+    Command(CommandError),
+    /// A program's interrupt.
+    NonStall,
+    /// A channel has had the GPU for too long.
+    Timeout(u8),
+}
+
+/// A submission that the mediator has.
+struct Flight {
+    /// Ring entries fetched when it is done.
+    get: u32,
+    /// Address after its last command.
+    end: u64,
+}
+
+/// A channel that the mediator knows.
+struct Bound {
+    block: InstanceBlock,
+    ring: Ramfc,
+    entries: u32,
+    /// Ring entries that the mediator has, and those that are done.
+    sent: u32,
+    done: u32,
+    flights: VecDeque<Flight>,
+}
+
+/// A channel.
+#[derive(Default)]
+pub struct Channel {
+    entry: ChannelEntry,
+    listed: bool,
+    /// What the guest has submitted up to.
+    put: Option<u32>,
+    bound: Option<Bound>,
+    /// It has ended, until the guest makes it anew.
+    ended: bool,
+}
+
+/// What channels work on.
+pub struct World<'a> {
+    /// The VM's VRAM.
+    pub vram: &'a Vram,
+    /// Its RAM.
+    pub ram: &'a GuestMemory,
+    /// What the mediator knows of tables.
+    pub tables: &'a mut Tables,
+    /// The mediator.
+    pub link: &'a mut Link,
+    /// For the registers.
+    pub happenings: &'a mut Vec<Happening>,
+}
+
+impl World<'_> {
+    fn read(&self, target: Target, offset: u64, data: &mut [u8]) -> bool {
+        match target {
+            Target::Vram(page) => self.vram.read(page.address() + offset, data),
+            Target::Ram(page) => {
+                let at = GuestAddress(page.address() + offset);
+                self.ram.memory().read_slice(data, at).is_ok()
+            }
+        }
+    }
+
+    fn write(&self, target: Target, offset: u64, data: &[u8]) -> bool {
+        match target {
+            Target::Vram(page) => self.vram.write(page.address() + offset, data),
+            Target::Ram(page) => {
+                let at = GuestAddress(page.address() + offset);
+                self.ram.memory().write_slice(data, at).is_ok()
+            }
+        }
+    }
+}
+
+impl Bound {
+    /// Shows the guest how far the channel has come.
+    fn show(&self, get: u32, end: u64, vram: &Vram) {
+        for (at, word) in [
+            (userd::GET_HIGH, (end >> 32) as u32),
+            (userd::GET, end as u32),
+            (userd::GP_GET, get),
+        ] {
+            vram.write(self.ring.userd + at, &word.to_le_bytes());
+        }
+    }
+
+    fn directory(&self) -> u32 {
+        self.block.space.number
+    }
+}
+
+impl Channel {
+    /// Whether the mediator has work of it in a space.
+    pub fn is_flying_in(&self, directory: u32) -> bool {
+        let bound = self.bound.as_ref();
+        bound.is_some_and(|bound| bound.directory() == directory && !bound.flights.is_empty())
+    }
+
+    /// Whether it is bound in a space.
+    pub fn is_bound_in(&self, directory: u32) -> bool {
+        let bound = self.bound.as_ref();
+        bound.is_some_and(|bound| bound.directory() == directory)
+    }
+
+    /// Its entry of the table was written.
+    pub fn set(&mut self, number: u8, entry: ChannelEntry, world: &mut World) {
+        let old = std::mem::replace(&mut self.entry, entry);
+        if old.instance != entry.instance {
+            self.unbind(number, old.instance, world);
+            self.put = None;
+            self.ended = false;
+        } else if !entry.enabled && old.enabled {
+            self.stop(number, world);
+        } else if entry.enabled && !old.enabled {
+            self.pump(number, world);
+        }
+    }
+
+    /// Whether it is in the run list.
+    pub fn list(&mut self, number: u8, listed: bool, world: &mut World) {
+        let before = std::mem::replace(&mut self.listed, listed);
+        if before && !listed {
+            self.stop(number, world);
+        } else if listed && !before {
+            self.pump(number, world);
+        }
+    }
+
+    /// It may not run: nothing of it runs when this returns.
+    fn stop(&mut self, number: u8, world: &mut World) {
+        let is_flying = |bound: &Bound| !bound.flights.is_empty();
+        if self.bound.as_ref().is_some_and(is_flying) {
+            self.unbind(number, self.entry.instance, world);
+        }
+    }
+
+    fn unbind(&mut self, number: u8, instance: Option<Target>, world: &mut World) {
+        let Some(bound) = self.bound.take() else {
+            return;
+        };
+        world.link.send(&Request::Unbind { channel: number });
+        if !bound.flights.is_empty() {
+            // What it may still write to is the guest's again after this.
+            world.link.sync();
+        }
+        // What was not done is submitted again if it is bound again.
+        let Some(instance) = instance else { return };
+        let mut head = [0; ramfc::BYTES];
+        if world.read(instance, 0, &mut head) {
+            let mut ring = Ramfc::parse(&head);
+            ring.gp_get = bound.done;
+            ring.gp_put = bound.sent;
+            ring.encode(&mut head);
+            world.write(instance, 0, &head);
+        }
+    }
+
+    /// It is to leave the engines.
+    pub fn kick(&mut self, number: u8, world: &mut World) {
+        if !self.entry.enabled || self.ended {
+            self.unbind(number, self.entry.instance, world);
+        }
+    }
+
+    /// The guest has submitted ring entries up to `put`.
+    pub fn submit(&mut self, number: u8, put: u32, world: &mut World) {
+        self.put = Some(put);
+        self.pump(number, world);
+    }
+
+    /// The oldest submission is done.
+    pub fn done(&mut self, number: u8, world: &mut World) {
+        let Some(bound) = &mut self.bound else { return };
+        let Some(flight) = bound.flights.pop_front() else {
+            return;
+        };
+        bound.done = flight.get;
+        bound.show(flight.get, flight.end, world.vram);
+        world.happenings.push(Happening::NonStall);
+        self.pump(number, world);
+    }
+
+    /// It has faulted.
+    pub fn fault(&mut self, mut fault: Fault, world: &mut World) {
+        let Some(instance) = self.entry.instance else {
+            return;
+        };
+        self.ended = true;
+        // Its aperture is in bits 29:28; 0 is VRAM.
+        let aperture = if matches!(instance, Target::Ram(_)) {
+            2
+        } else {
+            0
+        };
+        fault.instance = (instance.address() >> PAGE_SHIFT) as u32 | aperture << 28;
+        world.happenings.push(Happening::Fault(fault));
+    }
+
+    /// It was too late.
+    pub fn late(&mut self, number: u8, world: &mut World) {
+        self.ended = true;
+        world.happenings.push(Happening::Timeout(number));
+    }
+
+    /// The mediator is lost: what it had is lost too.
+    pub fn lose(&mut self, world: &mut World) {
+        if self.bound.take().is_some() {
+            let fault = Fault {
+                unit: unit::FIFO,
+                instance: 0,
+                address: 0,
+                write: false,
+                reason: Reason::NoChannel,
+            };
+            self.fault(fault, world);
+        }
+    }
+
+    /// Tells the mediator what the guest has submitted, as far as there is room.
+    fn pump(&mut self, number: u8, world: &mut World) {
+        if !self.entry.enabled || !self.listed || self.ended {
+            return;
+        }
+        let (Some(put), Some(instance)) = (self.put, self.entry.instance) else {
+            return;
+        };
+        if !self.bind(number, instance, world) {
+            return;
+        }
+        let Some(bound) = &mut self.bound else { return };
+        if put >= bound.entries {
+            self.put = None;
+            world.happenings.push(Happening::Command(CommandError {
+                channel: number,
+                status: CommandError::POINTER,
+                method: (0, 0),
+                data: put,
+            }));
+            return;
+        }
+        if bound.sent != put {
+            let directory = bound.directory();
+            world.tables.sync(directory, world.vram, world.link);
+        }
+        while bound.sent != put && bound.flights.len() < MOST_BATCHES {
+            match gather(bound, put, world) {
+                Ok((entries, flight)) => {
+                    bound.sent = flight.get;
+                    bound.flights.push_back(flight);
+                    let channel = number;
+                    world.link.send(&Request::Submit { channel, entries });
+                }
+                Err(address) => {
+                    let fault = Fault {
+                        unit: unit::FIFO,
+                        instance: 0,
+                        address,
+                        write: false,
+                        reason: Reason::NoPage,
+                    };
+                    self.fault(fault, world);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Has the mediator know it as its instance block says it is; whether it does.
+    fn bind(&mut self, number: u8, instance: Target, world: &mut World) -> bool {
+        let mut bytes = [0; instance::BYTES];
+        if !world.read(instance, 0, &mut bytes) {
+            return false;
+        }
+        let mut head = [0; ramfc::BYTES];
+        head.copy_from_slice(&bytes[..ramfc::BYTES]);
+        let ring = Ramfc::parse(&head);
+        let (Some(block), Some(entries)) = (InstanceBlock::parse(&bytes), ring.entries()) else {
+            return false;
+        };
+        let is_same = |bound: &Bound| {
+            bound.block.space == block.space
+                && (bound.ring.gp_base, bound.ring.gp_log2, bound.ring.userd)
+                    == (ring.gp_base, ring.gp_log2, ring.userd)
+        };
+        if let Some(bound) = self.bound.as_mut().filter(|bound| is_same(bound)) {
+            if bound.block.engines != block.engines {
+                bound.block = block;
+                let (channel, engines) = (number, block.engines);
+                world.link.send(&Request::Engines { channel, engines });
+            }
+            return true;
+        }
+        self.unbind(number, None, world);
+        if block.space.aperture != Aperture::Vram || ring.userd + PAGE > world.vram.len() {
+            return false;
+        }
+        let directory = block.space.number;
+        let Some(space) = world.tables.space(directory, world.vram, world.link) else {
+            return false;
+        };
+        // The page may have been another directory before.
+        world.tables.touch(directory);
+        world.tables.sync(directory, world.vram, world.link);
+        world.link.send(&Request::Bind {
+            channel: number,
+            space,
+            engines: block.engines,
+        });
+        let get = ring.gp_get & (entries - 1);
+        self.bound = Some(Bound {
+            block,
+            ring,
+            entries,
+            sent: get,
+            done: get,
+            flights: VecDeque::new(),
+        });
+        true
+    }
+}
+
+/// The next ring entries up to `put`; or an address that is not mapped.
+fn gather(bound: &Bound, put: u32, world: &World) -> Result<(Vec<u64>, Flight), u64> {
+    let mut entries = Vec::new();
+    let mut get = bound.sent;
+    while get != put && entries.len() < MOST_ENTRIES {
+        // A ring has 2^20 entries at most, and addresses 40 bits.
+        let address = bound.ring.gp_base + u64::from(get) * ENTRY_BYTES;
+        let found = tables::translate(bound.block.space, address, world.vram);
+        let (target, offset, _) = found.ok_or(address)?;
+        let mut word = [0; 8];
+        if !world.read(target, offset, &mut word) {
+            return Err(address);
+        }
+        entries.push(u64::from_le_bytes(word));
+        get = (get + 1) & (bound.entries - 1);
+    }
+    let last = GpEntry::parse(entries.last().copied().unwrap_or(0));
+    let end = last.address + u64::from(last.words) * 4;
+    Ok((entries, Flight { get, end }))
+}

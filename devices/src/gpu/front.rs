@@ -1,0 +1,622 @@
+//! The registers and BARs that the guest sees.
+
+use std::{
+    io,
+    os::fd::AsFd,
+    sync::{Arc, Mutex, MutexGuard},
+    time::Instant,
+};
+
+use base::Unpoisoned;
+use gf100::{
+    format::{
+        Gfn, PAGE, Target,
+        instance::{BYTES, InstanceBlock, Space},
+        userd::{self, Window},
+    },
+    registers::{
+        Bar, CHANNELS, ChannelEntry, Effects, Fault, Flush, Registers, RunList, interrupts::Reason,
+    },
+};
+use gpu_mediator::gpu::wire::{Event, Request};
+use vm_memory::{
+    Address, Bytes, GuestAddress, GuestAddressSpace, GuestMemoryBackend, GuestMemoryRegion,
+};
+
+use super::{
+    Error, Options,
+    aperture::Aperture,
+    channels::{Channel, Happening, World},
+    lines::Lines,
+    link::Link,
+    memory::Vram,
+    tables::{self, Tables},
+};
+use crate::{
+    bus::BusDevice,
+    memory::{AddressSpace, GuestMemory},
+};
+
+/// Bytes of BAR 1 and BAR 3.
+pub const BAR1_BYTES: u64 = 128 << 20;
+/// Bytes of BAR 3.
+pub const BAR3_BYTES: u64 = 64 << 20;
+/// The window in BAR 0: where it is, and its bytes.
+pub const WINDOW_START: u64 = 0x70_0000;
+const WINDOW_BYTES: u64 = 1 << 20;
+/// The mirror of PCI configuration's byte that asks for another message.
+const REARM: u64 = 0x08_8704;
+
+/// Counters.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    reads: u64,
+    writes: u64,
+    doorbells: u64,
+    flushes: u64,
+}
+
+/// What registers cause.
+struct Engines {
+    vram: Vram,
+    ram: GuestMemory,
+    link: Link,
+    tables: Tables,
+    channels: Vec<Channel>,
+    bars: [(Option<Space>, Aperture); 2],
+    window: Aperture,
+    user: Option<Window>,
+    happenings: Vec<Happening>,
+    /// Channels that were too late, of which the registers tell one at a time.
+    late: std::collections::VecDeque<u8>,
+    counts: Counts,
+    eager: bool,
+    lost: bool,
+}
+
+struct State {
+    registers: Registers,
+    engines: Engines,
+    lines: Lines,
+}
+
+/// The virtual GPU, as vCPUs and its threads share it.
+pub struct Front {
+    name: String,
+    state: Mutex<State>,
+    start: Instant,
+}
+
+impl Front {
+    /// Connects to the mediator.
+    pub fn new(
+        options: &Options,
+        space: &Arc<dyn AddressSpace>,
+        ram: GuestMemory,
+    ) -> Result<Self, Error> {
+        let (mut link, vram) = Link::connect(
+            &options.socket,
+            options.vram,
+            options.channels,
+            options.weight,
+        )?;
+        lend(&ram, &mut link)?;
+        let aperture = |len| Aperture::new(len, Arc::clone(space)).map_err(Error::Memory);
+        let engines = Engines {
+            bars: [(None, aperture(BAR1_BYTES)?), (None, aperture(BAR3_BYTES)?)],
+            window: aperture(WINDOW_BYTES)?,
+            ram,
+            link,
+            tables: Tables::default(),
+            channels: (0..CHANNELS).map(|_| Channel::default()).collect(),
+            user: None,
+            happenings: Vec::new(),
+            late: std::collections::VecDeque::new(),
+            counts: Counts::default(),
+            eager: options.eager,
+            lost: false,
+            vram,
+        };
+        let state = State {
+            registers: Registers::new(options.vram, 0),
+            engines,
+            lines: Lines::default(),
+        };
+        let front = Self {
+            name: options.thread_name.clone(),
+            state: Mutex::new(state),
+            start: Instant::now(),
+        };
+        front.with(|state| state.engines.show_window(0));
+        Ok(front)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock_unpoisoned()
+    }
+
+    /// Nanoseconds since the start: centuries fit.
+    fn now(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
+    }
+
+    /// Does something, and raises interrupts that follow from it.
+    fn with<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
+        let now = self.now();
+        let mut state = self.lock();
+        let done = work(&mut state);
+        state.settle(now);
+        done
+    }
+
+    /// The body of the thread that takes what comes from the mediator, alarms and the line that
+    /// was served. It ends when the mediator is lost.
+    pub fn work(&self, served: Option<&Arc<vmm_sys_util::eventfd::EventFd>>) {
+        use std::os::fd::AsRawFd;
+        let inbox = Arc::clone(&self.lock().engines.link.inbox);
+        loop {
+            let now = self.now();
+            let alarm = self.lock().registers.next_alarm();
+            let patience = alarm.map(|at| std::time::Duration::from_nanos(at.saturating_sub(now)));
+            let entry = |fd| libc::pollfd {
+                fd,
+                events: libc::POLLIN,
+                revents: 0,
+            };
+            let line = served.map_or(-1, |served| served.as_raw_fd());
+            let mut entries = [entry(inbox.wake.as_raw_fd()), entry(line)];
+            if base::poll::poll(&mut entries, patience).is_err() {
+                return;
+            }
+            if entries[0].revents != 0 {
+                let _ = inbox.wake.read();
+            }
+            let is_served = entries[1].revents != 0;
+            if is_served && let Some(served) = served {
+                let _ = served.read();
+            }
+            self.with(|state| {
+                if is_served {
+                    state.lines.served();
+                }
+                while let Some(event) = inbox.next() {
+                    state.engines.event(event);
+                }
+            });
+            if inbox.is_lost() {
+                let lost = self.with(|state| state.engines.lose());
+                if lost {
+                    log::warn!("{}: gantry-gpu is lost: channels have ended", self.name);
+                }
+                return;
+            }
+        }
+    }
+
+    /// The body of the thread that receives.
+    pub fn receiver(&self) -> io::Result<impl FnOnce() + Send + use<>> {
+        self.lock().engines.link.receiver()
+    }
+
+    /// Ends the threads.
+    pub fn end(&self) {
+        let mut state = self.lock();
+        state.engines.lost = true;
+        state.engines.link.end();
+    }
+
+    /// Does something with the interrupts.
+    pub fn with_lines<T>(&self, work: impl FnOnce(&mut Lines) -> T) -> T {
+        work(&mut self.lock().lines)
+    }
+
+    /// A BAR is at an address from now on, or nowhere.
+    pub fn place(&self, bar: u8, address: Option<u64>) -> io::Result<()> {
+        let mut state = self.lock();
+        let engines = &mut state.engines;
+        match bar {
+            0 => engines.window.place(address.map(|at| at + WINDOW_START)),
+            1 => engines.bars[0].1.place(address),
+            _ => engines.bars[1].1.place(address),
+        }
+    }
+
+    /// As after power-on, but for VRAM's contents.
+    pub fn reset(&self) {
+        let now = self.now();
+        let mut state = self.lock();
+        let State {
+            registers, engines, ..
+        } = &mut *state;
+        *registers = Registers::new(engines.vram.len(), now);
+        engines.reset();
+        state.settle(now);
+    }
+
+    /// Counters.
+    pub fn counters(&self) -> Vec<(&'static str, u64)> {
+        let state = self.lock();
+        let engines = &state.engines;
+        let (counts, tables) = (engines.counts, engines.tables.counts);
+        let mapped = engines.bars.iter().map(|(_, bar)| bar.mapped).sum::<u64>();
+        vec![
+            ("register_reads", counts.reads),
+            ("register_writes", counts.writes),
+            ("doorbells", counts.doorbells),
+            ("flushes", counts.flushes),
+            ("walks", tables.walks),
+            ("entries_compared", tables.compared),
+            ("entries_told", tables.told),
+            ("pieces_mapped", mapped + engines.window.mapped),
+            ("messages", engines.link.sent),
+            ("interrupts", state.lines.raised),
+        ]
+    }
+}
+
+/// Lends the GPU all of RAM.
+fn lend(ram: &GuestMemory, link: &mut Link) -> Result<(), Error> {
+    for region in ram.memory().iter() {
+        let (guest, len) = (region.start_addr().raw_value(), region.len());
+        let shared = region.get_mmap().flags() & libc::MAP_SHARED != 0;
+        let Some(file) = region.file_offset().filter(|_| shared) else {
+            return Err(Error::Private(guest));
+        };
+        let number = |bytes: u64| u32::try_from(bytes / PAGE).map_err(|_| Error::Private(guest));
+        let request = Request::Ram {
+            first: Gfn(number(guest)?),
+            count: number(len)?,
+            offset: file.start(),
+        };
+        link.send_with(&request, &[file.file().as_fd()]);
+    }
+    Ok(())
+}
+
+impl State {
+    fn settle(&mut self, now: u64) {
+        let interrupts = &mut self.registers.interrupts;
+        for happening in self.engines.happenings.drain(..) {
+            match happening {
+                Happening::Fault(fault) => interrupts.fault(fault),
+                Happening::Command(error) => interrupts.command_error(error),
+                Happening::NonStall => interrupts.non_stall(0),
+                Happening::Timeout(channel) => self.engines.late.push_back(channel),
+            }
+        }
+        if !self.registers.has_timeout()
+            && let Some(channel) = self.engines.late.pop_front()
+        {
+            self.registers.channel_timeout(channel);
+        }
+        self.lines.set(self.registers.line(now));
+    }
+}
+
+impl Engines {
+    fn split(&mut self) -> (&mut Vec<Channel>, World<'_>) {
+        let world = World {
+            vram: &self.vram,
+            ram: &self.ram,
+            tables: &mut self.tables,
+            link: &mut self.link,
+            happenings: &mut self.happenings,
+        };
+        (&mut self.channels, world)
+    }
+
+    fn with_channel(&mut self, channel: u8, work: impl FnOnce(&mut Channel, &mut World)) {
+        let (channels, mut world) = self.split();
+        if let Some(channel) = channels.get_mut(usize::from(channel)) {
+            work(channel, &mut world);
+        }
+    }
+
+    fn event(&mut self, event: Event) {
+        match event {
+            Event::Done { channel } => {
+                self.with_channel(channel, |its, world| its.done(channel, world));
+            }
+            Event::NonStall => self.happenings.push(Happening::NonStall),
+            Event::Fault {
+                channel,
+                unit,
+                reason,
+                write,
+                address,
+            } => {
+                let fault = Fault {
+                    unit,
+                    instance: 0,
+                    address,
+                    write,
+                    reason: Reason::from_register(reason),
+                };
+                self.with_channel(channel, |its, world| its.fault(fault, world));
+            }
+            Event::Command {
+                channel,
+                status,
+                method,
+                data,
+            } => {
+                // As the register has them.
+                let method = ((method >> 16 & 7) as u8, (method & 0x3ffc) as u16);
+                let error = gf100::registers::interrupts::CommandError {
+                    channel,
+                    status,
+                    method,
+                    data,
+                };
+                self.happenings.push(Happening::Command(error));
+            }
+            Event::Late { channel, .. } => {
+                self.with_channel(channel, |its, world| its.late(channel, world));
+            }
+            Event::Welcome { .. } | Event::Synced { .. } => {}
+        }
+    }
+
+    /// The mediator is lost; whether that is news.
+    fn lose(&mut self) -> bool {
+        let (channels, mut world) = self.split();
+        for channel in channels {
+            channel.lose(&mut world);
+        }
+        !std::mem::replace(&mut self.lost, true)
+    }
+
+    fn reset(&mut self) {
+        self.run(|_| false);
+        let none = ChannelEntry::default();
+        for number in 0..CHANNELS {
+            self.with_channel(number, |channel, world| channel.set(number, none, world));
+        }
+        for directory in self.tables.directories() {
+            self.tables.forget(directory, &mut self.link);
+        }
+        self.user_window(None);
+        self.bar(Bar::One, None);
+        self.bar(Bar::Three, None);
+        self.window_base(0);
+    }
+
+    /// Takes a new run list: which channels are in it.
+    fn run(&mut self, listed: impl Fn(u8) -> bool) {
+        // Those that leave first.
+        for wanted in [false, true] {
+            for number in (0..CHANNELS).filter(|number| listed(*number) == wanted) {
+                self.with_channel(number, |its, world| its.list(number, wanted, world));
+            }
+        }
+    }
+
+    fn show_window(&mut self, base: u64) {
+        let first = base / PAGE;
+        let count = self.vram.len() / PAGE;
+        let pages = (first..).take(self.window.pages());
+        // Pages within VRAM have 28 bits.
+        let wanted: Vec<_> = pages
+            .map(|page| (page < count).then_some(page as u32))
+            .collect();
+        if let Err(error) = self.window.show(&wanted, &self.vram) {
+            log::warn!("cannot show VRAM in a window: {error}");
+        }
+    }
+
+    fn show_bar(&mut self, index: usize) {
+        let (root, aperture) = &mut self.bars[index];
+        let wanted = tables::shown(*root, aperture.pages(), &self.vram);
+        if let Err(error) = aperture.show(&wanted, &self.vram) {
+            log::warn!("cannot show VRAM in a BAR: {error}");
+        }
+    }
+
+    /// Where an offset in a BAR is in VRAM.
+    fn in_bar(&self, index: usize, offset: u64) -> Option<u64> {
+        let page = self.bars[index].1.at(offset)?;
+        Some(u64::from(page) * PAGE + offset % PAGE)
+    }
+
+    fn write_bar(&mut self, index: usize, offset: u64, data: &[u8]) {
+        if let Some(at) = self.in_bar(index, offset) {
+            self.vram.write(at, data);
+        }
+        let doorbell = match (index, self.user, data) {
+            (0, Some(window), [a, b, c, d]) => window
+                .channel(offset, CHANNELS)
+                .filter(|(_, at)| *at == userd::GP_PUT)
+                .map(|(channel, _)| (channel, u32::from_le_bytes([*a, *b, *c, *d]))),
+            _ => None,
+        };
+        if let Some((channel, put)) = doorbell {
+            self.counts.doorbells += 1;
+            self.with_channel(channel, |its, world| its.submit(channel, put, world));
+        }
+    }
+}
+
+impl Effects for Engines {
+    fn window_read(&mut self, at: u64) -> u32 {
+        let mut bytes = [0xff; 4];
+        self.vram.read(at, &mut bytes);
+        u32::from_le_bytes(bytes)
+    }
+
+    fn window_write(&mut self, at: u64, value: u32) {
+        self.vram.write(at, &value.to_le_bytes());
+    }
+
+    fn window_base(&mut self, at: u64) {
+        self.show_window(at);
+    }
+
+    fn bar(&mut self, bar: Bar, instance: Option<Target>) {
+        let index = usize::from(bar == Bar::Three);
+        self.bars[index].0 = instance.and_then(|instance| {
+            let mut block = [0; BYTES];
+            let Target::Vram(page) = instance else {
+                return None;
+            };
+            let read = self.vram.read(page.address(), &mut block);
+            read.then(|| InstanceBlock::parse(&block))?
+                .map(|block| block.space)
+        });
+        self.show_bar(index);
+    }
+
+    fn flush(&mut self, flush: Flush) {
+        self.counts.flushes += 1;
+        let is_meant = |directory: Target| flush.directory.is_none_or(|its| its == directory);
+        for index in 0..self.bars.len() {
+            let root = self.bars[index].0;
+            if root.is_some_and(|root| is_meant(root.directory())) {
+                self.show_bar(index);
+            }
+        }
+        let mut must_wait = false;
+        for directory in self.tables.directories() {
+            let vram = gf100::format::VramPage(directory);
+            if !is_meant(Target::Vram(vram)) {
+                continue;
+            }
+            let mut channels = self.channels.iter();
+            if !channels.any(|channel| channel.is_bound_in(directory)) {
+                // Its memory may be something else by now.
+                self.tables.forget(directory, &mut self.link);
+                continue;
+            }
+            self.tables.touch(directory);
+            let mut channels = self.channels.iter();
+            let flies = channels.any(|channel| channel.is_flying_in(directory));
+            if flies || self.eager {
+                self.tables.sync(directory, &self.vram, &mut self.link);
+                must_wait |= flies;
+            }
+        }
+        if must_wait {
+            self.link.sync();
+        }
+    }
+
+    fn bar_flush(&mut self) {}
+
+    fn user_window(&mut self, window: Option<Window>) {
+        self.user = window;
+        let first = window.map_or(0, |window| (window.start / PAGE) as usize);
+        let count = window.map_or(0, |_| usize::from(CHANNELS));
+        if let Err(error) = self.bars[0].1.watch(first..first + count) {
+            log::warn!("cannot watch submissions: {error}");
+        }
+    }
+
+    fn channel(&mut self, channel: u8, entry: ChannelEntry) {
+        self.with_channel(channel, |its, world| its.set(channel, entry, world));
+    }
+
+    fn run_list(&mut self, list: RunList) {
+        let mut listed = vec![false; usize::from(CHANNELS)];
+        for index in 0..u64::from(list.count) {
+            let mut bytes = [0; 4];
+            let at = list.at.address() + index * 8;
+            let read = match list.at {
+                Target::Vram(_) => self.vram.read(at, &mut bytes),
+                Target::Ram(_) => {
+                    let ram = self.ram.memory();
+                    ram.read_slice(&mut bytes, GuestAddress(at)).is_ok()
+                }
+            };
+            let channel = u32::from_le_bytes(bytes) as usize;
+            if read && let Some(listed) = listed.get_mut(channel) {
+                *listed = true;
+            }
+        }
+        self.run(|channel| listed[usize::from(channel)]);
+    }
+
+    fn kick(&mut self, channel: u8) {
+        self.with_channel(channel, |its, world| its.kick(channel, world));
+    }
+
+    fn command_error_seen(&mut self) {}
+}
+
+/// BAR 0 as a bus sees it.
+pub struct Bar0(pub Arc<Front>);
+
+impl BusDevice for Bar0 {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        let now = self.0.now();
+        self.0.with(|state| {
+            let State {
+                registers, engines, ..
+            } = state;
+            engines.counts.reads += 1;
+            let mut at = offset;
+            let mut rest = data;
+            while !rest.is_empty() {
+                let first = (at % 4) as usize;
+                let len = rest.len().min(4 - first);
+                // BAR 0 has 24 bits.
+                let word = registers.read(at as u32, now, engines).to_le_bytes();
+                let (piece, more) = rest.split_at_mut(len);
+                piece.copy_from_slice(&word[first..first + len]);
+                at += len as u64;
+                rest = more;
+            }
+        });
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) {
+        let now = self.0.now();
+        self.0.with(|state| {
+            let State {
+                registers,
+                engines,
+                lines,
+            } = state;
+            engines.counts.writes += 1;
+            if (offset..offset + data.len() as u64).contains(&REARM) {
+                lines.rearm();
+                return;
+            }
+            let mut at = offset;
+            let mut rest = data;
+            while !rest.is_empty() {
+                let first = (at % 4) as usize;
+                let len = rest.len().min(4 - first);
+                let (piece, more) = rest.split_at(len);
+                let mut word = match len {
+                    4 => [0; 4],
+                    _ => registers.read(at as u32, now, engines).to_le_bytes(),
+                };
+                word[first..first + len].copy_from_slice(piece);
+                registers.write(at as u32, u32::from_le_bytes(word), now, engines);
+                at += len as u64;
+                rest = more;
+            }
+            if (0x00_9100..0x00_9500).contains(&offset) {
+                engines.link.inbox.look();
+            }
+        });
+    }
+}
+
+/// BAR 1 or BAR 3, for what is not mapped.
+pub struct Shown(pub Arc<Front>, pub usize);
+
+impl BusDevice for Shown {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        self.0.with(|state| {
+            if let Some(at) = state.engines.in_bar(self.1, offset) {
+                state.engines.vram.read(at, data);
+            }
+        });
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) {
+        self.0
+            .with(|state| state.engines.write_bar(self.1, offset, data));
+    }
+}

@@ -1,0 +1,183 @@
+//! One GPU as many: guests with nouveau as Debian ships it, each on its part of a GPU that a mediator
+//! shares out.
+
+use std::{
+    fs::{self, File},
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::json;
+
+use super::{
+    Context, Entry,
+    gf100::{does, interrupts, load},
+};
+use crate::{
+    gantry::{Gantry, merge, with_gpu_driver},
+    guest::Guest,
+};
+
+/// The scenarios, which share an L1.
+pub const SCENARIOS: &[Entry] = &[
+    (
+        "virtual GPU: a guest's nouveau drives its part of a GPU; what it does wrong ends its channel",
+        alone,
+    ),
+    (
+        "virtual GPU: two guests at once, one by messages and one by the line, keep their contents",
+        together,
+    ),
+    (
+        "virtual GPU: a mediator that is killed costs its guests the GPU and nothing else",
+        killed,
+    ),
+];
+
+/// The GPU's server and the mediator, until dropped.
+struct Mediated {
+    children: Vec<Child>,
+    socket: PathBuf,
+}
+
+fn start(context: &Context, program: &str, arguments: &[&str], socket: &PathBuf) -> Result<Child> {
+    let log = File::options()
+        .create(true)
+        .append(true)
+        .open(context.dir.join(format!("{program}.log")))?;
+    let child = Command::new(format!("/bin/{program}"))
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stderr(log)
+        .spawn()
+        .with_context(|| format!("cannot start {program}"))?;
+    let patience = Instant::now() + Duration::from_secs(10);
+    while !socket.exists() {
+        ensure!(Instant::now() < patience, "{program} does not listen");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(child)
+}
+
+impl Mediated {
+    fn start(context: &Context) -> Result<Self> {
+        let model = context.dir.join("model.sock");
+        let socket = context.dir.join("gpu.sock");
+        for socket in [&model, &socket] {
+            let _ = fs::remove_file(socket);
+        }
+        let (at, to) = (model.display().to_string(), socket.display().to_string());
+        let mut started = Self {
+            children: Vec::new(),
+            socket: socket.clone(),
+        };
+        let gpu = ["--socket", &at, "--vram", "256M", "--trap", "-v"];
+        started
+            .children
+            .push(start(context, "gantry-gf100", &gpu, &model)?);
+        let mediator = ["serve", "--model", &at, "--socket", &to, "-v"];
+        started
+            .children
+            .push(start(context, "gantry-gpu", &mediator, &socket)?);
+        Ok(started)
+    }
+
+    fn boot(&self, context: &Context, name: &str, words: &str) -> Result<(Gantry, Guest)> {
+        let dir = context.dir.join(name);
+        fs::create_dir_all(&dir)?;
+        let mut config = with_gpu_driver(words);
+        let more = json!({
+            "memory": {"size": 384_u64 << 20, "shared": true},
+            "gpus": [{"socket": self.socket, "vram": 64_u64 << 20, "channels": 48, "id": "gpu"}],
+        });
+        merge(&mut config, more);
+        Gantry::boot(&dir, config)
+    }
+}
+
+impl Drop for Mediated {
+    /// As `kill -9`, the mediator first.
+    fn drop(&mut self) {
+        for child in self.children.iter_mut().rev() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn alone(context: &Context) -> Result<()> {
+    drives(context).with_context(|| {
+        let log = fs::read_to_string(context.dir.join("gantry-gpu.log"));
+        format!("the mediator says: {}", log.unwrap_or_default())
+    })
+}
+
+fn drives(context: &Context) -> Result<()> {
+    let gpu = Mediated::start(context)?;
+    let (gantry, mut guest) = gpu.boot(context, "alone", "")?;
+    load(&mut guest)?;
+    does(&mut guest, "gpu-check", "gpu works")?;
+    let (text, count) = interrupts(&mut guest)?;
+    ensure!(text.contains("MSI") && count > 0, "interrupts: {text}");
+    let counters = gantry.ok("GET", "vm.counters", None)?;
+    println!("nouveau's start and the copy test: {}", counters["gpu"]);
+    does(&mut guest, "gpu-evict", "were kept")?;
+    for what in ["fault", "method"] {
+        does(&mut guest, &format!("gpu-misuse {what}"), "is over")?;
+    }
+    does(&mut guest, "gpu-m2mf", "m2mf works")?;
+    guest.run(
+        "(agent gpu-misuse loop >/tmp/loop 2>&1) & (agent gpu-misuse wait >/tmp/wait 2>&1) &",
+    )?;
+    if let Err(error) = does(&mut guest, "gpu-check", "gpu works") {
+        let counters = gantry.ok("GET", "vm.counters", None)?;
+        return Err(error.context(format!("beside others: {}", counters["gpu"])));
+    }
+    for file in ["/tmp/loop", "/tmp/wait"] {
+        guest.eventually(&format!("cat {file}"), |text| text.contains("is over"))?;
+    }
+    does(&mut guest, "gpu-check", "gpu works")
+}
+
+fn together(context: &Context) -> Result<()> {
+    let gpu = Mediated::start(context)?;
+    let (_one, mut first) = gpu.boot(context, "one", "")?;
+    // The kernel's own switch: nouveau has no parameter.
+    let (_other, mut second) = gpu.boot(context, "other", "pci=nomsi")?;
+    for guest in [&mut first, &mut second] {
+        load(guest)?;
+    }
+    let work = "(for i in 1 2 3; do agent gpu-check || echo failed; done; agent gpu-evict; \
+                echo finished) >/tmp/work 2>&1 &";
+    for guest in [&mut first, &mut second] {
+        guest.run(work)?;
+    }
+    for guest in [&mut first, &mut second] {
+        guest.eventually("cat /tmp/work", |text| text.contains("finished"))?;
+        let said = guest.run("cat /tmp/work")?;
+        let works = said.matches("gpu works").count();
+        ensure!(works == 3 && said.contains("were kept"), "it says: {said}");
+    }
+    let (text, count) = interrupts(&mut second)?;
+    ensure!(!text.contains("MSI") && count > 0, "interrupts: {text}");
+    Ok(())
+}
+
+fn killed(context: &Context) -> Result<()> {
+    let gpu = Mediated::start(context)?;
+    let (gantry, mut guest) = gpu.boot(context, "killed", "")?;
+    load(&mut guest)?;
+    does(&mut guest, "gpu-check", "gpu works")?;
+    drop(gpu);
+    guest.run("true")?;
+    drop(guest);
+    gantry.act("vm.shutdown")?;
+    let _gpu = Mediated::start(context)?;
+    gantry.act("vm.boot")?;
+    let mut guest = Guest::connect(&gantry.serial)?;
+    guest.wait_ready()?;
+    load(&mut guest)?;
+    does(&mut guest, "gpu-check", "gpu works")
+}

@@ -1,0 +1,120 @@
+//! Virtual GPUs, of which a mediator has the physical one.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    check::{self, Invalid, Placement, Problem},
+    common::CommonConfig,
+    syntax::{Key, PLACE, SyntaxError, ValueType, parse},
+};
+
+/// Bytes of VRAM by default, and at least.
+const VRAM: u64 = 256 << 20;
+const SMALLEST: u64 = 64 << 20;
+/// Channels by default, and at most.
+const CHANNELS: u8 = 64;
+const MOST_CHANNELS: u8 = 128;
+
+/// A virtual GPU.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct GpuConfig {
+    /// Socket of the mediator (`gantry-gpu serve`).
+    pub socket: PathBuf,
+    /// Bytes of VRAM, whole MiB.
+    #[serde(default = "vram")]
+    pub vram: u64,
+    /// Channels at a time, 1 to 128.
+    #[serde(default = "channels")]
+    pub channels: u8,
+    /// Share of the GPU against other VMs'.
+    #[serde(default = "weight")]
+    pub weight: u32,
+    /// Its name, and where it is.
+    #[serde(flatten)]
+    pub common: CommonConfig,
+}
+
+fn vram() -> u64 {
+    VRAM
+}
+
+fn channels() -> u8 {
+    CHANNELS
+}
+
+fn weight() -> u32 {
+    1
+}
+
+const KEYS: &[Key] = &[
+    Key::new("socket", ValueType::Text),
+    Key::new("vram", ValueType::Size),
+    Key::new("channels", ValueType::Number),
+    Key::new("weight", ValueType::Number),
+];
+
+impl GpuConfig {
+    /// How it is written on the command line.
+    pub const SYNTAX: &[&[Key]] = &[KEYS, PLACE];
+
+    /// Parses the value of `--gpu`.
+    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
+        let parsed = parse("--gpu", input, Self::SYNTAX)?;
+        parsed.require("socket", "socket")?;
+        parsed.build()
+    }
+
+    /// What it says can be done.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        if self.socket.as_os_str().is_empty() {
+            return Err(Problem::Missing("name the socket of gantry-gpu").at("socket"));
+        }
+        let valid = self.vram.is_multiple_of(1 << 20) && self.vram >= SMALLEST;
+        check::number(
+            "vram",
+            self.vram,
+            valid,
+            "whole MiB, 64 MiB (67108864) or more",
+        )?;
+        check::range(
+            "channels",
+            u32::from(self.channels),
+            1,
+            MOST_CHANNELS.into(),
+        )?;
+        check::range("weight", self.weight, 1, 10_000)?;
+        self.placement().validate()
+    }
+
+    pub(super) fn placement(&self) -> Placement<'_> {
+        self.common.placement()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_virtual_gpu_is_described_in_one_option() {
+        let config = GpuConfig::parse("socket=/s,vram=64M,weight=3,id=a").unwrap();
+        assert_eq!(
+            (config.vram, config.channels, config.weight),
+            (SMALLEST, 64, 3)
+        );
+        assert_eq!(config.validate(), Ok(()));
+        assert!(GpuConfig::parse("id=a").is_err());
+        for (wrong, key) in [
+            ("vram=63M", "vram"),
+            ("vram=65537K", "vram"),
+            ("channels=0", "channels"),
+            ("channels=129", "channels"),
+            ("weight=0", "weight"),
+        ] {
+            let config = GpuConfig::parse(&format!("socket=/s,{wrong}")).unwrap();
+            assert_eq!(config.validate().unwrap_err().place(), key);
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! Virtual GPUs.
+
+use std::sync::{Arc, Mutex};
+
+use devices::gpu::{Gpu, Options, Resources};
+
+use super::{
+    super::{
+        devices::{DeviceKind, Made, MadeFunction, Surroundings},
+        error::DeviceError,
+    },
+    Handle, thread_name,
+};
+use crate::config::GpuConfig;
+
+impl DeviceKind for GpuConfig {
+    const NAME: &'static str = "gpu";
+
+    fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
+        let options = Options {
+            socket: self.socket.clone(),
+            vram: self.vram,
+            channels: self.channels,
+            weight: self.weight,
+            eager: false,
+            thread_name: thread_name(Self::NAME, id),
+        };
+        let physical = surroundings.physical.resources();
+        let resources = Resources {
+            msi: Arc::clone(&surroundings.msi),
+            lines: physical.lines,
+            space: physical.space,
+            memory: surroundings.memory.clone(),
+            spawner: Arc::clone(&surroundings.spawner),
+        };
+        let gpu = Gpu::new(options, resources)?;
+        Ok(Made {
+            function: MadeFunction::Pci(Arc::new(Mutex::new(gpu))),
+            handle: Handle::None,
+        })
+    }
+}
