@@ -55,7 +55,7 @@ struct Counts {
 
 /// Where one vCPU sits; each number counts within the level above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct TopologyIds {
     /// Package.
     pub package: u32,
     /// Die within its package.
@@ -182,8 +182,8 @@ impl Topology {
     }
 
     /// Where vCPU `index` sits: threads of a core are neighbours, then cores of a die, and so on.
-    pub fn place(&self, index: u32) -> Place {
-        Place {
+    pub fn ids(&self, index: u32) -> TopologyIds {
+        TopologyIds {
             thread: index % self.threads_per_core(),
             core: index / self.threads_per_core() % self.cores_per_die(),
             die: index / self.threads_per_die() % self.dies_per_package(),
@@ -193,11 +193,11 @@ impl Topology {
 
     /// The APIC id of vCPU `index`.
     pub fn apic_id(&self, index: u32) -> u32 {
-        let place = self.place(index);
-        place.package << self.package_shift()
-            | place.die << self.die_shift()
-            | place.core << self.core_shift()
-            | place.thread
+        let ids = self.ids(index);
+        ids.package << self.package_shift()
+            | ids.die << self.die_shift()
+            | ids.core << self.core_shift()
+            | ids.thread
     }
 }
 
@@ -260,12 +260,12 @@ mod tests {
                 let id = topology.apic_id(index);
                 prop_assert!(Some(id) > last && id <= MAX_APIC_ID);
                 last = Some(id);
-                let place = topology.place(index);
+                let ids = topology.ids(index);
                 let below = |shift: u32| id & ((1 << shift) - 1);
-                prop_assert_eq!(place.package, id >> topology.package_shift());
-                prop_assert_eq!(place.die, below(topology.package_shift()) >> topology.die_shift());
-                prop_assert_eq!(place.core, below(topology.die_shift()) >> topology.core_shift());
-                prop_assert_eq!(place.thread, below(topology.core_shift()));
+                prop_assert_eq!(ids.package, id >> topology.package_shift());
+                prop_assert_eq!(ids.die, below(topology.package_shift()) >> topology.die_shift());
+                prop_assert_eq!(ids.core, below(topology.die_shift()) >> topology.core_shift());
+                prop_assert_eq!(ids.thread, below(topology.core_shift()));
             }
         }
     }

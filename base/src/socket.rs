@@ -93,6 +93,15 @@ pub fn refuse_files(socket: impl AsFd) {
 
 /// The user at the other end of a connection.
 pub fn user(connection: impl AsFd) -> io::Result<u32> {
+    peer(connection).map(|peer| peer.uid)
+}
+
+/// The process at the other end of a connection, or that was there when it was made.
+pub fn process(connection: impl AsFd) -> io::Result<i32> {
+    peer(connection).map(|peer| peer.pid)
+}
+
+fn peer(connection: impl AsFd) -> io::Result<libc::ucred> {
     let mut peer = libc::ucred {
         pid: 0,
         uid: 0,
@@ -110,7 +119,7 @@ pub fn user(connection: impl AsFd) -> io::Result<u32> {
         )
     };
     match got {
-        0 => Ok(peer.uid),
+        0 => Ok(peer),
         _ => Err(io::Error::last_os_error()),
     }
 }

@@ -105,9 +105,9 @@ fn step(rig: &Rig, lines: &FakeLines, bdf: Bdf, workers: &mut Vec<Worker>, input
             let some = input.bytes(ATTACHMENT);
             bytes[..some.len()].copy_from_slice(some);
             let _ = Attachment::from_bytes(&bytes);
-            let mut greeting = [0; hello::SIZE];
-            greeting.copy_from_slice(&bytes[..hello::SIZE]);
-            let _ = Hello::check(&greeting, &apis::ALL);
+            let mut hello = [0; hello::SIZE];
+            hello.copy_from_slice(&bytes[..hello::SIZE]);
+            let _ = Hello::check(&hello, &apis::ALL);
         }
         12 => accept(workers),
         13 => {

@@ -21,7 +21,7 @@ use gantry_remoting::{
         window::{self, Window},
     },
     session::{
-        lent::{Cpu, Drained},
+        drain::{Cpu, Drained},
         quota::Quota,
         server::{Nudge, Tuning},
     },
@@ -45,11 +45,11 @@ fuzz_target!(|bytes: &[u8]| {
     let window = Window::map(&file, window::SMALLEST, RING).expect("it is a window");
     let file = File::from(file);
     // Not a byte of its own, so that what was found before means the same.
-    let lent = bytes.len() % 2 == 1;
+    let passive = bytes.len() % 2 == 1;
     let tuning = Tuning {
         spin: Duration::ZERO,
-        waker: if lent {
-            Waker::Lent
+        waker: if passive {
+            Waker::Passive
         } else {
             Waker::Futex(bell)
         },
@@ -96,17 +96,17 @@ fuzz_target!(|bytes: &[u8]| {
         let Ok(true) = written else {
             return;
         };
-        if lent {
+        if passive {
             // Nothing else writes meanwhile: after a ring's worth of calls, none are left.
             let most = RING as usize;
-            let mut cpu = Cpu::Lent;
+            let mut cpu = Cpu::Caller;
             for round in 0.. {
                 assert!(round < most, "delegations have no end");
                 match server.drain(&mut calls, &mut body, cpu) {
                     Ok(Drained::Empty) => break,
-                    Ok(Drained::More) => cpu = Cpu::Lent,
+                    Ok(Drained::More) => cpu = Cpu::Caller,
                     Ok(Drained::Own) => {
-                        assert_eq!(cpu, Cpu::Lent);
+                        assert_eq!(cpu, Cpu::Caller);
                         cpu = Cpu::Own;
                     }
                     Err(_) => return,

@@ -9,6 +9,10 @@ use std::{
     sync::Arc,
 };
 
+mod grants;
+
+pub use grants::GrantPage;
+
 use crate::{layout::Ctl, memory::Memory};
 
 /// An object of the driver.

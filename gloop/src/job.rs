@@ -7,17 +7,23 @@
 
 use std::{
     io,
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
     time::Duration,
 };
 
+use gantry_remoting::turns::session::Session;
+
 use crate::{
-    cuda::{self, Args, Buffer, Gpu, Kernel, Module, Registered, Stream},
+    cuda::{self, Args, Buffer, Gpu, GrantPage, Kernel, Module, Registered, Stream},
     layout::{Block, Board, Ctl, ExitCode, Rings},
     memory::Memory,
     serve::{Answered, Area, Reach, Service},
     slots::Limits,
+    turns::{self, Resumable},
 };
+
+/// How long to wait for an answer before looking again.
+const LONG: Duration = Duration::from_secs(1);
 
 /// Why a job cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -47,6 +53,9 @@ pub enum Error {
     /// It is done.
     #[error("the job is done: launch it anew")]
     Done,
+    /// Whoever shares the GPU.
+    #[error(transparent)]
+    Turns(#[from] turns::Error),
 }
 
 /// How kernels look for orders.
@@ -151,6 +160,8 @@ pub struct Runtime {
     service: Arc<Service>,
     gpu: Arc<Gpu>,
     options: Options,
+    /// The arbiter's page, once a job has run in turns.
+    arbiter: Arc<Mutex<Option<Arc<GrantPage>>>>,
 }
 
 impl Runtime {
@@ -165,6 +176,7 @@ impl Runtime {
             service: Arc::new(service),
             gpu,
             options,
+            arbiter: Arc::default(),
         })
     }
 
@@ -258,7 +270,9 @@ impl Runtime {
             own_poll_ns: ns(self.options.own_poll),
             idle_ns: ns(self.options.idle),
             batch: grid.batch.max(1),
-            reserved: [0; 8],
+            turns: 0,
+            turn: 0,
+            reserved: [0; 5],
         };
         let number = self
             .service
@@ -272,11 +286,15 @@ impl Runtime {
             state: State::Ready,
             launches: 0,
             stops: 0,
+            answered_before: 0,
+            taken: 0,
             ctl,
             grid,
             blocks,
             kernel: kernel.clone(),
             args,
+            gpu: Arc::clone(gpu),
+            arbiter: Arc::clone(&self.arbiter),
             told,
             said,
             memory: JobMemory {
@@ -336,11 +354,16 @@ pub struct Job {
     state: State,
     launches: u32,
     stops: u64,
+    /// Answers before its blocks began, and those that they have taken since, modulo 2^32.
+    answered_before: u64,
+    taken: u32,
     ctl: Ctl,
     grid: Grid,
     blocks: u32,
     kernel: Kernel,
     args: Args,
+    gpu: Arc<Gpu>,
+    arbiter: Arc<Mutex<Option<Arc<GrantPage>>>>,
     /// Orders, which the GPU reads.
     told: Registered<Memory>,
     /// How it ended, which the GPU writes.
@@ -455,16 +478,27 @@ impl Job {
     /// The kernel has failed.
     pub fn finish(&mut self) -> Result<(), Error> {
         loop {
-            let seen = self.area.answered.count();
             match self.wait()? {
                 State::Done => return Ok(()),
-                // What came before it had saved itself is seen by it; the rest is counted.
                 State::Waiting => {
-                    self.area.answered.wait(seen, Duration::from_millis(10));
+                    self.wait_for_more();
                     self.resume()?;
                 }
                 State::Ready | State::Running => self.resume()?,
             }
+        }
+    }
+
+    /// Waits until there is an answer that its blocks had not taken when they left the GPU.
+    fn wait_for_more(&self) {
+        let answered = &self.area.answered;
+        loop {
+            let count = answered.count();
+            // Modulo 2^32, as the device counts.
+            if count.wrapping_sub(self.answered_before) as u32 != self.taken {
+                return;
+            }
+            answered.wait(count, LONG);
         }
     }
 
@@ -484,6 +518,8 @@ impl Job {
             .service
             .add(Arc::clone(&self.area))
             .map_err(Error::Service)?;
+        self.answered_before = self.area.answered.count();
+        self.taken = 0;
         self.state = State::Ready;
         Ok(())
     }
@@ -498,6 +534,7 @@ impl Job {
         // What the device has written: read once.
         let word = |number| self.said.memory().word(number).load(Ordering::Acquire);
         let (code, fault, said) = (word(0), word(1), word(2));
+        self.taken = word(3);
         let launch = self.launches;
         self.state = match code {
             _ if said != launch => return Err(Error::Exit { code, said, launch }),
@@ -517,6 +554,45 @@ impl Job {
         };
         self.stops += u64::from(self.state != State::Done);
         Ok(self.state)
+    }
+}
+
+/// In turns of an arbiter's.
+impl Resumable for Job {
+    type Error = Error;
+
+    fn meet(&mut self, session: &Arc<Session>) {
+        let mut known = self.arbiter.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_known = |page: &Arc<GrantPage>| page.is_of(session);
+        if !known.as_ref().is_some_and(is_known) {
+            // What was registered for another arbiter goes first.
+            *known = None;
+            // Without it, this process hears that its turn is over and stops the job itself.
+            *known = GrantPage::register(&self.gpu, session).ok().map(Arc::new);
+        }
+        self.ctl.turns = known.as_ref().map_or(0, |page| page.stop());
+    }
+
+    fn resume_in(&mut self, turn: u32) -> Result<(), Error> {
+        self.ctl.turn = turn;
+        self.resume()
+    }
+
+    fn look(&mut self) -> Result<State, Error> {
+        self.is_running()?;
+        Ok(self.state)
+    }
+
+    fn stop(&self) {
+        Self::stop(self);
+    }
+
+    fn contend(&self) {
+        Self::contend(self);
+    }
+
+    fn wait_for_more(&self) {
+        Self::wait_for_more(self);
     }
 }
 

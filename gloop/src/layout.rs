@@ -141,8 +141,11 @@ layout! {
         fault: u32 = "u32 $",
         /// The launch that the others are about.
         launch: u32 = "u32 $",
+        /// Answers that all blocks have taken so far, modulo 2^32: more have come since if the host has
+        /// given more.
+        taken: u32 = "u32 $",
         /// Zero.
-        reserved: [u32; 13] = "u32 $[13]",
+        reserved: [u32; 12] = "u32 $[12]",
     }
     /// What the blocks of a launch share, in the device's memory.
     struct Board, 128 bytes, aligned to 128 {
@@ -162,8 +165,10 @@ layout! {
         waiting: u32 = "u32 $",
         /// The fault of a block, if not zero.
         fault: u32 = "u32 $",
+        /// Answers that blocks have taken in all launches.
+        taken: u32 = "u32 $",
         /// Zero.
-        reserved: [u32; 17] = "u32 $[17]",
+        reserved: [u32; 16] = "u32 $[16]",
     }
     /// A closure that waits for an event.
     struct Slot, 400 bytes, aligned to 16 {
@@ -227,8 +232,13 @@ layout! {
         idle_ns: u32 = "u32 $",
         /// The most logical blocks that a physical block takes at a time.
         batch: u32 = "u32 $",
+        /// Where the arbiter of the GPU says that a turn is over (the lower half: its number), and that
+        /// others wait (the upper half, not zero); 0 if there is no arbiter, or the host looks.
+        turns: u64 = "const u64* $",
+        /// The turn in which this launch runs, if `turns` is not 0.
+        turn: u32 = "u32 $",
         /// Zero.
-        reserved: [u32; 8] = "u32 $[8]",
+        reserved: [u32; 5] = "u32 $[5]",
     }
 }
 

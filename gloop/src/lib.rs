@@ -16,6 +16,7 @@
 //! - [`ring`], [`slots`]: requests and answers; what comes from the device is not trusted.
 //! - [`serve`]: the loop's thread. [`job`]: launches. [`cuda`], [`nvrtc`]: NVIDIA's driver and
 //!   compiler, by their public APIs, found at run time.
+//! - [`turns`]: sharing a GPU with other processes: turns that an arbiter gives.
 //! - [`ffi`]: the same for C, as `libgloop.so`.
 //!
 //! ```no_run
@@ -46,6 +47,8 @@ pub mod ring;
 #[cfg(not(loom))]
 pub mod serve;
 pub mod slots;
+#[cfg(not(loom))]
+pub mod turns;
 
 #[cfg(not(loom))]
 #[cfg(test)]

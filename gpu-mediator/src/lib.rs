@@ -7,6 +7,7 @@
 //! ```
 //!
 //! - [`arbiter`]: the process that shares a real device among workers.
+//! - [`gpu`]: one GPU as many, for guests with their own drivers.
 //! - [`policy`]: in what order turns are given. Pure state machines over a clock that they are
 //!   told: no thread, no input or output.
 //! - [`scheduler`]: a policy, and the account of each client, whatever the policy.
@@ -15,6 +16,7 @@
 //! - [`top`]: the arbiter's figures in a terminal; [`metrics`]: for Prometheus.
 
 pub mod arbiter;
+pub mod gpu;
 pub mod metrics;
 pub mod policy;
 pub mod scheduler;

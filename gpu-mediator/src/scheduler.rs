@@ -14,7 +14,7 @@ use gantry_remoting::turns::pauses::LONGEST;
 
 use crate::{
     Expected, Moment, Slice,
-    policy::{ClientId, Next, Place, Policy, Weight},
+    policy::{ClientId, Next, Policy, Rank, Weight},
 };
 
 /// More synchronous calls than this in [`INTERACTIVE_TIME`] of its turns make a client one whose
@@ -88,16 +88,16 @@ impl Away {
         }
     }
 
-    /// Whether the device is kept for it, if that is its `place` among those who wait; `holds` says
+    /// Whether the device is kept for it, if that is its `rank` among those who wait; `holds` says
     /// that it has a turn that is not over.
-    fn is_waited_for(self, place: Place, holds: bool, now: Moment) -> bool {
+    fn is_waited_for(self, rank: Rank, holds: bool, now: Moment) -> bool {
         let soon = self.usual.since(now) <= SHORT;
         self.pays
             && now < self.until
-            && match place {
-                Place::Behind => holds && soon,
-                Place::First => soon,
-                Place::Owed => true,
+            && match rank {
+                Rank::Behind => holds && soon,
+                Rank::First => soon,
+                Rank::Owed => true,
             }
     }
 }
@@ -211,8 +211,8 @@ impl Scheduler {
         now: Moment,
     ) -> Option<Moment> {
         let away = Away::new(expected, since);
-        let place = self.policy.place(self.holder?.client);
-        let keeps = away.is_waited_for(place, in_turn, now);
+        let rank = self.policy.rank(self.holder?.client);
+        let keeps = away.is_waited_for(rank, in_turn, now);
         keeps.then_some(away.until)
     }
 
@@ -245,7 +245,7 @@ impl Scheduler {
     /// Who of those that are away the device is kept for, and until when to look again; or how long
     /// a turn may be that is given in the pause of one that would be next.
     fn anticipate(&mut self, now: Moment) -> Result<(ClientId, Moment), Option<Duration>> {
-        let mut best: Option<(Place, ClientId)> = None;
+        let mut best: Option<(Rank, ClientId)> = None;
         let mut first: Option<Moment> = None;
         let mut fill: Option<Duration> = None;
         for (&id, client) in &mut self.clients {
@@ -256,11 +256,11 @@ impl Scheduler {
             if now >= away.until {
                 continue;
             }
-            let place = self.policy.place(id);
-            if away.is_waited_for(place, false, now) {
-                best = best.max(Some((place, id)));
+            let rank = self.policy.rank(id);
+            if away.is_waited_for(rank, false, now) {
+                best = best.max(Some((rank, id)));
                 first = Some(first.map_or(away.until, |first| first.min(away.until)));
-            } else if place != Place::Behind {
+            } else if rank != Rank::Behind {
                 let left = away.usual.since(now).max(SHORTEST_FILL);
                 fill = Some(fill.map_or(left, |fill| fill.min(left)));
             }

@@ -46,9 +46,6 @@ pub mod wire;
 #[cfg(all(test, not(loom)))]
 #[allow(clippy::unwrap_used)]
 mod layers;
-// The arbiter still names the links so.
-#[doc(hidden)]
-pub use link as transport;
 // The arbiter still finds these here.
 #[cfg(feature = "std")]
 #[doc(hidden)]

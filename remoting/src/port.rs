@@ -16,7 +16,7 @@
 //! | 2 | the window, 64 bits wide and prefetchable: one slice after the other |
 //!
 //! A slice is the [window](crate::link::window) of one application. The agent opens it by a
-//! command, after it has put the application's hello at [`GREETING`](registers) in the slice; the
+//! command, after it has put the application's hello at [`CLIENT_HELLO`](registers) in the slice; the
 //! device hands the slice's memory, its doorbell and its interrupt to a worker, which answers the
 //! hello in the slice. What a guest writes to its window is read by workers only.
 //!
@@ -148,14 +148,14 @@ pub const LOOK: u8 = b'?';
 /// Where an application finds its slice, after the worker's hello: two numbers, and the files of
 /// window and doorbells, and of an alarm if the agent has the port's interrupts.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Place {
+pub struct SliceOffsets {
     /// First byte of the slice in the window's file.
     pub slice: u64,
     /// First byte of the doorbell in the doorbells' file.
     pub doorbell: u64,
 }
 
-impl Place {
+impl SliceOffsets {
     /// Bytes of a place.
     pub const SIZE: usize = 16;
 
@@ -364,11 +364,11 @@ mod tests {
 
     #[test]
     fn a_place_survives_the_way_through_bytes() {
-        let place = Place {
+        let place = SliceOffsets {
             slice: 1 << 40,
             doorbell: 3 << 12,
         };
-        assert_eq!(Place::from_bytes(place.to_bytes()), place);
+        assert_eq!(SliceOffsets::from_bytes(place.to_bytes()), place);
     }
 
     #[test]

@@ -26,7 +26,7 @@ use crate::{
 const WHILE: Duration = Duration::from_secs(20);
 /// How long to wait before it: both sides look for work for a moment before they sleep, and the
 /// guest's kernel puts off some of its own.
-const SETTLE: Duration = Duration::from_secs(5);
+const WARM_UP: Duration = Duration::from_secs(5);
 /// Measurements without and with the application, in turns.
 const ROUNDS: usize = 2;
 
@@ -123,7 +123,7 @@ fn spent(gantry: &Gantry, arbiter: &Arbiter) -> Result<Spent> {
         let of = |group: &&[u32]| group.iter().map(|process| cpu_time(*process)).sum();
         groups.iter().map(of).collect()
     };
-    thread::sleep(SETTLE);
+    thread::sleep(WARM_UP);
     let (before, start) = (nanos()?, Instant::now());
     thread::sleep(WHILE);
     let (after, passed) = (nanos()?, start.elapsed().as_secs_f64());

@@ -189,7 +189,7 @@ impl Vms {
     pub fn one_does_wrong(&mut self) -> Result<()> {
         const HOSTILE: &str = "opencl-hostile /run/gantry/opencl.sock";
         /// What each does, and says. A number: it is killed after so many steps.
-        const MISDEEDS: [(&str, &str); 9] = [
+        const ATTACKS: [(&str, &str); 9] = [
             ("0", "Killed"),
             ("3", "Killed"),
             ("5", "Killed"),
@@ -202,11 +202,11 @@ impl Vms {
         ];
         let last = self.vms.len() - 1;
         self.vms[last].guest.run("killall -9 opencl-turns")?;
-        for (misdeed, said) in MISDEEDS {
+        for (attack, said) in ATTACKS {
             let before = self.clients()?;
-            let command = format!("{HOSTILE} {misdeed} 2>/tmp/hostile || cat /tmp/hostile");
+            let command = format!("{HOSTILE} {attack} 2>/tmp/hostile || cat /tmp/hostile");
             let heard = self.vms[last].guest.run(&command)?;
-            ensure!(heard.trim() == said, "{misdeed}: {heard:?}");
+            ensure!(heard.trim() == said, "{attack}: {heard:?}");
             self.each(|vm, now| vm == last || now.calls > before[vm].calls)?;
         }
         let guest = &mut self.vms[last].guest;

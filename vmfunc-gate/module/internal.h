@@ -81,7 +81,7 @@ struct gate_slot {
 	unsigned long hva;
 	bool readonly;
 	unsigned long *chunk;	/* of 2 MiB each, what is pinned; see server.c */
-	unsigned long *ended;	/* a bit for each page that was unmapped; see server.c */
+	unsigned long *ended;	/* a bit for each chunk with a page that was unmapped */
 };
 
 struct gate_server {

@@ -40,12 +40,17 @@ static unsigned long chunk_count(const struct gate_slot *slot)
 static unsigned long chunk_pages(const struct gate_slot *slot)
 {
 	return DIV_ROUND_UP(chunk_count(slot) * sizeof(*slot->chunk), PAGE_SIZE) +
-	       DIV_ROUND_UP(BITS_TO_LONGS(slot->pages) * sizeof(*slot->ended), PAGE_SIZE);
+	       DIV_ROUND_UP(BITS_TO_LONGS(chunk_count(slot)) * sizeof(*slot->ended), PAGE_SIZE);
+}
+
+static unsigned long chunk_index(const struct gate_slot *slot, gfn_t gfn)
+{
+	return gfn / CHUNK_PAGES - slot->first / CHUNK_PAGES;
 }
 
 static unsigned long *chunk_at(const struct gate_slot *slot, gfn_t gfn)
 {
-	return &slot->chunk[gfn / CHUNK_PAGES - slot->first / CHUNK_PAGES];
+	return &slot->chunk[chunk_index(slot, gfn)];
 }
 
 static struct page **array_of(unsigned long chunk)
@@ -127,12 +132,19 @@ static bool backed(const struct gate_slot *slot, const struct mmu_notifier_range
 	return from < to;
 }
 
+static void end_chunks(struct gate_slot *slot, gfn_t first, gfn_t end)
+{
+	unsigned long from = chunk_index(slot, first);
+
+	bitmap_set(slot->ended, from, chunk_index(slot, end - 1) - from + 1);
+}
+
 /*
  * The process's mappings change: its views follow at once. What is accessed again is looked up
  * again, after the change: until then, nothing is mapped or pinned.
  *
  * What the process unmaps is no memory of the VM any more, for good: what it maps at the same
- * address later may be its heap. (Linux 6.1 calls it unmapping, too, when a hole is punched into a
+ * address later may be its heap. That goes for all of a chunk of which a page was unmapped. (Linux 6.1 calls it unmapping, too, when a hole is punched into a
  * file of large pages: clients do not get at what is put there later.)
  */
 static int invalidate_start(struct mmu_notifier *notifier, const struct mmu_notifier_range *range)
@@ -151,8 +163,7 @@ static int invalidate_start(struct mmu_notifier *notifier, const struct mmu_noti
 			continue;
 		changed = true;
 		if (range->event == MMU_NOTIFY_UNMAP)
-			bitmap_set(server->slot[at].ended, first - server->slot[at].first,
-				   end - first);
+			end_chunks(&server->slot[at], first, end);
 		list_for_each_entry(client, &server->clients, peer) {
 			view_zap(&client->view, gfn_to_gpa(first), end - first);
 			/* The page table may be among them, under its other address. */
@@ -374,8 +385,9 @@ static int keep(struct gate_server *server, struct gate_slot *slot, gfn_t gfn,
 static long pin(struct gate_server *server, struct gate_slot *slot, gfn_t gfn, long count, bool own)
 {
 	unsigned int flags = FOLL_LONGTERM | (slot->readonly ? 0 : FOLL_WRITE);
-	unsigned long hva = slot->hva + (gfn - slot->first) * PAGE_SIZE, at, ended;
+	unsigned long hva = slot->hva + (gfn - slot->first) * PAGE_SIZE, at;
 	struct page **pages = gate_page(GFP_KERNEL_ACCOUNT), **start;
+	bool ended;
 	long pinned;
 	u64 changes;
 	int error;
@@ -387,10 +399,9 @@ static long pin(struct gate_server *server, struct gate_slot *slot, gfn_t gfn, l
 	spin_lock(&server->lock);
 	changes = server->changes;
 	/* What is unmapped from here on is a change. */
-	ended = find_next_bit(slot->ended, slot->pages, gfn - slot->first);
+	ended = test_bit(chunk_index(slot, gfn), slot->ended);
 	spin_unlock(&server->lock);
-	count = min_t(long, count, ended - (gfn - slot->first));
-	if (!count) {
+	if (ended) {
 		pinned = -EFAULT;
 	} else if (own) {
 		pinned = pin_user_pages_fast(hva, count, flags, start);
@@ -661,7 +672,7 @@ static int read_slots(struct gate_server *server, struct kvm *kvm)
 		slot->readonly = memory->flags & KVM_MEM_READONLY;
 		slot->chunk = kvcalloc(chunk_count(slot), sizeof(*slot->chunk),
 				       GFP_KERNEL_ACCOUNT);
-		slot->ended = kvcalloc(BITS_TO_LONGS(slot->pages), sizeof(*slot->ended),
+		slot->ended = kvcalloc(BITS_TO_LONGS(chunk_count(slot)), sizeof(*slot->ended),
 				       GFP_KERNEL_ACCOUNT);
 		/* It is freed with the others. */
 		server->slots++;

@@ -26,6 +26,8 @@ const CONTEXTUAL: &[&str] = &[
     "NetConfig.mask",
     // Only with vhost_user.
     "NetConfig.vhost_mode",
+    // Only with transport Gate.
+    "AccelConfig.shared",
 ];
 
 /// Answers, and types that mean nothing unless all their properties are there, although the
@@ -208,8 +210,34 @@ impl Samples {
         }
     }
 
-    /// All properties, except older names of others.
+    /// All properties of an accelerator by one transport.
+    fn accelerator(&self, transport: &str) -> Value {
+        const GATE: [&str; 2] = ["server", "shared"];
+        const RING: [&str; 7] = [
+            "socket",
+            "device",
+            "weight",
+            "memory",
+            "window",
+            "slices",
+            "compiler_cache",
+        ];
+        let mut full = object(&self.all("AccelConfig")).clone();
+        full.insert("transport".to_owned(), json!(transport));
+        let others: &[&str] = if transport == "Ring" { &GATE } else { &RING };
+        full.retain(|name, _| !others.contains(&name.as_str()));
+        Value::Object(full)
+    }
+
+    /// All properties that go together, except older names of others.
     fn full(&self, name: &str) -> Value {
+        match name {
+            "AccelConfig" => self.accelerator("Gate"),
+            _ => self.all(name),
+        }
+    }
+
+    fn all(&self, name: &str) -> Value {
         let schema = &self.schemas[name];
         let Some(properties) = schema["properties"].as_object() else {
             return self.value(name, schema);
@@ -249,6 +277,10 @@ impl Samples {
                 .unwrap_or_else(|error| panic!("{name}: {error}: {value}"));
             serde_json::to_value(parsed).unwrap()
         };
+        if name == "AccelConfig" {
+            let ring = self.accelerator("Ring");
+            assert_eq!(again(&ring), ring, "{name} by rings");
+        }
         let full = self.full(name);
         assert_eq!(again(&full), full, "{name} is not {}", type_name::<T>());
         let Some(properties) = self.schemas[name]["properties"].as_object() else {

@@ -13,6 +13,7 @@ use gantry_tests::{
 };
 
 use crate::{
+    gloop_turns,
     programs::{cargo, root, target},
     progress::Step,
     selected,
@@ -53,6 +54,14 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     (
         "gloop: kernels for OpenCL that are stopped at random moments compute the same",
         stopped,
+    ),
+    (
+        "gloop: jobs share a device by weight, and one that is killed leaves the others computing",
+        gloop_turns::shared,
+    ),
+    (
+        "gloop: a kernel that does not stop is ended at the arbiter's limit, and the others go on",
+        gloop_turns::stubborn,
     ),
 ];
 

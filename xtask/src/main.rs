@@ -25,6 +25,7 @@ mod fairness;
 mod fuzz;
 mod gate;
 mod gloop;
+mod gloop_turns;
 mod gpu_machine;
 mod opencl;
 mod programs;

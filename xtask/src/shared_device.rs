@@ -263,7 +263,7 @@ impl Machine {
     }
 
     /// Starts the application without scruples as a client.
-    pub fn misdeed(&self, client: usize, what: &str) -> Result<Application> {
+    pub fn attack(&self, client: usize, what: &str) -> Result<Application> {
         let mut command = Command::new("timeout");
         command
             .arg("60")
@@ -341,7 +341,7 @@ fn arbiter(built: &Path, folder: &Path, options: &[&str]) -> Result<Process> {
 pub fn wait_for(what: &str, mut is: impl FnMut() -> Result<bool>) -> Result<()> {
     let until = Instant::now() + Duration::from_secs(40);
     while !is()? {
-        ensure!(Instant::now() < until, "waited in vain for {what}");
+        ensure!(Instant::now() < until, "timed out waiting for {what}");
         thread::sleep(Duration::from_millis(20));
     }
     Ok(())

@@ -41,7 +41,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ),
     (
         "sharing: clients that break the rules, or die at any step, cost others nothing",
-        misdeeds,
+        attacks,
     ),
 ];
 
@@ -214,7 +214,7 @@ fn endless(programs: Programs) -> Result<()> {
 
 /// A client breaks every rule in turn, and is killed after each step of an ordinary run, while
 /// another one computes: that gets no error, and waits for nobody's end.
-fn misdeeds(programs: Programs) -> Result<()> {
+fn attacks(programs: Programs) -> Result<()> {
     /// The arbiter's limit, in milliseconds: nobody is to need it.
     const LIMIT: &str = "60000";
     /// More than an ordinary run has.
@@ -229,7 +229,7 @@ fn misdeeds(programs: Programs) -> Result<()> {
         ("silent", "silent"),
     ] {
         let mut other = beside(&mut machine)?;
-        let mut offender = machine.misdeed(0, what)?;
+        let mut offender = machine.attack(0, what)?;
         let said = offender.line()?;
         ensure!(said == outcome, "{what}: {said:?}");
         // Also while the offender is still there: one that is silent is until it is told to end.
@@ -240,7 +240,7 @@ fn misdeeds(programs: Programs) -> Result<()> {
     let mut other = beside(&mut machine)?;
     let mut step = 0;
     loop {
-        let said = machine.misdeed(0, &step.to_string())?.line()?;
+        let said = machine.attack(0, &step.to_string())?.line()?;
         if said == "whole" {
             break;
         }

@@ -19,11 +19,14 @@ const FOLDERS: &[&str] = &[
     "devices",
     "gpu-mediator",
     "gf100",
+    // A client's side of devices that other processes serve.
+    "vfio-client",
     "vmfunc-gate",
     // Accelerators: drivers in a guest use what they say to a worker, and how it gets there.
     "guest",
-    "remoting",
+    // Kernels that take turns as workers do.
     "gloop",
+    "remoting",
     // What knows nothing of devices.
     "arch",
     "hypervisor",

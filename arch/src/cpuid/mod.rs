@@ -304,10 +304,10 @@ fn set_amd_topology(cpuid: &mut Vec<kvm_cpuid_entry2>, topology: &Topology, vcpu
         leaf.ecx & !CMP_LEGACY
     };
     leaf.ecx |= TOPOLOGY_EXTENSIONS;
-    let place = topology.place(vcpu);
+    let ids = topology.ids(vcpu);
     // Dies are what AMD calls nodes. Core numbers count within the package.
-    let core = place.die << (topology.die_shift() - topology.core_shift()) | place.core;
-    let node = place.package * topology.dies_per_package() + place.die;
+    let core = ids.die << (topology.die_shift() - topology.core_shift()) | ids.core;
+    let node = ids.package * topology.dies_per_package() + ids.die;
     let nodes = (topology.dies_per_package() - 1).min(7);
     replace(
         cpuid,

@@ -61,7 +61,7 @@ impl PortLine {
             *joined = Some(Joined { line, served });
         }
         drop(joined);
-        self.settle();
+        self.update();
         Ok(())
     }
 
@@ -75,7 +75,7 @@ impl PortLine {
         self.rung.store(0, SeqCst);
         self.changed.store(false, SeqCst);
         self.wanted.store(wanted, SeqCst);
-        self.settle();
+        self.update();
     }
 
     /// Whether the agent takes interrupts from it.
@@ -86,7 +86,7 @@ impl PortLine {
     /// What the guest's command register says.
     pub fn disable(&self, disabled: bool) {
         if self.disabled.swap(disabled, SeqCst) && !disabled {
-            self.settle();
+            self.update();
         }
     }
 
@@ -94,13 +94,13 @@ impl PortLine {
     pub fn note(&self, slice: usize) {
         self.rings.fetch_add(1, SeqCst);
         self.rung.fetch_or(1 << slice, SeqCst);
-        self.settle();
+        self.update();
     }
 
     /// Notes that a slice's state has changed.
     pub fn note_change(&self) {
         self.changed.store(true, SeqCst);
-        self.settle();
+        self.update();
     }
 
     /// Takes the note that a state has changed. Who looks at states looks after that.
@@ -122,14 +122,14 @@ impl PortLine {
     }
 
     /// What becomes readable when the guest has served an interrupt. The line is not asserted then:
-    /// [`Self::settle`] is to follow.
+    /// [`Self::update`] is to follow.
     pub fn served(&self) -> Option<Arc<EventFd>> {
         let joined = self.lock();
         joined.as_ref().map(|joined| Arc::clone(&joined.served))
     }
 
     /// Asserts the line if it is due.
-    pub fn settle(&self) {
+    pub fn update(&self) {
         if !self.is_due() || self.disabled.load(SeqCst) {
             return;
         }

@@ -336,7 +336,7 @@ impl Service {
             }
         }
         if served.is_some_and(|served| polled[1].revents != 0 && served.read().is_ok()) {
-            self.line.settle();
+            self.line.update();
         }
         Ok(())
     }

@@ -288,7 +288,7 @@ impl Rig {
     }
 
     /// Until the service has seen all that there is.
-    fn settled(&self) {
+    fn wait_for_service(&self) {
         self.command(3, Command::Open);
         let _ = self.attached();
         self.becomes(3, State::Ended);
@@ -363,7 +363,7 @@ fn the_line_is_for_who_wants_it_and_has_no_messages() {
     let rig = rig();
     let (_stream, files) = rig.served(1);
     ring(&files);
-    rig.settled();
+    rig.wait_for_service();
     assert_eq!((rig.lines.take(), rig.wants_interrupt()), (0, false));
     // Message control of the only capability: MSI-X is on.
     let control = usize::from(rig.config(0x34) & 0xff) + 2;
@@ -375,7 +375,7 @@ fn the_line_is_for_who_wants_it_and_has_no_messages() {
     rig.write(registers::LINE, 1);
     rig.msi.take(2);
     ring(&files);
-    rig.settled();
+    rig.wait_for_service();
     assert_eq!((rig.lines.take(), rig.msi.take(2)), (0, 1));
     turn(0);
     ring(&files);
@@ -395,7 +395,7 @@ fn a_paused_port_asserts_no_line_and_one_that_goes_on_what_it_kept() {
     rig.function.lock().unwrap().pause().unwrap();
     assert_eq!(rig.lines.users(), 0);
     ring(&files);
-    rig.settled();
+    rig.wait_for_service();
     assert!(rig.wants_interrupt());
     rig.function.lock().unwrap().resume().unwrap();
     rig.asserted();

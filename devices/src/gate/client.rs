@@ -72,7 +72,7 @@ struct Link {
 }
 
 /// Where BAR 2 is, and what is there without a pair. The guest's view goes first.
-struct Place {
+struct WindowMapping {
     address: Option<u64>,
     placed: Option<Box<dyn Mapping>>,
     stand_in: StandIn,
@@ -102,7 +102,7 @@ pub struct Client {
     stopping: AtomicBool,
     link: Mutex<Link>,
     bell: Mutex<Bell>,
-    place: Mutex<Place>,
+    place: Mutex<WindowMapping>,
     registers: Mutex<Registers>,
     pairs: AtomicU64,
 }
@@ -129,7 +129,7 @@ impl Client {
             stopping: AtomicBool::new(false),
             link: Mutex::default(),
             bell: Mutex::default(),
-            place: Mutex::new(Place {
+            place: Mutex::new(WindowMapping {
                 address: None,
                 placed: None,
                 stand_in: StandIn::new(window::SHARED + u64::from(pages) * PAGE)

@@ -138,7 +138,7 @@ impl Rig {
         )
     }
 
-    fn settled(&self) -> (State, Reason) {
+    fn after_connecting(&self) -> (State, Reason) {
         let start = Instant::now();
         while self.state().0 == State::Connecting && start.elapsed() < Duration::from_secs(10) {
             thread::sleep(Duration::from_millis(1));
@@ -217,7 +217,7 @@ fn a_client_hears_why_there_is_no_server() {
         3,
     );
     client.command(Command::Connect);
-    let (state, why) = client.settled();
+    let (state, why) = client.after_connecting();
     assert_eq!(state, State::Failed);
     assert!(matches!(why, Reason::Host | Reason::Unreachable), "{why:?}");
     client.command(Command::Pair);

@@ -137,11 +137,11 @@ pub trait PciFunction: Send {
 
     /// Prepares the end of the function: it asks the host for nothing more, and waits in bounded
     /// time for what it has asked for. With an error it goes on as before.
-    fn settle(&mut self) -> Result<(), LifecycleError> {
+    fn quiesce(&mut self) -> Result<(), LifecycleError> {
         Ok(())
     }
 
-    /// The end that [`PciFunction::settle`] has prepared does not come.
+    /// The end that [`PciFunction::quiesce`] has prepared does not come.
     fn carry_on(&mut self) {}
 
     /// The function was taken off the bus: it stops and gives up what it holds of the guest.

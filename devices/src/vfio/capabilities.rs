@@ -23,7 +23,7 @@ const HEADER_END: usize = 0x100;
 
 /// A capability in the device's list.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Kind {
+pub enum CapabilityKind {
     /// Emulated: the guest's messages are not the device's.
     Msi,
     /// Emulated.
@@ -43,7 +43,7 @@ pub struct Capability {
     /// Its id.
     pub id: u8,
     /// What becomes of it.
-    pub kind: Kind,
+    pub kind: CapabilityKind,
     /// Its offset.
     pub at: usize,
     /// Its length in bytes.
@@ -77,13 +77,13 @@ pub fn visible(config: &[u8; HEADER_END]) -> Vec<Capability> {
                 u16::from_le_bytes(bytes.map(Option::unwrap_or_default))
             };
             let (kind, len) = match id {
-                MSI if word(2) & 0x80 != 0 => (Kind::Msi, 14),
-                MSI => (Kind::Msi, 10),
-                MSIX => (Kind::Msix, 12),
-                POWER_MANAGEMENT => (Kind::Power, 8),
-                SATA => (Kind::Through, 8),
-                EXPRESS => (Kind::Express, 0x3c),
-                VENDOR => (Kind::Through, usize::from(word(2) & 0xff).max(3)),
+                MSI if word(2) & 0x80 != 0 => (CapabilityKind::Msi, 14),
+                MSI => (CapabilityKind::Msi, 10),
+                MSIX => (CapabilityKind::Msix, 12),
+                POWER_MANAGEMENT => (CapabilityKind::Power, 8),
+                SATA => (CapabilityKind::Through, 8),
+                EXPRESS => (CapabilityKind::Express, 0x3c),
+                VENDOR => (CapabilityKind::Through, usize::from(word(2) & 0xff).max(3)),
                 _ => return None,
             };
             Some(Capability {
@@ -134,13 +134,13 @@ mod tests {
             [
                 Capability {
                     id: 5,
-                    kind: Kind::Msi,
+                    kind: CapabilityKind::Msi,
                     at: 0x50,
                     len: 14
                 },
                 Capability {
                     id: 9,
-                    kind: Kind::Through,
+                    kind: CapabilityKind::Through,
                     at: 0x60,
                     len: 8
                 },

@@ -15,7 +15,7 @@ use vm_memory::GuestAddress;
 use super::{
     Error,
     bar::{Bar, TrappedVectors},
-    capabilities::{self, Kind},
+    capabilities::{self, CapabilityKind},
     device::{Device, Irqs, ResetError},
     extended,
     interrupts::{Interrupts, Wanted},
@@ -432,7 +432,7 @@ fn layout(device: &dyn Device, header: &[u8; HEADER]) -> Result<Layout, ConfigEr
     for capability in capabilities::visible(header) {
         let at = capability.at;
         match capability.kind {
-            Kind::Msi => {
+            CapabilityKind::Msi => {
                 let capability = MsiCapability::place(&mut layout.config, at, word(at + 2))?;
                 layout.msi = Some(Msi {
                     capability,
@@ -440,7 +440,7 @@ fn layout(device: &dyn Device, header: &[u8; HEADER]) -> Result<Layout, ConfigEr
                     routed: Vec::new(),
                 });
             }
-            Kind::Msix if capability.len == 12 => {
+            CapabilityKind::Msix if capability.len == 12 => {
                 let mut body = [0; 10];
                 body.copy_from_slice(&header[at + 2..at + 12]);
                 let place = |at: usize| ((double(at) & 7) as u8, u64::from(double(at) & !7));
@@ -451,13 +451,13 @@ fn layout(device: &dyn Device, header: &[u8; HEADER]) -> Result<Layout, ConfigEr
                     pending_place: place(at + 8),
                 });
             }
-            Kind::Power if capability.len == 8 => {
+            CapabilityKind::Power if capability.len == 8 => {
                 let power = PowerCapability::place(&mut layout.config, at, word(at + 2))?;
                 layout.power = Some(power);
             }
-            Kind::Msix | Kind::Power => {}
-            Kind::Express | Kind::Through => {
-                if capability.kind == Kind::Express {
+            CapabilityKind::Msix | CapabilityKind::Power => {}
+            CapabilityKind::Express | CapabilityKind::Through => {
+                if capability.kind == CapabilityKind::Express {
                     layout.express = Some(at);
                 }
                 capabilities::place_through(&mut layout.config, header, capability)?;
@@ -525,7 +525,7 @@ impl PciFunction for Function {
         let before = (self.config.command(), self.is_awake());
         self.config.write(offset, data);
         if let Some(power) = self.power {
-            power.settle(&mut self.config, before.1);
+            power.refuse_unsupported(&mut self.config, before.1);
         }
         for part in self.parts_through(offset, data.len(), true) {
             let data = &data[part.start - offset..part.end - offset];

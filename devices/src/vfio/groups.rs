@@ -5,8 +5,9 @@ use std::{collections::BTreeSet, fs, io, os::fd::RawFd, path::Path, sync::Arc};
 use vfio_ioctls::{VfioContainer, VfioDevice, VfioDeviceFd, VfioError};
 
 use super::{
-    Error, ioctl,
-    place::Place,
+    Error,
+    host_device::HostDevice,
+    ioctl,
     reach::Reach,
     tables::{self, Tables},
 };
@@ -37,11 +38,11 @@ impl Groups {
 }
 
 impl Tables for Groups {
-    fn open_device(&self, place: &Place) -> Result<VfioDevice, Error> {
+    fn open_device(&self, host_device: &HostDevice) -> Result<VfioDevice, Error> {
         let container = Arc::clone(&self.container) as Arc<_>;
-        let device = VfioDevice::new(&place.path, container, true)
-            .map_err(|source| explain(place, source))?;
-        let Place { address, group, .. } = place;
+        let device = VfioDevice::new(&host_device.path, container, true)
+            .map_err(|source| explain(host_device, source))?;
+        let HostDevice { address, group, .. } = host_device;
         log::info!("{address} comes through its IOMMU group, /dev/vfio/{group}");
         Ok(device)
     }
@@ -71,9 +72,9 @@ pub fn descriptors(groups: &BTreeSet<&str>) -> Vec<RawFd> {
 }
 
 /// What an error of VFIO means for a device.
-fn explain(place: &Place, error: VfioError) -> Error {
-    let device = place.address.clone();
-    let group = place.group.clone();
+fn explain(host_device: &HostDevice, error: VfioError) -> Error {
+    let device = host_device.address.clone();
+    let group = host_device.group.clone();
     match error {
         VfioError::OpenGroup(source, _) if source.raw_os_error() == Some(libc::EBUSY) => {
             Error::Busy { device, group }

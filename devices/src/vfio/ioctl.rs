@@ -18,7 +18,7 @@ use vmm_sys_util::{
     ioctl_io_nr,
 };
 
-use super::{place, reach::Reach};
+use super::{host_device, reach::Reach};
 use crate::virtio::iommu::Access;
 
 ioctl_io_nr!(VFIO_DEVICE_SET_IRQS, VFIO_TYPE.into(), VFIO_BASE + 10);
@@ -123,7 +123,7 @@ fn neighbour(words: &[u32], has_group: bool) -> Neighbour {
     let group = match has_group {
         true => words[0].to_string(),
         // No group is like that of none of the VM's devices.
-        false => place::group_of(&address).unwrap_or_default(),
+        false => host_device::group_of(&address).unwrap_or_default(),
     };
     Neighbour { address, group }
 }

@@ -11,8 +11,8 @@ use vfio_ioctls::{VfioDevice, VfioDeviceFd};
 
 use super::{
     Error, ResetError,
+    host_device::{HostDevice, Way},
     ioctl::{self, Neighbour},
-    place::{Place, Way},
     reachable::Reachable,
     space::Space,
     tables::Provider,
@@ -35,7 +35,7 @@ use crate::{
 ///
 /// As soon as there are two devices, each can reach what the guest sees of the other's memory
 /// (peer-to-peer). To map a large BAR takes its time, and the guest moves BARs on a vCPU: so they
-/// are only offered there, and mapped in [`Iommu::settle_peers`].
+/// are only offered there, and mapped in [`Iommu::map_peers`].
 pub struct Iommu {
     provider: Provider,
     reachable: Arc<Reachable>,
@@ -75,17 +75,18 @@ impl State {
 
     /// Checks that a device can be added, to an address space of its own or to that which is shared:
     /// the host's IOMMU does not tell those of a group apart.
-    fn check(&self, place: &Place, apart: bool) -> Result<(), Error> {
-        let device = place.address.clone();
+    fn check(&self, host_device: &HostDevice, apart: bool) -> Result<(), Error> {
+        let device = host_device.address.clone();
         if self.devices.contains_key(&device) {
             return Err(Error::Twice { device });
         }
         let mut others = self.devices.iter();
-        let other = others.find(|(_, other)| other.group == place.group && (apart || other.apart));
+        let other =
+            others.find(|(_, other)| other.group == host_device.group && (apart || other.apart));
         match other {
             Some((other, _)) => Err(Error::GroupApart {
                 device,
-                group: place.group.clone(),
+                group: host_device.group.clone(),
                 other: other.clone(),
             }),
             None => Ok(()),
@@ -144,22 +145,28 @@ impl Iommu {
 
     /// Opens a device and gives it access to RAM; `apart`: an address space of its own, and access
     /// to nothing. For one thread at a time.
-    pub(super) fn attach(self: &Arc<Self>, place: &Place, apart: bool) -> Result<Attached, Error> {
-        self.lock().check(place, apart)?;
+    pub(super) fn attach(
+        self: &Arc<Self>,
+        host_device: &HostDevice,
+        apart: bool,
+    ) -> Result<Attached, Error> {
+        self.lock().check(host_device, apart)?;
         let space = self.space(apart)?;
         let member = Member {
-            group: place.group.clone(),
+            group: host_device.group.clone(),
             apart,
         };
-        self.lock().devices.insert(place.address.clone(), member);
+        self.lock()
+            .devices
+            .insert(host_device.address.clone(), member);
         self.reachable.discards().hold();
         let mut attached = Attached {
             iommu: Arc::clone(self),
-            address: place.address.clone(),
+            address: host_device.address.clone(),
             device: None,
             space,
         };
-        let device = attached.space.open_device(place)?;
+        let device = attached.space.open_device(host_device)?;
         attached.device = Some(Arc::new(device));
         (self.peers_changed)();
         Ok(attached)
@@ -187,9 +194,9 @@ impl Iommu {
     }
 
     /// Lets the devices reach the memory of others that was offered since the last call.
-    pub fn settle_peers(&self) {
+    pub fn map_peers(&self) {
         if self.lock().devices.len() > 1 {
-            self.spaces().iter().for_each(|space| space.settle_peers());
+            self.spaces().iter().for_each(|space| space.map_peers());
         }
     }
 

@@ -18,8 +18,8 @@ use vmm_sys_util::{ioctl::ioctl_with_mut_ref, ioctl_io_nr};
 
 use super::{
     Error,
+    host_device::{self, HostDevice, IOMMUFD},
     ioctl::done,
-    place::{self, IOMMUFD, Place},
     reach::Reach,
     tables::{self, Tables},
 };
@@ -53,7 +53,7 @@ impl Iommufd {
 
 /// An iommufd, which may have several address spaces.
 pub fn open() -> Result<Arc<IommuFd>, Error> {
-    let file = place::open(Path::new(IOMMUFD)).map_err(|source| Error::OpenIommufd {
+    let file = host_device::open(Path::new(IOMMUFD)).map_err(|source| Error::OpenIommufd {
         path: IOMMUFD.into(),
         source,
     })?;
@@ -61,15 +61,15 @@ pub fn open() -> Result<Arc<IommuFd>, Error> {
 }
 
 impl Tables for Iommufd {
-    fn open_device(&self, place: &Place) -> Result<VfioDevice, Error> {
-        let node = place.own_file()?;
-        let file = place::open(node).map_err(|source| Error::OpenIommufd {
+    fn open_device(&self, host_device: &HostDevice) -> Result<VfioDevice, Error> {
+        let node = host_device.own_file()?;
+        let file = host_device::open(node).map_err(|source| Error::OpenIommufd {
             path: node.to_owned(),
             source,
         })?;
         // vfio-ioctls would tell KVM of the file first, and leave it there, open, if the device is
         // refused.
-        bind(&file, &**self.space.iommufd()).map_err(|source| explain(place, source))?;
+        bind(&file, &**self.space.iommufd()).map_err(|source| explain(host_device, source))?;
         let device = VfioDevice::new_from_bound_fd(file, Arc::clone(&self.space), false).map_err(
             |source| Error::Vfio {
                 action: "open the device",
@@ -79,7 +79,7 @@ impl Tables for Iommufd {
         let space = self.space.ioas().id();
         device.attach_hwpt(space).map_err(|source| match source {
             VfioError::VfioDeviceAttachIommufdPt(error) if error.errno() == libc::EADDRINUSE => {
-                let device = place.address.clone();
+                let device = host_device.address.clone();
                 Error::Collides { device }
             }
             source => Error::Vfio {
@@ -89,7 +89,7 @@ impl Tables for Iommufd {
         })?;
         log::info!(
             "{} comes through iommufd, {}",
-            place.address,
+            host_device.address,
             node.display()
         );
         Ok(device)
@@ -162,14 +162,14 @@ fn bind(device: &File, iommufd: &impl AsRawFd) -> io::Result<()> {
 }
 
 /// Why the kernel does not give a device to this process.
-fn explain(place: &Place, source: io::Error) -> Error {
-    let device = place.address.clone();
-    let group = place.group.clone();
+fn explain(host_device: &HostDevice, source: io::Error) -> Error {
+    let device = host_device.address.clone();
+    let group = host_device.group.clone();
     match source.raw_os_error() {
         // Its group is in use by way of the group; it is in use itself.
         Some(libc::EBUSY | libc::EINVAL) => Error::Busy { device, group },
         // Another device of the group is not this VM's, or interrupts are not remapped.
-        Some(libc::EPERM) if place.used_by_host().is_some() => {
+        Some(libc::EPERM) if host_device.used_by_host().is_some() => {
             Error::GroupNotViable { device, group }
         }
         Some(libc::EPERM) => match is_taken(&group) {
@@ -190,7 +190,7 @@ fn explain(place: &Place, source: io::Error) -> Error {
 /// Whether somebody has a device of a group: it cannot be had as a whole then. `None` if that cannot
 /// be found out: without access to it, and where the kernel has no groups.
 fn is_taken(group: &str) -> Option<bool> {
-    match place::open(&Path::new("/dev/vfio").join(group)) {
+    match host_device::open(&Path::new("/dev/vfio").join(group)) {
         Ok(_) => Some(false),
         Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Some(true),
         Err(_) => None,
@@ -246,13 +246,13 @@ mod tests {
     }
 
     fn explained(error: i32) -> Error {
-        let place = Place {
+        let host_device = HostDevice {
             path: "/nowhere".into(),
             address: "0000:01:00.0".to_owned(),
             group: "none".to_owned(),
             node: None,
         };
-        explain(&place, io::Error::from_raw_os_error(error))
+        explain(&host_device, io::Error::from_raw_os_error(error))
     }
 
     #[test]

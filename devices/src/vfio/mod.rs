@@ -33,6 +33,7 @@ mod device;
 mod extended;
 mod function;
 mod groups;
+mod host_device;
 mod host_reserved;
 mod interrupts;
 mod ioctl;
@@ -41,7 +42,6 @@ mod iommufd;
 mod mapping;
 mod model;
 mod physical;
-mod place;
 mod power;
 mod reach;
 mod reachable;
@@ -58,11 +58,11 @@ use std::{
 
 pub use device::{Device, Irqs, Mappable, ResetError};
 pub use function::{Function, Resources};
+pub use host_device::{HostDevice, IOMMUFD, Way};
 pub use host_reserved::reserved_by_all;
 pub use iommu::Iommu;
 pub use model::Model;
 pub use physical::Physical;
-pub use place::{IOMMUFD, Place, Way};
 
 /// What to do about a file that cannot be opened and that a module of the kernel makes.
 fn cure(path: &Path, why: &io::Error, module: &str) -> String {

@@ -19,9 +19,9 @@ use vmm_sys_util::eventfd::EventFd;
 use super::{
     Error, Iommu,
     device::{Device, Irqs, Mappable, ResetError},
+    host_device::HostDevice,
     ioctl,
     iommu::Attached,
-    place::Place,
 };
 use crate::{memory::HostMemory, pci::Bdf, virtio::iommu::Endpoints};
 
@@ -35,7 +35,7 @@ pub struct Physical {
     behind: Option<Behind>,
 }
 
-/// A device's place at a virtual IOMMU.
+/// A device's host_device at a virtual IOMMU.
 struct Behind {
     endpoints: Endpoints,
     /// Its number there, while it is plugged in.
@@ -55,16 +55,18 @@ impl Physical {
     /// Takes over a device, which reaches all RAM; or, behind a virtual IOMMU (`behind`), what the
     /// guest maps as soon as the device is plugged in.
     pub fn open(
-        place: Place,
+        host_device: HostDevice,
         iommu: &Arc<Iommu>,
         behind: Option<&Endpoints>,
     ) -> Result<Self, Error> {
-        let attached = iommu.attach(&place, behind.is_some())?;
+        let attached = iommu.attach(&host_device, behind.is_some())?;
         let Some(device) = attached.device().map(Arc::clone) else {
-            return Err(Error::NoDevice { path: place.path });
+            return Err(Error::NoDevice {
+                path: host_device.path,
+            });
         };
         Ok(Self {
-            address: place.address,
+            address: host_device.address,
             device,
             attached,
             behind: behind.map(|endpoints| Behind {

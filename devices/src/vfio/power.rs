@@ -44,7 +44,7 @@ impl PowerCapability {
 
     /// Takes a state back that the device does not have: such a write changes nothing (3.2.4). For
     /// use after every write to configuration space, with what [`Self::is_awake`] was before.
-    pub fn settle(&self, config: &mut ConfigSpace, was_awake: bool) {
+    pub fn refuse_unsupported(&self, config: &mut ConfigSpace, was_awake: bool) {
         let control = config.read_u16(self.control);
         if !matches!(control & CONTROL_STATE, D0 | D3HOT) {
             let state = if was_awake { D0 } else { D3HOT };
@@ -68,7 +68,7 @@ mod tests {
         let mut write = |state: u8| {
             let before = power.is_awake(&config);
             config.write(0x44, &[state]);
-            power.settle(&mut config, before);
+            power.refuse_unsupported(&mut config, before);
             (power.is_awake(&config), config.read_u16(0x44))
         };
         assert_eq!(write(1), (true, 8));

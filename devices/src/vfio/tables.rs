@@ -8,8 +8,8 @@ use vfio_ioctls::{VfioDevice, VfioDeviceFd, VfioError};
 use super::{
     Error,
     groups::{self, Groups},
+    host_device::{HostDevice, Way},
     iommufd::{self, Iommufd},
-    place::{Place, Way},
     reach::Reach,
 };
 use crate::virtio::iommu::Access;
@@ -17,7 +17,7 @@ use crate::virtio::iommu::Access;
 /// One address space, and the devices that are in it.
 pub trait Tables: Send + Sync {
     /// Opens a device, which can reach from then on what is mapped.
-    fn open_device(&self, place: &Place) -> Result<VfioDevice, Error>;
+    fn open_device(&self, host_device: &HostDevice) -> Result<VfioDevice, Error>;
 
     /// What can be mapped. Depends on the devices that there are.
     fn reach(&self) -> io::Result<Reach>;

@@ -169,22 +169,22 @@ pub trait VirtioDevice: Send {
     /// the device still holds back: try again, or let it [`VirtioDevice::carry_on`].
     ///
     /// By default there is nothing to wait for: for devices that do a request in one go.
-    fn settle(&mut self, patience: Duration) -> Result<(), Unanswered> {
+    fn quiesce(&mut self, patience: Duration) -> Result<(), Unanswered> {
         let _ = patience;
         Ok(())
     }
 
     /// Prepares an active device for [`VirtioDevice::deactivate`] and [`VirtioDevice::reset`], as
-    /// [`VirtioDevice::settle`] does for the former; the driver waits, on a vCPU, for at most
+    /// [`VirtioDevice::quiesce`] does for the former; the driver waits, on a vCPU, for at most
     /// `patience`, and looks again later if that was too short. What this has begun is not taken
     /// back.
     ///
     /// By default for devices that forget their driver in no time.
     fn prepare_reset(&mut self, patience: Duration) -> Result<(), Unanswered> {
-        self.settle(patience)
+        self.quiesce(patience)
     }
 
-    /// Ends the wait that [`VirtioDevice::settle`] began; the queues have to be kicked.
+    /// Ends the wait that [`VirtioDevice::quiesce`] began; the queues have to be kicked.
     fn carry_on(&mut self) {}
 
     /// Stops serving: finishes what is in flight in bounded time and hands the queues back, in

@@ -21,7 +21,7 @@ pub struct InFlight {
 impl InFlight {
     /// Counts a request, unless none is to be begun. Costs two atomic operations.
     pub fn begin(&self) -> bool {
-        // In this order, and that of `settle`, one of the two sees what the other has done.
+        // In this order, and that of `quiesce`, one of the two sees what the other has done.
         self.requests.fetch_add(1, Ordering::SeqCst);
         if self.held.load(Ordering::SeqCst) {
             self.end();
@@ -37,7 +37,7 @@ impl InFlight {
 
     /// Lets no request begin and waits for at most `patience` until none is in flight. `what` was
     /// asked for them.
-    pub fn settle(
+    pub fn quiesce(
         &self,
         what: impl FnOnce() -> String,
         patience: Duration,

@@ -20,7 +20,7 @@ use log::warn;
 
 use super::{
     mapping::{Mapping, memory_file},
-    mmu::{BadAddress, Memory, Place},
+    mmu::{BadAddress, Memory, PhysicalAddress},
 };
 use crate::format::{
     LARGE, PAGE, Target,
@@ -49,7 +49,7 @@ impl View {
         self.space = instance.and_then(|instance| {
             let mut block = [0; BYTES];
             memory
-                .read(Place::of(instance), &mut block)
+                .read(PhysicalAddress::of(instance), &mut block)
                 .then(|| InstanceBlock::parse(&block))?
                 .map(|block| block.space)
         });
@@ -239,7 +239,9 @@ impl Tables {
         let table = |table: Option<Table>, count: usize| {
             let mut bytes = vec![0; count * 8];
             match table {
-                Some(table) if memory.read(Place::of(table.target()), &mut bytes) => bytes,
+                Some(table) if memory.read(PhysicalAddress::of(table.target()), &mut bytes) => {
+                    bytes
+                }
                 _ => Vec::new(),
             }
         };

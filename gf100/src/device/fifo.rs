@@ -12,7 +12,7 @@ use super::{
     graphics,
     host::{self, Acquire, Host},
     m2mf::{self, Inline},
-    mmu::{Access, BadAddress, Memory, Place},
+    mmu::{Access, BadAddress, Memory, PhysicalAddress},
 };
 use crate::{
     format::{
@@ -224,7 +224,7 @@ impl Fifo {
         for channel in &mut self.channels {
             channel.listed = false;
         }
-        let first = Place::of(list.at);
+        let first = PhysicalAddress::of(list.at);
         for index in 0..u64::from(list.count) {
             let Some(word) = memory.word(first.after(index * 8)) else {
                 warn!("the run list at {:?} goes beyond memory", list.at);
@@ -270,7 +270,7 @@ impl Fifo {
             return;
         };
         let mut block = [0; ramfc::BYTES];
-        let place = Place::of(instance);
+        let place = PhysicalAddress::of(instance);
         if memory.read(place, &mut block) {
             context.ramfc.get = context.segment.0;
             context.ramfc.encode(&mut block);
@@ -306,7 +306,7 @@ impl Fifo {
         }
         let mut bytes = [0; instance::BYTES];
         let mut head = [0; ramfc::BYTES];
-        if !memory.read(Place::of(instance), &mut bytes) {
+        if !memory.read(PhysicalAddress::of(instance), &mut bytes) {
             warn!("channel {index}'s instance block {instance:?} is outside of memory");
             return false;
         }
@@ -435,7 +435,7 @@ impl Context {
 
     /// Shows the CPU a word; a page that is not there is the driver's mistake.
     fn show(&self, memory: &Memory, at: u64, word: u32) {
-        let place = Place::Vram(self.ramfc.userd + at);
+        let place = PhysicalAddress::Vram(self.ramfc.userd + at);
         if !memory.write(place, &word.to_le_bytes()) {
             debug!("USERD at {:#x} is outside of VRAM", self.ramfc.userd);
         }

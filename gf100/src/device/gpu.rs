@@ -8,7 +8,7 @@ use super::{
     bars::{Mapped, View},
     fifo::{Event, Fifo, Left},
     mapping::memory_file,
-    mmu::{BadAddress, Memory, Place},
+    mmu::{BadAddress, Memory, PhysicalAddress},
     ram::Ram,
     vram::{BackError, Vram},
 };
@@ -254,14 +254,15 @@ impl Engines {
 impl Effects for Engines {
     fn window_read(&mut self, at: u64) -> u32 {
         let mut bytes = [0xff; 4];
-        if !self.memory.read(Place::Vram(at), &mut bytes) {
+        if !self.memory.read(PhysicalAddress::Vram(at), &mut bytes) {
             bytes = [0xff; 4];
         }
         u32::from_le_bytes(bytes)
     }
 
     fn window_write(&mut self, at: u64, value: u32) {
-        self.memory.write(Place::Vram(at), &value.to_le_bytes());
+        self.memory
+            .write(PhysicalAddress::Vram(at), &value.to_le_bytes());
     }
 
     fn window_base(&mut self, at: u64) {

@@ -22,14 +22,14 @@ pub struct Memory {
 
 /// A byte's place.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Place {
+pub enum PhysicalAddress {
     /// In the GPU's own memory.
     Vram(u64),
     /// In the machine's.
     Ram(u64),
 }
 
-impl Place {
+impl PhysicalAddress {
     /// The first byte of a page.
     pub fn of(target: Target) -> Self {
         match target {
@@ -51,7 +51,7 @@ impl Place {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Span {
     /// The first.
-    pub place: Place,
+    pub place: PhysicalAddress,
     /// How many, at least 1.
     pub len: u64,
 }
@@ -78,23 +78,23 @@ pub struct BadAddress {
 
 impl Memory {
     /// Copies bytes out, if all of them are there.
-    pub fn read(&self, place: Place, data: &mut [u8]) -> bool {
+    pub fn read(&self, place: PhysicalAddress, data: &mut [u8]) -> bool {
         match place {
-            Place::Vram(at) => self.vram.read(at, data),
-            Place::Ram(at) => self.ram.read(at, data),
+            PhysicalAddress::Vram(at) => self.vram.read(at, data),
+            PhysicalAddress::Ram(at) => self.ram.read(at, data),
         }
     }
 
     /// Copies bytes in, if there is room for all of them.
-    pub fn write(&self, place: Place, data: &[u8]) -> bool {
+    pub fn write(&self, place: PhysicalAddress, data: &[u8]) -> bool {
         match place {
-            Place::Vram(at) => self.vram.write(at, data),
-            Place::Ram(at) => self.ram.write(at, data),
+            PhysicalAddress::Vram(at) => self.vram.write(at, data),
+            PhysicalAddress::Ram(at) => self.ram.write(at, data),
         }
     }
 
     /// Eight bytes, if they are there.
-    pub fn word(&self, place: Place) -> Option<u64> {
+    pub fn word(&self, place: PhysicalAddress) -> Option<u64> {
         let mut bytes = [0; 8];
         self.read(place, &mut bytes)
             .then(|| u64::from_le_bytes(bytes))
@@ -103,12 +103,12 @@ impl Memory {
     /// The directory entry for an address of a space.
     pub fn directory_entry(&self, space: Space, address: u64) -> Option<Pde> {
         let index = address >> directory::SHIFT;
-        let place = Place::of(space.directory()).after(index * 8);
+        let place = PhysicalAddress::of(space.directory()).after(index * 8);
         self.word(place).map(Pde::parse)
     }
 
     fn table_entry(&self, table: Table, index: u64) -> Option<Pte> {
-        let place = Place::of(table.target()).after(index * 8);
+        let place = PhysicalAddress::of(table.target()).after(index * 8);
         Pte::parse(self.word(place)?).ok()?
     }
 
@@ -160,7 +160,7 @@ impl Memory {
         }
         let offset = address % size;
         Ok(Span {
-            place: Place::of(page.target()).after(offset),
+            place: PhysicalAddress::of(page.target()).after(offset),
             len: size - offset,
         })
     }

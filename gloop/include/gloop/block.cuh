@@ -61,6 +61,7 @@ GLOOP_DEVICE bool enter(Loop& loop, const Ctl& ctl, u32& p) {
       loop.ready_count = 0;
       loop.sent = 0;
       loop.taken = 0;
+      loop.counted = 0;
       loop.kept_count = 0;
       loop.kept_bytes = 0;
     }
@@ -74,6 +75,11 @@ GLOOP_DEVICE bool enter(Loop& loop, const Ctl& ctl, u32& p) {
 
 // Saves what there is to do, if there is something; whether there is.
 GLOOP_DEVICE bool save(Loop& loop) {
+  if (leader() && loop.taken != loop.counted) {
+    atomicAdd(&loop.ctl.board->taken, loop.taken - loop.counted);
+    loop.counted = loop.taken;
+  }
+  __syncthreads();
   if (loop.finished != 0) return false;
   kept(loop, false);
   copy(loop.own->saved, &loop, sizeof(Loop));
@@ -98,6 +104,7 @@ GLOOP_DEVICE void leave(const Ctl& ctl, bool unfinished) {
   board->left = 0;
   ctl.exit->fault = fault;
   ctl.exit->launch = ctl.launch;
+  ctl.exit->taken = ptx::load_device(&board->taken);
   ptx::store_host(&ctl.exit->code, fault != 0              ? EXIT_FAULT
                                    : done                  ? EXIT_DONE
                                    : waiting == ctl.launch ? EXIT_WAITING

@@ -122,14 +122,18 @@ struct alignas(64) Exit {
   u32 fault;
   // The launch that the others are about.
   u32 launch;
+  // Answers that all blocks have taken so far, modulo 2^32: more have come since if the host has
+  // given more.
+  u32 taken;
   // Zero.
-  u32 reserved[13];
+  u32 reserved[12];
 };
 static_assert(sizeof(Exit) == 64, "");
 static_assert(GLOOP_OFFSET(Exit, code) == 0, "");
 static_assert(GLOOP_OFFSET(Exit, fault) == 4, "");
 static_assert(GLOOP_OFFSET(Exit, launch) == 8, "");
-static_assert(GLOOP_OFFSET(Exit, reserved) == 12, "");
+static_assert(GLOOP_OFFSET(Exit, taken) == 12, "");
+static_assert(GLOOP_OFFSET(Exit, reserved) == 16, "");
 
 // What the blocks of a launch share, in the device's memory.
 struct alignas(128) Board {
@@ -149,8 +153,10 @@ struct alignas(128) Board {
   u32 waiting;
   // The fault of a block, if not zero.
   u32 fault;
+  // Answers that blocks have taken in all launches.
+  u32 taken;
   // Zero.
-  u32 reserved[17];
+  u32 reserved[16];
 };
 static_assert(sizeof(Board) == 128, "");
 static_assert(GLOOP_OFFSET(Board, stop) == 0, "");
@@ -161,7 +167,8 @@ static_assert(GLOOP_OFFSET(Board, left) == 24, "");
 static_assert(GLOOP_OFFSET(Board, idle) == 32, "");
 static_assert(GLOOP_OFFSET(Board, waiting) == 36, "");
 static_assert(GLOOP_OFFSET(Board, fault) == 40, "");
-static_assert(GLOOP_OFFSET(Board, reserved) == 44, "");
+static_assert(GLOOP_OFFSET(Board, taken) == 44, "");
+static_assert(GLOOP_OFFSET(Board, reserved) == 48, "");
 
 // A closure that waits for an event.
 struct alignas(16) Slot {
@@ -236,8 +243,13 @@ struct alignas(16) Ctl {
   u32 idle_ns;
   // The most logical blocks that a physical block takes at a time.
   u32 batch;
+  // Where the arbiter of the GPU says that a turn is over (the lower half: its number), and that
+  // others wait (the upper half, not zero); 0 if there is no arbiter, or the host looks.
+  const u64* turns;
+  // The turn in which this launch runs, if `turns` is not 0.
+  u32 turn;
   // Zero.
-  u32 reserved[8];
+  u32 reserved[5];
 };
 static_assert(sizeof(Ctl) == 144, "");
 static_assert(GLOOP_OFFSET(Ctl, orders) == 0, "");
@@ -260,5 +272,7 @@ static_assert(GLOOP_OFFSET(Ctl, poll_ns) == 96, "");
 static_assert(GLOOP_OFFSET(Ctl, own_poll_ns) == 100, "");
 static_assert(GLOOP_OFFSET(Ctl, idle_ns) == 104, "");
 static_assert(GLOOP_OFFSET(Ctl, batch) == 108, "");
-static_assert(GLOOP_OFFSET(Ctl, reserved) == 112, "");
+static_assert(GLOOP_OFFSET(Ctl, turns) == 112, "");
+static_assert(GLOOP_OFFSET(Ctl, turn) == 120, "");
+static_assert(GLOOP_OFFSET(Ctl, reserved) == 124, "");
 }  // namespace gloop

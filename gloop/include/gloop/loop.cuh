@@ -53,6 +53,7 @@ struct alignas(16) Loop {
   u32 ready_count;
   u32 sent;
   u32 taken;
+  u32 counted;      // of those taken, how many the board knows of
   u32 page;         // the page that was taken last, told to all threads
   u32 kept_count;
   u32 kept_bytes;
@@ -194,8 +195,12 @@ struct alignas(16) Loop {
         atomicCAS(&board->polled, last, now) == last) {
       polled = now;
       const u64 orders = ptx::load_host(reinterpret_cast<const u64*>(ctl.orders));
-      if (static_cast<u32>(orders >> 32) == ctl.launch) ptx::store_device(&board->contended, ctl.launch);
-      if (static_cast<u32>(orders) == ctl.launch) {
+      // Whoever shares the GPU among processes says the same by itself. Both reads are under way at once.
+      const u64 turns = ctl.turns != nullptr ? ptx::load_host(ctl.turns) : 0;
+      const bool over = ctl.turns != nullptr && static_cast<u32>(turns) == ctl.turn;
+      if (static_cast<u32>(orders >> 32) == ctl.launch || turns >> 32 != 0)
+        ptx::store_device(&board->contended, ctl.launch);
+      if (static_cast<u32>(orders) == ctl.launch || over) {
         ptx::store_device(&board->stop, ctl.launch);
         gate.stopping = 1;
       }

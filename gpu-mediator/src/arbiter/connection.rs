@@ -12,7 +12,7 @@ use std::{
 };
 
 use gantry_remoting::{
-    transport::{
+    link::{
         closer::{Closer, Connection},
         socket,
     },
@@ -231,6 +231,16 @@ impl Worker {
         grant.turn.fetch_add(1, Ordering::Release);
         // A worker that reads nothing has a full buffer, and need not be woken.
         let _ = Word::say(Word::Want, &*self.stream);
+    }
+
+    /// Tells the worker that its turn is over: a word that a GPU may read by itself, and a byte that
+    /// wakes the worker.
+    pub fn stop(&self) {
+        let turn = self.grant.turn.load(Ordering::Relaxed);
+        // The lower half.
+        self.grant.stop.store(turn as u32, Ordering::Release);
+        // As in `give`.
+        let _ = Word::say(Word::Again, &*self.stream);
     }
 
     /// Tells the worker whether somebody else waits.

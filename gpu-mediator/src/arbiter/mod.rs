@@ -34,7 +34,7 @@ use std::{
 use connection::{Newcomer, Worker};
 use gantry_remoting::{
     descriptors::{self, Limit},
-    transport::{closer::Closer, socket},
+    link::{closer::Closer, socket},
     turns::message::Word,
 };
 use status::Status;
@@ -134,12 +134,24 @@ struct Over {
     counted: Moment,
 }
 
+/// Whether who has the device is told that its turn is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stop {
+    /// The turn is for one request, which ends by itself.
+    Never,
+    /// As soon as it is due and others wait.
+    WhenDue,
+    /// It was told.
+    Told,
+}
+
 /// Who has the device.
 #[derive(Clone, Copy, Debug)]
 struct Turn {
     member: u64,
     /// By when it should be over if others wait.
     due: Moment,
+    stop: Stop,
     /// Since when every look has found it unused.
     unused: Option<Moment>,
     /// Others wait, and it was between two batches when that was looked at: until when it keeps the
@@ -235,12 +247,13 @@ impl Arbiter {
         if ready.contains(&self.readers.as_raw_fd()) {
             self.show();
         }
-        self.greet(&ready);
+        self.handshake(&ready);
         let ids: Vec<u64> = self.members.keys().copied().collect();
         for id in ids {
             self.hear(id, &ready);
         }
         self.enforce(Moment::now());
+        self.stop_overdue(Moment::now());
         self.let_go(Moment::now());
         self.end_pause(Moment::now());
         self.dispatch();
@@ -276,10 +289,12 @@ impl Arbiter {
         let left = |moment: Moment| moment.since(Moment::now());
         let (ask, deaf) = (self.ask.map(left), self.deaf.map(left));
         let pause = self.turn.and_then(|turn| turn.paused).map(left);
+        let overdue = self.turn.filter(|turn| self.is_to_stop(turn));
+        let overdue = overdue.map(|turn| left(turn.due));
         let tick = (self.limit.is_some() && self.is_used()).then_some(TICK);
         let newcomers = self.newcomers.iter().map(Newcomer::since).min();
         let silent = newcomers.map(|since| left(since + INTRODUCTION));
-        let times = [ask, pause, deaf, tick, silent, patience];
+        let times = [ask, pause, overdue, deaf, tick, silent, patience];
         let patience = times.into_iter().flatten().min();
         descriptors::poll(&mut polled, patience)?;
         let ready = polled.into_iter().filter(|entry| entry.revents != 0);
@@ -316,7 +331,7 @@ impl Arbiter {
     }
 
     /// Reads newcomers' first messages.
-    fn greet(&mut self, ready: &[i32]) {
+    fn handshake(&mut self, ready: &[i32]) {
         for mut newcomer in std::mem::take(&mut self.newcomers) {
             if !ready.contains(&newcomer.fd()) {
                 self.newcomers.push(newcomer);
@@ -693,13 +708,14 @@ impl Arbiter {
                 self.scheduler.done(now);
                 continue;
             };
-            let length = match turn.slice {
-                Slice::Request => Duration::ZERO,
-                Slice::Time(length) => length,
+            let (length, stop) = match turn.slice {
+                Slice::Request => (Duration::ZERO, Stop::Never),
+                Slice::Time(length) => (length, Stop::WhenDue),
             };
             self.turn = Some(Turn {
                 member: id,
                 due: now + length,
+                stop,
                 unused: None,
                 paused: None,
             });
@@ -761,6 +777,29 @@ impl Arbiter {
                 );
             }
         }
+    }
+
+    /// Whether who has this turn is to be told when it is due: kernels that can be stopped end then,
+    /// and others have given the device back a little earlier, mostly.
+    fn is_to_stop(&self, turn: &Turn) -> bool {
+        turn.stop == Stop::WhenDue && self.waited_for()
+    }
+
+    /// Tells who has had the device for its turn, while others wait, that this is over.
+    fn stop_overdue(&mut self, now: Moment) {
+        let Some(turn) = self.turn.filter(|turn| self.is_to_stop(turn)) else {
+            return;
+        };
+        if now < turn.due {
+            return;
+        }
+        if let Some(member) = self.members.get(&turn.member) {
+            member.worker.stop();
+        }
+        self.turn = Some(Turn {
+            stop: Stop::Told,
+            ..turn
+        });
     }
 
     /// Takes the device from who has not used it for long, as far as has been seen.

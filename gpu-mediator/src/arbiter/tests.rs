@@ -9,7 +9,7 @@ use std::{
 
 use gantry_remoting::turns::{
     message::{self, Join},
-    page::claim,
+    page::{Grant, Page, claim},
 };
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
@@ -96,7 +96,7 @@ impl Arranged {
                 }];
                 descriptors::poll(&mut entry, Some(Duration::ZERO)).unwrap() > 0
             });
-            self.arbiter.greet(&polled);
+            self.arbiter.handshake(&polled);
         }
     }
 
@@ -112,6 +112,13 @@ impl Arranged {
         let account = self.arbiter.members[&worker].worker.account();
         let nanos = time.as_nanos() as u64;
         account.overrun.store(nanos, Ordering::Relaxed);
+    }
+
+    /// The page of grants that a worker has got.
+    fn pages(&mut self, worker: usize) -> fs::File {
+        let stream = &self.workers[worker - 1].0;
+        let (_, file) = stream.recv_with_fd(&mut [0]).unwrap();
+        file.unwrap()
     }
 
     fn turn(&mut self, worker: u64) {
@@ -434,4 +441,46 @@ fn a_flood_of_connections_of_one_process_is_one_newcomer() {
     assert_eq!(arranged.arbiter.members.len(), 1);
     arranged.join(&path, "other");
     assert_eq!(arranged.arbiter.members.len(), 2);
+}
+
+#[test]
+fn a_turn_that_is_over_while_others_wait_is_ended_by_one_word() {
+    let mut arranged = arrange("stop", &["eater", "waits"]);
+    let grant = Page::<Grant>::map(&arranged.pages(1), false).unwrap();
+    let stop = || grant.stop.load(Ordering::Acquire);
+    arranged.turn(1);
+    let due = arranged.arbiter.turn.unwrap().due;
+    // Alone, it goes on for as long as it likes.
+    arranged.arbiter.stop_overdue(due + SECOND);
+    assert_eq!(stop(), 0);
+    arranged.arbiter.want(2);
+    let due = arranged.arbiter.turn.unwrap().due;
+    arranged.arbiter.stop_overdue(due);
+    assert_eq!(stop(), 1, "the turn has the number 1");
+    assert!(!arranged.arbiter.is_to_stop(&arranged.arbiter.turn.unwrap()));
+    // Its next turn has another number.
+    arranged.arbiter.obey(1, Word::Again);
+    arranged.arbiter.dispatch();
+    arranged.arbiter.obey(2, Word::Done);
+    arranged.arbiter.dispatch();
+    assert_eq!(grant.turn.load(Ordering::Relaxed), 2);
+    assert_eq!(stop(), 1);
+}
+
+#[test]
+fn a_turn_for_one_request_is_not_stopped() {
+    let mut arranged = arrange("whole", &["eater", "waits"]);
+    arranged.arbiter.scheduler = Scheduler::new(Name::Fifo.make());
+    for (id, vm) in &arranged.arbiter.vms {
+        arranged
+            .arbiter
+            .scheduler
+            .join(*id, vm.weight, Moment::now());
+    }
+    arranged.turn(1);
+    arranged.arbiter.want(2);
+    let turn = arranged.arbiter.turn.unwrap();
+    assert_eq!(turn.stop, Stop::Never);
+    arranged.arbiter.stop_overdue(turn.due + SECOND);
+    assert_eq!(arranged.arbiter.turn.unwrap().stop, Stop::Never);
 }

@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use super::{ClientId, Next, Place, Policy, Weight, periods_over};
+use super::{ClientId, Next, Policy, Rank, Weight, periods_over};
 use crate::{Moment, Slice};
 
 /// How often credit is given out, and the most that a client can save.
@@ -75,19 +75,19 @@ impl Policy for Band {
         }
     }
 
-    fn place(&self, id: ClientId) -> Place {
+    fn rank(&self, id: ClientId) -> Rank {
         let credit = |id| {
             self.clients
                 .get(id)
                 .map_or(i64::MIN, |client| client.credit)
         };
         let Some(most) = self.waiting.iter().map(credit).max() else {
-            return Place::First;
+            return Rank::First;
         };
         match credit(&id).saturating_sub(most) {
-            ..=0 => Place::Behind,
-            ahead if ahead < LIMIT / 4 => Place::First,
-            _ => Place::Owed,
+            ..=0 => Rank::Behind,
+            ahead if ahead < LIMIT / 4 => Rank::First,
+            _ => Rank::Owed,
         }
     }
 
@@ -163,8 +163,8 @@ mod tests {
         fn want(&mut self, client: ClientId, kept: bool, now: Moment) {
             self.0.lock().unwrap().want(client, kept, now);
         }
-        fn place(&self, client: ClientId) -> Place {
-            self.0.lock().unwrap().place(client)
+        fn rank(&self, client: ClientId) -> Rank {
+            self.0.lock().unwrap().rank(client)
         }
         fn unwant(&mut self, client: ClientId) {
             self.0.lock().unwrap().unwant(client);

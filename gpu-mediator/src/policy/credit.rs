@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use super::{ClientId, Next, Place, Policy, Weight, periods_over};
+use super::{ClientId, Next, Policy, Rank, Weight, periods_over};
 use crate::{Moment, Slice};
 
 /// How often credit is given out, the most that a client can have or owe, and a turn.
@@ -111,14 +111,14 @@ impl Policy for Credit {
     }
 
     /// Within a priority clients take turns, and who is away is the last.
-    fn place(&self, id: ClientId) -> Place {
+    fn rank(&self, id: ClientId) -> Rank {
         let priority = |id| self.clients.get(id).map(Client::priority);
         let Some(first) = self.waiting.iter().filter_map(priority).min() else {
-            return Place::First;
+            return Rank::First;
         };
         match priority(&id) {
-            Some(own) if own < first.max(Priority::Under) => Place::Owed,
-            _ => Place::Behind,
+            Some(own) if own < first.max(Priority::Under) => Rank::Owed,
+            _ => Rank::Behind,
         }
     }
 

@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use super::{ClientId, Next, Place, Policy, Weight};
+use super::{ClientId, Next, Policy, Rank, Weight};
 use crate::{Moment, Slice};
 
 /// A turn on devices that cannot be interrupted: short, since its end is late anyway.
@@ -112,18 +112,18 @@ impl Policy for Fair {
         self.waiting.insert((client.tag, self.place, id));
     }
 
-    fn place(&self, id: ClientId) -> Place {
+    fn rank(&self, id: ClientId) -> Rank {
         let Some(client) = self.clients.get(&id) else {
-            return Place::Behind;
+            return Rank::Behind;
         };
         let Some((first, _, other)) = self.waiting.first() else {
-            return Place::First;
+            return Rank::First;
         };
         let weight = self.clients.get(other).map(|other| other.weight);
         match first.since(client.tag, weight.unwrap_or(Weight::ONE)) {
-            None => Place::Behind,
-            Some(ahead) if ahead < WHOLE => Place::First,
-            Some(_) => Place::Owed,
+            None => Rank::Behind,
+            Some(ahead) if ahead < WHOLE => Rank::First,
+            Some(_) => Rank::Owed,
         }
     }
 

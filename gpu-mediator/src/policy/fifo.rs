@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use super::{ClientId, Next, Place, Policy, Weight};
+use super::{ClientId, Next, Policy, Rank, Weight};
 use crate::{Moment, Slice};
 
 /// First come, first served; weights mean nothing.
@@ -23,8 +23,8 @@ impl Policy for Fifo {
     }
 
     /// Who is not there has not come.
-    fn place(&self, _: ClientId) -> Place {
-        Place::Behind
+    fn rank(&self, _: ClientId) -> Rank {
+        Rank::Behind
     }
 
     fn unwant(&mut self, client: ClientId) {

@@ -92,7 +92,7 @@ pub enum Next {
 
 /// Where a client that does not wait would be among those who do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Place {
+pub enum Rank {
     /// Another one would go first.
     Behind,
     /// It would be named next.
@@ -113,7 +113,7 @@ pub trait Policy: fmt::Debug + Send {
     fn want(&mut self, client: ClientId, kept: bool, now: Moment);
     /// Where a client that does not wait would be if it did. While nobody waits, that is nowhere
     /// behind.
-    fn place(&self, client: ClientId) -> Place;
+    fn rank(&self, client: ClientId) -> Rank;
     /// The client does not wait any longer.
     fn unwant(&mut self, client: ClientId);
     /// The client has used the device for so long.

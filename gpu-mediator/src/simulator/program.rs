@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use gantry_remoting::turns::meter::Kind;
+use gantry_remoting::turns::meter::RequestClass;
 
 /// How long a client's kernels take.
 #[derive(Clone, Debug)]
@@ -21,7 +21,7 @@ pub struct Request {
     /// How long it takes.
     pub length: Duration,
     /// What can be told of it before.
-    pub kind: Kind,
+    pub kind: RequestClass,
 }
 
 /// What a client does.
@@ -88,20 +88,20 @@ impl Program {
         match &self.lengths {
             Lengths::Always(length) => Request {
                 length: *length,
-                kind: Kind(0),
+                kind: RequestClass(0),
             },
             Lengths::AnyOf(lengths) => {
                 let index = random.usize(..lengths.len().max(1));
                 Request {
                     length: lengths.get(index).copied().unwrap_or_default(),
-                    kind: Kind(index as u64),
+                    kind: RequestClass(index as u64),
                 }
             }
             Lengths::Between(shortest, longest) => {
                 let octaves = (longest.as_secs_f64() / shortest.as_secs_f64()).log2();
                 Request {
                     length: shortest.mul_f64((random.f64() * octaves).exp2()),
-                    kind: Kind(0),
+                    kind: RequestClass(0),
                 }
             }
         }

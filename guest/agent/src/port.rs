@@ -10,8 +10,8 @@ use std::{
 use base::{Access, Mapping};
 use gantry_remoting::{
     apis,
-    link::window::{GREETING, REPLY},
-    port::{self, Command, DOORBELL, Place, State, registers},
+    link::window::{CLIENT_HELLO, REPLY},
+    port::{self, Command, DOORBELL, SliceOffsets, State, registers},
     wire::{
         api::ApiId,
         hello::{self, Form, Hello},
@@ -289,7 +289,7 @@ impl Port {
             unsafe {
                 page.0
                     .start()
-                    .add(GREETING as usize + at)
+                    .add(CLIENT_HELLO as usize + at)
                     .write_volatile(*byte)
             };
         }
@@ -327,8 +327,8 @@ impl Port {
     }
 
     /// Where an application finds its slice in the files.
-    pub fn place(&self, slice: u32) -> Place {
-        Place {
+    pub fn place(&self, slice: u32) -> SliceOffsets {
+        SliceOffsets {
             slice: u64::from(slice) * self.slice_size,
             doorbell: u64::from(slice) * DOORBELL,
         }

@@ -60,7 +60,7 @@ pub enum Error {
 /// How far a client is.
 enum Step {
     /// It has yet to say hello.
-    Greeting,
+    Hello,
     /// It has said hello and waits for a free slice.
     Queued([u8; hello::SIZE]),
     /// Its slice waits for a worker.
@@ -87,7 +87,7 @@ impl Client {
             Step::Opening { port, slice } | Step::Served { port, slice, .. } => {
                 Some((port, *slice))
             }
-            Step::Greeting | Step::Queued(_) => None,
+            Step::Hello | Step::Queued(_) => None,
         }
     }
 
@@ -221,7 +221,7 @@ impl Server {
     fn next_look(&self) -> Option<Duration> {
         let next = |client: &Client| match client.step {
             Step::Opening { .. } | Step::Queued(_) => Some(SOON),
-            Step::Greeting => Some(HELLO),
+            Step::Hello => Some(HELLO),
             Step::Served { .. } => None,
         };
         self.clients.iter().filter_map(next).min()
@@ -292,7 +292,7 @@ impl Server {
                 self.clients.push(Client {
                     stream,
                     user,
-                    step: Step::Greeting,
+                    step: Step::Hello,
                     since: Instant::now(),
                 });
             }
@@ -370,7 +370,7 @@ impl Server {
             changed |= port.changed() || !port.is_there();
         }
         let impatient = |client: &Client| match client.step {
-            Step::Greeting => client.since.elapsed() >= HELLO,
+            Step::Hello => client.since.elapsed() >= HELLO,
             Step::Opening { .. } => client.since.elapsed() >= PATIENCE,
             Step::Queued(_) | Step::Served { .. } => false,
         };
@@ -431,7 +431,7 @@ impl Server {
 /// Takes what a client has sent; false if it is to go.
 fn said(client: &mut Client) -> bool {
     match client.step {
-        Step::Greeting => {}
+        Step::Hello => {}
         Step::Served { .. } => return asks(&client.stream),
         // Nothing is to be said: it has ended, or is no driver of ours.
         Step::Queued(_) | Step::Opening { .. } => return false,

@@ -23,7 +23,7 @@ use gantry_remoting::{
         },
         window::Window,
     },
-    port::Place,
+    port::SliceOffsets,
     wire::hello::{Form, Hello},
 };
 
@@ -128,9 +128,9 @@ impl<D: Driver> Link<D> {
                 let patience = alarm
                     .as_ref()
                     .map_or(LIVENESS_TIMEOUT, |_| ALARMED_LIVENESS_TIMEOUT);
-                let mut place = [0; Place::SIZE];
+                let mut place = [0; SliceOffsets::SIZE];
                 (&mut &stream).read_exact(&mut place)?;
-                let place = Place::from_bytes(place);
+                let place = SliceOffsets::from_bytes(place);
                 let bell = Doorbell::Port {
                     page: Arc::new(DoorbellPage::map(doorbells, place.doorbell)?),
                     naps: Arc::new(Naps::new(alarm)),

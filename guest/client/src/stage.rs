@@ -13,7 +13,7 @@ use std::{
 use base::Unpoisoned;
 use gantry_remoting::{
     link::window::Window,
-    wire::messages::{Place, StageId},
+    wire::messages::{StageId, WindowRange},
 };
 
 use crate::{
@@ -316,7 +316,7 @@ impl<D: Driver> Link<D> {
     }
 
     /// Makes reserved space a stage: it is given back when its command has completed.
-    pub fn stage(&self, offset: u64, length: u64) -> Place {
+    pub fn stage(&self, offset: u64, length: u64) -> WindowRange {
         self.stage_of(Stage {
             offset,
             length,
@@ -330,7 +330,12 @@ impl<D: Driver> Link<D> {
     ///
     /// # Safety
     /// The memory where it lands can be written until then, and has no more bytes than are reserved.
-    pub unsafe fn stage_into(&self, offset: u64, length: u64, destination: HostRegion) -> Place {
+    pub unsafe fn stage_into(
+        &self,
+        offset: u64,
+        length: u64,
+        destination: HostRegion,
+    ) -> WindowRange {
         self.stage_of(Stage {
             offset,
             length,
@@ -356,9 +361,9 @@ impl<D: Driver> Link<D> {
     }
 
     /// Reserved space that a command writes to and that stays reserved.
-    pub fn mapped(&self, offset: u64, length: u64) -> Place {
+    pub fn mapped(&self, offset: u64, length: u64) -> WindowRange {
         if self.shared {
-            return Place {
+            return WindowRange {
                 offset,
                 length,
                 stage: None,
@@ -373,10 +378,10 @@ impl<D: Driver> Link<D> {
         })
     }
 
-    fn stage_of(&self, stage: Stage) -> Place {
+    fn stage_of(&self, stage: Stage) -> WindowRange {
         let Stage { offset, length, .. } = stage;
         let id = self.stages.lock_unpoisoned().add(stage);
-        Place {
+        WindowRange {
             offset,
             length,
             stage: Some(id),
@@ -387,7 +392,7 @@ impl<D: Driver> Link<D> {
     ///
     /// # Safety
     /// The memory can be read.
-    pub unsafe fn stage_copy(&self, from: &HostRegion) -> Result<Place, D::Status> {
+    pub unsafe fn stage_copy(&self, from: &HostRegion) -> Result<WindowRange, D::Status> {
         let length = from.size() as u64;
         let offset = self.reserve(length)?;
         // SAFETY: as the caller vouches.

@@ -1,7 +1,7 @@
-//! An application without scruples: `opencl_hostile SOCKET MISDEED` talks to a worker by itself,
+//! An application without scruples: `opencl_hostile SOCKET ATTACK` talks to a worker by itself,
 //! without the driver, and breaks one rule. The socket is a pool's, or in a guest the agent's.
 //!
-//! | misdeed | what | printed |
+//! | attack | what | printed |
 //! |---|---|---|
 //! | `garbage` | random bytes in the ring of calls | `ended` |
 //! | `index` | an index of the ring far ahead | `ended` |
@@ -37,8 +37,8 @@ use gantry_remoting::{
         calls::{
             self, BuildProgram, Call, ContextId, CreateBuffer, CreateContext, CreateKernel,
             CreateProgram, CreateQueue, DeviceId, Finish, Grid, KernelId, MemId, NdRange, Order,
-            Place, ProgramId, ProgramOrigin, QueueId, ReadBuffer, ReleaseMem, SvmAlloc, SvmFill,
-            SvmFree, SvmRead, SvmWrite, WriteBuffer,
+            ProgramId, ProgramOrigin, QueueId, ReadBuffer, ReleaseMem, SvmAlloc, SvmFill, SvmFree,
+            SvmRead, SvmWrite, WindowRange, WriteBuffer,
         },
         codes,
     },
@@ -119,9 +119,9 @@ impl Client {
         let memory = files.next().ok_or("no window")?;
         let (at, bell) = match hello.form {
             Form::Port => {
-                let mut place = [0; port::Place::SIZE];
+                let mut place = [0; port::SliceOffsets::SIZE];
                 (&stream).read_exact(&mut place)?;
-                let place = port::Place::from_bytes(place);
+                let place = port::SliceOffsets::from_bytes(place);
                 let doorbells = files.next().ok_or("no doorbell")?;
                 let bell = Doorbell::Port {
                     page: Arc::new(DoorbellPage::map(&doorbells, place.doorbell)?),
@@ -361,7 +361,7 @@ fn length(client: &mut Client) -> Result<&'static str, Failed> {
     client.wait_for_end()
 }
 
-fn buffer(id: u32, size: u64, lives: Option<u64>, contents: Option<Place>) -> CreateBuffer {
+fn buffer(id: u32, size: u64, lives: Option<u64>, contents: Option<WindowRange>) -> CreateBuffer {
     CreateBuffer {
         id: MemId(id),
         context: CONTEXT,
@@ -387,7 +387,7 @@ fn outside(client: &mut Client) -> Result<&'static str, Failed> {
         (u64::MAX - 63, 4096),
     ];
     for (number, (offset, length)) in (1..).zip(places) {
-        let place = || Place {
+        let place = || WindowRange {
             offset,
             length,
             stage: None,
@@ -414,7 +414,7 @@ fn outside(client: &mut Client) -> Result<&'static str, Failed> {
     }
     shared_addresses(client)?;
     // What lies within is served.
-    let place = Place {
+    let place = WindowRange {
         offset: end - 4096,
         length: 4096,
         stage: None,
@@ -443,7 +443,7 @@ fn shared_addresses(client: &mut Client) -> Result<(), Failed> {
     };
     let here = std::ptr::from_ref(client) as u64;
     let addresses = [0, start - 1, start + 1, start + SIZE, u64::MAX - SIZE, here];
-    let to = || Place {
+    let to = || WindowRange {
         offset: 8 << 20,
         length: SIZE,
         stage: None,
@@ -601,7 +601,7 @@ fn whole(client: &mut Client) -> Result<&'static str, Failed> {
         order: order(),
         mem: MemId(0),
         offset: 0,
-        to: Place {
+        to: WindowRange {
             offset,
             length: 4096,
             stage: None,
@@ -612,11 +612,11 @@ fn whole(client: &mut Client) -> Result<&'static str, Failed> {
 
 fn main() -> Result<(), Failed> {
     let mut arguments = std::env::args().skip(1);
-    let (Some(socket), Some(misdeed)) = (arguments.next(), arguments.next()) else {
-        return Err("usage: opencl_hostile SOCKET MISDEED".into());
+    let (Some(socket), Some(attack)) = (arguments.next(), arguments.next()) else {
+        return Err("usage: opencl_hostile SOCKET ATTACK".into());
     };
     let client = |steps| Client::connect(&socket, Steps(steps));
-    let said = match misdeed.as_str() {
+    let said = match attack.as_str() {
         "garbage" => garbage(&mut client(None)?),
         "files" => files(&socket),
         "index" => index(&mut client(None)?),

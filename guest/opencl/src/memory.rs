@@ -7,7 +7,7 @@ use gantry_client::stage::HostRegion;
 use gantry_remoting::apis::opencl::{
     calls::{
         CreateBuffer, CreateImage, CreateSampler, CreateSubBuffer, ImageFormats, ImageShape, MemId,
-        Place, SamplerId, Target,
+        SamplerId, Target, WindowRange,
     },
     codes,
     image::{ImageDesc, ImageFormat, pixel_size},
@@ -84,7 +84,7 @@ fn buffer(
             // SAFETY: the application vouches for its memory, here and below, as the API demands.
             (Some((offset, _)), _) => unsafe { link.fill(offset, &data, link.reader())? },
             (None, Some(offset)) => {
-                contents = Some(Place {
+                contents = Some(WindowRange {
                     offset,
                     length: size,
                     stage: None,

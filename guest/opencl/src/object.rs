@@ -33,7 +33,7 @@ use crate::{
 };
 
 /// A kind of object.
-pub trait Kind: Sized {
+pub trait ObjectType: Sized {
     /// Tells it from other kinds.
     const TAG: u32;
     /// The code for what is no such object.
@@ -44,7 +44,7 @@ pub trait Kind: Sized {
 
 /// An object. The dispatch table comes first: the loader looks there.
 #[repr(C)]
-pub struct Object<T: Kind> {
+pub struct Object<T: ObjectType> {
     table: &'static Table,
     tag: u32,
     count: AtomicU32,
@@ -75,7 +75,7 @@ pub type Handle<T> = *mut Object<T>;
 /// A reference of the driver's own.
 pub type Own<T> = Arc<Object<T>>;
 
-impl<T: Kind> Drop for Object<T> {
+impl<T: ObjectType> Drop for Object<T> {
     fn drop(&mut self) {
         self.tag = 0;
         if T::TAG == MEM || T::TAG == SAMPLER {
@@ -86,7 +86,7 @@ impl<T: Kind> Drop for Object<T> {
     }
 }
 
-impl<T: Kind> Object<T> {
+impl<T: ObjectType> Object<T> {
     /// A new object with one reference of the application.
     pub fn handle(it: T) -> Handle<T> {
         Arc::into_raw(Self::own(it, 1)).cast_mut()
@@ -127,7 +127,7 @@ impl<T: Kind> Object<T> {
 }
 
 /// The object behind a handle.
-pub fn get<'a, T: Kind>(handle: Handle<T>) -> Outcome<&'a Object<T>> {
+pub fn get<'a, T: ObjectType>(handle: Handle<T>) -> Outcome<&'a Object<T>> {
     if handle.is_null() || !handle.is_aligned() {
         return Err(T::INVALID);
     }
@@ -142,7 +142,7 @@ pub fn get<'a, T: Kind>(handle: Handle<T>) -> Outcome<&'a Object<T>> {
 }
 
 /// The driver's own references to a list of objects.
-pub fn keep_all<T: Kind>(handles: &[Handle<T>]) -> Outcome<Vec<Own<T>>> {
+pub fn keep_all<T: ObjectType>(handles: &[Handle<T>]) -> Outcome<Vec<Own<T>>> {
     handles
         .iter()
         .map(|&handle| Ok(get(handle)?.keep()))
@@ -150,13 +150,13 @@ pub fn keep_all<T: Kind>(handles: &[Handle<T>]) -> Outcome<Vec<Own<T>>> {
 }
 
 /// `clRetain...`.
-pub fn retain<T: Kind>(handle: Handle<T>) -> Outcome {
+pub fn retain<T: ObjectType>(handle: Handle<T>) -> Outcome {
     get(handle)?.count.fetch_add(1, Ordering::Relaxed);
     Ok(())
 }
 
 /// `clRelease...`.
-pub fn release<T: Kind>(handle: Handle<T>) -> Outcome {
+pub fn release<T: ObjectType>(handle: Handle<T>) -> Outcome {
     let object = get(handle)?;
     if object.count.fetch_sub(1, Ordering::AcqRel) == 1 {
         // SAFETY: all references of the application together are one of the driver's, which
@@ -351,7 +351,7 @@ pub struct Event {
 /// Implements what all kinds do at their end: tell the worker, and give the number back.
 macro_rules! kinds {
     ($($kind:ident $tag:expr, $invalid:ident $call:ident $numbers:ident;)*) => {$(
-        impl Kind for $kind {
+        impl ObjectType for $kind {
             const TAG: u32 = $tag;
             const INVALID: i32 = codes::$invalid;
 
@@ -373,14 +373,14 @@ kinds! {
     Event 0x4754_0009, INVALID_EVENT ReleaseEvent events;
 }
 
-impl Kind for Platform {
+impl ObjectType for Platform {
     const TAG: u32 = 0x4754_0001;
     const INVALID: i32 = codes::INVALID_PLATFORM;
 
     fn released(&mut self, _: *mut c_void) {}
 }
 
-impl Kind for Device {
+impl ObjectType for Device {
     const TAG: u32 = 0x4754_0002;
     const INVALID: i32 = codes::INVALID_DEVICE;
 
@@ -397,7 +397,7 @@ impl Kind for Device {
 /// The first number of sub-devices: root devices have the worker's numbers.
 pub const SUB_DEVICES: u32 = 4096;
 
-impl Kind for Context {
+impl ObjectType for Context {
     const TAG: u32 = 0x4754_0003;
     const INVALID: i32 = codes::INVALID_CONTEXT;
 
@@ -417,7 +417,7 @@ impl Kind for Context {
     }
 }
 
-impl Kind for Mem {
+impl ObjectType for Mem {
     const TAG: u32 = MEM;
     const INVALID: i32 = codes::INVALID_MEM_OBJECT;
 

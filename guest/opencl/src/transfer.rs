@@ -12,8 +12,8 @@ use gantry_client::{
 };
 use gantry_remoting::apis::opencl::{
     calls::{
-        BufferRect, ImageRect, Map, Marker, Place, ReadBuffer, StageId, SvmRead, SvmWrite, Unmap,
-        Unstage, WriteBuffer,
+        BufferRect, ImageRect, Map, Marker, ReadBuffer, StageId, SvmRead, SvmWrite, Unmap, Unstage,
+        WindowRange, WriteBuffer,
     },
     codes,
 };
@@ -42,11 +42,11 @@ fn piece_size(size: u64) -> u64 {
 }
 
 /// The window's side of a transfer.
-fn place(link: &Link, memory: HostRegion, write: bool) -> Outcome<Place> {
+fn place(link: &Link, memory: HostRegion, write: bool) -> Outcome<WindowRange> {
     let size = memory.size() as u64;
     let flat = memory.rows * memory.slices <= 1;
     if flat && let Some(offset) = link.shared(memory.start, size) {
-        return Ok(Place {
+        return Ok(WindowRange {
             offset,
             length: size,
             stage: None,
@@ -95,7 +95,7 @@ fn piece(
 ) -> Outcome<Option<StageId>> {
     let link = link::connected()?;
     let mut stage = None;
-    let mut place = || -> Outcome<Place> {
+    let mut place = || -> Outcome<WindowRange> {
         let place = place(link, memory, write)?;
         stage = place.stage;
         Ok(place)
@@ -727,7 +727,7 @@ fn submit_map<C: gantry_remoting::apis::opencl::calls::Call<Answer = ()>>(
     start: u64,
     size: u64,
     host: Option<HostRegion>,
-    read: impl FnOnce(gantry_remoting::apis::opencl::calls::Order, Place) -> Outcome<C>,
+    read: impl FnOnce(gantry_remoting::apis::opencl::calls::Order, WindowRange) -> Outcome<C>,
 ) -> Outcome<Option<StageId>> {
     let mut stage = None;
     let submitted = if flags & codes::MAP_WRITE_INVALIDATE_REGION != 0 {

@@ -11,8 +11,10 @@ use std::{
 use clap::{CommandFactory, Parser, Subcommand};
 use gantry_remoting::{
     host::{
-        gate, placement,
-        pool::{self, Place},
+        gate,
+        moves::{self, Request, Which},
+        placement,
+        pool::{self, ListenConfig},
         process,
     },
     link::stream::address::Listen,
@@ -54,11 +56,36 @@ enum Role {
         /// by --socket; one for each application in a guest.
         #[arg(long, conflicts_with = "listen", default_value_t = 128, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
         per_user: u32,
+        /// A further socket, for this user and root, on which applications can be moved from one
+        /// worker to another while they run (gantry-accel move).
+        #[arg(long, conflicts_with = "listen", value_name = "PATH")]
+        control: Option<PathBuf>,
         /// How many workers wait for applications.
         #[arg(long, default_value_t = 2, value_name = "COUNT")]
         spare: usize,
         #[command(flatten)]
         options: process::Options,
+    },
+    /// Move applications to fresh workers while they run: each stands still until the commands that
+    /// are under way have ended and its objects are made again, and notices nothing else. Prints a
+    /// line for each; one that cannot be moved stays, and the line says why.
+    Move {
+        /// The pool's --control socket.
+        #[arg(long, value_name = "PATH")]
+        control: PathBuf,
+        /// The application's process id (in a virtual machine: the VMM's), or its worker's.
+        #[arg(long, value_name = "PID", required_unless_present_any = ["all", "list"], value_parser = clap::value_parser!(i32).range(1..))]
+        pid: Option<i32>,
+        /// All applications.
+        #[arg(long, conflicts_with = "pid")]
+        all: bool,
+        /// Move none: print which applications are served, and by which worker.
+        #[arg(long, conflicts_with_all = ["pid", "all"])]
+        list: bool,
+        /// Milliseconds to wait for the commands that are under way; an application whose commands
+        /// take longer stays.
+        #[arg(long, default_value_t = 10_000, value_name = "MS")]
+        drain: u64,
     },
     /// Measure how far apart this machine's processors are, in nanoseconds for a word there and
     /// back, and name those that are nearest to each other: calls are fastest if applications (or
@@ -110,22 +137,40 @@ fn run() -> Result<ExitCode, Box<dyn std::error::Error>> {
             plain,
             connections,
             per_user,
+            control,
             spare,
             options,
         } => {
             let place = match (socket, listen) {
-                (_, Some(listen)) => Place::Streams {
+                (_, Some(listen)) => ListenConfig::Streams {
                     listen,
                     key: tls_key,
                     plain,
                     most: connections.into(),
                 },
-                (socket, None) => Place::Rings {
+                (socket, None) => ListenConfig::Rings {
                     path: socket.unwrap_or_default(),
                     per_user: per_user as usize,
+                    control,
                 },
             };
             pool::run(place, spare, &std::env::current_exe()?, &options)?;
+        }
+        Role::Move {
+            control,
+            pid,
+            all: _,
+            list,
+            drain,
+        } => {
+            let which = pid.map_or(Which::All, Which::Process);
+            let request = match list {
+                true => Request::List,
+                false => Request::Move(which, Duration::from_millis(drain)),
+            };
+            if !moves::ask(&control, request, &mut std::io::stdout())? {
+                return Ok(ExitCode::FAILURE);
+            }
         }
         Role::Distances { group } => distances(group)?,
         Role::Passive { messages, options } => {

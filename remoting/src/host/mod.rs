@@ -1,20 +1,30 @@
 //! The processes that serve applications.
 //!
-//! - [`pool`]: keeps workers ready; [`process`]: what each is; [`confine`]: what they may do;
+//! - [`pool`]: keeps workers ready; `listener`: its socket; `worker`: a worker as the pool sees it;
+//!   [`process`]: the worker itself; [`confine`]: what they may do;
 //!   a `group` has the limits of all that it starts; [`compiled`]: what drivers have compiled, which
 //!   outlives them; `folders`: where all of them write.
-//! - [`stream`]: how they are reached from other machines; `greet`: by whom, a `crowd` at a time.
+//! - [`control`]: how an application moves from one worker to another: the pool's side is `moves` and
+//!   `moving`, a worker's `standby`.
+//! - [`stream`]: how they are reached from other machines; `handshake`: how a worker accepts its
+//!   application; `pending`: the connections that have not completed the handshake.
 //! - [`gate`]: the process behind a gate.
 //! - [`placement`]: which processors are near each other.
 
 pub mod compiled;
 pub mod confine;
-mod crowd;
+pub mod control;
 mod folders;
 pub mod gate;
-mod greet;
 mod group;
+mod handshake;
+mod listener;
+pub mod moves;
+mod moving;
+mod pending;
 pub mod placement;
 pub mod pool;
 pub mod process;
+mod standby;
 pub mod stream;
+mod worker;

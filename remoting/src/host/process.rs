@@ -21,7 +21,8 @@ use std::{
 use super::{
     compiled::{self, InUse, Limit, owner::Owner},
     confine::{self, Confinement, Later},
-    greet::Door,
+    handshake::Door,
+    standby::{self, Seat},
     stream,
 };
 use crate::{
@@ -33,6 +34,7 @@ use crate::{
     },
     link::{
         bell::Futex,
+        endpoint::Receiver,
         port_bell::{Events, Waker},
         socket,
         stream::tls,
@@ -40,6 +42,7 @@ use crate::{
     },
     port::{self, Attachment, NoAttachment},
     session::{
+        image::Immovable,
         quota::Quota,
         server::{self, Nudge, Tuning},
     },
@@ -81,6 +84,9 @@ pub struct Options {
     /// Open the driver when an application has come.
     #[arg(long, hide = true)]
     pub late: bool,
+    /// Take up an application that another worker serves.
+    #[arg(long, hide = true)]
+    pub standby: bool,
     /// Device memory in MiB that each of this machine's own applications may have; all that there
     /// is by default. Applications in guests have what their machine's accelerator is given.
     #[arg(
@@ -180,6 +186,9 @@ pub enum Error {
     /// Its own threads.
     #[error("a driver has started a thread while its worker waited for an application")]
     Threads,
+    /// Another worker's application.
+    #[error("cannot go on with another worker's application")]
+    Restore(#[source] Immovable),
     /// Serving ended.
     #[error(transparent)]
     Serving(#[from] server::Error),
@@ -213,6 +222,10 @@ pub fn work(options: &Options) -> Result<(), Error> {
             return told.map_err(Error::Connection);
         }
     }
+    if options.standby {
+        drop(entrance);
+        return standby::take_up(worker);
+    }
     match entrance {
         Entrance::Rings(listener) => {
             let stream = next(&listener).map_err(Error::Connection)?;
@@ -224,8 +237,8 @@ pub fn work(options: &Options) -> Result<(), Error> {
 }
 
 /// This process, as long as it serves nobody.
-struct Worker<'a> {
-    options: &'a Options,
+pub(super) struct Worker<'a> {
+    pub(super) options: &'a Options,
     /// What is taken from it when it is known whose application it serves.
     later: Option<(Later, &'a Path)>,
     /// Where what its driver compiles is kept from then on.
@@ -264,7 +277,7 @@ impl<'a> Worker<'a> {
     }
 
     /// The driver.
-    fn api(&mut self) -> Result<Arc<api::Api>, Error> {
+    pub(super) fn api(&mut self) -> Result<Arc<api::Api>, Error> {
         if let Some(api) = &self.api {
             return Ok(Arc::clone(api));
         }
@@ -281,9 +294,9 @@ impl<'a> Worker<'a> {
 
     /// Becomes the worker of this owner's application, from here on with this owner's compiled
     /// programs and nobody else's. The pool learns of it, and nothing more.
-    fn belong(&mut self, owner: Option<&Owner>) -> Result<(), Error> {
+    pub(super) fn belong(&mut self, owner: Option<&Owner>) -> Result<(), Error> {
         if let Some((later, all)) = self.later.take() {
-            // Those who have greeted others have served, but may not have ended yet.
+            // The handshake threads have finished their work, but may not have ended yet.
             if !compiled::alone(Duration::from_secs(1)) {
                 return Err(Error::Threads);
             }
@@ -327,9 +340,9 @@ fn taken(connection: BorrowedFd<'_>) -> io::Result<bool> {
 }
 
 /// The size of each ring's data in bytes.
-const RING: u64 = 1 << 20;
+pub(super) const RING: u64 = 1 << 20;
 /// The longest sleep of a serving thread.
-const PATIENCE: Duration = Duration::from_millis(200);
+pub(super) const PATIENCE: Duration = Duration::from_millis(200);
 
 /// Serves whoever has connected: an application of this machine, or a slice of a virtual
 /// machine's accelerator port.
@@ -354,7 +367,10 @@ fn serve(mut worker: Worker<'_>, stream: &UnixStream) -> Result<(), Error> {
     let nudge = Nudge(Box::new(move || socket::nudge(&listener)));
     worker.belong(Owner::of_user(user).as_ref())?;
     match ours.api {
-        ApiId::OpenCl => serve_window(worker.api()?, window, nudge, options),
+        ApiId::OpenCl => {
+            let seat = Seat::local(file, ours.window);
+            serve_window(worker.api()?, window, nudge, Some(seat), options)
+        }
     }
 }
 
@@ -374,7 +390,7 @@ fn serve_stream(mut worker: Worker<'_>, door: Door) -> Result<(), Error> {
     match api {
         ApiId::OpenCl => {
             stream::start::<OpenCl>(&window, channel).map_err(Error::Start)?;
-            serve_window(worker.api()?, window, nudge, options)
+            serve_window(worker.api()?, window, nudge, None, options)
         }
     }
 }
@@ -394,6 +410,7 @@ fn serve_window(
     api: Arc<api::Api>,
     window: Arc<window::Window>,
     nudge: Nudge,
+    seat: Option<Seat>,
     options: &Options,
 ) -> Result<(), Error> {
     let tuning = Tuning {
@@ -401,16 +418,37 @@ fn serve_window(
         waker: Waker::Futex(Futex { patience: PATIENCE }),
         quota: Quota::new(options.memory.saturating_mul(1 << 20)),
     };
+    let (server, calls, spin) = session(api, window, (tuning, nudge), None, options)?;
+    standby::attend(Arc::clone(&server.board), seat).map_err(Error::Start)?;
+    Ok(server.run(calls, spin)?)
+}
+
+/// A session with an application of this machine or, with its attachment, of a virtual one; and the
+/// calls that it gets, and how long it polls.
+pub(super) fn session(
+    api: Arc<api::Api>,
+    window: Arc<window::Window>,
+    (tuning, nudge): (Tuning, Nudge),
+    attachment: Option<&Attachment>,
+    options: &Options,
+) -> Result<(Server, Receiver<window::Slice, Waker>, Duration), Error> {
     let spin = tuning.spin;
-    let backend = backend(api, "", options)?;
+    let device = attachment.map_or("", |attachment| &attachment.device);
+    let backend = backend(api, device, options)?;
     let (mut server, calls) = Server::new(backend, window, tuning, nudge);
     limit(&mut server, options)?;
-    // SAFETY: a plain call.
-    let parent = unsafe { libc::getppid() };
-    let name = options.name.clone();
-    let name = name.unwrap_or_else(|| format!("gantry-accel-{parent}"));
-    share(&mut server, options, name, options.weight)?;
-    Ok(server.run(calls, spin)?)
+    let (name, weight) = match attachment {
+        Some(attachment) => (attachment.client.clone(), attachment.weight),
+        None => {
+            // SAFETY: a plain call.
+            let parent = unsafe { libc::getppid() };
+            let name = options.name.clone();
+            let name = name.unwrap_or_else(|| format!("gantry-accel-{parent}"));
+            (name, options.weight)
+        }
+    };
+    share(&mut server, options, name, weight)?;
+    Ok((server, calls, spin))
 }
 
 /// Serves an application in a guest, of which this process has the slice of the window, a doorbell
@@ -447,6 +485,7 @@ fn serve_slice(
         };
         return Err(refuse_machine(stream, files.into_iter().next(), theirs).into());
     }
+    let seat = Seat::slice(&attachment, &files).map_err(Error::Connection)?;
     let ready = accept_slice(&attachment, files);
     let answer = if ready.is_ok() {
         port::READY
@@ -464,13 +503,10 @@ fn serve_slice(
         waker: Waker::Guest(events),
         quota,
     };
-    let spin = tuning.spin;
     // Messages that nobody waits for are looked for in a guest.
     let nudge = Nudge(Box::new(|| {}));
-    let backend = backend(api, &attachment.device, options)?;
-    let (mut server, calls) = Server::new(backend, window, tuning, nudge);
-    limit(&mut server, options)?;
-    share(&mut server, options, attachment.client, attachment.weight)?;
+    let (server, calls, spin) = session(api, window, (tuning, nudge), Some(&attachment), options)?;
+    standby::attend(Arc::clone(&server.board), Some(seat)).map_err(Error::Start)?;
     Ok(server.run(calls, spin)?)
 }
 
@@ -481,10 +517,10 @@ fn refuse_machine(stream: &UnixStream, slice: Option<OwnedFd>, theirs: Spoken) -
     let answer = Hello::answer(ours, Form::Port, (0, 0));
     if let Some(slice) = slice.map(File::from) {
         let mut hello = answer;
-        let mut greeting = [0; hello::SIZE];
+        let mut sent = [0; hello::SIZE];
         // One of this build would find nothing wrong with that: it is told the machine's.
-        if slice.read_exact_at(&mut greeting, window::GREETING).is_ok()
-            && Hello::check(&greeting, &[ours]).is_ok()
+        if slice.read_exact_at(&mut sent, window::CLIENT_HELLO).is_ok()
+            && Hello::check(&sent, &[ours]).is_ok()
         {
             hello.version = theirs.version;
         }
@@ -500,7 +536,7 @@ fn refuse_machine(stream: &UnixStream, slice: Option<OwnedFd>, theirs: Spoken) -
 }
 
 /// Whose a guest's application is, if anything is kept for it.
-fn machine(attachment: &Attachment, user: u32) -> Option<Owner> {
+pub(super) fn machine(attachment: &Attachment, user: u32) -> Option<Owner> {
     let name = attachment.compiled.clone();
     let of = |name| Owner::of_machine(user, name, attachment.user);
     Some(name).filter(|name| !name.is_empty()).and_then(of)
@@ -518,10 +554,10 @@ fn accept_slice(
     let window = window::Window::map(&memory, attachment.window, RING)?;
     let spoken = apis::spoken(attachment.api);
     let ours = Hello::answer(spoken, Form::Port, (attachment.window, RING));
-    let greeting = window.greeting();
+    let hello = window.client_hello();
     // Also for an application of another build, so that it can name both versions.
     window.reply(&ours.to_bytes());
-    Hello::check(&greeting, &[spoken])?;
+    Hello::check(&hello, &[spoken])?;
     let events = Events {
         doorbell,
         interrupt,
@@ -590,7 +626,7 @@ mod tests {
         for (driver, told) in [(machine, version), (version, machine), (third, version)] {
             let file = window::create(window::SMALLEST).unwrap();
             let slice = window::Window::map(&file, window::SMALLEST, RING).unwrap();
-            slice.greet(&of(driver).to_bytes());
+            slice.write_client_hello(&of(driver).to_bytes());
             let (here, theirs) = UnixStream::pair().unwrap();
             let refused = refuse_machine(&here, Some(file), other(machine)).to_string();
             for version in [version, machine] {

@@ -1,5 +1,6 @@
-//! Applications that come by a stream: what a worker and its pool have to say to each other about
-//! them, and carrying over what is said by one that has been greeted (`greet`).
+//! Applications that connect by a stream: the messages about them between a worker and its pool, and
+//! the bridge between the stream and the window of an application that has completed its
+//! [handshake](super::handshake).
 
 use std::{
     io,
@@ -90,7 +91,7 @@ impl<'a> Said<'a> {
 
 /// What kind of streams a worker takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Kind {
+pub enum StreamProtocol {
     /// Those of a Unix socket.
     Unix,
     /// Those of a port, without TLS.
@@ -106,7 +107,7 @@ pub enum Kind {
 pub struct Options {
     /// The kind of streams.
     #[arg(long, hide = true)]
-    pub stream: Option<Kind>,
+    pub stream: Option<StreamProtocol>,
     /// For a port: this machine's certificate, and those between it and its authority's, in PEM.
     #[arg(long, value_name = "FILE")]
     pub tls_cert: Option<PathBuf>,
@@ -121,7 +122,7 @@ pub struct Options {
 /// Tells a worker how it is to take streams.
 pub(super) fn pass_on(
     command: &mut Command,
-    kind: Kind,
+    kind: StreamProtocol,
     keeper: Option<&Keeper>,
     options: &Options,
 ) {
@@ -196,7 +197,7 @@ mod tests {
     use crate::{
         apis::opencl::{
             OpenCl,
-            calls::{Call, MemId, Order, Place, QueueId, ReadBuffer, StageId, Unstage},
+            calls::{Call, MemId, Order, QueueId, ReadBuffer, StageId, Unstage, WindowRange},
         },
         backends::opencl::{Server, testing},
         link::{endpoint::Receiver, port_bell::Waker, stream::channel::Socket, window::Slice},
@@ -255,8 +256,8 @@ mod tests {
         }
     }
 
-    fn place(stage: u32) -> Place {
-        Place {
+    fn place(stage: u32) -> WindowRange {
+        WindowRange {
             offset: 2 << 20,
             length: 4096,
             stage: Some(StageId(stage)),

@@ -147,32 +147,32 @@ mod model {
         }
     }
 
-    /// [`Alarm::sleep`], until woken: a lost wake-up is a deadlock, which loom reports. `vain` of the
-    /// sleeps end for no reason.
-    fn sleep(shared: &Shared, seen: u32, vain: &mut u32) {
+    /// [`Alarm::sleep`], until woken: a lost wake-up is a deadlock, which loom reports. `spurious` is the
+    /// number of spurious wake-ups.
+    fn sleep(shared: &Shared, seen: u32, spurious: &mut u32) {
         let (word, count) = &**shared;
         let before = count.load(Ordering::SeqCst);
         if ask(word, seen) {
-            while *vain == 0 && count.load(Ordering::SeqCst) == before {
+            while *spurious == 0 && count.load(Ordering::SeqCst) == before {
                 thread::yield_now();
             }
-            *vain = vain.saturating_sub(1);
+            *spurious = spurious.saturating_sub(1);
             unask(word);
         }
     }
 
     /// Sleeps until the word has been rung for so often.
-    fn wait_for(shared: &Shared, rings: u32, mut vain: u32) {
+    fn wait_for(shared: &Shared, rings: u32, mut spurious: u32) {
         loop {
             let seen = shared.0.load(Ordering::SeqCst);
             if seen / RING >= rings {
                 return;
             }
-            sleep(shared, seen, &mut vain);
+            sleep(shared, seen, &mut spurious);
         }
     }
 
-    fn check(ringers: u32, each: u32, vain: u32) {
+    fn check(ringers: u32, each: u32, spurious: u32) {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(3);
         model.check(move || {
@@ -183,7 +183,7 @@ mod model {
                     thread::spawn(move || (0..each).for_each(|_| interrupt(&shared)))
                 })
                 .collect();
-            wait_for(&shared, ringers.len() as u32 * each, vain);
+            wait_for(&shared, ringers.len() as u32 * each, spurious);
             for ringer in ringers {
                 ringer.join().unwrap();
             }

@@ -45,6 +45,19 @@ impl<R: Lines, L: Bell> Sender<R, L> {
         }
     }
 
+    /// Lines ever written: where another process may [go on](Self::go_on).
+    pub fn written(&self) -> u64 {
+        self.ring.written()
+    }
+
+    /// Goes on where another process has stopped.
+    ///
+    /// # Errors
+    /// The ring cannot be used.
+    pub fn go_on(&mut self, written: u64) -> Result<(), Gone> {
+        Ok(self.ring.go_on(written)?)
+    }
+
     /// Says that this side stays awake until it has the answer that the peer waits for, or no
     /// longer: the peer may poll for it meanwhile, for at most [`STAY`].
     pub fn attend(&self, attends: bool) {
@@ -154,6 +167,18 @@ impl<R: Lines, L: Bell> Receiver<R, L> {
             ring,
             partial: Vec::new(),
         }
+    }
+
+    /// Lines ever read, and what has been read of a message whose end has not come: where another
+    /// process may [go on](Self::go_on).
+    pub fn read(&self) -> (u64, &[u8]) {
+        (self.ring.read(), &self.partial)
+    }
+
+    /// Goes on where another process has stopped.
+    pub fn go_on(&mut self, read: u64, partial: Vec<u8>) {
+        self.ring.go_on(read);
+        self.partial = partial;
     }
 
     /// The next message if it is there; its body replaces what `body` held. No system call unless

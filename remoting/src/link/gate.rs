@@ -37,7 +37,7 @@ use crate::wire::{
 
 /// Index of the handler that answers the application's hello, which is in the window; no
 /// arguments. Returns [`EMPTY`] if the worker's hello is there, too.
-pub const GREET: usize = 0;
+pub const HANDSHAKE: usize = 0;
 /// Index of the handler that serves what the ring of calls holds; no arguments.
 pub const DRAIN: usize = 1;
 
@@ -106,7 +106,8 @@ impl fmt::Debug for Gate {
 }
 
 impl Gate {
-    /// Greets the worker behind a gate; the window over the memory that is shared with it.
+    /// Performs the handshake with the worker behind a gate; returns the window in the memory that is
+    /// shared with it.
     /// `patience` is the longest that somebody waits at a time.
     pub fn open<A: Api>(
         way: Box<dyn Delegate>,
@@ -121,8 +122,8 @@ impl Gate {
             ended: OnceLock::new(),
             patience,
         });
-        window.greet(&Hello::client::<A>().to_bytes());
-        match gate.delegate(GREET)? {
+        window.write_client_hello(&Hello::client::<A>().to_bytes());
+        match gate.delegate(HANDSHAKE)? {
             // Also a worker of another version has left its hello.
             EMPTY => Hello::check_for::<A>(&window.answer())?,
             _ => return Err(Error::Ended),

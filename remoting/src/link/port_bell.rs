@@ -73,9 +73,9 @@ pub enum Waker {
     Guest(Arc<Events>),
     /// The worker's own threads ring for the serving one.
     Own(Arc<Events>),
-    /// The application lends the worker its CPU ([`gate`](super::gate)): whoever rings runs on
-    /// behalf of the one who would be woken, and nobody sleeps here.
-    Lent,
+    /// Passive mode: the worker runs on the caller's vCPU ([`gate`](super::gate)). Whoever rings runs
+    /// on behalf of the side that would be woken, and nothing sleeps here.
+    Passive,
 }
 
 impl Waker {
@@ -99,7 +99,7 @@ impl Bell for Waker {
                 }
             }
             Self::Own(events) => signal(&events.doorbell),
-            Self::Lent => {
+            Self::Passive => {
                 word.fetch_add(1, Ordering::Release);
             }
         }
@@ -109,7 +109,7 @@ impl Bell for Waker {
         match self {
             Self::Futex(futex) => futex.wait(word, seen, waited),
             Self::Guest(events) | Self::Own(events) => events.sleep(),
-            Self::Lent => {}
+            Self::Passive => {}
         }
     }
 }

@@ -20,7 +20,7 @@
 //! each quarter of the ring. No frame may take more than half of the ring: then there is room for it
 //! at the latest when all before it has been read.
 //!
-//! Sleeping: a consumer that has polled in vain says so (`sleeping`), looks once more, and sleeps
+//! Sleeping: a consumer that has polled without success says so (`sleeping`), looks once more, and sleeps
 //! on the bell. A producer that has published looks at `sleeping` and rings. Between the store
 //! and the load of each side stands a full fence, so that one of the two sees the other: no
 //! wake-up is lost (model-checked by `loom` in this crate's tests). While both sides are busy, a
@@ -145,6 +145,20 @@ impl<R: Lines, L: Bell> Producer<R, L> {
         }
     }
 
+    /// Lines ever written: where another process may [go on](Self::go_on).
+    pub fn written(&self) -> u64 {
+        self.tail
+    }
+
+    /// Goes on where another producer of the same ring has stopped, after so many lines.
+    ///
+    /// # Errors
+    /// What the consumer says that it has read cannot be in the ring.
+    pub fn go_on(&mut self, written: u64) -> Result<(), Broken> {
+        (self.tail, self.announced) = (written, written);
+        self.room().map(drop)
+    }
+
     /// The most bytes that a frame may have.
     pub fn longest(&self) -> usize {
         longest(&self.ring) * R::PAYLOAD
@@ -262,6 +276,17 @@ impl<R: Lines, L: Bell> Consumer<R, L> {
             head: 0,
             published: 0,
         }
+    }
+
+    /// Lines ever read: where another process may [go on](Self::go_on).
+    pub fn read(&self) -> u64 {
+        self.head
+    }
+
+    /// Goes on where another consumer of the same ring has stopped, after so many lines.
+    pub fn go_on(&mut self, read: u64) {
+        self.head = read;
+        self.publish();
     }
 
     /// Whether the producer stays awake until it has what this side waits for, and publishes it at

@@ -9,7 +9,9 @@ use std::{
     },
 };
 
-pub use base::socket::{connect, listen, receive, receive_exact, refuse_files, send, user};
+pub use base::socket::{
+    connect, listen, process, receive, receive_exact, refuse_files, send, user,
+};
 
 use crate::wire::hello::{self, Hello};
 

@@ -23,7 +23,7 @@ use crate::wire::hello;
 use base::Mapping;
 
 /// Where an application's hello is in its slice of an accelerator port.
-pub const GREETING: u64 = 2048;
+pub const CLIENT_HELLO: u64 = 2048;
 /// Where the worker's answer to it is.
 pub const REPLY: u64 = 3072;
 
@@ -149,13 +149,13 @@ impl Window {
     }
 
     /// A copy of the application's hello.
-    pub fn greeting(&self) -> [u8; hello::SIZE] {
-        self.get(GREETING)
+    pub fn client_hello(&self) -> [u8; hello::SIZE] {
+        self.get(CLIENT_HELLO)
     }
 
-    /// Leaves the application's hello.
-    pub fn greet(&self, bytes: &[u8; hello::SIZE]) {
-        self.put(GREETING, bytes);
+    /// Writes the application's hello.
+    pub fn write_client_hello(&self, bytes: &[u8; hello::SIZE]) {
+        self.put(CLIENT_HELLO, bytes);
     }
 
     /// A copy of the worker's answer to it.

@@ -7,7 +7,11 @@
 
 use std::{fmt::Debug, hash::Hash, sync::Arc};
 
-use super::server::{Error, Session};
+use super::{
+    checkpoint::Busy,
+    image::{Contents, Immovable, Writer},
+    server::{Error, Session},
+};
 use crate::wire::{Api, Header, messages::EventId};
 
 /// How far the work is that a fence stands for.
@@ -70,6 +74,9 @@ pub trait Backend: Debug + Sized {
     /// The API's code for an answer that is too long to be sent.
     const ANSWER_TOO_LONG: i32;
 
+    /// Hash of the form of what [`checkpoint`](Self::checkpoint) returns.
+    const STATE_SHAPE: u64 = 0;
+
     /// The driver.
     fn driver(&self) -> &Arc<Self::Driver>;
 
@@ -107,6 +114,59 @@ pub trait Backend: Debug + Sized {
 
     /// Adds the fences after which [`sweep`](Self::sweep) may find something, each of them once.
     fn sweep_after(&mut self, fences: &mut Vec<<Self::Driver as Fences>::Fence>);
+
+    /// The client is told that its callback of this number is due.
+    fn called(&mut self, number: u64) {
+        let _ = number;
+    }
+
+    /// What the driver or the backend is still at, if anything: a checkpoint waits for it. No call
+    /// comes meanwhile, and no command is submitted.
+    fn busy(session: &mut Session<Self>) -> Option<Busy> {
+        let _ = session;
+        Some(Busy::Never(Immovable::Api(Self::Api::ID.name())))
+    }
+
+    /// Whether a fence is one that the client decides, and has not yet.
+    fn is_undecided(&self, fence: <Self::Driver as Fences>::Fence) -> bool {
+        let _ = fence;
+        false
+    }
+
+    /// The number of the event that is this fence, if the client has one.
+    fn event_of(&self, fence: <Self::Driver as Fences>::Fence) -> Option<EventId> {
+        let _ = fence;
+        None
+    }
+
+    /// The fence of the client's event of this number.
+    fn fence_of(&self, id: EventId) -> Option<<Self::Driver as Fences>::Fence> {
+        let _ = id;
+        None
+    }
+
+    /// The state of a session that nothing is under way of. Contents of memory go to the image. The
+    /// session can go on afterwards.
+    ///
+    /// # Errors
+    /// What cannot be made again is named.
+    fn checkpoint(session: &mut Session<Self>, image: &mut Writer) -> Result<Vec<u8>, Immovable> {
+        let _ = (session, image);
+        Err(Immovable::Api(Self::Api::ID.name()))
+    }
+
+    /// Makes a state again, in a new session. Neither it nor the contents are trusted.
+    ///
+    /// # Errors
+    /// The session is to end.
+    fn restore(
+        session: &mut Session<Self>,
+        state: &[u8],
+        contents: &Contents,
+    ) -> Result<(), Immovable> {
+        let _ = (session, state, contents);
+        Err(Immovable::Api(Self::Api::ID.name()))
+    }
 }
 
 /// The fences of a backend.

@@ -164,7 +164,7 @@ impl Pair {
     }
 
     /// Has the thread look after so many commands more than there are.
-    fn crowd(&self, count: usize) {
+    fn fill(&self, count: usize) {
         self.limit().count.fetch_add(count, Ordering::AcqRel);
     }
 
@@ -186,7 +186,7 @@ fn marker() -> Marker {
 #[test]
 fn while_the_driver_has_all_that_is_looked_after_no_other_call_is_taken() {
     let mut pair = Pair::new();
-    pair.crowd(MOST);
+    pair.fill(MOST);
     pair.send(&Finish { queue: QueueId(0) }, Flags::ANSWER);
     assert!(!pair.turn());
     assert_eq!(pair.answer(), None);
@@ -206,7 +206,7 @@ fn commands_that_may_wait_for_the_client_are_refused_beyond_that() {
     pair.send(&marker(), Flags::ANSWER);
     assert!(pair.turn());
     assert_eq!(pair.answer(), Some(Ok(())));
-    pair.crowd(MOST);
+    pair.fill(MOST);
     pair.send(&marker(), Flags::ANSWER);
     assert!(pair.turn());
     assert_eq!(pair.answer(), Some(Err(codes::OUT_OF_RESOURCES)));
@@ -215,7 +215,7 @@ fn commands_that_may_wait_for_the_client_are_refused_beyond_that() {
 #[test]
 fn who_waits_for_room_is_woken_when_there_is_some() {
     let pair = Pair::new();
-    pair.crowd(MOST - 1);
+    pair.fill(MOST - 1);
     pair.limit().order(Order {
         fence: 1,
         queue: QueueKey {

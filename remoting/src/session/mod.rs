@@ -9,13 +9,15 @@
 //! - [`backend`]: what carries out the requests of an API.
 //! - [`server`]: the serving thread; [`notice`]: what other threads tell it; `watch`: one that
 //!   sees commands complete while it sleeps; `limit`: one that ends what runs for too long.
-//! - [`passive`]: serving without a thread, on CPUs that applications lend; [`lent`]: one round of
-//!   that.
+//! - [`passive`]: passive mode, without a thread, on the caller's vCPU; [`drain`]: one round of it.
+//! - [`checkpoint`]: stopping, and going on in another process; [`image`]: the file in between.
 //! - [`table`]: an application's objects by their ids.
 //! - [`quota`]: device memory; [`sharing`]: taking turns with others.
 
 pub mod backend;
-pub mod lent;
+pub mod checkpoint;
+pub mod drain;
+pub mod image;
 pub(crate) mod limit;
 pub mod notice;
 pub mod passive;

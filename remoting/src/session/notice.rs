@@ -5,6 +5,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
+use super::checkpoint::Ordered;
 use crate::{
     link::{bell::Bell, port_bell::Waker, ring::Lines, window::Slice},
     turns::message::OtherArbiter,
@@ -19,6 +20,8 @@ pub enum Notice<N> {
     Callback(u64, i32),
     /// For the backend.
     Backend(N),
+    /// The process's control thread wants something.
+    Control(Ordered),
     /// The device is shared by an arbiter that this worker does not understand.
     Apart(OtherArbiter),
 }

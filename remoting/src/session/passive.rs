@@ -33,7 +33,7 @@ use std::{ptr::NonNull, sync::Arc, time::Duration};
 
 use super::{
     backend::Backend,
-    lent::{Cpu, Drained},
+    drain::{Cpu, Drained},
     quota::Quota,
     server::{Nudge, Session, Tuning},
 };
@@ -94,7 +94,7 @@ impl<B: Backend> Passive<B> {
     /// # Safety
     /// The memory begins at a page's start, is there as long as this value is used, and nobody in
     /// this program uses it otherwise.
-    pub unsafe fn greet(&mut self, shared: NonNull<[u8]>) -> bool {
+    pub unsafe fn handshake(&mut self, shared: NonNull<[u8]>) -> bool {
         let offer = match std::mem::replace(&mut self.0, State::Ended) {
             State::Waiting(offer) => offer,
             State::Ended => return false,
@@ -113,16 +113,16 @@ impl<B: Backend> Passive<B> {
             }
         };
         let ours = Hello::answer(Spoken::of::<B::Api>(), Form::File, (length, RING));
-        let greeting = window.greeting();
+        let hello = window.client_hello();
         // Also for an application of another build, so that it can name both versions.
         window.reply(&ours.to_bytes());
-        if let Err(refused) = Hello::check_for::<B::Api>(&greeting) {
+        if let Err(refused) = Hello::check_for::<B::Api>(&hello) {
             not_served(&refused);
             return true;
         }
         let tuning = Tuning {
             spin: Duration::ZERO,
-            waker: Waker::Lent,
+            waker: Waker::Passive,
             quota: offer.quota,
         };
         // Nobody listens: who expects something comes by.
@@ -149,7 +149,7 @@ impl<B: Backend> Passive<B> {
                 return None;
             }
         };
-        if serving.own && cpu == Cpu::Lent {
+        if serving.own && cpu == Cpu::Caller {
             return Some(Drained::Own);
         }
         let Serving {
@@ -172,16 +172,16 @@ impl<B: Backend> Passive<B> {
     /// handler returns. A real gate wakes the process for slow work.
     ///
     /// # Safety
-    /// As for [`greet`](Self::greet).
+    /// As for [`handshake`](Self::handshake).
     pub unsafe fn delegated(&mut self, handler: usize, shared: NonNull<[u8]>) -> u64 {
         match handler {
             // SAFETY: the caller's promise.
-            gate::GREET => match unsafe { self.greet(shared) } {
+            gate::HANDSHAKE => match unsafe { self.handshake(shared) } {
                 true => gate::EMPTY,
                 false => gate::ENDED,
             },
             gate::DRAIN => {
-                let drained = match self.drain(Cpu::Lent) {
+                let drained = match self.drain(Cpu::Caller) {
                     Some(Drained::Own) => self.drain(Cpu::Own),
                     drained => drained,
                 };

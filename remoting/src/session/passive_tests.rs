@@ -14,8 +14,8 @@ use crate::{
         calls::{
             self, BuildProgram, Call, ContextId, CreateBuffer, CreateContext, CreateKernel,
             CreateProgram, CreateQueue, DeviceId, Finish, Grid, KernelId, MemId, NdRange, Order,
-            Place, ProgramId, ProgramOrigin, QueueId, ReadBuffer, SetArgument, SvmAlloc, SvmFree,
-            SvmRead, SvmWrite, Value,
+            ProgramId, ProgramOrigin, QueueId, ReadBuffer, SetArgument, SvmAlloc, SvmFree, SvmRead,
+            SvmWrite, Value, WindowRange,
         },
         codes,
     },
@@ -238,10 +238,10 @@ fn what_does_not_fit_into_the_ring_of_answers_is_sent_when_there_is_room() {
     let pages = Pages::new();
     // SAFETY: the memory is dropped after the window.
     let window = unsafe { Window::over(pages.0.as_ptr(), SIZE as u64, RING, false) }.unwrap();
-    let producer = Producer::new(window.answers(), Waker::Lent);
+    let producer = Producer::new(window.answers(), Waker::Passive);
     let mut sender = Sender::new(producer, Duration::ZERO);
-    let mut receiver = Receiver::new(Consumer::new(window.answers(), Waker::Lent));
-    let mut unsent = super::super::lent::Unsent::default();
+    let mut receiver = Receiver::new(Consumer::new(window.answers(), Waker::Passive));
+    let mut unsent = super::super::drain::Unsent::default();
     let header = |sequence| Header {
         length: 0,
         opcode: calls::ANSWER,
@@ -275,7 +275,7 @@ fn a_message_that_never_ends_ends_the_worker() {
         flags: Flags::MORE,
         sequence: 1,
     };
-    let mut producer = Producer::new(client.window.calls(), Waker::Lent);
+    let mut producer = Producer::new(client.window.calls(), Waker::Passive);
     producer.push(&header.to_bytes(), &[]).unwrap();
     client.gate.drain();
     assert!(client.gate.ended().is_some());
@@ -291,15 +291,15 @@ fn a_message_that_never_ends_ends_the_worker() {
 fn a_second_hello_and_calls_before_the_first_end_the_worker() {
     let pages = Pages::new();
     let mut passive = Passive::new(offer());
-    assert_eq!(passive.drain(Cpu::Lent), None);
+    assert_eq!(passive.drain(Cpu::Caller), None);
     // SAFETY: the memory is dropped last.
-    assert!(!unsafe { passive.greet(pages.bytes()) });
+    assert!(!unsafe { passive.handshake(pages.bytes()) });
     let client = Client::new();
     let mut passive = client.passive.lock().unwrap();
-    assert_eq!(passive.drain(Cpu::Lent), Some(Drained::Empty));
+    assert_eq!(passive.drain(Cpu::Caller), Some(Drained::Empty));
     // SAFETY: as above.
-    assert!(!unsafe { passive.greet(pages.bytes()) });
-    assert_eq!(passive.drain(Cpu::Lent), None);
+    assert!(!unsafe { passive.handshake(pages.bytes()) });
+    assert_eq!(passive.drain(Cpu::Caller), None);
 }
 
 #[test]
@@ -311,11 +311,11 @@ fn an_application_of_another_version_learns_both() {
     theirs.version.number += 1;
     // SAFETY: the memory is dropped last.
     let window = unsafe { Window::over(pages.0.as_ptr(), SIZE as u64, RING, false) }.unwrap();
-    window.greet(&theirs.to_bytes());
+    window.write_client_hello(&theirs.to_bytes());
     // SAFETY: as above.
-    assert!(unsafe { passive.greet(pages.bytes()) });
+    assert!(unsafe { passive.handshake(pages.bytes()) });
     assert_eq!(Hello::check_for::<OpenCl>(&window.answer()).unwrap(), ours);
-    assert_eq!(passive.drain(Cpu::Lent), None);
+    assert_eq!(passive.drain(Cpu::Caller), None);
 }
 
 #[test]
@@ -323,7 +323,7 @@ fn memory_that_is_too_small_for_rings_is_refused() {
     let pages = Pages::new();
     let small = NonNull::slice_from_raw_parts(pages.0, 128 << 10);
     // SAFETY: the memory is dropped last.
-    assert!(!unsafe { Passive::new(offer()).greet(small) });
+    assert!(!unsafe { Passive::new(offer()).handshake(small) });
 }
 
 #[test]
@@ -335,7 +335,7 @@ fn a_ring_that_makes_no_sense_ends_the_worker_for_its_application_only() {
         flags: Flags::default(),
         sequence: 1,
     };
-    let mut producer = Producer::new(client.window.calls(), Waker::Lent);
+    let mut producer = Producer::new(client.window.calls(), Waker::Passive);
     producer.push(&header.to_bytes(), &[]).unwrap();
     client.gate.drain();
     assert!(client.gate.ended().is_some());
@@ -458,7 +458,7 @@ fn compute_without_a_kernel() {
             grid: Grid::line(u64::from(WORDS)),
         });
     }
-    let to = Place {
+    let to = WindowRange {
         offset: client.window.data(),
         length: 4 * u64::from(WORDS),
         stage: None,
@@ -491,7 +491,7 @@ fn compute_in_shared_memory(client: &mut Client) {
         retries: 0,
     };
     let address = client.ask(&alloc).unwrap();
-    let place = Place {
+    let place = WindowRange {
         offset: client.window.data(),
         length: 4096,
         stage: None,

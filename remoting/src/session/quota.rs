@@ -6,7 +6,7 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicU64, Ordering},
+    atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
 use crate::account::Account;
@@ -23,6 +23,8 @@ pub struct Quota {
     used: AtomicU64,
     /// An account for all applications of a machine, and this one's number in it.
     shared: Option<(Account, u32)>,
+    /// Whether what is charged is in the account already, by the process that had it before.
+    inherits: AtomicBool,
 }
 
 /// Part of a quota; given back when it is dropped.
@@ -39,6 +41,7 @@ impl Quota {
             limit: if limit == 0 { u64::MAX } else { limit },
             used: AtomicU64::new(0),
             shared: None,
+            inherits: AtomicBool::new(false),
         })
     }
 
@@ -48,12 +51,19 @@ impl Quota {
             limit: if limit == 0 { u64::MAX } else { limit },
             used: AtomicU64::new(0),
             shared: Some((account, slice)),
+            inherits: AtomicBool::new(false),
         })
     }
 
     /// How many bytes are had now.
     pub fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
+    }
+
+    /// Whether the account of a machine has what is charged from now on already: another process had
+    /// it, and ends without giving it back.
+    pub fn inherit(&self, inherits: bool) {
+        self.inherits.store(inherits, Ordering::Relaxed);
     }
 
     /// Charges an allocation of so many bytes.
@@ -63,6 +73,7 @@ impl Quota {
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits)
             .map_err(|_| Exceeded)?;
         if let Some((account, slice)) = &self.shared
+            && !self.inherits.load(Ordering::Relaxed)
             && !account.add(*slice, bytes, self.limit)
         {
             self.used.fetch_sub(bytes, Ordering::Relaxed);

@@ -9,7 +9,8 @@ use std::{
 
 use super::{
     backend::{Backend, FenceOf, Fences, Progress, RequestOf},
-    lent::Lent,
+    checkpoint::{Ordered, Phase},
+    drain::PassiveState,
     limit::Limit,
     notice::{Board, Notice},
     quota::Quota,
@@ -62,7 +63,7 @@ pub enum Error {
         "the application has {stages} stages under way and {waits} waiting calls: more than there \
          can be"
     )]
-    Crowded {
+    TooMany {
         /// Stages that have not been released, or that it has not been told of.
         stages: usize,
         /// Calls without an answer.
@@ -72,15 +73,15 @@ pub enum Error {
 
 /// What an application waits for: its answer is due when these events have completed.
 #[derive(Debug)]
-struct Wait<F> {
+pub(crate) struct Wait<F> {
     /// None without threads: how long it takes changes nothing then.
     since: Option<Instant>,
-    sequence: u64,
-    fences: Vec<F>,
+    pub sequence: u64,
+    pub fences: Vec<F>,
     /// Whether an event's failure is the answer.
-    failures: bool,
+    pub failures: bool,
     /// A code that is to be reported in any case.
-    code: i32,
+    pub code: i32,
     /// Whether this thread is going to be woken.
     armed: bool,
 }
@@ -119,7 +120,7 @@ pub struct Session<B: Backend> {
     pub(crate) patience: Duration,
     /// On a CPU that the application lends: there is no other thread then, and nothing is waited
     /// for.
-    pub(crate) lent: Option<Lent<RequestOf<B>>>,
+    pub(crate) passive: Option<PassiveState<RequestOf<B>>>,
     /// Wakes who waits for an answer.
     waker: Waker,
     /// Wakes the client's listener.
@@ -130,6 +131,13 @@ pub struct Session<B: Backend> {
     /// Looks after the time that commands run, if that is limited.
     pub(crate) limit: Option<Limit<FenceOf<B>>>,
     scratch: Vec<u8>,
+    /// Whether calls are taken.
+    pub(crate) phase: Phase,
+    /// What the process's control thread wants.
+    pub(crate) orders: VecDeque<Ordered>,
+    /// Where the rings are to be taken up, once a restored session serves: lines read, the beginning
+    /// of a message, and lines written.
+    pub(crate) start_at: Option<(u64, Vec<u8>, u64)>,
 }
 
 /// Wakes the client's listener.
@@ -161,7 +169,7 @@ impl<B: Backend> Session<B> {
         nudge: Nudge,
     ) -> (Self, Receiver<Slice, Waker>) {
         let bell = tuning.waker;
-        let lent = matches!(bell, Waker::Lent);
+        let passive = matches!(bell, Waker::Passive);
         let session = Self {
             backend,
             board: Board::new(window.calls(), bell.own()),
@@ -173,14 +181,17 @@ impl<B: Backend> Session<B> {
             released: Vec::new(),
             waits: Vec::new(),
             sender: Sender::new(Producer::new(window.answers(), bell.clone()), tuning.spin),
-            patience: if lent { Duration::ZERO } else { LONG },
-            lent: lent.then(Lent::default),
+            patience: if passive { Duration::ZERO } else { LONG },
+            passive: passive.then(PassiveState::default),
             waker: bell.clone(),
             nudge,
             sharing: Sharing::default(),
             watch: None,
             limit: None,
             scratch: Vec::new(),
+            phase: Phase::default(),
+            orders: VecDeque::new(),
+            start_at: None,
             window,
         };
         let receiver = Receiver::new(Consumer::new(session.window.calls(), bell));
@@ -207,7 +218,7 @@ impl<B: Backend> Session<B> {
 
     /// Whether calls are left in the ring for now.
     fn takes_nothing(&self) -> bool {
-        self.is_full() || self.backend.is_busy() || self.has_all()
+        !self.phase.serves() || self.is_full() || self.backend.is_busy() || self.has_all()
     }
 
     /// Serves until the application's rings become unusable.
@@ -215,6 +226,9 @@ impl<B: Backend> Session<B> {
         let mut body = Vec::new();
         let mut spin = Spin::new(spin);
         loop {
+            if !self.phase.serves() || !self.orders.is_empty() {
+                self.obey(&mut calls)?;
+            }
             if self.turn(&mut calls, &mut body)? {
                 spin.reset();
             } else if !spin.again() && !self.ends_soon() {
@@ -264,7 +278,7 @@ impl<B: Backend> Session<B> {
 
     /// Whether there are threads beside the serving one.
     pub(crate) fn has_threads(&self) -> bool {
-        self.lent.is_none()
+        self.passive.is_none()
     }
 
     /// Sends a message to the client.
@@ -275,8 +289,8 @@ impl<B: Backend> Session<B> {
             flags: Flags::default(),
             sequence,
         };
-        if let Some(lent) = &mut self.lent {
-            return lent.unsent.add(&mut self.sender, header, body);
+        if let Some(passive) = &mut self.passive {
+            return passive.unsent.add(&mut self.sender, header, body);
         }
         let (backend, undecided) = (&self.backend, self.undecided);
         let sharing = RefCell::new(&mut self.sharing);
@@ -290,9 +304,7 @@ impl<B: Backend> Session<B> {
     /// Tells the client which stages are its own again: before each answer, so that what a wait
     /// has waited for is in place when it ends.
     fn tell_released(&mut self) -> Result<(), Gone> {
-        let mut pending = std::mem::take(&mut self.stages);
-        pending.retain(|used| !self.is_over(used));
-        self.stages = pending;
+        self.retire_stages();
         for (stage, good) in std::mem::take(&mut self.released) {
             let mut body = Vec::with_capacity(8);
             stage.put(&mut body);
@@ -385,6 +397,45 @@ impl<B: Backend> Session<B> {
             code,
             armed: false,
         });
+    }
+
+    /// The same of a call of a session that was saved.
+    pub(crate) fn take_up_wait(
+        &mut self,
+        sequence: u64,
+        fences: Vec<FenceOf<B>>,
+        failures: bool,
+        code: i32,
+    ) {
+        let header = Header {
+            length: 0,
+            opcode: 0,
+            flags: Flags::ANSWER,
+            sequence,
+        };
+        self.answer_later(header, fences, failures, code);
+    }
+
+    /// Calls without an answer.
+    pub(crate) fn waits(&self) -> &[Wait<FenceOf<B>>] {
+        &self.waits
+    }
+
+    /// Whether commands are not known to have completed that use stages.
+    pub(crate) fn has_stages(&self) -> bool {
+        !self.stages.is_empty()
+    }
+
+    /// Stages whose release the client has not been told, and whether their data is good.
+    pub(crate) fn released_stages(&self) -> &[(StageId, bool)] {
+        &self.released
+    }
+
+    /// Takes note of commands that have completed and use stages no more.
+    pub(crate) fn retire_stages(&mut self) {
+        let mut pending = std::mem::take(&mut self.stages);
+        pending.retain(|used| !self.is_over(used));
+        self.stages = pending;
     }
 
     /// Remembers that a command uses a stage until `fence`, a reference to which this takes over.
@@ -501,6 +552,7 @@ impl<B: Backend> Session<B> {
                 Notice::Wake => {}
                 Notice::Callback(number, status) => {
                     self.expected -= 1;
+                    self.backend.called(number);
                     self.tell_released()?;
                     let mut body = Vec::with_capacity(12);
                     number.put(&mut body);
@@ -509,6 +561,7 @@ impl<B: Backend> Session<B> {
                     (self.nudge.0)();
                 }
                 Notice::Backend(notice) => B::notice(self, notice)?,
+                Notice::Control(ordered) => self.orders.push_back(ordered),
                 Notice::Apart(other) => return Err(other.into()),
             }
         }
@@ -529,7 +582,7 @@ impl<B: Backend> Session<B> {
         B::execute(self, header, request)?;
         let (stages, waits) = (self.stages.len() + self.released.len(), self.waits.len());
         if stages as u64 > 2 * self.window.size() / STAGE || waits > MOST_WAITS {
-            return Err(Error::Crowded { stages, waits });
+            return Err(Error::TooMany { stages, waits });
         }
         Ok(())
     }

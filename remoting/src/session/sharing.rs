@@ -24,7 +24,7 @@ use crate::{
     turns::{
         Moment,
         message::Join,
-        meter::Kind,
+        meter::RequestClass,
         worker::{News, Turns},
     },
     wire::{Api, Flags, Header},
@@ -71,7 +71,7 @@ pub struct Sharing<R, F> {
     /// How many of them only wait for commands.
     held_waits: usize,
     /// The kind of the command that is about to be submitted, if it is to be measured.
-    pub(crate) metered: Option<Kind>,
+    pub(crate) metered: Option<RequestClass>,
     submitted: VecDeque<Submitted<F>>,
     /// Whether the driver may still keep commands back.
     unflushed: bool,
@@ -198,6 +198,11 @@ impl<B: Backend> Session<B> {
         Ok(())
     }
 
+    /// Whether no call waits for the device.
+    pub(crate) fn holds_nothing(&self) -> bool {
+        self.sharing.held.is_empty()
+    }
+
     /// Whether so many calls wait for the device that no other is to be taken.
     pub(crate) fn is_full(&self) -> bool {
         self.sharing.held.len() >= HELD || self.sharing.held_bytes >= HELD_BYTES
@@ -298,7 +303,7 @@ impl<B: Backend> Session<B> {
         if self.sharing.turns.is_some()
             && let Some(cost) = B::Api::cost(header.opcode, &call.request)
         {
-            let kind = Kind(cost);
+            let kind = RequestClass(cost);
             if !self.may_submit(kind) {
                 self.sharing.flush_submitted(&self.backend);
                 return Ok(Some(call));
@@ -324,7 +329,7 @@ impl<B: Backend> Session<B> {
         }
     }
 
-    fn may_submit(&mut self, kind: Kind) -> bool {
+    fn may_submit(&mut self, kind: RequestClass) -> bool {
         self.sharing
             .retire(&**self.backend.driver(), self.undecided);
         let stuck = self.sharing.stuck(&**self.backend.driver(), self.undecided);
@@ -340,7 +345,7 @@ impl<B: Backend> Session<B> {
 
     /// Keeps account of a command that the driver has, by its fence, a reference to which this
     /// takes; `queue` is the number of its queue.
-    pub(crate) fn meter(&mut self, kind: Kind, queue: u32, fence: FenceOf<B>) {
+    pub(crate) fn meter(&mut self, kind: RequestClass, queue: u32, fence: FenceOf<B>) {
         let Some(turns) = &mut self.sharing.turns else {
             return;
         };
@@ -356,7 +361,7 @@ impl<B: Backend> Session<B> {
 
     /// Keeps account of a command that was submitted at `start` and has completed, and so have all
     /// before it in its queue. While commands of other queues are under way, its time is theirs.
-    pub(crate) fn meter_done(&mut self, kind: Kind, start: Moment) {
+    pub(crate) fn meter_done(&mut self, kind: RequestClass, start: Moment) {
         self.sharing
             .retire(&**self.backend.driver(), self.undecided);
         let Some(turns) = &mut self.sharing.turns else {

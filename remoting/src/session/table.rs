@@ -87,6 +87,36 @@ impl<T> Table<T> {
         })
     }
 
+    /// All numbers that are in use, in their order: the objects, or why they could not be made.
+    pub fn entries(&self) -> impl Iterator<Item = (u32, Result<&T, i32>)> {
+        (0..).zip(&self.slots).filter_map(|(id, slot)| match slot {
+            Slot::There(object, _) => Some((id, Ok(object))),
+            Slot::Failed(code) => Some((id, Err(*code))),
+            Slot::Empty => None,
+        })
+    }
+
+    /// Gives the objects other numbers: pairs of what they have and what they get. Those without a
+    /// new number come back, and so do those whose new number cannot be.
+    pub fn renumber(&mut self, pairs: &[(u32, u32)]) -> Vec<T> {
+        let mut old = std::mem::take(&mut self.slots);
+        let mut pairs = pairs.to_vec();
+        pairs.sort_by_key(|(_, to)| *to);
+        let mut left = Vec::new();
+        for (from, to) in pairs {
+            let slot = old.get_mut(from as usize);
+            let slot = slot.map(|slot| std::mem::replace(slot, Slot::Empty));
+            if let Some(Slot::There(object, _)) = slot {
+                left.extend(self.put(to, Ok(object)));
+            }
+        }
+        left.extend(old.into_iter().filter_map(|slot| match slot {
+            Slot::There(object, _) => Some(object),
+            Slot::Empty | Slot::Failed(_) => None,
+        }));
+        left
+    }
+
     /// Whether a client may give an object this number now.
     pub fn check(&self, id: u32) -> Result<(), i32> {
         let free = matches!(self.slots.get(id as usize), None | Some(Slot::Empty));

@@ -30,9 +30,41 @@ const EVERY: Duration = Duration::from_millis(250);
 
 /// Gets a worker connections with the arbiter at `path` for as long as it lives; `control` is the
 /// pool's end of the socket between them.
+///
+/// # Errors
+/// There is no handle of the process, or no thread.
 pub fn attend(child: &Child, control: UnixStream, path: PathBuf) -> io::Result<()> {
-    // SAFETY: no pointers; the child has not been waited for, so that the number is its own.
-    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, child.id(), 0) };
+    // The child has not been waited for, so that the number is its own.
+    serve("gantry-accel", child.id(), control, path)
+}
+
+/// Introduces this process itself, which has no pool; the result is its socket to who does that, a
+/// thread. It takes part as `join` says from its first [`ask`] to its end: an arbiter ends a process
+/// that hangs up. `program` begins the line that tells people of an arbiter that is not there.
+///
+/// Name and weight are this process's own word then. That gives nobody anything: an arbiter's socket
+/// lets in its own user alone, who could start a pool that says the same, or another arbiter. A
+/// program that is not to choose them runs as a worker does: as a user who cannot reach the socket,
+/// introduced over a socket that it gets from who starts it ([`attend`]).
+///
+/// # Errors
+/// There are no descriptors, or no thread.
+pub fn introduce_self(program: &'static str, join: &Join, path: PathBuf) -> io::Result<UnixStream> {
+    let (ours, control) = UnixStream::pair()?;
+    belong(&ours, join)?;
+    serve(program, std::process::id(), control, path)?;
+    Ok(ours)
+}
+
+/// Introduces the process with this number whenever it asks, in a thread.
+fn serve(
+    program: &'static str,
+    process: u32,
+    control: UnixStream,
+    path: PathBuf,
+) -> io::Result<()> {
+    // SAFETY: no pointers.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -45,7 +77,7 @@ pub fn attend(child: &Child, control: UnixStream, path: PathBuf) -> io::Result<(
             if (&control).read_exact(&mut join).is_err() {
                 return;
             }
-            while introduce(&control, &process, &join, &path).is_ok() {
+            while introduce(program, &control, &process, &join, &path).is_ok() {
                 thread::sleep(EVERY);
             }
         })?;
@@ -54,6 +86,7 @@ pub fn attend(child: &Child, control: UnixStream, path: PathBuf) -> io::Result<(
 
 /// Waits until the worker asks, and gets it one connection.
 fn introduce(
+    program: &str,
     control: &UnixStream,
     process: &OwnedFd,
     join: &[u8; JOIN],
@@ -79,7 +112,7 @@ fn introduce(
             Err(error) if !told => {
                 told = true;
                 crate::note!(
-                    "gantry-accel: no arbiter answers at {} ({error}): applications wait; {}",
+                    "{program}: no arbiter answers at {} ({error}): applications wait; {}",
                     path.display(),
                     remedy(&error)
                 );
@@ -101,7 +134,7 @@ fn is_hung_up(error: &io::Error) -> bool {
 /// What helps a pool that reaches no arbiter.
 fn remedy(error: &io::Error) -> &'static str {
     match error.kind() {
-        ErrorKind::PermissionDenied => "run the pool as the user who runs gantry-arbiter",
+        ErrorKind::PermissionDenied => "run it as the user who runs gantry-arbiter",
         _ => "start gantry-arbiter",
     }
 }
@@ -174,6 +207,30 @@ mod tests {
         }
         child.kill().unwrap();
         child.wait().unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_process_without_a_pool_introduces_itself_by_its_own_handle() {
+        let folder = std::env::temp_dir().join(format!("gantry-self-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("arbiter");
+        let arbiter = UnixListener::bind(&path).unwrap();
+        let join = Join {
+            name: "eater".to_owned(),
+            weight: 3,
+        };
+        let control = introduce_self("test", &join, path).unwrap();
+        let _connection = ask(&control).unwrap();
+        let (mut stream, _) = arbiter.accept().unwrap();
+        let (_, process) = stream.recv_with_fd(&mut [0]).unwrap();
+        let process = process.unwrap();
+        let handle = format!("/proc/self/fdinfo/{}", process.as_raw_fd());
+        let own = format!("Pid:\t{}\n", std::process::id());
+        assert!(std::fs::read_to_string(handle).unwrap().contains(&own));
+        let mut heard = [0; JOIN];
+        stream.read_exact(&mut heard).unwrap();
+        assert_eq!(Join::from_bytes(&heard), Ok(join));
         std::fs::remove_dir_all(&folder).unwrap();
     }
 

@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 /// The first bytes of a worker's first message.
 const MAGIC: [u8; 8] = *b"GANTRYTN";
 /// Raised when messages or pages change their meaning.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// The version whose arbiters hang up on workers of another one without a word: see [`hello`].
 const SILENT: u32 = 1;
 /// The longest name of a client in bytes.

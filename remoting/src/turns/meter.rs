@@ -3,7 +3,7 @@
 //! On a device that cannot be interrupted, whoever submits everything it has keeps the device
 //! until all of it is done. FairGV (section 3.3) measures the first requests of a turn one by one,
 //! predicts how many fill the rest of it, and submits those. The meter does so with two changes:
-//! requests are told apart by [`Kind`] (which kernel, how many work items), and what was learnt is
+//! requests are told apart by [`RequestClass`] (which kernel, how many work items), and what was learnt is
 //! kept over turns until a request takes much longer than predicted. Turns then begin without a
 //! measuring phase, during which the device would idle between requests.
 //!
@@ -27,7 +27,7 @@ const SURPRISE: u32 = 4;
 /// to change from one process to another (150 us on an H200), and may be at what came before.
 const START: Duration = Duration::from_millis(2);
 /// The most kinds that are known at a time: what a client can make the meter's memory grow to.
-const KINDS: usize = 1024;
+const CLASSES: usize = 1024;
 
 /// What a turn is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +40,7 @@ pub enum Slice {
 
 /// Requests of one kind are expected to take equally long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Kind(pub u64);
+pub struct RequestClass(pub u64);
 
 /// What to do with the next request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,7 +90,7 @@ impl Estimate {
 /// A request that was submitted.
 #[derive(Clone, Copy, Debug)]
 struct Outstanding {
-    kind: Kind,
+    kind: RequestClass,
     submitted: Moment,
     expected: Duration,
     spread: Duration,
@@ -101,7 +101,7 @@ struct Outstanding {
 /// Measures a worker's requests and decides how many to submit.
 #[derive(Debug)]
 pub struct Meter {
-    estimates: HashMap<Kind, Estimate>,
+    estimates: HashMap<RequestClass, Estimate>,
     slice: Slice,
     begun: Moment,
     submitted: u64,
@@ -147,7 +147,7 @@ impl Meter {
     /// What to do with a request of this kind. While nobody else wants the device (`alone`), the
     /// turn starts again and again; what is outstanding is limited to a slice nevertheless, so
     /// that who comes waits no longer than for that.
-    pub fn verdict(&mut self, kind: Kind, alone: bool, now: Moment) -> Verdict {
+    pub fn verdict(&mut self, kind: RequestClass, alone: bool, now: Moment) -> Verdict {
         let idle = self.outstanding.is_empty();
         if alone {
             self.begun = now;
@@ -184,8 +184,8 @@ impl Meter {
     }
 
     /// A request was submitted.
-    pub fn submitted(&mut self, kind: Kind, now: Moment) {
-        if self.estimates.len() >= KINDS && !self.estimates.contains_key(&kind) {
+    pub fn submitted(&mut self, kind: RequestClass, now: Moment) {
+        if self.estimates.len() >= CLASSES && !self.estimates.contains_key(&kind) {
             self.estimates.clear();
         }
         let estimate = *self.estimates.entry(kind).or_default();
@@ -307,9 +307,9 @@ mod tests {
         let mut count = 0;
         meter.begin(SLICE, now);
         loop {
-            match meter.verdict(Kind(0), false, now) {
+            match meter.verdict(RequestClass(0), false, now) {
                 Verdict::Submit => {
-                    meter.submitted(Kind(0), now);
+                    meter.submitted(RequestClass(0), now);
                     free = free.max(now) + length;
                     ends.push_back(free);
                     count += 1;
@@ -329,15 +329,15 @@ mod tests {
         meter.begin(SLICE, Moment::START);
         let mut now = Moment::START;
         for _ in 0..SAMPLES {
-            assert_eq!(meter.verdict(Kind(1), false, now), Verdict::Submit);
-            meter.submitted(Kind(1), now);
-            assert_eq!(meter.verdict(Kind(1), false, now), Verdict::Wait);
+            assert_eq!(meter.verdict(RequestClass(1), false, now), Verdict::Submit);
+            meter.submitted(RequestClass(1), now);
+            assert_eq!(meter.verdict(RequestClass(1), false, now), Verdict::Wait);
             now += Duration::from_micros(100);
             meter.completed(now);
         }
-        meter.submitted(Kind(1), now);
-        assert_eq!(meter.verdict(Kind(1), false, now), Verdict::Submit);
-        assert_eq!(meter.verdict(Kind(2), false, now), Verdict::Wait);
+        meter.submitted(RequestClass(1), now);
+        assert_eq!(meter.verdict(RequestClass(1), false, now), Verdict::Submit);
+        assert_eq!(meter.verdict(RequestClass(2), false, now), Verdict::Wait);
     }
 
     #[test]
@@ -380,10 +380,10 @@ mod tests {
         turn(&mut meter, Duration::from_millis(4), Moment::START);
         turn(&mut meter, Duration::from_millis(4), Moment::START);
         let late = Moment::START + Duration::from_secs(9);
-        assert_eq!(meter.verdict(Kind(0), true, late), Verdict::Submit);
-        meter.submitted(Kind(0), late);
-        meter.submitted(Kind(0), late);
-        assert_eq!(meter.verdict(Kind(0), true, late), Verdict::Filled);
+        assert_eq!(meter.verdict(RequestClass(0), true, late), Verdict::Submit);
+        meter.submitted(RequestClass(0), late);
+        meter.submitted(RequestClass(0), late);
+        assert_eq!(meter.verdict(RequestClass(0), true, late), Verdict::Filled);
     }
 
     #[test]
@@ -393,14 +393,14 @@ mod tests {
         for round in 0..40 {
             for (kind, length) in [(1, 1_000), (2, 200 + round % 2 * 20_000)] {
                 meter.begin(SLICE, now);
-                meter.submitted(Kind(kind), now);
+                meter.submitted(RequestClass(kind), now);
                 now += micros(length);
                 meter.completed(now);
             }
         }
         let mut foreseen = |kind, after| {
             meter.begin(SLICE, now);
-            meter.submitted(Kind(kind), now);
+            meter.submitted(RequestClass(kind), now);
             now += after;
             let soon = meter.ends_within(micros(300), now);
             now += micros(1_000);
@@ -419,22 +419,22 @@ mod tests {
         let (_, end) = turn(&mut meter, length, now);
         now = end;
         meter.begin(SLICE, now);
-        meter.submitted(Kind(0), now);
+        meter.submitted(RequestClass(0), now);
         now += length * 10;
         meter.completed(now);
-        meter.submitted(Kind(0), now);
+        meter.submitted(RequestClass(0), now);
         // Still known: more than one at a time.
-        assert_eq!(meter.verdict(Kind(0), false, now), Verdict::Submit);
+        assert_eq!(meter.verdict(RequestClass(0), false, now), Verdict::Submit);
     }
 
     #[test]
     fn many_kinds_take_bounded_memory() {
         let mut meter = Meter::default();
         for number in 0..10_000 {
-            meter.submitted(Kind(number), Moment::START);
+            meter.submitted(RequestClass(number), Moment::START);
             meter.completed(Moment::START);
         }
-        assert!(meter.estimates.len() <= KINDS);
+        assert!(meter.estimates.len() <= CLASSES);
     }
 
     #[test]
@@ -443,14 +443,14 @@ mod tests {
         let length = Duration::from_millis(1);
         for _ in 0..SAMPLES {
             meter.begin(SLICE, now);
-            meter.submitted(Kind(0), now);
+            meter.submitted(RequestClass(0), now);
             now += length;
             meter.completed_together(1, now);
         }
         meter.begin(SLICE, now);
         for _ in 0..5 {
-            assert_eq!(meter.verdict(Kind(0), false, now), Verdict::Submit);
-            meter.submitted(Kind(0), now);
+            assert_eq!(meter.verdict(RequestClass(0), false, now), Verdict::Submit);
+            meter.submitted(RequestClass(0), now);
         }
         now += length * 5;
         meter.completed_together(5, now);
@@ -458,7 +458,7 @@ mod tests {
         assert_eq!(meter.busy(), length * (SAMPLES + 5));
         // They are still known: it is not one at a time.
         meter.begin(SLICE, now);
-        meter.submitted(Kind(0), now);
-        assert_eq!(meter.verdict(Kind(0), false, now), Verdict::Submit);
+        meter.submitted(RequestClass(0), now);
+        assert_eq!(meter.verdict(RequestClass(0), false, now), Verdict::Submit);
     }
 }

@@ -13,9 +13,10 @@
 //!
 //! - [`meter`]: how much to submit, so that the device is busy to the end of a turn and not beyond.
 //! - [`pauses`]: how long an application is expected to stay away between two batches.
-//! - [`page`]: the memory that worker and arbiter share; [`message`]: what they say.
+//! - [`page`]: the memory that worker and arbiter share; [`message`]: what they say; [`session`]: a
+//!   connection with both.
 //! - [`worker`]: a worker's side; [`introduce`]: how its pool gets it a connection, since a
-//!   confined worker makes none.
+//!   confined worker makes none; and how a program of the host that has no pool introduces itself.
 
 mod clock;
 #[cfg(test)]
@@ -26,6 +27,7 @@ pub mod message;
 pub mod meter;
 pub mod page;
 pub mod pauses;
+pub mod session;
 pub mod worker;
 
 pub use clock::Moment;

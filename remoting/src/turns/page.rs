@@ -33,11 +33,21 @@ pub struct Grant {
     pub turn: AtomicU64,
     /// The turn's length in nanoseconds; zero for one request.
     pub slice: AtomicU64,
+    /// The lower half of the number of the turn that is over: who has that turn stops what it runs and
+    /// gives the device back. A GPU may read this by itself, with the next word at once: both are a
+    /// pair of eight bytes that is aligned to as many.
+    pub stop: AtomicU32,
     /// Whether somebody else waits for the device: the turn ends when the slice does.
     pub contended: AtomicU32,
     /// Whether the client's processor is to be woken at the begin of this turn.
     pub coschedule: AtomicU32,
 }
+
+// Read at once by a GPU.
+const _: () = {
+    assert!(std::mem::offset_of!(Grant, stop).is_multiple_of(8));
+    assert!(std::mem::offset_of!(Grant, contended) == std::mem::offset_of!(Grant, stop) + 4);
+};
 
 /// What a worker tells the arbiter, which believes none of it where others could be harmed.
 #[derive(Debug, Default)]

@@ -6,104 +6,30 @@
 //! takes the turn away, and the worker goes on when there is another one.
 
 use std::{
-    fmt,
-    fs::File,
-    io::{self, ErrorKind, Read},
+    fmt, io,
     os::unix::net::UnixStream,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, Ordering, fence},
+        atomic::{Ordering, fence},
     },
     thread,
     time::Duration,
 };
 
 use base::Unpoisoned;
-use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use super::{
     Moment, introduce,
-    message::{self, HELLO, HangsUp, Join, OtherArbiter, Word},
-    meter::{Kind, Meter, Slice, Verdict},
-    page::{Account, Grant, Page, claim},
+    message::{self, HangsUp, Join, OtherArbiter, Word},
+    meter::{Meter, RequestClass, Slice, Verdict},
+    page::claim,
     pauses::{Expected, Pauses},
+    session::{self, NoSession, Session},
 };
 
 /// A turn is given back this long before what it was for is expected to end, so that the next one
 /// has begun by then: the way to its worker takes 150 us, and submitting 50.
 const LEAD: Duration = Duration::from_micros(300);
-
-/// How long to wait after an arbiter that hangs up, before another one is asked for: one that is just
-/// ending does so once.
-const AGAIN: Duration = Duration::from_millis(100);
-/// And after one that goes on like that.
-const MUCH_LATER: Duration = Duration::from_secs(1);
-
-/// A connection with an arbiter.
-#[derive(Debug)]
-struct Session {
-    stream: UnixStream,
-    grant: Page<Grant>,
-    account: Page<Account>,
-    gone: AtomicBool,
-}
-
-/// Why there is no connection.
-#[derive(Debug, thiserror::Error)]
-enum NoSession {
-    #[error(transparent)]
-    Other(#[from] OtherArbiter),
-    #[error(transparent)]
-    HungUp(#[from] HangsUp),
-    #[error("the connection failed")]
-    System(#[from] io::Error),
-}
-
-impl Session {
-    fn open(control: &UnixStream) -> Result<Self, NoSession> {
-        let stream = introduce::ask(control)?;
-        let (grant, account) = Self::begin(&stream).map_err(|error| match error {
-            // Who has not read everything that was said hangs up like this.
-            NoSession::System(error)
-                if matches!(
-                    error.kind(),
-                    ErrorKind::ConnectionReset | ErrorKind::BrokenPipe
-                ) =>
-            {
-                HangsUp.into()
-            }
-            error => error,
-        })?;
-        Ok(Self {
-            grant: Page::map(&grant, false)?,
-            account: Page::map(&account, true)?,
-            gone: AtomicBool::new(false),
-            stream,
-        })
-    }
-
-    /// The pages that the arbiter has made for this worker.
-    fn begin(mut stream: &UnixStream) -> Result<(File, File), NoSession> {
-        let mut page = || -> Result<File, NoSession> {
-            let mut hello = [0; HELLO];
-            let (got, file) = stream
-                .recv_with_fd(&mut hello[..1])
-                .map_err(|error| io::Error::from_raw_os_error(error.errno()))?;
-            if let Some(file) = file {
-                return Ok(file);
-            }
-            if got == 0 {
-                return Err(HangsUp.into());
-            }
-            stream.read_exact(&mut hello[got..])?;
-            Err(match OtherArbiter::of(&hello) {
-                Some(other) => other.into(),
-                None => io::Error::from(ErrorKind::InvalidData).into(),
-            })
-        };
-        Ok((page()?, page()?))
-    }
-}
 
 /// What the serving thread is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,12 +51,8 @@ struct Link {
 impl Link {
     fn session(&self) -> Option<Arc<Session>> {
         let session = self.session.lock_unpoisoned();
-        session.clone().filter(|session| !is_gone(session))
+        session.clone().filter(|session| !session.is_gone())
     }
-}
-
-fn is_gone(session: &Session) -> bool {
-    session.gone.load(Ordering::Acquire)
 }
 
 /// Where a worker stands.
@@ -212,7 +134,7 @@ impl Turns {
     /// gives it back as need be; the request is to be kept until this says yes. `stuck` says that
     /// what is outstanding cannot end before the client does something, so that waiting for it
     /// would be for ever.
-    pub fn may_submit(&mut self, kind: Kind, stuck: bool, now: Moment) -> bool {
+    pub fn may_submit(&mut self, kind: RequestClass, stuck: bool, now: Moment) -> bool {
         self.pauses.end(self.meter.busy(), now);
         let Some(session) = self.current() else {
             return false;
@@ -220,7 +142,7 @@ impl Turns {
         if !self.hold(&session, now) {
             return false;
         }
-        let alone = session.grant.contended.load(Ordering::Relaxed) == 0;
+        let alone = session.grant().contended.load(Ordering::Relaxed) == 0;
         match self.meter.verdict(kind, alone, now) {
             Verdict::Submit => true,
             Verdict::Wait | Verdict::Filled if stuck && !self.meter.is_over(now) => true,
@@ -247,7 +169,7 @@ impl Turns {
     /// Whether this worker has the device and somebody else waits for it.
     fn is_waited_for(&self) -> bool {
         let contended =
-            |session: &Arc<Session>| session.grant.contended.load(Ordering::Relaxed) != 0;
+            |session: &Arc<Session>| session.grant().contended.load(Ordering::Relaxed) != 0;
         self.standing == Standing::Has && self.session.as_ref().is_some_and(contended)
     }
 
@@ -270,7 +192,7 @@ impl Turns {
     }
 
     /// A request was submitted.
-    pub fn submitted(&mut self, kind: Kind, now: Moment) {
+    pub fn submitted(&mut self, kind: RequestClass, now: Moment) {
         self.meter.submitted(kind, now);
         self.calls += 1;
         self.publish();
@@ -304,7 +226,7 @@ impl Turns {
 
     /// The client has so many bytes of device memory: nothing but a look, if it is known.
     pub fn memory(&mut self, bytes: u64) {
-        let gone = self.session.as_deref().is_none_or(is_gone);
+        let gone = self.session.as_deref().is_none_or(Session::is_gone);
         if self.memory != bytes || gone {
             self.memory = bytes;
             self.current();
@@ -324,7 +246,7 @@ impl Turns {
         };
         let since = self.pauses.since().filter(|_| !stuck);
         let expected = since.map_or(Expected::default(), |_| self.pauses.expected());
-        let account = &session.account;
+        let account = session.account();
         let nanos = |time: Duration| time.as_nanos() as u64;
         for (place, value) in [
             (&account.away_since, since.map_or(0, Moment::nanos)),
@@ -339,12 +261,12 @@ impl Turns {
         // The arbiter says first that somebody waits and then looks at the claim: one of both
         // sides sees what the other has written.
         fence(Ordering::SeqCst);
-        let alone = session.grant.contended.load(Ordering::Relaxed) == 0;
+        let alone = session.grant().contended.load(Ordering::Relaxed) == 0;
         if alone || !expected.within.is_zero() {
             self.standing = Standing::Parked;
             if !alone {
                 // As in `hold`.
-                let _ = Word::Pause.say(&session.stream);
+                let _ = Word::Pause.say(session.stream());
             }
         } else if word
             .compare_exchange(
@@ -367,7 +289,7 @@ impl Turns {
     /// The session, if it is still one; who has lost it has lost its turn.
     fn current(&mut self) -> Option<Arc<Session>> {
         if let Some(session) = &self.session
-            && !is_gone(session)
+            && !session.is_gone()
         {
             return Some(Arc::clone(session));
         }
@@ -387,15 +309,15 @@ impl Turns {
         match self.standing {
             Standing::Has => return true,
             Standing::Asked(turns) => {
-                if session.grant.turn.load(Ordering::Acquire) == turns {
+                if session.grant().turn.load(Ordering::Acquire) == turns {
                     return false;
                 }
-                self.coschedule = session.grant.coschedule.load(Ordering::Relaxed) != 0;
+                self.coschedule = session.grant().coschedule.load(Ordering::Relaxed) != 0;
                 self.begin(session, now);
                 return true;
             }
             Standing::Parked => {
-                let taken = session.account.claim.compare_exchange(
+                let taken = session.account().claim.compare_exchange(
                     claim::IDLE,
                     claim::BUSY,
                     Ordering::AcqRel,
@@ -404,7 +326,7 @@ impl Turns {
                 if taken.is_ok() {
                     self.standing = Standing::Has;
                     // Who keeps its turn while others wait has what is left of it.
-                    if session.grant.contended.load(Ordering::Relaxed) == 0 {
+                    if session.grant().contended.load(Ordering::Relaxed) == 0 {
                         self.begin(session, now);
                     }
                     return true;
@@ -412,9 +334,9 @@ impl Turns {
             }
             Standing::Without => {}
         }
-        self.standing = Standing::Asked(session.grant.turn.load(Ordering::Acquire));
+        self.standing = Standing::Asked(session.grant().turn.load(Ordering::Acquire));
         // If it is gone, the listening thread notices.
-        let _ = Word::Want.say(&session.stream);
+        let _ = Word::Want.say(session.stream());
         false
     }
 
@@ -429,7 +351,7 @@ impl Turns {
 
     fn begin(&mut self, session: &Session, now: Moment) {
         self.keep_promise(now);
-        let slice = match session.grant.slice.load(Ordering::Relaxed) {
+        let slice = match session.grant().slice.load(Ordering::Relaxed) {
             0 => Slice::Request,
             nanos => Slice::Time(Duration::from_nanos(nanos)),
         };
@@ -439,13 +361,16 @@ impl Turns {
 
     fn give_back(&mut self, session: &Session, word: Word) {
         self.standing = match word {
-            Word::Again => Standing::Asked(session.grant.turn.load(Ordering::Acquire)),
+            Word::Again => Standing::Asked(session.grant().turn.load(Ordering::Acquire)),
             _ => Standing::Without,
         };
         self.publish();
-        session.account.claim.store(claim::NONE, Ordering::Release);
+        session
+            .account()
+            .claim
+            .store(claim::NONE, Ordering::Release);
         // As in `hold`.
-        let _ = word.say(&session.stream);
+        let _ = word.say(session.stream());
     }
 
     /// Writes down what the arbiter may see: some stores.
@@ -453,7 +378,7 @@ impl Turns {
         let Some(session) = &self.session else {
             return;
         };
-        let account = &session.account;
+        let account = session.account();
         // What can only end when the client does something runs without the device.
         let uses = self.standing == Standing::Has || self.promised.is_some();
         let since = self.meter.running_since().filter(|_| uses);
@@ -490,12 +415,12 @@ fn listen(
             if *hung_up == 2 {
                 tell(News::HangsUp(why));
             }
-            thread::sleep(if *hung_up < 2 { AGAIN } else { MUCH_LATER });
+            session::pause(*hung_up);
             return Ok(());
         }
         Err(NoSession::System(_)) => {
             // The arbiter has ended meanwhile; if the pool has, nothing comes from it any more.
-            thread::sleep(AGAIN);
+            session::pause(0);
             return Ok(());
         }
     };
@@ -503,10 +428,10 @@ fn listen(
     let set = |value| *link.session.lock_unpoisoned() = value;
     set(Some(Arc::clone(&session)));
     tell(News::Look);
-    while message::listen(&session.stream).is_ok() {
+    while message::listen(session.stream()).is_ok() {
         tell(News::Look);
     }
-    session.gone.store(true, Ordering::Release);
+    session.end();
     set(None);
     crate::note!("gantry-accel: the arbiter has ended: this worker waits for another one");
     tell(News::Look);

@@ -7,7 +7,7 @@ use super::{
     *,
 };
 
-const KIND: Kind = Kind(1);
+const CLASS: RequestClass = RequestClass(1);
 const SLICE: u64 = 6_000_000;
 
 fn start() -> (Turns, Fake) {
@@ -20,11 +20,11 @@ fn start() -> (Turns, Fake) {
 /// Lets the worker have a turn that begins at `now`.
 fn turn(turns: &mut Turns, fake: &Fake, now: Moment, contended: bool) {
     while fake.heard() != Some(Word::Want) {
-        assert!(!turns.may_submit(KIND, false, now));
+        assert!(!turns.may_submit(CLASS, false, now));
         thread::sleep(Duration::from_millis(1));
     }
     fake.give(SLICE, contended);
-    assert!(turns.may_submit(KIND, false, now));
+    assert!(turns.may_submit(CLASS, false, now));
 }
 
 fn millis(count: u64) -> Moment {
@@ -37,7 +37,7 @@ fn what_only_the_client_can_bring_to_an_end_runs_in_nobodys_time() {
         let (mut turns, fake) = start();
         let since = || fake.account.running_since.load(Ordering::Relaxed);
         turn(&mut turns, &fake, millis(1), contended);
-        turns.submitted(KIND, millis(1));
+        turns.submitted(CLASS, millis(1));
         assert_eq!(since(), millis(1).nanos());
         turns.idle(true);
         assert_eq!(since(), 0, "somebody waits: {contended}");
@@ -50,16 +50,16 @@ fn a_turn_that_is_given_back_too_early_is_owned_up_to_once() {
     let overrun = |fake: &Fake| fake.account.overrun.load(Ordering::Relaxed);
     turn(&mut turns, &fake, millis(0), true);
     for at in 0..5 {
-        assert!(turns.may_submit(KIND, false, millis(at)));
-        turns.submitted(KIND, millis(at));
+        assert!(turns.may_submit(CLASS, false, millis(at)));
+        turns.submitted(CLASS, millis(at));
         turns.completed(1, millis(at + 1));
     }
     // The sixth of a millisecond each is to end the turn.
-    assert!(turns.may_submit(KIND, false, millis(5)));
-    turns.submitted(KIND, millis(5));
-    assert!(!turns.may_submit(KIND, false, millis(5)));
+    assert!(turns.may_submit(CLASS, false, millis(5)));
+    turns.submitted(CLASS, millis(5));
+    assert!(!turns.may_submit(CLASS, false, millis(5)));
     assert_eq!(fake.heard(), None);
-    assert!(!turns.may_submit(KIND, false, Moment::from_nanos(5_800_000)));
+    assert!(!turns.may_submit(CLASS, false, Moment::from_nanos(5_800_000)));
     assert_eq!(fake.heard(), Some(Word::Again));
     let since = fake.account.running_since.load(Ordering::Relaxed);
     assert_eq!(since, millis(5).nanos(), "it still uses the device");
@@ -70,7 +70,7 @@ fn a_turn_that_is_given_back_too_early_is_owned_up_to_once() {
     // Another arbiter has not given that turn.
     let fake = fake.replace();
     turn(&mut turns, &fake, millis(2_000), true);
-    turns.submitted(KIND, millis(2_000));
+    turns.submitted(CLASS, millis(2_000));
     turns.completed(1, millis(2_001));
     assert_eq!(overrun(&fake), 0);
     assert_eq!(fake.account.busy.load(Ordering::Relaxed), 1_000_000);
@@ -83,7 +83,7 @@ fn who_is_between_two_batches_keeps_its_turn_until_that_is_taken_and_then_asks_f
     turn(&mut turns, &fake, millis(0), true);
     let mut now = 0;
     let mut batch = |turns: &mut Turns| {
-        turns.submitted(KIND, millis(now));
+        turns.submitted(CLASS, millis(now));
         turns.completed(1, millis(now + 1));
         turns.idle(false);
         now += 2;
@@ -94,7 +94,7 @@ fn who_is_between_two_batches_keeps_its_turn_until_that_is_taken_and_then_asks_f
         assert_eq!(claim(), claim::IDLE);
         assert_eq!(fake.heard(), Some(Word::Pause));
         // A millisecond later, in what is left of the turn of 6 ms.
-        assert!(turns.may_submit(KIND, false, back));
+        assert!(turns.may_submit(CLASS, false, back));
         assert_eq!(claim(), claim::BUSY);
     }
     let within = fake.account.away_within.load(Ordering::Relaxed);
@@ -105,7 +105,7 @@ fn who_is_between_two_batches_keeps_its_turn_until_that_is_taken_and_then_asks_f
     let back = batch(&mut turns);
     assert_eq!(fake.heard(), Some(Word::Pause));
     fake.account.claim.store(claim::NONE, Ordering::Relaxed);
-    assert!(!turns.may_submit(KIND, false, back));
+    assert!(!turns.may_submit(CLASS, false, back));
     assert_eq!(fake.heard(), Some(Word::Want));
 }
 
@@ -113,13 +113,13 @@ fn who_is_between_two_batches_keeps_its_turn_until_that_is_taken_and_then_asks_f
 fn who_has_stayed_away_gives_its_turn_back_at_once() {
     let (mut turns, fake) = start();
     turn(&mut turns, &fake, millis(0), true);
-    turns.submitted(KIND, millis(0));
+    turns.submitted(CLASS, millis(0));
     turns.completed(1, millis(1));
     turns.idle(false);
     assert_eq!(fake.heard(), Some(Word::Pause));
     fake.account.claim.store(claim::NONE, Ordering::Relaxed);
     turn(&mut turns, &fake, millis(500), true);
-    turns.submitted(KIND, millis(500));
+    turns.submitted(CLASS, millis(500));
     turns.completed(1, millis(501));
     turns.idle(false);
     assert_eq!(fake.heard(), Some(Word::Done));
@@ -145,7 +145,7 @@ fn an_arbiter_that_hangs_up_again_and_again_is_reported_once_with_both_versions(
     assert_eq!(told.recv(), Ok(News::HangsUp(HangsUp)));
     let text = HangsUp.to_string();
     assert!(
-        text.contains("version 1 ") && text.contains("speaks 3"),
+        text.contains("version 1 ") && text.contains(&format!("speaks {}", message::VERSION)),
         "{text}"
     );
     let _fake = Fake::meet(pool);

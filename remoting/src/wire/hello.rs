@@ -79,7 +79,7 @@ pub enum Form {
     /// futexes.
     #[default]
     File,
-    /// The window is a slice of an accelerator port: a [`Place`](crate::port::Place) and the
+    /// The window is a slice of an accelerator port: a [`WindowRange`](crate::port::SliceOffsets) and the
     /// files of window and doorbells follow.
     Port,
     /// Each side has a window of its own, and frames and data follow.

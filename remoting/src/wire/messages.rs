@@ -47,7 +47,7 @@ ids! {
 
 wire! {
     /// A stretch of the window, and the stage whose release the client waits for.
-    struct Place {
+    struct WindowRange {
         /// Bytes from the start of the window.
         offset: u64,
         /// Length in bytes.

@@ -20,7 +20,7 @@ const RAM: u64 = 256 << 20;
 /// How long a step may take: a driver compiles the program in one.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Before something is counted, and after: what was interrupted goes on.
-const SETTLE: Duration = Duration::from_millis(50);
+const WARM_UP: Duration = Duration::from_millis(50);
 
 /// A running guest, whose desk is mapped.
 struct Guest {
@@ -196,7 +196,7 @@ fn count(guest: &mut Guest, programs: &Programs, workers: &[i32]) -> Result<Coun
     let mut processes = vec![("gantry", guest.process.id() as i32)];
     processes.extend(workers.iter().map(|worker| ("worker", *worker)));
     let mut tracer = Tracer::attach(&processes)?;
-    tracer.pass(SETTLE)?;
+    tracer.pass(WARM_UP)?;
     tracer.forget();
     guest.desk().go();
     guest.becomes(&[State::Counted], || tracer.step())?;

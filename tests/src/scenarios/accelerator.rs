@@ -159,9 +159,9 @@ fn limited(context: &Context) -> Result<()> {
     until(&format!("a group has the limits {expected:?}"), || {
         Ok(limits(&workers)? == expected)
     })?;
-    let hostile = |misdeed: &str| {
+    let hostile = |attack: &str| {
         let mut command = Command::new("opencl-hostile");
-        command.arg(&pool.socket).arg(misdeed);
+        command.arg(&pool.socket).arg(attack);
         command
     };
     // As many as there may be; they end with the worker.

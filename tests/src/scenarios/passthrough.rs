@@ -266,7 +266,7 @@ pub fn swap(context: &Context) -> Result<()> {
     let more = json!({"devices": [{"path": first.path, "id": "edu", "pci_device_id": 7}]});
     let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
     edu_works(&mut guest)?;
-    let settled = |expected: Option<&HostDevice>| {
+    let expect_device = |expected: Option<&HostDevice>| {
         gantry.info_until("the swap is over", |info| {
             let node = &info["device_tree"]["edu"];
             node["state"].is_null() && node.is_null() == expected.is_none()
@@ -277,7 +277,7 @@ pub fn swap(context: &Context) -> Result<()> {
         Ok(())
     };
     gantry.put("vm.swap-device", json!({"id": "edu", "path": second.path}))?;
-    settled(Some(&second))?;
+    expect_device(Some(&second))?;
     guest.eventually("ls -d /sys/bus/pci/devices/0000:00:07.0", |text| {
         text.ends_with("07.0")
     })?;
@@ -285,14 +285,14 @@ pub fn swap(context: &Context) -> Result<()> {
     // The other one is there, but not vfio-pci's: the old one comes back.
     first.release()?;
     gantry.put("vm.swap-device", json!({"id": "edu", "path": first.path}))?;
-    settled(Some(&second))?;
+    expect_device(Some(&second))?;
     guest.eventually("ls -d /sys/bus/pci/devices/0000:00:07.0", |text| {
         text.ends_with("07.0")
     })?;
     edu_works(&mut guest)?;
     let without = json!({"id": "edu", "path": first.path, "on_failure": "Without"});
     gantry.put("vm.swap-device", without)?;
-    settled(None)?;
+    expect_device(None)?;
     let nowhere = json!({"id": "edu", "path": "/sys/bus/pci/devices/0000:ff:00.0"});
     gantry.refused("vm.swap-device", Some(nowhere), 404, "edu")
 }

@@ -23,7 +23,7 @@ use crate::{
     Check, fuzz,
     vm::{
         ADD, CLIENT_PML4, CLIENT_TICKS, ClientVm, DRIVER, FAIL, HIDDEN, HYPERCALL, KERNEL_DATA,
-        OtherServer, Place, Process, READ, SERVER_DOORBELL, SERVER_HOLE, SHARED_PAGES, SPIN,
+        MemoryLayout, OtherServer, Process, READ, SERVER_DOORBELL, SERVER_HOLE, SHARED_PAGES, SPIN,
         SYSTEM_CALL, ServerVm, Start, WINDOW, WRITE, at,
     },
 };
@@ -257,7 +257,7 @@ fn wait(wanted: impl Fn(&Status) -> bool) -> Result<Status> {
 
 fn accelerator(client: &mut ClientVm) -> Result<()> {
     const CALLS: u64 = 100;
-    let registers = Place::Apart.registers();
+    let registers = MemoryLayout::Apart.registers();
     // What is only mapped at first use, is now.
     expect(client, DRIVER, 1, registers, (1, DONE))?;
     let before = client.client.status()?;
@@ -284,10 +284,16 @@ fn accelerator(client: &mut ClientVm) -> Result<()> {
 fn large() -> Result<()> {
     let gate = Gate::open()?;
     let before = gate.status()?;
-    let server = OtherServer::at(Place::Large)?;
+    let server = OtherServer::at(MemoryLayout::Large)?;
     let mut client = ClientVm::new()?;
     client.client.pair(server.as_fd())?;
-    expect(&mut client, READ, Place::Large.data(), 0, (0x5e7, DONE))?;
+    expect(
+        &mut client,
+        READ,
+        MemoryLayout::Large.data(),
+        0,
+        (0x5e7, DONE),
+    )?;
     let after = gate.status()?;
     let pinned = (after.pinned - before.pinned) * window::PAGE;
     let shared = u64::from(SHARED_PAGES);
@@ -304,18 +310,18 @@ fn large() -> Result<()> {
 
 /// As two guests of one kind have it.
 fn same_place() -> Result<()> {
-    let server = ServerVm::new(Gate::open()?, Place::Same)?;
+    let server = ServerVm::new(Gate::open()?, MemoryLayout::Same)?;
     let mut client = ClientVm::new()?;
     client.client.pair(server.as_fd())?;
     let ended = (trampoline::EXCEPTION, ABORTED);
     for (handler, first, reply) in [
         (ADD, 7, (29, DONE)),
-        (READ, Place::Same.data(), (0x5e7, DONE)),
+        (READ, MemoryLayout::Same.data(), (0x5e7, DONE)),
         // What is hidden is in the server's page table, for its kernel.
         (READ, CLIENT_PML4, ended),
         (WRITE, CLIENT_PML4, ended),
         (SYSTEM_CALL, 0, ended),
-        (READ, Place::Same.data(), (0x5e7, DONE)),
+        (READ, MemoryLayout::Same.data(), (0x5e7, DONE)),
     ] {
         expect(&mut client, handler, first, 8, reply)?;
     }
@@ -331,7 +337,7 @@ fn same_place() -> Result<()> {
 }
 
 fn needed() -> Result<()> {
-    let server = ServerVm::new(Gate::open()?, Place::Needed)?;
+    let server = ServerVm::new(Gate::open()?, MemoryLayout::Needed)?;
     let client = ClientVm::new()?;
     let refused = client.client.pair(server.as_fd()).err().context("paired")?;
     ensure!(refused.to_string().contains("another process"), "{refused}");
@@ -341,7 +347,7 @@ fn needed() -> Result<()> {
 /// Nobody gives back what that kernel holds.
 fn broken() -> Result<()> {
     // It halts, or chooses another process.
-    for call in [(1, 0), (2, Place::Apart.tables())] {
+    for call in [(1, 0), (2, MemoryLayout::Apart.tables())] {
         let server = OtherServer::start()?;
         let mut client = ClientVm::new()?;
         client.client.pair(server.as_fd())?;
@@ -386,7 +392,7 @@ fn unpaired_in_kernel() -> Result<()> {
 }
 
 fn woken() -> Result<()> {
-    let server = ServerVm::new(Gate::open()?, Place::Apart)?;
+    let server = ServerVm::new(Gate::open()?, MemoryLayout::Apart)?;
     let mut client = ClientVm::new()?;
     client.client.pair(server.as_fd())?;
     expect(&mut client, ADD, 7, 8, (29, DONE))?;
@@ -523,18 +529,18 @@ fn undone_while_parked(client: &mut ClientVm) -> Result<()> {
 }
 
 fn missing(client: &mut ClientVm, server: &OtherServer) -> Result<()> {
-    expect(client, READ, Place::Apart.data(), 0, (0x5e7, DONE))?;
+    expect(client, READ, MemoryLayout::Apart.data(), 0, (0x5e7, DONE))?;
     let before = client.client.status()?;
     server.discard();
-    expect(client, READ, Place::Apart.data(), 0, (0xbeef, DONE))?;
+    expect(client, READ, MemoryLayout::Apart.data(), 0, (0xbeef, DONE))?;
     let after = client.client.status()?;
     ensure!(
         after.violations > before.violations,
         "the old page was still there"
     );
     // What a handler writes is there afterwards; the writer returns nothing in particular.
-    client.run(&Start::call(WRITE, Place::Apart.data(), 0x77).interrupted())?;
-    expect(client, READ, Place::Apart.data(), 0, (0x77, DONE))
+    client.run(&Start::call(WRITE, MemoryLayout::Apart.data(), 0x77).interrupted())?;
+    expect(client, READ, MemoryLayout::Apart.data(), 0, (0x77, DONE))
 }
 
 fn faults(check: Check<'_>, client: &mut ClientVm) {

@@ -10,7 +10,8 @@ use anyhow::{Context, Result, ensure};
 use vmfunc_gate::host::{CALLS, DEVICE, Gate};
 
 use crate::vm::{
-    ADD, COMPUTE, ClientVm, OtherServer, Place, Process, READ, SERVER_BYTES, SPIN, Start, WINDOW,
+    ADD, COMPUTE, ClientVm, MemoryLayout, OtherServer, Process, READ, SERVER_BYTES, SPIN, Start,
+    WINDOW,
 };
 
 /// Calls of each of the two users.
@@ -39,7 +40,7 @@ pub fn delegations() -> Result<()> {
         };
         let [first, second] = [(); 2].map(|()| match random.next() % 4 {
             0 => WINDOW + random.next() % 0x2_0000,
-            1 => Place::Apart.gpa() + random.next() % SERVER_BYTES as u64,
+            1 => MemoryLayout::Apart.gpa() + random.next() % SERVER_BYTES as u64,
             2 => random.next() % 0x1000,
             _ => random.next(),
         });

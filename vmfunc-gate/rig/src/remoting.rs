@@ -10,8 +10,8 @@ use gantry_remoting::{
         calls::{
             self, BuildProgram, Call, ContextId, CreateBuffer, CreateContext, CreateKernel,
             CreateProgram, CreateQueue, DeviceId, Finish, Grid, KernelId, MemId, NdRange, Order,
-            Place, ProgramId, ProgramOrigin, QueueId, ReadBuffer, SetArgument, StageId, SvmAlloc,
-            SvmFree, SvmRead, SvmWrite, Value, WriteBuffer,
+            ProgramId, ProgramOrigin, QueueId, ReadBuffer, SetArgument, StageId, SvmAlloc, SvmFree,
+            SvmRead, SvmWrite, Value, WindowRange, WriteBuffer,
         },
     },
     backends::opencl::{
@@ -254,7 +254,7 @@ fn sums(app: &mut Application, (mem, kernel): (MemId, KernelId), length: u64) ->
             // SAFETY: within the stretch, which nobody else uses now.
             unsafe { input.add(word).write_volatile(round * word as u32) };
         }
-        let place = |offset| Place {
+        let place = |offset| WindowRange {
             offset,
             length,
             stage: None::<StageId>,
@@ -310,7 +310,7 @@ fn shared(
         size: length,
         retries: 0,
     })?;
-    let place = Place {
+    let place = WindowRange {
         offset: app.window.data(),
         length,
         stage: None::<StageId>,

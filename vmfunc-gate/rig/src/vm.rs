@@ -163,7 +163,7 @@ pub fn add_memory(
 
 /// Where a server's memory is, in the guest-physical address space that all VMs have alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum MemoryLayout {
     /// Where the client has none.
     Apart,
     /// As before, and 1 GiB.
@@ -174,7 +174,7 @@ pub enum Place {
     Needed,
 }
 
-impl Place {
+impl MemoryLayout {
     /// The memory's first address.
     pub fn gpa(self) -> u64 {
         match self {
@@ -243,7 +243,7 @@ pub struct ServerVm {
 
 impl ServerVm {
     /// Registers it as a file of the device.
-    pub fn new(gate: Gate, place: Place) -> Result<Self> {
+    pub fn new(gate: Gate, place: MemoryLayout) -> Result<Self> {
         let vm = Kvm::new()?.create_vm()?;
         let memory = Memory::new(place.gpa(), place.bytes())?;
         add_memory(
@@ -263,7 +263,7 @@ impl ServerVm {
         memory.write(pdpt, directory | ENTRY);
         for page in 0..SERVER_BYTES as u64 / LARGE_BYTES {
             let gpa = place.gpa() + page * LARGE_BYTES;
-            let hidden = place == Place::Same && gpa <= CLIENT_PML4;
+            let hidden = place == MemoryLayout::Same && gpa <= CLIENT_PML4;
             let entry = gpa | ENTRY | DIRTY | LARGE;
             let entry = if hidden { entry & !USER } else { entry };
             memory.write(directory + gpa / LARGE_BYTES * 8, entry);
@@ -334,7 +334,7 @@ impl ServerVm {
 
     /// Lets ring 3 use the page where the client has its page table.
     pub fn expose(&self) {
-        let entry = Place::Same.tables() + 4 * PAGE;
+        let entry = MemoryLayout::Same.tables() + 4 * PAGE;
         self.memory.write(entry, self.memory.read(entry) | USER);
     }
 }
@@ -434,7 +434,7 @@ impl ClientVm {
         let vcpu = vm.create_vcpu(0)?;
         vcpu.set_cpuid2(&features(&kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?)?)?;
         // System calls of handlers get to the server's kernel.
-        let entry = Place::Apart.code() + at::rig_kernel();
+        let entry = MemoryLayout::Apart.code() + at::rig_kernel();
         let registers = [
             (0xc000_0081, 0x10 << 48 | 8 << 32),
             (0xc000_0082, entry),
@@ -705,11 +705,11 @@ pub struct OtherServer {
 impl OtherServer {
     /// One whose memory is apart from clients'.
     pub fn start() -> Result<Self> {
-        Self::at(Place::Apart)
+        Self::at(MemoryLayout::Apart)
     }
 
     /// Its process discards a page of its memory when it gets a signal, and changes what is there.
-    pub fn at(place: Place) -> Result<Self> {
+    pub fn at(place: MemoryLayout) -> Result<Self> {
         let gate = Gate::open()?;
         let theirs = gate.try_clone()?;
         let process = Process::start(move |ready| {

@@ -141,7 +141,7 @@ impl Connection {
                 other => return other,
             }
         }
-        self.settle(now)
+        self.flush(now)
     }
 
     /// Sends what there is room for.
@@ -152,7 +152,7 @@ impl Connection {
         }
         // The next request may wait in what has been read already (pipelining).
         match self.advance(now) {
-            Progress::Open => self.settle(now),
+            Progress::Open => self.flush(now),
             other => other,
         }
     }
@@ -184,11 +184,11 @@ impl Connection {
             ),
         );
         self.respond(&Message::error(&error), false, now);
-        self.settle(now)
+        self.flush(now)
     }
 
     /// Sends, and says whether the connection goes on.
-    fn settle(&mut self, now: Instant) -> Progress {
+    fn flush(&mut self, now: Instant) -> Progress {
         if self.send().is_err() {
             return Progress::Closed;
         }

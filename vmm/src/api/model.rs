@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::{
     VmConfig,
-    syntax::{Key, Kind, Part, SyntaxError, parse},
+    syntax::{Key, Part, SyntaxError, ValueType, parse},
 };
 
 /// Version of Cloud Hypervisor whose API this is: clients look at it to know what they may ask.
@@ -268,17 +268,20 @@ pub struct RestoreConfig {
 }
 
 const RESTORE: &[Key] = &[
-    Key::new("source_url", Kind::Text),
-    Key::new("prefault", Kind::Switch),
-    Key::new("resume", Kind::Switch),
+    Key::new("source_url", ValueType::Text),
+    Key::new("prefault", ValueType::Switch),
+    Key::new("resume", ValueType::Switch),
     Key::new(
         "memory_restore_mode",
-        Kind::Choice(&[("copy", "Copy"), ("ondemand", "OnDemand")]),
+        ValueType::Choice(&[("copy", "Copy"), ("ondemand", "OnDemand")]),
     ),
     Key::named(
         "net_fds",
         "",
-        Kind::Pairs(Part("id", &Kind::Text), Part("fds", &Kind::Numbers)),
+        ValueType::Pairs(
+            Part("id", &ValueType::Text),
+            Part("fds", &ValueType::Numbers),
+        ),
     ),
 ];
 

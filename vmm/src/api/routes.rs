@@ -208,7 +208,7 @@ fn invalid(error: &Invalid) -> ApiError {
 
 fn create(path: &str, body: &[u8]) -> Outcome {
     let mut config: Box<VmConfig> = body::parse(path, body)?;
-    config.settle();
+    config.normalize();
     config.validate().map_err(|error| invalid(&error))?;
     Ok(Request::VmCreate(config))
 }

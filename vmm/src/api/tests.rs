@@ -36,7 +36,7 @@ impl Handler for Machine {
                 Ok(Response::Empty)
             }
             Request::VmAddNet(config, _) => Ok(Response::Device(PciDeviceInfo {
-                id: config.place.id.clone().unwrap_or_default(),
+                id: config.common.id.clone().unwrap_or_default(),
                 bdf: "0000:00:04.0".to_owned(),
             })),
             Request::VmBoot => Ok(Response::Empty),
@@ -363,7 +363,7 @@ fn descriptors_arrive_with_their_request() {
     let Ok(Request::VmAddNet(config, mut fds)) = rig.asked.recv() else {
         panic!("no network card");
     };
-    assert_eq!(config.place.id.as_deref(), Some("net7"));
+    assert_eq!(config.common.id.as_deref(), Some("net7"));
     let mut copy = std::fs::File::from(fds.pop().unwrap());
     copy.write_all(b"x").unwrap();
     let mut byte = [0];

@@ -8,7 +8,7 @@ use crate::config::{
     DebugConsoleConfig, DeviceConfig, DiskConfig, LandlockConfig, MemoryConfig, MemoryZoneConfig,
     NetConfig, NumaConfig, PciRootPortConfig, PciSegmentConfig, PlatformConfig, PmemConfig,
     RateLimitGroupConfig, RngConfig, SerialConfig, UserDeviceConfig, VsockConfig,
-    syntax::{Key, Kind, PLACE},
+    syntax::{Key, PLACE, ValueType},
 };
 
 fn parse(line: &str) -> Cli {
@@ -161,7 +161,7 @@ fn help_names_the_keys_that_are_taken_and_no_others() {
         let keys = || syntax.iter().copied().flatten();
         let taken = keys().filter(|key| !is_place(key.name) && !refused(key.name));
         let (words, keys): (Vec<&Key>, Vec<&Key>) =
-            taken.partition(|key| matches!(key.kind, Kind::Word(_)));
+            taken.partition(|key| matches!(key.kind, ValueType::Word(_)));
         let keys: BTreeSet<&str> = keys.iter().map(|key| key.name).collect();
         assert_eq!(named(&help), keys, "--{option}: {help}");
         for word in words {

@@ -247,7 +247,7 @@ impl VmArgs {
             landlock_enable: self.landlock,
             landlock_rules: list(self.landlock_rules),
         };
-        config.settle();
+        config.normalize();
         config.validate()?;
         Ok(Some(Box::new(config)))
     }

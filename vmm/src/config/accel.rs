@@ -1,6 +1,6 @@
 //! Accelerators whose calls are served by worker processes, or by a server VM's process.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use devices::{
     accel::{ApiId, LONGEST_NAME, MOST_SLICES, SMALLEST_SLICE},
@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     check::{self, Invalid, Placement, Problem},
-    place::Place,
-    syntax::{IOMMU, Key, Kind, PLACE, SyntaxError, parse},
+    common::CommonConfig,
+    syntax::{IOMMU, Key, PLACE, SyntaxError, ValueType, parse},
 };
 
 /// Where `gantry-accel serve` listens by default.
@@ -42,7 +42,7 @@ impl AccelApi {
     }
 }
 
-/// How calls get to who carries them out.
+/// How calls reach the process that executes them, as configuration files name it.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub enum AccelTransport {
     /// By rings in shared memory: a worker process of the host polls them.
@@ -53,135 +53,215 @@ pub enum AccelTransport {
 }
 
 /// An accelerator port.
-#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Flat", into = "Flat")]
 pub struct AccelConfig {
-    /// What its applications call.
-    #[serde(default, alias = "backend")]
+    /// The API that its applications call.
     pub api: AccelApi,
-    /// How calls get to who carries them out. What is said about workers is for the ring.
-    #[serde(default)]
-    pub transport: AccelTransport,
-    /// By the gate: socket of the server's machine (`--accel-server`).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub server: Option<PathBuf>,
-    /// By the gate: bytes of memory shared with the server, whole pages up to 16 MiB.
-    #[serde(default = "shared")]
-    pub shared: u64,
+    /// How calls reach the process that executes them.
+    pub via: AccelVia,
+    /// Behind a virtual IOMMU.
+    pub iommu: bool,
+    /// Its name, and where it is.
+    pub common: CommonConfig,
+}
+
+/// How calls reach the process that executes them, with the settings of that way.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum AccelVia {
+    /// By rings in shared memory, to a worker process of the host.
+    Ring(RingConfig),
+    /// By VMFUNC, to a process of a server VM.
+    Gate(GateConfig),
+}
+
+impl Default for AccelVia {
+    fn default() -> Self {
+        Self::Ring(RingConfig::default())
+    }
+}
+
+/// Workers of a pool, and the memory that is shared with them.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct RingConfig {
     /// Socket of the worker pool (`gantry-accel serve`).
-    #[serde(default = "socket")]
     pub socket: PathBuf,
     /// Part of the names of the devices that the guest gets; all if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// Share of the device against other VMs'.
-    #[serde(default = "weight")]
+    /// Share of the device against other VMs', 1 to 10000.
     pub weight: u32,
     /// Bytes of device memory that the VM's applications may have by this port, together; all that
     /// there is if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<u64>,
     /// Bytes of memory shared with workers, a power of two.
-    #[serde(default = "window")]
     pub window: u64,
     /// Applications at a time, a power of two up to 64; each has an equal part of the window.
-    #[serde(default = "slices")]
     pub slices: u32,
-    /// What the machine's compiled programs are called with the worker pool, which keeps them for a
-    /// machine of this name; `off`: none are kept. Without it they are kept as long as the machine
-    /// runs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The name under which the pool keeps the machine's compiled programs; `off`: none are kept.
+    /// Without it they are kept as long as the machine runs.
     pub compiler_cache: Option<String>,
-    /// Behind a virtual IOMMU.
-    #[serde(default)]
-    pub iommu: bool,
-    /// Its name, and where it is.
-    #[serde(flatten)]
-    pub place: Place,
 }
 
-fn socket() -> PathBuf {
-    SOCKET.into()
-}
-
-fn weight() -> u32 {
-    1
-}
-
-fn window() -> u64 {
-    WINDOW
-}
-
-fn slices() -> u32 {
-    SLICES
-}
-
-fn shared() -> u64 {
-    SHARED
-}
-
-impl Default for AccelConfig {
+impl Default for RingConfig {
     fn default() -> Self {
         Self {
-            api: AccelApi::default(),
-            transport: AccelTransport::default(),
-            server: None,
-            shared: shared(),
-            socket: socket(),
+            socket: SOCKET.into(),
             device: None,
-            weight: weight(),
+            weight: 1,
             memory: None,
-            window: window(),
-            slices: slices(),
+            window: WINDOW,
+            slices: SLICES,
             compiler_cache: None,
-            iommu: false,
-            place: Place::default(),
         }
     }
 }
 
-const KEYS: &[Key] = &[
-    Key::new("api", Kind::Choice(&[("opencl", "Opencl")])),
-    Key::new(
-        "transport",
-        Kind::Choice(&[("ring", "Ring"), ("gate", "Gate")]),
-    ),
-    Key::new("server", Kind::Text),
-    Key::new("shared", Kind::Size),
-    Key::new("socket", Kind::Text),
-    Key::new("device", Kind::Text),
-    Key::new("weight", Kind::Number),
-    Key::new("memory", Kind::Size),
-    Key::new("window", Kind::Size),
-    Key::new("slices", Kind::Number),
-    Key::new("compiler_cache", Kind::Text),
-];
+/// A process of a server VM, and the memory that is shared with it.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct GateConfig {
+    /// Socket of the server's machine (`--accel-server`).
+    pub server: PathBuf,
+    /// Bytes of memory shared with the server, whole pages from 8 KiB to 16 MiB.
+    pub shared: u64,
+}
 
-impl AccelConfig {
-    /// How it is written on the command line.
-    pub const SYNTAX: &[&[Key]] = &[KEYS, IOMMU, PLACE];
+/// The written form: one object with the fields of both ways.
+#[derive(Default, Serialize, Deserialize)]
+struct Flat {
+    #[serde(default, alias = "backend")]
+    api: AccelApi,
+    #[serde(default)]
+    transport: AccelTransport,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    server: Option<PathBuf>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    shared: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    socket: Option<PathBuf>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    device: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    weight: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    memory: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    window: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    slices: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    compiler_cache: Option<String>,
+    #[serde(default)]
+    iommu: bool,
+    #[serde(flatten)]
+    common: CommonConfig,
+}
 
-    /// Parses the value of `--accel`.
-    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
-        parse("--accel", input, Self::SYNTAX)?.build()
+/// Fields that do not go together.
+#[derive(Debug, thiserror::Error)]
+enum FlatError {
+    #[error(
+        "server: transport=gate needs the socket of the server's machine (its --accel-server \
+         socket=)"
+    )]
+    NoServer,
+    #[error("{0}: only transport=gate uses it; add transport=gate, or leave {0} out")]
+    OnlyGate(&'static str),
+    #[error("{0}: only transport=ring uses it; leave {0} out")]
+    OnlyRing(&'static str),
+}
+
+impl TryFrom<Flat> for AccelConfig {
+    type Error = FlatError;
+
+    // Earlier versions wrote the defaults of both ways: those are accepted for either.
+    fn try_from(flat: Flat) -> Result<Self, FlatError> {
+        let ring = RingConfig::default();
+        let ring = RingConfig {
+            socket: flat.socket.unwrap_or(ring.socket),
+            device: flat.device,
+            weight: flat.weight.unwrap_or(ring.weight),
+            memory: flat.memory,
+            window: flat.window.unwrap_or(ring.window),
+            slices: flat.slices.unwrap_or(ring.slices),
+            compiler_cache: flat.compiler_cache,
+        };
+        let shared = flat.shared.unwrap_or(SHARED);
+        let via = match flat.transport {
+            AccelTransport::Ring if flat.server.is_some() => {
+                return Err(FlatError::OnlyGate("server"));
+            }
+            AccelTransport::Ring if shared != SHARED => return Err(FlatError::OnlyGate("shared")),
+            AccelTransport::Ring => AccelVia::Ring(ring),
+            AccelTransport::Gate => {
+                if let Some(field) = ring.changed() {
+                    return Err(FlatError::OnlyRing(field));
+                }
+                let server = flat.server.filter(|path| !path.as_os_str().is_empty());
+                let server = server.ok_or(FlatError::NoServer)?;
+                AccelVia::Gate(GateConfig { server, shared })
+            }
+        };
+        Ok(Self {
+            api: flat.api,
+            via,
+            iommu: flat.iommu,
+            common: flat.common,
+        })
+    }
+}
+
+impl From<AccelConfig> for Flat {
+    fn from(config: AccelConfig) -> Self {
+        let flat = Self {
+            api: config.api,
+            iommu: config.iommu,
+            common: config.common,
+            ..Self::default()
+        };
+        match config.via {
+            AccelVia::Ring(ring) => Self {
+                transport: AccelTransport::Ring,
+                socket: Some(ring.socket),
+                device: ring.device,
+                weight: Some(ring.weight),
+                memory: ring.memory,
+                window: Some(ring.window),
+                slices: Some(ring.slices),
+                compiler_cache: ring.compiler_cache,
+                ..flat
+            },
+            AccelVia::Gate(gate) => Self {
+                transport: AccelTransport::Gate,
+                server: Some(gate.server),
+                shared: Some(gate.shared),
+                ..flat
+            },
+        }
+    }
+}
+
+impl RingConfig {
+    /// The first field that differs from its default.
+    fn changed(&self) -> Option<&'static str> {
+        let default = Self::default();
+        let changed = [
+            (self.socket != default.socket, "socket"),
+            (self.device != default.device, "device"),
+            (self.weight != default.weight, "weight"),
+            (self.memory != default.memory, "memory"),
+            (self.window != default.window, "window"),
+            (self.slices != default.slices, "slices"),
+            (
+                self.compiler_cache != default.compiler_cache,
+                "compiler_cache",
+            ),
+        ];
+        changed
+            .into_iter()
+            .find_map(|(differs, field)| differs.then_some(field))
     }
 
-    /// What it says can be done.
-    pub fn validate(&self) -> Result<(), Invalid> {
-        if self.transport == AccelTransport::Gate {
-            let server = self.server.as_deref().unwrap_or(Path::new(""));
-            if server.as_os_str().is_empty() {
-                let what = "name the socket of the server's machine (its --accel-server socket=)";
-                return Err(Problem::Missing(what).at("server"));
-            }
-            let valid =
-                self.shared.is_multiple_of(4096) && (8192..=MOST_SHARED).contains(&self.shared);
-            let expected = "whole pages of 4 KiB, two (8192) at least, and at most 16 MiB";
-            check::number("shared", self.shared, valid, expected)?;
-        } else if self.server.is_some() {
-            let with = "the ring transport";
-            let advice = "add transport=gate, or leave server out";
-            return Err(Problem::Conflict { with, advice }.at("server"));
-        }
+    fn validate(&self) -> Result<(), Invalid> {
         if self.socket.as_os_str().is_empty() {
             return Err(Problem::Missing("name the worker pool's socket").at("socket"));
         }
@@ -197,12 +277,8 @@ impl AccelConfig {
         }
         check::range("weight", self.weight, 1, 10_000)?;
         if let Some(memory) = self.memory {
-            check::number(
-                "memory",
-                memory,
-                memory >= 1 << 20,
-                "1 MiB (1048576) or more",
-            )?;
+            let expected = "1 MiB (1048576) or more";
+            check::number("memory", memory, memory >= 1 << 20, expected)?;
         }
         let valid = self.slices.is_power_of_two() && self.slices <= MOST_SLICES;
         check::number("slices", self.slices, valid, "a power of two up to 64")?;
@@ -211,14 +287,62 @@ impl AccelConfig {
             self.window.is_power_of_two() && (smallest..=LARGEST_WINDOW).contains(&self.window);
         let expected =
             "a power of two of at least 8 MiB (8388608) for each slice, and at most 1 TiB";
-        check::number("window", self.window, valid, expected)?;
+        check::number("window", self.window, valid, expected)
+    }
+}
+
+impl GateConfig {
+    fn validate(&self) -> Result<(), Invalid> {
+        let valid = self.shared.is_multiple_of(4096) && (8192..=MOST_SHARED).contains(&self.shared);
+        let expected = "whole pages of 4 KiB, two (8192) at least, and at most 16 MiB";
+        check::number("shared", self.shared, valid, expected)
+    }
+}
+
+const KEYS: &[Key] = &[
+    Key::new("api", ValueType::Choice(&[("opencl", "Opencl")])),
+    Key::new(
+        "transport",
+        ValueType::Choice(&[("ring", "Ring"), ("gate", "Gate")]),
+    ),
+    Key::new("server", ValueType::Text),
+    Key::new("shared", ValueType::Size),
+    Key::new("socket", ValueType::Text),
+    Key::new("device", ValueType::Text),
+    Key::new("weight", ValueType::Number),
+    Key::new("memory", ValueType::Size),
+    Key::new("window", ValueType::Size),
+    Key::new("slices", ValueType::Number),
+    Key::new("compiler_cache", ValueType::Text),
+];
+
+impl AccelConfig {
+    /// How it is written on the command line.
+    pub const SYNTAX: &[&[Key]] = &[KEYS, IOMMU, PLACE];
+
+    /// Parses the value of `--accel`.
+    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
+        parse("--accel", input, Self::SYNTAX)?.build()
+    }
+
+    /// Whether its calls pass a gate.
+    pub fn is_gate(&self) -> bool {
+        matches!(self.via, AccelVia::Gate(_))
+    }
+
+    /// Checks that it can be made.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        match &self.via {
+            AccelVia::Ring(ring) => ring.validate()?,
+            AccelVia::Gate(gate) => gate.validate()?,
+        }
         self.placement().validate()
     }
 
     pub(super) fn placement(&self) -> Placement<'_> {
         Placement {
             iommu: self.iommu,
-            ..self.place.placement()
+            ..self.common.placement()
         }
     }
 }
@@ -234,7 +358,7 @@ mod tests {
              compiler_cache=web-1,id=a",
         )
         .unwrap();
-        let expected = AccelConfig {
+        let ring = RingConfig {
             socket: "/s".into(),
             device: Some("H200".to_owned()),
             weight: 3,
@@ -242,7 +366,10 @@ mod tests {
             window: 1 << 30,
             slices: 4,
             compiler_cache: Some("web-1".to_owned()),
-            place: Place::named("a"),
+        };
+        let expected = AccelConfig {
+            via: AccelVia::Ring(ring),
+            common: CommonConfig::named("a"),
             ..AccelConfig::default()
         };
         assert_eq!(config, expected);
@@ -251,19 +378,45 @@ mod tests {
     }
 
     #[test]
-    fn the_gate_needs_a_server_and_little_memory() {
-        let parse = |text| AccelConfig::parse(text).unwrap();
-        let config = parse("transport=gate,server=/s,shared=64K,id=a");
-        assert_eq!(config.transport, AccelTransport::Gate);
+    fn settings_of_the_other_transport_are_refused() {
+        let config = AccelConfig::parse("transport=gate,server=/s,shared=64K,id=a").unwrap();
+        let gate = GateConfig {
+            server: "/s".into(),
+            shared: 64 << 10,
+        };
+        assert_eq!(config.via, AccelVia::Gate(gate));
         assert_eq!(config.validate(), Ok(()));
-        for (text, place) in [
+        for (text, field) in [
             ("transport=gate", "server"),
             ("server=/s", "server"),
-            ("transport=gate,server=/s,shared=32M", "shared"),
-            ("transport=gate,server=/s,shared=5000", "shared"),
+            ("shared=64K", "shared"),
+            ("transport=gate,server=/s,slices=2", "slices"),
+            ("transport=gate,server=/s,socket=/s", "socket"),
         ] {
-            assert_eq!(parse(text).validate().unwrap_err().place(), place, "{text}");
+            let error = AccelConfig::parse(text).unwrap_err().to_string();
+            assert!(error.contains(&format!("{field}: ")), "{text}: {error}");
         }
+        for shared in ["32M", "5000"] {
+            let text = format!("transport=gate,server=/s,shared={shared}");
+            let invalid = AccelConfig::parse(&text).unwrap().validate().unwrap_err();
+            assert_eq!(invalid.place(), "shared", "{text}");
+        }
+    }
+
+    #[test]
+    fn what_earlier_versions_wrote_is_understood() {
+        let written = serde_json::json!({
+            "backend": "Opencl", "transport": "Gate", "server": "/s", "shared": 65536,
+            "socket": SOCKET, "weight": 1, "window": WINDOW, "slices": 8, "iommu": false,
+        });
+        let config: AccelConfig = serde_json::from_value(written).unwrap();
+        assert!(config.is_gate());
+        let again = serde_json::to_value(&config).unwrap();
+        assert_eq!(again["shared"], 65536);
+        assert!(again.get("socket").is_none());
+        let written = serde_json::json!({"transport": "Ring", "shared": SHARED, "weight": 2});
+        let config: AccelConfig = serde_json::from_value(written).unwrap();
+        assert_eq!(serde_json::to_value(&config).unwrap()["weight"], 2);
     }
 
     #[test]

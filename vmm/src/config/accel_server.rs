@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     check::{Invalid, Placement, Problem},
-    place::Place,
-    syntax::{Key, Kind, PLACE, SyntaxError, parse},
+    common::CommonConfig,
+    syntax::{Key, PLACE, SyntaxError, ValueType, parse},
 };
 
 /// A process of the guest serves a client's process, and the VM stands still meanwhile.
@@ -25,13 +25,13 @@ pub struct AccelServerConfig {
     pub hole_end: Option<u64>,
     /// Its name, and where it is.
     #[serde(flatten)]
-    pub place: Place,
+    pub common: CommonConfig,
 }
 
 const KEYS: &[Key] = &[
-    Key::new("socket", Kind::Text),
-    Key::new("hole_start", Kind::Size),
-    Key::new("hole_end", Kind::Size),
+    Key::new("socket", ValueType::Text),
+    Key::new("hole_start", ValueType::Size),
+    Key::new("hole_end", ValueType::Size),
 ];
 
 impl AccelServerConfig {
@@ -62,7 +62,7 @@ impl AccelServerConfig {
     }
 
     pub(super) fn placement(&self) -> Placement<'_> {
-        self.place.placement()
+        self.common.placement()
     }
 }
 

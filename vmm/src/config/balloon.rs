@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     check::{Invalid, Placement},
-    place::Place,
-    syntax::{IOMMU, Key, Kind, PLACE, SyntaxError, parse},
+    common::CommonConfig,
+    syntax::{IOMMU, Key, PLACE, SyntaxError, ValueType, parse},
 };
 
 /// Memory balloon.
@@ -24,13 +24,13 @@ pub struct BalloonConfig {
     pub iommu: bool,
     /// Its name, and where it is.
     #[serde(flatten)]
-    pub place: Place,
+    pub common: CommonConfig,
 }
 
 const KEYS: &[Key] = &[
-    Key::new("size", Kind::Size),
-    Key::new("deflate_on_oom", Kind::Switch),
-    Key::new("free_page_reporting", Kind::Switch),
+    Key::new("size", ValueType::Size),
+    Key::new("deflate_on_oom", ValueType::Switch),
+    Key::new("free_page_reporting", ValueType::Switch),
 ];
 
 impl BalloonConfig {
@@ -52,7 +52,7 @@ impl BalloonConfig {
     pub(super) fn placement(&self) -> Placement<'_> {
         Placement {
             iommu: self.iommu,
-            ..self.place.placement()
+            ..self.common.placement()
         }
     }
 }

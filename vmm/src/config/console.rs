@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     check::{self, Invalid, Placement, Problem},
-    place::Place,
-    syntax::{IOMMU, Key, Kind, PLACE, Parsed, SyntaxError, SyntaxProblem, parse},
+    common::CommonConfig,
+    syntax::{IOMMU, Key, PLACE, Parsed, SyntaxError, SyntaxProblem, ValueType, parse},
 };
 
 /// Where a console goes.
@@ -44,7 +44,7 @@ pub struct ConsoleConfig {
     pub iommu: bool,
     /// Its name, and where it is.
     #[serde(flatten)]
-    pub place: Place,
+    pub common: CommonConfig,
 }
 
 impl Default for ConsoleConfig {
@@ -54,7 +54,7 @@ impl Default for ConsoleConfig {
             file: None,
             socket: None,
             iommu: false,
-            place: Place::default(),
+            common: CommonConfig::default(),
         }
     }
 }
@@ -106,19 +106,19 @@ impl Default for DebugConsoleConfig {
 }
 
 const MODES: &[Key] = &[
-    Key::named("off", "mode.off", Kind::Word("Off")),
-    Key::named("null", "mode.null", Kind::Word("Null")),
-    Key::named("tty", "mode.tty", Kind::Word("Tty")),
-    Key::named("pty", "mode.pty", Kind::Word("Pty")),
-    Key::new("file", Kind::Text),
+    Key::named("off", "mode.off", ValueType::Word("Off")),
+    Key::named("null", "mode.null", ValueType::Word("Null")),
+    Key::named("tty", "mode.tty", ValueType::Word("Tty")),
+    Key::named("pty", "mode.pty", ValueType::Word("Pty")),
+    Key::new("file", ValueType::Text),
 ];
 
-const SOCKET: &[Key] = &[Key::new("socket", Kind::Text)];
+const SOCKET: &[Key] = &[Key::new("socket", ValueType::Text)];
 
-const IOBASE: &[Key] = &[Key::new("iobase", Kind::Number)];
+const IOBASE: &[Key] = &[Key::new("iobase", ValueType::Number)];
 
 /// Turns the one mode that was written into the field `mode`.
-fn settle_mode(parsed: &mut Parsed) -> Result<(), SyntaxError> {
+fn parse_mode(parsed: &mut Parsed) -> Result<(), SyntaxError> {
     let one = "write one of off, null, tty, pty, file=PATH, socket=PATH";
     let mut modes = Vec::new();
     if let Some(serde_json::Value::Object(words)) = parsed.object.remove("mode") {
@@ -160,7 +160,7 @@ impl ConsoleConfig {
     /// Parses the value of `--console`.
     pub fn parse(input: &str) -> Result<Self, SyntaxError> {
         let mut parsed = parse("--console", input, Self::SYNTAX)?;
-        settle_mode(&mut parsed)?;
+        parse_mode(&mut parsed)?;
         parsed.build()
     }
 
@@ -173,7 +173,7 @@ impl ConsoleConfig {
     pub(super) fn placement(&self) -> Placement<'_> {
         Placement {
             iommu: self.iommu,
-            ..self.place.placement()
+            ..self.common.placement()
         }
     }
 }
@@ -185,7 +185,7 @@ impl SerialConfig {
     /// Parses the value of `--serial`.
     pub fn parse(input: &str) -> Result<Self, SyntaxError> {
         let mut parsed = parse("--serial", input, Self::SYNTAX)?;
-        settle_mode(&mut parsed)?;
+        parse_mode(&mut parsed)?;
         parsed.build()
     }
 
@@ -202,7 +202,7 @@ impl DebugConsoleConfig {
     /// Parses the value of `--debug-console`.
     pub fn parse(input: &str) -> Result<Self, SyntaxError> {
         let mut parsed = parse("--debug-console", input, Self::SYNTAX)?;
-        settle_mode(&mut parsed)?;
+        parse_mode(&mut parsed)?;
         parsed.build()
     }
 

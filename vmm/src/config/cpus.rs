@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     check::{self, Invalid},
-    syntax::{Key, Kind, Part, SyntaxError, parse},
+    syntax::{Key, Part, SyntaxError, ValueType, parse},
 };
 
 /// Host processors that a vCPU may run on.
@@ -109,33 +109,33 @@ impl Default for CpusConfig {
 }
 
 const KEYS: &[Key] = &[
-    Key::named("boot", "boot_vcpus", Kind::Number),
-    Key::named("max", "max_vcpus", Kind::Number),
+    Key::named("boot", "boot_vcpus", ValueType::Number),
+    Key::named("max", "max_vcpus", ValueType::Number),
     Key::new(
         "topology",
-        Kind::Fields(&[
+        ValueType::Fields(&[
             "threads_per_core",
             "cores_per_die",
             "dies_per_package",
             "packages",
         ]),
     ),
-    Key::new("kvm_hyperv", Kind::Switch),
-    Key::new("max_phys_bits", Kind::Number),
-    Key::new("nested", Kind::Switch),
+    Key::new("kvm_hyperv", ValueType::Switch),
+    Key::new("max_phys_bits", ValueType::Number),
+    Key::new("nested", ValueType::Switch),
     Key::new(
         "affinity",
-        Kind::Pairs(
-            Part("vcpu", &Kind::Number),
-            Part("host_cpus", &Kind::Numbers),
+        ValueType::Pairs(
+            Part("vcpu", &ValueType::Number),
+            Part("host_cpus", &ValueType::Numbers),
         ),
     ),
-    Key::new("features", Kind::Switches),
+    Key::new("features", ValueType::Switches),
     Key::new(
         "core_scheduling",
-        Kind::Choice(&[("vm", "Vm"), ("vcpu", "Vcpu"), ("off", "Off")]),
+        ValueType::Choice(&[("vm", "Vm"), ("vcpu", "Vcpu"), ("off", "Off")]),
     ),
-    Key::new("profile", Kind::Text),
+    Key::new("profile", ValueType::Text),
 ];
 
 impl CpusConfig {

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     check::{self, Invalid, Placement, Problem, is_zero},
-    place::Place,
-    syntax::{FUNCTION, IOMMU, Key, Kind, PLACE, SyntaxError, parse},
+    common::CommonConfig,
+    syntax::{FUNCTION, IOMMU, Key, PLACE, SyntaxError, ValueType, parse},
 };
 
 /// A physical device (VFIO).
@@ -26,7 +26,7 @@ pub struct DeviceConfig {
     pub iommu_segment: Option<u16>,
     /// Its name, and where it is.
     #[serde(flatten)]
-    pub place: Place,
+    pub common: CommonConfig,
     /// Function of the slot, 0 to 7.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub pci_function: u8,
@@ -42,10 +42,10 @@ pub struct DeviceConfig {
 }
 
 const KEYS: &[Key] = &[
-    Key::new("path", Kind::Text),
-    Key::new("iommu_segment", Kind::Number),
-    Key::new("x_nv_gpudirect_clique", Kind::Number),
-    Key::new("x_exclude_mmap_bars", Kind::Numbers),
+    Key::new("path", ValueType::Text),
+    Key::new("iommu_segment", ValueType::Number),
+    Key::new("x_nv_gpudirect_clique", ValueType::Number),
+    Key::new("x_exclude_mmap_bars", ValueType::Numbers),
 ];
 
 impl DeviceConfig {
@@ -71,7 +71,7 @@ impl DeviceConfig {
             check::range("x_exclude_mmap_bars", bar, 0, 5)?;
         }
         if let Some(segment) = self.iommu_segment
-            && ![0, segment].contains(&self.place.pci_segment)
+            && ![0, segment].contains(&self.common.pci_segment)
         {
             let with = "another pci_segment";
             let advice = "leave pci_segment out";
@@ -87,19 +87,19 @@ impl DeviceConfig {
 
     /// Says by `pci_segment` and `iommu` alone where it is to be, in a machine in which these
     /// segments are behind the virtual IOMMU.
-    pub fn settle_segment(&mut self, behind: &[u16]) {
+    pub fn normalize_segment(&mut self, behind: &[u16]) {
         if let Some(segment) = self.iommu_segment.take() {
-            self.place.pci_segment = segment;
+            self.common.pci_segment = segment;
             self.iommu = true;
             return;
         }
         // Clients that always name a segment name this one if they mean none.
-        let is_named = self.place.pci_segment != 0 || behind.contains(&0);
+        let is_named = self.common.pci_segment != 0 || behind.contains(&0);
         if let Some(first) = behind.first()
             && self.iommu
             && !is_named
         {
-            self.place.pci_segment = *first;
+            self.common.pci_segment = *first;
         }
     }
 
@@ -107,7 +107,7 @@ impl DeviceConfig {
         Placement {
             function: self.pci_function,
             parent: self.parent.as_deref(),
-            ..self.place.placement()
+            ..self.common.placement()
         }
     }
 }

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     check::{self, Invalid, Placement, Problem},
-    place::Place,
-    syntax::{IOMMU, Key, Kind, LIMITS, PLACE, Part, SyntaxError, parse},
+    common::CommonConfig,
+    syntax::{IOMMU, Key, LIMITS, PLACE, Part, SyntaxError, ValueType, parse},
 };
 
 /// Host processors that serve a queue.
@@ -64,7 +64,7 @@ pub struct DiskConfig {
     pub rate_limit_group: Option<String>,
     /// Its name, and where it is.
     #[serde(flatten)]
-    pub place: Place,
+    pub common: CommonConfig,
     /// Serial number, at most 20 bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
@@ -110,7 +110,7 @@ impl Default for DiskConfig {
             vhost_socket: None,
             rate_limiter_config: None,
             rate_limit_group: None,
-            place: Place::default(),
+            common: CommonConfig::default(),
             serial: None,
             queue_affinity: None,
             backing_files: false,
@@ -122,27 +122,27 @@ impl Default for DiskConfig {
 }
 
 const KEYS: &[Key] = &[
-    Key::new("path", Kind::Text),
-    Key::new("readonly", Kind::Switch),
-    Key::new("direct", Kind::Switch),
-    Key::new("num_queues", Kind::Number),
-    Key::new("queue_size", Kind::Number),
-    Key::new("vhost_user", Kind::Switch),
-    Key::named("socket", "vhost_socket", Kind::Text),
-    Key::new("rate_limit_group", Kind::Text),
-    Key::new("serial", Kind::Text),
+    Key::new("path", ValueType::Text),
+    Key::new("readonly", ValueType::Switch),
+    Key::new("direct", ValueType::Switch),
+    Key::new("num_queues", ValueType::Number),
+    Key::new("queue_size", ValueType::Number),
+    Key::new("vhost_user", ValueType::Switch),
+    Key::named("socket", "vhost_socket", ValueType::Text),
+    Key::new("rate_limit_group", ValueType::Text),
+    Key::new("serial", ValueType::Text),
     Key::new(
         "queue_affinity",
-        Kind::Pairs(
-            Part("queue_index", &Kind::Number),
-            Part("host_cpus", &Kind::Numbers),
+        ValueType::Pairs(
+            Part("queue_index", &ValueType::Number),
+            Part("host_cpus", &ValueType::Numbers),
         ),
     ),
-    Key::new("backing_files", Kind::Switch),
-    Key::new("sparse", Kind::Switch),
+    Key::new("backing_files", ValueType::Switch),
+    Key::new("sparse", ValueType::Switch),
     Key::new(
         "image_type",
-        Kind::Choice(&[
+        ValueType::Choice(&[
             ("raw", "Raw"),
             ("qcow2", "Qcow2"),
             ("fixedvhd", "FixedVhd"),
@@ -153,11 +153,11 @@ const KEYS: &[Key] = &[
     ),
     Key::new(
         "lock_granularity",
-        Kind::Choice(&[("byte-range", "ByteRange"), ("full", "Full")]),
+        ValueType::Choice(&[("byte-range", "ByteRange"), ("full", "Full")]),
     ),
 ];
 
-const GROUP: &[Key] = &[Key::new("id", Kind::Text)];
+const GROUP: &[Key] = &[Key::new("id", ValueType::Text)];
 
 impl RateLimitGroupConfig {
     /// How it is written on the command line.
@@ -243,7 +243,7 @@ impl DiskConfig {
     pub(super) fn placement(&self) -> Placement<'_> {
         Placement {
             iommu: self.iommu,
-            ..self.place.placement()
+            ..self.common.placement()
         }
     }
 }

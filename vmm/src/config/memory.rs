@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     check::{self, Invalid, Problem},
-    syntax::{Key, Kind, SyntaxError, parse},
+    syntax::{Key, SyntaxError, ValueType, parse},
 };
 
 /// How memory is plugged in while the guest runs.
@@ -122,29 +122,29 @@ impl Default for MemoryConfig {
 }
 
 const BACKING: &[Key] = &[
-    Key::new("size", Kind::Size),
-    Key::new("hotplug_size", Kind::Size),
-    Key::new("hotplugged_size", Kind::Size),
-    Key::new("mergeable", Kind::Switch),
-    Key::new("shared", Kind::Switch),
-    Key::new("hugepages", Kind::Switch),
-    Key::new("hugepage_size", Kind::Size),
-    Key::new("prefault", Kind::Switch),
-    Key::new("reserve", Kind::Switch),
+    Key::new("size", ValueType::Size),
+    Key::new("hotplug_size", ValueType::Size),
+    Key::new("hotplugged_size", ValueType::Size),
+    Key::new("mergeable", ValueType::Switch),
+    Key::new("shared", ValueType::Switch),
+    Key::new("hugepages", ValueType::Switch),
+    Key::new("hugepage_size", ValueType::Size),
+    Key::new("prefault", ValueType::Switch),
+    Key::new("reserve", ValueType::Switch),
 ];
 
 const MEMORY: &[Key] = &[
     Key::new(
         "hotplug_method",
-        Kind::Choice(&[("acpi", "Acpi"), ("virtio-mem", "VirtioMem")]),
+        ValueType::Choice(&[("acpi", "Acpi"), ("virtio-mem", "VirtioMem")]),
     ),
-    Key::new("thp", Kind::Switch),
+    Key::new("thp", ValueType::Switch),
 ];
 
 const ZONE: &[Key] = &[
-    Key::new("id", Kind::Text),
-    Key::new("file", Kind::Text),
-    Key::new("host_numa_node", Kind::Number),
+    Key::new("id", ValueType::Text),
+    Key::new("file", ValueType::Text),
+    Key::new("host_numa_node", ValueType::Number),
 ];
 
 /// Sizes of memory are multiples of this, as virtio-mem's blocks and huge pages are.

@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     check::{self, Invalid, Placement, Problem},
-    place::Place,
-    syntax::{IOMMU, Key, Kind, LIMITS, PLACE, SyntaxError, parse},
+    common::CommonConfig,
+    syntax::{IOMMU, Key, LIMITS, PLACE, SyntaxError, ValueType, parse},
 };
 
 /// A descriptor of an open tap.
@@ -88,7 +88,7 @@ pub struct NetConfig {
     pub vhost_mode: Option<String>,
     /// Its name, and where it is.
     #[serde(flatten)]
-    pub place: Place,
+    pub common: CommonConfig,
     /// Limits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate_limiter_config: Option<devices::rate_limiter::RateLimiterConfig>,
@@ -133,7 +133,7 @@ impl Default for NetConfig {
             vhost_user: false,
             vhost_socket: None,
             vhost_mode: None,
-            place: Place::default(),
+            common: CommonConfig::default(),
             rate_limiter_config: None,
             offload_tso: true,
             offload_ufo: true,
@@ -144,24 +144,24 @@ impl Default for NetConfig {
 }
 
 const KEYS: &[Key] = &[
-    Key::new("tap", Kind::Text),
-    Key::new("ip", Kind::Text),
-    Key::new("mask", Kind::Text),
-    Key::new("mac", Kind::Text),
-    Key::new("host_mac", Kind::Text),
-    Key::new("mtu", Kind::Number),
-    Key::named("fd", "", Kind::Numbers),
-    Key::new("num_queues", Kind::Number),
-    Key::new("queue_size", Kind::Number),
-    Key::new("vhost_user", Kind::Switch),
-    Key::named("socket", "vhost_socket", Kind::Text),
+    Key::new("tap", ValueType::Text),
+    Key::new("ip", ValueType::Text),
+    Key::new("mask", ValueType::Text),
+    Key::new("mac", ValueType::Text),
+    Key::new("host_mac", ValueType::Text),
+    Key::new("mtu", ValueType::Number),
+    Key::named("fd", "", ValueType::Numbers),
+    Key::new("num_queues", ValueType::Number),
+    Key::new("queue_size", ValueType::Number),
+    Key::new("vhost_user", ValueType::Switch),
+    Key::named("socket", "vhost_socket", ValueType::Text),
     Key::new(
         "vhost_mode",
-        Kind::Choice(&[("client", "Client"), ("server", "Server")]),
+        ValueType::Choice(&[("client", "Client"), ("server", "Server")]),
     ),
-    Key::new("offload_tso", Kind::Switch),
-    Key::new("offload_ufo", Kind::Switch),
-    Key::new("offload_csum", Kind::Switch),
+    Key::new("offload_tso", ValueType::Switch),
+    Key::new("offload_ufo", ValueType::Switch),
+    Key::new("offload_csum", ValueType::Switch),
 ];
 
 impl NetConfig {
@@ -236,7 +236,7 @@ impl NetConfig {
     pub(super) fn placement(&self) -> Placement<'_> {
         Placement {
             iommu: self.iommu,
-            ..self.place.placement()
+            ..self.common.placement()
         }
     }
 }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     check::{self, Invalid, Problem},
-    syntax::{Key, Kind, Part, SyntaxError, parse},
+    syntax::{Key, Part, SyntaxError, ValueType, parse},
 };
 
 /// How a segment shares the windows for BARs.
@@ -146,49 +146,49 @@ pub struct NumaConfig {
 }
 
 const SEGMENT: &[Key] = &[
-    Key::new("pci_segment", Kind::Number),
-    Key::new("mmio32_aperture_weight", Kind::Number),
-    Key::new("mmio64_aperture_weight", Kind::Number),
+    Key::new("pci_segment", ValueType::Number),
+    Key::new("mmio32_aperture_weight", ValueType::Number),
+    Key::new("mmio64_aperture_weight", ValueType::Number),
 ];
 
 const PLATFORM: &[Key] = &[
-    Key::new("num_pci_segments", Kind::Number),
-    Key::new("iommu_segments", Kind::Numbers),
+    Key::new("num_pci_segments", ValueType::Number),
+    Key::new("iommu_segments", ValueType::Numbers),
     Key::named(
         "iommu_address_width",
         "iommu_address_width_bits",
-        Kind::Number,
+        ValueType::Number,
     ),
-    Key::named("serial_number", "system_serial_number", Kind::Text),
-    Key::named("uuid", "system_uuid", Kind::Text),
-    Key::new("system_serial_number", Kind::Text),
-    Key::new("system_uuid", Kind::Text),
-    Key::new("oem_strings", Kind::Texts),
-    Key::new("system_manufacturer", Kind::Text),
-    Key::new("system_product_name", Kind::Text),
-    Key::new("system_version", Kind::Text),
-    Key::new("system_family", Kind::Text),
-    Key::new("system_sku_number", Kind::Text),
-    Key::new("chassis_asset_tag", Kind::Text),
-    Key::new("tdx", Kind::Switch),
-    Key::new("sev_snp", Kind::Switch),
-    Key::new("iommufd", Kind::Switch),
-    Key::new("vfio_p2p_dma", Kind::Switch),
+    Key::named("serial_number", "system_serial_number", ValueType::Text),
+    Key::named("uuid", "system_uuid", ValueType::Text),
+    Key::new("system_serial_number", ValueType::Text),
+    Key::new("system_uuid", ValueType::Text),
+    Key::new("oem_strings", ValueType::Texts),
+    Key::new("system_manufacturer", ValueType::Text),
+    Key::new("system_product_name", ValueType::Text),
+    Key::new("system_version", ValueType::Text),
+    Key::new("system_family", ValueType::Text),
+    Key::new("system_sku_number", ValueType::Text),
+    Key::new("chassis_asset_tag", ValueType::Text),
+    Key::new("tdx", ValueType::Switch),
+    Key::new("sev_snp", ValueType::Switch),
+    Key::new("iommufd", ValueType::Switch),
+    Key::new("vfio_p2p_dma", ValueType::Switch),
 ];
 
 const NUMA: &[Key] = &[
-    Key::new("guest_numa_id", Kind::Number),
-    Key::new("cpus", Kind::Numbers),
+    Key::new("guest_numa_id", ValueType::Number),
+    Key::new("cpus", ValueType::Numbers),
     Key::new(
         "distances",
-        Kind::Pairs(
-            Part("destination", &Kind::Number),
-            Part("distance", &Kind::Number),
+        ValueType::Pairs(
+            Part("destination", &ValueType::Number),
+            Part("distance", &ValueType::Number),
         ),
     ),
-    Key::new("memory_zones", Kind::Texts),
-    Key::new("pci_segments", Kind::Numbers),
-    Key::new("device_id", Kind::Text),
+    Key::new("memory_zones", ValueType::Texts),
+    Key::new("pci_segments", ValueType::Numbers),
+    Key::new("device_id", ValueType::Text),
 ];
 
 impl PciSegmentConfig {

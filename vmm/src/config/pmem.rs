@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     check::{self, Invalid, Placement, Problem},
-    place::Place,
-    syntax::{IOMMU, Key, Kind, PLACE, SyntaxError, parse},
+    common::CommonConfig,
+    syntax::{IOMMU, Key, PLACE, SyntaxError, ValueType, parse},
 };
 
 /// Persistent memory.
@@ -26,13 +26,13 @@ pub struct PmemConfig {
     pub discard_writes: bool,
     /// Its name, and where it is.
     #[serde(flatten)]
-    pub place: Place,
+    pub common: CommonConfig,
 }
 
 const KEYS: &[Key] = &[
-    Key::new("file", Kind::Text),
-    Key::new("size", Kind::Size),
-    Key::new("discard_writes", Kind::Switch),
+    Key::new("file", ValueType::Text),
+    Key::new("size", ValueType::Size),
+    Key::new("discard_writes", ValueType::Switch),
 ];
 
 impl PmemConfig {
@@ -61,7 +61,7 @@ impl PmemConfig {
     pub(super) fn placement(&self) -> Placement<'_> {
         Placement {
             iommu: self.iommu,
-            ..self.place.placement()
+            ..self.common.placement()
         }
     }
 }

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     check::{Invalid, Placement, Problem},
-    place::Place,
-    syntax::{IOMMU, Key, Kind, PLACE, SyntaxError, parse},
+    common::CommonConfig,
+    syntax::{IOMMU, Key, PLACE, SyntaxError, ValueType, parse},
 };
 
 /// Entropy source.
@@ -20,7 +20,7 @@ pub struct RngConfig {
     pub iommu: bool,
     /// Its name, and where it is.
     #[serde(flatten)]
-    pub place: Place,
+    pub common: CommonConfig,
 }
 
 impl Default for RngConfig {
@@ -28,12 +28,12 @@ impl Default for RngConfig {
         Self {
             src: PathBuf::from("/dev/urandom"),
             iommu: false,
-            place: Place::default(),
+            common: CommonConfig::default(),
         }
     }
 }
 
-const KEYS: &[Key] = &[Key::new("src", Kind::Text)];
+const KEYS: &[Key] = &[Key::new("src", ValueType::Text)];
 
 impl RngConfig {
     /// How it is written on the command line.
@@ -57,7 +57,7 @@ impl RngConfig {
     pub(super) fn placement(&self) -> Placement<'_> {
         Placement {
             iommu: self.iommu,
-            ..self.place.placement()
+            ..self.common.placement()
         }
     }
 }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     check::{Invalid, Placement, Problem},
-    place::Place,
+    common::CommonConfig,
     syntax::{Key, PLACE, SyntaxError, parse},
 };
 
@@ -13,7 +13,7 @@ use super::{
 pub struct PciRootPortConfig {
     /// Its name, by which devices and the API call it, and where it is.
     #[serde(flatten)]
-    pub place: Place,
+    pub common: CommonConfig,
 }
 
 impl PciRootPortConfig {
@@ -29,13 +29,13 @@ impl PciRootPortConfig {
 
     /// What it says can be done.
     pub fn validate(&self) -> Result<(), Invalid> {
-        if self.place.id.is_none() {
+        if self.common.id.is_none() {
             return Err(Problem::Missing("name it: devices say parent=NAME").at("id"));
         }
         self.placement().validate()
     }
 
     pub(super) fn placement(&self) -> Placement<'_> {
-        self.place.placement()
+        self.common.placement()
     }
 }

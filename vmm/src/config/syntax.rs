@@ -16,7 +16,7 @@ const MAX_LIST: usize = 4096;
 
 /// How a value is written.
 #[derive(Clone, Copy, Debug)]
-pub enum Kind {
+pub enum ValueType {
     /// Text.
     Text,
     /// A number, decimal or `0x` and hexadecimal.
@@ -43,7 +43,7 @@ pub enum Kind {
 
 /// Half of a pair: its field in the object, and how it is written.
 #[derive(Clone, Copy, Debug)]
-pub struct Part(pub &'static str, pub &'static Kind);
+pub struct Part(pub &'static str, pub &'static ValueType);
 
 /// A key of an option.
 #[derive(Clone, Copy, Debug)]
@@ -53,12 +53,12 @@ pub struct Key {
     /// Where it goes in the JSON form; levels are separated by dots. Empty: nowhere.
     pub field: &'static str,
     /// How its value is written.
-    pub kind: Kind,
+    pub kind: ValueType,
 }
 
 impl Key {
     /// A key that is called like its field.
-    pub const fn new(name: &'static str, kind: Kind) -> Self {
+    pub const fn new(name: &'static str, kind: ValueType) -> Self {
         Self {
             name,
             field: name,
@@ -67,7 +67,7 @@ impl Key {
     }
 
     /// A key that is not called like its field.
-    pub const fn named(name: &'static str, field: &'static str, kind: Kind) -> Self {
+    pub const fn named(name: &'static str, field: &'static str, kind: ValueType) -> Self {
         Self { name, field, kind }
     }
 }
@@ -92,24 +92,24 @@ pub const LIMITS: &[Key] = &[
 ];
 
 const fn limit(name: &'static str, field: &'static str) -> Key {
-    Key::named(name, field, Kind::Size)
+    Key::named(name, field, ValueType::Size)
 }
 
 /// What every PCI device has.
 pub const PLACE: &[Key] = &[
-    Key::new("id", Kind::Text),
-    Key::new("pci_segment", Kind::Number),
-    Key::new("pci_device_id", Kind::Number),
+    Key::new("id", ValueType::Text),
+    Key::new("pci_segment", ValueType::Number),
+    Key::new("pci_device_id", ValueType::Number),
 ];
 
 /// Where passed-through devices can sit besides.
 pub const FUNCTION: &[Key] = &[
-    Key::new("pci_function", Kind::Number),
-    Key::new("parent", Kind::Text),
+    Key::new("pci_function", ValueType::Number),
+    Key::new("parent", ValueType::Text),
 ];
 
 /// `iommu=on|off`.
-pub const IOMMU: &[Key] = &[Key::new("iommu", Kind::Switch)];
+pub const IOMMU: &[Key] = &[Key::new("iommu", ValueType::Switch)];
 
 /// An option of the command line cannot be understood.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
@@ -194,20 +194,20 @@ pub fn parse(
 }
 
 /// How a value is written, for error messages.
-fn placeholder(kind: &Kind) -> String {
+fn placeholder(kind: &ValueType) -> String {
     match kind {
-        Kind::Text | Kind::Word(_) => "TEXT".to_owned(),
-        Kind::Number => "N".to_owned(),
-        Kind::Size => "SIZE".to_owned(),
-        Kind::Switch => "on|off".to_owned(),
-        Kind::Choice(choices) => {
+        ValueType::Text | ValueType::Word(_) => "TEXT".to_owned(),
+        ValueType::Number => "N".to_owned(),
+        ValueType::Size => "SIZE".to_owned(),
+        ValueType::Switch => "on|off".to_owned(),
+        ValueType::Choice(choices) => {
             let words: Vec<&str> = choices.iter().map(|choice| choice.0).collect();
             words.join("|")
         }
-        Kind::Numbers => "[N,N-N]".to_owned(),
-        Kind::Texts | Kind::Switches => "[TEXT,TEXT]".to_owned(),
-        Kind::Fields(fields) => fields.join(":"),
-        Kind::Pairs(first, second) => {
+        ValueType::Numbers => "[N,N-N]".to_owned(),
+        ValueType::Texts | ValueType::Switches => "[TEXT,TEXT]".to_owned(),
+        ValueType::Fields(fields) => fields.join(":"),
+        ValueType::Pairs(first, second) => {
             format!("[{}@{}]", placeholder(first.1), placeholder(second.1))
         }
     }
@@ -226,7 +226,7 @@ impl Parsed {
                 None => (item, None),
             };
             let key = tables.iter().copied().flatten().find(|key| {
-                key.name == name && matches!(key.kind, Kind::Word(_)) == value.is_none()
+                key.name == name && matches!(key.kind, ValueType::Word(_)) == value.is_none()
             });
             let Some(key) = key else {
                 let keys = || tables.iter().copied().flatten();
@@ -345,35 +345,35 @@ fn insert(object: &mut Map<String, Value>, field: &str, value: Value) {
 }
 
 /// The value as JSON. The inner error says what was expected.
-fn convert(kind: &Kind, text: &str) -> Result<Result<Value, String>, SyntaxProblem> {
+fn convert(kind: &ValueType, text: &str) -> Result<Result<Value, String>, SyntaxProblem> {
     Ok(match kind {
-        Kind::Text => Ok(Value::from(unquote(text))),
-        Kind::Number => number(text).map(Value::from).ok_or("a number".to_owned()),
-        Kind::Size => size(text)
+        ValueType::Text => Ok(Value::from(unquote(text))),
+        ValueType::Number => number(text).map(Value::from).ok_or("a number".to_owned()),
+        ValueType::Size => size(text)
             .map(Value::from)
             .ok_or("a size, such as 4096, 512M or 2G".to_owned()),
-        Kind::Switch => match text.to_ascii_lowercase().as_str() {
+        ValueType::Switch => match text.to_ascii_lowercase().as_str() {
             "on" | "true" => Ok(Value::from(true)),
             "off" | "false" => Ok(Value::from(false)),
             _ => Err("on or off".to_owned()),
         },
-        Kind::Choice(choices) => choices
+        ValueType::Choice(choices) => choices
             .iter()
             .find(|(word, _)| word.eq_ignore_ascii_case(&unquote(text)))
             .map(|(_, json)| Value::from(*json))
             .ok_or_else(|| format!("one of {}", placeholder(kind).replace('|', ", "))),
-        Kind::Word(json) => Ok(Value::from(*json)),
-        Kind::Numbers => numbers(text).ok_or("a list of numbers, such as [0-3,5]".to_owned()),
-        Kind::Texts => {
+        ValueType::Word(json) => Ok(Value::from(*json)),
+        ValueType::Numbers => numbers(text).ok_or("a list of numbers, such as [0-3,5]".to_owned()),
+        ValueType::Texts => {
             let items = split(in_brackets(text).unwrap_or(text))?;
             Ok(items.iter().map(|item| unquote(item.trim())).collect())
         }
-        Kind::Switches => {
+        ValueType::Switches => {
             let items = split(in_brackets(text).unwrap_or(text))?;
             let switch = |item: &String| (unquote(item.trim()), Value::from(true));
             Ok(Value::Object(items.iter().map(switch).collect()))
         }
-        Kind::Fields(fields) => {
+        ValueType::Fields(fields) => {
             let parts: Option<Vec<u64>> = text.split(':').map(number).collect();
             match parts {
                 Some(parts) if parts.len() == fields.len() => {
@@ -385,7 +385,7 @@ fn convert(kind: &Kind, text: &str) -> Result<Result<Value, String>, SyntaxProbl
                 _ => Err(format!("of the form {}", fields.join(":"))),
             }
         }
-        Kind::Pairs(first, second) => {
+        ValueType::Pairs(first, second) => {
             let expected = || format!("a list of the form {}", placeholder(kind));
             let Some(inner) = in_brackets(text) else {
                 return Ok(Err(expected()));
@@ -514,19 +514,25 @@ mod tests {
     use super::*;
 
     const ALL: &[Key] = &[
-        Key::new("text", Kind::Text),
-        Key::new("number", Kind::Number),
-        Key::new("size", Kind::Size),
-        Key::new("switch", Kind::Switch),
-        Key::new("choice", Kind::Choice(&[("one", "One"), ("two", "Two")])),
-        Key::named("null", "mode", Kind::Word("Null")),
-        Key::new("numbers", Kind::Numbers),
-        Key::new("texts", Kind::Texts),
-        Key::new("switches", Kind::Switches),
-        Key::new("fields", Kind::Fields(&["a", "b"])),
+        Key::new("text", ValueType::Text),
+        Key::new("number", ValueType::Number),
+        Key::new("size", ValueType::Size),
+        Key::new("switch", ValueType::Switch),
+        Key::new(
+            "choice",
+            ValueType::Choice(&[("one", "One"), ("two", "Two")]),
+        ),
+        Key::named("null", "mode", ValueType::Word("Null")),
+        Key::new("numbers", ValueType::Numbers),
+        Key::new("texts", ValueType::Texts),
+        Key::new("switches", ValueType::Switches),
+        Key::new("fields", ValueType::Fields(&["a", "b"])),
         Key::new(
             "pairs",
-            Kind::Pairs(Part("k", &Kind::Number), Part("v", &Kind::Numbers)),
+            ValueType::Pairs(
+                Part("k", &ValueType::Number),
+                Part("v", &ValueType::Numbers),
+            ),
         ),
     ];
 

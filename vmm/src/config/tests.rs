@@ -180,26 +180,26 @@ fn a_segment_behind_the_virtual_iommu_can_be_named_by_its_device_alone() {
         device("path=/d,pci_segment=1,iommu=on"),
         device("path=/e,pci_segment=2"),
     ]);
-    config.settle();
+    config.normalize();
     assert_eq!(config.validate(), Ok(()));
     assert_eq!(config.iommu_segments(), [2]);
     assert_eq!(config.platform.as_ref().unwrap().num_pci_segments, 3);
     let places: Vec<_> = config.devices.iter().flatten().collect();
     let places = places
         .iter()
-        .map(|device| (device.place.pci_segment, device.iommu));
+        .map(|device| (device.common.pci_segment, device.iommu));
     // The fourth is refused by the machine, which has no virtual IOMMU there.
     let expected = [(2, true), (2, true), (0, false), (1, true), (2, false)];
     assert_eq!(places.collect::<Vec<_>>(), expected);
-    let settled = config.clone();
-    config.settle();
-    assert_eq!(config, settled);
+    let normalized = config.clone();
+    config.normalize();
+    assert_eq!(config, normalized);
     // Of a running machine, one is named that is not behind it.
     let mut late = device("path=/f,iommu_segment=0");
-    late.settle_segment(&[2]);
-    assert_eq!((late.place.pci_segment, late.iommu), (0, true));
+    late.normalize_segment(&[2]);
+    assert_eq!((late.common.pci_segment, late.iommu), (0, true));
     config.devices = Some(vec![device("path=/a,iommu_segment=96")]);
-    config.settle();
+    config.normalize();
     let error = config.validate().unwrap_err().to_string();
     assert!(error.contains("num_pci_segments: 97 is not"), "{error}");
 }
@@ -309,21 +309,21 @@ fn devices_do_not_share_a_name_or_a_slot() {
     );
     assert_invalid(
         |c| {
-            c.rng.place.pci_device_id = Some(4);
+            c.rng.common.pci_device_id = Some(4);
             c.pmem = Some(vec![PmemConfig::parse("file=/p,pci_device_id=4").unwrap()]);
         },
         "pmem[0].pci_device_id: slot 4 of segment 0 is already taken by rng",
     );
     assert_invalid(
-        |c| c.rng.place.pci_segment = 1,
+        |c| c.rng.common.pci_segment = 1,
         "rng.pci_segment: 1 is not between 0 and 0",
     );
     assert_invalid(
-        |c| c.rng.place.pci_device_id = Some(32),
+        |c| c.rng.common.pci_device_id = Some(32),
         "rng.pci_device_id",
     );
     assert_invalid(
-        |c| c.rng.place.id = Some("__x".into()),
+        |c| c.rng.common.id = Some("__x".into()),
         "rng.id: '__x' is not a device name",
     );
 }
@@ -509,7 +509,7 @@ fn consoles_go_where_they_are_told() {
     let console = ConsoleConfig::parse("file=/tmp/c,id=con").unwrap();
     assert_eq!(console.mode, ConsoleMode::File);
     assert_eq!(console.file.as_deref(), Some(Path::new("/tmp/c")));
-    assert_eq!(console.place.id.as_deref(), Some("con"));
+    assert_eq!(console.common.id.as_deref(), Some("con"));
     for (text, mode) in [
         ("off", ConsoleMode::Off),
         ("null", ConsoleMode::Null),
@@ -598,9 +598,9 @@ fn every_option_of_the_command_line_parses() {
         UserDeviceConfig::parse("socket=/s,id=a,pci_segment=1").unwrap(),
         UserDeviceConfig {
             socket: "/s".into(),
-            place: Place {
+            common: CommonConfig {
                 pci_segment: 1,
-                ..Place::named("a")
+                ..CommonConfig::named("a")
             },
             ..Default::default()
         }

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    place::Place,
-    syntax::{IOMMU, Key, Kind, PLACE, SyntaxError, parse},
+    common::CommonConfig,
+    syntax::{IOMMU, Key, PLACE, SyntaxError, ValueType, parse},
 };
 
 /// A shared folder (virtio-fs).
@@ -25,7 +25,7 @@ pub struct FsConfig {
     pub queue_size: u16,
     /// Its name, and where it is.
     #[serde(flatten)]
-    pub place: Place,
+    pub common: CommonConfig,
 }
 
 /// Any vhost-user device.
@@ -39,7 +39,7 @@ pub struct GenericVhostUserConfig {
     pub device_type: u32,
     /// Its name, and where it is.
     #[serde(flatten)]
-    pub place: Place,
+    pub common: CommonConfig,
 }
 
 /// A vDPA device.
@@ -55,7 +55,7 @@ pub struct VdpaConfig {
     pub iommu: bool,
     /// Its name, and where it is.
     #[serde(flatten)]
-    pub place: Place,
+    pub common: CommonConfig,
 }
 
 /// A trusted platform module.
@@ -73,7 +73,7 @@ pub struct RtcConfig {
     pub iommu: bool,
     /// Its name, and where it is.
     #[serde(flatten)]
-    pub place: Place,
+    pub common: CommonConfig,
 }
 
 fn one() -> u16 {
@@ -84,20 +84,20 @@ fn fs_queue_size() -> u16 {
     1024
 }
 
-const SOCKET: &[Key] = &[Key::new("socket", Kind::Text)];
+const SOCKET: &[Key] = &[Key::new("socket", ValueType::Text)];
 const FS: &[Key] = &[
-    Key::new("tag", Kind::Text),
-    Key::new("num_queues", Kind::Number),
-    Key::new("queue_size", Kind::Number),
+    Key::new("tag", ValueType::Text),
+    Key::new("num_queues", ValueType::Number),
+    Key::new("queue_size", ValueType::Number),
 ];
 const VHOST_USER: &[Key] = &[
-    Key::new("queue_sizes", Kind::Numbers),
-    Key::named("virtio_id", "device_type", Kind::Number),
-    Key::new("device_type", Kind::Number),
+    Key::new("queue_sizes", ValueType::Numbers),
+    Key::named("virtio_id", "device_type", ValueType::Number),
+    Key::new("device_type", ValueType::Number),
 ];
 const VDPA: &[Key] = &[
-    Key::new("path", Kind::Text),
-    Key::new("num_queues", Kind::Number),
+    Key::new("path", ValueType::Text),
+    Key::new("num_queues", ValueType::Number),
 ];
 
 impl FsConfig {

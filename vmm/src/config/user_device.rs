@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     check::{Invalid, Placement, Problem, is_zero},
-    place::Place,
-    syntax::{FUNCTION, Key, Kind, PLACE, SyntaxError, parse},
+    common::CommonConfig,
+    syntax::{FUNCTION, Key, PLACE, SyntaxError, ValueType, parse},
 };
 
 /// A device of another process (vfio-user).
@@ -17,7 +17,7 @@ pub struct UserDeviceConfig {
     pub socket: PathBuf,
     /// Its name, and where it is.
     #[serde(flatten)]
-    pub place: Place,
+    pub common: CommonConfig,
     /// Function of the slot, 0 to 7.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub pci_function: u8,
@@ -26,7 +26,7 @@ pub struct UserDeviceConfig {
     pub parent: Option<String>,
 }
 
-const KEYS: &[Key] = &[Key::new("socket", Kind::Text)];
+const KEYS: &[Key] = &[Key::new("socket", ValueType::Text)];
 
 impl UserDeviceConfig {
     /// How it is written on the command line.
@@ -51,7 +51,7 @@ impl UserDeviceConfig {
         Placement {
             function: self.pci_function,
             parent: self.parent.as_deref(),
-            ..self.place.placement()
+            ..self.common.placement()
         }
     }
 }

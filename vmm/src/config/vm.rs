@@ -7,15 +7,15 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     check::{self, Invalid, Placement, Problem},
-    syntax::{Key, Kind, SyntaxError, parse},
+    syntax::{Key, SyntaxError, ValueType, parse},
 };
 
 use super::{
-    AccelConfig, AccelServerConfig, AccelTransport, BalloonConfig, ConsoleConfig, CpusConfig,
-    DebugConsoleConfig, DeviceConfig, DiskConfig, FsConfig, GenericVhostUserConfig, HotplugMethod,
-    MemoryConfig, NetConfig, NumaConfig, PayloadConfig, PciRootPortConfig, PciSegmentConfig,
-    PlatformConfig, PmemConfig, RateLimitGroupConfig, RngConfig, RtcConfig, SerialConfig,
-    TpmConfig, UserDeviceConfig, VdpaConfig, VsockConfig,
+    AccelConfig, AccelServerConfig, BalloonConfig, ConsoleConfig, CpusConfig, DebugConsoleConfig,
+    DeviceConfig, DiskConfig, FsConfig, GenericVhostUserConfig, HotplugMethod, MemoryConfig,
+    NetConfig, NumaConfig, PayloadConfig, PciRootPortConfig, PciSegmentConfig, PlatformConfig,
+    PmemConfig, RateLimitGroupConfig, RngConfig, RtcConfig, SerialConfig, TpmConfig,
+    UserDeviceConfig, VdpaConfig, VsockConfig,
 };
 
 /// A path that Gantry may use under Landlock.
@@ -124,7 +124,10 @@ pub struct VmConfig {
     pub landlock_rules: Option<Vec<LandlockConfig>>,
 }
 
-const LANDLOCK: &[Key] = &[Key::new("path", Kind::Text), Key::new("access", Kind::Text)];
+const LANDLOCK: &[Key] = &[
+    Key::new("path", ValueType::Text),
+    Key::new("access", ValueType::Text),
+];
 
 impl LandlockConfig {
     /// How it is written on the command line.
@@ -230,7 +233,7 @@ impl VmConfig {
     /// Says what is said in short as the machine wants it: there are the segments behind the virtual
     /// IOMMU that devices go into, and each device says by `pci_segment` where it is. For use before
     /// [`VmConfig::validate`].
-    pub fn settle(&mut self) {
+    pub fn normalize(&mut self) {
         let devices = self.devices.iter().flatten();
         for segment in devices.filter_map(|device| device.iommu_segment) {
             let platform = self.platform.get_or_insert_default();
@@ -244,14 +247,14 @@ impl VmConfig {
         }
         let behind = self.iommu_segments().to_vec();
         for device in self.devices.iter_mut().flatten() {
-            device.settle_segment(&behind);
+            device.normalize_segment(&behind);
         }
     }
 
     /// Whether processes of the VM use the gate, as clients or as a server.
     pub fn has_gate(&self) -> bool {
         let accels = self.accels.iter().flatten();
-        let mut gates = accels.filter(|accel| accel.transport == AccelTransport::Gate);
+        let mut gates = accels.filter(|accel| accel.is_gate());
         self.accel_server.is_some() || gates.next().is_some()
     }
 
@@ -266,7 +269,7 @@ impl VmConfig {
     pub fn root_ports(&self) -> Vec<u8> {
         let mut counts = vec![0_u8; self.segments().into()];
         for port in self.pci_root_ports.iter().flatten() {
-            if let Some(count) = counts.get_mut(usize::from(port.place.pci_segment)) {
+            if let Some(count) = counts.get_mut(usize::from(port.common.pci_segment)) {
                 *count = count.saturating_add(1);
             }
         }
@@ -287,11 +290,11 @@ impl VmConfig {
                 continue;
             };
             let mut ports = self.pci_root_ports.iter().flatten();
-            let Some(port) = ports.find(|port| port.place.id.as_deref() == Some(parent)) else {
+            let Some(port) = ports.find(|port| port.common.id.as_deref() == Some(parent)) else {
                 let (what, name) = ("PCI root port", parent.to_owned());
                 return Err(Problem::Unknown { what, name }.at(format!("{place}.parent")));
             };
-            if ![0, port.place.pci_segment].contains(&placement.segment) {
+            if ![0, port.common.pci_segment].contains(&placement.segment) {
                 let with = "a root port of another segment";
                 let advice = "leave it out";
                 let problem = Problem::Conflict { with, advice };

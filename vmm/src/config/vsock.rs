@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     check::{self, Invalid, Placement, Problem},
-    place::Place,
-    syntax::{IOMMU, Key, Kind, PLACE, SyntaxError, parse},
+    common::CommonConfig,
+    syntax::{IOMMU, Key, PLACE, SyntaxError, ValueType, parse},
 };
 
 /// Sockets between guest and host.
@@ -22,12 +22,12 @@ pub struct VsockConfig {
     pub iommu: bool,
     /// Its name, and where it is.
     #[serde(flatten)]
-    pub place: Place,
+    pub common: CommonConfig,
 }
 
 const KEYS: &[Key] = &[
-    Key::new("cid", Kind::Number),
-    Key::new("socket", Kind::Text),
+    Key::new("cid", ValueType::Number),
+    Key::new("socket", ValueType::Text),
 ];
 
 impl VsockConfig {
@@ -55,7 +55,7 @@ impl VsockConfig {
     pub(super) fn placement(&self) -> Placement<'_> {
         Placement {
             iommu: self.iommu,
-            ..self.place.placement()
+            ..self.common.placement()
         }
     }
 }

@@ -6,7 +6,7 @@ use vmfunc_gate::port::Reason;
 use super::{Control, life::Life};
 use crate::{
     api::{ApiError, Request, Status, VmState},
-    config::{AccelConfig, AccelTransport},
+    config::AccelConfig,
 };
 
 impl Control {
@@ -54,7 +54,7 @@ impl Control {
     /// Has the guest serve nobody any more, as somebody wants it to go on.
     pub(super) fn give_up_server(&mut self) {
         let server = self.life.config().and_then(|vm| vm.accel_server.as_ref());
-        let id = server.and_then(|server| server.place.id.clone());
+        let id = server.and_then(|server| server.common.id.clone());
         let machine = self.life.machine_mut();
         let given_up = machine.and_then(|machine| machine.give_up_server(Reason::Resumed));
         if let (Some(id), Some(why)) = (id, given_up) {
@@ -93,7 +93,7 @@ impl Control {
         let Life::Live { config: vm, .. } = &self.life else {
             return Ok(());
         };
-        if config.transport == AccelTransport::Gate && !vm.has_gate() && vm.cpus.nested {
+        if config.is_gate() && !vm.has_gate() && vm.cpus.nested {
             return Err(ApiError::message(
                 Status::BadRequest,
                 "the guest may run VMs of its own, and cannot use the gate then: start the VM with \

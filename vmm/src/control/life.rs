@@ -15,7 +15,7 @@
 
 use crate::{
     api::VmState,
-    config::{Placed, VmConfig},
+    config::{HasCommonConfig, VmConfig},
     machine::Machine,
 };
 
@@ -33,11 +33,21 @@ pub enum Life {
         config: Box<VmConfig>,
         /// The machine.
         machine: Box<Machine>,
-        /// Its vCPUs and devices stand still.
-        paused: bool,
+        /// Whether its vCPUs and devices run.
+        run: RunState,
     },
     /// Switched off.
     Shutdown(Box<VmConfig>),
+}
+
+/// Whether a machine runs, as the API has set it. That a guest has frozen its own vCPU is not part of
+/// it: only the port knows ([`Machine::is_frozen`]), and a copy would be out of date.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunState {
+    /// vCPUs and devices run.
+    Running,
+    /// vCPUs and devices stand still.
+    Paused,
 }
 
 impl Life {
@@ -47,8 +57,10 @@ impl Life {
             Self::None => None,
             Self::Created(_) => Some(VmState::Created),
             Self::Live { machine, .. } if machine.is_frozen() => Some(VmState::Frozen),
-            Self::Live { paused: false, .. } => Some(VmState::Running),
-            Self::Live { paused: true, .. } => Some(VmState::Paused),
+            Self::Live { run, .. } => Some(match run {
+                RunState::Running => VmState::Running,
+                RunState::Paused => VmState::Paused,
+            }),
             Self::Shutdown(_) => Some(VmState::Shutdown),
         }
     }
@@ -74,10 +86,10 @@ impl Life {
 
 /// Takes a device out of a configuration; false if it is not there.
 pub fn forget_device(config: &mut VmConfig, id: &str) -> bool {
-    fn one<C: Placed>(device: &mut Option<C>, id: &str) -> bool {
+    fn one<C: HasCommonConfig>(device: &mut Option<C>, id: &str) -> bool {
         device.take_if(|device| named(device, id)).is_some()
     }
-    fn of<C: Placed>(list: &mut Option<Vec<C>>, id: &str) -> bool {
+    fn of<C: HasCommonConfig>(list: &mut Option<Vec<C>>, id: &str) -> bool {
         let Some(devices) = list else { return false };
         let before = devices.len();
         devices.retain(|device| !named(device, id));
@@ -99,7 +111,10 @@ pub fn forget_device(config: &mut VmConfig, id: &str) -> bool {
 
 /// Whether a device of a configuration has that name.
 pub fn has_device(config: &VmConfig, id: &str) -> bool {
-    fn any<'a, C: Placed + 'a>(devices: impl IntoIterator<Item = &'a C>, id: &str) -> bool {
+    fn any<'a, C: HasCommonConfig + 'a>(
+        devices: impl IntoIterator<Item = &'a C>,
+        id: &str,
+    ) -> bool {
         devices.into_iter().any(|device| named(device, id))
     }
     any(config.disks.iter().flatten(), id)
@@ -116,19 +131,19 @@ pub fn has_device(config: &VmConfig, id: &str) -> bool {
         || named(&config.console, id)
 }
 
-fn named(device: &impl Placed, id: &str) -> bool {
-    device.place().id.as_deref() == Some(id)
+fn named(device: &impl HasCommonConfig, id: &str) -> bool {
+    device.common().id.as_deref() == Some(id)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{DiskConfig, Place};
+    use crate::config::{CommonConfig, DiskConfig};
 
     #[test]
     fn a_removed_device_leaves_the_configuration() {
         let disk = |id: &str| DiskConfig {
-            place: Place::named(id),
+            common: CommonConfig::named(id),
             ..Default::default()
         };
         let mut config = VmConfig {

@@ -279,7 +279,7 @@ impl Control {
             MachineEvent::Gate { id, event } => self.gate(&id, event),
             MachineEvent::PeersChanged => {
                 if let Some(machine) = self.life.machine_mut() {
-                    machine.devices().settle_peers();
+                    machine.devices().map_peers();
                 }
             }
             MachineEvent::PciReset => {

@@ -24,7 +24,7 @@ use vmm_sys_util::timerfd::TimerFd;
 use super::{Control, Life, life, requests::failed};
 use crate::{
     api::{ApiError, OnFailure, Response, Status, VmRemoveDevice, VmSwapDevice},
-    config::{DeviceConfig, Place, VmConfig},
+    config::{CommonConfig, DeviceConfig, VmConfig},
     events::EventMonitor,
     machine::{alarms::Alarm, error::MachineError},
 };
@@ -278,7 +278,7 @@ impl Control {
         {
             for id in machine.keep_device(id).map_err(|e| failed(&e))? {
                 let mut devices = config.devices.iter().flatten();
-                let device = devices.find(|device| device.place.id.as_ref() == Some(&id));
+                let device = devices.find(|device| device.common.id.as_ref() == Some(&id));
                 self.removals.keep(&id, device);
                 log::info!("device {id:?} stays: its removal was cancelled");
                 self.monitor
@@ -314,7 +314,7 @@ impl Control {
         };
         let devices = config.devices.iter().flatten();
         let ids: Vec<_> = devices
-            .filter_map(|device| device.place.id.clone())
+            .filter_map(|device| device.common.id.clone())
             .collect();
         for id in ids {
             // Others of its slot have taken it along.
@@ -341,7 +341,7 @@ impl Control {
         }
         let configured = |id: &str| {
             let mut devices = config.devices.iter().flatten();
-            devices.find(|device| device.place.id.as_deref() == Some(id))
+            devices.find(|device| device.common.id.as_deref() == Some(id))
         };
         let Some(old) = configured(id) else {
             return Err(failed(&MachineError::NoDevice(id.clone())));
@@ -497,9 +497,9 @@ impl Control {
             // The slot behind a root port is the only one there.
             let pci_device_id = device.parent.is_none().then_some(slot.device);
             let device = DeviceConfig {
-                place: Place {
+                common: CommonConfig {
                     pci_device_id,
-                    ..device.place
+                    ..device.common
                 },
                 ..device
             };

@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     Control, ExitReason,
-    life::{self, Life},
+    life::{self, Life, RunState},
 };
 use crate::{
     api::{
@@ -17,7 +17,7 @@ use crate::{
     config::{TapFd, VmConfig},
     machine::{
         Machine, consoles,
-        devices::Kind,
+        devices::DeviceKind,
         error::MachineError,
         host::{Host, Shell},
         resize::no_balloon,
@@ -79,7 +79,7 @@ impl Handler for Control {
             Request::VmAddDevice(mut config) => {
                 // Which segments are behind the virtual IOMMU is open until the machine boots.
                 if let Life::Live { config: vm, .. } = &self.life {
-                    config.settle_segment(vm.iommu_segments());
+                    config.normalize_segment(vm.iommu_segments());
                 }
                 self.add(config, |vm, device| {
                     vm.devices.get_or_insert_default().push(device)
@@ -197,45 +197,39 @@ impl Control {
         self.life = Life::Live {
             config,
             machine: Box::new(machine),
-            paused: false,
+            run: RunState::Running,
         };
         self.monitor.emit("vm", "booted", &[]);
         Ok(Response::Empty)
     }
 
     fn pause(&mut self) -> Answer {
-        let Life::Live {
-            machine, paused, ..
-        } = &mut self.life
-        else {
+        let Life::Live { machine, run, .. } = &mut self.life else {
             return Err(self.not_live());
         };
-        if *paused {
+        if *run == RunState::Paused {
             return Err(ApiError::wrong_state("the VM is paused already"));
         }
         self.monitor.emit("vm", "pausing", &[]);
         machine.pause().map_err(|e| failed(&e))?;
-        *paused = true;
+        *run = RunState::Paused;
         self.monitor.emit("vm", "paused", &[]);
         Ok(Response::Empty)
     }
 
     fn resume(&mut self) -> Answer {
-        let Life::Live {
-            machine, paused, ..
-        } = &mut self.life
-        else {
+        let Life::Live { machine, run, .. } = &mut self.life else {
             return Err(self.not_live());
         };
         let frozen = machine.is_frozen();
-        if !*paused && !frozen {
+        if *run == RunState::Running && !frozen {
             return Err(ApiError::wrong_state("the VM is not paused"));
         }
         self.monitor.emit("vm", "resuming", &[]);
-        if *paused {
+        if *run == RunState::Paused {
             machine.resume().map_err(|e| failed(&e))?;
         }
-        *paused = false;
+        *run = RunState::Running;
         if frozen {
             self.give_up_server();
         }
@@ -268,7 +262,7 @@ impl Control {
     /// as it is.
     fn end_machine(&mut self) -> Result<(), ApiError> {
         if let Some(machine) = self.life.machine_mut() {
-            machine.settle().map_err(|e| failed(&e))?;
+            machine.quiesce().map_err(|e| failed(&e))?;
         }
         self.life = match mem::take(&mut self.life) {
             Life::Live {
@@ -326,11 +320,15 @@ impl Control {
         if request.resume {
             machine.resume().map_err(|e| failed(&e))?;
         }
-        let paused = !request.resume;
+        let run = if request.resume {
+            RunState::Running
+        } else {
+            RunState::Paused
+        };
         self.life = Life::Live {
             config,
             machine: Box::new(machine),
-            paused,
+            run,
         };
         log::info!("the VM has been restored in {:?}", asked.elapsed());
         self.monitor.emit("vm", "restored", &[]);
@@ -448,8 +446,8 @@ impl Control {
     }
 
     /// Plugs a device into a live machine, or notes it for the next boot.
-    fn add<K: Kind>(&mut self, mut config: K, note: impl FnOnce(&mut VmConfig, K)) -> Answer {
-        if let (Some(vm), Some(id)) = (self.life.config(), &config.place().id)
+    fn add<K: DeviceKind>(&mut self, mut config: K, note: impl FnOnce(&mut VmConfig, K)) -> Answer {
+        if let (Some(vm), Some(id)) = (self.life.config(), &config.common().id)
             && life::has_device(vm, id)
         {
             return Err(failed(&MachineError::DuplicateId(id.clone())));
@@ -522,7 +520,7 @@ pub(super) fn assign_fds(
         let cards = config.net.iter_mut().flatten();
         let card = cards
             .into_iter()
-            .find(|net| net.place.id.as_deref() == Some(&restored.id));
+            .find(|net| net.common.id.as_deref() == Some(&restored.id));
         let own: Vec<_> = if restored.fds.is_empty() {
             let own = fds.by_ref().take(restored.num_fds);
             own.map(TapFd::from).collect()
@@ -556,7 +554,7 @@ fn change(
 ) -> Answer {
     let mut changed = config.clone();
     work(&mut changed).map_err(|e| failed(&e))?;
-    changed.settle();
+    changed.normalize();
     validate(&changed)?;
     *config = changed;
     Ok(Response::Empty)

@@ -1,7 +1,7 @@
 //! Devices that can be plugged: one generic path for all of them.
 //!
 //! A kind of device describes itself in a file under [`kinds`](super::kinds) by implementing
-//! [`Kind`] for its configuration: where it wants to sit and how it is made. Everything else
+//! [`DeviceKind`] for its configuration: where it wants to sit and how it is made. Everything else
 //! (names, slots, plugging, removal, saving, restoring, counters) happens here, once.
 
 use std::{
@@ -43,7 +43,7 @@ use super::{
     physical::Physical,
     resets::Resets,
 };
-use crate::config::{Place, Placed, VmConfig};
+use crate::config::{CommonConfig, HasCommonConfig, VmConfig};
 
 /// Where a device wants to sit.
 #[derive(Clone, Debug, Default)]
@@ -62,10 +62,10 @@ pub struct Slot {
 
 impl Slot {
     /// Function 0 of a slot on its segment's own bus.
-    pub fn at(place: &Place) -> Self {
+    pub fn at(common: &CommonConfig) -> Self {
         Self {
-            segment: place.pci_segment,
-            device: place.pci_device_id,
+            segment: common.pci_segment,
+            device: common.pci_device_id,
             ..Self::default()
         }
     }
@@ -135,7 +135,7 @@ pub enum MadeFunction {
 }
 
 /// A kind of device, implemented by its configuration.
-pub trait Kind: Placed {
+pub trait DeviceKind: HasCommonConfig {
     /// What it is called in messages and in made-up names (`_disk0`).
     const NAME: &'static str;
 
@@ -147,7 +147,7 @@ pub trait Kind: Placed {
 
     /// Where it wants to sit.
     fn slot(&self) -> Slot {
-        Slot::at(self.place())
+        Slot::at(self.common())
     }
 
     /// Makes the device. `id` is its name.
@@ -167,7 +167,7 @@ pub trait Pluggable {
     ) -> Result<(), MachineError>;
 }
 
-impl<K: Kind> Pluggable for K {
+impl<K: DeviceKind> Pluggable for K {
     fn plug(&mut self, devices: &mut Devices) -> Result<(), MachineError> {
         devices.plug(self).map(|_| ())
     }
@@ -322,23 +322,23 @@ impl Devices {
     }
 
     /// Makes a device and plugs it in. Gives it a name if it has none.
-    pub fn plug<K: Kind>(&mut self, config: &mut K) -> Result<(String, Bdf), MachineError> {
+    pub fn plug<K: DeviceKind>(&mut self, config: &mut K) -> Result<(String, Bdf), MachineError> {
         let (segment, seat) = self.seat(&config.slot())?;
         self.plug_at(config, &segment, seat, None)
     }
 
     /// Makes a device as it was saved and plugs it in where it was.
-    pub fn restore<K: Kind>(
+    pub fn restore<K: DeviceKind>(
         &mut self,
         config: &mut K,
         saved: &mut BTreeMap<String, SavedDevice>,
     ) -> Result<(), MachineError> {
-        let id = config.place().id.clone().unwrap_or_default();
+        let id = config.common().id.clone().unwrap_or_default();
         let found = saved.remove(&id).ok_or_else(|| {
             MachineError::SnapshotMismatch(format!("no state of {} {id:?}", K::NAME))
         })?;
         let bdf: Bdf = found.bdf.parse().map_err(|_| {
-            MachineError::SnapshotMismatch(format!("{:?} is no place of {id:?}", found.bdf))
+            MachineError::SnapshotMismatch(format!("{:?} is not a slot for {id:?}", found.bdf))
         })?;
         let segment = Arc::clone(self.segment(bdf.segment)?);
         self.plug_at(config, &segment, Seat::from(bdf), Some(found.state))?;
@@ -402,14 +402,14 @@ impl Devices {
         Ok(())
     }
 
-    fn plug_at<K: Kind>(
+    fn plug_at<K: DeviceKind>(
         &mut self,
         config: &mut K,
         segment: &PciSegment,
         seat: Seat,
         saved: Option<Value>,
     ) -> Result<(String, Bdf), MachineError> {
-        let id = match &config.place().id {
+        let id = match &config.common().id {
             Some(id) => id.clone(),
             None => self.free_id(K::NAME),
         };
@@ -454,12 +454,16 @@ impl Devices {
             function,
         };
         self.plugged.insert(id.clone(), plugged);
-        config.place_mut().id = Some(id.clone());
+        config.common_mut().id = Some(id.clone());
         Ok((id, bdf))
     }
 
     /// Behind the virtual IOMMU there is all that is to be there, and nothing that cannot.
-    fn check_iommu<K: Kind>(&self, slot: &Slot, segment: &PciSegment) -> Result<(), MachineError> {
+    fn check_iommu<K: DeviceKind>(
+        &self,
+        slot: &Slot,
+        segment: &PciSegment,
+    ) -> Result<(), MachineError> {
         let segment = segment.config().segment;
         let iommu = self.surroundings.iommu.as_ref();
         let segments = iommu.map_or(&[][..], |iommu| &iommu.segments);
@@ -541,7 +545,7 @@ impl Devices {
         if self.not_removable(slot).is_some() {
             return Ok(Vec::new());
         }
-        settle(&self.in_slot(slot).collect::<Vec<_>>())?;
+        quiesce(&self.in_slot(slot).collect::<Vec<_>>())?;
         let ids = self.ids_in(slot);
         ids.iter().try_for_each(|id| self.remove(id))?;
         Ok(ids)
@@ -551,7 +555,7 @@ impl Devices {
     pub fn remove(&mut self, id: &str) -> Result<(), MachineError> {
         self.resets.wait(&self.segments);
         if let Some(device) = self.plugged.get_key_value(id) {
-            settle(&[device])?;
+            quiesce(&[device])?;
         }
         let device = self
             .plugged
@@ -588,8 +592,8 @@ impl Devices {
     }
 
     /// Lets physical devices reach the memory of others, where the guest sees it now.
-    pub fn settle_peers(&self) {
-        self.surroundings.physical.settle_peers();
+    pub fn map_peers(&self) {
+        self.surroundings.physical.map_peers();
     }
 
     /// Begins and ends resets that the guest has asked for, without waiting for what takes time.
@@ -689,8 +693,8 @@ impl Devices {
 
     /// Prepares the end of all devices: waits in bounded time for what the host still writes to the
     /// guest's memory. If it does not come, all go on.
-    pub fn settle(&self) -> Result<(), MachineError> {
-        settle(&self.plugged.iter().collect::<Vec<_>>())
+    pub fn quiesce(&self) -> Result<(), MachineError> {
+        quiesce(&self.plugged.iter().collect::<Vec<_>>())
     }
 
     fn each(
@@ -759,10 +763,10 @@ impl Drop for Devices {
 }
 
 /// Prepares the end of devices, by name. With an error all go on.
-fn settle(devices: &[(&String, &Plugged)]) -> Result<(), MachineError> {
+fn quiesce(devices: &[(&String, &Plugged)]) -> Result<(), MachineError> {
     for (held, (id, device)) in devices.iter().enumerate() {
-        let settled = lock(&device.function).settle();
-        settled.map_err(|source| {
+        let quiesced = lock(&device.function).quiesce();
+        quiesced.map_err(|source| {
             for (_, device) in &devices[..held] {
                 lock(&device.function).carry_on();
             }

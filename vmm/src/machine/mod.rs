@@ -57,7 +57,7 @@ use hypervisor::Vm;
 use self::{
     buses::Buses,
     consoles::Consoles,
-    devices::{Devices, Kind, Pluggable, SavedDevice, Surroundings, VirtualIommu},
+    devices::{DeviceKind, Devices, Pluggable, SavedDevice, Surroundings, VirtualIommu},
     error::MachineError,
     events::MachineEvent,
     host::{Host, Shell},
@@ -292,13 +292,16 @@ impl Machine {
 
     /// Prepares the end of the machine: waits in bounded time until no device asks the host for
     /// anything more. With an error all go on.
-    pub fn settle(&self) -> Result<(), MachineError> {
-        self.devices.settle()
+    pub fn quiesce(&self) -> Result<(), MachineError> {
+        self.devices.quiesce()
     }
 
     /// Plugs a device into the running machine and tells the guest; of a slot with several functions
     /// when function 0 is there, which is the last to come.
-    pub fn add_device<K: Kind>(&mut self, config: &mut K) -> Result<(String, Bdf), MachineError> {
+    pub fn add_device<K: DeviceKind>(
+        &mut self,
+        config: &mut K,
+    ) -> Result<(String, Bdf), MachineError> {
         self.devices.check_order(&config.slot())?;
         let (id, bdf) = self.devices.plug(config)?;
         if bdf.function == 0 {

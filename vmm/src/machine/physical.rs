@@ -12,7 +12,7 @@ use devices::{
     pci::Lines,
     thread::ThreadSpawner,
     vfio::{
-        self, Device, Error, Iommu, Place, Resources, Way,
+        self, Device, Error, HostDevice, Iommu, Resources, Way,
         user::{self, UserDevice},
     },
     virtio::discard::Discards,
@@ -151,13 +151,13 @@ impl Physical {
             })?)
     }
 
-    /// What devices of the host can reach. The first of them says how they are had: `place`.
-    pub fn iommu(&self, place: &Place) -> Result<Arc<Iommu>, DeviceError> {
+    /// What devices of the host can reach. The first of them says how they are had: `host_device`.
+    pub fn iommu(&self, host_device: &HostDevice) -> Result<Arc<Iommu>, DeviceError> {
         let mut iommu = self.iommu.lock_unpoisoned();
         if let Some(current) = iommu.current.upgrade() {
             return Ok(current);
         }
-        let way = Way::of(place, self.policy.only_iommufd)?;
+        let way = Way::of(host_device, self.policy.only_iommufd)?;
         let hypervisor = match iommu.hypervisor.take() {
             Some(hypervisor) => hypervisor,
             None => VfioDeviceFd::new_from_kvm(self.vm.create_vfio_device()?),
@@ -182,10 +182,10 @@ impl Physical {
     }
 
     /// Lets the devices reach the memory of others, where the guest sees it now.
-    pub fn settle_peers(&self) {
+    pub fn map_peers(&self) {
         let iommu = self.iommu.lock_unpoisoned();
         if let Some(current) = iommu.current.upgrade() {
-            current.settle_peers();
+            current.map_peers();
         }
     }
 

@@ -17,7 +17,7 @@ pub struct ExtraMemory {
     window: Arc<Mutex<AddressAllocator>>,
 }
 
-struct Placed {
+struct HasCommonConfig {
     vm: Arc<Vm>,
     window: Arc<Mutex<AddressAllocator>>,
     range: RangeInclusive,
@@ -59,7 +59,7 @@ impl AddressSpace for ExtraMemory {
         // SAFETY: `HostMemory` promises that the memory stays mapped until the result is dropped,
         // which unmaps the slot.
         match unsafe { self.vm.map(slot) } {
-            Ok(slot) => Ok(Box::new(Placed {
+            Ok(slot) => Ok(Box::new(HasCommonConfig {
                 vm: Arc::clone(&self.vm),
                 window: Arc::clone(&self.window),
                 range,
@@ -135,13 +135,13 @@ fn free(window: &Mutex<AddressAllocator>, range: &RangeInclusive) {
     }
 }
 
-impl Mapping for Placed {
+impl Mapping for HasCommonConfig {
     fn guest_address(&self) -> GuestAddress {
         GuestAddress(self.range.start())
     }
 }
 
-impl Drop for Placed {
+impl Drop for HasCommonConfig {
     fn drop(&mut self) {
         match self.vm.unmap(self.slot) {
             Ok(()) => free(&self.window, &self.range),

@@ -21,12 +21,12 @@ use super::{
 
 /// By messages, as this machine has no exitless gate; whatever the driver's threads need, they have.
 pub fn run(pool: &Pool) -> Result<()> {
-    let lent = Pool::start(Way::Delegated, "lent", pool.release.clone(), &[])?;
-    clinfo(&lent)?;
-    late(&lent)?;
-    pyopencl(&lent)?;
-    piglit(&lent)?;
-    crowded(&lent)?;
+    let passive = Pool::start(Way::Delegated, "passive", pool.release.clone(), &[])?;
+    clinfo(&passive)?;
+    late(&passive)?;
+    pyopencl(&passive)?;
+    piglit(&passive)?;
+    full(&passive)?;
     let own = Pool::start(Way::Delegated, "own", pool.release.clone(), &["--own-cpu"])?;
     clinfo(&own)?;
     pyopencl(&own)?;
@@ -107,32 +107,32 @@ pub fn unwatched(pool: &Pool) -> Result<()> {
 
 /// So many applications get a confined process each, one more gets none, and neither ends the
 /// server; nor does a process that cannot be started.
-fn crowded(lent: &Pool) -> Result<()> {
+fn full(passive: &Pool) -> Result<()> {
     const MOST: usize = 16;
-    let connect = || UnixStream::connect(lent.folder.join("socket"));
+    let connect = || UnixStream::connect(passive.folder.join("socket"));
     // The first byte comes with the memory that is shared.
     let served = |mut stream: &UnixStream| stream.read(&mut [0]).is_ok_and(|read| read == 1);
     let until = Instant::now() + Duration::from_secs(60);
-    let mut crowd = Vec::new();
-    while crowd.len() < MOST {
+    let mut streams = Vec::new();
+    while streams.len() < MOST {
         let stream = connect()?;
         if served(&stream) {
-            crowd.push(stream);
+            streams.push(stream);
         }
         // Who was there before takes a moment to end.
-        ensure!(Instant::now() < until, "{} are served only", crowd.len());
+        ensure!(Instant::now() < until, "{} are served only", streams.len());
     }
     ensure!(!served(&connect()?), "one more than {MOST} is served");
-    crowd.truncate(1);
-    while lent.workers()?.len() > 1 {
+    streams.truncate(1);
+    while passive.workers()?.len() > 1 {
         ensure!(Instant::now() < until, "who serves nobody has not ended");
         thread::sleep(Duration::from_millis(20));
     }
-    confined(lent)?;
-    let cache = PathBuf::from(format!("/tmp/gantry-accel-{}", lent.id()));
+    confined(passive)?;
+    let cache = PathBuf::from(format!("/tmp/gantry-accel-{}", passive.id()));
     let away = cache.with_extension("away");
     fs::rename(&cache, &away)?;
     ensure!(!served(&connect()?), "one is served without a folder");
     fs::rename(&away, &cache)?;
-    packages::run(lent.remoted("clinfo").arg("-l"))
+    packages::run(passive.remoted("clinfo").arg("-l"))
 }

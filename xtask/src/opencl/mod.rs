@@ -165,7 +165,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ),
     (
         "opencl: so many applications are served by streams at a time as the pool may have",
-        streams::crowd,
+        streams::many_clients,
     ),
     (
         "opencl: who connects with a stream's port and says nothing keeps nobody else out",

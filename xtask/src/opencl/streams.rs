@@ -159,9 +159,9 @@ pub fn killed(pool: &Pool) -> Result<()> {
     packages::run(pool.remoted("clinfo").arg("-l"))
 }
 
-pub fn crowd(pool: &Pool) -> Result<()> {
+pub fn many_clients(pool: &Pool) -> Result<()> {
     let options = ["--connections", "2"];
-    let pool = Pool::start(Way::Tls, "crowd", pool.release.clone(), &options)?;
+    let pool = Pool::start(Way::Tls, "many-clients", pool.release.clone(), &options)?;
     third_waits(&pool)
 }
 

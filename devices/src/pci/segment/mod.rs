@@ -283,7 +283,7 @@ impl PciSegment {
             port,
         };
         self.slots.lock_unpoisoned().insert(bdf, slot);
-        self.settle(bdf);
+        self.update_decoding(bdf);
     }
 
     /// Gives a root port the first bus of the segment that none has.
@@ -321,7 +321,7 @@ impl PciSegment {
         drop(decoding);
         slot.function.lock_unpoisoned().unplugged();
         let _decoding = self.decoding.lock_unpoisoned();
-        self.settle_blocked();
+        self.retry_blocked();
         Ok(slot.function)
     }
 
@@ -413,7 +413,7 @@ impl PciSegment {
             port.lock_unpoisoned().end_reset();
         }
         let _decoding = self.decoding.lock_unpoisoned();
-        self.settle(at);
+        self.update_decoding(at);
     }
 
     /// What the guest resets by what it has written to the function at an address: that function, or
@@ -445,7 +445,7 @@ impl PciSegment {
         let _decoding = self.decoding.lock_unpoisoned();
         let function = self.function(bdf).ok_or(PciError::NoFunction(bdf))?;
         let result = change(&mut *function.lock_unpoisoned());
-        self.settle(bdf);
+        self.update_decoding(bdf);
         result.map_err(|source| PciError::Function { bdf, source })
     }
 
@@ -494,7 +494,7 @@ impl PciSegment {
         // This thread is a vCPU's, and functions that are reset at once are locked meanwhile.
         if moves && !closed {
             let _decoding = self.decoding.lock_unpoisoned();
-            self.settle(at);
+            self.update_decoding(at);
         }
         if let (true, Some(handler)) = (reset, self.resets.get()) {
             handler(at);
@@ -528,13 +528,13 @@ impl PciSegment {
     }
 
     /// Makes the buses decode what the function's registers say; `decoding` is held.
-    fn settle(&self, bdf: Bdf) {
-        let mut freed = self.settle_one(bdf);
+    fn update_decoding(&self, bdf: Bdf) {
+        let mut freed = self.update_function(bdf);
         for behind in self.behind(bdf) {
-            freed |= self.settle_one(behind);
+            freed |= self.update_function(behind);
         }
         if freed {
-            self.settle_blocked();
+            self.retry_blocked();
         }
     }
 
@@ -548,7 +548,7 @@ impl PciSegment {
     }
 
     /// Looks again at the BARs that were in another one's way.
-    fn settle_blocked(&self) {
+    fn retry_blocked(&self) {
         let is_blocked = |slot: &Slot| slot.placements.iter().any(|at| at.blocked);
         let blocked: Vec<_> = self
             .slots
@@ -558,12 +558,12 @@ impl PciSegment {
             .map(|(bdf, _)| *bdf)
             .collect();
         for bdf in blocked {
-            self.settle_one(bdf);
+            self.update_function(bdf);
         }
     }
 
     /// True if the function gave up a range that it had.
-    fn settle_one(&self, bdf: Bdf) -> bool {
+    fn update_function(&self, bdf: Bdf) -> bool {
         let Some((function, mut placements)) = self
             .slots
             .lock_unpoisoned()

@@ -15,7 +15,7 @@ use vm_memory::GuestAddress;
 
 use super::{
     Error,
-    place::Place,
+    host_device::HostDevice,
     reach::Reach,
     reachable::{Piece, Reachable},
     tables::Tables,
@@ -52,7 +52,7 @@ const MAX_PEER_PIECES: usize = 1024;
 pub struct Space {
     tables: Box<dyn Tables>,
     reachable: Arc<Reachable>,
-    /// Told when there is something for [`Space::settle_peers`] to do.
+    /// Told when there is something for [`Space::map_peers`] to do.
     peers_changed: Arc<dyn Fn() + Send + Sync>,
     /// How much memory may be locked, and by whom.
     limit: (&'static str, String),
@@ -122,10 +122,10 @@ impl Space {
     }
 
     /// Opens a device, which reaches what is mapped.
-    pub fn open_device(&self, place: &Place) -> Result<VfioDevice, Error> {
+    pub fn open_device(&self, host_device: &HostDevice) -> Result<VfioDevice, Error> {
         let blocks = self.reachable.discards().blocks().lock();
         let mut contents = self.lock();
-        let device = self.tables.open_device(place)?;
+        let device = self.tables.open_device(host_device)?;
         // Only known with a device.
         let reach = self.tables.reach().map_err(|source| Error::Host {
             action: "ask the IOMMU what it translates",
@@ -194,7 +194,7 @@ impl Space {
     }
 
     /// Lets the devices reach memory of others that was offered since the last call.
-    pub fn settle_peers(&self) {
+    pub fn map_peers(&self) {
         let mut contents = self.lock();
         if !contents.identity {
             return;

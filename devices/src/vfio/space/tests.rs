@@ -40,7 +40,7 @@ struct Kernel {
 const REACH: [std::ops::RangeInclusive<u64>; 2] = [0..=0xfedf_ffff, 0xfef0_0000..=(1 << 48) - 1];
 
 impl Tables for Kernel {
-    fn open_device(&self, _: &Place) -> Result<VfioDevice, Error> {
+    fn open_device(&self, _: &HostDevice) -> Result<VfioDevice, Error> {
         panic!("there are no devices")
     }
 
@@ -334,7 +334,7 @@ fn identity_follows_the_guests_memory_and_ends_with_nothing() {
     assert_eq!(rig.mappings(), 2);
     let blocks = rig.reachable.discards().blocks();
     blocks.plug(BLOCKS, BLOCK).unwrap();
-    rig.space.settle_peers();
+    rig.space.map_peers();
     assert!(own(&rig));
     assert_eq!(rig.mappings(), 2 + 4 + 1);
     blocks
@@ -349,7 +349,7 @@ fn identity_follows_the_guests_memory_and_ends_with_nothing() {
         .plug(BLOCKS.start..BLOCKS.start + BLOCK, BLOCK)
         .unwrap();
     rig.offer_peer();
-    rig.space.settle_peers();
+    rig.space.map_peers();
     assert_eq!(rig.mappings(), 0);
 }
 
@@ -445,14 +445,14 @@ fn who_offers_a_peer_waits_for_one_request_however_many_there_are() {
         rig.offer_peer();
         let request = rig.space.lock();
         thread::scope(|scope| {
-            let settles = scope.spawn(|| rig.space.settle_peers());
+            let mapping = scope.spawn(|| rig.space.map_peers());
             while !rig.space.contents.is_awaited() {
                 thread::yield_now();
             }
             // The next request comes at once.
             drop(request);
             assert!(rig.space.lock().pieces.contains_key(&BAR), "the peer waits");
-            settles.join().unwrap();
+            mapping.join().unwrap();
         });
         rig.withdraw_peer();
     }

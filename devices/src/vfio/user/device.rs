@@ -24,21 +24,20 @@ use vfio_bindings::bindings::vfio::{
     VFIO_IRQ_SET_DATA_NONE, VFIO_PCI_CONFIG_REGION_INDEX, VFIO_REGION_INFO_FLAG_MMAP,
     VFIO_REGION_INFO_FLAG_WRITE,
 };
+use vfio_client::{
+    connection::{self, Answer, Connection, Deadline},
+    wire::{self, DeviceInfo, IrqInfo, Lie, RegionInfo},
+};
 use vfio_user::{Command, DmaMapFlags};
 use vm_memory::{Address, GuestAddressSpace, GuestMemoryBackend, GuestMemoryRegion};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{
-    Error, Failure,
-    connection::{self, Answer, Connection, Deadline},
-    watch::watch,
-    wire::{self, DeviceInfo, IrqInfo, Lie, RegionInfo},
-};
+use super::{Error, Failure, watch::watch};
 use crate::{
     memory::GuestMemory,
     thread::ThreadSpawner,
     vfio::{
-        capabilities::{self, Kind},
+        capabilities::{self, CapabilityKind},
         device::{Device, Irqs, Mappable, ResetError},
     },
 };
@@ -347,8 +346,8 @@ impl UserDevice {
         self.read_config(0, &mut header);
         for capability in capabilities::visible(&header) {
             let (irqs, enable) = match capability.kind {
-                Kind::Msi => (Irqs::Msi, 1 << 0),
-                Kind::Msix => (Irqs::Msix, 1 << 15),
+                CapabilityKind::Msi => (Irqs::Msi, 1 << 0),
+                CapabilityKind::Msix => (Irqs::Msix, 1 << 15),
                 _ => continue,
             };
             self.controls.push(Control {

@@ -9,12 +9,9 @@
 //!   guest <── interrupt <── KVM irqfd <── eventfd <────────────────── interrupt
 //! ```
 //!
-//! - [`wire`]: the messages. [`connection`]: a question and its answer in time.
-//! - [`device`]: the device as [`super::Device`]; [`watch`]: sees the server go.
+//! Messages and their answers are crate [`vfio_client`]'s.
 //!
-//! Crate `vfio_user` has the numbers of the format, and its server is what this is tested with. Its
-//! client waits for ever, looks at no answer's length, number or error flag, and asserts what a
-//! server says of a region: a server could hang or end the VM, so the client is written here.
+//! - [`device`]: the device as [`super::Device`]; [`watch`]: sees the server go.
 //!
 //! # What a server can do
 //! It is trusted with the guest: it reads and writes all of guest RAM. It is not trusted with
@@ -23,15 +20,13 @@
 //! the device is removed. Memory that a server gives for a BAR is mapped only when it is sealed
 //! against shrinking: a vCPU that touches a page that is no longer there would end the VM.
 
-mod connection;
 mod device;
 mod error;
 mod watch;
-mod wire;
 
-pub use connection::Failure;
 pub use device::{Patience, Surroundings, UserDevice};
 pub use error::Error;
+pub use vfio_client::Failure;
 
 #[cfg(test)]
 mod tests;

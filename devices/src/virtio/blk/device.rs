@@ -330,9 +330,9 @@ impl VirtioDevice for Blk {
         Ok(())
     }
 
-    fn settle(&mut self, patience: Duration) -> Result<(), Unanswered> {
+    fn quiesce(&mut self, patience: Duration) -> Result<(), Unanswered> {
         let what = || format!("disk {}", self.shared.path.display());
-        self.shared.requests.settle(what, patience)
+        self.shared.requests.quiesce(what, patience)
     }
 
     fn carry_on(&mut self) {

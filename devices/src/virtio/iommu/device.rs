@@ -284,9 +284,9 @@ impl VirtioDevice for VirtioIommu {
         Ok(())
     }
 
-    fn settle(&mut self, patience: Duration) -> Result<(), Unanswered> {
+    fn quiesce(&mut self, patience: Duration) -> Result<(), Unanswered> {
         let what = || "the host's IOMMU, which is mapping memory for devices,".to_owned();
-        self.shared.requests.settle(what, patience)
+        self.shared.requests.quiesce(what, patience)
     }
 
     /// The worker unmaps what the driver has mapped: all that a guest can map takes the host longer
@@ -294,7 +294,7 @@ impl VirtioDevice for VirtioIommu {
     fn prepare_reset(&mut self, patience: Duration) -> Result<(), Unanswered> {
         const LOOK: Duration = Duration::from_millis(1);
         let deadline = Instant::now() + patience;
-        self.settle(patience)?;
+        self.quiesce(patience)?;
         let shared = &self.shared;
         let of_nobody = |worker: &Worker<_>| worker.is_dead();
         if self.worker.as_ref().is_none_or(of_nobody) {

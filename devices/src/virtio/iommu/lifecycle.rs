@@ -53,7 +53,9 @@ fn what_a_driver_has_opened_is_closed_without_one() {
     let mut rig = Rig::new();
     rig.iommu.write_config(36, &[1]);
     assert_eq!(rig.attach(1, 8), OK);
-    rig.iommu.settle(std::time::Duration::from_secs(9)).unwrap();
+    rig.iommu
+        .quiesce(std::time::Duration::from_secs(9))
+        .unwrap();
     rig.iommu.write_config(36, &[0]);
     rig.iommu.deactivate();
     rig.iommu.reset();

@@ -207,8 +207,8 @@ impl PciFunction for VirtioPciFunction {
         Ok(())
     }
 
-    fn settle(&mut self) -> Result<(), LifecycleError> {
-        self.transport.settle()
+    fn quiesce(&mut self) -> Result<(), LifecycleError> {
+        self.transport.quiesce()
     }
 
     fn carry_on(&mut self) {

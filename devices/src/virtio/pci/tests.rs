@@ -85,7 +85,7 @@ impl VirtioDevice for Device {
         seen.activations += 1;
         Ok(())
     }
-    fn settle(&mut self, patience: Duration) -> Result<(), Unanswered> {
+    fn quiesce(&mut self, patience: Duration) -> Result<(), Unanswered> {
         if self.seen.lock().unwrap().busy {
             return Err(Unanswered {
                 what: "the test's storage".to_owned(),

@@ -192,14 +192,14 @@ impl Transport {
         self.lock().reset();
     }
 
-    pub(super) fn settle(&self) -> Result<(), LifecycleError> {
+    pub(super) fn quiesce(&self) -> Result<(), LifecycleError> {
         let mut registers = self.lock();
         if !matches!(registers.run, Run::Active(_)) {
             return Ok(());
         }
         registers
             .device
-            .settle(PAUSE_PATIENCE)
+            .quiesce(PAUSE_PATIENCE)
             .inspect_err(|_| registers.carry_on())
             .map_err(LifecycleError::from)
     }
@@ -210,11 +210,11 @@ impl Transport {
 
     /// Stops the device for good. The guest's memory goes away afterwards, so this waits for
     /// whatever the host still writes to it, and says so if that takes long. Whoever cannot wait
-    /// calls [`Transport::settle`] before.
+    /// calls [`Transport::quiesce`] before.
     pub(super) fn shut(&self) {
         let mut registers = self.lock();
         if matches!(registers.run, Run::Active(_))
-            && let Err(error) = registers.device.settle(PAUSE_PATIENCE)
+            && let Err(error) = registers.device.quiesce(PAUSE_PATIENCE)
         {
             log::error!("{error}; waiting for it, which only the end of this process cuts short");
         }
@@ -553,7 +553,7 @@ impl Registers {
         let Run::Active(indexes) = &self.run else {
             return Ok(());
         };
-        if let Err(error) = self.device.settle(PAUSE_PATIENCE) {
+        if let Err(error) = self.device.quiesce(PAUSE_PATIENCE) {
             self.carry_on();
             return Err(error.into());
         }

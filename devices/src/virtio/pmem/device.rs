@@ -154,9 +154,9 @@ impl VirtioDevice for Pmem {
         Ok(())
     }
 
-    fn settle(&mut self, patience: Duration) -> Result<(), Unanswered> {
+    fn quiesce(&mut self, patience: Duration) -> Result<(), Unanswered> {
         let what = || format!("persistent memory {}", self.backing.path().display());
-        self.flushes.settle(what, patience)
+        self.flushes.quiesce(what, patience)
     }
 
     fn carry_on(&mut self) {

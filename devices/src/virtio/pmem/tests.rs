@@ -337,14 +337,14 @@ fn a_file_that_does_not_answer_is_waited_for_in_bounded_time() {
     // As the worker does before it flushes.
     assert!(pmem.flushes.begin());
     let patience = Duration::from_millis(5);
-    let error = pmem.settle(patience).unwrap_err().to_string();
+    let error = pmem.quiesce(patience).unwrap_err().to_string();
     assert!(error.contains(&path.display().to_string()), "{error}");
     // Held back, until the device may go on.
     queue.submit(&flush);
-    pmem.settle(patience).unwrap_err();
+    pmem.quiesce(patience).unwrap_err();
     assert_eq!(queue.poll_used(), None);
     pmem.flushes.end();
-    pmem.settle(patience).unwrap();
+    pmem.quiesce(patience).unwrap();
     pmem.carry_on();
     queue.submit(&flush);
     assert_eq!([queue.wait_used(), queue.wait_used()], [4, 4]);

@@ -173,9 +173,9 @@ impl VirtioDevice for Rng {
         }
     }
 
-    fn settle(&mut self, patience: Duration) -> Result<(), Unanswered> {
+    fn quiesce(&mut self, patience: Duration) -> Result<(), Unanswered> {
         let what = || format!("entropy source {}", self.options.source.display());
-        self.reads.settle(what, patience)
+        self.reads.quiesce(what, patience)
     }
 
     fn carry_on(&mut self) {

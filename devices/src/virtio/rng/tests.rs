@@ -125,17 +125,17 @@ fn a_source_that_does_not_answer_is_waited_for_in_bounded_time() {
     // As the worker does before it asks the source.
     assert!(rng.reads.begin());
     let patience = Duration::from_millis(5);
-    let error = rng.settle(patience).unwrap_err().to_string();
+    let error = rng.quiesce(patience).unwrap_err().to_string();
     assert!(
         error.contains(&file.path().display().to_string()),
         "{error}"
     );
     // Held back, until the device may go on.
     queue.submit(&[(queue.buffers(), 8, true)]);
-    rng.settle(patience).unwrap_err();
+    rng.quiesce(patience).unwrap_err();
     assert_eq!(queue.poll_used(), None);
     rng.reads.end();
-    rng.settle(patience).unwrap();
+    rng.quiesce(patience).unwrap();
     rng.carry_on();
     queue.submit(&[(queue.buffers(), 8, true)]);
     assert_eq!([queue.wait_used(), queue.wait_used()], [8, 8]);

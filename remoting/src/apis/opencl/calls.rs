@@ -7,7 +7,7 @@
 use alloc::vec::Vec;
 
 pub use crate::wire::messages::{
-    ANSWER, CALLBACK, Call, EventId, Place, RELEASED, REPORT, StageId,
+    ANSWER, CALLBACK, Call, EventId, RELEASED, REPORT, StageId, WindowRange,
 };
 use crate::wire::{
     codec::{Blob, Malformed, Wire, named, wire, with},
@@ -327,7 +327,7 @@ calls! {
         /// Size in bytes.
         size: u64,
         /// Its initial contents.
-        contents: Option<Place>,
+        contents: Option<WindowRange>,
         /// Where in the window it lives for good, in bytes from its start.
         lives: Option<u64>,
         /// Where in shared virtual memory it lives.
@@ -357,7 +357,7 @@ calls! {
         /// Format and shape.
         shape: ImageShape,
         /// Its initial contents.
-        contents: Option<Place>,
+        contents: Option<WindowRange>,
     } -> ();
     /// Releases a buffer or image. Its callback, if it has a number, is asked for when the
     /// object is gone.
@@ -526,7 +526,7 @@ calls! {
         /// From which byte on.
         offset: u64,
         /// To where.
-        to: Place,
+        to: WindowRange,
     } -> ();
     /// `clEnqueueWriteBuffer` from the window.
     72 WriteBuffer {
@@ -537,7 +537,7 @@ calls! {
         /// From which byte on.
         offset: u64,
         /// From where.
-        from: Place,
+        from: WindowRange,
     } -> ();
     /// `clEnqueueReadBufferRect` or `clEnqueueWriteBufferRect`; the window's side is tight.
     73 BufferRect {
@@ -554,7 +554,7 @@ calls! {
         /// Row and slice pitch of the buffer.
         pitches: [u64; 2],
         /// The window's side.
-        place: Place,
+        place: WindowRange,
     } -> ();
     /// `clEnqueueReadImage` or `clEnqueueWriteImage`; the window's side is tight.
     74 ImageRect {
@@ -569,7 +569,7 @@ calls! {
         /// Extent.
         region: [u64; 3],
         /// The window's side.
-        place: Place,
+        place: WindowRange,
     } -> ();
     /// `clEnqueueCopyBuffer`.
     75 CopyBuffer {
@@ -697,7 +697,7 @@ calls! {
     /// `clEnqueueUnmapMemObject` of the oldest mapping that begins at this byte.
     86 Unmap { /** Order. */ order: Order, /** Which. */ mem: MemId, /** Where. */ offset: u64, } -> ();
     /// A marker that frees a stage when all before it is over.
-    87 Unstage { /** Order. */ order: Order, /** The stage. */ place: Place, } -> ();
+    87 Unstage { /** Order. */ order: Order, /** The stage. */ place: WindowRange, } -> ();
     /// Reads shared virtual memory into the window.
     88 SvmRead {
         /// Order.
@@ -705,7 +705,7 @@ calls! {
         /// From where.
         address: u64,
         /// To where.
-        to: Place,
+        to: WindowRange,
     } -> ();
     /// Writes shared virtual memory from the window.
     89 SvmWrite {
@@ -714,7 +714,7 @@ calls! {
         /// To where.
         address: u64,
         /// From where.
-        from: Place,
+        from: WindowRange,
     } -> ();
     /// `clEnqueueSVMMemcpy` within shared virtual memory.
     90 SvmCopy {

@@ -5,8 +5,8 @@ pub mod codes;
 pub mod image;
 
 use calls::{
-    BufferRect, CreateBuffer, CreateImage, FINGERPRINT, ImageRect, Place, ReadBuffer, Request,
-    SvmRead, SvmWrite, Target, WriteBuffer,
+    BufferRect, CreateBuffer, CreateImage, FINGERPRINT, ImageRect, ReadBuffer, Request, SvmRead,
+    SvmWrite, Target, WindowRange, WriteBuffer,
 };
 
 use crate::wire::{
@@ -20,7 +20,7 @@ use crate::wire::{
 pub enum OpenCl {}
 
 /// A transfer between the window and the device.
-fn transfer(place: &Place, write: bool) -> Option<WindowUse> {
+fn transfer(place: &WindowRange, write: bool) -> Option<WindowUse> {
     let part = (place.offset, place.length);
     if write {
         return Some(WindowUse::Read(part));
@@ -30,7 +30,7 @@ fn transfer(place: &Place, write: bool) -> Option<WindowUse> {
 }
 
 /// What is read when an object is made.
-fn contents(place: Option<&Place>) -> Option<WindowUse> {
+fn contents(place: Option<&WindowRange>) -> Option<WindowUse> {
     place.map(|place| WindowUse::Read((place.offset, place.length)))
 }
 

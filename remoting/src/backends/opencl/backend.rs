@@ -11,9 +11,12 @@ use super::{
     callbacks::{DriverNotice, Reporter},
     cover::Cover,
     driver::{Api, api::Handle, cl},
+    freed,
     objects::{Context, Device, Event, Home, Kernel, Mem, Program, Queue, Sampler},
     platform::Platform,
     programs::MOST_BUILDS,
+    provenance::MemRecord,
+    state,
     svm::Allocations,
 };
 use crate::{
@@ -24,10 +27,12 @@ use crate::{
     },
     session::{
         backend::Backend,
+        checkpoint::Busy,
+        image::{Contents, Immovable, Writer},
         server::{Error, Session},
         table::Table,
     },
-    wire::{Flags, Header, messages::EventId},
+    wire::{Flags, Header, Wire, messages::EventId},
 };
 
 /// The most contexts at a time: on a GPU each has memory of the device that no quota sees.
@@ -50,6 +55,8 @@ pub struct OpenClBackend {
     pub(crate) cover: Cover,
     /// What the driver has been given for the callback of each context.
     pub(crate) reporters: HashMap<ContextId, Box<Reporter>>,
+    /// Released buffers and images whose end is still to be told, by the numbers of the callbacks.
+    pub(crate) destructors: HashMap<u64, Arc<MemRecord>>,
     /// Builds that are under way, in threads of their own.
     pub(crate) building: usize,
     /// Where files for the driver's compiler go, if anywhere.
@@ -76,11 +83,44 @@ impl OpenClBackend {
             events: Table::new(codes::INVALID_EVENT),
             cover: Cover::new(platforms.len()),
             reporters: HashMap::new(),
+            destructors: HashMap::new(),
             building: 0,
             files: None,
             api,
             platforms,
         }
+    }
+
+    /// Whether all commands have ended, those of queues that are gone included.
+    pub(crate) fn ended(&mut self) -> bool {
+        let mut ended = self.svm.freed.parted_ended(&self.api);
+        for queue in self.queues.iter_mut() {
+            match freed::end(&self.api, queue) {
+                Ok(None) => {}
+                Ok(Some(event)) => {
+                    cl!(self.api, clReleaseEvent(event));
+                    cl!(self.api, clFlush(queue.raw));
+                    ended = false;
+                }
+                Err(_) => ended = false,
+            }
+        }
+        ended
+    }
+
+    /// How many callbacks are not due before the client does something.
+    pub(crate) fn pending_callbacks(&self) -> usize {
+        let undecided = self.events.iter().filter(|event| event.is_undecided());
+        let of_events: usize = undecided.map(|event| event.callbacks.len()).sum();
+        of_events + self.destructors.len()
+    }
+
+    /// Released buffers and images, and the numbers of the callbacks that tell their end.
+    pub(crate) fn destructors(&self) -> Vec<(Arc<MemRecord>, u64)> {
+        let all = self.destructors.iter();
+        let mut all: Vec<_> = all.map(|(number, of)| (Arc::clone(of), *number)).collect();
+        all.sort_by_key(|(_, number)| *number);
+        all
     }
 
     /// Lets the driver's compiler have headers of the application, in files in this folder. It is
@@ -141,6 +181,41 @@ impl Backend for OpenClBackend {
 
     fn sweep_after(&mut self, fences: &mut Vec<Handle>) {
         self.svm.freed.arm(fences);
+    }
+
+    const STATE_SHAPE: u64 = state::SHAPE;
+
+    fn called(&mut self, number: u64) {
+        self.destructors.remove(&number);
+    }
+
+    fn busy(session: &mut Server) -> Option<Busy> {
+        session.driver_busy()
+    }
+
+    fn is_undecided(&self, fence: Handle) -> bool {
+        let mut events = self.events.iter();
+        events.any(|event| event.raw == fence && event.is_undecided())
+    }
+
+    fn event_of(&self, fence: Handle) -> Option<EventId> {
+        let mut events = self.events.entries();
+        events.find_map(|(id, event)| (event.ok()?.raw == fence).then_some(EventId(id)))
+    }
+
+    fn fence_of(&self, id: EventId) -> Option<Handle> {
+        Some(self.events.get(id.0).ok()?.raw)
+    }
+
+    fn checkpoint(session: &mut Server, image: &mut Writer) -> Result<Vec<u8>, Immovable> {
+        let objects = session.save_objects(image)?;
+        let mut bytes = Vec::new();
+        objects.put(&mut bytes);
+        Ok(bytes)
+    }
+
+    fn restore(session: &mut Server, state: &[u8], contents: &Contents) -> Result<(), Immovable> {
+        session.restore_objects(state, contents)
     }
 }
 

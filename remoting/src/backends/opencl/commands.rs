@@ -2,6 +2,7 @@
 
 use std::{
     ptr::{null, null_mut},
+    sync::Arc,
     time::Instant,
 };
 
@@ -11,12 +12,12 @@ use super::{
         api::{Api, Handle},
         cl, outcome,
     },
-    objects::Event,
+    objects::{Event, Map},
     transfers::There,
 };
 use crate::{
     apis::opencl::{
-        calls::{self, EventId, Order, Place, QueueId, Request, StageId},
+        calls::{self, EventId, Order, QueueId, Request, StageId, WindowRange},
         codes,
     },
     link::endpoint::Gone,
@@ -122,7 +123,7 @@ impl Server {
                     null_mut()
                 },
             };
-            let api = std::sync::Arc::clone(&self.backend.api);
+            let api = Arc::clone(&self.backend.api);
             if way == Way::Done {
                 self.sender.attend(true);
             }
@@ -207,17 +208,16 @@ impl Server {
 
     /// Keeps a command's event, a reference to which this takes over.
     fn keep_event(&mut self, id: EventId, raw: Handle, queue: QueueId) {
-        let queue = Some(queue);
-        let decided = None;
-        self.backend.events.put(
-            id.0,
-            Ok(Event {
-                context: None,
-                raw,
-                queue,
-                decided,
-            }),
-        );
+        let of = self.backend.queues.get(queue.0);
+        let event = of.map(|of| Event {
+            raw,
+            queue: Some(queue),
+            context: Arc::clone(&of.context),
+            decided: None,
+            callbacks: Vec::new(),
+            times: None,
+        });
+        self.backend.events.put(id.0, event);
     }
 
     /// Keeps the error of a command that nobody waits for, until somebody waits for its queue;
@@ -249,7 +249,7 @@ impl Server {
     }
 
     /// Where a stretch of the window is, if a command may use `needed` bytes of it.
-    pub(crate) fn place(&self, place: &Place, needed: Option<u64>) -> Result<*mut u8, i32> {
+    pub(crate) fn place(&self, place: &WindowRange, needed: Option<u64>) -> Result<*mut u8, i32> {
         if needed.is_none_or(|needed| needed > place.length) {
             return Err(codes::INVALID_VALUE);
         }
@@ -513,14 +513,18 @@ impl Server {
                 );
                 if code == 0 {
                     let mem = server.backend.mems.get_mut(c.mem.0)?;
-                    mem.maps.push((c.offset, pointer as usize));
+                    mem.maps.push(Map {
+                        offset: c.offset,
+                        size: c.size,
+                        pointer: pointer as usize,
+                    });
                 }
                 Ok(code)
             }),
             Request::Unmap(c) => self.enqueue(header, &c.order, None, |server, api, slot| {
                 let mem = server.backend.mems.get_mut(c.mem.0)?;
-                let index = mem.maps.iter().position(|&(offset, _)| offset == c.offset);
-                let (_, pointer) = mem.maps.remove(index.ok_or(codes::INVALID_VALUE)?);
+                let index = mem.maps.iter().position(|map| map.offset == c.offset);
+                let Map { pointer, .. } = mem.maps.remove(index.ok_or(codes::INVALID_VALUE)?);
                 let raw = mem.raw;
                 Ok(cl!(
                     api,

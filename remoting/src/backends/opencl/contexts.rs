@@ -7,8 +7,8 @@ use super::{
     callbacks::{self, Reporter},
     driver::{api::Handle, cl, outcome},
     freed::End,
-    lineage::{ContextRecord, DeviceRecord},
     objects::{Context, Device, Queue, keep, made},
+    provenance::{ContextRecord, DeviceRecord},
 };
 use crate::apis::opencl::{
     calls::{ContextId, CreateContext, CreateQueue, CreateSubDevices, DeviceId, Offered, QueueId},

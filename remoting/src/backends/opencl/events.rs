@@ -29,8 +29,10 @@ impl Server {
                 Ok(Event {
                     raw: made(raw, code)?,
                     queue: None,
-                    context: Some(Arc::clone(&context.record)),
+                    context: Arc::clone(&context.record),
                     decided: None,
+                    callbacks: Vec::new(),
+                    times: None,
                 })
             });
         self.undecided += usize::from(event.is_ok());
@@ -44,6 +46,7 @@ impl Server {
             clSetUserEventStatus(event.raw, call.status)
         ))?;
         event.decided = Some(call.status);
+        event.callbacks = Vec::new();
         // The driver accepts one status for each user event.
         self.undecided = self.undecided.saturating_sub(1);
         Ok(())
@@ -76,6 +79,10 @@ impl Server {
             // SAFETY: the driver refused it.
             unsafe { Leaf::drop_raw(leaf) };
             self.expected -= 1;
+        } else if let Ok(event) = self.backend.events.get_mut(call.id.0)
+            && event.is_undecided()
+        {
+            event.callbacks.push((call.at, call.callback));
         }
         outcome(code)
     }

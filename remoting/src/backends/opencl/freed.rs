@@ -87,7 +87,7 @@ fn over(api: &Api, event: Handle) -> bool {
 
 /// An event behind all commands of a queue, a reference to which is the caller's; none if they have
 /// ended. The driver's code if it makes no marker.
-fn end(api: &Api, queue: &mut Queue) -> Result<Option<Handle>, i32> {
+pub(crate) fn end(api: &Api, queue: &mut Queue) -> Result<Option<Handle>, i32> {
     if matches!(queue.end, End::Open) {
         let mut event = 0;
         let code = cl!(
@@ -136,6 +136,12 @@ impl Freed {
             }
         }
         lived_in.len() < before
+    }
+
+    /// Whether all commands of queues that are gone have ended, too.
+    pub(crate) fn parted_ended(&mut self, api: &Api) -> bool {
+        self.parted.retain(|(_, event)| !over(api, *event));
+        self.parted.is_empty()
     }
 
     /// The oldest events by which this thread is not going to be woken yet.
@@ -199,7 +205,8 @@ impl Server {
     /// A queue is about to be gone for the client, but its commands go on.
     pub(crate) fn part(&mut self, queue: &mut Queue) {
         let context = queue.home.raw;
-        if self.backend.svm.of(context).next().is_some() {
+        // Also without such memory: a checkpoint waits for the commands of queues that are gone.
+        if matches!(queue.end, End::Open | End::Marked(_)) {
             self.backend.svm.freed.sweep(&self.backend.api);
             match end(&self.backend.api, queue) {
                 Ok(Some(event)) => self.backend.svm.freed.parted.push((context, event)),

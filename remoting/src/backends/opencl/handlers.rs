@@ -20,7 +20,7 @@ use super::OpenClBackend;
 use crate::{
     link::gate,
     session::{
-        lent::{Cpu, Drained},
+        drain::{Cpu, Drained},
         passive,
     },
 };
@@ -37,7 +37,7 @@ pub type Handler = extern "C" fn(u64, u64) -> u64;
 /// All handlers, by index.
 pub const HANDLERS: [Handler; 2] = {
     let mut handlers: [Handler; 2] = [drain; 2];
-    handlers[gate::GREET] = greet;
+    handlers[gate::HANDSHAKE] = handshake;
     handlers[gate::DRAIN] = drain;
     handlers
 };
@@ -154,16 +154,16 @@ fn with(work: impl FnOnce(&mut Passive, &Surroundings) -> u64) -> u64 {
     }
 }
 
-extern "C" fn greet_here() -> u64 {
+extern "C" fn handshake_here() -> u64 {
     with(|passive, surroundings| {
         // SAFETY: the gate keeps the memory while it has the application, which this worker is for.
-        let served = unsafe { passive.greet((surroundings.shared)()) };
+        let served = unsafe { passive.handshake((surroundings.shared)()) };
         if served { gate::EMPTY } else { gate::ENDED }
     })
 }
 
 extern "C" fn drain_here() -> u64 {
-    with(|passive, surroundings| match passive.drain(Cpu::Lent) {
+    with(|passive, surroundings| match passive.drain(Cpu::Caller) {
         Some(Drained::Empty) => gate::EMPTY,
         Some(Drained::More) => gate::MORE,
         Some(Drained::Own) => (surroundings.slow)(0, 0),
@@ -171,8 +171,8 @@ extern "C" fn drain_here() -> u64 {
     })
 }
 
-extern "C" fn greet(_: u64, _: u64) -> u64 {
-    on_own_stack(greet_here)
+extern "C" fn handshake(_: u64, _: u64) -> u64 {
+    on_own_stack(handshake_here)
 }
 
 extern "C" fn drain(_: u64, _: u64) -> u64 {

@@ -95,6 +95,16 @@ fn is_image(name: &[u8]) -> bool {
     begins.iter().any(|begin| name.starts_with(begin)) && name.ends_with(b"_t")
 }
 
+impl Kernel {
+    /// Remembers that the driver has refused an argument's value.
+    pub(crate) fn refuse(&mut self, index: u32, code: i32) {
+        // A driver refuses indices beyond the kernel's arguments: their number is small.
+        if self.refused.len() < MOST_REFUSED {
+            self.refused.insert(index, code);
+        }
+    }
+}
+
 impl Server {
     pub(crate) fn create_kernel(&mut self, call: &CreateKernel) -> Result<Vec<ArgumentKind>, i32> {
         self.backend.kernels.check(call.id.0)?;
@@ -272,10 +282,7 @@ impl Server {
     ) {
         if let Ok(kernel) = self.backend.kernels.get_mut(call.kernel.0) {
             match outcome {
-                // A driver refuses indices beyond the kernel's arguments: their number is small.
-                Err(code) if !awaits && kernel.refused.len() < MOST_REFUSED => {
-                    kernel.refused.insert(call.index, code);
-                }
+                Err(code) if !awaits => kernel.refuse(call.index, code),
                 Err(_) => {}
                 Ok(()) => {
                     kernel.refused.remove(&call.index);

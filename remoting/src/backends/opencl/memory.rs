@@ -9,8 +9,8 @@ use super::{
         api::{Handle, ImageDesc, ImageFormat},
         cl, outcome,
     },
-    lineage::MemRecord,
     objects::{MadeMem, Mem, Sampler, keep, made},
+    provenance::MemRecord,
 };
 use crate::{
     apis::opencl::{
@@ -43,7 +43,8 @@ impl Server {
 
     fn make_buffer(&mut self, call: CreateBuffer) -> Result<Mem, i32> {
         let context = self.backend.contexts.get(call.context.0)?;
-        let (context, record) = (context.raw, Arc::clone(&context.record));
+        let (home, record) = (context.home(), Arc::clone(&context.record));
+        let context = home.raw;
         let host = codes::MEM_USE_HOST_PTR | codes::MEM_ALLOC_HOST_PTR | codes::MEM_COPY_HOST_PTR;
         let mut flags = call.flags & !host;
         let mut pointer = null_mut();
@@ -87,6 +88,7 @@ impl Server {
         Ok(Mem {
             raw,
             record: MemRecord::new(MadeMem::Buffer(call), record, None),
+            home,
             maps: Vec::new(),
         })
     }
@@ -116,7 +118,10 @@ impl Server {
 
     fn make_sub_buffer(&self, call: CreateSubBuffer) -> Result<Mem, i32> {
         let Mem {
-            raw: of, record, ..
+            raw: of,
+            record,
+            home,
+            ..
         } = self.backend.mems.get(call.of.0)?;
         let region = [call.origin as usize, call.size as usize];
         let mut code = 0;
@@ -137,6 +142,7 @@ impl Server {
                 Arc::clone(&record.context),
                 Some(Arc::clone(record)),
             ),
+            home: *home,
             maps: Vec::new(),
         })
     }
@@ -154,7 +160,8 @@ impl Server {
 
     fn make_image(&mut self, call: CreateImage) -> Result<Mem, i32> {
         let context = self.backend.contexts.get(call.context.0)?;
-        let (context, record) = (context.raw, Arc::clone(&context.record));
+        let (home, record) = (context.home(), Arc::clone(&context.record));
+        let context = home.raw;
         let shape = &call.shape;
         let host = codes::MEM_USE_HOST_PTR | codes::MEM_ALLOC_HOST_PTR | codes::MEM_COPY_HOST_PTR;
         let mut flags = call.flags & !host;
@@ -210,6 +217,7 @@ impl Server {
         Ok(Mem {
             raw: self.charged(made(raw, code)?, charge),
             record: MemRecord::new(MadeMem::Image(call), record, of),
+            home,
             maps: Vec::new(),
         })
     }
@@ -229,7 +237,9 @@ impl Server {
                 self.backend.api,
                 clSetMemObjectDestructorCallback(mem.raw, Some(callbacks::mem), leaf)
             );
-            if code != 0 {
+            if code == 0 {
+                self.backend.destructors.insert(number, mem.record);
+            } else {
                 // SAFETY: the driver refused it.
                 unsafe { Leaf::drop_raw(leaf) };
                 self.board.leave(Notice::Callback(number, 0));

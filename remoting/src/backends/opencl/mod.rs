@@ -3,13 +3,14 @@
 //! - [`backend`]: all of it for a [session](crate::session).
 //! - [`driver`]: the host's OpenCL, opened at run time.
 //! - [`objects`]: shadow objects, in a [`table`](crate::session::table) for each kind; [`records`]:
-//!   how programs and kernels came to be; [`lineage`]: what objects were made in and of. Calls about
+//!   how programs and kernels came to be; [`provenance`]: what objects were made in and of. Calls about
 //!   them by subject: `contexts`, `memory`, `programs`, `kernels`, `events`; [`query`]: questions.
 //!   `headers`: an application's files for the compiler.
 //! - [`commands`]: what goes into queues; [`transfers`]: to and from the window, of which the
 //!   [`cover`] says what the driver knows.
 //!   `svm`: memory whose addresses mean the same to the application; `freed`: what commands may
 //!   use of it still.
+//! - `state`: all objects, saved and made again in another process.
 //! - [`handlers`]: how a gate calls a passive worker.
 
 pub mod driver;
@@ -36,8 +37,6 @@ mod headers;
 #[cfg(feature = "server")]
 mod kernels;
 #[cfg(feature = "server")]
-pub mod lineage;
-#[cfg(feature = "server")]
 mod memory;
 #[cfg(feature = "server")]
 pub mod objects;
@@ -46,9 +45,13 @@ pub mod platform;
 #[cfg(feature = "server")]
 pub(crate) mod programs;
 #[cfg(feature = "server")]
+pub mod provenance;
+#[cfg(feature = "server")]
 pub mod query;
 #[cfg(feature = "server")]
 pub mod records;
+#[cfg(feature = "server")]
+mod state;
 #[cfg(feature = "server")]
 pub(crate) mod svm;
 #[cfg(all(test, feature = "server"))]

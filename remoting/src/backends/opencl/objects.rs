@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use super::{
     freed::End,
     kernels::Parameter,
-    lineage::{ContextRecord, DeviceRecord, MemRecord},
+    provenance::{ContextRecord, DeviceRecord, MemRecord},
     records::{Arguments, ProgramRecord},
     svm::Addresses,
 };
@@ -122,8 +122,21 @@ pub struct Mem {
     pub raw: Handle,
     /// How it came to be.
     pub record: Arc<MemRecord>,
-    /// Current mappings: offset and the driver's pointer.
-    pub maps: Vec<(u64, usize)>,
+    /// Its context.
+    pub home: Home,
+    /// Current mappings.
+    pub maps: Vec<Map>,
+}
+
+/// A mapping of a buffer.
+#[derive(Clone, Copy, Debug)]
+pub struct Map {
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub size: u64,
+    /// The driver's pointer.
+    pub pointer: usize,
 }
 
 impl Mem {
@@ -208,10 +221,22 @@ pub struct Event {
     pub raw: Handle,
     /// Its command's queue; none for a user event.
     pub queue: Option<QueueId>,
-    /// How a user event's context came to be.
-    pub context: Option<Arc<ContextRecord>>,
+    /// How its context came to be.
+    pub context: Arc<ContextRecord>,
     /// The status that a user event has got.
     pub decided: Option<i32>,
+    /// Callbacks that a user event waits for to call: at which status, and their numbers.
+    pub callbacks: Vec<(i32, u64)>,
+    /// The times of a command that has ended in another process, by the names that OpenCL has for
+    /// them.
+    pub times: Option<Vec<(u32, u64)>>,
+}
+
+impl Event {
+    /// Whether the client decides it, and has not yet.
+    pub fn is_undecided(&self) -> bool {
+        self.queue.is_none() && self.decided.is_none()
+    }
 }
 
 /// Puts what a creation made into its table.

@@ -7,8 +7,8 @@ use super::{
         api::{Api, Handle},
         cl,
     },
-    lineage::DeviceRecord,
     objects::Device,
+    provenance::DeviceRecord,
 };
 use crate::{
     apis::opencl::{

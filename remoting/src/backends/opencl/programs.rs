@@ -15,8 +15,8 @@ use super::{
         c_string, cl, outcome,
     },
     headers::Headers,
-    lineage::ContextRecord,
     objects::{Builds, Home, Program, keep, made},
+    provenance::ContextRecord,
     records::{Build, Built, Linked, Origin, ProgramRecord},
 };
 use crate::{

@@ -182,12 +182,14 @@ impl Server {
                 ask(|size, to, ret| cl!(api, clGetEventInfo(raw, p, size, to, ret)))
             }
             Target::Profiling(id) => {
-                let raw = self
-                    .backend
-                    .events
-                    .get(id.0)
-                    .map_err(|_| codes::PROFILING_INFO_NOT_AVAILABLE)?
-                    .raw;
+                let event = self.backend.events.get(id.0);
+                let event = event.map_err(|_| codes::PROFILING_INFO_NOT_AVAILABLE)?;
+                if let Some(times) = &event.times {
+                    let time = times.iter().find(|(name, _)| *name == p);
+                    let (_, time) = time.ok_or(codes::PROFILING_INFO_NOT_AVAILABLE)?;
+                    return Ok(Blob(time.to_le_bytes().to_vec()));
+                }
+                let raw = event.raw;
                 ask(|size, to, ret| cl!(api, clGetEventProfilingInfo(raw, p, size, to, ret)))
             }
         }

@@ -12,7 +12,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use super::lineage::{ContextRecord, DEEPEST, DeviceRecord};
+use super::provenance::{ContextRecord, DEEPEST, DeviceRecord};
 use crate::{
     apis::opencl::calls::{
         BuildProgram, CompileProgram, CreateProgram, HeaderFile, LinkProgram, MemId, ProgramOrigin,
@@ -233,6 +233,12 @@ impl Arguments {
     /// The value of an argument, if it has one.
     pub fn get(&self, index: u32) -> Option<&Argument> {
         self.values.get(index as usize)?.as_ref()
+    }
+
+    /// All that have a value, by index.
+    pub fn all(&self) -> impl Iterator<Item = (u32, &Argument)> {
+        let values = (0..).zip(&self.values);
+        values.filter_map(|(index, value)| Some((index, value.as_ref()?)))
     }
 
     /// An argument has got another value: `birth` tells which object of its number it is. Plain

@@ -446,5 +446,5 @@ fn what_a_user_event_was_set_to_is_kept() {
         .unwrap();
     let event = server.backend.events.get(0).unwrap();
     assert_eq!(event.decided, Some(-7));
-    assert_eq!(event.context.as_ref().unwrap().call.id, context);
+    assert_eq!(event.context.call.id, context);
 }

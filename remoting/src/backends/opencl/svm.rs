@@ -25,8 +25,8 @@ use super::{
         cl, outcome,
     },
     freed::Freed,
-    lineage::ContextRecord,
     objects::{Home, MadeSvm, Queue},
+    provenance::ContextRecord,
 };
 use crate::{
     apis::opencl::{
@@ -99,6 +99,11 @@ pub struct Allocations {
 }
 
 impl Allocations {
+    /// Whether there is none, nor one that was freed and the driver has still.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.live.is_empty() && self.freed.is_empty()
+    }
+
     /// The allocation of a context that has these bytes.
     fn find(&self, context: Handle, address: u64, length: u64) -> Option<&Arc<Allocation>> {
         let (_, allocation) = self.live.range(..=address).next_back()?;

@@ -4,8 +4,8 @@ use super::*;
 use crate::{
     apis::opencl::calls::{
         ContextId, CreateBuffer, CreateContext, CreateKernel, CreateProgram, CreateQueue, KernelId,
-        MemId, Order, Place, ProgramId, ProgramOrigin, QueueId, Request, SetArgument, SvmFree,
-        Value,
+        MemId, Order, ProgramId, ProgramOrigin, QueueId, Request, SetArgument, SvmFree, Value,
+        WindowRange,
     },
     backends::opencl::{driver::api::MemCallback, testing},
     wire::{Blob, Flags},
@@ -98,7 +98,7 @@ pub(crate) fn enqueue(server: &mut Server, queue: u32, request: Request) -> Resu
 /// Every call that names a stretch of memory: whether each is served.
 fn served(server: &mut Server, queue: u32, address: u64, length: u64) -> Vec<bool> {
     let data = server.window.data();
-    let place = || Place {
+    let place = || WindowRange {
         offset: data,
         length,
         stage: None,
@@ -483,7 +483,7 @@ mod old {
             assert_eq!(told, refused);
         }
         let data = server.window.data();
-        let place = || Place {
+        let place = || WindowRange {
             offset: data,
             length: 8,
             stage: None,

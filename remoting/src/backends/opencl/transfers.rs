@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     apis::opencl::{
-        calls::{self, MemId, Order, Place},
+        calls::{self, MemId, Order, WindowRange},
         codes, image,
     },
     link::endpoint::Gone,
@@ -45,7 +45,12 @@ impl Server {
     }
 
     /// Where a stretch of the window is, which the driver of the command's queue is to reach.
-    fn near(&mut self, order: &Order, place: &Place, needed: Option<u64>) -> Result<*mut u8, i32> {
+    fn near(
+        &mut self,
+        order: &Order,
+        place: &WindowRange,
+        needed: Option<u64>,
+    ) -> Result<*mut u8, i32> {
         let pointer = self.place(place, needed)?;
         let home = self.backend.queues.get(order.queue.0)?.home;
         self.reach(home, place.offset, place.length);
@@ -67,7 +72,7 @@ impl Server {
         header: Header,
         order: &Order,
         there: &There,
-        place: &Place,
+        place: &WindowRange,
         write: bool,
     ) -> Result<(), Gone> {
         let stays = self.may_stay(header);

@@ -39,7 +39,7 @@ use rustix::fs::{
 };
 
 use super::confine::{self, Later};
-use owner::{Owner, Place};
+use owner::{CacheDirectory, Owner};
 
 /// What the folder's name begins with.
 const FOLDER: &str = "gantry-compiled-";
@@ -150,13 +150,13 @@ pub fn enter(
     owner: Option<&Owner>,
     confined: Later,
 ) -> Result<Option<InUse>, confine::Error> {
-    let made = owner.map(Owner::place).and_then(|place| {
-        let made = make(folder, &place).and_then(|made| lead(own, &made.path).map(|()| made));
+    let made = owner.map(Owner::directory).and_then(|directory| {
+        let made = make(folder, &directory).and_then(|made| lead(own, &made.path).map(|()| made));
         let said = |error: &io::Error| {
             crate::note!(
                 "gantry-accel: cannot make {} for compiled programs ({error}): is there room, and \
                  is it this user's? One application's are compiled anew",
-                folder.join(&place.unit).display()
+                folder.join(&directory.unit).display()
             );
         };
         made.inspect_err(said).ok()
@@ -177,10 +177,10 @@ pub struct InUse {
 }
 
 /// Makes an owner's folder.
-fn make(folder: &Path, place: &Place) -> io::Result<InUse> {
+fn make(folder: &Path, directory: &CacheDirectory) -> io::Result<InUse> {
     let all = open(folder)?;
     for tried in 1..=TRIES {
-        let lock = make_folder(&all, &place.unit)?;
+        let lock = make_folder(&all, &directory.unit)?;
         // Who holds it alone is about to remove the unit, and soon done. Or it is a hostile worker of
         // the unit, for whose sake nobody else goes without; and some file systems have no locks.
         let locked = flock(&lock, FlockOperation::NonBlockingLockShared);
@@ -188,18 +188,18 @@ fn make(folder: &Path, place: &Place) -> io::Result<InUse> {
             thread::sleep(Duration::from_millis(1));
             continue;
         }
-        let named = statat(&all, &place.unit, AtFlags::SYMLINK_NOFOLLOW);
+        let named = statat(&all, &directory.unit, AtFlags::SYMLINK_NOFOLLOW);
         if !named.is_ok_and(|named| fstat(&lock).is_ok_and(|lock| named.st_ino == lock.st_ino)) {
             continue;
         }
-        let part = make_folder(&lock, &place.part)?;
+        let part = make_folder(&lock, &directory.part)?;
         for driver in ["pocl", "nv"] {
             // The application's to make something else of.
             let _ = make_folder(&part, driver);
         }
         return Ok(InUse {
-            unit: place.unit.clone(),
-            path: folder.join(&place.unit).join(&place.part),
+            unit: directory.unit.clone(),
+            path: folder.join(&directory.unit).join(&directory.part),
             _lock: lock,
         });
     }
@@ -296,10 +296,10 @@ mod tests {
         }
         let scratch = std::env::temp_dir().join(format!("gantry-other-{}", std::process::id()));
         std::fs::create_dir(&scratch).unwrap();
-        let place = Owner::User(7).place();
-        assert!(make(&scratch, &place).is_ok());
+        let directory = Owner::User(7).directory();
+        assert!(make(&scratch, &directory).is_ok());
         std::os::unix::fs::chown(&scratch, Some(65534), None).unwrap();
-        assert!(make(&scratch, &place).is_err() && create(&scratch).is_err());
+        assert!(make(&scratch, &directory).is_err() && create(&scratch).is_err());
         tree::remove(&scratch).unwrap();
     }
 
@@ -308,16 +308,16 @@ mod tests {
         let scratch = std::env::temp_dir().join(format!("gantry-make-{}", std::process::id()));
         let all = scratch.join("all");
         std::fs::create_dir_all(&all).unwrap();
-        let place = Owner::User(7).place();
-        let first = make(&all, &place).unwrap();
+        let directory = Owner::User(7).directory();
+        let first = make(&all, &directory).unwrap();
         std::fs::remove_dir(first.path.join("pocl")).unwrap();
         std::os::unix::fs::symlink(&scratch, first.path.join("pocl")).unwrap();
         // It has what the first one is locked by, and may lock it for itself.
         flock(&first._lock, FlockOperation::NonBlockingLockExclusive).unwrap();
-        let second = make(&all, &place).unwrap();
+        let second = make(&all, &directory).unwrap();
         assert_eq!(second.path, first.path);
         // A link is no owner's folder.
-        let other = Owner::User(8).place();
+        let other = Owner::User(8).directory();
         std::os::unix::fs::symlink(&first.path, all.join(&other.unit)).unwrap();
         assert!(make(&all, &other).is_err());
         tree::remove(&scratch).unwrap();

@@ -52,7 +52,7 @@ fn maps_all(table: &str) -> bool {
 
 /// Where an owner's compiled programs are, below the folder of all.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct CacheDirectory {
     /// A folder that has a limit of its own, and is one name.
     pub unit: String,
     /// The owner's folder in it.
@@ -60,8 +60,8 @@ pub struct Place {
 }
 
 impl Owner {
-    /// Where its programs are. No two owners are at one place.
-    pub fn place(&self) -> Place {
+    /// Where its programs are. No two owners are at one directory.
+    pub fn directory(&self) -> CacheDirectory {
         let (unit, part) = match self {
             Self::User(user) => (format!("user-{user}"), "own".to_owned()),
             Self::Machine { user, name, guest } => {
@@ -77,7 +77,7 @@ impl Owner {
                 (unit, "own".to_owned())
             }
         };
-        Place { unit, part }
+        CacheDirectory { unit, part }
     }
 }
 
@@ -133,12 +133,12 @@ mod tests {
     proptest! {
         #[test]
         fn two_owners_never_share_a_place(one in owner(), other in owner()) {
-            prop_assert_eq!(one == other, one.place() == other.place());
+            prop_assert_eq!(one == other, one.directory() == other.directory());
         }
 
         #[test]
         fn a_place_is_two_plain_names(owner in owner()) {
-            let Place { unit, part } = owner.place();
+            let CacheDirectory { unit, part } = owner.directory();
             prop_assert!(is_unit(&unit), "{unit}");
             prop_assert!(is_unit(&part) || matches!(&*part, "own" | "guest"));
         }
@@ -157,7 +157,7 @@ mod tests {
         let unit = |user, name: &str| {
             let name = name.to_owned();
             let guest = None;
-            Owner::Machine { user, name, guest }.place().unit
+            Owner::Machine { user, name, guest }.directory().unit
         };
         assert_ne!(unit(1, "1-a"), unit(11, "a"));
         assert_ne!(unit(1, "_2f"), unit(1, "/"));

@@ -258,7 +258,7 @@ fn what_another_pools_worker_uses_is_left_to_that_pool() {
     const OLD: i64 = 2 * STALE;
     let mut scratch = Scratch::new("others");
     let all = scratch.path.join("all");
-    let used = [1, 2].map(|user| make(&all, &Owner::User(user).place()).unwrap());
+    let used = [1, 2].map(|user| make(&all, &Owner::User(user).directory()).unwrap());
     let units = ["user-1", "user-2"].map(|name| scratch.unit(name));
     scratch.program(&units[0], "AAold", 100, OLD);
     // Of this one there is far too much.

@@ -105,10 +105,10 @@ mod tests {
     use super::*;
     use crate::apis::opencl::{
         OpenCl,
-        calls::{self, Call, MemId, Order, Place, QueueId, ReadBuffer, WriteBuffer},
+        calls::{self, Call, MemId, Order, QueueId, ReadBuffer, WindowRange, WriteBuffer},
     };
 
-    const PLACE: Place = Place {
+    const PLACE: WindowRange = WindowRange {
         offset: 4096,
         length: 100,
         stage: Some(StageId(9)),

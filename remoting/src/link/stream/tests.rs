@@ -18,7 +18,7 @@ use super::{
 use crate::{
     apis::opencl::{
         OpenCl,
-        calls::{self, Call, MemId, Order, Place, QueueId, ReadBuffer, StageId, WriteBuffer},
+        calls::{self, Call, MemId, Order, QueueId, ReadBuffer, StageId, WindowRange, WriteBuffer},
     },
     link::{
         bell::Futex,
@@ -319,7 +319,7 @@ fn exchange(client: Channel, worker: Channel) {
     let at = client.window.data();
     // More than a chunk, and than a batch, and not a multiple of either.
     let length = 5 * CHUNK + 77;
-    let place = |offset, stage| Place {
+    let place = |offset, stage| WindowRange {
         offset,
         length: length as u64,
         stage: Some(StageId(stage)),

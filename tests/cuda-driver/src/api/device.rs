@@ -272,6 +272,28 @@ entry_points! {
         context::current()?.synchronize()
     }
 
+    // Caches are the processor's.
+    fn cuCtxGetCacheConfig(pconfig: *mut CUfunc_cache) {
+        context::current()?;
+        put(pconfig, CUfunc_cache::CU_FUNC_CACHE_PREFER_NONE)
+    }
+
+    fn cuCtxSetCacheConfig(_config: CUfunc_cache) {
+        context::current().map(|_| ())
+    }
+
+    fn cuCtxResetPersistingL2Cache() {
+        context::current().map(|_| ())
+    }
+
+    fn cuProfilerStart() {
+        context::current().map(|_| ())
+    }
+
+    fn cuProfilerStop() {
+        context::current().map(|_| ())
+    }
+
     fn cuCtxGetStreamPriorityRange(leastPriority: *mut c_int, greatestPriority: *mut c_int) {
         context::current()?;
         offer(leastPriority, 0);

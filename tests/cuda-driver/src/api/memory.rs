@@ -115,6 +115,21 @@ entry_points! {
         put(dptr, allocate(bytesize, Kind::Device, 0)?)
     }
 
+    fn cuMemAllocFromPoolAsync(dptr: *mut CUdeviceptr, bytesize: usize, pool: CUmemoryPool, hStream: CUstream) {
+        known(pool)?;
+        context::current()?.stream(hStream)?;
+        put(dptr, allocate(bytesize, Kind::Device, 0)?)
+    }
+
+    fn cuDeviceSetMemPool(dev: CUdevice, pool: CUmemoryPool) {
+        super::device(dev)?;
+        known(pool)
+    }
+
+    fn cuMemPoolSetAccess(pool: CUmemoryPool, _map: *const CUmemAccessDesc, _count: usize) {
+        known(pool)
+    }
+
     fn cuMemFreeAsync(dptr: CUdeviceptr, hStream: CUstream) {
         let context = context::current()?;
         let stream = context.stream(hStream)?;

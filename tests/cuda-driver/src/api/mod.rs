@@ -5,10 +5,13 @@
 
 mod copies;
 mod device;
+mod graphs;
+mod images;
 mod memory;
 mod modules;
 mod names;
 mod streams;
+mod volumes;
 
 use std::ffi::{CStr, c_char};
 
@@ -33,6 +36,8 @@ pub fn exports() -> impl Iterator<Item = &'static Export> {
         copies::EXPORTS,
         modules::EXPORTS,
         streams::EXPORTS,
+        graphs::EXPORTS,
+        volumes::EXPORTS,
     ];
     all.into_iter().flatten()
 }

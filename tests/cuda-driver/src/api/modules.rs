@@ -1,15 +1,16 @@
 //! Modules, libraries, kernels and launches.
 
 use std::{
+    borrow::Cow,
     ffi::{CStr, c_char, c_int, c_uint, c_void},
     sync::{Arc, PoisonError},
 };
 
 use cuda_definition::driver::types::*;
 
-use super::{device, entry_points, offer, put, text};
+use super::{device, entry_points, images, offer, put, text};
 use crate::driver::{
-    Answer, SHARED_OPT_IN, THREADS, context,
+    ARCHITECTURE, Answer, SHARED_OPT_IN, THREADS, context,
     module::{Kernel, Module, Shape},
     objects,
     stream::Task,
@@ -17,7 +18,7 @@ use crate::driver::{
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
-/// Loads an image: PTX that ends in a zero byte.
+/// Loads an image: PTX that ends in a zero byte, or a fat binary with PTX in it.
 ///
 /// # Safety
 /// The image is PTX, or begins as other images do; the options are as the API wants them.
@@ -34,15 +35,23 @@ unsafe fn load(
     }
     // SAFETY: the caller's promise: every kind of image has more bytes than this.
     let first = unsafe { image.cast::<[u8; 4]>().read_unaligned() };
-    if first == *b"\x7fELF" || first == 0xba55_ed50u32.to_le_bytes() {
-        eprintln!("stand-in CUDA driver: it executes PTX only, not machine code or fat binaries");
+    if first == *b"\x7fELF" {
+        eprintln!("stand-in CUDA driver: it executes PTX only, not machine code");
         return Err(CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU);
     }
-    // SAFETY: the caller's promise.
-    let loaded = match unsafe { CStr::from_ptr(image.cast()) }.to_str() {
-        Ok(text) => Module::load(text, context.handle),
-        Err(_) => return Err(CUresult::CUDA_ERROR_INVALID_IMAGE),
+    let text = if first == images::MAGIC.to_le_bytes() {
+        // SAFETY: the caller's promise: it is what it begins as.
+        let found = unsafe { images::ptx(image.cast(), ARCHITECTURE) };
+        Cow::Owned(found.map_err(|(error, what)| {
+            eprintln!("stand-in CUDA driver: {what}");
+            error
+        })?)
+    } else {
+        // SAFETY: the caller's promise.
+        let text = unsafe { CStr::from_ptr(image.cast()) }.to_str();
+        Cow::Borrowed(text.map_err(|_| CUresult::CUDA_ERROR_INVALID_IMAGE)?)
     };
+    let loaded = Module::load(&text, context.handle);
     let (mut log, mut room) = (None, 0);
     for number in 0..if options.is_null() || values.is_null() {
         0
@@ -354,6 +363,42 @@ entry_points! {
     fn cuLibraryGetGlobal(dptr: *mut CUdeviceptr, bytes: *mut usize, library: CUlibrary, name: *const c_char) {
         context::current()?;
         variable(&*objects::module(library)?, text(name)?, dptr, bytes)
+    }
+
+    fn cuLibraryLoadFromFile(
+        library: *mut CUlibrary,
+        fileName: *const c_char,
+        jitOptions: *mut CUjit_option,
+        jitOptionsValues: *mut *mut c_void,
+        numJitOptions: c_uint,
+        _libraryOptions: *mut CUlibraryOption,
+        _libraryOptionValues: *mut *mut c_void,
+        _numLibraryOptions: c_uint,
+    ) {
+        let mut image = std::fs::read(text(fileName)?).map_err(|_| CUresult::CUDA_ERROR_FILE_NOT_FOUND)?;
+        image.extend([0; 16]);
+        let loaded = load(image.as_ptr().cast(), numJitOptions, jitOptions, jitOptionsValues)?;
+        put(library, loaded.handle as CUlibrary)
+    }
+
+    fn cuLibraryGetManaged(dptr: *mut CUdeviceptr, bytes: *mut usize, library: CUlibrary, name: *const c_char) {
+        context::initialised()?;
+        let (module, name) = (objects::module(library)?, text(name)?);
+        if !module.managed.contains(name) {
+            return Err(CUresult::CUDA_ERROR_NOT_FOUND);
+        }
+        variable(&module, name, dptr, bytes)
+    }
+
+    fn cuLibraryEnumerateKernels(kernels: *mut CUkernel, numKernels: c_uint, lib: CUlibrary) {
+        let module = objects::module(lib)?;
+        if kernels.is_null() && numKernels > 0 {
+            return Err(INVALID);
+        }
+        for (number, kernel) in module.kernels.iter().take(numKernels as usize).enumerate() {
+            kernels.add(number).write(kernel.handle as CUkernel);
+        }
+        Ok(())
     }
 
     fn cuKernelGetFunction(pFunc: *mut CUfunction, kernel: CUkernel) {

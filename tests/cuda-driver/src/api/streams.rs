@@ -11,12 +11,11 @@ use std::{
 
 use cuda_definition::driver::types::*;
 
-use super::{entry_points, modules, offer, put};
+use super::{entry_points, offer, put};
 use crate::driver::{
     Answer,
     context::{self, Context},
     memory::memory,
-    module::Shape,
     objects::{self, Object},
     stream::{Event, Graph, Stream, Task},
 };
@@ -118,7 +117,7 @@ impl Word {
     }
 }
 
-fn submit(stream: CUstream, task: Task) -> Answer {
+pub(super) fn submit(stream: CUstream, task: Task) -> Answer {
     let context = context::current()?;
     let stream = context.stream(stream)?;
     context.submit(&stream, task).map(|_| ())
@@ -138,7 +137,7 @@ impl Callers {
     }
 }
 
-fn host(function: CUhostFn, data: *mut c_void) -> Answer<Task> {
+pub(super) fn host(function: CUhostFn, data: *mut c_void) -> Answer<Task> {
     let function = function.ok_or(INVALID)?;
     let data = Callers(data);
     Ok(Arc::new(move |context: &Arc<Context>| {
@@ -168,14 +167,6 @@ fn record(event: CUevent, stream: CUstream) -> Answer {
         event.record(mark, time);
     }
     Ok(())
-}
-
-fn add_node(graph: CUgraph, node: *mut CUgraphNode, task: Task) -> Answer {
-    let graph = objects::graph(graph)?;
-    graph.push(task);
-    // Nodes are numbers within all graphs: nothing is asked of them later.
-    // SAFETY: the caller has room for it.
-    unsafe { put(node, objects::number() as CUgraphNode) }
 }
 
 entry_points! {
@@ -404,89 +395,17 @@ entry_points! {
         Ok(())
     }
 
-    fn cuGraphCreate(phGraph: *mut CUgraph, _flags: c_uint) {
-        context::initialised()?;
-        let handle = objects::number();
-        objects::insert(handle, Object::Graph(Arc::new(Graph::new(handle))));
-        put(phGraph, handle as CUgraph)
-    }
-
-    fn cuGraphDestroy(hGraph: CUgraph) {
-        objects::remove(objects::graph(hGraph)?.handle);
-        Ok(())
-    }
-
-    // Dependencies are nodes that exist already: the order in which nodes are added obeys them all.
-    fn cuGraphAddKernelNode_v2(
-        phGraphNode: *mut CUgraphNode,
-        hGraph: CUgraph,
-        _dependencies: *const CUgraphNode,
-        _numDependencies: usize,
-        nodeParams: *const CUDA_KERNEL_NODE_PARAMS,
+    fn cuStreamGetCaptureInfo_v3(
+        hStream: CUstream,
+        captureStatus_out: *mut CUstreamCaptureStatus,
+        id_out: *mut cuuint64_t,
+        graph_out: *mut CUgraph,
+        dependencies_out: *mut *const CUgraphNode,
+        edgeData_out: *mut *const CUgraphEdgeData,
+        numDependencies_out: *mut usize,
     ) {
-        let node = nodeParams.as_ref().ok_or(INVALID)?;
-        let shape = Shape {
-            grid: [node.gridDimX, node.gridDimY, node.gridDimZ],
-            block: [node.blockDimX, node.blockDimY, node.blockDimZ],
-            dynamic: u64::from(node.sharedMemBytes),
-            cooperative: false,
-        };
-        let function = if node.func.is_null() { node.kern.cast() } else { node.func };
-        add_node(hGraph, phGraphNode, modules::work(function, shape, node.kernelParams, node.extra)?)
-    }
-
-    fn cuGraphAddHostNode(
-        phGraphNode: *mut CUgraphNode,
-        hGraph: CUgraph,
-        _dependencies: *const CUgraphNode,
-        _numDependencies: usize,
-        nodeParams: *const CUDA_HOST_NODE_PARAMS,
-    ) {
-        let node = nodeParams.as_ref().ok_or(INVALID)?;
-        add_node(hGraph, phGraphNode, host(node.r#fn, node.userData)?)
-    }
-
-    fn cuGraphAddEmptyNode(
-        phGraphNode: *mut CUgraphNode,
-        hGraph: CUgraph,
-        _dependencies: *const CUgraphNode,
-        _numDependencies: usize,
-    ) {
-        add_node(hGraph, phGraphNode, Arc::new(|_: &_| Ok(())))
-    }
-
-    fn cuGraphGetNodes(hGraph: CUgraph, nodes: *mut CUgraphNode, numNodes: *mut usize) {
-        if !nodes.is_null() {
-            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
-        }
-        put(numNodes, objects::graph(hGraph)?.nodes().len())
-    }
-
-    fn cuGraphInstantiateWithFlags(phGraphExec: *mut CUgraphExec, hGraph: CUgraph, _flags: c_ulonglong) {
-        let graph = objects::graph(hGraph)?;
-        // What is added to the graph later is not part of this.
-        let handle = objects::number();
-        let copy = Graph::new(handle);
-        graph.nodes().into_iter().for_each(|node| copy.push(node));
-        objects::insert(handle, Object::Executable(Arc::new(copy)));
-        put(phGraphExec, handle as CUgraphExec)
-    }
-
-    fn cuGraphExecDestroy(hGraphExec: CUgraphExec) {
-        objects::remove(objects::executable(hGraphExec)?.handle);
-        Ok(())
-    }
-
-    fn cuGraphLaunch(hGraphExec: CUgraphExec, hStream: CUstream) {
-        let nodes = objects::executable(hGraphExec)?.nodes();
-        submit(hStream, Arc::new(move |context: &Arc<Context>| {
-            nodes.iter().try_for_each(|node| node(context))
-        }))
-    }
-
-    fn cuGraphUpload(hGraphExec: CUgraphExec, hStream: CUstream) {
-        objects::executable(hGraphExec)?;
-        context::current()?.stream(hStream).map(|_| ())
+        offer(edgeData_out, std::ptr::null());
+        capture_info(hStream, captureStatus_out, id_out, graph_out, dependencies_out, numDependencies_out)
     }
 
     fn cuStreamGetCaptureInfo_v2(
@@ -497,17 +416,43 @@ entry_points! {
         dependencies_out: *mut *const CUgraphNode,
         numDependencies_out: *mut usize,
     ) {
-        let stream = context::current()?.stream(hStream)?;
-        let graph = capture(&stream).clone();
-        put(captureStatus_out, match graph {
-            Some(_) => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE,
-            None => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
-        })?;
-        let handle = graph.map_or(0, |graph| graph.handle);
-        offer(id_out, handle);
-        offer(graph_out, handle as CUgraph);
-        offer(dependencies_out, std::ptr::null());
-        offer(numDependencies_out, 0);
-        Ok(())
+        capture_info(hStream, captureStatus_out, id_out, graph_out, dependencies_out, numDependencies_out)
     }
+
+    fn cuStreamGetDevice(hStream: CUstream, device: *mut CUdevice) {
+        context::current()?.stream(hStream)?;
+        put(device, 0)
+    }
+
+    fn cuStreamAttachMemAsync(hStream: CUstream, _dptr: CUdeviceptr, _length: usize, _flags: c_uint) {
+        context::current()?.stream(hStream).map(|_| ())
+    }
+}
+
+/// # Safety
+/// Places for answers, or null.
+unsafe fn capture_info(
+    stream: CUstream,
+    status: *mut CUstreamCaptureStatus,
+    id: *mut cuuint64_t,
+    into: *mut CUgraph,
+    dependencies: *mut *const CUgraphNode,
+    count: *mut usize,
+) -> Answer {
+    let stream = context::current()?.stream(stream)?;
+    let graph = capture(&stream).clone();
+    let active = match graph {
+        Some(_) => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE,
+        None => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
+    };
+    let handle = graph.map_or(0, |graph| graph.handle);
+    // SAFETY: the caller's promise.
+    unsafe {
+        put(status, active)?;
+        offer(id, handle);
+        offer(into, handle as CUgraph);
+        offer(dependencies, std::ptr::null());
+        offer(count, 0);
+    }
+    Ok(())
 }

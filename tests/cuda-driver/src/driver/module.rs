@@ -1,7 +1,7 @@
 //! Modules: PTX that is loaded, its variables and its kernels.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     ffi::CString,
     sync::{
         Arc, Mutex, PoisonError,
@@ -34,6 +34,8 @@ pub struct Module {
     pub handle: u64,
     /// Variables: address and bytes.
     pub variables: HashMap<String, (u64, u64)>,
+    /// Names of those that the host may use directly.
+    pub managed: HashSet<String>,
     /// Kernels by name, with their handles.
     pub kernels: Vec<Arc<Kernel>>,
 }
@@ -69,6 +71,12 @@ impl Module {
         let mut module = Self {
             handle,
             variables,
+            managed: tree
+                .variables
+                .iter()
+                .filter(|variable| variable.managed)
+                .map(|variable| variable.name.clone())
+                .collect(),
             kernels: Vec::new(),
         };
         let globals: Globals = module
@@ -111,7 +119,7 @@ impl Module {
 impl Drop for Module {
     fn drop(&mut self) {
         for (at, _) in self.variables.values() {
-            let _ = memory().free(*at, &[Kind::Module]);
+            let _ = memory().free(*at, &[Kind::Module, Kind::Managed]);
         }
     }
 }
@@ -122,13 +130,18 @@ fn place(tree: &ptx::Module, context: u64) -> Answer<HashMap<String, (u64, u64)>
         matches!(variable.space, Space::Global | Space::Const) && !variable.external
     });
     for variable in placed {
-        match memory().allocate(variable.size.max(1), Kind::Module, 0, context) {
+        let kind = if variable.managed {
+            Kind::Managed
+        } else {
+            Kind::Module
+        };
+        match memory().allocate(variable.size.max(1), kind, 0, context) {
             Ok(at) => {
                 all.insert(variable.name.clone(), (at, variable.size));
             }
             Err(error) => {
                 for (at, _) in all.values() {
-                    let _ = memory().free(*at, &[Kind::Module]);
+                    let _ = memory().free(*at, &[Kind::Module, Kind::Managed]);
                 }
                 return Err(error);
             }

@@ -125,6 +125,8 @@ pub struct Variable {
     pub initial: Vec<Initial>,
     /// Whether it is only declared.
     pub external: bool,
+    /// Whether the host may use it directly: `.attribute(.managed)`.
+    pub managed: bool,
 }
 
 /// An element's initial value.

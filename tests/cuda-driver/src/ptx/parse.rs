@@ -265,13 +265,22 @@ impl Parser {
     /// What follows the space: `.align 8 .b8 name[16] = {1, 2}`.
     fn variable(&mut self, space: Space) -> Result<Variable, Error> {
         let (mut align, mut of, mut lanes) = (None, None, 1);
+        let mut managed = false;
         while let Some(word) = self.dot() {
             match word.as_str() {
+                "attribute" => {
+                    self.expect('(')?;
+                    match self.dot().as_deref() {
+                        Some("managed") => managed = true,
+                        _ => return self.error("only the attribute .managed is supported"),
+                    }
+                    self.expect(')')?;
+                }
                 "align" => align = Some(self.integer()?),
                 "v2" => lanes = 2,
                 "v4" => lanes = 4,
                 // What a kernel's pointer points to.
-                "ptr" | "global" | "const" | "shared" | "local" | "managed" => {}
+                "ptr" | "global" | "const" | "shared" | "local" => {}
                 other => match Type::named(other) {
                     Some(named) => of = Some(named),
                     None => return self.error(format!("a variable of .{other} is not supported")),
@@ -319,6 +328,7 @@ impl Parser {
             of,
             initial,
             external: false,
+            managed,
         })
     }
 

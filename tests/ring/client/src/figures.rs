@@ -11,8 +11,8 @@ use gantry_remoting::{
     apis::opencl::{
         calls::{
             BuildProgram, ContextId, CreateBuffer, CreateContext, CreateKernel, CreateProgram,
-            CreateQueue, DeviceId, Finish, Grid, Info, KernelId, MemId, NdRange, Order, Place,
-            Platforms, ProgramId, ProgramOrigin, QueueId, ReadBuffer, SetArgument, Target, Value,
+            CreateQueue, DeviceId, Finish, Grid, Info, KernelId, MemId, NdRange, Order, Platforms,
+            ProgramId, ProgramOrigin, QueueId, ReadBuffer, SetArgument, Target, Value, WindowRange,
             WriteBuffer,
         },
         codes,
@@ -107,8 +107,8 @@ struct Bench<'a, B, S> {
 
 impl<B: Bell + Clone, S: Surroundings> Bench<'_, B, S> {
     /// A stretch of the window's data, from `offset` of the data on.
-    fn place(&self, offset: u64, length: u64) -> Place {
-        Place {
+    fn place(&self, offset: u64, length: u64) -> WindowRange {
+        WindowRange {
             offset: self.window.data() + offset,
             length,
             stage: None,

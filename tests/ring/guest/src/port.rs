@@ -8,7 +8,7 @@ use gantry_remoting::{
     link::{
         bell::Bell,
         sync::{AtomicU32, Ordering},
-        window::{GREETING, REPLY, Window},
+        window::{CLIENT_HELLO, REPLY, Window},
     },
     port::{self, Command, State, registers},
     wire::hello::{self, Hello},
@@ -83,7 +83,7 @@ impl Port {
         let size = u64::from(low) | u64::from(high) << 32;
         machine::map(self.window, size, combining).ok_or("there are not enough page tables")?;
         let start = self.window as *mut u8;
-        for (at, byte) in (GREETING as usize..).zip(Hello::client::<OpenCl>().to_bytes()) {
+        for (at, byte) in (CLIENT_HELLO as usize..).zip(Hello::client::<OpenCl>().to_bytes()) {
             // SAFETY: within the slice's first page.
             unsafe { start.add(at).write_volatile(byte) };
         }

@@ -8,19 +8,20 @@ use std::{
 use devices::{
     accel::{Accel, Options, Resources},
     gate::{self, Gate},
+    pci::SharedFunction,
 };
 
 use super::{
     super::{
-        devices::{Kind, Made, MadeFunction, Surroundings},
+        devices::{DeviceKind, Made, MadeFunction, Surroundings},
         error::DeviceError,
     },
     Handle, gate_resources, thread_name,
 };
-use crate::config::{AccelConfig, AccelTransport};
+use crate::config::{AccelApi, AccelConfig, AccelVia, GateConfig, RingConfig};
 
-/// What the machine's compiled programs are called: as it was said, or a name that no other run of
-/// a machine has.
+/// The name of the machine's compiled programs: the configured one, or one that no other run of a
+/// machine has.
 fn compiled(named: Option<&str>) -> String {
     match named {
         Some("off") => String::new(),
@@ -28,55 +29,66 @@ fn compiled(named: Option<&str>) -> String {
         None => {
             let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
             let nanos = since.map_or(0, |since| since.as_nanos());
-            // A name that is said has no dot.
+            // A configured name has no dot.
             format!("run.{}.{nanos:x}", std::process::id())
         }
     }
 }
 
-impl Kind for AccelConfig {
+impl DeviceKind for AccelConfig {
     const NAME: &'static str = "accel";
 
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
-        if self.transport == AccelTransport::Gate {
-            let options = gate::Options {
-                thread_name: thread_name("gate", id),
-                side: gate::Side::Client {
-                    server: self.server.clone().unwrap_or_default(),
-                    shared: self.shared,
-                },
-            };
-            let gate = Gate::new(options, gate_resources(id, surroundings))?;
-            return Ok(Made {
-                function: MadeFunction::Pci(Arc::new(Mutex::new(gate))),
-                handle: Handle::None,
-            });
-        }
-        let options = Options {
-            thread_name: thread_name(Self::NAME, id),
-            api: self.api.id(),
-            socket: self.socket.clone(),
-            slices: self.slices,
-            slice_size: self.window / u64::from(self.slices.max(1)),
-            device: self.device.clone().unwrap_or_default(),
-            weight: self.weight,
-            memory: self.memory.unwrap_or(0),
-            // Of all clients of a host: a process is one VM.
-            client: format!("{}/{id}", std::process::id()),
-            compiled: compiled(self.compiler_cache.as_deref()),
+        let function: SharedFunction = match &self.via {
+            AccelVia::Ring(ring) => Arc::new(Mutex::new(port(self.api, ring, id, surroundings)?)),
+            AccelVia::Gate(gate) => Arc::new(Mutex::new(client(gate, id, surroundings)?)),
         };
-        let physical = surroundings.physical.resources();
-        let resources = Resources {
-            msi: Arc::clone(&surroundings.msi),
-            lines: physical.lines,
-            doorbells: Arc::clone(&surroundings.doorbells),
-            space: physical.space,
-            spawner: Arc::clone(&surroundings.spawner),
-        };
-        let accel = Accel::new(options, resources)?;
         Ok(Made {
-            function: MadeFunction::Pci(Arc::new(Mutex::new(accel))),
+            function: MadeFunction::Pci(function),
             handle: Handle::None,
         })
     }
+}
+
+/// The port through which applications reach workers.
+fn port(
+    api: AccelApi,
+    ring: &RingConfig,
+    id: &str,
+    surroundings: &Surroundings,
+) -> Result<Accel, DeviceError> {
+    let options = Options {
+        thread_name: thread_name(AccelConfig::NAME, id),
+        api: api.id(),
+        socket: ring.socket.clone(),
+        slices: ring.slices,
+        slice_size: ring.window / u64::from(ring.slices.max(1)),
+        device: ring.device.clone().unwrap_or_default(),
+        weight: ring.weight,
+        memory: ring.memory.unwrap_or(0),
+        // Of all clients of a host: a process is one VM.
+        client: format!("{}/{id}", std::process::id()),
+        compiled: compiled(ring.compiler_cache.as_deref()),
+    };
+    let physical = surroundings.physical.resources();
+    let resources = Resources {
+        msi: Arc::clone(&surroundings.msi),
+        lines: physical.lines,
+        doorbells: Arc::clone(&surroundings.doorbells),
+        space: physical.space,
+        spawner: Arc::clone(&surroundings.spawner),
+    };
+    Ok(Accel::new(options, resources)?)
+}
+
+/// A client of a server VM.
+fn client(config: &GateConfig, id: &str, surroundings: &Surroundings) -> Result<Gate, DeviceError> {
+    let options = gate::Options {
+        thread_name: thread_name("gate", id),
+        side: gate::Side::Client {
+            server: config.server.clone(),
+            shared: config.shared,
+        },
+    };
+    Ok(Gate::new(options, gate_resources(id, surroundings))?)
 }

@@ -6,14 +6,14 @@ use devices::virtio::balloon;
 
 use super::{
     super::{
-        devices::{Kind, Made, MadeFunction, Surroundings},
+        devices::{DeviceKind, Made, MadeFunction, Surroundings},
         error::DeviceError,
     },
     Handle, thread_name,
 };
 use crate::config::BalloonConfig;
 
-impl Kind for BalloonConfig {
+impl DeviceKind for BalloonConfig {
     const NAME: &'static str = "balloon";
     const REMOVABLE: bool = false;
 

@@ -6,7 +6,7 @@ use devices::{console::ConsoleMode as Backend, virtio::console};
 
 use super::{
     super::{
-        devices::{Kind, Made, MadeFunction, Surroundings},
+        devices::{DeviceKind, Made, MadeFunction, Surroundings},
         error::{DeviceError, MachineError},
     },
     Handle, thread_name,
@@ -34,7 +34,7 @@ pub fn backend_mode(
     }))
 }
 
-impl Kind for ConsoleConfig {
+impl DeviceKind for ConsoleConfig {
     const NAME: &'static str = "console";
     const REMOVABLE: bool = false;
 

@@ -10,14 +10,14 @@ use devices::{
 
 use super::{
     super::{
-        devices::{Kind, Made, MadeFunction, Surroundings},
+        devices::{DeviceKind, Made, MadeFunction, Surroundings},
         error::DeviceError,
     },
     Handle, thread_name,
 };
 use crate::config::DiskConfig;
 
-impl Kind for DiskConfig {
+impl DeviceKind for DiskConfig {
     const NAME: &'static str = "disk";
 
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {

@@ -6,14 +6,14 @@ use devices::gate::{Gate, Options, Side};
 
 use super::{
     super::{
-        devices::{Kind, Made, MadeFunction, Surroundings},
+        devices::{DeviceKind, Made, MadeFunction, Surroundings},
         error::DeviceError,
     },
     Handle, gate_resources, thread_name,
 };
 use crate::config::AccelServerConfig;
 
-impl Kind for AccelServerConfig {
+impl DeviceKind for AccelServerConfig {
     const NAME: &'static str = "accel-server";
 
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {

@@ -7,12 +7,12 @@ use devices::{vfio, virtio::iommu};
 
 use super::{
     super::{
-        devices::{Kind, Made, MadeFunction, Surroundings},
+        devices::{DeviceKind, Made, MadeFunction, Surroundings},
         error::DeviceError,
     },
     Handle, thread_name,
 };
-use crate::config::{Place, Placed, VmConfig};
+use crate::config::{CommonConfig, HasCommonConfig, VmConfig};
 
 /// Its slot on segment 0, where the guest's tables say it is.
 const SLOT: u8 = 1;
@@ -23,7 +23,7 @@ const ADDRESS_WIDTH: u8 = 48;
 /// The IOMMU of a machine. It is not configured by itself: a platform with `iommu_segments` has
 /// one.
 pub struct Iommu {
-    place: Place,
+    common: CommonConfig,
     address_width: u8,
     segments: Vec<u16>,
 }
@@ -34,9 +34,9 @@ impl Iommu {
         let platform = config.platform.as_ref()?;
         let segments = config.iommu_segments().to_vec();
         (!segments.is_empty()).then(|| Self {
-            place: Place {
+            common: CommonConfig {
                 pci_device_id: Some(SLOT),
-                ..Place::named("_iommu")
+                ..CommonConfig::named("_iommu")
             },
             address_width: platform.iommu_address_width_bits.unwrap_or(ADDRESS_WIDTH),
             segments,
@@ -52,17 +52,17 @@ impl Iommu {
     }
 }
 
-impl Placed for Iommu {
-    fn place(&self) -> &Place {
-        &self.place
+impl HasCommonConfig for Iommu {
+    fn common(&self) -> &CommonConfig {
+        &self.common
     }
 
-    fn place_mut(&mut self) -> &mut Place {
-        &mut self.place
+    fn common_mut(&mut self) -> &mut CommonConfig {
+        &mut self.common
     }
 }
 
-impl Kind for Iommu {
+impl DeviceKind for Iommu {
     const NAME: &'static str = "iommu";
 
     /// The guest's tables say that it is there.

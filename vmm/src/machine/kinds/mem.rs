@@ -7,20 +7,20 @@ use vm_memory::GuestAddress;
 
 use super::{
     super::{
-        devices::{Kind, Made, MadeFunction, Surroundings},
+        devices::{DeviceKind, Made, MadeFunction, Surroundings},
         error::DeviceError,
     },
     Handle, thread_name,
 };
 use crate::{
-    config::{MemoryZoneConfig, Place, Placed},
+    config::{CommonConfig, HasCommonConfig, MemoryZoneConfig},
     memory::Region,
 };
 
 /// The device of a memory zone. It is not configured by itself: a zone with `hotplug_size` and
 /// the method `VirtioMem` has one.
 pub struct ZoneMemory {
-    place: Place,
+    common: CommonConfig,
     zone: String,
     address: u64,
     len: u64,
@@ -34,7 +34,7 @@ impl ZoneMemory {
     /// The device for a region of RAM.
     pub fn new(region: &Region, config: Option<&MemoryZoneConfig>) -> Self {
         Self {
-            place: Place::named(format!("_mem_{}", region.zone)),
+            common: CommonConfig::named(format!("_mem_{}", region.zone)),
             zone: region.zone.clone(),
             address: region.guest,
             len: region.mapping.size() as u64,
@@ -45,17 +45,17 @@ impl ZoneMemory {
     }
 }
 
-impl Placed for ZoneMemory {
-    fn place(&self) -> &Place {
-        &self.place
+impl HasCommonConfig for ZoneMemory {
+    fn common(&self) -> &CommonConfig {
+        &self.common
     }
 
-    fn place_mut(&mut self) -> &mut Place {
-        &mut self.place
+    fn common_mut(&mut self) -> &mut CommonConfig {
+        &mut self.common
     }
 }
 
-impl Kind for ZoneMemory {
+impl DeviceKind for ZoneMemory {
     const NAME: &'static str = "mem";
     const REMOVABLE: bool = false;
 

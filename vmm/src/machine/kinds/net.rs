@@ -10,7 +10,7 @@ use devices::virtio::net;
 
 use super::{
     super::{
-        devices::{Kind, Made, MadeFunction, Surroundings},
+        devices::{DeviceKind, Made, MadeFunction, Surroundings},
         error::DeviceError,
     },
     Handle, thread_name,
@@ -21,7 +21,7 @@ use crate::config::NetConfig;
 /// send it with every card: it is no wish to change an interface that is there already.
 const DEFAULT_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 168, 249, 1));
 
-impl Kind for NetConfig {
+impl DeviceKind for NetConfig {
     const NAME: &'static str = "net";
 
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {

@@ -9,14 +9,14 @@ use devices::vfio::{self, Function};
 
 use super::{
     super::{
-        devices::{Kind, Made, MadeFunction, Slot, Surroundings},
+        devices::{DeviceKind, Made, MadeFunction, Slot, Surroundings},
         error::DeviceError,
     },
     Handle,
 };
 use crate::config::DeviceConfig;
 
-impl Kind for DeviceConfig {
+impl DeviceKind for DeviceConfig {
     const NAME: &'static str = "vfio";
 
     const BEHIND_IOMMU: bool = true;
@@ -26,21 +26,21 @@ impl Kind for DeviceConfig {
             parent: self.parent.clone(),
             function: self.pci_function,
             iommu: self.iommu,
-            ..Slot::at(&self.place)
+            ..Slot::at(&self.common)
         }
     }
 
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
         let path = self.path.as_deref().unwrap_or(Path::new(""));
         let physical = &surroundings.physical;
-        let place = vfio::Place::new(path)?;
-        let iommu = physical.iommu(&place)?;
+        let host_device = vfio::HostDevice::new(path)?;
+        let iommu = physical.iommu(&host_device)?;
         // Root ports, behind which it would be elsewhere, are not in such segments.
         let behind = surroundings.iommu.as_ref().filter(|iommu| {
-            self.parent.is_none() && iommu.segments.contains(&self.place.pci_segment)
+            self.parent.is_none() && iommu.segments.contains(&self.common.pci_segment)
         });
         let behind = behind.map(|iommu| &iommu.endpoints);
-        let device = Arc::new(vfio::Physical::open(place, &iommu, behind)?);
+        let device = Arc::new(vfio::Physical::open(host_device, &iommu, behind)?);
         let watch = physical.watch(id, &device)?;
         let function = Function::new(device, physical.resources(), &self.x_exclude_mmap_bars)?;
         Ok(Made {

@@ -6,14 +6,14 @@ use devices::virtio::pmem;
 
 use super::{
     super::{
-        devices::{Kind, Made, MadeFunction, Surroundings},
+        devices::{DeviceKind, Made, MadeFunction, Surroundings},
         error::DeviceError,
     },
     Handle, thread_name,
 };
 use crate::config::PmemConfig;
 
-impl Kind for PmemConfig {
+impl DeviceKind for PmemConfig {
     const NAME: &'static str = "pmem";
 
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {

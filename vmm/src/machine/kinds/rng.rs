@@ -6,14 +6,14 @@ use devices::virtio::rng;
 
 use super::{
     super::{
-        devices::{Kind, Made, MadeFunction, Surroundings},
+        devices::{DeviceKind, Made, MadeFunction, Surroundings},
         error::DeviceError,
     },
     Handle, thread_name,
 };
 use crate::config::RngConfig;
 
-impl Kind for RngConfig {
+impl DeviceKind for RngConfig {
     const NAME: &'static str = "rng";
     const REMOVABLE: bool = false;
 

@@ -6,14 +6,14 @@ use devices::pci::RootPort;
 
 use super::{
     super::{
-        devices::{Kind, Made, MadeFunction, Surroundings},
+        devices::{DeviceKind, Made, MadeFunction, Surroundings},
         error::DeviceError,
     },
     Handle,
 };
 use crate::config::PciRootPortConfig;
 
-impl Kind for PciRootPortConfig {
+impl DeviceKind for PciRootPortConfig {
     const NAME: &'static str = "rootport";
 
     /// The address windows of the others depend on it.

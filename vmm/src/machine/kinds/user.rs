@@ -6,21 +6,21 @@ use devices::vfio::Function;
 
 use super::{
     super::{
-        devices::{Kind, Made, MadeFunction, Slot, Surroundings},
+        devices::{DeviceKind, Made, MadeFunction, Slot, Surroundings},
         error::DeviceError,
     },
     Handle, thread_name,
 };
 use crate::config::UserDeviceConfig;
 
-impl Kind for UserDeviceConfig {
+impl DeviceKind for UserDeviceConfig {
     const NAME: &'static str = "vfio_user";
 
     fn slot(&self) -> Slot {
         Slot {
             parent: self.parent.clone(),
             function: self.pci_function,
-            ..Slot::at(&self.place)
+            ..Slot::at(&self.common)
         }
     }
 

@@ -6,14 +6,14 @@ use devices::virtio::vsock;
 
 use super::{
     super::{
-        devices::{Kind, Made, MadeFunction, Surroundings},
+        devices::{DeviceKind, Made, MadeFunction, Surroundings},
         error::DeviceError,
     },
     Handle, thread_name,
 };
 use crate::config::VsockConfig;
 
-impl Kind for VsockConfig {
+impl DeviceKind for VsockConfig {
     const NAME: &'static str = "vsock";
 
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {

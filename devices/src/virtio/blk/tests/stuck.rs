@@ -123,13 +123,13 @@ fn a_disk_whose_storage_does_not_answer_says_so_in_time_and_goes_on() {
     offer(&mut rig);
     wait_for(|| waiting() == 1);
     let patience = Duration::from_millis(5);
-    let error = rig.blk.settle(patience).unwrap_err().to_string();
+    let error = rig.blk.quiesce(patience).unwrap_err().to_string();
     let path = image.options().disk.path.display().to_string();
     assert!(error.contains(&path), "{error}");
     assert!(error.contains("1 requests within 5ms"), "{error}");
     // Held back: nothing more reaches the storage, until the device may go on.
     offer(&mut rig);
-    rig.blk.settle(patience).unwrap_err();
+    rig.blk.quiesce(patience).unwrap_err();
     assert_eq!(waiting(), 1);
     rig.blk.carry_on();
     rig.kicks[0].write(1).unwrap();
@@ -137,7 +137,7 @@ fn a_disk_whose_storage_does_not_answer_says_so_in_time_and_goes_on() {
     storage.lock().unwrap().answers = true;
     completion.write(1).unwrap();
     wait_for(|| rig.used_index(0) == 2);
-    rig.blk.settle(Duration::from_secs(20)).unwrap();
+    rig.blk.quiesce(Duration::from_secs(20)).unwrap();
     let queues = rig.blk.deactivate();
     rig.activate(queues);
     offer(&mut rig);

@@ -20,7 +20,7 @@ use crate::apis::opencl::codes;
 /// What a handle is of; in its upper half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-enum Kind {
+enum HandleType {
     Platform = 1,
     Device,
     Context,
@@ -34,7 +34,7 @@ enum Kind {
 
 const SHIFT: u32 = 40;
 
-impl Kind {
+impl HandleType {
     /// Of an argument.
     fn of(argument: &str) -> Option<Self> {
         Some(match argument {
@@ -100,7 +100,7 @@ pub trait Pass {
 
 impl Pass for Handle {
     unsafe fn pass(self, name: &str) {
-        if let Some(kind) = Kind::of(name) {
+        if let Some(kind) = HandleType::of(name) {
             kind.check(self);
         }
     }
@@ -116,7 +116,7 @@ impl Pass for u32 {
 
 impl Pass for *const Handle {
     unsafe fn pass(self, name: &str) {
-        if let Some(kind) = Kind::of(name).filter(|_| !self.is_null()) {
+        if let Some(kind) = HandleType::of(name).filter(|_| !self.is_null()) {
             for at in 0..COUNT.get() as usize {
                 // SAFETY: the caller's promise.
                 kind.check(unsafe { self.add(at).read() });
@@ -127,7 +127,7 @@ impl Pass for *const Handle {
 
 impl Pass for *mut Handle {
     unsafe fn pass(self, name: &str) {
-        match Kind::of(name) {
+        match HandleType::of(name) {
             // SAFETY: the caller's promise.
             Some(kind) if !self.is_null() => unsafe { self.write(kind.handle()) },
             Some(_) => {}
@@ -183,7 +183,7 @@ impl Give for *mut c_void {
 
 impl Give for Handle {
     fn give(function: &str) -> Self {
-        Kind::returned(function).map_or(1, Kind::handle)
+        HandleType::returned(function).map_or(1, HandleType::handle)
     }
 }
 
@@ -208,7 +208,7 @@ pub unsafe extern "C" fn kernel_info(
     value: *mut c_void,
     size_ret: *mut usize,
 ) -> i32 {
-    Kind::Kernel.check(kernel);
+    HandleType::Kernel.check(kernel);
     // SAFETY: the caller's promise: there are `size` bytes, or null.
     unsafe {
         if name == codes::KERNEL_NUM_ARGS && size >= size_of::<u32>() && !value.is_null() {
@@ -231,7 +231,7 @@ pub unsafe extern "C" fn argument_info(
     value: *mut c_void,
     size_ret: *mut usize,
 ) -> i32 {
-    Kind::Kernel.check(kernel);
+    HandleType::Kernel.check(kernel);
     let Some((space, kind)) = ARGUMENTS.get(index as usize) else {
         return codes::INVALID_ARG_INDEX;
     };
@@ -261,10 +261,10 @@ pub unsafe extern "C" fn set_argument(
     size: usize,
     value: *const c_void,
 ) -> i32 {
-    Kind::Kernel.check(kernel);
+    HandleType::Kernel.check(kernel);
     let kind = match index {
-        0 | 1 => Kind::Mem,
-        2 => Kind::Sampler,
+        0 | 1 => HandleType::Mem,
+        2 => HandleType::Sampler,
         3 | 4 => return 0,
         5 => panic!("a device's queue, which no application has"),
         _ => return codes::INVALID_ARG_INDEX,
@@ -283,12 +283,12 @@ mod tests {
 
     #[test]
     fn a_handle_is_told_from_those_of_other_kinds() {
-        let sampler = Kind::returned("clCreateSampler").unwrap().handle();
-        assert!(Kind::of("sampler").unwrap().has(sampler));
+        let sampler = HandleType::returned("clCreateSampler").unwrap().handle();
+        assert!(HandleType::of("sampler").unwrap().has(sampler));
         for other in ["memobj", "kernel", "event_wait_list", "context"] {
-            assert!(!Kind::of(other).unwrap().has(sampler), "{other}");
+            assert!(!HandleType::of(other).unwrap().has(sampler), "{other}");
         }
-        assert!(!Kind::Sampler.has(7), "a number that is no handle");
-        assert!(Kind::of("offset").is_none(), "a size");
+        assert!(!HandleType::Sampler.has(7), "a number that is no handle");
+        assert!(HandleType::of("offset").is_none(), "a size");
     }
 }

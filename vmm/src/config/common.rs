@@ -6,7 +6,7 @@ use super::check::Placement;
 
 /// What a device is called, and where on the PCI buses it sits.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
-pub struct Place {
+pub struct CommonConfig {
     /// Name of the device in the API; made up if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
@@ -18,7 +18,7 @@ pub struct Place {
     pub pci_device_id: Option<u8>,
 }
 
-impl Place {
+impl CommonConfig {
     /// A device of this name, anywhere.
     #[must_use]
     pub fn named(id: impl Into<String>) -> Self {
@@ -40,23 +40,23 @@ impl Place {
 }
 
 /// A device that has a name and a place.
-pub trait Placed {
+pub trait HasCommonConfig {
     /// Where it is to be.
-    fn place(&self) -> &Place;
+    fn common(&self) -> &CommonConfig;
 
     /// The same, to give it the name that it has not.
-    fn place_mut(&mut self) -> &mut Place;
+    fn common_mut(&mut self) -> &mut CommonConfig;
 }
 
 macro_rules! placed {
     ($($config:ident),* $(,)?) => {
-        $(impl Placed for super::$config {
-            fn place(&self) -> &Place {
-                &self.place
+        $(impl HasCommonConfig for super::$config {
+            fn common(&self) -> &CommonConfig {
+                &self.common
             }
 
-            fn place_mut(&mut self) -> &mut Place {
-                &mut self.place
+            fn common_mut(&mut self) -> &mut CommonConfig {
+                &mut self.common
             }
         })*
     };

@@ -1,7 +1,7 @@
-//! Serving on a CPU that the application lends: what is there is done, and nothing is waited for.
+//! Passive mode: serving the ring on the caller's vCPU, without blocking.
 //!
-//! Answers that have no room in their ring are kept until the application has read and comes again.
-//! Calls for which the driver may need its kernel or much time are left to the process's own CPU.
+//! Answers that do not fit into their ring are kept until the application has read some and calls
+//! again. Calls for which the driver may need its kernel or much time are left to the server's own CPU.
 
 use std::collections::VecDeque;
 
@@ -23,9 +23,9 @@ use crate::{
 /// Whose CPU it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cpu {
-    /// The application's.
-    Lent,
-    /// The process's own.
+    /// The application's vCPU.
+    Caller,
+    /// The server process's own.
     Own,
 }
 
@@ -40,15 +40,15 @@ pub enum Drained {
     Own,
 }
 
-/// The state of such a server.
+/// State of a session in passive mode.
 #[derive(Debug)]
-pub struct Lent<R> {
+pub struct PassiveState<R> {
     pub(crate) unsent: Unsent,
-    /// A call that was taken out of the ring and is for the process's own CPU.
+    /// A call that was taken out of the ring and has to run on the server's own CPU.
     kept: Option<(Header, R)>,
 }
 
-impl<R> Default for Lent<R> {
+impl<R> Default for PassiveState<R> {
     fn default() -> Self {
         Self {
             unsent: Unsent::default(),
@@ -99,7 +99,7 @@ impl Unsent {
 
 impl<B: Backend> Session<B> {
     /// Serves the calls that the ring holds, and returns. The work is bounded: as many calls as
-    /// have room in the ring. For a server whose bell is [`Waker::Lent`]; others have threads.
+    /// have room in the ring. For a server whose bell is [`Waker::Passive`]; others have threads.
     pub fn drain(
         &mut self,
         calls: &mut Receiver<Slice, Waker>,
@@ -108,15 +108,15 @@ impl<B: Backend> Session<B> {
     ) -> Result<Drained, Error> {
         let most = self.window.calls().count();
         for _ in 0..most {
-            let Some(lent) = &mut self.lent else {
+            let Some(passive) = &mut self.passive else {
                 break;
             };
-            if !lent.unsent.send(&mut self.sender)? {
+            if !passive.unsent.send(&mut self.sender)? {
                 // The application reads first, then it comes again.
                 calls.leave();
                 return Ok(Drained::Empty);
             }
-            let next = match lent.kept.take() {
+            let next = match passive.kept.take() {
                 None => match calls.poll(body)? {
                     Some(header) => Some((header, B::Api::decode(header.opcode, body)?)),
                     None => None,
@@ -124,8 +124,8 @@ impl<B: Backend> Session<B> {
                 kept => kept,
             };
             let idle = match next {
-                Some((_, ref request)) if cpu == Cpu::Lent && B::Api::compiles(request) => {
-                    lent.kept = next;
+                Some((_, ref request)) if cpu == Cpu::Caller && B::Api::compiles(request) => {
+                    passive.kept = next;
                     return Ok(Drained::Own);
                 }
                 Some((header, request)) => {

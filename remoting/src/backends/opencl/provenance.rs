@@ -93,5 +93,5 @@ impl MemRecord {
 
 #[cfg(test)]
 #[cfg(not(loom))]
-#[path = "lineage_tests.rs"]
+#[path = "provenance_tests.rs"]
 mod tests;

@@ -20,7 +20,7 @@ use rustix::{
 };
 use vfio_user::Command;
 
-use super::wire::{self, Lie, Limits, Reply};
+use crate::wire::{self, Lie, Limits, Reply};
 
 /// Most descriptors that one answer may carry; a region's file is one.
 const MAX_DESCRIPTORS: usize = 4;

@@ -1,9 +1,10 @@
-//! Who is greeted at the moment: how many at once, and who has to go when there are too many.
+//! Connections whose handshake is not complete: how many there may be, and which one is closed for a
+//! new one.
 //!
-//! An address has so many places, and all have so many together. Who comes when they are taken
-//! displaces the oldest of its own address, or of the address that has most: one address, however
-//! many connections it makes, keeps no other out, and who comes to terms sooner than so many others
-//! come is not displaced at all.
+//! There is a limit for each address and one for all together. A connection over a limit closes the
+//! oldest one of its own address, or of the address with the most: one address, however many
+//! connections it makes, keeps no other out. A client that completes its handshake before the limit
+//! is reached is not affected.
 
 use std::{
     cmp::Reverse,
@@ -22,28 +23,28 @@ use std::{
 
 use crate::link::socket;
 
-/// How many are greeted at a time.
+/// Maximum number of pending connections.
 pub(super) const MOST: usize = 32;
-/// How many of one address.
+/// Maximum number of pending connections of one address.
 pub(super) const MOST_ALIKE: usize = 8;
-/// While there are only so many, the newest is left alone with this worker for [`HEAD_START`].
+/// With fewer pending connections than this, no other is accepted for [`HEAD_START`] after the newest.
 const FEW: usize = 4;
-/// Most come to terms within this time, and are served before anybody else is begun with.
+/// Most handshakes take less than this; the client is then served before another is accepted.
 const HEAD_START: Duration = Duration::from_millis(50);
 
-/// Where a peer comes from: what it has one of.
+/// The origin of a connection, to which the limit for one address applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
     /// A user of this machine.
     User(libc::uid_t),
     /// A host.
     V4(Ipv4Addr),
-    /// A network of 64 bits: the smallest that one is given.
+    /// A /64 network: the smallest that is assigned to one site.
     V6([u16; 4]),
 }
 
 impl Origin {
-    /// Of a peer that came by TCP.
+    /// The origin of a TCP connection.
     pub fn of(address: IpAddr) -> Self {
         match address.to_canonical() {
             IpAddr::V4(address) => Self::V4(address),
@@ -54,13 +55,13 @@ impl Origin {
         }
     }
 
-    /// Of a process of this machine.
+    /// The origin of a process of this machine.
     pub fn of_process(stream: &UnixStream) -> io::Result<Self> {
         socket::user(stream).map(Self::User)
     }
 }
 
-/// Who is greeted.
+/// A peer whose handshake is not complete.
 #[derive(Debug)]
 pub(super) struct Peer {
     number: u64,
@@ -68,18 +69,18 @@ pub(super) struct Peer {
     /// For the log.
     pub name: String,
     since: Instant,
-    /// Its connection, by which it can be ended.
+    /// Its connection, to shut it down.
     socket: OwnedFd,
-    /// Whether it is not to be dismissed any more, or has been.
-    settled: Arc<AtomicBool>,
-    /// Whether its connection has been ended, so that its thread is about to.
+    /// Set once, either by the handshake (the peer is about to be served) or by its dismissal.
+    committed: Arc<AtomicBool>,
+    /// Whether its connection has been shut down, so that its thread is about to end.
     pub dismissed: bool,
 }
 
 impl Peer {
-    /// Ends its connection, unless it is about to get its hello: who has that is served.
+    /// Shuts its connection down, unless it is about to receive its hello: such a peer is served.
     fn dismiss(&mut self) {
-        if self.settled.swap(true, Ordering::Relaxed) {
+        if self.committed.swap(true, Ordering::Relaxed) {
             return;
         }
         self.dismissed = true;
@@ -88,26 +89,26 @@ impl Peer {
     }
 }
 
-/// Somebody who has come.
+/// A connection that has been accepted.
 #[derive(Debug)]
 pub(super) struct Admitted {
-    /// Under this number it leaves.
+    /// Its number, for [`Pending::leave`].
     pub number: u64,
-    /// To be set before it gets its hello. If it was set, it has been dismissed.
-    pub settled: Arc<AtomicBool>,
-    /// The name of the one who was dismissed for it.
+    /// To be set before it is sent its hello. If it was set already, it has been dismissed.
+    pub committed: Arc<AtomicBool>,
+    /// The name of the peer that was dismissed for it.
     pub displaced: Option<String>,
 }
 
-/// All who are greeted, the oldest first.
+/// All pending connections, the oldest first.
 #[derive(Debug, Default)]
-pub(super) struct Crowd {
+pub(super) struct Pending {
     peers: Vec<Peer>,
     last: u64,
 }
 
-impl Crowd {
-    /// Who has not been dismissed.
+impl Pending {
+    /// Those that have not been dismissed.
     fn staying(&self) -> impl DoubleEndedIterator<Item = &Peer> {
         self.peers.iter().filter(|peer| !peer.dismissed)
     }
@@ -117,9 +118,9 @@ impl Crowd {
         alike.count()
     }
 
-    /// How long nobody else may come in, from now on; [`Duration::MAX`]: until somebody has left.
+    /// How long no other connection may be accepted; [`Duration::MAX`]: until one has left.
     pub fn closed(&self, now: Instant) -> Duration {
-        // The threads of those who have been dismissed take some time to end.
+        // The threads of dismissed peers take some time to end.
         if self.peers.len() >= 2 * MOST {
             return Duration::MAX;
         }
@@ -131,7 +132,7 @@ impl Crowd {
         }
     }
 
-    /// Lets somebody in; `socket` ends its connection.
+    /// Adds a connection; `socket` is used to shut it down.
     pub fn admit(&mut self, origin: Origin, name: String, socket: OwnedFd) -> Admitted {
         let from = if self.alike(origin) >= MOST_ALIKE {
             Some(origin)
@@ -149,30 +150,30 @@ impl Crowd {
             peer.dismissed.then(|| peer.name.clone())
         });
         self.last += 1;
-        let settled = Arc::new(AtomicBool::new(false));
+        let committed = Arc::new(AtomicBool::new(false));
         self.peers.push(Peer {
             number: self.last,
             origin,
             name,
             since: Instant::now(),
             socket,
-            settled: Arc::clone(&settled),
+            committed: Arc::clone(&committed),
             dismissed: false,
         });
         Admitted {
             number: self.last,
-            settled,
+            committed,
             displaced,
         }
     }
 
-    /// Who had this number has left.
+    /// Removes the connection with this number.
     pub fn leave(&mut self, number: u64) -> Option<Peer> {
         let place = self.peers.iter().position(|peer| peer.number == number)?;
         Some(self.peers.remove(place))
     }
 
-    /// Ends the connections of all who are left.
+    /// Shuts all connections down.
     pub fn dismiss(&mut self) {
         self.peers.iter_mut().for_each(Peer::dismiss);
     }
@@ -188,23 +189,23 @@ mod tests {
         Origin::of(IpAddr::from([192, 0, 2, last]))
     }
 
-    /// Lets so many of an address in; their ends, and who was displaced for the last.
-    fn come(crowd: &mut Crowd, last: u8, count: usize) -> (Vec<UnixStream>, Option<String>) {
+    /// Adds connections of one address; returns their ends and who was displaced for the last one.
+    fn come(pending: &mut Pending, last: u8, count: usize) -> (Vec<UnixStream>, Option<String>) {
         let mut displaced = None;
         let ends = (0..count).map(|index| {
             let (here, there) = UnixStream::pair().unwrap();
             let name = format!("{last}: {index}");
-            displaced = crowd.admit(origin(last), name, there.into()).displaced;
+            displaced = pending.admit(origin(last), name, there.into()).displaced;
             here
         });
         (ends.collect(), displaced)
     }
 
     #[test]
-    fn who_comes_too_often_displaces_its_own_and_nobody_else() {
-        let mut crowd = Crowd::default();
-        let (mut other, _) = come(&mut crowd, 1, 1);
-        let (mut ends, displaced) = come(&mut crowd, 2, MOST_ALIKE + 1);
+    fn an_address_over_its_limit_displaces_its_own_connections_only() {
+        let mut pending = Pending::default();
+        let (mut other, _) = come(&mut pending, 1, 1);
+        let (mut ends, displaced) = come(&mut pending, 2, MOST_ALIKE + 1);
         assert_eq!(displaced.as_deref(), Some("2: 0"));
         assert_eq!(ends[0].read(&mut [0]).unwrap(), 0, "it has been shut down");
         for end in other.iter_mut().chain(&mut ends[1..]) {
@@ -215,52 +216,52 @@ mod tests {
     }
 
     #[test]
-    fn where_all_places_are_taken_the_most_frequent_address_gives_one_up() {
-        let mut crowd = Crowd::default();
-        let mut ends = come(&mut crowd, 0, 2).0;
-        let most = come(&mut crowd, 1, 3).0;
+    fn at_the_common_limit_the_most_frequent_address_loses_a_connection() {
+        let mut pending = Pending::default();
+        let mut ends = come(&mut pending, 0, 2).0;
+        let most = come(&mut pending, 1, 3).0;
         for last in 2..MOST as u8 {
             if ends.len() + most.len() < MOST {
-                ends.extend(come(&mut crowd, last, 1).0);
+                ends.extend(come(&mut pending, last, 1).0);
             }
         }
-        assert_eq!(come(&mut crowd, 200, 1).1.as_deref(), Some("1: 0"));
+        assert_eq!(come(&mut pending, 200, 1).1.as_deref(), Some("1: 0"));
     }
 
     #[test]
-    fn who_has_been_dismissed_counts_until_its_thread_has_ended() {
-        let mut crowd = Crowd::default();
+    fn a_dismissed_peer_counts_until_its_thread_has_ended() {
+        let mut pending = Pending::default();
         let _ends: Vec<_> = (0..2 * MOST as u8)
-            .map(|last| come(&mut crowd, last, 1))
+            .map(|last| come(&mut pending, last, 1))
             .collect();
-        assert_eq!(crowd.closed(Instant::now()), Duration::MAX);
-        assert!(crowd.leave(1).is_some_and(|peer| peer.dismissed));
-        assert_eq!(crowd.closed(Instant::now()), Duration::ZERO);
+        assert_eq!(pending.closed(Instant::now()), Duration::MAX);
+        assert!(pending.leave(1).is_some_and(|peer| peer.dismissed));
+        assert_eq!(pending.closed(Instant::now()), Duration::ZERO);
     }
 
     #[test]
-    fn who_is_about_to_be_served_is_not_dismissed() {
-        let mut crowd = Crowd::default();
+    fn a_peer_about_to_be_served_is_not_dismissed() {
+        let mut pending = Pending::default();
         let (mut here, there) = UnixStream::pair().unwrap();
-        let first = crowd.admit(origin(1), "first".to_owned(), there.into());
-        assert!(!first.settled.swap(true, Ordering::Relaxed));
-        assert_eq!(come(&mut crowd, 1, MOST_ALIKE).1, None);
-        crowd.dismiss();
+        let first = pending.admit(origin(1), "first".to_owned(), there.into());
+        assert!(!first.committed.swap(true, Ordering::Relaxed));
+        assert_eq!(come(&mut pending, 1, MOST_ALIKE).1, None);
+        pending.dismiss();
         here.set_nonblocking(true).unwrap();
         let open = here.read(&mut [0]).unwrap_err();
         assert_eq!(open.kind(), io::ErrorKind::WouldBlock);
     }
 
     #[test]
-    fn the_newest_of_few_has_a_head_start() {
-        let mut crowd = Crowd::default();
-        assert_eq!(crowd.closed(Instant::now()), Duration::ZERO);
-        let _first = come(&mut crowd, 1, 1);
-        let now = crowd.peers[0].since;
-        assert_eq!(crowd.closed(now), HEAD_START);
-        assert_eq!(crowd.closed(now + HEAD_START), Duration::ZERO);
-        let _more = come(&mut crowd, 1, FEW - 1);
-        assert_eq!(crowd.closed(now), Duration::ZERO);
+    fn the_newest_of_few_connections_has_a_head_start() {
+        let mut pending = Pending::default();
+        assert_eq!(pending.closed(Instant::now()), Duration::ZERO);
+        let _first = come(&mut pending, 1, 1);
+        let now = pending.peers[0].since;
+        assert_eq!(pending.closed(now), HEAD_START);
+        assert_eq!(pending.closed(now + HEAD_START), Duration::ZERO);
+        let _more = come(&mut pending, 1, FEW - 1);
+        assert_eq!(pending.closed(now), Duration::ZERO);
     }
 
     #[test]
@@ -272,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_of_this_machine_is_known_by_its_user() {
+    fn the_origin_of_a_local_process_is_its_user() {
         let (here, _there) = UnixStream::pair().unwrap();
         // SAFETY: a plain call.
         let user = unsafe { libc::getuid() };

@@ -14,7 +14,7 @@ const NODES: &str = "/dev/vfio/devices";
 
 /// Where a device is on the host.
 #[derive(Debug)]
-pub struct Place {
+pub struct HostDevice {
     /// Its folder in sysfs.
     pub(super) path: PathBuf,
     /// Its address, such as `0000:01:00.0`.
@@ -25,7 +25,7 @@ pub struct Place {
     pub(super) node: Option<PathBuf>,
 }
 
-impl Place {
+impl HostDevice {
     /// Looks at a device in sysfs, and checks what VFIO would refuse with a bare error number.
     pub fn new(path: &Path) -> Result<Self, Error> {
         let found = fs::canonicalize(path).ok();
@@ -110,12 +110,12 @@ pub enum Way {
 impl Way {
     /// iommufd, where the kernel has it and this process may use it, and groups otherwise. Nothing
     /// but iommufd if `only_iommufd`.
-    pub fn of(place: &Place, only_iommufd: bool) -> Result<Self, Error> {
-        Self::with(place, Path::new(IOMMUFD), only_iommufd)
+    pub fn of(host_device: &HostDevice, only_iommufd: bool) -> Result<Self, Error> {
+        Self::with(host_device, Path::new(IOMMUFD), only_iommufd)
     }
 
-    fn with(place: &Place, iommufd: &Path, only_iommufd: bool) -> Result<Self, Error> {
-        let missing = match usable(place, iommufd) {
+    fn with(host_device: &HostDevice, iommufd: &Path, only_iommufd: bool) -> Result<Self, Error> {
+        let missing = match usable(host_device, iommufd) {
             Ok(()) => return Ok(Self::Iommufd),
             Err(error) => error,
         };
@@ -133,8 +133,8 @@ impl Way {
 }
 
 /// Whether this process may have a device by iommufd. To open its file changes nothing.
-fn usable(place: &Place, iommufd: &Path) -> Result<(), Error> {
-    let node = place.own_file()?;
+fn usable(host_device: &HostDevice, iommufd: &Path) -> Result<(), Error> {
+    let node = host_device.own_file()?;
     for path in [iommufd, node] {
         open(path).map_err(|source| Error::OpenIommufd {
             path: path.to_owned(),
@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn what_is_no_device_is_named() {
         for path in ["/sys/bus/pci/devices/none", "/tmp"] {
-            let error = Place::new(Path::new(path)).err();
+            let error = HostDevice::new(Path::new(path)).err();
             assert!(matches!(error, Some(Error::NoDevice { .. })));
         }
     }
@@ -180,13 +180,16 @@ mod tests {
     fn a_device_has_its_own_file_where_the_kernel_makes_one() {
         let dir = tempfile::tempdir().unwrap();
         let device = device(dir.path(), "vfio-pci");
-        let place = Place::new(&device).unwrap();
-        assert_eq!((&*place.address, &*place.group), ("0000:01:00.0", "7"));
-        assert!(matches!(place.own_file(), Err(Error::NoNode { .. })));
-        fs::create_dir_all(device.join("vfio-dev/vfio3")).unwrap();
-        let place = Place::new(&device).unwrap();
+        let host_device = HostDevice::new(&device).unwrap();
         assert_eq!(
-            place.own_file().unwrap(),
+            (&*host_device.address, &*host_device.group),
+            ("0000:01:00.0", "7")
+        );
+        assert!(matches!(host_device.own_file(), Err(Error::NoNode { .. })));
+        fs::create_dir_all(device.join("vfio-dev/vfio3")).unwrap();
+        let host_device = HostDevice::new(&device).unwrap();
+        assert_eq!(
+            host_device.own_file().unwrap(),
             Path::new("/dev/vfio/devices/vfio3")
         );
     }
@@ -195,31 +198,37 @@ mod tests {
     fn a_driver_of_the_host_in_the_group_is_found() {
         for (driver, is_used) in [("e1000e", true), ("pcieport", false), ("vfio-pci", false)] {
             let dir = tempfile::tempdir().unwrap();
-            let place = Place::new(&device(dir.path(), driver)).unwrap();
-            assert_eq!(place.used_by_host().is_some(), is_used, "{driver}");
+            let host_device = HostDevice::new(&device(dir.path(), driver)).unwrap();
+            assert_eq!(host_device.used_by_host().is_some(), is_used, "{driver}");
         }
     }
 
     #[test]
     fn iommufd_is_used_where_it_can_be_and_groups_otherwise() {
         let dir = tempfile::tempdir().unwrap();
-        let mut place = Place::new(&device(dir.path(), "vfio-pci")).unwrap();
+        let mut host_device = HostDevice::new(&device(dir.path(), "vfio-pci")).unwrap();
         let [iommufd, node] = ["iommu", "vfio3"].map(|name| dir.path().join(name));
-        let groups = |place: &Place| {
-            assert_eq!(Way::with(place, &iommufd, false).unwrap(), Way::Groups);
-            Way::with(place, &iommufd, true).unwrap_err()
+        let groups = |host_device: &HostDevice| {
+            assert_eq!(
+                Way::with(host_device, &iommufd, false).unwrap(),
+                Way::Groups
+            );
+            Way::with(host_device, &iommufd, true).unwrap_err()
         };
-        assert!(matches!(groups(&place), Error::NoNode { .. }));
-        place.node = Some(node.clone());
+        assert!(matches!(groups(&host_device), Error::NoNode { .. }));
+        host_device.node = Some(node.clone());
         fs::write(&node, "").unwrap();
-        let error = groups(&place);
+        let error = groups(&host_device);
         assert!(matches!(&error, Error::OpenIommufd { path, .. } if *path == iommufd));
         fs::write(&iommufd, "").unwrap();
-        assert_eq!(Way::with(&place, &iommufd, false).unwrap(), Way::Iommufd);
+        assert_eq!(
+            Way::with(&host_device, &iommufd, false).unwrap(),
+            Way::Iommufd
+        );
         // A folder opens for nobody, root included.
         fs::remove_file(&node).unwrap();
         fs::create_dir(&node).unwrap();
-        let error = groups(&place);
+        let error = groups(&host_device);
         assert!(matches!(&error, Error::OpenIommufd { path, .. } if *path == node));
     }
 }

@@ -1,13 +1,13 @@
-//! Before an application is served: greeting who has connected, until one may have this worker.
+//! The handshake between a waiting worker and the applications that connect to it.
 //!
-//! A worker that waits for an application makes itself known to whoever connects, and is taken only
-//! by one that has shown a certificate (by TLS) and speaks its version. So who may not have a worker
-//! costs time and no process. And who says nothing, or a byte now and then, keeps nobody else out:
-//! several are greeted at once, each by a thread of its own and for a bounded time, and where there
-//! are too many, some have to go ([`Crowd`]).
+//! A waiting worker answers every connection, and serves the first client that has authenticated
+//! (by TLS, where that is required) and speaks its protocol version. A client that is refused costs
+//! time but no process. A client that sends nothing, or one byte now and then, keeps no other out:
+//! handshakes run in parallel, each in a thread of its own and for a bounded time, and when there are
+//! too many the oldest are closed ([`Pending`]).
 //!
-//! One of those who may have the worker gets its hello; the connections of the others end without
-//! one, and they come again ([`connect`](crate::link::stream::connect)).
+//! Exactly one client receives the worker's hello. The connections of the other clients are closed
+//! without one, and those clients connect again ([`connect`](crate::link::stream::connect)).
 
 use std::{
     error::Error,
@@ -29,8 +29,8 @@ use std::{
 
 use super::{
     compiled::owner::Owner,
-    crowd::{Admitted, Crowd, Origin},
-    stream::{self, Kind, Options},
+    pending::{Admitted, Origin, Pending},
+    stream::{self, Options, StreamProtocol},
 };
 use crate::{
     apis,
@@ -48,17 +48,17 @@ use crate::{
     },
 };
 
-/// How long a peer may take until it has said hello.
+/// How long a peer may take until it has sent its hello.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long to wait after a connection could not be accepted.
-const BREATH: Duration = Duration::from_millis(20);
-/// Bytes of the stack of a thread that greets.
+/// How long to wait after accept(2) failed.
+const ACCEPT_RETRY: Duration = Duration::from_millis(20);
+/// Stack size of a handshake thread, in bytes.
 const STACK: usize = 512 << 10;
 
-/// What greeting somebody comes to: its connection if it has this worker now, and none if it has
-/// left, or has to come again as another has the worker.
-type Greeted = Result<Option<Served>, Box<dyn Error + Send + Sync>>;
-/// An application that has got a hello, and the API that it calls.
+/// The outcome of a handshake: the connection if the peer has this worker now; none if it has closed
+/// its connection, or has to connect again because another peer has the worker.
+type Outcome = Result<Option<Served>, Box<dyn Error + Send + Sync>>;
+/// An application that has received the hello, and the API that it calls.
 pub(super) type Served = (Channel, ApiId);
 
 /// A listening socket, and what is spoken there.
@@ -70,13 +70,17 @@ pub(super) enum Door {
 }
 
 impl Door {
-    /// Over a listening socket that does not block: others wait for applications by the same socket,
-    /// and may be faster. Reads the files that it needs: before the worker is confined.
-    pub fn new(listener: OwnedFd, kind: Kind, options: &Options) -> Result<Self, tls::Error> {
+    /// Wraps a non-blocking listening socket: other workers accept from the same socket and may be
+    /// faster. Reads the certificates, and is therefore called before the worker is sandboxed.
+    pub fn new(
+        listener: OwnedFd,
+        kind: StreamProtocol,
+        options: &Options,
+    ) -> Result<Self, tls::Error> {
         Ok(match kind {
-            Kind::Unix => Self::Unix(listener.into()),
-            Kind::Tcp => Self::Tcp(listener.into()),
-            Kind::Tls => {
+            StreamProtocol::Unix => Self::Unix(listener.into()),
+            StreamProtocol::Tcp => Self::Tcp(listener.into()),
+            StreamProtocol::Tls => {
                 let file = |path: &Option<PathBuf>| path.clone().unwrap_or_default();
                 let server = tls::Server::open(
                     &file(&options.tls_cert),
@@ -96,8 +100,8 @@ impl Door {
         }
     }
 
-    /// Whose application is at the other end of a connection that came by this door, if anybody
-    /// says so who is to be trusted.
+    /// The owner of the application at the other end of a connection, if the kernel or a verified
+    /// certificate names it.
     pub fn owner(&self, channel: &Channel) -> Option<Owner> {
         match self {
             Self::Unix(_) => socket::user(channel.fd()).ok().and_then(Owner::of_user),
@@ -106,7 +110,7 @@ impl Door {
         }
     }
 
-    /// Who has connected, and where from.
+    /// Accepts a connection; also returns its origin and a name for the log.
     fn accept(&self) -> io::Result<(OwnedFd, Origin, String)> {
         Ok(match self {
             Self::Unix(listener) => {
@@ -125,52 +129,52 @@ impl Door {
         })
     }
 
-    /// The next application that may have this worker, after its hello. `sizes` are those of the window
-    /// and of its rings, for the answer.
+    /// Waits for the next application that may have this worker, and sends it the hello. `sizes` are
+    /// those of the window and of its rings, in bytes.
     pub fn next(&self, sizes: (u64, u64)) -> io::Result<Served> {
         let (ring, bell) = UnixStream::pair()?;
-        let greeting = Greeting {
+        let handshake = Handshake {
             door: self,
             sizes,
             taken: AtomicBool::new(false),
             ring,
         };
         thread::scope(|scope| {
-            let mut crowd = Crowd::default();
-            let served = greeting.until_taken(scope, &mut crowd, &bell);
-            // The threads end before the worker serves: they use what the pool gets to know by.
-            crowd.dismiss();
+            let mut pending = Pending::default();
+            let served = handshake.until_taken(scope, &mut pending, &bell);
+            // The threads end before the worker serves: they use the channel to the pool.
+            pending.dismiss();
             served
         })
     }
 }
 
-/// What those who greet have in common.
-struct Greeting<'a> {
+/// The state that all handshake threads share.
+struct Handshake<'a> {
     door: &'a Door,
-    /// The sizes of the window and of its rings, for the answer.
+    /// The sizes of the window and of its rings, in bytes, for the hello.
     sizes: (u64, u64),
-    /// Whether somebody has the worker.
+    /// Whether a client has the worker.
     taken: AtomicBool,
-    /// Threads write a byte there when they have ended.
+    /// Threads write a byte here when they end.
     ring: UnixStream,
 }
 
-impl Greeting<'_> {
+impl Handshake<'_> {
     fn until_taken<'scope>(
         &'scope self,
         scope: &'scope thread::Scope<'scope, '_>,
-        crowd: &mut Crowd,
+        pending: &mut Pending,
         mut bell: &UnixStream,
     ) -> io::Result<Served> {
-        let (sender, outcomes) = mpsc::channel::<(u64, Greeted)>();
+        let (sender, outcomes) = mpsc::channel::<(u64, Outcome)>();
         let mut refusals = Refusals::default();
         loop {
-            let (rung, knocked) = self.wait(bell, crowd.closed(Instant::now()))?;
+            let (rung, knocked) = self.wait(bell, pending.closed(Instant::now()))?;
             if rung {
                 let _ = bell.read(&mut [0; 64])?;
                 for (number, outcome) in outcomes.try_iter() {
-                    let peer = crowd.leave(number);
+                    let peer = pending.leave(number);
                     let refused = match outcome {
                         Ok(Some(served)) => return Ok(served),
                         Ok(None) => continue,
@@ -188,42 +192,45 @@ impl Greeting<'_> {
                 Ok(accepted) => accepted,
                 Err(error) if is_ours(&error) => return Err(error),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
-                // Who wanted to come has gone again, the network has, or there is no descriptor or
-                // memory just now.
+                // The peer has closed its connection already, the network failed, or there is no
+                // descriptor or memory at the moment.
                 Err(_) => {
-                    thread::sleep(BREATH);
+                    thread::sleep(ACCEPT_RETRY);
                     continue;
                 }
             };
             let Ok(handle) = socket.try_clone() else {
-                thread::sleep(BREATH);
+                thread::sleep(ACCEPT_RETRY);
                 continue;
             };
             let Admitted {
                 number,
-                settled,
+                committed,
                 displaced,
-            } = crowd.admit(origin, name, handle);
+            } = pending.admit(origin, name, handle);
             if let Some(name) = displaced {
-                refusals.note(&name, "it said nothing, and others came");
+                refusals.note(
+                    &name,
+                    "it sent no hello, and its place went to a newer connection",
+                );
             }
             let sender = sender.clone();
-            let greet = move || {
-                let outcome = self.greet(Socket::new(socket), &settled);
-                // Who has served its turn is not waited for any more.
+            let run = move || {
+                let outcome = self.run(Socket::new(socket), &committed);
+                // After the worker has a client, nobody receives this.
                 let _ = sender.send((number, outcome));
                 let _ = (&self.ring).write(&[0]);
             };
-            let thread = thread::Builder::new().name("greet".to_owned());
-            if thread.stack_size(STACK).spawn_scoped(scope, greet).is_err() {
-                crowd.leave(number);
-                thread::sleep(BREATH);
+            let thread = thread::Builder::new().name("handshake".to_owned());
+            if thread.stack_size(STACK).spawn_scoped(scope, run).is_err() {
+                pending.leave(number);
+                thread::sleep(ACCEPT_RETRY);
             }
         }
     }
 
-    /// Waits until a thread has ended or, but not before the door opens, somebody has come: whether
-    /// it was that.
+    /// Waits until a thread has ended or, after `closed`, a connection has arrived; returns which of
+    /// the two it was.
     fn wait(&self, bell: &UnixStream, closed: Duration) -> io::Result<(bool, bool)> {
         let entry = |fd: BorrowedFd<'_>| libc::pollfd {
             fd: fd.as_raw_fd(),
@@ -234,7 +241,7 @@ impl Greeting<'_> {
         let (count, patience) = match closed {
             Duration::ZERO => (2, -1),
             Duration::MAX => (1, -1),
-            // Rounded up; a head start is short.
+            // Rounded up.
             closed => (1, closed.as_millis().min(1000) as libc::c_int + 1),
         };
         // SAFETY: as many entries as is said, at most.
@@ -248,30 +255,30 @@ impl Greeting<'_> {
         Ok((polled[0].revents != 0, polled[1].revents != 0))
     }
 
-    fn greet(&self, socket: Socket, settled: &AtomicBool) -> Greeted {
-        match self.exchange(socket, settled) {
-            // Who leaves in the middle only wanted to know whether somebody listens.
+    fn run(&self, socket: Socket, committed: &AtomicBool) -> Outcome {
+        match self.exchange(socket, committed) {
+            // A peer that closes during the handshake only probed whether anybody listens.
             Err(error) if has_left(error.as_ref()) => Ok(None),
             outcome => outcome,
         }
     }
 
-    fn exchange(&self, socket: Socket, settled: &AtomicBool) -> Greeted {
+    fn exchange(&self, socket: Socket, committed: &AtomicBool) -> Outcome {
         let until = Instant::now() + PATIENCE;
         let channel = match self.door {
             Door::Unix(_) | Door::Tcp(_) => Channel::plain(socket),
             Door::Tls(_, server) => Channel::secure(socket, server.accept()?, until)?,
         };
         let theirs = channel.receive_hello(until)?;
-        // Also to one of another build, so that it can name both versions.
+        // Also sent to a client of another build, so that it can report both versions.
         let ours = Hello::answer(apis::answering(&theirs), Form::Stream, self.sizes).to_bytes();
         let refused = match Hello::check(&theirs, &apis::ALL) {
             Ok(hello) if hello.form == Form::Stream => {
-                // One alone: who has got a hello is served.
+                // Only one client: whoever receives the hello is served.
                 if self.taken.swap(true, Ordering::Relaxed) {
                     return Ok(None);
                 }
-                if settled.swap(true, Ordering::Relaxed) {
+                if committed.swap(true, Ordering::Relaxed) {
                     self.taken.store(false, Ordering::Relaxed);
                     return Ok(None);
                 }
@@ -281,7 +288,7 @@ impl Greeting<'_> {
                 }
                 return Ok(Some((channel, hello.api)));
             }
-            Ok(_) => "its driver wants a window that is shared".into(),
+            Ok(_) => "its driver asks for shared memory, which a stream does not have".into(),
             Err(refused) => refused.into(),
         };
         channel.send_hello(&ours, until)?;
@@ -290,8 +297,8 @@ impl Greeting<'_> {
     }
 }
 
-/// Whether it is for the listener that nobody can be accepted, and not for a peer, the network or
-/// the machine (accept(2)).
+/// Whether accept(2) failed because of the listening socket itself, not because of a peer, the network
+/// or a shortage of resources.
 fn is_ours(error: &io::Error) -> bool {
     let code = error.raw_os_error();
     matches!(
@@ -306,7 +313,7 @@ fn has_left(error: &(dyn Error + Send + Sync + 'static)) -> bool {
         .is_some_and(|error| error.kind() == io::ErrorKind::UnexpectedEof)
 }
 
-/// Says who was refused, and no more often than somebody reads it.
+/// Logs refused peers, at a limited rate.
 #[derive(Debug, Default)]
 pub(super) struct Refusals(Seldom);
 
@@ -322,7 +329,7 @@ impl Refusals {
 mod tests {
     use std::{net::TcpStream, path::Path};
 
-    use super::{super::crowd::MOST, *};
+    use super::{super::pending::MOST, *};
     use crate::{
         apis::opencl::OpenCl,
         wire::{Api, api::Spoken, hello::SIZE},
@@ -338,7 +345,7 @@ mod tests {
         Hello::answer(Spoken::of::<OpenCl>(), Form::Stream, SIZES)
     }
 
-    /// What a driver says that may have a worker.
+    /// The hello of a driver that may have a worker.
     fn right() -> Hello {
         Hello {
             form: Form::Stream,
@@ -362,11 +369,11 @@ mod tests {
         let path = std::env::temp_dir().join(name);
         let listener = UnixListener::bind(&path).unwrap();
         listener.set_nonblocking(true).unwrap();
-        let door = Door::new(listener.into(), Kind::Unix, &Options::default()).unwrap();
+        let door = Door::new(listener.into(), StreamProtocol::Unix, &Options::default()).unwrap();
         let taking = thread::spawn(move || door.next(SIZES).map(drop));
         let mut other = right();
         other.version.number += 1;
-        // It learns of the worker's version, and can say so.
+        // It receives the worker's version, and can report it.
         let told = say(to(&path), other).unwrap();
         assert_eq!(Hello::check_for::<OpenCl>(&told), Ok(ours()));
         assert_eq!(say(to(&path), Hello::client::<OpenCl>()).unwrap(), told);
@@ -378,10 +385,10 @@ mod tests {
     }
 
     #[test]
-    fn who_says_nothing_or_little_keeps_nobody_out() {
+    fn a_silent_client_keeps_nobody_out() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        // One after the other they would take minutes, and more of them than there are places.
+        // More connections than the limit; one after the other they would take minutes.
         let silent: Vec<_> = (0..2 * MOST)
             .map(|index| {
                 let mut stream = TcpStream::connect(address).unwrap();
@@ -390,7 +397,7 @@ mod tests {
             })
             .collect();
         listener.set_nonblocking(true).unwrap();
-        let door = Door::new(listener.into(), Kind::Tcp, &Options::default()).unwrap();
+        let door = Door::new(listener.into(), StreamProtocol::Tcp, &Options::default()).unwrap();
         let taking = thread::spawn(move || door.next(SIZES).map(drop));
         let told = say(TcpStream::connect(address).unwrap(), right()).unwrap();
         assert_eq!(Hello::check_for::<OpenCl>(&told), Ok(ours()));
@@ -399,11 +406,11 @@ mod tests {
     }
 
     #[test]
-    fn of_two_who_may_have_a_worker_one_alone_gets_its_hello() {
+    fn of_two_clients_only_one_receives_the_hello() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
-        let door = Door::new(listener.into(), Kind::Tcp, &Options::default()).unwrap();
-        let greeting = Greeting {
+        let door = Door::new(listener.into(), StreamProtocol::Tcp, &Options::default()).unwrap();
+        let handshake = Handshake {
             door: &door,
             sizes: SIZES,
             taken: AtomicBool::new(false),
@@ -412,9 +419,9 @@ mod tests {
         let come = |dismissed| {
             let (here, there) = UnixStream::pair().unwrap();
             (&here).write_all(&right().to_bytes()).unwrap();
-            let settled = AtomicBool::new(dismissed);
-            let greeted = greeting.greet(Socket::new(there.into()), &settled);
-            (here, greeted.unwrap())
+            let committed = AtomicBool::new(dismissed);
+            let outcome = handshake.run(Socket::new(there.into()), &committed);
+            (here, outcome.unwrap())
         };
         let (mut dismissed, none) = come(true);
         assert!(none.is_none());

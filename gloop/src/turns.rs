@@ -1,0 +1,341 @@
+//! Sharing a GPU with other processes: turns that an arbiter (`gantry-arbiter`) gives.
+//!
+//! ```text
+//!   arbiter ── page of grants: which turn is over, do others wait ──► kernel (where the GPU reads it)
+//!      │  ▲                                                     └───► this process: a thread listens
+//!      │  └── Want, Again, Done; what was used                              │ stop word of the job
+//!      └───── a byte: something has changed ────────────────────────────────┘──► kernel
+//! ```
+//!
+//! A job runs in turns alone. When its turn is over and others wait, it is stopped between two of its
+//! callbacks, and goes on in its next turn; a job all of whose blocks wait for files or sockets while
+//! others want the GPU gives its turn back, and asks for another one when something has come. As long
+//! as nobody else wants the GPU, a turn has no end.
+//!
+//! Who is stopped in time is charged by what it says; a kernel that ignores the arbiter is charged by
+//! the arbiter's clock, and its process is killed at the arbiter's limit.
+//!
+//! The arbiter ends a process that hangs up, since its kernels might still run. So a process joins
+//! once, and belongs to the arbiter (or the next one) until it ends. Name and weight are the process's
+//! own word: see [`introduce::introduce_self`] why that is enough.
+
+use std::{
+    io,
+    os::unix::net::UnixStream,
+    path::PathBuf,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+pub use gantry_remoting::turns::message::Join;
+use gantry_remoting::turns::{
+    introduce,
+    message::{self, OtherArbiter, Word},
+    page::claim,
+    session::{self, NoSession, Session},
+};
+
+use crate::job::State;
+
+/// How often is looked whether a kernel has ended by itself.
+const LOOK: Duration = Duration::from_micros(100);
+/// How long its end is looked for without a pause once it was stopped.
+const SPIN: Duration = Duration::from_micros(200);
+
+/// Whether this process has joined.
+static JOINED: AtomicBool = AtomicBool::new(false);
+
+/// Why there are no turns.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Once is all.
+    #[error("this process has joined an arbiter already: it belongs to it until it ends")]
+    Twice,
+    /// The arbiter is of another build.
+    #[error(transparent)]
+    Other(#[from] OtherArbiter),
+    /// The system.
+    #[error("cannot join an arbiter")]
+    System(#[from] io::Error),
+}
+
+/// What runs in turns: kernels that can be stopped, and go on where they were.
+pub trait Resumable {
+    /// Why it cannot go on.
+    type Error: From<Error>;
+
+    /// This is the arbiter from now on. It does not run.
+    fn meet(&mut self, session: &Arc<Session>);
+
+    /// Begins or goes on in the turn whose number has this lower half.
+    ///
+    /// # Errors
+    /// It cannot.
+    fn resume_in(&mut self, turn: u32) -> Result<(), Self::Error>;
+
+    /// Where it is: at once.
+    ///
+    /// # Errors
+    /// It has failed.
+    fn look(&mut self) -> Result<State, Self::Error>;
+
+    /// Its turn is over: it is to leave the GPU soon.
+    fn stop(&self);
+
+    /// Others want the GPU: it is to leave it when all it does is to wait.
+    fn contend(&self);
+
+    /// It waits: returns when something has come for it.
+    fn wait_for_more(&self);
+}
+
+/// What the listening thread has heard.
+#[derive(Debug, Default)]
+struct Heard {
+    session: Option<Arc<Session>>,
+    apart: Option<OtherArbiter>,
+}
+
+#[derive(Debug, Default)]
+struct Ear {
+    heard: Mutex<Heard>,
+    changed: Condvar,
+}
+
+impl Ear {
+    fn heard(&self) -> MutexGuard<'_, Heard> {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, heard: MutexGuard<'a, Heard>) -> MutexGuard<'a, Heard> {
+        let waited = self.changed.wait(heard);
+        waited.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self, change: impl FnOnce(&mut Heard)) {
+        change(&mut self.heard());
+        self.changed.notify_all();
+    }
+}
+
+/// This process among those that share a GPU.
+#[derive(Debug)]
+pub struct Member {
+    ear: Arc<Ear>,
+    session: Option<Arc<Session>>,
+    /// It has asked for a turn when it had had so many.
+    asked: Option<u64>,
+    /// Time on the GPU, and launches, in this session.
+    used: Duration,
+    launches: u64,
+    turns: u64,
+}
+
+impl Member {
+    /// Joins the arbiter at this socket, or whichever is there later.
+    ///
+    /// # Errors
+    /// This process has joined before, or there is no thread.
+    pub fn join(arbiter: PathBuf, join: &Join) -> Result<Self, Error> {
+        if JOINED.swap(true, Ordering::Relaxed) {
+            return Err(Error::Twice);
+        }
+        let control = introduce::introduce_self("gloop", join, arbiter)?;
+        Self::with(control)
+    }
+
+    /// The same, introduced over this socket.
+    fn with(control: UnixStream) -> Result<Self, Error> {
+        let ear = Arc::new(Ear::default());
+        let its = Arc::clone(&ear);
+        thread::Builder::new()
+            .name("turns".to_owned())
+            .spawn(move || listen(&control, &its))?;
+        Ok(Self {
+            ear,
+            session: None,
+            asked: None,
+            used: Duration::ZERO,
+            launches: 0,
+            turns: 0,
+        })
+    }
+
+    /// Turns that there were.
+    pub fn turns(&self) -> u64 {
+        self.turns
+    }
+
+    /// Runs a job to its end, in turns.
+    ///
+    /// # Errors
+    /// It has failed, or there is no arbiter for this build.
+    pub fn run<J: Resumable>(&mut self, job: &mut J) -> Result<(), J::Error> {
+        loop {
+            let (session, turn) = self.turn()?;
+            self.turns += 1;
+            let ran = self.run_in(job, &session, turn);
+            match ran {
+                Ok(State::Ready | State::Running) => self.give_back(&session, Word::Again),
+                _ => self.give_back(&session, Word::Done),
+            }
+            match ran? {
+                State::Done => return Ok(()),
+                State::Waiting => job.wait_for_more(),
+                State::Ready | State::Running => {}
+            }
+        }
+    }
+
+    /// Waits for a turn; its number.
+    fn turn(&mut self) -> Result<(Arc<Session>, u64), Error> {
+        loop {
+            let session = self.arbiter()?;
+            let count = || session.grant().turn.load(Ordering::Acquire);
+            let before = match self.asked.take() {
+                Some(before) => before,
+                None => {
+                    let before = count();
+                    // If it is gone, the listening thread notices.
+                    let _ = Word::Want.say(session.stream());
+                    before
+                }
+            };
+            let mut heard = self.ear.heard();
+            while !session.is_gone() {
+                let turn = count();
+                if turn != before {
+                    drop(heard);
+                    return Ok((session, turn));
+                }
+                heard = self.ear.wait(heard);
+            }
+        }
+    }
+
+    /// The arbiter that there is; waits for one.
+    fn arbiter(&mut self) -> Result<Arc<Session>, Error> {
+        let mut heard = self.ear.heard();
+        loop {
+            if let Some(apart) = heard.apart {
+                return Err(apart.into());
+            }
+            if let Some(session) = heard.session.clone().filter(|one| !one.is_gone()) {
+                drop(heard);
+                let is_known = |known: &Arc<Session>| Arc::ptr_eq(known, &session);
+                if !self.session.as_ref().is_some_and(is_known) {
+                    // This one counts from nothing.
+                    (self.used, self.launches, self.asked) = (Duration::ZERO, 0, None);
+                    self.session = Some(Arc::clone(&session));
+                }
+                return Ok(session);
+            }
+            heard = self.ear.wait(heard);
+        }
+    }
+
+    /// Runs a job until it has left the GPU: where it is then.
+    fn run_in<J: Resumable>(
+        &mut self,
+        job: &mut J,
+        session: &Arc<Session>,
+        turn: u64,
+    ) -> Result<State, J::Error> {
+        job.meet(session);
+        // The lower half, as the arbiter says it.
+        let number = turn as u32;
+        job.resume_in(number)?;
+        self.launches += 1;
+        let account = session.account();
+        account.calls.store(self.launches, Ordering::Relaxed);
+        let mut seen = Instant::now();
+        let mut stopped = None;
+        loop {
+            let state = job.look()?;
+            // No request is said to be under way: a kernel that can be stopped has no limit. One that
+            // does not stop has the arbiter's, by the arbiter's clock.
+            let now = Instant::now();
+            self.used += now - seen;
+            seen = now;
+            let used = u64::try_from(self.used.as_nanos()).unwrap_or(u64::MAX);
+            account.busy.store(used, Ordering::Relaxed);
+            if state != State::Running {
+                return Ok(state);
+            }
+            let grant = session.grant();
+            let over = || session.is_gone() || grant.stop.load(Ordering::Acquire) == number;
+            match stopped {
+                None if over() => {
+                    job.stop();
+                    stopped = Some(now);
+                }
+                Some(since) if now - since < SPIN => {
+                    std::hint::spin_loop();
+                    continue;
+                }
+                _ => {}
+            }
+            if stopped.is_none() && grant.contended.load(Ordering::Relaxed) != 0 {
+                job.contend();
+            }
+            let heard = self.ear.heard();
+            if stopped.is_some() || !over() {
+                // Whatever it is that has ended this, it is looked at again.
+                drop(self.ear.changed.wait_timeout(heard, LOOK));
+            }
+        }
+    }
+
+    fn give_back(&mut self, session: &Session, word: Word) {
+        // Before the arbiter can give the next one.
+        let had = session.grant().turn.load(Ordering::Acquire);
+        self.asked = (word == Word::Again).then_some(had);
+        session
+            .account()
+            .claim
+            .store(claim::NONE, Ordering::Release);
+        // If it is gone, the listening thread notices.
+        let _ = word.say(session.stream());
+    }
+}
+
+/// Hears one arbiter after the other, as long as there can be another one.
+fn listen(control: &UnixStream, ear: &Ear) {
+    let mut hung_up = 0;
+    loop {
+        let session = match Session::open(control) {
+            Ok(session) => Arc::new(session),
+            Err(NoSession::Other(other)) => return ear.tell(|heard| heard.apart = Some(other)),
+            Err(NoSession::HungUp(why)) => {
+                hung_up += 1;
+                if hung_up == 2 {
+                    base::note!("gloop: {why}");
+                }
+                session::pause(hung_up);
+                continue;
+            }
+            // The arbiter has ended meanwhile.
+            Err(NoSession::System(_)) => {
+                session::pause(0);
+                continue;
+            }
+        };
+        hung_up = 0;
+        ear.tell(|heard| heard.session = Some(Arc::clone(&session)));
+        while message::listen(session.stream()).is_ok() {
+            ear.tell(|_| {});
+        }
+        session.end();
+        ear.tell(|heard| heard.session = None);
+        base::note!("gloop: the arbiter has ended: this program waits for another one");
+    }
+}
+
+#[cfg(test)]
+mod host_kernel;
+#[cfg(test)]
+mod tests;

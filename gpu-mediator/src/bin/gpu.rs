@@ -1,0 +1,129 @@
+//! `gantry-gpu`: one GPU as many, each with its guest's own driver.
+
+#![cfg_attr(not(test), deny(clippy::print_stderr))]
+
+use std::{path::PathBuf, process::ExitCode, time::Duration};
+
+use clap::{CommandFactory, Parser, Subcommand};
+use gpu_mediator::{
+    gpu::server::{Server, Settings},
+    policy::Name,
+};
+use manual::Manual;
+
+/// Shares a GPU among virtual machines, whose guests use it with their own drivers.
+///
+/// Each virtual machine started with --gpu has a part of the GPU's memory and channels of its own;
+/// none reaches another's, and turns are given by weight.
+#[derive(Parser)]
+#[command(
+    name = "gantry-gpu",
+    version,
+    disable_help_subcommand = true,
+    after_help = EXAMPLES
+)]
+struct Arguments {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Serves virtual machines until the GPU is lost.
+    Serve(Serve),
+    #[command(flatten)]
+    Manual(Manual),
+}
+
+#[derive(clap::Args)]
+struct Serve {
+    /// The socket of the GPU's server: gantry-gf100 --trap.
+    #[arg(long, value_name = "PATH")]
+    model: PathBuf,
+    /// The socket at which virtual machines find it.
+    #[arg(long, value_name = "PATH")]
+    socket: PathBuf,
+    /// Who gets the GPU: fifo, credit, band, fair or fair-preemptive.
+    #[arg(long, default_value = "fair", value_name = "NAME")]
+    policy: Name,
+    /// Milliseconds for which a channel may have the GPU without completing anything; its driver
+    /// gets an error after that.
+    #[arg(long, value_name = "MS", default_value_t = 10_000)]
+    limit: u64,
+    /// Log more: -v errors of guests' channels.
+    #[arg(short, action = clap::ArgAction::Count)]
+    verbose: u8,
+}
+
+const EXAMPLES: &str = "Examples:
+  gantry-gf100 --socket /run/gf100.sock --vram 1G --trap
+  gantry-gpu serve --model /run/gf100.sock --socket /run/gpu.sock
+  gantry --kernel vmlinuz --memory size=1G,shared=on --gpu socket=/run/gpu.sock,vram=256M";
+
+/// A line each to the error output.
+struct Lines;
+
+impl log::Log for Lines {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        base::note!("gantry-gpu: {}", record.args());
+    }
+
+    fn flush(&self) {}
+}
+
+fn run(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
+    let serve = match arguments.what {
+        What::Manual(manual) => {
+            return Ok(manual.write(Arguments::command(), &mut std::io::stdout())?);
+        }
+        What::Serve(serve) => serve,
+    };
+    if log::set_logger(&Lines).is_ok() {
+        log::set_max_level(match serve.verbose {
+            0 => log::LevelFilter::Info,
+            _ => log::LevelFilter::Debug,
+        });
+    }
+    let settings = Settings {
+        policy: serve.policy,
+        limit: Duration::from_millis(serve.limit.max(1)),
+    };
+    let mut server = Server::new(&serve.model, &serve.socket, settings)?;
+    log::info!("serving at {}", serve.socket.display());
+    Ok(server.run()?)
+}
+
+fn main() -> ExitCode {
+    let Err(error) = run(Arguments::parse()) else {
+        return ExitCode::SUCCESS;
+    };
+    base::note::error("gantry-gpu", &*error);
+    ExitCode::FAILURE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_makes_sense() {
+        manual::check::<Arguments>(
+            &[
+                "serve --model /m --socket /s",
+                "serve --model /m --socket /s --policy band --limit 5 -v",
+                "man",
+                "completions zsh",
+            ],
+            &[
+                "",
+                "serve --socket /s",
+                "completions",
+                "serve --model /m --socket /s --policy no",
+            ],
+        );
+    }
+}

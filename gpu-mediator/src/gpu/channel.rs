@@ -1,0 +1,215 @@
+//! A guest's channel on the physical GPU, with a ring of its own.
+//!
+//! The guest's ring is not given to the GPU: its entries are copied into the shadow ring, each
+//! submission followed by an entry of the mediator's, which writes a completion word and interrupts.
+//! So the mediator says when a channel begins, and knows when it has ended.
+
+use std::{collections::VecDeque, time::Duration};
+
+use gf100::format::{
+    PAGE,
+    instance::{self, InstanceBlock, Space},
+    push::{GpEntry, Header, Run},
+    ramfc::{self, Ramfc, SIGNATURE},
+    userd,
+};
+
+use super::{
+    memory::{PhysPage, Reserve},
+    space::Slot,
+    wire::{MOST_BATCHES, MOST_ENTRIES},
+};
+
+/// log2 of the entries of a shadow ring: a page.
+const LOG2: u32 = 9;
+const ENTRIES: u32 = 1 << LOG2;
+/// All submissions that may be under way fit, each with the mediator's entry.
+const _: () = assert!(MOST_BATCHES * (MOST_ENTRIES + 1) < ENTRIES as usize);
+/// Bytes of the mediator's push buffer for a submission.
+const TRAILER: u64 = 64;
+
+/// What has been given to the GPU.
+#[derive(Clone, Copy, Debug)]
+struct Flying {
+    /// Entries fetched when it has been.
+    end: u64,
+    /// What the completion word is then.
+    number: u32,
+}
+
+/// A channel.
+pub struct Channel {
+    /// Its number on the GPU.
+    pub physical: u8,
+    /// Its instance block; its submission page is the next.
+    pub instance: PhysPage,
+    /// Its control memory.
+    pub slot: Slot,
+    queued: VecDeque<Vec<u64>>,
+    flying: VecDeque<Flying>,
+    /// Entries given to the GPU, and fetched by it, in all.
+    put: u64,
+    got: u64,
+    number: u32,
+    /// It may not run until its VM's next turn.
+    pub frozen: bool,
+    /// It has ended: nothing more is carried out.
+    pub ended: bool,
+    /// GPU time since something of it completed.
+    pub busy: Duration,
+    /// Commands that could not be carried out.
+    pub errors: u32,
+}
+
+impl Channel {
+    /// A channel whose instance block is written.
+    pub fn new(
+        physical: u8,
+        instance: PhysPage,
+        slot: Slot,
+        directory: PhysPage,
+        engines: [Option<u64>; instance::ENGINE_COUNT],
+        reserve: &Reserve,
+    ) -> Self {
+        let block = InstanceBlock {
+            space: Space {
+                aperture: gf100::format::Aperture::Vram,
+                number: directory.0,
+                limit: (1 << gf100::format::VA_BITS) - 1,
+            },
+            engines,
+        };
+        let mut bytes = [0; instance::BYTES];
+        block.encode(&mut bytes);
+        let mut head = [0; ramfc::BYTES];
+        Ramfc {
+            userd: instance.address() + PAGE,
+            signature: SIGNATURE,
+            gp_base: slot.ring_va,
+            gp_log2: LOG2,
+            ..Ramfc::default()
+        }
+        .encode(&mut head);
+        bytes[..ramfc::BYTES].copy_from_slice(&head);
+        reserve.write(instance.address(), &bytes);
+        Self {
+            physical,
+            instance,
+            slot,
+            queued: VecDeque::new(),
+            flying: VecDeque::new(),
+            put: 0,
+            got: 0,
+            number: 0,
+            frozen: false,
+            ended: false,
+            busy: Duration::ZERO,
+            errors: 0,
+        }
+    }
+
+    /// Adds a submission; whether there was room.
+    pub fn queue(&mut self, entries: Vec<u64>) -> bool {
+        if self.queued.len() + self.flying.len() >= MOST_BATCHES {
+            return false;
+        }
+        self.queued.push_back(entries);
+        true
+    }
+
+    /// Whether something waits to be given to the GPU.
+    pub fn has_queued(&self) -> bool {
+        !self.ended && !self.queued.is_empty()
+    }
+
+    /// Whether the GPU has something of it.
+    pub fn is_flying(&self) -> bool {
+        !self.ended && !self.flying.is_empty()
+    }
+
+    /// Forgets all that has not completed.
+    pub fn end(&mut self) {
+        self.ended = true;
+        self.queued.clear();
+        self.flying.clear();
+    }
+
+    /// Writes the oldest submission into the ring: what the doorbell is to say.
+    pub fn launch(&mut self, reserve: &Reserve) -> Option<u32> {
+        let entries = self.queued.pop_front()?;
+        for raw in entries {
+            // What it points to is in the guest's own space, or faults there.
+            self.push(GpEntry::parse(raw), reserve);
+        }
+        self.number = self.number.wrapping_add(1);
+        let nth = u64::from(self.number) % MOST_BATCHES as u64;
+        let offset = PAGE + nth * TRAILER;
+        let words = self.trailer();
+        for (at, word) in (self.slot.ring + offset..).step_by(4).zip(words) {
+            reserve.set32(at, word);
+        }
+        let trailer = GpEntry {
+            address: self.slot.ring_va + offset,
+            words: words.len() as u32,
+        };
+        self.push(trailer, reserve);
+        self.flying.push_back(Flying {
+            end: self.put,
+            number: self.number,
+        });
+        Some((self.put % u64::from(ENTRIES)) as u32)
+    }
+
+    fn push(&mut self, entry: GpEntry, reserve: &Reserve) {
+        let at = self.put % u64::from(ENTRIES);
+        reserve.set64(self.slot.ring + at * 8, entry.encode());
+        self.put += 1;
+    }
+
+    /// Writes the completion word once all engines are idle, and interrupts.
+    fn trailer(&self) -> [u32; 7] {
+        let run = |address, count| {
+            Header::Increasing(Run {
+                subchannel: 0,
+                address,
+                count,
+            })
+            .encode()
+        };
+        let at = self.slot.word_va;
+        [
+            run(0x10, 4),
+            (at >> 32) as u32,
+            at as u32,
+            self.number,
+            // Release, four bytes.
+            1 << 24 | 2,
+            run(0x20, 1),
+            0,
+        ]
+    }
+
+    /// How many submissions have completed since the last call. The guest's engines can write the
+    /// word, and so say too early that they are done; they cannot write how far the ring was
+    /// fetched, which is behind all but the last submission's end.
+    pub fn completed(&mut self, reserve: &Reserve) -> usize {
+        let userd = self.instance.address() + PAGE;
+        let get = u64::from(reserve.get32(userd + userd::GP_GET) % ENTRIES);
+        let before = self.got % u64::from(ENTRIES);
+        let fetched = (get + u64::from(ENTRIES) - before) % u64::from(ENTRIES);
+        self.got = (self.got + fetched).min(self.put);
+        let word = reserve.get32(self.slot.word);
+        let got = self.got;
+        let done =
+            |flying: &Flying| flying.end <= got && word.wrapping_sub(flying.number) as i32 >= 0;
+        let mut count = 0;
+        while self.flying.front().is_some_and(done) {
+            self.flying.pop_front();
+            count += 1;
+        }
+        if count > 0 {
+            self.busy = Duration::ZERO;
+        }
+        count
+    }
+}

@@ -1,0 +1,133 @@
+//! Packets between a front and the mediator: one message each, with the descriptors that belong to it.
+
+use std::{
+    io,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    path::Path,
+};
+
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
+};
+
+use super::wire::MOST;
+
+fn socket(flags: SocketFlags) -> io::Result<OwnedFd> {
+    let flags = flags | SocketFlags::CLOEXEC;
+    Ok(socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        flags,
+        None,
+    )?)
+}
+
+/// Where fronts connect.
+pub struct Listener(OwnedFd);
+
+impl Listener {
+    /// Listens at a path. A socket that nobody listens on any more is replaced.
+    pub fn bind(path: &Path) -> io::Result<Self> {
+        let address = SocketAddrUnix::new(path)?;
+        let refused = rustix::net::connect(socket(SocketFlags::NONBLOCK)?, &address);
+        if refused == Err(rustix::io::Errno::CONNREFUSED) {
+            std::fs::remove_file(path)?;
+        }
+        let fd = socket(SocketFlags::NONBLOCK)?;
+        bind(&fd, &address)?;
+        listen(&fd, 16)?;
+        Ok(Self(fd))
+    }
+
+    /// The next front, if one waits.
+    pub fn accept(&self) -> io::Result<Packets> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        Ok(Packets(accept_with(&self.0, flags)?.into()))
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// A connection.
+#[derive(Debug)]
+pub struct Packets(UnixStream);
+
+/// A message as it came.
+pub struct Packet {
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+    /// Descriptors that came along.
+    pub files: Vec<OwnedFd>,
+}
+
+impl Packets {
+    /// Connects to the mediator; the result blocks.
+    pub fn connect(path: &Path) -> io::Result<Self> {
+        let fd = socket(SocketFlags::empty())?;
+        rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
+        Ok(Self(fd.into()))
+    }
+
+    /// Two ends, the first of which does not block.
+    pub fn pair() -> io::Result<(Self, Self)> {
+        let (here, there) = rustix::net::socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
+        rustix::io::ioctl_fionbio(&here, true)?;
+        Ok((Self(here.into()), Self(there.into())))
+    }
+
+    /// Sends a message.
+    pub fn send(&self, message: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
+        loop {
+            match base::socket::send(&self.0, message, files) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                sent => return sent,
+            }
+        }
+    }
+
+    /// Receives a message; none if the other end has gone. `WouldBlock` if it does not block and
+    /// there is none.
+    pub fn receive(&self) -> io::Result<Option<Packet>> {
+        let mut bytes = vec![0; MOST + 1];
+        let (count, files) = loop {
+            match base::socket::receive(&self.0, &mut bytes) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                received => break received?,
+            }
+        };
+        if count > MOST {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        bytes.truncate(count);
+        Ok((count > 0).then_some(Packet { bytes, files }))
+    }
+
+    /// Ends the conversation: whoever receives hears of it.
+    pub fn shut_down(&self) {
+        // It may have ended already.
+        let _ = self.0.shutdown(std::net::Shutdown::Both);
+    }
+
+    /// Another handle on it.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        Ok(Self(self.0.try_clone()?))
+    }
+}
+
+impl AsFd for Packets {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}

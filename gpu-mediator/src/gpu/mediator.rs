@@ -1,0 +1,726 @@
+//! Who has which part of the GPU, and when.
+//!
+//! One VM's channels run at a time. A turn ends when the VM has nothing left, or when it is over and
+//! somebody waits: what still runs then is stopped, and goes on in the VM's next turn.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    fs::File,
+    io,
+    os::fd::OwnedFd,
+    time::Duration,
+};
+
+use gf100::{
+    format::{Gfn, PAGE, PAGE_NUMBER_BITS},
+    registers::CHANNELS,
+};
+use log::{debug, info, warn};
+use vfio_client::Failure;
+
+use super::{
+    channel::Channel,
+    memory::{DmaPage, Pages, PhysPage, Reserve, cannot_shrink},
+    partition::{PER_LARGE, Partition, RamRange},
+    physical::Physical,
+    space::{Quota, Refused, Spaces},
+    wire::{Event, Request, VERSION},
+};
+use crate::{
+    Moment, Slice,
+    policy::{ClientId, Name, NoWeight, Weight},
+    scheduler::{Dispatch, Scheduler},
+};
+
+/// Smallest partition: what nouveau starts with.
+pub const SMALLEST: u64 = 64 << 20;
+/// Part of VRAM that is the mediator's, and its bounds.
+const RESERVE_PART: u64 = 8;
+const RESERVE: std::ops::RangeInclusive<u64> = 16 << 20..=1 << 30;
+/// A partition begins at a multiple of so many pages.
+const ALIGN: u32 = 256;
+/// A turn of one submission is over after so long, and what runs at a turn's end has so long left.
+const REQUEST: Duration = Duration::from_millis(30);
+const GRACE: Duration = Duration::from_millis(2);
+/// How often completion words are looked at although no interrupt has come.
+const LOOK: Duration = Duration::from_millis(10);
+/// Commands that cannot be carried out, after which a channel ends: each costs this process time.
+const MOST_ERRORS: u32 = 1000;
+/// Channels of all VMs, as the run list has room.
+const RUN_LIST_PAGES: u32 = 1;
+
+/// A front's request cannot be carried out.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The GPU is lost.
+    #[error(transparent)]
+    Server(#[from] Failure),
+    /// The front breaks the rules.
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    /// Another version.
+    #[error("it speaks version {0} and this is {VERSION}")]
+    Version(u32),
+    /// A weight that there is not.
+    #[error(transparent)]
+    Weight(#[from] NoWeight),
+    /// There is not so much memory.
+    #[error("{wanted} MiB of VRAM are wanted: give at least 64, and no more than are free")]
+    Vram {
+        /// What is wanted, in MiB.
+        wanted: u64,
+    },
+    /// No channel is left.
+    #[error("no channel of the GPU is left, or the virtual machine has its {0}")]
+    Channels(u8),
+    /// RAM that overlaps, or whose file can become shorter.
+    #[error("RAM at page {0:#x} overlaps other RAM, or its file may shrink")]
+    Ram(u32),
+    /// A greeting again.
+    #[error("it greets twice")]
+    Greeting,
+    /// A submission too many.
+    #[error("channel {0} has too many submissions under way")]
+    Full(u8),
+    /// A resource of the host.
+    #[error("cannot make a partition's memory")]
+    Memory(#[source] io::Error),
+}
+
+/// A virtual machine.
+struct Vm {
+    partition: Partition,
+    spaces: Spaces,
+    channels: BTreeMap<u8, Channel>,
+    most: u8,
+    events: VecDeque<Event>,
+    /// Tables have changed since translations were forgotten.
+    dirty: bool,
+    figures: Figures,
+}
+
+/// What a VM has done so far.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Figures {
+    /// Submissions carried out.
+    pub submissions: u64,
+    /// Messages from its front.
+    pub messages: u64,
+    /// Entries of page tables that were written.
+    pub entries: u64,
+    /// Those that were refused.
+    pub refused: u64,
+    /// Channels that have faulted, or were too late.
+    pub ended: u64,
+    /// How often its channels were stopped for others'.
+    pub stopped: u64,
+}
+
+impl Vm {
+    fn is_active(&self) -> bool {
+        let mut channels = self.channels.values();
+        channels.any(|channel| channel.is_flying() || channel.has_queued())
+    }
+
+    fn is_flying(&self) -> bool {
+        self.channels.values().any(Channel::is_flying)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Turn {
+    vm: u32,
+    slice: Slice,
+    since: Moment,
+    launched: u32,
+    completed: u32,
+}
+
+impl Turn {
+    fn is_over(&self, now: Moment) -> bool {
+        match self.slice {
+            Slice::Request => self.completed > 0 || now.since(self.since) > REQUEST,
+            Slice::Time(length) => now.since(self.since) >= length,
+        }
+    }
+
+    /// For how long it has been over.
+    fn overtime(&self, now: Moment) -> Duration {
+        let length = match self.slice {
+            Slice::Request => REQUEST,
+            Slice::Time(length) => length,
+        };
+        now.since(self.since).saturating_sub(length)
+    }
+}
+
+/// What is shared out.
+pub struct Mediator {
+    gpu: Physical,
+    reserve: Reserve,
+    vram: Pages,
+    dma: Pages,
+    vms: BTreeMap<u32, Vm>,
+    /// Owner and virtual number by physical channel.
+    owners: Vec<Option<(u32, u8)>>,
+    list: PhysPage,
+    scheduler: Scheduler,
+    turn: Option<Turn>,
+    looked: Moment,
+    limit: Duration,
+    next: u32,
+}
+
+impl Mediator {
+    /// Shares a GPU by a policy. A channel that has it for longer than `limit` without completing
+    /// anything is ended.
+    pub fn new(mut gpu: Physical, policy: Name, limit: Duration) -> Result<Self, Error> {
+        let all = gpu.vram();
+        let part = (all / RESERVE_PART).clamp(*RESERVE.start(), *RESERVE.end());
+        let part = part.next_multiple_of(1 << 20).min(all / 2);
+        let mut reserve = Reserve::new(part).map_err(Error::Memory)?;
+        // What an earlier mediator may have left is nobody's.
+        gpu.unback(0..all)?;
+        gpu.back(0..part, reserve.file())?;
+        let quota = Quota { used: 0, limit: 0 };
+        let list = reserve.take(RUN_LIST_PAGES, 1);
+        let list = list.ok_or(Refused::Quota { limit: quota.limit })?;
+        let first = (part / PAGE) as u32;
+        Ok(Self {
+            vram: Pages::new(first, (all / PAGE) as u32 - first),
+            dma: Pages::new(PER_LARGE, (1 << PAGE_NUMBER_BITS) - PER_LARGE),
+            gpu,
+            reserve,
+            vms: BTreeMap::new(),
+            owners: vec![None; usize::from(CHANNELS)],
+            list,
+            scheduler: Scheduler::new(policy.make()),
+            turn: None,
+            looked: Moment::now(),
+            limit,
+            next: 1,
+        })
+    }
+
+    /// The GPU, to wait for.
+    pub fn gpu(&self) -> &Physical {
+        &self.gpu
+    }
+
+    /// Takes a VM in; its number. [`Self::partition`] is what its front gets.
+    pub fn join(
+        &mut self,
+        vram: u64,
+        channels: u8,
+        weight: u32,
+        now: Moment,
+    ) -> Result<u32, Error> {
+        let weight = Weight::try_from(weight)?;
+        let wanted = Error::Vram { wanted: vram >> 20 };
+        if vram < SMALLEST || !vram.is_multiple_of(1 << 20) {
+            return Err(wanted);
+        }
+        let count = u32::try_from(vram / PAGE).ok();
+        let first = count.and_then(|count| Some((self.vram.take(count, ALIGN)?, count)));
+        let Some((first, count)) = first else {
+            return Err(wanted);
+        };
+        let partition = match Partition::new(PhysPage(first), count) {
+            Ok(partition) => partition,
+            Err(error) => {
+                self.vram.give(first, count);
+                return Err(Error::Memory(error));
+            }
+        };
+        let start = u64::from(first) * PAGE;
+        self.gpu.back(start..start + vram, partition.file())?;
+        let id = self.next;
+        self.next += 1;
+        // Shadows of a guest's tables are as large as these, and each of its spaces and channels
+        // has some memory beside.
+        let limit = count / 4 + u32::from(channels) * 96;
+        let vm = Vm {
+            partition,
+            spaces: Spaces::new(limit),
+            channels: BTreeMap::new(),
+            most: channels,
+            events: VecDeque::new(),
+            dirty: false,
+            figures: Figures::default(),
+        };
+        self.vms.insert(id, vm);
+        self.scheduler.join(ClientId(id), weight, now);
+        info!("virtual machine {id} has {} MiB of VRAM", vram >> 20);
+        Ok(id)
+    }
+
+    /// A VM's memory.
+    pub fn partition(&self, vm: u32) -> Option<&File> {
+        Some(self.vms.get(&vm)?.partition.file())
+    }
+
+    /// What a VM has done.
+    pub fn figures(&self, vm: u32) -> Option<Figures> {
+        let vm = self.vms.get(&vm)?;
+        let refused = vm.spaces.refused;
+        Some(Figures {
+            refused,
+            ..vm.figures
+        })
+    }
+
+    /// A VM's front is gone: all that it had is free.
+    pub fn leave(&mut self, id: u32, now: Moment) -> Result<(), Failure> {
+        let Some(mut vm) = self.vms.remove(&id) else {
+            return Ok(());
+        };
+        self.scheduler.leave(ClientId(id), now);
+        self.turn = self.turn.filter(|turn| turn.vm != id);
+        for channel in std::mem::take(&mut vm.channels).into_values() {
+            self.release(&mut vm, &channel)?;
+        }
+        self.write_list()?;
+        vm.spaces.clear(&mut self.reserve);
+        self.gpu.flush()?;
+        let (first, count) = vm.partition.pages();
+        self.gpu
+            .unback(first.address()..first.address() + u64::from(count) * PAGE)?;
+        self.vram.give(first.0, count);
+        for range in vm.partition.ram() {
+            self.gpu.take_back(range.dma, range.count)?;
+            self.dma.give(range.dma.0, dma_pages(range.count));
+        }
+        info!("virtual machine {id} has gone: {:?}", vm.figures);
+        Ok(())
+    }
+
+    /// A channel's numbers and memory are free again.
+    fn release(&mut self, vm: &mut Vm, channel: &Channel) -> Result<(), Failure> {
+        self.gpu.stop(channel.physical)?;
+        self.gpu.channel(channel.physical, None, false)?;
+        vm.spaces.give_slot(channel.slot);
+        vm.spaces.quota.give(&mut self.reserve, channel.instance, 2);
+        self.owners[usize::from(channel.physical)] = None;
+        Ok(())
+    }
+
+    fn write_list(&mut self) -> Result<(), Failure> {
+        let mut count = 0;
+        for (physical, owner) in (0_u64..).zip(&self.owners) {
+            if owner.is_some() {
+                let at = self.list.address() + u64::from(count) * 8;
+                // The channel, then what kind it is.
+                self.reserve.set64(at, physical | 4 << 32);
+                count += 1;
+            }
+        }
+        self.gpu.run_list(self.list, count)
+    }
+
+    /// Carries a request of a VM's front out. After an error other than the GPU's loss, the front is
+    /// to be left.
+    pub fn request(
+        &mut self,
+        id: u32,
+        request: Request,
+        files: Vec<OwnedFd>,
+        now: Moment,
+    ) -> Result<(), Error> {
+        let Some(mut vm) = self.vms.remove(&id) else {
+            return Ok(());
+        };
+        vm.figures.messages += 1;
+        let done = self.carry_out(&mut vm, id, request, files, now);
+        self.vms.insert(id, vm);
+        done
+    }
+
+    fn carry_out(
+        &mut self,
+        vm: &mut Vm,
+        id: u32,
+        request: Request,
+        files: Vec<OwnedFd>,
+        now: Moment,
+    ) -> Result<(), Error> {
+        let reserve = &mut self.reserve;
+        match request {
+            Request::Hello { .. } => return Err(Error::Greeting),
+            Request::Ram {
+                first,
+                count,
+                offset,
+            } => self.add_ram(vm, first, count, offset, files)?,
+            Request::RamGone { first } => {
+                if let Some(range) = vm.partition.remove(first) {
+                    self.gpu.take_back(range.dma, range.count)?;
+                    self.dma.give(range.dma.0, dma_pages(range.count));
+                }
+            }
+            Request::Table { table, size } => vm.spaces.add_table(reserve, table, size)?,
+            Request::TableGone { table } => vm.spaces.remove_table(reserve, table)?,
+            Request::Map { table, runs } => {
+                let count = runs.iter().map(|run| u64::from(run.count)).sum::<u64>();
+                vm.figures.entries += count;
+                vm.spaces.map(reserve, &vm.partition, table, &runs)?;
+                vm.dirty = true;
+            }
+            Request::Space { space } => vm.spaces.add_space(reserve, space)?,
+            Request::SpaceGone { space } => vm.spaces.remove_space(reserve, space)?,
+            Request::Link {
+                space,
+                index,
+                entry,
+            } => {
+                vm.spaces.link(reserve, space, index, entry)?;
+                vm.dirty = true;
+            }
+            Request::Bind {
+                channel,
+                space,
+                engines,
+            } => self.bind(vm, id, channel, space, engines)?,
+            Request::Unbind { channel } => {
+                if let Some(bound) = vm.channels.remove(&channel) {
+                    self.release(vm, &bound)?;
+                    self.write_list()?;
+                }
+            }
+            Request::Submit { channel, entries } => {
+                let what = "channel";
+                let number = channel.into();
+                let bound = vm.channels.get_mut(&channel);
+                let bound = bound.ok_or(Refused::Unknown { what, number })?;
+                // One that has ended swallows all until it is bound again.
+                if !bound.ended && !bound.queue(entries) {
+                    return Err(Error::Full(channel));
+                }
+                if bound.has_queued() {
+                    self.scheduler.want(ClientId(id), now);
+                }
+            }
+            Request::Sync { number } => {
+                if vm.dirty {
+                    self.gpu.flush()?;
+                    vm.dirty = false;
+                }
+                vm.events.push_back(Event::Synced { number });
+            }
+        }
+        Ok(())
+    }
+
+    fn add_ram(
+        &mut self,
+        vm: &mut Vm,
+        first: Gfn,
+        count: u32,
+        offset: u64,
+        files: Vec<OwnedFd>,
+    ) -> Result<(), Error> {
+        let file = files.into_iter().next().map(File::from);
+        let file =
+            file.filter(|file| cannot_shrink(file) && vm.partition.has_room_for(first, count));
+        let Some(file) = file else {
+            return Err(Error::Ram(first.0));
+        };
+        let taken = self.dma.take(dma_pages(count), PER_LARGE);
+        let dma = DmaPage(taken.ok_or(Error::Ram(first.0))?);
+        // The server says no if the file is too short.
+        if let Err(failure) = self.gpu.lend(dma, count, &file, offset) {
+            self.dma.give(dma.0, dma_pages(count));
+            return Err(match failure.is_refusal() {
+                true => Error::Ram(first.0),
+                false => failure.into(),
+            });
+        }
+        vm.partition.add(RamRange { first, count, dma });
+        Ok(())
+    }
+
+    fn bind(
+        &mut self,
+        vm: &mut Vm,
+        id: u32,
+        channel: u8,
+        space: u32,
+        engines: [Option<u64>; gf100::format::instance::ENGINE_COUNT],
+    ) -> Result<(), Error> {
+        if vm.channels.contains_key(&channel) {
+            let (what, number) = ("channel", channel.into());
+            return Err(Refused::Taken { what, number }.into());
+        }
+        let free = self.owners.iter().position(Option::is_none);
+        let has_room = vm.channels.len() < usize::from(vm.most);
+        let Some(free) = free.filter(|_| has_room) else {
+            return Err(Error::Channels(vm.most));
+        };
+        let directory = vm.spaces.directory(space)?;
+        let instance = vm.spaces.quota.take(&mut self.reserve, 2, 1)?;
+        let slot = match vm.spaces.take_slot(&mut self.reserve, space) {
+            Ok(slot) => slot,
+            Err(refused) => {
+                vm.spaces.quota.give(&mut self.reserve, instance, 2);
+                return Err(refused.into());
+            }
+        };
+        // Below 128.
+        let physical = free as u8;
+        let bound = Channel::new(physical, instance, slot, directory, engines, &self.reserve);
+        self.owners[free] = Some((id, channel));
+        vm.channels.insert(channel, bound);
+        vm.dirty = true;
+        self.gpu.channel(physical, Some(instance), true)?;
+        self.write_list()?;
+        Ok(())
+    }
+
+    /// What a VM's front is to hear.
+    pub fn event(&mut self, vm: u32) -> Option<Event> {
+        self.vms.get_mut(&vm)?.events.pop_front()
+    }
+
+    /// Takes the GPU's interrupt.
+    pub fn interrupt(&mut self) -> Result<(), Failure> {
+        // Errors: it was another's, and there is none left.
+        let _ = self.gpu.interrupt().read();
+        let pending = self.gpu.register(0x00_2100)?;
+        if pending & 1 << 28 != 0 {
+            self.faults()?;
+        }
+        if pending & 1 << 29 != 0 {
+            self.command_errors()?;
+        }
+        if pending & 1 << 30 != 0 {
+            self.gpu.set(0x00_2a00, u32::MAX)?;
+        }
+        if pending & 1 << 31 != 0 {
+            self.gpu.set(0x00_25a8, u32::MAX)?;
+            let holder = self.turn.and_then(|turn| self.vms.get_mut(&turn.vm));
+            if let Some(vm) = holder {
+                vm.events.push_back(Event::NonStall);
+            }
+        }
+        self.gpu.rearm()
+    }
+
+    fn faults(&mut self) -> Result<(), Failure> {
+        let units = self.gpu.register(0x00_259c)?;
+        for unit in (0..32_u8).filter(|unit| units & 1 << unit != 0) {
+            let base = 0x00_2800 + u32::from(unit) * 0x10;
+            let instance = self.gpu.register(base)? & 0xfff_ffff;
+            let low = self.gpu.register(base + 4)?;
+            let high = self.gpu.register(base + 8)?;
+            let kind = self.gpu.register(base + 12)?;
+            self.gpu.set(0x00_259c, 1 << unit)?;
+            let event = |channel| Event::Fault {
+                channel,
+                unit,
+                reason: (kind & 0xf) as u8,
+                write: kind & 1 << 7 != 0,
+                address: u64::from(high) << 32 | u64::from(low),
+            };
+            let Some((vm, number)) = self.find(instance) else {
+                debug!("a fault of unit {unit:#x} is nobody's (instance {instance:#x})");
+                continue;
+            };
+            debug!("virtual machine {vm}: {:x?}", event(number));
+            self.end(vm, number, event(number));
+        }
+        Ok(())
+    }
+
+    /// Whose an instance block is.
+    fn find(&self, instance: u32) -> Option<(u32, u8)> {
+        self.vms.iter().find_map(|(id, vm)| {
+            let mut channels = vm.channels.iter();
+            let (number, _) = channels.find(|(_, channel)| channel.instance.0 == instance)?;
+            Some((*id, *number))
+        })
+    }
+
+    fn end(&mut self, vm: u32, number: u8, event: Event) {
+        let Some(vm) = self.vms.get_mut(&vm) else {
+            return;
+        };
+        if let Some(channel) = vm.channels.get_mut(&number)
+            && !channel.ended
+        {
+            channel.end();
+            vm.figures.ended += 1;
+            vm.events.push_back(event);
+        }
+    }
+
+    fn command_errors(&mut self) -> Result<(), Failure> {
+        let units = self.gpu.register(0x00_25a0)?;
+        for unit in (0..3_u32).filter(|unit| units & 1 << unit != 0) {
+            let base = 0x04_0000 + unit * 0x2000;
+            let status = self.gpu.register(base + 0x108)?;
+            let method = self.gpu.register(base + 0xc0)?;
+            let data = self.gpu.register(base + 0xc4)?;
+            let physical = self.gpu.register(base + 0x120)? & 0x7f;
+            // All that have stopped for one go on: their drivers hear of it, and need not.
+            self.gpu.set(base + 0x108, status)?;
+            let owner = self.owners.get(physical as usize).copied().flatten();
+            let Some((id, number)) = owner else {
+                continue;
+            };
+            let event = Event::Command {
+                channel: number,
+                status,
+                method,
+                data,
+            };
+            let Some(vm) = self.vms.get_mut(&id) else {
+                continue;
+            };
+            let Some(channel) = vm.channels.get_mut(&number) else {
+                continue;
+            };
+            channel.errors += 1;
+            if channel.errors < MOST_ERRORS {
+                vm.events.push_back(event);
+            } else if !channel.ended {
+                warn!("virtual machine {id}: channel {number} makes errors only, and ends");
+                let physical = channel.physical;
+                let after = Duration::ZERO;
+                let channel = number;
+                self.end(id, number, Event::Late { channel, after });
+                self.gpu.stop(physical)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what has completed, ends who is too late, and gives turns. When to call it again,
+    /// at the latest.
+    pub fn tick(&mut self, now: Moment) -> Result<Option<Duration>, Failure> {
+        self.collect(now)?;
+        let mut again = None;
+        loop {
+            let Some(turn) = self.turn else {
+                match self.scheduler.dispatch(now) {
+                    Dispatch::Grant(grant) => {
+                        self.turn = Some(Turn {
+                            vm: grant.client.0,
+                            slice: grant.slice,
+                            since: now,
+                            launched: 0,
+                            completed: 0,
+                        });
+                        continue;
+                    }
+                    Dispatch::At(at) => {
+                        again = Some(at.since(now));
+                        break;
+                    }
+                    Dispatch::Nothing => break,
+                }
+            };
+            if !self.advance(turn, now)? {
+                break;
+            }
+        }
+        if self.turn.is_some() {
+            again = Some(again.unwrap_or(LOOK).min(LOOK));
+            if self.scheduler.contended() {
+                again = Some(GRACE);
+            }
+        }
+        Ok(again)
+    }
+
+    /// Goes on with a turn; whether it has ended.
+    fn advance(&mut self, mut turn: Turn, now: Moment) -> Result<bool, Failure> {
+        let contended = self.scheduler.contended();
+        let id = ClientId(turn.vm);
+        let Some(vm) = self.vms.get_mut(&turn.vm) else {
+            self.turn = None;
+            return Ok(true);
+        };
+        let active = vm.is_active();
+        let over = contended && turn.is_over(now);
+        if active && !over {
+            let one = contended && turn.slice == Slice::Request;
+            if vm.dirty {
+                self.gpu.flush()?;
+                vm.dirty = false;
+            }
+            for channel in vm.channels.values_mut() {
+                if channel.frozen && !channel.ended {
+                    channel.frozen = false;
+                    let instance = Some(channel.instance);
+                    self.gpu.channel(channel.physical, instance, true)?;
+                }
+                while channel.has_queued() && !(one && turn.launched > 0) {
+                    if let Some(put) = channel.launch(&self.reserve) {
+                        self.gpu.doorbell(channel.physical, put)?;
+                        turn.launched += 1;
+                    }
+                }
+            }
+            self.turn = Some(turn);
+            return Ok(false);
+        }
+        if vm.is_flying() && turn.overtime(now) < GRACE && active {
+            return Ok(false);
+        }
+        for channel in vm.channels.values_mut() {
+            if channel.is_flying() && !channel.frozen {
+                channel.frozen = true;
+                vm.figures.stopped += 1;
+                self.gpu.stop(channel.physical)?;
+            }
+        }
+        let held = self.scheduler.held(now);
+        self.scheduler.charge(held, 0, now);
+        self.scheduler.done(now);
+        self.turn = None;
+        if active {
+            self.scheduler.want(id, now);
+        }
+        Ok(true)
+    }
+
+    fn collect(&mut self, now: Moment) -> Result<(), Failure> {
+        let passed = now.since(self.looked);
+        self.looked = now;
+        let Some(turn) = &mut self.turn else {
+            return Ok(());
+        };
+        let id = turn.vm;
+        let Some(vm) = self.vms.get_mut(&id) else {
+            return Ok(());
+        };
+        let mut late = Vec::new();
+        for (number, channel) in &mut vm.channels {
+            if !channel.is_flying() {
+                continue;
+            }
+            channel.busy += passed;
+            let count = channel.completed(&self.reserve);
+            for _ in 0..count {
+                vm.events.push_back(Event::Done { channel: *number });
+            }
+            vm.figures.submissions += count as u64;
+            turn.completed += count as u32;
+            if channel.is_flying() && channel.busy > self.limit {
+                late.push((*number, channel.physical, channel.busy));
+            }
+        }
+        for (channel, physical, after) in late {
+            warn!(
+                "virtual machine {id}: channel {channel} has had the GPU for {after:?}, and ends"
+            );
+            self.end(id, channel, Event::Late { channel, after });
+            self.gpu.stop(physical)?;
+        }
+        Ok(())
+    }
+}
+
+/// Pages of a window for so much RAM: whole large pages.
+fn dma_pages(count: u32) -> u32 {
+    count.next_multiple_of(PER_LARGE)
+}

@@ -1,0 +1,244 @@
+//! Pages of the physical GPU: who has which, and the mediator's own.
+
+use std::{
+    collections::BTreeMap,
+    ffi::CStr,
+    fs::File,
+    io,
+    os::fd::{AsRawFd, FromRawFd},
+};
+
+use base::{Access, Mapping};
+use gf100::format::{PAGE, VramPage};
+
+/// A page of the physical GPU's memory. Only this crate makes them, of pages that it has taken.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct PhysPage(pub(super) u32);
+
+impl PhysPage {
+    /// Its address. Page numbers have 28 bits: no overflow.
+    pub fn address(self) -> u64 {
+        u64::from(self.0) * PAGE
+    }
+
+    /// As formats name it.
+    pub fn vram(self) -> VramPage {
+        VramPage(self.0)
+    }
+}
+
+/// A page of RAM as the physical GPU addresses it.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct DmaPage(pub(super) u32);
+
+/// Free pages, by number.
+#[derive(Debug)]
+pub struct Pages {
+    /// Length by first page, with a page that is taken between any two.
+    free: BTreeMap<u32, u32>,
+}
+
+impl Pages {
+    /// All of a range are free.
+    pub fn new(first: u32, count: u32) -> Self {
+        Self {
+            free: BTreeMap::from([(first, count)]),
+        }
+    }
+
+    /// Takes consecutive pages, the first of which is a multiple of `align`, a power of two.
+    pub fn take(&mut self, count: u32, align: u32) -> Option<u32> {
+        let (&start, &len, first) = self.free.iter().find_map(|(start, len)| {
+            let first = start.checked_next_multiple_of(align)?;
+            let fits = (first - start).checked_add(count)? <= *len;
+            fits.then_some((start, len, first))
+        })?;
+        self.free.remove(&start);
+        if first > start {
+            self.free.insert(start, first - start);
+        }
+        let (end, mine) = (start + len, first + count);
+        if mine < end {
+            self.free.insert(mine, end - mine);
+        }
+        Some(first)
+    }
+
+    /// Gives pages back that [`Self::take`] has given.
+    pub fn give(&mut self, first: u32, count: u32) {
+        let (mut start, mut len) = (first, count);
+        if let Some((&before, &its)) = self.free.range(..first).next_back()
+            && before + its == first
+        {
+            self.free.remove(&before);
+            start = before;
+            len += its;
+        }
+        if let Some(its) = self.free.remove(&(first + count)) {
+            len += its;
+        }
+        self.free.insert(start, len);
+    }
+}
+
+/// A file in memory that keeps its size for ever.
+pub fn sealed(name: &CStr, len: u64) -> io::Result<File> {
+    // SAFETY: the name is a C string; the result is checked.
+    let fd =
+        unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: made just now, owned by nobody else.
+    let file = unsafe { File::from_raw_fd(fd) };
+    file.set_len(len)?;
+    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+    // SAFETY: the descriptor is open; no pointers.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } {
+        0 => Ok(file),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Whether a file cannot become shorter: whoever maps it may rely on it.
+pub fn cannot_shrink(file: &File) -> bool {
+    // SAFETY: the descriptor is open; no pointers.
+    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+    seals >= 0 && seals & libc::F_SEAL_SHRINK != 0
+}
+
+/// The mediator's own memory on the GPU: its first pages, which no partition has.
+pub struct Reserve {
+    file: File,
+    mapping: Mapping,
+    pages: Pages,
+}
+
+impl Reserve {
+    /// So many bytes, whole pages, all zero.
+    pub fn new(len: u64) -> io::Result<Self> {
+        let file = sealed(c"gantry-gpu-shadows", len)?;
+        let bytes = usize::try_from(len).map_err(io::Error::other)?;
+        let mapping = Mapping::shared(&file, 0, bytes, Access::ReadWrite)?;
+        // Page 0 is nobody's: registers that were never written name it.
+        let count = u32::try_from(len / PAGE).map_err(io::Error::other)? - 1;
+        Ok(Self {
+            file,
+            mapping,
+            pages: Pages::new(1, count),
+        })
+    }
+
+    /// The file, for the GPU.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Takes consecutive pages, all zero.
+    pub fn take(&mut self, count: u32, align: u32) -> Option<PhysPage> {
+        let first = PhysPage(self.pages.take(count, align)?);
+        let at = self.at(first.address(), u64::from(count) * PAGE)?;
+        // SAFETY: within the mapping, checked by `at`; others look at it by volatile accesses only.
+        unsafe { at.write_bytes(0, count as usize * PAGE as usize) };
+        Some(first)
+    }
+
+    /// Gives pages back.
+    pub fn give(&mut self, first: PhysPage, count: u32) {
+        self.pages.give(first.0, count);
+    }
+
+    fn at(&self, address: u64, len: u64) -> Option<*mut u8> {
+        let end = address.checked_add(len)?;
+        let is_there = end <= self.mapping.len() as u64;
+        is_there.then(|| self.mapping.start().wrapping_add(address as usize))
+    }
+
+    /// Writes a word at an address that is a multiple of 8, in pages of this memory; elsewhere
+    /// nothing is written.
+    pub fn set64(&self, address: u64, value: u64) {
+        if let Some(at) = self.at(address & !7, 8) {
+            // SAFETY: within the mapping and aligned.
+            unsafe { at.cast::<u64>().write_volatile(value.to_le()) };
+        }
+    }
+
+    /// Writes a word at a multiple of 4.
+    pub fn set32(&self, address: u64, value: u32) {
+        if let Some(at) = self.at(address & !3, 4) {
+            // SAFETY: within the mapping and aligned.
+            unsafe { at.cast::<u32>().write_volatile(value.to_le()) };
+        }
+    }
+
+    /// Reads a word at a multiple of 4; 0 elsewhere.
+    pub fn get32(&self, address: u64) -> u32 {
+        self.at(address & !3, 4).map_or(0, |at| {
+            // SAFETY: within the mapping and aligned.
+            u32::from_le(unsafe { at.cast::<u32>().read_volatile() })
+        })
+    }
+
+    /// Reads a word at a multiple of 8; 0 elsewhere.
+    pub fn get64(&self, address: u64) -> u64 {
+        self.at(address & !7, 8).map_or(0, |at| {
+            // SAFETY: within the mapping and aligned.
+            u64::from_le(unsafe { at.cast::<u64>().read_volatile() })
+        })
+    }
+
+    /// Writes bytes at a multiple of 4.
+    pub fn write(&self, address: u64, bytes: &[u8]) {
+        for (at, word) in (address..).step_by(4).zip(bytes.chunks_exact(4)) {
+            self.set32(at, u32::from_le_bytes([word[0], word[1], word[2], word[3]]));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn nobody_gets_what_another_has(
+            steps in prop::collection::vec((1_u32..40, 0_u32..6, any::<bool>()), 1..80),
+        ) {
+            let mut pages = Pages::new(1, 1000);
+            let mut taken: Vec<(u32, u32)> = Vec::new();
+            for (count, shift, gives) in steps {
+                if gives && !taken.is_empty() {
+                    let (first, count) = taken.swap_remove(count as usize % taken.len());
+                    pages.give(first, count);
+                } else if let Some(first) = pages.take(count, 1 << shift) {
+                    prop_assert_eq!(first % (1 << shift), 0);
+                    prop_assert!(first >= 1 && first + count <= 1001);
+                    for (other, its) in &taken {
+                        prop_assert!(first + count <= *other || other + its <= first);
+                    }
+                    taken.push((first, count));
+                }
+            }
+            for (first, count) in taken {
+                pages.give(first, count);
+            }
+            prop_assert_eq!(pages.take(1000, 1), Some(1));
+        }
+    }
+
+    #[test]
+    fn reserved_memory_is_written_and_read_within_its_bounds() {
+        let mut reserve = Reserve::new(1 << 20).expect("there is room");
+        let page = reserve.take(2, 2).expect("there are pages");
+        reserve.set64(page.address(), 7);
+        assert_eq!(reserve.get64(page.address()), 7);
+        reserve.set64(1 << 20, 7);
+        assert_eq!(reserve.get64(1 << 20), 0);
+        reserve.give(page, 2);
+        let again = reserve.take(2, 2).expect("they were given back");
+        assert_eq!(reserve.get64(again.address()), 0, "as new");
+        assert!(cannot_shrink(reserve.file()));
+    }
+}

@@ -1,0 +1,187 @@
+//! A VM's part of the GPU's memory, and its RAM: what its pages are, physically.
+
+use std::{fs::File, io};
+
+use gf100::format::{Gfn, LARGE, PAGE, Target, pte::Pte};
+
+use super::{
+    memory::{DmaPage, PhysPage, sealed},
+    wire::Size,
+};
+
+/// Pages of 4 KiB in a large page.
+pub const PER_LARGE: u32 = (LARGE / PAGE) as u32;
+/// Ranges of RAM of a VM, at most.
+pub const MOST_RANGES: usize = 64;
+/// The kind of storage that tiles without compressing.
+const TILED: u8 = 0xfe;
+
+/// RAM of the VM that the GPU can reach.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct RamRange {
+    /// The first page, as the guest numbers it.
+    pub first: Gfn,
+    /// Pages.
+    pub count: u32,
+    /// The first page, as the GPU addresses it.
+    pub dma: DmaPage,
+}
+
+/// What a VM's pages are.
+pub struct Partition {
+    first: PhysPage,
+    count: u32,
+    file: File,
+    ram: Vec<RamRange>,
+}
+
+impl Partition {
+    /// A partition of these pages, whose contents are those of a new file.
+    pub fn new(first: PhysPage, count: u32) -> io::Result<Self> {
+        Ok(Self {
+            first,
+            count,
+            file: sealed(c"gantry-gpu-partition", u64::from(count) * PAGE)?,
+            ram: Vec::new(),
+        })
+    }
+
+    /// The memory, of which the front gets a descriptor.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// First page and pages.
+    pub fn pages(&self) -> (PhysPage, u32) {
+        (self.first, self.count)
+    }
+
+    /// The RAM that the GPU can reach.
+    pub fn ram(&self) -> &[RamRange] {
+        &self.ram
+    }
+
+    /// Whether a range can be added: it overlaps no other.
+    pub fn has_room_for(&self, first: Gfn, count: u32) -> bool {
+        let Some(end) = first.0.checked_add(count) else {
+            return false;
+        };
+        let apart =
+            |range: &RamRange| end <= range.first.0 || range.first.0 + range.count <= first.0;
+        self.ram.len() < MOST_RANGES && self.ram.iter().all(apart)
+    }
+
+    /// Adds RAM; see [`Self::has_room_for`].
+    pub fn add(&mut self, range: RamRange) {
+        self.ram.push(range);
+    }
+
+    /// Takes the range that starts at a page.
+    pub fn remove(&mut self, first: Gfn) -> Option<RamRange> {
+        let at = self.ram.iter().position(|range| range.first == first)?;
+        Some(self.ram.swap_remove(at))
+    }
+
+    /// The physical page for one of the guest's, of which `count` consecutive ones are used.
+    fn vram(&self, page: u32, count: u32) -> Option<u32> {
+        let end = page.checked_add(count)?;
+        (end <= self.count).then(|| self.first.0 + page)
+    }
+
+    fn dma(&self, page: u32, count: u32) -> Option<u32> {
+        let end = page.checked_add(count)?;
+        let range = self
+            .ram
+            .iter()
+            .find(|range| range.first.0 <= page && end <= range.first.0 + range.count)?;
+        Some(range.dma.0 + (page - range.first.0))
+    }
+
+    /// The physical entry for a page of the guest's. None unless the whole page is the VM's own, and
+    /// it starts where a page of its size can.
+    pub fn entry(&self, target: Target, size: Size, read_only: bool, kind: u8) -> Option<Pte> {
+        let count = match size {
+            Size::Small => 1,
+            Size::Large => PER_LARGE,
+        };
+        let physical = match target {
+            Target::Vram(page) => self.vram(page.0, count).map(|page| {
+                let page = gf100::format::VramPage(page);
+                Target::Vram(page)
+            }),
+            Target::Ram(page) => self.dma(page.0, count).map(|page| Target::Ram(Gfn(page))),
+        }?;
+        let number = match physical {
+            Target::Vram(page) => page.0,
+            Target::Ram(page) => page.0,
+        };
+        if number % count != 0 {
+            return None;
+        }
+        Some(Pte {
+            read_only,
+            // Tags of compression are a resource that is not shared out.
+            kind: if kind == 0 { 0 } else { TILED },
+            ..Pte::linear(physical)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gf100::format::VramPage;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn partition() -> Partition {
+        let mut partition = Partition::new(PhysPage(320), 96).expect("there is room");
+        partition.add(RamRange {
+            first: Gfn(0x1000),
+            count: 64,
+            dma: DmaPage(64),
+        });
+        partition
+    }
+
+    proptest! {
+        #[test]
+        fn an_entry_reaches_the_vms_own_pages_only(
+            page in 0_u32..0x1100,
+            is_ram: bool,
+            is_large: bool,
+        ) {
+            let partition = partition();
+            let target = if is_ram { Target::Ram(Gfn(page)) } else { Target::Vram(VramPage(page)) };
+            let size = if is_large { Size::Large } else { Size::Small };
+            if let Some(entry) = partition.entry(target, size, false, 0) {
+                let count = if is_large { PER_LARGE } else { 1 };
+                let (first, end) = if is_ram { (64, 128) } else { (320, 416) };
+                prop_assert!(first <= entry.number && entry.number + count <= end);
+                prop_assert_eq!(entry.number % count, 0);
+                prop_assert_eq!(entry.tag, 0);
+                prop_assert!(!entry.privileged);
+            }
+        }
+    }
+
+    #[test]
+    fn a_page_that_straddles_the_end_is_refused() {
+        let partition = partition();
+        let of = |page, size| {
+            let target = Target::Vram(VramPage(page));
+            partition
+                .entry(target, size, false, 0)
+                .map(|entry| entry.number)
+        };
+        assert_eq!(of(95, Size::Small), Some(415));
+        assert_eq!(of(96, Size::Small), None);
+        assert_eq!(of(64, Size::Large), Some(384));
+        assert_eq!(of(65, Size::Large), None, "its last page is outside");
+        assert_eq!(of(1, Size::Large), None, "not where a large page can be");
+        assert_eq!(of(u32::MAX, Size::Large), None);
+        assert!(!partition.has_room_for(Gfn(0x103f), 1));
+        assert!(!partition.has_room_for(Gfn(u32::MAX), 2));
+        assert!(partition.has_room_for(Gfn(0x1040), 1));
+    }
+}

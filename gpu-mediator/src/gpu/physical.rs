@@ -1,0 +1,271 @@
+//! The physical GPU, of whose server this is the only client.
+
+use std::{
+    fs::File,
+    io,
+    ops::Range,
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
+    path::Path,
+    time::Duration,
+};
+
+use gf100::format::{PAGE, userd};
+use vfio_bindings::bindings::vfio::{
+    VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_DATA_EVENTFD, VFIO_PCI_CONFIG_REGION_INDEX,
+    VFIO_PCI_MSI_IRQ_INDEX, VFIO_REGION_INFO_FLAG_MMAP,
+};
+use vfio_client::{
+    Connection, Deadline, Failure,
+    connection::connect,
+    wire::{self, RegionInfo},
+};
+use vfio_user::{Command, DmaMapFlags};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use super::memory::{DmaPage, PhysPage};
+
+/// Memory that is lent at this address and above backs VRAM from 0: part of the non-hardware
+/// interface of `gantry-gf100`.
+const VRAM_ADDRESS: u64 = 1 << 63;
+/// Longest answer without data.
+const SHORT: usize = 256;
+/// How long the server may take for an answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+const BAR0: u32 = 0;
+const BAR1: u32 = 1;
+/// Where the capability for messages is in configuration space.
+const MSI_CONTROL: u64 = 0x6a;
+/// Of GF100.
+const IDENTITY: u32 = 0x06d8_10de;
+
+/// The GPU cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Its server.
+    #[error(transparent)]
+    Server(#[from] Failure),
+    /// It is another device.
+    #[error("it is device {0:#010x}, and only GF100 (0x06d810de) is known")]
+    Device(u32),
+    /// It maps BARs.
+    #[error("its server shows VRAM in files of its own: start gantry-gf100 with --trap")]
+    Mapped,
+    /// A resource of the host.
+    #[error("cannot make an eventfd")]
+    Eventfd(#[source] io::Error),
+}
+
+fn lie(command: Command, source: wire::Lie) -> Failure {
+    Failure::Lie { command, source }
+}
+
+/// The GPU.
+pub struct Physical {
+    connection: Connection,
+    interrupt: EventFd,
+    vram: u64,
+    /// Questions asked so far.
+    pub questions: u64,
+}
+
+impl Physical {
+    /// Connects to its server and prepares the GPU for messages and interrupts.
+    pub fn connect(path: &Path) -> Result<Self, Error> {
+        let stream = connect(path).map_err(Failure::Connect)?;
+        let connection = Connection::new(stream, Deadline::after(PATIENCE))?;
+        let interrupt = EventFd::new(EFD_NONBLOCK).map_err(Error::Eventfd)?;
+        let mut gpu = Self {
+            connection,
+            interrupt,
+            vram: 0,
+            questions: 0,
+        };
+        let command = Command::DeviceGetRegionInfo;
+        let max = wire::MAX_REGION_INFO as usize;
+        let body = wire::region_info(BAR0);
+        let deadline = Deadline::after(PATIENCE);
+        let answer = gpu.connection.ask(command, &[&body], &[], max, deadline)?;
+        let info = RegionInfo::parse(&answer.body, BAR0).map_err(|source| lie(command, source))?;
+        let mut identity = [0; 4];
+        gpu.read(VFIO_PCI_CONFIG_REGION_INDEX, 0, &mut identity)?;
+        match u32::from_le_bytes(identity) {
+            IDENTITY => {}
+            other => return Err(Error::Device(other)),
+        }
+        if info.flags & VFIO_REGION_INFO_FLAG_MMAP != 0 {
+            return Err(Error::Mapped);
+        }
+        gpu.vram = u64::from(gpu.register(0x11_020c)?) << 20;
+        gpu.start()?;
+        Ok(gpu)
+    }
+
+    fn start(&mut self) -> Result<(), Failure> {
+        let flags = VFIO_IRQ_SET_DATA_EVENTFD | VFIO_IRQ_SET_ACTION_TRIGGER;
+        let body = wire::set_irqs(VFIO_PCI_MSI_IRQ_INDEX, flags, 0, 1);
+        // SAFETY: the eventfd is open as long as `self`, which outlives the call.
+        let fd = unsafe { BorrowedFd::borrow_raw(self.interrupt.as_raw_fd()) };
+        let deadline = Deadline::after(PATIENCE);
+        self.questions += 1;
+        self.connection
+            .ask(Command::SetIrqs, &[&body], &[fd], SHORT, deadline)?;
+        let config = VFIO_PCI_CONFIG_REGION_INDEX;
+        // Memory and DMA; then messages.
+        self.write(config, 4, &[6, 0])?;
+        self.write(config, MSI_CONTROL, &[1, 0])?;
+        // All of PFIFO's and the command units' interrupts, and the summary.
+        for at in [0x00_2140, 0x00_2628, 0x04_010c, 0x04_210c, 0x04_410c] {
+            self.set(at, u32::MAX)?;
+        }
+        self.set(0x00_0140, 1)?;
+        // Submission pages are at BAR 1's start.
+        self.set(0x00_2254, userd::Window { start: 0 }.encode())
+    }
+
+    /// Bytes of VRAM.
+    pub fn vram(&self) -> u64 {
+        self.vram
+    }
+
+    /// Becomes readable at an interrupt.
+    pub fn interrupt(&self) -> &EventFd {
+        &self.interrupt
+    }
+
+    /// The socket, to see when the server goes.
+    pub fn stream(&self) -> BorrowedFd<'_> {
+        self.connection.stream().as_fd()
+    }
+
+    fn read(&mut self, region: u32, offset: u64, data: &mut [u8]) -> Result<(), Failure> {
+        let command = Command::RegionRead;
+        let count = data.len() as u32;
+        let body = wire::access(region, offset, count);
+        let max = wire::ACCESS + data.len();
+        let deadline = Deadline::after(PATIENCE);
+        self.questions += 1;
+        let answer = self.connection.ask(command, &[&body], &[], max, deadline)?;
+        let read = wire::parse_read(&answer.body, region, offset, count);
+        data.copy_from_slice(read.map_err(|source| lie(command, source))?);
+        Ok(())
+    }
+
+    fn write(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<(), Failure> {
+        let command = Command::RegionWrite;
+        let count = data.len() as u32;
+        let body = wire::access(region, offset, count);
+        let deadline = Deadline::after(PATIENCE);
+        self.questions += 1;
+        let answer =
+            self.connection
+                .ask(command, &[&body, data], &[], wire::ACCESS + 8, deadline)?;
+        wire::parse_write(&answer.body, region, offset, count)
+            .map_err(|source| lie(command, source))
+    }
+
+    /// Reads a register.
+    pub fn register(&mut self, at: u32) -> Result<u32, Failure> {
+        let mut word = [0; 4];
+        self.read(BAR0, at.into(), &mut word)?;
+        Ok(u32::from_le_bytes(word))
+    }
+
+    /// Writes a register.
+    pub fn set(&mut self, at: u32, value: u32) -> Result<(), Failure> {
+        self.write(BAR0, at.into(), &value.to_le_bytes())
+    }
+
+    /// Asks for another message if there is still a reason for one.
+    pub fn rearm(&mut self) -> Result<(), Failure> {
+        self.write(BAR0, 0x08_8704, &[0xff])
+    }
+
+    /// Tells a channel that its ring has entries up to `put`.
+    pub fn doorbell(&mut self, channel: u8, put: u32) -> Result<(), Failure> {
+        let at = u64::from(channel) * userd::STRIDE + userd::GP_PUT;
+        self.write(BAR1, at, &put.to_le_bytes())
+    }
+
+    /// Has all spaces' translations forgotten.
+    pub fn flush(&mut self) -> Result<(), Failure> {
+        self.set(0x10_0cbc, 1 << 31 | 3)
+    }
+
+    /// An entry of the channel table: its instance block, and whether it may run.
+    pub fn channel(
+        &mut self,
+        channel: u8,
+        instance: Option<PhysPage>,
+        runs: bool,
+    ) -> Result<(), Failure> {
+        let at = 0x00_3000 + u32::from(channel) * 8;
+        let entry = instance.map_or(0, |page| 0xc000_0000 | page.0);
+        if runs {
+            self.set(at, entry)?;
+        }
+        self.set(at + 4, 0x001f_0000 | u32::from(runs))?;
+        if instance.is_none() {
+            self.set(at, 0)?;
+        }
+        Ok(())
+    }
+
+    /// A channel leaves the engines, or stops, and keeps its work.
+    pub fn stop(&mut self, channel: u8) -> Result<(), Failure> {
+        self.set(0x00_3004 + u32::from(channel) * 8, 0x001f_0000)?;
+        self.set(0x00_2634, channel.into())
+    }
+
+    /// There is a new list of channels.
+    pub fn run_list(&mut self, at: PhysPage, count: u32) -> Result<(), Failure> {
+        self.set(0x00_2270, at.0)?;
+        self.set(0x00_2274, 0x01f0_0000 | count & 0xfff)
+    }
+
+    fn map(&mut self, file: &File, offset: u64, address: u64, len: u64) -> Result<(), Failure> {
+        let body = wire::dma_map(DmaMapFlags::READ_WRITE.bits(), offset, address, len);
+        let deadline = Deadline::after(PATIENCE);
+        let fd = [file.as_fd()];
+        self.questions += 1;
+        self.connection
+            .ask(Command::DmaMap, &[&body], &fd, SHORT, deadline)
+            .map(drop)
+    }
+
+    fn unmap(&mut self, address: u64, len: u64) -> Result<(), Failure> {
+        let body = wire::dma_unmap(address, len);
+        let deadline = Deadline::after(PATIENCE);
+        self.questions += 1;
+        self.connection
+            .ask(Command::DmaUnmap, &[&body], &[], SHORT, deadline)
+            .map(drop)
+    }
+
+    /// Has a range of VRAM be a file's first bytes.
+    pub fn back(&mut self, range: Range<u64>, file: &File) -> Result<(), Failure> {
+        self.map(file, 0, VRAM_ADDRESS + range.start, range.end - range.start)
+    }
+
+    /// Has a range of VRAM be new memory of nobody's.
+    pub fn unback(&mut self, range: Range<u64>) -> Result<(), Failure> {
+        self.unmap(VRAM_ADDRESS + range.start, range.end - range.start)
+    }
+
+    /// Lends the GPU pages of RAM.
+    pub fn lend(
+        &mut self,
+        first: DmaPage,
+        count: u32,
+        file: &File,
+        offset: u64,
+    ) -> Result<(), Failure> {
+        let address = u64::from(first.0) * PAGE;
+        self.map(file, offset, address, u64::from(count) * PAGE)
+    }
+
+    /// Takes them back.
+    pub fn take_back(&mut self, first: DmaPage, count: u32) -> Result<(), Failure> {
+        self.unmap(u64::from(first.0) * PAGE, u64::from(count) * PAGE)
+    }
+}

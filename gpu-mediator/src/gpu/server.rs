@@ -1,0 +1,298 @@
+//! The process: fronts' connections, the GPU's interrupt and the clock, in one thread.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    io,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
+    path::Path,
+    time::Duration,
+};
+
+use base::Chain;
+use log::{info, warn};
+use vfio_client::Failure;
+
+use super::{
+    link::{Listener, Packet, Packets},
+    mediator::{self, Mediator},
+    physical,
+    wire::{Event, Nonsense, Request, VERSION},
+};
+use crate::{Moment, policy::Name};
+
+/// Fronts at a time, at most.
+const MOST_FRONTS: usize = 256;
+/// Messages that a front has not taken, at most: it takes none any more then.
+const MOST_UNTAKEN: usize = 4096;
+/// Messages of one front that are taken before another's.
+const BURST: usize = 32;
+
+/// The mediator cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The GPU cannot be used.
+    #[error("cannot use the GPU at {0}")]
+    Gpu(String, #[source] physical::Error),
+    /// It cannot be shared.
+    #[error("cannot share the GPU")]
+    Start(#[source] mediator::Error),
+    /// The socket cannot be made.
+    #[error("cannot listen at {0}: does its folder exist, and is nobody else there?")]
+    Listen(String, #[source] io::Error),
+    /// The GPU's server is lost.
+    #[error("the GPU is lost")]
+    Lost(#[source] Failure),
+    /// Waiting fails.
+    #[error("cannot wait for anything")]
+    Wait(#[source] io::Error),
+}
+
+/// Why a front is left.
+#[derive(Debug, thiserror::Error)]
+enum Ending {
+    #[error("it has gone")]
+    Gone,
+    #[error("its connection failed")]
+    Socket(#[source] io::Error),
+    #[error("it makes no sense")]
+    Nonsense(#[from] Nonsense),
+    #[error("it does not begin with a greeting")]
+    Silent,
+    #[error("it does not take its messages")]
+    Deaf,
+    #[error(transparent)]
+    Request(mediator::Error),
+}
+
+struct Front {
+    packets: Packets,
+    vm: Option<u32>,
+    outbox: VecDeque<Vec<u8>>,
+}
+
+/// What is served.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Who gets the GPU.
+    pub policy: Name,
+    /// For how long a channel may have it without completing anything.
+    pub limit: Duration,
+}
+
+/// The process.
+pub struct Server {
+    mediator: Mediator,
+    listener: Listener,
+    fronts: BTreeMap<RawFd, Front>,
+}
+
+impl Server {
+    /// Connects to the GPU's server, and listens for fronts.
+    pub fn new(model: &Path, socket: &Path, settings: Settings) -> Result<Self, Error> {
+        let gpu = physical::Physical::connect(model)
+            .map_err(|source| Error::Gpu(model.display().to_string(), source))?;
+        let mediator = Mediator::new(gpu, settings.policy, settings.limit).map_err(Error::Start)?;
+        let listener = Listener::bind(socket)
+            .map_err(|source| Error::Listen(socket.display().to_string(), source))?;
+        Ok(Self {
+            mediator,
+            listener,
+            fronts: BTreeMap::new(),
+        })
+    }
+
+    /// Serves until the GPU is lost.
+    pub fn run(&mut self) -> Result<(), Error> {
+        loop {
+            let again = self.mediator.tick(Moment::now()).map_err(Error::Lost)?;
+            self.send_events();
+            self.wait(again)?;
+        }
+    }
+
+    fn wait(&mut self, again: Option<Duration>) -> Result<(), Error> {
+        let entry = |fd: BorrowedFd<'_>, out: bool| libc::pollfd {
+            fd: fd.as_raw_fd(),
+            events: libc::POLLIN | if out { libc::POLLOUT } else { 0 },
+            revents: 0,
+        };
+        let gpu = self.mediator.gpu();
+        let mut entries = vec![
+            entry(self.listener.as_fd(), false),
+            libc::pollfd {
+                fd: gpu.interrupt().as_raw_fd(),
+                events: libc::POLLIN,
+                revents: 0,
+            },
+            libc::pollfd {
+                fd: gpu.stream().as_raw_fd(),
+                events: libc::POLLRDHUP,
+                revents: 0,
+            },
+        ];
+        let fronts = self.fronts.values();
+        entries.extend(fronts.map(|front| entry(front.packets.as_fd(), !front.outbox.is_empty())));
+        base::poll::poll(&mut entries, again).map_err(Error::Wait)?;
+        if entries[2].revents != 0 {
+            return Err(Error::Lost(Failure::Closed));
+        }
+        if entries[1].revents != 0 {
+            self.mediator.interrupt().map_err(Error::Lost)?;
+        }
+        for entry in &entries[3..] {
+            if entry.revents != 0 {
+                self.serve(entry.fd)?;
+            }
+        }
+        if entries[0].revents != 0 {
+            self.accept();
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self) {
+        match self.listener.accept() {
+            Ok(packets) if self.fronts.len() < MOST_FRONTS => {
+                let front = Front {
+                    vm: None,
+                    outbox: VecDeque::new(),
+                    packets,
+                };
+                self.fronts.insert(front.packets.as_fd().as_raw_fd(), front);
+            }
+            Ok(_) => warn!("a front too many is turned away"),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => {
+                warn!("cannot accept a front: {error}");
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+    }
+
+    fn serve(&mut self, fd: RawFd) -> Result<(), Error> {
+        let Some(mut front) = self.fronts.remove(&fd) else {
+            return Ok(());
+        };
+        match self.take(&mut front) {
+            Ok(()) => {
+                self.fronts.insert(fd, front);
+            }
+            Err(Ending::Request(mediator::Error::Server(failure))) => {
+                return Err(Error::Lost(failure));
+            }
+            Err(ending) => {
+                let name = front
+                    .vm
+                    .map_or("a front".to_owned(), |vm| format!("front {vm}"));
+                match ending {
+                    Ending::Gone => info!("{name} has gone"),
+                    other => warn!("{name} is left: {}", Chain(&other)),
+                }
+                if let Some(vm) = front.vm {
+                    let left = self.mediator.leave(vm, Moment::now());
+                    left.map_err(Error::Lost)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, front: &mut Front) -> Result<(), Ending> {
+        front.flush()?;
+        for _ in 0..BURST {
+            let packet = match front.packets.receive() {
+                Ok(Some(packet)) => packet,
+                Ok(None) => return Err(Ending::Gone),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
+                    return Err(Ending::Gone);
+                }
+                Err(error) => return Err(Ending::Socket(error)),
+            };
+            self.message(front, packet)?;
+        }
+        Ok(())
+    }
+
+    fn message(&mut self, front: &mut Front, packet: Packet) -> Result<(), Ending> {
+        let request = Request::parse(&packet.bytes)?;
+        let now = Moment::now();
+        let Some(vm) = front.vm else {
+            return self.greet(front, &request, now);
+        };
+        self.mediator
+            .request(vm, request, packet.files, now)
+            .map_err(Ending::Request)
+    }
+
+    fn greet(&mut self, front: &mut Front, request: &Request, now: Moment) -> Result<(), Ending> {
+        let Request::Hello {
+            version,
+            vram,
+            channels,
+            weight,
+        } = *request
+        else {
+            return Err(Ending::Silent);
+        };
+        if version != VERSION {
+            return Err(Ending::Request(mediator::Error::Version(version)));
+        }
+        let vm = self
+            .mediator
+            .join(vram, channels, weight, now)
+            .map_err(Ending::Request)?;
+        front.vm = Some(vm);
+        let welcome = Event::Welcome {
+            version: VERSION,
+            vram,
+        };
+        let file = self.mediator.partition(vm).map(AsFd::as_fd);
+        let files: Vec<_> = file.into_iter().collect();
+        front
+            .packets
+            .send(&welcome.encode(), &files)
+            .map_err(Ending::Socket)
+    }
+
+    fn send_events(&mut self) {
+        let mut deaf = Vec::new();
+        for (fd, front) in &mut self.fronts {
+            let Some(vm) = front.vm else { continue };
+            while let Some(event) = self.mediator.event(vm) {
+                front.outbox.push_back(event.encode());
+            }
+            if front.flush().is_err() {
+                deaf.push(*fd);
+            }
+        }
+        for fd in deaf {
+            if let Some(front) = self.fronts.get(&fd) {
+                // Its end is seen when it is served.
+                front.packets.shut_down();
+            }
+        }
+    }
+}
+
+impl Front {
+    /// Sends what is to be sent, as far as there is room.
+    fn flush(&mut self) -> Result<(), Ending> {
+        while let Some(message) = self.outbox.front() {
+            match self.packets.send(message, &[]) {
+                Ok(()) => {
+                    self.outbox.pop_front();
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+                    return Err(Ending::Gone);
+                }
+                Err(error) => return Err(Ending::Socket(error)),
+            }
+        }
+        match self.outbox.len() > MOST_UNTAKEN {
+            true => Err(Ending::Deaf),
+            false => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,506 @@
+//! Guests' fronts, as hostile as they like, against the mediator on the model of the GPU.
+
+use std::{path::PathBuf, time::Instant};
+
+use base::{Access, Mapping};
+use gf100::{
+    device::server::{Settings, serve},
+    format::{
+        LARGE, VramPage,
+        push::{GpEntry, Header, Run as Words},
+    },
+};
+
+use super::{
+    mediator::{Error, Mediator},
+    physical::Physical,
+    wire::{Directory, MOST_BATCHES, Request, Run, Size},
+    *,
+};
+use crate::{Moment, policy::Name};
+use gf100::format::{Gfn, PAGE, Target};
+use std::{fs::File, os::fd::OwnedFd, time::Duration};
+use wire::Event;
+
+const MIB: u64 = 1 << 20;
+const VRAM: u64 = 64 * MIB;
+/// The GPU addresses at which guests have their VRAM and RAM.
+const VRAM_VA: u64 = 0x1000_0000;
+const RAM_VA: u64 = 0x2000_0000;
+
+/// A GPU of its own for a test.
+fn gpu(name: &str, policy: Name, limit: Duration) -> Mediator {
+    let folder = std::env::temp_dir().join(format!("gantry-gpu-{}-{name}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let socket: PathBuf = folder.join("gpu.sock");
+    let path = socket.clone();
+    std::thread::spawn(move || {
+        let settings = Settings {
+            vram: 256 * MIB,
+            map: false,
+            confine: false,
+        };
+        serve(&path, settings).map_err(|error| panic!("{error}"))
+    });
+    let start = Instant::now();
+    while !socket.exists() {
+        assert!(start.elapsed() < Duration::from_secs(10), "no GPU");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let physical = Physical::connect(&socket).expect("the model is one");
+    std::fs::remove_dir_all(folder).expect("it is ours");
+    Mediator::new(physical, policy, limit).expect("it can be shared")
+}
+
+/// A VM: what a front would do.
+struct Guest {
+    id: u32,
+    vram: Mapping,
+    ram: Mapping,
+}
+
+impl Guest {
+    /// With 1 MiB of RAM from page 0x100, a space 1 that shows the first 128 KiB of VRAM in small
+    /// pages and RAM in small pages, and channel 1.
+    fn new(mediator: &mut Mediator) -> Self {
+        let guest = Self::bare(mediator);
+        for (table, index, first) in [
+            (1, VRAM_VA >> 27, Target::Vram(VramPage(0))),
+            (2, RAM_VA >> 27, Target::Ram(Gfn(0x100))),
+        ] {
+            let at = ((if table == 1 { VRAM_VA } else { RAM_VA }) >> 12) % 0x8000;
+            guest.table(mediator, table, at as u16, 32, first);
+            guest.link(mediator, 1, index as u16, table);
+        }
+        guest.bind(mediator, 1).expect("there is a channel");
+        guest
+    }
+
+    fn bare(mediator: &mut Mediator) -> Self {
+        let id = mediator
+            .join(VRAM, 128, 1, Moment::now())
+            .expect("there is room");
+        let map = |file: &File, len| {
+            Mapping::shared(file, 0, len as usize, Access::ReadWrite).expect("it can be mapped")
+        };
+        let vram = map(mediator.partition(id).expect("it has joined"), VRAM);
+        let file = memory::sealed(c"ram", MIB).expect("there is room");
+        let ram = map(&file, MIB);
+        let guest = Self { id, vram, ram };
+        let request = Request::Ram {
+            first: Gfn(0x100),
+            count: 256,
+            offset: 0,
+        };
+        let files = vec![OwnedFd::from(file)];
+        mediator
+            .request(id, request, files, Moment::now())
+            .expect("it is sealed");
+        guest
+            .ask(mediator, Request::Space { space: 1 })
+            .expect("it is new");
+        guest
+    }
+
+    fn ask(&self, mediator: &mut Mediator, request: Request) -> Result<(), Error> {
+        // As it would arrive.
+        let request = Request::parse(&request.encode()).expect("it can be said");
+        mediator.request(self.id, request, Vec::new(), Moment::now())
+    }
+
+    fn table(&self, mediator: &mut Mediator, table: u32, index: u16, count: u16, first: Target) {
+        let size = Size::Small;
+        self.ask(mediator, Request::Table { table, size })
+            .expect("it is new");
+        let run = Run {
+            index,
+            count,
+            first: Some(first),
+            read_only: false,
+            kind: 0,
+        };
+        let runs = vec![run];
+        self.ask(mediator, Request::Map { table, runs })
+            .expect("they are there");
+    }
+
+    fn link(&self, mediator: &mut Mediator, space: u32, index: u16, table: u32) {
+        let entry = Directory {
+            small: Some(table),
+            ..Directory::default()
+        };
+        let link = Request::Link {
+            space,
+            index,
+            entry,
+        };
+        self.ask(mediator, link).expect("both are there");
+    }
+
+    fn bind(&self, mediator: &mut Mediator, channel: u8) -> Result<(), Error> {
+        let bind = Request::Bind {
+            channel,
+            space: 1,
+            engines: Default::default(),
+        };
+        self.ask(mediator, bind)
+    }
+
+    /// Writes words to an offset of VRAM, and submits them.
+    fn submit(&self, mediator: &mut Mediator, channel: u8, at: u64, words: &[u32]) {
+        for (at, word) in (at as usize..).step_by(4).zip(words) {
+            write(&self.vram, at, *word);
+        }
+        let entry = GpEntry {
+            address: VRAM_VA + at,
+            words: words.len() as u32,
+        };
+        let entries = vec![entry.encode()];
+        let submit = Request::Submit { channel, entries };
+        self.ask(mediator, submit).expect("there is room");
+    }
+}
+
+fn write(memory: &Mapping, at: usize, word: u32) {
+    assert!(at + 4 <= memory.len() && at % 4 == 0);
+    // SAFETY: within the mapping and aligned.
+    unsafe { memory.start().add(at).cast::<u32>().write_volatile(word) };
+}
+
+fn read(memory: &Mapping, at: usize) -> u32 {
+    assert!(at + 4 <= memory.len() && at % 4 == 0);
+    // SAFETY: within the mapping and aligned.
+    unsafe { memory.start().add(at).cast::<u32>().read_volatile() }
+}
+
+/// Words for consecutive methods of a subchannel.
+fn methods(subchannel: u8, address: u16, words: &[u32]) -> Vec<u32> {
+    let header = Header::Increasing(Words {
+        subchannel,
+        address,
+        count: words.len() as u16,
+    });
+    let mut all = vec![header.encode()];
+    all.extend(words);
+    all
+}
+
+fn release(at: u64, word: u32) -> Vec<u32> {
+    methods(0, 0x10, &[(at >> 32) as u32, at as u32, word, 1 << 24 | 2])
+}
+
+fn acquire(at: u64, word: u32) -> Vec<u32> {
+    methods(0, 0x10, &[(at >> 32) as u32, at as u32, word, 1])
+}
+
+fn copy(from: u64, to: u64, len: u32) -> Vec<u32> {
+    let mut words = methods(4, 0, &[0x90b5]);
+    let high = |at: u64| (at >> 32) as u32;
+    let place = [
+        high(from),
+        from as u32,
+        high(to),
+        to as u32,
+        len,
+        len,
+        len,
+        1,
+    ];
+    words.extend(methods(4, 0x30c, &place));
+    words.extend(methods(4, 0x300, &[0x110]));
+    words
+}
+
+/// Lets the GPU work until a VM hears of something that `wanted` is after.
+fn until(mediator: &mut Mediator, guest: &Guest, wanted: impl Fn(&Event) -> bool) -> Event {
+    let start = Instant::now();
+    loop {
+        mediator.tick(Moment::now()).expect("the GPU is there");
+        mediator.interrupt().expect("the GPU is there");
+        while let Some(event) = mediator.event(guest.id) {
+            if wanted(&event) {
+                return event;
+            }
+        }
+        assert!(start.elapsed() < Duration::from_secs(20), "nothing comes");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn done(mediator: &mut Mediator, guest: &Guest, channel: u8) {
+    until(mediator, guest, |event| *event == Event::Done { channel });
+}
+
+fn is_fault(event: &Event) -> bool {
+    matches!(event, Event::Fault { .. })
+}
+
+const LONG: Duration = Duration::from_secs(60);
+
+#[test]
+fn two_guests_copy_at_once_and_see_their_own_memory_only() {
+    let mut mediator = gpu("copies", Name::Fair, LONG);
+    let guests = [Guest::new(&mut mediator), Guest::new(&mut mediator)];
+    for (nth, guest) in (1_u32..).zip(&guests) {
+        for at in (0..4096).step_by(4) {
+            write(&guest.ram, at, nth << 16 | at as u32);
+        }
+        let mut words = copy(RAM_VA, VRAM_VA + 0x4000, 4096);
+        words.extend(copy(VRAM_VA + 0x4000, RAM_VA + 0x2000, 4096));
+        words.extend(release(RAM_VA + 0x8000, 77));
+        guest.submit(&mut mediator, 1, 0, &words);
+    }
+    for (nth, guest) in (1_u32..).zip(&guests) {
+        done(&mut mediator, guest, 1);
+        for at in (0..4096).step_by(4) {
+            assert_eq!(read(&guest.vram, 0x4000 + at), nth << 16 | at as u32);
+            assert_eq!(read(&guest.ram, 0x2000 + at), nth << 16 | at as u32);
+        }
+        assert_eq!(read(&guest.ram, 0x8000), 77);
+        assert_eq!(mediator.figures(guest.id).expect("it is there").refused, 0);
+    }
+}
+
+#[test]
+fn pages_that_are_not_the_guests_own_are_not_mapped_and_using_them_ends_the_channel_only() {
+    let mut mediator = gpu("outside", Name::Fair, LONG);
+    let (bad, good) = (Guest::new(&mut mediator), Guest::new(&mut mediator));
+    let pages = (VRAM / PAGE) as u32;
+    for (table, first) in [
+        // Behind its partition, where the other's is; the last of all; RAM that it does not have.
+        (10, Target::Vram(VramPage(pages))),
+        (11, Target::Vram(VramPage((1 << 28) - 1))),
+        (12, Target::Ram(Gfn(0x200))),
+        (13, Target::Ram(Gfn(0xff))),
+    ] {
+        let index = (table + 10) as u16;
+        bad.table(&mut mediator, table, 0, 1, first);
+        bad.link(&mut mediator, 1, index, table);
+        let channel = table as u8;
+        bad.bind(&mut mediator, channel).expect("there is one");
+        let va = u64::from(index) << 27;
+        bad.submit(&mut mediator, channel, 0, &release(va, 0xbad));
+        let event = until(&mut mediator, &bad, is_fault);
+        assert!(
+            matches!(event, Event::Fault { channel: its, address, write: true, .. }
+                if its == channel && address == va),
+            "{event:?}"
+        );
+    }
+    assert_eq!(mediator.figures(bad.id).expect("it is there").refused, 4);
+    good.submit(&mut mediator, 1, 0, &release(RAM_VA, 5));
+    done(&mut mediator, &good, 1);
+    assert_eq!(read(&good.ram, 0), 5);
+    bad.submit(&mut mediator, 1, 0, &release(RAM_VA, 6));
+    done(&mut mediator, &bad, 1);
+}
+
+#[test]
+fn a_large_page_of_which_only_the_first_byte_is_inside_is_not_mapped() {
+    let mut mediator = gpu("straddle", Name::Fair, LONG);
+    let guest = Guest::new(&mut mediator);
+    let size = Size::Large;
+    guest
+        .ask(&mut mediator, Request::Table { table: 9, size })
+        .expect("it is new");
+    let last = (VRAM / PAGE) as u32 - 1;
+    let run = |index, first| Run {
+        index,
+        count: 1,
+        first: Some(Target::Vram(VramPage(first))),
+        read_only: false,
+        kind: 0xdb,
+    };
+    let runs = vec![run(0, last), run(1, last + 1 - 32)];
+    guest
+        .ask(&mut mediator, Request::Map { table: 9, runs })
+        .expect("they are there");
+    let entry = Directory {
+        large: Some(9),
+        ..Directory::default()
+    };
+    let link = Request::Link {
+        space: 1,
+        index: 40,
+        entry,
+    };
+    guest.ask(&mut mediator, link).expect("both are there");
+    guest.submit(&mut mediator, 1, 0, &release((40 << 27) + LARGE, 8));
+    done(&mut mediator, &guest, 1);
+    assert_eq!(read(&guest.vram, (VRAM - LARGE) as usize), 8);
+    guest.submit(&mut mediator, 1, 0, &release(40 << 27, 9));
+    until(&mut mediator, &guest, is_fault);
+}
+
+#[test]
+fn the_mediators_own_pages_cannot_be_written_or_replaced() {
+    let mut mediator = gpu("control", Name::Fair, LONG);
+    let guest = Guest::new(&mut mediator);
+    guest.link(&mut mediator, 1, space::CONTROL, 1);
+    let control = u64::from(space::CONTROL) << 27;
+    guest.submit(&mut mediator, 1, 0, &release(control, 1));
+    let event = until(&mut mediator, &guest, is_fault);
+    assert!(matches!(event, Event::Fault { reason: 6, .. }), "{event:?}");
+    assert_eq!(mediator.figures(guest.id).expect("it is there").refused, 1);
+}
+
+#[test]
+fn tables_and_channels_are_bounded_and_used_ones_cannot_go() {
+    let mut mediator = gpu("bounds", Name::Fair, LONG);
+    let guest = Guest::new(&mut mediator);
+    let mut refused = |request| guest.ask(&mut mediator, request).is_err();
+    assert!(refused(Request::TableGone { table: 1 }), "it is linked");
+    assert!(refused(Request::SpaceGone { space: 1 }), "it has a channel");
+    assert!(refused(Request::Space { space: 1 }), "it is taken");
+    assert!(refused(Request::Table {
+        table: 1,
+        size: Size::Small
+    }));
+    let run = Run {
+        index: 0x7fff,
+        count: 2,
+        first: None,
+        read_only: false,
+        kind: 0,
+    };
+    assert!(
+        refused(Request::Map {
+            table: 1,
+            runs: vec![run]
+        }),
+        "behind its end"
+    );
+    let link = Request::Link {
+        space: 1,
+        index: 0,
+        entry: Directory {
+            large: Some(1),
+            ..Directory::default()
+        },
+    };
+    assert!(refused(link), "of the other size");
+    assert!(refused(Request::Submit {
+        channel: 99,
+        entries: vec![0]
+    }));
+    assert!(guest.bind(&mut mediator, 1).is_err(), "it is bound");
+    for channel in (0..128).filter(|channel| *channel != 1) {
+        guest.bind(&mut mediator, channel).expect("there are 128");
+    }
+    let other = Guest::bare(&mut mediator);
+    assert!(
+        matches!(other.bind(&mut mediator, 0), Err(Error::Channels(_))),
+        "the 129th"
+    );
+    guest.submit(&mut mediator, 127, 0, &release(RAM_VA, 127));
+    done(&mut mediator, &guest, 127);
+    let tables = (100..1000).map(|table| Request::Table {
+        table,
+        size: Size::Small,
+    });
+    let mut tables = tables.map(|request| guest.ask(&mut mediator, request));
+    assert!(tables.any(|made| made.is_err()), "they have a quota");
+}
+
+#[test]
+fn who_waits_for_ever_loses_the_channel_and_delays_nobody() {
+    let mut mediator = gpu("late", Name::Fair, Duration::from_millis(300));
+    let (bad, good) = (Guest::new(&mut mediator), Guest::new(&mut mediator));
+    bad.submit(&mut mediator, 1, 0, &acquire(RAM_VA, 1));
+    for nth in 0..5 {
+        good.submit(&mut mediator, 1, 0, &release(RAM_VA, nth));
+        done(&mut mediator, &good, 1);
+        assert_eq!(read(&good.ram, 0), nth);
+    }
+    until(&mut mediator, &bad, |event| {
+        matches!(event, Event::Late { channel: 1, .. })
+    });
+    let unbind = Request::Unbind { channel: 1 };
+    bad.ask(&mut mediator, unbind).expect("it is bound");
+    bad.bind(&mut mediator, 1).expect("it is free");
+    bad.submit(&mut mediator, 1, 0, &release(RAM_VA, 3));
+    done(&mut mediator, &bad, 1);
+}
+
+#[test]
+fn a_stopped_channel_goes_on_in_its_next_turn() {
+    let mut mediator = gpu("stopped", Name::Fair, LONG);
+    let (one, other) = (Guest::new(&mut mediator), Guest::new(&mut mediator));
+    let mut words = acquire(RAM_VA, 1);
+    words.extend(release(RAM_VA + 16, 2));
+    one.submit(&mut mediator, 1, 0, &words);
+    for nth in 0..5 {
+        other.submit(&mut mediator, 1, 0, &release(RAM_VA, nth));
+        done(&mut mediator, &other, 1);
+    }
+    assert!(mediator.figures(one.id).expect("it is there").stopped > 0);
+    write(&one.ram, 0, 1);
+    done(&mut mediator, &one, 1);
+    assert_eq!(read(&one.ram, 16), 2);
+}
+
+#[test]
+fn every_policy_serves_both_and_submissions_are_bounded() {
+    for name in Name::ALL {
+        let mut mediator = gpu(&format!("policy-{name}"), name, LONG);
+        let guests = [Guest::new(&mut mediator), Guest::new(&mut mediator)];
+        for guest in &guests {
+            for nth in 0..MOST_BATCHES as u64 {
+                guest.submit(&mut mediator, 1, nth * 64, &release(RAM_VA + nth * 4, 9));
+            }
+            let entries = vec![0];
+            let submit = Request::Submit {
+                channel: 1,
+                entries,
+            };
+            assert!(matches!(
+                guest.ask(&mut mediator, submit),
+                Err(Error::Full(1))
+            ));
+        }
+        for guest in &guests {
+            for _ in 0..MOST_BATCHES {
+                done(&mut mediator, guest, 1);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_a_guest_leaves_is_free_and_empty_for_the_next() {
+    let mut mediator = gpu("leaves", Name::Fair, LONG);
+    for _ in 0..8 {
+        let guest = Guest::new(&mut mediator);
+        assert_eq!(read(&guest.vram, 0), 0);
+        guest.submit(&mut mediator, 1, 0, &acquire(RAM_VA, 1));
+        mediator.tick(Moment::now()).expect("the GPU is there");
+        mediator
+            .leave(guest.id, Moment::now())
+            .expect("the GPU is there");
+    }
+}
+
+#[test]
+fn ram_that_can_vanish_is_refused() {
+    let mut mediator = gpu("ram", Name::Fair, LONG);
+    let guest = Guest::bare(&mut mediator);
+    let mut give = |first, file: File| {
+        let request = Request::Ram {
+            first: Gfn(first),
+            count: 16,
+            offset: 0,
+        };
+        let files = vec![OwnedFd::from(file)];
+        mediator.request(guest.id, request, files, Moment::now())
+    };
+    let unsealed = tempfile::tempfile().expect("a file");
+    unsealed.set_len(MIB).expect("there is room");
+    assert!(give(0x1000, unsealed).is_err());
+    let sealed = || memory::sealed(c"ram", 16 * PAGE).expect("there is room");
+    assert!(give(0x1ff, sealed()).is_err(), "it overlaps");
+    assert!(
+        give(0x1000, memory::sealed(c"ram", PAGE).expect("room")).is_err(),
+        "too short"
+    );
+    assert!(give(0x1000, sealed()).is_ok());
+}

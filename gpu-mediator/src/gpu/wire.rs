@@ -1,0 +1,700 @@
+//! What a virtual GPU's front and the mediator say to each other.
+//!
+//! A message is one packet of a `SOCK_SEQPACKET` socket, at most [`MOST`] bytes: eight bytes of
+//! opcode and number, then fields of fixed width, little-endian. Descriptors go with [`Request::Hello`]
+//! and [`Request::Ram`] only. A front is hostile: every count is bounded before anything is
+//! allocated, and a message that is too short, too long or unknown ends the connection.
+//!
+//! Numbers of pages, tables, spaces and channels are the guest's own. None of them is a physical one.
+
+use std::time::Duration;
+
+use gf100::format::{Gfn, PAGE_NUMBER_BITS, Target, VramPage};
+
+/// Bytes of the longest message.
+pub const MOST: usize = 32 << 10;
+/// Version of this language.
+pub const VERSION: u32 = 1;
+/// Runs in a message, at most.
+pub const MOST_RUNS: usize = 1024;
+/// Ring entries of a submission, at most.
+pub const MOST_ENTRIES: usize = 120;
+/// Submissions of a channel that have not completed, at most.
+pub const MOST_BATCHES: usize = 4;
+/// Tables of a VM, at most.
+pub const MOST_TABLES: u32 = 1 << 14;
+/// Address spaces of a VM, at most.
+pub const MOST_SPACES: u32 = 1 << 10;
+
+const HEAD: usize = 8;
+const RUN: usize = 16;
+
+/// Size of the pages of a table.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum Size {
+    /// 4 KiB.
+    Small,
+    /// 128 KiB.
+    Large,
+}
+
+/// Consecutive entries of a table, for consecutive pages; or entries that are not present.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Run {
+    /// First entry.
+    pub index: u16,
+    /// Entries, from 1.
+    pub count: u16,
+    /// The first 4 KiB of the first page; nothing is mapped without.
+    pub first: Option<Target>,
+    /// Nobody may write.
+    pub read_only: bool,
+    /// How it is stored, as page table entries say it.
+    pub kind: u8,
+}
+
+/// An entry of a page directory: tables by their numbers.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Directory {
+    /// The table of small pages.
+    pub small: Option<u32>,
+    /// The table of large pages.
+    pub large: Option<u32>,
+    /// log2 of the part of a full table of large pages that it has, 0 to 3.
+    pub large_shift: u8,
+}
+
+/// What a front asks for.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Request {
+    /// The first message.
+    Hello {
+        /// [`VERSION`].
+        version: u32,
+        /// Bytes of VRAM, whole MiB.
+        vram: u64,
+        /// Channels at a time, 1 to 128.
+        channels: u8,
+        /// Share of the GPU against other VMs'.
+        weight: u32,
+    },
+    /// The guest has RAM at these pages: those of the file that comes along.
+    Ram {
+        /// The first page.
+        first: Gfn,
+        /// Pages, from 1.
+        count: u32,
+        /// Offset in the file.
+        offset: u64,
+    },
+    /// The RAM that [`Request::Ram`] gave at this page is gone.
+    RamGone {
+        /// The first page.
+        first: Gfn,
+    },
+    /// A table that maps nothing yet.
+    Table {
+        /// Its number, which is free.
+        table: u32,
+        /// Of its pages.
+        size: Size,
+    },
+    /// A table is gone; no directory names it.
+    TableGone {
+        /// Its number.
+        table: u32,
+    },
+    /// Entries of a table.
+    Map {
+        /// Its number.
+        table: u32,
+        /// The entries.
+        runs: Vec<Run>,
+    },
+    /// An address space that maps nothing yet.
+    Space {
+        /// Its number, which is free.
+        space: u32,
+    },
+    /// An address space is gone; no channel is bound to it.
+    SpaceGone {
+        /// Its number.
+        space: u32,
+    },
+    /// An entry of a directory.
+    Link {
+        /// The space.
+        space: u32,
+        /// Which entry.
+        index: u16,
+        /// What it says.
+        entry: Directory,
+    },
+    /// A channel, which is not bound, gets an address space.
+    Bind {
+        /// The channel.
+        channel: u8,
+        /// The space.
+        space: u32,
+        /// Virtual addresses of engines' state, as in an instance block.
+        engines: [Option<u64>; gf100::format::instance::ENGINE_COUNT],
+    },
+    /// A channel's work ends where it is, and it is bound no longer.
+    Unbind {
+        /// The channel.
+        channel: u8,
+    },
+    /// A channel's ring entries, to be carried out after those before.
+    Submit {
+        /// The channel.
+        channel: u8,
+        /// Ring entries as the guest wrote them.
+        entries: Vec<u64>,
+    },
+    /// An answer when all messages before this have been carried out.
+    Sync {
+        /// Comes back in [`Event::Synced`].
+        number: u32,
+    },
+}
+
+/// What the mediator says.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Event {
+    /// The answer to [`Request::Hello`]; the partition's file comes along.
+    Welcome {
+        /// [`VERSION`].
+        version: u32,
+        /// Bytes of VRAM, as asked for.
+        vram: u64,
+    },
+    /// The answer to [`Request::Sync`].
+    Synced {
+        /// Its number.
+        number: u32,
+    },
+    /// The oldest submission of a channel has been carried out.
+    Done {
+        /// The channel.
+        channel: u8,
+    },
+    /// A program's interrupt, of some channel.
+    NonStall,
+    /// An address could not be used. The channel has ended.
+    Fault {
+        /// The channel.
+        channel: u8,
+        /// Who used it, as fault registers count.
+        unit: u8,
+        /// As fault registers say it.
+        reason: u8,
+        /// It was to be written.
+        write: bool,
+        /// The address.
+        address: u64,
+    },
+    /// A command could not be carried out, and was skipped.
+    Command {
+        /// The channel.
+        channel: u8,
+        /// As the command unit's register says it.
+        status: u32,
+        /// Subchannel and address.
+        method: u32,
+        /// Its word.
+        data: u32,
+    },
+    /// A channel has had the GPU for too long, and has ended.
+    Late {
+        /// The channel.
+        channel: u8,
+        /// For how long.
+        after: Duration,
+    },
+}
+
+/// A message that makes no sense.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum Nonsense {
+    /// Its length is not that of such a message.
+    #[error("a message with opcode {opcode} has {len} bytes")]
+    Length {
+        /// The message's kind.
+        opcode: u32,
+        /// Its bytes.
+        len: usize,
+    },
+    /// Nobody knows it.
+    #[error("there is no message with opcode {0}")]
+    Opcode(u32),
+    /// A field is not within its bounds.
+    #[error("{what} cannot be {value:#x}")]
+    Value {
+        /// The field.
+        what: &'static str,
+        /// What it is.
+        value: u64,
+    },
+}
+
+/// Reads fields one after the other.
+struct Reader<'a> {
+    opcode: u32,
+    len: usize,
+    rest: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    fn new(message: &'a [u8]) -> Result<(Self, u32), Nonsense> {
+        let mut reader = Self {
+            opcode: 0,
+            len: message.len(),
+            rest: message,
+        };
+        reader.opcode = reader.u32()?;
+        let number = reader.u32()?;
+        Ok((reader, number))
+    }
+
+    fn bytes<const N: usize>(&mut self) -> Result<[u8; N], Nonsense> {
+        let Some((head, rest)) = self.rest.split_first_chunk::<N>() else {
+            return Err(self.length());
+        };
+        self.rest = rest;
+        Ok(*head)
+    }
+
+    fn length(&self) -> Nonsense {
+        Nonsense::Length {
+            opcode: self.opcode,
+            len: self.len,
+        }
+    }
+
+    fn u32(&mut self) -> Result<u32, Nonsense> {
+        self.bytes().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Result<u64, Nonsense> {
+        self.bytes().map(u64::from_le_bytes)
+    }
+
+    fn u16(&mut self) -> Result<u16, Nonsense> {
+        self.bytes().map(u16::from_le_bytes)
+    }
+
+    fn u8(&mut self) -> Result<u8, Nonsense> {
+        self.bytes().map(|[byte]| byte)
+    }
+
+    /// As many records as the rest has, `most` at most, from 1.
+    fn count(&self, record: usize, most: usize) -> Result<usize, Nonsense> {
+        let count = self.rest.len() / record;
+        if self.rest.len() % record != 0 || !(1..=most).contains(&count) {
+            return Err(self.length());
+        }
+        Ok(count)
+    }
+
+    fn end<T>(self, value: T) -> Result<T, Nonsense> {
+        if self.rest.is_empty() {
+            Ok(value)
+        } else {
+            Err(self.length())
+        }
+    }
+}
+
+fn bad(what: &'static str, value: impl Into<u64>) -> Nonsense {
+    Nonsense::Value {
+        what,
+        value: value.into(),
+    }
+}
+
+fn channel(number: u32) -> Result<u8, Nonsense> {
+    u8::try_from(number)
+        .ok()
+        .filter(|channel| *channel < gf100::registers::CHANNELS)
+        .ok_or(bad("a channel", number))
+}
+
+fn below(what: &'static str, number: u32, end: u32) -> Result<u32, Nonsense> {
+    if number < end {
+        Ok(number)
+    } else {
+        Err(bad(what, number))
+    }
+}
+
+fn page(number: u32) -> Result<Gfn, Nonsense> {
+    below("a page", number, 1 << PAGE_NUMBER_BITS).map(Gfn)
+}
+
+const NOTHING: u8 = 0;
+const VRAM: u8 = 1;
+const RAM: u8 = 2;
+const READ_ONLY: u8 = 0x80;
+
+impl Run {
+    fn parse(reader: &mut Reader) -> Result<Self, Nonsense> {
+        let (index, count) = (reader.u16()?, reader.u16()?);
+        let number = reader.u32()?;
+        let (flags, kind) = (reader.u8()?, reader.u8()?);
+        reader.bytes::<6>()?;
+        below("a page", number, 1 << PAGE_NUMBER_BITS)?;
+        if count == 0 {
+            return Err(bad("a run's length", count));
+        }
+        let first = match flags & !READ_ONLY {
+            NOTHING => None,
+            VRAM => Some(Target::Vram(VramPage(number))),
+            RAM => Some(Target::Ram(Gfn(number))),
+            _ => return Err(bad("a run's memory", flags)),
+        };
+        Ok(Self {
+            index,
+            count,
+            first,
+            read_only: flags & READ_ONLY != 0,
+            kind,
+        })
+    }
+
+    fn encode(&self, to: &mut Vec<u8>) {
+        let (flags, number) = match self.first {
+            None => (NOTHING, 0),
+            Some(Target::Vram(page)) => (VRAM, page.0),
+            Some(Target::Ram(page)) => (RAM, page.0),
+        };
+        to.extend(self.index.to_le_bytes());
+        to.extend(self.count.to_le_bytes());
+        to.extend(number.to_le_bytes());
+        to.push(flags | if self.read_only { READ_ONLY } else { 0 });
+        to.push(self.kind);
+        to.extend([0; 6]);
+    }
+}
+
+/// Starts a message.
+fn start(opcode: u32, number: u32) -> Vec<u8> {
+    let mut message = Vec::with_capacity(HEAD + 24);
+    message.extend(opcode.to_le_bytes());
+    message.extend(number.to_le_bytes());
+    message
+}
+
+const NO_TABLE: u32 = u32::MAX;
+
+impl Request {
+    /// Reads a message.
+    pub fn parse(message: &[u8]) -> Result<Self, Nonsense> {
+        let (mut reader, number) = Reader::new(message)?;
+        let table = || below("a table", number, MOST_TABLES);
+        let space = |number| below("a space", number, MOST_SPACES);
+        let request = match reader.opcode {
+            1 => Self::Hello {
+                version: number,
+                vram: reader.u64()?,
+                channels: match reader.u32()? {
+                    count @ 1..=128 => count as u8,
+                    count => return Err(bad("a number of channels", count)),
+                },
+                weight: reader.u32()?,
+            },
+            2 => Self::Ram {
+                first: page(number)?,
+                count: match reader.u32()? {
+                    0 => return Err(bad("a number of pages", 0_u32)),
+                    count => below("a number of pages", count, (1 << PAGE_NUMBER_BITS) + 1)?,
+                },
+                offset: reader.u64()?,
+            },
+            3 => Self::RamGone {
+                first: page(number)?,
+            },
+            4 => Self::Table {
+                table: table()?,
+                size: match reader.u32()? {
+                    0 => Size::Small,
+                    1 => Size::Large,
+                    size => return Err(bad("a size of pages", size)),
+                },
+            },
+            5 => Self::TableGone { table: table()? },
+            6 => {
+                let count = reader.count(RUN, MOST_RUNS)?;
+                let mut runs = Vec::with_capacity(count);
+                for _ in 0..count {
+                    runs.push(Run::parse(&mut reader)?);
+                }
+                Self::Map {
+                    table: table()?,
+                    runs,
+                }
+            }
+            7 => Self::Space {
+                space: space(number)?,
+            },
+            8 => Self::SpaceGone {
+                space: space(number)?,
+            },
+            9 => Self::link(space(number)?, &mut reader)?,
+            10 => {
+                let channel = channel(number)?;
+                let space = space(reader.u32()?)?;
+                let mut engines = [None; gf100::format::instance::ENGINE_COUNT];
+                for engine in &mut engines {
+                    let raw = reader.u64()?;
+                    *engine = (raw & 4 != 0).then_some(raw & 0xff_ffff_f000);
+                }
+                Self::Bind {
+                    channel,
+                    space,
+                    engines,
+                }
+            }
+            11 => Self::Unbind {
+                channel: channel(number)?,
+            },
+            12 => {
+                let count = reader.count(8, MOST_ENTRIES)?;
+                let mut entries = Vec::with_capacity(count);
+                for _ in 0..count {
+                    entries.push(reader.u64()?);
+                }
+                Self::Submit {
+                    channel: channel(number)?,
+                    entries,
+                }
+            }
+            13 => Self::Sync { number },
+            opcode => return Err(Nonsense::Opcode(opcode)),
+        };
+        reader.end(request)
+    }
+
+    fn link(space: u32, reader: &mut Reader) -> Result<Self, Nonsense> {
+        let index = reader.u16()?;
+        let large_shift = reader.u16()?;
+        let mut table = || match reader.u32()? {
+            NO_TABLE => Ok(None),
+            number => below("a table", number, MOST_TABLES).map(Some),
+        };
+        let (small, large) = (table()?, table()?);
+        let entries = gf100::format::directory::ENTRIES;
+        if usize::from(index) >= entries || large_shift > 3 {
+            return Err(bad("an entry of a directory", index));
+        }
+        let entry = Directory {
+            small,
+            large,
+            large_shift: large_shift as u8,
+        };
+        Ok(Self::Link {
+            space,
+            index,
+            entry,
+        })
+    }
+
+    /// The message.
+    pub fn encode(&self) -> Vec<u8> {
+        match self {
+            Self::Hello {
+                version,
+                vram,
+                channels,
+                weight,
+            } => {
+                let mut message = start(1, *version);
+                message.extend(vram.to_le_bytes());
+                message.extend(u32::from(*channels).to_le_bytes());
+                message.extend(weight.to_le_bytes());
+                message
+            }
+            Self::Ram {
+                first,
+                count,
+                offset,
+            } => {
+                let mut message = start(2, first.0);
+                message.extend(count.to_le_bytes());
+                message.extend(offset.to_le_bytes());
+                message
+            }
+            Self::RamGone { first } => start(3, first.0),
+            Self::Table { table, size } => {
+                let mut message = start(4, *table);
+                message.extend(u32::from(*size == Size::Large).to_le_bytes());
+                message
+            }
+            Self::TableGone { table } => start(5, *table),
+            Self::Map { table, runs } => {
+                let mut message = start(6, *table);
+                runs.iter().for_each(|run| run.encode(&mut message));
+                message
+            }
+            Self::Space { space } => start(7, *space),
+            Self::SpaceGone { space } => start(8, *space),
+            Self::Link {
+                space,
+                index,
+                entry,
+            } => {
+                let mut message = start(9, *space);
+                message.extend(index.to_le_bytes());
+                message.extend(u16::from(entry.large_shift).to_le_bytes());
+                message.extend(entry.small.unwrap_or(NO_TABLE).to_le_bytes());
+                message.extend(entry.large.unwrap_or(NO_TABLE).to_le_bytes());
+                message
+            }
+            Self::Bind {
+                channel,
+                space,
+                engines,
+            } => {
+                let mut message = start(10, u32::from(*channel));
+                message.extend(space.to_le_bytes());
+                for engine in engines {
+                    let raw = engine.map_or(0, |at| at & 0xff_ffff_f000 | 4);
+                    message.extend(raw.to_le_bytes());
+                }
+                message
+            }
+            Self::Unbind { channel } => start(11, u32::from(*channel)),
+            Self::Submit { channel, entries } => {
+                let mut message = start(12, u32::from(*channel));
+                entries
+                    .iter()
+                    .for_each(|entry| message.extend(entry.to_le_bytes()));
+                message
+            }
+            Self::Sync { number } => start(13, *number),
+        }
+    }
+}
+
+impl Event {
+    /// Reads a message. The mediator is trusted no more than a front is.
+    pub fn parse(message: &[u8]) -> Result<Self, Nonsense> {
+        let (mut reader, number) = Reader::new(message)?;
+        let event = match reader.opcode {
+            1 => Self::Welcome {
+                version: number,
+                vram: reader.u64()?,
+            },
+            2 => Self::Synced { number },
+            3 => Self::Done {
+                channel: channel(number)?,
+            },
+            4 => Self::NonStall,
+            5 => Self::Fault {
+                channel: channel(number)?,
+                unit: reader.u8()?,
+                reason: reader.u8()?,
+                write: reader.u16()? != 0,
+                address: reader.u64()?,
+            },
+            6 => Self::Command {
+                channel: channel(number)?,
+                status: reader.u32()?,
+                method: reader.u32()?,
+                data: reader.u32()?,
+            },
+            7 => Self::Late {
+                channel: channel(number)?,
+                after: Duration::from_millis(reader.u32()?.into()),
+            },
+            opcode => return Err(Nonsense::Opcode(opcode)),
+        };
+        reader.end(event)
+    }
+
+    /// The message.
+    pub fn encode(&self) -> Vec<u8> {
+        match *self {
+            Self::Welcome { version, vram } => {
+                let mut message = start(1, version);
+                message.extend(vram.to_le_bytes());
+                message
+            }
+            Self::Synced { number } => start(2, number),
+            Self::Done { channel } => start(3, channel.into()),
+            Self::NonStall => start(4, 0),
+            Self::Fault {
+                channel,
+                unit,
+                reason,
+                write,
+                address,
+            } => {
+                let mut message = start(5, channel.into());
+                message.extend([unit, reason]);
+                message.extend(u16::from(write).to_le_bytes());
+                message.extend(address.to_le_bytes());
+                message
+            }
+            Self::Command {
+                channel,
+                status,
+                method,
+                data,
+            } => {
+                let mut message = start(6, channel.into());
+                message.extend(status.to_le_bytes());
+                message.extend(method.to_le_bytes());
+                message.extend(data.to_le_bytes());
+                message
+            }
+            Self::Late { channel, after } => {
+                let mut message = start(7, channel.into());
+                let millis = u32::try_from(after.as_millis()).unwrap_or(u32::MAX);
+                message.extend(millis.to_le_bytes());
+                message
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn what_can_be_read_is_written_alike(
+            opcode in 0_u32..16,
+            number in 0_u32..200,
+            body in prop::collection::vec(any::<u8>(), 0..100),
+        ) {
+            let mut message = start(opcode, number);
+            message.extend(body);
+            if let Ok(request) = Request::parse(&message) {
+                prop_assert_eq!(Request::parse(&request.encode()), Ok(request));
+            }
+            if let Ok(event) = Event::parse(&message) {
+                prop_assert_eq!(Event::parse(&event.encode()), Ok(event));
+            }
+        }
+    }
+
+    #[test]
+    fn counts_are_bounded() {
+        let entries = |count| Request::Submit {
+            channel: 1,
+            entries: vec![0; count],
+        };
+        assert!(Request::parse(&entries(MOST_ENTRIES).encode()).is_ok());
+        assert!(Request::parse(&entries(MOST_ENTRIES + 1).encode()).is_err());
+        assert!(Request::parse(&entries(0).encode()).is_err());
+        for number in [128, u32::MAX] {
+            assert!(Request::parse(&start(11, number)).is_err(), "a channel");
+        }
+        let mut long = Request::Sync { number: 1 }.encode();
+        long.push(0);
+        assert!(Request::parse(&long).is_err());
+    }
+}

@@ -1,0 +1,129 @@
+//! What all entry points have in common.
+
+use std::ffi::c_char;
+
+use cuda_definition::{driver::types::CUstream, runtime::types::cudaStream_t};
+
+use crate::error::{Answer, Error};
+
+/// Which stream an entry point means where it is given none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Base {
+    /// The one that all threads share.
+    Legacy,
+    /// The thread's own: symbols that end in `_ptds` or `_ptsz`.
+    PerThread,
+}
+
+/// `cudaStreamPerThread`
+const PER_THREAD: usize = 2;
+
+impl Base {
+    /// The stream for the driver.
+    pub fn stream(self, stream: cudaStream_t) -> CUstream {
+        match self {
+            Self::PerThread if stream.is_null() => PER_THREAD as CUstream,
+            _ => stream.cast(),
+        }
+    }
+}
+
+/// Defines entry points, with the signatures that the definition has. The second form defines two: the
+/// one for the legacy default stream and the one for the thread's.
+macro_rules! entry_points {
+    ($(fn $name:ident($($argument:ident: $of:ty),* $(,)?) $body:block)*) => {
+        $(
+            #[doc = "As the API's documentation says."]
+            #[unsafe(no_mangle)]
+            #[allow(non_snake_case, unused_unsafe, clippy::missing_safety_doc, clippy::too_many_arguments)]
+            pub unsafe extern "C" fn $name(
+                $($argument: $of),*
+            ) -> cuda_definition::runtime::types::cudaError_t {
+                // SAFETY: callers keep the API's promises about the pointers that they pass, as those
+                // of any library of C do.
+                let answer = || -> $crate::error::Answer { unsafe { $body } };
+                $crate::error::result(answer())
+            }
+            const _: cuda_definition::runtime::signatures::$name = $name;
+        )*
+    };
+}
+pub(crate) use entry_points;
+
+/// Defines entry points that mean a default stream, twice each.
+macro_rules! streamed {
+    ($(fn $name:ident / $per_thread:ident [$base:ident] ($($argument:ident: $of:ty),* $(,)?) $body:block)*) => {
+        $(
+            #[doc = "As the API's documentation says."]
+            #[unsafe(no_mangle)]
+            #[allow(non_snake_case, unused_unsafe, clippy::missing_safety_doc, clippy::too_many_arguments)]
+            pub unsafe extern "C" fn $name(
+                $($argument: $of),*
+            ) -> cuda_definition::runtime::types::cudaError_t {
+                let $base = $crate::api::Base::Legacy;
+                // SAFETY: callers keep the API's promises about the pointers that they pass, as those
+                // of any library of C do.
+                let answer = || -> $crate::error::Answer { unsafe { $body } };
+                $crate::error::result(answer())
+            }
+            const _: cuda_definition::runtime::signatures::$name = $name;
+
+            #[doc = "The same, for the thread's own default stream."]
+            #[unsafe(no_mangle)]
+            #[allow(non_snake_case, unused_unsafe, clippy::missing_safety_doc, clippy::too_many_arguments)]
+            pub unsafe extern "C" fn $per_thread(
+                $($argument: $of),*
+            ) -> cuda_definition::runtime::types::cudaError_t {
+                let $base = $crate::api::Base::PerThread;
+                // SAFETY: as above.
+                let answer = || -> $crate::error::Answer { unsafe { $body } };
+                $crate::error::result(answer())
+            }
+            const _: cuda_definition::runtime::signatures::$name = $per_thread;
+        )*
+    };
+}
+pub(crate) use streamed;
+
+/// Writes a result.
+///
+/// # Safety
+/// `to` is null or a place for a value.
+///
+/// # Errors
+/// It is null.
+pub unsafe fn put<T>(to: *mut T, value: T) -> Answer {
+    if to.is_null() {
+        return Err(Error::cudaErrorInvalidValue);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { to.write(value) };
+    Ok(())
+}
+
+/// What the caller points to.
+///
+/// # Safety
+/// `from` is null or points to a value.
+///
+/// # Errors
+/// It is null.
+pub unsafe fn get<T: Copy>(from: *const T) -> Answer<T> {
+    if from.is_null() {
+        return Err(Error::cudaErrorInvalidValue);
+    }
+    // SAFETY: the caller's promise.
+    Ok(unsafe { from.read() })
+}
+
+/// A string of the caller's, which has to be one.
+///
+/// # Errors
+/// It is null.
+pub fn some_text(text: *const c_char) -> Answer<*const c_char> {
+    if text.is_null() {
+        Err(Error::cudaErrorInvalidValue)
+    } else {
+        Ok(text)
+    }
+}

@@ -1,0 +1,214 @@
+//! Errors: the thread's last one, names and texts.
+
+use std::{
+    cell::Cell,
+    ffi::{CString, c_char},
+    ptr::null,
+    sync::OnceLock,
+};
+
+use cuda_definition::{
+    driver::types::{CUresult, cudaError_enum},
+    runtime::{signatures, types::*},
+};
+
+use crate::driver::driver;
+
+/// What went wrong, by the runtime's number.
+pub type Error = cudaError;
+/// What a function returns.
+pub type Answer<T = ()> = Result<T, Error>;
+
+thread_local! {
+    static LAST: Cell<Error> = const { Cell::new(Error::cudaSuccess) };
+}
+
+/// Remembers an error and returns its number, as every function of the API does.
+pub fn result(answer: Answer) -> cudaError_t {
+    match answer {
+        Ok(()) => Error::cudaSuccess,
+        Err(error) => {
+            LAST.set(error);
+            error
+        }
+    }
+}
+
+/// The thread's last error.
+pub fn last() -> Error {
+    LAST.get()
+}
+
+/// The driver's answer in the runtime's numbers: the same where the runtime knows the error at all.
+///
+/// # Errors
+/// The driver's.
+pub fn check(result: CUresult) -> Answer {
+    if result == CUresult::CUDA_SUCCESS {
+        return Ok(());
+    }
+    Err(from_driver(result))
+}
+
+fn from_driver(result: CUresult) -> Error {
+    match cudaError(result.0) {
+        error if known(error).is_some() => error,
+        _ => Error::cudaErrorUnknown,
+    }
+}
+
+fn known(error: Error) -> Option<&'static CString> {
+    static NAMES: OnceLock<Vec<(Error, CString)>> = OnceLock::new();
+    let names = NAMES.get_or_init(|| {
+        let named = Error::NAMES.iter();
+        named
+            .map(|(name, error)| (*error, CString::new(*name).unwrap_or_default()))
+            .collect()
+    });
+    names
+        .iter()
+        .find(|(known, _)| *known == error)
+        .map(|(_, name)| name)
+}
+
+/// Texts of errors that the runtime finds itself, so that the driver has none for them.
+const TEXTS: &[(Error, &std::ffi::CStr)] = &[
+    (Error::cudaSuccess, c"no error"),
+    (
+        Error::cudaErrorInvalidConfiguration,
+        c"invalid configuration argument",
+    ),
+    (Error::cudaErrorInvalidPitchValue, c"invalid pitch argument"),
+    (Error::cudaErrorInvalidSymbol, c"invalid device symbol"),
+    (Error::cudaErrorInvalidHostPointer, c"invalid host pointer"),
+    (
+        Error::cudaErrorInvalidDevicePointer,
+        c"invalid device pointer",
+    ),
+    (Error::cudaErrorInvalidTexture, c"invalid texture reference"),
+    (
+        Error::cudaErrorInvalidChannelDescriptor,
+        c"invalid channel descriptor",
+    ),
+    (
+        Error::cudaErrorInvalidMemcpyDirection,
+        c"invalid copy direction for memcpy",
+    ),
+    (Error::cudaErrorInvalidFilterSetting, c"invalid filter mode"),
+    (
+        Error::cudaErrorInsufficientDriver,
+        c"CUDA driver version is insufficient for CUDA runtime version",
+    ),
+    (
+        Error::cudaErrorCallRequiresNewerDriver,
+        c"API call is not supported in the installed CUDA driver",
+    ),
+    (
+        Error::cudaErrorDevicesUnavailable,
+        c"CUDA-capable device(s) is/are busy or unavailable",
+    ),
+    (
+        Error::cudaErrorIncompatibleDriverContext,
+        c"incompatible driver context",
+    ),
+    (
+        Error::cudaErrorMissingConfiguration,
+        c"missing launch configuration",
+    ),
+    (
+        Error::cudaErrorInvalidDeviceFunction,
+        c"invalid device function",
+    ),
+];
+
+/// # Safety
+/// Only the driver is asked, with a place for an answer.
+fn text(error: Error) -> *const c_char {
+    if let Some((_, text)) = TEXTS.iter().find(|(known, _)| *known == error) {
+        return text.as_ptr();
+    }
+    let Some(name) = known(error) else {
+        return c"unrecognized error code".as_ptr();
+    };
+    let mut text = null();
+    // SAFETY: a number, and a place for a pointer to a string that stays.
+    let answer = unsafe { driver!(cuGetErrorString(cudaError_enum(error.0), &raw mut text)) };
+    match answer {
+        Ok(()) if !text.is_null() => text,
+        // No driver, or one that does not know it.
+        _ => name.as_ptr(),
+    }
+}
+
+/// Returns the thread's last error and forgets it.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaGetLastError() -> cudaError_t {
+    LAST.replace(Error::cudaSuccess)
+}
+const _: signatures::cudaGetLastError = cudaGetLastError;
+
+/// Returns the thread's last error.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaPeekAtLastError() -> cudaError_t {
+    last()
+}
+const _: signatures::cudaPeekAtLastError = cudaPeekAtLastError;
+
+/// An error's name in source text.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaGetErrorName(error: cudaError_t) -> *const c_char {
+    known(error).map_or(c"unrecognized error code".as_ptr(), |name| name.as_ptr())
+}
+const _: signatures::cudaGetErrorName = cudaGetErrorName;
+
+/// What an error means.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaGetErrorString(error: cudaError_t) -> *const c_char {
+    text(error)
+}
+const _: signatures::cudaGetErrorString = cudaGetErrorString;
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::CStr;
+
+    use super::*;
+
+    #[test]
+    fn the_driver_s_errors_keep_their_numbers() {
+        for (name, error) in CUresult::NAMES {
+            let ours = from_driver(*error);
+            // What the runtime has no number for is unknown to it.
+            assert!(
+                ours.0 == error.0 || ours == Error::cudaErrorUnknown,
+                "{name}"
+            );
+        }
+        assert_eq!(
+            from_driver(CUresult::CUDA_ERROR_NOT_FOUND),
+            Error::cudaErrorSymbolNotFound
+        );
+        assert_eq!(
+            from_driver(CUresult::CUDA_ERROR_INVALID_CONTEXT),
+            Error::cudaErrorDeviceUninitialized
+        );
+    }
+
+    #[test]
+    fn the_last_error_is_told_once_and_success_does_not_change_it() {
+        result(Err(Error::cudaErrorNotReady));
+        result(Ok(()));
+        assert_eq!(cudaPeekAtLastError(), Error::cudaErrorNotReady);
+        assert_eq!(cudaGetLastError(), Error::cudaErrorNotReady);
+        assert_eq!(cudaGetLastError(), Error::cudaSuccess);
+    }
+
+    #[test]
+    fn every_error_has_a_name() {
+        for (name, error) in Error::NAMES {
+            // SAFETY: names are strings that stay.
+            let told = unsafe { CStr::from_ptr(cudaGetErrorName(*error)) };
+            assert_eq!(told.to_str(), Ok(*name));
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! What the compiler's host code calls: registration before `main`, and `<<<...>>>`.
+
+use std::{
+    cell::RefCell,
+    ffi::{c_char, c_int, c_uint, c_void},
+    ptr::null_mut,
+    sync::Arc,
+};
+
+use cuda_definition::runtime::{signatures, types::*};
+
+use crate::{
+    api::{entry_points, put},
+    context,
+    error::{self, Error},
+    registry::{self, Binary},
+};
+
+/// What stands before each image in a program: `__fatBinC_Wrapper_t` of `fatbinary_section.h`.
+#[repr(C)]
+struct Wrapper {
+    magic: u32,
+    version: u32,
+    data: *const c_void,
+    /// A file's name, or images that were linked before: of no use here.
+    _more: *const c_void,
+}
+
+const MAGIC: u32 = 0x4662_43b1;
+
+/// A launch that was begun: `kernel<<<grid, block, shared, stream>>>`.
+struct Configuration {
+    grid: dim3,
+    block: dim3,
+    shared: usize,
+    stream: cudaStream_t,
+}
+
+thread_local! {
+    static CONFIGURATIONS: RefCell<Vec<Configuration>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The image of a handle.
+///
+/// # Safety
+/// The handle is one of `__cudaRegisterFatBinary`'s that was not unregistered.
+unsafe fn binary(handle: *mut *mut c_void) -> Option<Arc<Binary>> {
+    let known = handle.cast::<Binary>().cast_const();
+    if known.is_null() {
+        return None;
+    }
+    // SAFETY: the caller's promise; the handle keeps its own reference.
+    unsafe {
+        Arc::increment_strong_count(known);
+        Some(Arc::from_raw(known))
+    }
+}
+
+/// Notes an image.
+///
+/// # Safety
+/// It points to what the compiler wrote.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __cudaRegisterFatBinary(fatCubin: *mut c_void) -> *mut *mut c_void {
+    if fatCubin.is_null() {
+        return null_mut();
+    }
+    // SAFETY: the caller's promise.
+    let wrapper = unsafe { fatCubin.cast::<Wrapper>().read() };
+    let image = match (wrapper.magic, wrapper.version) {
+        (MAGIC, 1 | 2) => wrapper.data,
+        // Some other image: the driver knows, or says that it does not.
+        _ => fatCubin.cast_const(),
+    };
+    Arc::into_raw(Binary::new(image)).cast_mut().cast()
+}
+const _: signatures::__cudaRegisterFatBinary = __cudaRegisterFatBinary;
+
+/// Says that all of an image is registered: nothing is to be done.
+#[unsafe(no_mangle)]
+pub extern "C" fn __cudaRegisterFatBinaryEnd(_fatCubinHandle: *mut *mut c_void) {}
+const _: signatures::__cudaRegisterFatBinaryEnd = __cudaRegisterFatBinaryEnd;
+
+/// Forgets an image.
+///
+/// # Safety
+/// It was registered and is not used again.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __cudaUnregisterFatBinary(fatCubinHandle: *mut *mut c_void) {
+    if !fatCubinHandle.is_null() {
+        // SAFETY: the caller's promise.
+        let binary = unsafe { Arc::from_raw(fatCubinHandle.cast::<Binary>().cast_const()) };
+        binary.forget();
+    }
+}
+const _: signatures::__cudaUnregisterFatBinary = __cudaUnregisterFatBinary;
+
+/// Notes a kernel.
+///
+/// # Safety
+/// The image is registered; the name stays as long as it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __cudaRegisterFunction(
+    fatCubinHandle: *mut *mut c_void,
+    hostFun: *const c_char,
+    deviceFun: *mut c_char,
+    deviceName: *const c_char,
+    _thread_limit: c_int,
+    _tid: *mut uint3,
+    _bid: *mut uint3,
+    _bDim: *mut dim3,
+    _gDim: *mut dim3,
+    _wSize: *mut c_int,
+) {
+    let name = if deviceName.is_null() {
+        deviceFun.cast_const()
+    } else {
+        deviceName
+    };
+    // SAFETY: the caller's promise.
+    if let Some(binary) = unsafe { binary(fatCubinHandle) } {
+        registry::add_function(&binary, hostFun.cast(), name);
+    }
+}
+const _: signatures::__cudaRegisterFunction = __cudaRegisterFunction;
+
+/// Notes a variable.
+///
+/// # Safety
+/// As for [`__cudaRegisterFunction`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __cudaRegisterVar(
+    fatCubinHandle: *mut *mut c_void,
+    hostVar: *mut c_char,
+    _deviceAddress: *mut c_char,
+    deviceName: *const c_char,
+    _ext: c_int,
+    size: usize,
+    _constant: c_int,
+    _global: c_int,
+) {
+    // SAFETY: the caller's promise.
+    if let Some(binary) = unsafe { binary(fatCubinHandle) } {
+        registry::add_variable(&binary, hostVar.cast(), deviceName, size, None);
+    }
+}
+const _: signatures::__cudaRegisterVar = __cudaRegisterVar;
+
+/// Notes a managed variable: the program uses it through a pointer, which is set when the image is loaded.
+///
+/// # Safety
+/// As for [`__cudaRegisterFunction`]; the pointer's place stays as long as the image.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __cudaRegisterManagedVar(
+    fatCubinHandle: *mut *mut c_void,
+    hostVarPtrAddress: *mut *mut c_void,
+    _deviceAddress: *mut c_char,
+    deviceName: *const c_char,
+    _ext: c_int,
+    size: usize,
+    _constant: c_int,
+    _global: c_int,
+) {
+    // SAFETY: the caller's promise.
+    if let Some(binary) = unsafe { binary(fatCubinHandle) } {
+        let place = hostVarPtrAddress.cast();
+        registry::add_variable(&binary, place, deviceName, size, Some(place));
+    }
+}
+const _: signatures::__cudaRegisterManagedVar = __cudaRegisterManagedVar;
+
+/// Loads an image, as the program is about to use a managed variable of it. Not zero where that worked.
+///
+/// # Safety
+/// The image is registered.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __cudaInitModule(fatCubinHandle: *mut *mut c_void) -> c_char {
+    // SAFETY: the caller's promise.
+    let answer = match unsafe { binary(fatCubinHandle) } {
+        Some(binary) => binary.initialise(),
+        None => Err(Error::cudaErrorInvalidResourceHandle),
+    };
+    c_char::from(error::result(answer) == Error::cudaSuccess)
+}
+const _: signatures::__cudaInitModule = __cudaInitModule;
+
+/// Begins a launch.
+#[unsafe(no_mangle)]
+pub extern "C" fn __cudaPushCallConfiguration(
+    gridDim: dim3,
+    blockDim: dim3,
+    sharedMem: usize,
+    stream: *mut CUstream_st,
+) -> c_uint {
+    let configuration = Configuration {
+        grid: gridDim,
+        block: blockDim,
+        shared: sharedMem,
+        stream,
+    };
+    CONFIGURATIONS.with_borrow_mut(|all| all.push(configuration));
+    0
+}
+const _: signatures::__cudaPushCallConfiguration = __cudaPushCallConfiguration;
+
+entry_points! {
+    fn __cudaPopCallConfiguration(
+        gridDim: *mut dim3,
+        blockDim: *mut dim3,
+        sharedMem: *mut usize,
+        stream: *mut c_void,
+    ) {
+        let last = CONFIGURATIONS.with_borrow_mut(Vec::pop);
+        let last = last.ok_or(Error::cudaErrorMissingConfiguration)?;
+        put(gridDim, last.grid)?;
+        put(blockDim, last.block)?;
+        put(sharedMem, last.shared)?;
+        put(stream.cast::<cudaStream_t>(), last.stream)
+    }
+
+    fn __cudaGetKernel(kernel: *mut cudaKernel_t, host: *const c_void) {
+        context::ready()?;
+        put(kernel, registry::kernel(host)?.cast())
+    }
+
+    fn cudaGetKernel(kernelPtr: *mut cudaKernel_t, entryFuncAddr: *const c_void) {
+        context::ready()?;
+        put(kernelPtr, registry::kernel(entryFuncAddr)?.cast())
+    }
+}

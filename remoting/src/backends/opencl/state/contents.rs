@@ -1,0 +1,619 @@
+//! Bytes of buffers and images, to an image and from one.
+//!
+//! Each goes in pieces through memory of this process, by a queue that is made for it. A buffer that
+//! the host may not read or write is copied to one beside it that it may.
+
+use std::{collections::HashMap, ptr::null, ptr::null_mut, sync::Arc};
+
+use super::{Bytes, save::Log};
+use crate::{
+    apis::opencl::{codes, image},
+    backends::opencl::{
+        Server,
+        driver::{
+            api::{Api, Handle},
+            cl,
+        },
+        objects::{MadeMem, Map, Mem, made},
+        provenance::{ContextRecord, DeviceRecord, MemRecord},
+    },
+    session::image::{Contents, Immovable, Writer},
+};
+
+/// The longest piece, in bytes.
+const PIECE: u64 = 4 << 20;
+
+/// Fails with what was done to which object.
+fn check(code: i32, what: &str) -> Result<(), Immovable> {
+    match code {
+        0 => Ok(()),
+        code => Err(Immovable::Refused {
+            what: what.to_owned(),
+            code,
+        }),
+    }
+}
+
+/// Queues for copies, by their contexts.
+#[derive(Debug, Default)]
+pub(super) struct Queues(HashMap<Handle, Handle>);
+
+impl Queues {
+    pub fn of(
+        &mut self,
+        server: &Server,
+        context: Handle,
+        record: &ContextRecord,
+    ) -> Result<Handle, Immovable> {
+        if let Some(queue) = self.0.get(&context) {
+            return Ok(*queue);
+        }
+        let device = server.device_of(context, record)?;
+        let mut code = 0;
+        let raw = cl!(
+            server.backend.api,
+            clCreateCommandQueue(context, device, 0, &raw mut code)
+        );
+        let queue = made(raw, code).map_err(|code| Immovable::Refused {
+            what: "a queue for copies".to_owned(),
+            code,
+        })?;
+        self.0.insert(context, queue);
+        Ok(queue)
+    }
+
+    /// Gives them back.
+    pub fn end(self, api: &Api) {
+        for queue in self.0.into_values() {
+            cl!(api, clReleaseCommandQueue(queue));
+        }
+    }
+}
+
+impl Server {
+    /// A device of a context.
+    fn device_of(&self, context: Handle, record: &ContextRecord) -> Result<Handle, Immovable> {
+        for of in &record.devices {
+            let same = |device: &&super::super::objects::Device| match (&*device.record, &**of) {
+                (DeviceRecord::Offered(one), DeviceRecord::Offered(other)) => one == other,
+                _ => Arc::ptr_eq(&device.record, of),
+            };
+            if let Some(device) = self.backend.devices.iter().find(same) {
+                return Ok(device.raw);
+            }
+        }
+        // Parts of devices that the application has released.
+        let mut devices = [0 as Handle; 64];
+        let code = cl!(
+            self.backend.api,
+            clGetContextInfo(
+                context,
+                codes::CONTEXT_DEVICES,
+                size_of_val(&devices),
+                devices.as_mut_ptr().cast(),
+                null_mut(),
+            )
+        );
+        match devices[0] {
+            0 => check(code.min(-1), "the devices of a context").map(|()| 0),
+            device => Ok(device),
+        }
+    }
+}
+
+/// What is copied.
+#[derive(Clone, Copy, Debug)]
+enum Shape {
+    /// So many bytes.
+    Plain(u64),
+    /// So many pixels by dimension, of so many bytes each.
+    Pixels([usize; 3], u64),
+}
+
+impl Shape {
+    /// None if its size is not known.
+    fn of(record: &MemRecord) -> Option<Self> {
+        Some(match &record.call {
+            MadeMem::Buffer(call) => Self::Plain(call.size),
+            MadeMem::Sub(call) => Self::Plain(call.size),
+            MadeMem::Image(call) => {
+                let shape = &call.shape;
+                let [width, height, depth] = shape.extent.map(|extent| extent.max(1) as usize);
+                let layers = shape.layers.max(1) as usize;
+                let region = match shape.kind {
+                    codes::MEM_OBJECT_IMAGE1D | codes::MEM_OBJECT_IMAGE1D_BUFFER => [width, 1, 1],
+                    codes::MEM_OBJECT_IMAGE1D_ARRAY => [width, layers, 1],
+                    codes::MEM_OBJECT_IMAGE2D => [width, height, 1],
+                    codes::MEM_OBJECT_IMAGE2D_ARRAY => [width, height, layers],
+                    _ => [width, height, depth],
+                };
+                Self::Pixels(region, image::pixel_size(shape.order, shape.data)?)
+            }
+        })
+    }
+
+    fn length(self) -> Option<u64> {
+        match self {
+            Self::Plain(length) => Some(length),
+            Self::Pixels(region, pixel) => region
+                .into_iter()
+                .try_fold(pixel, |all, count| all.checked_mul(count as u64)),
+        }
+    }
+}
+
+/// Whether a window's buffer or one of its kind needs no contents in the image.
+fn lives(record: &MemRecord) -> Option<(u64, u64)> {
+    match &record.call {
+        MadeMem::Buffer(call) => call.lives.map(|offset| (offset, call.size)),
+        _ => None,
+    }
+}
+
+/// What an object's contents are a part of.
+fn root(record: &Arc<MemRecord>) -> &Arc<MemRecord> {
+    match &record.of {
+        Some(of) => root(of),
+        None => record,
+    }
+}
+
+/// Saves the contents of all buffers and images.
+pub(super) fn save(
+    server: &Server,
+    log: &Log,
+    image: &mut Writer,
+) -> Result<Vec<Bytes>, Immovable> {
+    let mut queues = Queues::default();
+    let mut saved = Vec::new();
+    let live: Vec<_> = server.backend.mems.iter().map(|mem| &mem.record).collect();
+    for mem in server.backend.mems.iter() {
+        let root = root(&mem.record);
+        let is_root = Arc::ptr_eq(root, &mem.record);
+        if !is_root && live.iter().any(|other| Arc::ptr_eq(other, root)) {
+            continue;
+        }
+        let queue = queues.of(server, mem.home.raw, &mem.record.context)?;
+        let transfer = Transfer {
+            api: &server.backend.api,
+            context: mem.home.raw,
+            queue,
+            mem: mem.raw,
+        };
+        if let Some((offset, size)) = lives(root) {
+            // The host's pages are the truth wherever they are mapped.
+            if is_root {
+                transfer.sync(server, mem, offset, size)?;
+            }
+            continue;
+        }
+        let shape = Shape::of(&mem.record);
+        let sizes = shape.and_then(|shape| Some((shape, shape.length()?)));
+        let (shape, length) = sizes.ok_or_else(|| {
+            Immovable::Has("it has an image of a format that is not known here".to_owned())
+        })?;
+        let at = image.reserve(length)?;
+        transfer.read(shape, |from, bytes| image.write(at + from, bytes))?;
+        let number = log.known_mem(&mem.record);
+        saved.push(Bytes {
+            mem: number.ok_or(Immovable::Wrong("a buffer that is not in the log"))?,
+            at,
+            length,
+        });
+    }
+    queues.end(&server.backend.api);
+    Ok(saved)
+}
+
+/// Restores the contents of buffers and images, by their numbers in the log.
+pub(super) fn restore(
+    server: &Server,
+    all: &[Bytes],
+    contents: &Contents,
+) -> Result<(), Immovable> {
+    let mut queues = Queues::default();
+    for Bytes { mem, at, length } in all {
+        let mem = server.backend.mems.get(*mem);
+        let mem = mem.map_err(|_| Immovable::Wrong("contents of no buffer"))?;
+        let shape = Shape::of(&mem.record).ok_or(Immovable::Wrong("contents of no image"))?;
+        if shape.length() != Some(*length) {
+            return Err(Immovable::Wrong("contents of another size"));
+        }
+        let queue = queues.of(server, mem.home.raw, &mem.record.context)?;
+        let transfer = Transfer {
+            api: &server.backend.api,
+            context: mem.home.raw,
+            queue,
+            mem: mem.raw,
+        };
+        let piece = |from: u64, bytes: &mut [u8]| {
+            let start = at.checked_add(from);
+            contents.read(start.ok_or(Immovable::Wrong("contents"))?, bytes)
+        };
+        transfer.write(shape, piece)?;
+    }
+    queues.end(&server.backend.api);
+    Ok(())
+}
+
+/// Copies of one object.
+#[derive(Debug)]
+struct Transfer<'a> {
+    api: &'a Api,
+    context: Handle,
+    queue: Handle,
+    mem: Handle,
+}
+
+impl Transfer<'_> {
+    /// A buffer of so many bytes that the host may read and write.
+    fn beside(&self, length: usize) -> Result<Handle, Immovable> {
+        let mut code = 0;
+        let raw = cl!(
+            self.api,
+            clCreateBuffer(self.context, 0, length, null_mut(), &raw mut code)
+        );
+        made(raw, code).map_err(|code| Immovable::Refused {
+            what: format!("{length} bytes for a copy"),
+            code,
+        })
+    }
+
+    /// The rows of an image that make a piece: pixels in each, how many, bytes of each.
+    fn rows([width, height, depth]: [usize; 3], pixel: u64) -> impl Iterator<Item = Rows> {
+        // A row fits in memory: the driver has made the image.
+        let row = width as u64 * pixel;
+        let most = ((PIECE / row.max(1)).max(1) as usize).min(height);
+        (0..depth).flat_map(move |z| {
+            (0..height).step_by(most).map(move |y| Rows {
+                origin: [0, y, z],
+                region: [width, most.min(height - y), 1],
+                from: (z * height + y) as u64 * row,
+                length: most.min(height - y) * row as usize,
+            })
+        })
+    }
+
+    /// Passes all bytes to `to`, with where they are.
+    fn read(
+        &self,
+        shape: Shape,
+        mut to: impl FnMut(u64, &[u8]) -> Result<(), Immovable>,
+    ) -> Result<(), Immovable> {
+        let mut bytes = Vec::new();
+        match shape {
+            Shape::Plain(length) => {
+                let mut from = 0;
+                while from < length {
+                    let piece = PIECE.min(length - from) as usize;
+                    bytes.resize(piece, 0);
+                    self.read_bytes(from as usize, &mut bytes)?;
+                    to(from, &bytes)?;
+                    from += piece as u64;
+                }
+            }
+            Shape::Pixels(region, pixel) => {
+                for rows in Self::rows(region, pixel) {
+                    bytes.resize(rows.length, 0);
+                    self.read_rows(&rows, &mut bytes)?;
+                    to(rows.from, &bytes)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes all bytes, which come from `from`.
+    fn write(
+        &self,
+        shape: Shape,
+        from: impl Fn(u64, &mut [u8]) -> Result<(), Immovable>,
+    ) -> Result<(), Immovable> {
+        let mut bytes = Vec::new();
+        match shape {
+            Shape::Plain(length) => {
+                let mut at = 0;
+                while at < length {
+                    let piece = PIECE.min(length - at) as usize;
+                    bytes.resize(piece, 0);
+                    from(at, &mut bytes)?;
+                    self.write_bytes(at as usize, &bytes)?;
+                    at += piece as u64;
+                }
+            }
+            Shape::Pixels(region, pixel) => {
+                for rows in Self::rows(region, pixel) {
+                    bytes.resize(rows.length, 0);
+                    from(rows.from, &mut bytes)?;
+                    self.write_rows(&rows, &bytes)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn read_plain(&self, mem: Handle, from: usize, to: &mut [u8]) -> i32 {
+        let (length, pointer) = (to.len(), to.as_mut_ptr().cast());
+        cl!(
+            self.api,
+            clEnqueueReadBuffer(
+                self.queue,
+                mem,
+                1,
+                from,
+                length,
+                pointer,
+                0,
+                null(),
+                null_mut()
+            )
+        )
+    }
+
+    fn read_bytes(&self, from: usize, to: &mut [u8]) -> Result<(), Immovable> {
+        if self.read_plain(self.mem, from, to) == 0 {
+            return Ok(());
+        }
+        let beside = self.beside(to.len())?;
+        let copied = cl!(
+            self.api,
+            clEnqueueCopyBuffer(
+                self.queue,
+                self.mem,
+                beside,
+                from,
+                0,
+                to.len(),
+                0,
+                null(),
+                null_mut()
+            )
+        );
+        let code = if copied == 0 {
+            self.read_plain(beside, 0, to)
+        } else {
+            copied
+        };
+        cl!(self.api, clReleaseMemObject(beside));
+        check(code, "reading a buffer")
+    }
+
+    fn write_plain(&self, mem: Handle, at: usize, from: &[u8]) -> i32 {
+        let (length, pointer) = (from.len(), from.as_ptr().cast());
+        cl!(
+            self.api,
+            clEnqueueWriteBuffer(
+                self.queue,
+                mem,
+                1,
+                at,
+                length,
+                pointer,
+                0,
+                null(),
+                null_mut()
+            )
+        )
+    }
+
+    fn write_bytes(&self, at: usize, from: &[u8]) -> Result<(), Immovable> {
+        if self.write_plain(self.mem, at, from) == 0 {
+            return Ok(());
+        }
+        let beside = self.beside(from.len())?;
+        let code = match self.write_plain(beside, 0, from) {
+            0 => cl!(
+                self.api,
+                clEnqueueCopyBuffer(
+                    self.queue,
+                    beside,
+                    self.mem,
+                    0,
+                    at,
+                    from.len(),
+                    0,
+                    null(),
+                    null_mut()
+                )
+            ),
+            code => code,
+        };
+        let finished = cl!(self.api, clFinish(self.queue));
+        cl!(self.api, clReleaseMemObject(beside));
+        check(if code == 0 { finished } else { code }, "writing a buffer")
+    }
+
+    fn read_rows(&self, rows: &Rows, to: &mut [u8]) -> Result<(), Immovable> {
+        let (origin, region) = (rows.origin.as_ptr(), rows.region.as_ptr());
+        let pointer = to.as_mut_ptr().cast();
+        let code = cl!(
+            self.api,
+            clEnqueueReadImage(
+                self.queue,
+                self.mem,
+                1,
+                origin,
+                region,
+                0,
+                0,
+                pointer,
+                0,
+                null(),
+                null_mut()
+            )
+        );
+        if code == 0 {
+            return Ok(());
+        }
+        let beside = self.beside(to.len())?;
+        let copied = cl!(
+            self.api,
+            clEnqueueCopyImageToBuffer(
+                self.queue,
+                self.mem,
+                beside,
+                origin,
+                region,
+                0,
+                0,
+                null(),
+                null_mut()
+            )
+        );
+        let code = match copied {
+            0 => self.read_plain(beside, 0, to),
+            code => code,
+        };
+        cl!(self.api, clReleaseMemObject(beside));
+        check(code, "reading an image")
+    }
+
+    fn write_rows(&self, rows: &Rows, from: &[u8]) -> Result<(), Immovable> {
+        let (origin, region) = (rows.origin.as_ptr(), rows.region.as_ptr());
+        let pointer = from.as_ptr().cast();
+        let code = cl!(
+            self.api,
+            clEnqueueWriteImage(
+                self.queue,
+                self.mem,
+                1,
+                origin,
+                region,
+                0,
+                0,
+                pointer,
+                0,
+                null(),
+                null_mut()
+            )
+        );
+        if code == 0 {
+            return Ok(());
+        }
+        let beside = self.beside(from.len())?;
+        let code = match self.write_plain(beside, 0, from) {
+            0 => cl!(
+                self.api,
+                clEnqueueCopyBufferToImage(
+                    self.queue,
+                    beside,
+                    self.mem,
+                    0,
+                    origin,
+                    region,
+                    0,
+                    null(),
+                    null_mut()
+                )
+            ),
+            code => code,
+        };
+        let finished = cl!(self.api, clFinish(self.queue));
+        cl!(self.api, clReleaseMemObject(beside));
+        check(if code == 0 { finished } else { code }, "writing an image")
+    }
+
+    /// Has the driver write what the device has of a buffer to the window, in which it lives. What
+    /// is mapped is there, and may be newer than what the device has.
+    fn sync(&self, server: &Server, mem: &Mem, start: u64, size: u64) -> Result<(), Immovable> {
+        for (offset, length) in unmapped(&mem.maps, size) {
+            let mut code = 0;
+            let pointer = cl!(
+                self.api,
+                clEnqueueMapBuffer(
+                    self.queue,
+                    self.mem,
+                    1,
+                    codes::MAP_READ,
+                    offset as usize,
+                    length as usize,
+                    0,
+                    null(),
+                    null_mut(),
+                    &raw mut code,
+                )
+            );
+            if code == 0 {
+                let code = cl!(
+                    self.api,
+                    clEnqueueUnmapMemObject(self.queue, self.mem, pointer, 0, null(), null_mut())
+                );
+                let finished = cl!(self.api, clFinish(self.queue));
+                check(if code == 0 { finished } else { code }, "ending a mapping")?;
+                continue;
+            }
+            // One that the host may not read: copied to where it will be looked for.
+            let mut bytes = Vec::new();
+            let mut from = offset;
+            while from < offset + length {
+                let piece = PIECE.min(offset + length - from);
+                bytes.resize(piece as usize, 0);
+                self.read_bytes(from as usize, &mut bytes)?;
+                let to = server.window.at(start + from, piece);
+                let to = to.ok_or(Immovable::Wrong("a buffer beyond the window"))?;
+                // SAFETY: within the window, which is mapped as long as the session; the client may
+                // write there, too, and no reference to it is made.
+                unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+                from += piece;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Some rows of an image.
+#[derive(Debug)]
+struct Rows {
+    origin: [usize; 3],
+    region: [usize; 3],
+    /// The first byte, in the image's bytes.
+    from: u64,
+    length: usize,
+}
+
+/// What of so many bytes is not mapped: where each part begins, and its length.
+fn unmapped(maps: &[Map], size: u64) -> Vec<(u64, u64)> {
+    let mut maps: Vec<_> = maps.iter().map(|map| (map.offset, map.size)).collect();
+    maps.sort_unstable();
+    let (mut parts, mut at) = (Vec::new(), 0);
+    for (offset, length) in maps {
+        if offset > at {
+            parts.push((at, offset - at));
+        }
+        at = at.max(offset.saturating_add(length));
+    }
+    if at < size {
+        parts.push((at, size - at));
+    }
+    parts
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_between_mappings_are_found() {
+        let map = |offset, size| Map {
+            offset,
+            size,
+            pointer: 1,
+        };
+        assert_eq!(unmapped(&[], 100), [(0, 100)]);
+        let maps = [map(50, 10), map(0, 10), map(5, 10)];
+        assert_eq!(unmapped(&maps, 100), [(15, 35), (60, 40)]);
+        assert_eq!(unmapped(&[map(0, 100)], 100), []);
+    }
+
+    #[test]
+    fn an_image_is_cut_into_whole_rows() {
+        let rows: Vec<_> = Transfer::rows([1 << 20, 3, 2], 4).collect();
+        let lengths: Vec<_> = rows.iter().map(|rows| (rows.from, rows.length)).collect();
+        let row = 4 << 20;
+        let expected: Vec<_> = (0..6).map(|at| (at * row, row as usize)).collect();
+        assert_eq!(lengths, expected);
+        let rows: Vec<_> = Transfer::rows([16, 16, 2], 4).collect();
+        assert_eq!(rows.len(), 2);
+    }
+}

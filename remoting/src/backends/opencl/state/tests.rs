@@ -1,0 +1,246 @@
+use std::fs::File;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    apis::opencl::{
+        calls::{self, *},
+        codes,
+    },
+    backends::opencl::testing,
+    session::image::{self, Contents, Writer},
+    wire::{Flags, Header},
+};
+
+fn file() -> File {
+    image::create().unwrap()
+}
+
+/// The state of a server that nothing is under way of. The null driver has times of all events, and
+/// for ever.
+fn state(server: &mut Server) -> Result<Objects, String> {
+    server.notices().unwrap();
+    let saved = server.save_objects(&mut Writer::new(file()));
+    let mut objects = saved.map_err(|error| error.to_string())?;
+    for event in &mut objects.events {
+        if let Status::Over(_, times) = &mut event.status {
+            times.clear();
+        }
+    }
+    Ok(objects)
+}
+
+/// A new server with the state of another one.
+fn moved(server: &mut Server) -> Server {
+    server.notices().unwrap();
+    let image = file();
+    let mut writer = Writer::new(image.try_clone().unwrap());
+    let objects = server.save_objects(&mut writer).unwrap();
+    let mut bytes = Vec::new();
+    objects.put(&mut bytes);
+    writer
+        .finish::<crate::apis::opencl::OpenCl, _>(SHAPE, &Blob(bytes))
+        .unwrap();
+    let (state, contents) =
+        Contents::open::<crate::apis::opencl::OpenCl, Blob>(image, SHAPE).unwrap();
+    let (mut new, ..) = testing::server();
+    new.restore_objects(&state.0, &contents).unwrap();
+    new
+}
+
+fn carry_out(server: &mut Server, request: Request) {
+    let header = Header {
+        length: 0,
+        opcode: 70,
+        flags: Flags::default(),
+        sequence: 0,
+    };
+    server.serve(header, request).unwrap();
+    while server.backend.building > 0 {
+        server.notices().unwrap();
+    }
+}
+
+/// Some call about objects with small numbers: many fail, many give a number again.
+fn call(kind: u8, a: u32, b: u32, c: u32) -> Request {
+    let order = |event: bool| Order {
+        queue: QueueId(b),
+        wait: Vec::new(),
+        event: event.then_some(EventId(a)),
+    };
+    let blob = |text: &str| Blob(text.as_bytes().to_vec());
+    match kind {
+        0 => Request::CreateContext(CreateContext {
+            id: ContextId(a),
+            devices: vec![DeviceId(0)],
+            platform: (c > 2).then_some(PlatformId(0)),
+        }),
+        1 => Request::CreateQueue(calls::CreateQueue {
+            id: QueueId(a),
+            context: ContextId(b),
+            device: DeviceId(if c > 3 { c } else { 0 }),
+            properties: codes::QUEUE_PROFILING_ENABLE * u64::from(c & 1),
+            further: Vec::new(),
+        }),
+        2 => Request::CreateBuffer(CreateBuffer {
+            id: MemId(a),
+            context: ContextId(b),
+            flags: 0,
+            size: 1 << c,
+            contents: None,
+            lives: None,
+            svm: None,
+        }),
+        3 => Request::CreateSubBuffer(CreateSubBuffer {
+            id: MemId(a),
+            of: MemId(b),
+            flags: 0,
+            origin: 0,
+            size: u64::from(c) + 1,
+        }),
+        4 => Request::CreateImage(CreateImage {
+            id: MemId(a),
+            context: ContextId(b),
+            flags: 0,
+            shape: ImageShape {
+                order: codes::RGBA,
+                data: codes::UNSIGNED_INT8,
+                kind: codes::MEM_OBJECT_IMAGE2D,
+                extent: [4, 4, 1],
+                layers: 0,
+                of: (c > 3).then_some(MemId(c)),
+            },
+            contents: None,
+        }),
+        5 => Request::ReleaseMem(ReleaseMem {
+            id: MemId(a),
+            callback: (c > 3).then_some(u64::from(b)),
+        }),
+        6 => Request::CreateSampler(CreateSampler {
+            id: SamplerId(a),
+            context: ContextId(b),
+            normalized: c > 1,
+            addressing: c,
+            filter: 0,
+        }),
+        7 => Request::CreateProgram(CreateProgram {
+            id: ProgramId(a),
+            context: ContextId(b),
+            origin: match c {
+                0 => ProgramOrigin::Binary(vec![(DeviceId(0), blob("binary"))]),
+                1 => ProgramOrigin::BuiltIn(vec![DeviceId(0)], blob("names")),
+                _ => ProgramOrigin::Source(blob("source")),
+            },
+        }),
+        8 => Request::BuildProgram(BuildProgram {
+            id: ProgramId(a),
+            devices: Vec::new(),
+            options: blob("-O"),
+            folders: 0,
+            included: Vec::new(),
+        }),
+        9 => Request::CompileProgram(CompileProgram {
+            id: ProgramId(a),
+            devices: Vec::new(),
+            options: blob(""),
+            folders: 0,
+            included: Vec::new(),
+            headers: vec![(ProgramId(b), blob("header.h"))],
+        }),
+        10 => Request::LinkProgram(LinkProgram {
+            id: ProgramId(a),
+            context: ContextId(c),
+            devices: Vec::new(),
+            options: blob(""),
+            inputs: vec![ProgramId(b)],
+        }),
+        11 => Request::CreateKernel(CreateKernel {
+            id: KernelId(a),
+            program: ProgramId(b),
+            name: blob("kernel"),
+        }),
+        12 => Request::CloneKernel(CloneKernel {
+            id: KernelId(a),
+            of: KernelId(b),
+        }),
+        13 => Request::SetArgument(SetArgument {
+            kernel: KernelId(a),
+            index: c,
+            value: match b {
+                0 => Value::Mem(None),
+                1 => Value::Mem(Some(MemId(c))),
+                2 => Value::Sampler(SamplerId(c)),
+                3 => Value::Local(8),
+                _ => Value::Bytes(blob("bytes")),
+            },
+        }),
+        14 => Request::CreateUserEvent(CreateUserEvent {
+            id: EventId(a),
+            context: ContextId(b),
+        }),
+        15 => Request::SetUserEventStatus(SetUserEventStatus {
+            id: EventId(a),
+            status: -(c as i32),
+        }),
+        16 => Request::Marker(Marker { order: order(true) }),
+        17 => Request::Barrier(Barrier {
+            order: order(false),
+        }),
+        18 => Request::ReleaseEvent(ReleaseEvent { id: EventId(a) }),
+        19 => Request::ReleaseContext(ReleaseContext { id: ContextId(a) }),
+        20 => Request::ReleaseQueue(ReleaseQueue { id: QueueId(a) }),
+        21 => Request::ReleaseProgram(ReleaseProgram { id: ProgramId(a) }),
+        22 => Request::ReleaseKernel(ReleaseKernel { id: KernelId(a) }),
+        23 => Request::ReleaseSampler(ReleaseSampler { id: SamplerId(a) }),
+        24 => Request::CreateSubDevices(CreateSubDevices {
+            device: DeviceId(if c > 3 { c } else { 0 }),
+            properties: vec![u64::from(b)],
+            ids: vec![DeviceId(a + 4)],
+        }),
+        25 => Request::ReleaseDevice(ReleaseDevice {
+            id: DeviceId(a + 4),
+        }),
+        // A command that cannot be: its error is told later.
+        _ => Request::FillBuffer(FillBuffer {
+            order: order(c > 2),
+            mem: MemId(c),
+            pattern: blob("pattern"),
+            offset: 0,
+            size: 4,
+        }),
+    }
+}
+
+fn some_calls() -> impl Strategy<Value = Vec<(u8, u32, u32, u32)>> {
+    // Contexts, queues and buffers are needed by most others.
+    let kind = prop_oneof![1 => 0u8..3, 2 => 0u8..27];
+    prop::collection::vec((kind, 0u32..3, 0u32..3, 0u32..6), 0..60)
+}
+
+proptest! {
+    /// Wherever a move is: the state at the end is the state without.
+    #[test]
+    fn an_application_that_moves_has_the_state_of_one_that_stays(
+        before in some_calls(),
+        after in some_calls(),
+    ) {
+        let (mut stays, ..) = testing::server();
+        let (mut moves, ..) = testing::server();
+        for (kind, a, b, c) in before {
+            carry_out(&mut stays, call(kind, a, b, c));
+            carry_out(&mut moves, call(kind, a, b, c));
+        }
+        // One that has what cannot be made again is told so, and stays.
+        let now = state(&mut stays);
+        prop_assert_eq!(&now, &state(&mut moves));
+        prop_assume!(now.is_ok());
+        let mut moves = moved(&mut moves);
+        prop_assert_eq!(now, state(&mut moves));
+        for (kind, a, b, c) in after {
+            carry_out(&mut stays, call(kind, a, b, c));
+            carry_out(&mut moves, call(kind, a, b, c));
+        }
+        prop_assert_eq!(state(&mut stays), state(&mut moves));
+    }
+}

@@ -1,0 +1,332 @@
+//! A session that stops, is saved, and goes on in another process.
+//!
+//! The process's control thread asks by [`Order`]s, which reach the serving thread as notices:
+//!
+//! ```text
+//!   Serving --Quiesce--> Draining --all has ended--> Quiesced --Save--> Quiesced
+//!      ^                    |                            |
+//!      '-----deadline-------'-----------Resume-----------'
+//! ```
+//!
+//! While it drains, no call is taken out of the ring; what was taken is carried out, and answers are
+//! sent. Once it is quiesced, nothing is written to the rings any more: calls that are in there and
+//! such as come meanwhile are for whoever goes on, which is this session, or another one that was
+//! [restored](Session::restore) over the same window.
+
+use std::{
+    fs::File,
+    sync::mpsc,
+    time::{Duration, Instant},
+};
+
+use super::{
+    backend::{Backend, Fences, Progress},
+    image::{Contents, Immovable, Writer},
+    notice::Notice,
+    server::{Error, Session, Wait},
+};
+use crate::{
+    link::{endpoint::Receiver, port_bell::Waker, window::Slice},
+    wire::{
+        Blob,
+        codec::wire,
+        messages::{EventId, StageId},
+    },
+};
+
+/// How often a draining session looks.
+const LOOK: Duration = Duration::from_micros(100);
+/// No ring has passed on so many lines.
+const MOST_LINES: u64 = 1 << 60;
+
+/// What the control thread asks for.
+#[derive(Debug)]
+pub enum Order {
+    /// Take no more calls, and wait until the device has nothing more to do; at most for so long.
+    Quiesce(Duration),
+    /// Save the state to this file.
+    Save(File),
+    /// Go on.
+    Resume,
+}
+
+/// An order, and whom to tell that it has been carried out, or why not.
+#[derive(Debug)]
+pub struct Ordered {
+    /// The order.
+    pub order: Order,
+    /// The control thread's end.
+    pub done: mpsc::Sender<Result<(), String>>,
+}
+
+impl Ordered {
+    fn answer(done: &mpsc::Sender<Result<(), String>>, outcome: Result<(), String>) {
+        // Who has ordered ends with the process only.
+        let _ = done.send(outcome);
+    }
+}
+
+/// Whether calls are taken.
+#[derive(Debug, Default)]
+pub(crate) enum Phase {
+    #[default]
+    Serving,
+    /// What was taken is being carried out.
+    Draining {
+        until: Instant,
+        done: mpsc::Sender<Result<(), String>>,
+    },
+    /// Nothing is done.
+    Quiesced,
+}
+
+impl Phase {
+    /// Whether calls are taken.
+    pub fn serves(&self) -> bool {
+        matches!(self, Self::Serving)
+    }
+}
+
+/// What is in the way of quiescing.
+#[derive(Debug)]
+pub enum Busy {
+    /// It passes.
+    Still(&'static str),
+    /// It does not.
+    Never(Immovable),
+}
+
+wire! {
+    /// A call that waits for events which the client has not decided yet.
+    struct Waiting {
+        /// Its number.
+        sequence: u64,
+        /// Whether an event's failure is the answer.
+        failures: bool,
+        /// A code that is the answer in any case.
+        code: i32,
+        /// The events.
+        events: Vec<EventId>,
+    }
+
+    /// The part of a session's state that knows no API.
+    struct Core {
+        /// Lines of the ring of calls that were read.
+        read: u64,
+        /// What was read of a message whose end has not come.
+        partial: Blob,
+        /// Lines of the ring of answers that were written.
+        written: u64,
+        /// Stages whose release the client has not been told.
+        released: Vec<(StageId, bool)>,
+        /// Calls without an answer.
+        waits: Vec<Waiting>,
+        /// The backend's part.
+        backend: Blob,
+    }
+}
+
+impl<B: Backend> Session<B> {
+    /// Carries out the control thread's orders, if there are any, and what is left of them.
+    pub(crate) fn obey(&mut self, calls: &mut Receiver<Slice, Waker>) -> Result<(), Error> {
+        while let Some(Ordered { order, done }) = self.orders.pop_front() {
+            match order {
+                Order::Quiesce(patience) if self.phase.serves() => {
+                    let until = Instant::now() + patience;
+                    self.phase = Phase::Draining { until, done };
+                    self.backend.flush_all();
+                }
+                Order::Save(file) if matches!(self.phase, Phase::Quiesced) => {
+                    let saved = self.save(calls, file);
+                    Ordered::answer(
+                        &done,
+                        saved.map_err(|error| base::Chain(&error).to_string()),
+                    );
+                }
+                Order::Resume => {
+                    self.phase = Phase::Serving;
+                    Ordered::answer(&done, Ok(()));
+                }
+                Order::Quiesce(_) | Order::Save(_) => {
+                    Ordered::answer(&done, Err("the worker is in another state".to_owned()));
+                }
+            }
+        }
+        match std::mem::take(&mut self.phase) {
+            Phase::Draining { until, done } => self.drain_until(until, done)?,
+            phase => self.phase = phase,
+        }
+        if matches!(self.phase, Phase::Quiesced) {
+            self.rest(calls);
+        }
+        Ok(())
+    }
+
+    fn drain_until(
+        &mut self,
+        until: Instant,
+        done: mpsc::Sender<Result<(), String>>,
+    ) -> Result<(), Error> {
+        let busy = self.busy()?;
+        let failed = match busy {
+            None => {
+                self.before_sleep();
+                self.phase = Phase::Quiesced;
+                Ordered::answer(&done, Ok(()));
+                return Ok(());
+            }
+            Some(Busy::Still(_)) if Instant::now() < until => {
+                self.phase = Phase::Draining { until, done };
+                std::thread::sleep(LOOK);
+                return Ok(());
+            }
+            Some(Busy::Still(what)) => what.to_owned(),
+            Some(Busy::Never(what)) => base::Chain(&what).to_string(),
+        };
+        self.phase = Phase::Serving;
+        Ordered::answer(&done, Err(failed));
+        Ok(())
+    }
+
+    /// Waits for an order, and keeps all else for later.
+    fn rest(&mut self, calls: &Receiver<Slice, Waker>) {
+        let mut kept = Vec::new();
+        while self.orders.is_empty() {
+            let board = std::sync::Arc::clone(&self.board);
+            calls.rest(|| board.any());
+            for notice in self.board.take() {
+                match notice {
+                    Notice::Control(ordered) => self.orders.push_back(ordered),
+                    notice => kept.push(notice),
+                }
+            }
+        }
+        for notice in kept {
+            self.board.leave(notice);
+        }
+    }
+
+    /// What the session is still at, if anything.
+    fn busy(&mut self) -> Result<Option<Busy>, Error> {
+        if self.passive.is_some() {
+            return Ok(Some(Busy::Never(Immovable::Has(
+                "it is served on its own processor, behind a gate".to_owned(),
+            ))));
+        }
+        if !self.holds_nothing() {
+            return Ok(Some(Busy::Still("calls wait for the device")));
+        }
+        if self.board.any() {
+            return Ok(Some(Busy::Still("callbacks are due")));
+        }
+        self.retire_stages();
+        if self.has_stages() {
+            return Ok(Some(Busy::Still("commands use the window")));
+        }
+        let driver = std::sync::Arc::clone(self.backend.driver());
+        let decided = |wait: &Wait<_>| {
+            wait.fences.iter().all(|fence| {
+                let progress: Progress = driver.poll(*fence);
+                progress.is_over() || self.backend.is_undecided(*fence)
+            })
+        };
+        if !self.waits().iter().all(decided) {
+            return Ok(Some(Busy::Still(
+                "commands that it waits for have not ended",
+            )));
+        }
+        if let Some(busy) = B::busy(self) {
+            return Ok(Some(busy));
+        }
+        // With what has ended since.
+        Ok((self.poll_waits()? || self.board.any()).then_some(Busy::Still("answers are due")))
+    }
+
+    /// Saves the state of a session that is quiesced.
+    ///
+    /// # Errors
+    /// Something cannot be made again, or the file cannot be written. The session can go on.
+    pub(crate) fn save(
+        &mut self,
+        calls: &Receiver<Slice, Waker>,
+        file: File,
+    ) -> Result<(), Immovable> {
+        let mut writer = Writer::new(file);
+        let backend = B::checkpoint(self, &mut writer)?;
+        let (read, partial) = calls.read();
+        let driver = self.backend.driver();
+        let mut waits = Vec::new();
+        for wait in self.waits() {
+            let mut events = Vec::new();
+            for fence in &wait.fences {
+                if !driver.poll(*fence).is_over() {
+                    let id = self.backend.event_of(*fence);
+                    events.push(id.ok_or_else(|| {
+                        Immovable::Has("a call waits for an event that was released".to_owned())
+                    })?);
+                }
+            }
+            waits.push(Waiting {
+                sequence: wait.sequence,
+                failures: wait.failures,
+                code: wait.code,
+                events,
+            });
+        }
+        let core = Core {
+            read,
+            partial: Blob(partial.to_vec()),
+            written: self.sender.written(),
+            released: self.released_stages().to_vec(),
+            waits,
+            backend: Blob(backend),
+        };
+        writer.finish::<B::Api, _>(B::STATE_SHAPE, &core)
+    }
+
+    /// Makes a saved state this session's, which is new and serves nobody yet. Nothing is written to
+    /// the rings: the session that was saved may still go on if this fails.
+    ///
+    /// # Errors
+    /// The state is damaged, or the driver does not make something again. The session is to end.
+    pub fn restore(&mut self, file: File) -> Result<(), Immovable> {
+        let (core, contents) = Contents::open::<B::Api, Core>(file, B::STATE_SHAPE)?;
+        self.quota.inherit(true);
+        let restored = B::restore(self, &core.backend.0, &contents);
+        self.quota.inherit(false);
+        restored?;
+        if core.read >= MOST_LINES || core.written >= MOST_LINES {
+            return Err(Immovable::Wrong("rings that have passed on too much"));
+        }
+        if core.partial.0.len() > crate::wire::frame::LARGEST {
+            return Err(Immovable::Wrong("a message that is too long"));
+        }
+        for wait in core.waits {
+            let mut fences = Vec::new();
+            for id in wait.events {
+                let fence = self.backend.fence_of(id);
+                let fence = fence.ok_or(Immovable::Wrong("an event that is waited for"))?;
+                self.backend.driver().retain(fence);
+                fences.push(fence);
+            }
+            self.take_up_wait(wait.sequence, fences, wait.failures, wait.code);
+        }
+        for (stage, good) in core.released {
+            self.stage_free(stage, good);
+        }
+        self.start_at = Some((core.read, core.partial.0, core.written));
+        Ok(())
+    }
+
+    /// Takes up the rings where the session was saved: from here on it serves.
+    ///
+    /// # Errors
+    /// The rings cannot be used.
+    pub fn take_up(&mut self, calls: &mut Receiver<Slice, Waker>) -> Result<(), Error> {
+        if let Some((read, partial, written)) = self.start_at.take() {
+            self.sender.go_on(written)?;
+            calls.go_on(read, partial);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,237 @@
+//! The file that an application's state is saved to: an image.
+//!
+//! | from | what |
+//! |---|---|
+//! | 0 | the header: what wrote it, where the state is |
+//! | 4 KiB | contents of memory objects, each from a multiple of 4 KiB on |
+//! | behind the last of them | the state, as the wire codec writes it |
+//!
+//! The reader trusts nothing in it: it comes from another process, and one day from another host. It
+//! is read by `pread`, so that a file that shrinks meanwhile is an error and no signal.
+
+use std::{
+    fs::File,
+    io,
+    os::{fd::FromRawFd, unix::fs::FileExt},
+};
+
+use crate::wire::{
+    Api, Malformed, Wire,
+    codec::{Reader, named, with},
+};
+
+/// The first bytes of an image.
+const MAGIC: [u8; 8] = *b"GANTRYWS";
+/// Bytes of the header.
+const HEADER: usize = 40;
+/// What contents begin at multiples of.
+const ALIGNMENT: u64 = 4096;
+/// The longest state, in bytes: sources and binaries of all programs, above all.
+const LONGEST: u64 = 1 << 30;
+
+/// Why an application's state cannot be saved or restored. Each says what is in the way.
+#[derive(Debug, thiserror::Error)]
+pub enum Immovable {
+    /// The backend of this API cannot do it.
+    #[error("the state of applications that use {0} cannot be moved yet")]
+    Api(&'static str),
+    /// The application has something that cannot be made again.
+    #[error("{0}")]
+    Has(String),
+    /// The image is none of this build.
+    #[error("the state was saved by another build: move applications between equal versions")]
+    Version,
+    /// The image's bytes mean nothing.
+    #[error("the saved state is damaged: {0}")]
+    Damaged(#[from] Malformed),
+    /// The image says what cannot be.
+    #[error("the saved state is damaged: {0}")]
+    Wrong(&'static str),
+    /// The driver does not make it again.
+    #[error("the driver refuses {what} (code {code})")]
+    Refused {
+        /// What.
+        what: String,
+        /// The API's code.
+        code: i32,
+    },
+    /// The file.
+    #[error("cannot read or write the saved state")]
+    File(#[from] io::Error),
+}
+
+/// An empty file in memory for an image.
+///
+/// # Errors
+/// The system has no more descriptors or memory.
+pub fn create() -> io::Result<File> {
+    // SAFETY: a plain call with a constant name.
+    let file = unsafe { libc::memfd_create(c"gantry-image".as_ptr(), libc::MFD_CLOEXEC) };
+    if file < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor was just made and has no other owner.
+    Ok(unsafe { File::from_raw_fd(file) })
+}
+
+/// Writes an image.
+#[derive(Debug)]
+pub struct Writer {
+    file: File,
+    end: u64,
+}
+
+impl Writer {
+    /// To an empty file.
+    pub fn new(file: File) -> Self {
+        Self {
+            file,
+            end: ALIGNMENT,
+        }
+    }
+
+    /// Room for contents of so many bytes: where it begins.
+    ///
+    /// # Errors
+    /// No file is so long.
+    pub fn reserve(&mut self, length: u64) -> Result<u64, Immovable> {
+        let start = self.end;
+        let end = start
+            .checked_add(length)
+            .and_then(|end| end.checked_next_multiple_of(ALIGNMENT));
+        self.end = end
+            .filter(|end| *end < 1 << 62)
+            .ok_or(Immovable::Wrong("contents of more bytes than a file has"))?;
+        Ok(start)
+    }
+
+    /// Writes a part of the contents.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Immovable> {
+        Ok(self.file.write_all_at(bytes, at)?)
+    }
+
+    /// Writes the state and with it the header. `shape` is a hash of the form of a part of the state
+    /// that is bytes to the codec.
+    ///
+    /// # Errors
+    /// The file cannot be written, or the state is too long.
+    pub fn finish<A: Api, S: Wire>(self, shape: u64, state: &S) -> Result<(), Immovable> {
+        let mut bytes = Vec::new();
+        state.put(&mut bytes);
+        if bytes.len() as u64 > LONGEST {
+            return Err(Immovable::Has(format!(
+                "its objects take {} MiB to describe, of {} that there may be",
+                bytes.len() >> 20,
+                LONGEST >> 20
+            )));
+        }
+        self.file.write_all_at(&bytes, self.end)?;
+        let mut header = MAGIC.to_vec();
+        fingerprint::<A, S>(shape).put(&mut header);
+        self.end.put(&mut header);
+        (bytes.len() as u64).put(&mut header);
+        header.resize(HEADER, 0);
+        Ok(self.file.write_all_at(&header, 0)?)
+    }
+}
+
+/// A hash of the form of images: of the state, of the part of it that is a backend's, and of the API
+/// whose calls that consists of.
+const fn fingerprint<A: Api, S: Wire>(shape: u64) -> u64 {
+    with(with(with(named("image"), A::FINGERPRINT), S::SHAPE), shape)
+}
+
+/// The contents of memory in an image.
+#[derive(Debug)]
+pub struct Contents {
+    file: File,
+    /// Where they end.
+    end: u64,
+}
+
+impl Contents {
+    /// Reads an image's header and state.
+    ///
+    /// # Errors
+    /// The file is no image of this build.
+    pub fn open<A: Api, S: Wire>(file: File, shape: u64) -> Result<(S, Self), Immovable> {
+        let mut header = [0; HEADER];
+        file.read_exact_at(&mut header, 0)?;
+        let rest = header.strip_prefix(&MAGIC).ok_or(Immovable::Version)?;
+        let mut reader = Reader::new(rest);
+        if u64::take(&mut reader)? != fingerprint::<A, S>(shape) {
+            return Err(Immovable::Version);
+        }
+        let (end, length) = (u64::take(&mut reader)?, u64::take(&mut reader)?);
+        let size = file.metadata()?.len();
+        let fits = end.checked_add(length).is_some_and(|all| all <= size);
+        if !fits || length > LONGEST {
+            return Err(Immovable::Wrong("it ends before its state does"));
+        }
+        let mut bytes = vec![0; length as usize];
+        file.read_exact_at(&mut bytes, end)?;
+        let state = S::from_bytes(&bytes)?;
+        Ok((state, Self { file, end }))
+    }
+
+    /// Reads a part of them.
+    ///
+    /// # Errors
+    /// It is not among them.
+    pub fn read(&self, at: u64, bytes: &mut [u8]) -> Result<(), Immovable> {
+        let end = at.checked_add(bytes.len() as u64);
+        if at < ALIGNMENT || end.is_none_or(|end| end > self.end) {
+            return Err(Immovable::Wrong("contents that are not in it"));
+        }
+        Ok(self.file.read_exact_at(bytes, at)?)
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use crate::{apis::opencl::OpenCl, wire::Blob};
+
+    fn image() -> File {
+        let file = create().unwrap();
+        let mut writer = Writer::new(file.try_clone().unwrap());
+        let at = writer.reserve(5).unwrap();
+        writer.write(at, b"bytes").unwrap();
+        writer
+            .finish::<OpenCl, _>(7, &Blob(b"state".to_vec()))
+            .unwrap();
+        file
+    }
+
+    #[test]
+    fn what_was_written_is_read() {
+        let (state, image) = Contents::open::<OpenCl, Blob>(image(), 7).unwrap();
+        assert_eq!(state.0, b"state");
+        let mut bytes = [0; 5];
+        image.read(ALIGNMENT, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"bytes");
+        assert!(image.read(0, &mut bytes).is_err());
+        assert!(image.read(u64::MAX, &mut bytes).is_err());
+        assert!(image.read(2 * ALIGNMENT, &mut bytes).is_err());
+    }
+
+    #[test]
+    fn the_image_of_another_build_is_refused() {
+        let other = Contents::open::<OpenCl, Vec<u8>>(image(), 7);
+        assert!(matches!(other, Err(Immovable::Version)));
+        let other = Contents::open::<OpenCl, Blob>(image(), 8);
+        assert!(matches!(other, Err(Immovable::Version)));
+    }
+
+    #[test]
+    fn an_image_that_claims_more_than_it_has_is_refused() {
+        let file = image();
+        file.write_all_at(&u64::MAX.to_le_bytes(), 16).unwrap();
+        let wrong = Contents::open::<OpenCl, Blob>(file, 7);
+        assert!(matches!(wrong, Err(Immovable::Wrong(_))), "{wrong:?}");
+    }
+}

@@ -1,0 +1,154 @@
+//! Jobs that take turns of a real arbiter, as processes of this machine: their kernels are threads, so
+//! that no GPU is needed. What is asserted is counted in the arbiter's account.
+
+use std::{
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use gantry_tests::rig::packages;
+use gpu_mediator::arbiter::status::{self, Client};
+
+use crate::{
+    programs::{cargo, target},
+    shared_device::Process,
+};
+
+/// A request without end loses its process after so many milliseconds, twice.
+const LIMIT: &str = "300";
+/// How long is waited for what has to come.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Steps that take longer than any scenario.
+const ENDLESS: &str = "1000000000";
+
+struct Machine {
+    socket: PathBuf,
+    arbiter: Process,
+    folder: PathBuf,
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+impl Machine {
+    fn start() -> Result<Self> {
+        let mut build = cargo();
+        build.args(["build", "--quiet", "--package", "gpu-mediator"]);
+        packages::run(build.args(["--bin", "gantry-arbiter"]))?;
+        let mut build = cargo();
+        build.args(["build", "--quiet", "--package", "gantry-gloop"]);
+        packages::run(build.args(["--example", "host_kernel"]))?;
+        let folder = std::env::temp_dir().join(format!("gantry-gloop-{}", std::process::id()));
+        std::fs::create_dir_all(&folder)?;
+        let socket = folder.join("arbiter");
+        Ok(Self {
+            arbiter: Self::arbiter(&socket)?,
+            socket,
+            folder,
+        })
+    }
+
+    fn arbiter(socket: &PathBuf) -> Result<Process> {
+        let mut command = Command::new(target().join("debug/gantry-arbiter"));
+        command.arg("--socket").arg(socket);
+        command.args(["--policy", "fair-preemptive", "--limit", LIMIT]);
+        spawn(&mut command)
+    }
+
+    /// A process with an endless job.
+    fn job(&self, name: &str, weight: u32, how: &[&str]) -> Result<Process> {
+        let mut command = Command::new(target().join("debug/examples/host_kernel"));
+        command.arg(&self.socket).arg(name);
+        spawn(command.args([&weight.to_string(), ENDLESS]).args(how))
+    }
+
+    fn clients(&self) -> Vec<Client> {
+        let status = status::read(&self.socket);
+        status.map(|status| status.clients).unwrap_or_default()
+    }
+
+    /// What the arbiter knows of a client; nothing is known of one that has not come.
+    fn client(&self, name: &str) -> Client {
+        let mut clients = self.clients().into_iter();
+        let named = |client: &Client| client.name == name;
+        clients.rfind(named).unwrap_or_default()
+    }
+
+    /// Waits until the client has computed for so long, beyond what it has now.
+    fn computes(&self, name: &str, time: Duration) -> Result<()> {
+        let until = self.client(name).device_time + time.as_nanos() as u64;
+        wait_for(&format!("{name} does not compute"), || {
+            self.client(name).device_time > until
+        })
+    }
+}
+
+fn spawn(command: &mut Command) -> Result<Process> {
+    let command = command.stdin(Stdio::null()).stderr(Stdio::null());
+    let child: Child = command
+        .spawn()
+        .with_context(|| format!("cannot start {}", command.get_program().display()))?;
+    Ok(Process(child))
+}
+
+fn wait_for(failure: &str, mut reached: impl FnMut() -> bool) -> Result<()> {
+    let start = Instant::now();
+    while !reached() {
+        ensure!(start.elapsed() < PATIENCE, "{failure}");
+        thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+/// Weights 1 and 3; then processes are killed.
+pub fn shared() -> Result<()> {
+    let mut machine = Machine::start()?;
+    let mut small = machine.job("small", 1, &[])?;
+    let _large = machine.job("large", 3, &[])?;
+    let turns = |name| machine.client(name).turns;
+    wait_for("a job has no turn", || {
+        turns("small") > 1 && turns("large") > 1
+    })?;
+    let times = || ["small", "large"].map(|name| machine.client(name).device_time);
+    let before = times();
+    machine.computes("small", Duration::from_millis(1000))?;
+    let [small_time, large_time] = times();
+    let used = [small_time - before[0], large_time - before[1]];
+    let share = used[1] as f64 / (used[0] + used[1]) as f64;
+    ensure!(
+        (0.70..0.80).contains(&share),
+        "the weight of 3 beside 1 has {share:.3} of the device"
+    );
+    // SIGKILL, of one that computes or waits.
+    small.0.kill()?;
+    machine.computes("large", Duration::from_millis(500))?;
+    ensure!(machine.client("small").workers == 0, "it still belongs");
+    // And of the arbiter: the job stops, and goes on with the next one.
+    machine.arbiter.0.kill()?;
+    machine.arbiter.0.wait()?;
+    machine.arbiter = Machine::arbiter(&machine.socket)?;
+    machine.computes("large", Duration::from_millis(200))?;
+    ensure!(machine.client("large").turns == 1, "alone it has one turn");
+    Ok(())
+}
+
+/// A kernel without points beside one that has some.
+pub fn stubborn() -> Result<()> {
+    let machine = Machine::start()?;
+    let mut eater = machine.job("eater", 1, &["stubborn"])?;
+    machine.computes("eater", Duration::from_millis(1000))?;
+    ensure!(
+        machine.client("eater").killed == 0,
+        "it was killed although nobody else waited"
+    );
+    let _other = machine.job("other", 1, &[])?;
+    wait_for("it was not killed", || machine.client("eater").killed == 1)?;
+    ensure!(!eater.0.wait()?.success(), "it has ended by itself");
+    machine.computes("other", Duration::from_millis(200))
+}
