@@ -19,7 +19,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{
     Control, ExitReason,
-    life::Life,
+    life::{Life, RunState},
     requests::{failed, validate},
 };
 use crate::{
@@ -424,7 +424,7 @@ impl Control {
         let Life::Live {
             config,
             machine,
-            paused,
+            run,
         } = &mut self.life
         else {
             return Err(self.not_live());
@@ -434,7 +434,7 @@ impl Control {
             let error = migration::Error::Stays(reasons);
             return Err(ApiError::new(Status::BadRequest, &error));
         }
-        let was_paused = *paused;
+        let was_paused = *run == RunState::Paused;
         let regions = machine.moving_ram();
         let offer = Offer {
             protocol: PROTOCOL,
@@ -709,10 +709,14 @@ impl Control {
                 .resume()
                 .map_err(|error| failed(&error).to_string())?;
         }
+        let run = match paused {
+            true => RunState::Paused,
+            false => RunState::Running,
+        };
         self.life = Life::Live {
             config,
             machine,
-            paused,
+            run,
         };
         Ok(())
     }

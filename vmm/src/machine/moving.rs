@@ -72,17 +72,17 @@ impl Machine {
         let devices = config.devices.iter().flatten();
         named(
             "physical device",
-            devices.map(|d| d.place.id.clone()).collect(),
+            devices.map(|d| d.common.id.clone()).collect(),
         );
         let users = config.user_devices.iter().flatten();
         named(
             "device of another process",
-            users.map(|d| d.place.id.clone()).collect(),
+            users.map(|d| d.common.id.clone()).collect(),
         );
         let accels = config.accels.iter().flatten();
-        named("accelerator", accels.map(|d| d.place.id.clone()).collect());
+        named("accelerator", accels.map(|d| d.common.id.clone()).collect());
         let servers = config.accel_server.iter();
-        named("gate", servers.map(|d| d.place.id.clone()).collect());
+        named("gate", servers.map(|d| d.common.id.clone()).collect());
         let private = config
             .pmem
             .iter()
@@ -90,7 +90,7 @@ impl Machine {
             .filter(|pmem| pmem.discard_writes);
         named(
             "persistent memory whose writes are discarded",
-            private.map(|d| d.place.id.clone()).collect(),
+            private.map(|d| d.common.id.clone()).collect(),
         );
         if self.lazy.as_ref().is_some_and(|lazy| !lazy.is_finished()) {
             reasons.push(
