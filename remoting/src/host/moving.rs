@@ -124,6 +124,8 @@ impl Pool<'_> {
         if let Err(error) = &outcome {
             let why = base::Chain(error);
             asker.tell(&format!("error: process {process} stays: {why}"));
+        } else if serving.phase == Phase::Ending {
+            asker.tell(&format!("process {process} has ended meanwhile"));
         }
         if outcome.is_err() || serving.phase == Phase::Ending {
             destination.worker.end(None, &self.remover, &self.closer);
