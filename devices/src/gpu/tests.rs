@@ -422,7 +422,11 @@ fn pointers_to_nowhere_cost_the_channel_at_most() {
         guest.works(word as u32);
     }
     // BARs, run lists and windows of anything.
-    for value in [0x8fff_ffff, 0xffff_ffff, 1 << 31 | (VRAM / PAGE) as u32 - 1] {
+    for value in [
+        0x8fff_ffff,
+        0xffff_ffff,
+        (1 << 31) | ((VRAM / PAGE) as u32 - 1),
+    ] {
         guest.set(0x00_1704, value);
         guest.set(0x00_1714, value);
         guest.set(0x00_1700, value);
