@@ -408,6 +408,7 @@ fn types() -> BTreeMap<&'static str, Check> {
         ),
         ("LandlockConfig", Samples::check::<config::LandlockConfig>),
         ("DeviceConfig", Samples::check::<config::DeviceConfig>),
+        ("GpuConfig", Samples::check::<config::GpuConfig>),
         (
             "UserDeviceConfig",
             Samples::check::<config::UserDeviceConfig>,
