@@ -39,6 +39,8 @@ pub enum ThreadRole {
     Iommu,
     /// Resets physical devices for the guest.
     Reset,
+    /// Moves the VM to another host, or from one.
+    Migration,
 }
 
 /// Starts threads.

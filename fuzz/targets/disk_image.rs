@@ -90,6 +90,7 @@ fuzz_target!(|bytes: &[u8]| {
             backing_files: false,
             sparse: how & 8 != 0,
             lock_granularity: LockGranularity::ByteRange,
+            lock_later: false,
             io_uring: how & 0x40 != 0,
         },
         num_queues: 1,

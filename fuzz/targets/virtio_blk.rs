@@ -24,6 +24,7 @@ fuzz_target!(|bytes: &[u8]| {
             backing_files: false,
             sparse: true,
             lock_granularity: LockGranularity::ByteRange,
+            lock_later: false,
             // The first bit of the input chooses the engine.
             io_uring: bytes.first().is_some_and(|byte| byte & 1 != 0),
         },

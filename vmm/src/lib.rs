@@ -11,6 +11,7 @@
 //! - [`api`]: the REST API; [`control`]: the one thread that owns the machine.
 //! - [`machine`]: puts a machine together and changes it; [`cpu`]: vCPU threads; [`memory`]: guest
 //!   RAM; [`snapshot`]: its state on disk.
+//! - [`migration`]: VMs that move to another host while they run.
 //! - [`events`], [`metrics`], [`logging`]: what others see of it.
 //! - [`seccomp`], [`landlock`]: what the process may do; [`open_files`]: how many descriptors it
 //!   may have; [`doctor`]: what a host lacks.
@@ -27,6 +28,7 @@ pub mod logging;
 pub mod machine;
 mod memory;
 mod metrics;
+pub mod migration;
 pub mod open_files;
 pub mod seccomp;
 pub mod snapshot;

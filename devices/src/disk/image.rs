@@ -71,6 +71,9 @@ pub struct DiskOptions {
     pub sparse: bool,
     /// What the lock covers.
     pub lock_granularity: LockGranularity,
+    /// Somebody else has the lock still, and gives it up before [`Disk::lock`] takes it: the VM is
+    /// on its way here.
+    pub lock_later: bool,
     /// Use io_uring where the host has it.
     pub io_uring: bool,
 }
@@ -288,8 +291,32 @@ pub struct Disk {
     discard: bool,
     write_zeroes: bool,
     block_device: bool,
-    /// Holds the lock until it is closed; also reads what must not go past the page cache.
-    lock: File,
+    lock: Lock,
+}
+
+/// The lock of an image, held until it is closed or given up.
+struct Lock {
+    /// Also reads what must not go past the page cache.
+    file: File,
+    /// Bytes that it covers, unless it covers the whole file.
+    size: u64,
+    read_only: bool,
+    granularity: LockGranularity,
+}
+
+impl Lock {
+    fn take(&self, path: &Path) -> Result<(), DiskError> {
+        lock::lock(&self.file, self.size, self.read_only, self.granularity).map_err(|source| {
+            let path = path.to_owned();
+            match source.raw_os_error() {
+                Some(libc::EAGAIN | libc::EACCES) => DiskError::Locked {
+                    path,
+                    read_only: self.read_only,
+                },
+                _ => DiskError::Lock { path, source },
+            }
+        })
+    }
 }
 
 impl Disk {
@@ -322,22 +349,16 @@ impl Disk {
             return Err(DiskError::NotAnImage { path, kind });
         }
         let file_size = geometry::size(&mut lock_file).map_err(inspect("measure"))?;
-        lock::lock(
-            &lock_file,
-            file_size,
-            options.read_only,
-            options.lock_granularity,
-        )
-        .map_err(|source| match source.raw_os_error() {
-            Some(libc::EAGAIN | libc::EACCES) => DiskError::Locked {
-                path: path.clone(),
-                read_only: options.read_only,
-            },
-            _ => DiskError::Lock {
-                path: path.clone(),
-                source,
-            },
-        })?;
+        let lock = Lock {
+            file: lock_file,
+            size: file_size,
+            read_only: options.read_only,
+            granularity: options.lock_granularity,
+        };
+        if !options.lock_later {
+            lock.take(&path)?;
+        }
+        let mut lock_file = lock.file.try_clone().map_err(inspect("examine"))?;
         let image_type = find_type(options, &mut lock_file)?;
         let direct = if options.direct { libc::O_DIRECT } else { 0 };
         let file = open_file(options, direct)?;
@@ -359,7 +380,7 @@ impl Disk {
             write_zeroes: writable,
             block_device,
             path,
-            lock: lock_file,
+            lock,
         };
         match image_type {
             ImageType::Qcow2 => disk.open_qcow2(options)?,
@@ -389,7 +410,7 @@ impl Disk {
             direct: options.direct,
             source,
         })?;
-        let image = Qcow2Image::open(file, &self.lock, self.size, options)?;
+        let image = Qcow2Image::open(file, &self.lock.file, self.size, options)?;
         self.size = image.size();
         self.backend = Backend::Qcow2(Arc::new(image));
         // The library realigns what O_DIRECT demands, and always works in host memory.
@@ -408,6 +429,40 @@ impl Disk {
                 qcow2: matches!(self.backend, Backend::Qcow2(_)),
             }),
             _ => Ok(()),
+        }
+    }
+
+    /// Takes the image's lock, if it is not held already; does not wait.
+    ///
+    /// # Errors
+    ///
+    /// [`DiskError::Locked`] if somebody else has it.
+    pub fn lock(&self) -> Result<(), DiskError> {
+        self.lock.take(&self.path)
+    }
+
+    /// Gives the lock up, for the host that the VM moves to. Nothing may be written from now on
+    /// until [`Disk::lock`].
+    pub fn unlock(&self) -> Result<(), DiskError> {
+        let Lock {
+            file,
+            size,
+            granularity,
+            ..
+        } = &self.lock;
+        lock::unlock(file, *size, *granularity).map_err(|source| DiskError::Lock {
+            path: self.path.clone(),
+            source,
+        })
+    }
+
+    /// Puts all that was written on stable storage, where another host finds it, what an image
+    /// format keeps in memory included. Blocks.
+    pub fn flush(&self) -> io::Result<()> {
+        match &self.backend {
+            Backend::Raw(_) if self.lock.read_only => Ok(()),
+            Backend::Raw(file) => file.sync_data(),
+            Backend::Qcow2(image) => image.flush(),
         }
     }
 

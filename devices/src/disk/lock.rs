@@ -30,6 +30,15 @@ pub fn lock(
     } else {
         libc::F_WRLCK
     };
+    set(file, kind, size, granularity)
+}
+
+/// Gives a lock of [`lock`] up, whose arguments it gets again.
+pub fn unlock(file: &File, size: u64, granularity: LockGranularity) -> io::Result<()> {
+    set(file, libc::F_UNLCK, size, granularity)
+}
+
+fn set(file: &File, kind: libc::c_int, size: u64, granularity: LockGranularity) -> io::Result<()> {
     // SAFETY: flock is plain data, for which zeroes are valid.
     let mut request: libc::flock = unsafe { std::mem::zeroed() };
     request.l_type = kind as i16;

@@ -13,7 +13,7 @@
 pub(crate) mod geometry;
 pub mod image;
 pub mod io;
-pub(crate) mod lock;
+pub mod lock;
 mod pool;
 mod qcow2;
 mod raw;

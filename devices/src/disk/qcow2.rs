@@ -130,7 +130,8 @@ impl Qcow2Image {
         access.discard_to_zero(io.offset, io.len)
     }
 
-    fn flush(&self) -> io::Result<()> {
+    /// Writes what is kept in memory, and puts all on stable storage.
+    pub fn flush(&self) -> io::Result<()> {
         let access = self.access.read_unpoisoned();
         access.flush()?;
         access.sync()

@@ -163,7 +163,7 @@ impl Front {
                 events: libc::POLLIN,
                 revents: 0,
             };
-            let line = served.map_or(-1, |served| served.as_raw_fd());
+            let line = served.map_or(-1, AsRawFd::as_raw_fd);
             let mut entries = [entry(inbox.wake.as_raw_fd()), entry(line)];
             if base::poll::poll(&mut entries, patience).is_err() {
                 return;

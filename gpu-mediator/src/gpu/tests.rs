@@ -102,6 +102,10 @@ impl Guest {
         guest
     }
 
+    #[allow(
+        clippy::needless_pass_by_value,
+        reason = "a request is made for one call"
+    )]
     fn ask(&self, mediator: &mut Mediator, request: Request) -> Result<(), Error> {
         // As it would arrive.
         let request = Request::parse(&request.encode()).expect("it can be said");
@@ -162,13 +166,13 @@ impl Guest {
 }
 
 fn write(memory: &Mapping, at: usize, word: u32) {
-    assert!(at + 4 <= memory.len() && at % 4 == 0);
+    assert!(at + 4 <= memory.len() && at.is_multiple_of(4));
     // SAFETY: within the mapping and aligned.
     unsafe { memory.start().add(at).cast::<u32>().write_volatile(word) };
 }
 
 fn read(memory: &Mapping, at: usize) -> u32 {
-    assert!(at + 4 <= memory.len() && at % 4 == 0);
+    assert!(at + 4 <= memory.len() && at.is_multiple_of(4));
     // SAFETY: within the mapping and aligned.
     unsafe { memory.start().add(at).cast::<u32>().read_volatile() }
 }

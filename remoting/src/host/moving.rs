@@ -41,7 +41,7 @@ impl Pool<'_> {
                 Event::Asked(Request::Move(which, drain), asker) => {
                     self.begin(which, drain, &asker);
                 }
-                Event::Over(number, outcome, asker) => self.over(number, outcome, &asker),
+                Event::Over(number, outcome, asker) => self.over(number, &outcome, &asker),
             }
         }
     }
@@ -111,7 +111,7 @@ impl Pool<'_> {
     }
 
     /// What becomes of an application that was carried over, or was not.
-    fn over(&mut self, number: u64, outcome: Result<(), NotMoved>, asker: &Asker) {
+    fn over(&mut self, number: u64, outcome: &Result<(), NotMoved>, asker: &Asker) {
         let mut all = self.serving.iter();
         let Some(index) = all.position(|serving| serving.worker.number == number) else {
             return;
@@ -121,9 +121,11 @@ impl Pool<'_> {
             return;
         };
         let process = serving.peer().map_or("-".to_owned(), |id| id.to_string());
-        if let Err(error) = &outcome {
+        if let Err(error) = outcome {
             let why = base::Chain(error);
             asker.tell(&format!("error: process {process} stays: {why}"));
+        } else if serving.phase == Phase::Ending {
+            asker.tell(&format!("process {process} has ended meanwhile"));
         }
         if outcome.is_err() || serving.phase == Phase::Ending {
             destination.worker.end(None, &self.remover, &self.closer);

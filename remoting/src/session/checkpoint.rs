@@ -126,6 +126,24 @@ wire! {
     }
 }
 
+/// Writes an image in which a backend's state is these bytes, whatever they mean, and a session has
+/// nothing else.
+///
+/// # Errors
+/// The file cannot be written.
+#[cfg(any(test, feature = "test-support"))]
+pub fn write<B: Backend>(file: File, backend: &[u8]) -> Result<(), Immovable> {
+    let core = Core {
+        read: 0,
+        partial: Blob::default(),
+        written: 0,
+        released: Vec::new(),
+        waits: Vec::new(),
+        backend: Blob(backend.to_vec()),
+    };
+    Writer::new(file).finish::<B::Api, _>(B::STATE_SHAPE, &core)
+}
+
 impl<B: Backend> Session<B> {
     /// Carries out the control thread's orders, if there are any, and what is left of them.
     pub(crate) fn obey(&mut self, calls: &mut Receiver<Slice, Waker>) -> Result<(), Error> {

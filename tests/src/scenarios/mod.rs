@@ -10,6 +10,7 @@ mod gf100;
 mod hotplug;
 mod lifecycle;
 mod memory;
+mod migration;
 mod network;
 mod passthrough;
 mod passthrough_boards;
@@ -72,6 +73,7 @@ pub fn all() -> Vec<Scenario> {
         memory::SCENARIOS,
         hotplug::SCENARIOS,
         snapshots::SCENARIOS,
+        migration::SCENARIOS,
         errors::SCENARIOS,
         process::SCENARIOS,
         passthrough::SCENARIOS,

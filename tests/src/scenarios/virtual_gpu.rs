@@ -3,7 +3,7 @@
 
 use std::{
     fs::{self, File},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
@@ -42,7 +42,7 @@ struct Mediated {
     socket: PathBuf,
 }
 
-fn start(context: &Context, program: &str, arguments: &[&str], socket: &PathBuf) -> Result<Child> {
+fn start(context: &Context, program: &str, arguments: &[&str], socket: &Path) -> Result<Child> {
     let log = File::options()
         .create(true)
         .append(true)

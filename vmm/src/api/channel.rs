@@ -114,7 +114,7 @@ impl ApiReceiver {
                 return;
             };
             let last = matches!(request, Request::VmmShutdown);
-            reply.send(handler.handle(request));
+            handler.take(request, reply);
             if last {
                 return;
             }

@@ -18,6 +18,7 @@ mod connection;
 mod error;
 mod http;
 mod listener;
+mod migration;
 pub mod model;
 mod request;
 mod routes;
@@ -27,6 +28,10 @@ pub use channel::{ApiReceiver, ApiSender, Reply, channel};
 pub use error::{ApiError, Status};
 pub use http::{Head, MAX_BODY, MAX_HEAD, parse_head};
 pub use listener::{ApiSocket, ListenError, Listener};
+pub use migration::{
+    MigrationMode, ReceiveMigration, Rename, ResolveMigration, RunsAt, SendMigration,
+    TimeoutStrategy,
+};
 pub use model::{
     DeviceNode, MemoryRestoreMode, OnFailure, PciDeviceInfo, RestoreConfig, RestoredNet,
     VmCoredumpData, VmCounters, VmInfo, VmMemoryZoneUpdate, VmRemoveDevice, VmResize, VmResizeDisk,

@@ -3,8 +3,9 @@
 use std::os::fd::OwnedFd;
 
 use super::{
-    ApiError, PciDeviceInfo, RestoreConfig, VmCoredumpData, VmCounters, VmInfo, VmRemoveDevice,
-    VmResize, VmResizeDisk, VmResizeZone, VmSnapshotConfig, VmSwapDevice, VmmPingResponse,
+    ApiError, PciDeviceInfo, ReceiveMigration, Reply, ResolveMigration, RestoreConfig,
+    SendMigration, VmCoredumpData, VmCounters, VmInfo, VmRemoveDevice, VmResize, VmResizeDisk,
+    VmResizeZone, VmSnapshotConfig, VmSwapDevice, VmmPingResponse,
 };
 use crate::{
     config::{
@@ -12,6 +13,7 @@ use crate::{
         VmConfig, VsockConfig,
     },
     metrics::Metrics,
+    migration::progress::MigrationInfo,
 };
 
 /// What a client can ask for. Configurations in it have passed their `validate`.
@@ -81,6 +83,16 @@ pub enum Request {
     VmSnapshot(VmSnapshotConfig),
     /// Make a VM from such a directory. The descriptors are those that `net_fds` names, in order.
     VmRestore(RestoreConfig, Vec<OwnedFd>),
+    /// Move the VM to another host; answered when that has begun.
+    VmSendMigration(SendMigration),
+    /// Take a VM from another host; answered when it runs here, or not.
+    VmReceiveMigration(ReceiveMigration),
+    /// What a migration does, answered with [`Response::Migration`]; 404 if there was none.
+    VmMigration,
+    /// End a migration; the VM stays where it is.
+    VmCancelMigration,
+    /// Say who has the VM, after a connection broke at the wrong moment.
+    VmResolveMigration(ResolveMigration),
     /// Write the memory of a paused VM to an ELF core file.
     VmCoredump(VmCoredumpData),
 }
@@ -100,10 +112,17 @@ pub enum Response {
     Device(PciDeviceInfo),
     /// What there is to measure.
     Metrics(Metrics),
+    /// What a migration does.
+    Migration(Box<MigrationInfo>),
 }
 
 /// Carries out requests, on the thread that owns the machine.
 pub trait Handler {
     /// Carries out one request.
     fn handle(&mut self, request: Request) -> Result<Response, ApiError>;
+
+    /// Carries out one request and answers it, now or later.
+    fn take(&mut self, request: Request, reply: Reply) {
+        reply.send(self.handle(request));
+    }
 }

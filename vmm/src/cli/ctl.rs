@@ -5,6 +5,8 @@ use std::{
     io::{Read, Write},
     os::fd::AsRawFd,
     path::PathBuf,
+    thread,
+    time::Duration,
 };
 
 use clap::{Args, Subcommand};
@@ -13,13 +15,15 @@ use serde::Serialize;
 use super::{Client, ClientError, option};
 use crate::{
     api::{
-        OnFailure, RestoreConfig, VmCoredumpData, VmRemoveDevice, VmResize, VmResizeDisk,
+        OnFailure, ReceiveMigration, Rename, ResolveMigration, RestoreConfig, RunsAt,
+        SendMigration, TimeoutStrategy, VmCoredumpData, VmRemoveDevice, VmResize, VmResizeDisk,
         VmResizeZone, VmSnapshotConfig, VmSwapDevice, model::to_url,
     },
     config::{
         AccelConfig, DeviceConfig, DiskConfig, GpuConfig, NetConfig, PmemConfig, UserDeviceConfig,
         VsockConfig, syntax,
     },
+    migration::progress::{MigrationInfo, Phase},
 };
 
 /// Ask a running Gantry for something.
@@ -191,6 +195,50 @@ pub enum Action {
         #[arg(value_name = "SOURCE", value_parser = option(RestoreConfig::parse))]
         config: RestoreConfig,
     },
+    /// Move the VM to another Gantry while it runs.
+    SendMigration {
+        /// Where that waits: unix:PATH or tcp:HOST:PORT.
+        url: String,
+        /// Show what is going on until it is over; the exit status says how it ended.
+        #[arg(long)]
+        watch: bool,
+        /// Only ask whether the destination would take the VM.
+        #[arg(long)]
+        dry_run: bool,
+        /// Milliseconds for which the VM may stand still.
+        #[arg(long, value_name = "MS", default_value_t = 300)]
+        downtime_ms: u64,
+        /// Seconds that it may take.
+        #[arg(long, value_name = "SECONDS", default_value_t = 3600)]
+        timeout_s: u64,
+        /// What happens then.
+        #[arg(long, value_enum, default_value = "cancel")]
+        timeout_strategy: TimeoutStrategy,
+        /// Keep the VMM when the VM has left.
+        #[arg(long)]
+        preserve_source: bool,
+        /// Compare a hash of all memory on both sides.
+        #[arg(long)]
+        verify: bool,
+    },
+    /// Take a VM from another Gantry, and wait until it runs.
+    ReceiveMigration {
+        /// Where to wait for it: unix:PATH or tcp:ADDRESS:PORT.
+        url: String,
+        /// A socket, file or tap of the configuration that is called something else here.
+        #[arg(long = "rename", value_name = "FROM=TO", value_parser = rename)]
+        renames: Vec<Rename>,
+    },
+    /// Show what a migration does.
+    Migration,
+    /// End a migration; the VM stays where it is.
+    CancelMigration,
+    /// Say where the VM runs, when a migration cannot know.
+    ResolveMigration {
+        /// Where it runs.
+        #[arg(value_enum)]
+        runs_at: RunsAt,
+    },
     /// Write the memory of a paused VM to an ELF core file.
     Coredump {
         /// File, as a path or a file:// URL.
@@ -215,9 +263,20 @@ pub enum CtlError {
     /// The answer cannot be shown.
     #[error("cannot write the answer")]
     Write(#[source] io::Error),
+    /// The migration that was watched has failed.
+    #[error("the VM has not moved: {0}")]
+    NotMoved(String),
     /// The request cannot be written as JSON.
     #[error("cannot write the request")]
     Json(#[from] serde_json::Error),
+}
+
+fn rename(text: &str) -> Result<Rename, String> {
+    let parts = text.split_once('=').ok_or("write FROM=TO")?;
+    Ok(Rename {
+        from: parts.0.to_owned(),
+        to: parts.1.to_owned(),
+    })
 }
 
 fn size(text: &str) -> Result<u64, String> {
@@ -230,12 +289,80 @@ impl Ctl {
         let (method, path, body, fds) = self.action.request()?;
         let client = Client::new(&self.socket);
         let answer = client.request(method, path, body.as_deref(), &fds)?;
+        if let Action::SendMigration { watch: true, .. } = self.action {
+            return watch(&client, out);
+        }
         match show(&answer, out) {
             // Whoever reads the answer has seen enough of it.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
             shown => shown.map_err(CtlError::Write),
         }
     }
+}
+
+/// How often a migration that is watched is looked at.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Shows a migration until it is over.
+fn watch(client: &Client, out: &mut dyn Write) -> Result<(), CtlError> {
+    let mut last = None;
+    loop {
+        let answer = match client.request("GET", "vm.migration", None, &[]) {
+            Ok(answer) => answer,
+            // A source ends when its VM has left.
+            Err(error) => {
+                let went = |info: &MigrationInfo| {
+                    matches!(info.phase, Phase::Final | Phase::Go | Phase::Completed)
+                };
+                if last.as_ref().is_some_and(went) {
+                    return writeln!(out, "\nthe VM has left, and its VMM has ended")
+                        .map_err(CtlError::Write);
+                }
+                return Err(error.into());
+            }
+        };
+        let info: MigrationInfo = serde_json::from_slice(&answer)?;
+        write!(out, "\r{}", bar(&info))
+            .and_then(|()| out.flush())
+            .map_err(CtlError::Write)?;
+        match info.phase {
+            Phase::Completed => return writeln!(out).map_err(CtlError::Write),
+            Phase::Failed => {
+                writeln!(out).map_err(CtlError::Write)?;
+                return Err(CtlError::NotMoved(info.error.unwrap_or_default()));
+            }
+            _ => last = Some(info),
+        }
+        thread::sleep(LOOK);
+    }
+}
+
+/// One line about a migration.
+fn bar(info: &MigrationInfo) -> String {
+    const WIDTH: u64 = 30;
+    let mib = |bytes: u64| bytes >> 20;
+    let done = info.total_bytes.saturating_sub(info.remaining_bytes);
+    let full = match info.phase {
+        Phase::Completed => WIDTH,
+        // Cannot overflow: memory is far below 2^59 bytes.
+        _ => done * WIDTH / info.total_bytes.max(1),
+    };
+    let bar: String = (0..WIDTH)
+        .map(|at| if at < full { '#' } else { '.' })
+        .collect();
+    let predicted = match (info.downtime_ms, info.predicted_downtime_ms) {
+        (Some(stood), _) => format!(", stood still {stood} ms"),
+        (None, Some(predicted)) => format!(", would stand still {predicted} ms"),
+        (None, None) => String::new(),
+    };
+    format!(
+        "[{bar}] {:?}, round {}, {} MiB sent, {} MiB left, {} MiB/s{predicted}    ",
+        info.phase,
+        info.rounds,
+        mib(info.sent_bytes),
+        mib(info.remaining_bytes),
+        mib(info.bytes_per_second),
+    )
 }
 
 /// JSON is indented, other text shown as it is.
@@ -362,6 +489,41 @@ impl Action {
                 let fds = cards.flat_map(|net| net.fds.iter().copied()).collect();
                 Ok((method, path, body, fds))
             }
+            Self::SendMigration {
+                url,
+                watch: _,
+                dry_run,
+                downtime_ms,
+                timeout_s,
+                timeout_strategy,
+                preserve_source,
+                verify,
+            } => {
+                let body = SendMigration {
+                    preserve_source: *preserve_source,
+                    downtime_ms: *downtime_ms,
+                    timeout_s: *timeout_s,
+                    timeout_strategy: *timeout_strategy,
+                    verify: *verify,
+                    dry_run: *dry_run,
+                    ..SendMigration::to(url)
+                };
+                with_body("vm.send-migration", &body)
+            }
+            Self::ReceiveMigration { url, renames } => {
+                let body = ReceiveMigration {
+                    receiver_url: url.clone(),
+                    renames: (!renames.is_empty()).then(|| renames.clone()),
+                    ..ReceiveMigration::default()
+                };
+                with_body("vm.receive-migration", &body)
+            }
+            Self::Migration => get("vm.migration"),
+            Self::CancelMigration => put("vm.cancel-migration"),
+            Self::ResolveMigration { runs_at } => with_body(
+                "vm.resolve-migration",
+                &ResolveMigration { runs_at: *runs_at },
+            ),
             Self::Coredump { destination } => {
                 let destination_url = to_url(destination);
                 with_body("vm.coredump", &VmCoredumpData { destination_url })

@@ -8,11 +8,13 @@
 //!
 //! - [`life`]: the states of a VM; [`last_resort`]: an end that does not depend on storage.
 //! - [`gate`]: machines that stand still and serve others.
+//! - [`migration`]: machines that leave for another host, or come from one.
 //! - [`requests`]: what each API call does; [`removals`]: devices that leave and are swapped.
 
 mod gate;
 mod last_resort;
 mod life;
+mod migration;
 mod removals;
 mod requests;
 
@@ -27,7 +29,7 @@ use devices::guest_event::GuestEvent;
 use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, SubscriberOps};
 use vmm_sys_util::epoll::EventSet;
 
-use self::{last_resort::LastResort, life::Life, removals::Removals};
+use self::{last_resort::LastResort, life::Life, migration::Migrations, removals::Removals};
 use crate::{
     api::{ApiError, ApiReceiver, Handler, Request, RestoreConfig},
     config::VmConfig,
@@ -105,12 +107,14 @@ const TOKEN_MACHINE: u32 = 1;
 const TOKEN_SIGNAL: u32 = 2;
 const TOKEN_REMOVALS: u32 = 3;
 const TOKEN_ALARMS: u32 = 4;
+const TOKEN_MIGRATION: u32 = 5;
 
 /// Everything that the control thread owns.
 pub struct Control {
     api: Option<ApiReceiver>,
     monitor: EventMonitor,
     life: Life,
+    migrations: Migrations,
     removals: Removals,
     sender: EventSender,
     receiver: EventReceiver,
@@ -177,6 +181,7 @@ impl MutEventSubscriber for Control {
             (Some(self.signals.as_raw_fd()), TOKEN_SIGNAL),
             (Some(self.removals.timer()), TOKEN_REMOVALS),
             (Some(self.sender.alarms().fd()), TOKEN_ALARMS),
+            (Some(self.migrations.fd()), TOKEN_MIGRATION),
         ];
         for (fd, token) in sources {
             let Some(fd) = fd else { continue };
@@ -207,6 +212,7 @@ impl MutEventSubscriber for Control {
             }
             TOKEN_REMOVALS => self.removals_overdue(),
             TOKEN_ALARMS => self.alarms(),
+            TOKEN_MIGRATION => self.migration_work(),
             _ => self.signal(),
         }
     }
@@ -221,6 +227,7 @@ impl Control {
             api: None,
             monitor,
             life: Life::default(),
+            migrations: Migrations::new().map_err(host("create an event"))?,
             removals: Removals::new().map_err(host("create a timer"))?,
             sender,
             receiver,
@@ -237,11 +244,13 @@ impl Control {
             MachineEvent::Guest(GuestEvent::Shutdown) => {
                 log::info!("the guest has powered off");
                 self.monitor.emit("guest", "shutdown", &[]);
+                self.abandon_migration();
                 self.exit = Some(ExitReason::GuestShutdown);
             }
             MachineEvent::Guest(GuestEvent::Reset) | MachineEvent::Cpu(CpuEvent::Reset) => {
                 log::info!("the guest has asked for a reset");
                 self.monitor.emit("guest", "reset", &[]);
+                self.abandon_migration();
                 if let Err(error) = self.reboot() {
                     log::error!("the guest cannot be reset: {error}");
                     self.exit = Some(ExitReason::GuestFailed);

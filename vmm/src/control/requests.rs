@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     api::{
-        ApiError, DeviceNode, Handler, MemoryRestoreMode, PciDeviceInfo, Request, Response,
+        ApiError, DeviceNode, Handler, MemoryRestoreMode, PciDeviceInfo, Reply, Request, Response,
         RestoreConfig, Status, VmCounters, VmInfo, VmResize, VmState, VmmPingResponse,
     },
     config::{TapFd, VmConfig},
@@ -31,8 +31,19 @@ use crate::{
 type Answer = Result<Response, ApiError>;
 
 impl Handler for Control {
+    fn take(&mut self, request: Request, reply: Reply) {
+        if let Err(error) = self.refuse_if_migrating(&request) {
+            return reply.send(Err(error));
+        }
+        match request {
+            Request::VmReceiveMigration(request) => self.receive_migration(request, reply),
+            request => reply.send(self.handle(request)),
+        }
+    }
+
     fn handle(&mut self, request: Request) -> Answer {
         self.refuse_if_frozen(&request)?;
+        self.refuse_if_migrating(&request)?;
         match request {
             Request::VmmPing => Ok(Response::Ping(VmmPingResponse::current())),
             Request::VmmShutdown => {
@@ -122,6 +133,15 @@ impl Handler for Control {
                 Ok(Response::Empty)
             }
             Request::VmRestore(config, fds) => self.restore(&config, fds),
+            Request::VmSendMigration(request) => self.send_migration(&request),
+            // Answered later: see `take`.
+            Request::VmReceiveMigration(_) => Err(ApiError::message(
+                Status::Internal,
+                "a VM can only be received over the API",
+            )),
+            Request::VmMigration => self.migration_info(),
+            Request::VmCancelMigration => self.cancel_migration(),
+            Request::VmResolveMigration(resolve) => self.resolve_migration(&resolve),
             Request::VmCoredump(dump) => {
                 let file = place(dump.file(), &dump.destination_url)?;
                 self.on_paused("dumped", |machine, _| machine.coredump(file))
@@ -313,7 +333,7 @@ impl Control {
 
     /// What a new machine shares with the process. Threads inherit how the control thread is
     /// confined by now.
-    fn host(&mut self) -> Result<Host, ApiError> {
+    pub(super) fn host(&mut self) -> Result<Host, ApiError> {
         let failed = |error: &dyn StdError| {
             ApiError::internal(error).context("cannot prepare the host for a VM")
         };
@@ -325,6 +345,7 @@ impl Control {
             shell,
             spawner: Arc::new(Spawner::new(self.filters.clone()).map_err(|e| failed(&e))?),
             events: self.sender.clone(),
+            arriving: false,
             start: self.started,
         })
     }
@@ -485,7 +506,7 @@ impl Control {
 }
 
 /// Gives the network cards of a snapshot the descriptors that came with the request.
-fn assign_fds(
+pub(super) fn assign_fds(
     config: &mut VmConfig,
     request: &RestoreConfig,
     fds: Vec<OwnedFd>,
@@ -535,7 +556,7 @@ fn change(
     Ok(Response::Empty)
 }
 
-fn validate(config: &VmConfig) -> Result<(), ApiError> {
+pub(super) fn validate(config: &VmConfig) -> Result<(), ApiError> {
     config.validate().map_err(|error| {
         ApiError::new(Status::BadRequest, &error).context("the configuration is not valid")
     })

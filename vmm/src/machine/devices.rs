@@ -112,6 +112,8 @@ pub struct Surroundings {
     pub iommu: Option<VirtualIommu>,
     /// Where devices report what the control loop has to act on.
     pub events: EventSender,
+    /// The machine comes from another host, which has the locks of the disks still.
+    pub arriving: bool,
     /// Limits that several disks share, by name.
     pub rate_limit_groups: BTreeMap<String, SharedRateLimiter>,
 }
@@ -622,6 +624,61 @@ impl Devices {
             })
             .filter(|(_, counters): &(_, BTreeMap<_, _>)| !counters.is_empty())
             .collect()
+    }
+
+    /// The disks, by name.
+    fn disks(&self) -> impl Iterator<Item = (&String, &devices::virtio::blk::Handle)> {
+        self.plugged
+            .iter()
+            .filter_map(|(id, device)| match &device.handle {
+                Handle::Disk(disk) => Some((id, disk)),
+                _ => None,
+            })
+    }
+
+    /// Whether a disk is locked exclusively while the machine has it: its lock tells who may run.
+    pub fn has_exclusive_disk(&self) -> bool {
+        self.disks().any(|(_, disk)| disk.is_exclusive())
+    }
+
+    /// Takes the locks of all disks, or none.
+    pub fn lock_disks(&mut self) -> Result<(), MachineError> {
+        for (id, disk) in self.disks() {
+            if let Err(source) = disk.lock() {
+                let id = id.clone();
+                self.unlock_disks()?;
+                return Err(MachineError::Device {
+                    kind: "disk",
+                    id,
+                    source: Box::new(devices::virtio::blk::Error::Disk(source).into()),
+                });
+            }
+        }
+        self.surroundings.arriving = false;
+        Ok(())
+    }
+
+    /// Gives the locks of all disks up. The machine must not run until it has them again.
+    pub fn unlock_disks(&self) -> Result<(), MachineError> {
+        for (id, disk) in self.disks() {
+            disk.unlock().map_err(|source| MachineError::Device {
+                kind: "disk",
+                id: id.clone(),
+                source: Box::new(devices::virtio::blk::Error::Disk(source).into()),
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Puts what the guest has written to its disks where another host finds it.
+    pub fn flush_disks(&self) -> Result<(), MachineError> {
+        for (_, disk) in self.disks() {
+            disk.flush().map_err(|source| MachineError::Host {
+                action: "flush a disk",
+                source,
+            })?;
+        }
+        Ok(())
     }
 
     /// Stops all devices.

@@ -36,6 +36,8 @@ pub struct Host {
     pub spawner: Arc<dyn ThreadSpawner>,
     /// The control loop's ear.
     pub events: EventSender,
+    /// The machine comes from another host, which has the locks of the disks still.
+    pub arriving: bool,
     /// When the process started, for the guest's boot marks.
     pub start: Instant,
 }

@@ -10,6 +10,7 @@
 //! - [`boot`]: kernel, ACPI and SMBIOS; [`placement`] and [`numa`]: which memory goes where.
 //! - [`save`]: snapshots; `coredump`: a dump for debuggers; `resize`: machines that grow; `gate`:
 //!   machines that stand still and serve.
+//! - [`moving`]: machines that leave for another host, or come from one.
 //! - `resets`: what the guest resets, on a thread that may wait for it.
 //! - [`events`]: what a machine reports to the control loop; [`alarms`]: what physical devices do.
 
@@ -25,6 +26,7 @@ mod gate;
 pub mod host;
 pub mod interrupts;
 pub mod kinds;
+pub mod moving;
 mod numa;
 pub mod physical;
 pub mod placement;
@@ -203,6 +205,7 @@ impl Machine {
             }),
             rate_limit_groups: rate_limit_groups(config)?,
             events: host.events.clone(),
+            arriving: host.arriving,
         };
         let devices = Devices::new(&map, &buses, surroundings)?;
         let events = host.events.clone();

@@ -64,18 +64,8 @@ impl Machine {
         fs::create_dir_all(directory).map_err(io(directory))?;
         let _alone = DirectoryLock::exclusive(directory)?;
         let staged = Staged::new(directory).map_err(io(directory))?;
-        let cpus = self.cpus.save()?;
-        let devices = self.devices.save()?;
-        let memory = memory_file::write(&staged.path(snapshot::MEMORY), &self.ram)?;
-        let state = SavedMachine {
-            vm: self.vm.save()?,
-            cpus,
-            platform: self.platform.save(),
-            devices,
-            config_address: self.devices.config_address(),
-            torn_out: self.torn_out.clone(),
-            memory,
-        };
+        let mut state = self.state()?;
+        state.memory = memory_file::write(&staged.path(snapshot::MEMORY), &self.ram)?;
         let config_path = staged.path(snapshot::CONFIG);
         let text = serde_json::to_vec_pretty(config).map_err(std::io::Error::from);
         text.and_then(|text| {
@@ -121,8 +111,46 @@ impl Machine {
         let state: SavedMachine =
             state_file::read(&path).map_err(|source| MachineError::StateFile { path, source })?;
         let spawner = Arc::clone(&host.spawner);
+        let mut machine = Self::shell(config, &state.plugged_memory(), host)?;
+        let mut state = state;
+        let ranges = std::mem::take(&mut state.memory);
+        machine.restore_devices(config, &mut state)?;
+        let memory = directory.join(snapshot::MEMORY);
+        match source {
+            MemorySource::Copy => memory_file::read(&memory, &machine.ram, &ranges)?,
+            MemorySource::OnDemand => {
+                let lazy = LazyRestore::start(&memory, &machine.ram, &ranges, &*spawner)?;
+                machine.lazy = Some(lazy);
+            }
+        }
+        machine.restore_rest(state)?;
+        Ok(machine)
+    }
+
+    /// The state of the paused machine, without its memory.
+    pub(super) fn state(&self) -> Result<SavedMachine, MachineError> {
+        let cpus = self.cpus.save()?;
+        let devices = self.devices.save()?;
+        Ok(SavedMachine {
+            vm: self.vm.save()?,
+            cpus,
+            platform: self.platform.save(),
+            devices,
+            config_address: self.devices.config_address(),
+            torn_out: self.torn_out.clone(),
+            memory: Vec::new(),
+        })
+    }
+
+    /// A machine with its memory, that which was plugged in at run time included, and without
+    /// devices and vCPUs.
+    pub(super) fn shell(
+        config: &mut VmConfig,
+        plugged: &[(u64, u64)],
+        host: Host,
+    ) -> Result<Self, MachineError> {
         let mut machine = Self::assemble(config, host)?;
-        for (base, length) in state.platform.plugged_memory() {
+        for &(base, length) in plugged {
             let zones = placement::zones(&config.memory);
             let backing = zones
                 .first()
@@ -135,32 +163,43 @@ impl Machine {
                 &backing.unwrap_or_default(),
             )?;
         }
-        let mut saved: BTreeMap<_, _> = state
-            .devices
+        Ok(machine)
+    }
+
+    /// Devices as they were saved.
+    pub(super) fn restore_devices(
+        &mut self,
+        config: &mut VmConfig,
+        state: &mut SavedMachine,
+    ) -> Result<(), MachineError> {
+        let mut saved: BTreeMap<_, _> = std::mem::take(&mut state.devices)
             .into_iter()
             .map(|device| (device.id.clone(), device))
             .collect();
-        let gsis = Arc::clone(machine.vm.gsis());
-        gsis.together(|| machine.restore_all(config, &mut saved))??;
+        let gsis = Arc::clone(self.vm.gsis());
+        gsis.together(|| self.restore_all(config, &mut saved))??;
         if let Some(id) = saved.keys().next() {
             return Err(MachineError::SnapshotMismatch(format!(
                 "device {id:?} is not in the configuration"
             )));
         }
-        machine.devices.set_config_address(state.config_address);
-        machine.torn_out = state.torn_out;
-        let memory = directory.join(snapshot::MEMORY);
-        match source {
-            MemorySource::Copy => memory_file::read(&memory, &machine.ram, &state.memory)?,
-            MemorySource::OnDemand => {
-                let lazy = LazyRestore::start(&memory, &machine.ram, &state.memory, &*spawner)?;
-                machine.lazy = Some(lazy);
-            }
-        }
-        machine.cpus.restore(&state.cpus)?;
-        machine.vm.restore(&state.vm)?;
+        self.devices.set_config_address(state.config_address);
+        self.torn_out = std::mem::take(&mut state.torn_out);
+        Ok(())
+    }
+
+    /// vCPUs and interrupt controllers as they were saved, after memory.
+    pub(super) fn restore_rest(&mut self, state: SavedMachine) -> Result<(), MachineError> {
+        self.cpus.restore(&state.cpus)?;
+        self.vm.restore(&state.vm)?;
         // Last, because it may raise an interrupt.
-        machine.platform.restore(state.platform)?;
-        Ok(machine)
+        self.platform.restore(state.platform)
+    }
+}
+
+impl SavedMachine {
+    /// Base and length of memory that ACPI has plugged in.
+    fn plugged_memory(&self) -> Vec<(u64, u64)> {
+        self.platform.plugged_memory().collect()
     }
 }

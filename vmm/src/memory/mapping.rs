@@ -113,6 +113,7 @@ pub struct Mapping {
     len: usize,
     page: u64,
     file: Option<Arc<File>>,
+    offset: u64,
 }
 
 // SAFETY: a mapping is plain memory that belongs to this value; what is in it is only accessed
@@ -164,6 +165,7 @@ impl Mapping {
             len: size,
             page,
             file,
+            offset,
         };
         mapping.advise(backing);
         if let Some(node) = backing.host_numa_node {
@@ -192,6 +194,11 @@ impl Mapping {
     /// Size of the host's pages behind it in bytes, transparent huge pages aside.
     pub fn page_size(&self) -> u64 {
         self.page
+    }
+
+    /// Where in its file the memory begins, in bytes.
+    pub fn offset(&self) -> u64 {
+        self.offset
     }
 
     /// The file that is mapped, if the memory has one.

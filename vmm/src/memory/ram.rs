@@ -35,8 +35,9 @@ pub struct Region {
     /// Guest-physical address, a multiple of 2 MiB except for the first.
     pub guest: u64,
     /// The memory.
-    pub mapping: Mapping,
-    slot: SlotId,
+    pub mapping: Arc<Mapping>,
+    /// Where the guest sees it.
+    pub slot: SlotId,
 }
 
 /// RAM could not be given to the guest.
@@ -72,7 +73,7 @@ pub struct Ram {
     memory: GuestMemory,
     regions: Vec<Region>,
     /// Memory that the guest no longer has: a device may still be using the old map.
-    withdrawn: Vec<Mapping>,
+    withdrawn: Vec<Arc<Mapping>>,
 }
 
 impl Ram {
@@ -126,7 +127,7 @@ impl Ram {
     ) -> Result<(), RamError> {
         let overlap = || RamError::Overlap { guest, len };
         let offset = self.file_offset(zone, backing);
-        let mapping = Mapping::new(len, backing, offset)?;
+        let mapping = Arc::new(Mapping::new(len, backing, offset)?);
         let log = WriteLog::with_len(mapping.size());
         let mut builder = MmapRegionBuilder::new_with_bitmap(mapping.size(), log);
         if let Some(file) = mapping.file() {

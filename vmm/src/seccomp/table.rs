@@ -8,7 +8,7 @@ use seccompiler::{
 };
 
 /// All roles.
-pub const ROLES: [ThreadRole; 17] = [
+pub const ROLES: [ThreadRole; 18] = [
     ThreadRole::Vmm,
     ThreadRole::Api,
     ThreadRole::Vcpu,
@@ -26,6 +26,7 @@ pub const ROLES: [ThreadRole; 17] = [
     ThreadRole::UserDevice,
     ThreadRole::Iommu,
     ThreadRole::Reset,
+    ThreadRole::Migration,
 ];
 
 /// Rust's and libc's own needs on any thread: memory, locks, time, logging, leaving.
@@ -188,6 +189,33 @@ const RESET: &[i64] = &[
     libc::SYS_shutdown,
 ];
 
+/// Speaks to another host, whose name it may have to find out, and looks for holes in memory files.
+const MIGRATION: &[i64] = &[
+    libc::SYS_accept4,
+    libc::SYS_bind,
+    libc::SYS_connect,
+    libc::SYS_fcntl,
+    libc::SYS_fstat,
+    libc::SYS_getpeername,
+    libc::SYS_getsockname,
+    libc::SYS_getsockopt,
+    libc::SYS_lseek,
+    libc::SYS_membarrier,
+    libc::SYS_newfstatat,
+    libc::SYS_openat,
+    libc::SYS_pread64,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_sendmmsg,
+    libc::SYS_sendmsg,
+    libc::SYS_sendto,
+    libc::SYS_setsockopt,
+    libc::SYS_shutdown,
+    libc::SYS_socket,
+    libc::SYS_uname,
+    libc::SYS_unlink,
+];
+
 /// The control thread opens, places and removes what the others use.
 const VMM: &[i64] = &[
     libc::SYS_access,
@@ -278,6 +306,8 @@ fn ioctl_types(role: ThreadRole) -> &'static [u8] {
         ThreadRole::Vcpu => &[KVM, VFIO, GATE],
         // Memory and doorbells of a pair.
         ThreadRole::Gate => &[KVM, GATE],
+        // The log of written pages.
+        ThreadRole::Migration => &[KVM],
         // Memory is mapped for physical devices: what is plugged, and what the guest's IOMMU says.
         ThreadRole::Memory | ThreadRole::Iommu | ThreadRole::Reset => &[VFIO],
         ThreadRole::PageFault => &[UFFD],
@@ -303,7 +333,7 @@ fn ioctl_requests(role: ThreadRole) -> &'static [u32] {
     match role {
         ThreadRole::Vcpu | ThreadRole::Net => TUN,
         ThreadRole::Console => CONSOLE,
-        ThreadRole::Vsock => &[FIONBIO],
+        ThreadRole::Vsock | ThreadRole::Migration => &[FIONBIO],
         _ => &[],
     }
 }
@@ -325,6 +355,7 @@ fn calls(role: ThreadRole) -> &'static [i64] {
         ThreadRole::PageFault => PAGE_FAULT,
         ThreadRole::UserDevice => USER_DEVICE,
         ThreadRole::Reset => RESET,
+        ThreadRole::Migration => MIGRATION,
         ThreadRole::Net | ThreadRole::Rng | ThreadRole::Iommu => &[],
     }
 }

@@ -133,6 +133,13 @@ impl LazyRestore {
     }
 }
 
+impl LazyRestore {
+    /// Whether all memory is there.
+    pub fn is_finished(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+}
+
 impl Drop for LazyRestore {
     fn drop(&mut self) {
         let stopped = self.stop.write(1);

@@ -5,6 +5,7 @@
 //! - [`quiet`]: what calls, and waiting, do not cost.
 //! - [`workers`]: how workers are confined, and what their ends cost; [`descriptors`]: pools that
 //!   run out of them; [`users`]: limits to users.
+//! - [`moves`]: workers that change while their applications run.
 //! - [`compiled`]: what drivers compile is kept, each owner's apart.
 //! - [`pool`]: the pool before which all of them run; [`applications`]: what is run several times.
 //! - [`programs`]: test suites that nobody here wrote, as a table in the documentation.
@@ -13,6 +14,7 @@ mod applications;
 mod compiled;
 mod delegated;
 mod descriptors;
+mod moves;
 mod natively;
 pub mod pool;
 pub mod programs;
@@ -122,6 +124,14 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     (
         "opencl: a kernel that runs longer than it may costs its worker, without an arbiter",
         workers::limited,
+    ),
+    (
+        "opencl: programs compute the same while their workers change every 50 to 500 ms",
+        moves::chaos,
+    ),
+    (
+        "opencl: who is killed while an application moves costs it an error at most",
+        moves::killed,
     ),
     (
         "opencl: what one application has compiled the next one of its owner finds",

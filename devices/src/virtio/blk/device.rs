@@ -100,6 +100,26 @@ impl Handle {
         self.shared.resize(bytes)
     }
 
+    /// Takes the lock of the image: see [`Disk::lock`].
+    pub fn lock(&self) -> Result<(), DiskError> {
+        self.shared.with_disk(|disk| disk.lock())
+    }
+
+    /// Gives the lock of the image up: see [`Disk::unlock`].
+    pub fn unlock(&self) -> Result<(), DiskError> {
+        self.shared.with_disk(|disk| disk.unlock())
+    }
+
+    /// Puts all that was written on stable storage. Blocks.
+    pub fn flush(&self) -> io::Result<()> {
+        self.shared.with_disk(|disk| disk.flush())
+    }
+
+    /// Whether the image is locked exclusively while it is in use.
+    pub fn is_exclusive(&self) -> bool {
+        !self.shared.read_only
+    }
+
     /// Size of the disk in bytes.
     pub fn size(&self) -> u64 {
         self.shared.capacity()

@@ -13,6 +13,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("grep", include_str!("../../../programs/grep.cu")),
     ("echo", include_str!("../../../programs/echo.cu")),
     ("matmul", include_str!("../../../programs/matmul.cu")),
+    ("kv", include_str!("../../../programs/kv.cu")),
     ("hostile", include_str!("../../../programs/hostile.cu")),
 ];
 

@@ -7,6 +7,7 @@ mod compile;
 mod figures;
 mod files;
 mod hostile;
+mod kv;
 mod run;
 mod servers;
 mod single;
@@ -146,6 +147,7 @@ const PROGRAMS: &[(&str, Check)] = &[
     ("grep", files::grep),
     ("echo", servers::echo),
     ("matmul", servers::matmul),
+    ("kv", kv::kv),
 ];
 
 fn check(cubins: PathBuf, stops: u64, seconds: u64, seed: u64, only: &[String]) -> Result<()> {

@@ -9,17 +9,17 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, ensure};
 use gloop::{
-    cuda::{Args, Buffer},
+    cuda::{Address, Args, Buffer},
     job::{Grid, Job},
 };
 
 use crate::bed::{Bed, Stops};
 
-const PAGE: u32 = 64 << 10;
+pub const PAGE: u32 = 64 << 10;
 const MATRIX: usize = 256 * 256 * 4;
 
 /// A listening socket that a kernel has made.
-struct Listening<'a> {
+pub struct Listening<'a> {
     bed: &'a Bed,
     program: &'static str,
     handle: Buffer,
@@ -27,7 +27,7 @@ struct Listening<'a> {
 }
 
 impl<'a> Listening<'a> {
-    fn new(bed: &'a Bed, program: &'static str) -> Result<Self> {
+    pub fn new(bed: &'a Bed, program: &'static str) -> Result<Self> {
         let handle = bed.runtime.gpu().allocate(8)?;
         let args = Args::new().with(handle.at()).with(0u32);
         let grid = Grid::logical(1).threads(256);
@@ -46,7 +46,16 @@ impl<'a> Listening<'a> {
         })
     }
 
-    fn close(&self) -> Result<()> {
+    /// Where the kernel finds it.
+    pub fn handle(&self) -> Address {
+        self.handle.at()
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub fn close(&self) -> Result<()> {
         let args = Args::new().with(self.handle.at());
         let grid = Grid::logical(1).threads(256);
         let kernel = self.bed.kernel(self.program, "unlisten")?;
@@ -56,7 +65,7 @@ impl<'a> Listening<'a> {
 }
 
 /// Runs the job while clients do, each in a thread of its own, and then looks what they say.
-fn serve(
+pub fn serve(
     job: &mut Job,
     clients: u64,
     client: impl Fn(u64) -> Result<()> + Sync,
@@ -75,7 +84,7 @@ fn serve(
     })
 }
 
-fn connect(port: u16) -> Result<TcpStream> {
+pub fn connect(port: u16) -> Result<TcpStream> {
     let stream = TcpStream::connect(("127.0.0.1", port))?;
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(Duration::from_secs(20)))?;

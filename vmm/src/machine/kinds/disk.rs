@@ -34,6 +34,7 @@ impl DeviceKind for DiskConfig {
                 backing_files: self.backing_files,
                 sparse: self.sparse,
                 lock_granularity: self.lock_granularity,
+                lock_later: surroundings.arriving,
                 io_uring: true,
             },
             num_queues: self.num_queues,

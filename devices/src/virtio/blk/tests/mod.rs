@@ -102,6 +102,7 @@ impl Image {
                 backing_files: false,
                 sparse: true,
                 lock_granularity: LockGranularity::ByteRange,
+                lock_later: false,
                 io_uring: true,
             },
             num_queues: 1,

@@ -8,8 +8,11 @@ use crate::{
         calls::{self, *},
         codes,
     },
-    backends::opencl::testing,
-    session::image::{self, Contents, Writer},
+    backends::opencl::{OpenClBackend, driver::Api, testing},
+    session::{
+        checkpoint,
+        image::{self, Contents, Writer},
+    },
     wire::{Flags, Header},
 };
 
@@ -242,5 +245,35 @@ proptest! {
             carry_out(&mut moves, call(kind, a, b, c));
         }
         prop_assert_eq!(state(&mut stays), state(&mut moves));
+    }
+}
+
+proptest! {
+    /// Whatever a saved state says: it is made again or refused, and the driver gets no handle of
+    /// another kind.
+    #[test]
+    fn a_damaged_state_is_restored_or_refused(
+        calls in some_calls(),
+        damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+    ) {
+        let (mut server, ..) = testing::server();
+        for (kind, a, b, c) in calls {
+            carry_out(&mut server, call(kind, a, b, c));
+        }
+        server.notices().unwrap();
+        let image = file();
+        let writer = &mut Writer::new(image.try_clone().unwrap());
+        let Ok(objects) = server.save_objects(writer) else {
+            return Ok(());
+        };
+        let mut bytes = Vec::new();
+        objects.put(&mut bytes);
+        for (at, value) in damage {
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+        }
+        checkpoint::write::<OpenClBackend>(image.try_clone().unwrap(), &bytes).unwrap();
+        let (mut again, ..) = testing::server_before(Api::typed());
+        let _ = again.restore(image);
     }
 }

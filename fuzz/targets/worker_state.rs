@@ -1,0 +1,58 @@
+//! A saved state, as another worker or host may have made it: a session restores it, or refuses, before
+//! an OpenCL that looks at the kinds of its handles. What was restored can be saved.
+
+#![no_main]
+
+use std::{
+    sync::{Arc, LazyLock},
+    time::Duration,
+};
+
+use gantry_remoting::{
+    backends::opencl::{OpenClBackend, Server, driver::Api},
+    link::{
+        bell::Futex,
+        port_bell::Waker,
+        window::{self, Window},
+    },
+    session::{
+        backend::Backend,
+        checkpoint, image,
+        quota::Quota,
+        server::{Nudge, Tuning},
+    },
+};
+use libfuzzer_sys::fuzz_target;
+
+const RING: u64 = 1 << 16;
+
+static API: LazyLock<Arc<Api>> = LazyLock::new(|| Arc::new(Api::typed()));
+
+fn server() -> Server {
+    let file = window::create(window::SMALLEST).expect("there is memory");
+    let window = Window::map(&file, window::SMALLEST, RING).expect("it is a window");
+    let bell = Futex {
+        patience: Duration::from_millis(1),
+    };
+    let tuning = Tuning {
+        spin: Duration::ZERO,
+        waker: Waker::Futex(bell),
+        quota: Quota::new(1 << 24),
+    };
+    let backend = OpenClBackend::new(Arc::clone(&API), "");
+    Server::new(backend, window, tuning, Nudge(Box::new(|| {}))).0
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    let file = image::create().expect("there is memory");
+    let copy = file.try_clone().expect("there are descriptors");
+    checkpoint::write::<OpenClBackend>(copy, bytes).expect("there is memory");
+    let mut restored = server();
+    if restored.restore(file).is_err() {
+        return;
+    }
+    let file = image::create().expect("there is memory");
+    let mut writer = image::Writer::new(file);
+    // Parts of parts may be too deep to be made once more.
+    let _ = OpenClBackend::checkpoint(&mut restored, &mut writer);
+});

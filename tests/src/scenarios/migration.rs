@@ -1,0 +1,240 @@
+//! VMs that move from one Gantry to another on one host.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::{Value, json};
+
+use super::{
+    Context, Entry,
+    disks::{image, write_pattern},
+    lifecycle::{next_count, start_counting},
+};
+use crate::{gantry::Gantry, guest::Guest, http};
+
+pub const SCENARIOS: &[Entry] = &[
+    (
+        "migration: a guest moves back and forth, counts on and keeps its memory and disk",
+        back_and_forth,
+    ),
+    (
+        "migration: a destination that is killed leaves the guest where it is",
+        killed,
+    ),
+    (
+        "migration: what cannot move is refused with all reasons, and a migration is cancelled",
+        refused,
+    ),
+];
+
+/// Longest wait for a migration.
+const MOVE: Duration = Duration::from_secs(120);
+
+/// A Gantry that waits for a VM.
+struct Waiting {
+    gantry: Gantry,
+    url: String,
+    answer: thread::JoinHandle<Result<http::Answer>>,
+}
+
+/// Starts a Gantry in a folder of its own that waits for a VM whose serial port is at `serial`.
+fn wait_in(dir: &Path, serial: &Path) -> Result<Waiting> {
+    fs::create_dir_all(dir)?;
+    let gantry = Gantry::start(dir, &[])?;
+    let path = dir.join("migration.sock");
+    let url = format!("unix:{}", path.display());
+    let body = json!({
+        "receiver_url": url,
+        "renames": [{"from": serial, "to": gantry.serial}],
+    });
+    let socket = gantry.socket.clone();
+    let answer = thread::spawn(move || {
+        http::request(
+            &socket,
+            "PUT",
+            "vm.receive-migration",
+            Some(&body.to_string()),
+        )
+    });
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !path.exists() {
+        ensure!(Instant::now() < deadline, "nobody waits: {}", gantry.log());
+        thread::sleep(Duration::from_millis(20));
+    }
+    // It answers others meanwhile.
+    gantry.ok("GET", "vmm.ping", None)?;
+    Ok(Waiting {
+        gantry,
+        url,
+        answer,
+    })
+}
+
+impl Waiting {
+    fn arrived(self) -> Result<Gantry> {
+        let answer = self.answer.join().ok().context("the client panicked")??;
+        ensure!(
+            matches!(answer.status, 200 | 204),
+            "no VM has arrived: {}\n{}",
+            answer.text,
+            self.gantry.log()
+        );
+        Ok(self.gantry)
+    }
+}
+
+/// Waits until `vm.migration` says one of `phases`.
+fn phase_until(gantry: &Gantry, phases: &[&str]) -> Result<Value> {
+    let deadline = Instant::now() + MOVE;
+    loop {
+        let info = gantry.ok("GET", "vm.migration", None)?;
+        if phases.iter().any(|phase| info["phase"] == *phase) {
+            return Ok(info);
+        }
+        ensure!(Instant::now() < deadline, "it never was {phases:?}: {info}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Moves the VM to a new Gantry in `dir`.
+fn move_to(mut source: Gantry, dir: &Path) -> Result<(Gantry, Guest)> {
+    let waiting = wait_in(dir, &source.serial)?;
+    let body = json!({
+        "destination_url": waiting.url, "verify": true, "preserve_source": true,
+        "downtime_ms": 2000,
+    });
+    source.put("vm.send-migration", body)?;
+    // It answers meanwhile, and does not let the machine be changed.
+    source.ok("GET", "vm.info", None)?;
+    let info = phase_until(&source, &["Completed", "Failed"])?;
+    ensure!(
+        info["phase"] == "Completed",
+        "{info}\n{}\n{}",
+        source.log(),
+        waiting.gantry.log()
+    );
+    println!("migration: {info}");
+    ensure!(
+        source.state()? == "Shutdown",
+        "the source is {}",
+        source.state()?
+    );
+    let gantry = waiting.arrived()?;
+    ensure!(gantry.state()? == "Running", "it is {}", gantry.state()?);
+    source.act("vmm.shutdown")?;
+    source.wait_exit(Duration::from_secs(10))?;
+    let guest = Guest::connect(&gantry.serial)?;
+    Ok((gantry, guest))
+}
+
+fn back_and_forth(context: &Context) -> Result<()> {
+    let path = context.dir.join("disk.raw");
+    image(&path, 32 << 20)?;
+    let first = context.dir.join("0");
+    fs::create_dir(&first)?;
+    let more = json!({
+        "cpus": {"boot_vcpus": 2, "max_vcpus": 2},
+        "disks": [{"path": path, "image_type": "Raw"}],
+        "balloon": {"size": 0},
+    });
+    let (mut gantry, mut guest) = Gantry::boot(&first, more)?;
+    let sum = write_pattern(&mut guest, "/dev/vda", 8)?;
+    // Memory that is known, and memory that is written all the time.
+    guest.run("dd if=/dev/urandom of=/known bs=1M count=16 2>/dev/null")?;
+    let known = guest.run("md5sum < /known")?;
+    guest.run("(while true; do dd if=/dev/urandom of=/busy bs=64k count=4 2>/dev/null; sleep 0.1; done) & true")?;
+    start_counting(&mut guest)?;
+    let mut last = next_count(&mut guest)?;
+    for turn in 1..=5 {
+        let dir: PathBuf = context.dir.join(turn.to_string());
+        (gantry, guest) = move_to(gantry, &dir)?;
+        let count = next_count(&mut guest)?;
+        ensure!(count >= last, "{last} before, {count} after move {turn}");
+        last = next_count(&mut guest)?;
+        ensure!(last > count, "it does not go on after move {turn}");
+        let now = guest.run("md5sum < /known")?;
+        ensure!(
+            now.contains(&known),
+            "memory differs after move {turn}: {now}"
+        );
+    }
+    guest.run("echo 3 > /proc/sys/vm/drop_caches")?;
+    let now = guest.run("dd if=/dev/vda bs=1M count=8 2>/dev/null | md5sum")?;
+    ensure!(now.contains(&sum), "the disk differs: {now}, not {sum}");
+    write_pattern(&mut guest, "/dev/vda", 8)?;
+    let other = context.dir.join("other.raw");
+    image(&other, 1 << 20)?;
+    gantry.put("vm.add-disk", json!({"path": other}))?;
+    guest.eventually("ls /dev/vdb", |text| text.contains("/dev/vdb"))?;
+    Ok(())
+}
+
+fn killed(context: &Context) -> Result<()> {
+    let path = context.dir.join("disk.raw");
+    image(&path, 4 << 20)?;
+    let more = json!({"disks": [{"path": path, "image_type": "Raw"}]});
+    let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    let mut waiting = wait_in(&context.dir.join("other"), &gantry.serial)?;
+    let body = json!({"destination_url": waiting.url});
+    gantry.put("vm.send-migration", body)?;
+    phase_until(&gantry, &["Rounds", "Quiesce", "Final"])?;
+    waiting.gantry.kill()?;
+    let info = phase_until(&gantry, &["Completed", "Failed"])?;
+    ensure!(info["phase"] == "Failed", "{info}");
+    ensure!(gantry.state()? == "Running");
+    guest.run("dd if=/dev/zero of=/dev/vda bs=4k count=1 2>/dev/null; sync; echo alive")?;
+    // Its disk is locked as before.
+    let third = context.dir.join("third");
+    fs::create_dir(&third)?;
+    let third = Gantry::start(&third, &[])?;
+    let mut config = crate::gantry::vm(&third.serial);
+    crate::gantry::merge(&mut config, json!({"disks": [{"path": path}]}));
+    third.put("vm.create", config)?;
+    third.refused("vm.boot", None, 500, "in use")
+}
+
+fn refused(context: &Context) -> Result<()> {
+    let (gantry, mut guest) = Gantry::boot(&context.dir, json!({}))?;
+    let send = |url: &str| Some(json!({"destination_url": url}));
+    gantry.refused("vm.send-migration", send("http://x"), 400, "unix:PATH")?;
+    gantry.refused("vm.cancel-migration", None, 405, "no migration")?;
+    let resolve = json!({"runs_at": "Source"});
+    gantry.refused("vm.resolve-migration", Some(resolve), 405, "decision")?;
+    // Nobody is there: the VM goes on.
+    gantry.put(
+        "vm.send-migration",
+        json!({"destination_url": "unix:/nowhere"}),
+    )?;
+    let info = phase_until(&gantry, &["Failed"])?;
+    ensure!(
+        info["error"].to_string().contains("cannot connect"),
+        "{info}"
+    );
+    guest.run("true")?;
+    // One that has a VM refuses at once; one that waits can be told not to.
+    let waiting = wait_in(&context.dir.join("other"), &gantry.serial)?;
+    let create = crate::gantry::vm(&waiting.gantry.serial);
+    waiting
+        .gantry
+        .refused("vm.create", Some(create), 405, "awaited")?;
+    gantry.put(
+        "vm.send-migration",
+        json!({"destination_url": waiting.url, "dry_run": true}),
+    )?;
+    phase_until(&gantry, &["Completed"])?;
+    ensure!(gantry.state()? == "Running");
+    waiting.gantry.act("vm.cancel-migration")?;
+    let answer = waiting
+        .answer
+        .join()
+        .ok()
+        .context("the client panicked")??;
+    ensure!(answer.text.contains("cancelled"), "{}", answer.text);
+    guest.run("true")?;
+    Ok(())
+}

@@ -1,0 +1,156 @@
+//! Machines that leave for another host, or come from one.
+
+use ::devices::memory::{GuestMemory, GuestRegion};
+use hypervisor::{DirtyLog, Vm};
+use std::sync::Arc;
+
+use super::{Machine, error::MachineError, host::Host, save::SavedMachine};
+use crate::{
+    config::VmConfig,
+    memory::{Mapping, RegionKind},
+    snapshot::state_file,
+};
+
+/// A region of RAM that moves.
+pub struct MovingRegion {
+    /// Guest-physical address.
+    pub guest: u64,
+    /// Plugged in at run time by ACPI.
+    pub hotplugged: bool,
+    /// The memory; it stays mapped.
+    pub mapping: Arc<Mapping>,
+    memory: GuestMemory,
+    vm: Arc<Vm>,
+    slot: hypervisor::SlotId,
+}
+
+impl MovingRegion {
+    /// Starts KVM's log of what the guest writes there.
+    pub fn watch(&self) -> hypervisor::Result<DirtyLog> {
+        self.vm.watch(self.slot)
+    }
+
+    /// Has `work` look at the log of what devices write there; `None` if the region is gone.
+    pub fn with_log<R>(
+        &self,
+        work: impl FnOnce(&::devices::write_log::WriteLog) -> R,
+    ) -> Option<R> {
+        use vm_memory::{GuestAddress, GuestAddressSpace, GuestMemoryBackend};
+        let memory = self.memory.memory();
+        let region: &GuestRegion = memory.find_region(GuestAddress(self.guest))?;
+        Some(work(region.get_mmap().bitmap()))
+    }
+}
+
+impl Machine {
+    /// All RAM.
+    pub fn moving_ram(&self) -> Vec<MovingRegion> {
+        let regions = self.ram.regions().iter();
+        regions
+            .map(|region| MovingRegion {
+                guest: region.guest,
+                hotplugged: region.kind == RegionKind::Hotplugged,
+                mapping: Arc::clone(&region.mapping),
+                memory: self.ram.memory().clone(),
+                vm: Arc::clone(&self.vm),
+                slot: region.slot,
+            })
+            .collect()
+    }
+
+    /// Everything that keeps the machine here, in words for users; empty if it can move.
+    pub fn reasons_to_stay(&self, config: &VmConfig) -> Vec<String> {
+        let mut reasons = Vec::new();
+        let mut named = |what: &str, ids: Vec<Option<String>>| {
+            for id in ids {
+                let id = id.unwrap_or_default();
+                reasons.push(format!(
+                    "{what} {id:?} cannot move: remove it first (vm.remove-device)"
+                ));
+            }
+        };
+        let devices = config.devices.iter().flatten();
+        named(
+            "physical device",
+            devices.map(|d| d.common.id.clone()).collect(),
+        );
+        let users = config.user_devices.iter().flatten();
+        named(
+            "device of another process",
+            users.map(|d| d.common.id.clone()).collect(),
+        );
+        let accels = config.accels.iter().flatten();
+        named("accelerator", accels.map(|d| d.common.id.clone()).collect());
+        let servers = config.accel_server.iter();
+        named("gate", servers.map(|d| d.common.id.clone()).collect());
+        let private = config
+            .pmem
+            .iter()
+            .flatten()
+            .filter(|pmem| pmem.discard_writes);
+        named(
+            "persistent memory whose writes are discarded",
+            private.map(|d| d.common.id.clone()).collect(),
+        );
+        if self.lazy.as_ref().is_some_and(|lazy| !lazy.is_finished()) {
+            reasons.push(
+                "the VM's memory is still being restored on demand: wait until the log says that \
+                 it is all there"
+                    .to_owned(),
+            );
+        }
+        if !self.torn_out.is_empty() {
+            reasons.push("the guest has yet to eject a device that was taken away".to_owned());
+        }
+        reasons
+    }
+
+    /// The state of the paused machine, in the form that a file would have, when all that it wrote
+    /// to its disks is where another host finds it.
+    pub fn departing_state(&self) -> Result<Vec<u8>, MachineError> {
+        self.devices.flush_disks()?;
+        let state = self.state()?;
+        state_file::encode(&state).map_err(|source| MachineError::StateFile {
+            path: "of the migration".into(),
+            source,
+        })
+    }
+
+    /// A machine with the memory of one that is on its way here: without devices and vCPUs.
+    /// `plugged` is base and length of what ACPI has plugged in.
+    pub fn arriving(
+        config: &mut VmConfig,
+        plugged: &[(u64, u64)],
+        mut host: Host,
+    ) -> Result<Self, MachineError> {
+        host.arriving = true;
+        Self::shell(config, plugged, host)
+    }
+
+    /// Devices and vCPUs as they were when they left; paused, without the locks of the disks. The
+    /// memory has its last contents. The state is untrusted.
+    pub fn arrive(&mut self, config: &mut VmConfig, state: &[u8]) -> Result<(), MachineError> {
+        let mut state: SavedMachine =
+            state_file::decode(state).map_err(|source| MachineError::StateFile {
+                path: "of the migration".into(),
+                source,
+            })?;
+        self.restore_devices(config, &mut state)?;
+        self.restore_rest(state)
+    }
+
+    /// Takes the locks of all disks, or none: whoever has them may run the machine.
+    pub fn take_locks(&mut self) -> Result<(), MachineError> {
+        self.devices.lock_disks()
+    }
+
+    /// Gives the locks of all disks up. The paused machine must not go on without them.
+    pub fn release_locks(&self) -> Result<(), MachineError> {
+        self.devices.unlock_disks()
+    }
+
+    /// Whether a lock says who may run the machine.
+    pub fn has_exclusive_lock(&self) -> bool {
+        self.devices.has_exclusive_disk()
+    }
+}

@@ -1,0 +1,180 @@
+//! The destination: phases as values, each with what it owns.
+
+use std::time::Duration;
+
+use super::{
+    Error, Result,
+    connection::Connection,
+    frame::{Kind, protocol},
+    offer::{Departure, Offer},
+    pages::{Arriving, Region},
+    progress::{Phase as Shown, Progress},
+};
+
+/// How long a machine that could run waits for GO.
+pub const WAIT_FOR_GO: Duration = Duration::from_secs(30);
+
+/// Who makes the machine. Called on the thread of the migration, which waits.
+pub trait Host: Send {
+    /// Every reason why the offer cannot be taken; empty if it can.
+    fn examine(&mut self, offer: &Offer) -> Vec<String>;
+    /// Makes a machine with memory.
+    fn prepare(&mut self, offer: Offer) -> std::result::Result<Vec<Region>, String>;
+    /// Devices and vCPUs as they were. The machine stands still, without disk locks.
+    fn restore(&mut self, state: Vec<u8>) -> std::result::Result<(), String>;
+    /// Takes the disk locks.
+    fn take_locks(&mut self) -> std::result::Result<(), String>;
+    /// Lets the machine run. It has its locks.
+    fn run(&mut self) -> std::result::Result<(), String>;
+}
+
+/// Where the destination is, with what it owns there.
+enum Phase {
+    Offer,
+    Rounds(Arriving),
+    Final(Arriving),
+    Ready,
+    Running,
+}
+
+/// How it ended without a machine.
+#[derive(Debug)]
+pub enum Ended {
+    /// Only an answer was wanted.
+    Asked,
+    /// It failed; nothing is left of it.
+    Failed(Error),
+}
+
+/// One migration.
+pub struct Destination<'a> {
+    connection: Connection,
+    host: &'a mut dyn Host,
+    progress: Progress,
+    contents: Vec<u8>,
+    dry_run: bool,
+}
+
+impl<'a> Destination<'a> {
+    /// Over a connection.
+    pub fn new(connection: Connection, host: &'a mut dyn Host, progress: Progress) -> Self {
+        Self {
+            connection,
+            host,
+            progress,
+            contents: Vec::new(),
+            dry_run: false,
+        }
+    }
+
+    /// Receives a machine, which runs when this returns `Ok`.
+    pub fn run(mut self) -> std::result::Result<(), Ended> {
+        let mut phase = Phase::Offer;
+        loop {
+            phase = match self.step(phase) {
+                Ok(Phase::Running) => return Ok(()),
+                Ok(_) if self.dry_run => return Err(Ended::Asked),
+                Ok(next) => next,
+                Err(error) => {
+                    if !matches!(error, Error::Refused(_) | Error::Broken { .. }) {
+                        self.connection.send_failure(&[error.to_string()]);
+                    }
+                    return Err(Ended::Failed(error));
+                }
+            };
+        }
+    }
+
+    fn step(&mut self, phase: Phase) -> Result<Phase> {
+        match phase {
+            Phase::Offer => self.offer(),
+            Phase::Rounds(memory) => self.rounds(memory),
+            Phase::Final(memory) => self.state(&memory),
+            Phase::Ready => self.ready(),
+            Phase::Running => Ok(phase),
+        }
+    }
+
+    fn show(&mut self, phase: Shown, doing: &'static str) {
+        self.connection.doing = doing;
+        self.progress.update(|info| info.phase = phase);
+    }
+
+    fn offer(&mut self) -> Result<Phase> {
+        self.show(Shown::Offer, "waiting for the offer");
+        self.connection
+            .receive(&[Kind::Offer], &mut self.contents)?;
+        let offer: Offer = serde_json::from_slice(&self.contents)
+            .map_err(|error| protocol(format!("the offer does not parse: {error}")))?;
+        let mut reasons = offer.version_reasons();
+        reasons.extend(self.host.examine(&offer));
+        if !reasons.is_empty() {
+            self.connection.send_failure(&reasons);
+            return Err(Error::Refused(reasons));
+        }
+        self.dry_run = offer.dry_run;
+        self.show(Shown::Prepare, "preparing the memory");
+        let memory = if self.dry_run {
+            Vec::new()
+        } else {
+            let total = offer
+                .regions
+                .iter()
+                .fold(0_u64, |sum, r| sum.saturating_add(r.len));
+            self.progress.update(|info| info.total_bytes = total);
+            self.host.prepare(offer).map_err(Error::Machine)?
+        };
+        self.connection.send(Kind::Prepared, 0, &[])?;
+        Ok(Phase::Rounds(Arriving::new(memory)))
+    }
+
+    fn rounds(&mut self, mut memory: Arriving) -> Result<Phase> {
+        self.show(Shown::Rounds, "receiving memory");
+        loop {
+            let expected = [Kind::Pages, Kind::Barrier, Kind::State];
+            let header = self.connection.receive(&expected, &mut self.contents)?;
+            match header.kind {
+                Kind::Pages => {
+                    let bytes = memory.take(&self.contents)?;
+                    self.progress.update(|info| {
+                        info.sent_bytes += bytes;
+                        info.rounds = header.round.saturating_add(1);
+                    });
+                }
+                Kind::Barrier => self.connection.send(Kind::Barrier, header.round, &[])?,
+                _ => return Ok(Phase::Final(memory)),
+            }
+        }
+    }
+
+    fn state(&mut self, memory: &Arriving) -> Result<Phase> {
+        self.show(Shown::Final, "taking the state over");
+        let departure: Departure = serde_json::from_slice(&self.contents)
+            .map_err(|error| protocol(format!("the state does not parse: {error}")))?;
+        if departure.hash.is_some_and(|hash| hash != memory.hash()) {
+            return Err(Error::Differs);
+        }
+        self.host.restore(departure.state).map_err(Error::Machine)?;
+        self.connection.send(Kind::Ready, 0, &[])?;
+        Ok(Phase::Ready)
+    }
+
+    fn ready(&mut self) -> Result<Phase> {
+        self.show(Shown::Go, "waiting for the VM to be handed over");
+        self.connection.stall = WAIT_FOR_GO;
+        self.connection.receive(&[Kind::Go], &mut self.contents)?;
+        self.connection.uninterrupted = true;
+        if let Err(reason) = self.host.take_locks() {
+            if let Err(error) = self.connection.send(Kind::Denied, 0, &[]) {
+                log::warn!("the source does not hear that its VM does not run here: {error}");
+            }
+            return Err(Error::Machine(reason));
+        }
+        // Before the machine runs: a source that does not hear of it must not take it for dead.
+        if let Err(error) = self.connection.send(Kind::Running, 0, &[]) {
+            log::warn!("the source does not hear that its VM runs here: {error}");
+        }
+        self.host.run().map_err(Error::Machine)?;
+        Ok(Phase::Running)
+    }
+}

@@ -1,0 +1,111 @@
+//! Live migration: a running VM moves to another Gantry.
+//!
+//! ```text
+//!   source                                   destination
+//!   Offer     versions, configuration ─────> refuses with all reasons, or
+//!   Prepare                           <───── has a machine with memory
+//!   Rounds    pages, a barrier each   ─────> memory
+//!   Quiesce   nothing is outstanding that the guest waits for; vCPUs still run
+//!   Final     paused: last pages, state ───> devices and vCPUs as saved, READY
+//!   Go        disk locks given up, GO  ────> takes the locks, RUNNING, runs
+//! ```
+//!
+//! Until GO, whatever fails leaves the source running as before, and the destination drops what it
+//! has. Between GO and RUNNING the source cannot know who runs the VM if the connection breaks: the
+//! disk locks say it. The source goes on if it gets all of them back, or is told that the
+//! destination does not run; a VM without exclusive locks waits for `vm.resolve-migration`.
+//!
+//! Both sides take each other for hostile: lengths are bounded before memory is taken, frames have
+//! checksums, and what arrives is the input of the same checks as a snapshot.
+//!
+//! - [`frame`]: the format on the wire; [`connection`]: streams that can be interrupted.
+//! - [`pages`]: which pages are sent, and how they are received.
+//! - [`source`], [`destination`]: the phases of each side.
+//! - [`progress`]: what `vm.migration` shows, and how a migration is cancelled.
+
+pub mod connection;
+pub mod destination;
+pub mod frame;
+pub mod offer;
+pub mod pages;
+pub mod progress;
+pub mod source;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+
+/// Version of the protocol. The destination says which it takes.
+pub const PROTOCOL: u32 = 1;
+
+/// A migration failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The URL says nothing that can be connected to.
+    #[error("{0:?} is no URL of a migration: use unix:PATH or tcp:HOST:PORT")]
+    Url(String),
+    /// The connection could not be made.
+    #[error("cannot {action} {url}")]
+    Connect {
+        /// `connect to` or `listen at`.
+        action: &'static str,
+        /// The URL.
+        url: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// The connection broke.
+    #[error("the connection broke while {doing}")]
+    Broken {
+        /// What was going on.
+        doing: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+    /// Nothing arrives or leaves.
+    #[error("the other side has not answered for {seconds} s while {doing}")]
+    Stalled {
+        /// What was going on.
+        doing: &'static str,
+        /// For how long.
+        seconds: u64,
+    },
+    /// A client asked for it.
+    #[error("the migration was cancelled")]
+    Cancelled,
+    /// What arrived is no frame, or not the one that has to come.
+    #[error("the other side does not keep to the protocol: {0}")]
+    Protocol(String),
+    /// The other side says no, with all its reasons.
+    #[error("the other side refuses: {}", .0.join("; "))]
+    Refused(Vec<String>),
+    /// The VM cannot leave.
+    #[error("the VM cannot move: {}", .0.join("; "))]
+    Stays(Vec<String>),
+    /// The time is over.
+    #[error(
+        "the VM writes its memory faster than it can be sent: after {seconds} s it would still \
+         stand still for {predicted_ms} ms; allow a longer downtime_ms, or timeout_strategy=Ignore"
+    )]
+    Timeout {
+        /// The time that it had.
+        seconds: u64,
+        /// Milliseconds.
+        predicted_ms: u64,
+    },
+    /// The memory that arrived is not that which was sent.
+    #[error("the memory that arrived differs from that which was sent: this is a defect of Gantry")]
+    Differs,
+    /// The machine.
+    #[error("{0}")]
+    Machine(String),
+    /// KVM.
+    #[error("cannot follow what the guest writes")]
+    Log(#[from] hypervisor::Error),
+    /// The kernel.
+    #[error("cannot follow what devices write: the kernel has no membarrier")]
+    Order(#[source] io::Error),
+}
+
+/// Result of a step.
+pub type Result<T> = std::result::Result<T, Error>;

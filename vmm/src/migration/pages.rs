@@ -1,0 +1,437 @@
+//! Which pages are sent, and how they are received.
+
+use std::{fs::File, ops::Range, os::unix::fs::FileExt, sync::Arc};
+
+use hypervisor::{DirtyLog, dirty_log::BLOCK_PAGES};
+
+use super::{
+    Error, Result,
+    connection::Connection,
+    frame::{Kind, MAX_PAGES, MAX_RUNS, Run, decode_pages, encode_pages, protocol},
+    progress::Progress,
+};
+use crate::{machine::moving::MovingRegion, memory::Mapping, snapshot::memory_file};
+
+/// Bytes of a page.
+pub const PAGE: u64 = 4096;
+
+/// Words of the bitmap that are armed and sent at once: 2 MiB of memory.
+const STEP: usize = 8;
+
+/// RAM as a migration sees it.
+pub struct Region {
+    /// Guest-physical address.
+    pub guest: u64,
+    /// The memory.
+    pub mapping: Arc<Mapping>,
+}
+
+impl Region {
+    /// Pages of 4 KiB.
+    fn pages(&self) -> u64 {
+        self.mapping.size() as u64 / PAGE
+    }
+
+    /// Copies a page out; the guest may be writing it.
+    fn copy_page(&self, page: u64, into: &mut Vec<u8>) {
+        let from = into.len();
+        into.resize(from + PAGE as usize, 0);
+        // SAFETY: `page` is within the mapping, which lives as long as `self`; the target is fresh
+        // memory of this process. Whoever writes the page meanwhile marks it afterwards, so that a
+        // mix of old and new bytes is sent again.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                self.mapping.address().add((page * PAGE) as usize),
+                into[from..].as_mut_ptr(),
+                PAGE as usize,
+            );
+        }
+    }
+}
+
+/// A region that is watched.
+struct Watched {
+    region: Region,
+    moving: Option<MovingRegion>,
+    guest_log: Option<DirtyLog>,
+    /// Written by devices, and not sent since.
+    pending: Vec<u64>,
+}
+
+/// RAM that leaves.
+pub struct Departing {
+    regions: Vec<Watched>,
+    /// Which pages of private memory were ever touched.
+    pagemap: Option<File>,
+    contents: Vec<u8>,
+}
+
+/// A gathered frame.
+#[derive(Default)]
+struct Batch {
+    runs: Vec<Run>,
+    data: Vec<u8>,
+}
+
+impl Departing {
+    /// Watches all RAM. `pagemap` is this process's `/proc/self/pagemap`, if it may be read.
+    pub fn watch(regions: Vec<MovingRegion>, pagemap: Option<File>) -> Result<Self> {
+        let mut watched = Vec::new();
+        for moving in regions {
+            let guest_log = moving.watch()?;
+            moving.with_log(devices::write_log::WriteLog::start);
+            let region = Region {
+                guest: moving.guest,
+                mapping: Arc::clone(&moving.mapping),
+            };
+            watched.push(Watched {
+                pending: vec![0; region.pages().div_ceil(64) as usize],
+                region,
+                moving: Some(moving),
+                guest_log: Some(guest_log),
+            });
+        }
+        devices::write_log::order_writes().map_err(Error::Order)?;
+        Ok(Self {
+            regions: watched,
+            pagemap,
+            contents: Vec::new(),
+        })
+    }
+
+    /// Memory whose writes are only those of [`Departing::mark`], for tests.
+    #[cfg(test)]
+    pub fn unwatched(regions: Vec<Region>) -> Self {
+        let regions = regions.into_iter().map(|region| Watched {
+            pending: vec![0; region.pages().div_ceil(64) as usize],
+            region,
+            moving: None,
+            guest_log: None,
+        });
+        Self {
+            regions: regions.collect(),
+            pagemap: None,
+            contents: Vec::new(),
+        }
+    }
+
+    /// Marks a page.
+    #[cfg(test)]
+    pub fn mark(&mut self, region: usize, page: usize) {
+        self.regions[region].pending[page / 64] |= 1 << (page % 64);
+    }
+
+    /// Bytes of RAM.
+    pub fn total(&self) -> u64 {
+        let sizes = self.regions.iter();
+        sizes
+            .map(|watched| watched.region.mapping.size() as u64)
+            .sum()
+    }
+
+    /// Bytes that have been written and not sent.
+    pub fn outstanding(&mut self) -> Result<u64> {
+        let mut pages = 0;
+        for watched in &mut self.regions {
+            let words = watched.words()?;
+            pages += words
+                .iter()
+                .map(|word| u64::from(word.count_ones()))
+                .sum::<u64>();
+        }
+        Ok(pages * PAGE)
+    }
+
+    /// Sends what has been written since it was sent last, or everything in the first round, and
+    /// waits until all of it has arrived. Returns the bytes of pages that were sent.
+    pub fn send_round(
+        &mut self,
+        round: u32,
+        connection: &mut Connection,
+        progress: &Progress,
+    ) -> Result<u64> {
+        let mut batch = Batch::default();
+        let mut sent = 0;
+        for index in 0..self.regions.len() {
+            let watched = &mut self.regions[index];
+            let mut words = match round {
+                0 => vec![u64::MAX; watched.pending.len()],
+                _ => watched.words()?,
+            };
+            for first in (0..words.len()).step_by(STEP) {
+                let last = words.len().min(first + STEP);
+                let step = &mut words[first..last];
+                if step.iter().all(|word| *word == 0) {
+                    continue;
+                }
+                let watched = &mut self.regions[index];
+                watched.arm(first, step)?;
+                let pages = first as u64 * BLOCK_PAGES
+                    ..watched.region.pages().min(last as u64 * BLOCK_PAGES);
+                let there = match round {
+                    0 => self.present(index, &pages),
+                    _ => None,
+                };
+                let step = words[first..last].to_vec();
+                for page in pages.clone() {
+                    let at = (page - pages.start) as usize;
+                    if step[at / 64] >> (at % 64) & 1 == 0 {
+                        continue;
+                    }
+                    if there.as_ref().is_some_and(|there| !there[at]) {
+                        continue;
+                    }
+                    let region = &self.regions[index].region;
+                    if batch.add(region, page) {
+                        sent += batch.send(round, connection, &mut self.contents, progress)?;
+                    }
+                }
+            }
+        }
+        sent += batch.send(round, connection, &mut self.contents, progress)?;
+        connection.send(Kind::Barrier, round, &[])?;
+        connection.receive(&[Kind::Barrier], &mut self.contents)?;
+        Ok(sent)
+    }
+
+    /// Which of the pages were ever touched; `None` if nobody knows. Those that were not are zero
+    /// at the destination, too.
+    fn present(&self, index: usize, pages: &Range<u64>) -> Option<Vec<bool>> {
+        let region = &self.regions[index].region;
+        let count = (pages.end - pages.start) as usize;
+        if let Some(file) = region.mapping.file() {
+            let offset = region.mapping.offset();
+            let bytes = offset + pages.start * PAGE..offset + pages.end * PAGE;
+            let mut there = vec![false; count];
+            for extent in memory_file::data_extents(file, bytes.clone()).ok()? {
+                let first = (extent.start - bytes.start) / PAGE;
+                let end = (extent.end - bytes.start).div_ceil(PAGE);
+                for page in first..end.min(count as u64) {
+                    there[page as usize] = true;
+                }
+            }
+            return Some(there);
+        }
+        let pagemap = self.pagemap.as_ref()?;
+        let mut entries = vec![0; count * 8];
+        let first = region.mapping.address() as u64 / PAGE + pages.start;
+        pagemap.read_exact_at(&mut entries, first * 8).ok()?;
+        // Bit 63: present. Bit 62: swapped out.
+        let is_there = |entry: &[u8]| entry[7] & 0xc0 != 0;
+        Some(entries.chunks_exact(8).map(is_there).collect())
+    }
+
+    /// A hash of all RAM. Nobody writes it meanwhile.
+    pub fn hash(&self) -> u64 {
+        let mut hash = Hash::default();
+        for index in 0..self.regions.len() {
+            let region = &self.regions[index].region;
+            let step = STEP as u64 * BLOCK_PAGES;
+            for first in (0..region.pages()).step_by(step as usize) {
+                let pages = first..region.pages().min(first + step);
+                let there = self.present(index, &pages);
+                for page in pages.clone() {
+                    let at = (page - first) as usize;
+                    if there.as_ref().is_none_or(|there| there[at]) {
+                        hash.add(region, page);
+                    }
+                }
+            }
+        }
+        hash.value
+    }
+}
+
+impl Watched {
+    /// All pages that have been written and not sent.
+    fn words(&mut self) -> Result<Vec<u64>> {
+        if let Some(moving) = &self.moving {
+            let pending = &mut self.pending;
+            moving.with_log(|log| log.take_into(pending));
+        }
+        let mut words = match &self.guest_log {
+            Some(log) => log.read()?,
+            None => vec![0; self.pending.len()],
+        };
+        for (word, pending) in words.iter_mut().zip(&self.pending) {
+            *word |= pending;
+        }
+        Ok(words)
+    }
+
+    /// The pages of the words from `first` are about to be sent.
+    fn arm(&mut self, first: usize, words: &[u64]) -> Result<()> {
+        if let Some(log) = &self.guest_log {
+            log.arm(first as u64, &mut words.to_vec())?;
+        }
+        for (pending, word) in self.pending[first..].iter_mut().zip(words) {
+            *pending &= !word;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Departing {
+    fn drop(&mut self) {
+        for watched in &self.regions {
+            if let Some(moving) = &watched.moving {
+                moving.with_log(devices::write_log::WriteLog::stop);
+            }
+        }
+    }
+}
+
+impl Batch {
+    /// Adds a page; true if the frame is full.
+    fn add(&mut self, region: &Region, page: u64) -> bool {
+        let from = self.data.len();
+        region.copy_page(page, &mut self.data);
+        let zero = is_zero(&self.data[from..]);
+        if zero {
+            self.data.truncate(from);
+        }
+        let guest = region.guest + page * PAGE;
+        match self.runs.last_mut() {
+            Some(run) if run.zero == zero && run.guest + u64::from(run.pages) * PAGE == guest => {
+                run.pages += 1;
+            }
+            _ => self.runs.push(Run {
+                guest,
+                pages: 1,
+                zero,
+            }),
+        }
+        self.data.len() == MAX_PAGES || self.runs.len() == MAX_RUNS
+    }
+
+    /// Sends what there is and returns the bytes of pages.
+    fn send(
+        &mut self,
+        round: u32,
+        connection: &mut Connection,
+        contents: &mut Vec<u8>,
+        progress: &Progress,
+    ) -> Result<u64> {
+        if self.runs.is_empty() {
+            return Ok(0);
+        }
+        encode_pages(&self.runs, &self.data, contents);
+        connection.send(Kind::Pages, round, contents)?;
+        let bytes = self.data.len() as u64;
+        let zeroes = self.runs.iter().filter(|run| run.zero);
+        let zeroes: u64 = zeroes.map(|run| u64::from(run.pages)).sum();
+        progress.update(|info| {
+            info.sent_bytes += bytes;
+            info.zero_pages += zeroes;
+            info.remaining_bytes = info.remaining_bytes.saturating_sub(bytes + zeroes * PAGE);
+        });
+        self.runs.clear();
+        self.data.clear();
+        Ok(bytes)
+    }
+}
+
+/// RAM that arrives.
+pub struct Arriving {
+    regions: Vec<(Region, Vec<u64>)>,
+}
+
+impl Arriving {
+    /// RAM that nobody uses yet, all of it zero.
+    pub fn new(regions: Vec<Region>) -> Self {
+        let with_touched = |region: Region| {
+            let words = region.pages().div_ceil(64) as usize;
+            (region, vec![0; words])
+        };
+        Self {
+            regions: regions.into_iter().map(with_touched).collect(),
+        }
+    }
+
+    /// Takes the contents of a frame of pages over, which may be anything. Returns the bytes of
+    /// pages.
+    pub fn take(&mut self, contents: &[u8]) -> Result<u64> {
+        let (runs, mut data) = decode_pages(contents)?;
+        for run in runs {
+            let outside = || protocol(format!("pages at {:#x} are not RAM", run.guest));
+            let len = u64::from(run.pages) * PAGE;
+            let (region, touched) = self
+                .regions
+                .iter_mut()
+                .find(|(region, _)| {
+                    let at = run.guest.checked_sub(region.guest);
+                    at.is_some_and(|at| at + len <= region.mapping.size() as u64)
+                })
+                .ok_or_else(outside)?;
+            let first = (run.guest - region.guest) / PAGE;
+            for page in first..first + u64::from(run.pages) {
+                let mark = &mut touched[page as usize / 64];
+                let bit = 1 << (page % 64);
+                // SAFETY: the page is within the mapping, as was checked, which lives as long as
+                // `self`; nothing else accesses it before the machine runs.
+                let target = unsafe { region.mapping.address().add((page * PAGE) as usize) };
+                if !run.zero {
+                    // The runs' pages are exactly the data.
+                    let (now, rest) = data.split_at(PAGE as usize);
+                    // SAFETY: as above; `now` is a page.
+                    unsafe { std::ptr::copy_nonoverlapping(now.as_ptr(), target, now.len()) };
+                    data = rest;
+                    *mark |= bit;
+                } else if *mark & bit != 0 {
+                    // SAFETY: as above.
+                    unsafe { std::ptr::write_bytes(target, 0, PAGE as usize) };
+                }
+            }
+        }
+        Ok((contents.len() - data.len()) as u64)
+    }
+
+    /// The hash of [`Departing::hash`].
+    pub fn hash(&self) -> u64 {
+        let mut hash = Hash::default();
+        for (region, touched) in &self.regions {
+            for page in 0..region.pages() {
+                if touched[page as usize / 64] >> (page % 64) & 1 == 1 {
+                    hash.add(region, page);
+                }
+            }
+        }
+        hash.value
+    }
+}
+
+/// Finds errors, not attacks: whoever could forge memory could forge its hash.
+#[derive(Default)]
+struct Hash {
+    value: u64,
+    page: Vec<u8>,
+}
+
+impl Hash {
+    /// Pages of zeroes do not count: they may or may not have been touched.
+    fn add(&mut self, region: &Region, page: u64) {
+        const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
+        self.page.clear();
+        region.copy_page(page, &mut self.page);
+        if is_zero(&self.page) {
+            return;
+        }
+        let mut lanes = [region.guest + page * PAGE, 1, 2, 3];
+        for block in self.page.chunks_exact(32) {
+            for (lane, word) in lanes.iter_mut().zip(block.chunks_exact(8)) {
+                let mut bytes = [0; 8];
+                bytes.copy_from_slice(word);
+                *lane = (*lane ^ u64::from_le_bytes(bytes))
+                    .wrapping_mul(MULTIPLIER)
+                    .rotate_left(29);
+            }
+        }
+        for lane in lanes {
+            self.value = (self.value ^ lane).wrapping_mul(MULTIPLIER).rotate_left(31);
+        }
+    }
+}
+
+fn is_zero(page: &[u8]) -> bool {
+    page.chunks_exact(16).all(|part| part == [0; 16])
+}

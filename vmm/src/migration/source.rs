@@ -1,0 +1,323 @@
+//! The source: phases as values, each with what it owns.
+
+use std::{
+    fs::File,
+    time::{Duration, Instant},
+};
+
+use super::{
+    Error, Result,
+    connection::Connection,
+    frame::Kind,
+    offer::{Departure, Offer},
+    pages::Departing,
+    progress::{Phase as Shown, Progress},
+};
+use crate::machine::moving::MovingRegion;
+
+/// Milliseconds that a stop costs beside the pages, as far as is known beforehand.
+const FIXED_MS: u64 = 20;
+
+/// How long the source waits for RUNNING. The destination takes locks and starts threads.
+const GO: Duration = Duration::from_secs(30);
+
+/// Who owns the machine. Called on the thread of the migration, which waits.
+pub trait Owner: Send {
+    /// RAM.
+    fn ram(&mut self) -> Vec<MovingRegion>;
+    /// Watches RAM.
+    fn watch(&mut self, pagemap: Option<File>) -> Result<Departing> {
+        Departing::watch(self.ram(), pagemap)
+    }
+    /// Stops the machine and returns its state. After an error it runs.
+    fn pause(&mut self) -> std::result::Result<Vec<u8>, String>;
+    /// The machine goes on as before [`Owner::pause`], with its locks.
+    fn resume(&mut self);
+    /// Gives the disk locks up. After an error it has them all.
+    fn release(&mut self) -> std::result::Result<(), String>;
+    /// Takes them back.
+    fn retake(&mut self) -> Retaken;
+    /// Waits until a client says who has the machine: true if it runs at the destination.
+    fn ask(&mut self) -> bool;
+    /// The machine runs elsewhere.
+    fn gone(&mut self);
+}
+
+/// What came of taking disk locks back.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Retaken {
+    /// All are held, and one of them is exclusive: nobody else runs the machine.
+    Held,
+    /// Somebody else has one.
+    Denied,
+    /// No lock is exclusive: they say nothing.
+    Silent,
+}
+
+/// What a client wishes.
+#[derive(Clone, Debug)]
+pub struct Wishes {
+    /// How long the VM may stand still.
+    pub downtime: Duration,
+    /// How long all of it may take.
+    pub timeout: Duration,
+    /// After that the VM moves, whatever the downtime.
+    pub ignore_timeout: bool,
+    /// How long the other side may keep silent.
+    pub stall: Duration,
+}
+
+/// How it ended.
+#[derive(Debug)]
+pub enum Outcome {
+    /// The VM runs at the destination.
+    Moved,
+    /// The destination would take it; nothing has moved.
+    Acceptable,
+    /// The VM is here, and runs if it ran.
+    Stayed(Error),
+}
+
+/// Where the source is, with what it owns there. What was paused is resumed by whoever drops a
+/// phase on its way to [`Outcome::Stayed`].
+enum Phase {
+    Offer,
+    Prepare,
+    Rounds(Rounds),
+    Quiesce(Rounds),
+    Final(Rounds),
+    Go { paused: Instant },
+    Done { paused: Instant },
+}
+
+struct Rounds {
+    memory: Departing,
+    round: u32,
+    /// Bytes per second, of the round before.
+    rate: u64,
+    /// Bytes that the next round has.
+    outstanding: u64,
+}
+
+/// One migration.
+pub struct Source<'a> {
+    connection: Connection,
+    owner: &'a mut dyn Owner,
+    offer: Offer,
+    wishes: Wishes,
+    progress: Progress,
+    began: Instant,
+    pagemap: Option<File>,
+    contents: Vec<u8>,
+    /// The machine stands still since then, with its locks.
+    paused: Option<Instant>,
+    /// GO may have left.
+    went: bool,
+}
+
+impl<'a> Source<'a> {
+    /// Over a connection. `pagemap` is `/proc/self/pagemap`, if it may be read.
+    pub fn new(
+        mut connection: Connection,
+        owner: &'a mut dyn Owner,
+        offer: Offer,
+        wishes: Wishes,
+        progress: Progress,
+        pagemap: Option<File>,
+    ) -> Self {
+        connection.stall = wishes.stall;
+        Self {
+            connection,
+            owner,
+            offer,
+            wishes,
+            progress,
+            began: Instant::now(),
+            pagemap,
+            contents: Vec::new(),
+            paused: None,
+            went: false,
+        }
+    }
+
+    /// Moves the machine, or leaves it as it was.
+    pub fn run(mut self) -> Outcome {
+        let mut phase = Phase::Offer;
+        loop {
+            phase = match self.step(phase) {
+                Ok(Phase::Done { paused }) => {
+                    let stood = paused.elapsed();
+                    self.progress.update(|info| {
+                        info.downtime_ms = Some(milliseconds(stood));
+                    });
+                    self.owner.gone();
+                    return Outcome::Moved;
+                }
+                Ok(Phase::Prepare) if self.offer.dry_run => return Outcome::Acceptable,
+                Ok(next) => next,
+                Err(error) => return self.failed(error),
+            };
+        }
+    }
+
+    fn step(&mut self, phase: Phase) -> Result<Phase> {
+        match phase {
+            Phase::Offer => self.offer(),
+            Phase::Prepare => self.prepare(),
+            Phase::Rounds(rounds) => self.round(rounds),
+            Phase::Quiesce(rounds) => self.quiesce(rounds),
+            Phase::Final(rounds) => self.finish(rounds),
+            Phase::Go { paused } => self.go(paused),
+            Phase::Done { .. } => Ok(phase),
+        }
+    }
+
+    fn show(&mut self, phase: Shown, doing: &'static str) {
+        self.connection.doing = doing;
+        self.progress.update(|info| info.phase = phase);
+    }
+
+    fn offer(&mut self) -> Result<Phase> {
+        self.show(Shown::Offer, "offering the VM");
+        let text =
+            serde_json::to_vec(&self.offer).map_err(|error| Error::Machine(error.to_string()))?;
+        self.connection.send(Kind::Offer, 0, &text)?;
+        self.connection
+            .receive(&[Kind::Prepared], &mut self.contents)?;
+        Ok(Phase::Prepare)
+    }
+
+    fn prepare(&mut self) -> Result<Phase> {
+        self.show(Shown::Prepare, "preparing the memory");
+        let memory = self.owner.watch(self.pagemap.take())?;
+        let total = memory.total();
+        self.progress.update(|info| {
+            info.total_bytes = total;
+            info.remaining_bytes = total;
+        });
+        Ok(Phase::Rounds(Rounds {
+            memory,
+            round: 0,
+            rate: 0,
+            outstanding: total,
+        }))
+    }
+
+    fn round(&mut self, mut rounds: Rounds) -> Result<Phase> {
+        self.show(Shown::Rounds, "sending memory");
+        self.progress.update(|info| {
+            info.rounds = rounds.round + 1;
+            info.remaining_bytes = rounds.outstanding;
+        });
+        let began = Instant::now();
+        let sent = rounds
+            .memory
+            .send_round(rounds.round, &mut self.connection, &self.progress)?;
+        rounds.round += 1;
+        let micros = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let rate = sent.saturating_mul(1_000_000) / micros.max(1);
+        // A short round says little about the connection.
+        if sent >= 1 << 20 || rounds.rate == 0 {
+            rounds.rate = rate.max(1);
+        }
+        rounds.outstanding = rounds.memory.outstanding()?;
+        let predicted = FIXED_MS + rounds.outstanding.saturating_mul(1000) / rounds.rate;
+        self.progress.update(|info| {
+            info.remaining_bytes = rounds.outstanding;
+            info.bytes_per_second = rounds.rate;
+            info.predicted_downtime_ms = Some(predicted);
+        });
+        if predicted <= milliseconds(self.wishes.downtime) || self.offer.paused {
+            return Ok(Phase::Quiesce(rounds));
+        }
+        if self.began.elapsed() >= self.wishes.timeout {
+            if self.wishes.ignore_timeout {
+                return Ok(Phase::Quiesce(rounds));
+            }
+            return Err(Error::Timeout {
+                seconds: self.wishes.timeout.as_secs(),
+                predicted_ms: predicted,
+            });
+        }
+        Ok(Phase::Rounds(rounds))
+    }
+
+    /// The seam for accelerators: their applications' calls wait here, while vCPUs run. Nothing
+    /// that moves today has any.
+    fn quiesce(&mut self, rounds: Rounds) -> Result<Phase> {
+        self.show(Shown::Quiesce, "waiting for what is outstanding");
+        Ok(Phase::Final(rounds))
+    }
+
+    fn finish(&mut self, mut rounds: Rounds) -> Result<Phase> {
+        self.show(Shown::Final, "sending the state");
+        let paused = Instant::now();
+        let state = self.owner.pause().map_err(Error::Machine)?;
+        self.paused = Some(paused);
+        // After the state: to save it may have written memory.
+        rounds
+            .memory
+            .send_round(rounds.round, &mut self.connection, &self.progress)?;
+        let hash = self.offer.verify.then(|| rounds.memory.hash());
+        let departure = serde_json::to_vec(&Departure { state, hash })
+            .map_err(|error| Error::Machine(error.to_string()))?;
+        self.connection.send(Kind::State, 0, &departure)?;
+        self.connection
+            .receive(&[Kind::Ready], &mut self.contents)?;
+        Ok(Phase::Go { paused })
+    }
+
+    fn go(&mut self, paused: Instant) -> Result<Phase> {
+        self.show(Shown::Go, "handing the VM over");
+        self.owner.release().map_err(Error::Machine)?;
+        self.went = true;
+        self.connection.uninterrupted = true;
+        self.connection.stall = self.wishes.stall.min(GO);
+        self.connection.send(Kind::Go, 0, &[])?;
+        let answer = self
+            .connection
+            .receive(&[Kind::Running, Kind::Denied], &mut self.contents)?;
+        match answer.kind {
+            Kind::Running => Ok(Phase::Done { paused }),
+            _ => Err(Error::Refused(vec![
+                "it could not take the locks of the disks, or not start the VM".to_owned(),
+            ])),
+        }
+    }
+
+    fn failed(mut self, error: Error) -> Outcome {
+        if self.went && !matches!(error, Error::Refused(_)) {
+            log::warn!(
+                "the connection broke between GO and RUNNING: {}",
+                base::Chain(&error)
+            );
+            let moved = match self.owner.retake() {
+                Retaken::Held => false,
+                Retaken::Denied => true,
+                Retaken::Silent => {
+                    self.show(Shown::Undecided, "waiting for a decision");
+                    self.owner.ask()
+                }
+            };
+            if moved {
+                self.owner.gone();
+                return Outcome::Moved;
+            }
+        } else if self.went && self.owner.retake() == Retaken::Denied {
+            // The destination does not run it, and somebody else has a disk.
+            log::error!("a disk of the VM is in use elsewhere: it stays paused");
+            return Outcome::Stayed(error);
+        }
+        if !self.went {
+            self.connection.send_failure(&[error.to_string()]);
+        }
+        if self.paused.is_some() {
+            self.owner.resume();
+        }
+        Outcome::Stayed(error)
+    }
+}
+
+fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

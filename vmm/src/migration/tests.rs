@@ -1,0 +1,511 @@
+//! Both sides over a wire that fails at every step. Memory and disk locks are real; the lock is the
+//! witness of who may run.
+
+use std::{
+    fs::File,
+    io::{Read, Write},
+    net::Shutdown,
+    os::unix::net::UnixStream,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use devices::disk::{LockGranularity, lock};
+
+use super::{
+    connection::{Address, Connection},
+    destination::{Destination, Ended, Host},
+    frame::{HEADER, Header, Kind},
+    offer::Offer,
+    pages::{Departing, Region},
+    progress::{Direction, Phase, Progress},
+    source::{Outcome, Owner, Retaken, Source, Wishes},
+    *,
+};
+use crate::{
+    config::VmConfig,
+    machine::moving::MovingRegion,
+    memory::{Backing, Mapping},
+};
+
+const SIZE: usize = 4 << 20;
+
+fn region(guest: u64) -> Region {
+    let mapping = Mapping::new(SIZE as u64, &Backing::default(), 0).unwrap();
+    Region {
+        guest,
+        mapping: Arc::new(mapping),
+    }
+}
+
+#[allow(clippy::mut_from_ref, reason = "the memory is no Rust object")]
+fn bytes(region: &Region) -> &mut [u8] {
+    // SAFETY: the mapping is that long, and lives in the test that borrows it; nobody else writes.
+    unsafe { std::slice::from_raw_parts_mut(region.mapping.address(), region.mapping.size()) }
+}
+
+/// A disk's lock, taken by a descriptor of its own.
+struct Disk(File);
+
+impl Disk {
+    fn open(path: &std::path::Path) -> Self {
+        let file = File::options().read(true).write(true).open(path);
+        Self(file.unwrap())
+    }
+
+    fn lock(&self) -> bool {
+        lock::lock(&self.0, 4096, false, LockGranularity::ByteRange).is_ok()
+    }
+
+    fn unlock(&self) {
+        lock::unlock(&self.0, 4096, LockGranularity::ByteRange).unwrap();
+    }
+}
+
+struct Here {
+    memory: Option<Departing>,
+    disk: Option<Disk>,
+    running: Arc<AtomicBool>,
+    fail: Option<&'static str>,
+    decision: bool,
+}
+
+impl Owner for Here {
+    fn ram(&mut self) -> Vec<MovingRegion> {
+        Vec::new()
+    }
+
+    fn watch(&mut self, _pagemap: Option<File>) -> Result<Departing> {
+        Ok(self.memory.take().unwrap())
+    }
+
+    fn pause(&mut self) -> std::result::Result<Vec<u8>, String> {
+        if self.fail == Some("pause") {
+            return Err("the disk is full".to_owned());
+        }
+        self.running.store(false, Ordering::SeqCst);
+        Ok(b"state".to_vec())
+    }
+
+    fn resume(&mut self) {
+        self.running.store(true, Ordering::SeqCst);
+    }
+
+    fn release(&mut self) -> std::result::Result<(), String> {
+        if let Some(disk) = &self.disk {
+            disk.unlock();
+        }
+        Ok(())
+    }
+
+    fn retake(&mut self) -> Retaken {
+        match &self.disk {
+            None => Retaken::Silent,
+            Some(disk) if disk.lock() => Retaken::Held,
+            Some(_) => Retaken::Denied,
+        }
+    }
+
+    fn ask(&mut self) -> bool {
+        self.decision
+    }
+
+    fn gone(&mut self) {}
+}
+
+struct There {
+    regions: Vec<Arc<Mapping>>,
+    disk: Option<Disk>,
+    running: Arc<AtomicBool>,
+    fail: Option<&'static str>,
+    state: Vec<u8>,
+}
+
+impl There {
+    fn failing(&self, step: &str) -> std::result::Result<(), String> {
+        match self.fail {
+            Some(fail) if fail == step => Err(format!("{step} fails")),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Host for There {
+    fn examine(&mut self, _offer: &Offer) -> Vec<String> {
+        match self.fail {
+            Some("examine") => vec!["no such CPU".to_owned(), "no such disk".to_owned()],
+            _ => Vec::new(),
+        }
+    }
+
+    fn prepare(&mut self, offer: Offer) -> std::result::Result<Vec<Region>, String> {
+        self.failing("prepare")?;
+        assert_eq!(offer.regions.len(), 2);
+        let regions = [region(0), region(1 << 32)];
+        self.regions = regions.iter().map(|r| Arc::clone(&r.mapping)).collect();
+        Ok(regions.into())
+    }
+
+    fn restore(&mut self, state: Vec<u8>) -> std::result::Result<(), String> {
+        self.failing("restore")?;
+        self.state = state;
+        Ok(())
+    }
+
+    fn take_locks(&mut self) -> std::result::Result<(), String> {
+        self.failing("take_locks")?;
+        match &self.disk {
+            Some(disk) if !disk.lock() => Err("locked".to_owned()),
+            _ => Ok(()),
+        }
+    }
+
+    fn run(&mut self) -> std::result::Result<(), String> {
+        self.running.store(true, Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+/// What the wire does to the first frame of a kind.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Fault {
+    None,
+    /// Nothing arrives any more, in both directions.
+    Cut,
+    /// Nothing moves any more, and the connection stays.
+    Stall,
+    /// A bit of the header is flipped.
+    DamagedHeader,
+    /// A bit of the contents is flipped.
+    DamagedContents,
+}
+
+/// Passes frames on.
+fn pass(mut from: UnixStream, mut to: UnixStream, fault: Fault, at: Kind, silent: &AtomicBool) {
+    let mut done = || -> std::io::Result<()> {
+        let mut seen = false;
+        loop {
+            let mut head = [0; HEADER];
+            from.read_exact(&mut head)?;
+            let header = Header::decode(&head).unwrap();
+            let mut contents = vec![0; header.length];
+            from.read_exact(&mut contents)?;
+            if header.kind == at && !seen {
+                seen = true;
+                match fault {
+                    Fault::None => {}
+                    Fault::Cut => return Ok(()),
+                    Fault::Stall => silent.store(true, Ordering::SeqCst),
+                    Fault::DamagedHeader => head[9] ^= 4,
+                    Fault::DamagedContents => match contents.last_mut() {
+                        Some(last) => *last ^= 1,
+                        None => head[16] ^= 1,
+                    },
+                }
+            }
+            if !silent.load(Ordering::SeqCst) {
+                to.write_all(&head)?;
+                to.write_all(&contents)?;
+            }
+        }
+    };
+    let _ = done();
+    let _ = from.shutdown(Shutdown::Both);
+    let _ = to.shutdown(Shutdown::Both);
+}
+
+struct Setup {
+    fault: Fault,
+    at: Kind,
+    with_disk: bool,
+    source_fails: Option<&'static str>,
+    destination_fails: Option<&'static str>,
+    /// What the client decides, if it is asked: it runs at the destination.
+    decision: bool,
+    change: fn(&mut Offer),
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            fault: Fault::None,
+            at: Kind::Offer,
+            with_disk: true,
+            source_fails: None,
+            destination_fails: None,
+            decision: false,
+            change: |_| {},
+        }
+    }
+}
+
+struct Case {
+    outcome: Outcome,
+    received: std::result::Result<(), Ended>,
+    source_runs: bool,
+    destination_runs: bool,
+    phase: Phase,
+    equal: bool,
+}
+
+fn migrate(setup: &Setup) -> Case {
+    let (source_end, source_wire) = UnixStream::pair().unwrap();
+    let (destination_end, destination_wire) = UnixStream::pair().unwrap();
+    let silent = AtomicBool::new(false);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    file.as_file().set_len(4096).unwrap();
+    let disk = || setup.with_disk.then(|| Disk::open(file.path()));
+    let held = disk();
+    assert!(held.as_ref().is_none_or(Disk::lock));
+
+    let regions = [region(0), region(1 << 32)];
+    for (number, region) in regions.iter().enumerate() {
+        for page in [0, 3, 511, 1023] {
+            bytes(region)[page * 4096 + number] = 1 + (page % 200) as u8;
+        }
+    }
+    let originals: Vec<_> = regions.iter().map(|r| Arc::clone(&r.mapping)).collect();
+    let mut memory = Departing::unwatched(regions.into());
+    // Sent twice: in the first round, and as one that was written meanwhile.
+    memory.mark(1, 511);
+    let mut offer = Offer {
+        protocol: PROTOCOL,
+        state_version: crate::snapshot::state_file::VERSION,
+        gantry: "test".to_owned(),
+        config: Box::new(VmConfig::default()),
+        regions: [0, 1 << 32]
+            .map(|guest| offer::OfferedRegion {
+                guest,
+                len: SIZE as u64,
+                hotplugged: false,
+            })
+            .into(),
+        verify: true,
+        dry_run: false,
+        paused: false,
+    };
+    (setup.change)(&mut offer);
+    let wishes = Wishes {
+        downtime: Duration::from_millis(300),
+        timeout: Duration::from_secs(60),
+        ignore_timeout: false,
+        stall: Duration::from_millis(400),
+    };
+    let source_runs = Arc::new(AtomicBool::new(true));
+    let destination_runs = Arc::new(AtomicBool::new(false));
+    let mut here = Here {
+        memory: Some(memory),
+        disk: held,
+        running: Arc::clone(&source_runs),
+        fail: setup.source_fails,
+        decision: setup.decision,
+    };
+    let mut there = There {
+        regions: Vec::new(),
+        disk: disk(),
+        running: Arc::clone(&destination_runs),
+        fail: setup.destination_fails,
+        state: Vec::new(),
+    };
+    let progress = Progress::new(Direction::Outgoing, "test");
+    let (outcome, received) = thread::scope(|scope| {
+        let clone = |stream: &UnixStream| stream.try_clone().unwrap();
+        let forward = (clone(&source_wire), clone(&destination_wire));
+        let back = (destination_wire, source_wire);
+        let silent = &silent;
+        let (fault, at) = (setup.fault, setup.at);
+        scope.spawn(move || pass(forward.0, forward.1, fault, at, silent));
+        scope.spawn(move || pass(back.0, back.1, fault, at, silent));
+        let there = &mut there;
+        let received = scope.spawn(move || {
+            let progress = Progress::new(Direction::Incoming, "test");
+            let connection = Connection::of_unix(destination_end, progress.clone()).unwrap();
+            Destination::new(connection, there, progress).run()
+        });
+        let connection = Connection::of_unix(source_end, progress.clone()).unwrap();
+        let shown = progress.clone();
+        let outcome = Source::new(connection, &mut here, offer, wishes, shown, None).run();
+        (outcome, received.join().unwrap())
+    });
+    let equal = originals.len() == there.regions.len()
+        && originals.iter().zip(&there.regions).all(|(a, b)| {
+            let whole = |mapping: &Arc<Mapping>| {
+                let region = Region {
+                    guest: 0,
+                    mapping: Arc::clone(mapping),
+                };
+                bytes(&region).to_vec()
+            };
+            whole(a) == whole(b)
+        });
+    assert!(there.state.is_empty() || there.state == b"state");
+    Case {
+        outcome,
+        received,
+        source_runs: source_runs.load(Ordering::SeqCst),
+        destination_runs: destination_runs.load(Ordering::SeqCst),
+        phase: progress.phase(),
+        equal,
+    }
+}
+
+#[test]
+fn a_machine_moves_with_all_of_its_memory() {
+    let moved = migrate(&Setup::default());
+    assert!(
+        matches!(moved.outcome, Outcome::Moved),
+        "{:?}",
+        moved.outcome
+    );
+    moved.received.unwrap();
+    assert!(moved.destination_runs && !moved.source_runs && moved.equal);
+}
+
+#[test]
+fn whatever_breaks_exactly_one_machine_runs() {
+    let kinds = [
+        Kind::Offer,
+        Kind::Prepared,
+        Kind::Pages,
+        Kind::Barrier,
+        Kind::State,
+        Kind::Ready,
+        Kind::Go,
+        Kind::Running,
+    ];
+    let faults = [
+        Fault::Cut,
+        Fault::Stall,
+        Fault::DamagedHeader,
+        Fault::DamagedContents,
+    ];
+    for at in kinds {
+        for fault in faults {
+            // Pages go unchecked over a connection within the host: the hash finds it.
+            let case = migrate(&Setup {
+                fault,
+                at,
+                ..Setup::default()
+            });
+            let what = format!(
+                "{fault:?} at {at:?}: {:?} {:?}",
+                case.outcome, case.received
+            );
+            assert_ne!(case.source_runs, case.destination_runs, "{what}");
+            assert_eq!(case.destination_runs, case.received.is_ok(), "{what}");
+            let moved = matches!(case.outcome, Outcome::Moved);
+            assert_eq!(case.destination_runs, moved, "{what}");
+            // Only the answer to GO can be lost without harm.
+            assert_eq!(moved, at == Kind::Running, "{what}");
+        }
+    }
+}
+
+#[test]
+fn a_side_that_cannot_go_on_leaves_the_machine_at_the_source() {
+    let sides = [
+        (None, Some("examine")),
+        (None, Some("prepare")),
+        (None, Some("restore")),
+        (None, Some("take_locks")),
+        (Some("pause"), None),
+    ];
+    for (source_fails, destination_fails) in sides {
+        let case = migrate(&Setup {
+            source_fails,
+            destination_fails,
+            ..Setup::default()
+        });
+        let what = format!("{source_fails:?} {destination_fails:?}: {:?}", case.outcome);
+        assert!(case.source_runs && !case.destination_runs, "{what}");
+        assert!(matches!(case.outcome, Outcome::Stayed(_)), "{what}");
+    }
+}
+
+#[test]
+fn all_reasons_are_told_at_once() {
+    let case = migrate(&Setup {
+        destination_fails: Some("examine"),
+        change: |offer| {
+            offer.protocol = 99;
+            offer.state_version = 1;
+        },
+        ..Setup::default()
+    });
+    let Outcome::Stayed(error) = case.outcome else {
+        panic!("it moved");
+    };
+    let text = error.to_string();
+    for reason in ["version 99", "version 1", "no such CPU", "no such disk"] {
+        assert!(text.contains(reason), "{text}");
+    }
+}
+
+#[test]
+fn a_question_moves_nothing() {
+    let case = migrate(&Setup {
+        change: |offer| offer.dry_run = true,
+        ..Setup::default()
+    });
+    assert!(matches!(case.outcome, Outcome::Acceptable));
+    assert!(matches!(case.received, Err(Ended::Asked)));
+    assert!(case.source_runs);
+}
+
+#[test]
+fn without_a_lock_a_client_decides_who_runs() {
+    for decision in [false, true] {
+        let case = migrate(&Setup {
+            fault: Fault::Cut,
+            at: Kind::Running,
+            with_disk: false,
+            decision,
+            ..Setup::default()
+        });
+        assert_eq!(case.phase, Phase::Undecided);
+        assert_eq!(case.source_runs, !decision);
+        assert_eq!(matches!(case.outcome, Outcome::Moved), decision);
+    }
+}
+
+#[test]
+fn a_migration_that_is_cancelled_ends_soon() {
+    let (end, _other) = UnixStream::pair().unwrap();
+    let progress = Progress::new(Direction::Incoming, "test");
+    let mut connection = Connection::of_unix(end, progress.clone()).unwrap();
+    progress.cancel();
+    let received = connection.receive(&[Kind::Offer], &mut Vec::new());
+    assert!(matches!(received, Err(Error::Cancelled)));
+}
+
+#[test]
+fn pages_outside_of_ram_are_refused() {
+    let mut arriving = pages::Arriving::new(vec![region(1 << 20)]);
+    let mut contents = Vec::new();
+    let past = (1 << 20) + SIZE as u64 - 4096;
+    for (guest, pages) in [(0, 1), (past, 2), (u64::MAX - 4095, 1), (past, u32::MAX)] {
+        let run = frame::Run {
+            guest,
+            pages,
+            zero: true,
+        };
+        frame::encode_pages(&[run], &[], &mut contents);
+        assert!(arriving.take(&contents).is_err(), "{guest:#x}");
+    }
+}
+
+#[test]
+fn urls_name_sockets_and_ports() {
+    let unix = |path: &str| Address::Unix(path.into());
+    assert_eq!(Address::parse("unix:/a").unwrap(), unix("/a"));
+    assert_eq!(Address::parse("unix:///a").unwrap(), unix("/a"));
+    let tcp = Address::Tcp("[::1]:80".to_owned());
+    assert_eq!(Address::parse("tcp:[::1]:80").unwrap(), tcp);
+    for bad in ["", "unix:", "tcp:host", "tcp:host:99999", "http://x", "/a"] {
+        assert!(matches!(Address::parse(bad), Err(Error::Url(_))), "{bad}");
+    }
+}

@@ -1,0 +1,46 @@
+//! Whatever SPECIFICATION.md names as holding a promise exists.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{fs, path::Path};
+
+fn sources(folder: &Path, text: &mut String) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        if path.is_dir() {
+            if name != "target" && !name.starts_with('.') {
+                sources(&path, text);
+            }
+        } else if name.ends_with(".rs") && name != "specification.rs" {
+            text.push_str(&fs::read_to_string(&path).unwrap());
+        }
+    }
+}
+
+#[test]
+fn every_promise_has_what_it_names() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let specification = fs::read_to_string(root.join("SPECIFICATION.md")).unwrap();
+    let mut code = String::new();
+    sources(&root, &mut code);
+    let mut promises = 0;
+    for row in specification.lines().filter(|line| line.starts_with("| ")) {
+        let [_, promise, holders, _] = row.split('|').collect::<Vec<_>>()[..] else {
+            panic!("not two columns: {row}");
+        };
+        if promise.trim() == "promise" {
+            continue;
+        }
+        promises += 1;
+        let names: Vec<&str> = holders.split('`').skip(1).step_by(2).collect();
+        assert!(!names.is_empty(), "nothing holds: {promise}");
+        for name in names {
+            let is_test = code.contains(&format!("fn {name}("));
+            let is_scenario = code.contains(&format!("\"{name}\""));
+            let is_fuzzed = root.join(format!("fuzz/targets/{name}.rs")).exists();
+            assert!(is_test || is_scenario || is_fuzzed, "there is no {name:?}");
+        }
+    }
+    assert!(promises > 15, "{promises} promises were read");
+}
