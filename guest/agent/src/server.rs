@@ -8,7 +8,7 @@ use std::{
         fd::{AsFd, AsRawFd},
         unix::{fs::PermissionsExt, net::UnixListener},
     },
-    path::Path,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -106,13 +106,18 @@ impl Client {
     }
 }
 
+/// By which name CUDA's driver looks for a socket of the agent.
+pub fn name_of_cuda(path: &Path) -> PathBuf {
+    path.with_file_name("cuda.sock")
+}
+
 /// CUDA's driver looks for the agent by another name, in the same folder: a link, in the place of an
 /// earlier one. Where it cannot be made, programs name the socket by GANTRY_CUDA.
-fn name_for_cuda(path: &Path) {
+fn link_for_cuda(path: &Path) {
     if path.file_name().is_none_or(|name| name != "opencl.sock") {
         return;
     }
-    let link = path.with_file_name("cuda.sock");
+    let link = name_of_cuda(path);
     if link.is_symlink() {
         let _ = fs::remove_file(&link);
     }
@@ -149,7 +154,7 @@ impl Server {
         };
         fs::set_permissions(path, fs::Permissions::from_mode(mode))
             .map_err(failed("set the permissions of", path))?;
-        name_for_cuda(path);
+        link_for_cuda(path);
         let mut server = Self {
             listener,
             removals: Removals::listen().map_err(Error::Removals)?,

@@ -130,12 +130,16 @@ pub fn uninstall(root: &Path, out: &mut dyn Write) -> Result<(), Error> {
     Ok(())
 }
 
-/// Removes a socket at which nobody listens any more, and its folder if it is empty then. They are
-/// gone after a reboot in any case.
+/// Removes a socket at which nobody listens any more, its other name, and its folder if it is empty
+/// then. They are gone after a reboot in any case.
 fn remove_socket(path: &Path) {
     let is_socket = fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
     let is_left = |error: io::Error| error.kind() == ErrorKind::ConnectionRefused;
     if is_socket && UnixStream::connect(path).is_err_and(is_left) && fs::remove_file(path).is_ok() {
+        let link = crate::server::name_of_cuda(path);
+        if link.is_symlink() {
+            let _ = fs::remove_file(link);
+        }
         let folder = path.parent().unwrap_or(path);
         let _ = fs::remove_dir(folder);
     }

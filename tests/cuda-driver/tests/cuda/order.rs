@@ -29,8 +29,12 @@ fn event() -> CUevent {
 fn pinned(count: usize) -> &'static [AtomicU32] {
     let mut at: *mut c_void = null_mut();
     ok!(cuMemHostAlloc(&mut at, count * 4, 2));
-    // SAFETY: memory of that size, zero, which no test frees.
-    unsafe { std::slice::from_raw_parts(at.cast(), count) }
+    // SAFETY: memory of that size, which no test frees and nobody else has yet.
+    unsafe {
+        // It may have been another test's before.
+        at.cast::<u32>().write_bytes(0, count);
+        std::slice::from_raw_parts(at.cast(), count)
+    }
 }
 
 fn address(word: &AtomicU32) -> CUdeviceptr {
