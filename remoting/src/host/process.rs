@@ -343,6 +343,15 @@ impl<'a> Worker<'a> {
         }
     }
 
+    /// Opens a driver that has to be there before the window is mapped: it shares addresses with
+    /// the application. Others may have threads, and wait until it is known whose they are.
+    fn prepare_window(&mut self) -> Result<(), Error> {
+        match self.options.api {
+            ApiId::OpenCl => Ok(()),
+            ApiId::Cuda => self.open(),
+        }
+    }
+
     /// Becomes the worker of this owner's application, from here on with this owner's compiled
     /// programs and nobody else's. The pool learns of it, and nothing more.
     pub(super) fn belong(&mut self, owner: Option<&Owner>) -> Result<(), Error> {
@@ -414,7 +423,7 @@ fn serve(mut worker: Worker<'_>, stream: &UnixStream) -> Result<(), Error> {
     }
     let file: OwnedFd = window::create(ours.window)?;
     socket::send_hello(stream, ours, &[file.as_fd()]).map_err(Error::Connection)?;
-    worker.open()?;
+    worker.prepare_window()?;
     let window = map(&file, ours.window, options)?;
     let listener = stream.try_clone().map_err(Error::Connection)?;
     let nudge = Nudge(Box::new(move || socket::nudge(&listener)));
@@ -599,7 +608,7 @@ fn serve_slice(
         return Err(refuse_machine(stream, files.into_iter().next(), theirs).into());
     }
     let seat = Seat::slice(&attachment, &files).map_err(Error::Connection)?;
-    worker.open()?;
+    worker.prepare_window()?;
     let ready = accept_slice(&attachment, files, options);
     let answer = if ready.is_ok() {
         port::READY

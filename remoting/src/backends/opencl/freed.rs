@@ -205,8 +205,7 @@ impl Server {
     /// A queue is about to be gone for the client, but its commands go on.
     pub(crate) fn part(&mut self, queue: &mut Queue) {
         let context = queue.home.raw;
-        // Also without such memory: a checkpoint waits for the commands of queues that are gone.
-        if matches!(queue.end, End::Open | End::Marked(_)) {
+        if self.backend.svm.of(context).next().is_some() {
             self.backend.svm.freed.sweep(&self.backend.api);
             match end(&self.backend.api, queue) {
                 Ok(Some(event)) => self.backend.svm.freed.parted.push((context, event)),
