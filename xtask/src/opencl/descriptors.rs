@@ -97,7 +97,7 @@ pub fn bounded(pool: &Pool) -> Result<()> {
         .lines()
         .find(|line| line.starts_with("Max open files"));
     let files: Vec<_> = files.unwrap_or_default().split_whitespace().collect();
-    ensure!(files[3..5] == ["40", "70"], "{limits}");
+    ensure!(files[3..5] == ["40", "72"], "{limits}");
     Ok(())
 }
 
