@@ -86,8 +86,10 @@ fn nvrtc() -> Result<PathBuf> {
             .arg(work)
             .args(["--disable-pip-version-check", "--root-user-action=ignore"])
             .arg(NVRTC);
-        packages::run(&mut pip)
-            .with_context(|| format!("cannot install {NVRTC} with pip: check the network"))?;
+        packages::run(&mut pip).map_err(|error| {
+            let why = format!("cannot install {NVRTC} with pip, check the network: {error}");
+            selected::Skipped(why)
+        })?;
         step.finish();
         Ok(())
     })?;
