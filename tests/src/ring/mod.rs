@@ -177,21 +177,37 @@ fn clock() -> f64 {
 /// a processor that others use, too, sends a worker to sleep now and then.
 const MOST: u64 = (COUNTED / 10) as u64;
 
+/// How often the counting is repeated. Where other programs keep both processors busy, the worker's poll
+/// ends before the guest gets a processor, and each call has to wake it; code that never polls fails
+/// every time.
+const ATTEMPTS: usize = 5;
+
 /// Checks that a guest's calls made no exits and no system calls to speak of.
 ///
 /// # Errors
-/// They did, or something cannot be started.
+/// They did each time, or something cannot be started.
 pub fn check(programs: &Programs) -> Result<()> {
     let work = tempfile::tempdir().context("cannot make a folder for the run")?;
     let pool = Pool::start(programs, work.path())?;
-    let report = guest::run(programs, &pool, work.path(), Orders::Combining)?;
-    let counts = report.counts.context("nothing was counted")?;
+    let mut last = String::new();
+    for _ in 0..ATTEMPTS {
+        let report = guest::run(programs, &pool, work.path(), Orders::Combining)?;
+        let counts = report.counts.context("nothing was counted")?;
+        if is_steady(&counts) {
+            return Ok(());
+        }
+        last = counts.to_string();
+    }
+    bail!("{ATTEMPTS} times, the last: {last}")
+}
+
+/// Whether calls are free of exits and system calls, but for those that a busy host causes now and then.
+fn is_steady(counts: &Counts) -> bool {
     // Interrupts of the host leave the guest, too, and are nobody's doing here. (A doorbell that
     // KVM takes is an exit without a kind.)
     let of = |name| counts.exits.get(name).copied().unwrap_or(0);
     let exits = of("exits").saturating_sub(of("irq_exits"));
-    ensure!(counts.system_calls() < MOST && exits < MOST, "{counts}");
-    Ok(())
+    counts.system_calls() < MOST && exits < MOST
 }
 
 /// Runs everything, and prints the table.
