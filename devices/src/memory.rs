@@ -15,8 +15,8 @@ pub type GuestRegion = GuestRegionMmap<WriteLog>;
 /// A handle on guest RAM that follows hot-plugged regions: call `memory()` for the regions now.
 pub type GuestMemory = GuestMemoryAtomic<GuestRam>;
 
-/// Host memory that a device wants to appear at a guest-physical address (virtio-pmem, a BAR that
-/// is memory).
+/// Host memory that a device wants to appear at a guest-physical address: persistent memory, a BAR
+/// that is memory.
 #[derive(Clone, Copy, Debug)]
 pub struct HostMemory {
     /// Host virtual address, page aligned. It must stay mapped as long as the [`Mapping`] lives.

@@ -9,7 +9,7 @@
 //!       0x9000  page tables                     0xfeff_c000  KVM identity map and TSS
 //!      0x20000  command line                         4 GiB  RAM, the rest
 //!      0x9fc00  end of conventional memory     next 1 GiB   RAM that can be plugged  [hotplug]
-//!      0xa0000  ACPI tables                     next 1 GiB  memory of devices (pmem)
+//!      0xa0000  ACPI tables                     next 1 GiB  memory of devices
 //!                                                                      [device_memory]
 //!      0xe0000  RSDP                            next 1 TiB  BARs above 4 GiB  [mmio64]
 //!      0xf0000  SMBIOS
@@ -523,7 +523,7 @@ impl AddressMap {
         self.hotplug
     }
 
-    /// Room for memory that devices bring along (virtio-pmem); a multiple of 1 GiB, which can be
+    /// Room for memory that devices bring along; a multiple of 1 GiB, which can be
     /// zero on a full address space.
     pub fn device_memory(&self) -> AddressRange {
         self.device_memory

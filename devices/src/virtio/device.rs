@@ -24,28 +24,20 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::memory::GuestMemory;
 
-/// Device type numbers (virtio 1.2, section 5).
+/// A type of device, by which a guest knows it. Each device has its own in its folder.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-#[repr(u16)]
-pub enum DeviceType {
-    /// Network card.
-    Net = 1,
-    /// Block device.
-    Block = 2,
-    /// Console.
-    Console = 3,
-    /// Entropy source.
-    Rng = 4,
-    /// Traditional memory balloon.
-    Balloon = 5,
-    /// Socket device.
-    Vsock = 19,
-    /// IOMMU.
-    Iommu = 23,
-    /// Memory device (virtio-mem).
-    Mem = 24,
-    /// Persistent memory.
-    Pmem = 27,
+pub struct DeviceType {
+    /// Its number (virtio 1.2, section 5).
+    pub number: u16,
+    /// What the log calls it.
+    pub name: &'static str,
+    /// PCI class code, by which a guest without a virtio driver knows it.
+    pub class: u32,
+}
+
+impl DeviceType {
+    /// The class of devices that have none.
+    pub const UNCLASSIFIED: u32 = 0xff_0000;
 }
 
 /// A device could not be started with the queues that the driver set up.
@@ -144,7 +136,7 @@ pub struct Activation {
 /// The transport calls every method from one thread at a time, and `deactivate` before it drops
 /// an active device.
 pub trait VirtioDevice: Send {
-    /// The kind of device.
+    /// The type of device.
     fn device_type(&self) -> DeviceType;
 
     /// The largest size of each queue: powers of two, fixed for the life of the device.

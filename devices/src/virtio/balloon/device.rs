@@ -19,6 +19,12 @@ use crate::{
     },
 };
 
+const TYPE: DeviceType = DeviceType {
+    number: 5,
+    name: "balloon",
+    class: DeviceType::UNCLASSIFIED,
+};
+
 /// Inflate, deflate, and free page reporting. Queues of features that are not negotiated do not
 /// exist, so that reporting is number 2: statistics and hinting are not offered.
 const QUEUE_SIZES: [u16; 3] = [128, 128, 32];
@@ -121,7 +127,7 @@ impl Balloon {
 
 impl VirtioDevice for Balloon {
     fn device_type(&self) -> DeviceType {
-        DeviceType::Balloon
+        TYPE
     }
 
     fn queue_sizes(&self) -> &[u16] {

@@ -28,6 +28,12 @@ use crate::{
     },
 };
 
+const TYPE: DeviceType = DeviceType {
+    number: 2,
+    name: "disk",
+    class: 0x01_8000,
+};
+
 /// Requests of a queue that are in flight at a time, however long the queue is.
 const MAX_DEPTH: u16 = 1024;
 
@@ -273,7 +279,7 @@ struct Common {
 
 impl VirtioDevice for Blk {
     fn device_type(&self) -> DeviceType {
-        DeviceType::Block
+        TYPE
     }
 
     fn queue_sizes(&self) -> &[u16] {

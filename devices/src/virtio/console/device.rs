@@ -25,6 +25,12 @@ use crate::{
     },
 };
 
+const TYPE: DeviceType = DeviceType {
+    number: 3,
+    name: "console",
+    class: 0x07_8000,
+};
+
 /// Receive queue, transmit queue.
 const QUEUE_SIZES: [u16; 2] = [256, 256];
 
@@ -133,7 +139,7 @@ impl Console {
 
 impl VirtioDevice for Console {
     fn device_type(&self) -> DeviceType {
-        DeviceType::Console
+        TYPE
     }
 
     fn queue_sizes(&self) -> &[u16] {

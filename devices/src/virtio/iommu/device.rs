@@ -39,6 +39,13 @@ use crate::{
     },
 };
 
+const TYPE: DeviceType = DeviceType {
+    number: 23,
+    name: "iommu",
+    // Class 8, subclass 6: an IOMMU.
+    class: 0x08_0600,
+};
+
 /// Requests, and events.
 const QUEUE_SIZES: [u16; 2] = [256, 64];
 
@@ -210,7 +217,7 @@ impl VirtioIommu {
 
 impl VirtioDevice for VirtioIommu {
     fn device_type(&self) -> DeviceType {
-        DeviceType::Iommu
+        TYPE
     }
 
     fn queue_sizes(&self) -> &[u16] {

@@ -29,6 +29,12 @@ use crate::{
     },
 };
 
+const TYPE: DeviceType = DeviceType {
+    number: 24,
+    name: "memory",
+    class: DeviceType::UNCLASSIFIED,
+};
+
 const QUEUE_SIZES: [u16; 1] = [64];
 
 /// Bytes of a block at least: what a transparent huge page has.
@@ -195,7 +201,7 @@ impl Mem {
 
 impl VirtioDevice for Mem {
     fn device_type(&self) -> DeviceType {
-        DeviceType::Mem
+        TYPE
     }
 
     fn queue_sizes(&self) -> &[u16] {

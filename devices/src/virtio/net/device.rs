@@ -35,6 +35,12 @@ use crate::{
     },
 };
 
+const TYPE: DeviceType = DeviceType {
+    number: 1,
+    name: "network card",
+    class: 0x02_0000,
+};
+
 /// Entries of the control queue.
 const CONTROL_SIZE: u16 = 64;
 
@@ -429,7 +435,7 @@ impl Net {
 
 impl VirtioDevice for Net {
     fn device_type(&self) -> DeviceType {
-        DeviceType::Net
+        TYPE
     }
 
     fn queue_sizes(&self) -> &[u16] {

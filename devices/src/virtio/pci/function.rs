@@ -21,7 +21,7 @@ use crate::{
         BarIndex, BarKind, BarRequest, Bdf, ConfigError, ConfigSpace, ConfigSpaceState, Identity,
         LifecycleError, MsixCapability, MsixState, MsixTable, PciFunction,
     },
-    virtio::{DeviceType, VirtioDevice},
+    virtio::VirtioDevice,
 };
 
 /// Vendor id of virtio devices (4.1.2).
@@ -89,14 +89,14 @@ impl VirtioPciFunction {
         }
         let kicks: Result<Vec<_>, _> = sizes.iter().map(|_| EventFd::new(EFD_NONBLOCK)).collect();
         let kicks = kicks.map_err(VirtioPciError::EventFd)?;
-        let id = FIRST_DEVICE + device.device_type() as u16;
+        let id = FIRST_DEVICE + device.device_type().number;
         let mut config = ConfigSpace::new(Identity {
             vendor: VENDOR,
             device: id,
             subsystem_vendor: VENDOR,
             subsystem: id,
             revision: 1,
-            class: class(device.device_type()),
+            class: device.device_type().class,
         });
         config.add_bar(BarRequest {
             index: BAR,
@@ -257,18 +257,5 @@ impl PciFunction for VirtioPciFunction {
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
         self.transport.counters()
-    }
-}
-
-/// Class code by which a guest without a virtio driver knows the device.
-fn class(kind: DeviceType) -> u32 {
-    match kind {
-        DeviceType::Net => 0x02_0000,
-        DeviceType::Block => 0x01_8000,
-        DeviceType::Console => 0x07_8000,
-        DeviceType::Vsock => 0x02_8000,
-        // Class 8, subclass 6: an IOMMU.
-        DeviceType::Iommu => 0x08_0600,
-        DeviceType::Rng | DeviceType::Balloon | DeviceType::Mem | DeviceType::Pmem => 0xff_0000,
     }
 }

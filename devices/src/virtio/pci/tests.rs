@@ -53,7 +53,11 @@ struct Device {
 
 impl VirtioDevice for Device {
     fn device_type(&self) -> DeviceType {
-        DeviceType::Rng
+        DeviceType {
+            number: 4,
+            name: "test device",
+            class: DeviceType::UNCLASSIFIED,
+        }
     }
     fn queue_sizes(&self) -> &[u16] {
         &[16, 8]

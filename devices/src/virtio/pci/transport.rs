@@ -700,7 +700,7 @@ impl Registers {
             progress: progress(at).unwrap_or_default(),
         });
         let state = TransportState {
-            device_type: self.device.device_type() as u16,
+            device_type: self.device.device_type().number,
             status: self.status,
             broken: self.interrupt.is_broken(),
             device_feature_select: self.device_feature_select,
@@ -759,7 +759,7 @@ impl Registers {
                 Err(StateError::Mismatch(what.to_owned()))
             }
         };
-        let kind = self.device.device_type() as u16;
+        let kind = self.device.device_type().number;
         expect(state.device_type == kind, "another type of device")?;
         let queues = state.queues.len() == self.queues.len();
         expect(queues, "another number of queues")?;
@@ -777,16 +777,16 @@ impl Registers {
     /// Logs, once for this device, what the host could not do.
     fn warn_host_once(&self, what: &str) {
         if !self.host_warned.swap(true, Ordering::Relaxed) {
-            let kind = self.device.device_type();
-            log::error!("virtio device {kind:?} {what}");
+            let name = self.device.device_type().name;
+            log::error!("virtio device ({name}) {what}");
         }
     }
 
     /// Logs, once for this device, what the driver does wrong.
     fn warn_driver_once(&self, what: &str) {
         if !self.warned.swap(true, Ordering::Relaxed) {
-            let kind = self.device.device_type();
-            log::warn!("the driver of virtio device {kind:?} {what}");
+            let name = self.device.device_type().name;
+            log::warn!("the driver of virtio device ({name}) {what}");
         }
     }
 }

@@ -27,6 +27,12 @@ use crate::{
     },
 };
 
+const TYPE: DeviceType = DeviceType {
+    number: 27,
+    name: "persistent memory",
+    class: DeviceType::UNCLASSIFIED,
+};
+
 const QUEUE_SIZES: [u16; 1] = [256];
 
 /// A persistent memory device's configuration.
@@ -104,7 +110,7 @@ impl Pmem {
 
 impl VirtioDevice for Pmem {
     fn device_type(&self) -> DeviceType {
-        DeviceType::Pmem
+        TYPE
     }
 
     fn queue_sizes(&self) -> &[u16] {

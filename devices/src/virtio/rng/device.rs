@@ -30,6 +30,12 @@ use crate::{
     },
 };
 
+const TYPE: DeviceType = DeviceType {
+    number: 4,
+    name: "entropy source",
+    class: DeviceType::UNCLASSIFIED,
+};
+
 const QUEUE_SIZES: [u16; 1] = [256];
 
 /// Bytes that one request gets at most. A driver may ask for gigabytes with one indirect chain
@@ -119,7 +125,7 @@ impl Rng {
 
 impl VirtioDevice for Rng {
     fn device_type(&self) -> DeviceType {
-        DeviceType::Rng
+        TYPE
     }
 
     fn queue_sizes(&self) -> &[u16] {

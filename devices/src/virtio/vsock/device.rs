@@ -29,6 +29,12 @@ use crate::{
     },
 };
 
+const TYPE: DeviceType = DeviceType {
+    number: 19,
+    name: "socket device",
+    class: 0x02_8000,
+};
+
 /// Receive, transmit, events.
 const QUEUE_SIZES: [u16; 3] = [256, 256, 32];
 
@@ -123,7 +129,7 @@ impl Vsock {
 
 impl VirtioDevice for Vsock {
     fn device_type(&self) -> DeviceType {
-        DeviceType::Vsock
+        TYPE
     }
 
     fn close(&mut self) {
