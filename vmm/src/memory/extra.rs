@@ -17,7 +17,7 @@ pub struct ExtraMemory {
     window: Arc<Mutex<AddressAllocator>>,
 }
 
-struct HasCommonConfig {
+struct Placed {
     vm: Arc<Vm>,
     window: Arc<Mutex<AddressAllocator>>,
     range: RangeInclusive,
@@ -59,7 +59,7 @@ impl AddressSpace for ExtraMemory {
         // SAFETY: `HostMemory` promises that the memory stays mapped until the result is dropped,
         // which unmaps the slot.
         match unsafe { self.vm.map(slot) } {
-            Ok(slot) => Ok(Box::new(HasCommonConfig {
+            Ok(slot) => Ok(Box::new(Placed {
                 vm: Arc::clone(&self.vm),
                 window: Arc::clone(&self.window),
                 range,
@@ -135,13 +135,13 @@ fn free(window: &Mutex<AddressAllocator>, range: &RangeInclusive) {
     }
 }
 
-impl Mapping for HasCommonConfig {
+impl Mapping for Placed {
     fn guest_address(&self) -> GuestAddress {
         GuestAddress(self.range.start())
     }
 }
 
-impl Drop for HasCommonConfig {
+impl Drop for Placed {
     fn drop(&mut self) {
         match self.vm.unmap(self.slot) {
             Ok(()) => free(&self.window, &self.range),
