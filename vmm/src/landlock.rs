@@ -7,7 +7,7 @@ use landlock::{
     RulesetStatus,
 };
 
-use crate::config::VmConfig;
+use crate::config::{FileAccess, VmConfig};
 
 /// Linux 6.2 and newer. Older kernels enforce what they know.
 const VERSION: ABI = ABI::V3;
@@ -54,16 +54,15 @@ pub fn restrict(config: &VmConfig) -> Result<(), LandlockError> {
     Ok(())
 }
 
-type Rule = (PathBuf, landlock::BitFlags<AccessFs>);
+pub(crate) type Rule = (PathBuf, landlock::BitFlags<AccessFs>);
 
 /// Every path that the machine will open, and how.
-fn paths(config: &VmConfig) -> Result<Vec<Rule>, LandlockError> {
+pub(crate) fn paths(config: &VmConfig) -> Result<Vec<Rule>, LandlockError> {
     let read = AccessFs::ReadFile | AccessFs::ReadDir;
     let write = read | AccessFs::WriteFile | AccessFs::Truncate;
     let mut rules: Vec<Rule> = vec![
         (PathBuf::from("/dev/kvm"), write),
         (PathBuf::from("/proc/meminfo"), read),
-        (config.rng.src.clone(), read),
     ];
     // What is created has to be allowed in its directory. The file of a memory zone may be a
     // directory itself.
@@ -83,18 +82,16 @@ fn paths(config: &VmConfig) -> Result<Vec<Rule>, LandlockError> {
             .chain(&payload.initramfs)
             .map(|path| (path.clone(), read)),
     );
-    for disk in config.disks.iter().flatten() {
-        rules.extend(
-            disk.path
-                .iter()
-                .map(|path| (path.clone(), if disk.readonly { read } else { write })),
-        );
-    }
-    for pmem in config.pmem.iter().flatten() {
-        rules.push((
-            pmem.file.clone(),
-            if pmem.discard_writes { read } else { write },
-        ));
+    let devices = config.all_devices().into_iter();
+    for file in devices.flat_map(|(_, device)| device.files()) {
+        let rule = match file.access {
+            FileAccess::Read => (file.path, read),
+            FileAccess::Write => (file.path, write),
+            FileAccess::Create => created(&file.path),
+        };
+        if !rules.contains(&rule) {
+            rules.push(rule);
+        }
     }
     // Physical devices can come later. Without the driver there are none, now or then.
     if Path::new("/dev/vfio").exists() {
@@ -111,15 +108,9 @@ fn paths(config: &VmConfig) -> Result<Vec<Rule>, LandlockError> {
             rules.push((PathBuf::from("/dev/kmsg"), read));
         }
     }
-    if config.net.is_some() {
-        rules.push((PathBuf::from("/dev/net/tun"), write));
-    }
     for zone in config.memory.zones.iter().flatten() {
         rules.extend(zone.file.iter().map(|path| created(path)));
     }
-    rules.extend(config.vsock.iter().map(|vsock| created(&vsock.socket)));
-    let server = config.accel_server.iter();
-    rules.extend(server.map(|server| created(&server.socket)));
     // A port of the gate can come later.
     let gate = Path::new(vmfunc_gate::host::DEVICE);
     if gate.exists() {
@@ -127,7 +118,6 @@ fn paths(config: &VmConfig) -> Result<Vec<Rule>, LandlockError> {
     }
     let consoles = [
         (&config.serial.file, &config.serial.socket),
-        (&config.console.file, &config.console.socket),
         (&config.debug_console.file, &None),
     ];
     for (file, socket) in consoles {

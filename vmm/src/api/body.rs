@@ -10,11 +10,26 @@ const ALIASES: &[&str] = &["serial_number", "uuid"];
 
 /// Parses a body. Fields that are not known are ignored, as Cloud Hypervisor does, and logged.
 pub fn parse<T: DeserializeOwned + Serialize>(path: &str, body: &[u8]) -> Result<T, ApiError> {
+    parse_with(
+        path,
+        body,
+        |body| serde_json::from_slice(body),
+        |parsed| serde_json::to_value(parsed),
+    )
+}
+
+/// The same, for what `read` and `write` turn from JSON and into it.
+pub fn parse_with<T>(
+    path: &str,
+    body: &[u8],
+    read: impl FnOnce(&[u8]) -> serde_json::Result<T>,
+    write: impl FnOnce(&T) -> serde_json::Result<Value>,
+) -> Result<T, ApiError> {
     if body.is_empty() {
         let message = format!("{path} needs a JSON body");
         return Err(ApiError::message(Status::BadRequest, message));
     }
-    let parsed: T = serde_json::from_slice(body).map_err(|error| {
+    let parsed = read(body).map_err(|error| {
         let place = place(body, offset(body, error.line(), error.column()));
         let place = if place.is_empty() {
             String::new()
@@ -26,10 +41,7 @@ pub fn parse<T: DeserializeOwned + Serialize>(path: &str, body: &[u8]) -> Result
     })?;
     let mut unknown = Vec::new();
     // Both have been parsed or made from what was parsed, so neither fails.
-    if let (Ok(sent), Ok(known)) = (
-        serde_json::from_slice::<Value>(body),
-        serde_json::to_value(&parsed),
-    ) {
+    if let (Ok(sent), Ok(known)) = (serde_json::from_slice::<Value>(body), write(&parsed)) {
         unknown_fields(&sent, &known, "", &mut unknown);
     }
     if !unknown.is_empty() {

@@ -38,7 +38,7 @@ pub use model::{
     VmResizeZone, VmSnapshotConfig, VmState, VmSwapDevice, VmmPingResponse,
 };
 pub use request::{Handler, Request, Response};
-pub use routes::{PREFIX, ROUTES, Refusal, Route, route};
+pub use routes::{PREFIX, Refusal, Route, route, routes};
 pub use server::{MAX_CONNECTIONS, Server};
 
 #[cfg(test)]

@@ -8,10 +8,7 @@ use super::{
     VmResizeZone, VmSnapshotConfig, VmSwapDevice, VmmPingResponse,
 };
 use crate::{
-    config::{
-        AccelConfig, DeviceConfig, DiskConfig, GpuConfig, NetConfig, PmemConfig, UserDeviceConfig,
-        VmConfig, VsockConfig,
-    },
+    config::{Device, VmConfig},
     metrics::Metrics,
     migration::progress::MigrationInfo,
 };
@@ -57,24 +54,9 @@ pub enum Request {
     VmResizeDisk(VmResizeDisk),
     /// Change the size of a memory zone.
     VmResizeZone(VmResizeZone),
-    /// Plug in a disk. Answered, like the other additions, with [`Response::Device`] if the VM
-    /// runs and with [`Response::Empty`] if it has not booted; 409 if its name is taken.
-    VmAddDisk(Box<DiskConfig>),
-    /// Plug in a network card, with the descriptors of its tap if the client sent any (one for
-    /// each pair of queues).
-    VmAddNet(Box<NetConfig>, Vec<OwnedFd>),
-    /// Plug in persistent memory.
-    VmAddPmem(PmemConfig),
-    /// `vm.add-accel`.
-    VmAddAccel(AccelConfig),
-    /// Plug in a virtual GPU, answered with [`Response::Device`].
-    VmAddGpu(GpuConfig),
-    /// Adds a physical device, answered with [`Response::Device`].
-    VmAddDevice(DeviceConfig),
-    /// Adds a device of another process, answered with [`Response::Device`].
-    VmAddUserDevice(UserDeviceConfig),
-    /// Plug in a socket device.
-    VmAddVsock(VsockConfig),
+    /// Plug in a device of any kind, which has its descriptors. Answered with [`Response::Device`] if
+    /// the VM runs and with [`Response::Empty`] if it has not booted; 409 if its name is taken.
+    VmAdd(Box<dyn Device>),
     /// Unplug a device; 404 if there is none of this name.
     VmRemoveDevice(VmRemoveDevice),
     /// Replaces a physical device by another one.

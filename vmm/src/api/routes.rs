@@ -6,8 +6,7 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use super::{ApiError, Request, RestoreConfig, Status, body};
 use crate::config::{
-    AccelConfig, DeviceConfig, DiskConfig, FsConfig, GenericVhostUserConfig, GpuConfig, Invalid,
-    NetConfig, PmemConfig, UserDeviceConfig, VdpaConfig, VmConfig, VsockConfig,
+    FsConfig, GenericVhostUserConfig, Invalid, Kind, Refused, VdpaConfig, VmConfig,
 };
 
 /// What all paths start with.
@@ -22,6 +21,8 @@ enum Action {
     Plain(fn() -> Request),
     /// With a body.
     Body(fn(&str, &[u8]) -> Outcome),
+    /// With a device of a kind as its body.
+    Add(&'static Kind),
     /// With a body and descriptors.
     Descriptors(fn(&str, &[u8], Vec<OwnedFd>) -> Outcome),
     /// Not done by Gantry: the body is checked, then refused.
@@ -62,7 +63,17 @@ const fn put(path: &'static str, action: Action) -> Route {
 }
 
 /// All paths.
-pub const ROUTES: &[Route] = &[
+pub fn routes() -> impl Iterator<Item = Route> {
+    let kinds = VmConfig::KINDS.iter();
+    let added = kinds.filter(|kind| kind.hot_plug.is_some());
+    ROUTES
+        .iter()
+        .copied()
+        .chain(added.map(|kind| put(kind.path, Action::Add(kind))))
+}
+
+/// All but those that add devices.
+const ROUTES: &[Route] = &[
     get("vmm.ping", || Request::VmmPing),
     get("vmm.metrics", || Request::VmmMetrics),
     put("vmm.shutdown", Action::Plain(|| Request::VmmShutdown)),
@@ -89,14 +100,6 @@ pub const ROUTES: &[Route] = &[
         "vm.resize-zone",
         Action::Body(|p, b| plain(p, b, Request::VmResizeZone)),
     ),
-    put("vm.add-disk", Action::Body(add_disk)),
-    put("vm.add-net", Action::Descriptors(add_net)),
-    put("vm.add-device", Action::Body(add_device)),
-    put("vm.add-accel", Action::Body(add_accel)),
-    put("vm.add-gpu", Action::Body(add_gpu)),
-    put("vm.add-user-device", Action::Body(add_user_device)),
-    put("vm.add-pmem", Action::Body(add_pmem)),
-    put("vm.add-vsock", Action::Body(add_vsock)),
     put(
         "vm.remove-device",
         Action::Body(|p, b| plain(p, b, Request::VmRemoveDevice)),
@@ -165,7 +168,7 @@ impl From<ApiError> for Refusal {
 /// Finds out what is asked for.
 pub fn route(method: &str, path: &str, body: &[u8], fds: Vec<OwnedFd>) -> Result<Request, Refusal> {
     let name = path.strip_prefix(PREFIX);
-    let Some(route) = ROUTES.iter().find(|route| Some(route.path) == name) else {
+    let Some(route) = routes().find(|route| Some(route.path) == name) else {
         let message = format!("there is no '{path}'; paths start with {PREFIX}");
         return Err(ApiError::message(Status::NotFound, message).into());
     };
@@ -176,8 +179,10 @@ pub fn route(method: &str, path: &str, body: &[u8], fds: Vec<OwnedFd>) -> Result
             allow: Some(route.method),
         });
     }
-    if let Action::Descriptors(request) = route.action {
-        return Ok(request(route.path, body, fds)?);
+    match route.action {
+        Action::Descriptors(request) => return Ok(request(route.path, body, fds)?),
+        Action::Add(kind) => return Ok(add(kind, body, fds)?),
+        _ => {}
     }
     if !fds.is_empty() {
         let message = format!("{} takes no descriptors; vm.add-net does", route.path);
@@ -186,6 +191,7 @@ pub fn route(method: &str, path: &str, body: &[u8], fds: Vec<OwnedFd>) -> Result
     match route.action {
         Action::Plain(request) => Ok(request()),
         Action::Body(request) => Ok(request(route.path, body)?),
+        Action::Add(kind) => Ok(add(kind, body, fds)?),
         Action::Descriptors(request) => Ok(request(route.path, body, fds)?),
         Action::Unsupported(status, check, what) => {
             check(route.path, body)?;
@@ -214,61 +220,15 @@ fn create(path: &str, body: &[u8]) -> Outcome {
     Ok(Request::VmCreate(config))
 }
 
-fn add_disk(path: &str, body: &[u8]) -> Outcome {
-    let config: Box<DiskConfig> = body::parse(path, body)?;
-    config.validate().map_err(|error| invalid(&error))?;
-    Ok(Request::VmAddDisk(config))
-}
-
-fn add_net(path: &str, body: &[u8], fds: Vec<OwnedFd>) -> Outcome {
-    let config: Box<NetConfig> = body::parse(path, body)?;
-    config.validate().map_err(|error| invalid(&error))?;
-    if !fds.is_empty() && usize::from(config.num_queues) != 2 * fds.len() {
-        let message = format!(
-            "{} descriptors came with the request, but num_queues is {}: one is needed for each \
-             pair of queues",
-            fds.len(),
-            config.num_queues
-        );
-        return Err(ApiError::message(Status::BadRequest, message));
+fn add(kind: &Kind, body: &[u8], fds: Vec<OwnedFd>) -> Outcome {
+    let mut device = body::parse_with(kind.path, body, kind.from_json, |device| device.to_json())?;
+    device.validate().map_err(|error| invalid(&error))?;
+    if !fds.is_empty() {
+        device
+            .take_descriptors(fds)
+            .map_err(|Refused(why)| ApiError::message(Status::BadRequest, why))?;
     }
-    Ok(Request::VmAddNet(config, fds))
-}
-
-fn add_device(path: &str, body: &[u8]) -> Outcome {
-    let config: DeviceConfig = body::parse(path, body)?;
-    config.validate().map_err(|error| invalid(&error))?;
-    Ok(Request::VmAddDevice(config))
-}
-
-fn add_accel(path: &str, body: &[u8]) -> Outcome {
-    let config: AccelConfig = body::parse(path, body)?;
-    config.validate().map_err(|error| invalid(&error))?;
-    Ok(Request::VmAddAccel(config))
-}
-
-fn add_gpu(path: &str, body: &[u8]) -> Outcome {
-    let config: GpuConfig = body::parse(path, body)?;
-    config.validate().map_err(|error| invalid(&error))?;
-    Ok(Request::VmAddGpu(config))
-}
-
-fn add_user_device(path: &str, body: &[u8]) -> Outcome {
-    let config: UserDeviceConfig = body::parse(path, body)?;
-    config.validate().map_err(|error| invalid(&error))?;
-    Ok(Request::VmAddUserDevice(config))
-}
-
-fn add_pmem(path: &str, body: &[u8]) -> Outcome {
-    let config: PmemConfig = body::parse(path, body)?;
-    config.validate().map_err(|error| invalid(&error))?;
-    Ok(Request::VmAddPmem(config))
-}
-
-fn add_vsock(path: &str, body: &[u8]) -> Outcome {
-    let config: VsockConfig = body::parse(path, body)?;
-    config.validate().map_err(|error| invalid(&error))?;
-    Ok(Request::VmAddVsock(config))
+    Ok(Request::VmAdd(device))
 }
 
 fn restore(path: &str, body: &[u8], fds: Vec<OwnedFd>) -> Outcome {
@@ -347,7 +307,10 @@ mod tests {
         let ping = route("GET", "/api/v1/vmm.ping", b"", fd()).unwrap_err();
         assert_eq!(ping.error.status(), Status::BadRequest);
         let request = route("PUT", "/api/v1/vm.add-net", b"{}", fd()).unwrap();
-        assert!(matches!(request, Request::VmAddNet(_, fds) if fds.len() == 1));
+        assert!(matches!(request, Request::VmAdd(net) if net.descriptors().len() == 1));
+        let vsock = br#"{"cid":3,"socket":"/s"}"#;
+        let refusal = route("PUT", "/api/v1/vm.add-vsock", vsock, fd()).unwrap_err();
+        assert_eq!(refusal.error.status(), Status::BadRequest);
         let body = br#"{"num_queues":4}"#;
         let refusal = route("PUT", "/api/v1/vm.add-net", body, fd()).unwrap_err();
         assert_eq!(refusal.error.status(), Status::BadRequest);

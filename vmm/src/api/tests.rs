@@ -3,7 +3,7 @@
 use std::{
     io::{self, Read, Write},
     os::{
-        fd::{AsRawFd, OwnedFd},
+        fd::{AsRawFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
     path::PathBuf,
@@ -35,8 +35,8 @@ impl Handler for Machine {
                 self.ended = true;
                 Ok(Response::Empty)
             }
-            Request::VmAddNet(config, _) => Ok(Response::Device(PciDeviceInfo {
-                id: config.common.id.clone().unwrap_or_default(),
+            Request::VmAdd(device) => Ok(Response::Device(PciDeviceInfo {
+                id: device.common().id.clone().unwrap_or_default(),
                 bdf: "0000:00:04.0".to_owned(),
             })),
             Request::VmBoot => Ok(Response::Empty),
@@ -360,11 +360,14 @@ fn descriptors_arrive_with_their_request() {
     let (status, answer) = receive(&mut stream);
     assert_eq!(status, 200);
     assert_eq!(answer, r#"{"id":"net7","bdf":"0000:00:04.0"}"#);
-    let Ok(Request::VmAddNet(config, mut fds)) = rig.asked.recv() else {
+    let Ok(Request::VmAdd(net)) = rig.asked.recv() else {
         panic!("no network card");
     };
-    assert_eq!(config.common.id.as_deref(), Some("net7"));
-    let mut copy = std::fs::File::from(fds.pop().unwrap());
+    assert_eq!(net.common().id.as_deref(), Some("net7"));
+    let copy = net.descriptors().pop().unwrap();
+    // SAFETY: `net` owns the descriptor until the end of the test.
+    let copy = unsafe { BorrowedFd::borrow_raw(copy) };
+    let mut copy = std::fs::File::from(copy.try_clone_to_owned().unwrap());
     copy.write_all(b"x").unwrap();
     let mut byte = [0];
     reader.read_exact(&mut byte).unwrap();

@@ -3,7 +3,6 @@
 use std::{
     fs, io,
     io::{Read, Write},
-    os::fd::AsRawFd,
     path::PathBuf,
     thread,
     time::Duration,
@@ -12,17 +11,14 @@ use std::{
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use super::{Client, ClientError, option};
+use super::{Client, ClientError, devices::Add, option};
 use crate::{
     api::{
         OnFailure, ReceiveMigration, Rename, ResolveMigration, RestoreConfig, RunsAt,
         SendMigration, TimeoutStrategy, VmCoredumpData, VmRemoveDevice, VmResize, VmResizeDisk,
         VmResizeZone, VmSnapshotConfig, VmSwapDevice, model::to_url,
     },
-    config::{
-        AccelConfig, DeviceConfig, DiskConfig, GpuConfig, NetConfig, PmemConfig, UserDeviceConfig,
-        VsockConfig, syntax,
-    },
+    config::syntax,
     migration::progress::{MigrationInfo, Phase},
 };
 
@@ -105,54 +101,9 @@ pub enum Action {
         #[arg(long, value_name = "SIZE", value_parser = size)]
         size: u64,
     },
-    /// Plug in a disk.
-    AddDisk {
-        /// As for --disk: path=FILE,readonly=on|off,id=NAME,...
-        #[arg(value_name = "KEYS", value_parser = option(|text| DiskConfig::parse(text).map(Box::new)))]
-        config: Box<DiskConfig>,
-    },
-    /// Plug in a network card.
-    AddNet {
-        /// As for --net: tap=NAME,mac=MAC,fd=[N,N],id=NAME,...; descriptors are passed on.
-        #[arg(value_name = "KEYS", value_parser = option(|text| NetConfig::parse(text).map(Box::new)))]
-        config: Box<NetConfig>,
-    },
-    /// Give the VM a physical device.
-    AddDevice {
-        /// As for --device: path=/sys/bus/pci/devices/ADDRESS,id=NAME,...
-        #[arg(value_name = "KEYS", value_parser = option(DeviceConfig::parse))]
-        config: DeviceConfig,
-    },
-    /// Plug in an accelerator.
-    AddAccel {
-        /// As for --accel: socket=PATH,device=NAME,weight=N,window=SIZE,id=NAME,...
-        #[arg(value_name = "KEYS", value_parser = option(AccelConfig::parse))]
-        config: AccelConfig,
-    },
-    /// Give the VM a virtual GPU.
-    AddGpu {
-        /// As for --gpu: socket=PATH,vram=SIZE,channels=N,weight=N,id=NAME,...
-        #[arg(value_name = "KEYS", value_parser = option(GpuConfig::parse))]
-        config: GpuConfig,
-    },
-    /// Give the VM a device that another process serves (vfio-user).
-    AddUserDevice {
-        /// As for --user-device: socket=PATH,id=NAME,...
-        #[arg(value_name = "KEYS", value_parser = option(UserDeviceConfig::parse))]
-        config: UserDeviceConfig,
-    },
-    /// Plug in persistent memory.
-    AddPmem {
-        /// As for --pmem: file=FILE,size=SIZE,id=NAME,...
-        #[arg(value_name = "KEYS", value_parser = option(PmemConfig::parse))]
-        config: PmemConfig,
-    },
-    /// Plug in sockets between guest and host.
-    AddVsock {
-        /// As for --vsock: cid=N,socket=PATH,id=NAME,...
-        #[arg(value_name = "KEYS", value_parser = option(VsockConfig::parse))]
-        config: VsockConfig,
-    },
+    /// Add a device of the kinds that there are.
+    #[command(flatten)]
+    Add(Add),
     /// Unplug a device.
     RemoveDevice {
         /// Name of the device.
@@ -433,18 +384,10 @@ impl Action {
                 };
                 with_body("vm.resize-zone", &body)
             }
-            Self::AddDisk { config } => with_body("vm.add-disk", config),
-            Self::AddNet { config } => {
-                let (method, path, body, _) = with_body("vm.add-net", config)?;
-                let fds = config.fds.iter().map(AsRawFd::as_raw_fd).collect();
-                Ok((method, path, body, fds))
+            Self::Add(Add { path, device }) => {
+                let (method, path, body, _) = with_body(path, &device.to_json()?)?;
+                Ok((method, path, body, device.descriptors()))
             }
-            Self::AddDevice { config } => with_body("vm.add-device", config),
-            Self::AddAccel { config } => with_body("vm.add-accel", config),
-            Self::AddGpu { config } => with_body("vm.add-gpu", config),
-            Self::AddUserDevice { config } => with_body("vm.add-user-device", config),
-            Self::AddPmem { config } => with_body("vm.add-pmem", config),
-            Self::AddVsock { config } => with_body("vm.add-vsock", config),
             Self::RemoveDevice {
                 id,
                 force,

@@ -2,6 +2,7 @@
 
 mod client;
 mod ctl;
+mod devices;
 mod top;
 mod vm;
 

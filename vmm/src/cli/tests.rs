@@ -4,10 +4,8 @@ use std::{collections::BTreeSet, path::Path};
 
 use super::*;
 use crate::config::{
-    AccelConfig, AccelServerConfig, BalloonConfig, ConsoleConfig, ConsoleMode, CpusConfig,
-    DebugConsoleConfig, DeviceConfig, DiskConfig, GpuConfig, LandlockConfig, MemoryConfig,
-    MemoryZoneConfig, NetConfig, NumaConfig, PciRootPortConfig, PciSegmentConfig, PlatformConfig,
-    PmemConfig, RateLimitGroupConfig, RngConfig, SerialConfig, UserDeviceConfig, VsockConfig,
+    ConsoleMode, CpusConfig, DebugConsoleConfig, LandlockConfig, MemoryConfig, MemoryZoneConfig,
+    NumaConfig, PciSegmentConfig, PlatformConfig, RateLimitGroupConfig, SerialConfig, VmConfig,
     syntax::{Key, PLACE, ValueType},
 };
 
@@ -117,22 +115,24 @@ fn is_place(key: &str) -> bool {
 
 #[test]
 fn help_names_the_keys_that_are_taken_and_no_others() {
+    // Keys that are taken, and refused later.
     const VHOST: [&str; 3] = ["vhost_user", "vhost_mode", "socket"];
-    let tables: [(&str, &[&[Key]], &[&str]); 23] = [
+    let refused_of = |option: &str| -> &[&str] {
+        match option {
+            "disk" | "net" => &VHOST,
+            "accel" => &["backend"],
+            "device" => &["x_nv_gpudirect_clique"],
+            _ => &[],
+        }
+    };
+    let devices = VmConfig::KINDS.iter();
+    let devices = devices.map(|kind| (kind.option, kind.syntax, refused_of(kind.option)));
+    let others: [(&str, &[&[Key]], &[&str]); 10] = [
         ("cpus", CpusConfig::SYNTAX, &["kvm_hyperv", "features"]),
         ("memory", MemoryConfig::SYNTAX, &[]),
-        ("memory_zone", MemoryZoneConfig::SYNTAX, &[]),
-        ("disk", DiskConfig::SYNTAX, &VHOST),
-        ("net", NetConfig::SYNTAX, &VHOST),
-        ("rng", RngConfig::SYNTAX, &[]),
-        ("balloon", BalloonConfig::SYNTAX, &[]),
-        ("pmem", PmemConfig::SYNTAX, &[]),
-        ("accel", AccelConfig::SYNTAX, &["backend"]),
-        ("accel_server", AccelServerConfig::SYNTAX, &[]),
-        ("vsock", VsockConfig::SYNTAX, &[]),
+        ("memory-zone", MemoryZoneConfig::SYNTAX, &[]),
         ("serial", SerialConfig::SYNTAX, &[]),
-        ("console", ConsoleConfig::SYNTAX, &[]),
-        ("debug_console", DebugConsoleConfig::SYNTAX, &["null"]),
+        ("debug-console", DebugConsoleConfig::SYNTAX, &["null"]),
         ("numa", NumaConfig::SYNTAX, &["pci_segments", "device_id"]),
         (
             "platform",
@@ -141,21 +141,19 @@ fn help_names_the_keys_that_are_taken_and_no_others() {
             &["system_serial_number", "system_uuid", "tdx", "sev_snp"],
         ),
         (
-            "pci_segment",
+            "pci-segment",
             PciSegmentConfig::SYNTAX,
             &["mmio32_aperture_weight", "mmio64_aperture_weight"],
         ),
-        ("pci_root_port", PciRootPortConfig::SYNTAX, &[]),
-        ("rate_limit_group", RateLimitGroupConfig::SYNTAX, &[]),
-        ("landlock_rules", LandlockConfig::SYNTAX, &[]),
-        ("device", DeviceConfig::SYNTAX, &["x_nv_gpudirect_clique"]),
-        ("gpu", GpuConfig::SYNTAX, &[]),
-        ("user_device", UserDeviceConfig::SYNTAX, &[]),
+        ("rate-limit-group", RateLimitGroupConfig::SYNTAX, &[]),
+        ("landlock-rules", LandlockConfig::SYNTAX, &[]),
     ];
     let command = command("gantry".as_ref());
-    for (option, syntax, refused) in tables {
+    for (option, syntax, refused) in devices.chain(others) {
         let mut options = command.get_arguments();
-        let found = options.find(|found| found.get_id() == option).unwrap();
+        let found = options
+            .find(|found| found.get_long() == Some(option))
+            .unwrap();
         let help = found.get_help().unwrap().to_string();
         // What is no physical device has no use for an IOMMU.
         let refused = |key: &str| refused.contains(&key) || key == "iommu" && option != "device";

@@ -4,13 +4,11 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::option;
+use super::{devices::DeviceArgs, option};
 use crate::config::{
-    AccelConfig, AccelServerConfig, BalloonConfig, ConsoleConfig, CpusConfig, DebugConsoleConfig,
-    DeviceConfig, DiskConfig, FsConfig, GenericVhostUserConfig, GpuConfig, Invalid, LandlockConfig,
-    MemoryConfig, MemoryZoneConfig, NetConfig, NumaConfig, PayloadConfig, PciRootPortConfig,
-    PciSegmentConfig, PlatformConfig, PmemConfig, RateLimitGroupConfig, RngConfig, RtcConfig,
-    SerialConfig, TpmConfig, UserDeviceConfig, VdpaConfig, VmConfig, VsockConfig,
+    CpusConfig, DebugConsoleConfig, FsConfig, GenericVhostUserConfig, Invalid, LandlockConfig,
+    MemoryConfig, MemoryZoneConfig, NumaConfig, PayloadConfig, PciSegmentConfig, PlatformConfig,
+    RateLimitGroupConfig, RtcConfig, SerialConfig, TpmConfig, VdpaConfig, VmConfig,
 };
 
 /// A virtual machine cannot be made of the options.
@@ -68,59 +66,13 @@ pub struct VmArgs {
     #[arg(long = "memory-zone", value_name = "KEYS", num_args = 1.., value_parser = option(MemoryZoneConfig::parse))]
     pub memory_zone: Vec<MemoryZoneConfig>,
 
-    /// Disks: path=FILE,readonly=on|off,direct=on|off,image_type=raw|qcow2,backing_files=on|off,
-    /// sparse=on|off,lock_granularity=byte-range|full,serial=TEXT,num_queues=N,queue_size=N,
-    /// queue_affinity=[QUEUE@[CPUS]],rate_limit_group=NAME,bw_size=SIZE,bw_one_time_burst=SIZE,
-    /// bw_refill_time=MS,ops_size=N,ops_one_time_burst=N,ops_refill_time=MS,id=NAME.
-    #[arg(long = "disk", value_name = "KEYS", num_args = 1.., value_parser = option(DiskConfig::parse))]
-    pub disk: Vec<DiskConfig>,
-
-    /// Network cards: tap=NAME,mac=MAC,host_mac=MAC,ip=ADDRESS,mask=MASK,fd=[N,N],num_queues=N,
-    /// queue_size=N,mtu=N,offload_tso=on|off,offload_ufo=on|off,offload_csum=on|off,bw_size=SIZE,
-    /// bw_one_time_burst=SIZE,bw_refill_time=MS,ops_size=N,ops_one_time_burst=N,
-    /// ops_refill_time=MS,id=NAME.
-    #[arg(long = "net", value_name = "KEYS", num_args = 1.., value_parser = option(NetConfig::parse))]
-    pub net: Vec<NetConfig>,
-
-    /// Source of entropy: src=FILE (/dev/urandom).
-    #[arg(long = "rng", value_name = "KEYS", value_parser = option(RngConfig::parse))]
-    pub rng: Option<RngConfig>,
-
-    /// Memory balloon: size=SIZE,deflate_on_oom=on|off,free_page_reporting=on|off.
-    #[arg(long = "balloon", value_name = "KEYS", value_parser = option(BalloonConfig::parse))]
-    pub balloon: Option<BalloonConfig>,
-
-    /// Persistent memory: file=FILE,size=SIZE,discard_writes=on|off,id=NAME.
-    #[arg(long = "pmem", value_name = "KEYS", num_args = 1.., value_parser = option(PmemConfig::parse))]
-    pub pmem: Vec<PmemConfig>,
-
-    /// Accelerators whose calls are served by gantry-accel:
-    /// api=opencl|cuda,socket=PATH,device=NAME,weight=N,memory=SIZE,window=SIZE,slices=N,
-    /// compiler_cache=NAME|off,id=NAME; or by a process of a server VM, without exits: transport=gate,server=PATH,shared=SIZE,id=NAME.
-    #[arg(long = "accel", value_name = "KEYS", num_args = 1.., value_parser = option(AccelConfig::parse))]
-    pub accel: Vec<AccelConfig>,
-
-    /// Virtual GPUs for the guest's own driver, parts of the one that gantry-gpu has:
-    /// socket=PATH,vram=SIZE,channels=N,weight=N,id=NAME.
-    #[arg(long = "gpu", value_name = "KEYS", num_args = 1.., value_parser = option(GpuConfig::parse))]
-    pub gpu: Vec<GpuConfig>,
-
-    /// Make a process of this VM serve a process of another one, without exits, while this VM
-    /// stands still: socket=PATH,hole_start=SIZE,hole_end=SIZE,id=NAME.
-    #[arg(long = "accel-server", value_name = "KEYS", value_parser = option(AccelServerConfig::parse))]
-    pub accel_server: Option<AccelServerConfig>,
-
-    /// Sockets between guest and host: cid=N,socket=PATH.
-    #[arg(long = "vsock", value_name = "KEYS", value_parser = option(VsockConfig::parse))]
-    pub vsock: Option<VsockConfig>,
+    /// Devices of the kinds that there are.
+    #[command(flatten)]
+    pub devices: DeviceArgs,
 
     /// Serial port: off|null|pty|tty|file=PATH|socket=PATH.
     #[arg(long = "serial", value_name = "KEYS", value_parser = option(SerialConfig::parse))]
     pub serial: Option<SerialConfig>,
-
-    /// Virtio console: off|null|pty|tty|file=PATH|socket=PATH.
-    #[arg(long = "console", value_name = "KEYS", value_parser = option(ConsoleConfig::parse))]
-    pub console: Option<ConsoleConfig>,
 
     /// Debug console: off|pty|tty|file=PATH,iobase=PORT.
     #[arg(long = "debug-console", value_name = "KEYS", value_parser = option(DebugConsoleConfig::parse))]
@@ -142,10 +94,6 @@ pub struct VmArgs {
     #[arg(long = "pci-segment", value_name = "KEYS", num_args = 1.., value_parser = option(PciSegmentConfig::parse))]
     pub pci_segment: Vec<PciSegmentConfig>,
 
-    /// PCI Express root ports, which devices name as parents: id=NAME,pci_segment=N,pci_device_id=N.
-    #[arg(long = "pci-root-port", value_name = "KEYS", num_args = 1.., value_parser = option(PciRootPortConfig::parse))]
-    pub pci_root_port: Vec<PciRootPortConfig>,
-
     /// Limits that disks share: id=NAME,bw_size=SIZE,bw_one_time_burst=SIZE,bw_refill_time=MS,
     /// ops_size=N,ops_one_time_burst=N,ops_refill_time=MS.
     #[arg(long = "rate-limit-group", value_name = "KEYS", num_args = 1.., value_parser = option(RateLimitGroupConfig::parse))]
@@ -154,16 +102,6 @@ pub struct VmArgs {
     /// Further files that Landlock allows: path=PATH,access=r|w|rw.
     #[arg(long = "landlock-rules", value_name = "KEYS", num_args = 1.., value_parser = option(LandlockConfig::parse))]
     pub landlock_rules: Vec<LandlockConfig>,
-
-    /// Physical devices: path=/sys/bus/pci/devices/ADDRESS,id=NAME,pci_device_id=N,
-    /// pci_function=N,parent=ROOTPORT,iommu=on|off,iommu_segment=N,x_exclude_mmap_bars=[N,N].
-    #[arg(long = "device", value_name = "KEYS", num_args = 1.., value_parser = option(DeviceConfig::parse))]
-    pub device: Vec<DeviceConfig>,
-
-    /// Devices that other processes serve (vfio-user): socket=PATH,id=NAME,pci_function=N,
-    /// parent=ROOTPORT. Memory has to be shared with them (see --memory).
-    #[arg(long = "user-device", value_name = "KEYS", num_args = 1.., value_parser = option(UserDeviceConfig::parse))]
-    pub user_device: Vec<UserDeviceConfig>,
 
     /// Shared folders (not supported yet).
     #[arg(long = "fs", value_name = "KEYS", num_args = 1.., value_parser = option(FsConfig::parse))]
@@ -224,35 +162,24 @@ impl VmArgs {
                 ..PayloadConfig::default()
             },
             rate_limit_groups: list(self.rate_limit_group),
-            disks: list(self.disk),
-            net: list(self.net),
-            rng: self.rng.unwrap_or_default(),
-            balloon: self.balloon,
             fs: list(self.fs),
             generic_vhost_user: list(self.generic_vhost_user),
-            accels: list(self.accel),
-            accel_server: self.accel_server,
-            pmem: list(self.pmem),
             serial: self.serial.unwrap_or_default(),
-            console: self.console.unwrap_or_default(),
             debug_console: self.debug_console.unwrap_or_default(),
-            devices: list(self.device),
-            gpus: list(self.gpu),
-            user_devices: list(self.user_device),
             vdpa: list(self.vdpa),
-            vsock: self.vsock,
             numa: list(self.numa),
             iommu: false,
             watchdog: self.watchdog,
             rtc: self.rtc,
             pvpanic: self.pvpanic,
             pci_segments: list(self.pci_segment),
-            pci_root_ports: list(self.pci_root_port),
             platform: self.platform,
             tpm: self.tpm,
             landlock_enable: self.landlock,
             landlock_rules: list(self.landlock_rules),
+            ..VmConfig::default()
         };
+        self.devices.put_into(&mut config);
         config.normalize();
         config.validate()?;
         Ok(Some(Box::new(config)))

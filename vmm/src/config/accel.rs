@@ -9,8 +9,10 @@ use devices::{
 use serde::{Deserialize, Serialize};
 
 use super::{
+    VmConfig,
     check::{self, Invalid, Placement, Problem},
-    common::CommonConfig,
+    common::{CommonConfig, has_common_config},
+    kind::{Configured, Device, HotPlug, Refused},
     syntax::{IOMMU, Key, PLACE, SyntaxError, ValueType, parse},
 };
 
@@ -332,22 +334,27 @@ const KEYS: &[Key] = &[
     Key::new("compiler_cache", ValueType::Text),
 ];
 
-impl AccelConfig {
-    /// How it is written on the command line.
-    pub const SYNTAX: &[&[Key]] = &[KEYS, IOMMU, PLACE];
+has_common_config!(AccelConfig);
 
-    /// Parses the value of `--accel`.
-    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
+impl Configured for AccelConfig {
+    const HELP: &'static str = "Accelerators whose calls are served by gantry-accel: \
+        api=opencl|cuda,socket=PATH,device=NAME,weight=N,memory=SIZE,window=SIZE,slices=N, \
+        compiler_cache=NAME|off,id=NAME; or by a process of a server VM, without exits: transport=gate,server=PATH,shared=SIZE,id=NAME";
+
+    const HOT_PLUG: Option<HotPlug> = Some(HotPlug {
+        about: "Plug in an accelerator",
+        help: "As for --accel: socket=PATH,device=NAME,weight=N,window=SIZE,id=NAME,...",
+    });
+
+    const SYNTAX: &'static [&'static [Key]] = &[KEYS, IOMMU, PLACE];
+
+    fn parse(input: &str) -> Result<Self, SyntaxError> {
         parse("--accel", input, Self::SYNTAX)?.build()
     }
+}
 
-    /// Whether its calls pass a gate.
-    pub fn is_gate(&self) -> bool {
-        matches!(self.via, AccelVia::Gate(_))
-    }
-
-    /// Checks that it can be made.
-    pub fn validate(&self) -> Result<(), Invalid> {
+impl Device for AccelConfig {
+    fn validate(&self) -> Result<(), Invalid> {
         match &self.via {
             AccelVia::Ring(ring) => ring.validate()?,
             AccelVia::Gate(gate) => gate.validate()?,
@@ -355,11 +362,34 @@ impl AccelConfig {
         self.placement().validate()
     }
 
-    pub(super) fn placement(&self) -> Placement<'_> {
+    fn placement(&self) -> Placement<'_> {
         Placement {
             iommu: self.iommu,
             ..self.common.placement()
         }
+    }
+
+    /// A guest that has found out what its CPU can do is not told anything else later.
+    fn check_joins(&self, vm: &VmConfig, running: bool) -> Result<(), Refused> {
+        if running && self.is_gate() && !vm.has_gate() && vm.cpus.nested {
+            return Err(Refused(
+                "the guest may run VMs of its own, and cannot use the gate then: start the VM with \
+                 --cpus nested=off, or with the gate"
+                    .to_owned(),
+            ));
+        }
+        Ok(())
+    }
+
+    fn cannot_move(&self) -> Option<&'static str> {
+        Some("accelerator")
+    }
+}
+
+impl AccelConfig {
+    /// Whether its calls pass a gate.
+    pub fn is_gate(&self) -> bool {
+        matches!(self.via, AccelVia::Gate(_))
     }
 }
 

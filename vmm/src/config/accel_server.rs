@@ -5,8 +5,10 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    check::{Invalid, Placement, Problem},
-    common::CommonConfig,
+    VmConfig,
+    check::{Invalid, Problem},
+    common::{CommonConfig, has_common_config},
+    kind::{Configured, Device, FileUse},
     syntax::{Key, PLACE, SyntaxError, ValueType, parse},
 };
 
@@ -34,19 +36,23 @@ const KEYS: &[Key] = &[
     Key::new("hole_end", ValueType::Size),
 ];
 
-impl AccelServerConfig {
-    /// How it is written on the command line.
-    pub const SYNTAX: &[&[Key]] = &[KEYS, PLACE];
+has_common_config!(AccelServerConfig);
 
-    /// Parses the value of `--accel-server`.
-    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
+impl Configured for AccelServerConfig {
+    const HELP: &'static str = "Make a process of this VM serve a process of another one, without exits, while this VM \
+        stands still: socket=PATH,hole_start=SIZE,hole_end=SIZE,id=NAME";
+
+    const SYNTAX: &'static [&'static [Key]] = &[KEYS, PLACE];
+
+    fn parse(input: &str) -> Result<Self, SyntaxError> {
         let parsed = parse("--accel-server", input, Self::SYNTAX)?;
         parsed.require("socket", "socket")?;
         parsed.build()
     }
+}
 
-    /// What it says can be done.
-    pub fn validate(&self) -> Result<(), Invalid> {
+impl Device for AccelServerConfig {
+    fn validate(&self) -> Result<(), Invalid> {
         if self.socket.as_os_str().is_empty() {
             return Err(Problem::Missing("name the socket for clients' machines").at("socket"));
         }
@@ -56,13 +62,29 @@ impl AccelServerConfig {
         self.placement().validate()
     }
 
+    /// What a client's vCPU finds in its place is the state of one CPU.
+    fn validate_in(&self, vm: &VmConfig) -> Result<(), Invalid> {
+        if vm.cpus.max_vcpus == 1 {
+            return Ok(());
+        }
+        let with = "more than one vCPU";
+        let advice = "start a server VM with --cpus boot=1";
+        Err(Problem::Conflict { with, advice }.at(""))
+    }
+
+    fn files(&self) -> Vec<FileUse> {
+        vec![FileUse::create(&self.socket)]
+    }
+
+    fn cannot_move(&self) -> Option<&'static str> {
+        Some("gate")
+    }
+}
+
+impl AccelServerConfig {
     /// Start and end of the hole, if there is one.
     pub fn hole(&self) -> Option<(u64, u64)> {
         self.hole_start.zip(self.hole_end)
-    }
-
-    pub(super) fn placement(&self) -> Placement<'_> {
-        self.common.placement()
     }
 }
 

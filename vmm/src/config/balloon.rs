@@ -3,8 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    check::{Invalid, Placement},
-    common::CommonConfig,
+    VmConfig,
+    check::{self, Invalid, Placement},
+    common::{CommonConfig, has_common_config},
+    kind::{Configured, Device},
     syntax::{IOMMU, Key, PLACE, SyntaxError, ValueType, parse},
 };
 
@@ -33,26 +35,34 @@ const KEYS: &[Key] = &[
     Key::new("free_page_reporting", ValueType::Switch),
 ];
 
-impl BalloonConfig {
-    /// How it is written on the command line.
-    pub const SYNTAX: &[&[Key]] = &[KEYS, IOMMU, PLACE];
+has_common_config!(BalloonConfig);
 
-    /// Parses the value of `--balloon`.
-    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
+impl Configured for BalloonConfig {
+    const HELP: &'static str =
+        "Memory balloon: size=SIZE,deflate_on_oom=on|off,free_page_reporting=on|off";
+
+    const SYNTAX: &'static [&'static [Key]] = &[KEYS, IOMMU, PLACE];
+
+    fn parse(input: &str) -> Result<Self, SyntaxError> {
         let parsed = parse("--balloon", input, Self::SYNTAX)?;
         parsed.require("size", "size")?;
         parsed.build()
     }
+}
 
-    /// What it says can be done.
-    pub fn validate(&self) -> Result<(), Invalid> {
+impl Device for BalloonConfig {
+    fn validate(&self) -> Result<(), Invalid> {
         self.placement().validate()
     }
 
-    pub(super) fn placement(&self) -> Placement<'_> {
+    fn placement(&self) -> Placement<'_> {
         Placement {
             iommu: self.iommu,
             ..self.common.placement()
         }
+    }
+
+    fn validate_in(&self, vm: &VmConfig) -> Result<(), Invalid> {
+        check::range("size", self.size, 0, vm.memory.total())
     }
 }

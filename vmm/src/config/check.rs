@@ -98,7 +98,10 @@ impl Invalid {
     /// The same, seen from further out.
     #[must_use]
     pub(super) fn within(mut self, place: &str) -> Self {
-        self.place = format!("{place}.{}", self.place);
+        self.place = match self.place.as_str() {
+            "" => place.to_owned(),
+            inner => format!("{place}.{inner}"),
+        };
         self
     }
 }
@@ -179,18 +182,23 @@ pub(super) fn is_zero(number: &u8) -> bool {
 
 /// Name and place of a PCI device.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Placement<'a> {
+pub struct Placement<'a> {
+    /// Its name, if it has one already.
     pub id: Option<&'a str>,
+    /// PCI segment.
     pub segment: u16,
     /// The root port behind which it is.
     pub parent: Option<&'a str>,
+    /// Slot, if it is not the machine's to choose.
     pub device: Option<u8>,
+    /// Function of the slot.
     pub function: u8,
     /// It is to be behind a virtual IOMMU, where it cannot be.
     pub iommu: bool,
 }
 
 impl Placement<'_> {
+    /// There can be such a place.
     pub fn validate(&self) -> Result<(), Invalid> {
         unsupported(
             self.iommu,

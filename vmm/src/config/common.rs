@@ -48,32 +48,19 @@ pub trait HasCommonConfig {
     fn common_mut(&mut self) -> &mut CommonConfig;
 }
 
-macro_rules! placed {
-    ($($config:ident),* $(,)?) => {
-        $(impl HasCommonConfig for super::$config {
-            fn common(&self) -> &CommonConfig {
+/// For a configuration with the field `common`.
+macro_rules! has_common_config {
+    ($config:ident) => {
+        impl $crate::config::HasCommonConfig for $config {
+            fn common(&self) -> &$crate::config::CommonConfig {
                 &self.common
             }
 
-            fn common_mut(&mut self) -> &mut CommonConfig {
+            fn common_mut(&mut self) -> &mut $crate::config::CommonConfig {
                 &mut self.common
             }
-        })*
+        }
     };
 }
 
-placed!(
-    AccelConfig,
-    AccelServerConfig,
-    BalloonConfig,
-    ConsoleConfig,
-    DeviceConfig,
-    DiskConfig,
-    GpuConfig,
-    NetConfig,
-    PciRootPortConfig,
-    PmemConfig,
-    RngConfig,
-    UserDeviceConfig,
-    VsockConfig,
-);
+pub(super) use has_common_config;

@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     check::{self, Invalid, Placement, Problem},
-    common::CommonConfig,
+    common::{CommonConfig, has_common_config},
+    kind::{Configured, Device, FileUse},
     syntax::{IOMMU, Key, PLACE, Parsed, SyntaxError, SyntaxProblem, ValueType, parse},
 };
 
@@ -153,28 +154,40 @@ fn validate_mode(
     }
 }
 
-impl ConsoleConfig {
-    /// How it is written on the command line.
-    pub const SYNTAX: &[&[Key]] = &[MODES, SOCKET, IOMMU, PLACE];
+has_common_config!(ConsoleConfig);
 
-    /// Parses the value of `--console`.
-    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
+impl Configured for ConsoleConfig {
+    const HELP: &'static str = "Virtio console: off|null|pty|tty|file=PATH|socket=PATH";
+
+    const SYNTAX: &'static [&'static [Key]] = &[MODES, SOCKET, IOMMU, PLACE];
+
+    fn parse(input: &str) -> Result<Self, SyntaxError> {
         let mut parsed = parse("--console", input, Self::SYNTAX)?;
         parse_mode(&mut parsed)?;
         parsed.build()
     }
+}
 
-    /// What it says can be done.
-    pub fn validate(&self) -> Result<(), Invalid> {
+impl Device for ConsoleConfig {
+    fn validate(&self) -> Result<(), Invalid> {
         validate_mode(self.mode, self.file.as_ref(), self.socket.as_ref())?;
         self.placement().validate()
     }
 
-    pub(super) fn placement(&self) -> Placement<'_> {
+    fn placement(&self) -> Placement<'_> {
         Placement {
             iommu: self.iommu,
             ..self.common.placement()
         }
+    }
+
+    fn is_present(&self) -> bool {
+        self.mode != ConsoleMode::Off
+    }
+
+    fn files(&self) -> Vec<FileUse> {
+        let files = self.file.iter().chain(&self.socket);
+        files.map(FileUse::create).collect()
     }
 }
 

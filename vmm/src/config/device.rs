@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     check::{self, Invalid, Placement, Problem, is_zero},
-    common::CommonConfig,
+    common::{CommonConfig, has_common_config},
+    kind::{Configured, Device, HotPlug},
     syntax::{FUNCTION, IOMMU, Key, PLACE, SyntaxError, ValueType, parse},
 };
 
@@ -48,19 +49,28 @@ const KEYS: &[Key] = &[
     Key::new("x_exclude_mmap_bars", ValueType::Numbers),
 ];
 
-impl DeviceConfig {
-    /// How it is written on the command line.
-    pub const SYNTAX: &[&[Key]] = &[KEYS, IOMMU, PLACE, FUNCTION];
+has_common_config!(DeviceConfig);
 
-    /// Parses the value of `--device`.
-    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
+impl Configured for DeviceConfig {
+    const HELP: &'static str = "Physical devices: path=/sys/bus/pci/devices/ADDRESS,id=NAME,pci_device_id=N, \
+        pci_function=N,parent=ROOTPORT,iommu=on|off,iommu_segment=N,x_exclude_mmap_bars=[N,N]";
+
+    const HOT_PLUG: Option<HotPlug> = Some(HotPlug {
+        about: "Give the VM a physical device",
+        help: "As for --device: path=/sys/bus/pci/devices/ADDRESS,id=NAME,...",
+    });
+
+    const SYNTAX: &'static [&'static [Key]] = &[KEYS, IOMMU, PLACE, FUNCTION];
+
+    fn parse(input: &str) -> Result<Self, SyntaxError> {
         let parsed = parse("--device", input, Self::SYNTAX)?;
         parsed.require("path", "path")?;
         parsed.build()
     }
+}
 
-    /// What it says can be done.
-    pub fn validate(&self) -> Result<(), Invalid> {
+impl Device for DeviceConfig {
+    fn validate(&self) -> Result<(), Invalid> {
         if self.path.is_none() {
             return Err(Problem::Missing("name its folder in sysfs").at("path"));
         }
@@ -85,9 +95,15 @@ impl DeviceConfig {
         self.placement().validate()
     }
 
-    /// Says by `pci_segment` and `iommu` alone where it is to be, in a machine in which these
-    /// segments are behind the virtual IOMMU.
-    pub fn normalize_segment(&mut self, behind: &[u16]) {
+    fn placement(&self) -> Placement<'_> {
+        Placement {
+            function: self.pci_function,
+            parent: self.parent.as_deref(),
+            ..self.common.placement()
+        }
+    }
+
+    fn normalize_segment(&mut self, behind: &[u16]) {
         if let Some(segment) = self.iommu_segment.take() {
             self.common.pci_segment = segment;
             self.iommu = true;
@@ -103,11 +119,7 @@ impl DeviceConfig {
         }
     }
 
-    pub(super) fn placement(&self) -> Placement<'_> {
-        Placement {
-            function: self.pci_function,
-            parent: self.parent.as_deref(),
-            ..self.common.placement()
-        }
+    fn cannot_move(&self) -> Option<&'static str> {
+        Some("physical device")
     }
 }

@@ -6,8 +6,10 @@ pub use devices::disk::{ImageType, LockGranularity};
 use serde::{Deserialize, Serialize};
 
 use super::{
+    VmConfig,
     check::{self, Invalid, Placement, Problem},
-    common::CommonConfig,
+    common::{CommonConfig, has_common_config},
+    kind::{Configured, Device, FileUse, HotPlug},
     syntax::{IOMMU, Key, LIMITS, PLACE, Part, SyntaxError, ValueType, parse},
 };
 
@@ -172,15 +174,23 @@ impl RateLimitGroupConfig {
     }
 }
 
-impl DiskConfig {
-    /// How it is written on the command line.
-    pub const SYNTAX: &[&[Key]] = &[KEYS, LIMITS, IOMMU, PLACE];
+has_common_config!(DiskConfig);
 
-    /// Queues at most: one for each vCPU.
-    const MAX_QUEUES: u64 = 255;
+impl Configured for DiskConfig {
+    const HELP: &'static str = "Disks: path=FILE,readonly=on|off,direct=on|off,image_type=raw|qcow2,backing_files=on|off, \
+        sparse=on|off,lock_granularity=byte-range|full,serial=TEXT,num_queues=N,queue_size=N, \
+        queue_affinity=[QUEUE@[CPUS]],rate_limit_group=NAME,bw_size=SIZE,bw_one_time_burst=SIZE, \
+        bw_refill_time=MS,ops_size=N,ops_one_time_burst=N,ops_refill_time=MS,id=NAME";
+
+    const HOT_PLUG: Option<HotPlug> = Some(HotPlug {
+        about: "Plug in a disk",
+        help: "As for --disk: path=FILE,readonly=on|off,id=NAME,...",
+    });
+
+    const SYNTAX: &'static [&'static [Key]] = &[KEYS, LIMITS, IOMMU, PLACE];
 
     /// Parses the value of `--disk`. Text without `=` is the path.
-    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
+    fn parse(input: &str) -> Result<Self, SyntaxError> {
         if !input.contains('=') && !input.is_empty() {
             return Ok(Self {
                 path: Some(PathBuf::from(input)),
@@ -189,9 +199,10 @@ impl DiskConfig {
         }
         parse("--disk", input, Self::SYNTAX)?.build()
     }
+}
 
-    /// What it says can be done.
-    pub fn validate(&self) -> Result<(), Invalid> {
+impl Device for DiskConfig {
+    fn validate(&self) -> Result<(), Invalid> {
         check::unsupported(
             self.vhost_user || self.vhost_socket.is_some(),
             "vhost_user",
@@ -240,10 +251,34 @@ impl DiskConfig {
         self.placement().validate()
     }
 
-    pub(super) fn placement(&self) -> Placement<'_> {
+    fn placement(&self) -> Placement<'_> {
         Placement {
             iommu: self.iommu,
             ..self.common.placement()
         }
     }
+
+    /// It names a group of limits that exists.
+    fn validate_in(&self, vm: &VmConfig) -> Result<(), Invalid> {
+        let mut groups = vm.rate_limit_groups.iter().flatten();
+        match &self.rate_limit_group {
+            Some(name) if !groups.any(|group| group.id == *name) => {
+                let what = "rate limit group";
+                let name = name.clone();
+                Err(Problem::Unknown { what, name }.at("rate_limit_group"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn files(&self) -> Vec<FileUse> {
+        let path = self.path.iter();
+        path.map(|path| FileUse::open(path, self.readonly))
+            .collect()
+    }
+}
+
+impl DiskConfig {
+    /// Queues at most: one for each vCPU.
+    const MAX_QUEUES: u64 = 255;
 }

@@ -5,8 +5,10 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    check::{self, Invalid, Placement, Problem},
-    common::CommonConfig,
+    VmConfig,
+    check::{self, Invalid, Problem},
+    common::{CommonConfig, has_common_config},
+    kind::{Configured, Device, HotPlug, Refused, check_shared_memory},
     syntax::{Key, PLACE, SyntaxError, ValueType, parse},
 };
 
@@ -55,19 +57,28 @@ const KEYS: &[Key] = &[
     Key::new("weight", ValueType::Number),
 ];
 
-impl GpuConfig {
-    /// How it is written on the command line.
-    pub const SYNTAX: &[&[Key]] = &[KEYS, PLACE];
+has_common_config!(GpuConfig);
 
-    /// Parses the value of `--gpu`.
-    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
+impl Configured for GpuConfig {
+    const HELP: &'static str = "Virtual GPUs for the guest's own driver, parts of the one that gantry-gpu has: \
+        socket=PATH,vram=SIZE,channels=N,weight=N,id=NAME";
+
+    const HOT_PLUG: Option<HotPlug> = Some(HotPlug {
+        about: "Give the VM a virtual GPU",
+        help: "As for --gpu: socket=PATH,vram=SIZE,channels=N,weight=N,id=NAME,...",
+    });
+
+    const SYNTAX: &'static [&'static [Key]] = &[KEYS, PLACE];
+
+    fn parse(input: &str) -> Result<Self, SyntaxError> {
         let parsed = parse("--gpu", input, Self::SYNTAX)?;
         parsed.require("socket", "socket")?;
         parsed.build()
     }
+}
 
-    /// What it says can be done.
-    pub fn validate(&self) -> Result<(), Invalid> {
+impl Device for GpuConfig {
+    fn validate(&self) -> Result<(), Invalid> {
         if self.socket.as_os_str().is_empty() {
             return Err(Problem::Missing("name the socket of gantry-gpu").at("socket"));
         }
@@ -88,8 +99,17 @@ impl GpuConfig {
         self.placement().validate()
     }
 
-    pub(super) fn placement(&self) -> Placement<'_> {
-        self.common.placement()
+    fn validate_in(&self, vm: &VmConfig) -> Result<(), Invalid> {
+        if vm.memory.is_shared() {
+            return Ok(());
+        }
+        let with = "memory that the GPU cannot reach";
+        let advice = "start the VM with --memory shared=on";
+        Err(Problem::Conflict { with, advice }.at("socket"))
+    }
+
+    fn check_joins(&self, vm: &VmConfig, _running: bool) -> Result<(), Refused> {
+        check_shared_memory(vm)
     }
 }
 

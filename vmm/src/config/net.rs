@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     check::{self, Invalid, Placement, Problem},
-    common::CommonConfig,
+    common::{CommonConfig, has_common_config},
+    kind::{Configured, Device, FileUse, HotPlug, Refused},
     syntax::{IOMMU, Key, LIMITS, PLACE, SyntaxError, ValueType, parse},
 };
 
@@ -164,15 +165,23 @@ const KEYS: &[Key] = &[
     Key::new("offload_csum", ValueType::Switch),
 ];
 
-impl NetConfig {
-    /// How it is written on the command line.
-    pub const SYNTAX: &[&[Key]] = &[KEYS, LIMITS, IOMMU, PLACE];
+has_common_config!(NetConfig);
 
-    /// Queues at most: those of 128 pairs, the bound of Linux' tap is 256.
-    const MAX_QUEUES: u64 = 256;
+impl Configured for NetConfig {
+    const HELP: &'static str = "Network cards: tap=NAME,mac=MAC,host_mac=MAC,ip=ADDRESS,mask=MASK,fd=[N,N],num_queues=N, \
+        queue_size=N,mtu=N,offload_tso=on|off,offload_ufo=on|off,offload_csum=on|off,bw_size=SIZE, \
+        bw_one_time_burst=SIZE,bw_refill_time=MS,ops_size=N,ops_one_time_burst=N, \
+        ops_refill_time=MS,id=NAME";
+
+    const HOT_PLUG: Option<HotPlug> = Some(HotPlug {
+        about: "Plug in a network card",
+        help: "As for --net: tap=NAME,mac=MAC,fd=[N,N],id=NAME,...; descriptors are passed on",
+    });
+
+    const SYNTAX: &'static [&'static [Key]] = &[KEYS, LIMITS, IOMMU, PLACE];
 
     /// Parses the value of `--net`. `num_queues` defaults to two for each descriptor.
-    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
+    fn parse(input: &str) -> Result<Self, SyntaxError> {
         let mut parsed = parse("--net", input, Self::SYNTAX)?;
         let fds: Vec<i32> = parsed.take("fd").unwrap_or_default();
         if !fds.is_empty() {
@@ -182,9 +191,10 @@ impl NetConfig {
         config.fds = fds.into_iter().map(TapFd::Inherited).collect();
         Ok(config)
     }
+}
 
-    /// What it says can be done.
-    pub fn validate(&self) -> Result<(), Invalid> {
+impl Device for NetConfig {
+    fn validate(&self) -> Result<(), Invalid> {
         check::unsupported(
             self.vhost_user || self.vhost_socket.is_some(),
             "vhost_user",
@@ -233,12 +243,38 @@ impl NetConfig {
         self.placement().validate()
     }
 
-    pub(super) fn placement(&self) -> Placement<'_> {
+    fn placement(&self) -> Placement<'_> {
         Placement {
             iommu: self.iommu,
             ..self.common.placement()
         }
     }
+
+    fn files(&self) -> Vec<FileUse> {
+        vec![FileUse::open("/dev/net/tun", false)]
+    }
+
+    fn descriptors(&self) -> Vec<RawFd> {
+        self.fds.iter().map(AsRawFd::as_raw_fd).collect()
+    }
+
+    fn take_descriptors(&mut self, descriptors: Vec<OwnedFd>) -> Result<(), Refused> {
+        if usize::from(self.num_queues) != 2 * descriptors.len() {
+            return Err(Refused(format!(
+                "{} descriptors came with the request, but num_queues is {}: one is needed for each \
+                 pair of queues",
+                descriptors.len(),
+                self.num_queues
+            )));
+        }
+        self.fds = descriptors.into_iter().map(TapFd::from).collect();
+        Ok(())
+    }
+}
+
+impl NetConfig {
+    /// Queues at most: those of 128 pairs, the bound of Linux' tap is 256.
+    const MAX_QUEUES: u64 = 256;
 }
 
 /// Six bytes in hexadecimal between colons, not all zero, without the group bit.

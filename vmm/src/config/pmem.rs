@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     check::{self, Invalid, Placement, Problem},
-    common::CommonConfig,
+    common::{CommonConfig, has_common_config},
+    kind::{Configured, Device, FileUse, HotPlug},
     syntax::{IOMMU, Key, PLACE, SyntaxError, ValueType, parse},
 };
 
@@ -35,19 +36,28 @@ const KEYS: &[Key] = &[
     Key::new("discard_writes", ValueType::Switch),
 ];
 
-impl PmemConfig {
-    /// How it is written on the command line.
-    pub const SYNTAX: &[&[Key]] = &[KEYS, IOMMU, PLACE];
+has_common_config!(PmemConfig);
 
-    /// Parses the value of `--pmem`.
-    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
+impl Configured for PmemConfig {
+    const HELP: &'static str =
+        "Persistent memory: file=FILE,size=SIZE,discard_writes=on|off,id=NAME";
+
+    const HOT_PLUG: Option<HotPlug> = Some(HotPlug {
+        about: "Plug in persistent memory",
+        help: "As for --pmem: file=FILE,size=SIZE,id=NAME,...",
+    });
+
+    const SYNTAX: &'static [&'static [Key]] = &[KEYS, IOMMU, PLACE];
+
+    fn parse(input: &str) -> Result<Self, SyntaxError> {
         let parsed = parse("--pmem", input, Self::SYNTAX)?;
         parsed.require("file", "file")?;
         parsed.build()
     }
+}
 
-    /// What it says can be done.
-    pub fn validate(&self) -> Result<(), Invalid> {
+impl Device for PmemConfig {
+    fn validate(&self) -> Result<(), Invalid> {
         if self.file.as_os_str().is_empty() {
             return Err(Problem::Missing("name a file").at("file"));
         }
@@ -58,10 +68,19 @@ impl PmemConfig {
         self.placement().validate()
     }
 
-    pub(super) fn placement(&self) -> Placement<'_> {
+    fn placement(&self) -> Placement<'_> {
         Placement {
             iommu: self.iommu,
             ..self.common.placement()
         }
+    }
+
+    fn files(&self) -> Vec<FileUse> {
+        vec![FileUse::open(&self.file, self.discard_writes)]
+    }
+
+    fn cannot_move(&self) -> Option<&'static str> {
+        self.discard_writes
+            .then_some("persistent memory whose writes are discarded")
     }
 }

@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     check::{Invalid, Placement, Problem},
-    common::CommonConfig,
+    common::{CommonConfig, has_common_config},
+    kind::{Configured, Device, FileUse},
     syntax::{IOMMU, Key, PLACE, SyntaxError, ValueType, parse},
 };
 
@@ -35,29 +36,36 @@ impl Default for RngConfig {
 
 const KEYS: &[Key] = &[Key::new("src", ValueType::Text)];
 
-impl RngConfig {
-    /// How it is written on the command line.
-    pub const SYNTAX: &[&[Key]] = &[KEYS, IOMMU, PLACE];
+has_common_config!(RngConfig);
 
-    /// Parses the value of `--rng`.
-    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
+impl Configured for RngConfig {
+    const HELP: &'static str = "Source of entropy: src=FILE (/dev/urandom)";
+
+    const SYNTAX: &'static [&'static [Key]] = &[KEYS, IOMMU, PLACE];
+
+    fn parse(input: &str) -> Result<Self, SyntaxError> {
         let mut parsed = parse("--rng", input, Self::SYNTAX)?;
         parsed.default("src", "/dev/urandom");
         parsed.build()
     }
+}
 
-    /// What it says can be done.
-    pub fn validate(&self) -> Result<(), Invalid> {
+impl Device for RngConfig {
+    fn validate(&self) -> Result<(), Invalid> {
         if self.src.as_os_str().is_empty() {
             return Err(Problem::Missing("name a file such as /dev/urandom").at("src"));
         }
         self.placement().validate()
     }
 
-    pub(super) fn placement(&self) -> Placement<'_> {
+    fn placement(&self) -> Placement<'_> {
         Placement {
             iommu: self.iommu,
             ..self.common.placement()
         }
+    }
+
+    fn files(&self) -> Vec<FileUse> {
+        vec![FileUse::read(&self.src)]
     }
 }

@@ -3,8 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    check::{Invalid, Placement, Problem},
-    common::CommonConfig,
+    check::{Invalid, Problem},
+    common::{CommonConfig, has_common_config},
+    kind::{Configured, Device},
     syntax::{Key, PLACE, SyntaxError, parse},
 };
 
@@ -16,26 +17,25 @@ pub struct PciRootPortConfig {
     pub common: CommonConfig,
 }
 
-impl PciRootPortConfig {
-    /// How it is written on the command line.
-    pub const SYNTAX: &[&[Key]] = &[PLACE];
+has_common_config!(PciRootPortConfig);
 
-    /// Parses the value of `--pci-root-port`.
-    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
+impl Configured for PciRootPortConfig {
+    const HELP: &'static str = "PCI Express root ports, which devices name as parents: id=NAME,pci_segment=N,pci_device_id=N";
+
+    const SYNTAX: &'static [&'static [Key]] = &[PLACE];
+
+    fn parse(input: &str) -> Result<Self, SyntaxError> {
         let parsed = parse("--pci-root-port", input, Self::SYNTAX)?;
         parsed.require("id", "id")?;
         parsed.build()
     }
+}
 
-    /// What it says can be done.
-    pub fn validate(&self) -> Result<(), Invalid> {
+impl Device for PciRootPortConfig {
+    fn validate(&self) -> Result<(), Invalid> {
         if self.common.id.is_none() {
             return Err(Problem::Missing("name it: devices say parent=NAME").at("id"));
         }
         self.placement().validate()
-    }
-
-    pub(super) fn placement(&self) -> Placement<'_> {
-        self.common.placement()
     }
 }

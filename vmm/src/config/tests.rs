@@ -619,3 +619,26 @@ fn every_option_of_the_command_line_parses() {
             .contains("file= is missing")
     );
 }
+
+#[test]
+fn a_removed_device_leaves_the_configuration() {
+    let mut config = minimal();
+    for id in ["a", "b"] {
+        config.put_device(Box::new(DiskConfig {
+            common: CommonConfig::named(id),
+            ..Default::default()
+        }));
+    }
+    config.put_device(Box::new(BalloonConfig {
+        common: CommonConfig::named("c"),
+        ..Default::default()
+    }));
+    assert!(config.has_device("a") && config.has_device("c") && !config.has_device("d"));
+    assert!(config.take_device("a"));
+    assert!(!config.take_device("a"));
+    assert!(config.take_device("b"));
+    assert_eq!(config.disks, None);
+    // A running guest cannot lose its balloon.
+    assert!(!config.take_device("c"));
+    assert!(config.has_device("c"));
+}

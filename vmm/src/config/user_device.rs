@@ -5,8 +5,10 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::{
+    VmConfig,
     check::{Invalid, Placement, Problem, is_zero},
-    common::CommonConfig,
+    common::{CommonConfig, has_common_config},
+    kind::{Configured, Device, HotPlug, Refused, check_shared_memory},
     syntax::{FUNCTION, Key, PLACE, SyntaxError, ValueType, parse},
 };
 
@@ -28,30 +30,56 @@ pub struct UserDeviceConfig {
 
 const KEYS: &[Key] = &[Key::new("socket", ValueType::Text)];
 
-impl UserDeviceConfig {
-    /// How it is written on the command line.
-    pub const SYNTAX: &[&[Key]] = &[KEYS, PLACE, FUNCTION];
+has_common_config!(UserDeviceConfig);
 
-    /// Parses the value of `--user-device`.
-    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
+impl Configured for UserDeviceConfig {
+    const HELP: &'static str = "Devices that other processes serve (vfio-user): socket=PATH,id=NAME,pci_function=N, \
+        parent=ROOTPORT. Memory has to be shared with them (see --memory)";
+
+    const HOT_PLUG: Option<HotPlug> = Some(HotPlug {
+        about: "Give the VM a device that another process serves (vfio-user)",
+        help: "As for --user-device: socket=PATH,id=NAME,...",
+    });
+
+    const SYNTAX: &'static [&'static [Key]] = &[KEYS, PLACE, FUNCTION];
+
+    fn parse(input: &str) -> Result<Self, SyntaxError> {
         let parsed = parse("--user-device", input, Self::SYNTAX)?;
         parsed.require("socket", "socket")?;
         parsed.build()
     }
+}
 
-    /// What it says can be done.
-    pub fn validate(&self) -> Result<(), Invalid> {
+impl Device for UserDeviceConfig {
+    fn validate(&self) -> Result<(), Invalid> {
         if self.socket.as_os_str().is_empty() {
             return Err(Problem::Missing("name the socket of its server").at("socket"));
         }
         self.placement().validate()
     }
 
-    pub(super) fn placement(&self) -> Placement<'_> {
+    fn placement(&self) -> Placement<'_> {
         Placement {
             function: self.pci_function,
             parent: self.parent.as_deref(),
             ..self.common.placement()
         }
+    }
+
+    fn validate_in(&self, vm: &VmConfig) -> Result<(), Invalid> {
+        if vm.memory.is_shared() {
+            return Ok(());
+        }
+        let with = "memory that its server cannot map";
+        let advice = "start the VM with --memory shared=on";
+        Err(Problem::Conflict { with, advice }.at("socket"))
+    }
+
+    fn check_joins(&self, vm: &VmConfig, _running: bool) -> Result<(), Refused> {
+        check_shared_memory(vm)
+    }
+
+    fn cannot_move(&self) -> Option<&'static str> {
+        Some("device of another process")
     }
 }

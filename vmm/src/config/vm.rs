@@ -6,17 +6,147 @@ use arch::layout::{MAX_PCI_BUSES, MAX_ROOT_PORTS};
 use serde::{Deserialize, Serialize};
 
 use super::{
+    Device, HotplugMethod, VmConfig,
     check::{self, Invalid, Placement, Problem},
     syntax::{Key, SyntaxError, ValueType, parse},
 };
 
-use super::{
-    AccelConfig, AccelServerConfig, BalloonConfig, ConsoleConfig, CpusConfig, DebugConsoleConfig,
-    DeviceConfig, DiskConfig, FsConfig, GenericVhostUserConfig, GpuConfig, HotplugMethod,
-    MemoryConfig, NetConfig, NumaConfig, PayloadConfig, PciRootPortConfig, PciSegmentConfig,
-    PlatformConfig, PmemConfig, RateLimitGroupConfig, RngConfig, RtcConfig, SerialConfig,
-    TpmConfig, UserDeviceConfig, VdpaConfig, VsockConfig,
-};
+/// Makes [`VmConfig`](super::VmConfig) of the kinds of devices that it has: see [`super`].
+macro_rules! vm_config {
+    ($(
+        $(#[doc = $doc:literal])+
+        $(#[cfg($($cfg:tt)+)])?
+        $key:ident: $field:ty = $option:literal,
+    )+) => {
+        /// The whole machine.
+        #[derive(Clone, Debug, Default, Eq, PartialEq, serde::Serialize, serde::Deserialize)]
+        pub struct VmConfig {
+            /// Virtual processors.
+            #[serde(default)]
+            pub cpus: CpusConfig,
+            /// Memory.
+            #[serde(default)]
+            pub memory: MemoryConfig,
+            /// What it boots.
+            pub payload: PayloadConfig,
+            /// Limits that disks share.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            pub rate_limit_groups: Option<Vec<RateLimitGroupConfig>>,
+            /// Shared folders.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            pub fs: Option<Vec<FsConfig>>,
+            /// Other vhost-user devices.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            pub generic_vhost_user: Option<Vec<GenericVhostUserConfig>>,
+            /// Serial port.
+            #[serde(default)]
+            pub serial: SerialConfig,
+            /// Debug console.
+            #[serde(default)]
+            pub debug_console: DebugConsoleConfig,
+            /// vDPA devices.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            pub vdpa: Option<Vec<VdpaConfig>>,
+            /// NUMA nodes.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            pub numa: Option<Vec<NumaConfig>>,
+            /// A virtual IOMMU.
+            #[serde(default)]
+            pub iommu: bool,
+            /// A watchdog.
+            #[serde(default)]
+            pub watchdog: bool,
+            /// A virtio clock.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            pub rtc: Option<RtcConfig>,
+            /// A panic device.
+            #[serde(default)]
+            pub pvpanic: bool,
+            /// Shares of PCI segments.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            pub pci_segments: Option<Vec<PciSegmentConfig>>,
+            /// Platform.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            pub platform: Option<PlatformConfig>,
+            /// Trusted platform module.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            pub tpm: Option<TpmConfig>,
+            /// Restrict Gantry to the files of its configuration (Landlock).
+            #[serde(default)]
+            pub landlock_enable: bool,
+            /// Further files that it may use.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            pub landlock_rules: Option<Vec<LandlockConfig>>,
+            $(
+                $(#[doc = $doc])+
+                $(#[cfg($($cfg)+)])?
+                #[serde(default, skip_serializing_if = "crate::config::kind::Field::is_absent")]
+                pub $key: $field,
+            )+
+        }
+
+        impl VmConfig {
+            /// The kinds of devices, in the order in which a machine plugs them.
+            pub const KINDS: &'static [Kind] = &[$(
+                $(#[cfg($($cfg)+)])?
+                Kind::of::<$field>(
+                    stringify!($key),
+                    $option,
+                    concat!("add-", $option),
+                    concat!("vm.add-", $option),
+                ),
+            )+];
+
+            /// All devices, by their places in the configuration, in the order in which a machine
+            /// plugs them.
+            pub fn all_devices(&self) -> Vec<(String, &dyn Device)> {
+                let mut devices = Vec::new();
+                $(
+                    $(#[cfg($($cfg)+)])?
+                    kind::Field::collect(&self.$key, stringify!($key), &mut devices);
+                )+
+                devices
+            }
+
+            /// All devices, in the order in which a machine plugs them.
+            pub fn all_devices_mut(&mut self) -> Vec<&mut dyn Device> {
+                let mut devices = Vec::new();
+                $(
+                    $(#[cfg($($cfg)+)])?
+                    kind::Field::collect_mut(&mut self.$key, &mut devices);
+                )+
+                devices
+            }
+
+            /// Takes a device away; false if it is not there or has to stay.
+            pub fn take_device(&mut self, id: &str) -> bool {
+                $(
+                    $(#[cfg($($cfg)+)])?
+                    if kind::Field::take(&mut self.$key, id) {
+                        return true;
+                    }
+                )+
+                false
+            }
+
+            /// Adds a device, in the place of the one that there is if there cannot be several.
+            pub fn put_device(&mut self, device: Box<dyn Device>) {
+                let device: Box<dyn std::any::Any> = device;
+                $(
+                    $(#[cfg($($cfg)+)])?
+                    let device = match device.downcast::<<$field as kind::Field>::Config>() {
+                        Ok(device) => return kind::Field::put(&mut self.$key, *device),
+                        Err(device) => device,
+                    };
+                )+
+                // Boxes are made by the kinds of the list.
+                drop(device);
+            }
+        }
+    };
+}
+
+pub(super) use vm_config;
 
 /// A path that Gantry may use under Landlock.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
@@ -25,106 +155,6 @@ pub struct LandlockConfig {
     pub path: PathBuf,
     /// `r`, `w` or `rw`.
     pub access: String,
-}
-
-/// The whole machine.
-#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
-pub struct VmConfig {
-    /// Virtual processors.
-    #[serde(default)]
-    pub cpus: CpusConfig,
-    /// Memory.
-    #[serde(default)]
-    pub memory: MemoryConfig,
-    /// What it boots.
-    pub payload: PayloadConfig,
-    /// Limits that disks share.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rate_limit_groups: Option<Vec<RateLimitGroupConfig>>,
-    /// Disks.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub disks: Option<Vec<DiskConfig>>,
-    /// Network cards.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub net: Option<Vec<NetConfig>>,
-    /// Entropy.
-    #[serde(default)]
-    pub rng: RngConfig,
-    /// Balloon.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub balloon: Option<BalloonConfig>,
-    /// Shared folders.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub fs: Option<Vec<FsConfig>>,
-    /// Other vhost-user devices.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub generic_vhost_user: Option<Vec<GenericVhostUserConfig>>,
-    /// Persistent memory.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pmem: Option<Vec<PmemConfig>>,
-    /// Serial port.
-    #[serde(default)]
-    pub serial: SerialConfig,
-    /// Virtio console.
-    #[serde(default)]
-    pub console: ConsoleConfig,
-    /// Debug console.
-    #[serde(default)]
-    pub debug_console: DebugConsoleConfig,
-    /// Physical devices.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub devices: Option<Vec<DeviceConfig>>,
-    /// Accelerators whose calls are served by worker processes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub accels: Option<Vec<AccelConfig>>,
-    /// Makes a process of this VM the accelerator of others.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub accel_server: Option<AccelServerConfig>,
-    /// Virtual GPUs, of which a mediator has the physical one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub gpus: Option<Vec<GpuConfig>>,
-    /// Devices of other processes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub user_devices: Option<Vec<UserDeviceConfig>>,
-    /// vDPA devices.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub vdpa: Option<Vec<VdpaConfig>>,
-    /// Sockets between guest and host.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub vsock: Option<VsockConfig>,
-    /// NUMA nodes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub numa: Option<Vec<NumaConfig>>,
-    /// A virtual IOMMU.
-    #[serde(default)]
-    pub iommu: bool,
-    /// A watchdog.
-    #[serde(default)]
-    pub watchdog: bool,
-    /// A virtio clock.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rtc: Option<RtcConfig>,
-    /// A panic device.
-    #[serde(default)]
-    pub pvpanic: bool,
-    /// Shares of PCI segments.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pci_segments: Option<Vec<PciSegmentConfig>>,
-    /// PCI Express root ports.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pci_root_ports: Option<Vec<PciRootPortConfig>>,
-    /// Platform.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub platform: Option<PlatformConfig>,
-    /// Trusted platform module.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tpm: Option<TpmConfig>,
-    /// Restrict Gantry to the files of its configuration (Landlock).
-    #[serde(default)]
-    pub landlock_enable: bool,
-    /// Further files that it may use.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub landlock_rules: Option<Vec<LandlockConfig>>,
 }
 
 const LANDLOCK: &[Key] = &[
@@ -162,67 +192,25 @@ impl VmConfig {
         if let Some(platform) = &self.platform {
             platform.validate().map_err(within("platform"))?;
         }
-        self.rng.validate().map_err(within("rng"))?;
         self.serial.validate().map_err(within("serial"))?;
-        self.console.validate().map_err(within("console"))?;
         self.debug_console
             .validate()
             .map_err(within("debug_console"))?;
-        if let Some(balloon) = &self.balloon {
-            balloon.validate().map_err(within("balloon"))?;
-            let memory = self.memory.total();
-            check::range("size", balloon.size, 0, memory).map_err(within("balloon"))?;
+        for (place, device) in self.all_devices() {
+            let valid = device.validate().and_then(|()| device.validate_in(self));
+            valid.map_err(|invalid| invalid.within(&place))?;
         }
-        if let Some(vsock) = &self.vsock {
-            vsock.validate().map_err(within("vsock"))?;
-        }
-        each("disks", self.disks.as_deref(), DiskConfig::validate)?;
-        each("net", self.net.as_deref(), NetConfig::validate)?;
-        each("devices", self.devices.as_deref(), DeviceConfig::validate)?;
-        each("accels", self.accels.as_deref(), AccelConfig::validate)?;
-        if let Some(server) = &self.accel_server {
-            server.validate().map_err(within("accel_server"))?;
-            // What a client's vCPU finds in its place is the state of one CPU.
-            if self.cpus.max_vcpus != 1 {
-                let with = "more than one vCPU";
-                let advice = "start a server VM with --cpus boot=1";
-                let problem = Problem::Conflict { with, advice };
-                return Err(problem.at("accel_server"));
-            }
-        }
-        each("pmem", self.pmem.as_deref(), PmemConfig::validate)?;
-        each("gpus", self.gpus.as_deref(), |gpu| {
-            gpu.validate()?;
-            if self.memory.is_shared() {
-                return Ok(());
-            }
-            let with = "memory that the GPU cannot reach";
-            let advice = "start the VM with --memory shared=on";
-            Err(Problem::Conflict { with, advice }.at("socket"))
-        })?;
-        each("user_devices", self.user_devices.as_deref(), |device| {
-            device.validate()?;
-            if self.memory.is_shared() {
-                return Ok(());
-            }
-            let with = "memory that its server cannot map";
-            let advice = "start the VM with --memory shared=on";
-            Err(Problem::Conflict { with, advice }.at("socket"))
-        })?;
         let rules = self.landlock_rules.as_deref();
         each("landlock_rules", rules, LandlockConfig::validate)?;
         let segments = self.segments();
         each("pci_segments", self.pci_segments.as_deref(), |segment| {
             segment.validate(segments)
         })?;
-        let ports = self.pci_root_ports.as_deref();
-        each("pci_root_ports", ports, PciRootPortConfig::validate)?;
         let nodes = self.numa.as_deref().unwrap_or_default();
         let zones = self.memory.zones.as_deref().unwrap_or_default();
         each("numa", self.numa.as_deref(), |node| {
             node.validate(nodes, self.cpus.max_vcpus, zones)
         })?;
-        self.validate_groups()?;
         // Its devices have no place of their own to be configured.
         if self.memory.hotplug_method == HotplugMethod::VirtioMem
             && self.iommu_segments().contains(&0)
@@ -258,7 +246,7 @@ impl VmConfig {
             }
         }
         let behind = self.iommu_segments().to_vec();
-        for device in self.devices.iter_mut().flatten() {
+        for device in self.all_devices_mut() {
             device.normalize_segment(&behind);
         }
     }
@@ -347,25 +335,14 @@ impl VmConfig {
         Ok(())
     }
 
-    /// Disks name groups that exist.
-    fn validate_groups(&self) -> Result<(), Invalid> {
-        let groups = self.rate_limit_groups.as_deref().unwrap_or_default();
-        each("disks", self.disks.as_deref(), |disk| {
-            match &disk.rate_limit_group {
-                Some(name) if !groups.iter().any(|group| group.id == *name) => {
-                    let what = "rate limit group";
-                    let name = name.clone();
-                    Err(Problem::Unknown { what, name }.at("rate_limit_group"))
-                }
-                _ => Ok(()),
-            }
-        })
-    }
-
     /// No two devices have the same name or the same slot, and all segments exist.
     fn validate_placements(&self) -> Result<(), Invalid> {
         let last = u64::from(self.segments().saturating_sub(1));
-        let placements = self.placements();
+        let devices = self.all_devices();
+        let placements = devices
+            .iter()
+            .map(|(place, device)| (place.clone(), device.placement()));
+        let placements: Vec<_> = placements.collect();
         for (index, (place, placement)) in placements.iter().enumerate() {
             let field = |field: &str| format!("{place}.{field}");
             check::range(&field("pci_segment"), placement.segment, 0, last)?;
@@ -401,39 +378,23 @@ impl VmConfig {
         self.validate_parents(&placements)
     }
 
-    /// All PCI devices, by their place in the configuration.
-    fn placements(&self) -> Vec<(String, Placement<'_>)> {
-        fn list<'a, T>(
-            name: &'a str,
-            items: Option<&'a Vec<T>>,
-            placement: fn(&T) -> Placement<'_>,
-        ) -> impl Iterator<Item = (String, Placement<'a>)> {
-            let items = items.into_iter().flatten().enumerate();
-            items.map(move |(index, item)| (format!("{name}[{index}]"), placement(item)))
-        }
-        let mut all = vec![
-            ("rng".to_owned(), self.rng.placement()),
-            ("console".to_owned(), self.console.placement()),
-        ];
-        let ports = self.pci_root_ports.as_ref();
-        all.extend(list("pci_root_ports", ports, PciRootPortConfig::placement));
-        let balloon = self.balloon.iter().map(BalloonConfig::placement);
-        all.extend(balloon.map(|placement| ("balloon".to_owned(), placement)));
-        let vsock = self.vsock.iter().map(VsockConfig::placement);
-        all.extend(vsock.map(|placement| ("vsock".to_owned(), placement)));
-        all.extend(list("disks", self.disks.as_ref(), DiskConfig::placement));
-        all.extend(list("net", self.net.as_ref(), NetConfig::placement));
-        all.extend(list("pmem", self.pmem.as_ref(), PmemConfig::placement));
-        let accels = self.accels.as_ref();
-        all.extend(list("accels", accels, AccelConfig::placement));
-        let server = self.accel_server.iter().map(AccelServerConfig::placement);
-        all.extend(server.map(|placement| ("accel_server".to_owned(), placement)));
-        let devices = self.devices.as_ref();
-        all.extend(list("devices", devices, DeviceConfig::placement));
-        all.extend(list("gpus", self.gpus.as_ref(), GpuConfig::placement));
-        let devices = self.user_devices.as_ref();
-        all.extend(list("user_devices", devices, UserDeviceConfig::placement));
-        all
+    /// Whether a device has that name.
+    pub fn has_device(&self, id: &str) -> bool {
+        let mut devices = self.all_devices().into_iter();
+        devices.any(|(_, device)| device.common().id.as_deref() == Some(id))
+    }
+
+    /// Whether it can have one more device of this kind.
+    pub fn has_room_for(&self, device: &dyn Device) -> bool {
+        let mut kinds = Self::KINDS.iter();
+        let Some(kind) = kinds.find(|kind| (kind.is_of)(device)) else {
+            return false;
+        };
+        kind.many
+            || self
+                .all_devices()
+                .iter()
+                .all(|(place, _)| place != kind.key)
     }
 }
 

@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     check::{self, Invalid, Placement, Problem},
-    common::CommonConfig,
+    common::{CommonConfig, has_common_config},
+    kind::{Configured, Device, FileUse, HotPlug},
     syntax::{IOMMU, Key, PLACE, SyntaxError, ValueType, parse},
 };
 
@@ -30,20 +31,28 @@ const KEYS: &[Key] = &[
     Key::new("socket", ValueType::Text),
 ];
 
-impl VsockConfig {
-    /// How it is written on the command line.
-    pub const SYNTAX: &[&[Key]] = &[KEYS, IOMMU, PLACE];
+has_common_config!(VsockConfig);
 
-    /// Parses the value of `--vsock`.
-    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
+impl Configured for VsockConfig {
+    const HELP: &'static str = "Sockets between guest and host: cid=N,socket=PATH";
+
+    const HOT_PLUG: Option<HotPlug> = Some(HotPlug {
+        about: "Plug in sockets between guest and host",
+        help: "As for --vsock: cid=N,socket=PATH,id=NAME,...",
+    });
+
+    const SYNTAX: &'static [&'static [Key]] = &[KEYS, IOMMU, PLACE];
+
+    fn parse(input: &str) -> Result<Self, SyntaxError> {
         let parsed = parse("--vsock", input, Self::SYNTAX)?;
         parsed.require("cid", "cid")?;
         parsed.require("socket", "socket")?;
         parsed.build()
     }
+}
 
-    /// What it says can be done.
-    pub fn validate(&self) -> Result<(), Invalid> {
+impl Device for VsockConfig {
+    fn validate(&self) -> Result<(), Invalid> {
         // 0 to 2 are well known, the last one means "any" (virtio 1.2, 5.10.4).
         check::range("cid", self.cid, 3, u64::from(u32::MAX) - 1)?;
         if self.socket.as_os_str().is_empty() {
@@ -52,10 +61,14 @@ impl VsockConfig {
         self.placement().validate()
     }
 
-    pub(super) fn placement(&self) -> Placement<'_> {
+    fn placement(&self) -> Placement<'_> {
         Placement {
             iommu: self.iommu,
             ..self.common.placement()
         }
+    }
+
+    fn files(&self) -> Vec<FileUse> {
+        vec![FileUse::create(&self.socket)]
     }
 }

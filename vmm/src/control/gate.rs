@@ -3,11 +3,8 @@
 use devices::gate::Event;
 use vmfunc_gate::port::Reason;
 
-use super::{Control, life::Life};
-use crate::{
-    api::{ApiError, Request, Status, VmState},
-    config::AccelConfig,
-};
+use super::Control;
+use crate::api::{ApiError, Request, VmState};
 
 impl Control {
     /// A process of the guest serves, is woken, or does not serve any more.
@@ -86,33 +83,5 @@ impl Control {
             "the VM is frozen: a process of it serves another VM's by the gate, and its vCPU stands \
              still; vm.resume ends that",
         ))
-    }
-
-    /// Before the server is asked, and for a VM that has not booted yet.
-    pub(super) fn check_shared_memory(&self) -> Result<(), ApiError> {
-        let memory = self.life.config().map(|vm| &vm.memory);
-        if memory.is_some_and(|memory| !memory.is_shared()) {
-            return Err(ApiError::message(
-                Status::BadRequest,
-                "a device of another process needs memory that this process can map: \
-                 start the VM with --memory shared=on",
-            ));
-        }
-        Ok(())
-    }
-
-    /// A guest that has found out what its CPU can do is not told anything else later.
-    pub(super) fn check_gate(&self, config: &AccelConfig) -> Result<(), ApiError> {
-        let Life::Live { config: vm, .. } = &self.life else {
-            return Ok(());
-        };
-        if config.is_gate() && !vm.has_gate() && vm.cpus.nested {
-            return Err(ApiError::message(
-                Status::BadRequest,
-                "the guest may run VMs of its own, and cannot use the gate then: start the VM with \
-                 --cpus nested=off, or with the gate",
-            ));
-        }
-        Ok(())
     }
 }

@@ -21,7 +21,7 @@ use base::Chain;
 use devices::{pci::Bdf, vfio::Model};
 use vmm_sys_util::timerfd::TimerFd;
 
-use super::{Control, Life, life, requests::failed};
+use super::{Control, Life, requests::failed};
 use crate::{
     api::{ApiError, OnFailure, Response, Status, VmRemoveDevice, VmSwapDevice},
     config::{CommonConfig, DeviceConfig, VmConfig},
@@ -169,7 +169,7 @@ impl Removals {
                     monitor.emit("vm", "device-swap-failed", &[("id", &id), ("reason", why)]);
                 }
                 Next::Nothing => {
-                    if life::forget_device(config, &id) {
+                    if config.take_device(&id) {
                         log::info!("device {id:?} has been removed with the machine");
                         monitor.emit("vm", "device-removed", &[("id", &id)]);
                     }
@@ -212,7 +212,7 @@ impl Control {
         match &mut self.life {
             Life::None => Err(ApiError::not_created()),
             Life::Created(vm) | Life::Shutdown(vm) => {
-                if life::forget_device(vm, id) {
+                if vm.take_device(id) {
                     Ok(Response::Empty)
                 } else {
                     Err(failed(&MachineError::NoDevice(id.clone())))
@@ -250,7 +250,7 @@ impl Control {
         } = &mut self.life
         {
             for id in machine.tear_out(id).map_err(|e| failed(&e))? {
-                life::forget_device(config, &id);
+                config.take_device(&id);
                 let was_swap = self.removals.torn_out(&id);
                 log::info!("device {id:?} has been removed without the guest");
                 self.monitor.emit("vm", "device-removed", &[("id", &id)]);
@@ -483,7 +483,7 @@ impl Control {
         }
         let mut coming = Vec::new();
         for id in gone {
-            life::forget_device(config, &id);
+            config.take_device(&id);
             log::info!("device {id:?} has been removed");
             self.monitor.emit("vm", "device-removed", &[("id", &id)]);
             let next = self.removals.pending.remove(&id);

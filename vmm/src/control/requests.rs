@@ -7,17 +7,16 @@ use std::{
 
 use super::{
     Control, ExitReason,
-    life::{self, Life, RunState},
+    life::{Life, RunState},
 };
 use crate::{
     api::{
         ApiError, DeviceNode, Handler, MemoryRestoreMode, PciDeviceInfo, Reply, Request, Response,
         RestoreConfig, Status, VmCounters, VmInfo, VmResize, VmState, VmmPingResponse,
     },
-    config::{TapFd, VmConfig},
+    config::{Device, Refused, TapFd, VmConfig},
     machine::{
         Machine, consoles,
-        devices::DeviceKind,
         error::MachineError,
         host::{Host, Shell},
         resize::no_balloon,
@@ -69,54 +68,7 @@ impl Handler for Control {
             Request::VmResizeZone(resize) => self.on_live(|machine, config| {
                 machine.resize_zone(config, &resize.id, resize.desired_ram)
             }),
-            Request::VmAddDisk(config) => self.add(*config, |vm, disk| {
-                vm.disks.get_or_insert_default().push(disk)
-            }),
-            Request::VmAddNet(mut config, fds) => {
-                config.fds = fds.into_iter().map(TapFd::from).collect();
-                self.add(*config, |vm, net| vm.net.get_or_insert_default().push(net))
-            }
-            Request::VmAddDevice(mut config) => {
-                // Which segments are behind the virtual IOMMU is open until the machine boots.
-                if let Life::Live { config: vm, .. } = &self.life {
-                    config.normalize_segment(vm.iommu_segments());
-                }
-                self.add(config, |vm, device| {
-                    vm.devices.get_or_insert_default().push(device)
-                })
-            }
-            Request::VmAddAccel(config) => {
-                self.check_gate(&config)?;
-                self.add(config, |vm, accel| {
-                    vm.accels.get_or_insert_default().push(accel)
-                })
-            }
-            Request::VmAddGpu(config) => {
-                self.check_shared_memory()?;
-                self.add(config, |vm, gpu| vm.gpus.get_or_insert_default().push(gpu))
-            }
-            Request::VmAddUserDevice(config) => {
-                self.check_shared_memory()?;
-                self.add(config, |vm, device| {
-                    vm.user_devices.get_or_insert_default().push(device)
-                })
-            }
-            Request::VmAddPmem(config) => self.add(config, |vm, pmem| {
-                vm.pmem.get_or_insert_default().push(pmem)
-            }),
-            Request::VmAddVsock(config) => {
-                if self
-                    .life
-                    .config()
-                    .is_some_and(|config| config.vsock.is_some())
-                {
-                    return Err(ApiError::message(
-                        Status::Conflict,
-                        "the VM has a socket device already, and can have only one",
-                    ));
-                }
-                self.add(config, |vm, vsock| vm.vsock = Some(vsock))
-            }
+            Request::VmAdd(device) => self.add(device),
             Request::VmRemoveDevice(device) => self.remove(&device),
             Request::VmSwapDevice(swap) => self.swap(&swap),
             Request::VmSnapshot(snapshot) => {
@@ -442,16 +394,28 @@ impl Control {
     }
 
     /// Plugs a device into a live machine, or notes it for the next boot.
-    fn add<K: DeviceKind>(&mut self, mut config: K, note: impl FnOnce(&mut VmConfig, K)) -> Answer {
-        if let (Some(vm), Some(id)) = (self.life.config(), &config.common().id)
-            && life::has_device(vm, id)
-        {
-            return Err(failed(&MachineError::DuplicateId(id.clone())));
+    fn add(&mut self, mut device: Box<dyn Device>) -> Answer {
+        if let Some(vm) = self.life.config() {
+            let running = matches!(self.life, Life::Live { .. });
+            device
+                .check_joins(vm, running)
+                .map_err(|Refused(why)| ApiError::message(Status::BadRequest, why))?;
+            if let Some(id) = &device.common().id
+                && vm.has_device(id)
+            {
+                return Err(failed(&MachineError::DuplicateId(id.clone())));
+            }
+            if !vm.has_room_for(&*device) {
+                return Err(ApiError::message(
+                    Status::Conflict,
+                    "the VM has a device of this kind already, and can have only one",
+                ));
+            }
         }
         match &mut self.life {
             Life::None => Err(ApiError::not_created()),
             Life::Created(vm) | Life::Shutdown(vm) => change(vm, |vm| {
-                note(vm, config);
+                vm.put_device(device);
                 Ok(())
             }),
             Life::Live {
@@ -459,8 +423,10 @@ impl Control {
                 machine,
                 ..
             } => {
-                let (id, bdf) = machine.add_device(&mut config).map_err(|e| failed(&e))?;
-                note(vm, config);
+                // Which segments are behind the virtual IOMMU is open until the machine boots.
+                device.normalize_segment(vm.iommu_segments());
+                let (id, bdf) = machine.add_device(&mut *device).map_err(|e| failed(&e))?;
+                vm.put_device(device);
                 self.monitor.emit("vm", "device-added", &[("id", &id)]);
                 Ok(Response::Device(PciDeviceInfo {
                     id,

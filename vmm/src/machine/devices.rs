@@ -156,8 +156,11 @@ pub trait DeviceKind: HasCommonConfig {
 
 /// A configured device of any kind.
 pub trait Pluggable {
-    /// Makes it and plugs it in.
-    fn plug(&mut self, devices: &mut Devices) -> Result<(), MachineError>;
+    /// Refuses what comes too late: see [`Devices::check_order`].
+    fn check_order(&self, devices: &Devices) -> Result<(), MachineError>;
+
+    /// Makes it and plugs it in. Gives it a name if it has none; returns that and where it is.
+    fn plug(&mut self, devices: &mut Devices) -> Result<(String, Bdf), MachineError>;
 
     /// Makes it as it was saved and plugs it in where it was.
     fn restore(
@@ -168,8 +171,12 @@ pub trait Pluggable {
 }
 
 impl<K: DeviceKind> Pluggable for K {
-    fn plug(&mut self, devices: &mut Devices) -> Result<(), MachineError> {
-        devices.plug(self).map(|_| ())
+    fn check_order(&self, devices: &Devices) -> Result<(), MachineError> {
+        devices.check_order(&self.slot())
+    }
+
+    fn plug(&mut self, devices: &mut Devices) -> Result<(String, Bdf), MachineError> {
+        devices.plug(self)
     }
 
     fn restore(
@@ -650,7 +657,7 @@ impl Devices {
                 return Err(MachineError::Device {
                     kind: "disk",
                     id,
-                    source: Box::new(devices::virtio::blk::Error::Disk(source).into()),
+                    source: Box::new(DeviceError::of(devices::virtio::blk::Error::Disk(source))),
                 });
             }
         }
@@ -664,7 +671,7 @@ impl Devices {
             disk.unlock().map_err(|source| MachineError::Device {
                 kind: "disk",
                 id: id.clone(),
-                source: Box::new(devices::virtio::blk::Error::Disk(source).into()),
+                source: Box::new(DeviceError::of(devices::virtio::blk::Error::Disk(source))),
             })?;
         }
         Ok(())

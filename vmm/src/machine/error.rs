@@ -1,6 +1,6 @@
 //! Why a machine could not be made, changed or saved.
 
-use std::{io, path::PathBuf};
+use std::{error::Error, io, path::PathBuf};
 
 use arch::{
     acpi::AcpiError, boot::BootError, layout::LayoutError, smbios::SmbiosError,
@@ -26,45 +26,15 @@ use crate::{
 /// A device could not be made from its configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
-    /// A disk.
+    /// The device itself says why.
     #[error(transparent)]
-    Disk(#[from] devices::virtio::blk::Error),
-    /// An accelerator port.
-    #[error(transparent)]
-    Accel(#[from] devices::accel::Error),
-    /// A virtual GPU.
-    #[error(transparent)]
-    Gpu(#[from] devices::gpu::Error),
-    /// A gate port.
-    #[error(transparent)]
-    Gate(#[from] devices::gate::Error),
-    /// Persistent memory.
-    #[error(transparent)]
-    Pmem(#[from] devices::virtio::pmem::Error),
-    /// A network card.
-    #[error(transparent)]
-    Net(#[from] devices::virtio::net::Error),
-    /// Sockets.
-    #[error(transparent)]
-    Vsock(#[from] devices::virtio::vsock::Error),
-    /// A physical device.
+    Device(Box<dyn Error + Send + Sync>),
+    /// What is behind physical devices, and those of other processes.
     #[error(transparent)]
     Physical(#[from] devices::vfio::Error),
     /// The hypervisor.
     #[error(transparent)]
     Hypervisor(#[from] hypervisor::Error),
-    /// Memory.
-    #[error(transparent)]
-    Mem(#[from] devices::virtio::mem::Error),
-    /// The virtual IOMMU.
-    #[error(transparent)]
-    Iommu(#[from] devices::virtio::iommu::Error),
-    /// Entropy.
-    #[error(transparent)]
-    Rng(#[from] devices::virtio::rng::Error),
-    /// A console's backend.
-    #[error(transparent)]
-    Console(#[from] ConsoleError),
     /// Anything else that the host refused.
     #[error("cannot {action}")]
     Host {
@@ -76,6 +46,13 @@ pub enum DeviceError {
     /// The configuration does not make sense.
     #[error("{0}")]
     Invalid(String),
+}
+
+impl DeviceError {
+    /// The error of a device.
+    pub fn of(error: impl Error + Send + Sync + 'static) -> Self {
+        Self::Device(Box::new(error))
+    }
 }
 
 /// An operation on a machine failed.

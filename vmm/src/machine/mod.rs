@@ -57,7 +57,7 @@ use hypervisor::Vm;
 use self::{
     buses::Buses,
     consoles::Consoles,
-    devices::{DeviceKind, Devices, Pluggable, SavedDevice, Surroundings, VirtualIommu},
+    devices::{Devices, Pluggable, SavedDevice, Surroundings, VirtualIommu},
     error::MachineError,
     events::MachineEvent,
     host::{Host, Shell},
@@ -67,7 +67,7 @@ use self::{
     platform::{Platform, PlatformSetup},
 };
 use crate::{
-    config::{AccelServerConfig, ConsoleMode, CpusConfig, HotplugMethod, VmConfig},
+    config::{AccelServerConfig, CpusConfig, Device, HotplugMethod, VmConfig},
     cpu::{CpuSetup, Cpus},
     memory::{ExtraMemory, Ram, Region, RegionKind},
     snapshot::lazy::LazyRestore,
@@ -246,7 +246,9 @@ impl Machine {
         if let Some(mut iommu) = Iommu::of(config) {
             devices.plug(&mut iommu)?;
         }
-        for_each_device(config, |device| device.plug(devices))?;
+        for device in present(config) {
+            device.plug(devices)?;
+        }
         for mut zone in zone_memory(&self.ram, config) {
             self.devices.plug(&mut zone)?;
         }
@@ -262,7 +264,9 @@ impl Machine {
         if let Some(mut iommu) = Iommu::of(config) {
             devices.restore(&mut iommu, saved)?;
         }
-        for_each_device(config, |device| device.restore(devices, saved))?;
+        for device in present(config) {
+            device.restore(devices, saved)?;
+        }
         for mut zone in zone_memory(&self.ram, config) {
             self.devices.restore(&mut zone, saved)?;
         }
@@ -298,12 +302,12 @@ impl Machine {
 
     /// Plugs a device into the running machine and tells the guest; of a slot with several functions
     /// when function 0 is there, which is the last to come.
-    pub fn add_device<K: DeviceKind>(
+    pub fn add_device(
         &mut self,
-        config: &mut K,
+        device: &mut dyn Pluggable,
     ) -> Result<(String, Bdf), MachineError> {
-        self.devices.check_order(&config.slot())?;
-        let (id, bdf) = self.devices.plug(config)?;
+        device.check_order(&self.devices)?;
+        let (id, bdf) = device.plug(&mut self.devices)?;
         if bdf.function == 0 {
             self.platform.pci.announce(bdf);
             self.notify(Notification::PCI)?;
@@ -408,50 +412,10 @@ impl Drop for Machine {
     }
 }
 
-/// Calls `visit` for each device of a configuration, in the order in which they are plugged.
-fn for_each_device(
-    config: &mut VmConfig,
-    mut visit: impl FnMut(&mut dyn Pluggable) -> Result<(), MachineError>,
-) -> Result<(), MachineError> {
-    // Before the devices behind them.
-    for port in config.pci_root_ports.iter_mut().flatten() {
-        visit(port)?;
-    }
-    visit(&mut config.rng)?;
-    if config.console.mode != ConsoleMode::Off {
-        visit(&mut config.console)?;
-    }
-    for disk in config.disks.iter_mut().flatten() {
-        visit(disk)?;
-    }
-    for net in config.net.iter_mut().flatten() {
-        visit(net)?;
-    }
-    for pmem in config.pmem.iter_mut().flatten() {
-        visit(pmem)?;
-    }
-    for device in config.devices.iter_mut().flatten() {
-        visit(device)?;
-    }
-    for accel in config.accels.iter_mut().flatten() {
-        visit(accel)?;
-    }
-    if let Some(server) = &mut config.accel_server {
-        visit(server)?;
-    }
-    for gpu in config.gpus.iter_mut().flatten() {
-        visit(gpu)?;
-    }
-    for device in config.user_devices.iter_mut().flatten() {
-        visit(device)?;
-    }
-    if let Some(balloon) = &mut config.balloon {
-        visit(balloon)?;
-    }
-    if let Some(vsock) = &mut config.vsock {
-        visit(vsock)?;
-    }
-    Ok(())
+/// The devices of a configuration that the machine has, in the order in which they are plugged.
+fn present(config: &mut VmConfig) -> impl Iterator<Item = &mut dyn Device> {
+    let devices = config.all_devices_mut().into_iter();
+    devices.filter(|device| device.is_present())
 }
 
 /// The regions of RAM that virtio-mem plugs.

@@ -60,38 +60,14 @@ impl Machine {
 
     /// Everything that keeps the machine here, in words for users; empty if it can move.
     pub fn reasons_to_stay(&self, config: &VmConfig) -> Vec<String> {
-        let mut reasons = Vec::new();
-        let mut named = |what: &str, ids: Vec<Option<String>>| {
-            for id in ids {
-                let id = id.unwrap_or_default();
-                reasons.push(format!(
-                    "{what} {id:?} cannot move: remove it first (vm.remove-device)"
-                ));
-            }
-        };
-        let devices = config.devices.iter().flatten();
-        named(
-            "physical device",
-            devices.map(|d| d.common.id.clone()).collect(),
-        );
-        let users = config.user_devices.iter().flatten();
-        named(
-            "device of another process",
-            users.map(|d| d.common.id.clone()).collect(),
-        );
-        let accels = config.accels.iter().flatten();
-        named("accelerator", accels.map(|d| d.common.id.clone()).collect());
-        let servers = config.accel_server.iter();
-        named("gate", servers.map(|d| d.common.id.clone()).collect());
-        let private = config
-            .pmem
-            .iter()
-            .flatten()
-            .filter(|pmem| pmem.discard_writes);
-        named(
-            "persistent memory whose writes are discarded",
-            private.map(|d| d.common.id.clone()).collect(),
-        );
+        let devices = config.all_devices().into_iter();
+        let stuck = devices.filter_map(|(_, device)| Some((device.cannot_move()?, device)));
+        let mut reasons: Vec<String> = stuck
+            .map(|(what, device)| {
+                let id = device.common().id.as_deref().unwrap_or_default();
+                format!("{what} {id:?} cannot move: remove it first (vm.remove-device)")
+            })
+            .collect();
         if self.lazy.as_ref().is_some_and(|lazy| !lazy.is_finished()) {
             reasons.push(
                 "the VM's memory is still being restored on demand: wait until the log says that \

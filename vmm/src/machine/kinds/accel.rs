@@ -78,7 +78,7 @@ fn port(
         space: physical.space,
         spawner: Arc::clone(&surroundings.spawner),
     };
-    Ok(Accel::new(options, resources)?)
+    Accel::new(options, resources).map_err(DeviceError::of)
 }
 
 /// A client of a server VM.
@@ -90,5 +90,5 @@ fn client(config: &GateConfig, id: &str, surroundings: &Surroundings) -> Result<
             shared: config.shared,
         },
     };
-    Ok(Gate::new(options, gate_resources(id, surroundings))?)
+    Gate::new(options, gate_resources(id, surroundings)).map_err(DeviceError::of)
 }

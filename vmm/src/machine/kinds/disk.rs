@@ -48,7 +48,8 @@ impl DeviceKind for DiskConfig {
                 .map(|affinity| (affinity.queue_index, affinity.host_cpus.clone()))
                 .collect(),
         };
-        let disk = blk::Blk::new(options, Arc::clone(&surroundings.spawner))?;
+        let disk = blk::Blk::new(options, Arc::clone(&surroundings.spawner));
+        let disk = disk.map_err(DeviceError::of)?;
         let handle = Handle::Disk(disk.handle());
         Ok(Made {
             function: MadeFunction::Virtio(Box::new(disk)),

@@ -23,7 +23,8 @@ impl DeviceKind for AccelServerConfig {
                 socket: self.socket.clone(),
             },
         };
-        let gate = Gate::new(options, gate_resources(id, surroundings))?;
+        let gate = Gate::new(options, gate_resources(id, surroundings));
+        let gate = gate.map_err(DeviceError::of)?;
         let handle = match gate.server() {
             Some(server) => Handle::GateServer(Arc::clone(server)),
             None => Handle::None,

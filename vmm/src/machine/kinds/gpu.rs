@@ -33,7 +33,7 @@ impl DeviceKind for GpuConfig {
             memory: surroundings.memory.clone(),
             spawner: Arc::clone(&surroundings.spawner),
         };
-        let gpu = Gpu::new(options, resources)?;
+        let gpu = Gpu::new(options, resources).map_err(DeviceError::of)?;
         Ok(Made {
             function: MadeFunction::Pci(Arc::new(Mutex::new(gpu))),
             handle: Handle::None,

@@ -82,7 +82,8 @@ impl DeviceKind for Iommu {
             .map(|iommu| iommu.endpoints.clone())
             .unwrap_or_default();
         let spawner = Arc::clone(&surroundings.spawner);
-        let iommu = iommu::VirtioIommu::new(endpoints, options, spawner)?;
+        let iommu = iommu::VirtioIommu::new(endpoints, options, spawner);
+        let iommu = iommu.map_err(DeviceError::of)?;
         Ok(Made {
             function: MadeFunction::Virtio(Box::new(iommu)),
             handle: Handle::None,

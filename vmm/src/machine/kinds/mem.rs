@@ -70,7 +70,8 @@ impl DeviceKind for ZoneMemory {
             populate: self.prefault || self.page > 4096,
             discards: Arc::clone(&surroundings.discards),
         };
-        let mem = mem::Mem::new(options, Arc::clone(&surroundings.spawner))?;
+        let mem = mem::Mem::new(options, Arc::clone(&surroundings.spawner));
+        let mem = mem.map_err(DeviceError::of)?;
         let handle = Handle::Memory {
             zone: self.zone.clone(),
             device: mem.handle(),

@@ -41,7 +41,8 @@ impl DeviceKind for NetConfig {
             offload_csum: self.offload_csum,
             rate_limiter: self.rate_limiter_config,
         };
-        let net = net::Net::new(options, Arc::clone(&surroundings.spawner))?;
+        let net = net::Net::new(options, Arc::clone(&surroundings.spawner));
+        let net = net.map_err(DeviceError::of)?;
         Ok(Made {
             function: MadeFunction::Virtio(Box::new(net)),
             handle: Handle::None,
@@ -104,6 +105,7 @@ fn parse_mac(text: &str) -> Result<[u8; 6], DeviceError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Configured;
 
     #[test]
     fn the_default_address_of_the_api_is_no_wish() {

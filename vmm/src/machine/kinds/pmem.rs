@@ -27,7 +27,8 @@ impl DeviceKind for PmemConfig {
             options,
             Arc::clone(&surroundings.address_space),
             Arc::clone(&surroundings.spawner),
-        )?;
+        )
+        .map_err(DeviceError::of)?;
         Ok(Made {
             function: MadeFunction::Virtio(Box::new(pmem)),
             handle: Handle::None,

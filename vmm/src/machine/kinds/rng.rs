@@ -22,7 +22,8 @@ impl DeviceKind for RngConfig {
             thread_name: thread_name(Self::NAME, id),
             source: self.src.clone(),
         };
-        let rng = rng::Rng::new(options, Arc::clone(&surroundings.spawner))?;
+        let rng = rng::Rng::new(options, Arc::clone(&surroundings.spawner));
+        let rng = rng.map_err(DeviceError::of)?;
         Ok(Made {
             function: MadeFunction::Virtio(Box::new(rng)),
             handle: Handle::None,

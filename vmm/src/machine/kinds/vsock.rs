@@ -22,7 +22,8 @@ impl DeviceKind for VsockConfig {
             cid: self.cid,
             socket: self.socket.clone(),
         };
-        let vsock = vsock::Vsock::new(options, Arc::clone(&surroundings.spawner))?;
+        let vsock = vsock::Vsock::new(options, Arc::clone(&surroundings.spawner));
+        let vsock = vsock.map_err(DeviceError::of)?;
         Ok(Made {
             function: MadeFunction::Virtio(Box::new(vsock)),
             handle: Handle::None,

@@ -1,0 +1,90 @@
+//! How much of the program has to know a kind of device.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// The files outside a device's own that name it: where its modules are declared (`virtio/mod.rs`,
+/// `kinds/mod.rs`, `config/mod.rs`, with the list of kinds), the role of its threads and what that
+/// role may do, one table for all of them, and the description of the API.
+const SHARED: &[&str] = &[
+    "devices/src/thread.rs",
+    "devices/src/virtio/mod.rs",
+    "resources/openapi/gantry.yaml",
+    "vmm/src/config/mod.rs",
+    "vmm/src/machine/kinds/mod.rs",
+    "vmm/src/seccomp/table.rs",
+];
+
+/// Folders with what the program is made of; `tests` and `fuzz` are not among them.
+const SOURCES: &[&str] = &[
+    "arch",
+    "base",
+    "devices",
+    "hypervisor",
+    "remoting",
+    "resources",
+    "vmm",
+];
+
+fn files(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        if path.is_dir() {
+            if !["tests", "target"].contains(&name) {
+                files(&path, found);
+            }
+        } else if name != "tests.rs" && (name.ends_with(".rs") || name.ends_with(".yaml")) {
+            found.push(path);
+        }
+    }
+}
+
+/// Whether a text has a word, or a name with that part: `pmem`, `virtio-pmem`, `PmemConfig`.
+fn names(text: &str, kind: &str) -> bool {
+    let capital = format!("{}{}", kind[..1].to_uppercase(), &kind[1..]);
+    let part = |word: &str| {
+        let parts = word.split('_');
+        parts.into_iter().any(|part| part == kind) || word.contains(&capital)
+    };
+    text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_')
+        .any(|word| part(word) || word == kind.to_uppercase())
+}
+
+#[test]
+fn a_kind_of_device_is_named_in_six_files_besides_its_own() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let mut all = Vec::new();
+    for folder in SOURCES {
+        files(&root.join(folder), &mut all);
+    }
+    assert!(all.len() > 300, "{}", all.len());
+    let own = |path: &Path| path.iter().any(|part| part == "pmem" || part == "pmem.rs");
+    let mut naming: Vec<&Path> = all
+        .iter()
+        .filter(|path| !own(path) && names(&fs::read_to_string(path).unwrap(), "pmem"))
+        .map(|path| path.strip_prefix(root).unwrap())
+        .collect();
+    naming.sort_unstable();
+    assert_eq!(naming, SHARED.iter().map(Path::new).collect::<Vec<_>>());
+}
+
+#[test]
+fn words_are_told_from_parts_of_others() {
+    for text in [
+        "virtio-pmem",
+        "\"pmem\"",
+        "PmemConfig",
+        "VmAddPmem",
+        "const PMEM:",
+    ] {
+        assert!(names(text, "pmem"), "{text}");
+    }
+    for text in ["clEnqueueUnmapMemObject", "svmmem", "unmapmem"] {
+        assert!(!names(text, "pmem"), "{text}");
+    }
+}
