@@ -19,13 +19,28 @@ fn info(device: CUdevice) -> Outcome<&'static DeviceInfo> {
     started.devices.get(index).ok_or(codes::INVALID_DEVICE)
 }
 
+/// What a device has natively and not here, so that programs do without: its worker shares no memory
+/// with other processes and has no descriptors for them, and what a program registers of its own memory
+/// has another address on the device.
+const ABSENT: &[CUdevice_attribute] = &[
+    CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM,
+    CUdevice_attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED,
+    CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED,
+    CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
+    CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED,
+    CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+    CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HOST_ALLOC_DMA_BUF_SUPPORTED,
+    CUdevice_attribute::CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED,
+    CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES,
+    CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED,
+];
+
 /// An attribute of a device.
 pub fn attribute(device: CUdevice, number: u32) -> Outcome<i32> {
     let value = info(device)?.attributes.get(number as usize);
     match value {
         None | Some(&i32::MIN) => Err(codes::INVALID_VALUE),
-        // Its worker has no sockets, and shares no memory with others.
-        Some(_) if number == CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED.0 => Ok(0),
+        Some(_) if ABSENT.iter().any(|one| one.0 == number) => Ok(0),
         Some(value) => Ok(*value),
     }
 }

@@ -10,7 +10,7 @@ use gantry_remoting::{
         calls::{Await, Started},
         codes,
     },
-    wire::messages::{Call, StageId},
+    wire::messages::{Call, PRINTED, StageId},
 };
 
 use crate::{launch::Kernel, memory::Memory};
@@ -56,6 +56,23 @@ impl Driver for Cuda {
     fn await_stage(stage: StageId) -> impl Call<Answer = ()> {
         Await { stage }
     }
+
+    fn message(_: &Link, opcode: u16, body: &[u8]) {
+        if opcode == PRINTED {
+            print(body);
+        }
+    }
+}
+
+unsafe extern "C" {
+    /// C's standard output.
+    static stdout: *mut libc::FILE;
+}
+
+/// Prints what kernels have printed, in order with what the program prints by C's standard output.
+fn print(text: &[u8]) {
+    // SAFETY: as many bytes as there are, to a stream that is there as long as the process.
+    unsafe { libc::fwrite(text.as_ptr().cast(), 1, text.len(), stdout) };
 }
 
 /// The connection, made when it is first needed; none if there is no worker.

@@ -15,7 +15,7 @@ use gantry_remoting::{
         moves::{self, Request, Which},
         placement,
         pool::{self, ListenConfig},
-        process,
+        probe, process,
     },
     link::stream::address::Listen,
 };
@@ -95,6 +95,19 @@ enum Role {
         #[arg(long, default_value_t = 4, value_name = "COUNT")]
         group: usize,
     },
+    /// Try this machine's driver as a worker would use it, confined alike, and print what each step
+    /// says. If one fails, try again without one part of the confinement after the other, and say
+    /// which part the driver does not get along with.
+    Probe {
+        #[command(flatten)]
+        options: process::Options,
+    },
+    /// Try the driver in this process (started by `probe`).
+    #[command(hide = true)]
+    Tried {
+        #[command(flatten)]
+        options: process::Options,
+    },
     /// Serve applications behind this virtual machine's exitless gate (gantry --accel-server): each
     /// lends its own CPU for its calls. The machine stands still otherwise.
     Passive {
@@ -169,6 +182,16 @@ fn run() -> Result<ExitCode, Box<dyn std::error::Error>> {
                 false => Request::Move(which, Duration::from_millis(drain)),
             };
             if !moves::ask(&control, request, &mut std::io::stdout())? {
+                return Ok(ExitCode::FAILURE);
+            }
+        }
+        Role::Probe { options } => {
+            if !probe::run(&std::env::current_exe()?, &options)? {
+                return Ok(ExitCode::FAILURE);
+            }
+        }
+        Role::Tried { options } => {
+            if !probe::tried(&options)? {
                 return Ok(ExitCode::FAILURE);
             }
         }

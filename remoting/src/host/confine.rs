@@ -18,15 +18,21 @@
 //! |---|---|---|
 //! | PoCL | processes, renaming, locks on files | compiles each kernel to a file and runs `ld` |
 //! | NVIDIA | `ioctl`, `socketpair`, `eventfd2`, `get_mempolicy`, `symlink` | its kernel modules, threads and device nodes |
+//! | NVIDIA's for CUDA | sockets that connect to nobody, names of its own threads | [`cuda`] |
 //!
-//! Refused although they try: NVIDIA's driver looks for a daemon (`socket`), and PoCL pins its
-//! threads (`sched_setaffinity`, which could pin other processes' as well). Both go on without.
+//! Refused although they try: NVIDIA's driver for OpenCL looks for a daemon (`socket`), and PoCL pins
+//! its threads (`sched_setaffinity`, which could pin other processes' as well). Both go on without.
+
+mod cuda;
+mod pieces;
 
 use std::{
     collections::BTreeMap,
     io,
     path::{Path, PathBuf},
 };
+
+pub use pieces::{Piece, Pieces};
 
 use landlock::{
     ABI, Access, AccessFs, Ruleset, RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError,
@@ -37,6 +43,8 @@ use seccompiler::{
     BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen as Len, SeccompCmpOp as Op,
     SeccompCondition as Condition, SeccompFilter, SeccompRule as Rule, TargetArch,
 };
+
+use crate::wire::api::ApiId;
 
 /// The Landlock rights that are used: those of Linux 6.2. Earlier kernels enforce what they know.
 const RIGHTS: ABI = ABI::V3;
@@ -239,7 +247,6 @@ const ALLOWED: &[&[c_long]] = &[
         libc::SYS_sendmsg,
         libc::SYS_sendto,
         libc::SYS_shutdown,
-        libc::SYS_socketpair,
     ],
     // Programs that it runs: linkers.
     &[
@@ -334,19 +341,29 @@ fn conditional() -> Result<Vec<(c_long, Vec<Rule>)>, BackendError> {
                 Rule::new(vec![is(0, 0)?, looks])?,
             ],
         ),
+        // Not datagrams: those go to whatever socket a call names, connected or not.
+        (
+            libc::SYS_socketpair,
+            cuda::streams_and_packets()
+                .into_iter()
+                .collect::<Result<_, _>>()?,
+        ),
         // Signals of its own alone.
         (libc::SYS_tgkill, vec![Rule::new(vec![is(0, own)?])?]),
     ])
 }
 
 /// The filters, to be installed in this order: of several that refuse a call the last one says how.
-fn filters() -> Result<[BpfProgram; 4], BackendError> {
+fn filters(api: ApiId) -> Result<Vec<BpfProgram>, BackendError> {
     let errno = |code: i32| SeccompAction::Errno(code as u32);
     let mut rules: BTreeMap<_, _> = ALLOWED
         .iter()
         .flat_map(|calls| calls.iter().map(|call| (*call, Vec::new())))
         .collect();
     rules.extend(conditional()?);
+    if api == ApiId::Cuda {
+        rules.extend(cuda::allowed()?);
+    }
     let arch = TargetArch::x86_64;
     let allowed = SeccompFilter::new(rules, errno(libc::EPERM), SeccompAction::Allow, arch)?;
     // Its flags lie in memory, where no filter sees them: the C library then uses `clone`.
@@ -361,12 +378,13 @@ fn filters() -> Result<[BpfProgram; 4], BackendError> {
     let of_types = FILE_SYSTEMS.iter().map(of_type).collect::<Result<_, _>>()?;
     let of_types = BTreeMap::from([(libc::SYS_ioctl, of_types)]);
     let refused = SeccompFilter::new(of_types, SeccompAction::Allow, errno(libc::ENOTTY), arch)?;
-    Ok([
-        allowed.try_into()?,
-        missing.try_into()?,
-        pretended.try_into()?,
-        refused.try_into()?,
-    ])
+    let mut filters = vec![allowed, missing, pretended, refused];
+    if api == ApiId::Cuda {
+        let (calls, error) = cuda::refused();
+        let allow = SeccompAction::Allow;
+        filters.push(SeccompFilter::new(calls, allow, error, arch)?);
+    }
+    filters.into_iter().map(TryInto::try_into).collect()
 }
 
 /// Why a worker is not confined.
@@ -399,6 +417,10 @@ pub struct Confinement<'a> {
     /// Bytes of memory of its own, without the window; the driver's share is included. As much as
     /// this process may have already without it.
     pub memory: Option<u64>,
+    /// Whose driver is going to be opened.
+    pub api: ApiId,
+    /// What is left out.
+    pub without: &'a Pieces,
 }
 
 /// Whether this kernel has Landlock. One without it confines by seccomp alone.
@@ -411,13 +433,22 @@ pub fn has_landlock() -> bool {
 
 /// Confines this process, which has one thread, for good.
 pub fn confine(confinement: Confinement) -> Result<(), Error> {
-    if let Some(memory) = confinement.memory {
+    let without = confinement.without;
+    if let Some(memory) = confinement.memory
+        && !without.has(Piece::Memory)
+    {
         limit(memory).map_err(Error::Limit)?;
     }
-    rules(confinement)?.restrict_self()?;
-    give_up_capabilities().map_err(Error::Capabilities)?;
-    for filter in filters()? {
-        seccompiler::apply_filter_all_threads(&filter)?;
+    if !without.has(Piece::Landlock) {
+        rules(confinement)?.restrict_self()?;
+    }
+    if !without.has(Piece::Capabilities) {
+        give_up_capabilities().map_err(Error::Capabilities)?;
+    }
+    if !without.has(Piece::Seccomp) {
+        for filter in filters(confinement.api)? {
+            seccompiler::apply_filter_all_threads(&filter)?;
+        }
     }
     Ok(())
 }
@@ -482,6 +513,10 @@ fn rules(confinement: Confinement) -> Result<RulesetCreated, RulesetError> {
     let readable = READABLE.iter().map(Path::new);
     let more = confinement.readable.iter();
     let readable = readable.chain(named.iter().chain(more).map(PathBuf::as_path));
+    let threads = match confinement.api {
+        ApiId::Cuda => cuda::threads().ok(),
+        ApiId::OpenCl => None,
+    };
     Ruleset::default()
         .handle_access(AccessFs::from_all(RIGHTS))?
         .create()?
@@ -494,6 +529,10 @@ fn rules(confinement: Confinement) -> Result<RulesetCreated, RulesetError> {
         .add_rules(path_beneath_rules(
             nodes(),
             AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::ReadDir,
+        ))?
+        .add_rules(path_beneath_rules(
+            threads,
+            AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::Truncate | AccessFs::ReadDir,
         ))
 }
 
@@ -514,309 +553,4 @@ fn nodes() -> Vec<PathBuf> {
 }
 
 #[cfg(all(test, not(loom)))]
-mod tests {
-    use std::os::fd::AsRawFd;
-
-    use super::*;
-
-    /// What a call gives in a child process under the filters: 0 or its error.
-    fn under_filters(call: impl FnOnce() -> c_long) -> i32 {
-        let filters = filters().expect("the table is sound");
-        let apply = || {
-            filters
-                .iter()
-                .all(|filter| seccompiler::apply_filter(filter).is_ok())
-        };
-        in_child(apply, call)
-    }
-
-    /// What a call gives in a child process after `prepare`: 0 or its error.
-    fn in_child(prepare: impl FnOnce() -> bool, call: impl FnOnce() -> c_long) -> i32 {
-        // SAFETY: the child has this thread only, which makes system calls and ends.
-        unsafe {
-            let child = libc::fork();
-            if child == 0 {
-                if !prepare() {
-                    libc::_exit(255);
-                }
-                let failed = call() < 0;
-                let code = io::Error::last_os_error().raw_os_error();
-                libc::_exit(if failed { code.unwrap_or(254) } else { 0 });
-            }
-            let mut status = 0;
-            libc::waitpid(child, &raw mut status, 0);
-            libc::WEXITSTATUS(status)
-        }
-    }
-
-    fn writing(writable: &[&Path]) -> Result<RulesetCreated, RulesetError> {
-        rules(Confinement {
-            writable,
-            readable: &[],
-            memory: None,
-        })
-    }
-
-    fn restrict(writable: &[&Path]) -> bool {
-        writing(writable).is_ok_and(|rules| rules.restrict_self().is_ok())
-    }
-
-    #[test]
-    fn of_all_owners_folders_one_is_left_when_it_is_known_whose_a_worker_is() {
-        if !has_landlock() {
-            eprintln!("not tested: this kernel has no Landlock");
-            return;
-        }
-        let all = std::env::temp_dir().join(format!("gantry-owners-{}", std::process::id()));
-        let (own, mine, theirs) = (all.join("own"), all.join("mine"), all.join("theirs"));
-        for folder in [&own, &mine, &theirs] {
-            std::fs::create_dir_all(folder).unwrap();
-        }
-        let open = |path: &Path, owner: Option<&Path>| {
-            let path = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
-            let prepare = || {
-                let later = Later(writing(&[&own]).unwrap());
-                let confine = restrict(&[&own, &all])
-                    && filters()
-                        .unwrap()
-                        .iter()
-                        .all(|filter| seccompiler::apply_filter(filter).is_ok());
-                confine && later.enter(owner).is_ok()
-            };
-            let flags = libc::O_RDWR | libc::O_CREAT;
-            in_child(
-                prepare,
-                // SAFETY: a C string.
-                || i64::from(unsafe { libc::open(path.as_ptr(), flags, 0o600) }),
-            )
-        };
-        assert_eq!(open(&mine.join("1"), Some(&mine)), 0);
-        assert_eq!(open(&own.join("1"), Some(&mine)), 0);
-        assert_eq!(open(&theirs.join("1"), Some(&mine)), libc::EACCES);
-        assert_eq!(open(&all.join("1"), Some(&mine)), libc::EACCES);
-        assert_eq!(open(&mine.join("1"), None), libc::EACCES);
-        assert_eq!(open(&own.join("1"), None), 0);
-        std::fs::remove_dir_all(&all).unwrap();
-    }
-
-    #[test]
-    fn what_reaches_beyond_the_worker_is_refused() {
-        let parent = std::process::id() as libc::pid_t;
-        let program = std::fs::File::open("/proc/self/exe").unwrap();
-        // SAFETY: the calls are refused, or change the child alone.
-        unsafe {
-            let socket = || i64::from(libc::socket(libc::AF_UNIX, libc::SOCK_STREAM, 0));
-            assert_eq!(under_filters(socket), libc::EPERM);
-            let kill = || i64::from(libc::kill(parent, 0));
-            assert_eq!(under_filters(kill), libc::EPERM);
-            let signal = || libc::syscall(libc::SYS_tgkill, parent + 1, parent + 1, 0);
-            assert_eq!(under_filters(signal), libc::EPERM);
-            let namespace = || {
-                let flags = libc::CLONE_NEWUSER | libc::SIGCHLD;
-                libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0)
-            };
-            assert_eq!(under_filters(namespace), libc::EPERM);
-            let clone3 = || libc::syscall(libc::SYS_clone3, 0, 0);
-            assert_eq!(under_filters(clone3), libc::ENOSYS);
-            let lease = || {
-                i64::from(libc::fcntl(
-                    program.as_raw_fd(),
-                    libc::F_SETLEASE,
-                    libc::F_RDLCK,
-                ))
-            };
-            assert_eq!(under_filters(lease), libc::EPERM);
-            let trace = || libc::syscall(libc::SYS_ptrace, libc::PTRACE_ATTACH, parent, 0, 0);
-            assert_eq!(under_filters(trace), libc::EPERM);
-        }
-    }
-
-    #[test]
-    fn files_of_the_machine_and_of_others_cannot_be_read_or_written() {
-        if !has_landlock() {
-            eprintln!("not tested: this kernel has no Landlock");
-            return;
-        }
-        let cache = std::env::temp_dir().join(format!("gantry-confine-{}", std::process::id()));
-        std::fs::create_dir_all(&cache).unwrap();
-        let other = cache.with_extension("other");
-        std::fs::write(&other, "a disk image").unwrap();
-        let open = |path: &Path, flags| {
-            let path = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
-            in_child(
-                || restrict(&[&cache]),
-                // SAFETY: a C string.
-                || i64::from(unsafe { libc::open(path.as_ptr(), flags, 0o600) }),
-            )
-        };
-        let (read, write) = (libc::O_RDONLY, libc::O_RDWR | libc::O_CREAT);
-        for secret in [
-            "/etc/passwd",
-            "/dev/mem",
-            "/dev/kmsg",
-            "/root",
-            "/proc/1/stat",
-        ] {
-            let secret = Path::new(secret);
-            if secret.exists() {
-                assert_eq!(open(secret, read), libc::EACCES, "{}", secret.display());
-            }
-        }
-        assert_eq!(open(&other, read), libc::EACCES);
-        assert_eq!(open(&other, write), libc::EACCES);
-        assert_eq!(open(Path::new("/usr/new"), write), libc::EACCES);
-        assert_eq!(open(&cache.join("kernel.so"), write), 0);
-        for needed in ["/dev/null", "/proc/self/maps", "/proc/cpuinfo", "/usr/bin"] {
-            assert_eq!(open(Path::new(needed), read), 0, "{needed}");
-        }
-        assert_eq!(open(Path::new("/dev/null"), libc::O_RDWR), 0);
-        std::fs::remove_dir_all(&cache).unwrap();
-        std::fs::remove_file(&other).unwrap();
-    }
-
-    #[test]
-    fn modes_times_and_lengths_of_others_files_stay_whatever_their_paths() {
-        let path = std::env::temp_dir().join(format!("gantry-modes-{}", std::process::id()));
-        std::fs::write(&path, "compiled").unwrap();
-        let before = std::fs::metadata(&path).unwrap();
-        let file = std::fs::File::open(&path).unwrap();
-        let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
-        let (name, fd) = (name.as_ptr(), i64::from(file.as_raw_fd()));
-        let here = libc::AT_FDCWD;
-        // SAFETY: a C string, and times where they are said to be.
-        unsafe {
-            let call = |number, one: c_long, two: c_long, three: c_long| {
-                under_filters(|| libc::syscall(number, one, two, three, 0))
-            };
-            let (path, here) = (name as c_long, c_long::from(here));
-            assert_eq!(call(libc::SYS_chmod, path, 0o777, 0), 0);
-            assert_eq!(call(libc::SYS_fchmod, fd, 0o777, 0), 0);
-            assert_eq!(call(libc::SYS_fchmodat, here, path, 0o777), 0);
-            assert_eq!(call(libc::SYS_fchmodat2, here, path, 0o777), 0);
-            let times = [7 as libc::time_t; 4];
-            let times = times.as_ptr() as c_long;
-            assert_eq!(call(libc::SYS_utimensat, here, path, times), 0);
-            assert_eq!(call(libc::SYS_utime, path, times, 0), 0);
-            assert_eq!(call(libc::SYS_truncate, path, 0, 0), libc::EPERM);
-            // FS_IOC_GETFLAGS, and clones of what is open.
-            assert_eq!(call(libc::SYS_ioctl, fd, 0x8008_6601, times), libc::ENOTTY);
-            assert_eq!(call(libc::SYS_ioctl, fd, 0x4004_9409, fd), libc::ENOTTY);
-        }
-        let after = std::fs::metadata(&path).unwrap();
-        assert_eq!(after.permissions(), before.permissions());
-        assert_eq!(after.modified().unwrap(), before.modified().unwrap());
-        assert_eq!(after.len(), before.len());
-        std::fs::remove_file(&path).unwrap();
-    }
-
-    #[test]
-    fn root_is_a_user_like_any_other() {
-        let given_up = || {
-            let done = give_up_capabilities();
-            let status = std::fs::read_to_string("/proc/self/status").unwrap();
-            let none = |kind: &str| status.contains(&format!("{kind}:\t0000000000000000\n"));
-            done.is_ok() && none("CapEff") && none("CapPrm") && none("CapInh")
-        };
-        assert_eq!(in_child(given_up, || 0), 0);
-    }
-
-    #[test]
-    fn memory_of_its_own_is_limited_for_good() {
-        let map = |length: usize| {
-            let (access, flags) = (
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-            );
-            // SAFETY: a fresh mapping at an address of the kernel's choice.
-            let mapped = unsafe { libc::mmap(std::ptr::null_mut(), length, access, flags, -1, 0) };
-            mapped as c_long
-        };
-        let limited = || limit(1 << 30).is_ok();
-        assert_eq!(in_child(limited, || map(64 << 20)), 0);
-        assert_eq!(in_child(limited, || map(2 << 30)), libc::ENOMEM);
-        let raise = |resource: libc::__rlimit_resource_t| {
-            let more = [libc::RLIM_INFINITY; 2];
-            // SAFETY: two numbers, as the call reads.
-            unsafe { libc::syscall(libc::SYS_prlimit64, 0, resource, &raw const more, 0) }
-        };
-        assert_eq!(under_filters(|| raise(libc::RLIMIT_DATA)), libc::EPERM);
-        assert_eq!(under_filters(|| raise(libc::RLIMIT_CORE)), 0);
-    }
-
-    #[test]
-    fn what_a_driver_needs_is_allowed() {
-        // SAFETY: plain calls.
-        unsafe {
-            assert_eq!(under_filters(|| i64::from(libc::getppid())), 0);
-            let limit = || {
-                let mut limit: libc::rlimit64 = std::mem::zeroed();
-                i64::from(libc::getrlimit64(libc::RLIMIT_NOFILE, &raw mut limit))
-            };
-            assert_eq!(under_filters(limit), 0);
-            let pair = || {
-                let mut pair = [0; 2];
-                let (family, kind) = (libc::AF_UNIX, libc::SOCK_SEQPACKET);
-                i64::from(libc::socketpair(family, kind, 0, pair.as_mut_ptr()))
-            };
-            assert_eq!(under_filters(pair), 0);
-            assert_eq!(
-                under_filters(|| i64::from(libc::fcntl(0, libc::F_GETFD))),
-                0
-            );
-        }
-    }
-
-    #[test]
-    fn a_descriptor_that_others_share_stays_non_blocking() {
-        // SAFETY: plain calls, and a number where one is read.
-        unsafe {
-            let fd = libc::eventfd(0, libc::EFD_NONBLOCK);
-            let set =
-                |flags: i32| under_filters(|| i64::from(libc::fcntl(fd, libc::F_SETFL, flags)));
-            assert_eq!(set(0), libc::EPERM);
-            assert_eq!(set(libc::O_RDWR | libc::O_APPEND), libc::EPERM);
-            assert_eq!(set(libc::O_NONBLOCK | libc::O_ASYNC), libc::EPERM);
-            let off = 0;
-            let fionbio = || i64::from(libc::ioctl(fd, libc::FIONBIO, &raw const off));
-            assert_eq!(under_filters(fionbio), libc::EPERM);
-            let flags = libc::fcntl(fd, libc::F_GETFL);
-            assert_ne!(flags & libc::O_NONBLOCK, 0);
-            // Drivers do this to pipes of their own.
-            assert_eq!(set(libc::O_RDWR | libc::O_NONBLOCK), 0);
-            libc::close(fd);
-        }
-    }
-
-    #[test]
-    fn a_worker_leaves_its_pool_no_processes() {
-        // SAFETY: the new process has a copy of everything and ends at once.
-        let clone = |flags: i32| unsafe {
-            let child = libc::syscall(libc::SYS_clone, flags | libc::SIGCHLD, 0, 0, 0, 0);
-            if child == 0 {
-                libc::_exit(0);
-            }
-            child
-        };
-        assert_eq!(
-            under_filters(|| clone(libc::CLONE_PARENT)),
-            libc::EPERM,
-            "it would be the pool's child, which knows nothing of it"
-        );
-        assert_eq!(under_filters(|| clone(0)), 0, "linkers");
-    }
-
-    #[test]
-    fn nothing_is_typed_or_pasted_into_a_terminal() {
-        let file = std::fs::File::open("/dev/null").unwrap();
-        for command in [TIOCSTI, TIOCLINUX] {
-            let mut argument = 3u8;
-            let done = under_filters(|| {
-                // SAFETY: a byte where one is read.
-                let done =
-                    unsafe { libc::ioctl(file.as_raw_fd(), command as _, &raw mut argument) };
-                done.into()
-            });
-            assert_eq!(done, libc::EPERM, "{command:#x}");
-        }
-    }
-}
+mod tests;

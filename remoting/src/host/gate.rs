@@ -20,7 +20,7 @@ use std::{
 use vmfunc_gate::guest::{self, Ended};
 
 use super::{
-    confine::{self, Confinement},
+    confine::{self, Confinement, Pieces},
     folders::{Cache, Folder},
     pool,
 };
@@ -36,6 +36,7 @@ use crate::{
         passive::{Offer, Passive},
         quota::Quota,
     },
+    wire::api::ApiId,
 };
 
 /// What a process behind a gate offers.
@@ -354,6 +355,8 @@ pub fn connected(options: &Options) -> Result<(), Error> {
         writable: &[&options.cache],
         readable: &options.readable,
         memory: None,
+        api: ApiId::OpenCl,
+        without: &Pieces::default(),
     })?;
     let mut passive = open(options)?;
     // SAFETY: the parent has put it there, and it stays open.

@@ -10,6 +10,7 @@
 //!   application; `pending`: the connections that have not completed the handshake.
 //! - [`gate`]: the process behind a gate.
 //! - [`placement`]: which processors are near each other.
+//! - [`probe`]: whether a driver works in a worker.
 
 pub mod compiled;
 pub mod confine;
@@ -24,6 +25,7 @@ mod moving;
 mod pending;
 pub mod placement;
 pub mod pool;
+pub mod probe;
 pub mod process;
 mod standby;
 pub mod stream;

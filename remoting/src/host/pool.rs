@@ -161,6 +161,12 @@ pub fn run(
              user of its own"
         );
     }
+    if let Some(without) = &options.without {
+        crate::note!(
+            "gantry-accel: workers are not confined by {without}: only for finding out what a driver \
+             needs, as applications may reach this machine"
+        );
+    }
     let mut options = options.clone();
     let limit = options.compiler_cache.0;
     let _open = limit.and_then(|_| keep(&mut options));

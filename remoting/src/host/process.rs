@@ -20,7 +20,7 @@ use std::{
 
 use super::{
     compiled::{self, InUse, Limit, owner::Owner},
-    confine::{self, Confinement, Later},
+    confine::{self, Confinement, Later, Piece, Pieces},
     handshake::Door,
     standby::{self, Seat},
     stream,
@@ -104,6 +104,10 @@ pub struct Options {
         value_name = "MIB"
     )]
     pub memory: u64,
+    /// Parts of the confinement that workers go without: to find out which one a driver does not
+    /// get along with (gantry-accel probe), and for nothing else.
+    #[arg(long, hide = true, value_name = "PARTS")]
+    pub without: Option<Pieces>,
     /// A folder or file that workers may read beside the usual ones (/usr, /opt and the like):
     /// where the host's driver is, if it is elsewhere.
     #[arg(long, value_name = "PATH")]
@@ -154,6 +158,11 @@ impl Options {
             ApiId::OpenCl => "libOpenCL.so.1",
             ApiId::Cuda => "libcuda.so.1",
         })
+    }
+
+    /// Parts of the confinement that are left out.
+    pub(super) fn without(&self) -> Pieces {
+        self.without.clone().unwrap_or_default()
     }
 
     /// Bytes of memory that each worker may have of its own.
@@ -277,14 +286,19 @@ pub(super) struct Worker<'a> {
 
 impl<'a> Worker<'a> {
     /// Confines the process, before the driver starts threads of its own.
-    fn confined(options: &'a Options) -> Result<Self, Error> {
+    pub(super) fn confined(options: &'a Options) -> Result<Self, Error> {
         let own: &Path = &options.cache;
+        let without = options.without();
         let mut confinement = Confinement {
             writable: &[own],
             readable: &options.readable,
             memory: Some(options.heap()),
+            api: options.api,
+            without: &without,
         };
-        let Some(all) = options.compiled.as_deref() else {
+        // What is compiled is kept where Landlock keeps owners apart.
+        let all = options.compiled.as_deref();
+        let Some(all) = all.filter(|_| !without.has(Piece::Landlock)) else {
             confine::confine(confinement)?;
             return Ok(Self {
                 options,
@@ -329,7 +343,9 @@ impl<'a> Worker<'a> {
             return Ok(Arc::clone(cuda));
         }
         // Before the driver looks for places.
-        cuda::arena::fill().map_err(cuda::driver::Error::Arena)?;
+        if !self.options.without().has(Piece::Arena) {
+            cuda::arena::fill().map_err(cuda::driver::Error::Arena)?;
+        }
         let cuda = Arc::new(cuda::driver::Api::open(self.options.library())?);
         self.cuda = Some(Arc::clone(&cuda));
         Ok(cuda)
@@ -423,11 +439,12 @@ fn serve(mut worker: Worker<'_>, stream: &UnixStream) -> Result<(), Error> {
     }
     let file: OwnedFd = window::create(ours.window)?;
     socket::send_hello(stream, ours, &[file.as_fd()]).map_err(Error::Connection)?;
+    // The driver may start threads, and what belongs to others is taken from a process without.
+    worker.belong(Owner::of_user(user).as_ref())?;
     worker.prepare_window()?;
     let window = map(&file, ours.window, options)?;
     let listener = stream.try_clone().map_err(Error::Connection)?;
     let nudge = Nudge(Box::new(move || socket::nudge(&listener)));
-    worker.belong(Owner::of_user(user).as_ref())?;
     match ours.api {
         ApiId::OpenCl => {
             let seat = Seat::local(file, ours.window);
@@ -475,7 +492,10 @@ fn serve_cuda(
     let device = attachment.map_or("", |attachment| &attachment.device);
     std::env::set_current_dir(&options.cache).map_err(Error::Folder)?;
     let spin = tuning.spin;
-    let backend = CudaBackend::new(api, device);
+    let mut backend = CudaBackend::new(api, device);
+    if let Err(error) = backend.tell_printed() {
+        crate::note!("gantry-accel: what an application's kernels print is lost: {error}");
+    }
     let (mut server, calls) = Session::new(backend, window, tuning, nudge);
     limit(&mut server, options)?;
     let (name, weight) = owner(attachment, options);
@@ -608,6 +628,7 @@ fn serve_slice(
         return Err(refuse_machine(stream, files.into_iter().next(), theirs).into());
     }
     let seat = Seat::slice(&attachment, &files).map_err(Error::Connection)?;
+    worker.belong(machine(&attachment, user).as_ref())?;
     worker.prepare_window()?;
     let ready = accept_slice(&attachment, files, options);
     let answer = if ready.is_ok() {
@@ -619,7 +640,6 @@ fn serve_slice(
         .write_all(&[answer])
         .map_err(Error::Connection)?;
     let (window, events, quota) = ready?;
-    worker.belong(machine(&attachment, user).as_ref())?;
     let tuning = Tuning {
         spin: Duration::from_micros(options.spin),
         waker: Waker::Guest(events),

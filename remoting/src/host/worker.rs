@@ -186,6 +186,9 @@ pub(super) fn start(
     if let Some(folder) = &options.compiled {
         command.arg("--compiled").arg(folder);
     }
+    if let Some(without) = &options.without {
+        command.arg("--without").arg(without.to_string());
+    }
     if options.late {
         command.arg("--late");
     }

@@ -112,6 +112,11 @@ pub trait Backend: Debug + Sized {
     /// was something.
     fn sweep(&mut self) -> bool;
 
+    /// What kernels have printed and the client has not been told, a part of it.
+    fn printed(&mut self) -> Option<Vec<u8>> {
+        None
+    }
+
     /// Adds the fences after which [`sweep`](Self::sweep) may find something, each of them once.
     fn sweep_after(&mut self, fences: &mut Vec<<Self::Driver as Fences>::Fence>);
 

@@ -28,7 +28,7 @@ use crate::{
     turns::message::OtherArbiter,
     wire::{
         Api, Blob, Flags, Header, Malformed, Wire, frame,
-        messages::{ANSWER, CALLBACK, RELEASED, REPORT, StageId},
+        messages::{ANSWER, CALLBACK, PRINTED, RELEASED, REPORT, StageId},
     },
 };
 
@@ -369,6 +369,9 @@ impl<B: Backend> Session<B> {
             return Ok(());
         }
         self.tell_released()?;
+        while let Some(text) = self.backend.printed() {
+            self.send(PRINTED, 0, &text)?;
+        }
         let mut body = std::mem::take(&mut self.scratch);
         body.clear();
         outcome.put(&mut body);

@@ -67,5 +67,9 @@ pub const CALLBACK: u16 = 3;
 /// that it is about, and a text.
 pub const REPORT: u16 = 4;
 
+/// Number of the message that carries what kernels have printed, before the answer to what waited for
+/// them.
+pub const PRINTED: u16 = 5;
+
 /// All messages that are no calls.
-pub const MESSAGES: [u16; 4] = [ANSWER, RELEASED, CALLBACK, REPORT];
+pub const MESSAGES: [u16; 5] = [ANSWER, RELEASED, CALLBACK, REPORT, PRINTED];

@@ -1,21 +1,44 @@
 //! A guest's library before a pool of workers, both of this build, started once for all tests.
 
 use std::{
+    cell::Cell,
     os::unix::process::CommandExt,
     path::PathBuf,
     process::{Child, Command},
-    sync::OnceLock,
+    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
     thread,
     time::Duration,
 };
 
 use libloading::Library;
 
+thread_local! {
+    /// How many turns this thread has.
+    static TURNS: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Tests run one after the other: a worker's one thread makes the calls of all of a program's threads,
+/// and a call that waits for all kernels would wait for one that waits for another test's next call.
+pub struct Turn(#[allow(dead_code)] Option<MutexGuard<'static, ()>>);
+
+/// Waits until it is this thread's turn, if it is not.
+pub fn turn() -> Turn {
+    static ONE: Mutex<()> = Mutex::new(());
+    let first = TURNS.replace(TURNS.get() + 1) == 0;
+    Turn(first.then(|| ONE.lock().unwrap_or_else(PoisonError::into_inner)))
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        TURNS.set(TURNS.get() - 1);
+    }
+}
+
 /// Bytes of device memory that the application may have, in MiB.
 pub const MEMORY: u64 = 1024;
 
 /// A library that Cargo has put beside this program.
-fn beside(name: &str) -> PathBuf {
+pub fn beside(name: &str) -> PathBuf {
     let program = std::env::current_exe().expect("a test knows its own path");
     program.with_file_name(name)
 }

@@ -14,5 +14,8 @@ mod hostile;
 mod library;
 #[path = "../../../tests/cuda-driver/tests/cuda/order.rs"]
 mod order;
+#[path = "../../../tests/cuda-driver/tests/cuda/print.rs"]
+mod print;
+mod probe;
 #[path = "../../../tests/cuda-driver/tests/cuda/programs.rs"]
 mod programs;

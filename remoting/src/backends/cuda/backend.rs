@@ -15,6 +15,7 @@ use super::{
     host_functions::Returned,
     memory::Memory,
     objects::Objects,
+    printed::Printed,
 };
 use crate::{
     apis::cuda::{Cuda, Kind, calls::Request, codes},
@@ -48,6 +49,8 @@ pub struct CudaBackend {
     pub(super) deferred: HashMap<u32, i32>,
     /// Functions of the client that the driver has and that have not returned.
     pub(super) pending: Arc<AtomicUsize>,
+    /// What kernels print, if it can be told.
+    pub(super) printed: Option<Printed>,
     /// What waits for these, as the driver might.
     pub(super) parked: Option<(Header, Request)>,
 }
@@ -68,9 +71,20 @@ impl CudaBackend {
             captures: 0,
             deferred: HashMap::new(),
             pending: Arc::default(),
+            printed: None,
             parked: None,
             api,
         }
+    }
+
+    /// Has the client told of what kernels print, which the driver writes to this process's standard
+    /// output: that is memory from here on.
+    ///
+    /// # Errors
+    /// It cannot be: kernels print to this process's output as it is.
+    pub fn tell_printed(&mut self) -> std::io::Result<()> {
+        self.printed = Some(Printed::replace_output()?);
+        Ok(())
     }
 
     /// Whether functions of the client are pending.
@@ -115,6 +129,10 @@ impl Backend for CudaBackend {
 
     fn has_event(&self, _: EventId) -> bool {
         false
+    }
+
+    fn printed(&mut self) -> Option<Vec<u8>> {
+        self.printed.as_mut()?.take()
     }
 
     // The driver keeps nothing back.

@@ -19,8 +19,15 @@ pub enum Error {
         source: libloading::Error,
     },
     /// It does not start.
-    #[error("the CUDA driver does not start: cuInit answers {0}")]
-    Start(i32),
+    #[error(
+        "the CUDA driver does not start: cuInit answers {}; `gantry-accel probe --api cuda` says \
+         whether that is for the confinement, and for which part of it",
+        result(*code)
+    )]
+    Start {
+        /// What it answers.
+        code: i32,
+    },
     /// Its addresses cannot be where they must.
     #[error("cannot keep addresses for device memory")]
     Arena(#[source] std::io::Error),
@@ -46,7 +53,7 @@ macro_rules! functions {
 }
 
 functions! {
-    cuInit cuDriverGetVersion cuGetErrorString cuDeviceGet cuDeviceGetCount cuDeviceGetName
+    cuInit cuDevicePrimaryCtxRetain cuDriverGetVersion cuGetErrorString cuDeviceGet cuDeviceGetCount cuDeviceGetName
     cuDeviceGetUuid_v2 cuDeviceTotalMem_v2 cuDeviceGetAttribute cuDeviceGetPCIBusId
     cuCtxSetCurrent cuCtxSynchronize cuCtxGetCurrent
     cuMemAlloc_v2 cuMemAllocPitch_v2 cuMemFree_v2 cuMemAllocAsync cuMemAllocFromPoolAsync
@@ -54,7 +61,7 @@ functions! {
     cuMemcpyHtoDAsync_v2 cuMemcpyDtoHAsync_v2 cuMemcpyDtoDAsync_v2 cuMemcpy2DAsync_v2
     cuMemsetD8Async cuMemsetD16Async cuMemsetD32Async
     cuMemsetD2D8Async cuMemsetD2D16Async cuMemsetD2D32Async
-    cuModuleLoadDataEx cuLibraryLoadData
+    cuModuleLoadDataEx cuModuleGetFunction cuLibraryLoadData
     cuModuleGetFunctionCount cuModuleEnumerateFunctions cuLibraryGetKernelCount
     cuLibraryEnumerateKernels
     cuLinkCreate_v2 cuLinkAddData_v2 cuLinkComplete cuLinkDestroy
@@ -98,6 +105,23 @@ macro_rules! cu {
 }
 pub(super) use cu;
 
+/// A result by name.
+pub(super) fn result(code: c_int) -> String {
+    let name = match code {
+        1 => "INVALID_VALUE",
+        2 => "OUT_OF_MEMORY",
+        3 => "NOT_INITIALIZED",
+        34 => "STUB_LIBRARY",
+        100 => "NO_DEVICE",
+        304 => "OPERATING_SYSTEM: a system call of the driver's failed",
+        802 => "SYSTEM_NOT_READY",
+        803 => "SYSTEM_DRIVER_MISMATCH",
+        999 => "UNKNOWN",
+        _ => return code.to_string(),
+    };
+    format!("{code} ({name})")
+}
+
 /// A result.
 pub(super) fn outcome(code: c_int) -> Result<(), i32> {
     if code == 0 { Ok(()) } else { Err(code) }
@@ -134,7 +158,7 @@ impl Api {
         };
         match cu!(api, cuInit(0)) {
             0 => Ok(api),
-            code => Err(Error::Start(code)),
+            code => Err(Error::Start { code }),
         }
     }
 

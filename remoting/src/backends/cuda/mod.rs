@@ -2,15 +2,16 @@
 //!
 //! - [`backend`]: all of it for a [session](crate::session).
 //! - [`driver`]: the host's `libcuda.so.1`, opened at run time; `fences`: how far its work is;
-//!   [`arena`]: where it puts memory.
+//!   [`arena`]: where it puts memory; [`probe`]: whether all of that works here.
 //! - `objects`: what the client has, by number; `memory`: which addresses are the client's;
-//!   `cover`: what of the window the driver knows.
+//!   `cover`: what of the window the driver knows; `printed`: what kernels print.
 //! - Requests by subject: `start`, `allocations`, `copies`, `modules`, `launches`, `waiting`,
 //!   `host_functions`; `forwarding`: all those whose parameters travel by the API's definition.
 
 pub mod arena;
 pub mod backend;
 pub mod driver;
+pub mod probe;
 
 mod allocations;
 mod copies;
@@ -22,6 +23,7 @@ mod launches;
 mod memory;
 mod modules;
 mod objects;
+mod printed;
 mod start;
 mod waiting;
 

@@ -1,6 +1,9 @@
 //! The client's objects, by the numbers that the worker gives them.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+};
 
 use crate::{
     apis::cuda::{FIRST, Kind, LEGACY, codes},
@@ -9,6 +12,8 @@ use crate::{
 
 /// The most objects at a time: what a client can make the table grow to.
 const MOST: usize = 1 << 20;
+/// As many numbers stay free: what a client still calls by an old number is then none, and no other object.
+const RESTING: usize = 256;
 
 /// Offset and size of each parameter of a kernel, and the size of all.
 #[derive(Debug, Default)]
@@ -41,7 +46,8 @@ pub(super) struct Object {
 #[derive(Debug, Default)]
 pub(super) struct Objects {
     slots: Vec<Option<Object>>,
-    free: Vec<u32>,
+    /// Those that are free, the one that has been free for longest first.
+    free: VecDeque<u32>,
     by_raw: HashMap<(Kind, usize), u32>,
 }
 
@@ -102,7 +108,8 @@ impl Objects {
             device: 0,
             references: 1,
         };
-        let index = match self.free.pop() {
+        let rested = self.free.len() > RESTING || self.slots.len() >= MOST;
+        let index = match rested.then(|| self.free.pop_front()).flatten() {
             Some(index) => {
                 self.slots[index as usize] = Some(object);
                 index
@@ -121,7 +128,7 @@ impl Objects {
         let index = id.checked_sub(FIRST)?;
         let object = self.slots.get_mut(index as usize)?.take()?;
         self.by_raw.remove(&(object.kind, object.raw));
-        self.free.push(index);
+        self.free.push_back(index);
         let owns = matches!(
             object.kind,
             Kind::Context | Kind::Module | Kind::Library | Kind::Graph | Kind::Kernel
@@ -174,6 +181,20 @@ mod tests {
         objects.number(Kind::Event, 0x40, context, 0);
         objects.remove(context);
         assert_eq!(objects.iter().count(), 0);
+    }
+
+    #[test]
+    fn a_number_is_given_again_when_many_others_have_been() {
+        let mut objects = Objects::default();
+        let first = objects.number(Kind::Event, 0x10, 0, 0);
+        objects.remove(first);
+        for raw in 0..RESTING {
+            let next = objects.number(Kind::Event, 0x20 + raw, 0, 0);
+            assert_ne!(next, first, "after {raw} others");
+            objects.remove(next);
+        }
+        assert_eq!(objects.number(Kind::Event, 0x10, 0, 0), first);
+        assert_eq!(objects.slots.len(), RESTING + 1);
     }
 
     #[test]

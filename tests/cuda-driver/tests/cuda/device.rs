@@ -125,7 +125,7 @@ fn libraries_are_modules_by_another_name() {
 
 #[test]
 fn primary_contexts_live_as_long_as_they_are_retained() {
-    let _alone = alone();
+    let (_alone, _turn) = (alone(), crate::library::turn());
     ok!(cuInit(0));
     let (mut first, mut second, mut flags, mut active) = (null_mut(), null_mut(), 0, 0);
     ok!(cuDevicePrimaryCtxRetain(&mut first, 0));

@@ -38,13 +38,14 @@ pub fn name_of(result: CUresult) -> &'static str {
 }
 
 /// A context of a test's own, current in its thread.
-pub struct Own(CUcontext);
+pub struct Own(CUcontext, #[allow(dead_code)] crate::library::Turn);
 
 pub fn context() -> Own {
+    let turn = crate::library::turn();
     ok!(cuInit(0));
     let mut context = null_mut();
     ok!(cuCtxCreate_v4(&mut context, null_mut(), 0, 0));
-    Own(context)
+    Own(context, turn)
 }
 
 impl Own {

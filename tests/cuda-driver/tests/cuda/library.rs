@@ -10,6 +10,14 @@ pub fn path() -> PathBuf {
     program.with_file_name("libgantry_cuda_driver.so")
 }
 
+/// Tests run at the same time here.
+pub struct Turn;
+
+/// Whose turn it is.
+pub fn turn() -> Turn {
+    Turn
+}
+
 /// The library.
 pub fn library() -> &'static Library {
     static LIBRARY: OnceLock<Library> = OnceLock::new();

@@ -7,4 +7,5 @@ mod exports;
 mod here;
 mod library;
 mod order;
+mod print;
 mod programs;

@@ -1,0 +1,144 @@
+//! Whether this machine's driver works in a worker, confined as workers are, and if not, which part of
+//! the confinement it does not get along with: one is left out at a time, each in a process of its own.
+
+use std::{
+    io,
+    path::Path,
+    process::{Command, ExitStatus},
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{
+    compiled,
+    confine::{Piece, Pieces},
+    folders::Folder,
+    process::{self, Options, Worker},
+};
+use crate::{backends::cuda, wire::api::ApiId};
+
+/// How long a driver may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How often is looked whether it has ended.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Why nothing was tried.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The folder.
+    #[error("cannot make a folder for what a driver writes: name another by --cache")]
+    Folder(#[source] io::Error),
+    /// The process.
+    #[error("cannot start a process that tries the driver")]
+    Start(#[source] io::Error),
+}
+
+/// Tries the driver in processes of `program` with the argument `tried`, and prints what each step
+/// says and what follows: whether a worker as it is by default can use the driver.
+///
+/// # Errors
+/// Nothing was tried.
+pub fn run(program: &Path, options: &Options) -> Result<bool, Error> {
+    let works = |without: Option<&Pieces>| -> Result<bool, Error> {
+        match without {
+            None => println!("as workers are confined:"),
+            Some(without) => println!("without {without}:"),
+        }
+        let status = try_once(program, options, without)?;
+        match status {
+            Some(status) if status.success() => {}
+            Some(status) => println!("  failed ({status})"),
+            None => println!("  failed: not done after {} s", PATIENCE.as_secs()),
+        }
+        Ok(status.is_some_and(|status| status.success()))
+    };
+    if works(options.without.as_ref())? {
+        println!("the driver works in a worker");
+        return Ok(true);
+    }
+    if options.without.is_some() {
+        return Ok(false);
+    }
+    let mut at_fault = None;
+    for piece in Piece::ALL {
+        if works(Some(&Pieces::one(piece)))? {
+            at_fault = Some(piece);
+            break;
+        }
+    }
+    match at_fault {
+        Some(piece) => println!(
+            "the driver does not get along with a part of the confinement: {}",
+            piece.name()
+        ),
+        None if works(Some(&Pieces::all()))? => {
+            println!(
+                "the driver does not get along with several parts of the confinement together"
+            );
+        }
+        None => println!("the driver does not work for this user, confined or not"),
+    }
+    Ok(false)
+}
+
+/// Tries once: how the process has ended, if it has.
+fn try_once(
+    program: &Path,
+    options: &Options,
+    without: Option<&Pieces>,
+) -> Result<Option<ExitStatus>, Error> {
+    let name = format!("gantry-probe-{}", std::process::id());
+    let folder = Folder::create(options.cache.join(name)).map_err(Error::Folder)?;
+    let mut command = Command::new(program);
+    command
+        .arg("tried")
+        .args(["--api", options.api.name()])
+        .args(["--library", options.library()])
+        .args(["--heap", &(options.heap() >> 20).to_string()])
+        .arg("--cache")
+        .arg(&folder.0)
+        .envs(compiled::variables(&folder.0))
+        .env("TMPDIR", &folder.0)
+        .env("GANTRY_OPENCL", "off");
+    for path in &options.readable {
+        command.arg("--readable").arg(path);
+    }
+    if let Some(without) = without {
+        command.arg("--without").arg(without.to_string());
+    }
+    let mut child = command.spawn().map_err(Error::Start)?;
+    let start = Instant::now();
+    while start.elapsed() < PATIENCE {
+        if let Some(status) = child.try_wait().map_err(Error::Start)? {
+            return Ok(Some(status));
+        }
+        thread::sleep(LOOK);
+    }
+    let _ = child.kill();
+    let _ = child.wait();
+    Ok(None)
+}
+
+/// Tries the driver in this process, which is confined first as a worker is.
+///
+/// # Errors
+/// It cannot be confined, or the driver does not open.
+pub fn tried(options: &Options) -> Result<bool, process::Error> {
+    let mut worker = Worker::confined(options)?;
+    println!("  confinement: done");
+    match options.api {
+        ApiId::OpenCl => {
+            worker.api()?;
+            println!("  driver: open");
+            Ok(true)
+        }
+        ApiId::Cuda => {
+            let arena = !options.without().has(Piece::Arena);
+            let tell = |step: &str, found: &cuda::probe::Found| match found {
+                Ok(found) => println!("  {step}: {found}"),
+                Err(why) => println!("  {step}: FAILED: {why}"),
+            };
+            Ok(cuda::probe::steps(options.library(), arena, tell))
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! `gantry-accel probe`: the stand-in works as workers are confined, and where it does not, the part of the
+//! confinement is named.
+
+use std::process::{Command, Output};
+
+use crate::library::beside;
+
+fn probe(readable: bool) -> Output {
+    let driver = beside("libgantry_cuda_driver.so");
+    let folder = driver.parent().expect("it is in a folder");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gantry-accel"));
+    command
+        .args(["probe", "--api", "cuda", "--heap", "262144", "--cache"])
+        .arg(std::env::temp_dir())
+        .arg("--library")
+        .arg(&driver)
+        // The loader's variables are readable, too, and Cargo's name this folder.
+        .env_remove("LD_LIBRARY_PATH");
+    if readable {
+        command.arg("--readable").arg(folder);
+    }
+    command.output().expect("it runs")
+}
+
+#[test]
+fn a_driver_is_tried_as_a_worker_would_use_it() {
+    let tried = probe(true);
+    let text = String::from_utf8_lossy(&tried.stdout);
+    assert!(tried.status.success(), "{text}");
+    for step in [
+        "device: 1",
+        "in the arena",
+        "on both sides",
+        "kernel: right",
+        "the driver works in a worker",
+    ] {
+        assert!(text.contains(step), "no {step:?} in\n{text}");
+    }
+}
+
+#[test]
+fn the_part_of_the_confinement_that_a_driver_fails_for_is_named() {
+    let tried = probe(false);
+    let text = String::from_utf8_lossy(&tried.stdout);
+    assert!(!tried.status.success(), "{text}");
+    let last = text.lines().last().unwrap_or_default();
+    if text.contains("the driver works in a worker") {
+        // A kernel without Landlock.
+        return;
+    }
+    assert!(last.ends_with("confinement: landlock"), "{text}");
+    assert!(text.contains("driver: FAILED"), "{text}");
+}
