@@ -2,7 +2,7 @@
 //! arbiter, where machines share it by weight.
 
 use std::{
-    fs,
+    fs, io,
     net::TcpStream,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -109,10 +109,13 @@ impl Pool {
     }
 
     fn spawn(dir: &Path, mut command: Command, arguments: &[&str]) -> Result<Self> {
-        fs::copy(
-            "/bin/gantry-accel",
-            Path::new(ROOT).join("run/gantry-accel"),
-        )?;
+        let program = Path::new(ROOT).join("run/gantry-accel");
+        // A worker of an earlier pool may still execute it, and what is executed cannot be written.
+        match fs::remove_file(&program) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+            _ => {}
+        }
+        fs::copy("/bin/gantry-accel", &program)?;
         let log = log(dir)?;
         let child = command
             .args([ROOT, "/run/gantry-accel", "serve", "--spare", "1"])
