@@ -7,10 +7,12 @@ use gantry_remoting::{
     apis::cuda::{
         Cuda,
         calls::Request,
+        attributes::{LAYOUT, OPERATION, PREFERENCE, read},
         forwarded::ALL,
-        plan::{Argument, LARGEST, Parameter, Plan},
+        libraries::{Heuristic, Library, Matmul},
+        plan::{Argument, LARGEST, Parameter, Plan, SCALAR},
     },
-    wire::Api,
+    wire::{Wire, Api},
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -21,13 +23,29 @@ fuzz_target!(|bytes: &[u8]| {
             let _ = Cuda::cost(opcode, &request);
         }
     }
-    let Some((number, bytes)) = bytes.split_first() else {
+    for table in [OPERATION, LAYOUT, PREFERENCE] {
+        for (_, value) in read(table, bytes).unwrap_or_default() {
+            assert!(value.len() <= 8);
+        }
+    }
+    let _ = (Matmul::from_bytes(bytes), Heuristic::from_bytes(bytes));
+    let Some((&[choice, number], bytes)) = bytes.split_first_chunk::<2>() else {
         return;
     };
-    let number = u16::from(*number) % ALL.len() as u16;
-    let Some(plan) = Plan::of(number) else {
-        panic!("{} has no plan", ALL[usize::from(number)].symbol);
+    let plan = match choice % 3 {
+        2 => {
+            let number = u16::from(number) % ALL.len() as u16;
+            let plan = Plan::of(number);
+            assert!(plan.is_some(), "{} has no plan", ALL[usize::from(number)].symbol);
+            plan
+        }
+        library => Library::numbered(library)
+            .and_then(|library| Plan::of_library(library, number.into())),
     };
+    let Some(plan) = plan else {
+        return;
+    };
+    plan.likeness(bytes);
     let Ok(arguments) = plan.decode(bytes) else {
         return;
     };
@@ -39,6 +57,12 @@ fuzz_target!(|bytes: &[u8]| {
             // The driver finds all that it will take to be there.
             assert!(elements * element.size <= words.len() * 8);
             assert!(elements * element.size <= LARGEST);
+        }
+        if let (Parameter::Scalar { .. }, Argument::Memory { words, elements }) =
+            (parameter, argument)
+        {
+            // As much as any library reads or writes.
+            assert!(words.len() * 8 >= SCALAR && *elements <= SCALAR);
         }
     }
 });

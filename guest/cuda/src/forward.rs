@@ -7,7 +7,7 @@ use gantry_remoting::{
         calls::{Forward, Post},
         codes,
         forwarded::ALL,
-        plan::{Outgoing, Parameter, Plan},
+        plan::{Outgoing, Parameter, Plan, Scalars},
     },
     wire::Blob,
 };
@@ -80,7 +80,12 @@ pub unsafe fn forward(symbol: &str, words: &[u64]) -> Outcome {
     let link = connected()?;
     let function = number(symbol)?;
     let plan = Plan::of(function).ok_or(codes::NOT_SUPPORTED)?;
-    let outgoing = Outgoing { plan, words };
+    let scalars = Scalars::default();
+    let outgoing = Outgoing {
+        plan,
+        words,
+        scalars,
+    };
     // What is no handle is told here: not all calls are waited for.
     for (parameter, word) in plan.parameters.iter().zip(words) {
         if let Parameter::Handle(kind) = parameter

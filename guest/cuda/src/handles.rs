@@ -64,7 +64,12 @@ pub fn number(kind: Kind, handle: u64) -> u32 {
     let live = LIVE
         .get(number as usize / 64)
         .is_some_and(|word| word.load(Ordering::Relaxed) >> (number % 64) & 1 == 1);
-    if live && (of(kind) || kind == Kind::Function && of(Kind::Kernel)) {
+    let other = match kind {
+        Kind::Function => Kind::Kernel,
+        Kind::BlasLt => Kind::Blas,
+        kind => kind,
+    };
+    if live && (of(kind) || of(other)) {
         number
     } else {
         NO_HANDLE

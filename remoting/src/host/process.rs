@@ -112,6 +112,11 @@ pub struct Options {
     /// where the host's driver is, if it is elsewhere.
     #[arg(long, value_name = "PATH")]
     pub readable: Vec<PathBuf>,
+    /// The folder of the CUDA libraries that workers carry out calls of: libcublas.so.13 and
+    /// libcublasLt.so.13. By default they are looked for where the loader, the vendor's toolkit
+    /// (/usr/local/cuda*, /opt/cuda*) and Python's packages have them.
+    #[arg(long, value_name = "FOLDER")]
+    pub cuda_libraries: Option<PathBuf>,
     /// Memory in MiB that each worker may have beside the window, its driver's included; half of
     /// this machine's by default. What it starts may have as much each, and all of it together
     /// that, the window and 512 MiB where the pool has a control group to divide.
@@ -289,9 +294,11 @@ impl<'a> Worker<'a> {
     pub(super) fn confined(options: &'a Options) -> Result<Self, Error> {
         let own: &Path = &options.cache;
         let without = options.without();
+        let readable = options.readable.iter().chain(&options.cuda_libraries);
+        let readable: Vec<PathBuf> = readable.cloned().collect();
         let mut confinement = Confinement {
             writable: &[own],
-            readable: &options.readable,
+            readable: &readable,
             memory: Some(options.heap()),
             api: options.api,
             without: &without,
@@ -346,7 +353,10 @@ impl<'a> Worker<'a> {
         if !self.options.without().has(Piece::Arena) {
             cuda::arena::fill().map_err(cuda::driver::Error::Arena)?;
         }
-        let cuda = Arc::new(cuda::driver::Api::open(self.options.library())?);
+        let cuda = Arc::new(cuda::driver::Api::open(
+            self.options.library(),
+            self.options.cuda_libraries.as_deref(),
+        )?);
         self.cuda = Some(Arc::clone(&cuda));
         Ok(cuda)
     }

@@ -183,6 +183,9 @@ pub(super) fn start(
     for path in &options.readable {
         command.arg("--readable").arg(path);
     }
+    if let Some(folder) = &options.cuda_libraries {
+        command.arg("--cuda-libraries").arg(folder);
+    }
     if let Some(folder) = &options.compiled {
         command.arg("--compiled").arg(folder);
     }

@@ -7,7 +7,7 @@ use crate::{Class, EntryPoint, Parameter, Rule, State, Streams};
 /// Every public symbol, in the header's order.
 pub static ENTRY_POINTS: &[EntryPoint] = &[
     EntryPoint { name: "cublasLtCreate", symbol: "cublasLtCreate", since: 0, current: true, streams: Streams::Legacy, class: Class::Answered, state: State::Wanted, parameters: &[Parameter { name: "lightHandle", of: "*mut cublasLtHandle_t", rule: Rule::Out("1") }] },
-    EntryPoint { name: "cublasLtDestroy", symbol: "cublasLtDestroy", since: 0, current: true, streams: Streams::Legacy, class: Class::Answered, state: State::Stub, parameters: &[Parameter { name: "lightHandle", of: "cublasLtHandle_t", rule: Rule::Handle }] },
+    EntryPoint { name: "cublasLtDestroy", symbol: "cublasLtDestroy", since: 0, current: true, streams: Streams::Legacy, class: Class::Answered, state: State::Wanted, parameters: &[Parameter { name: "lightHandle", of: "cublasLtHandle_t", rule: Rule::Handle }] },
     EntryPoint { name: "cublasLtGetStatusName", symbol: "cublasLtGetStatusName", since: 0, current: true, streams: Streams::Legacy, class: Class::Answered, state: State::Stub, parameters: &[Parameter { name: "status", of: "cublasStatus_t", rule: Rule::Value }] },
     EntryPoint { name: "cublasLtGetStatusString", symbol: "cublasLtGetStatusString", since: 0, current: true, streams: Streams::Legacy, class: Class::Answered, state: State::Stub, parameters: &[Parameter { name: "status", of: "cublasStatus_t", rule: Rule::Value }] },
     EntryPoint { name: "cublasLtGetVersion", symbol: "cublasLtGetVersion", since: 0, current: true, streams: Streams::Legacy, class: Class::Answered, state: State::Wanted, parameters: &[] },

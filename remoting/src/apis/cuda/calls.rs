@@ -340,6 +340,29 @@ calls! {
         /// How long the two texts may be.
         room: (u32, u32),
     } -> Linked;
+    /// A function of a library above the driver: what it has written. See
+    /// [`libraries`](super::libraries).
+    44 Library {
+        /// The current context.
+        context: u32,
+        /// Which library.
+        library: u8,
+        /// Its number among those that are served.
+        function: u16,
+        /// As `plan` encodes them.
+        arguments: Blob,
+    } -> Blob;
+    /// The same of one that writes nothing.
+    45 PostLibrary {
+        /// The current context.
+        context: u32,
+        /// Which library.
+        library: u8,
+        /// Its number among those that are served.
+        function: u16,
+        /// As `plan` encodes them.
+        arguments: Blob,
+    } -> ();
 }
 
 wire! {

@@ -28,6 +28,10 @@ pub enum Kind {
     Array,
     Mipmap,
     Link,
+    /// `cublasHandle_t`
+    Blas,
+    /// `cublasLtHandle_t`
+    BlasLt,
 }
 
 impl Kind {
@@ -49,14 +53,22 @@ impl Kind {
             "CUarray" => Self::Array,
             "CUmipmappedArray" => Self::Mipmap,
             "CUlinkState" => Self::Link,
+            // The runtime's name of the driver's.
+            "cudaStream_t" => Self::Stream,
+            "cublasHandle_t" => Self::Blas,
+            "cublasLtHandle_t" => Self::BlasLt,
             _ => return None,
         })
     }
 
-    /// Whether an object of this kind may stand where one of the other is wanted: the API takes
-    /// kernels for functions.
+    /// Whether an object of this kind may stand where one of the other is wanted: APIs take kernels
+    /// for functions, and handles of cuBLAS for those of cuBLASLt.
     pub fn serves_as(self, wanted: Self) -> bool {
-        self == wanted || self == Self::Kernel && wanted == Self::Function
+        let others = matches!(
+            (self, wanted),
+            (Self::Kernel, Self::Function) | (Self::Blas, Self::BlasLt)
+        );
+        self == wanted || others
     }
 
     /// What something that is none of this kind is answered with.

@@ -4,12 +4,17 @@
 //!   waiting.
 //! - [`forwarded`]: entry points whose parameters travel by the rules of the API's definition, with
 //!   one kind of request for all of them; `plan`: how.
+//! - [`libraries`]: the same for libraries above the driver; [`attributes`]: their descriptors;
+//!   [`interface`]: how they reach the driver's connection.
 //! - [`Kind`]: objects by numbers that the worker gives.
 
+pub mod attributes;
 pub mod calls;
 pub mod codes;
 pub mod forwarded;
+pub mod interface;
 mod kind;
+pub mod libraries;
 #[cfg(feature = "std")]
 pub mod plan;
 
@@ -39,7 +44,10 @@ impl Api for Cuda {
     type Request = Request;
 
     const ID: ApiId = ApiId::Cuda;
-    const FINGERPRINT: u64 = with(FINGERPRINT, forwarded::FINGERPRINT);
+    const FINGERPRINT: u64 = with(
+        with(FINGERPRINT, forwarded::FINGERPRINT),
+        libraries::FINGERPRINT,
+    );
 
     fn decode(opcode: u16, bytes: &[u8]) -> Result<Request, Malformed> {
         Request::decode(opcode, bytes)
@@ -76,6 +84,11 @@ impl Api for Cuda {
             Request::Write(call) => size(call.from.length),
             Request::Read(call) => size(call.to.length),
             Request::Copy(call) => size(call.size),
+            #[cfg(feature = "std")]
+            Request::PostLibrary(call) => {
+                let likeness = plan::likeness(call.library, call.function, &call.arguments.0)?;
+                mix(&[call.library.into(), call.function.into(), likeness])
+            }
             Request::Fill(call) => size(call.count.saturating_mul(call.rows)),
             _ => None,
         }

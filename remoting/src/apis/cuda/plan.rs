@@ -2,18 +2,20 @@
 //!
 //! In: for each parameter in order a number (8 bytes), a handle (its object's number, 4 bytes), a text
 //! (length and bytes), or an array: whether there is one, how many elements, and these if they are
-//! read. Out: for each array that is there and written, its elements. Lists of handles are lists of
-//! objects' numbers.
+//! read. Scalars of linear algebra: whether one of the host's is there, then its length and bytes, or
+//! its address on the device. Out: for each array or scalar of the host's that is there and written,
+//! its elements. Lists of handles are lists of objects' numbers.
 
 use std::sync::OnceLock;
 
-use cuda_definition::{Rule, by_symbol, driver};
+use cuda_definition::{EntryPoint, Rule, by_symbol, driver};
 
 use super::{
     forwarded::{ALL, Forwarded},
     kind::Kind,
+    libraries::Library,
 };
-use crate::wire::{Malformed, Reader, Wire};
+use crate::wire::{Malformed, Reader, Wire, codec::with};
 
 /// The most bytes of all arrays and texts of a call.
 pub const LARGEST: usize = 16 << 20;
@@ -57,6 +59,13 @@ pub enum Parameter {
     Text,
     /// Not passed on.
     Null,
+    /// A number of linear algebra, the host's or the device's by the mode of its handle.
+    Scalar {
+        /// Its bytes; 0 where another parameter says its type.
+        bytes: usize,
+        /// Whether it is written.
+        written: bool,
+    },
     /// An array.
     Array {
         /// Of what.
@@ -68,6 +77,19 @@ pub enum Parameter {
         /// Whether it is written.
         output: bool,
     },
+}
+
+/// The most bytes of a scalar: five numbers of 64 bits, of a modified rotation.
+pub const SCALAR: usize = 40;
+
+/// Where a call's scalars are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Scalars {
+    /// On the device.
+    #[default]
+    Device,
+    /// With the caller; so many bytes has one whose type a parameter says.
+    Host(usize),
 }
 
 /// An entry point's parameters.
@@ -84,7 +106,8 @@ macro_rules! sizes {
         match $name {
             "c_void" | "c_char" | "c_uchar" => Some(1),
             "c_int" | "c_uint" | "f32" => Some(4),
-            "usize" | "c_ulonglong" => Some(8),
+            "usize" | "c_ulonglong" | "i64" | "f64" | "cuComplex" => Some(8),
+            "cuDoubleComplex" => Some(16),
             $(stringify!($type) => Some(size_of::<driver::types::$type>()),)*
             _ => None,
         }
@@ -106,6 +129,15 @@ impl Plan {
     /// The plan of a list's entry. None where definition and list do not fit.
     fn new(entry: &Forwarded) -> Option<Self> {
         let known = by_symbol(driver::ENTRY_POINTS, entry.symbol)?;
+        Self::made(known, entry.rules, false)
+    }
+
+    /// The plan of an entry point. Of a library's, addresses that may be the host's are scalars.
+    fn made(
+        known: &EntryPoint,
+        rules: &[(&'static str, &'static str)],
+        scalars: bool,
+    ) -> Option<Self> {
         let place = |name: &str| known.parameters.iter().position(|one| one.name == name);
         let count = |text: &str| {
             if let Ok(fixed) = text.parse() {
@@ -123,18 +155,20 @@ impl Plan {
                 .of
                 .trim_start_matches("*mut ")
                 .trim_start_matches("*const ");
-            let other = entry.rules.iter().find(|(name, _)| *name == one.name);
+            let other = rules.iter().find(|(name, _)| *name == one.name);
             let (rule, amount) = match other {
                 Some((_, "Null")) => {
                     parameters.push(Parameter::Null);
                     continue;
                 }
+                Some((_, "Device")) => ("Address", ""),
                 Some((_, text)) => text.strip_suffix(')')?.split_once('(')?,
                 None => match one.rule {
                     Rule::In(amount) => ("In", amount),
                     Rule::Out(amount) => ("Out", amount),
                     Rule::InOut(amount) => ("InOut", amount),
                     Rule::Text => ("Text", ""),
+                    Rule::Unified if scalars => ("Scalar", ""),
                     Rule::Device | Rule::Unified => ("Address", ""),
                     Rule::Value | Rule::Handle => ("Value", ""),
                     Rule::Callback | Rule::Unwritten => return None,
@@ -147,6 +181,18 @@ impl Plan {
             };
             parameters.push(match rule {
                 "Text" => Parameter::Text,
+                "Scalar" => {
+                    let numbers = if one.name == "param" { 5 } else { 1 };
+                    let size = if of == "c_void" { 0 } else { size(of)? };
+                    Parameter::Scalar {
+                        bytes: Some(numbers * size).filter(|bytes| *bytes <= SCALAR)?,
+                        written: one.of.starts_with("*mut"),
+                    }
+                }
+                // Floating-point numbers by value are passed in other registers.
+                "Value" if matches!(of, "f32" | "f64" | "cuComplex" | "cuDoubleComplex") => {
+                    return None;
+                }
                 "Address" => Parameter::Address,
                 "Value" if of == "CUdevice" => Parameter::Device,
                 "Value" => Kind::of_type(of).map_or(Parameter::Value, Parameter::Handle),
@@ -159,9 +205,24 @@ impl Plan {
             });
         }
         Some(Self {
-            symbol: entry.symbol,
+            symbol: known.symbol,
             parameters,
         })
+    }
+
+    /// The plan of a library's function of this number, if there is one. Those that take descriptors
+    /// have none.
+    pub fn of_library(library: Library, number: u16) -> Option<&'static Self> {
+        static PLANS: OnceLock<[Vec<Option<Plan>>; 2]> = OnceLock::new();
+        let plans = PLANS.get_or_init(|| {
+            Library::ALL.map(|library| {
+                let functions = library.functions();
+                functions
+                    .map(|entry| Self::made(entry, library.rules(entry.symbol), true))
+                    .collect()
+            })
+        });
+        plans[library as usize].get(usize::from(number))?.as_ref()
     }
 
     /// The plan of the entry point of this number, if there is one.
@@ -171,10 +232,57 @@ impl Plan {
         plans.get(usize::from(number))?.as_ref()
     }
 
-    /// Whether anything is written.
-    pub fn writes(&self) -> bool {
-        let writes = |one: &Parameter| matches!(one, Parameter::Array { output: true, .. });
+    /// Whether anything is written to the caller's memory.
+    pub fn writes(&self, scalars: Scalars) -> bool {
+        let writes = |one: &Parameter| match one {
+            Parameter::Array { output, .. } => *output,
+            Parameter::Scalar { written, .. } => *written && scalars != Scalars::Device,
+            _ => false,
+        };
         self.parameters.iter().any(writes)
+    }
+
+    /// Hash of encoded parameters without what does not decide whether they are acceptable: of
+    /// addresses the alignment counts, and of scalars nothing.
+    pub fn likeness(&self, bytes: &[u8]) -> u64 {
+        let mut reader = Reader::new(bytes);
+        let mut hash = bytes.len() as u64;
+        let mut all = || {
+            for parameter in &self.parameters {
+                let part = match parameter {
+                    Parameter::Value | Parameter::Device => u64::take(&mut reader)?,
+                    Parameter::Address => u64::take(&mut reader)? % 256,
+                    Parameter::Handle(_) => u64::from(u32::take(&mut reader)?),
+                    Parameter::Null => 0,
+                    Parameter::Scalar { .. } => {
+                        if bool::take(&mut reader)? {
+                            let length = usize::from(u8::take(&mut reader)?);
+                            reader.bytes(length)?;
+                        } else {
+                            u64::take(&mut reader)?;
+                        }
+                        1
+                    }
+                    // Functions with these are waited for.
+                    Parameter::Text | Parameter::Array { .. } => break,
+                };
+                hash = with(hash, part);
+            }
+            Ok::<(), Malformed>(())
+        };
+        // What is malformed is so for whoever decodes it.
+        let _ = all();
+        hash
+    }
+}
+
+/// [`Plan::likeness`] of a library's call; of one that takes descriptors, how long it is. None of one
+/// that gives the device nothing to do.
+pub fn likeness(library: u8, function: u16, arguments: &[u8]) -> Option<u64> {
+    match Plan::of_library(Library::numbered(library)?, function) {
+        None => Some(arguments.len() as u64),
+        Some(plan) if plan.parameters.len() <= 3 => None,
+        Some(plan) => Some(plan.likeness(arguments)),
     }
 }
 
@@ -195,9 +303,19 @@ pub struct Outgoing<'a> {
     pub plan: &'static Plan,
     /// A word for each parameter; pointers are the caller's.
     pub words: &'a [u64],
+    /// Where scalars are.
+    pub scalars: Scalars,
 }
 
 impl Outgoing<'_> {
+    /// The bytes of a scalar that is the caller's.
+    fn scalar(&self, bytes: usize) -> Option<usize> {
+        match self.scalars {
+            Scalars::Device => None,
+            Scalars::Host(typed) => Some(if bytes == 0 { typed.min(SCALAR) } else { bytes }),
+        }
+    }
+
     fn elements(&self, amount: Count) -> Option<usize> {
         count(amount, self.words, |place| {
             let pointer = *self.words.get(place)? as *const u64;
@@ -217,6 +335,21 @@ impl Outgoing<'_> {
                 Parameter::Value | Parameter::Device | Parameter::Address => word.put(out),
                 Parameter::Null => {}
                 Parameter::Handle(kind) => number(kind, *word).put(out),
+                Parameter::Scalar { bytes, .. } => match self.scalar(bytes) {
+                    None => {
+                        false.put(out);
+                        word.put(out);
+                    }
+                    Some(_) if *word == 0 => return false,
+                    Some(bytes) => {
+                        true.put(out);
+                        (bytes as u8).put(out);
+                        // SAFETY: a number of so many bytes is there, whether it is read or written.
+                        out.extend_from_slice(unsafe {
+                            std::slice::from_raw_parts(*word as *const u8, bytes)
+                        });
+                    }
+                },
                 Parameter::Text if *word == 0 => NO_TEXT.put(out),
                 Parameter::Text => {
                     // SAFETY: a text that ends in a zero.
@@ -279,6 +412,16 @@ impl Outgoing<'_> {
     ) -> Result<(), Malformed> {
         let mut reader = Reader::new(answer);
         for (parameter, word) in self.plan.parameters.iter().zip(self.words) {
+            if let Parameter::Scalar {
+                bytes,
+                written: true,
+            } = *parameter
+                && let Some(bytes) = self.scalar(bytes)
+            {
+                let value = reader.bytes(bytes)?;
+                // SAFETY: the caller has room for a number of so many bytes.
+                unsafe { (*word as *mut u8).copy_from_nonoverlapping(value.as_ptr(), bytes) };
+            }
             let Parameter::Array {
                 element,
                 output: true,
@@ -361,6 +504,28 @@ impl Plan {
                     Argument::Word(u64::take(&mut reader)?)
                 }
                 Parameter::Null => Argument::Word(0),
+                Parameter::Scalar { .. } => {
+                    if bool::take(&mut reader)? {
+                        let length = usize::from(u8::take(&mut reader)?);
+                        let bytes = reader.bytes(length)?;
+                        if length > SCALAR {
+                            return Err(WRONG);
+                        }
+                        // As long as any: what a library reads or writes of it is there.
+                        let mut words = vec![0u64; SCALAR.div_ceil(8)];
+                        for (word, part) in words.iter_mut().zip(bytes.chunks(8)) {
+                            let mut eight = [0; 8];
+                            eight[..part.len()].copy_from_slice(part);
+                            *word = u64::from_le_bytes(eight);
+                        }
+                        Argument::Memory {
+                            words,
+                            elements: length,
+                        }
+                    } else {
+                        Argument::Word(u64::take(&mut reader)?)
+                    }
+                }
                 Parameter::Handle(kind) => Argument::Object(kind, u32::take(&mut reader)?),
                 Parameter::Text => match u32::take(&mut reader)? {
                     NO_TEXT => Argument::Word(0),
@@ -459,6 +624,7 @@ mod tests {
         let outgoing = Outgoing {
             plan,
             words: &words,
+            scalars: Scalars::Device,
         };
         let mut bytes = Vec::new();
         // SAFETY: both pointers are to locals.
@@ -475,6 +641,84 @@ mod tests {
     }
 
     #[test]
+    fn every_function_of_libraries_that_is_served_has_a_plan() {
+        // What a guest answers itself, and copies.
+        let guests = |entry: &&EntryPoint| {
+            entry.class == cuda_definition::Class::Guest || entry.symbol.ends_with("Async")
+        };
+        for entry in Library::Blas.functions().filter(|entry| !guests(entry)) {
+            let number = Library::Blas.number(entry.symbol).unwrap();
+            let plan = Plan::of_library(Library::Blas, number);
+            // Calls of libraries take so many words at most.
+            let fits = plan.is_some_and(|plan| plan.parameters.len() <= 24);
+            assert!(fits, "{}", entry.symbol);
+        }
+        let factors = Library::Blas.number("cublasSgetrfBatched").unwrap();
+        let plan = Plan::of_library(Library::Blas, factors).unwrap();
+        assert!(!plan.writes(Scalars::Host(4)));
+    }
+
+    #[test]
+    fn scalars_are_bytes_or_addresses_by_the_mode_of_the_caller() {
+        let number = Library::Blas.number("cublasSaxpy_v2").unwrap();
+        let plan = Plan::of_library(Library::Blas, number).unwrap();
+        let alpha = 2.5f32;
+        let words = [20, 3, &raw const alpha as u64, 0x2000, 1, 0x3000, 1];
+        let encoded = |scalars| {
+            let mut bytes = Vec::new();
+            let outgoing = Outgoing {
+                plan,
+                words: &words,
+                scalars,
+            };
+            // SAFETY: the pointer is to a local.
+            assert!(unsafe { outgoing.encode(|_, value| value as u32, &mut bytes) });
+            bytes
+        };
+        let (host, device) = (encoded(Scalars::Host(0)), encoded(Scalars::Device));
+        let mut arguments = plan.decode(&host).unwrap();
+        assert_eq!(arguments[2].bytes(4).unwrap(), alpha.to_le_bytes());
+        let arguments = plan.decode(&device).unwrap();
+        assert!(matches!(arguments[2], Argument::Word(at) if at == words[2]));
+        // Another factor is alike; another length is not.
+        let mut other = host.clone();
+        other[14] ^= 1;
+        assert_eq!(plan.likeness(&host), plan.likeness(&other));
+        other[4] ^= 1;
+        assert_ne!(plan.likeness(&host), plan.likeness(&other));
+    }
+
+    #[test]
+    fn results_of_the_host_come_back_in_their_length() {
+        let number = Library::Blas.number("cublasSdot_v2").unwrap();
+        let plan = Plan::of_library(Library::Blas, number).unwrap();
+        let mut result = [0f32; 2];
+        let words = [20, 3, 0x2000, 1, 0x3000, 1, result.as_mut_ptr() as u64];
+        let outgoing = Outgoing {
+            plan,
+            words: &words,
+            scalars: Scalars::Host(0),
+        };
+        assert!(plan.writes(outgoing.scalars) && !plan.writes(Scalars::Device));
+        // SAFETY: the pointer is to a local.
+        let written = unsafe { outgoing.write(&7.5f32.to_le_bytes(), |_, _| 0) };
+        assert_eq!((written, result), (Ok(()), [7.5, 0.0]));
+    }
+
+    #[test]
+    fn a_scalar_longer_than_any_is_refused() {
+        let number = Library::Blas.number("cublasSscal_v2").unwrap();
+        let plan = Plan::of_library(Library::Blas, number).unwrap();
+        let mut bytes = Vec::new();
+        20u32.put(&mut bytes);
+        3u64.put(&mut bytes);
+        true.put(&mut bytes);
+        bytes.push(41);
+        bytes.extend_from_slice(&[0; 41 + 16]);
+        assert!(plan.decode(&bytes).is_err());
+    }
+
+    #[test]
     fn an_array_of_another_length_than_its_count_is_refused() {
         let plan = Plan::of(number("cuGraphAddEmptyNode")).unwrap();
         let (mut node, after) = (0u64, [1u64, 2]);
@@ -484,6 +728,7 @@ mod tests {
             let outgoing = Outgoing {
                 plan,
                 words: &words,
+                scalars: Scalars::Device,
             };
             // SAFETY: both pointers are to locals.
             assert!(unsafe { outgoing.encode(|_, value| value as u32, &mut bytes) });

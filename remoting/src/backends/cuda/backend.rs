@@ -1,7 +1,7 @@
 //! CUDA as a session's backend: the application's objects, and which method carries out which request.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -13,6 +13,8 @@ use super::{
     driver::{Api, cu},
     fences::Fence,
     host_functions::Returned,
+    light::Algorithm,
+    linear,
     memory::Memory,
     objects::Objects,
     printed::Printed,
@@ -45,6 +47,10 @@ pub struct CudaBackend {
     pub(super) primary: HashMap<i32, u32>,
     /// Captures that are under way: fences are no part of them.
     pub(super) captures: usize,
+    /// Handles of cuBLAS and cuBLASLt, by number.
+    pub(super) linear: HashMap<u32, linear::State>,
+    /// Algorithms that the client has been told of.
+    pub(super) algorithms: HashSet<Algorithm>,
     /// Errors of what nobody waited for, by context.
     pub(super) deferred: HashMap<u32, i32>,
     /// Functions of the client that the driver has and that have not returned.
@@ -69,6 +75,8 @@ impl CudaBackend {
             cover: Cover::default(),
             primary: HashMap::new(),
             captures: 0,
+            linear: HashMap::new(),
+            algorithms: HashSet::new(),
             deferred: HashMap::new(),
             pending: Arc::default(),
             printed: None,
@@ -367,6 +375,8 @@ impl Server {
             Request::StreamSynchronize(call) => self.stream_synchronize(header, &call)?,
             Request::ContextSynchronize(call) => self.context_synchronize(header, call.context)?,
             Request::EventSynchronize(call) => self.event_synchronize(header, &call)?,
+            Request::Library(call) => self.library(header, &call)?,
+            Request::PostLibrary(call) => self.post_library(header, &call)?,
             Request::Await(call) => self.await_stage(header, call.stage)?,
         }
         Ok(())

@@ -1,10 +1,10 @@
 //! The host's driver, opened at run time.
 
-use std::{cell::Cell, ffi::c_int, ptr::null_mut, sync::Mutex};
+use std::{cell::Cell, ffi::c_int, path::Path, ptr::null_mut, sync::Mutex};
 
 use cuda_definition::driver::{signatures, types::*};
 
-use super::fences::Pool;
+use super::{fences::Pool, libraries::Libraries};
 use crate::apis::cuda::{codes, forwarded::ALL};
 
 /// Why there is no driver.
@@ -82,6 +82,8 @@ pub struct Api {
     /// Addresses of those of the list of forwarded entry points, by their numbers; 0 for none.
     forwarded: Vec<usize>,
     pub(super) fences: Mutex<Pool>,
+    /// Libraries above it.
+    pub(super) libraries: Libraries,
     _library: libloading::Library,
 }
 
@@ -133,11 +135,12 @@ thread_local! {
 }
 
 impl Api {
-    /// Opens a driver and starts it.
+    /// Opens a driver and starts it. Libraries above it are looked for in a folder, or where they are
+    /// as a rule, when they are needed.
     ///
     /// # Errors
     /// There is none of this name, or it does not start.
-    pub fn open(name: &str) -> Result<Self, Error> {
+    pub fn open(name: &str, libraries: Option<&Path>) -> Result<Self, Error> {
         // SAFETY: the operator has named it; drivers' constructors are theirs.
         let library = unsafe { libloading::Library::new(name) };
         let library = library.map_err(|source| Error::Open {
@@ -154,6 +157,7 @@ impl Api {
             functions: Functions::of(&library),
             forwarded: ALL.iter().map(|entry| address(entry.symbol)).collect(),
             fences: Mutex::default(),
+            libraries: Libraries::new(libraries),
             _library: library,
         };
         match cu!(api, cuInit(0)) {

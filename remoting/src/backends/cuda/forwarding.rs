@@ -86,7 +86,14 @@ pub(super) fn returns_at_once(function: u16) -> bool {
 fn goes_with_context(kind: Kind) -> bool {
     matches!(
         kind,
-        Kind::Stream | Kind::Event | Kind::Module | Kind::Function | Kind::Array | Kind::Mipmap
+        Kind::Stream
+            | Kind::Event
+            | Kind::Module
+            | Kind::Function
+            | Kind::Array
+            | Kind::Mipmap
+            | Kind::Blas
+            | Kind::BlasLt
     )
 }
 
@@ -120,6 +127,9 @@ impl Server {
             && let Some(raw) = words.first()
         {
             self.backend.api.fences_lock().forget_event(*raw as usize);
+        }
+        if function == STREAM_DESTROY {
+            self.leave_stream(word(&arguments, 0) as u32);
         }
         if matches!(function, RELEASE | RESET) {
             self.before_primary(function, word(&arguments, 0));
@@ -170,7 +180,11 @@ impl Server {
     }
 
     /// The parameters as the driver gets them.
-    fn words(&mut self, plan: &Plan, arguments: &mut [Argument]) -> Result<Vec<u64>, i32> {
+    pub(super) fn words(
+        &mut self,
+        plan: &Plan,
+        arguments: &mut [Argument],
+    ) -> Result<Vec<u64>, i32> {
         let mut words = Vec::with_capacity(arguments.len());
         for (parameter, argument) in plan.parameters.iter().zip(arguments) {
             words.push(match (parameter, &mut *argument) {
@@ -290,7 +304,7 @@ impl Server {
     }
 
     /// What has been written, for the client: handles as numbers, which stay in the arguments.
-    fn results(
+    pub(super) fn results(
         &mut self,
         plan: &Plan,
         arguments: &mut [Argument],
@@ -298,6 +312,12 @@ impl Server {
     ) -> Result<Vec<u8>, i32> {
         let mut answer = Vec::new();
         for place in 0..arguments.len() {
+            if let Some(Parameter::Scalar { written: true, .. }) = plan.parameters.get(place)
+                && let Argument::Memory { elements, .. } = arguments[place]
+            {
+                let bytes = arguments[place].bytes(elements).ok_or(codes::UNKNOWN)?;
+                answer.extend_from_slice(bytes);
+            }
             let Some(Parameter::Array {
                 element,
                 output: true,

@@ -7,6 +7,8 @@
 //!   `cover`: what of the window the driver knows; `printed`: what kernels print.
 //! - Requests by subject: `start`, `allocations`, `copies`, `modules`, `launches`, `waiting`,
 //!   `host_functions`; `forwarding`: all those whose parameters travel by the API's definition.
+//! - `libraries`: the host's cuBLAS and cuBLASLt; `linear`: calls of the first and handles of both;
+//!   `light`: what takes the other's descriptors.
 
 pub mod arena;
 pub mod backend;
@@ -20,6 +22,9 @@ mod fences;
 mod forwarding;
 mod host_functions;
 mod launches;
+mod libraries;
+mod light;
+mod linear;
 mod memory;
 mod modules;
 mod objects;

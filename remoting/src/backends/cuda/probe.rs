@@ -54,7 +54,7 @@ pub fn steps(library: &str, with_arena: bool, mut tell: impl FnMut(&str, &Found)
             let kept = arena::fill().map(|()| "kept".to_owned());
             step("addresses", kept.map_err(|error| error.to_string()))?;
         }
-        let api = Api::open(library);
+        let api = Api::open(library, None);
         let started =
             match &api {
                 Ok(_) => Ok("started".to_owned()),
