@@ -24,6 +24,8 @@ const CRATES: &[&str] = &[
     "gantry-client",
     "cuda-definition",
     "gantry-cudart",
+    "gantry-cublas",
+    "gantry-cuda-blas",
     "gantry-cuda-driver",
     "gantry-cuda",
     "gantry-opencl",

@@ -11,6 +11,7 @@
 //! - `forward`: those whose parameters travel by the API's definition
 //! - `link`: CUDA's own part of the connection; `handles`: what programs hold for objects
 //! - `context`: what is current in a thread; `memory`: which addresses are what
+//! - `libraries`: what cuBLAS in a guest uses of the connection
 //! - the others: entry points by subject
 
 #![allow(missing_docs, non_snake_case, clippy::too_many_arguments)]
@@ -26,6 +27,7 @@ mod graphs;
 mod handles;
 mod host_memory;
 mod launch;
+mod libraries;
 mod link;
 mod memory;
 mod modules;

@@ -3,7 +3,7 @@
 use std::{
     cell::Cell,
     os::unix::process::CommandExt,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command},
     sync::{Mutex, MutexGuard, OnceLock, PoisonError},
     thread,
@@ -43,8 +43,66 @@ pub fn beside(name: &str) -> PathBuf {
     program.with_file_name(name)
 }
 
+/// A folder with the stand-in for cuBLAS under the names of both libraries.
+fn libraries(folder: &Path) -> PathBuf {
+    let libraries = folder.join("libraries");
+    std::fs::create_dir_all(&libraries).expect("there is room for files");
+    for name in ["libcublas.so.13", "libcublasLt.so.13"] {
+        let link = libraries.join(name);
+        std::os::unix::fs::symlink(beside("libgantry_cuda_blas.so"), link).expect("it is new");
+    }
+    libraries
+}
+
+/// The newest archive of a crate's name beside this program: Cargo keeps one per set of features.
+fn archive(name: &str) -> PathBuf {
+    let folder = beside("");
+    let all = std::fs::read_dir(folder).expect("Cargo's folder can be read");
+    let all = all.filter_map(Result::ok).map(|entry| entry.path());
+    let archives = all.filter(|path| {
+        let file = path.file_name().unwrap_or_default().to_string_lossy();
+        file.starts_with(name) && file.ends_with(".a")
+    });
+    let age = |path: &PathBuf| {
+        std::fs::metadata(path)
+            .and_then(|data| data.modified())
+            .ok()
+    };
+    archives
+        .max_by_key(age)
+        .expect("the archive is built with this test")
+}
+
+/// A folder with the guest's cuBLAS and cuBLASLt, linked as users' are.
+pub fn shims() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let folder =
+            std::env::temp_dir().join(format!("gantry-cublas-test-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("there is room for files");
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../guest/cublas/link.sh");
+        let linked = Command::new(script)
+            .arg(archive("libgantry_cublas"))
+            .arg(&folder)
+            .status();
+        assert!(linked.expect("it can be started").success());
+        folder
+    })
+}
+
+/// Both, open: they find the driver that this process has.
+pub fn blas() -> &'static (Library, Library) {
+    static BOTH: OnceLock<(Library, Library)> = OnceLock::new();
+    BOTH.get_or_init(|| {
+        library();
+        // SAFETY: opening them runs no code of their own.
+        let open = |name: &str| unsafe { Library::new(shims().join(name)) }.expect("it is linked");
+        (open("libcublas.so.13"), open("libcublasLt.so.13"))
+    })
+}
+
 /// Starts a pool, which ends with this process, on a socket in this folder.
-fn pool(folder: &std::path::Path) -> Child {
+fn pool(folder: &Path) -> Child {
     let driver = beside("libgantry_cuda_driver.so");
     let mut command = Command::new(env!("CARGO_BIN_EXE_gantry-accel"));
     command
@@ -56,6 +114,8 @@ fn pool(folder: &std::path::Path) -> Child {
         .arg(&driver)
         .arg("--readable")
         .arg(driver.parent().expect("it is in a folder"))
+        .arg("--cuda-libraries")
+        .arg(libraries(folder))
         .arg("--cache")
         .arg(folder)
         .arg("--socket")

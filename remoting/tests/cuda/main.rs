@@ -12,6 +12,8 @@ mod driver;
 mod errors;
 mod hostile;
 mod library;
+mod linear;
+mod linear_hostile;
 #[path = "../../../tests/cuda-driver/tests/cuda/order.rs"]
 mod order;
 #[path = "../../../tests/cuda-driver/tests/cuda/print.rs"]

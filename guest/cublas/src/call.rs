@@ -1,0 +1,204 @@
+//! How calls are carried to the worker, and what becomes of them.
+
+use std::{cell::RefCell, collections::HashSet, sync::Mutex};
+
+use cuda_definition::cublas::types::cublasStatus_t;
+use gantry_remoting::apis::cuda::{
+    Kind, codes,
+    libraries::{Library, STATUS},
+    plan::{Outgoing, Plan, Scalars},
+};
+
+use crate::{handles, interface::interface, learned::Learned};
+
+/// A result: what is wrong is a `CUresult`'s number, or a status of cuBLAS with [`STATUS`] added.
+pub type Outcome<T = ()> = Result<T, i32>;
+
+/// The statuses that these libraries give themselves.
+pub const NOT_INITIALIZED: i32 = STATUS + 1;
+pub const INVALID_VALUE: i32 = STATUS + 7;
+pub const NOT_SUPPORTED: i32 = STATUS + 15;
+/// Room for the answer to a call: numbers of the host's.
+const ROOM: usize = 256;
+
+static LEARNED: Learned = Learned::new();
+
+thread_local! {
+    /// Parameters of the call that is being made.
+    static ARGUMENTS: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A status for the caller.
+pub fn status(outcome: Outcome) -> cublasStatus_t {
+    use cublasStatus_t as S;
+    match outcome {
+        Ok(()) => S::CUBLAS_STATUS_SUCCESS,
+        Err(code) if code > STATUS => cublasStatus_t((code - STATUS).cast_unsigned()),
+        Err(codes::OUT_OF_MEMORY) => S::CUBLAS_STATUS_ALLOC_FAILED,
+        Err(codes::INVALID_VALUE) => S::CUBLAS_STATUS_INVALID_VALUE,
+        Err(codes::NOT_SUPPORTED) => S::CUBLAS_STATUS_NOT_SUPPORTED,
+        Err(
+            codes::NOT_INITIALIZED
+            | codes::NO_DEVICE
+            | codes::INVALID_CONTEXT
+            | codes::INVALID_HANDLE
+            | codes::NOT_FOUND
+            | codes::DEVICE_UNAVAILABLE,
+        ) => S::CUBLAS_STATUS_NOT_INITIALIZED,
+        Err(_) => S::CUBLAS_STATUS_EXECUTION_FAILED,
+    }
+}
+
+/// An entry point that is not served: says so once.
+pub fn unsupported(symbol: &'static str) -> cublasStatus_t {
+    static TOLD: Mutex<Option<HashSet<&str>>> = Mutex::new(None);
+    let mut told = TOLD
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    if told.get_or_insert_default().insert(symbol) {
+        eprintln!("gantry: {symbol} is not supported by this cuBLAS");
+    }
+    status(Err(NOT_SUPPORTED))
+}
+
+/// Defines entry points that are written by hand, with the signatures that the definition has.
+macro_rules! entry_points {
+    ($module:ident: $(fn $name:ident($($argument:ident: $of:ty),* $(,)?) $body:block)*) => {$(
+        #[unsafe(no_mangle)]
+        #[allow(unused_unsafe, clippy::missing_safety_doc)]
+        pub unsafe extern "C" fn $name($($argument: $of),*) -> cublasStatus_t {
+            // SAFETY: callers keep the API's promises about the pointers that they pass, as those of
+            // any library of C do.
+            let call = || -> $crate::call::Outcome { unsafe { $body } };
+            let status = $crate::call::status(call());
+            cublasStatus_t(status.0)
+        }
+        const _: cuda_definition::$module::signatures::$name = $name;
+    )*};
+}
+pub(crate) use entry_points;
+
+/// Writes a result.
+///
+/// # Safety
+/// `to` is null or a place for a value.
+pub unsafe fn put<T>(to: *mut T, value: T) -> Outcome {
+    if to.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { to.write_unaligned(value) };
+    Ok(())
+}
+
+/// The number of a handle's object.
+pub fn number(kind: Kind, handle: u64) -> u32 {
+    interface().map_or(gantry_remoting::apis::cuda::NO_HANDLE, |interface| {
+        (interface.number)(kind as u32, handle)
+    })
+}
+
+/// A call that writes nothing. It is waited for if none of its hash has succeeded.
+pub fn post(library: Library, function: u16, arguments: &[u8], hash: Option<u64>) -> Outcome {
+    let interface = interface()?;
+    let waits = hash.is_none_or(|hash| !LEARNED.knows(hash));
+    let (start, length) = (arguments.as_ptr(), arguments.len());
+    // SAFETY: so many bytes are there.
+    match unsafe { (interface.post)(library as u32, function.into(), start, length, waits) } {
+        0 => {
+            if let Some(hash) = hash.filter(|_| waits) {
+                LEARNED.add(hash);
+            }
+            Ok(())
+        }
+        code => Err(code),
+    }
+}
+
+/// A call that is answered: how much of the answer's place it has filled.
+pub fn ask(library: Library, function: u16, arguments: &[u8], answer: &mut [u8]) -> Outcome<usize> {
+    let interface = interface()?;
+    let mut written = 0;
+    // SAFETY: so many bytes are there, and so much room.
+    let code = unsafe {
+        (interface.call)(
+            library as u32,
+            function.into(),
+            arguments.as_ptr(),
+            arguments.len(),
+            answer.as_mut_ptr(),
+            answer.len(),
+            &raw mut written,
+        )
+    };
+    match code {
+        0 => Ok(written.min(answer.len())),
+        code => Err(code),
+    }
+}
+
+/// Uses this thread's buffer for parameters, which is empty.
+pub fn with_arguments<T>(call: impl FnOnce(&mut Vec<u8>) -> T) -> T {
+    ARGUMENTS.with_borrow_mut(|arguments| {
+        arguments.clear();
+        call(arguments)
+    })
+}
+
+/// A function whose parameters travel by the definition.
+///
+/// # Safety
+/// Words are the parameters, and pointers among them as the API wants them.
+pub unsafe fn forward(library: Library, function: u16, words: &[u64], scalars: Scalars) -> Outcome {
+    let plan = Plan::of_library(library, function).ok_or(NOT_SUPPORTED)?;
+    let outgoing = Outgoing {
+        plan,
+        words,
+        scalars,
+    };
+    with_arguments(|arguments| {
+        // SAFETY: the caller's promise.
+        if !unsafe { outgoing.encode(number, arguments) } {
+            return Err(INVALID_VALUE);
+        }
+        if !plan.writes(scalars) {
+            let seed = u64::from(function) << 8 | library as u64;
+            let hash = plan.likeness(arguments) ^ seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            return post(library, function, arguments, Some(hash));
+        }
+        let mut answer = [0; ROOM];
+        let written = ask(library, function, arguments, &mut answer)?;
+        let interface = interface()?;
+        let handle = |kind: Kind, number| (interface.handle)(kind as u32, number);
+        // SAFETY: as above; encoded above.
+        unsafe { outgoing.write(&answer[..written], handle) }.map_err(|_| codes::UNKNOWN)
+    })
+}
+
+/// A function of cuBLAS's that begins with a handle.
+///
+/// # Safety
+/// As for [`forward`].
+pub unsafe fn blas(function: u16, words: &[u64], typed: usize) -> cublasStatus_t {
+    let outcome = (|| {
+        let handle = words.first().copied().ok_or(INVALID_VALUE)?;
+        let scalars = handles::scalars(handle, typed)?;
+        // SAFETY: the caller's promise.
+        unsafe { forward(Library::Blas, function, words, scalars) }
+    })();
+    status(outcome)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statuses_are_the_library_s_own_or_what_the_driver_means() {
+        assert_eq!(status(Err(STATUS + 14)).0, 14);
+        assert_eq!(status(Err(codes::OUT_OF_MEMORY)).0, 3);
+        assert_eq!(status(Err(codes::NOT_FOUND)).0, 1);
+        assert_eq!(status(Err(719)).0, 13);
+        assert_eq!(status(Ok(())).0, 0);
+    }
+}

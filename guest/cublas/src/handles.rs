@@ -1,0 +1,233 @@
+//! Handles of cuBLAS: what is set of them is told to the worker and kept here, where it is asked for.
+
+use std::{
+    collections::HashMap,
+    ffi::{c_int, c_void},
+    sync::{PoisonError, RwLock},
+};
+
+use cuda_definition::cublas::types::*;
+use gantry_remoting::apis::cuda::{FIRST, Kind, NO_HANDLE, libraries::Library, plan::Scalars};
+
+use crate::{
+    call::{INVALID_VALUE, NOT_INITIALIZED, Outcome, entry_points, number, put},
+    interface::interface,
+};
+
+/// A function of the list, by its symbol: its number is looked up once.
+macro_rules! served {
+    ($library:ident, $symbol:literal, $words:expr) => {{
+        static NUMBER: std::sync::OnceLock<Option<u16>> = std::sync::OnceLock::new();
+        let library = gantry_remoting::apis::cuda::libraries::Library::$library;
+        let number = *NUMBER.get_or_init(|| library.number($symbol));
+        let number = number.ok_or($crate::call::NOT_SUPPORTED)?;
+        $crate::call::forward(
+            library,
+            number,
+            $words,
+            gantry_remoting::apis::cuda::plan::Scalars::Device,
+        )
+    }};
+}
+pub(crate) use served;
+
+/// What a handle is set to, and what the worker knows of that. Programs set the same things before each
+/// call; what the worker knows is not told again.
+#[derive(Clone, Copy, Debug, Default)]
+struct State {
+    stream: u64,
+    /// The stream's number.
+    number: u32,
+    /// Address and size, if there is one.
+    workspace: Option<(u64, u64)>,
+    /// The stream has been set again, which takes the workspace away: the worker has not been told.
+    is_behind: bool,
+    pointer_mode: u32,
+    math_mode: u32,
+    atomics_mode: u32,
+}
+
+impl State {
+    /// Whether the worker has to be told of a stream. Those that are no objects, and so stay what they
+    /// are, it may know already.
+    fn wants_stream(&mut self, stream: u64, number: u32) -> bool {
+        if number < FIRST && (self.stream, self.number) == (stream, number) {
+            self.is_behind = self.workspace.is_some();
+            return false;
+        }
+        true
+    }
+
+    /// Whether it has to be told of a workspace.
+    fn wants_workspace(&mut self, workspace: (u64, u64)) -> bool {
+        if self.workspace == Some(workspace) {
+            // It still has it.
+            self.is_behind = false;
+            return false;
+        }
+        true
+    }
+}
+
+static ALL: RwLock<Option<HashMap<u64, State>>> = RwLock::new(None);
+
+fn state(handle: u64) -> Outcome<State> {
+    let all = ALL.read().unwrap_or_else(PoisonError::into_inner);
+    let found = all.as_ref().and_then(|all| all.get(&handle)).copied();
+    found.ok_or(NOT_INITIALIZED)
+}
+
+fn change<T>(handle: u64, change: impl FnOnce(&mut State) -> T) -> Outcome<T> {
+    let mut all = ALL.write().unwrap_or_else(PoisonError::into_inner);
+    let state = all.get_or_insert_default().get_mut(&handle);
+    state.map(change).ok_or(NOT_INITIALIZED)
+}
+
+/// Tells the worker of a stream.
+fn tell_stream(handle: u64, stream: u64, number: u32) -> Outcome {
+    // SAFETY: no pointers.
+    unsafe { served!(Blas, "cublasSetStream_v2", &[handle, stream]) }?;
+    change(handle, |state| {
+        (state.stream, state.number) = (stream, number);
+        (state.workspace, state.is_behind) = (None, false);
+    })
+}
+
+/// Where scalars of a call are, those whose type a parameter says being so long.
+///
+/// # Errors
+/// It is no handle.
+pub fn scalars(handle: u64, typed: usize) -> Outcome<Scalars> {
+    let state = state(handle)?;
+    if state.is_behind {
+        tell_stream(handle, state.stream, state.number)?;
+    }
+    Ok(match state.pointer_mode {
+        0 => Scalars::Host(typed),
+        _ => Scalars::Device,
+    })
+}
+
+entry_points! { cublas:
+    fn cublasCreate_v2(handle: *mut cublasHandle_t) {
+        if handle.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        match (interface()?.prepare)() {
+            0 => {}
+            code => return Err(code),
+        }
+        served!(Blas, "cublasCreate_v2", &[handle as u64])?;
+        let made = handle.read_unaligned() as u64;
+        let mut all = ALL.write().unwrap_or_else(PoisonError::into_inner);
+        all.get_or_insert_default().insert(made, State::default());
+        Ok(())
+    }
+
+    fn cublasDestroy_v2(handle: cublasHandle_t) {
+        state(handle as u64)?;
+        // Waited for, as natively: what the handle was used for may still be under way.
+        let arguments = number(Kind::Blas, handle as u64).to_le_bytes();
+        // Before: as soon as the worker has ended it, another thread may be given its number.
+        (interface()?.forget)(handle as u64);
+        let mut all = ALL.write().unwrap_or_else(PoisonError::into_inner);
+        all.get_or_insert_default().remove(&(handle as u64));
+        drop(all);
+        let function = Library::Blas.number("cublasDestroy_v2").ok_or(INVALID_VALUE)?;
+        crate::call::post(Library::Blas, function, &arguments, None)
+    }
+
+    fn cublasSetStream_v2(handle: cublasHandle_t, streamId: cudaStream_t) {
+        let (handle, stream) = (handle as u64, streamId as u64);
+        state(handle)?;
+        let number = number(Kind::Stream, stream);
+        if number == NO_HANDLE {
+            return Err(INVALID_VALUE);
+        }
+        if !change(handle, |state| state.wants_stream(stream, number))? {
+            return Ok(());
+        }
+        tell_stream(handle, stream, number)
+    }
+
+    fn cublasGetStream_v2(handle: cublasHandle_t, streamId: *mut cudaStream_t) {
+        put(streamId, state(handle as u64)?.stream as cudaStream_t)
+    }
+
+    fn cublasSetWorkspace_v2(handle: cublasHandle_t, workspace: *mut c_void, workspaceSizeInBytes: usize) {
+        let (handle, at, size) = (handle as u64, workspace as u64, workspaceSizeInBytes as u64);
+        if !change(handle, |state| state.wants_workspace((at, size)))? {
+            return Ok(());
+        }
+        served!(Blas, "cublasSetWorkspace_v2", &[handle, at, size])?;
+        change(handle, |state| (state.workspace, state.is_behind) = (Some((at, size)), false))
+    }
+
+    fn cublasSetPointerMode_v2(handle: cublasHandle_t, mode: cublasPointerMode_t) {
+        if mode.0 > 1 {
+            return Err(INVALID_VALUE);
+        }
+        if state(handle as u64)?.pointer_mode == mode.0 {
+            return Ok(());
+        }
+        served!(Blas, "cublasSetPointerMode_v2", &[handle as u64, mode.0.into()])?;
+        change(handle as u64, |state| state.pointer_mode = mode.0)
+    }
+
+    fn cublasGetPointerMode_v2(handle: cublasHandle_t, mode: *mut cublasPointerMode_t) {
+        put(mode, cublasPointerMode_t(state(handle as u64)?.pointer_mode))
+    }
+
+    fn cublasSetMathMode(handle: cublasHandle_t, mode: cublasMath_t) {
+        if state(handle as u64)?.math_mode == mode.0 {
+            return Ok(());
+        }
+        served!(Blas, "cublasSetMathMode", &[handle as u64, mode.0.into()])?;
+        change(handle as u64, |state| state.math_mode = mode.0)
+    }
+
+    fn cublasGetMathMode(handle: cublasHandle_t, mode: *mut cublasMath_t) {
+        put(mode, cublasMath_t(state(handle as u64)?.math_mode))
+    }
+
+    // The host's library keeps its default, which is not to use atomic operations: a permission
+    // that it is not told of changes no result.
+    fn cublasSetAtomicsMode(handle: cublasHandle_t, mode: cublasAtomicsMode_t) {
+        state(handle as u64)?;
+        if mode.0 > 1 {
+            return Err(INVALID_VALUE);
+        }
+        change(handle as u64, |state| state.atomics_mode = mode.0)
+    }
+
+    fn cublasGetAtomicsMode(handle: cublasHandle_t, mode: *mut cublasAtomicsMode_t) {
+        put(mode, cublasAtomicsMode_t(state(handle as u64)?.atomics_mode))
+    }
+
+    fn cublasGetVersion_v2(_handle: cublasHandle_t, version: *mut c_int) {
+        put(version, crate::names::version()? as c_int)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_worker_knows_is_not_told_again() {
+        let mut state = State::default();
+        assert!(!state.wants_stream(0, 0) && !state.is_behind);
+        assert!(state.wants_workspace((0x1000, 64)));
+        state.workspace = Some((0x1000, 64));
+        // As PyTorch does before each call: the stream, then the workspace.
+        assert!(!state.wants_stream(0, 0) && state.is_behind);
+        assert!(!state.wants_workspace((0x1000, 64)) && !state.is_behind);
+        // Without the workspace, or with another one, the worker is told.
+        assert!(!state.wants_stream(0, 0) && state.is_behind);
+        assert!(state.wants_workspace((0x2000, 64)));
+        // Streams that are objects may have been another one of this number.
+        (state.stream, state.number) = (0x4702_0000_0014, 20);
+        assert!(state.wants_stream(0x4702_0000_0014, 20));
+        assert!(state.wants_stream(0, 0));
+    }
+}

@@ -1,0 +1,58 @@
+//! The connection to the worker: that of the process's `libcuda.so.1`.
+
+use std::{ffi::c_void, sync::OnceLock};
+
+use gantry_remoting::apis::cuda::{
+    codes,
+    interface::{FINGERPRINT, Interface, SYMBOL},
+};
+
+/// The process's driver, whichever the loader finds.
+fn driver() -> *mut c_void {
+    static DRIVER: OnceLock<usize> = OnceLock::new();
+    let driver = DRIVER.get_or_init(|| {
+        // SAFETY: opening a library of the system's, as any program that is linked with it does.
+        unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) as usize }
+    });
+    *driver as *mut c_void
+}
+
+/// One of the driver's functions; null if there is none.
+pub fn symbol(name: &std::ffi::CStr) -> *mut c_void {
+    let driver = driver();
+    if driver.is_null() {
+        return driver;
+    }
+    // SAFETY: an open library and a string.
+    unsafe { libc::dlsym(driver, name.as_ptr()) }
+}
+
+fn look() -> Option<&'static Interface> {
+    let found = symbol(SYMBOL);
+    if found.is_null() {
+        eprintln!(
+            "gantry: this cuBLAS needs Gantry's libcuda.so.1, and this process has another one or none"
+        );
+        return None;
+    }
+    // SAFETY: the symbol is Gantry's own and has this signature.
+    let table = unsafe {
+        std::mem::transmute::<*mut c_void, extern "C" fn(u64) -> *const Interface>(found)
+    };
+    // SAFETY: a table of the driver's, which stays, or null.
+    let table = unsafe { table(FINGERPRINT).as_ref() };
+    if table.is_none() {
+        eprintln!("gantry: libcuda.so.1 and this cuBLAS are of different versions of Gantry");
+    }
+    table
+}
+
+/// The driver's table; one atomic load after the first time.
+///
+/// # Errors
+/// The process has no driver, or not Gantry's. It says so once.
+pub fn interface() -> Result<&'static Interface, i32> {
+    static FOUND: OnceLock<Option<&'static Interface>> = OnceLock::new();
+    let found = *FOUND.get_or_init(look);
+    found.ok_or(codes::NOT_INITIALIZED)
+}
