@@ -126,7 +126,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
         workers::limited,
     ),
     (
-        "opencl: a program computes the same while its worker changes every 50 to 500 ms",
+        "opencl: programs compute the same while their workers change every 50 to 500 ms",
         moves::chaos,
     ),
     (

@@ -85,6 +85,8 @@ impl Drop for Mover {
 
 pub fn chaos(pool: &Pool) -> Result<()> {
     let (moved, control) = movable(pool, "moved")?;
+    let entries = pool.release.join("examples/opencl_entries");
+    let native = packages::output(&mut pool.native(&entries))?;
     let mover = Mover::start(&moved, &control);
     let computed = packages::output(
         moved
@@ -93,6 +95,10 @@ pub fn chaos(pool: &Pool) -> Result<()> {
             .arg("10"),
     )?;
     ensure!(computed == "running\nok\n", "{computed}");
+    for _ in 0..3 {
+        let remoted = packages::output(&mut moved.remoted(&entries))?;
+        ensure!(native == remoted, "natively:\n{native}\nmoved:\n{remoted}");
+    }
     let lines = mover.end();
     let _ = fs::remove_file(&control);
     let count = lines

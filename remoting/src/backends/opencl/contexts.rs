@@ -81,6 +81,7 @@ impl Server {
                 platform,
                 svm,
                 record: Arc::new(DeviceRecord::part(&of, &call, place)),
+                pinned: false,
             };
             self.backend.devices.put(id.0, Ok(device));
         }
@@ -145,6 +146,10 @@ impl Server {
                 &raw mut code,
             )
         );
+        let raw = made(raw, code)?;
+        for id in &call.devices {
+            self.backend.devices.get_mut(id.0)?.pin(&self.backend.api);
+        }
         let svm = |id: &DeviceId| {
             self.backend
                 .devices
@@ -152,7 +157,7 @@ impl Server {
                 .is_ok_and(|device| device.svm)
         };
         Ok(Context {
-            raw: made(raw, code)?,
+            raw,
             svm: call.devices.iter().any(svm),
             record: Arc::new(ContextRecord {
                 devices: self.device_records(&call.devices)?,
@@ -190,6 +195,7 @@ impl Server {
             platform,
             svm,
             record: ref on_device,
+            ..
         } = self.backend.devices.get(call.device.0)?;
         if platform != home.platform {
             return Err(codes::INVALID_DEVICE);
@@ -243,7 +249,10 @@ impl Server {
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
-    use std::{cell::RefCell, slice};
+    use std::{
+        cell::{Cell, RefCell},
+        slice,
+    };
 
     use super::*;
     use crate::backends::opencl::{driver::Api, testing};
@@ -294,6 +303,54 @@ mod tests {
         (made, TOLD.take())
     }
 
+    thread_local! {
+        /// References to parts of devices that the worker has taken, less those that it has given back.
+        static TAKEN: Cell<i32> = const { Cell::new(0) };
+    }
+
+    unsafe extern "C" fn retain_part(_: Handle) -> i32 {
+        TAKEN.set(TAKEN.get() + 1);
+        0
+    }
+
+    unsafe extern "C" fn release_part(_: Handle) -> i32 {
+        TAKEN.set(TAKEN.get() - 1);
+        0
+    }
+
+    /// What is left of the driver's one reference to a part of a device when the application has
+    /// released it, after a context on it or without one.
+    fn left_of_part(contexts: u32) -> i32 {
+        let api = Api::null().with_parts(retain_part, release_part);
+        let (mut server, ..) = testing::server_before(api);
+        let part = DeviceId(1);
+        let call = CreateSubDevices {
+            device: DeviceId(0),
+            properties: vec![0x1086, 1],
+            ids: vec![part],
+        };
+        server.create_sub_devices(&call).unwrap();
+        for id in (0..contexts).map(ContextId) {
+            let call = CreateContext {
+                id,
+                devices: vec![part],
+                platform: None,
+            };
+            server.create_context(call).unwrap();
+            server.release_context(id).unwrap();
+        }
+        server.release_device(part).unwrap();
+        1 + TAKEN.replace(0)
+    }
+
+    #[test]
+    fn a_part_of_a_device_outlives_the_contexts_that_were_made_on_it() {
+        assert_eq!(left_of_part(1), 1);
+        assert_eq!(left_of_part(5), 1);
+        // Nothing uses this one.
+        assert_eq!(left_of_part(0), 0);
+    }
+
     #[test]
     fn further_properties_of_a_queue_are_passed_on_behind_whether_it_is_in_order() {
         let told = vec![PROPERTIES, 2, FURTHER[0], FURTHER[1]];
@@ -308,6 +365,7 @@ mod tests {
             platform: 1,
             svm: true,
             record: Arc::new(DeviceRecord::Offered(DeviceId(1))),
+            pinned: false,
         };
         server.backend.devices.put(1, Ok(foreign));
         let mut make = |id, devices: &[u32]| {

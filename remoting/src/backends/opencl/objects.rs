@@ -17,7 +17,10 @@ use crate::{
         },
         codes,
     },
-    backends::opencl::driver::api::Handle,
+    backends::opencl::driver::{
+        api::{Api, Handle},
+        cl,
+    },
     wire::Blob,
 };
 
@@ -32,6 +35,22 @@ pub struct Device {
     pub svm: bool,
     /// How it came to be.
     pub record: Arc<DeviceRecord>,
+    /// Whether it stays with the driver for good.
+    pub pinned: bool,
+}
+
+impl Device {
+    /// A context is made on it: it stays with the driver for as long as this process. Contexts, queues
+    /// and events of a part of a device use it to their end, and that is up to the driver, which may
+    /// have them long after the application has released them and the part; PoCL 3.1 has no
+    /// reference to it meanwhile, and crashes as it gives such a queue up. A part that no context was
+    /// made on costs nothing once it is released; another one about 1 KiB.
+    pub fn pin(&mut self, api: &Api) {
+        let is_part = matches!(*self.record, DeviceRecord::Part(_));
+        if is_part && !std::mem::replace(&mut self.pinned, true) {
+            cl!(api, clRetainDevice(self.raw));
+        }
+    }
 }
 
 /// A context.

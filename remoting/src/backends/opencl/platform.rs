@@ -94,6 +94,7 @@ impl Platform {
                             platform: place,
                             svm: version >= 20 && has_svm(api, device),
                             record: Arc::new(DeviceRecord::Offered(id)),
+                            pinned: false,
                         }),
                     );
                     Offered { id, kind }

@@ -247,6 +247,18 @@ impl Api {
         self
     }
 
+    /// With parts of devices whose references a test counts.
+    #[cfg(test)]
+    pub(crate) fn with_parts(
+        mut self,
+        retain: unsafe extern "C" fn(Handle) -> i32,
+        release: unsafe extern "C" fn(Handle) -> i32,
+    ) -> Self {
+        self.clRetainDevice = retain;
+        self.clReleaseDevice = release;
+        self
+    }
+
     pub(crate) fn with_memory(
         mut self,
         create: unsafe extern "C" fn(Handle, u64, usize, *mut c_void, *mut i32) -> Handle,
@@ -376,6 +388,7 @@ api! {
     fn clEnqueueWriteBufferRect(command_queue: Handle, buffer: Handle, blocking_write: u32, buffer_origin: *const usize, host_origin: *const usize, region: *const usize, buffer_row_pitch: usize, buffer_slice_pitch: usize, host_row_pitch: usize, host_slice_pitch: usize, ptr: *const c_void, num_events_in_wait_list: u32, event_wait_list: *const Handle, event: *mut Handle) -> i32;
     fn clEnqueueCopyBufferRect(command_queue: Handle, src_buffer: Handle, dst_buffer: Handle, src_origin: *const usize, dst_origin: *const usize, region: *const usize, src_row_pitch: usize, src_slice_pitch: usize, dst_row_pitch: usize, dst_slice_pitch: usize, num_events_in_wait_list: u32, event_wait_list: *const Handle, event: *mut Handle) -> i32;
     fn clCreateSubDevices(device: Handle, properties: *const isize, num_devices: u32, out_devices: *mut Handle, num_devices_ret: *mut u32) -> i32;
+    fn clRetainDevice(device: Handle) -> i32;
     fn clReleaseDevice(device: Handle) -> i32;
     fn clCreateImage(context: Handle, flags: u64, image_format: *const ImageFormat, image_desc: *const ImageDesc, host_ptr: *mut c_void, errcode_ret: *mut i32) -> Handle;
     fn clCreateProgramWithBuiltInKernels(context: Handle, num_devices: u32, device_list: *const Handle, kernel_names: *const c_char, errcode_ret: *mut i32) -> Handle;
