@@ -36,6 +36,8 @@ pub struct FakeDevice {
     bar: Mutex<[u8; REGION]>,
     rom: Mutex<[u8; REGION]>,
     vectors: u16,
+    /// Bytes of configuration space.
+    pub config_len: u64,
     /// Vectors can be added while others are connected.
     pub grows: bool,
     /// Vectors that the host has.
@@ -71,6 +73,7 @@ impl FakeDevice {
             bar: Mutex::new([0; REGION]),
             rom: Mutex::new([0x5a; REGION]),
             vectors,
+            config_len: REGION as u64,
             grows: false,
             host_vectors: AtomicU32::new(u32::MAX),
             stubborn: AtomicBool::new(false),
@@ -137,7 +140,10 @@ impl Device for FakeDevice {
     }
 
     fn region_size(&self, region: u32) -> u64 {
-        self.region(region).map_or(0, |_| REGION as u64)
+        match region {
+            VFIO_PCI_CONFIG_REGION_INDEX => self.config_len,
+            _ => self.region(region).map_or(0, |_| REGION as u64),
+        }
     }
 
     fn mappable(&self, _region: u32) -> Option<Mappable<'_>> {

@@ -10,6 +10,7 @@ use std::{
     },
 };
 
+use vfio_bindings::bindings::vfio::VFIO_PCI_CONFIG_REGION_INDEX;
 use vm_memory::GuestAddress;
 
 use super::{
@@ -147,8 +148,7 @@ impl Function {
             let name = device.name();
             log::warn!("device {name}: what its last user left in it is still there: {error}");
         }
-        let mut header = [0; HEADER];
-        device.read_config(0, &mut header);
+        let header = header_of(&*device);
         let header_type = header[offsets::HEADER_TYPE] & 0x7f;
         if header_type != 0 {
             return Err(Error::Bridge {
@@ -368,6 +368,16 @@ impl Function {
         let power = self.power.as_ref();
         power.is_none_or(|power| power.is_awake(&self.config))
     }
+}
+
+/// The first registers of a device; those that it does not have are zero, as some mediated devices
+/// have fewer.
+fn header_of(device: &dyn Device) -> [u8; HEADER] {
+    let mut header = [0; HEADER];
+    let size = device.region_size(VFIO_PCI_CONFIG_REGION_INDEX);
+    let len = header.len().min(usize::try_from(size).unwrap_or(HEADER));
+    device.read_config(0, &mut header[..len]);
+    header
 }
 
 struct Layout {

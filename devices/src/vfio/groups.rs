@@ -90,6 +90,33 @@ fn explain(host_device: &HostDevice, error: VfioError) -> Error {
                 module: "vfio_iommu_type1",
             }
         }
+        VfioError::GroupGetDeviceFD(error) => refused(host_device, error.into()),
+        source => not_opened(host_device, source),
+    }
+}
+
+/// Why a driver does not give its device.
+pub fn refused(host_device: &HostDevice, source: io::Error) -> Error {
+    let device = host_device.address.clone();
+    match host_device.function_of_vfio() {
+        Some(physical) if source.raw_os_error() == Some(libc::EACCES) => {
+            Error::NeedsToken { device, physical }
+        }
+        _ => Error::Withheld {
+            device,
+            driver: host_device.driver(),
+            source,
+        },
+    }
+}
+
+/// What an error of VFIO means for a device that its driver gives.
+pub fn not_opened(host_device: &HostDevice, error: VfioError) -> Error {
+    match error {
+        VfioError::VfioDeviceGetInfoOther | VfioError::VfioDeviceGetInfoPCI => Error::NotPci {
+            device: host_device.address.clone(),
+            driver: host_device.driver(),
+        },
         source => Error::Vfio {
             action: "open the device",
             source,

@@ -11,13 +11,17 @@ use super::Error;
 pub const IOMMUFD: &str = "/dev/iommu";
 /// The folder of the devices' own files.
 const NODES: &str = "/dev/vfio/devices";
+/// Has an entry for each device that VFIO has, from Linux 6.1 on and once VFIO is loaded.
+const CLASS: &str = "/sys/class/vfio-dev";
+/// Has a file for each IOMMU group with a device that VFIO has.
+const GROUPS: &str = "/dev/vfio";
 
 /// Where a device is on the host.
 #[derive(Debug)]
 pub struct HostDevice {
     /// Its folder in sysfs.
     pub(super) path: PathBuf,
-    /// Its address, such as `0000:01:00.0`.
+    /// Its name on the host: an address such as `0000:01:00.0`, or a mediated device's UUID.
     pub(super) address: String,
     /// Its IOMMU group.
     pub(super) group: String,
@@ -27,9 +31,16 @@ pub struct HostDevice {
 
 impl HostDevice {
     /// Looks at a device in sysfs, and checks what VFIO would refuse with a bare error number.
+    ///
+    /// What counts is that VFIO has the device: many vendors' drivers give theirs to VMs by
+    /// themselves (variants of vfio-pci, drivers of virtual functions, mediated devices).
     pub fn new(path: &Path) -> Result<Self, Error> {
+        Self::look(path, Path::new(CLASS), Path::new(GROUPS))
+    }
+
+    fn look(path: &Path, class: &Path, groups: &Path) -> Result<Self, Error> {
         let found = fs::canonicalize(path).ok();
-        let found = found.filter(|path| path.join("vendor").exists());
+        let found = found.filter(|path| path.join("vendor").exists() || is_mediated(path));
         let address = found
             .as_deref()
             .and_then(Path::file_name)
@@ -40,19 +51,35 @@ impl HostDevice {
             });
         };
         let device = address.to_owned();
-        let driver = link(found, "driver");
-        if driver.as_deref() != Some("vfio-pci") {
-            let driver = driver.unwrap_or_else(|| "no driver".to_owned());
-            return Err(Error::Driver { device, driver });
+        if has_no_vgpu_type(found) {
+            return Err(Error::NoVgpuType { device });
         }
-        let Some(group) = link(found, "iommu_group") else {
+        let driver = link(found, "driver");
+        let group = link(found, "iommu_group");
+        let node = node(found);
+        if node.is_none() {
+            // Older kernels tell only by the group's file, and of the group as a whole.
+            let has_group = group
+                .as_ref()
+                .is_some_and(|group| groups.join(group).exists());
+            if driver.is_none() || class.exists() || !has_group {
+                let driver = driver.unwrap_or_else(|| "no driver".to_owned());
+                let instead = instead(found);
+                return Err(Error::Driver {
+                    device,
+                    driver,
+                    instead,
+                });
+            }
+        }
+        let Some(group) = group else {
             return Err(Error::NoGroup { device });
         };
         Ok(Self {
             path: found.clone(),
             address: device,
             group,
-            node: node(found),
+            node,
         })
     }
 
@@ -63,14 +90,66 @@ impl HostDevice {
         })
     }
 
+    /// The driver that has it, for messages.
+    pub(super) fn driver(&self) -> String {
+        link(&self.path, "driver").unwrap_or_else(|| "no driver".to_owned())
+    }
+
+    /// The physical function that it is a virtual function of, if VFIO has that one, too.
+    pub(super) fn function_of_vfio(&self) -> Option<String> {
+        let physical = fs::canonicalize(self.path.join("physfn")).ok()?;
+        is_of_vfio(&physical).then_some(())?;
+        Some(physical.file_name()?.to_str()?.to_owned())
+    }
+
     /// A device of this group that belongs to a driver of the host.
     pub(super) fn used_by_host(&self) -> Option<PathBuf> {
-        // Those that vfio itself takes for harmless (Linux, Documentation/driver-api/vfio.rst).
-        const HARMLESS: [&str; 3] = ["vfio-pci", "pci-stub", "pcieport"];
+        // Those that VFIO itself takes for harmless (Linux, Documentation/driver-api/vfio.rst).
+        const HARMLESS: [&str; 2] = ["pci-stub", "pcieport"];
         let devices = fs::read_dir(self.path.join("iommu_group/devices")).ok()?;
         let mut devices = devices.filter_map(Result::ok).map(|entry| entry.path());
-        devices.find(|path| link(path, "driver").is_some_and(|name| !HARMLESS.contains(&&*name)))
+        devices.find(|path| {
+            let driver = link(path, "driver");
+            driver.is_some_and(|name| !HARMLESS.contains(&&*name)) && !is_of_vfio(path)
+        })
     }
+}
+
+/// Whether VFIO has the device with a folder in sysfs.
+pub fn is_of_vfio(device: &Path) -> bool {
+    // Before Linux 6.1 there is only the name to go by.
+    device.join("vfio-dev").exists() || link(device, "driver").as_deref() == Some("vfio-pci")
+}
+
+/// Whether it is a mediated device: part of a device that the host's driver shares out.
+pub fn is_mediated(device: &Path) -> bool {
+    device.join("mdev_type").exists()
+}
+
+/// Whether it is a virtual function of NVIDIA's driver (Linux 6.8 and newer) that has not been told
+/// which virtual GPU it is to be.
+fn has_no_vgpu_type(device: &Path) -> bool {
+    let kind = fs::read_to_string(device.join("nvidia/current_vgpu_type"));
+    kind.is_ok_and(|kind| kind.trim() == "0")
+}
+
+/// What else of a device can be given to a VM while the host's driver has it, for messages.
+fn instead(device: &Path) -> String {
+    let path = device.display();
+    if device.join("mdev_supported_types").exists() {
+        return format!(
+            "; or, as its driver makes mediated devices, write a UUID to \
+             {path}/mdev_supported_types/TYPE/create and name /sys/bus/mdev/devices/UUID"
+        );
+    }
+    let functions = fs::read_to_string(device.join("sriov_totalvfs")).unwrap_or_default();
+    if functions.trim().parse().unwrap_or(0_u32) > 0 {
+        return format!(
+            "; or give one of its virtual functions: {path}/sriov_numvfs makes them, and each needs \
+             such a driver itself"
+        );
+    }
+    String::new()
 }
 
 /// The last part of where a link of a device leads.
@@ -162,7 +241,8 @@ mod tests {
     fn device(dir: &Path, other: &str) -> PathBuf {
         let device = dir.join("0000:01:00.0");
         let group = dir.join("groups/7");
-        for folder in [&device, &group.join("devices/other"), &dir.join("drivers")] {
+        let vfio = device.join("vfio-dev/vfio3");
+        for folder in [&vfio, &group.join("devices/other"), &dir.join("drivers")] {
             fs::create_dir_all(folder).unwrap();
         }
         fs::write(device.join("vendor"), "0x1234\n").unwrap();
@@ -176,22 +256,118 @@ mod tests {
         device
     }
 
+    /// Gives a device to another driver, which VFIO does not know.
+    fn give_to(device: &Path, driver: &str) {
+        fs::remove_file(device.join("driver")).unwrap();
+        fs::remove_dir_all(device.join("vfio-dev")).unwrap();
+        symlink(format!("drivers/{driver}"), device.join("driver")).unwrap();
+    }
+
     #[test]
     fn a_device_has_its_own_file_where_the_kernel_makes_one() {
         let dir = tempfile::tempdir().unwrap();
         let device = device(dir.path(), "vfio-pci");
-        let host_device = HostDevice::new(&device).unwrap();
+        let mut host_device = HostDevice::new(&device).unwrap();
         assert_eq!(
             (&*host_device.address, &*host_device.group),
             ("0000:01:00.0", "7")
         );
-        assert!(matches!(host_device.own_file(), Err(Error::NoNode { .. })));
-        fs::create_dir_all(device.join("vfio-dev/vfio3")).unwrap();
-        let host_device = HostDevice::new(&device).unwrap();
         assert_eq!(
             host_device.own_file().unwrap(),
             Path::new("/dev/vfio/devices/vfio3")
         );
+        host_device.node = None;
+        assert!(matches!(host_device.own_file(), Err(Error::NoNode { .. })));
+    }
+
+    #[test]
+    fn any_driver_that_gives_its_device_to_vfio_will_do() {
+        for driver in ["mlx5_vfio_pci", "nvidia", "nvgrace-gpu-vfio-pci"] {
+            let dir = tempfile::tempdir().unwrap();
+            let device = device(dir.path(), "vfio-pci");
+            fs::remove_file(device.join("driver")).unwrap();
+            symlink(format!("drivers/{driver}"), device.join("driver")).unwrap();
+            let found = HostDevice::new(&device).unwrap();
+            assert_eq!(found.driver(), driver);
+        }
+    }
+
+    #[test]
+    fn a_driver_of_the_host_is_named_with_what_can_be_done() {
+        let dir = tempfile::tempdir().unwrap();
+        let device = device(dir.path(), "vfio-pci");
+        give_to(&device, "nvme");
+        let refusal = |device: &Path| HostDevice::new(device).unwrap_err().to_string();
+        let said = refusal(&device);
+        assert!(said.contains("bound to nvme"), "{said}");
+        assert!(!said.contains("virtual functions"), "{said}");
+        fs::write(device.join("sriov_totalvfs"), "0\n").unwrap();
+        assert_eq!(refusal(&device), said);
+        fs::write(device.join("sriov_totalvfs"), "16\n").unwrap();
+        assert!(refusal(&device).contains("/sriov_numvfs makes them"));
+        fs::create_dir(device.join("mdev_supported_types")).unwrap();
+        assert!(refusal(&device).contains("/sys/bus/mdev/devices/UUID"));
+        fs::remove_file(device.join("driver")).unwrap();
+        assert!(refusal(&device).contains("bound to no driver"));
+    }
+
+    #[test]
+    fn a_kernel_that_lists_no_devices_of_vfio_is_asked_by_the_group() {
+        let dir = tempfile::tempdir().unwrap();
+        let device = device(dir.path(), "vfio-pci");
+        give_to(&device, "vendors-vfio");
+        let (class, groups) = (dir.path().join("class"), dir.path().join("dev"));
+        let look = || HostDevice::look(&device, &class, &groups);
+        assert!(matches!(look(), Err(Error::Driver { .. })));
+        fs::create_dir_all(groups.join("7")).unwrap();
+        assert!(look().is_ok());
+        // A kernel that lists them does not list this one.
+        fs::create_dir(&class).unwrap();
+        assert!(matches!(look(), Err(Error::Driver { .. })));
+    }
+
+    #[test]
+    fn a_mediated_device_has_no_pci_address() {
+        const UUID: &str = "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001";
+        let dir = tempfile::tempdir().unwrap();
+        let pci = device(dir.path(), "vfio-pci");
+        let device = dir.path().join(UUID);
+        fs::rename(&pci, &device).unwrap();
+        fs::remove_file(device.join("vendor")).unwrap();
+        assert!(matches!(
+            HostDevice::new(&device),
+            Err(Error::NoDevice { .. })
+        ));
+        symlink("../mdev_supported_types/mtty-1", device.join("mdev_type")).unwrap();
+        assert!(!is_mediated(&device), "the link leads nowhere");
+        fs::create_dir_all(dir.path().join("mdev_supported_types/mtty-1")).unwrap();
+        assert_eq!(HostDevice::new(&device).unwrap().address, UUID);
+    }
+
+    #[test]
+    fn a_virtual_function_without_a_type_says_what_is_to_be_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let device = device(dir.path(), "vfio-pci");
+        fs::create_dir(device.join("nvidia")).unwrap();
+        fs::write(device.join("nvidia/current_vgpu_type"), "0\n").unwrap();
+        let error = HostDevice::new(&device).unwrap_err();
+        assert!(error.to_string().contains("creatable_vgpu_types"));
+        fs::write(device.join("nvidia/current_vgpu_type"), "1065\n").unwrap();
+        HostDevice::new(&device).unwrap();
+    }
+
+    #[test]
+    fn a_physical_function_that_is_given_away_too_is_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let virtual_one = device(dir.path(), "vfio-pci");
+        let found = HostDevice::new(&virtual_one).unwrap();
+        assert_eq!(found.function_of_vfio(), None);
+        let physical = dir.path().join("0000:02:00.0");
+        fs::create_dir(&physical).unwrap();
+        symlink(&physical, virtual_one.join("physfn")).unwrap();
+        assert_eq!(found.function_of_vfio(), None);
+        fs::create_dir(physical.join("vfio-dev")).unwrap();
+        assert_eq!(found.function_of_vfio().as_deref(), Some("0000:02:00.0"));
     }
 
     #[test]
@@ -201,6 +377,11 @@ mod tests {
             let host_device = HostDevice::new(&device(dir.path(), driver)).unwrap();
             assert_eq!(host_device.used_by_host().is_some(), is_used, "{driver}");
         }
+        let dir = tempfile::tempdir().unwrap();
+        let host_device = HostDevice::new(&device(dir.path(), "vendors-vfio")).unwrap();
+        assert!(host_device.used_by_host().is_some());
+        fs::create_dir(dir.path().join("groups/7/devices/other/vfio-dev")).unwrap();
+        assert!(host_device.used_by_host().is_none());
     }
 
     #[test]
@@ -215,6 +396,7 @@ mod tests {
             );
             Way::with(host_device, &iommufd, true).unwrap_err()
         };
+        host_device.node = None;
         assert!(matches!(groups(&host_device), Error::NoNode { .. }));
         host_device.node = Some(node.clone());
         fs::write(&node, "").unwrap();

@@ -17,7 +17,7 @@ use vfio_ioctls::{VfioDevice, VfioDeviceFd, VfioError, VfioIommufd};
 use vmm_sys_util::{ioctl::ioctl_with_mut_ref, ioctl_io_nr};
 
 use super::{
-    Error,
+    Error, groups,
     host_device::{self, HostDevice, IOMMUFD},
     ioctl::done,
     reach::Reach,
@@ -70,12 +70,8 @@ impl Tables for Iommufd {
         // vfio-ioctls would tell KVM of the file first, and leave it there, open, if the device is
         // refused.
         bind(&file, &**self.space.iommufd()).map_err(|source| explain(host_device, source))?;
-        let device = VfioDevice::new_from_bound_fd(file, Arc::clone(&self.space), false).map_err(
-            |source| Error::Vfio {
-                action: "open the device",
-                source,
-            },
-        )?;
+        let device = VfioDevice::new_from_bound_fd(file, Arc::clone(&self.space), false)
+            .map_err(|source| groups::not_opened(host_device, source))?;
         let space = self.space.ioas().id();
         device.attach_hwpt(space).map_err(|source| match source {
             VfioError::VfioDeviceAttachIommufdPt(error) if error.errno() == libc::EADDRINUSE => {
@@ -180,10 +176,7 @@ fn explain(host_device: &HostDevice, source: io::Error) -> Error {
             },
             None => Error::Refused { device, group },
         },
-        _ => Error::Host {
-            action: "give the device to iommufd",
-            source,
-        },
+        _ => groups::refused(host_device, source),
     }
 }
 
@@ -261,6 +254,6 @@ mod tests {
         assert!(matches!(explained(libc::EINVAL), Error::Busy { .. }));
         // Nobody can look at its group.
         assert!(matches!(explained(libc::EPERM), Error::Refused { .. }));
-        assert!(matches!(explained(libc::ENODEV), Error::Host { .. }));
+        assert!(matches!(explained(libc::ENODEV), Error::Withheld { .. }));
     }
 }

@@ -1,7 +1,7 @@
 //! Physical devices in a guest (VFIO).
 //!
-//! The kernel's vfio-pci driver gives a device to this process; the guest gets it as a PCI
-//! function of its own:
+//! A driver of the kernel's, vfio-pci or a vendor's own, gives a device to this process; the guest
+//! gets it as a PCI function of its own:
 //!
 //! ```text
 //!   guest driver ── BAR, mapped ──────────────────────────> device      (no exit)
@@ -14,7 +14,7 @@
 //!
 //! - [`iommu`]: the devices, and their address spaces: [`space`]; what they can reach:
 //!   [`reachable`].
-//! - [`place`]: where a device is on the host, and how it can be had.
+//! - [`host_device`]: where a device is on the host, and how it can be had.
 //! - [`tables`]: the kernel's two ways to let devices reach RAM: [`groups`] and [`mod@iommufd`].
 //! - [`reach`]: which addresses the IOMMU translates; [`host_reserved`]: which none of the host's
 //!   does.
@@ -58,7 +58,7 @@ use std::{
 
 pub use device::{Device, Irqs, Mappable, ResetError};
 pub use function::{Function, Resources};
-pub use host_device::{HostDevice, IOMMUFD, Way};
+pub use host_device::{HostDevice, IOMMUFD, Way, is_mediated, is_of_vfio};
 pub use host_reserved::reserved_by_all;
 pub use iommu::Iommu;
 pub use model::Model;
@@ -84,25 +84,67 @@ fn cure(path: &Path, why: &io::Error, module: &str) -> String {
 /// A physical device cannot be given to the guest.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The path is none of a PCI device.
+    /// The path is none of a device.
     #[error(
-        "{path} is no PCI device: name its folder in sysfs, such as \
-         /sys/bus/pci/devices/0000:01:00.0"
+        "{path} is no PCI device and no mediated device: name its folder in sysfs, such as \
+         /sys/bus/pci/devices/0000:01:00.0 or /sys/bus/mdev/devices/UUID"
     )]
     NoDevice {
         /// The path.
         path: PathBuf,
     },
-    /// Another driver has it.
+    /// VFIO does not have it.
     #[error(
-        "{device} is bound to {driver} instead of vfio-pci: write vfio-pci to \
+        "{device} is bound to {driver} instead of vfio-pci or another driver that gives its device \
+         to VFIO: write the name of such a driver to \
          /sys/bus/pci/devices/{device}/driver_override, {device} to \
-         /sys/bus/pci/devices/{device}/driver/unbind and to /sys/bus/pci/drivers_probe"
+         /sys/bus/pci/devices/{device}/driver/unbind and to /sys/bus/pci/drivers_probe{instead}"
     )]
     Driver {
         /// Its address.
         device: String,
         /// The driver, or "no driver".
+        driver: String,
+        /// What else can be given; empty, or another sentence.
+        instead: String,
+    },
+    /// Its vendor's driver does not know yet what it is to be.
+    #[error(
+        "{device} is a virtual function without a vGPU type: write a number from \
+         /sys/bus/pci/devices/{device}/nvidia/creatable_vgpu_types to current_vgpu_type beside it"
+    )]
+    NoVgpuType {
+        /// Its address.
+        device: String,
+    },
+    /// Both kinds of functions are given away.
+    #[error(
+        "{device} is a virtual function of {physical}, which VFIO has, too, so that each of its \
+         functions needs a token, which Gantry does not give: have {physical} bound to a driver of \
+         the host"
+    )]
+    NeedsToken {
+        /// Its address.
+        device: String,
+        /// The physical function's.
+        physical: String,
+    },
+    /// Its driver gives it to nobody.
+    #[error("{driver}, the driver of {device}, does not give it: the kernel's log may say why")]
+    Withheld {
+        /// Its address.
+        device: String,
+        /// The driver.
+        driver: String,
+        /// What it answered.
+        source: io::Error,
+    },
+    /// VFIO has other devices than those of PCI.
+    #[error("{device} is a device of VFIO, but none of PCI: its driver is {driver}")]
+    NotPci {
+        /// Its name.
+        device: String,
+        /// The driver.
         driver: String,
     },
     /// There is no IOMMU for it.
@@ -144,7 +186,7 @@ pub enum Error {
     /// Another device of the group is used by the host.
     #[error(
         "IOMMU group {group} of {device} has devices that the host uses: bind all of \
-         /sys/kernel/iommu_groups/{group}/devices to vfio-pci"
+         /sys/kernel/iommu_groups/{group}/devices to vfio-pci or other drivers of VFIO"
     )]
     GroupNotViable {
         /// Its address.

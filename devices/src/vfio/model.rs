@@ -2,9 +2,11 @@
 
 use std::{fmt, fs, io, path::Path};
 
-/// The model of a PCI device, from sysfs.
-#[derive(Clone, Debug, Eq, PartialEq)]
+/// The model of a PCI device, or of a mediated one, from sysfs.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Model {
+    /// A mediated device's type, which is all that the host says of it.
+    mediated: Option<String>,
     vendor: String,
     device: String,
     subsystem_vendor: String,
@@ -23,6 +25,13 @@ const REGIONS: usize = 7;
 impl Model {
     /// Reads the model of the device at a path in sysfs.
     pub fn of(path: &Path) -> io::Result<Self> {
+        if let Ok(kind) = fs::read_link(path.join("mdev_type")) {
+            let kind = kind.file_name().unwrap_or_default();
+            return Ok(Self {
+                mediated: Some(kind.display().to_string()),
+                ..Self::default()
+            });
+        }
         let read = |name: &str| -> io::Result<String> {
             Ok(fs::read_to_string(path.join(name))?.trim().to_owned())
         };
@@ -41,6 +50,7 @@ impl Model {
             (len, flags & KIND)
         });
         Ok(Self {
+            mediated: None,
             vendor: read("vendor")?,
             device: read("device")?,
             subsystem_vendor: read("subsystem_vendor")?,
@@ -53,6 +63,13 @@ impl Model {
 
     /// In what a driver could see that `other` is another model; `None` if in nothing.
     pub fn difference(&self, other: &Self) -> Option<String> {
+        if self.mediated != other.mediated {
+            let kind = |model: &Self| {
+                let kind = model.mediated.as_ref();
+                kind.map_or("a PCI device".to_owned(), |kind| format!("a {kind}"))
+            };
+            return Some(format!("it is {} instead of {}", kind(other), kind(self)));
+        }
         let pairs = [
             ("vendor", &self.vendor, &other.vendor),
             ("device", &self.device, &other.device),
@@ -135,6 +152,23 @@ mod tests {
             difference(&[("resource", wide)]).as_deref(),
             Some("BAR 0 is of another kind")
         );
+    }
+
+    #[test]
+    fn mediated_devices_are_of_one_model_if_they_are_of_one_type() {
+        let mediated = |kind: &str| {
+            let dir = tempfile::tempdir().unwrap();
+            let link = dir.path().join("mdev_type");
+            std::os::unix::fs::symlink(format!("../mdev_supported_types/{kind}"), link).unwrap();
+            Model::of(dir.path()).unwrap()
+        };
+        let one = mediated("mtty-1");
+        assert_eq!(one.difference(&mediated("mtty-1")), None);
+        let said = one.difference(&mediated("mtty-2"));
+        let expected = "it is a mtty-2 instead of a mtty-1";
+        assert_eq!(said.as_deref(), Some(expected));
+        let said = one.difference(&Model::of(device(&[]).path()).unwrap());
+        assert!(said.unwrap().starts_with("it is a PCI device instead"));
     }
 
     #[test]

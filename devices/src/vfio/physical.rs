@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{memory::HostMemory, pci::Bdf, virtio::iommu::Endpoints};
 
-/// A device that the kernel's vfio-pci driver gives to this process.
+/// A device that a driver of the kernel's gives to this process by VFIO.
 pub struct Physical {
     address: String,
     device: Arc<VfioDevice>,
@@ -202,7 +202,12 @@ impl Device for Physical {
     fn connect_line(&self, assert: &EventFd, served: &EventFd) -> io::Result<()> {
         let index = Irqs::Line as u32;
         ioctl::connect_irqs(&*self.device, index, 0, &[assert.as_raw_fd()])?;
-        ioctl::unmask_line_by(&*self.device, served.as_raw_fd())
+        ioctl::unmask_line_by(&*self.device, served.as_raw_fd()).map_err(|error| {
+            // It would assert the line once, and never again.
+            let _ = self.disconnect(Irqs::Line);
+            let why = format!("its driver has no eventfd unmask its interrupt line ({error})");
+            io::Error::new(error.kind(), why)
+        })
     }
 
     fn disconnect(&self, irqs: Irqs) -> io::Result<()> {
@@ -241,8 +246,10 @@ impl Device for Physical {
         };
         let together = match ioctl::reset_together(&*self.device) {
             Ok(devices) => devices,
-            // vfio-pci says so of a device without a reset.
-            Err(_) if own.raw_os_error() == Some(libc::EINVAL) => return Err(ResetError::None),
+            // vfio-pci and others say so of a device without a reset.
+            Err(_) if matches!(own.raw_os_error(), Some(libc::EINVAL | libc::ENOTTY)) => {
+                return Err(ResetError::None);
+            }
             Err(_) => return Err(own.into()),
         };
         self.attached.reset_bus(&self.device, &together)

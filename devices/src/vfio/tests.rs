@@ -94,6 +94,22 @@ fn a_sleeping_device_stays_awake_and_its_dma_stops() {
 }
 
 #[test]
+fn a_device_with_little_configuration_space_has_what_is_in_it() {
+    // As mediated devices have it that emulate old PCI ones: the kernel's sample has 255 bytes.
+    for config_len in [255, 0x80, 0x40] {
+        let mut device = FakeDevice::new(4);
+        device.config_len = config_len;
+        let plugged = Plugged::new(device);
+        let mut id = [0; 4];
+        plugged.rig.config_read_bytes(plugged.bdf, 0, &mut id);
+        assert_eq!(id, [0x34, 0x12, 0xe8, 0x11], "{config_len}");
+        plugged.config(POWER_CONTROL, 3);
+        let state = plugged.device.command() & MASTER;
+        assert_eq!(state == 0, config_len > 0x40, "{config_len}");
+    }
+}
+
+#[test]
 fn the_device_gets_the_vectors_that_the_guest_unmasks() {
     for grows in [false, true] {
         let mut device = FakeDevice::new(64);

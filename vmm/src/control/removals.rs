@@ -352,7 +352,7 @@ impl Control {
             ApiError::message(Status::BadRequest, message)
         };
         let Ok(new) = Model::of(&request.path) else {
-            return Err(refused("is no PCI device"));
+            return Err(refused("is no PCI device and no mediated device"));
         };
         // A driver that finds another model in its slot fails in ways of its own.
         let old_path = old.path.as_deref().unwrap_or(Path::new(""));
