@@ -2,8 +2,8 @@
 
 use std::{
     cell::{Cell, RefCell},
-    collections::HashMap,
     ffi::{c_int, c_uint, c_ulonglong},
+    mem::ManuallyDrop,
     sync::Mutex,
 };
 
@@ -18,13 +18,17 @@ use crate::{
     streams::exact,
 };
 
+/// A list of a thread, which is there as long as the thread is: programs unregister their images and free
+/// memory when they exit, after what has a destructor is gone.
+type Lasting<T> = RefCell<ManuallyDrop<Vec<T>>>;
+
 thread_local! {
     /// The stack of contexts: their handles.
-    static STACK: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+    static STACK: Lasting<u64> = const { RefCell::new(ManuallyDrop::new(Vec::new())) };
     /// Whether no stream means the thread's own.
     static IS_PER_THREAD: Cell<bool> = const { Cell::new(false) };
     /// This thread's own streams, by context: their numbers.
-    static STREAMS: RefCell<HashMap<u64, u32>> = RefCell::default();
+    static STREAMS: Lasting<(u64, u32)> = const { RefCell::new(ManuallyDrop::new(Vec::new())) };
 }
 
 /// Devices of contexts, by handle.
@@ -46,7 +50,9 @@ pub fn is_per_thread() -> bool {
 /// The number of this thread's own stream in the current context, which is made when it is first used.
 pub fn own_stream() -> Option<u32> {
     let context = top()?;
-    if let Some(stream) = STREAMS.with_borrow(|all| all.get(&context).copied()) {
+    if let Some(stream) =
+        STREAMS.with_borrow(|all| all.iter().find(|one| one.0 == context).map(|one| one.1))
+    {
         return Some(stream);
     }
     let before = IS_PER_THREAD.replace(false);
@@ -56,7 +62,7 @@ pub fn own_stream() -> Option<u32> {
     let number = made.ok().map(|()| handles::number(Kind::Stream, stream));
     IS_PER_THREAD.set(before);
     if let Some(number) = number {
-        STREAMS.with_borrow_mut(|all| all.insert(context, number));
+        STREAMS.with_borrow_mut(|all| all.push((context, number)));
     }
     number
 }
@@ -243,7 +249,7 @@ entry_points! {
 
     fn cuCtxPopCurrent_v2(pctx: *mut CUcontext) {
         connected()?;
-        let context = STACK.with_borrow_mut(Vec::pop).ok_or(codes::INVALID_CONTEXT)?;
+        let context = STACK.with_borrow_mut(|stack| stack.pop()).ok_or(codes::INVALID_CONTEXT)?;
         if !pctx.is_null() {
             put(pctx, context as CUcontext)?;
         }

@@ -3,6 +3,7 @@
 use std::{
     cell::RefCell,
     ffi::{c_char, c_int, c_uint, c_void},
+    mem::ManuallyDrop,
     ptr::null_mut,
     sync::Arc,
 };
@@ -37,7 +38,9 @@ struct Configuration {
 }
 
 thread_local! {
-    static CONFIGURATIONS: RefCell<Vec<Configuration>> = const { RefCell::new(Vec::new()) };
+    // Without a destructor: programs may launch kernels while they exit.
+    static CONFIGURATIONS: RefCell<ManuallyDrop<Vec<Configuration>>> =
+        const { RefCell::new(ManuallyDrop::new(Vec::new())) };
 }
 
 /// The image of a handle.
@@ -210,7 +213,7 @@ entry_points! {
         sharedMem: *mut usize,
         stream: *mut c_void,
     ) {
-        let last = CONFIGURATIONS.with_borrow_mut(Vec::pop);
+        let last = CONFIGURATIONS.with_borrow_mut(|all| all.pop());
         let last = last.ok_or(Error::cudaErrorMissingConfiguration)?;
         put(gridDim, last.grid)?;
         put(blockDim, last.block)?;

@@ -10,6 +10,7 @@ mod device;
 mod driver;
 #[path = "../../../tests/cuda-driver/tests/cuda/errors.rs"]
 mod errors;
+mod exits;
 mod hostile;
 mod library;
 mod linear;
