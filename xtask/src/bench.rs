@@ -25,8 +25,8 @@ pub struct Options {
     /// time (writes measurements/); `ring`: what a call over an accelerator's rings costs, from ring 3 of a
     /// guest on /dev/kvm; `sharing`: how fairly this machine's OpenCL device is shared, for real;
     /// `programs`: which OpenCL programs pass their tests natively and through the driver (writes
-    /// measurements/); `gloop`: what it costs kernels to give an NVIDIA GPU back by themselves; `gpu`: all of
-    /// these but `fairness` and `gloop`, for a machine with a GPU, its output kept.
+    /// measurements/); `gloop`: what it costs kernels to give an NVIDIA GPU back by themselves; `cuda`: CUDA natively
+    /// and through Gantry; `gpu`: all of these but `fairness`, `gloop` and `cuda`, for a machine with a GPU, its output kept.
     names: Vec<String>,
     #[command(flatten)]
     elsewhere: Elsewhere,
@@ -51,6 +51,9 @@ pub fn run(options: &Options) -> Result<()> {
     }
     if options.names == ["gloop"] {
         return gloop::bench(options.gpu.pack());
+    }
+    if options.names == ["cuda"] {
+        return gpu_machine::cuda(&options.gpu);
     }
     if options.names == ["gpu"] {
         return gpu_machine::run(&options.gpu, &options.elsewhere, &options.sharing);

@@ -34,6 +34,7 @@ const BUILT: &[&str] = &[
 const SCRIPTS: &[&str] = &[
     "guest/opencl/tests/turns.py",
     "remoting/measure.sh",
+    "remoting/medians.awk",
     "remoting/certificates.sh",
 ];
 
@@ -45,10 +46,14 @@ pub struct Options {
     /// [default: measurements/gpu-machine.txt]
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// gpu, gloop: only build, into target/gpu or target/gloop, for a machine where nothing can be built: bring the folder
-    /// there, and run `FOLDER/xtask bench gpu --built FOLDER --vendors VENDORS --output FILE`.
+    /// gpu, gloop, cuda: only build, into target/gpu, target/gloop or target/cuda-run, for a machine where nothing can
+    /// be built: bring the folder there, and run `FOLDER/xtask bench gpu --built FOLDER --vendors VENDORS --output FILE`.
     #[arg(long, conflicts_with_all = ["built", "output"])]
     pack: bool,
+    /// cuda: a checkout of NVIDIA's cuda-samples, of which those that
+    /// remoting/cuda-machine/samples.txt names are packed
+    #[arg(long, value_name = "FOLDER")]
+    samples: Option<PathBuf>,
 }
 
 impl Options {
@@ -56,6 +61,26 @@ impl Options {
     pub fn pack(&self) -> bool {
         self.pack
     }
+}
+
+/// CUDA natively and through Gantry: on this machine, or packed for another one.
+pub fn cuda(options: &Options) -> Result<()> {
+    let (folder, results) = (target().join("cuda-run"), target().join("cuda-results"));
+    let mut pack = Command::new(root().join("remoting/cuda-machine/pack.sh"));
+    pack.arg(&folder)
+        .args(options.samples.as_deref().map(absolute).transpose()?);
+    packages::run(&mut pack)?;
+    if options.pack {
+        println!(
+            "bring {0} there, and run FOLDER/run.sh RESULTS",
+            folder.display()
+        );
+        return Ok(());
+    }
+    let mut run = Command::new(folder.join("run.sh"));
+    packages::run(run.arg(&results))?;
+    println!("kept in {}", results.display());
+    Ok(())
 }
 
 /// A part of what is measured.

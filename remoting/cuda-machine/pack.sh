@@ -1,0 +1,49 @@
+#!/bin/bash
+# Puts everything that run.sh needs into a folder, for a machine with an NVIDIA GPU where nothing of this
+# repository can be built: `pack.sh FOLDER [SAMPLES]`. SAMPLES is a checkout of NVIDIA's cuda-samples, of
+# which those that samples.txt names are taken along, as sources. Builds release programs with Cargo.
+set -eu
+here=$(dirname "$(realpath "$0")")
+root=$(realpath "$here/../..")
+folder=${1:?usage: $0 FOLDER [SAMPLES]}
+samples=${2:-}
+target=${CARGO_TARGET_DIR:-$root/target}
+mkdir -p "$folder"
+folder=$(realpath "$folder")
+rm -rf "$folder/guest" "$folder/programs" "$folder/tests" "$folder/strace" "$folder/samples"
+mkdir -p "$folder/guest" "$folder/programs" "$folder/tests"
+cd "$root"
+cargo build --release --quiet -p gantry-remoting -p gantry-cuda -p gantry-cudart
+cp "$target/release/gantry-accel" "$folder/gantry-accel"
+cp "$target/release/libgantry_cuda.so" "$folder/guest/"
+guest/cudart/link.sh "$target/release/libgantry_cudart.a" "$folder/guest"
+if [ -e guest/cublas/link.sh ]; then
+    cargo build --release --quiet -p gantry-cublas
+    guest/cublas/link.sh "$target/release/libgantry_cublas.a" "$folder/guest"
+fi
+# The programs that test the stand-in driver, and those that do so through Gantry.
+built=$(cargo test --no-run --quiet --message-format=json -p gantry-remoting -p gantry-cuda-driver --test cuda)
+program() {
+    echo "$built" | sed -n "s|.*\"package_id\":\"[^\"]*/$1#.*\"executable\":\"\([^\"]*\)\".*|\1|p" | tail -1
+}
+cp "$(program tests/cuda-driver)" "$folder/tests/native"
+cp "$(program remoting)" "$folder/tests/remoted"
+realpath "$target/debug/gantry-accel" > "$folder/tests/built"
+find "$folder" -type f \( -name 'gantry-accel' -o -name '*.so*' -o -path '*/tests/native' -o -path '*/tests/remoted' \) \
+    -exec strip --strip-unneeded {} + 2> /dev/null || true
+cp "$here/run.sh" "$here/compile.sh" "$here/../medians.awk" "$folder/"
+cp "$here"/*.cu "$here"/*.py "$folder/programs/"
+if command -v strace > /dev/null; then
+    mkdir -p "$folder/strace"
+    cp "$(command -v strace)" "$folder/strace/"
+    ldd "$(command -v strace)" | sed -n 's/.*=> \(.*\/lib\(unwind[^ ]*\|lzma[^ ]*\)\) .*/\1/p' |
+        xargs -r cp -Lt "$folder/strace"
+fi
+if [ -n "$samples" ]; then
+    mkdir -p "$folder/samples/Common"
+    cp "$samples"/Common/*.h "$samples"/Common/*.cpp "$folder/samples/Common/"
+    while read -r name; do
+        cp -r "$samples"/Samples/*/"$name" "$folder/samples/"
+    done < "$here/samples.txt"
+fi
+du -sh "$folder"
