@@ -29,18 +29,19 @@ fuzz_target!(|bytes: &[u8]| {
         }
     }
     let _ = (Matmul::from_bytes(bytes), Heuristic::from_bytes(bytes));
-    let Some((&[choice, number], bytes)) = bytes.split_first_chunk::<2>() else {
+    let Some((&[choice, low, high], bytes)) = bytes.split_first_chunk::<3>() else {
         return;
     };
+    let number = u16::from_le_bytes([low, high]);
     let plan = match choice % 3 {
         2 => {
-            let number = u16::from(number) % ALL.len() as u16;
+            let number = number % ALL.len() as u16;
             let plan = Plan::of(number);
             assert!(plan.is_some(), "{} has no plan", ALL[usize::from(number)].symbol);
             plan
         }
         library => Library::numbered(library)
-            .and_then(|library| Plan::of_library(library, number.into())),
+            .and_then(|library| Plan::of_library(library, number)),
     };
     let Some(plan) = plan else {
         return;
