@@ -207,15 +207,6 @@ fn name(slot: u32) -> String {
 
 impl Aml for MemoryHotplug {
     fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
-        let field = |access, entries| {
-            aml::Field::new(
-                "MHPR".into(),
-                access,
-                aml::FieldLockRule::NoLock,
-                aml::FieldUpdateRule::WriteAsZeroes,
-                entries,
-            )
-        };
         let mut devices = Vec::new();
         let mut notify = Vec::new();
         for slot in 0..MEMORY_SLOTS {
@@ -226,16 +217,12 @@ impl Aml for MemoryHotplug {
             device_aml(slot, &mut devices);
         }
 
-        let acquire = aml::Acquire::new("MLCK".into(), FOREVER);
-        let release = aml::Release::new("MLCK".into());
-        let select = aml::Path::new("MSEL");
-        let next = aml::Path::new("MNXT");
-        let present = aml::Path::new("MEN_");
-        let inserted = aml::Path::new("MINS");
-        let node = aml::Path::new("MPXM");
-        let result = aml::Local(0);
-        let choose = aml::Store::new(&select, &aml::Arg(0));
-        let find = aml::Store::new(&result, &next);
+        let mut registers = Vec::new();
+        registers_aml(&mut registers);
+        let mut questions = Vec::new();
+        questions_aml(&mut questions);
+        let mut scan = Vec::new();
+        scan_aml(&mut scan);
         let mut resources = Vec::new();
         resources_aml(&mut resources);
 
@@ -251,86 +238,128 @@ impl Aml for MemoryHotplug {
                     &self.address,
                     &MEMORY_HOTPLUG_SIZE,
                 ),
-                &field(
-                    aml::FieldAccessType::DWord,
-                    vec![
-                        aml::FieldEntry::Named(*b"MBAL", 32),
-                        aml::FieldEntry::Named(*b"MBAH", 32),
-                        aml::FieldEntry::Named(*b"MLNL", 32),
-                        aml::FieldEntry::Named(*b"MLNH", 32),
-                        aml::FieldEntry::Named(*b"MPXM", 32),
-                        aml::FieldEntry::Reserved(32),
-                        aml::FieldEntry::Named(*b"MSEL", 32),
-                        aml::FieldEntry::Named(*b"MNXT", 32),
-                    ],
-                ),
-                &field(
-                    aml::FieldAccessType::Byte,
-                    vec![
-                        aml::FieldEntry::Reserved(8 * FLAGS as usize),
-                        aml::FieldEntry::Named(*b"MEN_", 1),
-                        aml::FieldEntry::Named(*b"MINS", 1),
-                    ],
-                ),
-                // Status of slot Arg0.
-                &aml::Method::new(
-                    "MSTA".into(),
-                    1,
-                    true,
-                    vec![
-                        &acquire,
-                        &choose,
-                        &aml::Store::new(&result, &aml::ZERO),
-                        &aml::If::new(
-                            &aml::Equal::new(&present, &aml::ONE),
-                            vec![&aml::Store::new(&result, &STATUS_PRESENT)],
-                        ),
-                        &release,
-                        &aml::Return::new(&result),
-                    ],
-                ),
-                // Node of slot Arg0.
-                &aml::Method::new(
-                    "MPRX".into(),
-                    1,
-                    true,
-                    vec![
-                        &acquire,
-                        &choose,
-                        &aml::Store::new(&result, &node),
-                        &release,
-                        &aml::Return::new(&result),
-                    ],
-                ),
+                &Raw(&registers),
+                &Raw(&questions),
                 // Resources of slot Arg0.
                 &aml::Method::new("MCRS".into(), 1, true, vec![&Raw(&resources)]),
                 // Tells the operating system event Arg1 of slot Arg0.
                 &aml::Method::new("MTFY".into(), 2, true, vec![&Raw(&notify)]),
-                // Looks for changes, as the CPUs' scan does.
-                &aml::Method::new(
-                    "MSCN".into(),
-                    0,
-                    true,
-                    vec![
-                        &acquire,
-                        &find,
-                        &aml::While::new(
-                            &aml::LessThan::new(&result, &MEMORY_SLOTS),
-                            vec![
-                                &aml::Store::new(&select, &result),
-                                &aml::Store::new(&inserted, &aml::ONE),
-                                &aml::MethodCall::new("MTFY".into(), vec![&result, &DEVICE_CHECK]),
-                                &find,
-                            ],
-                        ),
-                        &release,
-                    ],
-                ),
+                &Raw(&scan),
                 &Raw(&devices),
             ],
             sink,
         );
     }
+}
+
+/// The registers by name.
+fn registers_aml(sink: &mut dyn AmlSink) {
+    let field = |access, entries| {
+        aml::Field::new(
+            "MHPR".into(),
+            access,
+            aml::FieldLockRule::NoLock,
+            aml::FieldUpdateRule::WriteAsZeroes,
+            entries,
+        )
+    };
+    field(
+        aml::FieldAccessType::DWord,
+        vec![
+            aml::FieldEntry::Named(*b"MBAL", 32),
+            aml::FieldEntry::Named(*b"MBAH", 32),
+            aml::FieldEntry::Named(*b"MLNL", 32),
+            aml::FieldEntry::Named(*b"MLNH", 32),
+            aml::FieldEntry::Named(*b"MPXM", 32),
+            aml::FieldEntry::Reserved(32),
+            aml::FieldEntry::Named(*b"MSEL", 32),
+            aml::FieldEntry::Named(*b"MNXT", 32),
+        ],
+    )
+    .to_aml_bytes(sink);
+    field(
+        aml::FieldAccessType::Byte,
+        vec![
+            aml::FieldEntry::Reserved(8 * FLAGS as usize),
+            aml::FieldEntry::Named(*b"MEN_", 1),
+            aml::FieldEntry::Named(*b"MINS", 1),
+        ],
+    )
+    .to_aml_bytes(sink);
+}
+
+/// The methods that ask the registers about one slot.
+fn questions_aml(sink: &mut dyn AmlSink) {
+    let acquire = aml::Acquire::new("MLCK".into(), FOREVER);
+    let release = aml::Release::new("MLCK".into());
+    let select = aml::Path::new("MSEL");
+    let present = aml::Path::new("MEN_");
+    let node = aml::Path::new("MPXM");
+    let result = aml::Local(0);
+    let choose = aml::Store::new(&select, &aml::Arg(0));
+    // Status of slot Arg0.
+    aml::Method::new(
+        "MSTA".into(),
+        1,
+        true,
+        vec![
+            &acquire,
+            &choose,
+            &aml::Store::new(&result, &aml::ZERO),
+            &aml::If::new(
+                &aml::Equal::new(&present, &aml::ONE),
+                vec![&aml::Store::new(&result, &STATUS_PRESENT)],
+            ),
+            &release,
+            &aml::Return::new(&result),
+        ],
+    )
+    .to_aml_bytes(sink);
+    // Node of slot Arg0.
+    aml::Method::new(
+        "MPRX".into(),
+        1,
+        true,
+        vec![
+            &acquire,
+            &choose,
+            &aml::Store::new(&result, &node),
+            &release,
+            &aml::Return::new(&result),
+        ],
+    )
+    .to_aml_bytes(sink);
+}
+
+/// The method that looks for changes, as the CPUs' scan does.
+fn scan_aml(sink: &mut dyn AmlSink) {
+    let acquire = aml::Acquire::new("MLCK".into(), FOREVER);
+    let release = aml::Release::new("MLCK".into());
+    let select = aml::Path::new("MSEL");
+    let inserted = aml::Path::new("MINS");
+    let result = aml::Local(0);
+    let next = aml::Path::new("MNXT");
+    let find = aml::Store::new(&result, &next);
+    aml::Method::new(
+        "MSCN".into(),
+        0,
+        true,
+        vec![
+            &acquire,
+            &find,
+            &aml::While::new(
+                &aml::LessThan::new(&result, &MEMORY_SLOTS),
+                vec![
+                    &aml::Store::new(&select, &result),
+                    &aml::Store::new(&inserted, &aml::ONE),
+                    &aml::MethodCall::new("MTFY".into(), vec![&result, &DEVICE_CHECK]),
+                    &find,
+                ],
+            ),
+            &release,
+        ],
+    )
+    .to_aml_bytes(sink);
 }
 
 /// The body of the method that builds a slot's resources from the registers.

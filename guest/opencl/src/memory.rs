@@ -279,17 +279,8 @@ fn image(
     if parent.is_none() {
         check(flags, host)?;
     }
-    // Fields that do not belong to the kind of image count as one.
-    let (width, height, depth) = (desc.width as u64, desc.height as u64, desc.depth as u64);
-    let layers = desc.layers as u64;
-    let (extent, layers) = match desc.kind {
-        codes::MEM_OBJECT_IMAGE1D | codes::MEM_OBJECT_IMAGE1D_BUFFER => ([width, 0, 0], 0),
-        codes::MEM_OBJECT_IMAGE1D_ARRAY => ([width, 0, 0], layers),
-        codes::MEM_OBJECT_IMAGE2D => ([width, height, 0], 0),
-        codes::MEM_OBJECT_IMAGE2D_ARRAY => ([width, height, 0], layers),
-        codes::MEM_OBJECT_IMAGE3D => ([width, height, depth], 0),
-        _ => return Err(codes::INVALID_IMAGE_DESCRIPTOR),
-    };
+    let (extent, layers) = extent(&desc)?;
+    let [width, height, _] = extent;
     let tight = width.checked_mul(pixel).ok_or(codes::INVALID_IMAGE_SIZE)?;
     let row_pitch = match desc.row_pitch as u64 {
         0 => tight,
@@ -363,6 +354,20 @@ fn image(
         return Err(code);
     }
     Ok(mem)
+}
+
+/// Width, height and depth of an image, and its layers; zero for what its kind does not have.
+fn extent(desc: &ImageDesc) -> Outcome<([u64; 3], u64)> {
+    let (width, height, depth) = (desc.width as u64, desc.height as u64, desc.depth as u64);
+    let layers = desc.layers as u64;
+    Ok(match desc.kind {
+        codes::MEM_OBJECT_IMAGE1D | codes::MEM_OBJECT_IMAGE1D_BUFFER => ([width, 0, 0], 0),
+        codes::MEM_OBJECT_IMAGE1D_ARRAY => ([width, 0, 0], layers),
+        codes::MEM_OBJECT_IMAGE2D => ([width, height, 0], 0),
+        codes::MEM_OBJECT_IMAGE2D_ARRAY => ([width, height, 0], layers),
+        codes::MEM_OBJECT_IMAGE3D => ([width, height, depth], 0),
+        _ => return Err(codes::INVALID_IMAGE_DESCRIPTOR),
+    })
 }
 
 fn depth_of(extent: &[u64; 3]) -> u64 {

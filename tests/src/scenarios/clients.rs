@@ -10,7 +10,7 @@ use std::{
         fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
         unix::net::UnixStream,
     },
-    path::Path,
+    path::{Path, PathBuf},
     process::Command,
     time::Duration,
 };
@@ -69,7 +69,7 @@ fn foreign_client(context: &Context) -> Result<()> {
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// An ELF kernel with an entry for PVH that halts for good.
-fn halting_kernel(context: &Context) -> Result<std::path::PathBuf> {
+fn halting_kernel(context: &Context) -> Result<PathBuf> {
     const AT: u32 = 0x10_0000;
     /// cli; hlt; jmp to the hlt.
     const CODE: [u8; 4] = [0xfa, 0xf4, 0xeb, 0xfd];
@@ -289,7 +289,53 @@ fn ch_remote(context: &Context) -> Result<()> {
     let resize = r#"{"id":"a","desired_size":8388608}"#;
     client.does("PUT", "vm.resize-disk", Some(resize))?;
     client.fails("vm.resize-zone", Some(r#"{"id":"z","desired_ram":1}"#))?;
-    // Devices with every field that the client knows.
+    ch_remote_devices(&client, &path)?;
+    // A guest that halts gives nothing back; the next one does not get it.
+    client.does("PUT", "vm.reboot", None)?;
+    let info = client.does("GET", "vm.info", None)?;
+    for id in ["b", "n", "p", "v"] {
+        ensure!(
+            info["device_tree"].get(id).is_none(),
+            "{id} is there: {info}"
+        );
+    }
+    ensure!(
+        !crate::net::exists("ch-remote0"),
+        "the tap of a card that is gone is held"
+    );
+    client.does("PUT", "vm.power-button", None)?;
+    client.does("PUT", "vm.pause", None)?;
+    let url = |name: &str| format!("file://{}", path(name).display());
+    let dump = json!({"destination_url": url("core")}).to_string();
+    client.does("PUT", "vm.coredump", Some(&dump))?;
+    let snapshot = json!({"destination_url": url("snapshot")}).to_string();
+    client.does("PUT", "vm.snapshot", Some(&snapshot))?;
+    client.does("PUT", "vm.resume", None)?;
+    let migration = r#"{"destination_url":"unix:/no/such/socket","local":false,"preserve_source":false,"downtime_ms":300,"timeout_s":3600,"timeout_strategy":"Cancel","connections":1,"tls_dir":null,"memory_mode":"Precopy"}"#;
+    // It begins, and fails as there is nobody; the VM goes on.
+    client.does("PUT", "vm.send-migration", Some(migration))?;
+    crate::opencl::until("the migration's end", || {
+        Ok(client.does("GET", "vm.migration", None)?["phase"] == "Failed")
+    })?;
+    ensure!(client.does("GET", "vm.info", None)?["state"] == "Running");
+    // It would wake a guest that has nothing to do then.
+    client.does("PUT", "vm.pause", None)?;
+    client.does("PUT", "vm.nmi", None)?;
+    client.does("PUT", "vm.shutdown", None)?;
+    ensure!(client.does("GET", "vm.info", None)?["state"] == "Shutdown");
+    client.does("PUT", "vm.delete", None)?;
+    let restore = json!({
+        "source_url": url("snapshot"), "prefault": false, "memory_restore_mode": "Copy",
+        "net_fds": null, "vfio_fds": null, "iommufd_fd": null, "resume": true, "zone_updates": [],
+    });
+    client.does("PUT", "vm.restore", Some(&restore.to_string()))?;
+    ensure!(client.does("GET", "vm.info", None)?["state"] == "Running");
+    client.does("PUT", "vmm.shutdown", None)?;
+    gone_within(gantry, Duration::from_secs(20))
+}
+
+/// Devices with every field that the client knows, and without.
+fn ch_remote_devices(client: &ChRemote<'_>, path: &dyn Fn(&str) -> PathBuf) -> Result<()> {
     let disk = json!({
         "path": path("b.raw"), "readonly": false, "direct": false, "iommu": false,
         "num_queues": 1, "queue_size": 128, "vhost_user": false, "vhost_socket": null,
@@ -333,48 +379,7 @@ fn ch_remote(context: &Context) -> Result<()> {
         let body = json!({"id": id}).to_string();
         client.does("PUT", "vm.remove-device", Some(&body))?;
     }
-    // A guest that halts gives nothing back; the next one does not get it.
-    client.does("PUT", "vm.reboot", None)?;
-    let info = client.does("GET", "vm.info", None)?;
-    for id in ["b", "n", "p", "v"] {
-        ensure!(
-            info["device_tree"].get(id).is_none(),
-            "{id} is there: {info}"
-        );
-    }
-    ensure!(
-        !crate::net::exists("ch-remote0"),
-        "the tap of a card that is gone is held"
-    );
-    client.does("PUT", "vm.power-button", None)?;
-    client.does("PUT", "vm.pause", None)?;
-    let url = |name: &str| format!("file://{}", path(name).display());
-    let dump = json!({"destination_url": url("core")}).to_string();
-    client.does("PUT", "vm.coredump", Some(&dump))?;
-    let snapshot = json!({"destination_url": url("snapshot")}).to_string();
-    client.does("PUT", "vm.snapshot", Some(&snapshot))?;
-    client.does("PUT", "vm.resume", None)?;
-    let migration = r#"{"destination_url":"unix:/no/such/socket","local":false,"preserve_source":false,"downtime_ms":300,"timeout_s":3600,"timeout_strategy":"Cancel","connections":1,"tls_dir":null,"memory_mode":"Precopy"}"#;
-    // It begins, and fails as there is nobody; the VM goes on.
-    client.does("PUT", "vm.send-migration", Some(migration))?;
-    crate::opencl::until("the migration's end", || {
-        Ok(client.does("GET", "vm.migration", None)?["phase"] == "Failed")
-    })?;
-    ensure!(client.does("GET", "vm.info", None)?["state"] == "Running");
-    // It would wake a guest that has nothing to do then.
-    client.does("PUT", "vm.pause", None)?;
-    client.does("PUT", "vm.nmi", None)?;
-    client.does("PUT", "vm.shutdown", None)?;
-    ensure!(client.does("GET", "vm.info", None)?["state"] == "Shutdown");
-    client.does("PUT", "vm.delete", None)?;
-    let restore = json!({
-        "source_url": url("snapshot"), "prefault": false, "memory_restore_mode": "Copy",
-        "net_fds": null, "vfio_fds": null, "iommufd_fd": null, "resume": true, "zone_updates": [],
-    });
-    client.does("PUT", "vm.restore", Some(&restore.to_string()))?;
-    ensure!(client.does("GET", "vm.info", None)?["state"] == "Running");
-    client.does("PUT", "vmm.shutdown", None)?;
-    gone_within(gantry, Duration::from_secs(20))
+    Ok(())
 }
 
 fn gone_within(mut gantry: Gantry, limit: Duration) -> Result<()> {

@@ -85,7 +85,7 @@ pub fn all(check: Check<'_>) {
 }
 
 fn with_pair(check: Check<'_>) -> Result<()> {
-    let mut server = OtherServer::start()?;
+    let server = OtherServer::start()?;
     let mut client = ClientVm::new()?;
     client.client.pair(server.as_fd())?;
     let paired = check(
@@ -147,6 +147,12 @@ fn with_pair(check: Check<'_>) -> Result<()> {
             expect(&mut client, ADD, 3, 4, (13, DONE))
         },
     );
+    ends(check, client, server);
+    Ok(())
+}
+
+/// How pairs end, and what is left of them.
+fn ends(check: Check<'_>, mut client: ClientVm, mut server: OtherServer) {
     check(
         "a pair that is undone while the client's kernel has an interrupt of a delegation ends it",
         &mut || {
@@ -202,7 +208,6 @@ fn with_pair(check: Check<'_>) -> Result<()> {
         ensure!(refused.to_string().contains("process is gone"), "{refused}");
         Ok(())
     });
-    Ok(())
 }
 
 /// Loads the module.

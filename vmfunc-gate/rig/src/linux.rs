@@ -81,6 +81,11 @@ pub fn all(check: Check<'_>) {
             return;
         }
     };
+    with_client(check, server, &mut client, options);
+}
+
+/// What a client's VM and its server do together, and how that ends.
+fn with_client(check: Check<'_>, server: &mut Machine, client: &mut Machine, options: &str) {
     check(
         "the server of a process that was killed is free before anybody asks",
         &mut || {

@@ -152,48 +152,8 @@ pub fn compute(client: Client, first: usize) -> Result<Vec<String>> {
         body: Vec::with_capacity(4096),
     };
     let (context, queue, mem, kernel) = (ContextId(0), QueueId(0), MemId(0), KernelId(0));
-    app.post(&CreateContext {
-        id: context,
-        devices: vec![DeviceId(0)],
-        platform: None,
-    })?;
-    app.post(&CreateQueue {
-        id: queue,
-        context,
-        device: DeviceId(0),
-        properties: 0,
-        further: Vec::new(),
-    })?;
     let length = 4 * WORDS as u64;
-    app.post(&CreateBuffer {
-        id: mem,
-        context,
-        flags: 1,
-        size: length,
-        contents: None,
-        lives: None,
-        svm: None,
-    })?;
-    let program = ProgramId(0);
-    app.post(&CreateProgram {
-        id: program,
-        context,
-        origin: ProgramOrigin::Source(Blob(b"kernel void add()".to_vec())),
-    })?;
-    // By slow work.
-    app.ask(&BuildProgram {
-        id: program,
-        devices: vec![DeviceId(0)],
-        options: Blob(Vec::new()),
-        folders: 0,
-        included: Vec::new(),
-    })?;
-    app.post(&CreateKernel {
-        id: kernel,
-        program,
-        name: Blob(b"add".to_vec()),
-    })?;
-    app.ask(&Finish { queue })?;
+    create(&mut app, (context, queue, mem, kernel), length)?;
     let rounds = sums(&mut app, (mem, kernel), length)?;
     shared(&mut app, context, (mem, kernel))?;
     // What is only mapped at first use, is now.
@@ -241,6 +201,55 @@ pub fn compute(client: Client, first: usize) -> Result<Vec<String>> {
             "exits in the server of {CALLS} synchronous calls, interrupts not counted: {found}"
         ),
     ])
+}
+
+/// Makes what the calls are about.
+fn create(
+    app: &mut Application,
+    (context, queue, mem, kernel): (ContextId, QueueId, MemId, KernelId),
+    length: u64,
+) -> Result<()> {
+    app.post(&CreateContext {
+        id: context,
+        devices: vec![DeviceId(0)],
+        platform: None,
+    })?;
+    app.post(&CreateQueue {
+        id: queue,
+        context,
+        device: DeviceId(0),
+        properties: 0,
+        further: Vec::new(),
+    })?;
+    app.post(&CreateBuffer {
+        id: mem,
+        context,
+        flags: 1,
+        size: length,
+        contents: None,
+        lives: None,
+        svm: None,
+    })?;
+    let program = ProgramId(0);
+    app.post(&CreateProgram {
+        id: program,
+        context,
+        origin: ProgramOrigin::Source(Blob(b"kernel void add()".to_vec())),
+    })?;
+    // By slow work.
+    app.ask(&BuildProgram {
+        id: program,
+        devices: vec![DeviceId(0)],
+        options: Blob(Vec::new()),
+        folders: 0,
+        included: Vec::new(),
+    })?;
+    app.post(&CreateKernel {
+        id: kernel,
+        program,
+        name: Blob(b"add".to_vec()),
+    })?;
+    app.ask(&Finish { queue })
 }
 
 /// Buffers go there through the window, are added to and come back.

@@ -170,8 +170,21 @@ impl Server {
             self.last_wait = Moment::now().since(start);
             return Ok(());
         }
+        self.pass_event(header, order, stage, event, polled);
+        Ok(())
+    }
+
+    /// Gives an event of the driver to all that wait for the command, or look at it.
+    fn pass_event(
+        &mut self,
+        header: Header,
+        order: &Order,
+        stage: Option<StageId>,
+        event: Handle,
+        polled: bool,
+    ) {
         if event == 0 {
-            return Ok(());
+            return;
         }
         // One reference came from the driver; each further use takes its own.
         if let Some(limit) = &self.limit
@@ -203,7 +216,6 @@ impl Server {
         } else {
             cl!(self.backend.api, clReleaseEvent(event));
         }
-        Ok(())
     }
 
     /// Keeps a command's event, a reference to which this takes over.

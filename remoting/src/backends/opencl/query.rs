@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     apis::opencl::{
-        calls::{DeviceId, ImageFormats, Info, ProgramId, Target},
+        calls::{DeviceId, EventId, ImageFormats, Info, KernelId, ProgramId, Target},
         codes,
     },
     wire::{Blob, frame},
@@ -150,49 +150,66 @@ impl Server {
                 let raw = self.backend.kernels.get(id.0)?.raw;
                 ask(|size, to, ret| cl!(api, clGetKernelArgInfo(raw, *index, p, size, to, ret)))
             }
-            Target::SubGroup(id, device, input) => {
-                let kernel: &Kernel = self.backend.kernels.get(id.0)?;
-                if self.platform_version(kernel.home.platform) < 21 {
-                    return Err(codes::INVALID_OPERATION);
-                }
-                let raw = kernel.raw;
-                let device = self.raw_device(*device)?;
-                let input = &input.0;
-                let from = if input.is_empty() {
-                    null()
-                } else {
-                    input.as_ptr().cast()
-                };
-                ask(|size, to, ret| {
-                    cl!(
-                        api,
-                        clGetKernelSubGroupInfo(raw, device, p, input.len(), from, size, to, ret)
-                    )
-                })
-            }
-            Target::Event(id) => {
-                let raw = match self.backend.events.get(id.0) {
-                    Ok(event) => event.raw,
-                    // Its command never reached the driver: the reason is its status.
-                    Err(code) if p == codes::EVENT_COMMAND_EXECUTION_STATUS => {
-                        return Ok(Blob(code.to_le_bytes().to_vec()));
-                    }
-                    Err(code) => return Err(code),
-                };
-                ask(|size, to, ret| cl!(api, clGetEventInfo(raw, p, size, to, ret)))
-            }
-            Target::Profiling(id) => {
-                let event = self.backend.events.get(id.0);
-                let event = event.map_err(|_| codes::PROFILING_INFO_NOT_AVAILABLE)?;
-                if let Some(times) = &event.times {
-                    let time = times.iter().find(|(name, _)| *name == p);
-                    let (_, time) = time.ok_or(codes::PROFILING_INFO_NOT_AVAILABLE)?;
-                    return Ok(Blob(time.to_le_bytes().to_vec()));
-                }
-                let raw = event.raw;
-                ask(|size, to, ret| cl!(api, clGetEventProfilingInfo(raw, p, size, to, ret)))
-            }
+            Target::SubGroup(id, device, input) => self.sub_group_info(*id, *device, input, p),
+            Target::Event(id) => self.event_info(*id, p),
+            Target::Profiling(id) => self.profiling_info(*id, p),
         }
+    }
+
+    fn sub_group_info(
+        &self,
+        id: KernelId,
+        device: Option<DeviceId>,
+        input: &Blob,
+        p: u32,
+    ) -> Result<Blob, i32> {
+        let kernel: &Kernel = self.backend.kernels.get(id.0)?;
+        if self.platform_version(kernel.home.platform) < 21 {
+            return Err(codes::INVALID_OPERATION);
+        }
+        let raw = kernel.raw;
+        let device = self.raw_device(device)?;
+        let input = &input.0;
+        let from = if input.is_empty() {
+            null()
+        } else {
+            input.as_ptr().cast()
+        };
+        ask(|size, to, ret| {
+            cl!(
+                self.backend.api,
+                clGetKernelSubGroupInfo(raw, device, p, input.len(), from, size, to, ret)
+            )
+        })
+    }
+
+    fn event_info(&self, id: EventId, p: u32) -> Result<Blob, i32> {
+        let raw = match self.backend.events.get(id.0) {
+            Ok(event) => event.raw,
+            // Its command never reached the driver: the reason is its status.
+            Err(code) if p == codes::EVENT_COMMAND_EXECUTION_STATUS => {
+                return Ok(Blob(code.to_le_bytes().to_vec()));
+            }
+            Err(code) => return Err(code),
+        };
+        ask(|size, to, ret| cl!(self.backend.api, clGetEventInfo(raw, p, size, to, ret)))
+    }
+
+    fn profiling_info(&self, id: EventId, p: u32) -> Result<Blob, i32> {
+        let event = self.backend.events.get(id.0);
+        let event = event.map_err(|_| codes::PROFILING_INFO_NOT_AVAILABLE)?;
+        if let Some(times) = &event.times {
+            let time = times.iter().find(|(name, _)| *name == p);
+            let (_, time) = time.ok_or(codes::PROFILING_INFO_NOT_AVAILABLE)?;
+            return Ok(Blob(time.to_le_bytes().to_vec()));
+        }
+        let raw = event.raw;
+        ask(|size, to, ret| {
+            cl!(
+                self.backend.api,
+                clGetEventProfilingInfo(raw, p, size, to, ret)
+            )
+        })
     }
 
     pub(crate) fn timers(&mut self, device: DeviceId) -> Result<(u64, u64), i32> {
