@@ -55,6 +55,25 @@ pub fn connect(path: &Path) -> io::Result<UnixStream> {
     }
 }
 
+/// Whether reading from a connection, and writing to it, waits.
+pub fn set_blocking(stream: &UnixStream, blocking: bool) -> io::Result<()> {
+    // SAFETY: plain calls on a descriptor that the caller has. Not by an ioctl, which not every
+    // confined thread may use.
+    let outcome = unsafe {
+        let flags = libc::fcntl(stream.as_raw_fd(), libc::F_GETFL);
+        let flags = match blocking {
+            _ if flags < 0 => return Err(io::Error::last_os_error()),
+            true => flags & !libc::O_NONBLOCK,
+            false => flags | libc::O_NONBLOCK,
+        };
+        libc::fcntl(stream.as_raw_fd(), libc::F_SETFL, flags)
+    };
+    if outcome < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
 /// Listens at a path, whose folder is made if it is not there. A socket that nobody listens on is left
 /// from a process that was killed, and is replaced; whatever else is there stays, and is an error.
 pub fn listen(path: &Path) -> io::Result<UnixListener> {

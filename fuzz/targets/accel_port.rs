@@ -143,6 +143,7 @@ fuzz_target!(|bytes: &[u8]| {
         memory: 1 << 20,
         client: "guest".to_owned(),
         compiled: "guest".to_owned(),
+        archive: None,
     };
     let lines = FakeLines::default();
     let resources = Resources {

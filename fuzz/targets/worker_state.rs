@@ -48,7 +48,7 @@ fuzz_target!(|bytes: &[u8]| {
     let copy = file.try_clone().expect("there are descriptors");
     checkpoint::write::<OpenClBackend>(copy, bytes).expect("there is memory");
     let mut restored = server();
-    if restored.restore(file).is_err() {
+    if restored.restore(file, true).is_err() {
         return;
     }
     let file = image::create().expect("there is memory");

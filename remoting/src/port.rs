@@ -179,6 +179,8 @@ impl SliceOffsets {
 
 /// The first bytes of an attachment.
 pub const MAGIC: [u8; 8] = *b"GANTRYPT";
+/// The first bytes of an attachment of a slice that another worker has served.
+pub const MAGIC_TAKEN_UP: [u8; 8] = *b"GANTRYPU";
 /// Bytes of an attachment.
 pub const ATTACHMENT: usize = 256;
 /// Most bytes of a name in an attachment.
@@ -216,6 +218,9 @@ pub struct Attachment {
     pub compiled: String,
     /// The user in the guest whose application it is, if the guest's agent has said that.
     pub user: Option<u32>,
+    /// Another worker has served the application: its saved state follows, by the messages of
+    /// `host::control`, and nothing in the slice is touched before.
+    pub takes_up: bool,
 }
 
 /// The peer sent something else than an attachment that can be served.
@@ -246,12 +251,19 @@ impl Attachment {
             device: String::new(),
             compiled: String::new(),
             user: None,
+            takes_up: false,
         }
+    }
+
+    /// Whether a connection that begins so is a machine's.
+    pub fn begins(start: &[u8]) -> bool {
+        start.starts_with(&MAGIC) || start.starts_with(&MAGIC_TAKEN_UP)
     }
 
     /// The attachment as bytes; names are cut to [`NAME`] bytes.
     pub fn to_bytes(&self) -> [u8; ATTACHMENT] {
-        let mut out = MAGIC.to_vec();
+        let magic = if self.takes_up { MAGIC_TAKEN_UP } else { MAGIC };
+        let mut out = magic.to_vec();
         self.version.number.put(&mut out);
         self.weight.put(&mut out);
         self.version.fingerprint.put(&mut out);
@@ -272,7 +284,7 @@ impl Attachment {
 
     /// The version of an attachment that begins so.
     pub fn version(start: &[u8; hello::SIZE]) -> Result<Version, NoAttachment> {
-        let rest = start.strip_prefix(&MAGIC).ok_or(NoAttachment::Malformed)?;
+        let rest = after_magic(start)?;
         let mut reader = Reader::new(rest);
         let mut read = || {
             let number = u32::take(&mut reader)?;
@@ -288,7 +300,7 @@ impl Attachment {
 
     /// Reads an attachment; the version is for the caller to compare.
     pub fn from_bytes(bytes: &[u8; ATTACHMENT]) -> Result<Self, NoAttachment> {
-        let rest = bytes.strip_prefix(&MAGIC).ok_or(NoAttachment::Malformed)?;
+        let rest = after_magic(bytes)?;
         let mut reader = Reader::new(rest);
         let mut read = || {
             let number = u32::take(&mut reader)?;
@@ -308,6 +320,7 @@ impl Attachment {
                 device: String::new(),
                 compiled: String::new(),
                 user: None,
+                takes_up: bytes.starts_with(&MAGIC_TAKEN_UP),
             })
         };
         let mut attachment = read().map_err(|_| NoAttachment::Malformed)?;
@@ -330,6 +343,13 @@ impl Attachment {
     }
 }
 
+/// What follows the first bytes of an attachment.
+fn after_magic(bytes: &[u8]) -> Result<&[u8], NoAttachment> {
+    let rest = bytes.strip_prefix(&MAGIC);
+    rest.or_else(|| bytes.strip_prefix(&MAGIC_TAKEN_UP))
+        .ok_or(NoAttachment::Malformed)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -347,9 +367,11 @@ mod tests {
             device: "x".repeat(NAME),
             compiled: "web".to_owned(),
             user: Some(0),
+            takes_up: true,
             ..Attachment::new(SPOKEN, 1 << 28)
         };
         let bytes = attachment.to_bytes();
+        assert!(Attachment::begins(&bytes));
         assert_eq!(Attachment::from_bytes(&bytes), Ok(attachment));
         let start = bytes[..hello::SIZE].try_into().unwrap();
         assert_eq!(Attachment::version(start), Ok(SPOKEN.version));

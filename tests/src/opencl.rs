@@ -55,6 +55,14 @@ impl Pool {
         Ok(pool)
     }
 
+    /// A further pool before the same driver.
+    pub fn start_other(dir: &Path) -> Result<Self> {
+        let mut pool = Self::launch(dir, &["--socket", "/run/other.sock"])?;
+        pool.socket = Path::new(ROOT).join("run/other.sock");
+        until("the other pool listens", || Ok(pool.socket.exists()))?;
+        Ok(pool)
+    }
+
     /// A pool for applications of other machines, which come by TLS to this address of L1. What
     /// they need is in [`by_tls`].
     pub fn start_for_others(dir: &Path) -> Result<Self> {

@@ -75,6 +75,7 @@ pub fn build() -> Result<Binaries> {
             example: release.join("examples/opencl_figures"),
             shared: release.join("examples/opencl_shared"),
             idle: release.join("examples/opencl_idle"),
+            moving: release.join("examples/opencl_moving"),
             turns: release.join("examples/opencl_turns"),
             hostile: release.join("examples/opencl_hostile"),
         },

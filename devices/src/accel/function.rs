@@ -2,17 +2,19 @@
 
 use std::{
     cell::RefCell,
-    io,
+    fs::File,
+    io, mem,
     os::fd::OwnedFd,
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, Mutex, atomic::Ordering},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
+use base::{Chain, Unpoisoned};
 use gantry_remoting::{
     account::Account,
     apis::spoken,
-    link::window::SMALLEST,
+    link::{control, window::SMALLEST},
     port::{self, Attachment, DOORBELL, MOST_SLICES, registers as at},
 };
 use serde::{Deserialize, Serialize};
@@ -22,8 +24,12 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{
     Error, Options,
+    attach::{Attach, Pool},
+    lend::Desk,
     line::PortLine,
+    moving::{self, Waiting},
     registers::{Doorbells, Registers},
+    saved::SavedSlice,
     service::Service,
     slices::Slices,
     window::Window,
@@ -65,14 +71,23 @@ pub struct Resources {
     pub spawner: Arc<dyn ThreadSpawner>,
 }
 
-/// The saved state of a port that nobody uses.
+/// The saved state of a port. What ports did not have once is absent in old ones.
 #[derive(Debug, Serialize, Deserialize)]
 struct PortState {
     config: ConfigSpaceState,
     msix: MsixState,
-    /// Whether the agent takes interrupts from the line; ports did not have it once.
+    /// Whether the agent takes interrupts from the line.
     #[serde(default)]
     line: bool,
+    /// What is noted for who takes them: a bit for each slice, and that a state has changed.
+    #[serde(default)]
+    noted: (u64, bool),
+    /// How often the state of a slice has changed.
+    #[serde(default)]
+    changes: u32,
+    /// Slices that are not free: their applications are in the archive beside the state.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    slices: Vec<SavedSlice>,
 }
 
 /// An accelerator port on a PCI bus.
@@ -93,8 +108,16 @@ pub struct Accel {
     slices: Arc<Slices>,
     window: Arc<Window>,
     account: Arc<(Account, OwnedFd)>,
+    /// Hands slices to workers.
+    attach: Arc<Attach>,
+    /// Where workers are lent.
+    desk: Arc<Desk>,
+    /// The applications that a snapshot has, while it is written.
+    saved: Arc<Mutex<Option<Vec<SavedSlice>>>>,
+    /// Workers that have the state of saved applications, until the guest runs.
+    waiting: Vec<Waiting>,
     options: Options,
-    resources: Resources,
+    pub(super) resources: Resources,
     thread: Option<JoinHandle<()>>,
     /// A failure that the guest can repeat at will is logged once.
     warned: bool,
@@ -156,6 +179,19 @@ impl Accel {
         let slices = Arc::new(Slices::new(count).map_err(Error::EventFd)?);
         let bells: Result<Vec<_>, _> = (0..count).map(|_| EventFd::new(EFD_NONBLOCK)).collect();
         let doorbells: Arc<[EventFd]> = bells.map_err(Error::EventFd)?.into();
+        let window = Arc::new(Window::new(count, size)?);
+        let account = Arc::new(Account::create()?);
+        let pool = Pool {
+            socket: options.socket.clone(),
+            device: options.device.clone(),
+        };
+        let attach = Arc::new(Attach::new(
+            (Arc::clone(&slices), Arc::clone(&window)),
+            Arc::clone(&account),
+            Arc::clone(&doorbells),
+            Arc::clone(&msix),
+            (attachment(&options), pool),
+        ));
         Ok(Self {
             config,
             msix_capability,
@@ -173,8 +209,12 @@ impl Accel {
             doorbells,
             listening: None,
             placed: None,
-            window: Arc::new(Window::new(count, size)?),
-            account: Arc::new(Account::create()?),
+            window,
+            account,
+            attach,
+            desk: Arc::new(Desk::new(Arc::clone(&slices))),
+            saved: Arc::default(),
+            waiting: Vec::new(),
             slices,
             options,
             resources,
@@ -184,24 +224,89 @@ impl Accel {
     }
 
     fn service(&self) -> Service {
-        let mut attachment = Attachment::new(spoken(self.options.api), self.options.slice_size);
-        attachment.memory = self.options.memory;
-        attachment.weight = self.options.weight;
-        attachment.client.clone_from(&self.options.client);
-        attachment.device.clone_from(&self.options.device);
-        attachment.compiled.clone_from(&self.options.compiled);
+        self.desk.open();
         Service {
             slices: Arc::clone(&self.slices),
             window: Arc::clone(&self.window),
-            account: Arc::clone(&self.account),
-            doorbells: Arc::clone(&self.doorbells),
             msix: Arc::clone(&self.msix),
             line: Arc::clone(&self.line),
-            socket: self.options.socket.clone(),
-            attachment,
+            attach: Arc::clone(&self.attach),
+            desk: Arc::clone(&self.desk),
             name: self.options.thread_name.clone(),
             warnings: RefCell::default(),
         }
+    }
+
+    /// By which its applications are moved.
+    pub fn handle(&self) -> moving::Handle {
+        moving::Handle {
+            attach: Arc::clone(&self.attach),
+            desk: Arc::clone(&self.desk),
+            spawner: Arc::clone(&self.resources.spawner),
+            thread_name: self.options.thread_name.clone(),
+            saved: Arc::clone(&self.saved),
+        }
+    }
+
+    /// Brings the applications of a snapshot back: their slices' contents, and workers that have
+    /// their state. All reasons why that is not possible are in the error.
+    fn restore_slices(&mut self, slices: &[SavedSlice]) -> Result<(), LifecycleError> {
+        let archive = self.options.archive.clone();
+        let Some(archive) = archive.filter(|_| !slices.is_empty()) else {
+            return match slices {
+                [] => Ok(()),
+                _ => Err(LifecycleError::WrongState(
+                    "the state has applications of the accelerator, but their archive is not there",
+                )),
+            };
+        };
+        let host = |source| LifecycleError::Host {
+            action: "read the state of an accelerator's applications",
+            source,
+        };
+        if slices.len() > self.slices.count() as usize {
+            return Err(LifecycleError::WrongState(
+                "the state has more applications than the accelerator has slices",
+            ));
+        }
+        let port = self.handle();
+        let pool = self.attach.pool();
+        let mut reasons = Vec::new();
+        for one in slices {
+            let slice = one.slice as usize;
+            let file = self
+                .window
+                .with_file(slice, |file| file.try_clone_to_owned());
+            let fits = one.window.length == self.options.slice_size;
+            let Some(file) = file.filter(|_| fits) else {
+                return Err(LifecycleError::WrongState(
+                    "the state is of an accelerator with other slices",
+                ));
+            };
+            one.window
+                .read(&archive, &File::from(file.map_err(host)?))
+                .map_err(host)?;
+            let Some(image) = &one.image else { continue };
+            let file = control::image().map_err(host)?;
+            image.read(&archive, &file).map_err(host)?;
+            self.slices.set_owner(slice, one.owner);
+            match port.take_up(slice, &file, &pool) {
+                Ok(worker) => self.waiting.push(worker),
+                Err(error) => reasons.push(format!("slice {slice}: {}", Chain(&error))),
+            }
+        }
+        if reasons.is_empty() {
+            return Ok(());
+        }
+        self.waiting.clear();
+        Err(LifecycleError::Host {
+            action: "have workers go on with an accelerator's applications",
+            source: io::Error::other(format!(
+                "{} (the pool is at {})",
+                reasons.join("; "),
+                pool.socket.display()
+            )),
+        })
     }
 
     fn warn(&mut self, action: &str, error: &io::Error) {
@@ -285,6 +390,16 @@ impl Accel {
     }
 }
 
+/// What workers are told of all slices.
+fn attachment(options: &Options) -> Attachment {
+    let mut attachment = Attachment::new(spoken(options.api), options.slice_size);
+    attachment.memory = options.memory;
+    attachment.weight = options.weight;
+    attachment.client.clone_from(&options.client);
+    attachment.compiled.clone_from(&options.compiled);
+    attachment
+}
+
 /// A BAR of the three.
 fn bar_index(bar: u8) -> BarIndex {
     BarIndex::new(bar).unwrap_or(BarIndex::ZERO)
@@ -363,6 +478,15 @@ impl PciFunction for Accel {
     }
 
     fn resume(&mut self) -> Result<(), LifecycleError> {
+        let port = self.handle();
+        for worker in mem::take(&mut self.waiting) {
+            let slice = worker.slice();
+            if let Err(error) = worker.go(&port) {
+                let name = &self.options.thread_name;
+                log::warn!("{name}: the application of slice {slice} is gone: {error}");
+                self.slices.lose(slice);
+            }
+        }
         self.join_line().map_err(|source| LifecycleError::Host {
             action: "connect an accelerator port with its interrupt line",
             source,
@@ -385,16 +509,20 @@ impl PciFunction for Accel {
     }
 
     fn save(&mut self) -> Result<Value, LifecycleError> {
-        if self.slices.in_use() > 0 {
+        let slices = self.saved.lock_unpoisoned().clone();
+        if slices.is_none() && self.slices.in_use() > 0 {
             return Err(LifecycleError::WrongState(
-                "applications of the guest use the accelerator: end them, or let the snapshot take \
-                 it from them (detach)",
+                "applications of the guest use the accelerator: end them, let the snapshot have \
+                 them (accel=save), or let it take the accelerator from them (detach)",
             ));
         }
         Ok(serde_json::to_value(PortState {
             config: self.config.save(),
             msix: self.msix.save(),
             line: self.line.is_wanted(),
+            noted: self.line.noted(),
+            changes: self.slices.changes(),
+            slices: slices.unwrap_or_default(),
         })?)
     }
 
@@ -403,6 +531,11 @@ impl PciFunction for Accel {
         self.config.restore(&state.config)?;
         self.msix.restore(&state.msix)?;
         self.line.want(state.line);
+        self.line.renote(state.noted);
+        self.restore_slices(&state.slices)?;
+        let states = state.slices.iter();
+        let states = states.map(|one| (one.slice as usize, one.state, one.owner));
+        self.slices.restore(states, state.changes);
         // The capability is what the guest reads: it wins.
         self.update_interrupts();
         Ok(())

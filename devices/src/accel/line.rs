@@ -83,6 +83,18 @@ impl PortLine {
         self.wanted.load(SeqCst)
     }
 
+    /// What is noted, for a snapshot: slices whose workers have rung, and whether a state has changed.
+    pub fn noted(&self) -> (u64, bool) {
+        (self.rung.load(SeqCst), self.changed.load(SeqCst))
+    }
+
+    /// Takes over what was noted when the port was saved.
+    pub fn renote(&self, (rung, changed): (u64, bool)) {
+        self.rung.store(rung, SeqCst);
+        self.changed.store(changed, SeqCst);
+        self.update();
+    }
+
     /// What the guest's command register says.
     pub fn disable(&self, disabled: bool) {
         if self.disabled.swap(disabled, SeqCst) && !disabled {

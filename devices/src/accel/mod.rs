@@ -14,7 +14,10 @@
 //! - `window`: the memory, a file of its own for each slice, so that a worker can be given one
 //!   slice and nothing else.
 //! - [`gantry_remoting::account`]: how much of the device's memory the workers of all slices have.
-//! - `service`: the thread that finds workers for slices and sees them end.
+//! - `service`: the thread that finds workers for slices and sees them end; `attach`: how it hands a
+//!   slice over; `lend`: who speaks to workers beside it.
+//! - [`saved`]: what a snapshot has of applications.
+//! - [`moving`]: applications that go on with another worker while the guest runs.
 //! - `line`: interrupts by the function's line, while MSI-X is off.
 //!
 //! This process never looks into the window and takes no part in a call. What it does for a guest
@@ -23,15 +26,20 @@
 //!
 //! [`PACE`]: service::PACE
 
+mod attach;
 pub mod function;
+mod lend;
 mod line;
+pub mod moving;
 mod registers;
+pub mod saved;
 mod service;
 mod slices;
 mod window;
 
-use std::{io, path::PathBuf};
+use std::{fs::File, io, path::PathBuf, sync::Arc};
 
+pub use attach::Pool;
 pub use function::{Accel, Resources};
 pub use gantry_remoting::{
     link::window::SMALLEST as SMALLEST_SLICE,
@@ -62,6 +70,8 @@ pub struct Options {
     pub memory: u64,
     /// Whose applications they are, to workers and arbiter.
     pub client: String,
+    /// What the snapshot that it comes from has of its applications.
+    pub archive: Option<Arc<File>>,
     /// What the machine's compiled programs are called: its applications find what they have
     /// compiled before. Nothing is kept if empty.
     pub compiled: String,

@@ -10,26 +10,26 @@ use std::{
     io::{self, Read},
     mem,
     net::Shutdown,
-    os::{
-        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
-        unix::net::UnixStream,
-    },
-    path::PathBuf,
+    os::{fd::AsRawFd, unix::net::UnixStream},
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
 use gantry_remoting::{
-    account::Account,
     apis,
-    link::socket,
     note::Seldom,
-    port::{Attachment, READY, State},
+    port::{READY, State},
     wire::hello::{self, Hello, Refused},
 };
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{line::PortLine, slices::Slices, window::Window};
+use super::{
+    attach::Attach,
+    lend::{Desk, Lent, Order},
+    line::PortLine,
+    slices::Slices,
+    window::Window,
+};
 use crate::{pci::MsixTable, shared_event};
 
 /// The shortest time between two slices' openings: a guest that opens and closes them as fast as
@@ -44,18 +44,14 @@ pub struct Service {
     pub slices: Arc<Slices>,
     /// Memory.
     pub window: Arc<Window>,
-    /// What workers have of the device's memory, and the account's file.
-    pub account: Arc<(Account, OwnedFd)>,
-    /// Doorbells, one for each slice.
-    pub doorbells: Arc<[EventFd]>,
     /// Interrupts.
     pub msix: Arc<MsixTable>,
     /// Interrupts while MSI-X is off.
     pub line: Arc<PortLine>,
-    /// Where the worker pool listens.
-    pub socket: PathBuf,
-    /// What every worker is told.
-    pub attachment: Attachment,
+    /// Hands slices to workers.
+    pub attach: Arc<Attach>,
+    /// Who takes care of workers for a while.
+    pub desk: Arc<Desk>,
     /// Name in the log.
     pub name: String,
     /// What a guest can cause at will is said seldom.
@@ -70,6 +66,8 @@ enum Link {
     Asked(UnixStream),
     /// A worker that serves.
     Serving(UnixStream),
+    /// A worker that serves, whom somebody else speaks to for now: it is saved, or replaced.
+    Lent(UnixStream),
     /// A worker that was told to end.
     Ending(UnixStream),
     /// A worker that has ended. Nobody else gets the same memory.
@@ -79,9 +77,15 @@ enum Link {
 impl Link {
     fn stream(&self) -> Option<&UnixStream> {
         match self {
-            Self::None | Self::Gone => None,
+            // What a worker that is lent says is not for this thread.
+            Self::None | Self::Gone | Self::Lent(_) => None,
             Self::Asked(stream) | Self::Serving(stream) | Self::Ending(stream) => Some(stream),
         }
+    }
+
+    /// Whether there is a worker that may signal an interrupt.
+    fn has_worker(&self) -> bool {
+        !matches!(self, Self::None | Self::Gone)
     }
 
     /// Has a worker end, and sees whether it has.
@@ -91,6 +95,11 @@ impl Link {
                 // What cannot be shut down has ended.
                 let _ = stream.shutdown(Shutdown::Write);
                 Self::Ending(stream)
+            }
+            // Whoever has it gives it back when it notices.
+            Self::Lent(stream) => {
+                let _ = stream.shutdown(Shutdown::Write);
+                Self::Lent(stream)
             }
             Self::Ending(stream) => match (&mut &stream).read(&mut [0; 8]) {
                 Ok(0) => Self::Gone,
@@ -111,13 +120,61 @@ impl Service {
         let mut links: Vec<Link> = (0..self.slices.count()).map(|_| Link::None).collect();
         let mut not_before = Instant::now();
         while !self.slices.stopping() {
+            self.at_the_desk(&mut links);
             let next = self.step(&mut links, &mut not_before);
             if let Err(error) = self.wait(&links, next) {
                 log::error!("{}: no application is served any more: {error}", self.name);
                 self.slices.close_all();
-                return;
+                break;
             }
         }
+        self.desk.close();
+        // Whoever has one of them hears that it is of no use any more.
+        for link in &mut links {
+            link.finish();
+        }
+    }
+
+    /// Lends workers, and takes back those that were lent.
+    fn at_the_desk(&self, links: &mut [Link]) {
+        for order in self.desk.orders() {
+            match order {
+                Order::Lend(of, to) => {
+                    let lent = self.lend(links, of);
+                    // Who has stopped to wait gives them back at once.
+                    let _ = to.send(lent);
+                }
+                Order::Back(slice, stream) => {
+                    let Some(link) = links.get_mut(slice) else {
+                        continue;
+                    };
+                    // A slice whose application was saved comes with a worker that nobody was lent.
+                    if matches!(link, Link::Lent(_) | Link::None) {
+                        *link = Link::Serving(stream);
+                    }
+                }
+            }
+        }
+    }
+
+    fn lend(&self, links: &mut [Link], of: Option<u32>) -> Vec<Lent> {
+        let mut lent = Vec::new();
+        for (slice, link) in links.iter_mut().enumerate() {
+            let meant = of.is_none_or(|of| of as usize == slice);
+            if !meant || self.slices.get(slice) != State::Open {
+                continue;
+            }
+            let Link::Serving(stream) = link else {
+                continue;
+            };
+            let Ok(copy) = stream.try_clone() else {
+                continue;
+            };
+            if let Link::Serving(stream) = mem::replace(link, Link::Lent(copy)) {
+                lent.push(Lent::new(slice, stream, Arc::clone(&self.desk)));
+            }
+        }
+        lent
     }
 
     /// Looks at every slice once. When to look again, if that is not up to an event.
@@ -141,13 +198,13 @@ impl Service {
                 State::Ended => {
                     link.finish();
                     if matches!(link, Link::Gone) {
-                        self.account.0.clear(slice as u32);
+                        self.attach.account.0.clear(slice as u32);
                     }
                 }
                 State::Closing => {
                     link.finish();
                     if matches!(link, Link::Gone) {
-                        self.account.0.clear(slice as u32);
+                        self.attach.account.0.clear(slice as u32);
                         match self.window.renew(slice) {
                             Ok(()) => *link = Link::None,
                             Err(error) => {
@@ -190,7 +247,7 @@ impl Service {
 
     /// Hands a slice to a worker.
     fn open(&self, slice: usize, link: &mut Link) {
-        match self.attach(slice) {
+        match self.attach.open(slice) {
             Ok(stream) => *link = Link::Asked(stream),
             // The pool has many to serve, and this slice comes later.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -198,50 +255,11 @@ impl Service {
                 self.warn(format_args!(
                     "no worker for slice {slice}: cannot reach the pool at {}: {error}; is \
                      gantry-accel serving there?",
-                    self.socket.display()
+                    self.attach.pool().socket.display()
                 ));
                 self.end(slice, State::Opening);
             }
         }
-    }
-
-    fn attach(&self, slice: usize) -> io::Result<UnixStream> {
-        // Vector 0 is the port's own.
-        let vector = slice as u16 + 1;
-        let interrupt = self
-            .msix
-            .vectors()
-            .ok_or_else(|| io::Error::other("there are no interrupt vectors"))?
-            .irqfd(vector)?;
-        let doorbell = self
-            .doorbells
-            .get(slice)
-            .ok_or_else(|| io::Error::other("there is no doorbell"))?;
-        // What was rung for an application before is not for this one.
-        let _ = shared_event::take(doorbell);
-        let stream = socket::connect(&self.socket)?;
-        socket::refuse_files(&stream);
-        let attachment = Attachment {
-            slice: slice as u32,
-            user: self.slices.owner(slice),
-            ..self.attachment.clone()
-        };
-        let bytes = attachment.to_bytes();
-        self.window
-            .with_file(slice, |memory| {
-                socket::send(
-                    &stream,
-                    &bytes,
-                    &[
-                        memory,
-                        borrowed(doorbell),
-                        borrowed(interrupt),
-                        self.account.1.as_fd(),
-                    ],
-                )
-            })
-            .ok_or_else(|| io::Error::other("there is no such slice"))??;
-        Ok(stream)
     }
 
     /// Hears what a worker has to say: that it serves, once, and its end.
@@ -294,7 +312,7 @@ impl Service {
             return Vec::new();
         }
         let served = links.iter().enumerate();
-        let served = served.filter(|(_, link)| link.stream().is_some());
+        let served = served.filter(|(_, link)| link.has_worker());
         let vectors = self.msix.vectors();
         // Vector 0 is the port's own; at most MOST_SLICES follow.
         let event = |slice: usize| vectors?.made_irqfd(slice as u16 + 1);
@@ -351,11 +369,6 @@ fn refusal(said: &[u8]) -> String {
         ),
         _ => "refused it: see its log".to_owned(),
     }
-}
-
-fn borrowed(event: &EventFd) -> BorrowedFd<'_> {
-    // SAFETY: the event is open as long as the result borrows it.
-    unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
 }
 
 #[cfg(test)]

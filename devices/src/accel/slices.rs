@@ -89,6 +89,25 @@ impl Slices {
             .count()
     }
 
+    /// Takes the saved states and owners over, before the guest runs. What is no state is an ended one.
+    pub fn restore(&self, saved: impl IntoIterator<Item = (usize, u32, u32)>, changes: u32) {
+        for (slice, state, owner) in saved {
+            let state = State::from_number(state).unwrap_or(State::Ended);
+            if let (Some(to), Some(of)) = (self.states.get(slice), self.owners.get(slice)) {
+                of.store(owner, Ordering::Release);
+                to.store(state as u32, Ordering::Release);
+            }
+        }
+        self.changes.store(changes, Ordering::Release);
+        self.wake();
+    }
+
+    /// The number that the guest has given for a slice's owner.
+    pub fn owner_number(&self, slice: usize) -> u32 {
+        let owner = self.owners.get(slice);
+        owner.map_or(0, |owner| owner.load(Ordering::Acquire))
+    }
+
     /// A change of state, if the slice is still in the state `from`.
     pub fn change(&self, slice: usize, from: State, to: State) -> bool {
         let Some(state) = self.states.get(slice) else {
@@ -122,6 +141,14 @@ impl Slices {
         [State::Opening, State::Open, State::Ended]
             .into_iter()
             .any(|from| self.change(slice, from, State::Closing))
+    }
+
+    /// The worker of an open slice is gone.
+    pub fn lose(&self, slice: usize) {
+        if self.change(slice, State::Open, State::Ended) {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+        self.wake();
     }
 
     /// Closes all slices.

@@ -63,6 +63,8 @@ impl Drop for Placed {
     }
 }
 
+mod moving;
+
 const SLICES: u32 = 4;
 
 struct Rig {
@@ -90,12 +92,24 @@ fn options(folder: &std::path::Path) -> Options {
         memory: 1 << 30,
         client: "vm".to_owned(),
         compiled: "web".to_owned(),
+        archive: None,
     }
 }
 
 fn rig() -> Rig {
     let folder = tempfile::tempdir().unwrap();
     let pool = UnixListener::bind(folder.path().join("pool")).unwrap();
+    let options = options(folder.path());
+    rig_of(folder, pool, options, None)
+}
+
+/// A rig whose port is made so, or comes from a saved state.
+fn rig_of(
+    folder: tempfile::TempDir,
+    pool: UnixListener,
+    options: Options,
+    saved: Option<serde_json::Value>,
+) -> Rig {
     let (msi, lines, doorbells, space) = (
         FakeMsi::default(),
         FakeLines::default(),
@@ -109,7 +123,7 @@ fn rig() -> Rig {
         space: Arc::new(space.clone()),
         spawner: Arc::new(Unconfined),
     };
-    let function = Accel::new(options(folder.path()), resources).unwrap();
+    let function = Accel::new(options, resources).unwrap();
     let function = Arc::new(Mutex::new(function));
     let (mmio, pio) = (Arc::<Bus>::default(), Arc::<Bus>::default());
     let config = SegmentConfig {
@@ -119,7 +133,11 @@ fn rig() -> Rig {
         ..SegmentConfig::default()
     };
     let segment = PciSegment::new(config, Arc::clone(&mmio), pio);
-    let bdf = segment.plug(function.clone(), Seat::ANY, &[]).unwrap();
+    let bdf = match saved {
+        Some(state) => segment.plug_saved(function.clone(), Seat::ANY, state),
+        None => segment.plug(function.clone(), Seat::ANY, &[]),
+    }
+    .unwrap();
     // The guest enables memory decoding.
     segment.write_config(bdf, 4, &6u16.to_le_bytes());
     Rig {

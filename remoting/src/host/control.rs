@@ -17,205 +17,14 @@
 //! If anything fails before the source is killed, it is told to `Resume`, and the destination is
 //! killed. The application sees nothing but a pause: its window is the same file, and the pool keeps
 //! its connection open.
-//!
-//! A message is its length in four bytes, the form's fingerprint in eight, and the message as the wire
-//! codec writes it. Both sides check all of it: native code may run in a worker, and a worker does
-//! not take a pool of another build for its own.
 
 use std::{
-    io::{self, Read},
-    os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
-        unix::net::UnixStream,
-    },
+    os::fd::{AsFd, BorrowedFd},
     time::Duration,
 };
 
-use crate::{
-    link::socket,
-    wire::{
-        Blob, Wire,
-        codec::{named, wire, with},
-    },
-};
-
-/// The longest message, in bytes.
-const LONGEST: usize = 64 << 10;
-/// Bytes before a message.
-const HEAD: usize = 12;
-
-wire! {
-    /// What a worker serves.
-    struct Served {
-        /// A virtual machine's attachment; empty for an application of this machine.
-        attachment: Blob,
-        /// Bytes of the window.
-        window: u64,
-        /// How many files there are.
-        files: u32,
-    }
-}
-
-wire! { enum
-    /// What a pool asks for.
-    Command {
-        /// What it serves.
-        1 Describe(),
-        /// Serve this, later.
-        2 Adopt(served: Served),
-        /// Stop; wait for what is under way, for so many milliseconds at most.
-        3 Quiesce(patience: u64),
-        /// Save the state to the file that comes along.
-        4 Save(),
-        /// Make the state again that is in the file that comes along.
-        5 Restore(),
-        /// Go on.
-        6 Resume(),
-        /// Serve what was restored.
-        7 Go(),
-        /// The files of what is to be served come along.
-        8 Files(),
-    }
-}
-
-wire! { enum
-    /// What a worker answers.
-    Reply {
-        /// It is done.
-        1 Done(),
-        /// It cannot be done; why.
-        2 Refused(why: Blob),
-        /// What it serves; files come along.
-        3 Serves(served: Served),
-    }
-}
-
-/// Hash of the form of commands and replies.
-const FINGERPRINT: u64 = with(with(named("worker control"), Command::SHAPE), Reply::SHAPE);
-
-fn invalid(text: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, text)
-}
-
-/// Sends a message, with files.
-///
-/// # Errors
-/// The other side is gone.
-pub fn send<M: Wire>(
-    channel: &UnixStream,
-    message: &M,
-    files: &[BorrowedFd<'_>],
-) -> io::Result<()> {
-    let mut body = Vec::new();
-    message.put(&mut body);
-    if body.len() > LONGEST {
-        return Err(invalid("a message is too long for the control channel"));
-    }
-    let mut bytes = Vec::with_capacity(HEAD + body.len());
-    (body.len() as u32).put(&mut bytes);
-    FINGERPRINT.put(&mut bytes);
-    bytes.extend(body);
-    socket::send(channel, &bytes, files)
-}
-
-/// Receives a message, and the files that came with it. None if the other side has ended.
-///
-/// # Errors
-/// It is no message of this build, or takes longer than the channel's time.
-pub fn receive<M: Wire>(mut channel: &UnixStream) -> io::Result<Option<(M, Vec<OwnedFd>)>> {
-    let mut head = [0; HEAD];
-    let (got, files) = socket::receive(channel, &mut head)?;
-    if got == 0 {
-        return Ok(None);
-    }
-    channel.read_exact(&mut head[got..])?;
-    let (length, fingerprint) = head.split_at(4);
-    let read = |bytes| invalid_if(u64::from_bytes(bytes));
-    if read(fingerprint)? != FINGERPRINT {
-        return Err(invalid(
-            "the control channel's other side is of another build",
-        ));
-    }
-    let length = invalid_if(u32::from_bytes(length))? as usize;
-    if length > LONGEST {
-        return Err(invalid("a message of the control channel is too long"));
-    }
-    let mut body = vec![0; length];
-    channel.read_exact(&mut body)?;
-    let message = invalid_if(M::from_bytes(&body))?;
-    Ok(Some((message, files)))
-}
-
-fn invalid_if<T>(read: Result<T, crate::wire::Malformed>) -> io::Result<T> {
-    read.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
-}
-
-/// A refusal.
-pub fn refused(why: &dyn std::error::Error) -> Reply {
-    Reply::Refused(Blob(base::Chain(why).to_string().into_bytes()))
-}
-
-/// Why an application has not moved.
-#[derive(Debug, thiserror::Error)]
-pub enum NotMoved {
-    /// A worker says so.
-    #[error("{0}")]
-    Refused(String),
-    /// A worker has ended, or says what it should not.
-    #[error("{who} does not answer")]
-    Gone {
-        /// Which of the two.
-        who: &'static str,
-        /// How it was noticed.
-        source: io::Error,
-    },
-    /// The system.
-    #[error("cannot make a file for the application's state")]
-    File(#[source] io::Error),
-}
-
-/// A pool's end of a worker's channel.
-#[derive(Debug)]
-pub struct Peer<'a> {
-    /// Its channel.
-    pub channel: &'a UnixStream,
-    /// What it is called in messages.
-    pub who: &'static str,
-}
-
-impl Peer<'_> {
-    /// Asks for something and waits for the answer, at most for so long.
-    ///
-    /// # Errors
-    /// It is refused, or the worker is gone.
-    pub fn ask(
-        &self,
-        command: &Command,
-        files: &[BorrowedFd<'_>],
-        patience: Duration,
-    ) -> Result<(Reply, Vec<OwnedFd>), NotMoved> {
-        let gone = |source| NotMoved::Gone {
-            who: self.who,
-            source,
-        };
-        self.channel
-            .set_read_timeout(Some(patience))
-            .map_err(gone)?;
-        send(self.channel, command, files).map_err(gone)?;
-        let answer = receive(self.channel).map_err(gone)?;
-        match answer.ok_or_else(|| gone(io::ErrorKind::UnexpectedEof.into()))? {
-            (Reply::Refused(Blob(why)), _) => Err(NotMoved::Refused(
-                String::from_utf8_lossy(&why).into_owned(),
-            )),
-            other => Ok(other),
-        }
-    }
-}
-
-/// How long a worker may take for what does not depend on the application.
-const SOON: Duration = Duration::from_secs(30);
-/// How long for saving and restoring: contents of memory are copied, and programs built.
-const LONG: Duration = Duration::from_secs(600);
+use crate::link::control::{self, AFTER_DRAIN, LONG, SOON};
+pub use crate::link::control::{Command, NotMoved, Peer, Reply, Served, receive, refused, send};
 
 /// Moves the application of one worker to another, up to the point where the source is to be killed.
 /// `connection` is the application's.
@@ -240,47 +49,17 @@ pub fn carry_over(
     destination.ask(&Command::Adopt(served), &[connection], SOON)?;
     let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
     destination.ask(&Command::Files(), &files, SOON)?;
-    let drained = drain + Duration::from_secs(5);
+    let drained = drain + AFTER_DRAIN;
     let patience = drain.as_millis() as u64;
     source.ask(&Command::Quiesce(patience), &[], drained)?;
     let outcome = (|| {
-        let image = crate::session::image::create().map_err(NotMoved::File)?;
+        let image = control::image().map_err(NotMoved::File)?;
         source.ask(&Command::Save(), &[image.as_fd()], LONG)?;
-        destination.ask(&Command::Restore(), &[image.as_fd()], LONG)?;
+        destination.ask(&Command::Restore(true), &[image.as_fd()], LONG)?;
         Ok(())
     })();
     if outcome.is_err() {
         let _ = source.ask(&Command::Resume(), &[], SOON);
     }
     outcome
-}
-
-#[cfg(test)]
-#[cfg(not(loom))]
-mod tests {
-    use std::io::Write;
-
-    use super::*;
-
-    #[test]
-    fn a_command_arrives_with_its_files() {
-        let (here, there) = UnixStream::pair().unwrap();
-        send(&here, &Command::Save(), &[here.as_fd()]).unwrap();
-        let (command, files) = receive::<Command>(&there).unwrap().unwrap();
-        assert_eq!(command, Command::Save());
-        assert_eq!(files.len(), 1);
-        drop((here, files));
-        assert!(receive::<Command>(&there).unwrap().is_none());
-    }
-
-    #[test]
-    fn a_message_of_another_build_or_without_end_is_refused() {
-        for (length, fingerprint) in [(1, FINGERPRINT ^ 1), (u32::MAX, FINGERPRINT)] {
-            let (mut here, there) = UnixStream::pair().unwrap();
-            here.write_all(&length.to_le_bytes()).unwrap();
-            here.write_all(&fingerprint.to_le_bytes()).unwrap();
-            let refused = receive::<Command>(&there).unwrap_err();
-            assert_eq!(refused.kind(), io::ErrorKind::InvalidData);
-        }
-    }
 }

@@ -21,8 +21,9 @@ use std::{
 use super::{
     compiled::{self, InUse, Limit, owner::Owner},
     confine::{self, Confinement, Later, Piece, Pieces},
+    control,
     handshake::Door,
-    standby::{self, Seat},
+    standby::{self, Movable, Seat},
     stream,
 };
 use crate::{
@@ -52,6 +53,7 @@ use crate::{
     },
     turns::message::Join,
     wire::{
+        Blob,
         api::{ApiId, Spoken},
         hello::{self, Form, Hello, NUMBER, Refused},
     },
@@ -231,6 +233,9 @@ pub enum Error {
     /// Another worker's application.
     #[error("cannot go on with another worker's application")]
     Restore(#[source] Immovable),
+    /// Another worker's application, which stays there.
+    #[error("another worker's application was refused: {0}")]
+    Elsewhere(&'static str),
     /// Serving ended.
     #[error(transparent)]
     Serving(#[from] server::Error),
@@ -436,7 +441,7 @@ fn serve(mut worker: Worker<'_>, stream: &UnixStream) -> Result<(), Error> {
     let options = worker.options;
     let (bytes, files) = socket::receive_hello(stream).map_err(Error::Connection)?;
     let user = socket::user(stream).map_err(Error::Connection)?;
-    if bytes.starts_with(&port::MAGIC) {
+    if Attachment::begins(&bytes) {
         return serve_slice(worker, stream, user, &bytes, files);
     }
     let sizes = (options.window << 20, RING);
@@ -458,7 +463,8 @@ fn serve(mut worker: Worker<'_>, stream: &UnixStream) -> Result<(), Error> {
     match ours.api {
         ApiId::OpenCl => {
             let seat = Seat::local(file, ours.window);
-            serve_window(worker.api()?, window, nudge, Some(seat), options)
+            let movable = Movable::From(seat);
+            serve_window(worker.api()?, window, nudge, movable, options)
         }
         ApiId::Cuda => serve_cuda(
             worker.cuda()?,
@@ -496,9 +502,11 @@ fn serve_cuda(
     api: Arc<cuda::driver::Api>,
     window: Arc<window::Window>,
     (tuning, nudge): (Tuning, Nudge),
-    attachment: Option<&Attachment>,
+    attachment: Option<(&Attachment, &UnixStream)>,
     options: &Options,
 ) -> Result<(), Error> {
+    let machine = attachment.map(|(_, machine)| machine);
+    let attachment = attachment.map(|(attachment, _)| attachment);
     let device = attachment.map_or("", |attachment| &attachment.device);
     std::env::set_current_dir(&options.cache).map_err(Error::Folder)?;
     let spin = tuning.spin;
@@ -510,7 +518,8 @@ fn serve_cuda(
     limit(&mut server, options)?;
     let (name, weight) = owner(attachment, options);
     share(&mut server, options, name, weight)?;
-    standby::attend(Arc::clone(&server.board), None).map_err(Error::Start)?;
+    let movable = Movable::Not(standby::CUDA);
+    standby::attend(Arc::clone(&server.board), movable, machine).map_err(Error::Start)?;
     Ok(server.run(calls, spin)?)
 }
 
@@ -534,7 +543,8 @@ fn serve_stream(mut worker: Worker<'_>, door: Door) -> Result<(), Error> {
     match api {
         ApiId::OpenCl => {
             stream::start::<OpenCl>(&window, channel).map_err(Error::Start)?;
-            serve_window(worker.api()?, window, nudge, None, options)
+            let movable = Movable::Not(standby::STREAMS);
+            serve_window(worker.api()?, window, nudge, movable, options)
         }
         ApiId::Cuda => {
             stream::start::<Cuda>(&window, channel).map_err(Error::Start)?;
@@ -564,12 +574,12 @@ fn serve_window(
     api: Arc<api::Api>,
     window: Arc<window::Window>,
     nudge: Nudge,
-    seat: Option<Seat>,
+    movable: Movable,
     options: &Options,
 ) -> Result<(), Error> {
     let tuning = local(options);
     let (server, calls, spin) = session(api, window, (tuning, nudge), None, options)?;
-    standby::attend(Arc::clone(&server.board), seat).map_err(Error::Start)?;
+    standby::attend(Arc::clone(&server.board), movable, None).map_err(Error::Start)?;
     Ok(server.run(calls, spin)?)
 }
 
@@ -630,7 +640,21 @@ fn serve_slice(
         .read_exact(&mut bytes[hello::SIZE..])
         .map_err(Error::Connection)?;
     let attachment = Attachment::from_bytes(&bytes)?;
-    if attachment.api != options.api || theirs != first.version {
+    let differs = attachment.api != options.api || theirs != first.version;
+    if attachment.takes_up {
+        // The slice is still another worker's: nothing is written there.
+        let why = match attachment.api {
+            _ if differs => "this pool is of another build, or serves another API",
+            ApiId::Cuda => standby::CUDA,
+            ApiId::OpenCl => {
+                return standby::take_up_slice(worker, stream, user, &attachment, files);
+            }
+        };
+        let refusal = control::Reply::Refused(Blob(why.as_bytes().to_vec()));
+        control::send(stream, &refusal, &[]).map_err(Error::Connection)?;
+        return Err(Error::Elsewhere(why));
+    }
+    if differs {
         let theirs = Spoken {
             api: attachment.api,
             version: theirs,
@@ -659,11 +683,13 @@ fn serve_slice(
     let nudge = Nudge(Box::new(|| {}));
     if attachment.api == ApiId::Cuda {
         let way = (tuning, nudge);
-        return serve_cuda(worker.cuda()?, window, way, Some(&attachment), options);
+        let attachment = Some((&attachment, stream));
+        return serve_cuda(worker.cuda()?, window, way, attachment, options);
     }
     let api = worker.api()?;
     let (server, calls, spin) = session(api, window, (tuning, nudge), Some(&attachment), options)?;
-    standby::attend(Arc::clone(&server.board), Some(seat)).map_err(Error::Start)?;
+    let board = Arc::clone(&server.board);
+    standby::attend(board, Movable::From(seat), Some(stream)).map_err(Error::Start)?;
     Ok(server.run(calls, spin)?)
 }
 

@@ -1,5 +1,8 @@
 //! A worker's side of [moving](super::control) an application: what it serves can be described, and a
 //! worker that waits for another one's application takes it up.
+//!
+//! A worker of a machine's slice is asked by two: by its pool, and by the machine over the connection
+//! that it has attached the slice by. What one of them has stopped, only that one saves or has go on.
 
 use std::{
     io,
@@ -90,29 +93,65 @@ fn channel() -> io::Result<UnixStream> {
     Ok(unsafe { UnixStream::from_raw_fd(MOVES) })
 }
 
-/// Starts the thread that does what the pool asks for while the worker serves. Without a seat the
-/// application cannot be moved, and the pool is told so.
+/// Whether an application can be moved.
+#[derive(Debug)]
+pub(super) enum Movable {
+    /// It can, and this is what another worker needs.
+    From(Seat),
+    /// It cannot.
+    Not(&'static str),
+}
+
+/// Why applications that come by a stream stay.
+pub(super) const STREAMS: &str = "applications that come by a stream cannot be moved yet";
+/// Why applications that call CUDA stay.
+pub(super) const CUDA: &str = "applications that call CUDA cannot be moved yet";
+
+/// Starts the thread that does what the pool asks for while the worker serves, and one for the machine
+/// at the other end of a connection, if there is one.
 pub(super) fn attend<N: Send + std::fmt::Debug + 'static>(
     board: Arc<Board<N>>,
-    seat: Option<Seat>,
+    movable: Movable,
+    machine: Option<&UnixStream>,
 ) -> io::Result<()> {
-    let channel = channel()?;
-    attend_on(channel, board, seat)
+    attend_both(channel()?, board, movable, machine)
+}
+
+fn attend_both<N: Send + std::fmt::Debug + 'static>(
+    pool: UnixStream,
+    board: Arc<Board<N>>,
+    movable: Movable,
+    machine: Option<&UnixStream>,
+) -> io::Result<()> {
+    let movable = Arc::new(movable);
+    if let Some(machine) = machine {
+        attend_on(
+            machine.try_clone()?,
+            Arc::clone(&board),
+            Arc::clone(&movable),
+        )?;
+    }
+    attend_on(pool, board, movable)
 }
 
 fn attend_on<N: Send + std::fmt::Debug + 'static>(
     channel: UnixStream,
     board: Arc<Board<N>>,
-    seat: Option<Seat>,
+    movable: Arc<Movable>,
 ) -> io::Result<()> {
     let thread = thread::Builder::new().name("control".to_owned());
     let work = move || {
-        // Its end is the pool's, with which this process ends.
+        // Whether it stands still because of this one.
+        let mut stopped = false;
+        // Its end is that of the other side, with which this process ends.
         while let Ok(Some((command, files))) = control::receive::<Command>(&channel) {
-            let Some(seat) = &seat else {
-                let why = "applications that come by a stream cannot be moved yet";
-                let _ = control::send(&channel, &refusal(why), &[]);
-                continue;
+            let refuse = |why: &str| drop(control::send(&channel, &refusal(why), &[]));
+            let seat = match &*movable {
+                Movable::From(seat) => seat,
+                Movable::Not(why) => {
+                    refuse(why);
+                    continue;
+                }
             };
             let order = match (command, files.into_iter().next()) {
                 (Command::Describe(), None) => {
@@ -123,17 +162,29 @@ fn attend_on<N: Send + std::fmt::Debug + 'static>(
                 (Command::Quiesce(patience), None) => {
                     Order::Quiesce(Duration::from_millis(patience))
                 }
+                (Command::Save() | Command::Resume(), _) if !stopped => {
+                    refuse("somebody else moves it");
+                    continue;
+                }
                 (Command::Save(), Some(file)) => Order::Save(file.into()),
                 (Command::Resume(), None) => Order::Resume,
                 _ => {
-                    let _ = control::send(&channel, &refusal("it serves already"), &[]);
+                    refuse("it serves already");
                     continue;
                 }
+            };
+            let after = match &order {
+                Order::Quiesce(_) => true,
+                Order::Save(_) => stopped,
+                Order::Resume => false,
             };
             let (done, outcome) = mpsc::channel();
             board.leave(Notice::Control(Ordered { order, done }));
             let reply = match outcome.recv() {
-                Ok(Ok(())) => Reply::Done(),
+                Ok(Ok(())) => {
+                    stopped = after;
+                    Reply::Done()
+                }
                 Ok(Err(why)) => refusal(&why),
                 // The session has ended, and the process is about to.
                 Err(_) => return,
@@ -194,27 +245,57 @@ pub(super) fn take_up(mut worker: Worker<'_>) -> Result<(), Error> {
             local(&mut worker, &connection, &seat)
         }
     };
-    let (mut server, mut calls, spin) = prepared.inspect_err(|error| {
-        let _ = control::send(&channel, &control::refused(error), &[]);
-    })?;
-    done(&channel)?;
-    let image = next(&channel, |command, files| {
-        let file = files.into_iter().next();
-        file.filter(|_| command == Command::Restore())
-    })?;
-    server.restore(image.into()).map_err(|error| {
-        let _ = control::send(&channel, &control::refused(&error), &[]);
-        Error::Restore(error)
-    })?;
-    done(&channel)?;
-    next(&channel, |command, _| {
-        (command == Command::Go()).then_some(())
-    })?;
-    server.take_up(&mut calls)?;
-    attend_on(channel, Arc::clone(&server.board), Some(seat)).map_err(Error::Start)?;
+    let (server, calls, spin) = restored(&channel, prepared)?;
+    let board = Arc::clone(&server.board);
+    // A machine goes on to ask by the connection that was handed over.
+    let machine = (!seat.attachment.is_empty()).then_some(&connection);
+    attend_both(channel, board, Movable::From(seat), machine).map_err(Error::Start)?;
     let outcome = server.run(calls, spin);
     drop(connection);
     Ok(outcome?)
+}
+
+/// Waits for the state on this channel, makes it again, and waits until nobody else serves the window.
+fn restored(channel: &UnixStream, prepared: Result<Prepared, Error>) -> Result<Prepared, Error> {
+    let (mut server, mut calls, spin) = prepared.inspect_err(|error| {
+        let _ = control::send(channel, &control::refused(error), &[]);
+    })?;
+    done(channel)?;
+    let (image, charged) = next(channel, |command, files| {
+        match (command, files.into_iter().next()) {
+            (Command::Restore(charged), Some(file)) => Some((file, charged)),
+            _ => None,
+        }
+    })?;
+    server.restore(image.into(), charged).map_err(|error| {
+        let _ = control::send(channel, &control::refused(&error), &[]);
+        Error::Restore(error)
+    })?;
+    done(channel)?;
+    next(channel, |command, _| {
+        (command == Command::Go()).then_some(())
+    })?;
+    server.take_up(&mut calls)?;
+    Ok((server, calls, spin))
+}
+
+/// Takes up a slice that another worker has served, perhaps another pool's or in another life of the
+/// machine, which sends the state by its connection.
+pub(super) fn take_up_slice(
+    mut worker: Worker<'_>,
+    machine: &UnixStream,
+    user: u32,
+    attachment: &Attachment,
+    files: Vec<OwnedFd>,
+) -> Result<(), Error> {
+    let seat = Seat::slice(attachment, &files).map_err(Error::Connection)?;
+    drop(files);
+    worker.belong(process::machine(attachment, user).as_ref())?;
+    let prepared = slice(&mut worker, attachment, &seat);
+    let (server, calls, spin) = restored(machine, prepared)?;
+    let board = Arc::clone(&server.board);
+    attend(board, Movable::From(seat), Some(machine)).map_err(Error::Start)?;
+    Ok(server.run(calls, spin)?)
 }
 
 type Prepared = (Server, Receiver<Slice, Waker>, Duration);
@@ -261,4 +342,59 @@ fn slice(worker: &mut Worker<'_>, attachment: &Attachment, seat: &Seat) -> Resul
         Some(attachment),
         options,
     )
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use crate::{backends::opencl::testing, link::control::Peer};
+
+    /// A serving session, and the channels of two who may ask.
+    fn asked_by_two(movable: fn(Seat) -> Movable) -> (UnixStream, UnixStream) {
+        let (server, calls, _) = testing::server();
+        let board = Arc::clone(&server.board);
+        thread::spawn(move || server.run(calls, Duration::ZERO));
+        let ((pool, theirs), (machine, other)) =
+            (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
+        let seat = Seat {
+            attachment: Vec::new(),
+            window: 0,
+            files: Vec::new(),
+        };
+        attend_both(theirs, board, movable(seat), Some(&other)).unwrap();
+        (pool, machine)
+    }
+
+    fn ask(channel: &UnixStream, command: &Command) -> Result<(), String> {
+        let peer = Peer {
+            channel,
+            who: "the worker",
+        };
+        let answer = peer.ask(command, &[], Duration::from_secs(20));
+        answer.map(drop).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn what_one_has_stopped_the_other_does_not_have_go_on() {
+        let (pool, machine) = asked_by_two(Movable::From);
+        assert!(ask(&pool, &Command::Resume()).is_err(), "it serves");
+        ask(&pool, &Command::Quiesce(1000)).unwrap();
+        let refused = ask(&machine, &Command::Resume()).unwrap_err();
+        assert!(refused.contains("somebody else"), "{refused}");
+        assert!(ask(&machine, &Command::Quiesce(1000)).is_err());
+        ask(&pool, &Command::Resume()).unwrap();
+        ask(&machine, &Command::Quiesce(1000)).unwrap();
+        assert!(ask(&pool, &Command::Resume()).is_err());
+        ask(&machine, &Command::Resume()).unwrap();
+    }
+
+    #[test]
+    fn both_are_told_why_an_application_cannot_be_moved() {
+        let (pool, machine) = asked_by_two(|_| Movable::Not(CUDA));
+        for channel in [pool, machine] {
+            let refused = ask(&channel, &Command::Quiesce(1000)).unwrap_err();
+            assert_eq!(refused, CUDA);
+        }
+    }
 }

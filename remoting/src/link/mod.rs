@@ -14,6 +14,8 @@ pub mod alarm;
 pub mod bell;
 #[cfg(feature = "std")]
 pub mod closer;
+#[cfg(feature = "std")]
+pub mod control;
 pub mod endpoint;
 #[cfg(feature = "std")]
 pub mod gate;

@@ -303,13 +303,14 @@ impl<B: Backend> Session<B> {
     }
 
     /// Makes a saved state this session's, which is new and serves nobody yet. Nothing is written to
-    /// the rings: the session that was saved may still go on if this fails.
+    /// the rings: the session that was saved may still go on if this fails. `charged`: the account of
+    /// device memory has what the state has already.
     ///
     /// # Errors
     /// The state is damaged, or the driver does not make something again. The session is to end.
-    pub fn restore(&mut self, file: File) -> Result<(), Immovable> {
+    pub fn restore(&mut self, file: File, charged: bool) -> Result<(), Immovable> {
         let (core, contents) = Contents::open::<B::Api, Core>(file, B::STATE_SHAPE)?;
-        self.quota.inherit(true);
+        self.quota.inherit(charged);
         let restored = B::restore(self, &core.backend.0, &contents);
         self.quota.inherit(false);
         restored?;

@@ -9,12 +9,9 @@
 //! The reader trusts nothing in it: it comes from another process, and one day from another host. It
 //! is read by `pread`, so that a file that shrinks meanwhile is an error and no signal.
 
-use std::{
-    fs::File,
-    io,
-    os::{fd::FromRawFd, unix::fs::FileExt},
-};
+use std::{fs::File, io, os::unix::fs::FileExt};
 
+pub use crate::link::control::image as create;
 use crate::wire::{
     Api, Malformed, Wire,
     codec::{Reader, named, with},
@@ -58,20 +55,6 @@ pub enum Immovable {
     /// The file.
     #[error("cannot read or write the saved state")]
     File(#[from] io::Error),
-}
-
-/// An empty file in memory for an image.
-///
-/// # Errors
-/// The system has no more descriptors or memory.
-pub fn create() -> io::Result<File> {
-    // SAFETY: a plain call with a constant name.
-    let file = unsafe { libc::memfd_create(c"gantry-image".as_ptr(), libc::MFD_CLOEXEC) };
-    if file < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor was just made and has no other owner.
-    Ok(unsafe { File::from_raw_fd(file) })
 }
 
 /// Writes an image.

@@ -70,6 +70,8 @@ pub struct Programs {
     pub shared: PathBuf,
     /// One that has a context, and does nothing with it.
     pub idle: PathBuf,
+    /// One that computes for as long as it is let, and checks what it has computed.
+    pub moving: PathBuf,
     /// One that keeps the device busy with kernels of some lengths.
     pub turns: PathBuf,
     /// One that breaks the rules.
@@ -208,6 +210,7 @@ pub fn guest(programs: &Programs, work: &Path) -> Result<PathBuf> {
     program(&programs.example, &root, "bin/opencl-figures")?;
     program(&programs.shared, &root, "bin/opencl-shared")?;
     program(&programs.idle, &root, "bin/opencl-idle")?;
+    program(&programs.moving, &root, "bin/opencl-moving")?;
     program(&programs.turns, &root, "bin/opencl-turns")?;
     program(&programs.hostile, &root, "bin/opencl-hostile")?;
     program(Path::new("/usr/bin/clinfo"), &root, "bin/clinfo")?;

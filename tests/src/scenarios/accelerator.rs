@@ -40,6 +40,10 @@ pub const SCENARIOS: &[Entry] = &[
         saved,
     ),
     (
+        "accelerator: an application goes on with another pool's worker, and in a snapshot",
+        moved,
+    ),
+    (
         "accelerator: a worker has so much memory, and so many processes, with all that it starts",
         limited,
     ),
@@ -330,6 +334,69 @@ fn saved(context: &Context) -> Result<()> {
     let list = guest.run("clinfo -l")?;
     ensure!(list.contains("Device #0"), "{list}");
     ensure!(counter(&gantry, "workers_started")? == 1);
+    Ok(())
+}
+
+/// A program of the guest computes while its worker is replaced, and its machine restored.
+fn moved(context: &Context) -> Result<()> {
+    let pool = Pool::start(&context.dir)?;
+    let other = Pool::start_other(&context.dir)?;
+    let more = json!({
+        "payload": {"initramfs": opencl::guest_files(&context.dir)?},
+        "accels": [accel(&pool)],
+    });
+    let (mut gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    start_agent(&mut guest)?;
+    guest.run("(opencl-moving /tmp/stop >/tmp/moving 2>&1; echo ended $? >>/tmp/moving) & true")?;
+    // It is not there before it has computed something, nor before something new.
+    let goes_on = |guest: &mut Guest| -> Result<()> {
+        let before = guest.run("grep -c round /tmp/moving; true")?;
+        let said = guest.eventually("grep -c round /tmp/moving; tail -n 1 /tmp/moving", |now| {
+            now.lines().next() != Some(before.trim()) || now.contains("ended")
+        })?;
+        ensure!(!said.contains("ended"), "{said}");
+        Ok(())
+    };
+    goes_on(&mut guest)?;
+    let serving = pool.workers()?;
+    let to = |pool: &Pool| json!({"id": "a", "socket": pool.socket});
+    let moved = gantry.put("vm.move-accel", to(&other))?;
+    ensure!(moved["slices"] == json!([0]), "{moved}");
+    until("the first worker is gone", || {
+        let left = pool.workers()?;
+        Ok(!serving.iter().all(|worker| left.contains(worker)))
+    })?;
+    goes_on(&mut guest)?;
+    // Nobody is there: it stays where it is.
+    let nowhere = json!({"id": "a", "socket": "/opencl/run/nobody", "slice": 0});
+    gantry.refused("vm.move-accel", Some(nowhere), 500, "slice 0 stays")?;
+    let none = json!({"id": "a", "slice": 3});
+    gantry.refused("vm.move-accel", Some(none), 500, "slice 3")?;
+    goes_on(&mut guest)?;
+    // Those that come are served where all went.
+    let before = other.workers()?;
+    let list = guest.run("clinfo -l")?;
+    ensure!(list.contains("Device #0"), "{list}");
+    ensure!(other.workers()? != before, "the first pool has served it");
+    gantry.act("vm.pause")?;
+    let body = json!({"destination_url": url(context)});
+    gantry.refused("vm.snapshot", Some(body), 500, "use the accelerator")?;
+    let body = json!({"destination_url": url(context), "accel": "save"});
+    gantry.put("vm.snapshot", body)?;
+    // It is saved, and goes on.
+    gantry.act("vm.resume")?;
+    goes_on(&mut guest)?;
+    gantry.kill()?;
+    drop(other);
+    let (gantry, mut guest) = restored(context, json!({"accels": [to(&pool)]}))?;
+    goes_on(&mut guest)?;
+    guest.run("touch /tmp/stop")?;
+    let end = guest.eventually("cat /tmp/moving", |text| text.contains("ended"))?;
+    ensure!(
+        end.contains("rounds were right") && end.contains("ended 0"),
+        "{end}"
+    );
+    ensure!(counter(&gantry, "workers_lost")? == 0);
     Ok(())
 }
 

@@ -142,6 +142,7 @@ impl Message {
             Response::Info(info) => serde_json::to_vec(info),
             Response::Counters(counters) => serde_json::to_vec(counters),
             Response::Device(device) => serde_json::to_vec(device),
+            Response::MovedAccel(moved) => serde_json::to_vec(moved),
             Response::Migration(info) => serde_json::to_vec(info),
         };
         match json {

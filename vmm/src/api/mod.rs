@@ -33,9 +33,10 @@ pub use migration::{
     TimeoutStrategy,
 };
 pub use model::{
-    DeviceNode, MemoryRestoreMode, OnFailure, PciDeviceInfo, RestoreConfig, RestoredNet,
-    VmCoredumpData, VmCounters, VmInfo, VmMemoryZoneUpdate, VmRemoveDevice, VmResize, VmResizeDisk,
-    VmResizeZone, VmSnapshotConfig, VmState, VmSwapDevice, VmmPingResponse,
+    AccelInSnapshot, DeviceNode, MemoryRestoreMode, MovedAccel, OnFailure, PciDeviceInfo,
+    RestoreConfig, RestoredAccel, RestoredNet, VmCoredumpData, VmCounters, VmInfo,
+    VmMemoryZoneUpdate, VmMoveAccel, VmRemoveDevice, VmResize, VmResizeDisk, VmResizeZone,
+    VmSnapshotConfig, VmState, VmSwapDevice, VmmPingResponse,
 };
 pub use request::{Handler, Request, Response};
 pub use routes::{PREFIX, Refusal, Route, route, routes};

@@ -173,6 +173,40 @@ fn swap_timeout() -> u64 {
     30
 }
 
+/// Has the applications of an accelerator port go on with other workers while they run: another pool's,
+/// or on another device.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct VmMoveAccel {
+    /// Name of the accelerator.
+    pub id: String,
+    /// The slice whose application moves; all of them, and those that come later, if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slice: Option<u32>,
+    /// Socket of the pool that they move to; the port's own if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub socket: Option<PathBuf>,
+    /// Part of the names of the devices that they get there; the port's own if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+    /// Milliseconds for which each may go on with what its device is at.
+    #[serde(default = "drain_ms")]
+    pub drain_ms: u64,
+}
+
+/// As long as an application may take to come to a point at which it can be moved.
+pub const DRAIN_MS: u64 = 10_000;
+
+fn drain_ms() -> u64 {
+    DRAIN_MS
+}
+
+/// Applications that have moved.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+pub struct MovedAccel {
+    /// Their slices.
+    pub slices: Vec<u32>,
+}
+
 /// What becomes of the VM if a swap fails halfway.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, clap::ValueEnum)]
 pub enum OnFailure {
@@ -191,6 +225,20 @@ pub struct VmSnapshotConfig {
     /// Take physical devices away from the guest first, which could not be saved.
     #[serde(default)]
     pub detach: bool,
+    /// What becomes of applications that use an accelerator.
+    #[serde(default)]
+    pub accel: AccelInSnapshot,
+}
+
+/// What becomes of applications that use an accelerator while the VM is saved.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum AccelInSnapshot {
+    /// The VM is not saved if there are any.
+    #[default]
+    Refuse,
+    /// The snapshot has them.
+    Save,
 }
 
 impl VmSnapshotConfig {
@@ -265,6 +313,21 @@ pub struct RestoreConfig {
     /// Zones that move.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zone_updates: Option<Vec<VmMemoryZoneUpdate>>,
+    /// Accelerators whose applications other pools serve from now on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accels: Option<Vec<RestoredAccel>>,
+}
+
+/// An accelerator whose applications another pool serves.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct RestoredAccel {
+    /// Its name.
+    pub id: String,
+    /// The pool's socket.
+    pub socket: PathBuf,
+    /// Part of the names of the devices there; as it was saved if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
 }
 
 const RESTORE: &[Key] = &[
@@ -281,6 +344,14 @@ const RESTORE: &[Key] = &[
         ValueType::Pairs(
             Part("id", &ValueType::Text),
             Part("fds", &ValueType::Numbers),
+        ),
+    ),
+    Key::named(
+        "accels",
+        "accels",
+        ValueType::Pairs(
+            Part("id", &ValueType::Text),
+            Part("socket", &ValueType::Text),
         ),
     ),
 ];
@@ -348,7 +419,7 @@ mod tests {
         let directory = |url: &str| {
             let config = VmSnapshotConfig {
                 destination_url: url.to_owned(),
-                detach: false,
+                ..VmSnapshotConfig::default()
             };
             config.directory().map(Path::to_owned)
         };
@@ -362,9 +433,12 @@ mod tests {
     fn a_restore_is_written_like_a_device() {
         let config = RestoreConfig::parse(
             "source_url=file:///s,prefault=on,resume=true,memory_restore_mode=ondemand,\
-             net_fds=[n0@[3,4],n1@[5]]",
+             net_fds=[n0@[3,4],n1@[5]],accels=[a0@/run/other]",
         )
         .unwrap();
+        let accels = config.accels.unwrap();
+        assert_eq!(accels[0].id, "a0");
+        assert_eq!(accels[0].socket, Path::new("/run/other"));
         assert!(config.prefault && config.resume);
         let cards = config.net_fds.unwrap();
         assert_eq!((cards[0].id.as_str(), cards[0].num_fds), ("n0", 2));

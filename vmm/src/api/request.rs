@@ -3,9 +3,9 @@
 use std::os::fd::OwnedFd;
 
 use super::{
-    ApiError, PciDeviceInfo, ReceiveMigration, Reply, ResolveMigration, RestoreConfig,
-    SendMigration, VmCoredumpData, VmCounters, VmInfo, VmRemoveDevice, VmResize, VmResizeDisk,
-    VmResizeZone, VmSnapshotConfig, VmSwapDevice, VmmPingResponse,
+    ApiError, MovedAccel, PciDeviceInfo, ReceiveMigration, Reply, ResolveMigration, RestoreConfig,
+    SendMigration, VmCoredumpData, VmCounters, VmInfo, VmMoveAccel, VmRemoveDevice, VmResize,
+    VmResizeDisk, VmResizeZone, VmSnapshotConfig, VmSwapDevice, VmmPingResponse,
 };
 use crate::{
     config::{Device, VmConfig},
@@ -61,6 +61,9 @@ pub enum Request {
     VmRemoveDevice(VmRemoveDevice),
     /// Replaces a physical device by another one.
     VmSwapDevice(VmSwapDevice),
+    /// Has an accelerator's applications go on with other workers, answered with
+    /// [`Response::MovedAccel`] when all have moved; with an error that says why others stay.
+    VmMoveAccel(VmMoveAccel),
     /// Save a paused VM in a directory.
     VmSnapshot(VmSnapshotConfig),
     /// Make a VM from such a directory. The descriptors are those that `net_fds` names, in order.
@@ -94,6 +97,8 @@ pub enum Response {
     Device(PciDeviceInfo),
     /// What there is to measure.
     Metrics(Metrics),
+    /// Applications have moved.
+    MovedAccel(MovedAccel),
     /// What a migration does.
     Migration(Box<MigrationInfo>),
 }

@@ -109,6 +109,10 @@ const ROUTES: &[Route] = &[
         Action::Body(|p, b| plain(p, b, Request::VmSwapDevice)),
     ),
     put(
+        "vm.move-accel",
+        Action::Body(|p, b| plain(p, b, Request::VmMoveAccel)),
+    ),
+    put(
         "vm.snapshot",
         Action::Body(|p, b| plain(p, b, Request::VmSnapshot)),
     ),

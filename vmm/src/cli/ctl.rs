@@ -14,9 +14,10 @@ use serde::Serialize;
 use super::{Client, ClientError, devices::Add, option};
 use crate::{
     api::{
-        OnFailure, ReceiveMigration, Rename, ResolveMigration, RestoreConfig, RunsAt,
-        SendMigration, TimeoutStrategy, VmCoredumpData, VmRemoveDevice, VmResize, VmResizeDisk,
-        VmResizeZone, VmSnapshotConfig, VmSwapDevice, model::to_url,
+        AccelInSnapshot, OnFailure, ReceiveMigration, Rename, ResolveMigration, RestoreConfig,
+        RunsAt, SendMigration, TimeoutStrategy, VmCoredumpData, VmMoveAccel, VmRemoveDevice,
+        VmResize, VmResizeDisk, VmResizeZone, VmSnapshotConfig, VmSwapDevice,
+        model::{DRAIN_MS, to_url},
     },
     config::syntax,
     migration::progress::{MigrationInfo, Phase},
@@ -131,6 +132,23 @@ pub enum Action {
         #[arg(long, value_enum, default_value = "restore")]
         on_failure: OnFailure,
     },
+    /// Have an accelerator's applications go on with other workers while they run.
+    MoveAccel {
+        /// Name of the accelerator.
+        id: String,
+        /// Socket of the pool that they move to; the port's own without it.
+        #[arg(long, value_name = "SOCKET")]
+        to: Option<PathBuf>,
+        /// Part of the names of the devices that they get there; the port's own without it.
+        #[arg(long, value_name = "NAME")]
+        device: Option<String>,
+        /// The slice whose application moves; all of them, and those that come later, without it.
+        #[arg(long, value_name = "NUMBER")]
+        slice: Option<u32>,
+        /// Milliseconds for which each may go on with what its device is at.
+        #[arg(long, value_name = "MS", default_value_t = DRAIN_MS)]
+        drain: u64,
+    },
     /// Save a paused VM.
     Snapshot {
         /// Directory, as a path or a file:// URL.
@@ -139,6 +157,10 @@ pub enum Action {
         /// applications see their device fail; and pairs of exitless gates, which are taken apart.
         #[arg(long)]
         detach: bool,
+        /// What becomes of applications that use an accelerator: the VM is not saved, or the snapshot
+        /// has them.
+        #[arg(long, value_enum, default_value = "refuse")]
+        accel: AccelInSnapshot,
     },
     /// Bring a saved VM back.
     Restore {
@@ -416,13 +438,31 @@ impl Action {
                 };
                 with_body("vm.swap-device", &body)
             }
+            Self::MoveAccel {
+                id,
+                to,
+                device,
+                slice,
+                drain,
+            } => {
+                let body = VmMoveAccel {
+                    id: id.clone(),
+                    slice: *slice,
+                    socket: to.clone(),
+                    device: device.clone(),
+                    drain_ms: *drain,
+                };
+                with_body("vm.move-accel", &body)
+            }
             Self::Snapshot {
                 destination,
                 detach,
+                accel,
             } => {
                 let body = VmSnapshotConfig {
                     destination_url: to_url(destination),
                     detach: *detach,
+                    accel: *accel,
                 };
                 with_body("vm.snapshot", &body)
             }

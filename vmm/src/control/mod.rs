@@ -9,8 +9,10 @@
 //! - [`life`]: the states of a VM; [`last_resort`]: an end that does not depend on storage.
 //! - [`gate`]: machines that stand still and serve others.
 //! - [`migration`]: machines that leave for another host, or come from one.
+//! - [`accel`]: an accelerator's applications that change their workers.
 //! - [`requests`]: what each API call does; [`removals`]: devices that leave and are swapped.
 
+mod accel;
 mod gate;
 mod last_resort;
 mod life;
@@ -19,6 +21,7 @@ mod removals;
 mod requests;
 
 use std::{
+    collections::BTreeMap,
     io,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
     time::Instant,
@@ -31,7 +34,7 @@ use vmm_sys_util::epoll::EventSet;
 
 use self::{last_resort::LastResort, life::Life, migration::Migrations, removals::Removals};
 use crate::{
-    api::{ApiError, ApiReceiver, Handler, Request, RestoreConfig},
+    api::{ApiError, ApiReceiver, Handler, Reply, Request, RestoreConfig},
     config::VmConfig,
     cpu::CpuEvent,
     events::EventMonitor,
@@ -116,6 +119,8 @@ pub struct Control {
     life: Life,
     migrations: Migrations,
     removals: Removals,
+    /// Who waits for an accelerator's applications to move, by its name.
+    moves: BTreeMap<String, Reply>,
     sender: EventSender,
     receiver: EventReceiver,
     signals: OwnedFd,
@@ -229,6 +234,7 @@ impl Control {
             life: Life::default(),
             migrations: Migrations::new().map_err(host("create an event"))?,
             removals: Removals::new().map_err(host("create a timer"))?,
+            moves: BTreeMap::new(),
             sender,
             receiver,
             signals: signal_fd().map_err(host("listen to signals"))?,
@@ -277,6 +283,7 @@ impl Control {
                 self.monitor.emit("vm", "device-lost", &properties);
             }
             MachineEvent::Gate { id, event } => self.gate(&id, event),
+            MachineEvent::AccelMoved { id, moved } => self.accel_moved(&id, moved),
             MachineEvent::PeersChanged => {
                 if let Some(machine) = self.life.machine_mut() {
                     machine.devices().map_peers();

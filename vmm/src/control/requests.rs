@@ -7,12 +7,14 @@ use std::{
 
 use super::{
     Control, ExitReason,
+    accel::ring,
     life::{Life, RunState},
 };
 use crate::{
     api::{
-        ApiError, DeviceNode, Handler, MemoryRestoreMode, PciDeviceInfo, Reply, Request, Response,
-        RestoreConfig, Status, VmCounters, VmInfo, VmResize, VmState, VmmPingResponse,
+        AccelInSnapshot, ApiError, DeviceNode, Handler, MemoryRestoreMode, PciDeviceInfo, Reply,
+        Request, Response, RestoreConfig, Status, VmCounters, VmInfo, VmResize, VmState,
+        VmmPingResponse,
     },
     config::{Device, Refused, TapFd, VmConfig},
     machine::{
@@ -36,6 +38,7 @@ impl Handler for Control {
         }
         match request {
             Request::VmReceiveMigration(request) => self.receive_migration(request, reply),
+            Request::VmMoveAccel(request) => self.move_accel(request, reply),
             request => reply.send(self.handle(request)),
         }
     }
@@ -80,12 +83,20 @@ impl Handler for Control {
                     self.on_paused("saved", |machine, _| machine.devices().detach())?;
                 }
                 self.monitor.emit("vm", "snapshotting", &[]);
-                self.on_paused("saved", |machine, config| machine.save(config, directory))?;
+                let accel = snapshot.accel == AccelInSnapshot::Save;
+                self.on_paused("saved", |machine, config| {
+                    machine.save(config, directory, accel)
+                })?;
                 self.monitor.emit("vm", "snapshotted", &[]);
                 Ok(Response::Empty)
             }
             Request::VmRestore(config, fds) => self.restore(&config, fds),
             Request::VmSendMigration(request) => self.send_migration(&request),
+            // Answered later, like the next one: see `take`.
+            Request::VmMoveAccel(_) => Err(ApiError::message(
+                Status::Internal,
+                "applications can only be moved over the API",
+            )),
             // Answered later: see `take`.
             Request::VmReceiveMigration(_) => Err(ApiError::message(
                 Status::Internal,
@@ -221,6 +232,7 @@ impl Control {
                 drop(machine);
                 // What the old machine still had to say must not reach a new one.
                 self.receiver.clear();
+                self.moves.clear();
                 self.removals.finish(&mut config, &mut self.monitor);
                 Life::Shutdown(config)
             }
@@ -257,6 +269,7 @@ impl Control {
                 }
             }
         }
+        restored_accels(&mut config, request)?;
         let source = match request.memory_restore_mode {
             MemoryRestoreMode::Copy => MemorySource::Copy,
             MemoryRestoreMode::OnDemand => MemorySource::OnDemand,
@@ -298,6 +311,7 @@ impl Control {
             spawner: Arc::new(Spawner::new(self.filters.clone()).map_err(|e| failed(&e))?),
             events: self.sender.clone(),
             arriving: false,
+            archive: None,
             start: self.started,
         })
     }
@@ -469,6 +483,26 @@ impl Control {
             _ => ApiError::wrong_state("the VM has not booted: use vm.boot"),
         }
     }
+}
+
+/// Has the pools serve accelerators that the request names.
+fn restored_accels(config: &mut VmConfig, request: &RestoreConfig) -> Result<(), ApiError> {
+    for update in request.accels.iter().flatten() {
+        let Some(ring) = ring(config, &update.id) else {
+            return Err(ApiError::message(
+                Status::BadRequest,
+                format!(
+                    "the snapshot has no accelerator {:?} that a pool serves",
+                    update.id
+                ),
+            ));
+        };
+        ring.socket.clone_from(&update.socket);
+        if update.device.is_some() {
+            ring.device.clone_from(&update.device);
+        }
+    }
+    Ok(())
 }
 
 /// Gives the network cards of a snapshot the descriptors that came with the request.

@@ -6,6 +6,7 @@
 
 use std::{
     collections::BTreeMap,
+    fs::File,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -14,6 +15,7 @@ use acpi_tables::Aml;
 use arch::layout::{self, AddressMap};
 use base::Unpoisoned;
 use devices::{
+    accel::saved::{Archive, Stopped},
     bus::Bus,
     console::ConsoleOutput,
     doorbell::Doorbells,
@@ -44,6 +46,9 @@ use super::{
     resets::Resets,
 };
 use crate::config::{CommonConfig, HasCommonConfig, VmConfig};
+
+/// How long an application may go on with what its device is at when it is to be saved.
+const DRAIN: Duration = Duration::from_millis(crate::api::model::DRAIN_MS);
 
 /// Where a device wants to sit.
 #[derive(Clone, Debug, Default)]
@@ -114,6 +119,8 @@ pub struct Surroundings {
     pub events: EventSender,
     /// The machine comes from another host, which has the locks of the disks still.
     pub arriving: bool,
+    /// What the snapshot that the machine comes from has of accelerators' applications.
+    pub archive: Option<Arc<File>>,
     /// Limits that several disks share, by name.
     pub rate_limit_groups: BTreeMap<String, SharedRateLimiter>,
 }
@@ -720,6 +727,22 @@ impl Devices {
     /// Has all devices, paused, give up what keeps them from being saved.
     pub fn detach(&self) -> Result<(), MachineError> {
         self.each(|function| function.detach())
+    }
+
+    /// Stops and saves the applications of all accelerators, which go on when the result is dropped.
+    /// The devices stand still.
+    pub fn save_applications(&self, archive: &mut Archive) -> Result<Vec<Stopped>, MachineError> {
+        let mut stopped = Vec::new();
+        for (id, device) in &self.plugged {
+            if let Handle::Accel(port) = &device.handle {
+                let saved = port.save(archive, DRAIN);
+                stopped.push(saved.map_err(|source| MachineError::Applications {
+                    id: id.clone(),
+                    source,
+                })?);
+            }
+        }
+        Ok(stopped)
     }
 
     /// State of all devices, paused.

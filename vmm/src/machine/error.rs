@@ -159,6 +159,14 @@ pub enum MachineError {
         /// Why.
         source: LifecycleError,
     },
+    /// Applications that cannot be saved.
+    #[error("the applications of accelerator {id:?} cannot be saved")]
+    Applications {
+        /// The accelerator's name.
+        id: String,
+        /// Why.
+        source: devices::accel::saved::Error,
+    },
     /// The name is taken.
     #[error("there is a device {0:?} already: choose another id")]
     DuplicateId(String),

@@ -39,6 +39,13 @@ pub enum MachineEvent {
         /// What happened.
         event: gate::Event,
     },
+    /// Applications of an accelerator have moved to other workers, or have not.
+    AccelMoved {
+        /// Name of the device.
+        id: String,
+        /// What became of them.
+        moved: devices::accel::moving::Moved,
+    },
     /// The guest has moved the memory of a physical device.
     PeersChanged,
     /// The guest has asked for the reset of a device or a bus, or one has ended.

@@ -1,6 +1,6 @@
 //! What a machine needs of the host.
 
-use std::{sync::Arc, time::Instant};
+use std::{fs::File, sync::Arc, time::Instant};
 
 use devices::thread::ThreadSpawner;
 use hypervisor::{Kvm, Vm};
@@ -38,6 +38,8 @@ pub struct Host {
     pub events: EventSender,
     /// The machine comes from another host, which has the locks of the disks still.
     pub arriving: bool,
+    /// What the snapshot that the machine comes from has of accelerators' applications.
+    pub archive: Option<Arc<File>>,
     /// When the process started, for the guest's boot marks.
     pub start: Instant,
 }

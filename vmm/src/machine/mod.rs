@@ -206,6 +206,7 @@ impl Machine {
             rate_limit_groups: rate_limit_groups(config)?,
             events: host.events.clone(),
             arriving: host.arriving,
+            archive: host.archive.clone(),
         };
         let devices = Devices::new(&map, &buses, surroundings)?;
         let events = host.events.clone();

@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use devices::pci::Bdf;
+use devices::{accel::saved::Archive, pci::Bdf};
 use hypervisor::VmState;
 use serde::{Deserialize, Serialize};
 
@@ -56,7 +56,13 @@ pub enum MemorySource {
 impl Machine {
     /// Writes the paused machine to a directory, which is created if need be. An older snapshot
     /// there stays until this one is complete and on stable storage: there must be room for both.
-    pub fn save(&self, config: &VmConfig, directory: &Path) -> Result<(), MachineError> {
+    /// With `applications` it has those of accelerators, which go on afterwards.
+    pub fn save(
+        &self,
+        config: &VmConfig,
+        directory: &Path,
+        applications: bool,
+    ) -> Result<(), MachineError> {
         let io = |path: &Path| {
             let path = path.to_owned();
             move |source| MachineError::ConfigFile { path, source }
@@ -64,6 +70,13 @@ impl Machine {
         fs::create_dir_all(directory).map_err(io(directory))?;
         let _alone = DirectoryLock::exclusive(directory)?;
         let staged = Staged::new(directory).map_err(io(directory))?;
+        let mut stopped = Vec::new();
+        if applications {
+            // First: what their workers still signal is in the state of the interrupt controllers.
+            let path = staged.path(snapshot::APPLICATIONS);
+            let file = memory_file::create_private(&path).map_err(io(&path))?;
+            stopped = self.devices.save_applications(&mut Archive::new(file))?;
+        }
         let mut state = self.state()?;
         state.memory = memory_file::write(&staged.path(snapshot::MEMORY), &self.ram)?;
         let config_path = staged.path(snapshot::CONFIG);
@@ -79,7 +92,9 @@ impl Machine {
             path: state_path,
             source,
         })?;
-        staged.commit().map_err(io(directory))
+        staged.commit().map_err(io(directory))?;
+        drop(stopped);
+        Ok(())
     }
 
     /// The configuration of a snapshot.
@@ -105,12 +120,15 @@ impl Machine {
         config: &mut VmConfig,
         directory: &Path,
         source: MemorySource,
-        host: Host,
+        mut host: Host,
     ) -> Result<Self, MachineError> {
         let path = directory.join(snapshot::STATE);
         let state: SavedMachine =
             state_file::read(&path).map_err(|source| MachineError::StateFile { path, source })?;
         let spawner = Arc::clone(&host.spawner);
+        // Whether one is needed is in the state.
+        let archive = fs::File::open(directory.join(snapshot::APPLICATIONS));
+        host.archive = archive.ok().map(Arc::new);
         let mut machine = Self::shell(config, &state.plugged_memory(), host)?;
         let mut state = state;
         let ranges = std::mem::take(&mut state.memory);

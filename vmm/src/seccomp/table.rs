@@ -144,7 +144,8 @@ const MEMORY: &[i64] = &[libc::SYS_fallocate];
 
 const PMEM: &[i64] = &[libc::SYS_fdatasync, libc::SYS_fsync, libc::SYS_msync];
 
-/// Memory and an interrupt for the next application, and a connection to its worker.
+/// Memory and an interrupt for the next application, and a connection to its worker, which may be
+/// replaced while it serves.
 const ACCEL: &[i64] = &[
     libc::SYS_connect,
     libc::SYS_eventfd2,
@@ -152,6 +153,7 @@ const ACCEL: &[i64] = &[
     libc::SYS_ftruncate,
     libc::SYS_memfd_create,
     libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
     libc::SYS_sendmsg,
     libc::SYS_setsockopt,
     libc::SYS_shutdown,

@@ -11,10 +11,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{CONFIG, MEMORY, STATE};
+use super::{APPLICATIONS, CONFIG, MEMORY, STATE};
 
 /// All files, the state last.
-const FILES: [&str; 3] = [MEMORY, CONFIG, STATE];
+const FILES: [&str; 4] = [MEMORY, APPLICATIONS, CONFIG, STATE];
+/// Those that a snapshot may do without.
+const OPTIONAL: [&str; 1] = [APPLICATIONS];
 
 /// The files of a snapshot that is being written. They are removed unless it is committed.
 #[derive(Debug)]
@@ -48,7 +50,15 @@ impl<'a> Staged<'a> {
             if file == STATE {
                 directory.sync_all()?;
             }
-            fs::rename(self.path(file), self.directory.join(file))?;
+            match fs::rename(self.path(file), self.directory.join(file)) {
+                // That of the older snapshot is not this one's.
+                Err(error)
+                    if error.kind() == io::ErrorKind::NotFound && OPTIONAL.contains(&file) =>
+                {
+                    remove(&self.directory.join(file))?;
+                }
+                renamed => renamed?,
+            }
         }
         directory.sync_all()
     }
@@ -124,6 +134,21 @@ mod tests {
         write(&third, "third");
         third.commit().unwrap();
         assert_eq!(found(dir.path()), all("third"));
+    }
+
+    #[test]
+    fn what_only_the_older_snapshot_has_is_not_the_new_ones() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = Staged::new(dir.path()).unwrap();
+        write(&first, "first");
+        first.commit().unwrap();
+        let second = Staged::new(dir.path()).unwrap();
+        for file in [MEMORY, CONFIG, STATE] {
+            fs::write(second.path(file), "second").unwrap();
+        }
+        second.commit().unwrap();
+        assert!(!dir.path().join(APPLICATIONS).exists());
+        assert_eq!(found(dir.path()).len(), 3);
     }
 
     #[test]

@@ -39,13 +39,20 @@ impl DeviceKind for AccelConfig {
     const NAME: &'static str = "accel";
 
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
-        let function: SharedFunction = match &self.via {
-            AccelVia::Ring(ring) => Arc::new(Mutex::new(port(self.api, ring, id, surroundings)?)),
-            AccelVia::Gate(gate) => Arc::new(Mutex::new(client(gate, id, surroundings)?)),
+        let (function, handle): (SharedFunction, _) = match &self.via {
+            AccelVia::Ring(ring) => {
+                let port = port(self.api, ring, id, surroundings)?;
+                let handle = Handle::Accel(port.handle());
+                (Arc::new(Mutex::new(port)), handle)
+            }
+            AccelVia::Gate(gate) => {
+                let client = client(gate, id, surroundings)?;
+                (Arc::new(Mutex::new(client)), Handle::None)
+            }
         };
         Ok(Made {
             function: MadeFunction::Pci(function),
-            handle: Handle::None,
+            handle,
         })
     }
 }
@@ -69,6 +76,7 @@ fn port(
         // Of all clients of a host: a process is one VM.
         client: format!("{}/{id}", std::process::id()),
         compiled: compiled(ring.compiler_cache.as_deref()),
+        archive: surroundings.archive.clone(),
     };
     let physical = surroundings.physical.resources();
     let resources = Resources {

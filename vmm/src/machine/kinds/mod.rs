@@ -25,6 +25,8 @@ use crate::cpu::Calling;
 pub enum Handle {
     /// Nothing particular.
     None,
+    /// An accelerator whose applications can be moved.
+    Accel(devices::accel::moving::Handle),
     /// A disk.
     Disk(devices::virtio::blk::Handle),
     /// A balloon.

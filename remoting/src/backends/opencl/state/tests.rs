@@ -274,6 +274,6 @@ proptest! {
         }
         checkpoint::write::<OpenClBackend>(image.try_clone().unwrap(), &bytes).unwrap();
         let (mut again, ..) = testing::server_before(Api::typed());
-        let _ = again.restore(image);
+        let _ = again.restore(image, true);
     }
 }

@@ -1,0 +1,377 @@
+//! What a snapshot has of a port's applications: the contents of their slices, and the state that their
+//! workers have saved.
+//!
+//! All of it is in one file, the archive, in pieces; where they are, and their checksums, is in the
+//! port's state. Stretches of zeroes are holes in the archive. Whoever reads it trusts neither: a piece is
+//! within the file and has its checksum, or it is an error.
+
+use std::{
+    fs::File,
+    io,
+    os::{fd::AsRawFd, unix::fs::FileExt},
+    sync::Arc,
+    time::Duration,
+};
+
+use base::Chain;
+use gantry_remoting::{
+    link::{
+        control::{Command, NotMoved, Peer, SOON},
+        socket,
+    },
+    port::State,
+};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    lend::Lent,
+    moving::{Handle, OLD, stopped},
+};
+
+/// What pieces begin at multiples of.
+const ALIGNMENT: u64 = 4096;
+/// Bytes that are looked at at a time: of holes, too.
+const CHUNK: usize = 64 << 10;
+/// The longest state of one application: more than any host has memory.
+const LONGEST: u64 = 1 << 46;
+
+/// A part of the archive.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct Piece {
+    /// First byte.
+    pub at: u64,
+    /// Bytes.
+    pub length: u64,
+    /// Of what is not zero, with its places.
+    pub crc32: u32,
+}
+
+/// A slice that is not free.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct SavedSlice {
+    /// Its number.
+    pub slice: u32,
+    /// Its state's number.
+    pub state: u32,
+    /// Whose it is, as the guest has said.
+    pub owner: u32,
+    /// Its contents.
+    pub window: Piece,
+    /// What its worker has saved, if it is open.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<Piece>,
+}
+
+/// Why a port's applications cannot be saved.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// An application that cannot be saved, or several.
+    #[error("{}", .0.join("; "))]
+    Stays(Vec<String>),
+    /// The archive.
+    #[error("cannot write the applications' state")]
+    Archive(#[from] io::Error),
+}
+
+/// Writes an archive.
+#[derive(Debug)]
+pub struct Archive {
+    file: File,
+    end: u64,
+}
+
+impl Archive {
+    /// To an empty file.
+    pub fn new(file: File) -> Self {
+        Self { file, end: 0 }
+    }
+
+    /// What it is written to.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Adds all of a file.
+    ///
+    /// # Errors
+    /// One of the two fails.
+    pub fn add(&mut self, from: &File) -> io::Result<Piece> {
+        let length = from.metadata()?.len();
+        let at = self.end;
+        let crc32 = copy((from, 0), (&self.file, at), length)?;
+        self.end = at
+            .checked_add(length)
+            .and_then(|end| end.checked_next_multiple_of(ALIGNMENT))
+            .ok_or(io::ErrorKind::FileTooLarge)?;
+        self.file.set_len(self.end)?;
+        Ok(Piece { at, length, crc32 })
+    }
+}
+
+impl Piece {
+    /// Copies the piece to the beginning of a file, which has zeroes there.
+    ///
+    /// # Errors
+    /// It is not in the archive, or not what was written.
+    pub fn read(&self, archive: &File, to: &File) -> io::Result<()> {
+        let invalid = |text| io::Error::new(io::ErrorKind::InvalidData, text);
+        let end = self.at.checked_add(self.length);
+        let size = archive.metadata()?.len();
+        if self.length > LONGEST || end.is_none_or(|end| end > size) {
+            return Err(invalid("the archive of applications is truncated"));
+        }
+        if copy((archive, self.at), (to, 0), self.length)? != self.crc32 {
+            return Err(invalid(
+                "the archive of applications is damaged: the checksum does not match",
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Where the next byte of a file is that is not in a hole; `end` if there is none before.
+fn data_after(file: &File, offset: u64, end: u64) -> u64 {
+    let Ok(from) = libc::off_t::try_from(offset) else {
+        return offset;
+    };
+    // SAFETY: a plain call; the offset that it sets is used by nobody.
+    let found = unsafe { libc::lseek(file.as_raw_fd(), from, libc::SEEK_DATA) };
+    match u64::try_from(found) {
+        Ok(found) => found.min(end),
+        // Nothing follows.
+        Err(_) if io::Error::last_os_error().raw_os_error() == Some(libc::ENXIO) => end,
+        // This file has no holes.
+        Err(_) => offset,
+    }
+}
+
+/// Copies what is not zero. Its checksum.
+fn copy(from: (&File, u64), to: (&File, u64), length: u64) -> io::Result<u32> {
+    let mut hash = crc32fast::Hasher::new();
+    let mut chunk = vec![0; CHUNK];
+    let mut done = 0;
+    while done < length {
+        // Whole chunks, so that the sum does not depend on where holes are.
+        let next = data_after(from.0, from.1 + done, from.1 + length) - from.1;
+        done = next - next % CHUNK as u64;
+        if done >= length || next >= length {
+            break;
+        }
+        let part = &mut chunk[..CHUNK.min(usize::try_from(length - done).unwrap_or(CHUNK))];
+        from.0.read_exact_at(part, from.1 + done)?;
+        if part.iter().any(|byte| *byte != 0) {
+            hash.update(&done.to_le_bytes());
+            hash.update(part);
+            to.0.write_all_at(part, to.1 + done)?;
+        }
+        done += part.len() as u64;
+    }
+    hash.update(&length.to_le_bytes());
+    Ok(hash.finalize())
+}
+
+/// Applications that stand still, saved. They go on when this is dropped.
+pub struct Stopped {
+    lent: Vec<Lent>,
+    port: Handle,
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        *self.port.saved() = None;
+        for lent in &self.lent {
+            resume(lent);
+        }
+    }
+}
+
+/// Has a worker go on that stands still.
+fn resume(lent: &Lent) {
+    let Some(channel) = lent.stream() else { return };
+    let worker = Peer { channel, who: OLD };
+    if worker.ask(&Command::Resume(), &[], SOON).is_err() {
+        // It would stand still for ever.
+        let _ = channel.shutdown(std::net::Shutdown::Write);
+    }
+    let _ = socket::set_blocking(channel, false);
+}
+
+impl Handle {
+    /// Stops and saves all applications of a port whose guest stands still. The port's own state has
+    /// them until the result is dropped.
+    ///
+    /// # Errors
+    /// Some cannot be saved. All go on.
+    pub fn save(&self, archive: &mut Archive, drain: Duration) -> Result<Stopped, Error> {
+        let mut stopped = Stopped {
+            lent: Vec::new(),
+            port: self.clone(),
+        };
+        let slices = Arc::clone(&self.attach.slices);
+        let (mut saved, mut stay) = (Vec::new(), Vec::new());
+        // Those that cannot be saved, so that they are not lent again.
+        let mut failed = Vec::new();
+        // One that is being opened may be open by the next look.
+        loop {
+            let lent = self.desk.lend(None).unwrap_or_default();
+            if lent.is_empty() {
+                break;
+            }
+            for lent in lent {
+                match self.save_one(&lent, archive, drain) {
+                    Ok(one) => {
+                        stopped.lent.push(lent);
+                        saved.push(one?);
+                    }
+                    Err(why) => {
+                        stay.push(format!("{}: {}", named(lent.slice as u32), Chain(&why)));
+                        failed.push(lent);
+                    }
+                }
+            }
+        }
+        for slice in 0..slices.count() {
+            let state = slices.get(slice as usize);
+            if state == State::Free || saved.iter().any(|one| one.slice == slice) {
+                continue;
+            }
+            if state == State::Open {
+                if !stay
+                    .iter()
+                    .any(|why: &String| why.starts_with(&named(slice)))
+                {
+                    stay.push(format!("{} is being moved", named(slice)));
+                }
+                continue;
+            }
+            let window = self.window(slice as usize, archive)?;
+            saved.push(self.described(slice as usize, state, window, None));
+        }
+        if !stay.is_empty() {
+            return Err(Error::Stays(stay));
+        }
+        archive.file().sync_all()?;
+        *self.saved() = Some(saved);
+        Ok(stopped)
+    }
+
+    /// Saves one application, which stands still from then on. With the outer error it goes on.
+    fn save_one(
+        &self,
+        lent: &Lent,
+        archive: &mut Archive,
+        drain: Duration,
+    ) -> Result<io::Result<SavedSlice>, NotMoved> {
+        let gone = |source| NotMoved::Gone { who: OLD, source };
+        let none = || gone(io::ErrorKind::NotConnected.into());
+        let channel = lent.stream().ok_or_else(none)?;
+        socket::set_blocking(channel, true).map_err(gone)?;
+        let worker = Peer { channel, who: OLD };
+        let image = stopped(&worker, drain, Ok).inspect_err(|_| {
+            let _ = socket::set_blocking(channel, false);
+        })?;
+        Ok(archive.add(&image).and_then(|image| {
+            let window = self.window(lent.slice, archive)?;
+            Ok(self.described(lent.slice, State::Open, window, Some(image)))
+        }))
+    }
+
+    fn described(
+        &self,
+        slice: usize,
+        state: State,
+        window: Piece,
+        image: Option<Piece>,
+    ) -> SavedSlice {
+        SavedSlice {
+            slice: slice as u32,
+            state: state as u32,
+            owner: self.attach.slices.owner_number(slice),
+            window,
+            image,
+        }
+    }
+
+    fn window(&self, slice: usize, archive: &mut Archive) -> io::Result<Piece> {
+        let file = self
+            .attach
+            .window
+            .with_file(slice, |file| file.try_clone_to_owned());
+        let file = file.ok_or(io::ErrorKind::NotFound)??;
+        archive.add(&File::from(file))
+    }
+}
+
+fn named(slice: u32) -> String {
+    format!("the application of slice {slice}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(length: u64) -> File {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(length).unwrap();
+        file
+    }
+
+    #[test]
+    fn what_is_in_an_archive_is_read_again_and_holes_stay_holes() {
+        let mut archive = Archive::new(file(0));
+        let one = file(1 << 30);
+        one.write_all_at(b"one", (1 << 29) + 5).unwrap();
+        one.write_all_at(b"end", (1 << 30) - 3).unwrap();
+        let other = file(0);
+        other.write_all_at(b"other", 0).unwrap();
+        let pieces = [archive.add(&one).unwrap(), archive.add(&other).unwrap()];
+        let read = file(1 << 30);
+        pieces[0].read(archive.file(), &read).unwrap();
+        let mut bytes = [0; 3];
+        read.read_exact_at(&mut bytes, (1 << 29) + 5).unwrap();
+        assert_eq!(&bytes, b"one");
+        read.read_exact_at(&mut bytes, (1 << 30) - 3).unwrap();
+        assert_eq!(&bytes, b"end");
+        let read = file(5);
+        pieces[1].read(archive.file(), &read).unwrap();
+        let mut bytes = [0; 5];
+        read.read_exact_at(&mut bytes, 0).unwrap();
+        assert_eq!(&bytes, b"other");
+        let blocks = std::os::unix::fs::MetadataExt::blocks(&archive.file().metadata().unwrap());
+        assert!(blocks < 1 << 12, "{blocks}");
+    }
+
+    #[test]
+    fn a_damaged_archive_and_pieces_that_are_not_in_it_are_refused() {
+        let mut archive = Archive::new(file(0));
+        let one = file(200 << 10);
+        one.write_all_at(b"one", 100 << 10).unwrap();
+        let piece = archive.add(&one).unwrap();
+        for wrong in [
+            Piece { at: 4096, ..piece },
+            Piece {
+                at: u64::MAX,
+                ..piece
+            },
+            Piece {
+                length: u64::MAX,
+                ..piece
+            },
+            Piece {
+                length: piece.length - 1,
+                ..piece
+            },
+            Piece {
+                crc32: !piece.crc32,
+                ..piece
+            },
+        ] {
+            assert!(
+                wrong.read(archive.file(), &file(200 << 10)).is_err(),
+                "{wrong:?}"
+            );
+        }
+        archive.file().write_all_at(b"x", 3).unwrap();
+        assert!(piece.read(archive.file(), &file(200 << 10)).is_err());
+    }
+}

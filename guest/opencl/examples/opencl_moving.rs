@@ -1,0 +1,92 @@
+//! Computes round after round until a file is there whose path is the argument, and compares each with
+//! what it computes itself: says how many rounds there have been, and at last that all were right.
+//!
+//! What goes on from round to round is in a buffer of the device's, in one that is in the window, and in
+//! a kernel's argument: whoever serves it must have all three.
+
+use std::{
+    env,
+    io::{Write, stdout},
+    path::Path,
+    ptr::{null, null_mut},
+};
+
+use device::{Device, check, cl};
+use gantry_remoting::apis::opencl::codes;
+
+mod device;
+
+const ITEMS: usize = 4096;
+const SOURCE: &std::ffi::CStr = c"kernel void step(global uint* a, global uint* b, uint key) {
+    size_t i = get_global_id(0);
+    a[i] = a[i] * 1664525u + b[i] + key;
+    b[i] ^= a[i] >> 3;
+}";
+/// It is told of each so many rounds.
+const TOLD: u32 = 10;
+
+fn main() -> Result<(), String> {
+    let stop = env::args().nth(1).ok_or("name a file that ends it")?;
+    let device = Device::open(None)?;
+    let [kernel] = device.kernels(SOURCE, [c"step"])?;
+    let size = ITEMS * size_of::<u32>();
+    let zero = 0u32;
+    let mut buffers = [0, codes::MEM_ALLOC_HOST_PTR].into_iter().map(|place| {
+        let flags = codes::MEM_READ_WRITE | place;
+        let buffer = device.buffer(flags, size, null_mut())?;
+        let pattern = (&raw const zero).cast();
+        let (queue, none, event) = (device.queue, null(), null_mut());
+        let filled = cl!(
+            device.api,
+            clEnqueueFillBuffer(queue, buffer, pattern, 4, 0, size, 0, none, event)
+        );
+        check(filled, "filling a buffer").map(|()| buffer)
+    });
+    let mut next = || buffers.next().ok_or("no buffer")?.map_err(String::from);
+    let buffers = [next()?, next()?];
+    for (index, buffer) in (0..).zip(buffers) {
+        device.set(kernel, index, buffer)?;
+    }
+    device.set(kernel, 2, 1u32)?;
+    let (mut a, mut b) = (vec![0u32; ITEMS], vec![0u32; ITEMS]);
+    let mut seen = vec![0u32; ITEMS];
+    let mut round = 0u32;
+    while !Path::new(&stop).exists() {
+        round += 1;
+        // Not in each round: the argument is to survive, too.
+        let key = round / 8 + 1;
+        if round.is_multiple_of(8) {
+            device.set(kernel, 2, key)?;
+        }
+        check(
+            device.enqueue(device.queue, kernel, ITEMS, null_mut()),
+            "running a kernel",
+        )?;
+        for (a, b) in a.iter_mut().zip(&mut b) {
+            *a = a.wrapping_mul(1_664_525).wrapping_add(*b).wrapping_add(key);
+            *b ^= *a >> 3;
+        }
+        for (buffer, expected) in buffers.into_iter().zip([&a, &b]) {
+            let (to, none, event) = (seen.as_mut_ptr().cast(), null(), null_mut());
+            let read = cl!(
+                device.api,
+                clEnqueueReadBuffer(device.queue, buffer, 1, 0, size, to, 0, none, event)
+            );
+            check(read, "reading a buffer")?;
+            if seen != *expected {
+                return Err(format!("round {round} is wrong"));
+            }
+        }
+        if round.is_multiple_of(TOLD) {
+            tell(&format!("round {round}"))?;
+        }
+    }
+    tell(&format!("all {round} rounds were right"))
+}
+
+fn tell(text: &str) -> Result<(), String> {
+    let mut out = stdout().lock();
+    writeln!(out, "{text}")
+        .and_then(|()| out.flush())
+        .map_err(|error| error.to_string())
+}

@@ -1,0 +1,123 @@
+//! Accelerators whose applications go on with other workers while the guest runs.
+//!
+//! A move has a thread of its own, which tells the control thread what became of it; whoever has asked
+//! waits for the answer until then, and other requests are served meanwhile.
+
+use std::time::Duration;
+
+use devices::accel::{
+    Pool,
+    moving::{Move, Moved},
+};
+
+use super::{Control, life::Life};
+use crate::{
+    api::{ApiError, MovedAccel, Reply, Request, Response, Status, VmMoveAccel},
+    config::{AccelConfig, AccelVia, HasCommonConfig, RingConfig, VmConfig},
+    machine::{events::MachineEvent, kinds::Handle},
+};
+
+impl Control {
+    /// `vm.move-accel`: answers when all that is to move has moved, or stays.
+    pub(super) fn move_accel(&mut self, request: VmMoveAccel, reply: Reply) {
+        let id = request.id.clone();
+        match self.start_move(request) {
+            Ok(()) => drop(self.moves.insert(id, reply)),
+            Err(error) => reply.send(Err(error)),
+        }
+    }
+
+    fn start_move(&mut self, request: VmMoveAccel) -> Result<(), ApiError> {
+        self.refuse_if_frozen(&Request::VmMoveAccel(request.clone()))?;
+        let id = request.id;
+        if self.moves.contains_key(&id) {
+            let message = format!("applications of {id:?} are being moved already");
+            return Err(ApiError::message(Status::Conflict, message));
+        }
+        let Life::Live {
+            machine, config, ..
+        } = &mut self.life
+        else {
+            return Err(self.not_live());
+        };
+        let Some(plugged) = machine.devices().get(&id) else {
+            let message = format!("there is no device {id:?}");
+            return Err(ApiError::message(Status::NotFound, message));
+        };
+        let (Handle::Accel(port), Some(ring)) = (&plugged.handle, ring(config, &id)) else {
+            let message =
+                format!("{id:?} is no accelerator that is served by a pool of worker processes");
+            return Err(ApiError::message(Status::BadRequest, message));
+        };
+        if let Some(slice) = request.slice.filter(|slice| *slice >= ring.slices) {
+            let message = format!("{id:?} has no slice {slice}, but {}", ring.slices);
+            return Err(ApiError::message(Status::BadRequest, message));
+        }
+        let now = port.pool();
+        let asked = Move {
+            slice: request.slice,
+            to: Pool {
+                socket: request.socket.unwrap_or(now.socket),
+                device: request.device.unwrap_or(now.device),
+            },
+            drain: Duration::from_millis(request.drain_ms),
+        };
+        let sender = self.sender.clone();
+        let told = move |moved| sender.send(MachineEvent::AccelMoved { id, moved });
+        port.start(asked, told).map_err(|error| {
+            ApiError::internal(&error).context("cannot start a thread that moves applications")
+        })
+    }
+
+    /// The end of a move.
+    pub(super) fn accel_moved(&mut self, id: &str, moved: Moved) {
+        let Moved {
+            asked,
+            slices,
+            reasons,
+        } = moved;
+        let stays = slices.is_empty() && !reasons.is_empty();
+        if asked.slice.is_none()
+            && !stays
+            && let Life::Live { config, .. } = &mut self.life
+            && let Some(ring) = ring(config, id)
+        {
+            ring.socket.clone_from(&asked.to.socket);
+            ring.device = Some(asked.to.device.clone()).filter(|device| !device.is_empty());
+        }
+        let socket = asked.to.socket.display().to_string();
+        for slice in &slices {
+            log::info!("the application of slice {slice} of {id:?} is served by {socket} now");
+            let slice = slice.to_string();
+            let properties = [("id", id), ("slice", &slice), ("socket", &socket)];
+            self.monitor.emit("vm", "accel-moved", &properties);
+        }
+        for reason in &reasons {
+            log::warn!("{id:?}: {reason}");
+        }
+        let Some(reply) = self.moves.remove(id) else {
+            return;
+        };
+        reply.send(match reasons.is_empty() {
+            true => Ok(Response::MovedAccel(MovedAccel { slices })),
+            false => {
+                let moved = match slices.len() {
+                    0 => "no application has moved".to_owned(),
+                    count => format!("{count} of the applications have moved"),
+                };
+                let message = format!("{moved}: {}", reasons.join("; "));
+                Err(ApiError::message(Status::Internal, message))
+            }
+        });
+    }
+}
+
+/// The pool's part of the configuration of an accelerator.
+pub(super) fn ring<'a>(config: &'a mut VmConfig, id: &str) -> Option<&'a mut RingConfig> {
+    let mut accels = config.accels.iter_mut().flatten();
+    let named = |accel: &&mut AccelConfig| accel.common().id.as_deref() == Some(id);
+    match &mut accels.find(named)?.via {
+        AccelVia::Ring(ring) => Some(ring),
+        AccelVia::Gate(_) => None,
+    }
+}
