@@ -1,6 +1,13 @@
 //! How calls are carried to the worker, and what becomes of them.
 
-use std::{cell::RefCell, collections::HashSet, sync::Mutex};
+use std::{
+    cell::Cell,
+    collections::HashSet,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use cuda_definition::cublas::types::cublasStatus_t;
 use gantry_remoting::apis::cuda::{
@@ -25,12 +32,25 @@ static LEARNED: Learned = Learned::new();
 
 thread_local! {
     /// Parameters of the call that is being made.
-    static ARGUMENTS: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    static ARGUMENTS: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
+/// The host's library is not there: says so once.
+fn missing() {
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    if !TOLD.swap(true, Ordering::Relaxed) {
+        eprintln!(
+            "gantry: the host has no cuBLAS for its guests (gantry-accel serve --cuda-libraries)"
+        );
+    }
 }
 
 /// A status for the caller.
 pub fn status(outcome: Outcome) -> cublasStatus_t {
     use cublasStatus_t as S;
+    if outcome == Err(codes::NOT_FOUND) {
+        missing();
+    }
     match outcome {
         Ok(()) => S::CUBLAS_STATUS_SUCCESS,
         Err(code) if code > STATUS => cublasStatus_t((code - STATUS).cast_unsigned()),
@@ -137,12 +157,15 @@ pub fn ask(library: Library, function: u16, arguments: &[u8], answer: &mut [u8])
     }
 }
 
-/// Uses this thread's buffer for parameters, which is empty.
+/// Uses this thread's buffer for parameters, which is empty. A thread that ends has none any more: programs
+/// may make calls then.
 pub fn with_arguments<T>(call: impl FnOnce(&mut Vec<u8>) -> T) -> T {
-    ARGUMENTS.with_borrow_mut(|arguments| {
-        arguments.clear();
-        call(arguments)
-    })
+    let mut arguments = ARGUMENTS.try_with(Cell::take).unwrap_or_default();
+    arguments.clear();
+    let result = call(&mut arguments);
+    // Where it cannot be kept it goes.
+    let _ = ARGUMENTS.try_with(|place| place.set(arguments));
+    result
 }
 
 /// A function whose parameters travel by the definition.
@@ -192,6 +215,29 @@ pub unsafe fn blas(function: u16, words: &[u64], typed: usize) -> cublasStatus_t
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn calls_may_be_made_while_a_thread_ends() {
+        use std::sync::atomic::AtomicUsize;
+        static LENGTH: AtomicUsize = AtomicUsize::new(0);
+        struct Late;
+        impl Drop for Late {
+            fn drop(&mut self) {
+                with_arguments(|arguments| {
+                    arguments.push(7);
+                    LENGTH.store(arguments.len(), Ordering::Relaxed);
+                });
+            }
+        }
+        thread_local!(static LATE: Late = const { Late });
+        let thread = std::thread::spawn(|| {
+            LATE.with(|_| {});
+            // What was first used last goes first.
+            with_arguments(|arguments| arguments.extend([1, 2]));
+        });
+        thread.join().expect("it ends");
+        assert_eq!(LENGTH.load(Ordering::Relaxed), 1);
+    }
 
     #[test]
     fn statuses_are_the_library_s_own_or_what_the_driver_means() {
