@@ -202,6 +202,32 @@ enum Handle {
     Server(TcpListener),
 }
 
+impl Handle {
+    /// The descriptor of a file.
+    fn file(&self) -> Option<i32> {
+        match self {
+            Self::File(file) => Some(file.as_raw_fd()),
+            _ => None,
+        }
+    }
+
+    /// The descriptor of a socket.
+    fn socket(&self) -> Option<i32> {
+        match self {
+            Self::Socket(socket) => Some(socket.as_raw_fd()),
+            _ => None,
+        }
+    }
+
+    /// The descriptor of a socket that takes connections.
+    fn server(&self) -> Option<i32> {
+        match self {
+            Self::Server(server) => Some(server.as_raw_fd()),
+            _ => None,
+        }
+    }
+}
+
 /// What becomes of the kernel's result.
 #[derive(Debug)]
 enum Kind {
@@ -501,18 +527,6 @@ impl Server {
         tag: u32,
         call: Call,
     ) -> Result<Option<i64>, i32> {
-        let file = |handle: &Handle| match handle {
-            Handle::File(file) => Some(file.as_raw_fd()),
-            _ => None,
-        };
-        let socket = |handle: &Handle| match handle {
-            Handle::Socket(socket) => Some(socket.as_raw_fd()),
-            _ => None,
-        };
-        let server = |handle: &Handle| match handle {
-            Handle::Server(server) => Some(server.as_raw_fd()),
-            _ => None,
-        };
         let mut operation = Operation {
             area,
             block,
@@ -523,71 +537,32 @@ impl Server {
             _address: None,
         };
         let entry = match call {
-            Call::Open(data, how) => {
-                let path = self.path(area, block, data)?;
-                let (flags, mode) = match how {
-                    How::ReadOnly => (libc::O_RDONLY, 0),
-                    How::ReadWrite => (libc::O_RDWR | libc::O_CREAT, 0o644),
-                    How::Create => (libc::O_RDWR | libc::O_CREAT | libc::O_TRUNC, 0o644),
-                };
-                let resolve = match self.folder {
-                    Some(_) => libc::RESOLVE_BENEATH | libc::RESOLVE_NO_MAGICLINKS,
-                    None => 0,
-                };
-                let folder = self
-                    .folder
-                    .as_ref()
-                    .map_or(libc::AT_FDCWD, AsRawFd::as_raw_fd);
-                let flags = (flags | libc::O_CLOEXEC) as u64;
-                let how = types::OpenHow::new()
-                    .flags(flags)
-                    .mode(mode)
-                    .resolve(resolve);
-                let how = Box::new(how);
-                let open = opcode::OpenAt2::new(types::Fd(folder), path.as_ptr(), &raw const *how);
-                operation.kind = Kind::File;
-                operation._path = Some(path);
-                operation._how = Some(how);
-                open.build()
-            }
+            Call::Open(data, how) => self.open(&mut operation, data, how)?,
             Call::Stat(name) => {
-                let file = self.descriptor(name, file)?;
-                // SAFETY: all zeroes are a stat.
-                let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-                // SAFETY: the descriptor is open, and the result is ours.
-                return match unsafe { libc::fstat(file, &mut stat) } {
-                    0 => Ok(Some(stat.st_size)),
-                    _ => Err(last_error()),
-                };
+                return size_of_file(self.descriptor(name, Handle::file)?).map(Some);
             }
             Call::Truncate(name, bytes) => {
-                let file = self.descriptor(name, file)?;
-                let bytes = i64::try_from(bytes).map_err(|_| libc::EINVAL)?;
-                // SAFETY: the descriptor is open.
-                return match unsafe { libc::ftruncate(file, bytes) } {
-                    0 => Ok(Some(0)),
-                    _ => Err(last_error()),
-                };
+                return truncate(self.descriptor(name, Handle::file)?, bytes).map(Some);
             }
             Call::Close(name) => {
-                self.descriptor(name, file)?;
+                self.descriptor(name, Handle::file)?;
                 return self.close(name);
             }
             Call::HangUp(name) => {
-                let socket = self.descriptor(name, socket)?;
+                let socket = self.descriptor(name, Handle::socket)?;
                 // Who waits for it is woken.
                 // SAFETY: the descriptor is open.
                 unsafe { libc::shutdown(socket, libc::SHUT_RDWR) };
                 return self.close(name);
             }
             Call::Unbind(name) => {
-                let server = self.descriptor(name, server)?;
+                let server = self.descriptor(name, Handle::server)?;
                 // SAFETY: the descriptor is open.
                 unsafe { libc::shutdown(server, libc::SHUT_RDWR) };
                 return self.close(name);
             }
             Call::Read(name, offset, data) => {
-                let file = types::Fd(self.descriptor(name, file)?);
+                let file = types::Fd(self.descriptor(name, Handle::file)?);
                 let (at, buffer) = self.page(area, block, data)?;
                 match buffer {
                     Some(buffer) => opcode::ReadFixed::new(file, at, data.length, buffer)
@@ -599,7 +574,7 @@ impl Server {
                 }
             }
             Call::Write(name, offset, data) => {
-                let file = types::Fd(self.descriptor(name, file)?);
+                let file = types::Fd(self.descriptor(name, Handle::file)?);
                 let (at, buffer) = self.page(area, block, data)?;
                 match buffer {
                     Some(buffer) => opcode::WriteFixed::new(file, at, data.length, buffer)
@@ -611,12 +586,12 @@ impl Server {
                 }
             }
             Call::Receive(name, data) => {
-                let socket = types::Fd(self.descriptor(name, socket)?);
+                let socket = types::Fd(self.descriptor(name, Handle::socket)?);
                 let (at, _) = self.page(area, block, data)?;
                 opcode::Recv::new(socket, at, data.length).build()
             }
             Call::Send(name, data) => {
-                let socket = types::Fd(self.descriptor(name, socket)?);
+                let socket = types::Fd(self.descriptor(name, Handle::socket)?);
                 let (at, _) = self.page(area, block, data)?;
                 let send = opcode::Send::new(socket, at, data.length);
                 send.flags(libc::MSG_NOSIGNAL).build()
@@ -627,37 +602,13 @@ impl Server {
                 return self.name(Handle::Server(server)).map(Some);
             }
             Call::Accept(name) => {
-                let server = types::Fd(self.descriptor(name, server)?);
+                let server = types::Fd(self.descriptor(name, Handle::server)?);
                 operation.kind = Kind::Socket;
                 opcode::Accept::new(server, std::ptr::null_mut(), std::ptr::null_mut())
                     .flags(libc::SOCK_CLOEXEC)
                     .build()
             }
-            Call::Connect(address, port) => {
-                // SAFETY: a new socket.
-                let socket = unsafe {
-                    libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0)
-                };
-                if socket < 0 {
-                    return Err(last_error());
-                }
-                // SAFETY: it was just made, and nobody else has it.
-                let socket = unsafe { OwnedFd::from_raw_fd(socket) };
-                let to = Box::new(libc::sockaddr_in {
-                    sin_family: libc::AF_INET as u16,
-                    sin_port: port.to_be(),
-                    sin_addr: libc::in_addr {
-                        s_addr: address.to_be(),
-                    },
-                    sin_zero: [0; 8],
-                });
-                let length = size_of::<libc::sockaddr_in>() as u32;
-                let descriptor = types::Fd(socket.as_raw_fd());
-                let connect = opcode::Connect::new(descriptor, (&raw const *to).cast(), length);
-                operation.kind = Kind::Connected(socket);
-                operation._address = Some(to);
-                connect.build()
-            }
+            Call::Connect(address, port) => connect(&mut operation, address, port)?,
         };
         let number = self.free.pop().ok_or(libc::EAGAIN)?;
         self.operations[number] = Some(operation);
@@ -666,6 +617,35 @@ impl Server {
         }
         self.push(&entry.user_data(number as u64));
         Ok(None)
+    }
+
+    /// Opens a file, whose path is `data`.
+    fn open(&self, operation: &mut Operation, data: Data, how: How) -> Result<squeue::Entry, i32> {
+        let path = self.path(operation.area, operation.block, data)?;
+        let (flags, mode) = match how {
+            How::ReadOnly => (libc::O_RDONLY, 0),
+            How::ReadWrite => (libc::O_RDWR | libc::O_CREAT, 0o644),
+            How::Create => (libc::O_RDWR | libc::O_CREAT | libc::O_TRUNC, 0o644),
+        };
+        let resolve = match self.folder {
+            Some(_) => libc::RESOLVE_BENEATH | libc::RESOLVE_NO_MAGICLINKS,
+            None => 0,
+        };
+        let folder = self
+            .folder
+            .as_ref()
+            .map_or(libc::AT_FDCWD, AsRawFd::as_raw_fd);
+        let flags = (flags | libc::O_CLOEXEC) as u64;
+        let how = types::OpenHow::new()
+            .flags(flags)
+            .mode(mode)
+            .resolve(resolve);
+        let how = Box::new(how);
+        let open = opcode::OpenAt2::new(types::Fd(folder), path.as_ptr(), &raw const *how);
+        operation.kind = Kind::File;
+        operation._path = Some(path);
+        operation._how = Some(how);
+        Ok(open.build())
     }
 
     /// Where data of a block is, and its buffer if that is registered.
@@ -789,4 +769,50 @@ fn last_error() -> i32 {
 
 fn code(error: &io::Error) -> i32 {
     error.raw_os_error().unwrap_or(libc::EIO)
+}
+
+/// Bytes of an open file.
+fn size_of_file(file: i32) -> Result<i64, i32> {
+    // SAFETY: all zeroes are a stat.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: the descriptor is open, and the result is ours.
+    match unsafe { libc::fstat(file, &mut stat) } {
+        0 => Ok(stat.st_size),
+        _ => Err(last_error()),
+    }
+}
+
+/// Cuts an open file, or makes it longer.
+fn truncate(file: i32, bytes: u64) -> Result<i64, i32> {
+    let bytes = i64::try_from(bytes).map_err(|_| libc::EINVAL)?;
+    // SAFETY: the descriptor is open.
+    match unsafe { libc::ftruncate(file, bytes) } {
+        0 => Ok(0),
+        _ => Err(last_error()),
+    }
+}
+
+/// Connects a new socket.
+fn connect(operation: &mut Operation, address: u32, port: u16) -> Result<squeue::Entry, i32> {
+    // SAFETY: a new socket.
+    let socket = unsafe { libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
+    if socket < 0 {
+        return Err(last_error());
+    }
+    // SAFETY: it was just made, and nobody else has it.
+    let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+    let to = Box::new(libc::sockaddr_in {
+        sin_family: libc::AF_INET as u16,
+        sin_port: port.to_be(),
+        sin_addr: libc::in_addr {
+            s_addr: address.to_be(),
+        },
+        sin_zero: [0; 8],
+    });
+    let length = size_of::<libc::sockaddr_in>() as u32;
+    let descriptor = types::Fd(socket.as_raw_fd());
+    let connect = opcode::Connect::new(descriptor, (&raw const *to).cast(), length);
+    operation.kind = Kind::Connected(socket);
+    operation._address = Some(to);
+    Ok(connect.build())
 }

@@ -169,50 +169,8 @@ pub(super) fn start(
             None
         }
     };
-    if let Some(name) = &options.name {
-        command.args(["--name", name]);
-    }
-    if let Some(protocol) = listener.protocol {
-        stream::pass_on(
-            &mut command,
-            protocol,
-            listener.keeper.as_ref(),
-            &options.stream,
-        );
-    }
-    for path in &options.readable {
-        command.arg("--readable").arg(path);
-    }
-    if let Some(folder) = &options.cuda_libraries {
-        command.arg("--cuda-libraries").arg(folder);
-    }
-    if let Some(folder) = &options.compiled {
-        command.arg("--compiled").arg(folder);
-    }
-    if let Some(without) = &options.without {
-        command.arg("--without").arg(without.to_string());
-    }
-    if options.late {
-        command.arg("--late");
-    }
-    if new.standby {
-        command.arg("--standby");
-    }
+    describe(&mut command, listener, options, new.standby, cache);
     command
-        .args(["--weight", &options.weight.to_string()])
-        .args(["--api", options.api.name()])
-        .args(["--library", options.library()])
-        .args(["--window", &options.window.to_string()])
-        .args(["--spin", &options.spin.to_string()])
-        .args(["--memory", &options.memory.to_string()])
-        .args(["--kernel-limit", &options.kernel_limit.to_string()])
-        .args(["--heap", &(options.heap() >> 20).to_string()])
-        .arg("--cache")
-        .arg(cache)
-        .envs(compiled::variables(cache))
-        .env("TMPDIR", cache)
-        // The host's loader must not find this machine's own remoting driver.
-        .env("GANTRY_OPENCL", "off")
         .process_group(0)
         .stdin(Stdio::null())
         .stdout(OwnedFd::from(theirs));
@@ -258,6 +216,55 @@ pub(super) fn start(
         end,
         remains,
     })
+}
+
+/// Says by arguments and environment what a worker is to be.
+fn describe(
+    command: &mut Command,
+    listener: &Listener,
+    options: &Options,
+    standby: bool,
+    cache: &Path,
+) {
+    if let Some(name) = &options.name {
+        command.args(["--name", name]);
+    }
+    if let Some(protocol) = listener.protocol {
+        stream::pass_on(command, protocol, listener.keeper.as_ref(), &options.stream);
+    }
+    for path in &options.readable {
+        command.arg("--readable").arg(path);
+    }
+    if let Some(folder) = &options.cuda_libraries {
+        command.arg("--cuda-libraries").arg(folder);
+    }
+    if let Some(folder) = &options.compiled {
+        command.arg("--compiled").arg(folder);
+    }
+    if let Some(without) = &options.without {
+        command.arg("--without").arg(without.to_string());
+    }
+    if options.late {
+        command.arg("--late");
+    }
+    if standby {
+        command.arg("--standby");
+    }
+    command
+        .args(["--weight", &options.weight.to_string()])
+        .args(["--api", options.api.name()])
+        .args(["--library", options.library()])
+        .args(["--window", &options.window.to_string()])
+        .args(["--spin", &options.spin.to_string()])
+        .args(["--memory", &options.memory.to_string()])
+        .args(["--kernel-limit", &options.kernel_limit.to_string()])
+        .args(["--heap", &(options.heap() >> 20).to_string()])
+        .arg("--cache")
+        .arg(cache)
+        .envs(compiled::variables(cache))
+        .env("TMPDIR", cache)
+        // The host's loader must not find this machine's own remoting driver.
+        .env("GANTRY_OPENCL", "off");
 }
 
 /// A descriptor that is readable when a process has ended, which has not been waited for.
