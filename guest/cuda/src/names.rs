@@ -139,7 +139,8 @@ fn refuse_table() {
     let caller = caller().unwrap_or_else(|| "this program".to_owned());
     let file = caller.rsplit('/').next().unwrap_or_default();
     // They go on without.
-    if file.starts_with("libnvrtc") || file.starts_with("libnvJitLink") {
+    const CONTENT: [&str; 3] = ["libnvrtc", "libnvJitLink", "libnvidia-ml"];
+    if CONTENT.iter().any(|name| file.starts_with(name)) {
         return;
     }
     if TOLD

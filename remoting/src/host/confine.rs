@@ -10,7 +10,7 @@
 //! 6.2 their lengths. A worker that root started has none of root's capabilities. A limit bounds the
 //! memory that it has of its own. All are inherited by what the driver starts.
 //!
-//! The table of calls was made by tracing workers under PoCL 3.1 and NVIDIA's driver 580, and
+//! The table of calls was made by tracing workers under PoCL 3.1 and NVIDIA's driver 580 (OpenCL and CUDA), and
 //! rounded up to what other versions of the C library use for the same purpose. What only one of
 //! them needs:
 //!
