@@ -172,6 +172,39 @@ entry_points! {
         Ok(())
     }
 
+    fn cuStreamBeginCaptureToGraph(
+        hStream: CUstream,
+        hGraph: CUgraph,
+        dependencies: *const CUgraphNode,
+        dependencyData: *const CUgraphEdgeData,
+        numDependencies: usize,
+        mode: CUstreamCaptureMode,
+    ) {
+        let _ = mode;
+        let relaxed = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED.0;
+        forward("cuStreamBeginCaptureToGraph", &[
+            hStream as u64,
+            hGraph as u64,
+            dependencies as u64,
+            dependencyData as u64,
+            numDependencies as u64,
+            relaxed.into(),
+        ])?;
+        CAPTURES.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    // Libraries ask before much of what they do: the worker is asked where something is captured at all.
+    fn cuStreamIsCapturing(hStream: CUstream, captureStatus: *mut CUstreamCaptureStatus) {
+        if CAPTURES.load(Ordering::Relaxed) == 0 {
+            connected()?;
+            context::need()?;
+            handles::valid(Kind::Stream, hStream as u64)?;
+            return put(captureStatus, CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE);
+        }
+        forward("cuStreamIsCapturing", &[hStream as u64, captureStatus as u64])
+    }
+
     fn cuStreamEndCapture(hStream: CUstream, phGraph: *mut CUgraph) {
         forward("cuStreamEndCapture", &[hStream as u64, phGraph as u64])?;
         let _ = CAPTURES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| count.checked_sub(1));

@@ -5,7 +5,7 @@ use std::ptr::{null, null_mut};
 use cuda_definition::{
     cublas::types as blas,
     cublaslt::types as light,
-    driver::types::{CUresult, CUstreamCaptureMode},
+    driver::types::{CUresult, CUstreamCaptureMode, CUstreamCaptureStatus},
 };
 
 use crate::driver::{context, cuda, device, ok, values};
@@ -492,10 +492,18 @@ fn products_are_captured_into_graphs() {
         ))
     };
     let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+    let is_captured = || {
+        let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+        ok!(cuStreamIsCapturing(stream, &mut status));
+        status == CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE
+    };
+    assert!(!is_captured());
     ok!(cuStreamBeginCapture_v2(stream, mode));
+    assert!(is_captured());
     assert_eq!((multiply(), multiply()), (0, 0));
     let (mut graph, mut executable) = (null_mut(), null_mut());
     ok!(cuStreamEndCapture(stream, &mut graph));
+    assert!(!is_captured());
     assert_eq!(values::<f32>(c, 1), [1.0]);
     ok!(cuGraphInstantiateWithFlags(&mut executable, graph, 0));
     for _ in 0..3 {
