@@ -48,7 +48,12 @@ pub struct Kernel {
     threads: i32,
     /// Dynamic shared memory that it may have.
     dynamic: AtomicI32,
+    /// The same as it was last set by this handle and by no other since; [`UNSET`] if it was not.
+    set: AtomicI32,
 }
+
+/// No size of shared memory.
+const UNSET: i32 = i32::MIN;
 
 /// What is known of a function's or kernel's handle.
 pub fn kernel(link: &Link, handle: u64) -> Outcome<Arc<Kernel>> {
@@ -77,6 +82,7 @@ pub fn kernel(link: &Link, handle: u64) -> Outcome<Arc<Kernel>> {
         name: info.name.0,
         threads: info.threads,
         dynamic: AtomicI32::new(SHARED),
+        set: AtomicI32::new(UNSET),
     });
     let kernels = link.state.kernels.write();
     let mut kernels = kernels.unwrap_or_else(PoisonError::into_inner);
@@ -107,6 +113,44 @@ pub fn note_attribute(handle: u64, attribute: CUfunction_attribute, value: c_int
         && let Ok(kernel) = kernel(link, handle)
     {
         kernel.dynamic.store(value, Ordering::Relaxed);
+    }
+}
+
+/// Whether a kernel of a library has an attribute already: programs set it before each launch. Where
+/// there are several devices, each has its own.
+pub fn has_attribute(handle: u64, attribute: CUfunction_attribute, value: c_int) -> bool {
+    attribute == CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        && value != UNSET
+        && connected().is_ok_and(|link| {
+            let devices = link
+                .state
+                .started
+                .get()
+                .map(|started| started.devices.len());
+            let known = || {
+                kernel(link, handle).is_ok_and(|kernel| kernel.set.load(Ordering::Relaxed) == value)
+            };
+            devices == Some(1) && handles::valid(Kind::Kernel, handle).is_ok() && known()
+        })
+}
+
+/// A kernel of a library has been given an attribute by its own handle.
+pub fn has_got_attribute(handle: u64, attribute: CUfunction_attribute, value: c_int) {
+    if attribute == CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        && let Ok(link) = connected()
+        && let Ok(kernel) = kernel(link, handle)
+    {
+        kernel.set.store(value, Ordering::Relaxed);
+    }
+}
+
+/// Some kernel may have been given another one by a function's handle.
+pub fn forget_attributes() {
+    if let Ok(link) = connected() {
+        let kernels = link.state.kernels.read();
+        for kernel in kernels.unwrap_or_else(PoisonError::into_inner).values() {
+            kernel.set.store(UNSET, Ordering::Relaxed);
+        }
     }
 }
 

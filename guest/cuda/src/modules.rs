@@ -462,14 +462,19 @@ entry_points! {
 
     fn cuFuncSetAttribute(hfunc: CUfunction, attrib: CUfunction_attribute, value: c_int) {
         forward("cuFuncSetAttribute", &[hfunc as u64, attrib.0.into(), value.cast_unsigned().into()])?;
+        launch::forget_attributes();
         launch::note_attribute(hfunc as u64, attrib, value);
         Ok(())
     }
 
     fn cuKernelSetAttribute(attrib: CUfunction_attribute, val: c_int, kernel: CUkernel, dev: CUdevice) {
+        if dev == 0 && launch::has_attribute(kernel as u64, attrib, val) {
+            return Ok(());
+        }
         let words = [attrib.0.into(), val.cast_unsigned().into(), kernel as u64, dev.cast_unsigned().into()];
         forward("cuKernelSetAttribute", &words)?;
         launch::note_attribute(kernel as u64, attrib, val);
+        launch::has_got_attribute(kernel as u64, attrib, val);
         Ok(())
     }
 }

@@ -197,3 +197,37 @@ fn wrong_handles_are_errors() {
     );
     assert_eq!(result, CUresult::CUDA_ERROR_INVALID_HANDLE);
 }
+
+#[test]
+fn attributes_of_kernels_are_those_that_were_set_last_by_whichever_handle() {
+    let _context = context();
+    let ptx = CString::new(ORDER).expect("PTX has no zero byte");
+    let (mut library, mut kernel, mut function) = (null_mut(), null_mut(), null_mut());
+    ok!(cuLibraryLoadData(
+        &mut library,
+        ptx.as_ptr().cast(),
+        null_mut(),
+        null_mut(),
+        0,
+        null_mut(),
+        null_mut(),
+        0
+    ));
+    ok!(cuLibraryGetKernel(&mut kernel, library, c"twice".as_ptr()));
+    ok!(cuKernelGetFunction(&mut function, kernel));
+    let shared = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    let is = |expected: i32| {
+        let mut value = 0;
+        ok!(cuKernelGetAttribute(&mut value, shared, kernel, 0));
+        assert_eq!(value, expected);
+    };
+    for size in [64 << 10, 64 << 10, 50 << 10, 64 << 10] {
+        ok!(cuKernelSetAttribute(shared, size, kernel, 0));
+        is(size);
+    }
+    ok!(cuFuncSetAttribute(function, shared, 52 << 10));
+    is(52 << 10);
+    ok!(cuKernelSetAttribute(shared, 64 << 10, kernel, 0));
+    is(64 << 10);
+    ok!(cuLibraryUnload(library));
+}
