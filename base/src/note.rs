@@ -23,7 +23,25 @@ macro_rules! note {
 
 /// See [`note!`](crate::note!).
 pub fn line(text: fmt::Arguments<'_>) {
+    let text = printable(text.to_string());
     let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
+}
+
+/// Text without characters that a terminal obeys, or that would begin a line that nobody wrote:
+/// what strangers have sent is in messages. They are shown as in a program's source.
+pub fn printable(text: String) -> String {
+    if !text.chars().any(char::is_control) {
+        return text;
+    }
+    let mut shown = String::with_capacity(text.len() + 16);
+    for character in text.chars() {
+        if character.is_control() {
+            shown.extend(character.escape_default());
+        } else {
+            shown.push(character);
+        }
+    }
+    shown
 }
 
 /// Writes an error, after the name of the program that it ends, and a line for each of its causes.
@@ -69,6 +87,16 @@ impl Seldom {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn text_of_strangers_gives_a_terminal_no_orders() {
+        let said = printable("pool \u{1b}[2Jgone\ngantry: all is well\t\u{9b}31m é".to_owned());
+        assert_eq!(
+            said,
+            "pool \\u{1b}[2Jgone\\ngantry: all is well\\t\\u{9b}31m é"
+        );
+        assert_eq!(printable("plain".to_owned()), "plain");
+    }
 
     #[test]
     fn what_was_not_said_is_counted() {

@@ -74,6 +74,17 @@ pub fn set_blocking(stream: &UnixStream, blocking: bool) -> io::Result<()> {
     Ok(())
 }
 
+/// Whether a process has the socket of connections at a path: an error says why not. Nobody is
+/// connected with it.
+pub fn is_served(path: &Path) -> io::Result<()> {
+    // One of the wrong type is refused by a dead socket, and is nobody's client in a live one.
+    match UnixDatagram::unbound()?.connect(path) {
+        Err(error) if error.raw_os_error() == Some(libc::EPROTOTYPE) => Ok(()),
+        Err(error) => Err(error),
+        Ok(()) => Err(io::Error::other("it takes messages, not connections")),
+    }
+}
+
 /// Listens at a path, whose folder is made if it is not there. A socket that nobody listens on is left
 /// from a process that was killed, and is replaced; whatever else is there stays, and is an error.
 pub fn listen(path: &Path) -> io::Result<UnixListener> {
@@ -81,12 +92,10 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
         fs::create_dir_all(folder)?;
     }
     let is_socket = fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
-    if is_socket {
-        // One of the wrong type is refused by a dead socket, and is nobody's client in a live one.
-        let tried = UnixDatagram::unbound()?.connect(path);
-        if tried.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
-            fs::remove_file(path)?;
-        }
+    if is_socket
+        && is_served(path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+    {
+        fs::remove_file(path)?;
     }
     UnixListener::bind(path)
 }

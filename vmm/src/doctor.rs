@@ -104,7 +104,14 @@ impl Host {
             self.vfio(),
             self.iommufd(),
             self.locked_memory(),
+            self.userfaultfd(),
+            self.landlock(),
             self.gpu_driver(),
+            self.opencl(),
+            self.cuda(),
+            self.pool(),
+            self.arbiter(),
+            self.control_groups(),
             self.gate(),
         ];
         findings.extend(self.accelerators());
@@ -223,6 +230,142 @@ impl Host {
         }
     }
 
+    /// For guests whose memory comes as they touch it: lazy restores.
+    fn userfaultfd(&self) -> Finding {
+        const FILE: &str = "/dev/userfaultfd";
+        const SETTING: &str = "/proc/sys/vm/unprivileged_userfaultfd";
+        let subject = "userfaultfd";
+        if self.memlock.is_none() || self.read(SETTING).as_deref() == Some("1") {
+            return finding(subject, Verdict::Ready, "can be used", "");
+        }
+        if self.opens(FILE) {
+            return finding(subject, Verdict::Ready, format!("{FILE} can be used"), "");
+        }
+        let cure = "only for --restore memory_restore_mode=ondemand: sysctl \
+                    vm.unprivileged_userfaultfd=1, or give the user /dev/userfaultfd (chown)";
+        finding(subject, Verdict::Optional, "this user may not use it", cure)
+    }
+
+    /// What confines a VMM to its files, and an accelerator's workers.
+    fn landlock(&self) -> Finding {
+        let subject = "Landlock";
+        let modules = self.read("/sys/kernel/security/lsm").unwrap_or_default();
+        if modules.split(',').any(|name| name == "landlock") {
+            return finding(subject, Verdict::Ready, "the kernel has it", "");
+        }
+        let cure = "for --landlock, and for workers that read and write nothing of others: boot a \
+                    kernel that has it, with lsm=landlock,... (mount -t securityfs none \
+                    /sys/kernel/security shows what there is)";
+        finding(subject, Verdict::Optional, "not found", cure)
+    }
+
+    /// The first folder of the dynamic loader's that has a library.
+    fn library(&self, name: &str) -> Option<PathBuf> {
+        const FOLDERS: [&str; 6] = [
+            "/usr/lib/x86_64-linux-gnu",
+            "/usr/lib64",
+            "/lib/x86_64-linux-gnu",
+            "/lib64",
+            "/usr/lib",
+            "/usr/local/lib",
+        ];
+        let paths = FOLDERS.map(|folder| self.path(folder).join(name));
+        paths.into_iter().find(|path| path.exists())
+    }
+
+    fn opencl(&self) -> Finding {
+        const VENDORS: &str = "/etc/OpenCL/vendors";
+        let subject = "OpenCL";
+        let mut drivers: Vec<_> = fs::read_dir(self.path(VENDORS))
+            .into_iter()
+            .flatten()
+            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+            .filter(|name| name.ends_with(".icd"))
+            .collect();
+        drivers.sort();
+        if self.library("libOpenCL.so.1").is_none() {
+            let cure =
+                "for gantry-accel serve: install the loader (ocl-icd-libopencl1) and a driver";
+            let state = "there is no libOpenCL.so.1";
+            return finding(subject, Verdict::Optional, state, cure);
+        }
+        if drivers.is_empty() {
+            let cure =
+                "for gantry-accel serve: install a driver (pocl-opencl-icd, or the vendor's)";
+            let state = format!("the loader is there, but no driver in {VENDORS}");
+            return finding(subject, Verdict::Optional, state, cure);
+        }
+        let state = format!("the loader, and {}", drivers.join(", "));
+        finding(subject, Verdict::Ready, state, "")
+    }
+
+    fn cuda(&self) -> Finding {
+        let subject = "CUDA";
+        match self.library("libcuda.so.1") {
+            Some(_) => finding(subject, Verdict::Ready, "libcuda.so.1 is there", ""),
+            None => {
+                let cure = "only for gantry-accel serve --api cuda: install NVIDIA's driver";
+                finding(subject, Verdict::Optional, "there is no libcuda.so.1", cure)
+            }
+        }
+    }
+
+    /// Whether somebody listens at the socket of a unit of this package.
+    fn service(&self, subject: &str, sockets: &[&str], cure: &str) -> Finding {
+        let path = |socket: &str| self.path(socket);
+        let served = sockets
+            .iter()
+            .filter(|socket| base::socket::is_served(&path(socket)).is_ok());
+        let served: Vec<_> = served.copied().collect();
+        if !served.is_empty() {
+            let state = format!("listens on {}", served.join(", "));
+            return finding(subject, Verdict::Ready, state, "");
+        }
+        let left = sockets.iter().find(|socket| path(socket).exists());
+        let state = match left {
+            Some(socket) => format!("nobody listens on {socket}, although it is there"),
+            None => format!("there is no {}", sockets.join(", no ")),
+        };
+        finding(subject, Verdict::Optional, state, cure)
+    }
+
+    fn pool(&self) -> Finding {
+        let sockets = ["/run/gantry/opencl.sock", "/run/gantry/cuda.sock"];
+        let cure = "for --accel: systemctl start gantry-accel, or gantry-accel serve --socket \
+                    /run/gantry/opencl.sock";
+        self.service("accelerator pool", &sockets, cure)
+    }
+
+    fn arbiter(&self) -> Finding {
+        let cure = "for weights between VMs: systemctl start gantry-arbiter";
+        self.service("arbiter", &["/run/gantry-arbiter/socket"], cure)
+    }
+
+    /// What divides processors and memory among a pool's workers.
+    fn control_groups(&self) -> Finding {
+        const CONTROLLERS: &str = "/sys/fs/cgroup/cgroup.controllers";
+        let subject = "control groups";
+        let Some(there) = self.read(CONTROLLERS) else {
+            let cure = "only for limits of an accelerator's workers: boot with \
+                        systemd.unified_cgroup_hierarchy=1";
+            let state = "there is no unified hierarchy (version 2)";
+            return finding(subject, Verdict::Optional, state, cure);
+        };
+        let names: Vec<_> = there.split_whitespace().collect();
+        let missing: Vec<_> = ["cpu", "memory", "pids"]
+            .into_iter()
+            .filter(|name| !names.contains(name))
+            .collect();
+        if missing.is_empty() {
+            let state =
+                "version 2, with cpu, memory and pids; the unit of gantry-accel delegates them";
+            return finding(subject, Verdict::Ready, state, "");
+        }
+        let cure = "only for limits of an accelerator's workers: boot without cgroup_disable=";
+        let state = format!("version 2, without {}", missing.join(", "));
+        finding(subject, Verdict::Optional, state, cure)
+    }
+
     /// The transport of accelerators that needs a kernel module and an Intel CPU.
     fn gate(&self) -> Finding {
         let subject = "exitless calls between VMs";
@@ -261,7 +404,36 @@ impl Host {
             })
             .collect();
         paths.sort();
-        paths.iter().map(|path| accelerator(path)).collect()
+        let mediated = fs::read_dir(self.path("/sys/bus/mdev/devices"));
+        let mut mediated: Vec<_> = mediated
+            .into_iter()
+            .flatten()
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .collect();
+        mediated.sort();
+        let found = paths.iter().map(|path| accelerator(path));
+        found
+            .chain(mediated.iter().map(|path| mediated_device(path)))
+            .collect()
+    }
+}
+
+/// A part of a device that the host's driver shares out.
+fn mediated_device(path: &Path) -> Finding {
+    let uuid = path.file_name().unwrap_or_default().to_string_lossy();
+    let kind = link(&path.join("mdev_type")).unwrap_or_else(|| "unknown".to_owned());
+    let subject = format!("mediated device {uuid} (type {kind})");
+    let cure = format!("gantry ... --device path=/sys/bus/mdev/devices/{uuid}");
+    match link(&path.join("iommu_group")) {
+        Some(group) => {
+            let state = format!("VFIO has it, IOMMU group {group}");
+            finding(&subject, Verdict::Ready, state, &cure)
+        }
+        None => {
+            let cure =
+                "modprobe vfio_mdev, if the kernel has it, or load the vendor's driver again";
+            finding(&subject, Verdict::Optional, "VFIO does not have it", cure)
+        }
     }
 }
 
@@ -283,12 +455,12 @@ fn accelerator(path: &Path) -> Finding {
         return finding(&subject, Verdict::Optional, "in no IOMMU group", cure);
     };
     let driver = link(&path.join("driver")).unwrap_or_else(|| "no driver".to_owned());
-    if driver == "vfio-pci" {
+    if devices::vfio::is_of_vfio(path) {
         let own = fs::read_dir(path.join("vfio-dev")).ok();
         let own = own.and_then(|mut names| names.next()?.ok());
         let own = own.map(|name| format!(", /dev/vfio/devices/{}", name.file_name().display()));
         let own = own.unwrap_or_default();
-        let state = format!("bound to vfio-pci, IOMMU group {group}{own}");
+        let state = format!("bound to {driver}, IOMMU group {group}{own}");
         let cure = format!("gantry ... --device path=/sys/bus/pci/devices/{address}");
         return finding(&subject, Verdict::Ready, state, &cure);
     }
@@ -370,6 +542,65 @@ mod tests {
     }
 
     #[test]
+    fn what_accelerators_need_is_looked_for() {
+        let (dir, host) = host(&[
+            ("etc/OpenCL/vendors/pocl.icd", "libpocl.so.2\n"),
+            ("etc/OpenCL/vendors/README", ""),
+        ]);
+        assert!(host.opencl().state.contains("no libOpenCL.so.1"));
+        for name in ["libOpenCL.so.1", "libcuda.so.1"] {
+            let path = dir.path().join("usr/lib/x86_64-linux-gnu").join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "").unwrap();
+        }
+        assert_eq!(host.opencl().state, "the loader, and pocl.icd");
+        assert_eq!(host.cuda().verdict, Verdict::Ready);
+        fs::remove_file(dir.path().join("etc/OpenCL/vendors/pocl.icd")).unwrap();
+        assert!(host.opencl().state.contains("no driver in"));
+    }
+
+    #[test]
+    fn a_pool_is_there_as_long_as_it_listens() {
+        let (dir, host) = host(&[("run/gantry/other", "")]);
+        assert!(host.pool().state.starts_with("there is no /run/gantry"));
+        let path = dir.path().join("run/gantry/opencl.sock");
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        assert_eq!(host.pool().state, "listens on /run/gantry/opencl.sock");
+        drop(listener);
+        let left = host.pool();
+        assert_eq!(left.verdict, Verdict::Optional);
+        assert!(
+            left.state.starts_with("nobody listens on"),
+            "{}",
+            left.state
+        );
+    }
+
+    #[test]
+    fn what_confines_and_divides_is_looked_for() {
+        let (_dir, bare) = host(&[]);
+        for found in [bare.userfaultfd(), bare.landlock(), bare.control_groups()] {
+            assert_eq!(found.verdict, Verdict::Optional, "{found}");
+        }
+        let (_dir, able) = host(&[
+            ("proc/sys/vm/unprivileged_userfaultfd", "1\n"),
+            ("sys/kernel/security/lsm", "lockdown,landlock,yama\n"),
+            (
+                "sys/fs/cgroup/cgroup.controllers",
+                "cpuset cpu io memory pids\n",
+            ),
+        ]);
+        for found in [able.userfaultfd(), able.landlock(), able.control_groups()] {
+            assert_eq!(found.verdict, Verdict::Ready, "{found}");
+        }
+        let (_dir, half) = host(&[("sys/fs/cgroup/cgroup.controllers", "cpu\n")]);
+        assert_eq!(
+            half.control_groups().state,
+            "version 2, without memory, pids"
+        );
+    }
+
+    #[test]
     fn a_device_is_ready_once_vfio_has_it() {
         let (dir, host) = host(&[
             ("dev/kvm", ""),
@@ -395,5 +626,29 @@ mod tests {
         fs::create_dir_all(device.join("vfio-dev/vfio0")).unwrap();
         let expected = "bound to vfio-pci, IOMMU group 7, /dev/vfio/devices/vfio0";
         assert_eq!(found().state, expected);
+        // A vendor's own driver.
+        fs::remove_file(device.join("driver")).unwrap();
+        symlink("../../drivers/nvgrace-gpu-vfio-pci", device.join("driver")).unwrap();
+        let vendors = found();
+        assert_eq!(vendors.verdict, Verdict::Ready);
+        assert!(vendors.state.starts_with("bound to nvgrace-gpu-vfio-pci"));
+    }
+
+    #[test]
+    fn mediated_devices_are_listed() {
+        let (dir, host) = host(&[("sys/bus/mdev/devices/83b8f4f2/uevent", "")]);
+        let device = dir.path().join("sys/bus/mdev/devices/83b8f4f2");
+        symlink(
+            "../mdev_supported_types/nvidia-63",
+            device.join("mdev_type"),
+        )
+        .unwrap();
+        let found = || host.accelerators().remove(0);
+        assert_eq!(found().verdict, Verdict::Optional);
+        symlink("../../../kernel/iommu_groups/9", device.join("iommu_group")).unwrap();
+        let ready = found();
+        assert_eq!(ready.subject, "mediated device 83b8f4f2 (type nvidia-63)");
+        assert_eq!(ready.verdict, Verdict::Ready);
+        assert!(ready.cure.ends_with("path=/sys/bus/mdev/devices/83b8f4f2"));
     }
 }

@@ -63,7 +63,7 @@ fn line(record: &Record, thread: &str, elapsed: std::time::Duration) -> String {
         elapsed.as_secs(),
         elapsed.subsec_micros(),
         record.level(),
-        record.args()
+        base::note::printable(record.args().to_string())
     )
 }
 
@@ -109,6 +109,19 @@ mod tests {
             line(&record, "vcpu0", Duration::from_micros(1_234_567)),
             "gantry: 1.234567s <vcpu0> WARN disk 3 is full\n"
         );
+    }
+
+    #[test]
+    fn a_record_is_one_line_whatever_a_client_has_sent() {
+        let sent = "no \x1b[1mdevice\ngantry: 9.9s <vmm> WARN forged";
+        let arguments = format_args!("{sent}");
+        let record = Record::builder()
+            .level(log::Level::Info)
+            .args(arguments)
+            .build();
+        let line = line(&record, "api", Duration::ZERO);
+        assert!(!line.contains('\x1b'));
+        assert_eq!(line.lines().count(), 1, "{line}");
     }
 
     #[test]

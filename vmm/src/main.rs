@@ -11,7 +11,10 @@ use std::{
 
 use vmm::{
     api::{self, ListenError, Listener, Server},
-    cli::{Cli, Command, CtlError, EventTarget, TopError, VmArgsError, write_manual},
+    cli::{
+        Cli, Command, CtlError, EventTarget, Places, TopError, VmArgsError, command, help_all,
+        help_of, write_manual,
+    },
     control::{self, ExitReason, Start, StartOptions},
     doctor::{Finding, Host, Verdict},
     events::{self, EventMonitor},
@@ -50,6 +53,8 @@ enum Error {
     Signals(#[source] io::Error),
     #[error(transparent)]
     Control(#[from] control::Error),
+    #[error("there is no command '{0}'; gantry help lists all of them")]
+    NoCommand(String),
     #[error("cannot write what was asked for")]
     Output(#[source] io::Error),
 }
@@ -73,6 +78,11 @@ fn main() -> ExitCode {
     let started = Instant::now();
     limit_arenas();
     let cli = Cli::from_process();
+    if cli.asks_for_all_help() {
+        // Whoever reads it has seen enough of it, if this fails.
+        let _ = io::stdout().write_all(help_all().as_bytes());
+        return ExitCode::SUCCESS;
+    }
     if cli.is_idle() {
         eprintln!("gantry: nothing to do; describe a VM (--kernel ...) or wait for requests");
         eprintln!("  (--api-socket PATH); gantry --help has examples");
@@ -116,6 +126,29 @@ fn run(cli: Cli, started: Instant) -> Result<ExitCode, Error> {
             });
         }
         Some(Command::Top(top)) => return Err(top.exec().into()),
+        Some(Command::Values(values)) => {
+            let lines = values.list(&Places::default()).into_iter();
+            let text: String = lines.map(|value| value + "\n").collect();
+            io::stdout()
+                .write_all(text.as_bytes())
+                .map_err(Error::Output)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        Some(Command::Version) => {
+            let name = std::env::args_os().next().unwrap_or_default();
+            let text = command(&name).render_version();
+            io::stdout()
+                .write_all(text.as_bytes())
+                .map_err(Error::Output)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        Some(Command::Help { command }) => {
+            let text = help_of(command.iter().map(String::as_str)).map_err(Error::NoCommand)?;
+            io::stdout()
+                .write_all(text.as_bytes())
+                .map_err(Error::Output)?;
+            return Ok(ExitCode::SUCCESS);
+        }
         Some(Command::Manual(manual)) => {
             write_manual(&manual, &mut io::stdout()).map_err(Error::Output)?;
             return Ok(ExitCode::SUCCESS);

@@ -172,3 +172,85 @@ fn a_configuration_can_come_from_standard_input() {
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("at payload.kernel"));
 }
+
+/// A command of `gantry ctl` that is not told which VMM is meant.
+fn ctl_of(variable: &str, arguments: &[&str]) -> Output {
+    let mut command = Command::new(GANTRY);
+    command
+        .arg("ctl")
+        .args(arguments)
+        .env("GANTRY_SOCKET", variable);
+    command.output().unwrap()
+}
+
+#[test]
+fn the_vmm_that_is_meant_is_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let vmm = Waiting::start(dir.path(), &[]);
+    let socket = vmm.socket.to_str().unwrap();
+    assert!(ctl_of(socket, &["ping"]).status.success());
+    let list = text(&ctl_of("", &["list"]).stdout);
+    let line = list.lines().find(|line| line.starts_with(socket)).unwrap();
+    assert_eq!(
+        line.split('\t').nth(1),
+        Some(&*vmm.process.id().to_string())
+    );
+    assert!(line.ends_with("no VM"), "{line}");
+    // Others may run beside this test; with them, one has to be named.
+    let other = tempfile::tempdir().unwrap();
+    let _other = Waiting::start(other.path(), &[]);
+    let output = ctl_of("", &["ping"]);
+    assert_eq!(output.status.code(), Some(1));
+    let message = text(&output.stderr);
+    assert!(
+        message.contains("VMMs are running") && message.contains(socket),
+        "{message}"
+    );
+    let completed = gantry(&["values", "--", &format!("gantry ctl --socket {socket}")]);
+    assert_eq!(text(&completed.stdout), format!("{socket}\n"));
+}
+
+#[test]
+fn help_and_version_are_words_too() {
+    assert_eq!(gantry(&["version"]).stdout, gantry(&["--version"]).stdout);
+    let help = text(&gantry(&["help"]).stdout);
+    assert!(
+        help.contains("--help-all") && !help.contains("--numa"),
+        "{help}"
+    );
+    assert!(text(&gantry(&["--help-all"]).stdout).contains("--numa"));
+    assert!(text(&gantry(&["help", "ctl", "add-disk"]).stdout).contains("readonly"));
+    let output = gantry(&["ctl", "help", "dance"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("no command 'dance'"));
+}
+
+#[test]
+fn bash_completes_keys() {
+    let folder = Path::new(GANTRY).parent().unwrap();
+    let script = format!(
+        "PATH={}:$PATH; source <(gantry completions bash); \
+         COMP_LINE='gantry --disk path=/x,reado'; COMP_POINT=${{#COMP_LINE}}; \
+         COMP_WORDS=(gantry --disk path = /x,reado); COMP_CWORD=4; \
+         _gantry_values gantry /x,reado = 2>/dev/null; echo \"${{COMPREPLY[@]}}\"",
+        folder.display()
+    );
+    let output = Command::new("bash").args(["-c", &script]).output().unwrap();
+    assert_eq!(
+        text(&output.stdout),
+        "/x,readonly=\n",
+        "{}",
+        text(&output.stderr)
+    );
+}
+
+#[test]
+fn a_slip_in_a_configuration_is_refused_with_what_was_meant() {
+    let dir = tempfile::tempdir().unwrap();
+    let vmm = Waiting::start(dir.path(), &[]);
+    let config = dir.path().join("vm.json");
+    fs::write(&config, r#"{"payload":{"kernel":"/k"},"memry":{"size":1}}"#).unwrap();
+    let output = vmm.ctl(&["create", config.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("memry (memory?)"));
+}

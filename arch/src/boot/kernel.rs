@@ -18,6 +18,8 @@ const ELF_CLASS_64: u8 = 2;
 const ELF_LITTLE_ENDIAN: u8 = 1;
 const ELF_MACHINE_X86_64: u16 = 62;
 const SEGMENT_LOAD: u32 = 1;
+/// Names the program that loads a program; kernels have none.
+const SEGMENT_INTERPRETER: u32 = 3;
 const SEGMENT_NOTE: u32 = 4;
 /// Size of `Elf64_Nhdr` in bytes.
 const NOTE_HEADER_SIZE: usize = 12;
@@ -71,6 +73,7 @@ fn describe(start: &[u8]) -> &'static str {
         [b'B', b'Z', b'h', ..] => "compressed with bzip2",
         [b'0', b'7', b'0', b'7', b'0', ..] => "a cpio archive (an initramfs?)",
         [b'M', b'Z', ..] => "an EFI program without a Linux setup header",
+        [b'#', b'!', ..] => "a script",
         [b'Q', b'F', b'I', 0xfb, ..] => "a qcow2 disk image",
         _ => "in an unknown format",
     }
@@ -212,6 +215,15 @@ fn check_elf<K: Image>(
     }
     let mut headers = vec![0; usize::from(count) * PROGRAM_HEADER_SIZE];
     read_at(image, table, &mut headers, size, "the program headers")?;
+    let kinds = headers.chunks_exact(PROGRAM_HEADER_SIZE);
+    if kinds
+        .map(|segment| field::<4>(segment, 0) as u32)
+        .any(|kind| kind == SEGMENT_INTERPRETER)
+    {
+        return Err(BootError::NotAKernel {
+            found: "a program of Linux",
+        });
+    }
     let mut bounds: Option<(u64, u64)> = None;
     let mut entry = None;
     for segment in headers.chunks_exact(PROGRAM_HEADER_SIZE) {

@@ -103,6 +103,25 @@ fn error_of(kernel: Vec<u8>) -> BootError {
     load_kernel(&memory, &map, &mut Cursor::new(kernel)).unwrap_err()
 }
 
+#[test]
+fn a_program_is_no_kernel_and_is_called_one() {
+    for path in ["/bin/true", "/bin/sh"] {
+        let Ok(program) = std::fs::read(path) else {
+            continue;
+        };
+        let error = error_of(program).to_string();
+        assert!(
+            error.contains("is a program of Linux, not a kernel"),
+            "{path}: {error}"
+        );
+    }
+    // The second segment, which is the note's.
+    let error = error_of(patched(elf(), 64 + 56, &3_u32.to_le_bytes())).to_string();
+    assert!(error.contains("a program of Linux"), "{error}");
+    let error = error_of(b"#!/bin/sh\n".to_vec()).to_string();
+    assert!(error.contains("a script"), "{error}");
+}
+
 fn read<T: ByteValued>(memory: &Memory, at: u64) -> T {
     memory.read_obj(GuestAddress(at)).unwrap()
 }
@@ -269,7 +288,8 @@ fn files_that_are_no_kernels_are_named() {
         (&b""[..], "empty"),
         (b"\x1f\x8b\x08\0", "compressed with gzip"),
         (b"070701", "a cpio archive (an initramfs?)"),
-        (b"#!/bin/sh\n", "in an unknown format"),
+        (b"#!/bin/sh\n", "a script"),
+        (b"something else", "in an unknown format"),
     ] {
         let BootError::NotAKernel { found } = error_of(content.to_vec()) else {
             panic!("{name}");

@@ -10,6 +10,9 @@ use clap::{CommandFactory, Parser};
 use gpu_mediator::{arbiter::status, metrics, top};
 use manual::Manual;
 
+/// Where the installed unit has the arbiter listen (gantry-arbiter.service).
+const SOCKET: &str = "/run/gantry-arbiter/socket";
+
 /// Shows the clients of an arbiter, their parts of the device and how long they wait for it.
 #[derive(Parser)]
 #[command(
@@ -22,9 +25,9 @@ use manual::Manual;
 struct Arguments {
     #[command(subcommand)]
     manual: Option<Manual>,
-    /// The arbiter's socket.
-    #[arg(long, required = true, value_name = "PATH")]
-    socket: Option<PathBuf>,
+    /// The arbiter's socket; without it, that of the installed unit.
+    #[arg(long, default_value = SOCKET, value_name = "PATH")]
+    socket: PathBuf,
     /// Print the figures once, as Prometheus' text, and end.
     #[arg(long)]
     metrics: bool,
@@ -49,7 +52,7 @@ fn main() -> ExitCode {
             }
         };
     }
-    let socket = arguments.socket.unwrap_or_default();
+    let socket = arguments.socket;
     match run(&socket, arguments.metrics) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -71,13 +74,15 @@ mod tests {
     fn the_command_line_makes_sense() {
         manual::check::<Arguments>(
             &[
+                "",
+                "--metrics",
                 "--socket /s",
                 "--socket /s --metrics",
                 "man",
                 "man /pages",
                 "completions zsh",
             ],
-            &["", "--metrics", "--socket /s man", "completions"],
+            &["--socket", "--socket /s man", "completions"],
         );
     }
 }

@@ -165,6 +165,14 @@ impl Server {
             closer: Closer::default(),
         };
         server.look_for_ports();
+        let path = path.display();
+        match server.ports.is_empty() {
+            true => base::note!(
+                "gantry-agent: serving at {path}; there is no accelerator port yet: it comes with \
+                 --accel, or gantry ctl add-accel, on the host"
+            ),
+            false => base::note!("gantry-agent: serving at {path}"),
+        }
         Ok(server)
     }
 

@@ -46,6 +46,19 @@ pub enum ListenConfig {
     },
 }
 
+impl ListenConfig {
+    /// Where it is, for messages.
+    pub(super) fn place(&self) -> String {
+        match self {
+            Self::Rings { path, .. } => path.display().to_string(),
+            Self::Streams { listen, .. } => match listen {
+                Listen::Unix(path) => path.display().to_string(),
+                Listen::Tcp(host) => host.to_string(),
+            },
+        }
+    }
+}
+
 /// A listening socket, and the limits of what it serves.
 pub(super) struct Listener {
     pub socket: OwnedFd,

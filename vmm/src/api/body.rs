@@ -1,14 +1,50 @@
 //! Bodies of requests: JSON to types, with errors that say where.
 
 use serde::{Serialize, de::DeserializeOwned};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-use super::{ApiError, Status};
+use super::{
+    ApiError, Status,
+    fields::{fields, nearest},
+};
+
+/// So many unknown fields are named.
+const MOST_UNKNOWN: usize = 8;
 
 /// Names under which a field is known besides its own.
-const ALIASES: &[&str] = &["serial_number", "uuid"];
+const ALIASES: &[&str] = &["serial_number", "uuid", "backend"];
 
-/// Parses a body. Fields that are not known are ignored, as Cloud Hypervisor does, and logged.
+/// Fields that may be there with a value that asks for nothing, although Gantry does not know them or
+/// leaves them out of what it says itself. Any other field that is not known is refused.
+pub const SAY_NOTHING: &[(&str, Nothing)] = &[
+    // Left out where it is 0.
+    ("pci_function", Nothing::Zero),
+    // Cloud Hypervisor's builds with a debugger's stub say so in vm.info, which clients send back.
+    ("gdb", Nothing::Off),
+    // ch-remote says with each disk that it leaves the choice to the VMM.
+    ("disable_io_uring", Nothing::Off),
+    ("disable_aio", Nothing::Off),
+];
+
+/// A value that asks for nothing, beside `null` and an empty list.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Nothing {
+    /// 0.
+    Zero,
+    /// `false`.
+    Off,
+}
+
+impl Nothing {
+    fn is(self, value: &Value) -> bool {
+        match self {
+            Self::Zero => *value == 0,
+            Self::Off => *value == false,
+        }
+    }
+}
+
+/// Parses a body. A field that is not known is an error: whoever sends it wants something.
 pub fn parse<T: DeserializeOwned + Serialize>(path: &str, body: &[u8]) -> Result<T, ApiError> {
     parse_with(
         path,
@@ -45,9 +81,23 @@ pub fn parse_with<T>(
         unknown_fields(&sent, &known, "", &mut unknown);
     }
     if !unknown.is_empty() {
-        log::warn!("{path}: unknown fields are ignored: {}", unknown.join(", "));
+        let message = format!(
+            "the body of {path} has unknown fields: {}",
+            unknown.join(", ")
+        );
+        return Err(ApiError::message(Status::BadRequest, message));
     }
     Ok(parsed)
+}
+
+/// An unknown field for a message, with the known one that is nearest: one of the same object, or
+/// else any.
+fn unknown(place: &str, name: &str, known: &Map<String, Value>) -> String {
+    let beside = nearest(name, known.keys().map(String::as_str));
+    match beside.or_else(|| nearest(name, fields())) {
+        Some(near) => format!("{place} ({near}?)"),
+        None => place.to_owned(),
+    }
 }
 
 /// Fields that were sent and are not in what was understood. `null` and empty lists say nothing.
@@ -64,7 +114,9 @@ fn unknown_fields(sent: &Value, known: &Value, place: &str, found: &mut Vec<Stri
                     Some(known) => unknown_fields(value, known, &place, found),
                     None if value.is_null() || *value == Value::Array(Vec::new()) => {}
                     None if ALIASES.contains(&name.as_str()) => {}
-                    None => found.push(place),
+                    None if says_nothing(name, value) => {}
+                    None if found.len() == MOST_UNKNOWN => {}
+                    None => found.push(unknown(&place, name, known)),
                 }
             }
         }
@@ -75,6 +127,11 @@ fn unknown_fields(sent: &Value, known: &Value, place: &str, found: &mut Vec<Stri
         }
         _ => {}
     }
+}
+
+fn says_nothing(name: &str, value: &Value) -> bool {
+    let mut fields = SAY_NOTHING.iter();
+    fields.any(|(field, nothing)| *field == name && nothing.is(value))
 }
 
 /// Byte offset of a line and column, both from 1.
@@ -185,6 +242,38 @@ mod tests {
         let mut found = Vec::new();
         unknown_fields(&sent, &known, "", &mut found);
         assert_eq!(found, ["a.x", "l[0].y"]);
+    }
+
+    #[test]
+    fn a_slip_is_refused_with_the_name_that_was_meant() {
+        let text = error(r#"{"payload":{},"memry":{"size":1}}"#);
+        assert!(text.contains("unknown fields: memry (memory?)"), "{text}");
+        let text = error(r#"{"payload":{},"disks":[{"path":"a"},{"pth":"b","qwertz":1}]}"#);
+        assert!(
+            text.contains("disks[1].pth (path?), disks[1].qwertz"),
+            "{text}"
+        );
+        let many: String = (0..100).map(|n| format!(",\"unknown{n}\":1")).collect();
+        let text = error(&format!("{{\"payload\":{{}}{many}}}"));
+        assert_eq!(text.matches("unknown").count(), 1 + MOST_UNKNOWN, "{text}");
+    }
+
+    #[test]
+    fn what_asks_for_nothing_is_let_through() {
+        for body in [
+            r#"{"payload":{},"gdb":false,"ivshmem":null,"zone_updates":[]}"#,
+            r#"{"payload":{},"devices":[{"path":"/d","pci_function":0}]}"#,
+            r#"{"payload":{},"disks":[{"path":"/d","disable_aio":false,"disable_io_uring":false}]}"#,
+        ] {
+            parse::<VmConfig>("vm.create", body.as_bytes()).unwrap();
+        }
+        for body in [
+            r#"{"payload":{},"gdb":true}"#,
+            r#"{"payload":{},"ivshmem":{"path":"/x"}}"#,
+            r#"{"payload":{},"devices":[{"path":"/d","fd":3}]}"#,
+        ] {
+            assert!(error(body).contains("unknown fields"), "{body}");
+        }
     }
 
     proptest! {

@@ -16,6 +16,7 @@ mod body;
 mod channel;
 mod connection;
 mod error;
+mod fields;
 mod http;
 mod listener;
 mod migration;
@@ -24,8 +25,10 @@ mod request;
 mod routes;
 mod server;
 
+pub use body::SAY_NOTHING;
 pub use channel::{ApiReceiver, ApiSender, Reply, channel};
 pub use error::{ApiError, Status};
+pub use fields::fields;
 pub use http::{Head, MAX_BODY, MAX_HEAD, parse_head};
 pub use listener::{ApiSocket, ListenError, Listener};
 pub use migration::{

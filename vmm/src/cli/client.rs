@@ -4,6 +4,7 @@ use std::{
     io::{self, Read, Write},
     os::{fd::RawFd, unix::net::UnixStream},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
@@ -50,6 +51,8 @@ pub enum ClientError {
 #[derive(Clone, Debug)]
 pub struct Client {
     socket: PathBuf,
+    /// How long each step of a request may take; for ever, without it.
+    patience: Option<Duration>,
 }
 
 impl Client {
@@ -57,6 +60,15 @@ impl Client {
     pub fn new(socket: impl Into<PathBuf>) -> Self {
         Self {
             socket: socket.into(),
+            patience: None,
+        }
+    }
+
+    /// One that does not wait for ever for an answer.
+    pub fn within(self, patience: Duration) -> Self {
+        Self {
+            patience: Some(patience),
+            ..self
         }
     }
 
@@ -78,6 +90,8 @@ impl Client {
                 path: self.socket.clone(),
                 source,
             })?;
+        stream.set_read_timeout(self.patience)?;
+        stream.set_write_timeout(self.patience)?;
         let length = match body {
             Some(body) => format!("Content-Length: {}\r\n", body.len()),
             None => String::new(),

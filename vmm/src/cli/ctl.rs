@@ -3,7 +3,7 @@
 use std::{
     fs, io,
     io::{Read, Write},
-    path::PathBuf,
+    path::{Path, PathBuf},
     thread,
     time::Duration,
 };
@@ -11,7 +11,13 @@ use std::{
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use super::{Client, ClientError, devices::Add, option};
+use super::{
+    Client, ClientError,
+    console::{self, ConsoleError, Which},
+    devices::Add,
+    find::{self, FindError},
+    option,
+};
 use crate::{
     api::{
         AccelInSnapshot, OnFailure, ReceiveMigration, Rename, ResolveMigration, RestoreConfig,
@@ -19,7 +25,7 @@ use crate::{
         VmResize, VmResizeDisk, VmResizeZone, VmSnapshotConfig, VmSwapDevice,
         model::{DRAIN_MS, to_url},
     },
-    config::syntax,
+    config::{self, syntax},
     migration::progress::{MigrationInfo, Phase},
 };
 
@@ -27,9 +33,9 @@ use crate::{
 #[derive(Args, Clone, Debug)]
 #[command(disable_help_subcommand = true)]
 pub struct Ctl {
-    /// API socket of the VMM.
+    /// API socket of the VMM: that of GANTRY_SOCKET, or of the only VMM that runs, without it.
     #[arg(long, visible_alias = "api-socket", value_name = "PATH")]
-    pub socket: PathBuf,
+    pub socket: Option<PathBuf>,
 
     /// What to ask for.
     #[command(subcommand)]
@@ -39,6 +45,19 @@ pub struct Ctl {
 /// What to ask for.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Action {
+    /// List the VMMs that run here: API socket, process, state, vCPUs and memory.
+    List,
+    /// Connect this terminal with the guest's console; control and ] leave it.
+    Console {
+        /// Which one.
+        #[arg(value_enum, default_value = "any")]
+        which: Which,
+    },
+    /// Explain the commands, or one of them.
+    Help {
+        /// Its name.
+        command: Option<String>,
+    },
     /// Ask who answers.
     Ping,
     /// Show configuration and state of the VM.
@@ -123,7 +142,8 @@ pub enum Action {
     SwapDevice {
         /// Name of the device.
         id: String,
-        /// The other device: /sys/bus/pci/devices/ADDRESS.
+        /// The other device: its address, a mediated device's UUID, or its folder in sysfs.
+        #[arg(value_name = "DEVICE", value_parser = host_device)]
         path: PathBuf,
         /// Seconds after which the old device stays if the guest has not given it up.
         #[arg(long, value_name = "SECONDS", default_value_t = 30)]
@@ -225,6 +245,12 @@ pub enum CtlError {
     /// The VMM was not reached or says no.
     #[error(transparent)]
     Client(#[from] ClientError),
+    /// It is not known which VMM is meant.
+    #[error(transparent)]
+    Find(#[from] FindError),
+    /// The console cannot be shown.
+    #[error(transparent)]
+    Console(#[from] ConsoleError),
     /// A file cannot be read.
     #[error("cannot read {}", path.display())]
     Read {
@@ -233,6 +259,9 @@ pub enum CtlError {
         /// Why.
         source: io::Error,
     },
+    /// There is no such command.
+    #[error("there is no command '{0}'; gantry ctl help lists all of them")]
+    Help(String),
     /// The answer cannot be shown.
     #[error("cannot write the answer")]
     Write(#[source] io::Error),
@@ -244,6 +273,11 @@ pub enum CtlError {
     Json(#[from] serde_json::Error),
 }
 
+#[expect(clippy::unnecessary_wraps, reason = "clap's parsers may fail")]
+fn host_device(text: &str) -> Result<PathBuf, String> {
+    Ok(config::host_device(text).map_or_else(|| text.into(), Into::into))
+}
+
 fn rename(text: &str) -> Result<Rename, String> {
     let parts = text.split_once('=').ok_or("write FROM=TO")?;
     Ok(Rename {
@@ -253,24 +287,47 @@ fn rename(text: &str) -> Result<Rename, String> {
 }
 
 fn size(text: &str) -> Result<u64, String> {
-    syntax::size(text).ok_or_else(|| "this is no size, such as 4096, 512M or 2G".to_owned())
+    syntax::size(text).ok_or_else(|| "this is no size, such as 4096, 512M, 2G or 2GiB".to_owned())
 }
 
 impl Ctl {
     /// Sends the request and writes the answer to `out`.
     pub fn run(&self, out: &mut dyn Write) -> Result<(), CtlError> {
+        match &self.action {
+            Action::List => return list(out),
+            Action::Help { command } => {
+                let words = ["ctl"].into_iter().chain(command.as_deref());
+                let text = super::help_of(words).map_err(CtlError::Help)?;
+                return written(out.write_all(text.as_bytes()));
+            }
+            _ => {}
+        }
+        let client = Client::new(find::socket(self.socket.as_deref())?);
+        if let Action::Console { which } = self.action {
+            return Ok(console::run(&client, which, out)?);
+        }
         let (method, path, body, fds) = self.action.request()?;
-        let client = Client::new(&self.socket);
         let answer = client.request(method, path, body.as_deref(), &fds)?;
         if let Action::SendMigration { watch: true, .. } = self.action {
             return watch(&client, out);
         }
-        match show(&answer, out) {
-            // Whoever reads the answer has seen enough of it.
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-            shown => shown.map_err(CtlError::Write),
-        }
+        written(show(&answer, out))
     }
+}
+
+fn written(written: io::Result<()>) -> Result<(), CtlError> {
+    match written {
+        // Whoever reads the answer has seen enough of it.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.map_err(CtlError::Write),
+    }
+}
+
+/// Lists the VMMs that run, a line for each.
+fn list(out: &mut dyn Write) -> Result<(), CtlError> {
+    let lines = find::running(Path::new("/proc"));
+    let lines = lines.iter().map(|running| format!("{running}\n"));
+    written(out.write_all(lines.collect::<String>().as_bytes()))
 }
 
 /// How often a migration that is watched is looked at.
@@ -360,7 +417,8 @@ impl Action {
         let get = |path| Ok(("GET", path, None, Vec::new()));
         let put = |path| Ok(("PUT", path, None, Vec::new()));
         match self {
-            Self::Ping => get("vmm.ping"),
+            // These ask for more or less than one thing.
+            Self::List | Self::Console { .. } | Self::Help { .. } | Self::Ping => get("vmm.ping"),
             Self::Info => get("vm.info"),
             Self::Counters => get("vm.counters"),
             Self::Metrics => get("vmm.metrics"),

@@ -1,9 +1,13 @@
 //! The command line: the options of Cloud Hypervisor for starting a VM, and Gantry's commands.
 
 mod client;
+mod console;
 mod ctl;
 mod devices;
+mod find;
+mod short;
 mod top;
+mod values;
 mod vm;
 
 use std::{io, os::fd::RawFd, path::PathBuf, str::FromStr};
@@ -15,6 +19,7 @@ pub use self::{
     client::{Client, ClientError},
     ctl::{Ctl, CtlError},
     top::{Top, TopError},
+    values::{Places, Values},
     vm::{VmArgs, VmArgsError},
 };
 use crate::{
@@ -28,14 +33,14 @@ Examples:
   Boot a kernel with a disk and a network card:
     gantry --kernel vmlinuz --cmdline 'console=hvc0 root=/dev/vda' \\
            --cpus boot=2 --memory size=1G --disk path=disk.img --net tap=tap0
-  Wait for requests, and send them:
+  Wait for requests, and send them; with several VMs, name the one that is meant (--socket):
     gantry --api-socket /tmp/gantry.sock &
-    gantry ctl --socket /tmp/gantry.sock create vm.json
-    gantry ctl --socket /tmp/gantry.sock boot
+    gantry ctl create vm.json
+    gantry ctl boot
+    gantry ctl console
   Give the VM a physical device, and one that another process serves:
-    gantry ctl --socket /tmp/gantry.sock add-device \\
-           path=/sys/bus/pci/devices/0000:01:00.0,id=gpu0
-    gantry ctl --socket /tmp/gantry.sock add-user-device socket=/run/device.sock,id=accel0
+    gantry ctl add-device 0000:01:00.0,id=gpu0
+    gantry ctl add-user-device socket=/run/device.sock,id=accel0
   Bring a saved VM back:
     gantry --api-socket /tmp/gantry.sock --restore source_url=file:///var/vm,resume=on
 
@@ -90,6 +95,10 @@ pub struct Cli {
     )]
     pub seccomp: Enforcement,
 
+    /// Explain all options.
+    #[arg(long, exclusive = true, help_heading = "Gantry")]
+    help_all: bool,
+
     /// Bring back a saved VM: source_url=URL,prefault=on|off,resume=on|off,
     /// memory_restore_mode=copy|ondemand,net_fds=[ID@[FD,FD]].
     #[arg(
@@ -111,6 +120,16 @@ pub enum Command {
     Doctor,
     /// Watch who uses a shared accelerator (gantry-top, with all of its options).
     Top(Top),
+    /// Print what may complete a command line.
+    #[command(hide = true)]
+    Values(Values),
+    /// Print the version.
+    Version,
+    /// Explain the program, or one of its commands.
+    Help {
+        /// Its name, and that of a command of its own.
+        command: Vec<String>,
+    },
     /// What the program prints about itself.
     #[command(flatten)]
     Manual(Manual),
@@ -144,7 +163,7 @@ impl Cli {
     /// Parses the arguments of the process; ends it if they ask for help or are wrong.
     pub fn from_process() -> Self {
         let name = std::env::args_os().next().unwrap_or_default();
-        let matches = command(&name).get_matches();
+        let matches = short::of(command(&name)).get_matches();
         Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
     }
 
@@ -153,6 +172,11 @@ impl Cli {
         let name = arguments.first().copied().unwrap_or_default();
         let matches = command(name.as_ref()).try_get_matches_from(arguments)?;
         Self::from_arg_matches(&matches)
+    }
+
+    /// Whether all options are to be explained.
+    pub fn asks_for_all_help(&self) -> bool {
+        self.help_all
     }
 
     /// Whether there is anything to do.
@@ -174,11 +198,36 @@ pub fn command(name: &std::ffi::OsStr) -> clap::Command {
     Cli::command().version(concat!("v", env!("CARGO_PKG_VERSION")))
 }
 
+/// What the program says of all of its options.
+pub fn help_all() -> String {
+    command("gantry".as_ref()).render_long_help().to_string()
+}
+
+/// The help of a command, by its name and those of the commands above; the name that there is not
+/// otherwise.
+pub fn help_of<'a>(words: impl IntoIterator<Item = &'a str>) -> Result<String, String> {
+    let mut command = short::of(command("gantry".as_ref()));
+    command.build();
+    let mut found = &mut command;
+    for word in words {
+        found = found
+            .find_subcommand_mut(word)
+            .ok_or_else(|| word.to_owned())?;
+    }
+    Ok(found.render_long_help().to_string())
+}
+
 /// Prints what the program says about itself, or writes its manual pages.
 pub fn write_manual(manual: &Manual, out: &mut dyn io::Write) -> io::Result<()> {
     // The page gantry-top.1 is that program's own to write.
     let own = |top: clap::Command| top.hide(matches!(manual, Manual::Man { folder: Some(_) }));
-    manual.write(command("gantry".as_ref()).mut_subcommand("top", own), out)
+    manual.write(command("gantry".as_ref()).mut_subcommand("top", own), out)?;
+    match manual {
+        Manual::Completions { shell } if shell.to_string() == "bash" => {
+            out.write_all(values::BASH.as_bytes())
+        }
+        _ => Ok(()),
+    }
 }
 
 /// A value parser of clap: clap itself says which option and value it is about.

@@ -150,6 +150,10 @@ fn help_names_the_keys_that_are_taken_and_no_others() {
     ];
     let command = command("gantry".as_ref());
     for (option, syntax, refused) in devices.chain(others) {
+        let completed = values::keys_of(option).unwrap_or_default();
+        let names =
+            |keys: &[&[Key]]| -> Vec<_> { keys.concat().iter().map(|key| key.name).collect() };
+        assert_eq!(names(completed), names(syntax), "{option}");
         let mut options = command.get_arguments();
         let found = options
             .find(|found| found.get_long() == Some(option))
@@ -180,7 +184,6 @@ fn mistakes_are_explained() {
     assert!(refused("gantry --seccomp perhaps").contains("true, false, log"));
     assert!(refused("gantry --event-monitor /e").contains("path=FILE or fd=N"));
     assert!(refused("gantry --frobnicate").contains("--frobnicate"));
-    assert!(refused("gantry ctl ping").contains("--socket"));
     assert!(refused("gantry --kernel /k --restore /s").contains("cannot be used with"));
 }
 
@@ -198,6 +201,11 @@ fn the_version_fits_the_name_that_the_program_is_called_by() {
 #[test]
 fn every_command_of_ctl_parses() {
     for line in [
+        "list",
+        "console",
+        "console serial",
+        "help",
+        "help add-disk",
         "ping",
         "info",
         "counters",
@@ -218,6 +226,8 @@ fn every_command_of_ctl_parses() {
         "resize-zone --id z --size 1G",
         "add-disk path=/d,id=d",
         "add-net tap=t0",
+        "add-device 0000:01:00.0,id=g",
+        "swap-device g 01:00.1",
         "add-pmem file=/p",
         "add-accel socket=/a,window=64M,id=a",
         "add-gpu socket=/g,vram=64M,id=g",
@@ -230,8 +240,28 @@ fn every_command_of_ctl_parses() {
     ] {
         let cli = parse(&format!("gantry ctl --socket /s {line}"));
         assert!(matches!(cli.command, Some(Command::Ctl(_))), "{line}");
+        // Also where the socket is found.
+        parse(&format!("gantry ctl {line}"));
     }
     assert!(refused("gantry ctl --socket /s resize --memory many").contains("no size"));
+}
+
+#[test]
+fn help_is_had_by_a_word_too() {
+    assert!(help_of(["ctl"]).unwrap().contains("add-disk"));
+    assert!(help_of(["ctl", "add-disk"]).unwrap().contains("readonly"));
+    assert!(help_of([]).unwrap().contains("--help-all"));
+    assert_eq!(help_of(["ctl", "dance"]).unwrap_err(), "dance");
+    assert!(matches!(
+        parse("gantry version").command,
+        Some(Command::Version)
+    ));
+    assert!(matches!(
+        parse("gantry help ctl info").command,
+        Some(Command::Help { .. })
+    ));
+    assert!(parse("gantry --help-all").asks_for_all_help());
+    assert!(refused("gantry --help-all --kernel /k").contains("cannot be used with"));
 }
 
 /// What a command about the program itself prints.
@@ -250,6 +280,11 @@ fn completions_and_the_manual_page_are_printed() {
         let script = printed(&format!("gantry completions {shell}")).unwrap();
         assert!(script.contains("api-socket"), "{shell}");
     }
+    assert!(
+        printed("gantry completions bash")
+            .unwrap()
+            .contains("gantry values")
+    );
     assert!(printed("gantry man").unwrap().contains("memory"));
 }
 

@@ -11,6 +11,9 @@ use crate::config::{
     RateLimitGroupConfig, RtcConfig, SerialConfig, TpmConfig, VdpaConfig, VmConfig,
 };
 
+/// Where options are explained that Gantry refuses.
+pub const UNSUPPORTED: &str = "Not supported yet, and refused";
+
 /// A virtual machine cannot be made of the options.
 #[derive(Debug, thiserror::Error)]
 pub enum VmArgsError {
@@ -45,7 +48,7 @@ pub struct VmArgs {
     pub initramfs: Option<PathBuf>,
 
     /// Firmware to boot (not supported yet).
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = UNSUPPORTED)]
     pub firmware: Option<PathBuf>,
 
     /// Virtual processors: boot=N,max=N,topology=threads:cores:dies:packages,
@@ -104,31 +107,31 @@ pub struct VmArgs {
     pub landlock_rules: Vec<LandlockConfig>,
 
     /// Shared folders (not supported yet).
-    #[arg(long = "fs", value_name = "KEYS", num_args = 1.., value_parser = option(FsConfig::parse))]
+    #[arg(long = "fs", help_heading = UNSUPPORTED, value_name = "KEYS", num_args = 1.., value_parser = option(FsConfig::parse))]
     pub fs: Vec<FsConfig>,
 
     /// Devices of other processes, vhost-user (not supported yet).
-    #[arg(long = "generic-vhost-user", value_name = "KEYS", num_args = 1.., value_parser = option(GenericVhostUserConfig::parse))]
+    #[arg(long = "generic-vhost-user", help_heading = UNSUPPORTED, value_name = "KEYS", num_args = 1.., value_parser = option(GenericVhostUserConfig::parse))]
     pub generic_vhost_user: Vec<GenericVhostUserConfig>,
 
     /// vDPA devices (not supported yet).
-    #[arg(long = "vdpa", value_name = "KEYS", num_args = 1.., value_parser = option(VdpaConfig::parse))]
+    #[arg(long = "vdpa", help_heading = UNSUPPORTED, value_name = "KEYS", num_args = 1.., value_parser = option(VdpaConfig::parse))]
     pub vdpa: Vec<VdpaConfig>,
 
     /// Trusted platform module (not supported yet).
-    #[arg(long = "tpm", value_name = "KEYS", value_parser = option(TpmConfig::parse))]
+    #[arg(long = "tpm", help_heading = UNSUPPORTED, value_name = "KEYS", value_parser = option(TpmConfig::parse))]
     pub tpm: Option<TpmConfig>,
 
     /// Virtio clock (not supported yet).
-    #[arg(long = "rtc", value_name = "KEYS", value_parser = option(RtcConfig::parse), num_args = 0..=1, default_missing_value = "")]
+    #[arg(long = "rtc", help_heading = UNSUPPORTED, value_name = "KEYS", value_parser = option(RtcConfig::parse), num_args = 0..=1, default_missing_value = "")]
     pub rtc: Option<RtcConfig>,
 
     /// Watchdog (not supported yet).
-    #[arg(long)]
+    #[arg(long, help_heading = UNSUPPORTED)]
     pub watchdog: bool,
 
     /// Panic device (not supported yet).
-    #[arg(long)]
+    #[arg(long, help_heading = UNSUPPORTED)]
     pub pvpanic: bool,
 
     /// Restrict the VMM to the files that the options name.

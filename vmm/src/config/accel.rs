@@ -247,6 +247,25 @@ impl From<AccelConfig> for Flat {
     }
 }
 
+impl AccelConfig {
+    /// What is to be done if nobody serves the port's applications.
+    pub fn missing_pool(&self) -> Option<String> {
+        let AccelVia::Ring(ring) = &self.via else {
+            return None;
+        };
+        let path = ring.pool(self.api);
+        let why = base::socket::is_served(path).err()?;
+        let api = match self.api {
+            AccelApi::Cuda => " --api cuda",
+            AccelApi::Opencl => "",
+        };
+        Some(format!(
+            "no pool listens on {0} ({why}): start gantry-accel serve{api} --socket {0}",
+            path.display()
+        ))
+    }
+}
+
 impl RingConfig {
     /// Where the worker pool of an API listens: where it does by default, unless it is said.
     pub fn pool(&self, api: AccelApi) -> &Path {
@@ -378,7 +397,11 @@ impl Device for AccelConfig {
                     .to_owned(),
             ));
         }
-        Ok(())
+        // One that comes with the VM may wait for its pool: the log says so.
+        match self.missing_pool() {
+            Some(missing) if running => Err(Refused(missing)),
+            _ => Ok(()),
+        }
     }
 
     fn cannot_move(&self) -> Option<&'static str> {

@@ -1,6 +1,6 @@
 //! Physical devices.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +8,7 @@ use super::{
     check::{self, Invalid, Placement, Problem, is_zero},
     common::{CommonConfig, has_common_config},
     kind::{Configured, Device, HotPlug},
-    syntax::{FUNCTION, IOMMU, Key, PLACE, SyntaxError, ValueType, parse},
+    syntax::{FUNCTION, IOMMU, Key, PLACE, SyntaxError, SyntaxProblem, ValueType, parse},
 };
 
 /// A physical device (VFIO).
@@ -42,6 +42,34 @@ pub struct DeviceConfig {
     pub x_exclude_mmap_bars: Vec<u64>,
 }
 
+/// The folder of a device that is named as people do: by its address, with or without the domain, by
+/// a mediated device's UUID, or by the folder itself.
+pub fn host_device(text: &str) -> Option<String> {
+    let is_hexadecimal =
+        |part: &str, len| part.len() == len && part.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if text.starts_with('/') {
+        return (!text.contains('=')).then(|| text.to_owned());
+    }
+    let lengths = [8, 4, 4, 4, 12];
+    let parts: Vec<_> = text.split('-').collect();
+    let mut fitting = parts.iter().zip(lengths);
+    if parts.len() == lengths.len() && fitting.all(|(part, len)| is_hexadecimal(part, len)) {
+        return Some(format!("/sys/bus/mdev/devices/{}", text.to_lowercase()));
+    }
+    let (place, function) = text.rsplit_once('.')?;
+    let (domain, place) = match place.matches(':').count() {
+        1 => ("0000", place),
+        2 => place.split_once(':')?,
+        _ => return None,
+    };
+    let (bus, slot) = place.split_once(':')?;
+    let fits = (4..=8).any(|len| is_hexadecimal(domain, len))
+        && is_hexadecimal(bus, 2)
+        && is_hexadecimal(slot, 2)
+        && matches!(function.as_bytes(), [b'0'..=b'7']);
+    fits.then(|| format!("/sys/bus/pci/devices/{domain}:{place}.{function}").to_lowercase())
+}
+
 const KEYS: &[Key] = &[
     Key::new("path", ValueType::Text),
     Key::new("iommu_segment", ValueType::Number),
@@ -52,20 +80,40 @@ const KEYS: &[Key] = &[
 has_common_config!(DeviceConfig);
 
 impl Configured for DeviceConfig {
-    const HELP: &'static str = "Physical devices: path=/sys/bus/pci/devices/ADDRESS,id=NAME,pci_device_id=N, \
+    const HELP: &'static str = "Physical devices: ADDRESS or path=FOLDER,id=NAME,pci_device_id=N, \
         pci_function=N,parent=ROOTPORT,iommu=on|off,iommu_segment=N,x_exclude_mmap_bars=[N,N]";
 
     const HOT_PLUG: Option<HotPlug> = Some(HotPlug {
         about: "Give the VM a physical device",
-        help: "As for --device: path=/sys/bus/pci/devices/ADDRESS,id=NAME,...",
+        help: "As for --device: ADDRESS or path=FOLDER,id=NAME,...",
     });
 
     const SYNTAX: &'static [&'static [Key]] = &[KEYS, IOMMU, PLACE, FUNCTION];
 
+    /// The first word may be the device itself: `0000:01:00.0`, `01:00.0`, a mediated device's
+    /// UUID, or its folder.
     fn parse(input: &str) -> Result<Self, SyntaxError> {
-        let parsed = parse("--device", input, Self::SYNTAX)?;
+        let first = input.split(',').next().unwrap_or_default().trim();
+        let named = host_device(first);
+        let rest = match &named {
+            Some(_) => &input[input.find(',').unwrap_or(input.len())..],
+            None => input,
+        };
+        let mut parsed = parse("--device", rest, Self::SYNTAX)?;
+        if let Some(path) = named {
+            if parsed.object.contains_key("path") {
+                return Err(parsed.error(SyntaxProblem::Twice("path")));
+            }
+            parsed.object.insert("path".to_owned(), path.into());
+        }
         parsed.require("path", "path")?;
-        parsed.build()
+        let mut config: Self = parsed.build()?;
+        // As above, behind `path=`.
+        let path = config.path.as_deref().and_then(Path::to_str);
+        if let Some(path) = path.and_then(host_device) {
+            config.path = Some(path.into());
+        }
+        Ok(config)
     }
 }
 
@@ -121,5 +169,54 @@ impl Device for DeviceConfig {
 
     fn cannot_move(&self) -> Option<&'static str> {
         Some("physical device")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path(input: &str) -> String {
+        let config = DeviceConfig::parse(input).unwrap();
+        config.path.unwrap().display().to_string()
+    }
+
+    #[test]
+    fn a_device_is_named_by_what_people_call_it() {
+        const FOLDER: &str = "/sys/bus/pci/devices/0000:01:00.0";
+        for input in [
+            "0000:01:00.0",
+            "01:00.0",
+            FOLDER,
+            "path=01:00.0",
+            "id=g,path=0000:01:00.0",
+            &format!("path={FOLDER}"),
+            "0000:01:00.0,id=g,pci_device_id=9",
+        ] {
+            assert_eq!(path(input), FOLDER, "{input}");
+        }
+        assert_eq!(path("10000:E1:1f.7"), "/sys/bus/pci/devices/10000:e1:1f.7");
+        assert_eq!(
+            path("83B8F4F2-509f-382f-3c1e-e6bfe0fa1001,id=port"),
+            "/sys/bus/mdev/devices/83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"
+        );
+        assert_eq!(path("path=gpu"), "gpu", "a path as any other");
+    }
+
+    #[test]
+    fn what_is_no_device_is_an_unknown_key() {
+        for input in [
+            "01:00",
+            "01:00.8",
+            "1:00.0",
+            "gpu",
+            "g:01:00.0",
+            "01-02-03-04-05",
+            "",
+        ] {
+            assert!(DeviceConfig::parse(input).is_err(), "{input}");
+        }
+        let twice = DeviceConfig::parse("01:00.0,path=/x").unwrap_err();
+        assert!(twice.to_string().contains("stands there twice"));
     }
 }

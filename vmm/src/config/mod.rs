@@ -37,7 +37,7 @@ pub use check::{Invalid, Placement, Problem};
 pub use common::{CommonConfig, HasCommonConfig};
 pub use console::{ConsoleConfig, ConsoleMode, DebugConsoleConfig, SerialConfig};
 pub use cpus::{CoreScheduling, CpuAffinity, CpuFeatures, CpuTopology, CpusConfig};
-pub use device::DeviceConfig;
+pub use device::{DeviceConfig, host_device};
 pub use disk::{DiskConfig, ImageType, LockGranularity, RateLimitGroupConfig, VirtQueueAffinity};
 pub use gpu::GpuConfig;
 pub use kind::{Configured, Device, FileAccess, FileUse, HotPlug, Kind, Refused};

@@ -5,7 +5,8 @@
 //!
 //! - Options are separated by commas; a comma inside of `[...]` or `"..."` separates nothing.
 //! - `""` inside of quotes is a quote. A key without a value (`key=`) counts as absent.
-//! - Switches are `on`, `off`, `true`, `false`. Sizes take a suffix K, M, G or T (powers of 1024).
+//! - Switches are `on`, `off`, `true`, `false`. Sizes take a suffix K, M, G or T, or KB, KiB and so
+//!   on (powers of 1024).
 //! - Lists are `[1-3,5]` or `[a,b]`, lists of pairs `[1@20,2@30]` or `[0@[1,2],1@[3]]`.
 
 use serde::de::DeserializeOwned;
@@ -351,7 +352,7 @@ fn convert(kind: &ValueType, text: &str) -> Result<Result<Value, String>, Syntax
         ValueType::Number => number(text).map(Value::from).ok_or("a number".to_owned()),
         ValueType::Size => size(text)
             .map(Value::from)
-            .ok_or("a size, such as 4096, 512M or 2G".to_owned()),
+            .ok_or("a size, such as 4096, 512M, 2G or 2GiB".to_owned()),
         ValueType::Switch => match text.to_ascii_lowercase().as_str() {
             "on" | "true" => Ok(Value::from(true)),
             "off" | "false" => Ok(Value::from(false)),
@@ -476,17 +477,36 @@ fn number(text: &str) -> Option<u64> {
     }
 }
 
-/// Bytes, with a suffix K, M, G or T.
+/// Bytes, with a suffix K, M, G or T, also written as KB or KiB: all of them are powers of 1024, as
+/// memory and disks are divided.
 pub fn size(text: &str) -> Option<u64> {
-    let shift = match text.as_bytes().last()? {
+    let is_hexadecimal = text.starts_with("0x");
+    let prefix = text
+        .strip_suffix("iB")
+        .or_else(|| text.strip_suffix('B').filter(|_| !is_hexadecimal))
+        .unwrap_or(text);
+    let shift = match prefix.as_bytes().last()? {
         b'K' | b'k' => 10,
         b'M' | b'm' => 20,
         b'G' | b'g' => 30,
         b'T' | b't' => 40,
+        // A bare B would be read as something else's unit.
         _ => return number(text),
     };
     // The last byte is ASCII, so the text can be cut before it.
-    number(&text[..text.len() - 1])?.checked_mul(1 << shift)
+    number(&prefix[..prefix.len() - 1])?.checked_mul(1 << shift)
+}
+
+/// Bytes as people write them: in the largest unit that leaves no remainder.
+pub fn write_size(bytes: u64) -> String {
+    let units = [(40, "T"), (30, "G"), (20, "M"), (10, "K")];
+    let unit = units
+        .into_iter()
+        .find(|(shift, _)| bytes > 0 && bytes.is_multiple_of(1 << shift));
+    match unit {
+        Some((shift, name)) => format!("{}{name}", bytes >> shift),
+        None => format!("{bytes}"),
+    }
 }
 
 fn numbers(text: &str) -> Option<Value> {
@@ -604,6 +624,30 @@ mod tests {
             object("ops_size=5,ops_refill_time=10"),
             json!({"rate_limiter_config":{"ops":{"size":5,"refill_time":10}}})
         );
+    }
+
+    #[test]
+    fn sizes_have_the_units_that_people_write() {
+        for (text, bytes) in [
+            ("1G", 1 << 30),
+            ("1GB", 1 << 30),
+            ("1GiB", 1 << 30),
+            ("1g", 1 << 30),
+            ("4KiB", 4096),
+            ("3TB", 3 << 40),
+            ("0x1b", 0x1b),
+            ("0x10M", 16 << 20),
+            ("512", 512),
+        ] {
+            assert_eq!(size(text), Some(bytes), "{text}");
+        }
+        for text in [
+            "", "B", "iB", "1B", "1iB", "G", "GiB", "1Gi", "1Gb", "1 G", "1XB", "éiB",
+        ] {
+            assert_eq!(size(text), None, "{text}");
+        }
+        let written = [0, 512, 1536 << 20, 2 << 40].map(write_size);
+        assert_eq!(written, ["0", "512", "1536M", "2T"]);
     }
 
     proptest! {

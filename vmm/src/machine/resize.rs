@@ -4,7 +4,7 @@ use devices::acpi::{CpuSlot, Notification};
 
 use super::{Machine, error::MachineError, kinds::Handle, placement};
 use crate::{
-    config::{HotplugMethod, VmConfig},
+    config::{HotplugMethod, VmConfig, syntax::write_size},
     memory::RegionKind,
 };
 
@@ -142,22 +142,28 @@ impl Machine {
         }
         let Some(more) = wanted.checked_sub(now) else {
             return Err(MachineError::Invalid(format!(
-                "memory cannot shrink from {now} to {wanted} bytes: \
-                 use memory.hotplug_method=VirtioMem or a balloon for that"
+                "memory cannot shrink from {} to {}: \
+                 use memory.hotplug_method=VirtioMem or a balloon for that",
+                write_size(now),
+                write_size(wanted)
             )));
         };
         if !more.is_multiple_of(MEMORY_BLOCK) {
             return Err(MachineError::Invalid(format!(
-                "memory grows in multiples of {MEMORY_BLOCK} bytes: \
-                 {more} bytes more than now are none"
+                "memory grows in multiples of {}: from {} to {} it would grow by {}",
+                write_size(MEMORY_BLOCK),
+                write_size(now),
+                write_size(wanted),
+                write_size(more)
             )));
         }
         let plugged = now - placement::boot_size(config);
         let limit = config.memory.hotplug_size.unwrap_or(0);
         if plugged + more > limit {
             return Err(MachineError::Invalid(format!(
-                "{} bytes of plugged memory are more than memory.hotplug_size allows ({limit})",
-                plugged + more
+                "memory cannot grow to {}: memory.hotplug_size allows {}",
+                write_size(wanted),
+                write_size(placement::boot_size(config).saturating_add(limit))
             )));
         }
         let zones = placement::zones(&config.memory);
@@ -202,9 +208,10 @@ impl Machine {
         let limit = found.hotplug_size.unwrap_or(0);
         let Some(more) = wanted.checked_sub(found.size).filter(|more| *more <= limit) else {
             return Err(MachineError::Invalid(format!(
-                "memory zone {zone:?} can have {} to {} bytes, not {wanted}",
-                found.size,
-                found.size + limit
+                "memory zone {zone:?} can have {} to {}, not {}",
+                write_size(found.size),
+                write_size(found.size + limit),
+                write_size(wanted)
             )));
         };
         let device = self

@@ -39,6 +39,9 @@ impl DeviceKind for AccelConfig {
     const NAME: &'static str = "accel";
 
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
+        if let Some(missing) = self.missing_pool() {
+            log::warn!("{id}: {missing}; applications of the guest find no device until then");
+        }
         let (function, handle): (SharedFunction, _) = match &self.via {
             AccelVia::Ring(ring) => {
                 let port = port(self.api, ring, id, surroundings)?;
