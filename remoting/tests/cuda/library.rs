@@ -77,8 +77,8 @@ fn archive(name: &str) -> PathBuf {
 pub fn shims() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
-        let folder =
-            std::env::temp_dir().join(format!("gantry-cublas-test-{}", std::process::id()));
+        // Cargo's own, so that each run takes the place of the one before.
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cublas");
         std::fs::create_dir_all(&folder).expect("there is room for files");
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../guest/cublas/link.sh");
         let linked = Command::new(script)
