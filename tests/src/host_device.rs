@@ -1,6 +1,9 @@
 //! Physical devices of L1, which QEMU emulates behind an IOMMU.
 
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result, bail};
 
@@ -33,12 +36,33 @@ pub const EXPRESS_RNG: (&str, &str) = ("0x1af4", "0x1044");
 /// QEMU's NVMe controller.
 pub const NVME: (&str, &str) = ("0x1b36", "0x0010");
 
+/// The variant of vfio-pci.
+pub const VARIANT: &str = "vendors-vfio";
+
+/// Loads VFIO, and further modules, those that are not there yet.
+pub fn load(more: &[&str]) -> Result<()> {
+    // Newer kernels have some of them in others.
+    const VFIO: &str = "iommufd vfio vfio_virqfd vfio_iommu_type1 vfio-pci-core vfio-pci";
+    let names = [&[VFIO], more].concat().join(" ");
+    sh(&format!(
+        "for m in {names}; do \
+         [ ! -e /modules/$m.ko ] || [ -d /sys/module/$(echo $m | tr - _) ] || \
+         insmod /modules/$m.ko || exit 1; done"
+    ))
+    .map(drop)
+}
+
 impl HostDevice {
     /// The `index`th device of a kind, bound to vfio-pci.
     pub fn take(kind: (&str, &str), index: usize) -> Result<Self> {
         let device = Self::find(kind, index)?;
         device.bind()?;
         Ok(device)
+    }
+
+    /// The device with a folder in sysfs.
+    pub fn at(path: &Path) -> Result<Self> {
+        Self::named(fs::canonicalize(path)?)
     }
 
     /// The `index`th device of a kind by address.
@@ -56,6 +80,10 @@ impl HostDevice {
             .get(index)
             .with_context(|| format!("L1 has no device {index} of {kind:?}"))?
             .clone();
+        Self::named(path)
+    }
+
+    fn named(path: PathBuf) -> Result<Self> {
         let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
             bail!("{} has no name", path.display());
         };
@@ -65,27 +93,30 @@ impl HostDevice {
 
     /// Gives it to vfio-pci.
     pub fn bind(&self) -> Result<()> {
-        if self.driver().as_deref() == Some("vfio-pci") {
+        self.bind_to("vfio-pci")
+    }
+
+    /// Gives it to a driver that gives it to VFIO: vfio-pci, or the variant of it.
+    pub fn bind_to(&self, driver: &str) -> Result<()> {
+        if self.driver().as_deref() == Some(driver) {
             return Ok(());
         }
-        // Newer kernels have some of them in others.
-        sh(
-            "for m in iommufd vfio vfio_virqfd vfio_iommu_type1 vfio-pci-core vfio-pci; do \
-             [ ! -e /modules/$m.ko ] || [ -d /sys/module/$(echo $m | tr - _) ] || \
-             insmod /modules/$m.ko || exit 1; done",
-        )?;
-        fs::write(self.path.join("driver_override"), "vfio-pci")?;
+        load(&[])?;
+        if driver == VARIANT {
+            load(&[VARIANT])?;
+        }
+        fs::write(self.path.join("driver_override"), driver)?;
         if self.driver().is_some() {
             fs::write(self.path.join("driver/unbind"), &self.address)?;
         }
         fs::write("/sys/bus/pci/drivers_probe", &self.address)?;
         match self.driver().as_deref() {
-            Some("vfio-pci") => Ok(()),
+            Some(bound) if bound == driver => Ok(()),
             other => bail!("{} is bound to {other:?}", self.address),
         }
     }
 
-    /// Takes it from vfio-pci; it has no driver then.
+    /// Takes it from its driver; it has none then.
     pub fn release(&self) -> Result<()> {
         fs::write(self.path.join("driver_override"), "\n")?;
         fs::write(self.path.join("driver/unbind"), &self.address)?;

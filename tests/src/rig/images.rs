@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use super::{
     iommufd, opencl,
     packages::{Cache, Kernel, output, run},
-    systemd,
+    systemd, vendors,
 };
 use crate::guest::{READY, STATUS};
 
@@ -182,6 +182,7 @@ impl Images {
         start(&root, &busybox)?;
         let loaded = modules(&kernel, L1_MODULES, &root.join("modules"))?;
         modules(&kernel, L1_EXTRA, &root.join("modules"))?;
+        vendors::copy(&vendors::modules(cache, &kernel)?, &root.join("modules"))?;
         let images = programs_and_guest(&root, &kernel, binaries, &l2)?;
         program(&binaries.opencl.pool, &root, "bin/gantry-accel")?;
         program(&binaries.opencl.arbiter, &root, "bin/gantry-arbiter")?;

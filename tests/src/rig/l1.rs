@@ -21,6 +21,9 @@ use crate::report::Report;
 /// Bytes of L1's NVMe disk.
 const NVME_SIZE: u64 = 128 << 20;
 
+/// Bytes of the disk of the controller that has virtual functions.
+const FUNCTIONS_SIZE: u64 = 32 << 20;
+
 /// What L1 is emulated on: the IOMMU differs.
 #[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Board {
@@ -136,7 +139,7 @@ impl L1 {
                 images.pocl.display()
             ))
             .args(["-device", "virtio-blk-pci,drive=pocl"])
-            .args(more_devices(board, work)?)
+            .args(more_devices(board, work, number)?)
             .args([
                 "-nodefaults",
                 "-no-user-config",
@@ -241,7 +244,7 @@ impl L1 {
 const ROM_SIZE: usize = 8 << 10;
 
 /// What is not tested on every board, in high slots: the others stay where they are.
-fn more_devices(board: Board, work: &Path) -> Result<Vec<String>> {
+fn more_devices(board: Board, work: &Path, number: usize) -> Result<Vec<String>> {
     if !matches!(board, Board::Intel | Board::Iommufd) {
         return Ok(Vec::new());
     }
@@ -273,16 +276,36 @@ fn more_devices(board: Board, work: &Path) -> Result<Vec<String>> {
         "pcie-root-port,id=atsport,chassis=4,addr=0x16".to_owned(),
         "virtio-rng-pci,bus=atsport,iommu_platform=on,disable-legacy=on,aer=on,ats=on".to_owned(),
     ];
+    // One that has virtual functions, with a disk that all of its functions share.
+    let disk = work.join(format!("l1-{number}-functions.raw"));
+    fs::File::create(&disk)?.set_len(FUNCTIONS_SIZE)?;
+    let drive = format!("file={},if=none,id=functions,format=raw", disk.display());
+    let functions = [
+        "nvme-subsys,id=subsystem",
+        "nvme,id=physical,serial=functions,subsys=subsystem,sriov_max_vfs=1,sriov_vq_flexible=2,\
+         sriov_vi_flexible=1,addr=0x17",
+        "nvme-ns,drive=functions,bus=physical,shared=on",
+    ];
+    let functions = functions.iter().filter(|_| board == Board::Intel);
+    let devices = devices
+        .into_iter()
+        .chain(functions.map(|device| (*device).to_owned()));
     // A network without an outside, where QEMU serves a file at FILE_SERVER.
     let card = format!("user,id=card,restrict=on,tftp={}", served.display());
-    let arguments = devices
-        .into_iter()
-        .flat_map(|device| ["-device".to_owned(), device]);
+    let arguments = devices.flat_map(|device| ["-device".to_owned(), device]);
     let express = "user,id=express,restrict=on".to_owned();
-    Ok(["-netdev".to_owned(), card, "-netdev".to_owned(), express]
-        .into_iter()
-        .chain(arguments)
-        .collect())
+    let netdev = || "-netdev".to_owned();
+    Ok([
+        "-drive".to_owned(),
+        drive,
+        netdev(),
+        card,
+        netdev(),
+        express,
+    ]
+    .into_iter()
+    .chain(arguments)
+    .collect())
 }
 
 /// The smallest ROM that a kernel shows (PCI 3.0, 6.3.1): its header, and a pattern. It is none

@@ -2,7 +2,7 @@
 //!
 //! - [`packages`]: what comes from Debian, and the cache.
 //! - [`images`]: initial file systems of L1 and L2.
-//! - [`mod@iommufd`]: kernel modules for L1.
+//! - [`mod@iommufd`], [`vendors`]: kernel modules for L1.
 //! - [`opencl`]: PoCL for L1, driver, agent and programs for L2.
 //! - [`systemd`]: Debian's init and this repository's units for L2.
 //! - [`l1`]: booting L1 and listening to it.
@@ -13,6 +13,7 @@ pub mod l1;
 pub mod opencl;
 pub mod packages;
 pub mod systemd;
+pub mod vendors;
 
 use std::{
     collections::VecDeque,

@@ -101,6 +101,24 @@ impl Cache {
         Ok(folder(&kept))
     }
 
+    /// Unpacks parts of the kernel's sources into a folder, of the version that the headers have.
+    pub fn unpack_sources(
+        &self,
+        package: &str,
+        parts: &[&str],
+        headers: &Path,
+        work: &Path,
+    ) -> Result<()> {
+        self.unpack(&format!("{package}={}", version(headers)?), work)?;
+        let archive = work.join(format!("usr/src/{package}.tar.xz"));
+        run(Command::new("tar")
+            .args(["--strip-components=1", "-xJf"])
+            .arg(archive)
+            .args(parts.iter().map(|part| format!("{package}/{part}")))
+            .current_dir(work))?;
+        Ok(fs::remove_dir_all(work.join("usr"))?)
+    }
+
     /// The release of the kernel that a meta package such as `linux-image-6.12-cloud-amd64` stands
     /// for.
     pub fn release_of(&self, meta: &str) -> Result<String> {
@@ -131,6 +149,55 @@ impl Cache {
     pub fn kernel_of(&self, release: &str) -> Result<Kernel> {
         kernel_in(&self.unpacked(&format!("linux-image-{release}"))?)
     }
+}
+
+/// Programs that building modules needs, and the Debian packages that have them.
+pub const FOR_MODULES: &[(&str, &str)] =
+    &[("xz", "xz-utils"), ("make", "make"), ("gcc-12", "gcc-12")];
+
+/// Builds modules from sources in a folder, to which `files` are added. What has not changed since
+/// the last time is not built again.
+pub fn build_modules(sources: &Path, files: &[(&str, &str)], headers: &Path) -> Result<()> {
+    for (name, text) in files {
+        let file = sources.join(name);
+        if fs::read_to_string(&file).ok().as_deref() != Some(text) {
+            fs::write(file, text)?;
+        }
+    }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    run(Command::new("make")
+        .args(["-s", "modules", &format!("-j{cores}")])
+        // Needs the kernel's debug information, which is in no package that is fetched here.
+        .arg("CONFIG_DEBUG_INFO_BTF_MODULES=")
+        .arg("-C")
+        .arg(headers)
+        .arg(format!("M={}", sources.display())))
+}
+
+/// Copies modules, without what debuggers want.
+pub fn copy_modules(sources: &Path, names: &[&str], to: &Path) -> Result<()> {
+    for name in names {
+        let file = format!("{name}.ko");
+        run(Command::new("strip")
+            .args(["--strip-debug", "-o"])
+            .arg(to.join(&file))
+            .arg(sources.join(&file)))?;
+    }
+    Ok(())
+}
+
+/// Debian's version of the headers in a folder, such as `6.12.117-1~deb12u1`: the sources have the
+/// same.
+fn version(headers: &Path) -> Result<String> {
+    let name = headers.file_name().context("the headers have no name")?;
+    let changes = headers.join("../../share/doc").join(name);
+    let text = output(Command::new("zcat").arg(changes.join("changelog.Debian.gz")))?;
+    let version = text
+        .split_once('(')
+        .and_then(|(_, rest)| Some(rest.split_once(')')?.0));
+    version
+        .map(str::to_owned)
+        .with_context(|| format!("{} names no version", changes.display()))
 }
 
 fn kernel_in(root: &Path) -> Result<Kernel> {

@@ -14,6 +14,7 @@ mod migration;
 mod network;
 mod passthrough;
 mod passthrough_boards;
+mod passthrough_drivers;
 mod passthrough_iommu;
 mod passthrough_iommufd;
 mod passthrough_kinds;
@@ -86,6 +87,7 @@ pub fn all() -> Vec<Scenario> {
         passthrough_user::SCENARIOS,
         passthrough_leave::SCENARIOS,
         passthrough_kinds::SCENARIOS,
+        passthrough_drivers::SCENARIOS,
         passthrough_topology::SCENARIOS,
         passthrough_resets::SCENARIOS,
         passthrough_move::SCENARIOS,

@@ -170,7 +170,7 @@ pub fn refused(context: &Context) -> Result<()> {
     };
     add(
         "/sys/bus/pci/devices/0000:00:1f.7".as_ref(),
-        "no PCI device",
+        "no PCI device and no mediated device",
     )?;
     add(
         "/sys/bus/pci/devices/0000:00:00.0".as_ref(),
