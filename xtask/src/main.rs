@@ -18,6 +18,7 @@ mod bench;
 mod changed;
 mod cuda;
 mod demo;
+mod described;
 #[cfg(test)]
 mod documents;
 mod elsewhere;

@@ -14,7 +14,7 @@ use gantry_tests::{
 
 use crate::{
     changed::{self, Selection},
-    fuzz, gate, gloop, opencl,
+    described, fuzz, gate, gloop, opencl,
     programs::{self, cargo, root, target},
     progress::Step,
     ring, sharing, unit_tests,
@@ -141,6 +141,9 @@ pub fn run(options: &Options) -> Result<()> {
         })?;
     }
     if !options.no_rig {
+        described::run(&options.words, |name, outcome, seconds| {
+            count.add(name, outcome, Some(seconds));
+        })?;
         opencl::run(&options.words, |name, outcome, seconds| {
             count.add(name, outcome, Some(seconds));
         })?;

@@ -1,0 +1,243 @@
+//! The REST API against its description: thousands of requests that it allows or forbids, made by
+//! Schemathesis and sent to a VMM without a VM. Neither KVM nor a virtual machine is needed.
+
+use std::{
+    fs,
+    io::{self, Read, Write},
+    net::{Shutdown, TcpListener, TcpStream},
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use gantry_tests::{
+    report::Outcome,
+    rig::{Cache, packages},
+};
+
+use crate::{
+    programs::{self, root, target},
+    progress::Step,
+    selected,
+};
+
+/// Programs that this needs, and the Debian packages that have them.
+const PROGRAMS: &[(&str, &str)] = &[
+    (PYTHON, "python3"),
+    ("/usr/lib/python3/dist-packages/pip", "python3-pip"),
+];
+
+/// Debian's, whatever else is in PATH.
+const PYTHON: &str = "/usr/bin/python3";
+
+/// What makes the requests.
+const SCHEMATHESIS: &str = "schemathesis==4.32.5";
+
+/// How long the VMM may take to listen.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Requests of each kind and path that are made at random, beside those at every bound.
+const EXAMPLES: &str = "20";
+
+/// Paths that end the VMM, or wait, and those that do what a configuration says: here it is made up.
+const LEFT_OUT: &[&str] = &[
+    "/vmm.shutdown",
+    "/vm.boot",
+    "/vm.reboot",
+    "/vm.receive-migration",
+    "/vm.restore",
+];
+
+/// Paths whose bodies are refused by none but what the description states. The others have fields
+/// that depend on each other, or ask for what Gantry refuses as a whole; or a migration to be there.
+const STATED: &[&str] = &[
+    "/vm.resize",
+    "/vm.resize-disk",
+    "/vm.resize-zone",
+    "/vm.add-gpu",
+    "/vm.add-pmem",
+    "/vm.add-vsock",
+    "/vm.remove-device",
+    "/vm.swap-device",
+    "/vm.snapshot",
+    "/vm.coredump",
+];
+
+type Scenario = fn() -> Result<()>;
+
+const SCENARIOS: &[(&str, Scenario)] = &[
+    (
+        "api: answers to requests of all kinds are as the description says",
+        answers,
+    ),
+    ("api: what the description allows is understood", understood),
+];
+
+/// Runs the scenarios that the words select, all if there are none.
+pub fn run(words: &[String], report: impl FnMut(&str, &Outcome, f64)) -> Result<()> {
+    selected::run(
+        SCENARIOS,
+        words,
+        || packages::install(PROGRAMS),
+        |scenario, ()| scenario(),
+        report,
+    )
+}
+
+/// The folder with Schemathesis and what it needs; fetched once.
+fn library() -> Result<PathBuf> {
+    let name = SCHEMATHESIS.replace("==", "-");
+    Cache::open()?.made(&name, |work| {
+        let step = Step::new("fetching Schemathesis (once)");
+        let mut pip = Command::new(PYTHON);
+        pip.args(["-m", "pip", "install", "--quiet", "--target"])
+            .arg(work)
+            .args(["--disable-pip-version-check", "--root-user-action=ignore"])
+            .arg(SCHEMATHESIS);
+        packages::run(&mut pip).map_err(|error| {
+            let why = format!("cannot install {SCHEMATHESIS} with pip, check the network: {error}");
+            selected::Skipped(why)
+        })?;
+        step.finish();
+        Ok(())
+    })
+}
+
+/// A VMM without a VM, whose files are in a folder of its own. It ends with the value.
+struct Vmm {
+    process: Child,
+    socket: PathBuf,
+}
+
+impl Vmm {
+    fn start(folder: &Path) -> Result<Self> {
+        if folder.exists() {
+            fs::remove_dir_all(folder)?;
+        }
+        fs::create_dir_all(folder)?;
+        let log = fs::File::create(folder.join("log"))?;
+        let process = Command::new(programs::release()?.join("gantry"))
+            .args(["--api-socket", "api"])
+            .current_dir(folder)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .context("cannot start gantry")?;
+        let vmm = Self {
+            process,
+            socket: folder.join("api"),
+        };
+        let start = Instant::now();
+        while UnixStream::connect(&vmm.socket).is_err() {
+            ensure!(start.elapsed() < PATIENCE, "the VMM does not listen");
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(vmm)
+    }
+
+    /// Serves the API on a port of this machine, which Schemathesis needs, for as long as this
+    /// process runs.
+    fn port(&self) -> Result<u16> {
+        let listener = TcpListener::bind(("127.0.0.1", 0))?;
+        let port = listener.local_addr()?.port();
+        let socket = self.socket.clone();
+        thread::spawn(move || {
+            for client in listener.incoming().filter_map(io::Result::ok) {
+                if let Ok(server) = UnixStream::connect(&socket) {
+                    join(client, server);
+                }
+            }
+        });
+        Ok(port)
+    }
+}
+
+impl Drop for Vmm {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Passes on what either side says, until it ends.
+fn join(client: TcpStream, server: UnixStream) {
+    let Ok((mut from_client, mut from_server)) = client
+        .try_clone()
+        .and_then(|client| Ok((client, server.try_clone()?)))
+    else {
+        return;
+    };
+    let (mut client, mut server) = (client, server);
+    thread::spawn(move || {
+        pass(&mut from_client, &mut server);
+        let _ = server.shutdown(Shutdown::Write);
+    });
+    thread::spawn(move || {
+        pass(&mut from_server, &mut client);
+        let _ = client.shutdown(Shutdown::Write);
+    });
+}
+
+fn pass(from: &mut impl Read, to: &mut impl Write) {
+    // Whoever has ended hears nothing more.
+    let _ = io::copy(from, to);
+}
+
+/// Makes requests to a fresh VMM, with further arguments, and fails if any answer fails a check.
+fn request(name: &str, arguments: &[&str]) -> Result<()> {
+    let library = library()?;
+    let mut vmm = Vmm::start(&target().join("api").join(name))?;
+    let url = format!("http://127.0.0.1:{}/api/v1", vmm.port()?);
+    let output = Command::new(PYTHON)
+        .args(["-m", "schemathesis.cli", "run"])
+        .arg(root().join("resources/openapi/gantry.yaml"))
+        .args(["--url", &url, "--max-examples", EXAMPLES, "--seed", "1"])
+        .args(["--phases", "coverage,fuzzing", "--no-shrink", "--no-color"])
+        .args(["--continue-on-failure", "--suppress-health-check", "all"])
+        .args(["--warnings", "off"])
+        .args(arguments)
+        .env("PYTHONPATH", library)
+        .current_dir(target().join("api"))
+        .stdin(Stdio::null())
+        .output()
+        .context("cannot run Schemathesis")?;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    ensure!(
+        vmm.process.try_wait()?.is_none(),
+        "the VMM has ended: {}\n{said}",
+        fs::read_to_string(vmm.socket.with_file_name("log"))?
+    );
+    ensure!(
+        output.status.success(),
+        "{said}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    // Without requests nothing fails.
+    ensure!(said.contains(" generated"), "no requests were made: {said}");
+    Ok(())
+}
+
+/// Statuses, types and contents of answers, and that nothing is taken that is forbidden.
+fn answers() -> Result<()> {
+    let mut arguments = vec![
+        "--checks",
+        "status_code_conformance,content_type_conformance,response_schema_conformance,\
+         negative_data_rejection",
+    ];
+    for path in LEFT_OUT {
+        arguments.extend(["--exclude-path", path]);
+    }
+    request("answers", &arguments)
+}
+
+fn understood() -> Result<()> {
+    let mut arguments = vec!["--mode", "positive", "--checks", "positive_data_acceptance"];
+    for path in STATED {
+        arguments.extend(["--include-path", path]);
+    }
+    request("understood", &arguments)
+}
