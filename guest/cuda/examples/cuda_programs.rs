@@ -1,0 +1,264 @@
+//! Programs that NVIDIA's compiler has made, on the first device: what they compute and print is compared
+//! with this processor's. With `endless` one is run until an error; with `memory`, memory is allocated until
+//! there is none.
+
+use std::{
+    env,
+    ffi::{CString, c_void},
+    io::Write,
+    ptr::null_mut,
+};
+
+use cuda_definition::driver::{signatures, types::*};
+use libloading::Library;
+
+const VECTOR_ADD: &str =
+    include_str!("../../../tests/cuda-driver/tests/kernels/vector_add.compute_75.ptx");
+const HISTOGRAM: &str =
+    include_str!("../../../tests/cuda-driver/tests/kernels/histogram.compute_75.ptx");
+const MATMUL: &str = include_str!("../../../tests/cuda-driver/tests/kernels/matmul.compute_75.ptx");
+const PRINT: &str = include_str!("../../../tests/cuda-driver/tests/kernels/print.compute_75.ptx");
+
+type Outcome<T> = Result<T, String>;
+
+/// The driver, and a context that is current.
+struct Device(Library);
+
+/// Calls a function by its symbol, with the signature that the definition has.
+macro_rules! cuda {
+    ($device:expr, $name:ident($($argument:expr),* $(,)?)) => {{
+        // SAFETY: the signature is the definition's; the pointers are to what it wants.
+        #[allow(unused_unsafe)]
+        let result = unsafe {
+            let symbol = concat!(stringify!($name), "\0").as_bytes();
+            let function = $device.0.get::<signatures::$name>(symbol);
+            function.map_err(|error| error.to_string())?($($argument),*)
+        };
+        outcome(stringify!($name), result)
+    }};
+}
+
+fn outcome(what: &str, result: CUresult) -> Outcome<()> {
+    if result == CUresult::CUDA_SUCCESS {
+        return Ok(());
+    }
+    let found = CUresult::NAMES.iter().find(|(_, known)| *known == result);
+    let name = found.map_or_else(|| result.0.to_string(), |(name, _)| (*name).to_owned());
+    Err(format!("{what}: {name}"))
+}
+
+impl Device {
+    fn open() -> Outcome<Self> {
+        // SAFETY: the loader's choice of driver, as for any program.
+        let library = unsafe { Library::new("libcuda.so.1") };
+        let device = Self(library.map_err(|error| error.to_string())?);
+        let mut context = null_mut();
+        cuda!(device, cuInit(0))?;
+        cuda!(device, cuDevicePrimaryCtxRetain(&raw mut context, 0))?;
+        cuda!(device, cuCtxSetCurrent(context))?;
+        Ok(device)
+    }
+
+    fn function(&self, ptx: &str, name: &str) -> Outcome<CUfunction> {
+        let text = |text: &str| CString::new(text).map_err(|error| error.to_string());
+        let (ptx, name) = (text(ptx)?, text(name)?);
+        let (mut module, mut function) = (null_mut(), null_mut());
+        cuda!(self, cuModuleLoadData(&raw mut module, ptx.as_ptr().cast()))?;
+        cuda!(
+            self,
+            cuModuleGetFunction(&raw mut function, module, name.as_ptr())
+        )?;
+        Ok(function)
+    }
+
+    fn upload<T>(&self, values: &[T]) -> Outcome<CUdeviceptr> {
+        let (mut at, size) = (0, size_of_val(values));
+        cuda!(self, cuMemAlloc_v2(&raw mut at, size))?;
+        cuda!(self, cuMemcpyHtoD_v2(at, values.as_ptr().cast(), size))?;
+        Ok(at)
+    }
+
+    fn download<T: Copy + Default>(&self, at: CUdeviceptr, count: usize) -> Outcome<Vec<T>> {
+        let mut values = vec![T::default(); count];
+        let size = size_of_val(values.as_slice());
+        cuda!(self, cuMemcpyDtoH_v2(values.as_mut_ptr().cast(), at, size))?;
+        Ok(values)
+    }
+
+    fn launch(
+        &self,
+        function: CUfunction,
+        (grid, block, shared): ([u32; 2], [u32; 2], u32),
+        arguments: &mut [*mut c_void],
+    ) -> Outcome<()> {
+        let ([across, down], [wide, high]) = (grid, block);
+        let parameters = arguments.as_mut_ptr();
+        cuda!(
+            self,
+            cuLaunchKernel(
+                function,
+                across,
+                down,
+                1,
+                wide,
+                high,
+                1,
+                shared,
+                null_mut(),
+                parameters,
+                null_mut()
+            )
+        )
+    }
+
+    fn free(&self, at: CUdeviceptr) -> Outcome<()> {
+        cuda!(self, cuMemFree_v2(at))
+    }
+}
+
+/// A kernel's argument.
+fn argument<T>(value: &mut T) -> *mut c_void {
+    (&raw mut *value).cast()
+}
+
+fn is(what: &str, right: bool) -> Outcome<()> {
+    match right {
+        true => Ok(()),
+        false => Err(format!("{what} is WRONG")),
+    }
+}
+
+/// Adds two vectors.
+fn add(device: &Device, function: CUfunction, round: usize) -> Outcome<()> {
+    const COUNT: usize = 4096;
+    let of = |step: usize| -> Vec<f32> {
+        let number = |at| ((at * step + round) % 1000) as f32;
+        (0..COUNT).map(number).collect()
+    };
+    let (first, second) = (of(3), of(7));
+    let (mut a, mut b) = (device.upload(&first)?, device.upload(&second)?);
+    let (mut sum, mut count) = (device.upload(&[0f32; COUNT])?, COUNT as i32);
+    let mut arguments = [
+        argument(&mut a),
+        argument(&mut b),
+        argument(&mut sum),
+        argument(&mut count),
+    ];
+    device.launch(function, ([32, 1], [128, 1], 0), &mut arguments)?;
+    let sums: Vec<f32> = device.download(sum, COUNT)?;
+    for at in [a, b, sum] {
+        device.free(at)?;
+    }
+    let right = |at: usize| (sums[at] - first[at] - second[at]).abs() < f32::EPSILON;
+    is("the sum of vectors", (0..COUNT).all(right))
+}
+
+/// Counts bytes.
+fn count(device: &Device) -> Outcome<()> {
+    const COUNT: usize = 20_000;
+    let bytes: Vec<u8> = (0..COUNT).map(|at| (at * at / 7) as u8).collect();
+    let mut expected = [0u32; 256];
+    for byte in &bytes {
+        expected[usize::from(*byte)] += 1;
+    }
+    let function = device.function(HISTOGRAM, "histogram")?;
+    let (mut from, mut bins) = (device.upload(&bytes)?, device.upload(&[0u32; 256])?);
+    let mut size = COUNT as u32;
+    let mut arguments = [
+        argument(&mut from),
+        argument(&mut size),
+        argument(&mut bins),
+    ];
+    device.launch(function, ([4, 1], [128, 1], 1024), &mut arguments)?;
+    let counted: Vec<u32> = device.download(bins, 256)?;
+    is("the histogram", counted == expected)
+}
+
+/// Multiplies two matrices of whole numbers, which have no rounding.
+fn multiply(device: &Device) -> Outcome<()> {
+    const SIZE: usize = 40;
+    let of =
+        |step: usize| -> Vec<f32> { (0..SIZE * SIZE).map(|at| (at * step % 11) as f32).collect() };
+    let (left, right) = (of(3), of(5));
+    let function = device.function(MATMUL, "matmul")?;
+    let (mut a, mut b) = (device.upload(&left)?, device.upload(&right)?);
+    let (mut product, mut size) = (device.upload(&[0f32; SIZE * SIZE])?, SIZE as i32);
+    let mut arguments = [
+        argument(&mut a),
+        argument(&mut b),
+        argument(&mut product),
+        argument(&mut size),
+    ];
+    device.launch(function, ([3, 3], [16, 16], 0), &mut arguments)?;
+    let found: Vec<f32> = device.download(product, SIZE * SIZE)?;
+    let expected = |at: usize| -> f32 {
+        let (row, column) = (at / SIZE, at % SIZE);
+        (0..SIZE)
+            .map(|i| left[row * SIZE + i] * right[i * SIZE + column])
+            .sum()
+    };
+    let same = |at: usize| (found[at] - expected(at)).abs() < 0.5;
+    is("the product of matrices", (0..SIZE * SIZE).all(same))
+}
+
+/// Has a kernel print.
+fn print(device: &Device) -> Outcome<()> {
+    let function = device.function(PRINT, "print")?;
+    let (mut word, mut factor) = (device.upload(b"a kernel says\0")?, 0.5f64);
+    let mut arguments = [argument(&mut word), argument(&mut factor)];
+    device.launch(function, ([1, 1], [32, 1], 0), &mut arguments)?;
+    cuda!(device, cuCtxSynchronize())
+}
+
+/// Allocates until there is no more: how many MiB there were, and why no more.
+fn exhaust(device: &Device) -> Outcome<(usize, String)> {
+    let mut held = 0;
+    loop {
+        let mut at = 0;
+        match cuda!(device, cuMemAlloc_v2(&raw mut at, 1 << 20)) {
+            Ok(()) => held += 1,
+            Err(error) => return Ok((held, error)),
+        }
+    }
+}
+
+fn run() -> Outcome<()> {
+    let device = Device::open()?;
+    let (mut free, mut all) = (0, 0);
+    cuda!(device, cuMemGetInfo_v2(&raw mut free, &raw mut all))?;
+    println!("{} MiB of device memory", all >> 20);
+    match env::args().nth(1).as_deref() {
+        Some("memory") => {
+            let (held, error) = exhaust(&device)?;
+            println!("{held} MiB were allocated, and then {error}");
+        }
+        Some("endless") => {
+            let function = device.function(VECTOR_ADD, "vector_add")?;
+            for round in 0.. {
+                add(&device, function, round)?;
+                if round == 0 {
+                    println!("the first is right");
+                    std::io::stdout()
+                        .flush()
+                        .map_err(|error| error.to_string())?;
+                }
+            }
+        }
+        _ => {
+            let function = device.function(VECTOR_ADD, "vector_add")?;
+            for round in 0..8 {
+                add(&device, function, round)?;
+            }
+            count(&device)?;
+            multiply(&device)?;
+            print(&device)?;
+            println!("sums, counts and products are right");
+        }
+    }
+    Ok(())
+}
+
+fn main() -> Result<(), String> {
+    // What kernels print goes by C's standard output, which has a buffer of its own.
+    run().inspect_err(|error| println!("ended: {error}"))
+}
