@@ -67,6 +67,11 @@ impl Kvm {
         Ok(list.as_slice().to_vec())
     }
 
+    /// Whether the time-stamp counter of a vCPU can have another frequency than the host's.
+    pub fn scales_tsc(&self) -> bool {
+        self.fd.check_extension(kvm_ioctls::Cap::TscControl)
+    }
+
     /// The largest number of vCPUs of a VM.
     pub fn max_vcpus(&self) -> usize {
         self.fd.get_max_vcpus()

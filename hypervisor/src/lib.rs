@@ -32,7 +32,7 @@ pub use dirty_log::DirtyLog;
 pub use error::Error;
 pub use gsi::{Gsis, MsiRoute};
 pub use kvm::Kvm;
-pub use state::{VcpuState, VmState};
+pub use state::{CpuNeeds, VcpuState, VmState};
 pub use stats::VcpuStats;
 pub use vcpu::{Exit, Exits, Kicker, Vcpu, install_kick_handler};
 pub use vm::{MemorySlot, SlotId, Vm};

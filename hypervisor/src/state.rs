@@ -1,5 +1,7 @@
 //! What survives a snapshot.
 
+use std::time::Duration;
+
 use kvm_bindings::{
     kvm_clock_data, kvm_cpuid_entry2, kvm_debugregs, kvm_irqchip, kvm_lapic_state, kvm_mp_state,
     kvm_msr_entry, kvm_pit_state2, kvm_regs, kvm_sregs, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
@@ -7,6 +9,9 @@ use kvm_bindings::{
 use serde::{Deserialize, Serialize};
 
 use crate::raw;
+
+/// Time-stamp counter.
+const IA32_TSC: u32 = 0x10;
 
 /// Clock, timer and interrupt controllers of a VM.
 #[derive(Serialize, Deserialize)]
@@ -67,4 +72,61 @@ pub struct VcpuState {
     /// while the guest does not use VMX or SVM.
     #[serde(with = "raw::list", default)]
     pub nested: Vec<u8>,
+}
+
+impl VmState {
+    /// The guest's clock goes on as if it had run for so long since it was saved.
+    pub fn advance(&mut self, by: Duration) {
+        let nanoseconds = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX);
+        self.clock.clock = self.clock.clock.saturating_add(nanoseconds);
+    }
+}
+
+impl VcpuState {
+    /// The time-stamp counter goes on as if the vCPU had run for so long since it was saved; timers
+    /// that were due meanwhile are due at once. Without a known frequency it stays as it is.
+    pub fn advance(&mut self, by: Duration) {
+        let Some(khz) = self.tsc_khz else { return };
+        // Cannot overflow: 2^32 times 2^96.
+        let ticks = by.as_nanos().saturating_mul(u128::from(khz)) / 1_000_000;
+        for msr in self.msrs.iter_mut().filter(|msr| msr.index == IA32_TSC) {
+            // The counter wraps around as hardware's does.
+            msr.data = msr.data.wrapping_add(ticks as u64);
+        }
+    }
+}
+
+/// What a vCPU of another host has to have for a guest that has seen this one.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CpuNeeds {
+    /// The CPUID leaves that the guest has seen.
+    #[serde(with = "raw::list")]
+    pub cpuid: Vec<kvm_cpuid_entry2>,
+    /// Indices of its model-specific registers.
+    pub msrs: Vec<u32>,
+    /// Frequency of the time-stamp counter in kHz, if KVM tells it.
+    pub tsc_khz: Option<u32>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_goes_on_for_clock_and_counter_alike() {
+        let mut vm: VmState = VmState {
+            clock: kvm_clock_data {
+                clock: 1000,
+                ..Default::default()
+            },
+            pit: Default::default(),
+            pic_master: Default::default(),
+            pic_slave: Default::default(),
+            ioapic: Default::default(),
+        };
+        vm.advance(Duration::from_millis(5));
+        assert_eq!(vm.clock.clock, 5_001_000);
+        vm.advance(Duration::MAX);
+        assert_eq!(vm.clock.clock, u64::MAX);
+    }
 }

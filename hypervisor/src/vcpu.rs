@@ -15,7 +15,7 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{VcpuExit, VcpuFd};
 
-use crate::{Error, Result, VcpuState, VcpuStats, nested};
+use crate::{CpuNeeds, Error, Result, VcpuState, VcpuStats, nested};
 
 /// The MSR in which firmware allows VMX and locks that choice.
 const IA32_FEATURE_CONTROL: u32 = 0x3a;
@@ -364,6 +364,16 @@ impl Vcpu {
             msrs,
             events,
             nested: nested::save(&self.fd, self.id, &sregs)?,
+        })
+    }
+
+    /// What another host has to have for this vCPU; `msr_indices` as for [`Vcpu::save`].
+    pub fn needs(&self, msr_indices: &[u32]) -> Result<CpuNeeds> {
+        let msrs = self.msrs(msr_indices)?;
+        Ok(CpuNeeds {
+            cpuid: self.cpuid()?,
+            msrs: msrs.iter().map(|msr| msr.index).collect(),
+            tsc_khz: self.tsc_khz().ok(),
         })
     }
 
