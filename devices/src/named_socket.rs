@@ -8,13 +8,17 @@ use std::{
     fs::{self, File, Metadata},
     io,
     os::{
-        fd::AsRawFd,
+        fd::{AsRawFd, OwnedFd},
         unix::{
             fs::{FileTypeExt, MetadataExt},
             net::{UnixDatagram, UnixListener, UnixStream},
         },
     },
     path::{Path, PathBuf},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -29,6 +33,9 @@ pub enum NameError {
     /// Somebody listens there.
     #[error("another process listens on {}: stop it, or use another socket", .0.display())]
     InUse(PathBuf),
+    /// A socket that came from another process is not that which clients find.
+    #[error("the socket that came for {} is another one", .0.display())]
+    NotThatSocket(PathBuf),
     /// Something else has that name.
     #[error("{} is no socket: move it away, or use another path", .0.display())]
     NotASocket(PathBuf),
@@ -51,6 +58,40 @@ pub struct SocketFile {
     path: PathBuf,
     /// File system and inode. Nobody else's as long as the listener is open.
     identity: Option<(u64, u64)>,
+    /// Another process has the socket: the file stays.
+    stays: Arc<AtomicBool>,
+}
+
+/// A socket as it is handed over to another process, which goes on listening.
+#[derive(Clone, Debug)]
+pub struct SharedSocket {
+    path: PathBuf,
+    listener: Weak<UnixListener>,
+    stays: Arc<AtomicBool>,
+}
+
+impl SharedSocket {
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A descriptor of it; `None` if it is closed.
+    ///
+    /// # Errors
+    ///
+    /// If there are too many descriptors.
+    pub fn descriptor(&self) -> io::Result<Option<OwnedFd>> {
+        let listener = self.listener.upgrade();
+        let copy = listener.map(|listener| listener.try_clone());
+        Ok(copy.transpose()?.map(OwnedFd::from))
+    }
+
+    /// Whether its file goes with it: not once another process has the socket, and not before this
+    /// process has it from another.
+    pub fn set_own(&self, own: bool) {
+        self.stays.store(!own, Ordering::SeqCst);
+    }
 }
 
 /// A socket that clients can connect to.
@@ -60,7 +101,7 @@ pub struct NamedSocket {
     /// afterwards.
     pub file: SocketFile,
     /// Non-blocking.
-    pub listener: UnixListener,
+    pub listener: Arc<UnixListener>,
 }
 
 impl NamedSocket {
@@ -80,9 +121,52 @@ impl NamedSocket {
         let file = SocketFile {
             path: path.to_owned(),
             identity: fs::symlink_metadata(path).ok().map(|file| identity(&file)),
+            stays: Arc::default(),
         };
         listener.set_nonblocking(true).map_err(failed)?;
-        Ok(Self { listener, file })
+        Ok(Self {
+            listener: Arc::new(listener),
+            file,
+        })
+    }
+
+    /// Listens on a socket that another process has made at `path`, which may be anything. Its file
+    /// stays that process's, until [`SharedSocket::set_own`].
+    ///
+    /// # Errors
+    ///
+    /// If it is another socket, or none.
+    pub fn adopt(path: &Path, descriptor: OwnedFd) -> Result<Self, NameError> {
+        let listener = UnixListener::from(descriptor);
+        let address = listener.local_addr().ok();
+        let at = address.as_ref().and_then(|address| address.as_pathname());
+        if at != Some(path) {
+            return Err(NameError::NotThatSocket(path.to_owned()));
+        }
+        listener
+            .set_nonblocking(true)
+            .map_err(|source| NameError::Bind {
+                path: path.to_owned(),
+                source,
+            })?;
+        let file = SocketFile {
+            path: path.to_owned(),
+            identity: fs::symlink_metadata(path).ok().map(|file| identity(&file)),
+            stays: Arc::new(AtomicBool::new(true)),
+        };
+        Ok(Self {
+            listener: Arc::new(listener),
+            file,
+        })
+    }
+
+    /// For another process that will go on listening.
+    pub fn share(&self) -> SharedSocket {
+        SharedSocket {
+            path: self.file.path.clone(),
+            listener: Arc::downgrade(&self.listener),
+            stays: Arc::clone(&self.file.stays),
+        }
     }
 
     /// A client that is waiting, non-blocking.
@@ -101,7 +185,8 @@ impl Drop for SocketFile {
     fn drop(&mut self) {
         let found = fs::symlink_metadata(&self.path).ok();
         // Somebody else may have removed it, or put another in its place.
-        if self.identity.is_some()
+        if !self.stays.load(Ordering::SeqCst)
+            && self.identity.is_some()
             && found.map(|file| identity(&file)) == self.identity
             && let Err(error) = fs::remove_file(&self.path)
         {
@@ -179,6 +264,32 @@ mod tests {
         let error = socket.accept().unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "nobody connected");
         drop(socket);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_socket_is_handed_over_with_the_clients_that_wait() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let first = NamedSocket::listen(&path).unwrap();
+        let shared = first.share();
+        let copy = || shared.descriptor().unwrap().unwrap();
+        let elsewhere = dir.path().join("elsewhere");
+        assert!(matches!(
+            NamedSocket::adopt(&elsewhere, copy()),
+            Err(NameError::NotThatSocket(_))
+        ));
+        // One that does not come to run leaves the file to the first.
+        drop(NamedSocket::adopt(&path, copy()).unwrap());
+        assert!(path.exists());
+        let _client = UnixStream::connect(&path).unwrap();
+        let second = NamedSocket::adopt(&path, copy()).unwrap();
+        shared.set_own(false);
+        second.share().set_own(true);
+        drop(first);
+        assert!(path.exists() && shared.descriptor().unwrap().is_none());
+        second.accept().unwrap();
+        drop(second);
         assert!(!path.exists());
     }
 

@@ -14,7 +14,7 @@ use super::{
     output::{ConsoleOutput, Target},
     terminal::{Pty, RawTerminal, window_size},
 };
-use crate::named_socket::{NameError, NamedSocket};
+use crate::named_socket::{NameError, NamedSocket, SharedSocket};
 
 /// Where a console leads.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -114,10 +114,20 @@ impl ConsoleBackend {
                     })?;
                 Self::new(Target::Direct(file), Input::None)
             }
-            ConsoleMode::Socket(path) => {
-                let socket = NamedSocket::listen(path)?;
-                Self::new(Target::Absent, Input::Socket(socket))
-            }
+            ConsoleMode::Socket(path) => Self::on_socket(NamedSocket::listen(path)?),
+        }
+    }
+
+    /// A console on a socket that listens already.
+    pub fn on_socket(socket: NamedSocket) -> Result<Self, ConsoleError> {
+        Self::new(Target::Absent, Input::Socket(socket))
+    }
+
+    /// The socket that it listens on, for another process.
+    pub fn shared_socket(&self) -> Option<SharedSocket> {
+        match &self.input {
+            Input::Socket(socket) => Some(socket.share()),
+            Input::None | Input::Stream(_) => None,
         }
     }
 

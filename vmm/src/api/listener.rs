@@ -8,6 +8,7 @@ use std::{
     },
     path::{Path, PathBuf},
     str::FromStr,
+    sync::Arc,
 };
 
 use devices::named_socket::{NameError, NamedSocket, SocketFile};
@@ -66,7 +67,7 @@ pub enum ListenError {
 /// A listening socket; its file is removed when it is dropped.
 #[derive(Debug)]
 pub struct Listener {
-    socket: UnixListener,
+    socket: Arc<UnixListener>,
     #[expect(dead_code, reason = "removes the file")]
     file: Option<SocketFile>,
 }
@@ -120,7 +121,10 @@ impl Listener {
         // process has given it to the API.
         let socket = UnixListener::from(unsafe { OwnedFd::from_raw_fd(fd) });
         socket.set_nonblocking(true).map_err(failed)?;
-        Ok(Self { socket, file: None })
+        Ok(Self {
+            socket: Arc::new(socket),
+            file: None,
+        })
     }
 
     /// The socket, non-blocking.

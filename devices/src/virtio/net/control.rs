@@ -1,14 +1,18 @@
-//! The control queue (virtio 1.2, 5.1.6.5): number of queue pairs, offloads.
+//! The control queue (virtio 1.2, 5.1.6.5): number of queue pairs, offloads, announcements.
 
 use std::{
     io::{self, Read, Write},
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use base::Unpoisoned;
 use virtio_bindings::bindings::virtio_net::{
-    VIRTIO_NET_F_CTRL_GUEST_OFFLOADS, VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_ECN,
-    VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6, VIRTIO_NET_F_GUEST_UFO, VIRTIO_NET_F_MQ,
+    VIRTIO_NET_F_CTRL_GUEST_OFFLOADS, VIRTIO_NET_F_GUEST_ANNOUNCE, VIRTIO_NET_F_GUEST_CSUM,
+    VIRTIO_NET_F_GUEST_ECN, VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6,
+    VIRTIO_NET_F_GUEST_UFO, VIRTIO_NET_F_MQ,
 };
 use virtio_queue::DescriptorChain;
 
@@ -21,6 +25,8 @@ use crate::{
 const OK: u8 = 0;
 const ERROR: u8 = 1;
 
+const ANNOUNCE: u8 = 3;
+const ACKNOWLEDGE: u8 = 0;
 const MULTI_QUEUE: u8 = 4;
 const SET_PAIRS: u8 = 0;
 const GUEST_OFFLOADS: u8 = 5;
@@ -51,6 +57,8 @@ pub struct ControlQueue {
     pub features: u64,
     /// What the driver has chosen.
     pub choice: Arc<Mutex<Choice>>,
+    /// The driver has been asked to announce the guest.
+    pub announcing: Arc<AtomicBool>,
     /// All queues of the interface.
     pub taps: Vec<Tap>,
 }
@@ -62,12 +70,13 @@ impl ControlQueue {
             queue,
             features,
             choice,
+            announcing,
             taps,
         } = self;
         queue.serve(|chain, ram| {
             let mut choice = choice.lock_unpoisoned();
             let done = command(chain.clone(), ram)
-                .and_then(|command| carry_out(command, *features, &mut choice, taps));
+                .and_then(|command| carry_out(command, *features, &mut choice, announcing, taps));
             let result = if done.is_some() { OK } else { ERROR };
             match chain
                 .writer(ram)
@@ -82,6 +91,7 @@ impl ControlQueue {
 
 #[derive(Clone, Copy)]
 enum Command {
+    Announced,
     SetPairs(u16),
     SetOffloads(u64),
 }
@@ -92,6 +102,7 @@ fn command(chain: DescriptorChain<&GuestRam>, ram: &GuestRam) -> Option<Command>
     let mut head = [0; 2];
     reader.read_exact(&mut head).ok()?;
     match head {
+        [ANNOUNCE, ACKNOWLEDGE] => Some(Command::Announced),
         [MULTI_QUEUE, SET_PAIRS] => {
             let mut pairs = [0; 2];
             reader.read_exact(&mut pairs).ok()?;
@@ -107,9 +118,20 @@ fn command(chain: DescriptorChain<&GuestRam>, ram: &GuestRam) -> Option<Command>
 }
 
 /// Carries out a command; `None`, and nothing has changed, if it makes no sense or fails.
-fn carry_out(command: Command, features: u64, choice: &mut Choice, taps: &[Tap]) -> Option<()> {
+fn carry_out(
+    command: Command,
+    features: u64,
+    choice: &mut Choice,
+    announcing: &AtomicBool,
+    taps: &[Tap],
+) -> Option<()> {
     let negotiated = |bit: u32| features & 1 << bit != 0;
     match command {
+        // The driver has announced the guest (5.1.6.5.4).
+        Command::Announced if negotiated(VIRTIO_NET_F_GUEST_ANNOUNCE) => {
+            announcing.store(false, Ordering::SeqCst);
+        }
+        Command::Announced => return None,
         // Frames for other queues than those that the driver uses would be lost (5.1.6.5.5).
         Command::SetPairs(pairs) => {
             let possible = (1..=taps.len()).contains(&pairs.into());

@@ -1,23 +1,29 @@
 //! The device: options, features, activation.
 
 use std::{
+    fs::File,
     io,
     net::IpAddr,
     os::fd::OwnedFd,
-    sync::{Arc, Mutex, MutexGuard, atomic::Ordering},
+    sync::{
+        Arc, Mutex, MutexGuard, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use base::Unpoisoned;
 use serde::{Deserialize, Serialize};
 use virtio_bindings::bindings::virtio_net::{
     VIRTIO_NET_F_CSUM, VIRTIO_NET_F_CTRL_GUEST_OFFLOADS, VIRTIO_NET_F_CTRL_VQ,
-    VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_ECN, VIRTIO_NET_F_GUEST_TSO4,
-    VIRTIO_NET_F_GUEST_TSO6, VIRTIO_NET_F_GUEST_UFO, VIRTIO_NET_F_HOST_ECN, VIRTIO_NET_F_HOST_TSO4,
-    VIRTIO_NET_F_HOST_TSO6, VIRTIO_NET_F_HOST_UFO, VIRTIO_NET_F_MAC, VIRTIO_NET_F_MQ,
-    VIRTIO_NET_F_MRG_RXBUF, VIRTIO_NET_F_MTU, VIRTIO_NET_F_STATUS,
+    VIRTIO_NET_F_GUEST_ANNOUNCE, VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_ECN,
+    VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6, VIRTIO_NET_F_GUEST_UFO,
+    VIRTIO_NET_F_HOST_ECN, VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_HOST_TSO6, VIRTIO_NET_F_HOST_UFO,
+    VIRTIO_NET_F_MAC, VIRTIO_NET_F_MQ, VIRTIO_NET_F_MRG_RXBUF, VIRTIO_NET_F_MTU,
+    VIRTIO_NET_F_STATUS,
 };
 
 use super::{
+    announce,
     control::{self, Choice, ControlQueue},
     frames::{Counters, PairWorker, Transmitter},
     interface::Interface,
@@ -29,7 +35,10 @@ use crate::{
     thread::{ThreadRole, ThreadSpawner},
     throttle::{SharedRateLimiter, Throttle},
     virtio::{
-        device::{ActivateError, Activation, ActiveQueue, DeviceType, StateError, VirtioDevice},
+        device::{
+            ActivateError, Activation, ActiveQueue, DeviceType, StateError, VirtioDevice,
+            VirtioInterrupt,
+        },
         served::{COMMON_FEATURES, ServedQueue, read_config_bytes},
         worker::Worker,
     },
@@ -46,6 +55,8 @@ const CONTROL_SIZE: u16 = 64;
 
 /// The link is up.
 const STATUS_LINK_UP: u16 = 1;
+/// The driver is to tell the network where the guest is.
+const STATUS_ANNOUNCE: u16 = 2;
 
 /// A network card's configuration.
 #[derive(Debug)]
@@ -150,6 +161,10 @@ pub struct Net {
     thread_name: String,
     counters: Arc<Counters>,
     choice: Arc<Mutex<Choice>>,
+    /// The guest has been brought here from elsewhere, and the network has not heard of it.
+    has_moved: bool,
+    /// The driver has been asked to tell the network, and has not said that it has.
+    announcing: Arc<AtomicBool>,
     spawner: Arc<dyn ThreadSpawner>,
     workers: Vec<Worker<PairWorker>>,
     /// Queues without a worker: those of which the driver has enabled only half a pair.
@@ -189,6 +204,7 @@ impl Options {
             VIRTIO_NET_F_STATUS,
             VIRTIO_NET_F_MTU,
             VIRTIO_NET_F_CTRL_VQ,
+            VIRTIO_NET_F_GUEST_ANNOUNCE,
             VIRTIO_NET_F_MRG_RXBUF,
         ]);
         if self.num_queues > 2 {
@@ -334,6 +350,8 @@ impl Net {
             thread_name: options.thread_name,
             counters: Arc::default(),
             choice: Arc::default(),
+            has_moved: false,
+            announcing: Arc::default(),
             spawner,
             workers: Vec::new(),
             idle: Vec::new(),
@@ -343,6 +361,11 @@ impl Net {
     /// Name of the host's interface.
     pub fn tap_name(&self) -> &str {
         self.taps.first().map_or("", Tap::name)
+    }
+
+    /// The files of its interface's queues, for another process.
+    pub fn shared_queues(&self) -> Vec<Weak<File>> {
+        self.taps.iter().map(Tap::share).collect()
     }
 
     /// The guest's MAC address.
@@ -402,6 +425,7 @@ impl Net {
                     queue: serve(active),
                     features,
                     choice: Arc::clone(&self.choice),
+                    announcing: Arc::clone(&self.announcing),
                     taps: taps?,
                 })
             });
@@ -429,7 +453,26 @@ impl Net {
             )?);
         }
         self.idle.extend(control);
+        if std::mem::take(&mut self.has_moved) {
+            self.announce(&*interrupt, negotiated(VIRTIO_NET_F_GUEST_ANNOUNCE));
+        }
         Ok(())
+    }
+
+    /// Tells the network that the guest is here: with a frame of our own for switches, which learn
+    /// by any, and by the driver, which knows the guest's addresses, if it can do that.
+    fn announce(&self, interrupt: &dyn VirtioInterrupt, by_driver: bool) {
+        if let Some(tap) = self.taps.first()
+            && let Err(error) = announce::send(tap, self.mac)
+        {
+            log::warn!("the network of {} learns later: {error}", tap.name());
+        }
+        if by_driver {
+            self.announcing.store(true, Ordering::SeqCst);
+            if let Err(error) = interrupt.config() {
+                log::warn!("the guest does not announce itself: {error}");
+            }
+        }
     }
 }
 
@@ -450,7 +493,11 @@ impl VirtioDevice for Net {
         // struct virtio_net_config: mac, status, pairs, mtu.
         let mut config = self.mac.to_vec();
         // At most 128.
-        for value in [STATUS_LINK_UP, self.taps.len() as u16, self.mtu] {
+        let announce = match self.announcing.load(Ordering::SeqCst) {
+            true => STATUS_ANNOUNCE,
+            false => 0,
+        };
+        for value in [STATUS_LINK_UP | announce, self.taps.len() as u16, self.mtu] {
             config.extend(value.to_le_bytes());
         }
         read_config_bytes(&config, offset, data);
@@ -491,6 +538,9 @@ impl VirtioDevice for Net {
     fn reset(&mut self) {
         // One pair until the driver asks for more (5.1.6.5.5), and the offloads it negotiates.
         *self.choice() = Choice::default();
+        // The next driver announces itself when it starts.
+        self.announcing.store(false, Ordering::SeqCst);
+        self.has_moved = false;
     }
 
     fn save(&self) -> Result<serde_json::Value, StateError> {
@@ -524,6 +574,7 @@ impl VirtioDevice for Net {
         }
         self.mac = state.mac;
         self.mtu = state.mtu;
+        self.has_moved = true;
         *self.choice() = Choice {
             pairs: state.pairs,
             offloads: state.offloads,

@@ -8,8 +8,9 @@
 //! - [`tap`], [`interface`]: the host's side.
 //! - [`frames`]: one pair of queues; [`receive`]: frames to the guest, in mergeable buffers;
 //!   [`buffers`]: the guest's memory as system calls take it.
-//! - [`control`]: what the driver chooses.
+//! - [`control`]: what the driver chooses; [`announce`]: what a switch hears of a guest that moved.
 
+mod announce;
 mod buffers;
 mod control;
 mod device;

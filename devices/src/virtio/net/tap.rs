@@ -8,7 +8,7 @@ use std::{
         unix::fs::OpenOptionsExt,
     },
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -71,7 +71,7 @@ fn hint(error: &io::Error) -> &'static str {
 /// One queue of a tap interface.
 #[derive(Debug)]
 pub struct Tap {
-    file: File,
+    file: Arc<File>,
     name: String,
     /// The kernel hands frames to this queue; shared by all handles on it.
     attached: Arc<AtomicBool>,
@@ -183,7 +183,7 @@ impl Tap {
         // SAFETY: flags of an open descriptor.
         unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
         Self {
-            file: File::from(fd),
+            file: Arc::new(File::from(fd)),
             name: "substitute".to_owned(),
             attached: Arc::new(AtomicBool::new(true)),
             substitute: Some(Arc::default()),
@@ -205,7 +205,7 @@ impl Tap {
         };
         ioctl(file.as_raw_fd(), libc::TUNSETVNETHDRSZ, &mut len).map_err(failed)?;
         Ok(Self {
-            file,
+            file: Arc::new(file),
             name,
             attached: Arc::new(AtomicBool::new(attached)),
             #[cfg(any(test, feature = "test-support"))]
@@ -218,10 +218,15 @@ impl Tap {
         &self.name
     }
 
+    /// Its file, for another process, as long as it is in use here.
+    pub fn share(&self) -> Weak<File> {
+        Arc::downgrade(&self.file)
+    }
+
     /// Another handle on the same queue.
     pub fn try_clone(&self) -> io::Result<Self> {
         Ok(Self {
-            file: self.file.try_clone()?,
+            file: Arc::new(self.file.try_clone()?),
             name: self.name.clone(),
             attached: Arc::clone(&self.attached),
             #[cfg(any(test, feature = "test-support"))]

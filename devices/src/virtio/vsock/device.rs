@@ -20,7 +20,7 @@ use super::{
     packet::{HEADER, Header},
 };
 use crate::{
-    named_socket::{NameError, NamedSocket, SocketFile},
+    named_socket::{NameError, NamedSocket, SharedSocket, SocketFile},
     thread::{ThreadRole, ThreadSpawner},
     virtio::{
         device::{ActivateError, Activation, ActiveQueue, DeviceType, StateError, VirtioDevice},
@@ -91,6 +91,7 @@ pub struct Vsock {
     options: Options,
     /// The socket's file.
     file: Option<SocketFile>,
+    shared: SharedSocket,
     /// With the worker while the device is active.
     muxer: Option<Muxer>,
     /// The guest has to hear that its connections are gone.
@@ -110,13 +111,24 @@ struct Counters {
 impl Vsock {
     /// Listens on the socket. A socket file that nobody listens on is replaced.
     pub fn new(options: Options, spawner: Arc<dyn ThreadSpawner>) -> Result<Self, Error> {
-        if !(MIN_CID..=MAX_CID).contains(&options.cid) {
-            return Err(Error::Cid(options.cid));
-        }
-        let NamedSocket { listener, file } = NamedSocket::listen(&options.socket)?;
+        check_cid(&options)?;
+        let socket = NamedSocket::listen(&options.socket)?;
+        Self::on_socket(options, socket, spawner)
+    }
+
+    /// As [`Vsock::new`], on a socket that listens already.
+    pub fn on_socket(
+        options: Options,
+        socket: NamedSocket,
+        spawner: Arc<dyn ThreadSpawner>,
+    ) -> Result<Self, Error> {
+        check_cid(&options)?;
+        let shared = socket.share();
+        let NamedSocket { listener, file } = socket;
         let muxer = Muxer::new(options.cid, options.socket.clone(), listener);
         Ok(Self {
             file: Some(file),
+            shared,
             options,
             muxer: Some(muxer),
             reset_guest: false,
@@ -124,6 +136,18 @@ impl Vsock {
             spawner,
             worker: None,
         })
+    }
+
+    /// Its socket, for another process.
+    pub fn shared_socket(&self) -> SharedSocket {
+        self.shared.clone()
+    }
+}
+
+fn check_cid(options: &Options) -> Result<(), Error> {
+    match (MIN_CID..=MAX_CID).contains(&options.cid) {
+        true => Ok(()),
+        false => Err(Error::Cid(options.cid)),
     }
 }
 

@@ -14,6 +14,7 @@ use std::{
         },
     },
     path::{Path, PathBuf},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -64,7 +65,7 @@ struct Handshake {
 pub struct Muxer {
     cid: u64,
     path: PathBuf,
-    listener: UnixListener,
+    listener: Arc<UnixListener>,
     connections: BTreeMap<Ports, Connection>,
     handshakes: BTreeMap<u32, Handshake>,
     tokens: BTreeMap<u32, Ports>,
@@ -85,7 +86,7 @@ pub struct Muxer {
 }
 
 impl Muxer {
-    pub fn new(cid: u64, path: PathBuf, listener: UnixListener) -> Self {
+    pub fn new(cid: u64, path: PathBuf, listener: Arc<UnixListener>) -> Self {
         Self {
             cid,
             path,

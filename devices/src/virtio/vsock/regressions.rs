@@ -44,7 +44,7 @@ fn connected(dir: &TempDir) -> (Muxer, UnixStream) {
     let listener = UnixListener::bind(&path).unwrap();
     listener.set_nonblocking(true).unwrap();
     let server = UnixListener::bind(dir.path().join("vsock_80")).unwrap();
-    let mut muxer = Muxer::new(CID, path, listener);
+    let mut muxer = Muxer::new(CID, path, listener.into());
     muxer.receive(&packet(op::REQUEST), &[]);
     let (stream, _) = server.accept().unwrap();
     assert_eq!(next(&mut muxer), Some((op::RESPONSE, 0)));

@@ -51,7 +51,7 @@ fn muxer(dir: &TempDir) -> Muxer {
     let path = dir.path().join("vsock");
     let listener = UnixListener::bind(&path).unwrap();
     listener.set_nonblocking(true).unwrap();
-    Muxer::new(CID, path, listener)
+    Muxer::new(CID, path, listener.into())
 }
 
 /// Tokens of the descriptors that the muxer wants to be watched from now on.

@@ -252,7 +252,7 @@ fn muxer(dir: &TempDir) -> Muxer {
     let path: PathBuf = dir.path().join("vsock");
     let listener = UnixListener::bind(&path).unwrap();
     listener.set_nonblocking(true).unwrap();
-    Muxer::new(CID, path, listener)
+    Muxer::new(CID, path, listener.into())
 }
 
 proptest! {

@@ -127,6 +127,45 @@ fn the_choice_survives_pause_and_restore_but_no_reset() {
 }
 
 #[test]
+fn a_guest_that_has_moved_is_announced_once_by_a_frame_and_by_its_driver() {
+    const ANNOUNCE: u64 = 1 << 21;
+    let first = card(|_| {});
+    let mut second = card(|options| options.mac = Some([2, 0, 0, 0, 0, 9]));
+    second.net.restore(first.net.save().unwrap()).unwrap();
+    let status = |card: &Card| {
+        let mut status = [0; 2];
+        card.net.read_config(6, &mut status);
+        u16::from_le_bytes(status)
+    };
+    assert_eq!(status(&second), 1);
+    let (guest, queues) = driven(&mut second, 3, CTRL_VQ | ANNOUNCE);
+    let mut frame = [0; 200];
+    let len = second.wires[0].recv(&mut frame).unwrap();
+    let frame = &frame[12..len];
+    let mac = [2, 0, 0, 0, 0, 1];
+    assert_eq!((frame.len(), &frame[..6]), (60, &[0xff; 6][..]));
+    assert_eq!(
+        (&frame[6..12], &frame[12..14]),
+        (&mac[..], &[0x80, 0x35][..])
+    );
+    assert_eq!((&frame[22..28], &frame[32..38]), (&mac[..], &mac[..]));
+    assert_eq!(status(&second), 3);
+    assert_eq!(guest.interrupts.config.load(Ordering::SeqCst), 1);
+    // The driver says that it has done it.
+    assert_eq!(queues[2].request(&[3, 0], 1).1, [0]);
+    assert_eq!(status(&second), 1);
+    // A pause is no move.
+    second.net.deactivate();
+    let (guest, queues) = driven(&mut second, 3, CTRL_VQ);
+    assert_eq!(guest.interrupts.config.load(Ordering::SeqCst), 0);
+    // Not negotiated.
+    assert_eq!(queues[2].request(&[3, 0], 1).1, [1]);
+    second.wires[0].set_nonblocking(true).unwrap();
+    assert!(second.wires[0].recv(&mut [0; 200]).is_err());
+    second.net.deactivate();
+}
+
+#[test]
 fn a_saved_choice_never_goes_beyond_what_is_negotiated() {
     let mut card = card(|_| {});
     let mut saved = state(&card.net);
