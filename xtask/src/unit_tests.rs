@@ -31,6 +31,7 @@ const CRATES: &[&str] = &[
     "gantry-opencl",
     "gantry-agent",
     "gf100",
+    "gantry-tunnel",
     "vfio-client",
     "gantry-gloop",
     "gpu-mediator",

@@ -30,6 +30,8 @@ const FOLDERS: &[&str] = &[
     // What knows nothing of devices.
     "arch",
     "hypervisor",
+    // TLS for migrations, in a process of its own.
+    "tunnel",
     // Command lines' help and manual pages.
     "manual",
     "base",

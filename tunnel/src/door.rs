@@ -1,0 +1,244 @@
+//! Connections from and to the network, until both sides know each other.
+
+use std::{
+    io::{self, Read},
+    net::{TcpListener, TcpStream, ToSocketAddrs},
+    os::{
+        fd::{AsFd, AsRawFd},
+        unix::net::UnixStream,
+    },
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustls::{ClientConnection, Connection, ServerConfig, ServerConnection, pki_types::ServerName};
+
+use crate::identity;
+
+/// How long a connection may take to be made, and both sides to know each other.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How often it is looked whether the VMM still waits.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Handshakes at once; whoever comes beyond that is turned away.
+const MOST: usize = 16;
+
+/// Why there is no tunnel.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Certificates or keys.
+    #[error(transparent)]
+    Identity(#[from] identity::Error),
+    /// An address that is none.
+    #[error("{0:?} is no HOST:PORT")]
+    Address(String),
+    /// The network.
+    #[error("cannot {action} {address}")]
+    Network {
+        /// `connect to` or `listen at`.
+        action: &'static str,
+        /// The address.
+        address: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// They do not know each other.
+    #[error("no TLS with {address}")]
+    Handshake {
+        /// Who it was.
+        address: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// The VMM.
+    #[error("the VMM does not wait any more")]
+    Gone,
+}
+
+/// A connection over which both sides know each other.
+pub struct Known {
+    /// The connection.
+    pub socket: TcpStream,
+    /// What encrypts it.
+    pub tls: Connection,
+}
+
+/// Connects to a destination, whose certificate has to name it.
+pub fn connect(to: &str, tls_dir: &Path) -> Result<Known, Error> {
+    let config = identity::client(tls_dir)?;
+    let bad = || Error::Address(to.to_owned());
+    let (host, _) = to.rsplit_once(':').ok_or_else(bad)?;
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    let name = ServerName::try_from(host.to_owned()).map_err(|_| bad())?;
+    let network = |source| Error::Network {
+        action: "connect to",
+        address: to.to_owned(),
+        source,
+    };
+    let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+    for address in to.to_socket_addrs().map_err(network)? {
+        match TcpStream::connect_timeout(&address, PATIENCE) {
+            Ok(socket) => {
+                let handshake = |source| Error::Handshake {
+                    address: to.to_owned(),
+                    source,
+                };
+                let tls = ClientConnection::new(config, name)
+                    .map_err(|error| handshake(io::Error::other(error)))?;
+                return shake_hands(socket, tls.into()).map_err(handshake);
+            }
+            Err(error) => last = error,
+        }
+    }
+    Err(network(last))
+}
+
+/// An address at which a source is waited for.
+pub struct Door {
+    listener: TcpListener,
+    config: Arc<ServerConfig>,
+    address: String,
+}
+
+impl Door {
+    /// Listens.
+    pub fn open(at: &str, tls_dir: &Path) -> Result<Self, Error> {
+        let config = identity::server(tls_dir)?;
+        let network = |source| Error::Network {
+            action: "listen at",
+            address: at.to_owned(),
+            source,
+        };
+        let listener = TcpListener::bind(at).map_err(network)?;
+        listener.set_nonblocking(true).map_err(network)?;
+        Ok(Self {
+            listener,
+            config,
+            address: at.to_owned(),
+        })
+    }
+
+    /// Its port.
+    pub fn port(&self) -> io::Result<u16> {
+        Ok(self.listener.local_addr()?.port())
+    }
+
+    /// The first who shows a certificate that is trusted. Others are shown the door, each on a
+    /// thread of its own, so that none keeps it waiting. Ends when `vmm` hangs up.
+    pub fn wait(&self, vmm: &UnixStream) -> Result<Known, Error> {
+        let (sender, known) = mpsc::channel();
+        let busy = Arc::new(AtomicUsize::new(0));
+        loop {
+            if let Ok(known) = known.try_recv() {
+                return Ok(known);
+            }
+            if has_hung_up(vmm) {
+                return Err(Error::Gone);
+            }
+            wait_for(&self.listener, TICK);
+            let socket = match self.listener.accept() {
+                Ok((socket, _)) => socket,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+                Err(error) => {
+                    eprintln!("cannot accept at {}: {error}", self.address);
+                    thread::sleep(TICK);
+                    continue;
+                }
+            };
+            if busy.load(Ordering::SeqCst) >= MOST {
+                continue;
+            }
+            busy.fetch_add(1, Ordering::SeqCst);
+            let (config, busy, sender) =
+                (Arc::clone(&self.config), Arc::clone(&busy), sender.clone());
+            thread::spawn(move || {
+                let shaken = ServerConnection::new(config)
+                    .map_err(io::Error::other)
+                    .and_then(|tls| shake_hands(socket, tls.into()));
+                match shaken {
+                    // Nobody listens if another one was first.
+                    Ok(known) => drop(sender.send(known)),
+                    Err(error) => eprintln!("turned away: {error}"),
+                }
+                busy.fetch_sub(1, Ordering::SeqCst);
+            });
+        }
+    }
+}
+
+/// Both sides show their certificates, in bounded time.
+fn shake_hands(socket: TcpStream, mut tls: Connection) -> io::Result<Known> {
+    let deadline = Instant::now() + PATIENCE;
+    socket.set_nonblocking(false)?;
+    socket.set_nodelay(true)?;
+    let mut socket = Bounded { socket, deadline };
+    while tls.is_handshaking() || tls.wants_write() {
+        tls.complete_io(&mut socket)?;
+    }
+    let socket = socket.socket;
+    socket.set_read_timeout(None)?;
+    socket.set_write_timeout(None)?;
+    Ok(Known { socket, tls })
+}
+
+/// A socket that fails at a time.
+struct Bounded {
+    socket: TcpStream,
+    deadline: Instant,
+}
+
+impl Bounded {
+    fn left(&self) -> io::Result<Option<Duration>> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        match left.is_zero() {
+            true => Err(io::ErrorKind::TimedOut.into()),
+            false => Ok(Some(left)),
+        }
+    }
+}
+
+impl Read for Bounded {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.socket.set_read_timeout(self.left()?)?;
+        self.socket.read(bytes)
+    }
+}
+
+impl io::Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.socket.set_write_timeout(self.left()?)?;
+        self.socket.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.socket.flush()
+    }
+}
+
+fn wait_for(fd: impl AsFd, time: Duration) {
+    let mut poll = libc::pollfd {
+        fd: fd.as_fd().as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one descriptor, in a local that outlives the call.
+    unsafe { libc::poll(&raw mut poll, 1, time.as_millis() as libc::c_int) };
+}
+
+fn has_hung_up(vmm: &UnixStream) -> bool {
+    let mut poll = libc::pollfd {
+        fd: vmm.as_raw_fd(),
+        events: 0,
+        revents: 0,
+    };
+    // SAFETY: one descriptor, in a local that outlives the call.
+    unsafe { libc::poll(&raw mut poll, 1, 0) };
+    poll.revents & (libc::POLLHUP | libc::POLLERR) != 0
+}

@@ -1,0 +1,131 @@
+//! Two VMMs, each with a tunnel of its own, and others that are not let in.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{
+    fs,
+    io::{Read, Write},
+    net::{Shutdown, TcpListener, TcpStream},
+    os::unix::net::UnixStream,
+    path::Path,
+    thread,
+};
+
+use gantry_tunnel::{
+    request::{Answer, Request, read_line},
+    serve,
+};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+
+/// An authority, and what it has signed for `localhost`, in a directory.
+fn certificates(dir: &Path) {
+    fs::create_dir(dir).unwrap();
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+    fs::write(dir.join("ca-cert.pem"), authority.pem()).unwrap();
+    for role in ["client", "server"] {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+        let certificate = params.signed_by(&key, &authority).unwrap();
+        fs::write(dir.join(format!("{role}-cert.pem")), certificate.pem()).unwrap();
+        fs::write(dir.join(format!("{role}-key.pem")), key.serialize_pem()).unwrap();
+    }
+}
+
+/// Serves at a path, as long as the test runs.
+fn tunnel(path: &Path) {
+    let listener = serve::listen(path).unwrap();
+    thread::spawn(move || serve::run(&listener));
+}
+
+fn ask(tunnel: &Path, request: &Request) -> (UnixStream, Answer) {
+    let mut stream = UnixStream::connect(tunnel).unwrap();
+    let mut line = serde_json::to_vec(request).unwrap();
+    line.push(b'\n');
+    stream.write_all(&line).unwrap();
+    let answer = serde_json::from_slice(&read_line(&mut stream).unwrap()).unwrap();
+    (stream, answer)
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+#[test]
+fn only_who_has_a_certificate_gets_through_and_all_bytes_arrive_in_both_directions() {
+    let dir = tempfile::tempdir().unwrap();
+    let (tls_dir, others) = (dir.path().join("tls"), dir.path().join("others"));
+    certificates(&tls_dir);
+    certificates(&others);
+    let [here, there] = ["here", "there"].map(|name| dir.path().join(name));
+    tunnel(&here);
+    tunnel(&there);
+    let port = free_port();
+    let at = format!("127.0.0.1:{port}");
+    let to = format!("localhost:{port}");
+    let listen = Request::Listen {
+        at: at.clone(),
+        tls_dir: tls_dir.clone(),
+    };
+    let (mut destination, answer) = ask(&there, &listen);
+    assert_eq!(answer, Answer::Ready);
+    // Somebody who says nothing, somebody without TLS, and somebody of another authority.
+    let silent = TcpStream::connect(&at).unwrap();
+    TcpStream::connect(&at)
+        .unwrap()
+        .write_all(b"GET /")
+        .unwrap();
+    let connect = |tls_dir: &Path| Request::Connect {
+        to: to.clone(),
+        tls_dir: tls_dir.to_owned(),
+    };
+    let (_, refused) = ask(&here, &connect(&others));
+    assert!(matches!(refused, Answer::Failed(_)), "{refused:?}");
+    let (mut source, answer) = ask(&here, &connect(&tls_dir));
+    assert_eq!(answer, Answer::Ready);
+    drop(silent);
+    // More than all buffers together, so that each side has to wait for the other.
+    let sent: Vec<u8> = (0..8_u32 << 20).map(|at| ((at * 7) >> 3) as u8).collect();
+    let expected = sent.clone();
+    let mut writer = source.try_clone().unwrap();
+    let sending = thread::spawn(move || {
+        writer.write_all(&sent).unwrap();
+        writer.shutdown(Shutdown::Write).unwrap();
+    });
+    destination.set_read_timeout(None).unwrap();
+    let mut arrived = Vec::new();
+    destination.read_to_end(&mut arrived).unwrap();
+    sending.join().unwrap();
+    assert!(arrived == expected, "{} bytes", arrived.len());
+    destination.write_all(b"thanks").unwrap();
+    drop(destination);
+    source.set_read_timeout(None).unwrap();
+    let mut answer = String::new();
+    source.read_to_string(&mut answer).unwrap();
+    assert_eq!(answer, "thanks");
+}
+
+#[test]
+fn what_cannot_be_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("tunnel");
+    tunnel(&path);
+    let nowhere = Request::Connect {
+        to: "localhost:1".to_owned(),
+        tls_dir: dir.path().join("none"),
+    };
+    let (_, answer) = ask(&path, &nowhere);
+    let Answer::Failed(reason) = answer else {
+        panic!("there is a tunnel");
+    };
+    assert!(
+        reason.contains("ca-cert.pem") || reason.contains("client-cert.pem"),
+        "{reason}"
+    );
+    let mut stream = UnixStream::connect(&path).unwrap();
+    stream.write_all(b"{}\n").unwrap();
+    let answer = read_line(&mut stream).unwrap();
+    assert!(String::from_utf8_lossy(&answer).contains("does not parse"));
+}
