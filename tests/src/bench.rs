@@ -22,7 +22,7 @@ use crate::{
     gantry::{BZIMAGE, CMDLINE, GANTRY, Gantry, INITRAMFS, VMLINUX},
     guest::{BOOT, COMMAND, Guest, READY, STATUS},
     host_device::{HostDevice, NVME},
-    http, idle,
+    http, idle, moves,
 };
 
 /// Boots that are measured; the median counts.
@@ -43,6 +43,7 @@ const ALL: &[Measurement] = &[
     ("process", process),
     ("snapshot", snapshots),
     ("net", networks),
+    ("migration", moves::measure),
     ("passthrough", passthrough),
     ("idle", idle::measure),
 ];

@@ -125,6 +125,11 @@ impl Gantry {
         Self::spawn(dir, args)?.answering()
     }
 
+    /// As [`Gantry::start`], of another binary.
+    pub fn start_binary(dir: &Path, binary: &Path) -> Result<Self> {
+        Self::spawn_binary(dir, &[], None, binary)?.answering()
+    }
+
     /// As [`Gantry::start`], for a user that has access to KVM and to `dir`.
     pub fn start_as(dir: &Path, user: User) -> Result<Self> {
         for path in [dir, Path::new("/dev/kvm")] {
@@ -144,12 +149,16 @@ impl Gantry {
     }
 
     fn spawn_by(dir: &Path, args: &[&str], user: Option<User>) -> Result<Self> {
+        Self::spawn_binary(dir, args, user, Path::new(GANTRY))
+    }
+
+    fn spawn_binary(dir: &Path, args: &[&str], user: Option<User>, binary: &Path) -> Result<Self> {
         let socket = dir.join("api.sock");
         let log = File::options()
             .create(true)
             .append(true)
             .open(dir.join("gantry.log"))?;
-        let mut command = Command::new(GANTRY);
+        let mut command = Command::new(binary);
         command
             .arg("--api-socket")
             .arg(&socket)

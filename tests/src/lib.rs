@@ -43,6 +43,7 @@ pub mod host_device;
 pub mod http;
 pub mod idle;
 pub mod liar;
+pub mod moves;
 pub mod net;
 pub mod nouveau;
 pub mod opencl;

@@ -497,6 +497,7 @@ fn types() -> BTreeMap<&'static str, Check> {
         ("VdpaConfig", Samples::check::<config::VdpaConfig>),
         ("TpmConfig", Samples::check::<config::TpmConfig>),
         ("RtcConfig", Samples::check::<config::RtcConfig>),
+        ("AccelMigration", Samples::check::<api::AccelMigration>),
         ("MigrationMode", Samples::check::<api::MigrationMode>),
         (
             "ReceiveMigrationData",

@@ -2,7 +2,10 @@
 
 use std::{
     fs,
+    io::Write,
+    os::unix::{fs::PermissionsExt, net::UnixStream},
     path::{Path, PathBuf},
+    process::Command,
     thread,
     time::{Duration, Instant},
 };
@@ -15,7 +18,11 @@ use super::{
     disks::{image, write_pattern},
     lifecycle::{next_count, start_counting},
 };
-use crate::{gantry::Gantry, guest::Guest, http};
+use crate::{
+    gantry::{GANTRY, Gantry},
+    guest::Guest,
+    http,
+};
 
 pub const SCENARIOS: &[Entry] = &[
     (
@@ -23,8 +30,8 @@ pub const SCENARIOS: &[Entry] = &[
         back_and_forth,
     ),
     (
-        "migration: a destination that is killed leaves the guest where it is",
-        killed,
+        "migration: a destination that is killed leaves the guest where it is, and another build takes it over",
+        killed_and_upgraded,
     ),
     (
         "migration: what cannot move is refused with all reasons, and a migration is cancelled",
@@ -36,16 +43,21 @@ pub const SCENARIOS: &[Entry] = &[
 const MOVE: Duration = Duration::from_secs(120);
 
 /// A Gantry that waits for a VM.
-struct Waiting {
+pub(crate) struct Waiting {
     gantry: Gantry,
-    url: String,
+    /// Where.
+    pub(crate) url: String,
     answer: thread::JoinHandle<Result<http::Answer>>,
 }
 
 /// Starts a Gantry in a folder of its own that waits for a VM whose serial port is at `serial`.
-fn wait_in(dir: &Path, serial: &Path) -> Result<Waiting> {
+pub(crate) fn wait_in(dir: &Path, serial: &Path) -> Result<Waiting> {
     fs::create_dir_all(dir)?;
-    let gantry = Gantry::start(dir, &[])?;
+    wait_by(Gantry::start(dir, &[])?, dir, serial)
+}
+
+/// As [`wait_in`], with a Gantry that has been started.
+fn wait_by(gantry: Gantry, dir: &Path, serial: &Path) -> Result<Waiting> {
     let path = dir.join("migration.sock");
     let url = format!("unix:{}", path.display());
     let body = json!({
@@ -76,7 +88,8 @@ fn wait_in(dir: &Path, serial: &Path) -> Result<Waiting> {
 }
 
 impl Waiting {
-    fn arrived(self) -> Result<Gantry> {
+    /// It runs there.
+    pub(crate) fn arrived(self) -> Result<Gantry> {
         let answer = self.answer.join().ok().context("the client panicked")??;
         ensure!(
             matches!(answer.status, 200 | 204),
@@ -89,7 +102,7 @@ impl Waiting {
 }
 
 /// Waits until `vm.migration` says one of `phases`.
-fn phase_until(gantry: &Gantry, phases: &[&str]) -> Result<Value> {
+pub(crate) fn phase_until(gantry: &Gantry, phases: &[&str]) -> Result<Value> {
     let deadline = Instant::now() + MOVE;
     loop {
         let info = gantry.ok("GET", "vm.migration", None)?;
@@ -174,10 +187,87 @@ fn back_and_forth(context: &Context) -> Result<()> {
     Ok(())
 }
 
-fn killed(context: &Context) -> Result<()> {
+/// A Gantry that calls itself another version.
+fn other_build(dir: &Path) -> Result<PathBuf> {
+    const OTHER: &str = "9.9.9";
+    let this = env!("CARGO_PKG_VERSION").as_bytes();
+    ensure!(
+        this.len() == OTHER.len(),
+        "versions of one length are needed"
+    );
+    let mut binary = fs::read(GANTRY)?;
+    let places: Vec<_> = (0..binary.len() - this.len())
+        .filter(|&at| binary[at..].starts_with(this))
+        .collect();
+    for at in places {
+        binary[at..at + this.len()].copy_from_slice(OTHER.as_bytes());
+    }
+    let path = dir.join("gantry-other");
+    fs::write(&path, binary)?;
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+    let output = Command::new(&path).arg("--version").output()?;
+    let version = String::from_utf8_lossy(&output.stdout).into_owned();
+    ensure!(version.contains(OTHER), "it is {version}");
+    Ok(path)
+}
+
+/// The VM goes to a Gantry of another build, which is handed its memory.
+fn upgrade(source: Gantry, disk: &Path, context: &Context) -> Result<()> {
+    let dir = context.dir.join("upgraded");
+    fs::create_dir(&dir)?;
+    let mut guest = Guest::connect(&source.serial)?;
+    guest.run("dd if=/dev/urandom of=/known bs=1M count=16 2>/dev/null")?;
+    let known = guest.run("md5sum < /known")?;
+    start_counting(&mut guest)?;
+    let last = next_count(&mut guest)?;
+    let next = Gantry::start_binary(&dir, &other_build(&dir)?)?;
+    let waiting = wait_by(next, &dir, &source.serial)?;
+    // Somebody who has mistaken the socket does not end the wait.
+    let stranger = waiting.url.trim_start_matches("unix:");
+    UnixStream::connect(stranger)?.write_all(b"GET / HTTP/1.1\r\n\r\n")?;
+    let body = json!({
+        "destination_url": waiting.url, "local": true, "preserve_source": true,
+    });
+    source.put("vm.send-migration", body)?;
+    let info = phase_until(&source, &["Completed", "Failed"])?;
+    let gantry = waiting.arrived()?;
+    println!("upgrade: {info}");
+    ensure!(
+        info["phase"] == "Completed" && info["sent_bytes"] == 0,
+        "{info}\n{}",
+        gantry.log()
+    );
+    ensure!(gantry.state()? == "Running" && source.state()? == "Shutdown");
+    drop(source);
+    let mut guest = Guest::connect(&gantry.serial)?;
+    let count = next_count(&mut guest)?;
+    ensure!(count >= last, "{last} before, {count} after");
+    let now = guest.run("md5sum < /known")?;
+    ensure!(now.contains(&known), "memory differs: {now}, not {known}");
+    let sum = write_pattern(&mut guest, "/dev/vda", 2)?;
+    guest.run("echo 3 > /proc/sys/vm/drop_caches")?;
+    let now = guest.run("dd if=/dev/vda bs=1M count=2 2>/dev/null | md5sum")?;
+    ensure!(now.contains(&sum), "the disk differs: {now}, not {sum}");
+    refused_as_in_use(disk, &context.dir.join("fourth"))
+}
+
+/// Another VM does not get the disk.
+fn refused_as_in_use(disk: &Path, dir: &Path) -> Result<()> {
+    fs::create_dir(dir)?;
+    let other = Gantry::start(dir, &[])?;
+    let mut config = crate::gantry::vm(&other.serial);
+    crate::gantry::merge(&mut config, json!({"disks": [{"path": disk}]}));
+    other.put("vm.create", config)?;
+    other.refused("vm.boot", None, 500, "in use")
+}
+
+fn killed_and_upgraded(context: &Context) -> Result<()> {
     let path = context.dir.join("disk.raw");
     image(&path, 4 << 20)?;
-    let more = json!({"disks": [{"path": path, "image_type": "Raw"}]});
+    let more = json!({
+        "disks": [{"path": path, "image_type": "Raw"}],
+        "memory": {"shared": true},
+    });
     let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
     let mut waiting = wait_in(&context.dir.join("other"), &gantry.serial)?;
     let body = json!({"destination_url": waiting.url});
@@ -189,13 +279,9 @@ fn killed(context: &Context) -> Result<()> {
     ensure!(gantry.state()? == "Running");
     guest.run("dd if=/dev/zero of=/dev/vda bs=4k count=1 2>/dev/null; sync; echo alive")?;
     // Its disk is locked as before.
-    let third = context.dir.join("third");
-    fs::create_dir(&third)?;
-    let third = Gantry::start(&third, &[])?;
-    let mut config = crate::gantry::vm(&third.serial);
-    crate::gantry::merge(&mut config, json!({"disks": [{"path": path}]}));
-    third.put("vm.create", config)?;
-    third.refused("vm.boot", None, 500, "in use")
+    refused_as_in_use(&path, &context.dir.join("third"))?;
+    drop(guest);
+    upgrade(gantry, &path, context)
 }
 
 fn refused(context: &Context) -> Result<()> {
@@ -205,6 +291,8 @@ fn refused(context: &Context) -> Result<()> {
     gantry.refused("vm.cancel-migration", None, 405, "no migration")?;
     let resolve = json!({"runs_at": "Source"});
     gantry.refused("vm.resolve-migration", Some(resolve), 405, "decision")?;
+    let local = json!({"destination_url": "unix:/nowhere", "local": true});
+    gantry.refused("vm.send-migration", Some(local), 400, "shared=on")?;
     // Nobody is there: the VM goes on.
     gantry.put(
         "vm.send-migration",

@@ -10,7 +10,7 @@ mod gf100;
 mod hotplug;
 mod lifecycle;
 mod memory;
-mod migration;
+pub(crate) mod migration;
 mod network;
 mod passthrough;
 mod passthrough_boards;

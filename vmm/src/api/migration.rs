@@ -26,12 +26,22 @@ pub enum MigrationMode {
     Postcopy,
 }
 
+/// What becomes of accelerators (`--accel`), which belong to the host.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, clap::ValueEnum)]
+pub enum AccelMigration {
+    /// A VM that has one does not move.
+    #[default]
+    Refuse,
+    /// The guest is asked to give them up first. It has them again if the VM stays.
+    Detach,
+}
+
 /// Moves the VM to another Gantry.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct SendMigration {
     /// `unix:PATH` or `tcp:HOST:PORT`.
     pub destination_url: String,
-    /// To another Gantry on this host that gets memory as it is. Not supported yet.
+    /// To another Gantry on this host that gets memory as it is.
     #[serde(default)]
     pub local: bool,
     /// This Gantry does not end when the VM has left it.
@@ -49,9 +59,12 @@ pub struct SendMigration {
     /// Connections for memory. One so far.
     #[serde(default = "connections")]
     pub connections: u32,
-    /// Directory with certificates. Not supported yet.
+    /// Directory with certificates and keys: TLS 1.3 with both sides' certificates, over TCP.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls_dir: Option<PathBuf>,
+    /// Socket of the `gantry-tunnel` that has the keys; `/run/gantry/tunnel.sock` if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tunnel: Option<PathBuf>,
     /// When memory moves.
     #[serde(default)]
     pub memory_mode: MigrationMode,
@@ -64,6 +77,20 @@ pub struct SendMigration {
     /// Seconds for which the other side may keep silent, from 1.
     #[serde(default = "stall")]
     pub stall_s: u64,
+    /// Bytes of memory per second at most while the VM runs, from 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth: Option<u64>,
+    /// How much of their time vCPUs may lose if the guest writes its memory faster than it can be
+    /// sent, in percent, to 99. 0: none.
+    #[serde(default = "max_throttle")]
+    pub max_throttle: u8,
+    /// What becomes of accelerators.
+    #[serde(default)]
+    pub accel: AccelMigration,
+}
+
+fn max_throttle() -> u8 {
+    99
 }
 
 fn downtime() -> u64 {
@@ -94,10 +121,14 @@ impl SendMigration {
             timeout_strategy: TimeoutStrategy::default(),
             connections: connections(),
             tls_dir: None,
+            tunnel: None,
             memory_mode: MigrationMode::default(),
             verify: false,
             dry_run: false,
             stall_s: stall(),
+            bandwidth: None,
+            max_throttle: max_throttle(),
+            accel: AccelMigration::default(),
         }
     }
 }
@@ -116,9 +147,12 @@ pub struct Rename {
 pub struct ReceiveMigration {
     /// `unix:PATH` or `tcp:ADDRESS:PORT`, where the source will connect to.
     pub receiver_url: String,
-    /// Directory with certificates. Not supported yet.
+    /// Directory with certificates and keys: TLS 1.3 with both sides' certificates, over TCP.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls_dir: Option<PathBuf>,
+    /// Socket of the `gantry-tunnel` that has the keys; `/run/gantry/tunnel.sock` if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tunnel: Option<PathBuf>,
     /// When memory moves.
     #[serde(default)]
     pub memory_mode: MigrationMode,

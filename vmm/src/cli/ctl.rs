@@ -20,9 +20,9 @@ use super::{
 };
 use crate::{
     api::{
-        AccelInSnapshot, OnFailure, ReceiveMigration, Rename, ResolveMigration, RestoreConfig,
-        RunsAt, SendMigration, TimeoutStrategy, VmCoredumpData, VmMoveAccel, VmRemoveDevice,
-        VmResize, VmResizeDisk, VmResizeZone, VmSnapshotConfig, VmSwapDevice,
+        AccelInSnapshot, AccelMigration, OnFailure, ReceiveMigration, Rename, ResolveMigration,
+        RestoreConfig, RunsAt, SendMigration, TimeoutStrategy, VmCoredumpData, VmMoveAccel,
+        VmRemoveDevice, VmResize, VmResizeDisk, VmResizeZone, VmSnapshotConfig, VmSwapDevice,
         model::{DRAIN_MS, to_url},
     },
     config::{self, syntax},
@@ -192,6 +192,10 @@ pub enum Action {
     SendMigration {
         /// Where that waits: unix:PATH or tcp:HOST:PORT.
         url: String,
+        /// To another Gantry of this host, such as a newer one: memory is handed over, not copied.
+        /// It has to be shared (--memory shared=on).
+        #[arg(long, conflicts_with = "verify")]
+        local: bool,
         /// Show what is going on until it is over; the exit status says how it ended.
         #[arg(long)]
         watch: bool,
@@ -213,6 +217,22 @@ pub enum Action {
         /// Compare a hash of all memory on both sides.
         #[arg(long)]
         verify: bool,
+        /// Bytes of memory per second at most, such as 100M, while the VM runs.
+        #[arg(long, value_name = "SIZE", value_parser = size)]
+        bandwidth: Option<u64>,
+        /// How much of their time vCPUs may lose if the guest writes faster than its memory is sent,
+        /// in percent; 0: none.
+        #[arg(long, value_name = "PERCENT", default_value_t = 99)]
+        max_throttle: u8,
+        /// What becomes of accelerators: a VM that has one stays, or gives them up first.
+        #[arg(long, value_enum, default_value = "refuse")]
+        accel: AccelMigration,
+        /// Directory with certificates and keys, for TLS over TCP.
+        #[arg(long, value_name = "DIR")]
+        tls_dir: Option<PathBuf>,
+        /// Socket of the gantry-tunnel that reads them; /run/gantry/tunnel.sock if absent.
+        #[arg(long, value_name = "PATH", requires = "tls_dir")]
+        tunnel: Option<PathBuf>,
     },
     /// Take a VM from another Gantry, and wait until it runs.
     ReceiveMigration {
@@ -221,6 +241,12 @@ pub enum Action {
         /// A socket, file or tap of the configuration that is called something else here.
         #[arg(long = "rename", value_name = "FROM=TO", value_parser = rename)]
         renames: Vec<Rename>,
+        /// Directory with certificates and keys, for TLS over TCP.
+        #[arg(long, value_name = "DIR")]
+        tls_dir: Option<PathBuf>,
+        /// Socket of the gantry-tunnel that reads them; /run/gantry/tunnel.sock if absent.
+        #[arg(long, value_name = "PATH", requires = "tls_dir")]
+        tunnel: Option<PathBuf>,
     },
     /// Show what a migration does.
     Migration,
@@ -532,6 +558,7 @@ impl Action {
             }
             Self::SendMigration {
                 url,
+                local,
                 watch: _,
                 dry_run,
                 downtime_ms,
@@ -539,20 +566,38 @@ impl Action {
                 timeout_strategy,
                 preserve_source,
                 verify,
+                bandwidth,
+                max_throttle,
+                accel,
+                tls_dir,
+                tunnel,
             } => {
                 let body = SendMigration {
+                    local: *local,
                     preserve_source: *preserve_source,
                     downtime_ms: *downtime_ms,
                     timeout_s: *timeout_s,
                     timeout_strategy: *timeout_strategy,
                     verify: *verify,
+                    bandwidth: *bandwidth,
+                    max_throttle: *max_throttle,
+                    accel: *accel,
+                    tls_dir: tls_dir.clone(),
+                    tunnel: tunnel.clone(),
                     dry_run: *dry_run,
                     ..SendMigration::to(url)
                 };
                 with_body("vm.send-migration", &body)
             }
-            Self::ReceiveMigration { url, renames } => {
+            Self::ReceiveMigration {
+                url,
+                renames,
+                tls_dir,
+                tunnel,
+            } => {
                 let body = ReceiveMigration {
+                    tls_dir: tls_dir.clone(),
+                    tunnel: tunnel.clone(),
                     receiver_url: url.clone(),
                     renames: (!renames.is_empty()).then(|| renames.clone()),
                     ..ReceiveMigration::default()

@@ -3,40 +3,45 @@
 //! A migration has a thread of its own, on which it talks to the other side. The machine stays with
 //! the control thread: what the migration needs of it is a piece of work that the control thread
 //! does between requests, while the other thread waits.
+//!
+//! - [`arrival`]: VMs that come; [`detach`]: accelerators that leave a VM before it goes.
+
+mod arrival;
+mod detach;
 
 use std::{
     fs::File,
     io, mem,
     os::fd::{AsRawFd, RawFd},
+    path::PathBuf,
     sync::mpsc,
     time::Duration,
 };
 
 use base::Chain;
 use devices::thread::{ThreadRole, ThreadSpawner};
-use serde_json::Value;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{
     Control, ExitReason,
     life::{Life, RunState},
-    requests::{failed, validate},
+    requests::failed,
 };
 use crate::{
     api::{
-        ApiError, MigrationMode, ReceiveMigration, Rename, Reply, Request, ResolveMigration,
-        Response, RunsAt, SendMigration, Status, TimeoutStrategy,
+        AccelMigration, ApiError, MigrationMode, ReceiveMigration, Reply, Request,
+        ResolveMigration, Response, RunsAt, SendMigration, Status, TimeoutStrategy,
     },
-    config::VmConfig,
-    machine::{Machine, moving::MovingRegion},
+    config::{AccelConfig, VmConfig},
+    machine::{Machine, handover::Belongings, moving::MovingRegion},
     migration::{
         self, PROTOCOL,
-        connection::{Address, Connection, Listener},
-        destination::{Destination, Ended, Host as Receives},
-        offer::{Offer, OfferedRegion},
-        pages::Region,
+        connection::{Address, Connection},
+        files::{FileUse, GivenFile},
+        offer::{Moment, Offer, OfferedRegion},
         progress::{Direction, MigrationInfo, Phase, Progress},
         source::{Outcome, Owner, Retaken, Source, Wishes},
+        tunnel::Tls,
     },
     seccomp::Spawner,
     snapshot::state_file,
@@ -68,6 +73,8 @@ enum Job {
         /// True if the VM runs at the destination.
         decision: mpsc::Sender<bool>,
         preserve: bool,
+        /// Accelerators that the VM had, and gets back if it stays.
+        detached: Vec<AccelConfig>,
     },
     Incoming {
         number: u64,
@@ -160,6 +167,8 @@ struct Leaving {
     control: OnControl,
     number: u64,
     was_paused: bool,
+    /// Its files were handed over.
+    local: bool,
     decision: mpsc::Receiver<bool>,
 }
 
@@ -186,14 +195,62 @@ impl Owner for Leaving {
             .unwrap_or_default()
     }
 
-    fn pause(&mut self) -> Result<Vec<u8>, String> {
+    fn files(&mut self) -> Result<Vec<GivenFile>, String> {
+        let regions = self.on_machine(|machine| Ok(machine.moving_ram()))?;
+        let with_file = |(region, moving): (usize, &MovingRegion)| {
+            let file = moving.mapping.file().ok_or("its memory is private")?;
+            let what = FileUse::Memory {
+                region,
+                offset: moving.mapping.offset(),
+            };
+            let file = file.try_clone().map_err(|error| error.to_string())?.into();
+            Ok(GivenFile { what, file })
+        };
+        let memory = regions.iter().enumerate().map(with_file);
+        let mut files: Vec<GivenFile> = memory.collect::<Result<_, String>>()?;
+        let words = |error: io::Error| error.to_string();
+        let belongings = self.on_machine(|machine| Ok(machine.belongings()))?;
+        for socket in &belongings.sockets {
+            if let Some(file) = socket.descriptor().map_err(words)? {
+                let path = socket.path().to_owned();
+                let what = FileUse::Socket { path };
+                files.push(GivenFile { what, file });
+            }
+        }
+        for (id, taps) in &belongings.taps {
+            for (queue, file) in Belongings::queues(taps)
+                .map_err(words)?
+                .into_iter()
+                .enumerate()
+            {
+                let id = id.clone();
+                let what = FileUse::Tap { id, queue };
+                files.push(GivenFile { what, file });
+            }
+        }
+        Ok(files)
+    }
+
+    fn throttle(&mut self, percent: u8) {
+        let done = self.on_machine(move |machine| {
+            machine.throttle(percent);
+            Ok(())
+        });
+        if let Err(error) = done {
+            log::debug!("no vCPU is slowed down or let go: {error}");
+        }
+    }
+
+    fn pause(&mut self) -> Result<(Vec<u8>, Moment), String> {
         let was_paused = self.was_paused;
         self.on_machine(move |machine| {
             let words = |error| Chain(&error).to_string();
             if !was_paused {
                 machine.pause().map_err(words)?;
             }
-            machine.departing_state().map_err(words).inspect_err(|_| {
+            let saved_at = Moment::now();
+            let state = machine.departing_state().map_err(words);
+            state.map(|state| (state, saved_at)).inspect_err(|_| {
                 if !was_paused && let Err(error) = machine.resume() {
                     log::error!("the VM does not go on: {}", Chain(&error));
                 }
@@ -247,84 +304,16 @@ impl Owner for Leaving {
     }
 
     fn gone(&mut self) {
-        let number = self.number;
+        let (number, was_local) = (self.number, self.local);
         self.control.ask(move |control| {
             if control.migrations.is_current(number) {
+                // The other process listens at their paths from now on.
+                if was_local && let Some(machine) = control.life.machine_mut() {
+                    machine.set_owns_sockets(false);
+                }
                 control.machine_has_left();
             }
         });
-    }
-}
-
-/// The control thread, as the thread of a migration reaches it that brings a machine.
-struct Coming {
-    control: OnControl,
-    number: u64,
-}
-
-impl Coming {
-    fn on_incoming<R: Send + 'static>(
-        &self,
-        work: impl FnOnce(&mut Control) -> Result<R, String> + Send + 'static,
-    ) -> Result<R, String> {
-        let number = self.number;
-        let done = self.control.ask(move |control| {
-            if control.migrations.is_current(number) {
-                work(control)
-            } else {
-                Err("the destination does not wait for a VM any more".to_owned())
-            }
-        });
-        done.unwrap_or_else(|| Err("the destination's VMM ends".to_owned()))
-    }
-
-    fn on_machine<R: Send + 'static>(
-        &self,
-        work: impl FnOnce(&mut Incoming) -> Result<R, String> + Send + 'static,
-    ) -> Result<R, String> {
-        self.on_incoming(|control| match &mut control.migrations.job {
-            Job::Incoming {
-                machine: Some(machine),
-                ..
-            } => work(machine),
-            _ => Err("no machine was prepared".to_owned()),
-        })
-    }
-}
-
-impl Receives for Coming {
-    fn examine(&mut self, offer: &Offer) -> Vec<String> {
-        match self.control.ask(|control| control.life.config().is_some()) {
-            Some(false) => {}
-            Some(true) => return vec!["the destination has a VM already".to_owned()],
-            None => return vec!["the destination's VMM ends".to_owned()],
-        }
-        match offer.config.validate() {
-            Ok(()) => Vec::new(),
-            Err(error) => vec![format!("the configuration is not valid: {}", Chain(&error))],
-        }
-    }
-
-    fn prepare(&mut self, offer: Offer) -> Result<Vec<Region>, String> {
-        self.on_incoming(move |control| control.prepare_incoming(&offer))
-    }
-
-    fn restore(&mut self, state: Vec<u8>) -> Result<(), String> {
-        self.on_machine(move |incoming| {
-            let arrived = incoming.machine.arrive(&mut incoming.config, &state);
-            arrived.map_err(|error| Chain(&error).to_string())
-        })
-    }
-
-    fn take_locks(&mut self) -> Result<(), String> {
-        self.on_machine(|incoming| {
-            let taken = incoming.machine.take_locks();
-            taken.map_err(|error| Chain(&error).to_string())
-        })
-    }
-
-    fn run(&mut self) -> Result<(), String> {
-        self.on_incoming(Control::run_incoming)
     }
 }
 
@@ -429,30 +418,48 @@ impl Control {
         else {
             return Err(self.not_live());
         };
-        let reasons = machine.reasons_to_stay(config);
+        let mut offered_config = config.clone();
+        let mut detaches = false;
+        if request.accel == AccelMigration::Detach {
+            // They will have left.
+            detaches = offered_config.accels.take().is_some_and(|a| !a.is_empty());
+        }
+        let mut reasons = machine.reasons_to_stay(&offered_config);
+        if request.local {
+            reasons.extend(machine.reasons_not_to_share());
+        }
         if !reasons.is_empty() {
             let error = migration::Error::Stays(reasons);
             return Err(ApiError::new(Status::BadRequest, &error));
         }
         let was_paused = *run == RunState::Paused;
+        let cpu = machine.cpu_needs().map_err(|error| failed(&error))?;
         let regions = machine.moving_ram();
+        let detaches = detaches && !request.dry_run;
         let offer = Offer {
             protocol: PROTOCOL,
             state_version: state_file::VERSION,
             gantry: env!("CARGO_PKG_VERSION").to_owned(),
-            config: config.clone(),
+            config: offered_config,
             regions: regions.iter().map(offered).collect(),
             verify: request.verify,
             dry_run: request.dry_run,
             paused: was_paused,
+            cpu: Some(cpu),
+            local: request.local,
+            // Counted when they are sent.
+            files: 0,
         };
         let wishes = Wishes {
             downtime: Duration::from_millis(request.downtime_ms),
             timeout: Duration::from_secs(request.timeout_s),
             ignore_timeout: request.timeout_strategy == TimeoutStrategy::Ignore,
             stall: Duration::from_secs(request.stall_s),
+            bandwidth: request.bandwidth,
+            max_throttle: request.max_throttle,
         };
         let url = request.destination_url.clone();
+        let tls = tls(request.tls_dir.as_ref(), request.tunnel.as_ref());
         let progress = Progress::new(Direction::Outgoing, &url);
         let (decision, decided) = mpsc::channel();
         let number = self.migrations.number();
@@ -461,19 +468,25 @@ impl Control {
             control: self.migrations.on_control().map_err(host)?,
             number,
             was_paused,
+            local: request.local,
             decision: decided,
         };
         // Landlock may hide it; then every page is looked at.
         let pagemap = File::open("/proc/self/pagemap").ok();
         let of_thread = progress.clone();
         self.start_migration(move || {
-            let outcome = match Connection::connect(&url, &of_thread) {
-                Ok(connection) => {
-                    let shown = of_thread.clone();
-                    Source::new(connection, &mut leaving, offer, wishes, shown, pagemap).run()
-                }
-                Err(error) => Outcome::Stayed(error),
+            let ready = match detaches {
+                true => leaving.detach(&of_thread),
+                false => Ok(()),
             };
+            let outcome =
+                match ready.and_then(|()| Connection::connect(&url, tls.as_ref(), &of_thread)) {
+                    Ok(connection) => {
+                        let shown = of_thread.clone();
+                        Source::new(connection, &mut leaving, offer, wishes, shown, pagemap).run()
+                    }
+                    Err(error) => Outcome::Stayed(error),
+                };
             leaving
                 .control
                 .ask(move |control| control.sent(number, outcome));
@@ -483,75 +496,10 @@ impl Control {
             progress,
             decision,
             preserve: request.preserve_source,
+            detached: Vec::new(),
         };
         self.monitor.emit("vm", "migration-started", &[]);
         Ok(Response::Empty)
-    }
-
-    /// `vm.receive-migration`: answers when the VM runs, or does not.
-    pub(super) fn receive_migration(&mut self, request: ReceiveMigration, reply: Reply) {
-        match self.start_receiving(&request) {
-            Err(error) => reply.send(Err(error)),
-            Ok((number, progress)) => {
-                self.monitor.emit("vm", "migration-receive-started", &[]);
-                self.migrations.job = Job::Incoming {
-                    number,
-                    progress,
-                    reply: Some(reply),
-                    request,
-                    machine: None,
-                };
-            }
-        }
-    }
-
-    fn start_receiving(&mut self, request: &ReceiveMigration) -> Result<(u64, Progress), ApiError> {
-        let bad = |message: &str| Err(ApiError::message(Status::BadRequest, message));
-        if self.life.config().is_some() {
-            return Err(ApiError::message(
-                Status::Internal,
-                "there is a VM already: delete it first (vm.delete)",
-            ));
-        }
-        if request.tls_dir.is_some() {
-            return bad("tls_dir is not supported yet: use a tunnel, or a network that you trust");
-        }
-        if request.memory_mode != MigrationMode::Precopy {
-            return bad("memory_mode=Postcopy is not supported: use Precopy");
-        }
-        let listener = Listener::bind(&request.receiver_url).map_err(|error| {
-            let status = match error {
-                migration::Error::Url(_) => Status::BadRequest,
-                _ => Status::Internal,
-            };
-            ApiError::new(status, &error)
-        })?;
-        let number = self.migrations.number();
-        let progress = Progress::new(Direction::Incoming, &request.receiver_url);
-        let host = |error: io::Error| host_error("prepare a migration", &error);
-        let mut coming = Coming {
-            control: self.migrations.on_control().map_err(host)?,
-            number,
-        };
-        let of_thread = progress.clone();
-        self.start_migration(move || {
-            let ended = loop {
-                let connection = match listener.accept(&of_thread) {
-                    Ok(connection) => connection,
-                    Err(error) => break Err(Ended::Failed(error)),
-                };
-                let received = Destination::new(connection, &mut coming, of_thread.clone()).run();
-                // A question costs nothing; the VM is still to come.
-                if !matches!(received, Err(Ended::Asked)) {
-                    break received;
-                }
-            };
-            drop(listener);
-            coming
-                .control
-                .ask(move |control| control.received(number, ended));
-        })?;
-        Ok((number, progress))
     }
 
     fn start_migration(&self, body: impl FnOnce() + Send + 'static) -> Result<(), ApiError> {
@@ -586,7 +534,10 @@ impl Control {
             return;
         }
         let Job::Outgoing {
-            progress, preserve, ..
+            progress,
+            preserve,
+            detached,
+            ..
         } = mem::replace(&mut self.migrations.job, Job::None)
         else {
             return;
@@ -608,117 +559,12 @@ impl Control {
                 let error = Chain(&error).to_string();
                 log::error!("the VM stays: {error}");
                 end(&progress, Phase::Failed, Some(error));
+                self.attach_again(detached);
                 "migration-failed"
             }
         };
         self.migrations.last = Some(progress.info());
         self.monitor.emit("vm", event, &[]);
-    }
-
-    /// The end of an incoming migration.
-    fn received(&mut self, number: u64, ended: Result<(), Ended>) {
-        if !self.migrations.is_current(number) {
-            return;
-        }
-        let Job::Incoming {
-            progress, reply, ..
-        } = mem::replace(&mut self.migrations.job, Job::None)
-        else {
-            return;
-        };
-        let answer = match ended {
-            Ok(()) => {
-                log::info!("the VM has arrived: {}", summary(&progress.info()));
-                end(&progress, Phase::Completed, None);
-                self.monitor.emit("vm", "migration-receive-finished", &[]);
-                Ok(Response::Empty)
-            }
-            Err(Ended::Asked) => Ok(Response::Empty),
-            Err(Ended::Failed(error)) => {
-                let text = Chain(&error).to_string();
-                log::error!("no VM has arrived: {text}");
-                end(&progress, Phase::Failed, Some(text));
-                self.monitor.emit("vm", "migration-receive-failed", &[]);
-                Err(ApiError::internal(&error).context("no VM has arrived"))
-            }
-        };
-        self.migrations.last = Some(progress.info());
-        if let Some(reply) = reply {
-            reply.send(answer);
-        }
-    }
-
-    fn prepare_incoming(&mut self, offer: &Offer) -> Result<Vec<Region>, String> {
-        let Job::Incoming { request, .. } = &self.migrations.job else {
-            return Err("no VM is awaited".to_owned());
-        };
-        let mut config = renamed(
-            &offer.config,
-            request.renames.as_deref().unwrap_or_default(),
-        )?;
-        for update in request.zone_updates.iter().flatten() {
-            let zones = config.memory.zones.iter_mut().flatten();
-            match zones.into_iter().find(|zone| zone.id == update.id) {
-                Some(zone) => zone.host_numa_node = Some(update.host_numa_node),
-                None => return Err(format!("the VM has no memory zone {:?}", update.id)),
-            }
-        }
-        validate(&config).map_err(|error| error.to_string())?;
-        let plugged: Vec<_> = offer
-            .regions
-            .iter()
-            .filter(|region| region.hotplugged)
-            .map(|region| (region.guest, region.len))
-            .collect();
-        let host = self.host().map_err(|error| error.to_string())?;
-        let machine = Machine::arriving(&mut config, &plugged, host)
-            .map_err(|error| Chain(&error).to_string())?;
-        let ram = machine.moving_ram();
-        let here: Vec<_> = ram.iter().map(offered).collect();
-        if here != offer.regions {
-            return Err("the machine has its memory elsewhere here than at the source".to_owned());
-        }
-        if let Job::Incoming { machine: slot, .. } = &mut self.migrations.job {
-            *slot = Some(Incoming {
-                config,
-                machine: Box::new(machine),
-                paused: offer.paused,
-            });
-        }
-        let region = |moving: MovingRegion| Region {
-            guest: moving.guest,
-            mapping: moving.mapping,
-        };
-        Ok(ram.into_iter().map(region).collect())
-    }
-
-    fn run_incoming(&mut self) -> Result<(), String> {
-        let Job::Incoming { machine, .. } = &mut self.migrations.job else {
-            return Err("no VM is awaited".to_owned());
-        };
-        let Some(Incoming {
-            config,
-            mut machine,
-            paused,
-        }) = machine.take()
-        else {
-            return Err("no machine was prepared".to_owned());
-        };
-        if !paused {
-            machine
-                .resume()
-                .map_err(|error| failed(&error).to_string())?;
-        }
-        let run = match paused {
-            true => RunState::Paused,
-            false => RunState::Running,
-        };
-        self.life = Life::Live {
-            config,
-            machine,
-            run,
-        };
-        Ok(())
     }
 }
 
@@ -758,8 +604,11 @@ fn check_send(request: &SendMigration) -> Result<(), ApiError> {
     if let Err(error) = Address::parse(&request.destination_url) {
         return Err(ApiError::new(Status::BadRequest, &error));
     }
-    if request.local {
-        return bad("local=on is not supported yet: leave it out, and the memory is copied".into());
+    if request.local && !request.destination_url.starts_with("unix:") {
+        return bad("local=on needs a destination at unix:PATH, on this host".into());
+    }
+    if request.local && request.verify {
+        return bad("with local=on memory is not copied: there is nothing to verify".into());
     }
     if request.connections != 1 {
         return bad(format!(
@@ -767,13 +616,14 @@ fn check_send(request: &SendMigration) -> Result<(), ApiError> {
             request.connections
         ));
     }
-    if request.tls_dir.is_some() {
-        return bad(
-            "tls_dir is not supported yet: use a tunnel, or a network that you trust".into(),
-        );
+    if request.tls_dir.is_some() && !request.destination_url.starts_with("tcp:") {
+        return bad("tls_dir is for tcp:HOST:PORT".into());
     }
     if request.memory_mode != MigrationMode::Precopy {
         return bad("memory_mode=Postcopy is not supported: use Precopy".into());
+    }
+    if request.bandwidth == Some(0) || request.max_throttle > 99 {
+        return bad("bandwidth is at least 1, and max_throttle at most 99".into());
     }
     if request.downtime_ms == 0 || request.timeout_s == 0 || request.stall_s == 0 {
         return bad("downtime_ms, timeout_s and stall_s are at least 1".into());
@@ -781,42 +631,16 @@ fn check_send(request: &SendMigration) -> Result<(), ApiError> {
     Ok(())
 }
 
-fn host_error(action: &str, error: &io::Error) -> ApiError {
-    ApiError::internal(error).context(format!("cannot {action}"))
+/// How a migration is encrypted, if it is.
+fn tls(dir: Option<&PathBuf>, tunnel: Option<&PathBuf>) -> Option<Tls> {
+    /// Where the tunnel serves, unless said otherwise.
+    const TUNNEL: &str = "/run/gantry/tunnel.sock";
+    Some(Tls {
+        dir: dir?.clone(),
+        tunnel: tunnel.cloned().unwrap_or_else(|| TUNNEL.into()),
+    })
 }
 
-/// The configuration with the host's resources as they are called here.
-fn renamed(config: &VmConfig, renames: &[Rename]) -> Result<Box<VmConfig>, String> {
-    /// Fields that name something of the host.
-    const FIELDS: [&str; 7] = [
-        "path",
-        "socket",
-        "file",
-        "tap",
-        "kernel",
-        "initramfs",
-        "src",
-    ];
-    fn walk(value: &mut Value, renames: &[Rename]) {
-        match value {
-            Value::Object(fields) => {
-                for (name, value) in fields {
-                    match value {
-                        Value::String(text) if FIELDS.contains(&name.as_str()) => {
-                            if let Some(rename) = renames.iter().find(|r| r.from == *text) {
-                                text.clone_from(&rename.to);
-                            }
-                        }
-                        value => walk(value, renames),
-                    }
-                }
-            }
-            Value::Array(values) => values.iter_mut().for_each(|value| walk(value, renames)),
-            _ => {}
-        }
-    }
-    let failed = |error: serde_json::Error| error.to_string();
-    let mut value = serde_json::to_value(config).map_err(failed)?;
-    walk(&mut value, renames);
-    serde_json::from_value(value).map_err(failed)
+fn host_error(action: &str, error: &io::Error) -> ApiError {
+    ApiError::internal(error).context(format!("cannot {action}"))
 }

@@ -8,11 +8,13 @@
 //!
 //! - [`life`]: the states of a VM; [`last_resort`]: an end that does not depend on storage.
 //! - [`gate`]: machines that stand still and serve others.
-//! - [`migration`]: machines that leave for another host, or come from one.
+//! - [`migration`]: machines that leave for another host, or come from one; [`compatible`]: whether
+//!   this host has what their guests have seen.
 //! - [`accel`]: an accelerator's applications that change their workers.
 //! - [`requests`]: what each API call does; [`removals`]: devices that leave and are swapped.
 
 mod accel;
+mod compatible;
 mod gate;
 mod last_resort;
 mod life;

@@ -312,6 +312,8 @@ impl Control {
             events: self.sender.clone(),
             arriving: false,
             archive: None,
+            memory: None,
+            given: Arc::default(),
             start: self.started,
         })
     }

@@ -1,15 +1,16 @@
 //! All vCPUs of a machine.
 
-use std::{collections::BTreeMap, io, sync::Arc};
+use std::{collections::BTreeMap, io, sync::Arc, time::Duration};
 
 use arch::{boot::EntryPoint, cpuid::CpuidError, registers};
 use devices::thread::ThreadSpawner;
-use hypervisor::{Kvm, Vcpu, VcpuState, VcpuStats, Vm};
+use hypervisor::{CpuNeeds, Kvm, Vcpu, VcpuState, VcpuStats, Vm};
 use kvm_bindings::{kvm_cpuid_entry2, kvm_regs, kvm_sregs};
 
 use super::{
     core_scheduling,
     thread::{ReportCpuEvent, VcpuThread},
+    throttle::Throttle,
 };
 use crate::{config::CoreScheduling, machine::buses::Buses};
 
@@ -97,6 +98,7 @@ pub struct Cpus {
     setup: CpuSetup,
     msrs: Vec<u32>,
     running: bool,
+    throttle: Option<Throttle>,
     threads: BTreeMap<u32, VcpuThread>,
     /// Of all vCPUs that were ever made.
     stats: BTreeMap<u32, VcpuStats>,
@@ -122,6 +124,7 @@ impl Cpus {
             setup,
             msrs: arch::msrs::to_save(&msrs),
             running: false,
+            throttle: None,
             threads: BTreeMap::new(),
             stats: BTreeMap::new(),
             spares: BTreeMap::new(),
@@ -191,6 +194,33 @@ impl Cpus {
         self.threads.values().for_each(VcpuThread::resume);
     }
 
+    /// Waits until all vCPUs that were told to run have left their parking place. It takes as long
+    /// as the host needs to wake a thread.
+    pub fn wait_running(&self) -> Result<(), CpusError> {
+        /// A thread that is not woken by then never will be.
+        const PATIENCE: Duration = Duration::from_secs(5);
+        for (&vcpu, thread) in &self.threads {
+            if !thread.wait_running(PATIENCE) {
+                return Err(CpusError::Unresponsive { vcpu });
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes so many percent of their time away from the vCPUs that there are; 0: none.
+    pub fn throttle(&mut self, percent: u8) -> io::Result<()> {
+        match &self.throttle {
+            _ if percent == 0 => self.throttle = None,
+            Some(throttle) => throttle.set(percent),
+            None => {
+                let vcpus = self.threads.values().map(VcpuThread::napper).collect();
+                let throttle = Throttle::start(percent, vcpus, &*self.setup.spawner)?;
+                self.throttle = Some(throttle);
+            }
+        }
+        Ok(())
+    }
+
     /// Gets all vCPUs out of the guest, and tells the guest that it was paused.
     pub fn pause(&mut self) {
         self.running = false;
@@ -232,6 +262,23 @@ impl Cpus {
             .collect())
     }
 
+    /// What another host has to have for these vCPUs. One of them leaves the guest for a moment if
+    /// they run.
+    pub fn needs(&self) -> Result<CpuNeeds, CpusError> {
+        let Some((&vcpu, thread)) = self.threads.first_key_value() else {
+            return Ok(CpuNeeds::default());
+        };
+        let msrs = self.msrs.clone();
+        thread.request_park();
+        thread.wait_parked();
+        let needs = thread.with(move |vcpu| vcpu.needs(&msrs));
+        if self.running {
+            thread.resume();
+        }
+        let needs = needs.ok_or(CpusError::Unresponsive { vcpu })?;
+        needs.map_err(|source| CpusError::Kvm { vcpu, source })
+    }
+
     /// Adds vCPUs with saved states, paused.
     pub fn restore(&mut self, saved: &[SavedCpu]) -> Result<(), CpusError> {
         let max = self.max();
@@ -254,6 +301,8 @@ impl Cpus {
                 });
             }
             vcpu.restore(state).map_err(kvm)?;
+            // Its time may have stood still, or have jumped.
+            vcpu.tell_paused();
             self.start(index, vcpu)?;
         }
         Ok(())

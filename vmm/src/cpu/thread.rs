@@ -19,10 +19,11 @@ use std::{
     io,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU8, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering},
         mpsc,
     },
     thread::JoinHandle,
+    time::{Duration, Instant},
 };
 
 use base::Unpoisoned;
@@ -59,6 +60,9 @@ struct Shared {
     wish: AtomicU8,
     /// Parked whatever the wish is, unless that is to stop.
     frozen: AtomicBool,
+    /// Microseconds for which the vCPU is to stay out of the guest: one relaxed load after every
+    /// exit.
+    nap: AtomicU32,
     parking: Mutex<Parking>,
     changed: Condvar,
 }
@@ -66,6 +70,21 @@ struct Shared {
 impl Shared {
     fn parking(&self) -> MutexGuard<'_, Parking> {
         self.parking.lock_unpoisoned()
+    }
+
+    /// Stays out of the guest for as long as was asked, unless something else is wished.
+    fn nap(&self) {
+        let nap = self.nap.swap(0, Ordering::Relaxed);
+        let deadline = Instant::now() + Duration::from_micros(nap.into());
+        let mut parking = self.parking();
+        while self.wish.load(Ordering::SeqCst) == RUN {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            let waited = self.changed.wait_timeout(parking, left);
+            parking = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
 
     fn wait<'a>(&self, guard: MutexGuard<'a, Parking>) -> MutexGuard<'a, Parking> {
@@ -95,6 +114,7 @@ impl VcpuThread {
         let shared = Arc::new(Shared {
             wish: AtomicU8::new(PARK),
             frozen: AtomicBool::new(false),
+            nap: AtomicU32::new(0),
             parking: Mutex::default(),
             changed: Condvar::new(),
         });
@@ -136,6 +156,14 @@ impl VcpuThread {
         set_frozen(&self.shared, false);
     }
 
+    /// Has the vCPU stay out of the guest for a while, from any thread.
+    pub fn napper(&self) -> Napper {
+        Napper {
+            shared: Arc::clone(&self.shared),
+            kicker: self.kicker.clone(),
+        }
+    }
+
     /// Asks the vCPU to leave the guest; [`VcpuThread::wait_parked`] waits until it has.
     pub fn request_park(&self) {
         self.wish(PARK);
@@ -148,6 +176,21 @@ impl VcpuThread {
         while !parking.parked {
             parking = self.shared.wait(parking);
         }
+    }
+
+    /// Waits until the vCPU is on its way into the guest; false if it still is not by then.
+    pub fn wait_running(&self, patience: Duration) -> bool {
+        let deadline = Instant::now() + patience;
+        let mut parking = self.shared.parking();
+        while parking.parked {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || self.thread.is_finished() {
+                return false;
+            }
+            let waited = self.shared.changed.wait_timeout(parking, left);
+            parking = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
     }
 
     /// Does `work` on the parked vCPU, on its own thread, and returns what it returns.
@@ -190,6 +233,21 @@ impl VcpuThread {
     }
 }
 
+/// See [`VcpuThread::napper`].
+pub struct Napper {
+    shared: Arc<Shared>,
+    kicker: Kicker,
+}
+
+impl Napper {
+    /// The vCPU leaves the guest and comes back after so long.
+    pub fn nap(&self, time: Duration) {
+        let micros = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
+        self.shared.nap.store(micros, Ordering::Relaxed);
+        self.kicker.kick();
+    }
+}
+
 thread_local! {
     /// Of the vCPU that this thread runs.
     static CURRENT: RefCell<Option<Arc<Shared>>> = const { RefCell::new(None) };
@@ -229,6 +287,10 @@ fn run(vcpu: &mut Vcpu, exits: &impl Exits, report: &ReportCpuEvent, shared: &Sh
                 continue;
             }
         }
+        if shared.nap.load(Ordering::Relaxed) != 0 {
+            shared.nap();
+            continue;
+        }
         ran = true;
         match vcpu.run(exits) {
             Ok(Exit::Handled) => {}
@@ -266,6 +328,8 @@ fn park(vcpu: &mut Vcpu, shared: &Shared) {
         }
     }
     parking.parked = false;
+    drop(parking);
+    shared.changed.notify_all();
 }
 
 /// Out of the guest until the machine decides what to do with it.

@@ -4,14 +4,17 @@ use std::sync::Arc;
 
 use devices::{
     console::{
-        ConsoleBackend, ConsoleLine, ConsoleMode as Backend, ConsoleService, InputSink, Terminal,
+        ConsoleBackend, ConsoleError, ConsoleLine, ConsoleMode as Backend, ConsoleService,
+        InputSink, Terminal,
     },
+    named_socket::SharedSocket,
     thread::ThreadSpawner,
 };
 
 use super::{
     devices::Devices,
     error::MachineError,
+    handover::Given,
     kinds::{Handle, console::backend_mode},
     platform::Platform,
 };
@@ -27,8 +30,9 @@ pub struct Backends {
     pub debug: Option<ConsoleBackend>,
 }
 
-/// Opens what the consoles lead to. Terminals that are made are named in the configuration.
-pub fn open(config: &mut VmConfig) -> Result<Backends, MachineError> {
+/// Opens what the consoles lead to, or takes what was given. Terminals that are made are named in the
+/// configuration.
+pub fn open(config: &mut VmConfig, given: &Given) -> Result<Backends, MachineError> {
     if config.serial.mode == ConsoleMode::Tty && config.console.mode == ConsoleMode::Tty {
         return Err(MachineError::Invalid(
             "serial port and console cannot both use the terminal: switch one off \
@@ -37,7 +41,7 @@ pub fn open(config: &mut VmConfig) -> Result<Backends, MachineError> {
         ));
     }
     let open = |what, mode: Option<Backend>| {
-        mode.map(|mode| ConsoleBackend::open(&mode))
+        mode.map(|mode| open_one(&mode, given))
             .transpose()
             .map_err(|source| MachineError::Console { what, source })
     };
@@ -73,6 +77,17 @@ pub fn open(config: &mut VmConfig) -> Result<Backends, MachineError> {
     })
 }
 
+fn open_one(mode: &Backend, given: &Given) -> Result<ConsoleBackend, ConsoleError> {
+    let socket = match mode {
+        Backend::Socket(path) => given.socket(path)?,
+        _ => None,
+    };
+    match socket {
+        Some(socket) => ConsoleBackend::on_socket(socket),
+        None => ConsoleBackend::open(mode),
+    }
+}
+
 /// Empties the files that consoles print to. For the first boot of a VM; what it prints after a
 /// reboot follows what it printed before.
 pub fn empty_files(config: &VmConfig) {
@@ -99,18 +114,27 @@ pub struct Consoles {
     service: Option<ConsoleService>,
     /// Behind the virtio console.
     terminal: Option<Terminal>,
+    sockets: Vec<SharedSocket>,
     spawner: Arc<dyn ThreadSpawner>,
 }
 
 impl Consoles {
     /// Consoles of a machine that does not run yet.
     pub fn new(backends: Backends, spawner: Arc<dyn ThreadSpawner>) -> Self {
+        let both = [&backends.serial, &backends.console];
+        let sockets = both.into_iter().flatten();
         Self {
+            sockets: sockets.filter_map(ConsoleBackend::shared_socket).collect(),
             terminal: backends.console.as_ref().and_then(ConsoleBackend::terminal),
             backends: Some(backends),
             service: None,
             spawner,
         }
+    }
+
+    /// The sockets that consoles listen on.
+    pub fn shared_sockets(&self) -> &[SharedSocket] {
+        &self.sockets
     }
 
     /// Tells the virtio console the size of the terminal behind it.

@@ -41,6 +41,7 @@ use super::{
     buses::Buses,
     error::{DeviceError, MachineError},
     events::EventSender,
+    handover::Given,
     kinds::Handle,
     physical::Physical,
     resets::Resets,
@@ -121,6 +122,8 @@ pub struct Surroundings {
     pub arriving: bool,
     /// What the snapshot that the machine comes from has of accelerators' applications.
     pub archive: Option<Arc<File>>,
+    /// Sockets and taps that come with it from another process of this host.
+    pub given: Arc<Given>,
     /// Limits that several disks share, by name.
     pub rate_limit_groups: BTreeMap<String, SharedRateLimiter>,
 }
@@ -603,6 +606,11 @@ impl Devices {
     /// All devices by name.
     pub fn iter(&self) -> impl Iterator<Item = (&String, &Plugged)> {
         self.plugged.iter()
+    }
+
+    /// Closes what came with the machine from another process, and is in no device.
+    pub fn close_given(&self) {
+        self.surroundings.given.close();
     }
 
     /// Lets physical devices reach the memory of others, where the guest sees it now.

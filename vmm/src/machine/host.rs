@@ -5,7 +5,8 @@ use std::{fs::File, sync::Arc, time::Instant};
 use devices::thread::ThreadSpawner;
 use hypervisor::{Kvm, Vm};
 
-use super::events::EventSender;
+use super::{events::EventSender, handover::Given};
+use crate::memory::GivenMemory;
 
 /// A VM without memory and vCPUs. Making it takes KVM longer than all the rest of a restore, so
 /// that one is made while nobody waits for it.
@@ -40,6 +41,10 @@ pub struct Host {
     pub arriving: bool,
     /// What the snapshot that the machine comes from has of accelerators' applications.
     pub archive: Option<Arc<File>>,
+    /// The machine's memory, if another process of this host has made it.
+    pub memory: Option<Vec<GivenMemory>>,
+    /// Sockets and taps of a machine that comes from another process of this host.
+    pub given: Arc<Given>,
     /// When the process started, for the guest's boot marks.
     pub start: Instant,
 }

@@ -10,7 +10,8 @@
 //! - [`boot`]: kernel, ACPI and SMBIOS; [`placement`] and [`numa`]: which memory goes where.
 //! - [`save`]: snapshots; `coredump`: a dump for debuggers; `resize`: machines that grow; `gate`:
 //!   machines that stand still and serve.
-//! - [`moving`]: machines that leave for another host, or come from one.
+//! - [`moving`]: machines that leave for another host, or come from one; [`handover`]: what goes with
+//!   them to another process of this host.
 //! - `resets`: what the guest resets, on a thread that may wait for it.
 //! - [`events`]: what a machine reports to the control loop; [`alarms`]: what physical devices do.
 
@@ -23,6 +24,7 @@ pub mod devices;
 pub mod error;
 pub mod events;
 mod gate;
+pub mod handover;
 pub mod host;
 pub mod interrupts;
 pub mod kinds;
@@ -141,11 +143,14 @@ impl Machine {
         let Shell { kvm, vm } = host.shell;
         let vm = Arc::new(vm);
         let mut ram = Ram::new(Arc::clone(&vm));
+        if let Some(memory) = host.memory {
+            ram.give(memory);
+        }
         placement::add_boot_ram(&mut ram, &map, &config.memory)?;
         placement::add_virtio_mem(&mut ram, &map, &config.memory)?;
         let buses = Arc::new(Buses::default());
 
-        let backends = consoles::open(config)?;
+        let backends = consoles::open(config, &host.given)?;
         let platform = Platform::new(PlatformSetup {
             vm: &vm,
             buses: &buses,
@@ -207,6 +212,7 @@ impl Machine {
             events: host.events.clone(),
             arriving: host.arriving,
             archive: host.archive.clone(),
+            given: Arc::clone(&host.given),
         };
         let devices = Devices::new(&map, &buses, surroundings)?;
         let events = host.events.clone();
@@ -280,6 +286,12 @@ impl Machine {
         self.consoles.start(&self.platform, &self.devices)?;
         self.cpus.resume();
         Ok(())
+    }
+
+    /// Lets devices and vCPUs run, and waits until each vCPU is on its way into the guest.
+    pub fn start(&mut self) -> Result<(), MachineError> {
+        self.resume()?;
+        Ok(self.cpus.wait_running()?)
     }
 
     /// Stops vCPUs, then devices. If one of them cannot be stopped, all go on. Resets that the guest

@@ -1,8 +1,8 @@
 //! Machines that leave for another host, or come from one.
 
 use ::devices::memory::{GuestMemory, GuestRegion};
-use hypervisor::{DirtyLog, Vm};
-use std::sync::Arc;
+use hypervisor::{CpuNeeds, DirtyLog, Vm};
+use std::{sync::Arc, time::Duration};
 
 use super::{Machine, error::MachineError, host::Host, save::SavedMachine};
 use crate::{
@@ -81,6 +81,35 @@ impl Machine {
         reasons
     }
 
+    /// Why the memory cannot be handed over to another process; empty if it can.
+    pub fn reasons_not_to_share(&self) -> Vec<String> {
+        let regions = self.ram.regions().iter();
+        let mut private: Vec<_> = regions
+            .filter(|region| !region.mapping.is_shared())
+            .map(|region| region.zone.as_str())
+            .collect();
+        private.dedup();
+        let reason = |zone| {
+            format!(
+                "memory zone {zone:?} is private to this process, so that local=on has nothing to \
+                 hand over: boot the VM with shared=on, or move it without local"
+            )
+        };
+        private.into_iter().map(reason).collect()
+    }
+
+    /// Takes so many percent of their time away from the vCPUs; 0: none.
+    pub fn throttle(&mut self, percent: u8) {
+        if let Err(error) = self.cpus.throttle(percent) {
+            log::warn!("the guest is not slowed down: {error}");
+        }
+    }
+
+    /// What another host has to have for the guest's vCPUs.
+    pub fn cpu_needs(&self) -> Result<CpuNeeds, MachineError> {
+        Ok(self.cpus.needs()?)
+    }
+
     /// The state of the paused machine, in the form that a file would have, when all that it wrote
     /// to its disks is where another host finds it.
     pub fn departing_state(&self) -> Result<Vec<u8>, MachineError> {
@@ -103,15 +132,22 @@ impl Machine {
         Self::shell(config, plugged, host)
     }
 
-    /// Devices and vCPUs as they were when they left; paused, without the locks of the disks. The
-    /// memory has its last contents. The state is untrusted.
-    pub fn arrive(&mut self, config: &mut VmConfig, state: &[u8]) -> Result<(), MachineError> {
+    /// Devices and vCPUs as they were when they left, `away` ago; paused, without the locks of the
+    /// disks. The memory has its last contents. The state is untrusted.
+    pub fn arrive(
+        &mut self,
+        config: &mut VmConfig,
+        state: &[u8],
+        away: Duration,
+    ) -> Result<(), MachineError> {
         let mut state: SavedMachine =
             state_file::decode(state).map_err(|source| MachineError::StateFile {
                 path: "of the migration".into(),
                 source,
             })?;
+        state.advance(away);
         self.restore_devices(config, &mut state)?;
+        self.devices.close_given();
         self.restore_rest(state)
     }
 

@@ -6,6 +6,7 @@ use std::{
     io::Write,
     path::Path,
     sync::Arc,
+    time::Duration,
 };
 
 use devices::{accel::saved::Archive, pci::Bdf};
@@ -181,6 +182,7 @@ impl Machine {
                 &backing.unwrap_or_default(),
             )?;
         }
+        machine.ram.all_given()?;
         Ok(machine)
     }
 
@@ -216,6 +218,14 @@ impl Machine {
 }
 
 impl SavedMachine {
+    /// Clocks go on as if the machine had run for so long since it was saved.
+    pub(super) fn advance(&mut self, by: Duration) {
+        self.vm.advance(by);
+        for cpu in &mut self.cpus {
+            cpu.state.advance(by);
+        }
+    }
+
     /// Base and length of memory that ACPI has plugged in.
     fn plugged_memory(&self) -> Vec<(u64, u64)> {
         self.platform.plugged_memory().collect()

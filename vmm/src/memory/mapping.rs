@@ -88,6 +88,14 @@ pub enum MappingError {
         /// Why.
         source: io::Error,
     },
+    /// A file that somebody else has made is not what memory can be made of.
+    #[error("the file that came for {len} bytes of guest memory {reason}")]
+    Given {
+        /// Wanted length in bytes.
+        len: u64,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
     /// Prefaulting failed.
     #[error("cannot prefault {len} bytes of guest memory: too little memory is free")]
     Prefault {
@@ -114,6 +122,7 @@ pub struct Mapping {
     page: u64,
     file: Option<Arc<File>>,
     offset: u64,
+    shared: bool,
 }
 
 // SAFETY: a mapping is plain memory that belongs to this value; what is in it is only accessed
@@ -126,6 +135,32 @@ impl Mapping {
     /// Maps `len` bytes of zeroed memory, or of the backing file's contents from `offset` (a
     /// multiple of the page size; 0 for memory without a file of that name).
     pub fn new(len: u64, backing: &Backing, offset: u64) -> Result<Self, MappingError> {
+        Self::of(len, backing, offset, |end| {
+            Ok(open(end, backing)?.map(Arc::new))
+        })
+    }
+
+    /// Maps `len` bytes of a file from `offset` that another process has made and uses as the same
+    /// memory. The file may be anything.
+    pub fn given(
+        len: u64,
+        backing: &Backing,
+        offset: u64,
+        file: File,
+    ) -> Result<Self, MappingError> {
+        Self::of(len, backing, offset, |end| {
+            check_given(&file, len, end, backing)?;
+            Ok(Some(Arc::new(file)))
+        })
+    }
+
+    /// `open` is called with the end of the memory in its file.
+    fn of(
+        len: u64,
+        backing: &Backing,
+        offset: u64,
+        open: impl FnOnce(u64) -> Result<Option<Arc<File>>, MappingError>,
+    ) -> Result<Self, MappingError> {
         let page = match backing.hugepages {
             Some(0) => default_hugepage_size(),
             Some(size) => size,
@@ -137,7 +172,7 @@ impl Mapping {
         let Some(size) = size else {
             return Err(MappingError::Unaligned { len, page });
         };
-        let file = open(offset.saturating_add(len), backing)?.map(Arc::new);
+        let file = open(offset.saturating_add(len))?;
         let failed = |source| MappingError::Map {
             len,
             hugepages: backing.hugepages.is_some(),
@@ -166,6 +201,7 @@ impl Mapping {
             page,
             file,
             offset,
+            shared: backing.shared,
         };
         mapping.advise(backing);
         if let Some(node) = backing.host_numa_node {
@@ -204,6 +240,11 @@ impl Mapping {
     /// The file that is mapped, if the memory has one.
     pub fn file(&self) -> Option<&Arc<File>> {
         self.file.as_ref()
+    }
+
+    /// Whether who maps its file sees the same memory.
+    pub fn is_shared(&self) -> bool {
+        self.shared && self.file.is_some()
     }
 
     /// Hints only: a kernel without the feature goes without.
@@ -383,6 +424,27 @@ fn open(len: u64, backing: &Backing) -> Result<Option<File>, MappingError> {
     Ok(Some(file))
 }
 
+/// Refuses a file of which the memory could be taken away later, and one that is too short.
+fn check_given(file: &File, len: u64, end: u64, backing: &Backing) -> Result<(), MappingError> {
+    let given = |reason| Err(MappingError::Given { len, reason });
+    if !backing.shared {
+        return given("is of no use for private memory (shared=on)");
+    }
+    let metadata = file
+        .metadata()
+        .map_err(|source| MappingError::Memfd { len, source })?;
+    if !metadata.is_file() || metadata.len() < end {
+        return given("is too short, or no file");
+    }
+    // SAFETY: asks for flags of a descriptor that is open.
+    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+    // A file that has a name has no seals: whoever configures one trusts all who can write it.
+    if backing.file.is_none() && (seals < 0 || seals & libc::F_SEAL_SHRINK == 0) {
+        return given("can be shortened while it is in use: it is not sealed");
+    }
+    Ok(())
+}
+
 /// The host's default huge page size in bytes (`Hugepagesize` of /proc/meminfo).
 fn default_hugepage_size() -> u64 {
     let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -453,6 +515,32 @@ mod tests {
         let file = mapping.file().unwrap();
         assert!(file.set_len(0).is_err());
         assert_eq!(file.metadata().unwrap().len(), 2 << 20);
+    }
+
+    #[test]
+    fn memory_that_another_process_has_made_is_the_same_memory() {
+        let backing = Backing {
+            shared: true,
+            ..Default::default()
+        };
+        let there = Mapping::new(2 << 20, &backing, 0).unwrap();
+        let copy = || there.file().unwrap().try_clone().unwrap();
+        let here = Mapping::given(1 << 20, &backing, 1 << 20, copy()).unwrap();
+        // SAFETY: inside of the mappings, which nobody else uses.
+        unsafe {
+            *there.address().add(1 << 20) = 7;
+            assert_eq!(*here.address(), 7);
+        }
+        // Too short, not sealed, not shared.
+        for (file, offset, backing) in [
+            (copy(), 2 << 20, backing.clone()),
+            (tempfile::tempfile().unwrap(), 0, backing.clone()),
+            (copy(), 0, Backing::default()),
+        ] {
+            file.set_len(2 << 20).unwrap_or_default();
+            let refused = Mapping::given(1 << 20, &backing, offset, file);
+            assert!(matches!(refused, Err(MappingError::Given { .. })));
+        }
     }
 
     #[test]

@@ -10,4 +10,4 @@ pub mod ram;
 
 pub use extra::{ExactMemory, ExtraMemory};
 pub use mapping::{Backing, Mapping, MappingError};
-pub use ram::{Ram, RamError, Region, RegionKind};
+pub use ram::{GivenMemory, Ram, RamError, Region, RegionKind};

@@ -1,6 +1,10 @@
 //! The guest's RAM.
 
-use std::sync::{Arc, PoisonError};
+use std::{
+    collections::VecDeque,
+    fs::File,
+    sync::{Arc, PoisonError},
+};
 
 use devices::{
     memory::{GuestMemory, GuestRam},
@@ -40,6 +44,19 @@ pub struct Region {
     pub slot: SlotId,
 }
 
+/// Memory of a region that another process has made.
+#[derive(Debug)]
+pub struct GivenMemory {
+    /// Guest-physical address.
+    pub guest: u64,
+    /// Bytes.
+    pub len: u64,
+    /// The file.
+    pub file: File,
+    /// Where in the file it begins, in bytes.
+    pub offset: u64,
+}
+
 /// RAM could not be given to the guest.
 #[derive(Debug, thiserror::Error)]
 pub enum RamError {
@@ -53,6 +70,14 @@ pub enum RamError {
         guest: u64,
         /// Why.
         source: hypervisor::Error,
+    },
+    /// Another process has other memory.
+    #[error("no file came for the {len} bytes of memory at {guest:#x}, or more than was needed")]
+    NotGiven {
+        /// Guest-physical address.
+        guest: u64,
+        /// Length in bytes.
+        len: u64,
     },
     /// The range is taken or wraps around.
     #[error("{len} bytes at {guest:#x} do not fit between the guest's other memory")]
@@ -74,6 +99,8 @@ pub struct Ram {
     regions: Vec<Region>,
     /// Memory that the guest no longer has: a device may still be using the old map.
     withdrawn: Vec<Arc<Mapping>>,
+    /// What the next regions are made of, instead of memory of their own.
+    given: Option<VecDeque<GivenMemory>>,
 }
 
 impl Ram {
@@ -84,6 +111,40 @@ impl Ram {
             memory: GuestMemory::new(GuestRam::default()),
             regions: Vec::new(),
             withdrawn: Vec::new(),
+            given: None,
+        }
+    }
+
+    /// The next regions are those that another process has made, in this order, until
+    /// [`Ram::all_given`].
+    pub fn give(&mut self, memory: Vec<GivenMemory>) {
+        self.given = Some(memory.into());
+    }
+
+    /// All regions are there. Others that are added later have memory of their own.
+    pub fn all_given(&mut self) -> Result<(), RamError> {
+        match self.given.take().and_then(|mut given| given.pop_front()) {
+            None => Ok(()),
+            Some(GivenMemory { guest, len, .. }) => Err(RamError::NotGiven { guest, len }),
+        }
+    }
+
+    /// Memory for a region that is about to be added.
+    fn map_memory(
+        &mut self,
+        zone: &str,
+        guest: u64,
+        len: u64,
+        backing: &Backing,
+    ) -> Result<Mapping, RamError> {
+        let Some(given) = &mut self.given else {
+            let offset = self.file_offset(zone, backing);
+            return Ok(Mapping::new(len, backing, offset)?);
+        };
+        let next = given.pop_front();
+        match next.filter(|next| (next.guest, next.len) == (guest, len)) {
+            Some(next) => Ok(Mapping::given(len, backing, next.offset, next.file)?),
+            None => Err(RamError::NotGiven { guest, len }),
         }
     }
 
@@ -126,12 +187,12 @@ impl Ram {
         backing: &Backing,
     ) -> Result<(), RamError> {
         let overlap = || RamError::Overlap { guest, len };
-        let offset = self.file_offset(zone, backing);
-        let mapping = Arc::new(Mapping::new(len, backing, offset)?);
+        let mapping = Arc::new(self.map_memory(zone, guest, len, backing)?);
         let log = WriteLog::with_len(mapping.size());
         let mut builder = MmapRegionBuilder::new_with_bitmap(mapping.size(), log);
         if let Some(file) = mapping.file() {
-            builder = builder.with_file_offset(FileOffset::from_arc(Arc::clone(file), offset));
+            builder =
+                builder.with_file_offset(FileOffset::from_arc(Arc::clone(file), mapping.offset()));
         }
         // SAFETY: `Ram` keeps the mapping until it is dropped, which is after every user.
         let region = unsafe { builder.with_raw_mmap_pointer(mapping.address()) }

@@ -2,10 +2,10 @@
 
 use std::{
     io::{self, Read, Write},
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     os::{
-        fd::{AsRawFd, RawFd},
-        unix::net::{UnixListener, UnixStream},
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::net::UnixStream,
     },
     path::PathBuf,
     time::{Duration, Instant},
@@ -15,10 +15,11 @@ use super::{
     Error, Result,
     frame::{HEADER, Header, Kind, protocol},
     progress::Progress,
+    tunnel::Tls,
 };
 
 /// How long a wait lasts before a look at whether somebody has cancelled it.
-const TICK: Duration = Duration::from_millis(100);
+pub(super) const TICK: Duration = Duration::from_millis(100);
 
 /// How long the other side may keep silent, unless said otherwise.
 pub const STALL: Duration = Duration::from_secs(30);
@@ -55,101 +56,27 @@ impl Address {
     }
 }
 
-/// Waits for the source.
-pub enum Listener {
-    /// At a path, which is removed with it.
-    Unix(UnixListener, PathBuf),
-    /// At a port.
-    Tcp(TcpListener),
-}
-
-impl Listener {
-    /// Listens at a URL.
-    pub fn bind(url: &str) -> Result<Self> {
-        let failed = |source| Error::Connect {
-            action: "listen at",
-            url: url.to_owned(),
-            source,
-        };
-        match Address::parse(url)? {
-            Address::Unix(path) => {
-                let listener = base::socket::listen(&path).map_err(failed)?;
-                listener.set_nonblocking(true).map_err(failed)?;
-                Ok(Self::Unix(listener, path))
-            }
-            Address::Tcp(host) => {
-                let listener = TcpListener::bind(host).map_err(failed)?;
-                listener.set_nonblocking(true).map_err(failed)?;
-                Ok(Self::Tcp(listener))
-            }
-        }
-    }
-
-    /// The first connection.
-    pub fn accept(&self, progress: &Progress) -> Result<Connection> {
-        loop {
-            if progress.is_cancelled() {
-                return Err(Error::Cancelled);
-            }
-            let mut fd = libc::pollfd {
-                fd: self.as_raw_fd(),
-                events: libc::POLLIN,
-                revents: 0,
-            };
-            // SAFETY: one descriptor, in a local that outlives the call.
-            unsafe { libc::poll(&raw mut fd, 1, TICK.as_millis() as libc::c_int) };
-            let accepted = match self {
-                Self::Unix(listener, _) => listener.accept().map(|(s, _)| Stream::Unix(s)),
-                Self::Tcp(listener) => listener.accept().map(|(s, _)| Stream::Tcp(s)),
-            };
-            match accepted {
-                Ok(stream) => return Connection::new(stream, progress.clone()),
-                Err(error)
-                    if matches!(
-                        error.kind(),
-                        io::ErrorKind::WouldBlock
-                            | io::ErrorKind::Interrupted
-                            | io::ErrorKind::ConnectionAborted
-                    ) => {}
-                Err(source) => {
-                    return Err(Error::Broken {
-                        doing: "waiting for the source",
-                        source,
-                    });
-                }
-            }
-        }
-    }
-}
-
-impl AsRawFd for Listener {
-    fn as_raw_fd(&self) -> RawFd {
-        match self {
-            Self::Unix(listener, _) => listener.as_raw_fd(),
-            Self::Tcp(listener) => listener.as_raw_fd(),
-        }
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        if let Self::Unix(_, path) = self
-            && let Err(error) = std::fs::remove_file(&*path)
-        {
-            log::debug!("{} stays: {error}", path.display());
-        }
-    }
-}
-
-enum Stream {
+/// A socket of either kind.
+pub(super) enum Stream {
     Unix(UnixStream),
     Tcp(TcpStream),
+    /// What goes in and comes out is encrypted on its way.
+    Tunnel(UnixStream),
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Unix(stream) | Self::Tunnel(stream) => stream.as_fd(),
+            Self::Tcp(stream) => stream.as_fd(),
+        }
+    }
 }
 
 impl Stream {
     fn prepare(&self) -> io::Result<()> {
         match self {
-            Self::Unix(stream) => {
+            Self::Unix(stream) | Self::Tunnel(stream) => {
                 stream.set_nonblocking(false)?;
                 stream.set_read_timeout(Some(TICK))?;
                 stream.set_write_timeout(Some(TICK))
@@ -165,14 +92,14 @@ impl Stream {
 
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         match self {
-            Self::Unix(stream) => stream.read(bytes),
+            Self::Unix(stream) | Self::Tunnel(stream) => stream.read(bytes),
             Self::Tcp(stream) => stream.read(bytes),
         }
     }
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
-            Self::Unix(stream) => stream.write(bytes),
+            Self::Unix(stream) | Self::Tunnel(stream) => stream.write(bytes),
             Self::Tcp(stream) => stream.write(bytes),
         }
     }
@@ -188,17 +115,43 @@ pub struct Connection {
     pub doing: &'static str,
     /// Somebody's wish to cancel is not looked at any more.
     pub uninterrupted: bool,
+    /// What is going on has to be over by then, however much arrives.
+    pub deadline: Option<Instant>,
+    pace: Option<Pace>,
+}
+
+/// Holds pages back so that no more of them go out than allowed.
+struct Pace {
+    bytes_per_second: u64,
+    /// What has gone out is paid for at that time.
+    paid: Instant,
+}
+
+impl Pace {
+    /// Pages may go out so much earlier than they are paid for: what the network takes at once.
+    const AHEAD: Duration = Duration::from_millis(10);
+
+    /// How long to wait before so many bytes.
+    fn wait(&mut self, bytes: usize, now: Instant) -> Duration {
+        let ahead = self.paid.saturating_duration_since(now);
+        let micros = (bytes as u64).saturating_mul(1_000_000) / self.bytes_per_second.max(1);
+        self.paid = self.paid.max(now) + Duration::from_micros(micros);
+        ahead.saturating_sub(Self::AHEAD)
+    }
 }
 
 impl Connection {
-    /// Connects to a URL.
-    pub fn connect(url: &str, progress: &Progress) -> Result<Self> {
+    /// Connects to a URL, through a tunnel if it is to be encrypted.
+    pub fn connect(url: &str, tls: Option<&Tls>, progress: &Progress) -> Result<Self> {
         let failed = |source| Error::Connect {
             action: "connect to",
             url: url.to_owned(),
             source,
         };
         let stream = match Address::parse(url)? {
+            Address::Tcp(host) if let Some(tls) = tls => {
+                Stream::Tunnel(tls.connect(&host, progress)?)
+            }
             Address::Unix(path) => Stream::Unix(UnixStream::connect(path).map_err(failed)?),
             Address::Tcp(host) => Stream::Tcp(TcpStream::connect(host).map_err(failed)?),
         };
@@ -210,7 +163,7 @@ impl Connection {
         Self::new(Stream::Unix(stream), progress)
     }
 
-    fn new(stream: Stream, progress: Progress) -> Result<Self> {
+    pub(super) fn new(stream: Stream, progress: Progress) -> Result<Self> {
         stream.prepare().map_err(|source| Error::Broken {
             doing: "setting up the connection",
             source,
@@ -221,41 +174,121 @@ impl Connection {
             stall: STALL,
             doing: "agreeing on what moves",
             uninterrupted: false,
+            deadline: None,
+            pace: None,
         })
+    }
+
+    /// Sends at most so many bytes of pages per second from now on.
+    pub fn set_rate(&mut self, bytes_per_second: Option<u64>) {
+        let now = Instant::now();
+        self.pace = bytes_per_second.map(|bytes_per_second| Pace {
+            bytes_per_second,
+            paid: self.pace.as_ref().map_or(now, |pace| pace.paid),
+        });
+    }
+
+    /// Waits until so many bytes of pages may go out.
+    fn keep_pace(&mut self, bytes: usize) -> Result<()> {
+        let Some(pace) = &mut self.pace else {
+            return Ok(());
+        };
+        let mut left = pace.wait(bytes, Instant::now());
+        while !left.is_zero() {
+            if self.progress.is_cancelled() && !self.uninterrupted {
+                return Err(Error::Cancelled);
+            }
+            let nap = left.min(TICK);
+            std::thread::sleep(nap);
+            left -= nap;
+        }
+        Ok(())
+    }
+
+    /// Whether both ends are on one host, so that files can be handed over.
+    pub fn passes_files(&self) -> bool {
+        matches!(self.stream, Stream::Unix(_))
     }
 
     /// Whether bytes arrive as they were sent without a checksum of ours.
     pub fn keeps_bytes(&self) -> bool {
-        matches!(self.stream, Stream::Unix(_))
+        matches!(self.stream, Stream::Unix(_) | Stream::Tunnel(_))
     }
 
     /// Sends a frame.
     pub fn send(&mut self, kind: Kind, round: u32, contents: &[u8]) -> Result<()> {
+        if kind == Kind::Pages {
+            self.keep_pace(contents.len())?;
+        }
         let checked = kind != Kind::Pages || !self.keeps_bytes();
         let header = Header::of(kind, round, contents, checked);
         self.write_all(&header.encode())?;
         self.write_all(contents)
     }
 
+    /// Sends a frame about a file, and the file with it.
+    pub fn send_file(&mut self, contents: &[u8], file: BorrowedFd<'_>) -> Result<()> {
+        self.write_all(&Header::of(Kind::File, 0, contents, true).encode())?;
+        let mut since = Instant::now();
+        loop {
+            let Stream::Unix(stream) = &self.stream else {
+                return Err(protocol("files go over Unix sockets only"));
+            };
+            // So few bytes go as a whole or not at all.
+            let sent = base::socket::send(stream, contents, &[file]).map(|()| contents.len());
+            if self.judge(sent, &mut since)? > 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Receives a frame about a file, and the one file that has to come with it.
+    pub fn receive_file(&mut self, contents: &mut Vec<u8>) -> Result<OwnedFd> {
+        let header = self.receive_header(&[Kind::File])?;
+        // The file is with the contents, which are a message of their own.
+        contents.clear();
+        contents.resize(header.length, 0);
+        let mut files = Vec::new();
+        let mut since = Instant::now();
+        let mut got = 0;
+        while got < contents.len() {
+            let Stream::Unix(stream) = &self.stream else {
+                return Err(protocol("files go over Unix sockets only"));
+            };
+            let count = match base::socket::receive(stream, &mut contents[got..]) {
+                Ok((count, more)) => {
+                    files.extend(more);
+                    Ok(count)
+                }
+                Err(error) => Err(error),
+            };
+            got += self.judge(count, &mut since)?;
+            if files.len() > 1 {
+                return Err(protocol("several files came at once"));
+            }
+        }
+        header.check(contents)?;
+        files
+            .pop()
+            .ok_or_else(|| protocol("a frame about a file came without it"))
+    }
+
     /// Receives the next frame, which has to be one of `expected`. The other side's reason to give
     /// up is an error.
     pub fn receive(&mut self, expected: &[Kind], contents: &mut Vec<u8>) -> Result<Header> {
+        let header = self.receive_header(expected)?;
+        self.receive_contents(header, contents)?;
+        Ok(header)
+    }
+
+    fn receive_header(&mut self, expected: &[Kind]) -> Result<Header> {
         let mut bytes = [0; HEADER];
         self.read_exact(&mut bytes)?;
         let header = Header::decode(&bytes)?;
-        if header.kind != Kind::Failed && !expected.contains(&header.kind) {
-            return Err(protocol(format!("{:?} while {}", header.kind, self.doing)));
-        }
-        contents.clear();
-        while contents.len() < header.length {
-            // What arrives is what takes memory, not what was said.
-            let from = contents.len();
-            contents.resize(header.length.min(from + STEP), 0);
-            self.read_exact(&mut contents[from..])?;
-        }
-        header.check(contents)?;
         if header.kind == Kind::Failed {
-            let reasons: Vec<String> = serde_json::from_slice(contents)
+            let mut contents = Vec::new();
+            self.receive_contents(header, &mut contents)?;
+            let reasons: Vec<String> = serde_json::from_slice(&contents)
                 .map_err(|_| protocol("it failed without saying why"))?;
             // Shown to users and in logs.
             let clean = |text: &String| -> String {
@@ -266,7 +299,21 @@ impl Connection {
             };
             return Err(Error::Refused(reasons.iter().take(64).map(clean).collect()));
         }
+        if !expected.contains(&header.kind) {
+            return Err(protocol(format!("{:?} while {}", header.kind, self.doing)));
+        }
         Ok(header)
+    }
+
+    fn receive_contents(&mut self, header: Header, contents: &mut Vec<u8>) -> Result<()> {
+        contents.clear();
+        while contents.len() < header.length {
+            // What arrives is what takes memory, not what was said.
+            let from = contents.len();
+            contents.resize(header.length.min(from + STEP), 0);
+            self.read_exact(&mut contents[from..])?;
+        }
+        header.check(contents)
     }
 
     /// Tells the other side why it is over; it may be gone.
@@ -306,6 +353,10 @@ impl Connection {
             return Err(Error::Cancelled);
         }
         let doing = self.doing;
+        if self.deadline.is_some_and(|end| Instant::now() >= end) {
+            let seconds = self.stall.as_secs();
+            return Err(Error::Stalled { doing, seconds });
+        }
         match moved {
             Ok(0) => Err(Error::Broken {
                 doing,
@@ -333,5 +384,32 @@ impl Connection {
             }
             Err(source) => Err(Error::Broken { doing, source }),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_go_out_at_the_rate_that_is_allowed_whatever_their_size() {
+        let start = Instant::now();
+        let mut pace = Pace {
+            bytes_per_second: 1 << 20,
+            paid: start,
+        };
+        // Sixteen seconds' worth, in two sizes.
+        let mut now = start;
+        for size in [1 << 20, 64 << 10] {
+            for _ in 0..(8 << 20) / size {
+                now += pace.wait(size, now);
+            }
+        }
+        let took = now - start;
+        assert!((15..=16).contains(&took.as_secs()), "{took:?}");
+        // What was not used is not saved up.
+        now += Duration::from_secs(100);
+        assert_eq!(pace.wait(1 << 20, now), Duration::ZERO);
+        assert!(pace.wait(1, now) > Duration::from_millis(900));
     }
 }

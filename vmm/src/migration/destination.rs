@@ -1,12 +1,14 @@
 //! The destination: phases as values, each with what it owns.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{
     Error, Result,
     connection::Connection,
+    files::{GivenFile, MAX_FILES},
     frame::{Kind, protocol},
-    offer::{Departure, Offer},
+    listener::Listener,
+    offer::{Departure, Moment, Offer},
     pages::{Arriving, Region},
     progress::{Phase as Shown, Progress},
 };
@@ -14,17 +16,28 @@ use super::{
 /// How long a machine that could run waits for GO.
 pub const WAIT_FOR_GO: Duration = Duration::from_secs(30);
 
+/// How long a source has to make its whole offer.
+const OFFER: Duration = Duration::from_secs(10);
+
 /// Who makes the machine. Called on the thread of the migration, which waits.
 pub trait Host: Send {
     /// Every reason why the offer cannot be taken; empty if it can.
     fn examine(&mut self, offer: &Offer) -> Vec<String>;
-    /// Makes a machine with memory.
-    fn prepare(&mut self, offer: Offer) -> std::result::Result<Vec<Region>, String>;
-    /// Devices and vCPUs as they were. The machine stands still, without disk locks.
-    fn restore(&mut self, state: Vec<u8>) -> std::result::Result<(), String>;
+    /// Makes a machine with memory, of the files if there are any.
+    fn prepare(
+        &mut self,
+        offer: Offer,
+        files: Vec<GivenFile>,
+    ) -> std::result::Result<Vec<Region>, String>;
+    /// Devices and vCPUs as they were at that moment, if it is known. The machine stands still, without disk locks.
+    fn restore(
+        &mut self,
+        state: Vec<u8>,
+        saved_at: Option<Moment>,
+    ) -> std::result::Result<(), String>;
     /// Takes the disk locks.
     fn take_locks(&mut self) -> std::result::Result<(), String>;
-    /// Lets the machine run. It has its locks.
+    /// Lets the machine run. It has its locks; after an error it is gone, with them.
     fn run(&mut self) -> std::result::Result<(), String>;
 }
 
@@ -42,8 +55,29 @@ enum Phase {
 pub enum Ended {
     /// Only an answer was wanted.
     Asked,
+    /// It was no source: nothing has begun.
+    Stranger(Error),
     /// It failed; nothing is left of it.
     Failed(Error),
+}
+
+/// Waits for a source, whoever else connects, and receives a machine, which runs when this returns
+/// `Ok`. A question is answered and does not end the wait.
+pub fn receive(
+    listener: &mut Listener,
+    host: &mut dyn Host,
+    progress: &Progress,
+) -> std::result::Result<(), Ended> {
+    loop {
+        let connection = listener.accept(progress).map_err(Ended::Failed)?;
+        match Destination::new(connection, host, progress.clone()).run() {
+            Err(Ended::Asked) => {}
+            Err(Ended::Stranger(error)) => listener
+                .turned_away(&error.to_string())
+                .map_err(Ended::Failed)?,
+            ended => return ended,
+        }
+    }
 }
 
 /// One migration.
@@ -53,6 +87,8 @@ pub struct Destination<'a> {
     progress: Progress,
     contents: Vec<u8>,
     dry_run: bool,
+    /// An offer has come.
+    is_source: bool,
 }
 
 impl<'a> Destination<'a> {
@@ -64,6 +100,7 @@ impl<'a> Destination<'a> {
             progress,
             contents: Vec::new(),
             dry_run: false,
+            is_source: false,
         }
     }
 
@@ -79,7 +116,10 @@ impl<'a> Destination<'a> {
                     if !matches!(error, Error::Refused(_) | Error::Broken { .. }) {
                         self.connection.send_failure(&[error.to_string()]);
                     }
-                    return Err(Ended::Failed(error));
+                    return Err(match self.is_source || self.progress.is_cancelled() {
+                        true => Ended::Failed(error),
+                        false => Ended::Stranger(error),
+                    });
                 }
             };
         }
@@ -102,10 +142,14 @@ impl<'a> Destination<'a> {
 
     fn offer(&mut self) -> Result<Phase> {
         self.show(Shown::Offer, "waiting for the offer");
+        self.connection.deadline = Some(Instant::now() + OFFER);
         self.connection
             .receive(&[Kind::Offer], &mut self.contents)?;
         let offer: Offer = serde_json::from_slice(&self.contents)
             .map_err(|error| protocol(format!("the offer does not parse: {error}")))?;
+        let files = self.files(&offer)?;
+        self.connection.deadline = None;
+        self.is_source = true;
         let mut reasons = offer.version_reasons();
         reasons.extend(self.host.examine(&offer));
         if !reasons.is_empty() {
@@ -122,10 +166,25 @@ impl<'a> Destination<'a> {
                 .iter()
                 .fold(0_u64, |sum, r| sum.saturating_add(r.len));
             self.progress.update(|info| info.total_bytes = total);
-            self.host.prepare(offer).map_err(Error::Machine)?
+            self.host.prepare(offer, files).map_err(Error::Machine)?
         };
         self.connection.send(Kind::Prepared, 0, &[])?;
         Ok(Phase::Rounds(Arriving::new(memory)))
+    }
+
+    /// The files that follow an offer.
+    fn files(&mut self, offer: &Offer) -> Result<Vec<GivenFile>> {
+        if offer.files > MAX_FILES {
+            return Err(protocol(format!("{} files with a machine", offer.files)));
+        }
+        let mut files = Vec::new();
+        for _ in 0..offer.files {
+            let file = self.connection.receive_file(&mut self.contents)?;
+            let what = serde_json::from_slice(&self.contents)
+                .map_err(|error| protocol(format!("a file that is nothing known: {error}")))?;
+            files.push(GivenFile { what, file });
+        }
+        Ok(files)
     }
 
     fn rounds(&mut self, mut memory: Arriving) -> Result<Phase> {
@@ -154,7 +213,9 @@ impl<'a> Destination<'a> {
         if departure.hash.is_some_and(|hash| hash != memory.hash()) {
             return Err(Error::Differs);
         }
-        self.host.restore(departure.state).map_err(Error::Machine)?;
+        self.host
+            .restore(departure.state, departure.saved_at)
+            .map_err(Error::Machine)?;
         self.connection.send(Kind::Ready, 0, &[])?;
         Ok(Phase::Ready)
     }
@@ -164,17 +225,16 @@ impl<'a> Destination<'a> {
         self.connection.stall = WAIT_FOR_GO;
         self.connection.receive(&[Kind::Go], &mut self.contents)?;
         self.connection.uninterrupted = true;
-        if let Err(reason) = self.host.take_locks() {
+        // It holds the locks until it runs: a source that hears nothing cannot take it for dead.
+        if let Err(reason) = self.host.take_locks().and_then(|()| self.host.run()) {
             if let Err(error) = self.connection.send(Kind::Denied, 0, &[]) {
                 log::warn!("the source does not hear that its VM does not run here: {error}");
             }
             return Err(Error::Machine(reason));
         }
-        // Before the machine runs: a source that does not hear of it must not take it for dead.
         if let Err(error) = self.connection.send(Kind::Running, 0, &[]) {
             log::warn!("the source does not hear that its VM runs here: {error}");
         }
-        self.host.run().map_err(Error::Machine)?;
         Ok(Phase::Running)
     }
 }

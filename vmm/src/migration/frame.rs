@@ -17,7 +17,8 @@ use super::{Error, Result};
 
 /// Bytes of a header.
 pub const HEADER: usize = 24;
-const MAGIC: [u8; 4] = *b"GMIG";
+/// The first bytes of a header.
+pub(super) const MAGIC: [u8; 4] = *b"GMIG";
 
 /// The contents have no checksum: they are pages, on a connection that keeps bytes intact.
 const UNCHECKED: u8 = 1;
@@ -53,6 +54,8 @@ pub enum Kind {
     Failed = 9,
     /// To the source: the machine does not run here and will not, though GO came.
     Denied = 10,
+    /// To the destination, right after the offer: a file that goes with the machine.
+    File = 11,
 }
 
 impl Kind {
@@ -68,6 +71,7 @@ impl Kind {
             Self::Running,
             Self::Failed,
             Self::Denied,
+            Self::File,
         ]
         .into_iter()
         .find(|kind| *kind as u8 == byte)
@@ -79,6 +83,7 @@ impl Kind {
             Self::Offer => 16 << 20,
             Self::Pages => 4 + MAX_RUNS * RUN + MAX_PAGES,
             Self::State => 256 << 20,
+            Self::File => 4 << 10,
             Self::Failed | Self::Prepared | Self::Denied => 64 << 10,
             Self::Barrier | Self::Ready | Self::Go | Self::Running => 0,
         }

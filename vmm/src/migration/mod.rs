@@ -18,25 +18,37 @@
 //! Both sides take each other for hostile: lengths are bounded before memory is taken, frames have
 //! checksums, and what arrives is the input of the same checks as a snapshot.
 //!
-//! - [`frame`]: the format on the wire; [`connection`]: streams that can be interrupted.
-//! - [`pages`]: which pages are sent, and how they are received.
+//! With `local=on` both are on one host, and memory is not sent: its files are handed over with the
+//! offer. There are no rounds then, and the VM stands still only for the state of its devices.
+//!
+//! - [`frame`]: the format on the wire; [`connection`]: streams that can be interrupted;
+//!   [`listener`]: waiting for the source; [`tunnel`]: TLS.
+//! - [`pages`]: which pages are sent, and how they are received; [`files`]: what is handed over.
 //! - [`source`], [`destination`]: the phases of each side.
 //! - [`progress`]: what `vm.migration` shows, and how a migration is cancelled.
 
 pub mod connection;
 pub mod destination;
+pub mod files;
 pub mod frame;
+pub mod listener;
 pub mod offer;
 pub mod pages;
 pub mod progress;
 pub mod source;
 #[cfg(test)]
 mod tests;
+pub mod tunnel;
 
 use std::io;
 
 /// Version of the protocol. The destination says which it takes.
-pub const PROTOCOL: u32 = 1;
+///
+/// 2: files that go with the offer.
+pub const PROTOCOL: u32 = 2;
+
+/// The oldest version of which offers are taken.
+pub const OLDEST_PROTOCOL: u32 = 1;
 
 /// A migration failed.
 #[derive(Debug, thiserror::Error)]
@@ -69,6 +81,16 @@ pub enum Error {
         doing: &'static str,
         /// For how long.
         seconds: u64,
+    },
+    /// Too many have connected that were no source.
+    #[error(
+        "{count} connections came, and none was from a Gantry that sends a VM; of the last: {last}"
+    )]
+    Strangers {
+        /// How many.
+        count: u32,
+        /// Why the last was none.
+        last: String,
     },
     /// A client asked for it.
     #[error("the migration was cancelled")]

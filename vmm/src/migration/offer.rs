@@ -1,8 +1,11 @@
 //! What the source offers.
 
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use hypervisor::CpuNeeds;
 use serde::{Deserialize, Serialize};
 
-use super::PROTOCOL;
+use super::{OLDEST_PROTOCOL, PROTOCOL};
 use crate::{config::VmConfig, snapshot::state_file};
 
 /// A region of RAM.
@@ -35,15 +38,25 @@ pub struct Offer {
     pub dry_run: bool,
     /// It was paused, and is to stay so.
     pub paused: bool,
+    /// What the guest has seen of its vCPUs.
+    #[serde(default)]
+    pub cpu: Option<CpuNeeds>,
+    /// Its memory is handed over as files, which follow the offer.
+    #[serde(default)]
+    pub local: bool,
+    /// How many files follow.
+    #[serde(default)]
+    pub files: usize,
 }
 
 impl Offer {
     /// Why this program cannot take it, as far as versions go.
     pub fn version_reasons(&self) -> Vec<String> {
         let mut reasons = Vec::new();
-        if self.protocol != PROTOCOL {
+        if !(OLDEST_PROTOCOL..=PROTOCOL).contains(&self.protocol) {
             reasons.push(format!(
-                "Gantry {} offers version {} of the migration protocol, Gantry {} here takes {PROTOCOL}",
+                "Gantry {} offers version {} of the migration protocol, Gantry {} here takes \
+                 {OLDEST_PROTOCOL} to {PROTOCOL}",
                 self.gantry,
                 self.protocol,
                 env!("CARGO_PKG_VERSION"),
@@ -72,6 +85,40 @@ pub struct Departure {
     pub state: Vec<u8>,
     /// Of all RAM.
     pub hash: Option<u64>,
+    /// When the guest's clocks were read, by the host's clock.
+    #[serde(default)]
+    pub saved_at: Option<Moment>,
+}
+
+/// A moment of the host's clock: nanoseconds since 1970.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct Moment(u64);
+
+impl Moment {
+    /// Now.
+    pub fn now() -> Self {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        let since = since.unwrap_or_default().as_nanos();
+        Self(u64::try_from(since).unwrap_or(u64::MAX))
+    }
+
+    /// How long ago it was, by this host's clock. Hosts whose clocks differ by more than a machine
+    /// can be on its way are not believed: then it is just now.
+    pub fn ago(self) -> Duration {
+        /// Longest time on the way.
+        const MOST: Duration = Duration::from_secs(600);
+        let ago = Self::now().0.checked_sub(self.0).map(Duration::from_nanos);
+        match ago.filter(|ago| *ago <= MOST) {
+            Some(ago) => ago,
+            None => {
+                log::warn!(
+                    "the clocks of the two hosts differ: the guest's clock goes on from where it \
+                     stood"
+                );
+                Duration::ZERO
+            }
+        }
+    }
 }
 
 /// A state file is text.
@@ -85,5 +132,22 @@ mod bytes {
 
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
         String::deserialize(deserializer).map(String::into_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_moment_that_is_near_is_believed() {
+        let now = Moment::now();
+        assert!(now.ago() < Duration::from_secs(60));
+        let second = 1_000_000_000;
+        let ago = Moment(now.0 - 2 * second).ago();
+        assert!((2..60).contains(&ago.as_secs()), "{ago:?}");
+        assert_eq!(Moment(now.0 + 100 * second).ago(), Duration::ZERO);
+        assert_eq!(Moment(0).ago(), Duration::ZERO);
+        assert_eq!(Moment(u64::MAX).ago(), Duration::ZERO);
     }
 }

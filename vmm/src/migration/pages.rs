@@ -10,7 +10,11 @@ use super::{
     frame::{Kind, MAX_PAGES, MAX_RUNS, Run, decode_pages, encode_pages, protocol},
     progress::Progress,
 };
-use crate::{machine::moving::MovingRegion, memory::Mapping, snapshot::memory_file};
+use crate::{
+    machine::moving::MovingRegion,
+    memory::{Backing, Mapping},
+    snapshot::memory_file,
+};
 
 /// Bytes of a page.
 pub const PAGE: u64 = 4096;
@@ -27,6 +31,16 @@ pub struct Region {
 }
 
 impl Region {
+    /// Memory of its own that no machine has: for tests and fuzzers.
+    pub fn unused(guest: u64, len: u64) -> Result<Self> {
+        let mapping = Mapping::new(len, &Backing::default(), 0)
+            .map_err(|error| Error::Machine(error.to_string()))?;
+        Ok(Self {
+            guest,
+            mapping: Arc::new(mapping),
+        })
+    }
+
     /// Pages of 4 KiB.
     fn pages(&self) -> u64 {
         self.mapping.size() as u64 / PAGE
@@ -56,6 +70,9 @@ struct Watched {
     guest_log: Option<DirtyLog>,
     /// Written by devices, and not sent since.
     pending: Vec<u64>,
+    /// Sent in the round before. Those that are written again are held back for a round: they are
+    /// likely to be written once more.
+    recent: Vec<u64>,
 }
 
 /// RAM that leaves.
@@ -86,6 +103,7 @@ impl Departing {
             };
             watched.push(Watched {
                 pending: vec![0; region.pages().div_ceil(64) as usize],
+                recent: vec![0; region.pages().div_ceil(64) as usize],
                 region,
                 moving: Some(moving),
                 guest_log: Some(guest_log),
@@ -104,6 +122,7 @@ impl Departing {
     pub fn unwatched(regions: Vec<Region>) -> Self {
         let regions = regions.into_iter().map(|region| Watched {
             pending: vec![0; region.pages().div_ceil(64) as usize],
+            recent: vec![0; region.pages().div_ceil(64) as usize],
             region,
             moving: None,
             guest_log: None,
@@ -143,10 +162,31 @@ impl Departing {
     }
 
     /// Sends what has been written since it was sent last, or everything in the first round, and
-    /// waits until all of it has arrived. Returns the bytes of pages that were sent.
+    /// waits until all of it has arrived. What was sent in the round before, and is written again,
+    /// waits for the next one. Returns the bytes of pages that were sent.
     pub fn send_round(
         &mut self,
         round: u32,
+        connection: &mut Connection,
+        progress: &Progress,
+    ) -> Result<u64> {
+        self.send(round, true, connection, progress)
+    }
+
+    /// As [`Departing::send_round`], of a machine that stands still: all that is left.
+    pub fn send_rest(
+        &mut self,
+        round: u32,
+        connection: &mut Connection,
+        progress: &Progress,
+    ) -> Result<u64> {
+        self.send(round, false, connection, progress)
+    }
+
+    fn send(
+        &mut self,
+        round: u32,
+        hold_back: bool,
         connection: &mut Connection,
         progress: &Progress,
     ) -> Result<u64> {
@@ -158,6 +198,7 @@ impl Departing {
                 0 => vec![u64::MAX; watched.pending.len()],
                 _ => watched.words()?,
             };
+            watched.hold_back(&mut words, round, hold_back);
             for first in (0..words.len()).step_by(STEP) {
                 let last = words.len().min(first + STEP);
                 let step = &mut words[first..last];
@@ -257,6 +298,17 @@ impl Watched {
             *word |= pending;
         }
         Ok(words)
+    }
+
+    /// Takes those out of a round's pages that are to wait, and remembers the others.
+    fn hold_back(&mut self, words: &mut [u64], round: u32, hold_back: bool) {
+        for (word, recent) in words.iter_mut().zip(&mut self.recent) {
+            if hold_back {
+                *word &= !*recent;
+            }
+            // The first round has every page, whoever writes them.
+            *recent = if round == 0 { 0 } else { *word };
+        }
     }
 
     /// The pages of the words from `first` are about to be sent.

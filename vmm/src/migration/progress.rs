@@ -56,6 +56,9 @@ pub struct MigrationInfo {
     pub remaining_bytes: u64,
     /// Bytes per second of the last round.
     pub bytes_per_second: u64,
+    /// How much of their time is taken away from the vCPUs, in percent.
+    #[serde(default)]
+    pub throttle_percent: u8,
     /// Milliseconds for which the VM would stand still if it were stopped now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted_downtime_ms: Option<u64>,

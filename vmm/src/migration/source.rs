@@ -2,14 +2,16 @@
 
 use std::{
     fs::File,
+    os::fd::AsFd,
     time::{Duration, Instant},
 };
 
 use super::{
     Error, Result,
     connection::Connection,
+    files::GivenFile,
     frame::Kind,
-    offer::{Departure, Offer},
+    offer::{Departure, Moment, Offer},
     pages::Departing,
     progress::{Phase as Shown, Progress},
 };
@@ -25,12 +27,17 @@ const GO: Duration = Duration::from_secs(30);
 pub trait Owner: Send {
     /// RAM.
     fn ram(&mut self) -> Vec<MovingRegion>;
+    /// The files that go with the machine (`local=on`).
+    fn files(&mut self) -> std::result::Result<Vec<GivenFile>, String>;
     /// Watches RAM.
     fn watch(&mut self, pagemap: Option<File>) -> Result<Departing> {
         Departing::watch(self.ram(), pagemap)
     }
-    /// Stops the machine and returns its state. After an error it runs.
-    fn pause(&mut self) -> std::result::Result<Vec<u8>, String>;
+    /// Takes so many percent of their time away from the vCPUs; 0: none.
+    fn throttle(&mut self, percent: u8);
+    /// Stops the machine and returns its state, and when its clocks were read. After an error it
+    /// runs.
+    fn pause(&mut self) -> std::result::Result<(Vec<u8>, Moment), String>;
     /// The machine goes on as before [`Owner::pause`], with its locks.
     fn resume(&mut self);
     /// Gives the disk locks up. After an error it has them all.
@@ -65,6 +72,10 @@ pub struct Wishes {
     pub ignore_timeout: bool,
     /// How long the other side may keep silent.
     pub stall: Duration,
+    /// Bytes of memory per second at most, while the VM runs.
+    pub bandwidth: Option<u64>,
+    /// How much of their time vCPUs may lose so that the rest becomes small, in percent.
+    pub max_throttle: u8,
 }
 
 /// How it ended.
@@ -84,19 +95,71 @@ enum Phase {
     Offer,
     Prepare,
     Rounds(Rounds),
-    Quiesce(Rounds),
-    Final(Rounds),
-    Go { paused: Instant },
-    Done { paused: Instant },
+    /// From here on without rounds if memory was handed over.
+    Quiesce(Option<Rounds>),
+    Final(Option<Rounds>),
+    Go {
+        paused: Instant,
+    },
+    Done {
+        paused: Instant,
+    },
 }
 
 struct Rounds {
     memory: Departing,
     round: u32,
+    brake: Brake,
     /// Bytes per second, of the round before.
     rate: u64,
     /// Bytes that the next round has.
     outstanding: u64,
+}
+
+/// Slows the guest down if it writes as fast as its memory is sent. The steps are QEMU's.
+struct Brake {
+    /// What was left after the round before, in bytes.
+    last: Option<u64>,
+    /// Rounds in a row after which hardly less was left.
+    in_vain: u32,
+    percent: u8,
+    most: u8,
+}
+
+impl Brake {
+    /// Rounds that may be in vain.
+    const PATIENCE: u32 = 3;
+    const FIRST: u8 = 20;
+    const STEP: u8 = 10;
+
+    fn new(most: u8) -> Self {
+        Self {
+            last: None,
+            in_vain: 0,
+            percent: 0,
+            most,
+        }
+    }
+
+    /// So many bytes are left after a round: how strongly to brake, if that changes.
+    fn after_round(&mut self, left: u64) -> Option<u8> {
+        let last = self.last.replace(left)?;
+        // Less than a tenth was gained.
+        if left < last - last / 10 {
+            self.in_vain = 0;
+            return None;
+        }
+        self.in_vain += 1;
+        if self.in_vain < Self::PATIENCE || self.percent >= self.most {
+            return None;
+        }
+        self.percent = match self.percent {
+            0 => Self::FIRST,
+            percent => percent.saturating_add(Self::STEP),
+        };
+        self.percent = self.percent.min(self.most);
+        Some(self.percent)
+    }
 }
 
 /// One migration.
@@ -179,9 +242,19 @@ impl<'a> Source<'a> {
 
     fn offer(&mut self) -> Result<Phase> {
         self.show(Shown::Offer, "offering the VM");
+        let files = match self.offer.local && !self.offer.dry_run {
+            true => self.owner.files().map_err(Error::Machine)?,
+            false => Vec::new(),
+        };
+        self.offer.files = files.len();
         let text =
             serde_json::to_vec(&self.offer).map_err(|error| Error::Machine(error.to_string()))?;
         self.connection.send(Kind::Offer, 0, &text)?;
+        for GivenFile { what, file } in &files {
+            let text =
+                serde_json::to_vec(what).map_err(|error| Error::Machine(error.to_string()))?;
+            self.connection.send_file(&text, file.as_fd())?;
+        }
         self.connection
             .receive(&[Kind::Prepared], &mut self.contents)?;
         Ok(Phase::Prepare)
@@ -189,6 +262,12 @@ impl<'a> Source<'a> {
 
     fn prepare(&mut self) -> Result<Phase> {
         self.show(Shown::Prepare, "preparing the memory");
+        if self.offer.local {
+            let sizes = self.offer.regions.iter().map(|region| region.len);
+            let total = sizes.fold(0, u64::saturating_add);
+            self.progress.update(|info| info.total_bytes = total);
+            return Ok(Phase::Quiesce(None));
+        }
         let memory = self.owner.watch(self.pagemap.take())?;
         let total = memory.total();
         self.progress.update(|info| {
@@ -198,6 +277,7 @@ impl<'a> Source<'a> {
         Ok(Phase::Rounds(Rounds {
             memory,
             round: 0,
+            brake: Brake::new(self.wishes.max_throttle),
             rate: 0,
             outstanding: total,
         }))
@@ -210,6 +290,7 @@ impl<'a> Source<'a> {
             info.remaining_bytes = rounds.outstanding;
         });
         let began = Instant::now();
+        self.connection.set_rate(self.wishes.bandwidth);
         let sent = rounds
             .memory
             .send_round(rounds.round, &mut self.connection, &self.progress)?;
@@ -228,39 +309,53 @@ impl<'a> Source<'a> {
             info.predicted_downtime_ms = Some(predicted);
         });
         if predicted <= milliseconds(self.wishes.downtime) || self.offer.paused {
-            return Ok(Phase::Quiesce(rounds));
+            return Ok(Phase::Quiesce(Some(rounds)));
         }
         if self.began.elapsed() >= self.wishes.timeout {
             if self.wishes.ignore_timeout {
-                return Ok(Phase::Quiesce(rounds));
+                return Ok(Phase::Quiesce(Some(rounds)));
             }
             return Err(Error::Timeout {
                 seconds: self.wishes.timeout.as_secs(),
                 predicted_ms: predicted,
             });
         }
+        if let Some(percent) = rounds.brake.after_round(rounds.outstanding) {
+            log::info!(
+                "the guest writes as fast as its memory is sent: it is slowed by {percent} %"
+            );
+            self.owner.throttle(percent);
+            self.progress.update(|info| info.throttle_percent = percent);
+        }
         Ok(Phase::Rounds(rounds))
     }
 
     /// The seam for accelerators: their applications' calls wait here, while vCPUs run. Nothing
     /// that moves today has any.
-    fn quiesce(&mut self, rounds: Rounds) -> Result<Phase> {
+    fn quiesce(&mut self, rounds: Option<Rounds>) -> Result<Phase> {
         self.show(Shown::Quiesce, "waiting for what is outstanding");
         Ok(Phase::Final(rounds))
     }
 
-    fn finish(&mut self, mut rounds: Rounds) -> Result<Phase> {
+    fn finish(&mut self, mut rounds: Option<Rounds>) -> Result<Phase> {
         self.show(Shown::Final, "sending the state");
         let paused = Instant::now();
-        let state = self.owner.pause().map_err(Error::Machine)?;
+        let (state, saved_at) = self.owner.pause().map_err(Error::Machine)?;
         self.paused = Some(paused);
         // After the state: to save it may have written memory.
-        rounds
-            .memory
-            .send_round(rounds.round, &mut self.connection, &self.progress)?;
-        let hash = self.offer.verify.then(|| rounds.memory.hash());
-        let departure = serde_json::to_vec(&Departure { state, hash })
-            .map_err(|error| Error::Machine(error.to_string()))?;
+        if let Some(Rounds { memory, round, .. }) = &mut rounds {
+            // Nobody runs meanwhile who could be disturbed.
+            self.connection.set_rate(None);
+            memory.send_rest(*round, &mut self.connection, &self.progress)?;
+        }
+        let hash = rounds.filter(|_| self.offer.verify);
+        let hash = hash.map(|rounds| rounds.memory.hash());
+        let departure = serde_json::to_vec(&Departure {
+            state,
+            hash,
+            saved_at: Some(saved_at),
+        })
+        .map_err(|error| Error::Machine(error.to_string()))?;
         self.connection.send(Kind::State, 0, &departure)?;
         self.connection
             .receive(&[Kind::Ready], &mut self.contents)?;
@@ -308,6 +403,8 @@ impl<'a> Source<'a> {
             log::error!("a disk of the VM is in use elsewhere: it stays paused");
             return Outcome::Stayed(error);
         }
+        self.owner.throttle(0);
+        self.progress.update(|info| info.throttle_percent = 0);
         if !self.went {
             self.connection.send_failure(&[error.to_string()]);
         }
@@ -320,4 +417,34 @@ impl<'a> Source<'a> {
 
 fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_is_slowed_by_steps_when_three_rounds_were_in_vain() {
+        let mut brake = Brake::new(45);
+        let steps: Vec<_> = [1000, 500, 490, 480, 479, 478, 100, 99, 99, 99, 99]
+            .map(|left| brake.after_round(left))
+            .into();
+        let expected = [
+            None,
+            None,
+            None,
+            None,
+            Some(20),
+            Some(30),
+            None,
+            None,
+            None,
+            Some(40),
+            Some(45),
+        ];
+        assert_eq!(steps, expected);
+        assert_eq!(brake.after_round(99), None, "that is the most");
+        let mut never = Brake::new(0);
+        assert!((0..20).all(|_| never.after_round(5).is_none()));
+    }
 }

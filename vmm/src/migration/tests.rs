@@ -4,8 +4,8 @@
 use std::{
     fs::File,
     io::{Read, Write},
-    net::Shutdown,
-    os::unix::net::UnixStream,
+    net::{Shutdown, TcpStream},
+    os::unix::{fs::FileExt, net::UnixStream},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -18,9 +18,11 @@ use devices::disk::{LockGranularity, lock};
 
 use super::{
     connection::{Address, Connection},
-    destination::{Destination, Ended, Host},
+    destination::{Destination, Ended, Host, receive},
+    files::{FileUse, GivenFile},
     frame::{HEADER, Header, Kind},
-    offer::Offer,
+    listener::Listener,
+    offer::{Moment, Offer},
     pages::{Departing, Region},
     progress::{Direction, Phase, Progress},
     source::{Outcome, Owner, Retaken, Source, Wishes},
@@ -68,6 +70,8 @@ impl Disk {
 
 struct Here {
     memory: Option<Departing>,
+    files: Vec<File>,
+    throttled: u8,
     disk: Option<Disk>,
     running: Arc<AtomicBool>,
     fail: Option<&'static str>,
@@ -83,12 +87,25 @@ impl Owner for Here {
         Ok(self.memory.take().unwrap())
     }
 
-    fn pause(&mut self) -> std::result::Result<Vec<u8>, String> {
+    fn files(&mut self) -> std::result::Result<Vec<GivenFile>, String> {
+        let given = |(region, file): (usize, &File)| {
+            let what = FileUse::Memory { region, offset: 0 };
+            let file = file.try_clone().unwrap().into();
+            GivenFile { what, file }
+        };
+        Ok(self.files.iter().enumerate().map(given).collect())
+    }
+
+    fn throttle(&mut self, percent: u8) {
+        self.throttled = percent;
+    }
+
+    fn pause(&mut self) -> std::result::Result<(Vec<u8>, Moment), String> {
         if self.fail == Some("pause") {
             return Err("the disk is full".to_owned());
         }
         self.running.store(false, Ordering::SeqCst);
-        Ok(b"state".to_vec())
+        Ok((b"state".to_vec(), Moment::now()))
     }
 
     fn resume(&mut self) {
@@ -119,6 +136,7 @@ impl Owner for Here {
 
 struct There {
     regions: Vec<Arc<Mapping>>,
+    files: Vec<GivenFile>,
     disk: Option<Disk>,
     running: Arc<AtomicBool>,
     fail: Option<&'static str>,
@@ -142,16 +160,29 @@ impl Host for There {
         }
     }
 
-    fn prepare(&mut self, offer: Offer) -> std::result::Result<Vec<Region>, String> {
+    fn prepare(
+        &mut self,
+        offer: Offer,
+        files: Vec<GivenFile>,
+    ) -> std::result::Result<Vec<Region>, String> {
         self.failing("prepare")?;
+        if offer.local {
+            self.files = files;
+            return Ok(Vec::new());
+        }
         assert_eq!(offer.regions.len(), 2);
         let regions = [region(0), region(1 << 32)];
         self.regions = regions.iter().map(|r| Arc::clone(&r.mapping)).collect();
         Ok(regions.into())
     }
 
-    fn restore(&mut self, state: Vec<u8>) -> std::result::Result<(), String> {
+    fn restore(
+        &mut self,
+        state: Vec<u8>,
+        saved_at: Option<Moment>,
+    ) -> std::result::Result<(), String> {
         self.failing("restore")?;
+        assert!(saved_at.is_some());
         self.state = state;
         Ok(())
     }
@@ -165,6 +196,8 @@ impl Host for There {
     }
 
     fn run(&mut self) -> std::result::Result<(), String> {
+        // The machine goes, and its locks with it.
+        self.failing("run").inspect_err(|_| self.disk = None)?;
         self.running.store(true, Ordering::SeqCst);
         Ok(())
     }
@@ -174,6 +207,8 @@ impl Host for There {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Fault {
     None,
+    /// There is no wire in between.
+    Direct,
     /// Nothing arrives any more, in both directions.
     Cut,
     /// Nothing moves any more, and the connection stays.
@@ -197,7 +232,7 @@ fn pass(mut from: UnixStream, mut to: UnixStream, fault: Fault, at: Kind, silent
             if header.kind == at && !seen {
                 seen = true;
                 match fault {
-                    Fault::None => {}
+                    Fault::None | Fault::Direct => {}
                     Fault::Cut => return Ok(()),
                     Fault::Stall => silent.store(true, Ordering::SeqCst),
                     Fault::DamagedHeader => head[9] ^= 4,
@@ -216,6 +251,16 @@ fn pass(mut from: UnixStream, mut to: UnixStream, fault: Fault, at: Kind, silent
     let _ = done();
     let _ = from.shutdown(Shutdown::Both);
     let _ = to.shutdown(Shutdown::Both);
+}
+
+/// Files that can be told apart.
+fn shared_files() -> Vec<File> {
+    let file = |byte| {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&[byte], 0).unwrap();
+        file
+    };
+    [11, 22].map(file).into()
 }
 
 struct Setup {
@@ -245,11 +290,46 @@ impl Default for Setup {
 
 struct Case {
     outcome: Outcome,
+    /// First byte of each file that arrived.
+    files: Vec<(FileUse, u8)>,
     received: std::result::Result<(), Ended>,
     source_runs: bool,
     destination_runs: bool,
     phase: Phase,
     equal: bool,
+}
+
+fn offer() -> Offer {
+    Offer {
+        protocol: PROTOCOL,
+        state_version: crate::snapshot::state_file::VERSION,
+        gantry: "test".to_owned(),
+        config: Box::new(VmConfig::default()),
+        regions: [0, 1 << 32]
+            .map(|guest| offer::OfferedRegion {
+                guest,
+                len: SIZE as u64,
+                hotplugged: false,
+            })
+            .into(),
+        verify: true,
+        dry_run: false,
+        paused: false,
+        cpu: None,
+        local: false,
+        files: 0,
+    }
+}
+
+fn wishes() -> Wishes {
+    Wishes {
+        downtime: Duration::from_millis(300),
+        timeout: Duration::from_secs(60),
+        ignore_timeout: false,
+        stall: Duration::from_millis(400),
+        bandwidth: None,
+        max_throttle: 99,
+    }
 }
 
 fn migrate(setup: &Setup) -> Case {
@@ -272,33 +352,14 @@ fn migrate(setup: &Setup) -> Case {
     let mut memory = Departing::unwatched(regions.into());
     // Sent twice: in the first round, and as one that was written meanwhile.
     memory.mark(1, 511);
-    let mut offer = Offer {
-        protocol: PROTOCOL,
-        state_version: crate::snapshot::state_file::VERSION,
-        gantry: "test".to_owned(),
-        config: Box::new(VmConfig::default()),
-        regions: [0, 1 << 32]
-            .map(|guest| offer::OfferedRegion {
-                guest,
-                len: SIZE as u64,
-                hotplugged: false,
-            })
-            .into(),
-        verify: true,
-        dry_run: false,
-        paused: false,
-    };
+    let mut offer = offer();
     (setup.change)(&mut offer);
-    let wishes = Wishes {
-        downtime: Duration::from_millis(300),
-        timeout: Duration::from_secs(60),
-        ignore_timeout: false,
-        stall: Duration::from_millis(400),
-    };
     let source_runs = Arc::new(AtomicBool::new(true));
     let destination_runs = Arc::new(AtomicBool::new(false));
     let mut here = Here {
         memory: Some(memory),
+        files: shared_files(),
+        throttled: 0,
         disk: held,
         running: Arc::clone(&source_runs),
         fail: setup.source_fails,
@@ -306,6 +367,7 @@ fn migrate(setup: &Setup) -> Case {
     };
     let mut there = There {
         regions: Vec::new(),
+        files: Vec::new(),
         disk: disk(),
         running: Arc::clone(&destination_runs),
         fail: setup.destination_fails,
@@ -318,8 +380,14 @@ fn migrate(setup: &Setup) -> Case {
         let back = (destination_wire, source_wire);
         let silent = &silent;
         let (fault, at) = (setup.fault, setup.at);
-        scope.spawn(move || pass(forward.0, forward.1, fault, at, silent));
-        scope.spawn(move || pass(back.0, back.1, fault, at, silent));
+        let (mut source_end, destination_end) = (source_end, destination_end);
+        if fault == Fault::Direct {
+            source_end = back.0;
+            drop(back.1);
+        } else {
+            scope.spawn(move || pass(forward.0, forward.1, fault, at, silent));
+            scope.spawn(move || pass(back.0, back.1, fault, at, silent));
+        }
         let there = &mut there;
         let received = scope.spawn(move || {
             let progress = Progress::new(Direction::Incoming, "test");
@@ -328,7 +396,7 @@ fn migrate(setup: &Setup) -> Case {
         });
         let connection = Connection::of_unix(source_end, progress.clone()).unwrap();
         let shown = progress.clone();
-        let outcome = Source::new(connection, &mut here, offer, wishes, shown, None).run();
+        let outcome = Source::new(connection, &mut here, offer, wishes(), shown, None).run();
         (outcome, received.join().unwrap())
     });
     let equal = originals.len() == there.regions.len()
@@ -343,8 +411,14 @@ fn migrate(setup: &Setup) -> Case {
             whole(a) == whole(b)
         });
     assert!(there.state.is_empty() || there.state == b"state");
+    let first_byte = |GivenFile { what, file }: GivenFile| {
+        let mut byte = [0];
+        File::from(file).read_exact_at(&mut byte, 0).unwrap();
+        (what, byte[0])
+    };
     Case {
         outcome,
+        files: there.files.into_iter().map(first_byte).collect(),
         received,
         source_runs: source_runs.load(Ordering::SeqCst),
         destination_runs: destination_runs.load(Ordering::SeqCst),
@@ -363,6 +437,30 @@ fn a_machine_moves_with_all_of_its_memory() {
     );
     moved.received.unwrap();
     assert!(moved.destination_runs && !moved.source_runs && moved.equal);
+}
+
+#[test]
+fn on_one_host_memory_is_handed_over_and_nothing_of_it_sent() {
+    let moved = local(None);
+    assert!(matches!(moved.outcome, Outcome::Moved));
+    assert!(moved.destination_runs && !moved.source_runs);
+    let memory = |region| FileUse::Memory { region, offset: 0 };
+    assert_eq!(moved.files, [(memory(0), 11), (memory(1), 22)]);
+    for step in ["examine", "prepare", "restore", "take_locks", "run"] {
+        let stayed = local(Some(step));
+        assert!(matches!(stayed.outcome, Outcome::Stayed(_)), "{step}");
+        assert!(stayed.source_runs && !stayed.destination_runs, "{step}");
+    }
+}
+
+/// A move without a wire in between, through which no files would go.
+fn local(destination_fails: Option<&'static str>) -> Case {
+    migrate(&Setup {
+        fault: Fault::Direct,
+        destination_fails,
+        change: |offer| offer.local = true,
+        ..Setup::default()
+    })
 }
 
 #[test]
@@ -412,6 +510,7 @@ fn a_side_that_cannot_go_on_leaves_the_machine_at_the_source() {
         (None, Some("prepare")),
         (None, Some("restore")),
         (None, Some("take_locks")),
+        (None, Some("run")),
         (Some("pause"), None),
     ];
     for (source_fails, destination_fails) in sides {
@@ -424,6 +523,83 @@ fn a_side_that_cannot_go_on_leaves_the_machine_at_the_source() {
         assert!(case.source_runs && !case.destination_runs, "{what}");
         assert!(matches!(case.outcome, Outcome::Stayed(_)), "{what}");
     }
+}
+
+#[test]
+fn strangers_neither_end_the_wait_nor_make_the_source_wait() {
+    let mut listener = Listener::bind("tcp:127.0.0.1:0", None).unwrap();
+    let port = listener.port().unwrap();
+    let connect = || TcpStream::connect(("127.0.0.1", port)).unwrap();
+    // Says nothing, sends half an offer's header, speaks HTTP, sends another frame, hangs up, and
+    // offers what is none.
+    let silent = connect();
+    let mut slow = connect();
+    slow.write_all(&Header::of(Kind::Offer, 0, b"", true).encode()[..9])
+        .unwrap();
+    connect().write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    connect()
+        .write_all(&Header::of(Kind::Go, 0, b"", true).encode())
+        .unwrap();
+    drop(connect());
+    let mut wrong = connect();
+    wrong
+        .write_all(&Header::of(Kind::Offer, 0, b"{}", true).encode())
+        .unwrap();
+    wrong.write_all(b"{}").unwrap();
+    let began = std::time::Instant::now();
+    let received = thread::spawn(move || {
+        let mut there = There {
+            regions: Vec::new(),
+            files: Vec::new(),
+            disk: None,
+            running: Arc::default(),
+            fail: None,
+            state: Vec::new(),
+        };
+        let progress = Progress::new(Direction::Incoming, "test");
+        receive(&mut listener, &mut there, &progress).map(|()| there.state)
+    });
+    // The one that was taken for a source hears why it is none.
+    let mut answer = Vec::new();
+    wrong.read_to_end(&mut answer).unwrap_or_default();
+    assert!(String::from_utf8_lossy(&answer).contains("does not parse"));
+    let mut here = Here {
+        memory: Some(Departing::unwatched(vec![region(0), region(1 << 32)])),
+        files: Vec::new(),
+        throttled: 0,
+        disk: None,
+        running: Arc::default(),
+        fail: None,
+        decision: false,
+    };
+    let progress = Progress::new(Direction::Outgoing, "test");
+    let url = format!("tcp:127.0.0.1:{port}");
+    let connection = Connection::connect(&url, None, &progress).unwrap();
+    let outcome = Source::new(connection, &mut here, offer(), wishes(), progress, None).run();
+    assert!(matches!(outcome, Outcome::Moved), "{outcome:?}");
+    assert_eq!(received.join().unwrap().unwrap(), b"state");
+    assert!(
+        began.elapsed() < Duration::from_secs(8),
+        "it waited for a stranger"
+    );
+    drop((silent, slow));
+}
+
+#[test]
+fn too_many_strangers_end_the_wait() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let mut listener = Listener::bind(&format!("unix:{}", path.display()), None).unwrap();
+    let strangers = thread::spawn(move || {
+        for _ in 0..super::listener::MOST_STRANGERS {
+            let mut stranger = UnixStream::connect(&path).unwrap();
+            stranger.write_all(b"?").unwrap_or_default();
+        }
+    });
+    let progress = Progress::new(Direction::Incoming, "test");
+    let error = listener.accept(&progress).err().unwrap();
+    strangers.join().unwrap();
+    assert!(matches!(error, Error::Strangers { .. }), "{error}");
 }
 
 #[test]

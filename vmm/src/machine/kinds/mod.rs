@@ -44,6 +44,10 @@ pub enum Handle {
     User(std::sync::Weak<devices::vfio::user::UserDevice>),
     /// A device of the host, which is watched.
     Physical(super::alarms::Watch),
+    /// A network card: the queues of its tap.
+    Net(Vec<std::sync::Weak<std::fs::File>>),
+    /// Sockets between guest and host: that which the host connects to.
+    Vsock(devices::named_socket::SharedSocket),
     /// A console.
     Console {
         /// Where its input goes.

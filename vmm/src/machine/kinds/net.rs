@@ -25,10 +25,15 @@ impl DeviceKind for NetConfig {
     const NAME: &'static str = "net";
 
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
+        let given = surroundings.given.taps(id);
+        let fds = match given.is_empty() {
+            true => self.own_fds()?,
+            false => given,
+        };
         let options = net::Options {
             thread_name: thread_name(Self::NAME, id),
             tap: self.tap.clone(),
-            fds: self.own_fds()?,
+            fds,
             address: self.address(),
             made_address: Some((DEFAULT_ADDRESS, self.mask_for(DEFAULT_ADDRESS))),
             mac: self.mac.as_deref().map(parse_mac).transpose()?,
@@ -43,9 +48,10 @@ impl DeviceKind for NetConfig {
         };
         let net = net::Net::new(options, Arc::clone(&surroundings.spawner));
         let net = net.map_err(DeviceError::of)?;
+        let handle = Handle::Net(net.shared_queues());
         Ok(Made {
             function: MadeFunction::Virtio(Box::new(net)),
-            handle: Handle::None,
+            handle,
         })
     }
 }

@@ -22,11 +22,17 @@ impl DeviceKind for VsockConfig {
             cid: self.cid,
             socket: self.socket.clone(),
         };
-        let vsock = vsock::Vsock::new(options, Arc::clone(&surroundings.spawner));
+        let spawner = Arc::clone(&surroundings.spawner);
+        let given = surroundings.given.socket(&options.socket);
+        let vsock = match given.map_err(DeviceError::of)? {
+            Some(socket) => vsock::Vsock::on_socket(options, socket, spawner),
+            None => vsock::Vsock::new(options, spawner),
+        };
         let vsock = vsock.map_err(DeviceError::of)?;
+        let handle = Handle::Vsock(vsock.shared_socket());
         Ok(Made {
             function: MadeFunction::Virtio(Box::new(vsock)),
-            handle: Handle::None,
+            handle,
         })
     }
 }

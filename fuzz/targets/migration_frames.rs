@@ -1,0 +1,138 @@
+//! What a source of a migration may send, all the way to a machine that runs.
+
+#![no_main]
+
+use std::{io::Write, net::Shutdown, os::unix::net::UnixStream};
+
+use libfuzzer_sys::fuzz_target;
+use vmm::{
+    config::VmConfig,
+    machine::save::SavedMachine,
+    migration::{
+        PROTOCOL,
+        connection::Connection,
+        destination::{Destination, Host},
+        files::GivenFile,
+        frame::{Header, Kind},
+        offer::{Moment, Offer, OfferedRegion},
+        pages::Region,
+        progress::{Direction, Progress},
+    },
+    snapshot::state_file,
+};
+
+const REGION: u64 = 1 << 20;
+
+/// Takes everything.
+struct Anything;
+
+impl Host for Anything {
+    fn examine(&mut self, offer: &Offer) -> Vec<String> {
+        let _ = offer.config.validate();
+        Vec::new()
+    }
+
+    fn prepare(&mut self, _offer: Offer, _files: Vec<GivenFile>) -> Result<Vec<Region>, String> {
+        [0, 1 << 32]
+            .map(|guest| Region::unused(guest, REGION).map_err(|error| error.to_string()))
+            .into_iter()
+            .collect()
+    }
+
+    fn restore(&mut self, state: Vec<u8>, saved_at: Option<Moment>) -> Result<(), String> {
+        let _ = saved_at.map(Moment::ago);
+        let _ = state_file::decode::<SavedMachine>(&state);
+        Ok(())
+    }
+
+    fn take_locks(&mut self) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn run(&mut self) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+fn offer() -> Vec<u8> {
+    let region = |guest| OfferedRegion {
+        guest,
+        len: REGION,
+        hotplugged: false,
+    };
+    let offer = Offer {
+        protocol: PROTOCOL,
+        state_version: state_file::VERSION,
+        gantry: "fuzz".to_owned(),
+        config: Box::new(VmConfig::default()),
+        regions: vec![region(0), region(1 << 32)],
+        verify: false,
+        dry_run: false,
+        paused: false,
+        cpu: None,
+        local: false,
+        files: 0,
+    };
+    serde_json::to_vec(&offer).expect("an offer can be written")
+}
+
+/// Frames with right checksums, which no fuzzer guesses, made of bytes: kind, flags, two bytes of
+/// length, contents. Flag 1: the bytes as they are. Flag 2: one bit of the header is wrong. Flag 4:
+/// a valid offer, or pages, instead of the contents.
+fn frames(mut bytes: &[u8]) -> Vec<u8> {
+    const KINDS: [Kind; 11] = [
+        Kind::Offer,
+        Kind::Pages,
+        Kind::Barrier,
+        Kind::State,
+        Kind::Go,
+        Kind::Failed,
+        Kind::File,
+        Kind::Prepared,
+        Kind::Ready,
+        Kind::Running,
+        Kind::Denied,
+    ];
+    let mut all = Vec::new();
+    while let Some((&[kind, flags, low, high], rest)) = bytes.split_first_chunk::<4>() {
+        let len = usize::from(u16::from_le_bytes([low, high])).min(rest.len());
+        let (given, rest) = rest.split_at(len);
+        bytes = rest;
+        if flags & 1 != 0 {
+            all.extend_from_slice(given);
+            continue;
+        }
+        let kind = KINDS[usize::from(kind) % KINDS.len()];
+        let contents = match kind {
+            Kind::Offer if flags & 4 != 0 => offer(),
+            // The runs are the fuzzer's, their pages are not.
+            Kind::Pages if flags & 4 != 0 => {
+                let mut contents = given.to_vec();
+                contents.resize(contents.len() + 4096 * usize::from(flags >> 4), flags);
+                contents
+            }
+            _ => given.to_vec(),
+        };
+        let mut header = Header::of(kind, u32::from(flags), &contents, flags & 8 == 0).encode();
+        if flags & 2 != 0 {
+            header[usize::from(low) % header.len()] ^= 1 << (high % 8);
+        }
+        all.extend_from_slice(&header);
+        all.extend_from_slice(&contents);
+    }
+    all
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    let Ok((here, mut there)) = UnixStream::pair() else {
+        return;
+    };
+    // What the socket does not take is cut off.
+    let _ = there.set_nonblocking(true);
+    let _ = there.write_all(&frames(bytes));
+    let _ = there.shutdown(Shutdown::Write);
+    let progress = Progress::new(Direction::Incoming, "fuzz");
+    if let Ok(connection) = Connection::of_unix(here, progress.clone()) {
+        let _ = Destination::new(connection, &mut Anything, progress).run();
+    }
+});

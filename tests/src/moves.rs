@@ -1,0 +1,109 @@
+//! What a move of an idle guest between two Gantrys of one host takes, beside a plain copy of the
+//! same bytes in the same run; and how long it stands still when its memory is handed over.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    os::unix::net::UnixStream,
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use crate::{
+    gantry::Gantry,
+    scenarios::migration::{phase_until, wait_in},
+};
+
+/// Moves that are measured of each kind; the median counts.
+const MOVES: usize = 3;
+/// How long a guest is left alone before.
+const SETTLE: Duration = Duration::from_secs(5);
+/// Bytes that are copied at once.
+const CHUNK: usize = 1 << 20;
+
+/// Measures moves, and hands on a row for each figure.
+pub fn measure(row: &mut dyn FnMut(&str, String)) -> Result<()> {
+    let copied = moves(Path::new("/tmp/bench-moves"), false)?;
+    let figure = |of: &[Value], name: &str| -> f64 {
+        let mut figures: Vec<_> = of.iter().filter_map(|info| info[name].as_f64()).collect();
+        figures.sort_by(f64::total_cmp);
+        figures.get(figures.len() / 2).copied().unwrap_or(f64::NAN)
+    };
+    let bytes = figure(&copied, "sent_bytes");
+    let took = figure(&copied, "elapsed_ms");
+    let plain = plain_copy(bytes as usize)?.as_secs_f64() * 1e3;
+    row(
+        &format!("256 MiB, idle, copied over a Unix socket (ms; median of {MOVES})"),
+        format!("{took:.0}"),
+    );
+    row(
+        &format!(
+            "a plain copy of the same {:.1} MiB (ms)",
+            bytes / f64::from(1 << 20)
+        ),
+        format!("{plain:.0}"),
+    );
+    row("times a plain copy", format!("{:.2}", took / plain));
+    row(
+        "downtime, promised 300 (ms)",
+        format!("{:.0}", figure(&copied, "downtime_ms")),
+    );
+    let handed = moves(Path::new("/tmp/bench-handed"), true)?;
+    row(
+        &format!("256 MiB, handed over: the guest stands still (ms; median of {MOVES})"),
+        format!("{:.0}", figure(&handed, "downtime_ms")),
+    );
+    row(
+        "the same, from the request to the end (ms)",
+        format!("{:.0}", figure(&handed, "elapsed_ms")),
+    );
+    Ok(())
+}
+
+/// What `vm.migration` says of some moves of one guest.
+fn moves(dir: &Path, local: bool) -> Result<Vec<Value>> {
+    let first = dir.join("0");
+    fs::create_dir_all(&first)?;
+    let (mut gantry, guest) = Gantry::boot(&first, json!({"memory": {"shared": local}}))?;
+    drop(guest);
+    let mut all = Vec::new();
+    for turn in 1..=MOVES {
+        thread::sleep(SETTLE);
+        let waiting = wait_in(&dir.join(turn.to_string()), &gantry.serial)?;
+        let body = json!({
+            "destination_url": waiting.url, "local": local, "preserve_source": true,
+        });
+        gantry.put("vm.send-migration", body)?;
+        let info = phase_until(&gantry, &["Completed", "Failed"])?;
+        ensure!(info["phase"] == "Completed", "{info}");
+        gantry = waiting.arrived()?;
+        all.push(info);
+    }
+    fs::remove_dir_all(dir)?;
+    Ok(all)
+}
+
+/// So many bytes through a socket into fresh memory.
+fn plain_copy(bytes: usize) -> Result<Duration> {
+    let (mut from, mut to) = UnixStream::pair()?;
+    let source = vec![0x5a; CHUNK];
+    let start = Instant::now();
+    let sending = thread::spawn(move || {
+        let mut left = bytes;
+        while left > 0 {
+            let now = left.min(CHUNK);
+            from.write_all(&source[..now])?;
+            left -= now;
+        }
+        std::io::Result::Ok(())
+    });
+    let mut memory = vec![0; bytes];
+    to.read_exact(&mut memory)?;
+    sending.join().ok().context("the sender panicked")??;
+    ensure!(memory.iter().all(|byte| *byte == 0x5a), "it was no copy");
+    Ok(start.elapsed())
+}

@@ -1,0 +1,391 @@
+//! VMs that come from another host.
+
+use std::{fs::File, io, mem, sync::Arc};
+
+use base::Chain;
+use serde_json::Value;
+
+use super::{
+    super::{
+        Control, compatible,
+        life::{Life, RunState},
+        requests::{failed, validate},
+    },
+    Incoming, Job, OnControl, end, host_error, offered, summary, tls,
+};
+use crate::{
+    api::{ApiError, MigrationMode, ReceiveMigration, Rename, Reply, Response, Status},
+    config::{self, FileAccess, VmConfig},
+    machine::{Machine, handover::Given, moving::MovingRegion},
+    memory::GivenMemory,
+    migration::{
+        self,
+        destination::{Ended, Host as Receives, receive},
+        files::{FileUse, GivenFile},
+        listener::Listener,
+        offer::{Moment, Offer},
+        pages::Region,
+        progress::{Direction, Phase, Progress},
+    },
+};
+
+/// The control thread, as the thread of a migration reaches it that brings a machine.
+struct Coming {
+    control: OnControl,
+    number: u64,
+}
+
+impl Coming {
+    fn on_incoming<R: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Control) -> Result<R, String> + Send + 'static,
+    ) -> Result<R, String> {
+        let number = self.number;
+        let done = self.control.ask(move |control| {
+            if control.migrations.is_current(number) {
+                work(control)
+            } else {
+                Err("the destination does not wait for a VM any more".to_owned())
+            }
+        });
+        done.unwrap_or_else(|| Err("the destination's VMM ends".to_owned()))
+    }
+
+    fn on_machine<R: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Incoming) -> Result<R, String> + Send + 'static,
+    ) -> Result<R, String> {
+        self.on_incoming(|control| match &mut control.migrations.job {
+            Job::Incoming {
+                machine: Some(machine),
+                ..
+            } => work(machine),
+            _ => Err("no machine was prepared".to_owned()),
+        })
+    }
+}
+
+impl Receives for Coming {
+    fn examine(&mut self, offer: &Offer) -> Vec<String> {
+        let examined = offer.clone();
+        let answer = self
+            .control
+            .ask(move |control| control.reasons_to_refuse(&examined));
+        answer.unwrap_or_else(|| vec!["the destination's VMM ends".to_owned()])
+    }
+
+    fn prepare(&mut self, offer: Offer, files: Vec<GivenFile>) -> Result<Vec<Region>, String> {
+        let given = match offer.local {
+            true => Some(given_files(&offer, files)?),
+            false => None,
+        };
+        self.on_incoming(move |control| control.prepare_incoming(&offer, given))
+    }
+
+    fn restore(&mut self, state: Vec<u8>, saved_at: Option<Moment>) -> Result<(), String> {
+        self.on_machine(move |incoming| {
+            let (config, machine) = (&mut incoming.config, &mut incoming.machine);
+            // A machine that is to stay paused stands still here as it did there.
+            let away = saved_at.filter(|_| !incoming.paused).map(Moment::ago);
+            let arrived = machine.arrive(config, &state, away.unwrap_or_default());
+            arrived.map_err(|error| Chain(&error).to_string())
+        })
+    }
+
+    fn take_locks(&mut self) -> Result<(), String> {
+        self.on_machine(|incoming| {
+            let taken = incoming.machine.take_locks();
+            taken.map_err(|error| Chain(&error).to_string())
+        })
+    }
+
+    fn run(&mut self) -> Result<(), String> {
+        self.on_incoming(Control::run_incoming)
+    }
+}
+
+impl Control {
+    /// `vm.receive-migration`: answers when the VM runs, or does not.
+    pub(in super::super) fn receive_migration(&mut self, request: ReceiveMigration, reply: Reply) {
+        match self.start_receiving(&request) {
+            Err(error) => reply.send(Err(error)),
+            Ok((number, progress)) => {
+                self.monitor.emit("vm", "migration-receive-started", &[]);
+                self.migrations.job = Job::Incoming {
+                    number,
+                    progress,
+                    reply: Some(reply),
+                    request,
+                    machine: None,
+                };
+            }
+        }
+    }
+
+    fn start_receiving(&mut self, request: &ReceiveMigration) -> Result<(u64, Progress), ApiError> {
+        let bad = |message: &str| Err(ApiError::message(Status::BadRequest, message));
+        if self.life.config().is_some() {
+            return Err(ApiError::message(
+                Status::Internal,
+                "there is a VM already: delete it first (vm.delete)",
+            ));
+        }
+        if request.tls_dir.is_some() && !request.receiver_url.starts_with("tcp:") {
+            return bad("tls_dir is for tcp:ADDRESS:PORT");
+        }
+        if request.memory_mode != MigrationMode::Precopy {
+            return bad("memory_mode=Postcopy is not supported: use Precopy");
+        }
+        let tls = tls(request.tls_dir.as_ref(), request.tunnel.as_ref());
+        let mut listener =
+            Listener::bind(&request.receiver_url, tls.as_ref()).map_err(|error| {
+                let status = match error {
+                    migration::Error::Url(_) => Status::BadRequest,
+                    _ => Status::Internal,
+                };
+                ApiError::new(status, &error)
+            })?;
+        let number = self.migrations.number();
+        let progress = Progress::new(Direction::Incoming, &request.receiver_url);
+        let host = |error: io::Error| host_error("prepare a migration", &error);
+        let mut coming = Coming {
+            control: self.migrations.on_control().map_err(host)?,
+            number,
+        };
+        let of_thread = progress.clone();
+        self.start_migration(move || {
+            let ended = receive(&mut listener, &mut coming, &of_thread);
+            drop(listener);
+            coming
+                .control
+                .ask(move |control| control.received(number, ended));
+        })?;
+        Ok((number, progress))
+    }
+
+    /// The end of an incoming migration.
+    fn received(&mut self, number: u64, ended: Result<(), Ended>) {
+        if !self.migrations.is_current(number) {
+            return;
+        }
+        let Job::Incoming {
+            progress, reply, ..
+        } = mem::replace(&mut self.migrations.job, Job::None)
+        else {
+            return;
+        };
+        let answer = match ended {
+            Ok(()) => {
+                log::info!("the VM has arrived: {}", summary(&progress.info()));
+                end(&progress, Phase::Completed, None);
+                self.monitor.emit("vm", "migration-receive-finished", &[]);
+                Ok(Response::Empty)
+            }
+            Err(Ended::Asked) => Ok(Response::Empty),
+            Err(Ended::Failed(error) | Ended::Stranger(error)) => {
+                let text = Chain(&error).to_string();
+                log::error!("no VM has arrived: {text}");
+                end(&progress, Phase::Failed, Some(text));
+                self.monitor.emit("vm", "migration-receive-failed", &[]);
+                Err(ApiError::internal(&error).context("no VM has arrived"))
+            }
+        };
+        self.migrations.last = Some(progress.info());
+        if let Some(reply) = reply {
+            reply.send(answer);
+        }
+    }
+
+    /// Every reason why an offer cannot be taken.
+    fn reasons_to_refuse(&mut self, offer: &Offer) -> Vec<String> {
+        let mut reasons = Vec::new();
+        if self.life.config().is_some() {
+            reasons.push("the destination has a VM already".to_owned());
+        }
+        match self.incoming_config(offer) {
+            Ok(config) => reasons.extend(absent_files(&config)),
+            Err(more) => reasons.extend(more),
+        }
+        if let Some(needs) = &offer.cpu {
+            match compatible::host() {
+                Ok(host) => reasons.extend(compatible::reasons(needs, &host)),
+                Err(error) => reasons.push(Chain(&error).to_string()),
+            }
+        }
+        reasons
+    }
+
+    /// The configuration of an offer as it is here, or everything that is wrong with it.
+    fn incoming_config(&self, offer: &Offer) -> Result<Box<VmConfig>, Vec<String>> {
+        let Job::Incoming { request, .. } = &self.migrations.job else {
+            return Err(vec!["no VM is awaited".to_owned()]);
+        };
+        let renames = request.renames.as_deref().unwrap_or_default();
+        let mut config = renamed(&offer.config, renames).map_err(|error| vec![error])?;
+        let mut reasons = Vec::new();
+        for update in request.zone_updates.iter().flatten() {
+            let zones = config.memory.zones.iter_mut().flatten();
+            match zones.into_iter().find(|zone| zone.id == update.id) {
+                Some(zone) => zone.host_numa_node = Some(update.host_numa_node),
+                None => reasons.push(format!("the VM has no memory zone {:?}", update.id)),
+            }
+        }
+        if let Err(error) = validate(&config) {
+            reasons.push(format!("the configuration is not valid: {error}"));
+        }
+        match reasons.is_empty() {
+            true => Ok(config),
+            false => Err(reasons),
+        }
+    }
+
+    fn prepare_incoming(
+        &mut self,
+        offer: &Offer,
+        given: Option<(Vec<GivenMemory>, Given)>,
+    ) -> Result<Vec<Region>, String> {
+        let mut config = self
+            .incoming_config(offer)
+            .map_err(|reasons| reasons.join("; "))?;
+        let plugged: Vec<_> = offer
+            .regions
+            .iter()
+            .filter(|region| region.hotplugged)
+            .map(|region| (region.guest, region.len))
+            .collect();
+        let mut host = self.host().map_err(|error| error.to_string())?;
+        if let Some((memory, others)) = given {
+            host.memory = Some(memory);
+            host.given = Arc::new(others);
+        }
+        let machine = Machine::arriving(&mut config, &plugged, host)
+            .map_err(|error| Chain(&error).to_string())?;
+        let ram = machine.moving_ram();
+        let here: Vec<_> = ram.iter().map(offered).collect();
+        if here != offer.regions {
+            return Err("the machine has its memory elsewhere here than at the source".to_owned());
+        }
+        if let Job::Incoming { machine: slot, .. } = &mut self.migrations.job {
+            *slot = Some(Incoming {
+                config,
+                machine: Box::new(machine),
+                paused: offer.paused,
+            });
+        }
+        let region = |moving: MovingRegion| Region {
+            guest: moving.guest,
+            mapping: moving.mapping,
+        };
+        Ok(ram.into_iter().map(region).collect())
+    }
+
+    fn run_incoming(&mut self) -> Result<(), String> {
+        let Job::Incoming { machine, .. } = &mut self.migrations.job else {
+            return Err("no VM is awaited".to_owned());
+        };
+        let Some(Incoming {
+            config,
+            mut machine,
+            paused,
+        }) = machine.take()
+        else {
+            return Err("no machine was prepared".to_owned());
+        };
+        if !paused {
+            machine
+                .start()
+                .map_err(|error| failed(&error).to_string())?;
+        }
+        // Before that they were those of the source, if it is a process of this host.
+        machine.set_owns_sockets(true);
+        let run = match paused {
+            true => RunState::Paused,
+            false => RunState::Running,
+        };
+        self.life = Life::Live {
+            config,
+            machine,
+            run,
+        };
+        Ok(())
+    }
+}
+
+/// Files of devices that are not here, in words for users.
+fn absent_files(config: &VmConfig) -> Vec<String> {
+    let devices = config.all_devices().into_iter();
+    let files = devices.flat_map(|(_, device)| device.files());
+    let needed = files.filter(|file| file.access != FileAccess::Create);
+    let reason = |file: config::FileUse| {
+        let error = file.path.metadata().err()?;
+        Some(format!(
+            "{} is not to be had at the destination ({error}): make it reachable, or name another \
+             file (--rename)",
+            file.path.display()
+        ))
+    };
+    needed.filter_map(reason).collect()
+}
+
+/// The memory of an offer, and what else goes with the machine, in the files that came with it,
+/// which may be anything.
+fn given_files(offer: &Offer, files: Vec<GivenFile>) -> Result<(Vec<GivenMemory>, Given), String> {
+    let mut regions = offer.regions.iter().enumerate();
+    let mut memory = Vec::new();
+    let others = Given::default();
+    for GivenFile { what, file } in files {
+        match what {
+            FileUse::Memory { region, offset } => match regions.next() {
+                Some((at, offered)) if region == at => memory.push(GivenMemory {
+                    guest: offered.guest,
+                    len: offered.len,
+                    file: File::from(file),
+                    offset,
+                }),
+                _ => return Err("the files of the memory did not come in its order".to_owned()),
+            },
+            FileUse::Socket { path } => others.add_socket(path, file),
+            FileUse::Tap { id, queue } => others.add_tap(id, queue, file),
+        }
+    }
+    match regions.next() {
+        None => Ok((memory, others)),
+        Some((at, _)) => Err(format!("no file came for region {at} of the memory")),
+    }
+}
+
+/// The configuration with the host's resources as they are called here.
+fn renamed(config: &VmConfig, renames: &[Rename]) -> Result<Box<VmConfig>, String> {
+    /// Fields that name something of the host.
+    const FIELDS: [&str; 7] = [
+        "path",
+        "socket",
+        "file",
+        "tap",
+        "kernel",
+        "initramfs",
+        "src",
+    ];
+    fn walk(value: &mut Value, renames: &[Rename]) {
+        match value {
+            Value::Object(fields) => {
+                for (name, value) in fields {
+                    match value {
+                        Value::String(text) if FIELDS.contains(&name.as_str()) => {
+                            if let Some(rename) = renames.iter().find(|r| r.from == *text) {
+                                text.clone_from(&rename.to);
+                            }
+                        }
+                        value => walk(value, renames),
+                    }
+                }
+            }
+            Value::Array(values) => values.iter_mut().for_each(|value| walk(value, renames)),
+            _ => {}
+        }
+    }
+    let failed = |error: serde_json::Error| error.to_string();
+    let mut value = serde_json::to_value(config).map_err(failed)?;
+    walk(&mut value, renames);
+    serde_json::from_value(value).map_err(failed)
+}

@@ -1,0 +1,285 @@
+//! Waiting for the source, among whoever else connects.
+//!
+//! A port of a host hears from many: scanners, health checks, a client that has mistaken the port. None
+//! of them keeps the source waiting, and none ends the wait. All that have connected are looked at
+//! without taking a byte from them, until one has sent the beginning of an offer. Those that send
+//! something else, or nothing for a while, are turned away; there is a bound on how many.
+
+use std::{
+    io,
+    net::TcpListener,
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
+        unix::net::{UnixListener, UnixStream},
+    },
+    path::PathBuf,
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{
+    Error, Result,
+    connection::{Address, Connection, Stream, TICK},
+    frame::{HEADER, Header, Kind, MAGIC},
+    progress::{Direction, Progress},
+    tunnel::Tls,
+};
+
+/// Connections that are looked at at once; one more takes the place of the oldest.
+const MOST_WAITING: usize = 16;
+
+/// How long one may keep silent.
+const SILENCE: Duration = Duration::from_secs(10);
+
+/// Connections that are turned away before the wait ends.
+pub const MOST_STRANGERS: u32 = 256;
+
+/// How soon one is looked at again that has sent a part of what is waited for.
+const AGAIN: Duration = Duration::from_millis(5);
+
+/// Waits for the source.
+pub struct Listener {
+    socket: Socket,
+    waiting: Vec<Waiting>,
+    strangers: u32,
+}
+
+enum Socket {
+    /// At a path, which is removed with it.
+    Unix(UnixListener, PathBuf),
+    /// At a port.
+    Tcp(TcpListener),
+    /// At an address of which a tunnel has the port.
+    Tunnel(String, Tls),
+}
+
+/// Somebody who has connected and may be the source.
+struct Waiting {
+    stream: Stream,
+    /// `None`: nobody has connected yet, but the tunnel.
+    since: Option<Instant>,
+}
+
+/// What somebody is, as far as can be seen.
+enum Looks {
+    /// It sends an offer.
+    Source,
+    /// It has not sent enough.
+    Unknown,
+    /// It is none.
+    Stranger,
+}
+
+impl Listener {
+    /// Listens at a URL, for those with a certificate if it is to be encrypted.
+    pub fn bind(url: &str, tls: Option<&Tls>) -> Result<Self> {
+        let failed = |source| Error::Connect {
+            action: "listen at",
+            url: url.to_owned(),
+            source,
+        };
+        let mut waiting = Vec::new();
+        let socket = match Address::parse(url)? {
+            Address::Tcp(at) if let Some(tls) = tls => {
+                let progress = Progress::new(Direction::Incoming, url);
+                waiting.push(Waiting::in_tunnel(tls.listen(&at, &progress)?));
+                Socket::Tunnel(at, tls.clone())
+            }
+            Address::Unix(path) => {
+                let listener = base::socket::listen(&path).map_err(failed)?;
+                listener.set_nonblocking(true).map_err(failed)?;
+                Socket::Unix(listener, path)
+            }
+            Address::Tcp(host) => {
+                let listener = TcpListener::bind(host).map_err(failed)?;
+                listener.set_nonblocking(true).map_err(failed)?;
+                Socket::Tcp(listener)
+            }
+        };
+        Ok(Self {
+            socket,
+            waiting,
+            strangers: 0,
+        })
+    }
+
+    /// Where clients reach it, for tests.
+    #[cfg(test)]
+    pub fn port(&self) -> Option<u16> {
+        match &self.socket {
+            Socket::Unix(..) | Socket::Tunnel(..) => None,
+            Socket::Tcp(listener) => listener.local_addr().ok().map(|address| address.port()),
+        }
+    }
+
+    /// The next connection that begins with an offer.
+    pub fn accept(&mut self, progress: &Progress) -> Result<Connection> {
+        loop {
+            if progress.is_cancelled() {
+                return Err(Error::Cancelled);
+            }
+            self.wait();
+            self.accept_new(progress)?;
+            let mut at = 0;
+            while at < self.waiting.len() {
+                match self.waiting[at].looks() {
+                    Looks::Source => {
+                        let Waiting { stream, .. } = self.waiting.remove(at);
+                        return Connection::new(stream, progress.clone());
+                    }
+                    Looks::Unknown => at += 1,
+                    Looks::Stranger => {
+                        self.waiting.remove(at);
+                        self.turned_away("it sent something else than an offer, or nothing")?;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Somebody was no source: the wait goes on, unless there were too many.
+    pub fn turned_away(&mut self, why: &str) -> Result<()> {
+        self.strangers += 1;
+        if self.strangers >= MOST_STRANGERS {
+            return Err(Error::Strangers {
+                count: self.strangers,
+                last: why.to_owned(),
+            });
+        }
+        log::warn!("a connection is turned away while a VM is awaited: {why}");
+        Ok(())
+    }
+
+    /// Until there may be something to do.
+    fn wait(&self) {
+        let of = |fd: BorrowedFd<'_>| libc::pollfd {
+            fd: fd.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        let mut fds = vec![libc::pollfd {
+            fd: self.socket.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        }];
+        fds.extend(
+            self.waiting
+                .iter()
+                .map(|waiting| of(waiting.stream.as_fd())),
+        );
+        // SAFETY: as many descriptors as the vector has, which outlives the call.
+        unsafe {
+            libc::poll(
+                fds.as_mut_ptr(),
+                fds.len() as libc::nfds_t,
+                TICK.as_millis() as libc::c_int,
+            )
+        };
+        // Who has sent a part is readable all the time.
+        if fds[0].revents == 0 && fds[1..].iter().any(|fd| fd.revents != 0) {
+            thread::sleep(AGAIN);
+        }
+    }
+
+    fn accept_new(&mut self, progress: &Progress) -> Result<()> {
+        loop {
+            let accepted = match &self.socket {
+                // One after the other: the tunnel looks at several at once.
+                Socket::Tunnel(..) if !self.waiting.is_empty() => return Ok(()),
+                Socket::Tunnel(at, tls) => {
+                    self.waiting
+                        .push(Waiting::in_tunnel(tls.listen(at, progress)?));
+                    return Ok(());
+                }
+                Socket::Unix(listener, _) => listener.accept().map(|(s, _)| Stream::Unix(s)),
+                Socket::Tcp(listener) => listener.accept().map(|(s, _)| Stream::Tcp(s)),
+            };
+            match accepted {
+                Ok(stream) => {
+                    if self.waiting.len() == MOST_WAITING {
+                        self.waiting.remove(0);
+                        self.turned_away("too many are connected at once")?;
+                    }
+                    self.waiting.push(Waiting {
+                        stream,
+                        since: Some(Instant::now()),
+                    });
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted
+                    ) => {}
+                Err(source) => {
+                    return Err(Error::Broken {
+                        doing: "waiting for the source",
+                        source,
+                    });
+                }
+            }
+        }
+    }
+}
+
+impl Waiting {
+    fn in_tunnel(stream: UnixStream) -> Self {
+        Self {
+            stream: Stream::Tunnel(stream),
+            since: None,
+        }
+    }
+
+    fn looks(&self) -> Looks {
+        let mut bytes = [0; HEADER];
+        // SAFETY: the buffer has the length that is said, and outlives the call.
+        let got = unsafe {
+            libc::recv(
+                self.stream.as_fd().as_raw_fd(),
+                bytes.as_mut_ptr().cast(),
+                bytes.len(),
+                libc::MSG_PEEK | libc::MSG_DONTWAIT,
+            )
+        };
+        let patient = match self.since.is_none_or(|since| since.elapsed() < SILENCE) {
+            true => Looks::Unknown,
+            false => Looks::Stranger,
+        };
+        let Ok(got) = usize::try_from(got) else {
+            return match io::Error::last_os_error().kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => patient,
+                _ => Looks::Stranger,
+            };
+        };
+        let begins = got.min(MAGIC.len());
+        if got == 0 || bytes[..begins] != MAGIC[..begins] {
+            return Looks::Stranger;
+        }
+        match Header::decode(&bytes) {
+            _ if got < HEADER => patient,
+            Ok(header) if header.kind == Kind::Offer => Looks::Source,
+            _ => Looks::Stranger,
+        }
+    }
+}
+
+impl Socket {
+    /// A number that poll(2) takes; negative if there is nothing to wait for.
+    fn as_raw_fd(&self) -> RawFd {
+        match self {
+            Self::Unix(listener, _) => listener.as_raw_fd(),
+            Self::Tcp(listener) => listener.as_raw_fd(),
+            Self::Tunnel(..) => -1,
+        }
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        if let Self::Unix(_, path) = self
+            && let Err(error) = std::fs::remove_file(&*path)
+        {
+            log::debug!("{} stays: {error}", path.display());
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! TLS for migrations: a process of its own, `gantry-tunnel`, has the sockets and the keys, and hands
+//! over what goes in and comes out of them by a Unix socket.
+
+use std::{
+    io::{self, Read, Write},
+    os::unix::net::UnixStream,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+
+use super::{Error, Result, connection::TICK, progress::Progress};
+
+/// How long the tunnel may take: it connects, and both sides show their certificates.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Longest answer.
+const MAX_LINE: usize = 64 << 10;
+
+/// How a migration is encrypted.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Tls {
+    /// Directory with certificates and keys, which the tunnel reads.
+    pub dir: PathBuf,
+    /// Socket of the tunnel.
+    pub tunnel: PathBuf,
+}
+
+impl Tls {
+    /// A tunnel to `HOST:PORT`.
+    pub fn connect(&self, to: &str, progress: &Progress) -> Result<UnixStream> {
+        self.ask(
+            &json!({"connect": {"to": to, "tls_dir": self.dir}}),
+            progress,
+        )
+    }
+
+    /// A tunnel's end, from which bytes come when the other side has connected to `ADDRESS:PORT`.
+    pub fn listen(&self, at: &str, progress: &Progress) -> Result<UnixStream> {
+        self.ask(
+            &json!({"listen": {"at": at, "tls_dir": self.dir}}),
+            progress,
+        )
+    }
+
+    fn ask(&self, request: &Value, progress: &Progress) -> Result<UnixStream> {
+        let url = format!("the tunnel at {}", self.tunnel.display());
+        let failed = |source| Error::Connect {
+            action: "connect to",
+            url: url.clone(),
+            source,
+        };
+        let mut stream = UnixStream::connect(&self.tunnel).map_err(failed)?;
+        stream.set_read_timeout(Some(TICK)).map_err(failed)?;
+        stream
+            .write_all(format!("{request}\n").as_bytes())
+            .map_err(failed)?;
+        let deadline = Instant::now() + PATIENCE;
+        let mut line = Vec::new();
+        let mut byte = [0];
+        // One by one: what follows is the other side's.
+        while byte != *b"\n" && line.len() < MAX_LINE {
+            if progress.is_cancelled() {
+                return Err(Error::Cancelled);
+            }
+            match stream.read(&mut byte) {
+                Ok(0) => return Err(failed(io::ErrorKind::UnexpectedEof.into())),
+                Ok(_) => line.extend(byte),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if Instant::now() >= deadline {
+                        return Err(failed(io::ErrorKind::TimedOut.into()));
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        match serde_json::from_slice(&line).unwrap_or(Value::Null) {
+            Value::String(answer) if answer == "ready" => Ok(stream),
+            answer => {
+                let reason = answer["failed"].as_str().unwrap_or("it says nothing known");
+                Err(failed(io::Error::other(reason.to_owned())))
+            }
+        }
+    }
+}

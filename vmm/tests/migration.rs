@@ -1,0 +1,456 @@
+//! VMs that move between processes of this host, with a guest that is made by hand: it runs on any
+//! KVM, in a fraction of a second. Without one there is nothing to test.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{
+    fs,
+    io::{self, BufRead, BufReader},
+    net::{TcpListener, TcpStream},
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use serde_json::Value;
+
+const GANTRY: &str = env!("CARGO_BIN_EXE_gantry");
+
+/// Longer than any machine needs for one step.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Where the guest is loaded, and starts.
+const AT: u32 = 0x10_0000;
+
+/// A guest that counts: each number is a line of eight hexadecimal digits on the serial port. It is
+/// in a register and in memory, and they are compared; and it is written to one of 256 pages. An `X`
+/// says that memory has changed.
+fn counting_code() -> Vec<u8> {
+    let mut code = vec![0xfa, 0x31, 0xdb]; // cli; xor ebx, ebx
+    let outer = code.len();
+    code.extend([0x39, 0x1d, 0, 0, 0x20, 0]); // cmp [0x200000], ebx
+    code.extend([0x74, 8]); // je over the next three
+    code.extend([0xb0, b'X', 0xba, 0xf8, 3, 0, 0, 0xee]); // mov al, 'X'; mov edx, 0x3f8; out
+    code.push(0x43); // inc ebx
+    code.extend([0x89, 0x1d, 0, 0, 0x20, 0]); // mov [0x200000], ebx
+    code.extend([0x0f, 0xb6, 0xc3, 0xc1, 0xe0, 12]); // movzx eax, bl; shl eax, 12
+    code.extend([0x89, 0x98, 0, 0, 0x40, 0]); // mov [eax + 0x400000], ebx
+    code.extend([0xb9, 8, 0, 0, 0, 0xba, 0xf8, 3, 0, 0]); // mov ecx, 8; mov edx, 0x3f8
+    code.extend([0x89, 0xde]); // mov esi, ebx
+    let digit = code.len();
+    code.extend([0xc1, 0xc6, 4, 0x89, 0xf0, 0x83, 0xe0, 15]); // rol esi, 4; eax = esi & 15
+    code.extend([0x3c, 10, 0x72, 2, 4, 39, 4, 48, 0xee]); // to a digit; out dx, al
+    code.extend([0x49, 0x75]); // dec ecx; jnz digit
+    code.push(back(digit, code.len()));
+    code.extend([0xb0, 10, 0xee]); // the end of the line
+    code.extend([0xb9, 0, 8, 0, 0, 0x49, 0x75, 0xfd]); // a pause
+    code.push(0xeb); // jmp outer
+    code.push(back(outer, code.len()));
+    code
+}
+
+/// The operand at `at` of a short jump back to `to`.
+fn back(to: usize, at: usize) -> u8 {
+    i8::try_from(to as i64 - (at as i64 + 1))
+        .unwrap()
+        .cast_unsigned()
+}
+
+/// An ELF kernel with an entry for PVH.
+fn kernel(code: &[u8]) -> Vec<u8> {
+    let words = |values: &[u64]| -> Vec<u8> {
+        let bytes = values.iter().map(|value| value.to_le_bytes());
+        bytes.flatten().collect()
+    };
+    let len = code.len() as u64;
+    let at = u64::from(AT);
+    // 64 bits, little-endian; an executable for x86-64; program headers at 64, no sections.
+    let mut file = b"\x7fELF\x02\x01\x01".to_vec();
+    file.resize(16, 0);
+    file.extend([2, 0, 62, 0, 1, 0, 0, 0]);
+    file.extend(words(&[at, 64, 0]));
+    file.extend([0, 0, 0, 0, 64, 0, 56, 0, 2, 0, 0, 0, 0, 0, 0, 0]);
+    file.extend(words(&[1 | 5 << 32, 200, at, at, len, len, 4]));
+    file.extend(words(&[4 | 4 << 32, 176, 0, 0, 24, 24, 4]));
+    // XEN_ELFNOTE_PHYS32_ENTRY, 18, of "Xen".
+    for value in [4, 8, 18] {
+        file.extend(u32::to_le_bytes(value));
+    }
+    file.extend(b"Xen\0");
+    file.extend(words(&[at]));
+    file.extend(code);
+    file
+}
+
+/// A VMM in a folder of its own, where its guest prints to `serial`; killed with the test.
+struct Vmm {
+    process: Child,
+    socket: PathBuf,
+    serial: PathBuf,
+    log: PathBuf,
+}
+
+impl Vmm {
+    fn start(dir: &Path, name: &str, more: &[&str]) -> Self {
+        let dir = dir.join(name);
+        fs::create_dir(&dir).unwrap();
+        let log = dir.join("log");
+        let process = Command::new(GANTRY)
+            .arg("--api-socket")
+            .arg(dir.join("api"))
+            .args(["-v", "--seccomp", "true"])
+            .args(more)
+            .stdin(Stdio::null())
+            .stderr(fs::File::create(&log).unwrap())
+            .spawn()
+            .unwrap();
+        let mut vmm = Self {
+            process,
+            socket: dir.join("api"),
+            serial: dir.join("serial"),
+            log,
+        };
+        vmm.until("it answers", |vmm| vmm.ctl(&["ping"]).status.success());
+        vmm
+    }
+
+    /// One with a guest that counts.
+    fn counting(dir: &Path, memory: &str, more: &[&str]) -> Self {
+        let serial = format!("file={}", dir.join("first/serial").display());
+        let mut vmm = Self::counting_to(dir, memory, &serial, more);
+        vmm.until("it counts", |vmm| !vmm.printed().is_empty());
+        vmm
+    }
+
+    /// As [`Vmm::counting`], with another serial port.
+    fn counting_to(dir: &Path, memory: &str, serial: &str, more: &[&str]) -> Self {
+        let path = dir.join("kernel");
+        fs::write(&path, kernel(&counting_code())).unwrap();
+        let arguments = [
+            &["--kernel", path.to_str().unwrap(), "--memory", memory][..],
+            &["--serial", serial, "--console", "off", "--cpus", "boot=1"],
+            more,
+        ];
+        Self::start(dir, "first", &arguments.concat())
+    }
+
+    fn until(&mut self, what: &str, done: impl Fn(&Self) -> bool) {
+        let start = Instant::now();
+        while !done(self) {
+            let ended = self.process.try_wait().unwrap();
+            assert!(
+                ended.is_none() && start.elapsed() < PATIENCE,
+                "not: {what}; {ended:?}\n{}",
+                self.said()
+            );
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn ctl(&self, arguments: &[&str]) -> Output {
+        let socket = self.socket.to_str().unwrap();
+        let all = [&["ctl", "--socket", socket], arguments].concat();
+        Command::new(GANTRY).args(all).output().unwrap()
+    }
+
+    fn said(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    fn printed(&self) -> String {
+        fs::read_to_string(&self.serial).unwrap_or_default()
+    }
+
+    /// Waits for a guest that prints to `serial`, and returns the client that waits, and the URL.
+    fn receive(&mut self, serial: &Path) -> (Child, String) {
+        let path = self.socket.with_file_name("migration");
+        let url = format!("unix:{}", path.display());
+        let receiving = self.receive_at(&url, serial, &[]);
+        self.until("it listens", |_| path.exists());
+        (receiving, url)
+    }
+
+    fn receive_at(&self, url: &str, serial: &Path, how: &[&str]) -> Child {
+        let rename = format!("{}={}", serial.display(), self.serial.display());
+        Command::new(GANTRY)
+            .args(["ctl", "--socket", self.socket.to_str().unwrap()])
+            .args(["receive-migration", url, "--rename", &rename])
+            .args(how)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    }
+
+    /// What `vm.migration` says.
+    fn migration(&self) -> Value {
+        serde_json::from_slice(&self.ctl(&["migration"]).stdout).unwrap_or_default()
+    }
+
+    fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+
+    /// Moves the guest to a new VMM in `dir`, and returns that and what `vm.migration` says.
+    fn move_to(&mut self, dir: &Path, name: &str, how: &[&str]) -> (Self, Value) {
+        let mut next = Self::start(dir, name, &[]);
+        let (receiving, url) = next.receive(&self.serial);
+        let more = ["send-migration", &url, "--preserve-source", "--watch"];
+        let sent = self.ctl(&[&more[..], how].concat());
+        let received = receiving.wait_with_output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        assert!(
+            sent.status.success() && received.status.success(),
+            "{}{}\n{}\n{}",
+            text(&sent.stderr),
+            text(&received.stderr),
+            self.said(),
+            next.said()
+        );
+        (next, self.migration())
+    }
+}
+
+impl Drop for Vmm {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn has_kvm() -> bool {
+    let there = fs::File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/kvm")
+        .is_ok();
+    if !there {
+        eprintln!("not tested: there is no /dev/kvm here");
+    }
+    there
+}
+
+/// What the guest has printed wherever it was: every number once, in order.
+fn check_counting(everywhere: &[&Vmm]) {
+    let text: String = everywhere.iter().map(|vmm| vmm.printed()).collect();
+    let mut lines: Vec<_> = text.lines().collect();
+    // It may be printing.
+    lines.pop();
+    assert!(lines.len() > 10, "{lines:?}");
+    for (line, expected) in lines.iter().zip(1..) {
+        assert_eq!(u32::from_str_radix(line, 16), Ok(expected), "{line:?}");
+    }
+}
+
+#[test]
+fn a_guest_moves_on_without_losing_or_repeating_anything() {
+    if !has_kvm() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let disk = dir.path().join("disk");
+    fs::File::create(&disk).unwrap().set_len(1 << 20).unwrap();
+    let disk = format!("path={},image_type=raw", disk.display());
+    let memory = "size=64M,shared=on";
+    let mut first = Vmm::counting(dir.path(), memory, &["--disk", &disk]);
+    // By then it has written all of its pages.
+    first.until("it has counted on", |vmm| vmm.printed().len() > 9 * 300);
+    let (mut second, handed) = first.move_to(dir.path(), "second", &["--local"]);
+    assert_eq!(
+        (&handed["sent_bytes"], &handed["rounds"]),
+        (&0.into(), &0.into()),
+        "{handed}"
+    );
+    let (mut third, copied) = second.move_to(dir.path(), "third", &["--verify"]);
+    assert!(copied["sent_bytes"].as_u64().unwrap() > 256 * 4096);
+    let slow = ["--bandwidth", "1M", "--max-throttle", "50"];
+    let (mut fourth, limited) = third.move_to(dir.path(), "fourth", &slow);
+    println!("handed over: {handed}\ncopied: {copied}\nlimited: {limited}");
+    fourth.until("it counts on", |vmm| vmm.printed().len() > 1000);
+    check_counting(&[&first, &second, &third, &fourth]);
+    assert!(limited["elapsed_ms"].as_u64().unwrap() >= 900, "{limited}");
+}
+
+/// The next numbers that a guest prints to a socket.
+fn numbers(socket: &Path) -> Vec<u32> {
+    let stream = UnixStream::connect(socket).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let lines = BufReader::new(stream).lines().skip(1).take(20);
+    let number = |line: io::Result<String>| u32::from_str_radix(&line.unwrap(), 16).unwrap();
+    lines.map(number).collect()
+}
+
+#[test]
+fn sockets_go_with_a_guest_to_another_process_and_stay_when_the_first_ends() {
+    if !has_kvm() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let [serial, vsock] = ["serial", "vsock"].map(|name| dir.path().join(name));
+    let mut first = Vmm::counting_to(
+        dir.path(),
+        "size=32M,shared=on",
+        &format!("socket={}", serial.display()),
+        &["--vsock", &format!("cid=3,socket={}", vsock.display())],
+    );
+    let before = numbers(&serial);
+    // A destination that cannot take it leaves everything as it is.
+    let refused = first.ctl(&["send-migration", "unix:/nowhere", "--local", "--watch"]);
+    assert!(!refused.status.success());
+    let (mut second, info) = first.move_to(dir.path(), "second", &["--local"]);
+    println!("handed over: {info}");
+    let after = numbers(&serial);
+    assert!(first.ctl(&["shutdown-vmm"]).status.success());
+    first.process.wait().unwrap();
+    let later = numbers(&serial);
+    UnixStream::connect(&vsock).unwrap();
+    let all = [before, after, later].concat();
+    assert_eq!(all.len(), 60);
+    assert!(all.is_sorted_by(|a, b| a < b), "{all:?}");
+    // They are the second one's now.
+    assert!(second.ctl(&["shutdown-vmm"]).status.success());
+    second.process.wait().unwrap();
+    assert!(!serial.exists() && !vsock.exists());
+}
+
+/// An authority, and what it has signed for both sides, in a directory.
+fn certificates(dir: &Path) {
+    fs::create_dir(dir).unwrap();
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+    fs::write(dir.join("ca-cert.pem"), authority.pem()).unwrap();
+    for role in ["client", "server"] {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+        let certificate = params.signed_by(&key, &authority).unwrap();
+        fs::write(dir.join(format!("{role}-cert.pem")), certificate.pem()).unwrap();
+        fs::write(dir.join(format!("{role}-key.pem")), key.serialize_pem()).unwrap();
+    }
+}
+
+#[test]
+fn a_guest_moves_by_tls_and_a_source_without_a_certificate_does_not_end_the_wait() {
+    if !has_kvm() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let [tls_dir, others, tunnel] = ["tls", "others", "tunnel"].map(|name| dir.path().join(name));
+    certificates(&tls_dir);
+    certificates(&others);
+    let listener = gantry_tunnel::serve::listen(&tunnel).unwrap();
+    thread::spawn(move || gantry_tunnel::serve::run(&listener));
+    let port = {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.local_addr().unwrap().port()
+    };
+    let text = |path: &Path| path.to_str().unwrap().to_owned();
+    let [tls_dir, others, tunnel] = [&tls_dir, &others, &tunnel].map(|path| text(path));
+    let own = ["--tls-dir", &tls_dir, "--tunnel", &tunnel];
+    let foreign = ["--tls-dir", &others, "--tunnel", &tunnel];
+    let mut first = Vmm::counting(dir.path(), "size=32M", &[]);
+    let mut second = Vmm::start(dir.path(), "second", &[]);
+    let receiving = second.receive_at(&format!("tcp:127.0.0.1:{port}"), &first.serial, &own);
+    second.until("it listens", |_| {
+        TcpStream::connect(("127.0.0.1", port)).is_ok()
+    });
+    let url = format!("tcp:localhost:{port}");
+    let send = |vmm: &Vmm, tls: &[&str], more: &[&str]| {
+        let all = [
+            &["send-migration", &url, "--watch", "--preserve-source"],
+            tls,
+            more,
+        ];
+        vmm.ctl(&all.concat())
+    };
+    assert!(!send(&first, &foreign, &[]).status.success());
+    let asked = send(&first, &own, &["--dry-run"]);
+    assert!(asked.status.success(), "{}", first.said());
+    // The tunnel waits anew after a question.
+    let start = Instant::now();
+    let mut sent = send(&first, &own, &["--verify"]);
+    while !sent.status.success() && start.elapsed() < PATIENCE {
+        sent = send(&first, &own, &["--verify"]);
+    }
+    let received = receiving.wait_with_output().unwrap();
+    assert!(
+        sent.status.success() && received.status.success(),
+        "{}\n{}",
+        first.said(),
+        second.said()
+    );
+    first.until("it has left", |vmm| vmm.migration()["phase"] == "Completed");
+    second.until("it counts on", |vmm| vmm.printed().len() > 100);
+    check_counting(&[&first, &second]);
+}
+
+#[test]
+fn whichever_side_is_killed_while_memory_moves_at_most_one_guest_is_left_with_the_disk() {
+    if !has_kvm() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let disk = dir.path().join("disk");
+    fs::File::create(&disk).unwrap().set_len(1 << 20).unwrap();
+    let disk = format!("path={},image_type=raw", disk.display());
+    let mut first = Vmm::counting(dir.path(), "size=32M", &["--disk", &disk]);
+    let in_rounds = |vmm: &Vmm| vmm.migration()["phase"] == "Rounds";
+    let over = |vmm: &Vmm| vmm.migration()["phase"] == "Failed";
+    let slow = ["--bandwidth", "256K", "--max-throttle", "0"];
+    // The destination: the guest goes on, with its disk.
+    let mut second = Vmm::start(dir.path(), "second", &[]);
+    let (mut receiving, url) = second.receive(&first.serial);
+    let send = |vmm: &Vmm, url: &str| {
+        let sent = vmm.ctl(&[&["send-migration", url][..], &slow].concat());
+        assert!(sent.status.success());
+    };
+    send(&first, &url);
+    first.until("memory moves", in_rounds);
+    second.kill();
+    receiving.wait().unwrap();
+    first.until("it has failed", over);
+    let before = first.printed().len();
+    first.until("it counts on", |vmm| vmm.printed().len() > before + 100);
+    let kernel = dir.path().join("kernel");
+    let boots = ["--kernel", kernel.to_str().unwrap(), "--disk", &disk];
+    let other = Command::new(GANTRY).args(boots).output().unwrap();
+    let text = String::from_utf8_lossy(&other.stderr).into_owned();
+    assert!(!other.status.success() && text.contains("in use"), "{text}");
+    check_counting(&[&first]);
+    // The source: nothing is left of the guest, and the disk is free.
+    let mut third = Vmm::start(dir.path(), "third", &[]);
+    let (receiving, url) = third.receive(&first.serial);
+    send(&first, &url);
+    first.until("memory moves", in_rounds);
+    first.kill();
+    let received = receiving.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&received.stderr).into_owned();
+    assert!(
+        !received.status.success() && text.contains("no VM has arrived"),
+        "{text}"
+    );
+    assert!(!third.ctl(&["info"]).status.success(), "there is a VM");
+    assert!(third.printed().is_empty());
+}
+
+#[test]
+fn private_memory_is_not_handed_over_and_the_reason_says_what_would_be() {
+    if !has_kvm() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let mut first = Vmm::counting(dir.path(), "size=64M", &[]);
+    let refused = first.ctl(&["send-migration", "unix:/nowhere", "--local"]);
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(
+        !refused.status.success() && text.contains("shared=on"),
+        "{text}"
+    );
+    let before = first.printed().len();
+    first.until("it counts on", |vmm| vmm.printed().len() > before + 100);
+    check_counting(&[&first]);
+}
