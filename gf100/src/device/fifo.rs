@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use log::{debug, warn};
 
 use super::{
+    compute,
     copy::{self, Copy, Release},
     graphics,
     host::{self, Acquire, Host},
@@ -118,6 +119,7 @@ impl Class {
 struct Object {
     class: Class,
     registers: Registers,
+    compute: compute::State,
 }
 
 /// What the channel is in the middle of.
@@ -129,6 +131,8 @@ enum Work {
         interrupt: bool,
     },
     Wait(Acquire),
+    /// A kernel, of the object on a subchannel.
+    Kernel(Box<compute::Launch>, u8),
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -541,6 +545,23 @@ impl Run<'_> {
                 }
                 Ok(done)
             }
+            Work::Kernel(launch, subchannel) => {
+                let subchannel = *subchannel;
+                let stop = match launch.advance(self.memory, space, &mut self.budget) {
+                    Ok(false) => return Ok(false),
+                    Ok(true) => None,
+                    Err(compute::Bad::Address(bad)) => Some(Stop::Address(bad, unit::GRAPHICS)),
+                    Err(compute::Bad::Instruction(raw)) => Some(Stop::Command(CommandError {
+                        channel: self.channel,
+                        status: CommandError::ILLEGAL,
+                        method: (subchannel, compute::LAUNCH),
+                        // The half with the operation.
+                        data: (raw >> 32) as u32,
+                    })),
+                };
+                self.context.work = Work::None;
+                stop.map_or(Ok(true), Err)
+            }
         }
     }
 
@@ -607,6 +628,7 @@ impl Run<'_> {
             self.context.objects[index] = Some(Object {
                 class,
                 registers: Registers::new(),
+                compute: compute::State::default(),
             });
             return match class {
                 Class::Software => Err(empty),
@@ -620,7 +642,12 @@ impl Run<'_> {
             return Err(empty);
         };
         object.registers.set(method.address, method.data);
-        let (class, registers) = (object.class, &object.registers);
+        let Object {
+            class,
+            registers,
+            compute,
+        } = object;
+        let (class, registers) = (*class, &*registers);
         let unit = class.unit();
         let (address, data) = (method.address, method.data);
         match class {
@@ -653,6 +680,26 @@ impl Run<'_> {
                 Ok(())
             }
             Class::Graphics(kind) => {
+                let work = match kind {
+                    graphics::Kind::Compute => compute::method(compute, registers, address, data),
+                    graphics::Kind::Draw => None,
+                };
+                match work.transpose().map_err(|Refused| illegal)? {
+                    None => {}
+                    Some(compute::Work::None) => return Ok(()),
+                    Some(compute::Work::Constant { address, word }) => {
+                        let release = Release {
+                            address,
+                            payload: word,
+                            with_time: false,
+                        };
+                        return self.release(release, unit);
+                    }
+                    Some(compute::Work::Launch(launch)) => {
+                        self.context.work = Work::Kernel(launch, method.subchannel);
+                        return Ok(());
+                    }
+                }
                 let work = graphics::method(kind, registers, address, data);
                 match work.map_err(|Refused| illegal)? {
                     Some(release) => self.release(release, unit),

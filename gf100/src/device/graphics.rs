@@ -1,5 +1,5 @@
-//! Classes 9097 (3D) and 90c0 (compute): state is kept, queries are answered. Nothing is drawn, and
-//! no kernel is launched: those methods are refused.
+//! Classes 9097 (3D) and 90c0 (compute): state is kept, queries are answered. Nothing is drawn: those
+//! methods are refused. Kernels are [`compute`](super::compute)'s.
 //!
 //! | method | |
 //! |---|---|
@@ -25,8 +25,6 @@ const QUERY: u16 = 0x1b0c;
 const DRAW: u16 = 0x1618;
 /// 9097: clears buffers.
 const CLEAR: u16 = 0x19d0;
-/// 90c0: launches a kernel.
-const LAUNCH: u16 = 0x0368;
 
 /// A method, whose word is in `registers` already.
 pub fn method(
@@ -46,7 +44,7 @@ pub fn method(
             },
             with_time: data & 1 << 28 == 0,
         })),
-        (Kind::Draw, DRAW | CLEAR) | (Kind::Compute, LAUNCH) => Err(Refused),
+        (Kind::Draw, DRAW | CLEAR) => Err(Refused),
         _ => Ok(None),
     }
 }

@@ -3,7 +3,7 @@
 //! - [`mapping`]: memory of files. [`vram`]: the GPU's own. [`ram`]: the machine's, by address.
 //! - [`mmu`]: virtual addresses.
 //! - [`fifo`]: channels, run lists and the interpreter of push buffers; [`host`], [`copy`],
-//!   [`m2mf`], [`graphics`]: methods.
+//!   [`m2mf`], [`graphics`], [`compute`]: methods.
 //! - [`bars`]: what the CPU sees through BAR 1 and BAR 3.
 //! - [`gpu`]: all of it behind registers.
 //! - [`config`], [`lines`], [`server`]: a PCI function for one vfio-user client after the other.
@@ -14,6 +14,7 @@
 //! nothing else. What a channel may not do ends that channel.
 
 pub mod bars;
+pub mod compute;
 pub mod config;
 pub mod confine;
 pub mod copy;

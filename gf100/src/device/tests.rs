@@ -14,6 +14,7 @@ use crate::{
         Aperture, Gfn, PAGE, Target, VramPage,
         directory::{Pde, Table},
         instance::{self, InstanceBlock, Space},
+        instruction::{Instruction, Operation, vector_add},
         pte::Pte,
         push::{GpEntry, Header, Run},
         ramfc::{self, Ramfc},
@@ -427,4 +428,72 @@ proptest! {
         driver.submit(&all);
         driver.work(4);
     }
+}
+
+/// Words that launch a kernel at `PUSH`'s last page on blocks of 64 threads.
+fn launch(blocks: u32, constants: &[u32]) -> Vec<u32> {
+    let mut words = run(1, 0, &[0x90c0]);
+    words.extend(run(1, 0x1608, &[0, CODE as u32]));
+    words.extend(run(1, 0x2380, &[0x100, 0, CONSTANTS as u32]));
+    words.extend(run(1, 0x1694, &[1]));
+    let mut all = vec![0];
+    all.extend(constants);
+    words.extend(run(1, 0x238c, &all));
+    words.extend(run(1, 0x3ac, &[1 << 16 | 64, 1]));
+    words.extend(run(1, 0x3b4, &[0]));
+    words.extend(run(1, 0x238, &[1 << 16 | blocks, 1]));
+    words.extend(run(1, 0x368, &[0x1000]));
+    words
+}
+
+const CODE: u64 = 0x50_0000;
+const CONSTANTS: u64 = 0x50_1000;
+
+fn set_code(driver: &mut Driver, code: &[u64]) {
+    for (at, instruction) in (CODE..).step_by(8).zip(code) {
+        driver.set(at, &instruction.to_le_bytes());
+    }
+}
+
+#[test]
+fn a_kernel_adds_vectors() {
+    let mut driver = Driver::new(true);
+    let (a, b, sum) = (DATA, DATA + 0x1_0000, DATA + 0x2_0000);
+    let count = 1000_u32;
+    for index in 0..=count {
+        let at = u64::from(index) * 4;
+        driver.set(a + at, &index.wrapping_mul(0x9e37_79b9).to_le_bytes());
+        driver.set(b + at, &(!index).to_le_bytes());
+    }
+    set_code(&mut driver, &vector_add());
+    let constants = [a as u32, 0, b as u32, 0, sum as u32, 0, count];
+    let mut words = launch(16, &constants);
+    words.extend(run(0, 0x10, &[0, DATA as u32 + 0x3_0000, 7, 1 << 24 | 2]));
+    driver.submit(&words);
+    assert_eq!(driver.work(1000), Next::Never);
+    for index in 0..count {
+        let at = sum + u64::from(index) * 4;
+        let expected = index.wrapping_mul(0x9e37_79b9).wrapping_add(!index);
+        assert_eq!(driver.word(at), expected, "word {index}");
+    }
+    assert_eq!(driver.word(sum + u64::from(count) * 4), 0, "behind the end");
+    assert_eq!(driver.word(DATA + 0x3_0000), 7, "after the kernel");
+}
+
+#[test]
+fn a_kernel_that_makes_no_sense_ends_its_launch_and_one_without_end_is_stopped() {
+    let mut driver = Driver::new(true);
+    set_code(&mut driver, &[u64::MAX]);
+    driver.submit(&launch(1, &[]));
+    driver.work(10);
+    assert_ne!(driver.read(0x04_0108), 0, "an illegal instruction");
+    driver.write(0x04_0108, u32::MAX);
+    let branch = Instruction::new(0, Operation::Branch(-8)).encode();
+    set_code(&mut driver, &[branch]);
+    driver.submit(&launch(1, &[]));
+    assert_eq!(driver.work(50), Next::Now, "it runs for ever, in slices");
+    // Kicked: it waits in its context.
+    driver.write(0x00_302c, 0x1f_0000);
+    driver.write(0x00_2634, 5);
+    assert_eq!(driver.work(10), Next::Never);
 }

@@ -5,6 +5,7 @@
 
 pub mod directory;
 pub mod instance;
+pub mod instruction;
 pub mod pte;
 pub mod push;
 pub mod ramfc;
