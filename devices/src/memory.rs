@@ -47,4 +47,23 @@ pub trait AddressSpace: Send + Sync {
 pub trait Mapping: Send {
     /// Where the guest sees the memory.
     fn guest_address(&self) -> GuestAddress;
+
+    /// Starts a log of what the guest writes there. Drop it after the mapping, or before.
+    ///
+    /// # Errors
+    /// The host has none, or there is one already.
+    fn watch(&self) -> io::Result<Box<dyn GuestWrites>> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+/// Which pages of a mapping the guest has written: a bit per page of 4 KiB, set at first. A page
+/// whose bit is clear is *armed*: the guest's next write to it sets the bit, without an exit.
+pub trait GuestWrites: Send {
+    /// The bits; bit `n % 64` of word `n / 64` is page `n`.
+    fn read(&self) -> io::Result<Vec<u64>>;
+
+    /// Clears the bits that are set in `words`, the first of which is word `first` of all. Whoever
+    /// looks at such a page after that sees what is there now, or the bit again.
+    fn arm(&self, first: u64, words: &mut [u64]) -> io::Result<()>;
 }

@@ -6,6 +6,7 @@ use gantry_fuzz::input::Input;
 use gf100::format::{
     directory::Pde,
     instance::{self, InstanceBlock},
+    instruction::Instruction,
     pte::Pte,
     push::{Decoder, GpEntry, Header, Word},
     ramfc::{self, Ramfc},
@@ -18,6 +19,9 @@ fuzz_target!(|bytes: &[u8]| {
     let raw = input.u64();
     if let Ok(Some(page)) = Pte::parse(raw) {
         assert_eq!(Pte::parse(page.encode()), Ok(Some(page)));
+    }
+    if let Ok(instruction) = Instruction::parse(raw) {
+        assert_eq!(Instruction::parse(instruction.encode()), Ok(instruction));
     }
     let entry = Pde::parse(raw);
     assert_eq!(Pde::parse(entry.encode()), entry);

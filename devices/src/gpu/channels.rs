@@ -18,7 +18,7 @@ use gf100::{
 use gpu_mediator::gpu::wire::{MOST_BATCHES, MOST_ENTRIES, Request};
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 
-use super::{link::Link, memory::Vram, tables, tables::Tables};
+use super::{link::Link, memory::Vram, tables, tables::Tables, views::Views};
 use crate::memory::GuestMemory;
 
 /// What happens to the guest's registers.
@@ -73,6 +73,8 @@ pub struct World<'a> {
     pub ram: &'a GuestMemory,
     /// What the mediator knows of tables.
     pub tables: &'a mut Tables,
+    /// What the guest sees, and may have written.
+    pub views: &'a mut Views,
     /// The mediator.
     pub link: &'a mut Link,
     /// For the registers.
@@ -80,6 +82,12 @@ pub struct World<'a> {
 }
 
 impl World<'_> {
+    /// Tells the mediator what has changed in a space.
+    fn sync(&mut self, directory: u32) {
+        self.tables
+            .sync(directory, self.views, self.vram, self.link);
+    }
+
     fn read(&self, target: Target, offset: u64, data: &mut [u8]) -> bool {
         match target {
             Target::Vram(page) => self.vram.read(page.address() + offset, data),
@@ -157,8 +165,7 @@ impl Channel {
 
     /// It may not run: nothing of it runs when this returns.
     fn stop(&mut self, number: u8, world: &mut World) {
-        let is_flying = |bound: &Bound| !bound.flights.is_empty();
-        if self.bound.as_ref().is_some_and(is_flying) {
+        if self.is_flying() {
             self.unbind(number, self.entry.instance, world);
         }
     }
@@ -231,7 +238,8 @@ impl Channel {
         world.happenings.push(Happening::Timeout(number));
     }
 
-    /// The mediator is lost: what it had is lost too.
+    /// The mediator is lost, and with it what engines had of the channel: it has ended. A channel that
+    /// has not submitted anything yet goes on when there is a mediator again.
     pub fn lose(&mut self, world: &mut World) {
         if self.bound.take().is_some() {
             let fault = Fault {
@@ -245,9 +253,15 @@ impl Channel {
         }
     }
 
+    /// Whether the mediator has work of it.
+    fn is_flying(&self) -> bool {
+        let bound = self.bound.as_ref();
+        bound.is_some_and(|bound| !bound.flights.is_empty())
+    }
+
     /// Tells the mediator what the guest has submitted, as far as there is room.
-    fn pump(&mut self, number: u8, world: &mut World) {
-        if !self.entry.enabled || !self.listed || self.ended {
+    pub fn pump(&mut self, number: u8, world: &mut World) {
+        if !self.entry.enabled || !self.listed || self.ended || world.link.is_lost() {
             return;
         }
         let (Some(put), Some(instance)) = (self.put, self.entry.instance) else {
@@ -269,7 +283,7 @@ impl Channel {
         }
         if bound.sent != put {
             let directory = bound.directory();
-            world.tables.sync(directory, world.vram, world.link);
+            world.sync(directory);
         }
         while bound.sent != put && bound.flights.len() < MOST_BATCHES {
             match gather(bound, put, world) {
@@ -324,12 +338,19 @@ impl Channel {
             return false;
         }
         let directory = block.space.number;
-        let Some(space) = world.tables.space(directory, world.vram, world.link) else {
+        let World {
+            tables,
+            views,
+            vram,
+            link,
+            ..
+        } = world;
+        let Some(space) = tables.space(directory, views, vram, link) else {
             return false;
         };
         // The page may have been another directory before.
         world.tables.touch(directory);
-        world.tables.sync(directory, world.vram, world.link);
+        world.sync(directory);
         world.link.send(&Request::Bind {
             channel: number,
             space,

@@ -11,11 +11,12 @@ use base::Unpoisoned;
 use gf100::{
     format::{
         Gfn, PAGE, Target,
-        instance::{BYTES, InstanceBlock, Space},
+        instance::{BYTES, InstanceBlock},
         userd::{self, Window},
     },
     registers::{
         Bar, CHANNELS, ChannelEntry, Effects, Fault, Flush, Registers, RunList, interrupts::Reason,
+        is_plain, is_quiet,
     },
 };
 use gpu_mediator::gpu::wire::{Event, Request};
@@ -25,25 +26,21 @@ use vm_memory::{
 
 use super::{
     Error, Options,
-    aperture::Aperture,
     channels::{Channel, Happening, World},
     lines::Lines,
-    link::Link,
+    link::{Again, Link, Receiver, Wanted},
     memory::Vram,
-    tables::{self, Tables},
+    mirror::Mirror,
+    tables::Tables,
+    views::Views,
 };
 use crate::{
     bus::BusDevice,
     memory::{AddressSpace, GuestMemory},
 };
 
-/// Bytes of BAR 1 and BAR 3.
-pub const BAR1_BYTES: u64 = 128 << 20;
-/// Bytes of BAR 3.
-pub const BAR3_BYTES: u64 = 64 << 20;
-/// The window in BAR 0: where it is, and its bytes.
-pub const WINDOW_START: u64 = 0x70_0000;
-const WINDOW_BYTES: u64 = 1 << 20;
+/// Where the window in BAR 0 is.
+const WINDOW_START: u64 = 0x70_0000;
 /// The mirror of PCI configuration's byte that asks for another message.
 const REARM: u64 = 0x08_8704;
 
@@ -52,8 +49,11 @@ const REARM: u64 = 0x08_8704;
 struct Counts {
     reads: u64,
     writes: u64,
+    bar_reads: u64,
+    bar_writes: u64,
     doorbells: u64,
     flushes: u64,
+    reconnections: u64,
 }
 
 /// What registers cause.
@@ -63,19 +63,19 @@ struct Engines {
     link: Link,
     tables: Tables,
     channels: Vec<Channel>,
-    bars: [(Option<Space>, Aperture); 2],
-    window: Aperture,
+    views: Views,
     user: Option<Window>,
     happenings: Vec<Happening>,
     /// Channels that were too late, of which the registers tell one at a time.
     late: std::collections::VecDeque<u8>,
     counts: Counts,
-    eager: bool,
+    lazy: bool,
     lost: bool,
 }
 
 struct State {
     registers: Registers,
+    mirror: Mirror,
     engines: Engines,
     lines: Lines,
 }
@@ -94,17 +94,19 @@ impl Front {
         space: &Arc<dyn AddressSpace>,
         ram: GuestMemory,
     ) -> Result<Self, Error> {
-        let (mut link, vram) = Link::connect(
-            &options.socket,
-            options.vram,
-            options.channels,
-            options.weight,
-        )?;
+        let (mut link, vram) = Link::connect(Wanted {
+            socket: options.socket.clone(),
+            vram: options.vram,
+            channels: options.channels,
+            weight: options.weight,
+        })?;
         lend(&ram, &mut link)?;
-        let aperture = |len| Aperture::new(len, Arc::clone(space)).map_err(Error::Memory);
+        let (trapped, scans) = (!options.remap, !options.watch);
+        let views = Views::new(options.vram, space, trapped, scans).map_err(Error::Memory)?;
+        let registers = Registers::new(options.vram, 0);
+        let mirror = Mirror::new(registers.plain_values(), Arc::clone(space), trapped);
         let engines = Engines {
-            bars: [(None, aperture(BAR1_BYTES)?), (None, aperture(BAR3_BYTES)?)],
-            window: aperture(WINDOW_BYTES)?,
+            views,
             ram,
             link,
             tables: Tables::default(),
@@ -113,12 +115,13 @@ impl Front {
             happenings: Vec::new(),
             late: std::collections::VecDeque::new(),
             counts: Counts::default(),
-            eager: options.eager,
+            lazy: options.lazy,
             lost: false,
             vram,
         };
         let state = State {
-            registers: Registers::new(options.vram, 0),
+            registers,
+            mirror: mirror.map_err(Error::Memory)?,
             engines,
             lines: Lines::default(),
         };
@@ -127,7 +130,7 @@ impl Front {
             state: Mutex::new(state),
             start: Instant::now(),
         };
-        front.with(|state| state.engines.show_window(0));
+        front.with(|state| state.engines.window_base(0));
         Ok(front)
     }
 
@@ -150,7 +153,7 @@ impl Front {
     }
 
     /// The body of the thread that takes what comes from the mediator, alarms and the line that
-    /// was served. It ends when the mediator is lost.
+    /// was served.
     pub fn work(&self, served: Option<&Arc<vmm_sys_util::eventfd::EventFd>>) {
         use std::os::fd::AsRawFd;
         let inbox = Arc::clone(&self.lock().engines.link.inbox);
@@ -183,26 +186,75 @@ impl Front {
                     state.engines.event(event);
                 }
             });
-            if inbox.is_lost() {
-                let lost = self.with(|state| state.engines.lose());
-                if lost {
-                    log::warn!("{}: gantry-gpu is lost: channels have ended", self.name);
-                }
+            if inbox.has_ended() {
                 return;
+            }
+            if inbox.is_lost() && self.with(|state| state.engines.lose()) {
+                log::warn!(
+                    "{}: gantry-gpu is lost: channels have ended; it is waited for",
+                    self.name
+                );
             }
         }
     }
 
-    /// The body of the thread that receives.
-    pub fn receiver(&self) -> io::Result<impl FnOnce() + Send + use<>> {
-        self.lock().engines.link.receiver()
+    /// The body of the thread that receives, and finds the mediator again if it is lost.
+    pub fn receiver(self: &Arc<Self>) -> io::Result<impl FnOnce() + Send + use<>> {
+        let (mut receiver, wanted, kept) = {
+            let state = self.lock();
+            let link = &state.engines.link;
+            (link.receiver()?, link.wanted(), state.engines.vram.keep()?)
+        };
+        let front = Arc::clone(self);
+        Ok(move || {
+            while receiver.receive() {
+                receiver = loop {
+                    let again = wanted.again(kept.as_fd());
+                    // What is wrong was said when it was lost; it may not be started yet.
+                    if let Some(found) = again.ok().and_then(|again| front.go_on(again)) {
+                        break found;
+                    }
+                    if !receiver.pause() {
+                        return;
+                    }
+                };
+            }
+        })
+    }
+
+    /// There is a mediator again: it learns of RAM, and of channels as they submit.
+    fn go_on(&self, again: Again) -> Option<Receiver> {
+        let done = self.with(|state| {
+            let engines = &mut state.engines;
+            if engines.link.inbox.has_ended() {
+                return None;
+            }
+            // The worker may not have heard of it.
+            engines.lose();
+            let receiver = engines.link.go_on(again).ok()?;
+            lend(&engines.ram, &mut engines.link).ok()?;
+            engines.lost = false;
+            engines.counts.reconnections += 1;
+            for number in 0..CHANNELS {
+                engines.with_channel(number, |its, world| its.pump(number, world));
+            }
+            Some(receiver)
+        });
+        if done.is_some() {
+            log::info!("{}: gantry-gpu is back", self.name);
+        }
+        done
+    }
+
+    /// Loses the mediator.
+    #[cfg(test)]
+    pub fn cut(&self) {
+        self.lock().engines.link.drop();
     }
 
     /// Ends the threads.
     pub fn end(&self) {
-        let mut state = self.lock();
-        state.engines.lost = true;
-        state.engines.link.end();
+        self.lock().engines.link.end();
     }
 
     /// Does something with the interrupts.
@@ -213,11 +265,18 @@ impl Front {
     /// A BAR is at an address from now on, or nowhere.
     pub fn place(&self, bar: u8, address: Option<u64>) -> io::Result<()> {
         let mut state = self.lock();
-        let engines = &mut state.engines;
+        let State {
+            mirror, engines, ..
+        } = &mut *state;
+        let (views, vram) = (&mut engines.views, &engines.vram);
         match bar {
-            0 => engines.window.place(address.map(|at| at + WINDOW_START)),
-            1 => engines.bars[0].1.place(address),
-            _ => engines.bars[1].1.place(address),
+            0 => {
+                mirror.place(address)?;
+                let address = address.map(|at| at + WINDOW_START);
+                views.window.place(address, vram)
+            }
+            1 => views.bar(0).place(address, vram),
+            _ => views.bar(1).place(address, vram),
         }
     }
 
@@ -226,9 +285,15 @@ impl Front {
         let now = self.now();
         let mut state = self.lock();
         let State {
-            registers, engines, ..
+            registers,
+            mirror,
+            engines,
+            ..
         } = &mut *state;
         *registers = Registers::new(engines.vram.len(), now);
+        if let Err(error) = mirror.reset(registers.plain_values()) {
+            log::warn!("{}: cannot reset registers: {error}", self.name);
+        }
         engines.reset();
         state.settle(now);
     }
@@ -238,17 +303,27 @@ impl Front {
         let state = self.lock();
         let engines = &state.engines;
         let (counts, tables) = (engines.counts, engines.tables.counts);
-        let mapped = engines.bars.iter().map(|(_, bar)| bar.mapped).sum::<u64>();
+        let (views, watch) = (&engines.views, engines.views.watch.counts);
         vec![
             ("register_reads", counts.reads),
             ("register_writes", counts.writes),
+            ("bar_reads", counts.bar_reads),
+            ("bar_writes", counts.bar_writes),
             ("doorbells", counts.doorbells),
             ("flushes", counts.flushes),
+            ("syncs", tables.syncs),
             ("walks", tables.walks),
             ("entries_compared", tables.compared),
             ("entries_told", tables.told),
-            ("pieces_mapped", mapped + engines.window.mapped),
+            ("log_reads", watch.refreshes),
+            ("pages_written", watch.written),
+            ("pages_armed", views.apertures().map(|its| its.armed).sum()),
+            (
+                "pieces_mapped",
+                views.apertures().map(|its| its.mapped).sum(),
+            ),
             ("messages", engines.link.sent),
+            ("reconnections", counts.reconnections),
             ("interrupts", state.lines.raised),
         ]
     }
@@ -299,6 +374,7 @@ impl Engines {
             vram: &self.vram,
             ram: &self.ram,
             tables: &mut self.tables,
+            views: &mut self.views,
             link: &mut self.link,
             happenings: &mut self.happenings,
         };
@@ -359,11 +435,16 @@ impl Engines {
 
     /// The mediator is lost; whether that is news.
     fn lose(&mut self) -> bool {
-        let (channels, mut world) = self.split();
-        for channel in channels {
-            channel.lose(&mut world);
+        if std::mem::replace(&mut self.lost, true) {
+            return false;
         }
-        !std::mem::replace(&mut self.lost, true)
+        for number in 0..CHANNELS {
+            self.with_channel(number, Channel::lose);
+        }
+        for directory in self.tables.directories() {
+            self.forget(directory);
+        }
+        true
     }
 
     fn reset(&mut self) {
@@ -373,7 +454,7 @@ impl Engines {
             self.with_channel(number, |channel, world| channel.set(number, none, world));
         }
         for directory in self.tables.directories() {
-            self.tables.forget(directory, &mut self.link);
+            self.forget(directory);
         }
         self.user_window(None);
         self.bar(Bar::One, None);
@@ -391,34 +472,20 @@ impl Engines {
         }
     }
 
-    fn show_window(&mut self, base: u64) {
-        let first = base / PAGE;
-        let count = self.vram.len() / PAGE;
-        let pages = (first..).take(self.window.pages());
-        // Pages within VRAM have 28 bits.
-        let wanted: Vec<_> = pages
-            .map(|page| (page < count).then_some(page as u32))
-            .collect();
-        if let Err(error) = self.window.show(&wanted, &self.vram) {
-            log::warn!("cannot show VRAM in a window: {error}");
-        }
-    }
-
-    fn show_bar(&mut self, index: usize) {
-        let (root, aperture) = &mut self.bars[index];
-        let wanted = tables::shown(*root, aperture.pages(), &self.vram);
-        if let Err(error) = aperture.show(&wanted, &self.vram) {
-            log::warn!("cannot show VRAM in a BAR: {error}");
-        }
+    fn forget(&mut self, directory: u32) {
+        let watch = &mut self.views.watch;
+        self.tables
+            .forget(directory, watch, &self.vram, &mut self.link);
     }
 
     /// Where an offset in a BAR is in VRAM.
     fn in_bar(&self, index: usize, offset: u64) -> Option<u64> {
-        let page = self.bars[index].1.at(offset)?;
+        let page = self.views.at(index, offset)?;
         Some(u64::from(page) * PAGE + offset % PAGE)
     }
 
     fn write_bar(&mut self, index: usize, offset: u64, data: &[u8]) {
+        self.counts.bar_writes += 1;
         if let Some(at) = self.in_bar(index, offset) {
             self.vram.write(at, data);
         }
@@ -431,6 +498,7 @@ impl Engines {
         };
         if let Some((channel, put)) = doorbell {
             self.counts.doorbells += 1;
+            self.counts.bar_writes -= 1;
             self.with_channel(channel, |its, world| its.submit(channel, put, world));
         }
     }
@@ -448,12 +516,12 @@ impl Effects for Engines {
     }
 
     fn window_base(&mut self, at: u64) {
-        self.show_window(at);
+        self.views.show_window(at, &self.vram);
     }
 
     fn bar(&mut self, bar: Bar, instance: Option<Target>) {
         let index = usize::from(bar == Bar::Three);
-        self.bars[index].0 = instance.and_then(|instance| {
+        let root = instance.and_then(|instance| {
             let mut block = [0; BYTES];
             let Target::Vram(page) = instance else {
                 return None;
@@ -462,16 +530,15 @@ impl Effects for Engines {
             read.then(|| InstanceBlock::parse(&block))?
                 .map(|block| block.space)
         });
-        self.show_bar(index);
+        self.views.set_root(index, root, &self.vram);
     }
 
     fn flush(&mut self, flush: Flush) {
         self.counts.flushes += 1;
         let is_meant = |directory: Target| flush.directory.is_none_or(|its| its == directory);
-        for index in 0..self.bars.len() {
-            let root = self.bars[index].0;
-            if root.is_some_and(|root| is_meant(root.directory())) {
-                self.show_bar(index);
+        for index in [0, 1] {
+            if self.views.directory(index).is_some_and(is_meant) {
+                self.views.show_bar(index, &self.vram);
             }
         }
         let mut must_wait = false;
@@ -483,14 +550,15 @@ impl Effects for Engines {
             let mut channels = self.channels.iter();
             if !channels.any(|channel| channel.is_bound_in(directory)) {
                 // Its memory may be something else by now.
-                self.tables.forget(directory, &mut self.link);
+                self.forget(directory);
                 continue;
             }
             self.tables.touch(directory);
             let mut channels = self.channels.iter();
             let flies = channels.any(|channel| channel.is_flying_in(directory));
-            if flies || self.eager {
-                self.tables.sync(directory, &self.vram, &mut self.link);
+            if flies || !self.lazy {
+                self.tables
+                    .sync(directory, &mut self.views, &self.vram, &mut self.link);
                 must_wait |= flies;
             }
         }
@@ -505,8 +573,9 @@ impl Effects for Engines {
         self.user = window;
         let first = window.map_or(0, |window| (window.start / PAGE) as usize);
         let count = window.map_or(0, |_| usize::from(CHANNELS));
-        if let Err(error) = self.bars[0].1.watch(first..first + count) {
-            log::warn!("cannot watch submissions: {error}");
+        let pages = first..first + count;
+        if let Err(error) = self.views.bar(0).trap_writes(pages, &self.vram) {
+            log::warn!("cannot see submissions: {error}");
         }
     }
 
@@ -549,7 +618,10 @@ impl BusDevice for Bar0 {
         let now = self.0.now();
         self.0.with(|state| {
             let State {
-                registers, engines, ..
+                registers,
+                mirror,
+                engines,
+                ..
             } = state;
             engines.counts.reads += 1;
             let mut at = offset;
@@ -558,7 +630,11 @@ impl BusDevice for Bar0 {
                 let first = (at % 4) as usize;
                 let len = rest.len().min(4 - first);
                 // BAR 0 has 24 bits.
-                let word = registers.read(at as u32, now, engines).to_le_bytes();
+                let word = match is_quiet(at as u32) {
+                    true => mirror.get(at as u32),
+                    false => registers.read(at as u32, now, engines),
+                };
+                let word = word.to_le_bytes();
                 let (piece, more) = rest.split_at_mut(len);
                 piece.copy_from_slice(&word[first..first + len]);
                 at += len as u64;
@@ -572,6 +648,7 @@ impl BusDevice for Bar0 {
         self.0.with(|state| {
             let State {
                 registers,
+                mirror,
                 engines,
                 lines,
             } = state;
@@ -586,12 +663,22 @@ impl BusDevice for Bar0 {
                 let first = (at % 4) as usize;
                 let len = rest.len().min(4 - first);
                 let (piece, more) = rest.split_at(len);
+                let quiet = is_quiet(at as u32);
                 let mut word = match len {
                     4 => [0; 4],
+                    _ if quiet => mirror.get(at as u32).to_le_bytes(),
                     _ => registers.read(at as u32, now, engines).to_le_bytes(),
                 };
                 word[first..first + len].copy_from_slice(piece);
-                registers.write(at as u32, u32::from_le_bytes(word), now, engines);
+                let word = u32::from_le_bytes(word);
+                if quiet {
+                    mirror.set(at as u32, word);
+                } else {
+                    registers.write(at as u32, word, now, engines);
+                    if is_plain(at as u32) {
+                        mirror.set(at as u32, registers.read(at as u32, now, engines));
+                    }
+                }
                 at += len as u64;
                 rest = more;
             }
@@ -609,6 +696,7 @@ impl BusDevice for Shown {
     fn read(&self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         self.0.with(|state| {
+            state.engines.counts.bar_reads += 1;
             if let Some(at) = state.engines.in_bar(self.1, offset) {
                 state.engines.vram.read(at, data);
             }

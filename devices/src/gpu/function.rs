@@ -11,7 +11,8 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::{
     Error, Options,
-    front::{BAR1_BYTES, BAR3_BYTES, Bar0, Front, Shown},
+    front::{Bar0, Front, Shown},
+    views::{BAR1_BYTES, BAR3_BYTES},
 };
 use crate::{
     bus::BusDevice,

@@ -3,15 +3,15 @@
 use std::{
     collections::VecDeque,
     io,
-    os::fd::BorrowedFd,
-    path::Path,
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
+    path::PathBuf,
     sync::{Arc, Condvar, Mutex},
     time::{Duration, Instant},
 };
 
 use base::Unpoisoned;
 use gpu_mediator::gpu::{
-    link::Packets,
+    link::{Packet, Packets},
     wire::{Event, Request, VERSION},
 };
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -21,6 +21,11 @@ use super::{Error, memory::Vram};
 /// How long the mediator may take. A vCPU waits: less than the 20 s after which a Linux guest takes
 /// it for dead.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long a mediator that comes back may take to answer a greeting.
+const GREETING: Duration = Duration::from_secs(2);
+/// How long to wait before the mediator is tried again, once it is lost.
+const RETRY: Duration = Duration::from_millis(500);
 
 /// What has come from the mediator, for whoever waits.
 pub struct Inbox {
@@ -35,6 +40,8 @@ pub struct Inbox {
 struct Synced {
     number: u32,
     lost: bool,
+    /// Nobody wants the mediator any more.
+    ended: bool,
 }
 
 impl Inbox {
@@ -46,6 +53,32 @@ impl Inbox {
     /// Whether the mediator is lost.
     pub fn is_lost(&self) -> bool {
         self.synced.lock_unpoisoned().lost
+    }
+
+    /// Whether the conversation has ended for good.
+    pub fn has_ended(&self) -> bool {
+        self.synced.lock_unpoisoned().ended
+    }
+
+    /// Waits a moment before the mediator is tried again; false if it is not wanted any more.
+    fn pause(&self) -> bool {
+        let end = Instant::now() + RETRY;
+        let mut synced = self.synced.lock_unpoisoned();
+        while !synced.ended {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return true;
+            }
+            let waited = self.changed.wait_timeout(synced, left);
+            synced = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
+        }
+        false
+    }
+
+    /// There is a mediator again, which has said nothing yet.
+    fn found(&self) {
+        self.events.lock_unpoisoned().clear();
+        self.synced.lock_unpoisoned().lost = false;
     }
 
     /// Has the worker look.
@@ -61,9 +94,71 @@ impl Inbox {
     }
 }
 
+/// What a front asks a mediator for.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// The mediator's socket.
+    pub socket: PathBuf,
+    /// Bytes of VRAM.
+    pub vram: u64,
+    /// Channels at a time.
+    pub channels: u8,
+    /// Share of the GPU.
+    pub weight: u32,
+}
+
+impl Wanted {
+    /// Connects to a mediator that may have come back, with the partition that was kept.
+    pub fn again(&self, kept: BorrowedFd<'_>) -> Result<Again, Error> {
+        self.greet(Some(kept), GREETING)
+            .map(|(packets, _)| Again(packets))
+    }
+
+    /// Greets the mediator. With a partition that was kept, its contents stay; otherwise there is a
+    /// new one.
+    fn greet(
+        &self,
+        kept: Option<BorrowedFd<'_>>,
+        patience: Duration,
+    ) -> Result<(Packets, Packet), Error> {
+        let socket = |source| Error::Socket {
+            path: self.socket.clone(),
+            source,
+        };
+        let packets = Packets::connect(&self.socket).map_err(socket)?;
+        let hello = Request::Hello {
+            version: VERSION,
+            vram: self.vram,
+            channels: self.channels,
+            weight: self.weight,
+        };
+        let files: Vec<_> = kept.into_iter().collect();
+        packets.send(&hello.encode(), &files).map_err(socket)?;
+        let mut entry = [libc::pollfd {
+            fd: packets.as_fd().as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        }];
+        // If there is none, what is received is an error.
+        base::poll::poll(&mut entry, Some(patience)).map_err(socket)?;
+        if entry[0].revents == 0 {
+            return Err(socket(io::ErrorKind::TimedOut.into()));
+        }
+        let packet = packets.receive().map_err(socket)?.ok_or(Error::Refused)?;
+        match Event::parse(&packet.bytes)? {
+            Event::Welcome {
+                version: VERSION,
+                vram,
+            } if vram == self.vram => Ok((packets, packet)),
+            other => Err(Error::Welcome(other)),
+        }
+    }
+}
+
 /// The front's end.
 pub struct Link {
     packets: Packets,
+    wanted: Wanted,
     /// What has come.
     pub inbox: Arc<Inbox>,
     number: u32,
@@ -71,36 +166,48 @@ pub struct Link {
     pub sent: u64,
 }
 
-impl Link {
-    /// Connects, and gets a partition of so many bytes.
-    pub fn connect(
-        path: &Path,
-        vram: u64,
-        channels: u8,
-        weight: u32,
-    ) -> Result<(Self, Vram), Error> {
-        let socket = |source| Error::Socket {
-            path: path.to_owned(),
-            source,
-        };
-        let packets = Packets::connect(path).map_err(socket)?;
-        let hello = Request::Hello {
-            version: VERSION,
-            vram,
-            channels,
-            weight,
-        };
-        packets.send(&hello.encode(), &[]).map_err(socket)?;
-        let packet = packets.receive().map_err(socket)?.ok_or(Error::Refused)?;
-        match Event::parse(&packet.bytes)? {
-            Event::Welcome {
-                version: VERSION,
-                vram: given,
-            } if given == vram => {}
-            other => return Err(Error::Welcome(other)),
+/// A connection to a mediator that has come back.
+pub struct Again(Packets);
+
+/// What receives: the body of a thread.
+pub struct Receiver {
+    packets: Packets,
+    inbox: Arc<Inbox>,
+}
+
+impl Receiver {
+    /// Receives until the mediator is lost, and has the worker hear of it. Whether to try again, which
+    /// is after a pause.
+    pub fn receive(&self) -> bool {
+        while let Ok(Some(packet)) = self.packets.receive() {
+            match Event::parse(&packet.bytes) {
+                Ok(Event::Synced { number }) => {
+                    self.inbox.synced.lock_unpoisoned().number = number;
+                    self.inbox.changed.notify_all();
+                }
+                Ok(event) => {
+                    self.inbox.events.lock_unpoisoned().push_back(event);
+                    self.inbox.look();
+                }
+                Err(_) => break,
+            }
         }
+        self.inbox.lose();
+        self.inbox.pause()
+    }
+
+    /// Waits before another try; whether to make it.
+    pub fn pause(&self) -> bool {
+        self.inbox.pause()
+    }
+}
+
+impl Link {
+    /// Connects, and gets a partition.
+    pub fn connect(wanted: Wanted) -> Result<(Self, Vram), Error> {
+        let (packets, packet) = wanted.greet(None, PATIENCE)?;
         let file = packet.files.into_iter().next().ok_or(Error::Refused)?;
-        let memory = Vram::new(file.into(), vram).map_err(Error::Memory)?;
+        let memory = Vram::new(file.into(), wanted.vram).map_err(Error::Memory)?;
         let inbox = Inbox {
             events: Mutex::default(),
             synced: Mutex::default(),
@@ -109,6 +216,7 @@ impl Link {
         };
         let link = Self {
             packets,
+            wanted,
             inbox: Arc::new(inbox),
             number: 0,
             sent: 0,
@@ -116,26 +224,29 @@ impl Link {
         Ok((link, memory))
     }
 
-    /// The body of the thread that receives.
-    pub fn receiver(&self) -> io::Result<impl FnOnce() + Send + use<>> {
-        let packets = self.packets.try_clone()?;
-        let inbox = Arc::clone(&self.inbox);
-        Ok(move || {
-            while let Ok(Some(packet)) = packets.receive() {
-                match Event::parse(&packet.bytes) {
-                    Ok(Event::Synced { number }) => {
-                        inbox.synced.lock_unpoisoned().number = number;
-                        inbox.changed.notify_all();
-                    }
-                    Ok(event) => {
-                        inbox.events.lock_unpoisoned().push_back(event);
-                        inbox.look();
-                    }
-                    Err(_) => break,
-                }
-            }
-            inbox.lose();
+    /// What is to be asked of a mediator.
+    pub fn wanted(&self) -> Wanted {
+        self.wanted.clone()
+    }
+
+    /// What receives.
+    pub fn receiver(&self) -> io::Result<Receiver> {
+        Ok(Receiver {
+            packets: self.packets.try_clone()?,
+            inbox: Arc::clone(&self.inbox),
         })
+    }
+
+    /// Goes on with a mediator that has come back, and knows nothing.
+    pub fn go_on(&mut self, again: Again) -> io::Result<Receiver> {
+        self.packets = again.0;
+        self.inbox.found();
+        self.receiver()
+    }
+
+    /// Whether the mediator is lost.
+    pub fn is_lost(&self) -> bool {
+        self.inbox.is_lost()
     }
 
     /// Says something. If the mediator is lost, the worker hears of it.
@@ -145,6 +256,9 @@ impl Link {
 
     /// Says something, with descriptors.
     pub fn send_with(&mut self, request: &Request, files: &[BorrowedFd<'_>]) {
+        if self.is_lost() {
+            return;
+        }
         self.sent += 1;
         if self.packets.send(&request.encode(), files).is_err() {
             self.inbox.lose();
@@ -162,7 +276,7 @@ impl Link {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 drop(synced);
-                self.end();
+                self.drop();
                 return false;
             }
             let waited = self.inbox.changed.wait_timeout(synced, left);
@@ -171,9 +285,15 @@ impl Link {
         !synced.lost
     }
 
-    /// Ends the conversation; the receiving thread ends too.
-    pub fn end(&self) {
+    /// Takes the mediator for lost.
+    pub fn drop(&self) {
         self.packets.shut_down();
         self.inbox.lose();
+    }
+
+    /// Ends the conversation for good; the receiving thread ends too.
+    pub fn end(&self) {
+        self.inbox.synced.lock_unpoisoned().ended = true;
+        self.drop();
     }
 }

@@ -4,9 +4,11 @@ use std::{
     fs::File,
     io,
     os::fd::{AsFd, BorrowedFd},
+    sync::atomic::{AtomicU64, Ordering},
 };
 
 use base::{Access, Mapping};
+use gf100::format::PAGE;
 use rustix::fs::SealFlags;
 use vm_memory::VolatileSlice;
 
@@ -14,6 +16,9 @@ use vm_memory::VolatileSlice;
 pub struct Vram {
     file: File,
     mapping: Mapping,
+    /// Pages that were written here, or that somebody could write whose writes are not logged any
+    /// more: a bit each, until taken.
+    touched: Vec<AtomicU64>,
 }
 
 impl Vram {
@@ -31,12 +36,22 @@ impl Vram {
         }
         let bytes = usize::try_from(len).map_err(io::Error::other)?;
         let mapping = Mapping::shared(&file, 0, bytes, Access::ReadWrite)?;
-        Ok(Self { file, mapping })
+        let words = bytes.div_ceil(PAGE as usize * 64);
+        Ok(Self {
+            file,
+            mapping,
+            touched: (0..words).map(|_| AtomicU64::new(0)).collect(),
+        })
     }
 
     /// Bytes.
     pub fn len(&self) -> u64 {
         self.mapping.len() as u64
+    }
+
+    /// Another handle on the file.
+    pub fn keep(&self) -> io::Result<File> {
+        self.file.try_clone()
     }
 
     /// The file.
@@ -63,9 +78,30 @@ impl Vram {
 
     /// Copies bytes in, if there is room for all of them.
     pub fn write(&self, at: u64, data: &[u8]) -> bool {
-        self.slice(at, data.len())
-            .map(|slice| slice.copy_from(data))
-            .is_some()
+        let Some(slice) = self.slice(at, data.len()) else {
+            return false;
+        };
+        slice.copy_from(data);
+        if !data.is_empty() {
+            // Within the mapping: page numbers have 28 bits.
+            let (first, last) = (at / PAGE, (at + data.len() as u64 - 1) / PAGE);
+            (first..=last).for_each(|page| self.touch(page as u32));
+        }
+        true
+    }
+
+    /// A page may have been written.
+    pub fn touch(&self, page: u32) {
+        if let Some(word) = self.touched.get(page as usize / 64) {
+            word.fetch_or(1 << (page % 64), Ordering::Relaxed);
+        }
+    }
+
+    /// Which of the pages `nth * 64` and after, as `mask` has them, were touched since the last call
+    /// for them.
+    pub fn take_touched(&self, nth: usize, mask: u64) -> u64 {
+        let word = self.touched.get(nth);
+        word.map_or(0, |word| word.fetch_and(!mask, Ordering::Relaxed) & mask)
     }
 
     /// Eight bytes, if they are there.

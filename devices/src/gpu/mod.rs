@@ -8,8 +8,10 @@
 //! ```
 //!
 //! - [`front`]: registers, BARs and what follows from them. [`function`]: the PCI function.
-//! - [`aperture`]: BARs that are memory. [`memory`]: the VM's part of VRAM.
-//! - [`tables`]: the guest's page tables. [`channels`]: its channels.
+//! - [`views`], [`aperture`]: BARs that are memory. [`memory`]: the VM's part of VRAM. [`mirror`]:
+//!   registers that are read without an exit.
+//! - [`tables`]: the guest's page tables. [`watch`]: which pages of them were written. [`channels`]:
+//!   its channels.
 //! - [`lines`]: interrupts. [`link`]: the conversation with the mediator.
 //!
 //! The front holds the VM's own part of VRAM and nothing else: what it says to the mediator is
@@ -17,14 +19,19 @@
 
 mod aperture;
 mod channels;
+#[cfg(test)]
+mod fake_space;
 mod front;
 mod function;
 mod lines;
 mod link;
 mod memory;
+mod mirror;
 mod tables;
 #[cfg(test)]
 mod tests;
+mod views;
+mod watch;
 
 use std::{io, path::PathBuf};
 
@@ -45,9 +52,13 @@ pub struct Options {
     pub channels: u8,
     /// Share of the GPU against other VMs'.
     pub weight: u32,
-    /// Page tables are looked at when the guest says that they have changed, and not when they are
-    /// used.
-    pub eager: bool,
+    /// BARs are memory, and so are registers that are only read; otherwise each access is trapped.
+    pub remap: bool,
+    /// Changed page tables are told when they are used next, and not when the guest says that they
+    /// have changed.
+    pub lazy: bool,
+    /// Only pages of tables that were written are compared, and not all of them.
+    pub watch: bool,
     /// Name of its threads.
     pub thread_name: String,
 }

@@ -1,9 +1,10 @@
-//! The guest's page tables: walked, compared with what the mediator was told, and told.
+//! The guest's page tables: walked once, and then compared with what the mediator was told where they
+//! were written ([`super::watch`]).
 //!
 //! Nothing here isolates anybody: the mediator validates what it is told. A guest that changes its
 //! tables while they are read gets what it deserves.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, hash_map::Entry};
 
 use gf100::format::{
     Aperture, LARGE, LARGE_SHIFT, PAGE, PAGE_SHIFT, Target, VA_BITS,
@@ -13,32 +14,51 @@ use gf100::format::{
 };
 use gpu_mediator::gpu::wire::{Directory, MOST_RUNS, MOST_SPACES, MOST_TABLES, Request, Run, Size};
 
-use super::{link::Link, memory::Vram};
+use super::{
+    link::Link,
+    memory::Vram,
+    views::Views,
+    watch::{Moment, Watch},
+};
 
 /// 4 KiB pages of a large page.
-const PER_LARGE: u32 = (LARGE / PAGE) as u32;
+pub const PER_LARGE: u32 = (LARGE / PAGE) as u32;
+/// Entries in a page of a table.
+const PER_PAGE: usize = PAGE as usize / 8;
+
+/// A table by its page of VRAM.
+type Key = (u32, Size);
 
 /// A table that the mediator knows.
 struct Known {
     id: u32,
     /// Its entries as they were told.
     told: Vec<u64>,
+    /// Those that there are: the rest of a table of large pages may be something else.
+    count: usize,
     /// Entries of directories that name it.
     users: u32,
+    /// When its pages were last compared; none if they are yet to be.
+    seen: Option<Moment>,
 }
 
 /// An address space that the mediator knows.
 struct Told {
     id: u32,
+    /// Its directory as it was read last.
+    raw: Vec<u64>,
     entries: HashMap<u16, Pde>,
     /// Tables may have changed since they were compared.
     stale: bool,
+    seen: Option<Moment>,
 }
 
 /// Counters.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
     /// Spaces that were compared with what was told.
+    pub syncs: u64,
+    /// Directories and tables that were read as a whole, and not only where they were written.
     pub walks: u64,
     /// Entries of tables that were compared.
     pub compared: u64,
@@ -49,7 +69,7 @@ pub struct Counts {
 /// All tables and spaces that the mediator knows, by their pages of VRAM.
 #[derive(Default)]
 pub struct Tables {
-    tables: HashMap<(u32, Size), Known>,
+    tables: HashMap<Key, Known>,
     spaces: HashMap<u32, Told>,
     table_ids: Ids,
     space_ids: Ids,
@@ -85,7 +105,7 @@ fn place(table: Option<Table>, entries: usize, vram: &Vram) -> Option<u32> {
 }
 
 /// The entry of a directory without tables that cannot be shadowed.
-fn usable(entry: Pde, vram: &Vram) -> Pde {
+pub fn usable(entry: Pde, vram: &Vram) -> Pde {
     let large = place(entry.large, entry.large_entries(), vram).and(entry.large);
     Pde {
         small: place(entry.small, SMALL_ENTRIES, vram).and(entry.small),
@@ -94,10 +114,27 @@ fn usable(entry: Pde, vram: &Vram) -> Pde {
     }
 }
 
+/// The tables of an entry of a directory, and their entries.
+fn tables_of(entry: Pde) -> impl Iterator<Item = (Key, usize)> {
+    let small = entry
+        .small
+        .map(|table| ((table.number, Size::Small), SMALL_ENTRIES));
+    let large = entry
+        .large
+        .map(|table| ((table.number, Size::Large), entry.large_entries()));
+    small.into_iter().chain(large)
+}
+
 impl Tables {
     /// The number of the space with a directory at a page of VRAM, which is told first if need be;
     /// none if there are too many, or the directory is outside.
-    pub fn space(&mut self, directory: u32, vram: &Vram, link: &mut Link) -> Option<u32> {
+    pub fn space(
+        &mut self,
+        directory: u32,
+        views: &mut Views,
+        vram: &Vram,
+        link: &mut Link,
+    ) -> Option<u32> {
         if let Some(space) = self.spaces.get(&directory) {
             return Some(space.id);
         }
@@ -109,9 +146,12 @@ impl Tables {
         link.send(&Request::Space { space: id });
         let told = Told {
             id,
+            raw: vec![0; ENTRIES],
             entries: HashMap::new(),
             stale: true,
+            seen: None,
         };
+        views.watch.add(directory, directory::BYTES as usize);
         self.spaces.insert(directory, told);
         Some(id)
     }
@@ -128,43 +168,110 @@ impl Tables {
         }
     }
 
-    /// Tells what has changed in a space since it was last compared, if it may have.
-    pub fn sync(&mut self, directory: u32, vram: &Vram, link: &mut Link) {
+    /// Tells what has changed in a space since it was last compared, if it may have: pages of its
+    /// tables that were written since then are read, and no others.
+    pub fn sync(&mut self, directory: u32, views: &mut Views, vram: &Vram, link: &mut Link) {
         let Some(space) = self.spaces.get_mut(&directory) else {
             return;
         };
         if !std::mem::take(&mut space.stale) {
             return;
         }
-        let id = space.id;
-        self.counts.walks += 1;
-        let at = u64::from(directory) * PAGE;
-        let Some(words) = vram.words(at, ENTRIES) else {
+        self.counts.syncs += 1;
+        views.refresh(vram);
+        let changed = self.read_directory(directory, &views.watch, vram);
+        let mut is_armed = true;
+        for (_, entry) in &changed {
+            for (key, count) in tables_of(*entry) {
+                is_armed &= !self.know(key, count, &mut views.watch, link);
+            }
+        }
+        if !is_armed {
+            views.refresh(vram);
+        }
+        let Some(space) = self.spaces.get(&directory) else {
             return;
         };
-        let mut visited = HashSet::new();
+        let (id, entries) = (space.id, space.entries.values());
+        let entries = entries.chain(changed.iter().map(|(_, entry)| entry));
+        let keys: HashSet<Key> = entries
+            .flat_map(|entry| tables_of(*entry))
+            .map(|(key, _)| key)
+            .collect();
+        for key in keys {
+            self.sync_table(key, &mut views.watch, vram, link);
+        }
         let mut unused = Vec::new();
-        for (index, raw) in (0_u16..).zip(words) {
-            let entry = usable(Pde::parse(raw), vram);
-            for (table, size) in [(entry.small, Size::Small), (entry.large, Size::Large)] {
-                let Some(table) = table else { continue };
-                if visited.insert((table.number, size)) {
-                    let count = match size {
-                        Size::Small => SMALL_ENTRIES,
-                        Size::Large => entry.large_entries(),
-                    };
-                    self.sync_table(table.number, size, count, vram, link);
-                }
-            }
+        for (index, entry) in changed {
             self.link(directory, id, index, entry, link, &mut unused);
         }
         for key in unused {
-            let is_unused = self.tables.get(&key).is_some_and(|table| table.users == 0);
-            if is_unused && let Some(table) = self.tables.remove(&key) {
-                link.send(&Request::TableGone { table: table.id });
-                self.table_ids.free.push(table.id);
+            if self.tables.get(&key).is_some_and(|table| table.users == 0) {
+                self.forget_table(key, &mut views.watch, vram, link);
             }
         }
+    }
+
+    /// The entries of a directory that are others now.
+    fn read_directory(&mut self, directory: u32, watch: &Watch, vram: &Vram) -> Vec<(u16, Pde)> {
+        let Some(space) = self.spaces.get_mut(&directory) else {
+            return Vec::new();
+        };
+        let bytes = directory::BYTES as usize;
+        let pages: Vec<usize> = match space.seen {
+            Some(seen) => watch.changed_since(seen, directory, bytes),
+            None => {
+                self.counts.walks += 1;
+                (0..bytes / PAGE as usize).collect()
+            }
+        };
+        space.seen = Some(watch.now());
+        let mut changed = Vec::new();
+        for nth in pages {
+            let at = (u64::from(directory) + nth as u64) * PAGE;
+            let words = vram.words(at, PER_PAGE).unwrap_or_default();
+            for (index, raw) in (nth * PER_PAGE..).zip(words) {
+                if std::mem::replace(&mut space.raw[index], raw) != raw {
+                    // A directory has 2^13 entries.
+                    changed.push((index as u16, usable(Pde::parse(raw), vram)));
+                }
+            }
+        }
+        changed
+    }
+
+    /// Has the mediator know a table with so many entries, if there is a number left; whether pages
+    /// were added to those that are watched.
+    fn know(&mut self, key: Key, count: usize, watch: &mut Watch, link: &mut Link) -> bool {
+        let (page, size) = key;
+        let known = match self.tables.entry(key) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(vacant) => {
+                let Some(id) = self.table_ids.take(MOST_TABLES) else {
+                    return false;
+                };
+                link.send(&Request::Table { table: id, size });
+                let entries = match size {
+                    Size::Small => SMALL_ENTRIES,
+                    Size::Large => LARGE_ENTRIES,
+                };
+                vacant.insert(Known {
+                    id,
+                    told: vec![0; entries],
+                    count: 0,
+                    users: 0,
+                    seen: None,
+                })
+            }
+        };
+        if known.count >= count {
+            return false;
+        }
+        watch.add(page, count * 8);
+        watch.remove(page, known.count * 8);
+        known.count = count;
+        known.seen = None;
+        true
     }
 
     fn link(
@@ -174,7 +281,7 @@ impl Tables {
         index: u16,
         entry: Pde,
         link: &mut Link,
-        unused: &mut Vec<(u32, Size)>,
+        unused: &mut Vec<Key>,
     ) {
         let Some(space) = self.spaces.get_mut(&directory) else {
             return;
@@ -202,9 +309,7 @@ impl Tables {
             index,
             entry: told,
         });
-        for (table, size) in [(old.small, Size::Small), (old.large, Size::Large)] {
-            let Some(table) = table else { continue };
-            let key = (table.number, size);
+        for (key, _) in tables_of(old) {
             if let Some(known) = self.tables.get_mut(&key) {
                 known.users = known.users.saturating_sub(1);
                 unused.push(key);
@@ -212,54 +317,59 @@ impl Tables {
         }
     }
 
-    fn sync_table(&mut self, page: u32, size: Size, count: usize, vram: &Vram, link: &mut Link) {
-        let Some(words) = vram.words(u64::from(page) * PAGE, count) else {
+    fn sync_table(&mut self, key: Key, watch: &mut Watch, vram: &Vram, link: &mut Link) {
+        let Some(known) = self.tables.get_mut(&key) else {
             return;
         };
-        self.counts.compared += count as u64;
-        let (entries, step) = match size {
-            Size::Small => (SMALL_ENTRIES, 1),
-            Size::Large => (LARGE_ENTRIES, PER_LARGE),
+        let (page, size) = key;
+        let step = match size {
+            Size::Small => 1,
+            Size::Large => PER_LARGE,
         };
-        let known = match self.tables.entry((page, size)) {
-            std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
-            std::collections::hash_map::Entry::Vacant(vacant) => {
-                let Some(id) = self.table_ids.take(MOST_TABLES) else {
-                    return;
-                };
-                link.send(&Request::Table { table: id, size });
-                vacant.insert(Known {
-                    id,
-                    told: vec![0; entries],
-                    users: 0,
-                })
+        let bytes = known.count * 8;
+        let pages: Vec<usize> = match known.seen {
+            Some(seen) => watch.changed_since(seen, page, bytes),
+            None => {
+                self.counts.walks += 1;
+                (0..bytes.div_ceil(PAGE as usize)).collect()
             }
         };
-        let mut runs: Vec<Run> = Vec::new();
+        known.seen = Some(watch.now());
         let table = known.id;
-        for (index, (raw, told)) in words.into_iter().zip(&mut known.told).enumerate() {
-            if raw == *told {
+        let mut runs: Vec<Run> = Vec::new();
+        for nth in pages {
+            let first = nth * PER_PAGE;
+            let count = PER_PAGE.min(known.count.saturating_sub(first));
+            let at = (u64::from(page) + nth as u64) * PAGE;
+            let Some(words) = vram.words(at, count) else {
                 continue;
-            }
-            *told = raw;
-            self.counts.told += 1;
-            let page = Pte::parse(raw).ok().flatten();
-            // Tables have 2^15 entries at most.
-            let new = Run {
-                index: index as u16,
-                count: 1,
-                first: page.map(Pte::target),
-                read_only: page.is_some_and(|page| page.read_only),
-                kind: page.map_or(0, |page| page.kind),
             };
-            match runs.last_mut() {
-                Some(last) if goes_on(last, &new, step) => last.count += 1,
-                _ => {
-                    if runs.len() == MOST_RUNS {
-                        let runs = std::mem::take(&mut runs);
-                        link.send(&Request::Map { table, runs });
+            self.counts.compared += count as u64;
+            for (index, raw) in (first..).zip(words) {
+                let told = std::mem::replace(&mut known.told[index], raw);
+                if told == raw {
+                    continue;
+                }
+                watch.told(told, raw, size, vram);
+                self.counts.told += 1;
+                let page = Pte::parse(raw).ok().flatten();
+                let new = Run {
+                    // Tables have 2^15 entries at most.
+                    index: index as u16,
+                    count: 1,
+                    first: page.map(Pte::target),
+                    read_only: page.is_some_and(|page| page.read_only),
+                    kind: page.map_or(0, |page| page.kind),
+                };
+                match runs.last_mut() {
+                    Some(last) if goes_on(last, &new, step) => last.count += 1,
+                    _ => {
+                        if runs.len() == MOST_RUNS {
+                            let runs = std::mem::take(&mut runs);
+                            link.send(&Request::Map { table, runs });
+                        }
+                        runs.push(new);
                     }
-                    runs.push(new);
                 }
             }
         }
@@ -268,26 +378,34 @@ impl Tables {
         }
     }
 
+    fn forget_table(&mut self, key: Key, watch: &mut Watch, vram: &Vram, link: &mut Link) {
+        let Some(table) = self.tables.remove(&key) else {
+            return;
+        };
+        link.send(&Request::TableGone { table: table.id });
+        self.table_ids.free.push(table.id);
+        watch.remove(key.0, table.count * 8);
+        for raw in table.told {
+            watch.told(raw, 0, key.1, vram);
+        }
+    }
+
     /// A space is not needed any more: no channel is bound to it.
-    pub fn forget(&mut self, directory: u32, link: &mut Link) {
+    pub fn forget(&mut self, directory: u32, watch: &mut Watch, vram: &Vram, link: &mut Link) {
         let Some(space) = self.spaces.remove(&directory) else {
             return;
         };
         link.send(&Request::SpaceGone { space: space.id });
         self.space_ids.free.push(space.id);
+        watch.remove(directory, directory::BYTES as usize);
         for entry in space.entries.values() {
-            for (table, size) in [(entry.small, Size::Small), (entry.large, Size::Large)] {
-                let Some(table) = table else { continue };
-                let key = (table.number, size);
+            for (key, _) in tables_of(*entry) {
                 let Some(known) = self.tables.get_mut(&key) else {
                     continue;
                 };
                 known.users = known.users.saturating_sub(1);
-                if known.users == 0
-                    && let Some(known) = self.tables.remove(&key)
-                {
-                    link.send(&Request::TableGone { table: known.id });
-                    self.table_ids.free.push(known.id);
+                if known.users == 0 {
+                    self.forget_table(key, watch, vram, link);
                 }
             }
         }
@@ -334,46 +452,4 @@ pub fn translate(root: Root, address: u64, vram: &Vram) -> Option<(Target, u64, 
     let found = page(entry.large?, large)?;
     let offset = address % LARGE;
     Some((found.target(), offset, LARGE - offset))
-}
-
-/// Pages of VRAM that a BAR's space shows, by page of the BAR.
-pub fn shown(root: Option<Root>, pages: usize, vram: &Vram) -> Vec<Option<u32>> {
-    let mut all = vec![None; pages];
-    let Some(root) = root.filter(|root| root.aperture == Aperture::Vram) else {
-        return all;
-    };
-    let count = (vram.len() / PAGE) as u32;
-    let per_entry = SMALL_ENTRIES;
-    for (nth, chunk) in all.chunks_mut(per_entry).enumerate() {
-        let at = u64::from(root.number) * PAGE + nth as u64 * 8;
-        let Some(raw) = vram.word(at) else { continue };
-        let entry = usable(Pde::parse(raw), vram);
-        let mut put = |index: usize, page: u32| {
-            let address = (nth * per_entry + index) as u64 * PAGE;
-            if page < count
-                && address <= root.limit
-                && let Some(shown) = chunk.get_mut(index)
-            {
-                *shown = Some(page);
-            }
-        };
-        let pages = |table: Option<Table>, entries| {
-            let words = table.and_then(|table| vram.words(u64::from(table.number) * PAGE, entries));
-            let targets = words.unwrap_or_default().into_iter().enumerate();
-            targets.filter_map(|(index, raw)| match Pte::parse(raw).ok()??.target() {
-                Target::Vram(page) => Some((index, page.0)),
-                Target::Ram(_) => None,
-            })
-        };
-        for (index, page) in pages(entry.large, entry.large_entries()) {
-            for step in 0..PER_LARGE {
-                // Page numbers have 28 bits.
-                put(index * PER_LARGE as usize + step as usize, page + step);
-            }
-        }
-        for (index, page) in pages(entry.small, SMALL_ENTRIES) {
-            put(index, page);
-        }
-    }
-    all
 }

@@ -2,7 +2,6 @@
 //! tables and instance blocks as nouveau writes them, and as it would never write them.
 
 use std::{
-    io,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
@@ -26,19 +25,20 @@ use vm_memory::{FileOffset, GuestAddress, GuestRegionCollection, GuestRegionMmap
 
 use super::{
     Options,
+    fake_space::FakeSpace,
     front::{Bar0, Front, Shown},
 };
 use crate::{
     bus::BusDevice,
-    memory::{AddressSpace, GuestMemory, HostMemory, Mapping},
+    memory::{AddressSpace, GuestMemory},
 };
 
 const VRAM: u64 = 64 << 20;
 const RAM: u64 = 1 << 20;
 
-/// Where things are in VRAM, by page.
-const DIRECTORY: u32 = 0x100;
-const SMALL: u32 = 0x200;
+/// Where things are in VRAM, by page. Tables are where the GPU does not reach them.
+const DIRECTORY: u32 = 0x1100;
+const SMALL: u32 = 0x1200;
 const INSTANCE: u32 = 0x300;
 const LIST: u32 = 0x301;
 const RING: u32 = 0x302;
@@ -51,21 +51,6 @@ const USERD: u32 = 0x700;
 /// GPU addresses of VRAM's and RAM's first pages.
 const VRAM_VA: u64 = 0x10_0000;
 const RAM_VA: u64 = 0x400_0000;
-
-struct NoSpace;
-struct Placed(GuestAddress);
-
-impl Mapping for Placed {
-    fn guest_address(&self) -> GuestAddress {
-        self.0
-    }
-}
-
-impl AddressSpace for NoSpace {
-    fn map(&self, _: HostMemory, _: u64, at: Option<GuestAddress>) -> io::Result<Box<dyn Mapping>> {
-        Ok(Box::new(Placed(at.unwrap_or_default())))
-    }
-}
 
 /// A GPU and a mediator, until the test's process ends.
 fn mediator(folder: &Path) -> PathBuf {
@@ -103,6 +88,7 @@ fn wait(what: &str, is: impl Fn() -> bool) {
 /// A guest with channel 5, whose addresses are the first 8 MiB of VRAM and all of RAM.
 struct Guest {
     front: Arc<Front>,
+    space: Arc<FakeSpace>,
     registers: Bar0,
     bar1: Shown,
     ram: Memory,
@@ -111,23 +97,36 @@ struct Guest {
 
 const CHANNEL: u32 = 5;
 
+/// Where the guest has BARs, and where in BAR 1 the table of small pages is shown.
+const BAR0: u64 = 0xf000_0000;
+const BAR1: u64 = 0xe000_0000;
+const SHOWN: u64 = 1000;
+
 impl Guest {
     fn new(socket: &Path) -> Self {
+        Self::with(socket, |_| {})
+    }
+
+    fn with(socket: &Path, change: impl FnOnce(&mut Options)) -> Self {
         let file = sealed(RAM);
         let ram = Memory::shared(&file, 0, RAM as usize, Access::ReadWrite).unwrap();
         let region = MmapRegion::from_file(FileOffset::new(file, 0), RAM as usize).unwrap();
         let region = GuestRegionMmap::new(region, GuestAddress(0)).unwrap();
         let memory = GuestRegionCollection::from_regions(vec![region]).unwrap();
-        let options = Options {
+        let mut options = Options {
             socket: socket.to_owned(),
             vram: VRAM,
             channels: 128,
             weight: 1,
-            eager: false,
+            remap: true,
+            lazy: true,
+            watch: true,
             thread_name: "gpu".to_owned(),
         };
-        let space: Arc<dyn AddressSpace> = Arc::new(NoSpace);
-        let front = Front::new(&options, &space, GuestMemory::new(memory)).unwrap();
+        change(&mut options);
+        let space = Arc::new(FakeSpace::default());
+        let its: Arc<dyn AddressSpace> = Arc::clone(&space) as _;
+        let front = Front::new(&options, &its, GuestMemory::new(memory)).unwrap();
         let front = Arc::new(front);
         std::thread::spawn(front.receiver().unwrap());
         let worker = Arc::clone(&front);
@@ -136,6 +135,7 @@ impl Guest {
             registers: Bar0(Arc::clone(&front)),
             bar1: Shown(Arc::clone(&front), 0),
             front,
+            space,
             ram,
             put: std::cell::Cell::new(0),
         };
@@ -199,13 +199,33 @@ impl Guest {
         let pages = |first: u32, count: u32| (first..first + count).map(VramPage).map(Target::Vram);
         self.map(SMALL, VRAM_VA / PAGE, pages(0, 2048));
         self.map(SMALL, RAM_VA / PAGE, (0..256).map(Gfn).map(Target::Ram));
-        let space = self.space(DIRECTORY, SMALL);
+        self.space(DIRECTORY, SMALL);
+        self.instance(INSTANCE, CHANNEL);
+
+        self.map(BAR_SMALL, 0, pages(USERD, 128));
+        let space = self.space(BAR_DIRECTORY, BAR_SMALL);
+        let mut bytes = [0; instance::BYTES];
+        let engines = Default::default();
+        InstanceBlock { space, engines }.encode(&mut bytes);
+        self.poke_all(BAR_INSTANCE, &bytes);
+        self.set(0x00_1704, 1 << 31 | BAR_INSTANCE);
+        self.set(0x00_2254, Window { start: 0 }.encode());
+        self.channel();
+    }
+
+    /// Writes the instance block of a channel.
+    fn instance(&self, page: u32, channel: u32) {
+        let space = Space {
+            aperture: Aperture::Vram,
+            number: DIRECTORY,
+            limit: (1 << 40) - 1,
+        };
         let mut bytes = [0; instance::BYTES];
         let engines = Default::default();
         InstanceBlock { space, engines }.encode(&mut bytes);
         let mut head = [0; ramfc::BYTES];
         Ramfc {
-            userd: u64::from(USERD + CHANNEL) * PAGE,
+            userd: u64::from(USERD + channel) * PAGE,
             signature: ramfc::SIGNATURE,
             gp_base: VRAM_VA + u64::from(RING) * PAGE,
             gp_log2: 9,
@@ -213,16 +233,7 @@ impl Guest {
         }
         .encode(&mut head);
         bytes[..ramfc::BYTES].copy_from_slice(&head);
-        self.poke_all(INSTANCE, &bytes);
-
-        self.map(BAR_SMALL, 0, pages(USERD, 128));
-        let space = self.space(BAR_DIRECTORY, BAR_SMALL);
-        let mut bytes = [0; instance::BYTES];
-        InstanceBlock { space, engines }.encode(&mut bytes);
-        self.poke_all(BAR_INSTANCE, &bytes);
-        self.set(0x00_1704, 1 << 31 | BAR_INSTANCE);
-        self.set(0x00_2254, Window { start: 0 }.encode());
-        self.channel();
+        self.poke_all(page, &bytes);
     }
 
     /// Makes the channel (anew).
@@ -238,6 +249,44 @@ impl Guest {
         self.poke64(u64::from(LIST) * PAGE, u64::from(CHANNEL) | 4 << 32);
         self.set(0x00_2270, LIST);
         self.set(0x00_2274, 0x01f0_0001);
+    }
+
+    /// Writes a word through BAR 1 as the guest does.
+    fn write_bar1(&self, offset: u64, word: u32) {
+        if !self.space.write(BAR1 + offset, word) {
+            self.bar1.write(offset, &word.to_le_bytes());
+        }
+    }
+
+    /// Shows the table of small pages in BAR 1, from a page of it on.
+    fn show_table(&self, page: u64) {
+        self.map(
+            BAR_SMALL,
+            page,
+            (SMALL..SMALL + 64).map(VramPage).map(Target::Vram),
+        );
+        self.flush_bar();
+    }
+
+    fn flush_bar(&self) {
+        self.set(0x10_0cb8, BAR_DIRECTORY << 4);
+        self.set(0x10_0cbc, 1 << 31 | 5);
+    }
+
+    /// Has the first page of RAM's addresses be another page, by an entry that is written through
+    /// BAR 1, where the table is shown from `page` on.
+    fn remap_by_bar1(&self, page: u64, to: u32) {
+        let entry = Pte::linear(Target::Ram(Gfn(to))).encode();
+        let at = page * PAGE + RAM_VA / PAGE * 8;
+        self.write_bar1(at, entry as u32);
+        self.write_bar1(at + 4, (entry >> 32) as u32);
+    }
+
+    fn lands(&self, word: u32, page: u32) {
+        self.release(RAM_VA, word);
+        wait("the word", || {
+            self.ram(page as usize * PAGE as usize) == word
+        });
     }
 
     fn flush(&self) {
@@ -346,7 +395,7 @@ fn a_driver_submits_and_hears_of_the_end() {
     guest.works(42);
     wait("an interrupt", || guest.get(0x00_25a8) != 0);
     assert_eq!(guest.counter("doorbells"), 2);
-    assert_eq!(guest.counter("walks"), 1, "tables have not changed");
+    assert_eq!(guest.counter("syncs"), 1, "tables have not changed");
 }
 
 #[test]
@@ -460,4 +509,165 @@ fn a_table_that_names_itself_everywhere_is_one_shadow() {
     guest.release(RAM_VA + (100 << 27), 9);
     wait("the word", || guest.ram(0) == 9);
     assert_eq!(guest.counter("entries_compared"), 32768);
+}
+
+#[test]
+fn a_written_entry_costs_no_exit_and_only_its_page_is_compared() {
+    let folder = tempfile::tempdir().unwrap();
+    let guest = Guest::new(&mediator(folder.path()));
+    guest.front.place(1, Some(BAR1)).unwrap();
+    guest.show_table(SHOWN);
+    guest.lands(1, 0);
+    // The log begins with everything written.
+    guest.flush();
+    guest.lands(2, 0);
+    let (walks, compared) = (guest.counter("walks"), guest.counter("entries_compared"));
+    for (word, page) in [(3, 9), (4, 11)] {
+        guest.remap_by_bar1(SHOWN, page);
+        guest.flush();
+        guest.lands(word, page);
+    }
+    assert_eq!(guest.counter("bar_writes"), 0, "exits");
+    assert_eq!(
+        guest.counter("walks"),
+        walks,
+        "tables that were read as a whole"
+    );
+    assert_eq!(guest.counter("entries_compared"), compared + 2 * 512);
+    guest.flush();
+    guest.lands(5, 11);
+    assert_eq!(guest.counter("entries_compared"), compared + 2 * 512);
+}
+
+#[test]
+fn every_way_to_write_a_table_is_seen() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = mediator(folder.path());
+    for (remap, lazy, watch) in [
+        (true, true, true),
+        (true, false, true),
+        (false, true, true),
+        (true, true, false),
+        (false, false, false),
+    ] {
+        let guest = Guest::with(&socket, |options| {
+            (options.remap, options.lazy, options.watch) = (remap, lazy, watch);
+        });
+        guest.front.place(1, Some(BAR1)).unwrap();
+        guest.show_table(SHOWN);
+        guest.works(1);
+        let mut at = SHOWN;
+        for page in 1..40 {
+            match page % 8 {
+                // Elsewhere in the BAR, after it was written there; and the BAR elsewhere.
+                0 => {
+                    guest.remap_by_bar1(at, page);
+                    let gone = (0..64).map(|page| Target::Vram(VramPage(0x2000 + page)));
+                    guest.map(BAR_SMALL, at, gone);
+                    at += 100;
+                    guest.show_table(at);
+                }
+                1 => {
+                    guest.remap_by_bar1(at, page);
+                    guest.front.place(1, None).unwrap();
+                    guest.front.place(1, Some(BAR1)).unwrap();
+                }
+                // Where submissions are seen, which changes what is memory.
+                2 => {
+                    guest.remap_by_bar1(at, page);
+                    guest.set(0x00_2254, 0);
+                    guest.set(0x00_2254, Window { start: 0 }.encode());
+                }
+                // Through the window in BAR 0.
+                3 | 4 => {
+                    let target = Target::Ram(Gfn(page));
+                    guest.map(SMALL, RAM_VA / PAGE, std::iter::once(target));
+                }
+                // By the GPU, whose table is mapped for it.
+                5 => {
+                    let index = (VRAM_VA >> 12) + 1;
+                    let table = Target::Vram(VramPage(SMALL + (RAM_VA / PAGE / 512) as u32));
+                    guest.map(SMALL, index, std::iter::once(table));
+                    guest.flush();
+                    let entry = Pte::linear(Target::Ram(Gfn(page))).encode();
+                    let at = VRAM_VA + PAGE + RAM_VA / PAGE % 512 * 8;
+                    guest.release(at, entry as u32);
+                    let put = guest.put.get();
+                    wait("the ring's end", || guest.fetched() == put);
+                    wait("an end", || guest.get(0x00_25a8) != 0);
+                    std::thread::sleep(Duration::from_millis(20));
+                    let own = Target::Vram(VramPage(1));
+                    guest.map(SMALL, index, std::iter::once(own));
+                }
+                _ => guest.remap_by_bar1(at, page),
+            }
+            guest.flush();
+            guest.lands(page << 8, page);
+            if guest.put.get() > 100 {
+                guest.channel();
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_shown_of_registers_is_what_they_contain() {
+    let folder = tempfile::tempdir().unwrap();
+    let guest = Guest::new(&mediator(folder.path()));
+    guest.front.place(0, Some(BAR0)).unwrap();
+    let compare = || {
+        let mut shown = 0;
+        let pages = (0..0x70_0000).step_by(0x1000).chain(0x80_0000..0x80_1000);
+        for at in pages.step_by(64) {
+            if let Some(word) = guest.space.read(BAR0 + u64::from(at)) {
+                assert_eq!(word, guest.get(at), "{at:#x}");
+                shown += 1;
+            }
+        }
+        assert!(shown > 10, "{shown}");
+    };
+    for at in [0x30_0000, 0x10_0c80, 0x02_2500, 0x10_0cb8, 0x40_9604] {
+        if let Some(word) = guest.space.read(BAR0 + u64::from(at)) {
+            assert_eq!(word, guest.get(at), "{at:#x}");
+        }
+    }
+    assert_eq!(guest.space.read(BAR0 + 0x30_0000).unwrap() & 0xffff, 0xaa55);
+    compare();
+    for at in (0x1000..0x70_0000).step_by(0x3004) {
+        guest.set(at & !3, at);
+    }
+    guest.set(0x10_0cb8, 0x77);
+    assert_eq!(guest.space.read(BAR0 + 0x10_0cb8), Some(0x77));
+    // What does nothing is written without an exit, what does something is not.
+    assert!(guest.space.write(BAR0 + 0x41_8800, 0x1234));
+    assert_eq!(guest.get(0x41_8800), 0x1234);
+    for loud in [
+        0x00_1700, 0x00_3000, 0x07_0000, 0x10_0cbc, 0x30_0000, 0x00_2634,
+    ] {
+        assert!(!guest.space.write(BAR0 + loud, 1), "{loud:#x}");
+    }
+    compare();
+    for live in [0x00_0100, 0x00_2100, 0x00_9400, 0x04_0108, 0x10_a1c4] {
+        assert_eq!(guest.space.read(BAR0 + live), None, "{live:#x}");
+    }
+    guest.front.reset();
+    assert_eq!(guest.space.read(BAR0 + 0x10_0cb8), Some(0));
+    compare();
+}
+
+#[test]
+fn a_mediator_that_comes_back_is_told_all_that_it_needs() {
+    let folder = tempfile::tempdir().unwrap();
+    let guest = Guest::new(&mediator(folder.path()));
+    // The channel has submitted nothing: it goes on, and VRAM has its contents.
+    guest.front.cut();
+    wait("the mediator", || guest.counter("reconnections") == 1);
+    guest.works(1);
+    assert_eq!(guest.faults(), 0);
+    // What engines had of it is lost now: it ends.
+    guest.front.cut();
+    let [instance, ..] = guest.take_fault();
+    assert_eq!(instance, INSTANCE);
+    wait("the mediator", || guest.counter("reconnections") == 2);
+    guest.works(2);
 }

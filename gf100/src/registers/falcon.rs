@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 /// First registers of those that there are: power manager, copy engines, the graphics engine's two.
-const BASES: [u32; 5] = [0x10_a000, 0x10_4000, 0x10_5000, 0x40_9000, 0x41_a000];
+pub const BASES: [u32; 5] = [0x10_a000, 0x10_4000, 0x10_5000, 0x40_9000, 0x41_a000];
 
 /// Words of each memory.
 const WORDS: u32 = 1 << 14;

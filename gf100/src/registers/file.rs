@@ -25,6 +25,11 @@ impl File {
         }
     }
 
+    /// What there was at first.
+    pub fn power_on(&self) -> impl Iterator<Item = (u32, u32)> {
+        self.power_on.iter().map(|(at, value)| (*at, *value))
+    }
+
     /// What was written last, or was there at first. `at` is a multiple of 4.
     pub fn read(&self, at: u32) -> Option<u32> {
         let (piece, word) = place(at);

@@ -32,6 +32,7 @@ pub const CHANNELS: u8 = 128;
 /// What VBIOS and PCI configuration are mirrored in.
 const PCI_MIRROR: u32 = 0x08_8000;
 const WINDOW: u32 = 0x70_0000;
+const WINDOW_END: u32 = 0x80_0000;
 const CHANNEL_TABLE: u32 = 0x00_3000;
 /// Why the scheduler of channels interrupts, and what engines do; the number of the first copy engine
 /// among them.
@@ -39,6 +40,31 @@ const SCHEDULE_REASON: u32 = 0x00_254c;
 const CONTEXT_TIMEOUT: u32 = 0x0a;
 const ENGINE_STATUS: u32 = 0x00_2640;
 const COPY0: u32 = 4;
+/// Requests to translation caches: all are done, and there is room for others.
+const TRANSLATIONS: u32 = 0x10_0c80;
+const ROOM: u32 = 0x00ff_8000;
+
+/// Whether all registers in the page of 4 KiB at an address are plain: reading one changes nothing,
+/// and it contains the same until it is itself written. Then they can be shown as memory.
+pub fn is_plain(at: u32) -> bool {
+    let page = at & !0xfff;
+    let is_live = matches!(page, 0x00_0000 | 0x00_2000 | 0x00_9000)
+        || (0x04_0000..0x04_6000).contains(&page)
+        || (WINDOW..WINDOW_END).contains(&page)
+        || falcon::BASES.contains(&page);
+    !is_live && page < BAR0_BYTES
+}
+
+/// Whether all registers in the page of 4 KiB at an address are quiet: they contain what was written to
+/// them, and writing does nothing else. Then the page can be memory that the driver writes.
+pub fn is_quiet(at: u32) -> bool {
+    let page = at & !0xfff;
+    let has_effects = matches!(
+        page,
+        0x00_1000 | CHANNEL_TABLE | 0x07_0000 | PCI_MIRROR | 0x10_0000 | 0x40_4000
+    ) || (prom::START..prom::END).contains(&page);
+    is_plain(at) && !has_effects
+}
 
 /// A BAR that shows an address space.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -159,7 +185,7 @@ impl Registers {
                 .read(at, now)
                 .unwrap_or_else(|| self.file.read(at).unwrap_or(0)),
             // The CPU's request to a translation cache is done, and there is room for others.
-            0x10_0c80 => 0x00ff_8000,
+            TRANSLATIONS => ROOM,
             // A change of the graphics engine's power is done.
             0x40_4170 => self.file.read(at).unwrap_or(0) & !0x10,
             // Three units that fetch commands.
@@ -167,7 +193,7 @@ impl Registers {
             // A change of the run list is done.
             0x00_227c => self.file.read(at).unwrap_or(0) & !(1 << 20),
             prom::START..prom::END => prom::word(&self.rom, at - prom::START),
-            WINDOW..0x80_0000 => {
+            WINDOW..WINDOW_END => {
                 let base = self.window_base();
                 effects.window_read(base + u64::from(at - WINDOW))
             }
@@ -201,7 +227,7 @@ impl Registers {
         }
         match at {
             prom::START..prom::END => return,
-            WINDOW..0x80_0000 => {
+            WINDOW..WINDOW_END => {
                 let base = self.window_base();
                 effects.window_write(base + u64::from(at - WINDOW), value);
                 return;
@@ -237,6 +263,14 @@ impl Registers {
         self.file
             .read(ENGINE_STATUS + 4 * COPY0)
             .is_some_and(|status| status != 0)
+    }
+
+    /// What [plain](is_plain) registers contain after power-on, where it is not 0.
+    pub fn plain_values(&self) -> impl Iterator<Item = (u32, u32)> {
+        let file = self.file.power_on().filter(|(at, _)| is_plain(*at));
+        let rom = (prom::START..prom::END).step_by(4);
+        let rom = rom.map(|at| (at, prom::word(&self.rom, at - prom::START)));
+        file.chain(rom).chain(std::iter::once((TRANSLATIONS, ROOM)))
     }
 
     /// When the timer's alarm goes off, if it is set.

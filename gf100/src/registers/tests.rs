@@ -140,3 +140,88 @@ proptest! {
         }
     }
 }
+
+proptest! {
+    #[test]
+    fn plain_registers_contain_the_same_until_they_are_written(
+        steps in prop::collection::vec(
+            (
+                prop_oneof![
+                    0_u32..0x10_0000,
+                    prop::sample::select(vec![
+                        0x10_0c80, 0x10_0cbc, 0x07_0000, 0x40_4170, 0x02_2500, 0x30_0000, 0x00_2634,
+                        0x00_2270, 0x00_2274, 0x00_1700, 0x00_1704, 0x00_2100, 0x04_0108, 0x10_a1c4,
+                    ]),
+                    0_u32..BAR0_BYTES,
+                ],
+                any::<u32>(),
+                any::<bool>(),
+            ),
+            1..60,
+        ),
+    ) {
+        let (mut registers, mut seen) = registers();
+        let mut contents: std::collections::BTreeMap<_, _> = registers.plain_values().collect();
+        for (nth, (at, value, writes)) in steps.iter().enumerate() {
+            let (at, now) = (at & !3, nth as u64 * 1000);
+            if *writes {
+                registers.write(at, *value, now, &mut seen);
+                if is_plain(at) {
+                    contents.insert(at, registers.read(at, now, &mut seen));
+                }
+            } else {
+                registers.read(at, now, &mut seen);
+            }
+        }
+        for (at, _, _) in steps.iter().filter(|(at, _, _)| is_plain(*at)) {
+            contents.entry(at & !3).or_insert(0);
+        }
+        for (at, value) in contents {
+            prop_assert_eq!(registers.read(at, 1 << 40, &mut seen), value, "{:#x}", at);
+        }
+    }
+}
+
+#[test]
+fn what_is_plain_is_known_after_power_on() {
+    let (mut registers, mut seen) = registers();
+    let contents: std::collections::BTreeMap<_, _> = registers.plain_values().collect();
+    for page in (0..BAR0_BYTES).step_by(0x1000).filter(|at| is_plain(*at)) {
+        for at in (page..page + 0x1000).step_by(4) {
+            let known = contents.get(&at).copied().unwrap_or(0);
+            assert_eq!(registers.read(at, 7, &mut seen), known, "{at:#x}");
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn quiet_registers_contain_what_was_written_and_nothing_else_happens(
+        at in 0_u32..BAR0_BYTES,
+        value: u32,
+    ) {
+        let (mut registers, mut seen) = registers();
+        let at = at & !3;
+        if is_quiet(at) {
+            prop_assert!(is_plain(at));
+            registers.write(at, value, 0, &mut seen);
+            prop_assert_eq!(registers.read(at, 0, &mut seen), value);
+            prop_assert!(seen.calls.is_empty());
+            prop_assert!(!registers.line(0));
+        }
+    }
+}
+
+#[test]
+fn quiet_pages_have_no_register_that_does_something() {
+    for page in (0..BAR0_BYTES).step_by(0x1000).filter(|at| is_quiet(*at)) {
+        let (mut registers, mut seen) = registers();
+        for at in (page..page + 0x1000).step_by(4) {
+            registers.write(at, u32::MAX, 0, &mut seen);
+        }
+        for at in (page..page + 0x1000).step_by(4) {
+            assert_eq!(registers.read(at, 0, &mut seen), u32::MAX, "{at:#x}");
+        }
+        assert!(seen.calls.is_empty(), "{:?}", seen.calls);
+    }
+}

@@ -6,7 +6,10 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::{CommandFactory, Parser, Subcommand};
 use gpu_mediator::{
-    gpu::server::{Server, Settings},
+    gpu::{
+        confine::confine,
+        server::{Server, Settings},
+    },
     policy::Name,
 };
 use manual::Manual;
@@ -50,6 +53,9 @@ struct Serve {
     /// gets an error after that.
     #[arg(long, value_name = "MS", default_value_t = 10_000)]
     limit: u64,
+    /// Do not confine the process (Landlock, seccomp).
+    #[arg(long)]
+    no_sandbox: bool,
     /// Log more: -v errors of guests' channels.
     #[arg(short, action = clap::ArgAction::Count)]
     verbose: u8,
@@ -93,6 +99,9 @@ fn run(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
         limit: Duration::from_millis(serve.limit.max(1)),
     };
     let mut server = Server::new(&serve.model, &serve.socket, settings)?;
+    if !serve.no_sandbox {
+        confine()?;
+    }
     log::info!("serving at {}", serve.socket.display());
     Ok(server.run()?)
 }
@@ -114,7 +123,7 @@ mod tests {
         manual::check::<Arguments>(
             &[
                 "serve --model /m --socket /s",
-                "serve --model /m --socket /s --policy band --limit 5 -v",
+                "serve --model /m --socket /s --policy band --limit 5 -v --no-sandbox",
                 "man",
                 "completions zsh",
             ],

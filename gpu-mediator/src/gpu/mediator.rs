@@ -164,6 +164,9 @@ pub struct Mediator {
     /// Owner and virtual number by physical channel.
     owners: Vec<Option<(u32, u8)>>,
     list: PhysPage,
+    /// Pages for all VMs' shadows, and of all partitions.
+    reserved: u32,
+    shared: u32,
     scheduler: Scheduler,
     turn: Option<Turn>,
     looked: Moment,
@@ -186,8 +189,12 @@ impl Mediator {
         let list = reserve.take(RUN_LIST_PAGES, 1);
         let list = list.ok_or(Refused::Quota { limit: quota.limit })?;
         let first = (part / PAGE) as u32;
+        let shared = (all / PAGE) as u32 - first;
         Ok(Self {
-            vram: Pages::new(first, (all / PAGE) as u32 - first),
+            vram: Pages::new(first, shared),
+            // All but page 0 and the list.
+            reserved: first.saturating_sub(1 + RUN_LIST_PAGES),
+            shared,
             dma: Pages::new(PER_LARGE, (1 << PAGE_NUMBER_BITS) - PER_LARGE),
             gpu,
             reserve,
@@ -207,12 +214,14 @@ impl Mediator {
         &self.gpu
     }
 
-    /// Takes a VM in; its number. [`Self::partition`] is what its front gets.
+    /// Takes a VM in; its number. [`Self::partition`] is what its front gets, if it has not `kept`
+    /// one.
     pub fn join(
         &mut self,
         vram: u64,
         channels: u8,
         weight: u32,
+        kept: Option<File>,
         now: Moment,
     ) -> Result<u32, Error> {
         let weight = Weight::try_from(weight)?;
@@ -225,7 +234,7 @@ impl Mediator {
         let Some((first, count)) = first else {
             return Err(wanted);
         };
-        let partition = match Partition::new(PhysPage(first), count) {
+        let partition = match Partition::new(PhysPage(first), count, kept) {
             Ok(partition) => partition,
             Err(error) => {
                 self.vram.give(first, count);
@@ -233,12 +242,17 @@ impl Mediator {
             }
         };
         let start = u64::from(first) * PAGE;
-        self.gpu.back(start..start + vram, partition.file())?;
+        if let Err(failure) = self.gpu.back(start..start + vram, partition.file()) {
+            self.vram.give(first, count);
+            return Err(match failure.is_refusal() {
+                // A file that a front has kept may be any.
+                true => Error::Memory(io::ErrorKind::InvalidInput.into()),
+                false => failure.into(),
+            });
+        }
         let id = self.next;
         self.next += 1;
-        // Shadows of a guest's tables are as large as these, and each of its spaces and channels
-        // has some memory beside.
-        let limit = count / 4 + u32::from(channels) * 96;
+        let limit = self.shadows(count);
         let vm = Vm {
             partition,
             spaces: Spaces::new(limit),
@@ -252,6 +266,14 @@ impl Mediator {
         self.scheduler.join(ClientId(id), weight, now);
         info!("virtual machine {id} has {} MiB of VRAM", vram >> 20);
         Ok(id)
+    }
+
+    /// Pages that a VM may have of the mediator's memory, for shadows and channels: as large a part as
+    /// of VRAM, so that no VM takes another's.
+    fn shadows(&self, count: u32) -> u32 {
+        let part = u64::from(self.reserved) * u64::from(count) / u64::from(self.shared.max(1));
+        // The partition is a part of what is shared.
+        part as u32
     }
 
     /// A VM's memory.

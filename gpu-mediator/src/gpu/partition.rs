@@ -5,7 +5,7 @@ use std::{fs::File, io};
 use gf100::format::{Gfn, LARGE, PAGE, Target, pte::Pte};
 
 use super::{
-    memory::{DmaPage, PhysPage, sealed},
+    memory::{DmaPage, PhysPage, cannot_shrink, sealed},
     wire::Size,
 };
 
@@ -36,12 +36,19 @@ pub struct Partition {
 }
 
 impl Partition {
-    /// A partition of these pages, whose contents are those of a new file.
-    pub fn new(first: PhysPage, count: u32) -> io::Result<Self> {
+    /// A partition of these pages, whose contents are those of a new file; or of the one that its
+    /// front has kept from another mediator, which cannot become shorter.
+    pub fn new(first: PhysPage, count: u32, kept: Option<File>) -> io::Result<Self> {
+        let len = u64::from(count) * PAGE;
+        let file = match kept {
+            Some(file) if cannot_shrink(&file) && file.metadata()?.len() >= len => file,
+            Some(_) => return Err(io::ErrorKind::InvalidInput.into()),
+            None => sealed(c"gantry-gpu-partition", len)?,
+        };
         Ok(Self {
             first,
             count,
-            file: sealed(c"gantry-gpu-partition", u64::from(count) * PAGE)?,
+            file,
             ram: Vec::new(),
         })
     }
@@ -135,7 +142,7 @@ mod tests {
     use super::*;
 
     fn partition() -> Partition {
-        let mut partition = Partition::new(PhysPage(320), 96).expect("there is room");
+        let mut partition = Partition::new(PhysPage(320), 96, None).expect("there is room");
         partition.add(RamRange {
             first: Gfn(0x1000),
             count: 64,
@@ -163,6 +170,18 @@ mod tests {
                 prop_assert!(!entry.privileged);
             }
         }
+    }
+
+    #[test]
+    fn a_file_that_was_kept_is_taken_if_it_stays_as_long() {
+        let len = 96 * PAGE;
+        let made = |file| Partition::new(PhysPage(320), 96, Some(file));
+        let kept = sealed(c"kept", len).expect("there is room");
+        assert!(made(kept).is_ok());
+        assert!(made(sealed(c"short", len - PAGE).expect("there is room")).is_err());
+        let loose = tempfile::tempfile().expect("there is room");
+        loose.set_len(len).expect("there is room");
+        assert!(made(loose).is_err());
     }
 
     #[test]

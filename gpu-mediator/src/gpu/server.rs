@@ -2,8 +2,9 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    fs::File,
     io,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
     path::Path,
     time::Duration,
 };
@@ -218,14 +219,20 @@ impl Server {
         let request = Request::parse(&packet.bytes)?;
         let now = Moment::now();
         let Some(vm) = front.vm else {
-            return self.greet(front, &request, now);
+            return self.greet(front, &request, packet.files, now);
         };
         self.mediator
             .request(vm, request, packet.files, now)
             .map_err(Ending::Request)
     }
 
-    fn greet(&mut self, front: &mut Front, request: &Request, now: Moment) -> Result<(), Ending> {
+    fn greet(
+        &mut self,
+        front: &mut Front,
+        request: &Request,
+        files: Vec<OwnedFd>,
+        now: Moment,
+    ) -> Result<(), Ending> {
         let Request::Hello {
             version,
             vram,
@@ -238,9 +245,10 @@ impl Server {
         if version != VERSION {
             return Err(Ending::Request(mediator::Error::Version(version)));
         }
+        let kept = files.into_iter().next().map(File::from);
         let vm = self
             .mediator
-            .join(vram, channels, weight, now)
+            .join(vram, channels, weight, kept, now)
             .map_err(Ending::Request)?;
         front.vm = Some(vm);
         let welcome = Event::Welcome {

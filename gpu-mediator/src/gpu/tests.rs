@@ -78,7 +78,7 @@ impl Guest {
 
     fn bare(mediator: &mut Mediator) -> Self {
         let id = mediator
-            .join(VRAM, 128, 1, Moment::now())
+            .join(VRAM, 128, 1, None, Moment::now())
             .expect("there is room");
         let map = |file: &File, len| {
             Mapping::shared(file, 0, len as usize, Access::ReadWrite).expect("it can be mapped")
@@ -507,4 +507,28 @@ fn ram_that_can_vanish_is_refused() {
         "too short"
     );
     assert!(give(0x1000, sealed()).is_ok());
+}
+
+#[test]
+fn whoever_uses_all_of_its_memory_for_tables_takes_nobody_elses() {
+    let mut mediator = gpu("tables", Name::Fair, Duration::from_secs(10));
+    let greedy: Vec<_> = (0..2).map(|_| Guest::bare(&mut mediator)).collect();
+    for guest in &greedy {
+        let mut numbers = 10..2000;
+        let refused = numbers.any(|table| {
+            let size = Size::Small;
+            guest
+                .ask(&mut mediator, Request::Table { table, size })
+                .is_err()
+        });
+        assert!(refused, "they have a quota");
+    }
+    // As many pages are left as before.
+    let good = Guest::new(&mut mediator);
+    for table in 10..20 {
+        good.table(&mut mediator, table, 0, 1, Target::Vram(VramPage(0)));
+    }
+    for channel in 2..20 {
+        good.bind(&mut mediator, channel).expect("there is room");
+    }
 }

@@ -14,7 +14,7 @@ use gf100::format::{Gfn, PAGE_NUMBER_BITS, Target, VramPage};
 /// Bytes of the longest message.
 pub const MOST: usize = 32 << 10;
 /// Version of this language.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Runs in a message, at most.
 pub const MOST_RUNS: usize = 1024;
 /// Ring entries of a submission, at most.
@@ -67,7 +67,8 @@ pub struct Directory {
 /// What a front asks for.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Request {
-    /// The first message.
+    /// The first message. A front that has had a partition of another mediator sends its file along,
+    /// whose contents the partition has then.
     Hello {
         /// [`VERSION`].
         version: u32,

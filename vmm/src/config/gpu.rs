@@ -33,6 +33,15 @@ pub struct GpuConfig {
     /// Share of the GPU against other VMs'.
     #[serde(default = "weight")]
     pub weight: u32,
+    /// BARs are the guest's memory; otherwise each access is trapped.
+    #[serde(default = "on")]
+    pub remap: bool,
+    /// Changed page tables are shadowed when they are used next; otherwise as soon as they change.
+    #[serde(default = "on")]
+    pub lazy: bool,
+    /// Page tables are compared where they were written; otherwise as a whole.
+    #[serde(default = "on")]
+    pub watch: bool,
     /// Its name, and where it is.
     #[serde(flatten)]
     pub common: CommonConfig,
@@ -50,11 +59,18 @@ fn weight() -> u32 {
     1
 }
 
+fn on() -> bool {
+    true
+}
+
 const KEYS: &[Key] = &[
     Key::new("socket", ValueType::Text),
     Key::new("vram", ValueType::Size),
     Key::new("channels", ValueType::Number),
     Key::new("weight", ValueType::Number),
+    Key::new("remap", ValueType::Switch),
+    Key::new("lazy", ValueType::Switch),
+    Key::new("watch", ValueType::Switch),
 ];
 
 has_common_config!(GpuConfig);
@@ -125,6 +141,9 @@ mod tests {
             (SMALLEST, 64, 3)
         );
         assert_eq!(config.validate(), Ok(()));
+        assert!(config.remap && config.lazy && config.watch);
+        let naive = GpuConfig::parse("socket=/s,remap=off,lazy=off,watch=off").unwrap();
+        assert!(!naive.remap && !naive.lazy && !naive.watch);
         assert!(GpuConfig::parse("id=a").is_err());
         for (wrong, key) in [
             ("vram=63M", "vram"),

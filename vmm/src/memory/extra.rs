@@ -6,8 +6,8 @@ use std::{
 };
 
 use base::Unpoisoned;
-use devices::memory::{AddressSpace, HostMemory, Mapping};
-use hypervisor::{MemorySlot, SlotId, Vm};
+use devices::memory::{AddressSpace, GuestWrites, HostMemory, Mapping};
+use hypervisor::{DirtyLog, MemorySlot, SlotId, Vm};
 use vm_allocator::{AddressAllocator, AllocPolicy, RangeInclusive};
 use vm_memory::GuestAddress;
 
@@ -118,6 +118,24 @@ impl AddressSpace for ExactMemory {
 impl Mapping for Exact {
     fn guest_address(&self) -> GuestAddress {
         self.guest
+    }
+
+    fn watch(&self) -> io::Result<Box<dyn GuestWrites>> {
+        let log = self.vm.watch(self.slot).map_err(io::Error::other)?;
+        Ok(Box::new(Writes(log)))
+    }
+}
+
+/// KVM's log of a slot.
+struct Writes(DirtyLog);
+
+impl GuestWrites for Writes {
+    fn read(&self) -> io::Result<Vec<u64>> {
+        self.0.read().map_err(io::Error::other)
+    }
+
+    fn arm(&self, first: u64, words: &mut [u64]) -> io::Result<()> {
+        self.0.arm(first, words).map_err(io::Error::other)
     }
 }
 

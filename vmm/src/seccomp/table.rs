@@ -173,8 +173,15 @@ const GATE: &[i64] = &[
     libc::SYS_socket,
 ];
 
-/// Hears what a mediator of a GPU says, and answers it.
-const GPU: &[i64] = &[libc::SYS_recvmsg, libc::SYS_sendmsg, libc::SYS_shutdown];
+/// Hears what a mediator of a GPU says, answers it, and connects to it again when it was lost.
+const GPU: &[i64] = &[
+    libc::SYS_connect,
+    libc::SYS_fcntl,
+    libc::SYS_recvmsg,
+    libc::SYS_sendmsg,
+    libc::SYS_shutdown,
+    libc::SYS_socket,
+];
 
 const PAGE_FAULT: &[i64] = &[libc::SYS_lseek, libc::SYS_pread64];
 
@@ -332,7 +339,10 @@ fn ioctl_requests(role: ThreadRole) -> &'static [u32] {
         libc::TCSETS2 as u32,
         libc::TIOCGWINSZ as u32,
     ];
+    /// `KVM_GET_DIRTY_LOG` and `KVM_CLEAR_DIRTY_LOG`: which page tables of a virtual GPU were written.
+    const WRITES: &[u32] = &[0x4010_ae42, 0xc018_aec0];
     match role {
+        ThreadRole::Gpu => WRITES,
         ThreadRole::Vcpu | ThreadRole::Net => TUN,
         ThreadRole::Console => CONSOLE,
         ThreadRole::Vsock | ThreadRole::Migration => &[FIONBIO],

@@ -22,7 +22,9 @@ impl DeviceKind for GpuConfig {
             vram: self.vram,
             channels: self.channels,
             weight: self.weight,
-            eager: false,
+            remap: self.remap,
+            lazy: self.lazy,
+            watch: self.watch,
             thread_name: thread_name(Self::NAME, id),
         };
         let physical = surroundings.physical.resources();
