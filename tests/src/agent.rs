@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::{edu, edu_vfio, exits, nouveau, pci};
+use crate::{edu, edu_vfio, exits, nouveau, pci, raw_gpu};
 
 /// The host's context id.
 const HOST_CID: u32 = 2;
@@ -25,8 +25,9 @@ const ANY_CID: u32 = u32::MAX;
 /// `edu-copy` has it copy until it goes, `edu-peers PATH PATH` has one write to the other;
 /// `edu-move PATH ADDRESS` moves its memory, `edu-poke PATH ADDRESS VALUE` has it write 32 bits;
 /// `pci-sleep PATH` puts a device to sleep and wakes it, `pci-reset PATH` resets it; `refuse-eject SLOT STATUS` answers to the
-/// next request to give a device up; `gpu-list`, `gpu-check`, `gpu-m2mf`, `gpu-evict` and
-/// `gpu-misuse WHAT` use [a GPU](crate::nouveau); `read-blocks PATH COUNT` reads blocks of 4 KiB and prints how
+/// next request to give a device up; `gpu-list`, `gpu-check`, `gpu-m2mf`, `gpu-compute`, `gpu-evict`, `gpu-submit COUNT`
+/// and `gpu-misuse WHAT` use [a GPU](crate::nouveau), `gpu-attack` and `gpu-flush COUNT` one
+/// [without a driver](crate::raw_gpu); `read-blocks PATH COUNT` reads blocks of 4 KiB and prints how
 /// many seconds that took; `tcp-send ADDRESS MIB` and `tcp-receive ADDRESS` move bytes that mean nothing, as fast as they
 /// can.
 pub fn run(args: &[String]) -> Result<()> {
@@ -61,8 +62,12 @@ pub fn run(args: &[String]) -> Result<()> {
         [command] if command == "gpu-list" => nouveau::list(),
         [command] if command == "gpu-check" => nouveau::check(),
         [command] if command == "gpu-m2mf" => nouveau::m2mf(),
+        [command] if command == "gpu-compute" => nouveau::compute(),
         [command] if command == "gpu-evict" => nouveau::evict(),
         [command, what] if command == "gpu-misuse" => nouveau::misuse(what),
+        [command, count] if command == "gpu-submit" => nouveau::submits(count.parse()?),
+        [command, count] if command == "gpu-flush" => raw_gpu::flushes(count.parse()?),
+        [command] if command == "gpu-attack" => raw_gpu::attack(),
         [command] if command == "edu-msix" => edu::msix(),
         [command, address] if command == "edu-write-outside" => {
             edu::write_outside(number(address)?)
@@ -76,7 +81,8 @@ pub fn run(args: &[String]) -> Result<()> {
              port-write PORT TEXT, pci-sleep PATH, pci-reset PATH, edu-move PATH ADDRESS, \
              edu-poke PATH ADDRESS VALUE, refuse-eject SLOT STATUS, read-blocks PATH COUNT, \
              edu-check [PATH], edu-copy, edu-vfio, edu-vfio-copy, edu-vfio-peers, edu-memory, edu-msix, edu-peers PATH PATH, edu-write-outside ADDRESS, \
-             gpu-list, gpu-check, gpu-m2mf, gpu-evict, gpu-misuse WHAT, \
+             gpu-list, gpu-check, gpu-m2mf, gpu-compute, gpu-evict, gpu-misuse WHAT, \
+             gpu-submit COUNT, gpu-flush COUNT, gpu-attack, \
              tcp-send ADDRESS MIB, tcp-receive ADDRESS"
         ),
     }

@@ -20,6 +20,7 @@ use crate::{
     agent::{drain, fill},
     exits::{PerRead, per_read},
     gantry::{BZIMAGE, CMDLINE, GANTRY, Gantry, INITRAMFS, VMLINUX},
+    gpuvm,
     guest::{BOOT, COMMAND, Guest, READY, STATUS},
     host_device::{HostDevice, NVME},
     http, idle, moves,
@@ -48,11 +49,19 @@ const ALL: &[Measurement] = &[
     ("idle", idle::measure),
 ];
 
+/// What is only measured by name, on a board of its own.
+const NAMED: &[Measurement] = &[("gpuvm", gpuvm::measure)];
+
 /// Runs the measurements of these names (all, without names) and hands on each row: what was
 /// measured, and the figure.
 pub fn run(names: &[&str], mut row: impl FnMut(&str, String)) -> Result<()> {
     for (name, measure) in ALL {
         if names.is_empty() || names.contains(name) {
+            measure(&mut row)?;
+        }
+    }
+    for (name, measure) in NAMED {
+        if names.contains(name) {
             measure(&mut row)?;
         }
     }

@@ -18,7 +18,8 @@
 //! - [`host_device`]: physical devices of L1; [`edu`]: a driver for one of them; [`pci`]: for any.
 //! - [`edu_vfio`]: the same driver in a guest with an IOMMU.
 //! - [`edu_server`]: the same device, served by a process; [`liar`]: spoils what its server says.
-//! - [`nouveau`]: a program for a GPU in a guest.
+//! - [`nouveau`]: a program for a GPU in a guest; [`raw_gpu`]: a GPU without a driver, attacked;
+//!   [`gpuvm`]: what a virtual GPU costs.
 //! - [`exits`]: what a guest's input and output costs; [`idle`]: what one costs that does nothing.
 //! - [`agent`]: what runs in L2 besides busybox; [`demo`]: the demonstration;
 //!   [`bench`]: measurements.
@@ -37,6 +38,7 @@ pub mod edu_server;
 pub mod edu_vfio;
 pub mod exits;
 pub mod gantry;
+pub mod gpuvm;
 pub mod guest;
 pub mod hijack;
 pub mod host_device;
@@ -48,6 +50,7 @@ pub mod net;
 pub mod nouveau;
 pub mod opencl;
 pub mod pci;
+pub mod raw_gpu;
 pub mod report;
 pub mod rig;
 pub mod ring;

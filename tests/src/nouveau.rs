@@ -11,6 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use gf100::format::instruction::vector_add;
 
 const NODE: &str = "/dev/dri/renderD128";
 
@@ -26,6 +27,8 @@ const COPY: u32 = 4;
 const M2MF: u32 = 2;
 const COPY_CLASS: u32 = 0x90b5;
 const M2MF_CLASS: u32 = 0x9039;
+const COMPUTE: u32 = 1;
+const COMPUTE_CLASS: u32 = 0x90c0;
 
 const READ_WRITE: u64 = 3;
 const WRITE: u64 = 1;
@@ -512,6 +515,93 @@ pub fn m2mf() -> Result<()> {
         );
     }
     println!("m2mf works");
+    Ok(())
+}
+
+/// A kernel that adds two vectors, one in the machine's memory and one in the GPU's, against the CPU.
+pub fn compute() -> Result<()> {
+    const COUNT: u32 = 10_000;
+    let gpu = Gpu::open()?;
+    let channel = gpu.channel()?;
+    gpu.object(channel, COMPUTE_CLASS)?;
+    let push = gpu.buffer(GART | MAPPABLE, 0x10000)?;
+    let code = gpu.buffer(GART | MAPPABLE, 0x1000)?;
+    let constants = gpu.buffer(GART | MAPPABLE, 0x1000)?;
+    let a = gpu.buffer(GART | MAPPABLE, 0x10000)?;
+    let b = gpu.buffer(VRAM | MAPPABLE, 0x10000)?;
+    let sum = gpu.buffer(GART | MAPPABLE, 0x10000)?;
+    let (pushed, text) = (push.map()?, code.map()?);
+    let (first, second, result) = (a.map()?, b.map()?, sum.map()?);
+    for (index, instruction) in vector_add().into_iter().enumerate() {
+        text.write(index * 2, &[instruction as u32, (instruction >> 32) as u32]);
+    }
+    first.fill(11);
+    second.fill(12);
+    result.fill(13);
+    let behind = result.read(COUNT as usize);
+    let low_first = |buffer: &Buffer| {
+        let [high, low] = halves(buffer.info.offset);
+        [low, high]
+    };
+    let mut values = vec![0];
+    for buffer in [&a, &b, &sum] {
+        values.extend(low_first(buffer));
+    }
+    values.push(COUNT);
+    let [text_high, text_low] = halves(code.info.offset);
+    let [high, low] = halves(constants.info.offset);
+    let mut commands = bind(COMPUTE, COMPUTE_CLASS);
+    for (address, words) in [
+        (0x1608, &[text_high, text_low][..]),
+        (0x2380, &[0x100, high, low]),
+        (0x1694, &[1]),
+        (0x238c, &values),
+        // Blocks of 64 threads.
+        (0x3ac, &[1 << 16 | 64, 1]),
+        (0x3b4, &[0]),
+        (0x238, &[1 << 16 | COUNT.div_ceil(64), 1]),
+        (0x368, &[0x1000]),
+    ] {
+        commands.extend(method(COMPUTE, address, words));
+    }
+    let all = [&push, &code, &constants, &a, &b, &sum];
+    gpu.submit(channel, &pushed, &commands, &all)?;
+    sum.wait()?;
+    for index in 0..COUNT as usize {
+        let expected = first.read(index).wrapping_add(second.read(index));
+        ensure!(result.read(index) == expected, "word {index} is wrong");
+    }
+    ensure!(
+        result.read(COUNT as usize) == behind,
+        "written behind the end"
+    );
+    println!("{COUNT} sums are right");
+    Ok(())
+}
+
+/// So many small submissions, one system call each, and a wait for the last.
+pub fn submits(count: u32) -> Result<()> {
+    let gpu = Gpu::open()?;
+    let channel = gpu.channel()?;
+    gpu.object(channel, COPY_CLASS)?;
+    let push = gpu.buffer(GART | MAPPABLE, 0x10000)?;
+    let words = gpu.buffer(GART | MAPPABLE, 0x1000)?;
+    let (pushed, word) = (push.map()?, words.map()?);
+    for number in 1..=count {
+        gpu.submit(
+            channel,
+            &pushed,
+            &semaphore(&words, number, 2),
+            &[&push, &words],
+        )?;
+        // The push buffer is written again.
+        let end = Instant::now() + Duration::from_secs(20);
+        while word.read(0) != number {
+            ensure!(Instant::now() < end, "submission {number} does not end");
+            std::hint::spin_loop();
+        }
+    }
+    println!("{count} submissions");
     Ok(())
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::Result;
 use gantry_tests::{
     report::BENCH,
-    rig::{Cache, Images, Rig, images::with_qemu, packages},
+    rig::{Board, Cache, Images, Rig, images::with_qemu, packages},
 };
 
 use crate::{
@@ -26,7 +26,8 @@ pub struct Options {
     /// guest on /dev/kvm; `sharing`: how fairly this machine's OpenCL device is shared, for real;
     /// `programs`: which OpenCL programs pass their tests natively and through the driver (writes
     /// measurements/); `gloop`: what it costs kernels to give an NVIDIA GPU back by themselves; `cuda`: CUDA natively
-    /// and through Gantry; `gpu`: all of these but `fairness`, `gloop` and `cuda`, for a machine with a GPU, its output kept.
+    /// and through Gantry; `gpu`: all of these but `fairness`, `gloop` and `cuda`, for a machine with a GPU, its output kept;
+    /// `gpuvm`: exits and looks at page tables of a guest with a virtual GPU, in the nested rig.
     names: Vec<String>,
     #[command(flatten)]
     elsewhere: Elsewhere,
@@ -64,8 +65,13 @@ pub fn run(options: &Options) -> Result<()> {
     packages::install(PROGRAMS)?;
     let binaries = programs::build()?;
     let step = Step::new("fetching Debian's kernel and building images");
-    let images = Images::build(&Cache::open()?, &binaries, &target().join("rig"))?;
-    let images = with_qemu(&images)?;
+    let cache = Cache::open()?;
+    let mut images = Images::build(&cache, &binaries, &target().join("rig"))?;
+    let is_gpuvm = options.names == ["gpuvm"];
+    match Board::Gpu.other_kernel().filter(|_| is_gpuvm) {
+        Some(kernel) => images.add(kernel, &cache, &binaries)?,
+        None => images = with_qemu(&images)?,
+    }
     step.finish();
     println!("{}", machine());
     println!("| what | figure |\n|---|---|");
@@ -77,7 +83,11 @@ pub fn run(options: &Options) -> Result<()> {
         logs: target().join("rig-logs"),
     };
     let order = [&[BENCH.to_owned()], &options.names[..]].concat().join(" ");
-    rig.show(&order, |row| println!("{row}"))
+    let board = match is_gpuvm {
+        true => Board::Gpu,
+        false => Board::Intel,
+    };
+    rig.show_on(board, &order, |row| println!("{row}"))
 }
 
 /// What is measured without the rig.

@@ -101,8 +101,13 @@ impl Rig {
 
     /// Has the runner do something other than scenarios (the demonstration, the measurements) and
     /// hands on every line of it.
-    pub fn show(&self, what: &str, mut show: impl FnMut(&str)) -> Result<()> {
-        let mut l1 = L1::boot(&self.images, Board::Intel, 0)?;
+    pub fn show(&self, what: &str, show: impl FnMut(&str)) -> Result<()> {
+        self.show_on(Board::Intel, what, show)
+    }
+
+    /// As [`Rig::show`], on another board.
+    pub fn show_on(&self, board: Board, what: &str, mut show: impl FnMut(&str)) -> Result<()> {
+        let mut l1 = L1::boot(&self.images, board, 0)?;
         loop {
             match l1.next(SILENCE)? {
                 Line::Report(Report::Ready) => l1.order(what)?,

@@ -83,7 +83,7 @@ fn boot(context: &Context, server: &Server, words: &str) -> Result<(Gantry, Gues
 }
 
 /// Loads nouveau with what it needs, and waits until programs can use it.
-pub(super) fn load(guest: &mut Guest) -> Result<()> {
+pub(crate) fn load(guest: &mut Guest) -> Result<()> {
     let modules = L2_GPU.join(" ");
     guest.run(&format!(
         "for m in {modules}; do [ ! -e /modules/$m.ko ] || insmod /modules/$m.ko || exit 1; done"
@@ -99,14 +99,14 @@ pub(super) fn load(guest: &mut Guest) -> Result<()> {
 }
 
 /// Has a program of the guest's do something, and checks what it says.
-pub(super) fn does(guest: &mut Guest, what: &str, words: &str) -> Result<()> {
+pub(crate) fn does(guest: &mut Guest, what: &str, words: &str) -> Result<()> {
     let said = guest.run(&format!("agent {what}"))?;
     ensure!(said.contains(words), "{what}: {said}");
     Ok(())
 }
 
 /// Interrupts that nouveau has got so far.
-pub(super) fn interrupts(guest: &mut Guest) -> Result<(String, u64)> {
+pub(crate) fn interrupts(guest: &mut Guest) -> Result<(String, u64)> {
     let text = guest.run("grep nvkm /proc/interrupts")?;
     let count = text.split_whitespace().nth(1).unwrap_or_default();
     let count = count.parse().with_context(|| format!("no count: {text}"))?;
@@ -126,6 +126,7 @@ fn works(context: &Context) -> Result<()> {
         does(&mut guest, &format!("gpu-misuse {what}"), "is over")?;
     }
     does(&mut guest, "gpu-m2mf", "m2mf works")?;
+    does(&mut guest, "gpu-compute", "sums are right")?;
     // nouveau gives such channels 15 seconds; others work meanwhile.
     guest.run(
         "(agent gpu-misuse loop >/tmp/loop 2>&1) & (agent gpu-misuse wait >/tmp/wait 2>&1) &",

@@ -6,7 +6,7 @@ mod clients;
 mod disks;
 mod errors;
 mod foreign;
-mod gf100;
+pub(crate) mod gf100;
 mod hotplug;
 mod lifecycle;
 mod memory;
@@ -31,7 +31,7 @@ mod sharing;
 mod small_devices;
 mod snapshots;
 mod streams;
-mod virtual_gpu;
+pub(crate) mod virtual_gpu;
 mod virtual_iommu;
 
 use std::path::PathBuf;

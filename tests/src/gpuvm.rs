@@ -1,0 +1,172 @@
+//! What a virtual GPU costs a guest with nouveau as Debian ships it: exits to the VMM and looks at
+//! page tables, counted. Nothing here is a time: the processor is emulated.
+//!
+//! GPUvm's mechanisms are switched on one after the other: `remap` (BAR remap), `lazy` (lazy
+//! shadowing), and what GPUvm did not have, `watch`: only pages of tables that were written are
+//! compared.
+
+use std::{collections::BTreeMap, fs, path::PathBuf, time::Duration};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde_json::json;
+
+use crate::{
+    gantry::Gantry,
+    guest::Guest,
+    rig::images::L2_GPU,
+    scenarios::{Context, gf100::does, virtual_gpu::Mediated},
+};
+
+/// Flushes and submissions that are counted one by one.
+const FLUSHES: u64 = 100;
+const SUBMISSIONS: u64 = 100;
+/// How often a guest is asked whether it is done: each time it may take as long as a command.
+const PATIENCE: u32 = 8;
+
+/// Mechanisms: a name, and `remap`, `lazy`, `watch`.
+const MODES: &[(&str, [bool; 3])] = &[
+    ("all", [true, true, true]),
+    ("remap and lazy (GPUvm, FV optimized)", [true, true, false]),
+    ("remap (GPUvm, FV BAR remap)", [true, false, false]),
+    ("lazy (GPUvm, FV lazy)", [false, true, false]),
+    ("none (GPUvm, FV naive)", [false, false, false]),
+];
+
+/// Counters by name.
+type Counts = BTreeMap<String, u64>;
+
+fn counts(gantry: &Gantry) -> Result<Counts> {
+    let all = gantry.ok("GET", "vm.counters", None)?;
+    let its = all["gpu"].as_object().context("the GPU has no counters")?;
+    let number = |value: &serde_json::Value| value.as_u64().unwrap_or(0);
+    Ok(its
+        .iter()
+        .map(|(name, value)| (name.clone(), number(value)))
+        .collect())
+}
+
+fn since(before: &Counts, now: &Counts) -> Counts {
+    let spent = |(name, count): (&String, &u64)| {
+        let earlier = before.get(name).copied().unwrap_or(0);
+        (name.clone(), count.saturating_sub(earlier))
+    };
+    now.iter().map(spent).collect()
+}
+
+fn get(counts: &Counts, name: &str) -> u64 {
+    counts.get(name).copied().unwrap_or(0)
+}
+
+/// Exits to the VMM.
+fn exits(counts: &Counts) -> u64 {
+    let kinds = [
+        "register_reads",
+        "register_writes",
+        "bar_reads",
+        "bar_writes",
+        "doorbells",
+    ];
+    kinds.iter().map(|name| get(counts, name)).sum()
+}
+
+/// Loads nouveau and runs the copy test, however long that takes.
+fn start_and_copy(guest: &mut Guest) -> Result<()> {
+    let modules = L2_GPU.join(" ");
+    guest.run(&format!(
+        "(for m in {modules}; do [ ! -e /modules/$m.ko ] || insmod /modules/$m.ko; done; \
+         agent gpu-check; echo finished) >/tmp/work 2>&1 &"
+    ))?;
+    for _ in 0..PATIENCE {
+        if let Ok(said) = guest.eventually("cat /tmp/work", |text| text.contains("finished")) {
+            ensure!(said.contains("gpu works"), "it says: {said}");
+            return Ok(());
+        }
+    }
+    bail!("nouveau's start does not end")
+}
+
+/// Counts, and hands on a row for each figure.
+pub fn measure(row: &mut dyn FnMut(&str, String)) -> Result<()> {
+    let dir = PathBuf::from("/tmp/bench-gpuvm");
+    for (nth, (name, [remap, lazy, watch])) in MODES.iter().enumerate() {
+        let dir = dir.join(nth.to_string());
+        fs::create_dir_all(&dir)?;
+        let context = Context { dir };
+        let mediated = Mediated::start(&context)?;
+        let switches = json!({"remap": remap, "lazy": lazy, "watch": watch});
+        let (gantry, mut guest) = mediated.boot_with(&context, "guest", "", switches)?;
+        if nth == 0 {
+            one_by_one(&gantry, &mut guest, row)?;
+        }
+        let before = counts(&gantry)?;
+        start_and_copy(&mut guest).with_context(|| format!("with {name}"))?;
+        // Interrupts that are under way.
+        std::thread::sleep(Duration::from_secs(1));
+        let spent = since(&before, &counts(&gantry)?);
+        row(
+            &format!("{name}: nouveau's start and the copy test, exits to the VMM"),
+            exits(&spent).to_string(),
+        );
+        let parts: Vec<_> = spent
+            .iter()
+            .map(|(name, count)| format!("{name} {count}"))
+            .collect();
+        row(&format!("{name}: of that"), parts.join(", "));
+        if nth == 0 {
+            submissions(&gantry, &mut guest, row)?;
+        }
+    }
+    Ok(())
+}
+
+/// What a flush costs, without a driver.
+fn one_by_one(gantry: &Gantry, guest: &mut Guest, row: &mut dyn FnMut(&str, String)) -> Result<()> {
+    let mut run = |count: u64| -> Result<u64> {
+        let before = counts(gantry)?;
+        does(guest, &format!("gpu-flush {count}"), "flushes")?;
+        Ok(exits(&since(&before, &counts(gantry)?)))
+    };
+    // What both have in common cancels out.
+    let (few, many) = (run(FLUSHES)?, run(3 * FLUSHES)?);
+    row(
+        "exits of a flush of page tables, as nouveau does it",
+        format!(
+            "{:.2}",
+            many.saturating_sub(few) as f64 / (2 * FLUSHES) as f64
+        ),
+    );
+    Ok(())
+}
+
+/// What a submission of nouveau's costs.
+fn submissions(
+    gantry: &Gantry,
+    guest: &mut Guest,
+    row: &mut dyn FnMut(&str, String),
+) -> Result<()> {
+    let mut run = |count: u64| -> Result<Counts> {
+        let before = counts(gantry)?;
+        does(guest, &format!("gpu-submit {count}"), "submissions")?;
+        Ok(since(&before, &counts(gantry)?))
+    };
+    let (few, many) = (run(SUBMISSIONS)?, run(3 * SUBMISSIONS)?);
+    let more = since(&few, &many);
+    let each = |count: u64| format!("{:.2}", count as f64 / (2 * SUBMISSIONS) as f64);
+    row(
+        "a submission of nouveau's: doorbells",
+        each(get(&more, "doorbells")),
+    );
+    row(
+        "a submission of nouveau's: all exits, those of its interrupts and flushes among them",
+        each(exits(&more)),
+    );
+    row(
+        "a submission of nouveau's: flushes",
+        each(get(&more, "flushes")),
+    );
+    row(
+        "a submission of nouveau's: interrupts",
+        each(get(&more, "interrupts")),
+    );
+    Ok(())
+}

@@ -1,0 +1,708 @@
+//! A GPU without a driver: what root of a guest can do with its registers and BARs, by sysfs. Page
+//! tables, instance blocks and rings are written as they should be, and then as they should not be.
+
+use std::{
+    cell::Cell,
+    fs::{self, File},
+    os::fd::AsRawFd,
+    path::PathBuf,
+    ptr::NonNull,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use gf100::format::{
+    Aperture, Gfn, LARGE, PAGE, Target, VramPage,
+    directory::{Pde, Table},
+    instance::{self, InstanceBlock, Space},
+    pte::Pte,
+    push::{GpEntry, Header, Run},
+    ramfc::{self, Ramfc},
+    userd::{self, Window},
+};
+
+use crate::edu;
+
+/// Where things are in VRAM, by page.
+const INSTANCE: u32 = 0x300;
+const LIST: u32 = 0x301;
+const RING: u32 = 0x302;
+const BAR_DIRECTORY: u32 = 0x400;
+const BAR_SMALL: u32 = 0x500;
+const BAR_INSTANCE: u32 = 0x600;
+const USERD: u32 = 0x700;
+const SOURCE: u32 = 0x800;
+const OLD: u32 = 0x801;
+const NEW: u32 = 0x802;
+const PUSH: u32 = 0x900;
+const DIRECTORY: u32 = 0x1100;
+const SMALL: u32 = 0x1200;
+const LARGE_TABLE: u32 = 0x1300;
+/// What the GPU finds of VRAM at [`VRAM_VA`], in pages.
+const VISIBLE: u32 = 0x1000;
+
+/// GPU addresses: VRAM's first pages, the page of RAM, a page for attacks, large pages.
+const VRAM_VA: u64 = 0x10_0000;
+const RAM_VA: u64 = 0x600_0000;
+const SPARE_VA: u64 = 0x610_0000;
+/// In the second entry of the directory.
+const LARGE_VA: u64 = 1 << 27;
+
+const CHANNEL: u32 = 5;
+const COPY: u8 = 4;
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A BAR.
+struct Bar {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+impl Bar {
+    fn open(device: &std::path::Path, index: u8) -> Result<Self> {
+        let path = device.join(format!("resource{index}"));
+        let file = File::options().read(true).write(true).open(&path);
+        let file = file.with_context(|| format!("cannot open {}", path.display()))?;
+        let len = file.metadata()?.len() as usize;
+        // SAFETY: a new mapping, never unmapped.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        ensure!(start != libc::MAP_FAILED, "cannot map {}", path.display());
+        let start = NonNull::new(start.cast()).context("mapped at 0")?;
+        Ok(Self { start, len })
+    }
+
+    fn word(&self, at: u64) -> *mut u32 {
+        let at = at as usize;
+        assert!(at + 4 <= self.len && at.is_multiple_of(4), "{at:#x}");
+        self.start.as_ptr().wrapping_add(at).cast()
+    }
+
+    fn set(&self, at: u64, value: u32) {
+        // SAFETY: within the mapping and aligned, checked by `word`.
+        unsafe { self.word(at).write_volatile(value) };
+    }
+
+    fn get(&self, at: u64) -> u32 {
+        // SAFETY: within the mapping and aligned, checked by `word`.
+        unsafe { self.word(at).read_volatile() }
+    }
+}
+
+/// The GPU.
+struct Raw {
+    device: PathBuf,
+    registers: Bar,
+    bar1: Bar,
+    put: u32,
+    /// What the window in BAR 0 shows, in MiB.
+    shown: Cell<Option<u32>>,
+    /// Pages of VRAM, and of RAM.
+    vram: u32,
+    ram: u32,
+    /// A page of this process, and its number.
+    page: *mut u8,
+    gfn: u32,
+}
+
+fn run(subchannel: u8, address: u16, words: &[u32]) -> Vec<u32> {
+    let header = Header::Increasing(Run {
+        subchannel,
+        address,
+        count: words.len() as u16,
+    });
+    let mut all = vec![header.encode()];
+    all.extend(words);
+    all
+}
+
+fn release(to: u64, word: u32) -> Vec<u32> {
+    run(0, 0x10, &[(to >> 32) as u32, to as u32, word, 1 << 24 | 2])
+}
+
+/// So many lines of a page from one address to another, over and over.
+fn copies(from: u64, to: u64, lines: u32, times: usize) -> Vec<u32> {
+    let mut words = run(COPY, 0, &[0x90b5]);
+    let halves = |at: u64| [(at >> 32) as u32, at as u32];
+    let [s1, s0] = halves(from);
+    let [d1, d0] = halves(to);
+    words.extend(run(
+        COPY,
+        0x30c,
+        &[s1, s0, d1, d0, 0, 0, PAGE as u32, lines],
+    ));
+    let header = Header::Constant(Run {
+        subchannel: COPY,
+        address: 0x300,
+        count: times as u16,
+    });
+    words.push(header.encode());
+    words.extend(vec![0x110; times]);
+    words
+}
+
+/// Pages of RAM, by the end of what the kernel calls so: it is given whole blocks, and keeps the end
+/// of them for tables.
+fn ram() -> Result<u32> {
+    let map = fs::read_to_string("/proc/iomem")?;
+    let ends = map.lines().filter_map(|line| {
+        let range = line.trim().strip_suffix(" : System RAM")?;
+        u64::from_str_radix(range.split_once('-')?.1, 16).ok()
+    });
+    let end = ends.max().context("no RAM in /proc/iomem")?;
+    Ok(((end + 1).next_multiple_of(32 << 20) / PAGE) as u32)
+}
+
+impl Raw {
+    fn open() -> Result<Self> {
+        let mut found = None;
+        for entry in fs::read_dir("/sys/bus/pci/devices")? {
+            let device = entry?.path();
+            if fs::read_to_string(device.join("vendor"))?.trim() == "0x10de" {
+                found = Some(device);
+            }
+        }
+        let device = found.context("there is no GPU")?;
+        ensure!(!device.join("driver").exists(), "it has a driver");
+        fs::write(device.join("enable"), "1")?;
+        let (page, address) = edu::page()?;
+        let registers = Bar::open(&device, 0)?;
+        let raw = Self {
+            bar1: Bar::open(&device, 1)?,
+            vram: registers.get(0x11_020c) << 8,
+            registers,
+            put: 0,
+            shown: Cell::new(None),
+            ram: ram()?,
+            page,
+            gfn: (address / PAGE) as u32,
+            device,
+        };
+        // Messages that nobody takes are masked.
+        raw.set(0x00_0140, 0);
+        Ok(raw)
+    }
+
+    fn set(&self, at: u32, value: u32) {
+        self.registers.set(at.into(), value);
+    }
+
+    fn get(&self, at: u32) -> u32 {
+        self.registers.get(at.into())
+    }
+
+    /// Through the window in BAR 0.
+    fn window(&self, at: u64) -> u64 {
+        let wanted = (at >> 20) as u32;
+        if self.shown.replace(Some(wanted)) != Some(wanted) {
+            self.set(0x00_1700, wanted << 4);
+        }
+        0x70_0000 + (at & 0xf_ffff)
+    }
+
+    fn poke(&self, at: u64, word: u32) {
+        let at = self.window(at);
+        self.registers.set(at, word);
+    }
+
+    fn peek(&self, at: u64) -> u32 {
+        let at = self.window(at);
+        self.registers.get(at)
+    }
+
+    fn poke64(&self, at: u64, word: u64) {
+        self.poke(at, word as u32);
+        self.poke(at + 4, (word >> 32) as u32);
+    }
+
+    fn poke_all(&self, page: u32, words: &[u8]) {
+        let at = u64::from(page) * PAGE;
+        for (at, word) in (at..).step_by(4).zip(words.chunks_exact(4)) {
+            self.poke(at, u32::from_le_bytes([word[0], word[1], word[2], word[3]]));
+        }
+    }
+
+    fn fill(&self, page: u32, word: u32) {
+        for at in (0..PAGE).step_by(4) {
+            self.poke(u64::from(page) * PAGE + at, word);
+        }
+    }
+
+    /// Whether every word of a page is this one.
+    fn is_all(&self, page: u32, word: u32) -> bool {
+        (0..PAGE)
+            .step_by(4)
+            .all(|at| self.peek(u64::from(page) * PAGE + at) == word)
+    }
+
+    fn map(&self, table: u32, first: u64, targets: impl Iterator<Item = Target>) {
+        for (index, target) in (first..).zip(targets) {
+            let at = u64::from(table) * PAGE + index * 8;
+            self.poke64(at, Pte::linear(target).encode());
+        }
+    }
+
+    /// One entry of the table of small pages.
+    fn map_one(&self, va: u64, target: Target) {
+        self.map(SMALL, va / PAGE, std::iter::once(target));
+    }
+
+    fn space(&self, directory: u32, table: u32) -> Space {
+        let at = |aperture, number| Table { aperture, number };
+        let small = Pde {
+            small: Some(at(Aperture::Vram, table)),
+            ..Pde::default()
+        };
+        self.poke64(u64::from(directory) * PAGE, small.encode());
+        Space {
+            aperture: Aperture::Vram,
+            number: directory,
+            limit: (1 << 40) - 1,
+        }
+    }
+
+    fn instance(&self, page: u32, space: Space) -> [u8; instance::BYTES] {
+        let mut bytes = [0; instance::BYTES];
+        let engines = Default::default();
+        InstanceBlock { space, engines }.encode(&mut bytes);
+        self.poke_all(page, &bytes);
+        bytes
+    }
+
+    fn start(&mut self) {
+        // Whatever was there before.
+        for page in (DIRECTORY..LARGE_TABLE + 2).chain(BAR_SMALL..BAR_SMALL + 64) {
+            self.fill(page, 0);
+        }
+        for page in [BAR_DIRECTORY, OLD, NEW] {
+            self.fill(page, 0);
+        }
+        let pages = |first: u32, count: u32| (first..first + count).map(VramPage).map(Target::Vram);
+        self.map(SMALL, VRAM_VA / PAGE, pages(0, VISIBLE));
+        self.map_one(RAM_VA, Target::Ram(Gfn(self.gfn)));
+        let space = self.space(DIRECTORY, SMALL);
+        let large = Pde {
+            large: Some(Table {
+                aperture: Aperture::Vram,
+                number: LARGE_TABLE,
+            }),
+            ..Pde::default()
+        };
+        self.poke64(u64::from(DIRECTORY) * PAGE + 8, large.encode());
+        let mut bytes = self.instance(INSTANCE, space);
+        let mut head = [0; ramfc::BYTES];
+        Ramfc {
+            userd: u64::from(USERD + CHANNEL) * PAGE,
+            signature: ramfc::SIGNATURE,
+            gp_base: VRAM_VA + u64::from(RING) * PAGE,
+            gp_log2: 9,
+            ..Ramfc::default()
+        }
+        .encode(&mut head);
+        bytes[..ramfc::BYTES].copy_from_slice(&head);
+        self.poke_all(INSTANCE, &bytes);
+        self.map(BAR_SMALL, 0, pages(USERD, 128));
+        let space = self.space(BAR_DIRECTORY, BAR_SMALL);
+        self.instance(BAR_INSTANCE, space);
+        self.set(0x00_1704, 1 << 31 | BAR_INSTANCE);
+        self.set(0x00_2254, Window { start: 0 }.encode());
+        self.channel();
+    }
+
+    /// Makes the channel, anew if there was one.
+    fn channel(&mut self) {
+        let at = 0x00_3000 + CHANNEL * 8;
+        self.stop();
+        self.poke(u64::from(INSTANCE) * PAGE, 0);
+        self.poke(u64::from(INSTANCE) * PAGE + 0x14, 0);
+        self.put = 0;
+        self.set(at, 0xc000_0000 | INSTANCE);
+        self.set(at + 4, 0x001f_0001);
+        self.poke64(u64::from(LIST) * PAGE, u64::from(CHANNEL) | 4 << 32);
+        self.set(0x00_2270, LIST);
+        self.set(0x00_2274, 0x01f0_0001);
+    }
+
+    /// Nothing of the channel's runs when this returns.
+    fn stop(&self) {
+        let at = 0x00_3000 + CHANNEL * 8;
+        self.set(at + 4, 0x001f_0000);
+        self.set(0x00_2634, CHANNEL);
+        self.set(at, 0);
+        // All that the registers tell of it.
+        for (at, bits) in [
+            (0x00_259c, u32::MAX),
+            (0x04_0108, u32::MAX),
+            (0x00_25a8, u32::MAX),
+            (0x00_2a00, u32::MAX),
+            (0x00_2100, u32::MAX),
+        ] {
+            self.set(at, bits);
+        }
+    }
+
+    fn flush(&self) {
+        self.set(0x10_0cb8, DIRECTORY << 4);
+        self.set(0x10_0cbc, 1 << 31 | 1);
+    }
+
+    fn doorbell(&self, put: u32) {
+        let at = u64::from(CHANNEL) * userd::STRIDE + userd::GP_PUT;
+        self.bar1.set(at, put);
+    }
+
+    fn submit(&mut self, words: &[u32]) {
+        // Each has a page and more of its own.
+        let page = PUSH + self.put * 16;
+        for (at, word) in (u64::from(page) * PAGE..).step_by(4).zip(words) {
+            self.poke(at, *word);
+        }
+        let entry = GpEntry {
+            address: VRAM_VA + u64::from(page) * PAGE,
+            words: words.len() as u32,
+        };
+        let at = u64::from(RING) * PAGE + u64::from(self.put) * 8;
+        self.poke64(at, entry.encode());
+        self.put += 1;
+        self.doorbell(self.put);
+    }
+
+    fn mine(&self) -> u32 {
+        // SAFETY: the page is this process's own, and never unmapped.
+        unsafe { self.page.cast::<u32>().read_volatile() }
+    }
+
+    /// A word gets to this process's page.
+    fn works(&mut self, word: u32) -> Result<()> {
+        self.submit(&release(RAM_VA, word));
+        until("a semaphore", || self.mine() == word)
+    }
+
+    /// What is at an address cannot be written: the channel ends, and is made anew.
+    fn faults(&mut self, what: &str, va: u64) -> Result<()> {
+        self.flush();
+        self.submit(&release(va, 0xbad));
+        let faulted = until(what, || self.get(0x00_259c) != 0);
+        faulted.with_context(|| format!("no fault: {what}"))?;
+        let unit = self.get(0x00_259c).trailing_zeros();
+        let low = self.get(0x00_2804 + unit * 16);
+        ensure!(low == va as u32, "{what}: a fault at {low:#x}");
+        self.channel();
+        Ok(())
+    }
+}
+
+fn until(what: &str, is: impl Fn() -> bool) -> Result<()> {
+    let start = Instant::now();
+    while !is() {
+        ensure!(start.elapsed() < PATIENCE, "{what} does not come");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+/// Everything that ends a channel or nothing; then it works as before.
+pub fn attack() -> Result<()> {
+    let mut raw = Raw::open()?;
+    raw.start();
+    raw.works(1)?;
+    let mut done = 0;
+    done += pages(&mut raw)?;
+    done += pointers(&mut raw)?;
+    done += own_tables(&mut raw)?;
+    done += running(&mut raw)?;
+    done += storms(&mut raw)?;
+    raw.start();
+    raw.works(0x600d)?;
+    raw.stop();
+    println!("{done} attacks did nothing");
+    Ok(())
+}
+
+/// Pages of others', or partly of others'.
+fn pages(raw: &mut Raw) -> Result<u32> {
+    let (vram, ram) = (raw.vram, raw.ram);
+    let mut done = 0;
+    for (what, target) in [
+        ("a page behind VRAM", Target::Vram(VramPage(vram))),
+        ("the next partition", Target::Vram(VramPage(vram + 0x100))),
+        (
+            "the last page there is",
+            Target::Vram(VramPage((1 << 28) - 1)),
+        ),
+        ("a page behind RAM", Target::Ram(Gfn(ram))),
+        ("another machine's RAM", Target::Ram(Gfn(ram + 0x8000))),
+        ("far behind RAM", Target::Ram(Gfn(1 << 27))),
+        (
+            "the last page of RAM there is",
+            Target::Ram(Gfn((1 << 28) - 1)),
+        ),
+    ] {
+        raw.map_one(SPARE_VA, target);
+        raw.faults(what, SPARE_VA)?;
+        done += 1;
+    }
+    raw.map_one(SPARE_VA, Target::Vram(VramPage(NEW)));
+    // Large pages: each is looked at as a whole, and not at its first byte.
+    let per = (LARGE / PAGE) as u32;
+    for (what, target) in [
+        (
+            "a large page that begins on the last page",
+            Target::Vram(VramPage(vram - 1)),
+        ),
+        (
+            "a large page half behind VRAM",
+            Target::Vram(VramPage(vram - per / 2)),
+        ),
+        ("a large page behind VRAM", Target::Vram(VramPage(vram))),
+        (
+            "a large page that begins in a page",
+            Target::Vram(VramPage(1)),
+        ),
+        (
+            "a large page half behind RAM",
+            Target::Ram(Gfn(ram - per / 2)),
+        ),
+        (
+            "a large page behind RAM",
+            Target::Ram(Gfn(ram.next_multiple_of(per))),
+        ),
+    ] {
+        raw.map(LARGE_TABLE, 0, std::iter::once(target));
+        raw.faults(what, LARGE_VA)?;
+        done += 1;
+    }
+    let own = Target::Vram(VramPage(VISIBLE / per * per - per));
+    raw.map(LARGE_TABLE, 0, std::iter::once(own));
+    raw.flush();
+    raw.submit(&release(LARGE_VA, 7));
+    let at = u64::from(VISIBLE / per * per - per) * PAGE;
+    until("a word in a large page", || raw.peek(at) == 7)?;
+    raw.works(2)?;
+    Ok(done)
+}
+
+/// Pointers to tables, rings and instance blocks, and how far a ring goes.
+fn pointers(raw: &mut Raw) -> Result<u32> {
+    let mut done = 0;
+    for put in [u32::MAX, 512, 1 << 20] {
+        raw.doorbell(put);
+        ensure!(raw.get(0x04_0108) != 0, "{put:#x} is a ring's end");
+        raw.channel();
+        done += 1;
+    }
+    let end = u64::from(raw.vram) * PAGE;
+    let instance = u64::from(INSTANCE) * PAGE;
+    let directory = u64::from(DIRECTORY) * PAGE;
+    for (at, word) in [
+        // The directory: outside, partly outside, in RAM.
+        (instance + 0x200, 0xff_ffff_f000_u64),
+        (instance + 0x200, end - PAGE),
+        (instance + 0x200, 0x2000 | 2),
+        // Tables: outside, partly outside, in RAM, of both sizes.
+        (directory, u64::MAX),
+        (
+            directory,
+            ((end / PAGE - 1) << 4 | 1) << 32 | (end / PAGE - 1) << 4 | 1,
+        ),
+        (directory, (0x200 << 4 | 2) << 32 | 0x200 << 4 | 2),
+        // Ring and submission page.
+        (instance + 0x48, 0xff_ffff_fff8 | 31 << 48),
+        (instance + 0x08, u64::MAX),
+        (instance + 0x08, end - 8),
+    ] {
+        raw.channel();
+        let old = u64::from(raw.peek(at)) | u64::from(raw.peek(at + 4)) << 32;
+        raw.poke64(at, word);
+        raw.flush();
+        raw.doorbell(1);
+        raw.set(0x00_2634, CHANNEL);
+        raw.poke64(at, old);
+        raw.channel();
+        raw.flush();
+        raw.works(0x100 + done)
+            .with_context(|| format!("after {word:#x} at {at:#x}"))?;
+        done += 1;
+    }
+    // Instance blocks and run lists anywhere.
+    for value in [0xcfff_ffff_u32, 0xc000_0000 | (raw.vram - 1), 0xe000_0000] {
+        raw.set(0x00_3000 + 8 * 9, value);
+        raw.set(0x00_3004 + 8 * 9, 0x001f_0001);
+        raw.set(0x00_2270, value & 0x3fff_ffff);
+        raw.set(0x00_2274, 0x01f0_0fff);
+        raw.set(0x00_1704, value);
+        raw.set(0x00_1714, value);
+        raw.set(0x00_2254, value);
+        raw.set(0x00_3004 + 8 * 9, 0x001f_0000);
+        raw.set(0x00_3000 + 8 * 9, 0);
+        done += 1;
+    }
+    raw.start();
+    raw.works(3)?;
+    Ok(done)
+}
+
+/// The GPU writes the tables that it is told to use.
+fn own_tables(raw: &mut Raw) -> Result<u32> {
+    let table = SMALL + (SPARE_VA / PAGE / 512) as u32;
+    let entry = VRAM_VA + u64::from(table) * PAGE + SPARE_VA / PAGE % 512 * 8;
+    // What is beyond the pages that it sees of VRAM it gets for this.
+    let own = Target::Vram(VramPage(table));
+    raw.map_one(VRAM_VA + u64::from(table) * PAGE, own);
+    raw.map_one(SPARE_VA, Target::Vram(VramPage(OLD)));
+    raw.flush();
+    raw.submit(&release(SPARE_VA, 1));
+    until("a word", || raw.peek(u64::from(OLD) * PAGE) == 1)?;
+    let outside = Pte::linear(Target::Vram(VramPage(raw.vram))).encode();
+    raw.submit(&release(entry, outside as u32));
+    let at = u64::from(table) * PAGE + SPARE_VA / PAGE % 512 * 8;
+    until("the entry", || raw.peek(at) == outside as u32)?;
+    // Nothing has changed until the guest says so; then it is a fault.
+    raw.submit(&release(SPARE_VA, 2));
+    until("a word", || raw.peek(u64::from(OLD) * PAGE) == 2)?;
+    raw.faults("an entry that the GPU wrote", SPARE_VA)?;
+    // And one that is right is used.
+    let inside = Pte::linear(Target::Vram(VramPage(NEW))).encode();
+    raw.submit(&release(entry, inside as u32));
+    until("the entry", || raw.peek(at) == inside as u32)?;
+    raw.flush();
+    raw.submit(&release(SPARE_VA, 3));
+    until("a word", || raw.peek(u64::from(NEW) * PAGE) == 3)?;
+    raw.works(4)?;
+    Ok(2)
+}
+
+/// A channel that runs uses no table that was replaced: after a flush nothing gets to the old page.
+fn running(raw: &mut Raw) -> Result<u32> {
+    const WORD: u32 = 0x5eed_5eed;
+    let mut done = 0;
+    for end in [Some(Target::Vram(VramPage(NEW))), None] {
+        for page in [OLD, NEW] {
+            raw.fill(page, 0);
+        }
+        raw.fill(SOURCE, WORD);
+        raw.map_one(SPARE_VA, Target::Vram(VramPage(OLD)));
+        raw.flush();
+        let from = VRAM_VA + u64::from(SOURCE) * PAGE;
+        raw.submit(&copies(from, SPARE_VA, 0x1fff, 0x1000));
+        until("the first line", || raw.is_all(OLD, WORD))?;
+        match end {
+            Some(target) => raw.map_one(SPARE_VA, target),
+            None => raw.poke64(u64::from(SMALL) * PAGE + SPARE_VA / PAGE * 8, 0),
+        }
+        raw.flush();
+        raw.fill(OLD, 0);
+        if end.is_some() {
+            until("a line at the new page", || raw.is_all(NEW, WORD))?;
+        } else {
+            until("a fault", || raw.get(0x00_259c) != 0)?;
+        }
+        ensure!(raw.is_all(OLD, 0), "the old page was written after a flush");
+        raw.channel();
+        raw.fill(NEW, 0);
+        std::thread::sleep(Duration::from_millis(20));
+        ensure!(raw.is_all(NEW, 0), "a channel that was stopped runs");
+        raw.works(0x200 + done)?;
+        done += 1;
+    }
+    Ok(done)
+}
+
+/// Much of everything.
+fn storms(raw: &mut Raw) -> Result<u32> {
+    // One table in all of a directory.
+    let entry = Pde {
+        small: Some(Table {
+            aperture: Aperture::Vram,
+            number: SMALL,
+        }),
+        ..Pde::default()
+    };
+    for index in 2..8192 {
+        raw.poke64(u64::from(DIRECTORY) * PAGE + index * 8, entry.encode());
+    }
+    raw.flush();
+    raw.works(5)?;
+    raw.submit(&release(RAM_VA + (100 << 27), 6));
+    until("a word by another entry", || raw.mine() == 6)?;
+    // Flushes while a channel runs.
+    let from = VRAM_VA + u64::from(SOURCE) * PAGE;
+    raw.submit(&copies(
+        from,
+        VRAM_VA + u64::from(OLD) * PAGE,
+        0x1fff,
+        0x1000,
+    ));
+    for _ in 0..100 {
+        raw.flush();
+    }
+    // BARs go while it does.
+    let config = raw.device.join("config");
+    let command = fs::read(&config)?
+        .get(4)
+        .copied()
+        .context("no configuration")?;
+    let write = |value: u8| {
+        use std::os::unix::fs::FileExt;
+        let file = File::options().write(true).open(&config)?;
+        file.write_all_at(&[value], 4)
+    };
+    for _ in 0..3 {
+        write(command & !2)?;
+        write(command | 2)?;
+    }
+    raw.channel();
+    raw.works(7)?;
+    // A BAR in as many pieces as it has pages.
+    let pages = (0..4096_u32).map(|page| Target::Vram(VramPage(page * 2 % VISIBLE)));
+    raw.map(BAR_SMALL, 1000, pages);
+    raw.set(0x10_0cb8, BAR_DIRECTORY << 4);
+    raw.set(0x10_0cbc, 1 << 31 | 5);
+    raw.works(8)?;
+    // Others' interrupts.
+    for at in [
+        0x00_0100, 0x00_2100, 0x00_259c, 0x00_25a8, 0x00_2a00, 0x04_0108,
+    ] {
+        raw.set(at, u32::MAX);
+    }
+    raw.works(9)?;
+    Ok(4)
+}
+
+/// Flushes as nouveau does them, so many: the registers of the requests and of the clock.
+pub fn flushes(count: u32) -> Result<()> {
+    let raw = Raw::open()?;
+    let wait = |at: u32, bits: u32| {
+        // The clock, until its high half stays.
+        let now = || loop {
+            let high = raw.get(0x00_9410);
+            let low = raw.get(0x00_9400);
+            if raw.get(0x00_9410) == high {
+                return u64::from(high) << 32 | u64::from(low);
+            }
+        };
+        let start = now();
+        while raw.get(at) & bits == 0 {
+            if now() - start > 2_000_000_000 {
+                bail!("register {at:#x} stays");
+            }
+        }
+        Ok(())
+    };
+    for _ in 0..count {
+        wait(0x10_0c80, 0x00ff_0000)?;
+        raw.set(0x10_0cb8, DIRECTORY << 4);
+        raw.set(0x10_0cbc, 1 << 31 | 1);
+        wait(0x10_0c80, 0x0000_8000)?;
+    }
+    println!("{count} flushes");
+    Ok(())
+}
