@@ -14,6 +14,7 @@ use std::{
 };
 
 use base::Chain;
+pub use gantry_remoting::link::control::image;
 use gantry_remoting::{
     link::{
         control::{Command, NotMoved, Peer, SOON},
@@ -174,6 +175,17 @@ fn copy(from: (&File, u64), to: (&File, u64), length: u64) -> io::Result<u32> {
 pub struct Stopped {
     lent: Vec<Lent>,
     port: Handle,
+}
+
+impl Stopped {
+    /// They go on elsewhere: their workers end.
+    pub fn end(mut self) {
+        for lent in self.lent.drain(..) {
+            if let Some(channel) = lent.stream() {
+                let _ = channel.shutdown(std::net::Shutdown::Write);
+            }
+        }
+    }
 }
 
 impl Drop for Stopped {

@@ -34,6 +34,9 @@ pub enum AccelMigration {
     Refuse,
     /// The guest is asked to give them up first. It has them again if the VM stays.
     Detach,
+    /// Their applications stand still while the VM does, and go on there with workers of the pool that
+    /// is at the same path, or is renamed to.
+    Move,
 }
 
 /// Moves the VM to another Gantry.

@@ -32,7 +32,7 @@ use crate::{
         AccelMigration, ApiError, MigrationMode, ReceiveMigration, Reply, Request,
         ResolveMigration, Response, RunsAt, SendMigration, Status, TimeoutStrategy,
     },
-    config::{AccelConfig, VmConfig},
+    config::{AccelConfig, AccelVia, VmConfig},
     machine::{Machine, handover::Belongings, moving::MovingRegion},
     migration::{
         self, PROTOCOL,
@@ -167,6 +167,8 @@ struct Leaving {
     control: OnControl,
     number: u64,
     was_paused: bool,
+    /// Accelerators' applications go with it.
+    applications: bool,
     /// Its files were handed over.
     local: bool,
     decision: mpsc::Receiver<bool>,
@@ -242,14 +244,14 @@ impl Owner for Leaving {
     }
 
     fn pause(&mut self) -> Result<(Vec<u8>, Moment), String> {
-        let was_paused = self.was_paused;
+        let (was_paused, applications) = (self.was_paused, self.applications);
         self.on_machine(move |machine| {
             let words = |error| Chain(&error).to_string();
             if !was_paused {
                 machine.pause().map_err(words)?;
             }
             let saved_at = Moment::now();
-            let state = machine.departing_state().map_err(words);
+            let state = machine.departing_state(applications).map_err(words);
             state.map(|state| (state, saved_at)).inspect_err(|_| {
                 if !was_paused && let Err(error) = machine.resume() {
                     log::error!("the VM does not go on: {}", Chain(&error));
@@ -260,6 +262,10 @@ impl Owner for Leaving {
 
     fn resume(&mut self) {
         if self.was_paused {
+            let _ = self.on_machine(|machine| {
+                machine.applications_stay();
+                Ok(())
+            });
             return;
         }
         let resumed =
@@ -424,7 +430,14 @@ impl Control {
             // They will have left.
             detaches = offered_config.accels.take().is_some_and(|a| !a.is_empty());
         }
-        let mut reasons = machine.reasons_to_stay(&offered_config);
+        let applications = request.accel == AccelMigration::Move;
+        let mut judged = offered_config.clone();
+        if applications {
+            // Workers of a pool can be left; a process of another VM cannot.
+            let accels = judged.accels.iter_mut();
+            accels.for_each(|all| all.retain(|one| matches!(one.via, AccelVia::Gate(_))));
+        }
+        let mut reasons = machine.reasons_to_stay(&judged);
         if request.local {
             reasons.extend(machine.reasons_not_to_share());
         }
@@ -468,6 +481,7 @@ impl Control {
             control: self.migrations.on_control().map_err(host)?,
             number,
             was_paused,
+            applications,
             local: request.local,
             decision: decided,
         };
@@ -516,9 +530,10 @@ impl Control {
         self.life = match mem::take(&mut self.life) {
             Life::Live {
                 mut config,
-                machine,
+                mut machine,
                 ..
             } => {
+                machine.applications_have_left();
                 drop(machine);
                 self.receiver.clear();
                 self.removals.finish(&mut config, &mut self.monitor);

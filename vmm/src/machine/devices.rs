@@ -753,6 +753,11 @@ impl Devices {
         Ok(stopped)
     }
 
+    /// What the machine that comes from elsewhere has of accelerators' applications.
+    pub fn set_archive(&mut self, archive: File) {
+        self.surroundings.archive = Some(Arc::new(archive));
+    }
+
     /// State of all devices, paused.
     pub fn save(&self) -> Result<Vec<SavedDevice>, MachineError> {
         self.plugged

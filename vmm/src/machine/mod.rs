@@ -16,6 +16,7 @@
 //! - [`events`]: what a machine reports to the control loop; [`alarms`]: what physical devices do.
 
 pub mod alarms;
+mod applications;
 mod boot;
 pub mod buses;
 pub mod consoles;
@@ -43,6 +44,7 @@ use std::{
 };
 
 use ::devices::{
+    accel::saved::Stopped,
     acpi::Notification,
     legacy::DebugConsole,
     msi::MsiController,
@@ -83,6 +85,8 @@ pub struct Machine {
     cpus: Cpus,
     consoles: Consoles,
     devices: Devices,
+    /// Accelerators' applications that stand still, while the machine is on its way to another host.
+    departing: Vec<Stopped>,
     /// Memory that is still on its way in; vCPUs and devices wait for it.
     lazy: Option<LazyRestore>,
     platform: Platform,
@@ -237,6 +241,7 @@ impl Machine {
             cpus,
             consoles: Consoles::new(backends, Arc::clone(&host.spawner)),
             devices,
+            departing: Vec::new(),
             lazy: None,
             torn_out: BTreeSet::new(),
             platform,
@@ -282,6 +287,7 @@ impl Machine {
 
     /// Lets devices and vCPUs run.
     pub fn resume(&mut self) -> Result<(), MachineError> {
+        self.applications_stay();
         self.devices.resume()?;
         self.consoles.start(&self.platform, &self.devices)?;
         self.cpus.resume();

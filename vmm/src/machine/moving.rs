@@ -112,13 +112,19 @@ impl Machine {
 
     /// The state of the paused machine, in the form that a file would have, when all that it wrote
     /// to its disks is where another host finds it.
-    pub fn departing_state(&self) -> Result<Vec<u8>, MachineError> {
+    /// With `applications` it has those of accelerators, which stand still until the machine goes on.
+    pub fn departing_state(&mut self, applications: bool) -> Result<Vec<u8>, MachineError> {
         self.devices.flush_disks()?;
-        let state = self.state()?;
-        state_file::encode(&state).map_err(|source| MachineError::StateFile {
-            path: "of the migration".into(),
-            source,
-        })
+        let packed = applications.then(|| self.pack_applications()).transpose()?;
+        let encoded = self.state().and_then(|state| {
+            state_file::encode(&state).map_err(|source| MachineError::StateFile {
+                path: "of the migration".into(),
+                source,
+            })
+        });
+        let mut state = encoded.inspect_err(|_| self.applications_stay())?;
+        state.extend(packed.into_iter().flatten());
+        Ok(state)
     }
 
     /// A machine with the memory of one that is on its way here: without devices and vCPUs.
@@ -140,6 +146,7 @@ impl Machine {
         state: &[u8],
         away: Duration,
     ) -> Result<(), MachineError> {
+        let state = self.unpack_applications(state)?;
         let mut state: SavedMachine =
             state_file::decode(state).map_err(|source| MachineError::StateFile {
                 path: "of the migration".into(),
