@@ -34,6 +34,9 @@ const PORT: u16 = 7070;
 /// Where a guest has a certificate of its own, and the authority's.
 const GUEST_KEYS: &str = "/keys";
 
+/// CUDA's driver for L1, which needs no GPU.
+pub const STAND_IN: &str = "/lib/libgantry_cuda_driver.so";
+
 /// A worker pool. It is killed when dropped, and its workers with it.
 pub struct Pool {
     child: Child,
@@ -46,6 +49,17 @@ impl Pool {
     /// `gantry.log` in `dir`.
     pub fn start(dir: &Path) -> Result<Self> {
         Self::start_with(dir, &[])
+    }
+
+    /// A pool for CUDA, before a stand-in for NVIDIA's driver.
+    pub fn start_for_cuda(dir: &Path) -> Result<Self> {
+        let library = "/run/libcuda.so.1";
+        mount()?;
+        fs::copy(STAND_IN, Path::new(ROOT).join(&library[1..]))?;
+        let mut arguments = vec!["--api", "cuda", "--library", library, "--readable", library];
+        // The stand-in reserves addresses that count as memory.
+        arguments.extend(["--heap", "262144"]);
+        Self::start_with(dir, &arguments)
     }
 
     /// The same with further arguments.

@@ -7,7 +7,11 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use gantry_tests::rig::{Binaries, opencl::Programs, packages};
+use gantry_tests::rig::{
+    Binaries,
+    opencl::{Cuda, Programs},
+    packages,
+};
 
 use crate::progress::Step;
 
@@ -32,6 +36,8 @@ pub fn cargo() -> Command {
 /// The packages whose programs, libraries and examples are run.
 const PACKAGES: &[&str] = &[
     "ch-client",
+    "gantry-cuda",
+    "gantry-cuda-driver",
     "gantry-malloc",
     "gantry-opencl",
     "gantry-remoting",
@@ -78,6 +84,11 @@ pub fn build() -> Result<Binaries> {
             moving: release.join("examples/opencl_moving"),
             turns: release.join("examples/opencl_turns"),
             hostile: release.join("examples/opencl_hostile"),
+            cuda: Cuda {
+                driver: release.join("libgantry_cuda.so"),
+                programs: release.join("examples/cuda_programs"),
+                stand_in: release.join("libgantry_cuda_driver.so"),
+            },
         },
     })
 }

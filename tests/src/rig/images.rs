@@ -188,6 +188,8 @@ impl Images {
         program(&binaries.opencl.arbiter, &root, "bin/gantry-arbiter")?;
         program(&binaries.opencl.turns, &root, "bin/opencl-turns")?;
         program(&binaries.opencl.hostile, &root, "bin/opencl-hostile")?;
+        let stand_in = &binaries.opencl.cuda.stand_in;
+        program(stand_in, &root, &crate::opencl::STAND_IN[1..])?;
         fs::copy(unpacked_kernel(cache, &kernel)?, images.join("vmlinux"))?;
         for guest in ["l2-opencl.cpio.gz", "l2-systemd.cpio.gz", "lean.cpio.gz"] {
             fs::copy(work.join(guest), images.join(guest))?;

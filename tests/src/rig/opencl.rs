@@ -76,6 +76,18 @@ pub struct Programs {
     pub turns: PathBuf,
     /// One that breaks the rules.
     pub hostile: PathBuf,
+    /// CUDA in a guest and in a worker.
+    pub cuda: Cuda,
+}
+
+/// What guests that compute by CUDA have, and their host.
+pub struct Cuda {
+    /// The guest's driver.
+    pub driver: PathBuf,
+    /// Programs that compute, and compare.
+    pub programs: PathBuf,
+    /// The host's driver, which needs no GPU.
+    pub stand_in: PathBuf,
 }
 
 /// A disk image with everything that PoCL needs, and foreign programs. It is made once: it has nothing of this
@@ -214,6 +226,9 @@ pub fn guest(programs: &Programs, work: &Path) -> Result<PathBuf> {
     program(&programs.turns, &root, "bin/opencl-turns")?;
     program(&programs.hostile, &root, "bin/opencl-hostile")?;
     program(Path::new("/usr/bin/clinfo"), &root, "bin/clinfo")?;
+    program(&programs.cuda.programs, &root, "bin/cuda-programs")?;
+    let cuda = "lib/x86_64-linux-gnu/libcuda.so.1";
+    program(&programs.cuda.driver, &root, cuda)?;
     let library = "lib/x86_64-linux-gnu/libOpenCL.so.1";
     program(&Path::new("/usr").join(library), &root, library)?;
     let keys = keys(work)?;

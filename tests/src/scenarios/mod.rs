@@ -3,6 +3,7 @@
 mod accelerator;
 mod boot;
 mod clients;
+mod cuda;
 mod disks;
 mod errors;
 mod foreign;
@@ -79,6 +80,7 @@ pub fn all() -> Vec<Scenario> {
         process::SCENARIOS,
         passthrough::SCENARIOS,
         accelerator::SCENARIOS,
+        cuda::SCENARIOS,
         services::SCENARIOS,
         foreign::SCENARIOS,
         streams::SCENARIOS,
