@@ -29,7 +29,7 @@ fn boot(context: &Context, pool: &Pool, name: &str) -> Result<(Gantry, Guest)> {
     let dir = context.dir.join(name);
     fs::create_dir_all(&dir)?;
     let mut accel = accel(pool);
-    accel["api"] = json!("cuda");
+    accel["api"] = json!("Cuda");
     accel["memory"] = json!(MEMORY << 20);
     let more = json!({
         "payload": {"initramfs": opencl::guest_files(&dir)?},
