@@ -77,7 +77,7 @@ has_common_config!(GpuConfig);
 
 impl Configured for GpuConfig {
     const HELP: &'static str = "Virtual GPUs for the guest's own driver, parts of the one that gantry-gpu has: \
-        socket=PATH,vram=SIZE,channels=N,weight=N,id=NAME";
+        socket=PATH,vram=SIZE,channels=N,weight=N,remap=on|off,lazy=on|off,watch=on|off,id=NAME";
 
     const HOT_PLUG: Option<HotPlug> = Some(HotPlug {
         about: "Give the VM a virtual GPU",
