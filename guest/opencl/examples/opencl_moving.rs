@@ -17,7 +17,7 @@ use gantry_remoting::apis::opencl::codes;
 mod device;
 
 const ITEMS: usize = 4096;
-const SOURCE: &std::ffi::CStr = c"kernel void step(global uint* a, global uint* b, uint key) {
+const SOURCE: &std::ffi::CStr = c"kernel void advance(global uint* a, global uint* b, uint key) {
     size_t i = get_global_id(0);
     a[i] = a[i] * 1664525u + b[i] + key;
     b[i] ^= a[i] >> 3;
@@ -28,7 +28,7 @@ const TOLD: u32 = 10;
 fn main() -> Result<(), String> {
     let stop = env::args().nth(1).ok_or("name a file that ends it")?;
     let device = Device::open(None)?;
-    let [kernel] = device.kernels(SOURCE, [c"step"])?;
+    let [kernel] = device.kernels(SOURCE, [c"advance"])?;
     let size = ITEMS * size_of::<u32>();
     let zero = 0u32;
     let mut buffers = [0, codes::MEM_ALLOC_HOST_PTR].into_iter().map(|place| {
