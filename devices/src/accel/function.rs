@@ -2,6 +2,7 @@
 
 use std::{
     cell::RefCell,
+    collections::BTreeSet,
     fs::File,
     io, mem,
     os::fd::OwnedFd,
@@ -272,8 +273,14 @@ impl Accel {
         let port = self.handle();
         let pool = self.attach.pool();
         let mut reasons = Vec::new();
+        let mut seen = BTreeSet::new();
         for one in slices {
             let slice = one.slice as usize;
+            if !seen.insert(slice) {
+                return Err(LifecycleError::WrongState(
+                    "the state has two applications in one slice of the accelerator",
+                ));
+            }
             let file = self
                 .window
                 .with_file(slice, |file| file.try_clone_to_owned());

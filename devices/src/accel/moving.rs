@@ -250,11 +250,13 @@ pub(super) fn stopped<T>(
     then: impl FnOnce(File) -> Result<T, NotMoved>,
 ) -> Result<T, NotMoved> {
     let patience = u64::try_from(drain.as_millis()).unwrap_or(u64::MAX);
-    worker.ask(
-        &Command::Quiesce(patience),
-        &[],
-        drain.saturating_add(AFTER_DRAIN),
-    )?;
+    let wait = drain.saturating_add(AFTER_DRAIN);
+    let quiesced = worker.ask(&Command::Quiesce(patience), &[], wait);
+    if let Err(NotMoved::Gone { .. }) = quiesced {
+        // Its answer may still come, and would be taken for that to the next command.
+        let _ = worker.channel.shutdown(Shutdown::Write);
+    }
+    quiesced?;
     let outcome = (|| {
         let image = control::image().map_err(NotMoved::File)?;
         worker.ask(&Command::Save(), &[image.as_fd()], LONG)?;

@@ -98,6 +98,10 @@ impl Archive {
     /// One of the two fails.
     pub fn add(&mut self, from: &File) -> io::Result<Piece> {
         let length = from.metadata()?.len();
+        // A worker says how long its image is.
+        if length > LONGEST {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
         let at = self.end;
         let crc32 = copy((from, 0), (&self.file, at), length)?;
         self.end = at
@@ -131,7 +135,7 @@ impl Piece {
 }
 
 /// Where the next byte of a file is that is not in a hole; `end` if there is none before.
-fn data_after(file: &File, offset: u64, end: u64) -> u64 {
+pub fn data_after(file: &File, offset: u64, end: u64) -> u64 {
     let Ok(from) = libc::off_t::try_from(offset) else {
         return offset;
     };
@@ -183,6 +187,8 @@ impl Stopped {
         for lent in self.lent.drain(..) {
             if let Some(channel) = lent.stream() {
                 let _ = channel.shutdown(std::net::Shutdown::Write);
+                // The port's thread, which has it again now, waits for several.
+                let _ = socket::set_blocking(channel, false);
             }
         }
     }

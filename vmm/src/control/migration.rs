@@ -536,6 +536,7 @@ impl Control {
                 machine.applications_have_left();
                 drop(machine);
                 self.receiver.clear();
+                self.moves.clear();
                 self.removals.finish(&mut config, &mut self.monitor);
                 Life::Shutdown(config)
             }

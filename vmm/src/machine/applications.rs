@@ -10,7 +10,7 @@
 
 use std::{fs::File, io, os::unix::fs::FileExt};
 
-use ::devices::accel::saved::{Archive, Stopped, image};
+use ::devices::accel::saved::{Archive, Stopped, data_after, image};
 
 use super::{Machine, error::MachineError};
 
@@ -32,6 +32,12 @@ fn pack(archive: &File, most: usize) -> io::Result<Vec<u8>> {
     let mut chunk = vec![0; CHUNK];
     let mut at = 0;
     while at < size {
+        // Holes are not read: they can be as long as workers say.
+        let next = data_after(archive, at, size);
+        at = next - next % CHUNK as u64;
+        if next >= size {
+            break;
+        }
         let part = &mut chunk[..CHUNK.min(usize::try_from(size - at).unwrap_or(CHUNK))];
         archive.read_exact_at(part, at)?;
         if part.iter().any(|byte| *byte != 0) {

@@ -294,9 +294,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Lets devices and vCPUs run, and waits until each vCPU is on its way into the guest.
-    pub fn start(&mut self) -> Result<(), MachineError> {
-        self.resume()?;
+    /// After [`Machine::resume`]: waits until each vCPU is on its way into the guest.
+    pub fn wait_running(&self) -> Result<(), MachineError> {
         Ok(self.cpus.wait_running()?)
     }
 

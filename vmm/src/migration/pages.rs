@@ -412,7 +412,8 @@ impl Arriving {
                 .iter_mut()
                 .find(|(region, _)| {
                     let at = run.guest.checked_sub(region.guest);
-                    at.is_some_and(|at| at + len <= region.mapping.size() as u64)
+                    let end = at.and_then(|at| at.checked_add(len));
+                    end.is_some_and(|end| end <= region.mapping.size() as u64)
                 })
                 .ok_or_else(outside)?;
             let first = (run.guest - region.guest) / PAGE;

@@ -401,6 +401,7 @@ impl<'a> Source<'a> {
         } else if self.went && self.owner.retake() == Retaken::Denied {
             // The destination does not run it, and somebody else has a disk.
             log::error!("a disk of the VM is in use elsewhere: it stays paused");
+            self.owner.throttle(0);
             return Outcome::Stayed(error);
         }
         self.owner.throttle(0);

@@ -672,6 +672,15 @@ fn pages_outside_of_ram_are_refused() {
         frame::encode_pages(&[run], &[], &mut contents);
         assert!(arriving.take(&contents).is_err(), "{guest:#x}");
     }
+    // Their end would be an address in RAM, counted round.
+    let mut low = pages::Arriving::new(vec![region(0)]);
+    let run = frame::Run {
+        guest: u64::MAX - 4095,
+        pages: 2,
+        zero: true,
+    };
+    frame::encode_pages(&[run], &[], &mut contents);
+    assert!(low.take(&contents).is_err());
 }
 
 #[test]

@@ -293,8 +293,12 @@ impl Control {
         };
         if !paused {
             machine
-                .start()
+                .resume()
                 .map_err(|error| failed(&error).to_string())?;
+            // Devices and some vCPUs run: the other host must not go on, however late another vCPU is.
+            if let Err(error) = machine.wait_running() {
+                log::error!("a vCPU is late to go on: {}", base::Chain(&error));
+            }
         }
         // Before that they were those of the source, if it is a process of this host.
         machine.set_owns_sockets(true);
