@@ -189,7 +189,10 @@ impl Front {
             if inbox.has_ended() {
                 return;
             }
-            if inbox.is_lost() && self.with(|state| state.engines.lose()) {
+            // Of the link that is there when the lock is held: the receiver may have found the mediator again.
+            if inbox.is_lost()
+                && self.with(|state| state.engines.link.is_lost() && state.engines.lose())
+            {
                 log::warn!(
                     "{}: gantry-gpu is lost: channels have ended; it is waited for",
                     self.name

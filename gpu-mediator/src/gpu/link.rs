@@ -70,9 +70,12 @@ pub struct Packet {
 impl Packets {
     /// Connects to the mediator; the result blocks.
     pub fn connect(path: &Path) -> io::Result<Self> {
-        let fd = socket(SocketFlags::empty())?;
+        // A mediator that accepts nobody is an error, and nothing to wait for.
+        let fd = socket(SocketFlags::NONBLOCK)?;
         rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
-        Ok(Self(fd.into()))
+        let stream = UnixStream::from(fd);
+        base::socket::set_blocking(&stream, true)?;
+        Ok(Self(stream))
     }
 
     /// Two ends, the first of which does not block.

@@ -373,12 +373,6 @@ impl Mediator {
                 count,
                 offset,
             } => self.add_ram(vm, first, count, offset, files)?,
-            Request::RamGone { first } => {
-                if let Some(range) = vm.partition.remove(first) {
-                    self.gpu.take_back(range.dma, range.count)?;
-                    self.dma.give(range.dma.0, dma_pages(range.count));
-                }
-            }
             Request::Table { table, size } => vm.spaces.add_table(reserve, table, size)?,
             Request::TableGone { table } => vm.spaces.remove_table(reserve, table)?,
             Request::Map { table, runs } => {

@@ -83,12 +83,6 @@ impl Partition {
         self.ram.push(range);
     }
 
-    /// Takes the range that starts at a page.
-    pub fn remove(&mut self, first: Gfn) -> Option<RamRange> {
-        let at = self.ram.iter().position(|range| range.first == first)?;
-        Some(self.ram.swap_remove(at))
-    }
-
     /// The physical page for one of the guest's, of which `count` consecutive ones are used.
     fn vram(&self, page: u32, count: u32) -> Option<u32> {
         let end = page.checked_add(count)?;

@@ -88,11 +88,6 @@ pub enum Request {
         /// Offset in the file.
         offset: u64,
     },
-    /// The RAM that [`Request::Ram`] gave at this page is gone.
-    RamGone {
-        /// The first page.
-        first: Gfn,
-    },
     /// A table that maps nothing yet.
     Table {
         /// Its number, which is free.
@@ -436,9 +431,6 @@ impl Request {
                 },
                 offset: reader.u64()?,
             },
-            3 => Self::RamGone {
-                first: page(number)?,
-            },
             4 => Self::Table {
                 table: table()?,
                 size: match reader.u32()? {
@@ -548,7 +540,6 @@ impl Request {
                 message.extend(offset.to_le_bytes());
                 message
             }
-            Self::RamGone { first } => start(3, first.0),
             Self::Table { table, size } => {
                 let mut message = start(4, *table);
                 message.extend(u32::from(*size == Size::Large).to_le_bytes());

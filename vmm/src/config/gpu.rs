@@ -94,6 +94,10 @@ impl Configured for GpuConfig {
 }
 
 impl Device for GpuConfig {
+    fn cannot_move(&self) -> Option<&'static str> {
+        Some("virtual GPU")
+    }
+
     fn validate(&self) -> Result<(), Invalid> {
         if self.socket.as_os_str().is_empty() {
             return Err(Problem::Missing("name the socket of gantry-gpu").at("socket"));
