@@ -182,7 +182,8 @@ if within 60 python3 -c 'import torch; print("PyTorch", torch.__version__)' 2>&1
             say "$model $which: status $?, $(grep -c ^loss "$work/$model.$which") losses, the last $(grep ^loss "$work/$model.$which" | tail -1), $(grep '^#' "$work/$model.$which"), $((SECONDS - start_of)) s in all"
             tail -4 "$work/$model.$which.err" | cut -c1-300 | tee -a "$log"
         done
-        if cmp -s <(grep ^loss "$work/$model.native") <(grep ^loss "$work/$model.remoted"); then
+        if grep -q ^loss "$work/$model.native" &&
+            cmp -s <(grep ^loss "$work/$model.native") <(grep ^loss "$work/$model.remoted"); then
             say "$model: $(grep -c ^loss "$work/$model.native") losses are equal"
         else
             say "$model: the losses differ:"

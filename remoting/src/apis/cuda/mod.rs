@@ -89,6 +89,12 @@ impl Api for Cuda {
                 let likeness = plan::likeness(call.library, call.function, &call.arguments.0)?;
                 mix(&[call.library.into(), call.function.into(), likeness])
             }
+            // Who waits for the call gives the device work, too.
+            #[cfg(feature = "std")]
+            Request::Library(call) => {
+                let likeness = plan::likeness(call.library, call.function, &call.arguments.0)?;
+                mix(&[call.library.into(), call.function.into(), likeness])
+            }
             Request::Fill(call) => size(call.count.saturating_mul(call.rows)),
             _ => None,
         }

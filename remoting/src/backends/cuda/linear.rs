@@ -179,6 +179,15 @@ impl Server {
             // One of cuBLAS serves as well, and is ended by its own library.
             return Err(NO_HANDLE);
         }
+        if let Some(Argument::Object(Kind::Stream, stream)) = arguments.get(1)
+            && library == Library::Blas
+            && function == KNOWN.set_stream
+            && let Ok(stream) = self.backend.objects.get(Kind::Stream, *stream)
+            && stream.context != context
+        {
+            // It would stay with the handle when its own context has gone.
+            return Err(INVALID_VALUE);
+        }
         let state = self.backend.linear.get(&id).copied().unwrap_or_default();
         check_scalars(plan, &arguments, state.scalars_on_device)?;
         let words = self.words(plan, &mut arguments)?;
