@@ -21,6 +21,8 @@ pub const SAY_NOTHING: &[(&str, Nothing)] = &[
     ("pci_function", Nothing::Zero),
     // Cloud Hypervisor's builds with a debugger's stub say so in vm.info, which clients send back.
     ("gdb", Nothing::Off),
+    // Kata Containers describes the serial port as a console.
+    ("iommu", Nothing::Off),
     // ch-remote says with each disk that it leaves the choice to the VMM.
     ("disable_io_uring", Nothing::Off),
     ("disable_aio", Nothing::Off),
@@ -263,6 +265,7 @@ mod tests {
         for body in [
             r#"{"payload":{},"gdb":false,"ivshmem":null,"zone_updates":[]}"#,
             r#"{"payload":{},"devices":[{"path":"/d","pci_function":0}]}"#,
+            r#"{"payload":{},"serial":{"mode":"Off","iommu":false}}"#,
             r#"{"payload":{},"disks":[{"path":"/d","disable_aio":false,"disable_io_uring":false}]}"#,
         ] {
             parse::<VmConfig>("vm.create", body.as_bytes()).unwrap();

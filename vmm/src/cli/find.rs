@@ -5,7 +5,10 @@ use std::{
     env,
     ffi::{OsStr, OsString},
     fmt, fs,
-    os::unix::ffi::{OsStrExt, OsStringExt},
+    os::unix::{
+        ffi::{OsStrExt, OsStringExt},
+        fs::MetadataExt,
+    },
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -107,6 +110,11 @@ fn sockets(proc: &Path) -> BTreeSet<PathBuf> {
 
 /// The API socket of a process, by its folder.
 fn socket_of(process: &Path) -> Option<PathBuf> {
+    // Another user's process may call itself what it likes, and answer anything.
+    let owner = fs::metadata(process).ok()?.uid();
+    if owner != 0 && owner != fs::metadata("/proc/self").ok()?.uid() {
+        return None;
+    }
     let line = fs::read(process.join("cmdline")).ok()?;
     let words: Vec<_> = line
         .split(|byte| *byte == 0)
