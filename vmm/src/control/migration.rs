@@ -574,6 +574,12 @@ impl Control {
             Outcome::Stayed(error) => {
                 let error = Chain(&error).to_string();
                 log::error!("the VM stays: {error}");
+                // Somebody else has a disk: a resume asks for it again.
+                if let Life::Live { machine, run, .. } = &mut self.life
+                    && machine.is_unlocked()
+                {
+                    *run = RunState::Paused;
+                }
                 end(&progress, Phase::Failed, Some(error));
                 self.attach_again(detached);
                 "migration-failed"

@@ -87,6 +87,9 @@ pub struct Machine {
     devices: Devices,
     /// Accelerators' applications that stand still, while the machine is on its way to another host.
     departing: Vec<Stopped>,
+    /// The locks of the disks are another process's, or may be: the machine does not run before it has
+    /// taken them.
+    unlocked: bool,
     /// Memory that is still on its way in; vCPUs and devices wait for it.
     lazy: Option<LazyRestore>,
     platform: Platform,
@@ -242,6 +245,7 @@ impl Machine {
             consoles: Consoles::new(backends, Arc::clone(&host.spawner)),
             devices,
             departing: Vec::new(),
+            unlocked: host.arriving,
             lazy: None,
             torn_out: BTreeSet::new(),
             platform,
@@ -285,8 +289,11 @@ impl Machine {
         Ok(())
     }
 
-    /// Lets devices and vCPUs run.
+    /// Lets devices and vCPUs run, with the locks of all disks.
     pub fn resume(&mut self) -> Result<(), MachineError> {
+        if self.unlocked {
+            self.take_locks()?;
+        }
         self.applications_stay();
         self.devices.resume()?;
         self.consoles.start(&self.platform, &self.devices)?;

@@ -160,12 +160,20 @@ impl Machine {
 
     /// Takes the locks of all disks, or none: whoever has them may run the machine.
     pub fn take_locks(&mut self) -> Result<(), MachineError> {
-        self.devices.lock_disks()
+        self.devices.lock_disks()?;
+        self.unlocked = false;
+        Ok(())
     }
 
-    /// Gives the locks of all disks up. The paused machine must not go on without them.
-    pub fn release_locks(&self) -> Result<(), MachineError> {
+    /// Gives the locks of all disks up. The paused machine does not go on without them.
+    pub fn release_locks(&mut self) -> Result<(), MachineError> {
+        self.unlocked = true;
         self.devices.unlock_disks()
+    }
+
+    /// Whether the machine needs the locks of its disks before it can run.
+    pub fn is_unlocked(&self) -> bool {
+        self.unlocked
     }
 
     /// Whether a lock says who may run the machine.
