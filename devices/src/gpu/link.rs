@@ -22,8 +22,8 @@ use super::{Error, memory::Vram};
 /// it for dead.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long a mediator that comes back may take to answer a greeting.
-const GREETING: Duration = Duration::from_secs(2);
+/// How long a mediator that comes back may take to answer a handshake.
+const HANDSHAKE: Duration = Duration::from_secs(2);
 /// How long to wait before the mediator is tried again, once it is lost.
 const RETRY: Duration = Duration::from_millis(500);
 
@@ -110,13 +110,13 @@ pub struct Wanted {
 impl Wanted {
     /// Connects to a mediator that may have come back, with the partition that was kept.
     pub fn again(&self, kept: BorrowedFd<'_>) -> Result<Again, Error> {
-        self.greet(Some(kept), GREETING)
+        self.handshake(Some(kept), HANDSHAKE)
             .map(|(packets, _)| Again(packets))
     }
 
-    /// Greets the mediator. With a partition that was kept, its contents stay; otherwise there is a
+    /// The handshake with the mediator. With a partition that was kept, its contents stay; otherwise there is a
     /// new one.
-    fn greet(
+    fn handshake(
         &self,
         kept: Option<BorrowedFd<'_>>,
         patience: Duration,
@@ -205,7 +205,7 @@ impl Receiver {
 impl Link {
     /// Connects, and gets a partition.
     pub fn connect(wanted: Wanted) -> Result<(Self, Vram), Error> {
-        let (packets, packet) = wanted.greet(None, PATIENCE)?;
+        let (packets, packet) = wanted.handshake(None, PATIENCE)?;
         let file = packet.files.into_iter().next().ok_or(Error::Refused)?;
         let memory = Vram::new(file.into(), wanted.vram).map_err(Error::Memory)?;
         let inbox = Inbox {

@@ -7,6 +7,7 @@ use std::{
         unix::net::UnixStream,
     },
     path::Path,
+    time::Duration,
 };
 
 use rustix::net::{
@@ -14,6 +15,9 @@ use rustix::net::{
 };
 
 use super::wire::MOST;
+
+/// How long a front waits for room in its connection.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 fn socket(flags: SocketFlags) -> io::Result<OwnedFd> {
     let flags = flags | SocketFlags::CLOEXEC;
@@ -75,6 +79,8 @@ impl Packets {
         rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
         let stream = UnixStream::from(fd);
         base::socket::set_blocking(&stream, true)?;
+        // One that stands still loses the connection: whoever sends has a lock.
+        stream.set_write_timeout(Some(PATIENCE))?;
         Ok(Self(stream))
     }
 

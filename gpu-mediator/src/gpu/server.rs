@@ -57,7 +57,7 @@ enum Ending {
     Socket(#[source] io::Error),
     #[error("it makes no sense")]
     Nonsense(#[from] Nonsense),
-    #[error("it does not begin with a greeting")]
+    #[error("its first message is no Hello")]
     Silent,
     #[error("it does not take its messages")]
     Deaf,
@@ -219,14 +219,14 @@ impl Server {
         let request = Request::parse(&packet.bytes)?;
         let now = Moment::now();
         let Some(vm) = front.vm else {
-            return self.greet(front, &request, packet.files, now);
+            return self.handshake(front, &request, packet.files, now);
         };
         self.mediator
             .request(vm, request, packet.files, now)
             .map_err(Ending::Request)
     }
 
-    fn greet(
+    fn handshake(
         &mut self,
         front: &mut Front,
         request: &Request,

@@ -179,6 +179,7 @@ const GPU: &[i64] = &[
     libc::SYS_fcntl,
     libc::SYS_recvmsg,
     libc::SYS_sendmsg,
+    libc::SYS_setsockopt,
     libc::SYS_shutdown,
     libc::SYS_socket,
 ];
