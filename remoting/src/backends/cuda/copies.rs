@@ -108,6 +108,10 @@ impl Server {
                     return Err(codes::INVALID_VALUE);
                 }
             }
+            // Rows of nothing may be as many as the client likes.
+            if call.width == 0 || call.rows == 0 {
+                return Ok(submitted);
+            }
             let copy = CUDA_MEMCPY2D {
                 srcXInBytes: 0,
                 srcY: 0,
