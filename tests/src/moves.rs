@@ -21,7 +21,7 @@ use crate::{
 /// Moves that are measured of each kind; the median counts.
 const MOVES: usize = 3;
 /// How long a guest is left alone before.
-const SETTLE: Duration = Duration::from_secs(5);
+const STEADY_AFTER: Duration = Duration::from_secs(5);
 /// Bytes that are copied at once.
 const CHUNK: usize = 1 << 20;
 
@@ -72,7 +72,7 @@ fn moves(dir: &Path, local: bool) -> Result<Vec<Value>> {
     drop(guest);
     let mut all = Vec::new();
     for turn in 1..=MOVES {
-        thread::sleep(SETTLE);
+        thread::sleep(STEADY_AFTER);
         let waiting = wait_in(&dir.join(turn.to_string()), &gantry.serial)?;
         let body = json!({
             "destination_url": waiting.url, "local": local, "preserve_source": true,

@@ -127,7 +127,7 @@ struct Brake {
 }
 
 impl Brake {
-    /// Rounds that may be in vain.
+    /// Rounds that may pass without progress.
     const PATIENCE: u32 = 3;
     const FIRST: u8 = 20;
     const STEP: u8 = 10;
