@@ -5,12 +5,10 @@
 //! that costs is charged to it. That is for who would be next anyway, if it is back in a moment or has
 //! fallen behind its part; and only if it uses a fair part of what is kept for it. For others' pauses
 //! somebody else has the device, if possible for no longer than they last. Who is back within
-//! [`LONGEST`] has lost nothing of what it is owed; who stays away for longer than was expected is not
+//! the longest pause that is waited for has lost nothing of what it is owed; who stays away for longer than was expected is not
 //! waited for.
 
 use std::{collections::BTreeMap, time::Duration};
-
-use gantry_remoting::turns::pauses::LONGEST;
 
 use crate::{
     Expected, Moment, Slice,
@@ -22,6 +20,8 @@ use crate::{
 const INTERACTIVE_CALLS: u128 = 10;
 const INTERACTIVE_TIME: Duration = Duration::from_millis(10);
 
+/// The longest pause that is waited for, if nothing else is said.
+pub const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 /// A pause up to this is waited for rather than passing the turn on and back, which takes a GPU as
 /// long: 150 us for its change to another process and 200 us for the way to the worker, twice.
 const SHORT: Duration = Duration::from_micros(500);
@@ -79,11 +79,17 @@ struct Away {
 }
 
 impl Away {
-    fn new(expected: Expected, since: Moment) -> Self {
+    /// What is expected may come from a hostile client. Nobody is waited for who may stay away for
+    /// longer than the `longest` pause.
+    fn new(expected: Expected, since: Moment, longest: Duration) -> Self {
+        let within = match expected.within {
+            within if within > longest => Duration::ZERO,
+            within => within,
+        };
         Self {
-            usual: since + expected.usual,
-            until: since + expected.within,
-            owed: since + LONGEST,
+            usual: since + expected.usual.min(longest),
+            until: since + within,
+            owed: since + longest,
             pays: expected.usual / (LEAST_PART - 1) <= expected.batch,
         }
     }
@@ -132,6 +138,7 @@ struct Holder {
 #[derive(Debug)]
 pub struct Scheduler {
     policy: Box<dyn Policy>,
+    longest_pause: Duration,
     clients: BTreeMap<ClientId, Client>,
     waiting: usize,
     holder: Option<Holder>,
@@ -148,6 +155,7 @@ impl Scheduler {
     pub fn new(policy: Box<dyn Policy>) -> Self {
         Self {
             policy,
+            longest_pause: LONGEST_PAUSE,
             clients: BTreeMap::new(),
             waiting: 0,
             holder: None,
@@ -155,6 +163,11 @@ impl Scheduler {
             kept: None,
             last: None,
         }
+    }
+
+    /// Has nobody waited for who may stay away for longer than this between two batches.
+    pub fn set_longest_pause(&mut self, longest: Duration) {
+        self.longest_pause = longest;
     }
 
     /// A client that does not want the device yet. Its number must be new.
@@ -210,7 +223,7 @@ impl Scheduler {
         in_turn: bool,
         now: Moment,
     ) -> Option<Moment> {
-        let away = Away::new(expected, since);
+        let away = Away::new(expected, since, self.longest_pause);
         let rank = self.policy.rank(self.holder?.client);
         let keeps = away.is_waited_for(rank, in_turn, now);
         keeps.then_some(away.until)
@@ -219,7 +232,7 @@ impl Scheduler {
     /// A client that has given the device back is between two batches `since` then. One that waits
     /// is not.
     pub fn away(&mut self, id: ClientId, expected: Expected, since: Moment, now: Moment) {
-        let away = Away::new(expected, since);
+        let away = Away::new(expected, since, self.longest_pause);
         if let Some(client) = self.clients.get_mut(&id)
             && client.waits_since.is_none()
             && now < away.owed

@@ -2,7 +2,7 @@
 //! arbiter, where machines share it by weight.
 
 use std::{
-    fs, io,
+    fs,
     net::TcpStream,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -132,12 +132,11 @@ impl Pool {
 
     fn spawn(dir: &Path, mut command: Command, arguments: &[&str]) -> Result<Self> {
         let program = Path::new(ROOT).join("run/gantry-accel");
-        // A worker of an earlier pool may still execute it, and what is executed cannot be written.
-        match fs::remove_file(&program) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
-            _ => {}
-        }
-        fs::copy("/bin/gantry-accel", &program)?;
+        // Another pool may start a worker at any moment, and a file that is being written cannot be
+        // executed: it is whole when it takes its place.
+        let whole = program.with_extension("new");
+        fs::copy("/bin/gantry-accel", &whole)?;
+        fs::rename(&whole, &program)?;
         let log = log(dir)?;
         let child = command
             .args([ROOT, "/run/gantry-accel", "serve", "--spare", "1"])
@@ -220,6 +219,9 @@ impl Arbiter {
             .arg("--socket")
             .arg(&socket)
             .args(["--policy", policy])
+            // Here the device is the processor that the guests' are emulated on: an application that
+            // waits is back 15 to 40 ms later.
+            .args(["--longest-pause", "100"])
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)

@@ -19,7 +19,6 @@ use gantry_remoting::{
     turns::{
         message::{self, JOIN, Join, Refused, Word},
         page::{Account, Grant, Page, claim},
-        pauses::LONGEST,
     },
 };
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
@@ -284,15 +283,15 @@ impl Worker {
     }
 
     /// When the last batch of a worker that does not use the device has ended, and when its client is
-    /// expected back, as it says: no later than anybody is waited for, and not at all if the batch is
-    /// to end in the future, by which a pause would never be over.
+    /// expected back, as it says: not at all if the batch is to end in the future, by which a pause
+    /// would never be over.
     pub fn expected(&self, now: Moment) -> (Moment, Expected) {
         let nanos = |value: &AtomicU64| value.load(Ordering::Relaxed);
         let account = &self.account;
         let time = |value| Duration::from_nanos(nanos(value));
         let expected = Expected {
-            within: time(&account.away_within).min(LONGEST),
-            usual: time(&account.away_usual).min(LONGEST),
+            within: time(&account.away_within),
+            usual: time(&account.away_usual),
             batch: time(&account.batch),
         };
         match Moment::from_nanos(nanos(&account.away_since)) {

@@ -225,6 +225,12 @@ impl Arbiter {
         })
     }
 
+    /// Has nobody waited for who may stay away for longer than this between two batches
+    /// ([`LONGEST_PAUSE`](crate::scheduler::LONGEST_PAUSE) otherwise); zero: nobody at all.
+    pub fn set_longest_pause(&mut self, longest: Duration) {
+        self.scheduler.set_longest_pause(longest);
+    }
+
     /// Shares the device, for ever.
     pub fn run(mut self) -> Result<(), Error> {
         // There may be more workers than the usual soft limit allows.

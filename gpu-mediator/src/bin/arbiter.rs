@@ -4,8 +4,9 @@
 
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
-use clap::{CommandFactory, Parser};
-use gpu_mediator::{arbiter::Arbiter, policy::Name};
+use clap::{CommandFactory, Parser, value_parser};
+use gantry_remoting::turns::pauses::LONGEST;
+use gpu_mediator::{arbiter::Arbiter, policy::Name, scheduler::LONGEST_PAUSE};
 use manual::Manual;
 
 /// Shares one accelerator among the workers of virtual machines.
@@ -30,6 +31,15 @@ struct Arguments {
     /// worker. 0: no limit, so that a single client can keep the device for ever.
     #[arg(long, value_name = "MS", default_value_t = 10_000)]
     limit: u64,
+    /// Milliseconds for which the device is kept for a client between two batches, if it is usually
+    /// back by then and its share is due, at most 200. 0: for nobody.
+    #[arg(
+        long,
+        value_name = "MS",
+        default_value_t = LONGEST_PAUSE.as_millis() as u64,
+        value_parser = value_parser!(u64).range(..=LONGEST.as_millis() as u64)
+    )]
+    longest_pause: u64,
 }
 
 /// Warnings go to the error output, a line each.
@@ -54,7 +64,9 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     }
     let limit = (arguments.limit > 0).then(|| Duration::from_millis(arguments.limit));
     let socket = arguments.socket.unwrap_or_default();
-    Ok(Arbiter::new(&socket, arguments.policy, limit)?.run()?)
+    let mut arbiter = Arbiter::new(&socket, arguments.policy, limit)?;
+    arbiter.set_longest_pause(Duration::from_millis(arguments.longest_pause));
+    Ok(arbiter.run()?)
 }
 
 fn main() -> ExitCode {

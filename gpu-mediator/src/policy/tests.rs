@@ -6,8 +6,8 @@ use proptest::{collection::vec, prelude::*};
 
 use super::{ClientId, Name, NoWeight, Weight};
 use crate::{
-    Moment,
-    scheduler::{Dispatch, Scheduler},
+    Expected, Moment,
+    scheduler::{Dispatch, LONGEST_PAUSE, Scheduler},
 };
 
 fn weight(number: u32) -> Weight {
@@ -308,6 +308,46 @@ fn who_was_alone_for_long_owes_nothing_to_who_comes() {
         assert!(matches!(scheduler.dispatch(now), Dispatch::Grant(_)));
     }
     assert_eq!(turns[&old], 5);
+}
+
+#[test]
+fn nobody_is_waited_for_who_may_stay_away_for_longer_than_the_longest_pause() {
+    let kept_after = |within, longest| {
+        let mut scheduler = Scheduler::new(Name::Fair.make());
+        scheduler.set_longest_pause(longest);
+        let (away, waits) = (ClientId(0), ClientId(1));
+        let mut now = Moment::START;
+        for id in [away, waits] {
+            scheduler.join(id, weight(1), now);
+            scheduler.want(id, now);
+        }
+        // The one that goes away has had less by then, and so is owed the device.
+        for used in [millis(1), millis(30)] {
+            assert!(matches!(scheduler.dispatch(now), Dispatch::Grant(_)));
+            let holder = scheduler.holder().unwrap();
+            now += used;
+            scheduler.charge(used, 0, now);
+            scheduler.done(now);
+            if holder == waits {
+                scheduler.want(waits, now);
+            }
+        }
+        let expected = Expected {
+            within,
+            usual: within,
+            batch: Duration::MAX,
+        };
+        scheduler.away(away, expected, now, now);
+        match scheduler.dispatch(now) {
+            Dispatch::At(until) => until.since(now),
+            _ => Duration::ZERO,
+        }
+    };
+    assert_eq!(kept_after(millis(10), LONGEST_PAUSE), millis(10));
+    assert_eq!(kept_after(millis(11), LONGEST_PAUSE), Duration::ZERO);
+    assert_eq!(kept_after(Duration::MAX, LONGEST_PAUSE), Duration::ZERO);
+    assert_eq!(kept_after(millis(40), millis(50)), millis(40));
+    assert_eq!(kept_after(millis(1), Duration::ZERO), Duration::ZERO);
 }
 
 #[test]

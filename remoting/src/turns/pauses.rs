@@ -17,10 +17,10 @@ use super::Moment;
 const RECENT: usize = 16;
 /// A gap that is shorter is none: within a batch the next command may be on its way.
 const SHORTEST: Duration = Duration::from_micros(20);
+/// No arbiter waits for longer pauses: the device is given back without asking.
+pub const LONGEST: Duration = Duration::from_millis(200);
 /// What a pause may take longer than those that are remembered: a quarter, and the system's wake-ups.
 const MARGIN: Duration = Duration::from_micros(100);
-/// Nobody is expected back later than this.
-pub const LONGEST: Duration = Duration::from_millis(10);
 /// Who has stayed away for longer than expected is trusted after so many pauses in time.
 const EARNS: u8 = 3;
 
