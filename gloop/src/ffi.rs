@@ -5,12 +5,18 @@
 
 use std::{
     cell::RefCell,
-    ffi::{CStr, CString, c_char, c_int},
+    ffi::{CStr, CString, OsStr, c_char, c_int, c_void},
+    os::unix::ffi::OsStrExt,
+    path::PathBuf,
+    sync::Arc,
 };
+
+use gantry_remoting::turns::session::Session;
 
 use crate::{
     cuda::{Args, Kernel, Module},
     job::{Grid, Job, Options, Runtime, State},
+    turns::{self, Join, Member, Resumable},
 };
 
 thread_local! {
@@ -138,12 +144,13 @@ pub struct GloopArg {
     pub bytes: usize,
 }
 
-/// Launches a kernel whose first parameter is a `gloop::Ctl`; null if that fails.
+/// A kernel whose first parameter is a `gloop::Ctl`, not launched yet: for [`gloop_resume`],
+/// [`gloop_finish`] or [`gloop_run`]. Null if that fails.
 ///
 /// # Safety
 /// A live runtime and module, a name with a zero at its end, and as many parameters.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn gloop_launch(
+pub unsafe extern "C" fn gloop_prepare(
     runtime: *const Runtime,
     module: *const Module,
     name: *const c_char,
@@ -177,8 +184,32 @@ pub unsafe extern "C" fn gloop_launch(
     object(
         kernel
             .map_err(crate::job::Error::from)
-            .and_then(|kernel| runtime.launch(&kernel, whole, values)),
+            .and_then(|kernel| runtime.prepare(&kernel, whole, values)),
     )
+}
+
+/// The same, launched: not for a job that is to run in turns alone.
+///
+/// # Safety
+/// As for [`gloop_prepare`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gloop_launch(
+    runtime: *const Runtime,
+    module: *const Module,
+    name: *const c_char,
+    grid: *const GloopGrid,
+    args: *const GloopArg,
+    count: usize,
+) -> *mut Job {
+    // SAFETY: passed on to the caller; and the job is new.
+    unsafe {
+        let job = gloop_prepare(runtime, module, name, grid, args, count);
+        if job.is_null() || gloop_resume(job) == 0 {
+            return job;
+        }
+        gloop_drop(job);
+    }
+    std::ptr::null_mut()
 }
 
 /// Stops a job and waits until the GPU is free.
@@ -231,4 +262,140 @@ pub unsafe extern "C" fn gloop_drop(job: *mut Job) {
         // SAFETY: `gloop_launch` has made it.
         drop(unsafe { Box::from_raw(job) });
     }
+}
+
+/// Joins the arbiter at a socket, or whichever is there later, as a client of this name and weight
+/// (1 to 10,000). Once for a process, which belongs to the arbiter from then on until it ends. Null if
+/// that fails.
+///
+/// # Safety
+/// A path and a name, each with a zero at its end.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gloop_join(
+    socket: *const c_char,
+    client: *const c_char,
+    weight: u32,
+) -> *mut Member {
+    // SAFETY: passed on to the caller.
+    let (socket, client) = unsafe { (CStr::from_ptr(socket), CStr::from_ptr(client)) };
+    let join = Join {
+        name: client.to_string_lossy().into_owned(),
+        weight,
+    };
+    let socket = PathBuf::from(OsStr::from_bytes(socket.to_bytes()));
+    object(Member::join(socket, &join))
+}
+
+/// Runs a job to its end, in turns.
+///
+/// # Safety
+/// A live member and a live job, which no other thread uses.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gloop_run(member: *mut Member, job: *mut Job) -> c_int {
+    // SAFETY: passed on to the caller.
+    let (member, job) = unsafe { (&mut *member, &mut *job) };
+    outcome(member.run(job))
+}
+
+/// Turns that there were.
+///
+/// # Safety
+/// A live member, which no other thread uses.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gloop_turns(member: *const Member) -> u64 {
+    // SAFETY: passed on to the caller.
+    unsafe { &*member }.turns()
+}
+
+/// Where a program's own work is; other numbers mean that it has failed.
+const READY: c_int = 0;
+const WAITING: c_int = 1;
+const RUNNING: c_int = 2;
+const DONE: c_int = 3;
+
+/// Work of a program's own that runs in turns, as [`Resumable`] has it: its functions get the
+/// program's pointer first.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct GloopResumable {
+    /// Begins or goes on, in the turn with this number; not 0 if it cannot.
+    pub resume: extern "C" fn(*mut c_void, u32) -> c_int,
+    /// Where it is, at once: `READY`, `WAITING`, `RUNNING` or `DONE`.
+    pub look: extern "C" fn(*mut c_void) -> c_int,
+    /// Its turn is over: it is to leave the device soon.
+    pub stop: extern "C" fn(*mut c_void),
+    /// Others want the device: it is to leave it if all it does is to wait. None if it never waits.
+    pub contend: Option<extern "C" fn(*mut c_void)>,
+    /// Returns when something has come for it. None if it never waits.
+    pub wait: Option<extern "C" fn(*mut c_void)>,
+}
+
+/// Why a program's own work has ended.
+#[derive(Debug, thiserror::Error)]
+enum OwnError {
+    #[error("the program's own function has failed: {0}")]
+    Failed(c_int),
+    #[error(transparent)]
+    Turns(#[from] turns::Error),
+}
+
+struct Own {
+    functions: GloopResumable,
+    context: *mut c_void,
+}
+
+impl Resumable for Own {
+    type Error = OwnError;
+
+    fn meet(&mut self, _: &Arc<Session>) {}
+
+    fn resume_in(&mut self, turn: u32) -> Result<(), OwnError> {
+        match (self.functions.resume)(self.context, turn) {
+            0 => Ok(()),
+            code => Err(OwnError::Failed(code)),
+        }
+    }
+
+    fn look(&mut self) -> Result<State, OwnError> {
+        match (self.functions.look)(self.context) {
+            READY => Ok(State::Ready),
+            WAITING => Ok(State::Waiting),
+            RUNNING => Ok(State::Running),
+            DONE => Ok(State::Done),
+            code => Err(OwnError::Failed(code)),
+        }
+    }
+
+    fn stop(&self) {
+        (self.functions.stop)(self.context);
+    }
+
+    fn contend(&self) {
+        if let Some(contend) = self.functions.contend {
+            contend(self.context);
+        }
+    }
+
+    fn wait_for_more(&self) {
+        if let Some(wait) = self.functions.wait {
+            wait(self.context);
+        }
+    }
+}
+
+/// Runs a program's own work to its end, in turns: kernels that were launched otherwise, and stop when
+/// they are told to.
+///
+/// # Safety
+/// A live member, which no other thread uses, and functions that may be called with this pointer until
+/// this call returns.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gloop_run_own(
+    member: *mut Member,
+    functions: *const GloopResumable,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: passed on to the caller.
+    let (member, functions) = unsafe { (&mut *member, *functions) };
+    outcome(member.run(&mut Own { functions, context }))
 }

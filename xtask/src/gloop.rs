@@ -146,7 +146,7 @@ fn build() -> Result<PathBuf> {
     let step = Step::new("building the programs (release)");
     let mut build = cargo();
     build.args(["build", "--release", "--quiet", "--package", "gantry-gloop"]);
-    packages::run(build.args(["--bin", "gloop-eaters"]))?;
+    packages::run(build.args(["--lib", "--bin", "gloop-eaters"]))?;
     let to = folder.join("gloop-eaters");
     copy(&target().join("release/gloop-eaters"), &to)?;
     let mut build = cargo();
@@ -154,6 +154,11 @@ fn build() -> Result<PathBuf> {
     packages::run(build.args(["--bin", "gantry-arbiter"]))?;
     let arbiter = target().join("release/gantry-arbiter");
     copy(&arbiter, &folder.join("gantry-arbiter"))?;
+    copy(
+        &target().join("release/libgloop.so"),
+        &folder.join("libgloop.so"),
+    )?;
+    packages::run(&mut gloop_turns::in_c("release", &folder.join("turns")))?;
     copy(&root().join("gloop/measure.py"), &folder.join("measure.py"))?;
     let mut compile = Command::new(&to);
     compile.args(["compile", "--arch", ARCHITECTURES, "--nvrtc"]);

@@ -2,7 +2,7 @@
 //! that no GPU is needed. What is asserted is counted in the arbiter's account.
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
@@ -13,7 +13,7 @@ use gantry_tests::rig::packages;
 use gpu_mediator::arbiter::status::{self, Client};
 
 use crate::{
-    programs::{cargo, target},
+    programs::{cargo, root, target},
     shared_device::Process,
 };
 
@@ -43,9 +43,10 @@ impl Machine {
         packages::run(build.args(["--bin", "gantry-arbiter"]))?;
         let mut build = cargo();
         build.args(["build", "--quiet", "--package", "gantry-gloop"]);
-        packages::run(build.args(["--example", "host_kernel"]))?;
+        packages::run(build.args(["--lib", "--example", "host_kernel"]))?;
         let folder = std::env::temp_dir().join(format!("gantry-gloop-{}", std::process::id()));
         std::fs::create_dir_all(&folder)?;
+        packages::run(&mut in_c("debug", &folder.join("turns")))?;
         let socket = folder.join("arbiter");
         Ok(Self {
             arbiter: Self::arbiter(&socket)?,
@@ -59,6 +60,13 @@ impl Machine {
         command.arg("--socket").arg(socket);
         command.args(["--policy", "fair-preemptive", "--limit", LIMIT]);
         spawn(&mut command)
+    }
+
+    /// A process with an endless job, which uses the interface for C.
+    fn job_in_c(&self, name: &str, weight: u32) -> Result<Process> {
+        let mut command = Command::new(self.folder.join("turns"));
+        command.arg(&self.socket).arg(name);
+        spawn(command.args([&weight.to_string(), ENDLESS]))
     }
 
     /// A process with an endless job.
@@ -106,11 +114,37 @@ fn wait_for(failure: &str, mut reached: impl FnMut() -> bool) -> Result<()> {
     Ok(())
 }
 
-/// Weights 1 and 3; then processes are killed.
+/// Compiles the program in C, with the library of a profile.
+pub fn in_c(profile: &str, to: &Path) -> Command {
+    let (gloop, libraries) = (root().join("gloop"), target().join(profile));
+    let mut cc = Command::new("cc");
+    cc.args([
+        "-std=c11",
+        "-D_GNU_SOURCE",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-O2",
+        "-pthread",
+    ])
+    .arg("-I")
+    .arg(gloop.join("include"))
+    .arg(gloop.join("examples/turns.c"))
+    .arg("-L")
+    .arg(&libraries)
+    .arg("-lgloop")
+    // Beside the program, or where it was built.
+    .arg(format!("-Wl,-rpath,$ORIGIN:{}", libraries.display()))
+    .arg("-o")
+    .arg(to);
+    cc
+}
+
+/// Weights 1 and 3, the latter of a program in C; then processes are killed.
 pub fn shared() -> Result<()> {
     let mut machine = Machine::start()?;
     let mut small = machine.job("small", 1, &[])?;
-    let _large = machine.job("large", 3, &[])?;
+    let _large = machine.job_in_c("large", 3)?;
     let turns = |name| machine.client(name).turns;
     wait_for("a job has no turn", || {
         turns("small") > 1 && turns("large") > 1
