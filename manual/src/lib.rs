@@ -8,7 +8,7 @@ use std::{
 };
 
 use clap::{Command, Subcommand};
-use clap_complete::Shell;
+pub use clap_complete::Shell;
 
 /// What each program prints about itself.
 #[derive(Clone, Debug, PartialEq, Eq, Subcommand)]

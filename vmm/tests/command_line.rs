@@ -225,22 +225,95 @@ fn help_and_version_are_words_too() {
     assert!(text(&output.stderr).contains("no command 'dance'"));
 }
 
+/// Runs a shell that finds the program under its name, and returns what it prints.
+fn in_shell(shell: &str, arguments: &[&str], script: &str) -> String {
+    let folder = Path::new(GANTRY).parent().unwrap().display().to_string();
+    let path = folder + ":" + &std::env::var("PATH").unwrap();
+    let output = Command::new(shell)
+        .args(arguments)
+        .args(["-c", script])
+        .env("PATH", path)
+        .output();
+    let output = output.unwrap_or_else(|error| panic!("{shell} (apt install {shell}): {error}"));
+    assert!(output.stderr.is_empty(), "{}", text(&output.stderr));
+    text(&output.stdout)
+}
+
 #[test]
 fn bash_completes_keys() {
-    let folder = Path::new(GANTRY).parent().unwrap();
-    let script = format!(
-        "PATH={}:$PATH; source <(gantry completions bash); \
-         COMP_LINE='gantry --disk path=/x,reado'; COMP_POINT=${{#COMP_LINE}}; \
+    let script = "source <(gantry completions bash); \
+         COMP_LINE='gantry --disk path=/x,reado'; COMP_POINT=${#COMP_LINE}; \
          COMP_WORDS=(gantry --disk path = /x,reado); COMP_CWORD=4; \
-         _gantry_values gantry /x,reado = 2>/dev/null; echo \"${{COMPREPLY[@]}}\"",
-        folder.display()
+         _gantry_values gantry /x,reado = 2>/dev/null; echo \"${COMPREPLY[@]}\"";
+    assert_eq!(in_shell("bash", &[], script), "/x,readonly=\n");
+}
+
+#[test]
+fn fish_completes_keys_devices_and_virtual_machines() {
+    let dir = tempfile::tempdir().unwrap();
+    let vmm = Waiting::start(dir.path(), &[]);
+    let script = format!(
+        "gantry completions fish | source; \
+         for line in '--disk path=/x,reado' '--disk path=/x pa' 'ctl add-net ta' '--kern' \
+             'ctl --socket {0}'; complete --do-complete \"gantry $line\"; end",
+        vmm.socket.display()
     );
-    let output = Command::new("bash").args(["-c", &script]).output().unwrap();
+    let printed = in_shell("fish", &["--no-config"], &script);
+    let words: Vec<_> = printed
+        .lines()
+        .filter_map(|line| line.split('\t').next())
+        .collect();
     assert_eq!(
-        text(&output.stdout),
-        "/x,readonly=\n",
-        "{}",
-        text(&output.stderr)
+        words,
+        [
+            "path=/x,readonly=",
+            "path=",
+            "tap=",
+            "--kernel",
+            vmm.socket.to_str().unwrap()
+        ]
+    );
+}
+
+/// An interactive zsh on a terminal of its own, where tab is pressed at the end of each line.
+#[test]
+fn zsh_completes_keys_devices_and_virtual_machines() {
+    const SCRIPT: &str = r#"
+        zmodload zsh/zpty
+        mkdir $DIR/functions && gantry completions zsh >$DIR/functions/_gantry
+        zpty z zsh -f -i
+        zpty -w z "fpath=($DIR/functions \$fpath); autoload -U compinit; compinit -u -D; stty -echo"
+        zpty -w z 'show() { print -r -- "<$BUFFER>"; BUFFER=; }; zle -N show; bindkey "^X" show
+            bindkey "^I" complete-word; print all-is-"ready"'
+        zpty -r z seen '*all-is-ready*'
+        for line in '--disk path=/x,reado' '--disk path=/x pa' 'ctl add-net ta' '--kern' \
+            "ctl --socket ${SOCKET%?}"; do
+            zpty -w -n z "gantry $line"$'\t\x18'
+            zpty -r -m z seen '*<*>*'
+            print -r -- "<${seen##*<}"
+        done"#;
+    let dir = tempfile::tempdir().unwrap();
+    let vmm = Waiting::start(dir.path(), &[]);
+    let script = format!(
+        "DIR={} SOCKET={}\n{SCRIPT}",
+        dir.path().display(),
+        vmm.socket.display()
+    );
+    let printed = in_shell("zsh", &["-f"], &script);
+    let words: Vec<_> = printed
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix('<')?.strip_suffix('>'))
+        .collect();
+    let socket = format!("gantry ctl --socket {} ", vmm.socket.display());
+    assert_eq!(
+        words,
+        [
+            "gantry --disk path=/x,readonly=",
+            "gantry --disk path=/x path=",
+            "gantry ctl add-net tap=",
+            "gantry --kernel=",
+            &*socket
+        ]
     );
 }
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use gantry_tests::report::Outcome;
+use gantry_tests::{report::Outcome, rig::packages};
 use serde_json::Value;
 
 use crate::{programs::cargo, progress::Step};
@@ -39,6 +39,9 @@ const CRATES: &[&str] = &[
     "xtask",
 ];
 
+/// Shells that complete command lines of `gantry`, and the Debian packages that have them.
+const SHELLS: &[(&str, &str)] = &[("fish", "fish"), ("zsh", "zsh")];
+
 /// Seconds after which a program counts as hanging.
 const LIMIT: &str = "600";
 
@@ -47,6 +50,7 @@ const LIMIT: &str = "600";
 /// # Errors
 /// Cargo or a program cannot be started.
 pub fn run(wanted: impl Fn(&str) -> bool, mut report: impl FnMut(&str, &Outcome)) -> Result<()> {
+    packages::install(SHELLS)?;
     let step = Step::new("building unit tests");
     let built = of_all(cargo().args(["test", "--quiet", "--no-run", "--tests"]))
         .arg("--message-format=json-render-diagnostics")

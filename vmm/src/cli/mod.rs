@@ -221,13 +221,14 @@ pub fn help_of<'a>(words: impl IntoIterator<Item = &'a str>) -> Result<String, S
 pub fn write_manual(manual: &Manual, out: &mut dyn io::Write) -> io::Result<()> {
     // The page gantry-top.1 is that program's own to write.
     let own = |top: clap::Command| top.hide(matches!(manual, Manual::Man { folder: Some(_) }));
-    manual.write(command("gantry".as_ref()).mut_subcommand("top", own), out)?;
-    match manual {
-        Manual::Completions { shell } if shell.to_string() == "bash" => {
-            out.write_all(values::BASH.as_bytes())
-        }
-        _ => Ok(()),
-    }
+    let program = command("gantry".as_ref()).mut_subcommand("top", own);
+    let Manual::Completions { shell } = manual else {
+        return manual.write(program, out);
+    };
+    let mut options = Vec::new();
+    manual.write(program, &mut options)?;
+    let options = String::from_utf8_lossy(&options);
+    out.write_all(values::script(*shell, &options).as_bytes())
 }
 
 /// A value parser of clap: clap itself says which option and value it is about.

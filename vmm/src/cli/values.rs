@@ -7,6 +7,7 @@ use std::{
 };
 
 use clap::Args;
+use manual::Shell;
 use serde_json::Value;
 
 use super::{Client, find};
@@ -37,8 +38,26 @@ pub fn keys_of(option: &str) -> Option<&'static [&'static [Key]]> {
     device.map(|kind| kind.syntax).or_else(|| Some(other()?.1))
 }
 
-/// What follows the script that clap writes for bash, which knows neither keys nor devices.
-pub const BASH: &str = include_str!("values.bash");
+/// The script that clap writes for a shell, which knows neither keys nor devices, and what asks
+/// `gantry values` for them.
+pub fn script(shell: Shell, options: &str) -> String {
+    match shell {
+        Shell::Bash => options.to_owned() + include_str!("values.bash"),
+        Shell::Fish => {
+            let names = VmConfig::KINDS.iter().map(|kind| kind.option);
+            let names: Vec<_> = names.chain(OPTIONS.iter().map(|one| one.0)).collect();
+            let more = include_str!("values.fish").replace("@OPTIONS@", &names.join(" "));
+            options.to_owned() + &more
+        }
+        Shell::Zsh => {
+            // What ends the script calls the function, so that has to be complete before.
+            let end = options.rfind("\nif [").unwrap_or(options.len());
+            let (before, end) = options.split_at(end);
+            [before, include_str!("values.zsh"), end].concat()
+        }
+        _ => options.to_owned(),
+    }
+}
 
 /// Print what may complete a command line.
 #[derive(Args, Clone, Debug)]
