@@ -12,7 +12,8 @@
 //! - [`test`]: every test, nested ones included; [`unit_tests`]: those of the crates; [`changed`]: which
 //!   of them a change can affect.
 //! - [`opencl`]: the OpenCL driver's scenarios on this machine, and programs that nobody here wrote.
-//! - [`programs`]: building what the others run; [`progress`]: what they say meanwhile.
+//! - [`programs`]: building what the others run; [`progress`]: what they say meanwhile;
+//!   [`release`]: building what users install.
 
 mod bench;
 mod changed;
@@ -31,6 +32,7 @@ mod gpu_machine;
 mod opencl;
 mod programs;
 mod progress;
+mod release;
 mod ring;
 mod selected;
 mod shared_device;
@@ -62,6 +64,8 @@ enum Command {
     Bench(Box<bench::Options>),
     /// Try at random what guests, clients and files may do.
     Fuzz(fuzz::Options),
+    /// Build the host's programs, and what makes their backtraces readable in files beside them.
+    Release(release::Options),
     /// Run every test; with words, only the scenarios whose names contain one of them.
     Test(test::Options),
 }
@@ -73,6 +77,7 @@ fn main() {
         Command::Demo(options) => demo::run(&options),
         Command::Bench(options) => bench::run(&options),
         Command::Fuzz(options) => fuzz::run(&options),
+        Command::Release(options) => release::run(&options),
         Command::Test(options) => test::run(&options),
     };
     if let Err(error) = result {

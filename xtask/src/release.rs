@@ -1,0 +1,131 @@
+//! Release programs whose backtraces can be read: what names the lines of a program's source is in a
+//! file beside it, which nobody needs to install.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result};
+use gantry_tests::rig::packages;
+
+use crate::{
+    programs::{cargo, target},
+    progress::Step,
+};
+
+/// What this needs, and the Debian package that has it.
+const PROGRAMS: &[(&str, &str)] = &[("objcopy", "binutils")];
+
+/// The packages that users install, but for the guest's agent, and their programs.
+const RELEASED: &[(&str, &[&str])] = &[
+    ("vmm", &["gantry"]),
+    ("gantry-remoting", &["gantry-accel"]),
+    (
+        "gpu-mediator",
+        &["gantry-arbiter", "gantry-gpu", "gantry-top"],
+    ),
+    ("gantry-tunnel", &["gantry-tunnel"]),
+];
+
+/// Options of `cargo xtask release`.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Where the programs go.
+    folder: PathBuf,
+}
+
+/// Builds the programs of the host, and splits each.
+pub fn run(options: &Options) -> Result<()> {
+    packages::install(PROGRAMS)?;
+    // With what names lines there are other fingerprints: a folder of its own keeps both builds.
+    let target = target().join("with-lines");
+    let step = Step::new("building the programs with their lines");
+    let mut build = cargo();
+    build
+        .args(["build", "--release", "--quiet", "--bins"])
+        .args(RELEASED.iter().flat_map(|(name, _)| ["--package", name]))
+        .env("CARGO_TARGET_DIR", &target)
+        .env("CARGO_PROFILE_RELEASE_DEBUG", "line-tables-only")
+        .env("CARGO_PROFILE_RELEASE_STRIP", "none");
+    packages::run(&mut build)?;
+    step.finish();
+    fs::create_dir_all(&options.folder)
+        .with_context(|| format!("cannot make {}", options.folder.display()))?;
+    for program in RELEASED.iter().flat_map(|(_, programs)| *programs) {
+        let stripped = split(&target.join("release").join(program), &options.folder)?;
+        let size = fs::metadata(&stripped)?.len();
+        println!("{} ({} KiB)", stripped.display(), size >> 10);
+    }
+    Ok(())
+}
+
+/// Copies a program without what a debugger reads, and that as `NAME.debug`, where Rust's runtime and
+/// debuggers find it: the program names the file.
+fn split(program: &Path, folder: &Path) -> Result<PathBuf> {
+    let name = program.file_name().context("a folder is no program")?;
+    let stripped = folder.join(name);
+    let mut debug = stripped.clone().into_os_string();
+    debug.push(".debug");
+    let mut keep = Command::new("objcopy");
+    keep.args(["--only-keep-debug", "--compress-debug-sections=zlib"])
+        .args([program.as_os_str(), &debug]);
+    packages::run(&mut keep)?;
+    let mut link = std::ffi::OsString::from("--add-gnu-debuglink=");
+    link.push(&debug);
+    let mut strip = Command::new("objcopy");
+    strip
+        .arg("--strip-all")
+        .arg(link)
+        .args([program, &*stripped]);
+    packages::run(&mut strip)?;
+    Ok(stripped)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a program prints that ends by a panic.
+    fn backtrace(program: &Path) -> String {
+        let output = Command::new(program)
+            .env("RUST_BACKTRACE", "1")
+            .output()
+            .unwrap();
+        assert!(!output.status.success());
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    }
+
+    #[test]
+    fn a_backtrace_names_functions_and_lines_where_the_file_beside_the_program_is() {
+        packages::install(PROGRAMS).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let source = dir.path().join("unlucky.rs");
+        fs::write(
+            &source,
+            "#[inline(never)]\nfn far_below() {\n    panic!();\n}\nfn main() {\n    far_below();\n}\n",
+        )
+        .unwrap();
+        let program = dir.path().join("unlucky");
+        let mut compile = Command::new("rustc");
+        compile
+            .args(["-C", "opt-level=2", "-C", "panic=abort"])
+            .args(["-C", "debuginfo=line-tables-only", "-o"])
+            .args([&program, &source]);
+        packages::run(&mut compile).unwrap();
+        let split_off = dir.path().join("installed");
+        fs::create_dir(&split_off).unwrap();
+        let stripped = split(&program, &split_off).unwrap();
+        let sizes = [&program, &stripped].map(|path| fs::metadata(path).unwrap().len());
+        assert!(sizes[1] * 2 < sizes[0], "{sizes:?}");
+        let said = backtrace(&stripped);
+        assert!(
+            said.contains("far_below") && said.contains("unlucky.rs:3:"),
+            "{said}"
+        );
+        fs::remove_file(split_off.join("unlucky.debug")).unwrap();
+        let said = backtrace(&stripped);
+        assert!(!said.contains("far_below"), "{said}");
+    }
+}
