@@ -32,6 +32,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+pub use cuda::has_own_network;
 pub use pieces::{Piece, Pieces};
 
 use landlock::{
@@ -438,6 +439,10 @@ pub fn confine(confinement: Confinement) -> Result<(), Error> {
         && !without.has(Piece::Memory)
     {
         limit(memory).map_err(Error::Limit)?;
+    }
+    if confinement.api == ApiId::Cuda && !without.has(Piece::Network) {
+        // Said once, by the pool, where it cannot be.
+        let _ = cuda::own_network();
     }
     if !without.has(Piece::Landlock) {
         rules(confinement)?.restrict_self()?;

@@ -170,6 +170,13 @@ pub fn run(
              user of its own"
         );
     }
+    if options.api == ApiId::Cuda && !confine::has_own_network() {
+        crate::note!(
+            "gantry-accel: workers have this machine's network namespace, as neither it nor user \
+             namespaces can be made here: what they name their sockets, other programs see and \
+             cannot take"
+        );
+    }
     if let Some(without) = &options.without {
         crate::note!(
             "gantry-accel: workers are not confined by {without}: only for finding out what a driver \

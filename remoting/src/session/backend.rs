@@ -112,6 +112,12 @@ pub trait Backend: Debug + Sized {
     /// was something.
     fn sweep(&mut self) -> bool;
 
+    /// Fences that the client waited for are over, which the driver has not been asked to wait for: it
+    /// may have something left to do.
+    fn waited(&mut self, fences: &[<Self::Driver as Fences>::Fence]) {
+        let _ = fences;
+    }
+
     /// What kernels have printed and the client has not been told, a part of it.
     fn printed(&mut self) -> Option<Vec<u8>> {
         None

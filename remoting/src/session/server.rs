@@ -483,6 +483,9 @@ impl<B: Backend> Session<B> {
             progress = true;
             let wait = self.waits.swap_remove(index);
             self.last_wait = wait.since.map_or(Duration::ZERO, |since| since.elapsed());
+            if !failed {
+                self.backend.waited(&wait.fences);
+            }
             for fence in wait.fences {
                 self.backend.driver().release(fence);
             }

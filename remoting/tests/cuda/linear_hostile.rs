@@ -9,7 +9,8 @@ use gantry_remoting::{
         Kind,
         attributes::{Descriptor, LAYOUT, OPERATION, PREFERENCE},
         interface::{FINGERPRINT, Interface},
-        libraries::{Heuristic, Library, Matmul, Scalar},
+        libraries::{Heuristic, Library, Matmul, STATUS, Scalar},
+        plan::{Parameter, Plan, Scalars},
     },
     wire::{Blob, Wire},
 };
@@ -322,4 +323,104 @@ fn bytes_that_are_no_call_cost_nobody_else_anything() {
         0
     );
     assert_eq!(values::<f32>(x, 2), [3.0, 6.0]);
+}
+
+/// Numbers that are the same in each run.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn of<T: Copy>(&mut self, all: &[T]) -> T {
+        all[(self.next() % all.len() as u64) as usize]
+    }
+
+    /// The parameters of a call that a worker can decode, with a handle that there is, and with sizes,
+    /// places, scalars and arrays that cannot be.
+    fn call(&mut self, plan: &Plan, handle: u32, memory: u64) -> Vec<u8> {
+        let sizes = [0, 1, 2, 4, 16, 1 << 31, u64::MAX, 1 << 62, 0x7fff_ffff];
+        let places = [
+            memory,
+            memory + 1,
+            0,
+            0x2000_0000_0000,
+            u64::MAX - 7,
+            self as *const Self as u64,
+        ];
+        let mut bytes = Vec::new();
+        for parameter in &plan.parameters {
+            match *parameter {
+                Parameter::Value => self.of(&sizes).put(&mut bytes),
+                Parameter::Address => self.of(&places).put(&mut bytes),
+                Parameter::Handle(Kind::Blas | Kind::BlasLt) => handle.put(&mut bytes),
+                Parameter::Handle(_) => self.of(&[0, 1, handle, 7777]).put(&mut bytes),
+                Parameter::Scalar { .. } => {
+                    let here = !self.next().is_multiple_of(4);
+                    here.put(&mut bytes);
+                    if here {
+                        let length = self.of(&[0u8, 1, 4, 8, 16, 40]);
+                        bytes.push(length);
+                        bytes.extend((0..length).map(|_| self.next() as u8));
+                    } else {
+                        self.of(&places).put(&mut bytes);
+                    }
+                }
+                Parameter::Array { element, input, .. } => {
+                    true.put(&mut bytes);
+                    let elements = self.of(&[0u32, 1, 3]);
+                    elements.put(&mut bytes);
+                    let size = if element.handle.is_some() {
+                        4
+                    } else {
+                        element.size
+                    };
+                    let size = if input { elements as usize * size } else { 0 };
+                    bytes.extend((0..size).map(|_| self.next() as u8));
+                }
+                Parameter::Device | Parameter::Text | Parameter::Null => 0u64.put(&mut bytes),
+            }
+        }
+        bytes
+    }
+}
+
+#[test]
+fn calls_with_a_handle_that_there_is_cost_nobody_else_anything_either() {
+    let _context = context();
+    let (handle, others) = (handle(), handle());
+    let (memory, theirs) = (device(&[1f32; 16]), device(&[1f32, 2.0]));
+    let number = (interface().number)(Kind::Blas as u32, handle.0 as u64);
+    let ends = Library::Blas.number("cublasDestroy_v2");
+    let mut random = Random(2_463_534_242);
+    let (mut sent, mut beyond) = (0, 0);
+    for function in 0..Library::Blas.functions().count() as u16 {
+        let Some(plan) = Plan::of_library(Library::Blas, function) else {
+            continue;
+        };
+        let has_handle = matches!(plan.parameters.first(), Some(Parameter::Handle(Kind::Blas)));
+        if Some(function) == ends || !has_handle {
+            continue;
+        }
+        for _ in 0..6 {
+            let bytes = random.call(plan, number, memory);
+            let answered = plan.writes(Scalars::Host(8));
+            let result = send(0, function, &bytes, answered);
+            sent += 1;
+            // What is told of a handle that is none.
+            beyond += i32::from(result != STATUS + 1);
+        }
+    }
+    assert_eq!(beyond, sent, "calls that got beyond the handle");
+    // The pointers' mode may be another now.
+    drop(handle);
+    assert_eq!(
+        cublas!(cublasSscal_v2(others.0, 2, &3f32, theirs as *mut f32, 1)),
+        0
+    );
+    assert_eq!(values::<f32>(theirs, 2), [3.0, 6.0]);
 }

@@ -133,6 +133,23 @@ pub fn read(table: Table, bytes: &[u8]) -> Option<Vec<(u32, &[u8])>> {
     rest.is_empty().then_some(found)
 }
 
+/// Hash of attributes as they travel, as [`Descriptor::likeness`] is of a descriptor.
+pub fn likeness(table: Table, bytes: &[u8], hash: u64) -> u64 {
+    let Some(found) = read(table, bytes) else {
+        return with(hash, bytes.len() as u64);
+    };
+    found.iter().fold(hash, |hash, (number, value)| {
+        let is_address = table
+            .iter()
+            .any(|one| one.number == *number && one.is_address);
+        let mut word = [0; 8];
+        word[..value.len()].copy_from_slice(value);
+        let word = u64::from_le_bytes(word);
+        let part = if is_address { word % 256 } else { word };
+        with(with(hash, u64::from(*number)), part)
+    })
+}
+
 /// A descriptor in memory of a program's, which the API says the size of: a bit for each attribute that
 /// is there, and a place for each.
 #[derive(Debug)]

@@ -11,9 +11,10 @@ use std::sync::OnceLock;
 use cuda_definition::{EntryPoint, Rule, by_symbol, driver};
 
 use super::{
+    attributes::{self, LAYOUT, OPERATION},
     forwarded::{ALL, Forwarded},
     kind::Kind,
-    libraries::Library,
+    libraries::{Library, Matmul},
 };
 use crate::wire::{Malformed, Reader, Wire, codec::with};
 
@@ -276,11 +277,29 @@ impl Plan {
     }
 }
 
-/// [`Plan::likeness`] of a library's call; of one that takes descriptors, how long it is. None of one
-/// that gives the device nothing to do.
+/// [`Plan::likeness`] of a library's call; of a product by descriptors, hash of types, layouts and
+/// algorithm. None of one that gives the device nothing to do.
 pub fn likeness(library: u8, function: u16, arguments: &[u8]) -> Option<u64> {
-    match Plan::of_library(Library::numbered(library)?, function) {
-        None => Some(arguments.len() as u64),
+    static MATMUL: OnceLock<Option<u16>> = OnceLock::new();
+    let library = Library::numbered(library)?;
+    match Plan::of_library(library, function) {
+        None => {
+            let matmul = *MATMUL.get_or_init(|| Library::BlasLt.number("cublasLtMatmul"));
+            let is_product = library == Library::BlasLt && matmul == Some(function);
+            let product = Matmul::from_bytes(arguments).ok().filter(|_| is_product)?;
+            let hash = attributes::likeness(OPERATION, &product.operation.0, 0);
+            let layouts = [&product.a, &product.b, &product.c, &product.d];
+            let layouts = layouts.into_iter();
+            let hash = layouts.fold(hash, |hash, one| {
+                attributes::likeness(LAYOUT, &one.0, with(hash, 1))
+            });
+            let algorithm = product.algorithm.0.chunks(8);
+            Some(algorithm.fold(hash, |hash, part| {
+                let mut word = [0; 8];
+                word[..part.len()].copy_from_slice(part);
+                with(hash, u64::from_le_bytes(word))
+            }))
+        }
         Some(plan) if plan.parameters.len() <= 3 => None,
         Some(plan) => Some(plan.likeness(arguments)),
     }
@@ -614,6 +633,56 @@ mod tests {
             assert!(Plan::of(index as u16).unwrap().parameters.len() <= 16);
         }
         assert!(Plan::of(ALL.len() as u16).is_none());
+    }
+
+    #[test]
+    fn products_are_alike_by_shapes_and_types_and_not_by_addresses() {
+        let word = |value: u32| value.to_le_bytes();
+        let attributes = |table, set: &[(u32, &[u8])]| {
+            let mut memory = [0; 256];
+            let mut descriptor = attributes::Descriptor::empty(table, &mut memory);
+            for (number, value) in set {
+                assert!(descriptor.set(*number, value));
+            }
+            let mut bytes = Vec::new();
+            descriptor.write(&mut bytes);
+            crate::wire::Blob(bytes)
+        };
+        let product = |rows: u64, of: u32, bias: u64, at: u64| {
+            let rows = rows.to_le_bytes();
+            let layout = attributes(
+                LAYOUT,
+                &[(0, &word(of)), (2, &rows), (3, &rows), (4, &rows)],
+            );
+            let one = crate::apis::cuda::libraries::Scalar {
+                here: true,
+                bytes: [0; 2],
+            };
+            let set: [(u32, &[u8]); 3] = [(0, &word(68)), (1, &word(0)), (8, &bias.to_le_bytes())];
+            let call = Matmul {
+                handle: 20,
+                stream: 0,
+                operation: attributes(OPERATION, &set),
+                a: layout.clone(),
+                b: layout.clone(),
+                c: layout.clone(),
+                d: layout,
+                alpha: one.clone(),
+                beta: one,
+                matrices: [at; 4],
+                algorithm: crate::wire::Blob::default(),
+                workspace: (at, 0),
+            };
+            let mut bytes = Vec::new();
+            call.put(&mut bytes);
+            let number = Library::BlasLt.number("cublasLtMatmul").unwrap();
+            likeness(Library::BlasLt as u8, number, &bytes).unwrap()
+        };
+        let one = product(64, 0, 0x1000, 0x2000);
+        assert_eq!(product(64, 0, 0x3000, 0x4000), one);
+        assert_ne!(product(4096, 0, 0x1000, 0x2000), one);
+        assert_ne!(product(64, 14, 0x1000, 0x2000), one);
+        assert_eq!(likeness(Library::BlasLt as u8, u16::MAX, &[]), None);
     }
 
     #[test]

@@ -139,6 +139,15 @@ impl Backend for CudaBackend {
         false
     }
 
+    fn waited(&mut self, fences: &[Fence]) {
+        // The driver prints what kernels have printed where it waits, not where it is asked.
+        if self.printed.is_some() {
+            for fence in fences {
+                self.api.wait_over(*fence);
+            }
+        }
+    }
+
     fn printed(&mut self) -> Option<Vec<u8>> {
         self.printed.as_mut()?.take()
     }

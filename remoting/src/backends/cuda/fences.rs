@@ -118,6 +118,17 @@ impl Api {
 }
 
 impl Api {
+    /// Waits in the driver for a fence that is over.
+    pub(super) fn wait_over(&self, fence: Fence) {
+        // Under the lock: the context cannot go meanwhile.
+        let mut pool = self.fences.lock_unpoisoned();
+        let slot = pool.slot(fence);
+        if slot.context != 0 {
+            self.enter(slot.context);
+            cu!(self, cuEventSynchronize(slot.event as CUevent));
+        }
+    }
+
     /// A fence that is an event of the client, as it is recorded now; with one reference.
     pub(super) fn event_fence(&self, context: usize, event: usize) -> Fence {
         Fence(self.fences.lock_unpoisoned().add(Slot {

@@ -3,7 +3,7 @@
 //!
 //! The standard output becomes memory of a fixed size. What does not fit is lost, as it is natively
 //! where kernels print more than the device keeps. Whether there is anything is a look at its first
-//! byte.
+//! cache line, and now and then, as what is printed may begin with zeros, at the file's position.
 
 use std::{
     ffi::c_int,
@@ -17,6 +17,10 @@ use base::{Access, Mapping};
 const SIZE: usize = 4 << 20;
 /// Bytes of a message at most.
 const MESSAGE: usize = 64 << 10;
+/// The words that are looked at for something that is printed: a cache line.
+const LOOK: usize = 8;
+/// Of so many looks one is at the file's position.
+const EVERY: u32 = 64;
 
 /// What is known of a standard output.
 #[derive(Debug)]
@@ -25,6 +29,8 @@ pub struct Printed {
     file: OwnedFd,
     /// Where what the client knows ends.
     told: usize,
+    /// Looks that found nothing since the position was last asked for.
+    looks: u32,
 }
 
 unsafe extern "C" {
@@ -68,6 +74,7 @@ impl Printed {
             memory,
             file,
             told: 0,
+            looks: 0,
         })
     }
 
@@ -77,10 +84,15 @@ impl Printed {
 
     /// What has been printed since, a message of it; none as a rule.
     pub fn take(&mut self) -> Option<Vec<u8>> {
-        // SAFETY: the first byte of the mapping; this process alone writes to it, by the kernel.
-        if unsafe { self.start().read_volatile() } == 0 {
+        let words = self.start().cast::<u64>();
+        // SAFETY: the first words of the mapping, which begins at a page; this process alone writes to
+        // it, by the kernel.
+        let seen = (0..LOOK).any(|index| unsafe { words.add(index).read_volatile() } != 0);
+        if !seen && self.told == 0 && self.looks < EVERY {
+            self.looks += 1;
             return None;
         }
+        self.looks = 0;
         // SAFETY: plain calls on a descriptor that is open: both share one position.
         let end = unsafe { libc::lseek(self.file.as_raw_fd(), 0, libc::SEEK_CUR) };
         let end = usize::try_from(end).unwrap_or(0).min(SIZE);
@@ -88,7 +100,7 @@ impl Printed {
             // All of it is told: from the beginning again.
             // SAFETY: within the mapping; nobody prints meanwhile, as the driver does so in calls.
             unsafe {
-                std::ptr::write_bytes(self.start(), 0, end.max(1));
+                std::ptr::write_bytes(self.start(), 0, end);
                 libc::lseek(self.file.as_raw_fd(), 0, libc::SEEK_SET);
             }
             self.told = 0;
@@ -137,13 +149,26 @@ mod tests {
         let one = all() == b"one\n" && all().is_empty();
         print(b"two\n");
         let two = all() == b"two\n";
+        print(b"\0three\n");
+        let zero = all() == b"\0three\n";
+        // Zeros alone are told of some looks later.
+        print(&[0; 100]);
+        let zeros = (0..=EVERY).find_map(|_| Some(all()).filter(|text| !text.is_empty()));
+        let zeros = zeros == Some(vec![0; 100]);
         let page = [b'x'; 4096];
         let fits = (0..SIZE / 4096 + 9)
             .filter(|_| print(&page) == 4096)
             .count();
         let full = all().len();
         print(b"three\n");
-        nothing && one && two && fits == SIZE / 4096 && full == SIZE && all() == b"three\n"
+        nothing
+            && one
+            && two
+            && zero
+            && zeros
+            && fits == SIZE / 4096
+            && full == SIZE
+            && all() == b"three\n"
     }
 
     #[test]

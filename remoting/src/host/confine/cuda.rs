@@ -9,8 +9,9 @@
 //! So it may make sockets of this one family that connect to nobody: `connect` says that nobody is
 //! there, which is what the driver hears of the daemon of MPS that it looks for where there is none.
 //! A socket for datagrams would need no connection to reach others, and is refused. The name of a
-//! socket in the file system is Landlock's matter; an abstract one is seen by others, who may
-//! connect to it.
+//! socket in the file system is Landlock's matter. An abstract one is its network namespace's: a worker
+//! has [one of its own](own_network), where the kernel lets it, so that it takes no names from the
+//! machine's other programs and nobody connects to it.
 
 use std::{
     fs::File,
@@ -20,6 +21,44 @@ use std::{
 };
 
 use super::{BTreeMap, BackendError, Condition, Len, Op, Rule, SeccompAction, c_long};
+
+/// Puts this process, which has one thread, into a network namespace of its own, for good. Who may not
+/// make one gets it together with a user namespace, in which it is who it was.
+///
+/// # Errors
+/// The kernel lets this user make neither.
+pub(in crate::host) fn own_network() -> io::Result<()> {
+    let unshare = |flags| {
+        // SAFETY: a plain call.
+        match unsafe { libc::unshare(flags) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    };
+    if unshare(libc::CLONE_NEWNET).is_ok() {
+        return Ok(());
+    }
+    // SAFETY: plain calls.
+    let (user, group) = unsafe { (libc::geteuid(), libc::getegid()) };
+    unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNET)?;
+    std::fs::write("/proc/self/setgroups", "deny")?;
+    std::fs::write("/proc/self/uid_map", format!("{user} {user} 1"))?;
+    std::fs::write("/proc/self/gid_map", format!("{group} {group} 1"))
+}
+
+/// Whether [`own_network`] works here: tried in a process that ends at once.
+pub fn has_own_network() -> bool {
+    // SAFETY: the child makes system calls and ends; what it allocates is its own.
+    unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            let made = own_network().is_ok();
+            libc::_exit(i32::from(!made));
+        }
+        let mut status = -1;
+        child > 0 && libc::waitpid(child, &raw mut status, 0) == child && status == 0
+    }
+}
 
 /// Where the kernel keeps the names of this process's threads, beside other files about them. All are
 /// this process's own.

@@ -16,14 +16,17 @@ pub enum Piece {
     Seccomp,
     /// Where its driver puts memory.
     Arena,
+    /// Which names of sockets it sees.
+    Network,
 }
 
 impl Piece {
     /// All, in the order in which they are tried.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Seccomp,
         Self::Landlock,
         Self::Arena,
+        Self::Network,
         Self::Memory,
         Self::Capabilities,
     ];
@@ -36,6 +39,7 @@ impl Piece {
             Self::Capabilities => "capabilities",
             Self::Seccomp => "seccomp",
             Self::Arena => "arena",
+            Self::Network => "network",
         }
     }
 }

@@ -382,6 +382,31 @@ fn a_worker_for_cuda_makes_sockets_that_connect_to_nobody() {
 }
 
 #[test]
+fn a_worker_for_cuda_takes_no_names_of_sockets_from_others() {
+    if !has_own_network() {
+        eprintln!("not tested: no network namespace can be made here");
+        return;
+    }
+    let name = format!("\0gantry-test-taken-{}", std::process::id());
+    let mut address = [0u8; 110];
+    address[..2].copy_from_slice(&(libc::AF_UNIX as u16).to_ne_bytes());
+    address[2..2 + name.len()].copy_from_slice(name.as_bytes());
+    let length = (2 + name.len()) as libc::socklen_t;
+    // SAFETY: the address is as long as is said and outlives the calls.
+    let bound = || unsafe {
+        let socket = libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET, 0);
+        i64::from(libc::bind(socket, address.as_ptr().cast(), length))
+    };
+    assert_eq!(bound(), 0);
+    assert_eq!(in_child(|| true, bound), libc::EADDRINUSE);
+    // SAFETY: a plain call.
+    let user = || unsafe { libc::geteuid() };
+    let before = user();
+    let same = || cuda::own_network().is_ok() && user() == before;
+    assert_eq!(in_child(same, bound), 0);
+}
+
+#[test]
 fn a_worker_for_cuda_names_its_threads_and_writes_nothing_else_of_proc() {
     if !has_landlock() {
         eprintln!("not tested: this kernel has no Landlock");
