@@ -13,7 +13,7 @@ use gantry_remoting::{
 };
 
 use crate::{
-    context,
+    answers, context,
     entry::{Outcome, connected, result},
     handles, launch, memory,
 };
@@ -40,6 +40,22 @@ const ENDING: &[&str] = &[
     "cuGraphDestroyNode",
     "cuGraphExecDestroy",
     "cuMemPoolDestroy",
+];
+
+/// Those after which what was known of kernels and contexts may be wrong.
+const CHANGING: &[&str] = &[
+    "cuCtxSetCacheConfig",
+    "cuCtxSetFlags",
+    "cuCtxSetSharedMemConfig",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuDevicePrimaryCtxReset_v2",
+    "cuDevicePrimaryCtxRetain",
+    "cuDevicePrimaryCtxSetFlags_v2",
+    "cuFuncSetAttribute",
+    "cuFuncSetCacheConfig",
+    "cuFuncSetSharedMemConfig",
+    "cuKernelSetAttribute",
+    "cuKernelSetCacheConfig",
 ];
 
 /// Those with whose success functions may go.
@@ -120,6 +136,9 @@ pub unsafe fn forward(symbol: &str, words: &[u64]) -> Outcome {
         function,
         arguments,
     });
+    if CHANGING.contains(&symbol) {
+        answers::forget();
+    }
     if let (Some(handle), Err(_)) = (ended, &asked) {
         handles::revive(*handle);
     }

@@ -92,6 +92,7 @@ pub fn kernel(link: &Link, handle: u64) -> Outcome<Arc<Kernel>> {
 
 /// Forgets what is known of all: some may be gone.
 pub fn forget_all(link: &Link) {
+    crate::answers::forget();
     let kernels = link.state.kernels.write();
     kernels.unwrap_or_else(PoisonError::into_inner).clear();
 }
@@ -99,6 +100,7 @@ pub fn forget_all(link: &Link) {
 /// Forgets what is known of a kernel.
 pub fn forget(number: u32) {
     if let Some(link) = crate::link::existing() {
+        crate::answers::forget();
         let kernels = link.state.kernels.write();
         kernels
             .unwrap_or_else(PoisonError::into_inner)
@@ -459,17 +461,7 @@ unsafe fn best(
             Some(shared) => unsafe { shared(tried) },
             None => dynamic,
         };
-        let mut blocks = 0;
-        let words = [
-            &raw mut blocks as u64,
-            func as u64,
-            tried.cast_unsigned().into(),
-            dynamic as u64,
-        ];
-        // SAFETY: the pointer is to a local.
-        unsafe {
-            crate::forward::forward("cuOccupancyMaxActiveBlocksPerMultiprocessor", &words)?;
-        }
+        let blocks = crate::answers::blocks(func, tried, dynamic)?;
         if blocks * tried > active {
             (active, best, blocks_of_best) = (blocks * tried, tried, blocks);
         }

@@ -12,10 +12,12 @@
 //! - `link`: CUDA's own part of the connection; `handles`: what programs hold for objects
 //! - `context`: what is current in a thread; `memory`: which addresses are what
 //! - `libraries`: what cuBLAS in a guest uses of the connection
+//! - `answers`: attributes of kernels and the like, which are asked for once
 //! - the others: entry points by subject
 
 #![allow(missing_docs, non_snake_case, clippy::too_many_arguments)]
 
+mod answers;
 mod context;
 mod copies;
 mod device;

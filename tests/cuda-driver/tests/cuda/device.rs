@@ -97,6 +97,33 @@ fn kernels_tell_their_parameters_and_attributes() {
 }
 
 #[test]
+fn what_has_been_told_is_told_anew_when_it_has_changed() {
+    let _context = context();
+    let histogram = function(module(HISTOGRAM), "histogram");
+    let most = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    for wanted in [1024, 2048, 1024] {
+        ok!(cuFuncSetAttribute(histogram, most, wanted));
+        for _ in 0..2 {
+            let mut told = 0;
+            ok!(cuFuncGetAttribute(&mut told, most, histogram));
+            assert_eq!(told, wanted);
+        }
+    }
+    let _alone = alone();
+    let state = || {
+        let (mut flags, mut active) = (0, -1);
+        ok!(cuDevicePrimaryCtxGetState(0, &mut flags, &mut active));
+        active
+    };
+    let before = state();
+    let mut primary = null_mut();
+    ok!(cuDevicePrimaryCtxRetain(&mut primary, 0));
+    assert_eq!((state(), state()), (1, 1));
+    ok!(cuDevicePrimaryCtxRelease_v2(0));
+    assert_eq!((state(), state()), (before, before));
+}
+
+#[test]
 fn libraries_are_modules_by_another_name() {
     let _context = context();
     let ptx = std::ffi::CString::new(MIXED).expect("PTX has no zero byte");
