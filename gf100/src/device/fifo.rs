@@ -12,6 +12,7 @@ use super::{
     copy::{self, Copy, Release},
     graphics,
     host::{self, Acquire, Host},
+    kept::{Kept, Name},
     m2mf::{self, Inline},
     mmu::{Access, BadAddress, Memory, PhysicalAddress},
 };
@@ -161,6 +162,8 @@ struct Context {
     status: Status,
     /// Its state in memory is older than this: read it again before it runs.
     stale: bool,
+    /// What its instance block calls it; none before it has left the engines.
+    name: Name,
 }
 
 #[derive(Default)]
@@ -197,6 +200,8 @@ pub struct Fifo {
     channels: Vec<Channel>,
     /// The channel that ran last.
     last: usize,
+    /// Of channels that are not in the table.
+    kept: Kept<Box<Context>>,
     /// What has happened, for the caller to take.
     pub events: Vec<Event>,
 }
@@ -206,21 +211,32 @@ impl Default for Fifo {
         Self {
             channels: (0..CHANNELS).map(|_| Channel::default()).collect(),
             last: 0,
+            kept: Kept::default(),
             events: Vec::new(),
         }
     }
 }
 
 impl Fifo {
-    /// An entry of the channel table was written.
-    pub fn entry(&mut self, channel: u8, entry: ChannelEntry) {
+    /// An entry of the channel table was written. What has left the engines before is kept for whenever
+    /// its instance block is in the table again.
+    pub fn entry(&mut self, channel: u8, entry: ChannelEntry, memory: &Memory) {
         let Some(channel) = self.channels.get_mut(usize::from(channel)) else {
             return;
         };
-        if channel.entry.instance != entry.instance {
-            channel.context = None;
+        let old = std::mem::replace(&mut channel.entry, entry);
+        if old.instance == entry.instance {
+            return;
         }
-        channel.entry = entry;
+        if let Some(context) = channel.context.take()
+            && let Some(instance) = old.instance
+            && context.stale
+            && context.status != Status::Faulted
+        {
+            self.kept.keep(context.name, instance, context, memory);
+        }
+        let instance = entry.instance;
+        channel.context = instance.and_then(|instance| self.kept.take(instance, memory));
     }
 
     /// A new run list.
@@ -280,6 +296,7 @@ impl Fifo {
             context.ramfc.encode(&mut block);
             memory.write(place, &block);
         }
+        context.name = self.kept.name(instance, memory);
         context.stale = true;
     }
 
@@ -345,6 +362,7 @@ impl Fifo {
                     work: Work::None,
                     status: Status::Ready,
                     stale: false,
+                    name: Name::default(),
                 }));
             }
         }

@@ -294,7 +294,7 @@ impl Effects for Engines {
     }
 
     fn channel(&mut self, channel: u8, entry: ChannelEntry) {
-        self.fifo.entry(channel, entry);
+        self.fifo.entry(channel, entry, &self.memory);
     }
 
     fn run_list(&mut self, list: RunList) {

@@ -22,6 +22,7 @@ pub mod fifo;
 pub mod gpu;
 pub mod graphics;
 pub mod host;
+mod kept;
 pub mod lines;
 pub mod m2mf;
 pub mod mapping;

@@ -311,6 +311,42 @@ fn a_long_copy_leaves_registers_to_others() {
 }
 
 #[test]
+fn a_channel_that_leaves_the_table_goes_on_at_another_number() {
+    let mut driver = Driver::new(false);
+    // An object is bound, and a semaphore is waited for with words behind it.
+    let mut words = run(4, 0, &[0x90b5]);
+    words.extend(semaphore(DATA, 5, 4));
+    words.extend(&copy(PUSH, DATA + 0x1000, 16, 1)[2..]);
+    driver.submit(&words);
+    assert!(matches!(driver.work(10), Next::At(_)));
+    let leaves = |driver: &mut Driver, number: u32| {
+        driver.write(0x00_3004 + number * 8, 0x1f_0000);
+        driver.write(0x00_2634, number);
+        driver.write(0x00_3000 + number * 8, 0);
+    };
+    let enters = |driver: &mut Driver, number: u32| {
+        driver.set(RUN_LIST, &number.to_le_bytes());
+        driver.write(0x00_3000 + number * 8, 3 << 30 | (INSTANCE / PAGE) as u32);
+        driver.write(0x00_3004 + number * 8, 0x1f_0001);
+        driver.write(0x00_2274, 0x1f0_0001);
+    };
+    leaves(&mut driver, 5);
+    driver.set(DATA, &6_u32.to_le_bytes());
+    assert_eq!(driver.work(10), Next::Never);
+    enters(&mut driver, 9);
+    assert_eq!(driver.work(10), Next::Never);
+    assert_eq!(driver.word(DATA + 0x1000), driver.word(PUSH));
+    assert_ne!(driver.word(PUSH), 0);
+    // A block that was cleared is a new channel's, whatever was there before.
+    leaves(&mut driver, 9);
+    driver.set(INSTANCE + 0xc0, &[0; 8]);
+    enters(&mut driver, 5);
+    driver.submit(&run(4, 0x300, &[0x110]));
+    assert_eq!(driver.work(10), Next::Never);
+    assert_eq!(driver.read(0x00_25a0), 1, "no object is bound");
+}
+
+#[test]
 fn a_kicked_channel_is_in_its_instance_block_and_goes_on_from_there() {
     let mut driver = Driver::new(false);
     driver.submit(&semaphore(DATA, 1, 2));
