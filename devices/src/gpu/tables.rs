@@ -180,10 +180,14 @@ impl Tables {
         self.counts.syncs += 1;
         views.refresh(vram);
         let changed = self.read_directory(directory, &views.watch, vram);
+        let Some(space) = self.spaces.get(&directory) else {
+            return;
+        };
+        let id = space.id;
         let mut is_armed = true;
         for (_, entry) in &changed {
-            for (key, count) in tables_of(*entry) {
-                is_armed &= !self.know(key, count, &mut views.watch, link);
+            for table in tables_of(*entry) {
+                is_armed &= !self.know(id, table, &mut views.watch, link);
             }
         }
         if !is_armed {
@@ -192,7 +196,7 @@ impl Tables {
         let Some(space) = self.spaces.get(&directory) else {
             return;
         };
-        let (id, entries) = (space.id, space.entries.values());
+        let entries = space.entries.values();
         let entries = entries.chain(changed.iter().map(|(_, entry)| entry));
         let keys: HashSet<Key> = entries
             .flat_map(|entry| tables_of(*entry))
@@ -240,9 +244,15 @@ impl Tables {
         changed
     }
 
-    /// Has the mediator know a table with so many entries, if there is a number left; whether pages
-    /// were added to those that are watched.
-    fn know(&mut self, key: Key, count: usize, watch: &mut Watch, link: &mut Link) -> bool {
+    /// Has the mediator know a table with so many entries, which a space names, if there is a number
+    /// left; whether pages were added to those that are watched.
+    fn know(
+        &mut self,
+        space: u32,
+        (key, count): (Key, usize),
+        watch: &mut Watch,
+        link: &mut Link,
+    ) -> bool {
         let (page, size) = key;
         let known = match self.tables.entry(key) {
             Entry::Occupied(known) => known.into_mut(),
@@ -250,7 +260,11 @@ impl Tables {
                 let Some(id) = self.table_ids.take(MOST_TABLES) else {
                     return false;
                 };
-                link.send(&Request::Table { table: id, size });
+                link.send(&Request::Table {
+                    table: id,
+                    size,
+                    space,
+                });
                 let entries = match size {
                     Size::Small => SMALL_ENTRIES,
                     Size::Large => LARGE_ENTRIES,

@@ -39,8 +39,10 @@ struct Flying {
 
 /// A channel.
 pub struct Channel {
-    /// Its number on the GPU.
-    pub physical: u8,
+    /// Its number on the GPU; none until something of it is to run, and while others need its place.
+    pub physical: Option<u8>,
+    /// When it was last given something to do, counted in such events.
+    pub used: u64,
     /// Its instance block; its submission page is the next.
     pub instance: PhysPage,
     /// Its control memory.
@@ -55,8 +57,12 @@ pub struct Channel {
     pub frozen: bool,
     /// It has ended: nothing more is carried out.
     pub ended: bool,
+    /// Its space has ended, and has taken its control memory back.
+    pub detached: bool,
     /// GPU time since something of it completed.
     pub busy: Duration,
+    /// And since it has its place.
+    pub held: Duration,
     /// Commands that could not be carried out.
     pub errors: u32,
 }
@@ -64,7 +70,6 @@ pub struct Channel {
 impl Channel {
     /// A channel whose instance block is written.
     pub fn new(
-        physical: u8,
         instance: PhysPage,
         slot: Slot,
         directory: PhysPage,
@@ -93,7 +98,8 @@ impl Channel {
         bytes[..ramfc::BYTES].copy_from_slice(&head);
         reserve.write(instance.address(), &bytes);
         Self {
-            physical,
+            physical: None,
+            used: 0,
             instance,
             slot,
             queued: VecDeque::new(),
@@ -103,7 +109,9 @@ impl Channel {
             number: 0,
             frozen: false,
             ended: false,
+            detached: false,
             busy: Duration::ZERO,
+            held: Duration::ZERO,
             errors: 0,
         }
     }
@@ -133,6 +141,16 @@ impl Channel {
     /// Whether the GPU has something of it.
     pub fn is_flying(&self) -> bool {
         !self.ended && !self.flying.is_empty()
+    }
+
+    /// Whether it has something to do, and no place on the GPU.
+    pub fn needs_place(&self) -> bool {
+        self.physical.is_none() && (self.has_queued() || self.is_flying())
+    }
+
+    /// Whether the GPU works for it now.
+    pub fn runs(&self) -> bool {
+        self.physical.is_some() && !self.frozen && self.is_flying()
     }
 
     /// Forgets all that has not completed.
@@ -217,6 +235,7 @@ impl Channel {
         }
         if count > 0 {
             self.busy = Duration::ZERO;
+            self.held = Duration::ZERO;
         }
         count
     }

@@ -3,8 +3,10 @@
 //! One VM's channels run at a time. A turn ends when the VM has nothing left, or when it is over and
 //! somebody waits: what still runs then is stopped, and goes on in the VM's next turn.
 
+mod places;
+
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     fs::File,
     io,
     os::fd::OwnedFd,
@@ -23,7 +25,7 @@ use super::{
     memory::{DmaPage, Pages, PhysPage, Reserve, cannot_shrink},
     partition::{PER_LARGE, Partition, RamRange},
     physical::Physical,
-    space::{Quota, Refused, Spaces},
+    space::{Quota, Refused, SPACE_PAGES, Spaces, pages},
     wire::{Event, Request, VERSION},
 };
 use crate::{
@@ -46,6 +48,8 @@ const GRACE: Duration = Duration::from_millis(2);
 const LOOK: Duration = Duration::from_millis(10);
 /// Commands that cannot be carried out, after which a channel ends: each costs this process time.
 const MOST_ERRORS: u32 = 1000;
+/// Pages of a channel's instance block and submission page.
+const INSTANCE_PAGES: u32 = 2;
 /// Channels of all VMs, as the run list has room.
 const RUN_LIST_PAGES: u32 = 1;
 
@@ -70,9 +74,6 @@ pub enum Error {
         /// What is wanted, in MiB.
         wanted: u64,
     },
-    /// No channel is left.
-    #[error("no channel of the GPU is left, or the virtual machine has its {0}")]
-    Channels(u8),
     /// RAM that overlaps, or whose file can become shorter.
     #[error("RAM at page {0:#x} overlaps other RAM, or its file may shrink")]
     Ram(u32),
@@ -92,6 +93,9 @@ struct Vm {
     partition: Partition,
     spaces: Spaces,
     channels: BTreeMap<u8, Channel>,
+    /// Channels that are bound to a space that has ended: they do nothing.
+    dead: BTreeSet<u8>,
+    /// Channels that may have a place on the GPU at a time.
     most: u8,
     events: VecDeque<Event>,
     /// Tables have changed since translations were forgotten.
@@ -114,6 +118,10 @@ pub struct Figures {
     pub ended: u64,
     /// How often its channels were stopped for others'.
     pub stopped: u64,
+    /// How often its channels have lost their places on the GPU to others.
+    pub displaced: u64,
+    /// Address spaces that were ended because its quota was used up.
+    pub spaces_ended: u64,
 }
 
 impl Vm {
@@ -172,6 +180,8 @@ pub struct Mediator {
     looked: Moment,
     limit: Duration,
     next: u32,
+    /// How often channels were given something to do.
+    uses: u64,
 }
 
 impl Mediator {
@@ -185,15 +195,14 @@ impl Mediator {
         // What an earlier mediator may have left is nobody's.
         gpu.unback(0..all)?;
         gpu.back(0..part, reserve.file())?;
-        let quota = Quota { used: 0, limit: 0 };
         let list = reserve.take(RUN_LIST_PAGES, 1);
-        let list = list.ok_or(Refused::Quota { limit: quota.limit })?;
+        let list = list.ok_or(Refused::Quota { limit: 0 })?;
         let first = (part / PAGE) as u32;
         let shared = (all / PAGE) as u32 - first;
         Ok(Self {
             vram: Pages::new(first, shared),
-            // All but page 0 and the list.
-            reserved: first.saturating_sub(1 + RUN_LIST_PAGES),
+            // All but page 0 and the list, in whole large pages.
+            reserved: first.saturating_sub(PER_LARGE),
             shared,
             dma: Pages::new(PER_LARGE, (1 << PAGE_NUMBER_BITS) - PER_LARGE),
             gpu,
@@ -206,6 +215,7 @@ impl Mediator {
             looked: Moment::now(),
             limit,
             next: 1,
+            uses: 0,
         })
     }
 
@@ -241,9 +251,16 @@ impl Mediator {
                 return Err(Error::Memory(error));
             }
         };
+        // As large a part as of VRAM.
+        let limit = self.shadows(count);
+        let Some(shadows) = self.reserve.take(limit, PER_LARGE) else {
+            self.vram.give(first, count);
+            return Err(Error::Vram { wanted: vram >> 20 });
+        };
         let start = u64::from(first) * PAGE;
         if let Err(failure) = self.gpu.back(start..start + vram, partition.file()) {
             self.vram.give(first, count);
+            self.reserve.give(shadows, limit);
             return Err(match failure.is_refusal() {
                 // A file that a front has kept may be any.
                 true => Error::Memory(io::ErrorKind::InvalidInput.into()),
@@ -252,11 +269,11 @@ impl Mediator {
         }
         let id = self.next;
         self.next += 1;
-        let limit = self.shadows(count);
         let vm = Vm {
             partition,
-            spaces: Spaces::new(limit),
+            spaces: Spaces::new(Quota::new(shadows, limit)),
             channels: BTreeMap::new(),
+            dead: BTreeSet::new(),
             most: channels,
             events: VecDeque::new(),
             dirty: false,
@@ -273,7 +290,7 @@ impl Mediator {
     fn shadows(&self, count: u32) -> u32 {
         let part = u64::from(self.reserved) * u64::from(count) / u64::from(self.shared.max(1));
         // The partition is a part of what is shared.
-        part as u32
+        part as u32 / PER_LARGE * PER_LARGE
     }
 
     /// A VM's memory.
@@ -302,8 +319,9 @@ impl Mediator {
             self.release(&mut vm, &channel)?;
         }
         self.write_list()?;
-        vm.spaces.clear(&mut self.reserve);
         self.gpu.flush()?;
+        let (shadows, limit) = vm.spaces.quota.all();
+        self.reserve.give(shadows, limit);
         let (first, count) = vm.partition.pages();
         self.gpu
             .unback(first.address()..first.address() + u64::from(count) * PAGE)?;
@@ -318,11 +336,15 @@ impl Mediator {
 
     /// A channel's numbers and memory are free again.
     fn release(&mut self, vm: &mut Vm, channel: &Channel) -> Result<(), Failure> {
-        self.gpu.stop(channel.physical)?;
-        self.gpu.channel(channel.physical, None, false)?;
-        vm.spaces.give_slot(channel.slot);
-        vm.spaces.quota.give(&mut self.reserve, channel.instance, 2);
-        self.owners[usize::from(channel.physical)] = None;
+        if let Some(physical) = channel.physical {
+            self.gpu.stop(physical)?;
+            self.gpu.channel(physical, None, false)?;
+            self.owners[usize::from(physical)] = None;
+        }
+        if !channel.detached {
+            vm.spaces.give_slot(channel.slot);
+        }
+        vm.spaces.quota.give(channel.instance, INSTANCE_PAGES);
         Ok(())
     }
 
@@ -365,7 +387,6 @@ impl Mediator {
         files: Vec<OwnedFd>,
         now: Moment,
     ) -> Result<(), Error> {
-        let reserve = &mut self.reserve;
         match request {
             Request::Hello { .. } => return Err(Error::Greeting),
             Request::Ram {
@@ -373,23 +394,39 @@ impl Mediator {
                 count,
                 offset,
             } => self.add_ram(vm, first, count, offset, files)?,
-            Request::Table { table, size } => vm.spaces.add_table(reserve, table, size)?,
-            Request::TableGone { table } => vm.spaces.remove_table(reserve, table)?,
+            Request::Table { table, size, space } => {
+                if vm.spaces.directory(space)?.is_some() {
+                    self.make_room(vm, id, pages(size))?;
+                }
+                let reserve = &mut self.reserve;
+                vm.spaces.add_table(reserve, table, size, space)?;
+            }
+            Request::TableGone { table } => {
+                vm.spaces.remove_table(table)?;
+            }
             Request::Map { table, runs } => {
                 let count = runs.iter().map(|run| u64::from(run.count)).sum::<u64>();
                 vm.figures.entries += count;
-                vm.spaces.map(reserve, &vm.partition, table, &runs)?;
+                vm.spaces.map(&self.reserve, &vm.partition, table, &runs)?;
                 vm.dirty = true;
             }
-            Request::Space { space } => vm.spaces.add_space(reserve, space)?,
-            Request::SpaceGone { space } => vm.spaces.remove_space(reserve, space)?,
+            Request::Space { space } => {
+                self.make_room(vm, id, SPACE_PAGES)?;
+                vm.spaces.add_space(&mut self.reserve, space)?;
+            }
+            Request::SpaceGone { space } => {
+                vm.spaces.remove_space(space)?;
+            }
             Request::Link {
                 space,
                 index,
                 entry,
             } => {
-                vm.spaces.link(reserve, space, index, entry)?;
+                vm.spaces.link(&self.reserve, space, index, entry)?;
                 vm.dirty = true;
+                if vm.spaces.is_poor(entry) {
+                    self.end_space(vm, id, space)?;
+                }
             }
             Request::Bind {
                 channel,
@@ -398,15 +435,19 @@ impl Mediator {
             } => self.bind(vm, id, channel, space, engines)?,
             Request::Engines { channel, engines } => {
                 if let Some(bound) = vm.channels.get(&channel) {
-                    bound.set_engines(engines, reserve);
+                    bound.set_engines(engines, &self.reserve);
                 }
             }
             Request::Unbind { channel } => {
+                vm.dead.remove(&channel);
                 if let Some(bound) = vm.channels.remove(&channel) {
                     self.release(vm, &bound)?;
-                    self.write_list()?;
+                    if bound.physical.is_some() {
+                        self.write_list()?;
+                    }
                 }
             }
+            Request::Submit { channel, .. } if vm.dead.contains(&channel) => {}
             Request::Submit { channel, entries } => {
                 let what = "channel";
                 let number = channel.into();
@@ -467,32 +508,34 @@ impl Mediator {
         space: u32,
         engines: [Option<u64>; gf100::format::instance::ENGINE_COUNT],
     ) -> Result<(), Error> {
-        if vm.channels.contains_key(&channel) {
+        if vm.channels.contains_key(&channel) || vm.dead.contains(&channel) {
             let (what, number) = ("channel", channel.into());
             return Err(Refused::Taken { what, number }.into());
         }
-        let free = self.owners.iter().position(Option::is_none);
-        let has_room = vm.channels.len() < usize::from(vm.most);
-        let Some(free) = free.filter(|_| has_room) else {
-            return Err(Error::Channels(vm.most));
+        // An error if there is no such space.
+        let lives = vm.spaces.directory(space)?.is_some();
+        if lives {
+            let slot = vm.spaces.slot_pages(space);
+            self.make_room(vm, id, INSTANCE_PAGES + slot)?;
+        }
+        let Some(directory) = vm.spaces.directory(space)? else {
+            vm.dead.insert(channel);
+            vm.events.push_back(places::without_memory(channel));
+            return Ok(());
         };
-        let directory = vm.spaces.directory(space)?;
-        let instance = vm.spaces.quota.take(&mut self.reserve, 2, 1)?;
+        let quota = &mut vm.spaces.quota;
+        let instance = quota.take(&mut self.reserve, INSTANCE_PAGES, 1)?;
         let slot = match vm.spaces.take_slot(&mut self.reserve, space) {
             Ok(slot) => slot,
             Err(refused) => {
-                vm.spaces.quota.give(&mut self.reserve, instance, 2);
+                let quota = &mut vm.spaces.quota;
+                quota.give(instance, INSTANCE_PAGES);
                 return Err(refused.into());
             }
         };
-        // Below 128.
-        let physical = free as u8;
-        let bound = Channel::new(physical, instance, slot, directory, engines, &self.reserve);
-        self.owners[free] = Some((id, channel));
+        let bound = Channel::new(instance, slot, directory, engines, &self.reserve);
         vm.channels.insert(channel, bound);
         vm.dirty = true;
-        self.gpu.channel(physical, Some(instance), true)?;
-        self.write_list()?;
         Ok(())
     }
 
@@ -604,11 +647,10 @@ impl Mediator {
                 vm.events.push_back(event);
             } else if !channel.ended {
                 warn!("virtual machine {id}: channel {number} makes errors only, and ends");
-                let physical = channel.physical;
                 let after = Duration::ZERO;
                 let channel = number;
                 self.end(id, number, Event::Late { channel, after });
-                self.gpu.stop(physical)?;
+                self.gpu.stop(physical as u8)?;
             }
         }
         Ok(())
@@ -664,23 +706,7 @@ impl Mediator {
         let over = contended && turn.is_over(now);
         if active && !over {
             let one = contended && turn.slice == Slice::Request;
-            if vm.dirty {
-                self.gpu.flush()?;
-                vm.dirty = false;
-            }
-            for channel in vm.channels.values_mut() {
-                if channel.frozen && !channel.ended {
-                    channel.frozen = false;
-                    let instance = Some(channel.instance);
-                    self.gpu.channel(channel.physical, instance, true)?;
-                }
-                while channel.has_queued() && !(one && turn.launched > 0) {
-                    if let Some(put) = channel.launch(&self.reserve) {
-                        self.gpu.doorbell(channel.physical, put)?;
-                        turn.launched += 1;
-                    }
-                }
-            }
+            self.launch(&mut turn, one)?;
             self.turn = Some(turn);
             return Ok(false);
         }
@@ -688,10 +714,10 @@ impl Mediator {
             return Ok(false);
         }
         for channel in vm.channels.values_mut() {
-            if channel.is_flying() && !channel.frozen {
+            if let Some(physical) = channel.physical.filter(|_| channel.runs()) {
                 channel.frozen = true;
                 vm.figures.stopped += 1;
-                self.gpu.stop(channel.physical)?;
+                self.gpu.stop(physical)?;
             }
         }
         let held = self.scheduler.held(now);
@@ -719,7 +745,10 @@ impl Mediator {
             if !channel.is_flying() {
                 continue;
             }
-            channel.busy += passed;
+            if channel.runs() {
+                channel.busy += passed;
+                channel.held += passed;
+            }
             let count = channel.completed(&self.reserve);
             for _ in 0..count {
                 vm.events.push_back(Event::Done { channel: *number });
@@ -735,7 +764,9 @@ impl Mediator {
                 "virtual machine {id}: channel {channel} has had the GPU for {after:?}, and ends"
             );
             self.end(id, channel, Event::Late { channel, after });
-            self.gpu.stop(physical)?;
+            if let Some(physical) = physical {
+                self.gpu.stop(physical)?;
+            }
         }
         Ok(())
     }

@@ -137,10 +137,16 @@ impl Reserve {
     /// Takes consecutive pages, all zero.
     pub fn take(&mut self, count: u32, align: u32) -> Option<PhysPage> {
         let first = PhysPage(self.pages.take(count, align)?);
-        let at = self.at(first.address(), u64::from(count) * PAGE)?;
-        // SAFETY: within the mapping, checked by `at`; others look at it by volatile accesses only.
-        unsafe { at.write_bytes(0, count as usize * PAGE as usize) };
+        self.clear(first, count);
         Some(first)
+    }
+
+    /// Pages are zero from now on.
+    pub fn clear(&mut self, first: PhysPage, count: u32) {
+        if let Some(at) = self.at(first.address(), u64::from(count) * PAGE) {
+            // SAFETY: within the mapping, checked by `at`; others look at it by volatile accesses only.
+            unsafe { at.write_bytes(0, count as usize * PAGE as usize) };
+        }
     }
 
     /// Gives pages back.

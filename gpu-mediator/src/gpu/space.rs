@@ -1,7 +1,8 @@
 //! Shadows of a VM's page tables: what the physical GPU walks.
 //!
 //! A shadow belongs to a table of the guest, not to an entry of a directory: a thousand entries that
-//! name one table share one shadow. The last entry of every directory is the mediator's own
+//! name one table share one shadow. When a VM's quota is used up, the space that uses most of it ends,
+//! with its channels, and the others go on. The last entry of every directory is the mediator's own
 //! ([`CONTROL`]): rings and completion words of the space's channels.
 
 use std::collections::HashMap;
@@ -13,7 +14,7 @@ use gf100::format::{
 };
 
 use super::{
-    memory::{PhysPage, Reserve},
+    memory::{Pages, PhysPage, Reserve},
     partition::{PER_LARGE, Partition},
     wire::{Directory, Run, Size},
 };
@@ -28,6 +29,8 @@ const CONTROL_SHIFT: u8 = 3;
 const GROUPS: usize = (LARGE_ENTRIES >> CONTROL_SHIFT) / 2;
 
 const DIRECTORY_PAGES: u32 = (directory::BYTES / PAGE) as u32;
+/// Pages of a space without tables and channels.
+pub const SPACE_PAGES: u32 = DIRECTORY_PAGES + 1;
 
 /// A front has broken the rules, or has used what it may.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
@@ -83,17 +86,27 @@ pub enum Refused {
 /// Entries that a message may write, at most: two tables.
 const MOST_MAPPED: u32 = 2 * SMALL_ENTRIES as u32;
 
-/// Pages that a VM may take of the mediator's memory.
-#[derive(Clone, Copy, Debug)]
+/// Pages of the mediator's memory that are a VM's: no other VM has any between them.
+#[derive(Debug)]
 pub struct Quota {
-    /// In use.
-    pub used: u32,
-    /// At most.
-    pub limit: u32,
+    first: PhysPage,
+    pages: Pages,
+    used: u32,
+    limit: u32,
 }
 
 impl Quota {
-    /// Takes pages.
+    /// These pages, which were taken.
+    pub fn new(first: PhysPage, limit: u32) -> Self {
+        Self {
+            first,
+            pages: Pages::new(first.0, limit),
+            used: 0,
+            limit,
+        }
+    }
+
+    /// Takes pages, all zero.
     pub fn take(
         &mut self,
         reserve: &mut Reserve,
@@ -101,22 +114,31 @@ impl Quota {
         align: u32,
     ) -> Result<PhysPage, Refused> {
         let refused = Refused::Quota { limit: self.limit };
-        if self.limit - self.used < count {
-            return Err(refused);
-        }
-        let page = reserve.take(count, align).ok_or(refused)?;
+        let page = PhysPage(self.pages.take(count, align).ok_or(refused)?);
+        reserve.clear(page, count);
         self.used += count;
         Ok(page)
     }
 
-    /// Gives them back.
-    pub fn give(&mut self, reserve: &mut Reserve, first: PhysPage, count: u32) {
-        reserve.give(first, count);
+    /// Pages that are left.
+    pub fn left(&self) -> u32 {
+        self.limit - self.used
+    }
+
+    /// All of its pages.
+    pub fn all(&self) -> (PhysPage, u32) {
+        (self.first, self.limit)
+    }
+
+    /// Gives pages back.
+    pub fn give(&mut self, first: PhysPage, count: u32) {
+        self.pages.give(first.0, count);
         self.used -= count;
     }
 }
 
-fn pages(size: Size) -> u32 {
+/// Pages of a table's shadow.
+pub fn pages(size: Size) -> u32 {
     let entries = match size {
         Size::Small => SMALL_ENTRIES,
         Size::Large => LARGE_ENTRIES,
@@ -127,9 +149,12 @@ fn pages(size: Size) -> u32 {
 
 struct Shadow {
     size: Size,
-    at: PhysPage,
+    /// None if there was no memory for it, or it was taken away: it maps nothing, for good.
+    at: Option<PhysPage>,
     /// Entries of directories that name it.
     users: u32,
+    /// The space that it counts for: the one that named it first.
+    space: u32,
 }
 
 /// A pair of large pages: rings, which the channels' engines cannot write, and completion words,
@@ -141,11 +166,34 @@ struct Group {
     used: u16,
 }
 
-struct Space {
+/// What the GPU walks of a space, and what its channels have there.
+struct Memory {
     directory: PhysPage,
     control: PhysPage,
     groups: Vec<Group>,
+}
+
+struct Space {
+    /// None if it has ended, or there was no memory for it: no channel of it runs any more.
+    memory: Option<Memory>,
     links: HashMap<u16, Directory>,
+}
+
+impl Memory {
+    /// Pages that it has.
+    fn pages(&self) -> u32 {
+        // At most 64 groups.
+        SPACE_PAGES + self.groups.len() as u32 * 2 * PER_LARGE
+    }
+
+    fn give(self, quota: &mut Quota) {
+        for group in self.groups {
+            quota.give(group.rings, PER_LARGE);
+            quota.give(group.words, PER_LARGE);
+        }
+        quota.give(self.control, 1);
+        quota.give(self.directory, DIRECTORY_PAGES);
+    }
 }
 
 /// Where a channel's control memory is.
@@ -181,35 +229,89 @@ fn virtual_address(group: usize, words: bool) -> u64 {
 }
 
 impl Spaces {
-    /// Of a VM that may take so many pages for them.
-    pub fn new(limit: u32) -> Self {
+    /// Of a VM that has these pages for them.
+    pub fn new(quota: Quota) -> Self {
         Self {
             tables: HashMap::new(),
             spaces: HashMap::new(),
-            quota: Quota { used: 0, limit },
+            quota,
             refused: 0,
         }
     }
 
-    /// Adds a table that maps nothing.
+    /// Adds a table that maps nothing, and counts for a space. If there is no memory for it, it never
+    /// maps anything.
     pub fn add_table(
         &mut self,
         reserve: &mut Reserve,
         number: u32,
         size: Size,
+        space: u32,
     ) -> Result<(), Refused> {
         if self.tables.contains_key(&number) {
             let what = "table";
             return Err(Refused::Taken { what, number });
         }
-        let at = self.quota.take(reserve, pages(size), 1)?;
-        let users = 0;
-        self.tables.insert(number, Shadow { size, at, users });
+        // One that has ended gets no more memory.
+        let lives = self.directory(space)?.is_some();
+        let at = lives.then(|| self.quota.take(reserve, pages(size), 1));
+        let shadow = Shadow {
+            size,
+            at: at.and_then(Result::ok),
+            users: 0,
+            space,
+        };
+        self.tables.insert(number, shadow);
         Ok(())
     }
 
+    /// The space that uses most of the quota, of those that have not ended.
+    pub fn largest(&self) -> Option<u32> {
+        let spaces = self.spaces.iter();
+        let spaces =
+            spaces.filter_map(|(number, space)| Some((*number, space.memory.as_ref()?.pages())));
+        let mut used: HashMap<u32, u32> = spaces.collect();
+        for table in self.tables.values().filter(|table| table.at.is_some()) {
+            if let Some(used) = used.get_mut(&table.space) {
+                *used += pages(table.size);
+            }
+        }
+        // The one with the lowest number, if several use as much.
+        let most = used
+            .into_iter()
+            .max_by_key(|(number, used)| (*used, !*number));
+        most.map(|(number, _)| number)
+    }
+
+    /// Ends a space, of which no channel runs and which the GPU is to forget: its memory, and that of
+    /// its tables that no other space names, is free.
+    pub fn end(&mut self, number: u32) {
+        let Some(space) = self.spaces.get_mut(&number) else {
+            return;
+        };
+        if let Some(memory) = space.memory.take() {
+            memory.give(&mut self.quota);
+        }
+        for entry in std::mem::take(&mut space.links).into_values() {
+            self.count(entry, false);
+        }
+        let unused = |table: &&mut Shadow| table.space == number && table.users == 0;
+        for table in self.tables.values_mut().filter(unused) {
+            if let Some(at) = table.at.take() {
+                self.quota.give(at, pages(table.size));
+            }
+        }
+    }
+
+    /// Whether an entry of a directory names a table that never maps anything.
+    pub fn is_poor(&self, entry: Directory) -> bool {
+        let tables = [entry.small, entry.large].into_iter().flatten();
+        let mut tables = tables.filter_map(|number| self.tables.get(&number));
+        tables.any(|table| table.at.is_none())
+    }
+
     /// Removes a table that no directory names.
-    pub fn remove_table(&mut self, reserve: &mut Reserve, number: u32) -> Result<(), Refused> {
+    pub fn remove_table(&mut self, number: u32) -> Result<(), Refused> {
         let what = "table";
         let table = self.tables.get(&number);
         let table = table.ok_or(Refused::Unknown { what, number })?;
@@ -218,7 +320,9 @@ impl Spaces {
         }
         let (at, size) = (table.at, table.size);
         self.tables.remove(&number);
-        self.quota.give(reserve, at, pages(size));
+        if let Some(at) = at {
+            self.quota.give(at, pages(size));
+        }
         Ok(())
     }
 
@@ -266,26 +370,34 @@ impl Spaces {
                     self.refused += u64::from(entry.is_none());
                     entry
                 });
-                let at = table.at.address() + u64::from(index) * 8;
-                reserve.set64(at, entry.map_or(0, Pte::encode));
+                if let Some(table) = table.at {
+                    let at = table.address() + u64::from(index) * 8;
+                    reserve.set64(at, entry.map_or(0, Pte::encode));
+                }
             }
         }
         Ok(())
     }
 
-    /// Adds a space that maps nothing of the guest's.
+    /// Adds a space that maps nothing of the guest's. Without memory for it, it has ended at once.
     pub fn add_space(&mut self, reserve: &mut Reserve, number: u32) -> Result<(), Refused> {
         if self.spaces.contains_key(&number) {
             let what = "space";
             return Err(Refused::Taken { what, number });
         }
-        let directory = self.quota.take(reserve, DIRECTORY_PAGES, 1)?;
-        let control = match self.quota.take(reserve, 1, 1) {
-            Ok(control) => control,
-            Err(refused) => {
-                self.quota.give(reserve, directory, DIRECTORY_PAGES);
-                return Err(refused);
-            }
+        let space = Space {
+            memory: self.space_memory(reserve),
+            links: HashMap::new(),
+        };
+        self.spaces.insert(number, space);
+        Ok(())
+    }
+
+    fn space_memory(&mut self, reserve: &mut Reserve) -> Option<Memory> {
+        let directory = self.quota.take(reserve, DIRECTORY_PAGES, 1).ok()?;
+        let Ok(control) = self.quota.take(reserve, 1, 1) else {
+            self.quota.give(directory, DIRECTORY_PAGES);
+            return None;
         };
         let entry = Pde {
             small: None,
@@ -297,22 +409,20 @@ impl Spaces {
         };
         let at = directory.address() + u64::from(CONTROL) * 8;
         reserve.set64(at, entry.encode());
-        let space = Space {
+        Some(Memory {
             directory,
             control,
             groups: Vec::new(),
-            links: HashMap::new(),
-        };
-        self.spaces.insert(number, space);
-        Ok(())
+        })
     }
 
     /// Removes a space that no channel is bound to.
-    pub fn remove_space(&mut self, reserve: &mut Reserve, number: u32) -> Result<(), Refused> {
+    pub fn remove_space(&mut self, number: u32) -> Result<(), Refused> {
         let what = "space";
         let space = self.spaces.get(&number);
         let space = space.ok_or(Refused::Unknown { what, number })?;
-        if space.groups.iter().any(|group| group.used != 0) {
+        let mut groups = space.memory.iter().flat_map(|memory| &memory.groups);
+        if groups.any(|group| group.used != 0) {
             return Err(Refused::InUse { what, number });
         }
         let Some(space) = self.spaces.remove(&number) else {
@@ -321,12 +431,9 @@ impl Spaces {
         for entry in space.links.values() {
             self.count(*entry, false);
         }
-        for group in space.groups {
-            self.quota.give(reserve, group.rings, PER_LARGE);
-            self.quota.give(reserve, group.words, PER_LARGE);
+        if let Some(memory) = space.memory {
+            memory.give(&mut self.quota);
         }
-        self.quota.give(reserve, space.control, 1);
-        self.quota.give(reserve, space.directory, DIRECTORY_PAGES);
         Ok(())
     }
 
@@ -352,9 +459,9 @@ impl Spaces {
         if shadow.size != size {
             return Err(Refused::Size(number));
         }
-        Ok(Some(Table {
+        Ok(shadow.at.map(|at| Table {
             aperture: Aperture::Vram,
-            number: shadow.at.0,
+            number: at.0,
         }))
     }
 
@@ -378,7 +485,10 @@ impl Spaces {
             self.refused += 1;
             return Ok(());
         }
-        let at = space.directory.address() + u64::from(index) * 8;
+        let Some(memory) = &space.memory else {
+            return Ok(());
+        };
+        let at = memory.directory.address() + u64::from(index) * 8;
         let old = space.links.insert(index, entry);
         reserve.set64(at, raw.encode());
         self.count(entry, true);
@@ -388,18 +498,29 @@ impl Spaces {
         Ok(())
     }
 
-    /// The directory of a space.
-    pub fn directory(&self, number: u32) -> Result<PhysPage, Refused> {
+    /// The directory of a space; none if it has ended.
+    pub fn directory(&self, number: u32) -> Result<Option<PhysPage>, Refused> {
         let what = "space";
         let space = self.spaces.get(&number);
         let space = space.ok_or(Refused::Unknown { what, number })?;
-        Ok(space.directory)
+        Ok(space.memory.as_ref().map(|memory| memory.directory))
+    }
+
+    /// Pages that control memory for another channel of a space takes of the quota.
+    pub fn slot_pages(&self, number: u32) -> u32 {
+        let memory = self.spaces.get(&number).and_then(|its| its.memory.as_ref());
+        let mut groups = memory.iter().flat_map(|memory| &memory.groups);
+        match groups.any(|group| group.used != u16::MAX) {
+            true => 0,
+            false => 2 * PER_LARGE,
+        }
     }
 
     /// Control memory for a channel of a space.
     pub fn take_slot(&mut self, reserve: &mut Reserve, number: u32) -> Result<Slot, Refused> {
         let what = "space";
         let space = self.spaces.get_mut(&number);
+        let space = space.and_then(|space| space.memory.as_mut());
         let space = space.ok_or(Refused::Unknown { what, number })?;
         let free = space.groups.iter().position(|group| group.used != u16::MAX);
         let at = match free {
@@ -412,7 +533,7 @@ impl Spaces {
                 let words = match self.quota.take(reserve, PER_LARGE, PER_LARGE) {
                     Ok(words) => words,
                     Err(refused) => {
-                        self.quota.give(reserve, rings, PER_LARGE);
+                        self.quota.give(rings, PER_LARGE);
                         return Err(refused);
                     }
                 };
@@ -458,24 +579,10 @@ impl Spaces {
     /// The channel does not need it any more.
     pub fn give_slot(&mut self, slot: Slot) {
         if let Some(space) = self.spaces.get_mut(&slot.space)
-            && let Some(group) = space.groups.get_mut(slot.group)
+            && let Some(memory) = &mut space.memory
+            && let Some(group) = memory.groups.get_mut(slot.group)
         {
             group.used &= !(1 << slot.index);
-        }
-    }
-
-    /// Gives all memory back.
-    pub fn clear(&mut self, reserve: &mut Reserve) {
-        for space in std::mem::take(&mut self.spaces).into_values() {
-            for group in space.groups {
-                self.quota.give(reserve, group.rings, PER_LARGE);
-                self.quota.give(reserve, group.words, PER_LARGE);
-            }
-            self.quota.give(reserve, space.control, 1);
-            self.quota.give(reserve, space.directory, DIRECTORY_PAGES);
-        }
-        for table in std::mem::take(&mut self.tables).into_values() {
-            self.quota.give(reserve, table.at, pages(table.size));
         }
     }
 }

@@ -43,11 +43,14 @@ fn gpu(name: &str, policy: Name, limit: Duration) -> Mediator {
         serve(&path, settings).map_err(|error| panic!("{error}"))
     });
     let start = Instant::now();
-    while !socket.exists() {
-        assert!(start.elapsed() < Duration::from_secs(10), "no GPU");
+    // Its socket may be there before anybody listens.
+    let physical = loop {
+        match Physical::connect(&socket) {
+            Ok(physical) => break physical,
+            Err(error) => assert!(start.elapsed() < Duration::from_secs(10), "{error:?}"),
+        }
         std::thread::sleep(Duration::from_millis(1));
-    }
-    let physical = Physical::connect(&socket).expect("the model is one");
+    };
     std::fs::remove_dir_all(folder).expect("it is ours");
     Mediator::new(physical, policy, limit).expect("it can be shared")
 }
@@ -63,7 +66,12 @@ impl Guest {
     /// With 1 MiB of RAM from page 0x100, a space 1 that shows the first 128 KiB of VRAM in small
     /// pages and RAM in small pages, and channel 1.
     fn new(mediator: &mut Mediator) -> Self {
-        let guest = Self::bare(mediator);
+        Self::with(mediator, 128)
+    }
+
+    /// As [`Self::new`], with so many places on the GPU.
+    fn with(mediator: &mut Mediator, channels: u8) -> Self {
+        let guest = Self::bare_with(mediator, channels);
         for (table, index, first) in [
             (1, VRAM_VA >> 27, Target::Vram(VramPage(0))),
             (2, RAM_VA >> 27, Target::Ram(Gfn(0x100))),
@@ -77,8 +85,12 @@ impl Guest {
     }
 
     fn bare(mediator: &mut Mediator) -> Self {
+        Self::bare_with(mediator, 128)
+    }
+
+    fn bare_with(mediator: &mut Mediator, channels: u8) -> Self {
         let id = mediator
-            .join(VRAM, 128, 1, None, Moment::now())
+            .join(VRAM, channels, 1, None, Moment::now())
             .expect("there is room");
         let map = |file: &File, len| {
             Mapping::shared(file, 0, len as usize, Access::ReadWrite).expect("it can be mapped")
@@ -114,8 +126,15 @@ impl Guest {
 
     fn table(&self, mediator: &mut Mediator, table: u32, index: u16, count: u16, first: Target) {
         let size = Size::Small;
-        self.ask(mediator, Request::Table { table, size })
-            .expect("it is new");
+        self.ask(
+            mediator,
+            Request::Table {
+                table,
+                size,
+                space: 1,
+            },
+        )
+        .expect("it is new");
         let run = Run {
             index,
             count,
@@ -305,7 +324,14 @@ fn a_large_page_of_which_only_the_first_byte_is_inside_is_not_mapped() {
     let guest = Guest::new(&mut mediator);
     let size = Size::Large;
     guest
-        .ask(&mut mediator, Request::Table { table: 9, size })
+        .ask(
+            &mut mediator,
+            Request::Table {
+                table: 9,
+                size,
+                space: 1,
+            },
+        )
         .expect("it is new");
     let last = (VRAM / PAGE) as u32 - 1;
     let run = |index, first| Run {
@@ -356,10 +382,10 @@ fn tables_and_channels_are_bounded_and_used_ones_cannot_go() {
     assert!(refused(Request::TableGone { table: 1 }), "it is linked");
     assert!(refused(Request::SpaceGone { space: 1 }), "it has a channel");
     assert!(refused(Request::Space { space: 1 }), "it is taken");
-    assert!(refused(Request::Table {
-        table: 1,
-        size: Size::Small
-    }));
+    for (table, space) in [(1, 1), (50, 2)] {
+        let size = Size::Small;
+        assert!(refused(Request::Table { table, size, space }));
+    }
     let run = Run {
         index: 0x7fff,
         count: 2,
@@ -388,22 +414,122 @@ fn tables_and_channels_are_bounded_and_used_ones_cannot_go() {
         entries: vec![0]
     }));
     assert!(guest.bind(&mut mediator, 1).is_err(), "it is bound");
-    for channel in (0..128).filter(|channel| *channel != 1) {
-        guest.bind(&mut mediator, channel).expect("there are 128");
+}
+
+#[test]
+fn more_channels_than_the_gpu_has_take_turns_and_keep_what_engines_have_of_them() {
+    let mut mediator = gpu("places", Name::Fair, LONG);
+    let guests = [Guest::new(&mut mediator), Guest::new(&mut mediator)];
+    for guest in &guests {
+        for channel in (0..128).filter(|channel| *channel != 1) {
+            guest.bind(&mut mediator, channel).expect("there are 128");
+        }
+        write(&guest.ram, 0, 0x5eed);
     }
-    let other = Guest::bare(&mut mediator);
+    // Each binds its object and says where to copy to; and copies when all others have done so.
+    let place = |channel: u8| 0x100 + u64::from(channel) * 8;
+    for step in 0..2 {
+        for channel in 0..128 {
+            for guest in &guests {
+                let mut words = copy(RAM_VA, RAM_VA + place(channel), 4);
+                let launch = words.split_off(words.len() - 2);
+                let words = if step == 0 { words } else { launch };
+                guest.submit(&mut mediator, channel, u64::from(channel) * 64, &words);
+            }
+            for guest in &guests {
+                done(&mut mediator, guest, channel);
+            }
+        }
+    }
+    for guest in &guests {
+        for channel in 0..128 {
+            assert_eq!(read(&guest.ram, place(channel) as usize), 0x5eed);
+        }
+        let figures = mediator.figures(guest.id).expect("it is there");
+        assert!(figures.displaced > 0 && figures.ended == 0, "{figures:?}");
+    }
+}
+
+#[test]
+fn a_channel_that_waits_for_one_without_a_place_gives_its_own_up() {
+    let mut mediator = gpu("stuck", Name::Fair, LONG);
+    let guest = Guest::with(&mut mediator, 1);
+    guest.bind(&mut mediator, 2).expect("there is one");
+    guest.submit(&mut mediator, 1, 0, &acquire(RAM_VA, 1));
+    mediator.tick(Moment::now()).expect("the GPU is there");
+    guest.submit(&mut mediator, 2, 64, &release(RAM_VA, 1));
+    done(&mut mediator, &guest, 1);
+}
+
+#[test]
+fn a_space_that_uses_its_vms_memory_up_ends_and_others_of_the_vm_go_on() {
+    let mut mediator = gpu("greedy", Name::Fair, LONG);
+    let guest = Guest::new(&mut mediator);
+    let size = Size::Small;
+    let mut ask = |request| guest.ask(&mut mediator, request);
+    let bind = |channel| Request::Bind {
+        channel,
+        space: 2,
+        engines: Default::default(),
+    };
+    ask(Request::Space { space: 2 }).expect("it is new");
+    ask(bind(2)).expect("there is one");
+    let link = |table| {
+        let index = table as u16;
+        let small = Some(table);
+        let entry = Directory {
+            small,
+            ..Directory::default()
+        };
+        let space = 2;
+        Request::Link {
+            space,
+            index,
+            entry,
+        }
+    };
+    let tables = 100..200;
+    for table in tables.clone() {
+        let space = 2;
+        ask(Request::Table { table, size, space }).expect("it is new");
+        ask(link(table)).expect("both are there");
+    }
+    let event = until(&mut mediator, &guest, is_fault);
     assert!(
-        matches!(other.bind(&mut mediator, 0), Err(Error::Channels(_))),
-        "the 129th"
+        matches!(event, Event::Fault { channel: 2, .. }),
+        "{event:?}"
     );
-    guest.submit(&mut mediator, 127, 0, &release(RAM_VA, 127));
-    done(&mut mediator, &guest, 127);
-    let tables = (100..1000).map(|table| Request::Table {
-        table,
-        size: Size::Small,
-    });
-    let mut tables = tables.map(|request| guest.ask(&mut mediator, request));
-    assert!(tables.any(|made| made.is_err()), "they have a quota");
+    let figures = mediator.figures(guest.id).expect("it is there");
+    assert_eq!((figures.spaces_ended, figures.ended), (1, 1));
+    // What it submits is swallowed, and a channel that is bound to it now ends at once.
+    guest
+        .ask(&mut mediator, bind(3))
+        .expect("the space is there");
+    until(&mut mediator, &guest, is_fault);
+    for channel in [2, 3] {
+        guest.submit(&mut mediator, channel, 0x1000, &release(RAM_VA, 2));
+    }
+    guest.submit(&mut mediator, 1, 0, &release(RAM_VA, 1));
+    done(&mut mediator, &guest, 1);
+    assert_eq!(read(&guest.ram, 0), 1);
+    // Its numbers and its memory are free when its process has gone.
+    let mut ask = |request| guest.ask(&mut mediator, request);
+    for channel in [2, 3] {
+        ask(Request::Unbind { channel }).expect("it is bound");
+    }
+    ask(Request::SpaceGone { space: 2 }).expect("no channel has it");
+    for table in tables {
+        ask(Request::TableGone { table }).expect("no space has it");
+    }
+    ask(Request::Space { space: 2 }).expect("it is new");
+    ask(bind(2)).expect("there is one");
+    guest.table(&mut mediator, 100, 0, 32, Target::Vram(VramPage(0)));
+    let at = (VRAM_VA >> 27) as u16;
+    guest.table(&mut mediator, 101, 0, 0x100, Target::Ram(Gfn(0x100)));
+    guest.link(&mut mediator, 2, at, 100);
+    guest.link(&mut mediator, 2, (RAM_VA >> 27) as u16, 101);
+    let figures = mediator.figures(guest.id).expect("it is there");
+    assert_eq!(figures.spaces_ended, 1);
 }
 
 #[test]
@@ -514,14 +640,13 @@ fn whoever_uses_all_of_its_memory_for_tables_takes_nobody_elses() {
     let mut mediator = gpu("tables", Name::Fair, Duration::from_secs(10));
     let greedy: Vec<_> = (0..2).map(|_| Guest::bare(&mut mediator)).collect();
     for guest in &greedy {
-        let mut numbers = 10..2000;
-        let refused = numbers.any(|table| {
-            let size = Size::Small;
-            guest
-                .ask(&mut mediator, Request::Table { table, size })
-                .is_err()
-        });
-        assert!(refused, "they have a quota");
+        for table in 10..2000 {
+            let (size, space) = (Size::Small, 1);
+            let asked = guest.ask(&mut mediator, Request::Table { table, size, space });
+            asked.expect("it has a number");
+        }
+        let figures = mediator.figures(guest.id).expect("it is there");
+        assert_eq!(figures.spaces_ended, 1, "they have a quota");
     }
     // As many pages are left as before.
     let good = Guest::new(&mut mediator);

@@ -14,7 +14,7 @@ use gf100::format::{Gfn, PAGE_NUMBER_BITS, Target, VramPage};
 /// Bytes of the longest message.
 pub const MOST: usize = 32 << 10;
 /// Version of this language.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Runs in a message, at most.
 pub const MOST_RUNS: usize = 1024;
 /// Ring entries of a submission, at most.
@@ -94,6 +94,8 @@ pub enum Request {
         table: u32,
         /// Of its pages.
         size: Size,
+        /// The space that is to name it first: it counts for that one.
+        space: u32,
     },
     /// A table is gone; no directory names it.
     TableGone {
@@ -438,6 +440,7 @@ impl Request {
                     1 => Size::Large,
                     size => return Err(bad("a size of pages", size)),
                 },
+                space: space(reader.u32()?)?,
             },
             5 => Self::TableGone { table: table()? },
             6 => {
@@ -540,9 +543,10 @@ impl Request {
                 message.extend(offset.to_le_bytes());
                 message
             }
-            Self::Table { table, size } => {
+            Self::Table { table, size, space } => {
                 let mut message = start(4, *table);
                 message.extend(u32::from(*size == Size::Large).to_le_bytes());
+                message.extend(space.to_le_bytes());
                 message
             }
             Self::TableGone { table } => start(5, *table),
