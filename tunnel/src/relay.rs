@@ -7,6 +7,7 @@ use std::{
         fd::{AsRawFd, RawFd},
         unix::net::UnixStream,
     },
+    time::{Duration, Instant},
 };
 
 use rustls::Connection;
@@ -15,6 +16,9 @@ use crate::door::Known;
 
 /// Bytes that are moved at once, and that wait in either direction.
 const CHUNK: usize = 64 << 10;
+
+/// How long one side may keep silent, and its tunnel, when the other has ended.
+pub const LINGER: Duration = Duration::from_secs(30);
 
 /// One direction's bytes that the VMM has not taken yet.
 #[derive(Default)]
@@ -30,8 +34,9 @@ impl Waiting {
 }
 
 /// Relays until both directions have ended, or the connection breaks. An end of the network's side
-/// that TLS does not confirm is an error: somebody may have cut it.
-pub fn run(vmm: &UnixStream, known: Known) -> io::Result<()> {
+/// that TLS does not confirm is an error: somebody may have cut it. Once one side has ended, the other
+/// may keep silent for `linger`.
+pub fn run(vmm: &UnixStream, known: Known, linger: Duration) -> io::Result<()> {
     let Known {
         mut socket,
         mut tls,
@@ -41,7 +46,10 @@ pub fn run(vmm: &UnixStream, known: Known) -> io::Result<()> {
     tls.set_buffer_limit(Some(4 * CHUNK));
     let mut chunk = vec![0; CHUNK];
     let mut waiting = Waiting::default();
-    let (mut vmm_ended, mut network_ended, mut told) = (false, false, false);
+    // The first bytes may have come with the end of the handshake, and nothing after them.
+    let mut network_ended = !decrypt(&mut tls, &mut waiting)?;
+    let (mut vmm_ended, mut told) = (false, false);
+    let mut moved = Instant::now();
     loop {
         // From the VMM, as long as the network takes it.
         while !vmm_ended && !tls.wants_write() {
@@ -53,9 +61,12 @@ pub fn run(vmm: &UnixStream, known: Known) -> io::Result<()> {
                 }
                 Some(count) => tls.writer().write_all(&chunk[..count])?,
             }
+            moved = Instant::now();
             flush(&mut tls, &mut socket)?;
         }
-        flush(&mut tls, &mut socket)?;
+        if flush(&mut tls, &mut socket)? {
+            moved = Instant::now();
+        }
         // To the VMM, which has to take all before more is decrypted.
         if waiting.is_empty() && !network_ended {
             network_ended = !take(&mut tls, &mut socket, &mut waiting)?;
@@ -63,11 +74,15 @@ pub fn run(vmm: &UnixStream, known: Known) -> io::Result<()> {
         while !waiting.is_empty() {
             match again((&mut &*vmm).write(&waiting.bytes[waiting.from..]))? {
                 None => break,
-                Some(count) => waiting.from += count,
+                Some(count) => {
+                    waiting.from += count;
+                    moved = Instant::now();
+                }
             }
         }
         if network_ended && waiting.is_empty() && !told {
             told = true;
+            moved = Instant::now();
             // It may have ended as well.
             let _ = vmm.shutdown(Shutdown::Write);
         }
@@ -88,17 +103,31 @@ pub fn run(vmm: &UnixStream, known: Known) -> io::Result<()> {
         if tls.wants_write() {
             from_network |= libc::POLLOUT;
         }
-        poll([
-            (vmm.as_raw_fd(), from_vmm),
-            (socket.as_raw_fd(), from_network),
-        ])?;
+        // Both may be silent for as long as both are there.
+        let left = match vmm_ended || network_ended {
+            true => Some(linger.saturating_sub(moved.elapsed())),
+            false => None,
+        };
+        if left.is_some_and(|left| left.is_zero()) {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        poll(
+            [
+                (vmm.as_raw_fd(), from_vmm),
+                (socket.as_raw_fd(), from_network),
+            ],
+            left,
+        )?;
     }
 }
 
-/// Sends what is encrypted, as far as the network takes it.
-fn flush(tls: &mut Connection, socket: &mut impl Write) -> io::Result<()> {
-    while tls.wants_write() && again(tls.write_tls(socket))?.is_some() {}
-    Ok(())
+/// Sends what is encrypted, as far as the network takes it; whether it took anything.
+fn flush(tls: &mut Connection, socket: &mut impl Write) -> io::Result<bool> {
+    let mut taken = false;
+    while tls.wants_write() && again(tls.write_tls(socket))?.is_some() {
+        taken = true;
+    }
+    Ok(taken)
 }
 
 /// Decrypts what has arrived; false at its end.
@@ -109,17 +138,19 @@ fn take(tls: &mut Connection, socket: &mut impl Read, waiting: &mut Waiting) -> 
         None => return Ok(true),
         Some(count) => count == 0,
     };
+    match (decrypt(tls, waiting)?, ended) {
+        (true, true) => Err(io::ErrorKind::UnexpectedEof.into()),
+        (open, _) => Ok(open),
+    }
+}
+
+/// Decrypts what has been read; false at its end.
+fn decrypt(tls: &mut Connection, waiting: &mut Waiting) -> io::Result<bool> {
     let state = tls.process_new_packets().map_err(io::Error::other)?;
     // Bounded by what was read: at most a record more.
     waiting.bytes.resize(state.plaintext_bytes_to_read(), 0);
     tls.reader().read_exact(&mut waiting.bytes)?;
-    if state.peer_has_closed() {
-        return Ok(false);
-    }
-    match ended {
-        true => Err(io::ErrorKind::UnexpectedEof.into()),
-        false => Ok(true),
-    }
+    Ok(!state.peer_has_closed())
 }
 
 /// `None` if it would have to wait.
@@ -138,7 +169,15 @@ fn again(moved: io::Result<usize>) -> io::Result<Option<usize>> {
     }
 }
 
-fn poll<const N: usize>(wanted: [(RawFd, libc::c_short); N]) -> io::Result<()> {
+/// Waits for one of them, at most for a time.
+fn poll<const N: usize>(
+    wanted: [(RawFd, libc::c_short); N],
+    most: Option<Duration>,
+) -> io::Result<()> {
+    // Rounded up, so that what is left is over afterwards; -1: for ever.
+    let most = most.map_or(-1, |most| {
+        libc::c_int::try_from(most.as_millis() + 1).unwrap_or(libc::c_int::MAX)
+    });
     // One that is not waited for is left out: an end that is known would be reported for ever.
     let mut fds = wanted.map(|(fd, events)| libc::pollfd {
         fd: if events == 0 { -1 } else { fd },
@@ -146,6 +185,6 @@ fn poll<const N: usize>(wanted: [(RawFd, libc::c_short); N]) -> io::Result<()> {
         revents: 0,
     });
     // SAFETY: as many descriptors as the array has, which outlives the call.
-    let result = unsafe { libc::poll(fds.as_mut_ptr(), N as libc::nfds_t, -1) };
+    let result = unsafe { libc::poll(fds.as_mut_ptr(), N as libc::nfds_t, most) };
     again(usize::try_from(result).map_err(|_| io::Error::last_os_error())).map(drop)
 }

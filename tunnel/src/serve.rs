@@ -12,6 +12,7 @@ use std::{
         atomic::{AtomicUsize, Ordering},
     },
     thread,
+    time::Duration,
 };
 
 use base::Chain;
@@ -25,6 +26,9 @@ use crate::{
 /// Tunnels at once: as many as a migration has connections, a few times.
 const MOST: usize = 512;
 
+/// How long to wait for descriptors or memory to become free.
+const PAUSE: Duration = Duration::from_millis(100);
+
 /// Listens for VMMs of this user.
 pub fn listen(path: &Path) -> io::Result<UnixListener> {
     let listener = base::socket::listen(path)?;
@@ -33,13 +37,17 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Serves for ever.
+/// Serves for ever, unless the listener is none.
 pub fn run(listener: &UnixListener) -> io::Error {
     let busy = Arc::new(AtomicUsize::new(0));
     loop {
         let stream = match listener.accept() {
             Ok((stream, _)) => stream,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) if passes(&error) => {
+                eprintln!("cannot accept, and tries again: {error}");
+                thread::sleep(PAUSE);
+                continue;
+            }
             Err(error) => return error,
         };
         if busy.load(Ordering::SeqCst) >= MOST {
@@ -47,13 +55,41 @@ pub fn run(listener: &UnixListener) -> io::Error {
             continue;
         }
         busy.fetch_add(1, Ordering::SeqCst);
-        let busy = Arc::clone(&busy);
-        thread::spawn(move || {
+        let place = Place(Arc::clone(&busy));
+        let work = move || {
+            let _place = place;
             if let Err(error) = serve(stream) {
                 eprintln!("a tunnel has ended: {error}");
             }
-            busy.fetch_sub(1, Ordering::SeqCst);
-        });
+        };
+        // The place is free again, and the connection closed, if there is none.
+        if let Err(error) = thread::Builder::new().name("tunnel".into()).spawn(work) {
+            eprintln!("turned away: there is no thread: {error}");
+        }
+    }
+}
+
+/// Whether it may work the next time: the client has gone, or the host is short of something.
+fn passes(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(
+            libc::EINTR
+                | libc::ECONNABORTED
+                | libc::EMFILE
+                | libc::ENFILE
+                | libc::ENOBUFS
+                | libc::ENOMEM
+        )
+    )
+}
+
+/// One of [`MOST`].
+struct Place(Arc<AtomicUsize>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -68,7 +104,7 @@ fn serve(mut vmm: UnixStream) -> io::Result<()> {
         Err(error) => return failed(&mut vmm, format!("the request does not parse: {error}")),
     };
     match open(&mut vmm, &request) {
-        Ok(known) => relay::run(&vmm, known),
+        Ok(known) => relay::run(&vmm, known, relay::LINGER),
         // It has had its answer, and is gone.
         Err(door::Error::Gone) => Ok(()),
         Err(error) => failed(&mut vmm, Chain(&error).to_string()),
@@ -90,5 +126,17 @@ fn open(vmm: &mut UnixStream, request: &Request) -> Result<Known, door::Error> {
             told(vmm)?;
             door.wait(vmm)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_that_is_short_of_something_is_asked_again() {
+        let passing = |number| passes(&io::Error::from_raw_os_error(number));
+        assert!(passing(libc::EMFILE) && passing(libc::ENOMEM) && passing(libc::ECONNABORTED));
+        assert!(!passing(libc::EBADF) && !passing(libc::EINVAL));
     }
 }

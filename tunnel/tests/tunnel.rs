@@ -4,14 +4,17 @@
 
 use std::{
     fs,
-    io::{Read, Write},
+    io::{ErrorKind, Read, Write},
     net::{Shutdown, TcpListener, TcpStream},
     os::unix::net::UnixStream,
     path::Path,
     thread,
+    time::Duration,
 };
 
 use gantry_tunnel::{
+    door::{self, Door},
+    relay,
     request::{Answer, Request, read_line},
     serve,
 };
@@ -128,4 +131,51 @@ fn what_cannot_be_is_said() {
     stream.write_all(b"{}\n").unwrap();
     let answer = read_line(&mut stream).unwrap();
     assert!(String::from_utf8_lossy(&answer).contains("does not parse"));
+}
+
+#[test]
+fn a_peer_that_never_closes_does_not_keep_a_tunnel_whose_vmm_has_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let tls_dir = dir.path().join("tls");
+    certificates(&tls_dir);
+    let door = Door::open("127.0.0.1:0", &tls_dir).unwrap();
+    let to = format!("localhost:{}", door.port().unwrap());
+    let (vmm, gone) = UnixStream::pair().unwrap();
+    let peer = thread::spawn(move || door::connect(&to, &tls_dir).unwrap());
+    let known = door.wait(&vmm).unwrap();
+    let peer = peer.join().unwrap();
+    drop(gone);
+    let ended = relay::run(&vmm, known, Duration::from_millis(50)).unwrap_err();
+    assert_eq!(ended.kind(), ErrorKind::TimedOut);
+    drop(peer);
+}
+
+#[test]
+fn what_comes_with_the_end_of_the_handshake_is_not_kept_until_more_comes() {
+    let dir = tempfile::tempdir().unwrap();
+    let tls_dir = dir.path().join("tls");
+    certificates(&tls_dir);
+    // Whether both are in one piece is up to the network: several times.
+    for _ in 0..20 {
+        let door = Door::open("127.0.0.1:0", &tls_dir).unwrap();
+        let to = format!("localhost:{}", door.port().unwrap());
+        let (vmm, mut end) = UnixStream::pair().unwrap();
+        let tls_dir = tls_dir.clone();
+        let peer = thread::spawn(move || {
+            let mut known = door::connect(&to, &tls_dir).unwrap();
+            known.tls.writer().write_all(b"first").unwrap();
+            while known.tls.wants_write() {
+                known.tls.write_tls(&mut known.socket).unwrap();
+            }
+            known
+        });
+        let known = door.wait(&vmm).unwrap();
+        let relayed = thread::spawn(move || relay::run(&vmm, known, Duration::from_millis(50)));
+        end.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let mut first = [0; 5];
+        end.read_exact(&mut first).unwrap();
+        assert_eq!(&first, b"first");
+        drop((end, peer.join().unwrap()));
+        let _ = relayed.join().unwrap();
+    }
 }
