@@ -50,7 +50,9 @@ const LARGE_VA: u64 = 1 << 27;
 
 const CHANNEL: u32 = 5;
 const COPY: u8 = 4;
+/// For one step, and for all of them: a machine may be busy with other things.
 const PATIENCE: Duration = Duration::from_secs(20);
+const ALL: Duration = Duration::from_secs(120);
 
 /// A BAR.
 struct Bar {
@@ -111,6 +113,7 @@ struct Raw {
     /// A page of this process, and its number.
     page: *mut u8,
     gfn: u32,
+    since: Instant,
 }
 
 fn run(subchannel: u8, address: u16, words: &[u32]) -> Vec<u32> {
@@ -184,6 +187,7 @@ impl Raw {
             ram: ram()?,
             page,
             gfn: (address / PAGE) as u32,
+            since: Instant::now(),
             device,
         };
         // Messages that nobody takes are masked.
@@ -411,15 +415,24 @@ fn until(what: &str, is: impl Fn() -> bool) -> Result<()> {
 
 /// Everything that ends a channel or nothing; then it works as before.
 pub fn attack() -> Result<()> {
+    type Attacks = fn(&mut Raw) -> Result<u32>;
     let mut raw = Raw::open()?;
     raw.start();
     raw.works(1)?;
     let mut done = 0;
-    done += pages(&mut raw)?;
-    done += pointers(&mut raw)?;
-    done += own_tables(&mut raw)?;
-    done += running(&mut raw)?;
-    done += storms(&mut raw)?;
+    let all: [(&str, Attacks); 6] = [
+        ("pages", pages),
+        ("pointers", pointers),
+        ("tables that the GPU writes", own_tables),
+        ("a running channel's tables", running),
+        ("commands", commands),
+        ("storms", storms),
+    ];
+    for (what, attacks) in all {
+        done += attacks(&mut raw).with_context(|| format!("attacks by {what}"))?;
+        println!("{what}: {done} attacks so far, {:?}", raw.since.elapsed());
+        ensure!(raw.since.elapsed() < ALL, "the attacks take too long");
+    }
     raw.start();
     raw.works(0x600d)?;
     raw.stop();
@@ -614,6 +627,99 @@ fn running(raw: &mut Raw) -> Result<u32> {
         done += 1;
     }
     Ok(done)
+}
+
+/// Commands that would reach physical addresses, never end, or change what the channel is; and
+/// microcode.
+fn commands(raw: &mut Raw) -> Result<u32> {
+    let mut done = 0;
+    // Physical addresses in copies; methods of nobody's; a class that there is not.
+    let mut physical = run(COPY, 0, &[0x90b5]);
+    physical.extend(run(COPY, 0x250, &[1]));
+    let bad = [physical, run(COPY, 0x250, &[1]), run(7, 0, &[0xffff])];
+    for words in bad {
+        raw.submit(&words);
+        until("a command error", || raw.get(0x04_0108) != 0)?;
+        raw.channel();
+        raw.works(0x300 + done)?;
+        done += 1;
+    }
+    // Microcode for every processor that a driver may load: it is kept, and does nothing.
+    for falcon in [
+        0x08_7000_u32,
+        0x10_4000,
+        0x10_5000,
+        0x10_a000,
+        0x40_9000,
+        0x41_a000,
+    ] {
+        // Both memories, by the port that goes on by itself; then start.
+        for port in [0x180, 0x1c0] {
+            raw.set(falcon + port, 1 << 24);
+            for word in 0..64 {
+                raw.set(falcon + port + 4, 0xf000_0000 | word);
+            }
+        }
+        // DMA by physical addresses from memory, and to it.
+        for (at, value) in [
+            (0x110, 0),
+            (0x114, 0),
+            (0x11c, 0),
+            (0x118, 0x620),
+            (0x118, 0x600),
+        ] {
+            raw.set(falcon + at, value);
+        }
+        raw.set(falcon + 0x104, 0);
+        raw.set(falcon + 0x100, 2);
+        raw.works(0x310 + done)?;
+        done += 1;
+    }
+    raw.start();
+    // A semaphore that nobody releases; a chain of copies; a ring full of long push buffers.
+    let from = VRAM_VA + u64::from(SOURCE) * PAGE;
+    let chain = copies(from, VRAM_VA + u64::from(NEW) * PAGE, 0x1fff, 0x1000);
+    let wait = run(0, 0x10, &[0, from as u32, 0xfff_fff0, 1]);
+    for words in [wait, chain] {
+        raw.submit(&words);
+        raw.channel();
+        raw.works(0x320 + done)?;
+        done += 1;
+    }
+    let long = GpEntry {
+        address: VRAM_VA + u64::from(PUSH) * PAGE,
+        words: 1 << 20,
+    };
+    for at in 0..511 {
+        raw.poke64(u64::from(RING) * PAGE + at * 8, long.encode());
+    }
+    raw.fill(PUSH, 0);
+    raw.doorbell(511);
+    raw.channel();
+    raw.works(0x330)?;
+    // The GPU writes the channel's own submission page and instance block.
+    for page in [USERD + CHANNEL, INSTANCE] {
+        let to = VRAM_VA + u64::from(page) * PAGE;
+        raw.submit(&copies(from, to, 1, 1));
+        raw.submit(&release(RAM_VA, 0x331));
+        raw.set(0x00_2634, CHANNEL);
+        raw.start();
+        raw.works(0x332 + page)?;
+        done += 1;
+    }
+    // The same instance block at other numbers.
+    for number in [6, 127] {
+        raw.set(0x00_3000 + number * 8, 0xc000_0000 | INSTANCE);
+        raw.set(0x00_3004 + number * 8, 0x001f_0001);
+        let at = u64::from(number) * userd::STRIDE + userd::GP_PUT;
+        raw.bar1.set(at, 1);
+        raw.set(0x00_3004 + number * 8, 0x001f_0000);
+        raw.set(0x00_3000 + number * 8, 0);
+        raw.channel();
+        raw.works(0x340 + number)?;
+        done += 1;
+    }
+    Ok(done + 1)
 }
 
 /// Much of everything.

@@ -27,7 +27,8 @@ pub const SCENARIOS: &[Entry] = &[
         alone,
     ),
     (
-        "virtual GPU: two guests at once, one by messages and one by the line, keep their contents",
+        "virtual GPU: two guests at once, one by messages and one by the line, keep their contents; \
+         what root of one does with registers and tables costs the other nothing",
         together,
     ),
     (
@@ -156,11 +157,25 @@ fn together(context: &Context) -> Result<()> {
     let (_one, mut first) = gpu.boot(context, "one", "")?;
     // The kernel's own switch: nouveau has no parameter.
     let (_other, mut second) = gpu.boot(context, "other", "pci=nomsi")?;
-    for guest in [&mut first, &mut second] {
-        load(guest)?;
-    }
     let work = "(for i in 1 2 3; do agent gpu-check || echo failed; done; agent gpu-evict; \
                 echo finished) >/tmp/work 2>&1 &";
+    // While one works, root of the other does without a driver what no driver would.
+    load(&mut first)?;
+    first.run(
+        "(while [ ! -e /tmp/end ]; do agent gpu-check || echo failed; done; echo finished) \
+               >/tmp/beside 2>&1 &",
+    )?;
+    let said = second.run("agent gpu-attack")?;
+    println!("the attacks: {said}");
+    ensure!(said.contains("attacks did nothing"), "it says: {said}");
+    first.run("touch /tmp/end")?;
+    first.eventually("cat /tmp/beside", |text| text.contains("finished"))?;
+    let beside = first.run("cat /tmp/beside")?;
+    ensure!(
+        beside.contains("gpu works") && !beside.contains("failed"),
+        "it says: {beside}"
+    );
+    load(&mut second)?;
     for guest in [&mut first, &mut second] {
         guest.run(work)?;
     }
