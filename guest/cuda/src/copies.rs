@@ -15,32 +15,36 @@ use gantry_remoting::{
 };
 
 use crate::{
+    arrays::Volume,
     context,
     entry::{Outcome, connected, entry_points},
     handles,
     link::Link,
     memory::find,
+    paged::{self, Paged, Rows},
     streams::{capturing, exact},
 };
 
 /// Larger copies of ordinary memory are cut into pieces.
 const UNCUT: usize = 256 << 10;
 /// The largest piece.
-const LARGEST_PIECE: usize = 2 << 20;
+pub const LARGEST_PIECE: usize = 2 << 20;
 /// How many pieces of a copy to the host are under way: their stages stay in the caches.
 const PIECES: usize = 6;
 
 /// Where and how a copy goes.
-#[derive(Clone, Copy)]
-struct Order {
-    context: u32,
-    stream: u32,
+#[derive(Clone, Copy, Debug)]
+pub struct Order {
+    pub context: u32,
+    pub stream: u32,
     /// Whether the caller goes on only when it is done.
-    wait: bool,
+    pub wait: bool,
 }
 
 impl Order {
-    fn new(stream: CUstream, wait: bool) -> Outcome<Self> {
+    /// # Errors
+    /// There is no context or no such stream.
+    pub fn new(stream: CUstream, wait: bool) -> Outcome<Self> {
         connected()?;
         Ok(Self {
             context: context::need()?,
@@ -75,6 +79,16 @@ fn window_place(link: &Link, pointer: *const u8, size: usize) -> Option<WindowRa
     })
 }
 
+/// A stretch of the program's memory, for a node of a graph.
+fn flat(at: u64, size: usize) -> Rows {
+    Rows {
+        at,
+        size: [size as u64, 1, 1],
+        pitch: size as u64,
+        height: 1,
+    }
+}
+
 fn write(link: &Link, order: Order, to: u64, from: *const u8, size: usize) -> Outcome {
     let Order {
         context, stream, ..
@@ -93,7 +107,9 @@ fn write(link: &Link, order: Order, to: u64, from: *const u8, size: usize) -> Ou
         };
     }
     if capturing(link, context, stream) {
-        return Err(codes::STREAM_CAPTURE_UNSUPPORTED);
+        let (paged, place) = Paged::new(link, flat(from as u64, size), false)?;
+        link.ask(&call(to, place))?;
+        return paged::captured(handles::handle(Kind::Stream, stream), paged);
     }
     copy_threads::prepare(size as u64);
     for (at, length) in pieces(size) {
@@ -129,7 +145,9 @@ fn read(link: &Link, order: Order, to: *mut u8, from: u64, size: usize) -> Outco
         };
     }
     if capturing(link, context, stream) {
-        return Err(codes::STREAM_CAPTURE_UNSUPPORTED);
+        let (paged, place) = Paged::new(link, flat(to as u64, size), true)?;
+        link.ask(&call(from, place))?;
+        return paged::captured(handles::handle(Kind::Stream, stream), paged);
     }
     copy_threads::prepare(size as u64);
     let mut under_way = VecDeque::with_capacity(PIECES);
@@ -166,7 +184,7 @@ fn on_device(link: &Link, order: Order, to: u64, from: u64, size: usize) -> Outc
 }
 
 /// Whether all of a stretch is memory of the device, or, if it is not known, `otherwise`.
-fn is_device(link: &Link, at: u64) -> bool {
+pub fn is_device(link: &Link, at: u64) -> bool {
     find(link, at).is_some_and(|known| known.what.is_device())
 }
 
@@ -260,7 +278,7 @@ fn side(
         T::CU_MEMORYTYPE_HOST => (host, false),
         T::CU_MEMORYTYPE_DEVICE => (device, true),
         T::CU_MEMORYTYPE_UNIFIED => (device, self::is_device(link, device)),
-        // Arrays are not served.
+        // Copies with arrays go another way.
         _ => return Err(codes::NOT_SUPPORTED),
     };
     Ok(Side {
@@ -270,11 +288,46 @@ fn side(
     })
 }
 
+/// A rectangle as one plane.
+fn in_space(copy: &CUDA_MEMCPY2D) -> CUDA_MEMCPY3D {
+    CUDA_MEMCPY3D {
+        srcXInBytes: copy.srcXInBytes,
+        srcY: copy.srcY,
+        srcZ: 0,
+        srcLOD: 0,
+        srcMemoryType: copy.srcMemoryType,
+        srcHost: copy.srcHost,
+        srcDevice: copy.srcDevice,
+        srcArray: copy.srcArray,
+        reserved0: std::ptr::null_mut(),
+        srcPitch: copy.srcPitch,
+        srcHeight: 0,
+        dstXInBytes: copy.dstXInBytes,
+        dstY: copy.dstY,
+        dstZ: 0,
+        dstLOD: 0,
+        dstMemoryType: copy.dstMemoryType,
+        dstHost: copy.dstHost,
+        dstDevice: copy.dstDevice,
+        dstArray: copy.dstArray,
+        reserved1: std::ptr::null_mut(),
+        dstPitch: copy.dstPitch,
+        dstHeight: 0,
+        WidthInBytes: copy.WidthInBytes,
+        Height: copy.Height,
+        Depth: 1,
+    }
+}
+
 unsafe fn rectangle(copy: *const CUDA_MEMCPY2D, stream: CUstream, wait: bool) -> Outcome {
     let link = connected()?;
     let order = Order::new(stream, wait)?;
     // SAFETY: the caller's promise.
     let copy = unsafe { copy.as_ref() }.ok_or(codes::INVALID_VALUE)?;
+    let array = CUmemorytype::CU_MEMORYTYPE_ARRAY;
+    if copy.srcMemoryType == array || copy.dstMemoryType == array {
+        return Volume::new(link, &in_space(copy))?.copy(order);
+    }
     let (width, rows) = (copy.WidthInBytes, copy.Height);
     let from = (copy.srcXInBytes, copy.srcY, copy.srcPitch);
     let to = (copy.dstXInBytes, copy.dstY, copy.dstPitch);
@@ -327,6 +380,10 @@ unsafe fn cuboid(copy: *const CUDA_MEMCPY3D, stream: CUstream, wait: bool) -> Ou
     let order = Order::new(stream, wait)?;
     // SAFETY: the caller's promise.
     let c = unsafe { copy.as_ref() }.ok_or(codes::INVALID_VALUE)?;
+    let volume = Volume::new(link, c)?;
+    if volume.has_array() {
+        return volume.copy(order);
+    }
     let (width, rows) = (c.WidthInBytes, c.Height);
     let height = |height: usize, y: usize| if height == 0 { y + rows } else { height };
     for slice in 0..c.Depth {

@@ -40,6 +40,8 @@ const ENDING: &[&str] = &[
     "cuGraphDestroyNode",
     "cuGraphExecDestroy",
     "cuMemPoolDestroy",
+    "cuArrayDestroy",
+    "cuMipmappedArrayDestroy",
 ];
 
 /// Those after which what was known of kernels and contexts may be wrong.

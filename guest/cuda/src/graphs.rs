@@ -1,20 +1,24 @@
 //! Graphs: launches, and nodes that hold addresses of the program.
 
+use std::ffi::c_ulonglong;
+
 use cuda_definition::driver::types::*;
 use gantry_remoting::{
     apis::cuda::{
         Kind,
-        calls::{AddKernelNode, LaunchGraph, SetKernelNode, Shape},
+        calls::{AddCopyNode, AddKernelNode, LaunchGraph, SetCopyNode, SetKernelNode, Shape, Side},
         codes,
     },
     wire::Blob,
 };
 
 use crate::{
+    arrays::Volume,
     context,
     entry::{Outcome, connected, entry_points, put},
     forward::forward,
     handles, launch,
+    paged::{self, Paged},
 };
 
 /// Function, shape and parameters of a kernel's node.
@@ -60,18 +64,168 @@ unsafe fn set(
     })
 }
 
+/// Nodes that something comes after.
+///
+/// # Safety
+/// So many are there.
+unsafe fn nodes(first: *const CUgraphNode, count: usize) -> Outcome<Vec<u32>> {
+    if count > 0 && first.is_null() {
+        return Err(codes::INVALID_VALUE);
+    }
+    // SAFETY: the caller's promise.
+    let node = |index| unsafe { first.add(index).read() } as u64;
+    (0..count)
+        .map(|index| handles::valid(Kind::Node, node(index)))
+        .collect()
+}
+
+/// A node's copy.
+struct Copied {
+    to: Side,
+    from: Side,
+    size: [u64; 3],
+    paged: Option<Paged>,
+}
+
+/// What a program says of a node's copy.
+///
+/// # Safety
+/// It is as the API wants it.
+unsafe fn copied(copy: *const CUDA_MEMCPY3D) -> Outcome<Copied> {
+    let link = connected()?;
+    // SAFETY: the caller's promise.
+    let copy = unsafe { copy.as_ref() }.ok_or(codes::INVALID_VALUE)?;
+    let volume = Volume::new(link, copy)?;
+    let (to, paged) = volume.node_side(link, true)?;
+    let (from, other) = volume.node_side(link, false)?;
+    if paged.is_some() && other.is_some() {
+        return Err(codes::NOT_SUPPORTED);
+    }
+    Ok(Copied {
+        to,
+        from,
+        size: [volume.width, volume.rows, volume.planes],
+        paged: paged.or(other),
+    })
+}
+
+unsafe fn set_copy(executable: u64, changed: CUgraphNode, copy: *const CUDA_MEMCPY3D) -> Outcome {
+    let link = connected()?;
+    // SAFETY: the caller's promise.
+    let copied = unsafe { copied(copy)? };
+    let executable = handles::valid(Kind::Executable, executable)?;
+    let node = handles::valid(Kind::Node, changed as u64)?;
+    link.ask(&SetCopyNode {
+        context: context::need()?,
+        executable,
+        node,
+        to: copied.to,
+        from: copied.from,
+        size: copied.size,
+    })?;
+    paged::replace(executable, node, copied.paged);
+    Ok(())
+}
+
 entry_points! {
+    fn cuGraphAddMemcpyNode(
+        phGraphNode: *mut CUgraphNode,
+        hGraph: CUgraph,
+        dependencies: *const CUgraphNode,
+        numDependencies: usize,
+        copyParams: *const CUDA_MEMCPY3D,
+        _ctx: CUcontext,
+    ) {
+        let link = connected()?;
+        let graph = handles::valid(Kind::Graph, hGraph as u64)?;
+        let copied = copied(copyParams)?;
+        let added = link.ask(&AddCopyNode {
+            context: context::need()?,
+            graph,
+            after: nodes(dependencies, numDependencies)?,
+            to: copied.to,
+            from: copied.from,
+            size: copied.size,
+        })?;
+        if let Some(paged) = copied.paged {
+            paged::add(graph, added, paged);
+        }
+        put(phGraphNode, handles::handle(Kind::Node, added) as CUgraphNode)
+    }
+
+    fn cuGraphMemcpyNodeSetParams(hNode: CUgraphNode, nodeParams: *const CUDA_MEMCPY3D) {
+        set_copy(0, hNode, nodeParams)
+    }
+
+    fn cuGraphExecMemcpyNodeSetParams(
+        hGraphExec: CUgraphExec,
+        hNode: CUgraphNode,
+        copyParams: *const CUDA_MEMCPY3D,
+        _ctx: CUcontext,
+    ) {
+        set_copy(hGraphExec as u64, hNode, copyParams)
+    }
+
     fn cuGraphLaunch(hGraph: CUgraphExec, hStream: CUstream) {
         let link = connected()?;
         let graph = handles::valid(Kind::Executable, hGraph as u64)?;
         if graph == 0 {
             return Err(codes::INVALID_VALUE);
         }
-        link.post(&LaunchGraph {
-            context: context::need()?,
-            stream: handles::valid(Kind::Stream, hStream as u64)?,
-            graph,
-        })
+        let (context, stream) = (context::need()?, handles::valid(Kind::Stream, hStream as u64)?);
+        paged::launch(graph, hStream, || link.post(&LaunchGraph { context, stream, graph }))
+    }
+
+    fn cuGraphInstantiateWithFlags(phGraphExec: *mut CUgraphExec, hGraph: CUgraph, flags: c_ulonglong) {
+        forward("cuGraphInstantiateWithFlags", &[phGraphExec as u64, hGraph as u64, flags])?;
+        let executable = handles::valid(Kind::Executable, phGraphExec.read() as u64)?;
+        paged::instantiate(handles::valid(Kind::Graph, hGraph as u64)?, executable);
+        Ok(())
+    }
+
+    fn cuGraphExecUpdate_v2(
+        hGraphExec: CUgraphExec,
+        hGraph: CUgraph,
+        resultInfo: *mut CUgraphExecUpdateResultInfo,
+    ) {
+        forward("cuGraphExecUpdate_v2", &[hGraphExec as u64, hGraph as u64, resultInfo as u64])?;
+        let executable = handles::valid(Kind::Executable, hGraphExec as u64)?;
+        paged::instantiate(handles::valid(Kind::Graph, hGraph as u64)?, executable);
+        Ok(())
+    }
+
+    fn cuGraphClone(phGraphClone: *mut CUgraph, originalGraph: CUgraph) {
+        forward("cuGraphClone", &[phGraphClone as u64, originalGraph as u64])?;
+        let clone = handles::valid(Kind::Graph, phGraphClone.read() as u64)?;
+        paged::include(handles::valid(Kind::Graph, originalGraph as u64)?, clone);
+        Ok(())
+    }
+
+    fn cuGraphAddChildGraphNode(
+        phGraphNode: *mut CUgraphNode,
+        hGraph: CUgraph,
+        dependencies: *const CUgraphNode,
+        numDependencies: usize,
+        childGraph: CUgraph,
+    ) {
+        let words = [
+            phGraphNode as u64,
+            hGraph as u64,
+            dependencies as u64,
+            numDependencies as u64,
+            childGraph as u64,
+        ];
+        forward("cuGraphAddChildGraphNode", &words)?;
+        let graph = handles::valid(Kind::Graph, hGraph as u64)?;
+        paged::include(handles::valid(Kind::Graph, childGraph as u64)?, graph);
+        Ok(())
+    }
+
+    fn cuGraphDestroy(hGraph: CUgraph) {
+        let graph = handles::valid(Kind::Graph, hGraph as u64)?;
+        forward("cuGraphDestroy", &[hGraph as u64])?;
+        paged::forget(graph);
+        Ok(())
     }
 
     fn cuGraphAddKernelNode_v2(
@@ -83,15 +237,10 @@ entry_points! {
     ) {
         let link = connected()?;
         let (function, shape, parameters) = node(nodeParams)?;
-        if numDependencies > 0 && dependencies.is_null() {
-            return Err(codes::INVALID_VALUE);
-        }
-        let after = (0..numDependencies)
-            .map(|index| handles::valid(Kind::Node, dependencies.add(index).read() as u64));
         let added = link.ask(&AddKernelNode {
             context: context::need()?,
             graph: handles::valid(Kind::Graph, hGraph as u64)?,
-            after: after.collect::<Outcome<_>>()?,
+            after: nodes(dependencies, numDependencies)?,
             function,
             shape,
             parameters,
@@ -118,6 +267,9 @@ entry_points! {
         _logBuffer: *mut std::ffi::c_char,
         _bufferSize: usize,
     ) {
-        forward("cuGraphInstantiateWithFlags", &[phGraphExec as u64, hGraph as u64, 0])
+        match cuGraphInstantiateWithFlags(phGraphExec, hGraph, 0) {
+            CUresult::CUDA_SUCCESS => Ok(()),
+            error => Err(error.0.cast_signed()),
+        }
     }
 }

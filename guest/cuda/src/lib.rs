@@ -9,6 +9,7 @@
 //!
 //! - `generated`: an entry point for each public symbol; what is not served says so, once by name
 //! - `forward`: those whose parameters travel by the API's definition
+//! - `arrays`: arrays, textures, and copies of rows and planes; `paged`: graphs that copy memory which is not pinned
 //! - `link`: CUDA's own part of the connection; `handles`: what programs hold for objects
 //! - `context`: what is current in a thread; `memory`: which addresses are what
 //! - `libraries`: what cuBLAS in a guest uses of the connection
@@ -18,6 +19,7 @@
 #![allow(missing_docs, non_snake_case, clippy::too_many_arguments)]
 
 mod answers;
+mod arrays;
 mod context;
 mod copies;
 mod device;
@@ -34,5 +36,6 @@ mod link;
 mod memory;
 mod modules;
 mod names;
+mod paged;
 mod pointers;
 mod streams;

@@ -23,6 +23,7 @@ use crate::{
     forward::forward,
     handles,
     link::Link,
+    paged,
 };
 
 /// Captures that this process has begun and not ended.
@@ -88,7 +89,10 @@ fn word(link: &Link) -> Outcome<(u64, &'static AtomicU32)> {
 }
 
 /// Has a function of the program called in the order of a stream.
-fn host_function(stream: CUstream, call: impl FnOnce() + Send + 'static) -> Outcome {
+///
+/// # Errors
+/// The driver's.
+pub fn host_function(stream: CUstream, call: impl FnOnce() + Send + 'static) -> Outcome {
     let link = connected()?;
     let context = context::need()?;
     let stream = handles::valid(Kind::Stream, stream as u64)?;
@@ -206,7 +210,11 @@ entry_points! {
     }
 
     fn cuStreamEndCapture(hStream: CUstream, phGraph: *mut CUgraph) {
-        forward("cuStreamEndCapture", &[hStream as u64, phGraph as u64])?;
+        paged::end(hStream as u64, || {
+            forward("cuStreamEndCapture", &[hStream as u64, phGraph as u64])?;
+            // None where nothing has been captured.
+            handles::valid(Kind::Graph, phGraph.read() as u64)
+        })?;
         let _ = CAPTURES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| count.checked_sub(1));
         Ok(())
     }

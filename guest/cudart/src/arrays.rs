@@ -86,6 +86,17 @@ pub fn element(array: CUarray) -> Answer<usize> {
     Ok(usize::try_from(bits / 8).unwrap_or(0) * found.NumChannels as usize)
 }
 
+/// Bytes of an array's row.
+///
+/// # Errors
+/// As for [`element`].
+pub fn row(array: CUarray) -> Answer<usize> {
+    let width = descriptor(array)?.Width;
+    width
+        .checked_mul(element(array)?)
+        .ok_or(Error::cudaErrorInvalidValue)
+}
+
 fn channels(found: &CUDA_ARRAY3D_DESCRIPTOR) -> Answer<cudaChannelFormatDesc> {
     let (bits, f) = bits(found.Format).ok_or(Error::cudaErrorInvalidChannelDescriptor)?;
     let of = |number| if found.NumChannels > number { bits } else { 0 };

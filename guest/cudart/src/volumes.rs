@@ -9,7 +9,7 @@ use cuda_definition::{driver::types::*, runtime::types::*};
 
 use crate::{
     api::{Base, get, streamed},
-    arrays::element,
+    arrays::{element, row},
     context::{primary, ready},
     driver::driver,
     error::{Answer, Error},
@@ -255,6 +255,41 @@ fn with_array(
     Ok(copy)
 }
 
+/// A rectangle of a stretch that goes on in the next row.
+#[derive(Debug, PartialEq, Eq)]
+struct Part {
+    /// Bytes in a row, and the row.
+    place: (usize, usize),
+    /// Bytes of a row, and rows.
+    size: (usize, usize),
+    /// Bytes of the stretch before it.
+    before: usize,
+}
+
+/// So many bytes of an array with rows of `row` bytes, from a place on.
+fn parts(row: usize, (mut x, mut y): (usize, usize), count: usize) -> Answer<Vec<Part>> {
+    if x >= row {
+        return Err(Error::cudaErrorInvalidValue);
+    }
+    let (mut parts, mut before) = (Vec::new(), 0);
+    while before < count {
+        let rest = count - before;
+        let size = if x == 0 && rest >= row {
+            (row, rest / row)
+        } else {
+            ((row - x).min(rest), 1)
+        };
+        parts.push(Part {
+            place: (x, y),
+            size,
+            before,
+        });
+        before += size.0 * size.1;
+        (x, y) = (0, y.saturating_add(size.1));
+    }
+    Ok(parts)
+}
+
 fn rows(
     to: (*mut c_void, usize),
     from: (*const c_void, usize),
@@ -386,8 +421,12 @@ streamed! {
         kind: cudaMemcpyKind,
     ) {
         ready()?;
-        let copy = with_array(linear(src, count), array(dst, wOffset, hOffset), (count, 1), kind)?;
-        transfer_rows(&copy, When::Done(base))
+        for part in parts(row(dst.cast())?, (wOffset, hOffset), count)? {
+            let from = linear(src.wrapping_byte_add(part.before), part.size.0);
+            let to = array(dst, part.place.0, part.place.1);
+            transfer_rows(&with_array(from, to, part.size, kind)?, When::Done(base))?;
+        }
+        Ok(())
     }
 
     fn cudaMemcpyFromArray / cudaMemcpyFromArray_ptds [base] (
@@ -399,8 +438,12 @@ streamed! {
         kind: cudaMemcpyKind,
     ) {
         ready()?;
-        let copy = with_array(array(src, wOffset, hOffset), linear(dst, count), (count, 1), kind)?;
-        transfer_rows(&copy, When::Done(base))
+        for part in parts(row(src.cast_mut().cast())?, (wOffset, hOffset), count)? {
+            let from = array(src, part.place.0, part.place.1);
+            let to = linear(dst.wrapping_byte_add(part.before), part.size.0);
+            transfer_rows(&with_array(from, to, part.size, kind)?, When::Done(base))?;
+        }
+        Ok(())
     }
 
     fn cudaMemcpy3D / cudaMemcpy3D_ptds [base] (p: *const cudaMemcpy3DParms) {
@@ -481,6 +524,26 @@ fn between_devices(copy: &cudaMemcpy3DPeerParms) -> Answer<CUDA_MEMCPY3D_PEER> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_stretch_of_an_array_goes_on_in_the_next_row() {
+        let part = |place, size, before| Part {
+            place,
+            size,
+            before,
+        };
+        let found = |row, place, count| parts(row, place, count).ok();
+        assert_eq!(found(16, (0, 0), 64), Some(vec![part((0, 0), (16, 4), 0)]));
+        let wanted = [
+            part((8, 1), (8, 1), 0),
+            part((0, 2), (16, 2), 8),
+            part((0, 4), (4, 1), 40),
+        ];
+        assert_eq!(found(16, (8, 1), 44), Some(wanted.into()));
+        assert_eq!(found(16, (4, 0), 8), Some(vec![part((4, 0), (8, 1), 0)]));
+        assert_eq!(found(16, (16, 0), 8), None);
+        assert_eq!(found(0, (0, 0), 8), None);
+    }
 
     #[test]
     fn a_copy_says_what_its_sides_are_and_no_row_is_wider_than_its_pitch() {

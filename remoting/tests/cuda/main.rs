@@ -4,6 +4,8 @@
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
 
+#[path = "../../../tests/cuda-driver/tests/cuda/arrays.rs"]
+mod arrays;
 #[path = "../../../tests/cuda-driver/tests/cuda/device.rs"]
 mod device;
 #[path = "../../../tests/cuda-driver/tests/cuda/driver.rs"]

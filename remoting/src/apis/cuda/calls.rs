@@ -84,6 +84,18 @@ wire! { enum
     }
 }
 
+wire! { enum
+    /// One side of a copy of rows and planes.
+    Side {
+        /// Memory of the device: where, bytes from one row to the next, rows from one plane to the next.
+        0 Memory(at: u64, pitch: u64, height: u64),
+        /// An array: which, and where the part begins: bytes in a row, row, plane.
+        1 Array(array: u32, x: u64, y: u64, z: u64),
+        /// A stretch of the window, without gaps.
+        2 Window(place: WindowRange),
+    }
+}
+
 calls! {
     /// The first request.
     16 Start {} -> Started;
@@ -362,6 +374,49 @@ calls! {
         function: u16,
         /// As `plan` encodes them.
         arguments: Blob,
+    } -> ();
+    /// Copies rows and planes between arrays, memory and the window, of which one side is at most.
+    46 CopyVolume {
+        /// The current context.
+        context: u32,
+        /// In which stream.
+        stream: u32,
+        /// To where.
+        to: Side,
+        /// From where.
+        from: Side,
+        /// Bytes of a row, rows, planes: none is zero.
+        size: [u64; 3],
+    } -> ();
+    /// Adds such a copy to a graph: the node's number.
+    47 AddCopyNode {
+        /// The current context.
+        context: u32,
+        /// To which graph.
+        graph: u32,
+        /// After which nodes.
+        after: Vec<u32>,
+        /// To where.
+        to: Side,
+        /// From where.
+        from: Side,
+        /// As of [`CopyVolume`].
+        size: [u64; 3],
+    } -> u32;
+    /// Changes the copy of a node, in an executable graph or in the graph itself (0).
+    48 SetCopyNode {
+        /// The current context.
+        context: u32,
+        /// The executable graph, if any.
+        executable: u32,
+        /// Which node.
+        node: u32,
+        /// To where.
+        to: Side,
+        /// From where.
+        from: Side,
+        /// As of [`CopyVolume`].
+        size: [u64; 3],
     } -> ();
 }
 

@@ -193,6 +193,19 @@ pub const ALL: &[Forwarded] = &[
     plain("cuGraphKernelNodeCopyAttributes"),
     plain("cuGraphKernelNodeGetAttribute"),
     plain("cuGraphKernelNodeSetAttribute"),
+    // Arrays, textures and surfaces.
+    plain("cuArrayCreate_v2"),
+    plain("cuArray3DCreate_v2"),
+    plain("cuArrayDestroy"),
+    plain("cuArrayGetDescriptor_v2"),
+    plain("cuArray3DGetDescriptor_v2"),
+    plain("cuMipmappedArrayCreate"),
+    plain("cuMipmappedArrayDestroy"),
+    plain("cuMipmappedArrayGetLevel"),
+    plain("cuTexObjectCreate"),
+    plain("cuTexObjectDestroy"),
+    plain("cuSurfObjectCreate"),
+    plain("cuSurfObjectDestroy"),
     // Tensor maps.
     ruled(
         "cuTensorMapEncodeTiled",

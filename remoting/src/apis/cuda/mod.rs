@@ -20,7 +20,7 @@ pub mod plan;
 
 pub use kind::{FIRST, Kind, LEGACY, NO_HANDLE};
 
-use calls::{FINGERPRINT, Read, Request, Write};
+use calls::{CopyVolume, FINGERPRINT, Read, Request, Side, Write};
 
 use crate::wire::{
     api::{Api, ApiId, WindowUse},
@@ -54,7 +54,7 @@ impl Api for Cuda {
     }
 
     fn may_use_window(opcode: u16) -> bool {
-        matches!(opcode, Write::OPCODE | Read::OPCODE)
+        matches!(opcode, Write::OPCODE | Read::OPCODE | CopyVolume::OPCODE)
     }
 
     fn window_use(request: &Request) -> Option<WindowUse> {
@@ -62,6 +62,11 @@ impl Api for Cuda {
             Request::Write(call) => Some(WindowUse::Read(part(&call.from))),
             // What no stage says the end of is not known to be there.
             Request::Read(call) => Some(WindowUse::Write(call.to.stage?, part(&call.to))),
+            Request::CopyVolume(call) => match (&call.to, &call.from) {
+                (Side::Window(to), _) => Some(WindowUse::Write(to.stage?, part(to))),
+                (_, Side::Window(from)) => Some(WindowUse::Read(part(from))),
+                _ => None,
+            },
             _ => None,
         }
     }
@@ -84,6 +89,10 @@ impl Api for Cuda {
             Request::Write(call) => size(call.from.length),
             Request::Read(call) => size(call.to.length),
             Request::Copy(call) => size(call.size),
+            Request::CopyVolume(call) => {
+                let [width, rows, planes] = call.size;
+                size(width.saturating_mul(rows).saturating_mul(planes))
+            }
             #[cfg(feature = "std")]
             Request::PostLibrary(call) => {
                 let likeness = plan::likeness(call.library, call.function, &call.arguments.0)?;

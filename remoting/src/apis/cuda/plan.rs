@@ -122,7 +122,8 @@ fn size(name: &str) -> Option<usize> {
         CUfunctionLoadingState CUstreamCaptureStatus CUgraphNodeType CUmemAccess_flags CUfunc_cache
         CUsharedconfig CUmemAllocationProp CUmemAccessDesc CUmemLocation CUmemPoolProps
         CUstreamAttrValue CUkernelNodeAttrValue CUDA_MEMSET_NODE_PARAMS CUgraphEdgeData
-        CUgraphExecUpdateResultInfo CUtensorMap
+        CUgraphExecUpdateResultInfo CUtensorMap CUDA_ARRAY_DESCRIPTOR CUDA_ARRAY3D_DESCRIPTOR
+        CUDA_RESOURCE_DESC CUDA_TEXTURE_DESC CUDA_RESOURCE_VIEW_DESC CUtexObject CUsurfObject
     )
 }
 

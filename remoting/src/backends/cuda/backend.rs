@@ -18,6 +18,7 @@ use super::{
     memory::Memory,
     objects::Objects,
     printed::Printed,
+    textures::Texture,
 };
 use crate::{
     apis::cuda::{Cuda, Kind, calls::Request, codes},
@@ -51,6 +52,8 @@ pub struct CudaBackend {
     pub(super) linear: HashMap<u32, linear::State>,
     /// Algorithms that the client has been told of.
     pub(super) algorithms: HashSet<Algorithm>,
+    /// Textures and surfaces, with their contexts.
+    pub(super) textures: HashMap<Texture, u32>,
     /// Errors of what nobody waited for, by context.
     pub(super) deferred: HashMap<u32, i32>,
     /// Functions of the client that the driver has and that have not returned.
@@ -77,6 +80,7 @@ impl CudaBackend {
             captures: 0,
             linear: HashMap::new(),
             algorithms: HashSet::new(),
+            textures: HashMap::new(),
             deferred: HashMap::new(),
             pending: Arc::default(),
             printed: None,
@@ -171,6 +175,7 @@ fn may_block(request: &Request) -> bool {
         | Request::Read(_)
         | Request::Copy(_)
         | Request::CopyRows(_)
+        | Request::CopyVolume(_)
         | Request::Fill(_)
         | Request::Launch(_)
         | Request::LaunchGraph(_)
@@ -379,6 +384,9 @@ impl Server {
             Request::LaunchGraph(call) => self.launch_graph(header, &call)?,
             Request::AddKernelNode(call) => answered!(&call, add_kernel_node),
             Request::SetKernelNode(call) => answered!(&call, set_kernel_node),
+            Request::CopyVolume(call) => self.copy_volume(header, &call)?,
+            Request::AddCopyNode(call) => answered!(&call, add_copy_node),
+            Request::SetCopyNode(call) => answered!(&call, set_copy_node),
             Request::Clusters(call) => answered!(&call, clusters),
             Request::HostFunction(call) => answered!(&call, host_function),
             Request::StreamSynchronize(call) => self.stream_synchronize(header, &call)?,

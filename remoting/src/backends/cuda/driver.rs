@@ -71,6 +71,7 @@ functions! {
     cuOccupancyMaxActiveClusters cuOccupancyMaxPotentialClusterSize
     cuStreamSynchronize cuStreamIsCapturing cuStreamGetCtx
     cuEventCreate cuEventDestroy_v2 cuEventRecord cuEventQuery cuEventSynchronize
+    cuMemcpy3DAsync_v2 cuGraphAddMemcpyNode cuGraphMemcpyNodeSetParams cuGraphExecMemcpyNodeSetParams
     cuGraphLaunch cuGraphAddKernelNode_v2 cuGraphKernelNodeSetParams_v2
     cuGraphExecKernelNodeSetParams_v2
 }

@@ -62,6 +62,15 @@ numbers! {
     EVENT_QUERY = "cuEventQuery";
     STREAM_QUERY = "cuStreamQuery";
     EVENT_CREATE = "cuEventCreate";
+    ARRAY_CREATE = "cuArrayCreate_v2";
+    ARRAY_CREATE_3D = "cuArray3DCreate_v2";
+    ARRAY_DESTROY = "cuArrayDestroy";
+    MIPMAP_CREATE = "cuMipmappedArrayCreate";
+    MIPMAP_DESTROY = "cuMipmappedArrayDestroy";
+    TEXTURE_CREATE = "cuTexObjectCreate";
+    TEXTURE_DESTROY = "cuTexObjectDestroy";
+    SURFACE_CREATE = "cuSurfObjectCreate";
+    SURFACE_DESTROY = "cuSurfObjectDestroy";
 }
 
 /// Whether the driver never waits for work in this entry point.
@@ -160,6 +169,15 @@ impl Server {
                 Err(codes::NOT_SUPPORTED)
             }
             MEMORY_CREATE => self.charge(number(1)).map(Some),
+            ARRAY_CREATE | ARRAY_CREATE_3D | MIPMAP_CREATE => self.charge_array(
+                arguments,
+                function == ARRAY_CREATE,
+                function == MIPMAP_CREATE,
+            ),
+            TEXTURE_DESTROY | SURFACE_DESTROY => {
+                self.check_texture(function == SURFACE_DESTROY, number(0))
+            }
+            TEXTURE_CREATE | SURFACE_CREATE => self.check_textures(),
             CREATE => {
                 let contexts = self.backend.objects.iter();
                 let contexts = contexts.filter(|(_, object)| object.kind == Kind::Context);
@@ -268,6 +286,7 @@ impl Server {
                         properties.win32SecurityAttributes = std::ptr::null_mut();
                         location(&mut properties.location)?;
                     }
+                    "CUDA_RESOURCE_DESC" => self.resource(&mut *at.cast())?,
                     "CUDA_MEMSET_NODE_PARAMS" => {
                         let node = &*at.cast::<CUDA_MEMSET_NODE_PARAMS>();
                         let width = node.width.checked_mul(node.elementSize as usize);
@@ -288,14 +307,17 @@ impl Server {
     /// The number of a handle that the driver has given.
     fn number(&mut self, kind: Kind, raw: usize, arguments: &[Argument], context: u32) -> u32 {
         let mut owners = arguments.iter().filter_map(|argument| match argument {
-            Argument::Object(Kind::Module | Kind::Library | Kind::Kernel | Kind::Graph, id) => {
-                Some(*id)
-            }
+            Argument::Object(
+                Kind::Module | Kind::Library | Kind::Kernel | Kind::Graph | Kind::Mipmap,
+                id,
+            ) => Some(*id),
             _ => None,
         });
         let owner = match kind {
             // A node found in a clone is that graph's, which comes last.
-            Kind::Function | Kind::Kernel | Kind::Node | Kind::Module => owners.next_back(),
+            Kind::Function | Kind::Kernel | Kind::Node | Kind::Module | Kind::Array => {
+                owners.next_back()
+            }
             _ => None,
         };
         let context = if goes_with_context(kind) { context } else { 0 };
@@ -393,6 +415,7 @@ impl Server {
     fn forget_context(&mut self, id: u32) {
         self.backend.memory.forget_context(id);
         self.backend.cover.forget(id);
+        self.backend.textures.retain(|_, context| *context != id);
         self.backend.objects.remove(id);
         self.backend.deferred.remove(&id);
         self.backend.api.look();
@@ -409,7 +432,7 @@ impl Server {
     ) {
         let number = |place| word(arguments, place);
         let object = |place| number(place) as u32;
-        let device = words.last().copied().unwrap_or(0) as i32;
+        let device = words.last().map_or(0, |word| *word as i32);
         match function {
             RETAIN => {
                 *self.backend.primary.entry(device).or_default() += 1;
@@ -442,9 +465,15 @@ impl Server {
                 self.backend.objects.remove(object(0));
             }
             STREAM_DESTROY | EVENT_DESTROY | GRAPH_DESTROY | NODE_DESTROY | EXECUTABLE_DESTROY
-            | POOL_DESTROY => {
+            | POOL_DESTROY | ARRAY_DESTROY | MIPMAP_DESTROY => {
                 self.backend.objects.remove(object(0));
             }
+            ARRAY_CREATE | ARRAY_CREATE_3D => self.costs(Kind::Array, object(0), charge),
+            MIPMAP_CREATE => self.costs(Kind::Mipmap, object(0), charge),
+            TEXTURE_CREATE => self.texture_made(false, number(0), context),
+            SURFACE_CREATE => self.texture_made(true, number(0), context),
+            TEXTURE_DESTROY => self.texture_ended(false, number(0)),
+            SURFACE_DESTROY => self.texture_ended(true, number(0)),
             MODULE_GLOBAL | LIBRARY_GLOBAL | LIBRARY_MANAGED => {
                 let stretch = Stretch {
                     size: number(1),
@@ -458,11 +487,7 @@ impl Server {
                     self.backend.memory.insert(number(0), stretch);
                 }
             }
-            MEMORY_CREATE => {
-                if let Ok(memory) = self.backend.objects.get_mut(Kind::Physical, object(0)) {
-                    memory.charge = charge;
-                }
-            }
+            MEMORY_CREATE => self.costs(Kind::Physical, object(0), charge),
             MEMORY_RETAIN => {
                 if let Ok(memory) = self.backend.objects.get_mut(Kind::Physical, object(0)) {
                     memory.references += 1;

@@ -238,19 +238,20 @@ impl Server {
         Ok((node, parameters))
     }
 
+    /// The driver's handles of nodes.
+    pub(super) fn nodes(&self, ids: &[u32]) -> Result<Vec<CUgraphNode>, i32> {
+        let node = |id: &u32| self.backend.objects.get(Kind::Node, *id);
+        ids.iter()
+            .map(|id| node(id).map(|node| node.raw as CUgraphNode))
+            .collect()
+    }
+
     pub(super) fn add_kernel_node(&mut self, call: &AddKernelNode) -> Result<u32, i32> {
         self.backend.objects.check_room()?;
         let (node, _parameters) =
             self.node(call.context, call.function, &call.shape, &call.parameters)?;
-        let objects = &self.backend.objects;
-        let graph = objects.get(Kind::Graph, call.graph)?.raw as CUgraph;
-        let after = call.after.iter();
-        let after = after.map(|id| {
-            objects
-                .get(Kind::Node, *id)
-                .map(|node| node.raw as CUgraphNode)
-        });
-        let after: Vec<CUgraphNode> = after.collect::<Result<_, _>>()?;
+        let graph = self.backend.objects.get(Kind::Graph, call.graph)?.raw as CUgraph;
+        let after = self.nodes(&call.after)?;
         let mut added = null_mut();
         outcome(cu!(
             self.backend.api,

@@ -5,8 +5,8 @@
 //!   [`arena`]: where it puts memory; [`probe`]: whether all of that works here.
 //! - `objects`: what the client has, by number; `memory`: which addresses are the client's;
 //!   `cover`: what of the window the driver knows; `printed`: what kernels print.
-//! - Requests by subject: `start`, `allocations`, `copies`, `modules`, `launches`, `waiting`,
-//!   `host_functions`; `forwarding`: all those whose parameters travel by the API's definition.
+//! - Requests by subject: `start`, `allocations`, `copies`, `volumes` (of rows, planes and arrays),
+//!   `textures`, `modules`, `launches`, `waiting`, `host_functions`; `forwarding`: all those whose parameters travel by the API's definition.
 //! - `libraries`: the host's cuBLAS and cuBLASLt; `linear`: calls of the first and handles of both;
 //!   `light`: what takes the other's descriptors.
 
@@ -30,6 +30,8 @@ mod modules;
 mod objects;
 mod printed;
 mod start;
+mod textures;
+mod volumes;
 mod waiting;
 
 pub use backend::{CudaBackend, Server};

@@ -131,7 +131,12 @@ impl Objects {
         self.free.push_back(index);
         let owns = matches!(
             object.kind,
-            Kind::Context | Kind::Module | Kind::Library | Kind::Graph | Kind::Kernel
+            Kind::Context
+                | Kind::Module
+                | Kind::Library
+                | Kind::Graph
+                | Kind::Kernel
+                | Kind::Mipmap
         );
         if owns {
             let is_context = object.kind == Kind::Context;

@@ -3,6 +3,7 @@
 //! Each function is checked against the API's definition when this is compiled. What is missing is
 //! missing: a test that needs it says so by its name.
 
+pub mod arrays;
 mod copies;
 mod device;
 mod graphs;
@@ -30,6 +31,7 @@ pub struct Export {
 /// All functions that are exported.
 pub fn exports() -> impl Iterator<Item = &'static Export> {
     let all = [
+        arrays::EXPORTS,
         names::EXPORTS,
         device::EXPORTS,
         memory::EXPORTS,

@@ -1,4 +1,4 @@
-//! Copies and fills of rows and planes. Arrays there are none.
+//! Copies and fills of rows and planes.
 
 use std::{
     ffi::{c_uchar, c_void},
@@ -48,13 +48,19 @@ struct Volume {
 
 /// A side by what the API says of it.
 fn side(
-    kind: CUmemorytype,
+    (kind, array): (CUmemorytype, CUarray),
     host: u64,
     device: u64,
     (pitch, rows): (usize, usize),
     (x, y, z): (usize, usize, usize),
 ) -> Answer<Side> {
+    let (mut pitch, mut rows) = (pitch, rows);
     let at = match kind {
+        CUmemorytype::CU_MEMORYTYPE_ARRAY => {
+            let array = objects::array(array)?;
+            (pitch, rows) = (array.row, array.height());
+            array.at
+        }
         CUmemorytype::CU_MEMORYTYPE_HOST => host,
         CUmemorytype::CU_MEMORYTYPE_DEVICE | CUmemorytype::CU_MEMORYTYPE_UNIFIED => device,
         _ => return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
@@ -81,7 +87,7 @@ impl Volume {
         let to = (copy.dstXInBytes, copy.dstY, copy.dstZ);
         let (host, device) = (copy.srcHost as u64, copy.srcDevice);
         let from = side(
-            copy.srcMemoryType,
+            (copy.srcMemoryType, copy.srcArray),
             host,
             device,
             (copy.srcPitch, copy.srcHeight),
@@ -89,7 +95,7 @@ impl Volume {
         )?;
         let (host, device) = (copy.dstHost as u64, copy.dstDevice);
         let to = side(
-            copy.dstMemoryType,
+            (copy.dstMemoryType, copy.dstArray),
             host,
             device,
             (copy.dstPitch, copy.dstHeight),
@@ -108,10 +114,22 @@ impl Volume {
     fn of_rows(copy: &CUDA_MEMCPY2D) -> Answer<Self> {
         let (host, device) = (copy.srcHost as u64, copy.srcDevice);
         let place = (copy.srcXInBytes, copy.srcY, 0);
-        let from = side(copy.srcMemoryType, host, device, (copy.srcPitch, 0), place)?;
+        let from = side(
+            (copy.srcMemoryType, copy.srcArray),
+            host,
+            device,
+            (copy.srcPitch, 0),
+            place,
+        )?;
         let (host, device) = (copy.dstHost as u64, copy.dstDevice);
         let place = (copy.dstXInBytes, copy.dstY, 0);
-        let to = side(copy.dstMemoryType, host, device, (copy.dstPitch, 0), place)?;
+        let to = side(
+            (copy.dstMemoryType, copy.dstArray),
+            host,
+            device,
+            (copy.dstPitch, 0),
+            place,
+        )?;
         let one = Self {
             to,
             from,
@@ -129,7 +147,9 @@ impl Volume {
             if self.height > 1 && side.pitch < self.width as u64 {
                 return Err(INVALID);
             }
-            if kind == CUmemorytype::CU_MEMORYTYPE_DEVICE {
+            if kind == CUmemorytype::CU_MEMORYTYPE_DEVICE
+                || kind == CUmemorytype::CU_MEMORYTYPE_ARRAY
+            {
                 for (y, z) in self.rows() {
                     on_device(side.row(y, z), self.width, &context)?;
                 }

@@ -16,6 +16,7 @@ use super::{
     module::{Kernel, Module},
     stream::{Event, Graph, Stream},
 };
+use crate::api::arrays::Array;
 
 /// What a handle means.
 #[derive(Clone)]
@@ -28,6 +29,7 @@ pub enum Object {
     Graph(Arc<Graph>),
     /// A graph that can be launched.
     Executable(Arc<Graph>),
+    Array(Arc<Array>),
 }
 
 static ALL: LazyLock<RwLock<HashMap<u64, Object>>> = LazyLock::new(RwLock::default);
@@ -110,6 +112,10 @@ getter!(
 getter!(
     /// A function or a kernel by its handle.
     kernel, Kernel, Kernel, CUDA_ERROR_INVALID_HANDLE
+);
+getter!(
+    /// An array by its handle.
+    array, Array, Array, CUDA_ERROR_INVALID_HANDLE
 );
 getter!(
     /// A graph by its handle.

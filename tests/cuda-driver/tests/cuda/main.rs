@@ -1,5 +1,6 @@
 //! The stand-in driver as programs use it: a library that is opened, and compiled kernels.
 
+mod arrays;
 mod device;
 mod driver;
 mod errors;

@@ -1,0 +1,162 @@
+//! Arrays, textures and surfaces: what is checked of them, and what they cost.
+
+use std::sync::Arc;
+
+use cuda_definition::driver::types::*;
+
+use super::Server;
+use crate::{
+    apis::cuda::{Kind, codes, plan::Argument},
+    session::quota::Charge,
+};
+
+/// The most textures and surfaces at a time.
+const MOST: usize = 1 << 20;
+
+/// A texture or surface: kernels have its handle as a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Texture {
+    pub(super) is_surface: bool,
+    pub(super) handle: u64,
+}
+
+/// Bytes of a number of this format, or a bound of them.
+fn format(format: u32) -> u64 {
+    match format {
+        0x01 | 0x08 => 1,
+        0x02 | 0x09 | 0x10 => 2,
+        // Formats of compressed blocks and of planes have 16 bytes at most for their four.
+        _ => 4,
+    }
+}
+
+/// Bytes of an array that is described so, with all its levels; the layout is an allocation's of the
+/// driver's, and this its least.
+fn size(words: &[u64], is_flat: bool, has_levels: bool) -> Option<u64> {
+    let depth = if is_flat { 0 } else { *words.get(2)? };
+    let kind = *words.get(if is_flat { 2 } else { 3 })?;
+    let element = format(kind as u32) * (kind >> 32).max(1);
+    let rows = words.get(1)?.max(&1).checked_mul(depth.max(1))?;
+    let all = words.first()?.checked_mul(rows)?.checked_mul(element)?;
+    // A level is half the one before at most.
+    all.checked_mul(if has_levels { 2 } else { 1 })
+}
+
+impl Server {
+    /// What an array costs.
+    pub(super) fn charge_array(
+        &self,
+        arguments: &[Argument],
+        is_flat: bool,
+        has_levels: bool,
+    ) -> Result<Option<Arc<Charge>>, i32> {
+        let Some(Argument::Memory { words, .. }) = arguments.get(1) else {
+            return Err(codes::INVALID_VALUE);
+        };
+        let size = size(words, is_flat, has_levels).ok_or(codes::INVALID_VALUE)?;
+        self.charge(size).map(Some)
+    }
+
+    /// Memory or an array has been made, and costs so much as long as it is there.
+    pub(super) fn costs(&mut self, kind: Kind, id: u32, charge: Option<Arc<Charge>>) {
+        if let Ok(object) = self.backend.objects.get_mut(kind, id) {
+            object.charge = charge;
+        }
+    }
+
+    /// A texture or surface has been made.
+    pub(super) fn texture_made(&mut self, is_surface: bool, handle: u64, context: u32) {
+        let texture = Texture { is_surface, handle };
+        self.backend.textures.insert(texture, context);
+    }
+
+    /// One has been ended.
+    pub(super) fn texture_ended(&mut self, is_surface: bool, handle: u64) {
+        self.backend
+            .textures
+            .remove(&Texture { is_surface, handle });
+    }
+
+    /// That this is a texture or surface of the client.
+    pub(super) fn check_texture(
+        &self,
+        is_surface: bool,
+        handle: u64,
+    ) -> Result<Option<Arc<Charge>>, i32> {
+        match self
+            .backend
+            .textures
+            .contains_key(&Texture { is_surface, handle })
+        {
+            true => Ok(None),
+            false => Err(codes::INVALID_VALUE),
+        }
+    }
+
+    /// That there may be one more.
+    pub(super) fn check_textures(&self) -> Result<Option<Arc<Charge>>, i32> {
+        match self.backend.textures.len() < MOST {
+            true => Ok(None),
+            false => Err(codes::OUT_OF_MEMORY),
+        }
+    }
+
+    /// What a texture or surface is made of: numbers become handles, memory has to be the client's.
+    pub(super) fn resource(&self, described: &mut CUDA_RESOURCE_DESC) -> Result<(), i32> {
+        use CUresourcetype as T;
+        let objects = &self.backend.objects;
+        // SAFETY: numbers and pointers, of which any value is one; the kind says which are meant.
+        unsafe {
+            match described.resType {
+                T::CU_RESOURCE_TYPE_ARRAY => {
+                    let id = described.res.array.hArray as u32;
+                    described.res.array.hArray = objects.get(Kind::Array, id)?.raw as CUarray;
+                    Ok(())
+                }
+                T::CU_RESOURCE_TYPE_MIPMAPPED_ARRAY => {
+                    let id = described.res.mipmap.hMipmappedArray as u32;
+                    let raw = objects.get(Kind::Mipmap, id)?.raw;
+                    described.res.mipmap.hMipmappedArray = raw as CUmipmappedArray;
+                    Ok(())
+                }
+                T::CU_RESOURCE_TYPE_LINEAR => {
+                    let linear = described.res.linear;
+                    self.own(linear.devPtr, Some(linear.sizeInBytes as u64))
+                }
+                T::CU_RESOURCE_TYPE_PITCH2D => {
+                    let rows = described.res.pitch2D;
+                    let element = format(rows.format.0) * u64::from(rows.numChannels);
+                    let width = (rows.width as u64).checked_mul(element);
+                    let others = (rows.height as u64).saturating_sub(1);
+                    let others = others.checked_mul(rows.pitchInBytes as u64);
+                    let size = width.zip(others).and_then(|(a, b)| a.checked_add(b));
+                    self.own(rows.devPtr, size)
+                }
+                _ => Err(codes::INVALID_VALUE),
+            }
+        }
+    }
+
+    fn own(&self, at: u64, size: Option<u64>) -> Result<(), i32> {
+        match size.is_some_and(|size| self.is_clients(at, size)) {
+            true => Ok(()),
+            false => Err(codes::INVALID_VALUE),
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arrays_cost_what_they_hold() {
+        let float = 0x20 | 2 << 32;
+        assert_eq!(size(&[10, 3, float], true, false), Some(240));
+        assert_eq!(size(&[10, 0, float], true, false), Some(80));
+        assert_eq!(size(&[10, 3, 2, float], false, false), Some(480));
+        assert_eq!(size(&[10, 3, 2, float], false, true), Some(960));
+        assert_eq!(size(&[u64::MAX, 3, 0x01 | 1 << 32], true, false), None);
+        assert_eq!(size(&[10], true, false), None);
+    }
+}

@@ -1,0 +1,270 @@
+//! Copies of rows and planes between memory, arrays and the window, at once or as nodes of graphs.
+
+use std::ptr::null_mut;
+
+use cuda_definition::driver::types::*;
+
+use super::{
+    Server,
+    backend::Submitted,
+    driver::{cu, outcome},
+};
+use crate::{
+    apis::cuda::{
+        Kind,
+        calls::{AddCopyNode, CopyVolume, SetCopyNode, Side},
+        codes,
+    },
+    link::endpoint::Gone,
+    wire::Header,
+};
+
+/// Bytes of a row, rows, planes.
+type Size = [u64; 3];
+
+/// A side for the driver.
+#[derive(Clone, Copy)]
+struct End {
+    kind: CUmemorytype,
+    /// Where memory begins.
+    at: u64,
+    array: CUarray,
+    /// Bytes of a row and rows of a plane, of memory.
+    pitch: (usize, usize),
+    /// Where an array's part begins: bytes in a row, row, plane.
+    place: (usize, usize, usize),
+}
+
+/// Bytes from the first row's start to the last one's end.
+fn extent(pitch: u64, height: u64, [width, rows, planes]: Size) -> Option<u64> {
+    if rows.max(planes) > 1 && pitch < width || planes > 1 && height < rows {
+        return None;
+    }
+    let planes = planes
+        .checked_sub(1)?
+        .checked_mul(pitch.checked_mul(height)?)?;
+    let rows = rows.checked_sub(1)?.checked_mul(pitch)?;
+    planes.checked_add(rows)?.checked_add(width)
+}
+
+/// Bytes of all rows.
+fn bytes([width, rows, planes]: Size) -> Option<u64> {
+    width.checked_mul(rows)?.checked_mul(planes)
+}
+
+impl Server {
+    /// A side that is the client's. The stretch of the window that it is, if it is one.
+    fn end(
+        &mut self,
+        context: u32,
+        side: &Side,
+        size: Size,
+    ) -> Result<(End, Option<(u64, u64)>), i32> {
+        let mut end = End {
+            kind: CUmemorytype::CU_MEMORYTYPE_DEVICE,
+            at: 0,
+            array: null_mut(),
+            pitch: (0, 0),
+            place: (0, 0, 0),
+        };
+        let mut stretch = None;
+        match *side {
+            Side::Memory(at, pitch, height) => {
+                let whole = extent(pitch, height, size).ok_or(codes::INVALID_VALUE)?;
+                if !self.backend.memory.holds(at, whole) {
+                    return Err(codes::INVALID_VALUE);
+                }
+                (end.at, end.pitch) = (at, (pitch as usize, height as usize));
+            }
+            Side::Array(array, x, y, z) => {
+                let array = self.backend.objects.get(Kind::Array, array)?;
+                end.kind = CUmemorytype::CU_MEMORYTYPE_ARRAY;
+                end.array = array.raw as CUarray;
+                end.place = (x as usize, y as usize, z as usize);
+            }
+            Side::Window(ref place) => {
+                let (offset, length) = (place.offset, place.length);
+                if bytes(size) != Some(length) {
+                    return Err(codes::INVALID_VALUE);
+                }
+                let here = self.window.at(offset, length);
+                let backend = &mut self.backend;
+                backend
+                    .cover
+                    .reach(&backend.api, &self.window, context, offset, length);
+                end.kind = CUmemorytype::CU_MEMORYTYPE_HOST;
+                end.at = here.ok_or(codes::INVALID_VALUE)? as u64;
+                end.pitch = (size[0] as usize, size[1] as usize);
+                stretch = Some((offset, length));
+            }
+        }
+        Ok((end, stretch))
+    }
+
+    /// A copy for the driver, and stretches of the window that it reads or writes.
+    fn volume(
+        &mut self,
+        context: u32,
+        (to, from): (&Side, &Side),
+        size: Size,
+    ) -> Result<(CUDA_MEMCPY3D, [Option<(u64, u64)>; 2]), i32> {
+        if bytes(size).is_none_or(|all| all == 0) {
+            return Err(codes::INVALID_VALUE);
+        }
+        let (to, to_window) = self.end(context, to, size)?;
+        let (from, from_window) = self.end(context, from, size)?;
+        // SAFETY: numbers and pointers: zero is a value of each.
+        let mut copy: CUDA_MEMCPY3D = unsafe { std::mem::zeroed() };
+        (copy.srcMemoryType, copy.dstMemoryType) = (from.kind, to.kind);
+        (copy.srcHost, copy.srcDevice) = (from.at as *const _, from.at);
+        (copy.dstHost, copy.dstDevice) = (to.at as *mut _, to.at);
+        (copy.srcArray, copy.dstArray) = (from.array, to.array);
+        (copy.srcPitch, copy.srcHeight) = from.pitch;
+        (copy.dstPitch, copy.dstHeight) = to.pitch;
+        (copy.srcXInBytes, copy.srcY, copy.srcZ) = from.place;
+        (copy.dstXInBytes, copy.dstY, copy.dstZ) = to.place;
+        (copy.WidthInBytes, copy.Height, copy.Depth) =
+            (size[0] as usize, size[1] as usize, size[2] as usize);
+        Ok((copy, [to_window, from_window]))
+    }
+
+    /// Whether two registrations meet within stretches of the window: the driver takes no such memory.
+    fn is_cut(&self, stretches: [Option<(u64, u64)>; 2]) -> bool {
+        let cover = &self.backend.cover;
+        stretches
+            .into_iter()
+            .flatten()
+            .any(|(offset, length)| cover.parts(&self.window, offset, length).count() > 1)
+    }
+
+    pub(super) fn copy_volume(&mut self, header: Header, call: &CopyVolume) -> Result<(), Gone> {
+        let metered = self.sharing.metered.take();
+        let stage = [&call.to, &call.from]
+            .into_iter()
+            .find_map(|side| match side {
+                Side::Window(place) => place.stage,
+                _ => None,
+            });
+        let outcome = (|| {
+            let submitted = self.submit_to(call.context, call.stream)?;
+            let sides = (&call.to, &call.from);
+            let (copy, window) = self.volume(call.context, sides, call.size)?;
+            if self.is_cut(window) {
+                self.copy_parts(submitted, &copy, window)?;
+            } else {
+                let stream = submitted.raw as CUstream;
+                outcome(cu!(
+                    self.backend.api,
+                    cuMemcpy3DAsync_v2(&raw const copy, stream)
+                ))?;
+            }
+            Ok(submitted)
+        })();
+        self.conclude(header, call.context, stage, metered, outcome)
+    }
+
+    /// The same row by row, each cut where two registrations meet. One side is the window's.
+    fn copy_parts(
+        &self,
+        submitted: Submitted,
+        copy: &CUDA_MEMCPY3D,
+        [to, from]: [Option<(u64, u64)>; 2],
+    ) -> Result<(), i32> {
+        let ((offset, length), is_to) = match (to, from) {
+            (Some(to), None) => (to, true),
+            (None, Some(from)) => (from, false),
+            _ => return Err(codes::NOT_SUPPORTED),
+        };
+        let (width, rows) = (copy.WidthInBytes as u64, copy.Height as u64);
+        let all = self.backend.cover.parts(&self.window, offset, length);
+        let ends: Vec<u64> = all.map(|(at, size)| at + size - offset).collect();
+        let mut done = 0;
+        while done < length {
+            let next = (done / width + 1) * width;
+            let end = ends.iter().copied().find(|end| *end > done);
+            let until = end.unwrap_or(length).min(next);
+            let (x, row) = (done % width, done / width);
+            let mut part = *copy;
+            (part.WidthInBytes, part.Height, part.Depth) = ((until - done) as usize, 1, 1);
+            let (y, z) = ((row % rows) as usize, (row / rows) as usize);
+            for is_window in [true, false] {
+                let kind = if is_to == is_window {
+                    (&mut part.dstXInBytes, &mut part.dstY, &mut part.dstZ)
+                } else {
+                    (&mut part.srcXInBytes, &mut part.srcY, &mut part.srcZ)
+                };
+                *kind.0 += x as usize;
+                *kind.1 += y;
+                *kind.2 += z;
+            }
+            let stream = submitted.raw as CUstream;
+            outcome(cu!(
+                self.backend.api,
+                cuMemcpy3DAsync_v2(&raw const part, stream)
+            ))?;
+            done = until;
+        }
+        Ok(())
+    }
+
+    pub(super) fn add_copy_node(&mut self, call: &AddCopyNode) -> Result<u32, i32> {
+        self.backend.objects.check_room()?;
+        let context = self.enter(call.context)? as CUcontext;
+        let (copy, window) = self.volume(call.context, (&call.to, &call.from), call.size)?;
+        if self.is_cut(window) {
+            return Err(codes::NOT_SUPPORTED);
+        }
+        let graph = self.backend.objects.get(Kind::Graph, call.graph)?.raw as CUgraph;
+        let after = self.nodes(&call.after)?;
+        let mut added = null_mut();
+        outcome(cu!(
+            self.backend.api,
+            cuGraphAddMemcpyNode(
+                &raw mut added,
+                graph,
+                after.as_ptr(),
+                after.len(),
+                &raw const copy,
+                context,
+            )
+        ))?;
+        let objects = &mut self.backend.objects;
+        Ok(objects.number(Kind::Node, added as usize, 0, call.graph))
+    }
+
+    pub(super) fn set_copy_node(&mut self, call: &SetCopyNode) -> Result<(), i32> {
+        let context = self.enter(call.context)? as CUcontext;
+        let (copy, window) = self.volume(call.context, (&call.to, &call.from), call.size)?;
+        if self.is_cut(window) {
+            return Err(codes::NOT_SUPPORTED);
+        }
+        let (api, objects) = (&self.backend.api, &self.backend.objects);
+        let node = objects.get(Kind::Node, call.node)?.raw as CUgraphNode;
+        outcome(match call.executable {
+            0 => cu!(api, cuGraphMemcpyNodeSetParams(node, &raw const copy)),
+            id => {
+                let graph = objects.get(Kind::Executable, id)?.raw as CUgraphExec;
+                cu!(
+                    api,
+                    cuGraphExecMemcpyNodeSetParams(graph, node, &raw const copy, context)
+                )
+            }
+        })
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn planes_end_with_the_last_row_s_bytes() {
+        assert_eq!(extent(16, 4, [10, 3, 2]), Some(64 + 32 + 10));
+        assert_eq!(extent(0, 0, [10, 1, 1]), Some(10));
+        assert_eq!(extent(8, 4, [10, 3, 1]), None);
+        assert_eq!(extent(16, 2, [10, 3, 2]), None);
+        assert_eq!(extent(u64::MAX, u64::MAX, [1, 2, 2]), None);
+        assert_eq!(extent(16, 4, [10, 0, 1]), None);
+        assert_eq!(bytes([1 << 32, 1 << 32, 1]), None);
+    }
+}

@@ -1,0 +1,229 @@
+//! Arrays, textures and surfaces, and copies as nodes of graphs.
+
+use std::ptr::{null, null_mut};
+
+use cuda_definition::driver::types::*;
+
+use crate::driver::{context, cuda, device, ok, values};
+
+fn array(width: usize, height: usize, depth: usize) -> CUarray {
+    let wanted = CUDA_ARRAY3D_DESCRIPTOR {
+        Width: width,
+        Height: height,
+        Depth: depth,
+        Format: CUarray_format::CU_AD_FORMAT_UNSIGNED_INT32,
+        NumChannels: 1,
+        Flags: 0,
+    };
+    let mut array = null_mut();
+    ok!(cuArray3DCreate_v2(&mut array, &wanted));
+    array
+}
+
+/// A copy of so many bytes, rows and planes, of which the sides are to be said.
+fn copy(size: (usize, usize, usize)) -> CUDA_MEMCPY3D {
+    // SAFETY: numbers and pointers: zero is a value of each.
+    let mut copy: CUDA_MEMCPY3D = unsafe { std::mem::zeroed() };
+    (copy.WidthInBytes, copy.Height, copy.Depth) = size;
+    copy
+}
+
+fn from_host(copy: &mut CUDA_MEMCPY3D, from: &[u32], pitch: usize, rows: usize) {
+    copy.srcMemoryType = CUmemorytype::CU_MEMORYTYPE_HOST;
+    copy.srcHost = from.as_ptr().cast();
+    (copy.srcPitch, copy.srcHeight) = (pitch, rows);
+}
+
+fn to_host(copy: &mut CUDA_MEMCPY3D, to: &mut [u32], pitch: usize, rows: usize) {
+    copy.dstMemoryType = CUmemorytype::CU_MEMORYTYPE_HOST;
+    copy.dstHost = to.as_mut_ptr().cast();
+    (copy.dstPitch, copy.dstHeight) = (pitch, rows);
+}
+
+#[test]
+fn what_is_copied_to_an_array_comes_back_and_goes_to_memory() {
+    let _context = context();
+    // A row of seven words of which five are copied, four rows of which three are; two planes.
+    let numbers: Vec<u32> = (0..7 * 4 * 2).collect();
+    let array = array(6, 4, 3);
+    let mut there = copy((20, 3, 2));
+    from_host(&mut there, &numbers, 28, 4);
+    there.dstMemoryType = CUmemorytype::CU_MEMORYTYPE_ARRAY;
+    there.dstArray = array;
+    (there.dstXInBytes, there.dstY, there.dstZ) = (4, 1, 1);
+    ok!(cuMemcpy3D_v2(&there));
+    let wanted: Vec<u32> = (0..2 * 3)
+        .flat_map(|row| (0..5).map(move |x| (row / 3 * 28 + row % 3 * 7 + x) as u32))
+        .collect();
+    let mut back = vec![0u32; 30];
+    let mut here = copy((20, 3, 2));
+    here.srcMemoryType = CUmemorytype::CU_MEMORYTYPE_ARRAY;
+    here.srcArray = array;
+    (here.srcXInBytes, here.srcY, here.srcZ) = (4, 1, 1);
+    to_host(&mut here, &mut back, 20, 3);
+    ok!(cuMemcpy3D_v2(&here));
+    assert_eq!(back, wanted);
+    let memory = device(&[9u32; 30]);
+    here.dstMemoryType = CUmemorytype::CU_MEMORYTYPE_DEVICE;
+    here.dstDevice = memory;
+    ok!(cuMemcpy3DAsync_v2(&here, null_mut()));
+    assert_eq!(values::<u32>(memory, 30), wanted);
+    // One plane, by the rectangle's call.
+    let mut plane = vec![0u32; 10];
+    let rectangle = CUDA_MEMCPY2D {
+        srcXInBytes: 0,
+        srcY: 0,
+        srcMemoryType: CUmemorytype::CU_MEMORYTYPE_DEVICE,
+        srcHost: null(),
+        srcDevice: memory,
+        srcArray: null_mut(),
+        srcPitch: 20,
+        dstXInBytes: 4,
+        dstY: 1,
+        dstMemoryType: CUmemorytype::CU_MEMORYTYPE_ARRAY,
+        dstHost: null_mut(),
+        dstDevice: 0,
+        dstArray: array,
+        dstPitch: 0,
+        WidthInBytes: 20,
+        Height: 2,
+    };
+    ok!(cuMemcpy2D_v2(&rectangle));
+    let mut here = copy((20, 2, 1));
+    here.srcMemoryType = CUmemorytype::CU_MEMORYTYPE_ARRAY;
+    here.srcArray = array;
+    (here.srcXInBytes, here.srcY) = (4, 1);
+    to_host(&mut here, &mut plane, 20, 2);
+    ok!(cuMemcpy3D_v2(&here));
+    assert_eq!(plane, wanted[..10]);
+    ok!(cuArrayDestroy(array));
+    let again = cuda!(cuMemcpy3D_v2(&here));
+    assert_ne!(again, CUresult::CUDA_SUCCESS);
+}
+
+#[test]
+fn textures_and_surfaces_end_once() {
+    let _context = context();
+    let array = array(16, 16, 0);
+    let mut told = CUDA_ARRAY3D_DESCRIPTOR {
+        Width: 0,
+        Height: 0,
+        Depth: 9,
+        Format: CUarray_format::CU_AD_FORMAT_HALF,
+        NumChannels: 0,
+        Flags: 9,
+    };
+    ok!(cuArray3DGetDescriptor_v2(&mut told, array));
+    assert_eq!((told.Width, told.Height, told.Depth), (16, 16, 0));
+    // SAFETY: numbers and pointers: zero is a value of each.
+    let (mut of, how): (CUDA_RESOURCE_DESC, CUDA_TEXTURE_DESC) = unsafe { std::mem::zeroed() };
+    of.resType = CUresourcetype::CU_RESOURCE_TYPE_ARRAY;
+    of.res.array.hArray = array;
+    let (mut texture, mut surface) = (0, 0);
+    ok!(cuTexObjectCreate(&mut texture, &of, &how, null()));
+    ok!(cuSurfObjectCreate(&mut surface, &of));
+    assert_ne!(texture, surface);
+    ok!(cuTexObjectDestroy(texture));
+    let again = cuda!(cuTexObjectDestroy(texture));
+    assert_eq!(again, CUresult::CUDA_ERROR_INVALID_VALUE);
+    ok!(cuSurfObjectDestroy(surface));
+    // Of memory that is nobody's, and of an array that is none.
+    of.resType = CUresourcetype::CU_RESOURCE_TYPE_LINEAR;
+    let word = [7u32; 4];
+    of.res.linear.devPtr = word.as_ptr() as CUdeviceptr;
+    of.res.linear.sizeInBytes = 16;
+    let wild = cuda!(cuTexObjectCreate(&mut texture, &of, &how, null()));
+    assert_eq!(wild, CUresult::CUDA_ERROR_INVALID_VALUE);
+    of.resType = CUresourcetype::CU_RESOURCE_TYPE_ARRAY;
+    of.res.array.hArray = 0x1234_5678 as CUarray;
+    let forged = cuda!(cuTexObjectCreate(&mut texture, &of, &how, null()));
+    assert_eq!(forged, CUresult::CUDA_ERROR_INVALID_HANDLE);
+    ok!(cuArrayDestroy(array));
+}
+
+#[test]
+fn copies_are_nodes_of_graphs_and_can_be_changed() {
+    let _context = context();
+    let (a, b, c) = (
+        device(&[1u32, 2, 3, 4]),
+        device(&[7u32; 4]),
+        device(&[0u32; 4]),
+    );
+    let mut one = copy((16, 1, 1));
+    (one.srcMemoryType, one.dstMemoryType) = (
+        CUmemorytype::CU_MEMORYTYPE_DEVICE,
+        CUmemorytype::CU_MEMORYTYPE_DEVICE,
+    );
+    (one.srcDevice, one.dstDevice) = (a, c);
+    let (mut graph, mut node, mut next, mut executable) =
+        (null_mut(), null_mut(), null_mut(), null_mut());
+    let mut own = null_mut();
+    ok!(cuCtxGetCurrent(&mut own));
+    ok!(cuGraphCreate(&mut graph, 0));
+    ok!(cuGraphAddMemcpyNode(&mut node, graph, null(), 0, &one, own));
+    // Behind it: from there to the second.
+    let mut two = one;
+    (two.srcDevice, two.dstDevice) = (c, b);
+    ok!(cuGraphAddMemcpyNode(&mut next, graph, &node, 1, &two, own));
+    ok!(cuGraphInstantiateWithFlags(&mut executable, graph, 0));
+    ok!(cuGraphLaunch(executable, null_mut()));
+    ok!(cuCtxSynchronize());
+    assert_eq!(values::<u32>(b, 4), [1, 2, 3, 4]);
+    ok!(cuGraphExecDestroy(executable));
+    ok!(cuGraphDestroy(graph));
+    // What is nobody's is refused before the driver has it.
+    ok!(cuGraphCreate(&mut graph, 0));
+    let word = [7u32; 4];
+    one.srcDevice = word.as_ptr() as CUdeviceptr;
+    let wild = cuda!(cuGraphAddMemcpyNode(&mut node, graph, null(), 0, &one, own));
+    assert_eq!(wild, CUresult::CUDA_ERROR_INVALID_VALUE);
+    ok!(cuGraphDestroy(graph));
+}
+
+#[test]
+fn a_graph_copies_from_and_to_memory_of_the_program_at_each_launch() {
+    let _context = context();
+    let (mut numbers, mut back) = (vec![1u32, 2, 3, 4, 5, 6, 7, 8], vec![0u32; 4]);
+    let memory = device(&[0u32; 4]);
+    // Two rows of two words, of four.
+    let mut there = copy((8, 2, 1));
+    from_host(&mut there, &numbers, 16, 2);
+    there.dstMemoryType = CUmemorytype::CU_MEMORYTYPE_DEVICE;
+    (there.dstDevice, there.dstPitch, there.dstHeight) = (memory, 8, 2);
+    let mut here = copy((16, 1, 1));
+    here.srcMemoryType = CUmemorytype::CU_MEMORYTYPE_DEVICE;
+    (here.srcDevice, here.srcPitch) = (memory, 16);
+    to_host(&mut here, &mut back, 16, 1);
+    let (mut graph, mut node, mut next, mut executable) =
+        (null_mut(), null_mut(), null_mut(), null_mut());
+    let mut own = null_mut();
+    ok!(cuCtxGetCurrent(&mut own));
+    ok!(cuGraphCreate(&mut graph, 0));
+    ok!(cuGraphAddMemcpyNode(
+        &mut node,
+        graph,
+        null(),
+        0,
+        &there,
+        own
+    ));
+    ok!(cuGraphAddMemcpyNode(&mut next, graph, &node, 1, &here, own));
+    ok!(cuGraphInstantiateWithFlags(&mut executable, graph, 0));
+    ok!(cuGraphDestroy(graph));
+    for wanted in [[1u32, 2, 5, 6], [9, 2, 5, 10]] {
+        ok!(cuGraphLaunch(executable, null_mut()));
+        ok!(cuCtxSynchronize());
+        // SAFETY: the driver writes to it behind the compiler's back.
+        let told: Vec<u32> = back
+            .iter()
+            .map(|one| unsafe { std::ptr::read_volatile(one) })
+            .collect();
+        assert_eq!(told, wanted);
+        // SAFETY: as above; the driver reads it at the next launch.
+        unsafe {
+            std::ptr::write_volatile(&mut numbers[0], 9);
+            std::ptr::write_volatile(&mut numbers[5], 10);
+        }
+    }
+    ok!(cuGraphExecDestroy(executable));
+}
