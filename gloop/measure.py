@@ -6,6 +6,7 @@
 
 import json
 import os
+import random
 import re
 import shutil
 import socket
@@ -49,9 +50,14 @@ class Arbiter:
     def __init__(self, limit, policy="fair-preemptive"):
         self.folder = tempfile.mkdtemp()
         self.path = os.path.join(self.folder, "arbiter")
-        self.process = subprocess.Popen([
-            os.path.join(HERE, "gantry-arbiter"), "--socket", self.path,
-            "--policy", policy, "--limit", str(limit)])
+        self.words = [os.path.join(HERE, "gantry-arbiter"), "--socket", self.path,
+                      "--policy", policy, "--limit", str(limit)]
+        self.listen()
+
+    def listen(self):
+        if os.path.exists(self.path + ".status"):
+            os.remove(self.path + ".status")
+        self.process = subprocess.Popen(self.words)
         while not os.path.exists(self.path + ".status"):
             time.sleep(0.01)
 
@@ -224,18 +230,85 @@ def killed():
     goes.wait()
     say(result(stays))
     arbiter.end()
+    at_any_moment()
+    killed_without_turns("time slices of the driver")
+
+
+def at_any_moment():
+    """Neighbours are killed at random moments, from their begin on, and then the arbiter."""
+    arbiter = Arbiter(2000)
+    stays = start("tpacf", arbiter, "stays", 1, ("run", "--seconds", "14"))
+    device_time = lambda: arbiter.clients().get("stays", {}).get("device_time", 0)
+    while device_time() == 0 and stays.poll() is None:
+        time.sleep(0.01)
+    chance = random.Random(1)
+    stood = 0
+    for number in range(12):
+        goes = start("throttle" if number % 2 else "lavamd", arbiter, f"goes-{number}", 1,
+                     ("run", "--seconds", "60"))
+        time.sleep(chance.uniform(0.05, 1.2))
+        goes.kill()
+        goes.wait()
+        had = device_time()
+        time.sleep(0.1)
+        stood += device_time() == had
+    say(f"12 neighbours killed at random moments: the other one stood still after {stood} of them")
+    arbiter.process.kill()
+    arbiter.process.wait()
+    arbiter.listen()
+    time.sleep(0.5)
+    had = device_time()
+    time.sleep(0.2)
+    say("the arbiter killed: with the next one it "
+        + ("computes on" if device_time() > had else "STANDS STILL"))
+    say(f"{result(stays)} (exit status {stays.returncode})")
+    arbiter.end()
+
+
+def killed_without_turns(how):
+    """What a neighbour costs that is killed, or whose kernel faults, where nobody gives turns."""
+    for what, end in [("SIGKILL", None), ("a fault (wild addresses)", "wild")]:
+        stays = start("tpacf", verb=("run", "--seconds", "5"))
+        time.sleep(1.5)
+        if end:
+            result(start(end, verb=("hostile",)), 20)
+        else:
+            goes = start("throttle", verb=("run", "--seconds", "60"))
+            time.sleep(1.5)
+            goes.kill()
+            goes.wait()
+        text = result(stays, 30)
+        say(f"{how}, {what}: the other one ends with status {stays.returncode}: {text}")
+
+
+def in_c():
+    """A program in C in turns, beside another one."""
+    say("\n## A program in C (gloop.h): throttle of weight 1 beside lavamd of weight 1")
+    arbiter = Arbiter(2000)
+    gpu = subprocess.run(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"],
+                         text=True, stdout=subprocess.PIPE, check=False, timeout=20).stdout
+    cubin = os.path.join(HERE, f"throttle.sm_{gpu.strip().replace('.', '')}.cubin")
+    other = start("lavamd", arbiter, "rust", 1, ("run", "--seconds", "4"))
+    program = subprocess.Popen([os.path.join(HERE, "turns"), arbiter.path, "c", "1", "20000000", cubin],
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    say(result(program, 30))
+    say(f"exit status {program.returncode}")
+    say(result(other))
+    arbiter.end()
 
 
 def mps():
     control = shutil.which("nvidia-cuda-mps-control")
     if not control:
         return say("\n### MPS: there is no nvidia-cuda-mps-control here")
+    alone([program for program in ["throttle", "lavamd"] if program not in ALONE])
     folder = tempfile.mkdtemp()
     os.environ["CUDA_MPS_PIPE_DIRECTORY"] = folder
     os.environ["CUDA_MPS_LOG_DIRECTORY"] = folder
     subprocess.run([control, "-d"], check=False)
     by_driver(["throttle", "lavamd"], 5, "MPS")
     servers(3)
+    killed_without_turns("MPS")
     subprocess.run([control], input="quit\n", text=True, check=False, timeout=20)
     del os.environ["CUDA_MPS_PIPE_DIRECTORY"]
 
@@ -251,14 +324,15 @@ def main():
         ("sharing", lambda: [
             alone(["throttle", "lavamd", "tpacf"]),
             say("\n## Shared"),
-            in_turns([("throttle", 1), ("lavamd", 1)], 8),
-            in_turns([("throttle", 1), ("lavamd", 3)], 8),
+            in_turns([("throttle", 1), ("lavamd", 1)], 12),
+            in_turns([("throttle", 1), ("lavamd", 3)], 12),
             in_turns([("throttle", 1), ("lavamd", 1)], 7, "fair"),
             in_turns([("throttle", 1), ("tpacf", 2), ("lavamd", 4)], 10),
             by_driver(["throttle", "lavamd"], 5, "Time slices of the driver"),
         ]),
         ("hostile", hostile),
         ("killed", killed),
+        ("c", in_c),
         ("servers", lambda: [
             "tpacf" in ALONE or alone(["tpacf"]),
             say("\n## Servers"), servers(1), servers(3, "fair"), servers(3, "fair-preemptive"), servers(3),

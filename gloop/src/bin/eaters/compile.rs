@@ -10,7 +10,12 @@ const SOURCES: &[(&str, &str)] = &[
     ("throttle", include_str!("../../../programs/throttle.cu")),
     ("lavamd", include_str!("../../../programs/lavamd.cu")),
     ("tpacf", include_str!("../../../programs/tpacf.cu")),
+    (
+        "hybridsort",
+        include_str!("../../../programs/hybridsort.cu"),
+    ),
     ("grep", include_str!("../../../programs/grep.cu")),
+    ("img", include_str!("../../../programs/img.cu")),
     ("echo", include_str!("../../../programs/echo.cu")),
     ("matmul", include_str!("../../../programs/matmul.cu")),
     ("kv", include_str!("../../../programs/kv.cu")),

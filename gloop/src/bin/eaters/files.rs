@@ -34,6 +34,17 @@ const WORD: usize = 32;
 const RECORD: usize = 24;
 const PAGE: u32 = 64 << 10;
 
+/// Texts of so many bytes each, with zeros behind them.
+pub fn packed<'a>(texts: impl Iterator<Item = &'a [u8]>, each: usize) -> Result<Vec<u8>> {
+    let mut packed = Vec::new();
+    for text in texts {
+        ensure!(text.len() < each, "{} bytes are too many", text.len());
+        packed.extend(text);
+        packed.resize(packed.len().next_multiple_of(each).max(each), 0);
+    }
+    Ok(packed)
+}
+
 /// Files, words, and both versions.
 pub struct Grep {
     folder: PathBuf,
@@ -79,16 +90,6 @@ impl Grep {
         })
     }
 
-    fn packed<'a>(texts: impl Iterator<Item = &'a [u8]>, each: usize) -> Result<Vec<u8>> {
-        let mut packed = Vec::new();
-        for text in texts {
-            ensure!(text.len() < each, "{} bytes are too many", text.len());
-            packed.extend(text);
-            packed.resize(packed.len().next_multiple_of(each).max(each), 0);
-        }
-        Ok(packed)
-    }
-
     fn counts(&self, bed: &Bed) -> Result<Buffer> {
         Ok(bed
             .runtime
@@ -99,7 +100,7 @@ impl Grep {
     /// Reads all files, computes, and writes the output; how long that took.
     pub fn vanilla(&self, bed: &Bed) -> Result<Duration> {
         let gpu = bed.runtime.gpu();
-        let words = Self::packed(self.words.iter().map(String::as_bytes), WORD)?;
+        let words = packed(self.words.iter().map(String::as_bytes), WORD)?;
         let kernel = bed.kernel("grep", "vanilla")?;
         let start = Instant::now();
         let mut text = Vec::new();
@@ -137,10 +138,10 @@ impl Grep {
         use std::os::unix::ffi::OsStrExt;
         let gpu = bed.runtime.gpu();
         let paths = self.files.iter().map(|path| path.as_os_str().as_bytes());
-        let paths = gpu.upload(&Self::packed(paths, PATH)?)?;
+        let paths = gpu.upload(&packed(paths, PATH)?)?;
         let output = [self.output.as_os_str().as_bytes()].into_iter();
-        let output = gpu.upload(&Self::packed(output, PATH)?)?;
-        let words = Self::packed(self.words.iter().map(String::as_bytes), WORD)?;
+        let output = gpu.upload(&packed(output, PATH)?)?;
+        let words = packed(self.words.iter().map(String::as_bytes), WORD)?;
         let words = gpu.upload(&words)?;
         let counts = self.counts(bed)?;
         let buffers = gpu.allocate(self.files.len() * PAGE as usize)?;

@@ -7,10 +7,12 @@ mod compile;
 mod figures;
 mod files;
 mod hostile;
+mod images;
 mod kv;
 mod run;
 mod servers;
 mod single;
+mod sorting;
 
 use std::{path::PathBuf, time::Duration};
 
@@ -77,7 +79,7 @@ enum Command {
         /// Milliseconds that a server's client sleeps before a request, on average.
         #[arg(long, default_value_t = 0)]
         think: u64,
-        /// throttle, lavamd, tpacf, grep or matmul.
+        /// throttle, lavamd, tpacf, grep, img or matmul.
         program: String,
     },
     /// Run a kernel that breaks the rules, and say what becomes of it.
@@ -95,6 +97,8 @@ enum Command {
         /// What `compile` has made.
         #[arg(long, value_name = "FOLDER")]
         cubins: PathBuf,
+        /// Only these: points, split, stops, lavamd, tpacf, hybridsort, grep, img, matmul, free.
+        figures: Vec<String>,
     },
 }
 
@@ -130,7 +134,9 @@ fn main() {
             let mut runner = run::Runner::new(sharing)?;
             hostile::run(&bed, &kernel, &mut runner)
         }),
-        Command::Bench { cubins } => bed::Bed::open(cubins).and_then(|bed| figures::run(&bed)),
+        Command::Bench { cubins, figures } => {
+            bed::Bed::open(cubins).and_then(|bed| figures::run(&bed, &figures))
+        }
     };
     if let Err(error) = result {
         eprintln!("error: {error:#}");
@@ -144,7 +150,9 @@ const PROGRAMS: &[(&str, Check)] = &[
     ("throttle", single::throttle),
     ("lavamd", single::lavamd),
     ("tpacf", single::tpacf),
+    ("hybridsort", sorting::hybridsort),
     ("grep", files::grep),
+    ("img", images::img),
     ("echo", servers::echo),
     ("matmul", servers::matmul),
     ("kv", kv::kv),

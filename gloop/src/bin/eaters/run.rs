@@ -15,6 +15,7 @@ use gloop::{
 use crate::{
     bed::Bed,
     files::Grep,
+    images::Images,
     servers::Matmul,
     single::{LavaMd, Steps, Tpacf},
 };
@@ -107,8 +108,13 @@ fn program<'a>(bed: &'a Bed, name: &str) -> Result<Program<'a>> {
             let (job, memory) = program.job(bed)?;
             of(job, Box::new((program, memory)))
         }
+        "img" => {
+            let program = Images::new(528, 3, 4000)?;
+            let (job, memory) = program.job(bed)?;
+            of(job, Box::new((program, memory)))
+        }
         "matmul" => Program::Server(Box::new(Matmul::new(bed, 4)?)),
-        other => bail!("there is no program {other}: throttle, lavamd, tpacf, grep or matmul"),
+        other => bail!("there is no program {other}: throttle, lavamd, tpacf, grep, img or matmul"),
     })
 }
 
