@@ -45,6 +45,10 @@ use crate::job::State;
 const LOOK: Duration = Duration::from_micros(100);
 /// How long its end is looked for without a pause once it was stopped.
 const SPIN: Duration = Duration::from_micros(200);
+/// For so long before and after a moment at which a turn is expected to begin or to end, that is looked
+/// for without sleeping: two threads of this process would have to wake up otherwise, while the GPU has
+/// nothing to do.
+const NEAR: Duration = Duration::from_micros(300);
 
 /// Whether this process has joined.
 static JOINED: AtomicBool = AtomicBool::new(false);
@@ -116,6 +120,11 @@ impl Ear {
         waited.unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn wait_for<'a>(&self, heard: MutexGuard<'a, Heard>, time: Duration) -> MutexGuard<'a, Heard> {
+        let waited = self.changed.wait_timeout(heard, time);
+        waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+
     fn tell(&self, change: impl FnOnce(&mut Heard)) {
         change(&mut self.heard());
         self.changed.notify_all();
@@ -129,10 +138,19 @@ pub struct Member {
     session: Option<Arc<Session>>,
     /// It has asked for a turn when it had had so many.
     asked: Option<u64>,
+    /// How long it waited for its last turn, if it had the one before and has asked for another one at
+    /// once: so long it waits again, if others' turns are alike.
+    waited: Option<Duration>,
     /// Time on the GPU, and launches, in this session.
     used: Duration,
     launches: u64,
     turns: u64,
+}
+
+/// Whether a moment is near, which is expected so long after a begin.
+fn is_near(expected: Duration, since: Instant) -> bool {
+    let now = since.elapsed();
+    now + NEAR >= expected && now <= expected + NEAR
 }
 
 impl Member {
@@ -159,6 +177,7 @@ impl Member {
             ear,
             session: None,
             asked: None,
+            waited: None,
             used: Duration::ZERO,
             launches: 0,
             turns: 0,
@@ -196,13 +215,15 @@ impl Member {
         loop {
             let session = self.arbiter()?;
             let count = || session.grant().turn.load(Ordering::Acquire);
-            let before = match self.asked.take() {
-                Some(before) => before,
+            let since = Instant::now();
+            let (before, expected) = match self.asked.take() {
+                Some(before) => (before, self.waited.take()),
                 None => {
                     let before = count();
+                    self.waited = None;
                     // If it is gone, the listening thread notices.
                     let _ = Word::Want.say(session.stream());
-                    before
+                    (before, None)
                 }
             };
             let mut heard = self.ear.heard();
@@ -210,9 +231,23 @@ impl Member {
                 let turn = count();
                 if turn != before {
                     drop(heard);
+                    self.waited = Some(since.elapsed());
                     return Ok((session, turn));
                 }
-                heard = self.ear.wait(heard);
+                heard = match expected {
+                    Some(expected) if is_near(expected, since) => {
+                        drop(heard);
+                        while count() == before && is_near(expected, since) {
+                            thread::yield_now();
+                        }
+                        self.ear.heard()
+                    }
+                    Some(expected) if since.elapsed() < expected => {
+                        let rest = expected.saturating_sub(NEAR + since.elapsed());
+                        self.ear.wait_for(heard, rest)
+                    }
+                    _ => self.ear.wait(heard),
+                };
             }
         }
     }
@@ -252,7 +287,8 @@ impl Member {
         self.launches += 1;
         let account = session.account();
         account.calls.store(self.launches, Ordering::Relaxed);
-        let mut seen = Instant::now();
+        let begun = Instant::now();
+        let mut seen = begun;
         let mut stopped = None;
         loop {
             let state = job.look()?;
@@ -281,11 +317,18 @@ impl Member {
             }
             if stopped.is_none() && grant.contended.load(Ordering::Relaxed) != 0 {
                 job.contend();
+                if is_near(
+                    Duration::from_nanos(grant.slice.load(Ordering::Relaxed)),
+                    begun,
+                ) {
+                    thread::yield_now();
+                    continue;
+                }
             }
             let heard = self.ear.heard();
             if stopped.is_some() || !over() {
                 // Whatever it is that has ended this, it is looked at again.
-                drop(self.ear.changed.wait_timeout(heard, LOOK));
+                drop(self.ear.wait_for(heard, LOOK));
             }
         }
     }
