@@ -140,27 +140,20 @@ struct alignas(16) Loop {
   static constexpr u32 TAKEN = 2;
 
   // Calls what is posted until nothing is; then says whether a logical block begins or this one
-  // leaves. `p` is the cell that is next.
+  // leaves. `p` is the cell that is next, and CHECKED.
   GLOOP_DEVICE Act drain(u32& p) {
     for (;;) {
-      Cell& now = cell[p];
-      if (leader() && due()) now.stop = 1;
-      __syncthreads();
-      const uint4 head = *reinterpret_cast<const uint4*>(&now);
-      const u64 code = static_cast<u64>(head.y) << 32 | head.x;
-      if (code != 0 && head.z == 0) {
-        if (leader()) {
-          cell[p ^ 1].code = 0;
-          // What waits for its turn runs first.
-          next = ready_count == 0 ? p ^ 1 : (p ^ 1) | TAKEN;
-        }
-        reinterpret_cast<Code>(code)(*this, now.closure);
-        p ^= 1;
+      if ((p & CHECKED) == 0) point(p);
+      p &= ~CHECKED;
+      const u64 code = runs(p);
+      if (code != 0) {
+        begin(p);
+        p = reinterpret_cast<Code>(code)(*this, p);
         continue;
       }
       __syncthreads();
       if (leader()) {
-        act = code != 0 ? LEAVE : choose(p);
+        act = cell[p].code != 0 ? LEAVE : choose(p);
         parity = p;
         next = p;
       }
@@ -168,6 +161,26 @@ struct alignas(16) Loop {
       const Act chosen = static_cast<Act>(act);
       if (chosen != CALL) return chosen;
     }
+  }
+
+  // The point before the callback of a cell, which is there for all threads after it.
+  GLOOP_DEVICE void point(u32 p) {
+    if (leader() && due()) cell[p].stop = 1;
+    __syncthreads();
+  }
+
+  // The code of the cell's callback, which runs now; 0 if there is none, or the block stops before it.
+  GLOOP_DEVICE u64 runs(u32 p) const {
+    const uint4 head = *reinterpret_cast<const uint4*>(&cell[p]);
+    return head.z == 0 ? static_cast<u64>(head.y) << 32 | head.x : 0;
+  }
+
+  // It begins: the other cell is free.
+  GLOOP_DEVICE void begin(u32 p) {
+    if (!leader()) return;
+    cell[p ^ 1].code = 0;
+    // What waits for its turn runs first.
+    next = ready_count == 0 ? p ^ 1 : (p ^ 1) | TAKEN;
   }
 
   // ---- the leader's ----
@@ -333,5 +346,25 @@ struct alignas(16) Loop {
 };
 
 static_assert(sizeof(Loop) <= SAVED && sizeof(Loop) % 16 == 0, "a loop is saved whole");
+
+template <class F>
+__device__ u32 Closure<F>::run(Loop& loop, u32 p) {
+  const u64 code = reinterpret_cast<u64>(&Closure<F>::run);
+  for (;;) {
+    F f = *reinterpret_cast<F*>(loop.cell[p].closure);
+    f(loop);
+    p ^= 1;
+    loop.point(p);
+    if (loop.runs(p) != code) return p | CHECKED;
+    loop.begin(p);
+  }
+}
+
+template <class F>
+__device__ u32 Closure<F>::run_with_result(Loop& loop, u32 p) {
+  F f = *reinterpret_cast<F*>(loop.cell[p].closure);
+  f(loop, loop.cell[p].result);
+  return p ^ 1;
+}
 
 }  // namespace gloop

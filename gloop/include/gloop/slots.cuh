@@ -15,9 +15,11 @@ GLOOP_DEVICE void operator delete(void*, gloop::Place) {}
 
 namespace gloop {
 
-// What runs a closure: the loop, and where the closure lies. What its event has brought lies before
-// it.
-using Code = void (*)(Loop&, void*);
+// What runs the closure of a cell: the loop, and which of its two cells. Says which cell is next, and
+// CHECKED if all threads have passed the point before it already. What its event has brought lies
+// before the closure.
+using Code = u32 (*)(Loop&, u32);
+constexpr u32 CHECKED = 2;
 
 // A closure is copied as bytes: all threads of a block run it with the same captured values.
 template <class F>
@@ -26,14 +28,10 @@ struct Closure {
   static_assert(__is_trivially_copyable(F), "a closure is copied as bytes");
   static_assert(alignof(F) <= 16, "a closure is aligned to 16 bytes at most");
 
-  static __device__ void run(Loop& loop, void* at) {
-    F f = *static_cast<F*>(at);
-    f(loop);
-  }
-  static __device__ void run_with_result(Loop& loop, void* at) {
-    F f = *static_cast<F*>(at);
-    f(loop, static_cast<const i64*>(at)[-2]);
-  }
+  // A callback that posts itself again and again, as a loop's body does, runs on without a return: a
+  // call costs all threads their registers.
+  static __device__ u32 run(Loop& loop, u32 p);
+  static __device__ u32 run_with_result(Loop& loop, u32 p);
   GLOOP_DEVICE static void store(void* at, const F& f) { new (Place{at}) F(f); }
 };
 
