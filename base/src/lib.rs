@@ -6,6 +6,7 @@
 //! - [`poll`]: waiting for descriptors, however many there are
 //! - [`socket`]: Unix sockets: descriptors sent with bytes, a peer's user, connecting without waiting
 //! - [`limits`]: resource limits of the process
+//! - `confine` (a feature): taking files and system calls away from a process that serves others
 //! - [`error_chain`]: an error with its causes
 //! - [`mod@note`]: lines on the error output that never panic
 //!
@@ -13,6 +14,8 @@
 
 #![cfg_attr(not(test), deny(clippy::print_stderr))]
 
+#[cfg(feature = "confine")]
+pub mod confine;
 pub mod error_chain;
 pub mod limits;
 pub mod lock;

@@ -65,7 +65,7 @@ pub enum Error {
     Listen(String, #[source] vfio_user::Error),
     /// The process cannot be confined.
     #[error("cannot confine this process; --no-sandbox does without")]
-    Confine(#[from] super::confine::Error),
+    Confine(#[from] base::confine::Error),
 }
 
 /// What client and worker share.
@@ -281,11 +281,7 @@ pub fn serve(socket: &Path, settings: Settings) -> Result<(), Error> {
     let server = Server::new(socket, true, irqs(), regions)
         .map_err(|source| Error::Listen(socket.display().to_string(), source))?;
     if settings.confine {
-        let folder = match socket.parent() {
-            Some(folder) if folder != Path::new("") => folder,
-            _ => Path::new("."),
-        };
-        confine(folder)?;
+        confine()?;
     }
     let worker = Arc::clone(&shared);
     std::thread::Builder::new()

@@ -4,12 +4,10 @@
 
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
+use base::confine::{ONE_THREAD, confine};
 use clap::{CommandFactory, Parser, Subcommand};
 use gpu_mediator::{
-    gpu::{
-        confine::confine,
-        server::{Server, Settings},
-    },
+    gpu::server::{Server, Settings},
     policy::Name,
 };
 use manual::Manual;
@@ -100,7 +98,7 @@ fn run(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
     };
     let mut server = Server::new(&serve.model, &serve.socket, settings)?;
     if !serve.no_sandbox {
-        confine()?;
+        confine(&[ONE_THREAD])?;
     }
     log::info!("serving at {}", serve.socket.display());
     Ok(server.run()?)

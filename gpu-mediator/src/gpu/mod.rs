@@ -16,7 +16,7 @@
 //! - [`space`]: page tables that the GPU walks, made of mappings that have been validated.
 //! - [`channel`]: a guest's channel on the GPU, with a ring that the guest does not write.
 //! - [`mediator`]: all of it, and who has the GPU when; [`server`]: the process.
-//! - [`physical`]: the GPU. [`confine`]: what the process may do.
+//! - [`physical`]: the GPU.
 //!
 //! What isolates VMs from each other is checked here, and nothing of it relies on a front: a VM's
 //! part of VRAM is a file of its own, which is all that its front holds; the GPU walks tables that
@@ -24,7 +24,6 @@
 //! blocks are made of constants and these tables.
 
 pub mod channel;
-pub mod confine;
 pub mod link;
 pub mod mediator;
 pub mod memory;
