@@ -148,7 +148,7 @@ impl Front {
         let now = self.now();
         let mut state = self.lock();
         let done = work(&mut state);
-        state.settle(now);
+        state.raise_interrupts(now);
         done
     }
 
@@ -298,7 +298,7 @@ impl Front {
             log::warn!("{}: cannot reset registers: {error}", self.name);
         }
         engines.reset();
-        state.settle(now);
+        state.raise_interrupts(now);
     }
 
     /// Counters.
@@ -352,7 +352,8 @@ fn lend(ram: &GuestMemory, link: &mut Link) -> Result<(), Error> {
 }
 
 impl State {
-    fn settle(&mut self, now: u64) {
+    /// Turns what has happened into the registers of interrupts, and the line with them.
+    fn raise_interrupts(&mut self, now: u64) {
         let interrupts = &mut self.registers.interrupts;
         for happening in self.engines.happenings.drain(..) {
             match happening {

@@ -401,33 +401,7 @@ fn layout(device: &dyn Device, header: &[u8; HEADER]) -> Result<Layout, ConfigEr
         revision: header[offsets::REVISION],
         class: double(offsets::REVISION) >> 8,
     });
-    let mut number = 0;
-    while let Some(index) = BarIndex::new(number) {
-        number += 1;
-        let size = device.region_size(index.get().into());
-        if size == 0 {
-            continue;
-        }
-        let flags = double(index.offset());
-        let prefetchable = flags & 8 != 0;
-        let kind = match flags & 7 {
-            4 => BarKind::Memory64 { prefetchable },
-            flags if flags & 1 != 0 => BarKind::Io,
-            _ => BarKind::Memory32 { prefetchable },
-        };
-        if matches!(kind, BarKind::Memory64 { .. }) {
-            number += 1;
-        }
-        config.add_bar(BarRequest { index, kind, size })?;
-    }
-    let rom = BarRequest {
-        index: BarIndex::ROM,
-        kind: BarKind::Rom,
-        size: device.region_size(BarIndex::ROM.get().into()),
-    };
-    if rom.size > 0 {
-        config.add_bar(rom)?;
-    }
+    place_bars(device, &mut config, double)?;
     if word(offsets::INTERRUPT_LINE) >> 8 != 0 && device.irq_count(Irqs::Line) > 0 {
         config.set(offsets::INTERRUPT_PIN, &[1]);
     }
@@ -491,6 +465,42 @@ fn layout(device: &dyn Device, header: &[u8; HEADER]) -> Result<Layout, ConfigEr
     });
     layout.through.extend(extended);
     Ok(layout)
+}
+
+/// Adds the device's BARs and its ROM, whose kinds are in the registers of its header.
+fn place_bars(
+    device: &dyn Device,
+    config: &mut ConfigSpace,
+    register: impl Fn(usize) -> u32,
+) -> Result<(), ConfigError> {
+    let mut number = 0;
+    while let Some(index) = BarIndex::new(number) {
+        number += 1;
+        let size = device.region_size(index.get().into());
+        if size == 0 {
+            continue;
+        }
+        let flags = register(index.offset());
+        let prefetchable = flags & 8 != 0;
+        let kind = match flags & 7 {
+            4 => BarKind::Memory64 { prefetchable },
+            flags if flags & 1 != 0 => BarKind::Io,
+            _ => BarKind::Memory32 { prefetchable },
+        };
+        if matches!(kind, BarKind::Memory64 { .. }) {
+            number += 1;
+        }
+        config.add_bar(BarRequest { index, kind, size })?;
+    }
+    let rom = BarRequest {
+        index: BarIndex::ROM,
+        kind: BarKind::Rom,
+        size: device.region_size(BarIndex::ROM.get().into()),
+    };
+    if rom.size > 0 {
+        config.add_bar(rom)?;
+    }
+    Ok(())
 }
 
 impl PciFunction for Function {

@@ -77,9 +77,9 @@ pub enum Error {
     /// RAM that overlaps, or whose file can become shorter.
     #[error("RAM at page {0:#x} overlaps other RAM, or its file may shrink")]
     Ram(u32),
-    /// A greeting again.
-    #[error("it greets twice")]
-    Greeting,
+    /// A second handshake.
+    #[error("it sends a second handshake")]
+    Handshake,
     /// A submission too many.
     #[error("channel {0} has too many submissions under way")]
     Full(u8),
@@ -388,7 +388,7 @@ impl Mediator {
         now: Moment,
     ) -> Result<(), Error> {
         match request {
-            Request::Hello { .. } => return Err(Error::Greeting),
+            Request::Hello { .. } => return Err(Error::Handshake),
             Request::Ram {
                 first,
                 count,

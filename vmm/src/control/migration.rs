@@ -463,14 +463,7 @@ impl Control {
             // Counted when they are sent.
             files: 0,
         };
-        let wishes = Wishes {
-            downtime: Duration::from_millis(request.downtime_ms),
-            timeout: Duration::from_secs(request.timeout_s),
-            ignore_timeout: request.timeout_strategy == TimeoutStrategy::Ignore,
-            stall: Duration::from_secs(request.stall_s),
-            bandwidth: request.bandwidth,
-            max_throttle: request.max_throttle,
-        };
+        let wishes = wishes(request);
         let url = request.destination_url.clone();
         let tls = tls(request.tls_dir.as_ref(), request.tunnel.as_ref());
         let progress = Progress::new(Direction::Outgoing, &url);
@@ -618,6 +611,18 @@ fn summary(info: &MigrationInfo) -> String {
         "{} rounds, {} bytes of pages in {} ms{stood}",
         info.rounds, info.sent_bytes, info.elapsed_ms
     )
+}
+
+/// How a migration is to be made.
+fn wishes(request: &SendMigration) -> Wishes {
+    Wishes {
+        downtime: Duration::from_millis(request.downtime_ms),
+        timeout: Duration::from_secs(request.timeout_s),
+        ignore_timeout: request.timeout_strategy == TimeoutStrategy::Ignore,
+        stall: Duration::from_secs(request.stall_s),
+        bandwidth: request.bandwidth,
+        max_throttle: request.max_throttle,
+    }
 }
 
 /// What is asked for and cannot be had.

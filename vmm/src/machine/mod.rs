@@ -120,33 +120,10 @@ impl Machine {
     fn assemble(config: &mut VmConfig, host: Host) -> Result<Self, MachineError> {
         let supported = host.shell.kvm.supported_cpuid()?;
         let phys_bits = arch::cpuid::phys_bits(supported.as_slice());
-        let phys_bits = config
-            .cpus
-            .max_phys_bits
-            .unwrap_or(phys_bits)
-            .min(phys_bits);
-        let mut map = AddressMap::with_root_ports(
-            placement::boot_size(config),
-            placement::hotplug_size(config),
-            phys_bits,
-            &config.root_ports(),
-        )?;
-        if let Some((start, end)) = config
-            .accel_server
-            .as_ref()
-            .and_then(AccelServerConfig::hole)
-        {
-            map = map.with_hole(AddressRange::from_bounds(start, end))?;
-        }
+        let phys_bits = phys_bits.min(config.cpus.max_phys_bits.unwrap_or(u8::MAX));
+        let map = address_map(config, phys_bits)?;
         let topology = topology(&config.cpus)?;
-        let profile: Profile =
-            config
-                .cpus
-                .profile
-                .parse()
-                .map_err(|error: arch::cpuid::UnknownProfile| {
-                    MachineError::Invalid(error.to_string())
-                })?;
+        let profile = profile(&config.cpus)?;
         let Shell { kvm, vm } = host.shell;
         let vm = Arc::new(vm);
         let mut ram = Ram::new(Arc::clone(&vm));
@@ -173,27 +150,20 @@ impl Machine {
             start: host.start,
         })?;
         if let Some(backend) = &backends.debug {
-            let port = config
-                .debug_console
-                .iobase
-                .unwrap_or(arch::layout::DEBUG_CONSOLE_PORT);
+            let port = config.debug_console.iobase;
+            let port = port.unwrap_or(arch::layout::DEBUG_CONSOLE_PORT);
             let console = DebugConsole::new(Box::new(backend.output()));
             buses.pio.insert(port.into(), 1, Arc::new(console))?;
         }
         let extra = map.device_memory();
+        let host_error = |source| MachineError::Host {
+            action: "lay out device memory",
+            source,
+        };
         let address_space =
-            ExtraMemory::new(Arc::clone(&vm), extra.start, extra.size).map_err(|source| {
-                MachineError::Host {
-                    action: "lay out device memory",
-                    source,
-                }
-            })?;
-        let discards = Arc::new(Discards::default());
-        // Before there is a physical device: it reaches only what is plugged of them.
-        for region in virtio_mem(&ram) {
-            let len = region.mapping.size() as u64;
-            discards.blocks().manage(region.guest, len);
-        }
+            ExtraMemory::new(Arc::clone(&vm), extra.start, extra.size).map_err(host_error)?;
+        // Before there is a physical device: it reaches only what is plugged.
+        let discards = discards(&ram);
         let msi: Arc<dyn MsiController> = Arc::new(KvmMsis::new(Arc::clone(&vm)));
         let surroundings = Surroundings {
             physical: Physical::new(
@@ -225,15 +195,7 @@ impl Machine {
         let events = host.events.clone();
         let setup = CpuSetup {
             supported_cpuid: supported.as_slice().to_vec(),
-            cpuid: arch::cpuid::Config {
-                topology,
-                profile,
-                phys_bits,
-                // A vCPU of the gate has one VMCS.
-                nested: config.cpus.nested && !config.has_gate(),
-                gate: config.has_gate(),
-                tsc_khz: None,
-            },
+            cpuid: shown_cpuid(config, topology, profile, phys_bits),
             affinity: affinity(&config.cpus),
             core_scheduling: config.cpus.core_scheduling,
             report: Arc::new(move |event| events.send(MachineEvent::Cpu(event))),
@@ -458,6 +420,54 @@ fn zone_memory(ram: &Ram, config: &VmConfig) -> Vec<ZoneMemory> {
             ZoneMemory::new(region, zone)
         })
         .collect()
+}
+
+/// Where RAM, devices and what is plugged later are.
+fn address_map(config: &VmConfig, phys_bits: u8) -> Result<AddressMap, MachineError> {
+    let map = AddressMap::with_root_ports(
+        placement::boot_size(config),
+        placement::hotplug_size(config),
+        phys_bits,
+        &config.root_ports(),
+    )?;
+    let server = config.accel_server.as_ref();
+    Ok(match server.and_then(AccelServerConfig::hole) {
+        Some((start, end)) => map.with_hole(AddressRange::from_bounds(start, end))?,
+        None => map,
+    })
+}
+
+/// What follows virtio-mem's blocks as they come and go.
+fn discards(ram: &Ram) -> Arc<Discards> {
+    let discards = Arc::new(Discards::default());
+    for region in virtio_mem(ram) {
+        let len = region.mapping.size() as u64;
+        discards.blocks().manage(region.guest, len);
+    }
+    discards
+}
+
+fn profile(cpus: &CpusConfig) -> Result<Profile, MachineError> {
+    let unknown = |error: arch::cpuid::UnknownProfile| MachineError::Invalid(error.to_string());
+    cpus.profile.parse().map_err(unknown)
+}
+
+/// What the guest is shown of the processor.
+fn shown_cpuid(
+    config: &VmConfig,
+    topology: Topology,
+    profile: Profile,
+    phys_bits: u8,
+) -> arch::cpuid::Config {
+    arch::cpuid::Config {
+        topology,
+        profile,
+        phys_bits,
+        // A vCPU of the gate has one VMCS.
+        nested: config.cpus.nested && !config.has_gate(),
+        gate: config.has_gate(),
+        tsc_khz: None,
+    }
 }
 
 /// The configured arrangement of vCPUs; without one, all in one package.
