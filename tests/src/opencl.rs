@@ -309,7 +309,7 @@ pub fn until(what: &str, is: impl Fn() -> Result<bool>) -> Result<()> {
 }
 
 /// Mounts the disk with PoCL, if that is not done yet.
-fn mount() -> Result<()> {
+pub fn mount() -> Result<()> {
     if Path::new(ROOT).join("dev/null").exists() {
         return Ok(());
     }

@@ -43,6 +43,9 @@ const SCENARIOS: &[(&str, &[&str])] = &[
     ("devices/src/disk/", &["disk:", "hot-plug:", "snapshot:"]),
 ];
 
+/// A document whose commands a scenario runs, and what chooses that.
+const GUIDE: (&str, &str) = ("docs/user/ten-minutes.md", "commands of the guide");
+
 /// What everything between an application's call and the host's device affects.
 const REMOTING: &[&str] = &[
     "opencl:",
@@ -102,6 +105,9 @@ fn files(base: &str) -> Result<Vec<String>> {
 /// Words that choose what the files can affect; `None` if that is everything.
 fn words(files: &[String]) -> Option<Vec<String>> {
     let mut words = BTreeSet::new();
+    if files.iter().any(|file| file == GUIDE.0) {
+        words.insert(GUIDE.1.to_owned());
+    }
     for file in files.iter().filter(|file| !file.ends_with(".md")) {
         let (_, affected) = SCENARIOS
             .iter()
@@ -176,6 +182,8 @@ fn dependents(packages: &[Package], files: &[String]) -> BTreeSet<String> {
 
 #[cfg(test)]
 mod tests {
+    use gantry_tests::rig;
+
     use super::*;
 
     fn list(items: &[&str]) -> Vec<String> {
@@ -212,6 +220,10 @@ mod tests {
             words(&list(&["docs/user/gpu.md", "README.md"])),
             Some(vec![])
         );
+        assert_eq!(
+            words(&list(&[GUIDE.0, "README.md"])),
+            Some(list(&[GUIDE.1]))
+        );
         let device = list(&["devices/src/vfio/user/wire.rs"]);
         assert_eq!(words(&device), Some(list(&["vfio-user:"])));
         assert_eq!(
@@ -225,5 +237,7 @@ mod tests {
         for (folder, _) in SCENARIOS {
             assert!(root().join(folder).is_dir(), "{folder}");
         }
+        assert!(root().join(GUIDE.0).is_file());
+        assert_eq!(rig::chosen(&[GUIDE.1.to_owned()]).len(), 1);
     }
 }

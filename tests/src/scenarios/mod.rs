@@ -32,6 +32,7 @@ mod sharing;
 mod small_devices;
 mod snapshots;
 mod streams;
+mod ten_minutes;
 pub(crate) mod virtual_gpu;
 mod virtual_iommu;
 
@@ -80,6 +81,7 @@ pub fn all() -> Vec<Scenario> {
         process::SCENARIOS,
         passthrough::SCENARIOS,
         accelerator::SCENARIOS,
+        ten_minutes::SCENARIOS,
         cuda::SCENARIOS,
         services::SCENARIOS,
         foreign::SCENARIOS,
