@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::{BufRead as _, BufReader},
     net::{Shutdown, TcpListener},
     os::{
         fd::AsRawFd,
@@ -18,7 +19,7 @@ use serde_json::json;
 
 use crate::{
     agent::{drain, fill},
-    exits::{PerRead, per_read},
+    exits::{Exits, PerRead, per_read},
     gantry::{BZIMAGE, CMDLINE, GANTRY, Gantry, INITRAMFS, VMLINUX},
     gpuvm,
     guest::{BOOT, COMMAND, Guest, READY, STATUS},
@@ -74,23 +75,27 @@ fn median(mut figures: Vec<f64>) -> f64 {
     figures.get(figures.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// The command lines that boot the lean guest, and what they are called.
-fn contestants() -> Vec<(&'static str, Command)> {
+/// The command lines that boot the lean guest with a disk, and what they are called.
+fn contestants(disk: &Path) -> Vec<(&'static str, Command)> {
+    let disk = disk.display();
     let gantry = |kernel| {
         let mut command = Command::new(GANTRY);
         command
             .args(["--kernel", kernel, "--initramfs", LEAN])
             .args(["--cmdline", LEAN_CMDLINE])
             .args(["--cpus", "boot=1", "--memory", "size=256M"])
+            .args(["--disk", &format!("path={disk},image_type=raw")])
             .args(["--console", "off", "--serial", "tty"]);
         command
     };
-    let qemu = |machine| {
+    let qemu = |machine, device| {
         let mut command = Command::new("/bin/qemu-system-x86_64");
         command
             .args(["-L", "/firmware", "-machine", machine, "-accel", "kvm"])
             .args(["-cpu", "host", "-smp", "1", "-m", "256", "-nodefaults"])
             .args(["-no-user-config", "-display", "none", "-no-reboot"])
+            .args(["-drive", &format!("file={disk},format=raw,if=none,id=d")])
+            .args(["-device", device])
             .args(["-serial", "stdio", "-kernel", BZIMAGE, "-initrd", LEAN])
             .args(["-append", LEAN_CMDLINE]);
         command
@@ -100,50 +105,103 @@ fn contestants() -> Vec<(&'static str, Command)> {
         ("gantry, ELF (PVH)", gantry(VMLINUX)),
         (
             "QEMU microvm, bzImage",
-            qemu("microvm,pit=off,pic=off,rtc=off"),
+            qemu(
+                "microvm,pit=off,pic=off,rtc=off",
+                "virtio-blk-device,drive=d",
+            ),
         ),
-        ("QEMU q35, bzImage", qemu("q35")),
+        ("QEMU q35, bzImage", qemu("q35", "virtio-blk-pci,drive=d")),
     ]
 }
 
 /// Command line of the lean guest.
 const LEAN_CMDLINE: &str = "console=ttyS0 panic=-1 quiet mitigations=off";
 
-/// Start to power-off with a second of sleep in the guest, and the guest's uptime at its init.
-/// All take turns, so that what else the host does meets them alike, and each finds memory without
-/// code of its predecessor.
-fn boots(row: &mut dyn FnMut(&str, String)) -> Result<()> {
-    let mut contestants = contestants();
-    let mut figures = vec![(Vec::new(), Vec::new()); contestants.len()];
-    let _held = fill_memory(BOOT_MEMORY)?;
-    for _ in 0..BOOTS {
-        for ((name, command), (inits, runs)) in contestants.iter_mut().zip(&mut figures) {
-            drop(fill_memory(BOOT_MEMORY / 8)?);
-            let start = Instant::now();
-            let output = command
-                .stdin(Stdio::null())
-                .output()
-                .with_context(|| format!("cannot start {name}"))?;
-            runs.push(start.elapsed().as_secs_f64());
-            let text = String::from_utf8_lossy(&output.stdout).into_owned();
-            let init = text
-                .lines()
-                .find_map(|line| line.trim().strip_prefix("init at "))
-                .with_context(|| {
-                    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
-                    format!("{name}: the guest did not get to its init: {text}{errors}")
-                })?;
-            inits.push(init.trim().parse()?);
+/// What a boot has cost.
+struct Boot {
+    /// Seconds of the guest's uptime at its init.
+    init: f64,
+    /// Seconds from the process's start to its end.
+    run: f64,
+    /// Exits until the guest sleeps.
+    exits: Exits,
+}
+
+/// Boots the lean guest. It sleeps for a second after its init has said so; in the middle of that,
+/// its exits are read.
+fn boot(name: &str, command: &mut Command) -> Result<Boot> {
+    let start = Instant::now();
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .with_context(|| format!("cannot start {name}"))?;
+    let lines = BufReader::new(child.stdout.take().context("there is a pipe")?);
+    let (mut text, mut idle) = (String::new(), None);
+    for line in lines.split(b'\n') {
+        let line = String::from_utf8_lossy(&line?).into_owned();
+        if let Some(init) = line.trim().strip_prefix("init at ") {
+            thread::sleep(Duration::from_millis(500));
+            idle = Some((init.trim().parse()?, Exits::of(child.id())?));
         }
+        text += &line;
     }
-    for ((name, _), (inits, runs)) in contestants.iter().zip(figures) {
+    child.wait()?;
+    let (init, exits) =
+        idle.with_context(|| format!("{name}: the guest did not get to its init: {text}"))?;
+    let run = start.elapsed().as_secs_f64();
+    Ok(Boot { init, run, exits })
+}
+
+/// Start to power-off with a second of sleep in the guest, the guest's uptime at its init, and its
+/// exits until it sleeps. All take turns, so that what else the host does meets them alike, and each
+/// finds memory without code of its predecessor.
+fn boots(row: &mut dyn FnMut(&str, String)) -> Result<()> {
+    let dir = Path::new("/tmp/bench-boot");
+    fs::create_dir_all(dir)?;
+    let disk = dir.join("disk.raw");
+    fs::File::create(&disk)?.set_len(16 << 20)?;
+    let mut contestants = contestants(&disk);
+    let mut figures: Vec<Vec<Boot>> = contestants.iter().map(|_| Vec::new()).collect();
+    let _held = fill_memory(BOOT_MEMORY)?;
+    for round in 1..=BOOTS {
+        let mut runs = Vec::new();
+        for ((name, command), boots) in contestants.iter_mut().zip(&mut figures) {
+            drop(fill_memory(BOOT_MEMORY / 8)?);
+            let boot = boot(name, command)?;
+            runs.push(format!("{:.2}", boot.run));
+            boots.push(boot);
+        }
+        // One by one: whoever hears nothing of a busy machine for minutes gives it up.
         row(
-            &format!("{name}, 1 vCPU, 256 MiB: guest uptime at /init (s)"),
-            format!("{:.2}", median(inits)),
+            &format!("round {round} of {BOOTS}, start to power-off of each (s)"),
+            runs.join("; "),
+        );
+    }
+    for ((name, _), boots) in contestants.iter().zip(figures) {
+        let of = |figure: fn(&Boot) -> f64| median(boots.iter().map(figure).collect());
+        row(
+            &format!("{name}, 1 vCPU, 256 MiB, 1 disk: guest uptime at /init (s)"),
+            format!("{:.2}", of(|boot| boot.init)),
         );
         row(
             &format!("{name}: start to power-off, with 1 s of sleep (s)"),
-            format!("{:.2}", median(runs)),
+            format!("{:.2}", of(|boot| boot.run)),
+        );
+        row(
+            &format!(
+                "{name}: exits until idle; of them to the VMM; for interrupts of the host; \
+                 for memory's first use; halts"
+            ),
+            format!(
+                "{:.0}; {:.0}; {:.0}; {:.0}; {:.0}",
+                of(|boot| boot.exits.all),
+                of(|boot| boot.exits.to_vmm),
+                of(|boot| boot.exits.interrupts),
+                of(|boot| boot.exits.pages),
+                of(|boot| boot.exits.halts)
+            ),
         );
     }
     Ok(())

@@ -18,6 +18,10 @@ pub struct Exits {
     pub to_vmm: f64,
     /// The host had an interrupt, of a device or its timer.
     pub interrupts: f64,
+    /// Pages of the guest that had no memory of the host yet.
+    pub pages: f64,
+    /// The guest had nothing to do.
+    pub halts: f64,
 }
 
 impl Exits {
@@ -43,6 +47,8 @@ impl Exits {
             all: counter("exits")?,
             to_vmm: counter("mmio_exits")? + counter("io_exits")?,
             interrupts: counter("irq_exits")?,
+            pages: counter("pf_fixed")?,
+            halts: counter("halt_exits")?,
         })
     }
 
@@ -51,6 +57,8 @@ impl Exits {
             all: by(self.all, other.all),
             to_vmm: by(self.to_vmm, other.to_vmm),
             interrupts: by(self.interrupts, other.interrupts),
+            pages: by(self.pages, other.pages),
+            halts: by(self.halts, other.halts),
         }
     }
 }
