@@ -32,6 +32,14 @@ enum Rank {
 }
 
 impl Mediator {
+    /// VMs and their channels that the GPU works for now.
+    pub fn running(&self) -> impl Iterator<Item = (u32, u8)> {
+        self.vms.iter().flat_map(|(id, vm)| {
+            let channels = vm.channels.iter().filter(|(_, channel)| channel.runs());
+            channels.map(|(number, _)| (*id, *number))
+        })
+    }
+
     /// Gives the channels of a turn's VM places and work. Of what is queued only one submission if
     /// `one`.
     pub(super) fn launch(&mut self, turn: &mut Turn, one: bool) -> Result<(), Failure> {
