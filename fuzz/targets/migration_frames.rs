@@ -2,7 +2,7 @@
 
 #![no_main]
 
-use std::{io::Write, net::Shutdown, os::unix::net::UnixStream};
+use std::{io::Write, net::Shutdown, os::unix::net::UnixStream, time::Duration};
 
 use libfuzzer_sys::fuzz_target;
 use vmm::{
@@ -14,6 +14,7 @@ use vmm::{
         destination::{Destination, Host},
         files::GivenFile,
         frame::{Header, Kind},
+        lanes::Body,
         offer::{Moment, Offer, OfferedRegion},
         pages::Region,
         progress::{Direction, Progress},
@@ -45,6 +46,10 @@ impl Host for Anything {
         Ok(())
     }
 
+    fn start(&mut self, _body: Body) -> Result<(), String> {
+        Ok(())
+    }
+
     fn take_locks(&mut self) -> Result<(), String> {
         Ok(())
     }
@@ -52,6 +57,8 @@ impl Host for Anything {
     fn run(&mut self) -> Result<(), String> {
         Ok(())
     }
+
+    fn has_moved(&mut self, _fixed: Duration) {}
 }
 
 fn offer() -> Vec<u8> {
@@ -72,6 +79,7 @@ fn offer() -> Vec<u8> {
         cpu: None,
         local: false,
         files: 0,
+        lanes: 0,
     };
     serde_json::to_vec(&offer).expect("an offer can be written")
 }
@@ -80,7 +88,7 @@ fn offer() -> Vec<u8> {
 /// length, contents. Flag 1: the bytes as they are. Flag 2: one bit of the header is wrong. Flag 4:
 /// a valid offer, or pages, instead of the contents.
 fn frames(mut bytes: &[u8]) -> Vec<u8> {
-    const KINDS: [Kind; 11] = [
+    const KINDS: [Kind; 12] = [
         Kind::Offer,
         Kind::Pages,
         Kind::Barrier,
@@ -92,6 +100,7 @@ fn frames(mut bytes: &[u8]) -> Vec<u8> {
         Kind::Ready,
         Kind::Running,
         Kind::Denied,
+        Kind::Join,
     ];
     let mut all = Vec::new();
     while let Some((&[kind, flags, low, high], rest)) = bytes.split_first_chunk::<4>() {

@@ -35,6 +35,7 @@ pub fn measure(row: &mut dyn FnMut(&str, String)) -> Result<()> {
     };
     let bytes = figure(&copied, "sent_bytes");
     let took = figure(&copied, "elapsed_ms");
+    let in_use = figure(&copied, "in_use");
     let plain = plain_copy(bytes as usize)?.as_secs_f64() * 1e3;
     row(
         &format!("256 MiB, idle, copied over a Unix socket (ms; median of {MOVES})"),
@@ -48,6 +49,14 @@ pub fn measure(row: &mut dyn FnMut(&str, String)) -> Result<()> {
         format!("{plain:.0}"),
     );
     row("times a plain copy", format!("{:.2}", took / plain));
+    row(
+        "bytes of pages sent, times the memory in use",
+        format!("{:.3}", bytes / in_use),
+    );
+    row(
+        "downtime as predicted (ms)",
+        format!("{:.0}", figure(&copied, "predicted_downtime_ms")),
+    );
     row(
         "downtime, promised 300 (ms)",
         format!("{:.0}", figure(&copied, "downtime_ms")),
@@ -73,18 +82,36 @@ fn moves(dir: &Path, local: bool) -> Result<Vec<Value>> {
     let mut all = Vec::new();
     for turn in 1..=MOVES {
         thread::sleep(STEADY_AFTER);
+        let in_use = resident(gantry.pid(), 256 << 20)?;
         let waiting = wait_in(&dir.join(turn.to_string()), &gantry.serial)?;
         let body = json!({
             "destination_url": waiting.url, "local": local, "preserve_source": true,
         });
         gantry.put("vm.send-migration", body)?;
-        let info = phase_until(&gantry, &["Completed", "Failed"])?;
+        let mut info = phase_until(&gantry, &["Completed", "Failed"])?;
+        info["in_use"] = in_use.into();
         ensure!(info["phase"] == "Completed", "{info}");
         gantry = waiting.arrived()?;
         all.push(info);
     }
     fs::remove_dir_all(dir)?;
     Ok(all)
+}
+
+/// Bytes that a process has in memory of its mappings of a size, which are a guest's RAM.
+fn resident(pid: u32, size: u64) -> Result<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps"))?;
+    let (mut total, mut is_ram) = (0, false);
+    for line in text.lines() {
+        let number = |rest: &str| rest.trim().trim_end_matches(" kB").parse::<u64>();
+        match line.split_once(':') {
+            Some(("Size", rest)) => is_ram = number(rest)? << 10 == size,
+            Some(("Rss", rest)) if is_ram => total += number(rest)? << 10,
+            _ => {}
+        }
+    }
+    ensure!(total > 0, "no mapping of {size} bytes");
+    Ok(total)
 }
 
 /// So many bytes through a socket into fresh memory.

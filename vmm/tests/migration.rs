@@ -5,17 +5,20 @@
 
 use std::{
     fs,
-    io::{self, BufRead, BufReader},
-    net::{TcpListener, TcpStream},
-    os::unix::net::UnixStream,
+    io::{self, BufRead, BufReader, Read, Write},
+    net::{Shutdown, TcpListener, TcpStream},
+    os::unix::net::{UnixListener, UnixStream},
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
+    sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
 };
 
+use devices::disk::{LockGranularity, lock};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use serde_json::Value;
+use vmm::migration::frame::{HEADER, Header, Kind};
 
 const GANTRY: &str = env!("CARGO_BIN_EXE_gantry");
 
@@ -275,6 +278,144 @@ fn a_guest_moves_on_without_losing_or_repeating_anything() {
     assert!(limited["elapsed_ms"].as_u64().unwrap() >= 900, "{limited}");
 }
 
+/// What a process has: descriptors, mappings, threads.
+fn possessions(process: u32) -> [usize; 3] {
+    let count = |of: &str| {
+        let entries = fs::read_dir(format!("/proc/{process}/{of}"));
+        entries.unwrap().count()
+    };
+    let maps = fs::read_to_string(format!("/proc/{process}/maps")).unwrap();
+    [count("fd"), maps.lines().count(), count("task")]
+}
+
+/// A guest goes to and fro between two processes. What each has when it has no guest, for each of its
+/// turns.
+fn to_and_fro(moves: usize) -> [Vec<[usize; 3]>; 2] {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk");
+    fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
+    let disk = format!("path={},image_type=raw", path.display());
+    let more = ["--disk", &disk, "--balloon", "size=0"];
+    let mut both = [
+        Vmm::counting(dir.path(), "size=32M", &more),
+        Vmm::start(dir.path(), "second", &[]),
+    ];
+    let mut had = [Vec::new(), Vec::new()];
+    let mut printed = String::new();
+    for turn in 0..moves {
+        let serial = dir.path().join(format!("serial{turn}"));
+        let before = both[turn % 2].serial.clone();
+        let [first, second] = &mut both;
+        let (from, to) = match turn % 2 {
+            0 => (first, second),
+            _ => (second, first),
+        };
+        to.serial = serial;
+        let (receiving, url) = to.receive(&before);
+        // So that further connections leave nothing either.
+        let how: &[&str] = match turn % 3 {
+            0 => &["--connections", "3"],
+            _ => &["--verify"],
+        };
+        let all = ["send-migration", &url, "--watch", "--preserve-source"];
+        let sent = from.ctl(&[&all[..], how].concat());
+        let received = receiving.wait_with_output().unwrap();
+        assert!(
+            sent.status.success() && received.status.success(),
+            "move {turn}\n{}\n{}",
+            from.said(),
+            to.said()
+        );
+        assert!(from.ctl(&["delete"]).status.success());
+        // Threads end by themselves, and connections of clients.
+        let process = from.process.id();
+        let mut least = possessions(process);
+        for _ in 0..20 {
+            thread::sleep(Duration::from_millis(10));
+            let now = possessions(process);
+            least = [0, 1, 2].map(|what: usize| least[what].min(now[what]));
+        }
+        had[turn % 2].push(least);
+        to.until("it counts on", |vmm| vmm.printed().len() > 20);
+        printed.push_str(&fs::read_to_string(before).unwrap());
+    }
+    let mut lines: Vec<_> = printed.lines().collect();
+    lines.pop();
+    for (line, expected) in lines.iter().zip(1..) {
+        assert_eq!(u32::from_str_radix(line, 16), Ok(expected), "{line:?}");
+    }
+    had
+}
+
+/// Neither descriptors nor threads become more, and mappings by no more than the allocator's.
+fn check_possessions(had: &[Vec<[usize; 3]>; 2]) {
+    for of_one in had {
+        let (early, last) = (of_one[1], of_one[of_one.len() - 1]);
+        assert!(last[0] <= early[0] && last[2] <= early[2], "{of_one:?}");
+        assert!(last[1] <= early[1] + 8, "{of_one:?}");
+    }
+}
+
+#[test]
+fn to_and_fro_nothing_is_left_behind() {
+    if has_kvm() {
+        check_possessions(&to_and_fro(6));
+    }
+}
+
+/// `cargo test -p vmm --test migration fifty -- --ignored --nocapture`
+#[test]
+#[ignore = "takes a minute: its figures are in measurements/migration.md"]
+fn fifty_moves_leave_nothing_behind() {
+    if has_kvm() {
+        let had = to_and_fro(50);
+        println!("descriptors, mappings, threads: {had:?}");
+        check_possessions(&had);
+    }
+}
+
+/// `cargo test -p vmm --test migration rate -- --ignored --nocapture`
+#[test]
+#[ignore = "takes half a minute: its figures are in measurements/migration.md"]
+fn rate_of_a_guest_while_its_memory_moves() {
+    const LOOK: Duration = Duration::from_secs(4);
+    if !has_kvm() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let mut first = Vmm::counting(dir.path(), "size=64M", &[]);
+    let mut second = Vmm::start(dir.path(), "second", &[]);
+    let (mut receiving, url) = second.receive(&first.serial);
+    let rate = |vmm: &Vmm| {
+        let (start, before) = (Instant::now(), vmm.printed().len());
+        thread::sleep(LOOK);
+        // A line has nine bytes.
+        (vmm.printed().len() - before) as f64 / 9.0 / start.elapsed().as_secs_f64()
+    };
+    let alone = rate(&first);
+    // It writes its 256 pages all the time, so that rounds go on.
+    let for_ever = [
+        "--bandwidth",
+        "10M",
+        "--downtime-ms",
+        "1",
+        "--max-throttle",
+        "0",
+    ];
+    let sent = first.ctl(&[&["send-migration", &url][..], &for_ever].concat());
+    assert!(sent.status.success());
+    first.until("memory moves", |vmm| vmm.migration()["phase"] == "Rounds");
+    let moving = rate(&first);
+    let info = first.migration();
+    assert!(first.ctl(&["cancel-migration"]).status.success());
+    receiving.wait().unwrap();
+    let after = rate(&first);
+    println!(
+        "numbers a second: {alone:.0} alone, {moving:.0} while memory moves, {after:.0} after; {info}"
+    );
+    assert_eq!(info["phase"], "Rounds");
+}
+
 /// The next numbers that a guest prints to a socket.
 fn numbers(socket: &Path) -> Vec<u32> {
     let stream = UnixStream::connect(socket).unwrap();
@@ -372,9 +513,10 @@ fn a_guest_moves_by_tls_and_a_source_without_a_certificate_does_not_end_the_wait
     assert!(asked.status.success(), "{}", first.said());
     // The tunnel waits anew after a question.
     let start = Instant::now();
-    let mut sent = send(&first, &own, &["--verify"]);
+    let how = ["--verify", "--connections", "2"];
+    let mut sent = send(&first, &own, &how);
     while !sent.status.success() && start.elapsed() < PATIENCE {
-        sent = send(&first, &own, &["--verify"]);
+        sent = send(&first, &own, &how);
     }
     let received = receiving.wait_with_output().unwrap();
     assert!(
@@ -386,6 +528,42 @@ fn a_guest_moves_by_tls_and_a_source_without_a_certificate_does_not_end_the_wait
     first.until("it has left", |vmm| vmm.migration()["phase"] == "Completed");
     second.until("it counts on", |vmm| vmm.printed().len() > 100);
     check_counting(&[&first, &second]);
+}
+
+#[test]
+fn memory_goes_over_several_connections() {
+    if !has_kvm() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let mut first = Vmm::counting(dir.path(), "size=64M", &[]);
+    let more = ["--connections", "4", "--verify"];
+    let (second, info) = first.move_to(dir.path(), "second", &more);
+    println!("by four connections: {info}");
+    // The same over TCP.
+    let mut third = Vmm::start(dir.path(), "third", &[]);
+    let port = {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.local_addr().unwrap().port()
+    };
+    let url = format!("tcp:127.0.0.1:{port}");
+    let receiving = third.receive_at(&url, &second.serial, &[]);
+    third.until("it listens", |_| {
+        TcpStream::connect(("127.0.0.1", port)).is_ok()
+    });
+    let all = ["send-migration", &url, "--watch", "--preserve-source"];
+    let sent = second.ctl(&[&all[..], &["--connections", "8", "--verify"]].concat());
+    let received = receiving.wait_with_output().unwrap();
+    assert!(
+        sent.status.success() && received.status.success(),
+        "{}\n{}",
+        second.said(),
+        third.said()
+    );
+    third.until("it counts on", |vmm| vmm.printed().len() > 100);
+    check_counting(&[&first, &second, &third]);
+    let refused = third.ctl(&["send-migration", "unix:/nowhere", "--connections", "9"]);
+    assert!(!refused.status.success());
 }
 
 #[test]
@@ -435,6 +613,158 @@ fn whichever_side_is_killed_while_memory_moves_at_most_one_guest_is_left_with_th
     );
     assert!(!third.ctl(&["info"]).status.success(), "there is a VM");
     assert!(third.printed().is_empty());
+}
+
+/// What happens when the first frame of a kind passes.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Fault {
+    SourceKilled,
+    DestinationKilled,
+    /// Nothing passes any more; that frame neither.
+    Cut,
+    /// A bit of the frame's header is another one.
+    Damaged,
+}
+
+/// Passes frames on in one direction; at the first of that kind, what `at` says whether it passes.
+fn pass(mut from: UnixStream, mut to: UnixStream, mut at: impl FnMut(Kind, &mut [u8]) -> bool) {
+    let mut done = || -> io::Result<()> {
+        loop {
+            let mut head = [0; HEADER];
+            from.read_exact(&mut head)?;
+            let header = Header::decode(&head).unwrap();
+            let mut contents = vec![0; header.length];
+            from.read_exact(&mut contents)?;
+            if !at(header.kind, &mut head) {
+                return Ok(());
+            }
+            to.write_all(&head)?;
+            to.write_all(&contents)?;
+        }
+    };
+    // One side has ended.
+    let _ = done();
+    let _ = from.shutdown(Shutdown::Both);
+    let _ = to.shutdown(Shutdown::Both);
+}
+
+/// Between both sides; it ends with the connection.
+fn between(path: &Path, to: &Path, at: Kind, fault: Fault, processes: [u32; 2]) {
+    let listener = UnixListener::bind(path).unwrap();
+    let to = to.to_owned();
+    thread::spawn(move || {
+        let (source, _) = listener.accept().unwrap();
+        let destination = UnixStream::connect(to).unwrap();
+        let kill = |process: u32| {
+            // SAFETY: a child of this test, which has not been waited for.
+            unsafe { libc::kill(process.cast_signed(), libc::SIGKILL) };
+        };
+        let happened = AtomicBool::new(false);
+        let happens = |kind: Kind, head: &mut [u8]| {
+            if kind != at || happened.swap(true, Ordering::SeqCst) {
+                return true;
+            }
+            match fault {
+                Fault::SourceKilled => kill(processes[0]),
+                Fault::DestinationKilled => kill(processes[1]),
+                Fault::Cut => return false,
+                Fault::Damaged => head[9] ^= 4,
+            }
+            true
+        };
+        let clone = |stream: &UnixStream| stream.try_clone().unwrap();
+        let forward = (clone(&source), clone(&destination));
+        let happens = &happens;
+        thread::scope(|scope| {
+            scope.spawn(move || pass(forward.0, forward.1, happens));
+            pass(destination, source, happens);
+        });
+    });
+}
+
+/// Where the guest runs afterwards.
+fn expected(at: Kind, fault: Fault) -> Option<usize> {
+    match (fault, at) {
+        // It was the destination's from GO on.
+        (Fault::SourceKilled, Kind::Go | Kind::Running) => Some(1),
+        (Fault::SourceKilled, _) => None,
+        // It had begun to run there.
+        (Fault::DestinationKilled, Kind::Running) => None,
+        // What is lost is only that it runs there, which the disk's lock says.
+        (Fault::Cut | Fault::Damaged, Kind::Running) => Some(1),
+        _ => Some(0),
+    }
+}
+
+#[test]
+fn whatever_happens_in_whichever_phase_one_guest_at_most_runs_and_it_has_the_disk() {
+    if !has_kvm() {
+        return;
+    }
+    // Without an offer the destination goes on waiting.
+    let kinds = [
+        Kind::Prepared,
+        Kind::Pages,
+        Kind::Barrier,
+        Kind::State,
+        Kind::Ready,
+        Kind::Go,
+        Kind::Running,
+    ];
+    let faults = [
+        Fault::SourceKilled,
+        Fault::DestinationKilled,
+        Fault::Cut,
+        Fault::Damaged,
+    ];
+    for at in kinds {
+        for fault in faults {
+            one_runs_after(at, fault);
+        }
+    }
+}
+
+fn one_runs_after(at: Kind, fault: Fault) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk");
+    fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
+    let disk = format!("path={},image_type=raw", path.display());
+    let mut first = Vmm::counting(dir.path(), "size=16M", &["--disk", &disk]);
+    let mut second = Vmm::start(dir.path(), "second", &[]);
+    let (receiving, _) = second.receive(&first.serial);
+    let wire = dir.path().join("wire");
+    let processes = [first.process.id(), second.process.id()];
+    between(
+        &wire,
+        &second.socket.with_file_name("migration"),
+        at,
+        fault,
+        processes,
+    );
+    let url = format!("unix:{}", wire.display());
+    let sent = first.ctl(&["send-migration", &url, "--watch", "--preserve-source"]);
+    let received = receiving.wait_with_output().unwrap();
+    let what = format!("{fault:?} at {at:?}: {sent:?} {received:?}");
+    let runs = |vmm: &Vmm| {
+        let info: Value = serde_json::from_slice(&vmm.ctl(&["info"]).stdout).unwrap_or_default();
+        info["state"] == "Running"
+    };
+    let running = [runs(&first), runs(&second)];
+    let one = expected(at, fault);
+    assert_eq!(running, [one == Some(0), one == Some(1)], "{what}");
+    let file = fs::File::options()
+        .read(true)
+        .write(true)
+        .open(&path)
+        .unwrap();
+    let free = lock::lock(&file, 1 << 20, false, LockGranularity::ByteRange).is_ok();
+    assert_eq!(free, one.is_none(), "{what}");
+    if let Some(one) = one {
+        let vmm = [&mut first, &mut second].into_iter().nth(one).unwrap();
+        let before = vmm.printed().len();
+        vmm.until("it counts on", |vmm| vmm.printed().len() > before + 20);
+    }
+    check_counting(&[&first, &second]);
 }
 
 #[test]

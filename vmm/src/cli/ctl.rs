@@ -224,6 +224,9 @@ pub enum Action {
         /// in percent; 0: none.
         #[arg(long, value_name = "PERCENT", default_value_t = 99)]
         max_throttle: u8,
+        /// Connections that carry memory, 1 to 8.
+        #[arg(long, value_name = "COUNT", default_value_t = 1)]
+        connections: u32,
         /// What becomes of accelerators: a VM that has one stays, or gives them up first.
         #[arg(long, value_enum, default_value = "refuse")]
         accel: AccelMigration,
@@ -568,6 +571,7 @@ impl Action {
                 verify,
                 bandwidth,
                 max_throttle,
+                connections,
                 accel,
                 tls_dir,
                 tunnel,
@@ -581,6 +585,7 @@ impl Action {
                     verify: *verify,
                     bandwidth: *bandwidth,
                     max_throttle: *max_throttle,
+                    connections: *connections,
                     accel: *accel,
                     tls_dir: tls_dir.clone(),
                     tunnel: tunnel.clone(),

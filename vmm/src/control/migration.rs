@@ -38,9 +38,10 @@ use crate::{
         self, PROTOCOL,
         connection::{Address, Connection},
         files::{FileUse, GivenFile},
+        lanes::{Body, MOST},
         offer::{Moment, Offer, OfferedRegion},
         progress::{Direction, MigrationInfo, Phase, Progress},
-        source::{Outcome, Owner, Retaken, Source, Wishes},
+        source::{FIXED, Outcome, Owner, Retaken, Source, Wishes},
         tunnel::Tls,
     },
     seccomp::Spawner,
@@ -62,6 +63,8 @@ pub struct Migrations {
     /// What became of the last one.
     last: Option<MigrationInfo>,
     next: u64,
+    /// What a move of this machine costs beside its memory, if it has moved.
+    fixed: Option<Duration>,
 }
 
 /// The migration that goes on.
@@ -104,6 +107,7 @@ impl Migrations {
             job: Job::None,
             last: None,
             next: 0,
+            fixed: None,
         })
     }
 
@@ -159,6 +163,13 @@ impl OnControl {
         self.work.send(Box::new(work)).ok()?;
         self.wake.write(1).ok()?;
         result.recv().ok()
+    }
+
+    /// Starts a thread of the migration.
+    fn start(&self, body: Body) -> Result<(), String> {
+        let started = self.ask(|control| control.start_migration(body));
+        let started = started.ok_or_else(|| OVER.to_owned())?;
+        started.map_err(|error| error.to_string())
     }
 }
 
@@ -231,6 +242,10 @@ impl Owner for Leaving {
             }
         }
         Ok(files)
+    }
+
+    fn start(&mut self, body: Body) -> Result<(), String> {
+        self.control.start(body)
     }
 
     fn throttle(&mut self, percent: u8) {
@@ -449,8 +464,15 @@ impl Control {
         let cpu = machine.cpu_needs().map_err(|error| failed(&error))?;
         let regions = machine.moving_ram();
         let detaches = detaches && !request.dry_run;
+        // One carries all.
+        let lanes = match request.connections {
+            1 => 0,
+            count => count,
+        };
         let offer = Offer {
-            protocol: PROTOCOL,
+            // Older destinations know all that is offered without them.
+            protocol: if lanes == 0 { PROTOCOL - 1 } else { PROTOCOL },
+            lanes,
             state_version: state_file::VERSION,
             gantry: env!("CARGO_PKG_VERSION").to_owned(),
             config: offered_config,
@@ -463,9 +485,11 @@ impl Control {
             // Counted when they are sent.
             files: 0,
         };
-        let wishes = wishes(request);
+        let mut wishes = wishes(request);
+        wishes.fixed = self.migrations.fixed.unwrap_or(FIXED);
         let url = request.destination_url.clone();
         let tls = tls(request.tls_dir.as_ref(), request.tunnel.as_ref());
+        wishes.to = (url.clone(), tls.clone());
         let progress = Progress::new(Direction::Outgoing, &url);
         let (decision, decided) = mpsc::channel();
         let number = self.migrations.number();
@@ -622,6 +646,8 @@ fn wishes(request: &SendMigration) -> Wishes {
         stall: Duration::from_secs(request.stall_s),
         bandwidth: request.bandwidth,
         max_throttle: request.max_throttle,
+        fixed: FIXED,
+        to: (String::new(), None),
     }
 }
 
@@ -637,11 +663,11 @@ fn check_send(request: &SendMigration) -> Result<(), ApiError> {
     if request.local && request.verify {
         return bad("with local=on memory is not copied: there is nothing to verify".into());
     }
-    if request.connections != 1 {
-        return bad(format!(
-            "{} connections are not supported yet: use connections=1",
-            request.connections
-        ));
+    if !(1..=MOST).contains(&request.connections) {
+        return bad(format!("connections are 1 to {MOST}"));
+    }
+    if request.local && request.connections != 1 {
+        return bad("with local=on memory is not copied: one connection is enough".into());
     }
     if request.tls_dir.is_some() && !request.destination_url.starts_with("tcp:") {
         return bad("tls_dir is for tcp:HOST:PORT".into());

@@ -189,7 +189,7 @@ impl Connection {
     }
 
     /// Waits until so many bytes of pages may go out.
-    fn keep_pace(&mut self, bytes: usize) -> Result<()> {
+    pub(super) fn keep_pace(&mut self, bytes: usize) -> Result<()> {
         let Some(pace) = &mut self.pace else {
             return Ok(());
         };

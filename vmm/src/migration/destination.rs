@@ -7,6 +7,7 @@ use super::{
     connection::Connection,
     files::{GivenFile, MAX_FILES},
     frame::{Kind, protocol},
+    lanes::{self, Body, Memory},
     listener::Listener,
     offer::{Departure, Moment, Offer},
     pages::{Arriving, Region},
@@ -18,6 +19,9 @@ pub const WAIT_FOR_GO: Duration = Duration::from_secs(30);
 
 /// How long a source has to make its whole offer.
 const OFFER: Duration = Duration::from_secs(10);
+
+/// The most that a source is believed to need for stopping its machine, in milliseconds.
+const MOST_MS: u64 = 10_000;
 
 /// Who makes the machine. Called on the thread of the migration, which waits.
 pub trait Host: Send {
@@ -35,18 +39,23 @@ pub trait Host: Send {
         state: Vec<u8>,
         saved_at: Option<Moment>,
     ) -> std::result::Result<(), String>;
+    /// Starts a thread that takes memory over.
+    fn start(&mut self, body: Body) -> std::result::Result<(), String>;
     /// Takes the disk locks.
     fn take_locks(&mut self) -> std::result::Result<(), String>;
     /// Lets the machine run. It has its locks; after an error it is gone, with them.
     fn run(&mut self) -> std::result::Result<(), String>;
+    /// The machine runs. Beside its memory, the move has cost it so long.
+    fn has_moved(&mut self, fixed: Duration);
 }
 
 /// Where the destination is, with what it owns there.
 enum Phase {
     Offer,
-    Rounds(Arriving),
+    Rounds(Memory),
     Final(Arriving),
-    Ready,
+    /// What the stop has cost so far beside memory.
+    Ready(Duration),
     Running,
 }
 
@@ -70,7 +79,7 @@ pub fn receive(
 ) -> std::result::Result<(), Ended> {
     loop {
         let connection = listener.accept(progress).map_err(Ended::Failed)?;
-        match Destination::new(connection, host, progress.clone()).run() {
+        match Destination::new(connection, host, progress.clone()).run_at(Some(listener)) {
             Err(Ended::Asked) => {}
             Err(Ended::Stranger(error)) => listener
                 .turned_away(&error.to_string())
@@ -105,10 +114,15 @@ impl<'a> Destination<'a> {
     }
 
     /// Receives a machine, which runs when this returns `Ok`.
-    pub fn run(mut self) -> std::result::Result<(), Ended> {
+    pub fn run(self) -> std::result::Result<(), Ended> {
+        self.run_at(None)
+    }
+
+    /// The same; the source may make further connections to the listener.
+    fn run_at(mut self, mut listener: Option<&mut Listener>) -> std::result::Result<(), Ended> {
         let mut phase = Phase::Offer;
         loop {
-            phase = match self.step(phase) {
+            phase = match self.step(phase, listener.as_deref_mut()) {
                 Ok(Phase::Running) => return Ok(()),
                 Ok(_) if self.dry_run => return Err(Ended::Asked),
                 Ok(next) => next,
@@ -125,12 +139,12 @@ impl<'a> Destination<'a> {
         }
     }
 
-    fn step(&mut self, phase: Phase) -> Result<Phase> {
+    fn step(&mut self, phase: Phase, listener: Option<&mut Listener>) -> Result<Phase> {
         match phase {
-            Phase::Offer => self.offer(),
-            Phase::Rounds(memory) => self.rounds(memory),
+            Phase::Offer => self.offer(listener),
+            Phase::Rounds(memory) => self.rounds(&memory),
             Phase::Final(memory) => self.state(&memory),
-            Phase::Ready => self.ready(),
+            Phase::Ready(so_far) => self.ready(so_far),
             Phase::Running => Ok(phase),
         }
     }
@@ -140,7 +154,7 @@ impl<'a> Destination<'a> {
         self.progress.update(|info| info.phase = phase);
     }
 
-    fn offer(&mut self) -> Result<Phase> {
+    fn offer(&mut self, listener: Option<&mut Listener>) -> Result<Phase> {
         self.show(Shown::Offer, "waiting for the offer");
         self.connection.deadline = Some(Instant::now() + OFFER);
         self.connection
@@ -157,6 +171,7 @@ impl<'a> Destination<'a> {
             return Err(Error::Refused(reasons));
         }
         self.dry_run = offer.dry_run;
+        let count = offer.lanes;
         self.show(Shown::Prepare, "preparing the memory");
         let memory = if self.dry_run {
             Vec::new()
@@ -168,8 +183,33 @@ impl<'a> Destination<'a> {
             self.progress.update(|info| info.total_bytes = total);
             self.host.prepare(offer, files).map_err(Error::Machine)?
         };
-        self.connection.send(Kind::Prepared, 0, &[])?;
-        Ok(Phase::Rounds(Arriving::new(memory)))
+        let memory = Memory::new(Arriving::new(memory));
+        match count {
+            _ if self.dry_run => self.connection.send(Kind::Prepared, 0, &[])?,
+            0 => self.connection.send(Kind::Prepared, 0, &[])?,
+            count => self.lanes(count, &memory, listener)?,
+        }
+        Ok(Phase::Rounds(memory))
+    }
+
+    /// Waits for further connections of the source.
+    fn lanes(
+        &mut self,
+        count: u32,
+        memory: &Memory,
+        listener: Option<&mut Listener>,
+    ) -> Result<()> {
+        let listener = listener.ok_or_else(|| protocol("there is nothing to connect to"))?;
+        let token = lanes::token()?;
+        self.connection.send(Kind::Prepared, 0, &token)?;
+        let end = Instant::now() + lanes::JOIN;
+        for _ in 0..count {
+            let connection = listener.accept_lane(&token, end, &self.progress)?;
+            let (memory, progress) = (memory.clone(), self.progress.clone());
+            let body = move || lanes::take(connection, &memory, &progress);
+            self.host.start(Box::new(body)).map_err(Error::Machine)?;
+        }
+        Ok(())
     }
 
     /// The files that follow an offer.
@@ -187,7 +227,7 @@ impl<'a> Destination<'a> {
         Ok(files)
     }
 
-    fn rounds(&mut self, mut memory: Arriving) -> Result<Phase> {
+    fn rounds(&mut self, memory: &Memory) -> Result<Phase> {
         self.show(Shown::Rounds, "receiving memory");
         loop {
             let expected = [Kind::Pages, Kind::Barrier, Kind::State];
@@ -201,7 +241,8 @@ impl<'a> Destination<'a> {
                     });
                 }
                 Kind::Barrier => self.connection.send(Kind::Barrier, header.round, &[])?,
-                _ => return Ok(Phase::Final(memory)),
+                // From here on nothing of the source changes it.
+                _ => return Ok(Phase::Final(memory.close()?)),
             }
         }
     }
@@ -213,18 +254,22 @@ impl<'a> Destination<'a> {
         if departure.hash.is_some_and(|hash| hash != memory.hash()) {
             return Err(Error::Differs);
         }
+        let came = Instant::now();
         self.host
             .restore(departure.state, departure.saved_at)
             .map_err(Error::Machine)?;
         self.connection.send(Kind::Ready, 0, &[])?;
-        Ok(Phase::Ready)
+        // The other side says so; a machine that moves on has it as a guess.
+        let stopping = Duration::from_millis(departure.stopping_ms.min(MOST_MS));
+        Ok(Phase::Ready(stopping + came.elapsed()))
     }
 
-    fn ready(&mut self) -> Result<Phase> {
+    fn ready(&mut self, so_far: Duration) -> Result<Phase> {
         self.show(Shown::Go, "waiting for the VM to be handed over");
         self.connection.stall = WAIT_FOR_GO;
         self.connection.receive(&[Kind::Go], &mut self.contents)?;
         self.connection.uninterrupted = true;
+        let came = Instant::now();
         // It holds the locks until it runs: a source that hears nothing cannot take it for dead.
         if let Err(reason) = self.host.take_locks().and_then(|()| self.host.run()) {
             if let Err(error) = self.connection.send(Kind::Denied, 0, &[]) {
@@ -235,6 +280,7 @@ impl<'a> Destination<'a> {
         if let Err(error) = self.connection.send(Kind::Running, 0, &[]) {
             log::warn!("the source does not hear that its VM runs here: {error}");
         }
+        self.host.has_moved(so_far + came.elapsed());
         Ok(Phase::Running)
     }
 }

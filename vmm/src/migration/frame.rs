@@ -13,7 +13,7 @@
 //!
 //! All numbers are little-endian.
 
-use super::{Error, Result};
+use super::{Error, Result, lanes::TOKEN};
 
 /// Bytes of a header.
 pub const HEADER: usize = 24;
@@ -56,6 +56,8 @@ pub enum Kind {
     Denied = 10,
     /// To the destination, right after the offer: a file that goes with the machine.
     File = 11,
+    /// To the destination, on another connection: it carries pages; answered in kind.
+    Join = 12,
 }
 
 impl Kind {
@@ -72,6 +74,7 @@ impl Kind {
             Self::Failed,
             Self::Denied,
             Self::File,
+            Self::Join,
         ]
         .into_iter()
         .find(|kind| *kind as u8 == byte)
@@ -84,6 +87,7 @@ impl Kind {
             Self::Pages => 4 + MAX_RUNS * RUN + MAX_PAGES,
             Self::State => 256 << 20,
             Self::File => 4 << 10,
+            Self::Join => TOKEN,
             Self::Failed | Self::Prepared | Self::Denied => 64 << 10,
             Self::Barrier | Self::Ready | Self::Go | Self::Running => 0,
         }

@@ -21,7 +21,8 @@ use super::{
     Error, Result,
     connection::{Address, Connection, Stream, TICK},
     frame::{HEADER, Header, Kind, MAGIC},
-    progress::{Direction, Progress},
+    lanes::{self, Token},
+    progress::Progress,
     tunnel::Tls,
 };
 
@@ -78,13 +79,9 @@ impl Listener {
             url: url.to_owned(),
             source,
         };
-        let mut waiting = Vec::new();
         let socket = match Address::parse(url)? {
-            Address::Tcp(at) if let Some(tls) = tls => {
-                let progress = Progress::new(Direction::Incoming, url);
-                waiting.push(Waiting::in_tunnel(tls.listen(&at, &progress)?));
-                Socket::Tunnel(at, tls.clone())
-            }
+            // The tunnel, which may take long, is asked by who waits.
+            Address::Tcp(at) if let Some(tls) = tls => Socket::Tunnel(at, tls.clone()),
             Address::Unix(path) => {
                 let listener = base::socket::listen(&path).map_err(failed)?;
                 listener.set_nonblocking(true).map_err(failed)?;
@@ -98,7 +95,7 @@ impl Listener {
         };
         Ok(Self {
             socket,
-            waiting,
+            waiting: Vec::new(),
             strangers: 0,
         })
     }
@@ -114,15 +111,53 @@ impl Listener {
 
     /// The next connection that begins with an offer.
     pub fn accept(&mut self, progress: &Progress) -> Result<Connection> {
+        self.accept_with(Kind::Offer, None, progress)
+    }
+
+    /// A connection of the source that is served, by its token, until a moment.
+    pub fn accept_lane(
+        &mut self,
+        token: &Token,
+        end: Instant,
+        progress: &Progress,
+    ) -> Result<Connection> {
         loop {
+            let mut connection = self.accept_with(Kind::Join, Some(end), progress)?;
+            connection.deadline = Some(end);
+            let mut contents = Vec::new();
+            match connection.receive(&[Kind::Join], &mut contents) {
+                Ok(_) if contents == token => {
+                    connection.send(Kind::Join, 0, &[])?;
+                    connection.deadline = None;
+                    return Ok(connection);
+                }
+                Err(Error::Cancelled) => return Err(Error::Cancelled),
+                _ => self.turned_away("it belongs to another migration")?,
+            }
+        }
+    }
+
+    /// The next connection that begins with a frame of a kind.
+    fn accept_with(
+        &mut self,
+        kind: Kind,
+        end: Option<Instant>,
+        progress: &Progress,
+    ) -> Result<Connection> {
+        loop {
+            if end.is_some_and(|end| Instant::now() >= end) {
+                let doing = "waiting for further connections of the source";
+                let seconds = lanes::JOIN.as_secs();
+                return Err(Error::Stalled { doing, seconds });
+            }
             if progress.is_cancelled() {
                 return Err(Error::Cancelled);
             }
-            self.wait();
             self.accept_new(progress)?;
+            self.wait();
             let mut at = 0;
             while at < self.waiting.len() {
-                match self.waiting[at].looks() {
+                match self.waiting[at].looks(kind) {
                     Looks::Source => {
                         let Waiting { stream, .. } = self.waiting.remove(at);
                         return Connection::new(stream, progress.clone());
@@ -130,7 +165,9 @@ impl Listener {
                     Looks::Unknown => at += 1,
                     Looks::Stranger => {
                         self.waiting.remove(at);
-                        self.turned_away("it sent something else than an offer, or nothing")?;
+                        self.turned_away(
+                            "it sent something else than what is awaited, or nothing",
+                        )?;
                     }
                 }
             }
@@ -230,7 +267,7 @@ impl Waiting {
         }
     }
 
-    fn looks(&self) -> Looks {
+    fn looks(&self, kind: Kind) -> Looks {
         let mut bytes = [0; HEADER];
         // SAFETY: the buffer has the length that is said, and outlives the call.
         let got = unsafe {
@@ -257,7 +294,7 @@ impl Waiting {
         }
         match Header::decode(&bytes) {
             _ if got < HEADER => patient,
-            Ok(header) if header.kind == Kind::Offer => Looks::Source,
+            Ok(header) if header.kind == kind => Looks::Source,
             _ => Looks::Stranger,
         }
     }

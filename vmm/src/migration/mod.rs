@@ -22,7 +22,7 @@
 //! offer. There are no rounds then, and the VM stands still only for the state of its devices.
 //!
 //! - [`frame`]: the format on the wire; [`connection`]: streams that can be interrupted;
-//!   [`listener`]: waiting for the source; [`tunnel`]: TLS.
+//!   [`listener`]: waiting for the source; [`lanes`]: further connections, for pages; [`tunnel`]: TLS.
 //! - [`pages`]: which pages are sent, and how they are received; [`files`]: what is handed over.
 //! - [`source`], [`destination`]: the phases of each side.
 //! - [`progress`]: what `vm.migration` shows, and how a migration is cancelled.
@@ -31,6 +31,7 @@ pub mod connection;
 pub mod destination;
 pub mod files;
 pub mod frame;
+pub mod lanes;
 pub mod listener;
 pub mod offer;
 pub mod pages;
@@ -44,8 +45,8 @@ use std::io;
 
 /// Version of the protocol. The destination says which it takes.
 ///
-/// 2: files that go with the offer.
-pub const PROTOCOL: u32 = 2;
+/// 2: files that go with the offer. 3: several connections; without them, version 2 is offered.
+pub const PROTOCOL: u32 = 3;
 
 /// The oldest version of which offers are taken.
 pub const OLDEST_PROTOCOL: u32 = 1;

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use hypervisor::CpuNeeds;
 use serde::{Deserialize, Serialize};
 
-use super::{OLDEST_PROTOCOL, PROTOCOL};
+use super::{OLDEST_PROTOCOL, PROTOCOL, lanes::MOST};
 use crate::{config::VmConfig, snapshot::state_file};
 
 /// A region of RAM.
@@ -47,6 +47,9 @@ pub struct Offer {
     /// How many files follow.
     #[serde(default)]
     pub files: usize,
+    /// How many connections carry its memory beside this one, which does if there are none.
+    #[serde(default)]
+    pub lanes: u32,
 }
 
 impl Offer {
@@ -60,6 +63,12 @@ impl Offer {
                 self.gantry,
                 self.protocol,
                 env!("CARGO_PKG_VERSION"),
+            ));
+        }
+        if self.lanes > MOST {
+            reasons.push(format!(
+                "{} connections are offered, and {MOST} are the most",
+                self.lanes
             ));
         }
         let readable = state_file::OLDEST..=state_file::VERSION;
@@ -88,6 +97,9 @@ pub struct Departure {
     /// When the guest's clocks were read, by the host's clock.
     #[serde(default)]
     pub saved_at: Option<Moment>,
+    /// How long it took to stop the machine and to save its state, in milliseconds.
+    #[serde(default)]
+    pub stopping_ms: u64,
 }
 
 /// A moment of the host's clock: nanoseconds since 1970.

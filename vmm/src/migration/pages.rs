@@ -8,6 +8,7 @@ use super::{
     Error, Result,
     connection::Connection,
     frame::{Kind, MAX_PAGES, MAX_RUNS, Run, decode_pages, encode_pages, protocol},
+    lanes::Lanes,
     progress::Progress,
 };
 use crate::{
@@ -81,6 +82,8 @@ pub struct Departing {
     /// Which pages of private memory were ever touched.
     pagemap: Option<File>,
     contents: Vec<u8>,
+    /// By which pages go, if there are any.
+    lanes: Lanes,
 }
 
 /// A gathered frame.
@@ -114,6 +117,7 @@ impl Departing {
             regions: watched,
             pagemap,
             contents: Vec::new(),
+            lanes: Lanes::default(),
         })
     }
 
@@ -131,6 +135,7 @@ impl Departing {
             regions: regions.collect(),
             pagemap: None,
             contents: Vec::new(),
+            lanes: Lanes::default(),
         }
     }
 
@@ -138,6 +143,11 @@ impl Departing {
     #[cfg(test)]
     pub fn mark(&mut self, region: usize, page: usize) {
         self.regions[region].pending[page / 64] |= 1 << (page % 64);
+    }
+
+    /// Sends pages by these connections from now on.
+    pub fn set_lanes(&mut self, lanes: Lanes) {
+        self.lanes = lanes;
     }
 
     /// Bytes of RAM.
@@ -224,12 +234,23 @@ impl Departing {
                     }
                     let region = &self.regions[index].region;
                     if batch.add(region, page) {
-                        sent += batch.send(round, connection, &mut self.contents, progress)?;
+                        sent += batch.send(
+                            round,
+                            (connection, &mut self.lanes),
+                            &mut self.contents,
+                            progress,
+                        )?;
                     }
                 }
             }
         }
-        sent += batch.send(round, connection, &mut self.contents, progress)?;
+        sent += batch.send(
+            round,
+            (connection, &mut self.lanes),
+            &mut self.contents,
+            progress,
+        )?;
+        self.lanes.barrier(round)?;
         connection.send(Kind::Barrier, round, &[])?;
         connection.receive(&[Kind::Barrier], &mut self.contents)?;
         Ok(sent)
@@ -360,7 +381,7 @@ impl Batch {
     fn send(
         &mut self,
         round: u32,
-        connection: &mut Connection,
+        (connection, lanes): (&mut Connection, &mut Lanes),
         contents: &mut Vec<u8>,
         progress: &Progress,
     ) -> Result<u64> {
@@ -368,7 +389,13 @@ impl Batch {
             return Ok(0);
         }
         encode_pages(&self.runs, &self.data, contents);
-        connection.send(Kind::Pages, round, contents)?;
+        match lanes.is_empty() {
+            true => connection.send(Kind::Pages, round, contents)?,
+            false => {
+                connection.keep_pace(contents.len())?;
+                lanes.send(round, contents)?;
+            }
+        }
         let bytes = self.data.len() as u64;
         let zeroes = self.runs.iter().filter(|run| run.zero);
         let zeroes: u64 = zeroes.map(|run| u64::from(run.pages)).sum();

@@ -10,15 +10,20 @@ use super::{
     Error, Result,
     connection::Connection,
     files::GivenFile,
-    frame::Kind,
+    frame::{Kind, protocol},
+    lanes::{Body, Lanes},
     offer::{Departure, Moment, Offer},
     pages::Departing,
     progress::{Phase as Shown, Progress},
+    tunnel::Tls,
 };
 use crate::machine::moving::MovingRegion;
 
-/// Milliseconds that a stop costs beside the pages, as far as is known beforehand.
-const FIXED_MS: u64 = 20;
+/// What a stop costs beside the pages and the round trips, of a machine that has not moved yet.
+pub const FIXED: Duration = Duration::from_millis(20);
+
+/// Round trips while the machine stands still: the last pages, the state, and GO.
+const ROUND_TRIPS: u32 = 3;
 
 /// How long the source waits for RUNNING. The destination takes locks and starts threads.
 const GO: Duration = Duration::from_secs(30);
@@ -29,6 +34,8 @@ pub trait Owner: Send {
     fn ram(&mut self) -> Vec<MovingRegion>;
     /// The files that go with the machine (`local=on`).
     fn files(&mut self) -> std::result::Result<Vec<GivenFile>, String>;
+    /// Starts a thread that sends memory.
+    fn start(&mut self, body: Body) -> std::result::Result<(), String>;
     /// Watches RAM.
     fn watch(&mut self, pagemap: Option<File>) -> Result<Departing> {
         Departing::watch(self.ram(), pagemap)
@@ -76,6 +83,10 @@ pub struct Wishes {
     pub bandwidth: Option<u64>,
     /// How much of their time vCPUs may lose so that the rest becomes small, in percent.
     pub max_throttle: u8,
+    /// What the stop costs beside the pages and the round trips, as far as is known.
+    pub fixed: Duration,
+    /// Where the destination is, for further connections.
+    pub to: (String, Option<Tls>),
 }
 
 /// How it ended.
@@ -114,6 +125,8 @@ struct Rounds {
     rate: u64,
     /// Bytes that the next round has.
     outstanding: u64,
+    /// What the stop costs beside them, in milliseconds.
+    fixed: u64,
 }
 
 /// Slows the guest down if it writes as fast as its memory is sent. The steps are QEMU's.
@@ -268,7 +281,25 @@ impl<'a> Source<'a> {
             self.progress.update(|info| info.total_bytes = total);
             return Ok(Phase::Quiesce(None));
         }
-        let memory = self.owner.watch(self.pagemap.take())?;
+        let mut memory = self.owner.watch(self.pagemap.take())?;
+        if self.offer.lanes > 0 {
+            let token = self.contents[..].try_into();
+            let token = token.map_err(|_| protocol("it has named no token"))?;
+            let (url, tls) = &self.wishes.to;
+            let owner = &mut *self.owner;
+            memory.set_lanes(Lanes::open(
+                self.offer.lanes,
+                (url, tls.as_ref()),
+                &token,
+                (self.wishes.stall, &self.progress),
+                &mut |body| owner.start(body),
+            )?);
+        }
+        let asked = Instant::now();
+        self.connection.send(Kind::Barrier, 0, &[])?;
+        self.connection
+            .receive(&[Kind::Barrier], &mut self.contents)?;
+        let fixed = self.wishes.fixed + asked.elapsed() * ROUND_TRIPS;
         let total = memory.total();
         self.progress.update(|info| {
             info.total_bytes = total;
@@ -280,6 +311,7 @@ impl<'a> Source<'a> {
             brake: Brake::new(self.wishes.max_throttle),
             rate: 0,
             outstanding: total,
+            fixed: milliseconds(fixed),
         }))
     }
 
@@ -302,13 +334,16 @@ impl<'a> Source<'a> {
             rounds.rate = rate.max(1);
         }
         rounds.outstanding = rounds.memory.outstanding()?;
-        let predicted = FIXED_MS + rounds.outstanding.saturating_mul(1000) / rounds.rate;
+        let predicted = rounds.fixed + rounds.outstanding.saturating_mul(1000) / rounds.rate;
         self.progress.update(|info| {
             info.remaining_bytes = rounds.outstanding;
             info.bytes_per_second = rounds.rate;
             info.predicted_downtime_ms = Some(predicted);
         });
-        if predicted <= milliseconds(self.wishes.downtime) || self.offer.paused {
+        // Further rounds make the memory less, and nothing else: that has half of the time at least.
+        let promised = milliseconds(self.wishes.downtime);
+        let counted = predicted - rounds.fixed + rounds.fixed.min(promised / 2);
+        if counted <= promised || self.offer.paused {
             return Ok(Phase::Quiesce(Some(rounds)));
         }
         if self.began.elapsed() >= self.wishes.timeout {
@@ -342,6 +377,7 @@ impl<'a> Source<'a> {
         let paused = Instant::now();
         let (state, saved_at) = self.owner.pause().map_err(Error::Machine)?;
         self.paused = Some(paused);
+        let stopping_ms = milliseconds(paused.elapsed());
         // After the state: to save it may have written memory.
         if let Some(Rounds { memory, round, .. }) = &mut rounds {
             // Nobody runs meanwhile who could be disturbed.
@@ -354,6 +390,7 @@ impl<'a> Source<'a> {
             state,
             hash,
             saved_at: Some(saved_at),
+            stopping_ms,
         })
         .map_err(|error| Error::Machine(error.to_string()))?;
         self.connection.send(Kind::State, 0, &departure)?;

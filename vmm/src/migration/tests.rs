@@ -96,6 +96,11 @@ impl Owner for Here {
         Ok(self.files.iter().enumerate().map(given).collect())
     }
 
+    fn start(&mut self, body: lanes::Body) -> std::result::Result<(), String> {
+        thread::spawn(body);
+        Ok(())
+    }
+
     fn throttle(&mut self, percent: u8) {
         self.throttled = percent;
     }
@@ -187,6 +192,11 @@ impl Host for There {
         Ok(())
     }
 
+    fn start(&mut self, body: lanes::Body) -> std::result::Result<(), String> {
+        thread::spawn(body);
+        Ok(())
+    }
+
     fn take_locks(&mut self) -> std::result::Result<(), String> {
         self.failing("take_locks")?;
         match &self.disk {
@@ -200,6 +210,10 @@ impl Host for There {
         self.failing("run").inspect_err(|_| self.disk = None)?;
         self.running.store(true, Ordering::SeqCst);
         Ok(())
+    }
+
+    fn has_moved(&mut self, fixed: Duration) {
+        assert!(fixed < Duration::from_secs(60));
     }
 }
 
@@ -318,6 +332,7 @@ fn offer() -> Offer {
         cpu: None,
         local: false,
         files: 0,
+        lanes: 0,
     }
 }
 
@@ -329,6 +344,8 @@ fn wishes() -> Wishes {
         stall: Duration::from_millis(400),
         bandwidth: None,
         max_throttle: 99,
+        fixed: source::FIXED,
+        to: (String::new(), None),
     }
 }
 

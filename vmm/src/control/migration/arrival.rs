@@ -1,6 +1,6 @@
 //! VMs that come from another host.
 
-use std::{fs::File, io, mem, sync::Arc};
+use std::{fs::File, io, mem, sync::Arc, time::Duration};
 
 use base::Chain;
 use serde_json::Value;
@@ -22,6 +22,7 @@ use crate::{
         self,
         destination::{Ended, Host as Receives, receive},
         files::{FileUse, GivenFile},
+        lanes::Body,
         listener::Listener,
         offer::{Moment, Offer},
         pages::Region,
@@ -92,6 +93,10 @@ impl Receives for Coming {
         })
     }
 
+    fn start(&mut self, body: Body) -> Result<(), String> {
+        self.control.start(body)
+    }
+
     fn take_locks(&mut self) -> Result<(), String> {
         self.on_machine(|incoming| {
             let taken = incoming.machine.take_locks();
@@ -101,6 +106,11 @@ impl Receives for Coming {
 
     fn run(&mut self) -> Result<(), String> {
         self.on_incoming(Control::run_incoming)
+    }
+
+    fn has_moved(&mut self, fixed: Duration) {
+        self.control
+            .ask(move |control| control.migrations.fixed = Some(fixed));
     }
 }
 

@@ -1,0 +1,212 @@
+//! Connections that carry pages beside the first one, each with a thread of its own on both sides.
+//!
+//! The destination names a token when it has memory; a connection that begins with it belongs to the
+//! migration. A round ends on each of them with a barrier, which is answered when all before it is in
+//! memory, so that no page of a later round is overtaken by an older one.
+
+use std::{
+    mem,
+    sync::{
+        Arc, Mutex,
+        mpsc::{self, Receiver, Sender, SyncSender},
+    },
+    time::{Duration, Instant},
+};
+
+use base::Unpoisoned;
+
+use super::{
+    Error, Result,
+    connection::Connection,
+    frame::{Kind, protocol},
+    pages::Arriving,
+    progress::Progress,
+    tunnel::Tls,
+};
+
+/// Most of them.
+pub const MOST: u32 = 8;
+
+/// Bytes of a token.
+pub const TOKEN: usize = 16;
+
+/// How long all of them may take to come.
+pub const JOIN: Duration = Duration::from_secs(20);
+
+/// How soon the source tries again: a tunnel lets one in at a time.
+const AGAIN: Duration = Duration::from_millis(100);
+
+/// Frames that wait for a connection.
+const WAITING: usize = 2;
+
+/// What a thread does.
+pub type Body = Box<dyn FnOnce() + Send>;
+
+/// By which a source's connections are known.
+pub type Token = [u8; TOKEN];
+
+/// One that nobody guesses.
+pub fn token() -> Result<Token> {
+    let mut token = [0; TOKEN];
+    // SAFETY: the buffer has the length that is said.
+    let got = unsafe { libc::getrandom(token.as_mut_ptr().cast(), TOKEN, 0) };
+    match usize::try_from(got) {
+        Ok(TOKEN) => Ok(token),
+        _ => Err(Error::Machine("the kernel has no random bytes".to_owned())),
+    }
+}
+
+/// What a thread of the source is given.
+enum Order {
+    Pages(u32, Vec<u8>),
+    Barrier(u32, Sender<()>),
+}
+
+/// The source's connections for pages.
+#[derive(Default)]
+pub struct Lanes {
+    orders: Vec<SyncSender<Order>>,
+    next: usize,
+    /// Why one of them has ended.
+    failed: Arc<Mutex<Option<Error>>>,
+}
+
+impl Lanes {
+    /// Opens so many connections; `start` starts their threads.
+    pub fn open(
+        count: u32,
+        (url, tls): (&str, Option<&Tls>),
+        token: &Token,
+        (stall, progress): (Duration, &Progress),
+        start: &mut dyn FnMut(Body) -> std::result::Result<(), String>,
+    ) -> Result<Self> {
+        let mut lanes = Self::default();
+        for _ in 0..count {
+            let mut connection = join(url, tls, token, progress)?;
+            connection.stall = stall;
+            connection.doing = "sending memory";
+            let (orders, of_thread) = mpsc::sync_channel(WAITING);
+            let failed = Arc::clone(&lanes.failed);
+            let body = move || {
+                if let Err(error) = carry(&mut connection, &of_thread) {
+                    failed.lock_unpoisoned().get_or_insert(error);
+                }
+            };
+            start(Box::new(body)).map_err(Error::Machine)?;
+            lanes.orders.push(orders);
+        }
+        Ok(lanes)
+    }
+
+    /// Whether there are none: pages go by the first connection.
+    pub fn is_empty(&self) -> bool {
+        self.orders.is_empty()
+    }
+
+    /// Sends the contents of a frame of pages by the next connection.
+    pub fn send(&mut self, round: u32, contents: &[u8]) -> Result<()> {
+        let lane = &self.orders[self.next % self.orders.len()];
+        self.next += 1;
+        lane.send(Order::Pages(round, contents.to_vec()))
+            .map_err(|_| self.error())
+    }
+
+    /// Waits until all that was sent is in memory.
+    pub fn barrier(&self, round: u32) -> Result<()> {
+        let (done, all) = mpsc::channel();
+        for lane in &self.orders {
+            lane.send(Order::Barrier(round, done.clone()))
+                .map_err(|_| self.error())?;
+        }
+        drop(done);
+        match all.iter().count() == self.orders.len() {
+            true => Ok(()),
+            false => Err(self.error()),
+        }
+    }
+
+    fn error(&self) -> Error {
+        let failed = self.failed.lock_unpoisoned().take();
+        failed.unwrap_or_else(|| Error::Machine("a connection for memory has ended".to_owned()))
+    }
+}
+
+/// A connection that begins with the token.
+fn join(url: &str, tls: Option<&Tls>, token: &Token, progress: &Progress) -> Result<Connection> {
+    let end = Instant::now() + JOIN;
+    loop {
+        let joined = Connection::connect(url, tls, progress).and_then(|mut connection| {
+            connection.send(Kind::Join, 0, token)?;
+            connection.receive(&[Kind::Join], &mut Vec::new())?;
+            Ok(connection)
+        });
+        match joined {
+            Err(Error::Cancelled) => return Err(Error::Cancelled),
+            Err(error) if Instant::now() >= end => return Err(error),
+            Err(_) => std::thread::sleep(AGAIN),
+            joined => return joined,
+        }
+    }
+}
+
+/// A thread of the source: until nobody gives it anything more.
+fn carry(connection: &mut Connection, orders: &Receiver<Order>) -> Result<()> {
+    for order in orders {
+        match order {
+            Order::Pages(round, contents) => connection.send(Kind::Pages, round, &contents)?,
+            Order::Barrier(round, done) => {
+                connection.send(Kind::Barrier, round, &[])?;
+                connection.receive(&[Kind::Barrier], &mut Vec::new())?;
+                // Whoever waits may have failed by another connection.
+                let _ = done.send(());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// RAM that arrives by several connections; taken out when no more may arrive.
+#[derive(Clone)]
+pub struct Memory(Arc<Mutex<Option<Arriving>>>);
+
+impl Memory {
+    /// Of a machine that does not run yet.
+    pub fn new(memory: Arriving) -> Self {
+        Self(Arc::new(Mutex::new(Some(memory))))
+    }
+
+    /// Takes the contents of a frame over, which may be anything.
+    pub fn take(&self, contents: &[u8]) -> Result<u64> {
+        match &mut *self.0.lock_unpoisoned() {
+            Some(memory) => memory.take(contents),
+            None => Err(protocol("pages after the state")),
+        }
+    }
+
+    /// Nothing more is taken over.
+    pub fn close(&self) -> Result<Arriving> {
+        let memory = mem::take(&mut *self.0.lock_unpoisoned());
+        memory.ok_or_else(|| protocol("the state came twice"))
+    }
+}
+
+/// A thread of the destination: takes pages over until the connection ends, or no more may arrive.
+pub fn take(mut connection: Connection, memory: &Memory, progress: &Progress) {
+    let mut contents = Vec::new();
+    let mut next = || -> Result<()> {
+        let header = connection.receive(&[Kind::Pages, Kind::Barrier], &mut contents)?;
+        if header.kind == Kind::Barrier {
+            return connection.send(Kind::Barrier, header.round, &[]);
+        }
+        let bytes = memory.take(&contents)?;
+        progress.update(|info| info.sent_bytes += bytes);
+        Ok(())
+    };
+    loop {
+        if let Err(error) = next() {
+            // The source sees that it has ended, and fails if it still needs it.
+            log::debug!("a connection for memory has ended: {}", base::Chain(&error));
+            return;
+        }
+    }
+}

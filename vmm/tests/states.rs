@@ -1,0 +1,45 @@
+//! States that older versions wrote are read. A version that changes the format adds its state here.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use vmm::{
+    machine::save::SavedMachine,
+    snapshot::state_file::{OLDEST, VERSION, decode, encode},
+};
+
+/// A machine with a vCPU, a disk, a balloon, vsock and a source of randomness. That of version 3 is
+/// the same without what version 4 has added (the state of a guest's own VMs).
+const RECORDED: [(u32, &[u8]); 2] = [
+    (3, include_bytes!("data/state-v3.json")),
+    (4, include_bytes!("data/state-v4.json")),
+];
+
+#[test]
+fn there_is_a_state_of_each_version_that_is_read() {
+    let versions: Vec<_> = RECORDED.iter().map(|(version, _)| *version).collect();
+    assert_eq!(versions, (OLDEST..=VERSION).collect::<Vec<_>>());
+}
+
+#[test]
+fn each_of_them_has_all_of_its_machine() {
+    for (version, bytes) in RECORDED {
+        let head = format!("\"version\":{version},");
+        assert!(String::from_utf8_lossy(&bytes[..80]).contains(&head));
+        let state: SavedMachine = decode(bytes).unwrap();
+        let again = encode(&state).unwrap();
+        let text = String::from_utf8_lossy(&again).into_owned();
+        for part in [
+            "_disk0",
+            "_balloon",
+            "_vsock",
+            "_rng",
+            "\"clock\"",
+            "\"pit\"",
+        ] {
+            assert!(text.contains(part), "version {version}: {part}");
+        }
+        // What is read is what this version would have written.
+        let now: SavedMachine = decode(&again).unwrap();
+        assert_eq!(encode(&now).unwrap(), again, "version {version}");
+    }
+}
