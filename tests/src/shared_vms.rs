@@ -163,6 +163,19 @@ impl Vms {
         self.vms.iter().map(of).collect()
     }
 
+    /// What the arbiter and the guests' applications say, for a test that has failed.
+    pub fn state(&mut self) -> Result<String> {
+        let mut text = String::new();
+        for (client, vm) in self.clients()?.into_iter().zip(&mut self.vms) {
+            let application = vm.guest.run(
+                "cat /tmp/out; for p in $(pidof opencl-turns); do cat /proc/$p/wchan /proc/$p/stat; done; \
+                 grep uio /proc/interrupts; true",
+            )?;
+            text += &format!("{client:?}\n{application}\n");
+        }
+        Ok(text)
+    }
+
     /// Waits until something is so for each guest.
     fn each(&self, is: impl Fn(usize, &Client) -> bool) -> Result<()> {
         let start = Instant::now();

@@ -4,9 +4,10 @@
 //! Who has the smallest tag is next. A client that wakes up starts at the virtual time, so that it
 //! cannot claim what it has left unused.
 //!
-//! Three departures. A client that has been away between two batches for a moment only
-//! keeps its own tag, whatever the virtual time: what others had meanwhile, it is owed. A client that wakes up keeps its own tag if that is later than the virtual
-//! time: otherwise sleeping for a moment after a long kernel would wipe its debt out. And once the
+//! Three departures. A client that has been away between two batches for a moment only keeps its own
+//! tag, though no more than some turns before the virtual time: so much of what others had meanwhile it
+//! is owed, and who uses little for long cannot keep others from the device for long afterwards. A
+//! client that wakes up keeps its own tag if that is later than the virtual time: otherwise sleeping for a moment after a long kernel would wipe its debt out. And once the
 //! device has been idle for a turn, all start equal: a debt is owed to those who waited.
 
 use std::{
@@ -22,6 +23,9 @@ pub const WHOLE: Duration = Duration::from_millis(6);
 /// A turn on devices that can: long, since interrupting costs.
 pub const PREEMPTIVE: Duration = Duration::from_millis(30);
 
+/// Turns of the device that a client is owed at most, which has been away for moments only.
+const OWED: u32 = 20;
+
 /// Device time divided by weight, in nanoseconds / 2^20. Weights have at most 14 bits, so that
 /// rounding loses less than a nanosecond in 2^6; 128 bits hold any time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,6 +34,11 @@ struct VirtualTime(u128);
 impl VirtualTime {
     fn after(self, used: Duration, weight: Weight) -> Self {
         Self(self.0 + (used.as_nanos() << 20) / u128::from(weight.get()))
+    }
+
+    fn before(self, used: Duration, weight: Weight) -> Self {
+        let time = (used.as_nanos() << 20) / u128::from(weight.get());
+        Self(self.0.saturating_sub(time))
     }
 
     /// What a client of this weight uses of the device from `earlier` to this; none if that is later.
@@ -104,9 +113,12 @@ impl Policy for Fair {
         let Some(client) = self.clients.get_mut(&id) else {
             return;
         };
-        if !kept {
-            client.tag = client.tag.max(self.now);
-        }
+        let owed = if kept {
+            self.turn * OWED
+        } else {
+            Duration::ZERO
+        };
+        client.tag = client.tag.max(self.now.before(owed, client.weight));
         self.place += 1;
         client.waits = Some(self.place);
         self.waiting.insert((client.tag, self.place, id));

@@ -311,6 +311,54 @@ fn who_was_alone_for_long_owes_nothing_to_who_comes() {
 }
 
 #[test]
+fn who_has_used_little_for_long_does_not_keep_others_from_the_device_for_long() {
+    let mut scheduler = Scheduler::new(Name::Fair.make());
+    let (little, much) = (ClientId(0), ClientId(1));
+    let mut now = Moment::START;
+    for id in [little, much] {
+        scheduler.join(id, weight(1), now);
+    }
+    let mut turn = |scheduler: &mut Scheduler, used: Duration| {
+        assert!(matches!(scheduler.dispatch(now), Dispatch::Grant(_)));
+        let holder = scheduler.holder().unwrap();
+        now += used;
+        scheduler.charge(used, 0, now);
+        scheduler.done(now);
+        (holder, now)
+    };
+    // A millisecond of eight, for eight seconds: always back in a moment.
+    scheduler.want(much, Moment::START);
+    for _ in 0..1000 {
+        let (mut holder, mut at) = turn(&mut scheduler, millis(6));
+        if holder == little {
+            scheduler.away(little, Expected::default(), at, at);
+            (holder, at) = turn(&mut scheduler, millis(6));
+        }
+        assert_eq!(holder, much);
+        scheduler.want(much, at);
+        scheduler.want(little, at);
+        let (holder, at) = turn(&mut scheduler, millis(1));
+        match holder == little {
+            true => scheduler.away(little, Expected::default(), at, at),
+            false => scheduler.want(much, at),
+        }
+    }
+    // Now it wants all that it gets.
+    let mut in_a_row = 0;
+    loop {
+        let (holder, at) = turn(&mut scheduler, millis(6));
+        scheduler.want(holder, at);
+        scheduler.want(little, at);
+        match holder == much {
+            true if in_a_row > 0 => break,
+            true => {}
+            false => in_a_row += 1,
+        }
+        assert!(in_a_row < 40, "the other one waits for {in_a_row} turns");
+    }
+}
+
+#[test]
 fn nobody_is_waited_for_who_may_stay_away_for_longer_than_the_longest_pause() {
     let kept_after = |within, longest| {
         let mut scheduler = Scheduler::new(Name::Fair.make());

@@ -2,7 +2,7 @@
 
 use std::{ops::ControlFlow, time::Duration};
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use gpu_mediator::simulator::fairness::min_max_ratio;
 
 use super::{Context, Entry};
@@ -61,11 +61,13 @@ fn by_weight(
         .last()
         .is_some_and(|times: &Vec<f64>| is_fair(times))
     {
-        ensure!(
-            stretches.len() < STRETCHES,
-            "guests of weights {weights:?}, of which {waiting:?} waits for its results, had these seconds of \
-             the device, stretch by stretch: {stretches:.2?}"
-        );
+        if stretches.len() >= STRETCHES {
+            let state = vms.state()?;
+            bail!(
+                "guests of weights {weights:?}, of which {waiting:?} waits for its results, had these \
+                 seconds of the device, stretch by stretch: {stretches:.2?}\n{state}"
+            );
+        }
         let mut times = Vec::new();
         vms.watch(Duration::from_millis(200), |passed, had| {
             ensure!(
