@@ -12,7 +12,7 @@ use cuda_definition::driver::types::*;
 
 use crate::{
     context,
-    entry::{Outcome, entry_points, put},
+    entry::{Outcome, connected, entry_points, put},
     forward::forward,
 };
 
@@ -46,6 +46,8 @@ fn answer(
     numbers: [u64; 4],
     ask: impl FnOnce() -> Outcome<u64>,
 ) -> Outcome<u64> {
+    // Without a worker there is no answer, and none for a child of the process that has one.
+    connected()?;
     let question = (symbol, context::current(), numbers);
     let forgotten = {
         let known = KNOWN.read().unwrap_or_else(PoisonError::into_inner);

@@ -1,6 +1,6 @@
 //! Graphs: launches, and nodes that hold addresses of the program.
 
-use std::ffi::c_ulonglong;
+use std::ffi::{c_uint, c_ulonglong};
 
 use cuda_definition::driver::types::*;
 use gantry_remoting::{
@@ -115,6 +115,7 @@ unsafe fn set_copy(executable: u64, changed: CUgraphNode, copy: *const CUDA_MEMC
     let copied = unsafe { copied(copy)? };
     let executable = handles::valid(Kind::Executable, executable)?;
     let node = handles::valid(Kind::Node, changed as u64)?;
+    paged::may_replace(executable, node, copied.paged.as_ref())?;
     link.ask(&SetCopyNode {
         context: context::need()?,
         executable,
@@ -147,9 +148,7 @@ entry_points! {
             from: copied.from,
             size: copied.size,
         })?;
-        if let Some(paged) = copied.paged {
-            paged::add(graph, added, paged);
-        }
+        paged::add(graph, added, copied.paged);
         put(phGraphNode, handles::handle(Kind::Node, added) as CUgraphNode)
     }
 
@@ -226,6 +225,38 @@ entry_points! {
         forward("cuGraphDestroy", &[hGraph as u64])?;
         paged::forget(graph);
         Ok(())
+    }
+
+    fn cuGraphExecDestroy(hGraphExec: CUgraphExec) {
+        let executable = handles::valid(Kind::Executable, hGraphExec as u64)?;
+        forward("cuGraphExecDestroy", &[hGraphExec as u64])?;
+        paged::ended(executable);
+        Ok(())
+    }
+
+    fn cuGraphDestroyNode(hNode: CUgraphNode) {
+        let node = handles::valid(Kind::Node, hNode as u64)?;
+        paged::may_go(node)?;
+        forward("cuGraphDestroyNode", &[hNode as u64])?;
+        paged::gone(node);
+        Ok(())
+    }
+
+    fn cuGraphNodeSetEnabled(hGraphExec: CUgraphExec, hNode: CUgraphNode, isEnabled: c_uint) {
+        let executable = handles::valid(Kind::Executable, hGraphExec as u64)?;
+        paged::may_disable(executable, handles::valid(Kind::Node, hNode as u64)?)?;
+        forward("cuGraphNodeSetEnabled", &[hGraphExec as u64, hNode as u64, isEnabled.into()])
+    }
+
+    fn cuGraphExecChildGraphNodeSetParams(
+        hGraphExec: CUgraphExec,
+        hNode: CUgraphNode,
+        childGraph: CUgraph,
+    ) {
+        let executable = handles::valid(Kind::Executable, hGraphExec as u64)?;
+        paged::may_exchange(executable, handles::valid(Kind::Graph, childGraph as u64)?)?;
+        let words = [hGraphExec as u64, hNode as u64, childGraph as u64];
+        forward("cuGraphExecChildGraphNodeSetParams", &words)
     }
 
     fn cuGraphAddKernelNode_v2(

@@ -1,20 +1,25 @@
 //! Graphs whose nodes copy from or to memory of the program that is not pinned: each such node has a
 //! place in the window, which is filled before each launch and emptied behind it, in the order of the
-//! stream.
+//! stream. What would change such a node where it is not known which it is, is refused.
 
 use std::{
     collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use cuda_definition::driver::types::*;
-use gantry_remoting::{apis::cuda::codes, wire::messages::WindowRange};
+use gantry_remoting::{
+    apis::cuda::{Kind, codes},
+    wire::messages::WindowRange,
+};
 
 use crate::{
+    context,
     entry::{Outcome, connected},
     forward::forward,
+    handles,
     link::Link,
-    streams::host_function,
+    streams::{capturing, host_function},
 };
 
 /// Rows of the program's memory, which lie in the window without gaps.
@@ -29,19 +34,35 @@ pub struct Rows {
     pub height: u64,
 }
 
+/// Space in the window, which is given back with the last copy that has it.
+#[derive(Debug)]
+struct Place {
+    offset: u64,
+    length: u64,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Ok(link) = connected() {
+            link.free(self.offset, self.length);
+        }
+    }
+}
+
 /// A node's copy.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Paged {
     rows: Rows,
-    /// Where it lies in the window.
-    place: u64,
+    _place: Arc<Place>,
+    /// Where that is in the program.
+    there: u64,
     to_host: bool,
-    /// The node's number; 0 if it has been captured.
+    /// The node's number; 0 if that is not known: it has been captured, or is a clone's or a child's.
     node: u32,
 }
 
 impl Paged {
-    /// A place for rows of the program's memory, which stays.
+    /// A place for rows of the program's memory.
     ///
     /// # Errors
     /// There is no window in common, or no room in it.
@@ -52,9 +73,11 @@ impl Paged {
             .and_then(|bytes| bytes.checked_mul(planes));
         let length = length.ok_or(codes::INVALID_VALUE)?;
         let offset = link.reserve_shared(length).ok_or(codes::NOT_SUPPORTED)?;
+        let place = Arc::new(Place { offset, length });
         let paged = Self {
             rows,
-            place: link.pointer(offset, length)? as u64,
+            _place: place,
+            there: link.pointer(offset, length)? as u64,
             to_host,
             node: 0,
         };
@@ -64,6 +87,18 @@ impl Paged {
             stage: None,
         };
         Ok((paged, range))
+    }
+
+    /// The program's bytes that it may touch: first, and one after the last.
+    fn extent(&self) -> (u64, u64) {
+        let Rows {
+            at,
+            size: [width, count, planes],
+            pitch,
+            height,
+        } = self.rows;
+        let last = (planes.saturating_sub(1) * height + count.saturating_sub(1)) * pitch;
+        (at, at + last + width)
     }
 
     /// Moves all rows between the program's memory and the window.
@@ -82,7 +117,7 @@ impl Paged {
             .enumerate()
         {
             let here = (at + (plane * height + row) * pitch) as *mut u8;
-            let there = (self.place + index as u64 * width) as *mut u8;
+            let there = (self.there + index as u64 * width) as *mut u8;
             let (to, from) = if self.to_host {
                 (here, there)
             } else {
@@ -100,45 +135,121 @@ struct All {
     graphs: HashMap<u32, Vec<Paged>>,
     executables: HashMap<u32, Vec<Paged>>,
     captures: HashMap<u64, Vec<Paged>>,
+    /// The graphs of all nodes that copy.
+    nodes: HashMap<u32, u32>,
+}
+
+impl All {
+    /// Whether some copy of these may be this node's.
+    fn may_have<'a>(&self, node: u32, mut copies: impl Iterator<Item = &'a Paged>) -> bool {
+        let is_known = self.nodes.contains_key(&node);
+        copies.any(|one| one.node == node || one.node == 0 && !is_known)
+    }
 }
 
 static ALL: Mutex<Option<All>> = Mutex::new(None);
 
-/// The copies, if any graph has ever had one.
+/// What is known, if any graph has ever had a node that copies.
 fn all() -> Option<MutexGuard<'static, Option<All>>> {
     let all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
     all.is_some().then_some(all)
 }
 
-/// A graph has a node with a copy.
-pub fn add(graph: u32, node: u32, paged: Paged) {
+/// A graph has a node that copies.
+pub fn add(graph: u32, node: u32, paged: Option<Paged>) {
     let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
     let all = all.get_or_insert_default();
-    let paged = Paged { node, ..paged };
-    all.graphs.entry(graph).or_default().push(paged);
+    all.nodes.insert(node, graph);
+    if let Some(paged) = paged {
+        let copies = all.graphs.entry(graph).or_default();
+        copies.push(Paged { node, ..paged });
+    }
 }
 
-/// The copy of a node, in an executable graph or in all graphs that have the node, is another one; none
-/// if it is of memory that needs none.
-pub fn replace(executable: u32, node: u32, paged: Option<Paged>) {
-    if paged.is_none() && all().is_none() {
-        return;
+/// That a node's copy, in an executable graph or (with none) in its graph, can become another one.
+///
+/// # Errors
+/// It is not known which of the copies is this node's.
+pub fn may_replace(executable: u32, node: u32, paged: Option<&Paged>) -> Outcome {
+    let all = all();
+    let all = all.as_ref().and_then(|all| all.as_ref());
+    let is_known = all.is_some_and(|all| all.nodes.contains_key(&node));
+    let may_have = all.is_some_and(|all| match executable {
+        0 => all.may_have(node, all.graphs.values().flatten()),
+        executable => all.may_have(node, all.executables.get(&executable).into_iter().flatten()),
+    });
+    match is_known || !may_have && (paged.is_none() || executable != 0) {
+        true => Ok(()),
+        false => Err(codes::NOT_SUPPORTED),
     }
+}
+
+/// The copy of a node, in an executable graph or (with none) in its graph, is another one; none if it is
+/// of memory that needs none.
+pub fn replace(executable: u32, node: u32, paged: Option<Paged>) {
     let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
-    let all = all.get_or_insert_default();
-    let change = |copies: &mut Vec<Paged>, is_there: bool| {
-        let had = copies.iter().any(|one| one.node == node);
-        copies.retain(|one| one.node != node);
-        if let Some(paged) = paged.filter(|_| had || is_there) {
-            copies.push(Paged { node, ..paged });
-        }
+    let All {
+        graphs,
+        executables,
+        nodes,
+        ..
+    } = all.get_or_insert_default();
+    let copies = match (executable, nodes.get(&node)) {
+        (0, Some(graph)) => graphs.entry(*graph).or_default(),
+        (0, None) => return,
+        (executable, _) => executables.entry(executable).or_default(),
     };
-    if executable == 0 {
-        for copies in all.graphs.values_mut() {
-            change(copies, false);
-        }
-    } else {
-        change(all.executables.entry(executable).or_default(), true);
+    copies.retain(|one| one.node != node);
+    copies.extend(paged.map(|paged| Paged { node, ..paged }));
+}
+
+/// That a node can be destroyed.
+///
+/// # Errors
+/// It may have a copy of which that is not known.
+pub fn may_go(node: u32) -> Outcome {
+    may_replace(0, node, None)
+}
+
+/// A node has been destroyed.
+pub fn gone(node: u32) {
+    replace(0, node, None);
+    if let Some(mut all) = all()
+        && let Some(all) = all.as_mut()
+    {
+        all.nodes.remove(&node);
+    }
+}
+
+/// That a node of an executable graph can be disabled.
+///
+/// # Errors
+/// It has a copy, or may have one.
+pub fn may_disable(executable: u32, node: u32) -> Outcome {
+    let has = |all: &All| {
+        let copies = all.executables.get(&executable);
+        all.may_have(node, copies.into_iter().flatten())
+    };
+    match all().is_some_and(|all| all.as_ref().is_some_and(has)) {
+        true => Err(codes::NOT_SUPPORTED),
+        false => Ok(()),
+    }
+}
+
+/// That another graph can take the place of a child in an executable graph.
+///
+/// # Errors
+/// One of both has copies.
+pub fn may_exchange(executable: u32, child: u32) -> Outcome {
+    let has = |all: &All| {
+        [all.executables.get(&executable), all.graphs.get(&child)]
+            .into_iter()
+            .flatten()
+            .any(|copies| !copies.is_empty())
+    };
+    match all().is_some_and(|all| all.as_ref().is_some_and(has)) {
+        true => Err(codes::NOT_SUPPORTED),
+        false => Ok(()),
     }
 }
 
@@ -152,22 +263,33 @@ pub fn instantiate(graph: u32, executable: u32) {
     }
 }
 
-/// All that one graph has, another one has as well.
+/// An executable graph has been destroyed. What runs of it keeps its places until it has ended.
+pub fn ended(executable: u32) {
+    if let Some(mut all) = all()
+        && let Some(all) = all.as_mut()
+    {
+        all.executables.remove(&executable);
+    }
+}
+
+/// All that one graph has, another one has as well, in nodes of its own.
 pub fn include(graph: u32, within: u32) {
     if let Some(mut all) = all()
         && let Some(all) = all.as_mut()
         && let Some(copies) = all.graphs.get(&graph).cloned()
     {
+        let copies = copies.into_iter().map(|one| Paged { node: 0, ..one });
         all.graphs.entry(within).or_default().extend(copies);
     }
 }
 
-/// A graph has been destroyed, or another one has got its number.
+/// A graph has been destroyed.
 pub fn forget(graph: u32) {
     if let Some(mut all) = all()
         && let Some(all) = all.as_mut()
     {
         all.graphs.remove(&graph);
+        all.nodes.retain(|_, of| *of != graph);
     }
 }
 
@@ -192,7 +314,7 @@ pub fn captured(stream: u64, paged: Paged) -> Outcome {
     Ok(())
 }
 
-/// Ends a stream's capture, by which a graph is made.
+/// Ends a stream's capture, by which a graph is made, or one that was there gets more nodes.
 ///
 /// # Errors
 /// What ending it gives.
@@ -201,22 +323,33 @@ pub fn end(stream: u64, end: impl FnOnce() -> Outcome<u32>) -> Outcome {
         Some(_) => capture(stream).ok(),
         None => None,
     };
-    let graph = end()?;
-    forget(graph);
+    let graph = end();
     if let Some(mut all) = all()
         && let Some(all) = all.as_mut()
         && let Some(copies) = id.and_then(|id| all.captures.remove(&id))
+        && let Ok(graph) = graph
     {
-        all.graphs.insert(graph, copies);
+        all.graphs.entry(graph).or_default().extend(copies);
     }
-    Ok(())
+    graph.map(drop)
 }
 
-/// Launches an executable graph: what it copies from the program is read now, what it copies to it is
-/// there when the stream has got so far.
+/// Whether one of these writes what one of those reads.
+fn overlap(back: &[Paged], there: &[Paged]) -> bool {
+    back.iter().any(|one| {
+        let (first, end) = one.extent();
+        there.iter().any(|other| {
+            let (from, to) = other.extent();
+            from < end && first < to
+        })
+    })
+}
+
+/// Launches an executable graph: what it copies from the program is read when the stream has got so far,
+/// what it copies to it is there behind it.
 ///
 /// # Errors
-/// The launch's.
+/// The launch's; the stream is being captured, or the graph reads what it writes.
 pub fn launch(executable: u32, stream: CUstream, launch: impl FnOnce() -> Outcome) -> Outcome {
     let copies = all()
         .and_then(|all| all.as_ref()?.executables.get(&executable).cloned())
@@ -224,19 +357,27 @@ pub fn launch(executable: u32, stream: CUstream, launch: impl FnOnce() -> Outcom
     if copies.is_empty() {
         return launch();
     }
-    connected()?;
-    for one in copies.iter().filter(|one| !one.to_host) {
-        // SAFETY: the program's memory is there at a launch.
-        unsafe { one.carry() };
+    let (back, there): (Vec<_>, Vec<_>) = copies.into_iter().partition(|one| one.to_host);
+    let link = connected()?;
+    let number = handles::valid(Kind::Stream, stream as u64)?;
+    if overlap(&back, &there) || capturing(link, context::need()?, number) {
+        return Err(codes::NOT_SUPPORTED);
+    }
+    if !there.is_empty() {
+        let there = there.clone();
+        host_function(stream, move || {
+            for one in &there {
+                // SAFETY: the program's memory is there until the launch's work is done.
+                unsafe { one.carry() };
+            }
+        })?;
     }
     launch()?;
-    let back: Vec<Paged> = copies.into_iter().filter(|one| one.to_host).collect();
-    if back.is_empty() {
-        return Ok(());
-    }
+    // All places are this launch's until it has ended, also if the graph has gone by then.
     host_function(stream, move || {
+        drop(there);
         for one in &back {
-            // SAFETY: the program's memory is there until the launch's work is done.
+            // SAFETY: as above.
             unsafe { one.carry() };
         }
     })

@@ -394,6 +394,9 @@ pub enum Error {
     /// Memory.
     #[error("cannot limit the worker's memory")]
     Limit(#[source] io::Error),
+    /// The network namespace.
+    #[error("cannot name the worker's user in its user namespace")]
+    Network(#[source] io::Error),
     /// Capabilities.
     #[error("cannot give the worker's capabilities up")]
     Capabilities(#[source] io::Error),
@@ -441,8 +444,8 @@ pub fn confine(confinement: Confinement) -> Result<(), Error> {
         limit(memory).map_err(Error::Limit)?;
     }
     if confinement.api == ApiId::Cuda && !without.has(Piece::Network) {
-        // Said once, by the pool, where it cannot be.
-        let _ = cuda::own_network();
+        // Said once, by the pool, where there can be none.
+        cuda::own_network().map_err(Error::Network)?;
     }
     if !without.has(Piece::Landlock) {
         rules(confinement)?.restrict_self()?;

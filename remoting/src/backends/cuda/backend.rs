@@ -52,8 +52,8 @@ pub struct CudaBackend {
     pub(super) linear: HashMap<u32, linear::State>,
     /// Algorithms that the client has been told of.
     pub(super) algorithms: HashSet<Algorithm>,
-    /// Textures and surfaces, with their contexts.
-    pub(super) textures: HashMap<Texture, u32>,
+    /// Textures and surfaces.
+    pub(super) textures: HashSet<Texture>,
     /// Errors of what nobody waited for, by context.
     pub(super) deferred: HashMap<u32, i32>,
     /// Functions of the client that the driver has and that have not returned.
@@ -80,7 +80,7 @@ impl CudaBackend {
             captures: 0,
             linear: HashMap::new(),
             algorithms: HashSet::new(),
-            textures: HashMap::new(),
+            textures: HashSet::new(),
             deferred: HashMap::new(),
             pending: Arc::default(),
             printed: None,

@@ -8,7 +8,7 @@ use cuda_definition::driver::types::{
     CUmemLocation, CUmemLocationType, CUmemPoolProps,
 };
 
-use super::{Server, driver::outcome, launches::is_plain, memory::Stretch};
+use super::{Server, driver::outcome, launches::is_plain, memory::Stretch, textures::Texture};
 use crate::{
     apis::cuda::{
         Kind, codes,
@@ -125,7 +125,7 @@ impl Server {
         let plan = Plan::of(function).ok_or(codes::NOT_SUPPORTED)?;
         let mut arguments = plan.decode(bytes).map_err(|_| codes::INVALID_VALUE)?;
         self.enter(context)?;
-        let charge = self.before(function, &arguments)?;
+        let charge = self.before(function, &arguments, context)?;
         let words = self.words(plan, &mut arguments)?;
         if function == DESTROY
             && let Some(raw) = words.first()
@@ -156,6 +156,7 @@ impl Server {
         &mut self,
         function: u16,
         arguments: &[Argument],
+        context: u32,
     ) -> Result<Option<Arc<Charge>>, i32> {
         let number = |place| word(arguments, place);
         let own = |place, size| match self.is_clients(number(place), size) {
@@ -174,9 +175,11 @@ impl Server {
                 function == ARRAY_CREATE,
                 function == MIPMAP_CREATE,
             ),
-            TEXTURE_DESTROY | SURFACE_DESTROY => {
-                self.check_texture(function == SURFACE_DESTROY, number(0))
-            }
+            TEXTURE_DESTROY | SURFACE_DESTROY => self.check_texture(Texture {
+                context,
+                is_surface: function == SURFACE_DESTROY,
+                handle: number(0),
+            }),
             TEXTURE_CREATE | SURFACE_CREATE => self.check_textures(),
             CREATE => {
                 let contexts = self.backend.objects.iter();
@@ -415,7 +418,9 @@ impl Server {
     fn forget_context(&mut self, id: u32) {
         self.backend.memory.forget_context(id);
         self.backend.cover.forget(id);
-        self.backend.textures.retain(|_, context| *context != id);
+        self.backend
+            .textures
+            .retain(|texture| texture.context != id);
         self.backend.objects.remove(id);
         self.backend.deferred.remove(&id);
         self.backend.api.look();
@@ -470,10 +475,16 @@ impl Server {
             }
             ARRAY_CREATE | ARRAY_CREATE_3D => self.costs(Kind::Array, object(0), charge),
             MIPMAP_CREATE => self.costs(Kind::Mipmap, object(0), charge),
-            TEXTURE_CREATE => self.texture_made(false, number(0), context),
-            SURFACE_CREATE => self.texture_made(true, number(0), context),
-            TEXTURE_DESTROY => self.texture_ended(false, number(0)),
-            SURFACE_DESTROY => self.texture_ended(true, number(0)),
+            TEXTURE_CREATE | SURFACE_CREATE => self.texture_made(Texture {
+                context,
+                is_surface: function == SURFACE_CREATE,
+                handle: number(0),
+            }),
+            TEXTURE_DESTROY | SURFACE_DESTROY => self.texture_ended(Texture {
+                context,
+                is_surface: function == SURFACE_DESTROY,
+                handle: number(0),
+            }),
             MODULE_GLOBAL | LIBRARY_GLOBAL | LIBRARY_MANAGED => {
                 let stretch = Stretch {
                     size: number(1),

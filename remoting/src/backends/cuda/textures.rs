@@ -16,6 +16,8 @@ const MOST: usize = 1 << 20;
 /// A texture or surface: kernels have its handle as a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Texture {
+    /// The driver's handles differ within a context only.
+    pub(super) context: u32,
     pub(super) is_surface: bool,
     pub(super) handle: u64,
 }
@@ -30,14 +32,18 @@ fn format(format: u32) -> u64 {
     }
 }
 
-/// Bytes of an array that is described so, with all its levels; the layout is an allocation's of the
-/// driver's, and this its least.
+/// A GPU keeps arrays in tiles of so many bytes of a row, and so many rows.
+const TILE: (u64, u64) = (64, 8);
+
+/// Bytes of an array that is described so, with all its levels, as a GPU keeps it.
 fn size(words: &[u64], is_flat: bool, has_levels: bool) -> Option<u64> {
     let depth = if is_flat { 0 } else { *words.get(2)? };
     let kind = *words.get(if is_flat { 2 } else { 3 })?;
     let element = format(kind as u32) * (kind >> 32).max(1);
-    let rows = words.get(1)?.max(&1).checked_mul(depth.max(1))?;
-    let all = words.first()?.checked_mul(rows)?.checked_mul(element)?;
+    let row = words.first()?.checked_mul(element)?;
+    let row = row.checked_next_multiple_of(TILE.0)?;
+    let rows = words.get(1)?.max(&1).checked_next_multiple_of(TILE.1)?;
+    let all = row.checked_mul(rows)?.checked_mul(depth.max(1))?;
     // A level is half the one before at most.
     all.checked_mul(if has_levels { 2 } else { 1 })
 }
@@ -65,29 +71,18 @@ impl Server {
     }
 
     /// A texture or surface has been made.
-    pub(super) fn texture_made(&mut self, is_surface: bool, handle: u64, context: u32) {
-        let texture = Texture { is_surface, handle };
-        self.backend.textures.insert(texture, context);
+    pub(super) fn texture_made(&mut self, texture: Texture) {
+        self.backend.textures.insert(texture);
     }
 
     /// One has been ended.
-    pub(super) fn texture_ended(&mut self, is_surface: bool, handle: u64) {
-        self.backend
-            .textures
-            .remove(&Texture { is_surface, handle });
+    pub(super) fn texture_ended(&mut self, texture: Texture) {
+        self.backend.textures.remove(&texture);
     }
 
     /// That this is a texture or surface of the client.
-    pub(super) fn check_texture(
-        &self,
-        is_surface: bool,
-        handle: u64,
-    ) -> Result<Option<Arc<Charge>>, i32> {
-        match self
-            .backend
-            .textures
-            .contains_key(&Texture { is_surface, handle })
-        {
+    pub(super) fn check_texture(&self, texture: Texture) -> Result<Option<Arc<Charge>>, i32> {
+        match self.backend.textures.contains(&texture) {
             true => Ok(None),
             false => Err(codes::INVALID_VALUE),
         }
@@ -152,10 +147,12 @@ mod tests {
     #[test]
     fn arrays_cost_what_they_hold() {
         let float = 0x20 | 2 << 32;
-        assert_eq!(size(&[10, 3, float], true, false), Some(240));
-        assert_eq!(size(&[10, 0, float], true, false), Some(80));
-        assert_eq!(size(&[10, 3, 2, float], false, false), Some(480));
-        assert_eq!(size(&[10, 3, 2, float], false, true), Some(960));
+        assert_eq!(size(&[24, 9, float], true, false), Some(192 * 16));
+        assert_eq!(size(&[24, 0, float], true, false), Some(192 * 8));
+        assert_eq!(size(&[24, 9, 2, float], false, false), Some(192 * 16 * 2));
+        assert_eq!(size(&[24, 9, 2, float], false, true), Some(192 * 16 * 4));
+        let thin = 0x01 | 1 << 32;
+        assert_eq!(size(&[1, 1 << 16, thin], true, false), Some(64 << 16));
         assert_eq!(size(&[u64::MAX, 3, 0x01 | 1 << 32], true, false), None);
         assert_eq!(size(&[10], true, false), None);
     }

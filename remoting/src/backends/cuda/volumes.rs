@@ -88,12 +88,13 @@ impl Server {
                     return Err(codes::INVALID_VALUE);
                 }
                 let here = self.window.at(offset, length);
+                let here = here.ok_or(codes::INVALID_VALUE)?;
                 let backend = &mut self.backend;
                 backend
                     .cover
                     .reach(&backend.api, &self.window, context, offset, length);
                 end.kind = CUmemorytype::CU_MEMORYTYPE_HOST;
-                end.at = here.ok_or(codes::INVALID_VALUE)? as u64;
+                end.at = here as u64;
                 end.pitch = (size[0] as usize, size[1] as usize);
                 stretch = Some((offset, length));
             }

@@ -25,25 +25,25 @@ use super::{BTreeMap, BackendError, Condition, Len, Op, Rule, SeccompAction, c_l
 /// Puts this process, which has one thread, into a network namespace of its own, for good. Who may not
 /// make one gets it together with a user namespace, in which it is who it was.
 ///
+/// Returns whether there is one: the kernel may let this user make neither.
+///
 /// # Errors
-/// The kernel lets this user make neither.
-pub(in crate::host) fn own_network() -> io::Result<()> {
-    let unshare = |flags| {
-        // SAFETY: a plain call.
-        match unsafe { libc::unshare(flags) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
-    };
-    if unshare(libc::CLONE_NEWNET).is_ok() {
-        return Ok(());
+/// There is a user namespace, in which this process is nobody.
+pub(in crate::host) fn own_network() -> io::Result<bool> {
+    // SAFETY: a plain call.
+    let unshare = |flags| unsafe { libc::unshare(flags) } == 0;
+    if unshare(libc::CLONE_NEWNET) {
+        return Ok(true);
     }
     // SAFETY: plain calls.
     let (user, group) = unsafe { (libc::geteuid(), libc::getegid()) };
-    unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNET)?;
+    if !unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNET) {
+        return Ok(false);
+    }
     std::fs::write("/proc/self/setgroups", "deny")?;
     std::fs::write("/proc/self/uid_map", format!("{user} {user} 1"))?;
-    std::fs::write("/proc/self/gid_map", format!("{group} {group} 1"))
+    std::fs::write("/proc/self/gid_map", format!("{group} {group} 1"))?;
+    Ok(true)
 }
 
 /// Whether [`own_network`] works here: tried in a process that ends at once.
@@ -52,7 +52,7 @@ pub fn has_own_network() -> bool {
     unsafe {
         let child = libc::fork();
         if child == 0 {
-            let made = own_network().is_ok();
+            let made = own_network().is_ok_and(|made| made);
             libc::_exit(i32::from(!made));
         }
         let mut status = -1;

@@ -227,3 +227,61 @@ fn a_graph_copies_from_and_to_memory_of_the_program_at_each_launch() {
     }
     ok!(cuGraphExecDestroy(executable));
 }
+
+/// A graph of one copy between memory of the device and of the program, ready to be launched.
+fn instance(copy: &CUDA_MEMCPY3D) -> (CUgraph, CUgraphNode, CUgraphExec) {
+    let (mut graph, mut node, mut executable) = (null_mut(), null_mut(), null_mut());
+    let mut own = null_mut();
+    ok!(cuCtxGetCurrent(&mut own));
+    ok!(cuGraphCreate(&mut graph, 0));
+    ok!(cuGraphAddMemcpyNode(&mut node, graph, null(), 0, copy, own));
+    ok!(cuGraphInstantiateWithFlags(&mut executable, graph, 0));
+    (graph, node, executable)
+}
+
+fn to_device(from: &[u32], to: CUdeviceptr) -> CUDA_MEMCPY3D {
+    let bytes = size_of_val(from);
+    let mut copy = copy((bytes, 1, 1));
+    from_host(&mut copy, from, bytes, 1);
+    copy.dstMemoryType = CUmemorytype::CU_MEMORYTYPE_DEVICE;
+    (copy.dstDevice, copy.dstPitch) = (to, bytes);
+    copy
+}
+
+#[test]
+fn a_graph_reads_what_the_one_before_it_in_the_stream_has_written() {
+    let _context = context();
+    let (from, to) = (device(&[7u32, 8, 9, 10]), device(&[0u32; 4]));
+    let mut between = vec![0u32; 4];
+    let mut here = copy((16, 1, 1));
+    here.srcMemoryType = CUmemorytype::CU_MEMORYTYPE_DEVICE;
+    (here.srcDevice, here.srcPitch) = (from, 16);
+    to_host(&mut here, &mut between, 16, 1);
+    let (first, _, one) = instance(&here);
+    let (second, _, two) = instance(&to_device(&between, to));
+    ok!(cuGraphLaunch(one, null_mut()));
+    ok!(cuGraphLaunch(two, null_mut()));
+    ok!(cuCtxSynchronize());
+    assert_eq!(values::<u32>(to, 4), [7, 8, 9, 10]);
+    for (graph, executable) in [(first, one), (second, two)] {
+        ok!(cuGraphExecDestroy(executable));
+        ok!(cuGraphDestroy(graph));
+    }
+}
+
+#[test]
+fn graphs_that_are_made_again_and_again_keep_no_space() {
+    const WORDS: usize = 64 << 10;
+    let _context = context();
+    let to = device(&vec![0u32; WORDS]);
+    for round in 1..400u32 {
+        let numbers = vec![round; WORDS];
+        let (graph, _, executable) = instance(&to_device(&numbers, to));
+        ok!(cuGraphLaunch(executable, null_mut()));
+        // What runs has its space until it has ended.
+        ok!(cuGraphExecDestroy(executable));
+        ok!(cuGraphDestroy(graph));
+        ok!(cuCtxSynchronize());
+        assert_eq!(values::<u32>(to + (WORDS as u64 - 1) * 4, 1), [round]);
+    }
+}
