@@ -69,7 +69,8 @@ typedef struct {
   int (*resume)(void *, uint32_t turn); /* begins or goes on; not 0 if it cannot */
   int (*look)(void *);                  /* where it is, at once */
   void (*stop)(void *);                 /* its turn is over: it is to leave the device soon */
-  void (*contend)(void *); /* others want the device: leave it if it only waits; may be NULL */
+  void (*contend)(void *); /* others want the device, said again and again: leave it if it only
+                            waits; may be NULL */
   void (*wait)(void *);    /* returns when something has come for it; NULL if it never waits */
 } gloop_resumable;
 

@@ -319,11 +319,11 @@ const DONE: c_int = 3;
 #[derive(Clone, Copy, Debug)]
 pub struct GloopResumable {
     /// Begins or goes on, in the turn with this number; not 0 if it cannot.
-    pub resume: extern "C" fn(*mut c_void, u32) -> c_int,
+    pub resume: Option<extern "C" fn(*mut c_void, u32) -> c_int>,
     /// Where it is, at once: `READY`, `WAITING`, `RUNNING` or `DONE`.
-    pub look: extern "C" fn(*mut c_void) -> c_int,
+    pub look: Option<extern "C" fn(*mut c_void) -> c_int>,
     /// Its turn is over: it is to leave the device soon.
-    pub stop: extern "C" fn(*mut c_void),
+    pub stop: Option<extern "C" fn(*mut c_void)>,
     /// Others want the device: it is to leave it if all it does is to wait. None if it never waits.
     pub contend: Option<extern "C" fn(*mut c_void)>,
     /// Returns when something has come for it. None if it never waits.
@@ -333,6 +333,8 @@ pub struct GloopResumable {
 /// Why a program's own work has ended.
 #[derive(Debug, thiserror::Error)]
 enum OwnError {
+    #[error("resume, look and stop of a gloop_resumable have to be there")]
+    Missing,
     #[error("the program's own function has failed: {0}")]
     Failed(c_int),
     #[error(transparent)]
@@ -350,14 +352,16 @@ impl Resumable for Own {
     fn meet(&mut self, _: &Arc<Session>) {}
 
     fn resume_in(&mut self, turn: u32) -> Result<(), OwnError> {
-        match (self.functions.resume)(self.context, turn) {
+        let resume = self.functions.resume.ok_or(OwnError::Missing)?;
+        match resume(self.context, turn) {
             0 => Ok(()),
             code => Err(OwnError::Failed(code)),
         }
     }
 
     fn look(&mut self) -> Result<State, OwnError> {
-        match (self.functions.look)(self.context) {
+        let look = self.functions.look.ok_or(OwnError::Missing)?;
+        match look(self.context) {
             READY => Ok(State::Ready),
             WAITING => Ok(State::Waiting),
             RUNNING => Ok(State::Running),
@@ -367,7 +371,9 @@ impl Resumable for Own {
     }
 
     fn stop(&self) {
-        (self.functions.stop)(self.context);
+        if let Some(stop) = self.functions.stop {
+            stop(self.context);
+        }
     }
 
     fn contend(&self) {
@@ -397,5 +403,8 @@ pub unsafe extern "C" fn gloop_run_own(
 ) -> c_int {
     // SAFETY: passed on to the caller.
     let (member, functions) = unsafe { (&mut *member, *functions) };
-    outcome(member.run(&mut Own { functions, context }))
+    outcome(match functions.stop {
+        Some(_) => member.run(&mut Own { functions, context }),
+        None => Err(OwnError::Missing),
+    })
 }

@@ -21,6 +21,7 @@
 
 use std::{
     io,
+    ops::RangeInclusive,
     os::unix::net::UnixStream,
     path::PathBuf,
     sync::{
@@ -59,6 +60,11 @@ pub enum Error {
     /// Once is all.
     #[error("this process has joined an arbiter already: it belongs to it until it ends")]
     Twice,
+    /// An arbiter refuses it, however often it comes.
+    #[error(
+        "a client of the arbiter has a name without control characters, and a weight from 1 to 10000"
+    )]
+    Refused,
     /// The arbiter is of another build.
     #[error(transparent)]
     Other(#[from] OtherArbiter),
@@ -153,17 +159,29 @@ fn is_near(expected: Duration, since: Instant) -> bool {
     now + NEAR >= expected && now <= expected + NEAR
 }
 
+/// Weights that arbiters know.
+const WEIGHTS: RangeInclusive<u32> = 1..=10_000;
+
 impl Member {
     /// Joins the arbiter at this socket, or whichever is there later.
     ///
     /// # Errors
-    /// This process has joined before, or there is no thread.
+    /// This process has joined before, an arbiter would refuse the name or the weight, or there is no
+    /// thread.
     pub fn join(arbiter: PathBuf, join: &Join) -> Result<Self, Error> {
+        let is_name = !join.name.is_empty() && !join.name.contains(char::is_control);
+        if !is_name || !WEIGHTS.contains(&join.weight) {
+            return Err(Error::Refused);
+        }
         if JOINED.swap(true, Ordering::Relaxed) {
             return Err(Error::Twice);
         }
-        let control = introduce::introduce_self("gloop", join, arbiter)?;
-        Self::with(control)
+        let control = introduce::introduce_self("gloop", join, arbiter);
+        let joined = control.map_err(Error::from).and_then(Self::with);
+        if joined.is_err() {
+            JOINED.store(false, Ordering::Relaxed);
+        }
+        joined
     }
 
     /// The same, introduced over this socket.
