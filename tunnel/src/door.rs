@@ -19,7 +19,7 @@ use std::{
 
 use rustls::{ClientConnection, Connection, ServerConfig, ServerConnection, pki_types::ServerName};
 
-use crate::identity;
+use crate::{identity, place::Place};
 
 /// How long a connection may take to be made, and both sides to know each other.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -155,10 +155,10 @@ impl Door {
             if busy.load(Ordering::SeqCst) >= MOST {
                 continue;
             }
-            busy.fetch_add(1, Ordering::SeqCst);
-            let (config, busy, sender) =
-                (Arc::clone(&self.config), Arc::clone(&busy), sender.clone());
-            thread::spawn(move || {
+            let place = Place::take(&busy);
+            let (config, sender) = (Arc::clone(&self.config), sender.clone());
+            let work = move || {
+                let _place = place;
                 let shaken = ServerConnection::new(config)
                     .map_err(io::Error::other)
                     .and_then(|tls| shake_hands(socket, tls.into()));
@@ -167,8 +167,10 @@ impl Door {
                     Ok(known) => drop(sender.send(known)),
                     Err(error) => eprintln!("turned away: {error}"),
                 }
-                busy.fetch_sub(1, Ordering::SeqCst);
-            });
+            };
+            if let Err(error) = thread::Builder::new().spawn(work) {
+                eprintln!("turned away: there is no thread: {error}");
+            }
         }
     }
 }

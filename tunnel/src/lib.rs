@@ -14,6 +14,7 @@
 
 pub mod door;
 pub mod identity;
+mod place;
 pub mod relay;
 pub mod request;
 pub mod serve;

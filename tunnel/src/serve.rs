@@ -19,6 +19,7 @@ use base::Chain;
 
 use crate::{
     door::{self, Door, Known},
+    place::Place,
     relay,
     request::{self, Answer, Request},
 };
@@ -54,8 +55,7 @@ pub fn run(listener: &UnixListener) -> io::Error {
             eprintln!("turned away: there are {MOST} tunnels");
             continue;
         }
-        busy.fetch_add(1, Ordering::SeqCst);
-        let place = Place(Arc::clone(&busy));
+        let place = Place::take(&busy);
         let work = move || {
             let _place = place;
             if let Err(error) = serve(stream) {
@@ -82,15 +82,6 @@ fn passes(error: &io::Error) -> bool {
                 | libc::ENOMEM
         )
     )
-}
-
-/// One of [`MOST`].
-struct Place(Arc<AtomicUsize>);
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
-    }
 }
 
 fn serve(mut vmm: UnixStream) -> io::Result<()> {

@@ -141,6 +141,11 @@ impl Pace {
 }
 
 impl Connection {
+    /// Somebody cancels it by this from now on.
+    pub fn watch(&mut self, progress: Progress) {
+        self.progress = progress;
+    }
+
     /// Connects to a URL, through a tunnel if it is to be encrypted.
     pub fn connect(url: &str, tls: Option<&Tls>, progress: &Progress) -> Result<Self> {
         let failed = |source| Error::Connect {

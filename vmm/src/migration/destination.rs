@@ -11,7 +11,7 @@ use super::{
     listener::Listener,
     offer::{Departure, Moment, Offer},
     pages::{Arriving, Region},
-    progress::{Phase as Shown, Progress},
+    progress::{Direction, Phase as Shown, Progress},
 };
 
 /// How long a machine that could run waits for GO.
@@ -98,6 +98,14 @@ pub struct Destination<'a> {
     dry_run: bool,
     /// An offer has come.
     is_source: bool,
+    /// Ends the connections for memory, whatever has become of the migration.
+    of_lanes: Progress,
+}
+
+impl Drop for Destination<'_> {
+    fn drop(&mut self) {
+        self.of_lanes.cancel();
+    }
 }
 
 impl<'a> Destination<'a> {
@@ -110,6 +118,7 @@ impl<'a> Destination<'a> {
             contents: Vec::new(),
             dry_run: false,
             is_source: false,
+            of_lanes: Progress::new(Direction::Incoming, ""),
         }
     }
 
@@ -204,7 +213,8 @@ impl<'a> Destination<'a> {
         self.connection.send(Kind::Prepared, 0, &token)?;
         let end = Instant::now() + lanes::JOIN;
         for _ in 0..count {
-            let connection = listener.accept_lane(&token, end, &self.progress)?;
+            let mut connection = listener.accept_lane(&token, end, &self.progress)?;
+            connection.watch(self.of_lanes.clone());
             let (memory, progress) = (memory.clone(), self.progress.clone());
             let body = move || lanes::take(connection, &memory, &progress);
             self.host.start(Box::new(body)).map_err(Error::Machine)?;

@@ -66,6 +66,7 @@ enum Order {
 #[derive(Default)]
 pub struct Lanes {
     orders: Vec<SyncSender<Order>>,
+    /// Whose turn it is; 0: the first connection's.
     next: usize,
     /// Why one of them has ended.
     failed: Arc<Mutex<Option<Error>>>,
@@ -98,17 +99,18 @@ impl Lanes {
         Ok(lanes)
     }
 
-    /// Whether there are none: pages go by the first connection.
-    pub fn is_empty(&self) -> bool {
-        self.orders.is_empty()
+    /// Whose turn it is to carry pages; `None`: the first connection's, which the destination would give
+    /// up if it were silent for a whole round.
+    pub fn turn(&mut self) -> Option<usize> {
+        let turn = self.next;
+        self.next = (turn + 1) % (self.orders.len() + 1);
+        turn.checked_sub(1)
     }
 
-    /// Sends the contents of a frame of pages by the next connection.
-    pub fn send(&mut self, round: u32, contents: &[u8]) -> Result<()> {
-        let lane = &self.orders[self.next % self.orders.len()];
-        self.next += 1;
-        lane.send(Order::Pages(round, contents.to_vec()))
-            .map_err(|_| self.error())
+    /// Sends the contents of a frame of pages by one of them.
+    pub fn send(&self, lane: usize, round: u32, contents: &[u8]) -> Result<()> {
+        let order = Order::Pages(round, contents.to_vec());
+        self.orders[lane].send(order).map_err(|_| self.error())
     }
 
     /// Waits until all that was sent is in memory.
@@ -141,7 +143,7 @@ fn join(url: &str, tls: Option<&Tls>, token: &Token, progress: &Progress) -> Res
             Ok(connection)
         });
         match joined {
-            Err(Error::Cancelled) => return Err(Error::Cancelled),
+            Err(_) if progress.is_cancelled() => return Err(Error::Cancelled),
             Err(error) if Instant::now() >= end => return Err(error),
             Err(_) => std::thread::sleep(AGAIN),
             joined => return joined,

@@ -32,6 +32,9 @@ const MOST_WAITING: usize = 16;
 /// How long one may keep silent.
 const SILENCE: Duration = Duration::from_secs(10);
 
+/// How long a token may take behind its header.
+const TOKEN_WAIT: Duration = Duration::from_secs(2);
+
 /// Connections that are turned away before the wait ends.
 pub const MOST_STRANGERS: u32 = 256;
 
@@ -123,11 +126,16 @@ impl Listener {
     ) -> Result<Connection> {
         loop {
             let mut connection = self.accept_with(Kind::Join, Some(end), progress)?;
-            connection.deadline = Some(end);
+            connection.deadline = Some(end.min(Instant::now() + TOKEN_WAIT));
             let mut contents = Vec::new();
-            match connection.receive(&[Kind::Join], &mut contents) {
-                Ok(_) if contents == token => {
-                    connection.send(Kind::Join, 0, &[])?;
+            let joined = connection
+                .receive(&[Kind::Join], &mut contents)
+                .and_then(|_| match contents == token {
+                    true => connection.send(Kind::Join, 0, &[]).map(|()| true),
+                    false => Ok(false),
+                });
+            match joined {
+                Ok(true) => {
                     connection.deadline = None;
                     return Ok(connection);
                 }

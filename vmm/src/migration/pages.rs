@@ -389,11 +389,11 @@ impl Batch {
             return Ok(0);
         }
         encode_pages(&self.runs, &self.data, contents);
-        match lanes.is_empty() {
-            true => connection.send(Kind::Pages, round, contents)?,
-            false => {
+        match lanes.turn() {
+            None => connection.send(Kind::Pages, round, contents)?,
+            Some(lane) => {
                 connection.keep_pace(contents.len())?;
-                lanes.send(round, contents)?;
+                lanes.send(lane, round, contents)?;
             }
         }
         let bytes = self.data.len() as u64;

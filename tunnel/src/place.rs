@@ -1,0 +1,23 @@
+//! A bounded number of things at a time.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+/// One of those that are counted, until it is dropped.
+pub struct Place(Arc<AtomicUsize>);
+
+impl Place {
+    /// One more.
+    pub fn take(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
