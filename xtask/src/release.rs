@@ -22,6 +22,7 @@ const PROGRAMS: &[(&str, &str)] = &[("objcopy", "binutils")];
 const RELEASED: &[(&str, &[&str])] = &[
     ("vmm", &["gantry"]),
     ("gantry-remoting", &["gantry-accel"]),
+    ("gf100", &["gantry-gf100"]),
     (
         "gpu-mediator",
         &["gantry-arbiter", "gantry-gpu", "gantry-top"],
