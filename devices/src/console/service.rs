@@ -21,7 +21,7 @@ use super::{
 use crate::{
     named_socket::NamedSocket,
     thread::{ThreadRole, ThreadSpawner},
-    virtio::worker::{DeviceWorker, NotStarted, Worker},
+    worker::{DeviceWorker, NotStarted, Worker},
 };
 
 /// Read from the host at once; the most input that is held back per console.

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     bus::BusDevice,
-    virtio::{ActivateError, StateError, Unanswered},
+    lifecycle::{ActivateError, StateError, Unanswered},
 };
 
 /// A step of a function's life failed.

@@ -20,9 +20,9 @@ use super::{
     config::{ConfigError, ConfigSpace},
 };
 use crate::{
+    lifecycle::StateError,
     msi::{MsiMessage, MsiVectors},
     shared_event,
-    virtio::StateError,
 };
 
 /// Most vectors that a function can have.

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::device::Unanswered;
+use crate::lifecycle::Unanswered;
 
 /// How many there are, and whether there may be more.
 #[derive(Debug, Default)]

@@ -2,7 +2,6 @@
 //!
 //! - [`device`]: what a device must say and do; the transport (PCI) does the rest.
 //! - [`pci`]: the transport.
-//! - [`worker`]: the thread in which a device's queues are served.
 //! - [`served`]: a queue of a device that answers requests as soon as it sees them.
 //! - [`config_change`]: telling the driver that the configuration has changed.
 //! - [`discard`]: giving guest memory back to the host.
@@ -25,9 +24,5 @@ pub mod pmem;
 pub mod rng;
 pub mod served;
 pub mod vsock;
-pub mod worker;
 
-pub use device::{
-    ActivateError, Activation, ActiveQueue, DeviceType, StateError, Unanswered, VirtioDevice,
-    VirtioInterrupt,
-};
+pub use device::{Activation, ActiveQueue, DeviceType, VirtioDevice, VirtioInterrupt};

@@ -9,14 +9,15 @@ use serde::{Deserialize, Serialize};
 
 use super::queues::BalloonWorker;
 use crate::{
+    lifecycle::{ActivateError, StateError},
     thread::{ThreadRole, ThreadSpawner},
     virtio::{
         config_change::ConfigChange,
-        device::{ActivateError, Activation, ActiveQueue, DeviceType, StateError, VirtioDevice},
+        device::{Activation, ActiveQueue, DeviceType, VirtioDevice},
         discard::Discards,
         served::{COMMON_FEATURES, ServedQueue, read_config_bytes},
-        worker::Worker,
     },
+    worker::Worker,
 };
 
 const TYPE: DeviceType = DeviceType {

@@ -13,10 +13,8 @@ use vmm_sys_util::epoll::EventSet;
 use super::device::Shared;
 use crate::{
     memory::GuestRam,
-    virtio::{
-        served::{Chain, ServedQueue},
-        worker::DeviceWorker,
-    },
+    virtio::served::{Chain, ServedQueue},
+    worker::DeviceWorker,
 };
 
 /// Page frame numbers count pages of 4 KiB, whatever the guest's page size.

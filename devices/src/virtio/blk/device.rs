@@ -16,16 +16,12 @@ use super::{
 };
 use crate::{
     disk::{AsyncIo, Disk, DiskError, DiskOptions, SECTOR},
+    lifecycle::{ActivateError, StateError, Unanswered},
     memory::GuestMemory,
     thread::{ThreadRole, ThreadSpawner},
     throttle::{SharedRateLimiter, Throttle},
-    virtio::{
-        device::{
-            ActivateError, Activation, ActiveQueue, DeviceType, StateError, Unanswered,
-            VirtioDevice, VirtioInterrupt,
-        },
-        worker::Worker,
-    },
+    virtio::device::{Activation, ActiveQueue, DeviceType, VirtioDevice, VirtioInterrupt},
+    worker::Worker,
 };
 
 const TYPE: DeviceType = DeviceType {

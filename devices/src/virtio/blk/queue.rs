@@ -19,10 +19,8 @@ use crate::{
     memory::{GuestMemory, GuestRam},
     thread::pin_current_thread,
     throttle::Throttle,
-    virtio::{
-        device::{ActiveQueue, VirtioInterrupt},
-        worker::DeviceWorker,
-    },
+    virtio::device::{ActiveQueue, VirtioInterrupt},
+    worker::DeviceWorker,
 };
 
 /// How often a worker fills a queue that empties at once before it looks at other events, such

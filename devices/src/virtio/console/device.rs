@@ -16,13 +16,14 @@ use vmm_sys_util::epoll::EventSet;
 use super::input::{CAPACITY, Input};
 use crate::{
     console::InputSink,
+    lifecycle::{ActivateError, StateError},
     thread::{ThreadRole, ThreadSpawner},
     virtio::{
         config_change::ConfigChange,
-        device::{ActivateError, Activation, ActiveQueue, DeviceType, StateError, VirtioDevice},
+        device::{Activation, ActiveQueue, DeviceType, VirtioDevice},
         served::{COMMON_FEATURES, Chain, ServedQueue, read_config_bytes},
-        worker::{DeviceWorker, NotStarted, Worker},
     },
+    worker::{DeviceWorker, NotStarted, Worker},
 };
 
 const TYPE: DeviceType = DeviceType {

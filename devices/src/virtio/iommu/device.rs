@@ -26,17 +26,15 @@ use super::{
     state::State,
 };
 use crate::{
+    lifecycle::{ActivateError, StateError, Unanswered},
     memory::GuestRam,
     thread::{ThreadRole, ThreadSpawner},
     virtio::{
-        device::{
-            ActivateError, Activation, ActiveQueue, DeviceType, StateError, Unanswered,
-            VirtioDevice,
-        },
+        device::{Activation, ActiveQueue, DeviceType, VirtioDevice},
         in_flight::InFlight,
         served::{COMMON_FEATURES, Chain, ServedQueue, read_config_bytes},
-        worker::{DeviceWorker, Worker},
     },
+    worker::{DeviceWorker, Worker},
 };
 
 const TYPE: DeviceType = DeviceType {

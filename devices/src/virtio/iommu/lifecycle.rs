@@ -11,9 +11,10 @@ use super::{
     tests::{INVALID, OK, READ, Rig, attach, detach, iommu, map, unmap},
 };
 use crate::{
+    lifecycle::StateError,
     testing::{iommu::Recorder, simple::Guest},
     thread::Unconfined,
-    virtio::{VirtioDevice, device::StateError},
+    virtio::VirtioDevice,
 };
 
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -11,7 +11,8 @@ use super::{
     endpoint::Access,
     endpoints::{AddError, ReservedMapping},
 };
-use crate::virtio::device::StateError;
+
+use crate::lifecycle::StateError;
 
 /// A saved mapping: first and last I/O address, first guest-physical address, read, write.
 type SavedMapping = (u64, u64, u64, bool, bool);

@@ -18,15 +18,16 @@ use vmm_sys_util::epoll::EventSet;
 
 use super::blocks::{Blocks, Plugged};
 use crate::{
+    lifecycle::{ActivateError, StateError},
     memory::GuestRam,
     thread::{ThreadRole, ThreadSpawner},
     virtio::{
         config_change::ConfigChange,
-        device::{ActivateError, Activation, ActiveQueue, DeviceType, StateError, VirtioDevice},
+        device::{Activation, ActiveQueue, DeviceType, VirtioDevice},
         discard::{Discards, discard_blocks, populate},
         served::{COMMON_FEATURES, Chain, ServedQueue, read_config_bytes},
-        worker::{DeviceWorker, Worker},
     },
+    worker::{DeviceWorker, Worker},
 };
 
 const TYPE: DeviceType = DeviceType {

@@ -31,17 +31,15 @@ use super::{
     tap::{Tap, TapError},
 };
 use crate::{
+    lifecycle::{ActivateError, StateError},
     rate_limiter::{RateLimiter, RateLimiterConfig},
     thread::{ThreadRole, ThreadSpawner},
     throttle::{SharedRateLimiter, Throttle},
     virtio::{
-        device::{
-            ActivateError, Activation, ActiveQueue, DeviceType, StateError, VirtioDevice,
-            VirtioInterrupt,
-        },
+        device::{Activation, ActiveQueue, DeviceType, VirtioDevice, VirtioInterrupt},
         served::{COMMON_FEATURES, ServedQueue, read_config_bytes},
-        worker::Worker,
     },
+    worker::Worker,
 };
 
 const TYPE: DeviceType = DeviceType {

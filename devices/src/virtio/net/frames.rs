@@ -19,10 +19,8 @@ use super::{
 };
 use crate::{
     throttle::Throttle,
-    virtio::{
-        served::{Chain, ServedQueue},
-        worker::DeviceWorker,
-    },
+    virtio::served::{Chain, ServedQueue},
+    worker::DeviceWorker,
 };
 
 const KICK_RECEIVE: u32 = 0;

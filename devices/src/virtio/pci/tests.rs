@@ -13,12 +13,10 @@ use super::{
     status::{ACKNOWLEDGE, DRIVER, DRIVER_OK, FEATURES_OK, NEEDS_RESET},
 };
 use crate::{
+    lifecycle::{ActivateError, StateError, Unanswered},
     pci::{BarIndex, Bdf, LifecycleError, PciError, PciFunction},
     testing::{MMIO64, Rig, VirtioDriver},
-    virtio::{
-        ActivateError, Activation, ActiveQueue, DeviceType, StateError, Unanswered, VirtioDevice,
-        VirtioInterrupt,
-    },
+    virtio::{Activation, ActiveQueue, DeviceType, VirtioDevice, VirtioInterrupt},
 };
 
 const VERSION_1: u64 = 1 << 32;

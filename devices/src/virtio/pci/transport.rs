@@ -23,9 +23,10 @@ use super::{
 use crate::{
     bus::BusDevice,
     doorbell::Doorbells,
+    lifecycle::{ActivateError, StateError},
     memory::GuestMemory,
     pci::{LifecycleError, MsixTable},
-    virtio::{ActivateError, Activation, ActiveQueue, StateError, VirtioDevice, VirtioInterrupt},
+    virtio::{Activation, ActiveQueue, VirtioDevice, VirtioInterrupt},
 };
 
 const VERSION_1: u64 = 1 << 32;

@@ -15,16 +15,14 @@ use super::{
     worker::FlushWorker,
 };
 use crate::{
+    lifecycle::{ActivateError, StateError, Unanswered},
     memory::{AddressSpace, Mapping},
     thread::{ThreadRole, ThreadSpawner},
     virtio::{
-        device::{
-            ActivateError, Activation, ActiveQueue, DeviceType, StateError, Unanswered,
-            VirtioDevice,
-        },
+        device::{Activation, ActiveQueue, DeviceType, VirtioDevice},
         in_flight::InFlight,
-        worker::Worker,
     },
+    worker::Worker,
 };
 
 const TYPE: DeviceType = DeviceType {

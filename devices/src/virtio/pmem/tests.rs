@@ -19,10 +19,11 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{Error, Options, Pmem, State};
 use crate::{
+    lifecycle::StateError,
     memory::{AddressSpace, GuestMemory, GuestRam, HostMemory, Mapping},
     testing::simple::Guest,
     thread::Unconfined,
-    virtio::device::{Activation, ActiveQueue, StateError, VirtioDevice, VirtioInterrupt},
+    virtio::device::{Activation, ActiveQueue, VirtioDevice, VirtioInterrupt},
 };
 
 const MIB: u64 = 1 << 20;

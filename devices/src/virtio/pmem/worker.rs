@@ -12,8 +12,8 @@ use crate::{
     virtio::{
         device::{ActiveQueue, VirtioInterrupt},
         in_flight::InFlight,
-        worker::DeviceWorker,
     },
+    worker::DeviceWorker,
 };
 
 /// `VIRTIO_PMEM_REQ_TYPE_FLUSH` (virtio 1.2, 5.19.6).

@@ -17,17 +17,15 @@ use virtio_queue::DescriptorChain;
 use vmm_sys_util::{epoll::EventSet, timerfd::TimerFd};
 
 use crate::{
+    lifecycle::{ActivateError, StateError, Unanswered},
     memory::GuestRam,
     thread::{ThreadRole, ThreadSpawner},
     virtio::{
-        device::{
-            ActivateError, Activation, ActiveQueue, DeviceType, StateError, Unanswered,
-            VirtioDevice,
-        },
+        device::{Activation, ActiveQueue, DeviceType, VirtioDevice},
         in_flight::InFlight,
         served::{COMMON_FEATURES, Chain, ServedQueue},
-        worker::{DeviceWorker, NotStarted, Worker},
     },
+    worker::{DeviceWorker, NotStarted, Worker},
 };
 
 const TYPE: DeviceType = DeviceType {

@@ -20,13 +20,14 @@ use super::{
     packet::{HEADER, Header},
 };
 use crate::{
+    lifecycle::{ActivateError, StateError},
     named_socket::{NameError, NamedSocket, SharedSocket, SocketFile},
     thread::{ThreadRole, ThreadSpawner},
     virtio::{
-        device::{ActivateError, Activation, ActiveQueue, DeviceType, StateError, VirtioDevice},
+        device::{Activation, ActiveQueue, DeviceType, VirtioDevice},
         served::{COMMON_FEATURES, Chain, ServedQueue, read_config_bytes},
-        worker::{DeviceWorker, NotStarted, Worker},
     },
+    worker::{DeviceWorker, NotStarted, Worker},
 };
 
 const TYPE: DeviceType = DeviceType {

@@ -6,7 +6,7 @@ use super::{
     DATA, GET_ID, HEADER, IN, Image, OUT, Rig, STATUS, WRITE, new_blk, on_both_engines, pattern,
     rings, wait_for,
 };
-use crate::{virtio::blk::State, virtio::device::StateError, virtio::device::VirtioDevice};
+use crate::{lifecycle::StateError, virtio::blk::State, virtio::device::VirtioDevice};
 
 #[test]
 fn every_queue_has_a_worker_of_its_own() {
