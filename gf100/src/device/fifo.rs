@@ -206,18 +206,17 @@ pub struct Fifo {
     pub events: Vec<Event>,
 }
 
-impl Default for Fifo {
-    fn default() -> Self {
+impl Fifo {
+    /// No channel, on a GPU with so many bytes of VRAM.
+    pub fn new(vram: u64) -> Self {
         Self {
             channels: (0..CHANNELS).map(|_| Channel::default()).collect(),
             last: 0,
-            kept: Kept::default(),
+            kept: Kept::new(vram),
             events: Vec::new(),
         }
     }
-}
 
-impl Fifo {
     /// An entry of the channel table was written. What has left the engines before is kept for whenever
     /// its instance block is in the table again.
     pub fn entry(&mut self, channel: u8, entry: ChannelEntry, memory: &Memory) {

@@ -71,7 +71,7 @@ impl Gpu {
             registers: Registers::new(vram, now),
             engines: Engines {
                 memory,
-                fifo: Fifo::default(),
+                fifo: Fifo::new(vram),
                 bar1: View::default(),
                 bar3: View::default(),
                 mapped: map.then(Mapped::new).transpose()?,
@@ -85,7 +85,7 @@ impl Gpu {
     pub fn reset(&mut self, now: u64) {
         let engines = &mut self.engines;
         self.registers = Registers::new(engines.memory.vram.len(), now);
-        engines.fifo = Fifo::default();
+        engines.fifo = Fifo::new(engines.memory.vram.len());
         engines.bar1 = View::default();
         engines.bar3 = View::default();
         engines.window = None;

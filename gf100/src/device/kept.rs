@@ -10,8 +10,11 @@ use crate::format::Target;
 
 /// Where an instance block has the name: nouveau and NVIDIA's headers have nothing there.
 const NAME: u64 = 0xc0;
-/// Contexts at most; then those whose names are gone are forgotten, and the oldest.
-const MOST: usize = 1024;
+/// There is one context for so much VRAM at most, and [`LEAST`] in any case; then those whose names are
+/// gone are forgotten, and the oldest. A mediator's guests with 64 MiB of it have 128 channels each. What
+/// engines have of a channel is 128 KiB here at most.
+const VRAM: u64 = 512 << 10;
+const LEAST: usize = 1024;
 
 /// A name; 0 is none.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -35,19 +38,21 @@ struct Entry<T> {
 /// What is kept.
 pub struct Kept<T> {
     all: VecDeque<Entry<T>>,
+    most: usize,
     last: u64,
 }
 
-impl<T> Default for Kept<T> {
-    fn default() -> Self {
+impl<T> Kept<T> {
+    /// Nothing, on a GPU with so many bytes of VRAM.
+    pub fn new(vram: u64) -> Self {
+        let most = usize::try_from(vram / VRAM).unwrap_or(usize::MAX);
         Self {
             all: VecDeque::new(),
+            most: most.max(LEAST),
             last: 0,
         }
     }
-}
 
-impl<T> Kept<T> {
     /// Writes a new name into an instance block.
     pub fn name(&mut self, instance: Target, memory: &Memory) -> Name {
         self.last += 1;
@@ -59,11 +64,11 @@ impl<T> Kept<T> {
 
     /// Keeps what an instance block names.
     pub fn keep(&mut self, name: Name, instance: Target, context: T, memory: &Memory) {
-        if self.all.len() >= MOST {
+        if self.all.len() >= self.most {
             self.all
                 .retain(|entry| Name::read(entry.instance, memory) == Some(entry.name));
         }
-        if self.all.len() >= MOST {
+        if self.all.len() >= self.most {
             self.all.pop_front();
         }
         self.all.push_back(Entry {
@@ -79,5 +84,55 @@ impl<T> Kept<T> {
         let is_it = |entry: &Entry<T>| entry.name == name && entry.instance == instance;
         let at = self.all.iter().position(is_it)?;
         self.all.remove(at).map(|entry| entry.context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        device::{ram::Ram, vram::Vram},
+        format::VramPage,
+    };
+
+    #[test]
+    fn all_channels_of_all_guests_that_vram_has_room_for_are_kept() {
+        let vram = 1 << 30;
+        let memory = Memory {
+            vram: Vram::new(vram).expect("there is room"),
+            ram: Ram::default(),
+        };
+        let mut kept = Kept::new(vram);
+        let blocks = (1..=16 * 128).map(|page| Target::Vram(VramPage(page)));
+        for (number, instance) in blocks.clone().enumerate() {
+            let name = kept.name(instance, &memory);
+            kept.keep(name, instance, number, &memory);
+        }
+        for (number, instance) in blocks.enumerate() {
+            assert_eq!(kept.take(instance, &memory), Some(number));
+        }
+    }
+
+    #[test]
+    fn what_nobody_names_any_more_goes_first_and_then_the_oldest() {
+        let memory = Memory {
+            vram: Vram::new(64 << 20).expect("there is room"),
+            ram: Ram::default(),
+        };
+        let mut kept = Kept::new(0);
+        let block = |page| Target::Vram(VramPage(page));
+        for page in 1..=LEAST as u32 {
+            let name = kept.name(block(page), &memory);
+            kept.keep(name, block(page), page, &memory);
+        }
+        // A new channel is made where one was.
+        kept.name(block(5), &memory);
+        for page in [2000, 2001] {
+            let name = kept.name(block(page), &memory);
+            kept.keep(name, block(page), page, &memory);
+        }
+        let mut take = |page| kept.take(block(page), &memory);
+        assert_eq!([5, 1, 2].map(&mut take), [None, None, Some(2)]);
+        assert_eq!([2000, 2001].map(&mut take), [Some(2000), Some(2001)]);
     }
 }
