@@ -25,7 +25,7 @@ use super::{
     memory::{DmaPage, Pages, PhysPage, Reserve, cannot_shrink},
     partition::{PER_LARGE, Partition, RamRange},
     physical::Physical,
-    space::{Quota, Refused, SPACE_PAGES, Spaces, pages},
+    space::{self, Quota, Refused, Spaces, Wanted},
     wire::{Event, Request, VERSION},
 };
 use crate::{
@@ -50,6 +50,10 @@ const LOOK: Duration = Duration::from_millis(10);
 const MOST_ERRORS: u32 = 1000;
 /// Pages of a channel's instance block and submission page.
 const INSTANCE_PAGES: u32 = 2;
+const INSTANCE: Wanted = Wanted {
+    count: INSTANCE_PAGES,
+    align: 1,
+};
 /// Channels of all VMs, as the run list has room.
 const RUN_LIST_PAGES: u32 = 1;
 
@@ -396,7 +400,7 @@ impl Mediator {
             } => self.add_ram(vm, first, count, offset, files)?,
             Request::Table { table, size, space } => {
                 if vm.spaces.directory(space)?.is_some() {
-                    self.make_room(vm, id, pages(size))?;
+                    self.make_room(vm, id, Some(space), &[space::table(size)])?;
                 }
                 let reserve = &mut self.reserve;
                 vm.spaces.add_table(reserve, table, size, space)?;
@@ -411,7 +415,7 @@ impl Mediator {
                 vm.dirty = true;
             }
             Request::Space { space } => {
-                self.make_room(vm, id, SPACE_PAGES)?;
+                self.make_room(vm, id, None, space::SPACE)?;
                 vm.spaces.add_space(&mut self.reserve, space)?;
             }
             Request::SpaceGone { space } => {
@@ -515,8 +519,9 @@ impl Mediator {
         // An error if there is no such space.
         let lives = vm.spaces.directory(space)?.is_some();
         if lives {
-            let slot = vm.spaces.slot_pages(space);
-            self.make_room(vm, id, INSTANCE_PAGES + slot)?;
+            let mut wanted = vec![INSTANCE];
+            wanted.extend(vm.spaces.slot(space));
+            self.make_room(vm, id, Some(space), &wanted)?;
         }
         let Some(directory) = vm.spaces.directory(space)? else {
             vm.dead.insert(channel);

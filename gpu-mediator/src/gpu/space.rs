@@ -30,7 +30,9 @@ const GROUPS: usize = (LARGE_ENTRIES >> CONTROL_SHIFT) / 2;
 
 const DIRECTORY_PAGES: u32 = (directory::BYTES / PAGE) as u32;
 /// Pages of a space without tables and channels.
-pub const SPACE_PAGES: u32 = DIRECTORY_PAGES + 1;
+const SPACE_PAGES: u32 = DIRECTORY_PAGES + 1;
+/// What a new space needs.
+pub const SPACE: &[Wanted] = &[Wanted::pages(DIRECTORY_PAGES), Wanted::pages(1)];
 
 /// A front has broken the rules, or has used what it may.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
@@ -86,6 +88,21 @@ pub enum Refused {
 /// Entries that a message may write, at most: two tables.
 const MOST_MAPPED: u32 = 2 * SMALL_ENTRIES as u32;
 
+/// Consecutive pages that somebody needs.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted {
+    /// How many.
+    pub count: u32,
+    /// The first one's number is a multiple of this.
+    pub align: u32,
+}
+
+impl Wanted {
+    const fn pages(count: u32) -> Self {
+        Self { count, align: 1 }
+    }
+}
+
 /// Pages of the mediator's memory that are a VM's: no other VM has any between them.
 #[derive(Debug)]
 pub struct Quota {
@@ -120,9 +137,21 @@ impl Quota {
         Ok(page)
     }
 
-    /// Pages that are left.
-    pub fn left(&self) -> u32 {
-        self.limit - self.used
+    /// Whether all of these can be taken: so many consecutive pages each, aligned so. Free pages may lie
+    /// apart from one another.
+    pub fn fits(&mut self, wanted: &[Wanted]) -> bool {
+        let mut taken = Vec::with_capacity(wanted.len());
+        for one in wanted {
+            match self.pages.take(one.count, one.align) {
+                Some(first) => taken.push((first, one.count)),
+                None => break,
+            }
+        }
+        let fits = taken.len() == wanted.len();
+        for (first, count) in taken {
+            self.pages.give(first, count);
+        }
+        fits
     }
 
     /// All of its pages.
@@ -137,8 +166,13 @@ impl Quota {
     }
 }
 
+/// What a table's shadow needs.
+pub fn table(size: Size) -> Wanted {
+    Wanted::pages(pages(size))
+}
+
 /// Pages of a table's shadow.
-pub fn pages(size: Size) -> u32 {
+fn pages(size: Size) -> u32 {
     let entries = match size {
         Size::Small => SMALL_ENTRIES,
         Size::Large => LARGE_ENTRIES,
@@ -265,8 +299,23 @@ impl Spaces {
         Ok(())
     }
 
-    /// The space that uses most of the quota, of those that have not ended.
-    pub fn largest(&self) -> Option<u32> {
+    /// Who gives way if `asker` needs more memory than is left: itself, if it has more than its even part
+    /// of all; otherwise the space that has most. None if all have ended.
+    pub fn victim(&self, asker: Option<u32>) -> Option<u32> {
+        let used = self.used();
+        let part = self.quota.limit / u32::try_from(used.len().max(1)).unwrap_or(u32::MAX);
+        let exceeds = |space: &u32| used.get(space).is_some_and(|used| *used > part);
+        if let Some(asker) = asker.filter(exceeds) {
+            return Some(asker);
+        }
+        // The one with the lowest number, if several use as much.
+        let used = used.into_iter();
+        let most = used.max_by_key(|(number, used)| (*used, !*number));
+        most.map(|(number, _)| number)
+    }
+
+    /// Pages of each space that has not ended.
+    fn used(&self) -> HashMap<u32, u32> {
         let spaces = self.spaces.iter();
         let spaces =
             spaces.filter_map(|(number, space)| Some((*number, space.memory.as_ref()?.pages())));
@@ -276,11 +325,7 @@ impl Spaces {
                 *used += pages(table.size);
             }
         }
-        // The one with the lowest number, if several use as much.
-        let most = used
-            .into_iter()
-            .max_by_key(|(number, used)| (*used, !*number));
-        most.map(|(number, _)| number)
+        used
     }
 
     /// Ends a space, of which no channel runs and which the GPU is to forget: its memory, and that of
@@ -295,7 +340,12 @@ impl Spaces {
         for entry in std::mem::take(&mut space.links).into_values() {
             self.count(entry, false);
         }
-        let unused = |table: &&mut Shadow| table.space == number && table.users == 0;
+        let ended = |space: u32| {
+            let space = self.spaces.get(&space);
+            space.is_none_or(|space| space.memory.is_none())
+        };
+        // Also of spaces that have ended before, while this one still named them.
+        let unused = |table: &&mut Shadow| table.users == 0 && ended(table.space);
         for table in self.tables.values_mut().filter(unused) {
             if let Some(at) = table.at.take() {
                 self.quota.give(at, pages(table.size));
@@ -506,13 +556,17 @@ impl Spaces {
         Ok(space.memory.as_ref().map(|memory| memory.directory))
     }
 
-    /// Pages that control memory for another channel of a space takes of the quota.
-    pub fn slot_pages(&self, number: u32) -> u32 {
+    /// What control memory for another channel of a space needs.
+    pub fn slot(&self, number: u32) -> &'static [Wanted] {
+        const LARGE_PAGE: Wanted = Wanted {
+            count: PER_LARGE,
+            align: PER_LARGE,
+        };
         let memory = self.spaces.get(&number).and_then(|its| its.memory.as_ref());
         let mut groups = memory.iter().flat_map(|memory| &memory.groups);
         match groups.any(|group| group.used != u16::MAX) {
-            true => 0,
-            false => 2 * PER_LARGE,
+            true => &[],
+            false => &[LARGE_PAGE, LARGE_PAGE],
         }
     }
 

@@ -533,6 +533,60 @@ fn a_space_that_uses_its_vms_memory_up_ends_and_others_of_the_vm_go_on() {
 }
 
 #[test]
+fn who_has_more_than_its_part_gives_way_to_itself_and_not_the_one_that_has_most() {
+    let mut mediator = gpu("parts", Name::Fair, LONG);
+    let guest = Guest::new(&mut mediator);
+    let mut ask = |request| guest.ask(&mut mediator, request).expect("it is new");
+    for space in [2, 3] {
+        ask(Request::Space { space });
+        ask(Request::Bind {
+            channel: space as u8,
+            space,
+            engines: Default::default(),
+        });
+    }
+    // More than half is the one's before the other begins.
+    let mut table = 100;
+    for (space, count) in [(2, 18), (3, 20)] {
+        for _ in 0..count {
+            let size = Size::Small;
+            ask(Request::Table { table, size, space });
+            table += 1;
+        }
+    }
+    let event = until(&mut mediator, &guest, is_fault);
+    assert!(
+        matches!(event, Event::Fault { channel: 3, .. }),
+        "{event:?}"
+    );
+    let figures = mediator.figures(guest.id).expect("it is there");
+    assert_eq!((figures.spaces_ended, figures.ended), (1, 1));
+}
+
+#[test]
+fn memory_of_which_only_small_pieces_are_left_costs_a_space_and_not_the_front() {
+    let mut mediator = gpu("pieces", Name::Fair, LONG);
+    let guest = Guest::bare(&mut mediator);
+    let mut ask = |request| guest.ask(&mut mediator, request);
+    let space = 2;
+    ask(Request::Space { space }).expect("it is new");
+    let tables = 100..1230;
+    for table in tables.clone() {
+        let size = Size::Large;
+        ask(Request::Table { table, size, space }).expect("it is new");
+    }
+    for table in tables.step_by(2) {
+        ask(Request::TableGone { table }).expect("no space has it");
+    }
+    let figures = mediator.figures(guest.id).expect("it is there");
+    assert_eq!(figures.spaces_ended, 0);
+    // A channel needs runs of a large page's length.
+    guest.bind(&mut mediator, 1).expect("there is room");
+    let figures = mediator.figures(guest.id).expect("it is there");
+    assert_eq!((figures.spaces_ended, figures.ended), (1, 0));
+}
+
+#[test]
 fn who_waits_for_ever_loses_the_channel_and_delays_nobody() {
     let mut mediator = gpu("late", Name::Fair, Duration::from_millis(300));
     let (bad, good) = (Guest::new(&mut mediator), Guest::new(&mut mediator));

@@ -7,7 +7,7 @@ use std::time::Duration;
 use gf100::registers::interrupts::{Reason, unit};
 use vfio_client::Failure;
 
-use super::{Mediator, REQUEST, Turn, Vm, warn};
+use super::{Mediator, REQUEST, Turn, Vm, Wanted, warn};
 use crate::gpu::wire::Event;
 
 /// A channel ends, for its space has no memory for tables.
@@ -165,14 +165,23 @@ impl Mediator {
         Ok(())
     }
 
-    /// Ends spaces of a VM, the one with most memory first, until it has so many pages or nothing
-    /// left to end.
-    pub(super) fn make_room(&mut self, vm: &mut Vm, id: u32, pages: u32) -> Result<(), Failure> {
-        while vm.spaces.quota.left() < pages {
-            let Some(space) = vm.spaces.largest() else {
+    /// Ends spaces of a VM until it has all of these pages, or `asker`, for which they are, has ended, or
+    /// nothing is left to end.
+    pub(super) fn make_room(
+        &mut self,
+        vm: &mut Vm,
+        id: u32,
+        asker: Option<u32>,
+        wanted: &[Wanted],
+    ) -> Result<(), Failure> {
+        while !vm.spaces.quota.fits(wanted) {
+            let Some(space) = vm.spaces.victim(asker) else {
                 break;
             };
             self.end_space(vm, id, space)?;
+            if asker == Some(space) {
+                break;
+            }
         }
         Ok(())
     }
@@ -202,8 +211,7 @@ impl Mediator {
         self.gpu.flush()?;
         vm.figures.spaces_ended += 1;
         warn!(
-            "virtual machine {id} needs more than {} pages for page tables: its space {space}, the \
-             largest, ends",
+            "virtual machine {id} needs more than {} pages for page tables: its space {space} ends",
             vm.spaces.quota.all().1
         );
         Ok(())
