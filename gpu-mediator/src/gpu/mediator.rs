@@ -621,6 +621,7 @@ impl Mediator {
         }
     }
 
+    /// Tells owners of channels about their commands that could not be carried out.
     fn command_errors(&mut self) -> Result<(), Failure> {
         let units = self.gpu.register(0x00_25a0)?;
         for unit in (0..3_u32).filter(|unit| units & 1 << unit != 0) {

@@ -587,6 +587,35 @@ fn memory_of_which_only_small_pieces_are_left_costs_a_space_and_not_the_front() 
 }
 
 #[test]
+fn a_command_that_fails_is_its_channels_though_another_has_its_place_when_that_is_heard() {
+    let mut mediator = gpu("whose", Name::Fair, LONG);
+    let guest = Guest::with(&mut mediator, 1);
+    guest.bind(&mut mediator, 2).expect("there is one");
+    let mut words = release(RAM_VA, 1);
+    // There is no such class.
+    words.extend(methods(7, 0, &[0xffff]));
+    guest.submit(&mut mediator, 1, 0, &words);
+    let start = Instant::now();
+    while read(&guest.ram, 0) != 1 {
+        mediator.tick(Moment::now()).expect("the GPU is there");
+        assert!(start.elapsed() < Duration::from_secs(20), "nothing comes");
+    }
+    guest.submit(&mut mediator, 2, 64, &release(RAM_VA, 2));
+    // It has its place for long enough to lose it.
+    let later = Moment::now() + Duration::from_secs(1);
+    mediator.tick(later).expect("the GPU is there");
+    let figures = mediator.figures(guest.id).expect("it is there");
+    assert_eq!(figures.displaced, 1);
+    mediator.interrupt().expect("the GPU is there");
+    let mut events = std::iter::from_fn(|| mediator.event(guest.id));
+    let event = events.find(|event| matches!(event, Event::Command { .. }));
+    assert!(
+        matches!(event, Some(Event::Command { channel: 1, .. })),
+        "{event:?}"
+    );
+}
+
+#[test]
 fn who_waits_for_ever_loses_the_channel_and_delays_nobody() {
     let mut mediator = gpu("late", Name::Fair, Duration::from_millis(300));
     let (bad, good) = (Guest::new(&mut mediator), Guest::new(&mut mediator));

@@ -97,13 +97,18 @@ impl Mediator {
         let at = match free.filter(|_| !is_full) {
             Some(free) => free,
             None => match self.displaceable(id, is_full) {
-                Some(at) => {
-                    self.displace(at)?;
-                    at
-                }
+                Some(at) => at,
                 None => return Ok(false),
             },
         };
+        // Below 128.
+        let physical = at as u8;
+        if self.owners[at].is_some() {
+            self.gpu.stop(physical)?;
+        }
+        // Errors are told by this number alone: what is there now is of who had it, or of nobody.
+        self.command_errors()?;
+        self.displace(at)?;
         let channel = self
             .vms
             .get_mut(&id)
@@ -111,8 +116,6 @@ impl Mediator {
         let Some(channel) = channel else {
             return Ok(false);
         };
-        // Below 128.
-        let physical = at as u8;
         channel.physical = Some(physical);
         channel.frozen = false;
         channel.held = Duration::ZERO;
@@ -145,14 +148,14 @@ impl Mediator {
         ranked.min().map(|(_, _, at)| at)
     }
 
-    /// A channel leaves its place; what engines have of it, its instance block names.
+    /// A channel, if there is one, leaves its place, where it was stopped; what engines have of it, its
+    /// instance block names.
     fn displace(&mut self, at: usize) -> Result<(), Failure> {
         let Some((id, number)) = self.owners[at].take() else {
             return Ok(());
         };
         // Below 128.
         let physical = at as u8;
-        self.gpu.stop(physical)?;
         self.gpu.channel(physical, None, false)?;
         let Some(vm) = self.vms.get_mut(&id) else {
             return Ok(());
