@@ -42,6 +42,11 @@ impl<S> Callbacks<S> {
         self.pending.remove(&number)
     }
 
+    /// Whether there is one.
+    pub fn are_pending(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
     /// Takes all.
     pub fn take_all(&mut self) -> impl Iterator<Item = Callback<S>> + use<S> {
         std::mem::take(&mut self.pending).into_values()

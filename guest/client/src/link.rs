@@ -133,6 +133,17 @@ impl<D: Driver> Link<D> {
         matches!(self.peer, Peer::Worker)
     }
 
+    /// For how long a waiting call polls before it sleeps.
+    pub fn patience(&self) -> Duration {
+        self.spin
+    }
+
+    /// Whether something is under way that ends with a message: data that is to land in the
+    /// application's memory, or a callback.
+    pub fn expects(&self) -> bool {
+        self.stages.lock_unpoisoned().land() || self.callbacks.lock_unpoisoned().are_pending()
+    }
+
     fn alive(&self) -> bool {
         !self.dead.load(Ordering::Relaxed)
     }

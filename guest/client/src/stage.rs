@@ -133,6 +133,8 @@ pub struct Stages {
     /// The oldest first; with some that are not pending any more.
     order: VecDeque<StageId>,
     next: u32,
+    /// How many of those that are pending land in the application's memory.
+    landing: usize,
     /// What the application's allocator has, by its offset: how much.
     heap: BTreeMap<u64, u64>,
 }
@@ -163,6 +165,7 @@ impl Stages {
         let id = StageId(self.next);
         // Not the number of one that is in use: there are not so many.
         self.next = self.next.wrapping_add(1);
+        self.landing += usize::from(stage.destination.is_some());
         self.pending.insert(id, stage);
         self.order.push_back(id);
         id
@@ -171,11 +174,17 @@ impl Stages {
     /// A stage that has been released.
     fn remove(&mut self, id: StageId) -> Option<Stage> {
         let stage = self.pending.remove(&id)?;
+        self.landing -= usize::from(stage.destination.is_some());
         // Each is looked at once or twice for each that is added.
         if self.order.len() > 2 * self.pending.len() + SLACK {
             self.order.retain(|id| self.pending.contains_key(id));
         }
         Some(stage)
+    }
+
+    /// Whether there are some that land in the application's memory.
+    pub fn land(&self) -> bool {
+        self.landing > 0
     }
 
     /// Waits for another one next, if this is the oldest.

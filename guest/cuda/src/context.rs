@@ -14,8 +14,8 @@ use gantry_remoting::apis::cuda::{Kind, calls::ContextSynchronize, codes};
 use crate::{
     entry::{Outcome, connected, entry_points, put},
     forward::forward,
-    handles,
-    streams::exact,
+    handles, signals,
+    streams::{self, exact},
 };
 
 /// A list of a thread, which is there as long as the thread is: programs unregister their images and free
@@ -293,6 +293,9 @@ entry_points! {
     fn cuCtxSynchronize() {
         let link = connected()?;
         let context = need()?;
+        if !streams::captures() && signals::wait(link, context, None) {
+            return Ok(());
+        }
         exact(link, context, 0, link.ask(&ContextSynchronize { context }))
     }
 }

@@ -13,6 +13,7 @@
 //! - `link`: CUDA's own part of the connection; `handles`: what programs hold for objects
 //! - `context`: what is current in a thread; `memory`: which addresses are what
 //! - `libraries`: what cuBLAS in a guest uses of the connection
+//! - `signals`: waits that end without an answer
 //! - `answers`: attributes of kernels and the like, which are asked for once
 //! - the others: entry points by subject
 
@@ -38,4 +39,5 @@ mod modules;
 mod names;
 mod paged;
 mod pointers;
+mod signals;
 mod streams;

@@ -23,16 +23,21 @@ use crate::{
     forward::forward,
     handles,
     link::Link,
-    paged,
+    paged, signals,
 };
 
 /// Captures that this process has begun and not ended.
 static CAPTURES: AtomicUsize = AtomicUsize::new(0);
 
+/// Whether anything is being captured.
+pub fn captures() -> bool {
+    CAPTURES.load(Ordering::Relaxed) > 0
+}
+
 /// Whether a stream is being captured; one atomic load if none is.
 pub fn capturing(link: &Link, _context: u32, stream: u32) -> bool {
     let _ = link;
-    if CAPTURES.load(Ordering::Relaxed) == 0 || stream == 0 {
+    if !captures() || stream == 0 {
         return false;
     }
     let mut status = 0u32;
@@ -119,6 +124,9 @@ entry_points! {
         let link = connected()?;
         let context = context::need()?;
         let stream = handles::valid(Kind::Stream, hStream as u64)?;
+        if !captures() && signals::wait(link, context, Some(stream)) {
+            return Ok(());
+        }
         exact(link, context, stream, link.ask(&StreamSynchronize { context, stream }))
     }
 
@@ -200,7 +208,7 @@ entry_points! {
 
     // Libraries ask before much of what they do: the worker is asked where something is captured at all.
     fn cuStreamIsCapturing(hStream: CUstream, captureStatus: *mut CUstreamCaptureStatus) {
-        if CAPTURES.load(Ordering::Relaxed) == 0 {
+        if !captures() {
             connected()?;
             context::need()?;
             handles::valid(Kind::Stream, hStream as u64)?;
@@ -235,7 +243,7 @@ entry_points! {
         dependencies_out: *mut *const CUgraphNode,
         numDependencies_out: *mut usize,
     ) {
-        if CAPTURES.load(Ordering::Relaxed) == 0 {
+        if !captures() {
             connected()?;
             return put(captureStatus_out, CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE);
         }

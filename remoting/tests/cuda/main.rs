@@ -24,3 +24,4 @@ mod print;
 mod probe;
 #[path = "../../../tests/cuda-driver/tests/cuda/programs.rs"]
 mod programs;
+mod raw;

@@ -418,6 +418,19 @@ calls! {
         /// As of [`CopyVolume`].
         size: [u64; 3],
     } -> ();
+    /// Has the device write a value to a word of the window when it has done what a stream has so far.
+    /// Where that would not say all that a wait says, the worker writes the value, or
+    /// [`NEVER`](super::NEVER), to the word behind it, and the client waits by a request.
+    49 Signal {
+        /// The current context.
+        context: u32,
+        /// Which stream; none for all of the context.
+        stream: Option<u32>,
+        /// Two words of 32 bits, from the start of the window; a multiple of 8.
+        words: u64,
+        /// Neither 0 nor [`NEVER`](super::NEVER).
+        value: u32,
+    } -> ();
 }
 
 wire! {

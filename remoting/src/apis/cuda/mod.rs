@@ -36,6 +36,9 @@ pub const WINDOW: u64 = 0x2000_0000_0000;
 #[derive(Debug)]
 pub enum Cuda {}
 
+/// What a worker says of a [`Signal`](calls::Signal) for whose like there is no word from now on.
+pub const NEVER: u32 = u32::MAX;
+
 fn part(place: &WindowRange) -> (u64, u64) {
     (place.offset, place.length)
 }

@@ -21,7 +21,7 @@ use super::{
     textures::Texture,
 };
 use crate::{
-    apis::cuda::{Cuda, Kind, calls::Request, codes},
+    apis::cuda::{Cuda, Kind, LEGACY, calls::Request, codes},
     link::endpoint::Gone,
     session::{
         backend::{Backend, Fences, QueueKey},
@@ -60,6 +60,10 @@ pub struct CudaBackend {
     pub(super) pending: Arc<AtomicUsize>,
     /// What kernels print, if it can be told.
     pub(super) printed: Option<Printed>,
+    /// Whose legacy stream has been given work since all of that was waited for.
+    pub(super) legacy: LegacyWork,
+    /// Whether a kernel that may print has been given to the driver, or to a graph.
+    pub(super) prints: bool,
     /// What waits for these, as the driver might.
     pub(super) parked: Option<(Header, Request)>,
 }
@@ -84,6 +88,8 @@ impl CudaBackend {
             deferred: HashMap::new(),
             pending: Arc::default(),
             printed: None,
+            legacy: LegacyWork::default(),
+            prints: false,
             parked: None,
             api,
         }
@@ -183,6 +189,7 @@ fn may_block(request: &Request) -> bool {
         | Request::StreamSynchronize(_)
         | Request::ContextSynchronize(_)
         | Request::EventSynchronize(_)
+        | Request::Signal(_)
         | Request::Await(_)
         | Request::Describe(_) => false,
         Request::Forward(call) => !super::forwarding::returns_at_once(call.function),
@@ -202,6 +209,40 @@ pub(super) struct Submitted {
     pub(super) raw: usize,
 }
 
+/// Whose legacy stream may have work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum LegacyWork {
+    #[default]
+    Nobodys,
+    /// Of this context of the driver.
+    Of(usize),
+    /// Of several, for good.
+    Several,
+}
+
+impl LegacyWork {
+    /// A context's legacy stream has been given work.
+    pub(super) fn given(&mut self, context: usize) {
+        *self = match *self {
+            Self::Nobodys => Self::Of(context),
+            Self::Of(other) if other == context => Self::Of(context),
+            Self::Of(_) | Self::Several => Self::Several,
+        };
+    }
+
+    /// All of it has been waited for.
+    pub(super) fn done(&mut self, context: usize) {
+        if *self == Self::Of(context) {
+            *self = Self::Nobodys;
+        }
+    }
+}
+
+/// Whether a client's number of a stream is the legacy one's.
+pub(super) fn is_legacy(stream: u32) -> bool {
+    matches!(stream, 0 | LEGACY)
+}
+
 impl Server {
     /// Makes the client's context current: the driver's handle; 0 for none.
     pub(super) fn enter(&mut self, context: u32) -> Result<usize, i32> {
@@ -212,13 +253,16 @@ impl Server {
 
     /// Makes the client's context current and finds a stream of it.
     pub(super) fn submit_to(&mut self, context: u32, stream: u32) -> Result<Submitted, i32> {
-        let context = self.enter(context)?;
-        if context == 0 {
+        let raw_context = self.enter(context)?;
+        if raw_context == 0 {
             return Err(codes::INVALID_CONTEXT);
         }
         let raw = self.backend.objects.raw(Kind::Stream, stream)?;
+        if is_legacy(stream) {
+            self.backend.legacy.given(raw_context);
+        }
         Ok(Submitted {
-            context,
+            context: raw_context,
             stream,
             raw,
         })
@@ -392,6 +436,10 @@ impl Server {
             Request::StreamSynchronize(call) => self.stream_synchronize(header, &call)?,
             Request::ContextSynchronize(call) => self.context_synchronize(header, call.context)?,
             Request::EventSynchronize(call) => self.event_synchronize(header, &call)?,
+            Request::Signal(call) => match self.signal(&call) {
+                Ok(()) => self.answer(header, &Ok(()))?,
+                Err(code) => self.fail(header, call.context, code)?,
+            },
             Request::Library(call) => self.library(header, &call)?,
             Request::PostLibrary(call) => self.post_library(header, &call)?,
             Request::Await(call) => self.await_stage(header, call.stage)?,

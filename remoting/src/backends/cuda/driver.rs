@@ -69,7 +69,7 @@ functions! {
     cuKernelGetAttribute cuKernelGetFunction
     cuLaunchKernel cuLaunchKernelEx cuLaunchCooperativeKernel cuLaunchHostFunc
     cuOccupancyMaxActiveClusters cuOccupancyMaxPotentialClusterSize
-    cuStreamSynchronize cuStreamIsCapturing cuStreamGetCtx
+    cuStreamSynchronize cuStreamIsCapturing cuStreamGetCtx cuStreamWriteValue32_v2
     cuEventCreate cuEventDestroy_v2 cuEventRecord cuEventQuery cuEventSynchronize
     cuMemcpy3DAsync_v2 cuGraphAddMemcpyNode cuGraphMemcpyNodeSetParams cuGraphExecMemcpyNodeSetParams
     cuGraphLaunch cuGraphAddKernelNode_v2 cuGraphKernelNodeSetParams_v2

@@ -8,7 +8,10 @@ use cuda_definition::driver::types::{
     CUmemLocation, CUmemLocationType, CUmemPoolProps,
 };
 
-use super::{Server, driver::outcome, launches::is_plain, memory::Stretch, textures::Texture};
+use super::{
+    Server, backend::is_legacy, driver::outcome, launches::is_plain, memory::Stretch,
+    textures::Texture,
+};
 use crate::{
     apis::cuda::{
         Kind, codes,
@@ -124,7 +127,11 @@ impl Server {
     ) -> Result<Blob, i32> {
         let plan = Plan::of(function).ok_or(codes::NOT_SUPPORTED)?;
         let mut arguments = plan.decode(bytes).map_err(|_| codes::INVALID_VALUE)?;
-        self.enter(context)?;
+        let raw_context = self.enter(context)?;
+        let in_legacy = |argument: &Argument| matches!(argument, Argument::Object(Kind::Stream, stream) if is_legacy(*stream));
+        if arguments.iter().any(in_legacy) {
+            self.backend.legacy.given(raw_context);
+        }
         let charge = self.before(function, &arguments, context)?;
         let words = self.words(plan, &mut arguments)?;
         if function == DESTROY

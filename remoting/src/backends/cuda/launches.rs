@@ -111,6 +111,7 @@ impl Server {
         let outcome = (|| {
             let submitted = self.submit_to(call.context, call.stream)?;
             let layout = self.layout(call.function)?;
+            self.backend.prints |= layout.prints;
             let function = self.backend.objects.get(Kind::Function, call.function)?;
             let function = function.raw as CUfunction;
             let mut parameters = Parameters::new(&layout, &call.parameters)?;
@@ -210,6 +211,7 @@ impl Server {
     ) -> Result<(CUDA_KERNEL_NODE_PARAMS, Parameters), i32> {
         self.enter(context)?;
         let layout = self.layout(function)?;
+        self.backend.prints |= layout.prints;
         let mut parameters = Parameters::new(&layout, parameters)?;
         let object = self.backend.objects.get(Kind::Function, function)?;
         let is_kernel = object.kind == Kind::Kernel;

@@ -4,9 +4,10 @@
 //! - [`driver`]: the host's `libcuda.so.1`, opened at run time; `fences`: how far its work is;
 //!   [`arena`]: where it puts memory; [`probe`]: whether all of that works here.
 //! - `objects`: what the client has, by number; `memory`: which addresses are the client's;
-//!   `cover`: what of the window the driver knows; `printed`: what kernels print.
+//!   `cover`: what of the window the driver knows; `printed`: what kernels print,
+//!   `prints`: which may.
 //! - Requests by subject: `start`, `allocations`, `copies`, `volumes` (of rows, planes and arrays),
-//!   `textures`, `modules`, `launches`, `waiting`, `host_functions`; `forwarding`: all those whose parameters travel by the API's definition.
+//!   `textures`, `modules`, `launches`, `waiting`, `signals`, `host_functions`; `forwarding`: all those whose parameters travel by the API's definition.
 //! - `libraries`: the host's cuBLAS and cuBLASLt; `linear`: calls of the first and handles of both;
 //!   `light`: what takes the other's descriptors.
 
@@ -29,6 +30,8 @@ mod memory;
 mod modules;
 mod objects;
 mod printed;
+mod prints;
+mod signals;
 mod start;
 mod textures;
 mod volumes;

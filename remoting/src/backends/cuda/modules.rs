@@ -12,6 +12,7 @@ use super::{
     Server,
     driver::{cu, outcome},
     objects::Layout,
+    prints,
 };
 use crate::{
     apis::cuda::{
@@ -108,6 +109,7 @@ impl Server {
         if image.is_empty() {
             return Err(codes::INVALID_IMAGE);
         }
+        let is_silent = prints::is_silent(&image);
         // A text ends whatever it is.
         image.extend([0; 16]);
         let image = image.as_ptr().cast();
@@ -140,6 +142,14 @@ impl Server {
             0 => objects.number(Kind::Module, module as usize, call.context, 0),
             _ => 0,
         };
+        let kind = if call.library {
+            Kind::Library
+        } else {
+            Kind::Module
+        };
+        if let Ok(object) = objects.get_mut(kind, id) {
+            object.is_silent = is_silent;
+        }
         let (information, errors) = jit.texts();
         Ok(Loaded {
             code,
@@ -257,7 +267,10 @@ impl Server {
             return Ok(Arc::clone(layout));
         }
         let (kind, raw) = (object.kind, object.raw);
-        let mut layout = Layout::default();
+        let mut layout = Layout {
+            prints: !self.backend.objects.is_silent(function),
+            ..Layout::default()
+        };
         for index in 0..PARAMETERS {
             let (mut offset, mut size) = (0, 0);
             let (to, bytes) = (&raw mut offset, &raw mut size);

@@ -20,6 +20,8 @@ const RESTING: usize = 256;
 pub(super) struct Layout {
     pub(super) parameters: Vec<(u32, u32)>,
     pub(super) size: u32,
+    /// Whether it may print.
+    pub(super) prints: bool,
 }
 
 /// An object of the driver.
@@ -40,6 +42,8 @@ pub(super) struct Object {
     pub(super) device: i32,
     /// How often the client has got it, of physical memory.
     pub(super) references: u32,
+    /// Whether kernels of it are known not to print, of an image.
+    pub(super) is_silent: bool,
 }
 
 /// All objects.
@@ -49,6 +53,8 @@ pub(super) struct Objects {
     /// Those that are free, the one that has been free for longest first.
     free: VecDeque<u32>,
     by_raw: HashMap<(Kind, usize), u32>,
+    /// How many are streams.
+    streams: usize,
 }
 
 impl Objects {
@@ -79,6 +85,27 @@ impl Objects {
         }
     }
 
+    /// Whether there are streams beside the legacy one.
+    pub(super) fn has_streams(&self) -> bool {
+        self.streams > 0
+    }
+
+    /// Whether a function or kernel is of an image whose kernels do not print.
+    pub(super) fn is_silent(&self, function: u32) -> bool {
+        // A function of a kernel of a library at most, or of a library's module.
+        let mut id = function;
+        for _ in 0..3 {
+            let index = id.checked_sub(FIRST);
+            let object = index.and_then(|index| self.slots.get(index as usize)?.as_ref());
+            match object {
+                Some(image) if image.owner == 0 => return image.is_silent,
+                Some(object) => id = object.owner,
+                None => break,
+            }
+        }
+        false
+    }
+
     /// All objects with their numbers.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Object)> {
         let numbered = self.slots.iter().enumerate();
@@ -107,7 +134,9 @@ impl Objects {
             charge: None,
             device: 0,
             references: 1,
+            is_silent: false,
         };
+        self.streams += usize::from(kind == Kind::Stream);
         let rested = self.free.len() > RESTING || self.slots.len() >= MOST;
         let index = match rested.then(|| self.free.pop_front()).flatten() {
             Some(index) => {
@@ -128,6 +157,7 @@ impl Objects {
         let index = id.checked_sub(FIRST)?;
         let object = self.slots.get_mut(index as usize)?.take()?;
         self.by_raw.remove(&(object.kind, object.raw));
+        self.streams -= usize::from(object.kind == Kind::Stream);
         self.free.push_back(index);
         let owns = matches!(
             object.kind,

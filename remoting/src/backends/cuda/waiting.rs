@@ -4,7 +4,7 @@ use cuda_definition::driver::types::{CUevent, CUstream};
 
 use super::{
     Server,
-    backend::Submitted,
+    backend::{Submitted, is_legacy},
     driver::{cu, outcome},
 };
 use crate::{
@@ -33,7 +33,11 @@ impl Server {
     /// Waits in the driver for a stream.
     pub(super) fn synchronize_here(&mut self, submitted: Submitted) -> Result<(), i32> {
         let stream = submitted.raw as CUstream;
-        self.wait_here(|server| cu!(server.backend.api, cuStreamSynchronize(stream)))
+        self.wait_here(|server| cu!(server.backend.api, cuStreamSynchronize(stream)))?;
+        if is_legacy(submitted.stream) {
+            self.backend.legacy.done(submitted.context);
+        }
+        Ok(())
     }
 
     pub(super) fn stream_synchronize(
@@ -62,6 +66,9 @@ impl Server {
         };
         if self.backend.captures > 0 || self.stays(header) {
             let waited = self.wait_here(|server| cu!(server.backend.api, cuCtxSynchronize()));
+            if waited.is_ok() {
+                self.backend.legacy.done(raw);
+            }
             let deferred = self.take_deferred(context);
             return self.answer(header, &deferred.map_or(waited, Err));
         }

@@ -1,6 +1,7 @@
 //! Memory, and what a pointer is.
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::sync::LazyLock;
 
 use cuda_definition::driver::types::*;
 
@@ -263,9 +264,18 @@ pub unsafe fn copy(to: u64, from: u64, size: usize) {
     unsafe { std::ptr::copy(from as *const u8, to as *mut u8, size) };
 }
 
+/// Whether addresses are taken as they are, as drivers take them where the device can use all memory of
+/// its host: `GANTRY_STAND_IN_TRUSTS` is set. A wild one then ends this process, so that whoever stands
+/// before the driver is seen to have let it pass.
+pub fn trusts() -> bool {
+    static TRUSTS: LazyLock<bool> =
+        LazyLock::new(|| std::env::var_os("GANTRY_STAND_IN_TRUSTS").is_some());
+    *TRUSTS
+}
+
 /// Fails unless all bytes belong to the device.
 pub fn on_device(at: u64, size: usize, _context: &Context) -> Answer {
-    if size == 0 || memory().holds(at, size as u64) {
+    if size == 0 || trusts() || memory().holds(at, size as u64) {
         Ok(())
     } else {
         Err(INVALID)

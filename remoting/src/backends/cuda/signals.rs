@@ -1,0 +1,84 @@
+//! Words that the device writes when it has done its work, which a client that waits looks at: between
+//! the end of the work and the end of the wait there is neither the driver nor this process.
+//!
+//! A wait says more than that work is done: that nothing has failed, and by then what kernels have
+//! printed is printed. The first is so where the device writes the word, as it does nothing behind a
+//! failure; what this side knows of failures, and kernels that may print, make it refuse.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use cuda_definition::driver::types::{CUdeviceptr, CUstream};
+
+use super::{
+    Server,
+    backend::{LegacyWork, is_legacy},
+    driver::cu,
+};
+use crate::apis::cuda::{LEGACY, NEVER, calls::Signal, codes};
+
+/// Why the client has to ask.
+enum Refused {
+    /// This time.
+    Now,
+    /// And each time from now on.
+    Always,
+}
+
+impl Server {
+    pub(super) fn signal(&mut self, call: &Signal) -> Result<(), i32> {
+        let words = self.window.at(call.words, 8);
+        let words = words.filter(|_| call.words.is_multiple_of(8));
+        let words = words.ok_or(codes::INVALID_VALUE)?.cast::<AtomicU32>();
+        let refused = match self.try_signal(call, words as CUdeviceptr) {
+            Ok(()) => return Ok(()),
+            Err(Refused::Now) => call.value,
+            Err(Refused::Always) => NEVER,
+        };
+        // SAFETY: two words are there, aligned, in memory that stays as long as the session and that
+        // both sides use by atomic operations alone.
+        unsafe { &*words.add(1) }.store(refused, Ordering::Release);
+        Ok(())
+    }
+
+    fn try_signal(&mut self, call: &Signal, word: CUdeviceptr) -> Result<(), Refused> {
+        let backend = &self.backend;
+        if backend.printed.is_some() && backend.prints {
+            return Err(Refused::Always);
+        }
+        let stream = call.stream.unwrap_or(LEGACY);
+        // The legacy stream and others wait for each other's work, with which a word counts.
+        let waits_for_others = match is_legacy(stream) {
+            true => backend.objects.has_streams(),
+            false => backend.legacy != LegacyWork::Nobodys,
+        };
+        let knows_more = !backend.deferred.is_empty()
+            || backend.captures > 0
+            || backend.has_pending()
+            || self.expected > 0
+            || waits_for_others;
+        if knows_more {
+            return Err(Refused::Now);
+        }
+        // What is wrong with them the client is told when it asks. A word is no work.
+        let before = self.backend.legacy;
+        let submitted = self.submit_to(call.context, stream);
+        self.backend.legacy = before;
+        let submitted = submitted.map_err(|_| Refused::Now)?;
+        let backend = &mut self.backend;
+        let known = backend
+            .cover
+            .reach(&backend.api, &self.window, call.context, call.words, 8);
+        if !known {
+            return Err(Refused::Always);
+        }
+        let stream = submitted.raw as CUstream;
+        match cu!(
+            backend.api,
+            cuStreamWriteValue32_v2(stream, word, call.value, 0)
+        ) {
+            0 => Ok(()),
+            codes::NOT_SUPPORTED => Err(Refused::Always),
+            _ => Err(Refused::Now),
+        }
+    }
+}
