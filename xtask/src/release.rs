@@ -48,6 +48,7 @@ pub fn run(options: &Options) -> Result<()> {
         .args(["build", "--release", "--quiet", "--bins"])
         .args(RELEASED.iter().flat_map(|(name, _)| ["--package", name]))
         .env("CARGO_TARGET_DIR", &target)
+        .args(["--config", "profile.release.package.vmm.strip = 'none'"])
         .env("CARGO_PROFILE_RELEASE_DEBUG", "line-tables-only")
         .env("CARGO_PROFILE_RELEASE_STRIP", "none");
     packages::run(&mut build)?;

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeSet,
+    fs,
     path::Path,
     process::{Command, Stdio},
 };
@@ -45,6 +46,9 @@ pub struct Options {
     #[arg(num_args = 0..=1, default_missing_value = "HEAD")]
     changed: Option<String>,
 }
+
+/// The most bytes that gantry may have: 6 MiB.
+const MOST_BYTES: u64 = 6 << 20;
 
 /// So many last lines of a failure's reason are said again at the end.
 const REASON: usize = 20;
@@ -368,6 +372,13 @@ fn models(count: &mut Count) -> Result<()> {
 
 fn nested(options: &Options, count: &mut Count) -> Result<()> {
     let binaries = programs::build()?;
+    if options.words.is_empty() {
+        count.add(
+            "size: gantry is at most 6 MiB",
+            &small_enough(&binaries.gantry)?,
+            None,
+        );
+    }
     let step = Step::new("fetching Debian's kernel and building images");
     let work = target().join("rig");
     let cache = Cache::open()?;
@@ -402,6 +413,19 @@ fn nested(options: &Options, count: &mut Count) -> Result<()> {
             }
         },
     )
+}
+
+/// Whether a release program is no larger than gantry may be.
+fn small_enough(program: &Path) -> Result<Outcome> {
+    let bytes = fs::metadata(program)?.len();
+    if bytes <= MOST_BYTES {
+        return Ok(Outcome::Passed);
+    }
+    Ok(Outcome::Failed(vec![format!(
+        "{} has {bytes} bytes, {MOST_BYTES} are allowed: `nm --size-sort` of a build with \
+         CARGO_PROFILE_RELEASE_STRIP=none tells what they are",
+        program.display()
+    )]))
 }
 
 #[cfg(test)]
